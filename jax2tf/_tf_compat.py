@@ -1,0 +1,35 @@
+"""Every touch of `tensorflow.python` and `tensorflow.compiler`; nothing else may have one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tensorflow.python.eager import record as _record
+from tensorflow.python.trackable import data_structures as _data_structures
+
+# tf.Module wraps the containers that it holds; to JAX they are the dict, list or tuple inside.
+ListWrapper = _data_structures.ListWrapper
+DictWrapper = _data_structures._DictWrapper
+TupleWrapper = _data_structures._TupleWrapper
+
+
+def gradient_is_recorded() -> bool:
+  """True where a GradientTape or a ForwardAccumulator may watch the eager ops run now."""
+  return _record.could_possibly_record()
+
+
+def current_graph() -> tf.Graph | None:
+  """The graph under construction, or None when ops run eagerly."""
+  return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+@contextlib.contextmanager
+def errors_as_raised() -> Iterator[None]:
+  """Keeps AutoGraph from turning an exception into one of its own, which loses its type and its words."""
+  try:
+    yield
+  except Exception as error:
+    error.ag_pass_through = True  # type: ignore[attr-defined]
+    raise

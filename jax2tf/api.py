@@ -1,0 +1,208 @@
+"""The public functions: check the arguments, then one call per stage."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import tensorflow as tf
+from jax import export, tree_util
+
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf.conversion import Conversion
+from jax2tf.dims import LeafSpec, specs_of
+from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
+from jax2tf.dtypes import describe, tensor_of
+from jax2tf.trace import BoundedCache, Signature, TracedFunction
+
+DisabledSafetyCheck = export.DisabledSafetyCheck
+PolyShape = _jax_compat.PolyShape
+
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# Conversions kept for one converted function: a graph each, so a long-lived process does not grow.
+_MAX_CONVERSIONS = 64
+
+
+def convert(fun_jax: Callable[..., Any], *,
+            polymorphic_shapes: Any = None,
+            polymorphic_constraints: Sequence[str] = (),
+            with_gradient: bool = True,
+            enable_xla: bool = True,
+            native_serialization: bool = False,
+            native_serialization_platforms: Sequence[str] | None = None,
+            native_serialization_disabled_checks: Sequence[DisabledSafetyCheck] = (),
+            static_argnums: int | Sequence[int] | None = None,
+            static_argnames: str | Sequence[str] | None = None) -> Callable[..., Any]:
+  """Returns a TensorFlow function, made of ordinary TensorFlow ops, with the values and gradients of `fun_jax`.
+
+  The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in Keras
+  layers. It takes pytrees of tf.Tensor, tf.Variable, NumPy and JAX arrays and Python scalars, and
+  returns the pytree of `fun_jax` with tf.Tensors of JAX's dtypes. `fun_jax` is traced once for each
+  combination of argument structure, dtypes, (polymorphic) shapes and static values.
+
+  Args:
+    fun_jax: a function that JAX can trace; `jax.jit` and its static arguments are honoured.
+    polymorphic_shapes: None, a string such as "b, _" for all positional arguments, or a pytree prefix of
+      them with a string or None at each leaf; the grammar is that of `jax.export.symbolic_shape`.
+    polymorphic_constraints: conditions on the dimension variables, such as "b >= 2".
+    with_gradient: whether TensorFlow may differentiate the result, which it does with JAX's VJP.
+    enable_xla: accepted for compatibility; no `Xla*` op is emitted either way.
+    native_serialization: lower to one XlaCallModule op instead of ordinary ops; not yet available.
+    native_serialization_platforms: for native serialization: a subset of cpu, cuda, rocm, tpu.
+    native_serialization_disabled_checks: for native serialization.
+    static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
+
+  Raises:
+    TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array.
+    ValueError: bad platforms; at a call, inside a JAX transformation, a shape that does not fit
+      `polymorphic_shapes`, or a static argument that is not hashable.
+    NotImplementedError: native serialization; at a call, primitives that have no lowering, all in one error.
+  """
+  if not callable(fun_jax):
+    raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
+  _check_native(enable_xla, native_serialization, native_serialization_platforms)
+  signature = Signature.of(fun_jax, static_argnums, static_argnames)
+  tracer = _Tracer(signature, polymorphic_shapes, tuple(polymorphic_constraints))
+  conversions = BoundedCache(_MAX_CONVERSIONS)
+
+  @_wraps(fun_jax)
+  @_tf_compat.errors_as_raised()
+  def converted(*args: Any, **kwargs: Any) -> Any:
+    if _jax_compat.inside_trace():
+      raise ValueError(f"convert must be used outside all JAX transformations: '{signature.name}' is called under one. "
+                       "Call the converted function from TensorFlow, or the JAX function from JAX")
+    leaves, traced = tracer(args, kwargs)
+    conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient))
+    operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
+    return tree_util.tree_unflatten(traced.out_tree, conversion(operands))
+
+  # AutoGraph would rewrite the user's JAX code along with ours.
+  return tf.autograph.experimental.do_not_convert(converted)
+
+
+def eval_polymorphic_shape(fun_jax: Callable[..., Any], *, polymorphic_shapes: Any = None) -> Callable[..., Any]:
+  """Returns a function from argument specs to the result's specs; nothing is computed.
+
+  Args:
+    fun_jax: a function that JAX can trace.
+    polymorphic_shapes: as for `convert`.
+
+  Returns:
+    a function that takes what `fun_jax` takes, with anything that has a shape and a dtype in place
+    of arrays, and returns (tree of jax.ShapeDtypeStruct, tree of strings that can again serve as
+    `polymorphic_shapes`).
+  """
+  if not callable(fun_jax):
+    raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
+  tracer = _Tracer(Signature.of(fun_jax), polymorphic_shapes, ())
+
+  def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    _, traced = tracer(args, kwargs)
+    avals = traced.jaxpr.out_avals
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    shapes = [", ".join(map(str, a.shape)) for a in avals]
+    return tree_util.tree_unflatten(traced.out_tree, specs), tree_util.tree_unflatten(traced.out_tree, shapes)
+
+  return evaluate
+
+
+def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[int] | None) -> tf.Tensor:
+  """The tensor; a partition over logical devices concerns XLA alone, and the graph lowering leaves placement to TensorFlow.
+
+  Args:
+    tensor: any tensor.
+    partition_dimensions: the number of parts of each dimension, whose product is the number of
+      devices; None replicates.
+
+  Raises:
+    ValueError: as many partitions as dimensions are needed, each at least 1.
+  """
+  rank = tensor.shape.rank
+  if partition_dimensions is not None:
+    if rank is not None and len(partition_dimensions) != rank:
+      raise ValueError(f"partition_dimensions = {partition_dimensions} has {len(partition_dimensions)} entries for a tensor of rank {rank}")
+    if any(n < 1 for n in partition_dimensions):
+      raise ValueError(f"partition_dimensions = {partition_dimensions}: each dimension has at least 1 part")
+  return tf.identity(tensor)
+
+
+class _Tracer:
+  """(args, kwargs) -> (dynamic leaves, TracedFunction), with a bounded memory of earlier traces.
+
+  One scope serves all calls, so that equal polymorphic shapes give equal symbolic dimensions, and
+  calls with different sizes share one trace.
+  """
+
+  def __init__(self, signature: Signature, polymorphic_shapes: Any, constraints: tuple[str, ...]):
+    self._signature = signature
+    self._polymorphic_shapes = polymorphic_shapes
+    self._scope = export.SymbolicScope(constraints)
+    self._by_actual_shapes = BoundedCache(16 * _MAX_CONVERSIONS)
+    self._by_specs = BoundedCache(_MAX_CONVERSIONS)
+
+  def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TracedFunction]:
+    args, kwargs, static = self._signature.split(args, kwargs)
+    leaves, tree = tree_util.tree_flatten(_plain((args, kwargs)))
+    try:
+      described = tuple(describe(leaf) for leaf in leaves)
+    except (TypeError, ValueError):
+      described = tuple(describe(leaf, path) for leaf, path in zip(leaves, _paths(tree), strict=True))
+    context = (tuple((place, type(value), value) for place, value in static.items()), _jax_compat.trace_context())
+    traced = self._by_actual_shapes.get((tree, described, context), lambda: self._trace(tree, described, static, context))
+    return leaves, traced
+
+  def _trace(self, tree: Any, described: Sequence[Any], static: dict[Any, Any], context: Any) -> TracedFunction:
+    args, kwargs = tree_util.tree_unflatten(tree, [LeafSpec(*d) for d in described])
+    args = specs_of(args, self._polymorphic_shapes, self._scope)
+    kwargs = specs_of(kwargs, None, self._scope)
+    avals = tuple((s.shape, s.dtype, s.weak_type) for s in tree_util.tree_leaves((args, kwargs)))
+    return self._by_specs.get((tree, avals, context), lambda: self._signature.trace(args, kwargs, static))
+
+
+def _plain(tree: Any) -> Any:
+  """The containers that tf.Module has wrapped, as the dicts, lists and tuples that JAX knows."""
+  def unwrap(x: Any) -> Any:
+    if isinstance(x, _tf_compat.DictWrapper):
+      return _plain(dict(x))
+    if isinstance(x, _tf_compat.TupleWrapper):
+      return _plain(x.__wrapped__)
+    return _plain(list(x)) if isinstance(x, _tf_compat.ListWrapper) else x
+  return tree_util.tree_map(unwrap, tree, is_leaf=_is_wrapper)
+
+
+def _is_wrapper(x: Any) -> bool:
+  return isinstance(x, _tf_compat.ListWrapper | _tf_compat.DictWrapper | _tf_compat.TupleWrapper)
+
+
+def _paths(tree: Any) -> list[str]:
+  """Names of the leaves of (args, kwargs), as `args[0]['w']`."""
+  paths = tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
+  return [("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:]) for path, _ in paths]
+
+
+def _check_native(enable_xla: bool, native: bool, platforms: Sequence[str] | None) -> None:
+  if platforms is not None:
+    if not isinstance(platforms, list | tuple) or not all(p in _PLATFORMS for p in platforms):
+      raise ValueError("native_serialization_platforms must be a sequence containing a subset of "
+                       f"{_PLATFORMS}, got {platforms!r}")
+    if not native:
+      warnings.warn("using native_serialization_platforms without native_serialization has no effect: "
+                    "the graph lowering runs wherever TensorFlow does", UserWarning, stacklevel=3)
+  if native and not enable_xla:
+    raise ValueError("native_serialization is not supported with enable_xla=False; drop one of the two")
+  if native:
+    raise NotImplementedError("native_serialization=True is not available yet; leave it out to lower to ordinary TensorFlow ops")
+
+
+def _wraps(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+  """The user's name and docstring, but not the signature: TensorFlow would check its annotations."""
+  def wrap(converted: Callable[..., Any]) -> Callable[..., Any]:
+    functools.update_wrapper(converted, fun, assigned=("__module__", "__name__", "__qualname__"), updated=())
+    del converted.__wrapped__  # type: ignore[attr-defined]
+    converted.__doc__ = f"TensorFlow version of {getattr(fun, '__name__', fun)}.\n\n{inspect.getdoc(fun) or ''}"
+    return converted
+  return wrap

@@ -1,0 +1,97 @@
+"""What a lowering rule may know about the equation that it lowers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import tensorflow as tf
+from jax.extend.core import ClosedJaxpr
+
+from jax2tf.dims import DimensionValues
+from jax2tf.dtypes import tf_dtype
+from jax2tf.errors import Gap, lowering_error
+
+
+@dataclass(frozen=True, slots=True)
+class RuleContext:
+  """The equation's avals and the three services that rules need; rules take nothing from globals.
+
+  Attributes:
+    avals_in: JAX's abstract values of the operands.
+    avals_out: those of the results; the interpreter checks the tensors against them.
+    lower: `lower(closed_jaxpr, *tensors) -> list of tensors`, for rules with an inner jaxpr.
+    dimensions: values of symbolic dimensions; rules use `dim` and `shape`.
+    primitive: name of the primitive, for errors.
+    where: the user's `file:line:col (function)`, computed only when called.
+  """
+
+  avals_in: Sequence[Any]
+  avals_out: Sequence[Any]
+  lower: Callable[..., list[tf.Tensor]]
+  dimensions: DimensionValues
+  primitive: str
+  where: Callable[[], str]
+
+  @property
+  def aval_out(self) -> Any:
+    """The aval of the only result."""
+    (aval,) = self.avals_out
+    return aval
+
+  @property
+  def dtype_out(self) -> tf.DType:
+    """The TensorFlow dtype of the only result."""
+    return tf_dtype(self.aval_out.dtype)
+
+  def dim(self, size: Any) -> int | tf.Tensor:
+    """A dimension: an int when known, else an int32 scalar of the graph, computed once."""
+    return self.dimensions(size)
+
+  def shape(self, sizes: Sequence[Any]) -> list[int] | tf.Tensor:
+    """A shape for TensorFlow: a list of ints when known, else an int32 vector, computed once."""
+    return self.dimensions.shape(sizes)
+
+  def lower_fun(self, fun: Callable[..., Any], *operands: Any, avals: Sequence[Any] | None = None) -> Any:
+    """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.
+
+    Args:
+      fun: hashable; functions with options are `functools.partial`s of hashable values.
+      operands: tensors.
+      avals: their avals, unless these are `avals_in`.
+
+    Returns:
+      tensors in the structure of the result of `fun`.
+    """
+    specs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (self.avals_in if avals is None else avals))
+    jaxpr, out_tree = _trace(_Hashable(fun), specs, jax.config.jax_enable_x64)
+    return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
+
+  def refuse(self, reason: str, advice: str) -> NoReturn:
+    """Raises the error of a form that has no lowering: what, where, what now."""
+    raise lowering_error(self.primitive, [Gap(self.primitive, reason, advice, self.where())])
+
+
+class _Hashable:
+  """A function as a cache key; `functools.partial`s of equal parts are equal."""
+
+  def __init__(self, fun: Callable[..., Any]):
+    self.fun = fun
+    partial = isinstance(fun, functools.partial)
+    self.key = (fun.func, fun.args, tuple(sorted(fun.keywords.items()))) if partial else fun
+
+  def __hash__(self) -> int:
+    return hash(self.key)
+
+  def __eq__(self, other: Any) -> bool:
+    return self.key == other.key
+
+
+@functools.lru_cache(maxsize=1024)
+def _trace(fun: _Hashable, specs: tuple[Any, ...], x64: bool) -> tuple[ClosedJaxpr, Any]:
+  del x64  # part of the key: it decides the dtypes inside `fun`
+  jaxpr, out = jax.make_jaxpr(fun.fun, return_shape=True)(*specs)
+  return jaxpr, jax.tree.structure(out)

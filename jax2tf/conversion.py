@@ -1,0 +1,85 @@
+"""One traced function as a TensorFlow function: into the graph under construction, or eagerly."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from jax.extend.core import ClosedJaxpr
+
+from jax2tf import _tf_compat, gradient
+from jax2tf.dims import DimensionValues
+from jax2tf.dtypes import physical
+from jax2tf.interpreter import Lowering, preflight
+from jax2tf.trace import BoundedCache, TracedFunction
+
+
+class Conversion:
+  """A traced function, ready to be lowered.
+
+  Inside a tf.function its ops join the graph of the caller. Eagerly it is a tf.function of its own,
+  built at the first call, so that later calls cost one op.
+  """
+
+  def __init__(self, traced: TracedFunction, with_gradient: bool):
+    preflight(traced.jaxpr, traced.name)
+    self.traced = traced
+    self._with_gradient = with_gradient
+    self._pullback = gradient.Pullback(traced.jaxpr, traced.name)
+    self._eager_functions = BoundedCache(maxsize=16)
+    self.dtypes = [physical(aval)[1] for aval in traced.jaxpr.in_avals]
+
+  def __call__(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The flat results for flat arguments of the traced dtypes.
+
+    Raises:
+      ValueError: a static shape does not fit the polymorphic shapes; in JAX's words.
+    """
+    if _tf_compat.current_graph() is None:
+      return self._eagerly(operands)
+    operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
+    dimensions = self._dimensions(operands)
+    results = self._differentiable(functools.partial(_lower, dimensions), operands)
+    names = ["jax2tf_out"] if len(results) == 1 else [f"jax2tf_out_{k}" for k in range(len(results))]
+    return [tf.identity(y, name) for y, name in zip(results, names, strict=True)]
+
+  def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    if self._with_gradient:
+      return gradient.call(self._pullback, run, *operands)
+    return gradient.disabled(*run(self.traced.jaxpr, *operands))
+
+  def _dimensions(self, operands: Sequence[tf.Tensor]) -> DimensionValues:
+    return Lowering.start(lambda lower: self.traced.dimensions.values(operands, lower)).dimensions
+
+  def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    self.traced.dimensions.check([x.shape for x in operands])
+    sizes = [operands[argument].shape[axis] for _, argument, axis in self.traced.dimensions.sizes]
+    run = functools.partial(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
+    if self._with_gradient and not _tf_compat.gradient_is_recorded():
+      return run(self.traced.jaxpr, *operands)
+    return self._differentiable(run, operands)
+
+  def _run_eagerly(self, sizes: list[tf.Tensor], jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    function = self._eager_functions.get(jaxpr, lambda: self._eager_function(jaxpr))
+    return list(function(*sizes, *operands))
+
+  def _eager_function(self, jaxpr: ClosedJaxpr) -> Any:
+    """(sizes, operands) -> results, one graph for all values of the dimension variables."""
+    n_sizes = len(self.traced.dimensions.sizes)
+    size_specs = [tf.TensorSpec([], tf.int32)] * n_sizes
+    specs = [tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype)
+             for shape, dtype in map(physical, jaxpr.in_avals)]
+
+    @tf.function(autograph=False, input_signature=[*size_specs, *specs])
+    def function(*args: tf.Tensor) -> list[tf.Tensor]:
+      sizes, operands = args[:n_sizes], args[n_sizes:]
+      lowering = Lowering.start(lambda lower: self.traced.dimensions.values_of(sizes, lower))
+      return lowering.lower("unknown line", jaxpr, *operands)
+
+    return function.get_concrete_function()
+
+
+def _lower(dimensions: DimensionValues, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+  return Lowering(dimensions.here()).lower("unknown line", jaxpr, *operands)

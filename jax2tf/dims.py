@@ -1,0 +1,199 @@
+"""Symbolic dimensions: from polymorphic shapes to values in the graph.
+
+`specs_of` turns `polymorphic_shapes` into avals with `jax.export`. `Dimensions` knows how the
+dimension variables follow from the sizes of the arguments and what must hold for them; the formulas
+are jaxprs, lowered by the same rules as the user's equations. `DimensionValues` computes each
+symbolic dimension and each shape at most once per graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax import export
+from jax.extend.core import ClosedJaxpr
+
+from jax2tf import _jax_compat, _tf_compat
+
+Size = int | tf.Tensor
+Lower = Callable[..., list[tf.Tensor]]
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+  """An argument before its symbolic shape is known; a dimension of unknown size is None."""
+
+  shape: tuple[int | None, ...]
+  dtype: Any
+  weak_type: bool
+
+
+def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) -> Any:
+  """The tree `args` of `LeafSpec` as a tree of jax.ShapeDtypeStruct with symbolic dimensions.
+
+  Raises:
+    ValueError: JAX's own, for bad grammar, a tree that does not fit or an unknown dimension
+      without a variable.
+  """
+  if isinstance(args, tuple) and isinstance(polymorphic_shapes, list):
+    polymorphic_shapes = tuple(polymorphic_shapes)
+  try:
+    shapes = jax.tree.broadcast(polymorphic_shapes, args, is_leaf=lambda x: x is None)
+  except ValueError as error:
+    raise ValueError(str(error).replace("broadcast_prefix prefix_tree", "polymorphic_shapes")) from None
+
+  def spec_of(leaf: LeafSpec, shape: Any) -> jax.ShapeDtypeStruct:
+    dims = export.symbolic_shape(shape, like=leaf.shape, scope=scope)
+    return jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type)
+
+  return jax.tree.map(spec_of, args, shapes, is_leaf=lambda x: x is None)
+
+
+@dataclass(frozen=True, eq=False)
+class Dimensions:
+  """How dimension variables follow from argument shapes.
+
+  Attributes:
+    solution: variable -> expression over the named argument sizes.
+    constraints: JAX's conditions on these sizes.
+    sizes: (name, argument index, axis) of each size that an expression may use.
+  """
+
+  solution: dict[str, Any]
+  constraints: Any
+  sizes: tuple[tuple[str, int, int], ...]
+
+  @classmethod
+  def of(cls, avals: Sequence[Any], in_tree: Any) -> Dimensions:
+    """Raises ValueError, JAX's own, for a variable that cannot be solved."""
+    if not any(_jax_compat.is_symbolic_dim(d) for aval in avals for d in aval.shape):
+      return cls({}, None, ())
+    solution, constraints, sizes = _jax_compat.solve_dimension_variables(avals, in_tree)
+    return cls(solution, constraints, tuple(sizes))
+
+  def check(self, shapes: Sequence[Sequence[int | None]]) -> None:
+    """Raises JAX's ValueError for the first condition that the known sizes break."""
+    if self.sizes:
+      _formula(self, self._known(shapes))
+
+  def values(self, operands: Sequence[tf.Tensor], lower: Lower) -> DimensionValues:
+    """The dimension variables for these arguments: ints where the shapes are static, else graph scalars.
+
+    Asserts the constraints: with JAX's ValueError for what is static, with InvalidArgumentError
+    when the graph runs for the rest.
+    """
+    return self.values_of([size if size is not None else _size(operands[argument], axis)
+                           for size, (_, argument, axis) in zip(self._known([x.shape for x in operands]), self.sizes, strict=True)],
+                          lower)
+
+  def values_of(self, sizes: Sequence[Size], lower: Lower) -> DimensionValues:
+    """As `values`, from the argument sizes themselves, in the order of `self.sizes`."""
+    if not self.sizes:
+      return DimensionValues({}, lower)
+    jaxpr, variables = _formula(self, tuple(s if isinstance(s, int) else None for s in sizes))
+    results = iter(lower(jaxpr, *(s for s in sizes if not isinstance(s, int))))
+    return DimensionValues({v: next(results) if size is None else size for v, size in variables.items()}, lower)
+
+  def _known(self, shapes: Sequence[Any]) -> tuple[int | None, ...]:
+    return tuple(shapes[argument][axis] for _, argument, axis in self.sizes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[ClosedJaxpr, dict[str, int | None]]:
+  """(jaxpr: unknown sizes -> unknown variables, with the assertions; variable -> int or None)."""
+  variables: dict[str, int | None] = {}
+
+  def solve(*unknown: Any) -> list[Any]:
+    traced = iter(unknown)
+    sizes = {name: next(traced) if size is None else size
+             for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)}
+    _jax_compat.check_constraints(dimensions.constraints, sizes)
+    values = {v: _jax_compat.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
+    variables.update({v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()})
+    return [_int32(value) for v, value in values.items() if variables[v] is None]
+
+  return jax.make_jaxpr(solve)(*[_SIZE] * known.count(None)), variables
+
+
+class DimensionValues:
+  """Values of symbolic dimensions in the graph of one lowering, each computed once.
+
+  They are computed in the outermost graph, where the variables live, so that a body of a loop or a
+  branch captures them and never traps them.
+  """
+
+  def __init__(self, variables: dict[str, Size], lower: Lower):
+    self._variables = variables
+    self._lower = lower
+    self._graph = _tf_compat.current_graph()
+    self._dims: dict[Any, Size] = {}
+    self._shapes: dict[tuple[Any, ...], list[int] | tf.Tensor] = {}
+
+  def __call__(self, dim: Any) -> Size:
+    if not _jax_compat.is_symbolic_dim(dim):
+      return int(dim)
+    if dim not in self._dims:
+      self._dims[dim] = self._evaluate(dim)
+    return self._dims[dim]
+
+  def shape(self, dims: Sequence[Any]) -> list[int] | tf.Tensor:
+    """A list of ints, or an int32 vector where a dimension is known only when the graph runs."""
+    dims = tuple(dims)
+    if dims not in self._shapes:
+      sizes = [self(d) for d in dims]
+      if all(isinstance(size, int) for size in sizes):
+        return sizes  # type: ignore[return-value]
+      with self._outermost():
+        self._shapes[dims] = tf.stack(sizes)
+    return self._shapes[dims]
+
+  def static_shape(self, dims: Sequence[Any]) -> tuple[int | None, ...]:
+    """The dimensions as ints, None for those known only when the graph runs."""
+    if all(type(d) is int for d in dims):
+      return tuple(dims)
+    return tuple(size if isinstance(size := self(d), int) else None for d in dims)
+
+  def here(self) -> DimensionValues:
+    """The same variables, for another graph: that of the backward pass."""
+    return DimensionValues(self._variables, self._lower)
+
+  def _evaluate(self, dim: Any) -> Size:
+    names = sorted(_jax_compat.dimension_variables(dim))
+    sizes = [self._variables[name] for name in names]
+    if all(isinstance(size, int) for size in sizes):
+      return int(_jax_compat.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
+    if str(dim) in self._variables:
+      return self._variables[str(dim)]
+    with self._outermost():
+      return self._lower(_dimension_jaxpr(dim, tuple(names)), *map(tf.convert_to_tensor, sizes))[0]
+
+  def _outermost(self) -> contextlib.AbstractContextManager[Any]:
+    if self._graph is None or self._graph is _tf_compat.current_graph():
+      return contextlib.nullcontext()
+    return self._graph.as_default()
+
+
+@functools.lru_cache(maxsize=4096)
+def _dimension_jaxpr(dim: Any, names: tuple[str, ...]) -> ClosedJaxpr:
+  """i32[] per variable -> i32[], the value of `dim`."""
+  def evaluate(*sizes: Any) -> Any:
+    return _int32(_jax_compat.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
+  return jax.make_jaxpr(evaluate)(*[_SIZE] * len(names))
+
+
+def _int32(size: Any) -> Any:
+  return jax.lax.convert_element_type(size, np.int32)  # with x64, JAX computes dimensions in int64
+
+
+def _size(operand: tf.Tensor, axis: int) -> tf.Tensor:
+  return tf.shape(operand)[axis]
+
+
+_SIZE = jax.ShapeDtypeStruct((), np.int32)

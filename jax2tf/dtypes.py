@@ -1,0 +1,123 @@
+"""dtypes and avals across the bridge: what JAX makes of a TensorFlow value, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+from jax import dtypes
+
+from jax2tf._jax_compat import physical_aval
+
+FLOAT0 = dtypes.float0
+SCALARS = (bool, int, float, complex)
+
+
+def is_key(dtype: Any) -> bool:
+  """True for the dtype of typed PRNG key arrays, which travel as their physical uint32 data."""
+  return dtypes.issubdtype(dtype, dtypes.extended)
+
+
+def is_differentiable(dtype: Any) -> bool:
+  """Floating point and complex: the dtypes whose tangent is not float0."""
+  return dtypes.issubdtype(dtype, np.inexact)
+
+
+def tf_dtype(dtype: Any) -> tf.DType:
+  """The TensorFlow dtype of a JAX dtype. float0 is bool, as in `jax.experimental.jax2tf`.
+
+  Raises:
+    TypeError: TensorFlow has no such dtype (float8_e3m4, float8_e8m0fnu ...).
+  """
+  if is_key(dtype):
+    return tf.uint32
+  try:
+    return tf.bool if dtype == FLOAT0 else tf.as_dtype(np.dtype(dtype))
+  except TypeError as error:
+    raise TypeError(f"TensorFlow has no dtype for JAX's {dtype}; cast it to one that it has "
+                    "before it is an argument, a result or an intermediate value") from error
+
+
+def physical(aval: Any) -> tuple[tuple[Any, ...], tf.DType]:
+  """(shape, TensorFlow dtype) of the tensor that holds an aval: key<fry>[3] -> ((3, 2), uint32)."""
+  return tuple(physical_aval(aval).shape), tf_dtype(aval.dtype)
+
+
+def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, bool]:
+  """(shape, canonical JAX dtype, weak type) of an argument leaf; `path` names it in errors.
+
+  A dimension that TensorFlow does not know is None.
+
+  Raises:
+    TypeError: not a numeric array, scalar, tf.Variable or tf.Tensor.
+    ValueError: a tensor of unknown rank.
+  """
+  if type(val) in SCALARS:
+    return (), _canonical(type(val)), type(val) is not bool
+  if isinstance(val, jax.Array | jax.ShapeDtypeStruct):
+    return tuple(val.shape), val.dtype if is_key(val.dtype) else _canonical(val.dtype), bool(val.weak_type)
+  if isinstance(val, np.ndarray | np.generic):
+    if not dtypes.issubdtype(val.dtype, np.generic) or val.dtype.kind in "OSUMm":
+      raise _not_numeric(path, val, val.dtype)
+    return val.shape, _canonical(val.dtype), False
+  if isinstance(val, tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices):
+    raise _not_an_array(path, val)
+  dtype, shape = getattr(val, "dtype", None), getattr(val, "shape", None)
+  if dtype is None or shape is None:
+    raise _not_an_array(path, val)
+  try:
+    dtype = tf.as_dtype(dtype)
+  except TypeError as error:
+    raise _not_an_array(path, val) from error
+  if dtype in (tf.string, tf.resource, tf.variant):
+    raise _not_numeric(path, val, dtype.name)
+  shape = tf.TensorShape(shape)
+  if shape.rank is None:
+    raise ValueError(f"Cannot iterate over a shape with unknown rank: argument {path or val!r}; "
+                     "give its tf.TensorSpec a rank, with None for the dimensions that vary")
+  return tuple(shape.as_list()), _canonical(dtype.as_numpy_dtype), False
+
+
+def dtype_of_val(val: Any) -> tf.DType:
+  """The dtype that JAX gives to `val`, as a TensorFlow dtype: 64-bit types follow `jax_enable_x64`.
+
+  Args:
+    val: a tf.Tensor, tf.Variable, NumPy or JAX array, or a Python scalar.
+
+  Raises:
+    TypeError: `val` is not numeric.
+  """
+  return tf_dtype(describe(val)[1])
+
+
+def tensor_of(val: Any, dtype: tf.DType, path: str = "") -> tf.Tensor:
+  """`val` as a tensor of `dtype`; a cast from 64 to 32 bits wraps and rounds as JAX's does."""
+  if isinstance(val, tf.Tensor):
+    return val if val.dtype == dtype else tf.cast(val, dtype)
+  if type(val) is int and dtype.is_integer and not dtype.min <= val <= dtype.max:
+    raise OverflowError(f"argument {path} = {val} does not fit {dtype.name}; enable jax_enable_x64 or pass an array")
+  if isinstance(val, jax.Array):
+    val = jax.random.key_data(val) if is_key(val.dtype) else val
+    return tf.constant(np.asarray(val), dtype)
+  if isinstance(val, np.ndarray | np.generic):
+    return tf.constant(val.astype(dtype.as_numpy_dtype), dtype)
+  if type(val) in SCALARS:
+    return tf.constant(val, dtype)
+  return tensor_of(tf.convert_to_tensor(val), dtype, path)
+
+
+def _canonical(dtype: Any) -> np.dtype:
+  return jnp.dtype(dtypes.canonicalize_dtype(dtype))
+
+
+def _not_an_array(path: str, val: Any) -> TypeError:
+  return TypeError(f"Argument {path} = {val!r} of type {type(val)} is not a valid JAX type: it "
+                   "should be NumPy array, scalar, tf.Variable, or tf.Tensor")
+
+
+def _not_numeric(path: str, val: Any, dtype: Any) -> TypeError:
+  return TypeError(f"Argument {path} of dtype {dtype} is not a valid JAX array type. Only arrays of "
+                   "numeric types are supported by JAX. Turn it into numbers in TensorFlow before the call")

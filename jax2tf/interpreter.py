@@ -1,0 +1,182 @@
+"""From jaxpr to TensorFlow ops: `preflight` names every gap at once, `lower_jaxpr` walks the equations."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
+
+from jax2tf import _jax_compat, _tf_compat, errors
+from jax2tf.context import RuleContext
+from jax2tf.dims import DimensionValues
+from jax2tf.dtypes import FLOAT0, is_key, physical
+from jax2tf.registry import PLACEMENT_PARAMS, UNSUPPORTED, rule_for, takes_keys
+
+# Below this size a constant is cheaper to repeat in a body than to capture, and stays visible to
+# TensorFlow's shape inference and constant folding.
+_SMALL_CONSTANT = 16
+
+
+def preflight(jaxpr: ClosedJaxpr, function: str) -> None:
+  """Raises one LoweringError that lists every primitive in `jaxpr` without a rule, with the user's lines."""
+  if gaps := list(_gaps(jaxpr.jaxpr, "unknown line", set())):
+    raise errors.lowering_error(function, gaps)
+
+
+def _gaps(jaxpr: Jaxpr, caller: str, seen: set[int]) -> Iterator[errors.Gap]:
+  if id(jaxpr) in seen:
+    return
+  seen.add(id(jaxpr))
+  for eqn in jaxpr.eqns:
+    where = user_line(eqn, caller)
+    if rule_for(eqn.primitive) is None:
+      reason, advice = UNSUPPORTED.get(eqn.primitive.name, errors.NO_RULE)
+      yield errors.Gap(eqn.primitive.name, reason, advice, where)
+    else:
+      for inner in jaxprs_in_params(eqn.params):
+        yield from _gaps(inner, where, seen)
+
+
+def user_line(eqn: Any, caller: str = "unknown line") -> str:
+  """`file:line:col (function)` of the user's code that made an equation, else that of its caller."""
+  line = source_info_util.summarize(eqn.source_info)
+  return caller if line.startswith("<unknown>") else line
+
+
+class Constants:
+  """The arrays that a function closes over, as tensors: one each, in the outermost graph."""
+
+  def __init__(self) -> None:
+    self._graph = _tf_compat.current_graph()
+    self._tensors: dict[int, tuple[Any, tf.Tensor]] = {}  # the array is kept, so that its id stays its own
+    self._small: dict[tuple[tf.Graph, bytes, str], tf.Tensor] = {}
+
+  def __call__(self, value: Any, aval: Any) -> tf.Tensor:
+    if id(value) in self._tensors:
+      return self._tensors[id(value)][1]
+    array = _host_array(value, aval)
+    if array.size <= _SMALL_CONSTANT:
+      graph = _tf_compat.current_graph()
+      if graph is None:
+        return tf.constant(array)
+      key = (graph, array.tobytes(), f"{array.dtype}{array.shape}")
+      if key not in self._small:
+        self._small[key] = tf.constant(array)
+      return self._small[key]
+    if self._graph is None:
+      return tf.constant(array)
+    with self._graph.as_default(), tf.name_scope("constants/"):
+      tensor = tf.constant(array)
+    self._tensors[id(value)] = (value, tensor)
+    return tensor
+
+
+def _host_array(value: Any, aval: Any) -> np.ndarray:
+  if is_key(aval.dtype):
+    return np.asarray(jax.random.key_data(value))
+  if aval.dtype == FLOAT0:
+    return np.zeros(aval.shape, np.bool_)
+  return np.asarray(value, aval.dtype)
+
+
+@dataclass(frozen=True)
+class Lowering:
+  """One lowering into one graph: what all its equations share."""
+
+  dimensions: DimensionValues
+  constants: Constants = field(default_factory=Constants)
+
+  @classmethod
+  def start(cls, dimensions_of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues]) -> Lowering:
+    """A lowering whose dimension variables are themselves lowered from jaxprs without symbolic shapes."""
+    plain = cls(DimensionValues({}, _no_dimensions))
+    return cls(dimensions_of(functools.partial(plain.lower, "unknown line")), plain.constants)
+
+  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    """The results of `jaxpr` for these tensors; `caller` is the line for equations without one."""
+    inner = jaxpr.jaxpr
+    env: dict[Any, tf.Tensor] = {}
+
+    def read(atom: Any) -> tf.Tensor:
+      return self.constants(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
+
+    env.update({v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)})
+    env.update(zip(inner.invars, operands, strict=True))
+    outer_scope = tf.get_current_name_scope()
+    for stack, eqns in itertools.groupby(inner.eqns, key=_name_stack):
+      with _scope(outer_scope, stack):
+        for eqn in eqns:
+          env.update(zip(eqn.outvars, self._equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
+    return [read(v) for v in inner.outvars]
+
+  def _equation(self, eqn: Any, operands: list[tf.Tensor], caller: str) -> Sequence[tf.Tensor]:
+    where = functools.partial(user_line, eqn, caller)
+    avals_in, avals_out = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
+    ctx = RuleContext(avals_in, avals_out, functools.partial(self._inner, where), self.dimensions,
+                      eqn.primitive.name, where)
+    rule = rule_for(eqn.primitive)
+    if not takes_keys(eqn.primitive) and any(is_key(a.dtype) for a in (*avals_in, *avals_out)):
+      results = _lower_on_key_data(ctx, eqn, operands)
+    elif rule is None:  # preflight has seen the user's jaxpr; this one came from a rule
+      ctx.refuse(*UNSUPPORTED.get(eqn.primitive.name, errors.NO_RULE))
+    else:
+      results = rule(ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS})
+    if not eqn.primitive.multiple_results:
+      results = (results,)
+    return [self._checked(tensor, aval, ctx) for tensor, aval in zip(results, avals_out, strict=True)]
+
+  def _inner(self, where: Callable[[], str], jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    return self.lower(where(), jaxpr, *operands)
+
+  def _checked(self, tensor: Any, aval: Any, ctx: RuleContext) -> tf.Tensor:
+    """The tensor with JAX's static shape; an InternalError when its dtype or shape is not JAX's."""
+    if not hasattr(aval, "shape"):  # tokens carry no value
+      return tensor
+    sizes, dtype = physical(aval)
+    shape = self.dimensions.static_shape(sizes)
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype != dtype or not tensor.shape.is_compatible_with(shape):
+      raise errors.InternalError(
+          f"the lowering rule of '{ctx.primitive}' gave {tensor.dtype.name}{tensor.shape} where JAX has {aval.str_short()}, "
+          f"at {ctx.where()}; please report this line")
+    if not tensor.shape.is_fully_defined():
+      tensor.set_shape(shape)
+    return tensor
+
+
+def _lower_on_key_data(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+  """A primitive that only moves data, on key arrays: the same primitive for each uint32 word of the keys."""
+  def words(avals: Sequence[Any]) -> list[int | None]:
+    return [-1 if is_key(aval.dtype) else None for aval in avals]
+  axes_out = words(ctx.avals_out) if eqn.primitive.multiple_results else words(ctx.avals_out)[0]
+  fun = jax.vmap(functools.partial(eqn.primitive.bind, **eqn.params), words(ctx.avals_in), axes_out)
+  physical_avals = [_jax_compat.physical_aval(aval) for aval in ctx.avals_in]
+  jaxpr = jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in physical_avals])
+  results = ctx.lower(jaxpr, *operands)
+  return results if eqn.primitive.multiple_results else results[0]
+
+
+def _no_dimensions(*_: Any) -> list[tf.Tensor]:
+  raise errors.InternalError("a formula for a dimension has symbolic shapes of its own")
+
+
+def _name_stack(eqn: Any) -> str:
+  return str(eqn.source_info.name_stack)
+
+
+def _scope(outer: str, stack: str) -> contextlib.AbstractContextManager[Any]:
+  """The TensorFlow scope of a JAX name stack; the trailing slash re-enters one that exists."""
+  if not stack:
+    return contextlib.nullcontext()
+  path = "/".join(part for part in (outer, re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", stack)) if part)
+  return tf.name_scope(re.sub(r"^[^A-Za-z0-9.]", ".", path) + "/")

@@ -1,0 +1,33 @@
+"""Symbolic dimensions inside jaxprs: as values, as sizes, and the assertions about them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from jax2tf import _jax_compat
+from jax2tf.context import RuleContext
+from jax2tf.registry import lowers
+
+
+@lowers(_jax_compat.dim_as_value_p)
+def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
+  """-> i32[] (i64[] with x64), the value of a symbolic dimension."""
+  return tf.cast(ctx.dim(dim), ctx.dtype_out)
+
+
+@lowers(_jax_compat.dimension_size_p)
+def _dimension_size(ctx: RuleContext, operand: tf.Tensor, *, dimension: int) -> tf.Tensor:
+  """operand f32[..., n, ...] -> i32[], n."""
+  return tf.cast(ctx.dim(ctx.avals_in[0].shape[dimension]), ctx.dtype_out)
+
+
+@lowers(_jax_compat.shape_assertion_p)
+def _shape_assertion(ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_message: str) -> list[tf.Tensor]:
+  """ok bool[], the numbers for the message -> nothing; raises InvalidArgumentError when the graph runs."""
+  words = re.split(r"\{(\d+)\}", error_message)  # text, index, text, index ... text
+  data = [inputs[int(word)] if i % 2 else word for i, word in enumerate(words)]
+  tf.debugging.Assert(ok, data, summarize=8)
+  return []

@@ -1,0 +1,63 @@
+"""Which primitive is lowered by which rule.
+
+A rule is `(ctx, *operands, **params) -> tensor or tensors`. It is keyed by the primitive object and
+registered where it stands, so a primitive that JAX renames breaks at our import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.extend.core import Primitive
+
+Rule = Callable[..., Any]
+
+# Params that say where a value lives or how exact it may be, never what it is; no rule sees them.
+PLACEMENT_PARAMS = frozenset({"sharding", "out_sharding", "accuracy"})
+
+# name -> (reason, advice): primitives that we know and refuse.
+UNSUPPORTED: dict[str, tuple[str, str]] = {}
+
+_RULES: dict[Primitive, Rule] = {}
+_ON_KEYS: set[Primitive] = set()
+
+
+def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Rule], Rule]:
+  """Registers the decorated rule; None stands for a primitive that this JAX does not have.
+
+  Args:
+    primitives: what the rule lowers.
+    on_keys: the rule takes typed PRNG keys as their physical uint32 data. Other primitives reach
+      key arrays through a vmap over the physical axis, which the interpreter adds.
+
+  Raises:
+    ValueError: one of them has a rule already.
+  """
+  def register(rule: Rule) -> Rule:
+    for primitive in primitives:
+      if primitive is None:
+        continue
+      if primitive in _RULES:
+        raise ValueError(f"primitive '{primitive}' has a lowering rule already: {_RULES[primitive]}")
+      _RULES[primitive] = rule
+      if on_keys:
+        _ON_KEYS.add(primitive)
+    return rule
+  return register
+
+
+def lower_directly(table: Mapping[Primitive | None, Callable[..., Any]]) -> None:
+  """Registers primitives that are one TensorFlow op on the same operands, without params."""
+  for primitive, op in table.items():
+    lowers(primitive)(lambda ctx, *operands, op=op: op(*operands))
+
+
+def rule_for(primitive: Primitive) -> Rule | None:
+  """The lowering rule of a primitive, or None."""
+  return _RULES.get(primitive)
+
+
+def takes_keys(primitive: Primitive) -> bool:
+  """Whether the rule of this primitive handles physical key data by itself."""
+  return primitive in _ON_KEYS

@@ -1,0 +1,158 @@
+"""From a Python function and argument specs to a jaxpr, once for each (function, specs)."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import tree_util
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr
+
+from jax2tf import _jax_compat
+from jax2tf.dims import Dimensions
+
+source_info_util.register_exclusion(__file__)
+
+# protobuf, and with it a graph, ends at 2 GB.
+_LARGE_CONSTANTS = 100 * 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class TracedFunction:
+  """A function as a jaxpr, with all that a caller needs to use it; equal only to itself.
+
+  Attributes:
+    name: of the user's function, for errors and scopes.
+    jaxpr: its closed jaxpr; in_avals are the leaves of the dynamic arguments.
+    in_tree: structure of `(args, kwargs)` without static arguments.
+    out_tree: structure of the result.
+    dimensions: how its dimension variables follow from the argument shapes.
+  """
+
+  name: str
+  jaxpr: ClosedJaxpr
+  in_tree: Any
+  out_tree: Any
+  dimensions: Dimensions
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+  """A Python function, and which of its arguments are static.
+
+  Attributes:
+    fun: the user's callable.
+    jitted: the same, traceable with `jitted.trace`.
+    static_argnums, static_argnames: those given to `convert`, and those of a `jax.jit`-ed `fun`.
+  """
+
+  fun: Callable[..., Any]
+  jitted: Any
+  static_argnums: tuple[int, ...]
+  static_argnames: tuple[str, ...]
+
+  @classmethod
+  def of(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Signature:
+    nums, names = _jax_compat.static_arguments(fun)
+    if static_argnums is None and static_argnames is None and hasattr(fun, "trace"):
+      return cls(fun, fun, nums, names)
+
+    # A wrapper, because `fun` may be an object that jax.jit cannot hash.
+    @functools.wraps(fun, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+      return fun(*args, **kwargs)
+
+    given = jax.jit(call, static_argnums=static_argnums, static_argnames=static_argnames)
+    given_nums, given_names = _jax_compat.static_arguments(given)
+    nums, names = tuple({*nums, *given_nums}), tuple({*names, *given_names})
+    return cls(fun, jax.jit(call, static_argnums=nums, static_argnames=names), nums, names)
+
+  @property
+  def name(self) -> str:
+    """The name of the user's function."""
+    return getattr(self.fun, "__name__", type(self.fun).__name__)
+
+  def split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], dict[Any, Any]]:
+    """(dynamic args, dynamic kwargs, {position or name: static value}).
+
+    Raises:
+      ValueError: a static argument is not hashable.
+    """
+    if not (self.static_argnums or self.static_argnames):
+      return tuple(args), kwargs, {}
+    nums = {n % len(args) if -len(args) <= n < len(args) else n for n in self.static_argnums}
+    static: dict[Any, Any] = {i: value for i, value in enumerate(args) if i in nums}
+    static.update({name: value for name, value in kwargs.items() if name in self.static_argnames})
+    for place, value in static.items():
+      if not isinstance(value, Hashable) or not _hashes(value):
+        raise ValueError(f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} of "
+                         f"type {type(value).__name__}; pass a hashable value, for instance a tuple for a list")
+    return (tuple(a for i, a in enumerate(args) if i not in nums),
+            {k: v for k, v in kwargs.items() if k not in static}, static)
+
+  def join(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The inverse of `split`."""
+    dynamic = iter(args)
+    count = len(args) + sum(isinstance(place, int) for place in static)
+    return ([static[i] if i in static else next(dynamic) for i in range(count)],
+            kwargs | {place: value for place, value in static.items() if isinstance(place, str)})
+
+  def trace(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> TracedFunction:
+    """The jaxpr for these trees of jax.ShapeDtypeStruct. The user's Python runs here and only here.
+
+    Raises:
+      what the user's function raises under a JAX trace, unchanged.
+      ValueError: JAX's own, for a dimension variable that cannot be solved.
+    """
+    in_tree = tree_util.tree_structure((tuple(args), kwargs))
+    leaves = tree_util.tree_leaves((tuple(args), kwargs))
+    dimensions = Dimensions.of(leaves, in_tree)
+    args, kwargs = self.join(args, kwargs, static)
+    traced = self.jitted.trace(*args, **kwargs)
+    _warn_of_large_constants(self.name, traced.jaxpr)
+    return TracedFunction(self.name, traced.jaxpr, in_tree, traced.out_tree, dimensions)
+
+
+def _hashes(value: Any) -> bool:
+  try:
+    hash(value)
+  except TypeError:
+    return False
+  return True
+
+
+def _warn_of_large_constants(name: str, jaxpr: ClosedJaxpr) -> None:
+  size = sum({id(c): getattr(c, "nbytes", 0) for c in jaxpr.consts}.values())
+  if size > _LARGE_CONSTANTS:
+    warnings.warn(f"'{name}' closes over {size / 2**20:.0f} MB of arrays, which become constants of the graph; a graph "
+                  "ends at 2 GB: pass them as arguments, for instance as tf.Variables", stacklevel=6)
+
+
+class BoundedCache:
+  """A thread-safe cache that forgets the least recently used entry; each value is made once."""
+
+  def __init__(self, maxsize: int):
+    self._maxsize = maxsize
+    self._lock = threading.RLock()
+    self._entries: OrderedDict[Any, Any] = OrderedDict()
+
+  def get(self, key: Any, make: Callable[[], Any]) -> Any:
+    """The value of `key`, made by `make` when missing; an exception of `make` leaves no entry."""
+    with self._lock:
+      if key in self._entries:
+        self._entries.move_to_end(key)
+        return self._entries[key]
+      value = self._entries[key] = make()
+      while len(self._entries) > self._maxsize:
+        self._entries.popitem(last=False)
+      return value
+
+  def __len__(self) -> int:
+    return len(self._entries)

@@ -1,0 +1,284 @@
+"""One row, one behaviour: a `Case` is run in every way that a user may run it, and compared with JAX.
+
+A test file lists its rows and ends with `test_case = run(CASES)`:
+
+    CASES = [Case("sin", jnp.sin, [HOSTILE_F32]), ...]
+    test_case, saved = run(CASES)
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import jax2tf
+
+# Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math libraries
+# round differently. Integers and bools are exact.
+RTOL = {np.dtype(np.float64): 1e-13, np.dtype(np.float32): 2e-6, np.dtype(np.float16): 2e-3,
+        np.dtype(ml_dtypes.bfloat16): 1.6e-2, np.dtype(np.complex64): 4e-6, np.dtype(np.complex128): 1e-13}
+
+HOSTILE_F32 = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.7, -3.7, 1e-40, 1e30, -1e30, np.inf, -np.inf, np.nan,
+                        np.finfo(np.float32).max, np.finfo(np.float32).tiny], np.float32)
+HOSTILE_I32 = np.array([0, 1, -1, 2, -2, 7, -7, 31, 32, 33, 2**31 - 1, -2**31], np.int32)
+
+WAYS = ("eager", "graph", "xla", "gradient", "polymorphic", "saved")
+
+
+@dataclass(frozen=True)
+class Case:
+  """One function on one input.
+
+  Attributes:
+    name: unique in its file.
+    fun: the JAX function, of positional array arguments (pytrees welcome).
+    args: NumPy arrays; they should hold hostile values where the primitive has any to fear.
+    poly: `polymorphic_shapes` for one more run with unknown sizes, or None.
+    grad: compare the VJP; None means whenever an argument and a result are inexact.
+    rtol: replaces the dtype's tolerance; say why in a comment on the row.
+    atol: absolute tolerance, relative to the largest finite magnitude of the reference array.
+    x64: run under jax_enable_x64.
+    xfail: {way: reason} for the ways that are known to fail; strict. The reason is also in docs/limitations.md.
+    skip: {way: reason} for the ways that do not apply, for instance "xla" where TensorFlow's XLA has no kernel.
+  """
+
+  name: str
+  fun: Callable[..., Any]
+  args: Sequence[Any]
+  poly: Any = None
+  grad: bool | None = None
+  rtol: float | None = None
+  atol: float = 0.0
+  x64: bool = False
+  xfail: dict[str, str] = field(default_factory=dict)
+  skip: dict[str, str] = field(default_factory=dict)
+
+  @property
+  def ways(self) -> list[str]:
+    """The ways this row is run in."""
+    ways = [w for w in WAYS if w not in self.skip]
+    if self.poly is None:
+      ways.remove("polymorphic")
+    if self.grad is False:
+      ways.remove("gradient")
+    return ways
+
+
+def close(actual: Any, expected: Any, case: Case | None = None, *, rtol: float | None = None, atol: float | None = None) -> None:
+  """Same tree, dtypes, shapes; values equal within the tolerance, NaN and infinities in the same places."""
+  rtol = case.rtol if rtol is None and case else rtol
+  atol = (case.atol if case else 0.0) if atol is None else atol
+  jax.tree.map(functools.partial(_close, rtol=rtol, atol=atol), actual, jax.tree.map(as_numpy, expected))
+
+
+def _close(actual: Any, expected: np.ndarray, *, rtol: float | None, atol: float) -> None:
+  actual = as_numpy(actual)
+  assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, JAX has {expected.dtype}"
+  assert actual.shape == expected.shape, f"shape {actual.shape}, JAX has {expected.shape}"
+  if not jnp.issubdtype(expected.dtype, np.inexact):
+    np.testing.assert_array_equal(actual.astype(np.int64) if actual.dtype.kind == "V" else actual,
+                                  expected.astype(np.int64) if expected.dtype.kind == "V" else expected)
+    return
+  rtol = RTOL.get(expected.dtype, 0.0) if rtol is None else rtol
+  dtype = expected.dtype
+  wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+  actual, expected = actual.astype(wide), expected.astype(wide)
+  # TensorFlow's CPU kernels run with subnormal numbers flushed to zero (docs/limitations.md); XLA's keep them.
+  subnormal = float(jnp.finfo(dtype).tiny)
+  finite = np.abs(expected[np.isfinite(expected)])
+  np.testing.assert_allclose(actual, expected, rtol=rtol, atol=max(atol * finite.max(initial=0.0), subnormal))
+
+
+def as_numpy(x: Any) -> np.ndarray:
+  """A leaf as NumPy; typed keys as their physical data, float0 as bool."""
+  if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    x = jax.random.key_data(x)
+  x = np.asarray(x)
+  return np.zeros(x.shape, np.bool_) if x.dtype == jax.dtypes.float0 else x
+
+
+def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:
+  """(test function over all rows and ways, fixture with the SavedModel of all rows)."""
+  names = [c.name for c in cases]
+  assert len(set(names)) == len(names), f"duplicate rows: {sorted({n for n in names if names.count(n) > 1})}"
+  params = [pytest.param(c, way, id=f"{c.name}-{way}",
+                         marks=[pytest.mark.xfail(reason=c.xfail[way], strict=True)] if way in c.xfail else [])
+            for c in cases for way in c.ways]
+
+  @pytest.fixture(scope="module")
+  def saved(tmp_path_factory: Any) -> Any:
+    return _save(cases, str(tmp_path_factory.mktemp("saved_model")))
+
+  @pytest.mark.parametrize(("case", "way"), params)
+  def test_case(case: Case, way: str, request: Any) -> None:
+    with jax.enable_x64(case.x64):
+      if way == "saved":
+        check_saved(case, request.getfixturevalue("saved"))
+      else:
+        CHECKS[way](case)
+
+  return test_case, saved
+
+
+def check_eager(case: Case) -> None:
+  """`convert(fun)(*args)`."""
+  close(jax2tf.convert(case.fun)(*case.args), reference(case), case)
+
+
+def check_graph(case: Case) -> None:
+  """Inside a tf.function; and no Xla* op in its graph."""
+  concrete = concrete_function(case)
+  ops = op_types(concrete.graph)
+  assert not [op for op in ops if op.startswith("Xla")], ops
+  close(_call(concrete, case), reference(case), case)
+
+
+def check_xla(case: Case) -> None:
+  """Inside a tf.function compiled by XLA."""
+  function = tf.function(jax2tf.convert(case.fun), autograph=False, jit_compile=True)
+  close(function(*tensors(case)), reference(case), case)
+
+
+def check_gradient(case: Case) -> None:
+  """GradientTape inside a tf.function against jax.vjp, with random cotangents; no Xla* op either."""
+  converted = jax2tf.convert(case.fun)
+  leaves, tree = jax.tree.flatten(case.args)
+  wrt = [i for i, x in enumerate(leaves) if jnp.issubdtype(np.asarray(x).dtype, np.inexact)]
+  outs = jax.tree.leaves(reference(case))
+  results = [i for i, y in enumerate(outs) if jnp.issubdtype(y.dtype, np.inexact)]
+  if not (wrt and results):
+    if case.grad:
+      raise AssertionError("nothing to differentiate")
+    return
+  rng = np.random.default_rng(0)
+  seeds = [_seed(rng, outs[i]) for i in results]
+
+  def of_inexact(*changing: Any) -> list[Any]:
+    operands = list(leaves)
+    for i, x in zip(wrt, changing, strict=True):
+      operands[i] = x
+    ys = jax.tree.leaves(case.fun(*jax.tree.unflatten(tree, operands)))
+    return [ys[i] for i in results]
+
+  def pull(xs: Any, seeds: Any) -> Any:
+    # TensorFlow's gradient is the conjugate of JAX's, on both ends.
+    return jax.tree.map(jnp.conj, jax.vjp(of_inexact, *xs)[1](jax.tree.map(jnp.conj, seeds)))
+
+  expected = jax.jit(pull)([leaves[i] for i in wrt], seeds)
+
+  def gradients(xs: Any) -> Any:
+    operands = list(tensors(case))
+    with tf.GradientTape() as tape:
+      tape.watch(xs)
+      operands = [tf.constant(x) for x in leaves]
+      for i, x in zip(wrt, xs, strict=True):
+        operands[i] = x
+      ys = jax.tree.leaves(converted(*jax.tree.unflatten(tree, operands)))
+      ys = [ys[i] for i in results]
+    return tape.gradient(ys, xs, [tf.constant(s) for s in seeds])
+
+  function = tf.function(gradients, autograph=False)
+  xs = [tf.constant(leaves[i]) for i in wrt]
+  ops = op_types(function.get_concrete_function(xs).graph)
+  assert not [op for op in ops if op.startswith("Xla")], ops
+  close(function(xs), list(expected), case)
+
+
+def _seed(rng: np.random.Generator, like: Any) -> np.ndarray:
+  values = rng.standard_normal(like.shape)
+  if jnp.issubdtype(like.dtype, np.complexfloating):
+    values = values + 1j * rng.standard_normal(like.shape)
+  return np.asarray(values).astype(like.dtype)
+
+
+def check_polymorphic(case: Case) -> None:
+  """Converted with symbolic dimensions, in a graph that does not know the sizes."""
+  concrete = concrete_function(case, case.poly)
+  close(_call(concrete, case), reference(case), case)
+
+
+def check_saved(case: Case, saved: Any) -> None:
+  """After tf.saved_model.save and load."""
+  module, errors = saved
+  if case.name in errors:
+    raise errors[case.name]
+  close(jax.tree.unflatten(jax.tree.structure(reference(case)), getattr(module, f"f{errors['index'][case.name]}")(*jax.tree.leaves(tensors(case)))),
+        reference(case), case)
+
+
+CHECKS = {"eager": check_eager, "graph": check_graph, "xla": check_xla, "gradient": check_gradient,
+          "polymorphic": check_polymorphic}
+
+
+def _save(cases: Sequence[Case], path: str) -> Any:
+  module, errors = tf.Module(), {"index": {c.name: i for i, c in enumerate(cases)}}
+  for i, case in enumerate(cases):
+    if "saved" in case.skip:
+      continue
+    with jax.enable_x64(case.x64):
+      try:
+        setattr(module, f"f{i}", _flat_function(case))
+      except Exception as error:  # this row fails, the others are still saved
+        errors[case.name] = error
+  tf.saved_model.save(module, path)
+  return tf.saved_model.load(path), errors
+
+
+def _flat_function(case: Case) -> Any:
+  leaves, tree = jax.tree.flatten(case.args)
+  converted = jax2tf.convert(case.fun, with_gradient=False)
+  specs = [tf.TensorSpec(x.shape, x.dtype) for x in map(np.asarray, leaves)]
+
+  @tf.function(autograph=False, input_signature=specs)
+  def function(*xs: tf.Tensor) -> list[tf.Tensor]:
+    return jax.tree.leaves(converted(*jax.tree.unflatten(tree, xs)))
+
+  function.get_concrete_function()
+  return function
+
+
+def reference(case: Case) -> Any:
+  """JAX's own result."""
+  return _reference(case.name, case.fun, case.x64)(*case.args)
+
+
+@functools.lru_cache(maxsize=4)
+def _reference(name: str, fun: Callable[..., Any], x64: bool) -> Callable[..., Any]:
+  del name, x64
+  return jax.jit(fun)
+
+
+def tensors(case: Case) -> tuple[Any, ...]:
+  """The arguments as tensors."""
+  return jax.tree.map(tf.constant, tuple(case.args))
+
+
+def concrete_function(case: Case, poly: Any = None) -> Any:
+  """The graph of the converted function; with `poly`, every symbolic size unknown."""
+  converted = jax2tf.convert(case.fun, polymorphic_shapes=poly)
+  avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.tree.map(np.asarray, tuple(case.args)))
+  if poly is not None:
+    avals = jax.export.symbolic_args_specs(avals, poly)
+  specs = jax.tree.map(lambda a: tf.TensorSpec([d if isinstance(d, int) else None for d in a.shape], a.dtype), avals)
+  return tf.function(converted, autograph=False).get_concrete_function(*specs)
+
+
+def _call(concrete: Any, case: Case) -> Any:
+  return concrete(*tensors(case))
+
+
+def op_types(graph: Any) -> list[str]:
+  """The op types of a graph and of every function that it calls."""
+  definition = graph.as_graph_def()
+  nodes = itertools.chain(definition.node, *(f.node_def for f in definition.library.function))
+  return [node.op for node in nodes]
