@@ -11,7 +11,19 @@ from typing import Any
 
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import custom_batching as _custom_batching
+from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import hijax as _hijax
 from jax._src.export import shape_poly as _shape_poly
+from jax._src.lax import lax as _lax
+from jax._src.lax import linalg as _linalg
+from jax._src.lax.control_flow import conditionals as _conditionals
+from jax._src.random import core as _random
+from jax._src.random import philox2x32 as _philox2x32
+from jax._src.random import philox4x32 as _philox4x32
+from jax._src.random import prng as _prng
+from jax._src.random import threefry4x32 as _threefry4x32
+from jax._src.state import primitives as _state_primitives
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.extend.core import primitives as _primitives
 
@@ -42,6 +54,13 @@ def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
   return (tuple(info.static_argnums), tuple(info.static_argnames)) if info is not None else ((), ())
 
 
+def check_leaked_tracers(traced: Any) -> None:
+  """Raises JAX's UnexpectedTracerError for a `jax.stages.Traced` that closes over a tracer of an earlier trace."""
+  for const in traced._consts:
+    if isinstance(const, _core.Tracer):
+      raise _core.escaped_tracer_error(const)
+
+
 def solve_dimension_variables(avals: Sequence[Any], in_tree: Any) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]]:
   """({variable: expression over dimension sizes}, constraints, [(size name, argument index, axis)])."""
   return _shape_poly.solve_dim_vars(tuple(avals), in_tree)
@@ -67,14 +86,45 @@ def inside_trace() -> bool:
   return not _core.trace_state_clean()
 
 
-def scan_split(params: dict[str, Any]) -> tuple[int, int]:
-  """(num_consts, num_carry) of a scan equation."""
-  if "num_carry" in params:  # JAX < 0.12
-    return params["num_consts"], params["num_carry"]
-  consts, carry, _ = params["ft_in"].unpack()  # JAX 0.12 keeps (consts, carry, xs) as one tree
+def scan_split(num_consts: int | None, num_carry: int | None, ft_in: Any) -> tuple[int, int]:
+  """(number of constants, number of carried values) of a scan equation."""
+  if num_consts is not None and num_carry is not None:  # JAX < 0.12
+    return num_consts, num_carry
+  consts, carry, _ = ft_in.unpack()  # JAX 0.12 keeps (consts, carry, xs) as one tree
   return len(consts), len(carry)
 
 
 shape_assertion_p = _shape_poly.shape_assertion_p
 dim_as_value_p = _shape_poly.dim_as_value_p
 dimension_size_p = _shape_poly.dimension_size_p
+
+core_call_p = optional_primitive("call_p")
+if core_call_p is _primitives.closed_call_p:  # JAX 0.12: both names are the primitive eval_jaxpr
+  core_call_p = None
+
+
+custom_vmap_p = _custom_batching.custom_vmap_p
+linear_call_p = _custom_derivatives.linear_call_p
+composite_p = _lax.composite_p
+optimization_barrier_p = _lax.optimization_barrier_p
+platform_index_p = _conditionals.platform_index_p
+call_hi_primitive_p = getattr(_hijax, "call_hi_primitive_p", None)  # JAX 0.12
+
+empty_p = _lax.empty_p
+broadcast_to_p = _state_primitives.broadcast_to_p
+
+# random: the key primitives that jax.extend does not export; both JAX 0.10 and 0.12 keep them here.
+random_wrap_p, random_unwrap_p = _prng.random_wrap_p, _prng.random_unwrap_p
+random_clone_p = _random.random_clone_p
+iota_2x32_shape_p = _prng.iota_2x32_shape_p
+random_gamma_impl = _random._gamma_impl
+philox2x32_p, philox4x32_p, threefry4x32_p = _philox2x32.philox2x32_p, _philox4x32.philox4x32_p, _threefry4x32.threefry4x32_p
+
+# elementwise and casts: not exported by jax.extend.
+to_edtype_p, from_edtype_p = _lax.to_edtype_p, _lax.from_edtype_p
+mulhi_p = _lax.mulhi_p
+
+# linalg: the primitives that jax.extend does not export; both JAX 0.10 and 0.12 keep them here.
+cholesky_update_p, symmetric_product_p = _linalg.cholesky_update_p, _linalg.symmetric_product_p
+geqrf_p, geqp3_p, ormqr_p = _linalg.geqrf_p, _linalg.geqp3_p, _linalg.ormqr_p
+lu_pivots_to_permutation_p = _linalg.lu_pivots_to_permutation_p

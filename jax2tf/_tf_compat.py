@@ -14,10 +14,12 @@ ListWrapper = _data_structures.ListWrapper
 DictWrapper = _data_structures._DictWrapper
 TupleWrapper = _data_structures._TupleWrapper
 
+stop_recording = _record.stop_recording
 
-def gradient_is_recorded() -> bool:
-  """True where a GradientTape or a ForwardAccumulator may watch the eager ops run now."""
-  return _record.could_possibly_record()
+
+def is_watched(tensor: tf.Tensor) -> bool:
+  """True where an active GradientTape watches this eager tensor, or what it was computed from."""
+  return _record.should_record_backprop([tensor])
 
 
 def current_graph() -> tf.Graph | None:

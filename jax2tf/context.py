@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ import jax
 import tensorflow as tf
 from jax.extend.core import ClosedJaxpr
 
+from jax2tf import _jax_compat
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import tf_dtype
 from jax2tf.errors import Gap, lowering_error
@@ -55,6 +57,13 @@ class RuleContext:
     """A shape for TensorFlow: a list of ints when known, else an int32 vector, computed once."""
     return self.dimensions.shape(sizes)
 
+  def reshape(self, operand: tf.Tensor, sizes: Sequence[Any]) -> tf.Tensor:
+    """The operand in another shape; one symbolic size among known ones is -1 and costs no shape arithmetic."""
+    static = self.dimensions.static_shape(sizes)
+    if static.count(None) == 1 and 0 not in static:
+      return tf.reshape(operand, [-1 if size is None else size for size in static])
+    return tf.reshape(operand, self.shape(sizes))
+
   def lower_fun(self, fun: Callable[..., Any], *operands: Any, avals: Sequence[Any] | None = None) -> Any:
     """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.
 
@@ -67,12 +76,17 @@ class RuleContext:
       tensors in the structure of the result of `fun`.
     """
     specs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (self.avals_in if avals is None else avals))
-    jaxpr, out_tree = _trace(_Hashable(fun), specs, jax.config.jax_enable_x64)
+    jaxpr, out_tree = _trace(_Hashable(fun), specs, _jax_compat.trace_context())
     return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
 
   def refuse(self, reason: str, advice: str) -> NoReturn:
     """Raises the error of a form that has no lowering: what, where, what now."""
     raise lowering_error(self.primitive, [Gap(self.primitive, reason, advice, self.where())])
+
+
+def scope_name(path: str) -> str:
+  """A JAX function name, or a stack of them, as a TensorFlow scope name."""
+  return re.sub(r"^[^A-Za-z0-9.]", ".", re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", path))
 
 
 class _Hashable:
@@ -91,7 +105,7 @@ class _Hashable:
 
 
 @functools.lru_cache(maxsize=1024)
-def _trace(fun: _Hashable, specs: tuple[Any, ...], x64: bool) -> tuple[ClosedJaxpr, Any]:
-  del x64  # part of the key: it decides the dtypes inside `fun`
+def _trace(fun: _Hashable, specs: tuple[Any, ...], context: Any) -> tuple[ClosedJaxpr, Any]:
+  del context  # part of the key: x64, threefry_partitionable ... decide what is inside `fun`
   jaxpr, out = jax.make_jaxpr(fun.fun, return_shape=True)(*specs)
   return jaxpr, jax.tree.structure(out)

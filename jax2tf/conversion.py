@@ -26,8 +26,9 @@ class Conversion:
   def __init__(self, traced: TracedFunction, with_gradient: bool):
     preflight(traced.jaxpr, traced.name)
     self.traced = traced
+    self._dimensions = traced.dimensions
     self._with_gradient = with_gradient
-    self._pullback = gradient.Pullback(traced.jaxpr, traced.name)
+    self._pullbacks = BoundedCache(maxsize=16)
     self._eager_functions = BoundedCache(maxsize=16)
     self.dtypes = [physical(aval)[1] for aval in traced.jaxpr.in_avals]
 
@@ -39,27 +40,35 @@ class Conversion:
     """
     if _tf_compat.current_graph() is None:
       return self._eagerly(operands)
-    operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
-    dimensions = self._dimensions(operands)
-    results = self._differentiable(functools.partial(_lower, dimensions), operands)
+    dimensions, assertions = self._solve(operands)
+    with tf.control_dependencies(assertions):
+      operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
+    results = self._differentiable(functools.partial(_lower, dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
     names = ["jax2tf_out"] if len(results) == 1 else [f"jax2tf_out_{k}" for k in range(len(results))]
     return [tf.identity(y, name) for y, name in zip(results, names, strict=True)]
 
-  def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    if self._with_gradient:
-      return gradient.call(self._pullback, run, *operands)
-    return gradient.disabled(*run(self.traced.jaxpr, *operands))
+  def _solve(self, operands: Sequence[tf.Tensor]) -> tuple[DimensionValues, list[tf.Operation]]:
+    """The dimension variables, and the assertions about them: no op of the function runs before these hold."""
+    graph = _tf_compat.current_graph()
+    assert graph is not None
+    before = len(graph.get_operations())
+    dimensions = Lowering.start(lambda lower: self._dimensions.values(operands, lower)).dimensions
+    return dimensions, [op for op in graph.get_operations()[before:] if op.type == "Assert"]
 
-  def _dimensions(self, operands: Sequence[tf.Tensor]) -> DimensionValues:
-    return Lowering.start(lambda lower: self.traced.dimensions.values(operands, lower)).dimensions
+  def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
+    jaxpr = self.traced.jaxpr
+    if not self._with_gradient:
+      return gradient.refused(lambda: run(jaxpr, *operands), gradient.DISABLED, operands)
+    pullback = self._pullbacks.get(tuple(wrt), lambda: gradient.Pullback(jaxpr, self.traced.name, wrt))
+    return gradient.call(pullback, run, *operands)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    self.traced.dimensions.check([x.shape for x in operands])
-    sizes = [operands[argument].shape[axis] for _, argument, axis in self.traced.dimensions.sizes]
+    self._dimensions.check([x.shape for x in operands])
+    sizes = [operands[argument].shape[axis] for _, argument, axis in self._dimensions.sizes]
     run = functools.partial(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
-    if self._with_gradient and not _tf_compat.gradient_is_recorded():
-      return run(self.traced.jaxpr, *operands)
-    return self._differentiable(run, operands)
+    # Eagerly, unlike in a graph, it is known here which arguments a tape will ever ask about.
+    wrt = [i for i in gradient.differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])]
+    return self._differentiable(run, operands, wrt) if wrt else run(self.traced.jaxpr, *operands)
 
   def _run_eagerly(self, sizes: list[tf.Tensor], jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
     function = self._eager_functions.get(jaxpr, lambda: self._eager_function(jaxpr))
@@ -67,7 +76,7 @@ class Conversion:
 
   def _eager_function(self, jaxpr: ClosedJaxpr) -> Any:
     """(sizes, operands) -> results, one graph for all values of the dimension variables."""
-    n_sizes = len(self.traced.dimensions.sizes)
+    n_sizes = len(self._dimensions.sizes)
     size_specs = [tf.TensorSpec([], tf.int32)] * n_sizes
     specs = [tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype)
              for shape, dtype in map(physical, jaxpr.in_avals)]
@@ -75,7 +84,7 @@ class Conversion:
     @tf.function(autograph=False, input_signature=[*size_specs, *specs])
     def function(*args: tf.Tensor) -> list[tf.Tensor]:
       sizes, operands = args[:n_sizes], args[n_sizes:]
-      lowering = Lowering.start(lambda lower: self.traced.dimensions.values_of(sizes, lower))
+      lowering = Lowering.start(lambda lower: self._dimensions.values_of(sizes, lower))
       return lowering.lower("unknown line", jaxpr, *operands)
 
     return function.get_concrete_function()

@@ -49,11 +49,10 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
   except ValueError as error:
     raise ValueError(str(error).replace("broadcast_prefix prefix_tree", "polymorphic_shapes")) from None
 
-  def spec_of(leaf: LeafSpec, shape: Any) -> jax.ShapeDtypeStruct:
-    dims = export.symbolic_shape(shape, like=leaf.shape, scope=scope)
-    return jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type)
-
-  return jax.tree.map(spec_of, args, shapes, is_leaf=lambda x: x is None)
+  leaves, tree = jax.tree.flatten(args)
+  return jax.tree.unflatten(tree, [
+    jax.ShapeDtypeStruct(export.symbolic_shape(shape, like=leaf.shape, scope=scope), leaf.dtype, weak_type=leaf.weak_type)
+    for leaf, shape in zip(leaves, tree.flatten_up_to(shapes), strict=True)])
 
 
 @dataclass(frozen=True, eq=False)

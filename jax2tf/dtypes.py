@@ -58,7 +58,9 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
   if type(val) in SCALARS:
     return (), _canonical(type(val)), type(val) is not bool
   if isinstance(val, jax.Array | jax.ShapeDtypeStruct):
-    return tuple(val.shape), val.dtype if is_key(val.dtype) else _canonical(val.dtype), bool(val.weak_type)
+    if is_key(val.dtype):
+      return tuple(val.shape), val.dtype, False
+    return tuple(val.shape), _canonical(val.dtype), bool(val.weak_type)
   if isinstance(val, np.ndarray | np.generic):
     if not dtypes.issubdtype(val.dtype, np.generic) or val.dtype.kind in "OSUMm":
       raise _not_numeric(path, val, val.dtype)
@@ -93,12 +95,16 @@ def dtype_of_val(val: Any) -> tf.DType:
   return tf_dtype(describe(val)[1])
 
 
-def tensor_of(val: Any, dtype: tf.DType, path: str = "") -> tf.Tensor:
-  """`val` as a tensor of `dtype`; a cast from 64 to 32 bits wraps and rounds as JAX's does."""
+def tensor_of(val: Any, dtype: tf.DType) -> tf.Tensor:
+  """`val` as a tensor of `dtype`; a cast from 64 to 32 bits wraps and rounds as JAX's does.
+
+  Raises:
+    OverflowError: a Python int that does not fit.
+  """
   if isinstance(val, tf.Tensor):
     return val if val.dtype == dtype else tf.cast(val, dtype)
   if type(val) is int and dtype.is_integer and not dtype.min <= val <= dtype.max:
-    raise OverflowError(f"argument {path} = {val} does not fit {dtype.name}; enable jax_enable_x64 or pass an array")
+    raise OverflowError(f"argument {val} does not fit {dtype.name}; enable jax_enable_x64, or pass an array")
   if isinstance(val, jax.Array):
     val = jax.random.key_data(val) if is_key(val.dtype) else val
     return tf.constant(np.asarray(val), dtype)
@@ -106,7 +112,7 @@ def tensor_of(val: Any, dtype: tf.DType, path: str = "") -> tf.Tensor:
     return tf.constant(val.astype(dtype.as_numpy_dtype), dtype)
   if type(val) in SCALARS:
     return tf.constant(val, dtype)
-  return tensor_of(tf.convert_to_tensor(val), dtype, path)
+  return tensor_of(tf.convert_to_tensor(val), dtype)
 
 
 def _canonical(dtype: Any) -> np.dtype:

@@ -31,15 +31,15 @@ class Pullback:
 
   Attributes:
     jaxpr: what is differentiated.
-    wrt: positions of its floating point and complex arguments.
+    wrt: positions of the floating point or complex arguments to differentiate in.
     results: positions of its floating point and complex results.
   """
 
-  def __init__(self, jaxpr: ClosedJaxpr, function: str):
+  def __init__(self, jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int]):
     self.jaxpr = jaxpr
     self.function = function
-    self.wrt = _differentiable(jaxpr.in_avals)
-    self.results = _differentiable(jaxpr.out_avals)
+    self.wrt = wrt
+    self.results = differentiable(jaxpr.out_avals)
 
   @functools.cached_property
   def halves(self) -> tuple[ClosedJaxpr, ClosedJaxpr]:
@@ -70,7 +70,10 @@ class Pullback:
     """The VJP of (primals, cotangents) -> cotangents of the primals."""
     def whole(primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
       return self._vjp(primals)[1](list(cotangents))
-    return Pullback(jax.make_jaxpr(whole)(_specs(self.jaxpr.in_avals), self._cotangents()), f"gradient of {self.function}")
+    jaxpr = jax.make_jaxpr(whole)(_specs(self.jaxpr.in_avals), self._cotangents())
+    n_primals = len(self.jaxpr.in_avals)
+    cotangents = range(n_primals, n_primals + len(self.results))
+    return Pullback(jaxpr, f"gradient of {self.function}", [*self.wrt, *cotangents])
 
   def _vjp(self, primals: Sequence[Any]) -> tuple[Sequence[Any], Callable[..., Any]]:
     def of_differentiable(*changing: Any) -> tuple[list[Any], list[Any]]:
@@ -99,7 +102,7 @@ def call(pullback: Pullback, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
   try:
     forward, backward = pullback.halves
   except Exception as error:  # whatever JAX has against this derivative; it is the user's when asked for
-    return _with_gradient(lambda: run(pullback.jaxpr, *primals), functools.partial(_refuse, error), primals)
+    return refused(lambda: run(pullback.jaxpr, *primals), error, primals)
 
   n_out = len(pullback.jaxpr.out_avals)
   residuals: list[tf.Tensor] = []
@@ -145,22 +148,25 @@ def _with_gradient(results: Callable[[], list[tf.Tensor]], gradient: Callable[[S
     def grad(*cotangents: tf.Tensor, variables: Any = None) -> Any:
       found = gradient(cotangents)
       return (found, [None] * len(variables)) if variables else found
-    return results(), grad
+    # A tape would prepare TensorFlow's own gradient of every loop and branch inside, for nobody.
+    with _tf_compat.stop_recording():
+      return results(), grad
   return list(function(*operands))
 
 
-def _refuse(error: Exception, _: Sequence[tf.Tensor]) -> Any:
-  raise error
+DISABLED = LookupError("Gradient explicitly disabled. Reason: The jax2tf-converted function does not support gradients. "
+                       "Convert with with_gradient=True to enable them")
 
 
-def disabled(*results: tf.Tensor) -> list[tf.Tensor]:
-  """The results, with a gradient that raises LookupError: `convert(..., with_gradient=False)`."""
-  reason = "The jax2tf-converted function does not support gradients. Use `with_gradient` parameter to enable gradients"
-  return [tf.raw_ops.PreventGradient(input=r, message=reason) if is_differentiable(r.dtype.as_numpy_dtype) else r
-          for r in results]
+def refused(results: Callable[[], list[tf.Tensor]], error: Exception, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  """The results, with a gradient that raises `error`."""
+  def gradient(_: Sequence[tf.Tensor]) -> Any:
+    raise error
+  return _with_gradient(results, gradient, operands)
 
 
-def _differentiable(avals: Sequence[Any]) -> list[int]:
+def differentiable(avals: Sequence[Any]) -> list[int]:
+  """Positions of the floating point and complex avals."""
   return [i for i, aval in enumerate(avals) if is_differentiable(aval.dtype)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
 
 from jax2tf import _jax_compat, _tf_compat, errors
-from jax2tf.context import RuleContext
+from jax2tf.context import RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
 from jax2tf.registry import PLACEMENT_PARAMS, UNSUPPORTED, rule_for, takes_keys
@@ -178,5 +177,4 @@ def _scope(outer: str, stack: str) -> contextlib.AbstractContextManager[Any]:
   """The TensorFlow scope of a JAX name stack; the trailing slash re-enters one that exists."""
   if not stack:
     return contextlib.nullcontext()
-  path = "/".join(part for part in (outer, re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", stack)) if part)
-  return tf.name_scope(re.sub(r"^[^A-Za-z0-9.]", ".", path) + "/")
+  return tf.name_scope("/".join(part for part in (outer, scope_name(stack)) if part) + "/")

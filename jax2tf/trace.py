@@ -33,14 +33,21 @@ class TracedFunction:
     jaxpr: its closed jaxpr; in_avals are the leaves of the dynamic arguments.
     in_tree: structure of `(args, kwargs)` without static arguments.
     out_tree: structure of the result.
-    dimensions: how its dimension variables follow from the argument shapes.
   """
 
   name: str
   jaxpr: ClosedJaxpr
   in_tree: Any
   out_tree: Any
-  dimensions: Dimensions
+
+  @functools.cached_property
+  def dimensions(self) -> Dimensions:
+    """How the dimension variables follow from the argument shapes.
+
+    Raises:
+      ValueError: JAX's own, for a dimension variable that cannot be solved.
+    """
+    return Dimensions.of(self.jaxpr.in_avals, self.in_tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,15 +116,13 @@ class Signature:
 
     Raises:
       what the user's function raises under a JAX trace, unchanged.
-      ValueError: JAX's own, for a dimension variable that cannot be solved.
     """
     in_tree = tree_util.tree_structure((tuple(args), kwargs))
-    leaves = tree_util.tree_leaves((tuple(args), kwargs))
-    dimensions = Dimensions.of(leaves, in_tree)
     args, kwargs = self.join(args, kwargs, static)
     traced = self.jitted.trace(*args, **kwargs)
+    _jax_compat.check_leaked_tracers(traced)
     _warn_of_large_constants(self.name, traced.jaxpr)
-    return TracedFunction(self.name, traced.jaxpr, in_tree, traced.out_tree, dimensions)
+    return TracedFunction(self.name, traced.jaxpr, in_tree, traced.out_tree)
 
 
 def _hashes(value: Any) -> bool:

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import jax2tf
 
@@ -282,3 +283,15 @@ def op_types(graph: Any) -> list[str]:
   definition = graph.as_graph_def()
   nodes = itertools.chain(definition.node, *(f.node_def for f in definition.library.function))
   return [node.op for node in nodes]
+
+
+def executed_op_types(function: Any, *args: Any) -> list[str]:
+  """The op types that run in a call of a tf.function, after TensorFlow's own optimisation."""
+  function.get_concrete_function(*args)
+  context.enable_graph_collection()
+  try:
+    function(*args)
+    metadata = context.context().export_run_metadata()
+  finally:
+    context.disable_graph_collection()
+  return [node.op for graphs in metadata.function_graphs for node in graphs.post_optimization_graph.node]

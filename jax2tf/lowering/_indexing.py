@@ -1,0 +1,115 @@
+"""Index vectors that point at windows of an operand: the arithmetic that gather and scatter share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._movement import is_one, reshaped
+
+
+@dataclass(frozen=True)
+class Windows:
+  """Index vectors i32[*batch,c] and the window of the operand at which each points.
+
+  Attributes:
+    shape: sizes of the operand.
+    sizes: sizes of a window, per dimension of the operand.
+    dropped: dimensions of the operand that a window does not keep (their window size is 1).
+    columns: the dimension of the operand that each component of an index vector addresses.
+    batch: sizes of the indices without the index vector.
+    batching: {dimension of the operand: dimension of `batch` with the same index}.
+  """
+
+  shape: Sequence[Any]
+  sizes: Sequence[Any]
+  dropped: frozenset[int]
+  columns: tuple[int, ...]
+  batch: Sequence[Any]
+  batching: dict[int, int]
+
+  @cached_property
+  def kept(self) -> list[int]:
+    """The dimensions of the operand that a window keeps."""
+    return [d for d in range(len(self.shape)) if d not in self.dropped]
+
+  @cached_property
+  def addressed(self) -> list[int]:
+    """The dimensions of the operand that a window does not fill, so that it matters where it starts."""
+    return [d for d, (n, size) in enumerate(zip(self.shape, self.sizes, strict=True)) if d in self.batching or size != n]
+
+  @cached_property
+  def are_rows(self) -> bool:
+    """Whether an index vector is the index of a row `operand[i, j, ...]`, which is what GatherNd and ScatterNd take."""
+    leading = range(len(self.columns))
+    return (not self.batching and self.columns == tuple(leading) and all(is_one(self.sizes[d]) for d in leading)
+            and all(d in leading for d in self.addressed))
+
+  def vectors(self, indices: tf.Tensor) -> tf.Tensor:
+    """The indices in int32 or int64; i32[*batch] for a single component."""
+    indices = wide(indices)
+    return tf.squeeze(indices, -1) if len(self.columns) == 1 else indices
+
+  def clamped(self, ctx: RuleContext, vectors: tf.Tensor) -> tf.Tensor:
+    """The vectors, moved so that the windows are inside the operand."""
+    lasts = ctx.shape([self.shape[d] - self.sizes[d] for d in self.columns])
+    return clamped(vectors, lasts[0] if len(self.columns) == 1 else lasts) if self.columns else vectors
+
+  def inside(self, ctx: RuleContext, vectors: tf.Tensor, starts: tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
+    """Whether clamping had nothing to move, bool[*batch] in this shape."""
+    inside = tf.equal(vectors, starts)
+    inside = inside if len(self.columns) == 1 else tf.reduce_all(inside, -1)
+    return inside if len(shape) == len(self.batch) else reshaped(ctx, inside, shape)
+
+  def linear(self, ctx: RuleContext, starts: tf.Tensor, first: int, last: int) -> tf.Tensor:
+    """starts, clamped -> i32[*batch,*windows]: indices into dimensions first..last of the operand, flattened to one."""
+    dims = range(first, last + 1)
+    size = math.prod(self.shape[d] for d in dims)
+    if len(dims) > 1 and not (isinstance(size, int) and size < 2**31):
+      starts = tf.cast(starts, tf.int64)
+    strides = {d: math.prod(self.shape[d + 1:last + 1]) for d in dims}
+    windows = [d for d in self.kept if d in dims]
+    index = self._dot(ctx, starts, [strides[d] if d in strides and d in self.addressed else 0 for d in self.columns])
+    index = reshaped(ctx, index, [*self.batch, *[1] * len(windows)]) if windows else index
+    counted = [(d, axis, self.batch[axis]) for d, axis in self.batching.items() if d in dims]
+    counted += [(d, len(self.batch) + i, self.sizes[d]) for i, d in enumerate(windows)]
+    for d, axis, count in counted:
+      if not is_one(count):
+        steps = _multiples(ctx, count, strides[d], starts.dtype)
+        trailing = len(self.batch) + len(windows) - 1 - axis
+        index += tf.reshape(steps, [-1] + [1] * trailing) if trailing else steps
+    return index
+
+  def _dot(self, ctx: RuleContext, starts: tf.Tensor, strides: Sequence[Any]) -> tf.Tensor:
+    """i32[*batch]: the starts times the strides."""
+    if len(strides) != 1:
+      return tf.reduce_sum(starts * tf.cast(ctx.shape(strides), starts.dtype), -1)
+    return starts if is_one(strides[0]) else starts * tf.cast(ctx.dim(strides[0]), starts.dtype)
+
+
+def wide(indices: tf.Tensor) -> tf.Tensor:
+  """The indices in int32 or int64; those that int64 cannot hold become its largest value."""
+  if indices.dtype in (tf.int32, tf.int64):
+    return indices
+  if indices.dtype == tf.uint64:
+    return tf.cast(tf.minimum(indices, tf.constant(tf.int64.max, tf.uint64)), tf.int64)
+  return tf.cast(indices, tf.int64 if indices.dtype == tf.uint32 else tf.int32)
+
+
+def clamped(indices: tf.Tensor, last: Any) -> tf.Tensor:
+  """The indices, in int32 or int64, moved into [0, last]."""
+  indices = wide(indices)
+  return tf.maximum(tf.minimum(indices, tf.cast(last, indices.dtype)), 0)
+
+
+def _multiples(ctx: RuleContext, count: Any, step: Any, dtype: tf.DType) -> tf.Tensor:
+  """0, step, 2*step ... (count - 1)*step."""
+  numbers = tf.range(ctx.dim(count))
+  numbers = numbers if dtype == tf.int32 else tf.cast(numbers, dtype)
+  return numbers if is_one(step) else numbers * tf.cast(ctx.dim(step), dtype)

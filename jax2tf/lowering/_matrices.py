@@ -1,0 +1,102 @@
+"""What the rules of linear algebra share: batches as rank 3, bodies as functions, NaN where LAPACK reports failure."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from jax2tf.context import RuleContext
+
+# From this size on, a factorisation by columns works on blocks, the rest is matrix products.
+BLOCK = 64
+
+
+def call(ctx: RuleContext, body: Callable[..., Any], *operands: tf.Tensor, batch: int, shapes: Any = None, **static: Any) -> list[tf.Tensor]:
+  """`body(*operands)` on one batch dimension, as a function of the graph that equal calls share.
+
+  Args:
+    ctx: tells the shapes of operands and results, unless `shapes` does.
+    body: tensors `[batch, ...]` -> tuple of tensors `[batch, ...]`; it may read static sizes.
+    operands: tensors with the same leading batch dimensions.
+    batch: their number.
+    shapes: of the operands, then of the results.
+    static: keywords of `body`.
+  """
+  shapes = shapes or [aval.shape for aval in (*ctx.avals_in, *ctx.avals_out)]
+  inputs, outputs = shapes[:len(operands)], shapes[len(operands):]
+  if batch != 1:
+    operands = tuple(ctx.reshape(x, (math.prod(shape[:batch]), *shape[batch:])) for x, shape in zip(operands, inputs, strict=True))
+  specs = tuple(tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in operands)
+  results = _function(body, specs, tuple(static.items()))(*operands)
+  return [y if batch == 1 else ctx.reshape(y, shape) for y, shape in zip(results, outputs, strict=True)]
+
+
+@functools.lru_cache(maxsize=256)
+def _function(body: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], static: tuple[tuple[str, Any], ...]) -> Any:
+  def function(*operands: tf.Tensor) -> Any:
+    return body(*operands, **dict(static))
+  function.__name__ = body.__name__
+  return tf.function(function, input_signature=specs, autograph=False)
+
+
+def loop(steps: Any, body: Callable[..., Any], *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
+  """`body(k, *state) -> state` for k = 0, 1 ... steps - 1; shapes do not change."""
+  def step(k: tf.Tensor, *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    results = body(k, *state)
+    for x, y in zip(state, results, strict=True):
+      y.set_shape(x.shape)
+    return (k + 1, *results)
+  limit = steps if isinstance(steps, int) else None
+  return tuple(tf.while_loop(lambda k, *_: k < steps, step, (0, *state), maximum_iterations=limit))[1:]
+
+
+def size(x: tf.Tensor, axis: int) -> Any:
+  """A size of an operand of a body: an int where the body is made for it, else a scalar."""
+  static = x.shape[axis]
+  return static if static is not None else tf.shape(x)[axis]
+
+
+def nan(dtype: tf.DType) -> tf.Tensor:
+  """NaN, for complex dtypes in both parts."""
+  return tf.constant(complex(math.nan, math.nan) if dtype.is_complex else math.nan, dtype)
+
+
+def nan_unless(ok: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """x where ok bool[batch], else NaN in the whole element of the batch."""
+  for _ in range(x.shape.rank - ok.shape.rank):
+    ok = tf.expand_dims(ok, -1)
+  return tf.where(ok, x, nan(x.dtype))
+
+
+def all_finite(x: tf.Tensor) -> tf.Tensor:
+  """x f32[batch,m,n] -> bool[batch]."""
+  return tf.reduce_all(tf.math.is_finite(tf.abs(x) if x.dtype.is_complex else x), [-2, -1])
+
+
+def modulus(x: tf.Tensor) -> tf.Tensor:
+  """LAPACK's size of a pivot: |re| + |im|."""
+  return tf.abs(tf.math.real(x)) + tf.abs(tf.math.imag(x)) if x.dtype.is_complex else tf.abs(x)
+
+
+def conj(x: tf.Tensor) -> tf.Tensor:
+  """The conjugate; nothing for real dtypes."""
+  return tf.math.conj(x) if x.dtype.is_complex else x
+
+
+def real(x: tf.Tensor) -> tf.Tensor:
+  """The real part; nothing for real dtypes."""
+  return tf.math.real(x) if x.dtype.is_complex else x
+
+
+def adjoint(x: tf.Tensor) -> tf.Tensor:
+  """The conjugate transpose of matrices."""
+  return tf.linalg.adjoint(x) if x.dtype.is_complex else tf.linalg.matrix_transpose(x)
+
+
+def outer(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x[batch,m], y[batch,n] -> x y^T [batch,m,n]."""
+  return x[:, :, tf.newaxis] * y[:, tf.newaxis, :]

@@ -1,0 +1,86 @@
+"""What the data-moving families share: reshapes and slices by aval, and dtypes that TensorFlow can hold but not move."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import NARROW, WIDER
+
+def any_dtype(rule: Callable[..., Any]) -> Callable[..., Any]:
+  """The rule, with operands of such a dtype cast to a wider one and the results cast back."""
+  @functools.wraps(rule)
+  def carried(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Any:
+    dtype = operands[0].dtype
+    if dtype not in NARROW:
+      return rule(ctx, *operands, **params)
+    # TF 2.21: few data-moving ops have a CPU kernel for float8, none for int4. The casts are exact.
+    results = rule(ctx, *(tf.cast(x, WIDER[dtype]) if x.dtype == dtype else x for x in operands), **params)
+    return [tf.cast(x, dtype) for x in results] if isinstance(results, list) else tf.cast(results, dtype)
+  return carried
+
+
+def reshaped(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any]) -> tf.Tensor:
+  """`x` with these sizes; one size that only the graph knows is left for Reshape to infer."""
+  static = ctx.dimensions.static_shape(sizes)
+  if static.count(None) == 1 and 0 not in static:
+    return tf.reshape(x, [-1 if size is None else size for size in static])
+  return tf.reshape(x, ctx.shape(sizes))
+
+
+def transposed(x: tf.Tensor, permutation: Sequence[int]) -> tf.Tensor:
+  """`x` itself where the permutation moves nothing."""
+  return x if tuple(permutation) == tuple(range(len(permutation))) else tf.transpose(x, permutation)
+
+
+def broadcast(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], shape: Sequence[Any]) -> tf.Tensor:
+  """`x` of these sizes, each 1 or that of `shape`, with the sizes 1 repeated."""
+  if tuple(sizes) == tuple(shape):
+    return x
+  if len(shape) <= 5:
+    return tf.broadcast_to(x, ctx.shape(shape))
+  # TF 2.21: BroadcastTo on CPU stops at 5 dimensions, Tile has no limit.
+  return tiled(x, ctx.shape([1 if old == new else new for old, new in zip(sizes, shape, strict=True)]))
+
+
+def tiled(x: tf.Tensor, repeats: list[int] | tf.Tensor) -> tf.Tensor:
+  """`x` repeated along each axis."""
+  # TF 2.21: Tile on CPU has no uint16 kernel.
+  return tf.cast(tf.tile(tf.cast(x, tf.int32), repeats), x.dtype) if x.dtype == tf.uint16 else tf.tile(x, repeats)
+
+
+def sliced(ctx: RuleContext, x: tf.Tensor, shape: Sequence[Any], begin: Sequence[Any], sizes: Sequence[Any]) -> tf.Tensor:
+  """`x[begin:begin + sizes]` of an `x` of this shape; `begin` may hold int32 scalars."""
+  starts = [b if isinstance(b, tf.Tensor) else ctx.dim(b) for b in begin]
+  # -1 is "to the end", so that most slices need no size that only the graph knows.
+  counts = [-1 if not isinstance(b, tf.Tensor) and b + size == n else size for b, size, n in zip(begin, sizes, shape, strict=True)]
+  if len(shape) <= 8:
+    return tf.slice(x, starts, ctx.shape(counts))
+  for axis, (start, count) in enumerate(zip(starts, counts, strict=True)):
+    if not (count == -1 and isinstance(start, int) and start == 0):
+      # TF 2.21: Slice on CPU stops at 8 dimensions, Gather has no limit.
+      x = tf.gather(x, start + tf.range(ctx.dim(sizes[axis])), axis=axis)
+  return x
+
+
+def is_zero(dim: Any) -> bool:
+  """Whether a dimension is the known 0."""
+  return isinstance(dim, int) and dim == 0
+
+
+def is_one(dim: Any) -> bool:
+  """Whether a dimension is the known 1."""
+  return isinstance(dim, int) and dim == 1
+
+
+def updated(ctx: RuleContext, x: tf.Tensor, update: tf.Tensor, begin: Sequence[Any], sizes: Sequence[Any]) -> tf.Tensor:
+  """`x` with `x[begin:begin + sizes] = update`; `begin` may hold int32 scalars.
+
+  Of TensorFlow's ops, this one alone updates in place: a loop of n updates costs n updates, as in JAX.
+  """
+  begin = tf.stack(begin)
+  return tf.raw_ops.TensorStridedSliceUpdate(input=x, begin=begin, end=begin + ctx.shape(sizes), strides=[1] * len(sizes), value=update)

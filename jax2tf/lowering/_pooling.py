@@ -1,0 +1,163 @@
+"""Windows of one or two dimensions as TensorFlow's pooling of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from jax import lax
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import HALF, scalar
+from jax2tf.lowering._movement import transposed
+
+
+@dataclass(frozen=True)
+class Axis:
+  """The windows along one axis of an operand."""
+
+  size: Any
+  window: Any
+  stride: int
+  padding: tuple[Any, Any]
+  base_dilation: int
+  window_dilation: int
+  out: Any
+
+  @property
+  def is_trivial(self) -> bool:
+    """Each element is a window."""
+    return self.window == self.stride == self.base_dilation == 1 and self.padding == (0, 0)
+
+  @property
+  def is_whole(self) -> bool:
+    """The only window is the whole axis."""
+    return self.window == self.size and self.out == self.base_dilation == self.window_dilation == 1 and self.padding == (0, 0)
+
+  @property
+  def is_pooling(self) -> bool:
+    """TensorFlow's pooling has such windows, and each of them meets the operand."""
+    lo, hi = self.padding
+    meets = not (isinstance(lo, int) and isinstance(hi, int)) or (0 <= lo < self.window and 0 <= hi < self.window)
+    return isinstance(self.window, int) and self.base_dilation == self.window_dilation == 1 and meets
+
+
+def window_axes(operand: Any, out: Any, *, window_dimensions: Sequence[Any], window_strides: Sequence[int], padding: Sequence[Any],
+                base_dilation: Sequence[int] = (), window_dilation: Sequence[int] = ()) -> tuple[Axis, ...]:
+  """The params of a reduction over windows, by axis; `operand` and `out` are avals."""
+  ones = (1,) * len(operand.shape)
+  return tuple(Axis(*axis) for axis in zip(operand.shape, window_dimensions, window_strides, map(tuple, padding), base_dilation or ones,
+                                           window_dilation or ones, out.shape, strict=True))
+
+
+def whole_axes(axes: Sequence[Axis]) -> list[int]:
+  """The axes to reduce, if the only window is the whole of them; else nothing."""
+  reduced = [i for i, axis in enumerate(axes) if not axis.is_trivial]
+  return reduced if all(axes[i].is_whole for i in reduced) else []
+
+
+@dataclass(frozen=True)
+class Images:
+  """An operand seen as images [batch, height, width, channels] with windows over height and width."""
+
+  axes: tuple[Axis, ...]
+  inserted: int | None
+  permutation: tuple[int, ...]
+
+  @classmethod
+  def of(cls, axes: Sequence[Axis], dtype: tf.DType) -> Images | None:
+    """None if TensorFlow cannot pool like this."""
+    windowed = [i for i, axis in enumerate(axes) if not axis.is_trivial]
+    if not dtype.is_floating or not windowed or len(windowed) > 2 or not all(axis.is_pooling for axis in axes):
+      return None
+    if len(axes) == 3:
+      at = 1 if windowed == [1] else 0
+      axes = [*axes[:at], Axis(1, 1, 1, (0, 0), 1, 1, 1), *axes[at:]]
+      windowed = [i + (i >= at) for i in windowed]
+    elif len(axes) == 4:
+      at = None
+    else:
+      return None
+    height, width = sorted((windowed + [i for i in (1, 2) if i not in windowed])[:2])
+    batch, channels = (i for i in range(4) if i not in (height, width))
+    permutation = (batch, height, width, channels)
+    images = cls(tuple(axes[i] for i in permutation), at, permutation)
+    return images if images.is_same or images.explicit is not None else None
+
+  @property
+  def is_same(self) -> bool:
+    """The padding is TensorFlow's SAME."""
+    sizes = [[getattr(axis, name) for axis in self.axes] for name in ("size", "window", "stride")]
+    return [tuple(pads) for pads in lax.padtype_to_pads(*sizes, "SAME")] == [axis.padding for axis in self.axes]
+
+  @property
+  def explicit(self) -> list[list[int]] | None:
+    """The padding for Pad, None where a size is symbolic."""
+    pads = [list(axis.padding) for axis in self.axes]
+    return pads if all(isinstance(p, int) for pair in pads for p in pair) else None
+
+  @property
+  def is_valid(self) -> bool:
+    """There is no padding."""
+    return all(axis.padding == (0, 0) for axis in self.axes)
+
+  def seen(self, x: tf.Tensor) -> tf.Tensor:
+    """`x` as images."""
+    return transposed(x if self.inserted is None else tf.expand_dims(x, self.inserted), self.permutation)
+
+  def back(self, x: tf.Tensor) -> tf.Tensor:
+    """The inverse of `seen`."""
+    x = transposed(x, [self.permutation.index(i) for i in range(4)])
+    return x if self.inserted is None else tf.squeeze(x, self.inserted)
+
+  def padded(self, x: tf.Tensor, value: float) -> tuple[tf.Tensor, dict[str, Any]]:
+    """(images with what the op cannot pad, the attributes of the op)."""
+    attributes = {"ksize": [axis.window for axis in self.axes], "strides": [axis.stride for axis in self.axes]}
+    if not self.is_valid and self.is_same and value != 0:
+      return x, {**attributes, "padding": "SAME"}
+    if not self.is_valid:  # TF 2.21: XLA has no MaxPool with explicit padding
+      x = tf.pad(x, self.explicit, constant_values=scalar(value, x))
+    return x, {**attributes, "padding": "VALID"}
+
+
+def max_pool(operand: tf.Tensor, axes: Sequence[Axis], sign: int) -> tf.Tensor | None:
+  """The maxima of the windows, or with sign -1 their minima; None if TensorFlow cannot pool like this.
+
+  As in every model written for TensorFlow, MaxPool passes over NaN, and takes the least finite number for a window of
+  nothing but -inf; JAX gives NaN and -inf. An exact form costs 50 times as much.
+  """
+  images = Images.of(axes, operand.dtype)
+  if images is None:
+    return None
+  x, attributes = images.padded(images.seen(operand if sign > 0 else -operand), float("-inf"))
+  y = images.back(tf.raw_ops.MaxPool(input=x, **attributes))
+  return y if sign > 0 else -y
+
+
+def max_pool_gradient(ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, axes: Sequence[Axis], sign: int) -> tf.Tensor | None:
+  """`source` added up where the maxima of `operand` stand, the first of equals; None as in `max_pool`."""
+  images = Images.of(axes, operand.dtype)
+  if images is None or source.dtype != operand.dtype:
+    return None
+  x, attributes = images.padded(images.seen(operand if sign > 0 else -operand), float("-inf"))
+  pooled = tf.raw_ops.MaxPool(input=x, **attributes)
+  gradient = tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=pooled, grad=images.seen(source), **attributes)
+  if attributes["padding"] == "VALID" and not images.is_valid:
+    gradient = tf.slice(gradient, [axis.padding[0] for axis in images.axes], ctx.shape([axis.size for axis in images.axes]))
+  return images.back(gradient)
+
+
+def sum_pool(operand: tf.Tensor, axes: Sequence[Axis]) -> tf.Tensor | None:
+  """The sums of the windows as means times their size; None if TensorFlow cannot pool like this."""
+  images = Images.of(axes, operand.dtype)
+  if images is None or (not images.is_valid and images.explicit is None):
+    return None
+  wide = tf.cast(operand, tf.float32) if operand.dtype in HALF else operand
+  x, attributes = images.padded(images.seen(wide), 0.0)
+  size = 1
+  for axis in axes:
+    size *= axis.window
+  means = tf.raw_ops.AvgPool(value=x, **attributes)
+  return tf.cast(images.back(means * size), operand.dtype)

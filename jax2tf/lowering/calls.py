@@ -1,0 +1,115 @@
+"""Calls of inner jaxprs, and primitives that are the identity outside JAX's own transformations.
+
+A call is lowered in place: TensorFlow's graph has no use for JAX's function boundaries, exporters
+inline them anyway. Derivative rules of custom_jvp and custom_vjp have done their work when the
+gradient was traced; here only the function itself is left.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as P
+import tensorflow as tf
+from jax.extend.core import Jaxpr
+
+from jax2tf import _jax_compat
+from jax2tf.context import RuleContext, scope_name
+from jax2tf.registry import lower_directly, lowers
+
+Tensors = list[tf.Tensor]
+
+
+@lowers(P.jit_p, on_keys=True)
+def _jit(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, name: str, in_shardings: Any, out_shardings: Any, in_layouts: Any,
+         out_layouts: Any, donated_invars: Any, ctx_mesh: Any, keep_unused: bool, inline: Any, compiler_options_kvs: Any) -> Tensors:
+  """The inner function, under its name; the other params say how XLA compiles and places it."""
+  del in_shardings, out_shardings, in_layouts, out_layouts, donated_invars, ctx_mesh, keep_unused, inline, compiler_options_kvs
+  return _call(ctx, *operands, jaxpr=jaxpr, name=name)
+
+
+@lowers(P.closed_call_p, _jax_compat.core_call_p, on_keys=True)
+def _call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any = None, call_jaxpr: Any = None, name: str = "") -> Tensors:
+  """The inner function."""
+  closed = _jax_compat.as_closed(call_jaxpr if jaxpr is None else jaxpr)
+  if not name:
+    return ctx.lower(closed, *operands)
+  with tf.name_scope(scope_name(name)):
+    return ctx.lower(closed, *operands)
+
+
+@lowers(P.remat_p, on_keys=True)
+def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Jaxpr, prevent_cse: Any, differentiated: bool, policy: Any) -> Tensors:
+  """The inner function; what is recomputed was decided when the gradient was traced."""
+  del prevent_cse, differentiated, policy
+  return ctx.lower(_jax_compat.as_closed(jaxpr), *operands)
+
+
+@lowers(P.custom_jvp_call_p, on_keys=True)
+def _custom_jvp_call(ctx: RuleContext, *operands: tf.Tensor, call_jaxpr: Any, jvp_jaxpr_fun: Any, num_consts: int,
+                     symbolic_zeros: bool) -> Tensors:
+  """The function itself."""
+  del jvp_jaxpr_fun, num_consts, symbolic_zeros
+  return ctx.lower(_jax_compat.as_closed(call_jaxpr), *operands)
+
+
+@lowers(P.custom_vjp_call_p, on_keys=True)
+def _custom_vjp_call(ctx: RuleContext, *operands: tf.Tensor, call_jaxpr: Any, fwd_jaxpr_thunk: Any, num_consts: int, bwd: Any,
+                     out_trees: Any, symbolic_zeros: bool) -> Tensors:
+  """The function itself."""
+  del fwd_jaxpr_thunk, num_consts, bwd, out_trees, symbolic_zeros
+  return ctx.lower(_jax_compat.as_closed(call_jaxpr), *operands)
+
+
+@lowers(_jax_compat.custom_vmap_p, on_keys=True)
+def _custom_vmap_call(ctx: RuleContext, *operands: tf.Tensor, call: Any, rule: Any, in_tree: Any, out_tree: Any) -> Tensors:
+  """The function itself, where no vmap has met it."""
+  del rule, in_tree, out_tree
+  return ctx.lower(_jax_compat.as_closed(call), *operands)
+
+
+@lowers(_jax_compat.linear_call_p, on_keys=True)
+def _linear_call(ctx: RuleContext, *operands: tf.Tensor, callee: Any, transpose: Any, num_callee_consts: int, num_transpose_consts: int,
+                 num_res: int) -> Tensors:
+  """(callee consts, transpose consts, residuals, linear operands) -> the callee's results."""
+  del transpose, num_res
+  consts, rest = operands[:num_callee_consts], operands[num_callee_consts + num_transpose_consts:]
+  return ctx.lower(_jax_compat.as_closed(callee), *consts, *rest)
+
+
+@lowers(_jax_compat.composite_p, on_keys=True)
+def _composite(ctx: RuleContext, *operands: tf.Tensor, name: str, version: int, attributes: Any, jaxpr: Any) -> Tensors:
+  """The decomposition of a StableHLO composite."""
+  del version, attributes
+  return _call(ctx, *operands, jaxpr=jaxpr, name=name)
+
+
+@lowers(_jax_compat.call_hi_primitive_p)
+def _call_hi_primitive(ctx: RuleContext, *operands: tf.Tensor, _prim: Any) -> Tensors:
+  """A primitive that defines itself by other primitives (JAX >= 0.12)."""
+  return ctx.lower_fun(functools.partial(_expand, _prim), *operands)
+
+
+def _expand(primitive: Any, *operands: Any) -> list[Any]:
+  return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, operands)))
+
+
+def _identities(*operands: tf.Tensor) -> Tensors:
+  return list(operands)
+
+
+@lowers(P.name_p)
+def _name(ctx: RuleContext, operand: tf.Tensor, *, name: str) -> tf.Tensor:
+  """A label for checkpoint policies, which have done their work when the gradient was traced."""
+  del ctx, name
+  return operand
+
+
+lower_directly({
+  P.stop_gradient_p: lambda x: x,
+  P.copy_p: lambda x: x,
+  # TensorFlow has no optimiser that these hold back from a change of values.
+  _jax_compat.optimization_barrier_p: _identities,
+})

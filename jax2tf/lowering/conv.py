@@ -1,0 +1,134 @@
+"""Convolutions: layouts, dtypes and forms that TensorFlow lacks become the plain ones of `_plain_conv`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as P  # noqa: N812
+import jax.numpy as jnp
+import tensorflow as tf
+from jax import lax
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import cast
+from jax2tf.lowering._movement import reshaped, transposed
+from jax2tf.lowering._plain_conv import Conv, filter_gradient, is_filter_gradient, plain_conv, without_batch_groups
+from jax2tf.registry import lowers
+
+
+@lowers(P.conv_general_dilated_p)
+def _conv_general_dilated(ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, *, window_strides: Sequence[int], padding: Sequence[Any],
+                          lhs_dilation: Sequence[int], rhs_dilation: Sequence[int], dimension_numbers: Any, feature_group_count: int,
+                          batch_group_count: int, precision: Any, preferred_element_type: Any) -> tf.Tensor:
+  """lhs f32[b,h,w,i], rhs f32[kh,kw,i,o] -> f32[b,h',w',o], in the layouts of `dimension_numbers`."""
+  del precision, preferred_element_type
+  (batch, features, *image), (outputs, _, *kernel), (_, _, *out) = (
+    [aval.shape[d] for d in spec] for aval, spec in zip((*ctx.avals_in, ctx.aval_out), dimension_numbers, strict=True))
+  conv = Conv(batch, tuple(image), features, tuple(kernel), outputs, tuple(out), tuple(window_strides), tuple(map(tuple, padding)),
+              tuple(lhs_dilation), tuple(rhs_dilation), feature_group_count, batch_group_count)
+  if any(isinstance(d, int) and d == 0 for d in (batch, features, outputs, *image, *kernel, *out)):
+    return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)  # TF 2.21: Conv2D refuses empty filters and images
+
+  def convolve(lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
+    return _laid_out(ctx, conv, lhs, rhs, dimension_numbers)
+
+  if lhs.dtype.is_complex:  # TF 2.21: no kernel of any convolution takes complex numbers
+    (a, b), (c, d) = ((tf.math.real(x), tf.math.imag(x)) for x in (cast(lhs, ctx.dtype_out), cast(rhs, ctx.dtype_out)))
+    return tf.complex(convolve(a, c) - convolve(b, d), convolve(a, d) + convolve(b, c))
+  dtype = _computed_in(lhs.dtype, ctx.dtype_out)
+  return cast(convolve(cast(lhs, dtype), cast(rhs, dtype)), ctx.dtype_out)
+
+
+def _computed_in(operand: tf.DType, result: tf.DType) -> tf.DType:
+  """The dtype that holds the sums. TF 2.21: Conv2D takes floats and int32; integers that wrap agree in their low bits."""
+  if operand.is_integer and result.is_integer:
+    return tf.int64 if max(operand.size, result.size) == 8 else tf.int32
+  if operand.is_integer:
+    return result
+  wider = operand if operand.size > result.size else result
+  return wider if wider.size > 1 else tf.float32
+
+
+def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, specs: Any) -> tf.Tensor:
+  """The convolution in TensorFlow's layouts. One dimension is two, the first of size 1."""
+  if conv.rank == 1 and lhs.dtype != tf.int64:
+    conv = replace(conv, image=(1, *conv.image), kernel=(1, *conv.kernel), out=(1, *conv.out), strides=(1, *conv.strides),
+                   padding=((0, 0), *conv.padding), lhs_dilation=(1, *conv.lhs_dilation), rhs_dilation=(1, *conv.rhs_dilation))
+    lhs, rhs = tf.expand_dims(lhs, specs[0][2]), tf.expand_dims(rhs, specs[1][2])
+    return tf.squeeze(_laid_out(ctx, conv, lhs, rhs, [_with_height(spec) for spec in specs]), specs[2][2])
+  lhs_spec, rhs_spec, out_spec = specs
+  # In the gradient of a kernel, JAX takes the batch, which leads in memory, for the features that are summed over.
+  if lhs_spec[1] == rhs_spec[1] == 0 and is_filter_gradient(conv):
+    image, cotangent = transposed(lhs, _axes(lhs_spec, "fsb")), transposed(rhs, _axes(rhs_spec, "fsb"))
+    if (kernel := filter_gradient(ctx, conv, image, cotangent)) is not None:
+      return _from(kernel, _axes(out_spec, "sbf"))
+  out = _convolved(ctx, conv, transposed(lhs, _axes(lhs_spec, "bsf")), transposed(rhs, _axes(rhs_spec, "sfb")))
+  return _from(out, _axes(out_spec, "bsf"))
+
+
+def _with_height(spec: Sequence[int]) -> list[int]:
+  batch, features, width = (d + (d >= spec[2]) for d in spec)
+  return [batch, features, spec[2], width]
+
+
+def _axes(spec: Sequence[int], order: str) -> list[int]:
+  """The axes of a spec, in JAX's order (b)atch or outputs, (f)eatures, (s)patial, in the given order."""
+  parts = {"b": spec[:1], "f": spec[1:2], "s": spec[2:]}
+  return [axis for part in order for axis in parts[part]]
+
+
+def _from(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+  """The inverse of `transposed`."""
+  return transposed(x, [axes.index(d) for d in range(len(axes))])
+
+
+def _convolved(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
+  """lhs f32[batch,*image,features], rhs f32[*kernel,features/groups,outputs] -> f32[batch,*out,outputs]."""
+  if conv.batch_groups > 1:
+    conv, lhs = without_batch_groups(ctx, conv, lhs)
+  if conv.rank == 0:
+    return _grouped_matmul(ctx, conv, lhs, rhs)
+  # TF 2.21: no convolution of int64, and on CPU no Conv3D with groups or dilation.
+  plain = conv.rank == 2 or (conv.rank == 3 and conv.groups == 1 and set(conv.rhs_dilation) == {1} and lhs.dtype.is_floating)
+  return plain_conv(ctx, conv, lhs, rhs) if plain and lhs.dtype != tf.int64 else _by_taps(ctx, conv, lhs, rhs)
+
+
+def _by_taps(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
+  """A convolution with one dimension less: what the first dimension of the kernel meets becomes features."""
+  if not isinstance(conv.kernel[0], int):
+    ctx.refuse("the first dimension of the kernel is symbolic, and TensorFlow has no such convolution",
+               "give the kernel a fixed size, or lower natively")
+  dtype = lhs.dtype.as_numpy_dtype
+  avals = [jax.ShapeDtypeStruct((conv.batch, *conv.image, conv.features), dtype),
+           jax.ShapeDtypeStruct((*conv.kernel, conv.features // conv.groups, conv.outputs), dtype)]
+  return ctx.lower_fun(functools.partial(_unrolled, conv), lhs, rhs, avals=avals)
+
+
+def _unrolled(conv: Conv, lhs: Any, rhs: Any) -> Any:
+  (size, *kernel), (out, *_), (lo, hi), rank = conv.kernel, conv.out, conv.padding[0], conv.rank - 1
+  stride, dilation = conv.strides[0], conv.rhs_dilation[0]
+  unpadded = (0, 0, 0)
+  lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), (unpadded, (lo, hi, conv.lhs_dilation[0] - 1), *[unpadded] * (rank + 1)))
+  lhs = lhs.reshape((*lhs.shape[:-1], conv.groups, -1))
+  taps = [lax.slice_in_dim(lhs, i * dilation, i * dilation + (out - 1) * stride + 1, stride, axis=1) for i in range(size)]
+  lhs = lax.reshape(jnp.stack(taps, -2), (conv.batch * out, *conv.image[1:], size * conv.features))
+  rhs = lax.reshape(jnp.moveaxis(rhs, 0, -3), (*kernel, size * rhs.shape[-2], conv.outputs))
+  spatial = range(1, rank + 1)
+  specs = lax.ConvDimensionNumbers((0, rank + 1, *spatial), (rank + 1, rank, *range(rank)), (0, rank + 1, *spatial))
+  result = lax.conv_general_dilated(lhs, rhs, conv.strides[1:], conv.padding[1:], conv.lhs_dilation[1:], conv.rhs_dilation[1:], specs,
+                                    feature_group_count=conv.groups)
+  return lax.reshape(result, (conv.batch, *conv.out, conv.outputs))
+
+
+def _grouped_matmul(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
+  """lhs f32[b,g*i], rhs f32[i,g*o] -> f32[b,g*o]."""
+  if conv.groups == 1:
+    return tf.matmul(lhs, rhs)
+  lhs = reshaped(ctx, lhs, (conv.batch, conv.groups, conv.features // conv.groups))
+  rhs = reshaped(ctx, rhs, (conv.features // conv.groups, conv.groups, conv.outputs // conv.groups))
+  out = tf.matmul(tf.transpose(lhs, [1, 0, 2]), tf.transpose(rhs, [1, 0, 2]))
+  return reshaped(ctx, tf.transpose(out, [1, 0, 2]), (conv.batch, conv.outputs))

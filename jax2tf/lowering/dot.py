@@ -1,0 +1,122 @@
+"""dot_general as one MatMul or BatchMatMul, with the fewest transposes and reshapes around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core.primitives as P
+import tensorflow as tf
+from jax import lax
+
+from jax2tf.context import RuleContext
+from jax2tf.dtypes import tf_dtype
+from jax2tf.registry import lowers
+
+# TF 2.21 has MatMul kernels on CPU for these; other types are computed in one that holds them.
+_DIRECT = frozenset({tf.float32, tf.float64, tf.complex64, tf.complex128, tf.int32, tf.int64})
+
+
+@lowers(P.dot_general_p)
+def _dot_general(ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, *, dimension_numbers: Any, precision: Any,
+                 preferred_element_type: Any) -> tf.Tensor:
+  """lhs f32[batch, m, k], rhs f32[batch, k, n] in any order of dimensions -> f32[batch, m, n]."""
+  del preferred_element_type  # it is the dtype of the result
+  lhs, rhs = _rounded(ctx, precision, lhs, rhs)
+  dtype = _accumulator(ctx, lhs.dtype, rhs.dtype)
+  (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+  lhs_aval, rhs_aval = ctx.avals_in
+  lhs, rhs = _cast(lhs, dtype), _cast(rhs, dtype)
+  if not lhs_contract:
+    product = _outer(ctx, lhs, rhs, lhs_batch, rhs_batch)
+  else:
+    # Contracting dimensions in the order of whichever side has them adjacent, so that one side at least moves nothing.
+    order = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i])
+    x = _Side(lhs, lhs_aval.shape, lhs_batch, [lhs_contract[i] for i in order])
+    y = _Side(rhs, rhs_aval.shape, rhs_batch, [rhs_contract[i] for i in order])
+    a, transpose_a = x.matrix(ctx, contract_last=True)
+    b, transpose_b = y.matrix(ctx, contract_last=False)
+    product = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    if len(x.free) != 1 or len(y.free) != 1:
+      product = ctx.reshape(product, ctx.aval_out.shape)
+  if ctx.dtype_out == tf.bool:
+    return tf.not_equal(product, 0)
+  return _cast(product, ctx.dtype_out)
+
+
+class _Side:
+  """One operand, its dimensions told apart: batch, free, contracted."""
+
+  def __init__(self, operand: tf.Tensor, shape: Sequence[Any], batch: Sequence[int], contract: Sequence[int]):
+    self.operand = operand
+    self.shape = shape
+    self.batch = list(batch)
+    self.contract = list(contract)
+    self.free = [i for i in range(len(shape)) if i not in (*batch, *contract)]
+
+  def matrix(self, ctx: RuleContext, contract_last: bool) -> tuple[tf.Tensor, bool]:
+    """(operand as [batch..., rows, columns], whether rows and columns are the wrong way round)."""
+    plain = [self.free, self.contract] if contract_last else [self.contract, self.free]
+    # A complex operand is moved: BatchMatMul would conjugate it.
+    swap = [*self.batch, *plain[1], *plain[0]] == list(range(len(self.shape))) and not self.operand.dtype.is_complex
+    swap = swap and bool(plain[0]) and bool(plain[1])
+    rows, columns = plain[::-1] if swap else plain
+    order = [*self.batch, *rows, *columns]
+    operand = self.operand if order == list(range(len(order))) else tf.transpose(self.operand, order)
+    if len(rows) != 1 or len(columns) != 1:
+      sizes = [self.shape[i] for i in self.batch]
+      operand = ctx.reshape(operand, [*sizes, _product(self.shape, rows), _product(self.shape, columns)])
+    return operand, swap
+
+
+def _product(shape: Sequence[Any], dims: Sequence[int]) -> Any:
+  size: Any = 1
+  for i in dims:
+    size = size * shape[i]
+  return size
+
+
+def _outer(ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, lhs_batch: Sequence[int], rhs_batch: Sequence[int]) -> tf.Tensor:
+  """No contraction: a product of every free dimension of one with every one of the other."""
+  x = _Side(lhs, ctx.avals_in[0].shape, lhs_batch, [])
+  y = _Side(rhs, ctx.avals_in[1].shape, rhs_batch, [])
+  a, b = (s.operand if [*s.batch, *s.free] == list(range(len(s.shape))) else tf.transpose(s.operand, [*s.batch, *s.free])
+          for s in (x, y))
+  if x.free and y.free:
+    b = ctx.reshape(b, [*(y.shape[i] for i in y.batch), *[1] * len(x.free), *(y.shape[i] for i in y.free)])
+  if y.free:
+    a = ctx.reshape(a, [*(x.shape[i] for i in x.batch), *(x.shape[i] for i in x.free), *[1] * len(y.free)])
+  elif x.free:
+    b = ctx.reshape(b, [*(y.shape[i] for i in y.batch), *[1] * len(x.free)])
+  return tf.multiply(a, b)
+
+
+def _accumulator(ctx: RuleContext, lhs: tf.DType, rhs: tf.DType) -> tf.DType:
+  """The type to multiply and add in. Integers wrap, so any wide enough signed type gives the bits of the result's."""
+  out = ctx.dtype_out
+  if out in _DIRECT and (out.is_floating or out.is_complex or (lhs.is_integer and rhs.is_integer)):
+    return out
+  if out == tf.bool:
+    return tf.int32
+  if out.is_integer:
+    return tf.int64 if out.size > 4 else tf.int32
+  # bf16, f16 and float8: products are exact in f32, and XLA on CPU rounds once, at the end.
+  return tf.float32
+
+
+def _rounded(ctx: RuleContext, precision: Any, lhs: tf.Tensor, rhs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """The operands as a named algorithm sees them; plain precisions ask for no less than TensorFlow gives."""
+  if isinstance(precision, lax.DotAlgorithmPreset):
+    types = precision.supported_lhs_types
+    if precision in (lax.DotAlgorithmPreset.DEFAULT, lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32) or types is None:
+      return lhs, rhs
+    if any(tf_dtype(t) == lhs.dtype for t in types):
+      return lhs, rhs
+    ctx.refuse(f"Unsupported precision in dot_general: {precision}", "use jax.lax.Precision, or lower natively")
+  if isinstance(precision, lax.DotAlgorithm):
+    ctx.refuse(f"Unsupported precision in dot_general: {precision}", "use jax.lax.Precision, or lower natively")
+  return lhs, rhs
+
+
+def _cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  return x if x.dtype == dtype else tf.cast(x, dtype)

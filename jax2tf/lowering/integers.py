@@ -1,0 +1,164 @@
+"""Division, remainder, shifts and bits: what TensorFlow leaves undefined for some integers, XLA defines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax.extend.core.primitives as P  # noqa: N812
+import tensorflow as tf
+
+from jax2tf import _jax_compat
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, widened
+from jax2tf.registry import lowers
+
+_REMAINDER_KERNELS = (tf.int32, tf.int64, tf.float32, tf.float64)
+
+
+@lowers(P.div_p)
+def _div(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x, y f32[...] -> f32[...]; integers truncate, and x / 0 is -1 (all ones for unsigned)."""
+  del ctx
+  return widened(_truncate_div if x.dtype.is_integer else tf.math.divide, *NARROW)(x, y)
+
+
+def _truncate_div(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  if is_known(lambda value: value != 0, y):
+    return tf.raw_ops.TruncateDiv(x=x, y=y)
+  by_zero = tf.equal(y, scalar(0, y))  # TensorFlow raises an error for it
+  quotient = tf.raw_ops.TruncateDiv(x=x, y=tf.where(by_zero, scalar(1, y), y))
+  return tf.where(by_zero, scalar(-1 if y.dtype.min else y.dtype.max, y), quotient)
+
+
+@lowers(P.rem_p)
+def _rem(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x, y f32[...] -> f32[...] with the sign of x; for integers x rem 0 is x."""
+  del ctx
+  if x.dtype.is_floating:
+    # TF 2.21: no half-precision kernel for TruncateMod on CPU.
+    return widened(_truncate_mod, *NARROW, *HALF)(x, y)
+  return widened(_integer_rem, *NARROW)(x, y)
+
+
+def _integer_rem(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  by_zero = None if is_known(lambda value: value != 0, y) else tf.equal(y, scalar(0, y))
+  divisor = y if by_zero is None else tf.where(by_zero, scalar(1, y), y)
+  if x.dtype not in _REMAINDER_KERNELS:  # TF 2.21: TruncateMod knows no integers but int32 and int64
+    return x - tf.raw_ops.TruncateDiv(x=x, y=divisor) * y
+  remainder = _truncate_mod(x, divisor)
+  return remainder if by_zero is None else tf.where(by_zero, x, remainder)
+
+
+def _truncate_mod(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  return tf.raw_ops.TruncateMod(x=x, y=y)
+
+
+@lowers(_jax_compat.mulhi_p)
+def _mulhi(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x, y u32[...] -> u32[...], the upper half of the 64-bit product."""
+  del ctx
+  width = bit_width(x.dtype)
+  if width == 64:
+    return _mulhi_64(x, y)
+  wide = tf.int64 if x.dtype.min else tf.uint64
+  product = cast(x, wide) * cast(y, wide)
+  return cast(tf.bitwise.right_shift(product, scalar(width, product)), x.dtype)
+
+
+def _mulhi_64(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  a, b = as_unsigned(x), as_unsigned(y)
+  half, mask = scalar(32, a), scalar(2**32 - 1, a)
+  a_high, a_low = tf.bitwise.right_shift(a, half), tf.bitwise.bitwise_and(a, mask)
+  b_high, b_low = tf.bitwise.right_shift(b, half), tf.bitwise.bitwise_and(b, mask)
+  middle = a_high * b_low + tf.bitwise.right_shift(a_low * b_low, half)
+  carry = a_low * b_high + tf.bitwise.bitwise_and(middle, mask)
+  high = cast(a_high * b_high + tf.bitwise.right_shift(middle, half) + tf.bitwise.right_shift(carry, half), x.dtype)
+  if not x.dtype.min:
+    return high
+  zero = scalar(0, x)  # a negative factor was read as 2**64 too much
+  return high - tf.where(x < zero, y, zero) - tf.where(y < zero, x, zero)
+
+
+def _logic(on_bools: Callable[..., tf.Tensor], on_bits: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+  def rule(ctx: RuleContext, *operands: tf.Tensor) -> tf.Tensor:
+    """bool[...] or i32[...], logical or bit by bit."""
+    del ctx
+    return on_bools(*operands) if operands[0].dtype == tf.bool else widened(on_bits, *NARROW)(*operands)
+  return rule
+
+
+lowers(P.and_p)(_logic(tf.logical_and, tf.bitwise.bitwise_and))
+lowers(P.or_p)(_logic(tf.logical_or, tf.bitwise.bitwise_or))
+lowers(P.xor_p)(_logic(tf.not_equal, tf.bitwise.bitwise_xor))
+# Not LogicalNot: TF 2.21's Grappler makes x <= 0 of not (x > 0), which is another answer for NaN.
+lowers(P.not_p)(_logic(lambda x: tf.equal(x, tf.constant(False)), tf.bitwise.invert))
+
+
+def _in_range(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor | None:
+  """count i32[...] -> bool[...]: is it less than the width of x, a negative one being huge; None if that is known."""
+  width = bit_width(x.dtype)
+  if is_known(lambda value: (value >= 0) & (value < width), count):
+    return None
+  unsigned = as_unsigned(count)
+  return unsigned < scalar(width, unsigned)
+
+
+def _shift_or_zero(shift: Callable[..., tf.Tensor], x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+  in_range = _in_range(x, count)  # TensorFlow clamps the count
+  shifted = shift(x, count)
+  return shifted if in_range is None else tf.where(in_range, shifted, scalar(0, x))
+
+
+@lowers(P.shift_left_p)
+def _shift_left(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+  """x, count i32[...] -> i32[...]; 0 for counts beyond the width."""
+  del ctx
+  return widened(functools.partial(_shift_or_zero, tf.bitwise.left_shift), *NARROW)(x, count)
+
+
+@lowers(P.shift_right_logical_p)
+def _shift_right_logical(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+  """x, count i32[...] -> i32[...], zeros come in; 0 for counts beyond the width."""
+  del ctx
+  return cast(_shift_or_zero(tf.bitwise.right_shift, _bits(x), _bits(count)), x.dtype)
+
+
+@lowers(P.shift_right_arithmetic_p)
+def _shift_right_arithmetic(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+  """x, count i32[...] -> i32[...], copies of the upper bit come in, also for unsigned x."""
+  del ctx
+
+  def shift(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    in_range = _in_range(x, count)
+    last = scalar(bit_width(x.dtype) - 1, count)
+    return tf.bitwise.right_shift(x, count if in_range is None else tf.where(in_range, count, last))
+  return cast(widened(shift, *NARROW)(as_signed(x), as_signed(count)), x.dtype)
+
+
+@lowers(P.population_count_p)
+def _population_count(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x i32[...] -> i32[...], the number of ones."""
+  del ctx
+  return cast(tf.raw_ops.PopulationCount(x=_bits(x)), x.dtype)
+
+
+@lowers(P.clz_p)
+def _clz(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x i32[...] -> i32[...], the number of zeros above the highest one; the width for 0."""
+  del ctx
+  bits, width = _bits(x), bit_width(x.dtype)
+  shift = 1
+  while shift < width:  # copies the highest one into all bits below it
+    bits = tf.bitwise.bitwise_or(bits, tf.bitwise.right_shift(bits, scalar(shift, bits)))
+    shift *= 2
+  ones = tf.raw_ops.PopulationCount(x=bits)
+  return cast(scalar(width, ones) - ones, x.dtype)
+
+
+def _bits(x: tf.Tensor) -> tf.Tensor:
+  """x as an unsigned integer that TensorFlow computes with, without the copies of the sign of an int4."""
+  if x.dtype in NARROW:
+    bits = tf.cast(x, tf.uint8)
+    return tf.bitwise.bitwise_and(bits, scalar(15, bits))
+  return as_unsigned(x)

@@ -1,0 +1,232 @@
+"""Linear systems and triangular factorisations.
+
+TensorFlow's Cholesky, Lu and MatrixTriangularSolve raise where LAPACK goes on: when a matrix is not positive
+definite, when a pivot or a diagonal element is zero. JAX gives NaN there, or the LU of a singular
+matrix, or infinities. So the factorisations are written out, and so are the systems that would raise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tensorflow as tf
+from jax import lax
+from jax.extend.core import primitives as P
+
+from jax2tf import _jax_compat
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import HALF
+from jax2tf.lowering._matrices import BLOCK, call, conj, loop, modulus, nan, nan_unless, outer, real, size
+from jax2tf.registry import lowers
+
+# --- systems ---
+
+
+@lowers(P.linear_solve_p)
+def _linear_solve(ctx: RuleContext, *operands: tf.Tensor, const_lengths: Any, jaxprs: Any) -> list[tf.Tensor]:
+  """(constants of four jaxprs, b) -> x, by the user's own `solve`."""
+  *constants, b = _split(operands, list(const_lengths))
+  return ctx.lower(jaxprs.solve, *constants[list(const_lengths._fields).index("solve")], *b)
+
+
+def _split(items: Any, lengths: list[int]) -> list[Any]:
+  """Runs of these lengths, then the rest."""
+  starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+  return [items[i:j] for i, j in zip(starts, [*starts[1:], None], strict=True)]
+
+
+@lowers(P.triangular_solve_p)
+def _triangular_solve(ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, *, left_side: bool, lower: bool, transpose_a: bool,
+                      conjugate_a: bool, unit_diagonal: bool) -> tf.Tensor:
+  """a f32[n,n], b f32[n,k] -> f32[n,k], the x of `op(a) x = b`; or b f32[k,n] -> the x of `x op(a) = b`.
+
+  Reads one triangle of a.
+  """
+  shape_a, shape_b = ctx.avals_in[0].shape, ctx.avals_in[1].shape
+  if a.dtype in HALF:  # TF 2.21: no MatrixTriangularSolve for 16 bits
+    a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
+  if not left_side:  # the transposed system
+    transpose_a, b = not transpose_a, tf.linalg.matrix_transpose(b)
+    shape_b = (*shape_b[:-2], shape_b[-1], shape_b[-2])
+  if conjugate_a != transpose_a:  # the op takes the matrix itself or its adjoint
+    a = conj(a)
+  if unit_diagonal:
+    x = tf.linalg.triangular_solve(tf.linalg.set_diag(a, tf.ones(ctx.shape(shape_a[:-1]), a.dtype)), b, lower, transpose_a)
+  else:
+    (x,) = call(ctx, triangular_solve, a, b, batch=len(shape_a) - 2, shapes=[shape_a, shape_b, shape_b], lower=lower, adjoint=transpose_a)
+  return tf.cast(x if left_side else tf.linalg.matrix_transpose(x), ctx.dtype_out)
+
+
+def triangular_solve(a: tf.Tensor, b: tf.Tensor, *, lower: bool, adjoint: bool) -> tuple[tf.Tensor]:
+  """a[batch,n,n], b[batch,n,k] -> [batch,n,k]; TensorFlow's op where it would not raise."""
+  regular = tf.reduce_all(tf.abs(tf.linalg.diag_part(a)) > 0)  # not so for NaN
+  return (tf.cond(regular, lambda: tf.linalg.triangular_solve(a, b, lower, adjoint), lambda: _substitute(a, b, lower, adjoint)),)
+
+
+def _substitute(a: tf.Tensor, b: tf.Tensor, lower: bool, adjoint: bool) -> tf.Tensor:
+  """Row by row, through zeros on the diagonal: x / 0 is an infinity, as in LAPACK."""
+  n, diagonal = size(a, -1), tf.linalg.diag_part(a)
+  a = tf.linalg.set_diag(tf.linalg.band_part(a, *((-1, 0) if lower else (0, -1))), tf.zeros_like(diagonal))
+  if adjoint:
+    a, diagonal, lower = tf.linalg.adjoint(a), conj(diagonal), not lower
+
+  def row(k: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor]:
+    k = k if lower else n - 1 - k
+    solved = (b[:, k] - tf.matmul(a[:, k, tf.newaxis], x)[:, 0]) / diagonal[:, k, tf.newaxis]
+    return (tf.where((tf.range(n) == k)[:, tf.newaxis], solved[:, tf.newaxis], x),)
+
+  return loop(n, row, tf.zeros_like(b))[0]
+
+
+@lowers(P.tridiagonal_solve_p)
+def _tridiagonal_solve(ctx: RuleContext, lower: tf.Tensor, diagonal: tf.Tensor, upper: tf.Tensor, b: tf.Tensor, *,
+                       perturb_singular: bool = False) -> tf.Tensor:
+  """lower f32[n], diagonal f32[n], upper f32[n], b f32[n,k] -> f32[n,k]; lower[0] and upper[n-1] are not read."""
+  if 0 in ctx.aval_out.shape:
+    return b
+  return tf.raw_ops.TridiagonalSolve(diagonals=tf.stack([upper, diagonal, lower], -2), rhs=b, partial_pivoting=True,
+                                     perturb_singular=perturb_singular)
+
+
+@lowers(_jax_compat.symmetric_product_p)
+def _symmetric_product(ctx: RuleContext, a: tf.Tensor, c: tf.Tensor, *, alpha: float, beta: float) -> tf.Tensor:
+  """a f32[n,k], c f32[n,n] -> f32[n,n], alpha a a^T + beta c."""
+  return tf.cast(alpha, a.dtype) * tf.matmul(a, a, transpose_b=True) + tf.cast(beta, a.dtype) * c
+
+
+# --- Cholesky ---
+
+
+@lowers(P.cholesky_p)
+def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
+  """operand f32[n,n] -> f32[n,n], its lower factor; NaN when it is not positive definite. Reads the lower triangle."""
+  if 0 in ctx.aval_out.shape:
+    return operand
+  (factor,) = call(ctx, cholesky, operand, batch=len(ctx.aval_out.shape) - 2)
+  return factor
+
+
+def cholesky(a: tf.Tensor) -> tuple[tf.Tensor]:
+  """a[batch,n,n] -> its lower factor [batch,n,n]."""
+  n = size(a, -1)
+  starts = range(0, n, BLOCK) if isinstance(n, int) else [0]
+  factor = a[:, :, :0]
+  for start in starts:
+    width = min(BLOCK, n - start) if isinstance(n, int) else n
+    panel = a[:, start:, start:start + width]
+    if start:
+      panel -= tf.matmul(factor[:, start:], factor[:, start:start + width], adjoint_b=True)
+    columns = _cholesky_columns(panel, width)
+    factor = tf.concat([factor, tf.pad(columns, [[0, 0], [start, 0], [0, 0]])], -1) if start else columns
+  rows = tf.range(n)
+  factor = tf.where(rows[:, tf.newaxis] >= rows, factor, a)  # LAPACK leaves the other triangle as it is
+  return (nan_unless(~tf.math.is_nan(real(factor[:, -1, -1])), factor),)
+
+
+def _cholesky_columns(a: tf.Tensor, width: Any) -> tf.Tensor:
+  """The factor of the first `width` columns; once a pivot is not positive, all that follows is NaN."""
+  rows, columns = tf.range(size(a, -2)), tf.range(width)
+
+  def eliminate(k: tf.Tensor, a: tf.Tensor) -> tuple[tf.Tensor]:
+    pivot = real(a[:, k, k])
+    pivot = tf.cast(tf.sqrt(tf.where(pivot > 0, pivot, nan(pivot.dtype))), a.dtype)[:, tf.newaxis]
+    column = tf.where(rows > k, a[:, :, k] / pivot, tf.where(rows == k, pivot, 0))
+    rest = tf.where(columns > k, a - outer(column, conj(column[:, :width])), a)
+    return (tf.where(columns == k, column[:, :, tf.newaxis], rest),)
+
+  return loop(width, eliminate, a)[0]
+
+
+@lowers(_jax_compat.cholesky_update_p)
+def _cholesky_update(ctx: RuleContext, r: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+  """r f32[n,n], w f32[n] -> f32[n,n], the upper factor of r^T r + w w^T, by Givens rotations."""
+  return ctx.lower_fun(_rotate_into, r, w)
+
+
+def _rotate_into(r: jax.Array, w: jax.Array) -> jax.Array:
+  def rotate(k: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    r, w = state
+    row, x, y = r[k], r[k, k], w[k]
+    scale = jnp.where(y == 0, jnp.ones_like(x), jnp.maximum(jnp.abs(x), jnp.abs(y)))
+    norm = jnp.sqrt((x / scale) ** 2 + (y / scale) ** 2)
+    cos, sin = jnp.where(y == 0, 1, x / scale / norm), jnp.where(y == 0, 0, y / scale / norm)
+    return r.at[k].set(cos * row + sin * w), cos * w - sin * row
+  return lax.fori_loop(0, w.shape[0], rotate, (r, w))[0]
+
+
+# --- LU ---
+
+
+@lowers(P.lu_p)
+def _lu(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
+  """operand f32[m,n] -> L below and U above f32[m,n], row exchanges i32[min(m,n)], the permutation i32[m] that they make."""
+  aval, pivots, permutation = ctx.avals_out
+  if 0 in aval.shape:
+    rows = tf.range(ctx.dim(permutation.shape[-1]))
+    return [operand, tf.zeros(ctx.shape(pivots.shape), tf.int32), tf.broadcast_to(rows, ctx.shape(permutation.shape))]
+  return call(ctx, lu, operand, batch=len(aval.shape) - 2)
+
+
+def lu(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """a[batch,m,n] -> (L and U [batch,m,n], exchanges [batch,min(m,n)], permutation [batch,m])."""
+  m, n = size(a, -2), size(a, -1)
+  if not (isinstance(m, int) and isinstance(n, int)):
+    return _lu_columns(a, tf.minimum(m, n))
+  exchanges, permutation = [], None
+  for start in range(0, min(m, n), BLOCK):
+    end = min(start + BLOCK, m, n)
+    panel, swaps, order = _lu_columns(a[:, start:, start:end], end - start)
+    below = tf.gather(a[:, start:], order, axis=1, batch_dims=1) if (start or end < n) else None
+    parts = [panel]
+    if start:
+      parts = [below[:, :, :start], *parts]
+    if end < n:
+      unit = tf.linalg.set_diag(panel[:, :end - start], tf.ones_like(panel[:, 0]))
+      upper = tf.linalg.triangular_solve(unit, below[:, :end - start, end:])
+      parts.append(tf.concat([upper, below[:, end - start:, end:] - tf.matmul(panel[:, end - start:], upper)], 1))
+    a = tf.concat([a[:, :start], tf.concat(parts, 2)], 1) if len(parts) > 1 else panel
+    exchanges.append(swaps + start)
+    rest = order if permutation is None else tf.gather(permutation[:, start:], order, axis=1, batch_dims=1)
+    permutation = rest if permutation is None else tf.concat([permutation[:, :start], rest], 1)
+  return a, tf.concat(exchanges, 1), permutation
+
+
+def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """The first `steps` steps of Gaussian elimination with the pivot of largest modulus; a zero pivot is passed over."""
+  batch, m = tf.shape(a)[0], size(a, -2)
+  rows, columns = tf.range(m), tf.range(size(a, -1))
+
+  def eliminate(k: tf.Tensor, a: tf.Tensor, exchanges: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    candidates = modulus(a[:, :, k])
+    pivot = tf.argmax(tf.where(rows >= k, candidates, -1), 1, tf.int32)[:, tf.newaxis]
+    order = tf.where(rows == k, pivot, tf.where(rows == pivot, k, rows))
+    a, permutation = (tf.gather(x, order, axis=1, batch_dims=1) for x in (a, permutation))
+    row, column = a[:, k], a[:, :, k]
+    top = row[:, k, tf.newaxis]
+    column = tf.where((rows > k) & (top != 0), column / top, column)
+    below = (rows > k)[:, tf.newaxis]
+    rest = tf.where(below & (columns > k), a - outer(column, row), a)
+    a = tf.where(below & (columns == k), column[:, :, tf.newaxis], rest)
+    return a, tf.where(tf.range(steps) == k, pivot, exchanges), permutation
+
+  start = tf.zeros([batch, steps], tf.int32), tf.broadcast_to(rows, [batch, m])
+  return loop(steps, eliminate, a, *start)
+
+
+@lowers(_jax_compat.lu_pivots_to_permutation_p)
+def _lu_pivots_to_permutation(ctx: RuleContext, pivots: tf.Tensor, *, permutation_size: Any) -> tf.Tensor:
+  """pivots i32[k] -> i32[permutation_size], what these exchanges of rows make of 0, 1 ..."""
+  rows = tf.range(ctx.dim(permutation_size))
+  start = tf.broadcast_to(rows, ctx.shape(ctx.aval_out.shape))
+  if 0 in ctx.avals_in[0].shape:
+    return start
+
+  def exchange(k: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor]:
+    other = pivots[..., k, tf.newaxis]
+    order = tf.where(rows == k, other, tf.where(rows == other, k, rows))
+    return (tf.gather(permutation, order, axis=-1, batch_dims=permutation.shape.rank - 1),)
+
+  return loop(ctx.dim(ctx.avals_in[0].shape[-1]), exchange, start)[0]

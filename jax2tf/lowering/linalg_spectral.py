@@ -1,0 +1,100 @@
+"""Eigenvalues and singular values. Vectors are determined up to a phase only, and so are ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tensorflow as tf
+from jax.extend.core import primitives as P
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._matrices import adjoint, all_finite, nan_unless, real
+from jax2tf.registry import UNSUPPORTED, lowers
+
+UNSUPPORTED["schur"] = ("TensorFlow has no Schur decomposition",
+                        "use eigh for Hermitian matrices, jnp.linalg.eig if the eigenvectors will do, or lower natively")
+
+
+@lowers(P.eigh_p)
+def _eigh(ctx: RuleContext, operand: tf.Tensor, *, lower: bool, sort_eigenvalues: bool, subset_by_index: tuple[int, int] | None,
+          algorithm: Any = None) -> list[tf.Tensor]:
+  """operand f32[n,n] -> vectors f32[n,k], values f32[k] in ascending order; reads one triangle. NaN if that is not finite."""
+  if 0 in ctx.avals_in[0].shape:
+    return [tf.zeros(ctx.shape(aval.shape), dtype) for aval, dtype in zip(ctx.avals_out, (operand.dtype, real(operand).dtype), strict=True)]
+  a = tf.linalg.band_part(operand, *((-1, 0) if lower else (0, -1)))
+  ok = all_finite(a)
+  values, vectors = tf.raw_ops.SelfAdjointEigV2(input=_zero_unless(ok, a if lower else adjoint(a)))
+  if subset_by_index is not None:
+    first, last = subset_by_index
+    values, vectors = values[..., first:last], vectors[..., first:last]
+  return [nan_unless(ok, vectors), nan_unless(ok, real(values))]
+
+
+@lowers(P.eig_p)
+def _eig(ctx: RuleContext, operand: tf.Tensor, *, compute_left_eigenvectors: bool, compute_right_eigenvectors: bool,
+         enable_eigvec_derivs: bool = False, implementation: Any = None) -> list[tf.Tensor]:
+  """operand f32[n,n] -> values c64[n], left vectors c64[n,n], right vectors c64[n,n]; NaN if it is not finite.
+
+  The order of the values is Eigen's. As in LAPACK, a vector has length 1 and its largest element is real.
+  """
+  if 0 in ctx.avals_in[0].shape:
+    return [tf.zeros(ctx.shape(aval.shape), dtype) for aval, dtype in zip(ctx.avals_out, 3 * [_complex(operand)], strict=False)]
+  ok = all_finite(operand)
+  a = _zero_unless(ok, operand)
+  if not (compute_left_eigenvectors or compute_right_eigenvectors):
+    return [nan_unless(ok, tf.linalg.eigvals(a))]
+  values, right = tf.linalg.eig(a)
+  results = [values]
+  avals = [jax.ShapeDtypeStruct(ctx.avals_in[0].shape, ctx.avals_out[0].dtype)]
+  if compute_left_eigenvectors:
+    results.append(ctx.lower_fun(_left_vectors, right, avals=avals))
+  if compute_right_eigenvectors:
+    results.append(ctx.lower_fun(_normalised, right, avals=avals))
+  return [nan_unless(ok, x) for x in results]
+
+
+def _left_vectors(right: jax.Array) -> jax.Array:
+  return _normalised(jnp.conj(jnp.linalg.inv(right).mT))
+
+
+def _normalised(vectors: jax.Array) -> jax.Array:
+  size = jnp.abs(vectors)
+  largest = jnp.take_along_axis(vectors, jnp.argmax(size, -2, keepdims=True), -2)
+  vectors = vectors * (jnp.conj(largest) / jnp.abs(largest))
+  return vectors / jnp.linalg.norm(vectors, axis=-2, keepdims=True)
+
+
+@lowers(P.svd_p)
+def _svd(ctx: RuleContext, operand: tf.Tensor, *, full_matrices: bool, compute_uv: bool, subset_by_index: tuple[int, int] | None,
+         algorithm: Any = None) -> list[tf.Tensor]:
+  """operand f32[m,n] -> values f32[k] in descending order, u f32[m,k], v^H f32[k,n]; NaN if it is not finite."""
+  m, n = ctx.avals_in[0].shape[-2:]
+  if 0 in ctx.avals_in[0].shape:
+    return _empty_svd(ctx, operand)
+  ok = all_finite(operand)
+  a = _zero_unless(ok, operand)
+  part = slice(*subset_by_index) if subset_by_index is not None else slice(None)
+  if not compute_uv:
+    return [nan_unless(ok, tf.linalg.svd(a, compute_uv=False)[..., part])]
+  values, u, v = tf.linalg.svd(a, full_matrices)
+  if not full_matrices:
+    values, u, v = values[..., part], u[..., part], v[..., part]
+  return [nan_unless(ok, x) for x in (values, u, adjoint(v))]
+
+
+def _empty_svd(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
+  """Identities for what full matrices leave."""
+  values, *vectors = ctx.avals_out
+  eyes = [tf.broadcast_to(tf.eye(*map(ctx.dim, aval.shape[-2:]), dtype=operand.dtype), ctx.shape(aval.shape)) for aval in vectors]
+  return [tf.zeros(ctx.shape(values.shape), real(operand).dtype), *eyes]
+
+
+def _zero_unless(ok: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """x where ok, else zeros: TensorFlow's decompositions raise for NaN and infinities."""
+  return tf.where(ok[..., tf.newaxis, tf.newaxis], x, 0)
+
+
+def _complex(x: tf.Tensor) -> tf.DType:
+  return {tf.float32: tf.complex64, tf.float64: tf.complex128}.get(x.dtype, x.dtype)

@@ -1,0 +1,157 @@
+"""Reductions over axes: sums, products, extrema, their positions, and `reduce` with any reducer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as P  # noqa: N812
+import jax.numpy as jnp
+import tensorflow as tf
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import NARROW, WIDER
+from jax2tf.lowering._movement import any_dtype
+from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
+from jax2tf.registry import lowers
+
+
+@lowers(P.reduce_sum_p)
+@any_dtype
+def _reduce_sum(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
+  """operand f32[b,n] -> f32[b]."""
+  return tf.reduce_sum(operand, list(axes))
+
+
+@lowers(P.reduce_prod_p)
+@any_dtype
+def _reduce_prod(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
+  """operand f32[b,n] -> f32[b]."""
+  return tf.reduce_prod(operand, list(axes))
+
+
+@lowers(P.reduce_max_p)
+@any_dtype
+def _reduce_max(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
+  """operand f32[b,n] -> f32[b]; NaN wins, but not under jit_compile: TF's XLA compiles reductions with fast min and max."""
+  if operand.dtype == tf.bool:
+    return tf.reduce_any(operand, list(axes))
+  if operand.dtype.is_complex:
+    return _reduced_by(ctx, lax.max, operand, axes)
+  return tf.reduce_max(operand, list(axes))
+
+
+@lowers(P.reduce_min_p)
+@any_dtype
+def _reduce_min(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
+  """operand f32[b,n] -> f32[b]; NaN wins, as in reduce_max."""
+  if operand.dtype == tf.bool:
+    return tf.reduce_all(operand, list(axes))
+  if operand.dtype.is_complex:
+    return _reduced_by(ctx, lax.min, operand, axes)
+  return tf.reduce_min(operand, list(axes))
+
+
+@lowers(P.reduce_and_p)
+@any_dtype
+def _reduce_and(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
+  """operand bool[b,n] -> bool[b]; of integers, bit by bit."""
+  return tf.reduce_all(operand, list(axes)) if operand.dtype == tf.bool else _reduced_by(ctx, lax.bitwise_and, operand, axes)
+
+
+@lowers(P.reduce_or_p)
+@any_dtype
+def _reduce_or(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
+  """operand bool[b,n] -> bool[b]; of integers, bit by bit."""
+  return tf.reduce_any(operand, list(axes)) if operand.dtype == tf.bool else _reduced_by(ctx, lax.bitwise_or, operand, axes)
+
+
+@lowers(P.reduce_xor_p)
+@any_dtype
+def _reduce_xor(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
+  """operand bool[b,n] -> bool[b], true where an odd number is true; of integers, bit by bit."""
+  if operand.dtype != tf.bool:
+    return _reduced_by(ctx, lax.bitwise_xor, operand, axes)
+  odd = tf.bitwise.bitwise_and(tf.reduce_sum(tf.cast(operand, tf.int32), list(axes)), 1)  # a wrapped sum keeps its parity
+  return tf.cast(odd, tf.bool)
+
+
+@lowers(P.argmax_p)
+def _argmax(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_dtype: Any) -> tf.Tensor:
+  """operand f32[b,n] -> i32[b], the first of equals; the first NaN before all others."""
+  return _position(ctx, tf.argmax, operand, axes)
+
+
+@lowers(P.argmin_p)
+def _argmin(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_dtype: Any) -> tf.Tensor:
+  """operand f32[b,n] -> i32[b], the first of equals; the first NaN before all others."""
+  return _position(ctx, tf.argmin, operand, axes)
+
+
+def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+  (axis,) = axes
+  if operand.dtype in (tf.bool, *NARROW):
+    operand = tf.cast(operand, WIDER[operand.dtype])
+  index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64
+  index = extremum(operand, axis, index_dtype)
+  if operand.dtype.is_floating:
+    # TF 2.21: ArgMax and ArgMin pass over NaN or stop anywhere after it.
+    is_nan = tf.not_equal(operand, operand)
+    first_nan = tf.argmax(tf.cast(is_nan, tf.float32), axis, index_dtype)
+    index = tf.where(tf.reduce_any(is_nan, axis), first_nan, index)
+  return tf.cast(index, ctx.dtype_out)
+
+
+# Reducers of one equation that TensorFlow has a reduction and a binary op for.
+_MONOIDS = {
+  P.add_p: (tf.reduce_sum, tf.add), P.mul_p: (tf.reduce_prod, tf.multiply),
+  P.max_p: (tf.reduce_max, tf.maximum), P.min_p: (tf.reduce_min, tf.minimum),
+}
+_LOGICAL_MONOIDS = {
+  P.and_p: (tf.reduce_all, tf.logical_and), P.min_p: (tf.reduce_all, tf.logical_and), P.mul_p: (tf.reduce_all, tf.logical_and),
+  P.or_p: (tf.reduce_any, tf.logical_or), P.max_p: (tf.reduce_any, tf.logical_or), P.add_p: (tf.reduce_any, tf.logical_or),
+}
+
+
+@lowers(P.reduce_p)
+def _reduce(ctx: RuleContext, *operands: tf.Tensor, computation: Any, jaxpr: ClosedJaxpr, dimensions: Sequence[int]) -> list[tf.Tensor]:
+  """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b] ..., by the reducer `jaxpr`.
+
+  One known equation is TensorFlow's own reduction. The others combine neighbours in a tree of log n steps; a
+  symbolic n takes a loop, in the order of the elements.
+  """
+  del computation
+  primitive = binary_primitive(jaxpr)
+  monoids = _LOGICAL_MONOIDS if operands[0].dtype == tf.bool else _MONOIDS
+  if primitive in monoids and not operands[0].dtype.is_complex and operands[0].dtype not in NARROW:
+    reduction, combine = monoids[primitive]
+    return [combine(reduction(operands[0], list(dimensions)), operands[1])]
+  return ctx.lower_fun(functools.partial(_reduce_by_jaxpr, jaxpr, tuple(dimensions)), *operands)
+
+
+def _reduced_by(ctx: RuleContext, combine: Callable[..., Any], operand: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+  """A reduction that TensorFlow has only between two tensors; `operand` need not have the dtype of its aval."""
+  aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
+  return ctx.lower_fun(functools.partial(_reduce_by_monoid, combine, tuple(axes)), operand, avals=[aval])
+
+
+def _reduce_by_monoid(combine: Callable[..., Any], axes: tuple[int, ...], x: Any) -> Any:
+  return reduced(lambda a, b: (combine(*a, *b),), [x], [_identity(combine, x.dtype)], axes)[0]
+
+
+def _identity(combine: Callable[..., Any], dtype: Any) -> Any:
+  if combine is lax.bitwise_and:
+    return jnp.array(-1).astype(dtype)
+  if combine in (lax.max, lax.min):  # of complex numbers
+    return jnp.array(-jnp.inf if combine is lax.max else jnp.inf, dtype)
+  return jnp.zeros((), dtype)
+
+
+def _reduce_by_jaxpr(jaxpr: ClosedJaxpr, dimensions: tuple[int, ...], *operands: Any) -> list[Any]:
+  count = len(operands) // 2
+  combine = combine_by(jaxpr, operands[0].ndim - len(dimensions))
+  return reduced(combine, operands[:count], operands[count:], dimensions)

@@ -1,0 +1,189 @@
+"""scatter and its kin: one ScatterNd or TensorScatter op, on rows of the operand or with linear indices."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as P
+import tensorflow as tf
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import is_known
+from jax2tf.lowering._movement import any_dtype, is_one, reshaped, sliced, transposed, updated
+from jax2tf.lowering._indexing import Windows, wide
+from jax2tf.registry import lowers
+
+# (ctx, operand f32[*sizes], rows i32[*batch,c], updates f32[*batch,*sizes[c:]], sizes, policy for rows outside) -> f32[*sizes]
+_Combine = Callable[..., tf.Tensor]
+
+
+def _scatter(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, *, combine: _Combine,
+             dimension_numbers: lax.ScatterDimensionNumbers, indices_are_sorted: bool, unique_indices: bool,
+             mode: lax.GatherScatterMode, update_jaxpr: Any, update_consts: Sequence[Any]) -> tf.Tensor:
+  """operand f32[n,m], indices i32[*batch,c], updates f32[*batch,*window] -> f32[n,m].
+
+  Updates that leave the operand are moved inside (clip) or dropped (other modes). Those of one element are applied in order.
+  """
+  del indices_are_sorted
+  shape, batch, update_sizes = ctx.avals_in[0].shape, ctx.avals_in[1].shape[:-1], ctx.avals_in[2].shape
+  if any(0 in ctx.dimensions.static_shape(sizes) for sizes in (shape, update_sizes)):
+    return operand  # TensorFlow refuses indices into an empty tensor
+  numbers = dimension_numbers
+  dropped = frozenset((*numbers.inserted_window_dims, *numbers.operand_batching_dims))
+  window_sizes = (update_sizes[d] for d in numbers.update_window_dims)
+  windows = Windows(shape, [1 if d in dropped else next(window_sizes) for d in range(len(shape))], dropped,
+                    tuple(numbers.scatter_dims_to_operand_dims), batch,
+                    dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)))
+  function = _FUNCTIONS.get(combine)
+  if update_jaxpr is not None and (combine is _replaced or (operand.dtype.is_complex and combine in (_minimum, _maximum))):
+    function = functools.partial(_elementwise, _closed(update_jaxpr, update_consts))
+    combine = functools.partial(_applied, function=function, unique=unique_indices)
+  clip = mode == lax.GatherScatterMode.CLIP
+  if all(map(is_one, batch)):
+    return _one_window(ctx, operand, indices, reshaped(ctx, updates, windows.sizes), windows, function, clip)
+  updates = transposed(updates, [*(d for d in range(len(update_sizes)) if d not in numbers.update_window_dims), *numbers.update_window_dims])
+  if combine is _added and _is_zeros(operand):
+    combine = _summed
+  return _many_windows(ctx, operand, indices, updates, windows, combine, clip)
+
+
+def _one_window(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, update: tf.Tensor, windows: Windows,
+                function: Callable[..., Any] | None, clip: bool) -> tf.Tensor:
+  """`x.at[i].set(y)`: update f32[*windows.sizes], written in place where TensorFlow may, as in a loop."""
+  vectors = windows.vectors(indices)
+  starts = windows.clamped(ctx, vectors)
+  components = tf.unstack(tf.reshape(tf.cast(starts, tf.int32), [-1]), len(windows.columns)) if windows.addressed else []
+  at = dict(zip(windows.columns, components, strict=False))
+  begin = [at[d] if d in at and d in windows.addressed else 0 for d in range(len(windows.shape))]
+  old = sliced(ctx, operand, windows.shape, begin, windows.sizes) if windows.addressed else operand
+  if function is not None:
+    aval = jax.ShapeDtypeStruct(tuple(windows.sizes), operand.dtype.as_numpy_dtype)
+    update = ctx.lower_fun(function, old, update, avals=[aval, aval])
+  if not clip and windows.columns:
+    update = tf.where(windows.inside(ctx, vectors, starts, [1] * len(windows.shape)), update, old)
+  return updated(ctx, operand, update, begin, windows.sizes) if windows.addressed else update
+
+
+def _many_windows(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, windows: Windows,
+                  combine: _Combine, clip: bool) -> tf.Tensor:
+  """updates f32[*batch,*window] -> the operand with them."""
+  shape, batch, policy = windows.shape, windows.batch, "" if clip else "IGNORE"
+  if combine in _TAKE_VECTORS and windows.are_rows and 0 < len(windows.columns) <= 5:  # TF 2.21: ScatterNd on CPU takes 5 components
+    rows = wide(indices)
+    if clip:
+      rows = windows.clamped(ctx, windows.vectors(indices))
+      rows = tf.expand_dims(rows, -1) if len(windows.columns) == 1 else rows
+    if windows.dropped != {*windows.columns}:
+      updates = reshaped(ctx, updates, [*batch, *shape[len(windows.columns):]])
+    return combine(ctx, operand, rows, updates, shape, policy)
+  flat = max(windows.addressed, default=-1) + 1  # the leading dimensions, made one
+  vectors = windows.vectors(indices)
+  starts = windows.clamped(ctx, vectors)
+  rows = windows.linear(ctx, starts, 0, flat - 1)
+  row_windows = [d for d in windows.kept if d < flat]
+  if not clip and windows.columns:
+    inside = windows.inside(ctx, vectors, starts, [*batch, *[1] * len(row_windows)])
+    rows = tf.where(inside, rows, tf.constant(-1, rows.dtype))
+  if any(d >= flat for d in windows.dropped):
+    updates = reshaped(ctx, updates, [*batch, *(windows.sizes[d] for d in row_windows), *shape[flat:]])
+  sizes = [math.prod(shape[:flat]), *shape[flat:]]
+  operand = operand if flat == 1 or combine is _summed else reshaped(ctx, operand, sizes)
+  result = combine(ctx, operand, tf.expand_dims(rows, -1), updates, sizes, policy)
+  return result if flat == 1 else reshaped(ctx, result, shape)
+
+
+def _is_zeros(tensor: tf.Tensor) -> bool:
+  # Only a Fill: asking TensorFlow for the value of the whole tensor would build it. -0.0 has a bit set.
+  return hasattr(tensor, "op") and tensor.op.type == "Fill" and is_known(lambda value: not any(value.tobytes()), tensor.op.inputs[1])
+
+
+def _summed(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
+  """Adds to zeros, as the backward of every gather does; an op that more exporters know."""
+  del operand
+  return tf.raw_ops.ScatterNd(indices=rows, updates=updates, shape=tf.cast(ctx.shape(sizes), rows.dtype), bad_indices_policy=policy)
+
+
+def _tensor_scatter(op: Callable[..., tf.Tensor]) -> _Combine:
+  def combine(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
+    del ctx, sizes
+    return op(tensor=operand, indices=rows, updates=updates, bad_indices_policy=policy)
+  return combine
+
+
+_replaced = _tensor_scatter(tf.raw_ops.TensorScatterUpdate)
+_added = _tensor_scatter(tf.raw_ops.TensorScatterAdd)
+_subtracted = _tensor_scatter(tf.raw_ops.TensorScatterSub)
+
+
+def _extremal(op: Callable[..., tf.Tensor]) -> _Combine:
+  def combine(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
+    scatter = functools.partial(_tensor_scatter(op), ctx, rows=rows, sizes=sizes, policy=policy)
+    if operand.dtype == tf.bool:
+      return tf.cast(scatter(tf.cast(operand, tf.uint8), updates=tf.cast(updates, tf.uint8)), tf.bool)
+    result = scatter(operand, updates=updates)
+    if not operand.dtype.is_floating:
+      return result
+    # TF 2.21: TensorScatterMax and Min skip a NaN among the updates. Adding -0.0 changes nothing.
+    nans = tf.where(tf.math.is_nan(updates), updates, tf.constant(-0.0, updates.dtype))
+    return _added(ctx, result, rows, nans, sizes, policy)
+  return combine
+
+
+_minimum, _maximum = _extremal(tf.raw_ops.TensorScatterMin), _extremal(tf.raw_ops.TensorScatterMax)
+
+
+def _multiplied(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
+  """TensorFlow has no TensorScatterMul: the product of each row and its updates, in order. Rows -1 are skipped."""
+  del policy
+  count, *row = sizes
+  ids = tf.concat([tf.cast(tf.range(ctx.dim(count)), rows.dtype), tf.reshape(rows, [-1])], 0)
+  factors = tf.concat([operand, tf.reshape(updates, ctx.shape([-1, *row]))], 0)
+  return tf.math.unsorted_segment_prod(factors, ids, ctx.dim(count))
+
+
+def _applied(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str, *,
+             function: Callable[..., Any], unique: bool) -> tf.Tensor:
+  """operand[row] = function(operand[row], update): all rows at once if they are `unique`, else one after the other."""
+  del policy
+  row = sizes[1:]
+  rows, updates = tf.reshape(rows, [-1, 1]), tf.reshape(updates, ctx.shape([-1, *row]))
+  count = math.prod(ctx.avals_in[2].shape) // math.prod(row)
+
+  def update(operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, count: Any) -> tf.Tensor:
+    aval = jax.ShapeDtypeStruct((count, *row), operand.dtype.as_numpy_dtype)
+    old = tf.gather(operand, tf.maximum(tf.squeeze(rows, -1), 0))
+    return _replaced(ctx, operand, rows, ctx.lower_fun(function, old, updates, avals=[aval, aval]), sizes, "IGNORE")
+
+  def step(i: tf.Tensor, operand: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return i + 1, update(operand, tf.gather(rows, [i]), tf.gather(updates, [i]), 1)
+
+  if unique:
+    return update(operand, rows, updates, count)
+  return tf.while_loop(lambda i, _: i < ctx.dim(count), step, (tf.constant(0), operand))[1]
+
+
+def _elementwise(jaxpr: ClosedJaxpr, old: Any, update: Any) -> Any:
+  fun = jaxpr_as_fun(jaxpr)
+  for _ in old.shape:
+    fun = jax.vmap(fun)
+  (new,) = fun(old, update)
+  return new
+
+
+def _closed(jaxpr: Any, consts: Sequence[Any]) -> ClosedJaxpr:
+  return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, tuple(consts))
+
+
+# What to do with a single window; the tensor ops of _TAKE_VECTORS have index vectors, the others only linear indices.
+_FUNCTIONS = {_added: lax.add, _subtracted: lax.sub, _multiplied: lax.mul, _minimum: lax.min, _maximum: lax.max}
+_TAKE_VECTORS = (_replaced, _added, _summed, _subtracted, _minimum, _maximum)
+
+for _primitive, _combine in {P.scatter_p: _replaced, P.scatter_add_p: _added, lax.scatter_sub_p: _subtracted, P.scatter_mul_p: _multiplied,
+                             P.scatter_min_p: _minimum, P.scatter_max_p: _maximum}.items():
+  lowers(_primitive)(any_dtype(functools.partial(_scatter, combine=_combine)))

@@ -1,0 +1,197 @@
+"""Data movement that knows no indices: reshape, broadcast, transpose, concatenate, pad, iota and their kin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core.primitives as P
+import tensorflow as tf
+from jax import lax
+from jax.core import max_dim
+
+from jax2tf import _jax_compat
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import is_known
+from jax2tf.lowering._movement import any_dtype, broadcast, is_zero, reshaped, sliced, tiled, transposed
+from jax2tf.registry import lowers
+
+
+@lowers(P.reshape_p)
+@any_dtype
+def _reshape(ctx: RuleContext, operand: tf.Tensor, *, new_sizes: Sequence[Any], dimensions: Sequence[int] | None) -> tf.Tensor:
+  """operand f32[a,b] -> f32[*new_sizes], in the order of `dimensions` when that is given."""
+  if dimensions is not None:
+    operand = transposed(operand, dimensions)
+  return reshaped(ctx, operand, new_sizes)
+
+
+@lowers(P.broadcast_in_dim_p)
+@any_dtype
+def _broadcast_in_dim(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any],
+                      broadcast_dimensions: Sequence[int]) -> tf.Tensor:
+  """operand f32[a,1], broadcast_dimensions (0,2) -> f32[a,n,b]: sizes 1 and new dimensions are repeated."""
+  sizes = ctx.avals_in[0].shape
+  if not sizes:
+    return tf.fill(ctx.shape(shape), operand) if shape else operand
+  aligned = [1] * len(shape)
+  for size, axis in zip(sizes, broadcast_dimensions, strict=True):
+    aligned[axis] = size
+  if len(aligned) != len(sizes):
+    operand = reshaped(ctx, operand, aligned)
+  return broadcast(ctx, operand, aligned, shape)
+
+
+@lowers(_jax_compat.broadcast_to_p)
+@any_dtype
+def _broadcast_to(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any]) -> tf.Tensor:
+  """operand f32[1,n] -> f32[*shape], as NumPy broadcasts."""
+  sizes = ctx.avals_in[0].shape
+  aligned = (1,) * (len(shape) - len(sizes)) + tuple(sizes)
+  return broadcast(ctx, reshaped(ctx, operand, aligned), aligned, shape)
+
+
+@lowers(P.transpose_p)
+@any_dtype
+def _transpose(ctx: RuleContext, operand: tf.Tensor, *, permutation: Sequence[int]) -> tf.Tensor:
+  """operand f32[a,b], permutation (1,0) -> f32[b,a]."""
+  del ctx
+  return transposed(operand, permutation)
+
+
+@lowers(P.squeeze_p)
+@any_dtype
+def _squeeze(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> tf.Tensor:
+  """operand f32[a,1,b], dimensions (1,) -> f32[a,b]."""
+  del ctx
+  return tf.squeeze(operand, dimensions) if dimensions else operand
+
+
+@lowers(P.concatenate_p)
+@any_dtype
+def _concatenate(ctx: RuleContext, *operands: tf.Tensor, dimension: int) -> tf.Tensor:
+  """operands f32[a,n], f32[b,n], dimension 0 -> f32[a+b,n]."""
+  del ctx
+  return tf.concat(operands, dimension) if len(operands) > 1 else operands[0]
+
+
+@lowers(P.rev_p)
+@any_dtype
+def _rev(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> tf.Tensor:
+  """operand f32[a,b] -> f32[a,b], backwards along `dimensions`."""
+  del ctx
+  return tf.reverse(operand, dimensions) if dimensions else operand
+
+
+@lowers(lax.split_p)
+@any_dtype
+def _split(ctx: RuleContext, operand: tf.Tensor, *, sizes: Sequence[Any], axis: int) -> list[tf.Tensor]:
+  """operand f32[a+b,n], sizes (a,b), axis 0 -> f32[a,n], f32[b,n]."""
+  if len(sizes) < 2:
+    return [operand] * len(sizes)
+  equal = all(size is sizes[0] or size == sizes[0] for size in sizes)
+  return tf.split(operand, len(sizes) if equal else ctx.shape(sizes), axis, num=len(sizes))
+
+
+@lowers(_jax_compat.optional_primitive("stack_p", lax))
+@any_dtype
+def _stack(ctx: RuleContext, *operands: tf.Tensor, axis: int) -> tf.Tensor:
+  """operands f32[n], f32[n], axis 0 -> f32[2,n]."""
+  del ctx
+  first = operands[0]
+  if all(x is first for x in operands):  # TF 2.21: Grappler makes this Tile of a Pack even where Tile has no kernel
+    return tiled(tf.expand_dims(first, axis), [len(operands) if i == axis else 1 for i in range(first.shape.rank + 1)])
+  return tf.stack(operands, axis)
+
+
+@lowers(_jax_compat.optional_primitive("unstack_p", lax))
+@any_dtype
+def _unstack(ctx: RuleContext, operand: tf.Tensor, *, axis: int) -> list[tf.Tensor]:
+  """operand f32[2,n], axis 0 -> f32[n], f32[n]."""
+  return tf.unstack(operand, len(ctx.avals_out), axis) if ctx.avals_out else []
+
+
+@lowers(_jax_compat.optional_primitive("tile_p", lax))
+@any_dtype
+def _tile(ctx: RuleContext, operand: tf.Tensor, *, reps: Sequence[Any]) -> tf.Tensor:
+  """operand f32[a,b], reps (2,3) -> f32[2*a,3*b]."""
+  return tiled(operand, ctx.shape(reps))
+
+
+@lowers(P.iota_p)
+def _iota(ctx: RuleContext, *, dtype: Any, shape: Sequence[Any], dimension: int) -> tf.Tensor:
+  """-> i32[*shape], counting along `dimension`."""
+  del dtype
+  counts = tf.cast(tf.range(ctx.dim(shape[dimension])), ctx.dtype_out)
+  aligned = [size if axis == dimension else 1 for axis, size in enumerate(shape)]
+  return counts if len(shape) == 1 else broadcast(ctx, reshaped(ctx, counts, aligned), aligned, shape)
+
+
+@lowers(_jax_compat.empty_p)
+def _empty(ctx: RuleContext, *, shape: Sequence[Any], dtype: Any) -> tf.Tensor:
+  """-> f32[*shape], zeros as on JAX's CPU."""
+  del dtype
+  return tf.zeros(ctx.shape(shape), ctx.dtype_out)
+
+
+@lowers(P.empty2_p)
+def _empty2(ctx: RuleContext, *, dtype: Any, memory_space: Any) -> tf.Tensor:
+  """-> f32[], a zero."""
+  del dtype, memory_space
+  return tf.zeros([], ctx.dtype_out)
+
+
+@lowers(P.pad_p)
+@any_dtype
+def _pad(ctx: RuleContext, operand: tf.Tensor, padding_value: tf.Tensor, *, padding_config: Sequence[tuple[Any, Any, int]]) -> tf.Tensor:
+  """operand f32[n], padding_value f32[], (low, high, interior) per dimension -> f32[low + n + (n-1)*interior + high].
+
+  Negative `low` and `high` cut, after the interior padding.
+  """
+  sizes, out_sizes = ctx.avals_in[0].shape, ctx.aval_out.shape
+  interiors = [interior for _, _, interior in padding_config]
+  if any(interiors):
+    operand, sizes = _with_interiors(ctx, operand, padding_value, sizes, interiors)
+  begin = [max_dim(-low, 0) for low, _, _ in padding_config]
+  lows = [max_dim(low, 0) for low, _, _ in padding_config]
+  # What is missing at the end; negative where `high`, or the last element's interior padding, is cut.
+  missing = [out + cut - low - size for out, cut, low, size in zip(out_sizes, begin, lows, sizes, strict=True)]
+  highs = [max_dim(high, 0) for high in missing]
+  operand = _padded(ctx, operand, padding_value, sizes, lows, highs)
+  if all(is_zero(b) for b in begin) and highs == missing:
+    return operand
+  padded = [low + size + high for low, size, high in zip(lows, sizes, highs, strict=True)]
+  return sliced(ctx, operand, padded, begin, out_sizes)
+
+
+def _with_interiors(ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Sequence[Any],
+                    interiors: Sequence[int]) -> tuple[tf.Tensor, list[Any]]:
+  """Each element followed by its padding, the last one too: f32[n] -> f32[n*(1+interior)], and the sizes."""
+  columns = [column for n, interior in zip(sizes, interiors, strict=True) for column in ([(n, 0), (1, interior)] if interior else [(n, 0)])]
+  split = [size for size, _ in columns]
+  operand = _padded(ctx, reshaped(ctx, operand, split), value, split, [0] * len(split), [pad for _, pad in columns])
+  sizes = [n * (1 + interior) for n, interior in zip(sizes, interiors, strict=True)]
+  return reshaped(ctx, operand, sizes), sizes
+
+
+def _padded(ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Sequence[Any], lows: Sequence[Any],
+            highs: Sequence[Any]) -> tf.Tensor:
+  """The operand with `lows` and `highs` padding values around it."""
+  axes = [axis for axis, pads in enumerate(zip(lows, highs, strict=True)) if not all(map(is_zero, pads))]
+  if not axes:
+    return operand
+  if len(sizes) <= 6:
+    paddings = tf.reshape(ctx.shape([pad for pads in zip(lows, highs, strict=True) for pad in pads]), [-1, 2])
+    return tf.pad(operand, paddings, constant_values=_padding_constant(value))
+  sizes = list(sizes)
+  for axis in axes:  # TF 2.21: Pad on CPU stops at 6 dimensions
+    operand = reshaped(ctx, operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1:])])
+    sizes[axis] += lows[axis] + highs[axis]
+    operand = tf.pad(operand, [[0, 0], [ctx.dim(lows[axis]), ctx.dim(highs[axis])], [0, 0]], constant_values=_padding_constant(value))
+  return reshaped(ctx, operand, sizes)
+
+
+def _padding_constant(value: tf.Tensor) -> Any:
+  """0 for a zero that is known (but for -0.0), which makes tf.pad emit the op that every runtime has."""
+  return 0 if is_known(lambda known: not any(known.tobytes()), value) else value

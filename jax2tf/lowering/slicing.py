@@ -1,0 +1,54 @@
+"""Rectangular windows: slice, dynamic_slice and dynamic_update_slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core.primitives as P
+import tensorflow as tf
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._movement import any_dtype, sliced, updated
+from jax2tf.lowering._indexing import clamped
+from jax2tf.registry import lowers
+
+
+@lowers(P.slice_p)
+@any_dtype
+def _slice(ctx: RuleContext, operand: tf.Tensor, *, start_indices: Sequence[Any], limit_indices: Sequence[Any],
+           strides: Sequence[int] | None) -> tf.Tensor:
+  """operand f32[n] -> f32[(limit - start + stride - 1) // stride]."""
+  shape = ctx.avals_in[0].shape
+  if strides is None or all(stride == 1 for stride in strides):
+    return sliced(ctx, operand, shape, start_indices, ctx.aval_out.shape)
+  if len(shape) > 8:  # TF 2.21: StridedSlice on CPU stops at 8 dimensions, Gather has no limit
+    for axis, bounds in enumerate(zip(start_indices, limit_indices, strides, strict=True)):
+      operand = tf.gather(operand, tf.range(*map(ctx.dim, bounds)), axis=axis)
+    return operand
+  ends = [limit == size for limit, size in zip(limit_indices, shape, strict=True)]
+  limits = [0 if end else limit for end, limit in zip(ends, limit_indices, strict=True)]
+  return tf.strided_slice(operand, ctx.shape(start_indices), ctx.shape(limits), strides, end_mask=sum(end << i for i, end in enumerate(ends)))
+
+
+@lowers(P.dynamic_slice_p)
+@any_dtype
+def _dynamic_slice(ctx: RuleContext, operand: tf.Tensor, *start_indices: tf.Tensor, slice_sizes: Sequence[Any]) -> tf.Tensor:
+  """operand f32[n,m], a scalar index per dimension -> f32[*slice_sizes]; starts are clamped so that the slice fits."""
+  return sliced(ctx, operand, ctx.avals_in[0].shape, _starts(ctx, start_indices, slice_sizes), slice_sizes)
+
+
+@lowers(P.dynamic_update_slice_p)
+@any_dtype
+def _dynamic_update_slice(ctx: RuleContext, operand: tf.Tensor, update: tf.Tensor, *start_indices: tf.Tensor) -> tf.Tensor:
+  """operand f32[n,m], update f32[k,l], a scalar index per dimension -> f32[n,m]; starts are clamped so that the update fits."""
+  shape, sizes = ctx.avals_in[0].shape, ctx.avals_in[1].shape
+  if tuple(shape) == tuple(sizes):
+    return update
+  return updated(ctx, operand, update, _starts(ctx, start_indices, sizes), sizes)
+
+
+def _starts(ctx: RuleContext, start_indices: Sequence[tf.Tensor], sizes: Sequence[Any]) -> list[Any]:
+  shape = ctx.avals_in[0].shape
+  return [0 if size == n else tf.cast(clamped(index, ctx.dim(n - size)), tf.int32)
+          for index, size, n in zip(start_indices, sizes, shape, strict=True)]

@@ -1,0 +1,112 @@
+"""Sorting: every order of JAX's is an order of integers, which TopKV2 sorts stably, the greatest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core.primitives as P  # noqa: N812
+import tensorflow as tf
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import NARROW, WIDER, cast, scalar
+from jax2tf.registry import lowers
+
+_BITS = {tf.float16: tf.int16, tf.bfloat16: tf.int16, tf.float32: tf.int32, tf.float64: tf.int64}
+# TF 2.21: no TopKV2 of bool and of NARROW on CPU, none of uint16 in XLA.
+_SORTED_AS = {tf.bool: tf.int8, tf.uint16: tf.int32, **{dtype: WIDER[dtype] for dtype in NARROW}}
+
+
+@lowers(P.top_k_p)
+def _top_k(ctx: RuleContext, operand: tf.Tensor, *, k: Any, axis: int | None = None, is_stable: bool = True) -> list[tf.Tensor]:
+  """operand f32[b,n] -> f32[b,k], i32[b,k]; equals in their order, NaN > inf > ... > 0.0 > -0.0 > ... > -inf > -NaN."""
+  del is_stable
+  rank = len(ctx.avals_in[0].shape)
+  axis = rank - 1 if axis is None else axis % rank
+  return [_swapped(x, axis, rank) for x in top_k_last(_swapped(operand, axis, rank), ctx.dim(k), rank)]
+
+
+def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """The `k` greatest along the last axis and their positions."""
+  wide = cast(operand, _SORTED_AS.get(operand.dtype, operand.dtype))
+  if not wide.dtype.is_floating:
+    values, indices = tf.math.top_k(wide, k)
+    return cast(values, operand.dtype), indices
+  # TF 2.21: TopKV2 on CPU loses its order at a NaN, and takes both zeros for equal.
+  bits = tf.bitcast(wide, _BITS[wide.dtype])
+  indices = tf.math.top_k(tf.where(bits < 0, bits ^ bits.dtype.max, bits), k).indices
+  return _along_last(operand, indices, rank), indices
+
+
+@lowers(P.approx_top_k_p)
+def _approx_top_k(ctx: RuleContext, operand: tf.Tensor, *, k: Any, reduction_dimension: int, recall_target: float, is_max_k: bool,
+                  reduction_input_size_override: int, aggregate_to_topk: bool) -> list[tf.Tensor]:
+  """operand f32[b,n] -> f32[b,k], i32[b,k]: the exact ones, as JAX gives on CPU; more than k if these are not aggregated."""
+  del k, recall_target, reduction_input_size_override, aggregate_to_topk
+  rank = len(ctx.avals_in[0].shape)
+  axis = reduction_dimension % rank
+  size = ctx.dim(ctx.avals_out[0].shape[axis])
+  operand = _swapped(operand, axis, rank)
+  if is_max_k:
+    values, indices = top_k_last(operand, size, rank)
+  else:
+    indices = tf.math.top_k(_descending_keys(operand)[0], size).indices
+    values = _along_last(operand, indices, rank)
+  return [_swapped(values, axis, rank), _swapped(indices, axis, rank)]
+
+
+@lowers(P.sort_p)
+def _sort(ctx: RuleContext, *operands: tf.Tensor, dimension: int, is_stable: bool, num_keys: int) -> list[tf.Tensor]:
+  """operands f32[b,n] ..., the first `num_keys` of them keys -> the same, sorted stably; NaN last, -0.0 equal to 0.0.
+
+  Complex numbers go by their real and then by their imaginary part.
+  """
+  del is_stable
+  rank = len(ctx.avals_in[0].shape)
+  operands = [_swapped(x, dimension, rank) for x in operands]
+  size = ctx.dim(ctx.avals_in[0].shape[dimension])
+  keys = [key for operand in operands[:num_keys] for key in _descending_keys(operand)]
+  if len(operands) == 1 and keys[0].dtype == (wide := _SORTED_AS.get(operands[0].dtype, operands[0].dtype)) and wide.is_integer:
+    results = [cast(tf.bitwise.invert(tf.math.top_k(keys[0], size).values), operands[0].dtype)]
+  else:
+    order = _order(keys, size, rank)
+    results = [_along_last(x, order, rank) for x in operands]
+  return [_swapped(x, dimension, rank) for x in results]
+
+
+def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
+  """Integers whose descending order is the ascending order of `operand`, the most significant first."""
+  if operand.dtype.is_complex:
+    return [*_descending_keys(tf.math.real(operand)), *_descending_keys(tf.math.imag(operand))]
+  operand = cast(operand, _SORTED_AS.get(operand.dtype, operand.dtype))
+  if not operand.dtype.is_floating:
+    return [tf.bitwise.invert(operand)]
+  bits = tf.bitcast(operand, _BITS[operand.dtype])
+  descending = tf.where(bits < 0, bits ^ bits.dtype.min, -bits)  # bits are sign and magnitude, so both zeros become 0
+  return [tf.where(tf.not_equal(operand, operand), scalar(bits.dtype.min, bits), descending)]
+
+
+def _order(keys: Sequence[tf.Tensor], size: int | tf.Tensor, rank: int) -> tf.Tensor:
+  """i32[b,n], the positions of the sorted elements: stable sorts by each key, the least significant first."""
+  order = tf.math.top_k(keys[-1], size).indices
+  for key in keys[-2::-1]:
+    order = _along_last(order, tf.math.top_k(_along_last(key, order, rank), size).indices, rank)
+  return order
+
+
+def _along_last(x: tf.Tensor, indices: tf.Tensor, rank: int) -> tf.Tensor:
+  """x f32[b,n], indices i32[b,k] -> f32[b,k]."""
+  if x.dtype in NARROW:  # TF 2.21: no Gather of these on CPU
+    return cast(_along_last(cast(x, WIDER[x.dtype]), indices, rank), x.dtype)
+  return tf.gather(x, indices, axis=rank - 1, batch_dims=rank - 1)
+
+
+def _swapped(x: tf.Tensor, axis: int, rank: int) -> tf.Tensor:
+  """`x` with `axis` in the place of the last axis and the other way round."""
+  permutation = list(range(rank))
+  permutation[axis], permutation[-1] = permutation[-1], permutation[axis]
+  if axis == rank - 1:
+    return x
+  if x.dtype in NARROW:  # TF 2.21: no Transpose of these on CPU
+    return cast(tf.transpose(cast(x, WIDER[x.dtype]), permutation), x.dtype)
+  return tf.transpose(x, permutation)

@@ -1,0 +1,133 @@
+"""Special functions: error functions, gamma and its family, Bessel."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax.extend.core.primitives as P  # noqa: N812
+import tensorflow as tf
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._common import HALF, NARROW, scalar, widened
+from jax2tf.registry import lower_directly, lowers
+
+# TF 2.21: these have no bfloat16 kernel on CPU, and most no float16 one.
+lower_directly({primitive: widened(op, *NARROW, *HALF) for primitive, op in {
+    P.bessel_i0e_p: tf.math.bessel_i0e, P.bessel_i1e_p: tf.math.bessel_i1e, P.lgamma_p: tf.math.lgamma,
+    P.polygamma_p: tf.math.polygamma, P.zeta_p: tf.math.zeta,
+}.items()})
+
+# Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), single precision, highest power first:
+# polynomials in w - 2.5 for w < 5 and in sqrt(w) - 3 beyond, where w = -log(1 - x**2).
+_ERF_INV_CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+                   0.246640727, 1.50140941)
+_ERF_INV_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+                 1.00167406, 2.83297682)
+
+
+@lowers(P.erf_p)
+def _erf(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]."""
+  del ctx
+  if x.dtype == tf.float64:  # TF 2.21: the float64 kernel is NaN at infinity; at 6 it is 1 to the last digit
+    x = tf.maximum(tf.minimum(x, scalar(6, x)), scalar(-6, x))
+  return widened(tf.math.erf, *NARROW)(x)
+
+
+@lowers(P.erfc_p)
+def _erfc(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...], 1 - erf(x) without cancellation."""
+  del ctx
+  return widened(tf.math.erfc, *NARROW)(x)
+
+
+@lowers(P.erf_inv_p)
+def _erf_inv(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]; infinite at 1 and -1, NaN beyond.
+
+  TF 2.21: the kernel goes by way of (x + 1) / 2, where small x drown and x near 1 lose a bit.
+  """
+  del ctx
+  return widened(_erf_inv_64 if x.dtype == tf.float64 else _erf_inv_32, *NARROW, *HALF)(x)
+
+
+def _erf_inv_32(x: tf.Tensor) -> tf.Tensor:
+  w = -tf.math.log1p(-tf.square(x))
+  is_centre = w < scalar(5, x)
+  w = tf.where(is_centre, w - scalar(2.5, x), tf.sqrt(w) - scalar(3, x))
+  coefficients = [tf.where(is_centre, scalar(c, x), scalar(t, x)) for c, t in zip(_ERF_INV_CENTRE, _ERF_INV_TAIL, strict=True)]
+  root = functools.reduce(lambda sum, coefficient: sum * w + coefficient, coefficients)
+  return x * tf.where(tf.equal(tf.abs(x), scalar(1, x)), scalar(math.inf, x), root)
+
+
+def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
+  size = tf.abs(x)
+  root = tf.math.erfinv(size)
+  # One Newton step. Near 1 the error is measured by erfc, for 1 - x is exact there.
+  error = tf.where(size < scalar(0.5, x), size - tf.math.erf(root), tf.math.erfc(root) - (scalar(1, x) - size))
+  better = root + error * scalar(math.sqrt(math.pi) / 2, x) * tf.exp(tf.square(root))
+  root = tf.where(size < scalar(1, x), better, root)
+  return tf.where(x < scalar(0, x), -root, root)
+
+
+@lowers(P.digamma_p)
+def _digamma(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]; -inf at 0, NaN at the other poles."""
+  del ctx
+
+  def digamma(x: tf.Tensor) -> tf.Tensor:
+    return tf.where(tf.equal(x, scalar(0, x)), scalar(-math.inf, x), tf.math.digamma(x))
+  return widened(digamma, *NARROW, *HALF)(x)
+
+
+@lowers(P.igamma_p)
+def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """a, x f32[...] -> f32[...]; 1 for a = 0 and x >= 1, NaN for x = 0 >= a."""
+  del ctx
+
+  def igamma(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    zero = scalar(0, x)
+    value = tf.where(tf.equal(a, zero) & (x >= scalar(1, x)), scalar(1, x), tf.math.igamma(a, x))
+    return tf.where((a > zero) | tf.not_equal(x, zero), value, scalar(math.nan, x))
+  return widened(igamma, *NARROW, *HALF)(a, x)
+
+
+@lowers(P.igammac_p)
+def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """a, x f32[...] -> f32[...]; 0 for a = 0 < x, NaN for x < 0."""
+  del ctx
+
+  def igammac(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    zero = scalar(0, x)
+    value = tf.where(tf.equal(a, zero) & (x > zero), zero, tf.math.igammac(a, x))
+    return tf.where(x < zero, scalar(math.nan, x), value)  # TF 2.21: 1 when compiled by XLA
+  return widened(igammac, *NARROW, *HALF)(a, x)
+
+
+@lowers(P.igamma_grad_a_p)
+def _igamma_grad_a(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """a, x f32[...] -> f32[...], the derivative of igamma by a; NaN where an operand is infinite or x = 0 >= a."""
+  del ctx
+
+  def igamma_grad_a(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    zero = scalar(0, x)
+    defined = tf.math.is_finite(a) & tf.math.is_finite(x) & (tf.not_equal(x, zero) | (a > zero))
+    return tf.where(defined, tf.raw_ops.IgammaGradA(a=a, x=x), scalar(math.nan, x))
+  return widened(igamma_grad_a, *NARROW, *HALF)(a, x)
+
+
+@lowers(P.regularized_incomplete_beta_p)
+def _regularized_incomplete_beta(ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """a, b, x f32[...] -> f32[...]; a step at 0 for a = 0 or b infinite, a step at 1 for b = 0 or a infinite, NaN for both."""
+  del ctx
+
+  def betainc(a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    zero, one, inf, nan = (scalar(value, x) for value in (0, 1, math.inf, math.nan))
+    step_at_0 = tf.equal(a, zero) | tf.equal(b, inf)
+    step_at_1 = tf.equal(b, zero) | tf.equal(a, inf)
+    value = tf.where(step_at_1, tf.where(x < one, zero, one), tf.math.betainc(a, b, x))
+    value = tf.where(step_at_0, tf.where(x > zero, one, zero), value)
+    defined = (a >= zero) & (b >= zero) & (x >= zero) & (x <= one) & tf.math.logical_not(step_at_0 & step_at_1)
+    return tf.where(defined, value, nan)
+  return widened(betainc, *NARROW, *HALF)(a, b, x)

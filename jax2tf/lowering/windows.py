@@ -1,0 +1,115 @@
+"""Reductions over sliding windows: TensorFlow's pooling where it fits, else one axis after the other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as P  # noqa: N812
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from jax2tf.context import RuleContext
+from jax2tf.lowering._movement import any_dtype
+from jax2tf.lowering._pooling import Axis, max_pool, sum_pool, whole_axes, window_axes
+from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
+from jax2tf.registry import lowers
+
+
+@lowers(P.reduce_window_max_p)
+@any_dtype
+def _reduce_window_max(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) -> tf.Tensor:
+  """operand f32[b,h,w,c] -> f32[b,h',w',c], the maxima; what is outside does not count."""
+  axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
+  if operand.dtype.is_floating and (whole := whole_axes(axes)):
+    return tf.reduce_max(operand, whole, keepdims=True)
+  pooled = max_pool(operand, axes, 1)
+  return _by_monoid(ctx, operand, axes, lax.max, -np.inf) if pooled is None else pooled
+
+
+@lowers(P.reduce_window_min_p)
+@any_dtype
+def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) -> tf.Tensor:
+  """operand f32[b,h,w,c] -> f32[b,h',w',c], the minima; what is outside does not count."""
+  axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
+  if operand.dtype.is_floating and (whole := whole_axes(axes)):
+    return tf.reduce_min(operand, whole, keepdims=True)
+  pooled = max_pool(operand, axes, -1)
+  return _by_monoid(ctx, operand, axes, lax.min, np.inf) if pooled is None else pooled
+
+
+@lowers(P.reduce_window_sum_p)
+@any_dtype
+def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) -> tf.Tensor:
+  """operand f32[b,h,w,c] -> f32[b,h',w',c], the sums."""
+  axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
+  if whole := whole_axes(axes):
+    return tf.reduce_sum(operand, whole, keepdims=True)
+  pooled = sum_pool(operand, axes)
+  return _by_monoid(ctx, operand, axes, lax.add, 0) if pooled is None else pooled
+
+
+@lowers(P.reduce_window_p)
+def _reduce_window(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any) -> list[tf.Tensor]:
+  """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b,n'] ..., by an associative reducer.
+
+  The initial value is also what stands outside.
+  """
+  axes = window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry)
+  reducer = ClosedJaxpr(jaxpr, consts) if isinstance(jaxpr, Jaxpr) else jaxpr
+  return ctx.lower_fun(functools.partial(_windows_by_jaxpr, reducer, axes), *operands)
+
+
+def _by_monoid(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], combine: Callable[..., Any], fill: float) -> tf.Tensor:
+  aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
+  return ctx.lower_fun(functools.partial(_windows_by_monoid, combine, fill, axes), operand, avals=[aval])
+
+
+def _windows_by_monoid(combine: Callable[..., Any], fill: float, axes: Sequence[Axis], x: Any) -> Any:
+  if np.isinf(fill) and not jnp.issubdtype(x.dtype, np.inexact):
+    outside = fill > 0 if x.dtype == bool else jnp.iinfo(x.dtype).max if fill > 0 else jnp.iinfo(x.dtype).min
+  else:
+    outside = fill
+  return _windows(lambda a, b: [combine(*a, *b)], [x], [jnp.array(outside, x.dtype)], axes)[0]
+
+
+def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any) -> list[Any]:
+  count, rank = len(operands) // 2, len(axes)
+  inits, combine = operands[count:], combine_by(reducer, rank)
+  results = _windows(combine, operands[:count], inits, axes)
+  return list(combine([jnp.broadcast_to(init, y.shape) for init, y in zip(inits, results, strict=True)], results))
+
+
+def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
+  """The reduced windows, innermost axis first, so that elements meet in their order."""
+  for i, axis in reversed(list(enumerate(axes))):
+    if not axis.is_trivial:
+      config = [(0, 0, 0)] * len(axes)
+      config[i] = (*axis.padding, axis.base_dilation - 1)
+      xs = [lax.pad(x, value, config) for x, value in zip(xs, outside, strict=True)]
+      xs = _windows_along(combine, xs, i, axis)
+  return list(xs)
+
+
+def _windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: Axis) -> Sequence[Any]:
+  """Spans of 1, 2, 4 ... elements, of which those in the binary digits of the window make it up: log w steps."""
+  def part(x: Any, start: Any, count: Any, stride: int = 1) -> Any:
+    return lax.slice_in_dim(x, start, start + (count - 1) * stride + 1, stride, axis=i)
+
+  result, done, span = None, 0, 1
+  while True:
+    if axis.window & span:
+      piece = [part(x, done * axis.window_dilation, axis.out, axis.stride) for x in xs]
+      result = piece if result is None else combine(result, piece)
+      done += span
+    if done == axis.window:
+      return result
+    step = span * axis.window_dilation
+    count = xs[0].shape[i] - step
+    xs = combine([part(x, 0, count) for x in xs], [part(x, step, count) for x in xs])
+    span *= 2

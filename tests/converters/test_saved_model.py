@@ -1,0 +1,125 @@
+"""jax2tf.converters.saved_model: names, versions, and what is on disk when."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from jax2tf.converters import saved_model
+
+PARAMS = {"dense": [{"kernel": np.arange(8, dtype=np.float32).reshape(4, 2), "bias": np.ones(2, np.float32)}]}
+INPUTS = {"x": "f32[b,4]"}
+
+
+def affine(params: Any, x: jax.Array) -> jax.Array:
+  layer = params["dense"][0]
+  return jnp.sin(x @ layer["kernel"]) + layer["bias"]
+
+
+def _inputs(b: int) -> np.ndarray:
+  return np.random.default_rng(b).standard_normal((b, 4)).astype(np.float32)
+
+
+def test_values_and_names_after_reload(tmp_path: Path) -> None:
+  path = saved_model.save(affine, PARAMS, tmp_path / "model", inputs=INPUTS, outputs=["y"])
+  assert path == tmp_path / "model" / "1"
+  loaded = tf.saved_model.load(str(path))
+  signature = loaded.signatures["serving_default"]
+  assert signature.structured_input_signature == ((), {"x": tf.TensorSpec([None, 4], tf.float32, name="x")})
+  for b in (1, 3, 10):
+    x = _inputs(b)
+    np.testing.assert_allclose(signature(x=tf.constant(x))["y"], affine(PARAMS, x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loaded(tf.constant(x)), affine(PARAMS, x), rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_are_variables_named_by_their_path(tmp_path: Path) -> None:
+  model = saved_model.Model(affine, PARAMS, inputs=INPUTS)
+  assert {name: tuple(v.shape) for name, v in model.parameters.items()} == {"dense/0/bias": (2,), "dense/0/kernel": (4, 2)}
+  assert len(model.trainable_variables) == 2
+  path = saved_model.save_model(model, tmp_path)
+  assert {name for name, _ in tf.train.list_variables(str(path / "variables" / "variables"))} >= {
+    f"_parameters/{i}/.ATTRIBUTES/VARIABLE_VALUE" for i in range(2)}
+
+
+@pytest.mark.parametrize(("fun", "outputs", "names"), [
+  (lambda p, x: x, None, {"output"}),
+  (lambda p, x: {"a": x, "b": {"c": x}}, None, {"a", "b_c"}),
+  (lambda p, x: (x, [x]), None, {"output_0", "output_1_0"}),
+  (lambda p, x: (x, x), ["left", "right"], {"left", "right"}),
+], ids=["one", "dict", "tuple", "given"])
+def test_output_names(fun: Any, outputs: list[str] | None, names: set[str]) -> None:
+  model = saved_model.Model(fun, {}, inputs=INPUTS, outputs=outputs)
+  assert model.signature(tf.ones([2, 4])).keys() == names
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+  ({"inputs": {"x": "float32"}}, "input 'x' is 'float32'; write its dtype and shape as in 'f32[b,784]'"),
+  ({"inputs": {"x": "q9[b]"}}, "input 'x' is 'q9[b]'"),
+  ({"inputs": {"x y": "f32[b]"}}, "input name 'x y' is not an identifier"),
+  ({"inputs": INPUTS, "outputs": ["a", "b"]}, "2 names for 1 results"),
+], ids=["no-shape", "no-dtype", "name", "outputs"])
+def test_what_cannot_be_a_signature(arguments: dict[str, Any], words: str, tmp_path: Path) -> None:
+  with pytest.raises(ValueError, match=re.escape(words)):
+    saved_model.save(affine, PARAMS, tmp_path / "model", **arguments)
+  assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
+
+
+@pytest.mark.parametrize(("notation", "dtype", "shape"), [
+  ("f32[b,4]", np.float32, [None, 4]), ("bf16[]", jnp.bfloat16, []), ("i8[2]", np.int8, [2]), ("bool[n]", np.bool_, [None]),
+  ("u32[3, 2*n + 1]", np.uint32, [3, None]), ("float16[1]", np.float16, [1]), ("c64[n]", np.complex64, [None])])
+def test_notation_of_inputs(notation: str, dtype: Any, shape: list[int | None]) -> None:
+  model = saved_model.Model(lambda p, n, x: x, {}, inputs={"sizes": "f32[n]", "x": notation})
+  [_, spec] = model.signature.input_signature
+  assert (spec.dtype.as_numpy_dtype, spec.shape.as_list()) == (dtype, shape)
+
+
+def test_next_free_version_and_no_overwriting(tmp_path: Path) -> None:
+  def save(**kwargs: Any) -> Path:
+    return saved_model.save(affine, PARAMS, tmp_path, inputs=INPUTS, **kwargs)
+
+  assert [save().name, save().name, save(version=7).name, save().name] == ["1", "2", "7", "8"]
+  with pytest.raises(FileExistsError, match="overwrite=True"):
+    save(version=7)
+  before = (tmp_path / "7" / "saved_model.pb").stat().st_ino
+  assert save(version=7, overwrite=True).name == "7"
+  assert (tmp_path / "7" / "saved_model.pb").stat().st_ino != before
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2", "7", "8"]
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  def fail(model: Any, path: str, **kwargs: Any) -> None:
+    Path(path).mkdir(parents=True)
+    (Path(path) / "saved_model.pb").write_bytes(b"half")
+    raise OSError("disk full")
+
+  monkeypatch.setattr(tf.saved_model, "save", fail)
+  with pytest.raises(OSError, match="disk full"):
+    saved_model.save(affine, PARAMS, tmp_path, inputs=INPUTS)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_gradient_after_reload(tmp_path: Path) -> None:
+  path = saved_model.save(affine, PARAMS, tmp_path, inputs=INPUTS, with_gradient=True)
+  loaded = tf.saved_model.load(str(path))
+  x = _inputs(3)
+  with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(tf.square(loaded(tf.constant(x))))
+  found = tape.gradient(loss, list(loaded._parameters))
+  expected = jax.grad(lambda p: jnp.sum(jnp.square(affine(p, x))))(PARAMS)
+  for f, e in zip(found, jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5)
+
+
+def test_polymorphic_constraint_holds_after_reload(tmp_path: Path) -> None:
+  path = saved_model.save(affine, PARAMS, tmp_path, inputs=INPUTS, polymorphic_constraints=["b <= 4"])
+  signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+  assert signature(x=tf.ones([4, 4]))
+  with pytest.raises(tf.errors.InvalidArgumentError, match="Input shapes do not match"):
+    signature(x=tf.ones([5, 4]))

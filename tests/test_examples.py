@@ -1,0 +1,42 @@
+"""Each example runs as its docstring says; the quickstart has its own file."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minilm_text
+
+EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_says_what_it_is_for(example: Path) -> None:
+  docstring = ast.get_docstring(ast.parse(example.read_text(encoding="utf-8")))
+  assert docstring
+  assert len(docstring.splitlines()[0]) > 20
+
+
+def test_tokens_of_a_batch() -> None:
+  ids, mask = minilm_text.tokenize(["Hello, world!", "Hi"])
+  # [CLS] hello , world ! [SEP], as BERT's vocabulary numbers them.
+  np.testing.assert_array_equal(ids, [[101, 7592, 1010, 2088, 999, 102], [101, 7632, 102, 0, 0, 0]])
+  np.testing.assert_array_equal(mask, [[1] * 6, [1, 1, 1, 0, 0, 0]])
+  assert ids.dtype == mask.dtype == np.int32
+
+
+def test_tokens_are_cut_at_what_the_model_reads() -> None:
+  ids, mask = minilm_text.tokenize(["word " * 1000])
+  assert ids.shape == (1, 256)
+  assert ids[0, -1] == 102
+  assert mask.all()
+
+
+def test_the_sentences_have_several_sizes() -> None:
+  assert len(minilm_text.SENTENCES) == 12
+  shapes = {minilm_text.tokenize(batch)[0].shape for batch in minilm_text.BATCHES.values()}
+  assert len({b for b, _ in shapes}) >= 3
+  assert len({s for _, s in shapes}) >= 3

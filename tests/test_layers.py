@@ -1,0 +1,41 @@
+"""The house keeps its shape: layers, no cycles, private APIs at one address, files that a person can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jax2tf.tools import import_graph
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MAX_LINES = 500
+
+
+def test_no_import_goes_up_or_round() -> None:
+  assert import_graph.violations(import_graph.import_graph(REPOSITORY)) == []
+
+
+def test_no_long_file() -> None:
+  files = [f for folder in ("jax2tf", "converters", "tools", "tests", "examples") for f in (REPOSITORY / folder).rglob("*.py")]
+  lengths = {str(f.relative_to(REPOSITORY)): len(f.read_text(encoding="utf-8").splitlines()) for f in files}
+  assert len(lengths) > 20
+  assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize(("module", "imported", "words"), [
+  ("jax2tf.dims", "jax2tf.interpreter", "which is below it"),
+  ("jax2tf.lowering.dot", "jax2tf.lowering.conv", "family of rules"),
+  ("jax2tf.lowering.dot", "jax2tf.interpreter", "family of rules"),
+  ("jax2tf.api", "jax._src", "only jax2tf._jax_compat may"),
+  ("jax2tf.converters.saved_model", "jax2tf.dims", "public names"),
+  ("jax2tf", "jax2tf.converters", "which is below it"),
+])
+def test_a_wrong_import_is_named(module: str, imported: str, words: str) -> None:
+  [sentence] = import_graph.violations({module: {imported}})
+  assert words in sentence
+
+
+def test_a_cycle_is_named() -> None:
+  [sentence] = import_graph.violations({"jax2tf.dims": {"jax2tf.dtypes"}, "jax2tf.dtypes": {"jax2tf.dims"}})
+  assert sentence.startswith("cycle: jax2tf.d")

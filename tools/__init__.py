@@ -1,0 +1,1 @@
+"""Commands for people who work on jax2tf."""
