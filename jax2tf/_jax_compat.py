@@ -14,10 +14,14 @@ from jax._src import core as _core
 from jax._src import custom_batching as _custom_batching
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import hijax as _hijax
+from jax._src import pjit as _pjit
 from jax._src.export import shape_poly as _shape_poly
+from jax._src import xla_metadata as _xla_metadata
 from jax._src.lax import lax as _lax
 from jax._src.lax import linalg as _linalg
 from jax._src.lax.control_flow import conditionals as _conditionals
+from jax._src.lax.scaled_dot import _scaled_dot_impl
+from jax._src.lax.scaled_dot import scaled_dot_p as _scaled_dot_p
 from jax._src.random import core as _random
 from jax._src.random import philox2x32 as _philox2x32
 from jax._src.random import philox4x32 as _philox4x32
@@ -107,6 +111,19 @@ custom_vmap_p = _custom_batching.custom_vmap_p
 linear_call_p = _custom_derivatives.linear_call_p
 composite_p = _lax.composite_p
 optimization_barrier_p = _lax.optimization_barrier_p
+reshard_p = _pjit.reshard_p
+layout_constraint_p = _pjit.layout_constraint_p
+remat_opt_p = _custom_derivatives.remat_opt_p
+xla_metadata_call_p = getattr(_xla_metadata, "xla_metadata_call_p", None)  # JAX 0.12
+xla_metadata_value_p = getattr(_xla_metadata, "xla_metadata_value_p", None)  # JAX 0.12
+relayout_p = getattr(_pjit, "relayout_p", None)  # JAX 0.12
+with_memory_space_constraint_p = getattr(_state_primitives, "with_memory_space_constraint_p", None)  # JAX 0.12
+dce_sink_p = _lax.dce_sink_p
+tie_p = _lax.tie_p
+stage_p = _lax.stage_p
+ragged_dot_general_p = _lax.ragged_dot_general_p
+ragged_dot_general_impl = _lax._ragged_dot_general_impl
+scaled_dot_p, scaled_dot_impl = _scaled_dot_p, _scaled_dot_impl
 platform_index_p = _conditionals.platform_index_p
 call_hi_primitive_p = getattr(_hijax, "call_hi_primitive_p", None)  # JAX 0.12
 

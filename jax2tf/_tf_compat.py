@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 from tensorflow.python.eager import record as _record
+from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.trackable import data_structures as _data_structures
 
 # tf.Module wraps the containers that it holds; to JAX they are the dict, list or tuple inside.
@@ -15,6 +16,7 @@ DictWrapper = _data_structures._DictWrapper
 TupleWrapper = _data_structures._TupleWrapper
 
 stop_recording = _record.stop_recording
+is_saving = _save_context.in_save_context
 
 
 def is_watched(tensor: tf.Tensor) -> bool:

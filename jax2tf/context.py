@@ -85,8 +85,8 @@ class RuleContext:
 
 
 def scope_name(path: str) -> str:
-  """A JAX function name, or a stack of them, as a TensorFlow scope name."""
-  return re.sub(r"^[^A-Za-z0-9.]", ".", re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", path))
+  """A JAX function name, or a stack of them, as a TensorFlow scope name: `jit(<lambda>)` -> `jit_lambda`."""
+  return "/".join(re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") or "fun" for part in path.split("/"))
 
 
 class _Hashable:

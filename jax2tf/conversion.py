@@ -58,7 +58,7 @@ class Conversion:
   def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     jaxpr = self.traced.jaxpr
     if not self._with_gradient:
-      return gradient.refused(lambda: run(jaxpr, *operands), gradient.DISABLED, operands)
+      return gradient.disabled(lambda: run(jaxpr, *operands), operands)
     pullback = self._pullbacks.get(tuple(wrt), lambda: gradient.Pullback(jaxpr, self.traced.name, wrt))
     return gradient.call(pullback, run, *operands)
 

@@ -165,6 +165,19 @@ def refused(results: Callable[[], list[tf.Tensor]], error: Exception, operands: 
   return _with_gradient(results, gradient, operands)
 
 
+def disabled(results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  """The results, with a gradient that raises LookupError: `convert(..., with_gradient=False)`.
+
+  After a SavedModel round trip, where no Python runs, it is an InvalidArgumentError of the same words.
+  """
+  def gradient(_: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    if not _tf_compat.is_saving():
+      raise DISABLED
+    with tf.control_dependencies([tf.debugging.Assert(False, [str(DISABLED)])]):
+      return [tf.zeros_like(x) for x in operands]
+  return _with_gradient(results, gradient, operands)
+
+
 def differentiable(avals: Sequence[Any]) -> list[int]:
   """Positions of the floating point and complex avals."""
   return [i for i, aval in enumerate(avals) if is_differentiable(aval.dtype)]

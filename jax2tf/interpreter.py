@@ -115,7 +115,8 @@ class Lowering:
     for stack, eqns in itertools.groupby(inner.eqns, key=_name_stack):
       with _scope(outer_scope, stack):
         for eqn in eqns:
-          env.update(zip(eqn.outvars, self._equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
+          with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
+            env.update(zip(eqn.outvars, self._equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
     return [read(v) for v in inner.outvars]
 
   def _equation(self, eqn: Any, operands: list[tf.Tensor], caller: str) -> Sequence[tf.Tensor]:

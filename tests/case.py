@@ -242,7 +242,8 @@ def _flat_function(case: Case) -> Any:
 
   @tf.function(autograph=False, input_signature=specs)
   def function(*xs: tf.Tensor) -> list[tf.Tensor]:
-    return jax.tree.leaves(converted(*jax.tree.unflatten(tree, xs)))
+    with jax.enable_x64(case.x64):  # saving traces once more
+      return jax.tree.leaves(converted(*jax.tree.unflatten(tree, xs)))
 
   function.get_concrete_function()
   return function

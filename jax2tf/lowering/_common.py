@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,9 @@ def is_known(condition: Callable[[np.ndarray], Any], tensor: tf.Tensor) -> bool:
   if (tensor.shape.num_elements() or 0) not in range(1, 65):
     return False
   try:
-    value = tf.get_static_value(tensor)
+    with np.errstate(all="ignore"), warnings.catch_warnings():  # it folds casts with NumPy
+      warnings.simplefilter("ignore", DeprecationWarning)  # TF 2.21 reads f16 and bf16 in a way that NumPy 2.5 deprecates
+      value = tf.get_static_value(tensor)
   except TypeError:  # NumPy has no cast between 4-bit integers
     return False
   return value is not None and bool(np.all(condition(value)))

@@ -11,6 +11,7 @@ import tensorflow as tf
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import NARROW, WIDER
 
+
 def any_dtype(rule: Callable[..., Any]) -> Callable[..., Any]:
   """The rule, with operands of such a dtype cast to a wider one and the results cast back."""
   @functools.wraps(rule)
@@ -55,6 +56,8 @@ def tiled(x: tf.Tensor, repeats: list[int] | tf.Tensor) -> tf.Tensor:
 
 def sliced(ctx: RuleContext, x: tf.Tensor, shape: Sequence[Any], begin: Sequence[Any], sizes: Sequence[Any]) -> tf.Tensor:
   """`x[begin:begin + sizes]` of an `x` of this shape; `begin` may hold int32 scalars."""
+  if not shape:
+    return x
   starts = [b if isinstance(b, tf.Tensor) else ctx.dim(b) for b in begin]
   # -1 is "to the end", so that most slices need no size that only the graph knows.
   counts = [-1 if not isinstance(b, tf.Tensor) and b + size == n else size for b, size, n in zip(begin, sizes, shape, strict=True)]
@@ -75,12 +78,3 @@ def is_zero(dim: Any) -> bool:
 def is_one(dim: Any) -> bool:
   """Whether a dimension is the known 1."""
   return isinstance(dim, int) and dim == 1
-
-
-def updated(ctx: RuleContext, x: tf.Tensor, update: tf.Tensor, begin: Sequence[Any], sizes: Sequence[Any]) -> tf.Tensor:
-  """`x` with `x[begin:begin + sizes] = update`; `begin` may hold int32 scalars.
-
-  Of TensorFlow's ops, this one alone updates in place: a loop of n updates costs n updates, as in JAX.
-  """
-  begin = tf.stack(begin)
-  return tf.raw_ops.TensorStridedSliceUpdate(input=x, begin=begin, end=begin + ctx.shape(sizes), strides=[1] * len(sizes), value=update)

@@ -71,12 +71,24 @@ def _custom_vmap_call(ctx: RuleContext, *operands: tf.Tensor, call: Any, rule: A
 
 
 @lowers(_jax_compat.linear_call_p, on_keys=True)
-def _linear_call(ctx: RuleContext, *operands: tf.Tensor, callee: Any, transpose: Any, num_callee_consts: int, num_transpose_consts: int,
-                 num_res: int) -> Tensors:
-  """(callee consts, transpose consts, residuals, linear operands) -> the callee's results."""
-  del transpose, num_res
-  consts, rest = operands[:num_callee_consts], operands[num_callee_consts + num_transpose_consts:]
-  return ctx.lower(_jax_compat.as_closed(callee), *consts, *rest)
+def _linear_call(ctx: RuleContext, *operands: tf.Tensor, callee: Any, transpose_thunk: Any, num_callee_consts: int, num_res: int) -> Tensors:
+  """(consts, residuals, linear operands) -> the callee's results."""
+  del transpose_thunk, num_callee_consts, num_res
+  return ctx.lower(_jax_compat.as_closed(callee), *operands)
+
+
+@lowers(_jax_compat.remat_opt_p, on_keys=True)
+def _remat_opt(ctx: RuleContext, *operands: tf.Tensor, num_consts: int, num_res: int, fwd_jaxpr: Any, fun_jaxpr_thunk: Any) -> Tensors:
+  """(consts, operands) -> (residuals, results) of a custom_vjp function's forward pass."""
+  del num_consts, num_res, fun_jaxpr_thunk
+  return ctx.lower(_jax_compat.as_closed(fwd_jaxpr), *operands)
+
+
+@lowers(_jax_compat.xla_metadata_call_p, on_keys=True)
+def _xla_metadata_call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, xla_metadata: Any, ad_metadata: Any = None) -> Tensors:
+  """The inner function; the metadata speaks to XLA."""
+  del xla_metadata, ad_metadata
+  return ctx.lower(_jax_compat.as_closed(jaxpr), *operands)
 
 
 @lowers(_jax_compat.composite_p, on_keys=True)

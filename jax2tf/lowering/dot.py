@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import lax
 
+from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import tf_dtype
 from jax2tf.registry import lowers
@@ -120,3 +122,15 @@ def _rounded(ctx: RuleContext, precision: Any, lhs: tf.Tensor, rhs: tf.Tensor) -
 
 def _cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   return x if x.dtype == dtype else tf.cast(x, dtype)
+
+
+@lowers(_jax_compat.ragged_dot_general_p)
+def _ragged_dot_general(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> tf.Tensor:
+  """lhs f32[m,k], rhs f32[g,k,n], group_sizes i32[g] -> f32[m,n]: JAX's own reference, a masked dot per group."""
+  return ctx.lower_fun(functools.partial(_jax_compat.ragged_dot_general_impl, **params), *operands)
+
+
+@lowers(_jax_compat.scaled_dot_p)
+def _scaled_dot(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> tf.Tensor:
+  """lhs, rhs in blocks with scales -> their product: JAX's own reference."""
+  return ctx.lower_fun(functools.partial(_jax_compat.scaled_dot_impl, **params), *operands)

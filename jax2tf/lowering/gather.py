@@ -11,8 +11,8 @@ import tensorflow as tf
 from jax import lax
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._movement import any_dtype, broadcast, reshaped, sliced, transposed
 from jax2tf.lowering._indexing import Windows
+from jax2tf.lowering._movement import any_dtype, broadcast, reshaped, sliced, transposed
 from jax2tf.registry import lowers
 
 # An axis of the gathered windows: ("batch", dimension of the indices) or ("window", dimension of the operand).

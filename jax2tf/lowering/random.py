@@ -104,7 +104,9 @@ def _iota_2x32_shape(ctx: RuleContext, *, shape: Dims) -> list[tf.Tensor]:
   """-> u32[shape] twice: the high and the low words of a 64-bit iota."""
   sizes = ctx.shape(shape)
   if isinstance(sizes, list) and math.prod(sizes) < 2**31:
-    return [tf.zeros(sizes, tf.uint32), tf.cast(tf.reshape(tf.range(math.prod(sizes)), sizes), tf.uint32)]
+    low = tf.range(math.prod(sizes))
+    low = tf.cast(low if len(sizes) == 1 else tf.reshape(low, sizes), tf.uint32)
+    return [tf.zeros_like(low), low]
   count = tf.reshape(tf.range(_size64(ctx, shape)), sizes)
   return [tf.cast(tf.bitwise.right_shift(count, 32), tf.uint32), tf.cast(count, tf.uint32)]
 
@@ -135,17 +137,21 @@ def _threefry2x32_hash(key0: tf.Tensor, key1: tf.Tensor, x0: tf.Tensor, x1: tf.T
   rotations = [[tf.constant(r, tf.uint32) for r in group] for group in ((13, 15, 26, 6), (17, 29, 16, 24))]
   x0, x1 = x0 + keys[0], x1 + keys[1]
   for i in range(5):
-    x0, x1 = _four_rounds(x0, x1, *rotations[i % 2])
-    x0, x1 = x0 + keys[(i + 1) % 3], x1 + (keys[(i + 2) % 3] + tf.constant(i + 1, tf.uint32))
+    x0, x1 = _four_rounds(x0, x1, keys[(i + 1) % 3], keys[(i + 2) % 3] + tf.constant(i + 1, tf.uint32), *rotations[i % 2])
   return x0, x1
 
 
-@_hash(words=6)
-def _four_rounds(x0: tf.Tensor, x1: tf.Tensor, *rotations: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+@_hash(words=8)
+def _four_rounds(x0: tf.Tensor, x1: tf.Tensor, key0: tf.Tensor, key1: tf.Tensor, *rotations: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   for rotation in rotations:
-    x0 = x0 + x1
-    x1 = _rotate_left(x1, rotation) ^ x0
-  return x0, x1
+    x0, x1 = _round(x0, x1, rotation)
+  return x0 + key0, x1 + key1
+
+
+@_hash(words=3)
+def _round(x0: tf.Tensor, x1: tf.Tensor, rotation: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  x0 = x0 + x1
+  return x0, _rotate_left(x1, rotation) ^ x0
 
 
 def _rotate_left(x: tf.Tensor, by: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,8 @@
-"""scatter and its kin: one ScatterNd or TensorScatter op, on rows of the operand or with linear indices."""
+"""scatter, its kin and dynamic_update_slice: one ScatterNd or TensorScatter op, on rows of the operand or with linear indices."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +16,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import is_known
-from jax2tf.lowering._movement import any_dtype, is_one, reshaped, sliced, transposed, updated
 from jax2tf.lowering._indexing import Windows, wide
+from jax2tf.lowering._movement import any_dtype, is_one, reshaped, transposed
 from jax2tf.registry import lowers
 
 # (ctx, operand f32[*sizes], rows i32[*batch,c], updates f32[*batch,*sizes[c:]], sizes, policy for rows outside) -> f32[*sizes]
@@ -40,39 +41,41 @@ def _scatter(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: 
   windows = Windows(shape, [1 if d in dropped else next(window_sizes) for d in range(len(shape))], dropped,
                     tuple(numbers.scatter_dims_to_operand_dims), batch,
                     dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)))
-  function = _FUNCTIONS.get(combine)
   if update_jaxpr is not None and (combine is _replaced or (operand.dtype.is_complex and combine in (_minimum, _maximum))):
-    function = functools.partial(_elementwise, _closed(update_jaxpr, update_consts))
-    combine = functools.partial(_applied, function=function, unique=unique_indices)
-  clip = mode == lax.GatherScatterMode.CLIP
-  if all(map(is_one, batch)):
-    return _one_window(ctx, operand, indices, reshaped(ctx, updates, windows.sizes), windows, function, clip)
-  updates = transposed(updates, [*(d for d in range(len(update_sizes)) if d not in numbers.update_window_dims), *numbers.update_window_dims])
-  if combine is _added and _is_zeros(operand):
+    combine = functools.partial(_applied, function=functools.partial(_elementwise, _closed(update_jaxpr, update_consts)),
+                                unique=unique_indices or all(map(is_one, batch)))
+  elif combine is _multiplied and all(map(is_one, batch)):
+    combine = functools.partial(_applied, function=lax.mul, unique=True)
+  elif combine is _added and _is_zeros(operand):
     combine = _summed
-  return _many_windows(ctx, operand, indices, updates, windows, combine, clip)
+  in_batch = [d for d in range(len(update_sizes)) if d not in numbers.update_window_dims]
+  updates = transposed(updates, [*in_batch, *numbers.update_window_dims])
+  return _scattered(ctx, operand, indices, updates, windows, combine, clip=mode == lax.GatherScatterMode.CLIP)
 
 
-def _one_window(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, update: tf.Tensor, windows: Windows,
-                function: Callable[..., Any] | None, clip: bool) -> tf.Tensor:
-  """`x.at[i].set(y)`: update f32[*windows.sizes], written in place where TensorFlow may, as in a loop."""
-  vectors = windows.vectors(indices)
-  starts = windows.clamped(ctx, vectors)
-  components = tf.unstack(tf.reshape(tf.cast(starts, tf.int32), [-1]), len(windows.columns)) if windows.addressed else []
-  at = dict(zip(windows.columns, components, strict=False))
-  begin = [at[d] if d in at and d in windows.addressed else 0 for d in range(len(windows.shape))]
-  old = sliced(ctx, operand, windows.shape, begin, windows.sizes) if windows.addressed else operand
-  if function is not None:
-    aval = jax.ShapeDtypeStruct(tuple(windows.sizes), operand.dtype.as_numpy_dtype)
-    update = ctx.lower_fun(function, old, update, avals=[aval, aval])
-  if not clip and windows.columns:
-    update = tf.where(windows.inside(ctx, vectors, starts, [1] * len(windows.shape)), update, old)
-  return updated(ctx, operand, update, begin, windows.sizes) if windows.addressed else update
+@lowers(P.dynamic_update_slice_p)
+@any_dtype
+def _dynamic_update_slice(ctx: RuleContext, operand: tf.Tensor, update: tf.Tensor, *start_indices: tf.Tensor) -> tf.Tensor:
+  """operand f32[n,m], update f32[k,l], a scalar index per dimension -> f32[n,m]; starts are clamped so that the update fits.
+
+  TensorStridedSliceUpdate would be the plain op and update in place, but XLA wants its bounds constant and no exporter knows it.
+  """
+  shape, sizes = ctx.avals_in[0].shape, ctx.avals_in[1].shape
+  if tuple(shape) == tuple(sizes):
+    return update
+  if 0 in ctx.dimensions.static_shape(sizes):
+    return operand
+  moved = tuple(d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size)
+  indices = tf.stack([start_indices[d] for d in moved])
+  return _scattered(ctx, operand, indices, update, Windows(shape, sizes, frozenset(), moved, (), {}), _replaced, clip=True)
 
 
-def _many_windows(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, windows: Windows,
-                  combine: _Combine, clip: bool) -> tf.Tensor:
+def _scattered(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, windows: Windows,
+               combine: _Combine, *, clip: bool) -> tf.Tensor:
   """updates f32[*batch,*window] -> the operand with them."""
+  if not windows.batch:  # TF 2.21: the scatters on CPU want at least one dimension of indices
+    windows = dataclasses.replace(windows, batch=(1,))
+    indices, updates = tf.expand_dims(indices, 0), tf.expand_dims(updates, 0)
   shape, batch, policy = windows.shape, windows.batch, "" if clip else "IGNORE"
   if combine in _TAKE_VECTORS and windows.are_rows and 0 < len(windows.columns) <= 5:  # TF 2.21: ScatterNd on CPU takes 5 components
     rows = wide(indices)
@@ -180,8 +183,7 @@ def _closed(jaxpr: Any, consts: Sequence[Any]) -> ClosedJaxpr:
   return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, tuple(consts))
 
 
-# What to do with a single window; the tensor ops of _TAKE_VECTORS have index vectors, the others only linear indices.
-_FUNCTIONS = {_added: lax.add, _subtracted: lax.sub, _multiplied: lax.mul, _minimum: lax.min, _maximum: lax.max}
+# Those that take index vectors; the others take linear indices only.
 _TAKE_VECTORS = (_replaced, _added, _summed, _subtracted, _minimum, _maximum)
 
 for _primitive, _combine in {P.scatter_p: _replaced, P.scatter_add_p: _added, lax.scatter_sub_p: _subtracted, P.scatter_mul_p: _multiplied,

@@ -1,4 +1,4 @@
-"""Rectangular windows: slice, dynamic_slice and dynamic_update_slice."""
+"""Rectangular windows: slice and dynamic_slice."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._movement import any_dtype, sliced, updated
 from jax2tf.lowering._indexing import clamped
+from jax2tf.lowering._movement import any_dtype, sliced
 from jax2tf.registry import lowers
 
 
@@ -28,27 +28,15 @@ def _slice(ctx: RuleContext, operand: tf.Tensor, *, start_indices: Sequence[Any]
     return operand
   ends = [limit == size for limit, size in zip(limit_indices, shape, strict=True)]
   limits = [0 if end else limit for end, limit in zip(ends, limit_indices, strict=True)]
-  return tf.strided_slice(operand, ctx.shape(start_indices), ctx.shape(limits), strides, end_mask=sum(end << i for i, end in enumerate(ends)))
+  end_mask = sum(end << axis for axis, end in enumerate(ends))
+  return tf.strided_slice(operand, ctx.shape(start_indices), ctx.shape(limits), strides, end_mask=end_mask)
 
 
 @lowers(P.dynamic_slice_p)
 @any_dtype
 def _dynamic_slice(ctx: RuleContext, operand: tf.Tensor, *start_indices: tf.Tensor, slice_sizes: Sequence[Any]) -> tf.Tensor:
   """operand f32[n,m], a scalar index per dimension -> f32[*slice_sizes]; starts are clamped so that the slice fits."""
-  return sliced(ctx, operand, ctx.avals_in[0].shape, _starts(ctx, start_indices, slice_sizes), slice_sizes)
-
-
-@lowers(P.dynamic_update_slice_p)
-@any_dtype
-def _dynamic_update_slice(ctx: RuleContext, operand: tf.Tensor, update: tf.Tensor, *start_indices: tf.Tensor) -> tf.Tensor:
-  """operand f32[n,m], update f32[k,l], a scalar index per dimension -> f32[n,m]; starts are clamped so that the update fits."""
-  shape, sizes = ctx.avals_in[0].shape, ctx.avals_in[1].shape
-  if tuple(shape) == tuple(sizes):
-    return update
-  return updated(ctx, operand, update, _starts(ctx, start_indices, sizes), sizes)
-
-
-def _starts(ctx: RuleContext, start_indices: Sequence[tf.Tensor], sizes: Sequence[Any]) -> list[Any]:
   shape = ctx.avals_in[0].shape
-  return [0 if size == n else tf.cast(clamped(index, ctx.dim(n - size)), tf.int32)
-          for index, size, n in zip(start_indices, sizes, shape, strict=True)]
+  starts = [0 if size == n else tf.cast(clamped(index, ctx.dim(n - size)), tf.int32)
+            for index, size, n in zip(start_indices, slice_sizes, shape, strict=True)]
+  return sliced(ctx, operand, shape, starts, slice_sizes)

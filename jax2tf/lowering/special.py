@@ -83,25 +83,24 @@ def _digamma(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.igamma_p)
 def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """a, x f32[...] -> f32[...]; 1 for a = 0 and x >= 1, NaN for x = 0 >= a."""
+  """a, x f32[...] -> f32[...]; for a = 0 it is 1 from x = 1 on, else NaN; NaN for negative operands."""
   del ctx
 
   def igamma(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    zero = scalar(0, x)
-    value = tf.where(tf.equal(a, zero) & (x >= scalar(1, x)), scalar(1, x), tf.math.igamma(a, x))
-    return tf.where((a > zero) | tf.not_equal(x, zero), value, scalar(math.nan, x))
+    zero, one, nan = (scalar(value, x) for value in (0, 1, math.nan))
+    return tf.where(a > zero, tf.math.igamma(a, x), tf.where(tf.equal(a, zero) & (x >= one), one, nan))
   return widened(igamma, *NARROW, *HALF)(a, x)
 
 
 @lowers(P.igammac_p)
 def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """a, x f32[...] -> f32[...]; 0 for a = 0 < x, NaN for x < 0."""
+  """a, x f32[...] -> f32[...]; for a = 0 it is 0, and NaN at x = 0; NaN for negative operands."""
   del ctx
 
   def igammac(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    zero = scalar(0, x)
-    value = tf.where(tf.equal(a, zero) & (x > zero), zero, tf.math.igammac(a, x))
-    return tf.where(x < zero, scalar(math.nan, x), value)  # TF 2.21: 1 when compiled by XLA
+    zero, nan = scalar(0, x), scalar(math.nan, x)
+    value = tf.where(a > zero, tf.math.igammac(a, x), tf.where(tf.equal(a, zero) & (x > zero), zero, nan))
+    return tf.where(x >= zero, value, nan)  # TF 2.21: 1 for x < 0 when compiled by XLA
   return widened(igammac, *NARROW, *HALF)(a, x)
 
 

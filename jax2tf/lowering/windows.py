@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax2tf.context import RuleContext
 from jax2tf.lowering._movement import any_dtype
 from jax2tf.lowering._pooling import Axis, max_pool, sum_pool, whole_axes, window_axes
-from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
+from jax2tf.lowering._reducers import Combine, combine_by
 from jax2tf.registry import lowers
 
 
@@ -26,7 +26,7 @@ from jax2tf.registry import lowers
 def _reduce_window_max(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) -> tf.Tensor:
   """operand f32[b,h,w,c] -> f32[b,h',w',c], the maxima; what is outside does not count."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
-  if operand.dtype.is_floating and (whole := whole_axes(axes)):
+  if operand.dtype != tf.bool and (whole := whole_axes(axes)):
     return tf.reduce_max(operand, whole, keepdims=True)
   pooled = max_pool(operand, axes, 1)
   return _by_monoid(ctx, operand, axes, lax.max, -np.inf) if pooled is None else pooled
@@ -37,7 +37,7 @@ def _reduce_window_max(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
 def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) -> tf.Tensor:
   """operand f32[b,h,w,c] -> f32[b,h',w',c], the minima; what is outside does not count."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
-  if operand.dtype.is_floating and (whole := whole_axes(axes)):
+  if operand.dtype != tf.bool and (whole := whole_axes(axes)):
     return tf.reduce_min(operand, whole, keepdims=True)
   pooled = max_pool(operand, axes, -1)
   return _by_monoid(ctx, operand, axes, lax.min, np.inf) if pooled is None else pooled
@@ -60,14 +60,20 @@ def _reduce_window(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, consts: S
 
   The initial value is also what stands outside.
   """
-  axes = window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry)
+  axes = _static(ctx, window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry))
   reducer = ClosedJaxpr(jaxpr, consts) if isinstance(jaxpr, Jaxpr) else jaxpr
   return ctx.lower_fun(functools.partial(_windows_by_jaxpr, reducer, axes), *operands)
 
 
-def _by_monoid(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], combine: Callable[..., Any], fill: float) -> tf.Tensor:
+def _by_monoid(ctx: RuleContext, operand: tf.Tensor, axes: tuple[Axis, ...], combine: Callable[..., Any], fill: float) -> tf.Tensor:
   aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
-  return ctx.lower_fun(functools.partial(_windows_by_monoid, combine, fill, axes), operand, avals=[aval])
+  return ctx.lower_fun(functools.partial(_windows_by_monoid, combine, fill, _static(ctx, axes)), operand, avals=[aval])
+
+
+def _static(ctx: RuleContext, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+  if not all(isinstance(axis.window, int) for axis in axes):
+    ctx.refuse("a window of symbolic size that is not the whole axis", "give the window a fixed size, or reduce the whole axis")
+  return axes
 
 
 def _windows_by_monoid(combine: Callable[..., Any], fill: float, axes: Sequence[Axis], x: Any) -> Any:
@@ -87,11 +93,11 @@ def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any
 
 def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
   """The reduced windows, innermost axis first, so that elements meet in their order."""
+  config = [(*axis.padding, axis.base_dilation - 1) for axis in axes]
+  if set(config) != {(0, 0, 0)}:
+    xs = [lax.pad(x, value, config) for x, value in zip(xs, outside, strict=True)]
   for i, axis in reversed(list(enumerate(axes))):
-    if not axis.is_trivial:
-      config = [(0, 0, 0)] * len(axes)
-      config[i] = (*axis.padding, axis.base_dilation - 1)
-      xs = [lax.pad(x, value, config) for x, value in zip(xs, outside, strict=True)]
+    if axis.window != 1 or axis.stride != 1:
       xs = _windows_along(combine, xs, i, axis)
   return list(xs)
 

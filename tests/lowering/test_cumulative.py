@@ -23,7 +23,9 @@ CASES = [
     for name, op in OPS.items() for reverse in (False, True)],
   *[Case(f"{name}_infinite", functools.partial(op, axis=0), [INFINITE], poly="b", grad=name != "cumlogsumexp" and name != "cumprod")
     for name, op in OPS.items()],
-  *[Case(f"{name}_nan", functools.partial(op, axis=0), [NAN], skip=QUICK, grad=False) for name, op in OPS.items()],
+  *[Case(f"{name}_nan", functools.partial(op, axis=0), [NAN], skip=QUICK, grad=False,
+         xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"} if name in ("cummax", "cummin") else {})
+    for name, op in OPS.items()],
   *[Case(f"{name}_{dtype}", functools.partial(OPS[name], axis=1), [X.astype(dtype)], skip=QUICK)
     for name in ("cumsum", "cumprod", "cummax", "cummin") for dtype in INTS if not (name == "cumprod" and dtype == "int16")],
   *[Case(f"{name}_{dtype.__name__}", functools.partial(op, axis=1), [X.astype(dtype)], skip=QUICK, grad=False)
@@ -33,7 +35,7 @@ CASES = [
   Case("x64", lambda x, y, z: (lax.cumsum(x, 1), lax.cumprod(y, 1), lax.cummax(z, 1), lax.cumsum(z, 0)),
        [X.astype(np.float64), X.astype(np.int64), X.astype(np.uint64)], x64=True),
   Case("long_half", lax.cumsum, [np.ones(3000, np.float16)], grad=False),
-  Case("empty", lambda x: [op(x, axis=0) for op in OPS.values()], [np.zeros((0, 3), np.float32)], poly="n, _"),
+  Case("empty", lambda x: [op(x, axis=0) for op in OPS.values()], [np.zeros((0, 3), np.float32)]),
   Case("one", lambda x: [op(x, axis=0) for op in OPS.values()], [np.ones((1, 3), np.float32)], poly="n, _"),
 ]
 test_case, saved = run(CASES)

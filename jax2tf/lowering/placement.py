@@ -1,0 +1,67 @@
+"""Primitives that say where a value lives: identities, for placement in a graph is TensorFlow's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.extend.core.primitives as P
+import tensorflow as tf
+
+from jax2tf import _jax_compat
+from jax2tf.context import RuleContext
+from jax2tf.registry import lower_directly, lowers
+
+
+@lowers(P.device_put_p)
+def _device_put(ctx: RuleContext, *operands: tf.Tensor, devices: Any, srcs: Any, copy_semantics: Any) -> list[tf.Tensor]:
+  """operands -> operands."""
+  del ctx, devices, srcs, copy_semantics
+  return list(operands)
+
+
+@lowers(P.sharding_constraint_p)
+def _sharding_constraint(ctx: RuleContext, operand: tf.Tensor, *, layout: Any, context_mesh: Any, unconstrained_dims: Any) -> tf.Tensor:
+  """operand -> operand."""
+  del ctx, layout, context_mesh, unconstrained_dims
+  return operand
+
+
+@lowers(_jax_compat.reshard_p)
+def _reshard(ctx: RuleContext, operand: tf.Tensor, *, dst_sharding: Any, concrete_mesh: Any) -> tf.Tensor:
+  """operand -> operand."""
+  del ctx, dst_sharding, concrete_mesh
+  return operand
+
+
+@lowers(_jax_compat.layout_constraint_p, _jax_compat.relayout_p)
+def _layout(ctx: RuleContext, operand: tf.Tensor, *, layout: Any = None, dst_layout: Any = None) -> tf.Tensor:
+  """operand -> operand."""
+  del ctx, layout, dst_layout
+  return operand
+
+
+@lowers(_jax_compat.with_memory_space_constraint_p)
+def _with_memory_space_constraint(ctx: RuleContext, operand: tf.Tensor, *, memory_space: Any) -> tf.Tensor:
+  """operand -> operand."""
+  del ctx, memory_space
+  return operand
+
+
+@lowers(_jax_compat.xla_metadata_value_p)
+def _xla_metadata_value(ctx: RuleContext, operand: tf.Tensor, *, xla_metadata_kvs: Any) -> tf.Tensor:
+  """operand -> operand; the metadata speaks to XLA."""
+  del ctx, xla_metadata_kvs
+  return operand
+
+
+@lowers(_jax_compat.dce_sink_p)
+def _dce_sink(ctx: RuleContext, operand: tf.Tensor, *, prevent_mlir_dce: Any = None) -> list[tf.Tensor]:
+  """operand -> nothing: XLA is told to keep a value that nobody uses, which TensorFlow drops."""
+  del ctx, operand, prevent_mlir_dce
+  return []
+
+
+lower_directly({
+  _jax_compat.tie_p: lambda x, y: y,
+  _jax_compat.stage_p: lambda x: x,
+})

@@ -1,0 +1,219 @@
+"""JAX's own test harnesses, run through the converter.
+
+`jax._src.internal_test_util.test_harnesses` ships in the JAX wheel: about 5,500 cases for 130 primitives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import sys
+import warnings
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+
+import jax2tf
+from tests.case import as_numpy, op_types
+from tests.conformance.tolerances import CUSTOM_CHECKS, LIMITATIONS, tolerance
+
+WAYS = ("graph", "eager", "xla", "gradient")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What one harness showed in one way.
+
+  Attributes:
+    harness, group, dtype, way: which.
+    status: pass, limit (a listed limitation), skip (JAX itself refuses, or nothing to differentiate) or fail.
+    error: the largest error, in units of the dtype's machine epsilon relative to the value.
+    allowed: the tolerance, in the same units.
+    detail: the exception, or the reason of a limit or skip.
+  """
+
+  harness: str
+  group: str
+  dtype: str
+  way: str
+  status: str
+  error: float = 0.0
+  allowed: float = 0.0
+  detail: str = ""
+
+
+@functools.cache
+def load() -> dict[str, Any]:
+  """{full name: harness} of those that JAX supports on CPU."""
+  argv, sys.argv = sys.argv, sys.argv[:1]  # the module parses absl flags at import
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")
+      from jax._src.internal_test_util import test_harnesses  # noqa: PLC0415  (slow, and not part of JAX's API)
+  finally:
+    sys.argv = argv
+  return {h.fullname: h for h in test_harnesses.all_harnesses if h.filter("cpu")}
+
+
+def sample(size: int, seed: int) -> list[str]:
+  """A seeded sample of harness names with at least one of every group."""
+  harnesses = load()
+  groups: dict[str, list[str]] = {}
+  for name in sorted(harnesses):
+    groups.setdefault(harnesses[name].group_name, []).append(name)
+  rng = random.Random(seed)
+  chosen = {rng.choice(names) for names in groups.values()}
+  rest = sorted(set(harnesses) - chosen)
+  return sorted(chosen | set(rng.sample(rest, min(max(0, size - len(chosen)), len(rest)))))
+
+
+def run(name: str, way: str) -> Outcome:
+  """One harness in one way; never raises."""
+  harness = load()[name]
+  dtype = np.dtype(harness.dtype).name if harness.dtype is not None else ""
+  outcome = functools.partial(Outcome, name, harness.group_name, dtype, way)
+  x64 = harness.params.get("enable_xla64", False) or _is_64_bit(harness)
+  with jax.enable_x64(x64), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    try:
+      rng = np.random.RandomState(zlib.crc32(name.encode()))
+      args = list(harness.dyn_args_maker(rng))
+      expected = jax.jit(harness.dyn_fun)(*args)
+      jax.block_until_ready(expected)
+    except Exception as error:  # JAX itself cannot run it here
+      return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
+    if reason := next((r for matches, r in LIMITATIONS if matches(harness, way)), None):
+      return outcome("limit", detail=reason)
+    try:
+      return _CHECKS[way](harness, args, expected, outcome)
+    except Exception as error:
+      return outcome("fail", detail=f"{type(error).__name__}: {error}"[:2000])
+
+
+def _is_64_bit(harness: Any) -> bool:
+  return harness.dtype is not None and np.dtype(harness.dtype).itemsize >= (16 if np.dtype(harness.dtype).kind == "c" else 8)
+
+
+def _check_graph(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
+  function = tf.function(jax2tf.convert(harness.dyn_fun), autograph=False)
+  _no_xla_ops(function.get_concrete_function(*args))
+  return _compare(harness, args, function(*args), expected, outcome, "graph")
+
+
+def _check_eager(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
+  return _compare(harness, args, jax2tf.convert(harness.dyn_fun)(*args), expected, outcome, "eager")
+
+
+def _check_xla(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
+  function = tf.function(jax2tf.convert(harness.dyn_fun), autograph=False, jit_compile=True)
+  return _compare(harness, args, function(*args), expected, outcome, "xla")
+
+
+def _check_gradient(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
+  leaves, tree = jax.tree.flatten(args)
+  wrt = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), np.inexact)]
+  outs = jax.tree.leaves(expected)
+  results = [i for i, y in enumerate(outs) if jnp.issubdtype(y.dtype, np.inexact)]
+  if not (wrt and results):
+    return outcome("skip", detail="nothing to differentiate")
+
+  def of_inexact(*changing: Any) -> list[Any]:
+    operands = list(leaves)
+    for i, x in zip(wrt, changing, strict=True):
+      operands[i] = x
+    ys = jax.tree.leaves(harness.dyn_fun(*jax.tree.unflatten(tree, operands)))
+    return [ys[i] for i in results]
+
+  rng = np.random.RandomState(1)
+  seeds = [_seed(rng, outs[i]) for i in results]
+  primals = [jnp.asarray(leaves[i]) for i in wrt]
+  try:
+    pull = jax.jit(lambda xs, cts: jax.tree.map(jnp.conj, jax.vjp(of_inexact, *xs)[1](jax.tree.map(jnp.conj, cts))))
+    expected = list(pull(primals, seeds))
+  except Exception as error:  # JAX has no such derivative
+    return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
+
+  converted = jax2tf.convert(lambda *xs: of_inexact(*xs))
+
+  @functools.partial(tf.function, autograph=False)
+  def gradient(*xs: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+      tape.watch(xs)
+      ys = converted(*xs)
+    return tape.gradient(ys, list(xs), [tf.constant(s) for s in seeds])
+
+  xs = [tf.constant(np.asarray(x)) for x in primals]
+  _no_xla_ops(gradient.get_concrete_function(*xs))
+  return _compare(harness, args, gradient(*xs), expected, outcome, "gradient")
+
+
+_CHECKS = {"graph": _check_graph, "eager": _check_eager, "xla": _check_xla, "gradient": _check_gradient}
+
+
+def _seed(rng: np.random.RandomState, like: Any) -> np.ndarray:
+  values = rng.standard_normal(like.shape)
+  return np.asarray(values + 1j * rng.standard_normal(like.shape) if like.dtype.kind == "c" else values).astype(like.dtype)
+
+
+def _no_xla_ops(concrete: Any) -> None:
+  if found := sorted({op for op in op_types(concrete.graph) if op.startswith("Xla")}):
+    raise AssertionError(f"Xla ops in the graph: {found}")
+
+
+def _compare(harness: Any, args: Any, actual: Any, expected: Any, outcome: Any, way: str) -> Outcome:
+  actual, expected = jax.tree.map(as_numpy, actual), jax.tree.map(as_numpy, expected)
+  if jax.tree.structure(actual) != jax.tree.structure(expected):
+    return outcome("fail", detail=f"structure {jax.tree.structure(actual)}, JAX has {jax.tree.structure(expected)}")
+  for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+      return outcome("fail", detail=f"{ours.dtype}{ours.shape}, JAX has {theirs.dtype}{theirs.shape}")
+  custom = CUSTOM_CHECKS.get(harness.group_name)
+  if custom and way != "gradient":
+    args, actual, expected = custom(harness, args, actual, expected)
+  worst, allowed = 0.0, 0.0
+  for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    error, limit = error_in_ulp(ours, theirs), tolerance(harness, theirs.dtype, way)
+    if error - limit > worst - allowed or allowed == 0.0:
+      worst, allowed = error, limit
+  detail = "" if worst <= allowed else _mismatch(actual, expected)
+  return outcome("pass" if worst <= allowed else "fail", worst, allowed, detail)
+
+
+def _mismatch(actual: Any, expected: Any) -> str:
+  return "; ".join(f"{a.ravel()[:6]} JAX has {e.ravel()[:6]}" for a, e in
+                   zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True) if error_in_ulp(a, e) > 0)[:600]
+
+
+def error_in_ulp(actual: Any, expected: Any) -> float:
+  """The largest |actual - expected| / (eps |expected|); infinite for a NaN or an infinity in another place.
+
+  A value below a small part of the largest in its array is measured against that part, for a sum of
+  products has the rounding of its terms; integers and bools are exact, or infinitely wrong.
+  """
+  actual, expected = np.asarray(actual), np.asarray(expected)
+  if actual.size == 0:
+    return 0.0
+  if not jnp.issubdtype(expected.dtype, np.inexact):
+    return 0.0 if actual.tobytes() == expected.tobytes() or np.array_equal(actual.astype(object), expected.astype(object)) else np.inf
+  info = jnp.finfo(expected.dtype)
+  if np.iscomplexobj(expected):
+    actual = np.stack([actual.real, actual.imag])
+    expected = np.stack([expected.real, expected.imag])
+  actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+  finite = np.isfinite(expected)
+  if not (np.isfinite(actual) == finite).all() or not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
+    return np.inf
+  actual, expected = actual[finite], expected[finite]
+  if not expected.size:
+    return 0.0
+  magnitude = np.maximum(np.abs(expected), 2.0**-10 * np.abs(expected).max())
+  # TensorFlow's CPU kernels flush subnormals to zero.
+  difference = np.maximum(np.abs(actual - expected) - float(info.tiny), 0.0)
+  return float(np.max(difference / np.maximum(float(info.eps) * magnitude, float(info.tiny))))
+
+

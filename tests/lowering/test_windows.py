@@ -1,0 +1,88 @@
+"""Rows for `jax2tf/lowering/windows.py` and `select_windows.py`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from tests.case import Case, run
+
+QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the elements of a window meet in another order
+MONOIDS = {"max": (lax.max, -np.inf), "min": (lax.min, np.inf), "sum": (lax.add, 0.0), "prod": (lax.mul, 1.0)}
+
+
+def pool(name: str, window: Any, strides: Any, padding: Any, **dilations: Any) -> Any:
+  return functools.partial(_pool, name, window, strides, padding, tuple(dilations.items()))
+
+
+def _pool(name: str, window: Any, strides: Any, padding: Any, dilations: Any, x: Any) -> Any:
+  combine, identity = MONOIDS[name]
+  if np.isinf(identity) and not jnp.issubdtype(x.dtype, jnp.inexact):
+    identity = jnp.iinfo(x.dtype).max if identity > 0 else jnp.iinfo(x.dtype).min
+  return lax.reduce_window(x, np.array(identity, x.dtype), combine, window, strides, padding, **dict(dilations))
+
+
+def jvp(f: Any) -> Any:
+  return lambda x: jax.jvp(f, (x,), (jnp.arange(x.size, dtype=x.dtype).reshape(x.shape),))
+
+
+def global_pool(x: Any) -> Any:
+  return [lax.reduce_window(x, i, f, (1, *x.shape[1:3], 1), (1, 1, 1, 1), "VALID") for f, i in ((lax.max, -jnp.inf), (lax.add, 0.0))]
+
+
+def affine(left: Any, right: Any) -> Any:  # associative, not commutative
+  return left[0] * right[0], left[1] * right[0] + right[1]
+
+
+IMAGE = np.random.RandomState(0).permutation(2 * 9 * 8 * 3).reshape(2, 9, 8, 3).astype(np.float32) / 7 - 30
+TIES = np.round(IMAGE / 20)
+INTS = (np.arange(60).reshape(5, 12) * 37 % 101 - 50)
+SQUARE = (1, 2, 2, 1)
+HW = "b, h, w, _"
+CASES = [
+  *[Case(f"{name}_{padding}", pool(name, SQUARE, SQUARE, padding), [IMAGE], poly=HW if padding == "SAME" else "b, h + 1, w + 1, _", **CLOSE)
+    for name in ("max", "min", "sum") for padding in ("SAME", "VALID")],
+  *[Case(f"{name}_overlap", pool(name, (1, 3, 3, 1), SQUARE, ((0, 0), (1, 1), (1, 1), (0, 0))), [IMAGE], poly="b, _, _, _", **CLOSE)
+    for name in ("max", "min", "sum")],
+  Case("prod", pool("prod", (1, 3, 2, 1), SQUARE, "SAME"), [IMAGE / 10], skip=QUICK, grad=False, rtol=1e-5),
+  Case("max_ties", pool("max", (1, 3, 3, 1), SQUARE, "SAME"), [TIES], poly="b, _, _, _"),
+  Case("max_nchw", pool("max", (1, 1, 3, 2), (1, 1, 2, 2), "SAME"), [IMAGE], poly="b, _, _, _"),
+  Case("max_one_dimension", pool("max", (1, 3, 1), (1, 2, 1), "SAME"), [IMAGE[0]], poly="b, n, _"),
+  Case("sum_three_dimensions", pool("sum", (1, 2, 3, 2, 1), (1, 1, 2, 2, 1), "SAME"), [IMAGE[..., None]], **CLOSE),
+  Case("max_three_dimensions", pool("max", (1, 2, 3, 2, 1), (1, 1, 2, 2, 1), "SAME"), [IMAGE[..., None]], poly="b, _, _, _, _"),
+  Case("max_vector", pool("max", (4,), (3,), ((1, 2),)), [IMAGE.reshape(-1)[:31]]),
+  Case("global", global_pool, [IMAGE], poly=HW, **CLOSE),
+  Case("max_infinite", pool("max", (1, 2, 2, 1), SQUARE, "VALID"), [np.where(IMAGE > 10, np.inf, IMAGE)]),
+  Case("max_nan", pool("max", (1, 2, 2, 1), SQUARE, "VALID"), [np.where(IMAGE > 25, np.nan, IMAGE)], grad=False,
+       xfail=dict.fromkeys(("eager", "graph", "xla", "saved"), "TensorFlow's MaxPool passes over NaN")),
+  Case("max_all_minus_inf", pool("max", (1, 2, 2, 1), SQUARE, "VALID"), [np.full((1, 4, 4, 1), -np.inf, np.float32)], grad=False,
+       xfail=dict.fromkeys(("eager", "graph", "saved"), "TensorFlow's MaxPool starts from the least finite number")),
+  Case("max_nan_general", pool("max", (3,), (2,), "VALID"), [np.array([1, np.nan, 2, 3, 4, 5, np.inf], np.float32)], grad=False,
+       xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"}),
+  *[Case(f"{name}_dilated", pool(name, (2, 3), (1, 2), ((1, 2), (3, 0)), base_dilation=(2, 1), window_dilation=(1, 3)),
+         [INTS.astype(np.float32) / 9], skip=QUICK, grad=name == "sum", **CLOSE) for name in MONOIDS],
+  Case("sum_negative_padding", pool("sum", (2, 3), (1, 2), ((-1, 2), (3, -2))), [INTS.astype(np.float32)], **CLOSE),
+  *[Case(f"{name}_{dtype.__name__}", pool(name, (2, 3), (2, 1), "SAME"), [INTS.astype(dtype)], skip=QUICK)
+    for name in ("max", "min", "sum") for dtype in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)],
+  *[Case(f"{name}_{dtype.__name__}", pool(name, SQUARE, SQUARE, "SAME"), [IMAGE.astype(dtype)], skip=QUICK, grad=False,
+         rtol=2e-2, atol=1e-2)  # a last place of the largest partial sum
+    for name in ("max", "min", "sum") for dtype in (np.float16, ml_dtypes.bfloat16)],
+  Case("x64", lambda x, y: (pool("max", SQUARE, SQUARE, "SAME")(x), pool("sum", SQUARE, SQUARE, "SAME")(x), pool("sum", (2, 5), (1, 3), "SAME")(y)),
+       [IMAGE.astype(np.float64), INTS << 40], x64=True, rtol=1e-12),
+  Case("generic_init", lambda x: lax.reduce_window(x, np.int32(5), lambda a, b: a + b, (2, 3), (1, 2), "SAME"), [INTS.astype(np.int32)], poly="b, n"),
+  Case("variadic", lambda x, y: lax.reduce_window((x, y), (1, 0), affine, (2, 3), (1, 2), "SAME"), [INTS.astype(np.int32)] * 2),
+  # With padding, XLA on CPU goes through a window in another order, and ends in another one of equals.
+  Case("gather_add_same", jvp(pool("max", (1, 3, 3, 1), SQUARE, "SAME")), [IMAGE], skip=QUICK, grad=False),
+  Case("gather_add_ties", jvp(pool("max", (1, 3, 3, 1), SQUARE, "VALID")), [TIES], skip=QUICK, grad=False),
+  Case("gather_add_nan", jvp(pool("max", (4,), (2,), ((1, 2),))), [np.array([np.nan, 1, 3, 2, 1, np.nan, 5, -np.inf, -np.inf, -np.inf, -np.inf], np.float32)],
+       skip=QUICK, grad=False, xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"}),
+  Case("cumulative_window", lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 12), (1, 1), ((0, 0), (11, 0))), [INTS.astype(np.float32)], poly="b, _", **CLOSE),
+]
+test_case, saved = run(CASES)

@@ -1,0 +1,121 @@
+"""Runs every JAX harness through the converter and writes docs/coverage.md; run from a checkout.
+
+`make conformance` uses both cores and resumes where it stopped: results are kept line by line in
+build/conformance/, one file for each JAX version, and a crash of the process fails one harness only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import jax
+import tqdm
+from absl import app, flags
+
+_WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run harnesses side by side.", lower_bound=1)
+_GROUP = flags.DEFINE_list("groups", [], "Only these groups (primitives); all by default.")
+_WAYS = flags.DEFINE_list("ways", ["graph", "gradient"], "Of graph, eager, xla, gradient.")
+_FRESH = flags.DEFINE_boolean("fresh", False, "Forget earlier results of the chosen cases.")
+_SAMPLE = flags.DEFINE_integer("sample", 0, "Only a seeded sample of this size; 0 is all.")
+_WORKER = flags.DEFINE_boolean("worker", False, "Internal: read cases from standard input.")
+
+_FOLDER = pathlib.Path("build/conformance")
+# A worker is renewed after this many cases: TensorFlow and JAX keep what they compile.
+_CASES_PER_WORKER = 400
+
+
+def results_file() -> pathlib.Path:
+  """One JSON line for each (harness, way), of the installed JAX."""
+  return _FOLDER / f"jax-{jax.__version__}.jsonl"
+
+
+def read_results() -> dict[tuple[str, str], dict[str, object]]:
+  """{(harness, way): outcome}; a later line replaces an earlier one."""
+  if not results_file().exists():
+    return {}
+  rows = [json.loads(line) for line in results_file().read_text().splitlines()]
+  return {(row["harness"], row["way"]): row for row in rows}
+
+
+def _serve() -> None:
+  """A worker: one case a line in, one outcome a line out."""
+  from tests.conformance import harnesses  # noqa: PLC0415  (only a checkout has it)
+
+  print("ready", flush=True)
+  for line in sys.stdin:
+    name, way = line.split()
+    print(json.dumps(dataclasses.asdict(harnesses.run(name, way))), flush=True)
+
+
+def _work(cases: Iterator[tuple[str, str]], lock: threading.Lock, report: tqdm.tqdm) -> None:
+  """Feeds one worker process after another, until there are no cases left."""
+  case = next(cases, None)
+  while case is not None:
+    process = subprocess.Popen([sys.executable, "-m", "jax2tf.tools.conformance", "--worker"], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdin and process.stdout
+    process.stdout.readline()
+    for _ in range(_CASES_PER_WORKER):
+      process.stdin.write(" ".join(case) + "\n")
+      process.stdin.flush()
+      line = process.stdout.readline()
+      crashed = not line
+      if crashed:
+        line = json.dumps({"harness": case[0], "way": case[1], "group": "", "dtype": "", "status": "fail", "error": 0.0,
+                           "allowed": 0.0, "detail": "the process crashed"}) + "\n"
+      with lock:
+        with results_file().open("a") as file:
+          file.write(line)
+        report.update()
+      case = next(cases, None)
+      if crashed or case is None:
+        break
+    process.stdin.close()
+    process.wait()
+
+
+def main(_: list[str]) -> None:
+  """Runs what is missing, then writes the report."""
+  if _WORKER.value:
+    _serve()
+    return
+  from tests.conformance import harnesses  # noqa: PLC0415
+
+  _FOLDER.mkdir(parents=True, exist_ok=True)
+  names = harnesses.sample(_SAMPLE.value, seed=0) if _SAMPLE.value else sorted(harnesses.load())
+  chosen = [(n, w) for n in names for w in _WAYS.value if not _GROUP.value or harnesses.load()[n].group_name in _GROUP.value]
+  done = {} if _FRESH.value else read_results()
+  missing = [case for case in chosen if case not in done]
+  lock, cases = threading.Lock(), iter(missing)
+
+  class Locked:
+    def __next__(self) -> tuple[str, str]:
+      with lock:
+        return next(cases)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+      return self
+
+  with tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} harnesses", unit="case") as report:
+    threads = [threading.Thread(target=_work, args=(Locked(), lock, report)) for _ in range(_WORKERS.value)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  results = read_results()
+  failed = [results[c] for c in chosen if results[c]["status"] == "fail"]
+  for row in failed[:50]:
+    print(f"FAILED {row['harness']} ({row['way']}): {str(row['detail'])[:300]}")
+  counts = {s: sum(results[c]["status"] == s for c in chosen) for s in ("pass", "limit", "skip", "fail")}
+  print(", ".join(f"{n} {status}" for status, n in counts.items()))
+  sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+  app.run(main)
