@@ -5,6 +5,8 @@
 #   make lint         ruff, mypy and the import graph
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
+#   make conformance  JAX's own 5,500 test harnesses, resumable, and the report docs/coverage.md
+#   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=folder the environment.
 
@@ -20,7 +22,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test lint bench coverage clean
+.PHONY: quickstart test lint bench coverage conformance golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -39,6 +41,12 @@ bench: $(VENV)/.examples
 
 coverage: $(VENV)/.examples
 	$(RUN) -m jax2tf.tools.coverage
+
+conformance: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.conformance
+
+golden: $(VENV)/.test
+	$(RUN) -m jax2tf.tools.golden
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

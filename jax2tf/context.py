@@ -94,8 +94,9 @@ class _Hashable:
 
   def __init__(self, fun: Callable[..., Any]):
     self.fun = fun
-    partial = isinstance(fun, functools.partial)
-    self.key = (fun.func, fun.args, tuple(sorted(fun.keywords.items()))) if partial else fun
+    self.key: Any = fun
+    if isinstance(fun, functools.partial):
+      self.key = (fun.func, fun.args, tuple(sorted(fun.keywords.items())))
 
   def __hash__(self) -> int:
     return hash(self.key)

@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jax2tf import _jax_compat, _tf_compat
 
-Size = int | tf.Tensor
+Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
 
 
@@ -49,6 +49,7 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
   except ValueError as error:
     raise ValueError(str(error).replace("broadcast_prefix prefix_tree", "polymorphic_shapes")) from None
 
+  tree: Any
   leaves, tree = jax.tree.flatten(args)
   return jax.tree.unflatten(tree, [
     jax.ShapeDtypeStruct(export.symbolic_shape(shape, like=leaf.shape, scope=scope), leaf.dtype, weak_type=leaf.weak_type)
@@ -148,7 +149,7 @@ class DimensionValues:
     if dims not in self._shapes:
       sizes = [self(d) for d in dims]
       if all(isinstance(size, int) for size in sizes):
-        return sizes  # type: ignore[return-value]
+        return sizes
       with self._outermost():
         self._shapes[dims] = tf.stack(sizes)
     return self._shapes[dims]

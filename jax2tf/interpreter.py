@@ -49,7 +49,7 @@ def _gaps(jaxpr: Jaxpr, caller: str, seen: set[int]) -> Iterator[errors.Gap]:
 def user_line(eqn: Any, caller: str = "unknown line") -> str:
   """`file:line:col (function)` of the user's code that made an equation, else that of its caller."""
   line = source_info_util.summarize(eqn.source_info)
-  return caller if line.startswith("<unknown>") else line
+  return line if line and not line.startswith("<unknown>") else caller
 
 
 class Constants:

@@ -116,8 +116,8 @@ def _input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.T
 def is_filter_gradient(conv: Conv) -> bool:
   """Whether the kernel is the larger side, as where JAX sums over the images of a batch for the gradient of a kernel."""
   return conv.rank in (2, 3) and set(conv.lhs_dilation) == set(conv.strides) == {1} and (
-    conv.groups == 1 and (conv.batch_groups == 1 or conv.batch_groups == conv.batch and conv.rank == 2
-                          and len(set(conv.rhs_dilation)) == 1))
+    conv.groups == 1 and (conv.batch_groups == 1 or (conv.batch_groups == conv.batch and conv.rank == 2
+                          and len(set(conv.rhs_dilation)) == 1)))
 
 
 def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor | None:

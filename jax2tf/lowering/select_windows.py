@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.extend.core.primitives as P  # noqa: N812
 import jax.numpy as jnp
+import numpy as np
 import tensorflow as tf
 from jax import lax
 
@@ -105,6 +105,6 @@ def _worst(dtype: Any, greatest: bool) -> Any:
   """What every element is at least as good as."""
   if jnp.issubdtype(dtype, jnp.inexact):
     return jnp.array(-jnp.inf if greatest else jnp.inf, dtype)
-  if dtype == bool:
+  if dtype == np.bool_:
     return jnp.array(not greatest)
   return jnp.array(jnp.iinfo(dtype).min if greatest else jnp.iinfo(dtype).max, dtype)

@@ -73,7 +73,7 @@ def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.digamma_p)
 def _digamma(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> f32[...]; -inf at 0, NaN at the other poles."""
+  """x f32[...] -> f32[...]; -inf at 0 as in JAX 0.12 (0.10: NaN), NaN at the other poles."""
   del ctx
 
   def digamma(x: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax2tf.context import RuleContext
 from jax2tf.lowering._movement import any_dtype
 from jax2tf.lowering._pooling import Axis, max_pool, sum_pool, whole_axes, window_axes
-from jax2tf.lowering._reducers import Combine, combine_by
+from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
 from jax2tf.registry import lowers
 
 
@@ -56,10 +56,7 @@ def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
 
 @lowers(P.reduce_window_p)
 def _reduce_window(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any) -> list[tf.Tensor]:
-  """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b,n'] ..., by an associative reducer.
-
-  The initial value is also what stands outside.
-  """
+  """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b,n'] ..., by an associative reducer."""
   axes = _static(ctx, window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry))
   reducer = ClosedJaxpr(jaxpr, consts) if isinstance(jaxpr, Jaxpr) else jaxpr
   return ctx.lower_fun(functools.partial(_windows_by_jaxpr, reducer, axes), *operands)
@@ -85,10 +82,24 @@ def _windows_by_monoid(combine: Callable[..., Any], fill: float, axes: Sequence[
 
 
 def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any) -> list[Any]:
-  count, rank = len(operands) // 2, len(axes)
-  inits, combine = operands[count:], combine_by(reducer, rank)
-  results = _windows(combine, operands[:count], inits, axes)
-  return list(combine([jnp.broadcast_to(init, y.shape) for init, y in zip(inits, results, strict=True)], results))
+  """The initial value comes first, once; what is outside does not count, even where the initial value is no identity."""
+  xs, inits = operands[:len(operands) // 2], operands[len(operands) // 2:]
+  combine, primitive = combine_by(reducer, len(axes)), binary_primitive(reducer)
+  if primitive in _IDENTITIES:
+    results = [_windows_by_monoid(primitive.bind, _IDENTITIES[primitive], axes, *xs)]
+    return list(combine([jnp.broadcast_to(inits[0], results[0].shape)], results))
+
+  def combine_elements(lefts: Sequence[Any], rights: Sequence[Any]) -> list[Any]:
+    (*ls, left), (*rs, right) = lefts, rights  # the last ones say where there is anything
+    both = combine(ls, rs)
+    return [*(jnp.where(left & right, z, jnp.where(left, x, y)) for x, y, z in zip(ls, rs, both, strict=True)), left | right]
+
+  *results, found = _windows(combine_elements, [*xs, jnp.ones(xs[0].shape, bool)], [*inits, jnp.zeros((), bool)], axes)
+  inits = [jnp.broadcast_to(init, found.shape) for init in inits]
+  return [jnp.where(found, y, init) for y, init in zip(combine(inits, results), inits, strict=True)]
+
+
+_IDENTITIES = {P.add_p: 0, P.mul_p: 1, P.max_p: -np.inf, P.min_p: np.inf}
 
 
 def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:

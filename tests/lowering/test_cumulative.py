@@ -30,7 +30,8 @@ CASES = [
     for name in ("cumsum", "cumprod", "cummax", "cummin") for dtype in INTS if not (name == "cumprod" and dtype == "int16")],
   *[Case(f"{name}_{dtype.__name__}", functools.partial(op, axis=1), [X.astype(dtype)], skip=QUICK, grad=False)
     for name, op in OPS.items() for dtype in (np.float16, ml_dtypes.bfloat16)],
-  *[Case(f"{name}_c64", functools.partial(OPS[name], axis=1), [(X * (1 + 2j) / 5).astype(np.complex64)], rtol=2e-5)  # one by one, not in a tree
+  *[Case(f"{name}_c64", functools.partial(OPS[name], axis=1), [(X * (1 + 2j) / 5).astype(np.complex64)],
+         rtol=2e-5)  # one by one, not in a tree
     for name in ("cumsum", "cumprod")],
   Case("x64", lambda x, y, z: (lax.cumsum(x, 1), lax.cumprod(y, 1), lax.cummax(z, 1), lax.cumsum(z, 0)),
        [X.astype(np.float64), X.astype(np.int64), X.astype(np.uint64)], x64=True),

@@ -147,7 +147,7 @@ CASES = [
     Case("total order", total_order, HOSTILE_PAIRS, grad=False),
     Case("total order bf16", total_order, [x.astype(BF16) for x in HOSTILE_PAIRS], grad=False, skip=QUICK),
     Case("total order i32", total_order, pairs(HOSTILE_I32), grad=False, skip=QUICK),
-    Case("add_any", lambda x: jnp.sin(x) * x * jnp.cos(x), [MILD]),
+    Case("add_any", lambda x: jnp.sin(x) * x * jnp.cos(x), [MILD], rtol=1e-5),  # its gradient cancels
     Case("scalar operands broadcast", lambda x, s: (x * s, lax.select(s > 0, x, -x)), [MILD, np.float32(2)], poly=("b", "")),
     *(Case(f"integer arithmetic {dtype}", integer_arithmetic, pairs(integers(dtype)), grad=False, skip={} if dtype == "int32" else QUICK,
            x64=dtype.endswith("64"), poly="b" if dtype == "int32" else None)

@@ -11,7 +11,21 @@ from tests.case import Case, run
 
 X = np.arange(20, dtype=np.float32).reshape(4, 5)
 HIGH = np.arange(2**9, dtype=np.float32).reshape([2] * 9)
-DTYPES = ["bool", "int8", "int16", "int64", "uint8", "uint16", "uint32", "uint64", "bfloat16", "float16", "float64", "complex64", "complex128"]
+DTYPES = [
+  "bool",
+  "int8",
+  "int16",
+  "int64",
+  "uint8",
+  "uint16",
+  "uint32",
+  "uint64",
+  "bfloat16",
+  "float16",
+  "float64",
+  "complex64",
+  "complex128",
+]
 NARROW = ["int4", "uint4", "float8_e5m2", "float8_e4m3fn"]
 FEW = {"saved": "a sweep over dtypes", "eager": "a sweep over dtypes"}
 
@@ -47,7 +61,7 @@ def every_slice(x):
 
 def last_rows(x):
   n = x.shape[0]
-  return [x[n - 1:], x[:n - 1, 1:], x[n // 2:n], x[:n:2], x[n - 1::2]]
+  return [x[n - 1 :], x[: n - 1, 1:], x[n // 2 : n], x[:n:2], x[n - 1 :: 2]]
 
 
 def loop(x):
@@ -64,28 +78,64 @@ CASES = [
   Case("slice-scalar-nothing", lambda x: lax.slice(x, (), ()), [np.float32(3)]),
   Case("slice-nine-dimensions", lambda x: [x[:, 1:, :, :1], x[..., ::2]], [HIGH], grad=False, skip={"saved": "the same graph"}),
   Case("dynamic-slice", read(2, 3), [X, i32(1)], poly=["a + 1, b + 2", ""]),
-  *[Case(f"dynamic-slice-clamps-{i}", read(2, 3), [X, i32(i)], poly=["a + 1, _", ""], skip=FEW) for i in (-2**31, -1, 3, 9, 2**31 - 1)],
+  *[Case(f"dynamic-slice-clamps-{i}", read(2, 3), [X, i32(i)], poly=["a + 1, _", ""], skip=FEW) for i in (-(2**31), -1, 3, 9, 2**31 - 1)],
   Case("dynamic-slice-whole", read(4, 5), [X, i32(3)]),
   Case("dynamic-slice-empty", read(0, 5), [X, i32(9)]),
-  Case("dynamic-slice-symbolic-sizes", lambda x, i: lax.dynamic_slice(x, (i, 0), (x.shape[0] - 1, x.shape[1])), [X, i32(7)], poly=["a, b", ""]),
-  Case("dynamic-slice-index", lambda x, i: [x[i], x[:, i], lax.dynamic_index_in_dim(x, i, 1, keepdims=False)], [X, i32(-2)], poly=["a, b", ""]),
-  Case("dynamic-slice-vmap", lambda x, i: jax.vmap(read(2, 3), (None, 0))(x, i), [X, np.array([-3, 0, 1, 9], np.int32)], poly=["a + 1, b + 2", "c"]),
-  Case("dynamic-slice-vmap-both", lambda x, i: jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (2,)), (1, 0), 1)(x, i),
-       [X, np.array([-3, 0, 1, 9, 3], np.int32)], poly=["a + 1, b", "b"]),
-  *[Case(f"starts-{dtype}", reads_and_writes, [X, *bounds_of(dtype)], x64=True, skip=FEW, grad=False)
-    for dtype in ("int8", "int16", "int64", "uint8", "uint16", "uint32", "uint64")],
+  Case(
+    "dynamic-slice-symbolic-sizes", lambda x, i: lax.dynamic_slice(x, (i, 0), (x.shape[0] - 1, x.shape[1])), [X, i32(7)], poly=["a, b", ""]
+  ),
+  Case(
+    "dynamic-slice-index", lambda x, i: [x[i], x[:, i], lax.dynamic_index_in_dim(x, i, 1, keepdims=False)], [X, i32(-2)], poly=["a, b", ""]
+  ),
+  Case(
+    "dynamic-slice-vmap",
+    jax.vmap(read(2, 3), (None, 0)),
+    [X, np.array([-3, 0, 1, 9], np.int32)],
+    poly=["a + 1, b + 2", "c"],
+  ),
+  Case(
+    "dynamic-slice-vmap-both",
+    jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (2,)), (1, 0), 1),
+    [X, np.array([-3, 0, 1, 9, 3], np.int32)],
+    poly=["a + 1, b", "b"],
+  ),
+  *[
+    Case(f"starts-{dtype}", reads_and_writes, [X, *bounds_of(dtype)], x64=True, skip=FEW, grad=False)
+    for dtype in ("int8", "int16", "int64", "uint8", "uint16", "uint32", "uint64")
+  ],
   Case("update", write, [X, -X[:2, :2], i32(1)], poly=["a + 1, b + 1", "_, _", ""]),
-  *[Case(f"update-clamps-{i}", write, [X, -X[:2, :2], i32(i)], poly=["a + 1, _", "_, _", ""], skip=FEW) for i in (-2**31, -1, 3, 2**31 - 1)],
+  *[
+    Case(f"update-clamps-{i}", write, [X, -X[:2, :2], i32(i)], poly=["a + 1, _", "_, _", ""], skip=FEW)
+    for i in (-(2**31), -1, 3, 2**31 - 1)
+  ],
   Case("update-symbolic", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), [X, -X[:2], i32(9)], poly=["a + 1, b", "2, b", ""]),
   Case("update-whole", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), [X, -X, i32(1)]),
   Case("update-empty", lambda x, i: lax.dynamic_update_slice(x, x[:0], (i, i)), [X, i32(1)]),
-  Case("update-vmap", lambda x, u, i: jax.vmap(lambda x, u, i: lax.dynamic_update_slice(x, u, (i,)))(x, u, i),
-       [X, -X[:, :2], np.array([-3, 0, 2, 9], np.int32)], poly=["a, b + 1", "a, 2", "a"]),
+  Case(
+    "update-vmap",
+    jax.vmap(lambda x, u, i: lax.dynamic_update_slice(x, u, (i,))),
+    [X, -X[:, :2], np.array([-3, 0, 2, 9], np.int32)],
+    poly=["a, b + 1", "a, 2", "a"],
+  ),
   Case("update-loop", loop, [X]),
-  Case("update-nine-dimensions", lambda x, i: lax.dynamic_update_slice(x, x[..., :1] * 2, [i] * 9), [HIGH, i32(1)], grad=False, skip={"saved": "the same graph"}),
+  Case(
+    "update-nine-dimensions",
+    lambda x, i: lax.dynamic_update_slice(x, x[..., :1] * 2, [i] * 9),
+    [HIGH, i32(1)],
+    grad=False,
+    skip={"saved": "the same graph"},
+  ),
   *[Case(f"every-slice-{dtype}", every_slice, [of(dtype)], x64="64" in dtype or dtype == "complex128", skip=FEW) for dtype in DTYPES],
-  *[Case(f"every-slice-{dtype}", partial(lambda x, dtype: [y.astype(x.dtype) for y in every_slice(x.astype(dtype))], dtype=dtype), [X % 5],
-         grad=False, skip=FEW) for dtype in NARROW],
+  *[
+    Case(
+      f"every-slice-{dtype}",
+      partial(lambda x, dtype: [y.astype(x.dtype) for y in every_slice(x.astype(dtype))], dtype=dtype),
+      [X % 5],
+      grad=False,
+      skip=FEW,
+    )
+    for dtype in NARROW
+  ],
 ]
 
 test_case, saved = run(CASES)

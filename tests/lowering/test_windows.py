@@ -41,6 +41,10 @@ def affine(left: Any, right: Any) -> Any:  # associative, not commutative
   return left[0] * right[0], left[1] * right[0] + right[1]
 
 
+def sum_and_max(left: Any, right: Any) -> Any:
+  return left[0] + right[0], jnp.maximum(left[1], right[1])
+
+
 IMAGE = np.random.RandomState(0).permutation(2 * 9 * 8 * 3).reshape(2, 9, 8, 3).astype(np.float32) / 7 - 30
 TIES = np.round(IMAGE / 20)
 INTS = (np.arange(60).reshape(5, 12) * 37 % 101 - 50)
@@ -74,15 +78,21 @@ CASES = [
   *[Case(f"{name}_{dtype.__name__}", pool(name, SQUARE, SQUARE, "SAME"), [IMAGE.astype(dtype)], skip=QUICK, grad=False,
          rtol=2e-2, atol=1e-2)  # a last place of the largest partial sum
     for name in ("max", "min", "sum") for dtype in (np.float16, ml_dtypes.bfloat16)],
-  Case("x64", lambda x, y: (pool("max", SQUARE, SQUARE, "SAME")(x), pool("sum", SQUARE, SQUARE, "SAME")(x), pool("sum", (2, 5), (1, 3), "SAME")(y)),
+  Case("x64", lambda x, y: (pool("max", SQUARE, SQUARE, "SAME")(x), pool("sum", SQUARE, SQUARE, "SAME")(x),
+                            pool("sum", (2, 5), (1, 3), "SAME")(y)),
        [IMAGE.astype(np.float64), INTS << 40], x64=True, rtol=1e-12),
-  Case("generic_init", lambda x: lax.reduce_window(x, np.int32(5), lambda a, b: a + b, (2, 3), (1, 2), "SAME"), [INTS.astype(np.int32)], poly="b, n"),
-  Case("variadic", lambda x, y: lax.reduce_window((x, y), (1, 0), affine, (2, 3), (1, 2), "SAME"), [INTS.astype(np.int32)] * 2),
+  Case("generic_init", lambda x: lax.reduce_window(x, np.int32(5), lambda a, b: a + b, (2, 3), (1, 2), "SAME"), [INTS.astype("i")],
+       poly="b, n"),
+  Case("variadic", lambda x, y: lax.reduce_window((x, y), (7, 3), sum_and_max, (2, 3), (1, 2), "SAME", base_dilation=(1, 2)),
+       [INTS.astype(np.int32)] * 2, poly=("b, _", "b, _")),
+  Case("not_commutative", lambda x, y: lax.reduce_window((x, y), (1, 0), affine, (5,), (2,), "SAME"), [INTS.reshape(-1).astype("i")] * 2),
   # With padding, XLA on CPU goes through a window in another order, and ends in another one of equals.
   Case("gather_add_same", jvp(pool("max", (1, 3, 3, 1), SQUARE, "SAME")), [IMAGE], skip=QUICK, grad=False),
   Case("gather_add_ties", jvp(pool("max", (1, 3, 3, 1), SQUARE, "VALID")), [TIES], skip=QUICK, grad=False),
-  Case("gather_add_nan", jvp(pool("max", (4,), (2,), ((1, 2),))), [np.array([np.nan, 1, 3, 2, 1, np.nan, 5, -np.inf, -np.inf, -np.inf, -np.inf], np.float32)],
+  Case("gather_add_nan", jvp(pool("max", (4,), (2,), ((1, 2),))),
+       [np.array([np.nan, 1, 3, 2, 1, np.nan, 5, -np.inf, -np.inf, -np.inf, -np.inf], np.float32)],
        skip=QUICK, grad=False, xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"}),
-  Case("cumulative_window", lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 12), (1, 1), ((0, 0), (11, 0))), [INTS.astype(np.float32)], poly="b, _", **CLOSE),
+  Case("cumulative_window", lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 12), (1, 1), ((0, 0), (11, 0))), [INTS.astype("f")],
+       poly="b, _", **CLOSE),
 ]
 test_case, saved = run(CASES)
