@@ -117,9 +117,9 @@ def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[Clo
     _jax_compat.check_constraints(dimensions.constraints, sizes)
     values = {v: _jax_compat.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
     variables.update({v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()})
-    return [_int32(value) for v, value in values.items() if variables[v] is None]
+    return [value for v, value in values.items() if variables[v] is None]
 
-  return jax.make_jaxpr(solve)(*[_SIZE] * known.count(None)), variables
+  return _in_32_bits(solve, known.count(None)), variables
 
 
 class DimensionValues:
@@ -184,16 +184,16 @@ class DimensionValues:
 def _dimension_jaxpr(dim: Any, names: tuple[str, ...]) -> ClosedJaxpr:
   """i32[] per variable -> i32[], the value of `dim`."""
   def evaluate(*sizes: Any) -> Any:
-    return _int32(_jax_compat.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
-  return jax.make_jaxpr(evaluate)(*[_SIZE] * len(names))
+    return _jax_compat.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
+  return _in_32_bits(evaluate, len(names))
 
 
-def _int32(size: Any) -> Any:
-  return jax.lax.convert_element_type(size, np.int32)  # with x64, JAX computes dimensions in int64
+def _in_32_bits(fun: Callable[..., Any], arity: int) -> ClosedJaxpr:
+  """The jaxpr of a function of sizes, i32[] like TensorFlow's shapes also where JAX would compute in 64 bits."""
+  with jax.enable_x64(False):
+    return jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct((), np.int32)] * arity)
 
 
 def _size(operand: tf.Tensor, axis: int) -> tf.Tensor:
   return tf.shape(operand)[axis]
 
-
-_SIZE = jax.ShapeDtypeStruct((), np.int32)

@@ -133,3 +133,13 @@ def test_eval_polymorphic_shape():
   again, _ = jax2tf.eval_polymorphic_shape(lambda d: d["z"] * 2, polymorphic_shapes=[{"z": shapes["z"], "n": None}])(
     {"z": tf.TensorSpec([None, 3]), "n": np.float32(0)})
   assert str(again.shape) == "(b + a, 3)"
+
+
+def test_dimensions_under_x64():
+  def fun(x):
+    return x.reshape(-1)[: x.shape[0] * 2 // 3] * x.shape[1]
+  with jax.enable_x64(True):
+    x = np.arange(12.0).reshape(4, 3)
+    converted = jax2tf.convert(fun, polymorphic_shapes=["b, 3"])
+    close(converted(x), jax.jit(fun)(x))
+    close(tf.function(converted).get_concrete_function(tf.TensorSpec([None, 3], tf.float64))(tf.constant(x)), jax.jit(fun)(x))

@@ -46,6 +46,8 @@ def _triangular_solve(ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, *, left_side
   Reads one triangle of a.
   """
   shape_a, shape_b = ctx.avals_in[0].shape, ctx.avals_in[1].shape
+  if 0 in (*shape_a, *shape_b):
+    return b
   if a.dtype in HALF:  # TF 2.21: no MatrixTriangularSolve for 16 bits
     a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
   if not left_side:  # the transposed system

@@ -13,7 +13,7 @@ from jax.extend.core import primitives as P
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._matrices import adjoint, call, conj, loop, modulus, outer, real, size
+from jax2tf.lowering._matrices import adjoint, call, conj, loop, outer, real, size
 from jax2tf.registry import lowers
 
 # --- QR ---
@@ -85,18 +85,17 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
 
 def _reflection(x: tf.Tensor, k: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """x[batch,m] -> (v [batch,m], tau [batch,1], x with beta at k and v packed below it): H^H x is beta at k and zero below."""
+  one = tf.ones([], x.dtype)
   alpha, below = tf.gather(x, [k], axis=1), tf.where(rows > k, x, 0)
   # The largest modulus is taken out of the norm, so that squares neither overflow nor vanish.
-  scale = tf.reduce_max(modulus(tf.where(rows >= k, x, 0)), 1, keepdims=True)
-  scale = tf.where(scale > 0, scale, 1)
-  length = scale * tf.norm(tf.abs(tf.where(rows >= k, x, 0)) / scale, axis=1, keepdims=True)
+  sizes = tf.abs(tf.where(rows >= k, x, 0))
+  scale = tf.reduce_max(sizes, 1, keepdims=True)
+  length = scale * tf.norm(tf.math.divide_no_nan(sizes, scale), axis=1, keepdims=True)
   beta = tf.cast(tf.where(real(alpha) >= 0, -length, length), x.dtype)
   trivial = tf.reduce_all(below == 0, 1, keepdims=True) & (alpha == tf.cast(real(alpha), x.dtype))
-  beta = tf.where(trivial, alpha, beta)
-  tau = tf.where(trivial, 0, (beta - alpha) / tf.where(trivial, 1, beta))
-  tail = below / tf.where(trivial, 1, alpha - beta)
-  v = tf.where(rows == k, 1, tail)
-  return v, tau, tf.where(rows > k, tail, tf.where(rows == k, beta, x))
+  tau = tf.where(trivial, 0 * one, (beta - alpha) / tf.where(trivial, one, beta))
+  tail = below / tf.where(trivial, one, alpha - beta)
+  return tf.where(rows == k, one, tail), tau, tf.where(rows > k, tail, tf.where((rows == k) & ~trivial, beta, x))
 
 
 def _row_times(v: tf.Tensor, a: tf.Tensor) -> tf.Tensor:

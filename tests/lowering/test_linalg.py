@@ -58,7 +58,7 @@ def eigen(a: Any, **params: Any) -> Any:
 
 
 def singular(a: Any, **params: Any) -> Any:
-  s, u, vh = linalg.svd(a, **params)
+  u, s, vh = linalg.svd(a, **params)
   k = s.shape[-1]
   return s, (u[..., :k] * s[..., None, :]) @ vh[..., :k, :], jnp.abs(adjoint(u) @ u), jnp.abs(vh @ adjoint(vh))
 
@@ -133,7 +133,7 @@ CASES = [
     Case("lu f64 in blocks", linalg.lu, [matrices(150, 140, dtype=np.float64)], grad=False, **X64),
     Case("lu f64 in blocks, wide", linalg.lu, [matrices(2, 70, 140, dtype=np.float64)], grad=False, **X64),
     Case("lu of nothing", linalg.lu, [np.zeros((2, 3, 0), np.float32)], grad=False),
-    Case("pivots", lambda p: linalg.lu_pivots_to_permutation(p, 6), [np.array([[1, 1, 2, 5], [3, 3, 3, 3]], np.int32)], poly="b, k"),
+    Case("pivots", lambda p: linalg.lu_pivots_to_permutation(p, p.shape[-1] + 2), [np.array([[1, 1, 2, 5], [3, 3, 3, 3]], np.int32)], poly="b, k"),
     Case("pivots of nothing", lambda p: linalg.lu_pivots_to_permutation(p, 3), [np.zeros((2, 0), np.int32)], skip=ONCE),
     # orthogonal
     *[Case(f"qr {name} {full}", functools.partial(linalg.qr, full_matrices=full), [a], poly=poly, grad=False if full else None, skip=skip, **NEAR)
@@ -146,7 +146,7 @@ CASES = [
       for name, a, poly in (("tall", TALL, "b, m, n"), ("wide c64", matrices(3, 5, dtype=C64), None), ("zeros", np.zeros((3, 3), np.float32), None),
                             ("huge", np.array([[1e30, 1], [1e30, 2]], np.float32), None))],
     Case("pivoted qr, fixed columns", pivoted_qr, [matrices(2, 4, 5), FIXED], grad=False, **NEAR),
-    Case("householder product", linalg.householder_product, [TALL, matrices(2, 3)], poly=["b, m, _", "b, _"], grad=False, **NEAR),
+    Case("householder product", linalg.householder_product, [TALL, matrices(2, 3)], poly=["b, _, _", "b, _"], grad=False, **NEAR),
     Case("householder product c64", linalg.householder_product, [matrices(5, 4, dtype=C64), matrices(2, dtype=C64)], grad=False, skip=ONCE, **NEAR),
     *[Case(f"multiply by q {left} {transpose} {np.dtype(dtype)}", functools.partial(linalg.ormqr, left=left, transpose=transpose),
            [matrices(2, 4, 3, dtype=dtype), matrices(2, 3, dtype=dtype), matrices(2, 4, 4, dtype=dtype)], grad=False, skip=ONCE, **NEAR)
@@ -159,14 +159,15 @@ CASES = [
     # spectral
     Case("eigh", eigen, [POSITIVE], poly="b, n, n", rtol=1e-4, atol=1e-4),  # the gradient divides by gaps between values
     *[Case(f"eigh of a triangle {lower}", functools.partial(eigen, lower=lower, symmetrize_input=False), [matrices(4, 4, dtype=C64)], grad=False,
-           skip={"graph": "the rule's subject is the primitive, not JAX's vjp of it", **ONCE}, **NEAR) for lower in (True, False)],
+           skip=dict.fromkeys(["graph", "xla"], "JAX's vjp of eigh reads both triangles"), **NEAR) for lower in (True, False)],
     Case("eigh with NaN", lambda a: linalg.eigh(a, symmetrize_input=False)[1], [np.stack([np.eye(3), np.full((3, 3), np.nan)]).astype(np.float32)], grad=False),
     *[Case(f"svd {name} {full}", functools.partial(singular, full_matrices=full), [a], grad=False, skip=ONCE, poly=poly, **NEAR)
       for name, a, poly in (("square", SQUARE, "b, n, n"), ("tall", TALL, None), ("wide", WIDE, None)) for full in (False, True)],
     Case("svd c64", functools.partial(singular, full_matrices=False), [matrices(4, 3, dtype=C64)], grad=False, skip=NO_XLA, **NEAR),
-    Case("svd f64", functools.partial(singular, full_matrices=False), [matrices(4, 3, dtype=np.float64)], grad=False, **X64),
+    Case("svd f64", functools.partial(singular, full_matrices=False), [matrices(4, 3, dtype=np.float64)], grad=False,
+         **{**X64, "skip": {"xla": "XLA's iteration stops at 1e-8"}}),
     Case("singular values", functools.partial(linalg.svd, compute_uv=False), [TALL], poly="b, n, _", **NEAR),
-    Case("svd with NaN", lambda a: linalg.svd(a)[0], [np.stack([np.eye(3), np.full((3, 3), np.nan)]).astype(np.float32)], grad=False),
+    Case("svd with NaN", lambda a: linalg.svd(a)[1], [np.stack([np.eye(3), np.full((3, 3), np.nan)]).astype(np.float32)], grad=False),
     *[Case(f"svd of nothing {full}", functools.partial(linalg.svd, full_matrices=full), [np.zeros((2, 3, 0), np.float32)], grad=False) for full in (False, True)],
     Case("eig", general_eigen, [SQUARE], grad=False, skip=NO_XLA, rtol=1e-3, atol=1e-3),  # values are rounded to sort them
     Case("eig c64", general_eigen, [matrices(4, 4, dtype=C64)], grad=False, skip={**NO_XLA, **ONCE}, rtol=1e-3, atol=1e-3),
