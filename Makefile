@@ -33,6 +33,7 @@ test: $(VENV)/.test
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) tools/import_graph.py
 

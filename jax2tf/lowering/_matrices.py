@@ -15,7 +15,9 @@ from jax2tf.context import RuleContext
 BLOCK = 64
 
 
-def call(ctx: RuleContext, body: Callable[..., Any], *operands: tf.Tensor, batch: int, shapes: Any = None, **static: Any) -> list[tf.Tensor]:
+def call(
+  ctx: RuleContext, body: Callable[..., Any], *operands: tf.Tensor, batch: int, shapes: Any = None, **static: Any
+) -> list[tf.Tensor]:
   """`body(*operands)` on one batch dimension, as a function of the graph that equal calls share.
 
   Args:
@@ -27,7 +29,7 @@ def call(ctx: RuleContext, body: Callable[..., Any], *operands: tf.Tensor, batch
     static: keywords of `body`.
   """
   shapes = shapes or [aval.shape for aval in (*ctx.avals_in, *ctx.avals_out)]
-  inputs, outputs = shapes[:len(operands)], shapes[len(operands):]
+  inputs, outputs = shapes[: len(operands)], shapes[len(operands) :]
   if batch != 1:
     operands = tuple(ctx.reshape(x, (math.prod(shape[:batch]), *shape[batch:])) for x, shape in zip(operands, inputs, strict=True))
   specs = tuple(tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in operands)
@@ -39,17 +41,20 @@ def call(ctx: RuleContext, body: Callable[..., Any], *operands: tf.Tensor, batch
 def _function(body: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], static: tuple[tuple[str, Any], ...]) -> Any:
   def function(*operands: tf.Tensor) -> Any:
     return body(*operands, **dict(static))
+
   function.__name__ = body.__name__
   return tf.function(function, input_signature=specs, autograph=False)
 
 
 def loop(steps: Any, body: Callable[..., Any], *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
   """`body(k, *state) -> state` for k = 0, 1 ... steps - 1; shapes do not change."""
+
   def step(k: tf.Tensor, *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
     results = body(k, *state)
     for x, y in zip(state, results, strict=True):
       y.set_shape(x.shape)
     return (k + 1, *results)
+
   limit = steps if isinstance(steps, int) else None
   return tuple(tf.while_loop(lambda k, *_: k < steps, step, (0, *state), maximum_iterations=limit))[1:]
 

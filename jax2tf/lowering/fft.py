@@ -13,10 +13,10 @@ from jax2tf.context import RuleContext
 from jax2tf.registry import lowers
 
 _TRANSFORMS = {
-    FftType.FFT: (tf.signal.fft, tf.signal.fft2d, tf.signal.fft3d),
-    FftType.IFFT: (tf.signal.ifft, tf.signal.ifft2d, tf.signal.ifft3d),
-    FftType.RFFT: (tf.signal.rfft, tf.signal.rfft2d, tf.signal.rfft3d),
-    FftType.IRFFT: (tf.signal.irfft, tf.signal.irfft2d, tf.signal.irfft3d),
+  FftType.FFT: (tf.signal.fft, tf.signal.fft2d, tf.signal.fft3d),
+  FftType.IFFT: (tf.signal.ifft, tf.signal.ifft2d, tf.signal.ifft3d),
+  FftType.RFFT: (tf.signal.rfft, tf.signal.rfft2d, tf.signal.rfft3d),
+  FftType.IRFFT: (tf.signal.irfft, tf.signal.irfft2d, tf.signal.irfft3d),
 }
 
 

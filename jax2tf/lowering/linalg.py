@@ -7,7 +7,6 @@ matrix, or infinities. So the factorisations are written out, and so are the sys
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -39,8 +38,9 @@ def _split(items: Any, lengths: list[int]) -> list[Any]:
 
 
 @lowers(P.triangular_solve_p)
-def _triangular_solve(ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, *, left_side: bool, lower: bool, transpose_a: bool,
-                      conjugate_a: bool, unit_diagonal: bool) -> tf.Tensor:
+def _triangular_solve(
+  ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, *, left_side: bool, lower: bool, transpose_a: bool, conjugate_a: bool, unit_diagonal: bool
+) -> tf.Tensor:
   """a f32[n,n], b f32[n,k] -> f32[n,k], the x of `op(a) x = b`; or b f32[k,n] -> the x of `x op(a) = b`.
 
   Reads one triangle of a.
@@ -84,13 +84,15 @@ def _substitute(a: tf.Tensor, b: tf.Tensor, lower: bool, adjoint: bool) -> tf.Te
 
 
 @lowers(P.tridiagonal_solve_p)
-def _tridiagonal_solve(ctx: RuleContext, lower: tf.Tensor, diagonal: tf.Tensor, upper: tf.Tensor, b: tf.Tensor, *,
-                       perturb_singular: bool = False) -> tf.Tensor:
+def _tridiagonal_solve(
+  ctx: RuleContext, lower: tf.Tensor, diagonal: tf.Tensor, upper: tf.Tensor, b: tf.Tensor, *, perturb_singular: bool = False
+) -> tf.Tensor:
   """lower f32[n], diagonal f32[n], upper f32[n], b f32[n,k] -> f32[n,k]; lower[0] and upper[n-1] are not read."""
   if 0 in ctx.aval_out.shape:
     return b
-  return tf.raw_ops.TridiagonalSolve(diagonals=tf.stack([upper, diagonal, lower], -2), rhs=b, partial_pivoting=True,
-                                     perturb_singular=perturb_singular)
+  return tf.raw_ops.TridiagonalSolve(
+    diagonals=tf.stack([upper, diagonal, lower], -2), rhs=b, partial_pivoting=True, perturb_singular=perturb_singular
+  )
 
 
 @lowers(_jax_compat.symmetric_product_p)
@@ -118,9 +120,9 @@ def cholesky(a: tf.Tensor) -> tuple[tf.Tensor]:
   factor = a[:, :, :0]
   for start in starts:
     width = min(BLOCK, n - start) if isinstance(n, int) else n
-    panel = a[:, start:, start:start + width]
+    panel = a[:, start:, start : start + width]
     if start:
-      panel -= tf.matmul(factor[:, start:], factor[:, start:start + width], adjoint_b=True)
+      panel -= tf.matmul(factor[:, start:], factor[:, start : start + width], adjoint_b=True)
     columns = _cholesky_columns(panel, width)
     factor = tf.concat([factor, tf.pad(columns, [[0, 0], [start, 0], [0, 0]])], -1) if start else columns
   rows = tf.range(n)
@@ -156,6 +158,7 @@ def _rotate_into(r: jax.Array, w: jax.Array) -> jax.Array:
     norm = jnp.sqrt((x / scale) ** 2 + (y / scale) ** 2)
     cos, sin = jnp.where(y == 0, 1, x / scale / norm), jnp.where(y == 0, 0, y / scale / norm)
     return r.at[k].set(cos * row + sin * w), cos * w - sin * row
+
   return lax.fori_loop(0, w.shape[0], rotate, (r, w))[0]
 
 
@@ -186,9 +189,9 @@ def lu(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     if start:
       parts = [below[:, :, :start], *parts]
     if end < n:
-      unit = tf.linalg.set_diag(panel[:, :end - start], tf.ones_like(panel[:, 0]))
-      upper = tf.linalg.triangular_solve(unit, below[:, :end - start, end:])
-      parts.append(tf.concat([upper, below[:, end - start:, end:] - tf.matmul(panel[:, end - start:], upper)], 1))
+      unit = tf.linalg.set_diag(panel[:, : end - start], tf.ones_like(panel[:, 0]))
+      upper = tf.linalg.triangular_solve(unit, below[:, : end - start, end:])
+      parts.append(tf.concat([upper, below[:, end - start :, end:] - tf.matmul(panel[:, end - start :], upper)], 1))
     a = tf.concat([a[:, :start], tf.concat(parts, 2)], 1) if len(parts) > 1 else panel
     exchanges.append(swaps + start)
     rest = order if permutation is None else tf.gather(permutation[:, start:], order, axis=1, batch_dims=1)

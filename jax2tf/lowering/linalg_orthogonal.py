@@ -22,7 +22,7 @@ from jax2tf.registry import lowers
 @lowers(P.qr_p)
 def _qr(ctx: RuleContext, operand: tf.Tensor, *, pivoting: bool, full_matrices: bool, use_magma: Any = None) -> list[tf.Tensor]:
   """operand f32[m,n] -> q f32[m,k], r f32[k,n] and, with pivoting, the order of columns i32[n]; k = min(m, n), or m for full matrices."""
-  aval, (q_aval, r_aval, *_) = ctx.avals_in[0], ctx.avals_out
+  aval, q_aval = ctx.avals_in[0], ctx.avals_out[0]
   m, k = q_aval.shape[-2:]
   if 0 in aval.shape:
     q = tf.broadcast_to(tf.eye(ctx.dim(m), ctx.dim(k), dtype=operand.dtype), ctx.shape(q_aval.shape))
@@ -33,8 +33,8 @@ def _qr(ctx: RuleContext, operand: tf.Tensor, *, pivoting: bool, full_matrices: 
   batch = aval.shape[:-2]
   shapes = [aval.shape, (*batch, n), aval.shape, (*batch, n), (*batch, taus_size)]
   packed, order, taus = call(ctx, householder_qr, operand, tf.zeros(ctx.shape(shapes[1]), tf.int32), batch=len(batch), shapes=shapes)
-  q = _product(packed[..., :ctx.dim(taus_size)], taus, ctx.dim(k))
-  return [q, tf.linalg.band_part(packed, 0, -1)[..., :ctx.dim(k), :], order - 1]
+  q = _product(packed[..., : ctx.dim(taus_size)], taus, ctx.dim(k))
+  return [q, tf.linalg.band_part(packed, 0, -1)[..., : ctx.dim(k), :], order - 1]
 
 
 @lowers(_jax_compat.geqrf_p)
@@ -109,13 +109,13 @@ def _row_times(v: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
 @lowers(P.householder_product_p)
 def _householder_product(ctx: RuleContext, a: tf.Tensor, taus: tf.Tensor) -> tf.Tensor:
   """a f32[m,n], taus f32[k] -> f32[m,n], the first columns of Q = H_0 H_1 ... H_(k-1)."""
-  return _product(a[..., :ctx.dim(ctx.avals_in[1].shape[-1])], taus, ctx.dim(ctx.aval_out.shape[-1]))
+  return _product(a[..., : ctx.dim(ctx.avals_in[1].shape[-1])], taus, ctx.dim(ctx.aval_out.shape[-1]))
 
 
 @lowers(_jax_compat.ormqr_p)
 def _ormqr(ctx: RuleContext, a: tf.Tensor, taus: tf.Tensor, c: tf.Tensor, *, left: bool, transpose: bool) -> tf.Tensor:
   """a f32[m,n], taus f32[k], c f32[m,p] -> Q c or Q^H c; without `left` c Q or c Q^H."""
-  v = _vectors(a[..., :ctx.dim(ctx.avals_in[1].shape[-1])])
+  v = _vectors(a[..., : ctx.dim(ctx.avals_in[1].shape[-1])])
   if left:
     return c - tf.matmul(v, _middle(v, taus, tf.matmul(v, c, adjoint_a=True), transpose))
   return c - tf.matmul(_middle(v, taus, tf.matmul(v, c, adjoint_a=True, adjoint_b=True), not transpose), v, adjoint_a=True, adjoint_b=True)

@@ -13,13 +13,22 @@ from jax2tf.context import RuleContext
 from jax2tf.lowering._matrices import adjoint, all_finite, nan_unless, real
 from jax2tf.registry import UNSUPPORTED, lowers
 
-UNSUPPORTED["schur"] = ("TensorFlow has no Schur decomposition",
-                        "use eigh for Hermitian matrices, jnp.linalg.eig if the eigenvectors will do, or lower natively")
+UNSUPPORTED["schur"] = (
+  "TensorFlow has no Schur decomposition",
+  "use eigh for Hermitian matrices, jnp.linalg.eig if the eigenvectors will do, or lower natively",
+)
 
 
 @lowers(P.eigh_p)
-def _eigh(ctx: RuleContext, operand: tf.Tensor, *, lower: bool, sort_eigenvalues: bool, subset_by_index: tuple[int, int] | None,
-          algorithm: Any = None) -> list[tf.Tensor]:
+def _eigh(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  *,
+  lower: bool,
+  sort_eigenvalues: bool,
+  subset_by_index: tuple[int, int] | None,
+  algorithm: Any = None,
+) -> list[tf.Tensor]:
   """operand f32[n,n] -> vectors f32[n,k], values f32[k] in ascending order; reads one triangle. NaN if that is not finite."""
   if 0 in ctx.avals_in[0].shape:
     return [tf.zeros(ctx.shape(aval.shape), dtype) for aval, dtype in zip(ctx.avals_out, (operand.dtype, real(operand).dtype), strict=True)]
@@ -33,8 +42,15 @@ def _eigh(ctx: RuleContext, operand: tf.Tensor, *, lower: bool, sort_eigenvalues
 
 
 @lowers(P.eig_p)
-def _eig(ctx: RuleContext, operand: tf.Tensor, *, compute_left_eigenvectors: bool, compute_right_eigenvectors: bool,
-         enable_eigvec_derivs: bool = False, implementation: Any = None) -> list[tf.Tensor]:
+def _eig(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  *,
+  compute_left_eigenvectors: bool,
+  compute_right_eigenvectors: bool,
+  enable_eigvec_derivs: bool = False,
+  implementation: Any = None,
+) -> list[tf.Tensor]:
   """operand f32[n,n] -> values c64[n], left vectors c64[n,n], right vectors c64[n,n]; NaN if it is not finite.
 
   The order of the values is Eigen's. As in LAPACK, a vector has length 1 and its largest element is real.
@@ -67,10 +83,16 @@ def _normalised(vectors: jax.Array) -> jax.Array:
 
 
 @lowers(P.svd_p)
-def _svd(ctx: RuleContext, operand: tf.Tensor, *, full_matrices: bool, compute_uv: bool, subset_by_index: tuple[int, int] | None,
-         algorithm: Any = None) -> list[tf.Tensor]:
+def _svd(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  *,
+  full_matrices: bool,
+  compute_uv: bool,
+  subset_by_index: tuple[int, int] | None,
+  algorithm: Any = None,
+) -> list[tf.Tensor]:
   """operand f32[m,n] -> values f32[k] in descending order, u f32[m,k], v^H f32[k,n]; NaN if it is not finite."""
-  m, n = ctx.avals_in[0].shape[-2:]
   if 0 in ctx.avals_in[0].shape:
     return _empty_svd(ctx, operand)
   ok = all_finite(operand)

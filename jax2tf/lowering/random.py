@@ -218,8 +218,10 @@ def _multiply(x: tf.Tensor, factor: int) -> tuple[tf.Tensor, tf.Tensor]:
 def _broadcast(ctx: RuleContext, *words: tf.Tensor) -> list[tf.Tensor]:
   """The counters in the shape of the result, which the low words of a product keep to the end."""
   shape = ctx.avals_out[0].shape
-  return [x if tuple(aval.shape) == tuple(shape) else tf.broadcast_to(x, ctx.shape(shape))
-          for x, aval in zip(words, ctx.avals_in[-len(words):], strict=True)]
+  return [
+    x if tuple(aval.shape) == tuple(shape) else tf.broadcast_to(x, ctx.shape(shape))
+    for x, aval in zip(words, ctx.avals_in[-len(words) :], strict=True)
+  ]
 
 
 # --- XLA's generators ---
@@ -245,7 +247,8 @@ def _rng_bit_generator(ctx: RuleContext, key: tf.Tensor, *, shape: Dims, dtype: 
 def _philox_bits(ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
   """Philox 4x32-10 on the counters state[1], state[1] + 1 ...: TensorFlow's own generator. One counter is 128 bits."""
   bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-      shape=ctx.shape(shape), key=state[:1], counter=state[::-1], alg=tf.random.Algorithm.PHILOX.value, dtype=dtype)
+    shape=ctx.shape(shape), key=state[:1], counter=state[::-1], alg=tf.random.Algorithm.PHILOX.value, dtype=dtype
+  )
   per_block = 16 // dtype.size
   return bits, (_size64(ctx, shape) + (per_block - 1)) // per_block
 
@@ -278,11 +281,11 @@ def _split_for_halves(ctx: RuleContext, shape: Dims) -> list[Any]:
   sizes = ctx.shape(shape or (1,))
   if isinstance(sizes, list):
     axis = next((i for i, size in enumerate(sizes) if size % 2 == 0), sizes.index(max(sizes)))
-    return [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1:])]
+    return [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
   sizes = tf.cast(sizes, tf.int64)
   rank = len(shape)  # of equal ones the first: tf.argmax does not say which it takes
   axis = tf.argmax(tf.where(sizes % 2 == 0, sizes.dtype.max, sizes * rank) - tf.range(rank, dtype=tf.int64))
-  return [tf.reduce_prod(sizes[:axis]), sizes[axis], tf.reduce_prod(sizes[axis + 1:])]
+  return [tf.reduce_prod(sizes[:axis]), sizes[axis], tf.reduce_prod(sizes[axis + 1 :])]
 
 
 @lowers(P.rng_uniform_p)

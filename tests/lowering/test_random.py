@@ -21,8 +21,11 @@ KEY = np.array([0, 42], np.uint32)
 SEED = np.int32(7)
 STATE = np.array([1, 2, 0xFFFFFFFF, 0xFFFFFFFF], np.uint32)  # the counter overflows
 IMPLS = ("threefry2x32", "rbg", "unsafe_rbg", "philox2x32", "philox4x32", "threefry4x32")
-ALGORITHMS = {"default": lax.RandomAlgorithm.RNG_DEFAULT, "threefry": lax.RandomAlgorithm.RNG_THREE_FRY,
-              "philox": lax.RandomAlgorithm.RNG_PHILOX}
+ALGORITHMS = {
+  "default": lax.RandomAlgorithm.RNG_DEFAULT,
+  "threefry": lax.RandomAlgorithm.RNG_THREE_FRY,
+  "philox": lax.RandomAlgorithm.RNG_PHILOX,
+}
 
 
 def key_of(seed: Any, impl: str) -> Any:
@@ -41,9 +44,11 @@ def all_of_an_impl(seed: Any, *, impl: str) -> Any:
 
 def original(fun: Any) -> Any:
   """`fun` with the threefry of before JAX 0.5."""
+
   def with_original(*args: Any) -> Any:
     with jax.threefry_partitionable(False):
       return fun(*args)
+
   return with_original
 
 
@@ -61,39 +66,80 @@ def generate_like(x: Any, state: Any, *, algorithm: str) -> Any:
 
 GAMMA = np.array([0.003, 0.3, 1.0, 5.0, 1e4], np.float32)
 SAMPLERS = {
-    "normal": lambda k: random.normal(k, (8,)), "normal bf16": lambda k: random.normal(k, (8,), jnp.bfloat16),
-    "normal c64": lambda k: random.normal(k, (8,), jnp.complex64), "uniform": lambda k: random.uniform(k, (8,), minval=-1),
-    "randint": lambda k: random.randint(k, (8,), -5, 100), "permutation": lambda k: random.permutation(k, 10),
-    "bernoulli": lambda k: random.bernoulli(k, 0.3, (8,)), "categorical": lambda k: random.categorical(k, jnp.log(jnp.arange(1., 5)), shape=(5,)),
-    "truncated_normal": lambda k: random.truncated_normal(k, -1, 2, (5,)), "poisson": lambda k: random.poisson(k, jnp.array([0.5, 4., 40.])),
-    "choice": lambda k: random.choice(k, 10, (4,), replace=False), "dirichlet": lambda k: random.dirichlet(k, jnp.array([0.3, 1, 5])),
+  "normal": lambda k: random.normal(k, (8,)),
+  "normal bf16": lambda k: random.normal(k, (8,), jnp.bfloat16),
+  "normal c64": lambda k: random.normal(k, (8,), jnp.complex64),
+  "uniform": lambda k: random.uniform(k, (8,), minval=-1),
+  "randint": lambda k: random.randint(k, (8,), -5, 100),
+  "permutation": lambda k: random.permutation(k, 10),
+  "bernoulli": lambda k: random.bernoulli(k, 0.3, (8,)),
+  "categorical": lambda k: random.categorical(k, jnp.log(jnp.arange(1.0, 5)), shape=(5,)),
+  "truncated_normal": lambda k: random.truncated_normal(k, -1, 2, (5,)),
+  "poisson": lambda k: random.poisson(k, jnp.array([0.5, 4.0, 40.0])),
+  "choice": lambda k: random.choice(k, 10, (4,), replace=False),
+  "dirichlet": lambda k: random.dirichlet(k, jnp.array([0.3, 1, 5])),
 }
 ONCE = {"eager": "as in a graph", "saved": "as in a graph"}
 
 CASES = [
-    *[Case(f"key {impl}", functools.partial(all_of_an_impl, impl=impl), [SEED]) for impl in IMPLS],
-    *[Case(f"key {impl} original", original(functools.partial(all_of_an_impl, impl=impl)), [SEED]) for impl in IMPLS[:2]],
-    *[Case(f"key {impl} x64", lambda s, impl=impl: (random.bits(key_of(s, impl), (3,), jnp.uint64), random.key_data(key_of(s, impl))),
-           [np.int64(-2**40 + 3)], x64=True, skip=ONCE) for impl in IMPLS],
-    Case("key original x64", original(lambda s: random.bits(random.key(s), (3,), jnp.uint64)), [SEED], x64=True, skip=ONCE),
-    Case("seeds", lambda s: random.key_data(jax.vmap(random.key)(s)), [np.array([0, -1, 2**31 - 1], np.int32)], poly="b"),
-    Case("raw keys", lambda k: (random.split(k), random.fold_in(k, np.uint32(2**32 - 1)), random.bits(random.wrap_key_data(k), (3,))), [KEY]),
-    Case("key array is data", lambda k: random.key_data(jnp.where(jnp.array([True, False, True]), random.split(random.wrap_key_data(k), 3), random.key(0))), [KEY]),
-    Case("bits of symbolic size", lambda x, k: bits_like(x, k, jnp.uint32), [np.zeros((3, 4), np.float32), KEY], poly=["b, c", None]),
-    Case("bits of symbolic size, original", original(lambda x, k: bits_like(x, k, jnp.uint32)), [np.zeros((3, 5), np.float32), KEY],
-         poly=["b, c", None]),
-    Case("bits of size 0", lambda k: (random.bits(k, (0,)), random.bits(k, (3, 0))), [KEY], skip=ONCE),
-    *[Case(f"generator {name} {np.dtype(dtype)}", functools.partial(generate, shape=(3, 5), algorithm=name, dtype=dtype), [STATE], x64=True, skip=ONCE)
-      for name in ALGORITHMS for dtype in (jnp.uint8, jnp.uint16, jnp.uint32, jnp.uint64)],
-    *[Case(f"generator {name} {shape}", functools.partial(generate, shape=shape, algorithm=name), [STATE], skip=ONCE)
-      for name in ("threefry", "philox") for shape in [(), (7,), (5, 3, 4), (3, 0)]],
-    *[Case(f"generator {name} of symbolic size", functools.partial(generate_like, algorithm=name), [np.zeros((5, 3, 3), np.float32), STATE],
-           poly=["b, c, b - 2", None]) for name in ("threefry", "philox")],
-    Case("generator u64 key", functools.partial(generate, shape=(5,), algorithm="threefry"), [np.array([1, 2**64 - 2], np.uint64)], x64=True),
-    *[Case(name, fun, [KEY], skip=ONCE, rtol=1e-5) for name, fun in SAMPLERS.items()],  # logarithms of neighbours
-    # The gradient is JAX's series; its terms round differently.
-    Case("gamma", lambda k, a: random.gamma(k, a), [KEY, GAMMA], rtol=1e-4, poly=[None, "b"]),
-    Case("loggamma of a batch of keys", lambda k, a: jax.vmap(random.loggamma)(random.split(k, 5), a), [KEY, GAMMA], rtol=1e-4),
+  *[Case(f"key {impl}", functools.partial(all_of_an_impl, impl=impl), [SEED]) for impl in IMPLS],
+  *[Case(f"key {impl} original", original(functools.partial(all_of_an_impl, impl=impl)), [SEED]) for impl in IMPLS[:2]],
+  *[
+    Case(
+      f"key {impl} x64",
+      lambda s, impl=impl: (random.bits(key_of(s, impl), (3,), jnp.uint64), random.key_data(key_of(s, impl))),
+      [np.int64(-(2**40) + 3)],
+      x64=True,
+      skip=ONCE,
+    )
+    for impl in IMPLS
+  ],
+  Case("key original x64", original(lambda s: random.bits(random.key(s), (3,), jnp.uint64)), [SEED], x64=True, skip=ONCE),
+  Case("seeds", lambda s: random.key_data(jax.vmap(random.key)(s)), [np.array([0, -1, 2**31 - 1], np.int32)], poly="b"),
+  Case("raw keys", lambda k: (random.split(k), random.fold_in(k, np.uint32(2**32 - 1)), random.bits(random.wrap_key_data(k), (3,))), [KEY]),
+  Case(
+    "key array is data",
+    lambda k: random.key_data(jnp.where(jnp.array([True, False, True]), random.split(random.wrap_key_data(k), 3), random.key(0))),
+    [KEY],
+  ),
+  Case("bits of symbolic size", lambda x, k: bits_like(x, k, jnp.uint32), [np.zeros((3, 4), np.float32), KEY], poly=["b, c", None]),
+  Case(
+    "bits of symbolic size, original",
+    original(lambda x, k: bits_like(x, k, jnp.uint32)),
+    [np.zeros((3, 5), np.float32), KEY],
+    poly=["b, c", None],
+  ),
+  Case("bits of size 0", lambda k: (random.bits(k, (0,)), random.bits(k, (3, 0))), [KEY], skip=ONCE),
+  *[
+    Case(
+      f"generator {name} {np.dtype(dtype)}",
+      functools.partial(generate, shape=(3, 5), algorithm=name, dtype=dtype),
+      [STATE],
+      x64=True,
+      skip=ONCE,
+    )
+    for name in ALGORITHMS
+    for dtype in (jnp.uint8, jnp.uint16, jnp.uint32, jnp.uint64)
+  ],
+  *[
+    Case(f"generator {name} {shape}", functools.partial(generate, shape=shape, algorithm=name), [STATE], skip=ONCE)
+    for name in ("threefry", "philox")
+    for shape in [(), (7,), (5, 3, 4), (3, 0)]
+  ],
+  *[
+    Case(
+      f"generator {name} of symbolic size",
+      functools.partial(generate_like, algorithm=name),
+      [np.zeros((5, 3, 3), np.float32), STATE],
+      poly=["b, c, b - 2", None],
+    )
+    for name in ("threefry", "philox")
+  ],
+  Case("generator u64 key", functools.partial(generate, shape=(5,), algorithm="threefry"), [np.array([1, 2**64 - 2], np.uint64)], x64=True),
+  *[Case(name, fun, [KEY], skip=ONCE, rtol=1e-5) for name, fun in SAMPLERS.items()],  # logarithms of neighbours
+  # The gradient is JAX's series; its terms round differently.
+  Case("gamma", lambda k, a: random.gamma(k, a), [KEY, GAMMA], rtol=1e-4, poly=[None, "b"]),
+  Case("loggamma of a batch of keys", lambda k, a: jax.vmap(random.loggamma)(random.split(k, 5), a), [KEY, GAMMA], rtol=1e-4),
 ]
 
 test_case, saved = run(CASES)
