@@ -81,7 +81,7 @@ def _padding_attribute(conv: Conv) -> dict[str, Any] | None:
 
 
 def _same(image: Sequence[Any], kernel: Sequence[Any], strides: Sequence[int]) -> tuple[tuple[Any, Any], ...]:
-  return tuple(map(tuple, lax.padtype_to_pads(image, kernel, strides, "SAME")))
+  return tuple((low, high) for low, high in lax.padtype_to_pads(image, kernel, strides, "SAME"))
 
 
 def _explicit(padding: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:

@@ -74,5 +74,6 @@ def _double_in_loop(combine: Callable[..., Any], axis: int, reverse: bool, x: An
   return lax.while_loop(lambda state: state[0] < size, step, (jnp.int32(1), x))[1]
 
 
-for _primitive, _combine in {P.cummax_p: lax.max, P.cummin_p: lax.min, P.cumlogsumexp_p: jnp.logaddexp}.items():
+_COMBINE: dict[Any, Callable[..., Any]] = {P.cummax_p: lax.max, P.cummin_p: lax.min, P.cumlogsumexp_p: jnp.logaddexp}
+for _primitive, _combine in _COMBINE.items():
   lowers(_primitive)(functools.partial(_doubled, _combine))

@@ -33,7 +33,7 @@ def _select_and_scatter(ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor,
   """operand f32[b,n], source f32[b,n'], init_value f32[] -> f32[b,n]; the reducers are those of select_and_scatter_add."""
   del select_consts, scatter_consts
   select = binary_primitive(select_jaxpr)
-  if select not in (P.ge_p, P.le_p) or binary_primitive(scatter_jaxpr) not in (P.add_p, P.add_any_p):
+  if select not in (P.ge_p, P.le_p) or binary_primitive(scatter_jaxpr) not in (P.add_p, P.add_jaxvals_p):
     ctx.refuse("only `>=` and `<=` select, and only `+` scatters", "write it with gather and scatter, or lower natively")
   axes = window_axes(ctx.avals_in[0], ctx.avals_in[1], **geometry)
   avals = [ctx.avals_in[1], ctx.avals_in[0]]

@@ -63,7 +63,7 @@ def _sort(ctx: RuleContext, *operands: tf.Tensor, dimension: int, is_stable: boo
   """
   del is_stable
   rank = len(ctx.avals_in[0].shape)
-  operands = [_swapped(x, dimension, rank) for x in operands]
+  operands = tuple(_swapped(x, dimension, rank) for x in operands)
   size = ctx.dim(ctx.avals_in[0].shape[dimension])
   keys = [key for operand in operands[:num_keys] for key in _descending_keys(operand)]
   if len(operands) == 1 and keys[0].dtype == (wide := _SORTED_AS.get(operands[0].dtype, operands[0].dtype)) and wide.is_integer:

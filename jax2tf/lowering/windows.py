@@ -74,10 +74,9 @@ def _static(ctx: RuleContext, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _windows_by_monoid(combine: Callable[..., Any], fill: float, axes: Sequence[Axis], x: Any) -> Any:
+  outside = fill
   if np.isinf(fill) and not jnp.issubdtype(x.dtype, np.inexact):
     outside = fill > 0 if x.dtype == bool else jnp.iinfo(x.dtype).max if fill > 0 else jnp.iinfo(x.dtype).min
-  else:
-    outside = fill
   return _windows(lambda a, b: [combine(*a, *b)], [x], [jnp.array(outside, x.dtype)], axes)[0]
 
 
@@ -95,7 +94,7 @@ def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any
     return [*(jnp.where(left & right, z, jnp.where(left, x, y)) for x, y, z in zip(ls, rs, both, strict=True)), left | right]
 
   *results, found = _windows(combine_elements, [*xs, jnp.ones(xs[0].shape, bool)], [*inits, jnp.zeros((), bool)], axes)
-  inits = [jnp.broadcast_to(init, found.shape) for init in inits]
+  inits = tuple(jnp.broadcast_to(init, found.shape) for init in inits)
   return [jnp.where(found, y, init) for y, init in zip(combine(inits, results), inits, strict=True)]
 
 
@@ -113,12 +112,13 @@ def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: 
   return list(xs)
 
 
-def _windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: Axis) -> Sequence[Any]:
+def _windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: Axis) -> Any:
   """Spans of 1, 2, 4 ... elements, of which those in the binary digits of the window make it up: log w steps."""
   def part(x: Any, start: Any, count: Any, stride: int = 1) -> Any:
     return lax.slice_in_dim(x, start, start + (count - 1) * stride + 1, stride, axis=i)
 
-  result, done, span = None, 0, 1
+  result: Any = None
+  done, span = 0, 1
   while True:
     if axis.window & span:
       piece = [part(x, done * axis.window_dilation, axis.out, axis.stride) for x in xs]
