@@ -25,9 +25,16 @@ class Model(tf.Module):
     signature: the function of named inputs that returns a dict of named outputs.
   """
 
-  def __init__(self, fun: Callable[..., Any], params: Any, *, inputs: Mapping[str, _signature.Input],
-               outputs: Sequence[str] | None = None, polymorphic_constraints: Sequence[str] = (),
-               with_gradient: bool = False):
+  def __init__(
+    self,
+    fun: Callable[..., Any],
+    params: Any,
+    *,
+    inputs: Mapping[str, _signature.Input],
+    outputs: Sequence[str] | None = None,
+    polymorphic_constraints: Sequence[str] = (),
+    with_gradient: bool = False,
+  ):
     super().__init__()
     avals = _signature.parse_inputs(inputs, polymorphic_constraints)
     leaves, tree = tree_util.tree_flatten(params)
@@ -35,8 +42,11 @@ class Model(tf.Module):
     # A list, and not the tree itself: tf.Module wraps containers, and knows no other pytrees.
     self._parameters = [tf.Variable(leaf, name=name or "parameters") for leaf, name in zip(leaves, names, strict=True)]
     converted = jax2tf.convert(
-        fun, polymorphic_shapes=[None, *map(_signature.polymorphic_shape, avals.values())],
-        polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
+      fun,
+      polymorphic_shapes=[None, *map(_signature.polymorphic_shape, avals.values())],
+      polymorphic_constraints=polymorphic_constraints,
+      with_gradient=with_gradient,
+    )
 
     @tf.function(autograph=False, input_signature=[_signature.tensor_spec(*item) for item in avals.items()])
     def call(*args: tf.Tensor) -> Any:
@@ -55,13 +65,18 @@ class Model(tf.Module):
     return {variable.name.removesuffix(":0"): variable for variable in self._parameters}
 
 
-def save(fun: Callable[..., Any], params: Any, path: str | os.PathLike[str], *,
-         inputs: Mapping[str, _signature.Input],
-         outputs: Sequence[str] | None = None,
-         polymorphic_constraints: Sequence[str] = (),
-         with_gradient: bool = False,
-         version: int | None = None,
-         overwrite: bool = False) -> Path:
+def save(
+  fun: Callable[..., Any],
+  params: Any,
+  path: str | os.PathLike[str],
+  *,
+  inputs: Mapping[str, _signature.Input],
+  outputs: Sequence[str] | None = None,
+  polymorphic_constraints: Sequence[str] = (),
+  with_gradient: bool = False,
+  version: int | None = None,
+  overwrite: bool = False,
+) -> Path:
   """Converts `fun(params, *inputs)` and saves it as `path/<version>/`, which TF Serving can watch.
 
   The directory is written beside its place and renamed into it, so it is never seen half written.
@@ -87,13 +102,13 @@ def save(fun: Callable[..., Any], params: Any, path: str | os.PathLike[str], *,
   """
   if version is not None and not overwrite:
     _refuse_existing(Path(path, str(version)))  # before the work, and once more after it
-  model = Model(fun, params, inputs=inputs, outputs=outputs, polymorphic_constraints=polymorphic_constraints,
-                with_gradient=with_gradient)
+  model = Model(fun, params, inputs=inputs, outputs=outputs, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
   return save_model(model, path, with_gradient=with_gradient, version=version, overwrite=overwrite)
 
 
-def save_model(model: Model, path: str | os.PathLike[str], *, with_gradient: bool = False, version: int | None = None,
-               overwrite: bool = False) -> Path:
+def save_model(
+  model: Model, path: str | os.PathLike[str], *, with_gradient: bool = False, version: int | None = None, overwrite: bool = False
+) -> Path:
   """Saves a `Model` as `path/<version>/`; arguments, result and errors as for `save`."""
   options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradient)
   with _beside(Path(path)) as written:

@@ -44,7 +44,7 @@ def encode(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> j
 
 def _embed(p: Params, input_ids: jax.Array) -> jax.Array:
   word, position, kind = (p[f"{name}_embeddings"]["weight"] for name in ("word", "position", "token_type"))
-  return _layer_norm(p["LayerNorm"], word[input_ids] + position[:input_ids.shape[1]] + kind[0])
+  return _layer_norm(p["LayerNorm"], word[input_ids] + position[: input_ids.shape[1]] + kind[0])
 
 
 def _attention(p: Params, x: jax.Array, mask: jax.Array) -> jax.Array:

@@ -47,9 +47,15 @@ def main(build: Path = BUILD) -> None:
 
   start = time.perf_counter()
   directory = saved_model.save(
-    minilm.encode, params, build, version=1, overwrite=True,
-    inputs={"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"}, outputs=["embedding"],
-    polymorphic_constraints=CONSTRAINTS)
+    minilm.encode,
+    params,
+    build,
+    version=1,
+    overwrite=True,
+    inputs={"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"},
+    outputs=["embedding"],
+    polymorphic_constraints=CONSTRAINTS,
+  )
   size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
   print(f"saved {directory}: {size / 1e6:.1f} MB in {time.perf_counter() - start:.1f} s")
 

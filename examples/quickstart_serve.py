@@ -44,8 +44,10 @@ def main(directory: str, expected_file: str) -> None:
   print_similarities(everything)
   print("largest difference from JAX:", ", ".join(f"{b}x{s} tokens {d:.1e}" for (b, s), d in differences))
   ops = op_counts(encode)
-  print(f"loaded in {loaded:.1f} s; {ops.total()} ops of {len(ops)} types, most often: "
-        + ", ".join(f"{op} {n}" for op, n in ops.most_common(6)))
+  print(
+    f"loaded in {loaded:.1f} s; {ops.total()} ops of {len(ops)} types, most often: "
+    + ", ".join(f"{op} {n}" for op, n in ops.most_common(6))
+  )
 
   assert max(d for _, d in differences) <= TOLERANCE, f"more than {TOLERANCE} from JAX"
   assert not [op for op in ops if op.startswith("Xla")], "the graph should hold ordinary TensorFlow ops only"

@@ -15,8 +15,8 @@ from jax._src import custom_batching as _custom_batching
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
-from jax._src.export import shape_poly as _shape_poly
 from jax._src import xla_metadata as _xla_metadata
+from jax._src.export import shape_poly as _shape_poly
 from jax._src.lax import lax as _lax
 from jax._src.lax import linalg as _linalg
 from jax._src.lax.control_flow import conditionals as _conditionals

@@ -15,8 +15,8 @@ from jax import export, tree_util
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, specs_of
-from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
 from jax2tf.dtypes import describe, tensor_of
+from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
 from jax2tf.trace import BoundedCache, Signature, TracedFunction
 
 DisabledSafetyCheck = export.DisabledSafetyCheck
@@ -27,16 +27,19 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _MAX_CONVERSIONS = 64
 
 
-def convert(fun_jax: Callable[..., Any], *,
-            polymorphic_shapes: Any = None,
-            polymorphic_constraints: Sequence[str] = (),
-            with_gradient: bool = True,
-            enable_xla: bool = True,
-            native_serialization: bool = False,
-            native_serialization_platforms: Sequence[str] | None = None,
-            native_serialization_disabled_checks: Sequence[DisabledSafetyCheck] = (),
-            static_argnums: int | Sequence[int] | None = None,
-            static_argnames: str | Sequence[str] | None = None) -> Callable[..., Any]:
+def convert(
+  fun_jax: Callable[..., Any],
+  *,
+  polymorphic_shapes: Any = None,
+  polymorphic_constraints: Sequence[str] = (),
+  with_gradient: bool = True,
+  enable_xla: bool = True,
+  native_serialization: bool = False,
+  native_serialization_platforms: Sequence[str] | None = None,
+  native_serialization_disabled_checks: Sequence[DisabledSafetyCheck] = (),
+  static_argnums: int | Sequence[int] | None = None,
+  static_argnames: str | Sequence[str] | None = None,
+) -> Callable[..., Any]:
   """Returns a TensorFlow function, made of ordinary TensorFlow ops, with the values and gradients of `fun_jax`.
 
   The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in Keras
@@ -73,8 +76,10 @@ def convert(fun_jax: Callable[..., Any], *,
   @_tf_compat.errors_as_raised()
   def converted(*args: Any, **kwargs: Any) -> Any:
     if _jax_compat.inside_trace():
-      raise ValueError(f"convert must be used outside all JAX transformations: '{signature.name}' is called under one. "
-                       "Call the converted function from TensorFlow, or the JAX function from JAX")
+      raise ValueError(
+        f"convert must be used outside all JAX transformations: '{signature.name}' is called under one. "
+        "Call the converted function from TensorFlow, or the JAX function from JAX"
+      )
     leaves, traced = tracer(args, kwargs)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
@@ -165,12 +170,14 @@ class _Tracer:
 
 def _plain(tree: Any) -> Any:
   """The containers that tf.Module has wrapped, as the dicts, lists and tuples that JAX knows."""
+
   def unwrap(x: Any) -> Any:
     if isinstance(x, _tf_compat.DictWrapper):
       return _plain(dict(x))
     if isinstance(x, _tf_compat.TupleWrapper):
       return _plain(x.__wrapped__)
     return _plain(list(x)) if isinstance(x, _tf_compat.ListWrapper) else x
+
   return tree_util.tree_map(unwrap, tree, is_leaf=_is_wrapper)
 
 
@@ -187,11 +194,13 @@ def _paths(tree: Any) -> list[str]:
 def _check_native(enable_xla: bool, native: bool, platforms: Sequence[str] | None) -> None:
   if platforms is not None:
     if not isinstance(platforms, list | tuple) or not all(p in _PLATFORMS for p in platforms):
-      raise ValueError("native_serialization_platforms must be a sequence containing a subset of "
-                       f"{_PLATFORMS}, got {platforms!r}")
+      raise ValueError(f"native_serialization_platforms must be a sequence containing a subset of {_PLATFORMS}, got {platforms!r}")
     if not native:
-      warnings.warn("using native_serialization_platforms without native_serialization has no effect: "
-                    "the graph lowering runs wherever TensorFlow does", UserWarning, stacklevel=3)
+      warnings.warn(
+        "using native_serialization_platforms without native_serialization has no effect: the graph lowering runs wherever TensorFlow does",
+        UserWarning,
+        stacklevel=3,
+      )
   if native and not enable_xla:
     raise ValueError("native_serialization is not supported with enable_xla=False; drop one of the two")
   if native:
@@ -200,9 +209,11 @@ def _check_native(enable_xla: bool, native: bool, platforms: Sequence[str] | Non
 
 def _wraps(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
   """The user's name and docstring, but not the signature: TensorFlow would check its annotations."""
+
   def wrap(converted: Callable[..., Any]) -> Callable[..., Any]:
     functools.update_wrapper(converted, fun, assigned=("__module__", "__name__", "__qualname__"), updated=())
     del converted.__wrapped__  # type: ignore[attr-defined]
     converted.__doc__ = f"TensorFlow version of {getattr(fun, '__name__', fun)}.\n\n{inspect.getdoc(fun) or ''}"
     return converted
+
   return wrap

@@ -78,8 +78,7 @@ class Conversion:
     """(sizes, operands) -> results, one graph for all values of the dimension variables."""
     n_sizes = len(self._dimensions.sizes)
     size_specs = [tf.TensorSpec([], tf.int32)] * n_sizes
-    specs = [tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype)
-             for shape, dtype in map(physical, jaxpr.in_avals)]
+    specs = [tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype) for shape, dtype in map(physical, jaxpr.in_avals)]
 
     @tf.function(autograph=False, input_signature=[*size_specs, *specs])
     def function(*args: tf.Tensor) -> list[tf.Tensor]:

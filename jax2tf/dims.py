@@ -51,9 +51,13 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
 
   tree: Any
   leaves, tree = jax.tree.flatten(args)
-  return jax.tree.unflatten(tree, [
-    jax.ShapeDtypeStruct(export.symbolic_shape(shape, like=leaf.shape, scope=scope), leaf.dtype, weak_type=leaf.weak_type)
-    for leaf, shape in zip(leaves, tree.flatten_up_to(shapes), strict=True)])
+  return jax.tree.unflatten(
+    tree,
+    [
+      jax.ShapeDtypeStruct(export.symbolic_shape(shape, like=leaf.shape, scope=scope), leaf.dtype, weak_type=leaf.weak_type)
+      for leaf, shape in zip(leaves, tree.flatten_up_to(shapes), strict=True)
+    ],
+  )
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +93,13 @@ class Dimensions:
     Asserts the constraints: with JAX's ValueError for what is static, with InvalidArgumentError
     when the graph runs for the rest.
     """
-    return self.values_of([size if size is not None else _size(operands[argument], axis)
-                           for size, (_, argument, axis) in zip(self._known([x.shape for x in operands]), self.sizes, strict=True)],
-                          lower)
+    return self.values_of(
+      [
+        size if size is not None else _size(operands[argument], axis)
+        for size, (_, argument, axis) in zip(self._known([x.shape for x in operands]), self.sizes, strict=True)
+      ],
+      lower,
+    )
 
   def values_of(self, sizes: Sequence[Size], lower: Lower) -> DimensionValues:
     """As `values`, from the argument sizes themselves, in the order of `self.sizes`."""
@@ -112,8 +120,7 @@ def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[Clo
 
   def solve(*unknown: Any) -> list[Any]:
     traced = iter(unknown)
-    sizes = {name: next(traced) if size is None else size
-             for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)}
+    sizes = {name: next(traced) if size is None else size for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)}
     _jax_compat.check_constraints(dimensions.constraints, sizes)
     values = {v: _jax_compat.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
     variables.update({v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()})
@@ -183,8 +190,10 @@ class DimensionValues:
 @functools.lru_cache(maxsize=4096)
 def _dimension_jaxpr(dim: Any, names: tuple[str, ...]) -> ClosedJaxpr:
   """i32[] per variable -> i32[], the value of `dim`."""
+
   def evaluate(*sizes: Any) -> Any:
     return _jax_compat.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
+
   return _in_32_bits(evaluate, len(names))
 
 
@@ -196,4 +205,3 @@ def _in_32_bits(fun: Callable[..., Any], arity: int) -> ClosedJaxpr:
 
 def _size(operand: tf.Tensor, axis: int) -> tf.Tensor:
   return tf.shape(operand)[axis]
-

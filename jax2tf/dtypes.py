@@ -37,8 +37,9 @@ def tf_dtype(dtype: Any) -> tf.DType:
   try:
     return tf.bool if dtype == FLOAT0 else tf.as_dtype(np.dtype(dtype))
   except TypeError as error:
-    raise TypeError(f"TensorFlow has no dtype for JAX's {dtype}; cast it to one that it has "
-                    "before it is an argument, a result or an intermediate value") from error
+    raise TypeError(
+      f"TensorFlow has no dtype for JAX's {dtype}; cast it to one that it has before it is an argument, a result or an intermediate value"
+    ) from error
 
 
 def physical(aval: Any) -> tuple[tuple[Any, ...], tf.DType]:
@@ -78,8 +79,10 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
     raise _not_numeric(path, val, dtype.name)
   shape = tf.TensorShape(shape)
   if shape.rank is None:
-    raise ValueError(f"Cannot iterate over a shape with unknown rank: argument {path or val!r}; "
-                     "give its tf.TensorSpec a rank, with None for the dimensions that vary")
+    raise ValueError(
+      f"Cannot iterate over a shape with unknown rank: argument {path or val!r}; "
+      "give its tf.TensorSpec a rank, with None for the dimensions that vary"
+    )
   return tuple(shape.as_list()), _canonical(dtype.as_numpy_dtype), False
 
 
@@ -120,10 +123,13 @@ def _canonical(dtype: Any) -> np.dtype:
 
 
 def _not_an_array(path: str, val: Any) -> TypeError:
-  return TypeError(f"Argument {path} = {val!r} of type {type(val)} is not a valid JAX type: it "
-                   "should be NumPy array, scalar, tf.Variable, or tf.Tensor")
+  return TypeError(
+    f"Argument {path} = {val!r} of type {type(val)} is not a valid JAX type: it should be NumPy array, scalar, tf.Variable, or tf.Tensor"
+  )
 
 
 def _not_numeric(path: str, val: Any, dtype: Any) -> TypeError:
-  return TypeError(f"Argument {path} of dtype {dtype} is not a valid JAX array type. Only arrays of "
-                   "numeric types are supported by JAX. Turn it into numbers in TensorFlow before the call")
+  return TypeError(
+    f"Argument {path} of dtype {dtype} is not a valid JAX array type. Only arrays of "
+    "numeric types are supported by JAX. Turn it into numbers in TensorFlow before the call"
+  )

@@ -35,6 +35,13 @@ def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:
   entries = []
   for (primitive, reason, advice), wheres in places.items():
     unique = list(dict.fromkeys(wheres))
-    entries.append("\n".join([f"TensorFlow interpretation rule for '{primitive}' not implemented: {reason}",
-                              *(f"  at {where}" for where in unique), f"  {advice}"]))
+    entries.append(
+      "\n".join(
+        [
+          f"TensorFlow interpretation rule for '{primitive}' not implemented: {reason}",
+          *(f"  at {where}" for where in unique),
+          f"  {advice}",
+        ]
+      )
+    )
   return LoweringError(f"cannot lower '{function}' to TensorFlow.\n" + "\n".join(entries))

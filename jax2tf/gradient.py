@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import tree_util
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jax2tf import _tf_compat
 from jax2tf.dtypes import is_differentiable
-from jax2tf.interpreter import preflight
+from jax2tf.interpreter import contains, preflight
 
 Run = Callable[..., list[tf.Tensor]]
 
@@ -66,10 +67,20 @@ class Pullback:
     return forward_jaxpr, backward_jaxpr
 
   @functools.cached_property
+  def keeps_values(self) -> bool:
+    """False where JAX's derivative rule computes other results than the primitive itself does.
+
+    That of eigh symmetrises its operand, that of reduce starts from the identity of its monoid.
+    """
+    return not contains(self.jaxpr, (P.eigh_p, P.reduce_p))
+
+  @functools.cached_property
   def next_order(self) -> Pullback:
     """The VJP of (primals, cotangents) -> cotangents of the primals."""
+
     def whole(primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
       return self._vjp(primals)[1](list(cotangents))
+
     jaxpr = jax.make_jaxpr(whole)(_specs(self.jaxpr.in_avals), self._cotangents())
     n_primals = len(self.jaxpr.in_avals)
     cotangents = range(n_primals, n_primals + len(self.results))
@@ -82,6 +93,7 @@ class Pullback:
         operands[i] = x
       outs = jaxpr_as_fun(self.jaxpr)(*operands)
       return [outs[i] for i in self.results], outs
+
     _, pull, outs = jax.vjp(of_differentiable, *(primals[i] for i in self.wrt), has_aux=True)
     return outs, pull
 
@@ -110,7 +122,7 @@ def call(pullback: Pullback, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
   def results() -> list[tf.Tensor]:
     outs = run(forward, *primals)
     residuals.extend(outs[n_out:])
-    return outs[:n_out]
+    return outs[:n_out] if pullback.keeps_values else run(pullback.jaxpr, *primals)
 
   def gradient(cotangents: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     # Identities, because a nested custom gradient may only close over tensors of its own graph.
@@ -120,8 +132,9 @@ def call(pullback: Pullback, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
   return _with_gradient(results, gradient, primals)
 
 
-def _pulled(pullback: Pullback, run: Run, backward: Run, primals: Sequence[tf.Tensor],
-            cotangents: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+def _pulled(
+  pullback: Pullback, run: Run, backward: Run, primals: Sequence[tf.Tensor], cotangents: Sequence[tf.Tensor]
+) -> list[tf.Tensor | None]:
   """The cotangents of all primals, themselves differentiable."""
   seeds = [_conjugate(cotangents[i]) for i in pullback.results]
 
@@ -140,28 +153,35 @@ def _pulled(pullback: Pullback, run: Run, backward: Run, primals: Sequence[tf.Te
   return [_conjugate(next(found)) if i in pullback.wrt else None for i in range(len(primals))]
 
 
-def _with_gradient(results: Callable[[], list[tf.Tensor]], gradient: Callable[[Sequence[tf.Tensor]], Any],
-                   operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _with_gradient(
+  results: Callable[[], list[tf.Tensor]], gradient: Callable[[Sequence[tf.Tensor]], Any], operands: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
   @tf.custom_gradient
   def function(*_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
     @_tf_compat.errors_as_raised()
     def grad(*cotangents: tf.Tensor, variables: Any = None) -> Any:
       found = gradient(cotangents)
       return (found, [None] * len(variables)) if variables else found
+
     # A tape would prepare TensorFlow's own gradient of every loop and branch inside, for nobody.
     with _tf_compat.stop_recording():
       return results(), grad
+
   return list(function(*operands))
 
 
-DISABLED = LookupError("Gradient explicitly disabled. Reason: The jax2tf-converted function does not support gradients. "
-                       "Convert with with_gradient=True to enable them")
+DISABLED = LookupError(
+  "Gradient explicitly disabled. Reason: The jax2tf-converted function does not support gradients. "
+  "Convert with with_gradient=True to enable them"
+)
 
 
 def refused(results: Callable[[], list[tf.Tensor]], error: Exception, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """The results, with a gradient that raises `error`."""
+
   def gradient(_: Sequence[tf.Tensor]) -> Any:
     raise error
+
   return _with_gradient(results, gradient, operands)
 
 
@@ -170,11 +190,13 @@ def disabled(results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tenso
 
   After a SavedModel round trip, where no Python runs, it is an InvalidArgumentError of the same words.
   """
+
   def gradient(_: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if not _tf_compat.is_saving():
       raise DISABLED
     with tf.control_dependencies([tf.debugging.Assert(False, [str(DISABLED)])]):
       return [tf.zeros_like(x) for x in operands]
+
   return _with_gradient(results, gradient, operands)
 
 

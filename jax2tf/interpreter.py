@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_params
 
 from jax2tf import _jax_compat, _tf_compat, errors
 from jax2tf.context import RuleContext, scope_name
@@ -44,6 +44,13 @@ def _gaps(jaxpr: Jaxpr, caller: str, seen: set[int]) -> Iterator[errors.Gap]:
     else:
       for inner in jaxprs_in_params(eqn.params):
         yield from _gaps(inner, where, seen)
+
+
+def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
+  """Whether an equation of `jaxpr`, or of a jaxpr inside it, is of one of these primitives."""
+  return any(
+    eqn.primitive in primitives or any(contains(inner, primitives) for inner in jaxprs_in_params(eqn.params)) for eqn in jaxpr.eqns
+  )
 
 
 def user_line(eqn: Any, caller: str = "unknown line") -> str:
@@ -115,25 +122,21 @@ class Lowering:
     for stack, eqns in itertools.groupby(inner.eqns, key=_name_stack):
       with _scope(outer_scope, stack):
         for eqn in eqns:
-          with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
-            env.update(zip(eqn.outvars, self._equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
+          env.update(zip(eqn.outvars, self._equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
     return [read(v) for v in inner.outvars]
 
   def _equation(self, eqn: Any, operands: list[tf.Tensor], caller: str) -> Sequence[tf.Tensor]:
     where = functools.partial(user_line, eqn, caller)
     avals_in, avals_out = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
-    ctx = RuleContext(avals_in, avals_out, functools.partial(self._inner, where), self.dimensions,
-                      eqn.primitive.name, where)
-    rule = rule_for(eqn.primitive)
-    if not takes_keys(eqn.primitive) and any(is_key(a.dtype) for a in (*avals_in, *avals_out)):
-      results = _lower_on_key_data(ctx, eqn, operands)
-    elif rule is None:  # preflight has seen the user's jaxpr; this one came from a rule
-      ctx.refuse(*UNSUPPORTED.get(eqn.primitive.name, errors.NO_RULE))
-    else:
-      results = rule(ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS})
-    if not eqn.primitive.multiple_results:
-      results = (results,)
-    return [self._checked(tensor, aval, ctx) for tensor, aval in zip(results, avals_out, strict=True)]
+    ctx = RuleContext(avals_in, avals_out, functools.partial(self._inner, where), self.dimensions, eqn.primitive.name, where)
+    try:
+      with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
+        results = _results(ctx, eqn, operands)
+      return [self._checked(tensor, aval, ctx) for tensor, aval in zip(results, avals_out, strict=True)]
+    except Exception as error:
+      if not getattr(error, "__notes__", None) and not isinstance(error, errors.LoweringError | errors.InternalError):
+        error.add_note(f"while lowering '{eqn.primitive}' at {where()}")
+      raise
 
   def _inner(self, where: Callable[[], str], jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
     return self.lower(where(), jaxpr, *operands)
@@ -147,23 +150,36 @@ class Lowering:
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype != dtype or not tensor.shape.is_compatible_with(shape):
       raise errors.InternalError(
-          f"the lowering rule of '{ctx.primitive}' gave {tensor.dtype.name}{tensor.shape} where JAX has {aval.str_short()}, "
-          f"at {ctx.where()}; please report this line")
+        f"the lowering rule of '{ctx.primitive}' gave {tensor.dtype.name}{tensor.shape} where JAX has {aval.str_short()}, "
+        f"at {ctx.where()}; please report this line"
+      )
     if not tensor.shape.is_fully_defined():
       tensor.set_shape(shape)
     return tensor
 
 
+def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+  """What the rule of an equation gives, as a sequence."""
+  rule = rule_for(eqn.primitive)
+  if not takes_keys(eqn.primitive) and any(is_key(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out)):
+    return _lower_on_key_data(ctx, eqn, operands)
+  if rule is None:  # preflight has seen the user's jaxpr; this one came from a rule
+    ctx.refuse(*UNSUPPORTED.get(eqn.primitive.name, errors.NO_RULE))
+  results = rule(ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS})
+  return results if eqn.primitive.multiple_results else (results,)
+
+
 def _lower_on_key_data(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """A primitive that only moves data, on key arrays: the same primitive for each uint32 word of the keys."""
+
   def words(avals: Sequence[Any]) -> list[int | None]:
     return [-1 if is_key(aval.dtype) else None for aval in avals]
+
   axes_out = words(ctx.avals_out) if eqn.primitive.multiple_results else words(ctx.avals_out)[0]
   fun = jax.vmap(functools.partial(eqn.primitive.bind, **eqn.params), words(ctx.avals_in), axes_out)
   physical_avals = [_jax_compat.physical_aval(aval) for aval in ctx.avals_in]
   jaxpr = jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in physical_avals])
-  results = ctx.lower(jaxpr, *operands)
-  return results if eqn.primitive.multiple_results else results[0]
+  return ctx.lower(jaxpr, *operands)
 
 
 def _no_dimensions(*_: Any) -> list[tf.Tensor]:

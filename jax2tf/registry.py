@@ -34,6 +34,7 @@ def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Ru
   Raises:
     ValueError: one of them has a rule already.
   """
+
   def register(rule: Rule) -> Rule:
     for primitive in primitives:
       if primitive is None:
@@ -44,6 +45,7 @@ def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Ru
       if on_keys:
         _ON_KEYS.add(primitive)
     return rule
+
   return register
 
 

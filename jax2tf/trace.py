@@ -99,17 +99,20 @@ class Signature:
     static.update({name: value for name, value in kwargs.items() if name in self.static_argnames})
     for place, value in static.items():
       if not isinstance(value, Hashable) or not _hashes(value):
-        raise ValueError(f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} of "
-                         f"type {type(value).__name__}; pass a hashable value, for instance a tuple for a list")
-    return (tuple(a for i, a in enumerate(args) if i not in nums),
-            {k: v for k, v in kwargs.items() if k not in static}, static)
+        raise ValueError(
+          f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} of "
+          f"type {type(value).__name__}; pass a hashable value, for instance a tuple for a list"
+        )
+    return (tuple(a for i, a in enumerate(args) if i not in nums), {k: v for k, v in kwargs.items() if k not in static}, static)
 
   def join(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The inverse of `split`."""
     dynamic = iter(args)
     count = len(args) + sum(isinstance(place, int) for place in static)
-    return ([static[i] if i in static else next(dynamic) for i in range(count)],
-            kwargs | {place: value for place, value in static.items() if isinstance(place, str)})
+    return (
+      [static[i] if i in static else next(dynamic) for i in range(count)],
+      kwargs | {place: value for place, value in static.items() if isinstance(place, str)},
+    )
 
   def trace(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> TracedFunction:
     """The jaxpr for these trees of jax.ShapeDtypeStruct. The user's Python runs here and only here.
@@ -136,8 +139,11 @@ def _hashes(value: Any) -> bool:
 def _warn_of_large_constants(name: str, jaxpr: ClosedJaxpr) -> None:
   size = sum({id(c): getattr(c, "nbytes", 0) for c in jaxpr.consts}.values())
   if size > _LARGE_CONSTANTS:
-    warnings.warn(f"'{name}' closes over {size / 2**20:.0f} MB of arrays, which become constants of the graph; a graph "
-                  "ends at 2 GB: pass them as arguments, for instance as tf.Variables", stacklevel=6)
+    warnings.warn(
+      f"'{name}' closes over {size / 2**20:.0f} MB of arrays, which become constants of the graph; a graph "
+      "ends at 2 GB: pass them as arguments, for instance as tf.Variables",
+      stacklevel=6,
+    )
 
 
 class BoundedCache:

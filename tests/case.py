@@ -26,12 +26,37 @@ import jax2tf
 
 # Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math libraries
 # round differently. Integers and bools are exact.
-RTOL = {np.dtype(np.float64): 1e-13, np.dtype(np.float32): 2e-6, np.dtype(np.float16): 2e-3,
-        np.dtype(ml_dtypes.bfloat16): 1.6e-2, np.dtype(np.complex64): 4e-6, np.dtype(np.complex128): 1e-13}
+RTOL = {
+  np.dtype(np.float64): 1e-13,
+  np.dtype(np.float32): 2e-6,
+  np.dtype(np.float16): 2e-3,
+  np.dtype(ml_dtypes.bfloat16): 1.6e-2,
+  np.dtype(np.complex64): 4e-6,
+  np.dtype(np.complex128): 1e-13,
+}
 
-HOSTILE_F32 = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.7, -3.7, 1e-40, 1e30, -1e30, np.inf, -np.inf, np.nan,
-                        np.finfo(np.float32).max, np.finfo(np.float32).tiny], np.float32)
-HOSTILE_I32 = np.array([0, 1, -1, 2, -2, 7, -7, 31, 32, 33, 2**31 - 1, -2**31], np.int32)
+HOSTILE_F32 = np.array(
+  [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    3.7,
+    -3.7,
+    1e-40,
+    1e30,
+    -1e30,
+    np.inf,
+    -np.inf,
+    np.nan,
+    np.finfo(np.float32).max,
+    np.finfo(np.float32).tiny,
+  ],
+  np.float32,
+)
+HOSTILE_I32 = np.array([0, 1, -1, 2, -2, 7, -7, 31, 32, 33, 2**31 - 1, -(2**31)], np.int32)
 
 WAYS = ("eager", "graph", "xla", "gradient", "polymorphic", "saved")
 
@@ -87,8 +112,9 @@ def _close(actual: Any, expected: np.ndarray, *, rtol: float | None, atol: float
   assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, JAX has {expected.dtype}"
   assert actual.shape == expected.shape, f"shape {actual.shape}, JAX has {expected.shape}"
   if not jnp.issubdtype(expected.dtype, np.inexact):
-    np.testing.assert_array_equal(actual.astype(np.int64) if actual.dtype.kind == "V" else actual,
-                                  expected.astype(np.int64) if expected.dtype.kind == "V" else expected)
+    np.testing.assert_array_equal(
+      actual.astype(np.int64) if actual.dtype.kind == "V" else actual, expected.astype(np.int64) if expected.dtype.kind == "V" else expected
+    )
     return
   rtol = RTOL.get(expected.dtype, 0.0) if rtol is None else rtol
   dtype = expected.dtype
@@ -104,7 +130,7 @@ def as_numpy(x: Any) -> np.ndarray:
   """A leaf as NumPy; typed keys as their physical data, float0 as bool."""
   if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
-  x = np.asarray(x)
+  x = np.asarray(x.numpy() if isinstance(x, tf.Tensor) else x)  # np.asarray of a scalar bf16 tensor fails in TF 2.21
   return np.zeros(x.shape, np.bool_) if x.dtype == jax.dtypes.float0 else x
 
 
@@ -112,9 +138,11 @@ def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:
   """(test function over all rows and ways, fixture with the SavedModel of all rows)."""
   names = [c.name for c in cases]
   assert len(set(names)) == len(names), f"duplicate rows: {sorted({n for n in names if names.count(n) > 1})}"
-  params = [pytest.param(c, way, id=f"{c.name}-{way}",
-                         marks=[pytest.mark.xfail(reason=c.xfail[way], strict=True)] if way in c.xfail else [])
-            for c in cases for way in c.ways]
+  params = [
+    pytest.param(c, way, id=f"{c.name}-{way}", marks=[pytest.mark.xfail(reason=c.xfail[way], strict=True)] if way in c.xfail else [])
+    for c in cases
+    for way in c.ways
+  ]
 
   @pytest.fixture(scope="module")
   def saved(tmp_path_factory: Any) -> Any:
@@ -213,22 +241,24 @@ def check_saved(case: Case, saved: Any) -> None:
   module, errors = saved
   if case.name in errors:
     raise errors[case.name]
-  close(jax.tree.unflatten(jax.tree.structure(reference(case)), getattr(module, f"f{errors['index'][case.name]}")(*jax.tree.leaves(tensors(case)))),
-        reference(case), case)
+  expected = reference(case)
+  results = module.functions[case.name](*jax.tree.leaves(tensors(case)))
+  close(jax.tree.unflatten(jax.tree.structure(expected), results), expected, case)
 
 
-CHECKS = {"eager": check_eager, "graph": check_graph, "xla": check_xla, "gradient": check_gradient,
-          "polymorphic": check_polymorphic}
+CHECKS = {"eager": check_eager, "graph": check_graph, "xla": check_xla, "gradient": check_gradient, "polymorphic": check_polymorphic}
 
 
-def _save(cases: Sequence[Case], path: str) -> Any:
-  module, errors = tf.Module(), {"index": {c.name: i for i, c in enumerate(cases)}}
-  for i, case in enumerate(cases):
+def _save(cases: Sequence[Case], path: str) -> tuple[Any, dict[str, Exception]]:
+  """The rows of a file as one SavedModel, loaded again; and what went wrong with which."""
+  module, errors = tf.Module(), {}
+  module.functions = {}
+  for case in cases:
     if "saved" in case.skip:
       continue
     with jax.enable_x64(case.x64):
       try:
-        setattr(module, f"f{i}", _flat_function(case))
+        module.functions[case.name] = _flat_function(case)
       except Exception as error:  # this row fails, the others are still saved
         errors[case.name] = error
   tf.saved_model.save(module, path)

@@ -23,8 +23,11 @@ def f(x: Any) -> Any:
   return jnp.sin(x) + 1
 
 
-@pytest.mark.parametrize("x", [X, X[0, 0], 1.5, 2, True, tf.constant(X), tf.Variable(X), jnp.asarray(X), np.float64(1.0), 1 + 2j],
-                         ids=["numpy", "numpy_scalar", "float", "int", "bool", "tensor", "variable", "jax", "float64", "complex"])
+@pytest.mark.parametrize(
+  "x",
+  [X, X[0, 0], 1.5, 2, True, tf.constant(X), tf.Variable(X), jnp.asarray(X), np.float64(1.0), 1 + 2j],
+  ids=["numpy", "numpy_scalar", "float", "int", "bool", "tensor", "variable", "jax", "float64", "complex"],
+)
 def test_takes_every_kind_of_value(x):
   given = x.numpy() if isinstance(x, tf.Tensor | tf.Variable) else x
   result = jax2tf.convert(f)(x)
@@ -76,6 +79,7 @@ class Box:
 def test_pytrees_keep_their_structure():
   def g(d, lst, point, box, nothing=None):
     return {"d": d["a"] + 1, "l": [lst[0], (lst[1],)], "p": Point(point.y, point.x), "b": Box(box.content * 2), "n": nothing, "e": ()}
+
   args = ({"a": X}, [X, X + 1], Point(X, X + 2), Box(X))
   result = jax2tf.convert(g)(*args)
   assert isinstance(result["p"], Point)
@@ -89,14 +93,17 @@ def test_pytrees_keep_their_structure():
 def test_containers_of_a_tf_module_are_plain_pytrees():
   module = tf.Module()
   module.params = {"b": tf.Variable(X), "a": [tf.Variable(X + 1)], "t": (tf.Variable(X + 2),)}
+
   def g(p):
     return p["b"] - p["a"][0] + p["t"][0]
+
   close(jax2tf.convert(g)(module.params), g({"b": X, "a": [X + 1], "t": (X + 2,)}))
 
 
 def test_keyword_arguments():
   def g(x, *, scale, shift=2.0):
     return x * scale + shift
+
   close(jax2tf.convert(g)(X, scale=X), g(X, scale=X))
   close(tf.function(jax2tf.convert(g))(X, scale=X, shift=tf.constant(3.0)), g(X, scale=X, shift=3.0))
 
@@ -104,6 +111,7 @@ def test_keyword_arguments():
 def test_results_that_are_arguments_or_constants():
   def g(x):
     return x, np.float32(3), jnp.arange(4), x
+
   close(jax2tf.convert(g)(X), jax.jit(g)(X))
 
 
@@ -142,6 +150,7 @@ def test_names_of_arguments_results_and_scopes():
   @jax.named_scope("attention")
   def g(x):
     return jnp.sin(x), jnp.cos(x)
+
   graph = tf.function(jax2tf.convert(g, with_gradient=False)).get_concrete_function(tf.TensorSpec([2])).graph
   names = [op.name for op in graph.get_operations()]
   assert {"jax2tf_arg_0", "jax2tf_out_0", "jax2tf_out_1", "attention/Sin"} <= set(names)
@@ -155,10 +164,12 @@ def test_static_shape_is_that_of_the_aval():
 
 def test_constants_are_shared_by_bodies_and_branches():
   table = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+
   def g(x):
     x = x @ table
     x = jax.lax.cond(x[0, 0] > 0, lambda x: x @ table, lambda x: x - table, x)
     return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ table), x)
+
   concrete = tf.function(jax2tf.convert(g)).get_concrete_function(tf.TensorSpec([64, 64]))
   definition = concrete.graph.as_graph_def()
   nodes = [*definition.node, *(n for fn in definition.library.function for n in fn.node_def)]
@@ -195,6 +206,7 @@ def test_two_threads_convert_and_call_at_once():
 def test_a_graph_has_only_ordinary_ops():
   def g(x):
     return jax.nn.softmax(x @ x.T).sum(), jnp.sort(x)
+
   concrete = tf.function(jax2tf.convert(g)).get_concrete_function(tf.TensorSpec([4, 4]))
   assert not [op for op in op_types(concrete.graph) if op.startswith("Xla")]
 
@@ -203,6 +215,7 @@ def test_enable_xla_changes_nothing():
   def types(enable):
     concrete = tf.function(jax2tf.convert(f, enable_xla=enable)).get_concrete_function(tf.TensorSpec([4]))
     return op_types(concrete.graph)
+
   assert types(True) == types(False)
 
 
@@ -214,9 +227,11 @@ def test_split_to_logical_devices_is_the_identity():
 
 def test_typed_keys_as_arguments_and_results():
   key = jax.random.key(7)
+
   def g(key):
     key, sub = jax.random.split(key)
     return key, jax.random.uniform(sub, (3,))
+
   close(jax2tf.convert(g)(key), g(key))
   assert as_numpy(jax2tf.convert(lambda k: k)(key)).dtype == np.uint32
 

@@ -95,14 +95,18 @@ def branch_on_value(x):
 
 
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize(("fun", "error"), [
-  (branch_on_value, jax.errors.TracerBoolConversionError),
-  (lambda x: X[int(x)], jax.errors.ConcretizationTypeError),
-  (lambda x: range(x), jax.errors.TracerIntegerConversionError),
-  (lambda x: np.sin(x), jax.errors.TracerArrayConversionError),
-  (lambda x: jnp.arange(4)[jnp.arange(4) > x], jax.errors.NonConcreteBooleanIndexError),
-  (lambda x: jnp.ones(x), TypeError),
-], ids=["bool", "int", "index", "array", "mask", "shape"])
+@pytest.mark.parametrize(
+  ("fun", "error"),
+  [
+    (branch_on_value, jax.errors.TracerBoolConversionError),
+    (lambda x: X[int(x)], jax.errors.ConcretizationTypeError),
+    (lambda x: range(x), jax.errors.TracerIntegerConversionError),
+    (lambda x: np.sin(x), jax.errors.TracerArrayConversionError),
+    (lambda x: jnp.arange(4)[jnp.arange(4) > x], jax.errors.NonConcreteBooleanIndexError),
+    (lambda x: jnp.ones(x), TypeError),
+  ],
+  ids=["bool", "int", "index", "array", "mask", "shape"],
+)
 def test_jax_errors_come_through(fun, error, in_graph):
   converted = jax2tf.convert(fun)
   with pytest.raises(error) as caught:
@@ -113,12 +117,14 @@ def test_jax_errors_come_through(fun, error, in_graph):
 
 
 def test_users_own_exception_is_unchanged_in_a_graph():
-  class Custom(Exception):
+  class CustomError(Exception):
     def __init__(self, a, b):
       super().__init__(a, b)
+
   def fun(x):
-    raise Custom(1, 2)
-  with pytest.raises(Custom):
+    raise CustomError(1, 2)
+
+  with pytest.raises(CustomError):
     tf.function(jax2tf.convert(fun))(X)
 
 
@@ -131,11 +137,11 @@ def calls_back(x):
   return jax.pure_callback(lambda a: a, x, x)
 
 
-@pytest.mark.parametrize(("fun", "line"), [
-  (prints, "(prints)"),
-  (calls_back, "(calls_back)"),
-  (lambda x: jax.debug.callback(lambda: None) or x, "(<lambda>)"),
-], ids=["print", "pure_callback", "debug_callback"])
+@pytest.mark.parametrize(
+  ("fun", "line"),
+  [(prints, "(prints)"), (calls_back, "(calls_back)"), (lambda x: jax.debug.callback(lambda: None) or x, "(<lambda>)")],
+  ids=["print", "pure_callback", "debug_callback"],
+)
 def test_effects_are_named_with_their_line(fun, line):
   with raises(NotImplementedError, "TensorFlow interpretation rule for '", "' not implemented", "test_errors.py", line):
     jax2tf.convert(fun)(X)
@@ -144,6 +150,7 @@ def test_effects_are_named_with_their_line(fun, line):
 def test_all_gaps_in_one_error_each_with_its_line():
   def inner(x):
     return jax.lax.cond(x[0] > 0, prints, calls_back, x)
+
   with raises(jax2tf.LoweringError, "cannot lower 'inner'") as caught:
     jax2tf.convert(inner)(X)
   text = str(caught.value)

@@ -23,14 +23,17 @@ def test_no_long_file() -> None:
   assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
 
 
-@pytest.mark.parametrize(("module", "imported", "words"), [
-  ("jax2tf.dims", "jax2tf.interpreter", "which is below it"),
-  ("jax2tf.lowering.dot", "jax2tf.lowering.conv", "family of rules"),
-  ("jax2tf.lowering.dot", "jax2tf.interpreter", "family of rules"),
-  ("jax2tf.api", "jax._src", "only jax2tf._jax_compat may"),
-  ("jax2tf.converters.saved_model", "jax2tf.dims", "public names"),
-  ("jax2tf", "jax2tf.converters", "which is below it"),
-])
+@pytest.mark.parametrize(
+  ("module", "imported", "words"),
+  [
+    ("jax2tf.dims", "jax2tf.interpreter", "which is below it"),
+    ("jax2tf.lowering.dot", "jax2tf.lowering.conv", "family of rules"),
+    ("jax2tf.lowering.dot", "jax2tf.interpreter", "family of rules"),
+    ("jax2tf.api", "jax._src", "only jax2tf._jax_compat may"),
+    ("jax2tf.converters.saved_model", "jax2tf.dims", "public names"),
+    ("jax2tf", "jax2tf.converters", "which is below it"),
+  ],
+)
 def test_a_wrong_import_is_named(module: str, imported: str, words: str) -> None:
   [sentence] = import_graph.violations({module: {imported}})
   assert words in sentence

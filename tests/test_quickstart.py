@@ -16,8 +16,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
   build = tmp_path_factory.mktemp("build")
   # From another folder, so that the installed package is what runs.
-  run = subprocess.run([sys.executable, str(REPOSITORY / "examples" / "quickstart.py"), str(build)], cwd=build,
-                       env={**os.environ, "COLUMNS": "130"}, capture_output=True, text=True, timeout=300, check=False)
+  run = subprocess.run(
+    [sys.executable, str(REPOSITORY / "examples" / "quickstart.py"), str(build)],
+    cwd=build,
+    env={**os.environ, "COLUMNS": "130"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
   return run, build
 
 

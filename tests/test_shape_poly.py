@@ -51,9 +51,11 @@ def test_solved_dimensions(name):
         close(in_unknown_graph(converted, x), jax.jit(fun)(x))
 
 
-BAD = [("b, b, 2*d", (3, 3, 5), "Division had remainder 1 when computing the value of 'd'"),
-       ("b, b, 2*d", (3, 4, 4), r"Found inconsistency between dimension size args\[0\].shape\[1\] \(= 4\) and the specification 'b' \(= 3\)"),
-       ("b+1", (1,), "Expected value >= 1 for dimension variable 'b'")]
+BAD = [
+  ("b, b, 2*d", (3, 3, 5), "Division had remainder 1 when computing the value of 'd'"),
+  ("b, b, 2*d", (3, 4, 4), r"Found inconsistency between dimension size args\[0\].shape\[1\] \(= 4\) and the specification 'b' \(= 3\)"),
+  ("b+1", (1,), "Expected value >= 1 for dimension variable 'b'"),
+]
 
 
 @pytest.mark.parametrize(("spec", "shape", "words"), BAD)
@@ -90,6 +92,7 @@ def test_what_cannot_be_solved():
 def test_constraints_are_used_and_asserted():
   def fun(x):
     return x[:4] if x.shape[0] >= 4 else x
+
   with pytest.raises(InconclusiveDimensionOperation):
     jax2tf.convert(fun, polymorphic_shapes=["b"])(ones(5))
   converted = jax2tf.convert(fun, polymorphic_shapes=["b"], polymorphic_constraints=["b >= 4"])
@@ -103,6 +106,7 @@ def test_constraints_are_used_and_asserted():
 def test_gradients_with_symbolic_shapes():
   def fun(x, y):
     return jnp.sum((x @ y) ** 2) / x.shape[0]
+
   converted = jax2tf.convert(fun, polymorphic_shapes=["b, _", "_, c"])
 
   def grads(x, y):
@@ -131,13 +135,15 @@ def test_eval_polymorphic_shape():
   assert str(spec["z"].shape) == "(b + a, 3)"
   assert shapes == {"z": "b + a, 3", "n": ""}
   again, _ = jax2tf.eval_polymorphic_shape(lambda d: d["z"] * 2, polymorphic_shapes=[{"z": shapes["z"], "n": None}])(
-    {"z": tf.TensorSpec([None, 3]), "n": np.float32(0)})
+    {"z": tf.TensorSpec([None, 3]), "n": np.float32(0)}
+  )
   assert str(again.shape) == "(b + a, 3)"
 
 
 def test_dimensions_under_x64():
   def fun(x):
     return x.reshape(-1)[: x.shape[0] * 2 // 3] * x.shape[1]
+
   with jax.enable_x64(True):
     x = np.arange(12.0).reshape(4, 3)
     converted = jax2tf.convert(fun, polymorphic_shapes=["b, 3"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ def counted(fun):
   def wrapper(*args, **kwargs):
     wrapper.calls += 1
     return fun(*args, **kwargs)
+
   wrapper.calls = 0
   return wrapper
 
@@ -79,11 +81,13 @@ def test_the_cache_is_bounded():
 
 def test_a_failed_trace_leaves_nothing_behind():
   attempts = []
+
   def fun(x):
     attempts.append(1)
     if len(attempts) == 1:
       raise KeyError("first time")
     return x
+
   converted = jax2tf.convert(fun)
   with pytest.raises(KeyError, match="first time"):
     converted(X)
@@ -93,22 +97,24 @@ def test_a_failed_trace_leaves_nothing_behind():
 def test_conversions_are_released_with_the_function():
   class Payload:
     pass
+
   payload = Payload()
-  alive = []
-  import weakref
   alive = weakref.ref(payload)
   converted = jax2tf.convert(lambda x, p=payload: x + 1)
   converted(X)
   del converted, payload
+  jax.clear_caches()  # JAX keeps the functions that it has traced, within bounds of its own
   gc.collect()
-  assert alive() is None or len(gc.get_referrers(alive())) <= 2  # JAX's own bounded tracing caches may still hold the function
+  assert alive() is None
 
 
 def test_side_effects_happen_once_and_are_frozen():
   state = {"n": 0}
+
   def fun(x):
     state["n"] += 1
     return x + state["n"]
+
   converted = jax2tf.convert(fun)
   close(converted(X), X + 1)
   state["n"] = 100
@@ -124,12 +130,13 @@ def test_static_arguments(jit_first):
     for _ in range(n - 1):
       y = y * x
     return -y if negate else y
+
   fun = counted(power)
   static = {"static_argnums": (1,), "static_argnames": ("negate",)}
   converted = jax2tf.convert(jax.jit(fun, **static)) if jit_first else jax2tf.convert(fun, **static)
-  close(converted(X, 3, negate=True), -X**3)
+  close(converted(X, 3, negate=True), -(X**3))
   close(converted(X, 2, negate=False), X**2)
-  close(converted(X, 3, negate=True), -X**3)
+  close(converted(X, 3, negate=True), -(X**3))
   assert fun.calls == 2
   close(tf.function(lambda x: converted(x, 2, negate=False))(X), X**2)
 
@@ -138,6 +145,7 @@ def test_static_argument_by_name_and_position_together_with_jit():
   @functools.partial(jax.jit, static_argnames=("mode",))
   def g(x, mode, k):
     return x * k if mode == "scale" else x + k
+
   close(jax2tf.convert(g, static_argnums=2)(X, "scale", 3), X * 3)
   close(jax2tf.convert(g, static_argnums=2)(X, mode="shift", k=3), X + 3)
 
@@ -161,6 +169,7 @@ def test_callable_objects_and_partials():
 
     def __call__(self, x):
       return x @ self.w
+
   w = np.ones((4, 2), np.float32)
   close(jax2tf.convert(Model(w))(X), X @ w)
   close(jax2tf.convert(functools.partial(jnp.multiply, 2.0))(X), 2 * X)

@@ -57,8 +57,11 @@ def main(argv: Sequence[str]) -> None:
     tensor, array = tf.constant(x), jnp.asarray(x)
     jitted, converted = jax.jit(fun), jax2tf.convert(fun)
     graph = tf.function(converted, autograph=False)
-    calls = (lambda f=jitted, a=array: f(a).block_until_ready(), lambda f=converted, t=tensor: f(t).numpy(),
-             lambda f=graph, t=tensor: f(t).numpy())
+    calls = (
+      lambda f=jitted, a=array: f(a).block_until_ready(),
+      lambda f=converted, t=tensor: f(t).numpy(),
+      lambda f=graph, t=tensor: f(t).numpy(),
+    )
     jax_time, eager, in_graph = (microseconds(call, SECONDS.value) for call in calls)
     print(f"{fun.__name__:24}{jax_time:12.0f}{eager:12.0f}{in_graph:14.0f}")
 

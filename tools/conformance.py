@@ -57,8 +57,13 @@ def _work(cases: Iterator[tuple[str, str]], lock: threading.Lock, report: tqdm.t
   """Feeds one worker process after another, until there are no cases left."""
   case = next(cases, None)
   while case is not None:
-    process = subprocess.Popen([sys.executable, "-m", "jax2tf.tools.conformance", "--worker"], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+      [sys.executable, "-m", "jax2tf.tools.conformance", "--worker"],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      text=True,
+    )
     assert process.stdin and process.stdout
     process.stdout.readline()
     for _ in range(_CASES_PER_WORKER):
@@ -67,8 +72,21 @@ def _work(cases: Iterator[tuple[str, str]], lock: threading.Lock, report: tqdm.t
       line = process.stdout.readline()
       crashed = not line
       if crashed:
-        line = json.dumps({"harness": case[0], "way": case[1], "group": "", "dtype": "", "status": "fail", "error": 0.0,
-                           "allowed": 0.0, "detail": "the process crashed"}) + "\n"
+        line = (
+          json.dumps(
+            {
+              "harness": case[0],
+              "way": case[1],
+              "group": "",
+              "dtype": "",
+              "status": "fail",
+              "error": 0.0,
+              "allowed": 0.0,
+              "detail": "the process crashed",
+            }
+          )
+          + "\n"
+        )
       with lock:
         with results_file().open("a") as file:
           file.write(line)

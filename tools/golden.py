@@ -18,8 +18,18 @@ from absl import app
 
 import jax2tf
 
-GOLDEN_MODELS = ("linen_mlp", "linen_cnn_nhwc", "linen_resnet", "linen_transformer_encoder", "linen_lstm", "nnx_cnn", "haiku_cnn_nchw",
-                 "equinox_gru", "plain_transformer_decoder", "plain_dropout_with_typed_key")
+GOLDEN_MODELS = (
+  "linen_mlp",
+  "linen_cnn_nhwc",
+  "linen_resnet",
+  "linen_transformer_encoder",
+  "linen_lstm",
+  "nnx_cnn",
+  "haiku_cnn_nchw",
+  "equinox_gru",
+  "plain_transformer_decoder",
+  "plain_dropout_with_typed_key",
+)
 _ROOT = pathlib.Path("tests/golden")
 
 

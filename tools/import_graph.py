@@ -35,15 +35,17 @@ PRIVATE = {"jax._src": "jax2tf._jax_compat", "tensorflow.python": "jax2tf._tf_co
 
 def import_graph(repository: Path) -> dict[str, set[str]]:
   """{module: what it imports}, the project's own modules and those of `PRIVATE`."""
-  files = {_module(folder, file.relative_to(repository / folder)): file
-           for folder in FOLDERS for file in sorted((repository / folder).rglob("*.py"))}
+  files = {
+    _module(folder, file.relative_to(repository / folder)): file
+    for folder in FOLDERS
+    for file in sorted((repository / folder).rglob("*.py"))
+  }
   return {module: set(_imports(file, files)) - {module} for module, file in files.items()}
 
 
 def violations(graph: dict[str, set[str]]) -> list[str]:
   """One sentence for each import that should not be there."""
-  found = [sentence for module, imported in sorted(graph.items()) for other in sorted(imported)
-           if (sentence := _objection(module, other))]
+  found = [sentence for module, imported in sorted(graph.items()) for other in sorted(imported) if (sentence := _objection(module, other))]
   try:
     graphlib.TopologicalSorter(graph).prepare()
   except graphlib.CycleError as error:

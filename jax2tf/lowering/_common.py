@@ -17,9 +17,19 @@ UNSIGNED = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
 
 # dtype -> one that holds all its values (and the products of two of them, for integers under 32 bits).
 WIDER = {
-    tf.bool: tf.uint8, _INT4: tf.int8, _UINT4: tf.uint8,
-    tf.int8: tf.int32, tf.uint8: tf.int32, tf.int16: tf.int32, tf.uint16: tf.int32, tf.int32: tf.int64, tf.uint32: tf.int64,
-    _E4M3: tf.float32, _E5M2: tf.float32, tf.float16: tf.float32, tf.bfloat16: tf.float32,
+  tf.bool: tf.uint8,
+  _INT4: tf.int8,
+  _UINT4: tf.uint8,
+  tf.int8: tf.int32,
+  tf.uint8: tf.int32,
+  tf.int16: tf.int32,
+  tf.uint16: tf.int32,
+  tf.int32: tf.int64,
+  tf.uint32: tf.int64,
+  _E4M3: tf.float32,
+  _E5M2: tf.float32,
+  tf.float16: tf.float32,
+  tf.bfloat16: tf.float32,
 }
 
 _SIGNED_OF = {_UINT4: _INT4, tf.uint8: tf.int8, tf.uint16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
@@ -28,12 +38,14 @@ _UNSIGNED_OF = {signed: unsigned for unsigned, signed in _SIGNED_OF.items()}
 
 def widened(op: Callable[..., tf.Tensor], *lacking: tf.DType) -> Callable[..., tf.Tensor]:
   """`op`, computed in a wider dtype for operands of the dtypes `lacking`; a bool result stays bool."""
+
   def wide_op(*operands: tf.Tensor) -> tf.Tensor:
     dtype = operands[-1].dtype  # the first operand of a select is its predicate
     if dtype not in lacking:
       return op(*operands)
     result = op(*(tf.cast(x, WIDER[dtype]) if x.dtype == dtype else x for x in operands))
     return result if result.dtype == tf.bool else tf.cast(result, dtype)
+
   return wide_op
 
 

@@ -48,8 +48,12 @@ class Windows:
   def are_rows(self) -> bool:
     """Whether an index vector is the index of a row `operand[i, j, ...]`, which is what GatherNd and ScatterNd take."""
     leading = range(len(self.columns))
-    return (not self.batching and self.columns == tuple(leading) and all(is_one(self.sizes[d]) for d in leading)
-            and all(d in leading for d in self.addressed))
+    return (
+      not self.batching
+      and self.columns == tuple(leading)
+      and all(is_one(self.sizes[d]) for d in leading)
+      and all(d in leading for d in self.addressed)
+    )
 
   def vectors(self, indices: tf.Tensor) -> tf.Tensor:
     """The indices in int32 or int64; i32[*batch] for a single component."""
@@ -73,7 +77,7 @@ class Windows:
     size = math.prod(self.shape[d] for d in dims)
     if len(dims) > 1 and not (isinstance(size, int) and size < 2**31):
       starts = tf.cast(starts, tf.int64)
-    strides = {d: math.prod(self.shape[d + 1:last + 1]) for d in dims}
+    strides = {d: math.prod(self.shape[d + 1 : last + 1]) for d in dims}
     windows = [d for d in self.kept if d in dims]
     index = self._dot(ctx, starts, [strides[d] if d in strides and d in self.addressed else 0 for d in self.columns])
     index = reshaped(ctx, index, [*self.batch, *[1] * len(windows)]) if windows else index

@@ -14,6 +14,7 @@ from jax2tf.lowering._common import NARROW, WIDER
 
 def any_dtype(rule: Callable[..., Any]) -> Callable[..., Any]:
   """The rule, with operands of such a dtype cast to a wider one and the results cast back."""
+
   @functools.wraps(rule)
   def carried(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Any:
     dtype = operands[0].dtype
@@ -22,6 +23,7 @@ def any_dtype(rule: Callable[..., Any]) -> Callable[..., Any]:
     # TF 2.21: few data-moving ops have a CPU kernel for float8, none for int4. The casts are exact.
     results = rule(ctx, *(tf.cast(x, WIDER[dtype]) if x.dtype == dtype else x for x in operands), **params)
     return [tf.cast(x, dtype) for x in results] if isinstance(results, list) else tf.cast(results, dtype)
+
   return carried
 
 

@@ -109,15 +109,25 @@ def _input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.T
   kernel = tf.transpose(tf.reverse(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
   ops = {2: tf.raw_ops.Conv2DBackpropInput, 3: tf.raw_ops.Conv3DBackpropInputV2}
   op = tf.raw_ops.DepthwiseConv2dNativeBackpropInput if depthwise else ops[conv.rank]
-  return op(input_sizes=ctx.shape((conv.batch, *conv.out, conv.outputs)), filter=kernel, out_backprop=image,
-            strides=[1, *conv.lhs_dilation, 1], **pads)
+  return op(
+    input_sizes=ctx.shape((conv.batch, *conv.out, conv.outputs)),
+    filter=kernel,
+    out_backprop=image,
+    strides=[1, *conv.lhs_dilation, 1],
+    **pads,
+  )
 
 
 def is_filter_gradient(conv: Conv) -> bool:
   """Whether the kernel is the larger side, as where JAX sums over the images of a batch for the gradient of a kernel."""
-  return conv.rank in (2, 3) and set(conv.lhs_dilation) == set(conv.strides) == {1} and (
-    conv.groups == 1 and (conv.batch_groups == 1 or (conv.batch_groups == conv.batch and conv.rank == 2
-                          and len(set(conv.rhs_dilation)) == 1)))
+  return (
+    conv.rank in (2, 3)
+    and set(conv.lhs_dilation) == set(conv.strides) == {1}
+    and (
+      conv.groups == 1
+      and (conv.batch_groups == 1 or (conv.batch_groups == conv.batch and conv.rank == 2 and len(set(conv.rhs_dilation)) == 1))
+    )
+  )
 
 
 def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor | None:
@@ -133,11 +143,11 @@ def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: t
   if conv.batch_groups > 1:
     sizes = ctx.shape((*conv.out, conv.batch, conv.outputs // conv.batch))
     kernel = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
-      input=image, filter_sizes=sizes, out_backprop=cotangent, strides=strides, **pads)
+      input=image, filter_sizes=sizes, out_backprop=cotangent, strides=strides, **pads
+    )
     return reshaped(ctx, kernel, (*conv.out, 1, conv.outputs))
   op = tf.raw_ops.Conv2DBackpropFilter if conv.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2
-  return op(input=image, filter_sizes=ctx.shape((*conv.out, conv.batch, conv.outputs)), out_backprop=cotangent,
-            strides=strides, **pads)
+  return op(input=image, filter_sizes=ctx.shape((*conv.out, conv.batch, conv.outputs)), out_backprop=cotangent, strides=strides, **pads)
 
 
 def _forward_padding(image: Sizes, kernel: Sizes, out: Sizes, strides: Sequence[int], before: Sequence[Any]) -> dict[str, Any] | None:

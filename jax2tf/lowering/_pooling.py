@@ -44,12 +44,31 @@ class Axis:
     return isinstance(self.window, int) and self.base_dilation == self.window_dilation == 1 and meets
 
 
-def window_axes(operand: Any, out: Any, *, window_dimensions: Sequence[Any], window_strides: Sequence[int], padding: Sequence[Any],
-                base_dilation: Sequence[int] = (), window_dilation: Sequence[int] = ()) -> tuple[Axis, ...]:
+def window_axes(
+  operand: Any,
+  out: Any,
+  *,
+  window_dimensions: Sequence[Any],
+  window_strides: Sequence[int],
+  padding: Sequence[Any],
+  base_dilation: Sequence[int] = (),
+  window_dilation: Sequence[int] = (),
+) -> tuple[Axis, ...]:
   """The params of a reduction over windows, by axis; `operand` and `out` are avals."""
   ones = (1,) * len(operand.shape)
-  return tuple(Axis(*axis) for axis in zip(operand.shape, window_dimensions, window_strides, map(tuple, padding), base_dilation or ones,
-                                           window_dilation or ones, out.shape, strict=True))
+  return tuple(
+    Axis(*axis)
+    for axis in zip(
+      operand.shape,
+      window_dimensions,
+      window_strides,
+      map(tuple, padding),
+      base_dilation or ones,
+      window_dilation or ones,
+      out.shape,
+      strict=True,
+    )
+  )
 
 
 def whole_axes(axes: Sequence[Axis]) -> list[int]:

@@ -36,13 +36,15 @@ def reduced(combine: Combine, operands: Sequence[Any], inits: Sequence[Any], axe
   accumulators = [jnp.broadcast_to(init, rest) for init in inits]
   size = xs[0].shape[0]
   if not isinstance(size, int):
+
     def step(i: Any, accumulators: Any) -> list[Any]:
       return list(combine(accumulators, [lax.dynamic_index_in_dim(x, i, keepdims=False) for x in xs]))
+
     return lax.fori_loop(0, size, step, accumulators)
   while size > 1:
     half = size // 2
-    pairs = [x[:2 * half].reshape((half, 2, *rest)) for x in xs]
+    pairs = [x[: 2 * half].reshape((half, 2, *rest)) for x in xs]
     joined = jax.vmap(combine)([p[:, 0] for p in pairs], [p[:, 1] for p in pairs])
-    xs = [jnp.concatenate([y, x[2 * half:]]) if size % 2 else y for x, y in zip(xs, joined, strict=True)]
+    xs = [jnp.concatenate([y, x[2 * half :]]) if size % 2 else y for x, y in zip(xs, joined, strict=True)]
     size -= half
   return list(combine(accumulators, [x[0] for x in xs])) if size else accumulators

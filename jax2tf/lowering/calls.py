@@ -23,8 +23,21 @@ Tensors = list[tf.Tensor]
 
 
 @lowers(P.jit_p, on_keys=True)
-def _jit(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, name: str, in_shardings: Any, out_shardings: Any, in_layouts: Any,
-         out_layouts: Any, donated_invars: Any, ctx_mesh: Any, keep_unused: bool, inline: Any, compiler_options_kvs: Any) -> Tensors:
+def _jit(
+  ctx: RuleContext,
+  *operands: tf.Tensor,
+  jaxpr: Any,
+  name: str,
+  in_shardings: Any,
+  out_shardings: Any,
+  in_layouts: Any,
+  out_layouts: Any,
+  donated_invars: Any,
+  ctx_mesh: Any,
+  keep_unused: bool,
+  inline: Any,
+  compiler_options_kvs: Any,
+) -> Tensors:
   """The inner function, under its name; the other params say how XLA compiles and places it."""
   del in_shardings, out_shardings, in_layouts, out_layouts, donated_invars, ctx_mesh, keep_unused, inline, compiler_options_kvs
   return _call(ctx, *operands, jaxpr=jaxpr, name=name)
@@ -48,16 +61,25 @@ def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Jaxpr, prevent_cse: An
 
 
 @lowers(P.custom_jvp_call_p, on_keys=True)
-def _custom_jvp_call(ctx: RuleContext, *operands: tf.Tensor, call_jaxpr: Any, jvp_jaxpr_fun: Any, num_consts: int,
-                     symbolic_zeros: bool) -> Tensors:
+def _custom_jvp_call(
+  ctx: RuleContext, *operands: tf.Tensor, call_jaxpr: Any, jvp_jaxpr_fun: Any, num_consts: int, symbolic_zeros: bool
+) -> Tensors:
   """The function itself."""
   del jvp_jaxpr_fun, num_consts, symbolic_zeros
   return ctx.lower(_jax_compat.as_closed(call_jaxpr), *operands)
 
 
 @lowers(P.custom_vjp_call_p, on_keys=True)
-def _custom_vjp_call(ctx: RuleContext, *operands: tf.Tensor, call_jaxpr: Any, fwd_jaxpr_thunk: Any, num_consts: int, bwd: Any,
-                     out_trees: Any, symbolic_zeros: bool) -> Tensors:
+def _custom_vjp_call(
+  ctx: RuleContext,
+  *operands: tf.Tensor,
+  call_jaxpr: Any,
+  fwd_jaxpr_thunk: Any,
+  num_consts: int,
+  bwd: Any,
+  out_trees: Any,
+  symbolic_zeros: bool,
+) -> Tensors:
   """The function itself."""
   del fwd_jaxpr_thunk, num_consts, bwd, out_trees, symbolic_zeros
   return ctx.lower(_jax_compat.as_closed(call_jaxpr), *operands)
@@ -71,7 +93,9 @@ def _custom_vmap_call(ctx: RuleContext, *operands: tf.Tensor, call: Any, rule: A
 
 
 @lowers(_jax_compat.linear_call_p, on_keys=True)
-def _linear_call(ctx: RuleContext, *operands: tf.Tensor, callee: Any, transpose_thunk: Any, num_callee_consts: int, num_res: int) -> Tensors:
+def _linear_call(
+  ctx: RuleContext, *operands: tf.Tensor, callee: Any, transpose_thunk: Any, num_callee_consts: int, num_res: int
+) -> Tensors:
   """(consts, residuals, linear operands) -> the callee's results."""
   del transpose_thunk, num_callee_consts, num_res
   return ctx.lower(_jax_compat.as_closed(callee), *operands)
@@ -119,9 +143,11 @@ def _name(ctx: RuleContext, operand: tf.Tensor, *, name: str) -> tf.Tensor:
   return operand
 
 
-lower_directly({
-  P.stop_gradient_p: lambda x: x,
-  P.copy_p: lambda x: x,
-  # TensorFlow has no optimiser that these hold back from a change of values.
-  _jax_compat.optimization_barrier_p: _identities,
-})
+lower_directly(
+  {
+    P.stop_gradient_p: lambda x: x,
+    P.copy_p: lambda x: x,
+    # TensorFlow has no optimiser that these hold back from a change of values.
+    _jax_compat.optimization_barrier_p: _identities,
+  }
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import tensorflow as tf
 
@@ -64,8 +64,7 @@ def _round_bits(x: tf.Tensor, exponent_bits: int, mantissa_bits: int) -> tf.Tens
   width, dropped = 8 * x.dtype.size, info.nmant - mantissa_bits
   if dropped > 0:  # add just under half of the last place that stays, plus one if that place is odd
     odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, scalar(dropped, bits)), scalar(1, bits))
-    bits = tf.bitwise.bitwise_and(bits + odd + scalar((1 << (dropped - 1)) - 1, bits),
-                                  scalar((1 << width) - (1 << dropped), bits))
+    bits = tf.bitwise.bitwise_and(bits + odd + scalar((1 << (dropped - 1)) - 1, bits), scalar((1 << width) - (1 << dropped), bits))
   if exponent_bits < info.nexp:
     sign = tf.bitwise.bitwise_and(bits, scalar(1 << (width - 1), bits))
     exponent = tf.bitwise.bitwise_and(bits, scalar(((1 << info.nexp) - 1) << info.nmant, bits))

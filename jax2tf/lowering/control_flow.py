@@ -18,8 +18,7 @@ Tensors = list[tf.Tensor]
 
 
 @lowers(P.cond_p, on_keys=True)
-def _cond(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any],
-          branches_platforms: Any = None) -> Tensors:
+def _cond(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any], branches_platforms: Any = None) -> Tensors:
   """index i32[] or bool[], operands -> results of branches[index]; an index out of range takes the last, as in XLA."""
   del branches_platforms  # platform_index has chosen
   bodies = [lambda b=branch: ctx.lower(_jax_compat.as_closed(b), *operands) for branch in branches]
@@ -36,8 +35,7 @@ def _switch(index: tf.Tensor, bodies: Sequence[Callable[[], Tensors]], first: in
   if len(bodies) == 1:
     return bodies[0]()
   half = len(bodies) // 2
-  return _if(index < first + half, lambda: _switch(index, bodies[:half], first),
-             lambda: _switch(index, bodies[half:], first + half))
+  return _if(index < first + half, lambda: _switch(index, bodies[:half], first), lambda: _switch(index, bodies[half:], first + half))
 
 
 def _if(predicate: tf.Tensor, true: Callable[[], Tensors], false: Callable[[], Tensors]) -> Tensors:
@@ -59,8 +57,8 @@ def _platform_index(ctx: RuleContext, *, platforms: Sequence[Sequence[str] | Non
 def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any) -> Tensors:
   """(cond consts, body consts, carry) -> carry. A batched predicate, from vmap, stops each element on its own."""
   cond_consts = operands[:cond_nconsts]
-  body_consts = operands[cond_nconsts:cond_nconsts + body_nconsts]
-  carry = operands[cond_nconsts + body_nconsts:]
+  body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
+  carry = operands[cond_nconsts + body_nconsts :]
   test, body = _jax_compat.as_closed(cond_jaxpr), _jax_compat.as_closed(body_jaxpr)
 
   def predicate(*carry: tf.Tensor) -> tf.Tensor:
@@ -70,8 +68,7 @@ def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr
     return _loop(ctx, predicate, lambda *c: ctx.lower(body, *body_consts, *c), carry, ctx.avals_out)
 
   def step(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
-    new = [_select(active, after, before)
-           for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
+    new = [_select(active, after, before) for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
     return [predicate(*new), *new]
 
   avals = [test.out_avals[0], *ctx.avals_out]
@@ -86,8 +83,9 @@ def _select(active: tf.Tensor, after: tf.Tensor, before: tf.Tensor) -> tf.Tensor
   return tf.where(active, after, before)
 
 
-def _loop(ctx: RuleContext, predicate: Callable[..., tf.Tensor], body: Callable[..., Tensors], carry: Sequence[tf.Tensor],
-          avals: Sequence[Any]) -> Tensors:
+def _loop(
+  ctx: RuleContext, predicate: Callable[..., tf.Tensor], body: Callable[..., Tensors], carry: Sequence[tf.Tensor], avals: Sequence[Any]
+) -> Tensors:
   """While, with the carry held to JAX's shapes: an initial value may know more than the body keeps."""
   if not carry:
     return []
@@ -96,12 +94,23 @@ def _loop(ctx: RuleContext, predicate: Callable[..., tf.Tensor], body: Callable[
 
 
 @lowers(P.scan_p, on_keys=True)
-def _scan(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, length: Any, reverse: bool, unroll: int, _split_transpose: bool = False,
-          num_consts: int | None = None, num_carry: int | None = None, ft_in: Any = None, ft_out: Any = None) -> Tensors:
+def _scan(
+  ctx: RuleContext,
+  *operands: tf.Tensor,
+  jaxpr: Any,
+  length: Any,
+  reverse: bool,
+  unroll: int,
+  _split_transpose: bool = False,
+  num_consts: int | None = None,
+  num_carry: int | None = None,
+  ft_in: Any = None,
+  ft_out: Any = None,
+) -> Tensors:
   """(consts, carry, xs f32[n,...]) -> (carry, ys f32[n,...])."""
   del ft_out, _split_transpose  # the latter tells JAX how to differentiate
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
-  consts, carry, xs = operands[:n_consts], operands[n_consts:n_consts + n_carry], operands[n_consts + n_carry:]
+  consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
   body = _jax_compat.as_closed(jaxpr)
 
   def step(carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
@@ -127,23 +136,33 @@ def _unrolled(ctx: RuleContext, step: Step, size: int, reverse: bool, carry: Seq
     rows.reverse()
   if rows:
     return [*carry, *(tf.stack(column) for column in zip(*rows, strict=True))]
-  empty = [physical(aval) for aval in ctx.avals_out[len(carry):]]
+  empty = [physical(aval) for aval in ctx.avals_out[len(carry) :]]
   return [*carry, *(tf.zeros(ctx.shape(shape), dtype) for shape, dtype in empty)]
 
 
-def _scan_loop(ctx: RuleContext, step: Step, size: int | tf.Tensor, reverse: bool, carry: Sequence[tf.Tensor], xs: Sequence[tf.Tensor],
-               row_avals: Sequence[Any]) -> Tensors:
+def _scan_loop(
+  ctx: RuleContext,
+  step: Step,
+  size: int | tf.Tensor,
+  reverse: bool,
+  carry: Sequence[tf.Tensor],
+  xs: Sequence[tf.Tensor],
+  row_avals: Sequence[Any],
+) -> Tensors:
   """A While with a counter; rows are read from and written to TensorArrays."""
   inputs = [tf.TensorArray(x.dtype, size).unstack(x) for x in xs]
-  outputs = [tf.TensorArray(dtype, size, element_shape=ctx.dimensions.static_shape(shape))
-             for shape, dtype in map(physical, row_avals)]
+  outputs = [tf.TensorArray(dtype, size, element_shape=ctx.dimensions.static_shape(shape)) for shape, dtype in map(physical, row_avals)]
 
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
     row = size - 1 - i if reverse else i
     carry, ys = step(carry, [x.read(row) for x in inputs])
     return i + 1, tuple(carry), tuple(o.write(row, y) for o, y in zip(outputs, ys, strict=True))
 
-  shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in ctx.avals_out[:len(carry)]]
-  _, carry, outputs = tf.while_loop(lambda i, *_: i < size, body, (tf.constant(0), tuple(carry), tuple(outputs)),
-                                    shape_invariants=(tf.TensorShape([]), tuple(shapes), tuple(tf.TensorShape(None) for _ in outputs)))
+  shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in ctx.avals_out[: len(carry)]]
+  _, carry, outputs = tf.while_loop(
+    lambda i, *_: i < size,
+    body,
+    (tf.constant(0), tuple(carry), tuple(outputs)),
+    shape_invariants=(tf.TensorShape([]), tuple(shapes), tuple(tf.TensorShape(None) for _ in outputs)),
+  )
   return [*carry, *(o.stack() for o in outputs)]

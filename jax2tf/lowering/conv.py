@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import tensorflow as tf
 from jax import lax
@@ -21,15 +21,40 @@ from jax2tf.registry import lowers
 
 
 @lowers(P.conv_general_dilated_p)
-def _conv_general_dilated(ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, *, window_strides: Sequence[int], padding: Sequence[Any],
-                          lhs_dilation: Sequence[int], rhs_dilation: Sequence[int], dimension_numbers: Any, feature_group_count: int,
-                          batch_group_count: int, precision: Any, preferred_element_type: Any) -> tf.Tensor:
+def _conv_general_dilated(
+  ctx: RuleContext,
+  lhs: tf.Tensor,
+  rhs: tf.Tensor,
+  *,
+  window_strides: Sequence[int],
+  padding: Sequence[Any],
+  lhs_dilation: Sequence[int],
+  rhs_dilation: Sequence[int],
+  dimension_numbers: Any,
+  feature_group_count: int,
+  batch_group_count: int,
+  precision: Any,
+  preferred_element_type: Any,
+) -> tf.Tensor:
   """lhs f32[b,h,w,i], rhs f32[kh,kw,i,o] -> f32[b,h',w',o], in the layouts of `dimension_numbers`."""
   del precision, preferred_element_type
   (batch, features, *image), (outputs, _, *kernel), (_, _, *out) = (
-    [aval.shape[d] for d in spec] for aval, spec in zip((*ctx.avals_in, ctx.aval_out), dimension_numbers, strict=True))
-  conv = Conv(batch, tuple(image), features, tuple(kernel), outputs, tuple(out), tuple(window_strides), tuple(map(tuple, padding)),
-              tuple(lhs_dilation), tuple(rhs_dilation), feature_group_count, batch_group_count)
+    [aval.shape[d] for d in spec] for aval, spec in zip((*ctx.avals_in, ctx.aval_out), dimension_numbers, strict=True)
+  )
+  conv = Conv(
+    batch,
+    tuple(image),
+    features,
+    tuple(kernel),
+    outputs,
+    tuple(out),
+    tuple(window_strides),
+    tuple(map(tuple, padding)),
+    tuple(lhs_dilation),
+    tuple(rhs_dilation),
+    feature_group_count,
+    batch_group_count,
+  )
   if any(isinstance(d, int) and d == 0 for d in (batch, features, outputs, *image, *kernel, *out)):
     return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)  # TF 2.21: Conv2D refuses empty filters and images
 
@@ -56,8 +81,16 @@ def _computed_in(operand: tf.DType, result: tf.DType) -> tf.DType:
 def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, specs: Any) -> tf.Tensor:
   """The convolution in TensorFlow's layouts. One dimension is two, the first of size 1."""
   if conv.rank == 1 and lhs.dtype != tf.int64:
-    conv = replace(conv, image=(1, *conv.image), kernel=(1, *conv.kernel), out=(1, *conv.out), strides=(1, *conv.strides),
-                   padding=((0, 0), *conv.padding), lhs_dilation=(1, *conv.lhs_dilation), rhs_dilation=(1, *conv.rhs_dilation))
+    conv = replace(
+      conv,
+      image=(1, *conv.image),
+      kernel=(1, *conv.kernel),
+      out=(1, *conv.out),
+      strides=(1, *conv.strides),
+      padding=((0, 0), *conv.padding),
+      lhs_dilation=(1, *conv.lhs_dilation),
+      rhs_dilation=(1, *conv.rhs_dilation),
+    )
     lhs, rhs = tf.expand_dims(lhs, specs[0][2]), tf.expand_dims(rhs, specs[1][2])
     return tf.squeeze(_laid_out(ctx, conv, lhs, rhs, [_with_height(spec) for spec in specs]), specs[2][2])
   lhs_spec, rhs_spec, out_spec = specs
@@ -100,11 +133,15 @@ def _convolved(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> 
 def _by_taps(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
   """A convolution with one dimension less: what the first dimension of the kernel meets becomes features."""
   if not isinstance(conv.kernel[0], int):
-    ctx.refuse("the first dimension of the kernel is symbolic, and TensorFlow has no such convolution",
-               "give the kernel a fixed size, or lower natively")
+    ctx.refuse(
+      "the first dimension of the kernel is symbolic, and TensorFlow has no such convolution",
+      "give the kernel a fixed size, or lower natively",
+    )
   dtype = lhs.dtype.as_numpy_dtype
-  avals = [jax.ShapeDtypeStruct((conv.batch, *conv.image, conv.features), dtype),
-           jax.ShapeDtypeStruct((*conv.kernel, conv.features // conv.groups, conv.outputs), dtype)]
+  avals = [
+    jax.ShapeDtypeStruct((conv.batch, *conv.image, conv.features), dtype),
+    jax.ShapeDtypeStruct((*conv.kernel, conv.features // conv.groups, conv.outputs), dtype),
+  ]
   return ctx.lower_fun(functools.partial(_unrolled, conv), lhs, rhs, avals=avals)
 
 
@@ -119,8 +156,9 @@ def _unrolled(conv: Conv, lhs: Any, rhs: Any) -> Any:
   rhs = lax.reshape(jnp.moveaxis(rhs, 0, -3), (*kernel, size * rhs.shape[-2], conv.outputs))
   spatial = range(1, rank + 1)
   specs = lax.ConvDimensionNumbers((0, rank + 1, *spatial), (rank + 1, rank, *range(rank)), (0, rank + 1, *spatial))
-  result = lax.conv_general_dilated(lhs, rhs, conv.strides[1:], conv.padding[1:], conv.lhs_dilation[1:], conv.rhs_dilation[1:], specs,
-                                    feature_group_count=conv.groups)
+  result = lax.conv_general_dilated(
+    lhs, rhs, conv.strides[1:], conv.padding[1:], conv.lhs_dilation[1:], conv.rhs_dilation[1:], specs, feature_group_count=conv.groups
+  )
   return lax.reshape(result, (conv.batch, *conv.out, conv.outputs))
 
 

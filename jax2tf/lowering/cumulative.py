@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import lax
 from jax import numpy as jnp
@@ -17,8 +17,16 @@ from jax2tf.registry import lowers
 
 # TF 2.21: XLA has no Cumsum of these; int32 and int64 wrap to the same bits. f32 because TensorFlow adds halves one by one
 # in their own precision, where the error of XLA's tree grows with log n.
-_COMPUTED_IN = {tf.int8: tf.int32, tf.int16: tf.int32, tf.uint8: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int32,
-                tf.uint64: tf.int64, tf.float16: tf.float32, tf.bfloat16: tf.float32}
+_COMPUTED_IN = {
+  tf.int8: tf.int32,
+  tf.int16: tf.int32,
+  tf.uint8: tf.int32,
+  tf.uint16: tf.int32,
+  tf.uint32: tf.int32,
+  tf.uint64: tf.int64,
+  tf.float16: tf.float32,
+  tf.bfloat16: tf.float32,
+}
 
 
 @lowers(P.cumsum_p)

@@ -20,8 +20,9 @@ _DIRECT = frozenset({tf.float32, tf.float64, tf.complex64, tf.complex128, tf.int
 
 
 @lowers(P.dot_general_p)
-def _dot_general(ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, *, dimension_numbers: Any, precision: Any,
-                 preferred_element_type: Any) -> tf.Tensor:
+def _dot_general(
+  ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, *, dimension_numbers: Any, precision: Any, preferred_element_type: Any
+) -> tf.Tensor:
   """lhs f32[batch, m, k], rhs f32[batch, k, n] in any order of dimensions -> f32[batch, m, n]."""
   del preferred_element_type  # it is the dtype of the result
   lhs, rhs = _rounded(ctx, precision, lhs, rhs)
@@ -82,8 +83,7 @@ def _outer(ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, lhs_batch: Sequence
   """No contraction: a product of every free dimension of one with every one of the other."""
   x = _Side(lhs, ctx.avals_in[0].shape, lhs_batch, [])
   y = _Side(rhs, ctx.avals_in[1].shape, rhs_batch, [])
-  a, b = (s.operand if [*s.batch, *s.free] == list(range(len(s.shape))) else tf.transpose(s.operand, [*s.batch, *s.free])
-          for s in (x, y))
+  a, b = (s.operand if [*s.batch, *s.free] == list(range(len(s.shape))) else tf.transpose(s.operand, [*s.batch, *s.free]) for s in (x, y))
   if x.free and y.free:
     b = ctx.reshape(b, [*(y.shape[i] for i in y.batch), *[1] * len(x.free), *(y.shape[i] for i in y.free)])
   if y.free:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import tensorflow as tf
 
 from jax2tf import _jax_compat
@@ -14,12 +14,37 @@ from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_know
 from jax2tf.registry import lower_directly, lowers
 
 _TABLE = {
-    P.add_p: tf.add, P.add_jaxvals_p: tf.add, P.sub_p: tf.subtract, P.square_p: tf.square,
-    P.sqrt_p: tf.sqrt, P.rsqrt_p: tf.math.rsqrt, P.exp_p: tf.exp, P.expm1_p: tf.math.expm1, P.log_p: tf.math.log,
-    P.sin_p: tf.sin, P.cos_p: tf.cos, P.tan_p: tf.tan, P.asin_p: tf.asin, P.acos_p: tf.acos, P.atan_p: tf.atan,
-    P.sinh_p: tf.sinh, P.cosh_p: tf.cosh, P.tanh_p: tf.tanh, P.asinh_p: tf.asinh, P.acosh_p: tf.acosh, P.atanh_p: tf.atanh,
-    P.logistic_p: tf.sigmoid, P.floor_p: tf.floor, P.ceil_p: tf.math.ceil, P.is_finite_p: tf.math.is_finite, P.abs_p: tf.abs,
-    P.eq_p: tf.equal, P.ne_p: tf.not_equal, P.real_p: tf.math.real, P.imag_p: tf.math.imag, P.complex_p: tf.complex,
+  P.add_p: tf.add,
+  P.add_jaxvals_p: tf.add,
+  P.sub_p: tf.subtract,
+  P.square_p: tf.square,
+  P.sqrt_p: tf.sqrt,
+  P.rsqrt_p: tf.math.rsqrt,
+  P.exp_p: tf.exp,
+  P.expm1_p: tf.math.expm1,
+  P.log_p: tf.math.log,
+  P.sin_p: tf.sin,
+  P.cos_p: tf.cos,
+  P.tan_p: tf.tan,
+  P.asin_p: tf.asin,
+  P.acos_p: tf.acos,
+  P.atan_p: tf.atan,
+  P.sinh_p: tf.sinh,
+  P.cosh_p: tf.cosh,
+  P.tanh_p: tf.tanh,
+  P.asinh_p: tf.asinh,
+  P.acosh_p: tf.acosh,
+  P.atanh_p: tf.atanh,
+  P.logistic_p: tf.sigmoid,
+  P.floor_p: tf.floor,
+  P.ceil_p: tf.math.ceil,
+  P.is_finite_p: tf.math.is_finite,
+  P.abs_p: tf.abs,
+  P.eq_p: tf.equal,
+  P.ne_p: tf.not_equal,
+  P.real_p: tf.math.real,
+  P.imag_p: tf.math.imag,
+  P.complex_p: tf.complex,
 }
 _ORDER = {P.ge_p: tf.greater_equal, P.gt_p: tf.greater, P.le_p: tf.less_equal, P.lt_p: tf.less}
 
@@ -46,6 +71,7 @@ def _neg(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   def negative(x: tf.Tensor) -> tf.Tensor:
     # TF 2.21: no unsigned kernel for Neg, and Grappler makes a Neg of 0 - x.
     return tf.bitwise.invert(x) + scalar(1, x) if x.dtype in UNSIGNED else tf.negative(x)
+
   return widened(negative, *NARROW)(x)
 
 
@@ -56,6 +82,7 @@ def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
   def sign(x: tf.Tensor) -> tf.Tensor:
     return tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)  # TF 2.21: no unsigned kernel for Sign
+
   return widened(sign, *NARROW)(x)
 
 
@@ -70,6 +97,7 @@ def _round(ctx: RuleContext, x: tf.Tensor, *, rounding_method: Any) -> tf.Tensor
   def away_from_zero(x: tf.Tensor) -> tf.Tensor:
     nearest = tf.round(x)
     return tf.where(tf.abs(x - nearest) == scalar(0.5, x), x + tf.sign(x) * scalar(0.5, x), nearest)
+
   return widened(away_from_zero, *NARROW)(x)
 
 
@@ -234,16 +262,19 @@ def _select_n(ctx: RuleContext, which: tf.Tensor, *cases: tf.Tensor) -> tf.Tenso
     middle = len(cases) // 2
     lower, upper = among(first, cases[:middle]), among(first + middle, cases[middle:])
     return select(which < scalar(first + middle, which), lower, upper)
+
   return among(0, cases)
 
 
 def _total_order(compare: Any) -> Any:
   """The comparison in IEEE total order: -NaN < -inf < -0 < 0 < inf < NaN."""
+
   def rule(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """x, y f32[...] -> bool[...]."""
     if x.dtype.is_complex:
       ctx.refuse("total order of complex numbers", "compare real and imaginary parts")
     return widened(lambda x, y: compare(_ordinal(x), _ordinal(y)), *NARROW, tf.bool)(x, y)
+
   return rule
 
 

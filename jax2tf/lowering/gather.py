@@ -21,9 +21,18 @@ _Axis = tuple[str, int]
 
 @lowers(P.gather_p)
 @any_dtype
-def _gather(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, *, dimension_numbers: lax.GatherDimensionNumbers,
-            slice_sizes: Sequence[Any], indices_are_sorted: bool, unique_indices: bool, mode: lax.GatherScatterMode,
-            fill_value: Any) -> tf.Tensor:
+def _gather(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  indices: tf.Tensor,
+  *,
+  dimension_numbers: lax.GatherDimensionNumbers,
+  slice_sizes: Sequence[Any],
+  indices_are_sorted: bool,
+  unique_indices: bool,
+  mode: lax.GatherScatterMode,
+  fill_value: Any,
+) -> tf.Tensor:
   """operand f32[n,m], indices i32[*batch,c] -> f32[*batch,*window], batch and window interleaved by `offset_dims`.
 
   Windows that leave the operand are moved inside (clip; promise_in_bounds too, as on JAX's CPU) or filled (fill_or_drop).
@@ -41,9 +50,14 @@ def _gather(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, *, dimensi
   sizes = [n if d in movable else size for d, (n, size) in enumerate(zip(shape, slice_sizes, strict=True))]
   if tuple(sizes) != tuple(shape):  # a window that no index moves is at 0
     operand = sliced(ctx, operand, shape, [0] * len(shape), sizes)
-  windows = Windows(sizes, slice_sizes, frozenset((*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)),
-                    tuple(numbers.start_index_map), batch,
-                    dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)))
+  windows = Windows(
+    sizes,
+    slice_sizes,
+    frozenset((*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)),
+    tuple(numbers.start_index_map),
+    batch,
+    dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)),
+  )
   vectors = windows.vectors(indices)
   starts = windows.clamped(ctx, vectors)
   gathered, axes = _windows_at(ctx, operand, starts, windows)
@@ -72,7 +86,7 @@ def _windows_at(ctx: RuleContext, operand: tf.Tensor, starts: tf.Tensor, windows
     aligned += 1
   first, last = min(d for d in windows.addressed if d >= aligned), windows.addressed[-1]
   before, inner, after = ([d for d in kept if d in dims] for dims in (range(first), range(first, last + 1), range(last + 1, len(shape))))
-  flat = [*shape[:aligned], *(shape[d] for d in before), math.prod(shape[first:last + 1]), *(shape[d] for d in after)]
+  flat = [*shape[:aligned], *(shape[d] for d in before), math.prod(shape[first : last + 1]), *(shape[d] for d in after)]
   operand = operand if len(flat) == len(shape) else reshaped(ctx, operand, flat)
   gathered = tf.gather(operand, windows.linear(ctx, starts, first, last), axis=aligned + len(before), batch_dims=aligned)
   return gathered, [*batch_axes[:aligned], *_axes("window", before), *batch_axes[aligned:], *_axes("window", [*inner, *after])]

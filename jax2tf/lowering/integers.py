@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import tensorflow as tf
 
 from jax2tf import _jax_compat
@@ -85,6 +85,7 @@ def _logic(on_bools: Callable[..., tf.Tensor], on_bits: Callable[..., tf.Tensor]
     """bool[...] or i32[...], logical or bit by bit."""
     del ctx
     return on_bools(*operands) if operands[0].dtype == tf.bool else widened(on_bits, *NARROW)(*operands)
+
   return rule
 
 
@@ -133,6 +134,7 @@ def _shift_right_arithmetic(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) ->
     in_range = _in_range(x, count)
     last = scalar(bit_width(x.dtype) - 1, count)
     return tf.bitwise.right_shift(x, count if in_range is None else tf.where(in_range, count, last))
+
   return cast(widened(shift, *NARROW)(as_signed(x), as_signed(count)), x.dtype)
 
 

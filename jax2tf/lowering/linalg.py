@@ -184,7 +184,7 @@ def lu(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   for start in range(0, min(m, n), BLOCK):
     end = min(start + BLOCK, m, n)
     panel, swaps, order = _lu_columns(a[:, start:, start:end], end - start)
-    below = tf.gather(a[:, start:], order, axis=1, batch_dims=1) if (start or end < n) else None
+    below: Any = tf.gather(a[:, start:], order, axis=1, batch_dims=1) if (start or end < n) else None
     parts = [panel]
     if start:
       parts = [below[:, :, :start], *parts]

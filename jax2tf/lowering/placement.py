@@ -61,7 +61,4 @@ def _dce_sink(ctx: RuleContext, operand: tf.Tensor, *, prevent_mlir_dce: Any = N
   return []
 
 
-lower_directly({
-  _jax_compat.tie_p: lambda x, y: y,
-  _jax_compat.stage_p: lambda x: x,
-})
+lower_directly({_jax_compat.tie_p: lambda x, y: y, _jax_compat.stage_p: lambda x: x})

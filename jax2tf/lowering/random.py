@@ -68,7 +68,7 @@ def _random_gamma(ctx: RuleContext, keys: tf.Tensor, alpha: tf.Tensor, *, log_sp
   return ctx.lower_fun(functools.partial(_jax_compat.random_gamma_impl, log_space=log_space, use_vmap=True), keys, alpha)
 
 
-def _on_words(ctx: RuleContext, fun: Callable[..., jax.Array], keys: tf.Tensor, *operands: tf.Tensor) -> tf.Tensor:
+def _on_words(ctx: RuleContext, fun: functools.partial[Any], keys: tf.Tensor, *operands: tf.Tensor) -> tf.Tensor:
   """Lowers a function of raw key data, batched over all the keys; it is told the implementation."""
   keys_aval, *others = ctx.avals_in
   fun = functools.partial(fun.func, impl=keys_aval.dtype._impl, ndim=keys_aval.ndim, **fun.keywords)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import tensorflow as tf
 from jax import lax
@@ -108,12 +108,18 @@ def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.
 
 # Reducers of one equation that TensorFlow has a reduction and a binary op for.
 _MONOIDS = {
-  P.add_p: (tf.reduce_sum, tf.add), P.mul_p: (tf.reduce_prod, tf.multiply),
-  P.max_p: (tf.reduce_max, tf.maximum), P.min_p: (tf.reduce_min, tf.minimum),
+  P.add_p: (tf.reduce_sum, tf.add),
+  P.mul_p: (tf.reduce_prod, tf.multiply),
+  P.max_p: (tf.reduce_max, tf.maximum),
+  P.min_p: (tf.reduce_min, tf.minimum),
 }
 _LOGICAL_MONOIDS = {
-  P.and_p: (tf.reduce_all, tf.logical_and), P.min_p: (tf.reduce_all, tf.logical_and), P.mul_p: (tf.reduce_all, tf.logical_and),
-  P.or_p: (tf.reduce_any, tf.logical_or), P.max_p: (tf.reduce_any, tf.logical_or), P.add_p: (tf.reduce_any, tf.logical_or),
+  P.and_p: (tf.reduce_all, tf.logical_and),
+  P.min_p: (tf.reduce_all, tf.logical_and),
+  P.mul_p: (tf.reduce_all, tf.logical_and),
+  P.or_p: (tf.reduce_any, tf.logical_or),
+  P.max_p: (tf.reduce_any, tf.logical_or),
+  P.add_p: (tf.reduce_any, tf.logical_or),
 }
 
 

@@ -2,35 +2,137 @@
 
 from jax2tf.registry import UNSUPPORTED
 
-_ACROSS_DEVICES = ("it communicates between devices, which TensorFlow graphs leave to tf.distribute",
-                   "convert the per-device function and put tf.distribute around it, or lower natively")
-_KERNEL = ("its body is a compiled kernel, not JAX equations",
-           "give the function a plain JAX path for export, or lower natively")
-_HOST = ("it calls back into Python, which a TensorFlow graph cannot save",
-         "remove this line before conversion, or do it in TensorFlow around the converted function")
-_STATE = ("it changes a mutable array in place",
-          "return the new value instead; keep state in tf.Variables around the converted function")
+_ACROSS_DEVICES = (
+  "it communicates between devices, which TensorFlow graphs leave to tf.distribute",
+  "convert the per-device function and put tf.distribute around it, or lower natively",
+)
+_KERNEL = ("its body is a compiled kernel, not JAX equations", "give the function a plain JAX path for export, or lower natively")
+_HOST = (
+  "it calls back into Python, which a TensorFlow graph cannot save",
+  "remove this line before conversion, or do it in TensorFlow around the converted function",
+)
+_STATE = ("it changes a mutable array in place", "return the new value instead; keep state in tf.Variables around the converted function")
 _TOKEN = ("it orders side effects, which the graph lowering does not have", "remove the ordered effect before conversion")
 
-UNSUPPORTED.update({
-  **dict.fromkeys(["all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "axis_index", "mpmd_map", "pbroadcast", "pmax",
-                   "pmin", "ppermute", "psum", "psum2", "psum_invariant", "psum_scatter", "psend", "precv", "pvary", "pcast", "preduced",
-                   "ragged_all_to_all", "reduce_scatter", "reduced_vary_cast", "shard_map", "unreduced_psum", "unreduced_reduce_scatter", "pbroadcast_dynamic",
-                   "unreduced_pmax", "unreduced_pmin", *(f"{name}_{half}" for half in ("start", "done") for name in (
-                     "all_gather", "all_gather_reduced", "all_to_all", "pbroadcast", "ppermute", "psum", "psum_invariant", "reduce_scatter",
-                     "unreduced_psum", "unreduced_reduce_scatter")),
-                   "vary_unreduced_cast", "reduced_vary_cast_p", "vary_unreduced_cast_p", "xla_pmap"], _ACROSS_DEVICES),
-  **dict.fromkeys(["custom_partitioning", "ffi_call", "pallas_call", "core_map", "cudnn_fusion", "run_scoped", "multiple_of", "reciprocal",
-                   "scaled_matmul", "scaled_matmul_wrapper", "mosaic_gpu", "tpu_custom_call", "triton_kernel_call",
-                   "call_exported", "dot_product_attention_fwd", "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd",
-                   "dot_product_attention_bwd_wrapper", "dot_product_attention_fp8_fwd", "dot_product_attention_fp8_fwd_wrapper",
-                   "dot_product_attention_fp8_bwd", "dot_product_attention_fp8_bwd_wrapper"], _KERNEL),
-  **dict.fromkeys(["debug_callback", "debug_print", "io_callback", "pure_callback", "outside_call", "host_local_array_to_global_array",
-                   "inspect_sharding", "callback", "infeed", "outfeed"], _HOST),
-  **dict.fromkeys(["get", "swap", "addupdate", "new_ref", "ref_get", "ref_set", "freeze", "run_state", "core_ref", "empty_ref",
-                   "array_ref", "create_linear", "pin", "unpin"], _STATE),
-  **dict.fromkeys(["after_all", "create_token"], _TOKEN),
-  "custom_lin": ("it exists only inside JAX's own differentiation", "report it: no user's function should hold it"),
-  "unreachable": ("this branch is meant never to run", "remove the branch"),
-  "check": ("a checkify check must become a value first", "wrap the function with jax.experimental.checkify.checkify"),
-})
+UNSUPPORTED.update(
+  {
+    **dict.fromkeys(
+      [
+        "all_gather",
+        "all_gather_invariant",
+        "all_gather_reduced",
+        "all_to_all",
+        "axis_index",
+        "mpmd_map",
+        "pbroadcast",
+        "pmax",
+        "pmin",
+        "ppermute",
+        "psum",
+        "psum2",
+        "psum_invariant",
+        "psum_scatter",
+        "psend",
+        "precv",
+        "pvary",
+        "pcast",
+        "preduced",
+        "ragged_all_to_all",
+        "reduce_scatter",
+        "reduced_vary_cast",
+        "shard_map",
+        "unreduced_psum",
+        "unreduced_reduce_scatter",
+        "pbroadcast_dynamic",
+        "unreduced_pmax",
+        "unreduced_pmin",
+        *(
+          f"{name}_{half}"
+          for half in ("start", "done")
+          for name in (
+            "all_gather",
+            "all_gather_reduced",
+            "all_to_all",
+            "pbroadcast",
+            "ppermute",
+            "psum",
+            "psum_invariant",
+            "reduce_scatter",
+            "unreduced_psum",
+            "unreduced_reduce_scatter",
+          )
+        ),
+        "vary_unreduced_cast",
+        "reduced_vary_cast_p",
+        "vary_unreduced_cast_p",
+        "xla_pmap",
+      ],
+      _ACROSS_DEVICES,
+    ),
+    **dict.fromkeys(
+      [
+        "custom_partitioning",
+        "ffi_call",
+        "pallas_call",
+        "core_map",
+        "cudnn_fusion",
+        "run_scoped",
+        "multiple_of",
+        "reciprocal",
+        "scaled_matmul",
+        "scaled_matmul_wrapper",
+        "mosaic_gpu",
+        "tpu_custom_call",
+        "triton_kernel_call",
+        "call_exported",
+        "dot_product_attention_fwd",
+        "dot_product_attention_fwd_wrapper",
+        "dot_product_attention_bwd",
+        "dot_product_attention_bwd_wrapper",
+        "dot_product_attention_fp8_fwd",
+        "dot_product_attention_fp8_fwd_wrapper",
+        "dot_product_attention_fp8_bwd",
+        "dot_product_attention_fp8_bwd_wrapper",
+      ],
+      _KERNEL,
+    ),
+    **dict.fromkeys(
+      [
+        "debug_callback",
+        "debug_print",
+        "io_callback",
+        "pure_callback",
+        "outside_call",
+        "host_local_array_to_global_array",
+        "inspect_sharding",
+        "callback",
+        "infeed",
+        "outfeed",
+      ],
+      _HOST,
+    ),
+    **dict.fromkeys(
+      [
+        "get",
+        "swap",
+        "addupdate",
+        "new_ref",
+        "ref_get",
+        "ref_set",
+        "freeze",
+        "run_state",
+        "core_ref",
+        "empty_ref",
+        "array_ref",
+        "create_linear",
+        "pin",
+        "unpin",
+      ],
+      _STATE,
+    ),
+    **dict.fromkeys(["after_all", "create_token"], _TOKEN),
+    "custom_lin": ("it exists only inside JAX's own differentiation", "report it: no user's function should hold it"),
+    "unreachable": ("this branch is meant never to run", "remove the branch"),
+    "check": ("a checkify check must become a value first", "wrap the function with jax.experimental.checkify.checkify"),
+  }
+)

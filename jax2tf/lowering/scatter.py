@@ -24,9 +24,20 @@ from jax2tf.registry import lowers
 _Combine = Callable[..., tf.Tensor]
 
 
-def _scatter(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, *, combine: _Combine,
-             dimension_numbers: lax.ScatterDimensionNumbers, indices_are_sorted: bool, unique_indices: bool,
-             mode: lax.GatherScatterMode, update_jaxpr: Any, update_consts: Sequence[Any]) -> tf.Tensor:
+def _scatter(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  indices: tf.Tensor,
+  updates: tf.Tensor,
+  *,
+  combine: _Combine,
+  dimension_numbers: lax.ScatterDimensionNumbers,
+  indices_are_sorted: bool,
+  unique_indices: bool,
+  mode: lax.GatherScatterMode,
+  update_jaxpr: Any,
+  update_consts: Sequence[Any],
+) -> tf.Tensor:
   """operand f32[n,m], indices i32[*batch,c], updates f32[*batch,*window] -> f32[n,m].
 
   Updates that leave the operand are moved inside (clip) or dropped (other modes). Those of one element are applied in order.
@@ -38,12 +49,20 @@ def _scatter(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: 
   numbers = dimension_numbers
   dropped = frozenset((*numbers.inserted_window_dims, *numbers.operand_batching_dims))
   window_sizes = (update_sizes[d] for d in numbers.update_window_dims)
-  windows = Windows(shape, [1 if d in dropped else next(window_sizes) for d in range(len(shape))], dropped,
-                    tuple(numbers.scatter_dims_to_operand_dims), batch,
-                    dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)))
+  windows = Windows(
+    shape,
+    [1 if d in dropped else next(window_sizes) for d in range(len(shape))],
+    dropped,
+    tuple(numbers.scatter_dims_to_operand_dims),
+    batch,
+    dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)),
+  )
   if update_jaxpr is not None and (combine is _replaced or (operand.dtype.is_complex and combine in (_minimum, _maximum))):
-    combine = functools.partial(_applied, function=functools.partial(_elementwise, _closed(update_jaxpr, update_consts)),
-                                unique=unique_indices or all(map(is_one, batch)))
+    combine = functools.partial(
+      _applied,
+      function=functools.partial(_elementwise, _closed(update_jaxpr, update_consts)),
+      unique=unique_indices or all(map(is_one, batch)),
+    )
   elif combine is _multiplied and all(map(is_one, batch)):
     combine = functools.partial(_applied, function=lax.mul, unique=True)
   elif combine is _added and _is_zeros(operand):
@@ -70,8 +89,9 @@ def _dynamic_update_slice(ctx: RuleContext, operand: tf.Tensor, update: tf.Tenso
   return _scattered(ctx, operand, indices, update, Windows(shape, sizes, frozenset(), moved, (), {}), _replaced, clip=True)
 
 
-def _scattered(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, windows: Windows,
-               combine: _Combine, *, clip: bool) -> tf.Tensor:
+def _scattered(
+  ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, windows: Windows, combine: _Combine, *, clip: bool
+) -> tf.Tensor:
   """updates f32[*batch,*window] -> the operand with them."""
   if not windows.batch:  # TF 2.21: the scatters on CPU want at least one dimension of indices
     windows = dataclasses.replace(windows, batch=(1,))
@@ -83,7 +103,7 @@ def _scattered(ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates
       rows = windows.clamped(ctx, windows.vectors(indices))
       rows = tf.expand_dims(rows, -1) if len(windows.columns) == 1 else rows
     if windows.dropped != {*windows.columns}:
-      updates = reshaped(ctx, updates, [*batch, *shape[len(windows.columns):]])
+      updates = reshaped(ctx, updates, [*batch, *shape[len(windows.columns) :]])
     return combine(ctx, operand, rows, updates, shape, policy)
   flat = max(windows.addressed, default=-1) + 1  # the leading dimensions, made one
   vectors = windows.vectors(indices)
@@ -116,6 +136,7 @@ def _tensor_scatter(op: Callable[..., tf.Tensor]) -> _Combine:
   def combine(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
     del ctx, sizes
     return op(tensor=operand, indices=rows, updates=updates, bad_indices_policy=policy)
+
   return combine
 
 
@@ -135,6 +156,7 @@ def _extremal(op: Callable[..., tf.Tensor]) -> _Combine:
     # TF 2.21: TensorScatterMax and Min skip a NaN among the updates. Adding -0.0 changes nothing.
     nans = tf.where(tf.math.is_nan(updates), updates, tf.constant(-0.0, updates.dtype))
     return _added(ctx, result, rows, nans, sizes, policy)
+
   return combine
 
 
@@ -150,8 +172,17 @@ def _multiplied(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: 
   return tf.math.unsorted_segment_prod(factors, ids, ctx.dim(count))
 
 
-def _applied(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str, *,
-             function: Callable[..., Any], unique: bool) -> tf.Tensor:
+def _applied(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  rows: tf.Tensor,
+  updates: tf.Tensor,
+  sizes: Sequence[Any],
+  policy: str,
+  *,
+  function: Callable[..., Any],
+  unique: bool,
+) -> tf.Tensor:
   """operand[row] = function(operand[row], update): all rows at once if they are `unique`, else one after the other."""
   del policy
   row = sizes[1:]
@@ -186,6 +217,12 @@ def _closed(jaxpr: Any, consts: Sequence[Any]) -> ClosedJaxpr:
 # Those that take index vectors; the others take linear indices only.
 _TAKE_VECTORS = (_replaced, _added, _summed, _subtracted, _minimum, _maximum)
 
-for _primitive, _combine in {P.scatter_p: _replaced, P.scatter_add_p: _added, lax.scatter_sub_p: _subtracted, P.scatter_mul_p: _multiplied,
-                             P.scatter_min_p: _minimum, P.scatter_max_p: _maximum}.items():
+for _primitive, _combine in {
+  P.scatter_p: _replaced,
+  P.scatter_add_p: _added,
+  lax.scatter_sub_p: _subtracted,
+  P.scatter_mul_p: _multiplied,
+  P.scatter_min_p: _minimum,
+  P.scatter_max_p: _maximum,
+}.items():
   lowers(_primitive)(any_dtype(functools.partial(_scatter, combine=_combine)))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
@@ -28,8 +28,18 @@ def _select_and_scatter_add(ctx: RuleContext, source: tf.Tensor, operand: tf.Ten
 
 
 @lowers(P.select_and_scatter_p)
-def _select_and_scatter(ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, init_value: tf.Tensor, *, select_jaxpr: Any,
-                        select_consts: Sequence[Any], scatter_jaxpr: Any, scatter_consts: Sequence[Any], **geometry: Any) -> tf.Tensor:
+def _select_and_scatter(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  source: tf.Tensor,
+  init_value: tf.Tensor,
+  *,
+  select_jaxpr: Any,
+  select_consts: Sequence[Any],
+  scatter_jaxpr: Any,
+  scatter_consts: Sequence[Any],
+  **geometry: Any,
+) -> tf.Tensor:
   """operand f32[b,n], source f32[b,n'], init_value f32[] -> f32[b,n]; the reducers are those of select_and_scatter_add."""
   del select_consts, scatter_consts
   select = binary_primitive(select_jaxpr)
@@ -87,7 +97,7 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
   beats_nothing = ((best == worst) & (last_nan < 0))[..., 0]
   positions = []
   for i, (position, _) in enumerate(places):
-    within = step // math.prod(windows[i + 1:]) % windows[i]
+    within = step // math.prod(windows[i + 1 :]) % windows[i]
     taken = jnp.take(position.reshape(-1), lax.broadcasted_iota(jnp.int32, out, i) * windows[i] + within, mode="clip")
     positions.append(jnp.where(step < 0, axes[i].size, taken))
   return tuple(positions), beats_nothing

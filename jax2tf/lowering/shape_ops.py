@@ -29,8 +29,7 @@ def _reshape(ctx: RuleContext, operand: tf.Tensor, *, new_sizes: Sequence[Any], 
 
 @lowers(P.broadcast_in_dim_p)
 @any_dtype
-def _broadcast_in_dim(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any],
-                      broadcast_dimensions: Sequence[int]) -> tf.Tensor:
+def _broadcast_in_dim(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any], broadcast_dimensions: Sequence[int]) -> tf.Tensor:
   """operand f32[a,1], broadcast_dimensions (0,2) -> f32[a,n,b]: sizes 1 and new dimensions are repeated."""
   sizes = ctx.avals_in[0].shape
   if not sizes:
@@ -165,8 +164,9 @@ def _pad(ctx: RuleContext, operand: tf.Tensor, padding_value: tf.Tensor, *, padd
   return sliced(ctx, operand, padded, begin, out_sizes)
 
 
-def _with_interiors(ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Sequence[Any],
-                    interiors: Sequence[int]) -> tuple[tf.Tensor, list[Any]]:
+def _with_interiors(
+  ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Sequence[Any], interiors: Sequence[int]
+) -> tuple[tf.Tensor, list[Any]]:
   """Each element followed by its padding, the last one too: f32[n] -> f32[n*(1+interior)], and the sizes."""
   columns = [column for n, interior in zip(sizes, interiors, strict=True) for column in ([(n, 0), (1, interior)] if interior else [(n, 0)])]
   split = [size for size, _ in columns]
@@ -175,8 +175,9 @@ def _with_interiors(ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, size
   return reshaped(ctx, operand, sizes), sizes
 
 
-def _padded(ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Sequence[Any], lows: Sequence[Any],
-            highs: Sequence[Any]) -> tf.Tensor:
+def _padded(
+  ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Sequence[Any], lows: Sequence[Any], highs: Sequence[Any]
+) -> tf.Tensor:
   """The operand with `lows` and `highs` padding values around it."""
   axes = [axis for axis, pads in enumerate(zip(lows, highs, strict=True)) if not all(map(is_zero, pads))]
   if not axes:
@@ -186,7 +187,7 @@ def _padded(ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Seque
     return tf.pad(operand, paddings, constant_values=_padding_constant(value))
   sizes = list(sizes)
   for axis in axes:  # TF 2.21: Pad on CPU stops at 6 dimensions
-    operand = reshaped(ctx, operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1:])])
+    operand = reshaped(ctx, operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])
     sizes[axis] += lows[axis] + highs[axis]
     operand = tf.pad(operand, [[0, 0], [ctx.dim(lows[axis]), ctx.dim(highs[axis])], [0, 0]], constant_values=_padding_constant(value))
   return reshaped(ctx, operand, sizes)

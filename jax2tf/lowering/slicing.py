@@ -16,8 +16,9 @@ from jax2tf.registry import lowers
 
 @lowers(P.slice_p)
 @any_dtype
-def _slice(ctx: RuleContext, operand: tf.Tensor, *, start_indices: Sequence[Any], limit_indices: Sequence[Any],
-           strides: Sequence[int] | None) -> tf.Tensor:
+def _slice(
+  ctx: RuleContext, operand: tf.Tensor, *, start_indices: Sequence[Any], limit_indices: Sequence[Any], strides: Sequence[int] | None
+) -> tf.Tensor:
   """operand f32[n] -> f32[(limit - start + stride - 1) // stride]."""
   shape = ctx.avals_in[0].shape
   if strides is None or all(stride == 1 for stride in strides):
@@ -37,6 +38,8 @@ def _slice(ctx: RuleContext, operand: tf.Tensor, *, start_indices: Sequence[Any]
 def _dynamic_slice(ctx: RuleContext, operand: tf.Tensor, *start_indices: tf.Tensor, slice_sizes: Sequence[Any]) -> tf.Tensor:
   """operand f32[n,m], a scalar index per dimension -> f32[*slice_sizes]; starts are clamped so that the slice fits."""
   shape = ctx.avals_in[0].shape
-  starts = [0 if size == n else tf.cast(clamped(index, ctx.dim(n - size)), tf.int32)
-            for index, size, n in zip(start_indices, slice_sizes, shape, strict=True)]
+  starts = [
+    0 if size == n else tf.cast(clamped(index, ctx.dim(n - size)), tf.int32)
+    for index, size, n in zip(start_indices, slice_sizes, shape, strict=True)
+  ]
   return sliced(ctx, operand, shape, starts, slice_sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import tensorflow as tf
 
 from jax2tf.context import RuleContext
@@ -39,8 +39,17 @@ def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Te
 
 
 @lowers(P.approx_top_k_p)
-def _approx_top_k(ctx: RuleContext, operand: tf.Tensor, *, k: Any, reduction_dimension: int, recall_target: float, is_max_k: bool,
-                  reduction_input_size_override: int, aggregate_to_topk: bool) -> list[tf.Tensor]:
+def _approx_top_k(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  *,
+  k: Any,
+  reduction_dimension: int,
+  recall_target: float,
+  is_max_k: bool,
+  reduction_input_size_override: int,
+  aggregate_to_topk: bool,
+) -> list[tf.Tensor]:
   """operand f32[b,n] -> f32[b,k], i32[b,k]: the exact ones, as JAX gives on CPU; more than k if these are not aggregated."""
   del k, recall_target, reduction_input_size_override, aggregate_to_topk
   rank = len(ctx.avals_in[0].shape)

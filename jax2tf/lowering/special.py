@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import tensorflow as tf
 
 from jax2tf.context import RuleContext
@@ -13,17 +13,43 @@ from jax2tf.lowering._common import HALF, NARROW, scalar, widened
 from jax2tf.registry import lower_directly, lowers
 
 # TF 2.21: these have no bfloat16 kernel on CPU, and most no float16 one.
-lower_directly({primitive: widened(op, *NARROW, *HALF) for primitive, op in {
-    P.bessel_i0e_p: tf.math.bessel_i0e, P.bessel_i1e_p: tf.math.bessel_i1e, P.lgamma_p: tf.math.lgamma,
-    P.polygamma_p: tf.math.polygamma, P.zeta_p: tf.math.zeta,
-}.items()})
+lower_directly(
+  {
+    primitive: widened(op, *NARROW, *HALF)
+    for primitive, op in {
+      P.bessel_i0e_p: tf.math.bessel_i0e,
+      P.bessel_i1e_p: tf.math.bessel_i1e,
+      P.lgamma_p: tf.math.lgamma,
+      P.polygamma_p: tf.math.polygamma,
+      P.zeta_p: tf.math.zeta,
+    }.items()
+  }
+)
 
 # Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), single precision, highest power first:
 # polynomials in w - 2.5 for w < 5 and in sqrt(w) - 3 beyond, where w = -log(1 - x**2).
-_ERF_INV_CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
-                   0.246640727, 1.50140941)
-_ERF_INV_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
-                 1.00167406, 2.83297682)
+_ERF_INV_CENTRE = (
+  2.81022636e-08,
+  3.43273939e-07,
+  -3.5233877e-06,
+  -4.39150654e-06,
+  0.00021858087,
+  -0.00125372503,
+  -0.00417768164,
+  0.246640727,
+  1.50140941,
+)
+_ERF_INV_TAIL = (
+  -0.000200214257,
+  0.000100950558,
+  0.00134934322,
+  -0.00367342844,
+  0.00573950773,
+  -0.0076224613,
+  0.00943887047,
+  1.00167406,
+  2.83297682,
+)
 
 
 @lowers(P.erf_p)
@@ -78,6 +104,7 @@ def _digamma(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
   def digamma(x: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(x, scalar(0, x)), scalar(-math.inf, x), tf.math.digamma(x))
+
   return widened(digamma, *NARROW, *HALF)(x)
 
 
@@ -89,6 +116,7 @@ def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   def igamma(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, one, nan = (scalar(value, x) for value in (0, 1, math.nan))
     return tf.where(a > zero, tf.math.igamma(a, x), tf.where(tf.equal(a, zero) & (x >= one), one, nan))
+
   return widened(igamma, *NARROW, *HALF)(a, x)
 
 
@@ -101,6 +129,7 @@ def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, nan = scalar(0, x), scalar(math.nan, x)
     value = tf.where(a > zero, tf.math.igammac(a, x), tf.where(tf.equal(a, zero) & (x > zero), zero, nan))
     return tf.where(x >= zero, value, nan)  # TF 2.21: 1 for x < 0 when compiled by XLA
+
   return widened(igammac, *NARROW, *HALF)(a, x)
 
 
@@ -113,6 +142,7 @@ def _igamma_grad_a(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero = scalar(0, x)
     defined = tf.math.is_finite(a) & tf.math.is_finite(x) & (tf.not_equal(x, zero) | (a > zero))
     return tf.where(defined, tf.raw_ops.IgammaGradA(a=a, x=x), scalar(math.nan, x))
+
   return widened(igamma_grad_a, *NARROW, *HALF)(a, x)
 
 
@@ -129,4 +159,5 @@ def _regularized_incomplete_beta(ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, x
     value = tf.where(step_at_0, tf.where(x > zero, one, zero), value)
     defined = (a >= zero) & (b >= zero) & (x >= zero) & (x <= one) & tf.math.logical_not(step_at_0 & step_at_1)
     return tf.where(defined, value, nan)
+
   return widened(betainc, *NARROW, *HALF)(a, b, x)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
@@ -82,7 +82,7 @@ def _windows_by_monoid(combine: Callable[..., Any], fill: float, axes: Sequence[
 
 def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any) -> list[Any]:
   """The initial value comes first, once; what is outside does not count, even where the initial value is no identity."""
-  xs, inits = operands[:len(operands) // 2], operands[len(operands) // 2:]
+  xs, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
   combine, primitive = combine_by(reducer, len(axes)), binary_primitive(reducer)
   if primitive in _IDENTITIES:
     results = [_windows_by_monoid(primitive.bind, _IDENTITIES[primitive], axes, *xs)]
@@ -114,6 +114,7 @@ def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: 
 
 def _windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: Axis) -> Any:
   """Spans of 1, 2, 4 ... elements, of which those in the binary digits of the window make it up: log w steps."""
+
   def part(x: Any, start: Any, count: Any, stride: int = 1) -> Any:
     return lax.slice_in_dim(x, start, start + (count - 1) * stride + 1, stride, axis=i)
 

@@ -45,35 +45,53 @@ def test_parameters_are_variables_named_by_their_path(tmp_path: Path) -> None:
   assert len(model.trainable_variables) == 2
   path = saved_model.save_model(model, tmp_path)
   assert {name for name, _ in tf.train.list_variables(str(path / "variables" / "variables"))} >= {
-    f"_parameters/{i}/.ATTRIBUTES/VARIABLE_VALUE" for i in range(2)}
+    f"_parameters/{i}/.ATTRIBUTES/VARIABLE_VALUE" for i in range(2)
+  }
 
 
-@pytest.mark.parametrize(("fun", "outputs", "names"), [
-  (lambda p, x: x, None, {"output"}),
-  (lambda p, x: {"a": x, "b": {"c": x}}, None, {"a", "b_c"}),
-  (lambda p, x: (x, [x]), None, {"output_0", "output_1_0"}),
-  (lambda p, x: (x, x), ["left", "right"], {"left", "right"}),
-], ids=["one", "dict", "tuple", "given"])
+@pytest.mark.parametrize(
+  ("fun", "outputs", "names"),
+  [
+    (lambda p, x: x, None, {"output"}),
+    (lambda p, x: {"a": x, "b": {"c": x}}, None, {"a", "b_c"}),
+    (lambda p, x: (x, [x]), None, {"output_0", "output_1_0"}),
+    (lambda p, x: (x, x), ["left", "right"], {"left", "right"}),
+  ],
+  ids=["one", "dict", "tuple", "given"],
+)
 def test_output_names(fun: Any, outputs: list[str] | None, names: set[str]) -> None:
   model = saved_model.Model(fun, {}, inputs=INPUTS, outputs=outputs)
   assert model.signature(tf.ones([2, 4])).keys() == names
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-  ({"inputs": {"x": "float32"}}, "input 'x' is 'float32'; write its dtype and shape as in 'f32[b,784]'"),
-  ({"inputs": {"x": "q9[b]"}}, "input 'x' is 'q9[b]'"),
-  ({"inputs": {"x y": "f32[b]"}}, "input name 'x y' is not an identifier"),
-  ({"inputs": INPUTS, "outputs": ["a", "b"]}, "2 names for 1 results"),
-], ids=["no-shape", "no-dtype", "name", "outputs"])
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    ({"inputs": {"x": "float32"}}, "input 'x' is 'float32'; write its dtype and shape as in 'f32[b,784]'"),
+    ({"inputs": {"x": "q9[b]"}}, "input 'x' is 'q9[b]'"),
+    ({"inputs": {"x y": "f32[b]"}}, "input name 'x y' is not an identifier"),
+    ({"inputs": INPUTS, "outputs": ["a", "b"]}, "2 names for 1 results"),
+  ],
+  ids=["no-shape", "no-dtype", "name", "outputs"],
+)
 def test_what_cannot_be_a_signature(arguments: dict[str, Any], words: str, tmp_path: Path) -> None:
   with pytest.raises(ValueError, match=re.escape(words)):
     saved_model.save(affine, PARAMS, tmp_path / "model", **arguments)
   assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
 
 
-@pytest.mark.parametrize(("notation", "dtype", "shape"), [
-  ("f32[b,4]", np.float32, [None, 4]), ("bf16[]", jnp.bfloat16, []), ("i8[2]", np.int8, [2]), ("bool[n]", np.bool_, [None]),
-  ("u32[3, 2*n + 1]", np.uint32, [3, None]), ("float16[1]", np.float16, [1]), ("c64[n]", np.complex64, [None])])
+@pytest.mark.parametrize(
+  ("notation", "dtype", "shape"),
+  [
+    ("f32[b,4]", np.float32, [None, 4]),
+    ("bf16[]", jnp.bfloat16, []),
+    ("i8[2]", np.int8, [2]),
+    ("bool[n]", np.bool_, [None]),
+    ("u32[3, 2*n + 1]", np.uint32, [3, None]),
+    ("float16[1]", np.float16, [1]),
+    ("c64[n]", np.complex64, [None]),
+  ],
+)
 def test_notation_of_inputs(notation: str, dtype: Any, shape: list[int | None]) -> None:
   model = saved_model.Model(lambda p, n, x: x, {}, inputs={"sizes": "f32[n]", "x": notation})
   [_, spec] = model.signature.input_signature

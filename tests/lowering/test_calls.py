@@ -54,8 +54,11 @@ CASES = [
   Case("jit_donated", jax.jit(lambda x: x * 2, donate_argnums=0), [X]),
   Case("inlined", jax.jit(lambda x: x * 2, inline=True), [X]),
   Case("checkpoint", jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))), [X], poly="b, _"),
-  Case("checkpoint_policy", jax.checkpoint(lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "keep")),
-                                           policy=jax.checkpoint_policies.save_only_these_names("keep")), [X]),
+  Case(
+    "checkpoint_policy",
+    jax.checkpoint(lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "keep")), policy=jax.checkpoint_policies.save_only_these_names("keep")),
+    [X],
+  ),
   Case("custom_jvp", with_jvp, [X], poly="b, _"),
   Case("custom_vjp", lambda x: with_vjp(3.0, x), [X], poly="b, _"),
   Case("custom_vjp_optimize_remat", lambda x: jax.checkpoint(lambda x: with_vjp(3.0, x))(x), [X]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.extend.core.primitives as P  # noqa: N812
+import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -18,9 +18,39 @@ from tests.case import HOSTILE_F32, HOSTILE_I32, Case, run
 QUICK = {"saved": "dtype sweep", "eager": "dtype sweep"}
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-BOUNDS = np.array([0, -0.0, 0.9, -0.9, 127.5, 128, -128.9, -129, 255.5, 256, 32768, -32769, 65536,
-                   2147483520, 2147483648, -2147483648, -2147483904, 4294967040, 4294967296,
-                   9.223372e18, 9.223373e18, -9.3e18, 1.844674e19, 1.85e19, 1e30, -1e30, np.inf, -np.inf, np.nan])
+BOUNDS = np.array(
+  [
+    0,
+    -0.0,
+    0.9,
+    -0.9,
+    127.5,
+    128,
+    -128.9,
+    -129,
+    255.5,
+    256,
+    32768,
+    -32769,
+    65536,
+    2147483520,
+    2147483648,
+    -2147483648,
+    -2147483904,
+    4294967040,
+    4294967296,
+    9.223372e18,
+    9.223373e18,
+    -9.3e18,
+    1.844674e19,
+    1.85e19,
+    1e30,
+    -1e30,
+    np.inf,
+    -np.inf,
+    np.nan,
+  ]
+)
 HALFWAY = np.concatenate([HOSTILE_F32, np.float32([65519, 65520, 6.1e-5, 6.104e-5, 1.00048828, 449, 1e5])])
 
 
@@ -28,6 +58,7 @@ def to(*dtypes):
   def fun(x):
     # The primitive itself: lax.convert_element_type warns about complex numbers.
     return [P.convert_element_type_p.bind(x, new_dtype=jnp.dtype(dtype), weak_type=False, sharding=None) for dtype in dtypes]
+
   return fun
 
 
@@ -50,35 +81,51 @@ def through_keys(data):
 
 with np.errstate(all="ignore"):
   CASES = [
-      *(Case(f"{dtype} to integers saturates", to(*INTEGERS, "bool"), [BOUNDS.astype(dtype)], x64=True,
-             skip=QUICK if dtype != "float32" else {}) for dtype in FLOATS),
-      Case("complex to integers", to(*INTEGERS, "bool"), [BOUNDS.astype(np.complex64) + 1j], x64=True, skip=QUICK),
-      Case("int32 wraps", to("int8", "int16", "uint8", "uint32", "bool", "float32", "bfloat16", "complex64"), [HOSTILE_I32], poly="b"),
-      *(Case(f"{dtype} to all", to(*INTEGERS, *FLOATS, "bool", "complex128"), [np.arange(-3, 9).astype(dtype) * np.array(37, dtype)],
-             x64=True, skip=QUICK) for dtype in (*INTEGERS, "bool")),
-      Case("float32 to floats", to(*FLOATS, "complex64"), [HOSTILE_F32], x64=True),
-      Case("float64 to floats", to(*FLOATS), [np.array([1 + 2**-8, 1 + 2**-8 + 2**-40, 1e300, -np.inf, np.nan, 65519.9, 65520.0])],
-           x64=True),
-      Case("complex to real", to("float32", "float16"), [np.array([1 + 2j, -3j, np.inf], np.complex64)]),
-      Case("float32 to complex", to("complex64"), [np.arange(3.0, dtype=np.float32)]),
-      Case("float8", narrow_floats, [np.array([0, 1, -1.06, 448, 465, 480, 57344, 61440, 1e-3, np.inf, np.nan], np.float32)], grad=False),
-      Case("int4 from integers", narrow_integers, [HOSTILE_I32]),
-      Case("int4 from floats", narrow_integers, [np.array([0.5, -7.9, 7.5, 8, 15.5, 16, -9, np.inf, -np.inf, np.nan], np.float32)]),
-      Case("int4 from bool", narrow_integers, [np.array([True, False])]),
-      Case("float8 from integers", narrow_floats, [np.arange(-4, 40, 5, dtype=np.int32)]),
-      Case("bitcast same width", lambda x: lax.bitcast_convert_type(x, jnp.uint32), [HOSTILE_F32], poly="b"),
-      Case("bitcast to narrower", lambda x: lax.bitcast_convert_type(x, jnp.uint8), [HOSTILE_F32], poly="b"),
-      Case("bitcast to wider", lambda x: lax.bitcast_convert_type(x, jnp.float32), [np.arange(24, dtype=np.int16).reshape(3, 4, 2)],
-           poly="b, ..."),
-      Case("bitcast f64", lambda x: lax.bitcast_convert_type(x, jnp.int32), [np.array([1.5, -0.0, np.pi])], x64=True),
-      Case("bitcast bf16", lambda x: lax.bitcast_convert_type(x, jnp.int16), [HOSTILE_F32.astype(ml_dtypes.bfloat16)]),
-      Case("view of bool", lambda x: x.view(jnp.uint8), [np.array([True, False])]),
-      *(Case(f"reduce_precision {dtype}", reduced, [HALFWAY.astype(dtype)], x64=dtype == "float64",
-             skip={} if dtype == "float32" else QUICK)
-        for dtype in FLOATS),
-      Case("weak type only", functools.partial(lax.convert_element_type, new_dtype=jnp.float32), [np.arange(3.0, dtype=np.float32)]),
-      Case("keys", through_keys, [np.array([[1, 2], [3, 4]], np.uint32)]),
-      Case("empty", to("int8", "float16"), [np.zeros((0, 2), np.float32)], grad=False),
+    *(
+      Case(
+        f"{dtype} to integers saturates", to(*INTEGERS, "bool"), [BOUNDS.astype(dtype)], x64=True, skip=QUICK if dtype != "float32" else {}
+      )
+      for dtype in FLOATS
+    ),
+    Case("complex to integers", to(*INTEGERS, "bool"), [BOUNDS.astype(np.complex64) + 1j], x64=True, skip=QUICK),
+    Case("int32 wraps", to("int8", "int16", "uint8", "uint32", "bool", "float32", "bfloat16", "complex64"), [HOSTILE_I32], poly="b"),
+    *(
+      Case(
+        f"{dtype} to all",
+        to(*INTEGERS, *FLOATS, "bool", "complex128"),
+        [np.arange(-3, 9).astype(dtype) * np.array(37, dtype)],
+        x64=True,
+        skip=QUICK,
+      )
+      for dtype in (*INTEGERS, "bool")
+    ),
+    Case("float32 to floats", to(*FLOATS, "complex64"), [HOSTILE_F32], x64=True),
+    Case("float64 to floats", to(*FLOATS), [np.array([1 + 2**-8, 1 + 2**-8 + 2**-40, 1e300, -np.inf, np.nan, 65519.9, 65520.0])], x64=True),
+    Case("complex to real", to("float32", "float16"), [np.array([1 + 2j, -3j, np.inf], np.complex64)]),
+    Case("float32 to complex", to("complex64"), [np.arange(3.0, dtype=np.float32)]),
+    Case("float8", narrow_floats, [np.array([0, 1, -1.06, 448, 465, 480, 57344, 61440, 1e-3, np.inf, np.nan], np.float32)], grad=False),
+    Case("int4 from integers", narrow_integers, [HOSTILE_I32]),
+    Case("int4 from floats", narrow_integers, [np.array([0.5, -7.9, 7.5, 8, 15.5, 16, -9, np.inf, -np.inf, np.nan], np.float32)]),
+    Case("int4 from bool", narrow_integers, [np.array([True, False])]),
+    Case("float8 from integers", narrow_floats, [np.arange(-4, 40, 5, dtype=np.int32)]),
+    Case("bitcast same width", lambda x: lax.bitcast_convert_type(x, jnp.uint32), [HOSTILE_F32], poly="b"),
+    Case("bitcast to narrower", lambda x: lax.bitcast_convert_type(x, jnp.uint8), [HOSTILE_F32], poly="b"),
+    Case(
+      "bitcast to wider",
+      lambda x: lax.bitcast_convert_type(x, jnp.float32),
+      [np.arange(24, dtype=np.int16).reshape(3, 4, 2)],
+      poly="b, ...",
+    ),
+    Case("bitcast f64", lambda x: lax.bitcast_convert_type(x, jnp.int32), [np.array([1.5, -0.0, np.pi])], x64=True),
+    Case("bitcast bf16", lambda x: lax.bitcast_convert_type(x, jnp.int16), [HOSTILE_F32.astype(ml_dtypes.bfloat16)]),
+    Case("view of bool", lambda x: x.view(jnp.uint8), [np.array([True, False])]),
+    *(
+      Case(f"reduce_precision {dtype}", reduced, [HALFWAY.astype(dtype)], x64=dtype == "float64", skip={} if dtype == "float32" else QUICK)
+      for dtype in FLOATS
+    ),
+    Case("weak type only", functools.partial(lax.convert_element_type, new_dtype=jnp.float32), [np.arange(3.0, dtype=np.float32)]),
+    Case("keys", through_keys, [np.array([[1, 2], [3, 4]], np.uint32)]),
+    Case("empty", to("int8", "float16"), [np.zeros((0, 2), np.float32)], grad=False),
   ]
 test_case, saved = run(CASES)
 

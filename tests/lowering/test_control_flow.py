@@ -36,15 +36,32 @@ CASES = [
   Case("cond_vmapped", lambda p, x: jax.vmap(lambda p, x: lax.cond(p, jnp.sin, jnp.cos, x))(p, x), [X[:, 0] > 0, X], poly=("b", "b, _")),
   *[Case(f"switch_{i}", lambda i, x: lax.switch(i, BRANCHES, x), [np.int32(i), X], poly=(None, "b, _")) for i in (-7, 0, 1, 3, 4, 99)],
   Case("switch_one_branch", lambda i, x: lax.switch(i, BRANCHES[:1], x), [np.int32(3), X]),
-  Case("switch_vmapped", lambda i, x: jax.vmap(lambda i, x: lax.switch(i, BRANCHES, x))(i, x), [np.array([4, 0, -1, 9, 2]), X], rtol=1e-5),  # 1 - tanh(x)**2 cancels
+  Case(
+    "switch_vmapped", lambda i, x: jax.vmap(lambda i, x: lax.switch(i, BRANCHES, x))(i, x), [np.array([4, 0, -1, 9, 2]), X], rtol=1e-5
+  ),  # 1 - tanh(x)**2 cancels
   *[Case(f"cond_unclamped_{i}", raw_cond, [np.int32(i), X], grad=False) for i in (-1, 2, 5)],
   Case("while", countdown, [np.int32(3), X], poly=(None, "b, _"), grad=False),
   Case("while_never", countdown, [np.int32(0), X], grad=False),
-  Case("while_vmapped_predicate", lambda n, x: jax.vmap(countdown)(n, x), [np.array([0, 3, 1, 5, 2], np.int32), X], poly=("b", "b, _"), grad=False),
-  Case("while_vmapped_twice", lambda n, x: jax.vmap(jax.vmap(countdown, (None, 0)), (0, 0))(n, x[:, :, None]), [np.arange(5, dtype=np.int32), X], grad=False),
+  Case(
+    "while_vmapped_predicate",
+    lambda n, x: jax.vmap(countdown)(n, x),
+    [np.array([0, 3, 1, 5, 2], np.int32), X],
+    poly=("b", "b, _"),
+    grad=False,
+  ),
+  Case(
+    "while_vmapped_twice",
+    lambda n, x: jax.vmap(jax.vmap(countdown, (None, 0)), (0, 0))(n, x[:, :, None]),
+    [np.arange(5, dtype=np.int32), X],
+    grad=False,
+  ),
   Case("while_vmapped_only_carry", lambda n, x: jax.vmap(countdown, (None, 0))(n, x), [np.int32(4), X], grad=False),
-  Case("while_key", lambda k: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jax.random.split(c[1], 1)[0]),
-                                             (0, jax.random.wrap_key_data(k)))[1], [KEY], grad=False),
+  Case(
+    "while_key",
+    lambda k: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jax.random.split(c[1], 1)[0]), (0, jax.random.wrap_key_data(k)))[1],
+    [KEY],
+    grad=False,
+  ),
   Case("fori_loop", lambda n, x: lax.fori_loop(0, n, lambda i, x: x + i, x), [np.int32(4), X], grad=False),
   Case("fori_loop_static", lambda x: lax.fori_loop(0, 4, lambda i, x: jnp.sin(x) * i, x), [X], poly="b, _"),
   Case("scan", cumulate, [X], poly="b, _"),
@@ -55,17 +72,35 @@ CASES = [
   Case("scan_length_0", cumulate, [X[:0]], skip={"xla": "the same code"}),
   Case("scan_over_nothing", lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=3), [X], poly="b, _"),
   Case("scan_no_carry", lambda x: lax.scan(lambda _, y: (None, jnp.cos(y)), None, x), [X], poly="b, _"),
-  Case("scan_nested", lambda x: lax.scan(lambda c, y: (c + lax.scan(lambda d, z: (d * z, d), 1.0, y)[0], y.sum()), 0.0, x), [X], poly="b, _"),
+  Case(
+    "scan_nested", lambda x: lax.scan(lambda c, y: (c + lax.scan(lambda d, z: (d * z, d), 1.0, y)[0], y.sum()), 0.0, x), [X], poly="b, _"
+  ),
   Case("scan_vmapped", lambda x: jax.vmap(cumulate)(x[:, :, None]), [X], poly="b, _"),
-  Case("scan_of_cond_of_while", lambda x: lax.scan(
-    lambda c, y: (lax.cond(c > 0, lambda: lax.while_loop(lambda v: v > 0.1, lambda v: v / 2, c), lambda: c + 1), y), 1.0, x), [X], grad=False),
+  Case(
+    "scan_of_cond_of_while",
+    lambda x: lax.scan(
+      lambda c, y: (lax.cond(c > 0, lambda: lax.while_loop(lambda v: v > 0.1, lambda v: v / 2, c), lambda: c + 1), y), 1.0, x
+    ),
+    [X],
+    grad=False,
+  ),
   Case("scan_bool_and_int", lambda x: lax.scan(lambda c, y: ((~c[0], c[1] + 1), c), (True, jnp.int8(120)), x), [X], grad=False),
   Case("associative_scan", lambda x: lax.associative_scan(jnp.add, x), [X]),
   Case("map", lambda x: lax.map(jnp.sin, x), [X], poly="b, _"),
-  Case("scan_of_keys", lambda k: lax.scan(lambda c, _: tuple(jax.random.split(c)), jax.random.wrap_key_data(k), None, length=3), [KEY], grad=False),
+  Case(
+    "scan_of_keys",
+    lambda k: lax.scan(lambda c, _: tuple(jax.random.split(c)), jax.random.wrap_key_data(k), None, length=3),
+    [KEY],
+    grad=False,
+  ),
   Case("platform_dependent", lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos), [X], poly="b, _"),
-  Case("custom_root", lambda x: lax.custom_root(lambda y: y**3 - x, x, lambda f, y: lax.fori_loop(
-    0, 20, lambda _, y: y - f(y) / jax.grad(f)(y), y), lambda g, y: y / g(1.0)), [np.float32(8)]),
+  Case(
+    "custom_root",
+    lambda x: lax.custom_root(
+      lambda y: y**3 - x, x, lambda f, y: lax.fori_loop(0, 20, lambda _, y: y - f(y) / jax.grad(f)(y), y), lambda g, y: y / g(1.0)
+    ),
+    [np.float32(8)],
+  ),
   Case("linalg_cg", lambda x: jax.scipy.sparse.linalg.cg(lambda v: v * jnp.arange(1.0, 4.0), x)[0], [X[0]], rtol=1e-5),
 ]
 test_case, saved = run(CASES)

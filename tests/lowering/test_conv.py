@@ -53,37 +53,83 @@ CASES = [
   Case("grouped", conv(NHWC, (1, 2), "SAME", feature_group_count=3), [of(2, 9, 8, 6), of(3, 3, 2, 9)], poly=B, **CLOSE),
   Case("depthwise", conv(NHWC, (1, 1), "SAME", feature_group_count=6), [of(2, 9, 8, 6), of(3, 3, 1, 6)], poly=B, **CLOSE),
   Case("depthwise_strided", conv(NHWC, (2, 2), "SAME", feature_group_count=3), [IMAGE, of(3, 3, 1, 6)], poly=B, **CLOSE),
-  Case("depthwise_dilated", conv(NHWC, (1, 1), "SAME", feature_group_count=3, rhs_dilation=(2, 2)),
-       [IMAGE, of(3, 3, 1, 6)], **CLOSE),
+  Case("depthwise_dilated", conv(NHWC, (1, 1), "SAME", feature_group_count=3, rhs_dilation=(2, 2)), [IMAGE, of(3, 3, 1, 6)], **CLOSE),
   Case("batch_groups", conv(NHWC, (1, 1), "SAME", batch_group_count=2), [of(4, 5, 5, 3), of(3, 3, 3, 4)], **CLOSE),
   Case("one_dimension", conv(("NWC", "WIO", "NWC"), (2,), "SAME"), [of(2, 11, 3), of(3, 3, 4)], poly=("b, n, _", None), **CLOSE),
-  Case("causal", conv(("NWC", "WIO", "NWC"), (1,), ((4, 0),), rhs_dilation=(2,)), [of(2, 11, 3), of(3, 3, 4)],
-       poly=("b, n, _", None), **CLOSE),
-  Case("three_dimensions", conv(("NDHWC", "DHWIO", "NDHWC"), (1, 2, 1), "SAME"), [of(2, 5, 6, 7, 2), of(2, 3, 2, 2, 3)],
-       poly=("b, _, _, _, _", None), **CLOSE),
-  Case("three_dimensions_any", conv(("NCDHW", "OIDHW", "NCDHW"), (1, 2, 1), ((1, 2), (0, 1), (-1, 2)), rhs_dilation=(2, 1, 1),
-                                    feature_group_count=2),
-       [of(2, 4, 5, 6, 7), of(6, 2, 2, 3, 2)], **CLOSE),
-  Case("four_dimensions", conv(("NWXYZC", "WXYZIO", "NWXYZC"), (1, 2, 1, 1), "SAME"), [of(2, 3, 4, 3, 3, 2), of(2, 2, 2, 1, 2, 3)],
-       skip=QUICK, **CLOSE),
+  Case(
+    "causal", conv(("NWC", "WIO", "NWC"), (1,), ((4, 0),), rhs_dilation=(2,)), [of(2, 11, 3), of(3, 3, 4)], poly=("b, n, _", None), **CLOSE
+  ),
+  Case(
+    "three_dimensions",
+    conv(("NDHWC", "DHWIO", "NDHWC"), (1, 2, 1), "SAME"),
+    [of(2, 5, 6, 7, 2), of(2, 3, 2, 2, 3)],
+    poly=("b, _, _, _, _", None),
+    **CLOSE,
+  ),
+  Case(
+    "three_dimensions_any",
+    conv(("NCDHW", "OIDHW", "NCDHW"), (1, 2, 1), ((1, 2), (0, 1), (-1, 2)), rhs_dilation=(2, 1, 1), feature_group_count=2),
+    [of(2, 4, 5, 6, 7), of(6, 2, 2, 3, 2)],
+    **CLOSE,
+  ),
+  Case(
+    "four_dimensions",
+    conv(("NWXYZC", "WXYZIO", "NWXYZC"), (1, 2, 1, 1), "SAME"),
+    [of(2, 3, 4, 3, 3, 2), of(2, 2, 2, 1, 2, 3)],
+    skip=QUICK,
+    **CLOSE,
+  ),
   Case("no_dimensions", conv(("NC", "IO", "NC"), (), ()), [of(2, 4), of(4, 3)], poly=("b, _", None), **CLOSE),
-  Case("empty", lambda x, k: (_conv(NHWC, (1, 1), "SAME", (), x, k), _conv(NHWC, (1, 1), "VALID", (), x[:, :1], k[:, :, :, :0])),
-       [np.zeros((0, 4, 4, 3), np.float32), KERNEL], grad=False),
-  *[Case(f"dtype_{dtype.__name__}", conv(NHWC, (2, 1), "SAME"), [of(2, 9, 8, 3, dtype=dtype), of(3, 3, 3, 4, dtype=dtype)],
-         skip=QUICK, grad=False, rtol=2e-2, atol=2e-2)  # a last place of the largest partial sum
-    for dtype in (np.float16, ml_dtypes.bfloat16)],
-  *[Case(f"dtype_{dtype.__name__}", conv(NHWC, (2, 1), "SAME"), [of(2, 9, 8, 3, dtype=np.int32).astype(dtype),
-                                                                of(3, 3, 3, 4, dtype=np.int32).astype(dtype)], skip=QUICK)
-    for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32)],
+  Case(
+    "empty",
+    lambda x, k: (_conv(NHWC, (1, 1), "SAME", (), x, k), _conv(NHWC, (1, 1), "VALID", (), x[:, :1], k[:, :, :, :0])),
+    [np.zeros((0, 4, 4, 3), np.float32), KERNEL],
+    grad=False,
+  ),
+  *[
+    Case(
+      f"dtype_{dtype.__name__}",
+      conv(NHWC, (2, 1), "SAME"),
+      [of(2, 9, 8, 3, dtype=dtype), of(3, 3, 3, 4, dtype=dtype)],
+      skip=QUICK,
+      grad=False,
+      rtol=2e-2,
+      atol=2e-2,
+    )  # a last place of the largest partial sum
+    for dtype in (np.float16, ml_dtypes.bfloat16)
+  ],
+  *[
+    Case(
+      f"dtype_{dtype.__name__}",
+      conv(NHWC, (2, 1), "SAME"),
+      [of(2, 9, 8, 3, dtype=np.int32).astype(dtype), of(3, 3, 3, 4, dtype=np.int32).astype(dtype)],
+      skip=QUICK,
+    )
+    for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32)
+  ],
   Case("dtype_complex64", conv(NHWC, (1, 1), "SAME"), [IMAGE + 1j * IMAGE[::-1], KERNEL - 1j * KERNEL[::-1]], **CLOSE),
-  Case("dtype_x64", lambda x, k, y, z: (_conv(NHWC, (2, 1), "SAME", (), x, k),
-                                          _conv(NHWC, (2, 1), "SAME", (("rhs_dilation", (2, 1)),), y, z)),
-       [IMAGE.astype(np.float64), KERNEL.astype(np.float64), of(2, 9, 8, 3, dtype=np.int64) << 40, of(3, 3, 3, 4, dtype=np.int64)],
-       x64=True, rtol=1e-12, atol=1e-12),
-  Case("preferred_bf16_to_f32", conv(NHWC, (1, 1), "SAME", preferred_element_type=jnp.float32),
-       [IMAGE.astype(ml_dtypes.bfloat16), KERNEL.astype(ml_dtypes.bfloat16)], skip=QUICK, grad=False, **CLOSE),
-  Case("preferred_i8_to_i32", conv(NHWC, (1, 1), "SAME", preferred_element_type=jnp.int32),
-       [of(2, 9, 8, 3, dtype=np.int8), of(3, 3, 3, 4, dtype=np.int8)], skip=QUICK),
+  Case(
+    "dtype_x64",
+    lambda x, k, y, z: (_conv(NHWC, (2, 1), "SAME", (), x, k), _conv(NHWC, (2, 1), "SAME", (("rhs_dilation", (2, 1)),), y, z)),
+    [IMAGE.astype(np.float64), KERNEL.astype(np.float64), of(2, 9, 8, 3, dtype=np.int64) << 40, of(3, 3, 3, 4, dtype=np.int64)],
+    x64=True,
+    rtol=1e-12,
+    atol=1e-12,
+  ),
+  Case(
+    "preferred_bf16_to_f32",
+    conv(NHWC, (1, 1), "SAME", preferred_element_type=jnp.float32),
+    [IMAGE.astype(ml_dtypes.bfloat16), KERNEL.astype(ml_dtypes.bfloat16)],
+    skip=QUICK,
+    grad=False,
+    **CLOSE,
+  ),
+  Case(
+    "preferred_i8_to_i32",
+    conv(NHWC, (1, 1), "SAME", preferred_element_type=jnp.int32),
+    [of(2, 9, 8, 3, dtype=np.int8), of(3, 3, 3, 4, dtype=np.int8)],
+    skip=QUICK,
+  ),
   Case("vmap_kernels", jax.vmap(conv(NHWC, (1, 1), "SAME"), (None, 0)), [IMAGE, of(2, 3, 3, 3, 4)], poly=("b, _, _, _", None), **CLOSE),
 ]
 test_case, saved = run(CASES)

@@ -19,17 +19,40 @@ def of(*shape, dtype=np.float32):
 # Sums of products of both signs: relative to the largest entry.
 CLOSE = {"atol": 1e-6, "rtol": 1e-6}
 EINSUMS = {
-  "matmul": ("ij,jk->ik", (2, 3), (3, 4)), "transposed": ("ji,kj->ik", (3, 2), (4, 3)), "vector": ("j,j->", (3,), (3,)),
-  "matvec": ("ij,j->i", (2, 3), (3,)), "vecmat": ("j,jk->k", (3,), (3, 4)), "outer": ("i,j->ij", (2,), (3,)),
-  "batched": ("bij,bjk->bik", (5, 2, 3), (5, 3, 4)), "batched_transposed": ("bij,bkj->bik", (5, 2, 3), (5, 4, 3)),
-  "dense": ("bsd,de->bse", (2, 3, 4), (4, 5)), "heads": ("bsd,dhk->bhsk", (2, 3, 4), (4, 2, 5)),
-  "attention": ("bshd,bthd->bhst", (2, 3, 4, 5), (2, 6, 4, 5)), "two_contractions": ("bshd,hde->bse", (2, 3, 4, 5), (4, 5, 6)),
-  "swapped_contractions": ("ijk,kjl->il", (2, 3, 4), (4, 3, 5)), "batch_of_products": ("bi,bi->bi", (2, 3), (2, 3)),
-  "batch_outer": ("bi,bj->bij", (2, 3), (2, 4)), "scaled": ("bij,b->bij", (2, 3, 4), (2,)), "empty": ("ij,jk->ik", (2, 0), (0, 4)),
+  "matmul": ("ij,jk->ik", (2, 3), (3, 4)),
+  "transposed": ("ji,kj->ik", (3, 2), (4, 3)),
+  "vector": ("j,j->", (3,), (3,)),
+  "matvec": ("ij,j->i", (2, 3), (3,)),
+  "vecmat": ("j,jk->k", (3,), (3, 4)),
+  "outer": ("i,j->ij", (2,), (3,)),
+  "batched": ("bij,bjk->bik", (5, 2, 3), (5, 3, 4)),
+  "batched_transposed": ("bij,bkj->bik", (5, 2, 3), (5, 4, 3)),
+  "dense": ("bsd,de->bse", (2, 3, 4), (4, 5)),
+  "heads": ("bsd,dhk->bhsk", (2, 3, 4), (4, 2, 5)),
+  "attention": ("bshd,bthd->bhst", (2, 3, 4, 5), (2, 6, 4, 5)),
+  "two_contractions": ("bshd,hde->bse", (2, 3, 4, 5), (4, 5, 6)),
+  "swapped_contractions": ("ijk,kjl->il", (2, 3, 4), (4, 3, 5)),
+  "batch_of_products": ("bi,bi->bi", (2, 3), (2, 3)),
+  "batch_outer": ("bi,bj->bij", (2, 3), (2, 4)),
+  "scaled": ("bij,b->bij", (2, 3, 4), (2,)),
+  "empty": ("ij,jk->ik", (2, 0), (0, 4)),
   "no_rows": ("ij,jk->ik", (0, 3), (3, 4)),
 }
-DTYPES = [np.float64, np.complex64, np.complex128, np.float16, ml_dtypes.bfloat16, np.int8, np.int16, np.int32, np.int64, np.uint8,
-          np.uint16, np.uint32, np.uint64]
+DTYPES = [
+  np.float64,
+  np.complex64,
+  np.complex128,
+  np.float16,
+  ml_dtypes.bfloat16,
+  np.int8,
+  np.int16,
+  np.int32,
+  np.int64,
+  np.uint8,
+  np.uint16,
+  np.uint32,
+  np.uint64,
+]
 
 
 def poly_of(spec):
@@ -42,20 +65,39 @@ def dot(x, y, **options):
 
 
 CASES = [
-  *[Case(name, lambda x, y, spec=spec: jnp.einsum(spec, x, y), [of(*a), of(*b)], poly=None if 0 in (*a, *b) else poly_of(spec), **CLOSE)
-    for name, (spec, a, b) in EINSUMS.items()],
-  *[Case(f"dtype_{np.dtype(t).name}", dot, [of(3, 5, dtype=t), of(5, 4, dtype=t)], x64=np.dtype(t).itemsize >= 8,
-         skip={"saved": "the same ops"}, atol=1e-2 if np.dtype(t).itemsize == 2 else 1e-6) for t in DTYPES],
+  *[
+    Case(name, lambda x, y, spec=spec: jnp.einsum(spec, x, y), [of(*a), of(*b)], poly=None if 0 in (*a, *b) else poly_of(spec), **CLOSE)
+    for name, (spec, a, b) in EINSUMS.items()
+  ],
+  *[
+    Case(
+      f"dtype_{np.dtype(t).name}",
+      dot,
+      [of(3, 5, dtype=t), of(5, 4, dtype=t)],
+      x64=np.dtype(t).itemsize >= 8,
+      skip={"saved": "the same ops"},
+      atol=1e-2 if np.dtype(t).itemsize == 2 else 1e-6,
+    )
+    for t in DTYPES
+  ],
   Case("bool", dot, [of(3, 5) > 3, of(5, 4) > 3]),
   Case("int_wraps", dot, [np.full((2, 3), 2**30, np.int32), np.full((3, 2), 7, np.int32)]),
   Case("uint32_wraps", dot, [np.full((2, 3), 2**31 + 1, np.uint32), np.full((3, 2), 7, np.uint32)]),
-  Case("int8_to_int32", lambda x, y: dot(x, y, preferred_element_type=np.int32), [of(3, 5, dtype=np.int8) * 9, of(5, 4, dtype=np.int8) * 9]),
-  Case("bf16_to_f32", lambda x, y: dot(x, y, preferred_element_type=np.float32),
-       [of(3, 5, dtype=ml_dtypes.bfloat16), of(5, 4, dtype=ml_dtypes.bfloat16)], **CLOSE),
+  Case(
+    "int8_to_int32", lambda x, y: dot(x, y, preferred_element_type=np.int32), [of(3, 5, dtype=np.int8) * 9, of(5, 4, dtype=np.int8) * 9]
+  ),
+  Case(
+    "bf16_to_f32",
+    lambda x, y: dot(x, y, preferred_element_type=np.float32),
+    [of(3, 5, dtype=ml_dtypes.bfloat16), of(5, 4, dtype=ml_dtypes.bfloat16)],
+    **CLOSE,
+  ),
   Case("precision_highest", lambda x, y: dot(x, y, precision=lax.Precision.HIGHEST), [of(3, 5), of(5, 4)], **CLOSE),
   Case("algorithm_f32", lambda x, y: dot(x, y, precision=lax.DotAlgorithmPreset.F32_F32_F32), [of(3, 5), of(5, 4)], **CLOSE),
   Case("nan_and_inf", dot, [np.array([[np.nan, 1], [np.inf, 2], [0, -np.inf]], np.float32), np.ones((2, 2), np.float32)]),
-  Case("complex_transposed", lambda x, y: jnp.einsum("ji,kj->ik", x, y), [of(3, 2, dtype=np.complex64), of(4, 3, dtype=np.complex64)], **CLOSE),
+  Case(
+    "complex_transposed", lambda x, y: jnp.einsum("ji,kj->ik", x, y), [of(3, 2, dtype=np.complex64), of(4, 3, dtype=np.complex64)], **CLOSE
+  ),
   Case("ragged_dot", lax.ragged_dot, [of(6, 3), of(2, 3, 4), np.array([2, 4], np.int32)], **CLOSE),
 ]
 test_case, saved = run(CASES)

@@ -58,33 +58,57 @@ CASES = [
   Case("mean_var", lambda x: (jnp.mean(x, 1), jnp.var(x, 0)), [of("float32")], poly="b, _"),
   Case("sum_c64", lambda x: lax.reduce_sum(x, (1,)), [of("float32") * (1 - 2j).__complex__() * np.complex64(1)]),
   Case("sum_f64", lambda x: lax.reduce_sum(x, (1,)), [of("float64")], x64=True),
-  Case("sum_i64_u64", lambda x, y: (lax.reduce_sum(x, (1,)), lax.reduce_prod(y, (1,))),
-       [of("int64") << 40, of("uint64")], x64=True),
+  Case("sum_i64_u64", lambda x, y: (lax.reduce_sum(x, (1,)), lax.reduce_prod(y, (1,))), [of("int64") << 40, of("uint64")], x64=True),
   Case("max_nan", lambda x: (jnp.max(x, 1), jnp.min(x, 1)), [nans(1, 9)], poly="b, _", grad=False, xfail=FAST_MINMAX),
   Case("max_ties_gradient", lambda x: jnp.max(x, 1), [np.array([[1, 3, 3], [2, 2, 2]], np.float32)], poly="b, _"),
   Case("max_infinite", lambda x: (jnp.max(x, 1), jnp.min(x, 0)), [nans()], poly="b, _"),
   Case("max_bool", lambda x: (lax.reduce_max(x, (1,)), lax.reduce_min(x, (1,))), [MATRIX > 2]),
   Case("max_complex", lambda x: (jnp.max(x, 1), jnp.min(x, 1)), [np.array([[1 + 2j, 1 - 3j, 0 + 9j]], np.complex64)], grad=False),
-  *[Case(f"{name}_{dtype}", functools.partial(lambda r, x: r(x, (1,)), reduction), [of(dtype)], skip=QUICK)
-    for name, reduction in REDUCTIONS.items() for dtype in (*INTS, *FLOATS) if (name, dtype) != ("prod", "float16")],
-  Case("int4", lambda x: (lax.reduce_sum(x.astype("int4"), (1,)).astype(int), lax.reduce_max(x.astype("int4"), (1,)).astype(int),
-                          lax.argmax(x.astype("int4"), 1, np.int32)), [of("int32") % 8]),
+  *[
+    Case(f"{name}_{dtype}", functools.partial(lambda r, x: r(x, (1,)), reduction), [of(dtype)], skip=QUICK)
+    for name, reduction in REDUCTIONS.items()
+    for dtype in (*INTS, *FLOATS)
+    if (name, dtype) != ("prod", "float16")
+  ],
+  Case(
+    "int4",
+    lambda x: (
+      lax.reduce_sum(x.astype("int4"), (1,)).astype(int),
+      lax.reduce_max(x.astype("int4"), (1,)).astype(int),
+      lax.argmax(x.astype("int4"), 1, np.int32),
+    ),
+    [of("int32") % 8],
+  ),
   Case("logsumexp", lambda x: jax.nn.logsumexp(x, 1), [nans()], poly="b, _"),
   Case("any_all", lambda x: (jnp.any(x, 1), jnp.all(x, 1), lax.reduce_xor(x, (1,))), [MATRIX > 2], poly="b, _"),
-  *[Case(f"bits_{dtype}", lambda x: (lax.reduce_and(x, (1,)), lax.reduce_or(x, (1,)), lax.reduce_xor(x, (1,))), [of(dtype)],
-         skip=QUICK, poly="b, n" if dtype == "int32" else None) for dtype in INTS],
+  *[
+    Case(
+      f"bits_{dtype}",
+      lambda x: (lax.reduce_and(x, (1,)), lax.reduce_or(x, (1,)), lax.reduce_xor(x, (1,))),
+      [of(dtype)],
+      skip=QUICK,
+      poly="b, n" if dtype == "int32" else None,
+    )
+    for dtype in INTS
+  ],
   Case("argmax_nan_first", functools.partial(argmax_and_min, np.int32), [nans(1, 4)], poly="b, n"),
   Case("argmax_inf_then_nan", functools.partial(argmax_and_min, np.int32), [nans(5, 8, 9)]),
   Case("argmax_ties", functools.partial(argmax_and_min, np.int32), [np.array([[0.0, -0.0, 0.0], [1, 2, 2]], np.float32)]),
   Case("argmax_bool", functools.partial(argmax_and_min, np.int32), [MATRIX > 2]),
-  *[Case(f"argmax_to_{dtype.__name__}", functools.partial(argmax_and_min, dtype), [of("float32")], skip=QUICK)
-    for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.uint32)],
+  *[
+    Case(f"argmax_to_{dtype.__name__}", functools.partial(argmax_and_min, dtype), [of("float32")], skip=QUICK)
+    for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.uint32)
+  ],
   Case("argmax_to_i64_u64", lambda x: argmax_and_min(np.int64, x) + argmax_and_min(np.uint64, x), [of("float64")], x64=True),
   *[Case(f"argmax_{dtype}", functools.partial(argmax_and_min, np.int32), [of(dtype)], skip=QUICK) for dtype in (*INTS, *FLOATS)],
   Case("reduce_init", lambda x: lax.reduce(x, np.int32(5), lax.add, (0,)), [HOSTILE_I32], poly="b"),
   # JAX's derivative of `reduce` asks for an initial value that is an identity; integers have no derivative.
-  Case("reduce_monoids", lambda x: [lax.reduce(x, np.int32(2), op, (1,)) for op in (lax.add, lax.mul, lax.max, lax.min)],
-       [of("int32")], poly="b, n"),
+  Case(
+    "reduce_monoids",
+    lambda x: [lax.reduce(x, np.int32(2), op, (1,)) for op in (lax.add, lax.mul, lax.max, lax.min)],
+    [of("int32")],
+    poly="b, n",
+  ),
   Case("reduce_sum_gradient", lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b, (1,)), [of("float32")]),
   Case("reduce_bits", lambda x: lax.reduce(x, np.int32(-1), lambda a, b: a & b, (0,)), [HOSTILE_I32[2:5]], poly="n"),
   Case("reduce_logical", lambda x: (lax.reduce(x, True, lax.bitwise_and, (0,)), lax.reduce(x, False, lax.bitwise_or, (0,))), [MATRIX > 2]),

@@ -140,12 +140,7 @@ CASES = [
     poly=["a, b, _", "b, a, 1", "b, a"],
     atol=1e-6,
   ),
-  Case(
-    "vmap",
-    jax.vmap(lambda x, i, u: x.at[i].add(u)),
-    [CUBE, FAR[:6].reshape(3, 2), CUBE[:, :2]],
-    poly=["a, b, c", "a, 2", "a, 2, c"],
-  ),
+  Case("vmap", jax.vmap(lambda x, i, u: x.at[i].add(u)), [CUBE, FAR[:6].reshape(3, 2), CUBE[:, :2]], poly=["a, b, c", "a, 2", "a, 2, c"]),
   Case(
     "vmap-set",
     lambda x, i, u: jax.vmap(lambda x, i: x.at[i].set(u), (1, 0), 1)(x, i),

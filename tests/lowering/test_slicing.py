@@ -87,12 +87,7 @@ CASES = [
   Case(
     "dynamic-slice-index", lambda x, i: [x[i], x[:, i], lax.dynamic_index_in_dim(x, i, 1, keepdims=False)], [X, i32(-2)], poly=["a, b", ""]
   ),
-  Case(
-    "dynamic-slice-vmap",
-    jax.vmap(read(2, 3), (None, 0)),
-    [X, np.array([-3, 0, 1, 9], np.int32)],
-    poly=["a + 1, b + 2", "c"],
-  ),
+  Case("dynamic-slice-vmap", jax.vmap(read(2, 3), (None, 0)), [X, np.array([-3, 0, 1, 9], np.int32)], poly=["a + 1, b + 2", "c"]),
   Case(
     "dynamic-slice-vmap-both",
     jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (2,)), (1, 0), 1),

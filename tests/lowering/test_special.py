@@ -42,43 +42,74 @@ RTOL, RTOL_GAMMA, RTOL_64 = 1e-5, 1e-4, 1e-9
 HALVES = (np.float16, ml_dtypes.bfloat16)
 
 CASES = [
-    Case("erf and erfc", errors, [HOSTILE_F32], poly="b", rtol=RTOL, grad=False),
-    Case("erf gradient", errors, [MILD], rtol=RTOL, skip=QUICK),
-    Case("erf f64 at infinity", errors, [np.array([np.inf, -np.inf, 1e300, 5.9, -0.3, 0.0, np.nan])], x64=True, rtol=RTOL_64,
-         grad=False),
-    Case("erf_inv", lax.erf_inv, [UNIT], poly="b"),
-    Case("erf_inv gradient", lax.erf_inv, [np.array([0.1, -0.5, 0.9], np.float32)], skip=QUICK, rtol=RTOL),
-    Case("erf_inv f64", lax.erf_inv, [np.array([0.0, 1e-300, 1e-9, 0.3, -0.5, 0.9, 0.9999999, 1.0, -1.0, 2.0, np.nan])], x64=True,
-         grad=False, rtol=1e-11),  # the condition of erf_inv near 1 is 1e6
-    Case("bessel", bessel, [HOSTILE_F32], poly="b", rtol=RTOL, grad=False),
-    Case("bessel gradient", bessel, [MILD], rtol=RTOL, atol=1e-6, skip=QUICK),
-    # JAX 0.10's lgamma is off by 5e-4 of itself near its zeros at 1 and 2.
-    Case("lgamma", lax.lgamma, [np.array([0.0, -1.0, 0.5, 3.7, 10.0, 1e10, -0.5, -3.5, np.inf, -np.inf, np.nan], np.float32)],
-         rtol=RTOL, grad=False, poly="b"),
-    Case("lgamma gradient", lax.lgamma, [MILD], rtol=RTOL, skip=QUICK),
-    Case("digamma", lax.digamma, [np.array([-1.0, 0.5, 3.7, 10.0, 1e10, -0.5, np.inf, np.nan], np.float32)],
-         rtol=RTOL_GAMMA, grad=False, poly="b"),
-    Case("digamma gradient", lax.digamma, [MILD], rtol=RTOL, skip=QUICK),
-    Case("igamma", gammas, grid(EDGES, EDGES), rtol=RTOL_GAMMA, grad=False, poly="b"),
-    Case("igamma gradient", lax.igamma, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
-    Case("igammac gradient", lax.igammac, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
-    Case("igamma_grad_a", lax.igamma_grad_a, grid(EDGES, EDGES), rtol=1e-3, atol=1e-6, grad=False),
-    Case("igamma f64", gammas, [x.astype(np.float64) for x in grid(EDGES, EDGES)], x64=True, rtol=RTOL_64, grad=False, skip=QUICK),
-    Case("polygamma", lax.polygamma, grid(np.array([1.0, 2.0, 3.0], np.float32), MILD), rtol=RTOL, poly="b", grad=False),
-    Case("polygamma gradient", lambda x: lax.polygamma(jnp.full_like(x, 1), x), [MILD], rtol=RTOL, skip=QUICK),
-    Case("zeta", lax.zeta, grid(np.array([1.5, 2.0, 5.0, 1.0], np.float32), MILD), rtol=RTOL, grad=False, poly="b"),
-    Case("betainc", lax.betainc, grid(SHAPES, SHAPES, np.array([0.0, 0.3, 1.0, -0.1, 1.1, np.nan], np.float32)),
-         rtol=RTOL_GAMMA, grad=False, poly="b"),
-    Case("betainc gradient", lambda x: lax.betainc(jnp.full_like(x, 2), jnp.full_like(x, 0.5), x), [np.array([0.1, 0.4, 0.8], np.float32)],
-         rtol=RTOL_GAMMA, skip=QUICK),
-    Case("random_gamma_grad", lax.random_gamma_grad, grid(MILD, MILD), rtol=1e-3, atol=1e-5, grad=False),
-    *(Case(f"{name} {dtype.__name__}", fun, [MILD.astype(dtype) / dtype(11)], skip=QUICK, grad=False)
-      for name, fun in (("erf", errors), ("erf_inv", lax.erf_inv), ("bessel", bessel), ("lgamma", lax.lgamma), ("digamma", lax.digamma))
-      for dtype in HALVES),
-    *(Case(f"{name} {dtype.__name__}", fun, [MILD.astype(dtype), MILD[::-1].astype(dtype)], skip=QUICK, grad=False)
-      for name, fun in (("igamma", gammas), ("zeta", zeta_above_1), ("igamma_grad_a", lax.igamma_grad_a))
-      for dtype in HALVES),
-    Case("scipy", lambda x: [f(x) for f in (special.ndtr, special.ndtri, special.entr, special.expit)], [MILD / 11],
-         rtol=RTOL),
+  Case("erf and erfc", errors, [HOSTILE_F32], poly="b", rtol=RTOL, grad=False),
+  Case("erf gradient", errors, [MILD], rtol=RTOL, skip=QUICK),
+  Case("erf f64 at infinity", errors, [np.array([np.inf, -np.inf, 1e300, 5.9, -0.3, 0.0, np.nan])], x64=True, rtol=RTOL_64, grad=False),
+  Case("erf_inv", lax.erf_inv, [UNIT], poly="b"),
+  Case("erf_inv gradient", lax.erf_inv, [np.array([0.1, -0.5, 0.9], np.float32)], skip=QUICK, rtol=RTOL),
+  Case(
+    "erf_inv f64",
+    lax.erf_inv,
+    [np.array([0.0, 1e-300, 1e-9, 0.3, -0.5, 0.9, 0.9999999, 1.0, -1.0, 2.0, np.nan])],
+    x64=True,
+    grad=False,
+    rtol=1e-11,
+  ),  # the condition of erf_inv near 1 is 1e6
+  Case("bessel", bessel, [HOSTILE_F32], poly="b", rtol=RTOL, grad=False),
+  Case("bessel gradient", bessel, [MILD], rtol=RTOL, atol=1e-6, skip=QUICK),
+  # JAX 0.10's lgamma is off by 5e-4 of itself near its zeros at 1 and 2.
+  Case(
+    "lgamma",
+    lax.lgamma,
+    [np.array([0.0, -1.0, 0.5, 3.7, 10.0, 1e10, -0.5, -3.5, np.inf, -np.inf, np.nan], np.float32)],
+    rtol=RTOL,
+    grad=False,
+    poly="b",
+  ),
+  Case("lgamma gradient", lax.lgamma, [MILD], rtol=RTOL, skip=QUICK),
+  Case(
+    "digamma",
+    lax.digamma,
+    [np.array([-1.0, 0.5, 3.7, 10.0, 1e10, -0.5, np.inf, np.nan], np.float32)],
+    rtol=RTOL_GAMMA,
+    grad=False,
+    poly="b",
+  ),
+  Case("digamma gradient", lax.digamma, [MILD], rtol=RTOL, skip=QUICK),
+  Case("igamma", gammas, grid(EDGES, EDGES), rtol=RTOL_GAMMA, grad=False, poly="b"),
+  Case("igamma gradient", lax.igamma, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
+  Case("igammac gradient", lax.igammac, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
+  Case("igamma_grad_a", lax.igamma_grad_a, grid(EDGES, EDGES), rtol=1e-3, atol=1e-6, grad=False),
+  Case("igamma f64", gammas, [x.astype(np.float64) for x in grid(EDGES, EDGES)], x64=True, rtol=RTOL_64, grad=False, skip=QUICK),
+  Case("polygamma", lax.polygamma, grid(np.array([1.0, 2.0, 3.0], np.float32), MILD), rtol=RTOL, poly="b", grad=False),
+  Case("polygamma gradient", lambda x: lax.polygamma(jnp.full_like(x, 1), x), [MILD], rtol=RTOL, skip=QUICK),
+  Case("zeta", lax.zeta, grid(np.array([1.5, 2.0, 5.0, 1.0], np.float32), MILD), rtol=RTOL, grad=False, poly="b"),
+  Case(
+    "betainc",
+    lax.betainc,
+    grid(SHAPES, SHAPES, np.array([0.0, 0.3, 1.0, -0.1, 1.1, np.nan], np.float32)),
+    rtol=RTOL_GAMMA,
+    grad=False,
+    poly="b",
+  ),
+  Case(
+    "betainc gradient",
+    lambda x: lax.betainc(jnp.full_like(x, 2), jnp.full_like(x, 0.5), x),
+    [np.array([0.1, 0.4, 0.8], np.float32)],
+    rtol=RTOL_GAMMA,
+    skip=QUICK,
+  ),
+  Case("random_gamma_grad", lax.random_gamma_grad, grid(MILD, MILD), rtol=1e-3, atol=1e-5, grad=False),
+  *(
+    Case(f"{name} {dtype.__name__}", fun, [MILD.astype(dtype) / dtype(11)], skip=QUICK, grad=False)
+    for name, fun in (("erf", errors), ("erf_inv", lax.erf_inv), ("bessel", bessel), ("lgamma", lax.lgamma), ("digamma", lax.digamma))
+    for dtype in HALVES
+  ),
+  *(
+    Case(f"{name} {dtype.__name__}", fun, [MILD.astype(dtype), MILD[::-1].astype(dtype)], skip=QUICK, grad=False)
+    for name, fun in (("igamma", gammas), ("zeta", zeta_above_1), ("igamma_grad_a", lax.igamma_grad_a))
+    for dtype in HALVES
+  ),
+  Case("scipy", lambda x: [f(x) for f in (special.ndtr, special.ndtri, special.entr, special.expit)], [MILD / 11], rtol=RTOL),
 ]
 test_case, saved = run(CASES)

@@ -47,14 +47,19 @@ def sum_and_max(left: Any, right: Any) -> Any:
 
 IMAGE = np.random.RandomState(0).permutation(2 * 9 * 8 * 3).reshape(2, 9, 8, 3).astype(np.float32) / 7 - 30
 TIES = np.round(IMAGE / 20)
-INTS = (np.arange(60).reshape(5, 12) * 37 % 101 - 50)
+INTS = np.arange(60).reshape(5, 12) * 37 % 101 - 50
 SQUARE = (1, 2, 2, 1)
 HW = "b, h, w, _"
 CASES = [
-  *[Case(f"{name}_{padding}", pool(name, SQUARE, SQUARE, padding), [IMAGE], poly=HW if padding == "SAME" else "b, h + 1, w + 1, _", **CLOSE)
-    for name in ("max", "min", "sum") for padding in ("SAME", "VALID")],
-  *[Case(f"{name}_overlap", pool(name, (1, 3, 3, 1), SQUARE, ((0, 0), (1, 1), (1, 1), (0, 0))), [IMAGE], poly="b, _, _, _", **CLOSE)
-    for name in ("max", "min", "sum")],
+  *[
+    Case(f"{name}_{padding}", pool(name, SQUARE, SQUARE, padding), [IMAGE], poly=HW if padding == "SAME" else "b, h + 1, w + 1, _", **CLOSE)
+    for name in ("max", "min", "sum")
+    for padding in ("SAME", "VALID")
+  ],
+  *[
+    Case(f"{name}_overlap", pool(name, (1, 3, 3, 1), SQUARE, ((0, 0), (1, 1), (1, 1), (0, 0))), [IMAGE], poly="b, _, _, _", **CLOSE)
+    for name in ("max", "min", "sum")
+  ],
   Case("prod", pool("prod", (1, 3, 2, 1), SQUARE, "SAME"), [IMAGE / 10], skip=QUICK, grad=False, rtol=1e-5),
   Case("max_ties", pool("max", (1, 3, 3, 1), SQUARE, "SAME"), [TIES], poly="b, _, _, _"),
   Case("max_nchw", pool("max", (1, 1, 3, 2), (1, 1, 2, 2), "SAME"), [IMAGE], poly="b, _, _, _"),
@@ -65,34 +70,78 @@ CASES = [
   Case("global", global_pool, [IMAGE], poly=HW, **CLOSE),
   Case("max_infinite", pool("max", (1, 2, 2, 1), SQUARE, "VALID"), [np.where(IMAGE > 10, np.inf, IMAGE)]),
   Case("max_nan", pool("max", (1, 2, 2, 1), SQUARE, "VALID"), [np.where(IMAGE > 25, np.nan, IMAGE)], grad=False),
-  Case("min_nan_and_inf_same", pool("min", (1, 3, 3, 1), SQUARE, "SAME"),
-       [np.where(IMAGE > 25, np.nan, np.where(IMAGE > 5, np.inf, IMAGE))], grad=False),
+  Case(
+    "min_nan_and_inf_same",
+    pool("min", (1, 3, 3, 1), SQUARE, "SAME"),
+    [np.where(IMAGE > 25, np.nan, np.where(IMAGE > 5, np.inf, IMAGE))],
+    grad=False,
+  ),
   Case("max_all_minus_inf", pool("max", (1, 2, 2, 1), SQUARE, "VALID"), [np.full((1, 4, 4, 1), -np.inf, np.float32)], grad=False),
-  Case("max_nan_general", pool("max", (3,), (2,), "VALID"), [np.array([1, np.nan, 2, 3, 4, 5, np.inf], np.float32)], grad=False,
-       xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"}),
-  *[Case(f"{name}_dilated", pool(name, (2, 3), (1, 2), ((1, 2), (3, 0)), base_dilation=(2, 1), window_dilation=(1, 3)),
-         [INTS.astype(np.float32) / 9], skip=QUICK, grad=name == "sum", **CLOSE) for name in MONOIDS],
+  Case(
+    "max_nan_general",
+    pool("max", (3,), (2,), "VALID"),
+    [np.array([1, np.nan, 2, 3, 4, 5, np.inf], np.float32)],
+    grad=False,
+    xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"},
+  ),
+  *[
+    Case(
+      f"{name}_dilated",
+      pool(name, (2, 3), (1, 2), ((1, 2), (3, 0)), base_dilation=(2, 1), window_dilation=(1, 3)),
+      [INTS.astype(np.float32) / 9],
+      skip=QUICK,
+      grad=name == "sum",
+      **CLOSE,
+    )
+    for name in MONOIDS
+  ],
   Case("sum_negative_padding", pool("sum", (2, 3), (1, 2), ((-1, 2), (3, -2))), [INTS.astype(np.float32)], **CLOSE),
-  *[Case(f"{name}_{dtype.__name__}", pool(name, (2, 3), (2, 1), "SAME"), [INTS.astype(dtype)], skip=QUICK)
-    for name in ("max", "min", "sum") for dtype in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)],
-  *[Case(f"{name}_{dtype.__name__}", pool(name, SQUARE, SQUARE, "SAME"), [IMAGE.astype(dtype)], skip=QUICK, grad=False,
-         rtol=2e-2, atol=1e-2)  # a last place of the largest partial sum
-    for name in ("max", "min", "sum") for dtype in (np.float16, ml_dtypes.bfloat16)],
-  Case("x64", lambda x, y: (pool("max", SQUARE, SQUARE, "SAME")(x), pool("sum", SQUARE, SQUARE, "SAME")(x),
-                            pool("sum", (2, 5), (1, 3), "SAME")(y)),
-       [IMAGE.astype(np.float64), INTS << 40], x64=True, rtol=1e-12),
-  Case("generic_init", lambda x: lax.reduce_window(x, np.int32(5), lambda a, b: a + b, (2, 3), (1, 2), "SAME"), [INTS.astype("i")],
-       poly="b, n"),
-  Case("variadic", lambda x, y: lax.reduce_window((x, y), (7, 3), sum_and_max, (2, 3), (1, 2), "SAME", base_dilation=(1, 2)),
-       [INTS.astype(np.int32)] * 2, poly=("b, _", "b, _")),
+  *[
+    Case(f"{name}_{dtype.__name__}", pool(name, (2, 3), (2, 1), "SAME"), [INTS.astype(dtype)], skip=QUICK)
+    for name in ("max", "min", "sum")
+    for dtype in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)
+  ],
+  *[
+    Case(
+      f"{name}_{dtype.__name__}", pool(name, SQUARE, SQUARE, "SAME"), [IMAGE.astype(dtype)], skip=QUICK, grad=False, rtol=2e-2, atol=1e-2
+    )  # a last place of the largest partial sum
+    for name in ("max", "min", "sum")
+    for dtype in (np.float16, ml_dtypes.bfloat16)
+  ],
+  Case(
+    "x64",
+    lambda x, y: (pool("max", SQUARE, SQUARE, "SAME")(x), pool("sum", SQUARE, SQUARE, "SAME")(x), pool("sum", (2, 5), (1, 3), "SAME")(y)),
+    [IMAGE.astype(np.float64), INTS << 40],
+    x64=True,
+    rtol=1e-12,
+  ),
+  Case(
+    "generic_init", lambda x: lax.reduce_window(x, np.int32(5), lambda a, b: a + b, (2, 3), (1, 2), "SAME"), [INTS.astype("i")], poly="b, n"
+  ),
+  Case(
+    "variadic",
+    lambda x, y: lax.reduce_window((x, y), (7, 3), sum_and_max, (2, 3), (1, 2), "SAME", base_dilation=(1, 2)),
+    [INTS.astype(np.int32)] * 2,
+    poly=("b, _", "b, _"),
+  ),
   Case("not_commutative", lambda x, y: lax.reduce_window((x, y), (1, 0), affine, (5,), (2,), "SAME"), [INTS.reshape(-1).astype("i")] * 2),
   # With padding, XLA on CPU goes through a window in another order, and ends in another one of equals.
   Case("gather_add_same", jvp(pool("max", (1, 3, 3, 1), SQUARE, "SAME")), [IMAGE], skip=QUICK, grad=False),
   Case("gather_add_ties", jvp(pool("max", (1, 3, 3, 1), SQUARE, "VALID")), [TIES], skip=QUICK, grad=False),
-  Case("gather_add_nan", jvp(pool("max", (4,), (2,), ((1, 2),))),
-       [np.array([np.nan, 1, 3, 2, 1, np.nan, 5, -np.inf, -np.inf, -np.inf, -np.inf], np.float32)],
-       skip=QUICK, grad=False, xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"}),
-  Case("cumulative_window", lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 12), (1, 1), ((0, 0), (11, 0))), [INTS.astype("f")],
-       poly="b, _", **CLOSE),
+  Case(
+    "gather_add_nan",
+    jvp(pool("max", (4,), (2,), ((1, 2),))),
+    [np.array([np.nan, 1, 3, 2, 1, np.nan, 5, -np.inf, -np.inf, -np.inf, -np.inf], np.float32)],
+    skip=QUICK,
+    grad=False,
+    xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"},
+  ),
+  Case(
+    "cumulative_window",
+    lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 12), (1, 1), ((0, 0), (11, 0))),
+    [INTS.astype("f")],
+    poly="b, _",
+    **CLOSE,
+  ),
 ]
 test_case, saved = run(CASES)

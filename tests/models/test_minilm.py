@@ -38,8 +38,13 @@ def params() -> Any:
 
 @pytest.fixture(scope="module")
 def model(params: Any) -> saved_model.Model:
-  return saved_model.Model(minilm.encode, params, inputs={"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"},
-                           outputs=["embedding"], polymorphic_constraints=CONSTRAINTS)
+  return saved_model.Model(
+    minilm.encode,
+    params,
+    inputs={"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"},
+    outputs=["embedding"],
+    polymorphic_constraints=CONSTRAINTS,
+  )
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +151,7 @@ def test_the_gradient_recomputes_nothing(params: Any, loss_and_gradient: Any) ->
 
 def _products(jaxpr: Any) -> int:
   """The dot_general equations of a jaxpr and of those inside it."""
-  inner = sum(_products(j) for eqn in jaxpr.eqns for j in jax.tree.leaves(
-    eqn.params, is_leaf=lambda x: hasattr(x, "eqns")) if hasattr(j, "eqns"))
+  inner = sum(
+    _products(j) for eqn in jaxpr.eqns for j in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns")) if hasattr(j, "eqns")
+  )
   return inner + sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns)

@@ -25,6 +25,7 @@ def loss_of(fun):
   def loss(params, x):
     floats = [y for y in jax.tree.leaves(fun(params, x)) if jnp.issubdtype(y.dtype, np.floating)]
     return sum(jnp.mean(jnp.sin(y)) for y in floats)
+
   return loss
 
 

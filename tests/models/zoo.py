@@ -61,9 +61,11 @@ MODELS: dict[str, Model] = {}
 
 def model(inputs: Callable[[int], Any], **options: Any) -> Callable[..., Any]:
   """Registers a builder under its own name."""
+
   def register(build: Callable[..., Any]) -> Callable[..., Any]:
     MODELS[build.__name__] = Model(build.__name__, build, inputs, **options)
     return build
+
   return register
 
 
@@ -137,6 +139,7 @@ def linen_resnet_training():
   def train(variables, x):
     logits, updates = apply(variables, x, train=True, mutable=["batch_stats"])
     return logits, updates
+
   return train, variables
 
 
@@ -150,7 +153,7 @@ class EncoderLayer(nn.Module):
 class LinenEncoder(nn.Module):
   @nn.compact
   def __call__(self, ids):
-    x = nn.Embed(11, 16)(ids) + self.param("positions", nn.initializers.normal(), (64, 16))[:ids.shape[1]]
+    x = nn.Embed(11, 16)(ids) + self.param("positions", nn.initializers.normal(), (64, 16))[: ids.shape[1]]
     for _ in range(2):
       x = EncoderLayer()(x, nn.make_attention_mask(ids > 0, ids > 0))
     return nn.LayerNorm()(x)
@@ -180,6 +183,7 @@ def of_nnx(module: Any) -> tuple[Callable[..., Any], Any]:
   def apply(params, x):
     nnx.replace_by_pure_dict(state, params)
     return nnx.merge(graph, state)(x)
+
   return apply, pure
 
 
@@ -231,6 +235,7 @@ def haiku_cnn_nchw():
     x = hk.MaxPool((1, 1, 2, 2), (1, 1, 2, 2), "SAME")(x)
     x = hk.Conv2D(8, 3, stride=2, data_format="NCHW")(x)
     return hk.Linear(4)(hk.Flatten()(x))
+
   return of_haiku(net, floats(3, 12, 12))
 
 
@@ -240,6 +245,7 @@ def haiku_lstm():
     core = hk.LSTM(8)
     outs, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[0]), time_major=False)
     return hk.Linear(2)(outs)
+
   return of_haiku(net, floats(5, 4))
 
 
@@ -257,9 +263,20 @@ def equinox_mlp():
 @model(floats(3, 12, 12))
 def equinox_cnn_nchw():
   keys = jax.random.split(KEY, 3)
-  return of_equinox(eqx.nn.Sequential([eqx.nn.Conv2d(3, 8, 3, key=keys[0]), eqx.nn.Lambda(jax.nn.relu), eqx.nn.MaxPool2d(2, 2),
-                                       eqx.nn.GroupNorm(2, 8), eqx.nn.Conv2d(8, 4, 3, groups=4, key=keys[1]), eqx.nn.AvgPool2d(2, 2),
-                                       eqx.nn.Lambda(jnp.ravel), eqx.nn.Linear(4, 4, key=keys[2])]))
+  return of_equinox(
+    eqx.nn.Sequential(
+      [
+        eqx.nn.Conv2d(3, 8, 3, key=keys[0]),
+        eqx.nn.Lambda(jax.nn.relu),
+        eqx.nn.MaxPool2d(2, 2),
+        eqx.nn.GroupNorm(2, 8),
+        eqx.nn.Conv2d(8, 4, 3, groups=4, key=keys[1]),
+        eqx.nn.AvgPool2d(2, 2),
+        eqx.nn.Lambda(jnp.ravel),
+        eqx.nn.Linear(4, 4, key=keys[2]),
+      ]
+    )
+  )
 
 
 @model(floats(5, 4))
@@ -270,6 +287,7 @@ def equinox_gru():
   def apply(arrays, x):
     cell = eqx.combine(arrays, static)
     return jax.vmap(lambda x: jax.lax.scan(lambda h, x: (cell(x, h),) * 2, jnp.zeros(8), x)[1])(x)
+
   return apply, arrays
 
 
@@ -281,12 +299,13 @@ def equinox_attention():
   def apply(arrays, x):
     attention, norm = eqx.combine(arrays, static)
     return jax.vmap(lambda x: jax.vmap(norm)(x + attention(x, x, x)))(x)
+
   return apply, arrays
 
 
 def normal(key: Any, *shape: int) -> np.ndarray:
   """f32[shape] of small weights."""
-  return np.asarray(jax.random.normal(key, shape) / shape[0]**0.5)
+  return np.asarray(jax.random.normal(key, shape) / shape[0] ** 0.5)
 
 
 @model(floats(8))
@@ -297,15 +316,26 @@ def plain_mlp():
     for w, b in params:
       x = jax.nn.relu(x @ w + b)
     return jax.nn.softmax(x)
+
   return apply, params
 
 
 @model(tokens(7), spec="b, s")
 def plain_transformer_decoder():
   keys = iter(jax.random.split(KEY, 16))
-  params = {"embedding": normal(next(keys), 11, 16), "layers": [
-    {"qkv": normal(next(keys), 16, 3, 2, 8), "out": normal(next(keys), 2, 8, 16), "up": normal(next(keys), 16, 32),
-     "down": normal(next(keys), 32, 16), "scale": np.ones((2, 16), np.float32)} for _ in range(2)]}
+  params = {
+    "embedding": normal(next(keys), 11, 16),
+    "layers": [
+      {
+        "qkv": normal(next(keys), 16, 3, 2, 8),
+        "out": normal(next(keys), 2, 8, 16),
+        "up": normal(next(keys), 16, 32),
+        "down": normal(next(keys), 32, 16),
+        "scale": np.ones((2, 16), np.float32),
+      }
+      for _ in range(2)
+    ],
+  }
 
   def rms_norm(x, scale):
     return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
@@ -320,6 +350,7 @@ def plain_transformer_decoder():
       x = x + jnp.einsum("bhst,bhtk,hkd->bsd", jax.nn.softmax(scores), v, layer["out"])
       x = x + jax.nn.silu(rms_norm(x, layer["scale"][1]) @ layer["up"]) @ layer["down"]
     return jax.nn.log_softmax(x @ params["embedding"].T)
+
   return apply, params
 
 
@@ -335,7 +366,9 @@ def plain_gru():
       z = jax.nn.sigmoid(xz + hz)
       h = (1 - z) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn) + z * h
       return h, h
+
     return jax.lax.scan(step, jnp.zeros((x.shape[0], 8)), jnp.swapaxes(x, 0, 1))[1]
+
   return apply, params
 
 
@@ -346,6 +379,7 @@ def plain_control_flow():
     x = jax.lax.cond(jnp.sum(x) > 0, lambda x: x + 1, lambda x: x - 1, x)
     halved = jax.vmap(lambda v: jax.lax.while_loop(lambda v: jnp.max(jnp.abs(v)) > 0.5, lambda v: v / 2, v))(x)
     return halved, jax.lax.fori_loop(0, 5, lambda i, v: v + i, x)
+
   return apply, np.float32(2)
 
 
@@ -355,6 +389,7 @@ def plain_dropout_with_typed_key():
     key = jax.random.fold_in(jax.random.key(1), 3)
     keep = jax.random.bernoulli(key, 0.8, (8,))
     return jnp.where(keep, x @ params / 0.8, 0) + jax.random.normal(jax.random.split(key)[1], (8,))
+
   return apply, normal(KEY, 8, 8)
 
 
@@ -363,6 +398,7 @@ def plain_noise_with_raw_key():
   def apply(params, x):
     key = jax.random.PRNGKey(5)
     return x @ params + jax.random.uniform(key, (8,)) + jax.random.truncated_normal(key, -1, 1, (8,))
+
   return apply, normal(KEY, 8, 8)
 
 
@@ -379,4 +415,5 @@ def plain_adam_step():
     value, grads = jax.value_and_grad(loss)(params, *batch)
     updates, moments = optimizer.update(grads, moments, params)
     return value, (optax.apply_updates(params, updates), moments)
+
   return step, (params, optimizer.init(params))
