@@ -103,14 +103,13 @@ def save(
   if version is not None and not overwrite:
     _refuse_existing(Path(path, str(version)))  # before the work, and once more after it
   model = Model(fun, params, inputs=inputs, outputs=outputs, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
-  return save_model(model, path, with_gradient=with_gradient, version=version, overwrite=overwrite)
+  return save_model(model, path, version=version, overwrite=overwrite)
 
 
-def save_model(
-  model: Model, path: str | os.PathLike[str], *, with_gradient: bool = False, version: int | None = None, overwrite: bool = False
-) -> Path:
+def save_model(model: Model, path: str | os.PathLike[str], *, version: int | None = None, overwrite: bool = False) -> Path:
   """Saves a `Model` as `path/<version>/`; arguments, result and errors as for `save`."""
-  options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradient)
+  # Also without gradients: what is saved then is their refusal, and TensorFlow does not warn of missing ones when it loads.
+  options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
   with _beside(Path(path)) as written:
     tf.saved_model.save(model, str(written), signatures={"serving_default": model.signature}, options=options)
     return _publish(written, Path(path), version, overwrite)

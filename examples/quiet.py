@@ -7,8 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 
-from absl import logging
-
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # On a GPU TensorFlow multiplies with fewer bits (TF32), and would be compared with JAX on a CPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -17,7 +15,6 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 @contextlib.contextmanager
 def startup() -> Iterator[None]:
   """Hides the process's stderr while TensorFlow is imported; its C++ writes there before any log level applies."""
-  logging.set_verbosity(logging.ERROR)  # a model saved without gradients is loaded with a warning that it has none
   stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 2)
   try:

@@ -1,6 +1,6 @@
 """Runs every JAX harness through the converter and writes docs/coverage.md; run from a checkout.
 
-`make conformance` uses both cores and resumes where it stopped: results are kept line by line in
+`make conformance` uses both cores and resumes where it stopped, with the failures again: results are kept line by line in
 build/conformance/, one file for each JAX version, and a crash of the process fails one harness only.
 """
 
@@ -109,7 +109,7 @@ def main(_: list[str]) -> None:
   names = harnesses.sample(_SAMPLE.value, seed=0) if _SAMPLE.value else sorted(harnesses.load())
   chosen = [(n, w) for n in names for w in _WAYS.value if not _GROUP.value or harnesses.load()[n].group_name in _GROUP.value]
   done = {} if _FRESH.value else read_results()
-  missing = [case for case in chosen if case not in done]
+  missing = [case for case in chosen if case not in done or done[case]["status"] == "fail"]
   lock, cases = threading.Lock(), iter(missing)
 
   class Locked:

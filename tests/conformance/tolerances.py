@@ -16,7 +16,8 @@ _DEFAULT = 8.0
 # group -> (units, why); these are relative to the largest value of the array: their errors are those of its terms.
 OF_THE_LARGEST: dict[str, tuple[float, str]] = {
   **dict.fromkeys(
-    ["conv_general_dilated", "dot_general", "cumsum", "cumprod", "cumlogsumexp", "reduce_sum", "fft"], (32.0, "terms in another order")
+    ["conv_general_dilated", "dot_general", "cumsum", "cumprod", "cumlogsumexp", "reduce_sum", "reduce_window_add", "fft"],
+    (32.0, "terms in another order"),
   ),
   **dict.fromkeys(
     ["eigh", "svd", "eig", "lu", "qr", "cholesky", "triangular_solve", "custom_linear_solve", "tridiagonal_solve"],

@@ -135,6 +135,17 @@ def test_gradient_after_reload(tmp_path: Path) -> None:
     np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5)
 
 
+def test_disabled_gradient_is_refused_after_reload_and_nothing_warns_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+  path = saved_model.save(affine, PARAMS, tmp_path, inputs=INPUTS)
+  with caplog.at_level("WARNING"):
+    loaded = tf.saved_model.load(str(path))
+  assert "custom gradients" not in caplog.text
+  with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(loaded(tf.constant(_inputs(3))))
+  with pytest.raises(tf.errors.InvalidArgumentError, match="Gradient explicitly disabled"):
+    tape.gradient(loss, list(loaded._parameters))
+
+
 def test_polymorphic_constraint_holds_after_reload(tmp_path: Path) -> None:
   path = saved_model.save(affine, PARAMS, tmp_path, inputs=INPUTS, polymorphic_constraints=["b <= 4"])
   signature = tf.saved_model.load(str(path)).signatures["serving_default"]
