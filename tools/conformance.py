@@ -18,6 +18,8 @@ import jax
 import tqdm
 from absl import app, flags
 
+from jax2tf.tools import coverage
+
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run harnesses side by side.", lower_bound=1)
 _GROUP = flags.DEFINE_list("groups", [], "Only these groups (primitives); all by default.")
 _WAYS = flags.DEFINE_list("ways", ["graph", "gradient"], "Of graph, eager, xla, gradient.")
@@ -130,6 +132,7 @@ def main(_: list[str]) -> None:
   failed = [results[c] for c in chosen if results[c]["status"] == "fail"]
   for row in failed[:50]:
     print(f"FAILED {row['harness']} ({row['way']}): {str(row['detail'])[:300]}")
+  coverage.write(results.values())
   counts = {s: sum(results[c]["status"] == s for c in chosen) for s in ("pass", "limit", "skip", "fail")}
   print(", ".join(f"{n} {status}" for status, n in counts.items()))
   sys.exit(bool(failed))

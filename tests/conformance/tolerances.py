@@ -30,7 +30,9 @@ TOLERANCES: dict[str, tuple[float, str]] = {
   **dict.fromkeys(
     ["igamma", "igammac", "igamma_grad_a", "lgamma", "digamma", "polygamma", "zeta", "random_gamma"],
     (2048.0, "another series; lgamma and digamma are relative to 1 near their zeros"),
-  )
+  ),
+  "log": (64.0, "the real part of a complex logarithm cancels near |z| = 1"),
+  "pow": (256.0, "a complex power is exp(y log x), whose error grows with |y log x|"),
 }
 
 # (does it concern this harness in this way?, reason); each has a line in docs/limitations.md.
@@ -129,7 +131,15 @@ CUSTOM_CHECKS: dict[str, Callable[[Any, Any, Any, Any], tuple[Any, Any]]] = {
 }
 
 
+def units_and_reason(group: str) -> tuple[float, str]:
+  """The tolerance of a group, and why it is not the default."""
+  if group in OF_THE_LARGEST:
+    units, why = OF_THE_LARGEST[group]
+    return units, f"relative to the largest value: {why}"
+  return TOLERANCES.get(group, (_DEFAULT, ""))
+
+
 def tolerance(harness: Any, dtype: Any, way: str) -> float:
   """The allowed error of a result of this dtype, in units of its epsilon."""
-  units, _ = OF_THE_LARGEST.get(harness.group_name) or TOLERANCES.get(harness.group_name) or (_DEFAULT, "")
+  units, _ = units_and_reason(harness.group_name)
   return 0.0 if np.dtype(dtype).kind in "biu" else units * (4.0 if way == "gradient" else 1.0)
