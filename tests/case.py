@@ -58,6 +58,24 @@ HOSTILE_F32 = np.array(
 )
 HOSTILE_I32 = np.array([0, 1, -1, 2, -2, 7, -7, 31, 32, 33, 2**31 - 1, -(2**31)], np.int32)
 
+# For sweeps: what TensorFlow has kernels for, and what it can hardly do more than hold.
+DTYPES = [
+  "bool",
+  "int8",
+  "int16",
+  "int64",
+  "uint8",
+  "uint16",
+  "uint32",
+  "uint64",
+  "bfloat16",
+  "float16",
+  "float64",
+  "complex64",
+  "complex128",
+]
+NARROW = ["int4", "uint4", "float8_e5m2", "float8_e4m3fn"]
+
 WAYS = ("eager", "graph", "xla", "gradient", "polymorphic", "saved")
 
 

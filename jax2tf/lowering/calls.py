@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import Jaxpr
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext, scope_name
@@ -53,66 +52,27 @@ def _call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any = None, call_jaxpr:
     return ctx.lower(closed, *operands)
 
 
-@lowers(P.remat_p, on_keys=True)
-def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Jaxpr, prevent_cse: Any, differentiated: bool, policy: Any) -> Tensors:
-  """The inner function; what is recomputed was decided when the gradient was traced."""
-  del prevent_cse, differentiated, policy
-  return ctx.lower(_jax_compat.as_closed(jaxpr), *operands)
+# primitive -> (the param that holds the function, the params that concern JAX's transformations alone). What these ask for,
+# derivative rules or recomputation, was done when the gradient was traced; the function itself is left.
+_FUNCTIONS = {
+  P.remat_p: ("jaxpr", {"prevent_cse", "differentiated", "policy"}),
+  P.custom_jvp_call_p: ("call_jaxpr", {"jvp_jaxpr_fun", "num_consts", "symbolic_zeros"}),
+  P.custom_vjp_call_p: ("call_jaxpr", {"fwd_jaxpr_thunk", "num_consts", "bwd", "out_trees", "symbolic_zeros"}),
+  _jax_compat.custom_vmap_p: ("call", {"rule", "in_tree", "out_tree"}),
+  _jax_compat.linear_call_p: ("callee", {"transpose_thunk", "num_callee_consts", "num_res"}),
+  _jax_compat.remat_opt_p: ("fwd_jaxpr", {"num_consts", "num_res", "fun_jaxpr_thunk"}),
+  _jax_compat.xla_metadata_call_p: ("jaxpr", {"xla_metadata", "ad_metadata"}),
+}
 
 
-@lowers(P.custom_jvp_call_p, on_keys=True)
-def _custom_jvp_call(
-  ctx: RuleContext, *operands: tf.Tensor, call_jaxpr: Any, jvp_jaxpr_fun: Any, num_consts: int, symbolic_zeros: bool
-) -> Tensors:
-  """The function itself."""
-  del jvp_jaxpr_fun, num_consts, symbolic_zeros
-  return ctx.lower(_jax_compat.as_closed(call_jaxpr), *operands)
+def _function(function: str, ignored: set[str], ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Tensors:
+  if unknown := params.keys() - ignored - {function}:
+    raise TypeError(f"unknown params {sorted(unknown)} of '{ctx.primitive}'")
+  return ctx.lower(_jax_compat.as_closed(params[function]), *operands)
 
 
-@lowers(P.custom_vjp_call_p, on_keys=True)
-def _custom_vjp_call(
-  ctx: RuleContext,
-  *operands: tf.Tensor,
-  call_jaxpr: Any,
-  fwd_jaxpr_thunk: Any,
-  num_consts: int,
-  bwd: Any,
-  out_trees: Any,
-  symbolic_zeros: bool,
-) -> Tensors:
-  """The function itself."""
-  del fwd_jaxpr_thunk, num_consts, bwd, out_trees, symbolic_zeros
-  return ctx.lower(_jax_compat.as_closed(call_jaxpr), *operands)
-
-
-@lowers(_jax_compat.custom_vmap_p, on_keys=True)
-def _custom_vmap_call(ctx: RuleContext, *operands: tf.Tensor, call: Any, rule: Any, in_tree: Any, out_tree: Any) -> Tensors:
-  """The function itself, where no vmap has met it."""
-  del rule, in_tree, out_tree
-  return ctx.lower(_jax_compat.as_closed(call), *operands)
-
-
-@lowers(_jax_compat.linear_call_p, on_keys=True)
-def _linear_call(
-  ctx: RuleContext, *operands: tf.Tensor, callee: Any, transpose_thunk: Any, num_callee_consts: int, num_res: int
-) -> Tensors:
-  """(consts, residuals, linear operands) -> the callee's results."""
-  del transpose_thunk, num_callee_consts, num_res
-  return ctx.lower(_jax_compat.as_closed(callee), *operands)
-
-
-@lowers(_jax_compat.remat_opt_p, on_keys=True)
-def _remat_opt(ctx: RuleContext, *operands: tf.Tensor, num_consts: int, num_res: int, fwd_jaxpr: Any, fun_jaxpr_thunk: Any) -> Tensors:
-  """(consts, operands) -> (residuals, results) of a custom_vjp function's forward pass."""
-  del num_consts, num_res, fun_jaxpr_thunk
-  return ctx.lower(_jax_compat.as_closed(fwd_jaxpr), *operands)
-
-
-@lowers(_jax_compat.xla_metadata_call_p, on_keys=True)
-def _xla_metadata_call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, xla_metadata: Any, ad_metadata: Any = None) -> Tensors:
-  """The inner function; the metadata speaks to XLA."""
-  del xla_metadata, ad_metadata
-  return ctx.lower(_jax_compat.as_closed(jaxpr), *operands)
+for _primitive, _params in _FUNCTIONS.items():
+  lowers(_primitive, on_keys=True)(functools.partial(_function, *_params))
 
 
 @lowers(_jax_compat.composite_p, on_keys=True)

@@ -9,29 +9,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.case import Case, concrete_function, op_types, run
+from tests.case import DTYPES, NARROW, Case, concrete_function, op_types, run
 
 TABLE = np.arange(20, dtype=np.float32).reshape(5, 4)
 CUBE = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 FAR = np.array([0, 3, -1, 5, -6, 2**31 - 1, -(2**31), 2], np.int32)
 PAIRS = np.array([[0, 1], [2, 3], [-1, 0], [1, 9], [3, 4]], np.int32)
 MODES = ("clip", "fill", "promise_in_bounds")
-DTYPES = [
-  "bool",
-  "int8",
-  "int16",
-  "int64",
-  "uint8",
-  "uint16",
-  "uint32",
-  "uint64",
-  "bfloat16",
-  "float16",
-  "float64",
-  "complex64",
-  "complex128",
-]
-NARROW = ["int4", "uint4", "float8_e5m2", "float8_e4m3fn"]
 FEW = {"saved": "a sweep", "eager": "a sweep"}
 
 

@@ -7,26 +7,10 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from tests.case import HOSTILE_F32, Case, run
+from tests.case import DTYPES, HOSTILE_F32, NARROW, Case, run
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 CUBE = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-DTYPES = [
-  "bool",
-  "int8",
-  "int16",
-  "int64",
-  "uint8",
-  "uint16",
-  "uint32",
-  "uint64",
-  "bfloat16",
-  "float16",
-  "float64",
-  "complex64",
-  "complex128",
-]
-NARROW = ["int4", "uint4", "float8_e5m2", "float8_e4m3fn"]
 FEW = {"saved": "a sweep over dtypes", "eager": "a sweep over dtypes"}
 
 

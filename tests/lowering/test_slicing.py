@@ -7,26 +7,10 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from tests.case import Case, run
+from tests.case import DTYPES, NARROW, Case, run
 
 X = np.arange(20, dtype=np.float32).reshape(4, 5)
 HIGH = np.arange(2**9, dtype=np.float32).reshape([2] * 9)
-DTYPES = [
-  "bool",
-  "int8",
-  "int16",
-  "int64",
-  "uint8",
-  "uint16",
-  "uint32",
-  "uint64",
-  "bfloat16",
-  "float16",
-  "float64",
-  "complex64",
-  "complex128",
-]
-NARROW = ["int4", "uint4", "float8_e5m2", "float8_e4m3fn"]
 FEW = {"saved": "a sweep over dtypes", "eager": "a sweep over dtypes"}
 
 
