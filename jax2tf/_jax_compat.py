@@ -34,7 +34,6 @@ from jax.extend.core import primitives as _primitives
 trace_context = _config.trace_context
 is_symbolic_dim = _shape_poly.is_symbolic_dim
 PolyShape = _shape_poly.PolyShape
-ShapedArray = _core.ShapedArray
 
 
 def optional_primitive(name: str, *modules: Any) -> Primitive | None:

@@ -51,9 +51,10 @@ class Conversion:
     """The dimension variables, and the assertions about them: no op of the function runs before these hold."""
     graph = _tf_compat.current_graph()
     assert graph is not None
-    before = len(graph.get_operations())
+    operations = graph.get_operations if self._dimensions.sizes else list  # without sizes there is nothing to assert
+    before = len(operations())
     dimensions = Lowering.start(lambda lower: self._dimensions.values(operands, lower)).dimensions
-    return dimensions, [op for op in graph.get_operations()[before:] if op.type == "Assert"]
+    return dimensions, [op for op in operations()[before:] if op.type == "Assert"]
 
   def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     jaxpr = self.traced.jaxpr

@@ -170,7 +170,7 @@ def _with_gradient(
   return list(function(*operands))
 
 
-DISABLED = LookupError(
+DISABLED = (
   "Gradient explicitly disabled. Reason: The jax2tf-converted function does not support gradients. "
   "Convert with with_gradient=True to enable them"
 )
@@ -193,8 +193,8 @@ def disabled(results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tenso
 
   def gradient(_: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if not _tf_compat.is_saving():
-      raise DISABLED
-    with tf.control_dependencies([tf.debugging.Assert(False, [str(DISABLED)])]):
+      raise LookupError(DISABLED)
+    with tf.control_dependencies([tf.debugging.Assert(False, [DISABLED])]):
       return [tf.identity(x) for x in operands]  # of the right shapes, and never seen
 
   return _with_gradient(results, gradient, operands)

@@ -224,7 +224,6 @@ def check_gradient(case: Case) -> None:
   expected = jax.jit(pull)([leaves[i] for i in wrt], seeds)
 
   def gradients(xs: Any) -> Any:
-    operands = list(tensors(case))
     with tf.GradientTape() as tape:
       tape.watch(xs)
       operands = [tf.constant(x) for x in leaves]

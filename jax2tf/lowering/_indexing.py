@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._movement import is_one, reshaped
+from jax2tf.lowering._movement import is_one
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Windows:
     """Whether clamping had nothing to move, bool[*batch] in this shape."""
     inside = tf.equal(vectors, starts)
     inside = inside if len(self.columns) == 1 else tf.reduce_all(inside, -1)
-    return inside if len(shape) == len(self.batch) else reshaped(ctx, inside, shape)
+    return inside if len(shape) == len(self.batch) else ctx.reshape(inside, shape)
 
   def linear(self, ctx: RuleContext, starts: tf.Tensor, first: int, last: int) -> tf.Tensor:
     """starts, clamped -> i32[*batch,*windows]: indices into dimensions first..last of the operand, flattened to one."""
@@ -80,7 +80,7 @@ class Windows:
     strides = {d: math.prod(self.shape[d + 1 : last + 1]) for d in dims}
     windows = [d for d in self.kept if d in dims]
     index = self._dot(ctx, starts, [strides[d] if d in strides and d in self.addressed else 0 for d in self.columns])
-    index = reshaped(ctx, index, [*self.batch, *[1] * len(windows)]) if windows else index
+    index = ctx.reshape(index, [*self.batch, *[1] * len(windows)]) if windows else index
     counted = [(d, axis, self.batch[axis]) for d, axis in self.batching.items() if d in dims]
     counted += [(d, len(self.batch) + i, self.sizes[d]) for i, d in enumerate(windows)]
     for d, axis, count in counted:

@@ -27,14 +27,6 @@ def any_dtype(rule: Callable[..., Any]) -> Callable[..., Any]:
   return carried
 
 
-def reshaped(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any]) -> tf.Tensor:
-  """`x` with these sizes; one size that only the graph knows is left for Reshape to infer."""
-  static = ctx.dimensions.static_shape(sizes)
-  if static.count(None) == 1 and 0 not in static:
-    return tf.reshape(x, [-1 if size is None else size for size in static])
-  return tf.reshape(x, ctx.shape(sizes))
-
-
 def transposed(x: tf.Tensor, permutation: Sequence[int]) -> tf.Tensor:
   """`x` itself where the permutation moves nothing."""
   return x if tuple(permutation) == tuple(range(len(permutation))) else tf.transpose(x, permutation)

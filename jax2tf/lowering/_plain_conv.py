@@ -13,7 +13,6 @@ import tensorflow as tf
 from jax import lax
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._movement import reshaped
 
 Sizes = tuple[Any, ...]
 
@@ -58,7 +57,7 @@ def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor
     pads = {"padding": "VALID"}
   strides = [1, *conv.strides, 1]
   if conv.is_depthwise and image.dtype.is_floating:
-    kernel = reshaped(ctx, kernel, (*conv.kernel, conv.features, conv.outputs // conv.groups))
+    kernel = ctx.reshape(kernel, (*conv.kernel, conv.features, conv.outputs // conv.groups))
     return tf.raw_ops.DepthwiseConv2dNative(input=image, filter=kernel, strides=strides, **pads)
   op = tf.raw_ops.Conv2D if conv.rank == 2 else tf.raw_ops.Conv3D
   return op(input=image, filter=kernel, strides=strides, dilations=[1, *conv.rhs_dilation, 1], **pads)
@@ -145,7 +144,7 @@ def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: t
     kernel = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
       input=image, filter_sizes=sizes, out_backprop=cotangent, strides=strides, **pads
     )
-    return reshaped(ctx, kernel, (*conv.out, 1, conv.outputs))
+    return ctx.reshape(kernel, (*conv.out, 1, conv.outputs))
   op = tf.raw_ops.Conv2DBackpropFilter if conv.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2
   return op(input=image, filter_sizes=ctx.shape((*conv.out, conv.batch, conv.outputs)), out_backprop=cotangent, strides=strides, **pads)
 
@@ -168,7 +167,7 @@ def _forward_padding(image: Sizes, kernel: Sizes, out: Sizes, strides: Sequence[
 def without_batch_groups(ctx: RuleContext, conv: Conv, image: tf.Tensor) -> tuple[Conv, tf.Tensor]:
   """Groups of the batch as groups of features: f32[g*n,h,w,i] -> f32[n,h,w,g*i]."""
   groups, batch, rank = conv.batch_groups, conv.batch // conv.batch_groups, conv.rank
-  image = reshaped(ctx, image, (groups, batch, *conv.image, conv.features))
+  image = ctx.reshape(image, (groups, batch, *conv.image, conv.features))
   image = tf.transpose(image, [1, *range(2, rank + 2), 0, rank + 2])
   conv = replace(conv, batch=batch, features=groups * conv.features, groups=groups, batch_groups=1)
-  return conv, reshaped(ctx, image, (batch, *conv.image, conv.features))
+  return conv, ctx.reshape(image, (batch, *conv.image, conv.features))

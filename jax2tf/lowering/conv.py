@@ -15,7 +15,7 @@ from jax import lax
 
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast
-from jax2tf.lowering._movement import reshaped, transposed
+from jax2tf.lowering._movement import transposed
 from jax2tf.lowering._plain_conv import Conv, filter_gradient, is_filter_gradient, plain_conv, without_batch_groups
 from jax2tf.registry import lowers
 
@@ -166,7 +166,7 @@ def _grouped_matmul(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor
   """lhs f32[b,g*i], rhs f32[i,g*o] -> f32[b,g*o]."""
   if conv.groups == 1:
     return tf.matmul(lhs, rhs)
-  lhs = reshaped(ctx, lhs, (conv.batch, conv.groups, conv.features // conv.groups))
-  rhs = reshaped(ctx, rhs, (conv.features // conv.groups, conv.groups, conv.outputs // conv.groups))
+  lhs = ctx.reshape(lhs, (conv.batch, conv.groups, conv.features // conv.groups))
+  rhs = ctx.reshape(rhs, (conv.features // conv.groups, conv.groups, conv.outputs // conv.groups))
   out = tf.matmul(tf.transpose(lhs, [1, 0, 2]), tf.transpose(rhs, [1, 0, 2]))
-  return reshaped(ctx, tf.transpose(out, [1, 0, 2]), (conv.batch, conv.outputs))
+  return ctx.reshape(tf.transpose(out, [1, 0, 2]), (conv.batch, conv.outputs))

@@ -13,6 +13,7 @@ from jax import lax
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import tf_dtype
+from jax2tf.lowering._common import cast
 from jax2tf.registry import lowers
 
 # TF 2.21 has MatMul kernels on CPU for these; other types are computed in one that holds them.
@@ -29,7 +30,7 @@ def _dot_general(
   dtype = _accumulator(ctx, lhs.dtype, rhs.dtype)
   (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
   lhs_aval, rhs_aval = ctx.avals_in
-  lhs, rhs = _cast(lhs, dtype), _cast(rhs, dtype)
+  lhs, rhs = cast(lhs, dtype), cast(rhs, dtype)
   if not lhs_contract:
     product = _outer(ctx, lhs, rhs, lhs_batch, rhs_batch)
   else:
@@ -44,7 +45,7 @@ def _dot_general(
       product = ctx.reshape(product, ctx.aval_out.shape)
   if ctx.dtype_out == tf.bool:
     return tf.not_equal(product, 0)
-  return _cast(product, ctx.dtype_out)
+  return cast(product, ctx.dtype_out)
 
 
 class _Side:
@@ -118,10 +119,6 @@ def _rounded(ctx: RuleContext, precision: Any, lhs: tf.Tensor, rhs: tf.Tensor) -
   if isinstance(precision, lax.DotAlgorithm):
     ctx.refuse(f"Unsupported precision in dot_general: {precision}", "use jax.lax.Precision, or lower natively")
   return lhs, rhs
-
-
-def _cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  return x if x.dtype == dtype else tf.cast(x, dtype)
 
 
 @lowers(_jax_compat.ragged_dot_general_p)

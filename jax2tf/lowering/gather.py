@@ -12,7 +12,7 @@ from jax import lax
 
 from jax2tf.context import RuleContext
 from jax2tf.lowering._indexing import Windows
-from jax2tf.lowering._movement import any_dtype, broadcast, reshaped, sliced, transposed
+from jax2tf.lowering._movement import any_dtype, broadcast, sliced, transposed
 from jax2tf.registry import lowers
 
 # An axis of the gathered windows: ("batch", dimension of the indices) or ("window", dimension of the operand).
@@ -77,17 +77,17 @@ def _windows_at(ctx: RuleContext, operand: tf.Tensor, starts: tf.Tensor, windows
   batch_axes, sizes = _axes("batch", range(len(batch))), [windows.sizes[d] for d in kept]
   if not windows.addressed:
     ones = [*[1] * len(batch), *sizes]
-    return broadcast(ctx, reshaped(ctx, operand, ones), ones, [*batch, *sizes]), batch_axes + _axes("window", kept)
+    return broadcast(ctx, ctx.reshape(operand, ones), ones, [*batch, *sizes]), batch_axes + _axes("window", kept)
   if windows.are_rows and 1 < len(windows.columns) <= 7:  # TF 2.21: GatherNd on CPU takes 7 components
     rows = tf.gather_nd(operand, starts)
-    return rows if windows.dropped == {*windows.columns} else reshaped(ctx, rows, [*batch, *sizes]), batch_axes + _axes("window", kept)
+    return rows if windows.dropped == {*windows.columns} else ctx.reshape(rows, [*batch, *sizes]), batch_axes + _axes("window", kept)
   aligned = 0  # leading dimensions that operand and indices share: Gather knows those
   while windows.batching.get(aligned) == aligned and windows.addressed[-1] > aligned:
     aligned += 1
   first, last = min(d for d in windows.addressed if d >= aligned), windows.addressed[-1]
   before, inner, after = ([d for d in kept if d in dims] for dims in (range(first), range(first, last + 1), range(last + 1, len(shape))))
   flat = [*shape[:aligned], *(shape[d] for d in before), math.prod(shape[first : last + 1]), *(shape[d] for d in after)]
-  operand = operand if len(flat) == len(shape) else reshaped(ctx, operand, flat)
+  operand = operand if len(flat) == len(shape) else ctx.reshape(operand, flat)
   gathered = tf.gather(operand, windows.linear(ctx, starts, first, last), axis=aligned + len(before), batch_dims=aligned)
   return gathered, [*batch_axes[:aligned], *_axes("window", before), *batch_axes[aligned:], *_axes("window", [*inner, *after])]
 

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import is_known
 from jax2tf.lowering._indexing import Windows, wide
-from jax2tf.lowering._movement import any_dtype, is_one, reshaped, transposed
+from jax2tf.lowering._movement import any_dtype, is_one, transposed
 from jax2tf.registry import lowers
 
 # (ctx, operand f32[*sizes], rows i32[*batch,c], updates f32[*batch,*sizes[c:]], sizes, policy for rows outside) -> f32[*sizes]
@@ -103,7 +103,7 @@ def _scattered(
       rows = windows.clamped(ctx, windows.vectors(indices))
       rows = tf.expand_dims(rows, -1) if len(windows.columns) == 1 else rows
     if windows.dropped != {*windows.columns}:
-      updates = reshaped(ctx, updates, [*batch, *shape[len(windows.columns) :]])
+      updates = ctx.reshape(updates, [*batch, *shape[len(windows.columns) :]])
     return combine(ctx, operand, rows, updates, shape, policy)
   flat = max(windows.addressed, default=-1) + 1  # the leading dimensions, made one
   vectors = windows.vectors(indices)
@@ -114,11 +114,11 @@ def _scattered(
     inside = windows.inside(ctx, vectors, starts, [*batch, *[1] * len(row_windows)])
     rows = tf.where(inside, rows, tf.constant(-1, rows.dtype))
   if any(d >= flat for d in windows.dropped):
-    updates = reshaped(ctx, updates, [*batch, *(windows.sizes[d] for d in row_windows), *shape[flat:]])
+    updates = ctx.reshape(updates, [*batch, *(windows.sizes[d] for d in row_windows), *shape[flat:]])
   sizes = [math.prod(shape[:flat]), *shape[flat:]]
-  operand = operand if flat == 1 or combine is _summed else reshaped(ctx, operand, sizes)
+  operand = operand if flat == 1 or combine is _summed else ctx.reshape(operand, sizes)
   result = combine(ctx, operand, tf.expand_dims(rows, -1), updates, sizes, policy)
-  return result if flat == 1 else reshaped(ctx, result, shape)
+  return result if flat == 1 else ctx.reshape(result, shape)
 
 
 def _is_zeros(tensor: tf.Tensor) -> bool:

@@ -14,7 +14,7 @@ from jax.core import max_dim
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import is_known
-from jax2tf.lowering._movement import any_dtype, broadcast, is_zero, reshaped, sliced, tiled, transposed
+from jax2tf.lowering._movement import any_dtype, broadcast, is_zero, sliced, tiled, transposed
 from jax2tf.registry import lowers
 
 
@@ -24,7 +24,7 @@ def _reshape(ctx: RuleContext, operand: tf.Tensor, *, new_sizes: Sequence[Any], 
   """operand f32[a,b] -> f32[*new_sizes], in the order of `dimensions` when that is given."""
   if dimensions is not None:
     operand = transposed(operand, dimensions)
-  return reshaped(ctx, operand, new_sizes)
+  return ctx.reshape(operand, new_sizes)
 
 
 @lowers(P.broadcast_in_dim_p)
@@ -38,7 +38,7 @@ def _broadcast_in_dim(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[A
   for size, axis in zip(sizes, broadcast_dimensions, strict=True):
     aligned[axis] = size
   if len(aligned) != len(sizes):
-    operand = reshaped(ctx, operand, aligned)
+    operand = ctx.reshape(operand, aligned)
   return broadcast(ctx, operand, aligned, shape)
 
 
@@ -48,7 +48,7 @@ def _broadcast_to(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any])
   """operand f32[1,n] -> f32[*shape], as NumPy broadcasts."""
   sizes = ctx.avals_in[0].shape
   aligned = (1,) * (len(shape) - len(sizes)) + tuple(sizes)
-  return broadcast(ctx, reshaped(ctx, operand, aligned), aligned, shape)
+  return broadcast(ctx, ctx.reshape(operand, aligned), aligned, shape)
 
 
 @lowers(P.transpose_p)
@@ -124,7 +124,7 @@ def _iota(ctx: RuleContext, *, dtype: Any, shape: Sequence[Any], dimension: int)
   del dtype
   counts = tf.cast(tf.range(ctx.dim(shape[dimension])), ctx.dtype_out)
   aligned = [size if axis == dimension else 1 for axis, size in enumerate(shape)]
-  return counts if len(shape) == 1 else broadcast(ctx, reshaped(ctx, counts, aligned), aligned, shape)
+  return counts if len(shape) == 1 else broadcast(ctx, ctx.reshape(counts, aligned), aligned, shape)
 
 
 @lowers(_jax_compat.empty_p)
@@ -170,9 +170,9 @@ def _with_interiors(
   """Each element followed by its padding, the last one too: f32[n] -> f32[n*(1+interior)], and the sizes."""
   columns = [column for n, interior in zip(sizes, interiors, strict=True) for column in ([(n, 0), (1, interior)] if interior else [(n, 0)])]
   split = [size for size, _ in columns]
-  operand = _padded(ctx, reshaped(ctx, operand, split), value, split, [0] * len(split), [pad for _, pad in columns])
+  operand = _padded(ctx, ctx.reshape(operand, split), value, split, [0] * len(split), [pad for _, pad in columns])
   sizes = [n * (1 + interior) for n, interior in zip(sizes, interiors, strict=True)]
-  return reshaped(ctx, operand, sizes), sizes
+  return ctx.reshape(operand, sizes), sizes
 
 
 def _padded(
@@ -187,10 +187,10 @@ def _padded(
     return tf.pad(operand, paddings, constant_values=_padding_constant(value))
   sizes = list(sizes)
   for axis in axes:  # TF 2.21: Pad on CPU stops at 6 dimensions
-    operand = reshaped(ctx, operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])
+    operand = ctx.reshape(operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])
     sizes[axis] += lows[axis] + highs[axis]
     operand = tf.pad(operand, [[0, 0], [ctx.dim(lows[axis]), ctx.dim(highs[axis])], [0, 0]], constant_values=_padding_constant(value))
-  return reshaped(ctx, operand, sizes)
+  return ctx.reshape(operand, sizes)
 
 
 def _padding_constant(value: tf.Tensor) -> Any:
