@@ -5,7 +5,8 @@
 #   make lint         ruff, mypy and the import graph
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
-#   make conformance  JAX's own 5,500 test harnesses, resumable, and the report docs/coverage.md
+#   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
+#   make cost         time and size of the rules against jax.jit, and the report docs/cost.md
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=folder the environment.
@@ -22,7 +23,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test lint bench coverage conformance golden clean
+.PHONY: quickstart test lint bench coverage conformance cost golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -45,6 +46,11 @@ coverage: $(VENV)/.examples
 
 conformance: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.conformance
+	$(RUN) -m jax2tf.tools.fuzz --workers=2
+
+# One LAPACK thread: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no measure.
+cost: $(VENV)/.dev
+	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.cost
 
 golden: $(VENV)/.test
 	$(RUN) -m jax2tf.tools.golden

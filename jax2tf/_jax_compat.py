@@ -6,9 +6,11 @@ place of need, not here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.version
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_batching as _custom_batching
@@ -34,6 +36,9 @@ from jax.extend.core import primitives as _primitives
 trace_context = _config.trace_context
 is_symbolic_dim = _shape_poly.is_symbolic_dim
 PolyShape = _shape_poly.PolyShape
+
+# JAX 0.12: digamma has the limit from the right at its pole in 0; 0.10: NaN, as at the others.
+DIGAMMA_OF_ZERO = -math.inf if jax.version.__version_info__ >= (0, 12) else math.nan
 
 
 def optional_primitive(name: str, *modules: Any) -> Primitive | None:

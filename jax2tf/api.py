@@ -15,7 +15,7 @@ from jax import export, tree_util
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, specs_of
-from jax2tf.dtypes import describe, tensor_of
+from jax2tf.dtypes import describe, is_key, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
 from jax2tf.trace import BoundedCache, Signature, TracedFunction
 
@@ -46,6 +46,11 @@ def convert(
   layers. It takes pytrees of tf.Tensor, tf.Variable, NumPy and JAX arrays and Python scalars, and
   returns the pytree of `fun_jax` with tf.Tensors of JAX's dtypes. `fun_jax` is traced once for each
   combination of argument structure, dtypes, (polymorphic) shapes and static values.
+
+  A typed PRNG key array key<fry>[3] as a result is a tensor u32[3,2] of its physical data, whose attribute `jax_dtype` records
+  the dtype: as an argument of a converted function it is a key array again, and `jax.random.wrap_key_data(tensor.numpy(),
+  dtype=tensor.jax_dtype)` makes a JAX key of it. Without the attribute, behind a SavedModel or a tf.function of the
+  user's, uint32 data are a raw key, of the implementation that `jax_default_prng_impl` names.
 
   Args:
     fun_jax: a function that JAX can trace; `jax.jit` and its static arguments are honoured.
@@ -83,7 +88,9 @@ def convert(
     leaves, traced = tracer(args, kwargs)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
-    return tree_util.tree_unflatten(traced.out_tree, conversion(operands))
+    results = conversion(operands)
+    marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
+    return tree_util.tree_unflatten(traced.out_tree, marked)
 
   # AutoGraph would rewrite the user's JAX code along with ours.
   return tf.autograph.experimental.do_not_convert(converted)

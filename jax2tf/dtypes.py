@@ -42,6 +42,16 @@ def tf_dtype(dtype: Any) -> tf.DType:
     ) from error
 
 
+# The attribute of the tensor that holds the data of a key array.
+_KEY_DTYPE = "jax_dtype"
+
+
+def mark_keys(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
+  """Records on the data of a key array its dtype, key<fry>: as an argument of a converted function it is a key array again."""
+  setattr(tensor, _KEY_DTYPE, dtype)
+  return tensor
+
+
 def physical(aval: Any) -> tuple[tuple[Any, ...], tf.DType]:
   """(shape, TensorFlow dtype) of the tensor that holds an aval: key<fry>[3] -> ((3, 2), uint32)."""
   return tuple(physical_aval(aval).shape), tf_dtype(aval.dtype)
@@ -83,6 +93,8 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
       f"Cannot iterate over a shape with unknown rank: argument {path or val!r}; "
       "give its tf.TensorSpec a rank, with None for the dimensions that vary"
     )
+  if (key_dtype := getattr(val, _KEY_DTYPE, None)) is not None:
+    return tuple(shape.as_list()[:-1]), key_dtype, False
   return tuple(shape.as_list()), _canonical(dtype.as_numpy_dtype), False
 
 

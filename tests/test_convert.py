@@ -236,6 +236,22 @@ def test_typed_keys_as_arguments_and_results():
   assert as_numpy(jax2tf.convert(lambda k: k)(key)).dtype == np.uint32
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_round_trip(impl):
+  keys = jax.random.split(jax.random.key(7, impl=impl), 3)
+  data = jax2tf.convert(lambda keys: keys)(keys)
+  again = jax.random.wrap_key_data(data.numpy(), dtype=data.jax_dtype)
+  assert again.dtype == keys.dtype
+  assert (again == keys).all()
+
+  def normal(keys):
+    return jax.vmap(lambda key: jax.random.normal(key, (2,)))(keys)
+
+  close(jax2tf.convert(normal)(data), normal(keys))
+  in_graph = tf.function(lambda: jax2tf.convert(normal)(jax2tf.convert(lambda keys: keys[::-1])(keys)), autograph=False)
+  close(in_graph(), normal(keys[::-1]))
+
+
 def test_run_functions_eagerly():
   tf.config.run_functions_eagerly(True)
   try:

@@ -119,14 +119,11 @@ def _input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.T
 
 def is_filter_gradient(conv: Conv) -> bool:
   """Whether the kernel is the larger side, as where JAX sums over the images of a batch for the gradient of a kernel."""
-  return (
-    conv.rank in (2, 3)
-    and set(conv.lhs_dilation) == set(conv.strides) == {1}
-    and (
-      conv.groups == 1
-      and (conv.batch_groups == 1 or (conv.batch_groups == conv.batch and conv.rank == 2 and len(set(conv.rhs_dilation)) == 1))
-    )
-  )
+  if conv.rank not in (2, 3) or conv.groups != 1 or set(conv.strides) != {1}:
+    return False
+  if set(conv.lhs_dilation) != {1}:
+    return conv.batch_groups == 1 and set(conv.rhs_dilation) == {1}
+  return conv.batch_groups == 1 or (conv.batch_groups == conv.batch and conv.rank == 2 and len(set(conv.rhs_dilation)) == 1)
 
 
 def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor | None:
@@ -135,6 +132,8 @@ def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: t
   The convolution, whose features are the images of a batch, as the gradient of another one with respect to its kernel;
   `rhs_dilation` are the strides of that other convolution.
   """
+  if set(conv.lhs_dilation) != {1}:
+    return _transposed_filter_gradient(ctx, conv, image, cotangent)
   pads = _forward_padding(conv.image, conv.out, conv.kernel, conv.rhs_dilation, [lo for lo, _ in conv.padding])
   if pads is None or not image.dtype.is_floating:
     return None
@@ -147,6 +146,26 @@ def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: t
     return ctx.reshape(kernel, (*conv.out, 1, conv.outputs))
   op = tf.raw_ops.Conv2DBackpropFilter if conv.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2
   return op(input=image, filter_sizes=ctx.shape((*conv.out, conv.batch, conv.outputs)), out_backprop=cotangent, strides=strides, **pads)
+
+
+def _transposed_filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor | None:
+  """As `filter_gradient`, of a transposed convolution: out[k] = sum over s of image[s] cotangent[s * dilation + low - k].
+
+  With k counted from the other end these are the sums of the convolution from the cotangent to the image.
+  """
+  flipped = replace(
+    conv,
+    batch=conv.outputs,
+    outputs=conv.batch,
+    image=conv.kernel,
+    kernel=conv.image,
+    padding=tuple((k - 1 - lo, 0) for k, (lo, _) in zip(conv.out, conv.padding, strict=True)),
+    lhs_dilation=conv.rhs_dilation,
+    rhs_dilation=conv.lhs_dilation,
+  )
+  kernel = filter_gradient(ctx, flipped, cotangent, image)
+  spatial = list(range(conv.rank))
+  return None if kernel is None else tf.transpose(tf.reverse(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
 
 
 def _forward_padding(image: Sizes, kernel: Sizes, out: Sizes, strides: Sequence[int], before: Sequence[Any]) -> dict[str, Any] | None:

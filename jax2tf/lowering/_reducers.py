@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,9 +33,9 @@ def combine_by(jaxpr: ClosedJaxpr, rank: int) -> Combine:
 def reduced(combine: Combine, operands: Sequence[Any], inits: Sequence[Any], axes: Sequence[int]) -> list[Any]:
   """`operands` reduced over `axes`, neighbours first, in log n steps; a symbolic n takes a loop."""
   rest = [d for axis, d in enumerate(operands[0].shape) if axis not in axes]
-  xs = [jnp.moveaxis(x, axes, range(len(axes))).reshape((-1, *rest)) for x in operands]
+  size = math.prod(operands[0].shape[axis] for axis in axes)  # not -1: beside an empty `rest` it could be anything
+  xs = [jnp.moveaxis(x, axes, range(len(axes))).reshape((size, *rest)) for x in operands]
   accumulators = [jnp.broadcast_to(init, rest) for init in inits]
-  size = xs[0].shape[0]
   if not isinstance(size, int):
 
     def step(i: Any, accumulators: Any) -> list[Any]:

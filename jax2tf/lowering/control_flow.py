@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core.primitives as P
+import numpy as np
 import tensorflow as tf
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
@@ -112,6 +115,8 @@ def _scan(
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
   body = _jax_compat.as_closed(jaxpr)
+  if not n_carry and _is_scalar(body.jaxpr):
+    return list(ctx.lower_fun(functools.partial(_mapped, body, n_consts), *operands))
 
   def step(carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
     results = ctx.lower(body, *consts, *carry, *x)
@@ -121,6 +126,18 @@ def _scan(
   if isinstance(size, int) and size <= max(1, int(unroll)):
     return _unrolled(ctx, step, size, reverse, carry, xs)
   return _scan_loop(ctx, step, size, reverse, carry, xs, body.out_avals[n_carry:])
+
+
+def _is_scalar(jaxpr: Jaxpr) -> bool:
+  """Whether a jaxpr and those inside it know numbers only: then all steps of a map cost little more than one, and no more memory."""
+  avals: list[Any] = [x.aval for x in (*jaxpr.invars, *jaxpr.constvars, *(y for eqn in jaxpr.eqns for y in eqn.outvars))]
+  inner = (getattr(j, "jaxpr", j) for eqn in jaxpr.eqns for j in jaxprs_in_params(eqn.params))
+  return not jaxpr.effects and all(a.shape == () and isinstance(a.dtype, np.dtype) for a in avals) and all(map(_is_scalar, inner))
+
+
+def _mapped(body: ClosedJaxpr, n_consts: int, *operands: Any) -> Any:
+  """A scan without carry, as where JAX differentiates random.gamma on CPU: a loop would run one scalar op after the other."""
+  return jax.vmap(jaxpr_as_fun(body), [None] * n_consts + [0] * (len(operands) - n_consts))(*operands)
 
 
 Step = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], tuple[Tensors, Tensors]]

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, widened
+from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, subtract, widened
 from jax2tf.registry import lower_directly, lowers
 
 _TABLE = {
   P.add_p: tf.add,
   P.add_jaxvals_p: tf.add,
-  P.sub_p: tf.subtract,
+  P.sub_p: subtract,
   P.square_p: tf.square,
   P.sqrt_p: tf.sqrt,
   P.rsqrt_p: tf.math.rsqrt,
@@ -69,7 +69,7 @@ def _neg(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   del ctx
 
   def negative(x: tf.Tensor) -> tf.Tensor:
-    # TF 2.21: no unsigned kernel for Neg, and Grappler makes a Neg of 0 - x.
+    # TF 2.21: no unsigned kernel for Neg.
     return tf.bitwise.invert(x) + scalar(1, x) if x.dtype in UNSIGNED else tf.negative(x)
 
   return widened(negative, *NARROW)(x)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, widened
+from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, subtract, widened
 from jax2tf.registry import lowers
 
 _REMAINDER_KERNELS = (tf.int32, tf.int64, tf.float32, tf.float64)
@@ -45,7 +45,7 @@ def _integer_rem(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   by_zero = None if is_known(lambda value: value != 0, y) else tf.equal(y, scalar(0, y))
   divisor = y if by_zero is None else tf.where(by_zero, scalar(1, y), y)
   if x.dtype not in _REMAINDER_KERNELS:  # TF 2.21: TruncateMod knows no integers but int32 and int64
-    return x - tf.raw_ops.TruncateDiv(x=x, y=divisor) * y
+    return subtract(x, tf.raw_ops.TruncateDiv(x=x, y=divisor) * y)
   remainder = _truncate_mod(x, divisor)
   return remainder if by_zero is None else tf.where(by_zero, x, remainder)
 

@@ -1,8 +1,7 @@
 """Linear systems and triangular factorisations.
 
-TensorFlow's Cholesky, Lu and MatrixTriangularSolve raise where LAPACK goes on: when a matrix is not positive
-definite, when a pivot or a diagonal element is zero. JAX gives NaN there, or the LU of a singular
-matrix, or infinities. So the factorisations are written out, and so are the systems that would raise.
+TensorFlow's Lu and MatrixTriangularSolve raise where LAPACK goes on: when a pivot or a diagonal element is zero. JAX gives
+the LU of a singular matrix there, or infinities. So LU is written out, and so are the systems that would raise.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from jax.extend.core import primitives as P
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF
-from jax2tf.lowering._matrices import BLOCK, call, conj, loop, modulus, nan, nan_unless, outer, real, size
+from jax2tf.lowering._matrices import BLOCK, call, conj, loop, modulus, nan_unless, outer, real, size
 from jax2tf.registry import lowers
 
 # --- systems ---
@@ -109,39 +108,11 @@ def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
   """operand f32[n,n] -> f32[n,n], its lower factor; NaN when it is not positive definite. Reads the lower triangle."""
   if 0 in ctx.aval_out.shape:
     return operand
-  (factor,) = call(ctx, cholesky, operand, batch=len(ctx.aval_out.shape) - 2)
-  return factor
-
-
-def cholesky(a: tf.Tensor) -> tuple[tf.Tensor]:
-  """a[batch,n,n] -> its lower factor [batch,n,n]."""
-  n = size(a, -1)
-  starts = range(0, n, BLOCK) if isinstance(n, int) else [0]
-  factor = a[:, :, :0]
-  for start in starts:
-    width = min(BLOCK, n - start) if isinstance(n, int) else n
-    panel = a[:, start:, start : start + width]
-    if start:
-      panel -= tf.matmul(factor[:, start:], factor[:, start : start + width], adjoint_b=True)
-    columns = _cholesky_columns(panel, width)
-    factor = tf.concat([factor, tf.pad(columns, [[0, 0], [start, 0], [0, 0]])], -1) if start else columns
-  rows = tf.range(n)
-  factor = tf.where(rows[:, tf.newaxis] >= rows, factor, a)  # LAPACK leaves the other triangle as it is
-  return (nan_unless(~tf.math.is_nan(real(factor[:, -1, -1])), factor),)
-
-
-def _cholesky_columns(a: tf.Tensor, width: Any) -> tf.Tensor:
-  """The factor of the first `width` columns; once a pivot is not positive, all that follows is NaN."""
-  rows, columns = tf.range(size(a, -2)), tf.range(width)
-
-  def eliminate(k: tf.Tensor, a: tf.Tensor) -> tuple[tf.Tensor]:
-    pivot = real(a[:, k, k])
-    pivot = tf.cast(tf.sqrt(tf.where(pivot > 0, pivot, nan(pivot.dtype))), a.dtype)[:, tf.newaxis]
-    column = tf.where(rows > k, a[:, :, k] / pivot, tf.where(rows == k, pivot, 0))
-    rest = tf.where(columns > k, a - outer(column, conj(column[:, :width])), a)
-    return (tf.where(columns == k, column[:, :, tf.newaxis], rest),)
-
-  return loop(width, eliminate, a)[0]
+  # TF 2.21: Cholesky fills the lower triangle with NaN where it fails. A NaN of the operand is no failure, as in OpenBLAS.
+  factor = tf.linalg.cholesky(operand)
+  rows = tf.range(ctx.dim(ctx.aval_out.shape[-1]))
+  failed = tf.math.is_nan(real(factor[..., 0, 0]))
+  return nan_unless(~failed, tf.where(rows[:, tf.newaxis] >= rows, factor, operand))
 
 
 @lowers(_jax_compat.cholesky_update_p)

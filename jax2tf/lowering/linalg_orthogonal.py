@@ -73,7 +73,11 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
       pivot = tf.argmax(tf.where(columns >= k, rest, -1), 1, tf.int32)[:, tf.newaxis]
       pivot = tf.where(k < frozen, k, pivot)
       exchange = tf.where(columns == k, pivot, tf.where(columns == pivot, k, columns))
-      a, order = tf.gather(a, exchange, axis=2, batch_dims=1), tf.gather(order, exchange, axis=1, batch_dims=1)
+      order = tf.gather(order, exchange, axis=1, batch_dims=1)
+      # Two selects: a Gather of columns moves one element at a time.
+      here, there = a[:, :, k, tf.newaxis], tf.gather(a, pivot, axis=2, batch_dims=1)
+      at_pivot = (columns == pivot)[:, tf.newaxis]
+      a = tf.where(columns == k, there, tf.where(at_pivot, here, a))
     v, tau, column = _reflection(a[:, :, k], k, rows)
     a = tf.where(columns > k, a - outer(conj(tau) * v, _row_times(v, a)), a)
     a = tf.where(columns == k, column[:, :, tf.newaxis], a)

@@ -58,6 +58,8 @@ def _select_and_gather_add(ctx: RuleContext, tangents: tf.Tensor, operand: tf.Te
 
 
 def _scattered(greatest: bool, axes: Sequence[Axis], source: Any, operand: Any) -> Any:
+  if 0 in (*operand.shape, *source.shape):  # nothing to select from or for, and of nothing `_selected` cannot tell a shape
+    return jnp.zeros(operand.shape, source.dtype)
   positions, _ = _selected(greatest, axes, operand)
   if source.dtype == bool:  # whose sum is `or`
     return _scattered(greatest, axes, source.astype(jnp.int32), operand).astype(bool)
@@ -65,6 +67,9 @@ def _scattered(greatest: bool, axes: Sequence[Axis], source: Any, operand: Any) 
 
 
 def _gathered(greatest: bool, axes: Sequence[Axis], tangents: Any, operand: Any) -> Any:
+  out = tuple(axis.out for axis in axes)
+  if 0 in (*operand.shape, *out):
+    return jnp.zeros(out, tangents.dtype)
   positions, beats_nothing = _selected(greatest, axes, operand)
   selected = tangents.at[positions].get(mode="fill", fill_value=0)
   return jnp.where(beats_nothing, jnp.zeros((), tangents.dtype), selected)

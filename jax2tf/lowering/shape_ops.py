@@ -184,7 +184,9 @@ def _padded(
     return operand
   if len(sizes) <= 6:
     paddings = tf.reshape(ctx.shape([pad for pads in zip(lows, highs, strict=True) for pad in pads]), [-1, 2])
-    return tf.pad(operand, paddings, constant_values=_padding_constant(value))
+    # TF 2.21: Grappler fuses Pad with the Conv3D behind it, forgets the padding in the shape of the result,
+    # and so takes sizes for 1 and transposes for idle; it lets PadV2 alone.
+    return tf.pad(operand, paddings, constant_values=value if len(sizes) == 5 else _padding_constant(value))
   sizes = list(sizes)
   for axis in axes:  # TF 2.21: Pad on CPU stops at 6 dimensions
     operand = ctx.reshape(operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])

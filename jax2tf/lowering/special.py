@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 
 import jax.extend.core.primitives as P
 import tensorflow as tf
 
+from jax2tf._jax_compat import DIGAMMA_OF_ZERO
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF, NARROW, scalar, widened
 from jax2tf.registry import lower_directly, lowers
@@ -16,13 +19,7 @@ from jax2tf.registry import lower_directly, lowers
 lower_directly(
   {
     primitive: widened(op, *NARROW, *HALF)
-    for primitive, op in {
-      P.bessel_i0e_p: tf.math.bessel_i0e,
-      P.bessel_i1e_p: tf.math.bessel_i1e,
-      P.lgamma_p: tf.math.lgamma,
-      P.polygamma_p: tf.math.polygamma,
-      P.zeta_p: tf.math.zeta,
-    }.items()
+    for primitive, op in {P.bessel_i0e_p: tf.math.bessel_i0e, P.bessel_i1e_p: tf.math.bessel_i1e, P.lgamma_p: tf.math.lgamma}.items()
   }
 )
 
@@ -50,6 +47,17 @@ _ERF_INV_TAIL = (
   1.00167406,
   2.83297682,
 )
+
+
+def _bernoulli_over_factorial(count: int) -> list[float]:
+  """B(2k) / (2k)! for k = 1, ..., count."""
+  numbers = [Fraction(1)]
+  for m in range(1, 2 * count + 1):
+    numbers.append(-sum((math.comb(m + 1, k) * number for k, number in enumerate(numbers)), Fraction(0)) / (m + 1))
+  return [float(numbers[2 * k] / math.factorial(2 * k)) for k in range(1, count + 1)]
+
+
+_ZETA_COEFFICIENTS = _bernoulli_over_factorial(12)
 
 
 @lowers(P.erf_p)
@@ -80,11 +88,15 @@ def _erf_inv(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 def _erf_inv_32(x: tf.Tensor) -> tf.Tensor:
   w = -tf.math.log1p(-tf.square(x))
-  is_centre = w < scalar(5, x)
-  w = tf.where(is_centre, w - scalar(2.5, x), tf.sqrt(w) - scalar(3, x))
-  coefficients = [tf.where(is_centre, scalar(c, x), scalar(t, x)) for c, t in zip(_ERF_INV_CENTRE, _ERF_INV_TAIL, strict=True)]
-  root = functools.reduce(lambda sum, coefficient: sum * w + coefficient, coefficients)
+  # Both polynomials and one select: TF 2.21 broadcasts the scalars of a select one element at a time.
+  centre, tail = _polynomial(_ERF_INV_CENTRE, w - scalar(2.5, x)), _polynomial(_ERF_INV_TAIL, tf.sqrt(w) - scalar(3, x))
+  root = tf.where(w < scalar(5, x), centre, tail)
   return x * tf.where(tf.equal(tf.abs(x), scalar(1, x)), scalar(math.inf, x), root)
+
+
+def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
+  """The highest power first."""
+  return functools.reduce(lambda sum, coefficient: sum * x + coefficient, [scalar(c, x) for c in coefficients])
 
 
 def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
@@ -99,13 +111,62 @@ def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.digamma_p)
 def _digamma(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> f32[...]; -inf at 0 as in JAX 0.12 (0.10: NaN), NaN at the other poles."""
+  """x f32[...] -> f32[...]; NaN at the poles, in 0 as this JAX has it."""
+  del ctx
+  return widened(_digamma_32, *NARROW, *HALF)(x)
+
+
+def _digamma_32(x: tf.Tensor) -> tf.Tensor:
+  return tf.where(tf.equal(x, scalar(0, x)), scalar(DIGAMMA_OF_ZERO, x), tf.math.digamma(x))
+
+
+@lowers(P.polygamma_p)
+def _polygamma(ctx: RuleContext, n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """n, x f32[...] -> f32[...], derivative n of digamma at x; NaN unless n is a natural number."""
   del ctx
 
-  def digamma(x: tf.Tensor) -> tf.Tensor:
-    return tf.where(tf.equal(x, scalar(0, x)), scalar(-math.inf, x), tf.math.digamma(x))
+  def polygamma(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    zero, one = scalar(0, x), scalar(1, x)
+    is_odd = tf.equal(tf.math.floormod(n, scalar(2, x)), one)
+    value = tf.where(is_odd, one, -one) * tf.exp(tf.math.lgamma(n + one)) * _zeta_32(n + one, x)
+    value = tf.where(tf.equal(n, zero), _digamma_32(x), value)
+    return tf.where(tf.equal(n, tf.floor(n)) & (n >= zero), value, scalar(math.nan, x))
 
-  return widened(digamma, *NARROW, *HALF)(x)
+  return widened(polygamma, *NARROW, *HALF)(n, x)
+
+
+@lowers(P.zeta_p)
+def _zeta(ctx: RuleContext, x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+  """x, q f32[...] -> f32[...], the sum of (q + k)**-x over k >= 0; infinite at x = 1; NaN below, or for q <= 0 and broken x."""
+  del ctx
+  return widened(_zeta_32, *NARROW, *HALF)(x, q)
+
+
+def _zeta_32(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+  """Ten terms, and Euler-Maclaurin's formula for the rest (DLMF 25.11.5), as in XLA.
+
+  TF 2.21: the kernel is far off for q < 0 (trigamma(-8.28) = -3e8), where JAX's is right to some digits.
+  """
+  zero, half, one, two, inf, nan = (scalar(value, x) for value in (0, 0.5, 1, 2, math.inf, math.nan))
+  a, initial = q, tf.pow(q, -x)
+  for _ in range(9):
+    a += one
+    initial += tf.pow(a, -x)
+  a += one
+  power = tf.pow(a, -x)
+  inverse_square = one / tf.square(a)
+  corrections = scalar(0, x)
+  for k in range(11, 0, -1):  # Horner's rule
+    factor = (x + scalar(2 * k, x)) * (x + scalar(2 * k - 1, x))
+    corrections = factor * (inverse_square * (corrections + scalar(_ZETA_COEFFICIENTS[k], x)))
+  corrections = x / a * (scalar(_ZETA_COEFFICIENTS[0], x) + corrections)
+  value = initial + power * a / (x - one) + power * (half + corrections)
+  is_whole = tf.equal(x, tf.floor(x))
+  is_even = is_whole & tf.equal(tf.math.floormod(x, two), zero)
+  pole = tf.where(is_even, inf, nan)
+  value = tf.where((x >= one) & (is_whole | (q > zero)), value, nan)
+  value = tf.where((q <= zero) & tf.equal(q, tf.floor(q)), pole, value)
+  return tf.where(tf.equal(x, one), inf, value)
 
 
 @lowers(P.igamma_p)

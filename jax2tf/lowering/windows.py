@@ -103,6 +103,8 @@ _IDENTITIES = {P.add_p: 0, P.mul_p: 1, P.max_p: -np.inf, P.min_p: np.inf}
 
 def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
   """The reduced windows, innermost axis first, so that elements meet in their order."""
+  if any(axis.out == 0 for axis in axes):  # no window fits, and the spans of `_windows_along` would be of negative size
+    return [jnp.zeros([axis.out for axis in axes], x.dtype) for x in xs]
   config = [(*axis.padding, axis.base_dilation - 1) for axis in axes]
   if set(config) != {(0, 0, 0)}:
     xs = [lax.pad(x, value, config) for x, value in zip(xs, outside, strict=True)]

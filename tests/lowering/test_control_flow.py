@@ -87,6 +87,12 @@ CASES = [
   Case("scan_bool_and_int", lambda x: lax.scan(lambda c, y: ((~c[0], c[1] + 1), c), (True, jnp.int8(120)), x), [X], grad=False),
   Case("associative_scan", lambda x: lax.associative_scan(jnp.add, x), [X]),
   Case("map", lambda x: lax.map(jnp.sin, x), [X], poly="b, _"),
+  # A map of scalars is lowered as its vmap.
+  Case(
+    "map_of_scalars", lambda x: lax.map(lambda v: lax.while_loop(lambda v: v > 0.1, lambda v: v / 2, v), x[0]), [X], poly="b, _", grad=False
+  ),
+  Case("map_of_scalars_reversed", lambda x: lax.scan(lambda _, v: ((), v * x[0, 1]), (), x[0], reverse=True), [X], poly="b, n"),
+  Case("map_of_no_scalars", lambda x: lax.map(jnp.sin, x[0, :0]), [X]),
   Case(
     "scan_of_keys",
     lambda k: lax.scan(lambda c, _: tuple(jax.random.split(c)), jax.random.wrap_key_data(k), None, length=3),

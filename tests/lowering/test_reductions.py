@@ -115,6 +115,7 @@ CASES = [
   Case("reduce_variadic", variadic, [of("float32")], poly="b, _", grad=False),
   Case("reduce_variadic_symbolic_axis", variadic, [of("float32")], poly="_, n", grad=False),
   Case("reduce_not_commutative", lambda x, y: lax.reduce((x, y), (1, 0), affine, (0, 1)), [of("int32"), of("int32")]),
+  Case("bits_empty", lambda x: (lax.reduce_and(x, ()), lax.reduce_or(x, (1,)), lax.reduce_xor(x, (0, 1))), [np.zeros((0, 2, 3), np.int32)]),
   Case("reduce_empty", lambda x, y: lax.reduce((x, y), (2, 3), affine, (1,)), [np.zeros((2, 0), np.int32)] * 2),
 ]
 test_case, saved = run(CASES)

@@ -14,6 +14,8 @@ QUICK = {"saved": "dtype sweep", "eager": "dtype sweep"}
 MILD = np.array([0.1, 0.5, 0.9, 2.0, 3.7, 10.0, 0.25], np.float32)
 EDGES = np.array([0.0, 0.5, 1.0, 2.5, 30.0, -1.0, -0.5, np.nan], np.float32)
 SHAPES = np.array([0.0, 0.5, 3.0, -1.0, np.inf], np.float32)
+ORDERS = np.array([1.5, 2.0, 5.0, 1.0, 0.0, -0.5, -2.0, 100.0, np.inf, np.nan], np.float32)
+LEFT = np.array([0.1, 2.0, 10.0, 0.0, -0.5, -1.0, -8.28, -9.125, -40.25, -3e38, 1e5, np.inf, -np.inf, np.nan], np.float32)
 UNIT = np.array([0.0, -0.0, 1e-30, -1e-8, 0.1, -0.5, 0.9, 0.999, -0.99999, 0.9999999, 1.0, -1.0, 1.1, -np.inf, np.nan], np.float32)
 
 
@@ -70,7 +72,7 @@ CASES = [
   Case(
     "digamma",
     lax.digamma,
-    [np.array([-1.0, 0.5, 3.7, 10.0, 1e10, -0.5, np.inf, np.nan], np.float32)],
+    [np.array([0.0, -0.0, -1.0, 0.5, 3.7, 10.0, 1e10, -0.5, np.inf, np.nan], np.float32)],
     rtol=RTOL_GAMMA,
     grad=False,
     poly="b",
@@ -81,9 +83,11 @@ CASES = [
   Case("igammac gradient", lax.igammac, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
   Case("igamma_grad_a", lax.igamma_grad_a, grid(EDGES, EDGES), rtol=1e-3, atol=1e-6, grad=False),
   Case("igamma f64", gammas, [x.astype(np.float64) for x in grid(EDGES, EDGES)], x64=True, rtol=RTOL_64, grad=False, skip=QUICK),
-  Case("polygamma", lax.polygamma, grid(np.array([1.0, 2.0, 3.0], np.float32), MILD), rtol=RTOL, poly="b", grad=False),
+  Case("polygamma", lax.polygamma, grid(ORDERS, LEFT), rtol=RTOL, poly="b", grad=False),
   Case("polygamma gradient", lambda x: lax.polygamma(jnp.full_like(x, 1), x), [MILD], rtol=RTOL, skip=QUICK),
-  Case("zeta", lax.zeta, grid(np.array([1.5, 2.0, 5.0, 1.0], np.float32), MILD), rtol=RTOL, grad=False, poly="b"),
+  Case("zeta", lax.zeta, grid(ORDERS, LEFT), rtol=RTOL, grad=False, poly="b"),
+  # The corrections cancel each other for q < 0: zeta(100, -40.25) keeps eleven digits.
+  Case("zeta f64", lax.zeta, [x.astype(np.float64) for x in grid(ORDERS, LEFT)], x64=True, rtol=1e-10, grad=False, skip=QUICK),
   Case(
     "betainc",
     lax.betainc,

@@ -95,6 +95,11 @@ CASES = [
     )
     for name in MONOIDS
   ],
+  *[
+    Case(f"{name}_larger_than_operand", pool(name, (1, 2), (1, 1), "VALID"), [IMAGE[0, :, :1, 0]], poly="b, _", grad=name != "prod")
+    for name in MONOIDS
+  ],
+  *[Case(f"{name}_of_nothing", pool(name, (2,), (1,), ((1, 0),)), [IMAGE[:0, 0, 0, 0]], grad=name != "prod") for name in MONOIDS],
   Case("sum_negative_padding", pool("sum", (2, 3), (1, 2), ((-1, 2), (3, -2))), [INTS.astype(np.float32)], **CLOSE),
   *[
     Case(f"{name}_{dtype.__name__}", pool(name, (2, 3), (2, 1), "SAME"), [INTS.astype(dtype)], skip=QUICK)

@@ -1,0 +1,239 @@
+"""Four models, each in plain JAX and in hand-written TensorFlow, of the same weights; `tools/speed.py` measures them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+from jax import lax
+
+Params = Any
+
+
+@dataclass(frozen=True)
+class Model:
+  """One model.
+
+  Attributes:
+    name: with its sizes.
+    params: () -> NumPy arrays, the same at every call.
+    x: () -> the input.
+    in_jax: (params, x) -> the result, as a JAX user writes it.
+    in_tf: the same, as a TensorFlow user writes it, of tensors or variables.
+  """
+
+  name: str
+  params: Callable[[], Params]
+  x: Callable[[], np.ndarray]
+  in_jax: Callable[[Params, Any], Any]
+  in_tf: Callable[[Params, Any], Any]
+
+
+def _normal(seed: int, *shape: int) -> np.ndarray:
+  return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+class _Weights:
+  """Arrays of a fan-in scale, each from the next seed."""
+
+  def __init__(self) -> None:
+    self.seeds = itertools.count()
+
+  def __call__(self, *shape: int) -> np.ndarray:
+    return _normal(next(self.seeds), *shape) / np.float32(math.sqrt(math.prod(shape[:-1])))
+
+  def dense(self, rows: int, columns: int) -> dict[str, np.ndarray]:
+    return {"w": self(rows, columns), "b": 0.1 * _normal(next(self.seeds), columns)}
+
+  def around_one(self, size: int) -> np.ndarray:
+    return 1 + np.float32(0.1) * np.abs(_normal(next(self.seeds), size))
+
+
+# ----------------------------------------------------------------------------------------------- MLP
+
+
+def _mlp_params() -> Params:
+  weights = _Weights()
+  return [weights.dense(*sizes) for sizes in itertools.pairwise((784, 512, 512, 10))]
+
+
+def _mlp_jax(params: Params, x: Any) -> Any:
+  *hidden, last = params
+  for layer in hidden:
+    x = jax.nn.relu(x @ layer["w"] + layer["b"])
+  return x @ last["w"] + last["b"]
+
+
+def _mlp_tf(params: Params, x: Any) -> Any:
+  *hidden, last = params
+  for layer in hidden:
+    x = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, layer["w"]), layer["b"]))
+  return tf.nn.bias_add(tf.matmul(x, last["w"]), last["b"])
+
+
+# --------------------------------------------------------------------------------------- transformer
+
+_LAYERS, _HEADS, _WIDTH, _LENGTH = 4, 4, 256, 128
+
+
+def _transformer_params() -> Params:
+  weights = _Weights()
+
+  def block() -> Params:
+    layers = {name: weights.dense(_WIDTH, _WIDTH) for name in ("q", "k", "v", "o")}
+    norms = {name: {"g": weights.around_one(_WIDTH), "b": weights(_WIDTH)} for name in ("ln1", "ln2")}
+    return {**layers, **norms, "up": weights.dense(_WIDTH, 4 * _WIDTH), "down": weights.dense(4 * _WIDTH, _WIDTH)}
+
+  return [block() for _ in range(_LAYERS)]
+
+
+def _layer_norm_jax(p: Params, x: Any) -> Any:
+  mean, variance = jnp.mean(x, -1, keepdims=True), jnp.var(x, -1, keepdims=True)
+  return (x - mean) / jnp.sqrt(variance + 1e-5) * p["g"] + p["b"]
+
+
+def _transformer_jax(params: Params, x: Any) -> Any:
+  def dense(p: Params, x: Any) -> Any:
+    return x @ p["w"] + p["b"]
+
+  def heads(x: Any) -> Any:
+    return x.reshape(*x.shape[:2], _HEADS, -1).transpose(0, 2, 1, 3)
+
+  for p in params:
+    y = _layer_norm_jax(p["ln1"], x)
+    q, k, v = (heads(dense(p[name], y)) for name in "qkv")
+    weights = jax.nn.softmax(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]))
+    x = x + dense(p["o"], (weights @ v).transpose(0, 2, 1, 3).reshape(x.shape))
+    x = x + dense(p["down"], jax.nn.gelu(dense(p["up"], _layer_norm_jax(p["ln2"], x))))
+  return x
+
+
+def _layer_norm_tf(p: Params, x: Any) -> Any:
+  mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+  return tf.nn.batch_normalization(x, mean, variance, p["b"], p["g"], 1e-5)
+
+
+def _transformer_tf(params: Params, x: Any) -> Any:
+  def dense(p: Params, x: Any) -> Any:
+    rows = tf.nn.bias_add(tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), p["w"]), p["b"])
+    return tf.reshape(rows, [*x.shape[:-1], p["w"].shape[-1]])
+
+  def heads(x: Any) -> Any:
+    return tf.transpose(tf.reshape(x, [*x.shape[:2], _HEADS, -1]), [0, 2, 1, 3])
+
+  for p in params:
+    y = _layer_norm_tf(p["ln1"], x)
+    q, k, v = (heads(dense(p[name], y)) for name in "qkv")
+    weights = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / math.sqrt(q.shape[-1]))
+    x = x + dense(p["o"], tf.reshape(tf.transpose(tf.matmul(weights, v), [0, 2, 1, 3]), x.shape))
+    x = x + dense(p["down"], tf.nn.gelu(dense(p["up"], _layer_norm_tf(p["ln2"], x)), approximate=True))
+  return x
+
+
+# -------------------------------------------------------------------------------------------- ResNet
+
+_STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+
+
+def _resnet_params() -> Params:
+  weights = _Weights()
+
+  def conv(size: int, features: int, outputs: int) -> Params:
+    # Gains below one where the branch joins keep eight blocks from growing.
+    norm = {"g": weights.around_one(outputs), "b": weights(outputs), "mean": weights(outputs), "var": weights.around_one(outputs)}
+    return {"w": weights(size, size, features, outputs), **norm}
+
+  params: Params = {"stem": conv(7, 3, 64), "blocks": [], "head": weights.dense(512, 1000)}
+  features = 64
+  for outputs, stride in _STAGES:
+    block = {"a": conv(3, features, outputs), "b": conv(3, outputs, outputs)}
+    params["blocks"].append(block | ({"skip": conv(1, features, outputs)} if stride > 1 else {}))
+    features = outputs
+  return params
+
+
+def _resnet_jax(params: Params, x: Any) -> Any:
+  def conv(p: Params, x: Any, stride: int = 1) -> Any:
+    y = lax.conv_general_dilated(x, p["w"], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return (y - p["mean"]) * (lax.rsqrt(p["var"] + 1e-5) * p["g"]) + p["b"]  # as in flax
+
+  x = jax.nn.relu(conv(params["stem"], x, 2))
+  x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+  for p, (_, stride) in zip(params["blocks"], _STAGES, strict=True):
+    y = conv(p["b"], jax.nn.relu(conv(p["a"], x, stride)))
+    x = jax.nn.relu(y + (conv(p["skip"], x, stride) if "skip" in p else x))
+  return jnp.mean(x, (1, 2)) @ params["head"]["w"] + params["head"]["b"]
+
+
+def _resnet_tf(params: Params, x: Any) -> Any:
+  def conv(p: Params, x: Any, stride: int = 1) -> Any:
+    y = tf.nn.conv2d(x, p["w"], stride, "SAME")
+    return tf.nn.batch_normalization(y, p["mean"], p["var"], p["b"], p["g"], 1e-5)  # as in Keras 3
+
+  x = tf.nn.relu(conv(params["stem"], x, 2))
+  x = tf.nn.max_pool2d(x, 3, 2, "SAME")
+  for p, (_, stride) in zip(params["blocks"], _STAGES, strict=True):
+    y = conv(p["b"], tf.nn.relu(conv(p["a"], x, stride)))
+    x = tf.nn.relu(y + (conv(p["skip"], x, stride) if "skip" in p else x))
+  return tf.nn.bias_add(tf.matmul(tf.reduce_mean(x, [1, 2]), params["head"]["w"]), params["head"]["b"])
+
+
+# ---------------------------------------------------------------------------------------------- LSTM
+
+_STEPS, _CELLS = 64, 128
+
+
+def _lstm_params() -> Params:
+  weights = _Weights()
+  return {"w": weights(_CELLS, 4 * _CELLS), "u": weights(_CELLS, 4 * _CELLS), "b": weights(4 * _CELLS)}
+
+
+def _lstm_jax(params: Params, xs: Any) -> Any:
+  def step(state: Any, x: Any) -> Any:
+    h, c = state
+    i, f, g, o = jnp.split(x @ params["w"] + h @ params["u"] + params["b"], 4, -1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h
+
+  zeros = jnp.zeros(xs.shape[1:])
+  return lax.scan(step, (zeros, zeros), xs)[1]
+
+
+def _lstm_tf(params: Params, xs: Any) -> Any:
+  w, u, b = (tf.convert_to_tensor(params[name]) for name in "wub")
+  inputs = tf.TensorArray(tf.float32, _STEPS).unstack(xs)
+
+  def step(t: Any, h: Any, c: Any, outputs: Any) -> Any:  # as in Keras' RNN and LSTMCell
+    z = tf.nn.bias_add(tf.matmul(inputs.read(t), w) + tf.matmul(h, u), b)
+    i, f, g, o = tf.split(z, 4, -1)
+    c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(g)
+    h = tf.sigmoid(o) * tf.tanh(c)
+    return t + 1, h, c, outputs.write(t, h)
+
+  zeros = tf.zeros(xs.shape[1:])
+  outputs = tf.TensorArray(tf.float32, _STEPS, element_shape=xs.shape[1:])
+  start = (tf.constant(0), zeros, zeros, outputs)
+  return tf.while_loop(lambda t, *_: t < _STEPS, step, start, maximum_iterations=_STEPS)[-1].stack()
+
+
+MODELS = (
+  Model("MLP 784-512-512-10, batch 64", _mlp_params, functools.partial(_normal, 100, 64, 784), _mlp_jax, _mlp_tf),
+  Model(
+    "transformer, 4 layers d256 s128",
+    _transformer_params,
+    functools.partial(_normal, 100, 1, _LENGTH, _WIDTH),
+    _transformer_jax,
+    _transformer_tf,
+  ),
+  Model("ResNet-18-like, 96 px", _resnet_params, functools.partial(_normal, 100, 1, 96, 96, 3), _resnet_jax, _resnet_tf),
+  Model("LSTM, 64 steps d128", _lstm_params, functools.partial(_normal, 100, _STEPS, 1, _CELLS), _lstm_jax, _lstm_tf),
+)
