@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
+from tensorflow.python.ops.parallel_for import pfor as _pfor
+from tensorflow.python.saved_model import save as _save
 from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.trackable import data_structures as _data_structures
 
@@ -15,13 +20,101 @@ ListWrapper = _data_structures.ListWrapper
 DictWrapper = _data_structures._DictWrapper
 TupleWrapper = _data_structures._TupleWrapper
 
-stop_recording = _record.stop_recording
 is_saving = _save_context.in_save_context
 
 
 def is_watched(tensor: tf.Tensor) -> bool:
-  """True where an active GradientTape watches this eager tensor, or what it was computed from."""
-  return _record.should_record_backprop([tensor])
+  """True where an active GradientTape or ForwardAccumulator watches this eager tensor, or what it was computed from."""
+  return _record.should_record_backprop([tensor]) or bool(_forwardprop.pack_tangents([tensor]).tangents)
+
+
+_GRADIENT = "Jax2tfGradient"
+_gradient_numbers = itertools.count()
+
+
+def with_derivatives(
+  results: Callable[[], list[tf.Tensor]],
+  operands: Sequence[tf.Tensor],
+  pull: Callable[..., Sequence[tf.Tensor | None]],
+  push: Callable[..., Sequence[tf.Tensor | None]],
+) -> list[tf.Tensor]:
+  """What `results()` computes from `operands`, in an op with derivatives of our own.
+
+  As tf.custom_gradient does it, with an IdentityN that has its own gradient function. But that looks through the
+  whole graph for variables each time, and in a graph gives zero tangents to a ForwardAccumulator.
+
+  Args:
+    results: run without recording: TensorFlow would prepare its own gradient of every loop and branch inside, for nobody.
+    operands: floating point and complex tensors.
+    pull: cotangents of the results -> those of the operands.
+    push: tangents of the operands -> those of the results.
+  """
+  graph = current_graph()
+  with _record.stop_recording():
+    outs = results()
+    if graph is None:
+      tensors = [tf.identity(y) for y in outs]
+    else:
+      gradient_type = f"{_GRADIENT}-{next(_gradient_numbers)}"
+
+      @tf.RegisterGradient(gradient_type)
+      @tf.autograph.experimental.do_not_convert  # saving a model traces it once more
+      def gradient(_: Any, *cotangents: tf.Tensor) -> list[tf.Tensor | None]:
+        return [None] * len(outs) + list(errors_as_raised()(pull)(*cotangents[: len(outs)]))
+
+      with graph.gradient_override_map({"IdentityN": gradient_type}):
+        tensors = tf.identity_n([*outs, *operands])[: len(outs)]
+  _record.record_operation("Jax2tf", tensors, list(operands), errors_as_raised()(pull), errors_as_raised()(push))
+  return tensors
+
+
+def _vectorized_identity_n(pfor_input: Any, vectorized: Any = _pfor._pfor_converter_registry["IdentityN"]) -> Any:
+  # TF 2.21: pfor makes a plain IdentityN of it, and TensorFlow would differentiate the ops behind it, silently.
+  if not pfor_input.op.node_def.attr["_gradient_op_type"].s.startswith(_GRADIENT.encode()):
+    return vectorized(pfor_input)
+
+  def refuse(*_: tf.Tensor) -> Any:
+    raise LookupError(
+      "TensorFlow's pfor (tf.vectorized_map, and jacobian with one more tape around it) leaves out the derivatives of a "
+      "jax2tf-converted function. Use jax.vmap before convert, or experimental_use_pfor=False"
+    )
+
+  tensors = [x.t for x in pfor_input.inputs]
+  operands = [x for x in tensors if x.dtype.is_floating or x.dtype.is_complex]
+  results = with_derivatives(lambda: tensors, operands, refuse, refuse)
+  return [_pfor.wrap(y, x.is_stacked) for y, x in zip(results, pfor_input.inputs, strict=True)]
+
+
+_pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
+
+
+class _OnlyNewFunctions:
+  """A graph, of which `_functions` are those that nobody has seen yet."""
+
+  def __init__(self, graph: tf.Graph):
+    self._graph = graph
+    self._seen: set[str] = set()
+
+  @property
+  def _functions(self) -> dict[str, Any]:
+    new = {name: function for name, function in self._graph._functions.items() if name not in self._seen}
+    self._seen.update(new)
+    return new
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._graph, name)
+
+
+def _trace_gradient_functions(graph: tf.Graph, saveable_view: Any, trace: Any = _save._trace_gradient_functions) -> None:
+  # TF 2.21: saving takes along the gradient functions of the functions that it saves, but not those of the gradient
+  # functions themselves, so that a loaded model would have no second derivative. Once more, until there are no new ones.
+  unseen, count = _OnlyNewFunctions(graph), -1
+  while count != len(graph._functions):
+    count = len(graph._functions)
+    trace(unseen, saveable_view)
+
+
+_save._trace_gradient_functions = _trace_gradient_functions
 
 
 def current_graph() -> tf.Graph | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,7 @@ class Conversion:
     self.traced = traced
     self._dimensions = traced.dimensions
     self._with_gradient = with_gradient
-    self._pullbacks = BoundedCache(maxsize=16)
+    self._derivatives = BoundedCache(maxsize=16)
     self._eager_functions = BoundedCache(maxsize=16)
     self.dtypes = [physical(aval)[1] for aval in traced.jaxpr.in_avals]
 
@@ -43,7 +43,7 @@ class Conversion:
     dimensions, assertions = self._solve(operands)
     with tf.control_dependencies(assertions):
       operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
-    results = self._differentiable(functools.partial(_lower, dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
+    results = self._differentiable(_InGraph(dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
     names = ["jax2tf_out"] if len(results) == 1 else [f"jax2tf_out_{k}" for k in range(len(results))]
     return [tf.identity(y, name) for y, name in zip(results, names, strict=True)]
 
@@ -59,14 +59,14 @@ class Conversion:
   def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     jaxpr = self.traced.jaxpr
     if not self._with_gradient:
-      return gradient.disabled(lambda: run(jaxpr, *operands), operands)
-    pullback = self._pullbacks.get(tuple(wrt), lambda: gradient.Pullback(jaxpr, self.traced.name, wrt))
-    return gradient.call(pullback, run, *operands)
+      return gradient.disabled(lambda: run(jaxpr, *operands), [operands[i] for i in wrt])
+    derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(jaxpr, self.traced.name, wrt))
+    return gradient.call(derivative, run, *operands)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     self._dimensions.check([x.shape for x in operands])
     sizes = [operands[argument].shape[axis] for _, argument, axis in self._dimensions.sizes]
-    run = functools.partial(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
+    run = _Eager(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
     # Eagerly, unlike in a graph, it is known here which arguments a tape will ever ask about.
     wrt = [i for i in gradient.differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])]
     return self._differentiable(run, operands, wrt) if wrt else run(self.traced.jaxpr, *operands)
@@ -90,5 +90,28 @@ class Conversion:
     return function.get_concrete_function()
 
 
-def _lower(dimensions: DimensionValues, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
-  return Lowering(dimensions.here()).lower("unknown line", jaxpr, *operands)
+@dataclass(frozen=True)
+class _InGraph:
+  """Lowers a jaxpr into the graph under construction."""
+
+  dimensions: DimensionValues
+
+  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    return Lowering(self.dimensions).lower("unknown line", jaxpr, *operands)
+
+  def here(self) -> _InGraph:
+    return _InGraph(self.dimensions.here())
+
+
+@dataclass(frozen=True)
+class _Eager:
+  """Calls the function of a jaxpr."""
+
+  call: Callable[..., list[tf.Tensor]]
+  sizes: list[tf.Tensor]
+
+  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    return self.call(self.sizes, jaxpr, *operands)
+
+  def here(self) -> _Eager:
+    return self

@@ -168,8 +168,13 @@ class DimensionValues:
     return tuple(size if isinstance(size := self(d), int) else None for d in dims)
 
   def here(self) -> DimensionValues:
-    """The same variables, for another graph: that of the backward pass."""
-    return DimensionValues(self._variables, self._lower)
+    """The same variables, for another graph if that is under construction now: that of a backward pass."""
+    if self._graph is _tf_compat.current_graph():
+      return self
+    # Identities, because a nested gradient function may only close over tensors of its own graph.
+    return DimensionValues(
+      {name: size if isinstance(size, int) else tf.identity(size) for name, size in self._variables.items()}, self._lower
+    )
 
   def _evaluate(self, dim: Any) -> Size:
     names = sorted(_jax_compat.dimension_variables(dim))

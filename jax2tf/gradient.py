@@ -1,18 +1,19 @@
-"""JAX's own VJP behind `tf.custom_gradient`, with nothing computed twice.
+"""JAX's own derivatives behind TensorFlow's tapes and accumulators, with nothing computed twice.
 
 The pullback that `jax.vjp` returns is a pytree. The forward jaxpr returns its leaves, the residuals,
 next to the results; the backward jaxpr rebuilds it from them. The gradient of the gradient is again
-JAX's: the pullback, as a function of primals and cotangents, has a VJP like any other function.
+JAX's: the pullback, as a function of primals and cotangents, has derivatives like any other function, and
+so has the tangent function that `jax.jvp` makes for a tf.autodiff.ForwardAccumulator.
 
 Complex cotangents: TensorFlow's gradient is the conjugate of JAX's, so both ends are conjugated and
-the tape sees what it would see for the same function written in TensorFlow.
+the tape sees what it would see for the same function written in TensorFlow. Tangents are the same in both.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.extend.core.primitives as P
@@ -24,31 +25,48 @@ from jax2tf import _tf_compat
 from jax2tf.dtypes import is_differentiable
 from jax2tf.interpreter import contains, preflight
 
-Run = Callable[..., list[tf.Tensor]]
+
+class Run(Protocol):
+  """Lowers or calls a jaxpr: `run(jaxpr, *tensors) -> tensors`."""
+
+  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]: ...
+
+  def here(self) -> Run:
+    """The same for the graph under construction now, which may be that of a gradient function."""
 
 
-class Pullback:
-  """The VJP of a jaxpr in its differentiable arguments, traced when asked for.
+class Derivative:
+  """A jaxpr with its derivatives, each traced when asked for.
 
   Attributes:
-    jaxpr: what is differentiated.
+    function: name of the user's function, for errors.
     wrt: positions of the floating point or complex arguments to differentiate in.
-    results: positions of its floating point and complex results.
+    results: positions of the floating point and complex results.
   """
 
-  def __init__(self, jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int]):
-    self.jaxpr = jaxpr
+  def __init__(self, make: Callable[[], ClosedJaxpr], function: str, wrt: Sequence[int], results: Sequence[int]):
+    self._make = make
     self.function = function
     self.wrt = wrt
-    self.results = differentiable(jaxpr.out_avals)
+    self.results = results
+
+  @functools.cached_property
+  def jaxpr(self) -> ClosedJaxpr:
+    """What is differentiated."""
+    return self._make()
+
+  @functools.cached_property
+  def refusal(self) -> Exception | None:
+    """What `jax.vjp` raises for a function that has no reverse-mode derivative, or preflight for one that has no lowering."""
+    try:
+      self.halves  # noqa: B018
+    except Exception as error:
+      return error
+    return None
 
   @functools.cached_property
   def halves(self) -> tuple[ClosedJaxpr, ClosedJaxpr]:
-    """(primals -> results and residuals, residuals and cotangents -> cotangents of the primals).
-
-    Raises:
-      what `jax.vjp` raises for a function that has no reverse-mode derivative.
-    """
+    """(primals -> results and residuals, residuals and cotangents -> cotangents of the primals)."""
     structure: Any = None
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
@@ -75,99 +93,123 @@ class Pullback:
     return not contains(self.jaxpr, (P.eigh_p, P.reduce_p))
 
   @functools.cached_property
-  def next_order(self) -> Pullback:
-    """The VJP of (primals, cotangents) -> cotangents of the primals."""
+  def pullback(self) -> Derivative:
+    """(primals, cotangents) -> cotangents of the primals."""
 
     def whole(primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
       return self._vjp(primals)[1](list(cotangents))
 
-    jaxpr = jax.make_jaxpr(whole)(_specs(self.jaxpr.in_avals), self._cotangents())
+    def make() -> ClosedJaxpr:
+      return jax.make_jaxpr(whole)(_specs(self.jaxpr.in_avals), self._cotangents())
+
     n_primals = len(self.jaxpr.in_avals)
-    cotangents = range(n_primals, n_primals + len(self.results))
-    return Pullback(jaxpr, f"gradient of {self.function}", [*self.wrt, *cotangents])
+    wrt = [*self.wrt, *range(n_primals, n_primals + len(self.results))]
+    return Derivative(make, f"gradient of {self.function}", wrt, range(len(self.wrt)))
+
+  @functools.cached_property
+  def pushforward(self) -> Derivative:
+    """(primals, tangents of those in `wrt`) -> tangents of the results."""
+
+    def whole(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+      of_differentiable = functools.partial(self._of_differentiable, primals)
+      return jax.jvp(lambda *changing: of_differentiable(*changing)[0], [primals[i] for i in self.wrt], list(tangents))[1]
+
+    def make() -> ClosedJaxpr:
+      avals = _specs(self.jaxpr.in_avals)
+      jaxpr = jax.make_jaxpr(whole)(avals, [avals[i] for i in self.wrt])
+      preflight(jaxpr, f"tangents of {self.function}")
+      return jaxpr
+
+    n_primals = len(self.jaxpr.in_avals)
+    wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
+    return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)))
 
   def _vjp(self, primals: Sequence[Any]) -> tuple[Sequence[Any], Callable[..., Any]]:
-    def of_differentiable(*changing: Any) -> tuple[list[Any], list[Any]]:
-      operands = list(primals)
-      for i, x in zip(self.wrt, changing, strict=True):
-        operands[i] = x
-      outs = jaxpr_as_fun(self.jaxpr)(*operands)
-      return [outs[i] for i in self.results], outs
-
+    of_differentiable = functools.partial(self._of_differentiable, primals)
     _, pull, outs = jax.vjp(of_differentiable, *(primals[i] for i in self.wrt), has_aux=True)
     return outs, pull
+
+  def _of_differentiable(self, primals: Sequence[Any], *changing: Any) -> tuple[list[Any], list[Any]]:
+    """(differentiable results, all results) for other values of the arguments in `wrt`."""
+    operands = list(primals)
+    for i, x in zip(self.wrt, changing, strict=True):
+      operands[i] = x
+    outs = jaxpr_as_fun(self.jaxpr)(*operands)
+    return [outs[i] for i in self.results], outs
 
   def _cotangents(self) -> list[jax.ShapeDtypeStruct]:
     return _specs([self.jaxpr.out_avals[i] for i in self.results])
 
 
-def call(pullback: Pullback, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
-  """The results of `pullback.jaxpr`, which TensorFlow differentiates with JAX's VJP.
+def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int]) -> Derivative:
+  """Of a function of the user's."""
+  return Derivative(lambda: jaxpr, function, wrt, differentiable(jaxpr.out_avals))
+
+
+# Derivatives of a SavedModel: beyond these orders the loaded function refuses. Each one saved holds a graph of its own.
+_SAVED_ORDERS = 2
+
+
+def call(of: Derivative, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
+  """The results of `of.jaxpr`, which TensorFlow differentiates with JAX's derivatives.
 
   Args:
-    pullback: the function and its derivative.
-    run: `run(jaxpr, *tensors) -> tensors`, lowers or calls a jaxpr.
+    of: the function and its derivatives.
+    run: lowers or calls a jaxpr.
     primals: its arguments.
   """
-  if not (pullback.wrt and pullback.results):
-    return run(pullback.jaxpr, *primals)
-  try:
-    forward, backward = pullback.halves
-  except Exception as error:  # whatever JAX has against this derivative; it is the user's when asked for
-    return refused(lambda: run(pullback.jaxpr, *primals), error, primals)
-
-  n_out = len(pullback.jaxpr.out_avals)
+  if not (of.wrt and of.results):
+    return run(of.jaxpr, *primals)
+  n_out = len(of.jaxpr.out_avals)
   residuals: list[tf.Tensor] = []
 
   def results() -> list[tf.Tensor]:
-    outs = run(forward, *primals)
+    if of.refusal:  # which concerns the user only if the derivative is asked for
+      return run(of.jaxpr, *primals)
+    outs = run(of.halves[0], *primals)
     residuals.extend(outs[n_out:])
-    return outs[:n_out] if pullback.keeps_values else run(pullback.jaxpr, *primals)
+    return outs[:n_out] if of.keeps_values else run(of.jaxpr, *primals)
 
-  def gradient(cotangents: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    # Identities, because a nested custom gradient may only close over tensors of its own graph.
-    own = [tf.identity(r) for r in residuals]
-    return _pulled(pullback, run, lambda *seeds: run(backward, *own, *seeds), primals, cotangents)
+  def backward(run: Run, *seeds: tf.Tensor) -> list[tf.Tensor]:
+    # Identities, because a nested gradient function may only close over tensors of its own graph.
+    return run(of.halves[1], *map(tf.identity, residuals), *seeds)
 
-  return _with_gradient(results, gradient, primals)
-
-
-def _pulled(
-  pullback: Pullback, run: Run, backward: Run, primals: Sequence[tf.Tensor], cotangents: Sequence[tf.Tensor]
-) -> list[tf.Tensor | None]:
-  """The cotangents of all primals, themselves differentiable."""
-  seeds = [_conjugate(cotangents[i]) for i in pullback.results]
-
-  def gradient(cotangents: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-    following = pullback.next_order
-
-    def both(*seeds: tf.Tensor) -> list[tf.Tensor]:
-      forward_jaxpr, backward_jaxpr = following.halves
-      n_out = len(following.jaxpr.out_avals)
-      return run(backward_jaxpr, *run(forward_jaxpr, *operands)[n_out:], *seeds)
-
-    operands = [*(tf.identity(p) for p in primals), *(tf.identity(s) for s in seeds)]
-    return _pulled(following, run, both, operands, cotangents)
-
-  found = iter(_with_gradient(lambda: backward(*seeds), gradient, [*primals, *seeds]))
-  return [_conjugate(next(found)) if i in pullback.wrt else None for i in range(len(primals))]
+  return _node(of, run, results, n_out, backward, primals, order=1)
 
 
-def _with_gradient(
-  results: Callable[[], list[tf.Tensor]], gradient: Callable[[Sequence[tf.Tensor]], Any], operands: Sequence[tf.Tensor]
+def _node(
+  of: Derivative,
+  run: Run,
+  results: Callable[[], list[tf.Tensor]],
+  n_out: int,
+  backward: Callable[..., list[tf.Tensor]],
+  primals: Sequence[tf.Tensor],
+  order: int,
 ) -> list[tf.Tensor]:
-  @tf.custom_gradient
-  def function(*_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-    @_tf_compat.errors_as_raised()
-    def grad(*cotangents: tf.Tensor, variables: Any = None) -> Any:
-      found = gradient(cotangents)
-      return (found, [None] * len(variables)) if variables else found
+  """The `n_out` results, with derivatives; `backward(run, *cotangents)` gives the cotangents of the primals in `of.wrt`."""
+  operands = [primals[i] for i in of.wrt]
 
-    # A tape would prepare TensorFlow's own gradient of every loop and branch inside, for nobody.
-    with _tf_compat.stop_recording():
-      return results(), grad
+  def pull(*cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
+    if order > _SAVED_ORDERS and _tf_compat.is_saving():
+      return _refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"), operands)
+    if of.refusal:
+      return _refuse(of.refusal, operands)
+    here, own = run.here(), [tf.identity(p) for p in primals]
+    seeds = [tf.identity(_conjugate(cotangents[i])) for i in of.results]
 
-  return list(function(*operands))
+    def backward_of_pullback(run: Run, *seeds_of_pullback: tf.Tensor) -> list[tf.Tensor]:
+      forward_jaxpr, backward_jaxpr = of.pullback.halves
+      residuals = run(forward_jaxpr, *map(tf.identity, own), *map(tf.identity, seeds))[len(of.wrt) :]
+      return run(backward_jaxpr, *residuals, *seeds_of_pullback)
+
+    found = _node(of.pullback, here, lambda: backward(here, *seeds), len(of.wrt), backward_of_pullback, [*own, *seeds], order + 1)
+    return [_conjugate(x) for x in found]
+
+  def push(*tangents: tf.Tensor) -> list[tf.Tensor | None]:
+    found = dict(zip(of.results, call(of.pushforward, run.here(), *primals, *tangents), strict=True))
+    return [found.get(i) for i in range(n_out)]
+
+  return _tf_compat.with_derivatives(results, operands, pull, push)
 
 
 DISABLED = (
@@ -176,28 +218,21 @@ DISABLED = (
 )
 
 
-def refused(results: Callable[[], list[tf.Tensor]], error: Exception, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  """The results, with a gradient that raises `error`."""
-
-  def gradient(_: Sequence[tf.Tensor]) -> Any:
-    raise error
-
-  return _with_gradient(results, gradient, operands)
-
-
 def disabled(results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  """The results, with a gradient that raises LookupError: `convert(..., with_gradient=False)`.
+  """The results, with derivatives that raise LookupError: `convert(..., with_gradient=False)`."""
 
-  After a SavedModel round trip, where no Python runs, it is an InvalidArgumentError of the same words.
-  """
+  def refuse(*_: tf.Tensor) -> Any:
+    return _refuse(LookupError(DISABLED), operands)
 
-  def gradient(_: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    if not _tf_compat.is_saving():
-      raise LookupError(DISABLED)
-    with tf.control_dependencies([tf.debugging.Assert(False, [DISABLED])]):
-      return [tf.identity(x) for x in operands]  # of the right shapes, and never seen
+  return _tf_compat.with_derivatives(results, operands, refuse, refuse)
 
-  return _with_gradient(results, gradient, operands)
+
+def _refuse(error: Exception, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+  """Raises the error; in a SavedModel, where no Python runs, cotangents that are an InvalidArgumentError of the same words."""
+  if not _tf_compat.is_saving():
+    raise error
+  with tf.control_dependencies([tf.debugging.Assert(False, [str(error)])]):
+    return [tf.identity(x) for x in operands]  # of the right shapes, and never seen
 
 
 def differentiable(avals: Sequence[Any]) -> list[int]:

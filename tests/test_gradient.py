@@ -177,12 +177,13 @@ def test_no_gradient_when_disabled(mode):
     gradient(converted)(tf.constant(X))
 
 
-def test_function_without_a_derivative_works_until_one_is_asked_for(mode):
-  def f(x):
-    return jax.lax.while_loop(lambda x: x.sum() < 100, lambda x: x * 2, x)
+def forever(x):
+  return jax.lax.while_loop(lambda x: x.sum() < 100, lambda x: x * 2, x)
 
-  converted = jax2tf.convert(f)
-  close(mode(converted)(tf.constant(X)), f(X))
+
+def test_function_without_a_derivative_works_until_one_is_asked_for(mode):
+  converted = jax2tf.convert(forever)
+  close(mode(converted)(tf.constant(X)), forever(X))
   with pytest.raises(ValueError, match=r"Reverse-mode differentiation does not work for lax\.while_loop"):
     mode(gradient(converted))(tf.constant(X))
 
@@ -232,15 +233,6 @@ def test_unused_residuals_cost_an_inference_graph_nothing():
     return sum("MatMul" in op for op in op_types(concrete.graph))
 
   assert matmuls(True) == matmuls(False)
-
-
-def test_first_order_after_a_saved_model_round_trip(tmp_path):
-  module = tf.Module()
-  converted = jax2tf.convert(FUNCTIONS["custom_vjp"], polymorphic_shapes="b")
-  module.f = tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([None])])
-  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
-  loaded = tf.saved_model.load(str(tmp_path))
-  close(gradient(loaded.f)(tf.constant(X)), jax_gradient(FUNCTIONS["custom_vjp"])(X))
 
 
 def test_second_order_with_mixed_arguments():

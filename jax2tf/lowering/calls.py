@@ -52,10 +52,18 @@ def _call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any = None, call_jaxpr:
     return ctx.lower(closed, *operands)
 
 
-# primitive -> (the param that holds the function, the params that concern JAX's transformations alone). What these ask for,
-# derivative rules or recomputation, was done when the gradient was traced; the function itself is left.
+@lowers(P.remat_p, on_keys=True)
+def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, prevent_cse: Any, differentiated: bool, policy: Any) -> Tensors:
+  """The inner function; in a backward pass behind a barrier, so that it is computed once more, and not before it is needed."""
+  del policy  # it has decided what is among the operands
+  # In the body of a scan prevent_cse is False, for XLA does not look across its bounds; neither does Grappler.
+  fenced = _barrier(*operands) if differentiated and prevent_cse else operands
+  return ctx.lower(_jax_compat.as_closed(jaxpr), *fenced)
+
+
+# primitive -> (the param that holds the function, the params that concern JAX's transformations alone). What these ask for
+# was done when the gradient was traced; the function itself is left.
 _FUNCTIONS = {
-  P.remat_p: ("jaxpr", {"prevent_cse", "differentiated", "policy"}),
   P.custom_jvp_call_p: ("call_jaxpr", {"jvp_jaxpr_fun", "num_consts", "symbolic_zeros"}),
   P.custom_vjp_call_p: ("call_jaxpr", {"fwd_jaxpr_thunk", "num_consts", "bwd", "out_trees", "symbolic_zeros"}),
   _jax_compat.custom_vmap_p: ("call", {"rule", "in_tree", "out_tree"}),
@@ -92,8 +100,10 @@ def _expand(primitive: Any, *operands: Any) -> list[Any]:
   return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, operands)))
 
 
-def _identities(*operands: tf.Tensor) -> Tensors:
-  return list(operands)
+def _barrier(*operands: tf.Tensor) -> Tensors:
+  """The operands, once all are there: what follows differs from what came before, so Grappler cannot merge the two."""
+  with tf.control_dependencies(operands):
+    return [tf.identity(x) for x in operands]
 
 
 @lowers(P.name_p)
@@ -103,11 +113,4 @@ def _name(ctx: RuleContext, operand: tf.Tensor, *, name: str) -> tf.Tensor:
   return operand
 
 
-lower_directly(
-  {
-    P.stop_gradient_p: lambda x: x,
-    P.copy_p: lambda x: x,
-    # TensorFlow has no optimiser that these hold back from a change of values.
-    _jax_compat.optimization_barrier_p: _identities,
-  }
-)
+lower_directly({P.stop_gradient_p: lambda x: x, P.copy_p: lambda x: x, _jax_compat.optimization_barrier_p: _barrier})

@@ -131,7 +131,10 @@ UNSUPPORTED.update(
       _STATE,
     ),
     **dict.fromkeys(["after_all", "create_token"], _TOKEN),
-    "custom_lin": ("it exists only inside JAX's own differentiation", "report it: no user's function should hold it"),
+    "custom_lin": (
+      "JAX can't apply forward-mode differentiation (jvp) to a custom_vjp function",
+      "ask a GradientTape for its gradient, or define it with jax.custom_jvp",
+    ),
     "unreachable": ("this branch is meant never to run", "remove the branch"),
     "check": ("a checkify check must become a value first", "wrap the function with jax.experimental.checkify.checkify"),
   }
