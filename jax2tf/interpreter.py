@@ -15,7 +15,7 @@ import tensorflow as tf
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_params
 
-from jax2tf import _jax_compat, _tf_compat, errors
+from jax2tf import _jax_compat, _tf_compat, errors, idioms
 from jax2tf.context import RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
@@ -119,7 +119,7 @@ class Lowering:
     env.update({v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)})
     env.update(zip(inner.invars, operands, strict=True))
     outer_scope = tf.get_current_name_scope()
-    for stack, eqns in itertools.groupby(inner.eqns, key=_name_stack):
+    for stack, eqns in itertools.groupby(idioms.equations(inner), key=_name_stack):
       with _scope(outer_scope, stack):
         for eqn in eqns:
           env.update(zip(eqn.outvars, self._equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))

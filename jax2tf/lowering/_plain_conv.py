@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,7 +47,12 @@ class Conv:
 
 def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
   """A convolution of 2 dimensions, or of 3 without groups and dilation; without batch groups."""
-  if set(conv.lhs_dilation) != {1} and (out := _input_gradient(ctx, conv, image, kernel)) is not None:
+
+  def turned() -> tf.Tensor:
+    spatial = list(range(conv.rank))
+    return tf.transpose(tf.reverse(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
+
+  if set(conv.lhs_dilation) != {1} and (out := input_gradient(ctx, conv, image, turned)) is not None:
     return out
   pads = _padding_attribute(conv)
   if pads is None:
@@ -90,10 +95,11 @@ def _explicit(padding: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:
   return {"padding": "EXPLICIT", "explicit_paddings": numbers}
 
 
-def _input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
+def input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: Callable[[], tf.Tensor]) -> tf.Tensor | None:
   """The convolution as the gradient of another one with respect to its image, if it is exactly that; else None.
 
-  `lhs_dilation` are the strides of that other convolution; its kernel is the reversed one.
+  `lhs_dilation` are the strides of that other convolution, and `kernel` gives its kernel, f32[*kernel,outputs,features/groups]:
+  that of this one, reversed.
   """
   if not image.dtype.is_floating or set(conv.strides) != {1} or set(conv.rhs_dilation) != {1}:
     return None
@@ -104,13 +110,11 @@ def _input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.T
   pads = _forward_padding(conv.out, conv.kernel, conv.image, conv.lhs_dilation, before)
   if pads is None:
     return None
-  spatial = list(range(conv.rank))
-  kernel = tf.transpose(tf.reverse(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
   ops = {2: tf.raw_ops.Conv2DBackpropInput, 3: tf.raw_ops.Conv3DBackpropInputV2}
   op = tf.raw_ops.DepthwiseConv2dNativeBackpropInput if depthwise else ops[conv.rank]
   return op(
     input_sizes=ctx.shape((conv.batch, *conv.out, conv.outputs)),
-    filter=kernel,
+    filter=kernel(),
     out_backprop=image,
     strides=[1, *conv.lhs_dilation, 1],
     **pads,

@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical
+from jax2tf.lowering._scans import split
 from jax2tf.registry import lowers
 
 Tensors = list[tf.Tensor]
@@ -118,14 +119,16 @@ def _scan(
   if not n_carry and _is_scalar(body.jaxpr):
     return list(ctx.lower_fun(functools.partial(_mapped, body, n_consts), *operands))
 
-  def step(carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
+  def step_of(body: ClosedJaxpr, carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
     results = ctx.lower(body, *consts, *carry, *x)
     return results[:n_carry], results[n_carry:]
 
   size = ctx.dim(length)
   if isinstance(size, int) and size <= max(1, int(unroll)):
-    return _unrolled(ctx, step, size, reverse, carry, xs)
-  return _scan_loop(ctx, step, size, reverse, carry, xs, body.out_avals[n_carry:])
+    return _unrolled(ctx, functools.partial(step_of, body), size, reverse, carry, xs)
+  lean, finish = split(body, n_carry, n_consts + n_carry)
+  results = _scan_loop(ctx, functools.partial(step_of, lean), size, reverse, carry, xs, lean.out_avals[n_carry:])
+  return [*results[:n_carry], *finish(ctx, xs, results[n_carry:])]
 
 
 def _is_scalar(jaxpr: Jaxpr) -> bool:
@@ -167,12 +170,12 @@ def _scan_loop(
   row_avals: Sequence[Any],
 ) -> Tensors:
   """A While with a counter; rows are read from and written to TensorArrays."""
-  inputs = [tf.TensorArray(x.dtype, size).unstack(x) for x in xs]
+  inputs = [_rows(x, size) for x in xs]
   outputs = [tf.TensorArray(dtype, size, element_shape=ctx.dimensions.static_shape(shape)) for shape, dtype in map(physical, row_avals)]
 
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
     row = size - 1 - i if reverse else i
-    carry, ys = step(carry, [x.read(row) for x in inputs])
+    carry, ys = step(carry, [read(row) for read in inputs])
     return i + 1, tuple(carry), tuple(o.write(row, y) for o, y in zip(outputs, ys, strict=True))
 
   shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in ctx.avals_out[: len(carry)]]
@@ -183,3 +186,14 @@ def _scan_loop(
     shape_invariants=(tf.TensorShape([]), tuple(shapes), tuple(tf.TensorShape(None) for _ in outputs)),
   )
   return [*carry, *(o.stack() for o in outputs)]
+
+
+def _rows(x: tf.Tensor, size: int | tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+  """f32[n,...] -> its rows by number; where a loop of this graph has stacked it, as it does residuals, they are as they were."""
+  stacked = x
+  while stacked.op.type == "Identity":
+    stacked = stacked.op.inputs[0]
+  if stacked.op.type != "TensorListStack" or stacked.graph is not tf.compat.v1.get_default_graph():
+    return tf.TensorArray(x.dtype, size).unstack(x).read
+  shape = [-1 if n is None else n for n in x.shape[1:]]
+  return lambda i: tf.raw_ops.TensorListGetItem(input_handle=stacked.op.inputs[0], index=i, element_shape=shape, element_dtype=x.dtype)

@@ -16,7 +16,7 @@ from jax import lax
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast
 from jax2tf.lowering._movement import transposed
-from jax2tf.lowering._plain_conv import Conv, filter_gradient, is_filter_gradient, plain_conv, without_batch_groups
+from jax2tf.lowering._plain_conv import Conv, filter_gradient, input_gradient, is_filter_gradient, plain_conv, without_batch_groups
 from jax2tf.registry import lowers
 
 
@@ -35,8 +35,12 @@ def _conv_general_dilated(
   batch_group_count: int,
   precision: Any,
   preferred_element_type: Any,
+  reversed_kernel: bool = False,
 ) -> tf.Tensor:
-  """lhs f32[b,h,w,i], rhs f32[kh,kw,i,o] -> f32[b,h',w',o], in the layouts of `dimension_numbers`."""
+  """lhs f32[b,h,w,i], rhs f32[kh,kw,i,o] -> f32[b,h',w',o], in the layouts of `dimension_numbers`.
+
+  `reversed_kernel`, which the idiom conv_gradient adds, turns the spatial dimensions of rhs round.
+  """
   del precision, preferred_element_type
   (batch, features, *image), (outputs, _, *kernel), (_, _, *out) = (
     [aval.shape[d] for d in spec] for aval, spec in zip((*ctx.avals_in, ctx.aval_out), dimension_numbers, strict=True)
@@ -59,7 +63,7 @@ def _conv_general_dilated(
     return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)  # TF 2.21: Conv2D refuses empty filters and images
 
   def convolve(lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
-    return _laid_out(ctx, conv, lhs, rhs, dimension_numbers)
+    return _laid_out(ctx, conv, lhs, rhs, dimension_numbers, reversed_kernel)
 
   if lhs.dtype.is_complex:  # TF 2.21: no kernel of any convolution takes complex numbers
     (a, b), (c, d) = ((tf.math.real(x), tf.math.imag(x)) for x in (cast(lhs, ctx.dtype_out), cast(rhs, ctx.dtype_out)))
@@ -78,7 +82,7 @@ def _computed_in(operand: tf.DType, result: tf.DType) -> tf.DType:
   return wider if wider.size > 1 else tf.float32
 
 
-def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, specs: Any) -> tf.Tensor:
+def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, specs: Any, reversed_kernel: bool) -> tf.Tensor:
   """The convolution in TensorFlow's layouts. One dimension is two, the first of size 1."""
   if conv.rank == 1 and lhs.dtype != tf.int64:
     conv = replace(
@@ -92,8 +96,14 @@ def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, spec
       rhs_dilation=(1, *conv.rhs_dilation),
     )
     lhs, rhs = tf.expand_dims(lhs, specs[0][2]), tf.expand_dims(rhs, specs[1][2])
-    return tf.squeeze(_laid_out(ctx, conv, lhs, rhs, [_with_height(spec) for spec in specs]), specs[2][2])
+    return tf.squeeze(_laid_out(ctx, conv, lhs, rhs, [_with_height(spec) for spec in specs], reversed_kernel), specs[2][2])
   lhs_spec, rhs_spec, out_spec = specs
+  if reversed_kernel:
+    if conv.rank in (2, 3) and conv.batch_groups == 1:
+      image, kernel = transposed(lhs, _axes(lhs_spec, "bsf")), transposed(rhs, _axes(rhs_spec, "sbf"))
+      if (out := input_gradient(ctx, conv, image, lambda: kernel)) is not None:
+        return _from(out, _axes(out_spec, "bsf"))
+    rhs = tf.reverse(rhs, rhs_spec[2:])
   # In the gradient of a kernel, JAX takes the batch, which leads in memory, for the features that are summed over.
   if lhs_spec[1] == rhs_spec[1] == 0 and is_filter_gradient(conv):
     image, cotangent = transposed(lhs, _axes(lhs_spec, "fsb")), transposed(rhs, _axes(rhs_spec, "fsb"))

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import NARROW, WIDER
-from jax2tf.lowering._movement import any_dtype
+from jax2tf.lowering._movement import any_dtype, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
 from jax2tf.registry import lowers
 
@@ -24,6 +24,8 @@ from jax2tf.registry import lowers
 @any_dtype
 def _reduce_sum(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]."""
+  if all(is_one(ctx.avals_in[0].shape[axis]) for axis in axes):
+    return ctx.reshape(operand, ctx.aval_out.shape)  # JAX sums what it has broadcast along a size of 1
   return tf.reduce_sum(operand, list(axes))
 
 

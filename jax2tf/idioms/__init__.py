@@ -1,0 +1,48 @@
+"""Equations of JAX, written as TensorFlow says them: a pass over a jaxpr before it is lowered.
+
+An idiom looks at dataflow, never at names: it is tried at each equation of its root primitive, and may take in equations whose results
+nothing but the root uses. What it gives are equations again, of JAX's primitives or of one that the idiom defines with its rule, so
+the interpreter, its checks and the user's lines stay as they are. Values are those of the equations taken in, NaN and infinities too.
+
+Not here, because TensorFlow 2.21 gives other values than JAX (tests/test_idioms.py has the proofs):
+  Relu: behind a MatMul or Conv2D, Grappler makes one oneDNN kernel of it, for which max(NaN, 0) is 0.
+  ReluGrad: an infinite or NaN gradient gives NaN where the feature is not positive, JAX has 0 there.
+  Softmax: oneDNN's gives finite numbers for a row with NaN or +inf, JAX's is NaN.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr, Primitive
+
+from jax2tf.idioms import bias_add, broadcasts, conv_gradient, moves, products
+from jax2tf.idioms._dataflow import Dataflow, Equations
+
+Idiom = Callable[[Dataflow, Any], Equations | None]
+
+_TABLES: Sequence[Mapping[Any, Idiom]] = (moves.IDIOMS, products.IDIOMS, conv_gradient.IDIOMS, bias_add.IDIOMS, broadcasts.IDIOMS)
+_IDIOMS: dict[Primitive, list[Idiom]] = {
+  primitive: [table[primitive] for table in _TABLES if primitive in table] for table in _TABLES for primitive in table
+}
+
+_rewritten: weakref.WeakKeyDictionary[Jaxpr, Sequence[Any]] = weakref.WeakKeyDictionary()
+
+
+def equations(jaxpr: Jaxpr) -> Sequence[Any]:
+  """The equations of `jaxpr` with all idioms applied; linear in their number, and once for each jaxpr."""
+  if (known := _rewritten.get(jaxpr)) is None:
+    known = _rewritten[jaxpr] = _apply(jaxpr) if any(eqn.primitive in _IDIOMS for eqn in jaxpr.eqns) else jaxpr.eqns
+  return known
+
+
+def _apply(jaxpr: Jaxpr) -> Sequence[Any]:
+  flow = Dataflow(jaxpr)
+  for place, eqn in enumerate(jaxpr.eqns):
+    for idiom in _IDIOMS.get(eqn.primitive, ()):
+      if (found := idiom(flow, eqn)) is not None:
+        flow.put(place, found)
+        break
+  return flow.equations()

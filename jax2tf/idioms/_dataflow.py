@@ -1,0 +1,86 @@
+"""Who makes a value and how often it is used: what idioms ask, and how they take equations in."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Jaxpr, Literal, Primitive, Var
+
+Equations = list[Any]
+
+
+class Dataflow:
+  """The equations of one jaxpr while idioms rewrite them."""
+
+  def __init__(self, jaxpr: Jaxpr):
+    self._equations: list[Equations] = [[eqn] for eqn in jaxpr.eqns]
+    self._maker: dict[Any, tuple[int, Any]] = {}
+    self._uses: collections.Counter[Any] = collections.Counter(v for v in jaxpr.outvars if not isinstance(v, Literal))
+    for place, eqn in enumerate(jaxpr.eqns):
+      self._note(place, eqn)
+
+  def _note(self, place: int, eqn: Any) -> None:
+    for v in eqn.outvars:
+      self._maker[v] = place, eqn
+    for v in eqn.invars:
+      if not isinstance(v, Literal):
+        self._uses[v] += 1
+
+  def maker(self, atom: Any, *primitives: Primitive) -> Any:
+    """The equation that makes `atom`, if it is of one of these primitives; else None."""
+    if isinstance(atom, Literal) or atom not in self._maker:
+      return None
+    eqn = self._maker[atom][1]
+    return eqn if eqn.primitive in primitives else None
+
+  def sole(self, atom: Any, *primitives: Primitive) -> Any:
+    """As `maker`, if besides nothing but one equation uses `atom`, and that once: an idiom may take such an equation in."""
+    eqn = self.maker(atom, *primitives)
+    return eqn if eqn is not None and self._uses[atom] == 1 else None
+
+  def put(self, place: int, eqns: Equations) -> None:
+    """Replaces the equations of a place; what nothing uses any more is gone, with what only that used."""
+    old, self._equations[place] = self._equations[place], eqns
+    for eqn in eqns:
+      self._note(place, eqn)
+    for eqn in old:
+      self._release(eqn)
+
+  def _release(self, eqn: Any) -> None:
+    for v in eqn.invars:
+      if isinstance(v, Literal):
+        continue
+      self._uses[v] -= 1
+      if not self._uses[v] and v in self._maker:
+        place, maker = self._maker[v]
+        if not maker.effects and not any(self._uses[out] for out in maker.outvars):
+          self._equations[place] = [kept for kept in self._equations[place] if kept is not maker]
+          self._release(maker)
+
+  def equations(self) -> Sequence[Any]:
+    """All that are left, in an order in which values are made before they are used."""
+    return [eqn for eqns in self._equations for eqn in eqns]
+
+
+def new_var(like: Any, shape: Sequence[Any]) -> Any:
+  """A variable of the dtype of `like`, of another shape."""
+  return Var(ShapedArray(tuple(shape), like.aval.dtype))
+
+
+def is_array(atom: Any) -> bool:
+  """Whether a value is an array of numbers, no typed key and no token."""
+  return isinstance(getattr(atom.aval, "dtype", None), np.dtype)
+
+
+def is_one(size: Any) -> bool:
+  """Whether a size is the known 1."""
+  return isinstance(size, int) and size == 1
+
+
+def same(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+  """Whether two shapes are known to be equal."""
+  return len(sizes) == len(others) and all(a is b or a == b for a, b in zip(sizes, others, strict=True))

@@ -1,0 +1,21 @@
+"""A convolution with a reversed kernel is the gradient of another one by its image, which reads the kernel as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.extend.core.primitives as P
+
+from jax2tf.idioms._dataflow import Dataflow, Equations
+
+
+def reversed_kernel(flow: Dataflow, eqn: Any) -> Equations | None:
+  """conv(image, rev(kernel)) -> conv(image, kernel, reversed_kernel=True), a param that the rule knows."""
+  if (rev := flow.sole(eqn.invars[1], P.rev_p)) is None:
+    return None
+  if sorted(rev.params["dimensions"]) != sorted(eqn.params["dimension_numbers"].rhs_spec[2:]):
+    return None
+  return [eqn.replace(invars=[eqn.invars[0], rev.invars[0]], params=eqn.params | {"reversed_kernel": True})]
+
+
+IDIOMS = {P.conv_general_dilated_p: reversed_kernel}

@@ -1,0 +1,79 @@
+"""Transposes with squeezes and new axes between them are one transpose: JAX's einsum and its gradients make chains of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core.primitives as P
+
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, is_one, new_var, same
+
+_MOVES = (P.transpose_p, P.squeeze_p, P.broadcast_in_dim_p, P.reshape_p)
+
+# For each dimension of a result the dimension of the operand, or None for a new one of size 1.
+Dims = list[int | None]
+
+
+def merged(flow: Dataflow, eqn: Any) -> Equations | None:
+  """operand -> transpose, squeeze, new axis ... -> transpose: one reshape, one transpose, one reshape at most."""
+  dims, source, chain = _dims(eqn), eqn.invars[0], [eqn.primitive]
+  if dims is None:
+    return None
+  while (first := flow.sole(source, *_MOVES)) is not None and (inner := _dims(first)) is not None:
+    dims, source = [d if d is None else inner[d] for d in dims], first.invars[0]
+    chain.append(first.primitive)
+  return _moved(eqn, source, dims) if len(chain) > 1 and P.transpose_p in chain else None
+
+
+def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
+  """Equations from `source` to the result of `eqn`, in place of `eqn`; None if a reshape would have to compute sizes."""
+  shape, (out,) = source.aval.shape, eqn.outvars
+  kept = sorted(d for d in dims if d is not None)
+  permutation = [kept.index(d) for d in dims if d is not None]
+  # Dimensions of size 1 may go anywhere, so they decide nothing.
+  wide = [p for p in permutation if not is_one(shape[kept[p]])]
+  if wide == sorted(wide):
+    return [_reshape(eqn, source, out)] if sum(not isinstance(size, int) for size in shape) < 2 else None
+  eqns, inserts = [], None in dims
+  if len(kept) < len(shape):
+    squeezed = new_var(source, [shape[d] for d in kept])
+    dropped = tuple(d for d in range(len(shape)) if d not in kept)
+    eqns.append(eqn.replace(primitive=P.squeeze_p, invars=[source], outvars=[squeezed], params={"dimensions": dropped}))
+    source = squeezed
+  target = new_var(source, [source.aval.shape[p] for p in permutation]) if inserts else out
+  eqns.append(eqn.replace(primitive=P.transpose_p, invars=[source], outvars=[target], params={"permutation": tuple(permutation)}))
+  return [*eqns, _reshape(eqn, target, out)] if inserts else eqns
+
+
+def _reshape(eqn: Any, source: Any, target: Any) -> Any:
+  params = {"new_sizes": target.aval.shape, "dimensions": None, "sharding": None}
+  return eqn.replace(primitive=P.reshape_p, invars=[source], outvars=[target], params=params)
+
+
+def _dims(eqn: Any) -> Dims | None:
+  """How an equation moves dimensions; None if it does more than move them, insert or remove ones of size 1."""
+  operand, params = eqn.invars[0], eqn.params
+  if len(eqn.invars) != 1 or not is_array(operand):
+    return None
+  shape, out = operand.aval.shape, eqn.outvars[0].aval.shape
+  if eqn.primitive is P.transpose_p:
+    return [int(d) for d in params["permutation"]]
+  if eqn.primitive is P.squeeze_p:
+    return [d for d in range(len(shape)) if d not in params["dimensions"]]
+  if eqn.primitive is P.broadcast_in_dim_p:
+    from_dim: dict[int, int] = {int(axis): d for d, axis in enumerate(params["broadcast_dimensions"])}
+    plain = all(same([size], [shape[from_dim[i]]]) if i in from_dim else is_one(size) for i, size in enumerate(out))
+    return [from_dim.get(i) for i in range(len(out))] if plain else None
+  return _dims_of_reshape(shape, out) if params["dimensions"] is None else None
+
+
+def _dims_of_reshape(shape: Sequence[Any], out: Sequence[Any]) -> Dims | None:
+  wide = [d for d, size in enumerate(shape) if not is_one(size)]
+  if not same([shape[d] for d in wide], [size for size in out if not is_one(size)]):
+    return None
+  left = iter(wide)
+  return [None if is_one(size) else next(left) for size in out]
+
+
+IDIOMS = dict.fromkeys(_MOVES, merged)
