@@ -259,3 +259,26 @@ def test_jacobian_and_persistent_tape():
   expected = jax.jacobian(lambda x: jnp.outer(x, jnp.sin(x)))(X)
   close(tape.jacobian(y, x, experimental_use_pfor=False), expected)
   close(tape.jacobian(y, x), expected)
+
+
+@pytest.mark.parametrize("checkpoint", [jax.checkpoint, lambda f: f], ids=["remat", "plain"])
+def test_as_many_products_run_as_jax_asks_for(checkpoint):
+  """TensorFlow's optimiser merges equal ops, but must not merge a recomputation with the forward pass."""
+  w, x = np.full((8, 8), 0.3, np.float32), np.ones((5, 8), np.float32)
+
+  def loss(w, x):
+    for _ in range(3):
+      x = checkpoint(lambda x: jnp.tanh(jnp.tanh(x @ w) @ w))(x)
+    return jnp.mean(x**2)
+
+  converted = jax2tf.convert(loss)
+
+  @tf.function(autograph=False)
+  def loss_and_gradient(w, x):
+    with tf.GradientTape() as tape:
+      tape.watch(w)
+      y = converted(w, x)
+    return y, tape.gradient(y, w)
+
+  products = [op for op in executed_op_types(loss_and_gradient, tf.constant(w), tf.constant(x)) if "MatMul" in op]
+  assert len(products) == count_dots(jax.make_jaxpr(jax.value_and_grad(loss))(w, x).jaxpr)

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import jax2tf
 from tests.case import as_numpy, op_types
-from tests.conformance.tolerances import CUSTOM_CHECKS, LIMITATIONS, OF_THE_LARGEST, WELL_DEFINED, tolerance
+from tests.conformance.tolerances import CUSTOM_CHECKS, DERIVATIVES, LIMITATIONS, OF_THE_LARGEST, WELL_DEFINED, coarsest_epsilon, tolerance
 
 _X64 = "@x64"
 _SPEAKS_OF_64_BITS = re.compile("int64|float64|complex128")
@@ -116,6 +116,15 @@ def _check_xla(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
 
 
 def _check_gradient(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
+  return _check_derivative(harness, args, expected, outcome, 1)
+
+
+def _check_second(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
+  return _check_derivative(harness, args, expected, outcome, 2)
+
+
+def _check_derivative(harness: Any, args: Any, expected: Any, outcome: Any, order: int) -> Outcome:
+  """The VJP for random cotangents; of order 2, the VJP of that as a function of the primals."""
   well_defined = WELL_DEFINED.get(harness.group_name, lambda harness, results: results)
   leaves, tree = jax.tree.flatten(args)
   wrt = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), np.inexact)]
@@ -132,32 +141,38 @@ def _check_gradient(harness: Any, args: Any, expected: Any, outcome: Any) -> Out
     return [ys[i] for i in results]
 
   rng = np.random.RandomState(1)
-  seeds = [_seed(rng, outs[i]) for i in results]
   primals = [jnp.asarray(leaves[i]) for i in wrt]
+  seeds = [[_seed(rng, outs[i]) for i in results], *[[_seed(rng, x) for x in primals]] * (order - 1)]
   try:
-    pull = jax.jit(lambda xs, cts: jax.tree.map(jnp.conj, jax.vjp(of_inexact, *xs)[1](jax.tree.map(jnp.conj, cts))))
-    expected = list(pull(primals, seeds))
+    expected = list(jax.jit(functools.partial(_jax_pullback, of_inexact))(seeds, *primals))
   except Exception as error:  # JAX has no such derivative
     return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
 
-  converted = jax2tf.convert(lambda *xs: of_inexact(*xs))
-
-  @functools.partial(tf.function, autograph=False)
-  def gradient(xs: list[tf.Tensor], seeds: list[tf.Tensor]) -> Any:
-    with tf.GradientTape() as tape:
-      tape.watch(xs)
-      ys = converted(*xs)
-    return tape.gradient(ys, xs, seeds)
-
   # The cotangents are arguments, for Grappler would multiply constant ones into other factors and overflow elsewhere than JAX.
-  operands = [tf.constant(np.asarray(x)) for x in primals], [tf.constant(s) for s in seeds]
+  gradient = tf.function(functools.partial(_tf_pullback, jax2tf.convert(lambda *xs: of_inexact(*xs))), autograph=False)
+  operands = jax.tree.map(tf.constant, seeds), *[tf.constant(np.asarray(x)) for x in primals]
   _no_xla_ops(gradient.get_concrete_function(*operands))
   # A cotangent of float64 that comes by way of a float32 result is no better than that.
-  coarsest = max(float(jnp.finfo(s.dtype).eps) for s in seeds)
-  return _compare(harness, args, gradient(*operands), expected, outcome, "gradient", coarsest)
+  coarsest = max(float(jnp.finfo(s.dtype).eps) for s in seeds[0])
+  return _compare(harness, args, gradient(*operands), expected, outcome, "gradient" if order == 1 else "second", coarsest)
 
 
-_CHECKS = {"graph": _check_graph, "eager": _check_eager, "xla": _check_xla, "gradient": _check_gradient}
+def _jax_pullback(fun: Any, seeds: Any, *xs: Any) -> list[Any]:
+  """TensorFlow's gradient is the conjugate of JAX's, on both ends."""
+  *inner, last = seeds
+  pulled = functools.partial(_jax_pullback, fun, inner) if inner else fun
+  return [jnp.conj(x) for x in jax.vjp(pulled, *xs)[1]([jnp.conj(s) for s in last])]
+
+
+def _tf_pullback(fun: Any, seeds: Any, *xs: tf.Tensor) -> list[tf.Tensor]:
+  *inner, last = seeds
+  with tf.GradientTape() as tape:
+    tape.watch(xs)
+    ys = _tf_pullback(fun, inner, *xs) if inner else fun(*xs)
+  return tape.gradient(ys, list(xs), last)
+
+
+_CHECKS = {"graph": _check_graph, "eager": _check_eager, "xla": _check_xla, "gradient": _check_gradient, "second": _check_second}
 
 
 def _seed(rng: np.random.RandomState, like: Any) -> np.ndarray:
@@ -178,11 +193,13 @@ def _compare(harness: Any, args: Any, actual: Any, expected: Any, outcome: Any, 
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
       return outcome("fail", detail=f"{ours.dtype}{ours.shape}, JAX has {theirs.dtype}{theirs.shape}")
   custom = CUSTOM_CHECKS.get(harness.group_name)
-  if custom and way != "gradient":
+  derivative = way in DERIVATIVES
+  if custom and not derivative:
     actual, expected = custom(harness, args, actual, expected)
+  coarsest = max(coarsest, coarsest_epsilon(harness, args))
   worst, allowed = 0.0, 0.0
   for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    floor = 1.0 if way == "gradient" or harness.group_name in OF_THE_LARGEST else 2.0**-10  # a cotangent is a sum of products
+    floor = 1.0 if derivative or harness.group_name in OF_THE_LARGEST else 2.0**-10  # a cotangent is a sum of products
     error, limit = error_in_ulp(ours, theirs, floor, coarsest), tolerance(harness, theirs.dtype, way)
     if error - limit > worst - allowed or allowed == 0.0:
       worst, allowed = error, limit

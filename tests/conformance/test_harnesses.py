@@ -31,3 +31,9 @@ def test_xla(name):
 def test_gradient(name):
   outcome = run(name, "gradient")
   assert outcome.status != "fail", outcome.detail
+
+
+@pytest.mark.parametrize("name", NAMES[1::25])
+def test_second_derivative(name):
+  outcome = run(name, "second")
+  assert outcome.status != "fail", outcome.detail
