@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-_DEFAULT = 8.0
+_DEFAULT = 4.0
 
 # Ways that compare derivatives, and what a tolerance is multiplied by there; they are relative to the largest value.
 DERIVATIVES = {"gradient": 4.0, "second": 16.0}
@@ -37,7 +37,10 @@ TOLERANCES: dict[str, tuple[float, str]] = {
   ),
   **dict.fromkeys(["polygamma", "zeta"], (64.0, "a sum of ten powers, which round differently and cancel for negative arguments")),
   **dict.fromkeys(["erf_inv", "regularized_incomplete_beta"], (64.0, "another series; erf_inv is steep near 1")),
-  "log": (64.0, "the real part of a complex logarithm cancels near |z| = 1"),
+  **dict.fromkeys(["bessel_i1e", "cosh", "sinh", "erfc", "log1p"], (8.0, "another polynomial, or exp, of the two math libraries")),
+  "integer_pow": (8.0, "complex products in another order"),
+  "atanh": (128.0, "JAX 0.10 subtracts two logarithms, which cancel for small operands"),
+  "log": (256.0, "the real part of a complex logarithm cancels near |z| = 1"),
   "pow": (256.0, "a complex power is exp(y log x), whose error grows with |y log x|"),
 }
 
@@ -59,6 +62,11 @@ LIMITATIONS: list[tuple[Callable[[Any, str], bool], str]] = [
     lambda harness, way: way == "xla" and harness.group_name == "svd" and np.dtype(harness.dtype).kind == "c",
     "TensorFlow's XLA has no kernel",
   ),
+  (
+    lambda harness, way: way == "xla" and harness.group_name == "eigh" and np.finfo(harness.dtype).bits == 64,
+    "XLA's Jacobi sweeps stop early",
+  ),
+  (lambda harness, way: way == "xla" and "_inf_nan_" in harness.fullname, "TensorFlow runs XLA with fast min/max, which loses NaN"),
   (lambda harness, way: way == "xla" and harness.group_name == "tridiagonal_solve", "TensorFlow's XLA has no kernel"),
 ]
 
