@@ -87,11 +87,13 @@ def _erf_inv(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 
 def _erf_inv_32(x: tf.Tensor) -> tf.Tensor:
-  w = -tf.math.log1p(-tf.square(x))
+  w, infinity = -tf.math.log1p(-tf.square(x)), scalar(math.inf, x)
   # Both polynomials and one select: TF 2.21 broadcasts the scalars of a select one element at a time.
-  centre, tail = _polynomial(_ERF_INV_CENTRE, w - scalar(2.5, x)), _polynomial(_ERF_INV_TAIL, tf.sqrt(w) - scalar(3, x))
-  root = tf.where(w < scalar(5, x), centre, tail)
-  return x * tf.where(tf.equal(tf.abs(x), scalar(1, x)), scalar(math.inf, x), root)
+  middle = scalar(2.5, x)
+  near = w - middle
+  centre, tail = _polynomial(_ERF_INV_CENTRE, near), _polynomial(_ERF_INV_TAIL, tf.sqrt(w) - scalar(3, x))
+  root = tf.where(near < middle, centre, tail)
+  return x * tf.where(tf.equal(w, infinity), infinity, root)
 
 
 def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:

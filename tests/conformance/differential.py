@@ -38,7 +38,7 @@ class Mismatch:
 
 def check(program: Program) -> list[Mismatch]:
   """All mismatches of a program."""
-  with jax.enable_x64(program.x64):
+  with jax.enable_x64(program.x64), np.errstate(all="ignore"):
     arrays = program.arrays()
     try:
       concrete = _concrete(program, arrays, with_gradient=False)
