@@ -23,6 +23,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import jax2tf
+from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
 # Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math libraries
 # round differently. Integers and bools are exact.
@@ -197,8 +198,7 @@ def check_eager(case: Case) -> None:
 def check_graph(case: Case) -> None:
   """Inside a tf.function; and no Xla* op in its graph."""
   concrete = concrete_function(case)
-  ops = op_types(concrete.graph)
-  assert not [op for op in ops if op.startswith("Xla")], ops
+  assert not xla_ops(concrete.graph)
   close(_call(concrete, case), reference(case), case)
 
 
@@ -210,54 +210,21 @@ def check_xla(case: Case) -> None:
 
 def check_gradient(case: Case) -> None:
   """GradientTape inside a tf.function against jax.vjp, with random cotangents; no Xla* op either."""
-  converted = jax2tf.convert(case.fun)
-  leaves, tree = jax.tree.flatten(case.args)
-  wrt = [i for i, x in enumerate(leaves) if jnp.issubdtype(np.asarray(x).dtype, np.inexact)]
-  outs = jax.tree.leaves(reference(case))
-  results = [i for i, y in enumerate(outs) if jnp.issubdtype(y.dtype, np.inexact)]
+  leaves, outs = jax.tree.leaves(case.args), jax.tree.leaves(reference(case))
+  wrt, results = inexact(leaves), inexact(outs)
   if not (wrt and results):
     if case.grad:
       raise AssertionError("nothing to differentiate")
     return
   rng = np.random.default_rng(0)
-  seeds = [_seed(rng, outs[i]) for i in results]
-
-  def of_inexact(*changing: Any) -> list[Any]:
-    operands = list(leaves)
-    for i, x in zip(wrt, changing, strict=True):
-      operands[i] = x
-    ys = jax.tree.leaves(case.fun(*jax.tree.unflatten(tree, operands)))
-    return [ys[i] for i in results]
-
-  def pull(xs: Any, seeds: Any) -> Any:
-    # TensorFlow's gradient is the conjugate of JAX's, on both ends.
-    return jax.tree.map(jnp.conj, jax.vjp(of_inexact, *xs)[1](jax.tree.map(jnp.conj, seeds)))
-
-  expected = jax.jit(pull)([leaves[i] for i in wrt], seeds)
-
-  def gradients(xs: Any, seeds: Any) -> Any:
-    with tf.GradientTape() as tape:
-      tape.watch(xs)
-      operands = [tf.constant(x) for x in leaves]
-      for i, x in zip(wrt, xs, strict=True):
-        operands[i] = x
-      ys = jax.tree.leaves(converted(*jax.tree.unflatten(tree, operands)))
-      ys = [ys[i] for i in results]
-    return tape.gradient(ys, xs, seeds)
-
-  function = tf.function(gradients, autograph=False)
-  operands = [tf.constant(leaves[i]) for i in wrt], [tf.constant(s) for s in seeds]
-  ops = op_types(function.get_concrete_function(*operands).graph)
-  assert not [op for op in ops if op.startswith("Xla")], ops
+  primals, seeds = [leaves[i] for i in wrt], [[random_like(rng, outs[i]) for i in results]]
+  expected = jax.jit(functools.partial(jax_pullback, restricted(case.fun, case.args, wrt, results)))(seeds, *primals)
+  pullback = functools.partial(tf_pullback, restricted(jax2tf.convert(case.fun), case.args, wrt, results))
+  function = tf.function(pullback, autograph=False)
+  operands = jax.tree.map(tf.constant, seeds), *map(tf.constant, primals)
+  assert not xla_ops(function.get_concrete_function(*operands).graph)
   # A cotangent is a sum, whose terms may cancel.
   close(function(*operands), list(expected), case, of_the_largest=True)
-
-
-def _seed(rng: np.random.Generator, like: Any) -> np.ndarray:
-  values = rng.standard_normal(like.shape)
-  if jnp.issubdtype(like.dtype, np.complexfloating):
-    values = values + 1j * rng.standard_normal(like.shape)
-  return np.asarray(values).astype(like.dtype)
 
 
 def check_polymorphic(case: Case) -> None:
@@ -344,6 +311,11 @@ def op_types(graph: Any) -> list[str]:
   definition = graph.as_graph_def()
   nodes = itertools.chain(definition.node, *(f.node_def for f in definition.library.function))
   return [node.op for node in nodes]
+
+
+def xla_ops(graph: Any) -> list[str]:
+  """The Xla* op types among them, of which the graph lowering emits none."""
+  return sorted({op for op in op_types(graph) if op.startswith("Xla")})
 
 
 def executed_op_types(function: Any, *args: Any) -> list[str]:

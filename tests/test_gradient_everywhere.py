@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jax2tf
 from tests.case import close
+from tests.test_gradient import MODES, gradient
 
 RNG = np.random.default_rng(0)
 X = np.array([0.5, -1.0, 2.0, 0.25], np.float32)
@@ -133,27 +134,7 @@ def total(fun: Callable[..., Any]) -> Callable[..., Any]:
   return weighted
 
 
-def tape_gradient(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-  """tf.Tensor -> the gradient of f in it."""
-
-  def grad(x: Any) -> Any:
-    with tf.GradientTape() as tape:
-      tape.watch(x)
-      y = f(x)
-    return tape.gradient(y, x)
-
-  return grad
-
-
-def graph(f):
-  return tf.function(f, autograph=False)
-
-
-def xla(f):
-  return tf.function(f, autograph=False, jit_compile=True)
-
-
-MODES = {"eager": lambda f: f, "graph": graph, "xla": xla}
+graph, xla = MODES["graph"], MODES["xla"]
 in_every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 
@@ -163,7 +144,7 @@ def nearly(actual: Any, expected: Any, rtol: float) -> None:
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_gradient_eagerly(row):
-  nearly(tape_gradient(jax2tf.convert(total(row.fun)))(tf.constant(X)), jax.jit(jax.grad(total(row.fun)))(X), row.rtol)
+  nearly(gradient(jax2tf.convert(total(row.fun)))(tf.constant(X)), jax.jit(jax.grad(total(row.fun)))(X), row.rtol)
 
 
 # One of each kind that XLA compiles differently from TensorFlow's own kernels.
@@ -175,7 +156,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items() if name in COMPILED])
 def test_gradient_under_xla(row):
-  function = tf.function(tape_gradient(jax2tf.convert(total(row.fun))), autograph=False, jit_compile=True)
+  function = tf.function(gradient(jax2tf.convert(total(row.fun))), autograph=False, jit_compile=True)
   nearly(function(tf.constant(X)), jax.jit(jax.grad(total(row.fun)))(X), row.rtol)
 
 
@@ -185,7 +166,7 @@ def test_second_order_in_a_graph(row):
     return jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(total(row.fun))(x))))(x)
 
   def tf_second(x):
-    return tape_gradient(lambda x: tf.reduce_sum(tf.sin(tape_gradient(jax2tf.convert(total(row.fun)))(x))))(x)
+    return gradient(lambda x: tf.reduce_sum(tf.sin(gradient(jax2tf.convert(total(row.fun)))(x))))(x)
 
   nearly(tf.function(tf_second, autograph=False)(tf.constant(X)), jax.jit(jax_second)(X), 10 * row.rtol)
 
@@ -266,9 +247,9 @@ def test_derivative_of_a_jacobian(mode):
 def test_derivatives_through_pfor_are_refused(mode):
   """TF 2.21: pfor makes a plain IdentityN of one with a gradient function, and would differentiate the ops behind it."""
   converted = jax2tf.convert(jnp.sin)
-  for gradient in (penalty_gradient(converted), tape_gradient(lambda x: tf.vectorized_map(converted, x))):
+  for derivative in (penalty_gradient(converted), gradient(lambda x: tf.vectorized_map(converted, x))):
     with pytest.raises(LookupError, match=r"Use jax\.vmap before convert, or experimental_use_pfor=False"):
-      MODES[mode](gradient)(tf.constant(X))
+      MODES[mode](derivative)(tf.constant(X))
 
 
 @tf.custom_gradient
@@ -355,7 +336,7 @@ def test_place(place, name, mode):
   """The gradient through a converted function that stands there."""
   used = PLACES[place].in_tensorflow(jax2tf.convert(IN_PLACES[name]))
   expected = jax.grad(lambda x: jnp.sum(PLACES[place].in_jax(IN_PLACES[name])(x)))(X)
-  nearly(mode(tape_gradient(used))(tf.constant(X)), expected, 1e-5)
+  nearly(mode(gradient(used))(tf.constant(X)), expected, 1e-5)
 
 
 def test_persistent_tape_tells_variables_watched_and_other_tensors_apart():
@@ -419,7 +400,7 @@ COMPLEX = {
 def test_complex_gradient_is_that_of_the_same_function_in_tensorflow(name, mode):
   in_jax, in_tensorflow = COMPLEX[name]
   z = tf.constant([1 + 2j, -0.5 + 0.3j, 2 - 1j], tf.complex64)
-  nearly(mode(tape_gradient(jax2tf.convert(in_jax)))(z), tape_gradient(in_tensorflow)(z), 1e-5)
+  nearly(mode(gradient(jax2tf.convert(in_jax)))(z), gradient(in_tensorflow)(z), 1e-5)
 
 
 @in_every_mode
@@ -483,4 +464,4 @@ def test_nan_of_where_is_jaxs_in_a_jacobian_and_under_xla():
     tape.watch(t := tf.constant(x))
     y = jax2tf.convert(fun)(t)
   close(tape.jacobian(y, t), jax.jacrev(fun)(x))
-  close(xla(tape_gradient(jax2tf.convert(fun)))(t), jax.grad(lambda x: fun(x).sum())(x))
+  close(xla(gradient(jax2tf.convert(fun)))(t), jax.grad(lambda x: fun(x).sum())(x))

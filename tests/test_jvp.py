@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import jax2tf
 from tests.case import close
-from tests.test_gradient import FUNCTIONS, MODES, X, forever
+from tests.test_gradient import FUNCTIONS, MODES, X, forever, gradient
 
 TANGENT = np.array([1.0, -0.5, 0.25], np.float32)
 
@@ -29,16 +29,6 @@ def jvp(f):
     return accumulator.jvp(y)
 
   return tangents
-
-
-def tf_gradient(f):
-  def gradient(x):
-    with tf.GradientTape() as tape:
-      tape.watch(x)
-      y = f(x)
-    return tape.gradient(y, x)
-
-  return gradient
 
 
 def summed(f):
@@ -60,7 +50,7 @@ def test_custom_vjp_is_refused_in_jaxs_words(mode):
 def test_forward_over_reverse(name, mode):
   f = FUNCTIONS[name]
   expected = jax.jvp(jax.grad(summed(f)), (X,), (TANGENT,))[1]
-  close(mode(jvp(tf_gradient(jax2tf.convert(f))))(tf.constant(X), tf.constant(TANGENT)), expected, rtol=1e-5, of_the_largest=True)
+  close(mode(jvp(gradient(jax2tf.convert(f))))(tf.constant(X), tf.constant(TANGENT)), expected, rtol=1e-5, of_the_largest=True)
 
 
 @pytest.mark.parametrize("name", ["sin_exp", "remat", "scan", "custom_jvp"])
@@ -68,7 +58,7 @@ def test_reverse_over_forward(name, mode):
   f = FUNCTIONS[name]
   expected = jax.grad(lambda x: jnp.sum(jax.jvp(f, (x,), (TANGENT,))[1]))(X)
   tangent = tf.constant(TANGENT)
-  close(mode(tf_gradient(lambda x: jvp(jax2tf.convert(f))(x, tangent)))(tf.constant(X)), expected, rtol=1e-5, of_the_largest=True)
+  close(mode(gradient(lambda x: jvp(jax2tf.convert(f))(x, tangent)))(tf.constant(X)), expected, rtol=1e-5, of_the_largest=True)
 
 
 @pytest.mark.parametrize("name", ["sin_exp", "scan", "cond", "custom_jvp"])

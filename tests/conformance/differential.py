@@ -20,10 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 import jax2tf
-from tests.case import as_numpy, op_types
+from tests.case import as_numpy, xla_ops
 from tests.conformance.program_rows import EXACT, Row, kind_of
 from tests.conformance.program_rows_arrays import ROWS
 from tests.conformance.programs import Program, Step, operands_of
+from tests.derivatives import jax_pullback, random_like, tf_pullback
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def check(program: Program) -> list[Mismatch]:
       return _errors_alone(program, arrays) or [mismatch]
     operands = [operands_of(step, arrays, values) for step in program.steps]
     expected, whole = jax.tree.map(np.asarray, jax.jit(functools.partial(_by_jax, program))(arrays, operands))
-    found = [Mismatch("xla", "program", str(sorted(xla)), program)] if (xla := _xla_ops(concrete.graph)) else []
+    found = [Mismatch("xla", "program", str(xla), program)] if (xla := xla_ops(concrete.graph)) else []
     if len(values) != len(jax.tree.leaves(expected)):
       return [*found, Mismatch("aval", "program", f"{len(values)} results", program)]
     solid: list[bool] = []
@@ -84,10 +85,6 @@ def _by_jax(program: Program, arrays: Sequence[Any], operands: Sequence[Sequence
 def _concrete(fun: Any, arrays: Sequence[np.ndarray], **options: Any) -> Any:
   specs = [tf.TensorSpec(x.shape, x.dtype) for x in arrays]
   return tf.function(jax2tf.convert(fun, **options), autograph=False).get_concrete_function(*specs)
-
-
-def _xla_ops(graph: Any) -> set[str]:
-  return {op for op in op_types(graph) if op.startswith("Xla")}
 
 
 def difference(row: Row, params: Any, operands: Sequence[np.ndarray], ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -183,35 +180,26 @@ def _check_gradients(program: Program, operands: Sequence[Sequence[np.ndarray]],
     return []
   rng = np.random.default_rng(0)
   xs = [[x for x in operands[k] if _is_inexact(x)] for k in chosen]
-  seeds = [[_seed(rng, y) for y in results[k] if _is_inexact(y)] for k in chosen]
+  seeds = [[random_like(rng, y) for k in chosen for y in results[k] if _is_inexact(y)]]
 
-  def fun(*flat: Any) -> list[list[Any]]:
+  def fun(*flat: Any) -> list[Any]:
     """Each chosen step; every operand of every step is an argument of its own."""
     rest, ys = list(flat), []
     for k in chosen:
       full = [rest.pop(0) if _is_inexact(x) else x for x in operands[k]]
-      ys.append([y for y in program.steps[k](*full) if _is_inexact(y)])
+      ys += [y for y in program.steps[k](*full) if _is_inexact(y)]
     return ys
 
   flat = [x for group in xs for x in group]
-  # TensorFlow's gradient is the conjugate of JAX's, on both ends.
-  expected = jax.jit(lambda xs, cts: jax.tree.map(jnp.conj, jax.vjp(fun, *xs)[1](jax.tree.map(jnp.conj, cts))))(flat, seeds)
-  converted = jax2tf.convert(fun)
-
-  @functools.partial(tf.function, autograph=False)
-  def gradient(xs: list[tf.Tensor], seeds: list[tf.Tensor]) -> Any:
-    with tf.GradientTape() as tape:
-      tape.watch(xs)
-      ys = jax.tree.leaves(converted(*xs))
-    return tape.gradient(ys, xs, seeds)
-
-  tensors = [*map(tf.constant, flat)], [*map(tf.constant, jax.tree.leaves(seeds))]
+  expected = jax.jit(functools.partial(jax_pullback, fun))(seeds, *flat)
+  gradient = tf.function(functools.partial(tf_pullback, jax2tf.convert(fun)), autograph=False)
+  tensors = jax.tree.map(tf.constant, seeds), *map(tf.constant, flat)
   try:
     concrete = gradient.get_concrete_function(*tensors)
     actual = [as_numpy(x) for x in gradient(*tensors)]
   except Exception as error:
     return [Mismatch("error", "gradient", f"{type(error).__name__}: {error}"[:1500], program)]
-  found = [Mismatch("xla", "gradient", str(sorted(ops)), program)] if (ops := _xla_ops(concrete.graph)) else []
+  found = [Mismatch("xla", "gradient", str(ops), program)] if (ops := xla_ops(concrete.graph)) else []
   ours, theirs = list(actual), [np.asarray(x) for x in expected]
   for k, group in zip(chosen, xs, strict=True):
     row, name = ROWS[program.steps[k].name], program.steps[k].name
@@ -246,8 +234,3 @@ def _is_inexact(x: Any) -> bool:
 
 def _is_mild(x: np.ndarray) -> bool:
   return not _is_inexact(x) or bool(np.isfinite(x).all() and _largest(x) < 1e3 and not is_subnormal(x).any())
-
-
-def _seed(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
-  values = rng.standard_normal(like.shape)
-  return np.asarray(values + 1j * rng.standard_normal(like.shape) if np.iscomplexobj(like) else values).astype(like.dtype)

@@ -22,8 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 import jax2tf
-from tests.case import as_numpy, op_types
+from tests.case import as_numpy, xla_ops
 from tests.conformance.tolerances import CUSTOM_CHECKS, DERIVATIVES, LIMITATIONS, OF_THE_LARGEST, WELL_DEFINED, coarsest_epsilon, tolerance
+from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
 _X64 = "@x64"
 _SPEAKS_OF_64_BITS = re.compile("int64|float64|complex128")
@@ -126,30 +127,20 @@ def _check_second(harness: Any, args: Any, expected: Any, outcome: Any) -> Outco
 def _check_derivative(harness: Any, args: Any, expected: Any, outcome: Any, order: int) -> Outcome:
   """The VJP for random cotangents; of order 2, the VJP of that as a function of the primals."""
   well_defined = WELL_DEFINED.get(harness.group_name, lambda harness, results: results)
-  leaves, tree = jax.tree.flatten(args)
-  wrt = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), np.inexact)]
-  outs = jax.tree.leaves(well_defined(harness, expected))
-  results = [i for i, y in enumerate(outs) if jnp.issubdtype(y.dtype, np.inexact)]
+  leaves, outs = jax.tree.leaves(args), jax.tree.leaves(well_defined(harness, expected))
+  wrt, results = inexact(leaves), inexact(outs)
   if not (wrt and results):
     return outcome("skip", detail="nothing to differentiate")
-
-  def of_inexact(*changing: Any) -> list[Any]:
-    operands = list(leaves)
-    for i, x in zip(wrt, changing, strict=True):
-      operands[i] = x
-    ys = jax.tree.leaves(well_defined(harness, harness.dyn_fun(*jax.tree.unflatten(tree, operands))))
-    return [ys[i] for i in results]
-
+  fun = restricted(lambda *args: well_defined(harness, harness.dyn_fun(*args)), args, wrt, results)
   rng = np.random.RandomState(1)
   primals = [jnp.asarray(leaves[i]) for i in wrt]
-  seeds = [[_seed(rng, outs[i]) for i in results], *[[_seed(rng, x) for x in primals]] * (order - 1)]
+  seeds = [[random_like(rng, outs[i]) for i in results], *[[random_like(rng, x) for x in primals]] * (order - 1)]
   try:
-    expected = list(jax.jit(functools.partial(_jax_pullback, of_inexact))(seeds, *primals))
+    expected = list(jax.jit(functools.partial(jax_pullback, fun))(seeds, *primals))
   except Exception as error:  # JAX has no such derivative
     return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
 
-  # The cotangents are arguments, for Grappler would multiply constant ones into other factors and overflow elsewhere than JAX.
-  gradient = tf.function(functools.partial(_tf_pullback, jax2tf.convert(lambda *xs: of_inexact(*xs))), autograph=False)
+  gradient = tf.function(functools.partial(tf_pullback, jax2tf.convert(fun)), autograph=False)
   operands = jax.tree.map(tf.constant, seeds), *[tf.constant(np.asarray(x)) for x in primals]
   _no_xla_ops(gradient.get_concrete_function(*operands))
   # A cotangent of float64 that comes by way of a float32 result is no better than that.
@@ -157,31 +148,11 @@ def _check_derivative(harness: Any, args: Any, expected: Any, outcome: Any, orde
   return _compare(harness, args, gradient(*operands), expected, outcome, "gradient" if order == 1 else "second", coarsest)
 
 
-def _jax_pullback(fun: Any, seeds: Any, *xs: Any) -> list[Any]:
-  """TensorFlow's gradient is the conjugate of JAX's, on both ends."""
-  *inner, last = seeds
-  pulled = functools.partial(_jax_pullback, fun, inner) if inner else fun
-  return [jnp.conj(x) for x in jax.vjp(pulled, *xs)[1]([jnp.conj(s) for s in last])]
-
-
-def _tf_pullback(fun: Any, seeds: Any, *xs: tf.Tensor) -> list[tf.Tensor]:
-  *inner, last = seeds
-  with tf.GradientTape() as tape:
-    tape.watch(xs)
-    ys = _tf_pullback(fun, inner, *xs) if inner else fun(*xs)
-  return tape.gradient(ys, list(xs), last)
-
-
 _CHECKS = {"graph": _check_graph, "eager": _check_eager, "xla": _check_xla, "gradient": _check_gradient, "second": _check_second}
 
 
-def _seed(rng: np.random.RandomState, like: Any) -> np.ndarray:
-  values = rng.standard_normal(like.shape)
-  return np.asarray(values + 1j * rng.standard_normal(like.shape) if like.dtype.kind == "c" else values).astype(like.dtype)
-
-
 def _no_xla_ops(concrete: Any) -> None:
-  if found := sorted({op for op in op_types(concrete.graph) if op.startswith("Xla")}):
+  if found := xla_ops(concrete.graph):
     raise AssertionError(f"Xla ops in the graph: {found}")
 
 

@@ -46,7 +46,7 @@ TOLERANCES: dict[str, tuple[float, str]] = {
 
 # group -> (units, why), where four times those of the value are not enough.
 GRADIENT_TOLERANCES: dict[str, tuple[float, str]] = {
-  **dict.fromkeys(["cholesky", "lu", "qr"], (16384.0, "two solves with a factor: the square of its condition")),
+  "cholesky": (16384.0, "two solves with the factor: the square of its condition"),
   "erf_inv": (512.0, "exp(erf_inv(x)²) has the condition of erf_inv(x)²"),
   "pad": (128.0, "the cotangent of the padding value is a sum with cancellation"),
 }
