@@ -6,6 +6,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
+import jax.extend.core.primitives as P
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, Literal, Primitive, Var
@@ -71,14 +72,15 @@ def new_var(like: Any, shape: Sequence[Any]) -> Any:
   return Var(ShapedArray(tuple(shape), like.aval.dtype))
 
 
+def reshape(eqn: Any, source: Any, target: Any) -> Any:
+  """target = reshape(source), at the line of `eqn`."""
+  params = {"new_sizes": target.aval.shape, "dimensions": None, "sharding": None}
+  return eqn.replace(primitive=P.reshape_p, invars=[source], outvars=[target], params=params)
+
+
 def is_array(atom: Any) -> bool:
   """Whether a value is an array of numbers, no typed key and no token."""
   return isinstance(getattr(atom.aval, "dtype", None), np.dtype)
-
-
-def is_one(size: Any) -> bool:
-  """Whether a size is the known 1."""
-  return isinstance(size, int) and size == 1
 
 
 def same(sizes: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -11,7 +11,8 @@ import tensorflow as tf
 from jax.extend.core import Primitive
 
 from jax2tf.context import RuleContext
-from jax2tf.idioms._dataflow import Dataflow, Equations, is_one, new_var, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, reshape, same
+from jax2tf.lowering._movement import is_one
 from jax2tf.registry import lowers
 
 bias_add_p = Primitive("bias_add")
@@ -79,15 +80,11 @@ def _behind_matmul(eqn: Any, dot: Any, bias: Any) -> Equations | None:
   flat, product, total = new_var(lhs, [rows, lhs.aval.shape[-1]]), new_var(out, [rows, features]), new_var(out, [rows, features])
   numbers = ((1,), rhs_contract), ((), ())
   return [
-    dot.replace(primitive=P.reshape_p, invars=[lhs], outvars=[flat], params=_reshape(flat)),
+    reshape(dot, lhs, flat),
     dot.replace(invars=[flat, rhs], outvars=[product], params=dot.params | {"dimension_numbers": numbers}),
     eqn.replace(primitive=bias_add_p, invars=[product, bias], outvars=[total], params={}),
-    eqn.replace(primitive=P.reshape_p, invars=[total], params=_reshape(out)),
+    reshape(eqn, total, out),
   ]
-
-
-def _reshape(target: Any) -> dict[str, Any]:
-  return {"new_sizes": target.aval.shape, "dimensions": None, "sharding": None}
 
 
 IDIOMS = {P.add_p: bias_add}

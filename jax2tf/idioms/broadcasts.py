@@ -7,7 +7,7 @@ from typing import Any
 import jax.extend.core.primitives as P
 from jax.extend.core import Literal
 
-from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
 
 _ELEMENTWISE = (
   *(P.add_p, P.add_jaxvals_p, P.sub_p, P.mul_p, P.div_p, P.max_p, P.min_p),
@@ -37,8 +37,7 @@ def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
       operands[i] = source
     else:
       operands[i] = new_var(source, aligned)
-      params = {"new_sizes": tuple(aligned), "dimensions": None, "sharding": None}
-      eqns.append(makers[i].replace(primitive=P.reshape_p, invars=[source], outvars=[operands[i]], params=params))
+      eqns.append(reshape(makers[i], source, operands[i]))
   return [*eqns, eqn.replace(invars=operands)]
 
 

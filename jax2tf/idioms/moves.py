@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.extend.core.primitives as P
 
-from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, is_one, new_var, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
+from jax2tf.lowering._movement import is_one
 
 _MOVES = (P.transpose_p, P.squeeze_p, P.broadcast_in_dim_p, P.reshape_p)
 
@@ -34,7 +35,7 @@ def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
   # Dimensions of size 1 may go anywhere, so they decide nothing.
   wide = [p for p in permutation if not is_one(shape[kept[p]])]
   if wide == sorted(wide):
-    return [_reshape(eqn, source, out)] if sum(not isinstance(size, int) for size in shape) < 2 else None
+    return [reshape(eqn, source, out)] if sum(not isinstance(size, int) for size in shape) < 2 else None
   eqns, inserts = [], None in dims
   if len(kept) < len(shape):
     squeezed = new_var(source, [shape[d] for d in kept])
@@ -43,12 +44,7 @@ def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
     source = squeezed
   target = new_var(source, [source.aval.shape[p] for p in permutation]) if inserts else out
   eqns.append(eqn.replace(primitive=P.transpose_p, invars=[source], outvars=[target], params={"permutation": tuple(permutation)}))
-  return [*eqns, _reshape(eqn, target, out)] if inserts else eqns
-
-
-def _reshape(eqn: Any, source: Any, target: Any) -> Any:
-  params = {"new_sizes": target.aval.shape, "dimensions": None, "sharding": None}
-  return eqn.replace(primitive=P.reshape_p, invars=[source], outvars=[target], params=params)
+  return [*eqns, reshape(eqn, target, out)] if inserts else eqns
 
 
 def _dims(eqn: Any) -> Dims | None:
