@@ -8,6 +8,7 @@
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
 #   make cost         time and size of the rules against jax.jit, and the report docs/cost.md
 #   make speed        whole models against jax.jit and hand-written TensorFlow, and the report docs/speed.md
+#   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/growth.md
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=folder the environment.
@@ -24,7 +25,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test lint bench coverage conformance cost speed golden clean
+.PHONY: quickstart test lint bench coverage conformance growth cost speed golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -48,6 +49,9 @@ coverage: $(VENV)/.examples
 conformance: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.conformance
 	$(RUN) -m jax2tf.tools.fuzz --workers=2
+
+growth: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.growth
 
 # One LAPACK thread: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no measure.
 cost: $(VENV)/.dev

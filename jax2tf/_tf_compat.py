@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
 from tensorflow.python.ops.parallel_for import pfor as _pfor
@@ -26,6 +28,17 @@ is_saving = _save_context.in_save_context
 def is_watched(tensor: tf.Tensor) -> bool:
   """True where an active GradientTape or ForwardAccumulator watches this eager tensor, or what it was computed from."""
   return _record.should_record_backprop([tensor]) or bool(_forwardprop.pack_tangents([tensor]).tangents)
+
+
+def is_missing(cotangent: tf.Tensor) -> bool:
+  """Whether there is no cotangent: TensorFlow then puts zeros in its place, and these can be told from others by how they were made."""
+  if isinstance(cotangent, tf.__internal__.EagerTensor):
+    return cotangent is _backprop._zeros(tuple(cotangent.shape), cotangent.dtype)  # kept for each shape and dtype
+  if cotangent.op.type == "Fill":
+    cotangent = cotangent.op.inputs[1]
+  if cotangent.op.type == "Const":
+    return not np.any(tf.get_static_value(cotangent))
+  return cotangent.op.type == "ZerosLike"
 
 
 _GRADIENT = "Jax2tfGradient"

@@ -20,10 +20,12 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import tree_util
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.ad import Zero
 
 from jax2tf import _tf_compat
 from jax2tf.dtypes import is_differentiable
 from jax2tf.interpreter import contains, preflight
+from jax2tf.trace import BoundedCache
 
 
 class Run(Protocol):
@@ -49,6 +51,7 @@ class Derivative:
     self.function = function
     self.wrt = wrt
     self.results = results
+    self._made = BoundedCache(maxsize=32)
 
   @functools.cached_property
   def jaxpr(self) -> ClosedJaxpr:
@@ -59,14 +62,18 @@ class Derivative:
   def refusal(self) -> Exception | None:
     """What `jax.vjp` raises for a function that has no reverse-mode derivative, or preflight for one that has no lowering."""
     try:
-      self.halves  # noqa: B018
+      self.backward(tuple(self.results))
     except Exception as error:
       return error
     return None
 
+  @property
+  def forward(self) -> ClosedJaxpr:
+    """primals -> results and residuals."""
+    return self._forward[0]
+
   @functools.cached_property
-  def halves(self) -> tuple[ClosedJaxpr, ClosedJaxpr]:
-    """(primals -> results and residuals, residuals and cotangents -> cotangents of the primals)."""
+  def _forward(self) -> tuple[ClosedJaxpr, Sequence[Any], Any]:
     structure: Any = None
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
@@ -75,14 +82,26 @@ class Derivative:
       residuals, structure = tree_util.tree_flatten(pull)
       return outs, residuals
 
-    def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-      return tree_util.tree_unflatten(structure, residuals)(list(cotangents))
+    jaxpr, (_, residuals) = jax.make_jaxpr(forward, return_shape=True)(*_specs(self.jaxpr.in_avals))
+    preflight(jaxpr, self.function)
+    return jaxpr, residuals, structure
 
-    forward_jaxpr, (_, residuals) = jax.make_jaxpr(forward, return_shape=True)(*_specs(self.jaxpr.in_avals))
-    backward_jaxpr = jax.make_jaxpr(backward)(residuals, self._cotangents())
-    preflight(forward_jaxpr, self.function)
-    preflight(backward_jaxpr, f"gradient of {self.function}")
-    return forward_jaxpr, backward_jaxpr
+  def backward(self, given: tuple[int, ...]) -> ClosedJaxpr:
+    """(residuals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`.
+
+    The other results have none, which is not the same as zeros: JAX then leaves out what leads to them, and with it 0 * inf.
+    """
+    _, residuals, structure = self._forward
+
+    def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+      return tree_util.tree_unflatten(structure, residuals)(self._with_zeros(given, cotangents))
+
+    def make() -> ClosedJaxpr:
+      jaxpr = jax.make_jaxpr(backward)(residuals, self._cotangents(given))
+      preflight(jaxpr, f"gradient of {self.function}")
+      return jaxpr
+
+    return self._made.get(("backward", given), make)
 
   @functools.cached_property
   def keeps_values(self) -> bool:
@@ -92,19 +111,18 @@ class Derivative:
     """
     return not contains(self.jaxpr, (P.eigh_p, P.reduce_p))
 
-  @functools.cached_property
-  def pullback(self) -> Derivative:
-    """(primals, cotangents) -> cotangents of the primals."""
+  def pullback(self, given: tuple[int, ...]) -> Derivative:
+    """(primals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`."""
 
     def whole(primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-      return self._vjp(primals)[1](list(cotangents))
+      return self._vjp(primals)[1](self._with_zeros(given, cotangents))
 
     def make() -> ClosedJaxpr:
-      return jax.make_jaxpr(whole)(_specs(self.jaxpr.in_avals), self._cotangents())
+      return jax.make_jaxpr(whole)(_specs(self.jaxpr.in_avals), self._cotangents(given))
 
     n_primals = len(self.jaxpr.in_avals)
-    wrt = [*self.wrt, *range(n_primals, n_primals + len(self.results))]
-    return Derivative(make, f"gradient of {self.function}", wrt, range(len(self.wrt)))
+    wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
+    return self._made.get(("pullback", given), lambda: Derivative(make, f"gradient of {self.function}", wrt, range(len(self.wrt))))
 
   @functools.cached_property
   def pushforward(self) -> Derivative:
@@ -137,8 +155,13 @@ class Derivative:
     outs = jaxpr_as_fun(self.jaxpr)(*operands)
     return [outs[i] for i in self.results], outs
 
-  def _cotangents(self) -> list[jax.ShapeDtypeStruct]:
-    return _specs([self.jaxpr.out_avals[i] for i in self.results])
+  def _cotangents(self, given: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
+    return _specs([self.jaxpr.out_avals[i] for i in given])
+
+  def _with_zeros(self, given: Sequence[int], cotangents: Sequence[Any]) -> list[Any]:
+    """A cotangent for each differentiable result, JAX's symbolic zero for those that are not given."""
+    found = dict(zip(given, cotangents, strict=True))
+    return [found[i] if i in found else Zero(self.jaxpr.out_avals[i]) for i in self.results]
 
 
 def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int]) -> Derivative:
@@ -166,13 +189,13 @@ def call(of: Derivative, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
   def results() -> list[tf.Tensor]:
     if of.refusal:  # which concerns the user only if the derivative is asked for
       return run(of.jaxpr, *primals)
-    outs = run(of.halves[0], *primals)
+    outs = run(of.forward, *primals)
     residuals.extend(outs[n_out:])
     return outs[:n_out] if of.keeps_values else run(of.jaxpr, *primals)
 
-  def backward(run: Run, *seeds: tf.Tensor) -> list[tf.Tensor]:
+  def backward(run: Run, given: tuple[int, ...], *seeds: tf.Tensor) -> list[tf.Tensor]:
     # Identities, because a nested gradient function may only close over tensors of its own graph.
-    return run(of.halves[1], *map(tf.identity, residuals), *seeds)
+    return run(of.backward(given), *map(tf.identity, residuals), *seeds)
 
   return _node(of, run, results, n_out, backward, primals, order=1)
 
@@ -186,7 +209,7 @@ def _node(
   primals: Sequence[tf.Tensor],
   order: int,
 ) -> list[tf.Tensor]:
-  """The `n_out` results, with derivatives; `backward(run, *cotangents)` gives the cotangents of the primals in `of.wrt`."""
+  """The `n_out` results, with derivatives; `backward(run, given, *cotangents)` gives the cotangents of the primals in `of.wrt`."""
   operands = [primals[i] for i in of.wrt]
 
   def pull(*cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -194,15 +217,16 @@ def _node(
       return _refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"), operands)
     if of.refusal:
       return _refuse(of.refusal, operands)
-    here, own = run.here(), [tf.identity(p) for p in primals]
-    seeds = [tf.identity(_conjugate(cotangents[i])) for i in of.results]
+    given = tuple(i for i in of.results if not _tf_compat.is_missing(cotangents[i]))
+    pullback, here = of.pullback(given), run.here()
+    own, seeds = [tf.identity(p) for p in primals], [tf.identity(_conjugate(cotangents[i])) for i in given]
 
-    def backward_of_pullback(run: Run, *seeds_of_pullback: tf.Tensor) -> list[tf.Tensor]:
-      forward_jaxpr, backward_jaxpr = of.pullback.halves
-      residuals = run(forward_jaxpr, *map(tf.identity, own), *map(tf.identity, seeds))[len(of.wrt) :]
-      return run(backward_jaxpr, *residuals, *seeds_of_pullback)
+    def backward_of_pullback(run: Run, given: tuple[int, ...], *seeds_of_pullback: tf.Tensor) -> list[tf.Tensor]:
+      residuals = run(pullback.forward, *map(tf.identity, own), *map(tf.identity, seeds))[len(of.wrt) :]
+      return run(pullback.backward(given), *residuals, *seeds_of_pullback)
 
-    found = _node(of.pullback, here, lambda: backward(here, *seeds), len(of.wrt), backward_of_pullback, [*own, *seeds], order + 1)
+    results = functools.partial(backward, here, given, *seeds)
+    found = _node(pullback, here, results, len(of.wrt), backward_of_pullback, [*own, *seeds], order + 1)
     return [_conjugate(x) for x in found]
 
   def push(*tangents: tf.Tensor) -> list[tf.Tensor | None]:

@@ -9,7 +9,6 @@ A test file lists its rows and ends with `test_case = run(CASES)`:
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import jax2tf
+from jax2tf.tools.measure import op_types
 from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
 # Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math libraries
@@ -304,13 +304,6 @@ def concrete_function(case: Case, poly: Any = None) -> Any:
 
 def _call(concrete: Any, case: Case) -> Any:
   return concrete(*tensors(case))
-
-
-def op_types(graph: Any) -> list[str]:
-  """The op types of a graph and of every function that it calls."""
-  definition = graph.as_graph_def()
-  nodes = itertools.chain(definition.node, *(f.node_def for f in definition.library.function))
-  return [node.op for node in nodes]
 
 
 def xla_ops(graph: Any) -> list[str]:

@@ -235,6 +235,57 @@ def test_unused_residuals_cost_an_inference_graph_nothing():
   assert matmuls(True) == matmuls(False)
 
 
+@pytest.mark.parametrize("spec", [None, "b"])
+@pytest.mark.parametrize("size", [3, 3_000])
+def test_a_result_that_nobody_differentiates_has_no_cotangent(mode, size, spec):
+  """Zeros in its place would give 0 * inf."""
+  x = np.zeros(size, np.float32)
+  converted = jax2tf.convert(lambda x: (2 * x, jnp.log(x), jnp.sqrt(x) @ x), polymorphic_shapes=[spec])
+  first = mode(gradient(lambda x: converted(x)[0]))(tf.constant(x))
+  close(first, np.full(size, 2.0, np.float32))
+  log = mode(gradient(lambda x: converted(x)[1]))(tf.constant(x))
+  close(log, jax.grad(lambda x: jnp.log(x).sum())(x))
+
+  def explicit_zeros(x):
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      ys = converted(x)
+    return tape.gradient(ys[:2], x, output_gradients=[tf.ones_like(ys[0]), 0 * tf.stop_gradient(x)])
+
+  assert np.isnan(mode(explicit_zeros)(tf.constant(x))).all()  # as that of jax.vjp
+
+
+def test_partial_cotangents_cost_nothing_for_the_others():
+  matrix = np.eye(8, dtype=np.float32)
+  converted = jax2tf.convert(lambda x: (x @ x, jnp.tanh(x @ x @ x @ x)))
+  function = tf.function(gradient(lambda x: converted(x)[0]), autograph=False)
+  counts = collections.Counter(executed_op_types(function, tf.constant(matrix)))
+  assert counts["MatMul"] == 2, counts  # the value itself is not asked for
+  assert counts["Tanh"] == 0, counts
+
+
+def test_second_and_third_orders_of_one_of_several_results(mode):
+  x = np.array([0.0, 1.0], np.float32)
+  converted = jax2tf.convert(lambda x: (x**4, jnp.log(x)))
+  for order, expected in ((2, 12 * x**2), (3, 24 * x)):
+    close(mode(gradient(lambda x: converted(x)[0], order))(tf.constant(x)), expected)
+
+
+def test_long_chains_of_one_op_are_cut():
+  """TensorFlow's optimiser takes a time quadratic in the length of a chain of products (docs/growth.md)."""
+
+  def products(x):
+    for _ in range(100):
+      x = x * 1.01
+    return x
+
+  converted = jax2tf.convert(products, polymorphic_shapes=["2, n"])
+  concrete = tf.function(converted, autograph=False).get_concrete_function(tf.TensorSpec([2, None]))
+  counts = collections.Counter(op_types(concrete.graph))
+  assert (counts["Mul"], counts["EnsureShape"]) == (100, 3)
+  close(concrete(tf.ones([2, 3])), jax.jit(products)(np.ones([2, 3], np.float32)), rtol=1e-5)
+
+
 def test_second_order_with_mixed_arguments():
   def f(x, w):
     return jnp.sum(jnp.sin(x * w) * w)

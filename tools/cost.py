@@ -7,12 +7,8 @@ machine. JAX's LAPACK is OpenBLAS, whose threads wait for each other by spinning
 
 from __future__ import annotations
 
-import json
 import math
-import pathlib
 import re
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,12 +19,12 @@ import tqdm
 from absl import app, flags, logging
 
 import jax2tf
+from jax2tf.tools import measure
 from jax2tf.tools.cost_rows import ROWS, Row
 
 _ROWS = flags.DEFINE_string("rows", "", "Only rows whose name matches this regular expression; the others keep their numbers.")
 _SECONDS = flags.DEFINE_float("seconds", 0.4, "How long to measure each function at each size.", lower_bound=0.01)
 
-_DOCS = pathlib.Path("docs")
 _GROWTH = 8
 _WAYS = ("forward", "gradient")
 # What is flagged: an exponent this much above JAX's, or a ratio above this, where the time of the larger size matters.
@@ -69,23 +65,8 @@ def _calls(row: Row, n: int, gradient: bool) -> tuple[int, Callable[[], Any], Ca
   in_tf, in_jax = _gradients(row.fun, args) if gradient else (jax2tf.convert(row.fun, with_gradient=False), row.fun)
   tensors, arrays = [tf.constant(x) for x in args], [jnp.asarray(x) for x in args]
   concrete = tf.function(in_tf, autograph=False).get_concrete_function(*tensors)
-  definition, jitted = concrete.graph.as_graph_def(), jax.jit(in_jax)
-  nodes = len(definition.node) + sum(len(function.node_def) for function in definition.library.function)
-  return nodes, lambda: concrete(*tensors), lambda: jax.block_until_ready(jitted(*arrays))
-
-
-def _milliseconds(calls: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-  """The median time of each call, run by turns, after one round to warm up."""
-  times: list[list[float]] = [[] for _ in calls]
-  for call in calls:
-    call()
-  end = time.perf_counter() + seconds
-  while time.perf_counter() < end or len(times[0]) < 3:
-    for call, series in zip(calls, times, strict=True):
-      start = time.perf_counter()
-      call()
-      series.append(time.perf_counter() - start)
-  return [1e3 * statistics.median(series) for series in times]
+  jitted = jax.jit(in_jax)
+  return len(measure.op_types(concrete.graph)), lambda: concrete(*tensors), lambda: jax.block_until_ready(jitted(*arrays))
 
 
 def measured(row: Row, gradient: bool, seconds: float) -> Numbers:
@@ -93,8 +74,8 @@ def measured(row: Row, gradient: bool, seconds: float) -> Numbers:
   built = [_calls(row, n, gradient) for n in (row.n, _GROWTH * row.n)]
   runs = []
   for _ in range(2):
-    tf_ms, jax_ms = zip(*(_milliseconds(calls, seconds) for _, *calls in built), strict=True)
-    numbers: Numbers = {"nodes": [nodes for nodes, *_ in built], "tf_ms": list(tf_ms), "jax_ms": list(jax_ms)}
+    ms = [measure.milliseconds({"tf_ms": in_tf, "jax_ms": in_jax}, seconds, warmup=1, least=3) for _, in_tf, in_jax in built]
+    numbers: Numbers = {"nodes": [nodes for nodes, *_ in built]} | {who: [times[who] for times in ms] for who in ms[0]}
     runs.append(numbers | {"flags": _flags(numbers)})
     if not set(runs[0]["flags"]) - {"nodes"}:
       break
@@ -120,18 +101,6 @@ def _flags(numbers: Numbers) -> list[str]:
     "nodes": numbers["nodes"][1] > numbers["nodes"][0],
   }
   return [name for name, flagged in found.items() if flagged]
-
-
-def write(section: dict[str, dict[str, Numbers]]) -> None:
-  """Puts the rows of the installed JAX into the report, next to those of other versions."""
-  path = _DOCS / "cost.json"
-  report = json.loads(path.read_text()) if path.exists() else {}
-  known = report.get(jax.__version__, {}) | section
-  report[jax.__version__] = {row.name: known[row.name] for row in ROWS if row.name in known}
-  rounded = json.loads(json.dumps(report), parse_float=lambda text: float(f"{float(text):.4g}"))
-  path.write_text(json.dumps(rounded, indent=1) + "\n")
-  (_DOCS / "cost.md").write_text(_markdown(rounded))
-  _picture(rounded)
 
 
 def _markdown(report: dict[str, Any]) -> str:
@@ -176,11 +145,7 @@ def _line(row: Row, way: str, numbers: Numbers) -> str:
 
 def _picture(report: dict[str, Any]) -> None:
   """The ratio at the larger size, a dot for each row and version, forward and gradient."""
-  import matplotlib  # noqa: PLC0415  (an extra that only this report needs)
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot  # noqa: PLC0415
-
+  pyplot = measure.pyplot()
   names = [row.name for row in ROWS if any(row.name in section for section in report.values())]
   figure, panels = pyplot.subplots(1, 2, figsize=(11, 2 + 0.17 * len(names)), layout="constrained", sharey=True)
   for axes, way in zip(panels, _WAYS, strict=True):
@@ -195,7 +160,7 @@ def _picture(report: dict[str, Any]) -> None:
   panels[0].margins(y=0.01)
   panels[0].invert_yaxis()
   panels[1].legend()
-  figure.savefig(_DOCS / "cost.png", dpi=110)
+  figure.savefig(measure.DOCS / "cost.png", dpi=110)
   pyplot.close(figure)
 
 
@@ -213,7 +178,7 @@ def main(_: Sequence[str]) -> None:
         progress.write(_line(row, way, numbers))
       jax.clear_caches()
   finally:  # an interrupted run keeps what it has
-    write(section)
+    measure.update("cost", section, [row.name for row in ROWS], _markdown, _picture)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import json
-import pathlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,8 +16,7 @@ from jax.extend.core import Primitive, primitives
 
 import jax2tf  # noqa: F401  (registers the rules)
 from jax2tf.registry import UNSUPPORTED, rule_for
-
-_DOCS = pathlib.Path("docs")
+from jax2tf.tools import measure
 
 
 def without_rule() -> tuple[int, dict[str, str]]:
@@ -37,11 +35,11 @@ def write(rows: Iterable[dict[str, Any]]) -> None:
     if row["status"] == "pass":
       counts["worst"] = max(counts["worst"], round(row["error"], 2))
   total, missing = without_rule()
-  path = _DOCS / "coverage.json"
+  path = measure.DOCS / "coverage.json"
   report = json.loads(path.read_text()) if path.exists() else {}
   report[jax.__version__] = {"primitives": total, "without_rule": missing, "groups": dict(sorted(groups.items()))}
   path.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
-  (_DOCS / "coverage.md").write_text(_markdown(report))
+  (measure.DOCS / "coverage.md").write_text(_markdown(report))
   _picture(rows)
 
 
@@ -97,11 +95,7 @@ def _cell(counts: dict[str, float] | None) -> str:
 
 def _picture(rows: list[dict[str, Any]]) -> None:
   """The distribution of errors for each dtype."""
-  import matplotlib  # noqa: PLC0415  (an extra that only this report needs)
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot  # noqa: PLC0415
-
+  pyplot = measure.pyplot()
   by_dtype: dict[str, list[float]] = collections.defaultdict(list)
   for row in rows:
     if row["status"] == "pass" and row["allowed"] > 0:
@@ -111,7 +105,7 @@ def _picture(rows: list[dict[str, Any]]) -> None:
   axes.boxplot([by_dtype[name] for name in names], tick_labels=[f"{name}\n{len(by_dtype[name])}" for name in names], whis=(0, 100))
   axes.set(yscale="log", ylabel="error / machine epsilon (0.01: exact)", title=f"Largest error of each harness, JAX {jax.__version__}")
   axes.grid(axis="y", alpha=0.3)
-  figure.savefig(_DOCS / "coverage.png", dpi=110)
+  figure.savefig(measure.DOCS / "coverage.png", dpi=110)
   pyplot.close(figure)
 
 

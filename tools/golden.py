@@ -17,6 +17,7 @@ import tensorflow as tf
 from absl import app
 
 import jax2tf
+from jax2tf.tools.measure import op_types
 
 GOLDEN_MODELS = (
   "linen_mlp",
@@ -44,10 +45,8 @@ def op_counts(model: Any) -> dict[str, int]:
   variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
   converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec], with_gradient=False)
   specs = jax.tree.map(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), model.inputs(1))
-  graph = tf.function(lambda x: converted(variables, x), autograph=False).get_concrete_function(specs).graph
-  definition = graph.as_graph_def()
-  nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
-  return dict(sorted(collections.Counter(node.op for node in nodes).items()))
+  concrete = tf.function(lambda x: converted(variables, x), autograph=False).get_concrete_function(specs)
+  return dict(sorted(collections.Counter(op_types(concrete.graph)).items()))
 
 
 def main(_: list[str]) -> None:

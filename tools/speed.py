@@ -6,11 +6,7 @@ run by turns in one process, without XLA in TensorFlow, because the ratio of two
 
 from __future__ import annotations
 
-import json
-import pathlib
 import re
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,12 +19,12 @@ from absl import app, flags, logging
 from jax.extend.core import jaxprs_in_params
 
 import jax2tf
+from jax2tf.tools import measure
 from jax2tf.tools.speed_models import MODELS, Model
 
 _MODELS = flags.DEFINE_string("models", "", "Only models whose name matches this regular expression; the others keep their numbers.")
 _SECONDS = flags.DEFINE_float("seconds", 10.0, "How long to measure each model each way.", lower_bound=0.01)
 
-_DOCS = pathlib.Path("docs")
 _WAYS = ("forward", "value and gradient")
 _CONTRACTIONS = re.compile("MatMul|Conv[23]D|Conv2d|Einsum")
 
@@ -79,8 +75,8 @@ def measured(model: Model, gradient: bool, seconds: float) -> Numbers:
   if contractions["ours"] > contractions["jax"]:
     raise AssertionError(f"{model.name}: {contractions['ours']} matmuls and convolutions run, JAX has {contractions['jax']}")
   return {
-    "ms": _milliseconds(calls, seconds),
-    "nodes": {name: _nodes(graph) for name, graph in graphs.items()},
+    "ms": measure.milliseconds(calls, seconds),
+    "nodes": {name: len(measure.op_types(graph.graph)) for name, graph in graphs.items()},
     "executed": {name: len(ops) for name, ops in executed.items()},
     "contractions": contractions,
   }
@@ -98,40 +94,9 @@ def _assert_close(actual: Sequence[Any], expected: Sequence[Any], what: str) -> 
     np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-4, atol=2e-5 * largest, err_msg=what)
 
 
-def _nodes(graph: Any) -> int:
-  definition = graph.graph.as_graph_def()
-  return len(definition.node) + sum(len(function.node_def) for function in definition.library.function)
-
-
 def _jaxpr_contractions(jaxpr: Any) -> int:
   own = sum(eqn.primitive.name in ("dot_general", "conv_general_dilated") for eqn in jaxpr.eqns)
   return own + sum(_jaxpr_contractions(inner) for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params))
-
-
-def _milliseconds(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-  """The median time of each call, run by turns, after three rounds to warm up."""
-  times: dict[str, list[float]] = {name: [] for name in calls}
-  for call in (*calls.values(),) * 3:
-    call()
-  end = time.perf_counter() + seconds
-  while time.perf_counter() < end or len(times["jax"]) < 5:
-    for name, call in calls.items():
-      start = time.perf_counter()
-      call()
-      times[name].append(time.perf_counter() - start)
-  return {name: 1e3 * statistics.median(series) for name, series in times.items()}
-
-
-def write(section: dict[str, dict[str, Numbers]]) -> None:
-  """Puts the models of the installed JAX into the report, next to those of other versions."""
-  path = _DOCS / "speed.json"
-  report = json.loads(path.read_text()) if path.exists() else {}
-  known = report.get(jax.__version__, {}) | section
-  report[jax.__version__] = {model.name: known[model.name] for model in MODELS if model.name in known}
-  rounded = json.loads(json.dumps(report), parse_float=lambda text: float(f"{float(text):.4g}"))
-  path.write_text(json.dumps(rounded, indent=1) + "\n")
-  (_DOCS / "speed.md").write_text(_markdown(rounded))
-  _picture(rounded)
 
 
 def _markdown(report: dict[str, Any]) -> str:
@@ -174,11 +139,7 @@ def line(name: str, way: str, numbers: Numbers) -> str:
 
 def _picture(report: dict[str, Any]) -> None:
   """For each version a panel: the time of hand-written and converted TensorFlow over that of jax.jit."""
-  import matplotlib  # noqa: PLC0415  (an extra that only this report needs)
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot  # noqa: PLC0415
-
+  pyplot = measure.pyplot()
   figure, panels = pyplot.subplots(1, len(report), figsize=(6.5 * len(report), 4.2), layout="constrained", sharey=True, squeeze=False)
   for axes, (version, section) in zip(panels[0], sorted(report.items()), strict=True):
     rows = [(f"{re.split('[ ,]', name)[0]}, {way}", numbers["ms"]) for name, ways in section.items() for way, numbers in ways.items()]
@@ -189,7 +150,7 @@ def _picture(report: dict[str, Any]) -> None:
     axes.set(xlabel="time / jax.jit's", title=f"JAX {version}")
   panels[0][0].invert_yaxis()
   panels[0][-1].legend()
-  figure.savefig(_DOCS / "speed.png", dpi=110)
+  figure.savefig(measure.DOCS / "speed.png", dpi=110)
   pyplot.close(figure)
 
 
@@ -206,7 +167,8 @@ def main(_: Sequence[str]) -> None:
       section.setdefault(model.name, {})[way] = numbers
       progress.write(line(model.name, way, numbers))
   finally:  # an interrupted run keeps the models that it finished
-    write({name: ways for name, ways in section.items() if len(ways) == len(_WAYS)})
+    whole = {name: ways for name, ways in section.items() if len(ways) == len(_WAYS)}
+    measure.update("speed", whole, [model.name for model in MODELS], _markdown, _picture)
 
 
 if __name__ == "__main__":

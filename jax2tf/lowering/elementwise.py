@@ -10,12 +10,15 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, subtract, widened
+from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, in_short_chains, is_known, scalar, subtract, widened
 from jax2tf.registry import lower_directly, lowers
 
+_add = in_short_chains(tf.add)
+_multiply = widened(in_short_chains(tf.multiply), *NARROW)
+
 _TABLE = {
-  P.add_p: tf.add,
-  P.add_jaxvals_p: tf.add,
+  P.add_p: _add,
+  P.add_jaxvals_p: _add,
   P.sub_p: subtract,
   P.square_p: tf.square,
   P.sqrt_p: tf.sqrt,
@@ -51,8 +54,6 @@ _ORDER = {P.ge_p: tf.greater_equal, P.gt_p: tf.greater, P.le_p: tf.less_equal, P
 lower_directly({primitive: widened(op, *NARROW) for primitive, op in _TABLE.items()})
 # TF 2.21: no kernel of Less and its kin for bool.
 lower_directly({primitive: widened(op, *NARROW, tf.bool) for primitive, op in _ORDER.items()})
-
-_multiply = widened(tf.multiply, *NARROW)
 
 
 @lowers(P.mul_p)
