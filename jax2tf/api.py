@@ -14,7 +14,7 @@ from jax import export, tree_util
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.conversion import Conversion
-from jax2tf.dims import LeafSpec, specs_of
+from jax2tf.dims import LeafSpec, scope_of, specs_of
 from jax2tf.dtypes import describe, is_key, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
 from jax2tf.trace import BoundedCache, Signature, TracedFunction
@@ -55,8 +55,9 @@ def convert(
   Args:
     fun_jax: a function that JAX can trace; `jax.jit` and its static arguments are honoured.
     polymorphic_shapes: None, a string such as "b, _" for all positional arguments, or a pytree prefix of
-      them with a string or None at each leaf; the grammar is that of `jax.export.symbolic_shape`.
-    polymorphic_constraints: conditions on the dimension variables, such as "b >= 2".
+      them with a string or None at each leaf; the grammar is that of `jax.export.symbolic_shape`, whose result
+      may stand in place of a string.
+    polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) == 0" or "a*b == c".
     with_gradient: whether TensorFlow may differentiate the result, which it does with JAX's VJP.
     enable_xla: accepted for compatibility; no `Xla*` op is emitted either way.
     native_serialization: lower to one XlaCallModule op instead of ordinary ops; not yet available.
@@ -66,7 +67,7 @@ def convert(
 
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array.
-    ValueError: bad platforms; at a call, inside a JAX transformation, a shape that does not fit
+    ValueError: bad platforms; constraints that no sizes meet; at a call, inside a JAX transformation, a shape that does not fit
       `polymorphic_shapes`, or a static argument that is not hashable.
     NotImplementedError: native serialization; at a call, primitives that have no lowering, all in one error.
   """
@@ -74,7 +75,7 @@ def convert(
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
   _check_native(enable_xla, native_serialization, native_serialization_platforms)
   signature = Signature.of(fun_jax, static_argnums, static_argnames)
-  tracer = _Tracer(signature, polymorphic_shapes, tuple(polymorphic_constraints))
+  tracer = _Tracer(signature, polymorphic_shapes, polymorphic_constraints)
   conversions = BoundedCache(_MAX_CONVERSIONS)
 
   @_wraps(fun_jax)
@@ -96,12 +97,14 @@ def convert(
   return tf.autograph.experimental.do_not_convert(converted)
 
 
-def eval_polymorphic_shape(fun_jax: Callable[..., Any], *, polymorphic_shapes: Any = None) -> Callable[..., Any]:
+def eval_polymorphic_shape(
+  fun_jax: Callable[..., Any], *, polymorphic_shapes: Any = None, polymorphic_constraints: Sequence[str] = ()
+) -> Callable[..., Any]:
   """Returns a function from argument specs to the result's specs; nothing is computed.
 
   Args:
     fun_jax: a function that JAX can trace.
-    polymorphic_shapes: as for `convert`.
+    polymorphic_shapes, polymorphic_constraints: as for `convert`.
 
   Returns:
     a function that takes what `fun_jax` takes, with anything that has a shape and a dtype in place
@@ -110,7 +113,7 @@ def eval_polymorphic_shape(fun_jax: Callable[..., Any], *, polymorphic_shapes: A
   """
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
-  tracer = _Tracer(Signature.of(fun_jax), polymorphic_shapes, ())
+  tracer = _Tracer(Signature.of(fun_jax), polymorphic_shapes, polymorphic_constraints)
 
   def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
     _, traced = tracer(args, kwargs)
@@ -149,10 +152,10 @@ class _Tracer:
   calls with different sizes share one trace.
   """
 
-  def __init__(self, signature: Signature, polymorphic_shapes: Any, constraints: tuple[str, ...]):
+  def __init__(self, signature: Signature, polymorphic_shapes: Any, constraints: Sequence[str]):
     self._signature = signature
     self._polymorphic_shapes = polymorphic_shapes
-    self._scope = export.SymbolicScope(constraints)
+    self._scope = scope_of(polymorphic_shapes, constraints)
     self._by_actual_shapes = BoundedCache(16 * _MAX_CONVERSIONS)
     self._by_specs = BoundedCache(_MAX_CONVERSIONS)
 

@@ -21,6 +21,7 @@ from jax import export
 from jax.extend.core import ClosedJaxpr
 
 from jax2tf import _jax_compat, _tf_compat
+from jax2tf.constraints import refuse_contradictions
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
@@ -35,29 +36,64 @@ class LeafSpec:
   weak_type: bool
 
 
+def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.SymbolicScope:
+  """The scope of all symbolic dimensions of a function: that of `jax.export.symbolic_shape` dimensions, else a new one.
+
+  Raises:
+    ValueError: bad grammar, in JAX's words; constraints that no sizes can meet; constraints next to dimensions with a scope.
+  """
+  leaves = jax.tree.leaves(polymorphic_shapes, is_leaf=_is_shape)
+  scopes = [d.scope for shape in leaves if _is_shape(shape) for d in shape if _jax_compat.is_symbolic_dim(d)]
+  if scopes and constraints:
+    raise ValueError(
+      f"polymorphic_constraints = {tuple(constraints)} next to dimensions of jax.export.symbolic_shape, which have a scope already: "
+      "give the constraints to symbolic_shape or to its SymbolicScope"
+    )
+  scope = scopes[0] if scopes else export.SymbolicScope(constraints)
+  refuse_contradictions(scope)
+  return scope
+
+
+def _is_shape(x: Any) -> bool:
+  """Whether `x` is a shape from `jax.export.symbolic_shape`, and not a tuple of the specifications of several arguments."""
+  return isinstance(x, tuple) and any(map(_jax_compat.is_symbolic_dim, x))
+
+
 def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) -> Any:
   """The tree `args` of `LeafSpec` as a tree of jax.ShapeDtypeStruct with symbolic dimensions.
 
   Raises:
-    ValueError: JAX's own, for bad grammar, a tree that does not fit or an unknown dimension
-      without a variable.
+    ValueError: JAX's own, for bad grammar, a tree or a rank that does not fit, dimensions of several scopes or
+      an unknown dimension without a variable.
   """
   if isinstance(args, tuple) and isinstance(polymorphic_shapes, list):
     polymorphic_shapes = tuple(polymorphic_shapes)
   try:
-    shapes = jax.tree.broadcast(polymorphic_shapes, args, is_leaf=lambda x: x is None)
+    shapes = jax.tree.broadcast(polymorphic_shapes, args, is_leaf=lambda x: x is None or _is_shape(x))
   except ValueError as error:
     raise ValueError(str(error).replace("broadcast_prefix prefix_tree", "polymorphic_shapes")) from None
 
   tree: Any
   leaves, tree = jax.tree.flatten(args)
-  return jax.tree.unflatten(
-    tree,
-    [
-      jax.ShapeDtypeStruct(export.symbolic_shape(shape, like=leaf.shape, scope=scope), leaf.dtype, weak_type=leaf.weak_type)
-      for leaf, shape in zip(leaves, tree.flatten_up_to(shapes), strict=True)
-    ],
-  )
+  specs = []
+  for i, (leaf, shape) in enumerate(zip(leaves, tree.flatten_up_to(shapes), strict=True)):
+    try:
+      dims = _symbolic_shape(shape, leaf.shape, scope)
+    except ValueError as error:
+      error.add_note(f"polymorphic_shapes has {shape!r} for {_jax_compat.argument_name(args, i)}")
+      raise
+    if len(dims) != len(leaf.shape):
+      raise ValueError(f"Rank mismatch for {_jax_compat.argument_name(args, i)}: expected {dims} and called with {leaf.shape}")
+    specs.append(jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type))
+  return jax.tree.unflatten(tree, specs)
+
+
+def _symbolic_shape(shape: Any, like: Sequence[int | None], scope: export.SymbolicScope) -> tuple[Any, ...]:
+  if _is_shape(shape):
+    for d in filter(_jax_compat.is_symbolic_dim, shape):
+      _jax_compat.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
+    shape = ", ".join(map(str, shape))  # so that the parser checks known sizes
+  return tuple(export.symbolic_shape(shape, like=like, scope=scope))
 
 
 @dataclass(frozen=True, eq=False)

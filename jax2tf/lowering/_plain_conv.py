@@ -31,8 +31,8 @@ class Conv:
   padding: tuple[tuple[Any, Any], ...]
   lhs_dilation: tuple[int, ...]
   rhs_dilation: tuple[int, ...]
-  groups: int
-  batch_groups: int
+  groups: Any  # symbolic where JAX batches over the kernels: compare with != 1, which is decided, and not with >
+  batch_groups: Any
 
   @property
   def rank(self) -> int:
@@ -42,7 +42,7 @@ class Conv:
   @property
   def is_depthwise(self) -> bool:
     """Each feature has its own kernels. TF 2.21: no dilation and one stride for both dimensions in the op."""
-    return 1 < self.groups == self.features and self.rank == 2 and len(set(self.strides)) == 1 and set(self.rhs_dilation) == {1}
+    return 1 != self.groups == self.features and self.rank == 2 and len(set(self.strides)) == 1 and set(self.rhs_dilation) == {1}
 
 
 def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -103,7 +103,7 @@ def input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: Calla
   """
   if not image.dtype.is_floating or set(conv.strides) != {1} or set(conv.rhs_dilation) != {1}:
     return None
-  depthwise = 1 < conv.groups == conv.outputs and conv.rank == 2 and len(set(conv.lhs_dilation)) == 1
+  depthwise = 1 != conv.groups == conv.outputs and conv.rank == 2 and len(set(conv.lhs_dilation)) == 1
   if conv.groups != 1 and not depthwise:
     return None
   before = [k - 1 - lo for k, (lo, _) in zip(conv.kernel, conv.padding, strict=True)]
@@ -142,7 +142,7 @@ def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: t
   if pads is None or not image.dtype.is_floating:
     return None
   strides = [1, *conv.rhs_dilation, 1]
-  if conv.batch_groups > 1:
+  if conv.batch_groups != 1:
     sizes = ctx.shape((*conv.out, conv.batch, conv.outputs // conv.batch))
     kernel = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
       input=image, filter_sizes=sizes, out_backprop=cotangent, strides=strides, **pads

@@ -131,7 +131,7 @@ def _from(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
 def _convolved(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
   """lhs f32[batch,*image,features], rhs f32[*kernel,features/groups,outputs] -> f32[batch,*out,outputs]."""
-  if conv.batch_groups > 1:
+  if conv.batch_groups != 1:
     conv, lhs = without_batch_groups(ctx, conv, lhs)
   if conv.rank == 0:
     return _grouped_matmul(ctx, conv, lhs, rhs)

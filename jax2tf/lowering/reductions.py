@@ -95,7 +95,7 @@ def _argmin(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_
 
 
 def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-  (axis,) = axes
+  axis = int(axes[0])  # JAX batches with NumPy integers, of 64 bits, which ArgMax refuses
   if operand.dtype in (tf.bool, *NARROW):
     operand = tf.cast(operand, WIDER[operand.dtype])
   index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64
