@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.compiler.mlir.stablehlo import stablehlo as _stablehlo
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops as _xla_ops
+from tensorflow.compiler.tf2xla.python import xla as _xla
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
@@ -99,6 +102,46 @@ def _vectorized_identity_n(pfor_input: Any, vectorized: Any = _pfor._pfor_conver
 
 
 _pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
+
+
+def stablehlo_version() -> str:
+  """The newest StableHLO that this TensorFlow reads."""
+  return _stablehlo.get_current_version()
+
+
+def xla_call_module(
+  operands: Sequence[tf.Tensor],
+  *,
+  module: bytes,
+  version: int,
+  platforms: Sequence[str],
+  shapes: Sequence[Sequence[int | None]],
+  dtypes: Sequence[tf.DType],
+  disabled_checks: Sequence[str],
+) -> list[tf.Tensor]:
+  """One XlaCallModule op: a StableHLO module that XLA compiles when it runs, for the shapes that it then has.
+
+  Raises:
+    NotImplementedError: this TensorFlow has an older calling convention.
+  """
+  if version > (newest := _xla.call_module_maximum_supported_version()):
+    raise NotImplementedError(
+      f"XlaCallModule from your TensorFlow installation supports up to serialization version {newest}, not {version}"
+    )
+  if not dtypes:
+    return []
+  results = _xla_ops.xla_call_module(
+    list(operands),
+    version=version,
+    module=module,
+    platforms=list(platforms),
+    Sout=[list(shape) for shape in shapes],
+    Tout=list(dtypes),
+    disabled_checks=list(disabled_checks),
+  )
+  for result, shape in zip(results, shapes, strict=True):
+    result.set_shape(shape)
+  return list(results)
 
 
 class _OnlyNewFunctions:

@@ -17,6 +17,8 @@ from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, scope_of, specs_of
 from jax2tf.dtypes import describe, is_key, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
+from jax2tf.native import Target
+from jax2tf.native import stablehlo_version as stablehlo_version_of
 from jax2tf.trace import BoundedCache, Signature, TracedFunction
 
 DisabledSafetyCheck = export.DisabledSafetyCheck
@@ -37,6 +39,7 @@ def convert(
   native_serialization: bool = False,
   native_serialization_platforms: Sequence[str] | None = None,
   native_serialization_disabled_checks: Sequence[DisabledSafetyCheck] = (),
+  stablehlo_version: str | None = None,
   static_argnums: int | Sequence[int] | None = None,
   static_argnames: str | Sequence[str] | None = None,
 ) -> Callable[..., Any]:
@@ -60,20 +63,26 @@ def convert(
     polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) == 0" or "a*b == c".
     with_gradient: whether TensorFlow may differentiate the result, which it does with JAX's VJP.
     enable_xla: accepted for compatibility; no `Xla*` op is emitted either way.
-    native_serialization: lower to one XlaCallModule op instead of ordinary ops; not yet available.
-    native_serialization_platforms: for native serialization: a subset of cpu, cuda, rocm, tpu.
-    native_serialization_disabled_checks: for native serialization.
+    native_serialization: lower to XlaCallModule ops, which XLA compiles when they run, instead of ordinary ops.
+    native_serialization_platforms: for native serialization: where the module may run, a subset of cpu, cuda, rocm, tpu; by default where
+      JAX runs now.
+    native_serialization_disabled_checks: for native serialization: `DisabledSafetyCheck.platform()`, `.custom_call(target)`.
+    stablehlo_version: for native serialization: what the reader of the module understands, as a version of StableHLO ("1.0.0") or of
+      TensorFlow ("2.16"); by default that of the installed TensorFlow.
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
 
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array.
     ValueError: bad platforms; constraints that no sizes meet; at a call, inside a JAX transformation, a shape that does not fit
       `polymorphic_shapes`, or a static argument that is not hashable.
-    NotImplementedError: native serialization; at a call, primitives that have no lowering, all in one error.
+    NotImplementedError: at a call, primitives that have no lowering, all in one error; for native serialization, what the
+      reader's StableHLO has no words for.
   """
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
-  _check_native(enable_xla, native_serialization, native_serialization_platforms)
+  target = _native_target(
+    enable_xla, native_serialization, native_serialization_platforms, native_serialization_disabled_checks, stablehlo_version
+  )
   signature = Signature.of(fun_jax, static_argnums, static_argnames)
   tracer = _Tracer(signature, polymorphic_shapes, polymorphic_constraints)
   conversions = BoundedCache(_MAX_CONVERSIONS)
@@ -87,7 +96,7 @@ def convert(
         "Call the converted function from TensorFlow, or the JAX function from JAX"
       )
     leaves, traced = tracer(args, kwargs)
-    conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient))
+    conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = conversion(operands)
     marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
@@ -201,9 +210,12 @@ def _paths(tree: Any) -> list[str]:
   return [("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:]) for path, _ in paths]
 
 
-def _check_native(enable_xla: bool, native: bool, platforms: Sequence[str] | None) -> None:
+def _native_target(
+  enable_xla: bool, native: bool, platforms: Sequence[str] | None, disabled_checks: Sequence[DisabledSafetyCheck], version: str | None
+) -> Target | None:
+  """Who reads the modules of the native lowering; None for the graph lowering."""
   if platforms is not None:
-    if not isinstance(platforms, list | tuple) or not all(p in _PLATFORMS for p in platforms):
+    if not isinstance(platforms, list | tuple) or not platforms or not all(p in _PLATFORMS for p in platforms):
       raise ValueError(f"native_serialization_platforms must be a sequence containing a subset of {_PLATFORMS}, got {platforms!r}")
     if not native:
       warnings.warn(
@@ -211,10 +223,13 @@ def _check_native(enable_xla: bool, native: bool, platforms: Sequence[str] | Non
         UserWarning,
         stacklevel=3,
       )
-  if native and not enable_xla:
+  if not native:
+    return None
+  if not enable_xla:
     raise ValueError("native_serialization is not supported with enable_xla=False; drop one of the two")
-  if native:
-    raise NotImplementedError("native_serialization=True is not available yet; leave it out to lower to ordinary TensorFlow ops")
+  # JAX calls the backend "gpu" that it exports to as cuda or rocm.
+  default = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+  return Target(tuple(platforms or (default,)), tuple(disabled_checks), stablehlo_version_of(version))
 
 
 def _wraps(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

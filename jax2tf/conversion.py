@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 from jax.extend.core import ClosedJaxpr
 
-from jax2tf import _tf_compat, gradient
+from jax2tf import _tf_compat, gradient, interpreter, native
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
-from jax2tf.interpreter import Lowering, preflight
+from jax2tf.interpreter import Lowering
 from jax2tf.trace import BoundedCache, TracedFunction
 
 
@@ -23,8 +23,10 @@ class Conversion:
   built at the first call, so that later calls cost one op.
   """
 
-  def __init__(self, traced: TracedFunction, with_gradient: bool):
-    preflight(traced.jaxpr, traced.name)
+  def __init__(self, traced: TracedFunction, with_gradient: bool, target: native.Target | None = None):
+    self._target = target
+    self._check = interpreter.preflight if target is None else native.preflight
+    self._check(traced.jaxpr, traced.name)
     self.traced = traced
     self._dimensions = traced.dimensions
     self._with_gradient = with_gradient
@@ -43,7 +45,7 @@ class Conversion:
     dimensions, assertions = self._solve(operands)
     with tf.control_dependencies(assertions):
       operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
-    results = self._differentiable(_InGraph(dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
+    results = self._differentiable(self._run(dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
     names = ["jax2tf_out"] if len(results) == 1 else [f"jax2tf_out_{k}" for k in range(len(results))]
     return [tf.identity(y, name) for y, name in zip(results, names, strict=True)]
 
@@ -56,11 +58,15 @@ class Conversion:
     dimensions = Lowering.start(lambda lower: self._dimensions.values(operands, lower)).dimensions
     return dimensions, [op for op in operations()[before:] if op.type == "Assert"]
 
+  def _run(self, dimensions: DimensionValues) -> gradient.Run:
+    """Lowers jaxprs into the graph under construction."""
+    return _InGraph(dimensions) if self._target is None else native.Native(dimensions, target=self._target)
+
   def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     jaxpr = self.traced.jaxpr
     if not self._with_gradient:
       return gradient.disabled(lambda: run(jaxpr, *operands), [operands[i] for i in wrt])
-    derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(jaxpr, self.traced.name, wrt))
+    derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(jaxpr, self.traced.name, wrt, self._check))
     return gradient.call(derivative, run, *operands)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -84,8 +90,8 @@ class Conversion:
     @tf.function(autograph=False, input_signature=[*size_specs, *specs])
     def function(*args: tf.Tensor) -> list[tf.Tensor]:
       sizes, operands = args[:n_sizes], args[n_sizes:]
-      lowering = Lowering.start(lambda lower: self._dimensions.values_of(sizes, lower))
-      return lowering.lower("unknown line", jaxpr, *operands)
+      dimensions = Lowering.start(lambda lower: self._dimensions.values_of(sizes, lower)).dimensions
+      return self._run(dimensions)(jaxpr, *operands)
 
     return function.get_concrete_function()
 

@@ -129,13 +129,10 @@ class Dimensions:
     Asserts the constraints: with JAX's ValueError for what is static, with InvalidArgumentError
     when the graph runs for the rest.
     """
-    return self.values_of(
-      [
-        size if size is not None else _size(operands[argument], axis)
-        for size, (_, argument, axis) in zip(self._known([x.shape for x in operands]), self.sizes, strict=True)
-      ],
-      lower,
-    )
+    shape_of = functools.cache(lambda argument: tf.shape(operands[argument]))
+    known = self._known([x.shape for x in operands])
+    places = zip(known, self.sizes, strict=True)
+    return self.values_of([shape_of(argument)[axis] if size is None else size for size, (_, argument, axis) in places], lower)
 
   def values_of(self, sizes: Sequence[Size], lower: Lower) -> DimensionValues:
     """As `values`, from the argument sizes themselves, in the order of `self.sizes`."""
@@ -170,10 +167,13 @@ class DimensionValues:
 
   They are computed in the outermost graph, where the variables live, so that a body of a loop or a
   branch captures them and never traps them.
+
+  Attributes:
+    variables: name -> value.
   """
 
   def __init__(self, variables: dict[str, Size], lower: Lower):
-    self._variables = variables
+    self.variables = variables
     self._lower = lower
     self._graph = _tf_compat.current_graph()
     self._dims: dict[Any, Size] = {}
@@ -209,16 +209,16 @@ class DimensionValues:
       return self
     # Identities, because a nested gradient function may only close over tensors of its own graph.
     return DimensionValues(
-      {name: size if isinstance(size, int) else tf.identity(size) for name, size in self._variables.items()}, self._lower
+      {name: size if isinstance(size, int) else tf.identity(size) for name, size in self.variables.items()}, self._lower
     )
 
   def _evaluate(self, dim: Any) -> Size:
     names = sorted(_jax_compat.dimension_variables(dim))
-    sizes = [self._variables[name] for name in names]
+    sizes = [self.variables[name] for name in names]
     if all(isinstance(size, int) for size in sizes):
       return int(_jax_compat.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
-    if str(dim) in self._variables:
-      return self._variables[str(dim)]
+    if str(dim) in self.variables:
+      return self.variables[str(dim)]
     with self._outermost():
       return self._lower(_dimension_jaxpr(dim, tuple(names)), *map(tf.convert_to_tensor, sizes))[0]
 
@@ -242,7 +242,3 @@ def _in_32_bits(fun: Callable[..., Any], arity: int) -> ClosedJaxpr:
   """The jaxpr of a function of sizes, i32[] like TensorFlow's shapes also where JAX would compute in 64 bits."""
   with jax.enable_x64(False):
     return jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct((), np.int32)] * arity)
-
-
-def _size(operand: tf.Tensor, axis: int) -> tf.Tensor:
-  return tf.shape(operand)[axis]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,3 +46,25 @@ def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:
       )
     )
   return LoweringError(f"cannot lower '{function}' to TensorFlow.\n" + "\n".join(entries))
+
+
+_COMPARISON = re.compile(r"comparison '(.+)' (>=|<=|>|<) '(.+)' is inconclusive")
+_REMAINDER = re.compile(r"(?:The remainder|rest is) (mod\(.+\))")
+
+
+def constraint_hint(error: Exception) -> str | None:
+  """The constraint that would settle what JAX could not decide about symbolic dimensions, in words for the user; None for other errors."""
+  if found := _COMPARISON.search(str(error)):
+    left, relation, right = found.groups()
+    holds = {">": f"{left} >= {right} + 1", "<": f"{left} <= {right} - 1"}.get(relation, f"{left} {relation} {right}")
+    fails = {">": f"{left} <= {right}", "<": f"{left} >= {right}", ">=": f"{left} <= {right} - 1", "<=": f"{left} >= {right} + 1"}[relation]
+    return (
+      f'If it holds for all sizes that you use, pass polymorphic_constraints=["{holds}"] to convert; if for none, ["{fails}"]. '
+      "Or give the dimension a number in polymorphic_shapes"
+    )
+  if found := _REMAINDER.search(str(error)):
+    return (
+      f'If it is 0 for all sizes that you use, pass polymorphic_constraints=["{found[1]} == 0"] to convert, '
+      'or write the dimension as a multiple in polymorphic_shapes, such as "4*b"'
+    )
+  return None

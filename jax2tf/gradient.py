@@ -24,7 +24,7 @@ from jax.interpreters.ad import Zero
 
 from jax2tf import _tf_compat
 from jax2tf.dtypes import is_differentiable
-from jax2tf.interpreter import contains, preflight
+from jax2tf.interpreter import contains
 from jax2tf.trace import BoundedCache
 
 
@@ -44,10 +44,19 @@ class Derivative:
     function: name of the user's function, for errors.
     wrt: positions of the floating point or complex arguments to differentiate in.
     results: positions of the floating point and complex results.
+    check: raises for a jaxpr that has no lowering.
   """
 
-  def __init__(self, make: Callable[[], ClosedJaxpr], function: str, wrt: Sequence[int], results: Sequence[int]):
+  def __init__(
+    self,
+    make: Callable[[], ClosedJaxpr],
+    function: str,
+    wrt: Sequence[int],
+    results: Sequence[int],
+    check: Callable[[ClosedJaxpr, str], None],
+  ):
     self._make = make
+    self.check = check
     self.function = function
     self.wrt = wrt
     self.results = results
@@ -83,7 +92,7 @@ class Derivative:
       return outs, residuals
 
     jaxpr, (_, residuals) = jax.make_jaxpr(forward, return_shape=True)(*_specs(self.jaxpr.in_avals))
-    preflight(jaxpr, self.function)
+    self.check(jaxpr, self.function)
     return jaxpr, residuals, structure
 
   def backward(self, given: tuple[int, ...]) -> ClosedJaxpr:
@@ -98,7 +107,7 @@ class Derivative:
 
     def make() -> ClosedJaxpr:
       jaxpr = jax.make_jaxpr(backward)(residuals, self._cotangents(given))
-      preflight(jaxpr, f"gradient of {self.function}")
+      self.check(jaxpr, f"gradient of {self.function}")
       return jaxpr
 
     return self._made.get(("backward", given), make)
@@ -122,7 +131,9 @@ class Derivative:
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
-    return self._made.get(("pullback", given), lambda: Derivative(make, f"gradient of {self.function}", wrt, range(len(self.wrt))))
+    return self._made.get(
+      ("pullback", given), lambda: Derivative(make, f"gradient of {self.function}", wrt, range(len(self.wrt)), self.check)
+    )
 
   @functools.cached_property
   def pushforward(self) -> Derivative:
@@ -135,12 +146,12 @@ class Derivative:
     def make() -> ClosedJaxpr:
       avals = _specs(self.jaxpr.in_avals)
       jaxpr = jax.make_jaxpr(whole)(avals, [avals[i] for i in self.wrt])
-      preflight(jaxpr, f"tangents of {self.function}")
+      self.check(jaxpr, f"tangents of {self.function}")
       return jaxpr
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
-    return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)))
+    return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)), self.check)
 
   def _vjp(self, primals: Sequence[Any]) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
@@ -164,9 +175,9 @@ class Derivative:
     return [found[i] if i in found else Zero(self.jaxpr.out_avals[i]) for i in self.results]
 
 
-def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int]) -> Derivative:
+def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], check: Callable[[ClosedJaxpr, str], None]) -> Derivative:
   """Of a function of the user's."""
-  return Derivative(lambda: jaxpr, function, wrt, differentiable(jaxpr.out_avals))
+  return Derivative(lambda: jaxpr, function, wrt, differentiable(jaxpr.out_avals), check)
 
 
 # Derivatives of a SavedModel: beyond these orders the loaded function refuses. Each one saved holds a graph of its own.

@@ -122,10 +122,11 @@ class Lowering:
     for stack, eqns in itertools.groupby(idioms.equations(inner), key=_name_stack):
       with _scope(outer_scope, stack):
         for eqn in eqns:
-          env.update(zip(eqn.outvars, self._equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
+          env.update(zip(eqn.outvars, self.equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
     return [read(v) for v in inner.outvars]
 
-  def _equation(self, eqn: Any, operands: list[tf.Tensor], caller: str) -> Sequence[tf.Tensor]:
+  def equation(self, eqn: Any, operands: list[tf.Tensor], caller: str) -> Sequence[tf.Tensor]:
+    """The results of one equation by its rule."""
     where = functools.partial(user_line, eqn, caller)
     avals_in, avals_out = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
     ctx = RuleContext(avals_in, avals_out, functools.partial(self._inner, where), self.dimensions, eqn.primitive.name, where)

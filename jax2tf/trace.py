@@ -15,7 +15,7 @@ from jax import tree_util
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr
 
-from jax2tf import _jax_compat
+from jax2tf import _jax_compat, errors
 from jax2tf.dims import Dimensions
 
 source_info_util.register_exclusion(__file__)
@@ -118,11 +118,16 @@ class Signature:
     """The jaxpr for these trees of jax.ShapeDtypeStruct. The user's Python runs here and only here.
 
     Raises:
-      what the user's function raises under a JAX trace, unchanged.
+      what the user's function raises under a JAX trace; where a constraint would help, a note says which.
     """
     in_tree = tree_util.tree_structure((tuple(args), kwargs))
     args, kwargs = self.join(args, kwargs, static)
-    traced = self.jitted.trace(*args, **kwargs)
+    try:
+      traced = self.jitted.trace(*args, **kwargs)
+    except Exception as error:
+      if hint := errors.constraint_hint(error):
+        error.add_note(hint)
+      raise
     _jax_compat.check_leaked_tracers(traced)
     _warn_of_large_constants(self.name, traced.jaxpr)
     return TracedFunction(self.name, traced.jaxpr, in_tree, traced.out_tree)

@@ -160,11 +160,6 @@ def test_all_gaps_in_one_error_each_with_its_line():
   assert re.search(r"test_errors\.py:\d+:\d+ \(calls_back\)", text)
 
 
-def test_native_lowering_is_announced():
-  with raises(NotImplementedError, "native_serialization=True is not available yet"):
-    jax2tf.convert(jnp.sin, native_serialization=True)
-
-
 def test_bad_platforms():
   with raises(ValueError, "native_serialization_platforms must be a sequence containing a subset of", "'cpu'", "gpu"):
     jax2tf.convert(jnp.sin, native_serialization_platforms=["gpu"])

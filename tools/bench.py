@@ -1,13 +1,11 @@
-"""What one call costs: JAX, the converted function called eagerly, and inside a tf.function.
+"""What one call costs: JAX, the converted function called eagerly, inside a tf.function, and there for any batch size.
 
-Usage: python -m jax2tf.tools.bench [--seconds=1]
+Usage: python -m jax2tf.tools.bench [--seconds=5]
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +16,9 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 import jax2tf
+from jax2tf.tools import measure
 
-SECONDS = flags.DEFINE_float("seconds", 1.0, "how long to measure each call", lower_bound=0.01)
+SECONDS = flags.DEFINE_float("seconds", 5.0, "how long to measure each function", lower_bound=0.01)
 
 
 def sin_plus_one(x: jax.Array) -> jax.Array:
@@ -35,35 +34,41 @@ def mlp(x: jax.Array) -> jax.Array:
   return x
 
 
-def microseconds(call: Callable[[], Any], seconds: float) -> float:
-  """The median time of a call, after two to warm up."""
-  call(), call()
-  times = []
-  end = time.perf_counter() + seconds
-  while time.perf_counter() < end:
-    start = time.perf_counter()
-    call()
-    times.append(time.perf_counter() - start)
-  return 1e6 * statistics.median(times)
+def graph_of_unknown_size(converted: Callable[..., Any], x: tf.Tensor, checks: bool) -> Any:
+  """A concrete function of any batch size; without checks, TensorFlow's debug stripper has taken out the assertions."""
+  concrete = tf.function(converted, autograph=False).get_concrete_function(tf.TensorSpec([None, *x.shape[1:]]))
+  tf.config.optimizer.set_experimental_options({"debug_stripper": not checks})
+  concrete(x)  # the first call optimises
+  tf.config.optimizer.set_experimental_options({"debug_stripper": False})
+  return concrete
+
+
+def calls_of(fun: Callable[..., Any], shape: Sequence[int]) -> dict[str, Callable[[], Any]]:
+  """Column -> a call that ends when the result is there."""
+  x = np.ones(shape, np.float32)
+  tensor, array = tf.constant(x), jnp.asarray(x)
+  converted, polymorphic = jax2tf.convert(fun), jax2tf.convert(fun, polymorphic_shapes=["b, ..."])
+  functions = {
+    "eager": converted,
+    "tf.function": tf.function(converted, autograph=False).get_concrete_function(tensor),
+    "unknown batch": graph_of_unknown_size(polymorphic, tensor, checks=True),
+    "without checks": graph_of_unknown_size(polymorphic, tensor, checks=False),
+  }
+  jitted = jax.jit(fun)
+  return {"jax.jit": lambda: jitted(array).block_until_ready()} | {
+    name: lambda function=function: function(tensor).numpy() for name, function in functions.items()
+  }
 
 
 def main(argv: Sequence[str]) -> None:
   """Prints one line for each function."""
   del argv
   logging.set_verbosity(logging.WARNING)  # JAX tells absl which accelerators it did not find
-  print(f"{'microseconds per call':24}{'jax.jit':>12}{'eager':>12}{'tf.function':>14}")
   for fun, shape in ((sin_plus_one, (3,)), (mlp, (64, 784))):
-    x = np.ones(shape, np.float32)
-    tensor, array = tf.constant(x), jnp.asarray(x)
-    jitted, converted = jax.jit(fun), jax2tf.convert(fun)
-    graph = tf.function(converted, autograph=False)
-    calls = (
-      lambda f=jitted, a=array: f(a).block_until_ready(),
-      lambda f=converted, t=tensor: f(t).numpy(),
-      lambda f=graph, t=tensor: f(t).numpy(),
-    )
-    jax_time, eager, in_graph = (microseconds(call, SECONDS.value) for call in calls)
-    print(f"{fun.__name__:24}{jax_time:12.0f}{eager:12.0f}{in_graph:14.0f}")
+    times = measure.milliseconds(calls_of(fun, shape), SECONDS.value)
+    if fun is sin_plus_one:
+      print(f"{'microseconds per call':24}" + "".join(f"{name:>16}" for name in times))
+    print(f"{fun.__name__:24}" + "".join(f"{1e3 * time:16.0f}" for time in times.values()))
 
 
 if __name__ == "__main__":

@@ -142,6 +142,10 @@ def _convolved(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> 
 
 def _by_taps(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
   """A convolution with one dimension less: what the first dimension of the kernel meets becomes features."""
+  if not isinstance(conv.kernel[0], int) and isinstance(conv.groups, int) and conv.groups > 1:
+    group = replace(conv, features=conv.features // conv.groups, outputs=conv.outputs // conv.groups, groups=1)
+    parts = zip(tf.split(lhs, conv.groups, -1), tf.split(rhs, conv.groups, -1), strict=True)
+    return tf.concat([_convolved(ctx, group, x, kernel) for x, kernel in parts], -1)
   if not isinstance(conv.kernel[0], int):
     ctx.refuse(
       "the first dimension of the kernel is symbolic, and TensorFlow has no such convolution",

@@ -17,7 +17,7 @@ from jax2tf.context import RuleContext
 from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.lowering._movement import any_dtype, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
-from jax2tf.registry import lowers
+from jax2tf.registry import UNSUPPORTED, lowers
 
 
 @lowers(P.reduce_sum_p)
@@ -80,6 +80,31 @@ def _reduce_xor(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
     return _reduced_by(ctx, lax.bitwise_xor, operand, axes)
   odd = tf.bitwise.bitwise_and(tf.reduce_sum(tf.cast(operand, tf.int32), list(axes)), 1)  # a wrapped sum keeps its parity
   return tf.cast(odd, tf.bool)
+
+
+@lowers(P.psum_p)
+def _psum(ctx: RuleContext, operand: tf.Tensor, **axes: Any) -> tf.Tensor:
+  """operand f32[b,n], axes (0,) -> f32[n], under `vmap(..., axis_name=...)`."""
+  return _reduce_sum(ctx, operand, axes=_mapped_axes(ctx, **axes))
+
+
+@lowers(P.pmax_p)
+def _pmax(ctx: RuleContext, operand: tf.Tensor, **axes: Any) -> tf.Tensor:
+  """operand f32[b,n], axes (0,) -> f32[n], under `vmap(..., axis_name=...)`."""
+  return _reduce_max(ctx, operand, axes=_mapped_axes(ctx, **axes))
+
+
+@lowers(P.pmin_p)
+def _pmin(ctx: RuleContext, operand: tf.Tensor, **axes: Any) -> tf.Tensor:
+  """operand f32[b,n], axes (0,) -> f32[n], under `vmap(..., axis_name=...)`."""
+  return _reduce_min(ctx, operand, axes=_mapped_axes(ctx, **axes))
+
+
+def _mapped_axes(ctx: RuleContext, *, axes: Sequence[Any], axis_index_groups: Any) -> Sequence[int]:
+  """The axes that vmap has put in place of their name; a name that is left is that of devices."""
+  if axis_index_groups is not None or any(isinstance(axis, str) for axis in axes):
+    ctx.refuse(*UNSUPPORTED["all_gather"])
+  return axes
 
 
 @lowers(P.argmax_p)

@@ -57,20 +57,14 @@ def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
 @lowers(P.reduce_window_p)
 def _reduce_window(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any) -> list[tf.Tensor]:
   """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b,n'] ..., by an associative reducer."""
-  axes = _static(ctx, window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry))
+  axes = window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry)
   reducer = ClosedJaxpr(jaxpr, consts) if isinstance(jaxpr, Jaxpr) else jaxpr
   return ctx.lower_fun(functools.partial(_windows_by_jaxpr, reducer, axes), *operands)
 
 
 def _by_monoid(ctx: RuleContext, operand: tf.Tensor, axes: tuple[Axis, ...], combine: Callable[..., Any], fill: float) -> tf.Tensor:
   aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
-  return ctx.lower_fun(functools.partial(_windows_by_monoid, combine, fill, _static(ctx, axes)), operand, avals=[aval])
-
-
-def _static(ctx: RuleContext, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-  if not all(isinstance(axis.window, int) for axis in axes):
-    ctx.refuse("a window of symbolic size that is not the whole axis", "give the window a fixed size, or reduce the whole axis")
-  return axes
+  return ctx.lower_fun(functools.partial(_windows_by_monoid, combine, fill, axes), operand, avals=[aval])
 
 
 def _windows_by_monoid(combine: Callable[..., Any], fill: float, axes: Sequence[Axis], x: Any) -> Any:
@@ -110,7 +104,8 @@ def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: 
     xs = [lax.pad(x, value, config) for x, value in zip(xs, outside, strict=True)]
   for i, axis in reversed(list(enumerate(axes))):
     if axis.window != 1 or axis.stride != 1:
-      xs = _windows_along(combine, xs, i, axis)
+      along = _windows_along if isinstance(axis.window, int) else _symbolic_windows_along
+      xs = along(combine, xs, i, axis)
   return list(xs)
 
 
@@ -133,3 +128,13 @@ def _windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: Axis) -> A
     count = xs[0].shape[i] - step
     xs = combine([part(x, 0, count) for x in xs], [part(x, step, count) for x in xs])
     span *= 2
+
+
+def _symbolic_windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: Axis) -> Any:
+  """One element of each window after the other: w steps of a loop."""
+
+  def part(k: Any) -> list[Any]:
+    span = (axis.out - 1) * axis.stride + 1
+    return [lax.slice_in_dim(lax.dynamic_slice_in_dim(x, k * axis.window_dilation, span, i), 0, None, axis.stride, i) for x in xs]
+
+  return lax.fori_loop(1, axis.window, lambda k, result: list(combine(result, part(k))), part(0))

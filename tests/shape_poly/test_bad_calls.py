@@ -6,10 +6,12 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
-from jax import export
+from jax import export, lax
+from jax.extend.core import InconclusiveDimensionOperation
 
 import jax2tf
 
@@ -324,3 +326,30 @@ def test_scopes():
     function(np.ones((1, 4), np.float32), x[:1])
   with pytest.raises(ValueError, match="Contradictory"):
     jax2tf.convert(doubled, polymorphic_shapes=[export.symbolic_shape("a", constraints=["a >= 2", "a <= 1"])])
+
+
+# ------------------------------------------------------------------------------- what JAX cannot decide
+
+# name -> (function, spec, the constraint that the error proposes)
+UNDECIDED = {
+  "greater": (lambda x: x if x.shape[0] > 3 else 2 * x, "b, c", "b >= 3 + 1"),
+  "less": (lambda x: lax.top_k(x, 5)[0], "b, c", "c >= 5"),
+  "at_least": (lambda x: lax.dynamic_slice(x, (0, 0), (4, 6)), "b, _", "b >= 4"),
+  "at_most": (lambda x: x if x.shape[0] <= 4 else 2 * x, "b, c", "b <= 4"),
+  "reshape": (lambda x: x.reshape(-1, 4), "b, c", "mod(b*c, - 4) == 0"),
+  "reshape_3": (lambda x: x.reshape(2, -1, 6), "b, _", "mod(6*b, - 12) == 0"),
+  "split": (lambda x: jnp.split(x, 2)[0], "b, c", "mod(b, 2) == 0"),
+}
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_what_jax_cannot_decide_names_the_constraint_that_would(name):
+  fun, spec, constraint = UNDECIDED[name]
+  x = np.arange(24, dtype=np.float32).reshape(4, 6)
+  with pytest.raises((ValueError, InconclusiveDimensionOperation)) as theirs:
+    export.export(jax.jit(fun))(*export.symbolic_args_specs((x,), (spec,)))
+  with pytest.raises(type(theirs.value)) as ours:
+    jax2tf.convert(fun, polymorphic_shapes=[spec])(x)
+  assert str(ours.value) == str(theirs.value)
+  assert any(f'polymorphic_constraints=["{constraint}"]' in note or f'["{constraint}"]' in note for note in ours.value.__notes__)
+  np.testing.assert_array_equal(jax2tf.convert(fun, polymorphic_shapes=[spec], polymorphic_constraints=[constraint])(x), fun(x))

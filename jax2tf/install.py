@@ -1,0 +1,23 @@
+"""`python -m jax2tf.install script.py ...` runs a script for which `jax.experimental.jax2tf` is this package."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import jax2tf
+
+
+def main() -> None:
+  """Runs the script as `python script.py ...` would."""
+  if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
+    sys.exit(f"usage: python -m jax2tf.install script.py [arguments]; got {sys.argv[1:]}")
+  jax2tf.install()
+  del sys.argv[0]
+  sys.path[0] = str(Path(sys.argv[0]).parent)
+  runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,215 @@
+"""Native lowering: a jaxpr as one XlaCallModule op, in a StableHLO that its reader understands.
+
+`jax.export` makes the module. Here composites, which older readers cannot refine, become calls of their decompositions, and the module
+is serialised at the version of the TensorFlow that will read it. LAPACK equations, for which TensorFlow's XLA has no handler on CPU, are
+lowered by their graph rules between the modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as P
+import numpy as np
+import tensorflow as tf
+from jax import export
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, stablehlo
+
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf.dtypes import physical
+from jax2tf.interpreter import Lowering, contains
+
+# What JAX lowers to LAPACK on CPU; tests/test_native.py looks for others.
+LAPACK = (
+  *(P.cholesky_p, P.eig_p, P.eigh_p, P.hessenberg_p, P.householder_product_p, P.lu_p, P.qr_p, P.schur_p, P.svd_p),
+  *(P.triangular_solve_p, P.tridiagonal_p, P.tridiagonal_solve_p, _jax_compat.geqrf_p, _jax_compat.geqp3_p, _jax_compat.ormqr_p),
+)
+
+
+# What releases of TensorFlow read at the least: each is older by months than the StableHLO that was current when the release was cut,
+# and a reader takes all that is older than itself.
+_OF_TENSORFLOW = {
+  **{"2.14": "0.9.0", "2.15": "0.12.0", "2.16": "0.15.0", "2.17": "0.18.0", "2.18": "1.0.0", "2.19": "1.5.0", "2.20": "1.9.0"},
+  "2.21": "1.13.7",
+}
+
+
+def stablehlo_version(reader: str | None) -> str:
+  """The StableHLO version of a reader: that of the installed TensorFlow, of a release of TensorFlow ("2.16"), or the one given.
+
+  Raises:
+    ValueError: no such version is known.
+  """
+  if reader is None:
+    return _tf_compat.stablehlo_version()
+  if (release := ".".join(reader.split(".")[:2])) in _OF_TENSORFLOW:
+    return _OF_TENSORFLOW[release]
+  numbers = [int(n) for n in reader.split(".") if n.isdecimal()]
+  oldest, newest = ([int(n) for n in text.split(".")] for text in ("0.9.0", stablehlo.get_current_version()))
+  if len(numbers) != 3 or not oldest <= numbers <= newest:
+    raise ValueError(
+      f"stablehlo_version = {reader!r} is no release of TensorFlow among {', '.join(_OF_TENSORFLOW)} and no version of StableHLO "
+      f"from 0.9.0 to {stablehlo.get_current_version()}, the newest that this JAX writes"
+    )
+  return reader
+
+
+@dataclass(frozen=True)
+class Target:
+  """Who will read and run the modules.
+
+  Attributes:
+    platforms: of cpu, cuda, rocm, tpu; with more than one, the module chooses when it runs.
+    disabled_checks: what `jax.export` and the op leave unchecked.
+    stablehlo_version: of the reader, "1.13.7".
+  """
+
+  platforms: tuple[str, ...]
+  disabled_checks: tuple[export.DisabledSafetyCheck, ...]
+  stablehlo_version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Native(Lowering):
+  """A lowering into XlaCallModule ops: one for each jaxpr, but for what the target has no handler for."""
+
+  target: Target
+
+  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    return self.lower("unknown line", jaxpr, *operands)
+
+  def here(self) -> Native:
+    return Native(self.dimensions.here(), target=self.target)
+
+  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    """As `Lowering.lower`. Equations with LAPACK go to their graph rules; all between two of these is one module."""
+    if "cpu" not in self.target.platforms or not contains(jaxpr.jaxpr, LAPACK):
+      return self._module(jaxpr, operands)
+    inner, graph = jaxpr.jaxpr, Lowering(self.dimensions, self.constants)
+    env: dict[Any, tf.Tensor] = dict(zip(inner.invars, operands, strict=True))
+    env |= {v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)}
+
+    def read(atom: Any) -> tf.Tensor:
+      return self.constants(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
+
+    for has_lapack, part in _parts(inner):
+      if has_lapack:
+        for eqn in part.eqns:  # a call, a loop or a branch goes on natively inside
+          lowering = graph if eqn.primitive in LAPACK else self
+          env.update(zip(eqn.outvars, lowering.equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
+      else:
+        env.update(zip(part.outvars, self._module(ClosedJaxpr(part, ()), [env[v] for v in part.invars]), strict=True))
+    return [read(v) for v in inner.outvars]
+
+  def _module(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    version, module = _exported(jaxpr, tuple(self.dimensions.variables), self.target)
+    if variables := self.dimensions.variables.values():
+      # No other argument need have the sizes of all variables: a backward pass may have none of its residuals.
+      operands = [tf.zeros([*variables, 0], tf.int8), *operands]
+    avals = [physical(aval) for aval in jaxpr.out_avals]
+    return _tf_compat.xla_call_module(
+      operands,
+      module=module,
+      version=version,
+      platforms=[platform.upper() for platform in self.target.platforms],
+      shapes=[self.dimensions.static_shape(sizes) for sizes, _ in avals],
+      dtypes=[dtype for _, dtype in avals],
+      disabled_checks=[str(check) for check in self.target.disabled_checks],
+    )
+
+
+def preflight(jaxpr: ClosedJaxpr, function: str) -> None:
+  """Nothing is refused before `jax.export` does."""
+  del jaxpr, function
+
+
+@functools.lru_cache(maxsize=256)
+def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) -> tuple[int, bytes]:
+  """(version of the calling convention, module for the target); with variables, their sizes are those of a first argument."""
+  specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+  fun = jaxpr_as_fun(jaxpr)
+  if variables:
+    scope = _scope_of(jaxpr)
+    sizes = jax.ShapeDtypeStruct((*export.symbolic_shape(", ".join(variables), scope=scope), 0), np.int8)
+    specs, fun = [sizes, *specs], lambda _, *args: jaxpr_as_fun(jaxpr)(*args)
+  jitted = jax.jit(fun, keep_unused=True)
+  exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
+  return exported.calling_convention_version, _serialized(exported.mlir_module(), target.stablehlo_version)
+
+
+def _scope_of(jaxpr: ClosedJaxpr) -> Any:
+  avals = [*jaxpr.in_avals, *(v.aval for eqn in jaxpr.eqns for v in eqn.outvars)]
+  symbolic = (d for aval in avals for d in getattr(aval, "shape", ()) if _jax_compat.is_symbolic_dim(d))
+  dim = next(symbolic, None)
+  return export.SymbolicScope() if dim is None else dim.scope
+
+
+def _serialized(text: str, version: str) -> bytes:
+  """The module as a portable artifact of that StableHLO version.
+
+  Raises:
+    NotImplementedError: an operation is not in that version.
+  """
+  context: Any = mlir.make_ir_context()
+  with context:
+    module = ir.Module.parse(text)
+    _call_decompositions(module)
+    problems: list[str] = []
+
+    def note(diagnostic: Any) -> bool:
+      problems.append(f"{diagnostic.message} at {diagnostic.location}")
+      return True
+
+    with context.attach_diagnostic_handler(note):
+      try:
+        return stablehlo.serialize_portable_artifact_str(str(module), version)
+      except ValueError as error:
+        raise NotImplementedError(
+          f"StableHLO {version}, which the reader understands, has no words for this function: {'; '.join(problems) or error}. "
+          "Name a newer stablehlo_version if the reader has one, or lower to ordinary TensorFlow ops with native_serialization=False"
+        ) from error
+
+
+def _call_decompositions(module: Any) -> None:
+  """Replaces composites by calls of their own decompositions: readers older than a composite cannot refine its shapes."""
+  composites: list[Any] = []
+
+  def visit(op: Any) -> Any:
+    if op.operation.name == "stablehlo.composite":
+      composites.append(op.operation)
+    return ir.WalkResult.ADVANCE
+
+  module.operation.walk(visit)
+  for op in composites:
+    with ir.InsertionPoint(op), op.location:
+      call = func.CallOp([result.type for result in op.results], op.attributes["decomposition"], list(op.operands))
+    for old, new in zip(op.results, call.operation.results, strict=True):
+      old.replace_all_uses_with(new)
+    op.erase()
+
+
+def _parts(jaxpr: Jaxpr) -> Iterator[tuple[bool, Jaxpr]]:
+  """(whether they hold LAPACK, the equations as a jaxpr): in order, those in a row that do and those that do not by turns."""
+  uses = {v: place for place, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
+  uses |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
+  numbered = itertools.groupby(enumerate(jaxpr.eqns), key=lambda item: _has_lapack(item[1]))
+  for has_lapack, group in numbered:
+    places, eqns = zip(*group, strict=True)
+    made = [v for eqn in eqns for v in eqn.outvars]
+    used = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
+    outs = [v for v in made if uses.get(v, -1) > places[-1]]
+    operands = [v for v in used if v not in set(made)]
+    names = jaxpr.debug_info.with_unknown_names()
+    yield has_lapack, jaxpr.replace(constvars=[], invars=operands, outvars=outs, eqns=list(eqns), debug_info=names)
+
+
+def _has_lapack(eqn: Any) -> bool:
+  return eqn.primitive in LAPACK or any(contains(inner, LAPACK) for inner in jaxprs_in_params(eqn.params))

@@ -1,0 +1,65 @@
+"""Keras models of the JAX backend to SavedModels and back, unmodified; run by tests/test_drop_in.py.
+
+KERAS_BACKEND=jax python -m jax2tf.install tests/keras_models.py export FOLDER
+KERAS_BACKEND=tensorflow python tests/keras_models.py load FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+
+def attention() -> keras.Model:
+  x = keras.Input((6, 8))
+  return keras.Model(x, layers.MultiHeadAttention(2, 4)(x, x))
+
+
+# name -> (model, shape of a batch)
+MODELS = {
+  "dense": (lambda: keras.Sequential([keras.Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(3)]), (5, 4)),
+  "convolution": (
+    lambda: keras.Sequential(
+      [keras.Input((16, 16, 3)), layers.Conv2D(8, 3), layers.BatchNormalization(), layers.Dropout(0.2), layers.Flatten(), layers.Dense(3)]
+    ),
+    (2, 16, 16, 3),
+  ),
+  "lstm": (lambda: keras.Sequential([keras.Input((7, 4)), layers.LSTM(6)]), (3, 7, 4)),
+  "attention": (attention, (2, 6, 8)),
+}
+
+
+def export(folder: Path) -> None:
+  """Each model as Keras exports it, an input of another batch size, and what the model makes of it, with the gradient of its sum."""
+  import jax  # noqa: PLC0415  (the other process has none)
+  from jax.experimental import jax2tf  # noqa: PLC0415
+
+  assert jax2tf.convert.__module__ == "jax2tf.api"
+  for name, (build, shape) in MODELS.items():
+    model = build()
+    model.export(str(folder / name), format="tf_saved_model", verbose=False)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    gradient = jax.grad(lambda x, model=model: model(x).sum())(x)
+    np.savez(folder / f"{name}.npz", x=x, y=model(x), gradient=gradient)
+
+
+def load(folder: Path) -> None:
+  """Compares the loaded models with what was written down."""
+  for name in MODELS:
+    saved = np.load(folder / f"{name}.npz")
+    layer, x = layers.TFSMLayer(str(folder / name), call_endpoint="serve"), tf.constant(saved["x"])
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = layer(x)
+    np.testing.assert_allclose(y, saved["y"], rtol=1e-5, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(tape.gradient(y, x), saved["gradient"], rtol=1e-4, atol=1e-5, err_msg=name)
+    print(f"{name}: equal")
+
+
+if __name__ == "__main__":
+  {"export": export, "load": load}[sys.argv[1]](Path(sys.argv[2]))
