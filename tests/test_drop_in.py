@@ -67,3 +67,10 @@ def test_keras_exports_with_the_jax_backend(keras_folder):
   done = run("tests/keras_models.py", "load", keras_folder, backend="tensorflow")
   assert done.returncode == 0, done.stderr[-3000:]
   assert done.stdout.split("\n")[:-1] == [f"{name}: equal" for name in ("dense", "convolution", "lstm", "attention")]
+
+
+def test_orbax_export(tmp_path):
+  """Pre- and post-processors, several signatures and a polymorphic batch; values and gradients are compared there."""
+  done = run("-m", "jax2tf.install", "tests/orbax_models.py", tmp_path / "model")
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert done.stdout.split()[-1] == "equal"
