@@ -178,6 +178,28 @@ def test_after_reload(name, loaded):
     getattr(loaded, name)(*map(tf.constant, arguments(name)))
 
 
+@pytest.mark.parametrize("name", ["remainder_behind_repeated", "two_arguments", "zero", "mod_constraint"])
+def test_in_a_session(name, tmp_path):
+  """As TensorFlow Serving loads a model and runs its signature."""
+  module = tf.Module()
+  module.f = tf.function(converted(name), autograph=False, input_signature=unknown_specs(name))
+  tf.saved_model.save(module, str(tmp_path), signatures=signature_of(module.f))
+  with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    model = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path))
+    signature = model.signature_def["serving_default"]
+    inputs = [signature.inputs[key].name for key in sorted(signature.inputs)]
+    outputs = [tensor.name for tensor in signature.outputs.values()]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Input shapes do not match the "):
+      session.run(outputs, dict(zip(inputs, arguments(name), strict=True)))
+
+
+def signature_of(function):
+  """The concrete function, with results that have names."""
+  specs = function.input_signature
+  named = tf.function(lambda *xs: {f"y{i}": y for i, y in enumerate(function(*xs))}, autograph=False)
+  return named.get_concrete_function(*[tf.TensorSpec(spec.shape, spec.dtype, f"x{i}") for i, spec in enumerate(specs)])
+
+
 def test_checks_run_when_nobody_uses_the_values():
   function = jax2tf.convert(lambda x: np.float32(1), polymorphic_shapes=["b, b"])
   concrete = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([None, None]))
