@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tokenize
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -49,7 +50,12 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
       f"polymorphic_constraints = {tuple(constraints)} next to dimensions of jax.export.symbolic_shape, which have a scope already: "
       "give the constraints to symbolic_shape or to its SymbolicScope"
     )
-  scope = scopes[0] if scopes else export.SymbolicScope(constraints)
+  try:
+    scope = scopes[0] if scopes else export.SymbolicScope(constraints)
+  except (ValueError, tokenize.TokenError) as error:
+    if "onstraint" in str(error) or "syntax error" in str(error):
+      raise
+    raise ValueError(f"syntax error in polymorphic_constraints = {constraints}: {error}") from None  # JAX says no more
   refuse_contradictions(scope)
   return scope
 
@@ -82,6 +88,8 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
     except ValueError as error:
       error.add_note(f"polymorphic_shapes has {shape!r} for {_jax_compat.argument_name(args, i)}")
       raise
+    except tokenize.TokenError as error:  # Python 3.11, for a parenthesis that is not closed
+      raise ValueError(f"syntax error in symbolic shape {shape!r} for {_jax_compat.argument_name(args, i)}: {error.args[0]}") from None
     if len(dims) != len(leaf.shape):
       raise ValueError(f"Rank mismatch for {_jax_compat.argument_name(args, i)}: expected {dims} and called with {leaf.shape}")
     specs.append(jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,11 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
     specs, fun = [sizes, *specs], lambda _, *args: jaxpr_as_fun(jaxpr)(*args)
   jitted = jax.jit(fun, keep_unused=True)
   exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
+  if exported.nr_devices > 1:
+    raise NotImplementedError(
+      f"the function runs on {exported.nr_devices} devices (shard_map, or shardings), for which there is no native lowering yet: convert "
+      "the function of one device"
+    )
   return exported.calling_convention_version, _serialized(exported.mlir_module(), target.stablehlo_version)
 
 
@@ -165,12 +171,15 @@ def _serialized(text: str, version: str) -> bytes:
     problems: list[str] = []
 
     def note(diagnostic: Any) -> bool:
-      problems.append(f"{diagnostic.message} at {diagnostic.location}")
+      op = re.search(r"'vhlo\.(\w+)_v\d+'", diagnostic.message)
+      line = re.search(r'"([^"]*)"\("([^"]+)":(\d+):(\d+)', str(diagnostic.location))
+      what = f"'{op[1]}'" if op else diagnostic.message
+      problems.append(f"{what} at {line[2]}:{line[3]}:{line[4]} ({line[1]})" if line else what)
       return True
 
     with context.attach_diagnostic_handler(note):
       try:
-        return stablehlo.serialize_portable_artifact_str(str(module), version)
+        return stablehlo.serialize_portable_artifact(module, version)
       except ValueError as error:
         raise NotImplementedError(
           f"StableHLO {version}, which the reader understands, has no words for this function: {'; '.join(problems) or error}. "

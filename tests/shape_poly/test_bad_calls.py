@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import tokenize
 
 import jax
 import jax.numpy as jnp
@@ -252,12 +253,13 @@ GRAMMAR = [
 @pytest.mark.parametrize("spec", GRAMMAR)
 def test_grammar(spec):
   x = np.ones((3, 4), np.float32)
-  with pytest.raises(ValueError) as theirs:
+  with pytest.raises((ValueError, tokenize.TokenError)) as theirs:
     export.symbolic_args_specs((x,), (spec,))
-  with pytest.raises(ValueError) as ours:
+  with pytest.raises(ValueError, match="syntax error in symbolic shape") as ours:
     jax2tf.convert(doubled, polymorphic_shapes=[spec])(x)
-  assert str(ours.value) == str(theirs.value)
-  assert any("args[0]" in note for note in ours.value.__notes__)
+  if isinstance(theirs.value, ValueError):
+    assert str(ours.value) == str(theirs.value)
+    assert any("args[0]" in note for note in ours.value.__notes__)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ def test_constraints_that_can_be_met(constraints):
 
 @pytest.mark.parametrize("constraint", ["b > 2", "b", "b >= ", "b >= x!", "2 >= 3", "b + 1 == b", "mod(b) == 0"])
 def test_bad_constraints(constraint):
-  with pytest.raises(ValueError):
+  with pytest.raises((ValueError, tokenize.TokenError)):
     export.SymbolicScope([constraint])
   with pytest.raises(ValueError, match=r"onstraint|syntax error"):
     jax2tf.convert(doubled, polymorphic_shapes=["b"], polymorphic_constraints=[constraint])
