@@ -12,6 +12,7 @@ the tape sees what it would see for the same function written in TensorFlow. Tan
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -227,6 +228,13 @@ def _node(
     if order > _SAVED_ORDERS and _tf_compat.is_saving():
       return _refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"), operands)
     if of.refusal:
+      if order == 1 and _tf_compat.is_saving():
+        warnings.warn(
+          f"the SavedModel is written without the gradient of '{of.function}', which has none: {of.refusal}. To save it without "
+          "this warning, convert with with_gradient=False",
+          UserWarning,
+          stacklevel=2,
+        )
       return _refuse(of.refusal, operands)
     given = tuple(i for i in of.results if not _tf_compat.is_missing(cotangents[i]))
     pullback, here = of.pullback(given), run.here()
