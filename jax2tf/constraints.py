@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax import export
 
 from jax2tf import _jax_compat
@@ -42,15 +43,17 @@ def _are_contradictory(constraints: Sequence[tuple[Any, Any, str]], scope: expor
   most_tried = [int(min(bounds[name][1], bounds[name][0] + _MOST_TRIED)) for name in free]
   ranges = [range(int(bounds[name][0]), most + 1) for name, most in zip(free, most_tried, strict=True)]
   for sizes in itertools.islice(itertools.product(*ranges), _MOST_TRIED):
-    values = dict(zip(free, sizes, strict=True))
-    for name, value in reversed(defined.items()):  # an earlier definition may use a later one
-      values[name] = int(_jax_compat.evaluate_dimension(value, values))
-    if min(values.values()) >= 1 and all(_holds(*condition, values) for condition in conditions):
+    if _all_hold(conditions, dict(zip(free, sizes, strict=True)), defined):
       return False
-  exhausted = math.prod(map(len, ranges)) <= _MOST_TRIED and all(bounds[name][1] <= _MOST_TRIED for name in free)
-  return exhausted
+  return math.prod(map(len, ranges)) <= _MOST_TRIED and all(bounds[name][1] <= _MOST_TRIED for name in free)  # else it is not proved
 
 
-def _holds(comparator: str, difference: Any, values: dict[str, int]) -> bool:
-  value = _jax_compat.evaluate_dimension(difference, values)
-  return value == 0 if comparator == "==" else value >= 0
+def _all_hold(conditions: Sequence[tuple[str, Any]], sizes: dict[str, int], defined: dict[str, Any]) -> bool:
+  try:
+    with np.errstate(divide="raise"):
+      for name, value in reversed(defined.items()):  # an earlier definition may use a later one
+        sizes[name] = int(_jax_compat.evaluate_dimension(value, sizes))
+      values = [(comparator, _jax_compat.evaluate_dimension(difference, sizes)) for comparator, difference in conditions]
+  except (ZeroDivisionError, FloatingPointError):  # mod(a, b - 1) at b = 1
+    return False
+  return min(sizes.values()) >= 1 and all(value == 0 if comparator == "==" else value >= 0 for comparator, value in values)
