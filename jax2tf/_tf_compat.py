@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.compiler.mlir.stablehlo import stablehlo as _stablehlo
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops as _xla_ops
 from tensorflow.compiler.tf2xla.python import xla as _xla
 from tensorflow.python.eager import backprop as _backprop
@@ -106,7 +105,9 @@ _pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
 
 def stablehlo_version() -> str:
   """The newest StableHLO that this TensorFlow reads."""
-  return _stablehlo.get_current_version()
+  from tensorflow.compiler.mlir.stablehlo import stablehlo  # noqa: PLC0415  (0.2 s, for those who lower natively)
+
+  return stablehlo.get_current_version()
 
 
 def xla_call_module(

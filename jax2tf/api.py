@@ -62,7 +62,7 @@ def convert(
       may stand in place of a string.
     polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) == 0" or "a*b == c".
     with_gradient: whether TensorFlow may differentiate the result, which it does with JAX's VJP.
-    enable_xla: accepted for compatibility; no `Xla*` op is emitted either way.
+    enable_xla: accepted for compatibility: the graph lowering emits no `Xla*` op either way, and native serialization refuses False.
     native_serialization: lower to XlaCallModule ops, which XLA compiles when they run, instead of ordinary ops.
     native_serialization_platforms: for native serialization: where the module may run, a subset of cpu, cuda, rocm, tpu; by default where
       JAX runs now.

@@ -55,12 +55,12 @@ class Conversion:
     assert graph is not None
     operations = graph.get_operations if self._dimensions.sizes else list  # without sizes there is nothing to assert
     before = len(operations())
-    dimensions = Lowering.start(lambda lower: self._dimensions.values(operands, lower)).dimensions
+    dimensions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
     return dimensions, [op for op in operations()[before:] if op.type == "Assert"]
 
   def _run(self, dimensions: DimensionValues) -> gradient.Run:
     """Lowers jaxprs into the graph under construction."""
-    return _InGraph(dimensions) if self._target is None else native.Native(dimensions, target=self._target)
+    return Lowering(dimensions) if self._target is None else native.Native(dimensions, target=self._target)
 
   def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     jaxpr = self.traced.jaxpr
@@ -90,23 +90,10 @@ class Conversion:
     @tf.function(autograph=False, input_signature=[*size_specs, *specs])
     def function(*args: tf.Tensor) -> list[tf.Tensor]:
       sizes, operands = args[:n_sizes], args[n_sizes:]
-      dimensions = Lowering.start(lambda lower: self._dimensions.values_of(sizes, lower)).dimensions
+      dimensions = interpreter.dimension_values(lambda lower: self._dimensions.values_of(sizes, lower))
       return self._run(dimensions)(jaxpr, *operands)
 
     return function.get_concrete_function()
-
-
-@dataclass(frozen=True)
-class _InGraph:
-  """Lowers a jaxpr into the graph under construction."""
-
-  dimensions: DimensionValues
-
-  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
-    return Lowering(self.dimensions).lower("unknown line", jaxpr, *operands)
-
-  def here(self) -> _InGraph:
-    return _InGraph(self.dimensions.here())
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,10 @@ class Gap:
 
 
 NO_RULE = ("no lowering rule is registered", "rewrite this line with other JAX functions, or report it")
+ACROSS_DEVICES = (
+  "it communicates between devices, which TensorFlow graphs leave to tf.distribute",
+  "convert the per-device function and put tf.distribute around it, or lower natively",
+)
 
 
 def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -24,6 +24,9 @@ from jax2tf.registry import PLACEMENT_PARAMS, UNSUPPORTED, rule_for, takes_keys
 # Below this size a constant is cheaper to repeat in a body than to capture, and stays visible to
 # TensorFlow's shape inference and constant folding.
 _SMALL_CONSTANT = 16
+
+# The tensors of the variables of one jaxpr.
+Env = dict[Any, tf.Tensor]
 
 
 def preflight(jaxpr: ClosedJaxpr, function: str) -> None:
@@ -48,9 +51,12 @@ def _gaps(jaxpr: Jaxpr, caller: str, seen: set[int]) -> Iterator[errors.Gap]:
 
 def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
   """Whether an equation of `jaxpr`, or of a jaxpr inside it, is of one of these primitives."""
-  return any(
-    eqn.primitive in primitives or any(contains(inner, primitives) for inner in jaxprs_in_params(eqn.params)) for eqn in jaxpr.eqns
-  )
+  return any(holds(eqn, primitives) for eqn in jaxpr.eqns)
+
+
+def holds(eqn: Any, primitives: Sequence[Primitive]) -> bool:
+  """Whether `eqn`, or an equation of a jaxpr inside it, is of one of these primitives."""
+  return eqn.primitive in primitives or any(contains(inner, primitives) for inner in jaxprs_in_params(eqn.params))
 
 
 def user_line(eqn: Any, caller: str = "unknown line") -> str:
@@ -102,28 +108,33 @@ class Lowering:
   dimensions: DimensionValues
   constants: Constants = field(default_factory=Constants)
 
-  @classmethod
-  def start(cls, dimensions_of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues]) -> Lowering:
-    """A lowering whose dimension variables are themselves lowered from jaxprs without symbolic shapes."""
-    plain = cls(DimensionValues({}, _no_dimensions))
-    return cls(dimensions_of(functools.partial(plain.lower, "unknown line")), plain.constants)
+  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    """The results of a jaxpr of which no caller is known."""
+    return self.lower("unknown line", jaxpr, *operands)
+
+  def here(self) -> Lowering:
+    """The same for the graph under construction now, which may be that of a gradient function."""
+    return replace(self, dimensions=self.dimensions.here(), constants=Constants())
 
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of `jaxpr` for these tensors; `caller` is the line for equations without one."""
     inner = jaxpr.jaxpr
-    env: dict[Any, tf.Tensor] = {}
-
-    def read(atom: Any) -> tf.Tensor:
-      return self.constants(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
-
-    env.update({v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)})
+    env: Env = {v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)}
     env.update(zip(inner.invars, operands, strict=True))
+    self.walk(inner, env, caller)
+    return [self.read(env, v) for v in inner.outvars]
+
+  def walk(self, jaxpr: Jaxpr, env: Env, caller: str) -> None:
+    """Puts the results of the equations into `env`."""
     outer_scope = tf.get_current_name_scope()
-    for stack, eqns in itertools.groupby(idioms.equations(inner), key=_name_stack):
+    for stack, eqns in itertools.groupby(idioms.equations(jaxpr), key=_name_stack):
       with _scope(outer_scope, stack):
         for eqn in eqns:
-          env.update(zip(eqn.outvars, self.equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
-    return [read(v) for v in inner.outvars]
+          env.update(zip(eqn.outvars, self.equation(eqn, [self.read(env, v) for v in eqn.invars], caller), strict=True))
+
+  def read(self, env: Env, atom: Any) -> tf.Tensor:
+    """The tensor of a variable or of a literal."""
+    return self.constants(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
 
   def equation(self, eqn: Any, operands: list[tf.Tensor], caller: str) -> Sequence[tf.Tensor]:
     """The results of one equation by its rule."""
@@ -181,6 +192,11 @@ def _lower_on_key_data(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]
   physical_avals = [_jax_compat.physical_aval(aval) for aval in ctx.avals_in]
   jaxpr = jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in physical_avals])
   return ctx.lower(jaxpr, *operands)
+
+
+def dimension_values(of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues]) -> DimensionValues:
+  """Dimension variables, which are themselves lowered from jaxprs without symbolic shapes: `of` takes what lowers these."""
+  return of(Lowering(DimensionValues({}, _no_dimensions)))
 
 
 def _no_dimensions(*_: Any) -> list[tf.Tensor]:

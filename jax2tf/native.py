@@ -19,14 +19,14 @@ import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
 from jax import export
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dtypes import physical
-from jax2tf.interpreter import Lowering, contains
+from jax2tf.interpreter import Env, Lowering, contains, holds
 
 # What JAX lowers to LAPACK on CPU; tests/test_native.py looks for others.
 LAPACK = (
@@ -84,31 +84,21 @@ class Native(Lowering):
 
   target: Target
 
-  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
-    return self.lower("unknown line", jaxpr, *operands)
-
-  def here(self) -> Native:
-    return Native(self.dimensions.here(), target=self.target)
-
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
-    """As `Lowering.lower`. Equations with LAPACK go to their graph rules; all between two of these is one module."""
+    """As `Lowering.lower`."""
     if "cpu" not in self.target.platforms or not contains(jaxpr.jaxpr, LAPACK):
       return self._module(jaxpr, operands)
-    inner, graph = jaxpr.jaxpr, Lowering(self.dimensions, self.constants)
-    env: dict[Any, tf.Tensor] = dict(zip(inner.invars, operands, strict=True))
-    env |= {v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)}
+    return super().lower(caller, jaxpr, *operands)
 
-    def read(atom: Any) -> tf.Tensor:
-      return self.constants(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
-
-    for has_lapack, part in _parts(inner):
+  def walk(self, jaxpr: Jaxpr, env: Env, caller: str) -> None:
+    """As `Lowering.walk`. Equations with LAPACK go to their graph rules; all between two of these is one module."""
+    for has_lapack, part in _parts(jaxpr):
       if has_lapack:
         for eqn in part.eqns:  # a call, a loop or a branch goes on natively inside
-          lowering = graph if eqn.primitive in LAPACK else self
-          env.update(zip(eqn.outvars, lowering.equation(eqn, [read(v) for v in eqn.invars], caller), strict=True))
+          lowering = Lowering(self.dimensions, self.constants) if eqn.primitive in LAPACK else self
+          env.update(zip(eqn.outvars, lowering.equation(eqn, [self.read(env, v) for v in eqn.invars], caller), strict=True))
       else:
         env.update(zip(part.outvars, self._module(ClosedJaxpr(part, ()), [env[v] for v in part.invars]), strict=True))
-    return [read(v) for v in inner.outvars]
 
   def _module(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     version, module = _exported(jaxpr, tuple(self.dimensions.variables), self.target)
@@ -209,7 +199,7 @@ def _parts(jaxpr: Jaxpr) -> Iterator[tuple[bool, Jaxpr]]:
   """(whether they hold LAPACK, the equations as a jaxpr): in order, those in a row that do and those that do not by turns."""
   uses = {v: place for place, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
   uses |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
-  numbered = itertools.groupby(enumerate(jaxpr.eqns), key=lambda item: _has_lapack(item[1]))
+  numbered = itertools.groupby(enumerate(jaxpr.eqns), key=lambda item: holds(item[1], LAPACK))
   for has_lapack, group in numbered:
     places, eqns = zip(*group, strict=True)
     made = [v for eqn in eqns for v in eqn.outvars]
@@ -218,7 +208,3 @@ def _parts(jaxpr: Jaxpr) -> Iterator[tuple[bool, Jaxpr]]:
     operands = [v for v in used if v not in set(made)]
     names = jaxpr.debug_info.with_unknown_names()
     yield has_lapack, jaxpr.replace(constvars=[], invars=operands, outvars=outs, eqns=list(eqns), debug_info=names)
-
-
-def _has_lapack(eqn: Any) -> bool:
-  return eqn.primitive in LAPACK or any(contains(inner, LAPACK) for inner in jaxprs_in_params(eqn.params))

@@ -19,6 +19,7 @@ from jaxlib.mlir.dialects import stablehlo
 import jax2tf
 from jax2tf import native
 from jax2tf.interpreter import contains
+from jax2tf.tools.measure import nodes
 from tests.case import close
 from tests.conformance import harnesses
 
@@ -65,8 +66,7 @@ FUNCTIONS = {
 
 def modules(graph):
   """The XlaCallModule ops of a graph and of its functions."""
-  definition = graph.as_graph_def()
-  return [n for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for n in nodes if n.op == "XlaCallModule"]
+  return [node for node in nodes(graph) if node.op == "XlaCallModule"]
 
 
 def text(node):

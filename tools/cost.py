@@ -66,7 +66,7 @@ def _calls(row: Row, n: int, gradient: bool) -> tuple[int, Callable[[], Any], Ca
   tensors, arrays = [tf.constant(x) for x in args], [jnp.asarray(x) for x in args]
   concrete = tf.function(in_tf, autograph=False).get_concrete_function(*tensors)
   jitted = jax.jit(in_jax)
-  return len(measure.op_types(concrete.graph)), lambda: concrete(*tensors), lambda: jax.block_until_ready(jitted(*arrays))
+  return len(measure.nodes(concrete.graph)), lambda: concrete(*tensors), lambda: jax.block_until_ready(jitted(*arrays))
 
 
 def measured(row: Row, gradient: bool, seconds: float) -> Numbers:

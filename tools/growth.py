@@ -77,7 +77,7 @@ def chain(who: str, n: int) -> Numbers:
 
   def everything() -> None:
     graph = timed("gradient", lambda: build(gradient))
-    numbers["nodes"] = len(measure.op_types(graph.graph))
+    numbers["nodes"] = len(measure.nodes(graph.graph))
     timed("first run", lambda: graph(tf.ones([8])))
 
   build(jax2tf.convert(jnp.sin))  # what JAX and TensorFlow do once in a process

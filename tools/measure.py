@@ -40,10 +40,15 @@ def milliseconds(calls: Mapping[str, Callable[[], Any]], seconds: float, warmup:
   return {name: 1e3 * statistics.median(series) for name, series in times.items()}
 
 
-def op_types(graph: Any) -> list[str]:
-  """The op types of a tf.Graph and of every function that it calls."""
+def nodes(graph: Any) -> list[Any]:
+  """The NodeDefs of a tf.Graph and of every function that it calls."""
   definition = graph.as_graph_def()
-  return [node.op for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for node in nodes]
+  return [node for part in (definition.node, *(f.node_def for f in definition.library.function)) for node in part]
+
+
+def op_types(graph: Any) -> list[str]:
+  """Their op types."""
+  return [node.op for node in nodes(graph)]
 
 
 def peak_megabytes(call: Callable[[], Any]) -> float:

@@ -76,7 +76,7 @@ def measured(model: Model, gradient: bool, seconds: float) -> Numbers:
     raise AssertionError(f"{model.name}: {contractions['ours']} matmuls and convolutions run, JAX has {contractions['jax']}")
   return {
     "ms": measure.milliseconds(calls, seconds),
-    "nodes": {name: len(measure.op_types(graph.graph)) for name, graph in graphs.items()},
+    "nodes": {name: len(measure.nodes(graph.graph)) for name, graph in graphs.items()},
     "executed": {name: len(ops) for name, ops in executed.items()},
     "contractions": contractions,
   }

@@ -14,10 +14,11 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from jax2tf.context import RuleContext
+from jax2tf.errors import ACROSS_DEVICES
 from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.lowering._movement import any_dtype, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
-from jax2tf.registry import UNSUPPORTED, lowers
+from jax2tf.registry import lowers
 
 
 @lowers(P.reduce_sum_p)
@@ -103,7 +104,7 @@ def _pmin(ctx: RuleContext, operand: tf.Tensor, **axes: Any) -> tf.Tensor:
 def _mapped_axes(ctx: RuleContext, *, axes: Sequence[Any], axis_index_groups: Any) -> Sequence[int]:
   """The axes that vmap has put in place of their name; a name that is left is that of devices."""
   if axis_index_groups is not None or any(isinstance(axis, str) for axis in axes):
-    ctx.refuse(*UNSUPPORTED["all_gather"])
+    ctx.refuse(*ACROSS_DEVICES)
   return axes
 
 

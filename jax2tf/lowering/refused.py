@@ -1,11 +1,8 @@
 """Primitives that have no graph lowering: the reason, and what a user can do."""
 
+from jax2tf.errors import ACROSS_DEVICES
 from jax2tf.registry import UNSUPPORTED
 
-_ACROSS_DEVICES = (
-  "it communicates between devices, which TensorFlow graphs leave to tf.distribute",
-  "convert the per-device function and put tf.distribute around it, or lower natively",
-)
 _KERNEL = ("its body is a compiled kernel, not JAX equations", "give the function a plain JAX path for export, or lower natively")
 _HOST = (
   "it calls back into Python, which a TensorFlow graph cannot save",
@@ -64,7 +61,7 @@ UNSUPPORTED.update(
         "vary_unreduced_cast_p",
         "xla_pmap",
       ],
-      _ACROSS_DEVICES,
+      ACROSS_DEVICES,
     ),
     **dict.fromkeys(
       [
