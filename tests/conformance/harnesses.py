@@ -89,9 +89,7 @@ def run(name: str, way: str) -> Outcome:
     try:
       rng = np.random.RandomState(zlib.crc32(name.encode()))
       args = list(harness.dyn_args_maker(rng))
-      # A function of its own for each run: JAX's cache mixes up those that close over arrays, with and without 64-bit types.
-      expected = jax.jit(lambda *args: harness.dyn_fun(*args))(*args)
-      jax.block_until_ready(expected)
+      expected = _by_jax(harness.dyn_fun, *args)
     except Exception as error:  # JAX itself cannot run it here
       return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
     if reason := next((r for matches, r in LIMITATIONS if matches(harness, way)), None):
@@ -100,6 +98,19 @@ def run(name: str, way: str) -> Outcome:
       return _CHECKS[way](harness, args, expected, outcome)
     except Exception as error:
       return outcome("fail", detail=f"{type(error).__name__}: {error}"[:2000])
+
+
+def _by_jax(fun: Any, *args: Any) -> Any:
+  """The results of `jax.jit(fun)`.
+
+  A function of its own for each run: JAX's cache mixes up those that close over arrays, with and without 64-bit types;
+  where one is shared nevertheless (inside `fun`), forgetting them all helps.
+  """
+  try:
+    return jax.block_until_ready(jax.jit(lambda *args: fun(*args))(*args))
+  except jax.errors.JaxRuntimeError:
+    jax.clear_caches()
+    return jax.block_until_ready(jax.jit(lambda *args: fun(*args))(*args))
 
 
 def _check_graph(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
@@ -137,7 +148,7 @@ def _check_derivative(harness: Any, args: Any, expected: Any, outcome: Any, orde
   primals = [jnp.asarray(leaves[i]) for i in wrt]
   seeds = [[random_like(rng, outs[i]) for i in results], *[[random_like(rng, x) for x in primals]] * (order - 1)]
   try:
-    expected = list(jax.jit(functools.partial(jax_pullback, fun))(seeds, *primals))
+    expected = list(_by_jax(functools.partial(jax_pullback, fun), seeds, *primals))
   except Exception as error:  # JAX has no such derivative
     return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
 
