@@ -6,12 +6,15 @@ place of need, not here.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.version
 from jax import tree_util
+from jax._src import compute_on as _compute_on
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_batching as _custom_batching
@@ -19,6 +22,7 @@ from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
 from jax._src import xla_metadata as _xla_metadata
+from jax._src import xla_metadata_lib as _xla_metadata_lib
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.lax import lax as _lax
 from jax._src.lax import linalg as _linalg
@@ -33,6 +37,7 @@ from jax._src.random import threefry4x32 as _threefry4x32
 from jax._src.state import primitives as _state_primitives
 from jax.extend.core import ClosedJaxpr, InconclusiveDimensionOperation, Primitive
 from jax.extend.core import primitives as _primitives
+from jax.sharding import Sharding
 
 trace_context = _config.trace_context
 is_symbolic_dim = _shape_poly.is_symbolic_dim
@@ -68,6 +73,60 @@ def check_leaked_tracers(traced: Any) -> None:
   for const in traced._consts:
     if isinstance(const, _core.Tracer):
       raise _core.escaped_tracer_error(const)
+
+
+# jax.default_device leaves no trace in a jaxpr. While we trace, XLA metadata of this name carry it: they stay with the
+# equations, also through derivatives, and XLA ignores those that it does not know.
+_DEFAULT_DEVICE = "jax2tf_default_device"
+_recording = threading.local()
+
+
+@contextlib.contextmanager
+def default_device_recorded(name_of: Callable[[Any], str | None]) -> Iterator[None]:
+  """While it lasts, equations traced inside a `jax.default_device` note `name_of(device)`."""
+  before = getattr(_recording, "value", None)
+  _recording.value = (name_of, _config.default_device.value)
+  try:
+    yield
+  finally:
+    _recording.value = before
+
+
+def _on_default_device(device: Any) -> None:
+  if (recording := getattr(_recording, "value", None)) is None:
+    return
+  name_of, around = recording
+  metadata = _config.xla_metadata_context_manager
+  name = None if device is None or device is around else name_of(device)
+  updated = _xla_metadata_lib.update_metadata(metadata.get_local(), {_DEFAULT_DEVICE: name})
+  metadata.set_local(updated)
+
+
+_config.default_device._update_thread_local_hook = _on_default_device
+
+
+def default_device_of(eqn: Any) -> str | None:
+  """What `default_device_recorded` noted."""
+  return (eqn.ctx.xla_metadata or {}).get(_DEFAULT_DEVICE)
+
+
+def shardings(jitted: Any) -> bool:
+  """Whether a `jax.jit`-ed function says how its arguments or results are spread over devices."""
+  info = getattr(jitted, "_jit_info", None)
+  return info is not None and any(isinstance(s, Sharding) for s in (*info.in_shardings_leaves, *info.out_shardings_leaves))
+
+
+def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], bool] | None:
+  """(number of parts of each dimension, the device of each part, whether the last dimension only repeats); None for all on each device."""
+  hlo = sharding._to_xla_hlo_sharding(rank)
+  if hlo.is_replicated():
+    return None
+  return list(hlo.tile_assignment_dimensions()), list(hlo.tile_assignment_devices()), hlo.replicate_on_last_tile_dim()
+
+
+def with_plain_shardings() -> contextlib.AbstractContextManager[Any]:
+  """Shardings as StableHLO custom calls, which every reader knows and which have versions, instead of the Shardy dialect."""
+  return _config.use_shardy_partitioner(False)
 
 
 def solve_dimension_variables(avals: Sequence[Any], in_tree: Any) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]]:
@@ -229,6 +288,7 @@ ragged_dot_general_p = _lax.ragged_dot_general_p
 ragged_dot_general_impl = _lax._ragged_dot_general_impl
 scaled_dot_p, scaled_dot_impl = _scaled_dot_p, _scaled_dot_impl
 platform_index_p = _conditionals.platform_index_p
+compute_on_p = getattr(_compute_on, "compute_on_p", None)  # JAX 0.12
 call_hi_primitive_p = getattr(_hijax, "call_hi_primitive_p", None)  # JAX 0.12
 
 empty_p = _lax.empty_p

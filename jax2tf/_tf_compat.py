@@ -145,6 +145,22 @@ def xla_call_module(
   return list(results)
 
 
+def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], bool] | None) -> tf.Tensor:
+  """The operand with an annotation that XLA's partitioner reads; `tiles` as of `_jax_compat.hlo_sharding`."""
+  from tensorflow.compiler.xla import xla_data_pb2  # noqa: PLC0415  (for those who shard)
+
+  if tiles is None:
+    proto = xla_data_pb2.OpSharding(type=xla_data_pb2.OpSharding.REPLICATED)
+  else:
+    proto = xla_data_pb2.OpSharding(
+      type=xla_data_pb2.OpSharding.OTHER,
+      tile_assignment_dimensions=tiles[0],
+      tile_assignment_devices=tiles[1],
+      replicate_on_last_tile_dim=tiles[2],
+    )
+  return _xla_ops.xla_sharding(operand, sharding=proto.SerializeToString())
+
+
 class _OnlyNewFunctions:
   """A graph, of which `_functions` are those that nobody has seen yet."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,12 +20,12 @@ from jax2tf.dtypes import describe, is_key, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
 from jax2tf.native import Target
 from jax2tf.native import stablehlo_version as stablehlo_version_of
+from jax2tf.placement import PLATFORMS, Destination, place_named, place_of
 from jax2tf.trace import BoundedCache, Signature, TracedFunction
 
 DisabledSafetyCheck = export.DisabledSafetyCheck
 PolyShape = _jax_compat.PolyShape
 
-_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # Conversions kept for one converted function: a graph each, so a long-lived process does not grow.
 _MAX_CONVERSIONS = 64
 
@@ -40,6 +41,9 @@ def convert(
   native_serialization_platforms: Sequence[str] | None = None,
   native_serialization_disabled_checks: Sequence[DisabledSafetyCheck] = (),
   stablehlo_version: str | None = None,
+  platforms: Sequence[str] | None = None,
+  device_map: Mapping[jax.Device | str, str | None] | None = None,
+  keep_shardings: bool = False,
   static_argnums: int | Sequence[int] | None = None,
   static_argnames: str | Sequence[str] | None = None,
 ) -> Callable[..., Any]:
@@ -69,12 +73,20 @@ def convert(
     native_serialization_disabled_checks: for native serialization: `DisabledSafetyCheck.platform()`, `.custom_call(target)`.
     stablehlo_version: for native serialization: what the reader of the module understands, as a version of StableHLO ("1.0.0") or of
       TensorFlow ("2.16"); by default that of the installed TensorFlow.
+    platforms: where the graph will run, a subset of cpu, cuda, rocm, tpu, if not on this machine: `lax.platform_dependent` takes the
+      branch that they share, and no device that the function names is looked for here.
+    device_map: JAX device -> TensorFlow device, for the devices that `jax.device_put`, `jax.default_device` and `compute_on` name. A key
+      is a jax.Device, "gpu:1", a whole platform "gpu", or "host"; None leaves the placement to TensorFlow. By default "gpu:1" is
+      "/device:GPU:1", and "host" is "/device:CPU:0".
+    keep_shardings: whether sharding annotations become XlaSharding ops, for XLA's partitioner under jit_compile; by default they have no
+      effect, and a warning says so. Native serialization always keeps them.
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
 
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array.
-    ValueError: bad platforms; constraints that no sizes meet; at a call, inside a JAX transformation, a shape that does not fit
-      `polymorphic_shapes`, or a static argument that is not hashable.
+    ValueError: bad platforms; a bad device map; constraints that no sizes meet; at a call, inside a JAX transformation, a shape that does
+      not fit `polymorphic_shapes`, a static argument that is not hashable, a device that TensorFlow does not have, or operands on several
+      devices.
     NotImplementedError: at a call, primitives that have no lowering, all in one error; for native serialization, what the
       reader's StableHLO has no words for.
   """
@@ -83,6 +95,7 @@ def convert(
   target = _native_target(
     enable_xla, native_serialization, native_serialization_platforms, native_serialization_disabled_checks, stablehlo_version
   )
+  destination = _destination(platforms, device_map, keep_shardings)
   signature = Signature.of(fun_jax, static_argnums, static_argnames)
   tracer = _Tracer(signature, polymorphic_shapes, polymorphic_constraints)
   conversions = BoundedCache(_MAX_CONVERSIONS)
@@ -96,7 +109,7 @@ def convert(
         "Call the converted function from TensorFlow, or the JAX function from JAX"
       )
     leaves, traced = tracer(args, kwargs)
-    conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, target))
+    conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = conversion(operands)
     marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
@@ -210,13 +223,36 @@ def _paths(tree: Any) -> list[str]:
   return [("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:]) for path, _ in paths]
 
 
+def _check_platforms(argument: str, platforms: Any) -> None:
+  if not isinstance(platforms, list | tuple) or not platforms or not all(p in PLATFORMS for p in platforms):
+    raise ValueError(f"{argument} must be a sequence containing a subset of {PLATFORMS}, got {platforms!r}")
+
+
+_PLACE = re.compile(r"(cpu|gpu|cuda|rocm|tpu)(:\d+)?|host")
+
+
+def _destination(platforms: Any, device_map: Any, keep_shardings: bool) -> Destination:
+  """Where the graph will run, checked."""
+  if platforms is not None:
+    _check_platforms("platforms", platforms)
+  devices: dict[str, str | None] = {}
+  for key, device in (device_map or {}).items():
+    place = place_named(key) if isinstance(key, str) and _PLACE.fullmatch(key) else place_of(key)
+    if place is None:
+      raise ValueError(f'device_map: {key!r} is no JAX device; name one by a jax.Device, "gpu:1", "gpu" or "host"')
+    try:
+      devices[place] = None if device is None else tf.DeviceSpec.from_string(device).to_string()
+    except (ValueError, AttributeError):
+      raise ValueError(f'device_map[{key!r}] = {device!r} is no TensorFlow device, such as "/device:GPU:1"') from None
+  return Destination(tuple(platforms or ()), devices, keep_shardings)
+
+
 def _native_target(
   enable_xla: bool, native: bool, platforms: Sequence[str] | None, disabled_checks: Sequence[DisabledSafetyCheck], version: str | None
 ) -> Target | None:
   """Who reads the modules of the native lowering; None for the graph lowering."""
   if platforms is not None:
-    if not isinstance(platforms, list | tuple) or not platforms or not all(p in _PLATFORMS for p in platforms):
-      raise ValueError(f"native_serialization_platforms must be a sequence containing a subset of {_PLATFORMS}, got {platforms!r}")
+    _check_platforms("native_serialization_platforms", platforms)
     if not native:
       warnings.warn(
         "using native_serialization_platforms without native_serialization has no effect: the graph lowering runs wherever TensorFlow does",

@@ -12,10 +12,11 @@ import jax
 import tensorflow as tf
 from jax.extend.core import ClosedJaxpr
 
-from jax2tf import _jax_compat
+from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import tf_dtype
 from jax2tf.errors import Gap, lowering_error
+from jax2tf.placement import Destination, is_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class RuleContext:
     dimensions: values of symbolic dimensions; rules use `dim` and `shape`.
     primitive: name of the primitive, for errors.
     where: the user's `file:line:col (function)`, computed only when called.
+    destination: where the graph will run.
   """
 
   avals_in: Sequence[Any]
@@ -37,6 +39,7 @@ class RuleContext:
   dimensions: DimensionValues
   primitive: str
   where: Callable[[], str]
+  destination: Destination
 
   @property
   def aval_out(self) -> Any:
@@ -78,6 +81,12 @@ class RuleContext:
     specs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (self.avals_in if avals is None else avals))
     jaxpr, out_tree = _trace(_Hashable(fun), specs, _jax_compat.trace_context())
     return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
+
+  def spread(self, operand: tf.Tensor, sharding: Any) -> tf.Tensor:
+    """The operand, spread over devices as `sharding` says, where the caller of `convert` asked to keep that."""
+    if not (self.destination.keep_shardings and is_spread(sharding)):
+      return operand
+    return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank))
 
   def refuse(self, reason: str, advice: str) -> NoReturn:
     """Raises the error of a form that has no lowering: what, where, what now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import tensorflow as tf
 from jax.extend.core import ClosedJaxpr
 
-from jax2tf import _tf_compat, gradient, interpreter, native
+from jax2tf import _tf_compat, gradient, interpreter, lines, native
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
+from jax2tf.placement import Destination, has_sharding, placement, places_named_by
 from jax2tf.trace import BoundedCache, TracedFunction
 
 
@@ -23,10 +26,13 @@ class Conversion:
   built at the first call, so that later calls cost one op.
   """
 
-  def __init__(self, traced: TracedFunction, with_gradient: bool, target: native.Target | None = None):
+  def __init__(self, traced: TracedFunction, with_gradient: bool, destination: Destination, target: native.Target | None = None):
     self._target = target
-    self._check = interpreter.preflight if target is None else native.preflight
+    self._destination = destination
+    self._check = interpreter.preflight if target is None else functools.partial(native.preflight, target)
     self._check(traced.jaxpr, traced.name)
+    if target is None:
+      _check_placement(traced, destination)
     self.traced = traced
     self._dimensions = traced.dimensions
     self._with_gradient = with_gradient
@@ -60,7 +66,9 @@ class Conversion:
 
   def _run(self, dimensions: DimensionValues) -> gradient.Run:
     """Lowers jaxprs into the graph under construction."""
-    return Lowering(dimensions) if self._target is None else native.Native(dimensions, target=self._target)
+    if self._target is None:
+      return Lowering(dimensions, self._destination)
+    return native.Native(dimensions, self._destination, target=self._target)
 
   def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     jaxpr = self.traced.jaxpr
@@ -70,6 +78,11 @@ class Conversion:
     return gradient.call(derivative, run, *operands)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    if self._target and native.runs_on_several_devices(self.traced.jaxpr):
+      raise ValueError(
+        "A lowered function with sharded arguments or results must be used under a `tf.function` context: "
+        f"'{self.traced.name}' runs on several devices"
+      )
     self._dimensions.check([x.shape for x in operands])
     sizes = [operands[argument].shape[axis] for _, argument, axis in self._dimensions.sizes]
     run = _Eager(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
@@ -94,6 +107,33 @@ class Conversion:
       return self._run(dimensions)(jaxpr, *operands)
 
     return function.get_concrete_function()
+
+
+def _check_placement(traced: TracedFunction, destination: Destination) -> None:
+  """Raises ValueError for devices that TensorFlow does not have; warns of shardings that the graph will not have."""
+  placement(traced.jaxpr.jaxpr)
+  equations = list(lines.equations(traced.jaxpr))
+  missing = {
+    f"  {place} ({device} in TensorFlow) at {where}"
+    for eqn, where in equations
+    for place in places_named_by(eqn)
+    if (device := destination.missing(place))
+  }
+  if missing:
+    devices = ", ".join(d.name.removeprefix("/device:") for d in tf.config.list_logical_devices())
+    raise ValueError(
+      f"'{traced.name}' runs on devices that TensorFlow does not have here, only {devices}:\n"
+      + "\n".join(sorted(missing))
+      + "\n  name others with device_map, or with platforms the machine on which the graph will run"
+    )
+  spread = dict.fromkeys(where for eqn, where in equations if has_sharding(eqn))
+  if spread and not destination.keep_shardings:
+    warnings.warn(
+      f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in the graph: convert with keep_shardings=True "
+      "for XlaSharding ops, or natively",
+      UserWarning,
+      stacklevel=5,
+    )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from jax.interpreters.ad import Zero
 from jax2tf import _tf_compat
 from jax2tf.dtypes import is_differentiable
 from jax2tf.interpreter import contains
+from jax2tf.placement import Place, placement, stay_p, with_sources
 from jax2tf.trace import BoundedCache
 
 
@@ -101,9 +102,12 @@ class Derivative:
 
     The other results have none, which is not the same as zeros: JAX then leaves out what leads to them, and with it 0 * inf.
     """
-    _, residuals, structure = self._forward
+    forward, residuals, structure = self._forward
+    places = placement(forward.jaxpr).of(forward.jaxpr.outvars)
 
     def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+      residuals = _stay(residuals, places[len(self.jaxpr.out_avals) :])
+      cotangents = _stay(cotangents, [places[i] for i in given])
       return tree_util.tree_unflatten(structure, residuals)(self._with_zeros(given, cotangents))
 
     def make() -> ClosedJaxpr:
@@ -178,7 +182,7 @@ class Derivative:
 
 def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], check: Callable[[ClosedJaxpr, str], None]) -> Derivative:
   """Of a function of the user's."""
-  return Derivative(lambda: jaxpr, function, wrt, differentiable(jaxpr.out_avals), check)
+  return Derivative(lambda: with_sources(jaxpr), function, wrt, differentiable(jaxpr.out_avals), check)
 
 
 # Derivatives of a SavedModel: beyond these orders the loaded function refuses. Each one saved holds a graph of its own.
@@ -281,6 +285,11 @@ def _refuse(error: Exception, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tens
 def differentiable(avals: Sequence[Any]) -> list[int]:
   """Positions of the floating point and complex avals."""
   return [i for i, aval in enumerate(avals) if is_differentiable(aval.dtype)]
+
+
+def _stay(values: Sequence[Any], places: Sequence[Place | None]) -> list[Any]:
+  """The values, with what runs on them following them to where they are."""
+  return [x if place is None else stay_p.bind(x, place=place) for x, place in zip(values, places, strict=True)]
 
 
 def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 import tensorflow as tf
-from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_params
 
 from jax2tf import _jax_compat, _tf_compat, errors, idioms
 from jax2tf.context import RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
+from jax2tf.lines import UNKNOWN, equations, user_line
+from jax2tf.placement import Destination, Place, function_of, placement
 from jax2tf.registry import PLACEMENT_PARAMS, UNSUPPORTED, rule_for, takes_keys
 
 # Below this size a constant is cheaper to repeat in a body than to capture, and stays visible to
@@ -27,26 +28,19 @@ _SMALL_CONSTANT = 16
 
 # The tensors of the variables of one jaxpr.
 Env = dict[Any, tf.Tensor]
+# Where the operands of a jaxpr are; empty for nowhere in particular.
+Places = Sequence[Place | None]
 
 
 def preflight(jaxpr: ClosedJaxpr, function: str) -> None:
   """Raises one LoweringError that lists every primitive in `jaxpr` without a rule, with the user's lines."""
-  if gaps := list(_gaps(jaxpr.jaxpr, "unknown line", set())):
-    raise errors.lowering_error(function, gaps)
+  found = [(eqn.primitive.name, where) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn)]
+  if found:
+    raise errors.lowering_error(function, [errors.Gap(name, *UNSUPPORTED.get(name, errors.NO_RULE), where) for name, where in found])
 
 
-def _gaps(jaxpr: Jaxpr, caller: str, seen: set[int]) -> Iterator[errors.Gap]:
-  if id(jaxpr) in seen:
-    return
-  seen.add(id(jaxpr))
-  for eqn in jaxpr.eqns:
-    where = user_line(eqn, caller)
-    if rule_for(eqn.primitive) is None:
-      reason, advice = UNSUPPORTED.get(eqn.primitive.name, errors.NO_RULE)
-      yield errors.Gap(eqn.primitive.name, reason, advice, where)
-    else:
-      for inner in jaxprs_in_params(eqn.params):
-        yield from _gaps(inner, where, seen)
+def _has_rule(eqn: Any) -> bool:
+  return rule_for(eqn.primitive) is not None
 
 
 def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
@@ -57,12 +51,6 @@ def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
 def holds(eqn: Any, primitives: Sequence[Primitive]) -> bool:
   """Whether `eqn`, or an equation of a jaxpr inside it, is of one of these primitives."""
   return eqn.primitive in primitives or any(contains(inner, primitives) for inner in jaxprs_in_params(eqn.params))
-
-
-def user_line(eqn: Any, caller: str = "unknown line") -> str:
-  """`file:line:col (function)` of the user's code that made an equation, else that of its caller."""
-  line = source_info_util.summarize(eqn.source_info)
-  return line if line and not line.startswith("<unknown>") else caller
 
 
 class Constants:
@@ -106,41 +94,49 @@ class Lowering:
   """One lowering into one graph: what all its equations share."""
 
   dimensions: DimensionValues
+  destination: Destination = field(default_factory=Destination)
   constants: Constants = field(default_factory=Constants)
 
   def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a jaxpr of which no caller is known."""
-    return self.lower("unknown line", jaxpr, *operands)
+    return self.lower(UNKNOWN, jaxpr, *operands)
 
   def here(self) -> Lowering:
     """The same for the graph under construction now, which may be that of a gradient function."""
     return replace(self, dimensions=self.dimensions.here(), constants=Constants())
 
-  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
-    """The results of `jaxpr` for these tensors; `caller` is the line for equations without one."""
+  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
+    """The results of `jaxpr` for these tensors; `caller` is the line for equations without one, `places` say where the operands are."""
     inner = jaxpr.jaxpr
     env: Env = {v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)}
     env.update(zip(inner.invars, operands, strict=True))
-    self.walk(inner, env, caller)
+    self.walk(inner, env, caller, places)
     return [self.read(env, v) for v in inner.outvars]
 
-  def walk(self, jaxpr: Jaxpr, env: Env, caller: str) -> None:
+  def walk(self, jaxpr: Jaxpr, env: Env, caller: str, places: Places = ()) -> None:
     """Puts the results of the equations into `env`."""
-    outer_scope = tf.get_current_name_scope()
+    outer_scope, placed = tf.get_current_name_scope(), placement(jaxpr, places)
     for stack, eqns in itertools.groupby(idioms.equations(jaxpr), key=_name_stack):
       with _scope(outer_scope, stack):
         for eqn in eqns:
-          env.update(zip(eqn.outvars, self.equation(eqn, [self.read(env, v) for v in eqn.invars], caller), strict=True))
+          operands = [self.read(env, v) for v in eqn.invars]
+          with self._on(placed.equations.get(eqn.outvars[0]) if eqn.outvars else None):
+            env.update(zip(eqn.outvars, self.equation(eqn, operands, caller, placed.of(eqn.invars)), strict=True))
+
+  def _on(self, place: str | None) -> contextlib.AbstractContextManager[Any]:
+    device = self.destination.device(place) if place else None
+    return tf.device(device) if device else contextlib.nullcontext()
 
   def read(self, env: Env, atom: Any) -> tf.Tensor:
     """The tensor of a variable or of a literal."""
     return self.constants(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
 
-  def equation(self, eqn: Any, operands: list[tf.Tensor], caller: str) -> Sequence[tf.Tensor]:
+  def equation(self, eqn: Any, operands: list[tf.Tensor], caller: str, places: Places = ()) -> Sequence[tf.Tensor]:
     """The results of one equation by its rule."""
     where = functools.partial(user_line, eqn, caller)
     avals_in, avals_out = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
-    ctx = RuleContext(avals_in, avals_out, functools.partial(self._inner, where), self.dimensions, eqn.primitive.name, where)
+    lower = functools.partial(self._inner, where, places if any(places) and function_of(eqn) else ())
+    ctx = RuleContext(avals_in, avals_out, lower, self.dimensions, eqn.primitive.name, where, self.destination)
     try:
       with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
         results = _results(ctx, eqn, operands)
@@ -150,8 +146,8 @@ class Lowering:
         error.add_note(f"while lowering '{eqn.primitive}' at {where()}")
       raise
 
-  def _inner(self, where: Callable[[], str], jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
-    return self.lower(where(), jaxpr, *operands)
+  def _inner(self, where: Callable[[], str], places: Places, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+    return self.lower(where(), jaxpr, *operands, places=places)
 
   def _checked(self, tensor: Any, aval: Any, ctx: RuleContext) -> tf.Tensor:
     """The tensor with JAX's static shape; an InternalError when its dtype or shape is not JAX's."""
@@ -178,7 +174,9 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
   if rule is None:  # preflight has seen the user's jaxpr; this one came from a rule
     ctx.refuse(*UNSUPPORTED.get(eqn.primitive.name, errors.NO_RULE))
   results = rule(ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS})
-  return results if eqn.primitive.multiple_results else (results,)
+  if not eqn.primitive.multiple_results:
+    return (ctx.spread(results, eqn.params.get("out_sharding", eqn.params.get("sharding"))),)
+  return results
 
 
 def _lower_on_key_data(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:

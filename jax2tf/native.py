@@ -24,9 +24,11 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from jax2tf import _jax_compat, _tf_compat
+from jax2tf import _jax_compat, _tf_compat, errors
 from jax2tf.dtypes import physical
-from jax2tf.interpreter import Env, Lowering, contains, holds
+from jax2tf.interpreter import Env, Lowering, Places, contains, holds
+from jax2tf.lines import equations
+from jax2tf.placement import has_sharding, spread_operands
 
 # What JAX lowers to LAPACK on CPU; tests/test_native.py looks for others.
 LAPACK = (
@@ -84,29 +86,32 @@ class Native(Lowering):
 
   target: Target
 
-  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
+  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """As `Lowering.lower`."""
     if "cpu" not in self.target.platforms or not contains(jaxpr.jaxpr, LAPACK):
       return self._module(jaxpr, operands)
-    return super().lower(caller, jaxpr, *operands)
+    return super().lower(caller, jaxpr, *operands, places=places)
 
-  def walk(self, jaxpr: Jaxpr, env: Env, caller: str) -> None:
+  def walk(self, jaxpr: Jaxpr, env: Env, caller: str, places: Places = ()) -> None:
     """As `Lowering.walk`. Equations with LAPACK go to their graph rules; all between two of these is one module."""
     for has_lapack, part in _parts(jaxpr):
       if has_lapack:
         for eqn in part.eqns:  # a call, a loop or a branch goes on natively inside
-          lowering = Lowering(self.dimensions, self.constants) if eqn.primitive in LAPACK else self
+          lowering = Lowering(self.dimensions, self.destination, self.constants) if eqn.primitive in LAPACK else self
           env.update(zip(eqn.outvars, lowering.equation(eqn, [self.read(env, v) for v in eqn.invars], caller), strict=True))
       else:
         env.update(zip(part.outvars, self._module(ClosedJaxpr(part, ()), [env[v] for v in part.invars]), strict=True))
 
   def _module(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     version, module = _exported(jaxpr, tuple(self.dimensions.variables), self.target)
+    shardings = spread_operands(jaxpr.jaxpr)
+    outs = [None if isinstance(v, Literal) else v for v in jaxpr.jaxpr.outvars]
+    operands = _annotated(operands, [*map(shardings.get, jaxpr.jaxpr.invars)])
     if variables := self.dimensions.variables.values():
       # No other argument need have the sizes of all variables: a backward pass may have none of its residuals.
       operands = [tf.zeros([*variables, 0], tf.int8), *operands]
     avals = [physical(aval) for aval in jaxpr.out_avals]
-    return _tf_compat.xla_call_module(
+    results = _tf_compat.xla_call_module(
       operands,
       module=module,
       version=version,
@@ -115,11 +120,32 @@ class Native(Lowering):
       dtypes=[dtype for _, dtype in avals],
       disabled_checks=[str(check) for check in self.target.disabled_checks],
     )
+    return _annotated(results, [*map(shardings.get, outs)])
 
 
-def preflight(jaxpr: ClosedJaxpr, function: str) -> None:
-  """Nothing is refused before `jax.export` does."""
-  del jaxpr, function
+def _annotated(tensors: Sequence[tf.Tensor], shardings: Sequence[Any]) -> list[tf.Tensor]:
+  """The module holds the shardings of its arguments and results; TensorFlow must know them outside of it as well."""
+  return [
+    x if sharding is None else _tf_compat.xla_sharding(x, _jax_compat.hlo_sharding(sharding, x.shape.rank))
+    for x, sharding in zip(tensors, shardings, strict=True)
+  ]
+
+
+def preflight(target: Target, jaxpr: ClosedJaxpr, function: str) -> None:
+  """Refuses LAPACK on several CPU devices: it cannot be lowered to one device between modules of several. All else is for `jax.export`."""
+  if (
+    "cpu" in target.platforms
+    and runs_on_several_devices(jaxpr)
+    and (found := [(eqn.primitive.name, where) for eqn, where in equations(jaxpr) if eqn.primitive in LAPACK])
+  ):
+    reason = "TensorFlow's XLA has no handler for it on CPU, and the function runs on several devices"
+    advice = "convert the function of one device, or for another of native_serialization_platforms"
+    raise errors.lowering_error(function, [errors.Gap(name, reason, advice, where) for name, where in found])
+
+
+def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
+  """Whether there are shardings, or a shard_map, over more than one device."""
+  return any(map(has_sharding, (eqn for eqn, _ in equations(jaxpr))))
 
 
 @functools.lru_cache(maxsize=256)
@@ -132,12 +158,8 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
     sizes = jax.ShapeDtypeStruct((*export.symbolic_shape(", ".join(variables), scope=scope), 0), np.int8)
     specs, fun = [sizes, *specs], lambda _, *args: jaxpr_as_fun(jaxpr)(*args)
   jitted = jax.jit(fun, keep_unused=True)
-  exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
-  if exported.nr_devices > 1:
-    raise NotImplementedError(
-      f"the function runs on {exported.nr_devices} devices (shard_map, or shardings), for which there is no native lowering yet: convert "
-      "the function of one device"
-    )
+  with _jax_compat.with_plain_shardings():
+    exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
   return exported.calling_convention_version, _serialized(exported.mlir_module(), target.stablehlo_version)
 
 

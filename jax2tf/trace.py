@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jax2tf import _jax_compat, errors
 from jax2tf.dims import Dimensions
+from jax2tf.placement import place_of
 
 source_info_util.register_exclusion(__file__)
 
@@ -68,7 +69,8 @@ class Signature:
   @classmethod
   def of(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Signature:
     nums, names = _jax_compat.static_arguments(fun)
-    if static_argnums is None and static_argnames is None and hasattr(fun, "trace"):
+    # With shardings it stays a call, in whose equation these are.
+    if static_argnums is None and static_argnames is None and hasattr(fun, "trace") and not _jax_compat.shardings(fun):
       return cls(fun, fun, nums, names)
 
     # A wrapper, because `fun` may be an object that jax.jit cannot hash.
@@ -123,7 +125,8 @@ class Signature:
     in_tree = tree_util.tree_structure((tuple(args), kwargs))
     args, kwargs = self.join(args, kwargs, static)
     try:
-      traced = self.jitted.trace(*args, **kwargs)
+      with _jax_compat.default_device_recorded(place_of):
+        traced = self.jitted.trace(*args, **kwargs)
     except Exception as error:
       if hint := errors.constraint_hint(error):
         error.add_note(hint)

@@ -38,8 +38,10 @@ def _jit(
   compiler_options_kvs: Any,
 ) -> Tensors:
   """The inner function, under its name; the other params say how XLA compiles and places it."""
-  del in_shardings, out_shardings, in_layouts, out_layouts, donated_invars, ctx_mesh, keep_unused, inline, compiler_options_kvs
-  return _call(ctx, *operands, jaxpr=jaxpr, name=name)
+  del in_layouts, out_layouts, donated_invars, ctx_mesh, keep_unused, inline, compiler_options_kvs
+  spread = [ctx.spread(x, sharding) for x, sharding in zip(operands, in_shardings, strict=True)]
+  results = _call(ctx, *spread, jaxpr=jaxpr, name=name)
+  return [ctx.spread(y, sharding) for y, sharding in zip(results, out_shardings, strict=True)]
 
 
 @lowers(P.closed_call_p, _jax_compat.core_call_p, on_keys=True)
@@ -70,6 +72,8 @@ _FUNCTIONS = {
   _jax_compat.linear_call_p: ("callee", {"transpose_thunk", "num_callee_consts", "num_res"}),
   _jax_compat.remat_opt_p: ("fwd_jaxpr", {"num_consts", "num_res", "fun_jaxpr_thunk"}),
   _jax_compat.xla_metadata_call_p: ("jaxpr", {"xla_metadata", "ad_metadata"}),
+  # The interpreter has put it where it is computed.
+  _jax_compat.compute_on_p: ("jaxpr", {"compute_type", "out_memory_spaces", "compiler_options_json"}),
 }
 
 

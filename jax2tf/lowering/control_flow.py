@@ -49,12 +49,15 @@ def _if(predicate: tf.Tensor, true: Callable[[], Tensors], false: Callable[[], T
 
 @lowers(_jax_compat.platform_index_p)
 def _platform_index(ctx: RuleContext, *, platforms: Sequence[Sequence[str] | None]) -> tf.Tensor:
-  """-> i32[], the first entry that names the platform of this process's JAX, or the default (None)."""
-  here = jax.default_backend()
-  matches = [i for i, names in enumerate(platforms) if names is None or here in names]
-  if not matches:
-    ctx.refuse(f"no branch for the platform '{here}', only for {platforms}", "add a default branch to lax.platform_dependent")
-  return tf.constant(matches[0], tf.int32)
+  """-> i32[], the first entry that names the platform on which the graph will run, or the default (None)."""
+  chosen = ctx.destination.branch(platforms)
+  where = ", ".join(ctx.destination.platforms) or "this machine"
+  names = ", ".join("default" if names is None else "/".join(names) for names in platforms)
+  if None in chosen:
+    ctx.refuse(f"its branches ({names}) have none for {where}", "add a default to lax.platform_dependent, or name another of platforms=")
+  if len(chosen) > 1:
+    ctx.refuse(f"its branches ({names}) differ between {where}, and a graph has one", "convert once for each of platforms=")
+  return tf.constant(chosen.pop(), tf.int32)
 
 
 @lowers(P.while_p, on_keys=True)

@@ -1,4 +1,4 @@
-"""Primitives that say where a value lives: identities, for placement in a graph is TensorFlow's."""
+"""Primitives that say where a value lives: identities, on a device where they name one."""
 
 from __future__ import annotations
 
@@ -9,28 +9,47 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
+from jax2tf.placement import place_of, stay_p
 from jax2tf.registry import lower_directly, lowers
 
 
-@lowers(P.device_put_p)
+@lowers(P.device_put_p, on_keys=True)
 def _device_put(ctx: RuleContext, *operands: tf.Tensor, devices: Any, srcs: Any, copy_semantics: Any) -> list[tf.Tensor]:
-  """operands -> operands."""
-  del ctx, devices, srcs, copy_semantics
-  return list(operands)
+  """operands -> operands, each in its place: an Identity on that device is the transfer."""
+  del srcs, copy_semantics
+  return [_put(ctx, x, target) for x, target in zip(operands, devices, strict=True)]
+
+
+def _put(ctx: RuleContext, operand: tf.Tensor, target: Any) -> tf.Tensor:
+  place = place_of(target)
+  return ctx.spread(operand, target) if place is None else _in(ctx, operand, place)
+
+
+def _in(ctx: RuleContext, operand: tf.Tensor, place: str) -> tf.Tensor:
+  if (device := ctx.destination.device(place)) is None:
+    return operand
+  with tf.device(device):
+    return tf.identity(operand)
+
+
+@lowers(stay_p, on_keys=True)
+def _stay(ctx: RuleContext, operand: tf.Tensor, *, place: str) -> tf.Tensor:
+  """operand -> operand, which is there already: an Identity in the same place costs no copy."""
+  return _in(ctx, operand, place)
 
 
 @lowers(P.sharding_constraint_p)
 def _sharding_constraint(ctx: RuleContext, operand: tf.Tensor, *, layout: Any, context_mesh: Any, unconstrained_dims: Any) -> tf.Tensor:
   """operand -> operand."""
-  del ctx, layout, context_mesh, unconstrained_dims
-  return operand
+  del context_mesh, unconstrained_dims
+  return ctx.spread(operand, layout)
 
 
 @lowers(_jax_compat.reshard_p)
 def _reshard(ctx: RuleContext, operand: tf.Tensor, *, dst_sharding: Any, concrete_mesh: Any) -> tf.Tensor:
   """operand -> operand."""
-  del ctx, dst_sharding, concrete_mesh
-  return operand
+  del concrete_mesh
+  return ctx.spread(operand, dst_sharding)
 
 
 @lowers(_jax_compat.layout_constraint_p, _jax_compat.relayout_p)
