@@ -229,6 +229,7 @@ def _check_platforms(argument: str, platforms: Any) -> None:
 
 
 _PLACE = re.compile(r"(cpu|gpu|cuda|rocm|tpu)(:\d+)?|host")
+_TF_DEVICE = re.compile(r"(/job:\w+)?(/replica:\d+)?(/task:\d+)?(/device:|/)?[A-Za-z_]+:\d+")
 
 
 def _destination(platforms: Any, device_map: Any, keep_shardings: bool) -> Destination:
@@ -240,10 +241,9 @@ def _destination(platforms: Any, device_map: Any, keep_shardings: bool) -> Desti
     place = place_named(key) if isinstance(key, str) and _PLACE.fullmatch(key) else place_of(key)
     if place is None:
       raise ValueError(f'device_map: {key!r} is no JAX device; name one by a jax.Device, "gpu:1", "gpu" or "host"')
-    try:
-      devices[place] = None if device is None else tf.DeviceSpec.from_string(device).to_string()
-    except (ValueError, AttributeError):
-      raise ValueError(f'device_map[{key!r}] = {device!r} is no TensorFlow device, such as "/device:GPU:1"') from None
+    if device is not None and not (isinstance(device, str) and _TF_DEVICE.fullmatch(device)):
+      raise ValueError(f'device_map[{key!r}] = {device!r} is no TensorFlow device, such as "/device:GPU:1"')
+    devices[place] = device
   return Destination(tuple(platforms or ()), devices, keep_shardings)
 
 

@@ -55,14 +55,17 @@ def stablehlo_version(reader: str | None) -> str:
     return _tf_compat.stablehlo_version()
   if (release := ".".join(reader.split(".")[:2])) in _OF_TENSORFLOW:
     return _OF_TENSORFLOW[release]
-  numbers = [int(n) for n in reader.split(".") if n.isdecimal()]
-  oldest, newest = ([int(n) for n in text.split(".")] for text in ("0.9.0", stablehlo.get_current_version()))
-  if len(numbers) != 3 or not oldest <= numbers <= newest:
+  numbers = _numbers(reader)
+  if len(numbers) != 3 or not _numbers("0.9.0") <= numbers <= _numbers(stablehlo.get_current_version()):
     raise ValueError(
       f"stablehlo_version = {reader!r} is no release of TensorFlow among {', '.join(_OF_TENSORFLOW)} and no version of StableHLO "
       f"from 0.9.0 to {stablehlo.get_current_version()}, the newest that this JAX writes"
     )
   return reader
+
+
+def _numbers(version: str) -> list[int]:
+  return [int(n) for n in version.split(".") if n.isdecimal()]
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,9 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
   jitted = jax.jit(fun, keep_unused=True)
   with _jax_compat.with_plain_shardings():
     exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
-  return exported.calling_convention_version, _serialized(exported.mlir_module(), target.stablehlo_version)
+  # Version 10 of the convention only adds whether shardings are in Shardy, which these are not; 9 only adds tokens, which these do not have.
+  convention = 8 if _numbers(target.stablehlo_version) < _numbers(_OF_TENSORFLOW["2.16"]) else 9
+  return convention, _serialized(exported.mlir_module(), target.stablehlo_version)
 
 
 def _scope_of(jaxpr: ClosedJaxpr) -> Any:
@@ -189,14 +194,33 @@ def _serialized(text: str, version: str) -> bytes:
       problems.append(f"{what} at {line[2]}:{line[3]}:{line[4]} ({line[1]})" if line else what)
       return True
 
+    if _numbers(version) < _numbers(_OLDER):
+      _forget_accuracies(module)
     with context.attach_diagnostic_handler(note):
       try:
-        return stablehlo.serialize_portable_artifact(module, version)
+        artifact = stablehlo.serialize_portable_artifact(module, version)
+        if _numbers(version) < _numbers(_OLDER):  # with the lines, to name them; without, because MLIR's ranges of lines are newer
+          plain = ir.Module.parse(module.operation.get_asm(enable_debug_info=False))
+          artifact = stablehlo.serialize_portable_artifact(plain, version)
+        return artifact
       except ValueError as error:
         raise NotImplementedError(
           f"StableHLO {version}, which the reader understands, has no words for this function: {'; '.join(problems) or error}. "
           "Name a newer stablehlo_version if the reader has one, or lower to ordinary TensorFlow ops with native_serialization=False"
         ) from error
+
+
+# Before this version XLA knew one accuracy, its best, and MLIR lines but no ranges of lines.
+_OLDER = "1.9.0"
+
+
+def _forget_accuracies(module: Any) -> None:
+  def visit(op: Any) -> Any:
+    if "result_accuracy" in op.attributes:
+      del op.attributes["result_accuracy"]
+    return ir.WalkResult.ADVANCE
+
+  module.operation.walk(visit)
 
 
 def _call_decompositions(module: Any) -> None:

@@ -171,6 +171,17 @@ def test_bad_platforms():
     jax2tf.convert(jnp.sin, native_serialization=True, enable_xla=False)
 
 
+def test_bad_destinations():
+  with raises(ValueError, "platforms must be a sequence containing a subset of", "'gpu'"):
+    jax2tf.convert(jnp.sin, platforms=["gpu"])
+  for key in ("npu:0", 3, "cpu:x", None):
+    with raises(ValueError, f"device_map: {key!r} is no JAX device"):
+      jax2tf.convert(jnp.sin, device_map={key: "CPU:0"})
+  for device in ("nowhere/at/all", 0):
+    with raises(ValueError, f"device_map['host'] = {device!r} is no TensorFlow device"):
+      jax2tf.convert(jnp.sin, device_map={"host": device})
+
+
 def test_poly_shape_is_deprecated_but_works():
   with pytest.warns(DeprecationWarning, match="PolyShape is deprecated"):
     spec = jax2tf.PolyShape("b", ...)

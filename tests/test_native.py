@@ -233,6 +233,33 @@ def test_one_module_for_several_platforms():
   close(converted(X), jnp.sin(X))
 
 
+@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
+def test_a_module_for_another_machine(platform):
+  """Exported on this CPU."""
+  f = lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos) @ x.T  # noqa: E731
+  converted = jax2tf.convert(f, polymorphic_shapes=["b, c"], native_serialization=True, native_serialization_platforms=[platform])
+  (node,) = modules(WAYS["graph"](converted).get_concrete_function().graph)
+  assert list(node.attr["platforms"].list.s) == [platform.upper().encode()]
+  assert list(node.attr["disabled_checks"].list.s) == []
+  assert "stablehlo.cosine" in text(node)
+
+
+def test_custom_calls_without_a_promise():
+  """JAX refuses targets that may change, unless told otherwise; the op then holds the same exception."""
+  target = "annotate_device_placement_of_mine"
+
+  def f(x):
+    return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+  options = {"native_serialization": True, "with_gradient": False}
+  with pytest.raises(ValueError, match="Cannot serialize code with custom calls whose targets have no compatibility guarantees"):
+    jax2tf.convert(f, **options)(X)
+  converted = jax2tf.convert(f, **options, native_serialization_disabled_checks=[jax2tf.DisabledSafetyCheck.custom_call(target)])
+  (node,) = modules(tf.function(converted).get_concrete_function(tf.TensorSpec(X.shape)).graph)
+  assert list(node.attr["disabled_checks"].list.s) == [f"custom_call:{target}".encode()]
+  assert f"@{target}" in text(node)
+
+
 def test_lapack_is_for_cpu_only():
   """A GPU has handlers of its own, so nothing is split off."""
   converted = jax2tf.convert(lambda x: jnp.linalg.cholesky(definite(x)), native_serialization=True, native_serialization_platforms=["tpu"])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import tensorflow as tf
 from jax import lax
 
+import jax2tf
 from tests.case import Case, run
 
 X = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
@@ -110,3 +113,25 @@ CASES = [
   Case("linalg_cg", lambda x: jax.scipy.sparse.linalg.cg(lambda v: v * jnp.arange(1.0, 4.0), x)[0], [X[0]], rtol=1e-5),
 ]
 test_case, saved = run(CASES)
+
+
+def by_platform(x):
+  return lax.platform_dependent(x, cpu=jnp.sin, cuda=jnp.cos, default=jnp.tanh)
+
+
+@pytest.mark.parametrize(("platforms", "expected"), [(None, jnp.sin), (["cpu"], jnp.sin), (["cuda"], jnp.cos), (["tpu", "rocm"], jnp.tanh)])
+def test_the_branch_of_the_platform_that_the_graph_will_run_on(platforms, expected):
+  for call in (jax2tf.convert(by_platform, platforms=platforms), tf.function(jax2tf.convert(by_platform, platforms=platforms))):
+    np.testing.assert_allclose(call(X), expected(X), rtol=1e-6)
+
+
+def test_platforms_of_different_branches_are_refused():
+  with pytest.raises(
+    NotImplementedError, match=r"(?s)branches \(cpu, cuda, default\) differ between cpu, cuda.* at .*test_control_flow.py:\d+"
+  ):
+    jax2tf.convert(by_platform, platforms=["cpu", "cuda"])(X)
+
+
+def test_a_platform_without_a_branch_is_refused():
+  with pytest.raises(NotImplementedError, match=r"(?s)branches \(cuda\) have none for cpu.* at .*test_control_flow.py:\d+"):
+    jax2tf.convert(lambda x: lax.platform_dependent(x, cuda=jnp.cos), platforms=["cpu"])(X)

@@ -149,6 +149,28 @@ def test_the_gradient_recomputes_nothing(params: Any, loss_and_gradient: Any) ->
   assert not [op for op in ops if op.startswith("Xla")]
 
 
+def test_natively(params: Any) -> None:
+  """Values and gradients of the whole encoder from XlaCallModule ops, of any batch and length, equal to jax.jit's."""
+  options = {"polymorphic_shapes": [None, "b, s", "b, s", "b, _"], "polymorphic_constraints": CONSTRAINTS, "native_serialization": True}
+  loss, rng = jax2tf.convert(_loss, **options), np.random.default_rng(3)
+  variables = jax.tree.map(tf.Variable, params)
+
+  @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None], tf.int32)] * 2 + [tf.TensorSpec([None, 384])])
+  def function(*args: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+      value = loss(variables, *args)
+    return value, tape.gradient(value, variables)
+
+  for b, s in ((2, 5), (3, 17)):
+    args = [*_tokens(rng, b, s), rng.standard_normal((b, 384)).astype(np.float32)]
+    expected_value, expected = jax.jit(jax.value_and_grad(_loss))(params, *args)
+    value, found = function(*map(tf.constant, args))
+    np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(expected))
+    for g, e in zip(jax.tree.leaves(jax.tree.map(tf.convert_to_tensor, found)), jax.tree.leaves(expected), strict=True):
+      np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6 * largest)  # XLA of JAX and of TensorFlow sum in different orders
+
+
 def _products(jaxpr: Any) -> int:
   """The dot_general equations of a jaxpr and of those inside it."""
   inner = sum(
