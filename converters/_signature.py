@@ -1,10 +1,11 @@
-"""Named inputs and outputs: `{"x": "f32[b,784]"}` -> avals, TensorSpecs and names."""
+"""Named inputs and outputs: `{"x": "f32[b,784]"}` -> avals, TensorSpecs and names, also of trees."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,44 +13,113 @@ import numpy as np
 import tensorflow as tf
 from jax import export, tree_util
 
-Input = str | jax.ShapeDtypeStruct
+Spec: TypeAlias = Any  # str | jax.ShapeDtypeStruct | tf.TensorSpec, which mypy does not know
 _NOTATION = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<shape>.*)\]\s*")
 _KINDS = {"i": "int", "u": "uint", "f": "float", "bf": "bfloat", "c": "complex"}
 _DTYPE = re.compile(r"([iuc]|b?f)(\d+)")
 
 
-def parse_inputs(inputs: Mapping[str, Input], constraints: Sequence[str] = ()) -> dict[str, jax.ShapeDtypeStruct]:
-  """Each input in jaxpr notation, `f32[b,4]`, as an aval; a letter means the same size in all of them.
+@dataclass(frozen=True)
+class Arguments:
+  """The arguments of a JAX function behind its parameters, as named tensors.
 
-  Raises:
-    ValueError: not `dtype[dims]`, or a name that TensorFlow would change.
+  Attributes:
+    names: of the leaves.
+    avals: of the leaves, which may have symbolic dimensions.
+    tree: the structure of the tuple of arguments.
   """
-  scope = export.SymbolicScope(constraints)
-  for name in inputs:
-    if not name.isidentifier():
-      raise ValueError(f"input name {name!r} is not an identifier, so a SavedModel would rename it; choose letters, digits and _")
-  return {name: _parse(name, spec, scope) for name, spec in inputs.items()}
+
+  names: tuple[str, ...]
+  avals: tuple[jax.ShapeDtypeStruct, ...]
+  tree: Any
+
+  @classmethod
+  def of(cls, inputs: Mapping[str, Any], renamed: Mapping[str, str], scope: export.SymbolicScope) -> Arguments:
+    """Each argument's spec or tree of specs, in order; a leaf of a tree is named by its path, `batch_ids`.
+
+    Raises:
+      ValueError: not `dtype[dims]`; a name twice, or one that TensorFlow would change; a new name for an input that is not there.
+    """
+    args = tuple(inputs.values())
+    leaves, tree = tree_util.tree_flatten(args)
+    names = ["_".join(filter(None, (name, path))) for name, arg in inputs.items() for path in leaf_names(arg, "_")]
+    if unknown := renamed.keys() - set(names):
+      raise ValueError(f"input_names renames {', '.join(sorted(unknown))}, but the inputs are {', '.join(names)}")
+    names = [renamed.get(name, name) for name in names]
+    for name in names:
+      check_name(name)
+    if len(set(names)) != len(names):
+      raise ValueError(f"two inputs would have one name: {', '.join(names)}; give each its own in input_names")
+    return cls(tuple(names), tuple(_aval(*item, scope) for item in zip(names, leaves, strict=True)), tree)
+
+  def polymorphic_shapes(self) -> list[Any]:
+    """For `jax2tf.convert`: f32[b,2*b + 1] -> "b, 2*b + 1"."""
+    return list(tree_util.tree_unflatten(self.tree, [", ".join(map(str, aval.shape)) for aval in self.avals]))
+
+  def specs(self) -> dict[str, tf.TensorSpec]:
+    """The TensorFlow types by name: a symbolic size is unknown."""
+    return {
+      name: tf.TensorSpec([d if isinstance(d, int) else None for d in aval.shape], np.dtype(aval.dtype), name)
+      for name, aval in zip(self.names, self.avals, strict=True)
+    }
+
+  def unflatten(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments of these leaves."""
+    return tree_util.tree_unflatten(self.tree, leaves)
+
+  def notation(self) -> dict[str, str]:
+    """Name -> "f32[b,784]"."""
+    return {name: notation(aval) for name, aval in zip(self.names, self.avals, strict=True)}
 
 
-def _parse(name: str, spec: Input, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
+def check_name(name: str) -> None:
+  """Raises ValueError for a name that a SavedModel would change."""
+  if not name.isidentifier():
+    raise ValueError(f"input name {name!r} is not an identifier, so a SavedModel would rename it; choose letters, digits and _")
+
+
+def _aval(name: str, spec: Spec, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
   if not isinstance(spec, str):
     return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+  dtype, shape = _parsed(name, spec)
+  if dtype == "string":
+    raise ValueError(f"input {name!r} is {spec!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
+  return jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), dtype)
+
+
+def _parsed(name: str, spec: str) -> tuple[Any, str]:
   match = _NOTATION.fullmatch(spec)
   try:
-    dtype = jnp.dtype(_DTYPE.sub(lambda m: _KINDS[m[1]] + m[2], match["dtype"]))  # type: ignore[index]
+    dtype = match["dtype"]  # type: ignore[index]
+    return ("string" if dtype == "string" else jnp.dtype(_DTYPE.sub(lambda m: _KINDS[m[1]] + m[2], dtype))), match["shape"]  # type: ignore[index]
   except TypeError:
     raise ValueError(f"input {name!r} is {spec!r}; write its dtype and shape as in 'f32[b,784]'") from None
-  return jax.ShapeDtypeStruct(export.symbolic_shape(match["shape"], scope=scope), dtype)  # type: ignore[index]
 
 
-def polymorphic_shape(aval: jax.ShapeDtypeStruct) -> str:
-  """f32[b,2*b + 1] -> "b, 2*b + 1", for `jax2tf.convert`."""
-  return ", ".join(map(str, aval.shape))
+def tensor_specs(inputs: Mapping[str, Spec]) -> dict[str, tf.TensorSpec]:
+  """Inputs that TensorFlow alone sees, also "string[b]"; dimensions that are no numbers are unknown."""
+  found = {}
+  for name, spec in inputs.items():
+    check_name(name)
+    if isinstance(spec, str):
+      dtype, shape = _parsed(name, spec)
+      sizes = [int(d) if d.strip().isdecimal() else None for d in shape.split(",") if d.strip()]
+      found[name] = tf.TensorSpec(sizes, dtype if dtype == "string" else np.dtype(dtype), name)
+    else:
+      found[name] = tf.TensorSpec(spec.shape, spec.dtype, name)
+  return found
 
 
-def tensor_spec(name: str, aval: jax.ShapeDtypeStruct) -> tf.TensorSpec:
-  """The TensorFlow type of an input: a symbolic size is unknown."""
-  return tf.TensorSpec([d if isinstance(d, int) else None for d in aval.shape], np.dtype(aval.dtype), name)
+def notation(aval: Any) -> str:
+  """f32[b,784] of anything that has a shape and a dtype, a TensorFlow string too; an unknown size is ?."""
+  if isinstance(aval, tf.TensorSpec | tf.Tensor):
+    dtype = aval.dtype.name
+    sizes = ["..."] if aval.shape.rank is None else ["?" if d is None else str(d) for d in aval.shape]
+  else:
+    dtype, sizes = np.dtype(aval.dtype).name, [str(d) for d in aval.shape]
+  short = {long: letter for letter, long in _KINDS.items()}
+  dtype = re.sub(r"^(u?int|b?float|complex)(\d+)$", lambda m: short[m[1]] + m[2], dtype)
+  return f"{dtype}[{','.join(sizes)}]"
 
 
 def leaf_names(tree: Any, separator: str) -> list[str]:
@@ -57,15 +127,20 @@ def leaf_names(tree: Any, separator: str) -> list[str]:
   return [tree_util.keystr(path, simple=True, separator=separator) for path, _ in tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def output_names(result: Any, outputs: Sequence[str] | None) -> list[str]:
+def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None) -> list[str]:
   """Names for the leaves of a result: those given, or their paths; a single unnamed one is "output".
 
   Raises:
-    ValueError: the wrong number of names, or a name twice.
+    ValueError: the wrong number of names, a name twice, or a new name for an output that is not there.
   """
   found = [re.sub(r"\W", "_", name) for name in leaf_names(result, "_")]
   found = [f"output_{name}" if name[:1].isdigit() else name or "output" for name in found]
-  names = list(outputs) if outputs is not None else found
+  if isinstance(outputs, Mapping):
+    if unknown := outputs.keys() - set(found):
+      raise ValueError(f"outputs renames {', '.join(sorted(unknown))}, but the results are {', '.join(found)}")
+    names = [outputs.get(name, name) for name in found]
+  else:
+    names = list(outputs) if outputs is not None else found
   if len(names) != len(found):
     raise ValueError(f"{len(names)} names for {len(found)} results; outputs = {names} should name: {', '.join(found)}")
   if len(set(names)) != len(names):

@@ -1,68 +1,241 @@
-"""A JAX function and its parameters -> a SavedModel directory."""
+"""JAX functions and their parameters -> a SavedModel directory."""
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import tensorflow as tf
-from jax import tree_util
+from jax import export, tree_util
 
 import jax2tf
-from jax2tf.converters import _signature
+from jax2tf.converters import _parameters, _publish, _signature, manifest, warmup
+
+Tensors = dict[str, tf.Tensor]
 
 
-class Model(tf.Module):
-  """`fun` with its parameters as tf.Variables; calling it runs the converted function.
+class Model(tf.__internal__.tracking.AutoTrackable):
+  """Parameters as tf.Variables, and functions of them: the builder of a SavedModel.
 
-  Attributes:
-    parameters: {path in the tree of parameters: tf.Variable}.
-    signature: the function of named inputs that returns a dict of named outputs.
+  What is loaded from it is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): `__call__`, the function
+  added first, `variables` and `trainable_variables`.
+
+  Args:
+    params: a pytree of arrays; each becomes a tf.Variable named by its path, which shares the array's memory until one is written.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only floating point and
+      complex parameters ever are.
+    polymorphic_constraints: conditions on the dimension variables of all functions, such as "b <= 512".
+    with_gradient: whether TensorFlow may differentiate the loaded model.
+
+  Raises:
+    ValueError: a `trainable` that does not fit `params`.
   """
 
   def __init__(
-    self,
-    fun: Callable[..., Any],
-    params: Any,
-    *,
-    inputs: Mapping[str, _signature.Input],
-    outputs: Sequence[str] | None = None,
-    polymorphic_constraints: Sequence[str] = (),
-    with_gradient: bool = False,
+    self, params: Any, *, trainable: _parameters.Trainable = True, polymorphic_constraints: Sequence[str] = (), with_gradient: bool = False
   ):
     super().__init__()
-    avals = _signature.parse_inputs(inputs, polymorphic_constraints)
-    leaves, tree = tree_util.tree_flatten(params)
-    names = _signature.leaf_names(params, "/")
-    # A list, and not the tree itself: tf.Module wraps containers, and knows no other pytrees.
-    self._parameters = [tf.Variable(leaf, name=name or "parameters") for leaf, name in zip(leaves, names, strict=True)]
-    converted = jax2tf.convert(
-      fun,
-      polymorphic_shapes=[None, *map(_signature.polymorphic_shape, avals.values())],
-      polymorphic_constraints=polymorphic_constraints,
-      with_gradient=with_gradient,
-    )
-
-    @tf.function(autograph=False, input_signature=[_signature.tensor_spec(*item) for item in avals.items()])
-    def call(*args: tf.Tensor) -> Any:
-      return converted(tree_util.tree_unflatten(tree, self._parameters), *args)
-
-    @tf.function(autograph=False, input_signature=call.input_signature)
-    def signature(*args: tf.Tensor) -> dict[str, tf.Tensor]:
-      result = call(*args)
-      return dict(zip(_signature.output_names(result, outputs), tree_util.tree_leaves(result), strict=True))
-
-    self.__call__ = call
-    self.signature = signature
+    self._tree = _Untracked(tree_util.tree_structure(params))
+    # Attributes, not properties, so that the loaded model has them; lists, for TensorFlow tracks no other pytrees.
+    self.variables = _parameters.variables(params, trainable)
+    self.trainable_variables = [variable for variable in self.variables if variable.trainable]
+    self.regularization_losses: list[Any] = []
+    self._options = _Untracked((tuple(polymorphic_constraints), with_gradient))
+    self._signatures = _Untracked({})
+    self._records = _Untracked({})
+    self._resources: list[Any] = []
 
   @property
   def parameters(self) -> dict[str, tf.Variable]:
-    return {variable.name.removesuffix(":0"): variable for variable in self._parameters}
+    """{path in the tree of parameters: tf.Variable}."""
+    return {variable.name.removesuffix(":0"): variable for variable in self.variables}
+
+  @property
+  def signatures(self) -> dict[str, Any]:
+    """{name: tf.function of named tensors that returns a dict of named tensors}."""
+    return dict(self._signatures.value)
+
+  def add(
+    self,
+    fun: Callable[..., Any],
+    *,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | Mapping[str, str] | None = None,
+    signatures: str | Iterable[str] = "serving_default",
+    method: str | None = None,
+    input_names: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    raw_inputs: Mapping[str, _signature.Spec] | None = None,
+    preprocess: Callable[[Tensors], Tensors] | None = None,
+    postprocess: Callable[[Tensors], Tensors] | None = None,
+    pass_through: Mapping[str, _signature.Spec] | None = None,
+    resources: Iterable[Any] = (),
+  ) -> Model:
+    """Adds `fun(params, *inputs)`, which shares the parameters with the others.
+
+    Args:
+      fun: a JAX function of the parameters and the inputs.
+      inputs: the names of the arguments after `params`, in their order, each with its dtype and shape in jaxpr notation, "f32[b,784]",
+        as a jax.ShapeDtypeStruct, or as a tree of these; a leaf of a tree is named by its path, `batch_ids`. Symbolic
+        dimensions become unknown sizes.
+      outputs: names for the leaves of the result, or {name: other name}; their paths in the result if not given.
+      signatures: the name of the signature, or several names for the same.
+      method: an attribute of the loaded model that calls the function on its arguments as they are, without processors; the first
+        function added is also `__call__`.
+      input_names: {name: other name} for inputs.
+      defaults: values of inputs that a request may leave out. In a symbolic dimension a default has size 1, and is repeated to the
+        size that the other inputs have.
+      raw_inputs: inputs of the signature that `preprocess` takes, such as {"text": "string[b]"}; an input of `fun` that
+        `preprocess` does not make is an input of the signature under its own name and belongs here as well.
+      preprocess: TensorFlow function {raw name: tensor} -> {input name: tensor}.
+      postprocess: TensorFlow function {output name: tensor} -> {output name: tensor}.
+      pass_through: inputs of the signature that are returned as they are, such as {"id": "string[b]"}.
+      resources: lookup tables, assets and other trackables that the processors use.
+
+    Returns:
+      the model itself.
+
+    Raises:
+      ValueError: specs, names, defaults or processors that do not fit each other.
+    """
+    constraints, with_gradient = self._options.value
+    arguments = _signature.Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
+    names = [signatures] if isinstance(signatures, str) else list(signatures)
+    if taken := [name for name in names if name in self._signatures.value]:
+      raise ValueError(f"signature {taken[0]!r} is there already; give this one another name in `signatures`")
+    if (preprocess is None) != (raw_inputs is None):
+      raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
+    converted = jax2tf.convert(
+      fun, polymorphic_shapes=[None, *arguments.polymorphic_shapes()], polymorphic_constraints=constraints, with_gradient=with_gradient
+    )
+    params = tree_util.tree_unflatten(self._tree.value, self.variables)
+
+    def of_parameters(*args: Any) -> Any:
+      return converted(params, *args)
+
+    specs = _signature.tensor_specs(raw_inputs) if raw_inputs is not None else arguments.specs()
+    passed = _signature.tensor_specs(pass_through or {})
+    if twice := specs.keys() & passed.keys():
+      raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an input already; choose another name")
+    defaults = _defaults(defaults or {}, specs, arguments)
+
+    def serve(*tensors: tf.Tensor) -> Tensors:
+      given = dict(zip([*specs, *passed], tensors, strict=True))
+      through = {name: tf.identity(given.pop(name)) for name in passed}
+      given.update({name: _repeated(name, given, arguments) for name in defaults})
+      made = dict(preprocess(given)) if preprocess else given
+      if missing := [name for name in arguments.names if name not in made]:
+        raise ValueError(f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{_name(fun)}' takes")
+      result = of_parameters(*arguments.unflatten([made[name] for name in arguments.names]))
+      found = dict(zip(_signature.output_names(result, outputs), tree_util.tree_leaves(result), strict=True))
+      found = dict(postprocess(found)) if postprocess else found
+      if twice := found.keys() & through.keys():
+        raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an output already; choose another name")
+      return found | through
+
+    signature = tf.function(
+      _named(serve, [*specs, *passed], defaults), autograph=False, input_signature=[*specs.values(), *passed.values()]
+    )
+    self._resources += [x for x in (preprocess, postprocess, *resources) if isinstance(x, tf.__internal__.tracking.Trackable)]
+    self._record(fun, arguments, signature, names, list(passed), list(defaults), preprocess is not None, postprocess is not None)
+    self._signatures.value.update(dict.fromkeys(names, signature))
+
+    call = tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
+    if len(self._signatures.value) == len(names):
+      self.__call__ = call
+    if method:
+      setattr(self, method, call)
+    return self
+
+  def _record(
+    self,
+    fun: Callable[..., Any],
+    arguments: _signature.Arguments,
+    signature: Any,
+    names: Sequence[str],
+    passed: list[str],
+    defaults: list[str],
+    preprocessed: bool,
+    postprocessed: bool,
+  ) -> None:
+    """What the manifest will say of the signatures; traces both functions, so that what is wrong with them is said here."""
+    params = [jax.ShapeDtypeStruct(v.shape, np.dtype(v.dtype.as_numpy_dtype)) for v in self.variables]
+    traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *arguments.unflatten(arguments.avals))
+    concrete = signature.get_concrete_function()
+    inputs = {spec.name: _signature.notation(spec) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
+    results = concrete.structured_outputs
+    if not postprocessed:
+      avals = tree_util.tree_leaves(traced.out_info)
+      results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {name: results[name] for name in passed}
+    record = manifest.SignatureRecord(
+      inputs=inputs if preprocessed else inputs | arguments.notation(),
+      outputs={name: _signature.notation(y) for name, y in results.items()},
+      defaults=defaults,
+      passed_through=passed,
+      jaxpr=manifest.hash_of_text(re.sub(r" at 0x[0-9a-f]+", "", str(traced.jaxpr))),
+      preprocessed=preprocessed,
+      postprocessed=postprocessed,
+    )
+    self._records.value.update(dict.fromkeys(names, record))
+
+  def update(self, params: Any) -> None:
+    """Gives the variables new values, without a new trace; all, or none.
+
+    Raises:
+      ValueError: another tree, other shapes or dtypes; each difference by its path.
+    """
+    _parameters.assign(self.parameters, params)
+
+  def manifest(self) -> manifest.Manifest:
+    """What the SavedModel will say of itself."""
+    constraints, with_gradient = self._options.value
+    paths = sorted(self.parameters)
+    values = [self.parameters[path].value() for path in paths]
+    return manifest.Manifest(
+      signatures=dict(self._records.value),
+      constraints=list(constraints),
+      parameters={path: _signature.notation(value) for path, value in zip(paths, values, strict=True)},
+      weights=manifest.hash_of_arrays(_parameters.with_progress(values, "hash of the parameters")),
+      with_gradient=with_gradient,
+    )
+
+  def save(
+    self, path: str | os.PathLike[str], *, version: int | None = None, overwrite: bool = False, warmup_requests: warmup.Requests = ()
+  ) -> Path:
+    """Saves as `path/<version>/`, which TF Serving can watch: written beside its place and renamed into it, so never seen half written.
+
+    Args:
+      path: the model's directory, which holds its versions.
+      version: the number of the version; the next free one if not given.
+      overwrite: whether to replace a version that is there, in one step.
+      warmup_requests: what TF Serving runs before it takes requests: [{input name: array}], or {signature: [...]};
+        `warmup.from_specs(model)` makes some.
+
+    Returns:
+      the directory of the new version.
+
+    Raises:
+      FileExistsError: the version is there already and `overwrite` is False.
+      ValueError: there is no signature, or a warm-up request that does not fit its signature.
+    """
+    if not self._signatures.value:
+      raise ValueError("the model has no function; add one with Model.add")
+    if version is not None and not overwrite:
+      _publish.refuse_existing(Path(path, str(version)))  # before the work, and once more after it
+    requests = warmup.prepared(warmup_requests, self.signatures)
+    # Also without gradients: what is saved then is their refusal, and TensorFlow does not warn of missing ones when it loads.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    with _publish.beside(Path(path)) as written:
+      tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
+      self.manifest().write(written)
+      warmup.write(requests, written, Path(path).name)
+      return _publish.publish(written, Path(path), version, overwrite)
 
 
 def save(
@@ -70,81 +243,78 @@ def save(
   params: Any,
   path: str | os.PathLike[str],
   *,
-  inputs: Mapping[str, _signature.Input],
-  outputs: Sequence[str] | None = None,
+  inputs: Mapping[str, Any],
+  outputs: Sequence[str] | Mapping[str, str] | None = None,
+  trainable: _parameters.Trainable = True,
   polymorphic_constraints: Sequence[str] = (),
   with_gradient: bool = False,
   version: int | None = None,
   overwrite: bool = False,
+  warmup_requests: warmup.Requests = (),
 ) -> Path:
-  """Converts `fun(params, *inputs)` and saves it as `path/<version>/`, which TF Serving can watch.
+  """Converts `fun(params, *inputs)` and saves it as `path/<version>/`.
 
-  The directory is written beside its place and renamed into it, so it is never seen half written.
-
-  Args:
-    fun: a JAX function of the parameters and the inputs.
-    params: a pytree of arrays; each becomes a tf.Variable named by its path.
-    path: the model's directory, which holds its versions.
-    inputs: the names of the arguments after `params`, in their order, each with its dtype and shape in
-      jaxpr notation, "f32[b,784]", or as a jax.ShapeDtypeStruct; symbolic dimensions become unknown sizes.
-    outputs: names for the leaves of the result; their paths in it if not given.
-    polymorphic_constraints: conditions on the dimension variables, such as "b <= 512".
-    with_gradient: whether TensorFlow may differentiate the loaded model.
-    version: the number of the version; the next free one if not given.
-    overwrite: whether to replace a version that is there.
-
-  Returns:
-    the directory of the new version.
-
-  Raises:
-    FileExistsError: the version is there already and `overwrite` is False.
-    ValueError: an input that is not in jaxpr notation, or names that do not fit the results.
+  Arguments, result and errors are those of `Model`, `Model.add` and `Model.save`.
   """
   if version is not None and not overwrite:
-    _refuse_existing(Path(path, str(version)))  # before the work, and once more after it
-  model = Model(fun, params, inputs=inputs, outputs=outputs, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
-  return save_model(model, path, version=version, overwrite=overwrite)
+    _publish.refuse_existing(Path(path, str(version)))
+  model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
+  model.add(fun, inputs=inputs, outputs=outputs)
+  return model.save(path, version=version, overwrite=overwrite, warmup_requests=warmup_requests)
 
 
-def save_model(model: Model, path: str | os.PathLike[str], *, version: int | None = None, overwrite: bool = False) -> Path:
-  """Saves a `Model` as `path/<version>/`; arguments, result and errors as for `save`."""
-  # Also without gradients: what is saved then is their refusal, and TensorFlow does not warn of missing ones when it loads.
-  options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
-  with _beside(Path(path)) as written:
-    tf.saved_model.save(model, str(written), signatures={"serving_default": model.signature}, options=options)
-    return _publish(written, Path(path), version, overwrite)
+class _Untracked:
+  """A value that TensorFlow's tracking does not look into."""
+
+  def __init__(self, value: Any):
+    self.value = value
 
 
-@contextlib.contextmanager
-def _beside(directory: Path) -> Iterator[Path]:
-  """A place in `directory` under a name that no server takes for a version; gone at the end."""
-  directory.mkdir(parents=True, exist_ok=True)
-  place = Path(tempfile.mkdtemp(prefix=".saving-", dir=directory))
-  try:
-    yield place / "model"
-  finally:
-    shutil.rmtree(place, ignore_errors=True)
+def _name(fun: Callable[..., Any]) -> str:
+  return getattr(fun, "__name__", type(fun).__name__)
 
 
-def _publish(written: Path, directory: Path, version: int | None, overwrite: bool) -> Path:
-  """Renames `written` to its version. Renaming onto a version of somebody else fails, so two savers get two."""
-  while True:
-    target = directory / str(_next_version(directory) if version is None else version)
-    if overwrite and version is not None and target.exists():
-      target.rename(written.with_name("replaced"))
-    try:
-      written.rename(target)
-      return target
-    except OSError:
-      if version is not None or not target.exists():
-        _refuse_existing(target)
-        raise
+def _named(serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping[str, tf.Tensor]) -> Callable[..., Tensors]:
+  """`serve` with named arguments; TensorFlow makes the defaults of the signature from those of its arguments, which come last."""
+  kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+  parameters = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+
+  def signature(*args: tf.Tensor, **kwargs: tf.Tensor) -> Tensors:
+    return serve(*args, *kwargs.values())
+
+  signature.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+  return signature
 
 
-def _next_version(directory: Path) -> int:
-  return 1 + max((int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal()), default=0)
+def _defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: _signature.Arguments) -> dict[str, tf.Tensor]:
+  """The defaults as tensors of their specs, and these specs moved to the end, as Python wants them."""
+  found = {}
+  for name, value in given.items():
+    if name not in specs:
+      raise ValueError(f"defaults names {name!r}, but the inputs are {', '.join(specs)}")
+    tensor = tf.constant(value, specs[name].dtype)
+    if tensor.shape.rank == 0 and specs[name].shape.rank:
+      tensor = tf.reshape(tensor, [1] * specs[name].shape.rank)
+    aval = dict(zip(arguments.names, arguments.avals, strict=True)).get(name)
+    sizes = [1 if d is None else d for d in specs[name].shape]
+    if tensor.shape != sizes and aval is not None:
+      raise ValueError(f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {_signature.notation(aval)} needs {tuple(sizes)}")
+    found[name] = tensor
+    specs[name] = specs.pop(name)
+  return found
 
 
-def _refuse_existing(target: Path) -> None:
-  if target.exists():
-    raise FileExistsError(f"{target} exists already; pass overwrite=True, another version, or none to take the next free one")
+def _repeated(name: str, given: Tensors, arguments: _signature.Arguments) -> tf.Tensor:
+  """An optional input, in each symbolic dimension as long as the others have it."""
+  avals = dict(zip(arguments.names, arguments.avals, strict=True))
+  if name not in avals:
+    return given[name]
+  sizes = list(tf.unstack(tf.shape(given[name]), num=len(avals[name].shape)))
+  for axis, d in enumerate(avals[name].shape):
+    if isinstance(d, int):
+      continue
+    other = next(((n, a.shape.index(d)) for n, a in avals.items() if n != name and n in given and d in a.shape), None)
+    if other is None:
+      raise ValueError(f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known without this one")
+    sizes[axis] = tf.shape(given[other[0]])[other[1]]
+  return tf.broadcast_to(given[name], sizes)

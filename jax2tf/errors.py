@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 
 class LoweringError(NotImplementedError):
-  """A primitive, or a form of it, that has no lowering to TensorFlow ops."""
+  """A primitive, or a form of it, that has no lowering to TensorFlow ops.
+
+  Attributes:
+    gaps: each of them.
+  """
+
+  def __init__(self, message: str, gaps: Iterable[Gap] = ()):
+    super().__init__(message)
+    self.gaps = list(gaps)
 
 
 class InternalError(AssertionError):
@@ -34,6 +42,7 @@ ACROSS_DEVICES = (
 
 def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:
   """One error for all gaps of a function; equal gaps are listed once, with every place."""
+  gaps = list(gaps)
   places: dict[tuple[str, str, str], list[str]] = {}
   for gap in gaps:
     places.setdefault((gap.primitive, gap.reason, gap.advice), []).append(gap.where)
@@ -49,7 +58,7 @@ def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:
         ]
       )
     )
-  return LoweringError(f"cannot lower '{function}' to TensorFlow.\n" + "\n".join(entries))
+  return LoweringError(f"cannot lower '{function}' to TensorFlow.\n" + "\n".join(entries), gaps)
 
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<=|>|<) '(.+)' is inconclusive")

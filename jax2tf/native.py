@@ -37,10 +37,10 @@ LAPACK = (
 )
 
 
-# What releases of TensorFlow read at the least: each is older by months than the StableHLO that was current when the release was cut,
-# and a reader takes all that is older than itself.
+# What releases of TensorFlow say of themselves (their last patches; each has read modules of ours: docs/readers.md). 2.17 says 1.1.1, and
+# reads scatters with batching dimensions, but its XLA refuses them.
 _OF_TENSORFLOW = {
-  **{"2.14": "0.9.0", "2.15": "0.12.0", "2.16": "0.15.0", "2.17": "0.18.0", "2.18": "1.0.0", "2.19": "1.5.0", "2.20": "1.9.0"},
+  **{"2.14": "0.14.8", "2.15": "0.14.24", "2.16": "0.17.7", "2.17": "1.0.0", "2.18": "1.7.3", "2.19": "1.9.1", "2.20": "1.12.1"},
   "2.21": "1.13.7",
 }
 
@@ -163,7 +163,7 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
   jitted = jax.jit(fun, keep_unused=True)
   with _jax_compat.with_plain_shardings():
     exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
-  # Version 10 of the convention only adds whether shardings are in Shardy, which these are not; 9 only adds tokens, which these do not have.
+  # Version 10 of the convention adds whether shardings are in Shardy, and these are not; 9 adds tokens, and there are none here.
   convention = 8 if _numbers(target.stablehlo_version) < _numbers(_OF_TENSORFLOW["2.16"]) else 9
   return convention, _serialized(exported.mlir_module(), target.stablehlo_version)
 
@@ -200,7 +200,7 @@ def _serialized(text: str, version: str) -> bytes:
       try:
         artifact = stablehlo.serialize_portable_artifact(module, version)
         if _numbers(version) < _numbers(_OLDER):  # with the lines, to name them; without, because MLIR's ranges of lines are newer
-          plain = ir.Module.parse(module.operation.get_asm(enable_debug_info=False))
+          plain = ir.Module.parse(str(module.operation.get_asm(enable_debug_info=False)))
           artifact = stablehlo.serialize_portable_artifact(plain, version)
         return artifact
       except ValueError as error:

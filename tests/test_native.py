@@ -158,7 +158,7 @@ def test_static_shapes_and_constraints():
 
 
 @pytest.mark.parametrize(
-  ("reader", "version"), [(None, "1.13.7"), ("1.0.0", "1.0.0"), ("2.16", "0.15.0"), ("2.16.1", "0.15.0"), ("0.9.0", "0.9.0")]
+  ("reader", "version"), [(None, "1.13.7"), ("1.0.0", "1.0.0"), ("2.16", "0.17.7"), ("2.16.1", "0.17.7"), ("0.9.0", "0.9.0")]
 )
 def test_the_module_is_written_for_its_reader(reader, version):
   f, constraints, _ = FUNCTIONS["top_k"]

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("rule helpers", ("jax2tf.lowering._*",)),
   ("rules and stages", ("jax2tf.lowering.*", "jax2tf.idioms*", "jax2tf.interpreter", "jax2tf.trace")),
   ("derivatives", ("jax2tf.gradient", "jax2tf.native")),
-  ("conversion", ("jax2tf.conversion", "jax2tf.lowering")),
+  ("conversion", ("jax2tf.conversion", "jax2tf.lowering", "jax2tf.survey")),
   ("functions", ("jax2tf.api", "jax2tf.call_tf", "jax2tf.drop_in")),
   ("package", ("jax2tf", "jax2tf.install")),
   ("converters", ("jax2tf.converters*",)),

@@ -40,12 +40,12 @@ def test_values_and_names_after_reload(tmp_path: Path) -> None:
 
 
 def test_parameters_are_variables_named_by_their_path(tmp_path: Path) -> None:
-  model = saved_model.Model(affine, PARAMS, inputs=INPUTS)
+  model = saved_model.Model(PARAMS).add(affine, inputs=INPUTS)
   assert {name: tuple(v.shape) for name, v in model.parameters.items()} == {"dense/0/bias": (2,), "dense/0/kernel": (4, 2)}
   assert len(model.trainable_variables) == 2
-  path = saved_model.save_model(model, tmp_path)
+  path = model.save(tmp_path)
   assert {name for name, _ in tf.train.list_variables(str(path / "variables" / "variables"))} >= {
-    f"_parameters/{i}/.ATTRIBUTES/VARIABLE_VALUE" for i in range(2)
+    f"variables/{i}/.ATTRIBUTES/VARIABLE_VALUE" for i in range(2)
   }
 
 
@@ -60,8 +60,8 @@ def test_parameters_are_variables_named_by_their_path(tmp_path: Path) -> None:
   ids=["one", "dict", "tuple", "given"],
 )
 def test_output_names(fun: Any, outputs: list[str] | None, names: set[str]) -> None:
-  model = saved_model.Model(fun, {}, inputs=INPUTS, outputs=outputs)
-  assert model.signature(tf.ones([2, 4])).keys() == names
+  model = saved_model.Model({}).add(fun, inputs=INPUTS, outputs=outputs)
+  assert model.signatures["serving_default"](tf.ones([2, 4])).keys() == names
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_what_cannot_be_a_signature(arguments: dict[str, Any], words: str, tmp_p
   ],
 )
 def test_notation_of_inputs(notation: str, dtype: Any, shape: list[int | None]) -> None:
-  model = saved_model.Model(lambda p, n, x: x, {}, inputs={"sizes": "f32[n]", "x": notation})
-  [_, spec] = model.signature.input_signature
+  model = saved_model.Model({}).add(lambda p, n, x: x, inputs={"sizes": "f32[n]", "x": notation})
+  [_, spec] = model.signatures["serving_default"].input_signature
   assert (spec.dtype.as_numpy_dtype, spec.shape.as_list()) == (dtype, shape)
 
 
@@ -129,7 +129,7 @@ def test_gradient_after_reload(tmp_path: Path) -> None:
   x = _inputs(3)
   with tf.GradientTape() as tape:
     loss = tf.reduce_sum(tf.square(loaded(tf.constant(x))))
-  found = tape.gradient(loss, list(loaded._parameters))
+  found = tape.gradient(loss, list(loaded.variables))
   expected = jax.grad(lambda p: jnp.sum(jnp.square(affine(p, x))))(PARAMS)
   for f, e in zip(found, jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5)
@@ -143,7 +143,7 @@ def test_disabled_gradient_is_refused_after_reload_and_nothing_warns_before(tmp_
   with tf.GradientTape() as tape:
     loss = tf.reduce_sum(loaded(tf.constant(_inputs(3))))
   with pytest.raises(tf.errors.InvalidArgumentError, match="Gradient explicitly disabled"):
-    tape.gradient(loss, list(loaded._parameters))
+    tape.gradient(loss, list(loaded.variables))
 
 
 def test_polymorphic_constraint_holds_after_reload(tmp_path: Path) -> None:

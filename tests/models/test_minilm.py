@@ -38,18 +38,13 @@ def params() -> Any:
 
 @pytest.fixture(scope="module")
 def model(params: Any) -> saved_model.Model:
-  return saved_model.Model(
-    minilm.encode,
-    params,
-    inputs={"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"},
-    outputs=["embedding"],
-    polymorphic_constraints=CONSTRAINTS,
-  )
+  model = saved_model.Model(params, polymorphic_constraints=CONSTRAINTS)
+  return model.add(minilm.encode, inputs={"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"}, outputs=["embedding"])
 
 
 @pytest.fixture(scope="module")
 def directory(model: saved_model.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-  return saved_model.save_model(model, tmp_path_factory.mktemp("minilm"))
+  return model.save(tmp_path_factory.mktemp("minilm"))
 
 
 def _tokens(rng: np.random.Generator, b: int, s: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +70,7 @@ def test_values_over_a_hundred_sizes(params: Any, model: saved_model.Model, dire
     tokens = _tokens(rng, int(rng.integers(1, 5)), int(2 ** rng.uniform(0, 7)))
     expected = np.asarray(encode(params, *tokens))
     ids, mask = map(tf.constant, tokens)
-    for name, signature in {"converted": model.signature, "reloaded": loaded.signatures["serving_default"]}.items():
+    for name, signature in {"converted": model.signatures["serving_default"], "reloaded": loaded.signatures["serving_default"]}.items():
       found = (signature(ids, mask) if name == "converted" else signature(input_ids=ids, attention_mask=mask))["embedding"]
       assert found.dtype == tf.float32
       assert found.shape == expected.shape
@@ -86,17 +81,17 @@ def test_values_over_a_hundred_sizes(params: Any, model: saved_model.Model, dire
 def test_the_longest_sentence(params: Any, model: saved_model.Model) -> None:
   tokens = _tokens(np.random.default_rng(1), 1, 256)
   expected = jax.jit(minilm.encode)(params, *tokens)
-  assert np.abs(model.signature(*map(tf.constant, tokens))["embedding"] - expected).max() <= 1e-5
+  assert np.abs(model.signatures["serving_default"](*map(tf.constant, tokens))["embedding"] - expected).max() <= 1e-5
 
 
 def test_one_token_too_many_is_an_error(model: saved_model.Model) -> None:
   tokens = tf.ones([1, 257], tf.int32)
   with pytest.raises(tf.errors.InvalidArgumentError, match="Input shapes do not match"):
-    model.signature(tokens, tokens)
+    model.signatures["serving_default"](tokens, tokens)
 
 
 def test_ordinary_ops_only(model: saved_model.Model) -> None:
-  ops = op_types(model.signature.get_concrete_function().graph)
+  ops = op_types(model.signatures["serving_default"].get_concrete_function().graph)
   assert not [op for op in ops if op.startswith("Xla")]
   assert ops.count("Const") < len(ops) / 2
 

@@ -1,0 +1,98 @@
+"""A tree of arrays as tf.Variables named by their paths, without a copy of any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+import tqdm
+from jax import tree_util
+
+from jax2tf.converters import _signature
+
+Trainable = bool | Callable[[str], bool] | Any
+
+# Below this many megabytes nobody waits for a progress bar.
+_LARGE = 200
+
+
+def variables(params: Any, trainable: Trainable) -> list[tf.Variable]:
+  """One for each leaf, in order.
+
+  Args:
+    params: a pytree of arrays, of any dtypes that TensorFlow has.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only
+      floating point and complex leaves ever are.
+  """
+  names = _signature.leaf_names(params, "/")
+  leaves = tree_util.tree_leaves(params)
+  flags = _flags(params, names, trainable)
+  return [
+    tf.Variable(_shared(leaf), name=name or "parameters", trainable=bool(flag) and _is_inexact(leaf))
+    for name, leaf, flag in zip(names, with_progress(leaves, "parameters"), flags, strict=True)
+  ]
+
+
+def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
+  """The arrays, behind a progress bar in megabytes if they are large."""
+  megabytes = [np.asarray(a).nbytes / 2**20 for a in arrays]  # NumPy looks at the memory of JAX and TensorFlow, no copy
+  with tqdm.tqdm(total=round(sum(megabytes)), unit="MB", desc=what, disable=sum(megabytes) < _LARGE) as report:
+    for array, size in zip(arrays, megabytes, strict=True):
+      yield array
+      report.update(size)
+
+
+def _shared(leaf: Any) -> Any:
+  """The array as a tensor of the same memory; TensorFlow copies before it writes, for the memory is not its own."""
+  if (
+    isinstance(leaf, jax.Array)
+    and leaf.is_fully_addressable
+    and len(leaf.devices()) == 1
+    and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+  ):
+    try:
+      return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
+    except (BufferError, RuntimeError, ValueError, TypeError, tf.errors.OpError):
+      pass  # a dtype that DLPack does not have, such as float8
+  return np.asarray(leaf)
+
+
+def _is_inexact(leaf: Any) -> bool:
+  return jax.numpy.issubdtype(np.asarray(leaf).dtype, np.inexact)
+
+
+def _flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool]:
+  if isinstance(trainable, bool):
+    return [trainable] * len(names)
+  if callable(trainable):
+    return [trainable(name) for name in names]
+  try:
+    spread = tree_util.tree_map(lambda flag, part: tree_util.tree_map(lambda _: flag, part), trainable, params)
+  except (ValueError, TypeError) as error:
+    raise ValueError(
+      f"trainable = {trainable!r} is no bool, no function of a path, and no pytree prefix of the parameters: {error}"
+    ) from error
+  return tree_util.tree_leaves(spread)
+
+
+def assign(targets: Mapping[str, tf.Variable], params: Any) -> None:
+  """Gives the variables new values, all or none.
+
+  Raises:
+    ValueError: paths, shapes or dtypes differ; each difference by name.
+  """
+  names, leaves = _signature.leaf_names(params, "/"), tree_util.tree_leaves(params)
+  new = dict(zip([name or "parameters" for name in names], leaves, strict=True))
+  differences = [f"  {name}: not in the model" for name in new.keys() - targets.keys()]
+  differences += [f"  {name}: missing" for name in targets.keys() - new.keys()]
+  for name in targets.keys() & new.keys():
+    before, after = _signature.notation(targets[name].value()), _signature.notation(np.asarray(new[name]))
+    if before != after:
+      differences.append(f"  {name}: {after}, the model has {before}")
+  if differences:
+    raise ValueError("the parameters do not fit the model:\n" + "\n".join(sorted(differences)))
+  for name, leaf in new.items():
+    targets[name].assign(_shared(leaf))

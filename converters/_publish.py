@@ -1,0 +1,69 @@
+"""Directories that appear all at once: written beside their place, then renamed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# linux/fs.h: swap two paths in one step.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@contextlib.contextmanager
+def beside(directory: Path) -> Iterator[Path]:
+  """A place in `directory` under a name that no server takes for a version; gone at the end."""
+  directory.mkdir(parents=True, exist_ok=True)
+  place = Path(tempfile.mkdtemp(prefix=".saving-", dir=directory))
+  try:
+    yield place / "model"
+  finally:
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def publish(written: Path, directory: Path, version: int | None, overwrite: bool) -> Path:
+  """Renames `written` to its version. Renaming onto a version of somebody else fails, so two savers get two.
+
+  Raises:
+    FileExistsError: the version is there already and `overwrite` is False.
+  """
+  while True:
+    target = directory / str(next_version(directory) if version is None else version)
+    if overwrite and version is not None and target.exists():
+      _exchange(written, target)
+      return target
+    try:
+      written.rename(target)
+      return target
+    except OSError:
+      if version is not None or not target.exists():
+        refuse_existing(target)
+        raise
+
+
+def _exchange(written: Path, target: Path) -> None:
+  """Swaps the two, so that there is one of them at every moment; what was there goes with the place beside."""
+  rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+  if rename is None or rename(_AT_FDCWD, os.fsencode(written), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE):
+    target.rename(written.with_name("replaced"))  # a file system without exchange
+    written.rename(target)
+
+
+def next_version(directory: Path) -> int:
+  """One more than the newest version."""
+  return 1 + max(versions(directory), default=0)
+
+
+def versions(directory: Path) -> list[int]:
+  """The versions that a server would see, in order."""
+  return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
+
+
+def refuse_existing(target: Path) -> None:
+  """Raises FileExistsError for a version that is there."""
+  if target.exists():
+    raise FileExistsError(f"{target} exists already; pass overwrite=True, another version, or none to take the next free one")

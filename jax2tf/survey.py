@@ -1,0 +1,61 @@
+"""Which TensorFlow ops a function becomes, and which of the user's lines asks for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from jax2tf import _tf_compat, interpreter, lines
+from jax2tf.dtypes import physical
+from jax2tf.interpreter import Lowering, Places
+from jax2tf.trace import Signature
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recording(Lowering):
+  """A lowering that notes who asked for each op: the innermost equation, for it is the first to look."""
+
+  found: dict[tf.Operation, tuple[str, str]] = field(default_factory=dict)
+
+  def equation(self, eqn: Any, operands: list[tf.Tensor], caller: str, places: Places = ()) -> Sequence[tf.Tensor]:
+    """As `Lowering.equation`."""
+    graph = _tf_compat.current_graph()
+    assert graph is not None
+    before = len(graph.get_operations())
+    results = super().equation(eqn, operands, caller, places)
+    for op in graph.get_operations()[before:]:
+      self.found.setdefault(op, (eqn.primitive.name, lines.user_line(eqn, caller)))
+    return results
+
+
+@dataclass(frozen=True)
+class Use:
+  """One kind of op in one place: its type, the primitive that it came from, the user's line."""
+
+  op: str
+  primitive: str
+  where: str
+
+
+def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
+  """The ops of the forward graph of `fun`, each use once, in the order of the equations.
+
+  Args:
+    fun: a JAX function.
+    specs: a tree of jax.ShapeDtypeStruct for each positional argument, with dimensions of `jax.export.symbolic_shape` or without.
+
+  Raises:
+    NotImplementedError: primitives that have no lowering, all at once.
+  """
+  traced = Signature.of(fun).trace(specs, {}, {})
+  interpreter.preflight(traced.jaxpr, traced.name)
+  with tf.Graph().as_default():
+    operands = []
+    for shape, dtype in map(physical, traced.jaxpr.in_avals):
+      operands.append(tf.compat.v1.placeholder(dtype, [d if isinstance(d, int) else None for d in shape]))
+    lowering = _Recording(interpreter.dimension_values(lambda lower: traced.dimensions.values(operands, lower)))
+    lowering.lower(lines.definition(traced.jaxpr), traced.jaxpr, *operands)
+  return list(dict.fromkeys(Use(op.type, *asked) for op, asked in lowering.found.items()))

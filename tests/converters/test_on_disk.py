@@ -1,0 +1,145 @@
+"""What is on disk, and when: savers that are killed, that run side by side, and models that are large."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from jax2tf.converters import manifest, saved_model
+
+MODEL = """
+import json, os, random, signal, sys, time
+import jax.numpy as jnp, numpy as np
+from jax2tf.converters import saved_model
+
+def save(folder, **options):
+  model = saved_model.Model({"w": np.ones((300, 300), np.float32)}).add(lambda p, x: jnp.sin(x @ p["w"]), inputs={"x": "f32[b,300]"})
+  print("saving", flush=True)
+  return model.save(folder, **options)
+"""
+
+# TensorFlow is imported once, and starts its threads in the children, of which each saves and is killed on the way.
+KILLED = """
+folder, moments, killed = sys.argv[1], json.loads(sys.argv[2]), 0
+for moment in moments:
+  there, here = os.pipe()
+  if (pid := os.fork()) == 0:
+    os.dup2(here, 1)
+    save(folder)
+    os._exit(0)
+  os.close(here)
+  assert os.read(there, 100).startswith(b"saving")
+  time.sleep(moment)
+  os.kill(pid, signal.SIGKILL)
+  killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+  os.close(there)
+print(killed)
+"""
+
+
+def run(program: str, *args: object) -> subprocess.Popen[str]:
+  command = [sys.executable, "-W", "ignore", "-c", MODEL + program, *map(str, args)]
+  return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def output(process: subprocess.Popen[str]) -> str:
+  out, err = process.communicate(timeout=900)
+  assert process.returncode == 0, err[-3000:]
+  return out
+
+
+def visible(folder: Path) -> list[Path]:
+  """The versions that a server would load."""
+  return [p for p in folder.iterdir() if p.name.isdecimal()]
+
+
+def assert_complete(version: Path) -> None:
+  """It answers, and has the files that are written last."""
+  signature = tf.saved_model.load(str(version)).signatures["serving_default"]
+  np.testing.assert_allclose(signature(x=tf.zeros([1, 300]))["output"], np.zeros((1, 300)))
+  assert manifest.read(version).weights
+
+
+def test_killed_at_fifty_moments_no_half_version_is_ever_seen(tmp_path: Path) -> None:
+  rng = random.Random(0)
+  moments = [rng.uniform(0, 0.6) for _ in range(50)]
+  killed = int(output(run(KILLED, tmp_path, json.dumps(moments))).split()[-1])
+  assert killed >= 25  # the others were done before
+  versions = visible(tmp_path)
+  assert len(versions) >= 50 - killed
+  assert len(versions) < 50
+  for version in versions:
+    assert_complete(version)
+
+
+def test_savers_side_by_side_make_a_version_each(tmp_path: Path) -> None:
+  savers = [run("print(save(sys.argv[1]))\nprint(save(sys.argv[1]))", tmp_path) for _ in range(2)]
+  made = [line for saver in savers for line in output(saver).splitlines() if line != "saving"]
+  assert sorted(made) == [str(tmp_path / str(n)) for n in (1, 2, 3, 4)]
+  for version in visible(tmp_path):
+    assert_complete(version)
+
+
+def test_replacing_a_version_there_is_one_at_every_moment(tmp_path: Path) -> None:
+  first = Path(output(run("print(save(sys.argv[1], version=7))", tmp_path)).split()[-1])
+  saver = run("for _ in range(8): save(sys.argv[1], version=7, overwrite=True)", tmp_path)
+  inodes = set()
+  while saver.poll() is None:
+    inodes.add(first.stat().st_ino)  # raises where it is not there
+    assert (first / "saved_model.pb").exists()
+  output(saver)
+  assert len(inodes) >= 3
+  assert [p.name for p in tmp_path.iterdir()] == ["7"]
+  assert_complete(first)
+
+
+LARGE = """
+import resource
+import jax, tensorflow as tf
+
+def resident():
+  return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+
+params = {f"w{i}": jnp.full((2**26,), i, jnp.float32) for i in range(9)}  # 9 of 256 MB: 2.25 GB
+jax.block_until_ready(params)
+save(sys.argv[1] + "/small")  # what saving anything takes
+before = resident()
+model = saved_model.Model(params).add(lambda p, x: x + sum(w[:2].sum() for w in p.values()), inputs={"x": "f32[b]"})
+path = model.save(sys.argv[1] + "/large")
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+print(json.dumps({"extra": peak - before, "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file())}))
+"""
+
+
+def test_a_model_above_two_gigabytes_with_one_parameter_of_extra_memory(tmp_path: Path) -> None:
+  found = json.loads(output(run(LARGE, tmp_path)).splitlines()[-1])
+  assert found["bytes"] > 2.25 * 2**30
+  assert found["extra"] < 1.3 * 256  # MB: one copy of the largest parameter, and what the saver itself takes
+  loaded = tf.saved_model.load(str(tmp_path / "large" / "1"))
+  expected = 2 * sum(range(9))
+  np.testing.assert_array_equal(loaded.signatures["serving_default"](x=tf.zeros([2]))["output"], [expected, expected])
+
+
+def test_a_watching_server_sees_only_numbers(tmp_path: Path) -> None:
+  """What is not finished has a name that is no number."""
+  seen = []
+  original = tf.saved_model.save
+
+  def watched(model: object, place: str, **options: object) -> None:
+    original(model, place, **options)
+    seen.extend(p.name for p in tmp_path.iterdir())
+
+  tf.saved_model.save = watched
+  try:
+    saved_model.save(lambda p, x: x, {}, tmp_path, inputs={"x": "f32[b]"})
+  finally:
+    tf.saved_model.save = original
+  assert len(seen) == 1
+  assert seen[0].startswith(".saving-")
+  assert [p.name for p in tmp_path.iterdir()] == ["1"]

@@ -1,0 +1,164 @@
+"""What is in a SavedModel, and how two of them differ: signatures, variables, ops, devices, gradients, the manifest."""
+
+from __future__ import annotations
+
+import collections
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from rich import box, console, table
+from tensorflow.core.protobuf import saved_model_pb2
+
+from jax2tf.converters import manifest, warmup
+
+
+def version_directory(directory: str | Path) -> Path:
+  """The SavedModel itself, or the newest version of a model's folder.
+
+  Raises:
+    FileNotFoundError: neither of the two.
+  """
+  path = Path(directory)
+  if (path / "saved_model.pb").exists():
+    return path
+  versions = sorted((p for p in path.glob("*") if p.name.isdecimal() and (p / "saved_model.pb").exists()), key=lambda p: int(p.name))
+  if not versions:
+    raise FileNotFoundError(f"{directory} is no SavedModel and no folder of versions of one: there is no saved_model.pb")
+  return versions[-1]
+
+
+def inspect(directory: str | Path) -> dict[str, Any]:
+  """All that there is to say, as JSON values.
+
+  Raises:
+    FileNotFoundError: no SavedModel there.
+  """
+  path = version_directory(directory)
+  graph = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
+  nodes = [*graph.graph_def.node, *(n for f in graph.graph_def.library.function for n in f.node_def)]
+  variables = {
+    attribute.full_name: {
+      "dtype": tf.as_dtype(node.variable.dtype).name,
+      "shape": _shape(node.variable.shape),
+      "trainable": node.variable.trainable,
+    }
+    for node in graph.object_graph_def.nodes
+    if node.HasField("variable")
+    for attribute in node.attributes[:1]
+  }
+  found: dict[str, Any] = {
+    "path": str(path),
+    "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file()),
+    "signatures": {
+      name: {
+        "inputs": {key: _info(value) for key, value in sorted(signature.inputs.items())},
+        "outputs": {key: _info(value) for key, value in sorted(signature.outputs.items())},
+        "defaults": {key: tf.make_ndarray(value).tolist() for key, value in sorted(signature.defaults.items())},
+      }
+      for name, signature in sorted(graph.signature_def.items())
+      if not name.startswith("__saved_model")
+    },
+    "variables": variables,
+    "ops": dict(sorted(collections.Counter(n.op for n in nodes).items(), key=lambda item: (-item[1], item[0]))),
+    "devices": sorted({n.device for n in nodes if n.device}),
+    "gradients": len(graph.graph_def.library.registered_gradients),
+    "tensorflow": graph.meta_info_def.tensorflow_version,
+    "warmup_requests": _count(path / warmup.FILE),
+  }
+  try:
+    record = manifest.read(path)
+    found["manifest"] = {
+      "created": record.created,
+      "versions": dict(record.versions),
+      "constraints": list(record.constraints),
+      "weights": record.weights,
+      "with_gradient": record.with_gradient,
+      "signatures": {
+        name: {"inputs": dict(s.inputs), "outputs": dict(s.outputs), "jaxpr": s.jaxpr} for name, s in record.signatures.items()
+      },
+    }
+  except FileNotFoundError:
+    found["manifest"] = None
+  return found
+
+
+def _shape(proto: Any) -> list[int | None] | None:
+  return tf.TensorShape(proto).as_list() if not proto.unknown_rank else None
+
+
+def _info(info: Any) -> str:
+  """int32[?,384]."""
+  shape = _shape(info.tensor_shape)
+  sizes = "..." if shape is None else ",".join("?" if d is None else str(d) for d in shape)
+  return f"{tf.as_dtype(info.dtype).name}[{sizes}]"
+
+
+def _count(file: Path) -> int:
+  return sum(1 for _ in tf.data.TFRecordDataset(str(file))) if file.exists() else 0
+
+
+def text(found: Mapping[str, Any]) -> str:
+  """Tables for a terminal."""
+  size = found["bytes"] / 2**20
+  head = f"{found['path']}: {size:.1f} MB, written by TensorFlow {found['tensorflow']}, {found['gradients']} gradient functions, "
+  head += f"{found['warmup_requests']} warm-up requests"
+  rows = [
+    (name, key, what, str(spec) + (f" = {signature['defaults'][key]}" if key in signature["defaults"] else ""))
+    for name, signature in found["signatures"].items()
+    for what, specs in (("input", signature["inputs"]), ("output", signature["outputs"]))
+    for key, spec in specs.items()
+  ]
+  parameters = [(n, v["dtype"], str(v["shape"]), "yes" if v["trainable"] else "") for n, v in found["variables"].items()]
+  parts = [
+    head,
+    _table(("signature", "tensor", "", "dtype and shape"), rows),
+    _table((f"{len(parameters)} variables", "dtype", "shape", "trainable"), parameters),
+    _table(("op", "count"), [(op, str(n)) for op, n in found["ops"].items()]),
+  ]
+  if found["devices"]:
+    parts.append("devices: " + ", ".join(found["devices"]))
+  if record := found["manifest"]:
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    parts.append(f"converted {record['created']} by {versions}; constraints: {', '.join(record['constraints']) or 'none'}")
+  else:
+    parts.append("no manifest: not saved by jax2tf")
+  return "\n".join(parts)
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+  made = table.Table(*header, box=box.SIMPLE)
+  for row in rows:
+    made.add_row(*row)
+  out = io.StringIO()
+  console.Console(file=out, width=140).print(made)
+  return out.getvalue().rstrip()
+
+
+# What two SavedModels always differ in.
+_OF_EACH = {"path", "bytes"}
+
+
+def diff(before: str | Path, after: str | Path) -> list[dict[str, Any]]:
+  """[{"what": place in what `inspect` says, "before": ..., "after": ...}], empty for models that say the same."""
+  old, new = inspect(before), inspect(after)
+  for found in (old, new):
+    if found["manifest"]:
+      del found["manifest"]["created"]
+  return list(_differences("", {k: v for k, v in old.items() if k not in _OF_EACH}, {k: v for k, v in new.items() if k not in _OF_EACH}))
+
+
+def _differences(place: str, before: Any, after: Any) -> Iterable[dict[str, Any]]:
+  if isinstance(before, dict) and isinstance(after, dict):
+    for key in sorted({*before, *after}):
+      yield from _differences(f"{place}/{key}" if place else key, before.get(key), after.get(key))
+  elif before != after:
+    yield {"what": place, "before": before, "after": after}
+
+
+def diff_text(differences: Iterable[Mapping[str, Any]]) -> str:
+  """A table for a terminal."""
+  rows = [(d["what"], *("-" if d[side] is None else str(d[side]) for side in ("before", "after"))) for d in differences]
+  return _table(("what", "before", "after"), rows) if rows else "no difference"
