@@ -8,6 +8,8 @@
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
 #   make cost         time and size of the rules against jax.jit, and the report docs/cost.md
 #   make speed        whole models against jax.jit and hand-written TensorFlow, and the report docs/speed.md
+#   make load         200 concurrent requests against examples/serve_ray.py, with a replica killed, and docs/serving-load.json
+#   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/readers.md
 #   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/growth.md
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
@@ -25,7 +27,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test lint bench coverage conformance growth cost speed golden clean
+.PHONY: quickstart test lint bench coverage conformance growth cost load readers speed golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -56,6 +58,12 @@ growth: $(VENV)/.dev
 # One LAPACK thread: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no measure.
 cost: $(VENV)/.dev
 	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.cost
+
+load: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.load
+
+readers: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.readers
 
 speed: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.speed

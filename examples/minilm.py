@@ -29,6 +29,11 @@ def load(directory: Path) -> Params:
   return params
 
 
+def parameters() -> Params:
+  """The published weights."""
+  return load(minilm_text.DIRECTORY)
+
+
 def encode(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
   """input_ids i32[b,s], attention_mask i32[b,s] of 0 and 1 -> f32[b,384], each row of length 1."""
   mask = attention_mask.astype(bool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from jax2tf.trace import Signature
 class _Recording(Lowering):
   """A lowering that notes who asked for each op: the innermost equation, for it is the first to look."""
 
-  found: dict[tf.Operation, tuple[str, str]] = field(default_factory=dict)
+  found: dict[tf.Operation, tuple[str, str]]
 
   def equation(self, eqn: Any, operands: list[tf.Tensor], caller: str, places: Places = ()) -> Sequence[tf.Tensor]:
     """As `Lowering.equation`."""
@@ -52,10 +52,14 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
   """
   traced = Signature.of(fun).trace(specs, {}, {})
   interpreter.preflight(traced.jaxpr, traced.name)
-  with tf.Graph().as_default():
-    operands = []
-    for shape, dtype in map(physical, traced.jaxpr.in_avals):
-      operands.append(tf.compat.v1.placeholder(dtype, [d if isinstance(d, int) else None for d in shape]))
-    lowering = _Recording(interpreter.dimension_values(lambda lower: traced.dimensions.values(operands, lower)))
-    lowering.lower(lines.definition(traced.jaxpr), traced.jaxpr, *operands)
-  return list(dict.fromkeys(Use(op.type, *asked) for op, asked in lowering.found.items()))
+  found: dict[tf.Operation, tuple[str, str]] = {}
+
+  def lower(*operands: tf.Tensor) -> list[tf.Tensor]:
+    lowering = _Recording(interpreter.dimension_values(lambda lower: traced.dimensions.values(operands, lower)), found=found)
+    return lowering.lower(lines.definition(traced.jaxpr), traced.jaxpr, *operands)
+
+  specs_of = [
+    tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype) for shape, dtype in map(physical, traced.jaxpr.in_avals)
+  ]
+  tf.function(lower, autograph=False).get_concrete_function(*specs_of)
+  return list(dict.fromkeys(Use(op.type, *asked) for op, asked in found.items()))

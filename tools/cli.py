@@ -8,12 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's start-up notes say nothing about the user's model
 
 from absl import app
 from absl import logging as absl_logging
@@ -154,7 +151,3 @@ def _main(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> None:
   """The entry point of the `jax2tf` command."""
   app.run(_main, argv=["jax2tf", *argv] if argv is not None else None, flags_parser=lambda argv: _parser().parse_args(argv[1:]))
-
-
-if __name__ == "__main__":
-  main()

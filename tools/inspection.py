@@ -40,14 +40,13 @@ def inspect(directory: str | Path) -> dict[str, Any]:
   graph = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
   nodes = [*graph.graph_def.node, *(n for f in graph.graph_def.library.function for n in f.node_def)]
   variables = {
-    attribute.full_name: {
+    node.variable.name: {
       "dtype": tf.as_dtype(node.variable.dtype).name,
       "shape": _shape(node.variable.shape),
       "trainable": node.variable.trainable,
     }
     for node in graph.object_graph_def.nodes
     if node.HasField("variable")
-    for attribute in node.attributes[:1]
   }
   found: dict[str, Any] = {
     "path": str(path),
