@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import safetensors.numpy
 
+import minilm_text
+
 HEADS = 12
 LAYERS = 6
 Params = dict[str, Any]

@@ -101,16 +101,8 @@ def run(name: str, way: str) -> Outcome:
 
 
 def _by_jax(fun: Any, *args: Any) -> Any:
-  """The results of `jax.jit(fun)`.
-
-  A function of its own for each run: JAX's cache mixes up those that close over arrays, with and without 64-bit types;
-  where one is shared nevertheless (inside `fun`), forgetting them all helps.
-  """
-  try:
-    return jax.block_until_ready(jax.jit(lambda *args: fun(*args))(*args))
-  except jax.errors.JaxRuntimeError:
-    jax.clear_caches()
-    return jax.block_until_ready(jax.jit(lambda *args: fun(*args))(*args))
+  """The results of `jax.jit(fun)`; a function of its own for each run, for JAX's cache mixes up those that close over arrays."""
+  return jax.block_until_ready(jax.jit(lambda *args: fun(*args))(*args))
 
 
 def _check_graph(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:

@@ -1,0 +1,224 @@
+"""The `jax2tf` command: as typed in docs/command-line.md, and when it is typed wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+import minilm
+import minilm_text
+from jax2tf.tools import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = ROOT / "tools" / "jax2tf"
+
+MODULE = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+
+def params():
+  return {"encoder": {"w": np.ones((4, 2), np.float32)}, "b": np.zeros(2, np.float32)}
+
+def predict(params, x):
+  return lax.erfc(jnp.sin(x @ params["encoder"]["w"]) + params["b"])
+
+def prints(params, x):
+  jax.debug.print("{x}", x=x)
+  return x
+
+number = 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+  """A working directory with a module of its own name."""
+  name = "model_" + re.sub(r"\W", "_", tmp_path.name)
+  (tmp_path / f"{name}.py").write_text(MODULE)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.setenv("MODEL", name)
+  return tmp_path
+
+
+def run(*args: str, code: int = 0) -> None:
+  """In this process: importing TensorFlow for each would take minutes."""
+  with pytest.raises(SystemExit) as ended:
+    cli.main([a.replace("MODEL", os.environ["MODEL"]) for a in args])
+  assert ended.value.code == code
+
+
+CONVERT = ("convert", "MODEL:predict", "--input", "x=f32[b,4]", "--out", "out", "--output", "y", "--constraint", "b<=8")
+
+
+def save_params(kind: str) -> str:
+  tree = {"encoder/w": np.ones((4, 2), np.float32), "b": np.zeros(2, np.float32)}
+  if kind == "npz":
+    np.savez("params.npz", **tree)
+    return "params.npz"
+  if kind == "safetensors":
+    import safetensors.numpy  # noqa: PLC0415  (one of four)
+
+    safetensors.numpy.save_file({name.replace("/", "."): x for name, x in tree.items()}, "params.safetensors")
+    return "params.safetensors"
+  if kind == "orbax":
+    import orbax.checkpoint  # noqa: PLC0415  (seconds)
+
+    orbax.checkpoint.PyTreeCheckpointer().save(Path("checkpoint").absolute(), {"encoder": {"w": tree["encoder/w"]}, "b": tree["b"]})
+    return "checkpoint"
+  return "MODEL:params"
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "orbax", "factory"])
+def test_convert_takes_parameters_of_many_kinds(kind: str, here: Path, capsys: Any) -> None:
+  run(*CONVERT, "--params", save_params(kind), "--json")
+  [path] = json.loads(capsys.readouterr().out).values()
+  assert Path(path) == Path("out/1")
+  y = tf.saved_model.load(path).signatures["serving_default"](x=tf.ones([1, 4]))["y"]
+  np.testing.assert_allclose(y, jax.lax.erfc(np.sin(np.full((1, 2), 4, np.float32))), rtol=1e-5)
+
+
+def test_inspect_and_diff(here: Path, capsys: Any) -> None:
+  run(*CONVERT, "--params", "MODEL:params", "--warmup", "3")
+  run(*CONVERT, "--params", "MODEL:params", "--warmup", "3")
+  run(*CONVERT[:5], "out", "--params", "MODEL:params", "--output", "z", "--with_gradient")
+  capsys.readouterr()
+  run("inspect", "out/1", "--json")
+  found = json.loads(capsys.readouterr().out)
+  assert found["signatures"]["serving_default"]["inputs"] == {"x": "float32[?,4]"}
+  assert found["variables"]["encoder/w"] == {"dtype": "float32", "shape": [4, 2], "trainable": True}
+  assert found["ops"]["MatMul"] >= 1
+  assert found["warmup_requests"] == 3
+  assert found["manifest"]["constraints"] == ["b<=8"]
+  assert found["manifest"]["signatures"]["serving_default"]["inputs"] == {"x": "f32[b,4]"}
+  run("inspect", "out")  # the newest
+  printed = capsys.readouterr().out
+  assert "out/3" in printed
+  assert "encoder/w" in printed
+  run("diff", "out/1", "out/2")
+  assert capsys.readouterr().out == "no difference\n"
+  run("diff", "out/1", "out/3", "--json", code=1)
+  places = {d["what"] for d in json.loads(capsys.readouterr().out)}
+  assert {"signatures/serving_default/outputs/y", "signatures/serving_default/outputs/z", "gradients", "warmup_requests"} <= places
+
+
+def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsys: Any) -> None:
+  before = sorted(here.iterdir())
+  inputs = ("--input", "x=f32[b,4]", "--params", "MODEL:params")
+  run("check", "MODEL:predict", *inputs, "--for", "serving")
+  assert capsys.readouterr().out == "serving: nothing is missing\n"
+  run("check", "MODEL:predict", *inputs, "--for", "serving,tflite,onnx,tfjs", "--json", code=1)
+  found = json.loads(capsys.readouterr().out)
+  line = MODULE.splitlines().index('  return lax.erfc(jnp.sin(x @ params["encoder"]["w"]) + params["b"])') + 1
+  for target in ("tflite", "onnx", "tfjs"):
+    [gap] = found[target]
+    assert (gap["op"], gap["primitive"]) == ("Erfc", "erfc")
+    assert f".py:{line}:" in gap["where"]
+    assert "(predict)" in gap["where"]
+  run("check", "MODEL:prints", *inputs, code=1)
+  assert re.search(r"no lowering \(of 'debug_\w+'\) at .*\.py:\d+:\d+ \(prints\)", capsys.readouterr().out)
+  assert [p for p in sorted(here.iterdir()) if p.name != "__pycache__"] == before
+
+
+def test_verify_says_no_to_another_function(here: Path, capsys: Any) -> None:
+  run(*CONVERT, "--params", "MODEL:params")
+  run("verify", "out", "MODEL:predict", "--params", "MODEL:params", "--samples", "1", "--report", "report")
+  assert {p.suffix for p in Path("report").iterdir()} >= {".html", ".json"}
+  capsys.readouterr()
+  run("verify", "out", "MODEL:prints", "--params", "MODEL:params", "--samples", "1", code=1)
+
+
+@pytest.mark.parametrize(
+  ("args", "words"),
+  [
+    (("convert", "MODEL:predict", "--input", "x", "--out", "o"), "--input='x' is not of the form name=dtype[shape]"),
+    (("convert", "MODEL:predict", "--input", "x=f32[b,4]", "--input", "x=f32[b]", "--out", "o"), "--input names 'x' twice"),
+    (("convert", "MODEL:predict", "--input", "x=float[b,4]", "--out", "o"), "input 'x' is 'float[b,4]'; write its dtype and shape"),
+    (("convert", "nothing_here:f", "--input", "x=f32[2]", "--out", "o"), "there is no module 'nothing_here'"),
+    (("convert", "MODEL:nothing", "--input", "x=f32[2]", "--out", "o"), "has no 'nothing'; it has"),
+    (("convert", "MODEL:number", "--input", "x=f32[2]", "--out", "o"), "is int, not a function"),
+    (("convert", "MODEL", "--input", "x=f32[2]", "--out", "o"), "is not of the form module:function"),
+    (("convert", "MODEL:predict", "--input", "x=f32[2]", "--out", "o", "--params", "no.npz"), "--params=no.npz: there is no such file"),
+    (("convert", "MODEL:predict", "--input", "x=f32[2]", "--out", "o", "--params", "bad.npz"), "--params=bad.npz cannot be read"),
+    (
+      ("convert", "MODEL:predict", "--input", "x=f32[2]", "--out", "o", "--params", "bad.txt"),
+      "--params=bad.txt: of a kind that is not known",
+    ),
+    (("inspect", "nowhere"), "nowhere is no SavedModel and no folder of versions"),
+    (("check", "MODEL:predict", "--input", "x=f32[2]", "--for", "coreml"), "'coreml' is no target; name some of serving"),
+    (("serve", "nowhere"), "nowhere is no folder; name the one that holds the versions"),
+    (("diff", "nowhere", "nowhere"), "nowhere is no SavedModel"),
+  ],
+)
+def test_what_is_typed_wrong_gets_one_line(args: tuple[str, ...], words: str, here: Path, capsys: Any) -> None:
+  (here / "bad.npz").write_text("no zip")
+  (here / "bad.txt").write_text("")
+  run(*args, code=2)
+  error = capsys.readouterr().err
+  assert words in error
+  assert error.startswith(f"jax2tf {args[0]}: ")
+  assert error.count("\n") == 1
+  assert not (here / "o").exists()
+
+
+@pytest.mark.parametrize(
+  "args", [(), ("bogus",), ("convert",), ("inspect", "a", "b"), ("convert", "m:f", "--input", "x=f32[]", "--out", "o", "--no")]
+)
+def test_bad_flags(args: tuple[str, ...], capsys: Any) -> None:
+  with pytest.raises(SystemExit) as ended:
+    cli.main(args)
+  assert ended.value.code == 2
+  assert "usage: jax2tf" in capsys.readouterr().err
+
+
+def test_the_docs_as_typed(tmp_path: Path) -> None:
+  """MiniLM by the command line alone, and a query of the stock gRPC client; quiet all the way."""
+  text = (ROOT / "docs" / "command-line.md").read_text()
+  block = re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].replace("\\\n", " ")  # type: ignore[index]
+  commands = [shlex.split(line) for line in block.splitlines()]
+  assert [c[:2] for c in commands] == [["jax2tf", name] for name in ("convert", "inspect", "check", "verify", "serve")]
+  environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"} | {"PYTHONPATH": str(ROOT / "examples")}
+  said = {}
+  for command in commands[:-1]:
+    done = subprocess.run(
+      [sys.executable, str(COMMAND), *command[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900
+    )
+    said[command[1]] = done.stdout
+    assert done.returncode == (1 if command[1] == "check" else 0), (command, done.stdout[-2000:], done.stderr[-2000:])
+    assert "cuda" not in done.stderr.lower(), done.stderr
+  assert said["convert"] == "saved build/minilm/1\n"
+  assert "embedding" in said["inspect"]
+  assert "serving: nothing is missing" in said["check"]
+
+  server = subprocess.Popen(
+    [sys.executable, str(COMMAND), *commands[-1][1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+  )
+  try:
+    assert server.stdout
+    assert server.stdout.readline()  # one line when it is ready
+    ids, mask = minilm_text.tokenize(minilm_text.SENTENCES[:2])
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "minilm"
+    request.inputs["input_ids"].CopyFrom(tf.make_tensor_proto(ids))
+    request.inputs["attention_mask"].CopyFrom(tf.make_tensor_proto(mask))
+    with grpc.insecure_channel("localhost:8500") as channel:
+      answer = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=60)
+    expected = jax.jit(minilm.encode)(minilm.parameters(), ids, mask)
+    np.testing.assert_allclose(tf.make_ndarray(answer.outputs["embedding"]), expected, atol=1e-5)
+  finally:
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(timeout=120) == 0
