@@ -5,11 +5,15 @@ A TFRecord file of PredictionLog protos (https://www.tensorflow.org/tfx/serving/
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from jax2tf.converters import _verify_plan
 
 FILE = Path("assets.extra", "tf_serving_warmup_requests")
 MOST = 1000
@@ -52,6 +56,26 @@ def _tensors(i: int, name: str, request: Request, signatures: Mapping[str, Any])
       raise ValueError(f"{where}: {key!r} is {tensor.dtype.name}{tensor.shape}, and {spec.dtype.name}{spec.shape} is needed")
     tensors[key] = tensor
   return tensors
+
+
+def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarray]]]:
+  """`count` requests for each signature of a `saved_model.Model`, of several sizes of its dimensions, for `Model.save`.
+
+  Raises:
+    ValueError: a signature with a preprocessor or inputs of TensorFlow's own, of which the specs do not say enough.
+  """
+  record = model.manifest()
+  requests: dict[str, list[dict[str, np.ndarray]]] = {}
+  for name, signature in record.signatures.items():
+    if signature.preprocessed or signature.passed_through:
+      raise ValueError(f"signature {name!r} has inputs of TensorFlow's own, so no requests can be made up; give examples")
+    domain, rng = _verify_plan.Domain(signature, record.constraints), np.random.default_rng(0)
+    sizes = itertools.islice(itertools.cycle(domain.assignments({}, {})), count)
+    requests[name] = [
+      {key: _verify_plan.draw(rng, shape, np.dtype(domain.avals[key].dtype), "ordinary", 0) for key, shape in domain.shapes(of).items()}
+      for of in sizes
+    ]
+  return requests
 
 
 def write(requests: Sequence[tuple[str, dict[str, tf.Tensor]]], directory: Path, model_name: str) -> None:

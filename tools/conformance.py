@@ -105,7 +105,7 @@ def main(_: list[str]) -> None:
   chosen = [(name, way) for names, ways in cases_of for name in names for way in ways]
   chosen = [(name, way) for name, way in chosen if not _GROUP.value or everything[name].group_name in _GROUP.value]
   done = {} if _FRESH.value else read_results()
-  missing = [case for case in chosen if case not in done or done[case]["status"] == "fail" or _MIXED_UP in done[case]["detail"]]
+  missing = [case for case in chosen if case not in done or done[case]["status"] == "fail" or _MIXED_UP in str(done[case]["detail"])]
   lock, cases = threading.Lock(), iter(missing)
 
   class Locked:
