@@ -91,7 +91,10 @@ def _parsed(name: str, spec: str) -> tuple[Any, str]:
   match = _NOTATION.fullmatch(spec)
   try:
     dtype = match["dtype"]  # type: ignore[index]
-    return ("string" if dtype == "string" else jnp.dtype(_DTYPE.sub(lambda m: _KINDS[m[1]] + m[2], dtype))), match["shape"]  # type: ignore[index]
+    full = _DTYPE.sub(lambda m: _KINDS[m[1]] + m[2], dtype)
+    if full != "string" and jnp.dtype(full).name != full:  # "float" would be one of 64 bits
+      raise TypeError
+    return ("string" if full == "string" else jnp.dtype(full)), match["shape"]  # type: ignore[index]
   except TypeError:
     raise ValueError(f"input {name!r} is {spec!r}; write its dtype and shape as in 'f32[b,784]'") from None
 

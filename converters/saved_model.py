@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import tensorflow as tf
 from jax import export, tree_util
 
@@ -165,7 +164,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     postprocessed: bool,
   ) -> None:
     """What the manifest will say of the signatures; traces both functions, so that what is wrong with them is said here."""
-    params = [jax.ShapeDtypeStruct(v.shape, np.dtype(v.dtype.as_numpy_dtype)) for v in self.variables]
+    dtypes = [jax.dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype) for v in self.variables]
+    params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
     traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *arguments.unflatten(arguments.avals))
     concrete = signature.get_concrete_function()
     inputs = {spec.name: _signature.notation(spec) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}

@@ -12,15 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import grpc
 import jax
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 import minilm
-import minilm_text
 from jax2tf.tools import cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -204,21 +201,16 @@ def test_the_docs_as_typed(tmp_path: Path) -> None:
   assert "embedding" in said["inspect"]
   assert "serving: nothing is missing" in said["check"]
 
-  server = subprocess.Popen(
+  with subprocess.Popen(
     [sys.executable, str(COMMAND), *commands[-1][1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-  )
-  try:
-    assert server.stdout
-    assert server.stdout.readline()  # one line when it is ready
-    ids, mask = minilm_text.tokenize(minilm_text.SENTENCES[:2])
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name = "minilm"
-    request.inputs["input_ids"].CopyFrom(tf.make_tensor_proto(ids))
-    request.inputs["attention_mask"].CopyFrom(tf.make_tensor_proto(mask))
-    with grpc.insecure_channel("localhost:8500") as channel:
-      answer = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=60)
-    expected = jax.jit(minilm.encode)(minilm.parameters(), ids, mask)
-    np.testing.assert_allclose(tf.make_ndarray(answer.outputs["embedding"]), expected, atol=1e-5)
-  finally:
-    server.send_signal(signal.SIGTERM)
-    assert server.wait(timeout=120) == 0
+  ) as server:
+    try:
+      assert server.stdout
+      assert server.stdout.readline()  # one line when it is ready
+      typed: dict[str, Any] = {}
+      exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], typed)  # type: ignore[index]
+      expected = jax.jit(minilm.encode)(minilm.parameters(), typed["ids"], typed["mask"])
+      np.testing.assert_allclose(typed["embedding"], expected, atol=1e-5)
+    finally:
+      server.send_signal(signal.SIGTERM)
+      assert server.wait(timeout=120) == 0

@@ -75,7 +75,7 @@ def _parser() -> argparse_flags.ArgumentParser:
   return parser
 
 
-# The commands import what they need: `jax2tf --help` and bad flags should not wait for TensorFlow.
+# The commands import what they need, and no command the extras of another.
 
 
 def _convert(args: argparse.Namespace) -> Answer:
