@@ -45,4 +45,4 @@ def test_quickstart_says_nothing_of_tensorflows_own(quickstart: tuple[subprocess
 def test_quickstart_leaves_one_version(quickstart: tuple[subprocess.CompletedProcess[str], Path]) -> None:
   _, build = quickstart
   assert sorted(p.name for p in build.iterdir()) == ["1", "jax.npz"]
-  assert sorted(p.name for p in (build / "1").iterdir()) == ["assets", "fingerprint.pb", "saved_model.pb", "variables"]
+  assert sorted(p.name for p in (build / "1").iterdir()) == ["assets", "assets.extra", "fingerprint.pb", "saved_model.pb", "variables"]
