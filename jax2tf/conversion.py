@@ -33,6 +33,7 @@ class Conversion:
     self._check(traced.jaxpr, traced.name)
     if target is None:
       _check_placement(traced, destination)
+    self._on_several_devices = target is not None and native.runs_on_several_devices(traced.jaxpr)
     self.traced = traced
     self._dimensions = traced.dimensions
     self._with_gradient = with_gradient
@@ -78,7 +79,7 @@ class Conversion:
     return gradient.call(derivative, run, *operands)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    if self._target and native.runs_on_several_devices(self.traced.jaxpr):
+    if self._on_several_devices:
       raise ValueError(
         "A lowered function with sharded arguments or results must be used under a `tf.function` context: "
         f"'{self.traced.name}' runs on several devices"
@@ -114,7 +115,7 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
   placement(traced.jaxpr.jaxpr)
   equations = list(lines.equations(traced.jaxpr))
   missing = {
-    f"  {place} ({device} in TensorFlow) at {where}"
+    f"  {place} ({device} in TensorFlow) at {where()}"
     for eqn, where in equations
     for place in places_named_by(eqn)
     if (device := destination.missing(place))
@@ -126,7 +127,7 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
       + "\n".join(sorted(missing))
       + "\n  name others with device_map, or with platforms the machine on which the graph will run"
     )
-  spread = dict.fromkeys(where for eqn, where in equations if has_sharding(eqn))
+  spread = dict.fromkeys(where() for eqn, where in equations if has_sharding(eqn))
   if spread and not destination.keep_shardings:
     warnings.warn(
       f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in the graph: convert with keep_shardings=True "

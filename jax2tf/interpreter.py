@@ -34,7 +34,7 @@ Places = Sequence[Place | None]
 
 def preflight(jaxpr: ClosedJaxpr, function: str) -> None:
   """Raises one LoweringError that lists every primitive in `jaxpr` without a rule, with the user's lines."""
-  found = [(eqn.primitive.name, where) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn)]
+  found = [(eqn.primitive.name, where()) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn)]
   if found:
     raise errors.lowering_error(function, [errors.Gap(name, *UNSUPPORTED.get(name, errors.NO_RULE), where) for name, where in found])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,18 +24,18 @@ def definition(jaxpr: ClosedJaxpr) -> str:
   return f"{place} ({name})" if place else UNKNOWN
 
 
-def equations(jaxpr: ClosedJaxpr, enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[tuple[Any, str]]:
-  """(equation, the user's line) for all, also of inner jaxprs, each jaxpr once; `enter` says of which equations."""
+def equations(jaxpr: ClosedJaxpr, enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[tuple[Any, Callable[[], str]]]:
+  """(equation, what gives the user's line) for all, also of inner jaxprs, each jaxpr once; `enter` says of which equations."""
   yield from _equations(jaxpr.jaxpr, definition(jaxpr), enter, set())
 
 
-def _equations(jaxpr: Jaxpr, caller: str, enter: Callable[[Any], bool], seen: set[int]) -> Iterator[tuple[Any, str]]:
+def _equations(jaxpr: Jaxpr, caller: str, enter: Callable[[Any], bool], seen: set[int]) -> Iterator[tuple[Any, Callable[[], str]]]:
   if id(jaxpr) in seen:
     return
   seen.add(id(jaxpr))
   for eqn in jaxpr.eqns:
-    where = user_line(eqn, caller)
+    where = functools.partial(user_line, eqn, caller)
     yield eqn, where
     if enter(eqn):
       for inner in jaxprs_in_params(eqn.params):
-        yield from _equations(inner, where, enter, seen)
+        yield from _equations(inner, where(), enter, seen)

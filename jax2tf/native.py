@@ -139,7 +139,7 @@ def preflight(target: Target, jaxpr: ClosedJaxpr, function: str) -> None:
   if (
     "cpu" in target.platforms
     and runs_on_several_devices(jaxpr)
-    and (found := [(eqn.primitive.name, where) for eqn, where in equations(jaxpr) if eqn.primitive in LAPACK])
+    and (found := [(eqn.primitive.name, where()) for eqn, where in equations(jaxpr) if eqn.primitive in LAPACK])
   ):
     reason = "TensorFlow's XLA has no handler for it on CPU, and the function runs on several devices"
     advice = "convert the function of one device, or for another of native_serialization_platforms"
