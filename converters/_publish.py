@@ -63,6 +63,14 @@ def versions(directory: Path) -> list[int]:
   return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
 
 
+def saved_model_in(path: Path) -> Path | None:
+  """The SavedModel that `path` is, or the newest of a folder of versions; None for neither."""
+  if (path / "saved_model.pb").exists():
+    return path
+  found = path.iterdir() if path.is_dir() else ()
+  return max((p for p in found if p.name.isdecimal() and (p / "saved_model.pb").exists()), key=lambda p: int(p.name), default=None)
+
+
 def refuse_existing(target: Path) -> None:
   """Raises FileExistsError for a version that is there."""
   if target.exists():

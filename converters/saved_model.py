@@ -60,6 +60,16 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     """{name: tf.function of named tensors that returns a dict of named tensors}."""
     return dict(self._signatures.value)
 
+  @property
+  def records(self) -> dict[str, manifest.SignatureRecord]:
+    """{signature: what the manifest will say of it}."""
+    return dict(self._records.value)
+
+  @property
+  def polymorphic_constraints(self) -> tuple[str, ...]:
+    """The conditions on the dimension variables."""
+    return self._options.value[0]
+
   def add(
     self,
     fun: Callable[..., Any],
@@ -194,12 +204,12 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
   def manifest(self) -> manifest.Manifest:
     """What the SavedModel will say of itself."""
-    constraints, with_gradient = self._options.value
+    _, with_gradient = self._options.value
     paths = sorted(self.parameters)
     values = [self.parameters[path].value() for path in paths]
     return manifest.Manifest(
-      signatures=dict(self._records.value),
-      constraints=list(constraints),
+      signatures=self.records,
+      constraints=list(self.polymorphic_constraints),
       parameters={path: _signature.notation(value) for path, value in zip(paths, values, strict=True)},
       weights=manifest.hash_of_arrays(_parameters.with_progress(values, "hash of the parameters")),
       with_gradient=with_gradient,

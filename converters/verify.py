@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from jax2tf.converters import _verify_child, _verify_plan, _verify_report, manifest
+from jax2tf.converters import _publish, _verify_child, _verify_plan, _verify_report, manifest
 from jax2tf.converters._verify_report import Latency, Report, Row, VerificationError
 
 __all__ = ["Latency", "Report", "Row", "VerificationError", "verify"]
@@ -107,12 +107,9 @@ def _directory(path: Path) -> Path:
   """The version's directory."""
   if not path.is_dir():
     raise FileNotFoundError(f"path = {str(path)!r} is no directory; give what saved_model.save returned, or the folder of the versions")
-  if (path / "saved_model.pb").exists():
-    return path
-  versions = [entry for entry in path.iterdir() if entry.name.isdecimal() and (entry / "saved_model.pb").exists()]
-  if not versions:
+  if (found := _publish.saved_model_in(path)) is None:
     raise FileNotFoundError(f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
-  return max(versions, key=lambda entry: int(entry.name))
+  return found
 
 
 def _reference_answers(

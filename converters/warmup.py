@@ -64,12 +64,11 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
   Raises:
     ValueError: a signature with a preprocessor or inputs of TensorFlow's own, of which the specs do not say enough.
   """
-  record = model.manifest()
   requests: dict[str, list[dict[str, np.ndarray]]] = {}
-  for name, signature in record.signatures.items():
+  for name, signature in model.records.items():
     if signature.preprocessed or signature.passed_through:
       raise ValueError(f"signature {name!r} has inputs of TensorFlow's own, so no requests can be made up; give examples")
-    domain, rng = _verify_plan.Domain(signature, record.constraints), np.random.default_rng(0)
+    domain, rng = _verify_plan.Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)
     sizes = itertools.islice(itertools.cycle(domain.assignments({}, {})), count)
     requests[name] = [
       {key: _verify_plan.draw(rng, shape, np.dtype(domain.avals[key].dtype), "ordinary", 0) for key, shape in domain.shapes(of).items()}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from rich import box, console, table
 from tensorflow.core.protobuf import saved_model_pb2
 
-from jax2tf.converters import manifest, warmup
+from jax2tf.converters import _publish, manifest, warmup
 
 
 def version_directory(directory: str | Path) -> Path:
@@ -21,13 +21,9 @@ def version_directory(directory: str | Path) -> Path:
   Raises:
     FileNotFoundError: neither of the two.
   """
-  path = Path(directory)
-  if (path / "saved_model.pb").exists():
-    return path
-  versions = sorted((p for p in path.glob("*") if p.name.isdecimal() and (p / "saved_model.pb").exists()), key=lambda p: int(p.name))
-  if not versions:
+  if (found := _publish.saved_model_in(Path(directory))) is None:
     raise FileNotFoundError(f"{directory} is no SavedModel and no folder of versions of one: there is no saved_model.pb")
-  return versions[-1]
+  return found
 
 
 def inspect(directory: str | Path) -> dict[str, Any]:
