@@ -16,26 +16,13 @@ from jax.sharding import SingleDeviceSharding
 from tensorflow.python.eager import context
 
 import jax2tf
+from tests.four_devices.graphs import graph_of
 
 CPU = jax.devices()
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 # Ops that carry values about, in any place.
 PLUMBING = {"Placeholder", "Const", "NoOp", "Identity", "IdentityN"}
-
-
-def graph_of(fun: Callable[..., Any], *args: Any, gradient: bool = False, **options: Any) -> Any:
-  # Without a gradient there are no ops for its residuals.
-  converted = jax2tf.convert(fun, with_gradient=gradient, **options)
-
-  def value_and_gradient(x: tf.Tensor) -> tuple[Any, Any]:
-    with tf.GradientTape() as tape:
-      tape.watch(x)
-      y = converted(x)
-    return y, tape.gradient(y, x)
-
-  specs = [tf.TensorSpec.from_tensor(tf.constant(a)) for a in args]
-  return tf.function(value_and_gradient if gradient else converted, autograph=False).get_concrete_function(*specs).graph
 
 
 def devices(graph: Any) -> dict[str, set[str]]:

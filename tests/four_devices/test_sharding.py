@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,25 +18,13 @@ from jaxlib.mlir.dialects import stablehlo
 from tensorflow.compiler.xla import xla_data_pb2
 
 import jax2tf
+from tests.four_devices.graphs import graph_of
 
 MESH = Mesh(np.array(jax.devices()), ("x",))
 ROWS = NamedSharding(MESH, PartitionSpec("x"))
 EVERYWHERE = NamedSharding(MESH, PartitionSpec())
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
 W = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
-
-
-def graph_of(fun: Callable[..., Any], *args: Any, gradient: bool = False, **options: Any) -> Any:
-  converted = jax2tf.convert(fun, **options)
-
-  def value_and_gradient(*args: tf.Tensor) -> Any:
-    with tf.GradientTape() as tape:
-      tape.watch(args)
-      y = converted(*args)
-    return y, tape.gradient(y, args)
-
-  specs = [tf.TensorSpec.from_tensor(tf.constant(a)) for a in args]
-  return tf.function(value_and_gradient if gradient else converted, autograph=False).get_concrete_function(*specs).graph
 
 
 def modules(graph: Any) -> list[str]:
@@ -71,7 +58,7 @@ def across(x: jax.Array) -> jax.Array:
 
 
 def test_native_lowering_keeps_the_shardings_of_arguments_results_and_what_is_between() -> None:
-  graph = graph_of(sharded, X, W, native_serialization=True, with_gradient=False)
+  graph = graph_of(sharded, X, W, native_serialization=True)
   [module] = modules(graph)
   assert "mhlo.num_partitions = 4" in module
   assert len(re.findall(r"devices=\[4,1\]<=\[4\]", module)) >= 2  # x, and the constraint
