@@ -12,19 +12,21 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from absl import app
 from absl import logging as absl_logging
+from absl.flags import argparse_flags
 
 # value for machines, text for people, exit code
 Answer = tuple[Any, str, int]
 
 
-def _parser() -> argparse.ArgumentParser:
-  # Not absl's parser: it would take over every flag that an imported module, the user's too, happens to define.
-  parser = argparse.ArgumentParser(prog="jax2tf", description="From a JAX function to what speaks TensorFlow.")
+def _parser() -> argparse_flags.ArgumentParser:
+  # absl flags that an imported module defines, the user's too, stay usable; one of the same name gives way to the command's.
+  parser = argparse_flags.ArgumentParser(prog="jax2tf", conflict_handler="resolve", description="JAX functions for TensorFlow.")
   commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
   def add(name: str, run: Callable[[argparse.Namespace], Answer], text: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=text, description=text)
+    command = commands.add_parser(name, help=text, description=text, conflict_handler="resolve")
     command.set_defaults(run=run)
     command.add_argument("--json", action="store_true", help="print JSON")
     return command
@@ -149,4 +151,4 @@ def _main(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The entry point of the `jax2tf` command."""
-  sys.exit(_main(_parser().parse_args(argv)))
+  app.run(_main, argv=["jax2tf", *argv] if argv is not None else None, flags_parser=lambda argv: _parser().parse_args(argv[1:]))
