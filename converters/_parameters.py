@@ -19,19 +19,27 @@ Trainable = bool | Callable[[str], bool] | Any
 _LARGE = 200
 
 
-def variables(params: Any, trainable: Trainable) -> list[tf.Variable]:
+def dtypes(params: Any) -> list[Any]:
+  """Of the leaves, as the functions take them."""
+  return [np.asarray(leaf).dtype for leaf in tree_util.tree_leaves(params)]
+
+
+def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> list[tf.Variable]:
   """One for each leaf, in order.
 
   Args:
     params: a pytree of arrays, of any dtypes that TensorFlow has.
     trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only
       floating point and complex leaves ever are.
+    stored_dtype: in which wider floating point leaves are kept.
   """
+  if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
+    raise ValueError(f"stored_dtype = {stored_dtype!r} is no floating point dtype; give jnp.bfloat16 or jnp.float16")
   names = _signature.leaf_names(params, "/")
   leaves = tree_util.tree_leaves(params)
   flags = _flags(params, names, trainable)
   return [
-    tf.Variable(_shared(leaf), name=name or "parameters", trainable=bool(flag) and _is_inexact(leaf))
+    tf.Variable(_shared(_narrowed(leaf, stored_dtype)), name=name or "parameters", trainable=bool(flag) and _is_inexact(leaf))
     for name, leaf, flag in zip(names, with_progress(leaves, "parameters"), flags, strict=True)
   ]
 
@@ -60,6 +68,12 @@ def _shared(leaf: Any) -> Any:
   return np.asarray(leaf)
 
 
+def _narrowed(leaf: Any, stored: Any) -> Any:
+  if stored is None or not jax.numpy.issubdtype(leaf.dtype, np.floating) or leaf.dtype.itemsize <= np.dtype(stored).itemsize:
+    return leaf
+  return np.asarray(leaf).astype(stored)
+
+
 def _is_inexact(leaf: Any) -> bool:
   return jax.numpy.issubdtype(np.asarray(leaf).dtype, np.inexact)
 
@@ -78,8 +92,13 @@ def _flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool
   return tree_util.tree_leaves(spread)
 
 
-def assign(targets: Mapping[str, tf.Variable], params: Any) -> None:
+def assign(targets: Mapping[str, tf.Variable], params: Any, taken: Sequence[Any]) -> None:
   """Gives the variables new values, all or none.
+
+  Args:
+    targets: {path: variable}, in the order of the leaves.
+    params: the new tree.
+    taken: the dtypes of the leaves that the functions take; a variable may keep a narrower one.
 
   Raises:
     ValueError: paths, shapes or dtypes differ; each difference by name.
@@ -88,11 +107,14 @@ def assign(targets: Mapping[str, tf.Variable], params: Any) -> None:
   new = dict(zip([name or "parameters" for name in names], leaves, strict=True))
   differences = [f"  {name}: not in the model" for name in new.keys() - targets.keys()]
   differences += [f"  {name}: missing" for name in targets.keys() - new.keys()]
-  for name in targets.keys() & new.keys():
-    before, after = _signature.notation(targets[name].value()), _signature.notation(np.asarray(new[name]))
+  for (name, variable), dtype in zip(targets.items(), taken, strict=True):
+    if name not in new:
+      continue
+    before = _signature.notation(jax.ShapeDtypeStruct(variable.shape, dtype))
+    after = _signature.notation(np.asarray(new[name]))
     if before != after:
       differences.append(f"  {name}: {after}, the model has {before}")
   if differences:
     raise ValueError("the parameters do not fit the model:\n" + "\n".join(sorted(differences)))
   for name, leaf in new.items():
-    targets[name].assign(_shared(leaf))
+    targets[name].assign(_shared(_narrowed(leaf, targets[name].dtype.as_numpy_dtype)))

@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax import export, tree_util
 
 import jax2tf
 from jax2tf.converters import _parameters, _publish, _signature, manifest, warmup
+from jax2tf.converters.batching import Batching, check_rows
 
 Tensors = dict[str, tf.Tensor]
 
@@ -29,25 +31,35 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     params: a pytree of arrays; each becomes a tf.Variable named by its path, which shares the array's memory until one is written.
     trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only floating point and
       complex parameters ever are.
+    stored_dtype: in which wider floating point parameters are kept, such as jnp.bfloat16: half the file and the memory. They are cast back
+      where they are used, so the model is the function of rounded parameters, and computes in its own dtypes.
     polymorphic_constraints: conditions on the dimension variables of all functions, such as "b <= 512".
     with_gradient: whether TensorFlow may differentiate the loaded model.
 
   Raises:
-    ValueError: a `trainable` that does not fit `params`.
+    ValueError: a `trainable` that does not fit `params`; a `stored_dtype` that is no floating point dtype.
   """
 
   def __init__(
-    self, params: Any, *, trainable: _parameters.Trainable = True, polymorphic_constraints: Sequence[str] = (), with_gradient: bool = False
+    self,
+    params: Any,
+    *,
+    trainable: _parameters.Trainable = True,
+    stored_dtype: Any = None,
+    polymorphic_constraints: Sequence[str] = (),
+    with_gradient: bool = False,
   ):
     super().__init__()
     self._tree = _Untracked(tree_util.tree_structure(params))
+    self._dtypes = _Untracked(_parameters.dtypes(params))
     # Attributes, not properties, so that the loaded model has them; lists, for TensorFlow tracks no other pytrees.
-    self.variables = _parameters.variables(params, trainable)
+    self.variables = _parameters.variables(params, trainable, stored_dtype)
     self.trainable_variables = [variable for variable in self.variables if variable.trainable]
     self.regularization_losses: list[Any] = []
     self._options = _Untracked((tuple(polymorphic_constraints), with_gradient))
     self._signatures = _Untracked({})
     self._records = _Untracked({})
+    self._functions = _Untracked({})
     self._resources: list[Any] = []
 
   @property
@@ -64,6 +76,16 @@ class Model(tf.__internal__.tracking.AutoTrackable):
   def records(self) -> dict[str, manifest.SignatureRecord]:
     """{signature: what the manifest will say of it}."""
     return dict(self._records.value)
+
+  @property
+  def functions(self) -> dict[str, Added]:
+    """{signature: the JAX function behind it}."""
+    return dict(self._functions.value)
+
+  def values(self) -> Any:
+    """The tree of the parameters, as NumPy arrays of what the variables hold now, in the dtypes that the functions take."""
+    leaves = [v.numpy().astype(dtype, copy=False) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
+    return tree_util.tree_unflatten(self._tree.value, leaves)
 
   @property
   def polymorphic_constraints(self) -> tuple[str, ...]:
@@ -85,6 +107,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     postprocess: Callable[[Tensors], Tensors] | None = None,
     pass_through: Mapping[str, _signature.Spec] | None = None,
     resources: Iterable[Any] = (),
+    batching: Batching | None = None,
   ) -> Model:
     """Adds `fun(params, *inputs)`, which shares the parameters with the others.
 
@@ -106,12 +129,13 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       postprocess: TensorFlow function {output name: tensor} -> {output name: tensor}.
       pass_through: inputs of the signature that are returned as they are, such as {"id": "string[b]"}.
       resources: lookup tables, assets and other trackables that the processors use.
+      batching: lets requests that wait at the same time run as one, in any server; for functions whose rows know nothing of each other.
 
     Returns:
       the model itself.
 
     Raises:
-      ValueError: specs, names, defaults or processors that do not fit each other.
+      ValueError: specs, names, defaults, processors or batching that do not fit each other.
     """
     constraints, with_gradient = self._options.value
     arguments = _signature.Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
@@ -123,10 +147,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     converted = jax2tf.convert(
       fun, polymorphic_shapes=[None, *arguments.polymorphic_shapes()], polymorphic_constraints=constraints, with_gradient=with_gradient
     )
-    params = tree_util.tree_unflatten(self._tree.value, self.variables)
 
     def of_parameters(*args: Any) -> Any:
-      return converted(params, *args)
+      leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
+      return converted(tree_util.tree_unflatten(self._tree.value, leaves), *args)
 
     specs = _signature.tensor_specs(raw_inputs) if raw_inputs is not None else arguments.specs()
     passed = _signature.tensor_specs(pass_through or {})
@@ -134,10 +158,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an input already; choose another name")
     defaults = _defaults(defaults or {}, specs, arguments)
 
-    def serve(*tensors: tf.Tensor) -> Tensors:
+    def run(*tensors: tf.Tensor) -> Tensors:
       given = dict(zip([*specs, *passed], tensors, strict=True))
       through = {name: tf.identity(given.pop(name)) for name in passed}
-      given.update({name: _repeated(name, given, arguments) for name in defaults})
       made = dict(preprocess(given)) if preprocess else given
       if missing := [name for name in arguments.names if name not in made]:
         raise ValueError(f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{_name(fun)}' takes")
@@ -148,12 +171,21 @@ class Model(tf.__internal__.tracking.AutoTrackable):
         raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an output already; choose another name")
       return found | through
 
-    signature = tf.function(
-      _named(serve, [*specs, *passed], defaults), autograph=False, input_signature=[*specs.values(), *passed.values()]
-    )
+    types = [*specs.values(), *passed.values()]
+    queued = batching.batched(tf.function(run, autograph=False, input_signature=types), names[0]) if batching else run
+
+    def serve(*tensors: tf.Tensor) -> Tensors:
+      given = dict(zip([*specs, *passed], tensors, strict=True))
+      given.update({name: _repeated(name, given, arguments) for name in defaults})
+      return queued(*given.values())
+
+    signature = tf.function(_named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
     self._resources += [x for x in (preprocess, postprocess, *resources) if isinstance(x, tf.__internal__.tracking.Trackable)]
     self._record(fun, arguments, signature, names, list(passed), list(defaults), preprocess is not None, postprocess is not None)
+    if batching:
+      check_rows(self.records[names[0]], names[0])
     self._signatures.value.update(dict.fromkeys(names, signature))
+    self._functions.value.update(dict.fromkeys(names, Added(fun, arguments)))
 
     call = tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
     if len(self._signatures.value) == len(names):
@@ -174,7 +206,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     postprocessed: bool,
   ) -> None:
     """What the manifest will say of the signatures; traces both functions, so that what is wrong with them is said here."""
-    dtypes = [jax.dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype) for v in self.variables]
+    dtypes = [jax.dtypes.canonicalize_dtype(dtype) for dtype in self._dtypes.value]
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
     traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *arguments.unflatten(arguments.avals))
     concrete = signature.get_concrete_function()
@@ -200,7 +232,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     Raises:
       ValueError: another tree, other shapes or dtypes; each difference by its path.
     """
-    _parameters.assign(self.parameters, params)
+    _parameters.assign(self.parameters, params, self._dtypes.value)
 
   def manifest(self) -> manifest.Manifest:
     """What the SavedModel will say of itself."""
@@ -271,6 +303,14 @@ def save(
   model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
   model.add(fun, inputs=inputs, outputs=outputs)
   return model.save(path, version=version, overwrite=overwrite, warmup_requests=warmup_requests)
+
+
+@dataclass(frozen=True)
+class Added:
+  """A function of a `Model`: the JAX function of the parameters, and its named arguments."""
+
+  fun: Callable[..., Any]
+  arguments: _signature.Arguments
 
 
 class _Untracked:

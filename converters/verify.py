@@ -7,29 +7,18 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from jax2tf.converters import _publish, _verify_child, _verify_plan, _verify_report, manifest
+from jax2tf.converters import _compare, _publish, _verify_child, _verify_plan, _verify_report, manifest
 from jax2tf.converters._verify_report import Latency, Report, Row, VerificationError
 
 __all__ = ["Latency", "Report", "Row", "VerificationError", "verify"]
-
-# |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for float32). TensorFlow's kernels and XLA
-# add in other orders and round other products, so a sum of n terms is off by about sqrt(n) units, and layers add up; the
-# narrow dtypes are summed in float32 and rounded a few times only. Where terms cancel, the error is that of the terms: hence atol,
-# which is that of outputs about 1 and grows with their median size.
-_RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by bytes
-_ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
-
-Answers = Sequence[Mapping[str, Any]]  # of the child: {"outputs": {name: array}, "error": str, "seconds": float or None}
 
 
 def verify(
@@ -84,18 +73,14 @@ def verify(
   subjects, skipped = _verify_plan.subjects(chosen, reference, len(lead), inputs)
   runs = _verify_plan.plan(subjects, record.constraints, sizes or {}, samples, inputs)
   with tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
-    expected = list(_reference_answers(runs, lead, progress))
+    expected = list(_compare.reference_answers(runs, lead, progress))
     response = _run_without_jax(directory, runs, progress)
   found = response["runs"] or [{"outputs": {}, "error": f"no answer without JAX: {response['error']}", "seconds": None}] * len(runs)
-  rows = list(_rows(runs, found, expected, rtol, atol))
+  rows = list(_compare.rows(runs, found, expected, rtol, atol))
   if signatures is None:
     unknown = [name for name in response["signatures"] if name not in record.signatures and not name.startswith("__")]
     skipped |= dict.fromkeys(unknown, f"the manifest does not know it; save the model again, or leave it out: signatures={list(chosen)}")
-  latencies = tuple(
-    Latency(run.subject.name, run.sizes, answer["seconds"], seconds)
-    for run, answer, (_, seconds) in zip(runs, found, expected, strict=True)
-    if seconds is not None and answer["seconds"] is not None
-  )
+  latencies = _compare.latencies(runs, found, expected)
   versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
   result = Report(str(directory), tuple(rows), latencies, skipped, versions)
   if report is not None:
@@ -110,28 +95,6 @@ def _directory(path: Path) -> Path:
   if (found := _publish.saved_model_in(path)) is None:
     raise FileNotFoundError(f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
   return found
-
-
-def _reference_answers(
-  runs: Sequence[_verify_plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm
-) -> Iterator[tuple[dict[str, np.ndarray], float | None]]:
-  """The outputs of the reference, and the median seconds of a timed call."""
-  on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, lead)
-  for run in runs:
-    subject = run.subject
-    args = [jnp.asarray(run.inputs[name]) if subject.only_jax else run.inputs[name] for name in subject.order]
-    arguments = (*(on_device if subject.only_jax else lead), *args)
-
-    def call(subject: _verify_plan.Subject = subject, arguments: tuple[Any, ...] = arguments) -> Any:
-      return jax.block_until_ready(subject.reference(*arguments))
-
-    try:
-      outputs = subject.named(call(), run.inputs)
-    except Exception as error:
-      error.add_note(f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} inputs")
-      raise
-    yield outputs, _verify_child.median_seconds(call) if run.timed else None
-    progress.update()
 
 
 def _run_without_jax(directory: Path, runs: Sequence[_verify_plan.Run], progress: tqdm.tqdm) -> dict[str, Any]:
@@ -160,113 +123,3 @@ def _run_without_jax(directory: Path, runs: Sequence[_verify_plan.Run], progress
       return dict(pickle.loads(response_file.read_bytes()))
     last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
     return {"error": f"its process ended with {child.returncode}: {last[0]}", "signatures": [], "runs": [], "packages": [], "versions": {}}
-
-
-def _rows(
-  runs: Sequence[_verify_plan.Run],
-  found: Answers,
-  expected: Sequence[tuple[dict[str, np.ndarray], float | None]],
-  rtol: float | None,
-  atol: float | None,
-) -> Iterator[Row]:
-  """One for each output at each assignment of sizes and kind of inputs, in the order of the runs."""
-  rows: dict[tuple[Any, ...], Row] = {}
-  for run, answer, (outputs, _) in zip(runs, found, expected, strict=True):
-    for output, difference in _differences(answer, outputs, rtol, atol):
-      key = (run.subject.name, *run.sizes.items(), run.values, output)
-      rows[key] = difference.joined(rows.get(key) or Row(run.subject.name, output, run.sizes, run.values))
-  yield from rows.values()
-
-
-@dataclass(frozen=True)
-class _Difference:
-  """The figures of one array, as in `Row`."""
-
-  dtype: str
-  problem: str = ""
-  max_abs: float | None = None
-  max_rel: float | None = None
-  max_ulp: float | None = None
-  of_tolerance: float | None = None
-
-  def joined(self, row: Row) -> Row:
-    """The row with one sample more: the largest of the figures, the first of the problems."""
-    figures = {}
-    for name in ("max_abs", "max_rel", "max_ulp", "of_tolerance"):
-      both = [x for x in (getattr(row, name), getattr(self, name)) if x is not None]
-      figures[name] = max(both) if both else None
-    return replace(row, dtype=row.dtype or self.dtype, samples=row.samples + 1, problem=row.problem or self.problem, **figures)
-
-
-def _differences(
-  answer: Mapping[str, Any], expected: Mapping[str, np.ndarray], rtol: float | None, atol: float | None
-) -> Iterator[tuple[str, _Difference]]:
-  found = answer["outputs"]
-  for name in dict.fromkeys([*expected, *found]):
-    if answer["error"]:
-      yield name, _Difference("", f"the model fails: {answer['error']}")
-    elif name not in found:
-      yield name, _Difference("", f"the model has no output {name!r}; it has: {', '.join(found)}")
-    elif name not in expected:
-      yield name, _Difference("", f"the reference has no output {name!r}; it has: {', '.join(expected)}")
-    else:
-      yield name, _difference(_verify_plan.as_numpy(found[name]), expected[name], rtol, atol)
-
-
-def _difference(found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None) -> _Difference:
-  """The model's array against the reference's."""
-  dtype = _dtype_name(expected)
-  if found.dtype != expected.dtype:
-    return _Difference(dtype, f"the model's dtype is {_dtype_name(found)}, the reference's {dtype}")
-  if found.shape != expected.shape:
-    return _Difference(dtype, f"the model's shape is {found.shape}, the reference's {expected.shape}")
-  if jnp.issubdtype(expected.dtype, np.inexact):
-    return _inexact_difference(found, expected, rtol, atol)
-  wrong = np.asarray(found != expected)
-  if dtype in ("string", "bool"):
-    return _Difference(dtype, _places(wrong, found, expected))
-  largest = max((abs(int(x) - int(y)) for x, y in zip(found[wrong], expected[wrong], strict=True)), default=0)
-  return _Difference(dtype, _places(wrong, found, expected), float(largest))
-
-
-def _inexact_difference(found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None) -> _Difference:
-  """Floating point and complex arrays; NaN agrees with NaN, and an infinity with the same infinity."""
-  info = jnp.finfo(expected.dtype)
-  x, y = _parts(found), _parts(expected)
-  size = np.abs(y).max(-1, keepdims=True)  # of a complex number, the larger of its parts, which share their error
-  ordinary = np.where(np.isfinite(size), size, 0)
-  rtol = _RTOL_UNITS[info.bits // 8] * float(info.eps) if rtol is None else rtol
-  if atol is None:
-    finite = size[np.isfinite(size)]
-    atol = _ATOL_UNITS[info.bits // 8] * float(info.eps) * max(1.0, float(np.median(finite)) if finite.size else 0.0)
-  with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-    difference = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.abs(x - y))
-    difference = np.where(np.isnan(difference), np.inf, difference)
-    share = np.where(difference == 0, 0, difference / (atol + rtol * ordinary))
-    relative = np.where((difference == 0) | (size <= atol), 0, difference / size)
-    exponent = np.maximum(np.frexp(ordinary)[1] - 1, info.minexp)
-    ulp = np.where((difference == 0) | (size <= atol), 0, difference / np.ldexp(1.0, exponent - info.nmant))
-  nan = np.isnan(x).any(-1) != np.isnan(y).any(-1)
-  problem = f"NaN at other places: {_places(nan, found, expected)}" if nan.any() else _places((share > 1).any(-1), found, expected)
-  figures = [float(np.where(np.isnan(a), np.inf, a).max(initial=0)) for a in (difference, relative, ulp, share)]
-  return _Difference(_dtype_name(expected), problem, *figures)
-
-
-def _parts(array: np.ndarray) -> np.ndarray:
-  """float64[..., 1], or of a complex array its two parts, float64[..., 2]."""
-  if jnp.issubdtype(array.dtype, np.complexfloating):
-    return np.stack([array.real, array.imag], -1).astype(np.float64)
-  return array.astype(np.float64)[..., None]
-
-
-def _places(wrong: np.ndarray, found: np.ndarray, expected: np.ndarray) -> str:
-  """How many elements are wrong, and the first of them; empty if none is."""
-  if not wrong.any():
-    return ""
-  first = tuple(int(i) for i in np.argwhere(wrong)[0])
-  where = f"at {list(first)} " if first else ""
-  return f"{np.count_nonzero(wrong)} of {wrong.size} elements differ; {where}the model has {found[first]}, the reference {expected[first]}"
-
-
-def _dtype_name(array: np.ndarray) -> str:
-  return "string" if array.dtype == object else array.dtype.name

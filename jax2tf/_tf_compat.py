@@ -14,6 +14,7 @@ from tensorflow.compiler.tf2xla.python import xla as _xla
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
+from tensorflow.python.framework import function_def_to_graph as _function_graphs
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 from tensorflow.python.saved_model import save_context as _save_context
@@ -25,6 +26,8 @@ DictWrapper = _data_structures._DictWrapper
 TupleWrapper = _data_structures._TupleWrapper
 
 is_saving = _save_context.in_save_context
+# FunctionDef of a graph's library -> tf.Graph with `inputs` and `outputs`.
+function_graph = _function_graphs.function_def_to_graph
 
 
 def is_watched(tensor: tf.Tensor) -> bool:

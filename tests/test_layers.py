@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,15 @@ def test_a_wrong_import_is_named(module: str, imported: str, words: str) -> None
 def test_a_cycle_is_named() -> None:
   [sentence] = import_graph.violations({"jax2tf.dims": {"jax2tf.dtypes"}, "jax2tf.dtypes": {"jax2tf.dims"}})
   assert sentence.startswith("cycle: jax2tf.d")
+
+
+def test_the_tests_that_documents_name_are_there() -> None:
+  named = [
+    found for file in (REPOSITORY / "docs").glob("*.md") for found in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", file.read_text())
+  ]
+  assert len(named) > 15
+  assert [
+    (file, test)
+    for file, test in named
+    if not (REPOSITORY / file).exists() or f"def {test or 'test'}" not in (REPOSITORY / file).read_text()
+  ] == []

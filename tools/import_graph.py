@@ -32,6 +32,9 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 # Packages whose private parts change without notice, and the one module that may touch them.
 PRIVATE = {"jax._src": "jax2tf._jax_compat", "tensorflow.python": "jax2tf._tf_compat", "tensorflow.compiler": "jax2tf._tf_compat"}
 
+# The public names; the ops with the user's lines, for errors of the exporters; TensorFlow's private parts, which have no other address.
+OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.survey", "jax2tf._tf_compat")
+
 
 def import_graph(repository: Path) -> dict[str, set[str]]:
   """{module: what it imports}, the project's own modules and those of `PRIVATE`."""
@@ -60,7 +63,7 @@ def _objection(module: str, other: str) -> str | None:
     return f"{module} ({LAYERS[_layer(module)][0]}) imports {other} ({LAYERS[_layer(other)][0]}), which is below it"
   if _is_rules(module) and (_is_rules(other) or other == "jax2tf.interpreter"):
     return f"{module} imports {other}; a family of rules sees neither another one nor the interpreter: use the context or a _helper"
-  if module.startswith("jax2tf.converters") and other != "jax2tf" and not other.startswith("jax2tf.converters"):
+  if module.startswith("jax2tf.converters") and other not in OPEN_TO_CONVERTERS and not other.startswith("jax2tf.converters"):
     return f"{module} imports {other}; converters use the public names of jax2tf only"
   return None
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from jax2tf.converters import saved_model
+from jax2tf.converters import manifest, saved_model
 
 PARAMS = {"dense": [{"kernel": np.arange(8, dtype=np.float32).reshape(4, 2), "bias": np.ones(2, np.float32)}]}
 INPUTS = {"x": "f32[b,4]"}
@@ -152,3 +152,29 @@ def test_polymorphic_constraint_holds_after_reload(tmp_path: Path) -> None:
   assert signature(x=tf.ones([4, 4]))
   with pytest.raises(tf.errors.InvalidArgumentError, match="Input shapes do not match"):
     signature(x=tf.ones([5, 4]))
+
+
+def test_a_model_of_an_earlier_day_still_loads() -> None:
+  """Saved on 2026-11-22 from JAX 0.10.2 with TensorFlow 2.21, never written again: docs/saved-models.md promises that it can be read."""
+  directory = Path(__file__).parent / "saved" / "1"
+  record = manifest.read(directory)
+  assert record.signatures["serving_default"].inputs == {"x": "f32[b,4]"}
+  assert record.constraints == ["b<=64"]
+  params = {"w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5), "b": np.arange(5, dtype=np.float32)}
+
+  def forward(params: Any, x: Any) -> dict[str, jax.Array]:
+    h = jax.nn.gelu(x @ params["w"] + params["b"])
+    return {"probabilities": jax.nn.softmax(h), "order": jnp.argsort(h)}
+
+  loaded = tf.saved_model.load(str(directory))
+  x = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+  with tf.GradientTape() as tape:
+    found = loaded(tf.constant(x))
+    loss = tf.reduce_sum(found["probabilities"] ** 2)
+  expected = jax.jit(forward)(params, x)
+  np.testing.assert_allclose(found["probabilities"], expected["probabilities"], rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(found["order"], expected["order"])
+  gradient = jax.grad(lambda p: (forward(p, x)["probabilities"] ** 2).sum())(params)
+  variables = {variable.name.removesuffix(":0"): variable for variable in loaded.trainable_variables}
+  for path, dy in tape.gradient(loss, variables).items():
+    np.testing.assert_allclose(dy, gradient[path], rtol=1e-4, atol=1e-6)

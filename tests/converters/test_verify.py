@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from jax2tf.converters import _verify_child, _verify_plan, manifest, saved_model, verify
+from jax2tf.converters import _compare, _verify_child, _verify_plan, manifest, saved_model, verify
 
 PARAMS = {"w": np.arange(1, 9, dtype=np.float32).reshape(4, 2) / 8}
 INPUTS = {"x": "f32[b,4]"}
@@ -334,7 +334,7 @@ def test_64_bits_are_not_cut_in_silence(tmp_path: Path) -> None:
   ids=["equal", "ulps", "sign-of-inf", "overflow", "complex", "bfloat16", "empty"],
 )
 def test_share_of_the_tolerance(found: np.ndarray, expected: np.ndarray, share: float) -> None:
-  difference = verify._difference(found, expected, None, None)
+  difference = _compare._difference(found, expected, None, None)
   assert difference.of_tolerance == pytest.approx(share)
   assert bool(difference.problem) == (share > 1)
 
@@ -342,14 +342,14 @@ def test_share_of_the_tolerance(found: np.ndarray, expected: np.ndarray, share: 
 def test_units_in_the_last_place() -> None:
   x = np.float32([1, 3, -100, 2**20])
   steps = np.nextafter(np.nextafter(x, np.float32(np.inf)), np.float32(np.inf))
-  assert verify._difference(steps, x, None, 0.0).max_ulp == 2
+  assert _compare._difference(steps, x, None, 0.0).max_ulp == 2
   narrow = np.array([1, 3, -100], jnp.bfloat16)
-  assert verify._difference(np.array([1.0078125, 3.015625, -100.5], jnp.bfloat16), narrow, None, 0.0).max_ulp == 1
+  assert _compare._difference(np.array([1.0078125, 3.015625, -100.5], jnp.bfloat16), narrow, None, 0.0).max_ulp == 1
 
 
 def test_tolerances_of_the_caller() -> None:
   found, expected = np.float32([1.001, 0.001]), np.float32([1, 0])
-  shares = [verify._difference(found, expected, *tolerance).of_tolerance for tolerance in ((None, None), (0.0, 2e-3), (1e-4, 2e-3))]
+  shares = [_compare._difference(found, expected, *tolerance).of_tolerance for tolerance in ((None, None), (0.0, 2e-3), (1e-4, 2e-3))]
   assert shares == [pytest.approx(share, rel=1e-3) for share in (1e-3 / (32 * 2**-23), 0.5, 0.5)]
 
 

@@ -1,0 +1,175 @@
+"""A signature as one graph that an exporter takes: calls inlined, parameters constant, and each op that a target lacks replaced.
+
+The graph is not edited but made anew, op by op, in TensorFlow's own eyes: shapes are inferred once more, and whatever a
+replacement needs is written in TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from jax2tf import _tf_compat
+
+# The op to be replaced, for its attributes, and its operands in the new graph -> its results.
+Replacement: TypeAlias = Callable[..., Sequence[Any]]
+
+_SAME = ("Identity", "IdentityN", "PreventGradient", "StopGradient", "Snapshot")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "BatchFunction")
+_CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
+_LOOPS = ("While", "StatelessWhile")
+
+
+def frozen(signature: Any, replacements: Mapping[str, Replacement]) -> Any:
+  """The same function of the same named tensors, as a tf.types.experimental.ConcreteFunction without variables or calls.
+
+  Args:
+    signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
+    replacements: {op type: what takes its place}.
+  """
+  specs = signature.structured_input_signature[1] or {spec.name: spec for spec in signature.structured_input_signature[0]}
+  variables = {id(v.handle): v for v in signature.graph.variables}
+  captured = [variables.get(id(outer), outer) for outer, _ in signature.graph.captures]
+  inner = [inside for _, inside in signature.graph.captures]
+  inputs = [tensor for tensor in signature.graph.inputs if not any(tensor is x for x in inner)]
+  # The placeholders are in the order in which the function took its arguments, which is that of their names here.
+  names = [tensor.op.name for tensor in inputs]
+  outputs = sorted(signature.structured_outputs)  # as TensorFlow orders the values of a dict
+  library = signature.graph.as_graph_def().library
+
+  def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    replay = _Replay(library, replacements)
+    values = replay.run(signature.graph, [*inputs, *inner], [*(tensors[name] for name in names), *captured])
+    return {name: tf.identity(values(tensor), name) for name, tensor in zip(outputs, signature.graph.outputs, strict=True)}
+
+  ordered = {name: tf.TensorSpec(specs[name].shape, specs[name].dtype, name) for name in names}
+  return tf.function(function, autograph=False).get_concrete_function(**ordered)
+
+
+class _Replay:
+  """Makes the ops of graphs once more in the graph under construction."""
+
+  def __init__(self, library: Any, replacements: Mapping[str, Replacement]):
+    self._library = {function.signature.name: function for function in library.function}
+    self._home = tf.Graph()  # where one function of the library finds another
+    with self._home.as_default():
+      tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
+    self._replacements = replacements
+    self._graphs: dict[str, Any] = {}
+    self._constants: dict[int, tf.Tensor] = {}
+
+  def run(self, graph: Any, inputs: Sequence[tf.Tensor], given: Sequence[Any]) -> Callable[[tf.Tensor], Any]:
+    """A function from the tensors of `graph` to the new ones, where `inputs` are `given`: tensors, variables, tables."""
+    values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
+    for op in graph.get_operations():
+      # What is pure needs no control dependencies; and an assertion has no result, and no target has assertions.
+      if op.outputs and not all(y.ref() in values for y in op.outputs):
+        results = self._op(op, [values[x.ref()] for x in op.inputs])
+        values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
+    return lambda tensor: values[tensor.ref()]
+
+  def _op(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
+    if op.type in self._replacements:
+      return self._replacements[op.type](op, *operands)
+    if op.type in _SAME:
+      return operands
+    if op.type == "ReadVariableOp":
+      return [self._value(operands[0])]
+    if op.type in _CALLS:
+      return self._function(op.get_attr("f"))(operands)
+    if op.type in _CONDITIONS:
+      return self._branches(op, operands)
+    if op.type in _LOOPS:
+      return self._loop(op, operands)
+    attributes = dict(op.node_def.attr)
+    for internal in ("_class", "_output_shapes", "_gradient_op_type"):
+      attributes.pop(internal, None)
+    graph = _tf_compat.current_graph()
+    assert graph is not None
+    new = graph.create_op(op.type, operands, [y.dtype for y in op.outputs], attrs=attributes, name=op.name)
+    return new.outputs
+
+  def _value(self, variable: Any) -> tf.Tensor:
+    """The value of a variable: one constant in the outermost graph, which the bodies of loops and branches capture."""
+    if id(variable) not in self._constants:
+      with tf.init_scope():
+        value = variable.numpy()
+      with self._outermost().as_default(), tf.control_dependencies(None):
+        self._constants[id(variable)] = tf.constant(value, name=variable.name.split(":")[0])
+    return self._constants[id(variable)]
+
+  @staticmethod
+  def _outermost() -> Any:
+    graph: Any = _tf_compat.current_graph()
+    while getattr(outer := getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
+      graph = outer
+    return graph
+
+  def _function(self, attribute: Any) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function of the library, as a function that makes its ops."""
+    name = attribute.name
+    if name not in self._graphs:
+      with self._home.as_default():
+        self._graphs[name] = _tf_compat.function_graph(self._library[name])
+    graph = self._graphs[name]
+
+    def call(operands: Sequence[Any]) -> list[Any]:
+      values = self.run(graph, graph.inputs, operands)
+      return [values(y) for y in graph.outputs]
+
+    return call
+
+  def _branches(self, op: tf.Operation, operands: list[Any]) -> list[Any]:
+    """If as it is; Case, which no target has, as nested ones: an index out of range takes the last branch, as in TensorFlow."""
+    first, *rest = operands
+    if op.type in ("If", "StatelessIf"):
+      branches = [self._function(op.get_attr("else_branch")), self._function(op.get_attr("then_branch"))]
+      predicate = first if first.dtype == tf.bool else tf.cast(first, tf.bool)
+      return _condition(predicate, lambda: branches[1](rest), lambda: branches[0](rest))
+    branches = [self._function(name) for name in op.get_attr("branches")]
+
+    def nested(k: int) -> list[Any]:
+      if k == len(branches) - 1:
+        return branches[k](rest)
+      return _condition(first == k, lambda: branches[k](rest), lambda: nested(k + 1))
+
+    # A negative index takes the last branch as well, and equals none of those before it.
+    return nested(0)
+
+  def _loop(self, op: tf.Operation, operands: list[Any]) -> list[Any]:
+    """A loop whose carry is its tensors; variables and tables are the same in each turn, and are not carried."""
+    predicate, body = self._function(op.get_attr("cond")), self._function(op.get_attr("body"))
+    carried = [i for i, x in enumerate(operands) if isinstance(x, tf.Tensor) and x.dtype != tf.resource]
+
+    def whole(carry: Sequence[tf.Tensor]) -> list[Any]:
+      full = list(operands)
+      for i, x in zip(carried, carry, strict=True):
+        full[i] = x
+      return full
+
+    def turn(*carry: tf.Tensor) -> tuple[tf.Tensor, ...]:
+      results = body(whole(carry))
+      return tuple(results[i] for i in carried)
+
+    results = tf.while_loop(
+      lambda *carry: predicate(whole(carry))[0],
+      turn,
+      tuple(operands[i] for i in carried),
+      shape_invariants=tuple(op.outputs[i].shape for i in carried),
+      parallel_iterations=op.get_attr("parallel_iterations"),
+    )
+    return whole(results)
+
+
+def _condition(predicate: tf.Tensor, true: Callable[[], list[Any]], false: Callable[[], list[Any]]) -> list[Any]:
+  return list(tf.cond(predicate, lambda: tuple(true()), lambda: tuple(false())))
+
+
+def op_types(concrete: Any) -> Iterator[str]:
+  """The type of each op, those of loops and branches too."""
+  definition = concrete.graph.as_graph_def()
+  for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+    for node in nodes:
+      yield node.op
