@@ -6,6 +6,7 @@ Exit codes: 0 all is well; 1 the answer is no (a gap, a mismatch, a difference);
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import sys
@@ -39,14 +40,20 @@ def _parser() -> argparse_flags.ArgumentParser:
   def inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--input", action="append", default=[], required=True, help='"x=f32[b,784]"; may be repeated')
 
-  convert = add("convert", _convert, "Saves a function as DIR/<version>/, a SavedModel.")
+  convert = add("convert", _convert, "Saves a function as DIR/<version>/, a SavedModel, or as the file of another runtime.")
   function(convert)
   inputs(convert)
-  convert.add_argument("--out", required=True, metavar="DIR", help="the folder of the model's versions")
+  convert.add_argument("--to", choices=["saved_model", "onnx", "tflite", "tfjs"], default="saved_model", help="the format")
+  convert.add_argument(
+    "--out", required=True, metavar="PATH", help="the folder of the model's versions; the .onnx or .tflite file; TF.js' folder"
+  )
   convert.add_argument("--output", action="append", default=[], help="name of a result; may be repeated")
   convert.add_argument("--signature", default="serving_default", help="name of the signature")
   convert.add_argument("--version", type=int, help="by default the next free one")
-  convert.add_argument("--overwrite", action="store_true", help="replace the version")
+  convert.add_argument("--overwrite", action="store_true", help="replace the version, or the file")
+  convert.add_argument("--quantization", help="tflite: float16, dynamic_int8, int4; tfjs: float16, uint8, uint16")
+  convert.add_argument("--opset", type=int, help="onnx: the version of its operators, 18 by default")
+  convert.add_argument("--page", action="store_true", help="tfjs: a web page beside the model, which runs it")
   convert.add_argument("--with_gradient", action="store_true", help="keep derivatives of first and second order")
   convert.add_argument("--warmup", type=int, default=0, metavar="N", help="write N warm-up requests for TF Serving")
 
@@ -76,16 +83,32 @@ def _parser() -> argparse_flags.ArgumentParser:
   return parser
 
 
+_OPTIONS_OF = {"tflite": ("quantization",), "tfjs": ("quantization", "page"), "onnx": ("opset",)}
+
 # The commands import what they need, and no command the extras of another.
 
 
 def _convert(args: argparse.Namespace) -> Answer:
-  from jax2tf.converters import saved_model, warmup  # noqa: PLC0415
+  from jax2tf.converters import _export, saved_model, warmup  # noqa: PLC0415
   from jax2tf.tools import _loading  # noqa: PLC0415
 
+  options = {name: value for name in ("quantization", "opset", "page") if (value := getattr(args, name))}
+  if wrong := [name for name in options if name not in _OPTIONS_OF.get(args.to, ())]:
+    raise _loading.UsageError(
+      f"--{wrong[0]} is not for --to={args.to}; it is for {', '.join(t for t in _OPTIONS_OF if wrong[0] in _OPTIONS_OF[t])}"
+    )
+  if args.to != "saved_model" and (wrong := [name for name in ("version", "warmup", "with_gradient") if getattr(args, name)]):
+    raise _loading.UsageError(f"--{wrong[0]} is for a SavedModel, and --to={args.to} makes none; leave it out")
   fun, inputs = _loading.function(args.function), _loading.inputs(args.input)
   model = saved_model.Model(_loading.parameters(args.params), polymorphic_constraints=args.constraint, with_gradient=args.with_gradient)
   model.add(fun, inputs=inputs, outputs=args.output or None, signatures=args.signature)
+  if args.to != "saved_model":
+    try:
+      made = importlib.import_module(f"jax2tf.converters.{args.to}").save_model(model, args.out, overwrite=args.overwrite, **options)
+    except _export.ExportError as error:
+      gaps = [{"op": use.op, "primitive": use.primitive, "where": use.where} for use in error.uses]
+      return {"error": str(error), "gaps": gaps}, f"jax2tf convert: {error}", 1
+    return {"path": str(made.path), "bytes": made.size}, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0
   requests = warmup.from_specs(model, args.warmup) if args.warmup else ()
   path = model.save(args.out, version=args.version, overwrite=args.overwrite, warmup_requests=requests)
   return {"path": str(path)}, f"saved {path}", 0

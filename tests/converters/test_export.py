@@ -1,0 +1,151 @@
+"""What the exporters share: one frozen graph with replacements, lines of what is refused, and the comparison with JAX."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from jax2tf.converters import _concrete, _export, saved_model
+
+PARAMS = {"w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5), "v": np.eye(5, dtype=np.float32) * 0.5}
+
+
+def network(params: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
+  """All that nests: a scan with parameters in its body, a switch in a while loop, a cond."""
+  y = jnp.tanh(x @ params["w"])
+
+  def step(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    carry = jax.lax.cond(carry[0] > row[0], lambda c: c @ params["v"], lambda c: jax.scipy.special.erfc(c), carry)
+    return carry, carry.sum()
+
+  last, sums = jax.lax.scan(step, jnp.ones(5, x.dtype), y)
+  branches = [lambda v: v + 1, lambda v: v * 2, lambda v: v - params["v"][1]]
+  _, turned = jax.lax.while_loop(
+    lambda state: state[0] < n, lambda state: (state[0] + 1, jax.lax.switch(state[0] - 1, branches, state[1])), (jnp.int32(0), last)
+  )
+  return {"sums": sums, "turned": turned, "same": x}
+
+
+INPUTS = {"x": "f32[b,4]", "n": "i32[]"}
+
+
+def source(tmp_path: Path, kind: str) -> _export.Source:
+  model = saved_model.Model(PARAMS).add(network, inputs=INPUTS)
+  if kind == "builder":
+    return _export.Source.of(model)
+  path = model.save(tmp_path)
+  return _export.Source.of(path) if kind == "directory" else _export.Source.of(path, reference=network, params=PARAMS)
+
+
+def in_tensorflow(signature: _export.Signature, replacements: Any = None) -> _export.Answer:
+  function = _concrete.frozen(signature.function, replacements or {})
+
+  def answer(runs: Any) -> Any:
+    def one(run: Any) -> Any:
+      outputs = function(**{name: tf.constant(array) for name, array in run.inputs.items()})
+      return {"outputs": {name: y.numpy() for name, y in outputs.items()}, "error": "", "seconds": None}
+
+    return [one(run) for run in runs]
+
+  return answer
+
+
+@pytest.mark.parametrize("kind", ["builder", "directory", "directory with its function"])
+def test_the_frozen_graph_computes_the_same(tmp_path: Path, kind: str) -> None:
+  found = source(tmp_path, kind)
+  signature = found.signatures["serving_default"]
+  frozen = signature.frozen("onnx")
+  assert sorted(frozen.structured_input_signature[1]) == ["n", "x"]
+  assert sorted(frozen.structured_outputs) == ["same", "sums", "turned"]
+  types = set(_concrete.op_types(frozen))
+  assert types.isdisjoint(
+    {"ReadVariableOp", "VarHandleOp", "PartitionedCall", "StatefulPartitionedCall", "Case", "StatelessCase", "Assert"}
+  )
+  assert not frozen.graph.captures
+  examples = {"n": np.int32(5)}
+  report = found.compared(in_tensorflow(signature), "onnx", "TensorFlow", versions={}, inputs=examples)
+  assert {row.sizes["b"] for row in report.rows} == {1, 3, 7, 32}
+  assert all(row.of_tolerance is not None for row in report.rows)
+
+
+@pytest.mark.parametrize("index", [-2, -1, 0, 1, 2, 3, 2**31 - 1])
+def test_case_becomes_nested_ifs_of_the_same_branches(index: int) -> None:
+  # JAX clamps before it switches; TensorFlow's own Case sends every index that is out of range to the last branch.
+  @tf.function(input_signature=[tf.TensorSpec([], tf.int32, "i")])
+  def function(i: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {"y": tf.switch_case(i, [lambda: tf.constant(k) + i for k in range(1)] + [lambda: tf.constant(10), lambda: tf.constant(20)])}
+
+  concrete = function.get_concrete_function()
+  assert "StatelessCase" in {op.type for op in concrete.graph.get_operations()}
+  assert _concrete.frozen(concrete, {})(i=tf.constant(index))["y"].numpy() == concrete(i=tf.constant(index))["y"].numpy()
+
+
+def test_a_parameter_is_one_constant_however_deep_it_is_used(tmp_path: Path) -> None:
+  frozen = source(tmp_path, "builder").signatures["serving_default"].frozen("onnx")
+  constants = collections.Counter(
+    op.get_attr("value").tensor_shape.dim.__len__()
+    for op in frozen.graph.get_operations()
+    if op.type == "Const" and op.outputs[0].shape == (5, 5)
+  )
+  assert sum(constants.values()) == 1
+
+
+def test_a_replacement_is_used_inside_of_loops_and_branches(tmp_path: Path) -> None:
+  found = source(tmp_path, "builder")
+  signature = found.signatures["serving_default"]
+  replacements = {"Erfc": lambda op, x: [1 - tf.math.erf(x)]}
+  assert "Erfc" not in set(_concrete.op_types(_concrete.frozen(signature.function, replacements)))
+  found.compared(in_tensorflow(signature, replacements), "onnx", "TensorFlow", versions={}, inputs={"n": np.int32(2)})
+
+
+def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
+  found = source(tmp_path, "builder")
+  wrong = in_tensorflow(found.signatures["serving_default"], {"Erfc": lambda op, x: [tf.math.erfc(x) * 1.001]})
+  with pytest.raises(
+    _export.ExportError, match=r"(?s)TensorFlow answers otherwise than the reference, so nothing was written.*sums"
+  ) as caught:
+    found.compared(wrong, "onnx", "TensorFlow", versions={}, inputs={"n": np.int32(2)})
+  assert caught.value.target == "onnx"
+
+
+def test_an_answer_that_differs_for_hostile_numbers_is_a_warning() -> None:
+  found = _export.Source.of(saved_model.Model({}).add(lambda p, x: jnp.maximum(x, 0), inputs={"x": "f32[b]"}))
+  wrong = in_tensorflow(
+    found.signatures["serving_default"], {"Maximum": lambda op, x, y: [tf.where(tf.math.is_nan(x), 0.0, tf.maximum(x, y))]}
+  )
+  with pytest.warns(UserWarning, match=r"(?s)answers otherwise than JAX to NaN, infinities or extreme numbers.*NaN at other places"):
+    found.compared(wrong, "onnx", "TensorFlow", versions={})
+
+
+def test_what_is_refused_has_its_line(tmp_path: Path) -> None:
+  signature = source(tmp_path, "builder").signatures["serving_default"]
+  error = signature.refuse("tflite", "LiteRT", {"Erfc": "no kernel", "Tanh": "no kernel"})
+  assert [use.op for use in error.uses] == ["Tanh", "Erfc"]
+  lines = str(error).splitlines()
+  assert lines[0] == "LiteRT cannot take signature 'serving_default' (no kernel), which needs"
+  assert "Tanh (of 'tanh') at " in lines[1]
+  assert f"{Path(__file__).name}:" in lines[1]
+  unknown = source(tmp_path, "directory").signatures["serving_default"].refuse("tflite", "LiteRT", {"Erfc": ""})
+  assert "a place that is not known" in str(unknown)
+
+
+def test_what_cannot_be_a_source(tmp_path: Path) -> None:
+  model = saved_model.Model({}).add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures=["a", "b"])
+  with pytest.raises(ValueError, match="signatures names 'c', but the model has: a, b"):
+    _export.Source.of(model, signatures=["c"])
+  with pytest.raises(ValueError, match="reference and params are for a saved model"):
+    _export.Source.of(model, params={})
+  with pytest.raises(FileNotFoundError, match="holds neither"):
+    _export.Source.of(tmp_path)
+  path = model.save(tmp_path)
+  with pytest.raises(ValueError, match="reference has a function for 'z'"):
+    _export.Source.of(path, reference={"z": lambda x: x})
+  assert list(_export.Source.of(path).signatures) == ["a"]  # one function, though it has two names
+  assert list(_export.Source.of(path, signatures=["b"]).signatures) == ["b"]
