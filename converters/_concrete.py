@@ -96,16 +96,9 @@ class _Replay:
     if id(variable) not in self._constants:
       with tf.init_scope():
         value = variable.numpy()
-      with self._outermost().as_default(), tf.control_dependencies(None):
+      with outermost().as_default(), tf.control_dependencies(None):
         self._constants[id(variable)] = tf.constant(value, name=variable.name.split(":")[0])
     return self._constants[id(variable)]
-
-  @staticmethod
-  def _outermost() -> Any:
-    graph: Any = _tf_compat.current_graph()
-    while getattr(outer := getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
-      graph = outer
-    return graph
 
   def _function(self, attribute: Any) -> Callable[[Sequence[Any]], list[Any]]:
     """A function of the library, as a function that makes its ops."""
@@ -165,6 +158,14 @@ class _Replay:
 
 def _condition(predicate: tf.Tensor, true: Callable[[], list[Any]], false: Callable[[], list[Any]]) -> list[Any]:
   return list(tf.cond(predicate, lambda: tuple(true()), lambda: tuple(false())))
+
+
+def outermost() -> Any:
+  """The graph of the whole function, while that of a loop or a branch is under construction."""
+  graph: Any = _tf_compat.current_graph()
+  while getattr(outer := getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
+    graph = outer
+  return graph
 
 
 def op_types(concrete: Any) -> Iterator[str]:

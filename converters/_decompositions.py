@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jax2tf.converters import _onnx_ops
 from jax2tf.converters._concrete import Replacement
 
-ONNX: Mapping[str, Replacement] = {}
+ONNX: Mapping[str, Replacement] = _onnx_ops.REPLACEMENTS
 TFLITE: Mapping[str, Replacement] = {}
 TFJS: Mapping[str, Replacement] = {}
 

@@ -80,7 +80,7 @@ def test_case_becomes_nested_ifs_of_the_same_branches(index: int) -> None:
   # JAX clamps before it switches; TensorFlow's own Case sends every index that is out of range to the last branch.
   @tf.function(input_signature=[tf.TensorSpec([], tf.int32, "i")])
   def function(i: tf.Tensor) -> dict[str, tf.Tensor]:
-    return {"y": tf.switch_case(i, [lambda: tf.constant(k) + i for k in range(1)] + [lambda: tf.constant(10), lambda: tf.constant(20)])}
+    return {"y": tf.switch_case(i, [lambda: 2 * i, lambda: tf.constant(10), lambda: tf.constant(20)])}
 
   concrete = function.get_concrete_function()
   assert "StatelessCase" in {op.type for op in concrete.graph.get_operations()}

@@ -20,7 +20,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-KEY = jax.random.key(0)
+from tests.models.libraries import KEY, of_equinox, of_haiku, of_linen, of_nnx
+from tests.models.libraries import weights as normal
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,6 @@ def model(inputs: Callable[[int], Any], **options: Any) -> Callable[..., Any]:
   return register
 
 
-def linen(module: nn.Module, inputs: Callable[[int], Any], **kwargs: Any) -> tuple[Callable[..., Any], Any]:
-  """(apply, variables) of a Flax linen module."""
-  variables = module.init(KEY, inputs(1), **kwargs)
-  return functools.partial(module.apply, **kwargs), variables
-
-
 class LinenMLP(nn.Module):
   @nn.compact
   def __call__(self, x):
@@ -85,7 +80,7 @@ class LinenMLP(nn.Module):
 
 @model(floats(8))
 def linen_mlp():
-  return linen(LinenMLP(), floats(8))
+  return of_linen(LinenMLP(), floats(8)(1))
 
 
 class LinenCNN(nn.Module):
@@ -100,7 +95,7 @@ class LinenCNN(nn.Module):
 
 @model(floats(16, 16, 3))
 def linen_cnn_nhwc():
-  return linen(LinenCNN(), floats(16, 16, 3))
+  return of_linen(LinenCNN(), floats(16, 16, 3)(1))
 
 
 class ResidualBlock(nn.Module):
@@ -129,12 +124,12 @@ class LinenResNet(nn.Module):
 
 @model(floats(32, 32, 3), rtol=3e-5)
 def linen_resnet():
-  return linen(LinenResNet(), floats(32, 32, 3))
+  return of_linen(LinenResNet(), floats(32, 32, 3)(1))
 
 
 @model(floats(32, 32, 3), batches=(2, 3), rtol=1e-4)  # batch statistics of few samples divide by small variances
 def linen_resnet_training():
-  apply, variables = linen(LinenResNet(), floats(32, 32, 3))
+  apply, variables = of_linen(LinenResNet(), floats(32, 32, 3)(1))
 
   def train(variables, x):
     logits, updates = apply(variables, x, train=True, mutable=["batch_stats"])
@@ -161,7 +156,7 @@ class LinenEncoder(nn.Module):
 
 @model(tokens(6))
 def linen_transformer_encoder():
-  return linen(LinenEncoder(), tokens(6))
+  return of_linen(LinenEncoder(), tokens(6)(1))
 
 
 class LinenLSTM(nn.Module):
@@ -172,19 +167,7 @@ class LinenLSTM(nn.Module):
 
 @model(floats(5, 4))
 def linen_lstm():
-  return linen(LinenLSTM(), floats(5, 4))
-
-
-def of_nnx(module: Any) -> tuple[Callable[..., Any], Any]:
-  """(apply, state) of a Flax nnx module; the state as a plain pytree of arrays."""
-  graph, state = nnx.split(module)
-  pure = nnx.to_pure_dict(state)
-
-  def apply(params, x):
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)(x)
-
-  return apply, pure
+  return of_linen(LinenLSTM(), floats(5, 4)(1))
 
 
 class NnxCNN(nnx.Module):
@@ -217,15 +200,9 @@ def nnx_attention():
   return of_nnx(NnxAttention(nnx.Rngs(0)))
 
 
-def of_haiku(fun: Callable[..., Any], inputs: Callable[[int], Any]) -> tuple[Callable[..., Any], Any]:
-  """(apply, params) of a Haiku function."""
-  transformed = hk.without_apply_rng(hk.transform(fun))
-  return transformed.apply, transformed.init(jax.random.PRNGKey(0), inputs(1))
-
-
 @model(floats(8))
 def haiku_mlp():
-  return of_haiku(lambda x: hk.nets.MLP([16, 4], activation=jax.nn.elu)(x), floats(8))
+  return of_haiku(lambda x: hk.nets.MLP([16, 4], activation=jax.nn.elu)(x), floats(8)(1))
 
 
 @model(floats(3, 12, 12))
@@ -236,7 +213,7 @@ def haiku_cnn_nchw():
     x = hk.Conv2D(8, 3, stride=2, data_format="NCHW")(x)
     return hk.Linear(4)(hk.Flatten()(x))
 
-  return of_haiku(net, floats(3, 12, 12))
+  return of_haiku(net, floats(3, 12, 12)(1))
 
 
 @model(floats(5, 4))
@@ -246,13 +223,7 @@ def haiku_lstm():
     outs, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[0]), time_major=False)
     return hk.Linear(2)(outs)
 
-  return of_haiku(net, floats(5, 4))
-
-
-def of_equinox(module: Any) -> tuple[Callable[..., Any], Any]:
-  """(vmapped apply, arrays) of an Equinox module."""
-  arrays, static = eqx.partition(module, eqx.is_array)
-  return lambda arrays, x: jax.vmap(eqx.combine(arrays, static))(x), arrays
+  return of_haiku(net, floats(5, 4)(1))
 
 
 @model(floats(8))
@@ -301,11 +272,6 @@ def equinox_attention():
     return jax.vmap(lambda x: jax.vmap(norm)(x + attention(x, x, x)))(x)
 
   return apply, arrays
-
-
-def normal(key: Any, *shape: int) -> np.ndarray:
-  """f32[shape] of small weights."""
-  return np.asarray(jax.random.normal(key, shape) / shape[0] ** 0.5)
 
 
 @model(floats(8))
