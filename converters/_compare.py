@@ -108,6 +108,11 @@ def _differences(
       yield name, _difference(_verify_plan.as_numpy(found[name]), expected[name], rtol, atol)
 
 
+def problem(found: np.ndarray, expected: np.ndarray) -> str:
+  """What is wrong with one array, within the tolerances of its dtype; empty if nothing is."""
+  return _difference(found, expected, None, None).problem
+
+
 def _difference(found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None) -> _Difference:
   """The model's array against the reference's."""
   dtype = _dtype_name(expected)

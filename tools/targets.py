@@ -1,56 +1,52 @@
-"""What a function would lack in a target, before anything is written: for `jax2tf check`.
-
-The tables name TensorFlow ops that the target's converter or runtime is known not to take (each was tried, in November 2026, with
-tf2onnx 1.17 and ONNX Runtime 1.31, LiteRT 2.3, tensorflowjs 4.22). Serving by TensorFlow itself takes every op.
-"""
+"""What a function would lack in a target, before anything is kept: for `jax2tf check`."""
 
 from __future__ import annotations
 
+import importlib
+import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-from jax import export
-
-from jax2tf import survey
-from jax2tf.converters import _signature
+from jax2tf.converters import _export, saved_model
 from jax2tf.errors import LoweringError
 from jax2tf.tools._loading import UsageError
 
-_COMPLEX = {"Complex", "Real", "Imag", "Conj", "ComplexAbs", "FFT", "FFT2D", "FFT3D", "IFFT", "IFFT2D", "IFFT3D"}
-_LINALG = {"Cholesky", "Qr", "Svd", "SelfAdjointEigV2", "Eig", "Lu", "MatrixTriangularSolve", "MatrixSolve"}
-_SPECIAL = {"Lgamma", "Digamma", "Igamma", "Igammac", "Polygamma", "Zeta", "Betainc", "NextAfter"}
-
-LACKS: Mapping[str, frozenset[str]] = {
-  "serving": frozenset(),
-  "onnx": frozenset({"Erfc", "Log1p", "Expm1", "Bitcast", "IsFinite", "Case", "PreventGradient"} | _COMPLEX | _LINALG | _SPECIAL),
-  "tflite": frozenset({"Erf", "Erfc", "Tan", "Sinh", "Cosh", "Case"} | _COMPLEX | _LINALG | _SPECIAL),
-  "tfjs": frozenset({"Erfc", "TensorScatterAdd", "Einsum", "Case", "Bitcast"} | _LINALG | _SPECIAL),
-}
+TARGETS = ("serving", "onnx", "tflite", "tfjs")
 
 
 def gaps(
   fun: Callable[..., Any], params: Any, inputs: Mapping[str, str], constraints: Sequence[str], targets: Sequence[str]
 ) -> dict[str, list[dict[str, str]]]:
-  """{target: [{"op", "primitive", "where"}]}; for a primitive without a lowering the op is empty, and every target has it.
+  """{target: [{"op", "primitive", "where"}]}, found by exporting into a folder that is then gone.
+
+  No table of ops knows all that a runtime may lack. For a primitive without a lowering the op is empty, and every target has it;
+  where the target's answers differ there is no op, and `where` says how.
 
   Raises:
     UsageError: a target that is not known.
+    ImportError: the extra of a target is not installed.
   """
-  if unknown := [target for target in targets if target not in LACKS]:
-    raise UsageError(f"--for={','.join(targets)}: {unknown[0]!r} is no target; name some of {', '.join(LACKS)}")
-  arguments = _signature.Arguments.of(inputs, {}, export.SymbolicScope(constraints))
-  specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype), params)
+  if unknown := [target for target in targets if target not in TARGETS]:
+    raise UsageError(f"--for={','.join(targets)}: {unknown[0]!r} is no target; name some of {', '.join(TARGETS)}")
   try:
-    uses = survey.ops_of(fun, specs, *arguments.unflatten(arguments.avals))
+    model = saved_model.Model(params, polymorphic_constraints=constraints).add(fun, inputs=inputs)
   except LoweringError as error:
-    found = [{"op": "", "primitive": gap.primitive, "where": gap.where} for gap in error.gaps]
-    return dict.fromkeys(targets, found)
-  return {
-    target: [{"op": use.op, "primitive": use.primitive, "where": use.where} for use in uses if use.op in LACKS[target]]
-    for target in targets
-  }
+    return {target: [{"op": "", "primitive": gap.primitive, "where": gap.where} for gap in error.gaps] for target in targets}
+  return {target: [] if target == "serving" else _gaps(model, target) for target in targets}
+
+
+def _gaps(model: saved_model.Model, target: str) -> list[dict[str, str]]:
+  with tempfile.TemporaryDirectory(prefix="jax2tf-check-") as folder, warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of NaN and infinities; `convert --to` says it
+    try:
+      importlib.import_module(f"jax2tf.converters.{target}").save_model(model, Path(folder, "model"))
+    except _export.ExportError as error:
+      return [{"op": use.op, "primitive": use.primitive, "where": use.where} for use in error.uses] or [
+        {"op": "", "primitive": "", "where": str(error)}
+      ]
+  return []
 
 
 def text(found: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
@@ -58,5 +54,8 @@ def text(found: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
   lines = []
   for target, missing in found.items():
     lines.append(f"{target}: {'nothing is missing' if not missing else f'{len(missing)} gaps'}")
-    lines += [f"  {gap['op'] or 'no lowering'} (of '{gap['primitive']}') at {gap['where']}" for gap in missing]
+    for gap in missing:
+      lines.append(
+        f"  {gap['op'] or 'no lowering'} (of '{gap['primitive']}') at {gap['where']}" if gap["primitive"] else f"  {gap['where']}"
+      )
   return "\n".join(lines)

@@ -26,7 +26,7 @@ from tests.case import as_numpy, xla_ops
 from tests.conformance.tolerances import CUSTOM_CHECKS, DERIVATIVES, LIMITATIONS, OF_THE_LARGEST, WELL_DEFINED, coarsest_epsilon, tolerance
 from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
-_X64 = "@x64"
+X64 = "@x64"
 _SPEAKS_OF_64_BITS = re.compile("int64|float64|complex128")
 
 
@@ -64,7 +64,7 @@ def load() -> dict[str, Any]:
     sys.argv = argv
   harnesses = {h.fullname: h for h in test_harnesses.all_harnesses if h.filter("cpu")}
   narrow = {name: h for name, h in harnesses.items() if not (_SPEAKS_OF_64_BITS.search(name) or h.params.get("enable_xla64"))}
-  return narrow | {name + _X64: h for name, h in harnesses.items()}
+  return narrow | {name + X64: h for name, h in harnesses.items()}
 
 
 def sample(size: int, seed: int) -> list[str]:
@@ -84,7 +84,7 @@ def run(name: str, way: str) -> Outcome:
   harness = load()[name]
   dtype = np.dtype(harness.dtype).name if harness.dtype is not None else ""
   outcome = functools.partial(Outcome, name, harness.group_name, dtype, way)
-  with jax.enable_x64(name.endswith(_X64)), warnings.catch_warnings():
+  with jax.enable_x64(name.endswith(X64)), warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
       rng = np.random.RandomState(zlib.crc32(name.encode()))
