@@ -11,6 +11,7 @@
 #   make load         200 concurrent requests against examples/serve_ray.py, with a replica killed, and docs/serving-load.json
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/model-table.md
+#   make minilm       MiniLM at every target and quantization, and the report docs/minilm.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/readers.md
 #   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/growth.md
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
@@ -29,7 +30,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test lint bench coverage conformance growth cost load models readers speed targets golden clean
+.PHONY: quickstart test lint bench coverage conformance growth cost load minilm models readers speed targets golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -69,6 +70,9 @@ targets: $(VENV)/.dev
 
 models: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.model_table
+
+minilm: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.minilm_table
 
 readers: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.readers

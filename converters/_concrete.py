@@ -22,13 +22,15 @@ _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
 
 
-def frozen(signature: Any, replacements: Mapping[str, Replacement]) -> Any:
+def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType] | None = None) -> Any:
   """The same function of the same named tensors, as a tf.types.experimental.ConcreteFunction without variables or calls.
 
   Args:
     signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
     replacements: {op type: what takes its place}.
+    held: {dtype: the target's dtype that holds it}, of inputs and parameters; the replacements see to all others.
   """
+  held = held or {}
   specs = signature.structured_input_signature[1] or {spec.name: spec for spec in signature.structured_input_signature[0]}
   variables = {id(v.handle): v for v in signature.graph.variables}
   captured = [variables.get(id(outer), outer) for outer, _ in signature.graph.captures]
@@ -40,23 +42,23 @@ def frozen(signature: Any, replacements: Mapping[str, Replacement]) -> Any:
   library = signature.graph.as_graph_def().library
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    replay = _Replay(library, replacements)
+    replay = _Replay(library, replacements, held)
     values = replay.run(signature.graph, [*inputs, *inner], [*(tensors[name] for name in names), *captured])
     return {name: tf.identity(values(tensor), name) for name, tensor in zip(outputs, signature.graph.outputs, strict=True)}
 
-  ordered = {name: tf.TensorSpec(specs[name].shape, specs[name].dtype, name) for name in names}
+  ordered = {name: tf.TensorSpec(specs[name].shape, held.get(specs[name].dtype, specs[name].dtype), name) for name in names}
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
 
 
 class _Replay:
   """Makes the ops of graphs once more in the graph under construction."""
 
-  def __init__(self, library: Any, replacements: Mapping[str, Replacement]):
+  def __init__(self, library: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType]):
     self._library = {function.signature.name: function for function in library.function}
     self._home = tf.Graph()  # where one function of the library finds another
     with self._home.as_default():
       tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
-    self._replacements = replacements
+    self._replacements, self._held = replacements, held
     self._graphs: dict[str, Any] = {}
     self._constants: dict[int, tf.Tensor] = {}
 
@@ -95,7 +97,7 @@ class _Replay:
     """The value of a variable: one constant in the outermost graph, which the bodies of loops and branches capture."""
     if id(variable) not in self._constants:
       with tf.init_scope():
-        value = variable.numpy()
+        value = variable.numpy().astype(self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False)
       with outermost().as_default(), tf.control_dependencies(None):
         self._constants[id(variable)] = tf.constant(value, name=variable.name.split(":")[0])
     return self._constants[id(variable)]
@@ -150,7 +152,7 @@ class _Replay:
       lambda *carry: predicate(whole(carry))[0],
       turn,
       tuple(operands[i] for i in carried),
-      shape_invariants=tuple(op.outputs[i].shape for i in carried),
+      shape_invariants=tuple(_invariant(op.outputs[i], operands[i]) for i in carried),
       parallel_iterations=op.get_attr("parallel_iterations"),
     )
     return whole(results)
@@ -166,6 +168,12 @@ def outermost() -> Any:
   while getattr(outer := getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
     graph = outer
   return graph
+
+
+def _invariant(result: tf.Tensor, operand: tf.Tensor) -> tf.TensorShape:
+  """The shape that a loop keeps; of a list that a target's table made a tensor of, the rank."""
+  is_list = result.dtype == tf.variant and operand.dtype != tf.variant
+  return tf.TensorShape([None] * operand.shape.rank) if is_list else result.shape
 
 
 def op_types(concrete: Any) -> Iterator[str]:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jax2tf.converters import _onnx_ops
+import tensorflow as tf
+
+from jax2tf.converters import _onnx_ops, _tfjs_dtypes, _tfjs_ops, _tflite_ops
 from jax2tf.converters._concrete import Replacement
 
 ONNX: Mapping[str, Replacement] = _onnx_ops.REPLACEMENTS
-TFLITE: Mapping[str, Replacement] = {}
-TFJS: Mapping[str, Replacement] = {}
+TFLITE: Mapping[str, Replacement] = _tflite_ops.REPLACEMENTS
+TFJS: Mapping[str, Replacement] = _tfjs_ops.Table()
 
 TABLES: Mapping[str, Mapping[str, Replacement]] = {"onnx": ONNX, "tflite": TFLITE, "tfjs": TFJS}
+# {dtype: the target's own that holds it}, where a target lacks dtypes.
+HELD: Mapping[str, Mapping[tf.DType, tf.DType]] = {"tfjs": _tfjs_dtypes.HELD}

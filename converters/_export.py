@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 import tqdm
@@ -58,7 +60,7 @@ class Signature:
 
   def frozen(self, target: str) -> Any:
     """The function with its parameters as constants and the target's decompositions in place of what it lacks."""
-    return _concrete.frozen(self.function, _decompositions.TABLES[target])
+    return _concrete.frozen(self.function, _decompositions.TABLES[target], _decompositions.HELD.get(target))
 
   @cached_property
   def uses(self) -> Sequence[survey.Use]:
@@ -127,9 +129,23 @@ class Source:
     for name, one in chosen.items():
       function = loaded.signatures[name]
       fun = functions.get(name)
-      against = _tensorflow(loaded, name, one) if fun is None else _closed(fun, params)
+      called = _closed if one.preprocessed or one.postprocessed else _jitted
+      against = _tensorflow(loaded, name, one) if fun is None else called(fun, params)
       found[name] = Signature(name, one, function, against, None, loaded)
     return cls(found, record.constraints, str(directory))
+
+  def runs(
+    self, sizes: Mapping[str, int | Sequence[int]] | None, samples: int, inputs: _verify_plan.Given | None
+  ) -> list[_verify_plan.Run]:
+    """What `compared` runs: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
+    given = dict(inputs or {})
+    for name in given:
+      if not any(name in one.record.inputs for one in self.signatures.values()):
+        raise ValueError(
+          f"inputs names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
+        )
+    subjects = [_verify_plan.Subject(s.name, s.record, s.reference, list(_own(s))) for s in self.signatures.values()]
+    return _verify_plan.plan(subjects, self.constraints, sizes or {}, samples, given)
 
   def compared(
     self,
@@ -152,17 +168,7 @@ class Source:
     Raises:
       ExportError: the file fails, or differs from the reference.
     """
-    given = dict(inputs or {})
-    for name in given:
-      if not any(name in one.record.inputs for one in self.signatures.values()):
-        raise ValueError(
-          f"inputs names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
-        )
-    subjects = [
-      _verify_plan.Subject(s.name, s.record, jax.jit(s.reference) if s.traced else s.reference, list(_own(s)))
-      for s in self.signatures.values()
-    ]
-    runs = _verify_plan.plan(subjects, self.constraints, sizes or {}, samples, given)
+    runs = self.runs(sizes, samples, inputs)
     with tqdm.tqdm(total=len(runs), desc=f"compare {target}", leave=False, disable=None) as progress:
       expected = list(_compare.reference_answers(runs, (), progress))
     found = answer(runs)
@@ -199,6 +205,15 @@ class Exported:
     return cls(path, report, sum(file.stat().st_size for file in files))
 
 
+def single(answer: Answer, inputs: Mapping[str, Any], signature: str = "serving_default") -> dict[str, np.ndarray]:
+  """{output: array} of one call; RuntimeError with the runtime's words if it fails."""
+  subject = _verify_plan.Subject(signature, manifest.SignatureRecord({}, {}), lambda: None, [])
+  (found,) = answer([_verify_plan.Run(subject, {}, "given", {name: np.asarray(x) for name, x in inputs.items()}, False)])
+  if found["error"]:
+    raise RuntimeError(found["error"])
+  return dict(found["outputs"])
+
+
 def _own(signature: Signature) -> Sequence[str]:
   return [name for name in signature.record.inputs if name not in signature.record.passed_through]
 
@@ -227,12 +242,19 @@ def _of_builder(model: saved_model.Model, chosen: Mapping[str, manifest.Signatur
     arguments = function.arguments
     order = [n for n in record.inputs if n not in record.passed_through]
 
-    def reference(*leaves: Any, fun: Any = function.fun, arguments: Any = arguments, params: Any = params, order: Any = order) -> Any:
+    def reference(params: Any, *leaves: Any, fun: Any = function.fun, arguments: Any = arguments, order: Any = order) -> Any:
       named = dict(zip(order, leaves, strict=True))
       return fun(params, *arguments.unflatten([named[n] for n in arguments.names]))
 
-    found[name] = Signature(name, record, concrete, reference, (function.fun, (specs, *arguments.unflatten(arguments.avals))), model)
+    traced = function.fun, (specs, *arguments.unflatten(arguments.avals))
+    found[name] = Signature(name, record, concrete, _jitted(reference, params), traced, model)
   return found
+
+
+def _jitted(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:
+  """The function of its inputs. Parameters are arguments: as constants XLA would fold them, and NumPy's take no tracer as an index."""
+  jitted = jax.jit(fun)
+  return jitted if params is None else functools.partial(jitted, jax.tree.map(jnp.asarray, params))
 
 
 def _closed(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:

@@ -206,3 +206,19 @@ def errors_as_raised() -> Iterator[None]:
   except Exception as error:
     error.ag_pass_through = True  # type: ignore[attr-defined]
     raise
+
+
+def grappled(definition: Any, fetches: Sequence[str], optimizers: Sequence[str]) -> Any:
+  """A GraphDef after some of Grappler's optimizers: "constfold", "dependency", "remap" ...; the ops `fetches` keep their names."""
+  from tensorflow.python.grappler import tf_optimizer  # noqa: PLC0415  (for those who export)
+
+  graph = tf.Graph()
+  with graph.as_default():
+    tf.graph_util.import_graph_def(definition, name="")
+    meta = tf.compat.v1.train.export_meta_graph(graph=graph, clear_devices=True)
+  meta.collection_def["train_op"].node_list.value.extend(fetches)
+  config = tf.compat.v1.ConfigProto()
+  rewriting = config.graph_options.rewrite_options
+  rewriting.optimizers.extend(optimizers)
+  rewriting.min_graph_nodes = -1  # small graphs too
+  return tf_optimizer.OptimizeGraph(config, meta)

@@ -121,7 +121,8 @@ def _function(subject: str) -> tuple[Callable[..., Any], list[np.ndarray], str, 
   args = list(harness.dyn_args_maker(np.random.RandomState(zlib.crc32(name.encode()))))
   leaves, tree = jax.tree.flatten(args)
   dtype = np.dtype(harness.dtype).name if harness.dtype is not None else ""
-  return lambda *xs: harness.dyn_fun(*jax.tree.unflatten(tree, xs)), [np.asarray(x) for x in leaves], harness.group_name, dtype
+  arrays = [np.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)) for x in leaves]
+  return lambda *xs: harness.dyn_fun(*jax.tree.unflatten(tree, xs)), arrays, harness.group_name, dtype
 
 
 def outcome(subject: str, target: str) -> Outcome:

@@ -1,0 +1,193 @@
+"""Integers for ONNX Runtime: division, shifts, and the bits of a number, in arithmetic that it has."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_SIGNED = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
+_UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
+
+
+def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  """x, y i32[...] -> i32[...]; ONNX Runtime dies of the smallest integer over -1, which wraps in XLA."""
+  del op
+  minus, divisor = _without_minus_one(y)
+  quotient = tf.raw_ops.TruncateDiv(x=x, y=divisor)
+  return [quotient if minus is None else tf.where(minus, -x, quotient)]
+
+
+def truncate_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  """x, y i32[...] or f32[...] -> the same, with the sign of x; ONNX Runtime has that of int64 in float64."""
+  if x.dtype.is_floating:
+    return [tf.raw_ops.TruncateMod(x=x, y=y)]
+  (quotient,) = truncate_div(op, x, y)
+  return [x - quotient * y]
+
+
+def floor_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  """x, y i32[...] or f32[...] -> the same, rounded down; tf2onnx rounds integers towards zero."""
+  if x.dtype.is_floating:
+    return [tf.floor(x / y)]
+  (quotient,) = truncate_div(op, x, y)
+  return [quotient - tf.cast(_crosses(x - quotient * y, y), x.dtype)]
+
+
+def floor_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  """x, y i32[...] or f32[...] -> the same, with the sign of y."""
+  (remainder,) = truncate_mod(op, x, y)
+  crosses = _crosses(remainder, y)
+  return [remainder + tf.cast(crosses, x.dtype) * y if x.dtype.is_integer else tf.where(crosses, remainder + y, remainder)]
+
+
+def _crosses(remainder: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """Where the quotient that was rounded towards zero was rounded up."""
+  zero = tf.constant(0, y.dtype)
+  return tf.not_equal(remainder, zero) & tf.not_equal(remainder < zero, y < zero)
+
+
+def _without_minus_one(y: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
+  """Where y is -1, and y with 1 in these places; None if it cannot be."""
+  known = tf.get_static_value(y)
+  if y.dtype not in (tf.int32, tf.int64) or (known is not None and np.all(known != -1)):
+    return None, y
+  minus = tf.equal(y, tf.constant(-1, y.dtype))
+  return minus, tf.where(minus, tf.ones_like(y), y)
+
+
+def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
+  """x, count i32[...] -> i32[...]: BitShift is of uint64 here, whose lower bits are the same."""
+  del op
+  return [tf.cast(tf.bitwise.left_shift(tf.cast(x, tf.uint64), tf.cast(count, tf.uint64)), x.dtype)]
+
+
+def right_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
+  """x, count i32[...] -> i32[...]: copies of the sign come in; BitShift has no signed integers."""
+  del op
+  if not x.dtype.min:
+    return [tf.cast(tf.bitwise.right_shift(tf.cast(x, tf.uint64), tf.cast(count, tf.uint64)), x.dtype)]
+  wide = tf.cast(x, tf.int64)
+  negative = wide < tf.constant(0, tf.int64)
+  size = tf.where(negative, tf.bitwise.invert(wide), wide)
+  shifted = tf.cast(tf.bitwise.right_shift(tf.cast(size, tf.uint64), tf.cast(count, tf.uint64)), tf.int64)
+  return [tf.cast(tf.where(negative, tf.bitwise.invert(shifted), shifted), x.dtype)]
+
+
+def population_count(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
+  """x u32[...] -> u8[...], the number of ones: sums of neighbouring groups of 1, 2, 4 ... bits."""
+  bits = tf.cast(x, _UNSIGNED[x.dtype.size])
+  width = 8 * x.dtype.size
+  bits = tf.cast(bits, tf.uint64)
+  group = 1
+  while group < width:
+    mask = tf.constant(sum((2**group - 1) << place for place in range(0, 64, 2 * group)), tf.uint64)
+    bits = (bits & mask) + (tf.bitwise.right_shift(bits, tf.constant(group, tf.uint64)) & mask)
+    group *= 2
+  return [tf.cast(bits, op.outputs[0].dtype)]
+
+
+def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
+  """x of any real dtype -> the same bits in another; what NaN has in its lower bits is lost."""
+  to = op.get_attr("type")
+  if any(dtype.is_floating and dtype not in _LAYOUT for dtype in (x.dtype, to)):
+    return [tf.bitcast(x, to)]  # bfloat16 and the like, which are refused by name when the graph is translated
+  bits = _bits(x) if x.dtype.is_floating else x
+  if x.dtype.size == to.size:
+    return [_float(bits, to) if to.is_floating else tf.cast(bits, to)]
+  small, large = _UNSIGNED[min(x.dtype.size, to.size)], _UNSIGNED[max(x.dtype.size, to.size)]
+  width, parts = 8 * small.size, large.size // small.size
+  if to.size < x.dtype.size:  # [...] -> [..., parts], the lowest first
+    shifts = tf.constant([width * i for i in range(parts)], tf.uint64)
+    wide = tf.cast(tf.cast(bits, large), tf.uint64)[..., tf.newaxis]
+    found = tf.cast(tf.bitwise.right_shift(wide, shifts), small)
+  else:
+    shifts = tf.constant([width * i for i in range(parts)], tf.uint64)
+    words = tf.bitwise.left_shift(tf.cast(tf.cast(bits, small), tf.uint64), shifts)
+    found = tf.cast(_sum_of_parts(words, parts), large)
+  return [_float(tf.cast(found, _SIGNED[to.size]), to) if to.is_floating else tf.cast(found, to)]
+
+
+def _sum_of_parts(words: tf.Tensor, parts: int) -> tf.Tensor:
+  total = words[..., 0]
+  for i in range(1, parts):
+    total = total | words[..., i]
+  return total
+
+
+# Of the significand and of the exponent.
+_LAYOUT = {tf.float16: (10, 15), tf.float32: (23, 127), tf.float64: (52, 1023)}
+
+
+def _bits(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> i32[...], exactly: sign, exponent and significand are found in float64."""
+  digits, bias = _LAYOUT[x.dtype]
+  integer = _SIGNED[x.dtype.size]
+  wide = tf.cast(x, tf.float64)
+  size = tf.abs(wide)
+  finite = size < tf.constant(math.inf, tf.float64)
+  size = tf.where(finite, size, tf.zeros_like(size))
+  lift = 64 if x.dtype == tf.float64 else 0  # so that the logarithm of a subnormal is one of a normal number
+  subnormal = size < tf.constant(2.0 ** (1 - bias), tf.float64)
+  raised = tf.where(subnormal, size * tf.constant(2.0**lift, tf.float64), size)
+  lowest, highest = 1 - bias, bias
+  guess = tf.floor(tf.math.log(raised) * tf.constant(1 / math.log(2), tf.float64))
+  guess = tf.minimum(tf.maximum(guess, tf.constant(lowest, tf.float64)), tf.constant(highest, tf.float64))
+  guess = tf.cast(guess, tf.int64)
+  guess = tf.where(subnormal, tf.constant(lowest, tf.int64), guess)
+  powers = tf.constant([2.0**e for e in range(lowest, highest + 1)], tf.float64)
+  power = tf.gather(powers, guess - tf.constant(lowest, tf.int64))
+  exponent = guess + tf.cast(size / power >= tf.constant(2.0, tf.float64), tf.int64)
+  below = ~subnormal & (size < power)
+  exponent = exponent - tf.cast(below, tf.int64)
+  significand = size / tf.gather(powers, exponent - tf.constant(lowest, tf.int64))  # [1, 2), or [0, 1) if subnormal
+  fraction = tf.cast(significand * tf.constant(2.0**digits, tf.float64), tf.int64)
+  biased = exponent + tf.constant(bias - 1, tf.int64)  # one less: the fraction has its leading digit
+  bits = fraction + biased * tf.constant(2**digits, tf.int64)
+  infinity = (2 * bias + 1) << digits
+  nan = tf.not_equal(x, x)
+  bits = tf.where(finite, bits, tf.where(nan, tf.constant(infinity | 1 << (digits - 1), tf.int64), tf.constant(infinity, tf.int64)))
+  # A zero has no sign to compare, but its reciprocal has.
+  one, zero = tf.constant(1, x.dtype), tf.constant(0, x.dtype)
+  negative = (x < zero) | (tf.equal(x, zero) & (one / x < zero))
+  sign = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
+  return tf.cast(tf.where(negative, bits + sign, bits), integer)
+
+
+def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
+  """bits i32[...] -> f32[...], exactly."""
+  digits, bias = _LAYOUT[to]
+  wide = tf.cast(tf.cast(bits, _SIGNED[to.size]), tf.int64)
+  (shifted,) = right_shift(None, wide, tf.constant(digits, tf.int64))
+  exponent = shifted & tf.constant(2 * bias + 1, tf.int64)
+  fraction = wide & tf.constant(2**digits - 1, tf.int64)
+  normal = tf.not_equal(exponent, tf.constant(0, tf.int64))
+  significand = fraction + tf.cast(normal, tf.int64) * tf.constant(2**digits, tf.int64)
+  # In two steps, for 2 ** -1074 is subnormal itself.
+  powers = [max(e, 1) - bias for e in range(2 * bias + 1)]
+  table = tf.constant([2.0**power for power in powers] + [math.inf], tf.float64)
+  size = tf.cast(significand, tf.float64) * tf.constant(2.0**-digits, tf.float64) * tf.gather(table, exponent)
+  special = tf.equal(exponent, tf.constant(2 * bias + 1, tf.int64))
+  nan = special & tf.not_equal(fraction, tf.constant(0, tf.int64))
+  size = tf.where(nan, tf.constant(math.nan, tf.float64), size)
+  return tf.cast(tf.where(wide < tf.constant(0, tf.int64), -size, size), to)
+
+
+def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  """x, y f32[...] -> f32[...], the float next to x in the direction of y."""
+  del op
+  first, last = _place(x), _place(y)
+  place = first + tf.cast(first < last, tf.int64) - tf.cast(first > last, tf.int64)
+  smallest = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
+  bits = tf.where(place < tf.constant(0, tf.int64), smallest - place, place)
+  found = _float(tf.cast(bits, _SIGNED[x.dtype.size]), x.dtype)
+  return [tf.where(tf.not_equal(x, x) | tf.not_equal(y, y), x + y, tf.where(tf.equal(x, y), y, found))]
+
+
+def _place(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> i64[...], adjacent integers for adjacent floats, 0 for both zeros."""
+  bits = tf.cast(_bits(x), tf.int64)
+  smallest = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
+  return tf.where(bits < tf.constant(0, tf.int64), smallest - bits, bits)

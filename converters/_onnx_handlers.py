@@ -1,0 +1,73 @@
+"""tf2onnx's handlers of our own, for `custom_op_handlers`: where its own cast, and lose digits, or let NaN through.
+
+A handler changes the node in its graph; the op of ONNX has the name that stands beside the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+_INT64 = 7  # onnx.TensorProto.INT64
+_END = 2**31 - 1  # of a slice
+
+Handler = Callable[[Any, Any, str, Sequence[Any]], None]
+
+
+def _as_it_is(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """Operands and attributes are those of ONNX."""
+
+
+def _remainder(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """Mod as C has it."""
+  node.set_attr("fmod", 1)
+
+
+def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """The number of results is i64[1] in ONNX, and positions are int64."""
+  dtype = graph.get_dtype(node.output[1])
+  count = graph.make_node("Cast", [node.input[1]], attr={"to": _INT64})
+  axes = graph.make_const(f"{name}__axes", np.array([0], "int64"))
+  graph.replace_input(node, node.input[1], graph.make_node("Unsqueeze", [count.output[0], axes.output[0]]).output[0], 1)
+  graph.set_dtype(node.output[1], _INT64)
+  if dtype != _INT64:
+    shape = graph.get_shape(node.output[1])
+    cast = graph.insert_new_node_on_output("Cast", node.output[1], name=f"{name}__positions", to=dtype)
+    graph.set_dtype(cast.output[0], dtype)
+    graph.set_shape(cast.output[0], shape)
+
+
+def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]: a row more is made, which -1 names, and it is cut off."""
+  data, segments, count = node.input
+  outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
+  first, last, axis = (_const(graph, name, label, [value]) for label, value in (("first", 0), ("last", -1), ("axis", 0)))
+
+  def made(op: str, inputs: list[str], **attributes: Any) -> str:
+    return str(graph.make_node(op, inputs, attr=attributes).output[0])
+
+  rows = made("Add", [made("Unsqueeze", [made("Cast", [count], to=_INT64), axis]), _const(graph, name, "one", [1])])
+  row = made("Slice", [made("Shape", [data]), _const(graph, name, "second", [1]), _const(graph, name, "end", [_END]), axis])
+  unit = made("Cast", [_const(graph, name, "unit", 1)], to=dtypes[0])
+  ones = made("Expand", [unit, made("Concat", [rows, row], axis=0)])
+  places = made("Unsqueeze", [made("Cast", [segments], to=_INT64), _const(graph, name, "inner", [1])])
+  products = made("ScatterND", [ones, places, data], reduction="mul")
+  graph.remove_node(name)
+  graph.make_node("Slice", [products, first, last, axis], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
+
+
+def _const(graph: Any, name: str, label: str, value: Any) -> str:
+  return str(graph.make_const(f"{name}__{label}", np.array(value, "int64")).output[0])
+
+
+HANDLERS: dict[str, tuple[Handler, list[str]]] = {
+  "SelectV2": (_as_it_is, ["Where"]),  # tf2onnx has c x + (1 - c) y
+  "Log": (_as_it_is, ["Log"]),  # tf2onnx computes float64 in float32
+  "Less": (_as_it_is, ["Less"]),  # tf2onnx compares integers in float32
+  "Greater": (_as_it_is, ["Greater"]),
+  "TruncateMod": (_remainder, ["Mod"]),
+  "UnsortedSegmentProd": (_segment_product, []),  # tf2onnx takes -1 for the last row
+  "TopKV2": (_top, ["TopK"]),  # tf2onnx sorts integers as float32
+}

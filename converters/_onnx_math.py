@@ -1,0 +1,210 @@
+"""Special functions for ONNX Runtime, in the basic functions that it has.
+
+All is computed in float64 and rounded once where the dtype is narrower, so that cancellation costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_Function = Callable[[tf.Tensor], tf.Tensor]
+
+
+def _in_double(function: _Function) -> Callable[..., list[tf.Tensor]]:
+  def replacement(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
+    del op
+    return [tf.cast(function(tf.cast(x, tf.float64)), x.dtype)]
+
+  return replacement
+
+
+def _f64(value: float) -> tf.Tensor:
+  return tf.constant(value, tf.float64)
+
+
+def _expm1(x: tf.Tensor) -> tf.Tensor:
+  """(u - 1) x / log u where u = exp x: its rounding error cancels (Kahan; Higham, Accuracy and Stability, 1.14.1)."""
+  u = tf.exp(x)
+  ordinary = (u - _f64(1)) * (x / tf.math.log(u))
+  return tf.where(tf.equal(u, _f64(1)), x, tf.where((u < _f64(1e-30)) | (u > _f64(1e30)), u - _f64(1), ordinary))
+
+
+def _log1p(x: tf.Tensor) -> tf.Tensor:
+  """x log u / (u - 1) where u = 1 + x; see `_expm1`."""
+  u = x + _f64(1)
+  ordinary = tf.math.log(u) * (x / (u - _f64(1)))
+  return tf.where(tf.equal(u, _f64(1)), x, tf.where(u > _f64(1e30), tf.math.log(u), ordinary))
+
+
+def _sinh(x: tf.Tensor) -> tf.Tensor:
+  size = tf.abs(x)
+  e = _expm1(size)
+  large = tf.exp(size - _f64(math.log(2)))  # half of an exp that may be infinite
+  return tf.sign(x) * tf.where(size > _f64(40), large, _f64(0.5) * (e + e / (e + _f64(1))))
+
+
+def _cosh(x: tf.Tensor) -> tf.Tensor:
+  half = tf.exp(tf.abs(x) - _f64(math.log(2)))
+  return half + _f64(0.25) / half
+
+
+def _erfcx(x: float) -> float:
+  """exp(x**2) erfc(x) of x >= 0; far out by its continued fraction (DLMF 7.9.2)."""
+  if x < 2:
+    return math.exp(x * x) * math.erfc(x)
+  tail = 0.0
+  for k in range(200, 0, -1):
+    tail = 0.5 * k / (x + tail)
+  return 1 / (math.sqrt(math.pi) * (x + tail))
+
+
+@functools.cache
+def _chebyshev(name: str) -> tuple[float, ...]:
+  """Coefficients, interpolated once from Python's own erf and erfc."""
+
+  def of_erfc(u: Any) -> Any:  # t = 2 / (2 + x) of x >= 0 is (u + 1) / 2
+    t = (u + 1) / 2
+    return np.array([math.log(_erfcx(2 / v - 2) / v) for v in t])
+
+  def of_erf(u: Any) -> Any:  # x**2 of |x| < 1/2 is (u + 1) / 8
+    return np.array([math.erf(v) / v for v in np.sqrt((u + 1) / 8)])
+
+  function, degree = {"erfc": (of_erfc, 27), "erf": (of_erf, 9)}[name]
+  return tuple(np.polynomial.chebyshev.chebinterpolate(function, degree).tolist())
+
+
+def _clenshaw(coefficients: tuple[float, ...], u: tf.Tensor) -> tf.Tensor:
+  """The sum of coefficients[k] T_k(u)."""
+  first, second = tf.zeros_like(u), tf.zeros_like(u)
+  twice = u + u
+  for c in reversed(coefficients[1:]):
+    first, second = twice * first - second + _f64(c), first
+  return u * first - second + _f64(coefficients[0])
+
+
+def _erfc_of(size: tf.Tensor) -> tf.Tensor:
+  """size f64[...] >= 0 -> f64[...]: t exp(p(t) - x**2), p a Chebyshev series (Numerical Recipes, 6.2.2)."""
+  t = _f64(2) / (size + _f64(2))
+  return t * tf.exp(_clenshaw(_chebyshev("erfc"), t + t - _f64(1)) - size * size)
+
+
+def _erfc(x: tf.Tensor) -> tf.Tensor:
+  tail = _erfc_of(tf.abs(x))
+  return tf.where(x < _f64(0), _f64(2) - tail, tail)
+
+
+def _erf(x: tf.Tensor) -> tf.Tensor:
+  near = x * _clenshaw(_chebyshev("erf"), _f64(8) * tf.minimum(x * x, _f64(0.25)) - _f64(1))
+  far = _f64(1) - _erfc_of(tf.abs(x))
+  return tf.where(tf.abs(x) < _f64(0.5), near, tf.sign(x) * far)
+
+
+# M. Giles, Approximating the erfinv function, GPU Computing Gems 2 (2011), single precision; XLA has the same for float32.
+_ERFINV_CENTRAL = (
+  2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941
+)  # fmt: skip
+_ERFINV_TAIL = (
+  -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682
+)  # fmt: skip
+
+
+def _erfinv(x: tf.Tensor) -> tf.Tensor:
+  """Giles' approximation, and two steps of Newton's method with the error function of float64."""
+  w = -_log1p(-x * x)
+  central = w < _f64(5)
+  v = tf.where(central, w - _f64(2.5), tf.sqrt(w) - _f64(3))
+  p = tf.where(central, _f64(_ERFINV_CENTRAL[0]), _f64(_ERFINV_TAIL[0]))
+  for c, t in zip(_ERFINV_CENTRAL[1:], _ERFINV_TAIL[1:], strict=True):
+    p = p * v + tf.where(central, _f64(c), _f64(t))
+  y, size = p * tf.abs(x), tf.abs(x)
+  for _ in range(2):  # on the complement, where erf is near 1
+    excess = tf.where(size < _f64(0.5), _erf(y) - size, (_f64(1) - size) - _erfc_of(y))
+    y = y - excess * tf.exp(y * y) * _f64(math.sqrt(math.pi) / 2)
+  inside = tf.where(tf.equal(size, _f64(1)), _f64(math.inf), y)
+  return tf.where(size > _f64(1), _f64(math.nan), tf.sign(x) * inside)
+
+
+# C. Lanczos' approximation with g = 7 and nine terms (P. Godfrey); good to 1e-15 right of 1/2.
+_LANCZOS_G = 7
+_LANCZOS = (
+  0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059, 12.507343278686905,
+  -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7
+)  # fmt: skip
+
+
+def _lgamma(x: tf.Tensor) -> tf.Tensor:
+  left = x < _f64(0.5)
+  z = tf.where(left, -x, x - _f64(1))
+  total = _f64(_LANCZOS[0])
+  for k, c in enumerate(_LANCZOS[1:], 1):
+    total = total + _f64(c) / (z + _f64(k))
+  t = z + _f64(_LANCZOS_G + 0.5)
+  log_t = tf.math.log(t)
+  right = (z + _f64(0.5) - t / log_t) * log_t + _f64(0.5 * math.log(2 * math.pi)) + tf.math.log(total)
+  fraction = tf.abs(x) - tf.floor(tf.abs(x))
+  sine = tf.sin(_f64(math.pi) * tf.minimum(fraction, _f64(1) - fraction))
+  found = tf.where(left, _f64(math.log(math.pi)) - tf.math.log(sine) - right, right)
+  pole = (x <= _f64(0)) & tf.equal(x, tf.floor(x))
+  return tf.where(pole | tf.equal(tf.abs(x), _f64(math.inf)), _f64(math.inf), found)
+
+
+def _digamma(x: tf.Tensor) -> tf.Tensor:
+  """The derivative of `_lgamma`."""
+  left = x < _f64(0.5)
+  z = tf.where(left, -x, x - _f64(1))
+  total, slope = _f64(_LANCZOS[0]), _f64(0)
+  for k, c in enumerate(_LANCZOS[1:], 1):
+    term = _f64(c) / (z + _f64(k))
+    total, slope = total + term, slope - term / (z + _f64(k))
+  t = z + _f64(_LANCZOS_G + 0.5)
+  right = tf.math.log(t) + slope / total - _f64(_LANCZOS_G) / t
+  reduced = _f64(math.pi) * (x - tf.round(x))
+  found = tf.where(left, right - _f64(math.pi) * tf.cos(reduced) / tf.sin(reduced), right)
+  pole = (x <= _f64(0)) & tf.equal(x, tf.floor(x))
+  infinite = tf.where(tf.equal(x, _f64(math.inf)), x, found)
+  return tf.where(pole, _f64(math.nan), infinite)
+
+
+expm1, log1p, erfc, erfinv = map(_in_double, (_expm1, _log1p, _erfc, _erfinv))
+lgamma, digamma = _in_double(_lgamma), _in_double(_digamma)
+erf, sinh, cosh, tan = map(_in_double, (_erf, _sinh, _cosh, lambda x: tf.sin(x) / tf.cos(x)))
+
+
+def sigmoid(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
+  """x f32[...] -> f32[...]; ONNX Runtime's own takes x for -18 if it is less, and its logarithm with it."""
+  del op
+  one = tf.constant(1, x.dtype)
+  return [one / (one + tf.exp(-x))]
+
+
+def is_finite(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
+  """x f32[...] -> bool[...]."""
+  del op
+  return [tf.abs(x) < tf.constant(math.inf, x.dtype)]
+
+
+def atan2(op: Any, y: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
+  """y, x f32[...] -> f32[...], with the signs of zeros and the corners of infinity, which tf2onnx's formula loses."""
+  del op
+  zero, one = tf.constant(0, x.dtype), tf.constant(1, x.dtype)
+
+  def negative(z: tf.Tensor) -> tf.Tensor:
+    return (z < zero) | (tf.equal(z, zero) & (one / z < zero))
+
+  infinity = tf.constant(math.inf, x.dtype)
+  both = tf.equal(tf.abs(x), infinity) & tf.equal(tf.abs(y), infinity)
+  a = tf.where(both, tf.ones_like(x + y), tf.abs(y))
+  b = tf.where(both, tf.ones_like(x + y), tf.abs(x))
+  # The smaller over the larger, so that the quotient of two large or two small numbers is not lost.
+  low, high = tf.minimum(a, b), tf.maximum(a, b)
+  quotient = tf.where(tf.equal(high, zero), tf.zeros_like(high), low / high)
+  angle = tf.atan(quotient)
+  angle = tf.where(a > b, tf.constant(math.pi / 2, x.dtype) - angle, angle)
+  angle = tf.where(negative(x), tf.constant(math.pi, x.dtype) - angle, angle)
+  return [tf.where(negative(y), -angle, angle)]

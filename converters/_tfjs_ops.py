@@ -1,0 +1,496 @@
+"""What takes the place of the ops that TF.js 4.22 lacks on one of its backends, or gets wrong there.
+
+Each op of a graph comes through here, for dtypes too change (`_tfjs_dtypes`): it stays as it is, or is made of others, or is marked as
+refused, for the exporter to name them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from jax2tf import _tf_compat
+from jax2tf.converters import _tfjs_dtypes as ints
+from jax2tf.converters import _tfjs_floats as floats
+from jax2tf.converters._concrete import Replacement
+from jax2tf.converters._tfjs_names import LEFT, MOVES, RUNS, SUPPORTED
+
+REFUSED = "_jax2tf_refused"  # the attribute of a node that stands for an op that TF.js cannot take: the type of the op, and why
+
+
+class Table(Mapping[str, Replacement]):
+  """A replacement for every type of op but calls, loops, branches and identities."""
+
+  def __contains__(self, op_type: object) -> bool:
+    return op_type not in LEFT
+
+  def __getitem__(self, op_type: str) -> Replacement:
+    if op_type in _REPLACED:
+      return _REPLACED[op_type]
+    return _moved if op_type in MOVES else _of_plain_dtypes if op_type in RUNS else _lacking
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(sorted(SUPPORTED | _REPLACED.keys()))
+
+  def __len__(self) -> int:
+    return len(SUPPORTED | _REPLACED.keys())
+
+
+def held(dtype: tf.DType) -> tf.DType:
+  """The dtype of TF.js that holds it."""
+  return ints.HELD.get(dtype, dtype)
+
+
+def held_by_numpy(dtype: np.dtype[Any]) -> np.dtype[Any]:
+  """The same for arrays."""
+  return np.dtype(held(tf.as_dtype(dtype)).as_numpy_dtype)
+
+
+def _graph() -> Any:
+  graph = _tf_compat.current_graph()
+  assert graph is not None
+  return graph
+
+
+def refused(op: tf.Operation, why: str) -> list[tf.Tensor]:
+  """Stand-ins of the results, of which the first bears the mark."""
+  results = []
+  for y in op.outputs:
+    dtype = held(y.dtype) if held(y.dtype) in (tf.float32, tf.int32, tf.bool) else tf.float32
+    sizes = [1 if d is None else d for d in y.shape] if y.shape.rank is not None else []
+    attributes = {
+      "dtype": tf.compat.v1.AttrValue(type=dtype.as_datatype_enum),
+      "shape": tf.compat.v1.AttrValue(shape=y.shape.as_proto()),
+      REFUSED: tf.compat.v1.AttrValue(s=f"{op.type}:{why}".encode()),
+    }
+    results += _graph().create_op("PlaceholderWithDefault", [tf.zeros(sizes, dtype)], [dtype], attrs=attributes).outputs
+  return results
+
+
+def _same(op: tf.Operation, *operands: Any) -> list[tf.Tensor]:
+  """The op as it is, on dtypes as they are held."""
+  attributes = {}
+  for name, attribute in op.node_def.attr.items():
+    if not name.startswith("_"):
+      attributes[name] = new = tf.compat.v1.AttrValue()
+      new.CopyFrom(attribute)
+      if attribute.WhichOneof("value") == "type":
+        new.type = held(tf.as_dtype(attribute.type)).as_datatype_enum
+      if attribute.list.type:
+        del new.list.type[:]
+        new.list.type.extend(held(tf.as_dtype(t)).as_datatype_enum for t in attribute.list.type)
+  return _graph().create_op(op.type, list(operands), [held(y.dtype) for y in op.outputs], attrs=attributes, name=op.name).outputs
+
+
+def _lacking(op: tf.Operation, *_: Any) -> list[tf.Tensor]:
+  return refused(op, "")
+
+
+def _strange(op: tf.Operation) -> tf.DType | None:
+  """A dtype that TF.js cannot hold."""
+  tensors = [*op.inputs, *op.outputs]
+  return next((x.dtype for x in tensors if held(x.dtype) not in (tf.float32, tf.int32, tf.bool, tf.variant)), None)
+
+
+def _guarded(replacement: Replacement) -> Replacement:
+  """`replacement`, where TF.js can hold all the dtypes."""
+
+  def checked(op: tf.Operation, *operands: Any) -> Sequence[Any]:
+    if (dtype := _strange(op)) is not None:
+      return refused(op, f"{op.type} of {dtype.name}")
+    return replacement(op, *operands)
+
+  return checked
+
+
+@_guarded
+def _moved(op: tf.Operation, *operands: Any) -> Sequence[Any]:
+  return _same(op, *operands)
+
+
+@_guarded
+def _of_plain_dtypes(op: tf.Operation, *operands: Any) -> Sequence[Any]:
+  strange = [x.dtype for x in op.inputs if x.dtype.is_integer and x.dtype != tf.int32 and not (x.dtype in ints.WIDE and ints.is_exact(x))]
+  return refused(op, f"{op.type} of {strange[0].name}") if strange else _same(op, *operands)
+
+
+# --- what all of the following share: op, operands -> one result ---
+
+
+def _one(function: Callable[..., tf.Tensor]) -> Replacement:
+  return _guarded(lambda op, *operands: [function(op, *operands)])
+
+
+def _modular(op: tf.Operation, *operands: tf.Tensor) -> tf.Tensor:
+  """Right in the low bits, whatever the others are."""
+  return ints.wrapped(_same(op, *operands)[0], op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else _same(op, *operands)[0]
+
+
+def _product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  dtype = op.outputs[0].dtype
+  if not dtype.is_integer or all(map(ints.is_size, op.inputs)):
+    return tf.multiply(x, y)
+  return ints.wrapped(ints.multiply(x, y, dtype), dtype)
+
+
+def _is_wide(op: tf.Operation) -> bool:
+  return any(x.dtype in ints.WIDE and not ints.is_exact(x) for x in op.inputs)
+
+
+_TOO_WIDE = "a number of 64 bits, of which TF.js would see 32"
+
+
+def _ordered(result_too: bool) -> Replacement:
+  """An op that compares: on uint32 with the sign turned."""
+
+  @_guarded
+  def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+    dtype = op.inputs[0].dtype
+    if _is_wide(op):
+      return refused(op, _TOO_WIDE)
+    turned = [ints.in_order(x, dtype) if y.dtype == dtype else x for x, y in zip(operands, op.inputs, strict=True)]
+    first_result, *others = _same(op, *turned)
+    return [ints.in_order(first_result, dtype) if result_too else first_result, *others]
+
+  return replacement
+
+
+def _extreme(of_floats: Callable[..., tf.Tensor]) -> Replacement:
+  on_integers = _ordered(True)
+  return lambda op, *operands: [of_floats(*operands)] if held(op.inputs[0].dtype).is_floating else on_integers(op, *operands)
+
+
+def _reduction(empty: float, modular: bool) -> Replacement:
+  """A reduction of no elements is `empty`: the wasm kernels return what their memory held."""
+  on_integers: Replacement = _one(_modular) if modular else _ordered(True)
+
+  @_guarded
+  def replacement(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[Any]:
+    shape = op.inputs[0].shape
+    if shape.rank and 0 in shape.as_list() and op.outputs[0].shape.is_fully_defined():
+      dtype = op.outputs[0].dtype
+      value = max(min(empty, dtype.max), dtype.min) if dtype.is_integer else empty
+      return [tf.fill(op.outputs[0].shape, tf.constant(value, dtype))] if dtype in (tf.float32, tf.int32) else refused(op, "of nothing")
+    return on_integers(op, x, axes) if op.inputs[0].dtype.is_integer else _same(op, x, axes)
+
+  return replacement
+
+
+def _matrix_product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
+  """As it is for floats; of integers, which the wasm kernel does not take, the sum of products."""
+  shape = op.outputs[0].shape
+  if op.inputs[0].shape[-2 if _turned(op, 0) else -1] == 0 and shape.is_fully_defined():
+    return [tf.zeros(shape, held(op.outputs[0].dtype))]
+  if held(op.inputs[0].dtype).is_floating:
+    return _same(op, x, y)
+  last_two = [*range(x.shape.rank - 2), x.shape.rank - 1, x.shape.rank - 2]
+  x = tf.transpose(x, last_two) if _turned(op, 0) else x
+  y = y if _turned(op, 1) else tf.transpose(y, last_two)
+  dtype = op.outputs[0].dtype
+  products = ints.multiply(tf.expand_dims(x, -2), tf.expand_dims(y, -3), dtype)
+  return [ints.wrapped(tf.reduce_sum(products, -1), dtype)]
+
+
+def _turned(op: tf.Operation, i: int) -> bool:
+  return op.get_attr(f"{'transpose' if op.type == 'MatMul' else 'adj'}_{'ab'[i] if op.type == 'MatMul' else 'xy'[i]}")
+
+
+def _division(part: Callable[..., tf.Tensor], of_floats: Callable[..., tf.Tensor]) -> Replacement:
+  @_guarded
+  def replacement(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
+    dtype = op.inputs[0].dtype
+    if dtype.is_floating:
+      return [of_floats(x, y)]
+    return refused(op, _TOO_WIDE) if _is_wide(op) else [ints.wrapped(part(x, y, dtype), dtype)]
+
+  return replacement
+
+
+def _truncate_div(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  quotient, rest = ints.divide(x, y, dtype)
+  return tf.where(_short(x, y, rest), quotient + 1, quotient) if dtype.min else quotient
+
+
+def _truncate_mod(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  rest = ints.divide(x, y, dtype)[1]
+  return tf.where(_short(x, y, rest), rest - y, rest) if dtype.min else rest
+
+
+def _short(x: tf.Tensor, y: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
+  """Where the quotient towards zero is one more than that towards minus infinity."""
+  return tf.logical_and(tf.not_equal(rest, 0), tf.not_equal(x < 0, y < 0))
+
+
+def _constant(op: tf.Operation) -> list[tf.Tensor]:
+  value = tf.get_static_value(op.outputs[0])
+  if (dtype := _strange(op)) is not None:
+    return refused(op, f"{op.type} of {dtype.name}")
+  return [tf.constant(value.astype(held(op.outputs[0].dtype).as_numpy_dtype), name=op.name)]
+
+
+@_guarded
+def _cast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
+  """Casts between dtypes as they are held; the wasm kernel makes 2 of a bool from 2."""
+  source, dtype = op.inputs[0].dtype, op.outputs[0].dtype
+  if dtype == tf.bool:
+    return [x if source == tf.bool else tf.not_equal(x, tf.zeros([], x.dtype))]
+  if source == tf.bool:
+    return [tf.cast(x, held(dtype))]
+  if source.is_integer and dtype.is_integer:
+    fits = source not in ints.WIDE and source.min >= dtype.min and source.max <= dtype.max
+    return [x if fits else ints.wrapped(x, dtype)]
+  if source.is_integer:
+    return refused(op, _TOO_WIDE) if _is_wide(op) else [ints.to_float(x, source)]
+  if dtype.is_integer:
+    if dtype in ints.WIDE:
+      return refused(op, _TOO_WIDE)
+    whole = tf.cast(tf.where(x < 2.0**31, x, x - 2.0**32) if dtype == tf.uint32 else x, tf.int32)
+    return [ints.wrapped(whole, dtype)]
+  return [x]
+
+
+@_guarded
+def _bitcast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
+  source, dtype = op.inputs[0].dtype, op.outputs[0].dtype
+  if source.size == dtype.size and source.is_integer and dtype.is_integer:
+    return [ints.wrapped(x, dtype)]
+  if source == tf.float32 and dtype in (tf.int32, tf.uint32):
+    return [ints.bits_of_float(x)]
+  if dtype == tf.float32 and source in (tf.int32, tf.uint32):
+    return [ints.float_of_bits(x)]
+  return refused(op, f"the bits of {source.name} as {dtype.name}")
+
+
+def _invert(op: tf.Operation, x: tf.Tensor) -> tf.Tensor:
+  return ints.wrapped(-1 - x, op.outputs[0].dtype)
+
+
+def _left_shift(op: tf.Operation, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+  return ints.wrapped(ints.shift_left(x, count), op.outputs[0].dtype)
+
+
+@_guarded
+def _right_shift(op: tf.Operation, x: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
+  dtype = op.inputs[0].dtype
+  if _is_wide(op):
+    return refused(op, _TOO_WIDE)
+  return [ints.shift_right(x, tf.minimum(count, 31), dtype == tf.uint32)]
+
+
+def _scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement:
+  """What is scattered together first, then combined with the tensor."""
+
+  def function(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+    result = combine(x, tf.scatter_nd(indices, updates, tf.shape(x)))
+    return ints.wrapped(result, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else result
+
+  return _one(function)
+
+
+def _diagonal(function: Callable[..., tf.Tensor]) -> Replacement:
+  """Ops of the main diagonal, by a mask of it."""
+
+  @_guarded
+  def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+    k = tf.get_static_value(op.inputs[1 if op.type != "MatrixSetDiagV3" else 2])
+    if k is None or (k.ndim and k.size > 1) or k.reshape(-1)[0] != 0:
+      return refused(op, "a diagonal other than the main one")
+    if op.type == "MatrixDiagV3" and any(tf.get_static_value(x) != -1 for x in op.inputs[2:4]):
+      return refused(op, "rows or columns beyond the diagonal")
+    return [function(*operands)]
+
+  return replacement
+
+
+def _mask(rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+  return tf.equal(tf.range(rows)[:, None], tf.range(columns)[None, :])
+
+
+def _diagonal_part(x: tf.Tensor, k: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
+  size = tf.minimum(tf.shape(x)[-2], tf.shape(x)[-1])
+  return tf.reduce_sum(tf.where(_mask(size, size), x[..., :size, :size], tf.zeros([], x.dtype)), -1)
+
+
+def _with_diagonal(x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+  rows, columns = tf.shape(x)[-2], tf.shape(x)[-1]
+  fill = tf.zeros(tf.concat([tf.shape(diagonal)[:-1], [rows - tf.shape(diagonal)[-1]]], 0), x.dtype)
+  return tf.where(_mask(rows, columns), tf.concat([diagonal, fill], -1)[..., None], x)
+
+
+def _diagonal_matrix(diagonal: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+  size = tf.shape(diagonal)[-1]
+  return tf.where(_mask(size, size), diagonal[..., None], tf.zeros([], diagonal.dtype))
+
+
+def _convolution(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+  if not all(held(x.dtype).is_floating for x in op.inputs if x.dtype != tf.int32 or op.type != "Conv2DBackpropInput"):
+    return refused(op, "a convolution of integers")
+  if max(op.get_attr("strides")) > 1 and max(op.get_attr("dilations")) > 1:
+    return refused(op, "strides and dilations at once")
+  x, kernel = operands[:2]
+  depth = x.shape[-1]
+  if op.type not in ("Conv2D", "Conv3D") or depth == kernel.shape[-2]:
+    return _same(op, *operands)
+  if depth is None or kernel.shape[-2] is None:
+    return refused(op, "groups of a number that is not known")
+  groups = depth // kernel.shape[-2]  # TF.js has none
+  pairs = zip(tf.split(x, groups, -1), tf.split(kernel, groups, -1), strict=True)
+  return [tf.concat([_same(op, *pair)[0] for pair in pairs], -1)]
+
+
+def _clip(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
+  if held(op.inputs[0].dtype).is_floating:
+    return floats.minimum(floats.maximum(x, low), high)
+  return tf.minimum(tf.maximum(x, low), high)
+
+
+def _on_floats(function: Callable[..., tf.Tensor], on_integers: Callable[..., tf.Tensor] | None = None) -> Replacement:
+  """For floats; integers have their own, or keep the op. The wasm kernels of Abs and Neg compute these in float32."""
+
+  @_guarded
+  def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+    if held(op.inputs[0].dtype).is_floating:
+      return [function(*operands)]
+    return [ints.wrapped(on_integers(*operands), op.outputs[0].dtype)] if on_integers else _of_plain_dtypes(op, *operands)
+
+  return replacement
+
+
+@_guarded
+def _sign(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
+  if held(op.inputs[0].dtype).is_floating:
+    return [floats.sign(x)]
+  return refused(op, _TOO_WIDE) if _is_wide(op) else _same(op, x)
+
+
+@_guarded
+def _moved_as_int32(op: tf.Operation, x: tf.Tensor, *others: tf.Tensor) -> Sequence[Any]:
+  """The wasm kernels take a bool for four bytes."""
+  if op.inputs[0].dtype != tf.bool:
+    return _same(op, x, *others)
+  attributes = dict(op.node_def.attr) | {"T": tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum)}
+  return [tf.not_equal(_graph().create_op(op.type, [tf.cast(x, tf.int32), *others], [tf.int32], attrs=attributes).outputs[0], 0)]
+
+
+@_guarded
+def _select(op: tf.Operation, predicate: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
+  """The wasm kernel takes a bool for four bytes."""
+  if op.inputs[1].dtype != tf.bool:
+    return _same(op, predicate, x, y)
+  return [tf.logical_or(tf.logical_and(predicate, x), tf.logical_and(tf.logical_not(predicate), y))]
+
+
+@_guarded
+def _gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Sequence[Any]:
+  """Batch dimensions by indices of the joined rows: the wasm kernel reads other rows with them, or beyond its memory."""
+  batch = op.get_attr("batch_dims") % (indices.shape.rank + 1)
+  if not batch:
+    return _same(op, x, indices, axis)
+  at = tf.get_static_value(axis)
+  if at is None or x.shape.rank is None:
+    return refused(op, "an axis that is not known")
+  at, rank, count = int(at) % x.shape.rank, x.shape.rank, indices.shape.rank
+  rows = tf.transpose(x, [*range(batch), at, *(i for i in range(batch, rank) if i != at)])
+  sizes = tf.shape(rows)
+  joined = tf.reduce_prod(sizes[:batch])
+  flat = tf.reshape(rows, tf.concat([[joined * sizes[batch]], sizes[batch + 1 :]], 0))
+  first = tf.reshape(tf.range(joined) * sizes[batch], tf.concat([sizes[:batch], tf.ones([count - batch], tf.int32)], 0))
+  found = tf.gather(flat, indices + first)
+  between = range(count, count + at - batch)
+  after = range(count + at - batch, count + rank - batch - 1)
+  result = tf.transpose(found, [*range(batch), *between, *range(batch, count), *after])
+  result.set_shape(op.outputs[0].shape)
+  return [result]
+
+
+# --- lists of tensors, as one tensor: in the body of a loop TF.js 4.22 disposes of the elements that it has just set ---
+
+
+def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
+  dtype = held(op.get_attr("element_dtype"))
+  if dtype not in (tf.float32, tf.int32, tf.bool) or element_shape.shape.rank != 1:
+    return refused(op, f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known")
+  # A size that is not known yet, -1, is 1 until the first element broadcasts it.
+  sizes = tf.where(element_shape < 0, 1, tf.cast(element_shape, tf.int32))
+  return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
+
+
+def _list_with_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor) -> Sequence[Any]:
+  index = tf.reshape(index, [1, 1])
+  if op.inputs[2].shape.is_fully_defined() and items.shape[1:].is_compatible_with(op.inputs[2].shape):
+    return [tf.tensor_scatter_nd_update(items, index, item[None])]
+  here = tf.equal(tf.range(tf.shape(items)[0]), index[0])
+  return [tf.where(tf.reshape(here, [-1] + [1] * item.shape.rank), item[None], items)]
+
+
+def _list_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, element_shape: tf.Tensor) -> Sequence[Any]:
+  item = tf.gather(items, index)
+  item.set_shape(op.outputs[0].shape)
+  return [item]
+
+
+def _stacked_list(op: tf.Operation, items: tf.Tensor, element_shape: tf.Tensor) -> Sequence[Any]:
+  stacked = tf.identity(items)
+  stacked.set_shape(op.outputs[0].shape)
+  return [stacked]
+
+
+_REPLACED: Mapping[str, Replacement] = {
+  "Const": _constant,
+  "Cast": _cast,
+  "Bitcast": _bitcast,
+  **dict.fromkeys(("Add", "AddV2", "AddN", "Sub", "Cumsum", "ScatterNd"), _one(_modular)),
+  "Mul": _one(_product),
+  "Abs": _on_floats(tf.abs, lambda x: tf.where(x < 0, 0 - x, x)),
+  "Neg": _on_floats(tf.negative, lambda x: 0 - x),
+  "Sign": _sign,
+  "Square": _one(lambda op, x: _product(op, x, x)),
+  "Sum": _reduction(0, True),
+  "Prod": _reduction(1, True),
+  "Max": _reduction(-math.inf, False),
+  "Min": _reduction(math.inf, False),
+  **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _guarded(_matrix_product)),
+  **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"), _ordered(False)),
+  **dict.fromkeys(("ArgMax", "ArgMin"), _ordered(False)),
+  "TopKV2": _ordered(True),
+  "Range": _ordered(False),
+  "Maximum": _guarded(_extreme(floats.maximum)),
+  "Minimum": _guarded(_extreme(floats.minimum)),
+  "ClipByValue": _one(_clip),
+  "FloorDiv": _division(lambda *of: ints.divide(*of)[0], lambda x, y: tf.floor(x / y)),
+  "FloorMod": _division(lambda *of: ints.divide(*of)[1], tf.math.floormod),
+  "TruncateDiv": _division(_truncate_div, lambda x, y: x / y),
+  "TruncateMod": _division(_truncate_mod, floats.truncate_mod),
+  "BitwiseAnd": _one(lambda op, x, y: ints.bitwise_and(x, y)),
+  "BitwiseOr": _one(lambda op, x, y: ints.bitwise_or(x, y)),
+  "BitwiseXor": _one(lambda op, x, y: ints.exclusive_or(x, y)),
+  "Invert": _one(_invert),
+  "LeftShift": _one(_left_shift),
+  "RightShift": _right_shift,
+  "TensorScatterAdd": _scatter(tf.add),
+  "TensorScatterSub": _scatter(tf.subtract),
+  "MatrixDiagPartV3": _diagonal(_diagonal_part),
+  "MatrixSetDiagV3": _diagonal(_with_diagonal),
+  "MatrixDiagV3": _diagonal(_diagonal_matrix),
+  **dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D", "Conv2DBackpropInput"), _guarded(_convolution)),
+  "GatherV2": _gather,
+  "ReverseV2": _moved_as_int32,
+  "SelectV2": _select,
+  "StridedSlice": _moved_as_int32,
+  "TensorListReserve": _reserved_list,
+  "TensorListFromTensor": lambda op, x, element_shape: [x],
+  "TensorListSetItem": _list_with_item,
+  "TensorListGetItem": _list_item,
+  "TensorListStack": _stacked_list,
+  "TensorListLength": lambda op, items: [tf.shape(items)[0]],
+  "Log1p": _on_floats(floats.log1p),
+  "Pow": _on_floats(floats.power),
+  "Erfc": _on_floats(floats.erfc),
+  "Erfinv": _on_floats(floats.erfinv),
+  "Lgamma": _on_floats(floats.lgamma),
+  "Relu6": _on_floats(lambda x: floats.minimum(floats.maximum(x, tf.constant(0.0)), tf.constant(6.0))),
+}

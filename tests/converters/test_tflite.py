@@ -1,0 +1,379 @@
+"""`converters.tflite`: files that LiteRT runs, compared with JAX."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ai_edge_litert import interpreter
+from jax import lax
+
+from jax2tf.converters import _tflite_math, saved_model, tflite
+
+RNG = np.random.default_rng(0)
+MLP = {
+  "w1": RNG.standard_normal((64, 128)).astype(np.float32) / 8,
+  "b1": np.zeros(128, np.float32),
+  "w2": RNG.standard_normal((128, 10)).astype(np.float32) / 11,
+}
+INPUTS = {"x": "f32[b,64]"}
+HOSTILE = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 30.0, -90.0, 1e10, np.inf, -np.inf, np.nan], np.float32)
+INTEGERS = np.array([0, 1, -1, 2, -7, 7, 31, 100, 2**31 - 1, -(2**31)], np.int32)
+
+
+def mlp(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+  hidden = jax.nn.gelu(x @ params["w1"] + params["b1"], approximate=False)
+  return {"probs": jax.nn.softmax(hidden @ params["w2"])}
+
+
+def runners(path: Path) -> Any:
+  return interpreter.Interpreter(model_path=str(path)).get_signature_runner
+
+
+def in_litert(path: Path, fun: Callable[..., Any], *args: np.ndarray) -> Any:
+  """The results of the exported function of these very shapes, named by their number; `args` are also what the export compares."""
+  names = [f"x{i}" for i in range(len(args))]
+  inputs = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zip(names, args, strict=True)}
+  made = tflite.save(lambda _, *xs: fun(*xs), {}, path / "m.tflite", inputs=inputs, examples=dict(zip(names, args, strict=True)))
+  assert made.report.ok
+  return runners(made.path)("serving_default")(**dict(zip(names, args, strict=True)))
+
+
+def ulps(found: np.ndarray, expected: np.ndarray) -> float:
+  """The largest distance, of results that are not subnormal, in units of the last place of what is expected."""
+  normal = np.abs(expected) >= np.finfo(np.float32).tiny
+  found, expected = found.astype(np.float64)[normal], expected.astype(np.float64)[normal]
+  return float((np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))).max())
+
+
+def test_names_and_dynamic_sizes(tmp_path: Path) -> None:
+  made = tflite.save(mlp, MLP, tmp_path / "m.tflite", inputs=INPUTS)
+  assert made.report.ok and made.size == made.path.stat().st_size
+  runner = runners(made.path)("serving_default")
+  for b in (1, 5):
+    x = RNG.standard_normal((b, 64)).astype(np.float32)
+    np.testing.assert_allclose(runner(x=x)["probs"], mlp(MLP, x)["probs"], atol=1e-6)
+  ops = {op["op_name"] for op in interpreter.Interpreter(model_path=str(made.path))._get_ops_details()}
+  assert {"GELU", "SOFTMAX", "FULLY_CONNECTED"} <= ops, "the converter no longer fuses these"
+
+
+def test_signatures_share_the_file(tmp_path: Path) -> None:
+  model = saved_model.Model(MLP).add(mlp, inputs=INPUTS, signatures="predict")
+  model.add(lambda p, x: x @ p["w1"], inputs=INPUTS, outputs=["hidden"], signatures="embed")
+  directory = model.save(tmp_path / "saved")
+  made = tflite.save_model(directory, tmp_path / "m.tflite")
+  listed = interpreter.Interpreter(model_path=str(made.path)).get_signature_list()
+  assert {name: (s["inputs"], s["outputs"]) for name, s in listed.items()} == {"predict": (["x"], ["probs"]), "embed": (["x"], ["hidden"])}
+  weights = sum(x.nbytes for x in MLP.values())
+  assert made.size < 1.5 * weights, "the signatures do not share their weights"
+
+
+def test_dynamic_sequence_and_loops(tmp_path: Path) -> None:
+  def fun(params: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
+    state, steps = lax.scan(lambda h, row: (jnp.tanh(h @ params + row), h.sum()), jnp.zeros(x.shape[0::2]), x.swapaxes(0, 1))
+    grown = lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.5), (0, state))[1]
+    chosen = lax.switch(n, [lambda y: y, lambda y: -y, jnp.cos], grown)
+    return {"nested": {"state": lax.cond(n > 1, jnp.sin, jnp.exp, chosen)}, "steps": steps}
+
+  params = (RNG.standard_normal((8, 8)) / 3).astype(np.float32)
+  made = tflite.save(
+    fun,
+    params,
+    tmp_path / "m.tflite",
+    inputs={"x": "f32[b,seq,8]", "n": "i32[]"},
+    sizes={"b": [1, 3], "seq": [2, 5]},
+    examples={"n": lambda rng, *_: rng.integers(0, 4, (), np.int32)},
+  )
+  assert {row.output for row in made.report.rows} == {"nested_state", "steps"}
+  x = RNG.standard_normal((2, 9, 8)).astype(np.float32)
+  for n in range(4):
+    found = runners(made.path)("serving_default")(x=x, n=np.int32(n))
+    np.testing.assert_allclose(found["nested_state"], fun(params, x, n)["nested"]["state"], rtol=2e-5, atol=1e-6)
+
+
+def test_missing_ops_are_named_with_their_lines(tmp_path: Path) -> None:
+  def fun(_: Any, x: jax.Array) -> jax.Array:
+    return jax.scipy.special.digamma(x) + lax.linalg.cholesky(x @ x.T)
+
+  with pytest.raises(tflite.ExportError, match=r"LiteRT cannot take signature 'serving_default'") as caught:
+    tflite.save(fun, {}, tmp_path / "m.tflite", inputs={"x": "f32[4,4]"})
+  assert {use.op for use in caught.value.uses} >= {"Digamma", "Cholesky"}
+  assert all("test_tflite.py" in use.where for use in caught.value.uses if use.op in ("Digamma", "Cholesky"))
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_answer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(_tflite_math, "_ERF", (*_tflite_math._ERF[:-1], 1.2))
+  with pytest.raises(tflite.ExportError, match=r"(?s)answers otherwise than the reference, so nothing was written.*elements differ"):
+    tflite.save(lambda _, x: lax.erf(x), {}, tmp_path / "m.tflite", inputs=INPUTS)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_runtime_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(sys, "executable", "/bin/false")
+  with pytest.raises(tflite.ExportError, match=r"LiteRT ended its process with 1 in run 0 of signature 'serving_default'"):
+    tflite.save(lambda _, x: x + 1, {}, tmp_path / "m.tflite", inputs=INPUTS)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_overwriting(tmp_path: Path) -> None:
+  file = tmp_path / "m.tflite"
+  tflite.save(lambda _, x: x + 1, {}, file, inputs=INPUTS)
+  with pytest.raises(FileExistsError, match="overwrite=True"):
+    tflite.save(lambda _, x: x, {}, file, inputs=INPUTS)
+  tflite.save(lambda _, x: x - 1, {}, file, inputs=INPUTS, overwrite=True)
+  assert runners(file)("serving_default")(x=np.ones((1, 64), np.float32))["output"].max() == 0
+
+
+TRUE = {  # in float64
+  "erf": np.vectorize(math.erf),
+  "erfc": np.vectorize(math.erfc),
+  "rsqrt": lambda x: 1 / np.sqrt(x),
+  "asinh": np.arcsinh,
+  "acosh": np.arccosh,
+  "atanh": np.arctanh,
+  "asin": np.arcsin,
+  "acos": np.arccos,
+  "atan": np.arctan,
+} | {name: getattr(np, name) for name in ("tan", "sinh", "cosh", "expm1", "log1p", "log")}
+
+
+def test_elementary_functions(tmp_path: Path) -> None:
+  """Within a few units in the last place of the true values, NaN and infinities in place."""
+  sizes = np.geomspace(1e-30, 80.0, 3000)
+  x = np.concatenate([sizes, -sizes, [0, np.inf, -np.inf, np.nan, 1, -1]]).astype(np.float32)
+  answers = in_litert(tmp_path, lambda x: {name: getattr(lax, name)(x) for name in TRUE}, x)
+  for name, true in TRUE.items():
+    with np.errstate(all="ignore"):
+      expected = true(x.astype(np.float64)).astype(np.float32)
+    found, finite = answers[name], np.isfinite(expected)
+    np.testing.assert_array_equal(found[~finite], expected[~finite], err_msg=name)
+    assert ulps(found[finite], expected[finite]) <= 8, name
+
+
+@pytest.mark.parametrize("name", ["erf", "erfc"])
+def test_erf_is_as_near_as_that_of_jax(name: str, tmp_path: Path) -> None:
+  x = np.linspace(-9, 9, 4001, dtype=np.float32)
+  fun = getattr(lax, name)
+  true = np.vectorize(getattr(math, name))(x.astype(np.float64)).astype(np.float32)
+  assert ulps(in_litert(tmp_path, fun, x)["output"], true) <= max(ulps(np.asarray(fun(x)), true), 4)
+
+
+def pairs(values: np.ndarray) -> list[np.ndarray]:
+  return [side.ravel() for side in np.meshgrid(values, values)]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint32"])
+def test_integers(dtype: str, tmp_path: Path) -> None:
+  info = np.iinfo(dtype)
+  values = np.array([v for v in {*INTEGERS.tolist(), info.min, info.max, info.max // 2 + 1} if info.min <= v <= info.max], dtype)
+
+  def fun(x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+    places = y & jnp.asarray(info.bits - 1, dtype)
+    named = {
+      "arithmetic": [x + y, x - y, x * y, lax.div(x, y), lax.rem(x, y), x // y, x % y, lax.max(x, y), lax.min(x, y)],
+      "order": [x < y, x >= y, x == y],
+      "bits": [x & y, x | y, x ^ y, ~x, lax.shift_left(x, places), lax.shift_right_logical(x, places), x >> places],
+      "counts": [lax.population_count(x), lax.clz(x)],
+      "reductions": [x.sum(dtype=x.dtype), x.max(), x.min(), jnp.sort(x), jnp.argmax(x), jnp.cumsum(x, dtype=x.dtype), jnp.cumprod(x[:5])],
+    }
+    return named
+
+  x, y = pairs(values)
+  found, expected = in_litert(tmp_path, fun, x, y), jax.jit(fun)(x, y)
+  for group, results in expected.items():
+    for i, result in enumerate(results):
+      np.testing.assert_array_equal(found[f"{group}_{i}"], result, err_msg=f"{group} {i}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_hostile_floats(dtype: str, tmp_path: Path) -> None:
+  def fun(x: jax.Array, y: jax.Array) -> list[jax.Array]:
+    table = x.reshape(12, 12)
+    return [
+      jnp.where(x > 0, jnp.log(x), 0),
+      jnp.maximum(x, y),
+      jnp.minimum(x, y),
+      table.max(1),
+      table.min(0),
+      jnp.exp(x),
+      jnp.isinf(x),
+      jnp.isnan(y),
+      lax.rem(x, y),
+      jnp.sort(x),
+      jnp.argsort(y),
+      jnp.isfinite(table).any(0),
+      jnp.isnan(table).all(1),
+      jax.nn.sigmoid(x),
+    ]
+
+  with np.errstate(over="ignore"):
+    x, y = pairs(HOSTILE.astype(jnp.dtype(dtype)))
+  found, expected = in_litert(tmp_path, fun, x, y), jax.jit(fun)(x, y)
+  for i, result in enumerate(expected):
+    wide = np.float32 if jnp.issubdtype(result.dtype, np.floating) else result.dtype
+    np.testing.assert_allclose(found[f"output_{i}"].astype(wide), np.asarray(result).astype(wide), rtol=1e-2, err_msg=str(i))
+
+
+def test_indexing_outside(tmp_path: Path) -> None:
+  x, i = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 3, 4, -1, 99, -99, 2], np.int32)
+
+  def fun(x: jax.Array, i: jax.Array) -> list[jax.Array]:
+    rows = jnp.ones((7, 3), x.dtype)
+    return [
+      x[i],
+      x.at[i].get(mode="fill", fill_value=7),
+      x.at[i].set(rows, mode="drop"),
+      x.at[i].add(rows),
+      x.at[i].max(rows * 5),
+      x.at[i, 1].min(rows[:, 0]),
+      jax.ops.segment_sum(rows, i, 4),
+      jax.ops.segment_max(rows, i, 4),
+      lax.dynamic_slice(x, (i[4], i[5]), (2, 2)),
+      lax.dynamic_update_slice(x, rows[:2], (i[4], i[3])),
+      lax.top_k(x, 2)[1],
+    ]
+
+  found = in_litert(tmp_path, fun, x, i)
+  for k, result in enumerate(jax.jit(fun)(x, i)):
+    np.testing.assert_array_equal(found[f"output_{k}"], result, err_msg=str(k))
+
+
+def test_random_bits_are_those_of_jax(tmp_path: Path) -> None:
+  def fun(seed: jax.Array) -> list[jax.Array]:
+    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    first, second = jax.random.split(key)
+    bits = jax.random.bits(first, (33,))
+    return [bits, jax.random.uniform(second, (9,)), jax.random.key_data(second)]
+
+  seed = np.array([0xFFFFFFFF, 0x80000001], np.uint32)
+  found = in_litert(tmp_path, fun, seed)
+  for k, result in enumerate(fun(seed)):
+    np.testing.assert_array_equal(found[f"output_{k}"], result)
+
+
+def test_constants_and_transpositions(tmp_path: Path) -> None:
+  """TF 2.21's converter has x - 1 and x / 2 for these."""
+  x = RNG.uniform(1, 2, (2, 3)).astype(np.float32)
+
+  def fun(x: jax.Array) -> list[jax.Array]:
+    return [
+      1 - x.T,
+      2 / (x.T * 3),
+      5 - (x.astype(np.int32) * 3).T,
+      -x.astype(np.int32).T,
+      0 - x.T,
+      lax.erfc(x.T),
+      jnp.sort(x.astype(np.int32), 0),
+      jnp.arctan2(x, 2.0),
+    ]
+
+  found = in_litert(tmp_path, fun, x)
+  for k, result in enumerate(jax.jit(fun)(x)):
+    np.testing.assert_allclose(found[f"output_{k}"], result, rtol=1e-6, err_msg=str(k))
+
+
+def test_high_ranks(tmp_path: Path) -> None:
+  x = RNG.standard_normal((2, 1, 3, 1, 2, 3)).astype(np.float32)
+
+  def fun(x: jax.Array) -> list[jax.Array]:
+    return [
+      x + x.swapaxes(1, 2),
+      x.sum((0, 3)),
+      jnp.pad(x, [(1, 0)] * 6),
+      x.transpose(5, 3, 1, 0, 2, 4),
+      x[:, :, ::2, :, 1:],
+      x[None] * x[:, None],
+    ]
+
+  in_litert(tmp_path, fun, x)
+
+
+def test_quantization(tmp_path: Path) -> None:
+  model = saved_model.Model(MLP).add(mlp, inputs=INPUTS)
+  data = [{"x": RNG.standard_normal((4, 64)).astype(np.float32)} for _ in range(20)]
+  report = tflite.quantization_report(model, tmp_path, representative_dataset=data, sizes={"b": 32})
+  rows = {row.scheme: row for row in report.rows}
+  assert [row.problem for row in report.rows] == [""] * 5
+  assert rows["int4"].size < rows["dynamic_int8"].size < rows["float16"].size < rows["None"].size  # type: ignore[operator]
+  for scheme, least in tflite.LEAST_COSINE.items():
+    assert least < rows[scheme].cosine <= 1 + 1e-12  # type: ignore[operator]
+  assert "dynamic_int8" in report.text()
+  assert {p.name for p in tmp_path.iterdir()} == {f"{s}.tflite" for s in ("float32", *tflite.LEAST_COSINE)}
+
+
+def test_too_coarse_a_quantization_is_an_error(tmp_path: Path) -> None:
+  with pytest.raises(tflite.ExportError, match=r"(?s)too far from the reference.*cosine"):
+    tflite.save(mlp, MLP, tmp_path / "m.tflite", inputs=INPUTS, quantization="int4", least_cosine=0.99999)
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"quantization": "int2"}, r"quantization = 'int2'; give None, or one of: float16"),
+    ({"quantization": "int8"}, "representative_dataset missing"),
+    ({"representative_dataset": []}, "representative_dataset given"),
+    ({"quantization": "int8", "representative_dataset": []}, "no sample"),
+    ({"quantization": "int8", "representative_dataset": [{"z": 1}]}, "a sample of z"),
+    ({"quantization": "float16", "rtol": 1.0}, "least_cosine"),
+    ({"least_cosine": 1.0}, "rtol and atol"),
+  ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+  with pytest.raises(ValueError, match=message):
+    tflite.save(mlp, MLP, tmp_path / "m.tflite", inputs=INPUTS, **options)
+
+
+def test_training_on_the_device(tmp_path: Path) -> None:
+  def loss(params: Any, x: jax.Array, label: jax.Array) -> jax.Array:
+    return -jnp.mean(jnp.log(mlp(params, x)["probs"])[jnp.arange(x.shape[0]), label])
+
+  made = tflite.save_training(
+    loss, mlp, MLP, tmp_path / "m.tflite", batch={"x": "f32[b,64]", "label": "i32[b]"}, inputs=INPUTS, learning_rate=0.5, sizes={"b": 16}
+  )
+  runner = runners(made.path)
+  train, infer, restore = runner("train"), runner("infer"), runner("restore")
+  x, label = RNG.standard_normal((16, 64)).astype(np.float32), RNG.integers(0, 10, 16).astype(np.int32)
+  params, losses = MLP, []
+  for _ in range(5):
+    value, gradient = jax.value_and_grad(loss)(params, x, label)
+    losses.append(float(train(x=x, label=label)["loss"]))
+    np.testing.assert_allclose(losses[-1], value, rtol=1e-5)
+    params = jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient)
+  assert losses == sorted(losses, reverse=True) and losses[-1] < 0.9 * losses[0]
+  np.testing.assert_allclose(infer(x=x)["probs"], mlp(params, x)["probs"], rtol=1e-4, atol=1e-6)
+  kept = runner("parameters")(unused=np.int32(0))
+  np.testing.assert_allclose(kept["w1"], params["w1"], rtol=1e-4, atol=1e-6)
+  restore(**MLP)
+  np.testing.assert_allclose(infer(x=x)["probs"], mlp(MLP, x)["probs"], rtol=1e-4, atol=1e-6)
+  restore(**kept)
+  np.testing.assert_allclose(infer(x=x)["probs"], mlp(params, x)["probs"], rtol=1e-4, atol=1e-6)
+
+
+def test_training_that_differs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(_tflite_math, "_ERF", (*_tflite_math._ERF[:-1], 1.2))
+  with pytest.raises(tflite.ExportError, match="trains otherwise than JAX"):
+    tflite.save_training(
+      lambda p, x: jnp.sum(lax.erf(x * p["w"])),
+      lambda p, x: x * p["w"],
+      {"w": np.float32(0.3)},
+      tmp_path / "m.tflite",
+      batch={"x": "f32[4]"},
+      inputs={"x": "f32[4]"},
+      learning_rate=0.1,
+    )
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+  with pytest.raises(ImportError, match=r"exporting to TFLite needs ai_edge_litert: pip install 'jax2tf\[tflite\]'"):
+    tflite.save(mlp, MLP, tmp_path / "m.tflite", inputs=INPUTS)
