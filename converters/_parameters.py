@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,17 @@ def dtypes(params: Any) -> list[Any]:
   return [np.asarray(leaf).dtype for leaf in tree_util.tree_leaves(params)]
 
 
+def paths(params: Any) -> list[str]:
+  """Of the leaves, "encoder/0/kernel"; a tree that is one leaf is "parameters"."""
+  return [name or "parameters" for name in _signature.leaf_names(params, "/")]
+
+
+def _scope(path: str) -> str:
+  """The path as TensorFlow can name an op of a saved graph: Haiku's `mlp/~/linear/w` is `mlp/_/linear/w`."""
+  name = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", path)
+  return name if re.match(r"[A-Za-z0-9.]", name) else f".{name}"
+
+
 def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> list[tf.Variable]:
   """One for each leaf, in order.
 
@@ -35,11 +47,11 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
   """
   if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
     raise ValueError(f"stored_dtype = {stored_dtype!r} is no floating point dtype; give jnp.bfloat16 or jnp.float16")
-  names = _signature.leaf_names(params, "/")
+  names = paths(params)
   leaves = tree_util.tree_leaves(params)
   flags = _flags(params, names, trainable)
   return [
-    tf.Variable(_shared(_narrowed(leaf, stored_dtype)), name=name or "parameters", trainable=bool(flag) and _is_inexact(leaf))
+    tf.Variable(_shared(_narrowed(leaf, stored_dtype)), name=_scope(name), trainable=bool(flag) and _is_inexact(leaf))
     for name, leaf, flag in zip(names, with_progress(leaves, "parameters"), flags, strict=True)
   ]
 
@@ -103,8 +115,7 @@ def assign(targets: Mapping[str, tf.Variable], params: Any, taken: Sequence[Any]
   Raises:
     ValueError: paths, shapes or dtypes differ; each difference by name.
   """
-  names, leaves = _signature.leaf_names(params, "/"), tree_util.tree_leaves(params)
-  new = dict(zip([name or "parameters" for name in names], leaves, strict=True))
+  new = dict(zip(paths(params), tree_util.tree_leaves(params), strict=True))
   differences = [f"  {name}: not in the model" for name in new.keys() - targets.keys()]
   differences += [f"  {name}: missing" for name in targets.keys() - new.keys()]
   for (name, variable), dtype in zip(targets.items(), taken, strict=True):

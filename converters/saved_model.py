@@ -52,6 +52,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     super().__init__()
     self._tree = _Untracked(tree_util.tree_structure(params))
     self._dtypes = _Untracked(_parameters.dtypes(params))
+    self._paths = _Untracked(_parameters.paths(params))
     # Attributes, not properties, so that the loaded model has them; lists, for TensorFlow tracks no other pytrees.
     self.variables = _parameters.variables(params, trainable, stored_dtype)
     self.trainable_variables = [variable for variable in self.variables if variable.trainable]
@@ -65,7 +66,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
   @property
   def parameters(self) -> dict[str, tf.Variable]:
     """{path in the tree of parameters: tf.Variable}."""
-    return {variable.name.removesuffix(":0"): variable for variable in self.variables}
+    return dict(zip(self._paths.value, self.variables, strict=True))
 
   @property
   def signatures(self) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from tests.case import xla_ops
 
 # Models of one network that was trained elsewhere are as large as they are.
 LARGEST, LARGE = 2_000_000, {"minilm"}
-NOT_YET = {"mixture_density": "TensorFlow saves no variable of the name that Haiku's MLP gives, 'mlp/~/linear_1/w'"}
-MODELS = [pytest.param(name, marks=pytest.mark.xfail(reason=NOT_YET[name])) if name in NOT_YET else name for name in models.NAMES]
 
 
 def test_every_module_is_listed() -> None:
@@ -43,7 +41,7 @@ def test_an_entry_says_why_it_needs_a_tolerance() -> None:
     models.Entry("m", "plain JAX", lambda: (lambda _, x: x, None), {"x": "f32[b]"}, None, {"b": (1, 3)}, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", models.NAMES)
 def test_saved_model(name: str, tmp_path: Path) -> None:
   entry = models.load(name)
   fun, params = entry.build()

@@ -153,6 +153,21 @@ def test_which_parameters_are_trainable() -> None:
     trainable({"encoder": True})
 
 
+def test_paths_that_tensorflow_cannot_name_an_op_by(tmp_path: Path) -> None:
+  """Haiku's nested modules are `mlp/~/linear_0`."""
+  params = {"mlp/~/linear_0": {"w": np.float32(2)}, "~": np.float32(3), "größe [0]": np.float32(5), "größe {0}": np.float32(7)}
+  model = saved_model.Model(params).add(
+    lambda p, x: x * p["mlp/~/linear_0"]["w"] * p["~"] + p["größe [0]"] - p["größe {0}"], inputs={"x": "f32[b]"}
+  )
+  assert set(model.parameters) == {"mlp/~/linear_0/w", "~", "größe [0]", "größe {0}"}
+  path = model.save(tmp_path)
+  assert set(manifest.read(path).parameters) == set(model.parameters)
+  loaded = tf.saved_model.load(str(path))
+  np.testing.assert_array_equal(loaded.signatures["serving_default"](x=tf.ones([2]))["output"], [4, 4])
+  model.update(params | {"~": np.float32(4)})
+  np.testing.assert_array_equal(model.signatures["serving_default"](tf.ones([2]))["output"], [6, 6])
+
+
 def test_update_traces_nothing_anew_and_takes_all_or_none() -> None:
   traces = []
 
