@@ -21,6 +21,9 @@ from jax2tf.converters._verify_report import Latency, Row
 _RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by bytes
 _ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
 
+# Seconds that a runtime may take for all its answers: hostile inputs can make a loop endless where the reference's ends.
+PATIENCE = 900
+
 Answers = Sequence[Mapping[str, Any]]  # of the child: {"outputs": {name: array}, "error": str, "seconds": float or None}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 _INT64 = 7  # onnx.TensorProto.INT64
 _END = 2**31 - 1  # of a slice
+_BACKWARDS = "jax2tf_backwards"  # the attribute of a write to a list whose rows come from the last to the first
 
 Handler = Callable[[Any, Any, str, Sequence[Any]], None]
 
@@ -58,6 +59,58 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
   graph.make_node("Slice", [products, first, last, axis], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
 
 
+def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """What a loop writes into a list is an output of the Loop, a row for each turn in their order, wherever it is written."""
+  place = _source(node, 1)
+  if place.is_graph_input():
+    return
+  if not (place.type == "Sub" and _source(place, 1).is_graph_input()):
+    raise ValueError("a list is written at other places than the number of the turn, or this number from the end")
+  node.set_attr(_BACKWARDS, 1)
+
+
+def _source(node: Any, i: int) -> Any:
+  """The node that makes an input."""
+  found = node.inputs[i]
+  while found.type == "Identity":
+    found = found.inputs[0]
+  return found
+
+
+def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """tf2onnx's own, which leaves the rows in the order of the turns: those that are written from the last to the first are turned."""
+  # Not everybody has tf2onnx, and it takes seconds.
+  from tf2onnx.onnx_opset import controlflow  # noqa: PLC0415
+
+  controlflow.While.version_7(graph, node)
+  loop = graph.get_node_by_name(f"{name}_loop")
+  body = loop.get_body_graphs()["body"]
+  for rows, row in zip(list(loop.output), body.outputs[1:], strict=True):
+    write = body.get_node_by_output(row)
+    if write is None or _BACKWARDS not in write.attr:
+      continue
+    del write.attr[_BACKWARDS]
+    shape, dtype = graph.get_shape(rows), graph.get_dtype(rows)
+    places = {label: _const(graph, f"{name}__{row}", label, [value]) for label, value in _REVERSED.items()}
+    turned = graph.insert_new_node_on_output("Slice", rows, name=f"{name}__{row}__turned", inputs=[rows, *places.values()])
+    graph.set_shape(turned.output[0], shape)
+    graph.set_dtype(turned.output[0], dtype)
+
+
+def _stack(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """The output of a Loop, which may have been turned."""
+  rows, made = node.input[0], node.inputs[0]
+  while made.type == "Identity":
+    rows, made = made.input[0], made.inputs[0]
+  if not (made.inputs[0] if made.type == "Slice" else made).is_while():
+    raise ValueError("a list that no loop has written")
+  graph.remove_node(name)
+  graph.replace_all_inputs(node.output[0], rows)
+
+
+_REVERSED = {"starts": -1, "ends": -_END, "axes": 0, "steps": -1}
+
+
 def _const(graph: Any, name: str, label: str, value: Any) -> str:
   return str(graph.make_const(f"{name}__{label}", np.array(value, "int64")).output[0])
 
@@ -68,6 +121,9 @@ HANDLERS: dict[str, tuple[Handler, list[str]]] = {
   "Less": (_as_it_is, ["Less"]),  # tf2onnx compares integers in float32
   "Greater": (_as_it_is, ["Greater"]),
   "TruncateMod": (_remainder, ["Mod"]),
+  "TensorListSetItem": (_write, []),
+  "TensorListStack": (_stack, []),
+  **dict.fromkeys(("While", "StatelessWhile"), (_loop, [])),
   "UnsortedSegmentProd": (_segment_product, []),  # tf2onnx takes -1 for the last row
   "TopKV2": (_top, ["TopK"]),  # tf2onnx sorts integers as float32
 }

@@ -70,7 +70,7 @@ def translated(signature: Signature, opset: int, with_weights: bool) -> Translat
   weights = _Weights(taken)
   table = dict(_decompositions.TABLES["onnx"]) | ({} if with_weights else {"ReadVariableOp": weights.read})
   concrete = _concrete.frozen(signature.function, table)
-  definition = concrete.graph.as_graph_def()
+  definition = _own_names(concrete.graph.as_graph_def())
   ops = {node.name: node.op for node in _nodes(definition)}
   _refuse_dtypes(signature, definition)
   names = sorted(concrete.structured_outputs)  # as TensorFlow orders the values of a dict
@@ -111,6 +111,27 @@ def _nodes(definition: Any) -> Iterator[Any]:
   yield from definition.node
   for function in definition.library.function:
     yield from function.node_def
+
+
+def _own_names(definition: Any) -> Any:
+  """In which all nodes and arguments of functions have names of their own: tf2onnx takes one of the same name outside for the inner."""
+  for i, function in enumerate(definition.library.function):
+    nodes, values = function.node_def, function.ret
+    names = {node.name: f"{node.name}__in{i}" for node in nodes}
+    names |= {argument.name: f"{argument.name}__in{i}" for argument in function.signature.input_arg}
+    for named in (*function.signature.input_arg, *nodes):
+      named.name = names[named.name]
+    for node in nodes:
+      node.input[:] = [_renamed(operand, names) for operand in node.input]
+    for output, tensor in list(values.items()):
+      values[output] = _renamed(tensor, names)
+  return definition
+
+
+def _renamed(operand: str, names: Mapping[str, str]) -> str:
+  """ "^node", "node:output:0" or "argument" under the new name."""
+  head, colon, rest = operand.removeprefix("^").partition(":")
+  return f"{'^' * operand.startswith('^')}{names[head]}{colon}{rest}"
 
 
 def _refuse_dtypes(signature: Signature, definition: Any) -> None:

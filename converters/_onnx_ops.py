@@ -83,6 +83,14 @@ def _fill(op: Any, dims: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
   return [tf.broadcast_to(value, dims)]
 
 
+def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
+  """A size of 0 that is known is that of the operand in ONNX: an empty tensor is made, and none reshaped."""
+  known = op.outputs[0].shape
+  if known.rank is None or 0 not in known.as_list():
+    return same(op, x, shape)
+  return [tf.zeros(known, x.dtype) if known.is_fully_defined() else tf.broadcast_to(tf.zeros([], x.dtype), shape)]
+
+
 def _scatter_nd(op: Any, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
   """tf2onnx keeps one of the updates of a place, and not their sum."""
   return _scattered("TensorScatterAdd", op, tf.broadcast_to(tf.constant(0, updates.dtype), shape), indices, updates)
@@ -311,6 +319,7 @@ REPLACEMENTS: dict[str, Replacement] = {
   "Cosh": _only_for(_F64, special.cosh),
   "Tan": _only_for(_F64, special.tan),
   "Fill": _fill,
+  "Reshape": _reshape,
   "ScatterNd": _scatter_nd,
   "MatrixBandPart": _band,
 }

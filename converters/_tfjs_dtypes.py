@@ -55,19 +55,11 @@ def is_exact(tensor: tf.Tensor) -> bool:
     return source == tf.bool or (source.is_integer and source != tf.uint32 and (source not in WIDE or is_exact(op.inputs[0])))
   if op.type in ("ArgMax", "ArgMin", "Shape", "Size", "Rank"):
     return True
-  if op.type in (
-    "Reshape",
-    "ExpandDims",
-    "Squeeze",
-    "StridedSlice",
-    "GatherV2",
-    "Identity",
-    "BroadcastTo",
-    "Transpose",
-    "RightShift",
-    "Range",
-  ):
+  if op.type in ("Reshape", "ExpandDims", "Squeeze", "StridedSlice", "GatherV2", "Identity", "BroadcastTo", "Transpose", "RightShift"):
     return all(is_exact(x) for x in op.inputs if x.dtype in WIDE)
+  if op.type == "Range":  # a limit beyond int32 would be that of more elements than TF.js can have
+    start, _, delta = op.inputs
+    return is_exact(start) and is_exact(delta)
   if op.type in ("Maximum", "Minimum", "ConcatV2", "Pack", "SelectV2"):
     return all(is_exact(x) for x in op.inputs if x.dtype in WIDE)
   return is_size(tensor)

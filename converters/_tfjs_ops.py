@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf import _tf_compat
+from jax2tf.converters import _angles
 from jax2tf.converters import _tfjs_dtypes as ints
 from jax2tf.converters import _tfjs_floats as floats
+from jax2tf.converters import _tfjs_lists as lists
 from jax2tf.converters._concrete import Replacement
 from jax2tf.converters._tfjs_names import LEFT, MOVES, RUNS, SUPPORTED
 
@@ -159,6 +161,14 @@ def _ordered(result_too: bool) -> Replacement:
   return replacement
 
 
+@_guarded
+def _range(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+  dtype = op.outputs[0].dtype
+  if dtype == tf.uint32:
+    return refused(op, f"{op.type} of {dtype.name}")
+  return refused(op, _TOO_WIDE) if dtype in ints.WIDE and not ints.is_exact(op.outputs[0]) else _same(op, *operands)
+
+
 def _extreme(of_floats: Callable[..., tf.Tensor]) -> Replacement:
   on_integers = _ordered(True)
   return lambda op, *operands: [of_floats(*operands)] if held(op.inputs[0].dtype).is_floating else on_integers(op, *operands)
@@ -226,6 +236,10 @@ def _short(x: tf.Tensor, y: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
 
 
 def _constant(op: tf.Operation) -> list[tf.Tensor]:
+  if (
+    op.outputs[0].dtype == tf.string
+  ):  # the words of an assertion, which is dropped; whatever else takes strings is refused by its own name
+    return [tf.zeros([], tf.int32)]
   value = tf.get_static_value(op.outputs[0])
   if (dtype := _strange(op)) is not None:
     return refused(op, f"{op.type} of {dtype.name}")
@@ -407,36 +421,14 @@ def _gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor)
   return [result]
 
 
-# --- lists of tensors, as one tensor: in the body of a loop TF.js 4.22 disposes of the elements that it has just set ---
-
-
 def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
+  """See `_tfjs_lists`."""
   dtype = held(op.get_attr("element_dtype"))
   if dtype not in (tf.float32, tf.int32, tf.bool) or element_shape.shape.rank != 1:
     return refused(op, f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known")
   # A size that is not known yet, -1, is 1 until the first element broadcasts it.
   sizes = tf.where(element_shape < 0, 1, tf.cast(element_shape, tf.int32))
   return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
-
-
-def _list_with_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor) -> Sequence[Any]:
-  index = tf.reshape(index, [1, 1])
-  if op.inputs[2].shape.is_fully_defined() and items.shape[1:].is_compatible_with(op.inputs[2].shape):
-    return [tf.tensor_scatter_nd_update(items, index, item[None])]
-  here = tf.equal(tf.range(tf.shape(items)[0]), index[0])
-  return [tf.where(tf.reshape(here, [-1] + [1] * item.shape.rank), item[None], items)]
-
-
-def _list_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, element_shape: tf.Tensor) -> Sequence[Any]:
-  item = tf.gather(items, index)
-  item.set_shape(op.outputs[0].shape)
-  return [item]
-
-
-def _stacked_list(op: tf.Operation, items: tf.Tensor, element_shape: tf.Tensor) -> Sequence[Any]:
-  stacked = tf.identity(items)
-  stacked.set_shape(op.outputs[0].shape)
-  return [stacked]
 
 
 _REPLACED: Mapping[str, Replacement] = {
@@ -457,7 +449,7 @@ _REPLACED: Mapping[str, Replacement] = {
   **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"), _ordered(False)),
   **dict.fromkeys(("ArgMax", "ArgMin"), _ordered(False)),
   "TopKV2": _ordered(True),
-  "Range": _ordered(False),
+  "Range": _range,
   "Maximum": _guarded(_extreme(floats.maximum)),
   "Minimum": _guarded(_extreme(floats.minimum)),
   "ClipByValue": _one(_clip),
@@ -483,12 +475,15 @@ _REPLACED: Mapping[str, Replacement] = {
   "StridedSlice": _moved_as_int32,
   "TensorListReserve": _reserved_list,
   "TensorListFromTensor": lambda op, x, element_shape: [x],
-  "TensorListSetItem": _list_with_item,
-  "TensorListGetItem": _list_item,
-  "TensorListStack": _stacked_list,
+  "TensorListSetItem": lists.with_item,
+  "TensorListGetItem": lists.item_of,
+  "TensorListStack": lists.stacked,
   "TensorListLength": lambda op, items: [tf.shape(items)[0]],
   "Log1p": _on_floats(floats.log1p),
   "Pow": _on_floats(floats.power),
+  "Cos": _on_floats(_angles.cos),
+  "Sin": _on_floats(_angles.sin),
+  "Tan": _on_floats(_angles.tan),
   "Erfc": _on_floats(floats.erfc),
   "Erfinv": _on_floats(floats.erfinv),
   "Lgamma": _on_floats(floats.lgamma),

@@ -82,7 +82,10 @@ def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str],
     exchange = Path(name)
     _write_runs(exchange, list(outputs), runs)
     command = [_program("node"), str(_HERE / "_tfjs_run.cjs"), str(folder), str(model), str(exchange), backend]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+      done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_compare.PATIENCE)
+    except subprocess.TimeoutExpired as error:
+      raise RuntimeError(f"TF.js {VERSION} ({backend}) answers otherwise: after {_compare.PATIENCE} s it has not answered") from error
     if done.returncode:
       raise RuntimeError(f"TF.js {VERSION} ({backend}) cannot load the model: {done.stderr.strip()[-2000:]}")
     found = json.loads((exchange / "answers.json").read_text(encoding="utf-8"))

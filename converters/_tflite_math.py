@@ -58,8 +58,6 @@ _LOG = (
   -2.4999993993e-1,
   3.3333331174e-1,
 )
-_TAN = (9.38540185543e-3, 3.11992232697e-3, 2.44301354525e-2, 5.34112807005e-2, 1.33387994085e-1, 3.33331568548e-1)
-_HALF_PI = (1.5703125, 4.837512969970703125e-4, 7.54978995489188216e-8)
 _LN2_PARTS = (0.693359375, -2.12194440e-4)
 # Taylor's for (e**x - 1) / x; the next term is below 1e-9 of the sum where |x| < 1/2.
 _EXPM1 = tuple(1 / math.factorial(n) for n in range(10, 0, -1))
@@ -115,19 +113,6 @@ def rsqrt(x: tf.Tensor) -> tf.Tensor:
 def is_inf(x: tf.Tensor) -> tf.Tensor:
   """The converter makes |x| == inf of IsInf, and then False."""
   return tf.abs(x) > tf.constant(_LARGEST, x.dtype)
-
-
-def tan(x: tf.Tensor) -> tf.Tensor:
-  """By the distance to the nearest multiple of pi / 2 (W. Cody and W. Waite); for larger numbers sin / cos."""
-  turns = tf.round(x * _like(2 / math.pi, x))
-  rest = x
-  for part in _HALF_PI:
-    rest -= turns * _like(part, x)
-  square = rest * rest
-  near = rest + rest * square * _polynomial(_TAN, square)
-  odd = tf.not_equal(turns, _like(2.0, x) * tf.floor(turns * _like(0.5, x)))
-  near = tf.where(odd, divided(_like(-1.0, x), near), near)
-  return tf.where(tf.abs(x) < _like(8192.0, x), near, tf.sin(x) / tf.cos(x))
 
 
 def atan(x: tf.Tensor) -> tf.Tensor:

@@ -7,7 +7,6 @@ float16 and bfloat16 in float32 as well, and integers wrap. A uint32 is computed
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf import _tf_compat
-from jax2tf.converters import _tflite_math
+from jax2tf.converters import _angles, _tflite_bits, _tflite_lists, _tflite_math
 from jax2tf.converters._concrete import Replacement
 
 _WIDER = {
@@ -82,79 +81,6 @@ def _of(function: Callable[..., tf.Tensor]) -> Replacement:
   return lambda op, *operands: _same(op, operands) if operands[0].dtype.size == 8 else [function(*operands)]
 
 
-def _and(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """int32 x & y, from a + b = (a ^ b) + 2 (a & b) of all bits but the lowest, which cannot overflow; LiteRT has no other bitwise op."""
-  one = tf.constant(1, tf.int32)
-  a, b = _arithmetic_shift(x, one), _arithmetic_shift(y, one)
-  lowest = (x - (a + a)) * (y - (b + b))
-  return a + b - tf.bitwise.bitwise_xor(a, b) + lowest
-
-
-def _or(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Of the two parts of a rotation, which have no bit in common, it is their xor."""
-  if x.dtype.size == 8:
-    return _same(op, (x, y))
-  either = tf.bitwise.bitwise_xor(x, y)
-  return [either if _is_rotation(op) else either + _and(x, y)]
-
-
-def _is_rotation(op: tf.Operation) -> bool:
-  """x << n | y >> (bits - n), of unsigned integers, as in the rounds of threefry."""
-  shifts = {x.op.type: tf.get_static_value(x.op.inputs[1]) for x in op.inputs if x.op.type in ("LeftShift", "RightShift")}
-  dtype = op.inputs[0].dtype
-  if len(shifts) < 2 or not dtype.is_unsigned or any(places is None for places in shifts.values()):
-    return False
-  return bool(np.all(shifts["LeftShift"].astype(np.int64) + shifts["RightShift"].astype(np.int64) >= 8 * dtype.size))
-
-
-def _invert(x: tf.Tensor) -> tf.Tensor:
-  return tf.bitwise.bitwise_xor(x, tf.constant(-1, tf.int32))
-
-
-def _left_shift(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-  """int32 x << n, as x * 2**n."""
-  powers = np.array([1 << k for k in range(32)], np.uint32).view(np.int32)
-  if (known := tf.get_static_value(places)) is not None:
-    return x * tf.constant(powers[np.clip(known, 0, 31)])
-  within = tf.minimum(tf.maximum(places, tf.constant(0, tf.int32)), tf.constant(31, tf.int32))
-  return x * tf.gather(tf.constant(powers), within)
-
-
-def _right_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Zeros come in from the left for uint32, whose own kernel there is; the smaller unsigned ones are not negative in int32."""
-  if x.dtype.size == 8:
-    return _same(op, (x, places))
-  return [_logical_shift(x, places) if op.inputs[0].dtype == tf.uint32 else _arithmetic_shift(x, places)]
-
-
-def _arithmetic_shift(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-  """int32 x >> n."""
-  return tf.bitwise.right_shift(*_of_one_shape(x, places))
-
-
-def _logical_shift(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-  x, places = _of_one_shape(x, places)
-  return tf.cast(tf.bitwise.right_shift(tf.cast(x, tf.uint32), tf.cast(places, tf.uint32)), tf.int32)
-
-
-def _of_one_shape(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """LiteRT's RightShift does not broadcast."""
-  if x.shape.rank == y.shape.rank:
-    return x, y
-  shape = tf.shape(x) if y.shape.rank == 0 else tf.shape(y)
-  return tf.broadcast_to(x, shape), tf.broadcast_to(y, shape)
-
-
-def _population_count(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """A. Legendre: the sum of the digits of x in base 2 is x - (x >> 1) - (x >> 2) - ..."""
-  if op.inputs[0].dtype == tf.int8:
-    x = tf.cast(tf.cast(x, tf.uint8), tf.int32)
-  elif op.inputs[0].dtype == tf.int16:
-    x = tf.cast(tf.cast(x, tf.uint16), tf.int32)
-  shifts = [_logical_shift(x, tf.constant(k)) for k in range(1, 32)]
-  return [functools.reduce(tf.subtract, shifts, x)]
-
-
 def _divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """int32 x / y towards zero. LiteRT's kernel saturates -2**31 / -1, where TensorFlow's wraps."""
   minus = tf.equal(y, tf.constant(-1, tf.int32))
@@ -166,7 +92,7 @@ def _unsigned_divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   one = tf.constant(1, tf.int32)
   large = y < tf.constant(0, tf.int32)
   divisor = tf.where(large, one, y)
-  half = tf.truncatediv(_logical_shift(x, one), divisor)
+  half = tf.truncatediv(_tflite_bits.logical_shift(x, one), divisor)
   quotient = half + half
   rest = x - quotient * divisor
   quotient += tf.cast(_flipped(rest) >= _flipped(divisor), tf.int32)
@@ -398,6 +324,19 @@ def _next_after(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return tf.where(tf.math.is_nan(x), x, tf.where(tf.math.is_nan(y), y, found))
 
 
+def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
+  """Without Squeeze, whose kernel takes 8 dimensions; the converter joins it with its neighbours until there are more."""
+  shape, rank = op.outputs[0].shape, x.shape.rank
+  if shape.rank is None or rank is None:
+    return _same(op, (x,), _WIDER)
+  if sum(size is None for size in shape) < 2:
+    return [tf.reshape(x, [-1 if size is None else size for size in shape])]
+  gone = {axis % rank for axis in op.get_attr("squeeze_dims") or np.flatnonzero(np.equal(x.shape.as_list(), 1))}
+  if rank <= 5:  # as StridedSlice takes
+    return [x[tuple(0 if axis in gone else slice(None) for axis in range(rank))]]
+  return [_with_shape(tf.reshape(x, tf.gather(tf.shape(x), [axis for axis in range(rank) if axis not in gone])), shape)]
+
+
 def _ensure_shape(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   """What it says of the shape, without the op, which LiteRT lacks."""
   return [_with_shape(x, tf.TensorShape(op.get_attr("shape")))]
@@ -427,7 +366,9 @@ _MATH = {
   "Atanh": _tflite_math.atanh,
   "Cosh": _tflite_math.cosh,
   "Erf": _tflite_math.erf,
+  "Cos": _angles.cos,
   "Erfc": _tflite_math.erfc,
+  "Sin": _angles.sin,
   "Exp": _tflite_math.exp,
   "Expm1": _tflite_math.expm1,
   "Log": _tflite_math.log,
@@ -437,7 +378,7 @@ _MATH = {
   "Rsqrt": _tflite_math.rsqrt,
   "Sigmoid": _tflite_math.sigmoid,
   "Sinh": _tflite_math.sinh,
-  "Tan": _tflite_math.tan,
+  "Tan": _angles.tan,
 }
 # Computed in a wide dtype; nothing else is wrong with them.
 _WIDENED = re.findall(
@@ -447,7 +388,7 @@ _WIDENED = re.findall(
   DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd GatherV2 IsFinite IsNan LeakyRelu LogSoftmax
   MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean MirrorPad Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
   Range Reciprocal Relu Relu6 Rint Roll Round SegmentSum Select SelectV2 Selu Sign Sin Slice Softmax Softplus SpaceToBatchND Split
-  SplitV Sqrt Square SquaredDifference Squeeze StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
+  SplitV Sqrt Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
   Xlogy ZerosLike
   """,
 )
@@ -456,21 +397,22 @@ _ORDERED = re.findall(r"\w+", "Less LessEqual Greater GreaterEqual ArgMax ArgMin
 FUSED = ("Erf", "Erfc")
 
 REPLACEMENTS: Mapping[str, Replacement] = {
+  **_tflite_lists.replacements(_same, _WIDER),
   **{name: _widened() for name in _WIDENED},
   **{name: _widened(ordered=True) for name in _ORDERED},
   **{name: _widened(_of(function)) for name, function in _MATH.items()},
   **{name: _widened(_scatter) for name in _SCATTERS},
   "Atan2": _widened(_of(_atan2)),
   "BatchMatMulV2": _widened(_integer_matmul),
-  "BitwiseAnd": _widened(_of(_and)),
-  "BitwiseOr": _widened(_or),
-  "BitwiseXor": _widened(_of(tf.bitwise.bitwise_xor)),
+  "BitwiseAnd": _widened(_tflite_bits.bitwise(_tflite_bits.conjunction)),
+  "BitwiseOr": _widened(_tflite_bits.disjunction),
+  "BitwiseXor": _widened(_tflite_bits.bitwise(tf.bitwise.bitwise_xor)),
   "Cumprod": _widened(_cumprod),
   "EnsureShape": _ensure_shape,
   "FloorDiv": _widened(_floor_div),
   "FloorMod": _widened(_floor_mod),
-  "Invert": _widened(_of(_invert)),
-  "LeftShift": _widened(_of(_left_shift)),
+  "Invert": _widened(_tflite_bits.bitwise(_tflite_bits.inverted)),
+  "LeftShift": _widened(_tflite_bits.left_shift),
   "MatMul": _widened(_integer_matmul),
   "Max": _widened(_largest, ordered=True),
   "Maximum": _widened(_larger, ordered=True),
@@ -479,10 +421,11 @@ REPLACEMENTS: Mapping[str, Replacement] = {
   "MirrorPad": _widened(also=[tf.bool]),
   "Pad": _widened(_padded),
   "PadV2": _widened(_padded),
-  "PopulationCount": _widened(_population_count),
+  "PopulationCount": _widened(_tflite_bits.population_count),
   "ReverseV2": _widened(_reversed),
   "RealDiv": _widened(_divided_float),
-  "RightShift": _widened(_right_shift),
+  "RightShift": _widened(_tflite_bits.right_shift),
+  "Squeeze": _widened(_squeezed),
   "Split": _widened(also=[tf.bool]),
   "Sub": _widened(_subtracted_from),
   "TensorScatterMax": _widened(_scatter, ordered=True),

@@ -80,7 +80,10 @@ def answers(model: Path, runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
     request.write_bytes(pickle.dumps({"model": str(model), "runs": requests}))
     # -P: the folder of the script holds modules of ours, which are not to be found as top-level ones.
     command = [sys.executable, "-P", str(Path(__file__).with_name("_tflite_child.py")), str(request), str(response)]
-    child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    try:
+      child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=_compare.PATIENCE)
+    except subprocess.TimeoutExpired:
+      return [{"outputs": {}, "error": f"{RUNTIME} has not answered after {_compare.PATIENCE} s", "seconds": None}] * len(runs)
     if response.exists():
       return list(pickle.loads(response.read_bytes()))
   done = child.stdout.count("done")

@@ -64,7 +64,7 @@ def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def measured(row: str, model: Any, given: Sequence[Mapping[str, np.ndarray]], expected: Sequence[np.ndarray]) -> dict[str, Any]:
-  """{"bytes", "max_abs", "cosine", "ratio", "seconds"} of one export."""
+  """{"bytes", "max_abs", "cosine", "ratio", "seconds"} of one export, or {"refused": why}."""
   target, options = ROWS[row]
   exporter = importlib.import_module(f"jax2tf.converters.{target}")
   more: dict[str, Any] = {"representative_dataset": given[:4]} if row == "tflite-int8" else {}
@@ -72,7 +72,10 @@ def measured(row: str, model: Any, given: Sequence[Mapping[str, np.ndarray]], ex
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, f"minilm.{target}")
     start = time.perf_counter()
-    made = exporter.save_model(model, path, examples=examples, samples=1, **options, **more)
+    try:
+      made = exporter.save_model(model, path, examples=examples, samples=1, **options, **more)
+    except exporter.ExportError as error:
+      return {"refused": str(error).splitlines()[-1].strip()}
     seconds = time.perf_counter() - start
     found = [np.asarray(exporter.run(path, one)["embedding"]) for one in given]
   return {
@@ -134,6 +137,9 @@ def markdown(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     for name in filter(rows.__contains__, ROWS):
       target, _, scheme = name.partition("-")
       row = rows[name]
+      if "refused" in row:
+        table.append([TITLES[target], scheme, f"refused: {row['refused']}"])
+        continue
       ratio = f"{row['ratio']:.2g}" if row["ratio"] else ""
       figures = [f"{row['bytes'] / 1e6:.1f}", f"{row['max_abs']:.1e}", f"{row['cosine']:.5f}", ratio, f"{row['seconds']:.0f}"]
       table.append([TITLES[target], scheme or "none", *figures])

@@ -16,7 +16,7 @@ TITLES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "tfjs": "TF.js"}
 _WORDS = {
   "equal": "equals JAX",
   "noted": "equals JAX but for NaN, infinities or extreme numbers, and a warning says so",
-  "lacks": "refused: the target has no such op",
+  "lacks": "refused: the target has no such op or dtype",
   "differs": "refused: its answer differs from JAX's",
   "fails": "another error",
   "silent": "a file with wrong answers",

@@ -123,6 +123,37 @@ def test_control_flow(tmp_path: Path) -> None:
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_rows_are_written_from_the_end_too(tmp_path: Path) -> None:
+  def fun(x: jax.Array) -> Any:
+    def inner(c: jax.Array, row: jax.Array) -> Any:
+      return c + row.sum(), jax.lax.scan(lambda d, v: (d * v + c, d), c, row, reverse=True)[1]
+
+    rows = jax.lax.scan(lambda c, row: (c * 0.5 + row, c + row), jnp.zeros(3), x, reverse=True)[1]
+    return rows, jax.lax.scan(inner, jnp.zeros(()), x), jax.grad(lambda x: jax.lax.scan(inner, jnp.ones(()), x)[1].sum())(x)
+
+  path = exported(tmp_path, fun, {"x": "f32[b,3]"}, sizes={"b": [1, 4]})
+  x = NORMAL.standard_normal((5, 3)).astype("f")
+  for a, b in zip(answers(path, x=x).values(), jax.tree.leaves(fun(x)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_constants_of_a_loop_are_its_own(tmp_path: Path) -> None:
+  def step(v: jax.Array) -> jax.Array:
+    pairs = jax.nn.sigmoid(v.reshape(-1, 2)) + jnp.log1p(v.reshape(-1, 2) ** 2)  # 2 * b is computed outside, by constants too
+    return (pairs * jnp.arange(pairs.size).reshape(pairs.shape)).reshape(v.shape)
+
+  fun = lambda x: jax.lax.while_loop(lambda v: jnp.all(v < 9), step, x)  # noqa: E731
+  exported(tmp_path, fun, {"x": "f32[b,4]"}, sizes={"b": [1, 3]})
+
+
+def test_empty_tensors_have_a_shape(tmp_path: Path) -> None:
+  def fun(x: jax.Array) -> Any:
+    none = x[:, :0]
+    return none.reshape(0, 3, x.shape[0]), jnp.concatenate([none.reshape(x.shape[0], 2, 0).sum(-1), x], 1), none.reshape(4, 0)
+
+  exported(tmp_path, fun, {"x": "f32[b,3]"}, sizes={"b": [1, 4]})
+
+
 def test_sorting_and_indexing(tmp_path: Path) -> None:
   def fun(x: jax.Array, n: jax.Array, i: jax.Array) -> Any:
     top = jax.lax.top_k(x, 4)

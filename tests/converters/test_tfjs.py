@@ -264,3 +264,17 @@ def test_tfjs_knows_every_op_that_is_let_through() -> None:
   known = {name for file in lists for name in re.findall(r"'tfOpName': '(\w+)'", file.read_text(encoding="utf-8"))}
   assert known >= _tfjs_names.SUPPORTED
   assert json.loads((tfjs.packages() / "package.json").read_text())["dependencies"]["@tensorflow/tfjs"] == _tfjs_runtime.VERSION
+
+
+def test_random_numbers_in_a_loop_over_a_symbolic_size(tmp_path: Path) -> None:
+  def fun(x: jax.Array) -> jax.Array:
+    step = lambda i, v: v + jax.random.uniform(jax.random.fold_in(jax.random.key(1), i), v.shape)  # noqa: E731
+    return jax.lax.fori_loop(0, 2, step, x)
+
+  exact(fun, tmp_path / "m", {"x": "f32[b,2]"}, sizes={"b": [1, 3]}, backends=["wasm"])
+
+
+def test_the_words_of_an_assertion_are_not_blamed(tmp_path: Path) -> None:
+  with pytest.raises(tfjs.ExportError) as error:
+    tfjs.save(lambda _, x: jnp.linalg.cholesky(x @ x.T + jnp.eye(x.shape[0])), {}, tmp_path / "m", inputs={"x": "f32[b,3]"})
+  assert {use.op for use in error.value.uses} == {"Cholesky"}

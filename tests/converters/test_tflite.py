@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 from ai_edge_litert import interpreter
 from jax import lax
 
-from jax2tf.converters import _tflite_math, saved_model, tflite
+from jax2tf.converters import _concrete, _decompositions, _tflite_math, _tflite_runtime, saved_model, tflite
 
 RNG = np.random.default_rng(0)
 MLP = {
@@ -257,6 +258,63 @@ def test_random_bits_are_those_of_jax(tmp_path: Path) -> None:
   found = in_litert(tmp_path, fun, seed)
   for k, result in enumerate(fun(seed)):
     np.testing.assert_array_equal(found[f"output_{k}"], result)
+
+
+@pytest.mark.parametrize("dtype", [tf.int64, tf.uint64])
+def test_bits_of_64(dtype: tf.DType, tmp_path: Path) -> None:
+  numbers = np.array([0, 1, -1, 5, -7, 2**31, 2**32 - 1, -(2**33) + 3, 2**63 - 1, -(2**63)], np.int64)
+  x, n = (side.ravel() for side in np.meshgrid(numbers, np.array([0, 1, 31, 32, 33, 63])))
+
+  def fun(x: tf.Tensor, n: tf.Tensor) -> dict[str, tf.Tensor]:
+    x, n = tf.bitcast(x, dtype), tf.bitcast(n, dtype)
+    places = [n, *(tf.constant(k, dtype) for k in (0, 7, 32, 63))]
+    shifts = [shift(x, k) for shift in (tf.bitwise.left_shift, tf.bitwise.right_shift) for k in places]
+    pairs = [tf.bitwise.bitwise_and(x, n), tf.bitwise.bitwise_or(x, n), tf.bitwise.bitwise_xor(x, n), tf.bitwise.invert(x)]
+    return {f"y{k}": tf.bitcast(y, tf.int64) for k, y in enumerate([*shifts, *pairs])}
+
+  specs = {name: tf.TensorSpec([None], tf.int64, name) for name in ("x", "n")}
+  frozen = _concrete.frozen(tf.function(fun, autograph=False).get_concrete_function(**specs), _decompositions.TFLITE)
+  file = tmp_path / "m.tflite"
+  file.write_bytes(_tflite_runtime.converted({"serving_default": frozen}, lambda converter: None, lambda lacking: ValueError(lacking)))
+  found, expected = runners(file)("serving_default")(x=x, n=n), fun(tf.constant(x), tf.constant(n))
+  for name, result in expected.items():
+    np.testing.assert_array_equal(found[name], result, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool", "uint32", "float16"])
+def test_scans_of_rows_of_a_dynamic_size(dtype: str, tmp_path: Path) -> None:
+  def fun(_: Any, x: jax.Array) -> list[jax.Array]:
+    def turn(c: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+      c = jnp.logical_xor(c, row) if dtype == "bool" else c + row
+      return c, c
+
+    return [lax.scan(turn, jnp.zeros_like(x[0]), x, reverse=reverse)[1] for reverse in (False, True)]
+
+  made = tflite.save(fun, {}, tmp_path / "m.tflite", inputs={"x": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, b, 3"), dtype)})
+  for shape in ((1, 1, 3), (7, 4, 3), (2, 5, 3)):
+    x = RNG.integers(0, 2 if dtype == "bool" else 9, shape).astype(dtype)
+    found = runners(made.path)("serving_default")(x=x)
+    for k, result in enumerate(fun(None, jnp.asarray(x))):
+      np.testing.assert_array_equal(found[f"output_{k}"], result, err_msg=str(k))
+
+
+def test_random_numbers_of_a_dynamic_shape(tmp_path: Path) -> None:
+  def fun(_: Any, seed: jax.Array, x: jax.Array) -> jax.Array:
+    return x + jax.random.normal(jax.random.wrap_key_data(seed, impl="threefry2x32"), x.shape)
+
+  tflite.save(fun, {}, tmp_path / "m.tflite", inputs={"seed": "u32[2]", "x": "f32[b,3]"})
+
+
+def test_squeezed_convolutions(tmp_path: Path) -> None:
+  """The converter joins Squeeze with its neighbours until it has more dimensions than LiteRT takes."""
+  first, second = (RNG.standard_normal(shape).astype(np.float32) for shape in ((8, 4, 3), (8, 8, 3)))
+
+  def one(x: jax.Array) -> jax.Array:
+    for kernel in (first, second):
+      x = jax.nn.relu(lax.conv_general_dilated(x[None], kernel, (1,), "SAME")[0] + 1)
+    return x
+
+  tflite.save(lambda _, x: jax.vmap(one)(x), {}, tmp_path / "m.tflite", inputs={"x": "f32[b,4,t]"})
 
 
 def test_constants_and_transpositions(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""sin, cos and tan of angles however large: LiteRT and TF.js' wasm lose digits from 1e4 on, and all of them in the end.
+
+The angle is reduced to half a turn as Payne and Hanek do it (Radian reduction for trigonometric functions, SIGNUM Newsletter 18, 1983):
+of 1/(2 pi) only the digits are multiplied that count at this size of the angle. Digits have 11 bits, so that each product, and each sum of
+them, is exact in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_BITS = 11
+_BASE = 2.0**_BITS
+_DIGITS = 7  # of the reduced angle
+_PARTS = 4  # of the angle itself, an integer below 2**35 once it is scaled
+# Below this the kernels' own reduction is right. Angles above are scaled by powers of 2**11 to integers.
+_SMALL = 4.0
+_LOWEST = -2
+_HALVES = (tf.float16, tf.bfloat16)
+_THRESHOLDS = tuple(2.0 ** (13 + _BITS * k) for k in range(11))
+
+
+def _arctangent(inverse: int, bits: int) -> int:
+  """arctan(1 / inverse) * 2**bits."""
+  term = total = (1 << bits) // inverse
+  k = 1
+  while term:
+    term //= -inverse * inverse
+    k += 2
+    total += term // k
+  return total
+
+
+def _table() -> np.ndarray:
+  """f32[12, 10]: for each scale the digits of its power of two times 1 / (2 pi), modulo 1."""
+  places = len(_THRESHOLDS) + _DIGITS + _PARTS
+  bits = _BITS * (places + 4)  # a few more, for what is rounded
+  pi = 4 * (4 * _arctangent(5, bits) - _arctangent(239, bits))  # Machin, 1706
+  inverse = (1 << (2 * bits)) // (2 * pi) >> (bits - _BITS * places)
+  digits = {k: inverse >> (_BITS * (places - k)) & (2**_BITS - 1) for k in range(1, places + 1)}
+  scales = range(_LOWEST, _LOWEST + len(_THRESHOLDS) + 1)
+  return np.array([[digits.get(b + j, 0) for j in range(1, _DIGITS + _PARTS)] for b in scales], np.float32)
+
+
+def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """x f32[...] above 4 in size -> (sign, angle in [-pi / 2, pi / 2]): sin(|x| + quarters pi / 2) = sign sin(angle)."""
+  size = tf.abs(x)
+  scale = tf.add_n([tf.cast(size >= bound, tf.int32) for bound in _THRESHOLDS])
+  powers = np.array([2.0 ** (-_BITS * b) for b in range(_LOWEST, _LOWEST + len(_THRESHOLDS) + 1)], np.float32)
+  rest = size * tf.gather(powers, scale)
+  parts: list[tf.Tensor] = []
+  for i in reversed(range(1, _PARTS)):
+    part = tf.floor(rest * np.float32(_BASE**-i))
+    rest -= part * np.float32(_BASE**i)
+    parts.insert(0, part)
+  parts.insert(0, rest)
+  columns = tf.unstack(tf.gather(_table(), scale), axis=-1)
+  carry = tf.zeros_like(size)
+  digits: list[tf.Tensor] = []
+  for j in reversed(range(_DIGITS)):
+    total = carry
+    for i, part in enumerate(parts):
+      total += part * columns[j + i]
+    carry = tf.floor(total * np.float32(1 / _BASE))
+    digits.insert(0, total - carry * np.float32(_BASE))
+  # The first bit of the first digit is half a turn, which turns the sign; of the rest, what is above a half is taken from one.
+  first = digits[0] + quarters * np.float32(_BASE / 4)
+  first -= tf.floor(first * np.float32(1 / _BASE)) * np.float32(_BASE)
+  odd = tf.floor(first * np.float32(2 / _BASE))
+  first -= odd * np.float32(_BASE / 2)
+  beyond = first >= _BASE / 4
+  digits = [tf.where(beyond, _BASE / 2 - 1 - first, first), *(tf.where(beyond, _BASE - 1 - d, d) for d in digits[1:])]
+  turns = tf.zeros_like(size)
+  for digit in reversed(digits):
+    turns = (turns + digit) * np.float32(1 / _BASE)
+  return 1 - 2 * odd, turns * np.float32(2 * math.pi)
+
+
+def sin(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]; of halves by way of float32, of other dtypes TensorFlow's own."""
+  if x.dtype in _HALVES:
+    return tf.cast(sin(tf.cast(x, tf.float32)), x.dtype)
+  if x.dtype != tf.float32:
+    return tf.sin(x)
+  sign, angle = _half_turn(x, 0)
+  return tf.sin(tf.where(tf.abs(x) < _SMALL, x, sign * tf.where(x < 0, -angle, angle)))
+
+
+def cos(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]; of halves by way of float32, of other dtypes TensorFlow's own."""
+  if x.dtype in _HALVES:
+    return tf.cast(cos(tf.cast(x, tf.float32)), x.dtype)
+  if x.dtype != tf.float32:
+    return tf.cos(x)
+  sign, angle = _half_turn(x, 1)
+  return tf.where(tf.abs(x) < _SMALL, tf.cos(x), tf.sin(sign * angle))
+
+
+def tan(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...]; of halves by way of float32, of other dtypes TensorFlow's own."""
+  if x.dtype in _HALVES:
+    return tf.cast(tan(tf.cast(x, tf.float32)), x.dtype)
+  return sin(x) / cos(x) if x.dtype == tf.float32 else tf.tan(x)
