@@ -8,7 +8,6 @@ them, is exact in float32.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import tensorflow as tf

@@ -107,12 +107,12 @@ def main(_: list[str]) -> None:
 def picture(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
   """Sizes against errors."""
   figure, axes = measure.pyplot().subplots(figsize=(8, 4.5), layout="constrained")
-  for (version, rows), marker in zip(report.items(), "osD", strict=False):
-    axes.scatter(
-      [row["bytes"] / 1e6 for row in rows.values()], [row["max_abs"] for row in rows.values()], marker=marker, label=f"JAX {version}"
-    )
-  last = list(report.values())[-1]
-  for name, row in last.items():
+  rows: Mapping[str, Any] = {}
+  for (version, found), marker in zip(report.items(), "osD", strict=False):
+    rows = {name: row for name, row in found.items() if "refused" not in row}
+    sizes, errors = [row["bytes"] / 1e6 for row in rows.values()], [row["max_abs"] for row in rows.values()]
+    axes.scatter(sizes, errors, marker=marker, label=f"JAX {version}")
+  for name, row in rows.items():  # of the newest
     axes.annotate(name, (row["bytes"] / 1e6, row["max_abs"]), textcoords="offset points", xytext=(5, 4), fontsize=8)
   axes.set(xlabel="size, MB", ylabel="largest difference from JAX", yscale="log", title=f"MiniLM, {_SENTENCES} sentences")
   axes.legend()
