@@ -17,10 +17,10 @@ _BASE = 2.0**_BITS
 _DIGITS = 7  # of the reduced angle
 _PARTS = 4  # of the angle itself, an integer below 2**35 once it is scaled
 # Below this the kernels' own reduction is right. Angles above are scaled by powers of 2**11 to integers.
-_SMALL = 4.0
-_LOWEST = -2
+_SMALL = 0.5
+_LOWEST = -3
 _HALVES = (tf.float16, tf.bfloat16)
-_THRESHOLDS = tuple(2.0 ** (13 + _BITS * k) for k in range(11))
+_THRESHOLDS = tuple(2.0 ** (2 + _BITS * k) for k in range(12))
 
 
 def _arctangent(inverse: int, bits: int) -> int:
@@ -35,7 +35,7 @@ def _arctangent(inverse: int, bits: int) -> int:
 
 
 def _table() -> np.ndarray:
-  """f32[12, 10]: for each scale the digits of its power of two times 1 / (2 pi), modulo 1."""
+  """f32[13, 10]: for each scale the digits of its power of two times 1 / (2 pi), modulo 1."""
   places = len(_THRESHOLDS) + _DIGITS + _PARTS
   bits = _BITS * (places + 4)  # a few more, for what is rounded
   pi = 4 * (4 * _arctangent(5, bits) - _arctangent(239, bits))  # Machin, 1706
@@ -46,7 +46,7 @@ def _table() -> np.ndarray:
 
 
 def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
-  """x f32[...] above 4 in size -> (sign, angle in [-pi / 2, pi / 2]): sin(|x| + quarters pi / 2) = sign sin(angle)."""
+  """x f32[...] above 1/2 in size -> (sign, angle in [-pi / 2, pi / 2]): sin(|x| + quarters pi / 2) = sign sin(angle)."""
   size = tf.abs(x)
   scale = tf.add_n([tf.cast(size >= bound, tf.int32) for bound in _THRESHOLDS])
   powers = np.array([2.0 ** (-_BITS * b) for b in range(_LOWEST, _LOWEST + len(_THRESHOLDS) + 1)], np.float32)
