@@ -133,18 +133,18 @@ def markdown(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     "",
   ]
   for version, rows in sorted(report.items()):
-    table = []
+    table, refused = [], []
     for name in filter(rows.__contains__, ROWS):
       target, _, scheme = name.partition("-")
       row = rows[name]
       if "refused" in row:
-        table.append([TITLES[target], scheme, f"refused: {row['refused']}"])
+        refused.append(f"{TITLES[target]} refuses {scheme}: {row['refused']}")
         continue
       ratio = f"{row['ratio']:.2g}" if row["ratio"] else ""
       figures = [f"{row['bytes'] / 1e6:.1f}", f"{row['max_abs']:.1e}", f"{row['cosine']:.5f}", ratio, f"{row['seconds']:.0f}"]
       table.append([TITLES[target], scheme or "none", *figures])
     titles = ["runtime", "quantization", "MB", "max abs", "cosine", "latency / jax.jit", "export s"]
-    lines += [f"## JAX {version}", "", tabulate.tabulate(table, titles, tablefmt="github", disable_numparse=True), ""]
+    lines += [f"## JAX {version}", "", tabulate.tabulate(table, titles, tablefmt="github", disable_numparse=True), "", *refused, ""]
   return "\n".join(lines)
 
 
