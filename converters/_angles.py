@@ -20,7 +20,7 @@ _PARTS = 4  # of the angle itself, an integer below 2**35 once it is scaled
 _SMALL = 0.5
 _LOWEST = -3
 _HALVES = (tf.float16, tf.bfloat16)
-_THRESHOLDS = tuple(2.0 ** (2 + _BITS * k) for k in range(12))
+_HIGHEST = 9
 
 
 def _arctangent(inverse: int, bits: int) -> int:
@@ -36,27 +36,33 @@ def _arctangent(inverse: int, bits: int) -> int:
 
 def _table() -> np.ndarray:
   """f32[13, 10]: for each scale the digits of its power of two times 1 / (2 pi), modulo 1."""
-  places = len(_THRESHOLDS) + _DIGITS + _PARTS
+  places = _HIGHEST + _DIGITS + _PARTS
   bits = _BITS * (places + 4)  # a few more, for what is rounded
   pi = 4 * (4 * _arctangent(5, bits) - _arctangent(239, bits))  # Machin, 1706
   inverse = (1 << (2 * bits)) // (2 * pi) >> (bits - _BITS * places)
   digits = {k: inverse >> (_BITS * (places - k)) & (2**_BITS - 1) for k in range(1, places + 1)}
-  scales = range(_LOWEST, _LOWEST + len(_THRESHOLDS) + 1)
+  scales = range(_LOWEST, _HIGHEST + 1)
   return np.array([[digits.get(b + j, 0) for j in range(1, _DIGITS + _PARTS)] for b in scales], np.float32)
 
 
 def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
   """x f32[...] above 1/2 in size -> (sign, angle in [-pi / 2, pi / 2]): sin(|x| + quarters pi / 2) = sign sin(angle)."""
   size = tf.abs(x)
-  scale = tf.add_n([tf.cast(size >= bound, tf.int32) for bound in _THRESHOLDS])
-  powers = np.array([2.0 ** (-_BITS * b) for b in range(_LOWEST, _LOWEST + len(_THRESHOLDS) + 1)], np.float32)
-  rest = size * tf.gather(powers, scale)
-  parts: list[tf.Tensor] = []
-  for i in reversed(range(1, _PARTS)):
-    part = tf.floor(rest * np.float32(_BASE**-i))
-    rest -= part * np.float32(_BASE**i)
-    parts.insert(0, part)
-  parts.insert(0, rest)
+  # By steps of 2**11, for no constant here may be beyond float16: LiteRT's float16 models round them. t is the scaled angle / 2**22.
+  down, up = np.float32(1 / _BASE), np.float32(_BASE)
+  t, scale = size * down * down, tf.fill(tf.shape(size), np.int32(-_LOWEST))
+  for _ in range(_HIGHEST):
+    large = t >= 4 * up
+    t, scale = tf.where(large, t * down, t), scale + tf.cast(large, tf.int32)
+  for _ in range(-_LOWEST):
+    small = t < 4
+    t, scale = tf.where(small, t * up, t), scale - tf.cast(small, tf.int32)
+  parts: list[tf.Tensor] = [tf.floor(t * down)]
+  t -= parts[0] * up
+  parts.insert(0, tf.floor(t))
+  t -= parts[0]
+  parts.insert(0, tf.floor(t * up))
+  parts.insert(0, (t - parts[0] * down) * up * up)
   columns = tf.unstack(tf.gather(_table(), scale), axis=-1)
   carry = tf.zeros_like(size)
   digits: list[tf.Tensor] = []

@@ -29,7 +29,7 @@ SUPPORTED = (
   | RUNS
   | CONTROL
   | _names("""
-  Abs AddV2 ArgMax ArgMin Cast Const Cumsum Equal FloorDiv Greater GreaterEqual Identity Less LessEqual Max Maximum Min Minimum
+  Abs Add AddV2 ArgMax ArgMin Cast Const Cumsum Equal FloorDiv Greater GreaterEqual Identity Less LessEqual Max Maximum Min Minimum
   Mul Neg NotEqual Pow Range ScatterNd Sign Square Sub Sum TopKV2
 """)
 )
