@@ -8,6 +8,7 @@ them, is exact in float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -85,28 +86,35 @@ def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
   return 1 - 2 * odd, turns * np.float32(2 * math.pi)
 
 
+def _of_float32(kernel: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[Callable[[tf.Tensor], tf.Tensor]], Callable[[tf.Tensor], tf.Tensor]]:
+  """Makes a function of float32 take halves as well; other dtypes are the kernel's."""
+
+  def of(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+    def of_any(x: tf.Tensor) -> tf.Tensor:
+      if x.dtype in _HALVES:
+        return tf.cast(function(tf.cast(x, tf.float32)), x.dtype)
+      return function(x) if x.dtype == tf.float32 else kernel(x)
+
+    return of_any
+
+  return of
+
+
+@_of_float32(tf.sin)
 def sin(x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> f32[...]; of halves by way of float32, of other dtypes TensorFlow's own."""
-  if x.dtype in _HALVES:
-    return tf.cast(sin(tf.cast(x, tf.float32)), x.dtype)
-  if x.dtype != tf.float32:
-    return tf.sin(x)
+  """x f32[...] -> f32[...]."""
   sign, angle = _half_turn(x, 0)
   return tf.sin(tf.where(tf.abs(x) < _SMALL, x, sign * tf.where(x < 0, -angle, angle)))
 
 
+@_of_float32(tf.cos)
 def cos(x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> f32[...]; of halves by way of float32, of other dtypes TensorFlow's own."""
-  if x.dtype in _HALVES:
-    return tf.cast(cos(tf.cast(x, tf.float32)), x.dtype)
-  if x.dtype != tf.float32:
-    return tf.cos(x)
+  """x f32[...] -> f32[...]."""
   sign, angle = _half_turn(x, 1)
   return tf.where(tf.abs(x) < _SMALL, tf.cos(x), tf.sin(sign * angle))
 
 
+@_of_float32(tf.tan)
 def tan(x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> f32[...]; of halves by way of float32, of other dtypes TensorFlow's own."""
-  if x.dtype in _HALVES:
-    return tf.cast(tan(tf.cast(x, tf.float32)), x.dtype)
-  return sin(x) / cos(x) if x.dtype == tf.float32 else tf.tan(x)
+  """x f32[...] -> f32[...]."""
+  return sin(x) / cos(x)

@@ -85,13 +85,7 @@ class _Replay:
       return self._branches(op, operands)
     if op.type in _LOOPS:
       return self._loop(op, operands)
-    attributes = dict(op.node_def.attr)
-    for internal in ("_class", "_output_shapes", "_gradient_op_type"):
-      attributes.pop(internal, None)
-    graph = _tf_compat.current_graph()
-    assert graph is not None
-    new = graph.create_op(op.type, operands, [y.dtype for y in op.outputs], attrs=attributes, name=op.name)
-    return new.outputs
+    return again(op, operands)
 
   def _value(self, variable: Any) -> tf.Tensor:
     """The value of a variable: one constant in the outermost graph, which the bodies of loops and branches capture."""
@@ -162,6 +156,39 @@ def _condition(predicate: tf.Tensor, true: Callable[[], list[Any]], false: Calla
   return list(tf.cond(predicate, lambda: tuple(true()), lambda: tuple(false())))
 
 
+def graph() -> Any:
+  """The graph under construction; a replacement always has one."""
+  found = _tf_compat.current_graph()
+  assert found is not None
+  return found
+
+
+def again(op: tf.Operation, operands: Sequence[Any], dtypes: Mapping[tf.DType, tf.DType] | None = None) -> list[tf.Tensor]:
+  """The op once more in the graph under construction.
+
+  Args:
+    op: what to make again, without the attributes that TensorFlow adds for itself.
+    operands: its operands there.
+    dtypes: {dtype of the op: the dtype that takes its place}.
+  """
+  held = dict(dtypes or {})
+  attributes = {}
+  for name, attribute in op.node_def.attr.items():
+    if name.startswith("_"):
+      continue
+    attributes[name] = new = tf.compat.v1.AttrValue()
+    new.CopyFrom(attribute)
+    if attribute.WhichOneof("value") == "type":
+      dtype = tf.as_dtype(attribute.type)
+      new.type = held.get(dtype, dtype).as_datatype_enum
+    if attribute.list.type:
+      types = [tf.as_dtype(t) for t in attribute.list.type]
+      del new.list.type[:]
+      new.list.type.extend(held.get(t, t).as_datatype_enum for t in types)
+  results = [held.get(y.dtype, y.dtype) for y in op.outputs]
+  return list(graph().create_op(op.type, list(operands), results, attrs=attributes, name=op.name).outputs)
+
+
 def outermost() -> Any:
   """The graph of the whole function, while that of a loop or a branch is under construction."""
   graph: Any = _tf_compat.current_graph()
@@ -174,6 +201,15 @@ def _invariant(result: tf.Tensor, operand: tf.Tensor) -> tf.TensorShape:
   """The shape that a loop keeps; of a list that a target's table made a tensor of, the rank."""
   is_list = result.dtype == tf.variant and operand.dtype != tf.variant
   return tf.TensorShape([None] * operand.shape.rank) if is_list else result.shape
+
+
+def is_zeros(tensor: tf.Tensor) -> bool:
+  """Whether a tensor of the graph that is replayed is zeros and is known to be; -0.0 has a bit set."""
+  while tensor.op.type in ("Reshape", "Identity"):
+    tensor = tensor.op.inputs[0]
+  # Of a Fill the number alone: asking TensorFlow for the value of the whole tensor would build it.
+  value = tf.get_static_value(tensor.op.inputs[1] if tensor.op.type == "Fill" else tensor)
+  return value is not None and not any(value.tobytes())
 
 
 def op_types(concrete: Any) -> Iterator[str]:

@@ -135,16 +135,16 @@ class Source:
     return cls(found, record.constraints, str(directory))
 
   def runs(
-    self, sizes: Mapping[str, int | Sequence[int]] | None, samples: int, inputs: _verify_plan.Given | None
+    self, sizes: Mapping[str, int | Sequence[int]] | None, samples: int, examples: _verify_plan.Given | None
   ) -> list[_verify_plan.Run]:
     """What `compared` runs: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
-    given = dict(inputs or {})
+    given = dict(examples or {})
     for name in given:
       if not any(name in one.record.inputs for one in self.signatures.values()):
         raise ValueError(
-          f"inputs names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
+          f"examples names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
         )
-    subjects = [_verify_plan.Subject(s.name, s.record, s.reference, list(_own(s))) for s in self.signatures.values()]
+    subjects = [_verify_plan.Subject(s.name, s.record, s.reference, s.record.own_inputs) for s in self.signatures.values()]
     return _verify_plan.plan(subjects, self.constraints, sizes or {}, samples, given)
 
   def compared(
@@ -156,7 +156,7 @@ class Source:
     versions: Mapping[str, str],
     sizes: Mapping[str, int | Sequence[int]] | None = None,
     samples: int = 2,
-    inputs: _verify_plan.Given | None = None,
+    examples: _verify_plan.Given | None = None,
     rtol: float | None = None,
     atol: float | None = None,
   ) -> Report:
@@ -168,7 +168,7 @@ class Source:
     Raises:
       ExportError: the file fails, or differs from the reference.
     """
-    runs = self.runs(sizes, samples, inputs)
+    runs = self.runs(sizes, samples, examples)
     with tqdm.tqdm(total=len(runs), desc=f"compare {target}", leave=False, disable=None) as progress:
       expected = list(_compare.reference_answers(runs, (), progress))
     found = answer(runs)
@@ -214,10 +214,6 @@ def single(answer: Answer, inputs: Mapping[str, Any], signature: str = "serving_
   return dict(found["outputs"])
 
 
-def _own(signature: Signature) -> Sequence[str]:
-  return [name for name in signature.record.inputs if name not in signature.record.passed_through]
-
-
 def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None) -> dict[str, manifest.SignatureRecord]:
   if unknown := [name for name in wanted or () if name not in records]:
     raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(records)}")
@@ -232,17 +228,16 @@ def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[st
 
 def _of_builder(model: saved_model.Model, chosen: Mapping[str, manifest.SignatureRecord]) -> dict[str, Signature]:
   found = {}
+  params = jax.tree.map(jnp.asarray, model.values())
+  specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
   for name, record in chosen.items():
     function, concrete = model.functions[name], model.signatures[name].get_concrete_function()
     if record.preprocessed or record.postprocessed:
       found[name] = Signature(name, record, concrete, _tensorflow(model, name, record), None, model)
       continue
-    params = model.values()
-    specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     arguments = function.arguments
-    order = [n for n in record.inputs if n not in record.passed_through]
 
-    def reference(params: Any, *leaves: Any, fun: Any = function.fun, arguments: Any = arguments, order: Any = order) -> Any:
+    def reference(params: Any, *leaves: Any, fun: Any = function.fun, arguments: Any = arguments, order: Any = record.own_inputs) -> Any:
       named = dict(zip(order, leaves, strict=True))
       return fun(params, *arguments.unflatten([named[n] for n in arguments.names]))
 
@@ -265,8 +260,7 @@ def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Call
   """The signature run by TensorFlow, as a reference."""
 
   def run(*arrays: Any) -> dict[str, np.ndarray]:
-    own = [n for n in record.inputs if n not in record.passed_through]
-    tensors = {n: tf.constant(np.asarray(x)) for n, x in zip(own, arrays, strict=True)}
+    tensors = {n: tf.constant(np.asarray(x)) for n, x in zip(record.own_inputs, arrays, strict=True)}
     return {n: y.numpy() for n, y in model.signatures[name](**tensors).items()}
 
   return run

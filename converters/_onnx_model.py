@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import re
 import warnings
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from jax2tf.converters import _concrete, _decompositions, _onnx_handlers
+from jax2tf.converters import _concrete, _decompositions, _extras, _onnx_handlers
 from jax2tf.converters._export import ExportError, Signature
 
 OPSET = 18  # the newest that tf2onnx 1.17 writes
@@ -23,11 +22,8 @@ _DTYPES = {tf.dtypes.as_dtype(name).as_datatype_enum: name for name in ("bfloat1
 
 
 def extra(module: str) -> Any:
-  """A module of jax2tf[onnx], imported when it is asked for: not everybody has it, and it takes seconds."""
-  try:
-    return importlib.import_module(module)
-  except ImportError as error:
-    raise ImportError(f"exporting to ONNX needs {module.partition('.')[0]}: pip install 'jax2tf[onnx]'") from error
+  """A module of jax2tf[onnx]."""
+  return _extras.module(module, "onnx", "exporting to ONNX")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from jax2tf import _tf_compat
+from jax2tf.converters import _concrete
 from jax2tf.converters import _onnx_bits as bits
 from jax2tf.converters import _onnx_math as special
 from jax2tf.converters._concrete import Replacement
@@ -38,24 +38,17 @@ _WIDENED: dict[str, _Wider] = {
 
 def _recast(op: Any, wide: tf.DType, narrow: tf.DType, *operands: tf.Tensor) -> list[tf.Tensor]:
   """The same op of operands of a wider dtype."""
-  attributes = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
-  for name, value in attributes.items():
-    if value.type == narrow.as_datatype_enum:
-      attributes[name] = tf.compat.v1.AttrValue(type=wide.as_datatype_enum)
-  graph = _tf_compat.current_graph()
-  assert graph is not None
   inputs = [tf.cast(x, wide) if x.dtype == narrow else x for x in operands]
   # The condition of a selection of bools is a bool itself.
   if op.type == "SelectV2":
     inputs[0] = operands[0]
-  dtypes = [wide if y.dtype == narrow else y.dtype for y in op.outputs]
-  results = graph.create_op(op.type, inputs, dtypes, attrs=attributes, name=op.name).outputs
+  results = _concrete.again(op, inputs, {narrow: wide})
   return [tf.cast(y, x.dtype) for x, y in zip(op.outputs, results, strict=True)]
 
 
 def same(op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
   """The op as it is."""
-  return _recast(op, tf.bool, tf.bool, *operands)
+  return _concrete.again(op, operands)
 
 
 def _widened(wider: _Wider, op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:

@@ -71,7 +71,7 @@ def saved_model_in(path: Path) -> Path | None:
   return max((p for p in found if p.name.isdecimal() and (p / "saved_model.pb").exists()), key=lambda p: int(p.name), default=None)
 
 
-def refuse_existing(target: Path) -> None:
-  """Raises FileExistsError for a version that is there."""
+def refuse_existing(target: Path, otherwise: str = "another version, or none to take the next free one") -> None:
+  """Raises FileExistsError for what is there already; `otherwise` says what to pass instead of overwrite=True."""
   if target.exists():
-    raise FileExistsError(f"{target} exists already; pass overwrite=True, another version, or none to take the next free one")
+    raise FileExistsError(f"{target} exists already; pass overwrite=True, {otherwise}")

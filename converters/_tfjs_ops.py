@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from jax2tf import _tf_compat
-from jax2tf.converters import _angles
+from jax2tf.converters import _angles, _concrete
 from jax2tf.converters import _tfjs_dtypes as ints
 from jax2tf.converters import _tfjs_floats as floats
 from jax2tf.converters import _tfjs_lists as lists
-from jax2tf.converters._concrete import Replacement
+from jax2tf.converters._concrete import Replacement, is_zeros
 from jax2tf.converters._tfjs_names import LEFT, MOVES, RUNS, SUPPORTED
 
 REFUSED = "_jax2tf_refused"  # the attribute of a node that stands for an op that TF.js cannot take: the type of the op, and why
@@ -52,12 +51,6 @@ def held_by_numpy(dtype: np.dtype[Any]) -> np.dtype[Any]:
   return np.dtype(held(tf.as_dtype(dtype)).as_numpy_dtype)
 
 
-def _graph() -> Any:
-  graph = _tf_compat.current_graph()
-  assert graph is not None
-  return graph
-
-
 def refused(op: tf.Operation, why: str) -> list[tf.Tensor]:
   """Stand-ins of the results, of which the first bears the mark."""
   results = []
@@ -69,23 +62,13 @@ def refused(op: tf.Operation, why: str) -> list[tf.Tensor]:
       "shape": tf.compat.v1.AttrValue(shape=y.shape.as_proto()),
       REFUSED: tf.compat.v1.AttrValue(s=f"{op.type}:{why}".encode()),
     }
-    results += _graph().create_op("PlaceholderWithDefault", [tf.zeros(sizes, dtype)], [dtype], attrs=attributes).outputs
+    results += _concrete.graph().create_op("PlaceholderWithDefault", [tf.zeros(sizes, dtype)], [dtype], attrs=attributes).outputs
   return results
 
 
 def _same(op: tf.Operation, *operands: Any) -> list[tf.Tensor]:
   """The op as it is, on dtypes as they are held."""
-  attributes = {}
-  for name, attribute in op.node_def.attr.items():
-    if not name.startswith("_"):
-      attributes[name] = new = tf.compat.v1.AttrValue()
-      new.CopyFrom(attribute)
-      if attribute.WhichOneof("value") == "type":
-        new.type = held(tf.as_dtype(attribute.type)).as_datatype_enum
-      if attribute.list.type:
-        del new.list.type[:]
-        new.list.type.extend(held(tf.as_dtype(t)).as_datatype_enum for t in attribute.list.type)
-  return _graph().create_op(op.type, list(operands), [held(y.dtype) for y in op.outputs], attrs=attributes, name=op.name).outputs
+  return _concrete.again(op, operands, ints.HELD)
 
 
 def _lacking(op: tf.Operation, *_: Any) -> list[tf.Tensor]:
@@ -296,10 +279,11 @@ def _right_shift(op: tf.Operation, x: tf.Tensor, count: tf.Tensor) -> Sequence[A
 
 
 def _scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement:
-  """What is scattered together first, then combined with the tensor."""
+  """What is scattered together first, then combined with the tensor, if that is more than zeros."""
 
   def function(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-    result = combine(x, tf.scatter_nd(indices, updates, tf.shape(x)))
+    scattered = tf.scatter_nd(indices, updates, tf.shape(x))
+    result = scattered if combine is tf.add and is_zeros(op.inputs[0]) else combine(x, scattered)
     return ints.wrapped(result, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else result
 
   return _one(function)
@@ -386,8 +370,8 @@ def _moved_as_int32(op: tf.Operation, x: tf.Tensor, *others: tf.Tensor) -> Seque
   """The wasm kernels take a bool for four bytes."""
   if op.inputs[0].dtype != tf.bool:
     return _same(op, x, *others)
-  attributes = dict(op.node_def.attr) | {"T": tf.compat.v1.AttrValue(type=tf.int32.as_datatype_enum)}
-  return [tf.not_equal(_graph().create_op(op.type, [tf.cast(x, tf.int32), *others], [tf.int32], attrs=attributes).outputs[0], 0)]
+  [found] = _concrete.again(op, [tf.cast(x, tf.int32), *others], {tf.bool: tf.int32})
+  return [tf.not_equal(found, 0)]
 
 
 @_guarded

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from jax2tf import _tf_compat
-from jax2tf.converters import _tfjs_ops
+from jax2tf.converters import _concrete, _tfjs_ops
 from jax2tf.converters._concrete import Replacement
 
 
@@ -57,7 +56,6 @@ def _with_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Te
     shape = tf.concat([tf.shape(items)[:1], tf.shape(item)], 0)
     items = tf.cond(tf.reduce_all(tf.equal(tf.shape(items), shape)), lambda: items, lambda: tf.zeros(shape, items.dtype))
   start = tf.concat([tf.reshape(index, [1]), tf.zeros([item.shape.rank], tf.int32)], 0)
-  graph: Any = _tf_compat.current_graph()
-  written = graph.create_op("XlaDynamicUpdateSlice", [items, row, start], [items.dtype], name=op.name).outputs[0]
+  written = _concrete.graph().create_op("XlaDynamicUpdateSlice", [items, row, start], [items.dtype], name=op.name).outputs[0]
   written.set_shape([None, *item.shape])
   return [written]

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from jax2tf import _tf_compat
 from jax2tf.converters import _angles, _tflite_bits, _tflite_lists, _tflite_math
-from jax2tf.converters._concrete import Replacement
+from jax2tf.converters._concrete import Replacement, again, is_zeros
 
 _WIDER = {
   tf.int8: tf.int32,
@@ -28,19 +27,6 @@ _WIDER = {
   tf.bfloat16: tf.float32,
 }
 _SIGN = -(2**31)
-_INTERNAL = ("_class", "_output_shapes", "_gradient_op_type")
-
-
-def _same(op: tf.Operation, operands: Sequence[tf.Tensor], dtypes: Mapping[Any, Any] | None = None) -> list[tf.Tensor]:
-  """The op once more, for operands of other dtypes."""
-  dtypes = dtypes or {}
-  attributes = {name: value for name, value in op.node_def.attr.items() if name not in _INTERNAL}
-  for name, value in attributes.items():
-    if value.WhichOneof("value") == "type" and (dtype := tf.as_dtype(value.type)) in dtypes:
-      attributes[name] = type(value)(type=dtypes[dtype].as_datatype_enum)
-  graph: Any = _tf_compat.current_graph()
-  new = graph.create_op(op.type, list(operands), [dtypes.get(y.dtype, y.dtype) for y in op.outputs], attrs=attributes, name=op.name)
-  return list(new.outputs)
 
 
 def _widened(inner: Replacement | None = None, *, ordered: bool = False, also: Sequence[tf.DType] = ()) -> Replacement:
@@ -63,9 +49,9 @@ def _widened(inner: Replacement | None = None, *, ordered: bool = False, also: S
 
   def replacement(op: tf.Operation, *operands: Any) -> Sequence[Any]:
     if not any(x.dtype in wider for x in (*op.inputs, *op.outputs)):
-      return inner(op, *operands) if inner else _same(op, operands)
+      return inner(op, *operands) if inner else again(op, operands)
     given = [wide(x) for x in operands]
-    results = inner(op, *given) if inner else _same(op, given, wider)
+    results = inner(op, *given) if inner else again(op, given, wider)
     return [narrow(x, y.dtype) if y.dtype in wider else x for x, y in zip(results, op.outputs, strict=True)]
 
   return replacement
@@ -78,7 +64,7 @@ def _flipped(x: tf.Tensor) -> tf.Tensor:
 
 def _of(function: Callable[..., tf.Tensor]) -> Replacement:
   """A replacement by a function of the operands alone; 64-bit dtypes keep the op, for the converter to refuse it."""
-  return lambda op, *operands: _same(op, operands) if operands[0].dtype.size == 8 else [function(*operands)]
+  return lambda op, *operands: again(op, operands) if operands[0].dtype.size == 8 else [function(*operands)]
 
 
 def _divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -102,7 +88,7 @@ def _unsigned_divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def _truncate_div(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   if op.inputs[0].dtype == tf.uint32:
     return [_unsigned_divided(x, y)]
-  return [_divided(x, y)] if x.dtype == tf.int32 else _same(op, (x, y))
+  return [_divided(x, y)] if x.dtype == tf.int32 else again(op, (x, y))
 
 
 def _truncate_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -110,14 +96,14 @@ def _truncate_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.T
     return [x - _unsigned_divided(x, y) * y]
   if x.dtype.is_floating:
     return [_tflite_math.remainder(x, y)]
-  return [x - _divided(x, y) * y] if x.dtype == tf.int32 else _same(op, (x, y))
+  return [x - _divided(x, y) * y] if x.dtype == tf.int32 else again(op, (x, y))
 
 
 def _floor_div(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """LiteRT's kernel refuses a float divisor of 0."""
   if op.inputs[0].dtype == tf.uint32:
     return [_unsigned_divided(x, y)]
-  return [tf.floor(x / y)] if x.dtype.is_floating else _same(op, (x, y), _WIDER)
+  return [tf.floor(x / y)] if x.dtype.is_floating else again(op, (x, y), _WIDER)
 
 
 def _floor_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -126,12 +112,12 @@ def _floor_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tens
     return [x - _unsigned_divided(x, y) * y]
   if not x.dtype.is_floating:
     y = tf.where(tf.equal(y, tf.constant(-1, y.dtype)), tf.constant(1, y.dtype), y)
-  return _same(op, (x, y), _WIDER)
+  return again(op, (x, y), _WIDER)
 
 
 def _larger(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """Maximum and Minimum, which lose a NaN. A number that is known is none, and XNNPACK clamps by it: relu, clip."""
-  [found] = _same(op, (x, y), _WIDER)
+  [found] = again(op, (x, y), _WIDER)
   for operand in (x, y) if x.dtype.is_floating and not (_is_number(x) or _is_number(y)) else ():
     found = tf.where(tf.math.is_nan(operand), operand, found)
   return [found]
@@ -143,7 +129,7 @@ def _is_number(x: tf.Tensor) -> bool:
 
 def _largest(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Tensor]:
   """Max and Min, which lose a NaN."""
-  [found] = _same(op, (x, axes), _WIDER)
+  [found] = again(op, (x, axes), _WIDER)
   if not x.dtype.is_floating:
     return [found]
   lost = tf.reduce_any(tf.math.is_nan(x), axes, op.get_attr("keep_dims"))
@@ -153,7 +139,7 @@ def _largest(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Ten
 def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Tensor]:
   """Products with the neighbour at distance 1, 2, 4 ... (D. Hillis and G. Steele, Data Parallel Algorithms, 1986)."""
   if op.get_attr("exclusive"):
-    return _same(op, (x, axis), _WIDER)
+    return again(op, (x, axis), _WIDER)
   place = int(tf.get_static_value(axis)) % x.shape.rank
   order = [place, *(i for i in range(x.shape.rank) if i != place)]
   y = tf.transpose(x, order)
@@ -172,15 +158,17 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
 def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
   """ScatterNd and its kin. LiteRT stops at a row outside, which with the policy "IGNORE" goes to one row more, at the end."""
   indices, updates, shape = operands if op.type == "ScatterNd" else (*operands[1:], tf.shape(operands[0]))
+  if is_sum := op.type == "ScatterNd" or (op.type == "TensorScatterAdd" and is_zeros(op.inputs[0])):
+    operands = indices, updates, shape
   if op.type in _SCATTERS and (op.get_attr("bad_indices_policy") != b"IGNORE" or _are_inside(indices, op.outputs[0].shape)):
-    return [_SCATTERS[op.type](*operands)]
+    return [_SCATTERS["ScatterNd" if is_sum else op.type](*operands)]
   shape, indices, depth = tf.cast(shape, tf.int32), tf.cast(indices, tf.int32), indices.shape[-1]
   sizes, inner = shape[:depth], shape[depth:]
   places = tf.reduce_prod(sizes)
   inside = tf.reduce_all((indices >= tf.constant(0)) & (indices < sizes), -1)
   row = tf.reshape(tf.where(inside, tf.reduce_sum(indices * _strides(shape, depth), -1), places), [-1])
   updates = tf.reshape(updates, tf.concat([[-1], inner], 0))
-  if op.type == "ScatterNd":
+  if is_sum:
     found = tf.scatter_nd(row[:, None], updates, tf.concat([[places + 1], inner], 0))[:places]
   elif op.type == "TensorScatterUpdate":
     rows = tf.reshape(operands[0], tf.concat([[places], inner], 0))
@@ -228,7 +216,7 @@ def _strides(shape: tf.Tensor, depth: int) -> tf.Tensor:
 def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """[..., i, k], [..., k, j] -> [..., i, j], where LiteRT has no kernel as a sum of products."""
   if x.dtype.is_floating and not _is_from_vector(op):
-    return _same(op, (x, y), _WIDER)
+    return again(op, (x, y), _WIDER)
   first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
   x = tf.linalg.matrix_transpose(x) if op.get_attr(first) else x
   y = tf.linalg.matrix_transpose(y) if op.get_attr(second) else y
@@ -239,11 +227,11 @@ def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.
   """The division that ends a softmax is all of it: LiteRT has a kernel, while exp and its sum lose their digits in int8."""
   if _ends_softmax(op, x):
     return [tf.nn.softmax(x.op.inputs[1].op.inputs[0])]
-  return [_tflite_math.divided(x, y)] if _is_constant(x) and y.dtype == tf.float32 else _same(op, (x, y), _WIDER)
+  return [_tflite_math.divided(x, y)] if _is_constant(x) and y.dtype == tf.float32 else again(op, (x, y), _WIDER)
 
 
 def _subtracted_from(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  return [_tflite_math.subtracted(x, y)] if _is_constant(x) else _same(op, (x, y), _WIDER)
+  return [_tflite_math.subtracted(x, y)] if _is_constant(x) else again(op, (x, y), _WIDER)
 
 
 def _is_constant(x: tf.Tensor) -> bool:
@@ -293,7 +281,7 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
   made = paddings.op  # the rule reshapes a constant
   known = tf.get_static_value(made.inputs[0] if made.type == "Reshape" else paddings)
   if x.shape.rank <= 4 or known is None:
-    return _same(op, (x, paddings, *value), _WIDER)
+    return again(op, (x, paddings, *value), _WIDER)
   for axis, sides in enumerate(known.reshape(-1, 2).tolist()):
     if any(sides):
       shape = tf.shape(x)
@@ -306,7 +294,7 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
 def _reversed(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Tensor]:
   """One axis after the other: LiteRT's kernel takes neighbours only."""
   if (known := tf.get_static_value(axes)) is None:
-    return _same(op, (x, axes), _WIDER)
+    return again(op, (x, axes), _WIDER)
   for axis in known.tolist():
     x = tf.reverse(x, [axis])
   return [x]
@@ -328,7 +316,7 @@ def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   """Without Squeeze, whose kernel takes 8 dimensions; the converter joins it with its neighbours until there are more."""
   shape, rank = op.outputs[0].shape, x.shape.rank
   if shape.rank is None or rank is None:
-    return _same(op, (x,), _WIDER)
+    return again(op, (x,), _WIDER)
   if sum(size is None for size in shape) < 2:
     return [tf.reshape(x, [-1 if size is None else size for size in shape])]
   gone = {axis % rank for axis in op.get_attr("squeeze_dims") or np.flatnonzero(np.equal(x.shape.as_list(), 1))}
@@ -397,7 +385,7 @@ _ORDERED = re.findall(r"\w+", "Less LessEqual Greater GreaterEqual ArgMax ArgMin
 FUSED = ("Erf", "Erfc")
 
 REPLACEMENTS: Mapping[str, Replacement] = {
-  **_tflite_lists.replacements(_same, _WIDER),
+  **_tflite_lists.replacements(again, _WIDER),
   **{name: _widened() for name in _WIDENED},
   **{name: _widened(ordered=True) for name in _ORDERED},
   **{name: _widened(_of(function)) for name, function in _MATH.items()},

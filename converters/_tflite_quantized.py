@@ -98,7 +98,7 @@ def compared(
   versions: Mapping[str, str],
   sizes: Mapping[str, int | Sequence[int]] | None,
   samples: int,
-  inputs: _verify_plan.Given | None,
+  examples: _verify_plan.Given | None,
 ) -> Report:
   """How far the quantised file is from the reference, on ordinary inputs and those that the caller gives.
 
@@ -107,7 +107,7 @@ def compared(
   Raises:
     ExportError: the file fails, has NaN where the reference has none, or an output with a smaller cosine than the least.
   """
-  runs = [run for run in source.runs(sizes, samples, inputs) if run.values in ("ordinary", "given")]
+  runs = [run for run in source.runs(sizes, samples, examples) if run.values in ("ordinary", "given")]
   with tqdm.tqdm(total=len(runs), desc=f"compare {scheme}", leave=False, disable=None) as progress:
     expected = list(_compare.reference_answers(runs, (), progress))
   found = _tflite_runtime.answers(file, runs)

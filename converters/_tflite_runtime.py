@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import pickle
@@ -18,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf.converters import _compare, _export, _verify_plan
+from jax2tf.converters import _compare, _export, _extras, _verify_plan
 
 TARGET, RUNTIME = "tflite", "LiteRT"
 # {op: the types of its operands}, as the converter's last words list what it has no kernel for.
@@ -26,11 +25,8 @@ _LACKING = re.compile(r"^\s*tf\.(\w+)\((.*?)\) -> ", re.MULTILINE)
 
 
 def extra(module: str) -> Any:
-  """A module of jax2tf[tflite], imported when it is asked for: not everybody has it."""
-  try:
-    return importlib.import_module(module)
-  except ImportError as error:
-    raise ImportError(f"exporting to TFLite needs {module.partition('.')[0]}: pip install 'jax2tf[tflite]'") from error
+  """A module of jax2tf[tflite]."""
+  return _extras.module(module, "tflite", "exporting to TFLite")
 
 
 def converted(

@@ -94,7 +94,7 @@ def subjects(
     )
   functions = dict(reference) if isinstance(reference, Mapping) else dict.fromkeys(sole, reference)
   for name, record in chosen.items():
-    own = [x for x in record.inputs if x not in record.passed_through]
+    own = record.own_inputs
     missing = [x for x in own if x not in inputs] if name not in plain else []
     if name in plain and name not in functions:
       raise ValueError(f"reference has no function for signature {name!r}; add one, or leave it out with signatures=")
@@ -177,7 +177,7 @@ class Domain:
   """
 
   def __init__(self, record: manifest.SignatureRecord, constraints: Sequence[str]):
-    specs = {name: spec for name, spec in record.inputs.items() if name not in record.passed_through}
+    specs = {name: record.inputs[name] for name in record.own_inputs}
     scope = export.SymbolicScope(constraints)
     self.avals = dict(zip(specs, _signature.Arguments.of(specs, {}, scope).avals, strict=True))
     for name, aval in self.avals.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime
-import importlib
 import io
 import json
 import math
@@ -13,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from jax2tf.converters import _extras
 
 SUBNORMAL = "subnormal"
 _NOTE = (
@@ -149,11 +150,8 @@ class Report:
 
 
 def extra(module: str) -> Any:
-  """A module of the extra jax2tf[verify]; ImportError says how to get it."""
-  try:
-    return importlib.import_module(module)
-  except ImportError as error:
-    raise ImportError(f"the report of a verification needs {module}: pip install 'jax2tf[verify]'") from error
+  """A module of jax2tf[verify]."""
+  return _extras.module(module, "verify", "the report of a verification")
 
 
 def _text(sizes: Mapping[str, int]) -> str:

@@ -53,6 +53,11 @@ class SignatureRecord:
   preprocessed: bool = False
   postprocessed: bool = False
 
+  @property
+  def own_inputs(self) -> list[str]:
+    """Names of the inputs that the function takes: those that are not passed through."""
+    return [name for name in self.inputs if name not in self.passed_through]
+
 
 @dataclass(frozen=True)
 class Manifest:

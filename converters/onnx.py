@@ -126,12 +126,12 @@ def save_model(
       versions={name: extra(name).__version__ for name in ("onnx", "tf2onnx", "onnxruntime")},
       sizes=sizes,
       samples=samples,
-      inputs=examples,
+      examples=examples,
       rtol=rtol,
       atol=atol,
     )
     if not overwrite:
-      _refuse_existing(path)
+      _publish.refuse_existing(path, "or another path")
     outdated = _data_files(path)
     for written in data:  # first, under names that nobody knows yet
       written.replace(path.parent / written.name)
@@ -155,17 +155,12 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
 def _check(path: Path, overwrite: bool, opset: int) -> None:
   """What can be known before the work."""
   if not overwrite:
-    _refuse_existing(path)
+    _publish.refuse_existing(path, "or another path")
   for module in ("tf2onnx", "onnxruntime"):
     extra(module)
   newest = extra("onnx.defs").onnx_opset_version()
   if not OPSET <= opset <= newest:
     raise ValueError(f"opset = {opset}; give one from {OPSET} to {newest}, the newest of the onnx that is installed")
-
-
-def _refuse_existing(path: Path) -> None:
-  if path.exists():
-    raise FileExistsError(f"{path} exists already; pass overwrite=True, or another path")
 
 
 def _write(model: Translated, place: Path, path: Path) -> tuple[list[Path], Path]:

@@ -145,7 +145,7 @@ def save_model(
             versions={"tfjs": _tfjs_runtime.VERSION},
             sizes=sizes,
             samples=samples,
-            inputs=examples,
+            examples=examples,
             rtol=rtol,
             atol=atol,
           )
@@ -168,7 +168,7 @@ def save_model(
     if page:
       _tfjs_page.write(written, folder_of_tfjs)
     if not overwrite:
-      _refuse_existing(path)
+      _publish.refuse_existing(path, "or another path")
     if path.exists():
       path.rename(place.with_name("replaced"))  # goes with the place beside
     written.rename(path)
@@ -189,16 +189,11 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str
 def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequence[str]) -> None:
   """What can be known before the work."""
   if not overwrite:
-    _refuse_existing(path)
+    _publish.refuse_existing(path, "or another path")
   if quantization is not None and quantization not in _tfjs_graph.QUANTIZED:
     raise ValueError(f"quantization = {quantization!r}; give one of {', '.join(_tfjs_graph.QUANTIZED)}, or None")
   if not backends or set(backends) - set(BACKENDS):
     raise ValueError(f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, of which one at least compares the model")
-
-
-def _refuse_existing(path: Path) -> None:
-  if path.exists():
-    raise FileExistsError(f"{path} exists already; pass overwrite=True, or another path")
 
 
 def _check_dtypes(signature: _export.Signature) -> None:

@@ -147,12 +147,12 @@ def save_model(
     if quantization is None:
       answer = functools.partial(_tflite_runtime.answers, file)
       report = source.compared(
-        answer, TARGET, RUNTIME, versions=_versions(), sizes=sizes, samples=samples, inputs=examples, rtol=rtol, atol=atol
+        answer, TARGET, RUNTIME, versions=_versions(), sizes=sizes, samples=samples, examples=examples, rtol=rtol, atol=atol
       )
     else:
       least = LEAST_COSINE[quantization] if least_cosine is None else least_cosine
       report = _tflite_quantized.compared(
-        source, file, quantization, least_cosine=least, versions=_versions(), sizes=sizes, samples=samples, inputs=examples
+        source, file, quantization, least_cosine=least, versions=_versions(), sizes=sizes, samples=samples, examples=examples
       )
   return Exported.at(path, report)
 
@@ -302,16 +302,11 @@ def save_training(
 def _check(path: Path, overwrite: bool, quantization: str | None, representative_dataset: Any) -> None:
   """What can be known before the work."""
   if not overwrite:
-    _refuse_existing(path)
+    _publish.refuse_existing(path, "or another path")
   _tflite_quantized.check(quantization, representative_dataset)
   _tflite_runtime.extra("ai_edge_litert")
   if quantization == "int4":
     _tflite_runtime.extra("ai_edge_quantizer")
-
-
-def _refuse_existing(path: Path) -> None:
-  if path.exists():
-    raise FileExistsError(f"{path} exists already; pass overwrite=True, or another path")
 
 
 def _converted(source: _export.Source, quantization: str | None, representative_dataset: Any) -> bytes:
@@ -322,7 +317,9 @@ def _converted(source: _export.Source, quantization: str | None, representative_
     table = {op: replacement for op, replacement in _tflite_ops.REPLACEMENTS.items() if op not in _tflite_ops.FUSED}
     fused = {name: _concrete.frozen(signature.function, table) for name, signature in source.signatures.items()}
     with contextlib.suppress(ExportError):
-      _tflite_runtime.converted(fused, _tflite_quantized.options(None, None, fused), functools.partial(_refuse, source))
+      contents = _tflite_runtime.converted(fused, _tflite_quantized.options(None, None, fused), functools.partial(_refuse, source))
+      if quantization is None:
+        return contents
       functions = fused
   return _tflite_runtime.converted(functions, configure, functools.partial(_refuse, source))
 
@@ -345,5 +342,5 @@ def _written(contents: bytes, path: Path, overwrite: bool) -> Iterator[Path]:
     place.write_bytes(contents)
     yield place
     if not overwrite:
-      _refuse_existing(path)
+      _publish.refuse_existing(path, "or another path")
     place.replace(path)

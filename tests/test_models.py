@@ -57,7 +57,15 @@ def test_saved_model(name: str, tmp_path: Path) -> None:
     return [{"outputs": {name: y.numpy() for name, y in result.items()}, "error": "", "seconds": None} for result in results]
 
   report = source.compared(
-    answer, "saved_model", "TensorFlow", versions={}, sizes=entry.sizes, samples=1, inputs=entry.examples, rtol=entry.rtol, atol=entry.atol
+    answer,
+    "saved_model",
+    "TensorFlow",
+    versions={},
+    sizes=entry.sizes,
+    samples=1,
+    examples=entry.examples,
+    rtol=entry.rtol,
+    atol=entry.atol,
   )
   assert report.ok
   assert {row.values for row in report.rows} == {"given"}

@@ -6,6 +6,7 @@ Exit codes: 0 all is well; 1 the answer is no (a gap, a mismatch, a difference);
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import logging
@@ -106,8 +107,7 @@ def _convert(args: argparse.Namespace) -> Answer:
     try:
       made = importlib.import_module(f"jax2tf.converters.{args.to}").save_model(model, args.out, overwrite=args.overwrite, **options)
     except _export.ExportError as error:
-      gaps = [{"op": use.op, "primitive": use.primitive, "where": use.where} for use in error.uses]
-      return {"error": str(error), "gaps": gaps}, f"jax2tf convert: {error}", 1
+      return {"error": str(error), "gaps": [dataclasses.asdict(use) for use in error.uses]}, f"jax2tf convert: {error}", 1
     return {"path": str(made.path), "bytes": made.size}, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0
   requests = warmup.from_specs(model, args.warmup) if args.warmup else ()
   path = model.save(args.out, version=args.version, overwrite=args.overwrite, warmup_requests=requests)

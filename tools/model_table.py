@@ -123,7 +123,7 @@ class Case:
 
   def compared(self, answer: _export.Answer, target: str, runtime: str, path: pathlib.Path) -> _export.Exported:
     """A file that no exporter compares."""
-    report = self.source.compared(answer, target, runtime, versions={}, inputs=self.entry.examples, **self.comparison)
+    report = self.source.compared(answer, target, runtime, versions={}, examples=self.entry.examples, **self.comparison)
     return _export.Exported.at(path, report)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import tempfile
 import warnings
@@ -43,9 +44,7 @@ def _gaps(model: saved_model.Model, target: str) -> list[dict[str, str]]:
     try:
       importlib.import_module(f"jax2tf.converters.{target}").save_model(model, Path(folder, "model"))
     except _export.ExportError as error:
-      return [{"op": use.op, "primitive": use.primitive, "where": use.where} for use in error.uses] or [
-        {"op": "", "primitive": "", "where": str(error)}
-      ]
+      return [dataclasses.asdict(use) for use in error.uses] or [{"op": "", "primitive": "", "where": str(error)}]
   return []
 
 

@@ -70,7 +70,7 @@ def test_the_frozen_graph_computes_the_same(tmp_path: Path, kind: str) -> None:
   )
   assert not frozen.graph.captures
   examples = {"n": np.int32(5)}
-  report = found.compared(in_tensorflow(signature), "onnx", "TensorFlow", versions={}, inputs=examples)
+  report = found.compared(in_tensorflow(signature), "onnx", "TensorFlow", versions={}, examples=examples)
   assert {row.sizes["b"] for row in report.rows} == {1, 3, 7, 32}
   assert all(row.of_tolerance is not None for row in report.rows)
 
@@ -102,7 +102,7 @@ def test_a_replacement_is_used_inside_of_loops_and_branches(tmp_path: Path) -> N
   signature = found.signatures["serving_default"]
   replacements = {"Erfc": lambda op, x: [1 - tf.math.erf(x)]}
   assert "Erfc" not in set(_concrete.op_types(_concrete.frozen(signature.function, replacements)))
-  found.compared(in_tensorflow(signature, replacements), "onnx", "TensorFlow", versions={}, inputs={"n": np.int32(2)})
+  found.compared(in_tensorflow(signature, replacements), "onnx", "TensorFlow", versions={}, examples={"n": np.int32(2)})
 
 
 def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
   with pytest.raises(
     _export.ExportError, match=r"(?s)TensorFlow answers otherwise than the reference, so nothing was written.*sums"
   ) as caught:
-    found.compared(wrong, "onnx", "TensorFlow", versions={}, inputs={"n": np.int32(2)})
+    found.compared(wrong, "onnx", "TensorFlow", versions={}, examples={"n": np.int32(2)})
   assert caught.value.target == "onnx"
 
 

@@ -104,19 +104,21 @@ def test_replacing_a_version_there_is_one_at_every_moment(tmp_path: Path) -> Non
 
 
 LARGE = """
-import re
-import jax, tensorflow as tf
-
-def resident(field):  # of this program alone; getrusage would start at what the tests' own process takes
-  return int(re.search(field + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 2**10
+import pathlib
+import jax
+from jax2tf.tools import measure
 
 params = {f"w{i}": jnp.full((2**26,), i, jnp.float32) for i in range(9)}  # 9 of 256 MB: 2.25 GB
 jax.block_until_ready(params)
 save(sys.argv[1] + "/small")  # what saving anything takes
-before = resident("VmRSS")
-model = saved_model.Model(params).add(lambda p, x: x + sum(w[:2].sum() for w in p.values()), inputs={"x": "f32[b]"})
-path = model.save(sys.argv[1] + "/large")
-print(json.dumps({"extra": resident("VmHWM") - before, "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file())}))
+
+def large():
+  model = saved_model.Model(params).add(lambda p, x: x + sum(w[:2].sum() for w in p.values()), inputs={"x": "f32[b]"})
+  return model.save(sys.argv[1] + "/large")
+
+extra = measure.peak_megabytes(large)
+files = [f for f in pathlib.Path(sys.argv[1], "large").rglob("*") if f.is_file()]
+print(json.dumps({"extra": extra, "bytes": sum(f.stat().st_size for f in files)}))
 """
 
 
