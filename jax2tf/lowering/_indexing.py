@@ -46,7 +46,7 @@ class Windows:
 
   @cached_property
   def are_rows(self) -> bool:
-    """Whether an index vector is the index of a row `operand[i, j, ...]`, which is what GatherNd and ScatterNd take."""
+    """Whether an index vector is the index of a row `operand[i, j, ...]`, which is what GatherNd and TensorScatterUpdate take."""
     leading = range(len(self.columns))
     return (
       not self.batching

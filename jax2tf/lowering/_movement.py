@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,17 @@ def broadcast(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], shape: Seque
     return tf.broadcast_to(x, ctx.shape(shape))
   # TF 2.21: BroadcastTo on CPU stops at 5 dimensions, Tile has no limit.
   return tiled(x, ctx.shape([1 if old == new else new for old, new in zip(sizes, shape, strict=True)]))
+
+
+def turned_kernel(kernel: tf.Tensor, spatial: Sequence[int]) -> tf.Tensor:
+  """A convolution's kernel, backwards along its spatial dimensions."""
+  rank = len(spatial)
+  if rank < 2 or max(spatial) - min(spatial) >= rank or not kernel.shape.is_fully_defined():
+    return tf.reverse(kernel, spatial)
+  # Side by side they are one dimension for this, and OpenVINO 2026.4 takes no ReverseV2 of more.
+  first, sizes = min(spatial), kernel.shape.as_list()
+  merged = tf.reshape(kernel, [*sizes[:first], math.prod(sizes[first : first + rank]), *sizes[first + rank :]])
+  return tf.reshape(tf.reverse(merged, [first]), sizes)
 
 
 def tiled(x: tf.Tensor, repeats: list[int] | tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from jax import lax
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._movement import is_one
+from jax2tf.lowering._movement import is_one, turned_kernel
 
 Sizes = tuple[Any, ...]
 
@@ -51,7 +51,7 @@ def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor
 
   def turned() -> tf.Tensor:
     spatial = list(range(conv.rank))
-    return tf.transpose(tf.reverse(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
+    return tf.transpose(turned_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
 
   if set(conv.lhs_dilation) != {1} and (out := input_gradient(ctx, conv, image, turned)) is not None:
     return out
@@ -174,7 +174,7 @@ def _transposed_filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, 
   )
   kernel = filter_gradient(ctx, flipped, cotangent, image)
   spatial = list(range(conv.rank))
-  return None if kernel is None else tf.transpose(tf.reverse(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
+  return None if kernel is None else tf.transpose(turned_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
 
 
 def _forward_padding(image: Sizes, kernel: Sizes, out: Sizes, strides: Sequence[int], before: Sequence[Any]) -> dict[str, Any] | None:

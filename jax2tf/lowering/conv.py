@@ -15,7 +15,7 @@ from jax import lax
 
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast
-from jax2tf.lowering._movement import transposed
+from jax2tf.lowering._movement import transposed, turned_kernel
 from jax2tf.lowering._plain_conv import Conv, filter_gradient, input_gradient, is_filter_gradient, plain_conv, without_batch_groups
 from jax2tf.registry import lowers
 
@@ -103,7 +103,7 @@ def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, spec
       image, kernel = transposed(lhs, _axes(lhs_spec, "bsf")), transposed(rhs, _axes(rhs_spec, "sbf"))
       if (out := input_gradient(ctx, conv, image, lambda: kernel)) is not None:
         return _from(out, _axes(out_spec, "bsf"))
-    rhs = tf.reverse(rhs, rhs_spec[2:])
+    rhs = turned_kernel(rhs, rhs_spec[2:])
   # In the gradient of a kernel, JAX takes the batch, which leads in memory, for the features that are summed over.
   if lhs_spec[1] == rhs_spec[1] == 0 and is_filter_gradient(conv):
     image, cotangent = transposed(lhs, _axes(lhs_spec, "fsb")), transposed(rhs, _axes(rhs_spec, "fsb"))

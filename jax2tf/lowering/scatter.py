@@ -1,4 +1,4 @@
-"""scatter, its kin and dynamic_update_slice: one ScatterNd or TensorScatter op, on rows of the operand or with linear indices."""
+"""scatter, its kin and dynamic_update_slice: one TensorScatter op, on rows of the operand or with linear indices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import is_known
 from jax2tf.lowering._indexing import Windows, wide
 from jax2tf.lowering._movement import any_dtype, is_one, transposed
 from jax2tf.registry import lowers
@@ -65,8 +64,6 @@ def _scatter(
     )
   elif combine is _multiplied and all(map(is_one, batch)):
     combine = functools.partial(_applied, function=lax.mul, unique=True)
-  elif combine is _added and _is_zeros(operand):
-    combine = _summed
   in_batch = [d for d in range(len(update_sizes)) if d not in numbers.update_window_dims]
   updates = transposed(updates, [*in_batch, *numbers.update_window_dims])
   return _scattered(ctx, operand, indices, updates, windows, combine, clip=mode == lax.GatherScatterMode.CLIP)
@@ -97,7 +94,7 @@ def _scattered(
     windows = dataclasses.replace(windows, batch=(1,))
     indices, updates = tf.expand_dims(indices, 0), tf.expand_dims(updates, 0)
   shape, batch, policy = windows.shape, windows.batch, "" if clip else "IGNORE"
-  if combine in _TAKE_VECTORS and windows.are_rows and 0 < len(windows.columns) <= 5:  # TF 2.21: ScatterNd on CPU takes 5 components
+  if combine in _TAKE_VECTORS and windows.are_rows and 0 < len(windows.columns) <= 5:  # TF 2.21: the scatters on CPU take 5 components
     rows = wide(indices)
     if clip:
       rows = windows.clamped(ctx, windows.vectors(indices))
@@ -116,20 +113,9 @@ def _scattered(
   if any(d >= flat for d in windows.dropped):
     updates = ctx.reshape(updates, [*batch, *(windows.sizes[d] for d in row_windows), *shape[flat:]])
   sizes = [math.prod(shape[:flat]), *shape[flat:]]
-  operand = operand if flat == 1 or combine is _summed else ctx.reshape(operand, sizes)
+  operand = operand if flat == 1 else ctx.reshape(operand, sizes)
   result = combine(ctx, operand, tf.expand_dims(rows, -1), updates, sizes, policy)
   return result if flat == 1 else ctx.reshape(result, shape)
-
-
-def _is_zeros(tensor: tf.Tensor) -> bool:
-  # Only a Fill: asking TensorFlow for the value of the whole tensor would build it. -0.0 has a bit set.
-  return hasattr(tensor, "op") and tensor.op.type == "Fill" and is_known(lambda value: not any(value.tobytes()), tensor.op.inputs[1])
-
-
-def _summed(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
-  """Adds to zeros, as the backward of every gather does; an op that more exporters know."""
-  del operand
-  return tf.raw_ops.ScatterNd(indices=rows, updates=updates, shape=tf.cast(ctx.shape(sizes), rows.dtype), bad_indices_policy=policy)
 
 
 def _tensor_scatter(op: Callable[..., tf.Tensor]) -> _Combine:
@@ -215,7 +201,7 @@ def _closed(jaxpr: Any, consts: Sequence[Any]) -> ClosedJaxpr:
 
 
 # Those that take index vectors; the others take linear indices only.
-_TAKE_VECTORS = (_replaced, _added, _summed, _subtracted, _minimum, _maximum)
+_TAKE_VECTORS = (_replaced, _added, _subtracted, _minimum, _maximum)
 
 for _primitive, _combine in {
   P.scatter_p: _replaced,

@@ -227,7 +227,7 @@ test_case, saved = run(CASES)
 @pytest.mark.parametrize(
   ("fun", "args", "op"),
   [
-    (lambda x, i: jax.ops.segment_sum(x, i, 4), [ROWS, FAR], "ScatterNd"),
+    (lambda x, i: jax.ops.segment_sum(x, i, 4), [ROWS, FAR], "TensorScatterAdd"),
     (rows("set"), [TABLE, FAR[:, None], ROWS], "TensorScatterUpdate"),
     (lambda x, i, u: x.at[i].set(u, mode="drop", wrap_negative_indices=False), [TABLE, FAR, ROWS], "TensorScatterUpdate"),
   ],

@@ -1,0 +1,31 @@
+"""OpenVINO reads SavedModels as they are written: no exporter, no TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jax2tf.converters._export import ExportError
+from jax2tf.tools import model_table
+
+pytest.importorskip("openvino", reason="the extra `test` has it")
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "mlp",
+    "transformer_encoder",  # batch and length dynamic
+    "seq2seq_lstm",  # loops
+    "graph_network",  # sums of rows, several to one place: OpenVINO's ScatterNd would keep the last
+    "gan_generator",  # kernels turned round: OpenVINO's ReverseV2 takes one axis
+  ],
+)
+def test_equals_jax(name: str, tmp_path: Path) -> None:
+  model_table.TARGETS["openvino"][1](model_table.Case(name, tmp_path))
+
+
+def test_a_missing_op_is_named_with_the_users_line(tmp_path: Path) -> None:
+  with pytest.raises(ExportError, match=r"Bitcast \(of 'top_k'\) at .*mixture_of_experts\.py:\d+"):
+    model_table.TARGETS["openvino"][1](model_table.Case("mixture_of_experts", tmp_path))
