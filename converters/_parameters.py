@@ -16,8 +16,8 @@ from jax2tf.converters import _signature
 
 Trainable = bool | Callable[[str], bool] | Any
 
-# Below this many megabytes nobody waits for a progress bar.
-_LARGE = 200
+# Below this many bytes nobody waits for a progress bar.
+_LARGE = 200 * 2**20
 
 
 def dtypes(params: Any) -> list[Any]:
@@ -57,10 +57,10 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
 
 
 def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
-  """The arrays, behind a progress bar in megabytes if they are large."""
-  megabytes = [np.asarray(a).nbytes / 2**20 for a in arrays]  # NumPy looks at the memory of JAX and TensorFlow, no copy
-  with tqdm.tqdm(total=round(sum(megabytes)), unit="MB", desc=what, disable=sum(megabytes) < _LARGE) as report:
-    for array, size in zip(arrays, megabytes, strict=True):
+  """The arrays, behind a progress bar in bytes if they are large."""
+  sizes = [np.asarray(a).nbytes for a in arrays]  # NumPy looks at the memory of JAX and TensorFlow, no copy
+  with tqdm.tqdm(total=sum(sizes), unit="B", unit_scale=True, desc=what, disable=sum(sizes) < _LARGE) as report:
+    for array, size in zip(arrays, sizes, strict=True):
       yield array
       report.update(size)
 

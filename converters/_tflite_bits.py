@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from jax2tf.converters._concrete import Replacement
+from jax2tf.converters._concrete import Replacement, again
 
 _Words = tuple[tf.Tensor, tf.Tensor]
 
@@ -137,6 +137,8 @@ def _right_far(low: tf.Tensor, high: tf.Tensor, n: tf.Tensor, shift: Callable[..
 
 def population_count(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   """A. Legendre: the sum of the digits of x in base 2 is x - (x >> 1) - (x >> 2) - ..."""
+  if x.dtype.size == 8:
+    return again(op, [x])  # for the converter to refuse it
   if op.inputs[0].dtype == tf.int8:
     x = tf.cast(tf.cast(x, tf.uint8), tf.int32)
   elif op.inputs[0].dtype == tf.int16:

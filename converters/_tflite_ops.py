@@ -63,8 +63,8 @@ def _flipped(x: tf.Tensor) -> tf.Tensor:
 
 
 def _of(function: Callable[..., tf.Tensor]) -> Replacement:
-  """A replacement by a function of the operands alone; 64-bit dtypes keep the op, for the converter to refuse it."""
-  return lambda op, *operands: again(op, operands) if operands[0].dtype.size == 8 else [function(*operands)]
+  """A replacement by a function of the operands alone; 64-bit and complex dtypes keep the op, for the converter to refuse it."""
+  return lambda op, *operands: again(op, operands) if operands[0].dtype.size >= 8 else [function(*operands)]
 
 
 def _divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -236,7 +236,15 @@ def _subtracted_from(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[t
 
 def _is_constant(x: tf.Tensor) -> bool:
   """Whether the converter may fold it."""
-  return x.op.type == "Const" or (bool(x.op.inputs) and all(map(_is_constant, x.op.inputs)))
+  seen, todo = set[str](), [x.op]
+  while todo:
+    op = todo.pop()
+    if op.name not in seen:
+      seen.add(op.name)
+      todo.extend(y.op for y in op.inputs)
+      if not op.inputs and op.type != "Const":
+        return False
+  return True
 
 
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -140,6 +140,7 @@ def save_model(
   if quantization is not None and (rtol is not None or atol is not None):
     raise ValueError(f"rtol and atol are not for quantization={quantization!r}, whose outputs are compared by least_cosine")
   source = _export.Source.of(model, signatures=signatures, reference=reference, params=params)
+  _refuse_empty(source)
   contents = _converted(source, quantization, representative_dataset)
   if quantization == "int4":
     contents = _tflite_quantized.four_bits(contents)
@@ -322,6 +323,17 @@ def _converted(source: _export.Source, quantization: str | None, representative_
         return contents
       functions = fused
   return _tflite_runtime.converted(functions, configure, functools.partial(_refuse, source))
+
+
+def _refuse_empty(source: _export.Source) -> None:
+  """LiteRT computes an output without elements, and has "Invalid tensor size" for whoever asks for it."""
+  for signature in source.signatures.values():
+    for name, output in signature.function.structured_outputs.items():
+      if 0 in (output.shape.as_list() if output.shape.rank is not None else ()):
+        spec = signature.record.outputs[name]
+        raise ExportError(
+          TARGET, f"{RUNTIME} cannot return output {name!r}, {spec}, of signature {signature.name!r}: it has no elements; leave it out"
+        )
 
 
 def _refuse(source: _export.Source, lacking: Mapping[str, str]) -> ExportError:

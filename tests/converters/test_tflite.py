@@ -110,6 +110,19 @@ def test_missing_ops_are_named_with_their_lines(tmp_path: Path) -> None:
   assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+  ("fun", "x", "message"),
+  [
+    (lambda x: x[:0] * 2, np.ones((2, 3), np.float32), r"cannot return output '.*', f32\[0,3\], of signature 'serving_default'"),
+    (lax.population_count, np.ones(3, np.int64), r"no kernel for PopulationCount of tensor<3xui64>"),
+  ],
+)
+def test_refused(fun: Callable[..., Any], x: np.ndarray, message: str, tmp_path: Path) -> None:
+  with jax.enable_x64(True), pytest.raises(tflite.ExportError, match=message):
+    in_litert(tmp_path, fun, x)
+  assert not list(tmp_path.iterdir())
+
+
 def test_a_wrong_answer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(_tflite_math, "_ERF", (*_tflite_math._ERF[:-1], 1.2))
   with pytest.raises(tflite.ExportError, match=r"(?s)answers otherwise than the reference, so nothing was written.*elements differ"):
@@ -296,6 +309,13 @@ def test_scans_of_rows_of_a_dynamic_size(dtype: str, tmp_path: Path) -> None:
     found = runners(made.path)("serving_default")(x=x)
     for k, result in enumerate(fun(None, jnp.asarray(x))):
       np.testing.assert_array_equal(found[f"output_{k}"], result, err_msg=str(k))
+
+
+def test_draws_with_a_constant_key(tmp_path: Path) -> None:
+  """Whether a difference is of constants is asked once for each op, not once for each path through 20 rounds of sums."""
+  logits = RNG.standard_normal((3, 8), np.float32)
+  drawn = in_litert(tmp_path, lambda x: {"drawn": jax.random.categorical(jax.random.key(0), x)}, logits)
+  np.testing.assert_array_equal(drawn["drawn"], jax.random.categorical(jax.random.key(0), logits))
 
 
 def test_random_numbers_of_a_dynamic_shape(tmp_path: Path) -> None:
