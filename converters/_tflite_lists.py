@@ -34,7 +34,7 @@ def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, 
     return [tf.zeros(tf.concat([tf.reshape(count, [1]), tf.cast(sizes, tf.int32)], 0), wider.get(dtype, dtype))]
 
   def held(op: tf.Operation, x: tf.Tensor, element_shape: tf.Tensor) -> Sequence[Any]:
-    return [tf.cast(x, wider.get(x.dtype, x.dtype))]
+    return [apart(tf.cast(x, wider.get(x.dtype, x.dtype)))]
 
   def taken(op: tf.Operation, items: tf.Tensor, *operands: tf.Tensor) -> Sequence[Any]:
     return [tf.cast(x, y.dtype) for x, y in zip(of_tfjs[op.type](op, items, *operands), op.outputs, strict=True)]
@@ -47,6 +47,16 @@ def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, 
     "TensorListStack": taken,
     "TensorListLength": taken,
   }
+
+
+def apart(x: tf.Tensor) -> tf.Tensor:
+  """The same tensor, with a Reshape behind the Cast that made it.
+
+  The converter would take the Cast behind an op that moves numbers, and then have that op in a dtype for which there is no kernel.
+  """
+  if x.op.type != "Cast":
+    return x
+  return tf.squeeze(tf.cast(tf.expand_dims(x.op.inputs[0], -1), x.dtype), -1)
 
 
 def _with_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor) -> Sequence[Any]:

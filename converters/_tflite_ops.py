@@ -167,7 +167,7 @@ def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
   places = tf.reduce_prod(sizes)
   inside = tf.reduce_all((indices >= tf.constant(0)) & (indices < sizes), -1)
   row = tf.reshape(tf.where(inside, tf.reduce_sum(indices * _strides(shape, depth), -1), places), [-1])
-  updates = tf.reshape(updates, tf.concat([[-1], inner], 0))
+  updates = tf.reshape(_tflite_lists.apart(updates), tf.concat([[-1], inner], 0))
   if is_sum:
     found = tf.scatter_nd(row[:, None], updates, tf.concat([[places + 1], inner], 0))[:places]
   elif op.type == "TensorScatterUpdate":
@@ -245,6 +245,17 @@ def _is_constant(x: tf.Tensor) -> bool:
       if not op.inputs and op.type != "Const":
         return False
   return True
+
+
+def _gathered(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Tensor]:
+  return again(op, (_tflite_lists.apart(x), indices, axis), _WIDER)
+
+
+def _broadcast(op: tf.Operation, x: tf.Tensor, shape: tf.Tensor) -> Sequence[tf.Tensor]:
+  if x.op.type != "Cast":
+    return again(op, (x, shape), _WIDER)
+  # As in `apart`, which the converter undoes here.
+  return [tf.squeeze(y, 0) for y in again(op, (x[None], tf.concat([tf.constant([1], shape.dtype), shape], 0)), _WIDER)]
 
 
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -380,8 +391,8 @@ _MATH = {
 _WIDENED = re.findall(
   r"\w+",
   """
-  Abs Add AddN AddV2 AvgPool BatchToSpaceND BroadcastTo Ceil ConcatV2 Conv2D Conv2DBackpropInput Conv3D Cos Cumsum
-  DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd GatherV2 IsFinite IsNan LeakyRelu LogSoftmax
+  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv2DBackpropInput Conv3D Cos Cumsum
+  DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
   MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean MirrorPad Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
   Range Reciprocal Relu Relu6 Rint Roll Round SegmentSum Select SelectV2 Selu Sign Sin Slice Softmax Softplus SpaceToBatchND Split
   SplitV Sqrt Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
@@ -403,10 +414,12 @@ REPLACEMENTS: Mapping[str, Replacement] = {
   "BitwiseAnd": _widened(_tflite_bits.bitwise(_tflite_bits.conjunction)),
   "BitwiseOr": _widened(_tflite_bits.disjunction),
   "BitwiseXor": _widened(_tflite_bits.bitwise(tf.bitwise.bitwise_xor)),
+  "BroadcastTo": _widened(_broadcast),
   "Cumprod": _widened(_cumprod),
   "EnsureShape": _ensure_shape,
   "FloorDiv": _widened(_floor_div),
   "FloorMod": _widened(_floor_mod),
+  "GatherV2": _widened(_gathered),
   "Invert": _widened(_tflite_bits.bitwise(_tflite_bits.inverted)),
   "LeftShift": _widened(_tflite_bits.left_shift),
   "MatMul": _widened(_integer_matmul),

@@ -63,9 +63,10 @@ def converted(
 
 
 def _complaint(message: str) -> str:
-  """The first error of MLIR, or the first line."""
-  lines = [line for line in message.splitlines() if "error:" in line] or message.splitlines() or ["it says nothing"]
-  return lines[0].partition("error:")[2].strip() or lines[0]
+  """The first error of MLIR without its locations, which are of the graph and not of the user's program; or the first line."""
+  lines = message.splitlines() or ["it says nothing"]
+  errors = [line.partition("error:")[2].strip() for line in lines if "error:" in line]
+  return re.sub(r"^loc\(.*\): ", "", (errors or lines)[0])
 
 
 def answers(model: Path, runs: Sequence[_verify_plan.Run]) -> _compare.Answers:

@@ -358,6 +358,24 @@ def test_constants_and_transpositions(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[f"output_{k}"], result, rtol=1e-6, err_msg=str(k))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.uint16, jnp.uint32])
+def test_moves_of_narrow_dtypes(dtype: Any, tmp_path: Path) -> None:
+  """The converter would take the Cast of an operand behind these."""
+
+  def moved(x: jax.Array, i: jax.Array) -> dict[str, jax.Array]:
+    return {
+      "gathered": x[i],
+      "scattered": jax.vmap(lambda row, k, one: row.at[k].set(one))(x, i, x[::-1, 0]),
+      "scanned": lax.map(lambda row: row + row, x),
+      "broadcast": jnp.broadcast_to(x[:, None], (3, 2, 4)),
+    }
+
+  x, i = (RNG.standard_normal((3, 4)) * 100).astype(np.int32).astype(dtype), np.array([2, 0, 1], np.int32)
+  found = in_litert(tmp_path, moved, x, i)
+  for name, expected in jax.jit(moved)(x, i).items():
+    np.testing.assert_array_equal(found[name], expected, err_msg=name)
+
+
 def test_high_ranks(tmp_path: Path) -> None:
   x = RNG.standard_normal((2, 1, 3, 1, 2, 3)).astype(np.float32)
 
