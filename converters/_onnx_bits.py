@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,22 +59,29 @@ def _without_minus_one(y: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
   return minus, tf.where(minus, tf.ones_like(y), y)
 
 
+def _shifted(shift: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+  """x, count u32[...] -> u32[...]; ONNX Runtime shifts all unsigned integers but those of 16 bits."""
+  if x.dtype != tf.uint16:
+    return shift(x, count)
+  return tf.cast(shift(tf.cast(x, tf.uint32), tf.cast(count, tf.uint32)), x.dtype)
+
+
 def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-  """x, count i32[...] -> i32[...]: BitShift is of uint64 here, whose lower bits are the same."""
+  """x, count i32[...] -> i32[...]: BitShift is of unsigned integers, which have the same bits."""
   del op
-  return [tf.cast(tf.bitwise.left_shift(tf.cast(x, tf.uint64), tf.cast(count, tf.uint64)), x.dtype)]
+  unsigned = _UNSIGNED[x.dtype.size]
+  return [tf.cast(_shifted(tf.bitwise.left_shift, tf.cast(x, unsigned), tf.cast(count, unsigned)), x.dtype)]
 
 
 def right_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-  """x, count i32[...] -> i32[...]: copies of the sign come in; BitShift has no signed integers."""
+  """x, count i32[...] -> i32[...]: what comes in as zeros becomes copies of the sign; BitShift has no signed integers."""
   del op
   if not x.dtype.min:
-    return [tf.cast(tf.bitwise.right_shift(tf.cast(x, tf.uint64), tf.cast(count, tf.uint64)), x.dtype)]
-  wide = tf.cast(x, tf.int64)
-  negative = wide < tf.constant(0, tf.int64)
-  size = tf.where(negative, tf.bitwise.invert(wide), wide)
-  shifted = tf.cast(tf.bitwise.right_shift(tf.cast(size, tf.uint64), tf.cast(count, tf.uint64)), tf.int64)
-  return [tf.cast(tf.where(negative, tf.bitwise.invert(shifted), shifted), x.dtype)]
+    return [_shifted(tf.bitwise.right_shift, x, count)]
+  unsigned = _UNSIGNED[x.dtype.size]
+  count = tf.cast(count, unsigned)
+  sign = _shifted(tf.bitwise.right_shift, tf.constant(1 << (8 * x.dtype.size - 1), unsigned), count)  # where it has gone
+  return [tf.cast((_shifted(tf.bitwise.right_shift, tf.cast(x, unsigned), count) ^ sign) - sign, x.dtype)]
 
 
 def population_count(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
@@ -107,7 +115,7 @@ def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
     shifts = tf.constant([width * i for i in range(parts)], tf.uint64)
     words = tf.bitwise.left_shift(tf.cast(tf.cast(bits, small), tf.uint64), shifts)
     found = tf.cast(_sum_of_parts(words, parts), large)
-  return [_float(tf.cast(found, _SIGNED[to.size]), to) if to.is_floating else tf.cast(found, to)]
+  return [_float(found, to) if to.is_floating else tf.cast(found, to)]
 
 
 def _sum_of_parts(words: tf.Tensor, parts: int) -> tf.Tensor:
@@ -157,22 +165,19 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
 
 
 def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
-  """bits i32[...] -> f32[...], exactly."""
+  """bits i32[...] -> f32[...], exactly: tables have the scale and the offset for each sign and exponent."""
   digits, bias = _LAYOUT[to]
-  wide = tf.cast(tf.cast(bits, _SIGNED[to.size]), tf.int64)
-  (shifted,) = right_shift(None, wide, tf.constant(digits, tf.int64))
-  exponent = shifted & tf.constant(2 * bias + 1, tf.int64)
-  fraction = wide & tf.constant(2**digits - 1, tf.int64)
-  normal = tf.not_equal(exponent, tf.constant(0, tf.int64))
-  significand = fraction + tf.cast(normal, tf.int64) * tf.constant(2**digits, tf.int64)
+  word = tf.cast(bits, _UNSIGNED[to.size])
+  powers = [2.0 ** (max(e, 1) - bias) for e in range(2 * bias + 1)]
+  (place,) = right_shift(None, word, tf.constant(digits, word.dtype))
+  scale, offset = (
+    tf.gather(tf.constant([*table, *(-x for x in table)], tf.float64), tf.cast(place, tf.int32))
+    for table in ([*powers, 1.0], [0.0, *powers[1:], math.inf])
+  )
   # In two steps, for 2 ** -1074 is subnormal itself.
-  powers = [max(e, 1) - bias for e in range(2 * bias + 1)]
-  table = tf.constant([2.0**power for power in powers] + [math.inf], tf.float64)
-  size = tf.cast(significand, tf.float64) * tf.constant(2.0**-digits, tf.float64) * tf.gather(table, exponent)
-  special = tf.equal(exponent, tf.constant(2 * bias + 1, tf.int64))
-  nan = special & tf.not_equal(fraction, tf.constant(0, tf.int64))
-  size = tf.where(nan, tf.constant(math.nan, tf.float64), size)
-  return tf.cast(tf.where(wide < tf.constant(0, tf.int64), -size, size), to)
+  fraction = tf.cast(word & tf.constant(2**digits - 1, word.dtype), tf.float64) * tf.constant(2.0**-digits, tf.float64)
+  nan = (fraction > tf.constant(0, tf.float64)) & tf.equal(tf.abs(offset), tf.constant(math.inf, tf.float64))
+  return tf.cast(tf.where(nan, tf.constant(math.nan, tf.float64), fraction * scale + offset), to)
 
 
 def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
@@ -182,7 +187,7 @@ def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   place = first + tf.cast(first < last, tf.int64) - tf.cast(first > last, tf.int64)
   smallest = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
   bits = tf.where(place < tf.constant(0, tf.int64), smallest - place, place)
-  found = _float(tf.cast(bits, _SIGNED[x.dtype.size]), x.dtype)
+  found = _float(bits, x.dtype)
   return [tf.where(tf.not_equal(x, x) | tf.not_equal(y, y), x + y, tf.where(tf.equal(x, y), y, found))]
 
 

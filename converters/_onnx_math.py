@@ -1,6 +1,7 @@
 """Special functions for ONNX Runtime, in the basic functions that it has.
 
-All is computed in float64 and rounded once where the dtype is narrower, so that cancellation costs nothing.
+Most is computed in float64 and rounded once where the dtype is narrower, so that cancellation costs nothing. ONNX Runtime runs each op as
+a pass through memory, so what models call on large tensors has float32 of its own, in few ops.
 """
 
 from __future__ import annotations
@@ -22,6 +23,20 @@ def _in_double(function: _Function) -> Callable[..., list[tf.Tensor]]:
     return [tf.cast(function(tf.cast(x, tf.float64)), x.dtype)]
 
   return replacement
+
+
+def _in_single(single: _Function, double: _Function) -> Callable[..., list[tf.Tensor]]:
+  """The one for float32, and for float16 by way of it; the other for float64."""
+
+  def replacement(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
+    del op
+    return [double(x) if x.dtype == tf.float64 else tf.cast(single(tf.cast(x, tf.float32)), x.dtype)]
+
+  return replacement
+
+
+def _f32(value: float) -> tf.Tensor:
+  return tf.constant(value, tf.float32)
 
 
 def _f64(value: float) -> tf.Tensor:
@@ -99,6 +114,35 @@ def _erfc(x: tf.Tensor) -> tf.Tensor:
   return tf.where(x < _f64(0), _f64(2) - tail, tail)
 
 
+# Of float32's erfc. It is below the least float32 from the limit on.
+_LIMIT = 11.0
+_ROUND = 1.5 * 2.0**15  # which rounds what is added to it to multiples of 2**-8
+_LOG = round(math.log(math.pi) / 2 * 2**16) / 2**16  # of sqrt pi, as a multiple of 2**-16: so are squares of what was rounded
+
+
+@functools.cache
+def _tail() -> tuple[float, ...]:
+  """Coefficients of h, interpolated once: exp(-x**2) / (sqrt pi erfc(x)) is x + t h(t) with t = 1 / (x + 2) for 1 <= x <= _LIMIT."""
+
+  def h(t: Any) -> Any:
+    return np.array([(math.exp(-_LOG) / _erfcx(x) - x) * (x + 2) for x in 1 / t - 2])
+
+  found = np.polynomial.Chebyshev.interpolate(h, 5, [1 / (_LIMIT + 2), 1 / 3])
+  return tuple(found.convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef.tolist())
+
+
+def _erfc_single(x: tf.Tensor) -> tf.Tensor:
+  """1 - erf x up to 1; beyond, exp(-x**2) as exp(-r**2) exp(r**2 - x**2) where r is x rounded, so that r**2 is exact."""
+  size = tf.minimum(x, _f32(_LIMIT))
+  rounded = (size + _f32(_ROUND)) - _f32(_ROUND)
+  power = tf.exp(_f32(-_LOG) - rounded * rounded) * tf.exp((rounded - size) * (rounded + size))
+  t = tf.math.reciprocal(size + _f32(2))
+  *rest, polynomial = map(_f32, _tail())
+  for c in reversed(rest):
+    polynomial = polynomial * t + c
+  return tf.where(x > _f32(1), power / (size + t * polynomial), _f32(1) - tf.math.erf(x))
+
+
 def _erf(x: tf.Tensor) -> tf.Tensor:
   near = x * _clenshaw(_chebyshev("erf"), _f64(8) * tf.minimum(x * x, _f64(0.25)) - _f64(1))
   far = _f64(1) - _erfc_of(tf.abs(x))
@@ -171,7 +215,8 @@ def _digamma(x: tf.Tensor) -> tf.Tensor:
   return tf.where(pole, _f64(math.nan), infinite)
 
 
-expm1, log1p, erfc, erfinv = map(_in_double, (_expm1, _log1p, _erfc, _erfinv))
+expm1, log1p, erfinv = map(_in_double, (_expm1, _log1p, _erfinv))
+erfc = _in_single(_erfc_single, _erfc)
 lgamma, digamma = _in_double(_lgamma), _in_double(_digamma)
 erf, sinh, cosh, tan = map(_in_double, (_erf, _sinh, _cosh, lambda x: tf.sin(x) / tf.cos(x)))
 

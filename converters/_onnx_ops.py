@@ -67,7 +67,7 @@ def _only_for(dtypes: tuple[tf.DType, ...], replacement: Replacement) -> Replace
 
 _F64 = (tf.float64,)
 _COMPARED = (tf.int16, tf.uint16, tf.uint32, tf.int64, tf.uint64)
-_UNROLLED = 16  # factors of a product
+_UNROLLED = 16  # terms of a sum, or factors of a product
 
 
 def _fill(op: Any, dims: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
@@ -146,6 +146,10 @@ def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   if not x.dtype.is_integer:
     return same(op, x, axes)
   wide = tf.cast(x, tf.int64)
+  known = tf.get_static_value(axes)
+  if known is not None and known.size == 1 and 0 < (size := x.shape[axis := int(known.item())] or 0) <= _UNROLLED:
+    total = functools.reduce(tf.add, tf.split(wide, size, axis))
+    return [tf.cast(total if op.get_attr("keep_dims") else tf.squeeze(total, axis), x.dtype)]
   if x.dtype.size < 8:
     return [tf.cast(reduce(wide), x.dtype)]
   low = reduce(wide & tf.constant(2**32 - 1, tf.int64))
@@ -160,12 +164,11 @@ def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   result = tf.cast(x, _PRODUCTS.get(x.dtype, x.dtype))
   reduced = sorted(int(axis) % x.shape.rank for axis in np.atleast_1d(tf.get_static_value(axes)))
   for axis in reduced:
-    padding = [[int(i == axis), 0] for i in range(x.shape.rank)]  # of none, it is 1
-    result = tf.pad(result, padding, constant_values=tf.constant(1, result.dtype))
-    if (size := result.shape[axis]) is not None and size <= _UNROLLED:
+    if 0 < (size := result.shape[axis] or 0) <= _UNROLLED:
       result = functools.reduce(tf.multiply, tf.split(result, size, axis))
     else:
-      result = tf.math.cumprod(result, axis)
+      padding = [[int(i == axis), 0] for i in range(x.shape.rank)]  # of none, it is 1
+      result = tf.math.cumprod(tf.pad(result, padding, constant_values=tf.constant(1, result.dtype)), axis)
       result = tf.gather(result, [tf.shape(result)[axis] - 1], axis=axis)
   return [tf.cast(result if op.get_attr("keep_dims") else tf.squeeze(result, reduced), x.dtype)]
 

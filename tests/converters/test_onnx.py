@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -189,6 +190,31 @@ def test_special_functions_are_good_in_their_tails(tmp_path: Path) -> None:
   check(tmp_path, jax.lax.lgamma, rtol=3e-5, atol=2e-6, x=FLOATS)  # JAX 0.10 is off by that much around its zeros
 
 
+def test_erfc_is_good_to_some_ulp(tmp_path: Path) -> None:
+  path = exported(tmp_path, jax.lax.erfc, {"x": "f32[b]"})
+  every = np.arange(0, np.float32(np.inf).view("i"), 9973, "i").view("f")  # from 0 to the largest
+  dense = np.concatenate([np.linspace(a, b, 100_000, dtype="f") for a, b in ((0, 0.99), (0.99, 1.1), (1.1, 3), (3, 12))])
+  x = np.concatenate([every, dense, FLOATS, np.array([1e-45, 10], "f")])
+  x = np.concatenate([x, -x])
+  (y,) = answers(path, x=x).values()
+  expected = np.array([math.erfc(v) for v in x.tolist()])
+  normal = expected >= np.finfo("f").tiny
+  ulp = np.spacing(expected[normal].astype("f")).astype("d")
+  assert np.max(np.abs(y[normal] - expected[normal]) / ulp) < 8
+  np.testing.assert_allclose(y[~normal], expected[~normal], rtol=0, atol=np.finfo("f").tiny)
+  (y,) = answers(path, x=np.array([0, -0.0, 1e-45, np.inf, -np.inf, -10, np.nan], "f")).values()
+  np.testing.assert_array_equal(y, [1, 1, 1, 0, 2, 2, np.nan])
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 1e-3), ("float64", 1e-13)])
+def test_erfc_of_other_dtypes(tmp_path: Path, dtype: str, rtol: float) -> None:
+  x = np.array([np.nan, np.inf, -np.inf, *np.linspace(-4, 2.5, 99)], dtype)
+  with jax.enable_x64(True):
+    (y,) = answers(exported(tmp_path, jax.lax.erfc, {"x": f"{dtype}[b]"}), x=x).values()
+  assert y.dtype == dtype
+  np.testing.assert_allclose(y, [math.erfc(v) for v in x.tolist()], rtol=rtol)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "uint32", "float16"])
 def test_dtypes(tmp_path: Path, dtype: str) -> None:
   def fun(x: jax.Array, y: jax.Array) -> Any:
@@ -204,16 +230,53 @@ def test_dtypes(tmp_path: Path, dtype: str) -> None:
 def test_sixty_four_bits(tmp_path: Path) -> None:
   with jax.enable_x64(True):
     wide = np.array([2**62 + 1, 2**62 + 2, 2**32 - 2, 5, -(2**63), 2**63 - 1, -1, -(2**32) + 1], "int64")
-    check(tmp_path, lambda n: (jnp.sort(n), jnp.max(n), jnp.sum(n), jnp.maximum(n, n[::-1]), jnp.prod(n[1:4]), jnp.sign(n)), n=wide)
+    check(tmp_path, lambda n: (jnp.sort(n), jnp.max(n), jnp.maximum(n, n[::-1]), jnp.sign(n)), n=wide)
+    (tmp_path / "model.onnx").unlink()
+    few, many = jnp.s_[1:4], jnp.tile(jnp.arange(8), 3)
+    check(tmp_path, lambda n: [f(x) for f in (jnp.sum, jnp.prod) for x in (n[few], n, n[many], n[:0], n.reshape(2, 4))], n=wide)
     (tmp_path / "model.onnx").unlink()
     x = np.array([-3, -0.1, 1e-9, 0.3, 2, 25.0])
     check(tmp_path, lambda x: (jnp.exp(x), jnp.log(jnp.abs(x)), jax.lax.erfc(x), jnp.sort(x), jnp.expm1(x)), rtol=1e-12, atol=0, x=x)
 
 
+def test_shifts_by_every_count(tmp_path: Path) -> None:
+  dtypes = [f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)]
+  inputs = {}
+  for name in dtypes:
+    limits = np.iinfo(name)
+    numbers = NORMAL.integers(limits.min, limits.max, 9, name, endpoint=True)
+    counts = np.arange(limits.bits + 3)
+    x, count = np.meshgrid(np.array([*numbers, limits.min, limits.max, 0, 1], name), counts.astype(name))
+    inputs |= {f"x_{name}": x.ravel(), f"by_{name}": count.ravel()}
+
+  def fun(*arrays: jax.Array) -> Any:
+    shifts = jax.lax.shift_left, jax.lax.shift_right_logical, jax.lax.shift_right_arithmetic
+    pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
+    return [shift(x, by) for x, by in pairs for shift in shifts], [(x << 3, x >> 3) for x, _ in pairs]
+
+  with jax.enable_x64(True):
+    check(tmp_path, fun, **inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floats_of_bits(tmp_path: Path, dtype: str) -> None:
+  words = f"uint{8 * np.dtype(dtype).itemsize}"
+  special = np.array([0, 1, np.inf, np.nan, np.finfo(dtype).max, np.finfo(dtype).tiny, np.finfo(dtype).smallest_subnormal], dtype)
+  special = np.concatenate([special, -special]).view(words)
+  near = np.concatenate([special, special + np.ones(1, words), special - np.ones(1, words)])
+  x = np.concatenate([near, NORMAL.integers(0, np.iinfo(words).max, 4000, words, endpoint=True)])
+  with jax.enable_x64(True):
+    (y,) = answers(exported(tmp_path, lambda x: jax.lax.bitcast_convert_type(x, dtype), {"x": f"{words}[b]"}), x=x).values()
+  expected = x.view(dtype)
+  np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+  np.testing.assert_array_equal(y.view(words)[~np.isnan(y)], x[~np.isnan(y)])
+
+
 def test_random_bits_are_those_of_jax(tmp_path: Path) -> None:
   def fun(seed: jax.Array) -> Any:
     key = jax.random.key(seed)
-    return jax.random.bits(key, (33,)), jax.random.uniform(key, (9,)), jax.random.randint(key, (9,), -5, 5), jax.random.permutation(key, 7)
+    bits = jax.random.bits(key, (33,)), jax.random.bits(jax.random.fold_in(key, 7), (33,), "uint16")
+    return bits, jax.random.uniform(key, (9,)), jax.random.randint(key, (9,), -5, 5), jax.random.permutation(key, 7)
 
   check(tmp_path, fun, rtol=0, atol=0, seed=np.array(123, "uint32"))
 
