@@ -159,7 +159,8 @@ def _parts(array: np.ndarray) -> np.ndarray:
   """float64[..., 1], or of a complex array its two parts, float64[..., 2]."""
   if jnp.issubdtype(array.dtype, np.complexfloating):
     return np.stack([array.real, array.imag], -1).astype(np.float64)
-  return array.astype(np.float64)[..., None]
+  with np.errstate(invalid="ignore"):  # of a signalling NaN
+    return array.astype(np.float64)[..., None]
 
 
 def _places(wrong: np.ndarray, found: np.ndarray, expected: np.ndarray) -> str:

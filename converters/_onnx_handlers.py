@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from jax2tf.converters._onnx_bfloat16 import ROUNDING
+
 _INT64 = 7  # onnx.TensorProto.INT64
+_BFLOAT16 = 16
 _END = 2**31 - 1  # of a slice
 _BACKWARDS = "jax2tf_backwards"  # the attribute of a write to a list whose rows come from the last to the first
 
@@ -69,6 +72,14 @@ def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   node.set_attr(_BACKWARDS, 1)
 
 
+def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """f32[...] -> f32[...], each the nearest bfloat16."""
+  outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
+  rounded = graph.make_node("Cast", [node.input[0]], attr={"to": _BFLOAT16}, shapes=shapes, dtypes=[_BFLOAT16])
+  graph.remove_node(name)
+  graph.make_node("Cast", rounded.output, attr={"to": dtypes[0]}, name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
+
+
 def _source(node: Any, i: int) -> Any:
   """The node that makes an input."""
   found = node.inputs[i]
@@ -121,6 +132,7 @@ HANDLERS: dict[str, tuple[Handler, list[str]]] = {
   "Less": (_as_it_is, ["Less"]),  # tf2onnx compares integers in float32
   "Greater": (_as_it_is, ["Greater"]),
   "TruncateMod": (_remainder, ["Mod"]),
+  ROUNDING: (_rounding, []),
   "TensorListSetItem": (_write, []),
   "TensorListStack": (_stack, []),
   **dict.fromkeys(("While", "StatelessWhile"), (_loop, [])),

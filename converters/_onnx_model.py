@@ -13,12 +13,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from jax2tf.converters import _concrete, _decompositions, _extras, _onnx_handlers
+from jax2tf.converters import _concrete, _decompositions, _extras, _onnx_bfloat16, _onnx_handlers
 from jax2tf.converters._export import ExportError, Signature
 
 OPSET = 18  # the newest that tf2onnx 1.17 writes
 RUNTIME = "ONNX Runtime"
 _DTYPES = {tf.dtypes.as_dtype(name).as_datatype_enum: name for name in ("bfloat16", "complex64", "complex128")}
+# Not its BackToBackOptimizer, which leaves out the Cast to float16 of a number that becomes a float32 again.
+_PASSES = (
+  "TransposeOptimizer",
+  "ConstFoldOptimizer",
+  "LoopOptimizer",
+  "MergeDuplicatedNodesOptimizer",
+  "ReshapeOptimizer",
+  "IdentityOptimizer",
+)
 
 
 def extra(module: str) -> Any:
@@ -65,7 +74,7 @@ def translated(signature: Signature, opset: int, with_weights: bool) -> Translat
     raise ValueError(f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the output in outputs=")
   weights = _Weights(taken)
   table = dict(_decompositions.TABLES["onnx"]) | ({} if with_weights else {"ReadVariableOp": weights.read})
-  concrete = _concrete.frozen(signature.function, table)
+  concrete = _concrete.frozen(_onnx_bfloat16.held(signature.function), table, _onnx_bfloat16.HELD)
   definition = _own_names(concrete.graph.as_graph_def())
   ops = {node.name: node.op for node in _nodes(definition)}
   _refuse_dtypes(signature, definition)
@@ -97,7 +106,8 @@ class _Weights:
         name = f"{stem}_{len(self._taken)}"
       self._taken.add(name)
       with _concrete.outermost().as_default(), tf.control_dependencies(None):
-        tensor = tf.compat.v1.placeholder(variable.dtype, variable.shape, name)
+        dtype = _onnx_bfloat16.HELD.get(variable.dtype, variable.dtype)
+        tensor = tf.compat.v1.placeholder(dtype, variable.shape, name)
       self._tensors[id(variable)] = tensor
       self.names[tensor.name], self.variables[name] = name, variable
     return [self._tensors[id(variable)]]
@@ -168,7 +178,8 @@ def _by_tf2onnx(
       raise ExportError("onnx", _failure(signature, error, log)) from error
     lacking = dict(_not_translated(log, ops))
     try:
-      proto = optimizer.optimize_graph(translated).make_model(
+      passes = {name: getattr(optimizer, name) for name in _PASSES}
+      proto = optimizer.optimize_graph(translated, optimizers=passes).make_model(
         f"signature {signature.name}", graph_name=signature.name, producer_name="jax2tf"
       )
     except Exception as error:
@@ -240,6 +251,8 @@ def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _We
   """Inputs and outputs in their order, with their dtypes, their sizes, and the names of those that are not known."""
   record = signature.record
   by_name = {tensor.op.name: tensor for tensor in concrete.inputs}
+  if narrow := [name for name, text in record.outputs.items() if text.startswith("bf16[")]:
+    proto.metadata_props.add(key=_onnx_bfloat16.OUTPUTS, value=" ".join(narrow))
   inputs = [_value_info(name, by_name[name], text) for name, text in record.inputs.items()]
   inputs += [_value_info(name, variable, "[]") for name, variable in weights.variables.items()]
   results = concrete.structured_outputs

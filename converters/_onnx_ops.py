@@ -314,6 +314,7 @@ REPLACEMENTS: dict[str, Replacement] = {
   "Sinh": _only_for(_F64, special.sinh),
   "Cosh": _only_for(_F64, special.cosh),
   "Tan": _only_for(_F64, special.tan),
+  "Cast": lambda op, x: [tf.cast(x, op.outputs[0].dtype)],  # from the dtype that holds it; see `_onnx_bfloat16`
   "Fill": _fill,
   "Reshape": _reshape,
   "ScatterNd": _scatter_nd,

@@ -18,6 +18,7 @@ from jax2tf.converters import _tfjs_dtypes as ints
 from jax2tf.converters import _tfjs_floats as floats
 from jax2tf.converters import _tfjs_lists as lists
 from jax2tf.converters._concrete import Replacement, is_zeros
+from jax2tf.converters._scatters import Rows, drops
 from jax2tf.converters._tfjs_names import LEFT, MOVES, RUNS, SUPPORTED
 
 REFUSED = "_jax2tf_refused"  # the attribute of a node that stands for an op that TF.js cannot take: the type of the op, and why
@@ -282,11 +283,30 @@ def _scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacemen
   """What is scattered together first, then combined with the tensor, if that is more than zeros."""
 
   def function(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-    scattered = tf.scatter_nd(indices, updates, tf.shape(x))
+    if drops(op, indices):
+      rows = Rows.of(indices, updates, tf.shape(x))
+      scattered = rows.cut(tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape))
+    else:
+      scattered = tf.scatter_nd(indices, updates, tf.shape(x))
     result = scattered if combine is tf.add and is_zeros(op.inputs[0]) else combine(x, scattered)
     return ints.wrapped(result, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else result
 
   return _one(function)
+
+
+def _scattered_rows(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+  """The cpu backend stops at a row outside, wasm writes it past the tensor; and cpu writes into the operand itself, be it a parameter."""
+  dtype = tf.int32 if x.dtype == tf.bool else x.dtype  # wasm slices no bool right
+  rows = Rows.of(indices, tf.cast(updates, dtype), tf.shape(x))
+  return tf.cast(rows.cut(tf.tensor_scatter_nd_update(rows.extended(tf.cast(x, dtype)), rows.vectors, rows.updates)), x.dtype)
+
+
+def _summed_rows(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+  if not drops(op, indices):
+    return _modular(op, indices, updates, shape)
+  rows = Rows.of(indices, updates, shape)
+  found = rows.cut(tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape))
+  return ints.wrapped(found, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else found
 
 
 def _diagonal(function: Callable[..., tf.Tensor]) -> Replacement:
@@ -419,7 +439,9 @@ _REPLACED: Mapping[str, Replacement] = {
   "Const": _constant,
   "Cast": _cast,
   "Bitcast": _bitcast,
-  **dict.fromkeys(("Add", "AddV2", "AddN", "Sub", "Cumsum", "ScatterNd"), _one(_modular)),
+  **dict.fromkeys(("Add", "AddV2", "AddN", "Sub", "Cumsum"), _one(_modular)),
+  "ScatterNd": _one(_summed_rows),
+  "TensorScatterUpdate": _one(_scattered_rows),
   "Mul": _one(_product),
   "Abs": _on_floats(tf.abs, lambda x: tf.where(x < 0, 0 - x, x)),
   "Neg": _on_floats(tf.negative, lambda x: 0 - x),

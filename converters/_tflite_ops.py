@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from jax2tf.converters import _angles, _tflite_bits, _tflite_lists, _tflite_math
 from jax2tf.converters._concrete import Replacement, again, is_zeros
+from jax2tf.converters._scatters import Rows, drops
 
 _WIDER = {
   tf.int8: tf.int32,
@@ -156,61 +157,38 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
 
 
 def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
-  """ScatterNd and its kin. LiteRT stops at a row outside, which with the policy "IGNORE" goes to one row more, at the end."""
+  """ScatterNd and its kin. LiteRT stops at a row outside."""
   indices, updates, shape = operands if op.type == "ScatterNd" else (*operands[1:], tf.shape(operands[0]))
   if is_sum := op.type == "ScatterNd" or (op.type == "TensorScatterAdd" and is_zeros(op.inputs[0])):
     operands = indices, updates, shape
-  if op.type in _SCATTERS and (op.get_attr("bad_indices_policy") != b"IGNORE" or _are_inside(indices, op.outputs[0].shape)):
+  if op.type in _SCATTERS and not drops(op, indices):
     return [_SCATTERS["ScatterNd" if is_sum else op.type](*operands)]
-  shape, indices, depth = tf.cast(shape, tf.int32), tf.cast(indices, tf.int32), indices.shape[-1]
-  sizes, inner = shape[:depth], shape[depth:]
-  places = tf.reduce_prod(sizes)
-  inside = tf.reduce_all((indices >= tf.constant(0)) & (indices < sizes), -1)
-  row = tf.reshape(tf.where(inside, tf.reduce_sum(indices * _strides(shape, depth), -1), places), [-1])
-  updates = tf.reshape(_tflite_lists.apart(updates), tf.concat([[-1], inner], 0))
+  rows = Rows.of(indices, _tflite_lists.apart(updates), shape)
   if is_sum:
-    found = tf.scatter_nd(row[:, None], updates, tf.concat([[places + 1], inner], 0))[:places]
+    found = tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape)
   elif op.type == "TensorScatterUpdate":
-    rows = tf.reshape(operands[0], tf.concat([[places], inner], 0))
-    found = _last_of_each(rows, row, updates, places)
+    found = _last_of_each(operands[0], rows)
   elif op.type in _SCATTERS:
-    rows = tf.reshape(operands[0], tf.concat([[places], inner], 0))
-    extended = tf.concat([rows, tf.zeros(tf.concat([[1], inner], 0), rows.dtype)], 0)
-    found = _SCATTERS[op.type](extended, row[:, None], updates)[:places]
+    found = _SCATTERS[op.type](rows.extended(operands[0]), rows.vectors, rows.updates)
   else:
-    return [_extreme(op, operands[0], row, updates, places)]
-  return [_with_shape(tf.reshape(found, shape), op.outputs[0].shape)]
+    return [_extreme(op, operands[0], rows)]
+  return [_with_shape(rows.cut(found), op.outputs[0].shape)]
 
 
-def _last_of_each(x: tf.Tensor, row: tf.Tensor, updates: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
   """Rows replaced by the last update of each. The converter would add the updates of one row, and subtract it as often."""
-  last = tf.math.unsorted_segment_max(tf.range(tf.shape(row)[0]), row, places + 1)[:places]
-  updated = tf.reshape(last >= 0, tf.concat([[places], tf.ones_like(tf.shape(x)[1:])], 0))
-  return tf.where(updated, tf.gather(updates, tf.maximum(last, 0)), x)
+  last = tf.math.unsorted_segment_max(tf.range(tf.shape(rows.numbers)[0]), rows.numbers, rows.places + 1)[: rows.places]
+  updated = tf.reshape(last >= 0, tf.concat([[rows.places], tf.ones_like(rows.inner)], 0))
+  return tf.where(updated, tf.gather(rows.updates, tf.maximum(last, 0)), rows.of_tensor(x))
 
 
-def _extreme(op: tf.Operation, x: tf.Tensor, row: tf.Tensor, updates: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+def _extreme(op: tf.Operation, x: tf.Tensor, rows: Rows) -> tf.Tensor:
   """TensorScatterMax and -Min, by segments of all places; one without updates has the least (largest) number there."""
   largest = op.type == "TensorScatterMax"
   segment = tf.math.unsorted_segment_max if largest else tf.math.unsorted_segment_min
-  found = tf.reshape(segment(updates, row, places + 1)[:places], tf.shape(x))
+  found = rows.cut(segment(rows.updates, rows.numbers, rows.places + 1))
   none = tf.constant(x.dtype.min if largest else x.dtype.max, x.dtype)
   return tf.where(tf.equal(found, none), x, tf.maximum(x, found) if largest else tf.minimum(x, found))
-
-
-def _are_inside(indices: tf.Tensor, shape: tf.TensorShape) -> bool:
-  known, depth = tf.get_static_value(indices), indices.shape[-1]
-  if known is None or not shape[:depth].is_fully_defined():
-    return False
-  return bool(np.all((known >= 0) & (known < np.array(shape[:depth]))))
-
-
-def _strides(shape: tf.Tensor, depth: int) -> tf.Tensor:
-  """i32[depth]: how many places one step of each index goes."""
-  found = [tf.constant(1)]
-  for i in reversed(range(1, depth)):
-    found.insert(0, found[0] * shape[i])
-  return tf.stack(found)
 
 
 def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:

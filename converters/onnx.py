@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jax2tf.converters import _export, _publish, _verify_child, _verify_plan, saved_model
+from jax2tf.converters import _export, _onnx_bfloat16, _publish, _verify_child, _verify_plan, saved_model
 from jax2tf.converters._export import Exported, ExportError
 from jax2tf.converters._onnx_model import OPSET, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
 
@@ -113,7 +113,10 @@ def save_model(
   if len(source.signatures) != 1:
     raise ValueError(f"an ONNX model has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]")
   (signature,) = source.signatures.values()
-  within = sum(v.shape.num_elements() * v.dtype.size for v in signature.function.graph.variables) <= external_data_threshold
+  within = (
+    sum(v.shape.num_elements() * _onnx_bfloat16.HELD.get(v.dtype, v.dtype).size for v in signature.function.graph.variables)
+    <= external_data_threshold
+  )
   with _publish.beside(path.parent) as place:
     place.mkdir()
     found = translated(signature, opset, within)
@@ -184,7 +187,7 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
   written = place / "weights"
   with written.open("wb") as stream:
     for name, variable in model.weights.items():
-      value = np.ascontiguousarray(variable.numpy())
+      value = np.ascontiguousarray(_onnx_bfloat16.as_held(variable.numpy()))
       dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
       tensor = onnx.TensorProto(name=name, data_type=dtype, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL)
       stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
@@ -224,12 +227,14 @@ def _opened(model: Translated, file: Path, signature: _export.Signature) -> Any:
 def _answers(session: Any, runs: Sequence[_verify_plan.Run]) -> list[dict[str, Any]]:
   """See `_export.Answer`."""
   names = [output.name for output in session.get_outputs()]
+  narrow = session.get_modelmeta().custom_metadata_map.get(_onnx_bfloat16.OUTPUTS, "").split()
   found = []
   for run in runs:
-    call = functools.partial(session.run, names, {name: np.asarray(x) for name, x in run.inputs.items()})
+    call = functools.partial(session.run, names, {name: _onnx_bfloat16.as_held(np.asarray(x)) for name, x in run.inputs.items()})
     answer: dict[str, Any] = {"outputs": {}, "error": "", "seconds": None}
     try:
-      answer["outputs"] = dict(zip(names, map(np.asarray, call()), strict=True))
+      results = dict(zip(names, map(np.asarray, call()), strict=True))
+      answer["outputs"] = {name: _onnx_bfloat16.from_held(y) if name in narrow else y for name, y in results.items()}
       if run.timed:
         answer["seconds"] = _verify_child.median_seconds(call)
     except Exception as error:

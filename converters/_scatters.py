@@ -1,0 +1,77 @@
+"""Scatters for kernels that fail at a row outside, or write past the tensor: such a row goes to one row more, which is cut off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Rows:
+  """A scatter into f32[*sizes, *inner] as one into f32[places + 1, *inner], with places = prod(sizes).
+
+  Attributes:
+    shape: i32[r], of the tensor that is written to.
+    places: i32[], how many rows it has.
+    inner: i32[r - depth], the sizes of a row.
+    numbers: i32[n], the row of each update; `places` of those outside.
+    updates: f32[n, *inner].
+  """
+
+  shape: tf.Tensor
+  places: tf.Tensor
+  inner: tf.Tensor
+  numbers: tf.Tensor
+  updates: tf.Tensor
+
+  @classmethod
+  def of(cls, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> Rows:
+    """Of index vectors i32[*batch, depth] and f32[*batch, *inner]."""
+    depth = indices.shape[-1]
+    shape, indices = tf.cast(shape, tf.int32), tf.cast(indices, tf.int32)
+    sizes, inner = shape[:depth], shape[depth:]
+    places = tf.reduce_prod(sizes)
+    inside = tf.reduce_all((indices >= tf.constant(0)) & (indices < sizes), -1)
+    numbers = tf.reshape(tf.where(inside, tf.reduce_sum(indices * _steps(shape, depth), -1), places), [-1])
+    return cls(shape, places, inner, numbers, tf.reshape(updates, tf.concat([[-1], inner], 0)))
+
+  @property
+  def vectors(self) -> tf.Tensor:
+    """i32[n, 1], as scatters want indices."""
+    return self.numbers[:, None]
+
+  @property
+  def extended_shape(self) -> tf.Tensor:
+    """i32[1 + r - depth], with the row more."""
+    return tf.concat([[self.places + 1], self.inner], 0)
+
+  def of_tensor(self, x: tf.Tensor) -> tf.Tensor:
+    """x f32[*shape] as f32[places, *inner]."""
+    return tf.reshape(x, tf.concat([[self.places], self.inner], 0))
+
+  def extended(self, x: tf.Tensor) -> tf.Tensor:
+    """The same with the row more, which hangs on the updates, so that it is no constant."""
+    spare = self.updates[:1] + tf.cast(tf.reduce_max(self.numbers), x.dtype)
+    return tf.concat([self.of_tensor(x), spare], 0)
+
+  def cut(self, found: tf.Tensor) -> tf.Tensor:
+    """f32[places + 1, *inner] -> f32[*shape]."""
+    return tf.reshape(found[: self.places], self.shape)
+
+
+def drops(op: tf.Operation, indices: tf.Tensor) -> bool:
+  """Whether a scatter may meet a row outside, and shall drop it."""
+  if op.get_attr("bad_indices_policy") != b"IGNORE":
+    return False
+  known, sizes = tf.get_static_value(indices), op.outputs[0].shape[: indices.shape[-1]]
+  return known is None or not sizes.is_fully_defined() or not bool(np.all((known >= 0) & (known < np.array(sizes))))
+
+
+def _steps(shape: tf.Tensor, depth: int) -> tf.Tensor:
+  """i32[depth]: how many rows one step of each index goes."""
+  found = [tf.constant(1)]
+  for i in reversed(range(1, depth)):
+    found.insert(0, found[0] * shape[i])
+  return tf.stack(found)
