@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from jax2tf.converters import _verify_child, _verify_plan
+from jax2tf.converters import _precision, _verify_child, _verify_plan
 from jax2tf.converters._verify_report import Latency, Row
 
 # |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for float32). TensorFlow's kernels and XLA
 # add in other orders and round other products, so a sum of n terms is off by about sqrt(n) units, and layers add up; the
-# narrow dtypes are summed in float32 and rounded a few times only. Where terms cancel, the error is that of the terms: hence atol,
-# which is that of outputs about 1 and grows with their median size.
+# narrow dtypes are summed in float32 and rounded a few times only; the dtype is that of `_precision`. Where terms cancel, the error is that
+# of the terms: hence atol, which is that of outputs about 1 and grows with their median size.
 _RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by bytes
 _ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
 
@@ -27,10 +27,24 @@ PATIENCE = 900
 Answers = Sequence[Mapping[str, Any]]  # of the child: {"outputs": {name: array}, "error": str, "seconds": float or None}
 
 
-def reference_answers(
-  runs: Sequence[_verify_plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm
-) -> Iterator[tuple[dict[str, np.ndarray], float | None]]:
-  """The outputs of the reference, and the median seconds of a timed call."""
+@dataclass(frozen=True)
+class Expected:
+  """What the reference answers to one run.
+
+  Attributes:
+    outputs: its arrays.
+    precisions: {output: the dtype that says how near another's can be}, where it is not that of the array.
+    seconds: the median of a timed call.
+  """
+
+  outputs: Mapping[str, np.ndarray]
+  precisions: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+  seconds: float | None = None
+
+
+def reference_answers(runs: Sequence[_verify_plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm) -> Iterator[Expected]:
+  """What the reference answers to each run."""
+  precisions: dict[str, Mapping[str, np.dtype[Any]]] = {}  # by signature: they are the same at all sizes
   on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, lead)
   for run in runs:
     subject = run.subject
@@ -45,34 +59,39 @@ def reference_answers(
     except Exception as error:
       error.add_note(f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} inputs")
       raise
-    yield outputs, _verify_child.median_seconds(call) if run.timed else None
+    if subject.name not in precisions:
+      precisions[subject.name] = _precisions(subject, arguments, run.inputs) if subject.only_jax else {}
+    yield Expected(outputs, precisions[subject.name], _verify_child.median_seconds(call) if run.timed else None)
     progress.update()
 
 
+def _precisions(subject: _verify_plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, np.dtype[Any]]:
+  try:
+    dtypes = _precision.of_results(subject.reference, *arguments)
+  except jax.errors.JAXTypeError:  # written in NumPy, say
+    return {}
+  named = subject.named(jax.tree.map(lambda dtype: np.zeros((), dtype), dtypes), inputs)
+  return {name: array.dtype for name, array in named.items()}
+
+
 def rows(
-  runs: Sequence[_verify_plan.Run],
-  found: Answers,
-  expected: Sequence[tuple[dict[str, np.ndarray], float | None]],
-  rtol: float | None,
-  atol: float | None,
+  runs: Sequence[_verify_plan.Run], found: Answers, expected: Sequence[Expected], rtol: float | None, atol: float | None
 ) -> Iterator[Row]:
   """One for each output at each assignment of sizes and kind of inputs, in the order of the runs."""
   joined: dict[tuple[Any, ...], Row] = {}
-  for run, answer, (outputs, _) in zip(runs, found, expected, strict=True):
-    for output, difference in _differences(answer, outputs, rtol, atol):
+  for run, answer, right in zip(runs, found, expected, strict=True):
+    for output, difference in _differences(answer, right, rtol, atol):
       key = (run.subject.name, *run.sizes.items(), run.values, output)
       joined[key] = difference.joined(joined.get(key) or Row(run.subject.name, output, run.sizes, run.values))
   yield from joined.values()
 
 
-def latencies(
-  runs: Sequence[_verify_plan.Run], found: Answers, expected: Sequence[tuple[dict[str, np.ndarray], float | None]]
-) -> tuple[Latency, ...]:
+def latencies(runs: Sequence[_verify_plan.Run], found: Answers, expected: Sequence[Expected]) -> tuple[Latency, ...]:
   """Of the runs that were timed on both sides."""
   return tuple(
-    Latency(run.subject.name, run.sizes, answer["seconds"], seconds)
-    for run, answer, (_, seconds) in zip(runs, found, expected, strict=True)
-    if seconds is not None and answer["seconds"] is not None
+    Latency(run.subject.name, run.sizes, answer["seconds"], right.seconds)
+    for run, answer, right in zip(runs, found, expected, strict=True)
+    if right.seconds is not None and answer["seconds"] is not None
   )
 
 
@@ -96,10 +115,8 @@ class _Difference:
     return replace(row, dtype=row.dtype or self.dtype, samples=row.samples + 1, problem=row.problem or self.problem, **figures)
 
 
-def _differences(
-  answer: Mapping[str, Any], expected: Mapping[str, np.ndarray], rtol: float | None, atol: float | None
-) -> Iterator[tuple[str, _Difference]]:
-  found = answer["outputs"]
+def _differences(answer: Mapping[str, Any], right: Expected, rtol: float | None, atol: float | None) -> Iterator[tuple[str, _Difference]]:
+  found, expected = answer["outputs"], right.outputs
   for name in dict.fromkeys([*expected, *found]):
     if answer["error"]:
       yield name, _Difference("", f"the model fails: {answer['error']}")
@@ -108,15 +125,17 @@ def _differences(
     elif name not in expected:
       yield name, _Difference("", f"the reference has no output {name!r}; it has: {', '.join(expected)}")
     else:
-      yield name, _difference(_verify_plan.as_numpy(found[name]), expected[name], rtol, atol)
+      yield name, _difference(_verify_plan.as_numpy(found[name]), expected[name], right.precisions.get(name), rtol, atol)
 
 
-def problem(found: np.ndarray, expected: np.ndarray) -> str:
-  """What is wrong with one array, within the tolerances of its dtype; empty if nothing is."""
-  return _difference(found, expected, None, None).problem
+def problem(found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None = None) -> str:
+  """What is wrong with one array, within the tolerances of its precision; empty if nothing is."""
+  return _difference(found, expected, precision, None, None).problem
 
 
-def _difference(found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None) -> _Difference:
+def _difference(
+  found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None, rtol: float | None, atol: float | None
+) -> _Difference:
   """The model's array against the reference's."""
   dtype = _dtype_name(expected)
   if found.dtype != expected.dtype:
@@ -124,7 +143,7 @@ def _difference(found: np.ndarray, expected: np.ndarray, rtol: float | None, ato
   if found.shape != expected.shape:
     return _Difference(dtype, f"the model's shape is {found.shape}, the reference's {expected.shape}")
   if jnp.issubdtype(expected.dtype, np.inexact):
-    return _inexact_difference(found, expected, rtol, atol)
+    return _inexact_difference(found, expected, precision or expected.dtype, rtol, atol)
   wrong = np.asarray(found != expected)
   if dtype in ("string", "bool"):
     return _Difference(dtype, _places(wrong, found, expected))
@@ -132,16 +151,18 @@ def _difference(found: np.ndarray, expected: np.ndarray, rtol: float | None, ato
   return _Difference(dtype, _places(wrong, found, expected), float(largest))
 
 
-def _inexact_difference(found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None) -> _Difference:
+def _inexact_difference(
+  found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any], rtol: float | None, atol: float | None
+) -> _Difference:
   """Floating point and complex arrays; NaN agrees with NaN, and an infinity with the same infinity."""
-  info = jnp.finfo(expected.dtype)
+  info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
   x, y = _parts(found), _parts(expected)
   size = np.abs(y).max(-1, keepdims=True)  # of a complex number, the larger of its parts, which share their error
   ordinary = np.where(np.isfinite(size), size, 0)
-  rtol = _RTOL_UNITS[info.bits // 8] * float(info.eps) if rtol is None else rtol
+  rtol = _RTOL_UNITS[allowed.bits // 8] * float(allowed.eps) if rtol is None else rtol
   if atol is None:
     finite = size[np.isfinite(size)]
-    atol = _ATOL_UNITS[info.bits // 8] * float(info.eps) * max(1.0, float(np.median(finite)) if finite.size else 0.0)
+    atol = _ATOL_UNITS[allowed.bits // 8] * float(allowed.eps) * max(1.0, float(np.median(finite)) if finite.size else 0.0)
   with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
     difference = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.abs(x - y))
     difference = np.where(np.isnan(difference), np.inf, difference)

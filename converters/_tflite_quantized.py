@@ -112,8 +112,8 @@ def compared(
     expected = list(_compare.reference_answers(runs, (), progress))
   found = _tflite_runtime.answers(file, runs)
   cosines: dict[tuple[Any, ...], list[float]] = {}
-  for run, answer, (outputs, _) in zip(runs, found, expected, strict=True):
-    for name, y in outputs.items():
+  for run, answer, right in zip(runs, found, expected, strict=True):
+    for name, y in right.outputs.items():
       if name in answer["outputs"] and answer["outputs"][name].shape == y.shape:
         cosines.setdefault((run.subject.name, *run.sizes.items(), run.values, name), []).append(cosine(answer["outputs"][name], y))
   rows = []

@@ -146,7 +146,7 @@ class Training:
     with tqdm.tqdm(total=1, desc="compare training", leave=False, disable=None) as progress:
       found = _tflite_runtime.answers(file, runs)
       progress.update()
-    rows = tuple(_compare.rows(runs, found, [(outputs, None) for outputs in expected], rtol, atol))
+    rows = tuple(_compare.rows(runs, found, [_compare.Expected(outputs) for outputs in expected], rtol, atol))
     report = Report(f"training in {RUNTIME}", rows, (), {}, {"jax": jax.__version__, **versions})
     if wrong := [row for row in rows if row.problem]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])

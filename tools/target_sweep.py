@@ -151,7 +151,7 @@ def _exported(
   """(status, ops, detail). A program's own inputs are the ones that the exporter does not see; a primitive's are those it is meant for."""
   import importlib  # noqa: PLC0415
 
-  from jax2tf.converters import _compare, _export, saved_model  # noqa: PLC0415
+  from jax2tf.converters import _compare, _export, _precision, saved_model  # noqa: PLC0415
 
   names = [f"x{i}" for i in range(len(arrays))]
   inputs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(names, arrays, strict=True)}
@@ -173,8 +173,9 @@ def _exported(
   except Exception as error:
     return "fails", (), f"run: {type(error).__name__}: {error}"[:600]
   outputs = model.records["serving_default"].outputs
-  for name, y in zip(outputs, expected, strict=True):
-    if problem := _compare.problem(np.asarray(found[name]), y):
+  precisions = jax.tree.leaves(_precision.of_results(fun, *arrays))
+  for name, y, precision in zip(outputs, expected, precisions, strict=True):
+    if problem := _compare.problem(np.asarray(found[name]), y, precision):
       return ("noted" if noted else "silent"), (), f"{name}: {problem}"[:600]
   return ("noted" if noted else "equal"), (), ""
 

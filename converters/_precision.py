@@ -1,0 +1,73 @@
+"""The precision of each result: that of its dtype, or of a coarser one that JAX rounds to on the way.
+
+Of `(x.astype(bfloat16) * y).astype(float32)` eight bits are right, whoever computes it: XLA leaves out roundings within a fusion
+(its option xla_allow_excess_precision), and a float32 that is off by its last bit may round to the next bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+Dtype = np.dtype[Any]
+
+
+def of_results(fun: Callable[..., Any], *args: Any) -> Any:
+  """The results of `fun(*args)` with a dtype in place of each array: the coarsest floating point dtype on the way to it, or its own.
+
+  Raises:
+    JAXTypeError: `fun` is no function that JAX can trace.
+  """
+  closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+  found = _coarsest_of_each(closed.jaxpr, [None] * len(closed.jaxpr.invars))
+  leaves, tree = jax.tree.flatten(shapes)
+  return jax.tree.unflatten(tree, [leaf.dtype if dtype is None else dtype for leaf, dtype in zip(leaves, found, strict=True)])
+
+
+def _coarsest_of_each(jaxpr: Jaxpr, operands: Sequence[Dtype | None]) -> list[Dtype | None]:
+  """Of each result, where these are the coarsest on the way to each operand."""
+  known: dict[Any, Dtype | None] = dict(zip(jaxpr.invars, operands, strict=True))
+
+  def of(atom: Any) -> Dtype | None:
+    return None if hasattr(atom, "val") else known.get(atom)  # a literal has its value
+
+  for eqn in jaxpr.eqns:
+    inner = list(_jaxprs(eqn.params.values()))
+    if eqn.primitive.name in ("jit", "pjit"):
+      results = _coarsest_of_each(inner[0], [of(x) for x in eqn.invars])
+    else:  # any operand may reach any result, through anything inside
+      reached = _coarsest([*(of(x) for x in eqn.invars), *(dtype for one in inner for dtype in _made(one))])
+      results = [reached] * len(eqn.outvars)
+    known.update((x, _coarsest([_float(x.aval), result])) for x, result in zip(eqn.outvars, results, strict=True))
+  return [of(x) for x in jaxpr.outvars]
+
+
+def _made(jaxpr: Jaxpr) -> Iterator[Dtype | None]:
+  for eqn in jaxpr.eqns:
+    yield from (_float(x.aval) for x in eqn.outvars)
+    for inner in _jaxprs(eqn.params.values()):
+      yield from _made(inner)
+
+
+def _jaxprs(values: Iterable[Any]) -> Iterator[Jaxpr]:
+  for value in values:
+    if isinstance(value, (Jaxpr, ClosedJaxpr)):
+      yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
+    elif isinstance(value, (list, tuple)):
+      yield from _jaxprs(value)
+    elif isinstance(value, Mapping):
+      yield from _jaxprs(value.values())
+
+
+def _float(aval: Any) -> Dtype | None:
+  dtype = getattr(aval, "dtype", None)
+  return dtype if dtype is not None and jnp.issubdtype(dtype, np.inexact) else None
+
+
+def _coarsest(dtypes: Iterable[Dtype | None]) -> Dtype | None:
+  return max((dtype for dtype in dtypes if dtype is not None), key=lambda dtype: float(jnp.finfo(dtype).eps), default=None)
