@@ -95,7 +95,7 @@ def save_model(
     sizes: of symbolic dimensions, at which to compare.
     samples: random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)} instead of random ones.
-    rtol, atol: |onnx - jax| <= atol + rtol * |jax|; what the coarsest float dtype on the way allows if not given.
+    rtol, atol: |onnx - jax| <= atol + rtol * |jax|; what the coarsest dtype on the way allows if not given.
 
   Returns:
     the file, the report of the comparison and the size, that of the file beside too.

@@ -105,8 +105,8 @@ def save_model(
     sizes: of symbolic dimensions, at which to compare.
     samples: random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)} instead of random ones.
-    rtol, atol: |tfjs - jax| <= atol + rtol * |jax|, of the model as it is written; what the coarsest float dtype on the way allows if not given, and with
-      quantization 0.1 for uint8, 1e-3 for uint16, 1e-2 for float16.
+    rtol, atol: |tfjs - jax| <= atol + rtol * |jax|, of the model as it is written; what the coarsest dtype on the way allows if not
+      given, and with quantization 0.1 for uint8, 1e-3 for uint16, 1e-2 for float16.
 
   Returns:
     the folder, the report of the comparison and the size.
