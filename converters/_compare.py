@@ -125,16 +125,16 @@ def _differences(answer: Mapping[str, Any], right: Expected, rtol: float | None,
     elif name not in expected:
       yield name, _Difference("", f"the reference has no output {name!r}; it has: {', '.join(expected)}")
     else:
-      yield name, _difference(_verify_plan.as_numpy(found[name]), expected[name], right.precisions.get(name), rtol, atol)
+      yield name, _difference(_verify_plan.as_numpy(found[name]), expected[name], rtol, atol, right.precisions.get(name))
 
 
 def problem(found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None = None) -> str:
   """What is wrong with one array, within the tolerances of its precision; empty if nothing is."""
-  return _difference(found, expected, precision, None, None).problem
+  return _difference(found, expected, None, None, precision).problem
 
 
 def _difference(
-  found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None, rtol: float | None, atol: float | None
+  found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any] | None = None
 ) -> _Difference:
   """The model's array against the reference's."""
   dtype = _dtype_name(expected)
@@ -143,7 +143,7 @@ def _difference(
   if found.shape != expected.shape:
     return _Difference(dtype, f"the model's shape is {found.shape}, the reference's {expected.shape}")
   if jnp.issubdtype(expected.dtype, np.inexact):
-    return _inexact_difference(found, expected, precision or expected.dtype, rtol, atol)
+    return _inexact_difference(found, expected, rtol, atol, precision or expected.dtype)
   wrong = np.asarray(found != expected)
   if dtype in ("string", "bool"):
     return _Difference(dtype, _places(wrong, found, expected))
@@ -152,7 +152,7 @@ def _difference(
 
 
 def _inexact_difference(
-  found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any], rtol: float | None, atol: float | None
+  found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any]
 ) -> _Difference:
   """Floating point and complex arrays; NaN agrees with NaN, and an infinity with the same infinity."""
   info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
