@@ -30,7 +30,8 @@ from absl import app, flags
 
 from jax2tf.tools import target_report
 
-_TARGETS = flags.DEFINE_list("targets", ["onnx", "tflite", "tfjs"], "Of onnx, tflite, tfjs.")
+_ALL = ["onnx", "tflite", "tfjs"]
+_TARGETS = flags.DEFINE_list("targets", _ALL, "Of onnx, tflite, tfjs; the report has what is known of the others.")
 _PROGRAMS = flags.DEFINE_integer("programs", 300, "How many random programs.", lower_bound=0)
 _CASES = flags.DEFINE_integer("cases", 4, "Cases of each primitive, of different dtypes.", lower_bound=0)
 _STEPS = flags.DEFINE_integer("steps", 4, "Functions in a program, at most.", lower_bound=1)
@@ -237,7 +238,7 @@ def main(_: list[str]) -> None:
           appended.write(line)
         report.update()
   rows = {(row["subject"], row["target"]): row for row in map(json.loads, file.read_text().splitlines())}
-  found = [rows[subject, target] for target in _TARGETS.value for subject in chosen if (subject, target) in rows]
+  found = [rows[subject, target] for target in _ALL for subject in chosen if (subject, target) in rows]
   target_report.write(found)
   for row in found:
     if row["status"] in ("silent", "fails"):
