@@ -20,6 +20,8 @@ _SAME = ("Identity", "IdentityN", "PreventGradient", "StopGradient", "Snapshot")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "BatchFunction")
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
+# What the replay of a graph takes itself.
+REPLAYED = frozenset((*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp"))
 
 
 def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType] | None = None) -> Any:

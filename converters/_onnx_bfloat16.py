@@ -51,7 +51,7 @@ class _Table(Mapping[str, Replacement]):
   """A replacement for every op but calls, loops, branches and identities."""
 
   def __contains__(self, op_type: object) -> bool:
-    return op_type == "ReadVariableOp" or op_type not in _tfjs_names.LEFT
+    return op_type == "ReadVariableOp" or op_type not in _concrete.REPLAYED
 
   def __getitem__(self, op_type: str) -> Replacement:
     return _SPECIAL.get(op_type, _computed)

@@ -6,13 +6,13 @@ Of `(x.astype(bfloat16) * y).astype(float32)` eight bits are right, whoever comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 Dtype = np.dtype[Any]
 
@@ -34,10 +34,10 @@ def _coarsest_of_each(jaxpr: Jaxpr, operands: Sequence[Dtype | None]) -> list[Dt
   known: dict[Any, Dtype | None] = dict(zip(jaxpr.invars, operands, strict=True))
 
   def of(atom: Any) -> Dtype | None:
-    return None if hasattr(atom, "val") else known.get(atom)  # a literal has its value
+    return None if isinstance(atom, Literal) else known.get(atom)
 
   for eqn in jaxpr.eqns:
-    inner = list(_jaxprs(eqn.params.values()))
+    inner = list(jaxprs_in_params(eqn.params))
     if eqn.primitive.name in ("jit", "pjit"):
       results = _coarsest_of_each(inner[0], [of(x) for x in eqn.invars])
     else:  # any operand may reach any result, through anything inside
@@ -50,18 +50,8 @@ def _coarsest_of_each(jaxpr: Jaxpr, operands: Sequence[Dtype | None]) -> list[Dt
 def _made(jaxpr: Jaxpr) -> Iterator[Dtype | None]:
   for eqn in jaxpr.eqns:
     yield from (_float(x.aval) for x in eqn.outvars)
-    for inner in _jaxprs(eqn.params.values()):
+    for inner in jaxprs_in_params(eqn.params):
       yield from _made(inner)
-
-
-def _jaxprs(values: Iterable[Any]) -> Iterator[Jaxpr]:
-  for value in values:
-    if isinstance(value, (Jaxpr, ClosedJaxpr)):
-      yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
-    elif isinstance(value, (list, tuple)):
-      yield from _jaxprs(value)
-    elif isinstance(value, Mapping):
-      yield from _jaxprs(value.values())
 
 
 def _float(aval: Any) -> Dtype | None:

@@ -61,6 +61,14 @@ class Rows:
     return tf.reshape(found[: self.places], self.shape)
 
 
+def summed(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+  """ScatterNd, or what the op would add to zeros."""
+  if not drops(op, indices):
+    return tf.scatter_nd(indices, updates, shape)
+  rows = Rows.of(indices, updates, shape)
+  return rows.cut(tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape))
+
+
 def drops(op: tf.Operation, indices: tf.Tensor) -> bool:
   """Whether a scatter may meet a row outside, and shall drop it."""
   if op.get_attr("bad_indices_policy") != b"IGNORE":

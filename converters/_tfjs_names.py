@@ -33,8 +33,3 @@ SUPPORTED = (
   Mul Neg NotEqual Pow Range ScatterNd Sign Square Sub Sum TopKV2
 """)
 )
-# What the replay of a graph takes itself.
-LEFT = CONTROL | _names("""
-  Identity IdentityN PreventGradient StopGradient Snapshot PartitionedCall StatefulPartitionedCall Case StatelessCase
-  ReadVariableOp
-""")

@@ -18,8 +18,8 @@ from jax2tf.converters import _tfjs_dtypes as ints
 from jax2tf.converters import _tfjs_floats as floats
 from jax2tf.converters import _tfjs_lists as lists
 from jax2tf.converters._concrete import Replacement, is_zeros
-from jax2tf.converters._scatters import Rows, drops
-from jax2tf.converters._tfjs_names import LEFT, MOVES, RUNS, SUPPORTED
+from jax2tf.converters._scatters import Rows, summed
+from jax2tf.converters._tfjs_names import MOVES, RUNS, SUPPORTED
 
 REFUSED = "_jax2tf_refused"  # the attribute of a node that stands for an op that TF.js cannot take: the type of the op, and why
 
@@ -28,7 +28,7 @@ class Table(Mapping[str, Replacement]):
   """A replacement for every type of op but calls, loops, branches and identities."""
 
   def __contains__(self, op_type: object) -> bool:
-    return op_type not in LEFT
+    return op_type not in _concrete.REPLAYED
 
   def __getitem__(self, op_type: str) -> Replacement:
     if op_type in _REPLACED:
@@ -283,11 +283,7 @@ def _scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacemen
   """What is scattered together first, then combined with the tensor, if that is more than zeros."""
 
   def function(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-    if drops(op, indices):
-      rows = Rows.of(indices, updates, tf.shape(x))
-      scattered = rows.cut(tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape))
-    else:
-      scattered = tf.scatter_nd(indices, updates, tf.shape(x))
+    scattered = summed(op, indices, updates, tf.shape(x))
     result = scattered if combine is tf.add and is_zeros(op.inputs[0]) else combine(x, scattered)
     return ints.wrapped(result, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else result
 
@@ -302,10 +298,7 @@ def _scattered_rows(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates:
 
 
 def _summed_rows(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-  if not drops(op, indices):
-    return _modular(op, indices, updates, shape)
-  rows = Rows.of(indices, updates, shape)
-  found = rows.cut(tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape))
+  found = summed(op, indices, updates, shape)
   return ints.wrapped(found, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else found
 
 
