@@ -24,7 +24,7 @@ import tensorflow as tf
 from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc
 
 from jax2tf.converters import saved_model
-from jax2tf.tools import load
+from jax2tf.tools import clients
 
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "serve_ray.py"
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -67,13 +67,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[load.Server]:
-  with load.serving(folder, "--replicas=2", f"--max_request_mb={MAX_BYTES >> 20}", script=SCRIPT) as running:
+def server(folder: Path) -> Iterator[clients.Server]:
+  with clients.serving(folder, "--replicas=2", f"--max_request_mb={MAX_BYTES >> 20}", script=SCRIPT) as running:
     yield running
 
 
 @pytest.fixture(scope="module")
-def channel(server: load.Server) -> Iterator[grpc.Channel]:
+def channel(server: clients.Server) -> Iterator[grpc.Channel]:
   with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as opened:
     yield opened
 
@@ -84,7 +84,7 @@ def stub(channel: grpc.Channel) -> prediction_service_pb2_grpc.PredictionService
 
 
 @pytest.fixture
-def curl(server: load.Server) -> Callable[..., tuple[int, Any]]:
+def curl(server: clients.Server) -> Callable[..., tuple[int, Any]]:
   def call(path: str, body: str | None = None) -> tuple[int, Any]:
     command = ["curl", "-s", "-w", "\n%{http_code}", f"http://127.0.0.1:{server.http_port}{path}"]
     command += [] if body is None else ["--data-binary", "@-"]
@@ -235,7 +235,7 @@ def test_rest_gives_the_values_of_jax(curl: Any) -> None:
 
 
 @needs_curl
-def test_status_metadata_and_health_by_rest(curl: Any, server: load.Server) -> None:
+def test_status_metadata_and_health_by_rest(curl: Any, server: clients.Server) -> None:
   available = {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
   assert curl("/v1/models/encoder") == curl("/v1/models/encoder/versions/1") == (200, {"model_version_status": [available]})
   code, found = curl("/v1/models/encoder/metadata")
@@ -279,7 +279,7 @@ def test_what_rest_refuses(curl: Any, fault: str) -> None:
   assert words in answer["error"]
 
 
-def test_jax_is_in_no_process_of_the_server(server: load.Server, stub: Any) -> None:
+def test_jax_is_in_no_process_of_the_server(server: clients.Server, stub: Any) -> None:
   stub.Predict(_request(_inputs(1, 1)), timeout=30)
   assert len(server.replicas) == 2
 
@@ -291,12 +291,12 @@ def test_jax_is_in_no_process_of_the_server(server: load.Server, stub: Any) -> N
   assert not [title for pid, title in server.processes.items() if "jaxlib" in maps(pid)]
 
 
-def test_many_requests_at_once_of_mixed_sizes(server: load.Server) -> None:
+def test_many_requests_at_once_of_mixed_sizes(server: clients.Server) -> None:
   questions = []
   for b, s in [(1, 2), (2, 2), (5, 2), (3, 7), (40, 2), (64, 7)]:
     inputs = _inputs(b, s)
-    questions.append(load.Question(_request(inputs), "y", np.asarray(encode(_params(0), **inputs)["y"])))
-  tally = asyncio.run(load.load(server.grpc_port, questions, concurrency=50, seconds=3.0))
+    questions.append(clients.Question(_request(inputs), "y", np.asarray(encode(_params(0), **inputs)["y"])))
+  tally = asyncio.run(clients.load(server.grpc_port, questions, concurrency=50, seconds=3.0))
   assert len(tally.milliseconds) > 50
   assert (tally.wrong, tally.errors, tally.retries) == (0, [], 0)
 

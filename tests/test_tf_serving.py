@@ -11,15 +11,15 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
-from jax2tf.tools import load
+from jax2tf.tools import clients
 
 SERVER = shutil.which("tensorflow_model_server")
 
 
 @pytest.mark.skipif(SERVER is None, reason="tensorflow_model_server is not on PATH; docs/serving.md says how to get it")
 def test_tf_serving_gives_the_values_of_jax(tmp_path: Path) -> None:
-  questions = load.save_mlp(tmp_path / "mlp", max_rows=8)
-  [port] = load.free_ports(1)
+  questions = clients.save_mlp(tmp_path / "mlp", max_rows=8)
+  [port] = clients.free_ports(1)
   command = [str(SERVER), f"--port={port}", "--rest_api_port=0", "--model_name=mlp", f"--model_base_path={tmp_path / 'mlp'}"]
   with (
     subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,

@@ -10,7 +10,6 @@ on where the last one stopped.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import json
 import math
@@ -18,33 +17,25 @@ import multiprocessing
 import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import jax
-import numpy as np
-import tensorflow as tf
 import tqdm
 from absl import app, flags
 
-from jax2tf.converters import _compare, _export, _signature, _tfjs_page, _tfjs_runtime, _verify_plan, saved_model, verify
-from jax2tf.tools import measure
+from jax2tf.converters import _export, verify
+from jax2tf.tools import measure, runtimes
 
 _MODELS = flags.DEFINE_string("models", "", "Only models whose name matches this regular expression; the others keep their rows.")
 _TARGETS = flags.DEFINE_list("targets", [], "Only these targets; the others keep their rows.")
 _AGAIN = flags.DEFINE_enum("again", "none", ["none", "missed", "all"], "Which rows to make anew of those that are there already.")
 _SECONDS = flags.DEFINE_integer("seconds", 300, "The time limit of one model on one target.", lower_bound=1)
-
-_ROWS = pathlib.Path("build/model-table")
-_REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -70,196 +61,19 @@ class Row:
   seconds: float = 0.0
 
 
-# ------------------------------------------------------------------------------------------ targets
-
-
-class Case:
-  """A model of the zoo, built and exported only once for all targets that read the same files.
-
-  Attributes:
-    entry: of the zoo.
-    folder: where its files are.
-  """
-
-  def __init__(self, name: str, folder: pathlib.Path):
-    self.entry = importlib.import_module("tests.models").load(name)
-    self.folder = folder
-
-  @functools.cached_property
-  def built(self) -> tuple[Callable[..., Any], Any]:
-    return self.entry.build()
-
-  @functools.cached_property
-  def model(self) -> saved_model.Model:
-    fun, params = self.built
-    model = saved_model.Model(params, polymorphic_constraints=self.entry.constraints)
-    return model.add(fun, inputs=self.entry.inputs, outputs=self.entry.outputs)
-
-  @functools.cached_property
-  def directory(self) -> pathlib.Path:
-    return self.model.save(self.folder / "saved_model")
-
-  @functools.cached_property
-  def source(self) -> _export.Source:
-    return _export.Source.of(self.model)
-
-  @property
-  def signature(self) -> _export.Signature:
-    (signature,) = self.source.signatures.values()
-    return signature
-
-  @property
-  def comparison(self) -> dict[str, Any]:
-    return {"sizes": self.entry.sizes, "rtol": self.entry.rtol, "atol": self.entry.atol}
-
-  @functools.cached_property
-  def tfjs(self) -> _export.Exported:
-    return self.exported("tfjs", backends=["wasm"])
-
-  def exported(self, target: str, **options: Any) -> _export.Exported:
-    """By the exporter of that name."""
-    exporter = importlib.import_module(f"jax2tf.converters.{target}")
-    return exporter.save_model(self.model, self.folder / f"model.{target}", examples=self.entry.examples, **self.comparison, **options)
-
-  def compared(self, answer: _export.Answer, target: str, runtime: str, path: pathlib.Path) -> _export.Exported:
-    """A file that no exporter compares."""
-    report = self.source.compared(answer, target, runtime, versions={}, examples=self.entry.examples, **self.comparison)
-    return _export.Exported.at(path, report)
-
-
-def _saved_model(case: Case) -> _export.Exported:
-  """In TensorFlow, in a process without JAX."""
-  fun, params = case.built
-  report = verify.verify(case.directory, fun, params=params, inputs=case.entry.examples, **case.comparison)
-  report.raise_for_mismatch()
-  return _export.Exported.at(case.directory, report)
-
-
-def _c_loader(case: Case) -> _export.Exported:
-  """In tests/c/run_saved_model.c, which loads a SavedModel as TF Serving does."""
-  program = _compiled(_ROWS.resolve() / f"run_saved_model-{tf.__version__}")
-
-  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
-    with tempfile.TemporaryDirectory() as place:
-      folders = [(pathlib.Path(place, f"in_{i}"), pathlib.Path(place, f"out_{i}")) for i in range(len(runs))]
-      for run, pair in zip(runs, folders, strict=True):
-        for folder in pair:
-          folder.mkdir()
-        for name, array in run.inputs.items():
-          np.save(pair[0] / f"{name}.npy", array)
-      command = [program, case.directory, case.signature.name, *(folder for pair in folders for folder in pair)]
-      done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-      if done.returncode:
-        raise RuntimeError(done.stderr.strip() or f"the program ended with {done.returncode}")
-      return [{"outputs": {file.stem: np.load(file) for file in to.iterdir()}, "error": "", "seconds": None} for _, to in folders]
-
-  return case.compared(answer, "c", "TensorFlow's C API", case.directory)
-
-
-def _compiled(program: pathlib.Path) -> pathlib.Path:
-  """The program, linked with the libraries in TensorFlow's wheel."""
-  wheel = tf.sysconfig.get_lib()
-  libraries = [f"-L{wheel}", "-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2", f"-Wl,-rpath,{wheel}"]
-  if not program.exists():
-    source = _REPOSITORY / "tests" / "c" / "run_saved_model.c"
-    linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []  # GNU's own takes six times as long for so many symbols
-    command = ["cc", "-std=c11", "-O2", "-isystem", tf.sysconfig.get_include(), str(source), "-o", str(program), *linker, *libraries]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-  return program
-
-
-def _openvino(case: Case) -> _export.Exported:
-  """OpenVINO on the SavedModel as it is."""
-  import openvino  # noqa: PLC0415  (not an extra of ours)
-
-  core = openvino.Core()
-  try:
-    # Its default on this kind of processor is bfloat16.
-    compiled = core.compile_model(core.read_model(str(case.directory)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-  except RuntimeError as error:
-    if lacking := re.search(r"(?:No conversion rule found for operations|Conversion is failed for): (.*)", str(error)):
-      said = re.search(r"OpenVINO TensorFlow Frontend does not .*", str(error))
-      ops = dict.fromkeys(lacking[1].split(", "), said[0] if said else "no conversion rule")
-      raise case.signature.refuse("openvino", f"OpenVINO {openvino.__version__.split('-')[0]}", ops) from None
-    raise
-
-  def outputs(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: np.array(array) for key, array in compiled(dict(inputs)).items() for name in key.get_names()}
-
-  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
-    return [_answer(functools.partial(outputs, run.inputs), case.signature.record.outputs, run.timed) for run in runs]
-
-  return case.compared(answer, "openvino", "OpenVINO", case.directory)
-
-
-def _answer(call: Callable[[], Mapping[str, np.ndarray]], names: Mapping[str, Any], timed: bool) -> dict[str, Any]:
-  """As `_export.Answer` has it."""
-  try:
-    found = call()
-  except Exception as error:
-    return {"outputs": {}, "error": " ".join(f"{type(error).__name__}: {error}".split())[:600], "seconds": None}
-  seconds = measure.milliseconds({"call": call}, 0.5)["call"] / 1e3 if timed else None
-  return {"outputs": {name: array for name, array in found.items() if name in names}, "error": "", "seconds": seconds}
-
-
-def _chromium(case: Case) -> _export.Exported:
-  """The page that the exporter to TF.js writes, in headless Chromium."""
-  from playwright import sync_api  # noqa: PLC0415  (an extra)
-
-  exported, specs = case.tfjs, _signature.tensor_specs(case.signature.record.outputs)
-  html = _tfjs_page.write(exported.path, _tfjs_runtime.packages())
-
-  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
-    with sync_api.sync_playwright() as playwright:
-      browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-      page = browser.new_page()
-      page.goto(html.as_uri())
-      found = [_in_page(page, run) for run in runs]
-      browser.close()
-    return found
-
-  def _in_page(page: Any, run: _verify_plan.Run) -> dict[str, Any]:
-    given = {name: _tfjs_runtime.as_held(array).tolist() for name, array in run.inputs.items()}
-    try:
-      results = [page.evaluate("given => run(given, 'wasm')", given) for _ in range(1 + 5 * run.timed)]
-    except sync_api.Error as error:
-      return {"outputs": {}, "error": " ".join(str(error).split())[:600], "seconds": None}
-    arrays = {
-      name: np.array(result["values"]).astype(np.int64 if specs[name].dtype.is_integer else float).astype(specs[name].dtype.as_numpy_dtype)
-      for name, result in results[0]["answers"].items()
-    }
-    outputs = {name: array.reshape(results[0]["answers"][name]["shape"]) for name, array in arrays.items()}
-    seconds = float(np.median([result["milliseconds"] for result in results[1:]])) / 1e3 if run.timed else None
-    return {"outputs": outputs, "error": "", "seconds": seconds}
-
-  report = case.compared(answer, "tfjs", "TF.js in Chromium (wasm)", exported.path).report
-  return _export.Exported(exported.path, report, exported.size)  # without the page
-
-
-TARGETS: Mapping[str, tuple[str, Callable[[Case], _export.Exported]]] = {
-  "saved_model": ("SavedModel", _saved_model),
-  "c": ("C loader", _c_loader),
-  "onnx": ("ONNX Runtime", functools.partial(Case.exported, target="onnx")),
-  "tflite": ("LiteRT", functools.partial(Case.exported, target="tflite")),
-  "tfjs": ("TF.js, node (wasm)", lambda case: case.tfjs),
-  "chromium": ("TF.js, Chromium (wasm)", _chromium),
-  "openvino": ("OpenVINO", _openvino),
-}
-
-
 # ------------------------------------------------------------------------------------------ processes
 
 
-def row(case: Case, target: str) -> Row:
+def row(case: runtimes.Case, target: str) -> Row:
   """A model on a target; what goes wrong there is the reason in its row."""
   start = time.perf_counter()
   try:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
-      exported = TARGETS[target][1](case)
+      exported = runtimes.TARGETS[target][1](case)
   except Exception as error:
     text = str(error) if isinstance(error, _export.ExportError | verify.VerificationError) else f"{type(error).__name__}: {error}"
-    return Row(case.entry.name, target, text.replace(f"{_REPOSITORY}/", "")[:8000], seconds=time.perf_counter() - start)
+    return Row(case.entry.name, target, text.replace(f"{runtimes.REPOSITORY}/", "")[:8000], seconds=time.perf_counter() - start)
   rows, latencies = exported.report.rows, exported.report.latencies
   ratio = sum(x.model for x in latencies) / sum(x.reference for x in latencies) if latencies else None
   worst, share = (max((x for r in rows if (x := getattr(r, key)) is not None), default=None) for key in ("max_abs", "of_tolerance"))
@@ -272,10 +86,10 @@ def work(model: str, connection: Connection, log: pathlib.Path) -> None:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
   # Each target compares with the same compiled function.
-  jax.config.update("jax_compilation_cache_dir", str(_ROWS.resolve() / "compiled"))
+  jax.config.update("jax_compilation_cache_dir", str(runtimes.CACHE / "compiled"))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
   with tempfile.TemporaryDirectory(prefix="jax2tf-zoo-") as folder:
-    case = Case(model, pathlib.Path(folder))
+    case = runtimes.Case(model, pathlib.Path(folder))
     while target := connection.recv():
       connection.send(row(case, target))
 
@@ -344,15 +158,15 @@ def markdown(pairs: Mapping[str, Mapping[tuple[str, str], Row]], names: Sequence
 
 
 def _table(rows: Mapping[tuple[str, str], Row], names: Sequence[str]) -> Iterator[str]:
-  titles = [title for title, _ in TARGETS.values()]
+  titles = [title for title, _ in runtimes.TARGETS.values()]
   yield "| model | library | " + " | ".join(titles) + " |"
   yield "|---" * (2 + len(titles)) + "|"
   for name in names:
     entry = importlib.import_module("tests.models").load(name)
-    cells = [_cell(rows.get((name, target))) for target in TARGETS]
+    cells = [_cell(rows.get((name, target))) for target in runtimes.TARGETS]
     yield f"| {name} | {entry.library} | " + " | ".join(cells) + " |"
   totals = []
-  for target in TARGETS:
+  for target in runtimes.TARGETS:
     found = [row for (name, at), row in rows.items() if at == target and name in names]
     totals.append(f"**{sum(not row.reason for row in found)} of {len(found)}**")
   yield "| **agree with JAX** | | " + " | ".join(totals) + " |"
@@ -372,7 +186,7 @@ def _cell(row: Row | None) -> str:
 def _misses(rows: Mapping[tuple[str, str], Row], names: Sequence[str]) -> Iterator[str]:
   for name in names:
     missed: dict[str, list[str]] = {}
-    for target, (title, _) in TARGETS.items():
+    for target, (title, _) in runtimes.TARGETS.items():
       if (row := rows.get((name, target))) and row.reason:
         missed.setdefault("\n".join(_brief(row.reason)), []).append(title)
     for reason, titles in missed.items():
@@ -400,8 +214,8 @@ def picture(pairs: Mapping[str, Mapping[tuple[str, str], Row]], names: Sequence[
   version, rows = max(pairs.items())
   with pyplot.rc_context({"svg.hashsalt": "model-table", "svg.fonttype": "none"}):
     figure, panels = pyplot.subplots(1, 2, figsize=(12, 1.5 + 0.26 * len(names)), layout="constrained", sharey=True)
-    for shift, (target, (title, _)) in enumerate(TARGETS.items()):
-      found = [(i + (shift - len(TARGETS) / 2) / 10, row) for i, name in enumerate(names) if (row := rows.get((name, target)))]
+    for shift, (target, (title, _)) in enumerate(runtimes.TARGETS.items()):
+      found = [(i + (shift - len(runtimes.TARGETS) / 2) / 10, row) for i, name in enumerate(names) if (row := rows.get((name, target)))]
       colour = f"C{shift}"
       errors = [(max(row.of_tolerance or 0, 1e-5), y) for y, row in found if not row.reason and math.isfinite(row.of_tolerance or 0)]
       panels[0].plot(*(zip(*errors, strict=True) if errors else ([], [])), "o", color=colour, markersize=4, label=title)
@@ -423,20 +237,20 @@ def picture(pairs: Mapping[str, Mapping[tuple[str, str], Row]], names: Sequence[
 
 def main(_: Sequence[str]) -> None:
   """Makes the rows that are not there yet, and the report of all."""
-  sys.path.insert(0, str(_REPOSITORY / "examples"))  # some models are those of examples; workers inherit the path
+  sys.path.insert(0, str(runtimes.REPOSITORY / "examples"))  # some models are those of examples; workers inherit the path
   names = importlib.import_module("tests.models").NAMES
-  targets = _TARGETS.value or list(TARGETS)
-  if unknown := [target for target in targets if target not in TARGETS]:
-    raise app.UsageError(f"--targets={','.join(targets)}: {unknown[0]!r} is none of {', '.join(TARGETS)}")
-  _ROWS.mkdir(parents=True, exist_ok=True)
+  targets = _TARGETS.value or list(runtimes.TARGETS)
+  if unknown := [target for target in targets if target not in runtimes.TARGETS]:
+    raise app.UsageError(f"--targets={','.join(targets)}: {unknown[0]!r} is none of {', '.join(runtimes.TARGETS)}")
+  runtimes.CACHE.mkdir(parents=True, exist_ok=True)
   version = f"jax-{'.'.join(jax.__version__.split('.')[:2])}"
-  file = _ROWS / f"{version}.jsonl"
+  file = runtimes.CACHE / f"{version}.jsonl"
   kept = {"none": lambda row: True, "missed": lambda row: not row.reason, "all": lambda row: False}[_AGAIN.value]
   known = {key for key, row in known_rows(file).items() if kept(row)}
   wanted = {name: [t for t in targets if (name, t) not in known] for name in names if re.search(_MODELS.value, name)}
   with tqdm.tqdm(total=sum(map(len, wanted.values())), unit="row") as progress:
     for name, missing in wanted.items():
-      worker = Worker(name, _ROWS / f"{version}.log") if missing else None
+      worker = Worker(name, runtimes.CACHE / f"{version}.log") if missing else None
       for target in missing:
         assert worker is not None
         progress.set_postfix_str(f"{name}, {target}")
@@ -446,7 +260,7 @@ def main(_: Sequence[str]) -> None:
         progress.update()
       if worker:
         worker.end()
-  pairs = {file.stem.replace("-", " ").replace("jax", "JAX"): known_rows(file) for file in sorted(_ROWS.glob("jax-*.jsonl"))}
+  pairs = {file.stem.replace("-", " ").replace("jax", "JAX"): known_rows(file) for file in sorted(runtimes.CACHE.glob("jax-*.jsonl"))}
   (measure.DOCS / "model-table.md").write_text(markdown(pairs, names), encoding="utf-8")
   picture(pairs, names)
 

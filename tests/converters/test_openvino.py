@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jax2tf.converters._export import ExportError
-from jax2tf.tools import model_table
+from jax2tf.tools import runtimes
 
 pytest.importorskip("openvino", reason="the extra `test` has it")
 
@@ -23,9 +23,9 @@ pytest.importorskip("openvino", reason="the extra `test` has it")
   ],
 )
 def test_equals_jax(name: str, tmp_path: Path) -> None:
-  model_table.TARGETS["openvino"][1](model_table.Case(name, tmp_path))
+  runtimes.TARGETS["openvino"][1](runtimes.Case(name, tmp_path))
 
 
 def test_a_missing_op_is_named_with_the_users_line(tmp_path: Path) -> None:
   with pytest.raises(ExportError, match=r"Bitcast \(of 'top_k'\) at .*mixture_of_experts\.py:\d+"):
-    model_table.TARGETS["openvino"][1](model_table.Case("mixture_of_experts", tmp_path))
+    runtimes.TARGETS["openvino"][1](runtimes.Case("mixture_of_experts", tmp_path))

@@ -1,0 +1,197 @@
+"""What runs a model of the zoo (tests/models): each target's own runtime, each answer compared with jax.jit."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from jax2tf.converters import _compare, _export, _signature, _tfjs_page, _tfjs_runtime, _verify_plan, saved_model, verify
+from jax2tf.tools import measure
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+# What outlives a run: rows, compiled functions, the C program.
+CACHE = REPOSITORY / "build" / "model-table"
+
+
+class Case:
+  """A model of the zoo, built and exported only once for all targets that read the same files.
+
+  Attributes:
+    entry: of the zoo.
+    folder: where its files are.
+  """
+
+  def __init__(self, name: str, folder: pathlib.Path):
+    self.entry = importlib.import_module("tests.models").load(name)
+    self.folder = folder
+
+  @functools.cached_property
+  def built(self) -> tuple[Callable[..., Any], Any]:
+    return self.entry.build()
+
+  @functools.cached_property
+  def model(self) -> saved_model.Model:
+    fun, params = self.built
+    model = saved_model.Model(params, polymorphic_constraints=self.entry.constraints)
+    return model.add(fun, inputs=self.entry.inputs, outputs=self.entry.outputs)
+
+  @functools.cached_property
+  def directory(self) -> pathlib.Path:
+    return self.model.save(self.folder / "saved_model")
+
+  @functools.cached_property
+  def source(self) -> _export.Source:
+    return _export.Source.of(self.model)
+
+  @property
+  def signature(self) -> _export.Signature:
+    (signature,) = self.source.signatures.values()
+    return signature
+
+  @property
+  def comparison(self) -> dict[str, Any]:
+    return {"sizes": self.entry.sizes, "rtol": self.entry.rtol, "atol": self.entry.atol}
+
+  @functools.cached_property
+  def tfjs(self) -> _export.Exported:
+    return self.exported("tfjs", backends=["wasm"])
+
+  def exported(self, target: str, **options: Any) -> _export.Exported:
+    """By the exporter of that name."""
+    exporter = importlib.import_module(f"jax2tf.converters.{target}")
+    return exporter.save_model(self.model, self.folder / f"model.{target}", examples=self.entry.examples, **self.comparison, **options)
+
+  def compared(self, answer: _export.Answer, target: str, runtime: str, path: pathlib.Path) -> _export.Exported:
+    """A file that no exporter compares."""
+    report = self.source.compared(answer, target, runtime, versions={}, examples=self.entry.examples, **self.comparison)
+    return _export.Exported.at(path, report)
+
+
+def _saved_model(case: Case) -> _export.Exported:
+  """In TensorFlow, in a process without JAX."""
+  fun, params = case.built
+  report = verify.verify(case.directory, fun, params=params, inputs=case.entry.examples, **case.comparison)
+  report.raise_for_mismatch()
+  return _export.Exported.at(case.directory, report)
+
+
+def _c_loader(case: Case) -> _export.Exported:
+  """In tests/c/run_saved_model.c, which loads a SavedModel as TF Serving does."""
+  program = _compiled(CACHE / f"run_saved_model-{tf.__version__}")
+
+  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
+    with tempfile.TemporaryDirectory() as place:
+      folders = [(pathlib.Path(place, f"in_{i}"), pathlib.Path(place, f"out_{i}")) for i in range(len(runs))]
+      for run, pair in zip(runs, folders, strict=True):
+        for folder in pair:
+          folder.mkdir()
+        for name, array in run.inputs.items():
+          np.save(pair[0] / f"{name}.npy", array)
+      command = [program, case.directory, case.signature.name, *(folder for pair in folders for folder in pair)]
+      done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+      if done.returncode:
+        raise RuntimeError(done.stderr.strip() or f"the program ended with {done.returncode}")
+      return [{"outputs": {file.stem: np.load(file) for file in to.iterdir()}, "error": "", "seconds": None} for _, to in folders]
+
+  return case.compared(answer, "c", "TensorFlow's C API", case.directory)
+
+
+def _compiled(program: pathlib.Path) -> pathlib.Path:
+  """The program, linked with the libraries in TensorFlow's wheel."""
+  wheel = tf.sysconfig.get_lib()
+  libraries = [f"-L{wheel}", "-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2", f"-Wl,-rpath,{wheel}"]
+  if not program.exists():
+    source = REPOSITORY / "tests" / "c" / "run_saved_model.c"
+    linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []  # GNU's own takes six times as long for so many symbols
+    command = ["cc", "-std=c11", "-O2", "-isystem", tf.sysconfig.get_include(), str(source), "-o", str(program), *linker, *libraries]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+  return program
+
+
+def _openvino(case: Case) -> _export.Exported:
+  """OpenVINO on the SavedModel as it is."""
+  import openvino  # noqa: PLC0415  (not an extra of ours)
+
+  core = openvino.Core()
+  try:
+    # Its default on this kind of processor is bfloat16.
+    compiled = core.compile_model(core.read_model(str(case.directory)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+  except RuntimeError as error:
+    if lacking := re.search(r"(?:No conversion rule found for operations|Conversion is failed for): (.*)", str(error)):
+      said = re.search(r"OpenVINO TensorFlow Frontend does not .*", str(error))
+      ops = dict.fromkeys(lacking[1].split(", "), said[0] if said else "no conversion rule")
+      raise case.signature.refuse("openvino", f"OpenVINO {openvino.__version__.split('-')[0]}", ops) from None
+    raise
+
+  def outputs(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for key, array in compiled(dict(inputs)).items() for name in key.get_names()}
+
+  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
+    return [_answer(functools.partial(outputs, run.inputs), case.signature.record.outputs, run.timed) for run in runs]
+
+  return case.compared(answer, "openvino", "OpenVINO", case.directory)
+
+
+def _answer(call: Callable[[], Mapping[str, np.ndarray]], names: Mapping[str, Any], timed: bool) -> dict[str, Any]:
+  """As `_export.Answer` has it."""
+  try:
+    found = call()
+  except Exception as error:
+    return {"outputs": {}, "error": " ".join(f"{type(error).__name__}: {error}".split())[:600], "seconds": None}
+  seconds = measure.milliseconds({"call": call}, 0.5)["call"] / 1e3 if timed else None
+  return {"outputs": {name: array for name, array in found.items() if name in names}, "error": "", "seconds": seconds}
+
+
+def _chromium(case: Case) -> _export.Exported:
+  """The page that the exporter to TF.js writes, in headless Chromium."""
+  from playwright import sync_api  # noqa: PLC0415  (an extra)
+
+  exported, specs = case.tfjs, _signature.tensor_specs(case.signature.record.outputs)
+  html = _tfjs_page.write(exported.path, _tfjs_runtime.packages())
+
+  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
+    with sync_api.sync_playwright() as playwright:
+      browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+      page = browser.new_page()
+      page.goto(html.as_uri())
+      found = [_in_page(page, run) for run in runs]
+      browser.close()
+    return found
+
+  def _in_page(page: Any, run: _verify_plan.Run) -> dict[str, Any]:
+    given = {name: _tfjs_runtime.as_held(array).tolist() for name, array in run.inputs.items()}
+    try:
+      results = [page.evaluate("given => run(given, 'wasm')", given) for _ in range(1 + 5 * run.timed)]
+    except sync_api.Error as error:
+      return {"outputs": {}, "error": " ".join(str(error).split())[:600], "seconds": None}
+    arrays = {
+      name: np.array(result["values"]).astype(np.int64 if specs[name].dtype.is_integer else float).astype(specs[name].dtype.as_numpy_dtype)
+      for name, result in results[0]["answers"].items()
+    }
+    outputs = {name: array.reshape(results[0]["answers"][name]["shape"]) for name, array in arrays.items()}
+    seconds = float(np.median([result["milliseconds"] for result in results[1:]])) / 1e3 if run.timed else None
+    return {"outputs": outputs, "error": "", "seconds": seconds}
+
+  report = case.compared(answer, "tfjs", "TF.js in Chromium (wasm)", exported.path).report
+  return _export.Exported(exported.path, report, exported.size)  # without the page
+
+
+TARGETS: Mapping[str, tuple[str, Callable[[Case], _export.Exported]]] = {
+  "saved_model": ("SavedModel", _saved_model),
+  "c": ("C loader", _c_loader),
+  "onnx": ("ONNX Runtime", functools.partial(Case.exported, target="onnx")),
+  "tflite": ("LiteRT", functools.partial(Case.exported, target="tflite")),
+  "tfjs": ("TF.js, node (wasm)", lambda case: case.tfjs),
+  "chromium": ("TF.js, Chromium (wasm)", _chromium),
+  "openvino": ("OpenVINO", _openvino),
+}
