@@ -9,16 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 
 import jax
 import tqdm
 from absl import app, flags
 
-from jax2tf.tools import coverage
+from jax2tf.tools import coverage, workers
 
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run harnesses side by side.", lower_bound=1)
 _GROUP = flags.DEFINE_list("groups", [], "Only these groups (primitives); all by default.")
@@ -26,13 +23,14 @@ _WAYS = flags.DEFINE_list("ways", ["graph", "gradient"], "Ways to run every case
 _SAMPLED_WAYS = flags.DEFINE_list("sampled_ways", ["eager", "xla", "second"], "Ways to run a seeded sample of the cases in.")
 _FRESH = flags.DEFINE_boolean("fresh", False, "Forget earlier results of the chosen cases.")
 _SAMPLE = flags.DEFINE_integer("sample", 1000, "The size of that sample.", lower_bound=1)
-_WORKER = flags.DEFINE_boolean("worker", False, "Internal: read cases from standard input.")
 
 _FOLDER = pathlib.Path("build/conformance")
 # What JAX says where its cache, after many cases, has an executable of another function; in a fresh worker it runs.
 _MIXED_UP = "RuntimeProgramInputMismatch"
-# A worker is renewed after this many cases: TensorFlow and JAX keep what they compile.
+# TensorFlow and JAX keep what they compile.
 _CASES_PER_WORKER = 400
+# A case that takes so many seconds hangs.
+_PATIENCE = 600
 
 
 def results_file() -> pathlib.Path:
@@ -48,55 +46,8 @@ def read_results() -> dict[tuple[str, str], dict[str, object]]:
   return {(row["harness"], row["way"]): row for row in rows}
 
 
-def _serve() -> None:
-  """A worker: one case a line in, one outcome a line out."""
-  from tests.conformance import harnesses  # noqa: PLC0415  (only a checkout has it)
-
-  print("ready", flush=True)
-  for line in sys.stdin:
-    name, way = line.split()
-    print(json.dumps(dataclasses.asdict(harnesses.run(name, way))), flush=True)
-
-
-def _work(cases: Iterator[tuple[str, str]], lock: threading.Lock, report: tqdm.tqdm) -> None:
-  """Feeds one worker process after another, until there are no cases left."""
-  from tests.conformance import harnesses  # noqa: PLC0415
-
-  case = next(cases, None)
-  while case is not None:
-    process = subprocess.Popen(
-      [sys.executable, "-m", "jax2tf.tools.conformance", "--worker"],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-      text=True,
-    )
-    assert process.stdin and process.stdout
-    process.stdout.readline()
-    for _ in range(_CASES_PER_WORKER):
-      process.stdin.write(" ".join(case) + "\n")
-      process.stdin.flush()
-      line = process.stdout.readline()
-      crashed = not line
-      if crashed:
-        group = harnesses.load()[case[0]].group_name
-        line = json.dumps(dataclasses.asdict(harnesses.Outcome(case[0], group, "", case[1], "fail", detail="the process crashed"))) + "\n"
-      with lock:
-        with results_file().open("a") as file:
-          file.write(line)
-        report.update()
-      case = next(cases, None)
-      if crashed or case is None:
-        break
-    process.stdin.close()
-    process.wait()
-
-
 def main(_: list[str]) -> None:
   """Runs what is missing, then writes the report."""
-  if _WORKER.value:
-    _serve()
-    return
   from tests.conformance import harnesses  # noqa: PLC0415
 
   _FOLDER.mkdir(parents=True, exist_ok=True)
@@ -106,22 +57,14 @@ def main(_: list[str]) -> None:
   chosen = [(name, way) for name, way in chosen if not _GROUP.value or everything[name].group_name in _GROUP.value]
   done = {} if _FRESH.value else read_results()
   missing = [case for case in chosen if case not in done or done[case]["status"] == "fail" or _MIXED_UP in str(done[case]["detail"])]
-  lock, cases = threading.Lock(), iter(missing)
-
-  class Locked:
-    def __next__(self) -> tuple[str, str]:
-      with lock:
-        return next(cases)
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-      return self
-
-  with tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} harnesses", unit="case") as report:
-    threads = [threading.Thread(target=_work, args=(Locked(), lock, report)) for _ in range(_WORKERS.value)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
+  with (
+    tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} harnesses", unit="case") as report,
+    results_file().open("a", encoding="utf-8", buffering=1) as file,
+  ):
+    options = {"processes": _WORKERS.value, "renewed_after": _CASES_PER_WORKER, "seconds": _PATIENCE}
+    for outcome in workers.each(harnesses.run, missing, harnesses.lost, **options):
+      file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+      report.update()
   results = read_results()
   failed = [results[c] for c in chosen if results[c]["status"] == "fail"]
   for row in failed[:50]:

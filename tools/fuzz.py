@@ -7,18 +7,19 @@ is shrunk by hypothesis and printed as Python that a `Case` row can take; the co
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import faulthandler
 import json
 import pathlib
-import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import tqdm
 from absl import app, flags
+
+from jax2tf.tools import workers
 
 _PROGRAMS = flags.DEFINE_integer("programs", 2000, "How many programs.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the first batch; each batch takes the next.")
@@ -26,10 +27,9 @@ _WORKERS = flags.DEFINE_integer("workers", 1, "Processes that run batches side b
 _FUNCTIONS = flags.DEFINE_list("functions", [], "Only programs of these functions; all by default.")
 _STEPS = flags.DEFINE_integer("steps", 8, "Functions in a program, at most.", lower_bound=1)
 _RECORD = flags.DEFINE_boolean("record", True, "Write docs/fuzz.json.")
-_BATCH = flags.DEFINE_integer("batch", 0, "Internal: run this many programs here and print a JSON line.")
 
 _REPORT = pathlib.Path("docs/fuzz.json")
-# A worker is renewed after this many programs: TensorFlow and JAX keep what they compile.
+# TensorFlow and JAX keep what they compile.
 _PROGRAMS_PER_WORKER = 250
 # A program that takes so many seconds hangs.
 _PATIENCE = 60
@@ -37,20 +37,20 @@ _PATIENCE = 60
 _SHRINK = 60
 
 
-def _run_batch(count: int, seed: int) -> dict[str, Any]:
-  """Counts and mismatches of `count` programs, in this process."""
+def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -> dict[str, Any]:
+  """Counts and mismatches of `count` programs."""
   import hypothesis  # noqa: PLC0415  (the test extra)
 
   from tests.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415  (only a checkout has them)
 
-  names = tuple(_FUNCTIONS.value or program_rows_arrays.ROWS)
+  names = tuple(functions_of or program_rows_arrays.ROWS)
   options: dict[str, Any] = {"database": None, "deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
   functions: collections.Counter[str] = collections.Counter()
   ran, found = [0], dict[tuple[str, str], Any]()
 
   @hypothesis.seed(seed)
   @hypothesis.settings(max_examples=count, phases=[hypothesis.Phase.generate], **options)
-  @hypothesis.given(programs.programs(names, _STEPS.value))
+  @hypothesis.given(programs.programs(names, steps))
   def collect(program: Any) -> None:
     ran[0] += 1
     functions.update(step.name for step in program.steps)
@@ -94,30 +94,20 @@ def _shrunk(mismatch: Any, options: dict[str, Any]) -> Any:
   return best
 
 
-def _batch(count: int, seed: int) -> dict[str, Any]:
-  """`_run_batch` in a process of its own; if that dies it is a failure."""
-  arguments = [f"--batch={count}", f"--seed={seed}", f"--steps={_STEPS.value}", f"--functions={','.join(_FUNCTIONS.value)}"]
-  process = subprocess.run([sys.executable, "-m", "jax2tf.tools.fuzz", *arguments], capture_output=True, text=True, check=False)
-  lines = process.stdout.splitlines()
-  if process.returncode or not lines:
-    culprit = [line for line in process.stderr.splitlines() if line.startswith("Program(")][-1:]
-    return {"programs": 0, "functions": {}, "failures": [("crash", f"seed {seed}", process.stderr[-1000:], *(culprit or [""]))]}
-  return json.loads(lines[-1])
+def _lost(error: workers.LostError, _: int, seed: int, *__: Any) -> dict[str, Any]:
+  """What a batch comes to whose process died: a failure."""
+  culprit = [line for line in error.said.splitlines() if line.startswith("Program(")][-1:]
+  return {"programs": 0, "functions": {}, "failures": [("crash", f"seed {seed}", error.said[-1000:] or str(error), *(culprit or [""]))]}
 
 
 def main(_: list[str]) -> None:
   """Runs all batches, prints the mismatches and records the counts."""
-  if _BATCH.value:
-    print(json.dumps(_run_batch(_BATCH.value, _SEED.value)))
-    return
   whole, rest = divmod(_PROGRAMS.value, _PROGRAMS_PER_WORKER)
   counts = [_PROGRAMS_PER_WORKER] * whole + [rest] * bool(rest)
   total, functions, failures = 0, collections.Counter[str](), dict[tuple[str, str], tuple[str, ...]]()
-  with (
-    tqdm.tqdm(total=_PROGRAMS.value, desc=f"JAX {jax.__version__} random programs", unit="program") as report,
-    concurrent.futures.ThreadPoolExecutor(_WORKERS.value) as pool,
-  ):
-    for result in pool.map(_batch, counts, range(_SEED.value, _SEED.value + len(counts))):
+  batches = [(count, _SEED.value + i, _FUNCTIONS.value, _STEPS.value) for i, count in enumerate(counts)]
+  with tqdm.tqdm(total=_PROGRAMS.value, desc=f"JAX {jax.__version__} random programs", unit="program") as report:
+    for result in workers.each(_run_batch, batches, _lost, processes=_WORKERS.value, renewed_after=1):
       total += result["programs"]
       functions.update(result["functions"])
       for kind, name, detail, program in result["failures"]:

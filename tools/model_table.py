@@ -9,12 +9,10 @@ on where the last one stopped.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import importlib
 import json
 import math
-import multiprocessing
-import os
 import pathlib
 import re
 import sys
@@ -23,14 +21,13 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 
 import jax
 import tqdm
 from absl import app, flags
 
 from jax2tf.converters import _export, verify
-from jax2tf.tools import measure, runtimes
+from jax2tf.tools import measure, runtimes, workers
 
 _MODELS = flags.DEFINE_string("models", "", "Only models whose name matches this regular expression; the others keep their rows.")
 _TARGETS = flags.DEFINE_list("targets", [], "Only these targets; the others keep their rows.")
@@ -61,73 +58,32 @@ class Row:
   seconds: float = 0.0
 
 
-# ------------------------------------------------------------------------------------------ processes
+@functools.lru_cache(maxsize=1)
+def _case(model: str, folder: str) -> runtimes.Case:
+  # Each target compares with the same compiled function.
+  jax.config.update("jax_compilation_cache_dir", str(runtimes.CACHE / "compiled"))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+  return runtimes.Case(model, pathlib.Path(folder))
 
 
-def row(case: runtimes.Case, target: str) -> Row:
+def row(model: str, target: str, folder: str) -> Row:
   """A model on a target; what goes wrong there is the reason in its row."""
   start = time.perf_counter()
   try:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
-      exported = runtimes.TARGETS[target][1](case)
+      exported = runtimes.TARGETS[target][1](_case(model, folder))
   except Exception as error:
     text = str(error) if isinstance(error, _export.ExportError | verify.VerificationError) else f"{type(error).__name__}: {error}"
-    return Row(case.entry.name, target, text.replace(f"{runtimes.REPOSITORY}/", "")[:8000], seconds=time.perf_counter() - start)
+    return Row(model, target, text.replace(f"{runtimes.REPOSITORY}/", "")[:8000], seconds=time.perf_counter() - start)
   rows, latencies = exported.report.rows, exported.report.latencies
   ratio = sum(x.model for x in latencies) / sum(x.reference for x in latencies) if latencies else None
   worst, share = (max((x for r in rows if (x := getattr(r, key)) is not None), default=None) for key in ("max_abs", "of_tolerance"))
-  return Row(case.entry.name, target, "", worst, share, exported.size, ratio, time.perf_counter() - start)
+  return Row(model, target, "", worst, share, exported.size, ratio, time.perf_counter() - start)
 
 
-def work(model: str, connection: Connection, log: pathlib.Path) -> None:
-  """The worker: takes names of targets and answers with rows. Whatever runtimes print goes into the log."""
-  with log.open("wb") as stream:
-    os.dup2(stream.fileno(), sys.stdout.fileno())
-    os.dup2(stream.fileno(), sys.stderr.fileno())
-  # Each target compares with the same compiled function.
-  jax.config.update("jax_compilation_cache_dir", str(runtimes.CACHE / "compiled"))
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-  with tempfile.TemporaryDirectory(prefix="jax2tf-zoo-") as folder:
-    case = runtimes.Case(model, pathlib.Path(folder))
-    while target := connection.recv():
-      connection.send(row(case, target))
-
-
-class Worker:
-  """A process for one model; a new one takes the place of one that crashed or took too long."""
-
-  def __init__(self, model: str, log: pathlib.Path):
-    self._model, self._log = model, log
-    self._start()
-
-  def _start(self) -> None:
-    context = multiprocessing.get_context("spawn")
-    self._connection, other = context.Pipe()
-    self._process = context.Process(target=work, args=(self._model, other, self._log), daemon=False)
-    self._process.start()
-    other.close()
-
-  def row(self, target: str, seconds: float) -> Row:
-    start = time.perf_counter()
-    self._connection.send(target)
-    reason = f"not done after {seconds:g} s"
-    try:
-      if self._connection.poll(seconds):
-        return self._connection.recv()
-    except EOFError:
-      self._process.join()
-      said = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-      reason = f"its process ended with {self._process.exitcode}; it said last: {said[0][:300]}"
-    self._process.kill()
-    self._process.join()
-    self._start()
-    return Row(self._model, target, reason, seconds=time.perf_counter() - start)
-
-  def end(self) -> None:
-    with contextlib.suppress(OSError):
-      self._connection.send("")
-    self._process.join()
+def _lost(error: workers.LostError, model: str, target: str, _: str) -> Row:
+  return Row(model, target, str(error))
 
 
 # ------------------------------------------------------------------------------------------ the report
@@ -250,16 +206,11 @@ def main(_: Sequence[str]) -> None:
   wanted = {name: [t for t in targets if (name, t) not in known] for name in names if re.search(_MODELS.value, name)}
   with tqdm.tqdm(total=sum(map(len, wanted.values())), unit="row") as progress:
     for name, missing in wanted.items():
-      worker = Worker(name, runtimes.CACHE / f"{version}.log") if missing else None
-      for target in missing:
-        assert worker is not None
-        progress.set_postfix_str(f"{name}, {target}")
-        found = worker.row(target, _SECONDS.value)
-        with file.open("a", encoding="utf-8") as stream:
+      progress.set_postfix_str(name)
+      with tempfile.TemporaryDirectory(prefix="jax2tf-zoo-") as folder, file.open("a", encoding="utf-8", buffering=1) as stream:
+        for found in workers.each(row, [(name, target, folder) for target in missing], _lost, seconds=_SECONDS.value):
           stream.write(json.dumps(asdict(found)) + "\n")
-        progress.update()
-      if worker:
-        worker.end()
+          progress.update()
   pairs = {file.stem.replace("-", " ").replace("jax", "JAX"): known_rows(file) for file in sorted(runtimes.CACHE.glob("jax-*.jsonl"))}
   (measure.DOCS / "model-table.md").write_text(markdown(pairs, names), encoding="utf-8")
   picture(pairs, names)

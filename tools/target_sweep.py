@@ -10,17 +10,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import os
 import pathlib
 import random
-import select
-import signal
-import subprocess
 import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +24,7 @@ import numpy as np
 import tqdm
 from absl import app, flags
 
-from jax2tf.tools import target_report
+from jax2tf.tools import target_report, workers
 
 _ALL = ["onnx", "tflite", "tfjs"]
 _TARGETS = flags.DEFINE_list("targets", _ALL, "Of onnx, tflite, tfjs; the report has what is known of the others.")
@@ -36,10 +32,9 @@ _PROGRAMS = flags.DEFINE_integer("programs", 300, "How many random programs.", l
 _CASES = flags.DEFINE_integer("cases", 4, "Cases of each primitive, of different dtypes.", lower_bound=0)
 _STEPS = flags.DEFINE_integer("steps", 4, "Functions in a program, at most.", lower_bound=1)
 _FRESH = flags.DEFINE_boolean("fresh", False, "Forget earlier outcomes.")
-_WORKER = flags.DEFINE_string("worker", "", "Internal: read subjects for this target from standard input.")
 
 _FOLDER = pathlib.Path("build/targets")
-# A worker is renewed after this many subjects: TensorFlow and JAX keep what they compile.
+# TensorFlow and JAX keep what they compile.
 _SUBJECTS_PER_WORKER = 100
 # An export that takes so many seconds hangs.
 _PATIENCE = 180
@@ -91,7 +86,7 @@ def subjects() -> list[str]:
   return chosen
 
 
-def _program(number: int) -> Any:
+def _program(number: int, steps: int) -> Any:
   """The fuzzer's program of this seed."""
   import hypothesis  # noqa: PLC0415  (the test extra)
 
@@ -103,7 +98,7 @@ def _program(number: int) -> Any:
   @hypothesis.settings(
     max_examples=8, phases=[hypothesis.Phase.generate], database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
   )
-  @hypothesis.given(programs.programs(tuple(program_rows_arrays.ROWS), _STEPS.value))
+  @hypothesis.given(programs.programs(tuple(program_rows_arrays.ROWS), steps))
   def collect(program: Any) -> None:
     found.append(program)
 
@@ -111,11 +106,11 @@ def _program(number: int) -> Any:
   return found[-1]  # the first ones that hypothesis draws are the simplest there are
 
 
-def _function(subject: str) -> tuple[Callable[..., Any], list[np.ndarray], str, str]:
+def _function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.ndarray], str, str]:
   """(the JAX function, its arguments, group, dtype)."""
   kind, _, name = subject.partition(":")
   if kind == "program":
-    program = _program(int(name))
+    program = _program(int(name), steps)
     arrays = program.arrays()
     return program, arrays, "program", "x64" if program.x64 else ""
   from tests.conformance import harnesses  # noqa: PLC0415
@@ -128,10 +123,13 @@ def _function(subject: str) -> tuple[Callable[..., Any], list[np.ndarray], str, 
   return lambda *xs: harness.dyn_fun(*jax.tree.unflatten(tree, xs)), arrays, harness.group_name, dtype
 
 
-def outcome(subject: str, target: str) -> Outcome:
-  """Of one subject at one target; never raises."""
+def outcome(subject: str, target: str, steps: int) -> Outcome:
+  """Of one subject at one target; never raises. Programs have so many steps at most."""
+  from jax2tf.converters import _compare  # noqa: PLC0415  (TensorFlow, which the process that only waits does not need)
+
+  _compare.PATIENCE = _PATIENCE - 60
   try:
-    fun, arrays, group, dtype = _function(subject)
+    fun, arrays, group, dtype = _function(subject, steps)
   except Exception as error:
     return Outcome(subject, "", "", target, "skip", detail=f"{type(error).__name__}: {error}"[:200])
   with jax.enable_x64(dtype == "x64"):
@@ -144,6 +142,10 @@ def outcome(subject: str, target: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
       status, ops, detail = _exported(fun, arrays, expected, target, pathlib.Path(folder, "model"), drawn=group == "program")
   return Outcome(subject, group, dtype, target, status, ops, detail)
+
+
+def _lost(error: workers.LostError, subject: str, target: str, _: int) -> Outcome:
+  return Outcome(subject, "", "", target, "fails", detail=str(error))
 
 
 def _exported(
@@ -181,72 +183,32 @@ def _exported(
   return ("noted" if noted else "equal"), (), ""
 
 
-def _serve(target: str) -> None:
-  """A worker: one subject a line in, one outcome a line out."""
-  from jax2tf.converters import _compare  # noqa: PLC0415  (TensorFlow, which the process that only waits does not need)
-
-  _compare.PATIENCE = _PATIENCE - 60
-  out = sys.stdout
-  sys.stdout = sys.stderr  # what converters print
-  print("ready", file=out, flush=True)
-  for line in sys.stdin:
-    print(json.dumps(dataclasses.asdict(outcome(line.strip(), target))), file=out, flush=True)
-
-
-def _work(todo: Sequence[str], target: str) -> Iterator[str]:
-  """The outcome of each subject, as a JSON line, from one worker after another."""
-  rest = list(todo)
-  while rest:
-    command = [sys.executable, "-m", "jax2tf.tools.target_sweep", f"--worker={target}", f"--steps={_STEPS.value}"]
-    process = subprocess.Popen(
-      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    assert process.stdin and process.stdout
-    process.stdout.readline()
-    for _ in range(min(_SUBJECTS_PER_WORKER, len(rest))):
-      subject = rest.pop(0)
-      process.stdin.write(subject + "\n")
-      process.stdin.flush()
-      ready, _, _ = select.select([process.stdout], [], [], _PATIENCE)
-      line = process.stdout.readline() if ready else ""
-      if not line:
-        os.killpg(process.pid, signal.SIGKILL)  # and the runtime that it waits for
-        why = "the process crashed" if ready else f"more than {_PATIENCE} s"
-        yield json.dumps(dataclasses.asdict(Outcome(subject, "", "", target, "fails", detail=why))) + "\n"
-        break
-      yield line
-    process.stdin.close()
-    process.wait()
-
-
 def main(_: list[str]) -> None:
   """Runs what is missing, then writes the report."""
-  if _WORKER.value:
-    _serve(_WORKER.value)
-    return
   _FOLDER.mkdir(parents=True, exist_ok=True)
   file = _FOLDER / f"jax-{jax.__version__}.jsonl"
   if _FRESH.value:
     file.unlink(missing_ok=True)
   done = {(row["subject"], row["target"]) for row in map(json.loads, file.read_text().splitlines())} if file.exists() else set()
   chosen = subjects()
-  missing = {target: [s for s in chosen if (s, target) not in done] for target in _TARGETS.value}
-  with tqdm.tqdm(total=sum(map(len, missing.values())), desc=f"JAX {jax.__version__} to other runtimes", unit="export") as report:
-    for target, todo in missing.items():
-      for line in _work(todo, target):
-        with file.open("a", encoding="utf-8") as appended:
-          appended.write(line)
-        report.update()
+  missing = [(s, target, _STEPS.value) for target in _TARGETS.value for s in chosen if (s, target) not in done]
+  with (
+    tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} to other runtimes", unit="export") as report,
+    file.open("a", encoding="utf-8", buffering=1) as appended,
+  ):
+    for found in workers.each(outcome, missing, _lost, renewed_after=_SUBJECTS_PER_WORKER, seconds=_PATIENCE):
+      appended.write(json.dumps(dataclasses.asdict(found)) + "\n")
+      report.update()
   rows = {(row["subject"], row["target"]): row for row in map(json.loads, file.read_text().splitlines())}
-  found = [rows[subject, target] for target in _ALL for subject in chosen if (subject, target) in rows]
-  target_report.write(found)
-  for row in found:
+  known = [rows[subject, target] for target in _ALL for subject in chosen if (subject, target) in rows]
+  target_report.write(known)
+  for row in known:
     if row["status"] in ("silent", "fails"):
       print(f"{row['status'].upper()} {row['subject']} at {row['target']}: {row['detail'][:300]}")
   for target in _TARGETS.value:
-    counts = collections.Counter(row["status"] for row in found if row["target"] == target)
+    counts = collections.Counter(row["status"] for row in known if row["target"] == target)
     print(f"{target}: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items())))
-  sys.exit(any(row["status"] in ("silent", "fails") for row in found))
+  sys.exit(any(row["status"] in ("silent", "fails") for row in known))
 
 
 if __name__ == "__main__":

@@ -100,6 +100,11 @@ def run(name: str, way: str) -> Outcome:
       return outcome("fail", detail=f"{type(error).__name__}: {error}"[:2000])
 
 
+def lost(error: Exception, name: str, way: str) -> Outcome:
+  """The outcome of a harness that took its process down."""
+  return Outcome(name, load()[name].group_name, "", way, "fail", detail=str(error))
+
+
 def _by_jax(fun: Any, *args: Any) -> Any:
   """The results of `jax.jit(fun)`; a function of its own for each run, for JAX's cache mixes up those that close over arrays."""
   return jax.block_until_ready(jax.jit(lambda *args: fun(*args))(*args))
