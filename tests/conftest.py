@@ -12,7 +12,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 @pytest.fixture(autouse=True, scope="module")
 def what_is_left() -> None:
-  """Graphs and compiled functions that TensorFlow and JAX keep are many; searched for garbage again and again they take a third of the time."""
+  """Graphs and functions of earlier tests, which TensorFlow and JAX keep: LiteRT's converter would search them for garbage at each call."""
   gc.collect()
   gc.freeze()
 

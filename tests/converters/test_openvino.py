@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from jax2tf.converters._export import ExportError
 from jax2tf.tools import runtimes
 
-pytest.importorskip("openvino", reason="the extra `test` has it")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="the extra `test` has OpenVINO")
 
 
 @pytest.mark.parametrize(
