@@ -15,7 +15,7 @@ import tensorflow as tf
 from google.protobuf import json_format
 
 from jax2tf import _tf_compat
-from jax2tf.converters import _signature, _tfjs_names, _tfjs_ops
+from jax2tf.converters import _signature, _tfjs_names, _tfjs_rule
 
 SHARD = 4 << 20  # bytes: small enough for browsers to keep in their caches
 _QUANTIZED_FROM = 1024  # elements; what is smaller saves nothing, and scales, biases and tables suffer most
@@ -55,8 +55,8 @@ def missing(graph: Any) -> dict[str, str]:
   """{type of op: why} of what TF.js cannot take."""
   found: dict[str, str] = {}
   for node in nodes(graph):
-    if _tfjs_ops.REFUSED in node.attr:
-      op, _, why = node.attr[_tfjs_ops.REFUSED].s.decode().partition(":")
+    if _tfjs_rule.REFUSED in node.attr:
+      op, _, why = node.attr[_tfjs_rule.REFUSED].s.decode().partition(":")
       found[op] = found.get(op) or why
     elif node.op not in _tfjs_names.SUPPORTED:
       found.setdefault(node.op, "")
@@ -166,4 +166,4 @@ def is_held(spec: str) -> bool:
   if name == "string":
     return False
   dtype = next(iter(_signature.tensor_specs({"x": f"{name}[]"}).values())).dtype if "[" in spec else tf.as_dtype(name)
-  return dtype.size <= 4 and _tfjs_ops.held(dtype) in _NAMES
+  return dtype.size <= 4 and _tfjs_rule.held(dtype) in _NAMES

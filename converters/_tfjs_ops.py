@@ -10,18 +10,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from jax2tf.converters import _angles, _concrete
 from jax2tf.converters import _tfjs_dtypes as ints
 from jax2tf.converters import _tfjs_floats as floats
+from jax2tf.converters import _tfjs_indexing as indexing
 from jax2tf.converters import _tfjs_lists as lists
-from jax2tf.converters._concrete import Replacement, is_zeros
-from jax2tf.converters._scatters import Rows, summed
+from jax2tf.converters._concrete import Replacement
 from jax2tf.converters._tfjs_names import MOVES, RUNS, SUPPORTED
-
-REFUSED = "_jax2tf_refused"  # the attribute of a node that stands for an op that TF.js cannot take: the type of the op, and why
+from jax2tf.converters._tfjs_rule import TOO_WIDE, guarded, held, is_wide, one, refused, same, strange
 
 
 class Table(Mapping[str, Replacement]):
@@ -42,78 +40,24 @@ class Table(Mapping[str, Replacement]):
     return len(SUPPORTED | _REPLACED.keys())
 
 
-def held(dtype: tf.DType) -> tf.DType:
-  """The dtype of TF.js that holds it."""
-  return ints.HELD.get(dtype, dtype)
-
-
-def held_by_numpy(dtype: np.dtype[Any]) -> np.dtype[Any]:
-  """The same for arrays."""
-  return np.dtype(held(tf.as_dtype(dtype)).as_numpy_dtype)
-
-
-def refused(op: tf.Operation, why: str) -> list[tf.Tensor]:
-  """Stand-ins of the results, of which the first bears the mark."""
-  results = []
-  for y in op.outputs:
-    dtype = held(y.dtype) if held(y.dtype) in (tf.float32, tf.int32, tf.bool) else tf.float32
-    sizes = [1 if d is None else d for d in y.shape] if y.shape.rank is not None else []
-    attributes = {
-      "dtype": tf.compat.v1.AttrValue(type=dtype.as_datatype_enum),
-      "shape": tf.compat.v1.AttrValue(shape=y.shape.as_proto()),
-      REFUSED: tf.compat.v1.AttrValue(s=f"{op.type}:{why}".encode()),
-    }
-    results += _concrete.graph().create_op("PlaceholderWithDefault", [tf.zeros(sizes, dtype)], [dtype], attrs=attributes).outputs
-  return results
-
-
-def _same(op: tf.Operation, *operands: Any) -> list[tf.Tensor]:
-  """The op as it is, on dtypes as they are held."""
-  return _concrete.again(op, operands, ints.HELD)
-
-
 def _lacking(op: tf.Operation, *_: Any) -> list[tf.Tensor]:
   return refused(op, "")
 
 
-def _strange(op: tf.Operation) -> tf.DType | None:
-  """A dtype that TF.js cannot hold."""
-  tensors = [*op.inputs, *op.outputs]
-  return next((x.dtype for x in tensors if held(x.dtype) not in (tf.float32, tf.int32, tf.bool, tf.variant)), None)
-
-
-def _guarded(replacement: Replacement) -> Replacement:
-  """`replacement`, where TF.js can hold all the dtypes."""
-
-  def checked(op: tf.Operation, *operands: Any) -> Sequence[Any]:
-    if (dtype := _strange(op)) is not None:
-      return refused(op, f"{op.type} of {dtype.name}")
-    return replacement(op, *operands)
-
-  return checked
-
-
-@_guarded
+@guarded
 def _moved(op: tf.Operation, *operands: Any) -> Sequence[Any]:
-  return _same(op, *operands)
+  return same(op, *operands)
 
 
-@_guarded
+@guarded
 def _of_plain_dtypes(op: tf.Operation, *operands: Any) -> Sequence[Any]:
-  strange = [x.dtype for x in op.inputs if x.dtype.is_integer and x.dtype != tf.int32 and not (x.dtype in ints.WIDE and ints.is_exact(x))]
-  return refused(op, f"{op.type} of {strange[0].name}") if strange else _same(op, *operands)
-
-
-# --- what all of the following share: op, operands -> one result ---
-
-
-def _one(function: Callable[..., tf.Tensor]) -> Replacement:
-  return _guarded(lambda op, *operands: [function(op, *operands)])
+  narrow = [x.dtype for x in op.inputs if x.dtype.is_integer and x.dtype != tf.int32 and not (x.dtype in ints.WIDE and ints.is_exact(x))]
+  return refused(op, f"{op.type} of {narrow[0].name}") if narrow else same(op, *operands)
 
 
 def _modular(op: tf.Operation, *operands: tf.Tensor) -> tf.Tensor:
   """Right in the low bits, whatever the others are."""
-  return ints.wrapped(_same(op, *operands)[0], op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else _same(op, *operands)[0]
+  return ints.wrapped(same(op, *operands)[0], op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else same(op, *operands)[0]
 
 
 def _product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -123,34 +67,27 @@ def _product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return ints.wrapped(ints.multiply(x, y, dtype), dtype)
 
 
-def _is_wide(op: tf.Operation) -> bool:
-  return any(x.dtype in ints.WIDE and not ints.is_exact(x) for x in op.inputs)
-
-
-_TOO_WIDE = "a number of 64 bits, of which TF.js would see 32"
-
-
 def _ordered(result_too: bool) -> Replacement:
   """An op that compares: on uint32 with the sign turned."""
 
-  @_guarded
+  @guarded
   def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
     dtype = op.inputs[0].dtype
-    if _is_wide(op):
-      return refused(op, _TOO_WIDE)
+    if is_wide(op):
+      return refused(op, TOO_WIDE)
     turned = [ints.in_order(x, dtype) if y.dtype == dtype else x for x, y in zip(operands, op.inputs, strict=True)]
-    first_result, *others = _same(op, *turned)
+    first_result, *others = same(op, *turned)
     return [ints.in_order(first_result, dtype) if result_too else first_result, *others]
 
   return replacement
 
 
-@_guarded
+@guarded
 def _range(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
   dtype = op.outputs[0].dtype
   if dtype == tf.uint32:
     return refused(op, f"{op.type} of {dtype.name}")
-  return refused(op, _TOO_WIDE) if dtype in ints.WIDE and not ints.is_exact(op.outputs[0]) else _same(op, *operands)
+  return refused(op, TOO_WIDE) if dtype in ints.WIDE and not ints.is_exact(op.outputs[0]) else same(op, *operands)
 
 
 def _extreme(of_floats: Callable[..., tf.Tensor]) -> Replacement:
@@ -160,16 +97,16 @@ def _extreme(of_floats: Callable[..., tf.Tensor]) -> Replacement:
 
 def _reduction(empty: float, modular: bool) -> Replacement:
   """A reduction of no elements is `empty`: the wasm kernels return what their memory held."""
-  on_integers: Replacement = _one(_modular) if modular else _ordered(True)
+  on_integers: Replacement = one(_modular) if modular else _ordered(True)
 
-  @_guarded
+  @guarded
   def replacement(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[Any]:
     shape = op.inputs[0].shape
     if shape.rank and 0 in shape.as_list() and op.outputs[0].shape.is_fully_defined():
       dtype = op.outputs[0].dtype
       value = max(min(empty, dtype.max), dtype.min) if dtype.is_integer else empty
       return [tf.fill(op.outputs[0].shape, tf.constant(value, dtype))] if dtype in (tf.float32, tf.int32) else refused(op, "of nothing")
-    return on_integers(op, x, axes) if op.inputs[0].dtype.is_integer else _same(op, x, axes)
+    return on_integers(op, x, axes) if op.inputs[0].dtype.is_integer else same(op, x, axes)
 
   return replacement
 
@@ -180,7 +117,7 @@ def _matrix_product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[An
   if op.inputs[0].shape[-2 if _turned(op, 0) else -1] == 0 and shape.is_fully_defined():
     return [tf.zeros(shape, held(op.outputs[0].dtype))]
   if held(op.inputs[0].dtype).is_floating:
-    return _same(op, x, y)
+    return same(op, x, y)
   last_two = [*range(x.shape.rank - 2), x.shape.rank - 1, x.shape.rank - 2]
   x = tf.transpose(x, last_two) if _turned(op, 0) else x
   y = y if _turned(op, 1) else tf.transpose(y, last_two)
@@ -194,12 +131,12 @@ def _turned(op: tf.Operation, i: int) -> bool:
 
 
 def _division(part: Callable[..., tf.Tensor], of_floats: Callable[..., tf.Tensor]) -> Replacement:
-  @_guarded
+  @guarded
   def replacement(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
     dtype = op.inputs[0].dtype
     if dtype.is_floating:
       return [of_floats(x, y)]
-    return refused(op, _TOO_WIDE) if _is_wide(op) else [ints.wrapped(part(x, y, dtype), dtype)]
+    return refused(op, TOO_WIDE) if is_wide(op) else [ints.wrapped(part(x, y, dtype), dtype)]
 
   return replacement
 
@@ -225,12 +162,12 @@ def _constant(op: tf.Operation) -> list[tf.Tensor]:
   ):  # the words of an assertion, which is dropped; whatever else takes strings is refused by its own name
     return [tf.zeros([], tf.int32)]
   value = tf.get_static_value(op.outputs[0])
-  if (dtype := _strange(op)) is not None:
+  if (dtype := strange(op)) is not None:
     return refused(op, f"{op.type} of {dtype.name}")
   return [tf.constant(value.astype(held(op.outputs[0].dtype).as_numpy_dtype), name=op.name)]
 
 
-@_guarded
+@guarded
 def _cast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
   """Casts between dtypes as they are held; the wasm kernel makes 2 of a bool from 2."""
   source, dtype = op.inputs[0].dtype, op.outputs[0].dtype
@@ -242,16 +179,16 @@ def _cast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
     fits = source not in ints.WIDE and source.min >= dtype.min and source.max <= dtype.max
     return [x if fits else ints.wrapped(x, dtype)]
   if source.is_integer:
-    return refused(op, _TOO_WIDE) if _is_wide(op) else [ints.to_float(x, source)]
+    return refused(op, TOO_WIDE) if is_wide(op) else [ints.to_float(x, source)]
   if dtype.is_integer:
     if dtype in ints.WIDE:
-      return refused(op, _TOO_WIDE)
+      return refused(op, TOO_WIDE)
     whole = tf.cast(tf.where(x < 2.0**31, x, x - 2.0**32) if dtype == tf.uint32 else x, tf.int32)
     return [ints.wrapped(whole, dtype)]
   return [x]
 
 
-@_guarded
+@guarded
 def _bitcast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
   source, dtype = op.inputs[0].dtype, op.outputs[0].dtype
   if source.size == dtype.size and source.is_integer and dtype.is_integer:
@@ -271,70 +208,12 @@ def _left_shift(op: tf.Operation, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
   return ints.wrapped(ints.shift_left(x, count), op.outputs[0].dtype)
 
 
-@_guarded
+@guarded
 def _right_shift(op: tf.Operation, x: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
   dtype = op.inputs[0].dtype
-  if _is_wide(op):
-    return refused(op, _TOO_WIDE)
+  if is_wide(op):
+    return refused(op, TOO_WIDE)
   return [ints.shift_right(x, tf.minimum(count, 31), dtype == tf.uint32)]
-
-
-def _scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement:
-  """What is scattered together first, then combined with the tensor, if that is more than zeros."""
-
-  def function(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-    scattered = summed(op, indices, updates, tf.shape(x))
-    result = scattered if combine is tf.add and is_zeros(op.inputs[0]) else combine(x, scattered)
-    return ints.wrapped(result, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else result
-
-  return _one(function)
-
-
-def _scattered_rows(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-  """The cpu backend stops at a row outside, wasm writes it past the tensor; and cpu writes into the operand itself, be it a parameter."""
-  dtype = tf.int32 if x.dtype == tf.bool else x.dtype  # wasm slices no bool right
-  rows = Rows.of(indices, tf.cast(updates, dtype), tf.shape(x))
-  return tf.cast(rows.cut(tf.tensor_scatter_nd_update(rows.extended(tf.cast(x, dtype)), rows.vectors, rows.updates)), x.dtype)
-
-
-def _summed_rows(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-  found = summed(op, indices, updates, shape)
-  return ints.wrapped(found, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else found
-
-
-def _diagonal(function: Callable[..., tf.Tensor]) -> Replacement:
-  """Ops of the main diagonal, by a mask of it."""
-
-  @_guarded
-  def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
-    k = tf.get_static_value(op.inputs[1 if op.type != "MatrixSetDiagV3" else 2])
-    if k is None or (k.ndim and k.size > 1) or k.reshape(-1)[0] != 0:
-      return refused(op, "a diagonal other than the main one")
-    if op.type == "MatrixDiagV3" and any(tf.get_static_value(x) != -1 for x in op.inputs[2:4]):
-      return refused(op, "rows or columns beyond the diagonal")
-    return [function(*operands)]
-
-  return replacement
-
-
-def _mask(rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-  return tf.equal(tf.range(rows)[:, None], tf.range(columns)[None, :])
-
-
-def _diagonal_part(x: tf.Tensor, k: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
-  size = tf.minimum(tf.shape(x)[-2], tf.shape(x)[-1])
-  return tf.reduce_sum(tf.where(_mask(size, size), x[..., :size, :size], tf.zeros([], x.dtype)), -1)
-
-
-def _with_diagonal(x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
-  rows, columns = tf.shape(x)[-2], tf.shape(x)[-1]
-  fill = tf.zeros(tf.concat([tf.shape(diagonal)[:-1], [rows - tf.shape(diagonal)[-1]]], 0), x.dtype)
-  return tf.where(_mask(rows, columns), tf.concat([diagonal, fill], -1)[..., None], x)
-
-
-def _diagonal_matrix(diagonal: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-  size = tf.shape(diagonal)[-1]
-  return tf.where(_mask(size, size), diagonal[..., None], tf.zeros([], diagonal.dtype))
 
 
 def _convolution(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
@@ -345,12 +224,12 @@ def _convolution(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
   x, kernel = operands[:2]
   depth = x.shape[-1]
   if op.type not in ("Conv2D", "Conv3D") or depth == kernel.shape[-2]:
-    return _same(op, *operands)
+    return same(op, *operands)
   if depth is None or kernel.shape[-2] is None:
     return refused(op, "groups of a number that is not known")
   groups = depth // kernel.shape[-2]  # TF.js has none
   pairs = zip(tf.split(x, groups, -1), tf.split(kernel, groups, -1), strict=True)
-  return [tf.concat([_same(op, *pair)[0] for pair in pairs], -1)]
+  return [tf.concat([same(op, *pair)[0] for pair in pairs], -1)]
 
 
 def _clip(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
@@ -362,7 +241,7 @@ def _clip(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf
 def _on_floats(function: Callable[..., tf.Tensor], on_integers: Callable[..., tf.Tensor] | None = None) -> Replacement:
   """For floats; integers have their own, or keep the op. The wasm kernels of Abs and Neg compute these in float32."""
 
-  @_guarded
+  @guarded
   def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
     if held(op.inputs[0].dtype).is_floating:
       return [function(*operands)]
@@ -371,51 +250,11 @@ def _on_floats(function: Callable[..., tf.Tensor], on_integers: Callable[..., tf
   return replacement
 
 
-@_guarded
+@guarded
 def _sign(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
   if held(op.inputs[0].dtype).is_floating:
     return [floats.sign(x)]
-  return refused(op, _TOO_WIDE) if _is_wide(op) else _same(op, x)
-
-
-@_guarded
-def _moved_as_int32(op: tf.Operation, x: tf.Tensor, *others: tf.Tensor) -> Sequence[Any]:
-  """The wasm kernels take a bool for four bytes."""
-  if op.inputs[0].dtype != tf.bool:
-    return _same(op, x, *others)
-  [found] = _concrete.again(op, [tf.cast(x, tf.int32), *others], {tf.bool: tf.int32})
-  return [tf.not_equal(found, 0)]
-
-
-@_guarded
-def _select(op: tf.Operation, predicate: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
-  """The wasm kernel takes a bool for four bytes."""
-  if op.inputs[1].dtype != tf.bool:
-    return _same(op, predicate, x, y)
-  return [tf.logical_or(tf.logical_and(predicate, x), tf.logical_and(tf.logical_not(predicate), y))]
-
-
-@_guarded
-def _gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Sequence[Any]:
-  """Batch dimensions by indices of the joined rows: the wasm kernel reads other rows with them, or beyond its memory."""
-  batch = op.get_attr("batch_dims") % (indices.shape.rank + 1)
-  if not batch:
-    return _same(op, x, indices, axis)
-  at = tf.get_static_value(axis)
-  if at is None or x.shape.rank is None:
-    return refused(op, "an axis that is not known")
-  at, rank, count = int(at) % x.shape.rank, x.shape.rank, indices.shape.rank
-  rows = tf.transpose(x, [*range(batch), at, *(i for i in range(batch, rank) if i != at)])
-  sizes = tf.shape(rows)
-  joined = tf.reduce_prod(sizes[:batch])
-  flat = tf.reshape(rows, tf.concat([[joined * sizes[batch]], sizes[batch + 1 :]], 0))
-  first = tf.reshape(tf.range(joined) * sizes[batch], tf.concat([sizes[:batch], tf.ones([count - batch], tf.int32)], 0))
-  found = tf.gather(flat, indices + first)
-  between = range(count, count + at - batch)
-  after = range(count + at - batch, count + rank - batch - 1)
-  result = tf.transpose(found, [*range(batch), *between, *range(batch, count), *after])
-  result.set_shape(op.outputs[0].shape)
-  return [result]
+  return refused(op, TOO_WIDE) if is_wide(op) else same(op, x)
 
 
 def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
@@ -432,46 +271,46 @@ _REPLACED: Mapping[str, Replacement] = {
   "Const": _constant,
   "Cast": _cast,
   "Bitcast": _bitcast,
-  **dict.fromkeys(("Add", "AddV2", "AddN", "Sub", "Cumsum"), _one(_modular)),
-  "ScatterNd": _one(_summed_rows),
-  "TensorScatterUpdate": _one(_scattered_rows),
-  "Mul": _one(_product),
+  **dict.fromkeys(("Add", "AddV2", "AddN", "Sub", "Cumsum"), one(_modular)),
+  "ScatterNd": one(indexing.summed_rows),
+  "TensorScatterUpdate": one(indexing.scattered_rows),
+  "Mul": one(_product),
   "Abs": _on_floats(tf.abs, lambda x: tf.where(x < 0, 0 - x, x)),
   "Neg": _on_floats(tf.negative, lambda x: 0 - x),
   "Sign": _sign,
-  "Square": _one(lambda op, x: _product(op, x, x)),
+  "Square": one(lambda op, x: _product(op, x, x)),
   "Sum": _reduction(0, True),
   "Prod": _reduction(1, True),
   "Max": _reduction(-math.inf, False),
   "Min": _reduction(math.inf, False),
-  **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _guarded(_matrix_product)),
+  **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), guarded(_matrix_product)),
   **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"), _ordered(False)),
   **dict.fromkeys(("ArgMax", "ArgMin"), _ordered(False)),
   "TopKV2": _ordered(True),
   "Range": _range,
-  "Maximum": _guarded(_extreme(floats.maximum)),
-  "Minimum": _guarded(_extreme(floats.minimum)),
-  "ClipByValue": _one(_clip),
+  "Maximum": guarded(_extreme(floats.maximum)),
+  "Minimum": guarded(_extreme(floats.minimum)),
+  "ClipByValue": one(_clip),
   "FloorDiv": _division(lambda *of: ints.divide(*of)[0], lambda x, y: tf.floor(x / y)),
   "FloorMod": _division(lambda *of: ints.divide(*of)[1], tf.math.floormod),
   "TruncateDiv": _division(_truncate_div, lambda x, y: x / y),
   "TruncateMod": _division(_truncate_mod, floats.truncate_mod),
-  "BitwiseAnd": _one(lambda op, x, y: ints.bitwise_and(x, y)),
-  "BitwiseOr": _one(lambda op, x, y: ints.bitwise_or(x, y)),
-  "BitwiseXor": _one(lambda op, x, y: ints.exclusive_or(x, y)),
-  "Invert": _one(_invert),
-  "LeftShift": _one(_left_shift),
+  "BitwiseAnd": one(lambda op, x, y: ints.bitwise_and(x, y)),
+  "BitwiseOr": one(lambda op, x, y: ints.bitwise_or(x, y)),
+  "BitwiseXor": one(lambda op, x, y: ints.exclusive_or(x, y)),
+  "Invert": one(_invert),
+  "LeftShift": one(_left_shift),
   "RightShift": _right_shift,
-  "TensorScatterAdd": _scatter(tf.add),
-  "TensorScatterSub": _scatter(tf.subtract),
-  "MatrixDiagPartV3": _diagonal(_diagonal_part),
-  "MatrixSetDiagV3": _diagonal(_with_diagonal),
-  "MatrixDiagV3": _diagonal(_diagonal_matrix),
-  **dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D", "Conv2DBackpropInput"), _guarded(_convolution)),
-  "GatherV2": _gather,
-  "ReverseV2": _moved_as_int32,
-  "SelectV2": _select,
-  "StridedSlice": _moved_as_int32,
+  "TensorScatterAdd": indexing.scatter(tf.add),
+  "TensorScatterSub": indexing.scatter(tf.subtract),
+  "MatrixDiagPartV3": indexing.diagonal(indexing.diagonal_part),
+  "MatrixSetDiagV3": indexing.diagonal(indexing.with_diagonal),
+  "MatrixDiagV3": indexing.diagonal(indexing.diagonal_matrix),
+  **dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D", "Conv2DBackpropInput"), guarded(_convolution)),
+  "GatherV2": indexing.gather,
+  "ReverseV2": indexing.moved_as_int32,
+  "SelectV2": indexing.select,
+  "StridedSlice": indexing.moved_as_int32,
   "TensorListReserve": _reserved_list,
   "TensorListFromTensor": lambda op, x, element_shape: [x],
   "TensorListSetItem": lists.with_item,

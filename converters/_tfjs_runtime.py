@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jax2tf.converters import _compare, _signature, _tfjs_ops, _verify_plan
+from jax2tf.converters import _compare, _signature, _tfjs_rule, _verify_plan
 
 VERSION = "4.22.0"
 _HERE = Path(__file__).parent
@@ -112,7 +112,7 @@ def _write_runs(exchange: Path, outputs: Sequence[str], runs: Sequence[_verify_p
 
 def as_held(array: np.ndarray) -> np.ndarray:
   """float32, int32 or bool: what the model takes for it; of uint32, the int32 of the same bits."""
-  return array.astype(_tfjs_ops.held_by_numpy(array.dtype))
+  return array.astype(_tfjs_rule.held_by_numpy(array.dtype))
 
 
 def _array(data: bytes, spec: Mapping[str, Any]) -> np.ndarray:
@@ -122,4 +122,4 @@ def _array(data: bytes, spec: Mapping[str, Any]) -> np.ndarray:
 
 def _of_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
   """As the signature has it, if this is how TF.js holds that; else as it is, for the comparison to tell."""
-  return array.astype(dtype) if array.dtype == _tfjs_ops.held_by_numpy(dtype) else array
+  return array.astype(dtype) if array.dtype == _tfjs_rule.held_by_numpy(dtype) else array

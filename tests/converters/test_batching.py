@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,11 @@ def test_parameters_kept_in_fewer_bits(stored: Any, tmp_path: Path) -> None:
 def test_a_dtype_that_parameters_cannot_be_kept_in() -> None:
   with pytest.raises(ValueError, match=r"stored_dtype = .*int8.* is no floating point dtype"):
     saved_model.Model({}, stored_dtype=np.int8)
+
+
+@pytest.mark.parametrize("target", ["onnx", "tflite", pytest.param("tfjs", marks=pytest.mark.usefixtures("tfjs_packages"))])
+def test_exporters_leave_the_queue_out(target: str, tmp_path: Path) -> None:
+  exporter = importlib.import_module(f"jax2tf.converters.{target}")
+  model = saved_model.Model(PARAMS)
+  model.add(lambda params, x: {"y": x @ params["w"]}, inputs={"x": "f32[b,4]"}, batching=Batching(max_batch_size=8))
+  assert exporter.save_model(model, tmp_path / "m").report.ok
