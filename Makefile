@@ -2,6 +2,7 @@
 #
 #   make quickstart   a sentence encoder from JAX to a SavedModel, checked in a process without JAX
 #   make test         the test suite, on two cores
+#   make every-row    the test suite with both halves of its longest tables, of which each JAX version has one in `make test`
 #   make lint         ruff, mypy and the import graph
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
@@ -30,7 +31,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test lint bench coverage conformance growth cost load minilm models readers speed targets golden clean
+.PHONY: quickstart test every-row lint bench coverage conformance growth cost load minilm models readers speed targets golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -38,6 +39,9 @@ quickstart: $(VENV)/.examples
 
 test: $(VENV)/.test
 	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+every-row: $(VENV)/.test
+	$(RUN) -m pytest -n 2 --dist loadfile --every-row $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .

@@ -6,7 +6,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,11 @@ class Source:
       found[name] = Signature(name, one, function, against, None, loaded)
     return cls(found, record.constraints, str(directory))
 
+  @cached_property
+  def _asked(self) -> dict[Any, tuple[list[_verify_plan.Run], list[_compare.Expected]]]:
+    """{what was asked for: the runs and what the reference answers}: several runtimes, or several forms of a file, are asked the same."""
+    return {}
+
   def runs(
     self, sizes: Mapping[str, int | Sequence[int]] | None, samples: int, examples: _verify_plan.Given | None
   ) -> list[_verify_plan.Run]:
@@ -159,8 +164,9 @@ class Source:
     examples: _verify_plan.Given | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    timed: bool = True,
   ) -> Report:
-    """Runs the file and the reference on the same inputs, as `verify` does.
+    """Runs the file and the reference on the same inputs, as `verify` does; `timed` if latencies are wanted.
 
     Ordinary inputs, and those that the caller gives, must agree. Hostile ones (NaN, infinities, extreme integers) are what a
     runtime's own kernels may take otherwise; where they do, one warning says so, and the report says where.
@@ -168,10 +174,13 @@ class Source:
     Raises:
       ExportError: the file fails, or differs from the reference.
     """
-    runs = self.runs(sizes, samples, examples)
-    with tqdm.tqdm(total=len(runs), desc=f"compare {target}", leave=False, disable=None) as progress:
-      expected = list(_compare.reference_answers(runs, (), progress))
-    found = answer(runs)
+    key = (repr(sizes), samples, id(examples))
+    if key not in self._asked:
+      asked = self.runs(sizes, samples, examples)
+      with tqdm.tqdm(total=len(asked), desc=f"compare {target}", leave=False, disable=None) as progress:
+        self._asked[key] = asked, list(_compare.reference_answers(asked, (), progress))
+    runs, expected = self._asked[key]
+    found = answer([replace(run, timed=run.timed and timed) for run in runs])
     rows = tuple(_compare.rows(runs, found, expected, rtol, atol))
     report = Report(f"{self.label} in {runtime}", rows, _compare.latencies(runs, found, expected), {}, {"jax": jax.__version__, **versions})
     wrong = [row for row in rows if row.problem and row.values in ("ordinary", "given")]

@@ -148,6 +148,7 @@ def save_model(
             examples=examples,
             rtol=rtol,
             atol=atol,
+            timed=backend == backends[0],
           )
         )
       except RuntimeError as error:

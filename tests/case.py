@@ -165,15 +165,16 @@ def as_numpy(x: Any) -> np.ndarray:
   return np.zeros(x.shape, np.bool_) if x.dtype == jax.dtypes.float0 else x
 
 
+def _marks(case: Case, way: str) -> list[pytest.MarkDecorator]:
+  known = [pytest.mark.xfail(reason=case.xfail[way], strict=True)] if way in case.xfail else []
+  return [*known, pytest.mark.halved] if way == "xla" else known  # compiling takes a third of the time
+
+
 def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:
   """(test function over all rows and ways, fixture with the SavedModel of all rows)."""
   names = [c.name for c in cases]
   assert len(set(names)) == len(names), f"duplicate rows: {sorted({n for n in names if names.count(n) > 1})}"
-  params = [
-    pytest.param(c, way, id=f"{c.name}-{way}", marks=[pytest.mark.xfail(reason=c.xfail[way], strict=True)] if way in c.xfail else [])
-    for c in cases
-    for way in c.ways
-  ]
+  params = [pytest.param(c, way, id=f"{c.name}-{way}", marks=_marks(c, way)) for c in cases for way in c.ways]
 
   @pytest.fixture(scope="module")
   def saved(tmp_path_factory: Any) -> Any:

@@ -215,7 +215,6 @@ def test_bad_flags(args: tuple[str, ...], capsys: Any) -> None:
   assert "usage: jax2tf" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("tfjs_packages")
 def test_the_docs_as_typed(tmp_path: Path) -> None:
   """MiniLM by the command line alone, and a query of the stock gRPC client; quiet all the way."""
   text = (ROOT / "docs" / "command-line.md").read_text()
@@ -233,7 +232,7 @@ def test_the_docs_as_typed(tmp_path: Path) -> None:
     assert "cuda" not in done.stderr.lower(), done.stderr
   assert said["convert"] == "saved build/minilm/1\n"
   assert "embedding" in said["inspect"]
-  assert said["check"].splitlines() == [f"{target}: nothing is missing" for target in ("serving", "onnx", "tflite", "tfjs")]
+  assert said["check"].splitlines() == [f"{target}: nothing is missing" for target in ("serving", "onnx", "tflite")]
 
   with subprocess.Popen(
     [sys.executable, str(COMMAND), *commands[-1][1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True

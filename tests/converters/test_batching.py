@@ -149,7 +149,8 @@ def test_a_dtype_that_parameters_cannot_be_kept_in() -> None:
     saved_model.Model({}, stored_dtype=np.int8)
 
 
-@pytest.mark.parametrize("target", ["onnx", "tflite", pytest.param("tfjs", marks=pytest.mark.usefixtures("tfjs_packages"))])
+@pytest.mark.usefixtures("tfjs_packages")
+@pytest.mark.parametrize("target", ["onnx", "tflite", "tfjs"])
 def test_exporters_leave_the_queue_out(target: str, tmp_path: Path) -> None:
   exporter = importlib.import_module(f"jax2tf.converters.{target}")
   model = saved_model.Model(PARAMS)
