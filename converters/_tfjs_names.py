@@ -9,7 +9,7 @@ def _names(text: str) -> frozenset[str]:
 
 # Ops that move elements and do not look at them.
 MOVES = _names("""
-  BroadcastArgs BroadcastTo ConcatV2 EnsureShape ExpandDims Fill GatherNd GatherV2 MirrorPad OnesLike Pack Pad PadV2 Rank Reshape
+  BroadcastArgs BroadcastTo ConcatV2 ExpandDims Fill GatherNd GatherV2 MirrorPad OnesLike Pack Pad PadV2 Rank Reshape
   ReverseV2 Select SelectV2 Shape ShapeN Size Slice Split SplitV Squeeze StridedSlice TensorScatterUpdate Tile Transpose Unpack
   ZerosLike
 """)
