@@ -9,10 +9,12 @@ import pathlib
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pebble
+import tqdm
 
 Result = TypeVar("Result")
 
@@ -72,6 +74,7 @@ def _start(folder: str) -> None:
   with pathlib.Path(folder, str(os.getpid())).open("wb") as stream:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
+  tqdm.tqdm.set_lock(threading.RLock())  # its own is a semaphore of the machine, which the end of this process would leave behind
   os.setpgrp()
   # The runtimes that this process waits for end with it.
   signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
