@@ -21,7 +21,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "BatchFunction")
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
 # What the replay of a graph takes itself.
-REPLAYED = frozenset((*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp"))
+REPLAYED = frozenset((*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp", "EnsureShape"))
 
 
 def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType] | None = None) -> Any:
@@ -50,6 +50,13 @@ def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mappin
 
   ordered = {name: tf.TensorSpec(specs[name].shape, held.get(specs[name].dtype, specs[name].dtype), name) for name in names}
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
+
+
+def with_shape(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+  """`x`, known to have this shape."""
+  y = tf.identity(x)
+  y.set_shape(shape)
+  return y
 
 
 class _Replay:
@@ -81,6 +88,8 @@ class _Replay:
       return operands
     if op.type == "ReadVariableOp":
       return [self._value(operands[0])]
+    if op.type == "EnsureShape":  # what it says, without what it checks: TF.js and LiteRT cannot run it
+      return [with_shape(operands[0], op.outputs[0].shape)]
     if op.type in _CALLS:
       return self._function(op.get_attr("f"))(operands)
     if op.type in _CONDITIONS:

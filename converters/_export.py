@@ -135,8 +135,8 @@ class Source:
     return cls(found, record.constraints, str(directory))
 
   @cached_property
-  def _asked(self) -> dict[Any, tuple[list[_verify_plan.Run], list[_compare.Expected]]]:
-    """{what was asked for: the runs and what the reference answers}: several runtimes, or several forms of a file, are asked the same."""
+  def _asked(self) -> dict[Any, tuple[list[_verify_plan.Run], list[_compare.Expected], Any]]:
+    """{what was asked for: the runs, the reference's answers, the examples}: several runtimes or forms of a file are asked the same."""
     return {}
 
   def runs(
@@ -178,8 +178,9 @@ class Source:
     if key not in self._asked:
       asked = self.runs(sizes, samples, examples)
       with tqdm.tqdm(total=len(asked), desc=f"compare {target}", leave=False, disable=None) as progress:
-        self._asked[key] = asked, list(_compare.reference_answers(asked, (), progress))
-    runs, expected = self._asked[key]
+        # With the examples, for an id is theirs only as long as they live.
+        self._asked[key] = asked, list(_compare.reference_answers(asked, (), progress)), examples
+    runs, expected, _ = self._asked[key]
     found = answer([replace(run, timed=run.timed and timed) for run in runs])
     rows = tuple(_compare.rows(runs, found, expected, rtol, atol))
     report = Report(f"{self.label} in {runtime}", rows, _compare.latencies(runs, found, expected), {}, {"jax": jax.__version__, **versions})

@@ -251,14 +251,6 @@ def _on_floats(function: Callable[..., tf.Tensor], on_integers: Callable[..., tf
 
 
 @guarded
-def _of_known_shape(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
-  """TF.js lists EnsureShape, but fails on it; what it checks goes as assertions do."""
-  found = tf.identity(x)
-  found.set_shape(op.outputs[0].shape)
-  return [found]
-
-
-@guarded
 def _sign(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
   if held(op.inputs[0].dtype).is_floating:
     return [floats.sign(x)]
@@ -285,7 +277,6 @@ _REPLACED: Mapping[str, Replacement] = {
   "Mul": one(_product),
   "Abs": _on_floats(tf.abs, lambda x: tf.where(x < 0, 0 - x, x)),
   "Neg": _on_floats(tf.negative, lambda x: 0 - x),
-  "EnsureShape": _of_known_shape,
   "Sign": _sign,
   "Square": one(lambda op, x: _product(op, x, x)),
   "Sum": _reduction(0, True),

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf.converters import _angles, _tflite_bits, _tflite_lists, _tflite_math
-from jax2tf.converters._concrete import Replacement, again, is_zeros
+from jax2tf.converters._concrete import Replacement, again, is_zeros, with_shape
 from jax2tf.converters._scatters import Rows, drops
 
 _WIDER = {
@@ -149,7 +149,7 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
 
   def turn(distance: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     product = y[distance:] * y[: size - distance]
-    return distance * 2, _with_shape(tf.concat([y[:distance], product], 0), shape)
+    return distance * 2, with_shape(tf.concat([y[:distance], product], 0), shape)
 
   _, y = tf.while_loop(lambda distance, _: distance < size, turn, (tf.constant(1), y), shape_invariants=(tf.TensorShape([]), shape))
   y = tf.reverse(y, [0]) if op.get_attr("reverse") else y
@@ -172,7 +172,7 @@ def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
     found = _SCATTERS[op.type](rows.extended(operands[0]), rows.vectors, rows.updates)
   else:
     return [_extreme(op, operands[0], rows)]
-  return [_with_shape(rows.cut(found), op.outputs[0].shape)]
+  return [with_shape(rows.cut(found), op.outputs[0].shape)]
 
 
 def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
@@ -285,7 +285,7 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
       flat = tf.reshape(x, tf.stack([tf.reduce_prod(shape[:axis]), shape[axis], tf.reduce_prod(shape[axis + 1 :])]))
       flat = tf.pad(flat, [[0, 0], sides, [0, 0]], constant_values=value[0] if value else 0)
       x = tf.reshape(flat, tf.concat([shape[:axis], tf.shape(flat)[1:2], shape[axis + 1 :]], 0))
-  return [_with_shape(x, op.outputs[0].shape)]
+  return [with_shape(x, op.outputs[0].shape)]
 
 
 def _reversed(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -319,18 +319,7 @@ def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   gone = {axis % rank for axis in op.get_attr("squeeze_dims") or np.flatnonzero(np.equal(x.shape.as_list(), 1))}
   if rank <= 5:  # as StridedSlice takes
     return [x[tuple(0 if axis in gone else slice(None) for axis in range(rank))]]
-  return [_with_shape(tf.reshape(x, tf.gather(tf.shape(x), [axis for axis in range(rank) if axis not in gone])), shape)]
-
-
-def _ensure_shape(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """What it says of the shape, without the op, which LiteRT lacks."""
-  return [_with_shape(x, tf.TensorShape(op.get_attr("shape")))]
-
-
-def _with_shape(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-  y = tf.identity(x)
-  y.set_shape(shape)
-  return y
+  return [with_shape(tf.reshape(x, tf.gather(tf.shape(x), [axis for axis in range(rank) if axis not in gone])), shape)]
 
 
 def _subtracted(x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
@@ -394,7 +383,6 @@ REPLACEMENTS: Mapping[str, Replacement] = {
   "BitwiseXor": _widened(_tflite_bits.bitwise(tf.bitwise.bitwise_xor)),
   "BroadcastTo": _widened(_broadcast),
   "Cumprod": _widened(_cumprod),
-  "EnsureShape": _ensure_shape,
   "FloorDiv": _widened(_floor_div),
   "FloorMod": _widened(_floor_mod),
   "GatherV2": _widened(_gathered),

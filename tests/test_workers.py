@@ -14,6 +14,8 @@ def task(how: str, folder: Path) -> str:
   print("doing", how, flush=True)
   if how == "crash":
     os.abort()
+  if how == "error":
+    raise ValueError("of the task")
   if how == "hang":
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
       (folder / "child").write_text(str(child.pid))
@@ -25,9 +27,10 @@ def lost(error: workers.LostError, how: str, _: Path) -> str:
 
 
 def test_what_is_lost_costs_one_task(tmp_path: Path) -> None:
-  assert list(workers.each(task, [(how, tmp_path) for how in ("one", "crash", "two", "hang", "three")], lost, seconds=5)) == [
+  assert list(workers.each(task, [(how, tmp_path) for how in ("one", "crash", "error", "two", "hang", "three")], lost, seconds=5)) == [
     "one",
     "crash: its process ended with -6; it said last: doing crash",
+    "error: ValueError: of the task",
     "two",
     "hang: not done after 5 s",
     "three",

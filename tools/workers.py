@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -20,10 +21,10 @@ Result = TypeVar("Result")
 
 
 class LostError(RuntimeError):
-  """A process ended, or had to be ended, before its task was done.
+  """A task failed, or its process ended, or had to be ended, before it was done.
 
   Attributes:
-    said: the last of what the process printed.
+    said: the traceback, or the last of what the process printed.
   """
 
   def __init__(self, reason: str, said: str):
@@ -65,6 +66,8 @@ def each(
           said = pathlib.Path(folder, str(error.pid)).read_text(errors="replace").strip()[-4000:]
           last = (said.splitlines() or ["nothing"])[-1][:300]
           yield lost(LostError(f"its process ended with {error.exitcode}; it said last: {last}", said), *futures[future])
+        except Exception as error:
+          yield lost(LostError(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))), *futures[future])
     finally:
       pool.stop()
       pool.join()
