@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +45,15 @@ def is_missing(cotangent: tf.Tensor) -> bool:
   if cotangent.op.type == "Const":
     return not np.any(tf.get_static_value(cotangent))
   return cotangent.op.type == "ZerosLike"
+
+
+def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
+  """An op that XLA compiles only where the condition holds, for XLA drops Asserts. Put it behind an Assert, which speaks elsewhere.
+
+  The condition may depend on sizes, which XLA knows when it compiles. Its error names the op, which is named after the message.
+  """
+  name = re.sub(r"[^\w.]+", "_", message).strip("_")
+  return tf.fill([tf.where(condition, 0, -1)], 0, name).op
 
 
 _GRADIENT = "Jax2tfGradient"

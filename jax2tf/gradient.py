@@ -278,7 +278,11 @@ def _refuse(error: Exception, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tens
   """Raises the error; in a SavedModel, where no Python runs, cotangents that are an InvalidArgumentError of the same words."""
   if not _tf_compat.is_saving():
     raise error
-  with tf.control_dependencies([tf.debugging.Assert(False, [str(error)])]):
+  # TensorFlow takes no fill that is known to fail, so the condition is one that only the loaded graph knows.
+  condition = tf.compat.v1.placeholder_with_default(False, [])
+  with tf.control_dependencies([tf.debugging.Assert(condition, [str(error)])]):
+    failing = _tf_compat.fails_under_xla(condition, str(error))
+  with tf.control_dependencies([failing]):
     return [tf.identity(x) for x in operands]  # of the right shapes, and never seen
 
 
