@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops as _xla_ops
 from tensorflow.compiler.tf2xla.python import xla as _xla
+from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
 from tensorflow.python.framework import function_def_to_graph as _function_graphs
+from tensorflow.python.ops import control_flow_state as _control_flow_state
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 from tensorflow.python.saved_model import save_context as _save_context
@@ -37,14 +38,42 @@ def is_watched(tensor: tf.Tensor) -> bool:
 
 
 def is_missing(cotangent: tf.Tensor) -> bool:
-  """Whether there is no cotangent: TensorFlow then puts zeros in its place, and these can be told from others by how they were made."""
-  if isinstance(cotangent, tf.__internal__.EagerTensor):
-    return cotangent is _backprop._zeros(tuple(cotangent.shape), cotangent.dtype)  # kept for each shape and dtype
-  if cotangent.op.type == "Fill":
-    cotangent = cotangent.op.inputs[1]
-  if cotangent.op.type == "Const":
-    return not np.any(tf.get_static_value(cotangent))
-  return cotangent.op.type == "ZerosLike"
+  """Whether there is no cotangent, and TensorFlow has put zeros in its place."""
+  return getattr(cotangent, "_jax2tf_is_missing", False)
+
+
+def missing(zeros: Any) -> Any:
+  """The zeros, as such that stand for no cotangent."""
+  if isinstance(zeros, tf.Tensor):
+    zeros._jax2tf_is_missing = True
+  return zeros
+
+
+def _filling(make_zeros: Callable[..., Any]) -> Callable[..., Any]:
+  return lambda *args: missing(make_zeros(*args))
+
+
+# The two that put zeros in the place of missing cotangents: a tape, and the gradients of the ops of a graph. Eager zeros are kept by
+# TensorFlow for each shape and dtype, and given to nobody else.
+_pywrap_tfe.TFE_Py_RegisterVSpace(
+  _backprop._default_vspace._replace(
+    zeros_fn=_filling(_backprop._default_vspace.zeros_fn), zeros_like_fn=_filling(_backprop._default_vspace.zeros_like_fn)
+  )
+)
+_control_flow_state.ZerosLike = _filling(_control_flow_state.ZerosLike)
+
+
+@contextlib.contextmanager
+def recording_again() -> Iterator[None]:
+  """Where recording is stopped, tapes record: for what JAX traces may be TensorFlow with a tape of its own, as a call_tf is."""
+  stopped = _pywrap_tfe.TFE_Py_TapeSetIsStopped()
+  if stopped:
+    _pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+  try:
+    yield
+  finally:
+    if stopped:
+      _pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
@@ -91,7 +120,7 @@ def with_derivatives(
         return [None] * len(outs) + list(errors_as_raised()(pull)(*cotangents[: len(outs)]))
 
       with graph.gradient_override_map({"IdentityN": gradient_type}):
-        tensors = tf.identity_n([*outs, *operands])[: len(outs)]
+        tensors = tf.identity_n([*outs, *operands])[: len(outs)] if outs else []
   _record.record_operation("Jax2tf", tensors, list(operands), errors_as_raised()(pull), errors_as_raised()(push))
   return tensors
 
@@ -191,13 +220,31 @@ class _OnlyNewFunctions:
     return getattr(self._graph, name)
 
 
+class _WithSavedNames:
+  """The objects of a SavedModel, of which tensors that gradient functions capture are noted by the names that their ops are saved with."""
+
+  def __init__(self, saveable_view: Any, graph: tf.Graph):
+    self._view = saveable_view
+    self._graph = graph
+
+  def add_capture_and_node(self, capture: tf.Tensor, node: Any) -> int:
+    # TF 2.21: an op after which a result of its function is named, as "jax2tf_arg_0" and "strided_slice" are, is saved as "jax2tf_arg_0_0".
+    op, index = node.name.split(":")
+    result = self._graph._get_function(node.concrete_function).cached_definition.ret.get(op, "").split(":")[0]
+    name = result if result.startswith(f"{op}_") else op
+    return self._view.add_capture_and_node(capture, node._replace(name=f"{name}:{index}"))
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._view, name)
+
+
 def _trace_gradient_functions(graph: tf.Graph, saveable_view: Any, trace: Any = _save._trace_gradient_functions) -> None:
   # TF 2.21: saving takes along the gradient functions of the functions that it saves, but not those of the gradient
   # functions themselves, so that a loaded model would have no second derivative. Once more, until there are no new ones.
-  unseen, count = _OnlyNewFunctions(graph), -1
+  unseen, view, count = _OnlyNewFunctions(graph), _WithSavedNames(saveable_view, graph), -1
   while count != len(graph._functions):
     count = len(graph._functions)
-    trace(unseen, saveable_view)
+    trace(unseen, view)
 
 
 _save._trace_gradient_functions = _trace_gradient_functions

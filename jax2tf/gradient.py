@@ -93,7 +93,7 @@ class Derivative:
       residuals, structure = tree_util.tree_flatten(pull)
       return outs, residuals
 
-    jaxpr, (_, residuals) = jax.make_jaxpr(forward, return_shape=True)(*_specs(self.jaxpr.in_avals))
+    jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
     self.check(jaxpr, self.function)
     return jaxpr, residuals, structure
 
@@ -111,7 +111,7 @@ class Derivative:
       return tree_util.tree_unflatten(structure, residuals)(self._with_zeros(given, cotangents))
 
     def make() -> ClosedJaxpr:
-      jaxpr = jax.make_jaxpr(backward)(residuals, self._cotangents(given))
+      jaxpr = _trace(backward, residuals, self._cotangents(given))
       self.check(jaxpr, f"gradient of {self.function}")
       return jaxpr
 
@@ -132,7 +132,7 @@ class Derivative:
       return self._vjp(primals)[1](self._with_zeros(given, cotangents))
 
     def make() -> ClosedJaxpr:
-      return jax.make_jaxpr(whole)(_specs(self.jaxpr.in_avals), self._cotangents(given))
+      return _trace(whole, _specs(self.jaxpr.in_avals), self._cotangents(given))
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
@@ -150,7 +150,7 @@ class Derivative:
 
     def make() -> ClosedJaxpr:
       avals = _specs(self.jaxpr.in_avals)
-      jaxpr = jax.make_jaxpr(whole)(avals, [avals[i] for i in self.wrt])
+      jaxpr = _trace(whole, avals, [avals[i] for i in self.wrt])
       self.check(jaxpr, f"tangents of {self.function}")
       return jaxpr
 
@@ -206,7 +206,9 @@ def call(of: Derivative, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
     if of.refusal:  # which concerns the user only if the derivative is asked for
       return run(of.jaxpr, *primals)
     outs = run(of.forward, *primals)
-    residuals.extend(outs[n_out:])
+    # TensorFlow may differentiate what a gradient function captures (a persistent tape around a tf.function does), by the ops' own
+    # gradients if they have any, and 0 * inf is NaN there. But all derivatives go through the primals, and none through residuals.
+    residuals.extend(map(tf.stop_gradient, outs[n_out:]))
     return outs[:n_out] if of.keeps_values else run(of.jaxpr, *primals)
 
   def backward(run: Run, given: tuple[int, ...], *seeds: tf.Tensor) -> list[tf.Tensor]:
@@ -294,6 +296,11 @@ def differentiable(avals: Sequence[Any]) -> list[int]:
 def _stay(values: Sequence[Any], places: Sequence[Place | None]) -> list[Any]:
   """The values, with what runs on them following them to where they are."""
   return [x if place is None else stay_p.bind(x, place=place) for x, place in zip(values, places, strict=True)]
+
+
+def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:
+  with _tf_compat.recording_again():
+    return jax.make_jaxpr(fun, **options)(*specs)
 
 
 def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:

@@ -152,6 +152,7 @@ def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
+@_tf_compat.recording_again()
 def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) -> tuple[int, bytes]:
   """(version of the calling convention, module for the target); with variables, their sizes are those of a first argument."""
   specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
