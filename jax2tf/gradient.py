@@ -20,6 +20,7 @@ import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import tree_util
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
@@ -63,6 +64,7 @@ class Derivative:
     self.wrt = wrt
     self.results = results
     self._made = BoundedCache(maxsize=32)
+    self._reached: set[int] = set()  # by the backward pass that is being traced
 
   @functools.cached_property
   def jaxpr(self) -> ClosedJaxpr:
@@ -102,6 +104,13 @@ class Derivative:
 
     The other results have none, which is not the same as zeros: JAX then leaves out what leads to them, and with it 0 * inf.
     """
+    return self._backward(given)[0]
+
+  def reached(self, given: tuple[int, ...]) -> frozenset[int]:
+    """Which of the primals have a cotangent; for the others `backward` returns zeros."""
+    return self._backward(given)[1]
+
+  def _backward(self, given: tuple[int, ...]) -> tuple[ClosedJaxpr, frozenset[int]]:
     forward, residuals, structure = self._forward
     places = placement(forward.jaxpr).of(forward.jaxpr.outvars)
 
@@ -110,10 +119,11 @@ class Derivative:
       cotangents = _stay(cotangents, [places[i] for i in given])
       return tree_util.tree_unflatten(structure, residuals)(self._with_zeros(given, cotangents))
 
-    def make() -> ClosedJaxpr:
+    def make() -> tuple[ClosedJaxpr, frozenset[int]]:
+      self._reached.clear()
       jaxpr = _trace(backward, residuals, self._cotangents(given))
       self.check(jaxpr, f"gradient of {self.function}")
-      return jaxpr
+      return jaxpr, frozenset(self._reached)
 
     return self._made.get(("backward", given), make)
 
@@ -160,7 +170,12 @@ class Derivative:
 
   def _vjp(self, primals: Sequence[Any]) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
-    _, pull, outs = jax.vjp(of_differentiable, *(primals[i] for i in self.wrt), has_aux=True)
+    noted = [_noted(functools.partial(self._reached.add, i)) for i in self.wrt]
+    _, pull, outs = jax.vjp(
+      lambda *changing: of_differentiable(*(note(x) for note, x in zip(noted, changing, strict=True))),
+      *(primals[i] for i in self.wrt),
+      has_aux=True,
+    )
     return outs, pull
 
   def _of_differentiable(self, primals: Sequence[Any], *changing: Any) -> tuple[list[Any], list[Any]]:
@@ -252,7 +267,8 @@ def _node(
 
     results = functools.partial(backward, here, given, *seeds)
     found = _node(pullback, here, results, len(of.wrt), backward_of_pullback, [*own, *seeds], order + 1)
-    return [_conjugate(x) for x in found]
+    reached = of.reached(given)
+    return [_conjugate(x) if i in reached else _tf_compat.missing(x) for i, x in zip(of.wrt, found, strict=True)]
 
   def push(*tangents: tf.Tensor) -> list[tf.Tensor | None]:
     found = dict(zip(of.results, call(of.pushforward, run.here(), *primals, *tangents), strict=True))
@@ -296,6 +312,23 @@ def differentiable(avals: Sequence[Any]) -> list[int]:
 def _stay(values: Sequence[Any], places: Sequence[Place | None]) -> list[Any]:
   """The values, with what runs on them following them to where they are."""
   return [x if place is None else stay_p.bind(x, place=place) for x, place in zip(values, places, strict=True)]
+
+
+def _noted(note: Callable[[], None]) -> Callable[[Any], Any]:
+  """The identity, of which a backward pass calls `note` where there is a cotangent and not JAX's symbolic zero."""
+
+  @jax.custom_vjp
+  def same(x: Any) -> Any:
+    return x
+
+  def backward(_: None, cotangent: Any) -> tuple[Any]:
+    if isinstance(cotangent, SymbolicZero):
+      return (None,)
+    note()
+    return (cotangent,)
+
+  same.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+  return same
 
 
 def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:

@@ -103,6 +103,30 @@ def test_zeros_that_are_given_are_not_missing(mode):
   close(missing, np.full(3, 2.0, np.float32))
 
 
+@jax.custom_vjp
+def first(x, y):
+  return 2 * x
+
+
+first.defvjp(lambda x, y: (2 * x, None), lambda _, g: (2 * g, jnp.zeros_like(g)))
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_between_two_converted_functions(mode):
+  """What the second does not differentiate, the first leaves out, as JAX does; zeros from a rule of the user's are zeros."""
+  pair = jax2tf.convert(lambda x: (2 * x, jnp.log(x)))
+  seconds = {f: jax2tf.convert(f) for f in (lambda x, y: 2 * x, lambda x, y: 2 * x + 0 * jax.lax.stop_gradient(x), first)}
+
+  def gradients(x):
+    with tf.GradientTape(persistent=True) as tape:
+      tape.watch(x)
+      results = [second(*pair(x)) for second in seconds.values()]
+    return [tape.gradient(y, x) for y in results]
+
+  for found, second in zip(mode(gradients)(tf.constant(X)), seconds, strict=True):
+    close(found, jax.grad(lambda x, second=second: second(2 * x, jnp.log(x)).sum())(X))
+
+
 @pytest.mark.parametrize("args", [(), (1,), (1.0,)], ids=str)
 def test_no_results_and_no_gradient(args):
   assert tf.function(jax2tf.convert(lambda *_: None, with_gradient=False), autograph=False)(*args) is None
