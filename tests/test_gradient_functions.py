@@ -127,6 +127,26 @@ def test_between_two_converted_functions(mode):
     close(found, jax.grad(lambda x, second=second: second(2 * x, jnp.log(x)).sum())(X))
 
 
+@jax.custom_vjp
+def squared(x):
+  return x @ x.swapaxes(2, 3)
+
+
+squared.defvjp(lambda x: (squared(x), 3 * x), lambda residual, g: (g @ residual,))
+
+
+def test_static_shapes_of_a_polymorphic_gradient(lowering):
+  """The polymorphic shapes say less than the arguments: sizes that TensorFlow knows stay known."""
+  converted = jax2tf.convert(squared, polymorphic_shapes="a, b, c, d", **lowering)
+
+  @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 4, 8, 9])])
+  def value_and_gradient(x):
+    return converted(x), gradient(converted)(x)
+
+  shapes = value_and_gradient.get_concrete_function().output_shapes
+  assert [shape.as_list() for shape in shapes] == [[None, 4, 8, 8], [None, 4, 8, 9]]
+
+
 @pytest.mark.parametrize("args", [(), (1,), (1.0,)], ids=str)
 def test_no_results_and_no_gradient(args):
   assert tf.function(jax2tf.convert(lambda *_: None, with_gradient=False), autograph=False)(*args) is None
