@@ -221,9 +221,7 @@ def call(of: Derivative, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
     if of.refusal:  # which concerns the user only if the derivative is asked for
       return run(of.jaxpr, *primals)
     outs = run(of.forward, *primals)
-    # TensorFlow may differentiate what a gradient function captures (a persistent tape around a tf.function does), by the ops' own
-    # gradients if they have any, and 0 * inf is NaN there. But all derivatives go through the primals, and none through residuals.
-    residuals.extend(map(tf.stop_gradient, outs[n_out:]))
+    residuals.extend(map(_cut, outs[n_out:]))
     return outs[:n_out] if of.keeps_values else run(of.jaxpr, *primals)
 
   def backward(run: Run, given: tuple[int, ...], *seeds: tf.Tensor) -> list[tf.Tensor]:
@@ -312,6 +310,18 @@ def differentiable(avals: Sequence[Any]) -> list[int]:
 def _stay(values: Sequence[Any], places: Sequence[Place | None]) -> list[Any]:
   """The values, with what runs on them following them to where they are."""
   return [x if place is None else stay_p.bind(x, place=place) for x, place in zip(values, places, strict=True)]
+
+
+def _cut(residual: tf.Tensor) -> tf.Tensor:
+  """The residual, which has no derivative: all derivatives go through the primals.
+
+  TensorFlow would differentiate what a gradient function captures (a persistent tape around a tf.function does), by the gradients of the
+  ops if they have any, and 0 * inf is NaN there.
+  """
+  if tf.executing_eagerly():  # where recording is stopped
+    return residual
+  with tf.device(residual.device):
+    return tf.stop_gradient(residual)
 
 
 def _noted(note: Callable[[], None]) -> Callable[[Any], Any]:
