@@ -170,12 +170,8 @@ class Derivative:
 
   def _vjp(self, primals: Sequence[Any]) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
-    noted = [_noted(functools.partial(self._reached.add, i)) for i in self.wrt]
-    _, pull, outs = jax.vjp(
-      lambda *changing: of_differentiable(*(note(x) for note, x in zip(noted, changing, strict=True))),
-      *(primals[i] for i in self.wrt),
-      has_aux=True,
-    )
+    noted = _noting(lambda reached: self._reached.update(self.wrt[k] for k in reached))
+    _, pull, outs = jax.vjp(lambda *changing: of_differentiable(*noted(*changing)), *(primals[i] for i in self.wrt), has_aux=True)
     return outs, pull
 
   def _of_differentiable(self, primals: Sequence[Any], *changing: Any) -> tuple[list[Any], list[Any]]:
@@ -324,20 +320,18 @@ def _cut(residual: tf.Tensor) -> tf.Tensor:
     return tf.stop_gradient(residual)
 
 
-def _noted(note: Callable[[], None]) -> Callable[[Any], Any]:
-  """The identity, of which a backward pass calls `note` where there is a cotangent and not JAX's symbolic zero."""
+def _noting(note: Callable[[list[int]], None]) -> Callable[..., Any]:
+  """The identity of several values; a backward pass calls `note` with which of them have a cotangent and not JAX's symbolic zero."""
 
   @jax.custom_vjp
-  def same(x: Any) -> Any:
-    return x
+  def same(*xs: Any) -> Any:
+    return xs
 
-  def backward(_: None, cotangent: Any) -> tuple[Any]:
-    if isinstance(cotangent, SymbolicZero):
-      return (None,)
-    note()
-    return (cotangent,)
+  def backward(_: None, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    note([k for k, c in enumerate(cotangents) if not isinstance(c, SymbolicZero)])
+    return tuple(None if isinstance(c, SymbolicZero) else c for c in cotangents)
 
-  same.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+  same.defvjp(lambda *xs: (tuple(x.value for x in xs), None), backward, symbolic_zeros=True)
   return same
 
 
