@@ -74,9 +74,10 @@ class _Replay:
   def run(self, graph: Any, inputs: Sequence[tf.Tensor], given: Sequence[Any]) -> Callable[[tf.Tensor], Any]:
     """A function from the tensors of `graph` to the new ones, where `inputs` are `given`: tensors, variables, tables."""
     values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
+    needed = _needed(graph.outputs)
     for op in graph.get_operations():
-      # What is pure needs no control dependencies; and an assertion has no result, and no target has assertions.
-      if op.outputs and not all(y.ref() in values for y in op.outputs):
+      # What is pure needs no control dependencies; and no target has assertions, so what these alone need is left out.
+      if op in needed and not all(y.ref() in values for y in op.outputs):
         results = self._op(op, [values[x.ref()] for x in op.inputs])
         values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
     return lambda tensor: values[tensor.ref()]
@@ -161,6 +162,17 @@ class _Replay:
       parallel_iterations=op.get_attr("parallel_iterations"),
     )
     return whole(results)
+
+
+def _needed(tensors: Sequence[tf.Tensor]) -> set[tf.Operation]:
+  """The ops from which the tensors are computed."""
+  found: set[tf.Operation] = set()
+  waiting = [x.op for x in tensors]
+  while waiting:
+    if (op := waiting.pop()) not in found:
+      found.add(op)
+      waiting.extend(x.op for x in op.inputs)
+  return found
 
 
 def _condition(predicate: tf.Tensor, true: Callable[[], list[Any]], false: Callable[[], list[Any]]) -> list[Any]:

@@ -80,9 +80,11 @@ def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
   """An op that XLA compiles only where the condition holds, for XLA drops Asserts. Put it behind an Assert, which speaks elsewhere.
 
   The condition may depend on sizes, which XLA knows when it compiles. Its error names the op, which is named after the message.
+  Without XLA nobody reads the result, and Grappler removes the op.
   """
   name = re.sub(r"[^\w.]+", "_", message).strip("_")
-  return tf.fill([tf.where(condition, 0, -1)], 0, name).op
+  step = tf.cast(condition, tf.int32)
+  return tf.range(step, step, step, name=name).op  # a range has no steps of 0
 
 
 _GRADIENT = "Jax2tfGradient"

@@ -63,7 +63,7 @@ class Conversion:
     operations = graph.get_operations if self._dimensions.sizes else list  # without sizes there is nothing to assert
     before = len(operations())
     dimensions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
-    return dimensions, [op for op in operations()[before:] if op.type == "Assert"]
+    return dimensions, [op for op in operations()[before:] if op.type == "Range"]  # each waits for an Assert
 
   def _run(self, dimensions: DimensionValues) -> gradient.Run:
     """Lowers jaxprs into the graph under construction."""

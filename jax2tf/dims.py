@@ -138,9 +138,14 @@ class Dimensions:
     when the graph runs for the rest.
     """
     shape_of = functools.cache(lambda argument: tf.shape(operands[argument]))
+    vector = functools.cache(lambda n: tf.constant([n]))
+
+    def size_of(argument: int, axis: int) -> tf.Tensor:  # shape_of(argument)[axis], whose constants serve all sizes
+      return tf.strided_slice(shape_of(argument), vector(axis), vector(axis + 1), vector(1), shrink_axis_mask=1)
+
     known = self._known([x.shape for x in operands])
     places = zip(known, self.sizes, strict=True)
-    return self.values_of([shape_of(argument)[axis] if size is None else size for size, (_, argument, axis) in places], lower)
+    return self.values_of([size_of(argument, axis) if size is None else size for size, (_, argument, axis) in places], lower)
 
   def values_of(self, sizes: Sequence[Size], lower: Lower) -> DimensionValues:
     """As `values`, from the argument sizes themselves, in the order of `self.sizes`."""
@@ -186,6 +191,7 @@ class DimensionValues:
     self._graph = _tf_compat.current_graph()
     self._dims: dict[Any, Size] = {}
     self._shapes: dict[tuple[Any, ...], list[int] | tf.Tensor] = {}
+    self._constant = functools.cache(tf.constant)
 
   def __call__(self, dim: Any) -> Size:
     if not _jax_compat.is_symbolic_dim(dim):
@@ -202,7 +208,7 @@ class DimensionValues:
       if all(isinstance(size, int) for size in sizes):
         return sizes
       with self._outermost():
-        self._shapes[dims] = tf.stack(sizes)
+        self._shapes[dims] = tf.stack([self._constant(s) if isinstance(s, int) else s for s in sizes])
     return self._shapes[dims]
 
   def static_shape(self, dims: Sequence[Any]) -> tuple[int | None, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from jax import export
 from jax.extend.core import InconclusiveDimensionOperation
 
 import jax2tf
-from tests.case import close
+from tests.case import close, executed_op_types
 
 
 def ones(*shape):
@@ -75,6 +77,39 @@ def test_static_shapes_are_checked_in_jaxs_words(spec, shape, words):
 def test_unknown_shapes_are_checked_when_the_graph_runs(spec, shape, words):
   with pytest.raises(tf.errors.InvalidArgumentError, match="Input shapes do not match the polymorphic shapes specification"):
     in_unknown_graph(jax2tf.convert(jnp.sin, polymorphic_shapes=[spec]), ones(*shape))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_unknown_shapes_are_checked_when_xla_compiles(native, tmp_path):
+  # XLA drops assertions; an op whose name has the words of the condition does not compile where it does not hold.
+  module = tf.Module()
+  module.functions = []
+  for spec, constraints, rank in [("b, b", (), 2), ("b+1", (), 1), ("b", ["mod(b, 2) == 0"], 1)]:
+    # A linear function without residuals: nothing but its first op needs the condition.
+    converted = jax2tf.convert(lambda x: 2 * x, polymorphic_shapes=[spec], polymorphic_constraints=constraints, native_serialization=native)
+    module.functions.append(tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([None] * rank)]))
+  tf.saved_model.save(module, str(tmp_path))
+
+  def pullback(f, x):
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = f(x)
+    return tape.gradient(y, x, output_gradients=x)  # for cotangents that do not come from the results
+
+  rows = [((2, 2), (1, 3), "Found_inconsistency"), ((2,), (1,), "Expected_value_1"), ((2,), (3,), "symbolic_shape_constraint")]
+  loaded = [functools.partial(pullback, f) for f in tf.saved_model.load(str(tmp_path)).functions]
+  for f, (good, bad, words) in zip([*module.functions, *loaded], rows * 2, strict=True):
+    compiled = tf.function(f, autograph=False, jit_compile=True, input_signature=[tf.TensorSpec([None] * len(good))])
+    close(compiled(tf.constant(ones(*good))), 2 * ones(*good))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"Input_shapes_do_not_match_the.*{words}"):
+      compiled(tf.constant(ones(*bad)))
+
+
+def test_what_xla_needs_to_check_sizes_is_not_run_without_it():
+  converted = jax2tf.convert(jnp.sin, polymorphic_shapes=["b, b"], with_gradient=False)
+  function = tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([None, None])])
+  ran = executed_op_types(function, tf.constant(ones(2, 2)))
+  assert "Assert" in ran and not {"Range", "Cast"} & set(ran)
 
 
 def test_one_trace_serves_all_sizes_and_fixed_sizes_are_held():

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _jax_compat
+from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.registry import lowers
 
@@ -26,8 +26,9 @@ def _dimension_size(ctx: RuleContext, operand: tf.Tensor, *, dimension: int) -> 
 
 @lowers(_jax_compat.shape_assertion_p)
 def _shape_assertion(ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_message: str) -> list[tf.Tensor]:
-  """ok bool[], the numbers for the message -> nothing; raises InvalidArgumentError when the graph runs."""
+  """ok bool[], the numbers for the message -> nothing; raises InvalidArgumentError when the graph runs, or when XLA compiles it."""
   words = re.split(r"\{(\d+)\}", error_message)  # text, index, text, index ... text
   data = [inputs[int(word)] if i % 2 else word for i, word in enumerate(words)]
-  tf.debugging.Assert(ok, data, summarize=8)
+  with tf.control_dependencies([tf.debugging.Assert(ok, data, summarize=8)]):
+    _tf_compat.fails_under_xla(ok, "".join(words[::2]))
   return []

@@ -136,6 +136,13 @@ def test_what_is_refused_has_its_line(tmp_path: Path) -> None:
   assert "a place that is not known" in str(unknown)
 
 
+def test_conditions_on_sizes_are_left_out() -> None:
+  model = saved_model.Model({}).add(lambda p, x: jnp.sin(x), inputs={"x": "f32[b,b]"})
+  signature = _export.Source.of(model).signatures["serving_default"]
+  assert {"Assert", "Range"} <= set(_concrete.op_types(signature.function))
+  assert set(_concrete.op_types(_concrete.frozen(signature.function, {}))) == {"Placeholder", "Sin", "Identity"}
+
+
 def test_what_cannot_be_a_source(tmp_path: Path) -> None:
   model = saved_model.Model({}).add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures=["a", "b"])
   with pytest.raises(ValueError, match="signatures names 'c', but the model has: a, b"):
