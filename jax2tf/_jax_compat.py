@@ -21,6 +21,7 @@ from jax._src import custom_batching as _custom_batching
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import xla_metadata as _xla_metadata
 from jax._src import xla_metadata_lib as _xla_metadata_lib
 from jax._src.export import shape_poly as _shape_poly
@@ -37,7 +38,7 @@ from jax._src.random import threefry4x32 as _threefry4x32
 from jax._src.state import primitives as _state_primitives
 from jax.extend.core import ClosedJaxpr, InconclusiveDimensionOperation, Primitive
 from jax.extend.core import primitives as _primitives
-from jax.sharding import Sharding
+from jax.sharding import AxisType, Sharding
 
 trace_context = _config.trace_context
 is_symbolic_dim = _shape_poly.is_symbolic_dim
@@ -113,7 +114,17 @@ def default_device_of(eqn: Any) -> str | None:
 def shardings(jitted: Any) -> bool:
   """Whether a `jax.jit`-ed function says how its arguments or results are spread over devices."""
   info = getattr(jitted, "_jit_info", None)
-  return info is not None and any(isinstance(s, Sharding) for s in (*info.in_shardings_leaves, *info.out_shardings_leaves))
+  # What a PartitionSpec or None says, JAX decides when it traces: it depends on the mesh around.
+  return info is not None and any(s is not UNSPECIFIED for s in (*info.in_shardings_leaves, *info.out_shardings_leaves))
+
+
+UNSPECIFIED = _sharding_impls.UNSPECIFIED  # what jax.jit holds where nothing was said
+
+
+def explicit_sharding(aval: Any) -> Sharding | None:
+  """The sharding that is part of the type of a value (f32[8@x,4]), or None."""
+  sharding = getattr(aval, "sharding", None)
+  return sharding if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types else None
 
 
 def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], bool] | None:

@@ -189,8 +189,8 @@ def xla_call_module(
   return list(results)
 
 
-def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], bool] | None) -> tf.Tensor:
-  """The operand with an annotation that XLA's partitioner reads; `tiles` as of `_jax_compat.hlo_sharding`."""
+def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], bool] | None, free: Sequence[int] = ()) -> tf.Tensor:
+  """The operand with an annotation that XLA's partitioner reads; `tiles` as of `_jax_compat.hlo_sharding`, `free` dimensions are its own."""
   from tensorflow.compiler.xla import xla_data_pb2  # noqa: PLC0415  (for those who shard)
 
   if tiles is None:
@@ -202,7 +202,7 @@ def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], 
       tile_assignment_devices=tiles[1],
       replicate_on_last_tile_dim=tiles[2],
     )
-  return _xla_ops.xla_sharding(operand, sharding=proto.SerializeToString())
+  return _xla_ops.xla_sharding(operand, sharding=proto.SerializeToString(), unspecified_dims=sorted(free))
 
 
 class _OnlyNewFunctions:

@@ -82,11 +82,11 @@ class RuleContext:
     jaxpr, out_tree = _trace(_Hashable(fun), specs, _jax_compat.trace_context())
     return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
 
-  def spread(self, operand: tf.Tensor, sharding: Any) -> tf.Tensor:
-    """The operand, spread over devices as `sharding` says, where the caller of `convert` asked to keep that."""
+  def spread(self, operand: tf.Tensor, sharding: Any, free: Sequence[int] = ()) -> tf.Tensor:
+    """The operand, spread over devices as `sharding` says but for `free` dimensions, where the caller of `convert` asked to keep that."""
     if not (self.destination.keep_shardings and is_spread(sharding)):
       return operand
-    return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank))
+    return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank), free)
 
   def refuse(self, reason: str, advice: str) -> NoReturn:
     """Raises the error of a form that has no lowering: what, where, what now."""

@@ -139,7 +139,7 @@ class Lowering:
     ctx = RuleContext(avals_in, avals_out, lower, self.dimensions, eqn.primitive.name, where, self.destination)
     try:
       with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
-        results = _results(ctx, eqn, operands)
+        results = _spread(ctx, eqn, _results(ctx, eqn, operands))
       return [self._checked(tensor, aval, ctx) for tensor, aval in zip(results, avals_out, strict=True)]
     except Exception as error:
       if not getattr(error, "__notes__", None) and not isinstance(error, errors.LoweringError | errors.InternalError):
@@ -175,8 +175,17 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
     ctx.refuse(*UNSUPPORTED.get(eqn.primitive.name, errors.NO_RULE))
   results = rule(ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS})
   if not eqn.primitive.multiple_results:
-    return (ctx.spread(results, eqn.params.get("out_sharding", eqn.params.get("sharding"))),)
+    return (results,)
   return results
+
+
+def _spread(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+  """The results, spread over devices as the equation or their avals say; inside of a call, a loop or a branch that was done."""
+  if not ctx.destination.keep_shardings or any(jaxprs_in_params(eqn.params)):
+    return results
+  said = None if eqn.primitive.multiple_results else eqn.params.get("out_sharding", eqn.params.get("sharding"))
+  free = eqn.params.get("unconstrained_dims", ())
+  return [ctx.spread(y, said or _jax_compat.explicit_sharding(aval), free) for y, aval in zip(results, ctx.avals_out, strict=True)]
 
 
 def _lower_on_key_data(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:

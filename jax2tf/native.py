@@ -156,17 +156,31 @@ def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
 def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) -> tuple[int, bytes]:
   """(version of the calling convention, module for the target); with variables, their sizes are those of a first argument."""
   specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
-  fun = jaxpr_as_fun(jaxpr)
+  inner, arguments, results = _without_call(jaxpr)
+  fun = jaxpr_as_fun(inner)
   if variables:
     scope = _scope_of(jaxpr)
     sizes = jax.ShapeDtypeStruct((*export.symbolic_shape(", ".join(variables), scope=scope), 0), np.int8)
-    specs, fun = [sizes, *specs], lambda _, *args: jaxpr_as_fun(jaxpr)(*args)
-  jitted = jax.jit(fun, keep_unused=True)
+    specs, fun = [sizes, *specs], lambda _, *args: jaxpr_as_fun(inner)(*args)
+    arguments = (_jax_compat.UNSPECIFIED, *arguments)
+  jitted = jax.jit(fun, keep_unused=True, in_shardings=arguments, out_shardings=results)
   with _jax_compat.with_plain_shardings():
     exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
   # Version 10 of the convention adds whether shardings are in Shardy, and these are not; 9 adds tokens, and there are none here.
   convention = 8 if _numbers(target.stablehlo_version) < _numbers(_OF_TENSORFLOW["2.16"]) else 9
   return convention, _serialized(exported.mlir_module(), target.stablehlo_version)
+
+
+def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
+  """What a jaxpr that only calls a `jax.jit`-ed function calls, and how the module's arguments and results are spread.
+
+  In the call they would be custom calls, and TensorFlow's annotations around the module say the same once more.
+  """
+  if len(eqns := jaxpr.jaxpr.eqns) == 1 and eqns[0].primitive is P.jit_p:
+    (eqn,) = eqns
+    if eqn.invars == jaxpr.jaxpr.invars and eqn.outvars == jaxpr.jaxpr.outvars:
+      return eqn.params["jaxpr"], tuple(eqn.params["in_shardings"]), list(eqn.params["out_shardings"])
+  return jaxpr, (_jax_compat.UNSPECIFIED,) * len(jaxpr.in_avals), _jax_compat.UNSPECIFIED
 
 
 def _scope_of(jaxpr: ClosedJaxpr) -> Any:

@@ -243,13 +243,12 @@ def is_spread(sharding: Any) -> bool:
 
 def spread_operands(jaxpr: Jaxpr) -> dict[Any, Any]:
   """Variable -> sharding, for the arguments and results of a jaxpr, and what is between."""
-  found: dict[Any, Any] = {}
+  variables = (v for v in (*jaxpr.invars, *jaxpr.outvars) if not isinstance(v, Literal))
+  found = {v: s for v in variables if is_spread(s := _jax_compat.explicit_sharding(v.aval))}
   for eqn in jaxpr.eqns:
     params = eqn.params
     befores, afters = params.get("in_shardings", ()), params.get("out_shardings", ())
-    if eqn.primitive is P.sharding_constraint_p:
-      befores = afters = (params["layout"],)
-    elif "in_specs" in params and isinstance(params.get("mesh"), Mesh):
+    if "in_specs" in params and isinstance(params.get("mesh"), Mesh | AbstractMesh):
       befores, afters = ([NamedSharding(params["mesh"], spec) for spec in params[specs]] for specs in ("in_specs", "out_specs"))
     elif inner := function_of(eqn):
       of = spread_operands(inner)

@@ -40,16 +40,16 @@ def _stay(ctx: RuleContext, operand: tf.Tensor, *, place: str) -> tf.Tensor:
 
 @lowers(P.sharding_constraint_p)
 def _sharding_constraint(ctx: RuleContext, operand: tf.Tensor, *, layout: Any, context_mesh: Any, unconstrained_dims: Any) -> tf.Tensor:
-  """operand -> operand."""
-  del context_mesh, unconstrained_dims
-  return ctx.spread(operand, layout)
+  """operand -> operand; the interpreter spreads the result."""
+  del ctx, layout, context_mesh, unconstrained_dims
+  return operand
 
 
 @lowers(_jax_compat.reshard_p)
 def _reshard(ctx: RuleContext, operand: tf.Tensor, *, dst_sharding: Any, concrete_mesh: Any) -> tf.Tensor:
-  """operand -> operand."""
-  del concrete_mesh
-  return ctx.spread(operand, dst_sharding)
+  """operand -> operand; the interpreter spreads the result, whose aval has the sharding."""
+  del ctx, dst_sharding, concrete_mesh
+  return operand
 
 
 @lowers(_jax_compat.layout_constraint_p, _jax_compat.relayout_p)
