@@ -239,6 +239,9 @@ def dimension_bounds(dim: Any) -> tuple[float, float]:
   return _shape_poly._bounds_decision(dim, _shape_poly.BoundsPrecision.BEST)
 
 
+max_dim = _core.max_dim
+
+
 def argument_name(args: Any, i: int) -> str:
   """`args[0]['w']`, JAX's name for the leaf number `i` of the positional arguments."""
   return _shape_poly.pretty_print_dimension_descriptor(tree_util.tree_structure((args, {})), i, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,6 +60,16 @@ def graph_ops(fun: Callable[..., Any], *args: Any, gradient: bool = False) -> li
   return op_types(tf.function(gradients if gradient else converted, autograph=False).get_concrete_function(*map(tf.constant, args)).graph)
 
 
+def _apart(n: int, x: Any) -> jax.Array:
+  """f32[a,b,c] -> f32[a,1,b,1,c,1]."""
+  return lax.expand_dims(x, range(1, 2 * n, 2))
+
+
+def _between(n: int, x: Any) -> jax.Array:
+  """f32[a,b,c] -> f32[1,a,1,b,1,c]."""
+  return lax.expand_dims(x, range(0, 2 * n, 2))
+
+
 # What a function becomes: (name, function, arguments, primitives after the idioms).
 FIRES: list[tuple[str, Callable[..., Any], list[Any], list[str]]] = [
   ("bias_of_dense", lambda x, w, b: x @ w + b, [X, W, B], ["dot_general", "bias_add"]),
@@ -72,6 +83,7 @@ FIRES: list[tuple[str, Callable[..., Any], list[Any], list[str]]] = [
   ("transposes_cancel", lambda x: lax.squeeze(x.transpose(0, 2, 1), (0,)).T + 1, [_f32(1, 4, 5)], ["reshape", "add"]),
   ("transposes_merge", lambda x: x.transpose(1, 0, 2)[None].transpose(0, 1, 3, 2), [XS], ["transpose", "reshape"]),
   ("row_into_columns", lambda x, y: x * lax.broadcast_in_dim(y, (5, 8), (0,)), [X, X[:, 0]], ["reshape", "mul"]),
+  ("too_many_dimensions", lambda x, y: _apart(3, x) * _between(3, y), [_f32(2, 3, 2), _f32(2, 4, 3)], [*["broadcast_in_dim"] * 4, "mul"]),
   ("scalar_selected", lambda p, x: lax.select(p, x, lax.broadcast(x[0, 0], (5, 8))), [X > 0, X], ["slice", "squeeze", "select_n"]),
 ]
 
@@ -180,6 +192,7 @@ def _scan(w: Any, xs: Any) -> Any:
   return lax.scan(step, jnp.zeros(6), xs, reverse=True)
 
 
+_BINARY = (lax.sub, lax.pow, lax.atan2, lax.gt, lambda x, y: jnp.where(x > y, x, y))
 # Sums of products of hostile numbers cancel in another order than XLA's; see the rows of tests/lowering/test_dot.py.
 _SUM = {"rtol": 2e-5}
 HOSTILE_ROWS, EYE = _hostile(18, 8), np.eye(8, dtype=np.float32)
@@ -211,6 +224,17 @@ CASES = [
   Case("moves", lambda x: lax.squeeze(x[None].transpose(0, 2, 1, 3), (0,)).transpose(2, 0, 1), [_hostile(3, 4, 16)], poly=["b, c, _"]),
   Case("rows_repeated", lambda x, y: x + y[:, None] * x - y[:, None] / x, [_hostile(16, 16), HOSTILE_F32], poly=["b, c", "b"], grad=False),
   Case("select_repeated", lambda x, y: jnp.where(x > y[:, None], x * y, y[0]), [_hostile(16, 16), HOSTILE_F32], grad=False),
+  Case("kron", jnp.kron, [_f32(2, 3, 2), _f32(2, 4, 3)], poly=["a, b, c", "d, e, f"]),
+  Case(
+    "broadcast_both_ways", lambda x, y: [f(_apart(4, x), _between(4, y)) for f in _BINARY], [_f32(2, 2, 1, 2) ** 2, _f32(1, 2, 2, 2) ** 2]
+  ),
+  Case(
+    "betainc_both_ways",
+    P.regularized_incomplete_beta_p.bind,
+    [*(abs(_f32(*s)) for s in ((3, 1), (1, 2))), np.full((3, 2), 0.3, "f")],
+    grad=False,
+    rtol=1e-5,  # as betainc in tests/lowering/test_special.py
+  ),
   Case("scan", _scan, [SQUARE, _f32(5, 6)], rtol=1e-5, atol=1e-6, poly=[None, "b, _"]),
   Case("scan_hostile", _scan, [0 * SQUARE, _hostile(16, 6)], rtol=1e-5, grad=False),
 ]

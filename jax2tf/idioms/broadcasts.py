@@ -1,25 +1,39 @@
-"""TensorFlow's elementwise ops broadcast by themselves, so what feeds them need not be repeated first."""
+"""TensorFlow's elementwise ops broadcast by themselves, so what feeds them need not be repeated first; where they cannot, it is."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core.primitives as P
 from jax.extend.core import Literal
 
+from jax2tf._jax_compat import mulhi_p
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
+from jax2tf.lowering._movement import is_one
 
 _ELEMENTWISE = (
   *(P.add_p, P.add_jaxvals_p, P.sub_p, P.mul_p, P.div_p, P.max_p, P.min_p),
   *(P.eq_p, P.ne_p, P.lt_p, P.le_p, P.gt_p, P.ge_p, P.select_n_p),
 )
+# What else takes operands with sizes 1 where others have more.
+_OTHERS = (
+  *(P.rem_p, P.pow_p, P.atan2_p, P.nextafter_p, P.complex_p, P.and_p, P.or_p, P.xor_p, P.eq_to_p, P.lt_to_p, P.le_to_p),
+  *(P.shift_left_p, P.shift_right_arithmetic_p, P.shift_right_logical_p, mulhi_p),
+  *(P.igamma_p, P.igammac_p, P.igamma_grad_a_p, P.polygamma_p, P.zeta_p, P.regularized_incomplete_beta_p),
+)
 _FLOATS_ONLY = (P.div_p, P.max_p, P.min_p)
+
+# TF 2.21: the binary ops broadcast in 5 dimensions on CPU, after neighbours that are repeated alike are made one; Betainc in none.
+_BROADCAST = 5
+_LIMITS = {P.regularized_incomplete_beta_p: 1}
 
 
 def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
   """add(x, broadcast_in_dim(y)) -> add(x, y), or add(x, reshape(y)) where y's dimensions are not the last ones of x."""
   shape = eqn.outvars[0].aval.shape
-  if not 0 < len(shape) <= 5:  # TF 2.21: the binary ops broadcast in 5 dimensions
+  if not 0 < len(shape) <= _BROADCAST:
     return None
   if eqn.primitive in _FLOATS_ONLY and eqn.outvars[0].aval.dtype.kind != "f":
     return None
@@ -53,4 +67,29 @@ def _aligned(broadcast: Any) -> tuple[Any, list[Any] | None]:
   return source, aligned[dims[0] :]
 
 
-IDIOMS = dict.fromkeys(_ELEMENTWISE, unrepeated)
+def repeated(flow: Dataflow, eqn: Any) -> Equations | None:
+  """mul(x f32[a,1,c,1,e,1], y f32[1,b,1,d,1,f]) -> mul of both, repeated to the shape of the result."""
+  del flow
+  shape = eqn.outvars[0].aval.shape
+  apart = [i for i, v in enumerate(eqn.invars) if not isinstance(v, Literal) and not same(v.aval.shape, shape)]
+  if not apart or _alternations([v.aval.shape for v in eqn.invars if v.aval.shape]) <= _LIMITS.get(eqn.primitive, _BROADCAST):
+    return None
+  operands, eqns = list(eqn.invars), []
+  for i in apart:
+    operands[i] = new_var(eqn.invars[i], shape)
+    params = {"shape": shape, "broadcast_dimensions": tuple(range(len(shape))), "sharding": None}
+    eqns.append(eqn.replace(primitive=P.broadcast_in_dim_p, invars=[eqn.invars[i]], outvars=[operands[i]], params=params))
+  return [*eqns, eqn.replace(invars=operands)]
+
+
+def _alternations(shapes: Sequence[Sequence[Any]]) -> int:
+  """The dimensions that are left when neighbours with sizes 1 in the same shapes are one."""
+  kinds = [tuple(map(is_one, sizes)) for sizes in zip(*shapes, strict=True)]
+  return sum(1 for _ in itertools.groupby(kind for kind in kinds if not all(kind)))
+
+
+def _either(flow: Dataflow, eqn: Any) -> Equations | None:
+  return repeated(flow, eqn) or unrepeated(flow, eqn)
+
+
+IDIOMS = dict.fromkeys(_OTHERS, repeated) | dict.fromkeys(_ELEMENTWISE, _either)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from jax import lax
 
+from jax2tf._jax_compat import dimension_bounds, max_dim
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF, scalar
-from jax2tf.lowering._movement import transposed
+from jax2tf.lowering._movement import is_zero, transposed
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,19 @@ class Axis:
 
   @property
   def is_pooling(self) -> bool:
-    """TensorFlow's pooling has such windows, and each of them meets the operand."""
+    """TensorFlow's pooling has such windows, there are any, and each of them meets the operand."""
     lo, hi = self.padding
     meets = not (isinstance(lo, int) and isinstance(hi, int)) or (0 <= lo < self.window and 0 <= hi < self.window)
-    return isinstance(self.window, int) and self.base_dilation == self.window_dilation == 1 and meets
+    return isinstance(self.window, int) and self.base_dilation == self.window_dilation == 1 and meets and not is_zero(self.out)
+
+  @property
+  def with_a_window(self) -> Axis:
+    """Padded until one window fits, where only the graph knows whether one does: TensorFlow's ops end in errors or crash for none."""
+    if dimension_bounds(self.out)[0] >= 1:
+      return self
+    (lo, hi), span = self.padding, (self.window - 1) * self.window_dilation + 1
+    dilated = max_dim((self.size - 1) * self.base_dilation + 1, 0)
+    return replace(self, padding=(lo, hi + max_dim(span - lo - dilated - hi, 0)), out=max_dim(self.out, 1))
 
 
 def window_axes(
@@ -103,7 +114,7 @@ class Images:
     batch, channels = (i for i in range(4) if i not in (height, width))
     permutation = (batch, height, width, channels)
     images = cls(tuple(axes[i] for i in permutation), at, permutation)
-    return images if images.is_same or images.explicit is not None else None
+    return images if images.is_same or images.is_explicit else None
 
   @property
   def is_same(self) -> bool:
@@ -112,15 +123,19 @@ class Images:
     return [tuple(pads) for pads in lax.padtype_to_pads(size, window, stride, "SAME")] == [axis.padding for axis in self.axes]
 
   @property
-  def explicit(self) -> list[list[int]] | None:
-    """The padding for Pad, None where a size is symbolic."""
-    pads = [list(axis.padding) for axis in self.axes]
-    return pads if all(isinstance(p, int) for pair in pads for p in pair) else None
+  def is_explicit(self) -> bool:
+    """The padding is known."""
+    return all(isinstance(p, int) for axis in self.axes for p in axis.padding)
 
   @property
   def is_valid(self) -> bool:
     """There is no padding."""
     return all(axis.padding == (0, 0) for axis in self.axes)
+
+  @property
+  def has_windows(self) -> bool:
+    """There is one at least."""
+    return all(axis.with_a_window is axis for axis in self.axes)
 
   def seen(self, x: tf.Tensor) -> tf.Tensor:
     """`x` as images."""
@@ -131,17 +146,28 @@ class Images:
     x = transposed(x, [self.permutation.index(i) for i in range(4)])
     return x if self.inserted is None else tf.squeeze(x, self.inserted)
 
-  def padded(self, x: tf.Tensor, value: float) -> tuple[tf.Tensor, dict[str, Any]]:
+  def pooled(self, ctx: RuleContext, y: tf.Tensor) -> tf.Tensor:
+    """The result of the op on `padded` images, as JAX has it."""
+    return self.back(y if self.has_windows else tf.slice(y, [0] * 4, ctx.shape([axis.out for axis in self.axes])))
+
+  def padded(self, ctx: RuleContext, x: tf.Tensor, value: float) -> tuple[tf.Tensor, dict[str, Any]]:
     """(images with what the op cannot pad, the attributes of the op)."""
     attributes = {"ksize": [axis.window for axis in self.axes], "strides": [axis.stride for axis in self.axes]}
-    if not self.is_valid and self.is_same and value != 0:
+    if self.has_windows and self.is_valid:
+      return x, {**attributes, "padding": "VALID"}
+    if self.has_windows and self.is_same and value != 0:
       return x, {**attributes, "padding": "SAME"}
-    if not self.is_valid:  # TF 2.21: XLA has no MaxPool with explicit padding
-      x = tf.pad(x, self.explicit, constant_values=scalar(value, x))
-    return x, {**attributes, "padding": "VALID"}
+    # TF 2.21: XLA has no MaxPool with explicit padding
+    return _padded(ctx, x, [axis.with_a_window.padding for axis in self.axes], value), {**attributes, "padding": "VALID"}
 
 
-def max_pool(operand: tf.Tensor, axes: Sequence[Axis], sign: int) -> tf.Tensor | None:
+def _padded(ctx: RuleContext, x: tf.Tensor, padding: Sequence[tuple[Any, Any]], value: float) -> tf.Tensor:
+  sizes = ctx.shape([size for pair in padding for size in pair])
+  pairs = np.reshape(sizes, (-1, 2)) if isinstance(sizes, list) else tf.reshape(sizes, (-1, 2))
+  return tf.pad(x, pairs, constant_values=scalar(value, x))
+
+
+def max_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: int) -> tf.Tensor | None:
   """The maxima of the windows, or with sign -1 their minima; None if TensorFlow cannot pool like this.
 
   TF 2.21: MaxPool on CPU passes over NaN, and takes the least finite number for a window of nothing but -inf. A second one,
@@ -150,12 +176,12 @@ def max_pool(operand: tf.Tensor, axes: Sequence[Axis], sign: int) -> tf.Tensor |
   images = Images.of(axes, operand.dtype)
   if images is None:
     return None
-  x, attributes = images.padded(images.seen(operand if sign > 0 else -operand), float("-inf"))
+  x, attributes = images.padded(ctx, images.seen(operand if sign > 0 else -operand), float("-inf"))
   zero, one = scalar(0, x), scalar(1, x)
   kinds = tf.where(tf.math.is_nan(x), scalar(2, x), tf.where(tf.equal(x, scalar(float("-inf"), x)), zero, one))
   y, kind = (tf.raw_ops.MaxPool(input=z, **attributes) for z in (x, kinds))
   y = tf.where(tf.equal(kind, one), y, tf.where(kind > one, scalar(float("nan"), x), scalar(float("-inf"), x)))
-  y = images.back(y)
+  y = images.pooled(ctx, y)
   return y if sign > 0 else -y
 
 
@@ -164,23 +190,26 @@ def max_pool_gradient(ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, a
   images = Images.of(axes, operand.dtype)
   if images is None or source.dtype != operand.dtype:
     return None
-  x, attributes = images.padded(images.seen(operand if sign > 0 else -operand), float("-inf"))
+  x, attributes = images.padded(ctx, images.seen(operand if sign > 0 else -operand), float("-inf"))
+  source = images.seen(source)
+  if not images.has_windows:  # TF 2.21: oneDNN's MaxPoolGrad ends the process for an empty operand
+    source = _padded(ctx, source, [(0, axis.with_a_window.out - axis.out) for axis in images.axes], 0)
   pooled = tf.raw_ops.MaxPool(input=x, **attributes)
-  gradient = tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=pooled, grad=images.seen(source), **attributes)
-  if attributes["padding"] == "VALID" and not images.is_valid:
-    gradient = tf.slice(gradient, [axis.padding[0] for axis in images.axes], ctx.shape([axis.size for axis in images.axes]))
+  gradient = tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=pooled, grad=source, **attributes)
+  if attributes["padding"] == "VALID" and not (images.has_windows and images.is_valid):
+    gradient = tf.slice(gradient, [ctx.dim(axis.padding[0]) for axis in images.axes], ctx.shape([axis.size for axis in images.axes]))
   return images.back(gradient)
 
 
-def sum_pool(operand: tf.Tensor, axes: Sequence[Axis]) -> tf.Tensor | None:
+def sum_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis]) -> tf.Tensor | None:
   """The sums of the windows as means times their size; None if TensorFlow cannot pool like this."""
   images = Images.of(axes, operand.dtype)
-  if images is None or (not images.is_valid and images.explicit is None):
+  if images is None or not images.is_explicit:
     return None
   wide = tf.cast(operand, tf.float32) if operand.dtype in HALF else operand
-  x, attributes = images.padded(images.seen(wide), 0.0)
+  x, attributes = images.padded(ctx, images.seen(wide), 0.0)
   size = 1
   for axis in axes:
     size *= axis.window
   means = tf.raw_ops.AvgPool(value=x, **attributes)
-  return tf.cast(images.back(means * size), operand.dtype)
+  return tf.cast(images.pooled(ctx, means * size), operand.dtype)

@@ -17,6 +17,7 @@ from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast
 from jax2tf.lowering._movement import transposed, turned_kernel
 from jax2tf.lowering._plain_conv import Conv, filter_gradient, input_gradient, is_filter_gradient, plain_conv, without_batch_groups
+from jax2tf.lowering._pooling import Axis
 from jax2tf.registry import lowers
 
 
@@ -62,14 +63,37 @@ def _conv_general_dilated(
   if any(isinstance(d, int) and d == 0 for d in (batch, features, outputs, *image, *kernel, *out)):
     return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)  # TF 2.21: Conv2D refuses empty filters and images
 
+  some = _with_results(conv)
+
   def convolve(lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
-    return _laid_out(ctx, conv, lhs, rhs, dimension_numbers, reversed_kernel)
+    if some is conv:
+      return _laid_out(ctx, conv, lhs, rhs, dimension_numbers, reversed_kernel)
+    if some.batch is not batch:
+      at = dimension_numbers.lhs_spec[0]
+      lhs = tf.pad(lhs, [[0, ctx.dim(some.batch - batch) if d == at else 0] for d in range(conv.rank + 2)])
+      lhs = tf.ensure_shape(lhs, lhs.shape)  # TF 2.21: Grappler fuses Pad and Conv2D into an op that pads no batch
+    result = _laid_out(ctx, some, lhs, rhs, dimension_numbers, reversed_kernel)
+    return tf.slice(result, [0] * (conv.rank + 2), ctx.shape(ctx.aval_out.shape))
 
   if lhs.dtype.is_complex:  # TF 2.21: no kernel of any convolution takes complex numbers
     (a, b), (c, d) = ((tf.math.real(x), tf.math.imag(x)) for x in (cast(lhs, ctx.dtype_out), cast(rhs, ctx.dtype_out)))
     return tf.complex(convolve(a, c) - convolve(b, d), convolve(a, d) + convolve(b, c))
   dtype = _computed_in(lhs.dtype, ctx.dtype_out)
   return cast(convolve(cast(lhs, dtype), cast(rhs, dtype)), ctx.dtype_out)
+
+
+def _with_results(conv: Conv) -> Conv:
+  """Padded until there is a result, where only the graph knows whether there is one.
+
+  TF 2.21: without, oneDNN's Conv2D gives its operand back, of whatever shape, or ends in an error.
+  """
+  sizes = zip(conv.image, conv.kernel, conv.strides, conv.padding, conv.lhs_dilation, conv.rhs_dilation, conv.out, strict=True)
+  axes = [Axis(conv.batch, 1, 1, (0, 0), 1, 1, conv.batch), *(Axis(*axis) for axis in sizes)]
+  some = [axis.with_a_window for axis in axes]
+  if all(a is b for a, b in zip(axes, some, strict=True)):
+    return conv
+  batch, *spatial = some
+  return replace(conv, batch=batch.out, padding=tuple(axis.padding for axis in spatial), out=tuple(axis.out for axis in spatial))
 
 
 def _computed_in(operand: tf.DType, result: tf.DType) -> tf.DType:

@@ -82,6 +82,13 @@ def _double_in_loop(combine: Callable[..., Any], axis: int, reverse: bool, x: An
   return lax.while_loop(lambda state: state[0] < size, step, (jnp.int32(1), x))[1]
 
 
-_COMBINE: dict[Any, Callable[..., Any]] = {P.cummax_p: lax.max, P.cummin_p: lax.min, P.cumlogsumexp_p: jnp.logaddexp}
-for _primitive, _combine in _COMBINE.items():
-  lowers(_primitive)(functools.partial(_doubled, _combine))
+lowers(P.cummax_p)(functools.partial(_doubled, lax.max))
+lowers(P.cummin_p)(functools.partial(_doubled, lax.min))
+
+
+@lowers(P.cumlogsumexp_p)
+def _cumlogsumexp(ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool) -> tf.Tensor:
+  """operand f32[b,n] -> f32[b,n]; JAX takes integers while it traces and then cannot compile them."""
+  if operand.dtype.is_integer:
+    ctx.refuse("JAX itself cannot compute it of integers", "convert the operand to a floating dtype")
+  return _doubled(jnp.logaddexp, ctx, operand, axis=axis, reverse=reverse)

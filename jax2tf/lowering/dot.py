@@ -11,9 +11,11 @@ import tensorflow as tf
 from jax import lax
 
 from jax2tf import _jax_compat
+from jax2tf._jax_compat import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import tf_dtype
 from jax2tf.lowering._common import cast
+from jax2tf.lowering._movement import is_zero
 from jax2tf.registry import lowers
 
 # TF 2.21 has MatMul kernels on CPU for these; other types are computed in one that holds them.
@@ -30,6 +32,9 @@ def _dot_general(
   dtype = _accumulator(ctx, lhs.dtype, rhs.dtype)
   (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
   lhs_aval, rhs_aval = ctx.avals_in
+  summed = [lhs_aval.shape[i] for i in lhs_contract]
+  if any(map(is_zero, (*summed, *ctx.aval_out.shape))):
+    return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)
   lhs, rhs = cast(lhs, dtype), cast(rhs, dtype)
   if not lhs_contract:
     product = _outer(ctx, lhs, rhs, lhs_batch, rhs_batch)
@@ -41,6 +46,9 @@ def _dot_general(
     a, transpose_a = x.matrix(ctx, contract_last=True)
     b, transpose_b = y.matrix(ctx, contract_last=False)
     product = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    if any(dimension_bounds(d)[0] < 1 for d in (*summed, *(rhs_aval.shape[i] for i in y.free))):
+      # TF 2.21: oneDNN's product with a bias ends the process for an empty rhs. An EnsureShape keeps Grappler from fusing the two.
+      product = tf.ensure_shape(product, product.shape)
     if len(x.free) != 1 or len(y.free) != 1:
       product = ctx.reshape(product, ctx.aval_out.shape)
   if ctx.dtype_out == tf.bool:

@@ -141,7 +141,7 @@ def _cbrt(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   if x.dtype == tf.float64:  # one Newton step for the last digits; not from zero or infinity
     better = root - (root - size / (root * root)) / scalar(3, wide)
     root = tf.where(tf.math.is_finite(better), better, root)
-  return tf.cast(tf.sign(wide) * root, x.dtype)
+  return tf.cast(tf.where(root > scalar(0, root), tf.sign(wide) * root, wide), x.dtype)  # TF 2.21: sign(-0.0) is 0.0
 
 
 @lowers(P.atan2_p)

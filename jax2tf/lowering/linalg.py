@@ -6,6 +6,7 @@ the LU of a singular matrix there, or infinities. So LU is written out, and so a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -177,6 +178,8 @@ def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tens
 
   def eliminate(k: tf.Tensor, a: tf.Tensor, exchanges: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor, ...]:
     candidates = modulus(a[:, :, k])
+    # TF 2.21: ArgMax passes over NaN, and would end at a finished row where there is nothing else.
+    candidates = tf.where(tf.math.is_nan(candidates), tf.constant(math.inf, candidates.dtype), candidates)
     pivot = tf.argmax(tf.where(rows >= k, candidates, -1), 1, tf.int32)[:, tf.newaxis]
     order = tf.where(rows == k, pivot, tf.where(rows == pivot, k, rows))
     a, permutation = (tf.gather(x, order, axis=1, batch_dims=1) for x in (a, permutation))

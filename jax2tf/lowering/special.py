@@ -15,11 +15,16 @@ from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF, NARROW, scalar, widened
 from jax2tf.registry import lower_directly, lowers
 
+
+def _bessel_i1e(x: tf.Tensor) -> tf.Tensor:
+  return tf.where(tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x))  # TF 2.21: the kernel has 0.0 at -0.0
+
+
 # TF 2.21: these have no bfloat16 kernel on CPU, and most no float16 one.
 lower_directly(
   {
     primitive: widened(op, *NARROW, *HALF)
-    for primitive, op in {P.bessel_i0e_p: tf.math.bessel_i0e, P.bessel_i1e_p: tf.math.bessel_i1e, P.lgamma_p: tf.math.lgamma}.items()
+    for primitive, op in {P.bessel_i0e_p: tf.math.bessel_i0e, P.bessel_i1e_p: _bessel_i1e, P.lgamma_p: tf.math.lgamma}.items()
   }
 )
 
@@ -108,7 +113,7 @@ def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
   error = tf.where(size < scalar(0.5, x), size - tf.math.erf(root), tf.math.erfc(root) - (scalar(1, x) - size))
   better = root + error * scalar(math.sqrt(math.pi) / 2, x) * tf.exp(tf.square(root))
   root = tf.where(size < scalar(1, x), better, root)
-  return tf.where(x < scalar(0, x), -root, root)
+  return tf.where(tf.equal(x, scalar(0, x)), x, tf.where(x < scalar(0, x), -root, root))
 
 
 @lowers(P.digamma_p)

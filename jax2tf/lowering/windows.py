@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jax2tf.context import RuleContext
-from jax2tf.lowering._movement import any_dtype
+from jax2tf.lowering._movement import any_dtype, is_zero
 from jax2tf.lowering._pooling import Axis, max_pool, sum_pool, whole_axes, window_axes
 from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
 from jax2tf.registry import lowers
@@ -28,7 +28,7 @@ def _reduce_window_max(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   if operand.dtype != tf.bool and (whole := whole_axes(axes)):
     return tf.reduce_max(operand, whole, keepdims=True)
-  pooled = max_pool(operand, axes, 1)
+  pooled = max_pool(ctx, operand, axes, 1)
   return _by_monoid(ctx, operand, axes, lax.max, -np.inf) if pooled is None else pooled
 
 
@@ -39,7 +39,7 @@ def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   if operand.dtype != tf.bool and (whole := whole_axes(axes)):
     return tf.reduce_min(operand, whole, keepdims=True)
-  pooled = max_pool(operand, axes, -1)
+  pooled = max_pool(ctx, operand, axes, -1)
   return _by_monoid(ctx, operand, axes, lax.min, np.inf) if pooled is None else pooled
 
 
@@ -50,7 +50,7 @@ def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   if whole := whole_axes(axes):
     return tf.reduce_sum(operand, whole, keepdims=True)
-  pooled = sum_pool(operand, axes)
+  pooled = sum_pool(ctx, operand, axes)
   return _by_monoid(ctx, operand, axes, lax.add, 0) if pooled is None else pooled
 
 
@@ -97,8 +97,10 @@ _IDENTITIES = {P.add_p: 0, P.mul_p: 1, P.max_p: -np.inf, P.min_p: np.inf}
 
 def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
   """The reduced windows, innermost axis first, so that elements meet in their order."""
-  if any(axis.out == 0 for axis in axes):  # no window fits, and the spans of `_windows_along` would be of negative size
-    return [jnp.zeros([axis.out for axis in axes], x.dtype) for x in xs]
+  shape = [axis.out for axis in axes]
+  if any(map(is_zero, shape)):  # no window fits, and the spans of `_windows_along` would be of negative size
+    return [jnp.zeros(shape, x.dtype) for x in xs]
+  axes = [axis.with_a_window for axis in axes]
   config = [(*axis.padding, axis.base_dilation - 1) for axis in axes]
   if set(config) != {(0, 0, 0)}:
     xs = [lax.pad(x, value, config) for x, value in zip(xs, outside, strict=True)]
@@ -106,7 +108,7 @@ def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: 
     if axis.window != 1 or axis.stride != 1:
       along = _windows_along if isinstance(axis.window, int) else _symbolic_windows_along
       xs = along(combine, xs, i, axis)
-  return list(xs)
+  return [lax.slice(x, [0] * x.ndim, shape) for x in xs]
 
 
 def _windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: Axis) -> Any:

@@ -8,10 +8,13 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
+import tensorflow as tf
 from jax import lax
 from jax import numpy as jnp
 
-from tests.case import Case, run
+import jax2tf
+from tests.case import Case, close, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
 NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
@@ -37,6 +40,10 @@ B, HW = ("b, _, _, _", None), ("b, h, w, _", None)
 CASES = [
   Case("plain_same", conv(NHWC, (1, 1), "SAME"), [IMAGE, KERNEL], poly=HW, **CLOSE),
   Case("plain_valid", conv(NHWC, (1, 1), "VALID"), [IMAGE, KERNEL], poly=("b, h + 3, w + 3, _", None), **CLOSE),
+  *[
+    Case(f"kernel_larger_than_image_{i}", conv(NHWC, (1, 2), padding, **options), [IMAGE[:, :2], KERNEL], poly=HW, skip=QUICK, **CLOSE)
+    for i, (padding, options) in enumerate([("VALID", {}), (((1, 0), (0, 1)), {"rhs_dilation": (2, 1)})])
+  ],
   Case("strided_same", conv(NHWC, (2, 2), "SAME"), [IMAGE, KERNEL], poly=HW, **CLOSE),
   Case("strided_valid", conv(NHWC, (2, 3), "VALID"), [IMAGE, KERNEL], poly=("b, h + 3, w + 3, _", None), **CLOSE),
   Case("stem_explicit", conv(NHWC, (2, 2), ((3, 3), (3, 3))), [of(2, 12, 12, 3), of(7, 7, 3, 4)], poly=B, **CLOSE),
@@ -142,3 +149,22 @@ CASES = [
   Case("vmap_kernels", jax.vmap(conv(NHWC, (1, 1), "SAME"), (None, 0)), [IMAGE, of(2, 3, 3, 3, 4)], poly=("b, _, _, _", None), **CLOSE),
 ]
 test_case, saved = run(CASES)
+
+
+@pytest.mark.parametrize("images", [0, 2])
+def test_gradient_of_images_that_may_be_none(images: int) -> None:
+  """Their number is known when the graph runs. TensorFlow's Conv2D gives results of another shape for none."""
+  function, fun = _gradient_of_rest()
+  operands = IMAGE[: images + 1, :5], KERNEL
+  close(function(*operands), fun(*operands), **CLOSE)
+
+
+@functools.cache
+def _gradient_of_rest() -> Any:
+  @functools.partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
+  def fun(x: Any, k: Any) -> Any:
+    results = [conv(NHWC, (1, 1), "VALID")(x[1:], k), conv(NHWC, (2, 2), "SAME", feature_group_count=3)(x[1:], k[:, :, :1, :3])]
+    return sum(map(jnp.sum, results)), results
+
+  specs = [tf.TensorSpec([None, 5, *IMAGE.shape[2:]]), tf.TensorSpec(KERNEL.shape)]
+  return tf.function(jax2tf.convert(fun, polymorphic_shapes=B, with_gradient=False), autograph=False, input_signature=specs), fun

@@ -6,8 +6,10 @@ import functools
 
 import ml_dtypes
 import numpy as np
+import pytest
 from jax import lax
 
+import jax2tf
 from tests.case import Case, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
@@ -72,3 +74,9 @@ CASES = [
   Case("one", lambda x: [op(x, axis=0) for op in OPS.values()], [np.ones((1, 3), np.float32)], poly="n, _"),
 ]
 test_case, saved = run(CASES)
+
+
+def test_cumlogsumexp_of_integers_is_refused() -> None:
+  """JAX traces it and raises OverflowError when it compiles."""
+  with pytest.raises(NotImplementedError, match=r"JAX itself cannot compute it of integers"):
+    jax2tf.convert(lax.cumlogsumexp)(np.arange(3))

@@ -94,6 +94,14 @@ CASES = [
   ),
   Case("precision_highest", lambda x, y: dot(x, y, precision=lax.Precision.HIGHEST), [of(3, 5), of(5, 4)], **CLOSE),
   Case("algorithm_f32", lambda x, y: dot(x, y, precision=lax.DotAlgorithmPreset.F32_F32_F32), [of(3, 5), of(5, 4)], **CLOSE),
+  Case("nothing_and_bias", lambda x, y, b: x @ y + b, [of(2, 0), of(0, 4), of(4)], skip={"eager": "as in a graph"}),
+  Case(
+    "nothing_and_bias_symbolic",
+    lambda x, y, b: (x[:, 1:] @ y[1:] + b, x @ y[:, 4:] + b[4:]),
+    [of(2, 1), of(1, 4), of(4)],
+    poly=["a, k", "k, n", "n"],
+    skip=dict.fromkeys(["eager", "graph", "xla", "saved"], "the row before"),
+  ),
   Case("nan_and_inf", dot, [np.array([[np.nan, 1], [np.inf, 2], [0, -np.inf]], np.float32), np.ones((2, 2), np.float32)]),
   Case(
     "complex_transposed", lambda x, y: jnp.einsum("ji,kj->ik", x, y), [of(3, 2, dtype=np.complex64), of(4, 3, dtype=np.complex64)], **CLOSE

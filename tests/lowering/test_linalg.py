@@ -337,3 +337,18 @@ def test_equal_factorisations_share_their_body() -> None:
 
   factor = linalg.cholesky_p.bind
   assert nodes(lambda a: factor(factor(a))) == nodes(factor)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.halved)])
+def test_nan_stays_nan(compiled: bool) -> None:
+  """A NaN or an infinity in each place of a matrix: what is NaN in JAX is NaN, and the rows are exchanged, not lost."""
+  matrix = matrices(4, 4)
+  bad = np.stack([np.where(np.arange(16).reshape(4, 4) == i, value, matrix) for i in range(16) for value in (np.nan, np.inf)])
+
+  def fun(a: Any) -> Any:
+    return jnp.linalg.det(a), jnp.linalg.slogdet(a)[1], jnp.linalg.inv(a), jnp.linalg.solve(a, matrix), jnp.sort(linalg.lu(a)[2])
+
+  *found, order = tf.function(jax2tf.convert(fun), autograph=False, jit_compile=compiled)(bad)
+  *expected, _ = jax.jit(fun)(bad)
+  assert all(np.isnan(y.numpy()[np.isnan(e)]).all() for y, e in zip(found, expected, strict=True))
+  np.testing.assert_array_equal(order, np.broadcast_to(np.arange(4), order.shape))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
 from jax.scipy import special
 
+import jax2tf
 from tests.case import HOSTILE_F32, Case, run
 
 QUICK = {"saved": "dtype sweep", "eager": "dtype sweep"}
@@ -117,3 +119,11 @@ CASES = [
   Case("scipy", lambda x: [f(x) for f in (special.ndtr, special.ndtri, special.entr, special.expit)], [MILD / 11], rtol=RTOL),
 ]
 test_case, saved = run(CASES)
+
+
+def test_zeros_keep_their_sign() -> None:
+  """Each function in f32 and in f64."""
+  functions = (lax.bessel_i1e, lax.cbrt, lax.erf, lax.erf_inv, lax.asinh, lax.expm1, lax.log1p, lax.tan)
+  with jax.enable_x64(True):
+    converted = jax2tf.convert(lambda x: [f(x.astype(t)) for f in functions for t in (jnp.float32, jnp.float64)], with_gradient=False)
+    assert all(np.signbit(y.numpy()).tolist() == [False, True] for y in converted(np.array([0.0, -0.0])))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
+import tensorflow as tf
 from jax import lax
 from jax import numpy as jnp
 
-from tests.case import Case, run
+import jax2tf
+from tests.case import Case, close, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the elements of a window meet in another order
@@ -100,6 +104,13 @@ CASES = [
     for name in MONOIDS
   ],
   *[Case(f"{name}_of_nothing", pool(name, (2,), (1,), ((1, 0),)), [IMAGE[:0, 0, 0, 0]], grad=name != "prod") for name in MONOIDS],
+  *[
+    Case(f"{name}_larger_than_image", pool(name, (1, 4, 2, 1), SQUARE, "VALID"), [IMAGE[:, :3, :4]], poly="b, h, w, _")
+    for name in MONOIDS
+    if name != "prod"
+  ],
+  Case("max_without_batch", pool("max", SQUARE, SQUARE, "SAME"), [IMAGE[:0]], skip=QUICK),
+  Case("max_without_channels", pool("max", SQUARE, SQUARE, ((0, 0), (1, 0), (0, 1), (0, 0))), [IMAGE[..., :0]], skip=QUICK),
   Case("sum_negative_padding", pool("sum", (2, 3), (1, 2), ((-1, 2), (3, -2))), [INTS.astype(np.float32)], **CLOSE),
   *[
     Case(f"{name}_{dtype.__name__}", pool(name, (2, 3), (2, 1), "SAME"), [INTS.astype(dtype)], skip=QUICK)
@@ -150,3 +161,21 @@ CASES = [
   ),
 ]
 test_case, saved = run(CASES)
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME", ((0, 0), (1, 1), (1, 0), (0, 0))])
+@pytest.mark.parametrize("shape", [(1, 4, 4, 2), (3, 4, 4, 1), (3, 2, 4, 3), (3, 1, 4, 3), (3, 5, 6, 3)])
+def test_gradient_of_what_may_be_empty(shape: Any, padding: Any) -> None:
+  """Sizes that only the graph knows: no image, no channel, no window, no row. It used to end the process."""
+  converted, fun = _gradient_of_rest(padding)
+  x = np.random.RandomState(0).permutation(math.prod(shape)).reshape(shape).astype(np.float32)
+  close(converted(x), fun(x))
+
+
+@functools.cache
+def _gradient_of_rest(padding: Any) -> Any:
+  def loss(x: Any) -> Any:
+    return jnp.sum(pool("max", (1, 2, 3, 1), SQUARE, padding)(x[1:, 1:, 1:, 1:]))
+
+  convert = jax2tf.convert(jax.value_and_grad(loss), polymorphic_shapes="b, h, w, c")
+  return tf.function(convert, autograph=False, input_signature=[tf.TensorSpec([None] * 4)]), jax.value_and_grad(loss)
