@@ -10,6 +10,8 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+# JAX compiles each reference for one run: as JAX's own tests, without the optimisations, which take a third of that time.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

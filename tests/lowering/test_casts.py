@@ -83,11 +83,16 @@ with np.errstate(all="ignore"):
   CASES = [
     *(
       Case(
-        f"{dtype} to integers saturates", to(*INTEGERS, "bool"), [BOUNDS.astype(dtype)], x64=True, skip=QUICK if dtype != "float32" else {}
+        f"{dtype} to integers saturates",
+        to(*INTEGERS, "bool"),
+        [BOUNDS.astype(dtype)],
+        grad=False,
+        x64=True,
+        skip=QUICK if dtype != "float32" else {},
       )
       for dtype in FLOATS
     ),
-    Case("complex to integers", to(*INTEGERS, "bool"), [BOUNDS.astype(np.complex64) + 1j], x64=True, skip=QUICK),
+    Case("complex to integers", to(*INTEGERS, "bool"), [BOUNDS.astype(np.complex64) + 1j], grad=False, x64=True, skip=QUICK),
     Case("int32 wraps", to("int8", "int16", "uint8", "uint32", "bool", "float32", "bfloat16", "complex64"), [HOSTILE_I32], poly="b"),
     *(
       Case(
@@ -105,19 +110,21 @@ with np.errstate(all="ignore"):
     Case("float32 to complex", to("complex64"), [np.arange(3.0, dtype=np.float32)]),
     Case("float8", narrow_floats, [np.array([0, 1, -1.06, 448, 465, 480, 57344, 61440, 1e-3, np.inf, np.nan], np.float32)], grad=False),
     Case("int4 from integers", narrow_integers, [HOSTILE_I32]),
-    Case("int4 from floats", narrow_integers, [np.array([0.5, -7.9, 7.5, 8, 15.5, 16, -9, np.inf, -np.inf, np.nan], np.float32)]),
+    Case(
+      "int4 from floats", narrow_integers, [np.array([0.5, -7.9, 7.5, 8, 15.5, 16, -9, np.inf, -np.inf, np.nan], np.float32)], grad=False
+    ),
     Case("int4 from bool", narrow_integers, [np.array([True, False])]),
     Case("float8 from integers", narrow_floats, [np.arange(-4, 40, 5, dtype=np.int32)]),
-    Case("bitcast same width", lambda x: lax.bitcast_convert_type(x, jnp.uint32), [HOSTILE_F32], poly="b"),
-    Case("bitcast to narrower", lambda x: lax.bitcast_convert_type(x, jnp.uint8), [HOSTILE_F32], poly="b"),
+    Case("bitcast same width", lambda x: lax.bitcast_convert_type(x, jnp.uint32), [HOSTILE_F32], poly="b", grad=False),
+    Case("bitcast to narrower", lambda x: lax.bitcast_convert_type(x, jnp.uint8), [HOSTILE_F32], poly="b", grad=False),
     Case(
       "bitcast to wider",
       lambda x: lax.bitcast_convert_type(x, jnp.float32),
       [np.arange(24, dtype=np.int16).reshape(3, 4, 2)],
       poly="b, ...",
     ),
-    Case("bitcast f64", lambda x: lax.bitcast_convert_type(x, jnp.int32), [np.array([1.5, -0.0, np.pi])], x64=True),
-    Case("bitcast bf16", lambda x: lax.bitcast_convert_type(x, jnp.int16), [HOSTILE_F32.astype(ml_dtypes.bfloat16)]),
+    Case("bitcast f64", lambda x: lax.bitcast_convert_type(x, jnp.int32), [np.array([1.5, -0.0, np.pi])], grad=False, x64=True),
+    Case("bitcast bf16", lambda x: lax.bitcast_convert_type(x, jnp.int16), [HOSTILE_F32.astype(ml_dtypes.bfloat16)], grad=False),
     Case("view of bool", lambda x: x.view(jnp.uint8), [np.array([True, False])]),
     *(
       Case(f"reduce_precision {dtype}", reduced, [HALFWAY.astype(dtype)], x64=dtype == "float64", skip={} if dtype == "float32" else QUICK)

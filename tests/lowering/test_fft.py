@@ -48,7 +48,10 @@ CASES = [
   Case("length of any size", lambda x: lax.fft(x, "rfft", x.shape[-2:]), [REAL[0]], poly="_, n, m", grad=False, **NEAR),
   Case("empty batch", lambda x: (jnp.fft.fft(x), jnp.fft.rfft(x.real)), [COMPLEX[:0]]),
   Case(
-    "infinities", lambda x: jnp.isfinite(jnp.abs(jnp.fft.fft(x))), [np.array([[1, 2, 3], [1, np.inf, 2], [np.nan, 0, 0]], np.complex64)]
+    "infinities",
+    lambda x: jnp.isfinite(jnp.abs(jnp.fft.fft(x))),
+    [np.array([[1, 2, 3], [1, np.inf, 2], [np.nan, 0, 0]], np.complex64)],
+    grad=False,
   ),
 ]
 

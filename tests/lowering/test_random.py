@@ -102,12 +102,15 @@ CASES = [
     lambda k: random.key_data(jnp.where(jnp.array([True, False, True]), random.split(random.wrap_key_data(k), 3), random.key(0))),
     [KEY],
   ),
-  Case("bits of symbolic size", lambda x, k: bits_like(x, k, jnp.uint32), [np.zeros((3, 4), np.float32), KEY], poly=["b, c", None]),
+  Case(
+    "bits of symbolic size", lambda x, k: bits_like(x, k, jnp.uint32), [np.zeros((3, 4), np.float32), KEY], poly=["b, c", None], grad=False
+  ),
   Case(
     "bits of symbolic size, original",
     original(lambda x, k: bits_like(x, k, jnp.uint32)),
     [np.zeros((3, 5), np.float32), KEY],
     poly=["b, c", None],
+    grad=False,
   ),
   Case("bits of size 0", lambda k: (random.bits(k, (0,)), random.bits(k, (3, 0))), [KEY], skip=ONCE),
   *[
@@ -132,6 +135,7 @@ CASES = [
       functools.partial(generate_like, algorithm=name),
       [np.zeros((5, 3, 3), np.float32), STATE],
       poly=["b, c, b - 2", None],
+      grad=False,
     )
     for name in ("threefry", "philox")
   ],

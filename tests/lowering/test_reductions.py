@@ -91,16 +91,18 @@ CASES = [
     )
     for dtype in INTS
   ],
-  Case("argmax_nan_first", functools.partial(argmax_and_min, np.int32), [nans(1, 4)], poly="b, n"),
-  Case("argmax_inf_then_nan", functools.partial(argmax_and_min, np.int32), [nans(5, 8, 9)]),
-  Case("argmax_ties", functools.partial(argmax_and_min, np.int32), [np.array([[0.0, -0.0, 0.0], [1, 2, 2]], np.float32)]),
+  Case("argmax_nan_first", functools.partial(argmax_and_min, np.int32), [nans(1, 4)], poly="b, n", grad=False),
+  Case("argmax_inf_then_nan", functools.partial(argmax_and_min, np.int32), [nans(5, 8, 9)], grad=False),
+  Case("argmax_ties", functools.partial(argmax_and_min, np.int32), [np.array([[0.0, -0.0, 0.0], [1, 2, 2]], np.float32)], grad=False),
   Case("argmax_bool", functools.partial(argmax_and_min, np.int32), [MATRIX > 2]),
   *[
-    Case(f"argmax_to_{dtype.__name__}", functools.partial(argmax_and_min, dtype), [of("float32")], skip=QUICK)
+    Case(f"argmax_to_{dtype.__name__}", functools.partial(argmax_and_min, dtype), [of("float32")], grad=False, skip=QUICK)
     for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.uint32)
   ],
-  Case("argmax_to_i64_u64", lambda x: argmax_and_min(np.int64, x) + argmax_and_min(np.uint64, x), [of("float64")], x64=True),
-  *[Case(f"argmax_{dtype}", functools.partial(argmax_and_min, np.int32), [of(dtype)], skip=QUICK) for dtype in (*INTS, *FLOATS)],
+  Case("argmax_to_i64_u64", lambda x: argmax_and_min(np.int64, x) + argmax_and_min(np.uint64, x), [of("float64")], grad=False, x64=True),
+  *[
+    Case(f"argmax_{dtype}", functools.partial(argmax_and_min, np.int32), [of(dtype)], grad=False, skip=QUICK) for dtype in (*INTS, *FLOATS)
+  ],
   Case("reduce_init", lambda x: lax.reduce(x, np.int32(5), lax.add, (0,)), [HOSTILE_I32], poly="b"),
   # JAX's derivative of `reduce` asks for an initial value that is an identity; integers have no derivative.
   Case(
