@@ -1,5 +1,7 @@
 """jax2tf: a JAX function goes in, a TensorFlow function made of ordinary TensorFlow ops comes out."""
 
+from typing import Any
+
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.api import DisabledSafetyCheck, PolyShape, convert, dtype_of_val, eval_polymorphic_shape, split_to_logical_devices
 from jax2tf.drop_in import install
@@ -9,9 +11,23 @@ __all__ = [
   "DisabledSafetyCheck",
   "LoweringError",
   "PolyShape",
+  "call_tf",
   "convert",
   "dtype_of_val",
   "eval_polymorphic_shape",
   "install",
   "split_to_logical_devices",
 ]
+
+
+def __getattr__(name: str) -> Any:
+  """`call_tf`, which is JAX's own and imported when somebody asks for it."""
+  if name == "call_tf":
+    from jax.experimental.jax2tf import call_tf  # noqa: PLC0415
+
+    return call_tf
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

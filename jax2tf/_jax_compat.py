@@ -22,6 +22,7 @@ from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
+from jax._src import source_info_util as _source_info_util
 from jax._src import xla_metadata as _xla_metadata
 from jax._src import xla_metadata_lib as _xla_metadata_lib
 from jax._src.export import shape_poly as _shape_poly
@@ -41,6 +42,7 @@ from jax.extend.core import primitives as _primitives
 from jax.sharding import AxisType, Sharding
 
 trace_context = _config.trace_context
+is_user_file = _source_info_util.is_user_filename
 is_symbolic_dim = _shape_poly.is_symbolic_dim
 PolyShape = _shape_poly.PolyShape
 
@@ -51,6 +53,11 @@ DIGAMMA_OF_ZERO = -math.inf if jax.version.__version_info__ >= (0, 12) else math
 def optional_primitive(name: str, *modules: Any) -> Primitive | None:
   """The primitive `name` of `jax.extend.core.primitives` or of `modules`; None where this JAX has none."""
   return next((p for m in (_primitives, *modules) if (p := getattr(m, name, None)) is not None), None)
+
+
+def named_scopes(eqn: Any) -> str:
+  """`attention/softmax`: the user's functions and scopes around an equation, without the transformations that JAX notes between them."""
+  return "/".join(part.name for part in eqn.source_info.name_stack.stack if isinstance(part, _source_info_util.Scope))
 
 
 def as_closed(jaxpr: Any) -> ClosedJaxpr:
@@ -150,21 +157,28 @@ def solve_dimension_variables(avals: Sequence[Any], in_tree: Any) -> tuple[dict[
   """
   try:
     return _shape_poly.solve_dim_vars(tuple(avals), in_tree)
-  except ValueError:
-    if (found := _solve_products(avals, in_tree)) is None:
+  except ValueError as error:
+    if (found := _solve_products(avals, in_tree, str(error).partition(". ")[0])) is None:
       raise
     return found
 
 
-def _solve_products(avals: Sequence[Any], in_tree: Any) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]] | None:
-  """As `solve_dimension_variables`, for expressions that are linear in each variable once those before it are known; or None."""
+def _solve_products(avals: Sequence[Any], in_tree: Any, refusal: str) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]] | None:
+  """As `solve_dimension_variables`, for expressions that are linear in each variable once those before it are known; or None.
+
+  Where sizes do not fit, the error has the `refusal` of JAX's solver too, which JAX raises for all sizes.
+  """
   describe = _shape_poly.pretty_print_dimension_descriptor
   places = [(i, axis, d) for i, aval in enumerate(avals) for axis, d in enumerate(aval.shape) if is_symbolic_dim(d)]
   sizes = [(describe(in_tree, i, axis), i, axis) for i, axis, _ in places]
   scope = places[0][2].scope
+  refusal = refusal.replace("{", "{{").replace("}", "}}")  # JAX formats what it says
   symbolic = [i for i, aval in enumerate(avals) if any(map(is_symbolic_dim, aval.shape))]
   specs = ", ".join(f"{describe(in_tree, i, None)}.shape = {avals[i].shape}" for i in symbolic)
-  intro, outro = "Input shapes do not match the ", f". Using the following polymorphic shapes specifications: {specs}."
+  intro, outro = (
+    "Input shapes do not match the ",
+    f". Using the following polymorphic shapes specifications: {specs}. JAX's own solver: {refusal}.",
+  )
   solution: dict[str, Any] = {}
   constraints = _shape_poly.ShapeConstraints()
   equal, at_least = _shape_poly.Comparator.EQ, _shape_poly.Comparator.GEQ

@@ -127,6 +127,19 @@ def with_derivatives(
   return tensors
 
 
+def without_derivatives(results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tensor], reason: str) -> list[tf.Tensor]:
+  """What `results()` computes from `operands`, in ops whose derivatives are a LookupError, in a loaded model too."""
+  with _record.stop_recording():
+    tensors = [tf.raw_ops.PreventGradient(input=y, message=reason) for y in results()]
+
+  @errors_as_raised()
+  def refuse(*_: tf.Tensor) -> Any:
+    raise LookupError(f"Gradient explicitly disabled. Reason: {reason}")
+
+  _record.record_operation("Jax2tf", tensors, list(operands), refuse, refuse)
+  return tensors
+
+
 def _vectorized_identity_n(pfor_input: Any, vectorized: Any = _pfor._pfor_converter_registry["IdentityN"]) -> Any:
   # TF 2.21: pfor makes a plain IdentityN of it, and TensorFlow would differentiate the ops behind it, silently.
   if not pfor_input.op.node_def.attr["_gradient_op_type"].s.startswith(_GRADIENT.encode()):
@@ -145,6 +158,11 @@ def _vectorized_identity_n(pfor_input: Any, vectorized: Any = _pfor._pfor_conver
 
 
 _pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
+
+
+@_pfor.RegisterPFor("PreventGradient")  # TF 2.21 has none, and would take a loop over the rows
+def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
+  return _pfor.wrap(tf.raw_ops.PreventGradient(input=pfor_input.stacked_input(0), message=pfor_input.get_attr("message")), True)
 
 
 def stablehlo_version() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -130,7 +131,7 @@ def eval_polymorphic_shape(
 
   Returns:
     a function that takes what `fun_jax` takes, with anything that has a shape and a dtype in place
-    of arrays, and returns (tree of jax.ShapeDtypeStruct, tree of strings that can again serve as
+    of arrays, and returns (tree of jax.ShapeDtypeStruct, tree of strings such as "(b, 3)" that can again serve as
     `polymorphic_shapes`).
   """
   if not callable(fun_jax):
@@ -141,14 +142,14 @@ def eval_polymorphic_shape(
     _, traced = tracer(args, kwargs)
     avals = traced.jaxpr.out_avals
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    shapes = [", ".join(map(str, a.shape)) for a in avals]
+    shapes = [str(a.shape) for a in avals]
     return tree_util.tree_unflatten(traced.out_tree, specs), tree_util.tree_unflatten(traced.out_tree, shapes)
 
   return evaluate
 
 
 def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[int] | None) -> tf.Tensor:
-  """The tensor; a partition over logical devices concerns XLA alone, and the graph lowering leaves placement to TensorFlow.
+  """The tensor, in a graph with an annotation that XLA's partitioner reads: an XlaSharding op. Eagerly it is the tensor alone.
 
   Args:
     tensor: any tensor.
@@ -164,7 +165,10 @@ def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[i
       raise ValueError(f"partition_dimensions = {partition_dimensions} has {len(partition_dimensions)} entries for a tensor of rank {rank}")
     if any(n < 1 for n in partition_dimensions):
       raise ValueError(f"partition_dimensions = {partition_dimensions}: each dimension has at least 1 part")
-  return tf.identity(tensor)
+  if _tf_compat.current_graph() is None:
+    return tf.identity(tensor)
+  tiles = partition_dimensions and (partition_dimensions, range(math.prod(partition_dimensions)), False)
+  return _tf_compat.xla_sharding(tensor, tiles)
 
 
 class _Tracer:
@@ -251,7 +255,7 @@ def _native_target(
   enable_xla: bool, native: bool, platforms: Sequence[str] | None, disabled_checks: Sequence[DisabledSafetyCheck], version: str | None
 ) -> Target | None:
   """Who reads the modules of the native lowering; None for the graph lowering."""
-  if platforms is not None:
+  if platforms:
     _check_platforms("native_serialization_platforms", platforms)
     if not native:
       warnings.warn(

@@ -94,7 +94,7 @@ class RuleContext:
 
 
 def scope_name(path: str) -> str:
-  """A JAX function name, or a stack of them, as a TensorFlow scope name: `jit(<lambda>)` -> `jit_lambda`."""
+  """The name of a function, or a path of names, as a TensorFlow scope name: `<lambda>` -> `lambda`."""
   return "/".join(re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") or "fun" for part in path.split("/"))
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from jax.extend.core import ClosedJaxpr
 
 from jax2tf import _tf_compat, gradient, interpreter, lines, native
+from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
@@ -52,9 +53,9 @@ class Conversion:
     dimensions, assertions = self._solve(operands)
     with tf.control_dependencies(assertions):
       operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
-    results = self._differentiable(self._run(dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
-    names = ["jax2tf_out"] if len(results) == 1 else [f"jax2tf_out_{k}" for k in range(len(results))]
-    return [tf.identity(y, name) for y, name in zip(results, names, strict=True)]
+    with tf.name_scope(f"jax2tf_{scope_name(self.traced.name)}_"):
+      results = self._differentiable(self._run(dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
+    return [tf.identity(y, "jax2tf_out") for y in results]
 
   def _solve(self, operands: Sequence[tf.Tensor]) -> tuple[DimensionValues, list[tf.Operation]]:
     """The dimension variables, and the assertions about them: no op of the function runs before these hold."""
@@ -74,7 +75,8 @@ class Conversion:
   def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     jaxpr = self.traced.jaxpr
     if not self._with_gradient:
-      return gradient.disabled(lambda: run(jaxpr, *operands), [operands[i] for i in wrt])
+      reason = "The jax2tf-converted function does not support gradients. Use `with_gradient` parameter to enable gradients"
+      return _tf_compat.without_derivatives(lambda: run(jaxpr, *operands), [operands[i] for i in wrt], reason)
     derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(jaxpr, self.traced.name, wrt, self._check))
     return gradient.call(derivative, run, *operands)
 

@@ -23,6 +23,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.constraints import refuse_contradictions
+from jax2tf.errors import SizeError
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
@@ -127,15 +128,15 @@ class Dimensions:
     return cls(solution, constraints, tuple(sizes))
 
   def check(self, shapes: Sequence[Sequence[int | None]]) -> None:
-    """Raises JAX's ValueError for the first condition that the known sizes break."""
+    """Raises SizeError, in JAX's words, for the first condition that the known sizes break."""
     if self.sizes:
       _formula(self, self._known(shapes))
 
   def values(self, operands: Sequence[tf.Tensor], lower: Lower) -> DimensionValues:
     """The dimension variables for these arguments: ints where the shapes are static, else graph scalars.
 
-    Asserts the constraints: with JAX's ValueError for what is static, with InvalidArgumentError
-    when the graph runs for the rest.
+    Asserts the constraints: with SizeError for what is static, with InvalidArgumentError when the
+    graph runs for the rest.
     """
     shape_of = functools.cache(lambda argument: tf.shape(operands[argument]))
     vector = functools.cache(lambda n: tf.constant([n]))
@@ -167,7 +168,10 @@ def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[Clo
   def solve(*unknown: Any) -> list[Any]:
     traced = iter(unknown)
     sizes = {name: next(traced) if size is None else size for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)}
-    _jax_compat.check_constraints(dimensions.constraints, sizes)
+    try:
+      _jax_compat.check_constraints(dimensions.constraints, sizes)
+    except ValueError as error:
+      raise SizeError(str(error)) from None
     values = {v: _jax_compat.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
     variables.update({v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()})
     return [value for v, value in values.items() if variables[v] is None]

@@ -107,7 +107,7 @@ def dtype_of_val(val: Any) -> tf.DType:
   Raises:
     TypeError: `val` is not numeric.
   """
-  return tf_dtype(describe(val)[1])
+  return tf_dtype(describe(val, "val")[1])
 
 
 def tensor_of(val: Any, dtype: tf.DType) -> tf.Tensor:

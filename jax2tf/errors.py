@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 
 class LoweringError(NotImplementedError):
   """A primitive, or a form of it, that has no lowering to TensorFlow ops.
@@ -17,6 +19,13 @@ class LoweringError(NotImplementedError):
   def __init__(self, message: str, gaps: Iterable[Gap] = ()):
     super().__init__(message)
     self.gaps = list(gaps)
+
+
+class SizeError(tf.errors.InvalidArgumentError, ValueError):
+  """Sizes of arguments that do not fit: a ValueError, as `jax.export` raises it, and what an assertion in a graph raises."""
+
+  def __init__(self, message: str):
+    super().__init__(None, None, message)
 
 
 class InternalError(AssertionError):

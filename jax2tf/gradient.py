@@ -27,6 +27,7 @@ from jax.interpreters.ad import Zero
 from jax2tf import _tf_compat
 from jax2tf.dtypes import is_differentiable
 from jax2tf.interpreter import contains
+from jax2tf.lines import equations
 from jax2tf.placement import Place, placement, stay_p, with_sources
 from jax2tf.trace import BoundedCache
 
@@ -129,11 +130,13 @@ class Derivative:
 
   @functools.cached_property
   def keeps_values(self) -> bool:
-    """False where JAX's derivative rule computes other results than the primitive itself does.
+    """False where the forward pass is not what the function itself is.
 
-    That of eigh symmetrises its operand, that of reduce starts from the identity of its monoid.
+    JAX's derivative rule of eigh symmetrises its operand, that of reduce starts from the identity of its monoid, and that of
+    rematerialisation leaves out the barrier before what is computed once more.
     """
-    return not contains(self.jaxpr, (P.eigh_p, P.reduce_p))
+    barriers = (eqn.params["differentiated"] for eqn, _ in equations(self.jaxpr) if eqn.primitive is P.remat_p)
+    return not (contains(self.jaxpr, (P.eigh_p, P.reduce_p)) or any(barriers))
 
   def pullback(self, given: tuple[int, ...]) -> Derivative:
     """(primals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`."""
@@ -239,6 +242,7 @@ def _node(
   """The `n_out` results, with derivatives; `backward(run, given, *cotangents)` gives the cotangents of the primals in `of.wrt`."""
   operands = [primals[i] for i in of.wrt]
 
+  @_in_scope("jax2tf_vjp")
   def pull(*cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
     if order > _SAVED_ORDERS and _tf_compat.is_saving():
       return _refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"), operands)
@@ -253,7 +257,8 @@ def _node(
       return _refuse(of.refusal, operands)
     given = tuple(i for i in of.results if not _tf_compat.is_missing(cotangents[i]))
     pullback, here = of.pullback(given), run.here()
-    own, seeds = [tf.identity(p) for p in primals], [tf.identity(_conjugate(cotangents[i])) for i in given]
+    own = [tf.identity(p, f"jax2tf_arg_{i}") for i, p in enumerate(primals)]
+    seeds = [tf.identity(_conjugate(cotangents[i]), f"jax2tf_arg_{len(own) + i}") for i in given]
 
     def backward_of_pullback(run: Run, given: tuple[int, ...], *seeds_of_pullback: tf.Tensor) -> list[tf.Tensor]:
       residuals = run(pullback.forward, *map(tf.identity, own), *map(tf.identity, seeds))[len(of.wrt) :]
@@ -261,29 +266,15 @@ def _node(
 
     results = functools.partial(backward, here, given, *seeds)
     found = _node(pullback, here, results, len(of.wrt), backward_of_pullback, [*own, *seeds], order + 1)
-    reached = of.reached(given)
-    return [_conjugate(x) if i in reached else _tf_compat.missing(x) for i, x in zip(of.wrt, found, strict=True)]
+    named, reached = [tf.identity(_conjugate(x), "jax2tf_out") for x in found], of.reached(given)
+    return [x if i in reached else _tf_compat.missing(x) for i, x in zip(of.wrt, named, strict=True)]
 
+  @_in_scope("jax2tf_jvp")
   def push(*tangents: tf.Tensor) -> list[tf.Tensor | None]:
     found = dict(zip(of.results, call(of.pushforward, run.here(), *primals, *tangents), strict=True))
     return [found.get(i) for i in range(n_out)]
 
   return _tf_compat.with_derivatives(results, operands, pull, push)
-
-
-DISABLED = (
-  "Gradient explicitly disabled. Reason: The jax2tf-converted function does not support gradients. "
-  "Convert with with_gradient=True to enable them"
-)
-
-
-def disabled(results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  """The results, with derivatives that raise LookupError: `convert(..., with_gradient=False)`."""
-
-  def refuse(*_: tf.Tensor) -> Any:
-    return _refuse(LookupError(DISABLED), operands)
-
-  return _tf_compat.with_derivatives(results, operands, refuse, refuse)
 
 
 def _refuse(error: Exception, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -296,6 +287,19 @@ def _refuse(error: Exception, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tens
     failing = _tf_compat.fails_under_xla(condition, str(error))
   with tf.control_dependencies([failing]):
     return [tf.identity(x) for x in operands]  # of the right shapes, and never seen
+
+
+def _in_scope(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+  """The decorated function, its ops in a TensorFlow scope."""
+
+  def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    def scoped(*tensors: tf.Tensor) -> Any:
+      with tf.name_scope(name):
+        return function(*tensors)
+
+    return scoped
+
+  return wrap
 
 
 def differentiable(avals: Sequence[Any]) -> list[int]:

@@ -58,6 +58,7 @@ class Constants:
 
   def __init__(self) -> None:
     self._graph = _tf_compat.current_graph()
+    self._scope = "/".join(filter(None, [tf.get_current_name_scope(), "constants/"]))
     self._tensors: dict[int, tuple[Any, tf.Tensor]] = {}  # the array is kept, so that its id stays its own
     self._small: dict[tuple[tf.Graph, bytes, str], tf.Tensor] = {}
 
@@ -75,7 +76,7 @@ class Constants:
       return self._small[key]
     if self._graph is None:
       return tf.constant(array)
-    with self._graph.as_default(), tf.name_scope("constants/"):
+    with self._graph.as_default(), tf.name_scope(self._scope):
       tensor = tf.constant(array)
     self._tensors[id(value)] = (value, tensor)
     return tensor
@@ -116,8 +117,8 @@ class Lowering:
   def walk(self, jaxpr: Jaxpr, env: Env, caller: str, places: Places = ()) -> None:
     """Puts the results of the equations into `env`."""
     outer_scope, placed = tf.get_current_name_scope(), placement(jaxpr, places)
-    for stack, eqns in itertools.groupby(idioms.equations(jaxpr), key=_name_stack):
-      with _scope(outer_scope, stack):
+    for path, eqns in itertools.groupby(idioms.equations(jaxpr), key=_jax_compat.named_scopes):
+      with _scope(outer_scope, path):
         for eqn in eqns:
           operands = [self.read(env, v) for v in eqn.invars]
           with self._on(placed.equations.get(eqn.outvars[0]) if eqn.outvars else None):
@@ -210,12 +211,8 @@ def _no_dimensions(*_: Any) -> list[tf.Tensor]:
   raise errors.InternalError("a formula for a dimension has symbolic shapes of its own")
 
 
-def _name_stack(eqn: Any) -> str:
-  return str(eqn.source_info.name_stack)
-
-
-def _scope(outer: str, stack: str) -> contextlib.AbstractContextManager[Any]:
-  """The TensorFlow scope of a JAX name stack; the trailing slash re-enters one that exists."""
-  if not stack:
+def _scope(outer: str, path: str) -> contextlib.AbstractContextManager[Any]:
+  """The TensorFlow scope of the user's; the trailing slash re-enters one that exists."""
+  if not path:
     return contextlib.nullcontext()
-  return tf.name_scope("/".join(part for part in (outer, scope_name(stack)) if part) + "/")
+  return tf.name_scope("/".join(part for part in (outer, scope_name(path)) if part) + "/")

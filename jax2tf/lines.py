@@ -9,6 +9,8 @@ from typing import Any
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
+from jax2tf import _jax_compat
+
 UNKNOWN = "unknown line"
 
 
@@ -19,9 +21,11 @@ def user_line(eqn: Any, caller: str = UNKNOWN) -> str:
 
 
 def definition(jaxpr: ClosedJaxpr) -> str:
-  """`file:line (function)` where the traced function is defined."""
+  """`file:line (function)` where the traced function is defined; where the user calls us, if that is inside of a library."""
   name, _, place = jaxpr.jaxpr.debug_info.func_src_info.partition(" at ")
-  return f"{place} ({name})" if place else UNKNOWN
+  if place and _jax_compat.is_user_file(place.rpartition(":")[0]):
+    return f"{place} ({name})"
+  return source_info_util.summarize(source_info_util.current()) or UNKNOWN
 
 
 def equations(jaxpr: ClosedJaxpr, enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[tuple[Any, Callable[[], str]]]:

@@ -135,7 +135,12 @@ def _annotated(tensors: Sequence[tf.Tensor], shardings: Sequence[Any]) -> list[t
 
 
 def preflight(target: Target, jaxpr: ClosedJaxpr, function: str) -> None:
-  """Refuses LAPACK on several CPU devices: it cannot be lowered to one device between modules of several. All else is for `jax.export`."""
+  """Refuses what `jax.export` does not: LAPACK on several CPU devices, and TensorFlow functions that a module would only name."""
+  graphs = [("call_tf", where()) for eqn, where in equations(jaxpr) if eqn.primitive.name == "call_tf" and eqn.params["call_tf_graph"]]
+  if graphs:
+    reason = "with call_tf_graph=True the function stays outside of the module, which only JAX's own jax2tf.convert provides for"
+    raise errors.lowering_error(function, [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs])
+  # LAPACK cannot be lowered to one device between modules of several.
   if (
     "cpu" in target.platforms
     and runs_on_several_devices(jaxpr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import warnings
 from collections import OrderedDict
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import tensorflow as tf
 from jax import tree_util
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr
@@ -19,7 +21,9 @@ from jax2tf import _jax_compat, errors
 from jax2tf.dims import Dimensions
 from jax2tf.placement import place_of
 
-source_info_util.register_exclusion(__file__)
+# The user's line is none of ours and none of TensorFlow's, which calls us when it traces a tf.function.
+for _module in (_jax_compat, tf):
+  source_info_util.register_exclusion(os.path.join(os.path.dirname(_module.__file__), ""))
 
 # protobuf, and with it a graph, ends at 2 GB.
 _LARGE_CONSTANTS = 100 * 2**20

@@ -153,7 +153,7 @@ def test_names_of_arguments_results_and_scopes():
 
   graph = tf.function(jax2tf.convert(g, with_gradient=False)).get_concrete_function(tf.TensorSpec([2])).graph
   names = [op.name for op in graph.get_operations()]
-  assert {"jax2tf_arg_0", "jax2tf_out_0", "jax2tf_out_1", "attention/Sin"} <= set(names)
+  assert {"jax2tf_arg_0", "jax2tf_out", "jax2tf_out_1", "jax2tf_g_/attention/Sin"} <= set(names)
 
 
 def test_static_shape_is_that_of_the_aval():

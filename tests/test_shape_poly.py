@@ -168,7 +168,7 @@ def test_eval_polymorphic_shape():
   evaluate = jax2tf.eval_polymorphic_shape(lambda x, y: {"z": jnp.concatenate([x, y]), "n": x.sum()}, polymorphic_shapes=["a, _", "b, _"])
   spec, shapes = evaluate(tf.TensorSpec([None, 3]), ones(7, 3))
   assert str(spec["z"].shape) == "(b + a, 3)"
-  assert shapes == {"z": "b + a, 3", "n": ""}
+  assert shapes == {"z": "(b + a, 3)", "n": "()"}
   again, _ = jax2tf.eval_polymorphic_shape(lambda d: d["z"] * 2, polymorphic_shapes=[{"z": shapes["z"], "n": None}])(
     {"z": tf.TensorSpec([None, 3]), "n": np.float32(0)}
   )

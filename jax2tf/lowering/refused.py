@@ -125,6 +125,10 @@ UNSUPPORTED.update(
       _STATE,
     ),
     **dict.fromkeys(["after_all", "create_token"], _TOKEN),
+    "call_tf": (
+      "it calls a TensorFlow function, which the graph lowering does not take in yet",
+      "call that function from TensorFlow, around the converted one, or lower natively with native_serialization=True",
+    ),
     "custom_lin": (
       "JAX can't apply forward-mode differentiation (jvp) to a custom_vjp function",
       "ask a GradientTape for its gradient, or define it with jax.custom_jvp",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import string
 from typing import Any
 
 import tensorflow as tf
@@ -27,8 +27,10 @@ def _dimension_size(ctx: RuleContext, operand: tf.Tensor, *, dimension: int) -> 
 @lowers(_jax_compat.shape_assertion_p)
 def _shape_assertion(ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_message: str) -> list[tf.Tensor]:
   """ok bool[], the numbers for the message -> nothing; raises InvalidArgumentError when the graph runs, or when XLA compiles it."""
-  words = re.split(r"\{(\d+)\}", error_message)  # text, index, text, index ... text
-  data = [inputs[int(word)] if i % 2 else word for i, word in enumerate(words)]
+  parts = [(words, index) for words, index, *_ in string.Formatter().parse(error_message)]
+  data: list[Any] = []
+  for words, index in parts:
+    data += [words] if index is None else [words, inputs[int(index)]]
   with tf.control_dependencies([tf.debugging.Assert(ok, data, summarize=8)]):
-    _tf_compat.fails_under_xla(ok, "".join(words[::2]))
+    _tf_compat.fails_under_xla(ok, "".join(words for words, _ in parts))
   return []
