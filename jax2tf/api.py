@@ -167,8 +167,8 @@ def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[i
       raise ValueError(f"partition_dimensions = {partition_dimensions}: each dimension has at least 1 part")
   if _tf_compat.current_graph() is None:
     return tf.identity(tensor)
-  tiles = partition_dimensions and (partition_dimensions, range(math.prod(partition_dimensions)), False)
-  return _tf_compat.xla_sharding(tensor, tiles)
+  parts = partition_dimensions
+  return _tf_compat.xla_sharding(tensor, None if parts is None else (parts, range(math.prod(parts)), False))
 
 
 class _Tracer:

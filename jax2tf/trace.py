@@ -22,8 +22,8 @@ from jax2tf.dims import Dimensions
 from jax2tf.placement import place_of
 
 # The user's line is none of ours and none of TensorFlow's, which calls us when it traces a tf.function.
-for _module in (_jax_compat, tf):
-  source_info_util.register_exclusion(os.path.join(os.path.dirname(_module.__file__), ""))
+for _file in (__file__, tf.__file__):
+  source_info_util.register_exclusion(os.path.join(os.path.dirname(_file), ""))
 
 # protobuf, and with it a graph, ends at 2 GB.
 _LARGE_CONSTANTS = 100 * 2**20
