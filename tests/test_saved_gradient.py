@@ -6,13 +6,11 @@ import re
 import subprocess
 import sys
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.gradient import DISABLED
 from tests.test_gradient import FUNCTIONS, X, forever, jax_gradient
 
 READER = """
@@ -35,7 +33,7 @@ module, results = tf.saved_model.load(sys.argv[1]), {}
 x = tf.constant(np.load(sys.argv[2])["x"])
 for name in dir(module):
   if isinstance(getattr(module, name), tf.types.experimental.PolymorphicFunction):
-    for order, way in itertools.product((1, 2, 3), MODES if name in ("sin_exp", "forever", "disabled") else ("eager", "graph")):
+    for order, way in itertools.product((1, 2, 3), MODES if name in ("sin_exp", "forever") else ("eager", "graph")):
       try:
         results[f"{name} {order} {way}"] = MODES[way](gradient(getattr(module, name), order))(x).numpy()
       except tf.errors.InvalidArgumentError as error:
@@ -44,8 +42,8 @@ np.savez(sys.argv[3], **results)
 """
 
 
-def saved(f, **options):
-  converted = jax2tf.convert(f, polymorphic_shapes="b", **options)
+def saved(f):
+  converted = jax2tf.convert(f, polymorphic_shapes="b")
   return tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([None])])
 
 
@@ -56,7 +54,6 @@ def found(tmp_path_factory):
   module = tf.Module()
   for name, f in {**FUNCTIONS, "forever": forever}.items():
     setattr(module, name, saved(f))
-  module.disabled = saved(jnp.sin, with_gradient=False)
   with pytest.warns(UserWarning, match=r"without the gradient of 'forever', which has none: .*convert with with_gradient=False"):
     tf.saved_model.save(module, str(folder / "model"), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
   np.savez(folder / "x.npz", x=X)
@@ -74,7 +71,6 @@ def test_orders(found, name, order, way):
 REFUSED = {
   "sin_exp 3": "a SavedModel holds derivatives up to order 2",
   "forever 1": "Reverse-mode differentiation does not work for lax.while_loop",
-  "disabled 1": DISABLED,
 }
 
 
