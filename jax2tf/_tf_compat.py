@@ -208,7 +208,7 @@ def xla_call_module(
 
 
 def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], bool] | None, free: Sequence[int] = ()) -> tf.Tensor:
-  """The operand with an annotation that XLA's partitioner reads; `tiles` as of `_jax_compat.hlo_sharding`, `free` dimensions are its own."""
+  """The operand with an annotation for XLA's partitioner; `tiles` as of `_jax_compat.hlo_sharding`, `free` dimensions are left to it."""
   from tensorflow.compiler.xla import xla_data_pb2  # noqa: PLC0415  (for those who shard)
 
   if tiles is None:
