@@ -6,7 +6,6 @@ the LU of a singular matrix there, or infinities. So LU is written out, and so a
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax.extend.core import primitives as P
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF
-from jax2tf.lowering._matrices import BLOCK, call, conj, loop, modulus, nan_unless, outer, real, size
+from jax2tf.lowering._matrices import BLOCK, call, conj, largest, loop, modulus, nan_unless, outer, real, size
 from jax2tf.registry import lowers
 
 # --- systems ---
@@ -177,18 +176,14 @@ def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tens
   rows, columns = tf.range(m), tf.range(size(a, -1))
 
   def eliminate(k: tf.Tensor, a: tf.Tensor, exchanges: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    candidates = modulus(a[:, :, k])
-    # TF 2.21: ArgMax passes over NaN, and would end at a finished row where there is nothing else.
-    candidates = tf.where(tf.math.is_nan(candidates), tf.constant(math.inf, candidates.dtype), candidates)
-    pivot = tf.argmax(tf.where(rows >= k, candidates, -1), 1, tf.int32)[:, tf.newaxis]
+    pivot = largest(modulus(a[:, :, k]), rows, k)
     order = tf.where(rows == k, pivot, tf.where(rows == pivot, k, rows))
     a, permutation = (tf.gather(x, order, axis=1, batch_dims=1) for x in (a, permutation))
     row, column = a[:, k], a[:, :, k]
     top = row[:, k, tf.newaxis]
     column = tf.where((rows > k) & (top != 0), column / top, column)
-    below = (rows > k)[:, tf.newaxis]
-    rest = tf.where(below & (columns > k), a - outer(column, row), a)
-    a = tf.where(below & (columns == k), column[:, :, tf.newaxis], rest)
+    rest = tf.where((rows > k)[:, tf.newaxis] & (columns > k), a - outer(column, row), a)
+    a = tf.where(columns == k, column[:, :, tf.newaxis], rest)
     return a, tf.where(tf.range(steps) == k, pivot, exchanges), permutation
 
   start = tf.zeros([batch, steps], tf.int32), tf.broadcast_to(rows, [batch, m])

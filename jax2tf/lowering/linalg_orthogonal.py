@@ -13,7 +13,7 @@ from jax.extend.core import primitives as P
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._matrices import adjoint, call, conj, loop, outer, real, size
+from jax2tf.lowering._matrices import adjoint, call, conj, largest, loop, outer, real, size
 from jax2tf.registry import lowers
 
 # --- QR ---
@@ -70,7 +70,7 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
   def reflect(k: tf.Tensor, a: tf.Tensor, order: tf.Tensor, taus: tf.Tensor) -> tuple[tf.Tensor, ...]:
     if fixed is not None:
       rest = tf.norm(tf.where((rows >= k)[:, tf.newaxis], tf.abs(a), 0), axis=1)
-      pivot = tf.argmax(tf.where(columns >= k, rest, -1), 1, tf.int32)[:, tf.newaxis]
+      pivot = largest(rest, columns, k)
       pivot = tf.where(k < frozen, k, pivot)
       exchange = tf.where(columns == k, pivot, tf.where(columns == pivot, k, columns))
       order = tf.gather(order, exchange, axis=1, batch_dims=1)
