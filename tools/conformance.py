@@ -19,7 +19,7 @@ from jax2tf.tools import coverage, workers
 
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run harnesses side by side.", lower_bound=1)
 _GROUP = flags.DEFINE_list("groups", [], "Only these groups (primitives); all by default.")
-_WAYS = flags.DEFINE_list("ways", ["graph", "gradient"], "Ways to run every case in; of graph, eager, xla, gradient, second.")
+_WAYS = flags.DEFINE_list("ways", ["graph", "gradient"], "Ways to run every case in; of graph, eager, xla, gradient, second, empty.")
 _SAMPLED_WAYS = flags.DEFINE_list("sampled_ways", ["eager", "xla", "second"], "Ways to run a seeded sample of the cases in.")
 _FRESH = flags.DEFINE_boolean("fresh", False, "Forget earlier results of the chosen cases.")
 _SAMPLE = flags.DEFINE_integer("sample", 1000, "The size of that sample.", lower_bound=1)

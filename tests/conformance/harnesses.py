@@ -157,7 +157,48 @@ def _check_derivative(harness: Any, args: Any, expected: Any, outcome: Any, orde
   return compare(harness, args, gradient(*operands), expected, outcome, "gradient" if order == 1 else "second", coarsest)
 
 
-_CHECKS = {"graph": _check_graph, "eager": _check_eager, "xla": _check_xla, "gradient": _check_gradient, "second": _check_second}
+def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
+  """vmapped over an axis of size 0, with the gradient: a size that the graph is made for, then one that it learns when it runs."""
+  del expected
+  batch = [np.zeros((1, *x.shape), x.dtype) for x in map(np.asarray, args)]
+  fun = jax.vmap(harness.dyn_fun)
+
+  def rest(*batch: Any) -> Any:
+    return fun(*(x[1:] for x in batch))
+
+  try:
+    shapes = jax.eval_shape(rest, *batch)
+    wrt, results = inexact(batch), inexact(leaves := jax.tree.leaves(shapes))
+    seeds = [[np.zeros(leaves[i].shape, leaves[i].dtype) for i in results]]
+    reference = _by_jax(
+      lambda *batch: (rest(*batch), jax_pullback(restricted(rest, batch, wrt, results), seeds, *(batch[i] for i in wrt))), *batch
+    )
+    specs = jax.export.symbolic_args_specs([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in batch], [_BATCH] * len(batch))
+    jax.eval_shape(lambda *batch: jax.vjp(restricted(rest, batch, wrt, results), *(batch[i] for i in wrt))[0], *specs)
+  except Exception as error:  # JAX cannot batch it, or has no such derivative
+    return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
+  for poly in (None, [_BATCH] * len(batch)):
+    converted = jax2tf.convert(rest, polymorphic_shapes=poly)
+    function = tf.function(
+      lambda *batch, f=converted: (f(*batch), tf_pullback(restricted(f, batch, wrt, results), seeds, *(batch[i] for i in wrt))),
+      autograph=False,
+      input_signature=[tf.TensorSpec([None if poly else 1, *x.shape[1:]], x.dtype) for x in batch],
+    )
+    result = compare(harness, args, function(*map(tf.constant, batch)), reference, outcome, "gradient")
+    if result.status == "fail":
+      return result
+  return result
+
+
+_BATCH = "b, ..."
+_CHECKS = {
+  "empty": _check_empty,
+  "graph": _check_graph,
+  "eager": _check_eager,
+  "xla": _check_xla,
+  "gradient": _check_gradient,
+  "second": _check_second,
+}
 
 
 def _no_xla_ops(concrete: Any) -> None:
