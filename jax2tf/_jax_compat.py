@@ -7,6 +7,7 @@ place of need, not here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,11 @@ from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
+from jax._src import util as _util
 from jax._src import xla_metadata as _xla_metadata
 from jax._src import xla_metadata_lib as _xla_metadata_lib
 from jax._src.export import shape_poly as _shape_poly
+from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 from jax._src.lax import linalg as _linalg
 from jax._src.lax.control_flow import conditionals as _conditionals
@@ -43,6 +46,10 @@ from jax.sharding import AxisType, Sharding
 
 trace_context = _config.trace_context
 is_user_file = _source_info_util.is_user_filename
+# For what is known of a jaxpr, which holds the arrays that its function closes over: the first memoises by its first argument, and the
+# second by all, jaxprs in tuples too; neither keeps a jaxpr alive, so no value may hold the jaxpr that it belongs to.
+weakly_cached = functools.partial(_util.weakref_lru_cache, trace_context_in_key=False)
+weakly_cached_by_all = _util.multi_weakref_lru_cache
 is_symbolic_dim = _shape_poly.is_symbolic_dim
 PolyShape = _shape_poly.PolyShape
 
@@ -140,6 +147,11 @@ def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], b
   if hlo.is_replicated():
     return None
   return list(hlo.tile_assignment_dimensions()), list(hlo.tile_assignment_devices()), hlo.replicate_on_last_tile_dim()
+
+
+def forget_lowering(jaxpr: Any) -> None:
+  """Frees a jaxpr that was exported with all its arguments. JAX 0.12: what it remembers of that holds the jaxpr itself."""
+  _pxla._dce_jaxpr.evict_weakref(jaxpr)
 
 
 def with_plain_shardings() -> contextlib.AbstractContextManager[Any]:

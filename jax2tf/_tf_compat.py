@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
 from tensorflow.python.framework import function_def_to_graph as _function_graphs
 from tensorflow.python.ops import control_flow_state as _control_flow_state
+from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 from tensorflow.python.saved_model import save_context as _save_context
@@ -116,11 +118,9 @@ def with_derivatives(
     else:
       gradient_type = f"{_GRADIENT}-{next(_gradient_numbers)}"
 
-      @tf.RegisterGradient(gradient_type)
-      @tf.autograph.experimental.do_not_convert  # saving a model traces it once more
-      def gradient(_: Any, *cotangents: tf.Tensor) -> list[tf.Tensor | None]:
-        return [None] * len(outs) + list(errors_as_raised()(pull)(*cotangents[: len(outs)]))
-
+      _register_gradient(
+        graph, gradient_type, lambda *cotangents: [None] * len(outs) + list(errors_as_raised()(pull)(*cotangents[: len(outs)]))
+      )
       with graph.gradient_override_map({"IdentityN": gradient_type}):
         tensors = tf.identity_n([*outs, *operands])[: len(outs)] if outs else []
   _record.record_operation("Jax2tf", tensors, list(operands), errors_as_raised()(pull), errors_as_raised()(push))
@@ -138,6 +138,22 @@ def without_derivatives(results: Callable[[], list[tf.Tensor]], operands: Sequen
 
   _record.record_operation("Jax2tf", tensors, list(operands), refuse, refuse)
   return tensors
+
+
+def _register_gradient(graph: tf.Graph, gradient_type: str, gradient: Callable[..., list[tf.Tensor | None]]) -> None:
+  """Registers the gradient function of one op of `graph`, for as long as the graph lives.
+
+  TensorFlow's registry forgets nothing, and the function holds tensors, so the graph and the weights in it: the graph keeps it instead.
+  """
+  setattr(graph, gradient_type, gradient)
+  alive = weakref.ref(graph)
+
+  @tf.RegisterGradient(gradient_type)
+  @tf.autograph.experimental.do_not_convert  # saving a model traces it once more
+  def registered(_: Any, *cotangents: tf.Tensor) -> list[tf.Tensor | None]:
+    return getattr(alive(), gradient_type)(*cotangents)
+
+  weakref.finalize(graph, _ops.gradient_registry._registry.pop, gradient_type).atexit = False
 
 
 def _vectorized_identity_n(pfor_input: Any, vectorized: Any = _pfor._pfor_converter_registry["IdentityN"]) -> Any:

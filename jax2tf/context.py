@@ -71,7 +71,7 @@ class RuleContext:
     """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.
 
     Args:
-      fun: hashable; functions with options are `functools.partial`s of hashable values.
+      fun: of a module, or a `functools.partial` of one and of jaxprs and hashable values: it is traced once for equal ones.
       operands: tensors.
       avals: their avals, unless these are `avals_in`.
 
@@ -79,7 +79,8 @@ class RuleContext:
       tensors in the structure of the result of `fun`.
     """
     specs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (self.avals_in if avals is None else avals))
-    jaxpr, out_tree = _trace(_Hashable(fun), specs, _jax_compat.trace_context())
+    bound = (fun.func, fun.args, fun.keywords) if isinstance(fun, functools.partial) else (fun, (), {})
+    jaxpr, out_tree = _trace(*bound, specs)
     return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
 
   def spread(self, operand: tf.Tensor, sharding: Any, free: Sequence[int] = ()) -> tf.Tensor:
@@ -98,24 +99,8 @@ def scope_name(path: str) -> str:
   return "/".join(re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") or "fun" for part in path.split("/"))
 
 
-class _Hashable:
-  """A function as a cache key; `functools.partial`s of equal parts are equal."""
-
-  def __init__(self, fun: Callable[..., Any]):
-    self.fun = fun
-    self.key: Any = fun
-    if isinstance(fun, functools.partial):
-      self.key = (fun.func, fun.args, tuple(sorted(fun.keywords.items())))
-
-  def __hash__(self) -> int:
-    return hash(self.key)
-
-  def __eq__(self, other: Any) -> bool:
-    return self.key == other.key
-
-
-@functools.lru_cache(maxsize=1024)
-def _trace(fun: _Hashable, specs: tuple[Any, ...], context: Any) -> tuple[ClosedJaxpr, Any]:
-  del context  # part of the key: x64, threefry_partitionable ... decide what is inside `fun`
-  jaxpr, out = jax.make_jaxpr(fun.fun, return_shape=True)(*specs)
+# x64, threefry_partitionable ... decide what is inside `fun`; they are part of the key.
+@_jax_compat.weakly_cached_by_all
+def _trace(fun: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], specs: tuple[Any, ...]) -> tuple[ClosedJaxpr, Any]:
+  jaxpr, out = jax.make_jaxpr(functools.partial(fun, *args, **keywords), return_shape=True)(*specs)
   return jaxpr, jax.tree.structure(out)

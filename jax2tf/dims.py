@@ -160,7 +160,7 @@ class Dimensions:
     return tuple(shapes[argument][axis] for _, argument, axis in self.sizes)
 
 
-@functools.lru_cache(maxsize=1024)
+@_jax_compat.weakly_cached
 def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[ClosedJaxpr, dict[str, int | None]]:
   """(jaxpr: unknown sizes -> unknown variables, with the assertions; variable -> int or None)."""
   variables: dict[str, int | None] = {}

@@ -7,7 +7,6 @@ lowered by their graph rules between the modules.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -156,7 +155,7 @@ def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
   return any(map(has_sharding, (eqn for eqn, _ in equations(jaxpr))))
 
 
-@functools.lru_cache(maxsize=256)
+@_jax_compat.weakly_cached
 @_tf_compat.recording_again()
 def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) -> tuple[int, bytes]:
   """(version of the calling convention, module for the target); with variables, their sizes are those of a first argument."""
@@ -171,6 +170,7 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
   jitted = jax.jit(fun, keep_unused=True, in_shardings=arguments, out_shardings=results)
   with _jax_compat.with_plain_shardings():
     exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
+    _jax_compat.forget_lowering(jitted.trace(*specs).jaxpr)
   # Version 10 of the convention adds whether shardings are in Shardy, and these are not; 9 adds tokens, and there are none here.
   convention = 8 if _numbers(target.stablehlo_version) < _numbers(_OF_TENSORFLOW["2.16"]) else 9
   return convention, _serialized(exported.mlir_module(), target.stablehlo_version)

@@ -7,7 +7,6 @@ they are put elsewhere. What nobody places is left to TensorFlow, as it is left 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -132,12 +131,12 @@ def placement(jaxpr: Jaxpr, operands: Sequence[Place | None] = ()) -> Placement:
   return _placement(jaxpr, operands) if operands or _places_any(jaxpr) else _NOWHERE
 
 
-@functools.lru_cache(maxsize=4096)
+@_jax_compat.weakly_cached
 def _places_any(jaxpr: Jaxpr) -> bool:
   return any(eqn.primitive is stay_p or places_named_by(eqn) or any(map(_places_any, jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns)
 
 
-@functools.lru_cache(maxsize=4096)
+@_jax_compat.weakly_cached
 def _placement(jaxpr: Jaxpr, operands: tuple[Place | None, ...]) -> Placement:
   found = Placement(equations := {}, values := {v: p for v, p in zip(jaxpr.invars, operands, strict=False) if p})
   for eqn in jaxpr.eqns:

@@ -12,12 +12,12 @@ Not here, because TensorFlow 2.21 gives other values than JAX (tests/test_idioms
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, Primitive
 
+from jax2tf import _jax_compat
 from jax2tf.idioms import bias_add, broadcasts, conv_gradient, moves, products
 from jax2tf.idioms._dataflow import Dataflow, Equations
 
@@ -28,17 +28,12 @@ _IDIOMS: dict[Primitive, list[Idiom]] = {
   primitive: [table[primitive] for table in _TABLES if primitive in table] for table in _TABLES for primitive in table
 }
 
-_rewritten: weakref.WeakKeyDictionary[Jaxpr, Sequence[Any]] = weakref.WeakKeyDictionary()
 
-
+@_jax_compat.weakly_cached
 def equations(jaxpr: Jaxpr) -> Sequence[Any]:
   """The equations of `jaxpr` with all idioms applied; linear in their number, and once for each jaxpr."""
-  if (known := _rewritten.get(jaxpr)) is None:
-    known = _rewritten[jaxpr] = _apply(jaxpr) if any(eqn.primitive in _IDIOMS for eqn in jaxpr.eqns) else jaxpr.eqns
-  return known
-
-
-def _apply(jaxpr: Jaxpr) -> Sequence[Any]:
+  if not any(eqn.primitive in _IDIOMS for eqn in jaxpr.eqns):
+    return jaxpr.eqns
   flow = Dataflow(jaxpr)
   for place, eqn in enumerate(jaxpr.eqns):
     for idiom in _IDIOMS.get(eqn.primitive, ()):

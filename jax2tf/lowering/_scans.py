@@ -46,11 +46,11 @@ def split(body: ClosedJaxpr, n_carry: int, n_outer: int) -> tuple[ClosedJaxpr, C
   def finish(ctx: RuleContext, xs: Sequence[tf.Tensor], ys: Sequence[tf.Tensor]) -> Tensors:
     length = ctx.avals_out[n_carry].shape[0]
     rows = dict(zip([*jaxpr.invars[n_outer:], *stacked], [*xs, *ys], strict=True))
-    known: tuple[Any, ...] = tuple(v for v in rows if v in needed)
+    known = [v for v in rows if v in needed]
     avals = [jax.ShapeDtypeStruct((length, *v.aval.shape), v.aval.dtype) for v in known]
-    wanted = tuple(v for v in jaxpr.outvars[n_carry:] if v in made)
-    behind = functools.partial(_behind, tuple(late), known, wanted)
-    rows |= zip(wanted, ctx.lower_fun(behind, *(rows[v] for v in known), avals=avals), strict=True)
+    wanted = [v for v in jaxpr.outvars[n_carry:] if v in made]
+    behind = jax.make_jaxpr(functools.partial(_behind, late, known, wanted))(*avals)
+    rows |= zip(wanted, ctx.lower(behind, *(rows[v] for v in known)), strict=True)
     return [rows[v] for v in jaxpr.outvars[n_carry:]]
 
   return ClosedJaxpr(lean, body.consts), finish
@@ -88,7 +88,7 @@ def _keeps_shape(eqn: Any) -> bool:
   return all(v.aval.shape == (() if isinstance(v, Literal) else shape) for v in eqn.invars)
 
 
-def _behind(eqns: tuple[Any, ...], known: tuple[Any, ...], wanted: tuple[Any, ...], *values: Any) -> list[Any]:
+def _behind(eqns: Sequence[Any], known: Sequence[Any], wanted: Sequence[Any], *values: Any) -> list[Any]:
   env = dict(zip(known, values, strict=True))
   for eqn in eqns:
     operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]

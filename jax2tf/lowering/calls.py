@@ -97,7 +97,8 @@ def _composite(ctx: RuleContext, *operands: tf.Tensor, name: str, version: int, 
 @lowers(_jax_compat.call_hi_primitive_p)
 def _call_hi_primitive(ctx: RuleContext, *operands: tf.Tensor, _prim: Any) -> Tensors:
   """A primitive that defines itself by other primitives (JAX >= 0.12)."""
-  return ctx.lower_fun(functools.partial(_expand, _prim), *operands)
+  specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]
+  return ctx.lower(jax.make_jaxpr(functools.partial(_expand, _prim))(*specs), *operands)
 
 
 def _expand(primitive: Any, *operands: Any) -> list[Any]:
