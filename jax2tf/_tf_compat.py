@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops as _xla_ops
 from tensorflow.compiler.tf2xla.python import xla as _xla
+from tensorflow.core.framework.function_pb2 import RegisteredGradient as _RegisteredGradient
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import forwardprop_util as _forwardprop
@@ -239,48 +240,74 @@ def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], 
   return _xla_ops.xla_sharding(operand, sharding=proto.SerializeToString(), unspecified_dims=sorted(free))
 
 
-class _OnlyNewFunctions:
-  """A graph, of which `_functions` are those that nobody has seen yet."""
+class _Saved:
+  """A function of a graph that is being saved, whose captures and arguments are found by identity."""
 
-  def __init__(self, graph: tf.Graph):
-    self._graph = graph
-    self._seen: set[str] = set()
+  def __init__(self, function: Any):
+    self.name, self.outer_graph = function.name, function.graph.outer_graph
+    self.captured = {id(inner): outer for outer, inner in function.graph.captures}
+    definition = function.cached_definition
+    self._arguments = {id(x): f"{y.name}:0" for x, y in zip(function.graph.inputs, definition.signature.input_arg, strict=True)}
+    self._results = {op: result.split(":")[0] for op, result in definition.ret.items()}
 
-  @property
-  def _functions(self) -> dict[str, Any]:
-    new = {name: function for name, function in self._graph._functions.items() if name not in self._seen}
-    self._seen.update(new)
-    return new
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._graph, name)
-
-
-class _WithSavedNames:
-  """The objects of a SavedModel, of which tensors that gradient functions capture are noted by the names that their ops are saved with."""
-
-  def __init__(self, saveable_view: Any, graph: tf.Graph):
-    self._view = saveable_view
-    self._graph = graph
-
-  def add_capture_and_node(self, capture: tf.Tensor, node: Any) -> int:
+  def saved_name(self, x: tf.Tensor) -> str:
+    """The name that a tensor of the function is saved with."""
     # TF 2.21: an op after which a result of its function is named, as "jax2tf_arg_0" and "strided_slice" are, is saved as "jax2tf_arg_0_0".
-    op, index = node.name.split(":")
-    result = self._graph._get_function(node.concrete_function).cached_definition.ret.get(op, "").split(":")[0]
-    name = result if result.startswith(f"{op}_") else op
-    return self._view.add_capture_and_node(capture, node._replace(name=f"{name}:{index}"))
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._view, name)
+    op, index = self._arguments.get(id(x), x.name).split(":")
+    result = self._results.get(op, "")
+    return f"{result if result.startswith(f'{op}_') else op}:{index}"
 
 
-def _trace_gradient_functions(graph: tf.Graph, saveable_view: Any, trace: Any = _save._trace_gradient_functions) -> None:
-  # TF 2.21: saving takes along the gradient functions of the functions that it saves, but not those of the gradient
-  # functions themselves, so that a loaded model would have no second derivative. Once more, until there are no new ones.
-  unseen, view, count = _OnlyNewFunctions(graph), _WithSavedNames(saveable_view, graph), -1
-  while count != len(graph._functions):
-    count = len(graph._functions)
-    trace(unseen, view)
+def _trace_gradient_functions(graph: tf.Graph, view: Any) -> None:
+  """Adds the gradient functions of the functions in `graph`, and theirs, to what is saved.
+
+  TF 2.21 leaves out those of gradient functions, so that a loaded model would have no second derivative; and it compares each capture with
+  each other one, which takes minutes for 500 parameters.
+
+  Raises:
+    ValueError: a gradient function fails, or captures what a SavedModel cannot hold.
+  """
+  saved: dict[tf.Graph, _Saved] = {}
+  names: set[str] = set()
+  types: set[str] = set()
+  while new := [function for name, function in graph._functions.items() if name not in names]:
+    names.update(graph._functions)
+    saved.update((function.graph, _Saved(function)) for function in new if hasattr(function, "graph"))
+    for function in new:
+      for encoded, op in _save._iterate_op_types(function):
+        if (gradient_type := encoded.decode()) not in types and gradient_type in _ops.gradient_registry.list():
+          _save_gradient(graph, view, saved, gradient_type, op)
+        types.add(gradient_type)
+
+
+def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gradient_type: str, op: tf.Operation) -> None:
+  try:
+    gradient = tf.function(_ops.gradient_registry.lookup(gradient_type)).get_concrete_function(None, *op.inputs)
+  except Exception as error:
+    raise ValueError(
+      f"Error when tracing gradients for SavedModel: that of op {op.name!r} raises {type(error).__name__}: {error}. Mend it, or save "
+      "without gradients: tf.saved_model.SaveOptions(experimental_custom_gradients=False)"
+    ) from error
+  with graph.as_default():
+    for capture in gradient.captured_inputs:
+      if capture.dtype in _save._UNCOPIABLE_DTYPES:
+        continue
+      outer, place = capture, op.graph
+      while (of := saved.get(place)) is not None and not isinstance(outer, tf.__internal__.EagerTensor):
+        if outer.graph is place:
+          if id(outer) not in of.captured:
+            break
+          outer = of.captured[id(outer)]
+        place = of.outer_graph
+      if of is not None and not isinstance(outer, tf.__internal__.EagerTensor):
+        view.add_capture_and_node(capture, _save._CapturedTensor(of.saved_name(outer), of.name))
+      elif outer in view.captured_tensor_node_ids:
+        view.captured_tensor_node_ids[capture] = view.captured_tensor_node_ids[outer]
+      else:
+        raise ValueError(f"Found invalid capture {outer} when saving custom gradients: that of op {op.name!r} has it from nowhere")
+    gradient.add_to_graph(graph)
+  view.gradient_functions.append(gradient)
+  view.gradient_defs.append(_RegisteredGradient(gradient_func=gradient.name, registered_op_type=gradient_type))
 
 
 _save._trace_gradient_functions = _trace_gradient_functions
