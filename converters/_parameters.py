@@ -26,8 +26,16 @@ def dtypes(params: Any) -> list[Any]:
 
 
 def paths(params: Any) -> list[str]:
-  """Of the leaves, "encoder/0/kernel"; a tree that is one leaf is "parameters"."""
-  return [name or "parameters" for name in _signature.leaf_names(params, "/")]
+  """Of the leaves, "encoder/0/kernel"; a tree that is one leaf is "parameters".
+
+  Raises:
+    ValueError: two leaves have one path, as those of {"a": {"b": x}, "a/b": y}.
+  """
+  found = [name or "parameters" for name in _signature.leaf_names(params, "/")]
+  if len(set(found)) != len(found):
+    twice = sorted({name for name in found if found.count(name) > 1})
+    raise ValueError(f"two parameters would have one path: {', '.join(twice)}; rename one of each, for a path is the name of a variable")
+  return found
 
 
 def _scope(path: str) -> str:

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from numbers import Integral
 from pathlib import Path
 
 # linux/fs.h: swap two paths in one step.
@@ -16,13 +17,42 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextlib.contextmanager
 def beside(directory: Path) -> Iterator[Path]:
-  """A place in `directory` under a name that no server takes for a version; gone at the end."""
+  """A place in `directory` under a name that no server takes for a version; gone at the end. Those of killed processes go first."""
   directory.mkdir(parents=True, exist_ok=True)
-  place = Path(tempfile.mkdtemp(prefix=".saving-", dir=directory))
+  for place in directory.glob(f"{_PREFIX}*"):
+    if (lock := _lock(place, wait=False)) is not None:  # nobody writes there any more
+      shutil.rmtree(place, ignore_errors=True)
+      os.close(lock)
+  while True:
+    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
+    lock = _lock(place, wait=True)
+    if place.exists():  # else somebody took it for left behind before it was locked
+      break
   try:
     yield place / "model"
   finally:
     shutil.rmtree(place, ignore_errors=True)
+    if lock is not None:
+      os.close(lock)
+
+
+_PREFIX = ".saving-"
+
+
+def _lock(place: Path, *, wait: bool) -> int | None:
+  """A lock on a directory, which the system takes back when the process dies; None where another has it, or there are none."""
+  try:
+    import fcntl  # noqa: PLC0415  (Windows has none)
+
+    descriptor = os.open(place, os.O_RDONLY)
+  except (ImportError, OSError):
+    return None
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    return descriptor
+  except OSError:
+    os.close(descriptor)
+    return None
 
 
 def publish(written: Path, directory: Path, version: int | None, overwrite: bool) -> Path:
@@ -69,6 +99,16 @@ def saved_model_in(path: Path) -> Path | None:
     return path
   found = path.iterdir() if path.is_dir() else ()
   return max((p for p in found if p.name.isdecimal() and (p / "saved_model.pb").exists()), key=lambda p: int(p.name), default=None)
+
+
+def check_version(directory: Path, version: int | None, overwrite: bool) -> None:
+  """Raises ValueError for a number that no server looks for, FileExistsError for a version that is there and shall stay."""
+  if version is None:
+    return
+  if isinstance(version, bool) or not isinstance(version, Integral) or version < 0:
+    raise ValueError(f"version = {version!r} is no whole number from 0 on, which servers look for")
+  if not overwrite:
+    refuse_existing(directory / str(version))
 
 
 def refuse_existing(target: Path, otherwise: str = "another version, or none to take the next free one") -> None:

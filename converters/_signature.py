@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,9 +74,12 @@ class Arguments:
 
 
 def check_name(name: str) -> None:
-  """Raises ValueError for a name that a SavedModel would change."""
-  if not name.isidentifier():
-    raise ValueError(f"input name {name!r} is not an identifier, so a SavedModel would rename it; choose letters, digits and _")
+  """Raises ValueError for a name that a SavedModel would change or refuse; `self` is an object to tf.function."""
+  if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name) or name == "self":
+    raise ValueError(
+      f"input name {name!r} is not an identifier that TensorFlow takes, so a SavedModel would rename or refuse it; begin with a letter "
+      "(a-z), then letters, digits and _, and no word of Python"
+    )
 
 
 def _aval(name: str, spec: Spec, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:

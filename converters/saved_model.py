@@ -37,7 +37,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     with_gradient: whether TensorFlow may differentiate the loaded model.
 
   Raises:
-    ValueError: a `trainable` that does not fit `params`; a `stored_dtype` that is no floating point dtype.
+    ValueError: two parameters of one path; a `trainable` that does not fit `params`; a `stored_dtype` that is no floating point dtype.
   """
 
   def __init__(
@@ -143,6 +143,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     names = [signatures] if isinstance(signatures, str) else list(signatures)
     if taken := [name for name in names if name in self._signatures.value]:
       raise ValueError(f"signature {taken[0]!r} is there already; give this one another name in `signatures`")
+    if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):
+      raise ValueError(f"method {method!r} is an attribute of the model already, or no name for one; choose another")
     if (preprocess is None) != (raw_inputs is None):
       raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
     converted = jax2tf.convert(
@@ -239,7 +241,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     """What the SavedModel will say of itself."""
     _, with_gradient = self._options.value
     paths = sorted(self.parameters)
-    values = [self.parameters[path].value() for path in paths]
+    # TF 2.21: NumPy cannot look at the memory of a scalar tensor of bfloat16 or float8.
+    values = [v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.get, paths)]
     return manifest.Manifest(
       signatures=self.records,
       constraints=list(self.polymorphic_constraints),
@@ -265,12 +268,11 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
     Raises:
       FileExistsError: the version is there already and `overwrite` is False.
-      ValueError: there is no signature, or a warm-up request that does not fit its signature.
+      ValueError: a version that is no whole number from 0 on; there is no signature, or a warm-up request that does not fit its signature.
     """
     if not self._signatures.value:
       raise ValueError("the model has no function; add one with Model.add")
-    if version is not None and not overwrite:
-      _publish.refuse_existing(Path(path, str(version)))  # before the work, and once more after it
+    _publish.check_version(Path(path), version, overwrite)  # before the work, and once more after it
     requests = warmup.prepared(warmup_requests, self.signatures)
     # Also without gradients: what is saved then is their refusal, and TensorFlow does not warn of missing ones when it loads.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
@@ -299,8 +301,7 @@ def save(
 
   Arguments, result and errors are those of `Model`, `Model.add` and `Model.save`.
   """
-  if version is not None and not overwrite:
-    _publish.refuse_existing(Path(path, str(version)))
+  _publish.check_version(Path(path), version, overwrite)
   model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
   model.add(fun, inputs=inputs, outputs=outputs)
   return model.save(path, version=version, overwrite=overwrite, warmup_requests=warmup_requests)

@@ -27,8 +27,8 @@ from jax2tf.trace import BoundedCache, Signature, TracedFunction
 DisabledSafetyCheck = export.DisabledSafetyCheck
 PolyShape = _jax_compat.PolyShape
 
-# Conversions kept for one converted function: a graph each, so a long-lived process does not grow.
-_MAX_CONVERSIONS = 64
+# Conversions kept for one converted function: a graph each, so a long-lived process does not grow. A small one takes 1 MB.
+_MAX_CONVERSIONS = 512
 
 
 def convert(
@@ -47,6 +47,7 @@ def convert(
   keep_shardings: bool = False,
   static_argnums: int | Sequence[int] | None = None,
   static_argnames: str | Sequence[str] | None = None,
+  max_conversions: int = _MAX_CONVERSIONS,
 ) -> Callable[..., Any]:
   """Returns a TensorFlow function, made of ordinary TensorFlow ops, with the values and gradients of `fun_jax`.
 
@@ -82,6 +83,8 @@ def convert(
     keep_shardings: whether sharding annotations become XlaSharding ops, for XLA's partitioner under jit_compile; by default they have no
       effect, and a warning says so. Native serialization always keeps them.
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
+    max_conversions: how many combinations of structure, dtypes, (polymorphic) shapes and static values are kept, each with its graphs;
+      the least recently used one goes first, and the first to go makes a warning.
 
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array.
@@ -98,12 +101,15 @@ def convert(
   )
   destination = _destination(platforms, device_map, keep_shardings)
   signature = Signature.of(fun_jax, static_argnums, static_argnames)
-  tracer = _Tracer(signature, polymorphic_shapes, polymorphic_constraints)
-  conversions = BoundedCache(_MAX_CONVERSIONS)
+  tracer = _Tracer(signature, polymorphic_shapes, polymorphic_constraints, max_conversions)
+  conversions = BoundedCache(max_conversions, functools.partial(_warn_of_many_conversions, signature.name, max_conversions))
 
   @_wraps(fun_jax)
-  @_tf_compat.errors_as_raised()
   def converted(*args: Any, **kwargs: Any) -> Any:
+    with _tf_compat.errors_as_raised():
+      return call(args, kwargs)
+
+  def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _jax_compat.inside_trace():
       raise ValueError(
         f"convert must be used outside all JAX transformations: '{signature.name}' is called under one. "
@@ -118,6 +124,15 @@ def convert(
 
   # AutoGraph would rewrite the user's JAX code along with ours.
   return tf.autograph.experimental.do_not_convert(converted)
+
+
+def _warn_of_many_conversions(name: str, count: int) -> None:
+  warnings.warn(
+    f"'{name}' was called with more than {count} combinations of shapes, dtypes and static values; those that come back are traced "
+    'and built again. Make one graph for all sizes with polymorphic_shapes, such as ["b, ..."], or keep more with max_conversions',
+    UserWarning,
+    stacklevel=6,
+  )
 
 
 def eval_polymorphic_shape(
@@ -178,12 +193,12 @@ class _Tracer:
   calls with different sizes share one trace.
   """
 
-  def __init__(self, signature: Signature, polymorphic_shapes: Any, constraints: Sequence[str]):
+  def __init__(self, signature: Signature, polymorphic_shapes: Any, constraints: Sequence[str], size: int = _MAX_CONVERSIONS):
     self._signature = signature
     self._polymorphic_shapes = polymorphic_shapes
     self._scope = scope_of(polymorphic_shapes, constraints)
-    self._by_actual_shapes = BoundedCache(16 * _MAX_CONVERSIONS)
-    self._by_specs = BoundedCache(_MAX_CONVERSIONS)
+    self._by_actual_shapes = BoundedCache(16 * size)
+    self._by_specs = BoundedCache(size)
 
   def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TracedFunction]:
     args, kwargs, static = self._signature.split(args, kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import threading
 import warnings
 from collections import OrderedDict
@@ -87,6 +88,15 @@ class Signature:
     nums, names = tuple({*nums, *given_nums}), tuple({*names, *given_names})
     return cls(fun, jax.jit(call, static_argnums=nums, static_argnames=names), nums, names)
 
+  def __reduce__(self) -> Any:
+    """Pickled as the function without jax.jit, and its static arguments: JAX 0.12 can call a jitted copy, but not trace it."""
+    if _jax_compat.shardings(self.fun):
+      raise pickle.PicklingError(
+        f"'{self.name}' is jitted with shardings, which name devices of this process; convert it where it shall run"
+      )
+    fun = self.fun.__wrapped__ if hasattr(self.fun, "trace") else self.fun
+    return Signature.of, (fun, self.static_argnums or None, self.static_argnames or None)
+
   @property
   def name(self) -> str:
     """The name of the user's function."""
@@ -159,10 +169,16 @@ def _warn_of_large_constants(name: str, jaxpr: ClosedJaxpr) -> None:
 
 
 class BoundedCache:
-  """A thread-safe cache that forgets the least recently used entry; each value is made once."""
+  """A thread-safe cache that forgets the least recently used entry; each value is made once. Pickled, it is empty.
 
-  def __init__(self, maxsize: int):
+  Args:
+    maxsize: the number of entries.
+    when_full: called once, when an entry is forgotten for the first time.
+  """
+
+  def __init__(self, maxsize: int, when_full: Callable[[], None] | None = None):
     self._maxsize = maxsize
+    self._given = self._when_full = when_full
     self._lock = threading.RLock()
     self._entries: OrderedDict[Any, Any] = OrderedDict()
 
@@ -175,7 +191,13 @@ class BoundedCache:
       value = self._entries[key] = make()
       while len(self._entries) > self._maxsize:
         self._entries.popitem(last=False)
+        if self._when_full:
+          when_full, self._when_full = self._when_full, None
+          when_full()
       return value
+
+  def __reduce__(self) -> Any:
+    return BoundedCache, (self._maxsize, self._given)
 
   def __len__(self) -> int:
     return len(self._entries)

@@ -6,6 +6,7 @@ import functools
 import gc
 import weakref
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +78,45 @@ def test_the_cache_is_bounded():
   assert len(cache) == 3
   assert cache.get(9, lambda: "made again") == 9
   assert cache.get(0, lambda: "made again") == "made again"
+
+
+def test_the_first_conversion_to_go_makes_a_warning():
+  fun = counted(lambda x: x + 1)
+  converted = jax2tf.convert(fun, max_conversions=2)
+  converted(X[:1]), converted(X[:2])
+  with pytest.warns(UserWarning, match=r"more than 2 combinations of shapes.*polymorphic_shapes") as warned:
+    converted(X[:3])
+  assert warned[0].filename == __file__
+  close(converted(X[:1]), X[:1] + 1)  # the only warning
+
+
+@pytest.mark.parametrize(
+  ("options", "args"),
+  [
+    ({}, (X,)),
+    ({"polymorphic_shapes": ["b"], "polymorphic_constraints": ["b <= 8"]}, (X,)),
+    ({"native_serialization": True}, (X,)),
+    ({"static_argnums": 1}, (X, 3)),
+  ],
+  ids=["graph", "symbolic", "native", "static"],
+)
+@pytest.mark.parametrize("jit_first", [False, True])
+def test_a_converted_function_is_pickled_with_its_options(options, args, jit_first):
+  offset = np.float32(2)
+
+  def fun(x, n=1):
+    return jnp.sin(x) * n + offset
+
+  if jit_first:
+    fun = jax.jit(fun, static_argnums=1 if "static_argnums" in options else None)
+    options = {name: value for name, value in options.items() if name != "static_argnums"}
+  converted = jax2tf.convert(fun, **options)
+  expected = converted(*args)
+  copied = cloudpickle.loads(cloudpickle.dumps(converted))
+  close(copied(*args), expected)
+  if "polymorphic_constraints" in options:
+    with pytest.raises(ValueError, match="b <= 8"):
+      copied(np.ones(9, np.float32))
 
 
 def test_a_failed_trace_leaves_nothing_behind():

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
-from jax2tf.converters import manifest, saved_model, warmup
+from jax2tf.converters import _publish, manifest, saved_model, warmup
 
 PARAMS = {"w": np.arange(8, dtype=np.float32).reshape(4, 2), "steps": np.int32(3), "scale": np.ones(2, ml_dtypes.bfloat16)}
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -330,3 +330,43 @@ def test_fine_tuned_by_keras_without_jax(tmp_path: Path) -> None:
   assert run.returncode == 0, run.stderr[-2000:]
   first, last = map(float, run.stdout.split())
   assert last < 0.1 * first
+
+
+def test_scalar_parameters_of_any_dtype(tmp_path: Path) -> None:
+  """TF 2.21: NumPy cannot look at a scalar tensor of bfloat16."""
+  model = saved_model.Model({"scale": jnp.bfloat16(2), "bias": jnp.asarray(1, jnp.float8_e5m2)})
+  model.add(lambda params, x: x * params["scale"].astype(x.dtype), inputs={"x": "f32[b]"}, outputs=["y"])
+  loaded = tf.saved_model.load(model.save(tmp_path))
+  np.testing.assert_array_equal(loaded.signatures["serving_default"](tf.ones(2))["y"], [2, 2])
+
+
+@pytest.mark.parametrize("version", ["../escaped", -1, True, 1.5, "1"])
+def test_a_version_is_a_number(version: Any, tmp_path: Path) -> None:
+  with pytest.raises(ValueError, match="no whole number from 0 on"):
+    saved_model.save(lambda params, x: x, {}, tmp_path / "m", inputs={"x": "f32[]"}, version=version)
+  assert not list(tmp_path.iterdir())
+
+
+def test_paths_of_parameters_are_different() -> None:
+  with pytest.raises(ValueError, match=r"two parameters would have one path: a/b;"):
+    saved_model.Model({"a": {"b": np.ones(2)}, "a/b": np.ones(3)})
+
+
+@pytest.mark.parametrize("name", ["λ", "_x", "class", "self"])
+def test_names_that_tensorflow_has_not(name: str) -> None:
+  with pytest.raises(ValueError, match="is not an identifier"):
+    saved_model.Model({}).add(lambda params, x: x, inputs={name: "f32[]"})
+
+
+@pytest.mark.parametrize("method", ["variables", "save", "add", "_tree", "a b"])
+def test_methods_are_no_attributes_of_the_model(method: str) -> None:
+  with pytest.raises(ValueError, match="is an attribute of the model already, or no name"):
+    saved_model.Model({}).add(lambda params, x: x, inputs={"x": "f32[]"}, method=method)
+
+
+def test_what_a_killed_save_left_goes_with_the_next_one(tmp_path: Path) -> None:
+  writer = "import os, sys; from jax2tf.converters import _publish as p; from pathlib import Path\nwith p.beside(Path(sys.argv[1])): "
+  subprocess.run([sys.executable, "-c", writer + "os._exit(9)", str(tmp_path)], check=False)
+  assert len(list(tmp_path.glob(".saving-*"))) == 1
+  with _publish.beside(tmp_path) as mine, _publish.beside(tmp_path) as other:
+    assert set(tmp_path.glob(".saving-*")) == {mine.parent, other.parent}
