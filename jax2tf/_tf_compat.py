@@ -18,8 +18,8 @@ from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
 from tensorflow.python.framework import function_def_to_graph as _function_graphs
-from tensorflow.python.ops import control_flow_state as _control_flow_state
 from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import control_flow_state as _control_flow_state
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 from tensorflow.python.saved_model import save_context as _save_context
