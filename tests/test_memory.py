@@ -66,16 +66,16 @@ def test_closed_over_arrays_die_with_the_function(use, native):
 
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_parameters_die_with_an_exported_model(with_gradient, tmp_path):
+  registered = set(ops.gradient_registry.list())
   params = {"w": jnp.eye(3)}
   model = saved_model.Model(params, with_gradient=with_gradient)
   model.add(lambda params, x: jnp.sin(x @ params["w"]), inputs={"x": "f32[b,3]"})
   # A graph holds the handles of the variables that it captures, and with them their memory.
   graph = weakref.ref(model.signatures["serving_default"].get_concrete_function().graph)
-  registered = len(ops.gradient_registry.list())
   model.save(tmp_path)
   weights = weakref.ref(params["w"])
   del model, params
   gc.collect()
   assert graph() is None
   assert weights() is None
-  assert len(ops.gradient_registry.list()) < registered
+  assert set(ops.gradient_registry.list()) <= registered
