@@ -4,18 +4,22 @@ from typing import Any
 
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.api import DisabledSafetyCheck, PolyShape, convert, dtype_of_val, eval_polymorphic_shape, split_to_logical_devices
+from jax2tf.context import RuleContext
 from jax2tf.drop_in import install
 from jax2tf.errors import LoweringError
+from jax2tf.registry import lowers
 
 __all__ = [
   "DisabledSafetyCheck",
   "LoweringError",
   "PolyShape",
+  "RuleContext",
   "call_tf",
   "convert",
   "dtype_of_val",
   "eval_polymorphic_shape",
   "install",
+  "lowers",
   "split_to_logical_devices",
 ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ from jax._src.random import threefry4x32 as _threefry4x32
 from jax._src.state import primitives as _state_primitives
 from jax.extend.core import ClosedJaxpr, InconclusiveDimensionOperation, Primitive
 from jax.extend.core import primitives as _primitives
+from jax.interpreters import mlir as _mlir
 from jax.sharding import AxisType, Sharding
 
 trace_context = _config.trace_context
@@ -75,6 +77,19 @@ def as_closed(jaxpr: Any) -> ClosedJaxpr:
 def physical_aval(aval: Any) -> Any:
   """key<fry>[3] -> u32[3,2]; every other aval is its own physical one."""
   return _core.physical_aval(aval)
+
+
+def lowered_function(primitive: Primitive) -> Callable[..., Any] | None:
+  """The JAX function that `mlir.lower_fun` made the lowering of a primitive of; None for another lowering, or none."""
+  tables = (_mlir._lowerings, _mlir._platform_specific_lowerings["cpu"])
+  rule = next((table[primitive].rule for table in tables if primitive in table), None)
+  # All of its closures share one code object, and it closes over nothing but what it was given.
+  if rule is None or getattr(rule, "__code__", None) is not _LOWER_FUN:
+    return None
+  return inspect.getclosurevars(rule).nonlocals["fun"]
+
+
+_LOWER_FUN = _mlir.lower_fun(lambda: ()).__code__
 
 
 def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -15,6 +15,7 @@ from jax2tf import _tf_compat, gradient, interpreter, lines, native
 from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
+from jax2tf.expansion import expanded
 from jax2tf.interpreter import Lowering
 from jax2tf.placement import Destination, has_sharding, placement, places_named_by
 from jax2tf.trace import BoundedCache, TracedFunction
@@ -114,8 +115,9 @@ class Conversion:
 
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:
   """Raises ValueError for devices that TensorFlow does not have; warns of shardings that the graph will not have."""
-  placement(traced.jaxpr.jaxpr)
-  equations = list(lines.equations(traced.jaxpr))
+  jaxpr = expanded(traced.jaxpr)
+  placement(jaxpr.jaxpr)
+  equations = list(lines.equations(jaxpr))
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
     for eqn, where in equations

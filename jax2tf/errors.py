@@ -42,11 +42,18 @@ class Gap:
   where: str
 
 
-NO_RULE = ("no lowering rule is registered", "rewrite this line with other JAX functions, or report it")
 ACROSS_DEVICES = (
   "it communicates between devices, which TensorFlow graphs leave to tf.distribute",
   "convert the per-device function and put tf.distribute around it, or lower natively",
 )
+
+
+def no_rule(why_not: str | None) -> tuple[str, str]:
+  """(reason, advice) for a primitive without a rule; `why_not` says why no JAX function can stand for it."""
+  return (
+    f"no lowering rule is registered, and {why_not}",
+    "rewrite this line with other JAX functions, or register a rule with jax2tf.lowers (docs/own-primitives.md)",
+  )
 
 
 def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:

@@ -18,6 +18,7 @@ from jax2tf import _jax_compat, _tf_compat, errors, idioms
 from jax2tf.context import RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
+from jax2tf.expansion import expanded, why_not
 from jax2tf.lines import UNKNOWN, equations, user_line
 from jax2tf.placement import Destination, Place, function_of, placement
 from jax2tf.registry import PLACEMENT_PARAMS, UNSUPPORTED, rule_for, takes_keys
@@ -34,9 +35,14 @@ Places = Sequence[Place | None]
 
 def preflight(jaxpr: ClosedJaxpr, function: str) -> None:
   """Raises one LoweringError that lists every primitive in `jaxpr` without a rule, with the user's lines."""
-  found = [(eqn.primitive.name, where()) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn)]
+  found = [(eqn, where()) for eqn, where in equations(expanded(jaxpr), _has_rule) if not _has_rule(eqn)]
   if found:
-    raise errors.lowering_error(function, [errors.Gap(name, *UNSUPPORTED.get(name, errors.NO_RULE), where) for name, where in found])
+    raise errors.lowering_error(function, [errors.Gap(eqn.primitive.name, *_gap(eqn), where) for eqn, where in found])
+
+
+def _gap(eqn: Any) -> tuple[str, str]:
+  """(reason, advice) for an equation without a rule."""
+  return UNSUPPORTED.get(eqn.primitive.name) or errors.no_rule(why_not(eqn))
 
 
 def _has_rule(eqn: Any) -> bool:
@@ -108,6 +114,7 @@ class Lowering:
 
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """The results of `jaxpr` for these tensors; `caller` is the line for equations without one, `places` say where the operands are."""
+    jaxpr = expanded(jaxpr)
     inner = jaxpr.jaxpr
     env: Env = {v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)}
     env.update(zip(inner.invars, operands, strict=True))
@@ -173,7 +180,7 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
   if not takes_keys(eqn.primitive) and any(is_key(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out)):
     return _lower_on_key_data(ctx, eqn, operands)
   if rule is None:  # preflight has seen the user's jaxpr; this one came from a rule
-    ctx.refuse(*UNSUPPORTED.get(eqn.primitive.name, errors.NO_RULE))
+    ctx.refuse(*_gap(eqn))
   results = rule(ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS})
   if not eqn.primitive.multiple_results:
     return (results,)

@@ -25,6 +25,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from jax2tf import _jax_compat, _tf_compat, errors
 from jax2tf.dtypes import physical
+from jax2tf.expansion import expanded
 from jax2tf.interpreter import Env, Lowering, Places, contains, holds
 from jax2tf.lines import equations
 from jax2tf.placement import has_sharding, spread_operands
@@ -90,7 +91,7 @@ class Native(Lowering):
 
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """As `Lowering.lower`."""
-    if "cpu" not in self.target.platforms or not contains(jaxpr.jaxpr, LAPACK):
+    if "cpu" not in self.target.platforms or not contains(expanded(jaxpr).jaxpr, LAPACK):
       return self._module(jaxpr, operands)
     return super().lower(caller, jaxpr, *operands, places=places)
 
@@ -143,7 +144,7 @@ def preflight(target: Target, jaxpr: ClosedJaxpr, function: str) -> None:
   if (
     "cpu" in target.platforms
     and runs_on_several_devices(jaxpr)
-    and (found := [(eqn.primitive.name, where()) for eqn, where in equations(jaxpr) if eqn.primitive in LAPACK])
+    and (found := [(eqn.primitive.name, where()) for eqn, where in equations(expanded(jaxpr)) if eqn.primitive in LAPACK])
   ):
     reason = "TensorFlow's XLA has no handler for it on CPU, and the function runs on several devices"
     advice = "convert the function of one device, or for another of native_serialization_platforms"
@@ -152,7 +153,7 @@ def preflight(target: Target, jaxpr: ClosedJaxpr, function: str) -> None:
 
 def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
   """Whether there are shardings, or a shard_map, over more than one device."""
-  return any(map(has_sharding, (eqn for eqn, _ in equations(jaxpr))))
+  return any(map(has_sharding, (eqn for eqn, _ in equations(expanded(jaxpr)))))
 
 
 @_jax_compat.weakly_cached

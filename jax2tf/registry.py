@@ -24,26 +24,31 @@ _ON_KEYS: set[Primitive] = set()
 
 
 def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Rule], Rule]:
-  """Registers the decorated rule; None stands for a primitive that this JAX does not have.
+  """Registers the decorated lowering rule, `(ctx, *operands, **params) -> tensor`, or tensors for a primitive with multiple results.
+
+  It is for the graph lowering; the native one uses JAX's own rules. docs/own-primitives.md has an example.
 
   Args:
-    primitives: what the rule lowers.
+    primitives: what the rule lowers. None stands for a primitive that this JAX does not have.
     on_keys: the rule takes typed PRNG keys as their physical uint32 data. Other primitives reach
       key arrays through a vmap over the physical axis, which the interpreter adds.
 
   Raises:
+    TypeError: one of them is no primitive.
     ValueError: one of them has a rule already.
   """
+  present = [primitive for primitive in primitives if primitive is not None]
+  for primitive in present:
+    if not isinstance(primitive, Primitive):
+      raise TypeError(f"lowers takes primitives (jax.extend.core.Primitive), not {primitive!r}")
 
   def register(rule: Rule) -> Rule:
-    for primitive in primitives:
-      if primitive is None:
-        continue
-      if primitive in _RULES:
-        raise ValueError(f"primitive '{primitive}' has a lowering rule already: {_RULES[primitive]}")
-      _RULES[primitive] = rule
-      if on_keys:
-        _ON_KEYS.add(primitive)
+    for primitive in present:
+      if (known := _RULES.get(primitive)) is not None:
+        raise ValueError(f"primitive '{primitive}' has a lowering rule already: {getattr(known, '__module__', '')} {known}")
+    _RULES.update(dict.fromkeys(present, rule))
+    if on_keys:
+      _ON_KEYS.update(present)
     return rule
 
   return register

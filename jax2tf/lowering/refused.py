@@ -8,6 +8,7 @@ _HOST = (
   "it calls back into Python, which a TensorFlow graph cannot save",
   "remove this line before conversion, or do it in TensorFlow around the converted function",
 )
+_CHECK = "; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
 _STATE = ("it changes a mutable array in place", "return the new value instead; keep state in tf.Variables around the converted function")
 _TOKEN = ("it orders side effects, which the graph lowering does not have", "remove the ordered effect before conversion")
 
@@ -95,7 +96,6 @@ UNSUPPORTED.update(
         "debug_callback",
         "debug_print",
         "io_callback",
-        "pure_callback",
         "outside_call",
         "host_local_array_to_global_array",
         "inspect_sharding",
@@ -124,6 +124,7 @@ UNSUPPORTED.update(
       ],
       _STATE,
     ),
+    "pure_callback": (_HOST[0], _HOST[1] + _CHECK),
     **dict.fromkeys(["after_all", "create_token"], _TOKEN),
     "call_tf": (
       "it calls a TensorFlow function, which the graph lowering does not take in yet",

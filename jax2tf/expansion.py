@@ -1,0 +1,123 @@
+"""Primitives without a lowering rule, as the JAX functions that define them.
+
+A library's primitive (Equinox' `unvmap_any`, Lineax' `linear_solve`) has derivatives and batching of its own, which JAX has applied when a
+jaxpr reaches us; what is left is its value. Where `mlir.lower_fun` made its lowering, JAX compiles a JAX function, and the equation
+becomes a call of that function. Elsewhere its `impl` may be one. What cannot be traced stays, and preflight refuses it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from jax2tf import _jax_compat
+from jax2tf.lines import equations
+from jax2tf.registry import UNSUPPORTED, rule_for
+
+source_info_util.register_exclusion(__file__)
+
+# None for those in which there is nothing to expand.
+_expanded: weakref.WeakKeyDictionary[Jaxpr, Jaxpr | None] = weakref.WeakKeyDictionary()
+
+
+def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
+  """The same jaxpr, with calls of JAX functions for the primitives without a rule, also in the jaxprs inside."""
+  jaxpr = _inside(closed.jaxpr)
+  return closed if jaxpr is closed.jaxpr else ClosedJaxpr(jaxpr, closed.consts)
+
+
+def why_not(eqn: Any) -> str | None:
+  """Why an equation cannot be a call of a JAX function, in words that follow "and"; None if it can."""
+  try:
+    _call(eqn)
+  except Exception as error:
+    return str(error)
+  return None
+
+
+def _inside(jaxpr: Jaxpr) -> Jaxpr:
+  if jaxpr not in _expanded:
+    eqns = [_equation(eqn) for eqn in jaxpr.eqns]
+    changed = any(new is not old for new, old in zip(eqns, jaxpr.eqns, strict=True))
+    _expanded[jaxpr] = jaxpr.replace(eqns=eqns) if changed else None
+  found = _expanded[jaxpr]
+  return jaxpr if found is None else found
+
+
+def _equation(eqn: Any) -> Any:
+  if rule_for(eqn.primitive) is None and eqn.primitive.name not in UNSUPPORTED:
+    try:
+      eqn = _call(eqn)
+    except Exception:  # whatever a library's code raises; preflight asks `why_not`
+      return eqn
+  params = {name: _param(value) for name, value in eqn.params.items()}
+  return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
+
+
+def _param(value: Any) -> Any:
+  if isinstance(value, ClosedJaxpr):
+    return expanded(value)
+  if isinstance(value, Jaxpr):
+    return _inside(value)
+  if type(value) in (tuple, list):
+    parts = [_param(part) for part in value]
+    return value if all(new is old for new, old in zip(parts, value, strict=True)) else type(value)(parts)
+  return value
+
+
+def _call(eqn: Any) -> Any:
+  """The equation as a call, `jit`, of the function that defines its primitive.
+
+  Raises:
+    Exception: there is no such function, or it is not exactly this equation; str() of it follows "and".
+  """
+  if eqn.effects:
+    raise ValueError("it has side effects")
+  if not all(isinstance(v.aval, ShapedArray) for v in (*eqn.invars, *eqn.outvars)):
+    raise ValueError("its operands or results are no arrays")
+  fun = _jax_compat.lowered_function(eqn.primitive)
+  kind = "lowering" if fun else "impl"
+  # Outside of jit, impl gets its operands as they are; a constant may decide what it does.
+  known = [None if fun else _constant(v) for v in eqn.invars]
+
+  def call(*operands: Any) -> Any:
+    given = [x if value is None else value for x, value in zip(operands, known, strict=True)]
+    return (fun or eqn.primitive.impl)(*given, **eqn.params)
+
+  call.__name__ = eqn.primitive.name
+  specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
+  try:
+    with eqn.ctx.manager:
+      traced = jax.make_jaxpr(jax.jit(call))(*specs).jaxpr
+      [called] = traced.eqns
+  except Exception as error:
+    raise ValueError(f"its {kind} is no JAX function: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+  if (called.invars, called.outvars) != (traced.invars, traced.outvars):
+    raise ValueError(f"its {kind} holds a tracer of another trace")
+  if any(_same(inner, eqn) for inner, _ in equations(_jax_compat.as_closed(called.params["jaxpr"]))):
+    raise ValueError(f"its {kind} is no JAX function")
+  found, wanted = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
+  if found != wanted:
+    raise ValueError(f"its {kind} gives {found} where its abstract evaluation says {wanted}")
+  return eqn.replace(primitive=called.primitive, params=called.params)
+
+
+def _constant(atom: Any) -> Any:
+  """The value of an operand that is a constant of the same type as its aval; else None."""
+  return atom.val if isinstance(atom, Literal) and jax.typeof(atom.val) == atom.aval else None
+
+
+def _same(eqn: Any, other: Any) -> bool:
+  """Whether `eqn` is `other` again: what compiles a primitive, as impl often does, defines nothing."""
+  of, and_of = (_types([v.aval for v in e.invars]) for e in (eqn, other))
+  return eqn.primitive is other.primitive and of == and_of and eqn.params == other.params
+
+
+def _types(avals: Sequence[Any]) -> str:
+  return ", ".join(aval.str_short() for aval in avals)
