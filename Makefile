@@ -14,6 +14,7 @@
 #   make models       the zoo of tests/models in every runtime, and the report docs/model-table.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/minilm.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/readers.md
+#   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/libraries.md
 #   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/growth.md
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
@@ -31,7 +32,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test every-row lint bench coverage conformance growth cost load minilm models readers speed targets golden clean
+.PHONY: quickstart test every-row lint bench coverage conformance growth cost libraries load minilm models readers speed targets golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -65,6 +66,9 @@ growth: $(VENV)/.dev
 # One LAPACK thread: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no measure.
 cost: $(VENV)/.dev
 	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.cost
+
+libraries: $(VENV)/.libraries
+	$(RUN) -m jax2tf.tools.library_table
 
 load: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.load
@@ -107,4 +111,8 @@ $(VENV)/.test: $(VENV)/.examples
 
 $(VENV)/.dev: $(VENV)/.test
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.libraries: $(VENV)/.test
+	$(PIP) -e '.[libraries]'
 	@touch $@

@@ -12,6 +12,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # JAX compiles each reference for one run: as JAX's own tests, without the optimisations, which take a third of that time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Equinox reads it when it is imported: its checks are callbacks otherwise, which no graph can hold.
+os.environ.setdefault("EQX_ON_ERROR", "nan")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
