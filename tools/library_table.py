@@ -27,7 +27,7 @@ _ONLY = flags.DEFINE_list("only", list(library_rows.LIBRARIES), "Libraries.")
 
 _DATA, _REPORT = measure.DOCS / "libraries.json", measure.DOCS / "libraries.md"
 _WAYS = ("value", "gradient", "SavedModel")
-_SECONDS = 280
+_SECONDS = 900
 
 Cells = dict[str, str]
 
