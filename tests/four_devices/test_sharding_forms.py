@@ -146,8 +146,11 @@ def test_shardings_are_those_of_jax(name: str, lowering: str) -> None:
     assert found == expected
 
 
+GRADIENTS = ["argument", "result", "argument and result", "polymorphic", "nested jit", "pjit", "explicit, argument", "explicit, reshard"]
+
+
 @pytest.mark.parametrize("lowering", ["graph", "native"])
-@pytest.mark.parametrize("name", ["argument", "result", "argument and result", "polymorphic", "nested jit", "pjit"])
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_shardings_of_gradients_are_those_of_jax(name: str, lowering: str) -> None:
   form = FORMS[name]
   with context(form):
