@@ -22,15 +22,16 @@ def write(folder: Path, packages: Path) -> Path:
   model: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
   specs = [spec for group in model.pop("weightsManifest") for spec in group["weights"]]
   template = Path(__file__).with_name("_tfjs_page.html.j2").read_text(encoding="utf-8")
+  jinja2 = extra("jinja2")
   page = (
-    extra("jinja2")
-    .Environment(autoescape=True)
+    jinja2.Environment(autoescape=True)
     .from_string(template)
     .render(
       # Of a script, nothing but its own end may end it.
       scripts=[_script(scope / "tfjs" / "dist" / "tf.min.js"), _script(wasm / "tf-backend-wasm.min.js")],
       wasm=_base64((wasm / "tfjs-backend-wasm-simd.wasm").read_bytes()),
-      model=json.dumps(model | {"weightSpecs": specs}).replace("</", "<\\/"),
+      # Names are the user's, and "<!--<script>" would take the rest of the page with it.
+      model=jinja2.utils.htmlsafe_json_dumps(model | {"weightSpecs": specs}),
       weights=_base64(_tfjs_graph.weights(folder)),
       metadata=model["userDefinedMetadata"],
       signature=model["signature"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,10 @@ import numpy as np
 from google.protobuf import json_format
 
 import serve_ray_protobuf
-from serve_ray_model import Arrays, Call, Model, Signature, invalid, tf, type_of
+from serve_ray_model import Arrays, Call, Model, Signature, invalid, spec_of, tf, type_of
+
+_RAGGED = "lists side by side must have one length, and nest to a depth of 64 at most"
+_MAX_RANK = 64  # NumPy's
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,14 @@ def parse_predict(model: Model, body: bytes) -> Request:
     RefusedError: no JSON, no request, or values that the signature does not take.
   """
   try:
-    found = json.loads(body)
+    found = json.loads(body, parse_float=_float)
   except (ValueError, RecursionError) as error:
     raise invalid(f"the body is no JSON: {error}") from error
   if not isinstance(found, dict) or ("instances" in found) == ("inputs" in found):
     raise invalid('the body must be an object with either "instances" (a list of rows) or "inputs" (whole tensors)')
   name = found.get("signature_name", "")
   if not isinstance(name, str):
-    raise invalid(f"signature_name is {json.dumps(name)[:100]}; it must be a string")
+    raise invalid(f"signature_name is {_shown(name)}; it must be a string")
   signature = model.signature(name)
   unknown = sorted(found.keys() - {"signature_name", "instances", "inputs"})
   if unknown:
@@ -57,6 +60,14 @@ def parse_predict(model: Model, body: bytes) -> Request:
   if not isinstance(rows, list) or not rows:
     raise invalid('"instances" must be a list of at least one row')
   return Request(_call(signature, _columns(signature, rows)), len(rows))
+
+
+def _float(text: str) -> float:
+  # Infinity is a value, and Python (3.12) reads 1e400 as Infinity.
+  value = float(text)
+  if math.isinf(value):
+    raise invalid(f"{text[:50]} is outside of the range of float64")
+  return value
 
 
 def _is_named(value: Any) -> bool:
@@ -86,7 +97,8 @@ def _call(signature: Signature, columns: dict[str, Any]) -> Call:
   known = {name: spec.dtype for name, spec in signature.inputs.items()}
   # A name that is unknown is refused with the list of those that are known.
   given = {name: _array(name, value, known[name]) if name in known else np.zeros(0) for name, value in columns.items()}
-  return Call(signature, signature.complete(given))
+  signature.check({name: spec_of(array) for name, array in given.items()})
+  return Call(signature, {**signature.defaults, **given})
 
 
 def _array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
@@ -100,7 +112,7 @@ def _array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
   try:
     found = np.array(value)
   except (ValueError, OverflowError) as error:
-    raise invalid(f"input {name!r} is no tensor: lists side by side must have one length, and integers at most 64 bits") from error
+    raise invalid(f"input {name!r} is no tensor: {_RAGGED}, and integers at most 64 bits") from error
   kinds = "b" if dtype.is_bool else "iu" if dtype.is_integer else "iuf" if dtype.is_floating else ""
   if found.dtype.kind not in kinds and found.size:
     raise invalid(f"input {name!r} is a tensor of {dtype.name}; the JSON holds {_kind(found)}")
@@ -119,37 +131,36 @@ def _kind(array: np.ndarray) -> str:
 
 
 def _strings(name: str, value: Any) -> np.ndarray:
-  leaves = list(_leaves(name, value))
-  shape, level = [], value
-  while isinstance(level, list):
-    shape.append(len(level))
-    level = level[0] if level else None
-  if not _has_shape(value, shape):
-    raise invalid(f"input {name!r} is no tensor: lists side by side must have one length")
+  shape: list[int] = []
+  leaves = [value]
+  while leaves and all(isinstance(leaf, list) for leaf in leaves):
+    shape.append(len(leaves[0]))
+    if len(shape) > _MAX_RANK or any(len(leaf) != shape[-1] for leaf in leaves):
+      raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
+    leaves = [element for leaf in leaves for element in leaf]
   array = np.empty(len(leaves), object)
-  array[:] = leaves
+  array[:] = [_string(name, leaf) for leaf in leaves]
   return array.reshape(shape)
 
 
-def _has_shape(value: Any, shape: list[int]) -> bool:
-  if not shape:
-    return not isinstance(value, list)
-  return isinstance(value, list) and len(value) == shape[0] and all(_has_shape(v, shape[1:]) for v in value)
-
-
-def _leaves(name: str, value: Any) -> Iterator[bytes]:
-  if isinstance(value, list):
-    for element in value:
-      yield from _leaves(name, element)
-  elif isinstance(value, str):
-    yield value.encode("utf-8", "surrogatepass")
-  elif isinstance(value, dict) and isinstance(value.get("b64"), str):
+def _string(name: str, value: Any) -> bytes:
+  if isinstance(value, str):
+    return value.encode("utf-8", "surrogatepass")
+  if isinstance(value, dict) and isinstance(value.get("b64"), str):
     try:
-      yield base64.b64decode(value["b64"], validate=True)
+      return base64.b64decode(value["b64"], validate=True)
     except (binascii.Error, ValueError) as error:
       raise invalid(f"input {name!r} has a b64 string that is no base64: {error}") from error
-  else:
-    raise invalid(f'input {name!r} is a tensor of strings; the JSON holds {json.dumps(value)[:100]}, write "..." or {{"b64": "..."}}')
+  if isinstance(value, list):
+    raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
+  raise invalid(f'input {name!r} is a tensor of strings; the JSON holds {_shown(value)}, write "..." or {{"b64": "..."}}')
+
+
+def _shown(value: Any) -> str:
+  try:
+    return json.dumps(value)[:100]
+  except RecursionError:
+    return "nested too deep"
 
 
 def predict_body(request: Request, outputs: Arrays) -> bytes:
@@ -163,8 +174,9 @@ def predict_body(request: Request, outputs: Arrays) -> bytes:
     return _dumps({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
   for name, array in outputs.items():
     if array.shape[:1] != (request.rows,):
-      found = type_of(tf.TensorSpec(array.shape, tf.as_dtype(array.dtype)))
-      raise invalid(f'output {name!r} is {found}, which is not one row for each of {request.rows} instances; send "inputs" instead')
+      raise invalid(
+        f'output {name!r} is {type_of(spec_of(array))}, which is not one row for each of {request.rows} instances; send "inputs" instead'
+      )
   if len(columns) == 1:
     return _dumps({"predictions": next(iter(columns.values()))})
   return _dumps({"predictions": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]})

@@ -5,10 +5,12 @@ Loaded by the replicas of serve_ray.py; knows neither Ray nor JAX.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +37,32 @@ class RefusedError(Exception):
   def __init__(self, code: grpc.StatusCode, reason: str):
     super().__init__(reason)
     self.code = code
-    self.reason = reason
+    self.reason = reason[:2000]  # it travels in a header, and gRPC's may have 8 KiB
 
 
 def invalid(reason: str) -> RefusedError:
   return RefusedError(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
+
+class Memory:
+  """Bytes for what requests become; who finds too few left waits, and holds only the request meanwhile."""
+
+  def __init__(self, size: int):
+    self._free = size
+    self._changed = asyncio.Condition()
+
+  @contextlib.asynccontextmanager
+  async def hold(self, size: int) -> AsyncIterator[None]:
+    """Waits until `size` bytes are left, and takes them for the time of the block."""
+    async with self._changed:
+      await self._changed.wait_for(lambda: self._free >= size)
+      self._free -= size
+    try:
+      yield
+    finally:
+      async with self._changed:
+        self._free += size
+        self._changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -64,21 +87,16 @@ class Signature:
   dimensions: Mapping[str, tuple[str, ...]]
   batched: bool
 
-  def complete(self, given: Arrays) -> Arrays:
-    """The inputs with their defaults.
-
-    Raises:
-      RefusedError: a name, dtype or shape that is not the signature's, or a dimension variable with two values.
-    """
-    inputs = {**self.defaults, **given}
+  def check(self, given: Mapping[str, tf.TensorSpec]) -> None:
+    """Raises RefusedError: a name, dtype or shape that is not the signature's, or a dimension variable with two values."""
+    inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **given}
     if inputs.keys() != self.inputs.keys():
       missing, unknown = self.inputs.keys() - inputs.keys(), inputs.keys() - self.inputs.keys()
       faults = [f"{word} {', '.join(map(repr, sorted(names)))}" for word, names in (("misses", missing), ("has", unknown)) if names]
       raise invalid(f"the request {' and '.join(faults)}; signature {self.name!r} takes {_written(self.inputs)}")
-    for name, array in inputs.items():
-      spec, dtype = self.inputs[name], tf.as_dtype(array.dtype)
-      if dtype != spec.dtype or not spec.shape.is_compatible_with(array.shape):
-        found = tf.TensorSpec(array.shape, dtype)
+    for name, found in inputs.items():
+      spec = self.inputs[name]
+      if found.dtype != spec.dtype or not spec.shape.is_compatible_with(found.shape):
         raise invalid(f"input {name!r} is {type_of(found)}; signature {self.name!r} takes {_written(self.inputs)}")
     sizes: dict[str, tuple[str, int]] = {}
     for name, dims in self.dimensions.items():
@@ -87,7 +105,6 @@ class Signature:
         first, expected = sizes.setdefault(dim, (name, size))
         if size != expected:
           raise invalid(f"dimension {dim} is {expected} in input {first!r} and {size} in input {name!r}; make them equal")
-    return inputs
 
 
 @dataclass(frozen=True)
@@ -170,6 +187,10 @@ def _sentence(message: str) -> str:
     line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node", "File ", "[[", "Node:", "<stack"))
   ]
   return " ".join(kept)[:1000] or "no reason given"
+
+
+def spec_of(array: np.ndarray) -> tf.TensorSpec:
+  return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))
 
 
 def type_of(spec: tf.TensorSpec) -> str:

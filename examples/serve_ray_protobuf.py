@@ -10,12 +10,14 @@ import grpc
 import numpy as np
 from google.protobuf import message
 
-from serve_ray_model import Arrays, Call, Model, RefusedError, invalid, tf
+from serve_ray_model import Arrays, Call, Model, RefusedError, Signature, invalid, tf
 
 # After TensorFlow, without JAX, which these import.
 from tensorflow.core.framework import tensor_pb2  # isort: skip
 from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_log_pb2  # isort: skip
 
+# What an element of strings takes beside its characters: a pointer in NumPy, and TensorFlow's own string (TF 2.21: 24 bytes).
+_STRING_BYTES = 32
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
 
@@ -45,34 +47,60 @@ def version_asked(spec: model_pb2.ModelSpec) -> int | None:
   return spec.version.value if spec.HasField("version") else None
 
 
-def call(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> Call:
-  """The checked inputs of a request.
+def check(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> tuple[Signature, int]:
+  """The signature that is asked, and how many bytes the inputs will have; nothing is made of them yet.
 
   Raises:
-    RefusedError: a signature, name, dtype or shape that the model does not have, or a tensor that is damaged or too large.
+    RefusedError: a signature, name, dtype or shape that the model does not have, or inputs that are too large.
   """
   signature = model.signature(request.model_spec.signature_name)
   unknown = sorted(set(request.output_filter) - signature.outputs.keys())
   if unknown:
     raise invalid(f"output_filter names {unknown}; signature {signature.name!r} returns {sorted(signature.outputs)}")
-  given = {name: _array(name, proto, max_bytes) for name, proto in request.inputs.items()}
-  return Call(signature, signature.complete(given))
+  signature.check({name: _spec_of(name, proto) for name, proto in request.inputs.items()})
+  size = sum(map(_size, request.inputs.values()))
+  if size > max_bytes:  # one value and a large shape are few bytes of a request
+    raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the inputs would have {size} bytes; at most {max_bytes} are served")
+  return signature, size
 
 
-def _array(name: str, proto: tensor_pb2.TensorProto, max_bytes: int) -> np.ndarray:
+def call(signature: Signature, request: predict_pb2.PredictRequest) -> Call:
+  """The inputs of a request that was checked; raises RefusedError for a tensor that is damaged."""
+  return Call(signature, {**signature.defaults, **{name: _array(name, proto) for name, proto in request.inputs.items()}})
+
+
+def _spec_of(name: str, proto: tensor_pb2.TensorProto) -> tf.TensorSpec:
+  """The dtype and shape that the bytes claim; of a dtype that the signature has, there is more to read."""
   shape = [dim.size for dim in proto.tensor_shape.dim]
   try:
-    dtype = tf.as_dtype(proto.dtype)
     if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
       raise ValueError("its shape is not known")
-    size = math.prod(shape) * dtype.size
-    if size > max_bytes:  # before it is made: one value and a large shape are few bytes of a request
-      raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"input {name!r} would have {size} bytes; at most {max_bytes} are served")
-    if proto.tensor_content and len(proto.tensor_content) != size:
-      raise ValueError(f"tensor_content has {len(proto.tensor_content)} bytes, its dtype and shape have {size}")
+    return tf.TensorSpec(shape, tf.as_dtype(proto.dtype))
+  except (TypeError, ValueError) as error:
+    raise _unreadable(name, error) from error
+
+
+def _size(proto: tensor_pb2.TensorProto) -> int:
+  """Bytes in memory. Of values that are fewer than the shape says the last is repeated, which matters for strings."""
+  count = math.prod(dim.size for dim in proto.tensor_shape.dim)
+  if proto.dtype != tf.string.as_datatype_enum:
+    return count * tf.as_dtype(proto.dtype).size
+  given = proto.string_val
+  last = len(given[-1]) if given else 0
+  return count * _STRING_BYTES + sum(map(len, given)) + max(0, count - len(given)) * last
+
+
+def _array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
+  try:
+    if proto.tensor_content and len(proto.tensor_content) != _size(proto):
+      raise ValueError(f"tensor_content has {len(proto.tensor_content)} bytes, its dtype and shape have {_size(proto)}")
     return tf.make_ndarray(proto)
   except (TypeError, ValueError, IndexError, OverflowError) as error:
-    raise invalid(f"input {name!r} is no tensor that can be read ({error}); make it with tf.make_tensor_proto") from error
+    raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> RefusedError:
+  return invalid(f"input {name!r} is no tensor that can be read ({error}); make it with tf.make_tensor_proto")
 
 
 def predict_response(name: str, model: Model, call: Call, outputs: Arrays, output_filter: Sequence[str]) -> predict_pb2.PredictResponse:
@@ -99,7 +127,8 @@ def warm_up_calls(model: Model, directory: Path) -> list[Call]:
   if not file.exists():
     return []
   logs = (prediction_log_pb2.PredictionLog.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(file)))
-  return [call(model, log.predict_log.request, 2**31) for log in logs if log.HasField("predict_log")]
+  requests = [log.predict_log.request for log in logs if log.HasField("predict_log")]
+  return [call(check(model, request, 2**31)[0], request) for request in requests]
 
 
 def _spec(name: str, model: Model, signature_name: str = "") -> model_pb2.ModelSpec:

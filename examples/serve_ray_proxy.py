@@ -1,63 +1,286 @@
-"""How does Ray Serve's gRPC proxy speak tensorflow.serving.PredictionService? As bytes, so that it loads no TensorFlow.
+"""What do the proxies of serve_ray.py do? Each listens on both ports and passes requests on to the replica that has the fewest.
 
-Ray Serve (2.60) offers no other place for three things, so they are done around its handlers: bytes that are no request reach
-the replica, which says so, instead of an INTERNAL error; the death of a replica is UNAVAILABLE, which clients retry; and since the
-proxy listens on all interfaces, requests from other machines are refused.
+Started by serve_ray.py. Two proxies share the ports (SO_REUSEPORT), so that clients find one when the other dies. They know neither Ray
+nor TensorFlow; a new one is there in a second.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from collections.abc import Awaitable, Callable
-from urllib.parse import unquote
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import grpc
+import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+import serve_ray_child
+from serve_ray_child import DRAIN_SECONDS, Options
 
 METHODS = ("Predict", "GetModelMetadata")
 SERVICE = "tensorflow.serving.PredictionService"
+REST, REST_SERVICE = "Ask", "jax2tf.Rest"
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.max_concurrent_streams", 2**31 - 1)]
+_SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse(status=SERVING)
+_POLL_SECONDS = 0.1
+# How long a request waits for a replica to start while there is none.
+_PATIENCE_SECONDS = 60.0
+_LOST = "the replica that had this request died; send it again"
 
-# ray.exceptions.ActorDiedError and ActorUnavailableError, of which only the text arrives.
-_DEAD = re.compile(r"actor died|ActorDied|ActorUnavailable|actor .{0,80}is (temporarily )?unavailable", re.IGNORECASE | re.DOTALL)
-
-Unary = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
-
-
-class _Handlers(grpc.GenericRpcHandler):
-  """The methods of the service; Ray Serve replaces the values of `_method_handlers` by its own."""
-
-  def __init__(self) -> None:
-    handler = grpc.unary_unary_rpc_method_handler(None)
-    self._method_handlers = {f"/{SERVICE}/{method}": handler for method in METHODS}
-
-  def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-    handler = self._method_handlers.get(handler_call_details.method)
-    return handler and grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary))
+_Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-def _guarded(unary: Unary) -> Unary:
-  async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-    if not _is_local(context.peer()):
-      await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this server answers its own machine only")
-    response = await unary(request, context)
-    if context.code() == grpc.StatusCode.INTERNAL and _DEAD.search(context.details()):
-      context.set_code(grpc.StatusCode.UNAVAILABLE)
-      context.set_details("the replica that had this request died; send it again")
-    return response
+class _RefusedError(Exception):
+  """A request that gets no answer."""
 
-  return answer
+  def __init__(self, code: grpc.StatusCode, reason: str):
+    super().__init__(reason)
+    self.code, self.reason = code, reason
 
 
-def _is_local(peer: str) -> bool:
-  """ "ipv4:127.0.0.1:40000" and "ipv6:[::1]:40000" (escaped as in a URL) are."""
-  kind, _, address = unquote(peer).partition(":")
-  if kind == "unix":
-    return True
-  parsed = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
-  return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+class _Replicas:
+  """The replicas that can be reached by their sockets in one folder."""
+
+  def __init__(self, folder: Path):
+    self._folder = folder
+    self._under_way: dict[grpc.aio.Channel, int] = {}
+    self._some = asyncio.Event()
+    self._known: dict[Path, asyncio.Task[None]] = {}
+
+  @property
+  def some(self) -> bool:
+    return self._some.is_set()
+
+  async def look(self) -> None:
+    """Follows each socket that appears."""
+    while True:
+      for path in self._folder.glob("*.sock"):
+        if path not in self._known or self._known[path].done():
+          self._known[path] = asyncio.create_task(self._follow(path))
+      await asyncio.sleep(_POLL_SECONDS)
+
+  async def _follow(self, path: Path) -> None:
+    options = [*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
+    async with contextlib.AsyncExitStack() as stack:
+      channel = grpc.aio.insecure_channel(f"unix:{path}", options)
+      stack.push_async_callback(channel.close, DRAIN_SECONDS)
+      try:
+        await asyncio.wait_for(channel.channel_ready(), 5)
+      except TimeoutError:
+        if not serve_ray_child.is_alive(path):
+          path.unlink(missing_ok=True)
+        return
+      self._under_way[channel] = 0
+      self._some.set()
+      try:
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+      finally:
+        del self._under_way[channel]
+        if not self._under_way:
+          self._some.clear()
+
+  async def ask(self, service: str, method: str, data: bytes, seconds: float | None) -> bytes:
+    """The answer of the replica that has the fewest requests.
+
+    Raises:
+      _RefusedError: it refuses, it died, or there is none.
+    """
+    try:
+      await asyncio.wait_for(self._some.wait(), _PATIENCE_SECONDS)
+    except TimeoutError:
+      raise _RefusedError(grpc.StatusCode.UNAVAILABLE, "no replica is ready; send it again later") from None
+    channel = min(self._under_way, key=lambda channel: self._under_way[channel])
+    self._under_way[channel] += 1
+    try:
+      return await channel.unary_unary(f"/{service}/{method}")(data, timeout=seconds)
+    except grpc.aio.AioRpcError as error:
+      lost = error.code() == grpc.StatusCode.UNAVAILABLE
+      raise _RefusedError(error.code(), _LOST if lost else error.details() or "") from error
+    finally:
+      if channel in self._under_way:
+        self._under_way[channel] -= 1
 
 
-def add_to_server(servicer: object, server: grpc.aio.Server) -> None:
-  """For `gRPCOptions.grpc_servicer_functions`; the servicer is Ray Serve's, which calls the replicas' methods of the same names."""
-  del servicer
-  server.add_generic_rpc_handlers((_Handlers(),))
+class _Grpc:
+  """PredictionService, as bytes."""
+
+  def __init__(self, replicas: _Replicas, client_seconds: float):
+    self._replicas = replicas
+    self._client_seconds = client_seconds
+
+  def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+    """The service, and the check of gRPC's own health service."""
+    methods = {method: grpc.stream_unary_rpc_method_handler(self._answer_for(method)) for method in METHODS}
+    check = {"Check": grpc.unary_unary_rpc_method_handler(self._check)}
+    return (grpc.method_handlers_generic_handler(SERVICE, methods), grpc.method_handlers_generic_handler("grpc.health.v1.Health", check))
+
+  def _answer_for(self, method: str) -> Any:
+    # Taken as a stream, which looks the same on the wire, for a unary handler begins when the request is there, and has no say before.
+    async def answer(requests: AsyncIterator[bytes], context: _Context) -> bytes:
+      try:
+        async with asyncio.timeout(self._client_seconds):
+          request = await anext(aiter(requests), None)
+        if request is None:
+          raise _RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+        return await self._replicas.ask(SERVICE, method, request, context.time_remaining())
+      except TimeoutError:
+        code, reason = grpc.StatusCode.DEADLINE_EXCEEDED, f"the request was not here within {self._client_seconds:g} s"
+      except _RefusedError as refusal:
+        code, reason = refusal.code, refusal.reason
+      await context.abort(code, reason)
+
+    return answer
+
+  async def _check(self, request: bytes, context: _Context) -> bytes:
+    del request
+    if not self._replicas.some:
+      await context.abort(grpc.StatusCode.UNAVAILABLE, "no replica is ready")
+    return _SERVING
+
+
+class _Rest:
+  """The ASGI application."""
+
+  def __init__(self, replicas: _Replicas, options: Options):
+    self._replicas = replicas
+    self._options = options
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    request = Request(scope, receive)
+    try:
+      response = await self._answer(request)
+    except ClientDisconnect:
+      return
+    await response(scope, receive, send)
+
+  async def _answer(self, request: Request) -> Response:
+    path = request.scope["raw_path"].decode("ascii")
+    if path == "/-/healthz":
+      return Response("success") if self._replicas.some else Response("no replica is ready", 503)
+    try:
+      async with asyncio.timeout(self._options.client_seconds):
+        body = await self._body(request)
+    except TimeoutError:
+      return _error(408, f"the body was not here within {self._options.client_seconds:g} s", {"connection": "close"})
+    if body is None:
+      return _error(413, f"the body has more than {self._options.max_bytes} bytes; send fewer rows")
+    try:
+      answer = await self._replicas.ask(REST_SERVICE, REST, f"{request.method} {path}\n".encode() + body, None)
+    except _RefusedError as refusal:
+      return _error(503 if refusal.code == grpc.StatusCode.UNAVAILABLE else 500, refusal.reason)
+    status, _, content = answer.partition(b"\n")
+    return Response(content, int(status), media_type="application/json")
+
+  async def _body(self, request: Request) -> bytes | None:
+    body, size = bytearray(), 0
+    async for part in request.stream():  # to its end, for a client that is cut while it sends sees no answer
+      size += len(part)
+      if size <= self._options.max_bytes:
+        body += part
+    return bytes(body) if size <= self._options.max_bytes else None
+
+
+def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
+  return Response(json.dumps({"error": reason}), status, headers, media_type="application/json")
+
+
+class _Server(uvicorn.Server):
+  """Ends when it is told, not by signals: gRPC ends with it."""
+
+  def capture_signals(self) -> Any:
+    return contextlib.nullcontext()
+
+
+def _protocol(client_seconds: float) -> type[H11Protocol]:
+  class Protocol(H11Protocol):
+    """Closes a connection whose request's head does not arrive in time; uvicorn (0.54) would wait for ever."""
+
+    _cut: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+      super().connection_made(transport)
+      self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+      super().connection_lost(exc)
+      if self._cut:
+        self._cut.cancel()
+
+    def data_received(self, data: bytes) -> None:
+      super().data_received(data)
+      self._watch()
+
+    def _watch(self) -> None:
+      asked = self.cycle is not None and not self.cycle.response_complete
+      if asked and self._cut:
+        self._cut.cancel()
+        self._cut = None
+      elif not asked and not self._cut:
+        self._cut = self.loop.call_later(client_seconds, self.transport.abort)
+
+  return Protocol
+
+
+async def _serve(options: Options) -> None:
+  replicas = _Replicas(Path(options.run))
+  looking = asyncio.create_task(replicas.look())
+  by_grpc = grpc.aio.server(
+    maximum_concurrent_rpcs=options.max_queued_requests,
+    options=[
+      ("grpc.so_reuseport", 1),
+      ("grpc.max_receive_message_length", options.max_bytes),
+      ("grpc.max_send_message_length", -1),
+      ("grpc.server_handshake_timeout_ms", int(1e3 * options.client_seconds)),
+    ],
+  )
+  by_grpc.add_generic_rpc_handlers(_Grpc(replicas, options.client_seconds).handlers())
+  by_grpc.add_insecure_port(f"127.0.0.1:{options.grpc_port}")
+  # Web pages that call themselves 127.0.0.1 (DNS rebinding) give their own name as the host.
+  application = TrustedHostMiddleware(_Rest(replicas, options), ["127.0.0.1", "localhost"], www_redirect=False)
+  by_http = _Server(
+    uvicorn.Config(
+      application,
+      http=_protocol(options.client_seconds),
+      ws="none",
+      lifespan="off",
+      log_config=None,
+      access_log=False,
+      server_header=False,
+      limit_concurrency=options.max_queued_requests,
+      timeout_graceful_shutdown=int(DRAIN_SECONDS),
+    )
+  )
+  listener = socket.socket()
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+  listener.bind(("127.0.0.1", options.http_port))
+  loop, stop = asyncio.get_running_loop(), asyncio.Event()
+  loop.add_reader(0, stop.set)
+  loop.add_signal_handler(signal.SIGTERM, stop.set)
+  await by_grpc.start()
+  http = asyncio.create_task(by_http.serve([listener]))
+  ready = Path(options.run, f"{os.getpid()}.ready")
+  ready.touch()
+  await stop.wait()
+  loop.remove_reader(0)
+  by_http.should_exit = True
+  await asyncio.gather(by_grpc.stop(DRAIN_SECONDS), http)
+  looking.cancel()
+  ready.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+  logging.disable(logging.ERROR)
+  asyncio.run(_serve(serve_ray_child.options()))
+  os._exit(0)  # replicas that answer no more shall not be waited for

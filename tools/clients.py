@@ -27,9 +27,26 @@ from tqdm import tqdm
 from jax2tf.converters import saved_model
 
 _SERVER = pathlib.Path("examples", "serve_ray.py")
-# A client sends a request again when the replica that had it died, but not for ever.
-TRIES = 5
+# A client sends a request again when the process that had it died, but not for ever.
+PATIENCE_SECONDS = 120.0
+_LONGEST_PAUSE = 2.0
+# What the server is made of: a part of the title of each kind of process.
+KINDS = {
+  "proxy": "serve_ray_proxy.py",
+  "replica": "ray::ServeReplica",
+  "cluster": "serve_ray_cluster.py",
+  "controller": "ray::ServeController",
+  "raylet": "/raylet/raylet ",
+  "GCS": "/gcs/gcs_server ",
+  "dashboard agent": "ray::DashboardAgent",
+  "runtime environment agent": "ray::RuntimeEnvAgent",
+  "monitor": "/_private/monitor.py",
+  "dashboard": "/dashboard/dashboard.py",
+  "log monitor": "/log_monitor.py",
+}
 _CLIENTS_OF_A_CHANNEL = 50
+# Of Ray's own, which nothing of the server asks; they are not missed.
+IDLE = {"monitor", "dashboard", "log monitor"}
 
 
 @dataclass(frozen=True)
@@ -40,10 +57,15 @@ class Server:
   grpc_port: int
   http_port: int
 
+  def pids(self, kind: str) -> list[int]:
+    """The process ids of one of `KINDS`."""
+    return [pid for pid, title in self.processes.items() if KINDS[kind] in title]
+
   @property
-  def replicas(self) -> list[int]:
-    """The process ids of its replicas."""
-    return [pid for pid, title in self.processes.items() if title.startswith("ray::ServeReplica")]
+  def ready(self) -> int:
+    """How many replicas have loaded the model: their sockets in /proc/net/unix."""
+    names = {line.split()[-1] for line in pathlib.Path("/proc/net/unix").read_text().splitlines() if "/serve_ray-" in line}
+    return sum(any(name.endswith(f"/{pid}.sock") for name in names) for pid in self.pids("replica"))
 
   @property
   def processes(self) -> dict[int, str]:
@@ -65,7 +87,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: pathlib.Path, *arguments: str, script: pathlib.Path = _SERVER, seconds: float = 240.0) -> Iterator[Server]:
+def serving(
+  model: pathlib.Path, *arguments: str, script: pathlib.Path = _SERVER, seconds: float = 240.0, ports: Sequence[int] = ()
+) -> Iterator[Server]:
   """Starts the server, waits until it is ready, and ends it with SIGTERM.
 
   Args:
@@ -73,11 +97,12 @@ def serving(model: pathlib.Path, *arguments: str, script: pathlib.Path = _SERVER
     arguments: more flags of the server.
     script: where examples/serve_ray.py is.
     seconds: how long it may take to start.
+    ports: for gRPC and REST; any that are free if not given.
 
   Raises:
     RuntimeError: it did not get ready, or did not end when asked.
   """
-  grpc_port, http_port = free_ports(2)
+  grpc_port, http_port = ports or free_ports(2)
   command = [sys.executable, str(script), str(model), f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
   with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
     try:
@@ -90,7 +115,7 @@ def serving(model: pathlib.Path, *arguments: str, script: pathlib.Path = _SERVER
       except subprocess.TimeoutExpired:
         process.kill()
         raise RuntimeError(f"{script} did not end within 60 s of SIGTERM") from None
-    if code:
+    if code not in (0, -signal.SIGKILL):  # which is a caller's doing
       raise RuntimeError(f"{script} ended with exit code {code}")
 
 
@@ -132,13 +157,15 @@ class Tally:
 
   Attributes:
     milliseconds: of each request that was answered, retries included.
-    retries: requests that were sent again because the replica died.
+    answered: when each of them was.
+    retries: requests that were sent again because a process died.
     wrong: answers that are not JAX's.
     errors: status and text of each request that got no answer.
     seconds: from the first request to the last answer.
   """
 
   milliseconds: list[float] = field(default_factory=list)
+  answered: list[float] = field(default_factory=list)
   retries: int = 0
   wrong: int = 0
   errors: list[str] = field(default_factory=list)
@@ -146,13 +173,14 @@ class Tally:
 
   def summary(self) -> dict[str, float | int]:
     """The figures of the report."""
-    p50, p90, p99 = np.percentile(self.milliseconds, [50, 90, 99])
+    p50, p90, p99 = map(float, np.percentile(self.milliseconds, [50, 90, 99]))
     return {
       "requests": len(self.milliseconds),
       "requests per second": round(len(self.milliseconds) / self.seconds, 1),
       "p50 ms": round(p50, 1),
       "p90 ms": round(p90, 1),
       "p99 ms": round(p99, 1),
+      "longest outage s": round(float(np.max(np.diff(self.answered))), 2),
       "retries": self.retries,
       "wrong": self.wrong,
       "errors": len(self.errors),
@@ -184,17 +212,20 @@ async def load(port: int, questions: Sequence[Question], concurrency: int, secon
 
 async def _ask(predict: Any, question: Question, tally: Tally) -> None:
   start = time.perf_counter()
-  for attempt in range(TRIES):
+  pause = 0.1
+  while True:
     try:
-      response = await predict(question.request, timeout=60)
+      response = await predict(question.request, timeout=PATIENCE_SECONDS)
     except grpc.aio.AioRpcError as error:
-      if error.code() != grpc.StatusCode.UNAVAILABLE or attempt == TRIES - 1:
+      if error.code() != grpc.StatusCode.UNAVAILABLE or time.perf_counter() > start + PATIENCE_SECONDS:
         tally.errors.append(f"{error.code().name}: {error.details()}")
         return
       tally.retries += 1
-      await asyncio.sleep(0.1 * 2**attempt)
+      await asyncio.sleep(pause)
+      pause = min(2 * pause, _LONGEST_PAUSE)
     else:
-      tally.milliseconds.append(1e3 * (time.perf_counter() - start))
+      tally.answered.append(time.perf_counter())
+      tally.milliseconds.append(1e3 * (tally.answered[-1] - start))
       tally.wrong += question.wrong(response)
       return
 

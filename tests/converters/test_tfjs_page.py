@@ -1,0 +1,51 @@
+"""The web page of `tfjs.save`, as text; tests/test_browser.py runs it."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+from pathlib import Path
+
+from jax2tf.converters import _tfjs_page
+
+HOSTILE = "<!--<script>"  # HTML reads on to a second </script> after it, and the page is gone
+
+
+class Scripts(html.parser.HTMLParser):
+  """{id: text} of the elements that hold data."""
+
+  def __init__(self) -> None:
+    super().__init__()
+    self.texts: dict[str, str] = {}
+    self._id: str | None = None
+
+  def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    self._id = dict(attrs).get("id") if tag == "script" else None
+
+  def handle_endtag(self, tag: str) -> None:
+    self._id = None
+
+  def handle_data(self, data: str) -> None:
+    if self._id:
+      self.texts[self._id] = data
+
+
+def test_names_of_the_user_stay_inside_of_their_element(tmp_path: Path) -> None:
+  scope = tmp_path / "node_modules" / "@tensorflow"
+  for file in (
+    "tfjs/dist/tf.min.js",
+    "tfjs-backend-wasm/dist/tf-backend-wasm.min.js",
+    "tfjs-backend-wasm/dist/tfjs-backend-wasm-simd.wasm",
+  ):
+    (scope / file).parent.mkdir(parents=True, exist_ok=True)
+    (scope / file).write_text("")
+  spec = {"dtype": "DT_FLOAT", "tensorShape": {}}
+  names = {"inputs": {"x": spec}, "outputs": {HOSTILE: spec, "</script>": spec}}
+  model = {"signature": names, "userDefinedMetadata": {"inputs": {HOSTILE: "f32[]"}, "backends": ["cpu"]}}
+  (tmp_path / "model.json").write_text(json.dumps(model | {"weightsManifest": []}))
+  page = _tfjs_page.write(tmp_path, tmp_path).read_text()
+  scripts = Scripts()
+  scripts.feed(page)
+  assert "<" not in scripts.texts["model"]
+  assert json.loads(scripts.texts["model"]) == model | {"weightSpecs": []}
+  assert page.count("<!--") == 0 and page.count("<script") == page.count("</script>") == 6
