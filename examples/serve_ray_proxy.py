@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ _SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse(status=SERVING)
 _POLL_SECONDS = 0.1
 # How long a request waits for a replica to start while there is none.
 _PATIENCE_SECONDS = 60.0
+_FLUSH_SECONDS = 0.2  # for the last answers to leave
 _LOST = "the replica that had this request died; send it again"
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -105,8 +107,9 @@ class _Replicas:
     try:
       return await channel.unary_unary(f"/{service}/{method}")(data, timeout=seconds)
     except grpc.aio.AioRpcError as error:
-      lost = error.code() == grpc.StatusCode.UNAVAILABLE
-      raise _RefusedError(error.code(), _LOST if lost else error.details() or "") from error
+      if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # killed, or ended by Ray
+        raise _RefusedError(grpc.StatusCode.UNAVAILABLE, _LOST) from error
+      raise _RefusedError(error.code(), error.details() or "") from error
     finally:
       if channel in self._under_way:
         self._under_way[channel] -= 1
@@ -118,6 +121,20 @@ class _Grpc:
   def __init__(self, replicas: _Replicas, client_seconds: float):
     self._replicas = replicas
     self._client_seconds = client_seconds
+    self._under_way = 0
+    self._ends = False
+
+  async def end(self) -> None:
+    """Takes no call any more, and waits for those that were taken.
+
+    Not `stop` of the server: gRPC (1.85) cancels calls that come between it and the news of it, and clients do not send a cancelled call
+    again. A call that is refused, or whose connection closes, they do.
+    """
+    self._ends = True
+    end = time.monotonic() + DRAIN_SECONDS
+    while self._under_way and time.monotonic() < end:
+      await asyncio.sleep(0.05)
+    await asyncio.sleep(_FLUSH_SECONDS)
 
   def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
     """The service, and the check of gRPC's own health service."""
@@ -133,7 +150,7 @@ class _Grpc:
           request = await anext(aiter(requests), None)
         if request is None:
           raise _RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
-        return await self._replicas.ask(SERVICE, method, request, context.time_remaining())
+        return await self._ask(method, request, context.time_remaining())
       except TimeoutError:
         code, reason = grpc.StatusCode.DEADLINE_EXCEEDED, f"the request was not here within {self._client_seconds:g} s"
       except _RefusedError as refusal:
@@ -142,9 +159,18 @@ class _Grpc:
 
     return answer
 
+  async def _ask(self, method: str, request: bytes, seconds: float | None) -> bytes:
+    if self._ends:
+      raise _RefusedError(grpc.StatusCode.UNAVAILABLE, "the server ends; send it again")
+    self._under_way += 1
+    try:
+      return await self._replicas.ask(SERVICE, method, request, seconds)
+    finally:
+      self._under_way -= 1
+
   async def _check(self, request: bytes, context: _Context) -> bytes:
     del request
-    if not self._replicas.some:
+    if self._ends or not self._replicas.some:
       await context.abort(grpc.StatusCode.UNAVAILABLE, "no replica is ready")
     return _SERVING
 
@@ -204,30 +230,40 @@ class _Server(uvicorn.Server):
 
 def _protocol(client_seconds: float) -> type[H11Protocol]:
   class Protocol(H11Protocol):
-    """Closes a connection whose request's head does not arrive in time; uvicorn (0.54) would wait for ever."""
+    """Cuts a client that is slow to send the head of a request or to take an answer; uvicorn (0.54) would wait for ever."""
 
-    _cut: asyncio.TimerHandle | None = None
+    _head: asyncio.TimerHandle | None = None
+    _answer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
       super().connection_made(transport)
-      self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-      super().connection_lost(exc)
-      if self._cut:
-        self._cut.cancel()
+      self._watch_head()
 
     def data_received(self, data: bytes) -> None:
       super().data_received(data)
-      self._watch()
+      self._watch_head()
 
-    def _watch(self) -> None:
+    def _watch_head(self) -> None:
       asked = self.cycle is not None and not self.cycle.response_complete
-      if asked and self._cut:
-        self._cut.cancel()
-        self._cut = None
-      elif not asked and not self._cut:
-        self._cut = self.loop.call_later(client_seconds, self.transport.abort)
+      if asked or not self._head:
+        self._head = self._restarted(self._head, not asked)
+
+    def pause_writing(self) -> None:
+      super().pause_writing()
+      self._answer = self._restarted(self._answer, True)
+
+    def resume_writing(self) -> None:
+      super().resume_writing()
+      self._answer = self._restarted(self._answer, False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+      super().connection_lost(exc)
+      self._head, self._answer = self._restarted(self._head, False), self._restarted(self._answer, False)
+
+    def _restarted(self, timer: asyncio.TimerHandle | None, again: bool) -> asyncio.TimerHandle | None:
+      if timer:
+        timer.cancel()
+      return self.loop.call_later(client_seconds, self.transport.abort) if again else None
 
   return Protocol
 
@@ -244,7 +280,8 @@ async def _serve(options: Options) -> None:
       ("grpc.server_handshake_timeout_ms", int(1e3 * options.client_seconds)),
     ],
   )
-  by_grpc.add_generic_rpc_handlers(_Grpc(replicas, options.client_seconds).handlers())
+  service = _Grpc(replicas, options.client_seconds)
+  by_grpc.add_generic_rpc_handlers(service.handlers())
   by_grpc.add_insecure_port(f"127.0.0.1:{options.grpc_port}")
   # Web pages that call themselves 127.0.0.1 (DNS rebinding) give their own name as the host.
   application = TrustedHostMiddleware(_Rest(replicas, options), ["127.0.0.1", "localhost"], www_redirect=False)
@@ -272,15 +309,15 @@ async def _serve(options: Options) -> None:
   http = asyncio.create_task(by_http.serve([listener]))
   ready = Path(options.run, f"{os.getpid()}.ready")
   ready.touch()
+  looking.add_done_callback(lambda _: stop.set())  # without it the proxy would know no new replica, and is better started again
   await stop.wait()
   loop.remove_reader(0)
   by_http.should_exit = True
-  await asyncio.gather(by_grpc.stop(DRAIN_SECONDS), http)
-  looking.cancel()
+  await asyncio.gather(service.end(), http)
   ready.unlink(missing_ok=True)
+  os._exit(0)  # at once: asyncio would cancel the calls that came since
 
 
 if __name__ == "__main__":
   logging.disable(logging.ERROR)
   asyncio.run(_serve(serve_ray_child.options()))
-  os._exit(0)  # replicas that answer no more shall not be waited for

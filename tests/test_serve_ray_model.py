@@ -1,11 +1,15 @@
-"""What a replica of examples/serve_ray.py does with a model, without a server: requests that run together, versions that come and go."""
+"""The parts of examples/serve_ray.py without its processes: requests that run together, versions that come and go, slow clients."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import importlib
+import os
 import shutil
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +19,10 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
+import uvicorn
 
 from jax2tf.converters import saved_model
+from jax2tf.tools import clients
 from tests.serve_ray_models import encode, inputs_of, params, save
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -110,7 +116,7 @@ def test_a_copy_that_takes_long_is_served_when_it_is_whole(folder: Path, tmp_pat
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
   versions = versions_module.Versions(tmp_path / "encoder", "encoder")
   (tmp_path / "encoder" / "2").mkdir()
-  shutil.copy(folder / "1" / "saved_model.pb", tmp_path / "encoder" / "2")
+  shutil.copy2(folder / "1" / "saved_model.pb", tmp_path / "encoder" / "2")
   assert _looks(versions, 6) == 1
   assert [state["version"] for state in versions.status("encoder", None)] == ["2", "1"]
   shutil.copytree(folder / "1", tmp_path / "encoder" / "2", dirs_exist_ok=True)
@@ -164,3 +170,72 @@ def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> No
     return most
 
   assert asyncio.run(most_at_once()) == 2
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut() -> None:
+  proxy = importlib.import_module("serve_ray_proxy")
+  asked = asyncio.Event()
+
+  async def application(scope: Any, receive: Any, send: Any) -> None:
+    asked.set()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": bytes(64 << 20)})
+
+  async def connections() -> int:
+    server = proxy._Server(uvicorn.Config(application, http=proxy._protocol(0.2), lifespan="off", log_config=None))
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(server.serve([listener]))
+    _, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.sleep(1)
+    left = len(server.server_state.connections)
+    writer.transport.abort()
+    server.should_exit = True
+    await serving
+    return left
+
+  assert asyncio.run(connections()) == 0
+
+
+def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
+  child, proxy = importlib.import_module("serve_ray_child"), importlib.import_module("serve_ray_proxy")
+  grpc_port, http_port = clients.free_ports(2)
+  limits = {"max_batch_size": 1, "batch_wait_seconds": 0.0, "max_bytes": 1000, "max_queued_requests": 1000, "client_seconds": 30.0}
+  options = child.Options(folder="", name="", replicas=1, grpc_port=grpc_port, http_port=http_port, run=str(tmp_path), **limits)
+  codes: collections.Counter[str] = collections.Counter()
+
+  async def echo(data: bytes, context: Any) -> bytes:
+    del context
+    await asyncio.sleep(0.01)
+    return data
+
+  async def ask(call: Any) -> None:
+    while True:
+      try:
+        await call(b"x", timeout=30)
+        codes["OK"] += 1
+      except grpc.aio.AioRpcError as error:
+        codes[error.code().name] += 1
+        return
+
+  async def run(process: subprocess.Popen[bytes]) -> None:
+    replica = grpc.aio.server()
+    predict = grpc.unary_unary_rpc_method_handler(echo)
+    replica.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proxy.SERVICE, {"Predict": predict}),))
+    replica.add_insecure_port(f"unix:{tmp_path}/{os.getpid()}.sock")
+    await replica.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+      await asyncio.wait_for(channel.channel_ready(), 60)
+      asking = [asyncio.create_task(ask(channel.unary_unary(f"/{proxy.SERVICE}/Predict"))) for _ in range(200)]
+      await asyncio.sleep(1)
+      assert process.stdin is not None
+      process.stdin.close()
+      await asyncio.gather(*asking)
+    await replica.stop(None)
+
+  with child.start("serve_ray_proxy.py", options) as process:
+    asyncio.run(run(process))
+  assert codes["OK"] > 200
+  assert codes.keys() <= {"OK", "UNAVAILABLE"}, codes
+  assert codes["UNAVAILABLE"] == 200
