@@ -9,7 +9,7 @@
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
 #   make cost         time and size of the rules against jax.jit, and the report docs/cost.md
 #   make speed        whole models against jax.jit and hand-written TensorFlow, and the report docs/speed.md
-#   make load         200 concurrent requests against examples/serve_ray.py, with a replica killed, and docs/serving-load.json
+#   make load         200 concurrent requests against examples/serve_ray.py, each kind of process killed, and docs/serving-load.json
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/model-table.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/minilm.md
