@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import select
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -53,6 +54,7 @@ def main() -> int:
   while time.monotonic() < end and any(map(serve_ray_child.is_alive, Path(options.run).glob("*.ready"))):
     time.sleep(0.05)
   ray.shutdown()
+  shutil.rmtree(options.run, ignore_errors=True)  # a server that was killed cannot
   return 0
 
 
