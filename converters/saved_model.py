@@ -242,7 +242,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     _, with_gradient = self._options.value
     paths = sorted(self.parameters)
     # TF 2.21: NumPy cannot look at the memory of a scalar tensor of bfloat16 or float8.
-    values = [v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.get, paths)]
+    values = [v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.__getitem__, paths)]
     return manifest.Manifest(
       signatures=self.records,
       constraints=list(self.polymorphic_constraints),

@@ -46,7 +46,7 @@ def split(body: ClosedJaxpr, n_carry: int, n_outer: int) -> tuple[ClosedJaxpr, C
   def finish(ctx: RuleContext, xs: Sequence[tf.Tensor], ys: Sequence[tf.Tensor]) -> Tensors:
     length = ctx.avals_out[n_carry].shape[0]
     rows = dict(zip([*jaxpr.invars[n_outer:], *stacked], [*xs, *ys], strict=True))
-    known = [v for v in rows if v in needed]
+    known: list[Any] = [v for v in rows if v in needed]
     avals = [jax.ShapeDtypeStruct((length, *v.aval.shape), v.aval.dtype) for v in known]
     wanted = [v for v in jaxpr.outvars[n_carry:] if v in made]
     behind = jax.make_jaxpr(functools.partial(_behind, late, known, wanted))(*avals)
