@@ -94,8 +94,8 @@ class Signature:
       raise pickle.PicklingError(
         f"'{self.name}' is jitted with shardings, which name devices of this process; convert it where it shall run"
       )
-    fun = self.fun.__wrapped__ if hasattr(self.fun, "trace") else self.fun
-    return Signature.of, (fun, self.static_argnums or None, self.static_argnames or None)
+    fun: Any = self.fun
+    return Signature.of, (fun.__wrapped__ if hasattr(fun, "trace") else fun, self.static_argnums or None, self.static_argnames or None)
 
   @property
   def name(self) -> str:
