@@ -15,6 +15,7 @@ import tensorflow as tf
 from jax import export, tree_util
 
 import jax2tf
+from jax2tf import _tf_compat
 from jax2tf.converters import _parameters, _publish, _signature, manifest, warmup
 from jax2tf.converters.batching import Batching, check_rows
 
@@ -155,6 +156,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
       return converted(tree_util.tree_unflatten(self._tree.value, leaves), *args)
 
+    # One function for signatures and methods: each holds the gradients of both orders.
+    call = tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
     specs = _signature.tensor_specs(raw_inputs) if raw_inputs is not None else arguments.specs()
     passed = _signature.tensor_specs(pass_through or {})
     if twice := specs.keys() & passed.keys():
@@ -167,7 +170,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       made = dict(preprocess(given)) if preprocess else given
       if missing := [name for name in arguments.names if name not in made]:
         raise ValueError(f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{_name(fun)}' takes")
-      result = of_parameters(*arguments.unflatten([made[name] for name in arguments.names]))
+      result = call(*arguments.unflatten([made[name] for name in arguments.names]))
       found = dict(zip(_signature.output_names(result, outputs), tree_util.tree_leaves(result), strict=True))
       found = dict(postprocess(found)) if postprocess else found
       if twice := found.keys() & through.keys():
@@ -190,7 +193,6 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     self._signatures.value.update(dict.fromkeys(names, signature))
     self._functions.value.update(dict.fromkeys(names, Added(fun, arguments)))
 
-    call = tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
     if len(self._signatures.value) == len(names):
       self.__call__ = call
     if method:
@@ -212,7 +214,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     dtypes = [jax.dtypes.canonicalize_dtype(dtype) for dtype in self._dtypes.value]
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
     traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *arguments.unflatten(arguments.avals))
-    concrete = signature.get_concrete_function()
+    concrete = _tf_compat.traced_for_saving(signature)
     inputs = {spec.name: _signature.notation(spec) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
     results = concrete.structured_outputs
     if not postprocessed:
@@ -274,8 +276,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError("the model has no function; add one with Model.add")
     _publish.check_version(Path(path), version, overwrite)  # before the work, and once more after it
     requests = warmup.prepared(warmup_requests, self.signatures)
-    # Also without gradients: what is saved then is their refusal, and TensorFlow does not warn of missing ones when it loads.
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    _, with_gradient = self._options.value
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradient)
     with _publish.beside(Path(path)) as written:
       tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
       self.manifest().write(written)

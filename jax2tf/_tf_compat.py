@@ -35,6 +35,12 @@ is_saving = _save_context.in_save_context
 function_graph = _function_graphs.function_def_to_graph
 
 
+def traced_for_saving(function: Any) -> Any:
+  """The concrete function of a tf.function with an input signature, which saving takes as it is: TensorFlow would trace it once more."""
+  with _save_context.save_context(tf.saved_model.SaveOptions()):
+    return function.get_concrete_function()
+
+
 def is_watched(tensor: tf.Tensor) -> bool:
   """True where an active GradientTape or ForwardAccumulator watches this eager tensor, or what it was computed from."""
   return _record.should_record_backprop([tensor]) or bool(_forwardprop.pack_tangents([tensor]).tangents)
