@@ -35,6 +35,7 @@ def _hostile(*shape: int) -> np.ndarray:
 
 X, W, B = _f32(5, 8), _f32(8, 6), _f32(6)
 XS, SQUARE = _f32(2, 5, 8), _f32(6, 6)
+CUBE = XS[:, :3, :2]
 IMAGE, KERNEL = _f32(2, 7, 6, 3), _f32(3, 3, 3, 4)
 
 
@@ -83,7 +84,7 @@ FIRES: list[tuple[str, Callable[..., Any], list[Any], list[str]]] = [
   ("transposes_cancel", lambda x: lax.squeeze(x.transpose(0, 2, 1), (0,)).T + 1, [_f32(1, 4, 5)], ["reshape", "add"]),
   ("transposes_merge", lambda x: x.transpose(1, 0, 2)[None].transpose(0, 1, 3, 2), [XS], ["transpose", "reshape"]),
   ("row_into_columns", lambda x, y: x * lax.broadcast_in_dim(y, (5, 8), (0,)), [X, X[:, 0]], ["reshape", "mul"]),
-  ("too_many_dimensions", lambda x, y: _apart(3, x) * _between(3, y), [_f32(2, 3, 2), _f32(2, 4, 3)], [*["broadcast_in_dim"] * 4, "mul"]),
+  ("too_many_dimensions", lambda x, y: _apart(3, x) * _between(3, y), [CUBE, XS[:, :4, :3]], [*["broadcast_in_dim"] * 4, "mul"]),
   ("scalar_selected", lambda p, x: lax.select(p, x, lax.broadcast(x[0, 0], (5, 8))), [X > 0, X], ["slice", "squeeze", "select_n"]),
 ]
 
@@ -224,14 +225,16 @@ CASES = [
   Case("moves", lambda x: lax.squeeze(x[None].transpose(0, 2, 1, 3), (0,)).transpose(2, 0, 1), [_hostile(3, 4, 16)], poly=["b, c, _"]),
   Case("rows_repeated", lambda x, y: x + y[:, None] * x - y[:, None] / x, [_hostile(16, 16), HOSTILE_F32], poly=["b, c", "b"], grad=False),
   Case("select_repeated", lambda x, y: jnp.where(x > y[:, None], x * y, y[0]), [_hostile(16, 16), HOSTILE_F32], grad=False),
-  Case("kron", jnp.kron, [_f32(2, 3, 2), _f32(2, 4, 3)], poly=["a, b, c", "d, e, f"]),
+  Case("kron", jnp.kron, [CUBE, XS[:, :4, :3]], poly=["a, b, c", "d, e, f"]),
   Case(
-    "broadcast_both_ways", lambda x, y: [f(_apart(4, x), _between(4, y)) for f in _BINARY], [_f32(2, 2, 1, 2) ** 2, _f32(1, 2, 2, 2) ** 2]
+    "broadcast_both_ways",
+    lambda x, y: [f(_apart(4, x), _between(4, y)) for f in _BINARY],
+    [X[:2, :4].reshape(2, 2, 1, 2) ** 2, X[2:4, :4].reshape(1, 2, 2, 2) ** 2],
   ),
   Case(
     "betainc_both_ways",
     P.regularized_incomplete_beta_p.bind,
-    [*(abs(_f32(*s)) for s in ((3, 1), (1, 2))), np.full((3, 2), 0.3, "f")],
+    [abs(X[:3, :1]), abs(X[:1, :2]), np.full((3, 2), 0.3, "f")],
     grad=False,
     rtol=1e-5,  # as betainc in tests/lowering/test_special.py
   ),

@@ -194,7 +194,7 @@ def _scan_loop(
 def _rows(x: tf.Tensor, size: int | tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
   """f32[n,...] -> its rows by number; where a loop of this graph has stacked it, as it does residuals, they are as they were."""
   stacked = x
-  while stacked.op.type == "Identity":
+  while stacked.op.type in ("Identity", "StopGradient"):
     stacked = stacked.op.inputs[0]
   if stacked.op.type != "TensorListStack" or stacked.graph is not tf.compat.v1.get_default_graph():
     return tf.TensorArray(x.dtype, size).unstack(x).read

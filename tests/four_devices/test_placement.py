@@ -22,7 +22,7 @@ CPU = jax.devices()
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 # Ops that carry values about, in any place.
-PLUMBING = {"Placeholder", "Const", "NoOp", "Identity", "IdentityN"}
+PLUMBING = {"Placeholder", "Const", "NoOp", "Identity", "IdentityN", "PreventGradient"}
 
 
 def devices(graph: Any) -> dict[str, set[str]]:
@@ -83,8 +83,9 @@ def test_the_ops_run_there() -> None:
   partitions = context.export_run_metadata().partition_graphs
   context.disable_run_metadata()
   ran = {(node.name.split("/")[0], node.op): node.device[-5:] for graph in partitions for node in graph.node}
-  assert ran["jvp", "Sin"] == ran["transpose_jvp", "Neg"] == ran["transpose_jvp", "Mul"] == "CPU:1"  # all of cos
-  assert ran["jvp", "Sub"] == "CPU:2"  # 1 - tanh ** 2
+  forward, backward = "jax2tf_lambda_", "jax2tf_vjp"
+  assert ran[forward, "Sin"] == ran[backward, "Neg"] == ran[backward, "Mul"] == "CPU:1"  # all of cos
+  assert ran[forward, "Sub"] == "CPU:2"  # 1 - tanh ** 2
 
 
 def test_a_transfer_is_an_identity_on_the_device() -> None:
