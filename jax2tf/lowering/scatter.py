@@ -14,6 +14,7 @@ import tensorflow as tf
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from jax2tf._jax_compat import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.lowering._indexing import Windows, wide
 from jax2tf.lowering._movement import any_dtype, is_one, transposed
@@ -118,9 +119,18 @@ def _scattered(
   return result if flat == 1 else ctx.reshape(result, shape)
 
 
+def _into_some(operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+  """(rows, updates), or none of them where the operand is empty: TF 2.21 refuses indices into an empty tensor."""
+  if all(dimension_bounds(n)[0] >= 1 for n in sizes):
+    return rows, updates
+  count = tf.where(tf.size(operand) > 0, tf.shape(rows)[0], 0)
+  return rows[:count], updates[:count]
+
+
 def _tensor_scatter(op: Callable[..., tf.Tensor]) -> _Combine:
   def combine(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
-    del ctx, sizes
+    del ctx
+    rows, updates = _into_some(operand, rows, updates, sizes)
     return op(tensor=operand, indices=rows, updates=updates, bad_indices_policy=policy)
 
   return combine
@@ -153,6 +163,7 @@ def _multiplied(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: 
   """TensorFlow has no TensorScatterMul: the product of each row and its updates, in order. Rows -1 are skipped."""
   del policy
   count, *row = sizes
+  rows, updates = _into_some(operand, rows, updates, sizes)
   ids = tf.concat([tf.cast(tf.range(ctx.dim(count)), rows.dtype), tf.reshape(rows, [-1])], 0)
   factors = tf.concat([operand, tf.reshape(updates, ctx.shape([-1, *row]))], 0)
   return tf.math.unsorted_segment_prod(factors, ids, ctx.dim(count))

@@ -100,6 +100,10 @@ CASES = [
   Case("empty-indices", rows("set"), [TABLE, FAR[:0, None], ROWS[:0]]),
   Case("empty-updates", at(lambda i: i), [TABLE[:, :0], FAR, ROWS[:, :0]]),
   Case("empty-operand", at(lambda i: i, "set"), [TABLE[:0], FAR, ROWS], grad=False),
+  *[
+    Case(f"{how}-operand-that-may-be-empty", lambda x, how=how: getattr(x[1:].at[FAR], how)(1.0), [TABLE[:1]], poly="b, _", grad=False)
+    for how in ("set", "add", "max", "mul")
+  ],
   Case("kept", scatter(window=(1, 2), start=(0,)), [TABLE, FAR[:, None], ROWS[:, None]], poly=["a, b", "c, 1", "c, 1, b"]),
   *[
     Case(
