@@ -166,13 +166,18 @@ def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcom
   def rest(*batch: Any) -> Any:
     return fun(*(x[1:] for x in batch))
 
+  def whole(pullback: Any, fun: Any) -> Any:
+    """The results, and the cotangents if there is anything to differentiate."""
+    return lambda *batch: (
+      fun(*batch),
+      pullback(restricted(fun, batch, wrt, results), seeds, *(batch[i] for i in wrt)) if wrt and results else (),
+    )
+
   try:
     shapes = jax.eval_shape(rest, *batch)
     wrt, results = inexact(batch), inexact(leaves := jax.tree.leaves(shapes))
     seeds = [[np.zeros(leaves[i].shape, leaves[i].dtype) for i in results]]
-    reference = _by_jax(
-      lambda *batch: (rest(*batch), jax_pullback(restricted(rest, batch, wrt, results), seeds, *(batch[i] for i in wrt))), *batch
-    )
+    reference = _by_jax(whole(jax_pullback, rest), *batch)
     specs = jax.export.symbolic_args_specs([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in batch], [_BATCH] * len(batch))
     jax.eval_shape(lambda *batch: jax.vjp(restricted(rest, batch, wrt, results), *(batch[i] for i in wrt))[0], *specs)
   except Exception as error:  # JAX cannot batch it, or has no such derivative
@@ -180,7 +185,7 @@ def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcom
   for poly in (None, [_BATCH] * len(batch)):
     converted = jax2tf.convert(rest, polymorphic_shapes=poly)
     function = tf.function(
-      lambda *batch, f=converted: (f(*batch), tf_pullback(restricted(f, batch, wrt, results), seeds, *(batch[i] for i in wrt))),
+      whole(tf_pullback, converted),
       autograph=False,
       input_signature=[tf.TensorSpec([None if poly else 1, *x.shape[1:]], x.dtype) for x in batch],
     )
