@@ -188,7 +188,7 @@ def _applied(
 
   def update(operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, count: Any) -> tf.Tensor:
     aval = jax.ShapeDtypeStruct((count, *row), operand.dtype.as_numpy_dtype)
-    old = tf.gather(operand, tf.maximum(tf.squeeze(rows, -1), 0))
+    old = tf.gather(_with_a_row(operand, sizes), tf.maximum(tf.squeeze(rows, -1), 0))
     return _replaced(ctx, operand, rows, ctx.lower_fun(function, old, updates, avals=[aval, aval]), sizes, "IGNORE")
 
   def step(i: tf.Tensor, operand: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -197,6 +197,11 @@ def _applied(
   if unique:
     return update(operand, rows, updates, count)
   return tf.while_loop(lambda i, _: i < ctx.dim(count), step, (tf.constant(0), operand))[1]
+
+
+def _with_a_row(operand: tf.Tensor, sizes: Sequence[Any]) -> tf.Tensor:
+  """The operand, and one row more where it may have none: TF 2.21 refuses to gather from an empty tensor."""
+  return operand if dimension_bounds(sizes[0])[0] >= 1 else tf.pad(operand, [[0, 1], *[[0, 0]] * (len(sizes) - 1)])
 
 
 def _elementwise(jaxpr: ClosedJaxpr, old: Any, update: Any) -> Any:

@@ -104,6 +104,15 @@ CASES = [
     Case(f"{how}-operand-that-may-be-empty", lambda x, how=how: getattr(x[1:].at[FAR], how)(1.0), [TABLE[:1]], poly="b, _", grad=False)
     for how in ("set", "add", "max", "mul")
   ],
+  *[
+    Case(f"{name}-{part}-that-may-be-empty", lambda x, f=f, cut=cut: f(x[cut].at), [table], poly=poly, grad=False)
+    for part, cut, table, poly in (("operand", np.s_[1:], TABLE[:1], "b, _"), ("row", np.s_[:, 1:], TABLE[:, :1], "_, b"))
+    for name, f in {
+      "mul-one": lambda at: at[FAR[:1]].multiply(3.0),
+      "apply-unique": lambda at: at[FAR[:2]].apply(jnp.cos, unique_indices=True),
+      "apply-repeats": lambda at: at[FAR].apply(jnp.cos),
+    }.items()
+  ],
   Case("kept", scatter(window=(1, 2), start=(0,)), [TABLE, FAR[:, None], ROWS[:, None]], poly=["a, b", "c, 1", "c, 1, b"]),
   *[
     Case(
