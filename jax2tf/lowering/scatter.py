@@ -163,9 +163,9 @@ def _multiplied(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: 
   """TensorFlow has no TensorScatterMul: the product of each row and its updates, in order. Rows -1 are skipped."""
   del policy
   count, *row = sizes
-  rows, updates = _into_some(operand, rows, updates, sizes)
-  ids = tf.concat([tf.cast(tf.range(ctx.dim(count)), rows.dtype), tf.reshape(rows, [-1])], 0)
-  factors = tf.concat([operand, tf.reshape(updates, ctx.shape([-1, *row]))], 0)
+  rows, updates = _into_some(operand, tf.reshape(rows, [-1]), tf.reshape(updates, ctx.shape([-1, *row])), sizes)
+  ids = tf.concat([tf.cast(tf.range(ctx.dim(count)), rows.dtype), rows], 0)
+  factors = tf.concat([operand, updates], 0)
   return tf.math.unsorted_segment_prod(factors, ids, ctx.dim(count))
 
 

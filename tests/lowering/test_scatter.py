@@ -109,6 +109,7 @@ CASES = [
     for part, cut, table, poly in (("operand", np.s_[1:], TABLE[:1], "b, _"), ("row", np.s_[:, 1:], TABLE[:, :1], "_, b"))
     for name, f in {
       "mul-one": lambda at: at[FAR[:1]].multiply(3.0),
+      "mul-some": lambda at: at[FAR[:2]].multiply(3.0),
       "apply-unique": lambda at: at[FAR[:2]].apply(jnp.cos, unique_indices=True),
       "apply-repeats": lambda at: at[FAR].apply(jnp.cos),
     }.items()
