@@ -87,7 +87,8 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
   view, inside = operand, jnp.ones((), bool)
   for i in reversed(range(rank)):
     position, valid = places[i]
-    view = jnp.take(view, position, axis=i, mode="clip")
+    # JAX takes nothing from an axis that may be empty.
+    view = jnp.expand_dims(view, i + 1) if axes[i].is_trivial else jnp.take(view, position, axis=i, mode="clip")
     inside = inside & valid.reshape([1] * (2 * i) + list(valid.shape) + [1] * (2 * (rank - 1 - i)))
   interleaved = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
   view = view.transpose(interleaved).reshape((*out, -1))
@@ -103,7 +104,8 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
   positions = []
   for i, (position, _) in enumerate(places):
     within = step // math.prod(windows[i + 1 :]) % windows[i]
-    taken = jnp.take(position.reshape(-1), lax.broadcasted_iota(jnp.int32, out, i) * windows[i] + within, mode="clip")
+    window = lax.broadcasted_iota(jnp.int32, out, i)
+    taken = window if axes[i].is_trivial else jnp.take(position.reshape(-1), window * windows[i] + within, mode="clip")
     positions.append(jnp.where(step < 0, axes[i].size, taken))
   return tuple(positions), beats_nothing
 
