@@ -41,7 +41,7 @@ from jax._src.random import philox4x32 as _philox4x32
 from jax._src.random import prng as _prng
 from jax._src.random import threefry4x32 as _threefry4x32
 from jax._src.state import primitives as _state_primitives
-from jax.extend.core import ClosedJaxpr, InconclusiveDimensionOperation, Primitive
+from jax.extend.core import ClosedJaxpr, InconclusiveDimensionOperation, Jaxpr, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir as _mlir
 from jax.sharding import AxisType, Sharding
@@ -69,9 +69,24 @@ def named_scopes(eqn: Any) -> str:
   return "/".join(part.name for part in eqn.source_info.name_stack.stack if isinstance(part, _source_info_util.Scope))
 
 
-def as_closed(jaxpr: Any) -> ClosedJaxpr:
-  """An inner jaxpr param as a closed one; call primitives hold it open or closed, depending on the version."""
-  return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+if ClosedJaxpr is not Jaxpr:
+
+  def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
+    """An inner jaxpr as a closed one; primitives hold it open or closed, with its constants beside it, depending on the version."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, consts)
+
+  def replaced(jaxpr: Any, **parts: Any) -> Any:
+    """A closed jaxpr with other `eqns`, `outvars` ..., and the same constants."""
+    return ClosedJaxpr(jaxpr.jaxpr.replace(**parts), jaxpr.consts)
+
+else:  # JAX 0.12: the values of constants, if any, belong to a jaxpr
+
+  def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
+    n = len(consts)
+    return jaxpr.replace(constvars=jaxpr.all_invars[:n], invars=jaxpr.all_invars[n:], consts=consts) if n else jaxpr
+
+  def replaced(jaxpr: Any, **parts: Any) -> Any:
+    return jaxpr.replace(**parts)
 
 
 def physical_aval(aval: Any) -> Any:

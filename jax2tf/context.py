@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 import jax
 import tensorflow as tf
-from jax.extend.core import ClosedJaxpr
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import tf_dtype
 from jax2tf.errors import Gap, lowering_error
+from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement import Destination, is_spread
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from jax.extend.core import ClosedJaxpr
 
-from jax2tf import _tf_compat, gradient, interpreter, lines, native
+from jax2tf import _tf_compat, gradient, interpreter, jaxprs, native
 from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.expansion import expanded
 from jax2tf.interpreter import Lowering
+from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement import Destination, has_sharding, placement, places_named_by
 from jax2tf.trace import BoundedCache, TracedFunction
 
@@ -116,8 +116,8 @@ class Conversion:
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:
   """Raises ValueError for devices that TensorFlow does not have; warns of shardings that the graph will not have."""
   jaxpr = expanded(traced.jaxpr)
-  placement(jaxpr.jaxpr)
-  equations = list(lines.equations(jaxpr))
+  placement(jaxpr)
+  equations = list(jaxprs.equations(jaxpr))
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
     for eqn, where in equations

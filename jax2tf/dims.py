@@ -19,11 +19,11 @@ import jax
 import numpy as np
 import tensorflow as tf
 from jax import export
-from jax.extend.core import ClosedJaxpr
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.constraints import refuse_contradictions
 from jax2tf.errors import SizeError
+from jax2tf.jaxprs import ClosedJaxpr
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 from jax.core import ShapedArray
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 
 from jax2tf import _jax_compat
-from jax2tf.lines import equations
+from jax2tf.jaxprs import ClosedJaxpr, equations, opened, replaced
 from jax2tf.registry import UNSUPPORTED, rule_for
 
 source_info_util.register_exclusion(__file__)
@@ -28,8 +28,8 @@ _expanded: weakref.WeakKeyDictionary[Jaxpr, Jaxpr | None] = weakref.WeakKeyDicti
 
 def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
   """The same jaxpr, with calls of JAX functions for the primitives without a rule, also in the jaxprs inside."""
-  jaxpr = _inside(closed.jaxpr)
-  return closed if jaxpr is closed.jaxpr else ClosedJaxpr(jaxpr, closed.consts)
+  jaxpr = _inside(opened(closed))
+  return closed if jaxpr is opened(closed) else replaced(closed, eqns=jaxpr.eqns)
 
 
 def why_not(eqn: Any) -> str | None:
@@ -100,7 +100,7 @@ def _call(eqn: Any) -> Any:
     raise ValueError(f"its {kind} is no JAX function: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
   if (called.invars, called.outvars) != (traced.invars, traced.outvars):
     raise ValueError(f"its {kind} holds a tracer of another trace")
-  if any(_same(inner, eqn) for inner, _ in equations(_jax_compat.as_closed(called.params["jaxpr"]))):
+  if any(_same(inner, eqn) for inner, _ in equations(called.params["jaxpr"])):
     raise ValueError(f"its {kind} is no JAX function")
   found, wanted = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
   if found != wanted:

@@ -21,13 +21,12 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import tree_util
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
 from jax2tf import _tf_compat
 from jax2tf.dtypes import is_differentiable
-from jax2tf.interpreter import contains
-from jax2tf.lines import equations
+from jax2tf.jaxprs import ClosedJaxpr, contains, equations
 from jax2tf.placement import Place, placement, stay_p, with_sources
 from jax2tf.trace import BoundedCache
 
@@ -113,7 +112,7 @@ class Derivative:
 
   def _backward(self, given: tuple[int, ...]) -> tuple[ClosedJaxpr, frozenset[int]]:
     forward, residuals, structure = self._forward
-    places = placement(forward.jaxpr).of(forward.jaxpr.outvars)
+    places = placement(forward).of(forward.outvars)
 
     def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
       residuals = _stay(residuals, places[len(self.jaxpr.out_avals) :])

@@ -12,15 +12,16 @@ from typing import Any
 import jax
 import numpy as np
 import tensorflow as tf
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_params
+from jax.extend.core import Jaxpr, Literal
 
 from jax2tf import _jax_compat, _tf_compat, errors, idioms
 from jax2tf.context import RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
 from jax2tf.expansion import expanded, why_not
-from jax2tf.lines import UNKNOWN, equations, user_line
-from jax2tf.placement import Destination, Place, function_of, placement
+from jax2tf.jaxprs import ClosedJaxpr, equations, function_of, inner_jaxprs, opened
+from jax2tf.lines import UNKNOWN, user_line
+from jax2tf.placement import Destination, Place, placement
 from jax2tf.registry import PLACEMENT_PARAMS, UNSUPPORTED, rule_for, takes_keys
 
 # Below this size a constant is cheaper to repeat in a body than to capture, and stays visible to
@@ -47,16 +48,6 @@ def _gap(eqn: Any) -> tuple[str, str]:
 
 def _has_rule(eqn: Any) -> bool:
   return rule_for(eqn.primitive) is not None
-
-
-def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
-  """Whether an equation of `jaxpr`, or of a jaxpr inside it, is of one of these primitives."""
-  return any(holds(eqn, primitives) for eqn in jaxpr.eqns)
-
-
-def holds(eqn: Any, primitives: Sequence[Primitive]) -> bool:
-  """Whether `eqn`, or an equation of a jaxpr inside it, is of one of these primitives."""
-  return eqn.primitive in primitives or any(contains(inner, primitives) for inner in jaxprs_in_params(eqn.params))
 
 
 class Constants:
@@ -115,7 +106,7 @@ class Lowering:
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """The results of `jaxpr` for these tensors; `caller` is the line for equations without one, `places` say where the operands are."""
     jaxpr = expanded(jaxpr)
-    inner = jaxpr.jaxpr
+    inner = opened(jaxpr)
     env: Env = {v: self.constants(c, v.aval) for v, c in zip(inner.constvars, jaxpr.consts, strict=True)}
     env.update(zip(inner.invars, operands, strict=True))
     self.walk(inner, env, caller, places)
@@ -189,7 +180,7 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
 
 def _spread(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """The results, spread over devices as the equation or their avals say; inside of a call, a loop or a branch that was done."""
-  if not ctx.destination.keep_shardings or any(jaxprs_in_params(eqn.params)):
+  if not ctx.destination.keep_shardings or inner_jaxprs(eqn):
     return results
   said = None if eqn.primitive.multiple_results else eqn.params.get("out_sharding", eqn.params.get("sharding"))
   free = eqn.params.get("unconstrained_dims", ())

@@ -18,7 +18,7 @@ import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
 from jax import export
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
@@ -26,8 +26,8 @@ from jaxlib.mlir.dialects import func, stablehlo
 from jax2tf import _jax_compat, _tf_compat, errors
 from jax2tf.dtypes import physical
 from jax2tf.expansion import expanded
-from jax2tf.interpreter import Env, Lowering, Places, contains, holds
-from jax2tf.lines import equations
+from jax2tf.interpreter import Env, Lowering, Places
+from jax2tf.jaxprs import ClosedJaxpr, contains, equations, holds, part, variables
 from jax2tf.placement import has_sharding, spread_operands
 
 # What JAX lowers to LAPACK on CPU; tests/test_native.py looks for others.
@@ -91,25 +91,25 @@ class Native(Lowering):
 
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """As `Lowering.lower`."""
-    if "cpu" not in self.target.platforms or not contains(expanded(jaxpr).jaxpr, LAPACK):
+    if "cpu" not in self.target.platforms or not contains(expanded(jaxpr), LAPACK):
       return self._module(jaxpr, operands)
     return super().lower(caller, jaxpr, *operands, places=places)
 
   def walk(self, jaxpr: Jaxpr, env: Env, caller: str, places: Places = ()) -> None:
     """As `Lowering.walk`. Equations with LAPACK go to their graph rules; all between two of these is one module."""
-    for has_lapack, part in _parts(jaxpr):
+    for has_lapack, some in _parts(jaxpr):
       if has_lapack:
-        for eqn in part.eqns:  # a call, a loop or a branch goes on natively inside
+        for eqn in some.eqns:  # a call, a loop or a branch goes on natively inside
           lowering = Lowering(self.dimensions, self.destination, self.constants) if eqn.primitive in LAPACK else self
           env.update(zip(eqn.outvars, lowering.equation(eqn, [self.read(env, v) for v in eqn.invars], caller), strict=True))
       else:
-        env.update(zip(part.outvars, self._module(ClosedJaxpr(part, ()), [env[v] for v in part.invars]), strict=True))
+        env.update(zip(some.outvars, self._module(some, [env[v] for v in some.invars]), strict=True))
 
   def _module(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     version, module = _exported(jaxpr, tuple(self.dimensions.variables), self.target)
-    shardings = spread_operands(jaxpr.jaxpr)
-    outs = [None if isinstance(v, Literal) else v for v in jaxpr.jaxpr.outvars]
-    operands = _annotated(operands, [*map(shardings.get, jaxpr.jaxpr.invars)])
+    shardings = spread_operands(jaxpr)
+    outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]
+    operands = _annotated(operands, [*map(shardings.get, jaxpr.invars)])
     if variables := self.dimensions.variables.values():
       # No other argument need have the sizes of all variables: a backward pass may have none of its residuals.
       operands = [tf.zeros([*variables, 0], tf.int8), *operands]
@@ -182,9 +182,9 @@ def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
 
   In the call they would be custom calls, and TensorFlow's annotations around the module say the same once more.
   """
-  if len(eqns := jaxpr.jaxpr.eqns) == 1 and eqns[0].primitive is P.jit_p:
+  if len(eqns := jaxpr.eqns) == 1 and eqns[0].primitive is P.jit_p:
     (eqn,) = eqns
-    if eqn.invars == jaxpr.jaxpr.invars and eqn.outvars == jaxpr.jaxpr.outvars:
+    if eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars:
       return eqn.params["jaxpr"], tuple(eqn.params["in_shardings"]), list(eqn.params["out_shardings"])
   return jaxpr, (_jax_compat.UNSPECIFIED,) * len(jaxpr.in_avals), _jax_compat.UNSPECIFIED
 
@@ -262,16 +262,10 @@ def _call_decompositions(module: Any) -> None:
     op.erase()
 
 
-def _parts(jaxpr: Jaxpr) -> Iterator[tuple[bool, Jaxpr]]:
+def _parts(jaxpr: Jaxpr) -> Iterator[tuple[bool, ClosedJaxpr]]:
   """(whether they hold LAPACK, the equations as a jaxpr): in order, those in a row that do and those that do not by turns."""
-  uses = {v: place for place, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
-  uses |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
-  numbered = itertools.groupby(enumerate(jaxpr.eqns), key=lambda item: holds(item[1], LAPACK))
-  for has_lapack, group in numbered:
+  uses = {v: place for place, eqn in enumerate(jaxpr.eqns) for v in variables(eqn.invars)}
+  uses |= dict.fromkeys(variables(jaxpr.outvars), len(jaxpr.eqns))
+  for has_lapack, group in itertools.groupby(enumerate(jaxpr.eqns), key=lambda item: holds(item[1], LAPACK)):
     places, eqns = zip(*group, strict=True)
-    made = [v for eqn in eqns for v in eqn.outvars]
-    used = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
-    outs = [v for v in made if uses.get(v, -1) > places[-1]]
-    operands = [v for v in used if v not in set(made)]
-    names = jaxpr.debug_info.with_unknown_names()
-    yield has_lapack, jaxpr.replace(constvars=[], invars=operands, outvars=outs, eqns=list(eqns), debug_info=names)
+    yield has_lapack, part(jaxpr, eqns, [v for eqn in eqns for v in eqn.outvars if uses.get(v, -1) > places[-1]])

@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_params
+from jax.extend.core import Jaxpr, Literal, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from jax2tf import _jax_compat
+from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs, opened, replaced, variables
 from jax2tf.lines import user_line
 
 # "cpu:1", a platform and the index among its local devices; "host", the memory of the processor.
@@ -121,19 +122,19 @@ class Placement:
 _NOWHERE = Placement({}, {})
 
 
-def placement(jaxpr: Jaxpr, operands: Sequence[Place | None] = ()) -> Placement:
+def placement(jaxpr: Any, operands: Sequence[Place | None] = ()) -> Placement:
   """Of a jaxpr whose operands are in these places.
 
   Raises:
     ValueError: an equation has operands in several places; JAX's words.
   """
-  operands = tuple(operands) if any(operands) else ()
+  jaxpr, operands = opened(jaxpr), tuple(operands) if any(operands) else ()
   return _placement(jaxpr, operands) if operands or _places_any(jaxpr) else _NOWHERE
 
 
 @_jax_compat.weakly_cached
 def _places_any(jaxpr: Jaxpr) -> bool:
-  return any(eqn.primitive is stay_p or places_named_by(eqn) or any(map(_places_any, jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns)
+  return any(eqn.primitive is stay_p or places_named_by(eqn) or any(map(_places_any, inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 @_jax_compat.weakly_cached
@@ -155,12 +156,6 @@ def _placement(jaxpr: Jaxpr, operands: tuple[Place | None, ...]) -> Placement:
       results = [committed] * len(eqn.outvars) if committed else _results(eqn, inner, places)
     values.update((v, place) for v, place in zip(eqn.outvars, results, strict=True) if place)
   return found
-
-
-def function_of(eqn: Any) -> Jaxpr | None:
-  """The inner jaxpr of an equation that calls it once with its own operands; it then knows better than the equation where to run."""
-  inner = list(jaxprs_in_params(eqn.params))
-  return inner[0] if len(inner) == 1 and len(inner[0].invars) == len(eqn.invars) and eqn.primitive not in (P.scan_p, P.while_p) else None
 
 
 def _place_after(target: Any, source: Any, before: Place | None) -> Place | None:
@@ -193,7 +188,7 @@ def _results(eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]) -> S
   """The places of the results of an equation without operands in a place: what the jaxprs inside agree on."""
   if inner:
     return placement(inner, places).of(inner.outvars)
-  bodies = [body for body in jaxprs_in_params(eqn.params) if len(body.outvars) == len(eqn.outvars)]
+  bodies = [body for body in inner_jaxprs(eqn) if len(body.outvars) == len(eqn.outvars)]
   if not bodies:
     return [None] * len(eqn.outvars)
   outcomes = [placement(body).of(body.outvars) for body in bodies]
@@ -202,8 +197,8 @@ def _results(eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]) -> S
 
 def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
   """The same, where each device_put knows the device it takes from: its transpose then takes the cotangent back there."""
-  placed = placement(jaxpr.jaxpr)
-  puts = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive is P.device_put_p]
+  placed = placement(jaxpr)
+  puts = [eqn for eqn in jaxpr.eqns if eqn.primitive is P.device_put_p]
   targets = {place_of(d): d for eqn in puts for d in eqn.params["devices"] if isinstance(d, jax.Device)}
   if not (placed.values and targets):
     return jaxpr
@@ -215,7 +210,7 @@ def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     srcs = tuple(src or found for src, found in zip(eqn.params["srcs"], before, strict=True))
     return eqn.replace(params=eqn.params | {"srcs": srcs})
 
-  return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=[known(eqn) for eqn in jaxpr.jaxpr.eqns]), jaxpr.consts)
+  return replaced(jaxpr, eqns=[known(eqn) for eqn in jaxpr.eqns])
 
 
 def places_named_by(eqn: Any) -> list[Place]:
@@ -240,10 +235,9 @@ def is_spread(sharding: Any) -> bool:
   return isinstance(sharding, Sharding) and sharding.num_devices > 1
 
 
-def spread_operands(jaxpr: Jaxpr) -> dict[Any, Any]:
+def spread_operands(jaxpr: Any) -> dict[Any, Any]:
   """Variable -> sharding, for the arguments and results of a jaxpr, and what is between."""
-  variables = (v for v in (*jaxpr.invars, *jaxpr.outvars) if not isinstance(v, Literal))
-  found = {v: s for v in variables if is_spread(s := _jax_compat.explicit_sharding(v.aval))}
+  found = {v: s for v in variables((*jaxpr.invars, *jaxpr.outvars)) if is_spread(s := _jax_compat.explicit_sharding(v.aval))}
   for eqn in jaxpr.eqns:
     params = eqn.params
     befores, afters = params.get("in_shardings", ()), params.get("out_shardings", ())

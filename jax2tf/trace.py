@@ -16,10 +16,10 @@ import jax
 import tensorflow as tf
 from jax import tree_util
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr
 
 from jax2tf import _jax_compat, errors
 from jax2tf.dims import Dimensions
+from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement import place_of
 
 # The user's line is none of ours and none of TensorFlow's, which calls us when it traces a tf.function.

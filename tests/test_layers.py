@@ -24,6 +24,13 @@ def test_no_long_file() -> None:
   assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
 
 
+def test_jaxprs_are_closed_at_one_address() -> None:
+  """JAX 0.12 means to delete ClosedJaxpr with its constructor and the property `jaxpr` of a jaxpr."""
+  pattern = re.compile(r"ClosedJaxpr\(|^from jax\..*\bClosedJaxpr|\bjaxpr\.jaxpr\b", re.MULTILINE)
+  files = [f for f in (REPOSITORY / "jax2tf").rglob("*.py") if f.name != "_jax_compat.py"]
+  assert [str(f) for f in files if pattern.search(f.read_text(encoding="utf-8"))] == []
+
+
 def test_no_module_with_flags_is_imported() -> None:
   """Flags of absl are one namespace for the whole process: two scripts with a flag of the same name would not import together."""
   scripts = {f.stem for f in (REPOSITORY / "tools").glob("*.py") if "flags.DEFINE" in f.read_text(encoding="utf-8")}

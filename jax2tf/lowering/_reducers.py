@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
+
+from jax2tf.jaxprs import ClosedJaxpr
 
 # (lefts, rights) -> results, each as many arrays as the reducer takes pairs
 Combine = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
@@ -17,8 +19,8 @@ Combine = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 def binary_primitive(jaxpr: ClosedJaxpr) -> Any:
   """The primitive of a reducer `a, b -> a op b`, or None for every other reducer."""
-  eqns, inputs = jaxpr.jaxpr.eqns, jaxpr.jaxpr.invars
-  plain = len(eqns) == 1 and len(inputs) == 2 and set(eqns[0].invars) == set(inputs) and eqns[0].outvars == jaxpr.jaxpr.outvars
+  eqns, inputs = jaxpr.eqns, jaxpr.invars
+  plain = len(eqns) == 1 and len(inputs) == 2 and set(eqns[0].invars) == set(inputs) and eqns[0].outvars == jaxpr.outvars
   return eqns[0].primitive if plain else None
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
+from jax2tf.jaxprs import ClosedJaxpr, replaced
 
 _ELEMENTWISE = {
   *(P.add_p, P.sub_p, P.mul_p, P.div_p, P.max_p, P.min_p, P.neg_p, P.sign_p, P.abs_p, P.integer_pow_p, P.square_p, P.sqrt_p, P.rsqrt_p),
@@ -34,26 +35,25 @@ def split(body: ClosedJaxpr, n_carry: int, n_outer: int) -> tuple[ClosedJaxpr, C
     n_carry: how many values are carried.
     n_outer: how many consts and carried values come before the xs.
   """
-  jaxpr = body.jaxpr
-  late = _late(jaxpr, n_carry, jaxpr.invars[n_outer:])
+  late = _late(body, n_carry, body.invars[n_outer:])
   if not late:
     return body, lambda ctx, xs, ys: list(ys)
   made, rest = {eqn.outvars[0] for eqn in late}, set(map(id, late))
-  stacked = list(dict.fromkeys(v for v in jaxpr.outvars[n_carry:] if v not in made))
-  lean = jaxpr.replace(eqns=[e for e in jaxpr.eqns if id(e) not in rest], outvars=[*jaxpr.outvars[:n_carry], *stacked])
+  stacked = list(dict.fromkeys(v for v in body.outvars[n_carry:] if v not in made))
+  lean = replaced(body, eqns=[e for e in body.eqns if id(e) not in rest], outvars=[*body.outvars[:n_carry], *stacked])
   needed = {v for eqn in late for v in _variables(eqn)}
 
   def finish(ctx: RuleContext, xs: Sequence[tf.Tensor], ys: Sequence[tf.Tensor]) -> Tensors:
     length = ctx.avals_out[n_carry].shape[0]
-    rows = dict(zip([*jaxpr.invars[n_outer:], *stacked], [*xs, *ys], strict=True))
+    rows = dict(zip([*body.invars[n_outer:], *stacked], [*xs, *ys], strict=True))
     known: list[Any] = [v for v in rows if v in needed]
     avals = [jax.ShapeDtypeStruct((length, *v.aval.shape), v.aval.dtype) for v in known]
-    wanted = [v for v in jaxpr.outvars[n_carry:] if v in made]
+    wanted = [v for v in body.outvars[n_carry:] if v in made]
     behind = jax.make_jaxpr(functools.partial(_behind, late, known, wanted))(*avals)
     rows |= zip(wanted, ctx.lower(behind, *(rows[v] for v in known)), strict=True)
-    return [rows[v] for v in jaxpr.outvars[n_carry:]]
+    return [rows[v] for v in body.outvars[n_carry:]]
 
-  return ClosedJaxpr(lean, body.consts), finish
+  return lean, finish
 
 
 def _late(jaxpr: Any, n_carry: int, xs: Sequence[Any]) -> list[Any]:

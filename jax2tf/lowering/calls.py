@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext, scope_name
+from jax2tf.jaxprs import closed
 from jax2tf.registry import lower_directly, lowers
 
 Tensors = list[tf.Tensor]
@@ -47,11 +48,11 @@ def _jit(
 @lowers(P.closed_call_p, _jax_compat.core_call_p, on_keys=True)
 def _call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any = None, call_jaxpr: Any = None, name: str = "") -> Tensors:
   """The inner function."""
-  closed = _jax_compat.as_closed(call_jaxpr if jaxpr is None else jaxpr)
+  inner = closed(call_jaxpr if jaxpr is None else jaxpr)
   if not name:
-    return ctx.lower(closed, *operands)
+    return ctx.lower(inner, *operands)
   with tf.name_scope(scope_name(name)):
-    return ctx.lower(closed, *operands)
+    return ctx.lower(inner, *operands)
 
 
 @lowers(P.remat_p, on_keys=True)
@@ -60,7 +61,7 @@ def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, prevent_cse: Any,
   del policy  # it has decided what is among the operands
   # In the body of a scan prevent_cse is False, for XLA does not look across its bounds; neither does Grappler.
   fenced = _barrier(*operands) if differentiated and prevent_cse else operands
-  return ctx.lower(_jax_compat.as_closed(jaxpr), *fenced)
+  return ctx.lower(closed(jaxpr), *fenced)
 
 
 # primitive -> (the param that holds the function, the params that concern JAX's transformations alone). What these ask for
@@ -80,7 +81,7 @@ _FUNCTIONS = {
 def _function(function: str, ignored: set[str], ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Tensors:
   if unknown := params.keys() - ignored - {function}:
     raise TypeError(f"unknown params {sorted(unknown)} of '{ctx.primitive}'")
-  return ctx.lower(_jax_compat.as_closed(params[function]), *operands)
+  return ctx.lower(closed(params[function]), *operands)
 
 
 for _primitive, _params in _FUNCTIONS.items():

@@ -10,11 +10,12 @@ import jax
 import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import jaxpr_as_fun
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical
+from jax2tf.jaxprs import ClosedJaxpr, closed, inner_jaxprs
 from jax2tf.lowering._scans import split
 from jax2tf.registry import lowers
 
@@ -25,7 +26,7 @@ Tensors = list[tf.Tensor]
 def _cond(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any], branches_platforms: Any = None) -> Tensors:
   """index i32[] or bool[], operands -> results of branches[index]; an index out of range takes the last, as in XLA."""
   del branches_platforms  # platform_index has chosen
-  bodies = [lambda b=branch: ctx.lower(_jax_compat.as_closed(b), *operands) for branch in branches]
+  bodies = [lambda b=branch: ctx.lower(closed(b), *operands) for branch in branches]
   if len(bodies) == 1:
     return bodies[0]()
   if len(bodies) == 2:
@@ -66,7 +67,7 @@ def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr
   cond_consts = operands[:cond_nconsts]
   body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
   carry = operands[cond_nconsts + body_nconsts :]
-  test, body = _jax_compat.as_closed(cond_jaxpr), _jax_compat.as_closed(body_jaxpr)
+  test, body = closed(cond_jaxpr), closed(body_jaxpr)
 
   def predicate(*carry: tf.Tensor) -> tf.Tensor:
     return ctx.lower(test, *cond_consts, *carry)[0]
@@ -118,8 +119,8 @@ def _scan(
   del ft_out, _split_transpose  # the latter tells JAX how to differentiate
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
-  body = _jax_compat.as_closed(jaxpr)
-  if not n_carry and _is_scalar(body.jaxpr):
+  body = closed(jaxpr)
+  if not n_carry and _is_scalar(body):
     return list(ctx.lower_fun(functools.partial(_mapped, body, n_consts), *operands))
 
   def step_of(body: ClosedJaxpr, carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
@@ -134,10 +135,10 @@ def _scan(
   return [*results[:n_carry], *finish(ctx, xs, results[n_carry:])]
 
 
-def _is_scalar(jaxpr: Jaxpr) -> bool:
+def _is_scalar(jaxpr: Any) -> bool:
   """Whether a jaxpr and those inside it know numbers only: then all steps of a map cost little more than one, and no more memory."""
   avals: list[Any] = [x.aval for x in (*jaxpr.invars, *jaxpr.constvars, *(y for eqn in jaxpr.eqns for y in eqn.outvars))]
-  inner = (getattr(j, "jaxpr", j) for eqn in jaxpr.eqns for j in jaxprs_in_params(eqn.params))
+  inner = (j for eqn in jaxpr.eqns for j in inner_jaxprs(eqn))
   return not jaxpr.effects and all(a.shape == () and isinstance(a.dtype, np.dtype) for a in avals) and all(map(_is_scalar, inner))
 
 

@@ -11,10 +11,10 @@ import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import tensorflow as tf
 from jax import lax
-from jax.extend.core import ClosedJaxpr
 
 from jax2tf.context import RuleContext
 from jax2tf.errors import ACROSS_DEVICES
+from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.lowering._movement import any_dtype, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced

@@ -12,10 +12,11 @@ import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from jax2tf._jax_compat import dimension_bounds
 from jax2tf.context import RuleContext
+from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._indexing import Windows, wide
 from jax2tf.lowering._movement import any_dtype, is_one, transposed
 from jax2tf.registry import lowers
@@ -60,7 +61,7 @@ def _scatter(
   if update_jaxpr is not None and (combine is _replaced or (operand.dtype.is_complex and combine in (_minimum, _maximum))):
     combine = functools.partial(
       _applied,
-      function=functools.partial(_elementwise, _closed(update_jaxpr, update_consts)),
+      function=functools.partial(_elementwise, closed(update_jaxpr, update_consts)),
       unique=unique_indices or all(map(is_one, batch)),
     )
   elif combine is _multiplied and all(map(is_one, batch)):
@@ -210,10 +211,6 @@ def _elementwise(jaxpr: ClosedJaxpr, old: Any, update: Any) -> Any:
     fun = jax.vmap(fun)
   (new,) = fun(old, update)
   return new
-
-
-def _closed(jaxpr: Any, consts: Sequence[Any]) -> ClosedJaxpr:
-  return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, tuple(consts))
 
 
 # Those that take index vectors; the others take linear indices only.

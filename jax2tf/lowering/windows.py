@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jax2tf.context import RuleContext
+from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._movement import any_dtype, is_zero
 from jax2tf.lowering._pooling import Axis, max_pool, sum_pool, whole_axes, window_axes
 from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
@@ -58,7 +58,7 @@ def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
 def _reduce_window(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any) -> list[tf.Tensor]:
   """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b,n'] ..., by an associative reducer."""
   axes = window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry)
-  reducer = ClosedJaxpr(jaxpr, consts) if isinstance(jaxpr, Jaxpr) else jaxpr
+  reducer = closed(jaxpr, consts)
   return ctx.lower_fun(functools.partial(_windows_by_jaxpr, reducer, axes), *operands)
 
 

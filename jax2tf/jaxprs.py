@@ -1,0 +1,75 @@
+"""Jaxprs: how one is made from another, and what is inside.
+
+JAX 0.10 has jaxprs, and closed ones, which are a jaxpr and the values of its constants. In JAX 0.12 both are one class. Here is all that
+knows the difference: elsewhere a `ClosedJaxpr` is what has values for its constants, and has `eqns`, `invars` and `outvars` itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax.extend.core.primitives as P
+from jax.extend.core import Jaxpr, Literal, Primitive, jaxprs_in_params
+
+from jax2tf._jax_compat import ClosedJaxpr as ClosedJaxpr  # noqa: PLC0414  (here is where to import these three from)
+from jax2tf._jax_compat import closed as closed  # noqa: PLC0414
+from jax2tf._jax_compat import replaced as replaced  # noqa: PLC0414
+from jax2tf.lines import definition, user_line
+
+
+def opened(jaxpr: Any) -> Jaxpr:
+  """A jaxpr without the values of its constants: the same object for all that share it, so what is remembered belongs to it."""
+  return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def variables(atoms: Iterable[Any]) -> list[Any]:
+  """The variables among them; the others are literals."""
+  return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def part(jaxpr: Any, eqns: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
+  """Some equations of a jaxpr as one of their own: what they use of the rest -> `results`."""
+  made = {v for eqn in eqns for v in eqn.outvars}
+  operands = [v for v in dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars)) if v not in made]
+  names = jaxpr.debug_info.with_unknown_names()
+  return closed(opened(jaxpr).replace(constvars=[], invars=operands, outvars=list(results), eqns=list(eqns), debug_info=names))
+
+
+def inner_jaxprs(eqn: Any) -> list[Jaxpr]:
+  """The jaxprs among the params of an equation, opened."""
+  return list(jaxprs_in_params(eqn.params))
+
+
+def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[tuple[Any, Callable[[], str]]]:
+  """(equation, what gives the user's line) for all, also of inner jaxprs, each jaxpr once; `enter` says of which equations."""
+  yield from _equations(opened(jaxpr), definition(jaxpr), enter, set())
+
+
+def _equations(jaxpr: Jaxpr, caller: str, enter: Callable[[Any], bool], seen: set[int]) -> Iterator[tuple[Any, Callable[[], str]]]:
+  if id(jaxpr) in seen:
+    return
+  seen.add(id(jaxpr))
+  for eqn in jaxpr.eqns:
+    where = functools.partial(user_line, eqn, caller)
+    yield eqn, where
+    if enter(eqn):
+      for inner in inner_jaxprs(eqn):
+        yield from _equations(inner, where(), enter, seen)
+
+
+def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
+  """Whether an equation of `jaxpr`, or of a jaxpr inside it, is of one of these primitives."""
+  return any(holds(eqn, primitives) for eqn in jaxpr.eqns)
+
+
+def holds(eqn: Any, primitives: Sequence[Primitive]) -> bool:
+  """Whether `eqn`, or an equation of a jaxpr inside it, is of one of these primitives."""
+  return eqn.primitive in primitives or any(contains(inner, primitives) for inner in inner_jaxprs(eqn))
+
+
+def function_of(eqn: Any) -> Jaxpr | None:
+  """The inner jaxpr of an equation that calls it once with its own operands."""
+  inner = inner_jaxprs(eqn)
+  return inner[0] if len(inner) == 1 and len(inner[0].invars) == len(eqn.invars) and eqn.primitive not in (P.scan_p, P.while_p) else None
