@@ -59,7 +59,7 @@ def main(build: Path = BUILD) -> None:
   size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
   print(f"saved {directory}: {size / 1e6:.1f} MB in {time.perf_counter() - start:.1f} s")
 
-  np.savez(build / "jax.npz", **expected)
+  np.savez(build / "jax.npz", allow_pickle=False, **expected)
   subprocess.run([sys.executable, str(HERE / "quickstart_serve.py"), str(directory), str(build / "jax.npz")], check=True)
 
 

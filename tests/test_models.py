@@ -11,7 +11,9 @@ import jax
 import pytest
 import tensorflow as tf
 
-from jax2tf.converters import _export, _verify_plan, saved_model
+from jax2tf.converters import saved_model
+from jax2tf.converters.comparison import plan
+from jax2tf.converters.export.source import Source
 from tests import models
 from tests.case import xla_ops
 
@@ -48,12 +50,12 @@ def test_saved_model(name: str, tmp_path: Path) -> None:
   fun, params = entry.build()
   assert sum(x.nbytes for x in jax.tree.leaves(params)) < LARGEST or name in LARGE
   directory = saved_model.save(fun, params, tmp_path, inputs=entry.inputs, outputs=entry.outputs, polymorphic_constraints=entry.constraints)
-  source = _export.Source.of(directory, reference=fun, params=params)
+  source = Source.of(directory, reference=fun, params=params)
   (signature,) = source.signatures.values()
   assert not xla_ops(signature.function.graph)
   assert entry.outputs is None or set(signature.record.outputs) == set(entry.outputs)
 
-  def answer(runs: Sequence[_verify_plan.Run]) -> list[dict[str, Any]]:
+  def answer(runs: Sequence[plan.Run]) -> list[dict[str, Any]]:
     results = [signature.function(**{name: tf.constant(x) for name, x in run.inputs.items()}) for run in runs]
     return [{"outputs": {name: y.numpy() for name, y in result.items()}, "error": "", "seconds": None} for result in results]
 

@@ -90,7 +90,9 @@ _OPTIONS_OF = {"tflite": ("quantization",), "tfjs": ("quantization", "page"), "o
 
 
 def _convert(args: argparse.Namespace) -> Answer:
-  from jax2tf.converters import _export, saved_model, warmup  # noqa: PLC0415
+  from jax2tf.converters import saved_model  # noqa: PLC0415
+  from jax2tf.converters.export.source import ExportError  # noqa: PLC0415
+  from jax2tf.converters.saved_model import warmup  # noqa: PLC0415
   from jax2tf.tools import _loading  # noqa: PLC0415
 
   options = {name: value for name in ("quantization", "opset", "page") if (value := getattr(args, name))}
@@ -106,7 +108,7 @@ def _convert(args: argparse.Namespace) -> Answer:
   if args.to != "saved_model":
     try:
       made = importlib.import_module(f"jax2tf.converters.{args.to}").save_model(model, args.out, overwrite=args.overwrite, **options)
-    except _export.ExportError as error:
+    except ExportError as error:
       return {"error": str(error), "gaps": [dataclasses.asdict(use) for use in error.uses]}, f"jax2tf convert: {error}", 1
     return {"path": str(made.path), "bytes": made.size}, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0
   requests = warmup.from_specs(model, args.warmup) if args.warmup else ()

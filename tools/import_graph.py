@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import graphlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def import_graph(repository: Path) -> dict[str, set[str]]:
     for folder in FOLDERS
     for file in sorted((repository / folder).rglob("*.py"))
   }
-  return {module: set(_imports(file, files)) - {module} for module, file in files.items()}
+  return {module: set(_imports(module, file, files)) - {module} for module, file in files.items()}
 
 
 def violations(graph: dict[str, set[str]]) -> list[str]:
@@ -81,13 +82,15 @@ def _module(folder: str, file: Path) -> str:
   return ".".join((FOLDERS[folder], *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
-def _imports(file: Path, modules: dict[str, Path]) -> Iterator[str]:
+def _imports(module: str, file: Path, modules: dict[str, Path]) -> Iterator[str]:
+  package = module if file.name == "__init__.py" else module.rpartition(".")[0]
   for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
     if isinstance(node, ast.Import):
       names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom) and node.module:
+    elif isinstance(node, ast.ImportFrom):
       # `from package import name` imports the module package.name, if there is one.
-      names = [f"{node.module}.{alias.name}" for alias in node.names]
+      base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+      names = [f"{base}.{alias.name}" for alias in node.names]
     else:
       continue
     for name in names:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from rich import box, console, table
 from tensorflow.core.protobuf import saved_model_pb2
 
-from jax2tf.converters import _publish, manifest, warmup
+from jax2tf.converters.saved_model import manifest, publish, warmup
 
 
 def version_directory(directory: str | Path) -> Path:
@@ -21,7 +21,7 @@ def version_directory(directory: str | Path) -> Path:
   Raises:
     FileNotFoundError: neither of the two.
   """
-  if (found := _publish.saved_model_in(Path(directory))) is None:
+  if (found := publish.saved_model_in(Path(directory))) is None:
     raise FileNotFoundError(f"{directory} is no SavedModel and no folder of versions of one: there is no saved_model.pb")
   return found
 

@@ -26,7 +26,8 @@ import jax
 import tqdm
 from absl import app, flags
 
-from jax2tf.converters import _export, verify
+from jax2tf.converters import verify
+from jax2tf.converters.export.source import ExportError
 from jax2tf.tools import measure, runtimes, workers
 
 _MODELS = flags.DEFINE_string("models", "", "Only models whose name matches this regular expression; the others keep their rows.")
@@ -74,7 +75,7 @@ def row(model: str, target: str, folder: str) -> Row:
       warnings.simplefilter("ignore")
       exported = runtimes.TARGETS[target][1](_case(model, folder))
   except Exception as error:
-    text = str(error) if isinstance(error, _export.ExportError | verify.VerificationError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, ExportError | verify.VerificationError) else f"{type(error).__name__}: {error}"
     return Row(model, target, text.replace(f"{runtimes.REPOSITORY}/", "")[:8000], seconds=time.perf_counter() - start)
   rows, latencies = exported.report.rows, exported.report.latencies
   ratio = sum(x.model for x in latencies) / sum(x.reference for x in latencies) if latencies else None

@@ -17,7 +17,12 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from jax2tf.converters import _compare, _export, _signature, _tfjs_page, _tfjs_runtime, _verify_plan, saved_model, verify
+from jax2tf.converters import saved_model, verify
+from jax2tf.converters.comparison import answers as compare
+from jax2tf.converters.comparison import plan
+from jax2tf.converters.export.source import Answer, Exported, Signature, Source
+from jax2tf.converters.saved_model.arguments import tensor_specs
+from jax2tf.converters.tfjs import page, runtime
 from jax2tf.tools import measure
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -52,11 +57,11 @@ class Case:
     return self.model.save(self.folder / "saved_model")
 
   @functools.cached_property
-  def source(self) -> _export.Source:
-    return _export.Source.of(self.model)
+  def source(self) -> Source:
+    return Source.of(self.model)
 
   @property
-  def signature(self) -> _export.Signature:
+  def signature(self) -> Signature:
     (signature,) = self.source.signatures.values()
     return signature
 
@@ -65,33 +70,33 @@ class Case:
     return {"sizes": self.entry.sizes, "rtol": self.entry.rtol, "atol": self.entry.atol}
 
   @functools.cached_property
-  def tfjs(self) -> _export.Exported:
+  def tfjs(self) -> Exported:
     return self.exported("tfjs", backends=["wasm"])
 
-  def exported(self, target: str, **options: Any) -> _export.Exported:
+  def exported(self, target: str, **options: Any) -> Exported:
     """By the exporter of that name."""
     exporter = importlib.import_module(f"jax2tf.converters.{target}")
     return exporter.save_model(self.model, self.folder / f"model.{target}", examples=self.entry.examples, **self.comparison, **options)
 
-  def compared(self, answer: _export.Answer, target: str, runtime: str, path: pathlib.Path) -> _export.Exported:
+  def compared(self, answer: Answer, target: str, runtime: str, path: pathlib.Path) -> Exported:
     """A file that no exporter compares."""
     report = self.source.compared(answer, target, runtime, versions={}, examples=self.entry.examples, **self.comparison)
-    return _export.Exported.at(path, report)
+    return Exported.at(path, report)
 
 
-def _saved_model(case: Case) -> _export.Exported:
+def _saved_model(case: Case) -> Exported:
   """In TensorFlow, in a process without JAX."""
   fun, params = case.built
   report = verify.verify(case.directory, fun, params=params, inputs=case.entry.examples, **case.comparison)
   report.raise_for_mismatch()
-  return _export.Exported.at(case.directory, report)
+  return Exported.at(case.directory, report)
 
 
-def _c_loader(case: Case) -> _export.Exported:
+def _c_loader(case: Case) -> Exported:
   """In tests/c/run_saved_model.c, which loads a SavedModel as TF Serving does."""
   program = _compiled(CACHE / f"run_saved_model-{tf.__version__}")
 
-  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
+  def answer(runs: Sequence[plan.Run]) -> compare.Answers:
     with tempfile.TemporaryDirectory() as place:
       folders = [(pathlib.Path(place, f"in_{i}"), pathlib.Path(place, f"out_{i}")) for i in range(len(runs))]
       for run, pair in zip(runs, folders, strict=True):
@@ -120,7 +125,7 @@ def _compiled(program: pathlib.Path) -> pathlib.Path:
   return program
 
 
-def _openvino(case: Case) -> _export.Exported:
+def _openvino(case: Case) -> Exported:
   """OpenVINO on the SavedModel as it is."""
   # Its import forks, and calls its makers over the network, unless it sees that it is tested.
   with mock.patch.dict(os.environ, CI="true"):
@@ -140,14 +145,14 @@ def _openvino(case: Case) -> _export.Exported:
   def outputs(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.array(array) for key, array in compiled(dict(inputs)).items() for name in key.get_names()}
 
-  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
+  def answer(runs: Sequence[plan.Run]) -> compare.Answers:
     return [_answer(functools.partial(outputs, run.inputs), case.signature.record.outputs, run.timed) for run in runs]
 
   return case.compared(answer, "openvino", "OpenVINO", case.directory)
 
 
 def _answer(call: Callable[[], Mapping[str, np.ndarray]], names: Mapping[str, Any], timed: bool) -> dict[str, Any]:
-  """As `_export.Answer` has it."""
+  """As `Answer` has it."""
   try:
     found = call()
   except Exception as error:
@@ -156,14 +161,14 @@ def _answer(call: Callable[[], Mapping[str, np.ndarray]], names: Mapping[str, An
   return {"outputs": {name: array for name, array in found.items() if name in names}, "error": "", "seconds": seconds}
 
 
-def _chromium(case: Case) -> _export.Exported:
+def _chromium(case: Case) -> Exported:
   """The page that the exporter to TF.js writes, in headless Chromium."""
   from playwright import sync_api  # noqa: PLC0415  (an extra)
 
-  exported, specs = case.tfjs, _signature.tensor_specs(case.signature.record.outputs)
-  html = _tfjs_page.write(exported.path, _tfjs_runtime.packages())
+  exported, specs = case.tfjs, tensor_specs(case.signature.record.outputs)
+  html = page.write(exported.path, runtime.packages())
 
-  def answer(runs: Sequence[_verify_plan.Run]) -> _compare.Answers:
+  def answer(runs: Sequence[plan.Run]) -> compare.Answers:
     with sync_api.sync_playwright() as playwright:
       browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
       page = browser.new_page()
@@ -172,8 +177,8 @@ def _chromium(case: Case) -> _export.Exported:
       browser.close()
     return found
 
-  def _in_page(page: Any, run: _verify_plan.Run) -> dict[str, Any]:
-    given = {name: _tfjs_runtime.as_held(array).tolist() for name, array in run.inputs.items()}
+  def _in_page(page: Any, run: plan.Run) -> dict[str, Any]:
+    given = {name: runtime.as_held(array).tolist() for name, array in run.inputs.items()}
     try:
       results = [page.evaluate("given => run(given, 'wasm')", given) for _ in range(1 + 5 * run.timed)]
     except sync_api.Error as error:
@@ -187,10 +192,10 @@ def _chromium(case: Case) -> _export.Exported:
     return {"outputs": outputs, "error": "", "seconds": seconds}
 
   report = case.compared(answer, "tfjs", "TF.js in Chromium (wasm)", exported.path).report
-  return _export.Exported(exported.path, report, exported.size)  # without the page
+  return Exported(exported.path, report, exported.size)  # without the page
 
 
-TARGETS: Mapping[str, tuple[str, Callable[[Case], _export.Exported]]] = {
+TARGETS: Mapping[str, tuple[str, Callable[[Case], Exported]]] = {
   "saved_model": ("SavedModel", _saved_model),
   "c": ("C loader", _c_loader),
   "onnx": ("ONNX Runtime", functools.partial(Case.exported, target="onnx")),

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jax2tf.converters import _decompositions
+from jax2tf.converters.export import registry
 from jax2tf.tools import measure
 
 TITLES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "tfjs": "TF.js"}
@@ -84,11 +84,11 @@ def _markdown(report: Mapping[str, Any]) -> str:
   lines += [
     "## What takes the place of ops that a target lacks, or gets wrong",
     "",
-    "`converters/_decompositions.py` holds the tables.",
+    "`converters/export/registry.py` holds the tables.",
     "",
   ]
   for target, title in TITLES.items():
-    table = ", ".join(f"`{op}`" for op in sorted(_decompositions.TABLES[target]))
+    table = ", ".join(f"`{op}`" for op in sorted(registry.TABLES[target]))
     lines.append(f"- {title}: {table}")
   return "\n".join(lines) + "\n"
 

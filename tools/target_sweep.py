@@ -125,9 +125,9 @@ def _function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.nda
 
 def outcome(subject: str, target: str, steps: int) -> Outcome:
   """Of one subject at one target; never raises. Programs have so many steps at most."""
-  from jax2tf.converters import _compare  # noqa: PLC0415  (TensorFlow, which the process that only waits does not need)
+  from jax2tf.converters.comparison import answers as compare  # noqa: PLC0415  (TensorFlow, which the process that only waits does not need)
 
-  _compare.PATIENCE = _PATIENCE - 60
+  compare.PATIENCE = _PATIENCE - 60
   try:
     fun, arrays, group, dtype = _function(subject, steps)
   except Exception as error:
@@ -154,7 +154,10 @@ def _exported(
   """(status, ops, detail). A program's own inputs are the ones that the exporter does not see; a primitive's are those it is meant for."""
   import importlib  # noqa: PLC0415
 
-  from jax2tf.converters import _compare, _export, _precision, saved_model  # noqa: PLC0415
+  from jax2tf.converters import saved_model  # noqa: PLC0415
+  from jax2tf.converters.comparison import answers as compare  # noqa: PLC0415
+  from jax2tf.converters.comparison.precision import of_results  # noqa: PLC0415
+  from jax2tf.converters.export.source import ExportError  # noqa: PLC0415
 
   names = [f"x{i}" for i in range(len(arrays))]
   inputs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(names, arrays, strict=True)}
@@ -165,7 +168,7 @@ def _exported(
     try:
       model = saved_model.Model({}).add(lambda _, *xs: jax.tree.leaves(fun(*xs)), inputs=inputs)
       exporter.save_model(model, path, samples=1, examples={} if drawn else given)
-    except _export.ExportError as error:
+    except ExportError as error:
       ops = sorted({use.op for use in error.uses})
       return ("differs" if "answers otherwise" in str(error) else "lacks"), ops, str(error)[:600]
     except Exception as error:
@@ -176,9 +179,9 @@ def _exported(
   except Exception as error:
     return "fails", (), f"run: {type(error).__name__}: {error}"[:600]
   outputs = model.records["serving_default"].outputs
-  precisions = jax.tree.leaves(_precision.of_results(fun, *arrays))
+  precisions = jax.tree.leaves(of_results(fun, *arrays))
   for name, y, precision in zip(outputs, expected, precisions, strict=True):
-    if problem := _compare.problem(np.asarray(found[name]), y, precision):
+    if problem := compare.problem(np.asarray(found[name]), y, precision):
       return ("noted" if noted else "silent"), (), f"{name}: {problem}"[:600]
   return ("noted" if noted else "equal"), (), ""
 

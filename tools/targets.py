@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax2tf.converters import _export, saved_model
+from jax2tf.converters import saved_model
+from jax2tf.converters.export.source import ExportError
 from jax2tf.errors import LoweringError
 from jax2tf.tools._loading import UsageError
 
@@ -43,7 +44,7 @@ def _gaps(model: saved_model.Model, target: str) -> list[dict[str, str]]:
     warnings.simplefilter("ignore")  # of NaN and infinities; `convert --to` says it
     try:
       importlib.import_module(f"jax2tf.converters.{target}").save_model(model, Path(folder, "model"))
-    except _export.ExportError as error:
+    except ExportError as error:
       return [dataclasses.asdict(use) for use in error.uses] or [{"op": "", "primitive": "", "where": str(error)}]
   return []
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from jax2tf.converters import _angles
+from jax2tf.converters.export import angles
 
 LARGEST = np.finfo(np.float32).max
 
 
-@pytest.mark.parametrize(("ours", "exact"), [(_angles.sin, np.sin), (_angles.cos, np.cos), (_angles.tan, np.tan)])
+@pytest.mark.parametrize(("ours", "exact"), [(angles.sin, np.sin), (angles.cos, np.cos), (angles.tan, np.tan)])
 def test_every_size_of_angle(ours: Callable[..., Any], exact: Callable[..., np.ndarray]) -> None:
   rng = np.random.default_rng(0)
   x = np.concatenate([
@@ -33,13 +33,13 @@ def test_every_size_of_angle(ours: Callable[..., Any], exact: Callable[..., np.n
   assert units.max() < 4  # a product with pi, the kernel's own error, and for tan a quotient
 
 
-@pytest.mark.parametrize("ours", [_angles.sin, _angles.cos, _angles.tan])
+@pytest.mark.parametrize("ours", [angles.sin, angles.cos, angles.tan])
 def test_what_is_no_angle_and_zeros(ours: Callable[..., Any]) -> None:
   found = ours(tf.constant([np.inf, -np.inf, np.nan])).numpy()
   assert np.isnan(found).all()
   zeros = ours(tf.constant([0.0, -0.0])).numpy()
-  np.testing.assert_array_equal(zeros, [1, 1] if ours is _angles.cos else [0, 0])
-  assert np.signbit(zeros).tolist() == [False, ours is not _angles.cos]
+  np.testing.assert_array_equal(zeros, [1, 1] if ours is angles.cos else [0, 0])
+  assert np.signbit(zeros).tolist() == [False, ours is not angles.cos]
 
 
 @pytest.mark.parametrize("target", ["tflite", "tfjs"])

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from jax2tf.converters import _concrete, _export, saved_model
+from jax2tf.converters import saved_model
+from jax2tf.converters.export import replay
+from jax2tf.converters.export.source import Answer, ExportError, Signature, Source
 
 PARAMS = {"w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5), "v": np.eye(5, dtype=np.float32) * 0.5}
 
@@ -36,16 +38,16 @@ def network(params: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
 INPUTS = {"x": "f32[b,4]", "n": "i32[]"}
 
 
-def source(tmp_path: Path, kind: str) -> _export.Source:
+def source(tmp_path: Path, kind: str) -> Source:
   model = saved_model.Model(PARAMS).add(network, inputs=INPUTS)
   if kind == "builder":
-    return _export.Source.of(model)
+    return Source.of(model)
   path = model.save(tmp_path)
-  return _export.Source.of(path) if kind == "directory" else _export.Source.of(path, reference=network, params=PARAMS)
+  return Source.of(path) if kind == "directory" else Source.of(path, reference=network, params=PARAMS)
 
 
-def in_tensorflow(signature: _export.Signature, replacements: Any = None) -> _export.Answer:
-  function = _concrete.frozen(signature.function, replacements or {})
+def in_tensorflow(signature: Signature, replacements: Any = None) -> Answer:
+  function = replay.frozen(signature.function, replacements or {})
 
   def answer(runs: Any) -> Any:
     def one(run: Any) -> Any:
@@ -64,7 +66,7 @@ def test_the_frozen_graph_computes_the_same(tmp_path: Path, kind: str) -> None:
   frozen = signature.frozen("onnx")
   assert sorted(frozen.structured_input_signature[1]) == ["n", "x"]
   assert sorted(frozen.structured_outputs) == ["same", "sums", "turned"]
-  types = set(_concrete.op_types(frozen))
+  types = set(replay.op_types(frozen))
   assert types.isdisjoint(
     {"ReadVariableOp", "VarHandleOp", "PartitionedCall", "StatefulPartitionedCall", "Case", "StatelessCase", "Assert"}
   )
@@ -84,7 +86,7 @@ def test_case_becomes_nested_ifs_of_the_same_branches(index: int) -> None:
 
   concrete = function.get_concrete_function()
   assert "StatelessCase" in {op.type for op in concrete.graph.get_operations()}
-  assert _concrete.frozen(concrete, {})(i=tf.constant(index))["y"].numpy() == concrete(i=tf.constant(index))["y"].numpy()
+  assert replay.frozen(concrete, {})(i=tf.constant(index))["y"].numpy() == concrete(i=tf.constant(index))["y"].numpy()
 
 
 def test_a_parameter_is_one_constant_however_deep_it_is_used(tmp_path: Path) -> None:
@@ -101,22 +103,20 @@ def test_a_replacement_is_used_inside_of_loops_and_branches(tmp_path: Path) -> N
   found = source(tmp_path, "builder")
   signature = found.signatures["serving_default"]
   replacements = {"Erfc": lambda op, x: [1 - tf.math.erf(x)]}
-  assert "Erfc" not in set(_concrete.op_types(_concrete.frozen(signature.function, replacements)))
+  assert "Erfc" not in set(replay.op_types(replay.frozen(signature.function, replacements)))
   found.compared(in_tensorflow(signature, replacements), "onnx", "TensorFlow", versions={}, examples={"n": np.int32(2)})
 
 
 def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
   found = source(tmp_path, "builder")
   wrong = in_tensorflow(found.signatures["serving_default"], {"Erfc": lambda op, x: [tf.math.erfc(x) * 1.001]})
-  with pytest.raises(
-    _export.ExportError, match=r"(?s)TensorFlow answers otherwise than the reference, so nothing was written.*sums"
-  ) as caught:
+  with pytest.raises(ExportError, match=r"(?s)TensorFlow answers otherwise than the reference, so nothing was written.*sums") as caught:
     found.compared(wrong, "onnx", "TensorFlow", versions={}, examples={"n": np.int32(2)})
   assert caught.value.target == "onnx"
 
 
 def test_an_answer_that_differs_for_hostile_numbers_is_a_warning() -> None:
-  found = _export.Source.of(saved_model.Model({}).add(lambda p, x: jnp.maximum(x, 0), inputs={"x": "f32[b]"}))
+  found = Source.of(saved_model.Model({}).add(lambda p, x: jnp.maximum(x, 0), inputs={"x": "f32[b]"}))
   wrong = in_tensorflow(
     found.signatures["serving_default"], {"Maximum": lambda op, x, y: [tf.where(tf.math.is_nan(x), 0.0, tf.maximum(x, y))]}
   )
@@ -138,21 +138,21 @@ def test_what_is_refused_has_its_line(tmp_path: Path) -> None:
 
 def test_conditions_on_sizes_are_left_out() -> None:
   model = saved_model.Model({}).add(lambda p, x: jnp.sin(x), inputs={"x": "f32[b,b]"})
-  signature = _export.Source.of(model).signatures["serving_default"]
-  assert {"Assert", "Range"} <= set(_concrete.op_types(signature.function))
-  assert set(_concrete.op_types(_concrete.frozen(signature.function, {}))) == {"Placeholder", "Sin", "Identity"}
+  signature = Source.of(model).signatures["serving_default"]
+  assert {"Assert", "Range"} <= set(replay.op_types(signature.function))
+  assert set(replay.op_types(replay.frozen(signature.function, {}))) == {"Placeholder", "Sin", "Identity"}
 
 
 def test_what_cannot_be_a_source(tmp_path: Path) -> None:
   model = saved_model.Model({}).add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures=["a", "b"])
   with pytest.raises(ValueError, match="signatures names 'c', but the model has: a, b"):
-    _export.Source.of(model, signatures=["c"])
+    Source.of(model, signatures=["c"])
   with pytest.raises(ValueError, match="reference and params are for a saved model"):
-    _export.Source.of(model, params={})
+    Source.of(model, params={})
   with pytest.raises(FileNotFoundError, match="holds neither"):
-    _export.Source.of(tmp_path)
+    Source.of(tmp_path)
   path = model.save(tmp_path)
   with pytest.raises(ValueError, match="reference has a function for 'z'"):
-    _export.Source.of(path, reference={"z": lambda x: x})
-  assert list(_export.Source.of(path).signatures) == ["a"]  # one function, though it has two names
-  assert list(_export.Source.of(path, signatures=["b"]).signatures) == ["b"]
+    Source.of(path, reference={"z": lambda x: x})
+  assert list(Source.of(path).signatures) == ["a"]  # one function, though it has two names
+  assert list(Source.of(path, signatures=["b"]).signatures) == ["b"]

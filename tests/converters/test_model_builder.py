@@ -18,7 +18,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
-from jax2tf.converters import _publish, manifest, saved_model, warmup
+from jax2tf.converters import saved_model
+from jax2tf.converters.saved_model import manifest, publish, warmup
 
 PARAMS = {"w": np.arange(8, dtype=np.float32).reshape(4, 2), "steps": np.int32(3), "scale": np.ones(2, ml_dtypes.bfloat16)}
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -365,8 +366,9 @@ def test_methods_are_no_attributes_of_the_model(method: str) -> None:
 
 
 def test_what_a_killed_save_left_goes_with_the_next_one(tmp_path: Path) -> None:
-  writer = "import os, sys; from jax2tf.converters import _publish as p; from pathlib import Path\nwith p.beside(Path(sys.argv[1])): "
+  imports = "import os, sys; from jax2tf.converters.saved_model.publish import beside; from pathlib import Path"
+  writer = f"{imports}\nwith beside(Path(sys.argv[1])): "
   subprocess.run([sys.executable, "-c", writer + "os._exit(9)", str(tmp_path)], check=False)
   assert len(list(tmp_path.glob(".saving-*"))) == 1
-  with _publish.beside(tmp_path) as mine, _publish.beside(tmp_path) as other:
+  with publish.beside(tmp_path) as mine, publish.beside(tmp_path) as other:
     assert set(tmp_path.glob(".saving-*")) == {mine.parent, other.parent}

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from jax2tf.converters import manifest, saved_model
+from jax2tf.converters import saved_model
+from jax2tf.converters.saved_model import manifest
 
 MODEL = """
 import json, os, random, signal, sys, time

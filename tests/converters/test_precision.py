@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from jax2tf.converters import _compare, _export, _precision, saved_model, verify
+from jax2tf.converters import saved_model, verify
+from jax2tf.converters.comparison import answers as compare
+from jax2tf.converters.comparison.precision import of_results
+from jax2tf.converters.export.source import Source
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -30,16 +33,16 @@ def mixed(params: Any, x: jax.Array) -> dict[str, jax.Array]:
 
 
 def test_of_results() -> None:
-  found = _precision.of_results(mixed, {"w": np.eye(4, dtype=np.float32)}, X)
+  found = of_results(mixed, {"w": np.eye(4, dtype=np.float32)}, X)
   expected = {"narrow": "bfloat16", "wide": "bfloat16", "summed": "bfloat16", "apart": "float32", "half": "float16", "count": "bfloat16"}
   assert {name: dtype.name for name, dtype in found.items()} == expected
 
 
 def test_a_difference_is_measured_by_the_precision() -> None:
   expected, found = X, X * np.float32(1 + 2**-8)
-  assert "differ" in _compare.problem(found, expected)
-  assert not _compare.problem(found, expected, np.dtype(jnp.bfloat16))
-  assert "differ" in _compare.problem(X * np.float32(1.3), expected, np.dtype(jnp.bfloat16))
+  assert "differ" in compare.problem(found, expected)
+  assert not compare.problem(found, expected, np.dtype(jnp.bfloat16))
+  assert "differ" in compare.problem(X * np.float32(1.3), expected, np.dtype(jnp.bfloat16))
 
 
 def test_mixed_precision_is_verified(tmp_path: Path) -> None:
@@ -58,10 +61,10 @@ def test_mixed_precision_is_verified(tmp_path: Path) -> None:
 
 def test_a_reference_in_tensorflow_has_the_precision_of_its_results(tmp_path: Path) -> None:
   directory = saved_model.save(lambda _, x: x.astype(jnp.bfloat16).astype(jnp.float32), {}, tmp_path, inputs={"x": "f32[b]"})
-  source = _export.Source.of(directory)
+  source = Source.of(directory)
   (signature,) = source.signatures.values()
   (run, *_) = source.runs(None, 1, None)
   with tqdm.tqdm(disable=True) as progress:
-    (expected,) = _compare.reference_answers([run], (), progress)
+    (expected,) = compare.reference_answers([run], (), progress)
   assert not expected.precisions
   np.testing.assert_array_equal(expected.outputs["output"], signature.function(**run.inputs)["output"])

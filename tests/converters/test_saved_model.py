@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from jax2tf.converters import manifest, saved_model
+from jax2tf.converters import saved_model
+from jax2tf.converters.saved_model import manifest
 
 PARAMS = {"dense": [{"kernel": np.arange(8, dtype=np.float32).reshape(4, 2), "bias": np.ones(2, np.float32)}]}
 INPUTS = {"x": "f32[b,4]"}

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax2tf.converters import _tfjs_graph, _tfjs_names, _tfjs_runtime, saved_model, tfjs
+from jax2tf.converters import saved_model, tfjs
+from jax2tf.converters.tfjs import files, runtime
+from jax2tf.converters.tfjs.names import SUPPORTED
 
 pytestmark = pytest.mark.usefixtures("tfjs_packages")
 RNG = np.random.default_rng(0)
@@ -218,19 +220,19 @@ def test_wide_and_complex_inputs_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_wrong_answer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  write = _tfjs_graph._weight
+  write = files._weight
 
   def wrong(name: str, value: np.ndarray, quantization: str | None) -> tuple[dict[str, Any], bytes]:
     return write(name, value + np.float32(0.01) if value.shape == (6, 4) else value, quantization)
 
-  monkeypatch.setattr(_tfjs_graph, "_weight", wrong)
+  monkeypatch.setattr(files, "_weight", wrong)
   with pytest.raises(tfjs.ExportError, match=r"TF.js .*wasm.* answers otherwise than the reference, so nothing was written"):
     tfjs.save(dense, params(), tmp_path / "m", inputs={"x": "f32[b,6]"})
   assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_tfjs_cannot_load_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(_tfjs_graph, "SHARD", -1)
+  monkeypatch.setattr(files, "SHARD", -1)
   with pytest.raises(tfjs.ExportError, match="cannot load the model"):
     tfjs.save(dense, params(), tmp_path / "m", inputs={"x": "f32[b,6]"})
   assert not list(tmp_path.iterdir())
@@ -277,8 +279,8 @@ def test_without_node_one_line_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 def test_tfjs_knows_every_op_that_is_let_through() -> None:
   lists = (tfjs.packages() / "node_modules/@tensorflow/tfjs-converter/dist/operations/op_list").glob("*.js")
   known = {name for file in lists for name in re.findall(r"'tfOpName': '(\w+)'", file.read_text(encoding="utf-8"))}
-  assert known >= _tfjs_names.SUPPORTED
-  assert json.loads((tfjs.packages() / "package.json").read_text())["dependencies"]["@tensorflow/tfjs"] == _tfjs_runtime.VERSION
+  assert known >= SUPPORTED
+  assert json.loads((tfjs.packages() / "package.json").read_text())["dependencies"]["@tensorflow/tfjs"] == runtime.VERSION
 
 
 def test_random_numbers_in_a_loop_over_a_symbolic_size(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import html.parser
 import json
 from pathlib import Path
 
-from jax2tf.converters import _tfjs_page
+from jax2tf.converters.tfjs import page
 
 HOSTILE = "<!--<script>"  # HTML reads on to a second </script> after it, and the page is gone
 
@@ -43,9 +43,9 @@ def test_names_of_the_user_stay_inside_of_their_element(tmp_path: Path) -> None:
   names = {"inputs": {"x": spec}, "outputs": {HOSTILE: spec, "</script>": spec}}
   model = {"signature": names, "userDefinedMetadata": {"inputs": {HOSTILE: "f32[]"}, "backends": ["cpu"]}}
   (tmp_path / "model.json").write_text(json.dumps(model | {"weightsManifest": []}))
-  page = _tfjs_page.write(tmp_path, tmp_path).read_text()
+  html = page.write(tmp_path, tmp_path).read_text()
   scripts = Scripts()
-  scripts.feed(page)
+  scripts.feed(html)
   assert "<" not in scripts.texts["model"]
   assert json.loads(scripts.texts["model"]) == model | {"weightSpecs": []}
-  assert page.count("<!--") == 0 and page.count("<script") == page.count("</script>") == 6
+  assert html.count("<!--") == 0 and html.count("<script") == html.count("</script>") == 6

@@ -16,7 +16,9 @@ import tensorflow as tf
 from ai_edge_litert import interpreter
 from jax import lax
 
-from jax2tf.converters import _concrete, _decompositions, _tflite_math, _tflite_runtime, saved_model, tflite
+from jax2tf.converters import saved_model, tflite
+from jax2tf.converters.export import registry, replay
+from jax2tf.converters.tflite import runtime, special
 
 RNG = np.random.default_rng(0)
 MLP = {
@@ -124,7 +126,7 @@ def test_refused(fun: Callable[..., Any], x: np.ndarray, message: str, tmp_path:
 
 
 def test_a_wrong_answer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(_tflite_math, "_ERF", (*_tflite_math._ERF[:-1], 1.2))
+  monkeypatch.setattr(special, "_ERF", (*special._ERF[:-1], 1.2))
   with pytest.raises(tflite.ExportError, match=r"(?s)answers otherwise than the reference, so nothing was written.*elements differ"):
     tflite.save(lambda _, x: lax.erf(x), {}, tmp_path / "m.tflite", inputs=INPUTS)
   assert list(tmp_path.iterdir()) == []
@@ -286,9 +288,9 @@ def test_bits_of_64(dtype: tf.DType, tmp_path: Path) -> None:
     return {f"y{k}": tf.bitcast(y, tf.int64) for k, y in enumerate([*shifts, *pairs])}
 
   specs = {name: tf.TensorSpec([None], tf.int64, name) for name in ("x", "n")}
-  frozen = _concrete.frozen(tf.function(fun, autograph=False).get_concrete_function(**specs), _decompositions.TFLITE)
+  frozen = replay.frozen(tf.function(fun, autograph=False).get_concrete_function(**specs), registry.TFLITE)
   file = tmp_path / "m.tflite"
-  file.write_bytes(_tflite_runtime.converted({"serving_default": frozen}, lambda converter: None, lambda lacking: ValueError(lacking)))
+  file.write_bytes(runtime.converted({"serving_default": frozen}, lambda converter: None, lambda lacking: ValueError(lacking)))
   found, expected = runners(file)("serving_default")(x=x, n=n), fun(tf.constant(x), tf.constant(n))
   for name, result in expected.items():
     np.testing.assert_array_equal(found[name], result, err_msg=name)
@@ -455,7 +457,7 @@ def test_training_on_the_device(tmp_path: Path) -> None:
 
 
 def test_training_that_differs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(_tflite_math, "_ERF", (*_tflite_math._ERF[:-1], 1.2))
+  monkeypatch.setattr(special, "_ERF", (*special._ERF[:-1], 1.2))
   with pytest.raises(tflite.ExportError, match="trains otherwise than JAX"):
     tflite.save_training(
       lambda p, x: jnp.sum(lax.erf(x * p["w"])),

@@ -16,8 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+import tqdm
 
-from jax2tf.converters import _compare, _verify_child, _verify_plan, manifest, saved_model, verify
+from jax2tf.converters import saved_model, verify
+from jax2tf.converters.comparison import answers as compare
+from jax2tf.converters.comparison import plan
+from jax2tf.converters.saved_model import manifest
+from jax2tf.converters.verify import verification
+from jax2tf.converters.verify.child import ABSENT
 
 PARAMS = {"w": np.arange(1, 9, dtype=np.float32).reshape(4, 2) / 8}
 INPUTS = {"x": "f32[b,4]"}
@@ -140,7 +146,7 @@ def test_sizes_meet_the_constraints(tmp_path: Path) -> None:
   assert {row.sizes["b"] for row in report.rows} == {16, 24, 32, 40}
   assert {row.sizes["s"] for row in report.rows} == {1, 2, 3, 4}
   record = manifest.read(path)
-  domain = _verify_plan.Domain(record.signatures["serving_default"], record.constraints)
+  domain = plan.Domain(record.signatures["serving_default"], record.constraints)
   assert {(sizes["b"], sizes["s"]) for sizes in domain.assignments({"b": [64, 24], "s": [4]}, {})} == {(64, 4), (24, 4)}
   with pytest.raises(ValueError, match=r"sizes: b = 17 breaks the constraints b >= 16, s <= 5, mod\(b, 8\) == 0; choose another"):
     verify.verify(path, fun, params=PARAMS, sizes={"b": [16, 17]})
@@ -157,16 +163,16 @@ def test_sizes_meet_the_constraints(tmp_path: Path) -> None:
   ],
 )
 def test_default_sizes(constraints: list[str], sizes: list[dict[str, int]]) -> None:
-  domain = _verify_plan.Domain(manifest.SignatureRecord(inputs={"x": "f32[a]", "y": "f32[b]"}, outputs={}), constraints)
+  domain = plan.Domain(manifest.SignatureRecord(inputs={"x": "f32[a]", "y": "f32[b]"}, outputs={}), constraints)
   assert domain.assignments({}, {}) == sizes
 
 
 def test_default_sizes_far_apart() -> None:
   record = manifest.SignatureRecord(inputs={"x": "f32[a]", "y": "f32[b]"}, outputs={})
-  found = _verify_plan.Domain(record, ["a >= b + 40"]).assignments({}, {})
+  found = plan.Domain(record, ["a >= b + 40"]).assignments({}, {})
   assert len(found) == 4 and all(sizes["a"] >= sizes["b"] + 40 for sizes in found)
   with pytest.raises(ValueError, match="no sizes were found that meet a >= 9999; give some: sizes="):
-    _verify_plan.Domain(record, ["a >= 9999"]).assignments({}, {})
+    plan.Domain(record, ["a >= 9999"]).assignments({}, {})
 
 
 def test_inputs_of_the_caller(tmp_path: Path) -> None:
@@ -246,12 +252,12 @@ def test_optional_inputs_are_taken_by_name(tmp_path: Path) -> None:
 
 def test_the_model_runs_where_there_is_no_jax(model: Path) -> None:
   record = manifest.read(model).signatures["serving_default"]
-  subject = _verify_plan.Subject("serving_default", record, affine, ["x"])
-  run = _verify_plan.Run(subject, {"b": 1}, "ordinary", {"x": np.ones((1, 4), np.float32)}, timed=False)
-  with verify.tqdm.tqdm(disable=True) as progress:
-    response = verify._run_without_jax(model, [run], progress)
+  subject = plan.Subject("serving_default", record, affine, ["x"])
+  run = plan.Run(subject, {"b": 1}, "ordinary", {"x": np.ones((1, 4), np.float32)}, timed=False)
+  with tqdm.tqdm(disable=True) as progress:
+    response = verification._run_without_jax(model, [run], progress)
   assert {"tensorflow", "numpy"} <= set(response["packages"])
-  assert not set(_verify_child.ABSENT) & set(response["packages"])
+  assert not set(ABSENT) & set(response["packages"])
   np.testing.assert_allclose(response["runs"][0]["outputs"]["y"], affine(PARAMS, np.ones((1, 4), np.float32)), rtol=1e-6)
 
 
@@ -334,7 +340,7 @@ def test_64_bits_are_not_cut_in_silence(tmp_path: Path) -> None:
   ids=["equal", "ulps", "sign-of-inf", "overflow", "complex", "bfloat16", "empty"],
 )
 def test_share_of_the_tolerance(found: np.ndarray, expected: np.ndarray, share: float) -> None:
-  difference = _compare._difference(found, expected, None, None)
+  difference = compare._difference(found, expected, None, None)
   assert difference.of_tolerance == pytest.approx(share)
   assert bool(difference.problem) == (share > 1)
 
@@ -342,14 +348,14 @@ def test_share_of_the_tolerance(found: np.ndarray, expected: np.ndarray, share: 
 def test_units_in_the_last_place() -> None:
   x = np.float32([1, 3, -100, 2**20])
   steps = np.nextafter(np.nextafter(x, np.float32(np.inf)), np.float32(np.inf))
-  assert _compare._difference(steps, x, None, 0.0).max_ulp == 2
+  assert compare._difference(steps, x, None, 0.0).max_ulp == 2
   narrow = np.array([1, 3, -100], jnp.bfloat16)
-  assert _compare._difference(np.array([1.0078125, 3.015625, -100.5], jnp.bfloat16), narrow, None, 0.0).max_ulp == 1
+  assert compare._difference(np.array([1.0078125, 3.015625, -100.5], jnp.bfloat16), narrow, None, 0.0).max_ulp == 1
 
 
 def test_tolerances_of_the_caller() -> None:
   found, expected = np.float32([1.001, 0.001]), np.float32([1, 0])
-  shares = [_compare._difference(found, expected, *tolerance).of_tolerance for tolerance in ((None, None), (0.0, 2e-3), (1e-4, 2e-3))]
+  shares = [compare._difference(found, expected, *tolerance).of_tolerance for tolerance in ((None, None), (0.0, 2e-3), (1e-4, 2e-3))]
   assert shares == [pytest.approx(share, rel=1e-3) for share in (1e-3 / (32 * 2**-23), 0.5, 0.5)]
 
 

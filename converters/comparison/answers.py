@@ -1,0 +1,197 @@
+"""What a model answered against what its JAX function answers: the reference's runs, the tolerances, the differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+
+from ..verify.child import median_seconds
+from . import plan
+from .precision import of_results as precision_of_results
+from .report import Latency, Row
+
+# |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for float32). TensorFlow's kernels and XLA
+# add in other orders and round other products, so a sum of n terms is off by about sqrt(n) units, and layers add up; the
+# narrow dtypes are summed in float32 and rounded a few times only; the dtype is that of `precision`. Where terms cancel, the error is that
+# of the terms: hence atol, which is that of outputs about 1 and grows with their median size.
+_RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by bytes
+_ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
+
+# Seconds that a runtime may take for all its answers: hostile inputs can make a loop endless where the reference's ends.
+PATIENCE = 900
+
+Answers = Sequence[Mapping[str, Any]]  # of the child: {"outputs": {name: array}, "error": str, "seconds": float or None}
+
+
+@dataclass(frozen=True)
+class Expected:
+  """What the reference answers to one run.
+
+  Attributes:
+    outputs: its arrays.
+    precisions: {output: the dtype that says how near another's can be}, where it is not that of the array.
+    seconds: the median of a timed call.
+  """
+
+  outputs: Mapping[str, np.ndarray]
+  precisions: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+  seconds: float | None = None
+
+
+def reference_answers(runs: Sequence[plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm) -> Iterator[Expected]:
+  """What the reference answers to each run."""
+  precisions: dict[str, Mapping[str, np.dtype[Any]]] = {}  # by signature: they are the same at all sizes
+  on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, lead)
+  for run in runs:
+    subject = run.subject
+    args = [jnp.asarray(run.inputs[name]) if subject.only_jax else run.inputs[name] for name in subject.order]
+    arguments = (*(on_device if subject.only_jax else lead), *args)
+
+    def call(subject: plan.Subject = subject, arguments: tuple[Any, ...] = arguments) -> Any:
+      return jax.block_until_ready(subject.reference(*arguments))
+
+    try:
+      outputs = subject.named(call(), run.inputs)
+    except Exception as error:
+      error.add_note(f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} inputs")
+      raise
+    if subject.name not in precisions:
+      precisions[subject.name] = _precisions(subject, arguments, run.inputs) if subject.only_jax else {}
+    yield Expected(outputs, precisions[subject.name], median_seconds(call) if run.timed else None)
+    progress.update()
+
+
+def _precisions(subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, np.dtype[Any]]:
+  try:
+    dtypes = precision_of_results(subject.reference, *arguments)
+  except jax.errors.JAXTypeError:  # written in NumPy, say
+    return {}
+  named = subject.named(jax.tree.map(lambda dtype: np.zeros((), dtype), dtypes), inputs)
+  return {name: array.dtype for name, array in named.items()}
+
+
+def rows(runs: Sequence[plan.Run], found: Answers, expected: Sequence[Expected], rtol: float | None, atol: float | None) -> Iterator[Row]:
+  """One for each output at each assignment of sizes and kind of inputs, in the order of the runs."""
+  joined: dict[tuple[Any, ...], Row] = {}
+  for run, answer, right in zip(runs, found, expected, strict=True):
+    for output, difference in _differences(answer, right, rtol, atol):
+      key = (run.subject.name, *run.sizes.items(), run.values, output)
+      joined[key] = difference.joined(joined.get(key) or Row(run.subject.name, output, run.sizes, run.values))
+  yield from joined.values()
+
+
+def latencies(runs: Sequence[plan.Run], found: Answers, expected: Sequence[Expected]) -> tuple[Latency, ...]:
+  """Of the runs that were timed on both sides."""
+  return tuple(
+    Latency(run.subject.name, run.sizes, answer["seconds"], right.seconds)
+    for run, answer, right in zip(runs, found, expected, strict=True)
+    if right.seconds is not None and answer["seconds"] is not None
+  )
+
+
+@dataclass(frozen=True)
+class _Difference:
+  """The figures of one array, as in `Row`."""
+
+  dtype: str
+  problem: str = ""
+  max_abs: float | None = None
+  max_rel: float | None = None
+  max_ulp: float | None = None
+  of_tolerance: float | None = None
+
+  def joined(self, row: Row) -> Row:
+    """The row with one sample more: the largest of the figures, the first of the problems."""
+    figures: dict[str, Any] = {}
+    for name in ("max_abs", "max_rel", "max_ulp", "of_tolerance"):
+      both = [x for x in (getattr(row, name), getattr(self, name)) if x is not None]
+      figures[name] = max(both) if both else None
+    return replace(row, dtype=row.dtype or self.dtype, samples=row.samples + 1, problem=row.problem or self.problem, **figures)
+
+
+def _differences(answer: Mapping[str, Any], right: Expected, rtol: float | None, atol: float | None) -> Iterator[tuple[str, _Difference]]:
+  found, expected = answer["outputs"], right.outputs
+  for name in dict.fromkeys([*expected, *found]):
+    if answer["error"]:
+      yield name, _Difference("", f"the model fails: {answer['error']}")
+    elif name not in found:
+      yield name, _Difference("", f"the model has no output {name!r}; it has: {', '.join(found)}")
+    elif name not in expected:
+      yield name, _Difference("", f"the reference has no output {name!r}; it has: {', '.join(expected)}")
+    else:
+      yield name, _difference(plan.as_numpy(found[name]), expected[name], rtol, atol, right.precisions.get(name))
+
+
+def problem(found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None = None) -> str:
+  """What is wrong with one array, within the tolerances of its precision; empty if nothing is."""
+  return _difference(found, expected, None, None, precision).problem
+
+
+def _difference(
+  found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any] | None = None
+) -> _Difference:
+  """The model's array against the reference's."""
+  dtype = _dtype_name(expected)
+  if found.dtype != expected.dtype:
+    return _Difference(dtype, f"the model's dtype is {_dtype_name(found)}, the reference's {dtype}")
+  if found.shape != expected.shape:
+    return _Difference(dtype, f"the model's shape is {found.shape}, the reference's {expected.shape}")
+  if jnp.issubdtype(expected.dtype, np.inexact):
+    return _inexact_difference(found, expected, rtol, atol, precision or expected.dtype)
+  wrong = np.asarray(found != expected)
+  if dtype in ("string", "bool"):
+    return _Difference(dtype, _places(wrong, found, expected))
+  largest = max((abs(int(x) - int(y)) for x, y in zip(found[wrong], expected[wrong], strict=True)), default=0)
+  return _Difference(dtype, _places(wrong, found, expected), float(largest))
+
+
+def _inexact_difference(
+  found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any]
+) -> _Difference:
+  """Floating point and complex arrays; NaN agrees with NaN, and an infinity with the same infinity."""
+  info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
+  x, y = _parts(found), _parts(expected)
+  size = np.abs(y).max(-1, keepdims=True)  # of a complex number, the larger of its parts, which share their error
+  ordinary = np.where(np.isfinite(size), size, 0)
+  rtol = _RTOL_UNITS[allowed.bits // 8] * float(allowed.eps) if rtol is None else rtol
+  if atol is None:
+    finite = size[np.isfinite(size)]
+    atol = _ATOL_UNITS[allowed.bits // 8] * float(allowed.eps) * max(1.0, float(np.median(finite)) if finite.size else 0.0)
+  with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+    difference = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.abs(x - y))
+    difference = np.where(np.isnan(difference), np.inf, difference)
+    share = np.where(difference == 0, 0, difference / (atol + rtol * ordinary))
+    relative = np.where((difference == 0) | (size <= atol), 0, difference / size)
+    exponent = np.maximum(np.frexp(ordinary)[1] - 1, info.minexp)
+    ulp = np.where((difference == 0) | (size <= atol), 0, difference / np.ldexp(1.0, exponent - info.nmant))
+  nan = np.isnan(x).any(-1) != np.isnan(y).any(-1)
+  problem = f"NaN at other places: {_places(nan, found, expected)}" if nan.any() else _places((share > 1).any(-1), found, expected)
+  figures = [float(np.where(np.isnan(a), np.inf, a).max(initial=0)) for a in (difference, relative, ulp, share)]
+  return _Difference(_dtype_name(expected), problem, *figures)
+
+
+def _parts(array: np.ndarray) -> np.ndarray:
+  """float64[..., 1], or of a complex array its two parts, float64[..., 2]."""
+  if jnp.issubdtype(array.dtype, np.complexfloating):
+    return np.stack([array.real, array.imag], -1).astype(np.float64)
+  with np.errstate(invalid="ignore"):  # of a signalling NaN
+    return array.astype(np.float64)[..., None]
+
+
+def _places(wrong: np.ndarray, found: np.ndarray, expected: np.ndarray) -> str:
+  """How many elements are wrong, and the first of them; empty if none is."""
+  if not wrong.any():
+    return ""
+  first = tuple(int(i) for i in np.argwhere(wrong)[0])
+  where = f"at {list(first)} " if first else ""
+  return f"{np.count_nonzero(wrong)} of {wrong.size} elements differ; {where}the model has {found[first]}, the reference {expected[first]}"
+
+
+def _dtype_name(array: np.ndarray) -> str:
+  return "string" if array.dtype == object else array.dtype.name

@@ -1,0 +1,342 @@
+"""What `verify` runs: the signatures, the sizes of their dimensions, and the inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export, tree_util
+
+from ..saved_model import manifest
+from ..saved_model.arguments import Arguments, notation, tensor_specs
+from .report import SUBNORMAL
+
+Given = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
+
+_SIZES = (1, 3, 7, 32)  # one, primes, and a bigger one
+_WIDER = range(1, 65)  # where constraints leave none or few of these
+_LARGEST = 4_096  # of the sizes that constraints suggest; larger inputs are the caller's to ask for
+_MOST_TRIED = 1_000
+
+
+@dataclass(frozen=True)
+class Subject:
+  """A signature, its reference, and how the results are called."""
+
+  name: str
+  record: manifest.SignatureRecord
+  reference: Callable[..., Any]
+  order: Sequence[str]
+
+  @property
+  def only_jax(self) -> bool:
+    return not (self.record.preprocessed or self.record.postprocessed)
+
+  def named(self, result: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """{output: array} of what the reference returned, and of the inputs that are passed through."""
+    names = [name for name in self.record.outputs if name not in self.record.passed_through]
+    leaves = tree_util.tree_leaves(result)
+    if isinstance(result, Mapping) and set(result) == set(names):
+      found = dict(result)
+    elif len(leaves) == len(names):
+      found = dict(zip(names, leaves, strict=True))
+    else:
+      raise ValueError(f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: {', '.join(names)}")
+    return {name: as_numpy(x) for name, x in found.items()} | {name: as_numpy(inputs[name]) for name in self.record.passed_through}
+
+
+@dataclass(frozen=True)
+class Run:
+  """One call of a signature; `timed` if its latency is wanted."""
+
+  subject: Subject
+  sizes: Mapping[str, int]
+  values: str
+  inputs: Mapping[str, np.ndarray]
+  timed: bool
+
+
+def chosen(record: manifest.Manifest, signatures: Sequence[str] | None, inputs: Given) -> dict[str, manifest.SignatureRecord]:
+  names = list(record.signatures) if signatures is None else list(signatures)
+  if unknown := [name for name in names if name not in record.signatures]:
+    raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(record.signatures)}")
+  if not names:
+    raise ValueError(f"signatures = {signatures!r} leaves nothing to compare; the model has: {', '.join(record.signatures)}")
+  chosen = {name: record.signatures[name] for name in names}
+  known = {name: None for signature in chosen.values() for name in signature.inputs}
+  if strange := [name for name in inputs if name not in known]:
+    raise ValueError(f"inputs names {strange[0]!r}, but the signatures take: {', '.join(known)}")
+  return chosen
+
+
+def subjects(
+  chosen: Mapping[str, manifest.SignatureRecord], reference: Any, has_params: bool, inputs: Given
+) -> tuple[list[Subject], dict[str, str]]:
+  """The signatures that can be compared, and why the others cannot."""
+  subjects, skipped = [], {}
+  if not callable(reference) and not isinstance(reference, Mapping):
+    raise ValueError(f"reference = {reference!r} is neither a function nor {{signature: function}}; give what was saved")
+  if isinstance(reference, Mapping) and (unknown := [name for name in reference if name not in chosen]):
+    raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to compare are: {', '.join(chosen)}")
+  plain = [name for name, record in chosen.items() if not (record.preprocessed or record.postprocessed)]
+  sole = plain if len(chosen) > 1 else list(chosen)
+  if callable(reference) and len(plain) > 1:
+    raise ValueError(
+      f"reference is one function for the signatures {', '.join(plain)}; give {{name: function}}, or choose with signatures="
+    )
+  functions = dict(reference) if isinstance(reference, Mapping) else dict.fromkeys(sole, reference)
+  for name, record in chosen.items():
+    own = record.own_inputs
+    missing = [x for x in own if x not in inputs] if name not in plain else []
+    if name in plain and name not in functions:
+      raise ValueError(f"reference has no function for signature {name!r}; add one, or leave it out with signatures=")
+    if name not in functions or missing:
+      what = " and ".join(step for step in ("preprocess", "postprocess") if getattr(record, f"{step}ed"))
+      needed = [f"inputs for {', '.join(missing)}"] * bool(missing) + [f"reference[{name!r}]"] * (name not in functions)
+      skipped[name] = f"it has a {what} step, which is not JAX's, so it needs your own {' and '.join(needed)}"
+      continue
+    fun = functions[name]
+    order = _order(name, record, fun, own, has_params)
+    subjects.append(Subject(name, record, jax.jit(fun) if name in plain else fun, order))
+  return subjects, skipped
+
+
+def _order(name: str, record: manifest.SignatureRecord, fun: Callable[..., Any], own: Sequence[str], has_params: bool) -> Sequence[str]:
+  """The inputs as the reference takes them."""
+  try:
+    signature = inspect.signature(fun)
+  except ValueError:  # a callable that is made in C
+    return own
+  try:
+    bound = signature.bind(*[None] * (has_params + len(own)))
+  except TypeError as error:
+    takes = ", ".join(["params"] * has_params + list(own))
+    raise ValueError(f"reference of {name!r} cannot be called with ({takes}): {error}; wrap it: lambda {takes}: ...") from None
+  if not record.defaults or len(own) == 1:
+    return own
+  # The manifest has optional inputs last, wherever the function that was saved had them.
+  names = list(bound.arguments)[has_params:]
+  if set(names) != set(own):
+    raise ValueError(f"reference of {name!r} takes {', '.join(names)}; with optional inputs, name them as the signature: {', '.join(own)}")
+  return names
+
+
+def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping[str, Any], samples: int, inputs: Given) -> list[Run]:
+  """All runs, with their inputs."""
+  rng = np.random.default_rng(0)
+  domains = {s.name: Domain(s.record, constraints) for s in subjects if s.only_jax}
+  known = sorted({name for domain in domains.values() for name in domain.variables})
+  if unknown := [name for name in sizes if name not in known]:
+    raise ValueError(f"sizes names {unknown[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}")
+  wanted = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
+  runs: list[Run] = []
+  for subject in subjects:
+    if subject.only_jax:
+      runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
+    else:
+      free = any(callable(inputs[name]) for name in subject.record.inputs if name in inputs)
+      for sample in range(samples if free else 1):
+        drawn = {name: _tensor(name, spec, inputs.get(name), rng) for name, spec in subject.record.inputs.items()}
+        runs.append(Run(subject, {}, "given", drawn, timed=sample == 0))
+  return runs
+
+
+def _drawn_runs(
+  subject: Subject, domain: Domain, wanted: Mapping[str, list[int]], samples: int, inputs: Given, rng: np.random.Generator
+) -> Iterator[Run]:
+  drawn = [name for name in domain.avals if name not in inputs]
+  dtypes = [np.dtype(domain.avals[name].dtype) for name in drawn]
+  kinds = ["ordinary" if drawn else "given"]
+  kinds += ["hostile"] * any(dtype.kind != "b" for dtype in dtypes)
+  kinds += [SUBNORMAL] * any(jnp.issubdtype(dtype, np.inexact) for dtype in dtypes)
+  repeats = samples if drawn or any(map(callable, inputs.values())) else 1
+  for sizes in domain.assignments(wanted, inputs):
+    for kind, sample in itertools.product(kinds, range(repeats)):
+      arrays = {}
+      for name, shape in domain.shapes(sizes).items():
+        dtype = np.dtype(domain.avals[name].dtype)
+        arrays[name] = _checked(name, inputs[name], rng, shape, dtype) if name in inputs else draw(rng, shape, dtype, kind, sample)
+      passed = {name: _tensor(name, subject.record.inputs[name], inputs.get(name), rng) for name in subject.record.passed_through}
+      yield Run(subject, sizes, kind, arrays | passed, timed=sample == 0 and kind == kinds[0])
+
+
+class Domain:
+  """The inputs of a signature and the sizes that they may have.
+
+  Attributes:
+    avals: {input: aval}, without those that are passed through.
+    variables: the dimension variables of the inputs.
+  """
+
+  def __init__(self, record: manifest.SignatureRecord, constraints: Sequence[str]):
+    specs = {name: record.inputs[name] for name in record.own_inputs}
+    scope = export.SymbolicScope(constraints)
+    self.avals = dict(zip(specs, Arguments.of(specs, {}, scope).avals, strict=True))
+    for name, aval in self.avals.items():
+      if jax.dtypes.canonicalize_dtype(aval.dtype) != aval.dtype:
+        raise ValueError(f"input {name!r} is {specs[name]}, which JAX makes narrower here; set jax.config.update('jax_enable_x64', True)")
+    shapes = [aval.shape for aval in self.avals.values()]
+    dims = [str(d) for shape in shapes for d in shape]
+    self.variables = _variables(dims)
+    self._constraints = constraints
+    # Without those that an equality defines: JAX writes 2*a + 1 for b once b == 2*a + 1.
+    named = _variables([*dims, *constraints])
+    self._all = _variables(map(str, export.symbolic_shape(", ".join(named), scope=scope)))
+    self._exported = _exported(self._all, shapes, scope) if self._all else None
+
+  def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """{input: shape}; ValueError for sizes that break a constraint."""
+    if self._exported is None:
+      return {name: aval.shape for name, aval in self.avals.items()}
+    return dict(zip(self.avals, _shapes_at(self._exported, [sizes[name] for name in self._all]), strict=True))
+
+  def assignments(self, wanted: Mapping[str, Sequence[int]], inputs: Given) -> list[dict[str, int]]:
+    """Combinations of sizes in which each wanted one occurs, and some sizes of the variables for which none are wanted."""
+    wanted = {name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all}
+    if not self._all:
+      return [{}]
+    if bad := [name for name, sizes in wanted.items() if not sizes or not all(isinstance(s, int) and s >= 1 for s in sizes)]:
+      raise ValueError(f"sizes[{bad[0]!r}] = {wanted[bad[0]]}; give one or more numbers from 1 on")
+    pools = [list(wanted.get(name) or itertools.islice(self._feasible(name), len(_SIZES))) for name in self._all]
+    pairs = {(name, size) for name, pool in zip(self._all, pools, strict=True) for size in pool}
+    chosen: list[dict[str, int]] = []
+    seen: set[tuple[str, int]] = set()
+    reason = ""
+    for sizes in itertools.islice(self._candidates(pools, chosen), _MOST_TRIED):
+      if seen >= pairs:
+        break
+      if set(sizes.items()) <= seen:
+        continue
+      try:
+        self.shapes(sizes)
+      except ValueError as error:
+        reason = reason or str(error).split("  Using")[0].split("\n")[0]
+        continue
+      chosen.append(sizes)
+      seen |= set(sizes.items())
+    conditions = ", ".join(self._constraints)
+    if lost := sorted({(name, size) for name, sizes in wanted.items() for size in sizes} - seen):
+      name, size = lost[0]
+      raise ValueError(f"sizes: {name} = {size} breaks the constraints {conditions}; choose another ({reason})")
+    if not chosen:
+      raise ValueError(f"no sizes were found that meet {conditions}; give some: sizes={{{self._all[0]!r}: 5}} ({reason})")
+    return chosen
+
+  def _feasible(self, name: str) -> Iterator[int]:
+    """Sizes that meet the constraints on this variable alone; the usual ones first."""
+    own = [text for text in self._constraints if _variables([text]) == [name]]
+    numbers = [int(n) for text in self._constraints if name in _variables([text]) for n in re.findall(r"\d+", text)]
+    wider = sorted({*_WIDER, *(n + shift for n in numbers for shift in (0, 1) if 0 < n <= _LARGEST)})
+    exported = _exported([name], [], export.SymbolicScope(own))
+    for size in dict.fromkeys([*_SIZES, *wider]):
+      with contextlib.suppress(ValueError):
+        _shapes_at(exported, [size])
+        yield size
+
+  def _candidates(self, pools: Sequence[Sequence[int]], chosen: Sequence[dict[str, int]]) -> Iterator[dict[str, int]]:
+    """First all variables at different sizes, then every combination; while few are `chosen`, any of less usual sizes."""
+    if all(pools):
+      for i in range(max(map(len, pools))):
+        yield {name: pool[(i + j) % len(pool)] for j, (name, pool) in enumerate(zip(self._all, pools, strict=True))}
+      for combination in itertools.product(*pools):
+        yield dict(zip(self._all, combination, strict=True))
+      wider = [pool if len(pool) < len(_SIZES) else [*self._feasible(name)] for name, pool in zip(self._all, pools, strict=True)]
+      rng = np.random.default_rng(0)
+      while len(chosen) < len(_SIZES):
+        yield {name: int(rng.choice(sizes)) for name, sizes in zip(self._all, wider, strict=True)}
+
+  def _fixed(self, wanted: Mapping[str, Sequence[int]], inputs: Given) -> dict[str, Sequence[int]]:
+    """The sizes that the caller asks for, and those of the arrays that the caller gives."""
+    fixed = dict(wanted)
+    for name, aval in self.avals.items():
+      if name in inputs and not callable(inputs[name]):
+        shape = np.shape(inputs[name])
+        if len(shape) != len(aval.shape):
+          raise ValueError(f"inputs[{name!r}] has the shape {shape}, and the signature takes {notation(aval)}")
+        for dim, size in zip(map(str, aval.shape), shape, strict=True):
+          if dim in self.variables and list(fixed.get(dim, [size])) != [size]:
+            raise ValueError(f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; let them agree")
+          if dim in self.variables:
+            fixed[dim] = [size]
+    return fixed
+
+
+def _exported(names: Sequence[str], shapes: Sequence[Any], scope: export.SymbolicScope) -> export.Exported:
+  """JAX's own solver and evaluator of dimensions, by its public door: an exported function checks the constraints when it is called."""
+  probe = jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(names), scope=scope), np.bool_)
+  return export.export(jax.jit(lambda _: [jnp.zeros(shape, np.bool_) for shape in shapes]))(probe)
+
+
+def _shapes_at(exported: export.Exported, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+  return [x.shape for x in jax.eval_shape(exported.call, jax.ShapeDtypeStruct(tuple(sizes), np.bool_))]
+
+
+def _variables(texts: Iterable[str]) -> list[str]:
+  """The names in expressions of dimensions, without those of functions: "floordiv(b, 2)" -> b."""
+  return sorted({name for text in texts for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\s*\()", text)})
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int) -> np.ndarray:
+  """Normally distributed floats, integers from 0 to 9; in half of the rows of a hostile draw one special value each, here and there."""
+  if dtype.kind == "b":
+    return rng.integers(0, 2, shape).astype(bool)
+  inexact = jnp.issubdtype(dtype, np.inexact)
+  if not inexact:
+    limits = jnp.iinfo(dtype)
+    array = rng.integers(0, min(9, int(limits.max)), shape, endpoint=True).astype(dtype)
+    specials: list[Any] = [limits.min, limits.max, 0] + [-1] * (limits.min < 0) if kind == "hostile" else []
+  else:
+    array = rng.standard_normal(shape).astype(dtype)
+    if jnp.issubdtype(dtype, np.complexfloating):
+      array = (array + 1j * rng.standard_normal(shape)).astype(dtype)
+    tiny = float(jnp.finfo(dtype).tiny)
+    specials = {"hostile": [np.nan, np.inf, -np.inf, -0.0, 0.0], SUBNORMAL: [tiny / 2, -tiny / 4]}.get(kind, [])
+  if specials and array.size:
+    rows = array.reshape(shape[0], -1) if array.ndim > 1 else array.reshape(-1, 1)
+    for i in range(math.ceil(len(rows) / 2)):
+      places = rng.random(rows.shape[1]) < 0.2
+      places[rng.integers(rows.shape[1])] = True
+      rows[i, places] = np.array(specials[(i + sample) % len(specials)]).astype(dtype)
+  return array
+
+
+def _checked(name: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+  array = np.asarray(given(rng, shape, dtype) if callable(given) else given)
+  if array.shape != shape or array.dtype != dtype:
+    raise ValueError(f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes {dtype}{list(shape)} here")
+  return array
+
+
+def _tensor(name: str, spec: str, given: Any, rng: np.random.Generator) -> np.ndarray:
+  """An input that only TensorFlow sees, "string[?,2]": the caller's, or for one that is passed through, any."""
+  dtype_name, _, dims = spec.rstrip("]").partition("[")
+  dtype = np.dtype(object) if dtype_name == "string" else np.dtype(tensor_specs({name: spec})[name].dtype.as_numpy_dtype)
+  shape = tuple(int(d) if d.isdecimal() else None for d in dims.split(",") if d and d != "...")
+  if given is not None:
+    array = as_numpy(given(rng, shape, dtype) if callable(given) else given)
+    if array.dtype != dtype:
+      raise ValueError(f"inputs[{name!r}] is {array.dtype}, and the signature takes {spec}")
+    return array
+  known = tuple(3 if d is None else d for d in shape)
+  if dtype.kind == "O":
+    return np.array([rng.bytes(4) for _ in range(math.prod(known))], object).reshape(known)
+  return draw(rng, known, dtype, "ordinary", 0)
+
+
+def as_numpy(x: Any) -> np.ndarray:
+  """NumPy's; the words of a typed PRNG key; strings as bytes."""
+  if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    x = jax.random.key_data(x)
+  array = np.asarray(x)
+  if array.dtype.kind not in "SUO":
+    return array
+  return np.array([s.encode() if isinstance(s, str) else bytes(s) for s in array.reshape(-1)], object).reshape(array.shape)

@@ -1,0 +1,216 @@
+"""What `verify` reports: figures of each output, as text, JSON and one page of HTML."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import extras
+
+SUBNORMAL = "subnormal"
+_NOTE = (
+  "Rows of subnormal inputs are shown and do not count: XLA and TensorFlow's kernels take such numbers for zero in different places "
+  "(jax2tf's docs/limitations.md). Relative errors and units in the last place (ulp) are of elements above atol."
+)
+_ROW_TITLES = ("signature", "output", "sizes", "inputs", "dtype", "samples", "max abs", "max rel", "max ulp", "of tolerance", "agrees")
+_LATENCY_TITLES = ("signature", "sizes", "SavedModel ms", "reference ms", "ratio")
+
+
+class VerificationError(Exception):
+  """A SavedModel differs from its reference; raised by `Report.raise_for_mismatch` alone."""
+
+
+@dataclass(frozen=True)
+class Row:
+  """One output at one assignment of sizes, over all its samples.
+
+  Attributes:
+    values: what went in: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers), "subnormal", or "given" by the caller.
+    max_abs, max_rel, max_ulp: the largest differences; None if they were not to be had.
+    of_tolerance: the largest difference as a share of what is allowed.
+    problem: what is wrong, or empty.
+  """
+
+  signature: str
+  output: str
+  sizes: Mapping[str, int]
+  values: str
+  dtype: str = ""
+  samples: int = 0
+  max_abs: float | None = None
+  max_rel: float | None = None
+  max_ulp: float | None = None
+  of_tolerance: float | None = None
+  problem: str = ""
+
+  @property
+  def ok(self) -> bool:
+    return not self.problem or self.values == SUBNORMAL
+
+  @property
+  def place(self) -> str:
+    return f"{self.signature}, output {self.output!r}, {_text(self.sizes)}, {self.values} inputs"
+
+
+@dataclass(frozen=True)
+class Latency:
+  """Median seconds of one call, measured in the process without JAX and in this one."""
+
+  signature: str
+  sizes: Mapping[str, int]
+  model: float
+  reference: float
+
+
+@dataclass(frozen=True)
+class Report:
+  """What `verify` found.
+
+  Attributes:
+    skipped: {signature: why it was not compared}; while there is any, the model is not verified.
+  """
+
+  model: str
+  rows: tuple[Row, ...]
+  latencies: tuple[Latency, ...]
+  skipped: Mapping[str, str]
+  versions: Mapping[str, str]
+  created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+  @property
+  def ok(self) -> bool:
+    """Whether every signature that was asked for was compared, and agrees."""
+    return bool(self.rows) and not self.skipped and all(row.ok for row in self.rows)
+
+  @property
+  def verdict(self) -> str:
+    """One sentence."""
+    wrong, skipped = sum(not row.ok for row in self.rows), "".join(f"; skipped: {name}" for name in self.skipped)
+    if wrong:
+      return f"NOT verified: {wrong} of {len(self.rows)} comparisons differ{skipped}"
+    return f"{'verified' if self.ok else 'NOT verified'}: {len(self.rows)} comparisons agree{skipped}"
+
+  def raise_for_mismatch(self) -> None:
+    """Raises VerificationError, which names each difference and each signature that was skipped."""
+    if not self.ok:
+      lines = [f"  {row.place}: {row.problem}" for row in self.rows if not row.ok]
+      lines += [f"  {name}, skipped: {why}" for name, why in self.skipped.items()]
+      raise VerificationError("\n".join([f"{self.model}: {self.verdict}", *lines]))
+
+  def text(self) -> str:
+    """Tables for a terminal."""
+    table = extra("tabulate").tabulate
+    problems = [f"{'' if row.ok else 'WRONG: '}{row.place}: {row.problem}" for row in self.rows if row.problem]
+    problems += [f"SKIPPED: {name}: {why}" for name, why in self.skipped.items()]
+    parts = [
+      f"{self.model}: {self.verdict}",
+      table([_cells(row) for row in self.rows], _ROW_TITLES, disable_numparse=True),
+      _NOTE,
+      *problems,
+    ]
+    if self.latencies:
+      parts.append(table([_latency_cells(x) for x in self.latencies], _LATENCY_TITLES, disable_numparse=True))
+    return "\n\n".join(parts) + "\n"
+
+  def json(self) -> str:
+    """All figures; those that JSON does not have are the strings "inf", "-inf" and "nan"."""
+    rows = [{key: _json_number(value) for key, value in asdict(row).items()} | {"ok": row.ok} for row in self.rows]
+    return json.dumps(asdict(self) | {"ok": self.ok, "verdict": self.verdict, "rows": rows}, indent=2, allow_nan=False) + "\n"
+
+  def html(self) -> str:
+    """One page that holds its pictures."""
+    template = (
+      extra("jinja2").Environment(autoescape=True).from_string(Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8"))
+    )
+    return template.render(
+      report=self,
+      note=_NOTE,
+      row_titles=_ROW_TITLES,
+      rows=[(row, _cells(row)) for row in self.rows],
+      latency_titles=_LATENCY_TITLES,
+      latencies=[_latency_cells(x) for x in self.latencies],
+      pictures={"errors": _errors_picture(self.rows), "latencies": _latencies_picture(self.latencies)},
+    )
+
+  def write(self, folder: str | os.PathLike[str]) -> Path:
+    """Writes verification.txt, .json and .html, and returns the folder."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, text in (("txt", self.text()), ("json", self.json()), ("html", self.html())):
+      (folder / f"verification.{suffix}").write_text(text, encoding="utf-8")
+    return folder
+
+
+def extra(module: str) -> Any:
+  """A module of jax2tf[verify]."""
+  return extras.module(module, "verify", "the report of a verification")
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+  return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "-"
+
+
+def _cells(row: Row) -> list[str]:
+  figures = ["" if x is None else f"{x:.2g}" for x in (row.max_abs, row.max_rel, row.max_ulp, row.of_tolerance)]
+  agrees = "NO" if not row.ok else "noted" if row.problem else "yes"
+  return [row.signature, row.output, _text(row.sizes), row.values, row.dtype, str(row.samples), *figures, agrees]
+
+
+def _latency_cells(x: Latency) -> list[str]:
+  return [x.signature, _text(x.sizes), f"{1e3 * x.model:.3g}", f"{1e3 * x.reference:.3g}", f"{x.model / x.reference:.2f}"]
+
+
+def _json_number(x: Any) -> Any:
+  return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def _errors_picture(rows: Sequence[Row]) -> str:
+  """Each row's largest difference as a share of its tolerance, "" if none has any; what is infinite stands at the right edge."""
+  rows = [row for row in rows if row.of_tolerance is not None]
+  shares = [row.of_tolerance or 0.0 for row in rows]
+  edge = 10 * max([10.0, *filter(math.isfinite, shares)])
+  colours = {"ordinary": "tab:blue", "given": "tab:blue", "hostile": "tab:orange", SUBNORMAL: "tab:gray"}
+
+  def draw(axes: Any) -> None:
+    for values, colour in colours.items():
+      at = [i for i, row in enumerate(rows) if row.values == values]
+      if at:
+        axes.scatter([min(shares[i], edge) for i in at], at, s=18, color=colour, label=f"{values} inputs")
+    axes.axvline(1, color="tab:red", linewidth=1, label="the tolerance")
+    axes.set_xscale("symlog", linthresh=1e-3)
+    axes.set_xlim(0, 2 * edge)
+    axes.set_xlabel("largest difference, as a share of the tolerance")
+    axes.set_yticks(range(len(rows)), [f"{row.signature}: {row.output}, {_text(row.sizes)}" for row in rows], fontsize=7)
+
+  return _picture(draw, len(rows)) if rows else ""
+
+
+def _latencies_picture(latencies: Sequence[Latency]) -> str:
+  def draw(axes: Any) -> None:
+    for shift, label in ((-0.2, "model"), (0.2, "reference")):
+      title = "SavedModel, TensorFlow" if label == "model" else "reference, JAX"
+      axes.barh([i + shift for i in range(len(latencies))], [1e3 * getattr(x, label) for x in latencies], 0.4, label=title)
+    axes.set_xlabel("median latency of a call, milliseconds")
+    axes.set_yticks(range(len(latencies)), [f"{x.signature}, {_text(x.sizes)}" for x in latencies], fontsize=7)
+
+  return _picture(draw, 2 * len(latencies)) if latencies else ""
+
+
+def _picture(draw: Callable[[Any], None], lines: int) -> str:
+  """What `draw` puts on a pair of axes, as the address of an SVG image that holds it."""
+  figure = extra("matplotlib.figure").Figure(figsize=(9, 1.3 + 0.17 * lines), layout="constrained")
+  axes = figure.add_subplot()
+  draw(axes)
+  axes.invert_yaxis()
+  figure.legend(loc="outside upper right", ncols=4, fontsize=7)
+  data = io.BytesIO()
+  figure.savefig(data, format="svg")
+  return "data:image/svg+xml;base64," + base64.b64encode(data.getvalue()).decode()

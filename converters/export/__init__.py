@@ -1,0 +1,1 @@
+"""What the exporters to other formats share."""

@@ -1,0 +1,276 @@
+"""What the exporters to other formats share: where they start, what they refuse, and how they compare their file with JAX."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from jax2tf import survey
+
+from ..comparison import answers as compare
+from ..comparison import plan
+from ..comparison.report import Report
+from ..saved_model import manifest, publish
+from ..saved_model.builder import Model
+from . import replay
+
+# Runs of a file in its own runtime -> {"outputs": {name: array}, "error": "" or what went wrong, "seconds": float or None} of each.
+Answer = Callable[[Sequence[plan.Run]], compare.Answers]
+
+
+class ExportError(RuntimeError):
+  """A target cannot take a function.
+
+  Attributes:
+    target: "onnx", "tflite" or "tfjs".
+    uses: the ops that it lacks, each with the primitive and the user's line that asked for it.
+  """
+
+  def __init__(self, target: str, message: str, uses: Sequence[survey.Use] = ()):
+    super().__init__("\n".join([message, *(f"  {use.op} (of '{use.primitive}') at {use.where}" for use in uses)]))
+    self.target, self.uses = target, tuple(uses)
+
+
+@dataclass(frozen=True)
+class Signature:
+  """A signature to export.
+
+  Attributes:
+    name: in the SavedModel.
+    record: inputs and outputs in jaxpr notation, with the names of symbolic dimensions.
+    function: the ConcreteFunction.
+    reference: what it must equal, a function of its inputs: the JAX function, or without one the SavedModel in TensorFlow.
+    traced: the JAX function and the specs of its arguments, where it is at hand.
+    owner: the model, which keeps its variables as long as there is a signature.
+  """
+
+  name: str
+  record: manifest.SignatureRecord
+  function: Any
+  reference: Callable[..., Any]
+  traced: tuple[Callable[..., Any], tuple[Any, ...]] | None
+  owner: Any
+
+  def frozen(self, target: str) -> Any:
+    """The function with its parameters as constants and the target's decompositions in place of what it lacks."""
+    from . import registry  # noqa: PLC0415  (the packages of the targets, which import this module)
+
+    return replay.frozen(self.function, registry.TABLES[target], registry.HELD.get(target))
+
+  @cached_property
+  def uses(self) -> Sequence[survey.Use]:
+    """Which of the user's lines asks for which op; nothing for a SavedModel without its function."""
+    return survey.ops_of(self.traced[0], *self.traced[1]) if self.traced else ()
+
+  def refuse(self, target: str, runtime: str, ops: Mapping[str, str]) -> ExportError:
+    """The error for ops {type: why}, with the lines that asked for them."""
+    found = [use for use in self.uses if use.op in ops]
+    unknown = [op for op in ops if op not in {use.op for use in found}]
+    found += [
+      survey.Use(op, "?", "a place that is not known: the model came without its JAX function, or this op from another") for op in unknown
+    ]
+    why = "; ".join(dict.fromkeys(reason for reason in ops.values() if reason))
+    return ExportError(target, f"{runtime} cannot take signature {self.name!r}{f' ({why})' if why else ''}, which needs", found)
+
+
+@dataclass(frozen=True)
+class Source:
+  """Where an exporter starts.
+
+  Attributes:
+    signatures: by name.
+    constraints: on the dimension variables.
+    label: what reports call the model.
+  """
+
+  signatures: Mapping[str, Signature]
+  constraints: Sequence[str]
+  label: str
+
+  @classmethod
+  def of(
+    cls, model: Model | str | os.PathLike[str], *, signatures: Sequence[str] | None = None, reference: Any = None, params: Any = None
+  ) -> Source:
+    """From a builder, or from a SavedModel that it saved.
+
+    Args:
+      model: the builder, or a directory: a version, or a model's, of which the newest version is taken.
+      signatures: those to export; all if not given, and of several names of one function the first.
+      reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}; the SavedModel itself if not given.
+      params: for `reference`; without them it is `fun(*inputs)`.
+
+    Raises:
+      FileNotFoundError: no SavedModel of ours.
+      ValueError: a signature that is not there; a reference for a builder, which has its own.
+    """
+    if isinstance(model, Model):
+      if reference is not None or params is not None:
+        raise ValueError("reference and params are for a saved model; this builder has its functions and parameters")
+      return cls(_of_builder(model, _chosen(model.records, signatures)), model.polymorphic_constraints, "the model")
+    if (directory := publish.saved_model_in(Path(model))) is None:
+      raise FileNotFoundError(f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
+    record = manifest.read(directory)
+    chosen = _chosen(record.signatures, signatures)
+    functions = reference if isinstance(reference, Mapping) else dict.fromkeys(chosen, reference)
+    if unknown := [name for name in functions if name not in chosen]:
+      raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to export are: {', '.join(chosen)}")
+    loaded = tf.saved_model.load(str(directory))
+    found = {}
+    for name, one in chosen.items():
+      function = loaded.signatures[name]
+      fun = functions.get(name)
+      called = _closed if one.preprocessed or one.postprocessed else _jitted
+      against = _tensorflow(loaded, name, one) if fun is None else called(fun, params)
+      found[name] = Signature(name, one, function, against, None, loaded)
+    return cls(found, record.constraints, str(directory))
+
+  @cached_property
+  def _asked(self) -> dict[Any, tuple[list[plan.Run], list[compare.Expected], Any]]:
+    """{what was asked for: the runs, the reference's answers, the examples}: several runtimes or forms of a file are asked the same."""
+    return {}
+
+  def runs(self, sizes: Mapping[str, int | Sequence[int]] | None, samples: int, examples: plan.Given | None) -> list[plan.Run]:
+    """What `compared` runs: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
+    given = dict(examples or {})
+    for name in given:
+      if not any(name in one.record.inputs for one in self.signatures.values()):
+        raise ValueError(
+          f"examples names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
+        )
+    subjects = [plan.Subject(s.name, s.record, s.reference, s.record.own_inputs) for s in self.signatures.values()]
+    return plan.plan(subjects, self.constraints, sizes or {}, samples, given)
+
+  def compared(
+    self,
+    answer: Answer,
+    target: str,
+    runtime: str,
+    *,
+    versions: Mapping[str, str],
+    sizes: Mapping[str, int | Sequence[int]] | None = None,
+    samples: int = 2,
+    examples: plan.Given | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    timed: bool = True,
+  ) -> Report:
+    """Runs the file and the reference on the same inputs, as `verify` does; `timed` if latencies are wanted.
+
+    Ordinary inputs, and those that the caller gives, must agree. Hostile ones (NaN, infinities, extreme integers) are what a
+    runtime's own kernels may take otherwise; where they do, one warning says so, and the report says where.
+
+    Raises:
+      ExportError: the file fails, or differs from the reference.
+    """
+    key = (repr(sizes), samples, id(examples))
+    if key not in self._asked:
+      asked = self.runs(sizes, samples, examples)
+      with tqdm.tqdm(total=len(asked), desc=f"compare {target}", leave=False, disable=None) as progress:
+        # With the examples, for an id is theirs only as long as they live.
+        self._asked[key] = asked, list(compare.reference_answers(asked, (), progress)), examples
+    runs, expected, _ = self._asked[key]
+    found = answer([replace(run, timed=run.timed and timed) for run in runs])
+    rows = tuple(compare.rows(runs, found, expected, rtol, atol))
+    report = Report(f"{self.label} in {runtime}", rows, compare.latencies(runs, found, expected), {}, {"jax": jax.__version__, **versions})
+    wrong = [row for row in rows if row.problem and row.values in ("ordinary", "given")]
+    if wrong:
+      lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
+      raise ExportError(target, f"{runtime} answers otherwise than the reference, so nothing was written:\n{lines}")
+    if noted := [row for row in rows if row.problem and row.values == "hostile"]:
+      lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
+      warnings.warn(f"{runtime} answers otherwise than JAX to NaN, infinities or extreme numbers:\n{lines}", stacklevel=4)
+    return report
+
+
+@dataclass(frozen=True)
+class Exported:
+  """What an exporter made.
+
+  Attributes:
+    path: the file, or the directory.
+    report: how it compares with JAX.
+    size: of all that is in `path`, in bytes.
+  """
+
+  path: Path
+  report: Report
+  size: int
+
+  @classmethod
+  def at(cls, path: Path, report: Report) -> Exported:
+    """What was just published."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return cls(path, report, sum(file.stat().st_size for file in files))
+
+
+def single(answer: Answer, inputs: Mapping[str, Any], signature: str = "serving_default") -> dict[str, np.ndarray]:
+  """{output: array} of one call; RuntimeError with the runtime's words if it fails."""
+  subject = plan.Subject(signature, manifest.SignatureRecord({}, {}), lambda: None, [])
+  (found,) = answer([plan.Run(subject, {}, "given", {name: np.asarray(x) for name, x in inputs.items()}, False)])
+  if found["error"]:
+    raise RuntimeError(found["error"])
+  return dict(found["outputs"])
+
+
+def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None) -> dict[str, manifest.SignatureRecord]:
+  if unknown := [name for name in wanted or () if name not in records]:
+    raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(records)}")
+  if wanted is not None:
+    return {name: records[name] for name in wanted}
+  first: dict[str, str] = {}
+  for name, record in records.items():
+    processed = record.preprocessed or record.postprocessed  # the manifest does not tell two processors apart
+    first.setdefault(name if processed else repr(record), name)
+  return {name: records[name] for name in first.values()}
+
+
+def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) -> dict[str, Signature]:
+  found = {}
+  params = jax.tree.map(jnp.asarray, model.values())
+  specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+  for name, record in chosen.items():
+    function, concrete = model.functions[name], model.signatures[name].get_concrete_function()
+    if record.preprocessed or record.postprocessed:
+      found[name] = Signature(name, record, concrete, _tensorflow(model, name, record), None, model)
+      continue
+    arguments = function.arguments
+
+    def reference(params: Any, *leaves: Any, fun: Any = function.fun, arguments: Any = arguments, order: Any = record.own_inputs) -> Any:
+      named = dict(zip(order, leaves, strict=True))
+      return fun(params, *arguments.unflatten([named[n] for n in arguments.names]))
+
+    traced = function.fun, (specs, *arguments.unflatten(arguments.avals))
+    found[name] = Signature(name, record, concrete, _jitted(reference, params), traced, model)
+  return found
+
+
+def _jitted(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:
+  """The function of its inputs. Parameters are arguments: as constants XLA would fold them, and NumPy's take no tracer as an index."""
+  jitted = jax.jit(fun)
+  return jitted if params is None else functools.partial(jitted, jax.tree.map(jnp.asarray, params))
+
+
+def _closed(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:
+  return fun if params is None else lambda *inputs: fun(params, *inputs)
+
+
+def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Callable[..., Any]:
+  """The signature run by TensorFlow, as a reference."""
+
+  def run(*arrays: Any) -> dict[str, np.ndarray]:
+    tensors = {n: tf.constant(np.asarray(x)) for n, x in zip(record.own_inputs, arrays, strict=True)}
+    return {n: y.numpy() for n, y in model.signatures[name](**tensors).items()}
+
+  return run

@@ -1,0 +1,125 @@
+"""bfloat16 for ONNX Runtime, which has a Cast for it and nothing else: held in float32, and rounded after each op that computes.
+
+That is what XLA and TensorFlow do on a CPU as well. A rounding is two Casts in the end, from float32 to bfloat16 and back. On the way
+there it is FakeQuantWithMinMaxArgs, an op of one float32 operand that nobody else has here: tf2onnx would make float16 of bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..export import replay
+from ..export.replay import Replacement
+from ..tfjs.names import MOVES
+
+HELD = {tf.bfloat16: tf.float32}
+_BFLOAT16 = tf.bfloat16.as_numpy_dtype
+ROUNDING = "FakeQuantWithMinMaxArgs"
+OUTPUTS = "jax2tf.bfloat16"  # in a model's metadata: the outputs, parted by spaces, whose float32 is one
+# Their results are operands of theirs, or none of bfloat16.
+_EXACT = MOVES | {"Abs", "Max", "Maximum", "Min", "Minimum", "Neg", "TensorListGetItem", "TensorListStack", "TopKV2"}
+
+
+def held(function: Any) -> Any:
+  """A ConcreteFunction as one without bfloat16, also in its inputs and outputs; the same if it has none. Variables stay its variables."""
+  definition = function.graph.as_graph_def()
+  nodes = [*definition.node, *(node for inner in definition.library.function for node in inner.node_def)]
+  if not any(tf.bfloat16.as_datatype_enum in (value.type, *value.list.type) for node in nodes for value in node.attr.values()):
+    return function
+  return replay.frozen(function, _Table(), HELD)
+
+
+def as_held(array: np.ndarray) -> np.ndarray:
+  """float32 for bfloat16."""
+  return _converted(array, np.float32) if array.dtype == _BFLOAT16 else array
+
+
+def from_held(array: np.ndarray) -> np.ndarray:
+  """bfloat16 for float32."""
+  return _converted(array, _BFLOAT16)
+
+
+def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
+  with np.errstate(invalid="ignore"):  # of a signalling NaN
+    return array.astype(dtype)
+
+
+class _Table(Mapping[str, Replacement]):
+  """A replacement for every op but calls, loops, branches and identities."""
+
+  def __contains__(self, op_type: object) -> bool:
+    return op_type == "ReadVariableOp" or op_type not in replay.REPLAYED
+
+  def __getitem__(self, op_type: str) -> Replacement:
+    return _SPECIAL.get(op_type, _computed)
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(_SPECIAL)
+
+  def __len__(self) -> int:
+    return len(_SPECIAL)
+
+
+def _computed(op: tf.Operation, *operands: tf.Tensor) -> list[tf.Tensor]:
+  results = replay.again(op, operands, HELD)
+  return [_rounded(y) if z.dtype == tf.bfloat16 and op.type not in _EXACT else y for y, z in zip(results, op.outputs, strict=True)]
+
+
+def _rounded(x: tf.Tensor) -> tf.Tensor:
+  """x f32[...] -> f32[...], each the nearest bfloat16."""
+  known = tf.get_static_value(x)
+  if known is not None:
+    return tf.constant(as_held(from_held(known)))
+  return tf.raw_ops.FakeQuantWithMinMaxArgs(inputs=x)
+
+
+def _cast(op: tf.Operation, x: tf.Tensor) -> list[tf.Tensor]:
+  """By way of float32, as XLA has it."""
+  dtype = op.outputs[0].dtype
+  if op.inputs[0].dtype == dtype:
+    return [x]
+  return [_rounded(tf.cast(x, tf.float32)) if dtype == tf.bfloat16 else tf.cast(x, dtype)]
+
+
+def _constant(op: tf.Operation) -> list[tf.Tensor]:
+  if op.outputs[0].dtype != tf.bfloat16:
+    return replay.again(op, ())
+  with tf.init_scope():  # not tf.make_ndarray, at which NumPy 2.5 warns
+    value = tf.io.parse_tensor(op.get_attr("value").SerializeToString(), tf.bfloat16).numpy()
+  return [tf.constant(as_held(value))]
+
+
+def _bitcast(op: tf.Operation, x: tf.Tensor) -> list[tf.Tensor]:
+  """A bfloat16 is the upper half of a float32."""
+  before, after = op.inputs[0].dtype, op.outputs[0].dtype
+  if tf.bfloat16 not in (before, after):
+    return replay.again(op, (x,))
+  if before.size != after.size:
+    return _as_it_is(op, x)
+  half = tf.constant(16, tf.uint32)
+  if before == tf.bfloat16:
+    return [tf.bitcast(tf.cast(tf.bitwise.right_shift(tf.bitcast(x, tf.uint32), half), tf.uint16), after)]
+  return [tf.bitcast(tf.bitwise.left_shift(tf.cast(tf.bitcast(x, tf.uint16), tf.uint32), half), tf.float32)]
+
+
+def _as_it_is(op: tf.Operation, *operands: tf.Tensor) -> list[tf.Tensor]:
+  """Of bfloat16, for which it is refused by name."""
+  given = [tf.cast(x, y.dtype) for x, y in zip(operands, op.inputs, strict=True)]
+  return [tf.cast(y, HELD.get(y.dtype, y.dtype)) for y in replay.again(op, given)]
+
+
+def _read(op: tf.Operation, variable: tf.Variable) -> list[tf.Tensor]:
+  return [tf.cast(variable.read_value(), HELD.get(variable.dtype, variable.dtype))]
+
+
+_SPECIAL: Mapping[str, Replacement] = {
+  "Bitcast": _bitcast,
+  "Cast": _cast,
+  "Const": _constant,
+  "NextAfter": _as_it_is,
+  "ReadVariableOp": _read,
+}

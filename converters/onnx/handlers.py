@@ -1,0 +1,141 @@
+"""tf2onnx's handlers of our own, for `custom_op_handlers`: where its own cast, and lose digits, or let NaN through.
+
+A handler changes the node in its graph; the op of ONNX has the name that stands beside the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .bfloat16 import ROUNDING
+
+_INT64 = 7  # onnx.TensorProto.INT64
+_BFLOAT16 = 16
+_END = 2**31 - 1  # of a slice
+_BACKWARDS = "jax2tf_backwards"  # the attribute of a write to a list whose rows come from the last to the first
+
+Handler = Callable[[Any, Any, str, Sequence[Any]], None]
+
+
+def _as_it_is(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """Operands and attributes are those of ONNX."""
+
+
+def _remainder(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """Mod as C has it."""
+  node.set_attr("fmod", 1)
+
+
+def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """The number of results is i64[1] in ONNX, and positions are int64."""
+  dtype = graph.get_dtype(node.output[1])
+  count = graph.make_node("Cast", [node.input[1]], attr={"to": _INT64})
+  axes = graph.make_const(f"{name}__axes", np.array([0], "int64"))
+  graph.replace_input(node, node.input[1], graph.make_node("Unsqueeze", [count.output[0], axes.output[0]]).output[0], 1)
+  graph.set_dtype(node.output[1], _INT64)
+  if dtype != _INT64:
+    shape = graph.get_shape(node.output[1])
+    cast = graph.insert_new_node_on_output("Cast", node.output[1], name=f"{name}__positions", to=dtype)
+    graph.set_dtype(cast.output[0], dtype)
+    graph.set_shape(cast.output[0], shape)
+
+
+def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]: a row more is made, which -1 names, and it is cut off."""
+  data, segments, count = node.input
+  outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
+  first, last, axis = (_const(graph, name, label, [value]) for label, value in (("first", 0), ("last", -1), ("axis", 0)))
+
+  def made(op: str, inputs: list[str], **attributes: Any) -> str:
+    return str(graph.make_node(op, inputs, attr=attributes).output[0])
+
+  rows = made("Add", [made("Unsqueeze", [made("Cast", [count], to=_INT64), axis]), _const(graph, name, "one", [1])])
+  row = made("Slice", [made("Shape", [data]), _const(graph, name, "second", [1]), _const(graph, name, "end", [_END]), axis])
+  unit = made("Cast", [_const(graph, name, "unit", 1)], to=dtypes[0])
+  ones = made("Expand", [unit, made("Concat", [rows, row], axis=0)])
+  places = made("Unsqueeze", [made("Cast", [segments], to=_INT64), _const(graph, name, "inner", [1])])
+  products = made("ScatterND", [ones, places, data], reduction="mul")
+  graph.remove_node(name)
+  graph.make_node("Slice", [products, first, last, axis], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
+
+
+def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """What a loop writes into a list is an output of the Loop, a row for each turn in their order, wherever it is written."""
+  place = _source(node, 1)
+  if place.is_graph_input():
+    return
+  if not (place.type == "Sub" and _source(place, 1).is_graph_input()):
+    raise ValueError("a list is written at other places than the number of the turn, or this number from the end")
+  node.set_attr(_BACKWARDS, 1)
+
+
+def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """f32[...] -> f32[...], each the nearest bfloat16."""
+  outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
+  rounded = graph.make_node("Cast", [node.input[0]], attr={"to": _BFLOAT16}, shapes=shapes, dtypes=[_BFLOAT16])
+  graph.remove_node(name)
+  graph.make_node("Cast", rounded.output, attr={"to": dtypes[0]}, name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
+
+
+def _source(node: Any, i: int) -> Any:
+  """The node that makes an input."""
+  found = node.inputs[i]
+  while found.type == "Identity":
+    found = found.inputs[0]
+  return found
+
+
+def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """tf2onnx's own, which leaves the rows in the order of the turns: those that are written from the last to the first are turned."""
+  # Not everybody has tf2onnx, and it takes seconds.
+  from tf2onnx.onnx_opset import controlflow  # noqa: PLC0415
+
+  controlflow.While.version_7(graph, node)
+  loop = graph.get_node_by_name(f"{name}_loop")
+  body = loop.get_body_graphs()["body"]
+  for rows, row in zip(list(loop.output), body.outputs[1:], strict=True):
+    write = body.get_node_by_output(row)
+    if write is None or _BACKWARDS not in write.attr:
+      continue
+    del write.attr[_BACKWARDS]
+    shape, dtype = graph.get_shape(rows), graph.get_dtype(rows)
+    places = {label: _const(graph, f"{name}__{row}", label, [value]) for label, value in _REVERSED.items()}
+    turned = graph.insert_new_node_on_output("Slice", rows, name=f"{name}__{row}__turned", inputs=[rows, *places.values()])
+    graph.set_shape(turned.output[0], shape)
+    graph.set_dtype(turned.output[0], dtype)
+
+
+def _stack(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+  """The output of a Loop, which may have been turned."""
+  rows, made = node.input[0], node.inputs[0]
+  while made.type == "Identity":
+    rows, made = made.input[0], made.inputs[0]
+  if not (made.inputs[0] if made.type == "Slice" else made).is_while():
+    raise ValueError("a list that no loop has written")
+  graph.remove_node(name)
+  graph.replace_all_inputs(node.output[0], rows)
+
+
+_REVERSED = {"starts": -1, "ends": -_END, "axes": 0, "steps": -1}
+
+
+def _const(graph: Any, name: str, label: str, value: Any) -> str:
+  return str(graph.make_const(f"{name}__{label}", np.array(value, "int64")).output[0])
+
+
+HANDLERS: dict[str, tuple[Handler, list[str]]] = {
+  "SelectV2": (_as_it_is, ["Where"]),  # tf2onnx has c x + (1 - c) y
+  "Log": (_as_it_is, ["Log"]),  # tf2onnx computes float64 in float32
+  "Less": (_as_it_is, ["Less"]),  # tf2onnx compares integers in float32
+  "Greater": (_as_it_is, ["Greater"]),
+  "TruncateMod": (_remainder, ["Mod"]),
+  ROUNDING: (_rounding, []),
+  "TensorListSetItem": (_write, []),
+  "TensorListStack": (_stack, []),
+  **dict.fromkeys(("While", "StatelessWhile"), (_loop, [])),
+  "UnsortedSegmentProd": (_segment_product, []),  # tf2onnx takes -1 for the last row
+  "TopKV2": (_top, ["TopK"]),  # tf2onnx sorts integers as float32
+}

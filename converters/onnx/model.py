@@ -1,0 +1,345 @@
+"""A signature as an onnx.ModelProto: tf2onnx with what it lacks, and without its silence."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .. import extras
+from ..export import registry, replay
+from ..export.source import ExportError, Signature
+from . import bfloat16, handlers
+
+OPSET = 18  # the newest that tf2onnx 1.17 writes
+RUNTIME = "ONNX Runtime"
+_DTYPES = {tf.dtypes.as_dtype(name).as_datatype_enum: name for name in ("bfloat16", "complex64", "complex128")}
+# Not its BackToBackOptimizer, which leaves out the Cast to float16 of a number that becomes a float32 again.
+_PASSES = (
+  "TransposeOptimizer",
+  "ConstFoldOptimizer",
+  "LoopOptimizer",
+  "MergeDuplicatedNodesOptimizer",
+  "ReshapeOptimizer",
+  "IdentityOptimizer",
+)
+
+
+def extra(module: str) -> Any:
+  """A module of jax2tf[onnx]."""
+  return extras.module(module, "onnx", "exporting to ONNX")
+
+
+@dataclass(frozen=True)
+class Translated:
+  """A model of ONNX.
+
+  Attributes:
+    proto: the onnx.ModelProto.
+    weights: {input of `proto`: the variable whose value it is to have}.
+    ops: {name of a TensorFlow node: its type}, from which tf2onnx makes the names of its own.
+  """
+
+  proto: Any
+  weights: Mapping[str, Any]
+  ops: Mapping[str, str]
+
+  def asked_by(self, node: Any) -> str:
+    """The type of the TensorFlow op that an ONNX node comes from, or its own."""
+    name = node.name
+    while name not in self.ops and re.search(r"__\d+$", name):
+      name = re.sub(r"__\d+$", "", name)
+    return self.ops.get(name, node.op_type)
+
+
+def translated(signature: Signature, opset: int, with_weights: bool) -> Translated:
+  """The signature in ONNX.
+
+  Args:
+    signature: to be translated.
+    opset: of ONNX's operators.
+    with_weights: whether the parameters are constants of the model, or inputs.
+
+  Raises:
+    ExportError: ops and dtypes that ONNX or tf2onnx lacks.
+    ValueError: an input and an output of one name, or an opset to which onnx cannot convert.
+  """
+  taken = [*signature.record.inputs, *signature.record.outputs]
+  if both := sorted({name for name in taken if taken.count(name) > 1}):
+    raise ValueError(f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the output in outputs=")
+  weights = _Weights(taken)
+  table = dict(registry.TABLES["onnx"]) | ({} if with_weights else {"ReadVariableOp": weights.read})
+  concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
+  definition = _own_names(concrete.graph.as_graph_def())
+  ops = {node.name: node.op for node in _nodes(definition)}
+  _refuse_dtypes(signature, definition)
+  names = sorted(concrete.structured_outputs)  # as TensorFlow orders the values of a dict
+  inputs = {tensor.name: tensor.op.name for tensor in concrete.inputs} | weights.names
+  outputs = dict(zip([tensor.name for tensor in concrete.outputs], names, strict=True))
+  proto = _by_tf2onnx(signature, definition, ops, inputs, outputs)
+  _set_signature(proto, signature, concrete, weights)
+  del proto.opset_import[:]
+  proto.opset_import.add(domain="", version=OPSET)
+  return Translated(_at_opset(proto, opset), weights.variables, ops)
+
+
+class _Weights:
+  """Parameters that stay outside of the graph, which could not hold 2 GiB of them."""
+
+  def __init__(self, taken: Sequence[str]):
+    self._taken = set(taken)
+    self._tensors: dict[int, tf.Tensor] = {}
+    self.names: dict[str, str] = {}  # of the tensor in TensorFlow -> in ONNX
+    self.variables: dict[str, Any] = {}
+
+  def read(self, op: Any, variable: Any) -> list[tf.Tensor]:
+    """A placeholder in the outermost graph, which the bodies of loops and branches capture."""
+    del op
+    if id(variable) not in self._tensors:
+      name = stem = variable.name.split(":")[0]
+      while name in self._taken:
+        name = f"{stem}_{len(self._taken)}"
+      self._taken.add(name)
+      with replay.outermost().as_default(), tf.control_dependencies(None):
+        dtype = bfloat16.HELD.get(variable.dtype, variable.dtype)
+        tensor = tf.compat.v1.placeholder(dtype, variable.shape, name)
+      self._tensors[id(variable)] = tensor
+      self.names[tensor.name], self.variables[name] = name, variable
+    return [self._tensors[id(variable)]]
+
+
+def _nodes(definition: Any) -> Iterator[Any]:
+  yield from definition.node
+  for function in definition.library.function:
+    yield from function.node_def
+
+
+def _own_names(definition: Any) -> Any:
+  """In which all nodes and arguments of functions have names of their own: tf2onnx takes one of the same name outside for the inner."""
+  for i, function in enumerate(definition.library.function):
+    nodes, values = function.node_def, function.ret
+    names = {node.name: f"{node.name}__in{i}" for node in nodes}
+    names |= {argument.name: f"{argument.name}__in{i}" for argument in function.signature.input_arg}
+    for named in (*function.signature.input_arg, *nodes):
+      named.name = names[named.name]
+    for node in nodes:
+      node.input[:] = [_renamed(operand, names) for operand in node.input]
+    for output, tensor in list(values.items()):
+      values[output] = _renamed(tensor, names)
+  return definition
+
+
+def _renamed(operand: str, names: Mapping[str, str]) -> str:
+  """ "^node", "node:output:0" or "argument" under the new name."""
+  head, colon, rest = operand.removeprefix("^").partition(":")
+  return f"{'^' * operand.startswith('^')}{names[head]}{colon}{rest}"
+
+
+def _refuse_dtypes(signature: Signature, definition: Any) -> None:
+  found: dict[str, str] = {}
+  for node in _nodes(definition):
+    for value in node.attr.values():
+      for dtype in (value.type, *value.list.type):
+        if dtype in _DTYPES:
+          found[node.op] = f"ONNX Runtime on a CPU computes nothing in {_DTYPES[dtype]}; convert to float32"
+  for op in ("Placeholder", "Const", "Identity", "Cast"):  # what only carries them; the others say more
+    if len(found) > 1:
+      found.pop(op, None)
+  if found:
+    raise signature.refuse("onnx", RUNTIME, found)
+
+
+def _by_tf2onnx(
+  signature: Signature, definition: Any, ops: Mapping[str, str], inputs: Mapping[str, str], outputs: Mapping[str, str]
+) -> Any:
+  """The graph translated. tf2onnx only logs what it cannot translate, and leaves it as it was."""
+  tfonnx, optimizer = extra("tf2onnx.tfonnx"), extra("tf2onnx.optimizer")
+  with tf.Graph().as_default() as graph:
+    tf.graph_util.import_graph_def(definition, name="")
+  # Not tf2onnx.convert.from_function: it has Grappler fold the constants of (x + 1) - 1, which are there for a reason.
+  with _log_of("tf2onnx") as log, warnings.catch_warnings(), graph.as_default():
+    warnings.simplefilter("ignore")  # of newer NumPys, about what tf2onnx does with them
+    try:
+      translated = tfonnx.process_tf_graph(
+        graph,
+        continue_on_error=True,
+        opset=OPSET,
+        custom_op_handlers=handlers.HANDLERS,
+        input_names=list(inputs),
+        output_names=list(outputs),
+        tensors_to_rename={**inputs, **outputs},
+      )
+    except Exception as error:
+      raise ExportError("onnx", _failure(signature, error, log)) from error
+    lacking = dict(_not_translated(log, ops))
+    try:
+      passes = {name: getattr(optimizer, name) for name in _PASSES}
+      proto = optimizer.optimize_graph(translated, optimizers=passes).make_model(
+        f"signature {signature.name}", graph_name=signature.name, producer_name="jax2tf"
+      )
+    except Exception as error:
+      if not lacking:
+        raise ExportError("onnx", _failure(signature, error, log)) from error
+  if lacking:  # said here, outside of the graph: to find the lines, the function is traced once more
+    raise signature.refuse("onnx", RUNTIME, lacking)
+  known = {schema.name for schema in extra("onnx.defs").get_all_schemas()}
+  if strange := {node.op_type: "tf2onnx has left it as it was" for node in _all_nodes(proto.graph) if node.op_type not in known}:
+    raise signature.refuse("onnx", RUNTIME, strange)
+  return proto
+
+
+def _failure(signature: Signature, error: Exception, log: Sequence[logging.LogRecord]) -> str:
+  said = [record.getMessage().splitlines()[0] for record in log[-5:]]
+  return "\n  ".join([f"tf2onnx fails on signature {signature.name!r}: {type(error).__name__}: {error}", *said])
+
+
+def _not_translated(log: Sequence[logging.LogRecord], ops: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+  """(TensorFlow op, why) of what the log tells."""
+  for record in log:
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    if record.msg.startswith("Tensorflow op [") and len(arguments) == 2:
+      yield str(arguments[1]), "tf2onnx has no translation"
+    elif record.msg.startswith("Failed to convert node") and arguments:
+      why = str(record.exc_info[1]) if record.exc_info and record.exc_info[1] else "no reason given"
+      name = str(arguments[0])
+      yield ops.get(name, ops.get(re.sub(r"__\d+$", "", name), name)), f"tf2onnx: {why.splitlines()[0] if why else 'no reason given'}"
+
+
+class _Log(logging.Handler):
+  """Keeps what is logged."""
+
+  def __init__(self, level: int):
+    super().__init__(level)
+    self.records: list[logging.LogRecord] = []
+
+  def emit(self, record: logging.LogRecord) -> None:
+    self.records.append(record)
+
+
+@contextlib.contextmanager
+def _log_of(name: str) -> Iterator[list[logging.LogRecord]]:
+  """What a package logs, kept and not shown."""
+  log = _Log(logging.WARNING)
+  logger = logging.getLogger(name)
+  before = logger.propagate, logger.level
+  logger.propagate = False
+  logger.setLevel(logging.WARNING)
+  logger.addHandler(log)
+  try:
+    yield log.records
+  finally:
+    logger.removeHandler(log)
+    logger.propagate = before[0]
+    logger.setLevel(before[1])
+
+
+def _all_nodes(graph: Any) -> Iterator[Any]:
+  """The nodes of a GraphProto, those of loops and branches too."""
+  for node in graph.node:
+    yield node
+    for attribute in node.attribute:
+      for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+        yield from _all_nodes(inner)
+
+
+def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _Weights) -> None:
+  """Inputs and outputs in their order, with their dtypes, their sizes, and the names of those that are not known."""
+  record = signature.record
+  by_name = {tensor.op.name: tensor for tensor in concrete.inputs}
+  if narrow := [name for name, text in record.outputs.items() if text.startswith("bf16[")]:
+    proto.metadata_props.add(key=bfloat16.OUTPUTS, value=" ".join(narrow))
+  inputs = [_value_info(name, by_name[name], text) for name, text in record.inputs.items()]
+  inputs += [_value_info(name, variable, "[]") for name, variable in weights.variables.items()]
+  results = concrete.structured_outputs
+  outputs = [_value_info(name, results[name], text) for name, text in record.outputs.items()]
+  del proto.graph.input[:], proto.graph.output[:]
+  proto.graph.input.extend(inputs)
+  proto.graph.output.extend(outputs)
+
+
+def _value_info(name: str, tensor: Any, notation: str) -> Any:
+  """Of a tensor f32[?,784] that is f32[b,784] in the notation of jaxprs."""
+  onnx = extra("onnx")
+  texts = _dimensions(notation)
+  sizes: list[int | str | None] = list(tensor.shape)
+  for i, text in enumerate(texts):
+    if i < len(sizes) and sizes[i] is None and text not in ("?", "..."):
+      sizes[i] = text
+  dtype = (
+    onnx.TensorProto.STRING if tensor.dtype == tf.string else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype.as_numpy_dtype))
+  )
+  return onnx.helper.make_tensor_value_info(name, dtype, sizes)
+
+
+def _dimensions(notation: str) -> list[str]:
+  """f32[b,floordiv(b, 2)] -> b, floordiv(b, 2)."""
+  inner = notation[notation.index("[") + 1 : notation.rindex("]")]
+  found, depth = [""], 0
+  for letter in inner:
+    depth += {"(": 1, ")": -1}.get(letter, 0)
+    if letter == "," and not depth:
+      found.append("")
+    else:
+      found[-1] += letter
+  return [text.strip() for text in found if text.strip()]
+
+
+def _at_opset(proto: Any, opset: int) -> Any:
+  helper = extra("onnx.helper")
+  if opset != OPSET:
+    try:
+      proto = extra("onnx.version_converter").convert_version(proto, opset)
+    except RuntimeError as error:
+      raise ValueError(f"opset = {opset}: onnx cannot convert the model from opset {OPSET} ({error}); give another opset") from error
+  proto.ir_version = helper.find_min_ir_version_for(proto.opset_import)
+  return proto
+
+
+def lacking_kernels(model: Translated) -> dict[str, str]:
+  """{TensorFlow op: what ONNX Runtime lacks for it}, found node by node."""
+  onnx, runtime = extra("onnx"), extra("onnxruntime")
+  options = quiet_options()
+  options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+  inferred = onnx.shape_inference.infer_shapes(model.proto)
+  found: dict[str, str] = {}
+  tried: set[Any] = set()
+
+  def visit(graph: Any, outer: Mapping[str, int]) -> None:
+    types = dict(outer) | {t.name: t.data_type for t in graph.initializer}
+    types |= {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
+    for node in graph.node:
+      graphs = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+      for inner in graphs:
+        visit(inner, types)
+      kinds = (node.op_type, *(types.get(name) for name in (*node.input, *node.output) if name))
+      if graphs or kinds in tried or None in kinds:
+        continue
+      tried.add(kinds)
+      ends = [
+        [onnx.helper.make_tensor_value_info(n, types[n], None) for n in dict.fromkeys(names) if n] for names in (node.input, node.output)
+      ]
+      alone = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one", *ends), opset_imports=inferred.opset_import, ir_version=inferred.ir_version
+      )
+      try:
+        runtime.InferenceSession(alone.SerializeToString(), options, providers=["CPUExecutionProvider"])
+      except Exception:
+        dtype = onnx.TensorProto.DataType.Name(kinds[1]).lower()
+        found[model.asked_by(node)] = f"no kernel of {node.op_type} for {dtype}"
+
+  visit(inferred.graph, {})
+  return found
+
+
+def quiet_options() -> Any:
+  """Of a session that says nothing: what goes wrong is raised, and what it warns of is how it optimises."""
+  options = extra("onnxruntime").SessionOptions()
+  options.log_severity_level = 4
+  return options

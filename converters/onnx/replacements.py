@@ -1,0 +1,321 @@
+"""What takes the place of the ops that tf2onnx or ONNX Runtime lacks, or gets wrong: TensorFlow ops that both have and get right."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..export import replay
+from ..export.replay import Replacement
+from . import bits, special
+
+_SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16)
+_Wider = Mapping[tf.DType, tf.DType]
+
+# Casts between integers keep the lower bits, in ONNX as in TensorFlow, so sums and products may wrap in the wider dtype.
+_PRODUCTS: dict[tf.DType, tf.DType] = dict.fromkeys(_SMALL, tf.int32) | {tf.uint32: tf.int64, tf.uint64: tf.int64}
+_ORDERED: _Wider = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64}
+_CARRIED: dict[tf.DType, tf.DType] = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint64: tf.int64}
+_PADDED: _Wider = _PRODUCTS | {tf.bool: tf.int32, tf.float16: tf.float32}
+
+# ONNX Runtime 1.31 has no CPU kernel of these ops for these dtypes.
+_WIDENED: dict[str, _Wider] = {
+  **dict.fromkeys(("Cumsum", "Cumprod", "Einsum"), _PRODUCTS),
+  **dict.fromkeys(("ArgMax", "ArgMin", "TopKV2"), _ORDERED),
+  "MatrixDiagPartV3": _PADDED,
+  "UnsortedSegmentProd": {tf.float16: tf.float32},
+  "Range": {tf.uint8: tf.int32, tf.int8: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64, tf.float16: tf.float32},
+  "SelectV2": {tf.bool: tf.uint8} | _CARRIED,
+  **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _PADDED),
+}
+
+
+def _recast(op: Any, wide: tf.DType, narrow: tf.DType, *operands: tf.Tensor) -> list[tf.Tensor]:
+  """The same op of operands of a wider dtype."""
+  inputs = [tf.cast(x, wide) if x.dtype == narrow else x for x in operands]
+  # The condition of a selection of bools is a bool itself.
+  if op.type == "SelectV2":
+    inputs[0] = operands[0]
+  results = replay.again(op, inputs, {narrow: wide})
+  return [tf.cast(y, x.dtype) for x, y in zip(op.outputs, results, strict=True)]
+
+
+def same(op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
+  """The op as it is."""
+  return replay.again(op, operands)
+
+
+def _widened(wider: _Wider, op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
+  narrow = op.get_attr(next(name for name in ("T", "Tidx", "dtype") if name in op.node_def.attr))
+  return _recast(op, wider[narrow], narrow, *operands) if narrow in wider else same(op, *operands)
+
+
+def _only_for(dtypes: tuple[tf.DType, ...], replacement: Replacement) -> Replacement:
+  """The replacement for these dtypes of the first operand, and the op itself for the others."""
+
+  def chosen(op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
+    return list((replacement if operands[0].dtype in dtypes else same)(op, *operands))
+
+  return chosen
+
+
+_F64 = (tf.float64,)
+_COMPARED = (tf.int16, tf.uint16, tf.uint32, tf.int64, tf.uint64)
+_UNROLLED = 16  # terms of a sum, or factors of a product
+
+
+def _fill(op: Any, dims: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
+  """tf2onnx takes constant values only."""
+  del op
+  return [tf.broadcast_to(value, dims)]
+
+
+def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
+  """A size of 0 that is known is that of the operand in ONNX: an empty tensor is made, and none reshaped."""
+  known = op.outputs[0].shape
+  if known.rank is None or 0 not in known.as_list():
+    return same(op, x, shape)
+  return [tf.zeros(known, x.dtype) if known.is_fully_defined() else tf.broadcast_to(tf.zeros([], x.dtype), shape)]
+
+
+def _scatter_nd(op: Any, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
+  """tf2onnx keeps one of the updates of a place, and not their sum."""
+  return _scattered("TensorScatterAdd", op, tf.broadcast_to(tf.constant(0, updates.dtype), shape), indices, updates)
+
+
+def _scatter(op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> list[tf.Tensor]:
+  """Subtraction is addition here: ONNX Runtime negates no unsigned integers."""
+  if op.type == "TensorScatterSub":
+    return _scattered("TensorScatterAdd", op, x, indices, tf.constant(0, x.dtype) - updates)
+  (found,) = _scattered(op.type, op, x, indices, updates)
+  if x.dtype.is_floating and op.type in ("TensorScatterMax", "TensorScatterMin"):
+    found = tf.where(tf.not_equal(x, x), x, found)  # ONNX Runtime loses NaN; that of the updates is added by the lowering
+  return [found]
+
+
+def _scattered(kind: str, op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> list[tf.Tensor]:
+  """Rows outside go to one more row, which is cut off: ONNX takes -1 for the last, and ONNX Runtime fails of the others."""
+  shape, dtype = tf.shape(x, indices.dtype), x.dtype
+  ignored = op.get_attr("bad_indices_policy") == b"IGNORE"
+  if ignored:
+    depth = indices.shape[-1]
+    inside = (indices >= tf.constant(0, indices.dtype)) & (indices < shape[:depth])
+    spare = tf.concat([shape[:1], tf.zeros([depth - 1], indices.dtype)], 0)
+    indices = tf.where(tf.reduce_all(inside, -1, keepdims=True), indices, spare)
+    x = tf.concat([x, tf.zeros(tf.concat([tf.constant([1], shape.dtype), shape[1:]], 0), dtype)], 0)
+  wide = tf.float32 if dtype == tf.float16 else dtype  # ONNX Runtime combines no float16
+  found = getattr(tf.raw_ops, kind)(tensor=tf.cast(x, wide), indices=indices, updates=tf.cast(updates, wide))
+  return [tf.cast(found[: shape[0]] if ignored else found, dtype)]
+
+
+def _band(op: Any, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> list[tf.Tensor]:
+  """tf2onnx multiplies by a mask, and makes NaN of infinities."""
+  del op
+  sizes = tf.shape(x, tf.int64)
+  rows, columns = tf.expand_dims(tf.range(sizes[-2]), 1), tf.expand_dims(tf.range(sizes[-1]), 0)
+  lower, upper, zero = tf.cast(lower, tf.int64), tf.cast(upper, tf.int64), tf.constant(0, tf.int64)
+  kept = ((lower < zero) | (rows - columns <= lower)) & ((upper < zero) | (columns - rows <= upper))
+  return [_where(kept, x, tf.zeros_like(x))]
+
+
+def _where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  wide = _WIDENED["SelectV2"].get(x.dtype, x.dtype)
+  return tf.cast(tf.where(condition, tf.cast(x, wide), tf.cast(y, wide)), x.dtype)
+
+
+def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:
+  """tf2onnx writes a loop that ONNX's checker refuses."""
+  shift = tf.get_static_value(k)
+  if shift is None or np.any(shift):
+    return same(op, x, diagonal, k)
+  sizes = tf.shape(x, tf.int64)
+  rows, columns = tf.expand_dims(tf.range(sizes[-2]), 1), tf.expand_dims(tf.range(sizes[-1]), 0)
+  places = tf.minimum(tf.range(sizes[-1]), tf.minimum(sizes[-2], sizes[-1]) - tf.constant(1, tf.int64))
+  return [_where(tf.equal(rows, columns), tf.expand_dims(tf.gather(diagonal, places, axis=-1), -2), x)]
+
+
+def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
+  """ONNX Runtime adds integers in float64, and what does not fit is the largest integer: the halves of the words are added apart."""
+  reduce = functools.partial(tf.reduce_sum, axis=axes, keepdims=op.get_attr("keep_dims"))
+  if not x.dtype.is_integer:
+    return same(op, x, axes)
+  wide = tf.cast(x, tf.int64)
+  known = tf.get_static_value(axes)
+  if known is not None and known.size == 1 and 0 < (size := x.shape[axis := int(known.item())] or 0) <= _UNROLLED:
+    total = functools.reduce(tf.add, tf.split(wide, size, axis))
+    return [tf.cast(total if op.get_attr("keep_dims") else tf.squeeze(total, axis), x.dtype)]
+  if x.dtype.size < 8:
+    return [tf.cast(reduce(wide), x.dtype)]
+  low = reduce(wide & tf.constant(2**32 - 1, tf.int64))
+  (upper,) = bits.right_shift(op, wide, tf.constant(32, tf.int64))
+  return [tf.cast(low + reduce(upper) * tf.constant(2**32, tf.int64), x.dtype)]
+
+
+def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
+  """See `_sum`; the last of the products of all that come before."""
+  if not x.dtype.is_integer:
+    return same(op, x, axes)
+  result = tf.cast(x, _PRODUCTS.get(x.dtype, x.dtype))
+  reduced = sorted(int(axis) % x.shape.rank for axis in np.atleast_1d(tf.get_static_value(axes)))
+  for axis in reduced:
+    if 0 < (size := result.shape[axis] or 0) <= _UNROLLED:
+      result = functools.reduce(tf.multiply, tf.split(result, size, axis))
+    else:
+      padding = [[int(i == axis), 0] for i in range(x.shape.rank)]  # of none, it is 1
+      result = tf.math.cumprod(tf.pad(result, padding, constant_values=tf.constant(1, result.dtype)), axis)
+      result = tf.gather(result, [tf.shape(result)[axis] - 1], axis=axis)
+  return [tf.cast(result if op.get_attr("keep_dims") else tf.squeeze(result, reduced), x.dtype)]
+
+
+def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
+  """ONNX Runtime loses NaN. The identity of a wider dtype is not one of the narrower."""
+  if x.dtype.is_floating:
+    (found,) = same(op, x, axes)
+    nan = tf.reduce_any(tf.not_equal(x, x), axes, keepdims=op.get_attr("keep_dims"))
+    return [tf.where(nan, tf.constant(math.nan, x.dtype), found)]
+  if x.dtype.size == 8:
+    return [_extreme_of_words(op, x, axes)]
+  wide = tf.cast(x, tf.int64 if x.dtype == tf.uint32 else tf.int32)
+  shift = tf.constant(2**31 if x.dtype == tf.uint32 else 0, wide.dtype)
+  found = _reduced(op, tf.cast(wide - shift, tf.int32), axes, op.get_attr("keep_dims"))
+  if x.dtype.size < 4:
+    limit, bound = (_larger, x.dtype.min) if op.type == "Max" else (_smaller, x.dtype.max)
+    found = limit(found, tf.constant(bound, tf.int32))
+  return [tf.cast(tf.cast(found, wide.dtype) + shift, x.dtype)]
+
+
+def _extreme_of_words(op: Any, x: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:
+  """Of 64-bit integers, which ONNX Runtime compares wrongly: first by the upper halves, then by the lower."""
+  flip = tf.constant(-(2**63) if x.dtype == tf.uint64 else 0, tf.int64)
+  middle, width = tf.constant(2**31, tf.int64), tf.constant(32, tf.int64)
+  wide = tf.cast(x, tf.int64) ^ flip
+  upper = tf.cast(bits.right_shift(op, wide, width)[0], tf.int32)
+  lower = tf.cast((wide & tf.constant(2**32 - 1, tf.int64)) - middle, tf.int32)
+  best = _reduced(op, upper, axes, keepdims=True)
+  worst = tf.constant(tf.int32.min if op.type == "Max" else tf.int32.max, tf.int32)
+  lower = tf.where(tf.equal(upper, best), lower, worst)
+  keepdims = op.get_attr("keep_dims")
+  low = tf.cast(_reduced(op, lower, axes, keepdims), tf.int64) + middle
+  high = tf.cast(_reduced(op, upper, axes, keepdims), tf.int64)
+  return tf.cast((high * tf.constant(2**32, tf.int64) + low) ^ flip, x.dtype)
+
+
+def _reduced(op: Any, x: tf.Tensor, axes: tf.Tensor, keepdims: bool) -> tf.Tensor:
+  return (tf.reduce_max if op.type == "Max" else tf.reduce_min)(x, axes, keepdims=keepdims)
+
+
+def _larger(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  return _where(x < y, y, x)
+
+
+def _smaller(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  return _where(x < y, x, y)
+
+
+def _sign(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
+  """ONNX Runtime takes the sign of int64 from its lower half, and makes zero of a NaN of float16."""
+  if x.dtype == tf.float16:
+    return [tf.cast(tf.sign(tf.cast(x, tf.float32)), x.dtype)]
+  if x.dtype != tf.int64:
+    return same(op, x)
+  zero = tf.constant(0, x.dtype)
+  return [tf.cast(x > zero, x.dtype) - tf.cast(x < zero, x.dtype)]
+
+
+def _power(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  """ONNX Runtime raises integers in float64; here by squaring, as long as an exponent has digits."""
+  if not x.dtype.is_integer:
+    return same(op, x, y)
+  zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+  base, exponent = (tf.broadcast_to(tf.cast(z, tf.int64), tf.shape(x + y)) for z in (x, y))
+
+  def step(result: tf.Tensor, base: tf.Tensor, exponent: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    odd = tf.equal(exponent & one, one)
+    return tf.where(odd, result * base, result), base * base, bits.right_shift(op, exponent, one)[0]
+
+  result, *_ = tf.while_loop(lambda _, __, rest: tf.reduce_any(rest > zero), step, (tf.ones_like(base), base, exponent))
+  return [tf.cast(result, x.dtype)]
+
+
+def _matmul(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+  """Transposed here: tf2onnx refuses to transpose integers."""
+  wide = {**dict.fromkeys(_SMALL, tf.int32)}.get(x.dtype, x.dtype)
+  first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+  x, y = tf.cast(x, wide), tf.cast(y, wide)
+  x = tf.linalg.matrix_transpose(x) if op.get_attr(first) else x
+  y = tf.linalg.matrix_transpose(y) if op.get_attr(second) else y
+  return [tf.cast(tf.matmul(x, y), op.outputs[0].dtype)]
+
+
+def _unsigned_top(op: Any, x: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:
+  """u64[...]: in the order of signed integers with the upper bit flipped."""
+  flip = tf.constant(-(2**63), tf.int64)
+  values, indices = tf.math.top_k(tf.cast(x, tf.int64) ^ flip, k, sorted=True, index_type=op.outputs[1].dtype)
+  return [tf.cast(values ^ flip, x.dtype), indices]
+
+
+def _unsigned_argument(op: Any, x: tf.Tensor, axis: tf.Tensor) -> list[tf.Tensor]:
+  """u64[...]; see `_unsigned_top`."""
+  flipped = tf.cast(x, tf.int64) ^ tf.constant(-(2**63), tf.int64)
+  return [(tf.argmax if op.type == "ArgMax" else tf.argmin)(flipped, axis, output_type=op.outputs[0].dtype)]
+
+
+def _is_inf(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
+  del op
+  return [tf.equal(tf.abs(x), tf.constant(float("inf"), x.dtype))]
+
+
+def _or_unsigned(unsigned: Replacement, op: str) -> Callable[..., Any]:
+  ordinary = functools.partial(_widened, _WIDENED[op])
+  return lambda node, *operands: (unsigned if operands[0].dtype == tf.uint64 else ordinary)(node, *operands)
+
+
+REPLACEMENTS: dict[str, Replacement] = {
+  **{op: functools.partial(_widened, wider) for op, wider in _WIDENED.items()},
+  "TopKV2": _or_unsigned(_unsigned_top, "TopKV2"),
+  **{op: _or_unsigned(_unsigned_argument, op) for op in ("ArgMax", "ArgMin")},
+  **dict.fromkeys(("Max", "Min"), _extreme),
+  # ONNX Runtime compares the lower halves of 64-bit integers as if they had signs, and those of uint32 likewise.
+  "Maximum": _only_for(_COMPARED, lambda op, x, y: [_larger(x, y)]),
+  "Minimum": _only_for(_COMPARED, lambda op, x, y: [_smaller(x, y)]),
+  "Sign": _sign,
+  "Sum": _sum,
+  "Prod": _product,
+  "Pow": _power,
+  **{f"TensorScatter{kind}": _scatter for kind in ("Update", "Add", "Sub", "Max", "Min")},
+  "MatrixSetDiagV3": _set_diagonal,
+  **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
+  "TruncateDiv": bits.truncate_div,
+  "TruncateMod": bits.truncate_mod,
+  "FloorDiv": bits.floor_div,
+  "FloorMod": bits.floor_mod,
+  "LeftShift": bits.left_shift,
+  "RightShift": bits.right_shift,
+  "PopulationCount": bits.population_count,
+  "Bitcast": bits.bitcast,
+  "NextAfter": bits.next_after,
+  "Expm1": special.expm1,
+  "Log1p": special.log1p,
+  "Erfc": special.erfc,
+  "Erfinv": special.erfinv,
+  "Lgamma": special.lgamma,
+  "Digamma": special.digamma,
+  "Sigmoid": special.sigmoid,
+  "IsFinite": special.is_finite,
+  "IsInf": _is_inf,
+  "Atan2": special.atan2,
+  "Erf": _only_for(_F64, special.erf),
+  "Sinh": _only_for(_F64, special.sinh),
+  "Cosh": _only_for(_F64, special.cosh),
+  "Tan": _only_for(_F64, special.tan),
+  "Cast": lambda op, x: [tf.cast(x, op.outputs[0].dtype)],  # from the dtype that holds it; see `bfloat16`
+  "Fill": _fill,
+  "Reshape": _reshape,
+  "ScatterNd": _scatter_nd,
+  "MatrixBandPart": _band,
+}

@@ -1,0 +1,385 @@
+"""JAX functions and their parameters -> a SavedModel directory."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import tensorflow as tf
+from jax import export, tree_util
+
+import jax2tf
+from jax2tf import _tf_compat
+
+from . import manifest, parameters, publish, warmup
+from .arguments import Arguments, Spec, notation, output_names, tensor_specs
+from .batching import Batching, check_rows
+
+Tensors = dict[str, tf.Tensor]
+
+
+class Model(tf.__internal__.tracking.AutoTrackable):
+  """Parameters as tf.Variables, and functions of them: the builder of a SavedModel.
+
+  What is loaded from it is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): `__call__`, the function
+  added first, `variables` and `trainable_variables`.
+
+  Args:
+    params: a pytree of arrays; each becomes a tf.Variable named by its path, which shares the array's memory until one is written.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only floating point and
+      complex parameters ever are.
+    stored_dtype: in which wider floating point parameters are kept, such as jnp.bfloat16: half the file and the memory. They are cast back
+      where they are used, so the model is the function of rounded parameters, and computes in its own dtypes.
+    polymorphic_constraints: conditions on the dimension variables of all functions, such as "b <= 512".
+    with_gradient: whether TensorFlow may differentiate the loaded model.
+
+  Raises:
+    ValueError: two parameters of one path; a `trainable` that does not fit `params`; a `stored_dtype` that is no floating point dtype.
+  """
+
+  def __init__(
+    self,
+    params: Any,
+    *,
+    trainable: parameters.Trainable = True,
+    stored_dtype: Any = None,
+    polymorphic_constraints: Sequence[str] = (),
+    with_gradient: bool = False,
+  ):
+    super().__init__()
+    self._tree = _Untracked(tree_util.tree_structure(params))
+    self._dtypes = _Untracked(parameters.dtypes(params))
+    self._paths = _Untracked(parameters.paths(params))
+    # Attributes, not properties, so that the loaded model has them; lists, for TensorFlow tracks no other pytrees.
+    self.variables = parameters.variables(params, trainable, stored_dtype)
+    self.trainable_variables = [variable for variable in self.variables if variable.trainable]
+    self.regularization_losses: list[Any] = []
+    self._options = _Untracked((tuple(polymorphic_constraints), with_gradient))
+    self._signatures = _Untracked({})
+    self._records = _Untracked({})
+    self._functions = _Untracked({})
+    self._resources: list[Any] = []
+
+  @property
+  def parameters(self) -> dict[str, tf.Variable]:
+    """{path in the tree of parameters: tf.Variable}."""
+    return dict(zip(self._paths.value, self.variables, strict=True))
+
+  @property
+  def signatures(self) -> dict[str, Any]:
+    """{name: tf.function of named tensors that returns a dict of named tensors}."""
+    return dict(self._signatures.value)
+
+  @property
+  def records(self) -> dict[str, manifest.SignatureRecord]:
+    """{signature: what the manifest will say of it}."""
+    return dict(self._records.value)
+
+  @property
+  def functions(self) -> dict[str, Added]:
+    """{signature: the JAX function behind it}."""
+    return dict(self._functions.value)
+
+  def values(self) -> Any:
+    """The tree of the parameters, as NumPy arrays of what the variables hold now, in the dtypes that the functions take."""
+    leaves = [v.numpy().astype(dtype, copy=False) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
+    return tree_util.tree_unflatten(self._tree.value, leaves)
+
+  @property
+  def polymorphic_constraints(self) -> tuple[str, ...]:
+    """The conditions on the dimension variables."""
+    return self._options.value[0]
+
+  def add(
+    self,
+    fun: Callable[..., Any],
+    *,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | Mapping[str, str] | None = None,
+    signatures: str | Iterable[str] = "serving_default",
+    method: str | None = None,
+    input_names: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    raw_inputs: Mapping[str, Spec] | None = None,
+    preprocess: Callable[[Tensors], Tensors] | None = None,
+    postprocess: Callable[[Tensors], Tensors] | None = None,
+    pass_through: Mapping[str, Spec] | None = None,
+    resources: Iterable[Any] = (),
+    batching: Batching | None = None,
+  ) -> Model:
+    """Adds `fun(params, *inputs)`, which shares the parameters with the others.
+
+    Args:
+      fun: a JAX function of the parameters and the inputs.
+      inputs: the names of the arguments after `params`, in their order, each with its dtype and shape in jaxpr notation, "f32[b,784]",
+        as a jax.ShapeDtypeStruct, or as a tree of these; a leaf of a tree is named by its path, `batch_ids`. Symbolic
+        dimensions become unknown sizes.
+      outputs: names for the leaves of the result, or {name: other name}; their paths in the result if not given.
+      signatures: the name of the signature, or several names for the same.
+      method: an attribute of the loaded model that calls the function on its arguments as they are, without processors; the first
+        function added is also `__call__`.
+      input_names: {name: other name} for inputs.
+      defaults: values of inputs that a request may leave out. In a symbolic dimension a default has size 1, and is repeated to the
+        size that the other inputs have.
+      raw_inputs: inputs of the signature that `preprocess` takes, such as {"text": "string[b]"}; an input of `fun` that
+        `preprocess` does not make is an input of the signature under its own name and belongs here as well.
+      preprocess: TensorFlow function {raw name: tensor} -> {input name: tensor}.
+      postprocess: TensorFlow function {output name: tensor} -> {output name: tensor}.
+      pass_through: inputs of the signature that are returned as they are, such as {"id": "string[b]"}.
+      resources: lookup tables, assets and other trackables that the processors use.
+      batching: lets requests that wait at the same time run as one, in any server; for functions whose rows know nothing of each other.
+
+    Returns:
+      the model itself.
+
+    Raises:
+      ValueError: specs, names, defaults, processors or batching that do not fit each other.
+    """
+    constraints, with_gradient = self._options.value
+    arguments = Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
+    names = [signatures] if isinstance(signatures, str) else list(signatures)
+    if taken := [name for name in names if name in self._signatures.value]:
+      raise ValueError(f"signature {taken[0]!r} is there already; give this one another name in `signatures`")
+    if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):
+      raise ValueError(f"method {method!r} is an attribute of the model already, or no name for one; choose another")
+    if (preprocess is None) != (raw_inputs is None):
+      raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
+    converted = jax2tf.convert(
+      fun, polymorphic_shapes=[None, *arguments.polymorphic_shapes()], polymorphic_constraints=constraints, with_gradient=with_gradient
+    )
+
+    def of_parameters(*args: Any) -> Any:
+      leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
+      return converted(tree_util.tree_unflatten(self._tree.value, leaves), *args)
+
+    # One function for signatures and methods: each holds the gradients of both orders.
+    call = tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
+    specs = tensor_specs(raw_inputs) if raw_inputs is not None else arguments.specs()
+    passed = tensor_specs(pass_through or {})
+    if twice := specs.keys() & passed.keys():
+      raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an input already; choose another name")
+    defaults = _defaults(defaults or {}, specs, arguments)
+
+    def run(*tensors: tf.Tensor) -> Tensors:
+      given = dict(zip([*specs, *passed], tensors, strict=True))
+      through = {name: tf.identity(given.pop(name)) for name in passed}
+      made = dict(preprocess(given)) if preprocess else given
+      if missing := [name for name in arguments.names if name not in made]:
+        raise ValueError(f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{_name(fun)}' takes")
+      result = call(*arguments.unflatten([made[name] for name in arguments.names]))
+      found = dict(zip(output_names(result, outputs), tree_util.tree_leaves(result), strict=True))
+      found = dict(postprocess(found)) if postprocess else found
+      if twice := found.keys() & through.keys():
+        raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an output already; choose another name")
+      return found | through
+
+    types = [*specs.values(), *passed.values()]
+    queued = batching.batched(tf.function(run, autograph=False, input_signature=types), names[0]) if batching else run
+
+    def serve(*tensors: tf.Tensor) -> Tensors:
+      given = dict(zip([*specs, *passed], tensors, strict=True))
+      given.update({name: _repeated(name, given, arguments) for name in defaults})
+      return queued(*given.values())
+
+    signature = tf.function(_named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
+    self._resources += [x for x in (preprocess, postprocess, *resources) if isinstance(x, tf.__internal__.tracking.Trackable)]
+    self._record(fun, arguments, signature, names, list(passed), list(defaults), preprocess is not None, postprocess is not None)
+    if batching:
+      check_rows(self.records[names[0]], names[0])
+    self._signatures.value.update(dict.fromkeys(names, signature))
+    self._functions.value.update(dict.fromkeys(names, Added(fun, arguments)))
+
+    if len(self._signatures.value) == len(names):
+      self.__call__ = call
+    if method:
+      setattr(self, method, call)
+    return self
+
+  def _record(
+    self,
+    fun: Callable[..., Any],
+    arguments: Arguments,
+    signature: Any,
+    names: Sequence[str],
+    passed: list[str],
+    defaults: list[str],
+    preprocessed: bool,
+    postprocessed: bool,
+  ) -> None:
+    """What the manifest will say of the signatures; traces both functions, so that what is wrong with them is said here."""
+    dtypes = [jax.dtypes.canonicalize_dtype(dtype) for dtype in self._dtypes.value]
+    params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
+    traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *arguments.unflatten(arguments.avals))
+    concrete = _tf_compat.traced_for_saving(signature)
+    inputs = {spec.name: notation(spec) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
+    results = concrete.structured_outputs
+    if not postprocessed:
+      avals = tree_util.tree_leaves(traced.out_info)
+      results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {name: results[name] for name in passed}
+    record = manifest.SignatureRecord(
+      inputs=inputs if preprocessed else inputs | arguments.notation(),
+      outputs={name: notation(y) for name, y in results.items()},
+      defaults=defaults,
+      passed_through=passed,
+      jaxpr=manifest.hash_of_text(_text(traced.jaxpr)),
+      preprocessed=preprocessed,
+      postprocessed=postprocessed,
+    )
+    self._records.value.update(dict.fromkeys(names, record))
+
+  def update(self, params: Any) -> None:
+    """Gives the variables new values, without a new trace; all, or none.
+
+    Raises:
+      ValueError: another tree, other shapes or dtypes; each difference by its path.
+    """
+    parameters.assign(self.parameters, params, self._dtypes.value)
+
+  def manifest(self) -> manifest.Manifest:
+    """What the SavedModel will say of itself."""
+    _, with_gradient = self._options.value
+    paths = sorted(self.parameters)
+    # TF 2.21: NumPy cannot look at the memory of a scalar tensor of bfloat16 or float8.
+    values = [v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.__getitem__, paths)]
+    return manifest.Manifest(
+      signatures=self.records,
+      constraints=list(self.polymorphic_constraints),
+      parameters={path: notation(value) for path, value in zip(paths, values, strict=True)},
+      weights=manifest.hash_of_arrays(parameters.with_progress(values, "hash of the parameters")),
+      with_gradient=with_gradient,
+    )
+
+  def save(
+    self, path: str | os.PathLike[str], *, version: int | None = None, overwrite: bool = False, warmup_requests: warmup.Requests = ()
+  ) -> Path:
+    """Saves as `path/<version>/`, which TF Serving can watch: written beside its place and renamed into it, so never seen half written.
+
+    Args:
+      path: the model's directory, which holds its versions.
+      version: the number of the version; the next free one if not given.
+      overwrite: whether to replace a version that is there, in one step.
+      warmup_requests: what TF Serving runs before it takes requests: [{input name: array}], or {signature: [...]};
+        `warmup.from_specs(model)` makes some.
+
+    Returns:
+      the directory of the new version.
+
+    Raises:
+      FileExistsError: the version is there already and `overwrite` is False.
+      ValueError: a version that is no whole number from 0 on; there is no signature, or a warm-up request that does not fit its signature.
+    """
+    if not self._signatures.value:
+      raise ValueError("the model has no function; add one with Model.add")
+    publish.check_version(Path(path), version, overwrite)  # before the work, and once more after it
+    requests = warmup.prepared(warmup_requests, self.signatures)
+    _, with_gradient = self._options.value
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradient)
+    with publish.beside(Path(path)) as written:
+      tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
+      self.manifest().write(written)
+      warmup.write(requests, written, Path(path).name)
+      return publish.publish(written, Path(path), version, overwrite)
+
+
+def save(
+  fun: Callable[..., Any],
+  params: Any,
+  path: str | os.PathLike[str],
+  *,
+  inputs: Mapping[str, Any],
+  outputs: Sequence[str] | Mapping[str, str] | None = None,
+  trainable: parameters.Trainable = True,
+  polymorphic_constraints: Sequence[str] = (),
+  with_gradient: bool = False,
+  version: int | None = None,
+  overwrite: bool = False,
+  warmup_requests: warmup.Requests = (),
+) -> Path:
+  """Converts `fun(params, *inputs)` and saves it as `path/<version>/`.
+
+  Arguments, result and errors are those of `Model`, `Model.add` and `Model.save`.
+  """
+  publish.check_version(Path(path), version, overwrite)
+  model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
+  model.add(fun, inputs=inputs, outputs=outputs)
+  return model.save(path, version=version, overwrite=overwrite, warmup_requests=warmup_requests)
+
+
+@dataclass(frozen=True)
+class Added:
+  """A function of a `Model`: the JAX function of the parameters, and its named arguments."""
+
+  fun: Callable[..., Any]
+  arguments: Arguments
+
+
+class _Untracked:
+  """A value that TensorFlow's tracking does not look into."""
+
+  def __init__(self, value: Any):
+    self.value = value
+
+
+def _text(jaxpr: Any) -> str:
+  """A jaxpr without what changes from run to run."""
+  try:
+    text = str(jaxpr)
+  except KeyError:  # JAX 0.12 cannot print an equation that was bound without out_dtype, as by lax.mul_p.bind(x, y)
+    text = "\n".join(f"{eqn.primitive} {[str(v.aval) for v in (*eqn.invars, *eqn.outvars)]}" for eqn in jaxpr.eqns)
+  return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _name(fun: Callable[..., Any]) -> str:
+  return getattr(fun, "__name__", type(fun).__name__)
+
+
+def _named(serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping[str, tf.Tensor]) -> Callable[..., Tensors]:
+  """`serve` with named arguments; TensorFlow makes the defaults of the signature from those of its arguments, which come last."""
+  kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+  parameters = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+
+  def signature(*args: tf.Tensor, **kwargs: tf.Tensor) -> Tensors:
+    return serve(*args, *kwargs.values())
+
+  signature.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+  return signature
+
+
+def _defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments) -> dict[str, tf.Tensor]:
+  """The defaults as tensors of their specs, and these specs moved to the end, as Python wants them."""
+  found = {}
+  for name, value in given.items():
+    if name not in specs:
+      raise ValueError(f"defaults names {name!r}, but the inputs are {', '.join(specs)}")
+    tensor = tf.constant(value, specs[name].dtype)
+    if tensor.shape.rank == 0 and specs[name].shape.rank:
+      tensor = tf.reshape(tensor, [1] * specs[name].shape.rank)
+    aval = dict(zip(arguments.names, arguments.avals, strict=True)).get(name)
+    sizes = [1 if d is None else d for d in specs[name].shape]
+    if tensor.shape != sizes and aval is not None:
+      raise ValueError(f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {notation(aval)} needs {tuple(sizes)}")
+    found[name] = tensor
+    specs[name] = specs.pop(name)
+  return found
+
+
+def _repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
+  """An optional input, in each symbolic dimension as long as the others have it."""
+  avals = dict(zip(arguments.names, arguments.avals, strict=True))
+  if name not in avals:
+    return given[name]
+  sizes = list(tf.unstack(tf.shape(given[name]), num=len(avals[name].shape)))
+  for axis, d in enumerate(avals[name].shape):
+    if isinstance(d, int):
+      continue
+    other = next(((n, a.shape.index(d)) for n, a in avals.items() if n != name and n in given and d in a.shape), None)
+    if other is None:
+      raise ValueError(f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known without this one")
+    sizes[axis] = tf.shape(given[other[0]])[other[1]]
+  return tf.broadcast_to(given[name], sizes)

@@ -1,0 +1,139 @@
+"""A tree of arrays as tf.Variables named by their paths, without a copy of any."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+import tqdm
+from jax import tree_util
+
+from .arguments import leaf_names, notation
+
+Trainable = bool | Callable[[str], bool] | Any
+
+# Below this many bytes nobody waits for a progress bar.
+_LARGE = 200 * 2**20
+
+
+def dtypes(params: Any) -> list[Any]:
+  """Of the leaves, as the functions take them."""
+  return [np.asarray(leaf).dtype for leaf in tree_util.tree_leaves(params)]
+
+
+def paths(params: Any) -> list[str]:
+  """Of the leaves, "encoder/0/kernel"; a tree that is one leaf is "parameters".
+
+  Raises:
+    ValueError: two leaves have one path, as those of {"a": {"b": x}, "a/b": y}.
+  """
+  found = [name or "parameters" for name in leaf_names(params, "/")]
+  if len(set(found)) != len(found):
+    twice = sorted({name for name in found if found.count(name) > 1})
+    raise ValueError(f"two parameters would have one path: {', '.join(twice)}; rename one of each, for a path is the name of a variable")
+  return found
+
+
+def _scope(path: str) -> str:
+  """The path as TensorFlow can name an op of a saved graph: Haiku's `mlp/~/linear/w` is `mlp/_/linear/w`."""
+  name = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", path)
+  return name if re.match(r"[A-Za-z0-9.]", name) else f".{name}"
+
+
+def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> list[tf.Variable]:
+  """One for each leaf, in order.
+
+  Args:
+    params: a pytree of arrays, of any dtypes that TensorFlow has.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only
+      floating point and complex leaves ever are.
+    stored_dtype: in which wider floating point leaves are kept.
+  """
+  if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
+    raise ValueError(f"stored_dtype = {stored_dtype!r} is no floating point dtype; give jnp.bfloat16 or jnp.float16")
+  names = paths(params)
+  leaves = tree_util.tree_leaves(params)
+  flags = _flags(params, names, trainable)
+  return [
+    tf.Variable(_shared(_narrowed(leaf, stored_dtype)), name=_scope(name), trainable=bool(flag) and _is_inexact(leaf))
+    for name, leaf, flag in zip(names, with_progress(leaves, "parameters"), flags, strict=True)
+  ]
+
+
+def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
+  """The arrays, behind a progress bar in bytes if they are large."""
+  sizes = [np.asarray(a).nbytes for a in arrays]  # NumPy looks at the memory of JAX and TensorFlow, no copy
+  with tqdm.tqdm(total=sum(sizes), unit="B", unit_scale=True, desc=what, disable=sum(sizes) < _LARGE) as report:
+    for array, size in zip(arrays, sizes, strict=True):
+      yield array
+      report.update(size)
+
+
+def _shared(leaf: Any) -> Any:
+  """The array as a tensor of the same memory; TensorFlow copies before it writes, for the memory is not its own."""
+  if (
+    isinstance(leaf, jax.Array)
+    and leaf.is_fully_addressable
+    and len(leaf.devices()) == 1
+    and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+  ):
+    try:
+      return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
+    except (BufferError, RuntimeError, ValueError, TypeError, tf.errors.OpError):
+      pass  # a dtype that DLPack does not have, such as float8
+  return np.asarray(leaf)
+
+
+def _narrowed(leaf: Any, stored: Any) -> Any:
+  if stored is None or not jax.numpy.issubdtype(leaf.dtype, np.floating) or leaf.dtype.itemsize <= np.dtype(stored).itemsize:
+    return leaf
+  return np.asarray(leaf).astype(stored)
+
+
+def _is_inexact(leaf: Any) -> bool:
+  return jax.numpy.issubdtype(np.asarray(leaf).dtype, np.inexact)
+
+
+def _flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool]:
+  if isinstance(trainable, bool):
+    return [trainable] * len(names)
+  if callable(trainable):
+    return [trainable(name) for name in names]
+  try:
+    spread = tree_util.tree_map(lambda flag, part: tree_util.tree_map(lambda _: flag, part), trainable, params)
+  except (ValueError, TypeError) as error:
+    raise ValueError(
+      f"trainable = {trainable!r} is no bool, no function of a path, and no pytree prefix of the parameters: {error}"
+    ) from error
+  return tree_util.tree_leaves(spread)
+
+
+def assign(targets: Mapping[str, tf.Variable], params: Any, taken: Sequence[Any]) -> None:
+  """Gives the variables new values, all or none.
+
+  Args:
+    targets: {path: variable}, in the order of the leaves.
+    params: the new tree.
+    taken: the dtypes of the leaves that the functions take; a variable may keep a narrower one.
+
+  Raises:
+    ValueError: paths, shapes or dtypes differ; each difference by name.
+  """
+  new = dict(zip(paths(params), tree_util.tree_leaves(params), strict=True))
+  differences = [f"  {name}: not in the model" for name in new.keys() - targets.keys()]
+  differences += [f"  {name}: missing" for name in targets.keys() - new.keys()]
+  for (name, variable), dtype in zip(targets.items(), taken, strict=True):
+    if name not in new:
+      continue
+    before = notation(jax.ShapeDtypeStruct(variable.shape, dtype))
+    after = notation(np.asarray(new[name]))
+    if before != after:
+      differences.append(f"  {name}: {after}, the model has {before}")
+  if differences:
+    raise ValueError("the parameters do not fit the model:\n" + "\n".join(sorted(differences)))
+  for name, leaf in new.items():
+    targets[name].assign(_shared(_narrowed(leaf, targets[name].dtype.as_numpy_dtype)))

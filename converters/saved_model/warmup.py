@@ -1,0 +1,101 @@
+"""Requests that TF Serving runs before it says that a model is ready: `assets.extra/tf_serving_warmup_requests`.
+
+A TFRecord file of PredictionLog protos (https://www.tensorflow.org/tfx/serving/saved_model_warmup), of at most 1,000 records.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..comparison import plan
+
+FILE = Path("assets.extra", "tf_serving_warmup_requests")
+MOST = 1000
+
+Request = Mapping[str, Any]
+Requests = Sequence[Request] | Mapping[str, Sequence[Request]]
+
+
+def prepared(requests: Requests, signatures: Mapping[str, Any]) -> list[tuple[str, dict[str, tf.Tensor]]]:
+  """(signature, its named tensors), checked: [{input: array}] are for serving_default, or for the only signature.
+
+  Raises:
+    ValueError: no such signature or input, an input that is missing, a dtype or a shape that does not fit, or more than 1,000.
+  """
+  if not isinstance(requests, Mapping):
+    name = "serving_default" if "serving_default" in signatures or not signatures else next(iter(signatures))
+    requests = {name: requests} if requests else {}
+  found = [(name, request) for name, of_signature in requests.items() for request in of_signature]
+  if len(found) > MOST:
+    raise ValueError(f"{len(found)} warm-up requests; TF Serving takes at most {MOST}")
+  return [(name, _tensors(i, name, request, signatures)) for i, (name, request) in enumerate(found)]
+
+
+def _tensors(i: int, name: str, request: Request, signatures: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+  where = f"warm-up request {i} of signature {name!r}"
+  if name not in signatures:
+    raise ValueError(f"{where}: there is no such signature, only {', '.join(signatures)}")
+  parameters = signatures[name].function_type.parameters
+  specs = dict(zip(parameters, signatures[name].input_signature, strict=True))
+  optional = {n for n, p in parameters.items() if p.optional}
+  if missing := parameters.keys() - request.keys() - optional:
+    raise ValueError(f"{where}: {', '.join(sorted(missing))} is missing")
+  tensors = {}
+  for key, value in request.items():
+    if key not in parameters:
+      raise ValueError(f"{where}: {key!r} is no input; the inputs are {', '.join(parameters)}")
+    spec = specs[key]
+    tensor = tf.convert_to_tensor(value) if hasattr(value, "dtype") else tf.convert_to_tensor(value, spec.dtype)
+    if tensor.dtype != spec.dtype or not spec.shape.is_compatible_with(tensor.shape):
+      raise ValueError(f"{where}: {key!r} is {tensor.dtype.name}{tensor.shape}, and {spec.dtype.name}{spec.shape} is needed")
+    tensors[key] = tensor
+  return tensors
+
+
+def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarray]]]:
+  """`count` requests for each signature of a `saved_model.Model`, of several sizes of its dimensions, for `Model.save`.
+
+  Raises:
+    ValueError: a signature with a preprocessor or inputs of TensorFlow's own, of which the specs do not say enough.
+  """
+  requests: dict[str, list[dict[str, np.ndarray]]] = {}
+  for name, signature in model.records.items():
+    if signature.preprocessed or signature.passed_through:
+      raise ValueError(f"signature {name!r} has inputs of TensorFlow's own, so no requests can be made up; give examples")
+    domain, rng = plan.Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)
+    sizes = itertools.islice(itertools.cycle(domain.assignments({}, {})), count)
+    requests[name] = [
+      {key: plan.draw(rng, shape, np.dtype(domain.avals[key].dtype), "ordinary", 0) for key, shape in domain.shapes(of).items()}
+      for of in sizes
+    ]
+  return requests
+
+
+def write(requests: Sequence[tuple[str, dict[str, tf.Tensor]]], directory: Path, model_name: str) -> None:
+  """Writes the file into a SavedModel; without requests there is none.
+
+  Raises:
+    ModuleNotFoundError: tensorflow-serving-api is not installed.
+  """
+  if not requests:
+    return
+  try:
+    from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # noqa: PLC0415  (the serving extra)
+  except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("warm-up requests need tensorflow-serving-api: pip install 'jax2tf[serving]'") from error
+  file = directory / FILE
+  file.parent.mkdir(exist_ok=True)
+  with tf.io.TFRecordWriter(str(file)) as writer:
+    for name, tensors in requests:
+      request = predict_pb2.PredictRequest()
+      request.model_spec.name, request.model_spec.signature_name = model_name, name
+      for key, tensor in tensors.items():
+        request.inputs[key].CopyFrom(tf.make_tensor_proto(tensor))
+      log = prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=request))
+      writer.write(log.SerializeToString())

@@ -1,0 +1,172 @@
+"""A frozen graph in TF.js' own format: model.json, which holds the graph, and the weights in files of 4 MB.
+
+The format is that of `tf.loadGraphModel` (https://github.com/tensorflow/tfjs/tree/master/tfjs-converter).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import json_format
+
+from jax2tf import _tf_compat
+
+from ..saved_model.arguments import tensor_specs
+from . import rule
+from .names import CONTROL, SUPPORTED
+
+SHARD = 4 << 20  # bytes: small enough for browsers to keep in their caches
+_QUANTIZED_FROM = 1024  # elements; what is smaller saves nothing, and scales, biases and tables suffer most
+QUANTIZED = ("uint8", "uint16", "float16")
+_LARGEST_INT_OF_WEBGL = 2**16  # it holds int32 in float32, and what works on bits has this constant
+
+
+def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
+  """The GraphDef, its constants folded, and {"inputs"|"outputs": {name: {"name", "dtype", "tensorShape"}}}."""
+  inputs = {spec.name: tensor for spec, tensor in zip(concrete.structured_input_signature[1].values(), concrete.inputs, strict=True)}
+  outputs = dict(zip(sorted(concrete.structured_outputs), concrete.outputs, strict=True))
+  signature = {
+    kind: {name: _described(tensor) for name, tensor in tensors.items()} for kind, tensors in (("inputs", inputs), ("outputs", outputs))
+  }
+  graph = concrete.graph.as_graph_def()
+  # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused activations make numbers of NaN.
+  kept = [tensor.op.name for tensor in (*inputs.values(), *outputs.values())]
+  return _tf_compat.grappled(graph, kept, ["constfold", "dependency"]), signature
+
+
+def _described(tensor: tf.Tensor) -> dict[str, Any]:
+  sizes = {"unknownRank": True} if tensor.shape.rank is None else {"dim": [{"size": str(-1 if d is None else d)} for d in tensor.shape]}
+  return {"name": tensor.name, "dtype": f"DT_{_NAMES[tensor.dtype]}", "tensorShape": sizes}
+
+
+_NAMES = {tf.float32: "FLOAT", tf.int32: "INT32", tf.bool: "BOOL"}
+
+
+def nodes(graph: Any) -> Iterator[Any]:
+  """All nodes, those of loops and branches too."""
+  yield from graph.node
+  for function in graph.library.function:
+    yield from function.node_def
+
+
+def missing(graph: Any) -> dict[str, str]:
+  """{type of op: why} of what TF.js cannot take."""
+  found: dict[str, str] = {}
+  for node in nodes(graph):
+    if rule.REFUSED in node.attr:
+      op, _, why = node.attr[rule.REFUSED].s.decode().partition(":")
+      found[op] = found.get(op) or why
+    elif node.op not in SUPPORTED:
+      found.setdefault(node.op, "")
+  return found
+
+
+def is_asynchronous(graph: Any) -> bool:
+  """Whether it has loops or branches, which TF.js runs by `executeAsync` alone."""
+  return any(node.op in CONTROL for node in nodes(graph))
+
+
+def needs_whole_int32(graph: Any) -> bool:
+  """Whether it works on bits, or has integers that the webgl backend cannot hold."""
+  return any(node.op == "Const" and _is_large(node) for node in nodes(graph))
+
+
+def _is_large(node: Any) -> bool:
+  value = tf.make_ndarray(node.attr["value"].tensor)
+  return value.dtype == np.int32 and bool(value.size) and int(np.abs(value.astype(np.int64)).max()) >= _LARGEST_INT_OF_WEBGL
+
+
+def write(graph: Any, signature: Mapping[str, Any], folder: Path, *, quantization: str | None, metadata: Mapping[str, Any]) -> None:
+  """Writes model.json and group1-shard1of1.bin ..."""
+  graph = _own_names(graph)
+  specs, blobs = [], []
+  for node in nodes(graph):
+    if node.op == "Const":
+      spec, blob = _weight(node.name, tf.make_ndarray(node.attr["value"].tensor), quantization)
+      specs.append(spec)
+      blobs.append(blob)
+      del node.attr["value"]
+    for internal in [name for name in node.attr if name.startswith("_")]:
+      del node.attr[internal]
+    node.ClearField("experimental_debug_info")
+    node.device = ""
+  data = b"".join(blobs)
+  shards = [data[i : i + SHARD] for i in range(0, len(data), SHARD)] or [b""]
+  paths = [f"group1-shard{i + 1}of{len(shards)}.bin" for i in range(len(shards))]
+  folder.mkdir(parents=True)
+  for path, shard in zip(paths, shards, strict=True):
+    (folder / path).write_bytes(shard)
+  model = {
+    "format": "graph-model",
+    "generatedBy": f"TensorFlow {tf.__version__}",
+    "convertedBy": "jax2tf",
+    "signature": signature,
+    "userDefinedMetadata": dict(metadata),
+    "modelTopology": _as_json(graph),
+    "weightsManifest": [{"paths": paths, "weights": specs}],
+  }
+  (folder / "model.json").write_text(json.dumps(model, separators=(",", ":")), encoding="utf-8")
+
+
+def _as_json(graph: Any) -> dict[str, Any]:
+  found: dict[str, Any] = json_format.MessageToDict(graph)
+  for node in found["node"]:
+    for dim in node.get("attr", {}).get("shape", {}).get("shape", {}).get("dim", []):
+      dim.setdefault("size", "0")  # protocol buffers leave zeros out, and TF.js reads NaN
+  return found
+
+
+def _own_names(graph: Any) -> Any:
+  """A copy in which the constants of functions have names of their own: TF.js finds all weights by their names alone."""
+  copy = type(graph)()
+  copy.CopyFrom(graph)
+  for function in copy.library.function:
+    names = {node.name: f"{function.signature.name}/{node.name}" for node in function.node_def if node.op == "Const"}
+    for node in function.node_def:
+      node.name = names.get(node.name, node.name)
+      for i, operand in enumerate(node.input):
+        node.input[i] = _renamed(operand, names)
+    for output, tensor in function.ret.items():
+      function.ret[output] = _renamed(tensor, names)
+  return copy
+
+
+def _renamed(operand: str, names: Mapping[str, str]) -> str:
+  control, name = operand[: operand.startswith("^")], operand.removeprefix("^")
+  head, colon, rest = name.partition(":")
+  return f"{control}{names.get(head, head)}{colon}{rest}"
+
+
+def _weight(name: str, value: np.ndarray, quantization: str | None) -> tuple[dict[str, Any], bytes]:
+  """Its entry in the manifest, and its bytes."""
+  spec: dict[str, Any] = {"name": name, "shape": list(value.shape), "dtype": "bool" if value.dtype == bool else value.dtype.name}
+  if quantization is None or value.dtype != np.float32 or value.size < _QUANTIZED_FROM or not np.isfinite(value).all():
+    return spec, value.tobytes()
+  if quantization == "float16":
+    return spec | {"quantization": {"dtype": "float16", "original_dtype": "float32"}}, value.astype(np.float16).tobytes()
+  least, most, steps = float(value.min()), float(value.max()), np.iinfo(quantization).max
+  scale = (most - least) / steps or 1.0
+  if least < 0 < most:  # a zero, such as that of padding, stays one
+    least = -round(-least / scale) * scale
+  levels = np.clip(np.round((value.astype(np.float64) - least) / scale), 0, steps).astype(quantization)
+  return spec | {"quantization": {"dtype": quantization, "scale": scale, "min": least, "original_dtype": "float32"}}, levels.tobytes()
+
+
+def weights(folder: Path) -> bytes:
+  """All weights of a model on disk, as TF.js joins them."""
+  manifest = json.loads((folder / "model.json").read_text(encoding="utf-8"))["weightsManifest"]
+  return b"".join((folder / path).read_bytes() for group in manifest for path in group["paths"])
+
+
+def is_held(spec: str) -> bool:
+  """Whether TF.js holds all the values of a dtype, or of "f32[b,3]" in jaxpr notation."""
+  name = spec.partition("[")[0]
+  if name == "string":
+    return False
+  dtype = next(iter(tensor_specs({"x": f"{name}[]"}).values())).dtype if "[" in spec else tf.as_dtype(name)
+  return dtype.size <= 4 and rule.held(dtype) in _NAMES

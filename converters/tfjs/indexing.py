@@ -1,0 +1,112 @@
+"""Ops that move elements, as TF.js' kernels can: gathers, scatters, diagonals, and bools, which wasm takes for four bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..export import replay
+from ..export.replay import Replacement, is_zeros
+from ..export.scatters import Rows, summed
+from . import dtypes as ints
+from .rule import guarded, one, refused, same
+
+
+def scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement:
+  """What is scattered together first, then combined with the tensor, if that is more than zeros."""
+
+  def function(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+    scattered = summed(op, indices, updates, tf.shape(x))
+    result = scattered if combine is tf.add and is_zeros(op.inputs[0]) else combine(x, scattered)
+    return ints.wrapped(result, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else result
+
+  return one(function)
+
+
+def scattered_rows(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+  """The cpu backend stops at a row outside, wasm writes it past the tensor; and cpu writes into the operand itself, be it a parameter."""
+  dtype = tf.int32 if x.dtype == tf.bool else x.dtype  # wasm slices no bool right
+  rows = Rows.of(indices, tf.cast(updates, dtype), tf.shape(x))
+  return tf.cast(rows.cut(tf.tensor_scatter_nd_update(rows.extended(tf.cast(x, dtype)), rows.vectors, rows.updates)), x.dtype)
+
+
+def summed_rows(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+  found = summed(op, indices, updates, shape)
+  return ints.wrapped(found, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else found
+
+
+def diagonal(function: Callable[..., tf.Tensor]) -> Replacement:
+  """Ops of the main diagonal, by a mask of it."""
+
+  @guarded
+  def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+    k = tf.get_static_value(op.inputs[1 if op.type != "MatrixSetDiagV3" else 2])
+    if k is None or (k.ndim and k.size > 1) or k.reshape(-1)[0] != 0:
+      return refused(op, "a diagonal other than the main one")
+    if op.type == "MatrixDiagV3" and any(tf.get_static_value(x) != -1 for x in op.inputs[2:4]):
+      return refused(op, "rows or columns beyond the diagonal")
+    return [function(*operands)]
+
+  return replacement
+
+
+def _mask(rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+  return tf.equal(tf.range(rows)[:, None], tf.range(columns)[None, :])
+
+
+def diagonal_part(x: tf.Tensor, k: tf.Tensor, padding: tf.Tensor) -> tf.Tensor:
+  size = tf.minimum(tf.shape(x)[-2], tf.shape(x)[-1])
+  return tf.reduce_sum(tf.where(_mask(size, size), x[..., :size, :size], tf.zeros([], x.dtype)), -1)
+
+
+def with_diagonal(x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+  rows, columns = tf.shape(x)[-2], tf.shape(x)[-1]
+  fill = tf.zeros(tf.concat([tf.shape(diagonal)[:-1], [rows - tf.shape(diagonal)[-1]]], 0), x.dtype)
+  return tf.where(_mask(rows, columns), tf.concat([diagonal, fill], -1)[..., None], x)
+
+
+def diagonal_matrix(diagonal: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+  size = tf.shape(diagonal)[-1]
+  return tf.where(_mask(size, size), diagonal[..., None], tf.zeros([], diagonal.dtype))
+
+
+@guarded
+def moved_as_int32(op: tf.Operation, x: tf.Tensor, *others: tf.Tensor) -> Sequence[Any]:
+  """The wasm kernels take a bool for four bytes."""
+  if op.inputs[0].dtype != tf.bool:
+    return same(op, x, *others)
+  [found] = replay.again(op, [tf.cast(x, tf.int32), *others], {tf.bool: tf.int32})
+  return [tf.not_equal(found, 0)]
+
+
+@guarded
+def select(op: tf.Operation, predicate: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
+  """The wasm kernel takes a bool for four bytes."""
+  if op.inputs[1].dtype != tf.bool:
+    return same(op, predicate, x, y)
+  return [tf.logical_or(tf.logical_and(predicate, x), tf.logical_and(tf.logical_not(predicate), y))]
+
+
+@guarded
+def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Sequence[Any]:
+  """Batch dimensions by indices of the joined rows: the wasm kernel reads other rows with them, or beyond its memory."""
+  batch = op.get_attr("batch_dims") % (indices.shape.rank + 1)
+  if not batch:
+    return same(op, x, indices, axis)
+  at = tf.get_static_value(axis)
+  if at is None or x.shape.rank is None:
+    return refused(op, "an axis that is not known")
+  at, rank, count = int(at) % x.shape.rank, x.shape.rank, indices.shape.rank
+  rows = tf.transpose(x, [*range(batch), at, *(i for i in range(batch, rank) if i != at)])
+  sizes = tf.shape(rows)
+  joined = tf.reduce_prod(sizes[:batch])
+  flat = tf.reshape(rows, tf.concat([[joined * sizes[batch]], sizes[batch + 1 :]], 0))
+  first = tf.reshape(tf.range(joined) * sizes[batch], tf.concat([sizes[:batch], tf.ones([count - batch], tf.int32)], 0))
+  found = tf.gather(flat, indices + first)
+  between = range(count, count + at - batch)
+  after = range(count + at - batch, count + rank - batch - 1)
+  result = tf.transpose(found, [*range(batch), *between, *range(batch, count), *after])
+  result.set_shape(op.outputs[0].shape)
+  return [result]

@@ -1,0 +1,327 @@
+"""What takes the place of the ops that TF.js 4.22 lacks on one of its backends, or gets wrong there.
+
+Each op of a graph comes through here, for dtypes too change (`dtypes`): it stays as it is, or is made of others, or is marked as
+refused, for the exporter to name them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..export import angles, replay
+from ..export.replay import Replacement
+from . import dtypes as ints
+from . import floats, indexing, lists
+from .names import MOVES, RUNS, SUPPORTED
+from .rule import TOO_WIDE, guarded, held, is_wide, one, refused, same, strange
+
+
+class Table(Mapping[str, Replacement]):
+  """A replacement for every type of op but calls, loops, branches and identities."""
+
+  def __contains__(self, op_type: object) -> bool:
+    return op_type not in replay.REPLAYED
+
+  def __getitem__(self, op_type: str) -> Replacement:
+    if op_type in _REPLACED:
+      return _REPLACED[op_type]
+    return _moved if op_type in MOVES else _of_plain_dtypes if op_type in RUNS else _lacking
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(sorted(SUPPORTED | _REPLACED.keys()))
+
+  def __len__(self) -> int:
+    return len(SUPPORTED | _REPLACED.keys())
+
+
+def _lacking(op: tf.Operation, *_: Any) -> list[tf.Tensor]:
+  return refused(op, "")
+
+
+@guarded
+def _moved(op: tf.Operation, *operands: Any) -> Sequence[Any]:
+  return same(op, *operands)
+
+
+@guarded
+def _of_plain_dtypes(op: tf.Operation, *operands: Any) -> Sequence[Any]:
+  narrow = [x.dtype for x in op.inputs if x.dtype.is_integer and x.dtype != tf.int32 and not (x.dtype in ints.WIDE and ints.is_exact(x))]
+  return refused(op, f"{op.type} of {narrow[0].name}") if narrow else same(op, *operands)
+
+
+def _modular(op: tf.Operation, *operands: tf.Tensor) -> tf.Tensor:
+  """Right in the low bits, whatever the others are."""
+  return ints.wrapped(same(op, *operands)[0], op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else same(op, *operands)[0]
+
+
+def _product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  dtype = op.outputs[0].dtype
+  if not dtype.is_integer or all(map(ints.is_size, op.inputs)):
+    return tf.multiply(x, y)
+  return ints.wrapped(ints.multiply(x, y, dtype), dtype)
+
+
+def _ordered(result_too: bool) -> Replacement:
+  """An op that compares: on uint32 with the sign turned."""
+
+  @guarded
+  def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+    dtype = op.inputs[0].dtype
+    if is_wide(op):
+      return refused(op, TOO_WIDE)
+    turned = [ints.in_order(x, dtype) if y.dtype == dtype else x for x, y in zip(operands, op.inputs, strict=True)]
+    first_result, *others = same(op, *turned)
+    return [ints.in_order(first_result, dtype) if result_too else first_result, *others]
+
+  return replacement
+
+
+@guarded
+def _range(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+  dtype = op.outputs[0].dtype
+  if dtype == tf.uint32:
+    return refused(op, f"{op.type} of {dtype.name}")
+  return refused(op, TOO_WIDE) if dtype in ints.WIDE and not ints.is_exact(op.outputs[0]) else same(op, *operands)
+
+
+def _extreme(of_floats: Callable[..., tf.Tensor]) -> Replacement:
+  on_integers = _ordered(True)
+  return lambda op, *operands: [of_floats(*operands)] if held(op.inputs[0].dtype).is_floating else on_integers(op, *operands)
+
+
+def _reduction(empty: float, modular: bool) -> Replacement:
+  """A reduction of no elements is `empty`: the wasm kernels return what their memory held."""
+  on_integers: Replacement = one(_modular) if modular else _ordered(True)
+
+  @guarded
+  def replacement(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[Any]:
+    shape = op.inputs[0].shape
+    if shape.rank and 0 in shape.as_list() and op.outputs[0].shape.is_fully_defined():
+      dtype = op.outputs[0].dtype
+      value = max(min(empty, dtype.max), dtype.min) if dtype.is_integer else empty
+      return [tf.fill(op.outputs[0].shape, tf.constant(value, dtype))] if dtype in (tf.float32, tf.int32) else refused(op, "of nothing")
+    return on_integers(op, x, axes) if op.inputs[0].dtype.is_integer else same(op, x, axes)
+
+  return replacement
+
+
+def _matrix_product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
+  """As it is for floats; of integers, which the wasm kernel does not take, the sum of products."""
+  shape = op.outputs[0].shape
+  if op.inputs[0].shape[-2 if _turned(op, 0) else -1] == 0 and shape.is_fully_defined():
+    return [tf.zeros(shape, held(op.outputs[0].dtype))]
+  if held(op.inputs[0].dtype).is_floating:
+    return same(op, x, y)
+  last_two = [*range(x.shape.rank - 2), x.shape.rank - 1, x.shape.rank - 2]
+  x = tf.transpose(x, last_two) if _turned(op, 0) else x
+  y = y if _turned(op, 1) else tf.transpose(y, last_two)
+  dtype = op.outputs[0].dtype
+  products = ints.multiply(tf.expand_dims(x, -2), tf.expand_dims(y, -3), dtype)
+  return [ints.wrapped(tf.reduce_sum(products, -1), dtype)]
+
+
+def _turned(op: tf.Operation, i: int) -> bool:
+  return op.get_attr(f"{'transpose' if op.type == 'MatMul' else 'adj'}_{'ab'[i] if op.type == 'MatMul' else 'xy'[i]}")
+
+
+def _division(part: Callable[..., tf.Tensor], of_floats: Callable[..., tf.Tensor]) -> Replacement:
+  @guarded
+  def replacement(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
+    dtype = op.inputs[0].dtype
+    if dtype.is_floating:
+      return [of_floats(x, y)]
+    return refused(op, TOO_WIDE) if is_wide(op) else [ints.wrapped(part(x, y, dtype), dtype)]
+
+  return replacement
+
+
+def _truncate_div(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  quotient, rest = ints.divide(x, y, dtype)
+  return tf.where(_short(x, y, rest), quotient + 1, quotient) if dtype.min else quotient
+
+
+def _truncate_mod(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  rest = ints.divide(x, y, dtype)[1]
+  return tf.where(_short(x, y, rest), rest - y, rest) if dtype.min else rest
+
+
+def _short(x: tf.Tensor, y: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
+  """Where the quotient towards zero is one more than that towards minus infinity."""
+  return tf.logical_and(tf.not_equal(rest, 0), tf.not_equal(x < 0, y < 0))
+
+
+def _constant(op: tf.Operation) -> list[tf.Tensor]:
+  if (
+    op.outputs[0].dtype == tf.string
+  ):  # the words of an assertion, which is dropped; whatever else takes strings is refused by its own name
+    return [tf.zeros([], tf.int32)]
+  value = tf.get_static_value(op.outputs[0])
+  if (dtype := strange(op)) is not None:
+    return refused(op, f"{op.type} of {dtype.name}")
+  return [tf.constant(value.astype(held(op.outputs[0].dtype).as_numpy_dtype), name=op.name)]
+
+
+@guarded
+def _cast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
+  """Casts between dtypes as they are held; the wasm kernel makes 2 of a bool from 2."""
+  source, dtype = op.inputs[0].dtype, op.outputs[0].dtype
+  if dtype == tf.bool:
+    return [x if source == tf.bool else tf.not_equal(x, tf.zeros([], x.dtype))]
+  if source == tf.bool:
+    return [tf.cast(x, held(dtype))]
+  if source.is_integer and dtype.is_integer:
+    fits = source not in ints.WIDE and source.min >= dtype.min and source.max <= dtype.max
+    return [x if fits else ints.wrapped(x, dtype)]
+  if source.is_integer:
+    return refused(op, TOO_WIDE) if is_wide(op) else [ints.to_float(x, source)]
+  if dtype.is_integer:
+    if dtype in ints.WIDE:
+      return refused(op, TOO_WIDE)
+    whole = tf.cast(tf.where(x < 2.0**31, x, x - 2.0**32) if dtype == tf.uint32 else x, tf.int32)
+    return [ints.wrapped(whole, dtype)]
+  return [x]
+
+
+@guarded
+def _bitcast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
+  source, dtype = op.inputs[0].dtype, op.outputs[0].dtype
+  if source.size == dtype.size and source.is_integer and dtype.is_integer:
+    return [ints.wrapped(x, dtype)]
+  if source == tf.float32 and dtype in (tf.int32, tf.uint32):
+    return [ints.bits_of_float(x)]
+  if dtype == tf.float32 and source in (tf.int32, tf.uint32):
+    return [ints.float_of_bits(x)]
+  return refused(op, f"the bits of {source.name} as {dtype.name}")
+
+
+def _invert(op: tf.Operation, x: tf.Tensor) -> tf.Tensor:
+  return ints.wrapped(-1 - x, op.outputs[0].dtype)
+
+
+def _left_shift(op: tf.Operation, x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+  return ints.wrapped(ints.shift_left(x, count), op.outputs[0].dtype)
+
+
+@guarded
+def _right_shift(op: tf.Operation, x: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
+  dtype = op.inputs[0].dtype
+  if is_wide(op):
+    return refused(op, TOO_WIDE)
+  return [ints.shift_right(x, tf.minimum(count, 31), dtype == tf.uint32)]
+
+
+def _convolution(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+  if not all(held(x.dtype).is_floating for x in op.inputs if x.dtype != tf.int32 or op.type != "Conv2DBackpropInput"):
+    return refused(op, "a convolution of integers")
+  if max(op.get_attr("strides")) > 1 and max(op.get_attr("dilations")) > 1:
+    return refused(op, "strides and dilations at once")
+  x, kernel = operands[:2]
+  depth = x.shape[-1]
+  if op.type not in ("Conv2D", "Conv3D") or depth == kernel.shape[-2]:
+    return same(op, *operands)
+  if depth is None or kernel.shape[-2] is None:
+    return refused(op, "groups of a number that is not known")
+  groups = depth // kernel.shape[-2]  # TF.js has none
+  pairs = zip(tf.split(x, groups, -1), tf.split(kernel, groups, -1), strict=True)
+  return [tf.concat([same(op, *pair)[0] for pair in pairs], -1)]
+
+
+def _clip(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
+  if held(op.inputs[0].dtype).is_floating:
+    return floats.minimum(floats.maximum(x, low), high)
+  return tf.minimum(tf.maximum(x, low), high)
+
+
+def _on_floats(function: Callable[..., tf.Tensor], on_integers: Callable[..., tf.Tensor] | None = None) -> Replacement:
+  """For floats; integers have their own, or keep the op. The wasm kernels of Abs and Neg compute these in float32."""
+
+  @guarded
+  def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
+    if held(op.inputs[0].dtype).is_floating:
+      return [function(*operands)]
+    return [ints.wrapped(on_integers(*operands), op.outputs[0].dtype)] if on_integers else _of_plain_dtypes(op, *operands)
+
+  return replacement
+
+
+@guarded
+def _sign(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
+  if held(op.inputs[0].dtype).is_floating:
+    return [floats.sign(x)]
+  return refused(op, TOO_WIDE) if is_wide(op) else same(op, x)
+
+
+def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
+  """See `lists`."""
+  dtype = held(op.get_attr("element_dtype"))
+  if dtype not in (tf.float32, tf.int32, tf.bool) or element_shape.shape.rank != 1:
+    return refused(op, f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known")
+  # A size that is not known yet, -1, is 1 until the first element broadcasts it.
+  sizes = tf.where(element_shape < 0, 1, tf.cast(element_shape, tf.int32))
+  return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
+
+
+_REPLACED: Mapping[str, Replacement] = {
+  "Const": _constant,
+  "Cast": _cast,
+  "Bitcast": _bitcast,
+  **dict.fromkeys(("Add", "AddV2", "AddN", "Sub", "Cumsum"), one(_modular)),
+  "ScatterNd": one(indexing.summed_rows),
+  "TensorScatterUpdate": one(indexing.scattered_rows),
+  "Mul": one(_product),
+  "Abs": _on_floats(tf.abs, lambda x: tf.where(x < 0, 0 - x, x)),
+  "Neg": _on_floats(tf.negative, lambda x: 0 - x),
+  "Sign": _sign,
+  "Square": one(lambda op, x: _product(op, x, x)),
+  "Sum": _reduction(0, True),
+  "Prod": _reduction(1, True),
+  "Max": _reduction(-math.inf, False),
+  "Min": _reduction(math.inf, False),
+  **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), guarded(_matrix_product)),
+  **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"), _ordered(False)),
+  **dict.fromkeys(("ArgMax", "ArgMin"), _ordered(False)),
+  "TopKV2": _ordered(True),
+  "Range": _range,
+  "Maximum": guarded(_extreme(floats.maximum)),
+  "Minimum": guarded(_extreme(floats.minimum)),
+  "ClipByValue": one(_clip),
+  "FloorDiv": _division(lambda *of: ints.divide(*of)[0], lambda x, y: tf.floor(x / y)),
+  "FloorMod": _division(lambda *of: ints.divide(*of)[1], tf.math.floormod),
+  "TruncateDiv": _division(_truncate_div, lambda x, y: x / y),
+  "TruncateMod": _division(_truncate_mod, floats.truncate_mod),
+  "BitwiseAnd": one(lambda op, x, y: ints.bitwise_and(x, y)),
+  "BitwiseOr": one(lambda op, x, y: ints.bitwise_or(x, y)),
+  "BitwiseXor": one(lambda op, x, y: ints.exclusive_or(x, y)),
+  "Invert": one(_invert),
+  "LeftShift": one(_left_shift),
+  "RightShift": _right_shift,
+  "TensorScatterAdd": indexing.scatter(tf.add),
+  "TensorScatterSub": indexing.scatter(tf.subtract),
+  "MatrixDiagPartV3": indexing.diagonal(indexing.diagonal_part),
+  "MatrixSetDiagV3": indexing.diagonal(indexing.with_diagonal),
+  "MatrixDiagV3": indexing.diagonal(indexing.diagonal_matrix),
+  **dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D", "Conv2DBackpropInput"), guarded(_convolution)),
+  "GatherV2": indexing.gather,
+  "ReverseV2": indexing.moved_as_int32,
+  "SelectV2": indexing.select,
+  "StridedSlice": indexing.moved_as_int32,
+  "TensorListReserve": _reserved_list,
+  "TensorListFromTensor": lambda op, x, element_shape: [x],
+  "TensorListSetItem": lists.with_item,
+  "TensorListGetItem": lists.item_of,
+  "TensorListStack": lists.stacked,
+  "TensorListLength": lambda op, items: [tf.shape(items)[0]],
+  "Log1p": _on_floats(floats.log1p),
+  "Pow": _on_floats(floats.power),
+  "Cos": _on_floats(angles.cos),
+  "Sin": _on_floats(angles.sin),
+  "Tan": _on_floats(angles.tan),
+  "Erfc": _on_floats(floats.erfc),
+  "Erfinv": _on_floats(floats.erfinv),
+  "Lgamma": _on_floats(floats.lgamma),
+  "Relu6": _on_floats(lambda x: floats.minimum(floats.maximum(x, tf.constant(0.0)), tf.constant(6.0))),
+}

@@ -1,0 +1,128 @@
+"""TF.js itself: where it comes from, and how a model is run in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..comparison import answers as compare
+from ..comparison import plan
+from ..saved_model.arguments import tensor_specs
+from . import rule
+
+VERSION = "4.22.0"
+_HERE = Path(__file__).parent
+
+
+def packages() -> Path:
+  """The folder whose node_modules has TF.js and its wasm backend, of the versions in package.json beside this file.
+
+  Made once, in the user's cache: ~/.cache/jax2tf/tfjs-4.22.0.
+
+  Raises:
+    ImportError: there is no node or npm, or npm cannot get the packages.
+  """
+  npm = _program("npm")
+  cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jax2tf")
+  folder = cache / f"tfjs-{VERSION}"
+  if folder.is_dir():
+    return folder
+  cache.mkdir(parents=True, exist_ok=True)
+  place = Path(tempfile.mkdtemp(prefix=".tfjs-", dir=cache))
+  try:
+    for name in ("package.json", "package-lock.json"):
+      shutil.copy(_HERE / name, place / name)
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    environment = {**os.environ, "PATH": _path()}  # npm looks for node there
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+      raise ImportError(f"exporting to TF.js needs its packages, and npm ci failed:\n{done.stderr.strip()[-1000:]}")
+    try:
+      place.rename(folder)
+    except OSError:  # another process was faster
+      if not folder.is_dir():
+        raise
+    return folder
+  finally:
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _path() -> str:
+  """Where programs are looked for: first beside Python, where the extra jax2tf[tfjs] puts Node.js."""
+  return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def _program(name: str) -> str:
+  found = shutil.which(name, path=_path())
+  if found is None:
+    raise ImportError(f"exporting to TF.js needs {name} of Node.js: pip install 'jax2tf[tfjs]'")
+  return found
+
+
+def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str], runs: Sequence[plan.Run]) -> compare.Answers:
+  """What the model answers, all runs in one process of node.
+
+  Args:
+    folder: of the packages.
+    model: the folder with model.json.
+    backend: "cpu" or "wasm".
+    outputs: {name: dtype and shape in jaxpr notation}.
+    runs: what to run.
+
+  Raises:
+    RuntimeError: TF.js cannot load the model.
+  """
+  with tempfile.TemporaryDirectory(prefix="jax2tf-tfjs-") as name:
+    exchange = Path(name)
+    _write_runs(exchange, list(outputs), runs)
+    command = [_program("node"), str(_HERE / "run.cjs"), str(folder), str(model), str(exchange), backend]
+    try:
+      done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=compare.PATIENCE)
+    except subprocess.TimeoutExpired as error:
+      raise RuntimeError(f"TF.js {VERSION} ({backend}) answers otherwise: after {compare.PATIENCE} s it has not answered") from error
+    if done.returncode:
+      raise RuntimeError(f"TF.js {VERSION} ({backend}) cannot load the model: {done.stderr.strip()[-2000:]}")
+    found = json.loads((exchange / "answers.json").read_text(encoding="utf-8"))
+    data = (exchange / "answers.bin").read_bytes()
+  dtypes = {name: spec.dtype.as_numpy_dtype for name, spec in tensor_specs(outputs).items()}
+  for answer in found:
+    arrays = {key: _array(data, spec) for key, spec in answer["outputs"].items()}
+    answer["outputs"] = {key: _of_dtype(array, np.dtype(dtypes[key])) for key, array in arrays.items()}
+  return found
+
+
+def _write_runs(exchange: Path, outputs: Sequence[str], runs: Sequence[plan.Run]) -> None:
+  listed, offset = [], 0
+  with (exchange / "runs.bin").open("wb") as stream:
+    for run in runs:
+      inputs = {}
+      for name, value in run.inputs.items():
+        array = as_held(value)
+        inputs[name] = {"dtype": array.dtype.name, "shape": array.shape, "offset": offset}
+        offset += stream.write(array.tobytes())
+      listed.append({"inputs": inputs, "timed": run.timed})
+  (exchange / "runs.json").write_text(json.dumps({"runs": listed, "outputs": outputs}), encoding="utf-8")
+
+
+def as_held(array: np.ndarray) -> np.ndarray:
+  """float32, int32 or bool: what the model takes for it; of uint32, the int32 of the same bits."""
+  return array.astype(rule.held_by_numpy(array.dtype))
+
+
+def _array(data: bytes, spec: Mapping[str, Any]) -> np.ndarray:
+  dtype, shape = np.dtype(spec["dtype"]), spec["shape"]
+  return np.frombuffer(data, dtype, int(np.prod(shape, dtype=np.int64)), spec["offset"]).reshape(shape)
+
+
+def _of_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+  """As the signature has it, if this is how TF.js holds that; else as it is, for the comparison to tell."""
+  return array.astype(dtype) if array.dtype == rule.held_by_numpy(dtype) else array

@@ -1,0 +1,153 @@
+"""Quantised .tflite models: how they are made, and how far they may be from the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from ..comparison import answers as compare
+from ..comparison import plan
+from ..comparison.report import Report, Row
+from ..export.source import ExportError, Source
+from . import runtime
+from .runtime import RUNTIME, TARGET
+
+Samples = Iterable[Mapping[str, Any]]
+
+# {scheme: the least cosine between an output and the reference's}. Not a bound on single elements: an error of a quantised weight
+# is a share of the largest weight of its row, so that small outputs are off by many times themselves. The figures leave room below
+# what tests/converters/test_tflite.py measures: 1 - cosine grows with the square of the step, 2**-11, 2**-8 and 2**-4 of the range.
+LEAST_COSINE: Mapping[str, float] = {"float16": 0.9999, "dynamic_int8": 0.99, "int8": 0.98, "int4": 0.9}
+
+
+@dataclass(frozen=True)
+class QuantizedRow(Row):
+  """A row of a quantised model, which agrees by its cosine.
+
+  Attributes:
+    cosine: the least of the samples.
+  """
+
+  cosine: float = 0.0
+
+
+def check(scheme: str | None, representative_dataset: Any) -> None:
+  """ValueError for a scheme that there is not, or one whose data are missing."""
+  if scheme is not None and scheme not in LEAST_COSINE:
+    raise ValueError(f"quantization = {scheme!r}; give None, or one of: {', '.join(LEAST_COSINE)}")
+  if (scheme == "int8") != (representative_dataset is not None):
+    raise ValueError(
+      f"quantization = {scheme!r} with representative_dataset {'missing' if scheme == 'int8' else 'given'}; "
+      'quantization="int8", and it alone, needs one: inputs as the model will see them, [{input: array}, ...]'
+    )
+
+
+def options(scheme: str | None, representative_dataset: Any, functions: Mapping[str, Any]) -> Callable[[Any], None]:
+  """What sets the converter's options; for "int4", which is made of the float model, those of that one."""
+
+  def configure(converter: Any) -> None:
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    if scheme in ("float16", "dynamic_int8", "int8"):
+      converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if scheme == "float16":
+      converter.target_spec.supported_types = [tf.float16]
+    if scheme == "int8":
+      # What has no int8 kernel stays float32.
+      converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, tf.lite.OpsSet.TFLITE_BUILTINS]
+      converter.representative_dataset = lambda: _samples(representative_dataset, functions)
+
+  return configure
+
+
+def _samples(given: Any, functions: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+  """(signature, inputs) of each sample."""
+  by_signature = given if isinstance(given, Mapping) else dict.fromkeys(functions, given)
+  if set(by_signature) != set(functions) or (len(functions) > 1 and not isinstance(given, Mapping)):
+    raise ValueError(
+      f"representative_dataset is not for the signatures {', '.join(functions)}; give {{signature: [{{input: array}}, ...]}}"
+    )
+  for name, samples in by_signature.items():
+    count = 0
+    for sample in tqdm.tqdm(samples, desc=f"calibrate {name}", leave=False, disable=None):
+      count += 1
+      specs = functions[name].structured_input_signature[1]
+      if sample.keys() != specs.keys():
+        raise ValueError(f"representative_dataset has a sample of {', '.join(sample)}, and signature {name!r} takes {', '.join(specs)}")
+      yield name, {key: np.asarray(value, specs[key].dtype.as_numpy_dtype) for key, value in sample.items()}
+    if not count:
+      raise ValueError(f"representative_dataset has no sample for signature {name!r}; give a list, or an iterator that is not used up")
+
+
+def four_bits(model: bytes) -> bytes:
+  """The float model with the weights of its layers in 4 bits, and activations in 8 where LiteRT computes with them."""
+  recipe, quantizer = runtime.extra("ai_edge_quantizer.recipe"), runtime.extra("ai_edge_quantizer.quantizer")
+  with runtime.quiet():
+    return bytes(quantizer.Quantizer(model, recipe.dynamic_wi4_afp32()).quantize().quantized_model)
+
+
+def compared(
+  source: Source,
+  file: Path,
+  scheme: str,
+  *,
+  least_cosine: float,
+  versions: Mapping[str, str],
+  sizes: Mapping[str, int | Sequence[int]] | None,
+  samples: int,
+  examples: plan.Given | None,
+) -> Report:
+  """How far the quantised file is from the reference, on ordinary inputs and those that the caller gives.
+
+  NaN, infinities and extreme numbers are not asked for: a quantised tensor has a range, and no room for them.
+
+  Raises:
+    ExportError: the file fails, has NaN where the reference has none, or an output with a smaller cosine than the least.
+  """
+  runs = [run for run in source.runs(sizes, samples, examples) if run.values in ("ordinary", "given")]
+  with tqdm.tqdm(total=len(runs), desc=f"compare {scheme}", leave=False, disable=None) as progress:
+    expected = list(compare.reference_answers(runs, (), progress))
+  found = runtime.answers(file, runs)
+  cosines: dict[tuple[Any, ...], list[float]] = {}
+  for run, answer, right in zip(runs, found, expected, strict=True):
+    for name, y in right.outputs.items():
+      if name in answer["outputs"] and answer["outputs"][name].shape == y.shape:
+        cosines.setdefault((run.subject.name, *run.sizes.items(), run.values, name), []).append(cosine(answer["outputs"][name], y))
+  rows = []
+  for row in compare.rows(runs, found, expected, 0.0, float("inf")):
+    least = min(cosines.get((row.signature, *row.sizes.items(), row.values, row.output), [0.0]))
+    rows.append(_judged(row, least, least_cosine))
+  report = Report(
+    f"{source.label} in {RUNTIME}, {scheme}: an output agrees from a cosine of {least_cosine} on",
+    tuple(rows),
+    compare.latencies(runs, found, expected),
+    {},
+    {"jax": jax.__version__, **versions},
+  )
+  if wrong := [row for row in rows if row.problem]:
+    lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
+    raise ExportError(TARGET, f"{RUNTIME} with quantization={scheme!r} is too far from the reference, so nothing was written:\n{lines}")
+  return report
+
+
+def _judged(row: Row, least: float, wanted: float) -> QuantizedRow:
+  """The row by its cosine. Integers may differ, as an argmax does where two are almost equal."""
+  figures = asdict(row) | {"cosine": least, "of_tolerance": (1 - least) / (1 - wanted) if wanted < 1 else None}
+  if not row.problem or (row.max_abs is not None and "NaN" not in row.problem):
+    figures["problem"] = "" if least >= wanted else f"the cosine with the reference is {least:.6f}, less than {wanted}"
+  return QuantizedRow(**figures)
+
+
+def cosine(x: Any, y: Any) -> float:
+  """Of two arrays as vectors; 1 for two that are zero, or empty."""
+  x, y = (np.asarray(a).astype(np.float64).ravel() for a in (x, y))
+  both = np.isfinite(x) & np.isfinite(y)
+  x, y = x[both], y[both]
+  lengths = float(np.linalg.norm(x) * np.linalg.norm(y))
+  return float(x @ y) / lengths if lengths else float(not (x.any() or y.any()))

@@ -1,0 +1,108 @@
+"""LiteRT's converter and interpreter, without their noise."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from .. import extras
+from ..comparison import answers as compare
+from ..comparison import plan
+from ..export.source import ExportError
+
+TARGET, RUNTIME = "tflite", "LiteRT"
+# {op: the types of its operands}, as the converter's last words list what it has no kernel for.
+_LACKING = re.compile(r"^\s*tf\.(\w+)\((.*?)\) -> ", re.MULTILINE)
+
+
+def extra(module: str) -> Any:
+  """A module of jax2tf[tflite]."""
+  return extras.module(module, "tflite", "exporting to TFLite")
+
+
+def converted(
+  functions: Mapping[str, Any],
+  configure: Callable[[Any], None],
+  refuse: Callable[[Mapping[str, str]], Exception],
+  module: tf.Module | None = None,
+) -> bytes:
+  """A .tflite model of builtin ops.
+
+  Args:
+    functions: {signature: ConcreteFunction of named tensors}.
+    configure: sets options of the tf.lite.TFLiteConverter.
+    refuse: the error for {op: why} that LiteRT has no kernel for.
+    module: holds the variables of the functions.
+
+  Raises:
+    ExportError: an op without a kernel, or another complaint of the converter.
+  """
+  with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder, quiet():
+    tf.saved_model.save(module or tf.Module(), folder, signatures=dict(functions))
+    converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
+    # An infinity would become the largest number: a comparison with it is then folded to False, and 0 * inf to 0.
+    converter.canonicalizing_inf_as_min_max_float = False
+    configure(converter)
+    try:
+      return bytes(converter.convert())
+    except Exception as error:
+      if isinstance(error, ValueError) and str(error).startswith("representative_dataset"):
+        raise  # of our own, about what the caller gave
+      if lacking := {op: f"no kernel for {op} of {types}" for op, types in _LACKING.findall(str(error))}:
+        raise refuse(lacking) from error
+      raise ExportError(TARGET, f"TensorFlow's TFLite converter fails: {_complaint(str(error))}") from error
+
+
+def _complaint(message: str) -> str:
+  """The first error of MLIR without its locations, which are of the graph and not of the user's program; or the first line."""
+  lines = message.splitlines() or ["it says nothing"]
+  errors = [line.partition("error:")[2].strip() for line in lines if "error:" in line]
+  return re.sub(r"^loc\(.*\): ", "", (errors or lines)[0])
+
+
+def answers(model: Path, runs: Sequence[plan.Run]) -> compare.Answers:
+  """What the file answers, run in the order given by a process of its own, whose variables it keeps from run to run."""
+  requests = [{"signature": run.subject.name, "inputs": dict(run.inputs), "timed": run.timed} for run in runs]
+  with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder:
+    request, response = Path(folder, "request"), Path(folder, "response")
+    request.write_bytes(pickle.dumps({"model": str(model), "runs": requests}))
+    # -P: the folder of the script holds modules of ours, which are not to be found as top-level ones.
+    command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), str(request), str(response)]
+    try:
+      child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=compare.PATIENCE)
+    except subprocess.TimeoutExpired:
+      return [{"outputs": {}, "error": f"{RUNTIME} has not answered after {compare.PATIENCE} s", "seconds": None}] * len(runs)
+    if response.exists():
+      return list(pickle.loads(response.read_bytes()))
+  done = child.stdout.count("done")
+  last = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
+  where = f"run {done} of signature {runs[min(done, len(runs) - 1)].subject.name!r}"
+  problem = f"{RUNTIME} ended its process with {child.returncode} in {where}: {last}"
+  return [{"outputs": {}, "error": problem, "seconds": None}] * len(runs)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+  """Without the log of C++ libraries, which write to the process's own stderr, and without Python's warnings."""
+  kept = os.dup(2)
+  with tempfile.TemporaryFile() as log, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    warnings.simplefilter("ignore")
+    sys.stderr.flush()
+    os.dup2(log.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(kept, 2)
+      os.close(kept)

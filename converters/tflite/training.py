@@ -1,0 +1,211 @@
+"""A .tflite model that learns: its parameters are variables of the interpreter, and one of its signatures takes a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+import tqdm
+from jax import tree_util
+
+from ..comparison import answers as compare
+from ..comparison import plan
+from ..comparison.report import Report
+from ..export.source import ExportError, Source
+from ..saved_model import manifest
+from ..saved_model.arguments import Arguments
+from ..saved_model.builder import Model
+from . import runtime
+from .runtime import RUNTIME, TARGET
+
+_SIZE = 4  # of a symbolic dimension for which none is asked
+
+
+@dataclass(frozen=True)
+class Training:
+  """What is to be trained.
+
+  Attributes:
+    params: the parameters at the beginning.
+    names: of the tensors of the parameters.
+    step: (params, *batch) -> {"loss", and the parameters after it by their names}.
+    source: the signatures "step" and "infer", which take the parameters and then their own inputs.
+  """
+
+  params: Any
+  names: tuple[str, ...]
+  step: Callable[..., dict[str, Any]]
+  fun: Callable[..., Any]
+  source: Source
+
+  @classmethod
+  def of(
+    cls,
+    loss: Callable[..., Any],
+    fun: Callable[..., Any],
+    params: Any,
+    batch: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | Mapping[str, str] | None,
+    learning_rate: float,
+  ) -> Training:
+    """Both as functions without variables, `step` with the gradient by JAX.
+
+    Raises:
+      ValueError: a parameter that is not float32, names that clash, a loss that is no scalar.
+    """
+    leaves, tree = tree_util.tree_flatten(params)
+    specs = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]
+    arguments = Arguments.of({"params": tree_util.tree_unflatten(tree, specs)}, {}, jax.export.SymbolicScope())
+    names = tuple(name.removeprefix("params_") for name in arguments.names)
+    if wrong := [f"{name} is {spec.dtype}" for name, spec in zip(names, specs, strict=True) if spec.dtype != np.float32]:
+      raise ValueError(f"params: {wrong[0]}; LiteRT trains float32, so cast it, or close over what is not to be trained")
+    if twice := sorted({*names, "loss"} & {*batch, *inputs}) or (["loss"] if "loss" in names else []):
+      raise ValueError(f"{twice[0]!r} is the name of two tensors; call the argument or the parameter otherwise")
+
+    def step(params: Any, *arguments: Any) -> dict[str, Any]:
+      value, gradient = jax.value_and_grad(loss)(params, *arguments)
+      after = jax.tree.map(lambda p, g: p - learning_rate * g, params, gradient)
+      return {"loss": value, **dict(zip(names, jax.tree.leaves(after), strict=True))}
+
+    model = Model({})
+    of_leaves = dict(zip(names, specs, strict=True))
+
+    def taking_leaves(function: Callable[..., Any]) -> Callable[..., Any]:
+      return lambda _, *args: function(tree_util.tree_unflatten(tree, args[: len(names)]), *args[len(names) :])
+
+    model.add(taking_leaves(step), inputs={**of_leaves, **batch}, signatures="step")
+    model.add(taking_leaves(fun), inputs={**of_leaves, **inputs}, outputs=outputs, signatures="infer")
+    return cls(params, names, jax.jit(step), jax.jit(fun), Source.of(model))
+
+  def converted(self) -> bytes:
+    """The .tflite model.
+
+    Raises:
+      ExportError: ops that LiteRT lacks.
+    """
+    module = tf.Module()
+    module.parameters = [tf.Variable(x, name=name) for name, x in zip(self.names, jax.tree.leaves(self.params), strict=True)]
+    variables = dict(zip(self.names, module.parameters, strict=True))
+    frozen = {name: one.frozen(TARGET) for name, one in self.source.signatures.items()}
+
+    def train(**batch: tf.Tensor) -> dict[str, tf.Tensor]:
+      found = frozen["step"](**batch, **{name: v.read_value() for name, v in variables.items()})
+      for name, variable in variables.items():
+        variable.assign(found[name])
+      return {"loss": found["loss"]}
+
+    def infer(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+      return frozen["infer"](**inputs, **{name: v.read_value() for name, v in variables.items()})
+
+    def parameters(unused: tf.Tensor) -> dict[str, tf.Tensor]:
+      # Without the sum the input would be dropped, and the signature with it.
+      return {name: v.read_value() + tf.cast(unused, v.dtype) * 0 for name, v in variables.items()}
+
+    def restore(**values: tf.Tensor) -> dict[str, tf.Tensor]:
+      for name, variable in variables.items():
+        variable.assign(values[name])
+      return {"restored": tf.constant(len(variables))}
+
+    signatures = {
+      "train": _concrete(train, self._own_specs(frozen["step"])),
+      "infer": _concrete(infer, self._own_specs(frozen["infer"])),
+      "parameters": _concrete(parameters, {"unused": tf.TensorSpec([], tf.int32, "unused")}),
+      "restore": _concrete(restore, {name: tf.TensorSpec(v.shape, v.dtype, name) for name, v in variables.items()}),
+    }
+
+    def configure(converter: Any) -> None:
+      converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+      converter.experimental_enable_resource_variables = True
+
+    def refuse(lacking: Mapping[str, str]) -> ExportError:
+      return self.source.signatures["step"].refuse(TARGET, RUNTIME, lacking)
+
+    return runtime.converted(signatures, configure, refuse, module)
+
+  def _own_specs(self, frozen: Any) -> dict[str, tf.TensorSpec]:
+    """Of the inputs that are no parameters."""
+    return {name: spec for name, spec in frozen.structured_input_signature[1].items() if name not in self.names}
+
+  def compared(
+    self,
+    file: Path,
+    steps: int,
+    sizes: Mapping[str, int],
+    examples: plan.Given,
+    versions: Mapping[str, str],
+    rtol: float | None,
+    atol: float | None,
+  ) -> Report:
+    """Trains in LiteRT and in JAX: infer, some steps, infer, the parameters, back to those of the beginning, infer.
+
+    Raises:
+      ExportError: another loss, parameter or output.
+    """
+    runs, expected = zip(*self._runs(steps, sizes, examples), strict=True)
+    with tqdm.tqdm(total=1, desc="compare training", leave=False, disable=None) as progress:
+      found = runtime.answers(file, runs)
+      progress.update()
+    rows = tuple(compare.rows(runs, found, [compare.Expected(outputs) for outputs in expected], rtol, atol))
+    report = Report(f"training in {RUNTIME}", rows, (), {}, {"jax": jax.__version__, **versions})
+    if wrong := [row for row in rows if row.problem]:
+      lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
+      raise ExportError(TARGET, f"{RUNTIME} trains otherwise than JAX, so nothing was written:\n{lines}")
+    return report
+
+  def _runs(self, steps: int, sizes: Mapping[str, int], examples: plan.Given) -> Iterator[tuple[plan.Run, dict[str, np.ndarray]]]:
+    """Each run, with what JAX says."""
+    rng = np.random.default_rng(0)
+    params = self.params
+
+    def run(signature: str, number: int, inputs: dict[str, np.ndarray], result: Mapping[str, Any]) -> Any:
+      outputs = {name: np.asarray(x) for name, x in result.items()}
+      record = manifest.SignatureRecord({}, dict.fromkeys(outputs, ""), [], [], "", False, False)
+      subject = plan.Subject(signature, record, self.step, list(inputs))
+      return plan.Run(subject, {"step": number}, "given", inputs, timed=False), outputs
+
+    def infer(number: int, inputs: dict[str, np.ndarray]) -> Any:
+      one = self.source.signatures["infer"]
+      results = list(one.record.outputs)
+      return run("infer", number, inputs, dict(zip(results, jax.tree.leaves(self.fun(params, *inputs.values())), strict=True)))
+
+    def named(params: Any) -> dict[str, np.ndarray]:
+      return {name: np.asarray(x) for name, x in zip(self.names, jax.tree.leaves(params), strict=True)}
+
+    inputs = self._drawn("infer", rng, sizes, examples)
+    yield infer(0, inputs)
+    for number in range(1, steps + 1):
+      batch = self._drawn("step", rng, sizes, examples)
+      result = self.step(params, *batch.values())
+      yield run("train", number, batch, {"loss": result["loss"]})
+      params = tree_util.tree_unflatten(tree_util.tree_structure(params), [result[name] for name in self.names])
+    yield infer(steps, inputs)
+    yield run("parameters", steps, {"unused": np.zeros((), np.int32)}, named(params))
+    params = self.params
+    yield run("restore", steps + 1, named(params), {"restored": np.int32(len(self.names))})
+    yield infer(steps + 1, inputs)
+
+  def _drawn(self, signature: str, rng: np.random.Generator, sizes: Mapping[str, int], examples: plan.Given) -> dict[str, np.ndarray]:
+    """Inputs of a signature, but for the parameters."""
+    record = self.source.signatures[signature].record
+    domain = plan.Domain(record, self.source.constraints)
+    shapes = domain.shapes({name: sizes.get(name, _SIZE) for name in domain.variables})
+    found = {}
+    for name, shape in shapes.items():
+      if name in self.names:
+        continue
+      dtype = np.dtype(domain.avals[name].dtype)
+      given = examples.get(name)
+      drawn = given(rng, shape, dtype) if callable(given) else given
+      found[name] = plan.draw(rng, shape, dtype, "ordinary", 0) if drawn is None else np.asarray(drawn, dtype)
+    return found
+
+
+def _concrete(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -> Any:
+  return tf.function(function, autograph=False).get_concrete_function(**specs)

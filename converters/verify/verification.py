@@ -1,0 +1,125 @@
+"""Is a SavedModel what the JAX function says? Each signature, run in a process without JAX, against jax.jit of the function."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tqdm
+
+from ..comparison import answers as compare
+from ..comparison import plan
+from ..comparison.report import Report, extra
+from ..saved_model import manifest, publish
+
+
+def verify(
+  path: str | os.PathLike[str],
+  reference: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+  *,
+  params: Any = None,
+  sizes: Mapping[str, int | Sequence[int]] | None = None,
+  samples: int = 3,
+  rtol: float | None = None,
+  atol: float | None = None,
+  signatures: Sequence[str] | None = None,
+  inputs: plan.Given | None = None,
+  report: str | os.PathLike[str] | None = None,
+) -> Report:
+  """Runs a SavedModel in a fresh process without JAX, through every signature, and compares it with the JAX functions.
+
+  Args:
+    path: a version's directory, or a model's directory, of which the newest version is taken.
+    reference: the JAX function `fun(params, *inputs)`, or {signature: function}. It takes the inputs of the signature one by one, in
+      their order, without those that are passed through; inputs that were saved as a tree are put together again by a lambda. A
+      signature with optional inputs has another order: there the function's arguments are named as the inputs. A signature
+      with preprocess or postprocess needs an entry of its own, which is called as it is and not under jax.jit.
+    params: the parameters; without them the reference is `fun(*inputs)`.
+    sizes: {dimension variable: size or sizes}; those not given take several that meet the constraints. Each size occurs; not each
+      combination.
+    samples: how many draws of ordinary inputs for each combination of sizes, and how many of hostile ones.
+    rtol, atol: for all floating point outputs, in place of those of their dtypes. Integers, bools and strings must be equal.
+    signatures: the names of those to compare; all if not given.
+    inputs: {input: array, or callable(rng, shape, dtype) that draws one}, for those that normally distributed numbers, or
+      integers from 0 to 9, do not suit. The array of an input fixes its sizes.
+    report: a folder for `Report.write`.
+
+  Returns:
+    the report, also when the model is wrong: `Report.raise_for_mismatch` raises.
+
+  Raises:
+    FileNotFoundError: `path` is no SavedModel, or none of `jax2tf.converters.saved_model`.
+    ValueError: a signature, a variable or an input that the model does not have, a reference that is missing or takes other
+      arguments, sizes that break a constraint, arrays that do not fit the signature.
+    ImportError: `report` needs the packages of the extra jax2tf[verify].
+  """
+  for package in ("tabulate", "jinja2", "matplotlib") if report is not None else ():
+    extra(package)
+  if samples < 1:
+    raise ValueError(f"samples = {samples}; at least one draw is needed")
+  directory = _directory(Path(path))
+  record = manifest.read(directory)
+  inputs = inputs or {}
+  chosen = plan.chosen(record, signatures, inputs)
+  lead = () if params is None else (params,)
+  subjects, skipped = plan.subjects(chosen, reference, params is not None, inputs)
+  runs = plan.plan(subjects, record.constraints, sizes or {}, samples, inputs)
+  with tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
+    expected = list(compare.reference_answers(runs, lead, progress))
+    response = _run_without_jax(directory, runs, progress)
+  found = response["runs"] or [{"outputs": {}, "error": f"no answer without JAX: {response['error']}", "seconds": None}] * len(runs)
+  rows = list(compare.rows(runs, found, expected, rtol, atol))
+  if signatures is None:
+    unknown = [name for name in response["signatures"] if name not in record.signatures and not name.startswith("__")]
+    skipped |= dict.fromkeys(unknown, f"the manifest does not know it; save the model again, or leave it out: signatures={list(chosen)}")
+  latencies = compare.latencies(runs, found, expected)
+  versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
+  result = Report(str(directory), tuple(rows), latencies, skipped, versions)
+  if report is not None:
+    result.write(report)
+  return result
+
+
+def _directory(path: Path) -> Path:
+  """The version's directory."""
+  if not path.is_dir():
+    raise FileNotFoundError(f"path = {str(path)!r} is no directory; give what saved_model.save returned, or the folder of the versions")
+  if (found := publish.saved_model_in(path)) is None:
+    raise FileNotFoundError(f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
+  return found
+
+
+def _run_without_jax(directory: Path, runs: Sequence[plan.Run], progress: tqdm.tqdm) -> dict[str, Any]:
+  """The answers of the model, in a process of its own; see `child`."""
+  request = {
+    "directory": str(directory),
+    "runs": [{"signature": run.subject.name, "inputs": dict(run.inputs), "timed": run.timed} for run in runs],
+  }
+  environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+  if jax.default_backend() == "cpu":
+    # A GPU multiplies with fewer bits (TF32), and would be compared with JAX on a CPU.
+    environment["CUDA_VISIBLE_DEVICES"] = "-1"
+  with tempfile.TemporaryDirectory(prefix="jax2tf-verify-") as folder:
+    request_file, response_file, log = (Path(folder, name) for name in ("request", "response", "log"))
+    request_file.write_bytes(pickle.dumps(request))
+    # -P: the folder of the script holds modules of ours, which are not to be found as top-level ones.
+    command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), str(request_file), str(response_file)]
+    with log.open("wb") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True) as child:
+      try:
+        for line in child.stdout or ():
+          progress.update(line == "done\n")
+      except BaseException:
+        child.kill()
+        raise
+    if response_file.exists():
+      return dict(pickle.loads(response_file.read_bytes()))
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+    return {"error": f"its process ended with {child.returncode}: {last[0]}", "signatures": [], "runs": [], "packages": [], "versions": {}}
