@@ -21,7 +21,7 @@ from jax2tf.converters import saved_model, verify
 from jax2tf.converters.comparison import answers as compare
 from jax2tf.converters.comparison import plan
 from jax2tf.converters.export.source import Answer, Exported, Signature, Source
-from jax2tf.converters.saved_model.arguments import tensor_specs
+from jax2tf.converters.saved_model.notation import Spec
 from jax2tf.converters.tfjs import page, runtime
 from jax2tf.tools import measure
 
@@ -165,7 +165,8 @@ def _chromium(case: Case) -> Exported:
   """The page that the exporter to TF.js writes, in headless Chromium."""
   from playwright import sync_api  # noqa: PLC0415  (an extra)
 
-  exported, specs = case.tfjs, tensor_specs(case.signature.record.outputs)
+  exported, outputs = case.tfjs, case.signature.record.outputs
+  dtypes = {name: Spec.parse(text).dtype for name, text in outputs.items()}
   html = page.write(exported.path, runtime.packages())
 
   def answer(runs: Sequence[plan.Run]) -> compare.Answers:
@@ -184,7 +185,7 @@ def _chromium(case: Case) -> Exported:
     except sync_api.Error as error:
       return {"outputs": {}, "error": " ".join(str(error).split())[:600], "seconds": None}
     arrays = {
-      name: np.array(result["values"]).astype(np.int64 if specs[name].dtype.is_integer else float).astype(specs[name].dtype.as_numpy_dtype)
+      name: np.array(result["values"]).astype(np.int64 if dtypes[name].kind in "iu" else float).astype(dtypes[name])
       for name, result in results[0]["answers"].items()
     }
     outputs = {name: array.reshape(results[0]["answers"][name]["shape"]) for name, array in arrays.items()}

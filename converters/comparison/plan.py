@@ -7,7 +7,7 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 from jax import export, tree_util
 
 from ..saved_model import manifest
-from ..saved_model.arguments import Arguments, notation, tensor_specs
+from ..saved_model.arguments import Arguments
+from ..saved_model.notation import Spec, variables
 from .report import SUBNORMAL
 
 Given = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
@@ -186,11 +187,11 @@ class Domain:
         raise ValueError(f"input {name!r} is {specs[name]}, which JAX makes narrower here; set jax.config.update('jax_enable_x64', True)")
     shapes = [aval.shape for aval in self.avals.values()]
     dims = [str(d) for shape in shapes for d in shape]
-    self.variables = _variables(dims)
+    self.variables = variables(dims)
     self._constraints = constraints
     # Without those that an equality defines: JAX writes 2*a + 1 for b once b == 2*a + 1.
-    named = _variables([*dims, *constraints])
-    self._all = _variables(map(str, export.symbolic_shape(", ".join(named), scope=scope)))
+    named = variables([*dims, *constraints])
+    self._all = variables(map(str, export.symbolic_shape(", ".join(named), scope=scope)))
     self._exported = _exported(self._all, shapes, scope) if self._all else None
 
   def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
@@ -233,8 +234,8 @@ class Domain:
 
   def _feasible(self, name: str) -> Iterator[int]:
     """Sizes that meet the constraints on this variable alone; the usual ones first."""
-    own = [text for text in self._constraints if _variables([text]) == [name]]
-    numbers = [int(n) for text in self._constraints if name in _variables([text]) for n in re.findall(r"\d+", text)]
+    own = [text for text in self._constraints if variables([text]) == [name]]
+    numbers = [int(n) for text in self._constraints if name in variables([text]) for n in re.findall(r"\d+", text)]
     wider = sorted({*_WIDER, *(n + shift for n in numbers for shift in (0, 1) if 0 < n <= _LARGEST)})
     exported = _exported([name], [], export.SymbolicScope(own))
     for size in dict.fromkeys([*_SIZES, *wider]):
@@ -261,7 +262,7 @@ class Domain:
       if name in inputs and not callable(inputs[name]):
         shape = np.shape(inputs[name])
         if len(shape) != len(aval.shape):
-          raise ValueError(f"inputs[{name!r}] has the shape {shape}, and the signature takes {notation(aval)}")
+          raise ValueError(f"inputs[{name!r}] has the shape {shape}, and the signature takes {Spec.of(aval)}")
         for dim, size in zip(map(str, aval.shape), shape, strict=True):
           if dim in self.variables and list(fixed.get(dim, [size])) != [size]:
             raise ValueError(f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; let them agree")
@@ -278,11 +279,6 @@ def _exported(names: Sequence[str], shapes: Sequence[Any], scope: export.Symboli
 
 def _shapes_at(exported: export.Exported, sizes: Sequence[int]) -> list[tuple[int, ...]]:
   return [x.shape for x in jax.eval_shape(exported.call, jax.ShapeDtypeStruct(tuple(sizes), np.bool_))]
-
-
-def _variables(texts: Iterable[str]) -> list[str]:
-  """The names in expressions of dimensions, without those of functions: "floordiv(b, 2)" -> b."""
-  return sorted({name for text in texts for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\s*\()", text)})
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int) -> np.ndarray:
@@ -316,20 +312,18 @@ def _checked(name: str, given: Any, rng: np.random.Generator, shape: tuple[int, 
   return array
 
 
-def _tensor(name: str, spec: str, given: Any, rng: np.random.Generator) -> np.ndarray:
+def _tensor(name: str, text: str, given: Any, rng: np.random.Generator) -> np.ndarray:
   """An input that only TensorFlow sees, "string[?,2]": the caller's, or for one that is passed through, any."""
-  dtype_name, _, dims = spec.rstrip("]").partition("[")
-  dtype = np.dtype(object) if dtype_name == "string" else np.dtype(tensor_specs({name: spec})[name].dtype.as_numpy_dtype)
-  shape = tuple(int(d) if d.isdecimal() else None for d in dims.split(",") if d and d != "...")
+  spec = Spec.parse(text)
   if given is not None:
-    array = as_numpy(given(rng, shape, dtype) if callable(given) else given)
-    if array.dtype != dtype:
+    array = as_numpy(given(rng, spec.sizes or (), spec.dtype) if callable(given) else given)
+    if array.dtype != spec.dtype:
       raise ValueError(f"inputs[{name!r}] is {array.dtype}, and the signature takes {spec}")
     return array
-  known = tuple(3 if d is None else d for d in shape)
-  if dtype.kind == "O":
+  known = tuple(3 if d is None else d for d in spec.sizes or ())
+  if spec.is_string:
     return np.array([rng.bytes(4) for _ in range(math.prod(known))], object).reshape(known)
-  return draw(rng, known, dtype, "ordinary", 0)
+  return draw(rng, known, spec.dtype, "ordinary", 0)
 
 
 def as_numpy(x: Any) -> np.ndarray:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from .. import extras
 from ..export import registry, replay
 from ..export.source import ExportError, Signature
+from ..saved_model.notation import Spec
 from . import bfloat16, handlers
 
 OPSET = 18  # the newest that tf2onnx 1.17 writes
@@ -255,40 +256,26 @@ def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _We
   by_name = {tensor.op.name: tensor for tensor in concrete.inputs}
   if narrow := [name for name, text in record.outputs.items() if text.startswith("bf16[")]:
     proto.metadata_props.add(key=bfloat16.OUTPUTS, value=" ".join(narrow))
-  inputs = [_value_info(name, by_name[name], text) for name, text in record.inputs.items()]
-  inputs += [_value_info(name, variable, "[]") for name, variable in weights.variables.items()]
+  inputs = [_value_info(name, by_name[name], Spec.parse(text)) for name, text in record.inputs.items()]
+  inputs += [_value_info(name, variable) for name, variable in weights.variables.items()]
   results = concrete.structured_outputs
-  outputs = [_value_info(name, results[name], text) for name, text in record.outputs.items()]
+  outputs = [_value_info(name, results[name], Spec.parse(text)) for name, text in record.outputs.items()]
   del proto.graph.input[:], proto.graph.output[:]
   proto.graph.input.extend(inputs)
   proto.graph.output.extend(outputs)
 
 
-def _value_info(name: str, tensor: Any, notation: str) -> Any:
-  """Of a tensor f32[?,784] that is f32[b,784] in the notation of jaxprs."""
+def _value_info(name: str, tensor: Any, spec: Spec | None = None) -> Any:
+  """Of a tensor f32[?,784] whose spec is f32[b,784]."""
   onnx = extra("onnx")
-  texts = _dimensions(notation)
   sizes: list[int | str | None] = list(tensor.shape)
-  for i, text in enumerate(texts):
-    if i < len(sizes) and sizes[i] is None and text not in ("?", "..."):
-      sizes[i] = text
+  for i, dim in enumerate(spec.dims or () if spec else ()):
+    if i < len(sizes) and sizes[i] is None and dim != "?":
+      sizes[i] = dim
   dtype = (
     onnx.TensorProto.STRING if tensor.dtype == tf.string else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype.as_numpy_dtype))
   )
   return onnx.helper.make_tensor_value_info(name, dtype, sizes)
-
-
-def _dimensions(notation: str) -> list[str]:
-  """f32[b,floordiv(b, 2)] -> b, floordiv(b, 2)."""
-  inner = notation[notation.index("[") + 1 : notation.rindex("]")]
-  found, depth = [""], 0
-  for letter in inner:
-    depth += {"(": 1, ")": -1}.get(letter, 0)
-    if letter == "," and not depth:
-      found.append("")
-    else:
-      found[-1] += letter
-  return [text.strip() for text in found if text.strip()]
 
 
 def _at_opset(proto: Any, opset: int) -> Any:

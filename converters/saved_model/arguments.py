@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 from jax import export, tree_util
 
-Spec: TypeAlias = Any  # str | jax.ShapeDtypeStruct | tf.TensorSpec, which mypy does not know
-_NOTATION = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<shape>.*)\]\s*")
-_KINDS = {"i": "int", "u": "uint", "f": "float", "bf": "bfloat", "c": "complex"}
-_DTYPE = re.compile(r"([iuc]|b?f)(\d+)")
+from .notation import Spec
+
+Given: TypeAlias = Any  # str | jax.ShapeDtypeStruct | tf.TensorSpec, which mypy does not know
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Arguments:
 
   def notation(self) -> dict[str, str]:
     """Name -> "f32[b,784]"."""
-    return {name: notation(aval) for name, aval in zip(self.names, self.avals, strict=True)}
+    return {name: str(Spec.of(aval)) for name, aval in zip(self.names, self.avals, strict=True)}
 
 
 def check_name(name: str) -> None:
@@ -82,51 +80,26 @@ def check_name(name: str) -> None:
     )
 
 
-def _aval(name: str, spec: Spec, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
-  if not isinstance(spec, str):
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-  dtype, shape = _parsed(name, spec)
-  if dtype == "string":
-    raise ValueError(f"input {name!r} is {spec!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
-  return jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), dtype)
+def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
+  if not isinstance(given, str):
+    return jax.ShapeDtypeStruct(given.shape, given.dtype)
+  spec = Spec.parse(given, f"input {name!r}")
+  if spec.is_string:
+    raise ValueError(f"input {name!r} is {given!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
+  dims = "..." if spec.dims is None else ", ".join(map(str, spec.dims))
+  return jax.ShapeDtypeStruct(export.symbolic_shape(dims, scope=scope), spec.dtype)
 
 
-def _parsed(name: str, spec: str) -> tuple[Any, str]:
-  match = _NOTATION.fullmatch(spec)
-  try:
-    dtype = match["dtype"]  # type: ignore[index]
-    full = _DTYPE.sub(lambda m: _KINDS[m[1]] + m[2], dtype)
-    if full != "string" and jnp.dtype(full).name != full:  # "float" would be one of 64 bits
-      raise TypeError
-    return ("string" if full == "string" else jnp.dtype(full)), match["shape"]  # type: ignore[index]
-  except TypeError:
-    raise ValueError(f"input {name!r} is {spec!r}; write its dtype and shape as in 'f32[b,784]'") from None
-
-
-def tensor_specs(inputs: Mapping[str, Spec]) -> dict[str, tf.TensorSpec]:
+def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:
   """Inputs that TensorFlow alone sees, also "string[b]"; dimensions that are no numbers are unknown."""
   found = {}
-  for name, spec in inputs.items():
+  for name, given in inputs.items():
     check_name(name)
-    if isinstance(spec, str):
-      dtype, shape = _parsed(name, spec)
-      sizes = [int(d) if d.strip().isdecimal() else None for d in shape.split(",") if d.strip()]
-      found[name] = tf.TensorSpec(sizes, dtype if dtype == "string" else np.dtype(dtype), name)
+    if isinstance(given, str):
+      found[name] = Spec.parse(given, f"input {name!r}").tensor(name)
     else:
-      found[name] = tf.TensorSpec(spec.shape, spec.dtype, name)
+      found[name] = tf.TensorSpec(given.shape, given.dtype, name)
   return found
-
-
-def notation(aval: Any) -> str:
-  """f32[b,784] of anything that has a shape and a dtype, a TensorFlow string too; an unknown size is ?."""
-  if isinstance(aval, tf.TensorSpec | tf.Tensor):
-    dtype = aval.dtype.name
-    sizes = ["..."] if aval.shape.rank is None else ["?" if d is None else str(d) for d in aval.shape]
-  else:
-    dtype, sizes = np.dtype(aval.dtype).name, [str(d) for d in aval.shape]
-  short = {long: letter for letter, long in _KINDS.items()}
-  dtype = re.sub(r"^(u?int|b?float|complex)(\d+)$", lambda m: short[m[1]] + m[2], dtype)
-  return f"{dtype}[{','.join(sizes)}]"
 
 
 def leaf_names(tree: Any, separator: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from . import manifest
+from .notation import Spec, variables
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ class Batching:
 def check_rows(record: manifest.SignatureRecord, name: str) -> None:
   """Raises ValueError for a signature whose rows cannot be put together: not every input and output begins with one and the same `b`."""
   shapes: Mapping[str, str] = {**record.inputs, **record.outputs}
-  sizes = {tensor: spec.partition("[")[2].rstrip("]").split(",") for tensor, spec in shapes.items()}
+  sizes = {tensor: [str(d) for d in Spec.parse(spec).dims or ("",)] for tensor, spec in shapes.items()}
   found = {dims[0] for tensor, dims in sizes.items() if tensor not in record.passed_through}
-  others = [d for dims in sizes.values() for d in dims[1:] if d in found]
+  others = [d for dims in sizes.values() for d in dims[1:] if found.intersection(variables([d]))]
   strange = [tensor for tensor in record.passed_through if sizes[tensor][0] != "?"]  # what TensorFlow alone sees has unknown sizes
   if len(found) != 1 or not next(iter(found)).isidentifier() or others or strange:
     listed = ", ".join(f"{tensor}: {spec}" for tensor, spec in shapes.items())

@@ -18,8 +18,9 @@ import jax2tf
 from jax2tf import _tf_compat
 
 from . import manifest, parameters, publish, warmup
-from .arguments import Arguments, Spec, notation, output_names, tensor_specs
+from .arguments import Arguments, Given, output_names, tensor_specs
 from .batching import Batching, check_rows
+from .notation import Spec
 
 Tensors = dict[str, tf.Tensor]
 
@@ -106,10 +107,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     method: str | None = None,
     input_names: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
-    raw_inputs: Mapping[str, Spec] | None = None,
+    raw_inputs: Mapping[str, Given] | None = None,
     preprocess: Callable[[Tensors], Tensors] | None = None,
     postprocess: Callable[[Tensors], Tensors] | None = None,
-    pass_through: Mapping[str, Spec] | None = None,
+    pass_through: Mapping[str, Given] | None = None,
     resources: Iterable[Any] = (),
     batching: Batching | None = None,
   ) -> Model:
@@ -217,14 +218,14 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
     traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *arguments.unflatten(arguments.avals))
     concrete = _tf_compat.traced_for_saving(signature)
-    inputs = {spec.name: notation(spec) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
+    inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
     results = concrete.structured_outputs
     if not postprocessed:
       avals = tree_util.tree_leaves(traced.out_info)
       results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {name: results[name] for name in passed}
     record = manifest.SignatureRecord(
       inputs=inputs if preprocessed else inputs | arguments.notation(),
-      outputs={name: notation(y) for name, y in results.items()},
+      outputs={name: str(Spec.of(y)) for name, y in results.items()},
       defaults=defaults,
       passed_through=passed,
       jaxpr=manifest.hash_of_text(_text(traced.jaxpr)),
@@ -250,7 +251,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     return manifest.Manifest(
       signatures=self.records,
       constraints=list(self.polymorphic_constraints),
-      parameters={path: notation(value) for path, value in zip(paths, values, strict=True)},
+      parameters={path: str(Spec.of(value)) for path, value in zip(paths, values, strict=True)},
       weights=manifest.hash_of_arrays(parameters.with_progress(values, "hash of the parameters")),
       with_gradient=with_gradient,
     )
@@ -363,7 +364,7 @@ def _defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], argumen
     aval = dict(zip(arguments.names, arguments.avals, strict=True)).get(name)
     sizes = [1 if d is None else d for d in specs[name].shape]
     if tensor.shape != sizes and aval is not None:
-      raise ValueError(f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {notation(aval)} needs {tuple(sizes)}")
+      raise ValueError(f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs {tuple(sizes)}")
     found[name] = tensor
     specs[name] = specs.pop(name)
   return found

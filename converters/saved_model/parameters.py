@@ -12,7 +12,8 @@ import tensorflow as tf
 import tqdm
 from jax import tree_util
 
-from .arguments import leaf_names, notation
+from .arguments import leaf_names
+from .notation import Spec
 
 Trainable = bool | Callable[[str], bool] | Any
 
@@ -129,8 +130,8 @@ def assign(targets: Mapping[str, tf.Variable], params: Any, taken: Sequence[Any]
   for (name, variable), dtype in zip(targets.items(), taken, strict=True):
     if name not in new:
       continue
-    before = notation(jax.ShapeDtypeStruct(variable.shape, dtype))
-    after = notation(np.asarray(new[name]))
+    before = str(Spec.of(jax.ShapeDtypeStruct(variable.shape, dtype)))
+    after = str(Spec.of(np.asarray(new[name])))
     if before != after:
       differences.append(f"  {name}: {after}, the model has {before}")
   if differences:

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from ..comparison import plan
 from ..comparison.report import Report
 from ..export.source import Exported, ExportError, Signature, Source, single
 from ..saved_model import publish
 from ..saved_model.builder import Model
+from ..saved_model.notation import Spec
 from . import files, runtime
 from .page import write as write_page
 
@@ -202,9 +204,13 @@ def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequ
 def _check_dtypes(signature: Signature) -> None:
   """Raises ExportError for inputs, outputs and parameters that TF.js cannot hold without loss."""
   record = signature.record
-  listed = [("input", *item) for item in record.inputs.items()] + [("output", *item) for item in record.outputs.items()]
-  listed += [("parameter", variable.name.removesuffix(":0"), variable.dtype.name) for variable in signature.function.graph.variables]
-  wrong = [f"  {kind} {name}: {spec}" for kind, name, spec in listed if not files.is_held(spec)]
+  listed = {
+    f"{kind} {name}: {text}": tf.as_dtype(Spec.parse(text).dtype)
+    for kind, specs in (("input", record.inputs), ("output", record.outputs))
+    for name, text in specs.items()
+  }
+  listed |= {f"parameter {v.name.removesuffix(':0')}: {v.dtype.name}": v.dtype for v in signature.function.graph.variables}
+  wrong = [f"  {text}" for text, dtype in listed.items() if not files.is_held(dtype)]
   if wrong:
     raise ExportError("tfjs", "\n".join([f"{RUNTIME} has no dtype for these; take float32, int32 or bool:", *wrong]))
 

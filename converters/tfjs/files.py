@@ -16,7 +16,6 @@ from google.protobuf import json_format
 
 from jax2tf import _tf_compat
 
-from ..saved_model.arguments import tensor_specs
 from . import rule
 from .names import CONTROL, SUPPORTED
 
@@ -163,10 +162,6 @@ def weights(folder: Path) -> bytes:
   return b"".join((folder / path).read_bytes() for group in manifest for path in group["paths"])
 
 
-def is_held(spec: str) -> bool:
-  """Whether TF.js holds all the values of a dtype, or of "f32[b,3]" in jaxpr notation."""
-  name = spec.partition("[")[0]
-  if name == "string":
-    return False
-  dtype = next(iter(tensor_specs({"x": f"{name}[]"}).values())).dtype if "[" in spec else tf.as_dtype(name)
+def is_held(dtype: tf.DType) -> bool:
+  """Whether TF.js holds all the values of a dtype."""
   return dtype.size <= 4 and rule.held(dtype) in _NAMES

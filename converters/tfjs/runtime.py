@@ -16,7 +16,7 @@ import numpy as np
 
 from ..comparison import answers as compare
 from ..comparison import plan
-from ..saved_model.arguments import tensor_specs
+from ..saved_model.notation import Spec
 from . import rule
 
 VERSION = "4.22.0"
@@ -93,10 +93,9 @@ def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str],
       raise RuntimeError(f"TF.js {VERSION} ({backend}) cannot load the model: {done.stderr.strip()[-2000:]}")
     found = json.loads((exchange / "answers.json").read_text(encoding="utf-8"))
     data = (exchange / "answers.bin").read_bytes()
-  dtypes = {name: spec.dtype.as_numpy_dtype for name, spec in tensor_specs(outputs).items()}
   for answer in found:
     arrays = {key: _array(data, spec) for key, spec in answer["outputs"].items()}
-    answer["outputs"] = {key: _of_dtype(array, np.dtype(dtypes[key])) for key, array in arrays.items()}
+    answer["outputs"] = {key: _of_dtype(array, Spec.parse(outputs[key]).dtype) for key, array in arrays.items()}
   return found
 
 

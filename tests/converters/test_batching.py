@@ -93,6 +93,7 @@ def test_exporters_see_the_function_and_not_the_queue() -> None:
     ({"x": "f32[4]"}, lambda p, x: x, r"signature 's' has x: f32\[4\], output: f32\[4\]; to run requests together"),
     ({"x": "f32[b,4]"}, lambda p, x: x.sum(), "each must begin with one dimension variable"),
     ({"x": "f32[b,b]"}, lambda p, x: x, "no other dimension may hold it"),
+    ({"x": "f32[b,max(b, 2)]"}, lambda p, x: x, "no other dimension may hold it"),
     ({"x": "f32[2*b]"}, lambda p, x: x, "each must begin with one dimension variable"),
   ],
 )

@@ -1,0 +1,104 @@
+"""Dtypes and shapes as jaxprs write them: `f32[b,max(a, 2)]`. Nothing else in the project reads or writes this notation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+
+_NOTATION = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<dims>.*)\]\s*")
+_KINDS = {"i": "int", "u": "uint", "f": "float", "bf": "bfloat", "c": "complex"}
+_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
+_STRING = np.dtype(object)
+
+
+@dataclass(frozen=True)
+class Spec:
+  """A dtype and a shape.
+
+  Attributes:
+    dtype: NumPy's; that of objects for TensorFlow's strings.
+    dims: each a size, an expression such as "2*b + 1", or "?" for a size that is not known; None if not even their number is.
+  """
+
+  dtype: np.dtype[Any]
+  dims: tuple[int | str, ...] | None
+
+  @classmethod
+  def parse(cls, text: str, what: str = "it") -> Spec:
+    """From "f32[b,784]"; the error says `what` should be written so.
+
+    Raises:
+      ValueError: it is not `dtype[dims]`.
+    """
+    match = _NOTATION.fullmatch(text)
+    try:
+      if match is None:
+        raise TypeError
+      return cls(_dtype(match["dtype"]), _dims(match["dims"]))
+    except TypeError:
+      raise ValueError(f"{what} is {text!r}; write its dtype and shape as in 'f32[b,784]'") from None
+
+  @classmethod
+  def of(cls, array: Any) -> Spec:
+    """Of anything that has a shape and a dtype."""
+    if not isinstance(array.shape, tf.TensorShape):
+      return cls(np.dtype(array.dtype), tuple(int(d) if isinstance(d, int | np.integer) else str(d) for d in array.shape))
+    dtype = np.dtype(array.dtype.as_numpy_dtype)
+    return cls(dtype, None if array.shape.rank is None else tuple("?" if d is None else d for d in array.shape))
+
+  def __str__(self) -> str:
+    name = "string" if self.dtype == _STRING else re.sub(r"^([a-z]+)(?=\d+$)", lambda m: _LETTERS.get(m[1], m[1]), self.dtype.name)
+    return f"{name}[{'...' if self.dims is None else ','.join(map(str, self.dims))}]"
+
+  @property
+  def is_string(self) -> bool:
+    return self.dtype == _STRING
+
+  @property
+  def sizes(self) -> tuple[int | None, ...] | None:
+    """As TensorFlow has them: what is no number is not known."""
+    return None if self.dims is None else tuple(d if isinstance(d, int) else None for d in self.dims)
+
+  def tensor(self, name: str) -> tf.TensorSpec:
+    """TensorFlow's type of a tensor of this name."""
+    return tf.TensorSpec(self.sizes, tf.string if self.is_string else self.dtype, name)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+  if name == "string":
+    return _STRING
+  full = re.sub(r"([iuc]|b?f)(?=\d+)", lambda m: _KINDS[m[1]], name)
+  dtype = jnp.dtype(full)
+  if dtype.name != full:  # "float" would be one of 64 bits
+    raise TypeError
+  return dtype
+
+
+def _dims(text: str) -> tuple[int | str, ...] | None:
+  """b, max(a, 2) -> ("b", "max(a, 2)"); only a comma outside of parentheses parts two."""
+  if text.strip() == "...":
+    return None
+  found, depth = [""], 0
+  for letter in text:
+    depth += {"(": 1, ")": -1}.get(letter, 0)
+    if letter == "," and not depth:
+      found.append("")
+    else:
+      found[-1] += letter
+  dims = [dim.strip() for dim in found]
+  if not dims[-1]:  # of no dimension, or behind a last comma
+    dims.pop()
+  if not all(dims):
+    raise TypeError
+  return tuple(int(dim) if dim.isdecimal() else dim for dim in dims)
+
+
+def variables(texts: Iterable[str]) -> list[str]:
+  """The names in expressions of dimensions, without those of functions: "floordiv(b, 2)" -> b."""
+  return sorted({name for text in texts for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\s*\()", text)})
