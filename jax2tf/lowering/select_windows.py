@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
+from jax2tf._jax_compat import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.lowering._pooling import Axis, max_pool_gradient, window_axes
 from jax2tf.lowering._reducers import binary_primitive
@@ -71,7 +72,9 @@ def _gathered(greatest: bool, axes: Sequence[Axis], tangents: Any, operand: Any)
   if 0 in (*operand.shape, *out):
     return jnp.zeros(out, tangents.dtype)
   positions, beats_nothing = _selected(greatest, axes, operand)
-  selected = tangents.at[positions].get(mode="fill", fill_value=0)
+  # JAX takes nothing from an axis that may be empty; with one zero more it is not.
+  some = lax.pad(tangents, jnp.zeros((), tangents.dtype), [(0, int(dimension_bounds(axis.size)[0] < 1), 0) for axis in axes])
+  selected = some.at[positions].get(mode="fill", fill_value=0)
   return jnp.where(beats_nothing, jnp.zeros((), tangents.dtype), selected)
 
 
@@ -87,7 +90,6 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
   view, inside = operand, jnp.ones((), bool)
   for i in reversed(range(rank)):
     position, valid = places[i]
-    # JAX takes nothing from an axis that may be empty.
     view = jnp.expand_dims(view, i + 1) if axes[i].is_trivial else jnp.take(view, position, axis=i, mode="clip")
     inside = inside & valid.reshape([1] * (2 * i) + list(valid.shape) + [1] * (2 * (rank - 1 - i)))
   interleaved = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]

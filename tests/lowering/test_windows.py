@@ -109,14 +109,20 @@ CASES = [
     for name in MONOIDS
     if name != "prod"
   ],
-  Case(
-    "max_gradient_may_be_empty",
-    lambda x: jax.grad(lambda y: pool("max", (1, 2, 2, 1, 1), (1,) * 5, "VALID")(y).sum())(x[1:]),
-    [IMAGE[:1, ..., None]],
-    poly="b, _, _, _, _",
-    skip=QUICK,
-    grad=False,
-  ),
+  *[
+    Case(
+      f"max_{name}_may_be_empty",
+      lambda x, f=derivative: f(pool("max", (1, 2, 2, 1, 1), (1,) * 5, "VALID"), x[1:]),
+      [IMAGE[:1, ..., None]],
+      poly="b, _, _, _, _",
+      skip=QUICK,
+      grad=False,
+    )
+    for name, derivative in {
+      "gradient": lambda f, x: jax.grad(lambda y: f(y).sum())(x),
+      "tangent": lambda f, x: jax.jvp(f, [x], [x])[1],
+    }.items()
+  ],
   Case("max_without_batch", pool("max", SQUARE, SQUARE, "SAME"), [IMAGE[:0]], skip=QUICK),
   Case("max_without_channels", pool("max", SQUARE, SQUARE, ((0, 0), (1, 0), (0, 1), (0, 0))), [IMAGE[..., :0]], skip=QUICK),
   Case("sum_negative_padding", pool("sum", (2, 3), (1, 2), ((-1, 2), (3, -2))), [INTS.astype(np.float32)], **CLOSE),
