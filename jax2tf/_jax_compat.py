@@ -89,6 +89,9 @@ else:  # JAX 0.12: the values of constants, if any, belong to a jaxpr
     return jaxpr.replace(**parts)
 
 
+check_jaxpr = _core.check_jaxpr
+
+
 def physical_aval(aval: Any) -> Any:
   """key<fry>[3] -> u32[3,2]; every other aval is its own physical one."""
   return _core.physical_aval(aval)

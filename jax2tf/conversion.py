@@ -10,14 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat, gradient, interpreter, jaxprs, native
+from jax2tf import _tf_compat, gradient, interpreter, native
 from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
-from jax2tf.expansion import expanded
 from jax2tf.interpreter import Lowering
-from jax2tf.jaxprs import ClosedJaxpr
-from jax2tf.placement import Destination, has_sharding, placement, places_named_by
+from jax2tf.placement import Destination, has_sharding, places_named_by
+from jax2tf.program import Emitter, Prepare, Program, equations, prepare
 from jax2tf.trace import BoundedCache, TracedFunction
 
 
@@ -31,8 +30,8 @@ class Conversion:
   def __init__(self, traced: TracedFunction, with_gradient: bool, destination: Destination, target: native.Target | None = None):
     self._target = target
     self._destination = destination
-    self._check = interpreter.preflight if target is None else functools.partial(native.preflight, target)
-    self._check(traced.jaxpr, traced.name)
+    self._prepare: Prepare = prepare if target is None else functools.partial(native.prepare, target)
+    self._program = self._prepare(traced.jaxpr, traced.name, ())
     if target is None:
       _check_placement(traced, destination)
     self._on_several_devices = target is not None and native.runs_on_several_devices(traced.jaxpr)
@@ -67,18 +66,16 @@ class Conversion:
     dimensions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
     return dimensions, [op for op in operations()[before:] if op.type == "Range"]  # each waits for an Assert
 
-  def _run(self, dimensions: DimensionValues) -> gradient.Run:
-    """Lowers jaxprs into the graph under construction."""
-    if self._target is None:
-      return Lowering(dimensions, self._destination)
-    return native.Native(dimensions, self._destination, target=self._target)
+  def _run(self, dimensions: DimensionValues) -> Emitter:
+    """Emits programs into the graph under construction."""
+    graph = Lowering(dimensions, self._destination)
+    return graph if self._target is None else native.Native(graph, self._target)
 
-  def _differentiable(self, run: gradient.Run, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
-    jaxpr = self.traced.jaxpr
+  def _differentiable(self, run: Emitter, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     if not self._with_gradient:
       reason = "The jax2tf-converted function does not support gradients. Use `with_gradient` parameter to enable gradients"
-      return _tf_compat.without_derivatives(lambda: run(jaxpr, *operands), [operands[i] for i in wrt], reason)
-    derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(jaxpr, self.traced.name, wrt, self._check))
+      return _tf_compat.without_derivatives(lambda: run(self._program, *operands), [operands[i] for i in wrt], reason)
+    derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(self.traced.jaxpr, self.traced.name, wrt, self._prepare))
     return gradient.call(derivative, run, *operands)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -92,35 +89,34 @@ class Conversion:
     run = _Eager(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
     # Eagerly, unlike in a graph, it is known here which arguments a tape will ever ask about.
     wrt = [i for i in gradient.differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])]
-    return self._differentiable(run, operands, wrt) if wrt else run(self.traced.jaxpr, *operands)
+    return self._differentiable(run, operands, wrt) if wrt else run(self._program, *operands)
 
-  def _run_eagerly(self, sizes: list[tf.Tensor], jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
-    function = self._eager_functions.get(jaxpr, lambda: self._eager_function(jaxpr))
+  def _run_eagerly(self, sizes: list[tf.Tensor], program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+    function = self._eager_functions.get(program, lambda: self._eager_function(program))
     return list(function(*sizes, *operands))
 
-  def _eager_function(self, jaxpr: ClosedJaxpr) -> Any:
+  def _eager_function(self, program: Program) -> Any:
     """(sizes, operands) -> results, one graph for all values of the dimension variables."""
     n_sizes = len(self._dimensions.sizes)
     size_specs = [tf.TensorSpec([], tf.int32)] * n_sizes
-    specs = [tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype) for shape, dtype in map(physical, jaxpr.in_avals)]
+    avals = map(physical, program.jaxpr.in_avals)
+    specs = [tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype) for shape, dtype in avals]
 
     @tf.function(autograph=False, input_signature=[*size_specs, *specs])
     def function(*args: tf.Tensor) -> list[tf.Tensor]:
       sizes, operands = args[:n_sizes], args[n_sizes:]
       dimensions = interpreter.dimension_values(lambda lower: self._dimensions.values_of(sizes, lower))
-      return self._run(dimensions)(jaxpr, *operands)
+      return self._run(dimensions)(program, *operands)
 
     return function.get_concrete_function()
 
 
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:
   """Raises ValueError for devices that TensorFlow does not have; warns of shardings that the graph will not have."""
-  jaxpr = expanded(traced.jaxpr)
-  placement(jaxpr)
-  equations = list(jaxprs.equations(jaxpr))
+  found = list(equations(traced.jaxpr))
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
-    for eqn, where in equations
+    for eqn, where in found
     for place in places_named_by(eqn)
     if (device := destination.missing(place))
   }
@@ -131,7 +127,7 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
       + "\n".join(sorted(missing))
       + "\n  name others with device_map, or with platforms the machine on which the graph will run"
     )
-  spread = dict.fromkeys(where() for eqn, where in equations if has_sharding(eqn))
+  spread = dict.fromkeys(where() for eqn, where in found if has_sharding(eqn))
   if spread and not destination.keep_shardings:
     warnings.warn(
       f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in the graph: convert with keep_shardings=True "
@@ -143,13 +139,13 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
 
 @dataclass(frozen=True)
 class _Eager:
-  """Calls the function of a jaxpr."""
+  """Calls the function of a program."""
 
   call: Callable[..., list[tf.Tensor]]
   sizes: list[tf.Tensor]
 
-  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
-    return self.call(self.sizes, jaxpr, *operands)
+  def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+    return self.call(self.sizes, program, *operands)
 
   def here(self) -> _Eager:
     return self

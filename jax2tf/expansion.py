@@ -7,7 +7,7 @@ becomes a call of that function. Elsewhere its `impl` may be one. What cannot be
 
 from __future__ import annotations
 
-import weakref
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,19 +17,16 @@ from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, Literal
 
 from jax2tf import _jax_compat
-from jax2tf.jaxprs import ClosedJaxpr, equations, opened, replaced
+from jax2tf.jaxprs import equations
 from jax2tf.registry import UNSUPPORTED, rule_for
 
 source_info_util.register_exclusion(__file__)
 
-# None for those in which there is nothing to expand.
-_expanded: weakref.WeakKeyDictionary[Jaxpr, Jaxpr | None] = weakref.WeakKeyDictionary()
 
-
-def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
-  """The same jaxpr, with calls of JAX functions for the primitives without a rule, also in the jaxprs inside."""
-  jaxpr = _inside(opened(closed))
-  return closed if jaxpr is opened(closed) else replaced(closed, eqns=jaxpr.eqns)
+@_jax_compat.weakly_cached
+def expanded(jaxpr: Jaxpr) -> Sequence[Any]:
+  """The equations of a jaxpr, with calls of JAX functions for the primitives without a rule."""
+  return [_expanded(eqn) for eqn in jaxpr.eqns]
 
 
 def why_not(eqn: Any) -> str | None:
@@ -41,34 +38,11 @@ def why_not(eqn: Any) -> str | None:
   return None
 
 
-def _inside(jaxpr: Jaxpr) -> Jaxpr:
-  if jaxpr not in _expanded:
-    eqns = [_equation(eqn) for eqn in jaxpr.eqns]
-    changed = any(new is not old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-    _expanded[jaxpr] = jaxpr.replace(eqns=eqns) if changed else None
-  found = _expanded[jaxpr]
-  return jaxpr if found is None else found
-
-
-def _equation(eqn: Any) -> Any:
+def _expanded(eqn: Any) -> Any:
   if rule_for(eqn.primitive) is None and eqn.primitive.name not in UNSUPPORTED:
-    try:
-      eqn = _call(eqn)
-    except Exception:  # whatever a library's code raises; preflight asks `why_not`
-      return eqn
-  params = {name: _param(value) for name, value in eqn.params.items()}
-  return eqn if all(params[name] is value for name, value in eqn.params.items()) else eqn.replace(params=params)
-
-
-def _param(value: Any) -> Any:
-  if isinstance(value, ClosedJaxpr):
-    return expanded(value)
-  if isinstance(value, Jaxpr):
-    return _inside(value)
-  if type(value) in (tuple, list):
-    parts = [_param(part) for part in value]
-    return value if all(new is old for new, old in zip(parts, value, strict=True)) else type(value)(parts)
-  return value
+    with contextlib.suppress(Exception):  # whatever a library's code raises; preflight asks `why_not`
+      return _call(eqn)
+  return eqn
 
 
 def _call(eqn: Any) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.extend.core.primitives as P
@@ -27,17 +27,8 @@ from jax.interpreters.ad import Zero
 from jax2tf import _tf_compat
 from jax2tf.dtypes import is_differentiable
 from jax2tf.jaxprs import ClosedJaxpr, contains, equations
-from jax2tf.placement import Place, placement, stay_p, with_sources
+from jax2tf.program import Emitter, Prepare, Program, with_sources
 from jax2tf.trace import BoundedCache
-
-
-class Run(Protocol):
-  """Lowers or calls a jaxpr: `run(jaxpr, *tensors) -> tensors`."""
-
-  def __call__(self, jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]: ...
-
-  def here(self) -> Run:
-    """The same for the graph under construction now, which may be that of a gradient function."""
 
 
 class Derivative:
@@ -47,19 +38,12 @@ class Derivative:
     function: name of the user's function, for errors.
     wrt: positions of the floating point or complex arguments to differentiate in.
     results: positions of the floating point and complex results.
-    check: raises for a jaxpr that has no lowering.
+    prepare: makes programs.
   """
 
-  def __init__(
-    self,
-    make: Callable[[], ClosedJaxpr],
-    function: str,
-    wrt: Sequence[int],
-    results: Sequence[int],
-    check: Callable[[ClosedJaxpr, str], None],
-  ):
+  def __init__(self, make: Callable[[], ClosedJaxpr], function: str, wrt: Sequence[int], results: Sequence[int], prepare: Prepare):
     self._make = make
-    self.check = check
+    self.prepare = prepare
     self.function = function
     self.wrt = wrt
     self.results = results
@@ -72,6 +56,11 @@ class Derivative:
     return self._make()
 
   @functools.cached_property
+  def program(self) -> Program:
+    """What is differentiated, ready to be emitted."""
+    return self.prepare(self.jaxpr, self.function, ())
+
+  @functools.cached_property
   def refusal(self) -> Exception | None:
     """What `jax.vjp` raises for a function that has no reverse-mode derivative, or preflight for one that has no lowering."""
     try:
@@ -81,12 +70,12 @@ class Derivative:
     return None
 
   @property
-  def forward(self) -> ClosedJaxpr:
+  def forward(self) -> Program:
     """primals -> results and residuals."""
     return self._forward[0]
 
   @functools.cached_property
-  def _forward(self) -> tuple[ClosedJaxpr, Sequence[Any], Any]:
+  def _forward(self) -> tuple[Program, Sequence[Any], Any]:
     structure: Any = None
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
@@ -96,10 +85,9 @@ class Derivative:
       return outs, residuals
 
     jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
-    self.check(jaxpr, self.function)
-    return jaxpr, residuals, structure
+    return self.prepare(jaxpr, self.function, ()), residuals, structure
 
-  def backward(self, given: tuple[int, ...]) -> ClosedJaxpr:
+  def backward(self, given: tuple[int, ...]) -> Program:
     """(residuals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`.
 
     The other results have none, which is not the same as zeros: JAX then leaves out what leads to them, and with it 0 * inf.
@@ -110,20 +98,18 @@ class Derivative:
     """Which of the primals have a cotangent; for the others `backward` returns zeros."""
     return self._backward(given)[1]
 
-  def _backward(self, given: tuple[int, ...]) -> tuple[ClosedJaxpr, frozenset[int]]:
+  def _backward(self, given: tuple[int, ...]) -> tuple[Program, frozenset[int]]:
     forward, residuals, structure = self._forward
-    places = placement(forward).of(forward.outvars)
 
     def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-      residuals = _stay(residuals, places[len(self.jaxpr.out_avals) :])
-      cotangents = _stay(cotangents, [places[i] for i in given])
       return tree_util.tree_unflatten(structure, residuals)(self._with_zeros(given, cotangents))
 
-    def make() -> tuple[ClosedJaxpr, frozenset[int]]:
+    def make() -> tuple[Program, frozenset[int]]:
       self._reached.clear()
       jaxpr = _trace(backward, residuals, self._cotangents(given))
-      self.check(jaxpr, f"gradient of {self.function}")
-      return jaxpr, frozenset(self._reached)
+      places = forward.placement.of(forward.jaxpr.outvars)  # what runs on residuals and cotangents follows them to where they are
+      operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]
+      return self.prepare(jaxpr, f"gradient of {self.function}", operands), frozenset(self._reached)
 
     return self._made.get(("backward", given), make)
 
@@ -149,7 +135,7 @@ class Derivative:
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
     return self._made.get(
-      ("pullback", given), lambda: Derivative(make, f"gradient of {self.function}", wrt, range(len(self.wrt)), self.check)
+      ("pullback", given), lambda: Derivative(make, f"gradient of {self.function}", wrt, range(len(self.wrt)), self.prepare)
     )
 
   @functools.cached_property
@@ -162,13 +148,11 @@ class Derivative:
 
     def make() -> ClosedJaxpr:
       avals = _specs(self.jaxpr.in_avals)
-      jaxpr = _trace(whole, avals, [avals[i] for i in self.wrt])
-      self.check(jaxpr, f"tangents of {self.function}")
-      return jaxpr
+      return _trace(whole, avals, [avals[i] for i in self.wrt])
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
-    return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)), self.check)
+    return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)), self.prepare)
 
   def _vjp(self, primals: Sequence[Any]) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
@@ -193,36 +177,36 @@ class Derivative:
     return [found[i] if i in found else Zero(self.jaxpr.out_avals[i]) for i in self.results]
 
 
-def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], check: Callable[[ClosedJaxpr, str], None]) -> Derivative:
+def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], prepare: Prepare) -> Derivative:
   """Of a function of the user's."""
-  return Derivative(lambda: with_sources(jaxpr), function, wrt, differentiable(jaxpr.out_avals), check)
+  return Derivative(lambda: with_sources(jaxpr), function, wrt, differentiable(jaxpr.out_avals), prepare)
 
 
 # Derivatives of a SavedModel: beyond these orders the loaded function refuses. Each one saved holds a graph of its own.
 _SAVED_ORDERS = 2
 
 
-def call(of: Derivative, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
+def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   """The results of `of.jaxpr`, which TensorFlow differentiates with JAX's derivatives.
 
   Args:
     of: the function and its derivatives.
-    run: lowers or calls a jaxpr.
+    run: emits programs, or calls them.
     primals: its arguments.
   """
   if not (of.wrt and of.results):
-    return run(of.jaxpr, *primals)
+    return run(of.program, *primals)
   n_out = len(of.jaxpr.out_avals)
   residuals: list[tf.Tensor] = []
 
   def results() -> list[tf.Tensor]:
     if of.refusal:  # which concerns the user only if the derivative is asked for
-      return run(of.jaxpr, *primals)
+      return run(of.program, *primals)
     outs = run(of.forward, *primals)
     residuals.extend(map(_cut, outs[n_out:]))
-    return outs[:n_out] if of.keeps_values else run(of.jaxpr, *primals)
+    return outs[:n_out] if of.keeps_values else run(of.program, *primals)
 
-  def backward(run: Run, given: tuple[int, ...], *seeds: tf.Tensor) -> list[tf.Tensor]:
+  def backward(run: Emitter, given: tuple[int, ...], *seeds: tf.Tensor) -> list[tf.Tensor]:
     # Identities, because a nested gradient function may only close over tensors of its own graph.
     return run(of.backward(given), *map(tf.identity, residuals), *seeds)
 
@@ -231,7 +215,7 @@ def call(of: Derivative, run: Run, *primals: tf.Tensor) -> list[tf.Tensor]:
 
 def _node(
   of: Derivative,
-  run: Run,
+  run: Emitter,
   results: Callable[[], list[tf.Tensor]],
   n_out: int,
   backward: Callable[..., list[tf.Tensor]],
@@ -259,7 +243,7 @@ def _node(
     own = [tf.identity(p, f"jax2tf_arg_{i}") for i, p in enumerate(primals)]
     seeds = [tf.identity(_conjugate(cotangents[i]), f"jax2tf_arg_{len(own) + i}") for i in given]
 
-    def backward_of_pullback(run: Run, given: tuple[int, ...], *seeds_of_pullback: tf.Tensor) -> list[tf.Tensor]:
+    def backward_of_pullback(run: Emitter, given: tuple[int, ...], *seeds_of_pullback: tf.Tensor) -> list[tf.Tensor]:
       residuals = run(pullback.forward, *map(tf.identity, own), *map(tf.identity, seeds))[len(of.wrt) :]
       return run(pullback.backward(given), *residuals, *seeds_of_pullback)
 
@@ -304,11 +288,6 @@ def _in_scope(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def differentiable(avals: Sequence[Any]) -> list[int]:
   """Positions of the floating point and complex avals."""
   return [i for i, aval in enumerate(avals) if is_differentiable(aval.dtype)]
-
-
-def _stay(values: Sequence[Any], places: Sequence[Place | None]) -> list[Any]:
-  """The values, with what runs on them following them to where they are."""
-  return [x if place is None else stay_p.bind(x, place=place) for x, place in zip(values, places, strict=True)]
 
 
 def _cut(residual: tf.Tensor) -> tf.Tensor:

@@ -42,21 +42,30 @@ def inner_jaxprs(eqn: Any) -> list[Jaxpr]:
   return list(jaxprs_in_params(eqn.params))
 
 
-def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[tuple[Any, Callable[[], str]]]:
-  """(equation, what gives the user's line) for all, also of inner jaxprs, each jaxpr once; `enter` says of which equations."""
-  yield from _equations(opened(jaxpr), definition(jaxpr), enter, set())
+def equations(
+  jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True, of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns
+) -> Iterator[tuple[Any, Callable[[], str]]]:
+  """(equation, what gives the user's line) for all, also of inner jaxprs, each jaxpr once.
 
+  Args:
+    jaxpr: open or closed.
+    enter: says of which equations the inner jaxprs count.
+    of: gives the equations of one jaxpr.
+  """
+  seen: set[Jaxpr] = set()
 
-def _equations(jaxpr: Jaxpr, caller: str, enter: Callable[[Any], bool], seen: set[int]) -> Iterator[tuple[Any, Callable[[], str]]]:
-  if id(jaxpr) in seen:
-    return
-  seen.add(id(jaxpr))
-  for eqn in jaxpr.eqns:
-    where = functools.partial(user_line, eqn, caller)
-    yield eqn, where
-    if enter(eqn):
-      for inner in inner_jaxprs(eqn):
-        yield from _equations(inner, where(), enter, seen)
+  def walk(jaxpr: Jaxpr, caller: str) -> Iterator[tuple[Any, Callable[[], str]]]:
+    if jaxpr in seen:
+      return
+    seen.add(jaxpr)
+    for eqn in of(jaxpr):
+      where = functools.partial(user_line, eqn, caller)
+      yield eqn, where
+      if enter(eqn):
+        for inner in inner_jaxprs(eqn):
+          yield from walk(inner, where())
+
+  return walk(opened(jaxpr), definition(jaxpr))
 
 
 def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:

@@ -7,10 +7,9 @@ lowered by their graph rules between the modules.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,17 +17,18 @@ import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
 from jax import export
-from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from jax2tf import _jax_compat, _tf_compat, errors
+from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
 from jax2tf.dtypes import physical
-from jax2tf.expansion import expanded
-from jax2tf.interpreter import Env, Lowering, Places
-from jax2tf.jaxprs import ClosedJaxpr, contains, equations, holds, part, variables
-from jax2tf.placement import has_sharding, spread_operands
+from jax2tf.interpreter import Lowering
+from jax2tf.jaxprs import ClosedJaxpr, opened
+from jax2tf.lines import UNKNOWN
+from jax2tf.placement import NOWHERE, has_sharding, spread_operands
+from jax2tf.program import Places, Program, equations, parts
 
 # What JAX lowers to LAPACK on CPU; tests/test_native.py looks for others.
 LAPACK = (
@@ -83,34 +83,49 @@ class Target:
   stablehlo_version: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Native(Lowering):
-  """A lowering into XlaCallModule ops: one for each jaxpr, but for what the target has no handler for."""
+@dataclass(frozen=True)
+class Native:
+  """An emitter of XlaCallModule ops: one for each jaxpr, but for what the target has no handler for.
 
+  Attributes:
+    graph: emits that, as ordinary ops.
+    target: who will read the modules.
+  """
+
+  graph: Lowering
   target: Target
 
-  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
-    """As `Lowering.lower`."""
-    if "cpu" not in self.target.platforms or not contains(expanded(jaxpr), LAPACK):
-      return self._module(jaxpr, operands)
-    return super().lower(caller, jaxpr, *operands, places=places)
+  def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+    """The results of a program of which no caller is known."""
+    return self.lower(UNKNOWN, program.jaxpr, *operands)
 
-  def walk(self, jaxpr: Jaxpr, env: Env, caller: str, places: Places = ()) -> None:
-    """As `Lowering.walk`. Equations with LAPACK go to their graph rules; all between two of these is one module."""
-    for has_lapack, some in _parts(jaxpr):
+  def here(self) -> Native:
+    """The same for the graph under construction now."""
+    return replace(self, graph=self.graph.here())
+
+  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
+    """As `Lowering.lower`. Equations with LAPACK go to their graph rules; all between two of these is one module."""
+    del places  # JAX knows them
+    found = parts(opened(jaxpr), LAPACK) if "cpu" in self.target.platforms else ()
+    if not any(has_lapack for has_lapack, _ in found):
+      return self._module(jaxpr, operands)
+    env, read = self.graph.environment(jaxpr, operands), self.graph.read
+    for has_lapack, part in found:
       if has_lapack:
-        for eqn in some.eqns:  # a call, a loop or a branch goes on natively inside
-          lowering = Lowering(self.dimensions, self.destination, self.constants) if eqn.primitive in LAPACK else self
-          env.update(zip(eqn.outvars, lowering.equation(eqn, [self.read(env, v) for v in eqn.invars], caller), strict=True))
+        for eqn in part.eqns:  # a call, a loop or a branch goes on natively inside
+          inner = self.graph.lower if eqn.primitive in LAPACK else self.lower
+          env.update(zip(eqn.outvars, self.graph.equation(eqn, read(env, eqn.invars), caller, inner=inner), strict=True))
       else:
-        env.update(zip(some.outvars, self._module(some, [env[v] for v in some.invars]), strict=True))
+        env.update(zip(part.outvars, self._module(part, read(env, part.invars)), strict=True))
+    return read(env, jaxpr.outvars)
 
   def _module(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    version, module = _exported(jaxpr, tuple(self.dimensions.variables), self.target)
+    dimensions = self.graph.dimensions
+    version, module = _exported(jaxpr, tuple(dimensions.variables), self.target)
     shardings = spread_operands(jaxpr)
     outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]
     operands = _annotated(operands, [*map(shardings.get, jaxpr.invars)])
-    if variables := self.dimensions.variables.values():
+    if variables := dimensions.variables.values():
       # No other argument need have the sizes of all variables: a backward pass may have none of its residuals.
       operands = [tf.zeros([*variables, 0], tf.int8), *operands]
     avals = [physical(aval) for aval in jaxpr.out_avals]
@@ -119,7 +134,7 @@ class Native(Lowering):
       module=module,
       version=version,
       platforms=[platform.upper() for platform in self.target.platforms],
-      shapes=[self.dimensions.static_shape(sizes) for sizes, _ in avals],
+      shapes=[dimensions.static_shape(sizes) for sizes, _ in avals],
       dtypes=[dtype for _, dtype in avals],
       disabled_checks=[str(check) for check in self.target.disabled_checks],
     )
@@ -134,9 +149,16 @@ def _annotated(tensors: Sequence[tf.Tensor], shardings: Sequence[Any]) -> list[t
   ]
 
 
-def preflight(target: Target, jaxpr: ClosedJaxpr, function: str) -> None:
-  """Refuses what `jax.export` does not: LAPACK on several CPU devices, and TensorFlow functions that a module would only name."""
-  graphs = [("call_tf", where()) for eqn, where in equations(jaxpr) if eqn.primitive.name == "call_tf" and eqn.params["call_tf_graph"]]
+def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = ()) -> Program:
+  """The program of a jaxpr, for `jax.export`, which rewrites and places by itself.
+
+  Raises:
+    LoweringError: what `jax.export` does not refuse: LAPACK on several CPU devices, and TensorFlow functions that a module would only name.
+  """
+  del places
+  graphs = [
+    ("call_tf", where()) for eqn, where in jaxprs.equations(jaxpr) if eqn.primitive.name == "call_tf" and eqn.params["call_tf_graph"]
+  ]
   if graphs:
     reason = "with call_tf_graph=True the function stays outside of the module, which only JAX's own jax2tf.convert provides for"
     raise errors.lowering_error(function, [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs])
@@ -144,16 +166,17 @@ def preflight(target: Target, jaxpr: ClosedJaxpr, function: str) -> None:
   if (
     "cpu" in target.platforms
     and runs_on_several_devices(jaxpr)
-    and (found := [(eqn.primitive.name, where()) for eqn, where in equations(expanded(jaxpr)) if eqn.primitive in LAPACK])
+    and (found := [(eqn.primitive.name, where()) for eqn, where in equations(jaxpr) if eqn.primitive in LAPACK])
   ):
     reason = "TensorFlow's XLA has no handler for it on CPU, and the function runs on several devices"
     advice = "convert the function of one device, or for another of native_serialization_platforms"
     raise errors.lowering_error(function, [errors.Gap(name, reason, advice, where) for name, where in found])
+  return Program(jaxpr, jaxpr.eqns, NOWHERE)
 
 
 def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
   """Whether there are shardings, or a shard_map, over more than one device."""
-  return any(map(has_sharding, (eqn for eqn, _ in equations(expanded(jaxpr)))))
+  return any(map(has_sharding, (eqn for eqn, _ in equations(jaxpr))))
 
 
 @_jax_compat.weakly_cached
@@ -260,12 +283,3 @@ def _call_decompositions(module: Any) -> None:
     for old, new in zip(op.results, call.operation.results, strict=True):
       old.replace_all_uses_with(new)
     op.erase()
-
-
-def _parts(jaxpr: Jaxpr) -> Iterator[tuple[bool, ClosedJaxpr]]:
-  """(whether they hold LAPACK, the equations as a jaxpr): in order, those in a row that do and those that do not by turns."""
-  uses = {v: place for place, eqn in enumerate(jaxpr.eqns) for v in variables(eqn.invars)}
-  uses |= dict.fromkeys(variables(jaxpr.outvars), len(jaxpr.eqns))
-  for has_lapack, group in itertools.groupby(enumerate(jaxpr.eqns), key=lambda item: holds(item[1], LAPACK)):
-    places, eqns = zip(*group, strict=True)
-    yield has_lapack, part(jaxpr, eqns, [v for eqn in eqns for v in eqn.outvars if uses.get(v, -1) > places[-1]])

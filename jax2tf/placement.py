@@ -16,12 +16,11 @@ from typing import Any
 import jax
 import jax.extend.core.primitives as P
 import tensorflow as tf
-from jax.extend.core import Jaxpr, Literal, Primitive
-from jax.interpreters import mlir
+from jax.extend.core import Jaxpr, Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from jax2tf import _jax_compat
-from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs, opened, replaced, variables
+from jax2tf.jaxprs import function_of, inner_jaxprs, opened, variables
 from jax2tf.lines import user_line
 
 # "cpu:1", a platform and the index among its local devices; "host", the memory of the processor.
@@ -29,12 +28,6 @@ Place = str
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 HOST = "host"
-
-# Its operand, where it was put before: how a backward pass learns where the residuals are.
-stay_p = Primitive("stay")
-stay_p.def_impl(lambda x, *, place: x)
-stay_p.def_abstract_eval(lambda x, *, place: x)
-mlir.register_lowering(stay_p, lambda ctx, x, *, place: [x])
 
 
 def place_of(target: Any) -> Place | None:
@@ -107,19 +100,23 @@ class Placement:
   """Where the equations of a jaxpr run, and where their results then are.
 
   Attributes:
-    equations: first result of an equation -> its place, for those that have one.
+    runs: first result of an equation -> the place where it runs, for those that have one.
     values: variable -> its place, for those that were put somewhere.
   """
 
-  equations: Mapping[Any, Place]
+  runs: Mapping[Any, Place]
   values: Mapping[Any, Place]
 
   def of(self, atoms: Sequence[Any]) -> tuple[Place | None, ...]:
     """The places of variables and literals."""
     return tuple(None if isinstance(v, Literal) else self.values.get(v) for v in atoms)
 
+  def run(self, eqn: Any) -> Place | None:
+    """The place where an equation runs."""
+    return self.runs.get(eqn.outvars[0]) if eqn.outvars else None
 
-_NOWHERE = Placement({}, {})
+
+NOWHERE = Placement({}, {})
 
 
 def placement(jaxpr: Any, operands: Sequence[Place | None] = ()) -> Placement:
@@ -128,31 +125,39 @@ def placement(jaxpr: Any, operands: Sequence[Place | None] = ()) -> Placement:
   Raises:
     ValueError: an equation has operands in several places; JAX's words.
   """
-  jaxpr, operands = opened(jaxpr), tuple(operands) if any(operands) else ()
-  return _placement(jaxpr, operands) if operands or _places_any(jaxpr) else _NOWHERE
-
-
-@_jax_compat.weakly_cached
-def _places_any(jaxpr: Jaxpr) -> bool:
-  return any(eqn.primitive is stay_p or places_named_by(eqn) or any(map(_places_any, inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
+  return _placement(opened(jaxpr), tuple(operands) if any(operands) else ())
 
 
 @_jax_compat.weakly_cached
 def _placement(jaxpr: Jaxpr, operands: tuple[Place | None, ...]) -> Placement:
-  found = Placement(equations := {}, values := {v: p for v, p in zip(jaxpr.invars, operands, strict=False) if p})
-  for eqn in jaxpr.eqns:
+  return propagate(jaxpr.invars, jaxpr.eqns, operands)
+
+
+@_jax_compat.weakly_cached
+def _places_any(jaxpr: Jaxpr) -> bool:
+  return any(map(_names_place, jaxpr.eqns))
+
+
+def _names_place(eqn: Any) -> bool:
+  return bool(places_named_by(eqn)) or any(map(_places_any, inner_jaxprs(eqn)))
+
+
+def propagate(invars: Sequence[Any], eqns: Sequence[Any], operands: Sequence[Place | None]) -> Placement:
+  """As `placement`, of equations."""
+  if not any(operands) and not any(map(_names_place, eqns)):
+    return NOWHERE
+  found = Placement(runs := {}, values := {v: p for v, p in zip(invars, operands, strict=False) if p})
+  for eqn in eqns:
     places = found.of(eqn.invars)
     if eqn.primitive is P.device_put_p:
       results: Sequence[Place | None] = [_place_after(*put) for put in zip(eqn.params["devices"], eqn.params["srcs"], places, strict=True)]
-    elif eqn.primitive is stay_p:
-      results = [eqn.params["place"]]
     else:
-      inner = function_of(eqn)
+      inner = function_of(eqn)  # which knows better than the equation where to run
       committed = None if inner else _common(eqn, places)
       # jax.default_device is for what nobody has put anywhere; compute_on is for all.
       here = _computed_on(eqn) or committed or _jax_compat.default_device_of(eqn)
       if here and eqn.outvars:
-        equations[eqn.outvars[0]] = here
+        runs[eqn.outvars[0]] = here
       results = [committed] * len(eqn.outvars) if committed else _results(eqn, inner, places)
     values.update((v, place) for v, place in zip(eqn.outvars, results, strict=True) if place)
   return found
@@ -193,24 +198,6 @@ def _results(eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]) -> S
     return [None] * len(eqn.outvars)
   outcomes = [placement(body).of(body.outvars) for body in bodies]
   return [p[0] if len(set(p)) == 1 else None for p in zip(*outcomes, strict=True)]
-
-
-def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """The same, where each device_put knows the device it takes from: its transpose then takes the cotangent back there."""
-  placed = placement(jaxpr)
-  puts = [eqn for eqn in jaxpr.eqns if eqn.primitive is P.device_put_p]
-  targets = {place_of(d): d for eqn in puts for d in eqn.params["devices"] if isinstance(d, jax.Device)}
-  if not (placed.values and targets):
-    return jaxpr
-
-  def known(eqn: Any) -> Any:
-    if eqn.primitive is not P.device_put_p:
-      return eqn
-    before = [targets.get(place) for place in placed.of(eqn.invars)]
-    srcs = tuple(src or found for src, found in zip(eqn.params["srcs"], before, strict=True))
-    return eqn.replace(params=eqn.params | {"srcs": srcs})
-
-  return replaced(jaxpr, eqns=[known(eqn) for eqn in jaxpr.eqns])
 
 
 def places_named_by(eqn: Any) -> list[Place]:

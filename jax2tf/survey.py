@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat, interpreter, lines
+from jax2tf import _tf_compat, interpreter, lines, program
 from jax2tf.dtypes import physical
-from jax2tf.interpreter import Lowering, Places
+from jax2tf.interpreter import Lower, Lowering
+from jax2tf.program import Places
 from jax2tf.trace import Signature
 
 
@@ -20,12 +21,14 @@ class _Recording(Lowering):
 
   found: dict[tf.Operation, tuple[str, str]]
 
-  def equation(self, eqn: Any, operands: list[tf.Tensor], caller: str, places: Places = ()) -> Sequence[tf.Tensor]:
+  def equation(
+    self, eqn: Any, operands: list[tf.Tensor], caller: str, places: Places = (), inner: Lower | None = None
+  ) -> Sequence[tf.Tensor]:
     """As `Lowering.equation`."""
     graph = _tf_compat.current_graph()
     assert graph is not None
     before = len(graph.get_operations())
-    results = super().equation(eqn, operands, caller, places)
+    results = super().equation(eqn, operands, caller, places, inner)
     for op in graph.get_operations()[before:]:
       self.found.setdefault(op, (eqn.primitive.name, lines.user_line(eqn, caller)))
     return results
@@ -51,12 +54,12 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
     NotImplementedError: primitives that have no lowering, all at once.
   """
   traced = Signature.of(fun).trace(specs, {}, {})
-  interpreter.preflight(traced.jaxpr, traced.name)
+  ready = program.prepare(traced.jaxpr, traced.name)
   found: dict[tf.Operation, tuple[str, str]] = {}
 
   def lower(*operands: tf.Tensor) -> list[tf.Tensor]:
     lowering = _Recording(interpreter.dimension_values(lambda lower: traced.dimensions.values(operands, lower)), found=found)
-    return lowering.lower(lines.definition(traced.jaxpr), traced.jaxpr, *operands)
+    return lowering.emit(lines.definition(traced.jaxpr), ready, *operands)
 
   specs_of = [
     tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype) for shape, dtype in map(physical, traced.jaxpr.in_avals)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from jax2tf import idioms
+from jax2tf import program
 from tests.case import HOSTILE_F32, Case, executed_op_types, op_types, run
 
 RNG = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def conv(image: Any, kernel: Any, stride: int = 1, padding: Any = "SAME", layout
 
 def primitives(fun: Callable[..., Any], *args: Any) -> list[str]:
   """The primitives of a function after the idioms."""
-  return [eqn.primitive.name for eqn in idioms.equations(jax.make_jaxpr(fun)(*args).jaxpr)]
+  return [eqn.primitive.name for eqn in program.program_of(jax.make_jaxpr(fun)(*args)).equations]
 
 
 def graph_ops(fun: Callable[..., Any], *args: Any, gradient: bool = False) -> list[str]:

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, Primitive
+from jax.extend.core import Primitive
 
-from jax2tf import _jax_compat
 from jax2tf.idioms import bias_add, broadcasts, conv_gradient, moves, products
 from jax2tf.idioms._dataflow import Dataflow, Equations
 
@@ -29,13 +28,12 @@ _IDIOMS: dict[Primitive, list[Idiom]] = {
 }
 
 
-@_jax_compat.weakly_cached
-def equations(jaxpr: Jaxpr) -> Sequence[Any]:
-  """The equations of `jaxpr` with all idioms applied; linear in their number, and once for each jaxpr."""
-  if not any(eqn.primitive in _IDIOMS for eqn in jaxpr.eqns):
-    return jaxpr.eqns
-  flow = Dataflow(jaxpr)
-  for place, eqn in enumerate(jaxpr.eqns):
+def rewritten(eqns: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+  """Equations that give `results`, with all idioms applied; linear in their number."""
+  if not any(eqn.primitive in _IDIOMS for eqn in eqns):
+    return eqns
+  flow = Dataflow(eqns, results)
+  for place, eqn in enumerate(eqns):
     for idiom in _IDIOMS.get(eqn.primitive, ()):
       if (found := idiom(flow, eqn)) is not None:
         flow.put(place, found)

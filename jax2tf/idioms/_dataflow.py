@@ -9,7 +9,9 @@ from typing import Any
 import jax.extend.core.primitives as P
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import Jaxpr, Literal, Primitive, Var
+from jax.extend.core import Literal, Primitive, Var
+
+from jax2tf.jaxprs import variables
 
 Equations = list[Any]
 
@@ -17,19 +19,17 @@ Equations = list[Any]
 class Dataflow:
   """The equations of one jaxpr while idioms rewrite them."""
 
-  def __init__(self, jaxpr: Jaxpr):
-    self._equations: list[Equations] = [[eqn] for eqn in jaxpr.eqns]
+  def __init__(self, eqns: Sequence[Any], results: Sequence[Any]):
+    self._equations: list[Equations] = [[eqn] for eqn in eqns]
     self._maker: dict[Any, tuple[int, Any]] = {}
-    self._uses: collections.Counter[Any] = collections.Counter(v for v in jaxpr.outvars if not isinstance(v, Literal))
-    for place, eqn in enumerate(jaxpr.eqns):
+    self._uses: collections.Counter[Any] = collections.Counter(variables(results))
+    for place, eqn in enumerate(eqns):
       self._note(place, eqn)
 
   def _note(self, place: int, eqn: Any) -> None:
     for v in eqn.outvars:
       self._maker[v] = place, eqn
-    for v in eqn.invars:
-      if not isinstance(v, Literal):
-        self._uses[v] += 1
+    self._uses.update(variables(eqn.invars))
 
   def maker(self, atom: Any, *primitives: Primitive) -> Any:
     """The equation that makes `atom`, if it is of one of these primitives; else None."""
@@ -52,9 +52,7 @@ class Dataflow:
       self._release(eqn)
 
   def _release(self, eqn: Any) -> None:
-    for v in eqn.invars:
-      if isinstance(v, Literal):
-        continue
+    for v in variables(eqn.invars):
       self._uses[v] -= 1
       if not self._uses[v] and v in self._maker:
         place, maker = self._maker[v]

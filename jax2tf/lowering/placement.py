@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.placement import place_of, stay_p
+from jax2tf.placement import place_of
 from jax2tf.registry import lower_directly, lowers
 
 
@@ -21,21 +21,12 @@ def _device_put(ctx: RuleContext, *operands: tf.Tensor, devices: Any, srcs: Any,
 
 
 def _put(ctx: RuleContext, operand: tf.Tensor, target: Any) -> tf.Tensor:
-  place = place_of(target)
-  return ctx.spread(operand, target) if place is None else _in(ctx, operand, place)
-
-
-def _in(ctx: RuleContext, operand: tf.Tensor, place: str) -> tf.Tensor:
+  if (place := place_of(target)) is None:
+    return ctx.spread(operand, target)
   if (device := ctx.destination.device(place)) is None:
     return operand
   with tf.device(device):
     return tf.identity(operand)
-
-
-@lowers(stay_p, on_keys=True)
-def _stay(ctx: RuleContext, operand: tf.Tensor, *, place: str) -> tf.Tensor:
-  """operand -> operand, which is there already: an Identity in the same place costs no copy."""
-  return _in(ctx, operand, place)
 
 
 @lowers(P.sharding_constraint_p)

@@ -1,0 +1,128 @@
+"""The stage between tracing and emitting, and the only one that rewrites a jaxpr: what comes out of it is ready to become ops."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.extend.core.primitives as P
+import tensorflow as tf
+from jax.extend.core import Jaxpr, Primitive
+
+from jax2tf import _jax_compat, errors, idioms, jaxprs, key_data
+from jax2tf.expansion import expanded, why_not
+from jax2tf.jaxprs import ClosedJaxpr, opened
+from jax2tf.placement import Place, Placement, place_of, placement, propagate
+from jax2tf.registry import UNSUPPORTED, rule_for
+
+# Where the operands of a jaxpr are; empty for nowhere in particular.
+Places = Sequence[Place | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+  """A jaxpr, ready to be emitted; equal only to itself.
+
+  Attributes:
+    jaxpr: as JAX traced it, with the values of its constants.
+    equations: those to emit in its place, in order.
+    placement: where they run.
+  """
+
+  jaxpr: ClosedJaxpr
+  equations: Sequence[Any]
+  placement: Placement
+
+
+class Emitter(Protocol):
+  """What makes a program ops, of one graph."""
+
+  def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+    """The results of a program."""
+
+  def here(self) -> Emitter:
+    """The same for the graph under construction now, which may be that of a gradient function."""
+
+
+# (jaxpr, name of the function for errors, where its operands are) -> program.
+Prepare = Callable[[ClosedJaxpr, str, Places], Program]
+
+
+def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = ()) -> Program:
+  """The program of a jaxpr, for ordinary ops.
+
+  Raises:
+    LoweringError: it lists every primitive without a rule, in inner jaxprs too, with the user's lines.
+    ValueError: an equation has operands in several places; JAX's words.
+  """
+  found = [(eqn, where()) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn)]
+  if found:
+    raise errors.lowering_error(function, [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found])
+  return program_of(jaxpr, places)
+
+
+def program_of(jaxpr: ClosedJaxpr, places: Places = ()) -> Program:
+  """As `prepare`, for an inner jaxpr, or one that a rule made: gaps are found when it is emitted."""
+  return Program(jaxpr, *_ready(opened(jaxpr), tuple(places) if any(places) else ()))
+
+
+def gap(eqn: Any) -> tuple[str, str]:
+  """(reason, advice) for an equation without a rule."""
+  return UNSUPPORTED.get(eqn.primitive.name) or errors.no_rule(why_not(eqn))
+
+
+def _has_rule(eqn: Any) -> bool:
+  return rule_for(eqn.primitive) is not None
+
+
+def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[tuple[Any, Callable[[], str]]]:
+  """As `jaxprs.equations`, with calls of JAX functions for the primitives of libraries."""
+  return jaxprs.equations(jaxpr, enter, expanded)
+
+
+@_jax_compat.weakly_cached
+def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any], Placement]:
+  """The equations to emit, and where they run: once for each jaxpr, and never the jaxpr itself, which would then never die."""
+  eqns = idioms.rewritten([key_data.on_words(eqn) for eqn in expanded(jaxpr)], jaxpr.outvars)
+  if jax.config.jax_enable_checks:
+    _jax_compat.check_jaxpr(jaxpr.replace(eqns=list(eqns)))
+  return eqns, propagate(jaxpr.invars, eqns, places)
+
+
+@_jax_compat.weakly_cached
+def parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bool, ClosedJaxpr]]:
+  """(whether they hold one of these primitives, equations as a jaxpr): in order, those in a row that do and those that do not by turns."""
+
+  def holds(eqn: Any) -> bool:
+    inner = (e for body in jaxprs.inner_jaxprs(eqn) for e, _ in equations(body))
+    return eqn.primitive in primitives or any(e.primitive in primitives for e in inner)
+
+  eqns = expanded(jaxpr)
+  uses = {v: place for place, eqn in enumerate(eqns) for v in jaxprs.variables(eqn.invars)}
+  uses |= dict.fromkeys(jaxprs.variables(jaxpr.outvars), len(eqns))
+  found = []
+  for held, group in itertools.groupby(enumerate(eqns), key=lambda item: holds(item[1])):
+    numbers, some = zip(*group, strict=True)
+    found.append((held, jaxprs.part(jaxpr, some, [v for eqn in some for v in eqn.outvars if uses.get(v, -1) > numbers[-1]])))
+  return found
+
+
+def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+  """The same, to be differentiated: each device_put knows the device it takes from, and its transpose takes the cotangent back there."""
+  placed = placement(jaxpr)
+  puts = [eqn for eqn in jaxpr.eqns if eqn.primitive is P.device_put_p]
+  targets = {place_of(d): d for eqn in puts for d in eqn.params["devices"] if isinstance(d, jax.Device)}
+  if not (placed.values and targets):
+    return jaxpr
+
+  def known(eqn: Any) -> Any:
+    if eqn.primitive is not P.device_put_p:
+      return eqn
+    before = [targets.get(place) for place in placed.of(eqn.invars)]
+    srcs = tuple(src or found for src, found in zip(eqn.params["srcs"], before, strict=True))
+    return eqn.replace(params=eqn.params | {"srcs": srcs})
+
+  return jaxprs.replaced(jaxpr, eqns=[known(eqn) for eqn in jaxpr.eqns])
