@@ -1,8 +1,9 @@
-"""Each example runs as its docstring says; the quickstart has its own file."""
+"""Each example says what it is for, and is run by a test; what the others share is right."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,22 @@ import pytest
 
 import minilm_text
 
-EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.py"))
+HERE = Path(__file__).resolve().parent
+EXAMPLES = sorted((HERE.parent / "examples").glob("*.py"))
+
+# The tests that run an example as a program, from its command line to its last line.
+RUN_BY = {"quickstart": "test_quickstart.py", "serve_ray": "test_serve_ray.py", "train_step": "test_training.py"}
+
+
+def test_each_example_is_run_by_a_test() -> None:
+  """As a program, or by one: a program imports its parts, or names the scripts that it starts."""
+  for name, test in RUN_BY.items():
+    assert re.search(rf'"{name}\.py"|\b{name}\.__file__', (HERE / test).read_text(encoding="utf-8")), f"{test} does not start {name}.py"
+  texts, reached = {path.stem: path.read_text(encoding="utf-8") for path in EXAMPLES}, set(RUN_BY)
+  for _ in texts:
+    said = "\n".join(texts[name] for name in reached)
+    reached |= {name for name in texts if re.search(rf'(?m)^\s*(import|from) {name}\b|"{name}\.py"', said)}
+  assert reached == texts.keys()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

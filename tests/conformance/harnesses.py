@@ -79,8 +79,9 @@ def sample(size: int, seed: int) -> list[str]:
   return sorted(chosen | set(rng.sample(rest, min(max(0, size - len(chosen)), len(rest)))))
 
 
+@functools.cache
 def run(name: str, way: str) -> Outcome:
-  """One harness in one way; never raises."""
+  """One harness in one way, once in a process; never raises."""
   harness = load()[name]
   dtype = np.dtype(harness.dtype).name if harness.dtype is not None else ""
   outcome = functools.partial(Outcome, name, harness.group_name, dtype, way)

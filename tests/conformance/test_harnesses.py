@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from tests.conformance.harnesses import run, sample
+from tests.conformance.harnesses import load, run, sample
 
-NAMES = sample(1000, seed=0)
+NAMES = sample(400, seed=0)
+DIFFERENTIABLE = [name for name in NAMES if load()[name].dtype is not None and jnp.issubdtype(load()[name].dtype, np.inexact)]
+SAMPLES = {"graph": NAMES, "eager": NAMES[::8], "xla": NAMES[3::6], "gradient": DIFFERENTIABLE[::2], "second": DIFFERENTIABLE[1::10]}
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_graph(name):
-  outcome = run(name, "graph")
-  assert outcome.status != "fail", outcome.detail
-
-
-@pytest.mark.parametrize("name", NAMES[::10])
-def test_eager(name):
-  outcome = run(name, "eager")
-  assert outcome.status != "fail", outcome.detail
+# What does not pass, counted, so that no case is lost in silence: skips, where JAX refuses the reference, and limits of tolerances.py.
+OTHERS = {"0.10": {"gradient": {"skip": 19}, "second": {"skip": 3, "limit": 1}}, "0.12": {"gradient": {"skip": 18}, "second": {"skip": 3}}}[
+  ".".join(jax.__version__.split(".")[:2])
+]
 
 
-@pytest.mark.parametrize("name", NAMES[3::12])
-def test_xla(name):
-  outcome = run(name, "xla")
-  assert outcome.status != "fail", outcome.detail
+@pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in SAMPLES.items() for name in names])
+def test_harness(way, name):
+  outcome = run(name, way)
+  if outcome.status == "skip":
+    pytest.skip(outcome.detail)
+  if outcome.status == "limit":
+    pytest.xfail(outcome.detail)
+  assert outcome.status == "pass", outcome.detail
 
 
-@pytest.mark.parametrize("name", NAMES[::4])
-def test_gradient(name):
-  outcome = run(name, "gradient")
-  assert outcome.status != "fail", outcome.detail
-
-
-@pytest.mark.parametrize("name", NAMES[1::25])
-def test_second_derivative(name):
-  outcome = run(name, "second")
-  assert outcome.status != "fail", outcome.detail
+@pytest.mark.parametrize("way", SAMPLES)
+def test_nothing_else_is_lost(way):
+  counts = collections.Counter(run(name, way).status for name in SAMPLES[way])
+  assert counts.pop("pass") > 0
+  assert counts == OTHERS.get(way, {})
