@@ -180,7 +180,7 @@ def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcom
     seeds = [[np.zeros(leaves[i].shape, leaves[i].dtype) for i in results]]
     reference = _by_jax(whole(jax_pullback, rest), *batch)
     specs = jax.export.symbolic_args_specs([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in batch], [_BATCH] * len(batch))
-    jax.eval_shape(lambda *batch: jax.vjp(restricted(rest, batch, wrt, results), *(batch[i] for i in wrt))[0], *specs)
+    jax.eval_shape(lambda *batch: _pulled(*jax.vjp(restricted(rest, batch, wrt, results), *(batch[i] for i in wrt))), *specs)
   except Exception as error:  # JAX cannot batch it, or has no such derivative
     return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
   for poly in (None, [_BATCH] * len(batch)):
@@ -194,6 +194,10 @@ def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcom
     if result.status == "fail":
       return result
   return result
+
+
+def _pulled(outs: Any, pull: Any) -> Any:
+  return pull(outs)
 
 
 _BATCH = "b, ..."
