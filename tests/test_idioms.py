@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -41,6 +41,13 @@ IMAGE, KERNEL = _f32(2, 7, 6, 3), _f32(3, 3, 3, 4)
 
 def conv(image: Any, kernel: Any, stride: int = 1, padding: Any = "SAME", layout: str = "NHWC") -> jax.Array:
   return lax.conv_general_dilated(image, kernel, (stride, stride), padding, dimension_numbers=(layout, "HWIO", layout))
+
+
+@pytest.fixture(autouse=True)
+def _well_formed() -> Iterator[None]:
+  """JAX's own switch: each jaxpr is checked, those that idioms have rewritten too."""
+  with jax.enable_checks(True):
+    yield
 
 
 def primitives(fun: Callable[..., Any], *args: Any) -> list[str]:

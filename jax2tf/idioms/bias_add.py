@@ -12,10 +12,12 @@ from jax.extend.core import Primitive
 
 from jax2tf.context import RuleContext
 from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, reshape, same
+from jax2tf.idioms.conv_gradient import conv_of_reversed_p
 from jax2tf.lowering._movement import is_one
 from jax2tf.registry import lowers
 
 bias_add_p = Primitive("bias_add")
+bias_add_p.def_abstract_eval(lambda value, bias: value.update(weak_type=False))
 
 # Halves are multiplied in float32, so that a Cast comes between; no gain.
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
@@ -39,8 +41,9 @@ def bias_add(flow: Dataflow, eqn: Any) -> Equations | None:
     return None
   for value, broadcast in (eqn.invars, eqn.invars[::-1]):
     bias = _vector(flow, broadcast, shape[-1])
-    product = flow.sole(value, P.dot_general_p, P.conv_general_dilated_p) if bias is not None and same(value.aval.shape, shape) else None
-    if product is None:
+    if bias is None or not same(value.aval.shape, shape):
+      continue
+    if (product := flow.sole(value, P.dot_general_p, P.conv_general_dilated_p, conv_of_reversed_p)) is None:
       continue
     if product.primitive is P.dot_general_p:
       return _behind_matmul(eqn, product, bias)

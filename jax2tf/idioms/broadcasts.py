@@ -11,12 +11,15 @@ from jax.extend.core import Literal
 
 from jax2tf._jax_compat import mulhi_p
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
+from jax2tf.idioms._variants import repeated_avals, variant
 from jax2tf.lowering._movement import is_one
 
 _ELEMENTWISE = (
   *(P.add_p, P.add_jaxvals_p, P.sub_p, P.mul_p, P.div_p, P.max_p, P.min_p),
   *(P.eq_p, P.ne_p, P.lt_p, P.le_p, P.gt_p, P.ge_p, P.select_n_p),
 )
+# Of operands with other shapes, where JAX has one shape for all.
+_REPEATING = {primitive: variant(primitive, repeated_avals) for primitive in _ELEMENTWISE}
 # What else takes operands with sizes 1 where others have more.
 _OTHERS = (
   *(P.rem_p, P.pow_p, P.atan2_p, P.nextafter_p, P.complex_p, P.and_p, P.or_p, P.xor_p, P.eq_to_p, P.lt_to_p, P.le_to_p),
@@ -52,7 +55,7 @@ def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
     else:
       operands[i] = new_var(source, aligned)
       eqns.append(reshape(makers[i], source, operands[i]))
-  return [*eqns, eqn.replace(invars=operands)]
+  return [*eqns, eqn.replace(primitive=_REPEATING[eqn.primitive], invars=operands)]
 
 
 def _aligned(broadcast: Any) -> tuple[Any, list[Any] | None]:

@@ -7,15 +7,18 @@ from typing import Any
 import jax.extend.core.primitives as P
 
 from jax2tf.idioms._dataflow import Dataflow, Equations
+from jax2tf.idioms._variants import variant
+
+conv_of_reversed_p = variant(P.conv_general_dilated_p, reversed_kernel=True)
 
 
 def reversed_kernel(flow: Dataflow, eqn: Any) -> Equations | None:
-  """conv(image, rev(kernel)) -> conv(image, kernel, reversed_kernel=True), a param that the rule knows."""
+  """conv(image, rev(kernel)) -> conv_of_reversed(image, kernel)."""
   if (rev := flow.sole(eqn.invars[1], P.rev_p)) is None:
     return None
   if sorted(rev.params["dimensions"]) != sorted(eqn.params["dimension_numbers"].rhs_spec[2:]):
     return None
-  return [eqn.replace(invars=[eqn.invars[0], rev.invars[0]], params=eqn.params | {"reversed_kernel": True})]
+  return [eqn.replace(primitive=conv_of_reversed_p, invars=[eqn.invars[0], rev.invars[0]])]
 
 
 IDIOMS = {P.conv_general_dilated_p: reversed_kernel}

@@ -40,7 +40,7 @@ def _conv_general_dilated(
 ) -> tf.Tensor:
   """lhs f32[b,h,w,i], rhs f32[kh,kw,i,o] -> f32[b,h',w',o], in the layouts of `dimension_numbers`.
 
-  `reversed_kernel`, which the idiom conv_gradient adds, turns the spatial dimensions of rhs round.
+  `reversed_kernel`, which the idiom conv_gradient says, turns the spatial dimensions of rhs round.
   """
   del precision, preferred_element_type
   (batch, features, *image), (outputs, _, *kernel), (_, _, *out) = (

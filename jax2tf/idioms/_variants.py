@@ -1,0 +1,33 @@
+"""Primitives of our own for what TensorFlow's op takes and JAX's equation does not, so that every equation of an idiom is well formed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+
+from jax2tf.registry import lowers, rule_for
+
+
+def variant(primitive: Primitive, as_jax: Callable[..., Any] = lambda *avals: avals, **fixed: Any) -> Primitive:
+  """A primitive of the same name, for errors, and lowered by the same rule.
+
+  Args:
+    primitive: JAX's.
+    as_jax: the avals of its operands -> those that `primitive` takes for the same result.
+    fixed: what the rule is told beyond the params.
+  """
+  own = Primitive(primitive.name)
+  own.def_effectful_abstract_eval(lambda *avals, **params: primitive.abstract_eval(*as_jax(*avals), **params))
+  lowers(own)(lambda ctx, *operands, **params: rule_for(primitive)(ctx, *operands, **params, **fixed))
+  return own
+
+
+def repeated_avals(*avals: Any) -> list[ShapedArray]:
+  """f32[b,3], f32[3] -> f32[b,3], f32[b,3]: as TensorFlow's elementwise ops repeat them."""
+  rank = max(len(aval.shape) for aval in avals)
+  shapes = [(1,) * (rank - len(aval.shape)) + aval.shape for aval in avals]
+  shape = tuple(next((size for size in sizes if not (isinstance(size, int) and size == 1)), 1) for sizes in zip(*shapes, strict=True))
+  return [ShapedArray(shape, aval.dtype) for aval in avals]
