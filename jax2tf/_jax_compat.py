@@ -141,6 +141,8 @@ def default_device_recorded(name_of: Callable[[Any], str | None]) -> Iterator[No
 
 
 def _on_default_device(device: Any) -> None:
+  if _replaced_hook is not None:
+    _replaced_hook(device)
   if (recording := getattr(_recording, "value", None)) is None:
     return
   name_of, around = recording
@@ -150,6 +152,8 @@ def _on_default_device(device: Any) -> None:
   metadata.set_local(updated)
 
 
+# What JAX calls whenever a `jax.default_device` begins or ends in this thread; tests/test_trace.py guards it.
+_replaced_hook = _config.default_device._update_thread_local_hook
 _config.default_device._update_thread_local_hook = _on_default_device
 
 

@@ -21,8 +21,8 @@ from jax2tf.dtypes import describe, is_key, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
 from jax2tf.native import Target
 from jax2tf.native import stablehlo_version as stablehlo_version_of
-from jax2tf.placement import PLATFORMS, Destination, place_named, place_of
-from jax2tf.trace import BoundedCache, Signature, TracedFunction
+from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_of
+from jax2tf.trace import BoundedCache, Traceable, TracedFunction
 
 DisabledSafetyCheck = export.DisabledSafetyCheck
 PolyShape = _jax_compat.PolyShape
@@ -100,9 +100,9 @@ def convert(
     enable_xla, native_serialization, native_serialization_platforms, native_serialization_disabled_checks, stablehlo_version
   )
   destination = _destination(platforms, device_map, keep_shardings)
-  signature = Signature.of(fun_jax, static_argnums, static_argnames)
-  tracer = _Tracer(signature, polymorphic_shapes, polymorphic_constraints, max_conversions)
-  conversions = BoundedCache(max_conversions, functools.partial(_warn_of_many_conversions, signature.name, max_conversions))
+  traceable = Traceable.of(fun_jax, static_argnums, static_argnames)
+  traces = _TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
+  conversions = BoundedCache(max_conversions, functools.partial(_warn_of_many_conversions, traceable.name, max_conversions))
 
   @_wraps(fun_jax)
   def converted(*args: Any, **kwargs: Any) -> Any:
@@ -112,10 +112,10 @@ def convert(
   def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _jax_compat.inside_trace():
       raise ValueError(
-        f"convert must be used outside all JAX transformations: '{signature.name}' is called under one. "
+        f"convert must be used outside all JAX transformations: '{traceable.name}' is called under one. "
         "Call the converted function from TensorFlow, or the JAX function from JAX"
       )
-    leaves, traced = tracer(args, kwargs)
+    leaves, traced = traces(args, kwargs)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = conversion(operands)
@@ -151,10 +151,10 @@ def eval_polymorphic_shape(
   """
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
-  tracer = _Tracer(Signature.of(fun_jax), polymorphic_shapes, polymorphic_constraints)
+  traces = _TraceCache(Traceable.of(fun_jax), polymorphic_shapes, polymorphic_constraints)
 
   def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    _, traced = tracer(args, kwargs)
+    _, traced = traces(args, kwargs)
     avals = traced.jaxpr.out_avals
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     shapes = [str(a.shape) for a in avals]
@@ -186,22 +186,22 @@ def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[i
   return _tf_compat.xla_sharding(tensor, None if parts is None else (parts, range(math.prod(parts)), False))
 
 
-class _Tracer:
+class _TraceCache:
   """(args, kwargs) -> (dynamic leaves, TracedFunction), with a bounded memory of earlier traces.
 
   One scope serves all calls, so that equal polymorphic shapes give equal symbolic dimensions, and
   calls with different sizes share one trace.
   """
 
-  def __init__(self, signature: Signature, polymorphic_shapes: Any, constraints: Sequence[str], size: int = _MAX_CONVERSIONS):
-    self._signature = signature
+  def __init__(self, traceable: Traceable, polymorphic_shapes: Any, constraints: Sequence[str], size: int = _MAX_CONVERSIONS):
+    self._traceable = traceable
     self._polymorphic_shapes = polymorphic_shapes
     self._scope = scope_of(polymorphic_shapes, constraints)
     self._by_actual_shapes = BoundedCache(16 * size)
     self._by_specs = BoundedCache(size)
 
   def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TracedFunction]:
-    args, kwargs, static = self._signature.split(args, kwargs)
+    args, kwargs, static = self._traceable.split(args, kwargs)
     leaves, tree = tree_util.tree_flatten(_plain((args, kwargs)))
     try:
       described = tuple(describe(leaf) for leaf in leaves)
@@ -216,7 +216,7 @@ class _Tracer:
     args = specs_of(args, self._polymorphic_shapes, self._scope)
     kwargs = specs_of(kwargs, None, self._scope)
     avals = tuple((s.shape, s.dtype, s.weak_type) for s in tree_util.tree_leaves((args, kwargs)))
-    return self._by_specs.get((tree, avals, context), lambda: self._signature.trace(args, kwargs, static))
+    return self._by_specs.get((tree, avals, context), lambda: self._traceable.trace(args, kwargs, static))
 
 
 def _plain(tree: Any) -> Any:

@@ -16,7 +16,8 @@ from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import tf_dtype
 from jax2tf.errors import Gap, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr
-from jax2tf.placement import Destination, is_spread
+from jax2tf.placement.devices import Destination
+from jax2tf.placement.shardings import is_sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ class RuleContext:
     jaxpr, out_tree = _trace(*bound, specs)
     return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
 
-  def spread(self, operand: tf.Tensor, sharding: Any, free: Sequence[int] = ()) -> tf.Tensor:
+  def sharded(self, operand: tf.Tensor, sharding: Any, free: Sequence[int] = ()) -> tf.Tensor:
     """The operand, spread over devices as `sharding` says but for `free` dimensions, where the caller of `convert` asked to keep that."""
-    if not (self.destination.keep_shardings and is_spread(sharding)):
+    if not (self.destination.keep_shardings and is_sharded(sharding)):
       return operand
     return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank), free)
 

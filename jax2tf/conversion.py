@@ -15,7 +15,9 @@ from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
-from jax2tf.placement import Destination, has_sharding, places_named_by
+from jax2tf.placement.devices import Destination
+from jax2tf.placement.propagation import places_named_by
+from jax2tf.placement.shardings import has_sharding
 from jax2tf.program import Emitter, Prepare, Program, equations, prepare
 from jax2tf.trace import BoundedCache, TracedFunction
 

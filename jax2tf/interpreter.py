@@ -20,7 +20,7 @@ from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
 from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs
 from jax2tf.lines import UNKNOWN, user_line
-from jax2tf.placement import Destination
+from jax2tf.placement.devices import Destination
 from jax2tf.program import Places, Program, gap, program_of
 from jax2tf.registry import PLACEMENT_PARAMS, rule_for
 
@@ -130,7 +130,7 @@ class Lowering:
     ctx = RuleContext(avals_in, avals_out, lower, self.dimensions, eqn.primitive.name, where, self.destination)
     try:
       with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
-        results = _spread(ctx, eqn, _results(ctx, eqn, operands))
+        results = _sharded(ctx, eqn, _results(ctx, eqn, operands))
       return [self._checked(tensor, aval, ctx) for tensor, aval in zip(results, avals_out, strict=True)]
     except Exception as error:
       if not getattr(error, "__notes__", None) and not isinstance(error, errors.LoweringError | errors.InternalError):
@@ -165,13 +165,13 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
   return results
 
 
-def _spread(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """The results, spread over devices as the equation or their avals say; inside of a call, a loop or a branch that was done."""
   if not ctx.destination.keep_shardings or inner_jaxprs(eqn):
     return results
   said = None if eqn.primitive.multiple_results else eqn.params.get("out_sharding", eqn.params.get("sharding"))
   free = eqn.params.get("unconstrained_dims", ())
-  return [ctx.spread(y, said or _jax_compat.explicit_sharding(aval), free) for y, aval in zip(results, ctx.avals_out, strict=True)]
+  return [ctx.sharded(y, said or _jax_compat.explicit_sharding(aval), free) for y, aval in zip(results, ctx.avals_out, strict=True)]
 
 
 def dimension_values(of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues]) -> DimensionValues:

@@ -27,7 +27,8 @@ from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
 from jax2tf.jaxprs import ClosedJaxpr, opened
 from jax2tf.lines import UNKNOWN
-from jax2tf.placement import NOWHERE, has_sharding, spread_operands
+from jax2tf.placement.propagation import NOWHERE
+from jax2tf.placement.shardings import has_sharding, operand_shardings
 from jax2tf.program import Places, Program, equations, parts
 
 # What JAX lowers to LAPACK on CPU; tests/test_native.py looks for others.
@@ -122,7 +123,7 @@ class Native:
   def _module(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     dimensions = self.graph.dimensions
     version, module = _exported(jaxpr, tuple(dimensions.variables), self.target)
-    shardings = spread_operands(jaxpr)
+    shardings = operand_shardings(jaxpr)
     outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]
     operands = _annotated(operands, [*map(shardings.get, jaxpr.invars)])
     if variables := dimensions.variables.values():

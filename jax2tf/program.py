@@ -15,7 +15,8 @@ from jax.extend.core import Jaxpr, Primitive
 from jax2tf import _jax_compat, errors, idioms, jaxprs, key_data
 from jax2tf.expansion import expanded, why_not
 from jax2tf.jaxprs import ClosedJaxpr, opened
-from jax2tf.placement import Place, Placement, place_of, placement, propagate
+from jax2tf.placement.devices import Place, place_of
+from jax2tf.placement.propagation import Placement, placement, propagate
 from jax2tf.registry import UNSUPPORTED, rule_for
 
 # Where the operands of a jaxpr are; empty for nowhere in particular.

@@ -12,7 +12,7 @@ from jax2tf import _tf_compat, interpreter, lines, program
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lower, Lowering
 from jax2tf.program import Places
-from jax2tf.trace import Signature
+from jax2tf.trace import Traceable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
   Raises:
     NotImplementedError: primitives that have no lowering, all at once.
   """
-  traced = Signature.of(fun).trace(specs, {}, {})
+  traced = Traceable.of(fun).trace(specs, {}, {})
   ready = program.prepare(traced.jaxpr, traced.name)
   found: dict[tf.Operation, tuple[str, str]] = {}
 

@@ -20,7 +20,7 @@ from jax.extend import source_info_util
 from jax2tf import _jax_compat, errors
 from jax2tf.dims import Dimensions
 from jax2tf.jaxprs import ClosedJaxpr
-from jax2tf.placement import place_of
+from jax2tf.placement.devices import place_of
 
 # The user's line is none of ours and none of TensorFlow's, which calls us when it traces a tf.function.
 for _file in (__file__, tf.__file__):
@@ -57,7 +57,7 @@ class TracedFunction:
 
 
 @dataclass(frozen=True, eq=False)
-class Signature:
+class Traceable:
   """A Python function, and which of its arguments are static.
 
   Attributes:
@@ -72,7 +72,7 @@ class Signature:
   static_argnames: tuple[str, ...]
 
   @classmethod
-  def of(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Signature:
+  def of(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Traceable:
     nums, names = _jax_compat.static_arguments(fun)
     # With shardings it stays a call, in whose equation these are.
     if static_argnums is None and static_argnames is None and hasattr(fun, "trace") and not _jax_compat.shardings(fun):
@@ -95,7 +95,7 @@ class Signature:
         f"'{self.name}' is jitted with shardings, which name devices of this process; convert it where it shall run"
       )
     fun: Any = self.fun
-    return Signature.of, (fun.__wrapped__ if hasattr(fun, "trace") else fun, self.static_argnums or None, self.static_argnames or None)
+    return Traceable.of, (fun.__wrapped__ if hasattr(fun, "trace") else fun, self.static_argnums or None, self.static_argnames or None)
 
   @property
   def name(self) -> str:

@@ -21,7 +21,13 @@ def variant(primitive: Primitive, as_jax: Callable[..., Any] = lambda *avals: av
   """
   own = Primitive(primitive.name)
   own.def_effectful_abstract_eval(lambda *avals, **params: primitive.abstract_eval(*as_jax(*avals), **params))
-  lowers(own)(lambda ctx, *operands, **params: rule_for(primitive)(ctx, *operands, **params, **fixed))
+
+  @lowers(own)
+  def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+    known = rule_for(primitive)
+    assert known is not None
+    return known(ctx, *operands, **params, **fixed)
+
   return own
 
 

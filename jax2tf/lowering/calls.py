@@ -40,9 +40,9 @@ def _jit(
 ) -> Tensors:
   """The inner function, under its name; the other params say how XLA compiles and places it."""
   del in_layouts, out_layouts, donated_invars, ctx_mesh, keep_unused, inline, compiler_options_kvs
-  spread = [ctx.spread(x, sharding) for x, sharding in zip(operands, in_shardings, strict=True)]
-  results = _call(ctx, *spread, jaxpr=jaxpr, name=name)
-  return [ctx.spread(y, sharding) for y, sharding in zip(results, out_shardings, strict=True)]
+  placed = [ctx.sharded(x, sharding) for x, sharding in zip(operands, in_shardings, strict=True)]
+  results = _call(ctx, *placed, jaxpr=jaxpr, name=name)
+  return [ctx.sharded(y, sharding) for y, sharding in zip(results, out_shardings, strict=True)]
 
 
 @lowers(P.closed_call_p, _jax_compat.core_call_p, on_keys=True)

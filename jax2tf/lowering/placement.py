@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.placement import place_of
+from jax2tf.placement.devices import place_of
 from jax2tf.registry import lower_directly, lowers
 
 
@@ -22,7 +22,7 @@ def _device_put(ctx: RuleContext, *operands: tf.Tensor, devices: Any, srcs: Any,
 
 def _put(ctx: RuleContext, operand: tf.Tensor, target: Any) -> tf.Tensor:
   if (place := place_of(target)) is None:
-    return ctx.spread(operand, target)
+    return ctx.sharded(operand, target)
   if (device := ctx.destination.device(place)) is None:
     return operand
   with tf.device(device):
