@@ -18,7 +18,10 @@ FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2
 # A module imports from its own layer or from one above it. The first pattern that fits decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("compatibility", ("jax2tf.errors", "jax2tf._jax_compat", "jax2tf._tf_compat")),
-  ("values", ("jax2tf.dtypes", "jax2tf.constraints", "jax2tf.dims", "jax2tf.lines", "jax2tf.jaxprs", "jax2tf.placement*")),
+  (
+    "values",
+    ("jax2tf.coefficients", "jax2tf.dtypes", "jax2tf.constraints", "jax2tf.dims", "jax2tf.lines", "jax2tf.jaxprs", "jax2tf.placement*"),
+  ),
   ("rule interface", ("jax2tf.context", "jax2tf.registry", "jax2tf.expansion", "jax2tf.key_data")),
   ("rule helpers", ("jax2tf.lowering._*",)),
   ("rules and stages", ("jax2tf.lowering.*", "jax2tf.idioms*", "jax2tf.program", "jax2tf.interpreter", "jax2tf.trace")),
@@ -33,8 +36,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 # Packages whose private parts change without notice, and the one module that may touch them.
 PRIVATE = {"jax._src": "jax2tf._jax_compat", "tensorflow.python": "jax2tf._tf_compat", "tensorflow.compiler": "jax2tf._tf_compat"}
 
-# The public names; the ops with the user's lines, for errors of the exporters; TensorFlow's private parts, which have no other address.
-OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.survey", "jax2tf._tf_compat")
+# The public names and coefficients; the ops with the user's lines, for errors of the exporters; TensorFlow's private parts.
+OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.coefficients", "jax2tf.survey", "jax2tf._tf_compat")
 
 
 def import_graph(repository: Path) -> dict[str, set[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jax2tf.converters import onnx, tfjs, tflite  # noqa: F401  (which register their replacements)
 from jax2tf.converters.export import registry
 from jax2tf.tools import measure
 
@@ -84,12 +85,16 @@ def _markdown(report: Mapping[str, Any]) -> str:
   lines += [
     "## What takes the place of ops that a target lacks, or gets wrong",
     "",
-    "`converters/export/registry.py` holds the tables.",
+    "From the `because` of each replacement; [CONTRIBUTING](../CONTRIBUTING.md) says how to add one.",
     "",
+    "| Target | Why | Ops |",
+    "|---|---|---|",
   ]
   for target, title in TITLES.items():
-    table = ", ".join(f"`{op}`" for op in sorted(registry.TABLES[target]))
-    lines.append(f"- {title}: {table}")
+    by_reason: dict[str, list[str]] = {}
+    for op, because in registry.REASONS[target].items():
+      by_reason.setdefault(because, []).append(f"`{op}`")
+    lines += [f"| {title} | {because} | {', '.join(sorted(ops))} |" for because, ops in sorted(by_reason.items())]
   return "\n".join(lines) + "\n"
 
 

@@ -63,11 +63,9 @@ class Signature:
   traced: tuple[Callable[..., Any], tuple[Any, ...]] | None
   owner: Any
 
-  def frozen(self, target: str) -> Any:
-    """The function with its parameters as constants and the target's decompositions in place of what it lacks."""
-    from . import registry  # noqa: PLC0415  (the packages of the targets, which import this module)
-
-    return replay.frozen(self.function, registry.TABLES[target], registry.HELD.get(target))
+  def frozen(self, table: Mapping[str, replay.Replacement], held: Mapping[tf.DType, tf.DType] | None = None) -> Any:
+    """The function with its parameters as constants and a target's replacements in place of what it lacks; see `replay.frozen`."""
+    return replay.frozen(self.function, table, held)
 
   @cached_property
   def uses(self) -> Sequence[survey.Use]:
@@ -101,9 +99,14 @@ class Source:
 
   @classmethod
   def of(
-    cls, model: Model | str | os.PathLike[str], *, signatures: Sequence[str] | None = None, reference: Any = None, params: Any = None
+    cls,
+    model: Model | Source | str | os.PathLike[str],
+    *,
+    signatures: Sequence[str] | None = None,
+    reference: Any = None,
+    params: Any = None,
   ) -> Source:
-    """From a builder, or from a SavedModel that it saved.
+    """From a builder, or from a SavedModel that it saved; a source is itself.
 
     Args:
       model: the builder, or a directory: a version, or a model's, of which the newest version is taken.
@@ -115,6 +118,8 @@ class Source:
       FileNotFoundError: no SavedModel of ours.
       ValueError: a signature that is not there; a reference for a builder, which has its own.
     """
+    if isinstance(model, Source):
+      return model
     if isinstance(model, Model):
       if reference is not None or params is not None:
         raise ValueError("reference and params are for a saved model; this builder has its functions and parameters")

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..export import replay
+from ..export.registry import MOVES
 from ..export.replay import Replacement
-from ..tfjs.names import MOVES
 
 HELD = {tf.bfloat16: tf.float32}
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype

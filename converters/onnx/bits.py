@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..export.registry import replaces
+
 _SIGNED = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
 
+@replaces("TruncateDiv", on="onnx", because="ONNX Runtime 1.31: dies of the smallest integer over -1")
 def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y i32[...] -> i32[...]; ONNX Runtime dies of the smallest integer over -1, which wraps in XLA."""
   del op
@@ -21,6 +24,7 @@ def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   return [quotient if minus is None else tf.where(minus, -x, quotient)]
 
 
+@replaces("TruncateMod", on="onnx", because="tf2onnx 1.17: no handler; ONNX Runtime 1.31: int64 in float64")
 def truncate_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y i32[...] or f32[...] -> the same, with the sign of x; ONNX Runtime has that of int64 in float64."""
   if x.dtype.is_floating:
@@ -29,6 +33,7 @@ def truncate_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   return [x - quotient * y]
 
 
+@replaces("FloorDiv", on="onnx", because="tf2onnx 1.17: rounds integers towards zero")
 def floor_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y i32[...] or f32[...] -> the same, rounded down; tf2onnx rounds integers towards zero."""
   if x.dtype.is_floating:
@@ -37,6 +42,7 @@ def floor_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   return [quotient - tf.cast(_crosses(x - quotient * y, y), x.dtype)]
 
 
+@replaces("FloorMod", on="onnx", because="ONNX Runtime 1.31: dies of the smallest integer over -1")
 def floor_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y i32[...] or f32[...] -> the same, with the sign of y."""
   (remainder,) = truncate_mod(op, x, y)
@@ -66,6 +72,7 @@ def _shifted(shift: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x: tf.Tensor, c
   return tf.cast(shift(tf.cast(x, tf.uint32), tf.cast(count, tf.uint32)), x.dtype)
 
 
+@replaces("LeftShift", on="onnx", because="ONNX: BitShift is of unsigned integers")
 def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
   """x, count i32[...] -> i32[...]: BitShift is of unsigned integers, which have the same bits."""
   del op
@@ -73,6 +80,7 @@ def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
   return [tf.cast(_shifted(tf.bitwise.left_shift, tf.cast(x, unsigned), tf.cast(count, unsigned)), x.dtype)]
 
 
+@replaces("RightShift", on="onnx", because="ONNX: BitShift is of unsigned integers")
 def right_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
   """x, count i32[...] -> i32[...]: what comes in as zeros becomes copies of the sign; BitShift has no signed integers."""
   del op
@@ -84,6 +92,7 @@ def right_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
   return [tf.cast((_shifted(tf.bitwise.right_shift, tf.cast(x, unsigned), count) ^ sign) - sign, x.dtype)]
 
 
+@replaces("PopulationCount", on="onnx", because="tf2onnx 1.17: no handler")
 def population_count(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """x u32[...] -> u8[...], the number of ones: sums of neighbouring groups of 1, 2, 4 ... bits."""
   bits = tf.cast(x, _UNSIGNED[x.dtype.size])
@@ -97,6 +106,7 @@ def population_count(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   return [tf.cast(bits, op.outputs[0].dtype)]
 
 
+@replaces("Bitcast", on="onnx", because="tf2onnx 1.17: no handler")
 def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """x of any real dtype -> the same bits in another; what NaN has in its lower bits is lost."""
   to = op.get_attr("type")
@@ -180,6 +190,7 @@ def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
   return tf.cast(tf.where(nan, tf.constant(math.nan, tf.float64), fraction * scale + offset), to)
 
 
+@replaces("NextAfter", on="onnx", because="tf2onnx 1.17: no handler")
 def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y f32[...] -> f32[...], the float next to x in the direction of y."""
   del op

@@ -14,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from .. import extras
-from ..export import registry, replay
+from ..export import replay
 from ..export.source import ExportError, Signature
 from ..saved_model.notation import Spec
 from . import bfloat16, handlers
+from .replacements import TABLE
 
 OPSET = 18  # the newest that tf2onnx 1.17 writes
 RUNTIME = "ONNX Runtime"
@@ -76,7 +77,7 @@ def translated(signature: Signature, opset: int, with_weights: bool) -> Translat
   if both := sorted({name for name in taken if taken.count(name) > 1}):
     raise ValueError(f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the output in outputs=")
   weights = _Weights(taken)
-  table = dict(registry.TABLES["onnx"]) | ({} if with_weights else {"ReadVariableOp": weights.read})
+  table = dict(TABLE) | ({} if with_weights else {"ReadVariableOp": weights.read})
   concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
   definition = _own_names(concrete.graph.as_graph_def())
   ops = {node.name: node.op for node in _nodes(definition)}

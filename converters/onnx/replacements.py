@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import replay
+from ..export import masks, registry, replay
+from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement
 from . import bits, special
 
@@ -69,12 +70,14 @@ _COMPARED = (tf.int16, tf.uint16, tf.uint32, tf.int64, tf.uint64)
 _UNROLLED = 16  # terms of a sum, or factors of a product
 
 
+@replaces("Fill", on="onnx", because="tf2onnx 1.17: of constant values only")
 def _fill(op: Any, dims: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
   """tf2onnx takes constant values only."""
   del op
   return [tf.broadcast_to(value, dims)]
 
 
+@replaces("Reshape", on="onnx", because="ONNX: a size of 0 is that of the operand")
 def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
   """A size of 0 that is known is that of the operand in ONNX: an empty tensor is made, and none reshaped."""
   known = op.outputs[0].shape
@@ -83,11 +86,21 @@ def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
   return [tf.zeros(known, x.dtype) if known.is_fully_defined() else tf.broadcast_to(tf.zeros([], x.dtype), shape)]
 
 
+@replaces("ScatterNd", on="onnx", because="tf2onnx 1.17: one of the updates of a place stays, and not their sum")
 def _scatter_nd(op: Any, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
   """tf2onnx keeps one of the updates of a place, and not their sum."""
   return _scattered("TensorScatterAdd", op, tf.broadcast_to(tf.constant(0, updates.dtype), shape), indices, updates)
 
 
+@replaces(
+  "TensorScatterUpdate",
+  "TensorScatterAdd",
+  "TensorScatterSub",
+  "TensorScatterMax",
+  "TensorScatterMin",
+  on="onnx",
+  because="ONNX: -1 is the last row; ONNX Runtime 1.31: fails of other rows outside, combines no float16, loses NaN",
+)
 def _scatter(op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> list[tf.Tensor]:
   """Subtraction is addition here: ONNX Runtime negates no unsigned integers."""
   if op.type == "TensorScatterSub":
@@ -113,13 +126,11 @@ def _scattered(kind: str, op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf
   return [tf.cast(found[: shape[0]] if ignored else found, dtype)]
 
 
+@replaces("MatrixBandPart", on="onnx", because="tf2onnx 1.17: a product with a mask, which makes NaN of infinities")
 def _band(op: Any, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> list[tf.Tensor]:
   """tf2onnx multiplies by a mask, and makes NaN of infinities."""
   del op
-  sizes = tf.shape(x, tf.int64)
-  rows, columns = tf.expand_dims(tf.range(sizes[-2]), 1), tf.expand_dims(tf.range(sizes[-1]), 0)
-  lower, upper, zero = tf.cast(lower, tf.int64), tf.cast(upper, tf.int64), tf.constant(0, tf.int64)
-  kept = ((lower < zero) | (rows - columns <= lower)) & ((upper < zero) | (columns - rows <= upper))
+  kept = masks.band(x, lower, upper, tf.int64)
   return [_where(kept, x, tf.zeros_like(x))]
 
 
@@ -128,6 +139,7 @@ def _where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.where(condition, tf.cast(x, wide), tf.cast(y, wide)), x.dtype)
 
 
+@replaces("MatrixSetDiagV3", on="onnx", because="tf2onnx 1.17: a loop that ONNX's checker refuses")
 def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:
   """tf2onnx writes a loop that ONNX's checker refuses."""
   shift = tf.get_static_value(k)
@@ -139,6 +151,7 @@ def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> l
   return [_where(tf.equal(rows, columns), tf.expand_dims(tf.gather(diagonal, places, axis=-1), -2), x)]
 
 
+@replaces("Sum", on="onnx", because="ONNX Runtime 1.31: adds integers in float64")
 def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   """ONNX Runtime adds integers in float64, and what does not fit is the largest integer: the halves of the words are added apart."""
   reduce = functools.partial(tf.reduce_sum, axis=axes, keepdims=op.get_attr("keep_dims"))
@@ -156,6 +169,7 @@ def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   return [tf.cast(low + reduce(upper) * tf.constant(2**32, tf.int64), x.dtype)]
 
 
+@replaces("Prod", on="onnx", because="ONNX Runtime 1.31: multiplies integers in float64")
 def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   """See `_sum`; the last of the products of all that come before."""
   if not x.dtype.is_integer:
@@ -172,6 +186,7 @@ def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   return [tf.cast(result if op.get_attr("keep_dims") else tf.squeeze(result, reduced), x.dtype)]
 
 
+@replaces("Max", "Min", on="onnx", because="ONNX Runtime 1.31: loses NaN, and compares 64-bit integers wrongly")
 def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   """ONNX Runtime loses NaN. The identity of a wider dtype is not one of the narrower."""
   if x.dtype.is_floating:
@@ -217,6 +232,7 @@ def _smaller(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return _where(x < y, x, y)
 
 
+@replaces("Sign", on="onnx", because="ONNX Runtime 1.31: takes the sign of int64 from its lower half, and makes 0 of a NaN of float16")
 def _sign(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """ONNX Runtime takes the sign of int64 from its lower half, and makes zero of a NaN of float16."""
   if x.dtype == tf.float16:
@@ -227,6 +243,7 @@ def _sign(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   return [tf.cast(x > zero, x.dtype) - tf.cast(x < zero, x.dtype)]
 
 
+@replaces("Pow", on="onnx", because="ONNX Runtime 1.31: raises integers in float64")
 def _power(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """ONNX Runtime raises integers in float64; here by squaring, as long as an exponent has digits."""
   if not x.dtype.is_integer:
@@ -242,6 +259,13 @@ def _power(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   return [tf.cast(result, x.dtype)]
 
 
+@replaces(
+  "MatMul",
+  "BatchMatMulV2",
+  "BatchMatMulV3",
+  on="onnx",
+  because="tf2onnx 1.17: transposes no integers; ONNX Runtime 1.31: multiplies no narrow ones",
+)
 def _matmul(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """Transposed here: tf2onnx refuses to transpose integers."""
   wide = {**dict.fromkeys(_SMALL, tf.int32)}.get(x.dtype, x.dtype)
@@ -265,6 +289,7 @@ def _unsigned_argument(op: Any, x: tf.Tensor, axis: tf.Tensor) -> list[tf.Tensor
   return [(tf.argmax if op.type == "ArgMax" else tf.argmin)(flipped, axis, output_type=op.outputs[0].dtype)]
 
 
+@replaces("IsInf", on="onnx", because="ONNX 18: of float32 and float64 only")
 def _is_inf(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   del op
   return [tf.equal(tf.abs(x), tf.constant(float("inf"), x.dtype))]
@@ -275,47 +300,37 @@ def _or_unsigned(unsigned: Replacement, op: str) -> Callable[..., Any]:
   return lambda node, *operands: (unsigned if operands[0].dtype == tf.uint64 else ordinary)(node, *operands)
 
 
-REPLACEMENTS: dict[str, Replacement] = {
-  **{op: functools.partial(_widened, wider) for op, wider in _WIDENED.items()},
-  "TopKV2": _or_unsigned(_unsigned_top, "TopKV2"),
-  **{op: _or_unsigned(_unsigned_argument, op) for op in ("ArgMax", "ArgMin")},
-  **dict.fromkeys(("Max", "Min"), _extreme),
-  # ONNX Runtime compares the lower halves of 64-bit integers as if they had signs, and those of uint32 likewise.
-  "Maximum": _only_for(_COMPARED, lambda op, x, y: [_larger(x, y)]),
-  "Minimum": _only_for(_COMPARED, lambda op, x, y: [_smaller(x, y)]),
-  "Sign": _sign,
-  "Sum": _sum,
-  "Prod": _product,
-  "Pow": _power,
-  **{f"TensorScatter{kind}": _scatter for kind in ("Update", "Add", "Sub", "Max", "Min")},
-  "MatrixSetDiagV3": _set_diagonal,
-  **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
-  "TruncateDiv": bits.truncate_div,
-  "TruncateMod": bits.truncate_mod,
-  "FloorDiv": bits.floor_div,
-  "FloorMod": bits.floor_mod,
-  "LeftShift": bits.left_shift,
-  "RightShift": bits.right_shift,
-  "PopulationCount": bits.population_count,
-  "Bitcast": bits.bitcast,
-  "NextAfter": bits.next_after,
-  "Expm1": special.expm1,
-  "Log1p": special.log1p,
-  "Erfc": special.erfc,
-  "Erfinv": special.erfinv,
-  "Lgamma": special.lgamma,
-  "Digamma": special.digamma,
-  "Sigmoid": special.sigmoid,
-  "IsFinite": special.is_finite,
-  "IsInf": _is_inf,
-  "Atan2": special.atan2,
-  "Erf": _only_for(_F64, special.erf),
-  "Sinh": _only_for(_F64, special.sinh),
-  "Cosh": _only_for(_F64, special.cosh),
-  "Tan": _only_for(_F64, special.tan),
-  "Cast": lambda op, x: [tf.cast(x, op.outputs[0].dtype)],  # from the dtype that holds it; see `bfloat16`
-  "Fill": _fill,
-  "Reshape": _reshape,
-  "ScatterNd": _scatter_nd,
-  "MatrixBandPart": _band,
-}
+_replaces_each = functools.partial(replaces_each, on="onnx")
+_replaces_each(
+  {op: functools.partial(_widened, wider) for op, wider in _WIDENED.items()}
+  | {"TopKV2": _or_unsigned(_unsigned_top, "TopKV2")}
+  | {op: _or_unsigned(_unsigned_argument, op) for op in ("ArgMax", "ArgMin")},
+  because="ONNX Runtime 1.31: no kernel for some narrow or unsigned dtypes",
+)
+_replaces_each(
+  {"Maximum": _only_for(_COMPARED, lambda op, x, y: [_larger(x, y)]), "Minimum": _only_for(_COMPARED, lambda op, x, y: [_smaller(x, y)])},
+  because="ONNX Runtime 1.31: compares the lower halves of 64-bit integers as if they had signs, and uint32 likewise",
+)
+_replaces_each(
+  {
+    "Expm1": special.expm1,
+    "Log1p": special.log1p,
+    "Erfc": special.erfc,
+    "Erfinv": special.erfinv,
+    "Lgamma": special.lgamma,
+    "Digamma": special.digamma,
+  },
+  because="tf2onnx 1.17: no handler",
+)
+_replaces_each(
+  {
+    op: _only_for(_F64, function)
+    for op, function in {"Erf": special.erf, "Sinh": special.sinh, "Cosh": special.cosh, "Tan": special.tan}.items()
+  },
+  because="ONNX Runtime 1.31: no kernel for float64",
+)
+_replaces_each(
+  {"Cast": lambda op, x: [tf.cast(x, op.outputs[0].dtype)]}, because="the operand may be held in another dtype: see `bfloat16`"
+)
+
+TABLE = registry.TABLES["onnx"]

@@ -14,6 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..export.registry import replaces
+from ..export.special import LANCZOS_G, erf_inv, erfc_from_one, erfcx, lanczos
+from ..export.special import lgamma as lgamma_of
+
 _Function = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -69,23 +73,13 @@ def _cosh(x: tf.Tensor) -> tf.Tensor:
   return half + _f64(0.25) / half
 
 
-def _erfcx(x: float) -> float:
-  """exp(x**2) erfc(x) of x >= 0; far out by its continued fraction (DLMF 7.9.2)."""
-  if x < 2:
-    return math.exp(x * x) * math.erfc(x)
-  tail = 0.0
-  for k in range(200, 0, -1):
-    tail = 0.5 * k / (x + tail)
-  return 1 / (math.sqrt(math.pi) * (x + tail))
-
-
 @functools.cache
 def _chebyshev(name: str) -> tuple[float, ...]:
   """Coefficients, interpolated once from Python's own erf and erfc."""
 
   def of_erfc(u: Any) -> Any:  # t = 2 / (2 + x) of x >= 0 is (u + 1) / 2
     t = (u + 1) / 2
-    return np.array([math.log(_erfcx(2 / v - 2) / v) for v in t])
+    return np.array([math.log(erfcx(2 / v - 2) / v) for v in t])
 
   def of_erf(u: Any) -> Any:  # x**2 of |x| < 1/2 is (u + 1) / 8
     return np.array([math.erf(v) / v for v in np.sqrt((u + 1) / 8)])
@@ -114,33 +108,13 @@ def _erfc(x: tf.Tensor) -> tf.Tensor:
   return tf.where(x < _f64(0), _f64(2) - tail, tail)
 
 
-# Of float32's erfc. It is below the least float32 from the limit on.
-_LIMIT = 11.0
 _ROUND = 1.5 * 2.0**15  # which rounds what is added to it to multiples of 2**-8
-_LOG = round(math.log(math.pi) / 2 * 2**16) / 2**16  # of sqrt pi, as a multiple of 2**-16: so are squares of what was rounded
-
-
-@functools.cache
-def _tail() -> tuple[float, ...]:
-  """Coefficients of h, interpolated once: exp(-x**2) / (sqrt pi erfc(x)) is x + t h(t) with t = 1 / (x + 2) for 1 <= x <= _LIMIT."""
-
-  def h(t: Any) -> Any:
-    return np.array([(math.exp(-_LOG) / _erfcx(x) - x) * (x + 2) for x in 1 / t - 2])
-
-  found = np.polynomial.Chebyshev.interpolate(h, 5, [1 / (_LIMIT + 2), 1 / 3])
-  return tuple(found.convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef.tolist())
 
 
 def _erfc_single(x: tf.Tensor) -> tf.Tensor:
-  """1 - erf x up to 1; beyond, exp(-x**2) as exp(-r**2) exp(r**2 - x**2) where r is x rounded, so that r**2 is exact."""
-  size = tf.minimum(x, _f32(_LIMIT))
-  rounded = (size + _f32(_ROUND)) - _f32(_ROUND)
-  power = tf.exp(_f32(-_LOG) - rounded * rounded) * tf.exp((rounded - size) * (rounded + size))
-  t = tf.math.reciprocal(size + _f32(2))
-  *rest, polynomial = map(_f32, _tail())
-  for c in reversed(rest):
-    polynomial = polynomial * t + c
-  return tf.where(x > _f32(1), power / (size + t * polynomial), _f32(1) - tf.math.erf(x))
+  """1 - erf x up to 1."""
+  far = erfc_from_one(x, rounded=lambda size: (size + _f32(_ROUND)) - _f32(_ROUND))
+  return tf.where(x > _f32(1), far, _f32(1) - tf.math.erf(x))
 
 
 def _erf(x: tf.Tensor) -> tf.Tensor:
@@ -149,24 +123,10 @@ def _erf(x: tf.Tensor) -> tf.Tensor:
   return tf.where(tf.abs(x) < _f64(0.5), near, tf.sign(x) * far)
 
 
-# M. Giles, Approximating the erfinv function, GPU Computing Gems 2 (2011), single precision; XLA has the same for float32.
-_ERFINV_CENTRAL = (
-  2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941
-)  # fmt: skip
-_ERFINV_TAIL = (
-  -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682
-)  # fmt: skip
-
-
 def _erfinv(x: tf.Tensor) -> tf.Tensor:
   """Giles' approximation, and two steps of Newton's method with the error function of float64."""
-  w = -_log1p(-x * x)
-  central = w < _f64(5)
-  v = tf.where(central, w - _f64(2.5), tf.sqrt(w) - _f64(3))
-  p = tf.where(central, _f64(_ERFINV_CENTRAL[0]), _f64(_ERFINV_TAIL[0]))
-  for c, t in zip(_ERFINV_CENTRAL[1:], _ERFINV_TAIL[1:], strict=True):
-    p = p * v + tf.where(central, _f64(c), _f64(t))
-  y, size = p * tf.abs(x), tf.abs(x)
+  size = tf.abs(x)
+  y = erf_inv(size, _log1p)
   for _ in range(2):  # on the complement, where erf is near 1
     excess = tf.where(size < _f64(0.5), _erf(y) - size, (_f64(1) - size) - _erfc_of(y))
     y = y - excess * tf.exp(y * y) * _f64(math.sqrt(math.pi) / 2)
@@ -174,40 +134,17 @@ def _erfinv(x: tf.Tensor) -> tf.Tensor:
   return tf.where(size > _f64(1), _f64(math.nan), tf.sign(x) * inside)
 
 
-# C. Lanczos' approximation with g = 7 and nine terms (P. Godfrey); good to 1e-15 right of 1/2.
-_LANCZOS_G = 7
-_LANCZOS = (
-  0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059, 12.507343278686905,
-  -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7
-)  # fmt: skip
-
-
 def _lgamma(x: tf.Tensor) -> tf.Tensor:
-  left = x < _f64(0.5)
-  z = tf.where(left, -x, x - _f64(1))
-  total = _f64(_LANCZOS[0])
-  for k, c in enumerate(_LANCZOS[1:], 1):
-    total = total + _f64(c) / (z + _f64(k))
-  t = z + _f64(_LANCZOS_G + 0.5)
-  log_t = tf.math.log(t)
-  right = (z + _f64(0.5) - t / log_t) * log_t + _f64(0.5 * math.log(2 * math.pi)) + tf.math.log(total)
-  fraction = tf.abs(x) - tf.floor(tf.abs(x))
-  sine = tf.sin(_f64(math.pi) * tf.minimum(fraction, _f64(1) - fraction))
-  found = tf.where(left, _f64(math.log(math.pi)) - tf.math.log(sine) - right, right)
-  pole = (x <= _f64(0)) & tf.equal(x, tf.floor(x))
-  return tf.where(pole | tf.equal(tf.abs(x), _f64(math.inf)), _f64(math.inf), found)
+  return lgamma_of(x, lambda z: tf.math.log(z + _f64(LANCZOS_G + 0.5)))
 
 
 def _digamma(x: tf.Tensor) -> tf.Tensor:
   """The derivative of `_lgamma`."""
   left = x < _f64(0.5)
   z = tf.where(left, -x, x - _f64(1))
-  total, slope = _f64(_LANCZOS[0]), _f64(0)
-  for k, c in enumerate(_LANCZOS[1:], 1):
-    term = _f64(c) / (z + _f64(k))
-    total, slope = total + term, slope - term / (z + _f64(k))
-  t = z + _f64(_LANCZOS_G + 0.5)
-  right = tf.math.log(t) + slope / total - _f64(_LANCZOS_G) / t
+  total, slope = lanczos(z)
+  t = z + _f64(LANCZOS_G + 0.5)
+  right = tf.math.log(t) + slope / total - _f64(LANCZOS_G) / t
   reduced = _f64(math.pi) * (x - tf.round(x))
   found = tf.where(left, right - _f64(math.pi) * tf.cos(reduced) / tf.sin(reduced), right)
   pole = (x <= _f64(0)) & tf.equal(x, tf.floor(x))
@@ -221,6 +158,7 @@ lgamma, digamma = _in_double(_lgamma), _in_double(_digamma)
 erf, sinh, cosh, tan = map(_in_double, (_erf, _sinh, _cosh, lambda x: tf.sin(x) / tf.cos(x)))
 
 
+@replaces("Sigmoid", on="onnx", because="ONNX Runtime 1.31: takes a number below -18 for -18")
 def sigmoid(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """x f32[...] -> f32[...]; ONNX Runtime's own takes x for -18 if it is less, and its logarithm with it."""
   del op
@@ -228,12 +166,14 @@ def sigmoid(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   return [one / (one + tf.exp(-x))]
 
 
+@replaces("IsFinite", on="onnx", because="ONNX 18: IsInf is of float32 and float64 only")
 def is_finite(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """x f32[...] -> bool[...]."""
   del op
   return [tf.abs(x) < tf.constant(math.inf, x.dtype)]
 
 
+@replaces("Atan2", on="onnx", because="tf2onnx 1.17: a formula that loses the signs of zeros and the corners of infinity")
 def atan2(op: Any, y: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
   """y, x f32[...] -> f32[...], with the signs of zeros and the corners of infinity, which tf2onnx's formula loses."""
   del op

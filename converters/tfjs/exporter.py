@@ -26,7 +26,9 @@ from ..saved_model import publish
 from ..saved_model.builder import Model
 from ..saved_model.notation import Spec
 from . import files, runtime
+from .dtypes import HELD
 from .page import write as write_page
+from .replacements import TABLE
 
 packages = runtime.packages
 BACKENDS = ("wasm", "cpu")  # those of node, in the order of their worth
@@ -129,7 +131,7 @@ def save_model(
     raise ValueError(f"a model of TF.js has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]")
   (signature,) = source.signatures.values()
   _check_dtypes(signature)
-  concrete = signature.frozen("tfjs")
+  concrete = signature.frozen(TABLE, HELD)
   graph, described = files.definition(concrete)
   if files.missing(graph):  # behind one that is refused others may have been dropped as dead
     raise signature.refuse("tfjs", RUNTIME, files.missing(concrete.graph.as_graph_def()))

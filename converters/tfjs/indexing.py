@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..export import replay
+from ..export import masks, replay
+from ..export.registry import replaces
 from ..export.replay import Replacement, is_zeros
 from ..export.scatters import Rows, summed
 from . import dtypes as ints
@@ -110,3 +111,32 @@ def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) 
   result = tf.transpose(found, [*range(batch), *between, *range(batch, count), *after])
   result.set_shape(op.outputs[0].shape)
   return [result]
+
+
+def with_list_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor) -> Sequence[Any]:
+  """The list with another element."""
+  index = tf.reshape(index, [1, 1])
+  if op.inputs[2].shape.is_fully_defined() and items.shape[1:].is_compatible_with(op.inputs[2].shape):
+    return [tf.tensor_scatter_nd_update(items, index, item[None])]
+  here = tf.equal(tf.range(tf.shape(items)[0]), index[0])
+  return [tf.where(tf.reshape(here, [-1] + [1] * item.shape.rank), item[None], items)]
+
+
+@replaces("MatrixBandPart", on="tfjs", because="TF.js 4.22: a product with a mask, which makes NaN of infinities")
+@one
+def band(op: tf.Operation, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> tf.Tensor:
+  return tf.where(masks.band(x, lower, upper, tf.int32), x, tf.zeros([], x.dtype))
+
+
+@replaces("OneHot", on="tfjs", because="TF.js 4.22: wasm has NaN where the number for `off` is not 0")
+@one
+def one_hot(op: tf.Operation, indices: tf.Tensor, depth: tf.Tensor, on: tf.Tensor, off: tf.Tensor) -> tf.Tensor:
+  axis = op.get_attr("axis") % (indices.shape.rank + 1)
+  places = tf.reshape(tf.range(depth), [-1] + [1] * (indices.shape.rank - axis))
+  return tf.where(tf.equal(tf.expand_dims(indices, axis), places), on, off)
+
+
+@replaces("ShapeN", on="tfjs", because="TF.js 4.22: wasm has float32")
+@guarded
+def shapes(op: tf.Operation, *tensors: tf.Tensor) -> Sequence[Any]:
+  return [tf.shape(x) for x in tensors]

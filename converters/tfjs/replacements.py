@@ -6,36 +6,20 @@ refused, for the exporter to name them all.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ..export import angles, replay
-from ..export.replay import Replacement
+from ..export import angles, lists, registry, replay
+from ..export.registry import MOVES, replaces, replaces_each
+from ..export.replay import Replacement, with_shape
 from . import dtypes as ints
-from . import floats, indexing, lists
-from .names import MOVES, RUNS, SUPPORTED
+from . import floats, indexing
+from .names import RUNS, SUPPORTED
 from .rule import TOO_WIDE, guarded, held, is_wide, one, refused, same, strange
-
-
-class Table(Mapping[str, Replacement]):
-  """A replacement for every type of op but calls, loops, branches and identities."""
-
-  def __contains__(self, op_type: object) -> bool:
-    return op_type not in replay.REPLAYED
-
-  def __getitem__(self, op_type: str) -> Replacement:
-    if op_type in _REPLACED:
-      return _REPLACED[op_type]
-    return _moved if op_type in MOVES else _of_plain_dtypes if op_type in RUNS else _lacking
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(sorted(SUPPORTED | _REPLACED.keys()))
-
-  def __len__(self) -> int:
-    return len(SUPPORTED | _REPLACED.keys())
 
 
 def _lacking(op: tf.Operation, *_: Any) -> list[tf.Tensor]:
@@ -56,6 +40,11 @@ def _of_plain_dtypes(op: tf.Operation, *operands: Any) -> Sequence[Any]:
 def _modular(op: tf.Operation, *operands: tf.Tensor) -> tf.Tensor:
   """Right in the low bits, whatever the others are."""
   return ints.wrapped(same(op, *operands)[0], op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else same(op, *operands)[0]
+
+
+def _sum_of(op: tf.Operation, *terms: tf.Tensor) -> tf.Tensor:
+  total, dtype = functools.reduce(tf.add, terms), op.outputs[0].dtype
+  return ints.wrapped(total, dtype) if dtype.is_integer else total
 
 
 def _product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -230,6 +219,20 @@ def _convolution(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
   return [tf.concat([same(op, *pair)[0] for pair in pairs], -1)]
 
 
+@replaces("MaxPool3D", on="tfjs", because="TF.js 4.22: wasm takes 2**-126 for the least number")
+@guarded
+def _max_pool(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
+  """x f32[n,d,h,w,c] -> f32[n,d',h',w',c]: first along h and w, then along d."""
+  window, strides, padding = op.get_attr("ksize"), op.get_attr("strides"), op.get_attr("padding").decode()
+  if op.get_attr("data_format") != b"NDHWC":
+    return refused(op, "channels that are not last")
+  n, d, _, _, c = tf.unstack(tf.shape(x))
+  planes = tf.nn.max_pool2d(tf.reshape(x, tf.concat([[n * d], tf.shape(x)[2:]], 0)), window[2:4], strides[2:4], padding)
+  _, h, w, _ = tf.unstack(tf.shape(planes))
+  columns = tf.nn.max_pool2d(tf.reshape(planes, [n, d, h * w, c]), [window[1], 1], [strides[1], 1], padding)
+  return [with_shape(tf.reshape(columns, [n, -1, h, w, c]), op.outputs[0].shape)]
+
+
 def _clip(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
   if held(op.inputs[0].dtype).is_floating:
     return floats.minimum(floats.maximum(x, low), high)
@@ -256,7 +259,7 @@ def _sign(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
 
 
 def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
-  """See `lists`."""
+  """A list as one tensor of its rows."""
   dtype = held(op.get_attr("element_dtype"))
   if dtype not in (tf.float32, tf.int32, tf.bool) or element_shape.shape.rank != 1:
     return refused(op, f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known")
@@ -265,63 +268,116 @@ def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor)
   return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
 
 
-_REPLACED: Mapping[str, Replacement] = {
-  "Const": _constant,
-  "Cast": _cast,
-  "Bitcast": _bitcast,
-  **dict.fromkeys(("Add", "AddV2", "AddN", "Sub", "Cumsum"), one(_modular)),
-  "ScatterNd": one(indexing.summed_rows),
-  "TensorScatterUpdate": one(indexing.scattered_rows),
-  "Mul": one(_product),
-  "Abs": _on_floats(tf.abs, lambda x: tf.where(x < 0, 0 - x, x)),
-  "Neg": _on_floats(tf.negative, lambda x: 0 - x),
-  "Sign": _sign,
-  "Square": one(lambda op, x: _product(op, x, x)),
-  "Sum": _reduction(0, True),
-  "Prod": _reduction(1, True),
-  "Max": _reduction(-math.inf, False),
-  "Min": _reduction(math.inf, False),
-  **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), guarded(_matrix_product)),
-  **dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"), _ordered(False)),
-  **dict.fromkeys(("ArgMax", "ArgMin"), _ordered(False)),
-  "TopKV2": _ordered(True),
-  "Range": _range,
-  "Maximum": guarded(_extreme(floats.maximum)),
-  "Minimum": guarded(_extreme(floats.minimum)),
-  "ClipByValue": one(_clip),
-  "FloorDiv": _division(lambda *of: ints.divide(*of)[0], lambda x, y: tf.floor(x / y)),
-  "FloorMod": _division(lambda *of: ints.divide(*of)[1], tf.math.floormod),
-  "TruncateDiv": _division(_truncate_div, lambda x, y: x / y),
-  "TruncateMod": _division(_truncate_mod, floats.truncate_mod),
-  "BitwiseAnd": one(lambda op, x, y: ints.bitwise_and(x, y)),
-  "BitwiseOr": one(lambda op, x, y: ints.bitwise_or(x, y)),
-  "BitwiseXor": one(lambda op, x, y: ints.exclusive_or(x, y)),
-  "Invert": one(_invert),
-  "LeftShift": one(_left_shift),
-  "RightShift": _right_shift,
-  "TensorScatterAdd": indexing.scatter(tf.add),
-  "TensorScatterSub": indexing.scatter(tf.subtract),
-  "MatrixDiagPartV3": indexing.diagonal(indexing.diagonal_part),
-  "MatrixSetDiagV3": indexing.diagonal(indexing.with_diagonal),
-  "MatrixDiagV3": indexing.diagonal(indexing.diagonal_matrix),
-  **dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D", "Conv2DBackpropInput"), guarded(_convolution)),
-  "GatherV2": indexing.gather,
-  "ReverseV2": indexing.moved_as_int32,
-  "SelectV2": indexing.select,
-  "StridedSlice": indexing.moved_as_int32,
-  "TensorListReserve": _reserved_list,
-  "TensorListFromTensor": lambda op, x, element_shape: [x],
-  "TensorListSetItem": lists.with_item,
-  "TensorListGetItem": lists.item_of,
-  "TensorListStack": lists.stacked,
-  "TensorListLength": lambda op, items: [tf.shape(items)[0]],
-  "Log1p": _on_floats(floats.log1p),
-  "Pow": _on_floats(floats.power),
-  "Cos": _on_floats(angles.cos),
-  "Sin": _on_floats(angles.sin),
-  "Tan": _on_floats(angles.tan),
-  "Erfc": _on_floats(floats.erfc),
-  "Erfinv": _on_floats(floats.erfinv),
-  "Lgamma": _on_floats(floats.lgamma),
-  "Relu6": _on_floats(lambda x: floats.minimum(floats.maximum(x, tf.constant(0.0)), tf.constant(6.0))),
-}
+_replaces_each = functools.partial(replaces_each, on="tfjs")
+_replaces_each({"Const": _constant, "Cast": _cast}, because="TF.js 4.22: has float32, int32 and bool; wasm makes 2 of a bool from 2")
+_replaces_each(
+  dict.fromkeys(("Add", "AddV2", "Sub", "Cumsum"), one(_modular))
+  | {"AddN": one(_sum_of), "Mul": one(_product), "Square": one(lambda op, x: _product(op, x, x))}
+  | {"Sum": _reduction(0, True), "Prod": _reduction(1, True), "Max": _reduction(-math.inf, False), "Min": _reduction(math.inf, False)}
+  | dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), guarded(_matrix_product)),
+  because="TF.js 4.22: does not wrap integers as their dtypes do, multiplies them in float64, and wasm reduces nothing to anything",
+)
+_replaces_each(
+  dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "ArgMax", "ArgMin"), _ordered(False))
+  | {"TopKV2": _ordered(True), "Range": _range},
+  because="TF.js 4.22: has no uint32, and numbers of 64 bits only where they fit in 32",
+)
+_replaces_each(
+  {"Maximum": guarded(_extreme(floats.maximum)), "Minimum": guarded(_extreme(floats.minimum)), "ClipByValue": one(_clip)}
+  | {"Relu6": _on_floats(lambda x: floats.minimum(floats.maximum(x, tf.constant(0.0)), tf.constant(6.0)))},
+  because="TF.js 4.22: wasm takes the number where one operand is NaN",
+)
+_replaces_each(
+  {
+    "Abs": _on_floats(tf.abs, lambda x: tf.where(x < 0, 0 - x, x)),
+    "Neg": _on_floats(tf.negative, lambda x: 0 - x),
+    "FloorDiv": _division(lambda *of: ints.divide(*of)[0], lambda x, y: tf.floor(x / y)),
+    "FloorMod": _division(lambda *of: ints.divide(*of)[1], tf.math.floormod),
+    "TruncateDiv": _division(_truncate_div, lambda x, y: x / y),
+    "TruncateMod": _division(_truncate_mod, floats.truncate_mod),
+  },
+  because="TF.js 4.22: wasm computes integers in float32, and stops at a remainder of zero",
+)
+_replaces_each(
+  {
+    "Bitcast": _bitcast,
+    "BitwiseAnd": one(lambda op, x, y: ints.bitwise_and(x, y)),
+    "BitwiseOr": one(lambda op, x, y: ints.bitwise_or(x, y)),
+    "BitwiseXor": one(lambda op, x, y: ints.exclusive_or(x, y)),
+    "Invert": one(_invert),
+    "LeftShift": one(_left_shift),
+    "RightShift": _right_shift,
+  },
+  because="TF.js 4.22: no backend has it in a graph model",
+)
+_replaces_each(
+  {
+    "ScatterNd": one(indexing.summed_rows),
+    "TensorScatterAdd": indexing.scatter(tf.add),
+    "TensorScatterSub": indexing.scatter(tf.subtract),
+    "TensorScatterUpdate": one(indexing.scattered_rows),
+  },
+  because="TF.js 4.22: cpu stops at a row outside and writes into the operand, wasm writes past the tensor",
+)
+_replaces_each(
+  {
+    "MatrixDiagPartV3": indexing.diagonal(indexing.diagonal_part),
+    "MatrixSetDiagV3": indexing.diagonal(indexing.with_diagonal),
+    "MatrixDiagV3": indexing.diagonal(indexing.diagonal_matrix),
+  },
+  because="TF.js 4.22: no such op",
+)
+_replaces_each(
+  dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D", "Conv2DBackpropInput"), guarded(_convolution)),
+  because="TF.js 4.22: no groups",
+)
+_replaces_each({"GatherV2": indexing.gather}, because="TF.js 4.22: with batch dimensions wasm reads other rows, or beyond its memory")
+_replaces_each(
+  {"ReverseV2": indexing.moved_as_int32, "StridedSlice": indexing.moved_as_int32, "SelectV2": indexing.select},
+  because="TF.js 4.22: wasm takes a bool for four bytes",
+)
+_replaces_each(
+  {
+    "TensorListReserve": _reserved_list,
+    "TensorListFromTensor": lambda op, x, element_shape: [x],
+    "TensorListSetItem": indexing.with_list_item,
+    "TensorListGetItem": lists.item_of,
+    "TensorListStack": lists.stacked,
+    "TensorListLength": lists.length,
+  },
+  because="TF.js 4.22: in a loop it disposes of the elements that it has just set",
+)
+_replaces_each({"Sign": _sign}, because="TF.js 4.22: makes 0 of NaN")
+_replaces_each({"Log1p": _on_floats(floats.log1p)}, because="TF.js 4.22: wasm computes log(1 + x), which has no digit left for small x")
+_replaces_each({"Pow": _on_floats(floats.power)}, because="TF.js 4.22: 1 to the power NaN is NaN, as JavaScript has it")
+_replaces_each(
+  {"Cos": _on_floats(angles.cos), "Sin": _on_floats(angles.sin), "Tan": _on_floats(angles.tan)},
+  because="TF.js 4.22: wasm loses digits of angles from 1e4 on",
+)
+_replaces_each(
+  {"Erfc": _on_floats(floats.erfc), "Erfinv": _on_floats(floats.erfinv), "Lgamma": _on_floats(floats.lgamma)},
+  because="TF.js 4.22: no such op",
+)
+
+
+class Table(Mapping[str, Replacement]):
+  """A replacement for every type of op but calls, loops, branches and identities."""
+
+  _own = registry.TABLES["tfjs"]
+
+  def __contains__(self, op_type: object) -> bool:
+    return op_type not in replay.REPLAYED
+
+  def __getitem__(self, op_type: str) -> Replacement:
+    if op_type in self._own:
+      return self._own[op_type]
+    return _moved if op_type in MOVES else _of_plain_dtypes if op_type in RUNS else _lacking
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(sorted(SUPPORTED | self._own.keys()))
+
+  def __len__(self) -> int:
+    return len(SUPPORTED | self._own.keys())
+
+
+TABLE = Table()

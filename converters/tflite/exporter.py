@@ -24,8 +24,9 @@ from ..export import replay
 from ..export.source import Exported, ExportError, Source, single
 from ..saved_model import publish
 from ..saved_model.builder import Model
-from . import quantized, replacements, runtime, training
+from . import quantized, runtime, training
 from .quantized import LEAST_COSINE
+from .replacements import FUSED, TABLE
 from .runtime import RUNTIME, TARGET
 
 
@@ -294,10 +295,10 @@ def _check(path: Path, overwrite: bool, quantization: str | None, representative
 
 def _converted(source: Source, quantization: str | None, representative_dataset: Any) -> bytes:
   """The model, with erf as it is where the converter fuses it into GELU."""
-  functions = {name: signature.frozen(TARGET) for name, signature in source.signatures.items()}
+  functions = {name: signature.frozen(TABLE) for name, signature in source.signatures.items()}
   configure = quantized.options(quantization, representative_dataset, functions)
-  if any(op in replacements.FUSED for signature in source.signatures.values() for op in replay.op_types(signature.function)):
-    table = {op: replacement for op, replacement in replacements.REPLACEMENTS.items() if op not in replacements.FUSED}
+  if any(op in FUSED for signature in source.signatures.values() for op in replay.op_types(signature.function)):
+    table = {op: replacement for op, replacement in TABLE.items() if op not in FUSED}
     fused = {name: replay.frozen(signature.function, table) for name, signature in source.signatures.items()}
     with contextlib.suppress(ExportError):
       contents = runtime.converted(fused, quantized.options(None, None, fused), functools.partial(_refuse, source))

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import replay
+from ..export import lists, replay
 from ..export.replay import Replacement
-from ..tfjs.replacements import Table
 
 
 def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, tf.DType]) -> dict[str, Replacement]:
@@ -23,7 +22,6 @@ def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, 
     same: makes the op once more.
     wider: {dtype: the one that holds it}.
   """
-  of_tfjs = Table()
 
   def reserved(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
     if element_shape.shape.rank != 1:
@@ -37,16 +35,16 @@ def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, 
   def held(op: tf.Operation, x: tf.Tensor, element_shape: tf.Tensor) -> Sequence[Any]:
     return [apart(tf.cast(x, wider.get(x.dtype, x.dtype)))]
 
-  def taken(op: tf.Operation, items: tf.Tensor, *operands: tf.Tensor) -> Sequence[Any]:
-    return [tf.cast(x, y.dtype) for x, y in zip(of_tfjs[op.type](op, items, *operands), op.outputs, strict=True)]
+  def taken(function: Replacement) -> Replacement:
+    return lambda op, *operands: [tf.cast(x, y.dtype) for x, y in zip(function(op, *operands), op.outputs, strict=True)]
 
   return {
     "TensorListReserve": reserved,
     "TensorListFromTensor": held,
     "TensorListSetItem": _with_item,
-    "TensorListGetItem": taken,
-    "TensorListStack": taken,
-    "TensorListLength": taken,
+    "TensorListGetItem": taken(lists.item_of),
+    "TensorListStack": taken(lists.stacked),
+    "TensorListLength": taken(lists.length),
   }
 
 

@@ -1,12 +1,8 @@
-"""What takes the place of the ops that LiteRT's builtin kernels lack, or get wrong: the table is at the end.
-
-LiteRT computes in float32, int32 and bool; of the other dtypes it has some kernels here and there, and for all but uint64 a Cast.
-So an op of a narrow dtype is computed in a wide one and cast back, which gives what TensorFlow's own kernel gives: it computes
-float16 and bfloat16 in float32 as well, and integers wrap. A uint32 is computed as the int32 of the same bits.
-"""
+"""What takes the place of the ops that LiteRT's builtin kernels lack, or get wrong."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,112 +10,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import angles
-from ..export.replay import Replacement, again, is_zeros, with_shape
-from ..export.scatters import Rows, drops
-from . import bits, lists, special
-
-_WIDER = {
-  tf.int8: tf.int32,
-  tf.int16: tf.int32,
-  tf.uint8: tf.int32,
-  tf.uint16: tf.int32,
-  tf.uint32: tf.int32,
-  tf.float16: tf.float32,
-  tf.bfloat16: tf.float32,
-}
-_SIGN = -(2**31)
+from ..export import angles, registry
+from ..export.registry import replaces, replaces_each
+from ..export.replay import Replacement, again, with_shape
+from . import bits, division, lists, scatters, special  # noqa: F401  (which register their own)
+from .rule import WIDER, of_operands, widened
 
 
-def _widened(inner: Replacement | None = None, *, ordered: bool = False, also: Sequence[tf.DType] = ()) -> Replacement:
-  """A replacement that computes narrow dtypes in wide ones, by `inner` or by the op itself.
-
-  Args:
-    ordered: whether the op asks which number is larger; then the bits of a uint32 are moved to where int32 has their order.
-    also: further dtypes that the op lacks, which become int32.
-  """
-  wider = {**_WIDER, **dict.fromkeys(also, tf.int32)}
-
-  def wide(x: tf.Tensor) -> tf.Tensor:
-    if x.dtype not in wider:
-      return x
-    y = tf.cast(x, wider[x.dtype])
-    return _flipped(y) if ordered and x.dtype == tf.uint32 else y
-
-  def narrow(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.cast(_flipped(x) if ordered and dtype == tf.uint32 else x, dtype)
-
-  def replacement(op: tf.Operation, *operands: Any) -> Sequence[Any]:
-    if not any(x.dtype in wider for x in (*op.inputs, *op.outputs)):
-      return inner(op, *operands) if inner else again(op, operands)
-    given = [wide(x) for x in operands]
-    results = inner(op, *given) if inner else again(op, given, wider)
-    return [narrow(x, y.dtype) if y.dtype in wider else x for x, y in zip(results, op.outputs, strict=True)]
-
-  return replacement
-
-
-def _flipped(x: tf.Tensor) -> tf.Tensor:
-  """The int32 whose order is that of the uint32 of the same bits."""
-  return tf.bitwise.bitwise_xor(x, tf.constant(_SIGN, tf.int32))
-
-
-def _of(function: Callable[..., tf.Tensor]) -> Replacement:
-  """A replacement by a function of the operands alone; 64-bit and complex dtypes keep the op, for the converter to refuse it."""
-  return lambda op, *operands: again(op, operands) if operands[0].dtype.size >= 8 else [function(*operands)]
-
-
-def _divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """int32 x / y towards zero. LiteRT's kernel saturates -2**31 / -1, where TensorFlow's wraps."""
-  minus = tf.equal(y, tf.constant(-1, tf.int32))
-  return tf.where(minus, -x, tf.truncatediv(x, tf.where(minus, tf.constant(1, tf.int32), y)))
-
-
-def _unsigned_divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """The bits of a uint32 quotient (H. Warren, Hacker's Delight, 9-3): half of x divided, doubled, and set right by at most one."""
-  one = tf.constant(1, tf.int32)
-  large = y < tf.constant(0, tf.int32)
-  divisor = tf.where(large, one, y)
-  half = tf.truncatediv(bits.logical_shift(x, one), divisor)
-  quotient = half + half
-  rest = x - quotient * divisor
-  quotient += tf.cast(_flipped(rest) >= _flipped(divisor), tf.int32)
-  return tf.where(large, tf.cast(_flipped(x) >= _flipped(y), tf.int32), quotient)
-
-
-def _truncate_div(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  if op.inputs[0].dtype == tf.uint32:
-    return [_unsigned_divided(x, y)]
-  return [_divided(x, y)] if x.dtype == tf.int32 else again(op, (x, y))
-
-
-def _truncate_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  if op.inputs[0].dtype == tf.uint32:
-    return [x - _unsigned_divided(x, y) * y]
-  if x.dtype.is_floating:
-    return [special.remainder(x, y)]
-  return [x - _divided(x, y) * y] if x.dtype == tf.int32 else again(op, (x, y))
-
-
-def _floor_div(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """LiteRT's kernel refuses a float divisor of 0."""
-  if op.inputs[0].dtype == tf.uint32:
-    return [_unsigned_divided(x, y)]
-  return [tf.floor(x / y)] if x.dtype.is_floating else again(op, (x, y), _WIDER)
-
-
-def _floor_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """LiteRT's kernel ends the process for -2**31 mod -1 (SIGFPE)."""
-  if op.inputs[0].dtype == tf.uint32:
-    return [x - _unsigned_divided(x, y) * y]
-  if not x.dtype.is_floating:
-    y = tf.where(tf.equal(y, tf.constant(-1, y.dtype)), tf.constant(1, y.dtype), y)
-  return again(op, (x, y), _WIDER)
-
-
+@replaces("Maximum", "Minimum", on="tflite", because="LiteRT 2.3: loses NaN")
+@functools.partial(widened, ordered=True)
 def _larger(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """Maximum and Minimum, which lose a NaN. A number that is known is none, and XNNPACK clamps by it: relu, clip."""
-  [found] = again(op, (x, y), _WIDER)
+  [found] = again(op, (x, y), WIDER)
   for operand in (x, y) if x.dtype.is_floating and not (_is_number(x) or _is_number(y)) else ():
     found = tf.where(tf.math.is_nan(operand), operand, found)
   return [found]
@@ -129,19 +31,23 @@ def _is_number(x: tf.Tensor) -> bool:
   return x.shape.num_elements() == 1 and tf.get_static_value(x) is not None
 
 
+@replaces("Max", "Min", on="tflite", because="LiteRT 2.3: loses NaN")
+@functools.partial(widened, ordered=True)
 def _largest(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Tensor]:
   """Max and Min, which lose a NaN."""
-  [found] = again(op, (x, axes), _WIDER)
+  [found] = again(op, (x, axes), WIDER)
   if not x.dtype.is_floating:
     return [found]
   lost = tf.reduce_any(tf.math.is_nan(x), axes, op.get_attr("keep_dims"))
   return [tf.where(lost, tf.constant(np.nan, x.dtype), found)]
 
 
+@replaces("Cumprod", on="tflite", because="LiteRT 2.3: no kernel")
+@widened
 def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Tensor]:
   """Products with the neighbour at distance 1, 2, 4 ... (D. Hillis and G. Steele, Data Parallel Algorithms, 1986)."""
   if op.get_attr("exclusive"):
-    return again(op, (x, axis), _WIDER)
+    return again(op, (x, axis), WIDER)
   place = int(tf.get_static_value(axis)) % x.shape.rank
   order = [place, *(i for i in range(x.shape.rank) if i != place)]
   y = tf.transpose(x, order)
@@ -157,60 +63,33 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
   return [tf.transpose(y, np.argsort(order))]
 
 
-def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
-  """ScatterNd and its kin. LiteRT stops at a row outside."""
-  indices, updates, shape = operands if op.type == "ScatterNd" else (*operands[1:], tf.shape(operands[0]))
-  if is_sum := op.type == "ScatterNd" or (op.type == "TensorScatterAdd" and is_zeros(op.inputs[0])):
-    operands = indices, updates, shape
-  if op.type in _SCATTERS and not drops(op, indices):
-    return [_SCATTERS["ScatterNd" if is_sum else op.type](*operands)]
-  rows = Rows.of(indices, lists.apart(updates), shape)
-  if is_sum:
-    found = tf.scatter_nd(rows.vectors, rows.updates, rows.extended_shape)
-  elif op.type == "TensorScatterUpdate":
-    found = _last_of_each(operands[0], rows)
-  elif op.type in _SCATTERS:
-    found = _SCATTERS[op.type](rows.extended(operands[0]), rows.vectors, rows.updates)
-  else:
-    return [_extreme(op, operands[0], rows)]
-  return [with_shape(rows.cut(found), op.outputs[0].shape)]
-
-
-def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
-  """Rows replaced by the last update of each. The converter would add the updates of one row, and subtract it as often."""
-  last = tf.math.unsorted_segment_max(tf.range(tf.shape(rows.numbers)[0]), rows.numbers, rows.places + 1)[: rows.places]
-  updated = tf.reshape(last >= 0, tf.concat([[rows.places], tf.ones_like(rows.inner)], 0))
-  return tf.where(updated, tf.gather(rows.updates, tf.maximum(last, 0)), rows.of_tensor(x))
-
-
-def _extreme(op: tf.Operation, x: tf.Tensor, rows: Rows) -> tf.Tensor:
-  """TensorScatterMax and -Min, by segments of all places; one without updates has the least (largest) number there."""
-  largest = op.type == "TensorScatterMax"
-  segment = tf.math.unsorted_segment_max if largest else tf.math.unsorted_segment_min
-  found = rows.cut(segment(rows.updates, rows.numbers, rows.places + 1))
-  none = tf.constant(x.dtype.min if largest else x.dtype.max, x.dtype)
-  return tf.where(tf.equal(found, none), x, tf.maximum(x, found) if largest else tf.minimum(x, found))
-
-
+@replaces(
+  "MatMul", "BatchMatMulV2", on="tflite", because="LiteRT 2.3: no kernel for integers, nor for a vector whose Reshape the converter drops"
+)
+@widened
 def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """[..., i, k], [..., k, j] -> [..., i, j], where LiteRT has no kernel as a sum of products."""
   if x.dtype.is_floating and not _is_from_vector(op):
-    return again(op, (x, y), _WIDER)
+    return again(op, (x, y), WIDER)
   first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
   x = tf.linalg.matrix_transpose(x) if op.get_attr(first) else x
   y = tf.linalg.matrix_transpose(y) if op.get_attr(second) else y
   return [tf.reduce_sum(x[..., :, :, None] * y[..., None, :, :], -2)]
 
 
+@replaces("RealDiv", on="tflite", because="TensorFlow 2.21's converter: has x / constant for constant / x behind a transposition")
+@widened
 def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """The division that ends a softmax is all of it: LiteRT has a kernel, while exp and its sum lose their digits in int8."""
   if _ends_softmax(op, x):
     return [tf.nn.softmax(x.op.inputs[1].op.inputs[0])]
-  return [special.divided(x, y)] if _is_constant(x) and y.dtype == tf.float32 else again(op, (x, y), _WIDER)
+  return [special.divided(x, y)] if _is_constant(x) and y.dtype == tf.float32 else again(op, (x, y), WIDER)
 
 
+@replaces("Sub", on="tflite", because="TensorFlow 2.21's converter: has x - constant for constant - x behind a transposition")
+@widened
 def _subtracted_from(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  return [special.subtracted(x, y)] if _is_constant(x) else again(op, (x, y), _WIDER)
+  return [special.subtracted(x, y)] if _is_constant(x) else again(op, (x, y), WIDER)
 
 
 def _is_constant(x: tf.Tensor) -> bool:
@@ -226,17 +105,24 @@ def _is_constant(x: tf.Tensor) -> bool:
   return True
 
 
+@replaces("GatherV2", on="tflite", because="TensorFlow 2.21's converter: takes the Cast behind it, to a dtype without a kernel")
+@widened
 def _gathered(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Tensor]:
-  return again(op, (lists.apart(x), indices, axis), _WIDER)
+  return again(op, (lists.apart(x), indices, axis), WIDER)
 
 
+@replaces("BroadcastTo", on="tflite", because="TensorFlow 2.21's converter: takes the Cast behind it, to a dtype without a kernel")
+@widened
 def _broadcast(op: tf.Operation, x: tf.Tensor, shape: tf.Tensor) -> Sequence[tf.Tensor]:
   if x.op.type != "Cast":
-    return again(op, (x, shape), _WIDER)
+    return again(op, (x, shape), WIDER)
   # As in `apart`, which the converter undoes here.
-  return [tf.squeeze(y, 0) for y in again(op, (x[None], tf.concat([tf.constant([1], shape.dtype), shape], 0)), _WIDER)]
+  return [tf.squeeze(y, 0) for y in again(op, (x[None], tf.concat([tf.constant([1], shape.dtype), shape], 0)), WIDER)]
 
 
+@replaces("Atan2", on="tflite", because="LiteRT 2.3: does not broadcast")
+@widened
+@of_operands
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """LiteRT's kernel does not broadcast."""
   if y.shape.is_fully_defined() and x.shape.is_fully_defined():
@@ -274,12 +160,14 @@ def _is_from_vector(op: tf.Operation) -> bool:
   return op.type == "MatMul" and not known and any(y.type == "Reshape" and y.inputs[0].shape.rank == 1 for y in made)
 
 
+@replaces("Pad", "PadV2", on="tflite", because="LiteRT 2.3: of 4 dimensions at most")
+@widened
 def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tensor) -> Sequence[tf.Tensor]:
   """Above rank 4, axis by axis on [before, axis, after]."""
   made = paddings.op  # the rule reshapes a constant
   known = tf.get_static_value(made.inputs[0] if made.type == "Reshape" else paddings)
   if x.shape.rank <= 4 or known is None:
-    return again(op, (x, paddings, *value), _WIDER)
+    return again(op, (x, paddings, *value), WIDER)
   for axis, sides in enumerate(known.reshape(-1, 2).tolist()):
     if any(sides):
       shape = tf.shape(x)
@@ -289,32 +177,24 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
   return [with_shape(x, op.outputs[0].shape)]
 
 
+@replaces("ReverseV2", on="tflite", because="LiteRT 2.3: of neighbouring axes only")
+@widened
 def _reversed(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Tensor]:
   """One axis after the other: LiteRT's kernel takes neighbours only."""
   if (known := tf.get_static_value(axes)) is None:
-    return again(op, (x, axes), _WIDER)
+    return again(op, (x, axes), WIDER)
   for axis in known.tolist():
     x = tf.reverse(x, [axis])
   return [x]
 
 
-def _next_after(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """The neighbour of x in the direction of y, by its bits."""
-  zero = tf.constant(0.0, x.dtype)
-  up = y > x
-  step = tf.where(tf.equal(up, x > zero), tf.constant(1, tf.int32), tf.constant(-1, tf.int32))
-  bits = tf.where(
-    tf.equal(x, zero), tf.where(up, tf.constant(1, tf.int32), tf.constant(_SIGN + 1, tf.int32)), tf.bitcast(x, tf.int32) + step
-  )
-  found = tf.where(tf.equal(x, y), y, tf.bitcast(bits, tf.float32))
-  return tf.where(tf.math.is_nan(x), x, tf.where(tf.math.is_nan(y), y, found))
-
-
+@replaces("Squeeze", on="tflite", because="LiteRT 2.3: of 8 dimensions at most, and the converter joins neighbours")
+@widened
 def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   """Without Squeeze, whose kernel takes 8 dimensions; the converter joins it with its neighbours until there are more."""
   shape, rank = op.outputs[0].shape, x.shape.rank
   if shape.rank is None or rank is None:
-    return again(op, (x,), _WIDER)
+    return again(op, (x,), WIDER)
   if sum(size is None for size in shape) < 2:
     return [tf.reshape(x, [-1 if size is None else size for size in shape])]
   gone = {axis % rank for axis in op.get_attr("squeeze_dims") or np.flatnonzero(np.equal(x.shape.as_list(), 1))}
@@ -323,15 +203,6 @@ def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   return [with_shape(tf.reshape(x, tf.gather(tf.shape(x), [axis for axis in range(rank) if axis not in gone])), shape)]
 
 
-def _subtracted(x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-  return tf.tensor_scatter_nd_add(x, indices, -updates)
-
-
-_SCATTERS: Mapping[str, Callable[..., tf.Tensor]] = {
-  "ScatterNd": tf.scatter_nd,
-  "TensorScatterAdd": tf.tensor_scatter_nd_add,
-  "TensorScatterSub": _subtracted,
-}
 _MATH: Mapping[str, Callable[..., Any]] = {
   "Acos": special.acos,
   "Acosh": special.acosh,
@@ -349,7 +220,7 @@ _MATH: Mapping[str, Callable[..., Any]] = {
   "Log": special.log,
   "IsInf": special.is_inf,
   "Log1p": special.log1p,
-  "NextAfter": _next_after,
+  "NextAfter": special.next_after,
   "Rsqrt": special.rsqrt,
   "Sigmoid": special.sigmoid,
   "Sinh": special.sinh,
@@ -359,10 +230,10 @@ _MATH: Mapping[str, Callable[..., Any]] = {
 _WIDENED = re.findall(
   r"\w+",
   """
-  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv2DBackpropInput Conv3D Cos Cumsum
+  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv2DBackpropInput Conv3D Cumsum
   DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
-  MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean MirrorPad Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
-  Range Reciprocal Relu Relu6 Rint Roll Round SegmentSum Select SelectV2 Selu Sign Sin Slice Softmax Softplus SpaceToBatchND Split
+  MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
+  Range Reciprocal Relu Relu6 Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax Softplus SpaceToBatchND
   SplitV Sqrt Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
   Xlogy ZerosLike
   """,
@@ -371,42 +242,33 @@ _ORDERED = re.findall(r"\w+", "Less LessEqual Greater GreaterEqual ArgMax ArgMin
 # The converter makes one op, GELU, of some formulas with these. So they are tried as they are first, and replaced if it cannot.
 FUSED = ("Erf", "Erfc")
 
-REPLACEMENTS: Mapping[str, Replacement] = {
-  **lists.replacements(again, _WIDER),
-  **{name: _widened() for name in _WIDENED},
-  **{name: _widened(ordered=True) for name in _ORDERED},
-  **{name: _widened(_of(function)) for name, function in _MATH.items()},
-  **{name: _widened(_scatter) for name in _SCATTERS},
-  "Atan2": _widened(_of(_atan2)),
-  "BatchMatMulV2": _widened(_integer_matmul),
-  "BitwiseAnd": _widened(bits.bitwise(bits.conjunction)),
-  "BitwiseOr": _widened(bits.disjunction),
-  "BitwiseXor": _widened(bits.bitwise(tf.bitwise.bitwise_xor)),
-  "BroadcastTo": _widened(_broadcast),
-  "Cumprod": _widened(_cumprod),
-  "FloorDiv": _widened(_floor_div),
-  "FloorMod": _widened(_floor_mod),
-  "GatherV2": _widened(_gathered),
-  "Invert": _widened(bits.bitwise(bits.inverted)),
-  "LeftShift": _widened(bits.left_shift),
-  "MatMul": _widened(_integer_matmul),
-  "Max": _widened(_largest, ordered=True),
-  "Maximum": _widened(_larger, ordered=True),
-  "Min": _widened(_largest, ordered=True),
-  "Minimum": _widened(_larger, ordered=True),
-  "MirrorPad": _widened(also=[tf.bool]),
-  "Pad": _widened(_padded),
-  "PadV2": _widened(_padded),
-  "PopulationCount": _widened(bits.population_count),
-  "ReverseV2": _widened(_reversed),
-  "RealDiv": _widened(_divided_float),
-  "RightShift": _widened(bits.right_shift),
-  "Squeeze": _widened(_squeezed),
-  "Split": _widened(also=[tf.bool]),
-  "Sub": _widened(_subtracted_from),
-  "TensorScatterMax": _widened(_scatter, ordered=True),
-  "TensorScatterMin": _widened(_scatter, ordered=True),
-  "TensorScatterUpdate": _widened(_scatter),
-  "TruncateDiv": _widened(_truncate_div),
-  "TruncateMod": _widened(_truncate_mod),
-}
+_replaces_each = functools.partial(replaces_each, on="tflite")
+_replaces_each(
+  lists.replacements(again, WIDER), because="TensorFlow 2.21's converter: needs rows of a static size, and copies all of them at each write"
+)
+_replaces_each({name: widened() for name in _WIDENED}, because="LiteRT 2.3: no kernel for some narrow dtypes")
+_replaces_each(
+  {name: widened(also=[tf.bool]) for name in ("MirrorPad", "Split")}, because="LiteRT 2.3: no kernel for some narrow dtypes and bool"
+)
+_replaces_each(
+  {name: widened(ordered=True) for name in _ORDERED},
+  because="LiteRT 2.3: no kernel for some narrow dtypes, and none that has the order of uint32",
+)
+_replaces_each(
+  {name: widened(of_operands(function)) for name, function in _MATH.items()},
+  because="LiteRT 2.3: no kernel, or one that loses digits, NaN or infinities",
+)
+_replaces_each(
+  {
+    "BitwiseAnd": widened(bits.bitwise(bits.conjunction)),
+    "BitwiseOr": widened(bits.disjunction),
+    "BitwiseXor": widened(bits.bitwise(tf.bitwise.bitwise_xor)),
+    "Invert": widened(bits.bitwise(bits.inverted)),
+    "LeftShift": widened(bits.left_shift),
+    "RightShift": widened(bits.right_shift),
+    "PopulationCount": widened(bits.population_count),
+  },
+  because="LiteRT 2.3: of the bitwise ops it has BitwiseXor and RightShift of 32 bits",
+)
+
+TABLE: Mapping[str, Replacement] = registry.TABLES["tflite"]

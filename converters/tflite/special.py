@@ -7,46 +7,14 @@ They are f32[...] -> f32[...], and right for every float32 but subnormal ones. E
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-# Stephen L. Moshier, Cephes Mathematical Library, single/ndtrf.c: erf(x) / x in x**2 below 1, and erfc(x) exp(x**2) x in 1 / x**2 between
-# 1 and 2, and above. Highest power first.
-_ERF = (
-  7.853861353153693e-5,
-  -8.010193625184903e-4,
-  5.188327685732524e-3,
-  -2.685381193529856e-2,
-  1.128358514861418e-1,
-  -3.761262582423300e-1,
-  1.128379165726710,
-)
-_ERFC_NEAR = (
-  2.326819970068386e-2,
-  -1.387039388740657e-1,
-  3.687424674597105e-1,
-  -5.824733027278666e-1,
-  6.210004621745983e-1,
-  -4.944515323274145e-1,
-  3.404879937665872e-1,
-  -2.741127028184656e-1,
-  5.638259427386472e-1,
-)
-_ERFC_FAR = (
-  -1.047766399936249e1,
-  1.297719955372516e1,
-  -7.495518717768503,
-  2.921019019210786,
-  -1.015265279202700,
-  4.218463358204948e-1,
-  -2.820767439740514e-1,
-  5.641895067754075e-1,
-)
+from ..export.special import erf_to_one, erfc_from_one, like, polynomial
 
-# The same, single/logf.c: (log(1 + x) - x + x**2 / 2) / x**3 in x between sqrt(1/2) - 1 and sqrt(2) - 1; single/tanf.c: (tan(x) - x) / x**3
-# in x**2 up to pi / 4; and pi / 2, as single/tanf.c has pi / 4, and log(2) (single/expf.c), in parts of few bits.
+# Stephen L. Moshier, Cephes Mathematical Library, single/logf.c: (log(1 + x) - x + x**2 / 2) / x**3 in x between sqrt(1/2) - 1 and
+# sqrt(2) - 1; and log(2) in parts of few bits (single/expf.c).
 _LOG = (
   7.0376836292e-2,
   -1.1514610310e-1,
@@ -83,31 +51,31 @@ def exp(x: tf.Tensor) -> tf.Tensor:
 
 def sigmoid(x: tf.Tensor) -> tf.Tensor:
   """1 / (1 + e**-x); XNNPACK's kernel has NaN for some numbers above 1e20."""
-  return _keeping_nan(x, tf.sigmoid(tf.maximum(tf.minimum(x, _like(128.0, x)), _like(-128.0, x))))
+  return _keeping_nan(x, tf.sigmoid(tf.maximum(tf.minimum(x, like(128.0, x)), like(-128.0, x))))
 
 
 def log(x: tf.Tensor) -> tf.Tensor:
   """log x; XNNPACK's kernel has few digits near 1, and overflows near the largest numbers."""
-  far = tf.where(x > _like(_LARGEST / 8, x), tf.math.log(x * _like(0.25, x)) + _like(2 * _LN2, x), tf.math.log(x))
-  near = (x > _like(math.sqrt(0.5), x)) & (x < _like(math.sqrt(2), x))
-  return tf.where(near, _log1p_near_zero(x - _like(1.0, x)), far)
+  far = tf.where(x > like(_LARGEST / 8, x), tf.math.log(x * like(0.25, x)) + like(2 * _LN2, x), tf.math.log(x))
+  near = (x > like(math.sqrt(0.5), x)) & (x < like(math.sqrt(2), x))
+  return tf.where(near, _log1p_near_zero(x - like(1.0, x)), far)
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:
   """log(1 + x). The converter makes just that of Log1p, which has no digit left for small x."""
-  near = (x > _like(math.sqrt(0.5) - 1, x)) & (x < _like(math.sqrt(2) - 1, x))
-  return tf.where(near, _log1p_near_zero(x), log(x + _like(1.0, x)))
+  near = (x > like(math.sqrt(0.5) - 1, x)) & (x < like(math.sqrt(2) - 1, x))
+  return tf.where(near, _log1p_near_zero(x), log(x + like(1.0, x)))
 
 
 def expm1(x: tf.Tensor) -> tf.Tensor:
   """e**x - 1, which the converter makes of Expm1 as for `log1p`."""
-  near = x * _polynomial(_EXPM1, x)
-  return _keeping_nan(x, tf.where(tf.abs(x) < _like(0.5, x), near, _precise_exp(x) - _like(1.0, x)))
+  near = x * polynomial(_EXPM1, x)
+  return _keeping_nan(x, tf.where(tf.abs(x) < like(0.5, x), near, _precise_exp(x) - like(1.0, x)))
 
 
 def rsqrt(x: tf.Tensor) -> tf.Tensor:
   """1 / sqrt(x); XNNPACK's kernel has rsqrt(0) = NaN."""
-  return tf.where(tf.equal(x, _like(0.0, x)), divided(_like(1.0, x), x), tf.math.rsqrt(x))
+  return tf.where(tf.equal(x, like(0.0, x)), divided(like(1.0, x), x), tf.math.rsqrt(x))
 
 
 def is_inf(x: tf.Tensor) -> tf.Tensor:
@@ -120,93 +88,95 @@ def atan(x: tf.Tensor) -> tf.Tensor:
 
 
 def asin(x: tf.Tensor) -> tf.Tensor:
-  return tf.atan2(x, tf.sqrt(subtracted(_like(1.0, x), x) * (x + _like(1.0, x))))
+  return tf.atan2(x, tf.sqrt(subtracted(like(1.0, x), x) * (x + like(1.0, x))))
 
 
 def acos(x: tf.Tensor) -> tf.Tensor:
-  return tf.atan2(tf.sqrt(subtracted(_like(1.0, x), x) * (x + _like(1.0, x))), x)
+  return tf.atan2(tf.sqrt(subtracted(like(1.0, x), x) * (x + like(1.0, x))), x)
 
 
 def sinh(x: tf.Tensor) -> tf.Tensor:
   """(e + e / (e + 1)) / 2 with e = expm1(|x|); above 80, where that would overflow too early, exp(|x| / 2)**2 / 2."""
   size = tf.abs(x)
-  e = expm1(tf.minimum(size, _like(80.0, x)))
-  near = _like(0.5, x) * (e + e / (e + _like(1.0, x)))
-  return _keeping_nan(
-    x, tf.where(x < _like(0.0, x), _like(-1.0, x), _like(1.0, x)) * tf.where(size < _like(80.0, x), near, _half_exp(size))
-  )
+  e = expm1(tf.minimum(size, like(80.0, x)))
+  near = like(0.5, x) * (e + e / (e + like(1.0, x)))
+  return _keeping_nan(x, tf.where(x < like(0.0, x), like(-1.0, x), like(1.0, x)) * tf.where(size < like(80.0, x), near, _half_exp(size)))
 
 
 def cosh(x: tf.Tensor) -> tf.Tensor:
   """(e**x + e**-x) / 2, above 80 as for `sinh`."""
   size = tf.abs(x)
-  e = _precise_exp(tf.minimum(size, _like(80.0, x)))
-  near = _like(0.5, x) * (e + divided(_like(1.0, x), e))
-  return _keeping_nan(x, tf.where(size < _like(80.0, x), near, _half_exp(size)))
+  e = _precise_exp(tf.minimum(size, like(80.0, x)))
+  near = like(0.5, x) * (e + divided(like(1.0, x), e))
+  return _keeping_nan(x, tf.where(size < like(80.0, x), near, _half_exp(size)))
 
 
 def asinh(x: tf.Tensor) -> tf.Tensor:
   """log(|x| + sqrt(x**2 + 1)) without cancellation; far out log(2 |x|)."""
   size = tf.abs(x)
-  near = tf.minimum(size, _like(1e9, x))
+  near = tf.minimum(size, like(1e9, x))
   square = near * near
-  found = log1p(near + square / (_like(1.0, x) + tf.sqrt(square + _like(1.0, x))))
-  found = tf.where(size < _like(1e9, x), found, log(size) + _like(_LN2, x))
-  return _keeping_nan(x, tf.where(x < _like(0.0, x), -found, found))
+  found = log1p(near + square / (like(1.0, x) + tf.sqrt(square + like(1.0, x))))
+  found = tf.where(size < like(1e9, x), found, log(size) + like(_LN2, x))
+  return _keeping_nan(x, tf.where(x < like(0.0, x), -found, found))
 
 
 def acosh(x: tf.Tensor) -> tf.Tensor:
   """log(x + sqrt(x**2 - 1)) by t = x - 1; far out log(2 x); NaN below 1."""
-  t = tf.minimum(x, _like(1e9, x)) - _like(1.0, x)
-  near = log1p(t + tf.sqrt(t * (t + _like(2.0, x))))
-  found = tf.where(x < _like(1e9, x), near, log(x) + _like(_LN2, x))
-  return tf.where(x >= _like(1.0, x), found, _like(math.nan, x))
+  t = tf.minimum(x, like(1e9, x)) - like(1.0, x)
+  near = log1p(t + tf.sqrt(t * (t + like(2.0, x))))
+  found = tf.where(x < like(1e9, x), near, log(x) + like(_LN2, x))
+  return tf.where(x >= like(1.0, x), found, like(math.nan, x))
 
 
 def atanh(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
-  found = _like(0.5, x) * log1p(_like(2.0, x) * size / subtracted(_like(1.0, x), size))
-  return tf.where(x < _like(0.0, x), -found, found)
+  found = like(0.5, x) * log1p(like(2.0, x) * size / subtracted(like(1.0, x), size))
+  return tf.where(x < like(0.0, x), -found, found)
 
 
 def erf(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
-  near = x * _polynomial(_ERF, x * x)
-  far = subtracted(_like(1.0, x), _erfc_above_one(size))
-  return _keeping_nan(x, tf.where(size < _like(1.0, x), near, tf.where(x < _like(0.0, x), -far, far)))
+  near = erf_to_one(x)
+  far = subtracted(like(1.0, x), _erfc_from_one(size))
+  return _keeping_nan(x, tf.where(size < like(1.0, x), near, tf.where(x < like(0.0, x), -far, far)))
 
 
 def erfc(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
-  far = _erfc_above_one(size)
-  near = subtracted(_like(1.0, x), x * _polynomial(_ERF, x * x))
-  return _keeping_nan(x, tf.where(size < _like(1.0, x), near, tf.where(x < _like(0.0, x), subtracted(_like(2.0, x), far), far)))
+  far = _erfc_from_one(size)
+  near = subtracted(like(1.0, x), erf_to_one(x))
+  return _keeping_nan(x, tf.where(size < like(1.0, x), near, tf.where(x < like(0.0, x), subtracted(like(2.0, x), far), far)))
+
+
+def next_after(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """The neighbour of x in the direction of y, by its bits."""
+  zero = tf.constant(0.0, x.dtype)
+  up = y > x
+  step = tf.where(tf.equal(up, x > zero), tf.constant(1, tf.int32), tf.constant(-1, tf.int32))
+  bits = tf.where(
+    tf.equal(x, zero), tf.where(up, tf.constant(1, tf.int32), tf.constant(-(2**31) + 1, tf.int32)), tf.bitcast(x, tf.int32) + step
+  )
+  found = tf.where(tf.equal(x, y), y, tf.bitcast(bits, tf.float32))
+  return tf.where(tf.math.is_nan(x), x, tf.where(tf.math.is_nan(y), y, found))
 
 
 def remainder(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x - y trunc(x / y), exactly: FloorMod is C's fmod for operands that are not negative."""
   found = tf.math.floormod(tf.abs(x), tf.abs(y))
-  return tf.where(x < _like(0.0, x), -found, found)
+  return tf.where(x < like(0.0, x), -found, found)
 
 
-def _erfc_above_one(x: tf.Tensor) -> tf.Tensor:
-  """Above 11 it is 0 in float32."""
-  x = tf.minimum(tf.maximum(x, _like(1.0, x)), _like(11.0, x))
-  # x**2 = head**2 + (x - head)(x + head), the square of the head being exact: exp would make the rounding of x**2 100 times larger.
-  head = tf.floor(x * _like(256.0, x)) * _like(1 / 256, x)
-  power = _precise_exp(-head * head) * _precise_exp(-(x - head) * (x + head))
-  q = divided(_like(1.0, x), x)
-  y = q * q
-  near, far = _polynomial(_ERFC_NEAR, y), _polynomial(_ERFC_FAR, y)
-  return power * q * tf.where(x < _like(2.0, x), near, far)
+def _erfc_from_one(x: tf.Tensor) -> tf.Tensor:
+  return erfc_from_one(tf.maximum(x, like(1.0, x)), exp=_precise_exp, inverse=lambda y: divided(like(1.0, y), y))
 
 
 def _precise_exp(x: tf.Tensor) -> tf.Tensor:
   """e**x = e**r * 2**n; XNNPACK's kernel is off by as many units in the last place as x is large. Of NaN it is anything."""
-  x = tf.minimum(tf.maximum(x, _like(-104.0, x)), _like(89.0, x))
-  n = tf.round(x * _like(1 / _LN2, x))
-  rest = x - n * _like(_LN2_PARTS[0], x) - n * _like(_LN2_PARTS[1], x)
-  half = tf.floor(n * _like(0.5, x))  # 2**n itself may overflow, or be subnormal
+  x = tf.minimum(tf.maximum(x, like(-104.0, x)), like(89.0, x))
+  n = tf.round(x * like(1 / _LN2, x))
+  rest = x - n * like(_LN2_PARTS[0], x) - n * like(_LN2_PARTS[1], x)
+  half = tf.floor(n * like(0.5, x))  # 2**n itself may overflow, or be subnormal
   return tf.exp(rest) * _power_of_two(half) * _power_of_two(n - half)
 
 
@@ -216,25 +186,13 @@ def _power_of_two(n: tf.Tensor) -> tf.Tensor:
 
 def _log1p_near_zero(x: tf.Tensor) -> tf.Tensor:
   square = x * x
-  return x + (square * x * _polynomial(_LOG, x) - _like(0.5, x) * square)
+  return x + (square * x * polynomial(_LOG, x) - like(0.5, x) * square)
 
 
 def _half_exp(size: tf.Tensor) -> tf.Tensor:
-  root = _precise_exp(size * _like(0.5, size))
-  return _like(0.5, size) * root * root
-
-
-def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
-  """Horner's scheme."""
-  found = _like(coefficients[0], x)
-  for c in coefficients[1:]:
-    found = found * x + _like(c, x)
-  return found
+  root = _precise_exp(size * like(0.5, size))
+  return like(0.5, size) * root * root
 
 
 def _keeping_nan(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return tf.where(tf.math.is_nan(x), x, y)
-
-
-def _like(value: float, x: tf.Tensor) -> tf.Tensor:
-  return tf.constant(value, x.dtype)

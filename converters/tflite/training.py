@@ -22,6 +22,7 @@ from ..saved_model import manifest
 from ..saved_model.arguments import Arguments
 from ..saved_model.builder import Model
 from . import runtime
+from .replacements import TABLE
 from .runtime import RUNTIME, TARGET
 
 _SIZE = 4  # of a symbolic dimension for which none is asked
@@ -93,7 +94,7 @@ class Training:
     module = tf.Module()
     module.parameters = [tf.Variable(x, name=name) for name, x in zip(self.names, jax.tree.leaves(self.params), strict=True)]
     variables = dict(zip(self.names, module.parameters, strict=True))
-    frozen = {name: one.frozen(TARGET) for name, one in self.source.signatures.items()}
+    frozen = {name: one.frozen(TABLE) for name, one in self.source.signatures.items()}
 
     def train(**batch: tf.Tensor) -> dict[str, tf.Tensor]:
       found = frozen["step"](**batch, **{name: v.read_value() for name, v in variables.items()})

@@ -11,6 +11,7 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 
 from jax2tf._jax_compat import DIGAMMA_OF_ZERO
+from jax2tf.coefficients import ERF_INV_CENTRE, ERF_INV_TAIL
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF, NARROW, scalar, widened
 from jax2tf.registry import lower_directly, lowers
@@ -26,31 +27,6 @@ lower_directly(
     primitive: widened(op, *NARROW, *HALF)
     for primitive, op in {P.bessel_i0e_p: tf.math.bessel_i0e, P.bessel_i1e_p: _bessel_i1e, P.lgamma_p: tf.math.lgamma}.items()
   }
-)
-
-# Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), single precision, highest power first:
-# polynomials in w - 2.5 for w < 5 and in sqrt(w) - 3 beyond, where w = -log(1 - x**2).
-_ERF_INV_CENTRE = (
-  2.81022636e-08,
-  3.43273939e-07,
-  -3.5233877e-06,
-  -4.39150654e-06,
-  0.00021858087,
-  -0.00125372503,
-  -0.00417768164,
-  0.246640727,
-  1.50140941,
-)
-_ERF_INV_TAIL = (
-  -0.000200214257,
-  0.000100950558,
-  0.00134934322,
-  -0.00367342844,
-  0.00573950773,
-  -0.0076224613,
-  0.00943887047,
-  1.00167406,
-  2.83297682,
 )
 
 
@@ -96,7 +72,7 @@ def _erf_inv_32(x: tf.Tensor) -> tf.Tensor:
   # Both polynomials and one select: TF 2.21 broadcasts the scalars of a select one element at a time.
   middle = scalar(2.5, x)
   near = w - middle
-  centre, tail = _polynomial(_ERF_INV_CENTRE, near), _polynomial(_ERF_INV_TAIL, tf.sqrt(w) - scalar(3, x))
+  centre, tail = _polynomial(ERF_INV_CENTRE, near), _polynomial(ERF_INV_TAIL, tf.sqrt(w) - scalar(3, x))
   root = tf.where(near < middle, centre, tail)
   return x * tf.where(tf.equal(w, infinity), infinity, root)
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from jax2tf.converters import saved_model
 from jax2tf.converters.export.source import Source
+from jax2tf.converters.onnx.replacements import TABLE
 from jax2tf.converters.saved_model import manifest
 from jax2tf.converters.saved_model.batching import Batching
 
@@ -82,7 +83,7 @@ def test_options_and_priorities_are_in_the_graph() -> None:
 
 def test_exporters_see_the_function_and_not_the_queue() -> None:
   model = saved_model.Model(PARAMS).add(logits, inputs={"x": "f32[b,4]"}, batching=Batching(max_batch_size=4))
-  frozen = Source.of(model).signatures["serving_default"].frozen("onnx")
+  frozen = Source.of(model).signatures["serving_default"].frozen(TABLE)
   assert "BatchFunction" not in {op.type for op in frozen.graph.get_operations()}
   np.testing.assert_allclose(frozen(x=tf.ones([6, 4]))["y"], jax.jit(logits)(PARAMS, np.ones([6, 4], np.float32))["y"], rtol=1e-6)
 

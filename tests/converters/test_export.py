@@ -15,6 +15,7 @@ import tensorflow as tf
 from jax2tf.converters import saved_model
 from jax2tf.converters.export import replay
 from jax2tf.converters.export.source import Answer, ExportError, Signature, Source
+from jax2tf.converters.onnx.replacements import TABLE
 
 PARAMS = {"w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5), "v": np.eye(5, dtype=np.float32) * 0.5}
 
@@ -63,7 +64,7 @@ def in_tensorflow(signature: Signature, replacements: Any = None) -> Answer:
 def test_the_frozen_graph_computes_the_same(tmp_path: Path, kind: str) -> None:
   found = source(tmp_path, kind)
   signature = found.signatures["serving_default"]
-  frozen = signature.frozen("onnx")
+  frozen = signature.frozen(TABLE)
   assert sorted(frozen.structured_input_signature[1]) == ["n", "x"]
   assert sorted(frozen.structured_outputs) == ["same", "sums", "turned"]
   types = set(replay.op_types(frozen))
@@ -90,7 +91,7 @@ def test_case_becomes_nested_ifs_of_the_same_branches(index: int) -> None:
 
 
 def test_a_parameter_is_one_constant_however_deep_it_is_used(tmp_path: Path) -> None:
-  frozen = source(tmp_path, "builder").signatures["serving_default"].frozen("onnx")
+  frozen = source(tmp_path, "builder").signatures["serving_default"].frozen(TABLE)
   constants = collections.Counter(
     op.get_attr("value").tensor_shape.dim.__len__()
     for op in frozen.graph.get_operations()

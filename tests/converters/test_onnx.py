@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 
 from jax2tf.converters import onnx, saved_model
-from jax2tf.converters.onnx import replacements
+from jax2tf.converters.onnx.replacements import TABLE
 
 NORMAL = np.random.default_rng(0)
 FLOATS = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-30, -1e-7, 0.3, -0.5, 0.9999, 1, -1, 2.5, -7.25, 9.5, -20, 88, -103, 1e10], "f")
@@ -345,7 +345,7 @@ def test_a_kernel_that_is_missing_is_found(tmp_path: Path) -> None:
 
 
 def test_another_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setitem(replacements.REPLACEMENTS, "Log1p", lambda op, x: [x])
+  monkeypatch.setitem(TABLE, "Log1p", lambda op, x: [x])
   path = tmp_path / "model.onnx"
   path.write_bytes(b"before")
   with pytest.raises(onnx.ExportError, match="answers otherwise than the reference"):

@@ -17,8 +17,9 @@ from ai_edge_litert import interpreter
 from jax import lax
 
 from jax2tf.converters import saved_model, tflite
-from jax2tf.converters.export import registry, replay
-from jax2tf.converters.tflite import runtime, special
+from jax2tf.converters.export import replay, special
+from jax2tf.converters.tflite import runtime
+from jax2tf.converters.tflite.replacements import TABLE
 
 RNG = np.random.default_rng(0)
 MLP = {
@@ -288,7 +289,7 @@ def test_bits_of_64(dtype: tf.DType, tmp_path: Path) -> None:
     return {f"y{k}": tf.bitcast(y, tf.int64) for k, y in enumerate([*shifts, *pairs])}
 
   specs = {name: tf.TensorSpec([None], tf.int64, name) for name in ("x", "n")}
-  frozen = replay.frozen(tf.function(fun, autograph=False).get_concrete_function(**specs), registry.TFLITE)
+  frozen = replay.frozen(tf.function(fun, autograph=False).get_concrete_function(**specs), TABLE)
   file = tmp_path / "m.tflite"
   file.write_bytes(runtime.converted({"serving_default": frozen}, lambda converter: None, lambda lacking: ValueError(lacking)))
   found, expected = runners(file)("serving_default")(x=x, n=n), fun(tf.constant(x), tf.constant(n))

@@ -1,0 +1,206 @@
+"""Calls of the TensorFlow ops that some target has a replacement for, on what hurts; test_replacements.py runs them in each target."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+F = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1, -1, 0.3, -2.5, 1e-6, 30, -7.25], np.float32)
+TABLE = F.reshape(3, 4)
+PLAIN = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+I = np.array([-(2**31), 2**31 - 1, -1, 0, 1, 7, -8, 12345, 65536, -300, 3, 31], np.int32)  # noqa: E741
+DIVISORS = np.array([3, -7, -1, 5, -2, 7, 3, -11, 255, 7, 100000, 2], np.int32)
+COUNTS = np.arange(12, dtype=np.int32) * 2
+IMAGE = np.linspace(-1, 1, 2 * 4 * 4 * 2, dtype=np.float32).reshape(2, 4, 4, 2)
+BOOLS = F > 0
+INDICES = np.array([[1], [0], [1]], np.int32)
+
+
+@dataclass(frozen=True)
+class Row:
+  """A call of an op.
+
+  Attributes:
+    op: its type.
+    call: of the tensors.
+    operands: what the model gets as inputs.
+  """
+
+  op: str
+  call: Callable[..., Any]
+  operands: tuple[np.ndarray, ...]
+
+
+def row(op: str, *operands: Any, **attributes: Any) -> Row:
+  """Of a raw op, whose operands are arrays, or Python's own numbers and lists for constants of the graph."""
+  function = getattr(tf.raw_ops, op)
+  names = list(inspect.signature(function).parameters)
+  inputs = [i for i, x in enumerate(operands) if isinstance(x, np.ndarray)]
+
+  def call(*tensors: tf.Tensor) -> Any:
+    given = list(operands)
+    for i, tensor in zip(inputs, tensors, strict=True):
+      given[i] = tensor
+    return function(**dict(zip(names, given, strict=False)), **attributes)
+
+  return Row(op, call, tuple(operands[i] for i in inputs))
+
+
+def rows() -> Iterator[Row]:
+  """All of them."""
+  for op in """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan Lgamma Log Log1p Neg
+    Reciprocal Relu Relu6 Rint Round Rsqrt Sigmoid Sign Sin Sinh Sqrt Square Tan Tanh OnesLike ZerosLike""".split():  # noqa: SIM905
+    yield row(op, F)
+  for op in ("Selu", "Softplus", "LeakyRelu", "Digamma", "Erfinv"):
+    yield row(op, PLAIN / 2.1)
+  for op in """AddV2 Sub Mul RealDiv Maximum Minimum SquaredDifference Atan2 TruncateMod Less LessEqual Greater GreaterEqual Equal NotEqual
+    NextAfter DivNoNan""".split():  # noqa: SIM905
+    yield row(op, F, F[::-1].copy())
+  yield row("Pow", np.abs(PLAIN), PLAIN)
+  yield row("Xlogy", PLAIN, np.abs(PLAIN))
+  for op in ("FloorDiv", "FloorMod"):
+    yield row(op, PLAIN, PLAIN.T.reshape(3, 4) + np.float32(0.1))
+  for op in "AddV2 Add Sub Mul Maximum Minimum BitwiseAnd BitwiseOr BitwiseXor Less Equal".split():  # noqa: SIM905
+    yield row(op, I, I[::-1].copy())
+    if op != "Add":  # none of unsigned integers
+      yield row(op, I.view(np.uint32), I[::-1].copy().view(np.uint32))
+  for op in "FloorDiv FloorMod TruncateDiv TruncateMod".split():  # noqa: SIM905
+    yield row(op, I[1:], DIVISORS[1:])
+    if op != "TruncateMod":  # none of unsigned integers
+      yield row(op, I.view(np.uint32), np.abs(DIVISORS).view(np.uint32))
+  for op in ("LeftShift", "RightShift"):
+    yield row(op, I, COUNTS)
+    yield row(op, I.view(np.uint32), COUNTS.view(np.uint32))
+  for op in "Abs Neg Sign Invert PopulationCount Square".split():  # noqa: SIM905
+    yield row(op, I)
+  for op in "Sum Prod Max Min Mean".split():  # noqa: SIM905
+    yield row(op, TABLE if op in ("Max", "Min") else PLAIN, [1])
+  for op in "Sum Prod Max Min".split():  # noqa: SIM905
+    yield row(op, I.reshape(3, 4), [0], keep_dims=True)
+  for op in ("All", "Any"):
+    yield row(op, BOOLS.reshape(3, 4), [1])
+  for op in ("ArgMax", "ArgMin"):
+    yield row(op, PLAIN, 1, output_type=tf.int32)
+    yield row(op, I.view(np.uint32), 0, output_type=tf.int32)
+  for op in ("Cumsum", "Cumprod"):
+    yield row(op, PLAIN, 1, reverse=True)
+    yield row(op, I.reshape(3, 4), 0)
+  yield Row("AddN", lambda x, y: tf.raw_ops.AddN(inputs=[x, y]), (PLAIN, PLAIN))
+  for op in ("LogicalAnd", "LogicalOr"):
+    yield row(op, BOOLS, BOOLS[::-1].copy())
+  yield row("LogicalNot", BOOLS)
+  yield row("ClipByValue", F, np.float32(-1), np.float32(1))
+  yield row("LinSpace", np.float32(0), np.float32(1), 5)
+  yield from _matrices()
+  yield from _moves()
+  yield from _scatters()
+  yield from _layers()
+
+
+def _matrices() -> Iterator[Row]:
+  yield row("MatMul", PLAIN, PLAIN, transpose_b=True)
+  yield row("MatMul", I.reshape(3, 4), I.reshape(3, 4), transpose_a=True)
+  for op in ("BatchMatMul", "BatchMatMulV2"):
+    yield row(op, PLAIN[None], PLAIN[None], adj_y=True)
+  yield row("BatchMatMulV3", PLAIN[None], PLAIN[None], Tout=tf.float32, adj_y=True)
+  yield Row("Einsum", lambda x, y: tf.raw_ops.Einsum(inputs=[x, y], equation="ij,kj->ik"), (PLAIN, PLAIN))
+  yield row("MatrixBandPart", TABLE, 1, 0)
+  yield row("MatrixDiagPartV3", PLAIN, 0, 0.0)
+  yield row("MatrixDiagV3", PLAIN, 0, -1, -1, 0.0)
+  yield row("MatrixSetDiagV3", TABLE, PLAIN[0, :3].copy(), 0)
+
+
+def _moves() -> Iterator[Row]:
+  yield row("Fill", [2, 3], np.float32(-0.0))
+  yield row("Reshape", TABLE, [4, 3])
+  yield row("Reshape", TABLE[:0], [0, 2])
+  for op in ("Pad", "MirrorPad"):
+    yield row(op, TABLE, [[1, 0], [0, 2]], **({"mode": "REFLECT"} if op == "MirrorPad" else {}))
+  yield row("PadV2", I.reshape(3, 4), [[0, 1], [1, 0]], -5)
+  yield row("ReverseV2", TABLE, [0, 1])
+  yield row("ReverseV2", BOOLS, [0])
+  yield row("Roll", TABLE, [1], [0])
+  yield row("Slice", TABLE, [1, 0], [2, 3])
+  yield row("StridedSlice", BOOLS, [10], [1], [-3])
+  yield row("StridedSlice", TABLE, [0, 3], [3, 0], [1, -1])
+  yield row("Split", 1, TABLE, num_split=2)
+  yield row("SplitV", TABLE, [1, 3], 1, num_split=2)
+  yield row("Squeeze", TABLE[None])
+  yield row("Tile", TABLE, [2, 1])
+  yield row("Transpose", TABLE, [1, 0])
+  yield row("ExpandDims", TABLE, 0)
+  yield row("Unpack", TABLE, num=3)
+  yield Row("Pack", lambda x, y: tf.raw_ops.Pack(values=[x, y], axis=1), (TABLE, PLAIN))
+  yield Row("ConcatV2", lambda x, y: tf.raw_ops.ConcatV2(values=[x, y], axis=1), (TABLE, PLAIN))
+  yield row("BroadcastTo", F[:4], [3, 4])
+  yield row("BroadcastTo", BOOLS[:4], [3, 4])
+  yield row("GatherV2", TABLE, np.array([2, 0, 1], np.int32), 1)
+  yield row("GatherV2", TABLE, np.array([[3], [0], [1]], np.int32), 1, batch_dims=1)
+  yield row("GatherNd", TABLE, np.array([[2, 0], [0, 1]], np.int32))
+  yield row("SelectV2", BOOLS, F, I.astype(np.float32))
+  yield row("SelectV2", BOOLS, BOOLS, BOOLS[::-1].copy())
+  yield row("Select", BOOLS, I, COUNTS)
+  yield row("OneHot", np.array([0, 3, -1], np.int32), 3, np.float32(5), np.float32(-1))
+  yield row("Range", np.int32(3), np.int32(11), np.int32(2))
+  yield row("Cast", F[3:], DstT=tf.int32)
+  yield row("Cast", I, DstT=tf.float32)
+  yield row("Cast", I.view(np.uint32), DstT=tf.float32)
+  yield row("Cast", F, DstT=tf.bool)
+  yield row("Bitcast", F[1:], type=tf.int32)
+  yield row("Bitcast", F[1:].view(np.int32), type=tf.float32)
+  yield row("TopKV2", PLAIN, 3)
+  yield row("TopKV2", I.view(np.uint32), 4)
+  yield row("Shape", TABLE)
+  yield row("Size", TABLE)
+  yield Row("ShapeN", lambda x, y: tf.raw_ops.ShapeN(input=[x, y]), (TABLE, F))
+  yield row("BroadcastArgs", [3, 1], np.array([4], np.int32))
+  yield row("Rank", TABLE)
+
+  def listed(x: tf.Tensor) -> tf.Tensor:
+    rows = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=[4])
+    count = tf.cast(tf.raw_ops.TensorListLength(input_handle=rows), tf.float32)
+    item = tf.raw_ops.TensorListGetItem(input_handle=rows, index=1, element_shape=[4], element_dtype=tf.float32)
+    made = tf.raw_ops.TensorListReserve(element_shape=[4], num_elements=2, element_dtype=tf.float32)
+    for i in range(2):
+      made = tf.raw_ops.TensorListSetItem(input_handle=made, index=i, item=item * count)
+    return tf.raw_ops.TensorListStack(input_handle=made, element_shape=[4], element_dtype=tf.float32, num_elements=2)
+
+  for op in ("Reserve", "FromTensor", "SetItem", "GetItem", "Stack", "Length"):
+    yield Row(f"TensorList{op}", listed, (PLAIN,))
+
+
+def _scatters() -> Iterator[Row]:
+  yield row("ScatterNd", INDICES, PLAIN, [4, 4])
+  yield row("ScatterNd", INDICES, I.reshape(3, 4), [4, 4])
+  for kind in ("Update", "Add", "Sub", "Max", "Min"):
+    yield row(f"TensorScatter{kind}", PLAIN[:2].copy(), INDICES[:2].copy(), PLAIN[1:].copy())
+    outside = np.array([[5], [1]], np.int32)
+    yield row(f"TensorScatter{kind}", PLAIN[:2].copy(), outside, PLAIN[1:].copy(), bad_indices_policy="IGNORE")
+  ids = np.array([0, 2, 2], np.int32)
+  yield row("SegmentSum", PLAIN, np.array([0, 1, 1], np.int32))  # LiteRT refuses gaps
+  for kind in ("Sum", "Max", "Min", "Prod"):
+    yield row(f"UnsortedSegment{kind}", PLAIN, ids, 3)
+
+
+def _layers() -> Iterator[Row]:
+  kernel = PLAIN.ravel()[:8].reshape(2, 2, 2, 1)
+  window = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+  yield row("AvgPool", IMAGE, **window)
+  yield row("MaxPool", IMAGE, **window)
+  yield row("Conv2D", IMAGE, kernel, strides=[1, 1, 1, 1], padding="SAME")
+  yield row("Conv2DBackpropInput", [2, 4, 4, 2], kernel, IMAGE[..., :1].copy(), strides=[1, 1, 1, 1], padding="SAME")
+  yield row("DepthwiseConv2dNative", IMAGE, kernel, strides=[1, 1, 1, 1], padding="SAME")
+  yield row("Conv3D", IMAGE[None], kernel[None], strides=[1, 1, 1, 1, 1], padding="VALID")
+  for op in ("AvgPool3D", "MaxPool3D"):
+    yield row(op, IMAGE[None], ksize=[1, 1, 2, 2, 1], strides=[1, 1, 2, 2, 1], padding="VALID")
+  yield row("SpaceToBatchND", IMAGE, [2, 2], [[0, 0], [0, 0]])
+  yield row("BatchToSpaceND", np.tile(IMAGE, (2, 1, 1, 1)), [2, 2], [[0, 0], [0, 0]])
+  yield row("BiasAdd", IMAGE, np.float32([1, -1]))
+  yield row("DepthToSpace", np.tile(IMAGE, (1, 1, 1, 2)), block_size=2)
+  yield row("Softmax", PLAIN)
+  yield row("LogSoftmax", PLAIN)

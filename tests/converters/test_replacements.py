@@ -1,0 +1,112 @@
+"""Every replacement of an op, in the runtime of its target, against TensorFlow's own op: one export for each target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from jax2tf.converters import onnx, tfjs, tflite
+from jax2tf.converters.export import registry
+from jax2tf.converters.export.source import Signature, Source
+from jax2tf.converters.onnx.replacements import TABLE as ONNX
+from jax2tf.converters.saved_model.manifest import SignatureRecord
+from jax2tf.converters.saved_model.notation import Spec
+from jax2tf.converters.tfjs.names import CONTROL, SUPPORTED
+from jax2tf.converters.tfjs.replacements import TABLE as TFJS
+from jax2tf.converters.tflite.replacements import TABLE as TFLITE
+from tests.converters.replacement_rows import Row, rows
+
+ROWS = list(rows())
+TABLES: Mapping[str, Any] = {"onnx": ONNX, "tflite": TFLITE, "tfjs": TFJS}
+OPS = {"onnx": set(ONNX), "tflite": set(TFLITE), "tfjs": SUPPORTED | registry.TABLES["tfjs"].keys()}
+# Not calls of their own: what every graph is made of.
+_STRUCTURE = CONTROL | {"Const", "Identity", "NoOp", "Placeholder"}
+# {target: {op: why there is no row}}
+LEFT_OUT: dict[str, dict[str, str]] = {
+  "onnx": {},
+  "tflite": {"MatrixDiagPartV3": "LiteRT 2.3 has no kernel for any dtype: refused by name"},
+  "tfjs": {},
+}
+
+
+def packed(chosen: list[Row]) -> tuple[Source, dict[str, np.ndarray]]:
+  """One signature of all the rows, and its inputs."""
+  inputs = {f"x{i}_{k}": array for i, row in enumerate(chosen) for k, array in enumerate(row.operands)}
+
+  def call(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    found = {}
+    for i, row in enumerate(chosen):
+      results = row.call(*(tensors[f"x{i}_{k}"] for k in range(len(row.operands))))
+      for k, y in enumerate(results if isinstance(results, list | tuple) else [results]):
+        found[f"{row.op}_{i}_{k}"] = y
+    return found
+
+  specs = {name: tf.TensorSpec(array.shape, array.dtype, name) for name, array in inputs.items()}
+  function = tf.function(call, autograph=False)
+  concrete = function.get_concrete_function(**specs)
+  record = SignatureRecord(
+    {name: str(Spec.of(array)) for name, array in inputs.items()},
+    {name: str(Spec.of(y)) for name, y in concrete.structured_outputs.items()},
+    preprocessed=True,  # so that the reference is called as it is
+  )
+  reference = lambda *arrays: {name: y.numpy() for name, y in function(**dict(zip(inputs, map(tf.constant, arrays), strict=True))).items()}  # noqa: E731
+  return Source({"s": Signature("s", record, concrete, reference, None, None)}, [], "rows"), inputs
+
+
+def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
+  """The types of the ops by which the results are made of the operands."""
+  known = {x.op for x in operands if isinstance(x, tf.Tensor)}
+  found, todo = set[Any](), [y.op for y in results]
+  while todo:
+    if (op := todo.pop()) not in found and op not in known:
+      found.add(op)
+      todo += [x.op for x in op.inputs]
+  return {op.type for op in found}
+
+
+# What replacements emit though it has a replacement itself, which is not applied: for these operands the target has it right.
+# To add an op here is to have asked whether that is so.
+NOT_REPLACED_AGAIN = {
+  "onnx": """
+    BatchMatMulV2 Cast Erf Fill Maximum Minimum Range RightShift SelectV2 Sign TensorScatterAdd TruncateDiv TruncateMod
+  """,
+  "tflite": """
+    Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos Equal Exp Fill Floor FloorMod GatherV2 Greater GreaterEqual IsNan Less Log Max
+    Maximum Minimum Mul Neg Pack Prod Range RealDiv ReverseV2 RightShift Round SelectV2 Sin Sqrt StridedSlice Sub Sum TensorScatterAdd
+    Transpose TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
+  """,
+  "tfjs": """
+    Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual Max Maximum Minimum Mul Neg NotEqual Prod
+    Range ScatterNd SelectV2 Sin StridedSlice Sub Sum TensorScatterUpdate
+  """,
+}
+
+
+@pytest.mark.parametrize("target", TABLES)
+def test_replacements_equal_tensorflow(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  table, emitted = registry.TABLES[target], set[str]()
+
+  def watched(replacement: Callable[..., Any]) -> Callable[..., Any]:
+    def call(op: tf.Operation, *operands: Any) -> Any:
+      results = replacement(op, *operands)
+      emitted.update(between(results, operands) - {op.type})
+      return results
+
+    return call
+
+  for op, replacement in list(table.items()):
+    monkeypatch.setitem(table, op, watched(replacement))
+  source, inputs = packed([row for row in ROWS if row.op in OPS[target] and row.op not in LEFT_OUT[target]])
+  exporter = {"onnx": onnx, "tflite": tflite, "tfjs": tfjs}[target]
+  assert exporter.save_model(source, tmp_path / "model", examples=inputs).report.ok
+  assert emitted & table.keys() == set(NOT_REPLACED_AGAIN[target].split())
+
+
+@pytest.mark.parametrize("target", TABLES)
+def test_every_replacement_has_a_row(target: str) -> None:
+  assert OPS[target] - {row.op for row in ROWS} - _STRUCTURE - LEFT_OUT[target].keys() == set()
