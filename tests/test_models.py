@@ -60,15 +60,7 @@ def test_saved_model(name: str, tmp_path: Path) -> None:
     return [{"outputs": {name: y.numpy() for name, y in result.items()}, "error": "", "seconds": None} for result in results]
 
   report = source.compared(
-    answer,
-    "saved_model",
-    "TensorFlow",
-    versions={},
-    sizes=entry.sizes,
-    samples=1,
-    examples=entry.examples,
-    rtol=entry.rtol,
-    atol=entry.atol,
+    answer, "saved_model", "TensorFlow", plan.Comparison(entry.sizes, 1, entry.examples, entry.rtol, entry.atol), versions={}
   )
   assert report.ok
   assert {row.values for row in report.rows} == {"given"}

@@ -18,12 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf.converters import saved_model, verify
-from jax2tf.converters.comparison import answers as compare
-from jax2tf.converters.comparison import plan
-from jax2tf.converters.export.source import Answer, Exported, Signature, Source
+from jax2tf.converters.comparison import calls, plan
+from jax2tf.converters.export.source import Exported, Runner, Signature, Source
 from jax2tf.converters.saved_model.notation import Spec
 from jax2tf.converters.tfjs import page, runtime
-from jax2tf.tools import measure
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # What outlives a run: rows, compiled functions, the C program.
@@ -78,9 +76,9 @@ class Case:
     exporter = importlib.import_module(f"jax2tf.converters.{target}")
     return exporter.save_model(self.model, self.folder / f"model.{target}", examples=self.entry.examples, **self.comparison, **options)
 
-  def compared(self, answer: Answer, target: str, runtime: str, path: pathlib.Path) -> Exported:
+  def compared(self, answer: Runner, target: str, runtime: str, path: pathlib.Path) -> Exported:
     """A file that no exporter compares."""
-    report = self.source.compared(answer, target, runtime, versions={}, examples=self.entry.examples, **self.comparison)
+    report = self.source.compared(answer, target, runtime, plan.Comparison(examples=self.entry.examples, **self.comparison), versions={})
     return Exported.at(path, report)
 
 
@@ -96,7 +94,7 @@ def _c_loader(case: Case) -> Exported:
   """In tests/c/run_saved_model.c, which loads a SavedModel as TF Serving does."""
   program = _compiled(CACHE / f"run_saved_model-{tf.__version__}")
 
-  def answer(runs: Sequence[plan.Run]) -> compare.Answers:
+  def answer(runs: Sequence[plan.Run]) -> Sequence[calls.Answer]:
     with tempfile.TemporaryDirectory() as place:
       folders = [(pathlib.Path(place, f"in_{i}"), pathlib.Path(place, f"out_{i}")) for i in range(len(runs))]
       for run, pair in zip(runs, folders, strict=True):
@@ -143,22 +141,13 @@ def _openvino(case: Case) -> Exported:
     raise
 
   def outputs(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: np.array(array) for key, array in compiled(dict(inputs)).items() for name in key.get_names()}
+    named = {name: array for key, array in compiled(dict(inputs)).items() for name in key.get_names()}
+    return {name: np.array(named[name]) for name in case.signature.record.outputs if name in named}
 
-  def answer(runs: Sequence[plan.Run]) -> compare.Answers:
-    return [_answer(functools.partial(outputs, run.inputs), case.signature.record.outputs, run.timed) for run in runs]
+  def answer(runs: Sequence[plan.Run]) -> Sequence[calls.Answer]:
+    return [calls.answered(functools.partial(functools.partial, outputs, run.inputs), run.timed) for run in runs]
 
   return case.compared(answer, "openvino", "OpenVINO", case.directory)
-
-
-def _answer(call: Callable[[], Mapping[str, np.ndarray]], names: Mapping[str, Any], timed: bool) -> dict[str, Any]:
-  """As `Answer` has it."""
-  try:
-    found = call()
-  except Exception as error:
-    return {"outputs": {}, "error": " ".join(f"{type(error).__name__}: {error}".split())[:600], "seconds": None}
-  seconds = measure.milliseconds({"call": call}, 0.5)["call"] / 1e3 if timed else None
-  return {"outputs": {name: array for name, array in found.items() if name in names}, "error": "", "seconds": seconds}
 
 
 def _chromium(case: Case) -> Exported:
@@ -169,7 +158,7 @@ def _chromium(case: Case) -> Exported:
   dtypes = {name: Spec.parse(text).dtype for name, text in outputs.items()}
   html = page.write(exported.path, runtime.packages())
 
-  def answer(runs: Sequence[plan.Run]) -> compare.Answers:
+  def answer(runs: Sequence[plan.Run]) -> Sequence[calls.Answer]:
     with sync_api.sync_playwright() as playwright:
       browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
       page = browser.new_page()
@@ -178,12 +167,12 @@ def _chromium(case: Case) -> Exported:
       browser.close()
     return found
 
-  def _in_page(page: Any, run: plan.Run) -> dict[str, Any]:
+  def _in_page(page: Any, run: plan.Run) -> calls.Answer:
     given = {name: runtime.as_held(array).tolist() for name, array in run.inputs.items()}
     try:
       results = [page.evaluate("given => run(given, 'wasm')", given) for _ in range(1 + 5 * run.timed)]
     except sync_api.Error as error:
-      return {"outputs": {}, "error": " ".join(str(error).split())[:600], "seconds": None}
+      return calls.failed(calls.sentence(error))
     arrays = {
       name: np.array(result["values"]).astype(np.int64 if dtypes[name].kind in "iu" else float).astype(dtypes[name])
       for name, result in results[0]["answers"].items()

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from ..verify.child import median_seconds
 from . import plan
+from .calls import Answer, median_seconds
 from .precision import of_results as precision_of_results
 from .report import Latency, Row
 
@@ -25,8 +25,6 @@ _ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
 
 # Seconds that a runtime may take for all its answers: hostile inputs can make a loop endless where the reference's ends.
 PATIENCE = 900
-
-Answers = Sequence[Mapping[str, Any]]  # of the child: {"outputs": {name: array}, "error": str, "seconds": float or None}
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,9 @@ def _precisions(subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping
   return {name: array.dtype for name, array in named.items()}
 
 
-def rows(runs: Sequence[plan.Run], found: Answers, expected: Sequence[Expected], rtol: float | None, atol: float | None) -> Iterator[Row]:
+def rows(
+  runs: Sequence[plan.Run], found: Sequence[Answer], expected: Sequence[Expected], rtol: float | None, atol: float | None
+) -> Iterator[Row]:
   """One for each output at each assignment of sizes and kind of inputs, in the order of the runs."""
   joined: dict[tuple[Any, ...], Row] = {}
   for run, answer, right in zip(runs, found, expected, strict=True):
@@ -86,7 +86,7 @@ def rows(runs: Sequence[plan.Run], found: Answers, expected: Sequence[Expected],
   yield from joined.values()
 
 
-def latencies(runs: Sequence[plan.Run], found: Answers, expected: Sequence[Expected]) -> tuple[Latency, ...]:
+def latencies(runs: Sequence[plan.Run], found: Sequence[Answer], expected: Sequence[Expected]) -> tuple[Latency, ...]:
   """Of the runs that were timed on both sides."""
   return tuple(
     Latency(run.subject.name, run.sizes, answer["seconds"], right.seconds)
@@ -115,7 +115,7 @@ class _Difference:
     return replace(row, dtype=row.dtype or self.dtype, samples=row.samples + 1, problem=row.problem or self.problem, **figures)
 
 
-def _differences(answer: Mapping[str, Any], right: Expected, rtol: float | None, atol: float | None) -> Iterator[tuple[str, _Difference]]:
+def _differences(answer: Answer, right: Expected, rtol: float | None, atol: float | None) -> Iterator[tuple[str, _Difference]]:
   found, expected = answer["outputs"], right.outputs
   for name in dict.fromkeys([*expected, *found]):
     if answer["error"]:

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax import export, tree_util
 
 from ..saved_model import manifest
 from ..saved_model.arguments import Arguments
+from ..saved_model.manifest import hash_of_arrays
 from ..saved_model.notation import Spec, variables
 from .report import SUBNORMAL
 
@@ -27,6 +28,44 @@ _SIZES = (1, 3, 7, 32)  # one, primes, and a bigger one
 _WIDER = range(1, 65)  # where constraints leave none or few of these
 _LARGEST = 4_096  # of the sizes that constraints suggest; larger inputs are the caller's to ask for
 _MOST_TRIED = 1_000
+
+
+class Options(TypedDict, total=False):
+  """The attributes of `Comparison` as arguments of a function."""
+
+  sizes: Mapping[str, int | Sequence[int]] | None
+  samples: int
+  examples: Given | None
+  rtol: float | None
+  atol: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+  """How an exported file is compared with its function.
+
+  Attributes:
+    sizes: of symbolic dimensions, at which to compare.
+    samples: random inputs of each kind and size.
+    examples: {input: array, or callable(rng, shape, dtype)} instead of random ones.
+    rtol, atol: |file - jax| <= atol + rtol * |jax|; what the coarsest dtype on the way allows if not given.
+  """
+
+  sizes: Mapping[str, int | Sequence[int]] | None = None
+  samples: int = 2
+  examples: Given | None = None
+  rtol: float | None = None
+  atol: float | None = None
+
+  def key(self) -> Any:
+    """Equal for two that ask the reference the same: arrays count by what they hold, callables by what they are."""
+    sizes = {name: tuple(np.atleast_1d(size).tolist()) for name, size in (self.sizes or {}).items()}
+    examples = {name: given if callable(given) else _contents(as_numpy(given)) for name, given in (self.examples or {}).items()}
+    return frozenset(sizes.items()), self.samples, frozenset(examples.items())
+
+
+def _contents(array: np.ndarray) -> Any:
+  return array.dtype, array.shape, tuple(array.ravel()) if array.dtype == object else hash_of_arrays([array])
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,14 @@ from jax2tf import survey
 
 from ..comparison import answers as compare
 from ..comparison import plan
+from ..comparison.calls import Answer
 from ..comparison.report import Report
 from ..saved_model import manifest, publish
 from ..saved_model.builder import Model
 from . import replay
 
-# Runs of a file in its own runtime -> {"outputs": {name: array}, "error": "" or what went wrong, "seconds": float or None} of each.
-Answer = Callable[[Sequence[plan.Run]], compare.Answers]
+# Runs of a file in its own runtime -> what it answers to each.
+Runner = Callable[[Sequence[plan.Run]], Sequence[Answer]]
 
 
 class ExportError(RuntimeError):
@@ -142,33 +143,29 @@ class Source:
     return cls(found, record.constraints, str(directory))
 
   @cached_property
-  def _asked(self) -> dict[Any, tuple[list[plan.Run], list[compare.Expected], Any]]:
-    """{what was asked for: the runs, the reference's answers, the examples}: several runtimes or forms of a file are asked the same."""
+  def _asked(self) -> dict[Any, tuple[list[plan.Run], list[compare.Expected]]]:
+    """{what was asked for: the runs, the reference's answers}: several runtimes or forms of a file are asked the same."""
     return {}
 
-  def runs(self, sizes: Mapping[str, int | Sequence[int]] | None, samples: int, examples: plan.Given | None) -> list[plan.Run]:
+  def runs(self, options: plan.Comparison) -> list[plan.Run]:
     """What `compared` runs: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
-    given = dict(examples or {})
+    given = dict(options.examples or {})
     for name in given:
       if not any(name in one.record.inputs for one in self.signatures.values()):
         raise ValueError(
           f"examples names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
         )
     subjects = [plan.Subject(s.name, s.record, s.reference, s.record.own_inputs) for s in self.signatures.values()]
-    return plan.plan(subjects, self.constraints, sizes or {}, samples, given)
+    return plan.plan(subjects, self.constraints, options.sizes or {}, options.samples, given)
 
   def compared(
     self,
-    answer: Answer,
+    answer: Runner,
     target: str,
     runtime: str,
+    options: plan.Comparison = plan.Comparison(),  # noqa: B008  (frozen)
     *,
     versions: Mapping[str, str],
-    sizes: Mapping[str, int | Sequence[int]] | None = None,
-    samples: int = 2,
-    examples: plan.Given | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
     timed: bool = True,
   ) -> Report:
     """Runs the file and the reference on the same inputs, as `verify` does; `timed` if latencies are wanted.
@@ -179,15 +176,13 @@ class Source:
     Raises:
       ExportError: the file fails, or differs from the reference.
     """
-    key = (repr(sizes), samples, id(examples))
-    if key not in self._asked:
-      asked = self.runs(sizes, samples, examples)
+    if (key := options.key()) not in self._asked:
+      asked = self.runs(options)
       with tqdm.tqdm(total=len(asked), desc=f"compare {target}", leave=False, disable=None) as progress:
-        # With the examples, for an id is theirs only as long as they live.
-        self._asked[key] = asked, list(compare.reference_answers(asked, (), progress)), examples
-    runs, expected, _ = self._asked[key]
+        self._asked[key] = asked, list(compare.reference_answers(asked, (), progress))
+    runs, expected = self._asked[key]
     found = answer([replace(run, timed=run.timed and timed) for run in runs])
-    rows = tuple(compare.rows(runs, found, expected, rtol, atol))
+    rows = tuple(compare.rows(runs, found, expected, options.rtol, options.atol))
     report = Report(f"{self.label} in {runtime}", rows, compare.latencies(runs, found, expected), {}, {"jax": jax.__version__, **versions})
     wrong = [row for row in rows if row.problem and row.values in ("ordinary", "given")]
     if wrong:
@@ -220,13 +215,13 @@ class Exported:
     return cls(path, report, sum(file.stat().st_size for file in files))
 
 
-def single(answer: Answer, inputs: Mapping[str, Any], signature: str = "serving_default") -> dict[str, np.ndarray]:
+def single(answer: Runner, inputs: Mapping[str, Any], signature: str = "serving_default") -> dict[str, np.ndarray]:
   """{output: array} of one call; RuntimeError with the runtime's words if it fails."""
   subject = plan.Subject(signature, manifest.SignatureRecord({}, {}), lambda: None, [])
   (found,) = answer([plan.Run(subject, {}, "given", {name: np.asarray(x) for name, x in inputs.items()}, False)])
   if found["error"]:
     raise RuntimeError(found["error"])
-  return dict(found["outputs"])
+  return found["outputs"]
 
 
 def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None) -> dict[str, manifest.SignatureRecord]:

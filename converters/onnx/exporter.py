@@ -9,17 +9,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from ..comparison import plan
+from ..comparison import calls, plan
 from ..export.source import Exported, ExportError, Signature, Source, single
 from ..saved_model import publish
 from ..saved_model.builder import Model
-from ..verify.child import median_seconds
 from . import bfloat16
 from .model import OPSET, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
 
@@ -39,11 +38,7 @@ def save(
   overwrite: bool = False,
   opset: int = OPSET,
   external_data_threshold: int = _LARGEST,
-  sizes: Mapping[str, int | Sequence[int]] | None = None,
-  samples: int = 2,
-  examples: plan.Given | None = None,
-  rtol: float | None = None,
-  atol: float | None = None,
+  **comparison: Unpack[plan.Options],
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
 
@@ -53,18 +48,7 @@ def save(
   _check(Path(path), overwrite, opset)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints)
   model.add(fun, inputs=inputs, outputs=outputs)
-  return save_model(
-    model,
-    path,
-    overwrite=overwrite,
-    opset=opset,
-    external_data_threshold=external_data_threshold,
-    sizes=sizes,
-    samples=samples,
-    examples=examples,
-    rtol=rtol,
-    atol=atol,
-  )
+  return save_model(model, path, overwrite=overwrite, opset=opset, external_data_threshold=external_data_threshold, **comparison)
 
 
 def save_model(
@@ -77,11 +61,7 @@ def save_model(
   overwrite: bool = False,
   opset: int = OPSET,
   external_data_threshold: int = _LARGEST,
-  sizes: Mapping[str, int | Sequence[int]] | None = None,
-  samples: int = 2,
-  examples: plan.Given | None = None,
-  rtol: float | None = None,
-  atol: float | None = None,
+  **comparison: Unpack[plan.Options],
 ) -> Exported:
   """Exports a signature, with the names of its inputs and outputs, and its symbolic dimensions as `dim_param`.
 
@@ -94,10 +74,7 @@ def save_model(
     overwrite: whether to replace the file.
     opset: of ONNX's operators, 18 or newer.
     external_data_threshold: in bytes; parameters of more than that together go into the file beside.
-    sizes: of symbolic dimensions, at which to compare.
-    samples: random inputs of each kind and size.
-    examples: {input: array, or callable(rng, shape, dtype)} instead of random ones.
-    rtol, atol: |onnx - jax| <= atol + rtol * |jax|; what the coarsest dtype on the way allows if not given.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol` of `comparison.plan.Comparison`.
 
   Returns:
     the file, the report of the comparison and the size, that of the file beside too.
@@ -109,7 +86,7 @@ def save_model(
     ImportError: a package of jax2tf[onnx] is missing.
     ValueError: several signatures, an opset that is too old or too new, or one name for an input and an output.
   """
-  path = Path(path)
+  path, options = Path(path), plan.Comparison(**comparison)
   _check(path, overwrite, opset)
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
   if len(source.signatures) != 1:
@@ -128,12 +105,8 @@ def save_model(
       functools.partial(_answers, session),
       "onnx",
       RUNTIME,
+      options,
       versions={name: extra(name).__version__ for name in ("onnx", "tf2onnx", "onnxruntime")},
-      sizes=sizes,
-      samples=samples,
-      examples=examples,
-      rtol=rtol,
-      atol=atol,
     )
     if not overwrite:
       publish.refuse_existing(path, "or another path")
@@ -226,20 +199,16 @@ def _opened(model: Translated, file: Path, signature: Signature) -> Any:
     raise ExportError("onnx", f"{RUNTIME} cannot open the model of signature {signature.name!r}: {error}") from error
 
 
-def _answers(session: Any, runs: Sequence[plan.Run]) -> list[dict[str, Any]]:
-  """See `export.source.Answer`."""
+def _answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
+  """See `export.source.Runner`."""
   names = [output.name for output in session.get_outputs()]
   narrow = session.get_modelmeta().custom_metadata_map.get(bfloat16.OUTPUTS, "").split()
-  found = []
-  for run in runs:
-    call = functools.partial(session.run, names, {name: bfloat16.as_held(np.asarray(x)) for name, x in run.inputs.items()})
-    answer: dict[str, Any] = {"outputs": {}, "error": "", "seconds": None}
-    try:
-      results = dict(zip(names, map(np.asarray, call()), strict=True))
-      answer["outputs"] = {name: bfloat16.from_held(y) if name in narrow else y for name, y in results.items()}
-      if run.timed:
-        answer["seconds"] = median_seconds(call)
-    except Exception as error:
-      answer["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-    found.append(answer)
+
+  def prepared(run: plan.Run) -> Callable[[], dict[str, Any]]:
+    inputs = {name: bfloat16.as_held(np.asarray(x)) for name, x in run.inputs.items()}
+    return lambda: dict(zip(names, map(np.asarray, session.run(names, inputs)), strict=True))
+
+  found = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
+  for answer in found:
+    answer["outputs"] |= {name: bfloat16.from_held(y) for name, y in answer["outputs"].items() if name in narrow}
   return found

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import tensorflow as tf
@@ -49,11 +49,7 @@ def save(
   quantization: str | None = None,
   page: bool = False,
   backends: Sequence[str] = BACKENDS,
-  sizes: Mapping[str, int | Sequence[int]] | None = None,
-  samples: int = 2,
-  examples: plan.Given | None = None,
-  rtol: float | None = None,
-  atol: float | None = None,
+  **comparison: Unpack[plan.Options],
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
 
@@ -63,19 +59,7 @@ def save(
   _check(Path(path), overwrite, quantization, backends)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints)
   model.add(fun, inputs=inputs, outputs=outputs)
-  return save_model(
-    model,
-    path,
-    overwrite=overwrite,
-    quantization=quantization,
-    page=page,
-    backends=backends,
-    sizes=sizes,
-    samples=samples,
-    examples=examples,
-    rtol=rtol,
-    atol=atol,
-  )
+  return save_model(model, path, overwrite=overwrite, quantization=quantization, page=page, backends=backends, **comparison)
 
 
 def save_model(
@@ -89,11 +73,7 @@ def save_model(
   quantization: str | None = None,
   page: bool = False,
   backends: Sequence[str] = BACKENDS,
-  sizes: Mapping[str, int | Sequence[int]] | None = None,
-  samples: int = 2,
-  examples: plan.Given | None = None,
-  rtol: float | None = None,
-  atol: float | None = None,
+  **comparison: Unpack[plan.Options],
 ) -> Exported:
   """Exports a signature, with the names of its inputs and outputs.
 
@@ -108,11 +88,8 @@ def save_model(
       without, with the usual tolerances, and with it.
     page: whether to write page.html too, one file that holds the model and TF.js and runs it in a browser.
     backends: of "wasm" and "cpu", where to compare; the plain JavaScript of "cpu" is slow.
-    sizes: of symbolic dimensions, at which to compare.
-    samples: random inputs of each kind and size.
-    examples: {input: array, or callable(rng, shape, dtype)} instead of random ones.
-    rtol, atol: |tfjs - jax| <= atol + rtol * |jax|, of the model as it is written; what the coarsest dtype on the way allows if not
-      given, and with quantization 0.1 for uint8, 1e-3 for uint16, 1e-2 for float16.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol` of `comparison.plan.Comparison`;
+      rtol and atol are of the model as it is written, and with quantization 0.1 for uint8, 1e-3 for uint16, 1e-2 for float16 if not given.
 
   Returns:
     the folder, the report of the comparison and the size.
@@ -123,7 +100,7 @@ def save_model(
     ImportError: node or npm is missing.
     ValueError: several signatures, an unknown quantization or backend.
   """
-  path = Path(path)
+  path, options = Path(path), plan.Comparison(**comparison)
   _check(path, overwrite, quantization, backends)
   folder_of_tfjs = packages()
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
@@ -139,7 +116,7 @@ def save_model(
   metadata = {"asynchronous": files.is_asynchronous(graph), "backends": runs_in, "inputs": signature.record.inputs}
   metadata["outputs"] = signature.record.outputs
 
-  def compared(folder: Path, rtol: float | None, atol: float | None) -> Report:
+  def compared(folder: Path, options: plan.Comparison) -> Report:
     reports = []
     for backend in backends:
       try:
@@ -148,12 +125,8 @@ def save_model(
             functools.partial(runtime.answers, folder_of_tfjs, folder, backend, signature.record.outputs),
             "tfjs",
             f"{RUNTIME} ({backend})",
+            options,
             versions={"tfjs": runtime.VERSION},
-            sizes=sizes,
-            samples=samples,
-            examples=examples,
-            rtol=rtol,
-            atol=atol,
             timed=backend == backends[0],
           )
         )
@@ -166,12 +139,13 @@ def save_model(
   with publish.beside(path.parent) as place:
     written = place
     files.write(graph, described, place, quantization=None, metadata=metadata)
-    report = compared(place, *((None, None) if quantization else (rtol, atol)))
+    report = compared(place, dataclasses.replace(options, rtol=None, atol=None) if quantization else options)
     if quantization:
       written = place.with_name("quantized")
       files.write(graph, described, written, quantization=quantization, metadata=metadata)
       usual = _QUANTIZATION_TOLERANCES[quantization]
-      report = compared(written, usual if rtol is None else rtol, usual if atol is None else atol)
+      rtol, atol = (usual if given is None else given for given in (options.rtol, options.atol))
+      report = compared(written, dataclasses.replace(options, rtol=rtol, atol=atol))
     if page:
       write_page(written, folder_of_tfjs)
     if not overwrite:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..comparison import answers as compare
 from ..comparison import plan
+from ..comparison.calls import Answer
 from ..saved_model.notation import Spec
 from . import rule
 
@@ -68,7 +69,7 @@ def _program(name: str) -> str:
   return found
 
 
-def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str], runs: Sequence[plan.Run]) -> compare.Answers:
+def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str], runs: Sequence[plan.Run]) -> Sequence[Answer]:
   """What the model answers, all runs in one process of node.
 
   Args:
@@ -91,7 +92,7 @@ def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str],
       raise RuntimeError(f"TF.js {VERSION} ({backend}) answers otherwise: after {compare.PATIENCE} s it has not answered") from error
     if done.returncode:
       raise RuntimeError(f"TF.js {VERSION} ({backend}) cannot load the model: {done.stderr.strip()[-2000:]}")
-    found = json.loads((exchange / "answers.json").read_text(encoding="utf-8"))
+    found: list[Answer] = json.loads((exchange / "answers.json").read_text(encoding="utf-8"))
     data = (exchange / "answers.bin").read_bytes()
   for answer in found:
     arrays = {key: _array(data, spec) for key, spec in answer["outputs"].items()}

@@ -1,19 +1,20 @@
 """Runs the signatures of a .tflite file in a process of its own, because some kernels end theirs.
 
-It is a script, not a module of the package: LiteRT and NumPy are all that it imports.
+It is a script, not a module of the package: LiteRT and NumPy are all that it needs.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
-import statistics
+import runpy
 import sys
-import timeit
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ai_edge_litert import interpreter
+
+_calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py"))
 
 
 def main(request_file: str, response_file: str) -> None:
@@ -24,24 +25,11 @@ def main(request_file: str, response_file: str) -> None:
     model = interpreter.Interpreter(model_path=request["model"])
     runners = {name: model.get_signature_runner(name) for name in model.get_signature_list()}
     for run in request["runs"]:
-      answers.append(_answer(runners[run["signature"]], run["inputs"], run["timed"]))
+      answers.append(_calls["answered"](lambda run=run: functools.partial(runners[run["signature"]], **run["inputs"]), run["timed"]))
       print("done", flush=True)
   except Exception as error:  # the file itself cannot be opened
-    answers = [_failed(error)] * len(request["runs"])
+    answers = [_calls["failed"](_calls["sentence"](error))] * len(request["runs"])
   Path(response_file).write_bytes(pickle.dumps(answers))
-
-
-def _answer(runner: Any, inputs: dict[str, np.ndarray], timed: bool) -> dict[str, Any]:
-  try:
-    outputs = runner(**inputs)
-    seconds = statistics.median(timeit.repeat(lambda: runner(**inputs), number=1, repeat=5)) if timed else None
-  except Exception as error:
-    return _failed(error)
-  return {"outputs": outputs, "error": "", "seconds": seconds}
-
-
-def _failed(error: Exception) -> dict[str, Any]:
-  return {"outputs": {}, "error": " ".join(f"{type(error).__name__}: {error}".split()), "seconds": None}
 
 
 if __name__ == "__main__":

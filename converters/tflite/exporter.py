@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import tensorflow as tf
@@ -42,11 +42,7 @@ def save(
   quantization: str | None = None,
   representative_dataset: Any = None,
   least_cosine: float | None = None,
-  sizes: Mapping[str, int | Sequence[int]] | None = None,
-  samples: int = 2,
-  examples: plan.Given | None = None,
-  rtol: float | None = None,
-  atol: float | None = None,
+  **comparison: Unpack[plan.Options],
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
 
@@ -63,11 +59,7 @@ def save(
     quantization=quantization,
     representative_dataset=representative_dataset,
     least_cosine=least_cosine,
-    sizes=sizes,
-    samples=samples,
-    examples=examples,
-    rtol=rtol,
-    atol=atol,
+    **comparison,
   )
 
 
@@ -82,11 +74,7 @@ def save_model(
   quantization: str | None = None,
   representative_dataset: Any = None,
   least_cosine: float | None = None,
-  sizes: Mapping[str, int | Sequence[int]] | None = None,
-  samples: int = 2,
-  examples: plan.Given | None = None,
-  rtol: float | None = None,
-  atol: float | None = None,
+  **comparison: Unpack[plan.Options],
 ) -> Exported:
   """Exports the signatures of a model as one file, whose signature runners have their names and those of inputs and outputs.
 
@@ -102,10 +90,8 @@ def save_model(
       ops that have int8 kernels; "int4", weights, by ai-edge-quantizer. Inputs and outputs keep their dtypes.
     representative_dataset: for "int8", an iterable of {input: array}; of several signatures {signature: iterable}.
     least_cosine: what each output of a quantised model must have with the reference's; `LEAST_COSINE[quantization]` if not given.
-    sizes: of symbolic dimensions, at which to compare.
-    samples: random inputs of each kind and size.
-    examples: {input: array, or callable(rng, shape, dtype)} instead of random ones.
-    rtol, atol: |tflite - jax| <= atol + rtol * |jax|, not for a quantised model; what the coarsest dtype on the way allows if not given.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol` of `comparison.plan.Comparison`;
+      rtol and atol are not for a quantised model.
 
   Returns:
     the file, the report of the comparison and the size.
@@ -116,11 +102,11 @@ def save_model(
     ImportError: a package of jax2tf[tflite] is missing.
     ValueError: a quantization that there is not, one without its data, or options that do not belong to it.
   """
-  path = Path(path)
+  path, asked = Path(path), plan.Comparison(**comparison)
   _check(path, overwrite, quantization, representative_dataset)
   if quantization is None and least_cosine is not None:
     raise ValueError(f"least_cosine = {least_cosine} is for a quantised model; this one is compared with rtol and atol")
-  if quantization is not None and (rtol is not None or atol is not None):
+  if quantization is not None and (asked.rtol is not None or asked.atol is not None):
     raise ValueError(f"rtol and atol are not for quantization={quantization!r}, whose outputs are compared by least_cosine")
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
   _refuse_empty(source)
@@ -130,14 +116,10 @@ def save_model(
   with _written(contents, path, overwrite) as file:
     if quantization is None:
       answer = functools.partial(runtime.answers, file)
-      report = source.compared(
-        answer, TARGET, RUNTIME, versions=_versions(), sizes=sizes, samples=samples, examples=examples, rtol=rtol, atol=atol
-      )
+      report = source.compared(answer, TARGET, RUNTIME, asked, versions=_versions())
     else:
       least = LEAST_COSINE[quantization] if least_cosine is None else least_cosine
-      report = quantized.compared(
-        source, file, quantization, least_cosine=least, versions=_versions(), sizes=sizes, samples=samples, examples=examples
-      )
+      report = quantized.compared(source, file, quantization, asked, least_cosine=least, versions=_versions())
   return Exported.at(path, report)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,7 @@ def four_bits(model: bytes) -> bytes:
 
 
 def compared(
-  source: Source,
-  file: Path,
-  scheme: str,
-  *,
-  least_cosine: float,
-  versions: Mapping[str, str],
-  sizes: Mapping[str, int | Sequence[int]] | None,
-  samples: int,
-  examples: plan.Given | None,
+  source: Source, file: Path, scheme: str, asked: plan.Comparison, *, least_cosine: float, versions: Mapping[str, str]
 ) -> Report:
   """How far the quantised file is from the reference, on ordinary inputs and those that the caller gives.
 
@@ -110,7 +102,7 @@ def compared(
   Raises:
     ExportError: the file fails, has NaN where the reference has none, or an output with a smaller cosine than the least.
   """
-  runs = [run for run in source.runs(sizes, samples, examples) if run.values in ("ordinary", "given")]
+  runs = [run for run in source.runs(asked) if run.values in ("ordinary", "given")]
   with tqdm.tqdm(total=len(runs), desc=f"compare {scheme}", leave=False, disable=None) as progress:
     expected = list(compare.reference_answers(runs, (), progress))
   found = runtime.answers(file, runs)

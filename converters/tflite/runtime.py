@@ -20,6 +20,7 @@ import tensorflow as tf
 from .. import extras
 from ..comparison import answers as compare
 from ..comparison import plan
+from ..comparison.calls import Answer, failed
 from ..export.source import ExportError
 
 TARGET, RUNTIME = "tflite", "LiteRT"
@@ -72,7 +73,7 @@ def _complaint(message: str) -> str:
   return re.sub(r"^loc\(.*\): ", "", (errors or lines)[0])
 
 
-def answers(model: Path, runs: Sequence[plan.Run]) -> compare.Answers:
+def answers(model: Path, runs: Sequence[plan.Run]) -> Sequence[Answer]:
   """What the file answers, run in the order given by a process of its own, whose variables it keeps from run to run."""
   requests = [{"signature": run.subject.name, "inputs": dict(run.inputs), "timed": run.timed} for run in runs]
   with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder:
@@ -83,14 +84,14 @@ def answers(model: Path, runs: Sequence[plan.Run]) -> compare.Answers:
     try:
       child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=compare.PATIENCE)
     except subprocess.TimeoutExpired:
-      return [{"outputs": {}, "error": f"{RUNTIME} has not answered after {compare.PATIENCE} s", "seconds": None}] * len(runs)
+      return [failed(f"{RUNTIME} has not answered after {compare.PATIENCE} s")] * len(runs)
     if response.exists():
       return list(pickle.loads(response.read_bytes()))
   done = child.stdout.count("done")
   last = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
   where = f"run {done} of signature {runs[min(done, len(runs) - 1)].subject.name!r}"
   problem = f"{RUNTIME} ended its process with {child.returncode} in {where}: {last}"
-  return [{"outputs": {}, "error": problem, "seconds": None}] * len(runs)
+  return [failed(problem)] * len(runs)
 
 
 @contextlib.contextmanager

@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import functools
 import pickle
-import statistics
+import runpy
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+_calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py"))
 # What the model must not need.
 ABSENT = ("jax", "jaxlib", "jax2tf")
 # Ops that write a variable begin with these.
 _WRITERS = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
-
-
-def median_seconds(call: Callable[[], Any]) -> float:
-  """The median of 3 to 20 runs of `call`, which has run before and is waited for by itself; about a second in all."""
-  seconds: list[float] = []
-  while len(seconds) < 20 and (len(seconds) < 3 or sum(seconds) < 1):
-    start = time.perf_counter()
-    call()
-    seconds.append(time.perf_counter() - start)
-  return statistics.median(seconds)
 
 
 def main(request_file: str, response_file: str) -> None:
@@ -45,29 +35,24 @@ def main(request_file: str, response_file: str) -> None:
     response["signatures"] = sorted(model.signatures)
     response["runs"] = list(_answers(tf, model, request["runs"]))
   except Exception as error:
-    response["error"] = _sentence(error)
+    response["error"] = _calls["sentence"](error)
   packages = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
   response |= {"packages": sorted(packages), "versions": {"python": sys.version.split()[0], "tensorflow": tf.__version__}}
   Path(response_file).write_bytes(pickle.dumps(response))
 
 
 def _answers(tf: Any, model: Any, runs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-  """{"outputs": {name: array}, "error": what went wrong, "seconds": the median of a timed run} of each run."""
   saved = [(variable, variable.numpy()) for variable in _written(model)]
   for run in runs:
     for variable, value in saved:  # each run begins with the variables as they were saved
       variable.assign(value)
-    answer: dict[str, Any] = {"outputs": {}, "error": "", "seconds": None}
-    try:
-      signature = model.signatures[run["signature"]]
-      tensors = {name: tf.constant(array) for name, array in run["inputs"].items()}
-      answer["outputs"] = _outputs(signature, tensors)
-      if run["timed"]:
-        answer["seconds"] = median_seconds(functools.partial(_outputs, signature, tensors))
-    except Exception as error:
-      answer["error"] = _sentence(error)
+    yield _calls["answered"](functools.partial(_prepared, tf, model, run), run["timed"])
     print("done", flush=True)
-    yield answer
+
+
+def _prepared(tf: Any, model: Any, run: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+  tensors = {name: tf.constant(array) for name, array in run["inputs"].items()}
+  return functools.partial(_outputs, model.signatures[run["signature"]], tensors)
 
 
 def _outputs(signature: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -82,12 +67,6 @@ def _written(model: Any) -> list[Any]:
     if any(node.op.startswith(_WRITERS) for node in nodes):
       return list({v.handle.ref(): v for s in model.signatures.values() for v in s.variables}.values())
   return []
-
-
-def _sentence(error: Exception) -> str:
-  """The error on one line, cut where TensorFlow goes on to list its graph."""
-  text = " ".join(f"{type(error).__name__}: {error}".split())
-  return text if len(text) <= 400 else text[:400] + " ..."
 
 
 if __name__ == "__main__":

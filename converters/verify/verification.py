@@ -16,7 +16,7 @@ import numpy as np
 import tqdm
 
 from ..comparison import answers as compare
-from ..comparison import plan
+from ..comparison import calls, plan
 from ..comparison.report import Report, extra
 from ..saved_model import manifest, publish
 
@@ -75,7 +75,7 @@ def verify(
   with tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
     expected = list(compare.reference_answers(runs, lead, progress))
     response = _run_without_jax(directory, runs, progress)
-  found = response["runs"] or [{"outputs": {}, "error": f"no answer without JAX: {response['error']}", "seconds": None}] * len(runs)
+  found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(runs)
   rows = list(compare.rows(runs, found, expected, rtol, atol))
   if signatures is None:
     unknown = [name for name in response["signatures"] if name not in record.signatures and not name.startswith("__")]

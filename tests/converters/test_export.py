@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import saved_model
+from jax2tf.converters.comparison.plan import Comparison
 from jax2tf.converters.export import replay
-from jax2tf.converters.export.source import Answer, ExportError, Signature, Source
+from jax2tf.converters.export.source import ExportError, Runner, Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE
 
 PARAMS = {"w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5), "v": np.eye(5, dtype=np.float32) * 0.5}
@@ -47,7 +49,7 @@ def source(tmp_path: Path, kind: str) -> Source:
   return Source.of(path) if kind == "directory" else Source.of(path, reference=network, params=PARAMS)
 
 
-def in_tensorflow(signature: Signature, replacements: Any = None) -> Answer:
+def in_tensorflow(signature: Signature, replacements: Any = None) -> Runner:
   function = replay.frozen(signature.function, replacements or {})
 
   def answer(runs: Any) -> Any:
@@ -73,7 +75,7 @@ def test_the_frozen_graph_computes_the_same(tmp_path: Path, kind: str) -> None:
   )
   assert not frozen.graph.captures
   examples = {"n": np.int32(5)}
-  report = found.compared(in_tensorflow(signature), "onnx", "TensorFlow", versions={}, examples=examples)
+  report = found.compared(in_tensorflow(signature), "onnx", "TensorFlow", Comparison(examples=examples), versions={})
   assert {row.sizes["b"] for row in report.rows} == {1, 3, 7, 32}
   assert all(row.of_tolerance is not None for row in report.rows)
 
@@ -105,14 +107,14 @@ def test_a_replacement_is_used_inside_of_loops_and_branches(tmp_path: Path) -> N
   signature = found.signatures["serving_default"]
   replacements = {"Erfc": lambda op, x: [1 - tf.math.erf(x)]}
   assert "Erfc" not in set(replay.op_types(replay.frozen(signature.function, replacements)))
-  found.compared(in_tensorflow(signature, replacements), "onnx", "TensorFlow", versions={}, examples={"n": np.int32(2)})
+  found.compared(in_tensorflow(signature, replacements), "onnx", "TensorFlow", Comparison(examples={"n": np.int32(2)}), versions={})
 
 
 def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
   found = source(tmp_path, "builder")
   wrong = in_tensorflow(found.signatures["serving_default"], {"Erfc": lambda op, x: [tf.math.erfc(x) * 1.001]})
   with pytest.raises(ExportError, match=r"(?s)TensorFlow answers otherwise than the reference, so nothing was written.*sums") as caught:
-    found.compared(wrong, "onnx", "TensorFlow", versions={}, examples={"n": np.int32(2)})
+    found.compared(wrong, "onnx", "TensorFlow", Comparison(examples={"n": np.int32(2)}), versions={})
   assert caught.value.target == "onnx"
 
 
@@ -157,3 +159,23 @@ def test_what_cannot_be_a_source(tmp_path: Path) -> None:
     Source.of(path, reference={"z": lambda x: x})
   assert list(Source.of(path).signatures) == ["a"]  # one function, though it has two names
   assert list(Source.of(path, signatures=["b"]).signatures) == ["b"]
+
+
+def test_the_reference_is_asked_once_for_what_is_the_same() -> None:
+  asked = []
+  found = Source.of(saved_model.Model({}).add(lambda p, x: x + 1, inputs={"x": "f32[2]"}))
+  signature = dataclasses.replace(found.signatures["serving_default"], reference=lambda x: asked.append(x) or x + 1)
+  found = dataclasses.replace(found, signatures={"serving_default": signature})
+  x = np.ones(2, np.float32)
+  examples = {"x": x}
+
+  def compared(**options: Any) -> Any:
+    return found.compared(in_tensorflow(signature), "onnx", "TensorFlow", Comparison(**options), versions={}, timed=False).rows
+
+  compared(examples=examples)
+  count = len(asked)
+  compared(examples={"x": x.copy()}, rtol=0.5)
+  assert len(asked) == count
+  x[:] = 5  # the same object, of other contents
+  assert all(row.ok for row in compared(examples=examples)) and len(asked) > count
+  assert float(asked[count][0]) == 5

@@ -12,6 +12,7 @@ import tqdm
 
 from jax2tf.converters import saved_model, verify
 from jax2tf.converters.comparison import answers as compare
+from jax2tf.converters.comparison.plan import Comparison
 from jax2tf.converters.comparison.precision import of_results
 from jax2tf.converters.export.source import Source
 
@@ -63,7 +64,7 @@ def test_a_reference_in_tensorflow_has_the_precision_of_its_results(tmp_path: Pa
   directory = saved_model.save(lambda _, x: x.astype(jnp.bfloat16).astype(jnp.float32), {}, tmp_path, inputs={"x": "f32[b]"})
   source = Source.of(directory)
   (signature,) = source.signatures.values()
-  (run, *_) = source.runs(None, 1, None)
+  (run, *_) = source.runs(Comparison(samples=1))
   with tqdm.tqdm(disable=True) as progress:
     (expected,) = compare.reference_answers([run], (), progress)
   assert not expected.precisions
