@@ -9,7 +9,7 @@
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
 #   make cost         time and size of the rules against jax.jit, and the report docs/cost.md
 #   make speed        whole models against jax.jit and hand-written TensorFlow, and the report docs/speed.md
-#   make load         200 concurrent requests against examples/serve_ray.py, each kind of process killed, and docs/serving-load.json
+#   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and docs/serving-load.json
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/model-table.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/minilm.md
@@ -51,45 +51,45 @@ lint: $(VENV)/.dev
 	$(RUN) tools/import_graph.py
 
 bench: $(VENV)/.examples
-	$(RUN) -m jax2tf.tools.bench
+	$(RUN) -m jax2tf.tools.sweeps.bench
 
 coverage: $(VENV)/.examples
-	$(RUN) -m jax2tf.tools.coverage
+	$(RUN) -m jax2tf.tools.sweeps.coverage
 
 conformance: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.conformance
-	$(RUN) -m jax2tf.tools.fuzz --workers=2
+	$(RUN) -m jax2tf.tools.sweeps.conformance
+	$(RUN) -m jax2tf.tools.sweeps.fuzz --workers=2
 
 growth: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.growth
+	$(RUN) -m jax2tf.tools.sweeps.growth
 
 # One LAPACK thread: OpenBLAS's own spin on the cores that TensorFlow needs, and JAX's times would be no measure.
 cost: $(VENV)/.dev
-	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.cost
+	OPENBLAS_NUM_THREADS=1 $(RUN) -m jax2tf.tools.sweeps.cost
 
 libraries: $(VENV)/.libraries
-	$(RUN) -m jax2tf.tools.library_table
+	$(RUN) -m jax2tf.tools.sweeps.library_table
 
 load: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.load
+	$(RUN) -m jax2tf.tools.sweeps.load
 
 targets: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.target_sweep
+	$(RUN) -m jax2tf.tools.sweeps.target_sweep
 
 models: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.model_table
+	$(RUN) -m jax2tf.tools.sweeps.model_table
 
 minilm: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.minilm_table
+	$(RUN) -m jax2tf.tools.sweeps.minilm_table
 
 readers: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.readers
+	$(RUN) -m jax2tf.tools.sweeps.readers
 
 speed: $(VENV)/.dev
-	$(RUN) -m jax2tf.tools.speed
+	$(RUN) -m jax2tf.tools.sweeps.speed
 
 golden: $(VENV)/.test
-	$(RUN) -m jax2tf.tools.golden
+	$(RUN) -m jax2tf.tools.sweeps.golden
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 import minilm
 import minilm_text
-import quiet
+from jax2tf.tools import quiet
 
-with quiet.startup():
+with quiet.startup(on_cpu=True):
   import jax
   import tensorflow as tf
 

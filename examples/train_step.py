@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import quiet
+from jax2tf.tools import quiet
 
-with quiet.startup():
+with quiet.startup(on_cpu=True):
   import jax
   import matplotlib
   import optax

@@ -1,13 +1,22 @@
-"""jax2tf: a JAX function goes in, a TensorFlow function made of ordinary TensorFlow ops comes out."""
+"""jax2tf: a JAX function goes in, a TensorFlow function made of ordinary TensorFlow ops comes out.
 
-from typing import Any
+The public names are imported when one of them is asked for (PEP 562): `jax2tf --help` and the servers need neither TensorFlow nor JAX.
+"""
 
-from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
-from jax2tf.api import DisabledSafetyCheck, PolyShape, convert, dtype_of_val, eval_polymorphic_shape, split_to_logical_devices
-from jax2tf.context import RuleContext
-from jax2tf.drop_in import install
-from jax2tf.errors import LoweringError
-from jax2tf.registry import lowers
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from jax.experimental.jax2tf import call_tf
+
+  from jax2tf.api import DisabledSafetyCheck, PolyShape, convert, dtype_of_val, eval_polymorphic_shape, split_to_logical_devices
+  from jax2tf.context import RuleContext
+  from jax2tf.drop_in import install
+  from jax2tf.errors import LoweringError
+  from jax2tf.registry import lowers
+
+__version__ = "0.1.0"
 
 __all__ = [
   "DisabledSafetyCheck",
@@ -23,14 +32,27 @@ __all__ = [
   "split_to_logical_devices",
 ]
 
+_API = "jax2tf.api"
+# Where the other names are; call_tf is JAX's own.
+_HOMES = {
+  "LoweringError": "jax2tf.errors",
+  "RuleContext": "jax2tf.context",
+  "call_tf": "jax.experimental.jax2tf",
+  "install": "jax2tf.drop_in",
+  "lowers": "jax2tf.registry",
+}
 
-def __getattr__(name: str) -> Any:
-  """`call_tf`, which is JAX's own and imported when somebody asks for it."""
-  if name == "call_tf":
-    from jax.experimental.jax2tf import call_tf  # noqa: PLC0415
+if not TYPE_CHECKING:  # or a type checker would believe any name
 
-    return call_tf
-  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  def __getattr__(name: str) -> Any:
+    """A public name or a module of this package."""
+    if name in __all__:
+      importlib.import_module(_API)  # which registers our lowering rules, before a user's that would stand in their way
+      found = globals()[name] = getattr(importlib.import_module(_HOMES.get(name, _API)), name)
+      return found
+    if not name.startswith("__") and importlib.util.find_spec(f"{__name__}.{name}"):
+      return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

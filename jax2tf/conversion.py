@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from jax2tf import _tf_compat, gradient, interpreter, native
+from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical

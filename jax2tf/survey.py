@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from jax2tf import _tf_compat, interpreter, lines, program
+from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lower, Lowering
 from jax2tf.program import Places

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import jax2tf
-from jax2tf.tools.measure import op_types
+from jax2tf.tools.sweeps.measure import op_types
 from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
 # Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math libraries

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 EXAMPLES = sorted((HERE.parent / "examples").glob("*.py"))
 
 # The tests that run an example as a program, from its command line to its last line.
-RUN_BY = {"quickstart": "test_quickstart.py", "serve_ray": "test_serve_ray.py", "train_step": "test_training.py"}
+RUN_BY = {"quickstart": "test_quickstart.py", "train_step": "test_training.py"}
 
 
 def test_each_example_is_run_by_a_test() -> None:

@@ -33,10 +33,12 @@ def test_jaxprs_are_closed_at_one_address() -> None:
 
 def test_no_module_with_flags_is_imported() -> None:
   """Flags of absl are one namespace for the whole process: two scripts with a flag of the same name would not import together."""
-  scripts = {f.stem for f in (REPOSITORY / "tools").glob("*.py") if "flags.DEFINE" in f.read_text(encoding="utf-8")}
+  scripts = {f.stem for f in (REPOSITORY / "tools" / "sweeps").glob("*.py") if "flags.DEFINE" in f.read_text(encoding="utf-8")}
   assert "load" in scripts
   importing = [f for folder in ("jax2tf", "converters", "tools", "tests", "examples") for f in (REPOSITORY / folder).rglob("*.py")]
-  pattern = re.compile(rf"^ *(?:from jax2tf\.tools import .*\b|(?:from|import) jax2tf\.tools\.)({'|'.join(scripts)})\b", re.MULTILINE)
+  pattern = re.compile(
+    rf"^ *(?:from jax2tf\.tools\.sweeps import .*\b|(?:from|import) jax2tf\.tools\.sweeps\.)({'|'.join(scripts)})\b", re.MULTILINE
+  )
   found = {str(f.relative_to(REPOSITORY)): pattern.findall(f.read_text(encoding="utf-8")) for f in importing}
   assert {file: names for file, names in found.items() if names} == {}
 
@@ -50,6 +52,7 @@ def test_no_module_with_flags_is_imported() -> None:
     ("jax2tf.api", "jax._src", "only jax2tf._jax_compat may"),
     ("jax2tf.converters.saved_model", "jax2tf.dims", "public names"),
     ("jax2tf", "jax2tf.converters", "which is below it"),
+    ("jax2tf.tools.serving.model", "jax2tf.api", "which is below it"),
   ],
 )
 def test_a_wrong_import_is_named(module: str, imported: str, words: str) -> None:

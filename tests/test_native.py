@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import stablehlo
 import jax2tf
 from jax2tf import native
 from jax2tf.jaxprs import contains
-from jax2tf.tools.measure import nodes
+from jax2tf.tools.sweeps.measure import nodes
 from tests.case import close
 from tests.conformance import harnesses
 

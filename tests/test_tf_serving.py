@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
-from jax2tf.tools import clients
+from jax2tf.tools.sweeps import clients
 
 SERVER = shutil.which("tensorflow_model_server")
 

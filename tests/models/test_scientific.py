@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.tools import library_rows
+from jax2tf.tools.sweeps import library_rows
 
 ROWS = {"lineax": ["LU, vmap"], "optimistix": ["root_find, Newton"], "diffrax": ["Euler"]}
 NAMES = [(library, name) for library, names in ROWS.items() for name in names]

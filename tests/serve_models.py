@@ -1,0 +1,43 @@
+"""The models that the tests of `jax2tf serve` use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+
+from jax2tf.converters import saved_model
+
+
+def encode(params: Any, x: jax.Array, ids: jax.Array) -> dict[str, jax.Array]:
+  """x f32[b,8], ids i32[b,s] -> y f32[b,3], total i32[b]."""
+  return {"y": jnp.tanh(x @ params["w"]) + ids.shape[1], "total": ids.sum(1)}
+
+
+def params(seed: int) -> Any:
+  return {"w": np.random.default_rng(seed).normal(size=(8, 3)).astype(np.float32)}
+
+
+def save(folder: Path, seed: int, **kwargs: Any) -> Path:
+  inputs = {"x": "f32[b,8]", "ids": "i32[b,s]"}
+  constraints = ["b <= 100"]
+  return saved_model.save(
+    encode, params(seed), folder, inputs=inputs, outputs=["total", "y"], polymorphic_constraints=constraints, **kwargs
+  )
+
+
+class Strings(tf.Module):
+  """A SavedModel of strings that says nothing of its dimensions."""
+
+  @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
+  def __call__(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {"length": tf.strings.length(text), "same_bytes": text}
+
+
+def inputs_of(b: int, s: int) -> dict[str, np.ndarray]:
+  random = np.random.default_rng(b)
+  return {"x": random.normal(size=(b, 8)).astype(np.float32), "ids": random.integers(0, 99, (b, s), np.int32)}

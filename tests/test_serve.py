@@ -1,0 +1,470 @@
+"""`jax2tf serve`: TF Serving's gRPC and REST interfaces in Ray Serve, asked by a stock client and by curl."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2
+from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc
+
+from jax2tf.tools.sweeps import clients
+from tests.serve_models import Strings, encode, inputs_of, params, save
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+MAX_BYTES = 4 << 20
+CLIENT_SECONDS = 5.0
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  path = tmp_path_factory.mktemp("models") / "encoder"
+  save(path, 0)
+  (path / ".saving-abc" / "model").mkdir(parents=True)
+  (path / ".saving-abc" / "model" / "saved_model.pb").write_bytes(b"half")
+  return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[clients.Server]:
+  options = ("--replicas=2", f"--max_request_mb={MAX_BYTES >> 20}", f"--client_seconds={CLIENT_SECONDS}")
+  with clients.serving(folder, *options) as running:
+    yield running
+
+
+@pytest.fixture(scope="module")
+def channel(server: clients.Server) -> Iterator[grpc.Channel]:
+  with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as opened:
+    yield opened
+
+
+@pytest.fixture
+def stub(channel: grpc.Channel) -> prediction_service_pb2_grpc.PredictionServiceStub:
+  return prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+
+@pytest.fixture
+def curl(server: clients.Server) -> Callable[..., tuple[int, Any]]:
+  def call(path: str, body: str | None = None, host: str = "localhost") -> tuple[int, Any]:
+    command = ["curl", "-s", "-H", f"Host: {host}", "-w", "\n%{http_code}", f"http://127.0.0.1:{server.http_port}{path}"]
+    command += [] if body is None else ["--data-binary", "@-"]
+    answer, _, code = subprocess.run(command, input=body, capture_output=True, text=True, timeout=30, check=True).stdout.rpartition("\n")
+    return int(code), json.loads(answer) if answer[:1] in "{[" else answer
+
+  return call
+
+
+def _request(inputs: dict[str, np.ndarray], name: str = "encoder", **spec: Any) -> predict_pb2.PredictRequest:
+  request = predict_pb2.PredictRequest(inputs={key: tf.make_tensor_proto(value) for key, value in inputs.items()})
+  request.model_spec.name = name
+  for key, value in spec.items():
+    if key == "version":
+      request.model_spec.version.value = value
+    else:
+      setattr(request.model_spec, key, value)
+  return request
+
+
+def _refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+  with pytest.raises(grpc.RpcError) as caught:
+    call()
+  return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("b", "s"), [(1, 4), (3, 4), (100, 1)])
+def test_grpc_gives_the_values_of_jax(stub: Any, b: int, s: int) -> None:
+  inputs = inputs_of(b, s)
+  response = stub.Predict(_request(inputs), timeout=30)
+  expected = encode(params(0), **inputs)
+  np.testing.assert_allclose(tf.make_ndarray(response.outputs["y"]), expected["y"], rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(tf.make_ndarray(response.outputs["total"]), expected["total"])
+  spec = response.model_spec
+  assert (spec.name, spec.version.value, spec.signature_name) == ("encoder", 1, "serving_default")
+
+
+def test_nan_is_a_value(stub: Any, curl: Any) -> None:
+  inputs = inputs_of(2, 1)
+  inputs["x"][1, 3] = np.nan
+  found = tf.make_ndarray(stub.Predict(_request(inputs), timeout=30).outputs["y"])
+  np.testing.assert_array_equal(np.isnan(found), [[False] * 3, [True] * 3])
+  code, answer = curl("/v1/models/encoder:predict", json.dumps({"inputs": {k: v.tolist() for k, v in inputs.items()}}))
+  assert code == 200
+  np.testing.assert_array_equal(np.isnan(answer["outputs"]["y"]), np.isnan(found))
+
+
+def test_version_signature_and_filter_of_a_request(stub: Any) -> None:
+  request = _request(inputs_of(2, 3), version=1, signature_name="serving_default")
+  request.output_filter.append("total")
+  assert list(stub.Predict(request, timeout=30).outputs) == ["total"]
+
+
+def _changed(**changes: Any) -> Callable[[], predict_pb2.PredictRequest]:
+  return lambda: _request({**inputs_of(2, 3), **changes})
+
+
+def _without_ids() -> predict_pb2.PredictRequest:
+  return _request({"x": inputs_of(2, 3)["x"]})
+
+
+def _damaged(change: Callable[[Any], object]) -> Callable[[], predict_pb2.PredictRequest]:
+  def make() -> predict_pb2.PredictRequest:
+    request = _request(inputs_of(2, 3))
+    change(request)
+    return request
+
+  return make
+
+
+def _without_content(dtype: int) -> Callable[[], predict_pb2.PredictRequest]:
+  shape = tensor_shape_pb2.TensorShapeProto(dim=[{"size": 2}, {"size": 8}])
+  return _damaged(lambda r: r.inputs["x"].CopyFrom(tensor_pb2.TensorProto(dtype=dtype, tensor_shape=shape)))
+
+
+INVALID, NOT_FOUND, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED
+BAD_REQUESTS: dict[str, tuple[Callable[[], predict_pb2.PredictRequest], grpc.StatusCode, str]] = {
+  "shape": (_changed(x=np.ones((2, 7), np.float32)), INVALID, "input 'x' is float32[2,7]; signature 'serving_default' takes"),
+  "rank": (_changed(x=np.ones(8, np.float32)), INVALID, "input 'x' is float32[8]"),
+  "dtype": (_changed(x=np.ones((2, 8))), INVALID, "input 'x' is float64[2,8]"),
+  "unknown input": (_changed(z=np.ones(1)), INVALID, "the request has 'z'"),
+  "missing input": (_without_ids, INVALID, "the request misses 'ids'"),
+  "two sizes of b": (_changed(ids=np.ones((3, 2), np.int32)), INVALID, "dimension b is"),
+  "constraint": (lambda: _request(inputs_of(101, 2)), INVALID, "b <= 100"),
+  "no rows": (lambda: _request(inputs_of(0, 2)), INVALID, "Expected value >= 1 for dimension variable"),
+  "model": (lambda: _request(inputs_of(1, 1), name="other"), NOT_FOUND, "no model 'other' here; this server has 'encoder'"),
+  "version": (lambda: _request(inputs_of(1, 1), version=7), NOT_FOUND, "version 7 of 'encoder' is not served; version 1 is"),
+  "label": (lambda: _request(inputs_of(1, 1), version_label="stable"), INVALID, "versions have no labels"),
+  "signature": (lambda: _request(inputs_of(1, 1), signature_name="train"), INVALID, "signature_name is 'train'; version 1 has"),
+  "filter": (_damaged(lambda r: r.output_filter.append("q")), INVALID, "output_filter names ['q']"),
+  "too large": (lambda: _request({"x": np.ones((MAX_BYTES // 32 + 1, 8), np.float32)}), EXHAUSTED, "larger than max"),
+  "content": (_damaged(lambda r: setattr(r.inputs["x"], "tensor_content", b"123")), INVALID, "tensor_content has 3 bytes"),
+  "no dtype": (_damaged(lambda r: setattr(r.inputs["x"], "dtype", 0)), INVALID, "input 'x'"),
+  "resource": (_without_content(20), INVALID, "input 'x' is resource[2,8]"),
+  "variant": (_without_content(21), INVALID, "input 'x' is variant[2,8]"),
+  "quantized": (_without_content(121), INVALID, "input 'x'"),
+  "unknown dtype": (_without_content(99), INVALID, "input 'x'"),
+  "negative size": (_damaged(lambda r: setattr(r.inputs["x"].tensor_shape.dim[0], "size", -5)), INVALID, "its shape is not known"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_REQUESTS)
+def test_what_grpc_refuses(stub: Any, fault: str) -> None:
+  make, expected, words = BAD_REQUESTS[fault]
+  code, details = _refusal(lambda: stub.Predict(make(), timeout=30))
+  assert code == expected, details
+  assert words in details
+
+
+def test_few_bytes_that_stand_for_many_are_refused(stub: Any) -> None:
+  request = _request(inputs_of(2, 3))
+  for name, tensor in request.inputs.items():
+    tensor.tensor_content = b""
+    getattr(tensor, {"x": "float_val", "ids": "int_val"}[name]).append(1)
+    tensor.tensor_shape.dim[0].size = 2**60
+  code, details = _refusal(lambda: stub.Predict(request, timeout=30))
+  assert code == EXHAUSTED
+  assert "the inputs would have" in details
+
+
+def test_bytes_that_are_no_request(channel: grpc.Channel) -> None:
+  code, details = _refusal(lambda: channel.unary_unary(PREDICT)(b"\xff\xff\xff", timeout=30))
+  assert code == INVALID
+  assert "no tensorflow.serving.PredictRequest" in details
+  code, _ = _refusal(lambda: channel.unary_unary("/tensorflow.serving.PredictionService/Classify")(b"", timeout=30))
+  assert code == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_metadata_by_grpc(stub: Any) -> None:
+  request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+  request.model_spec.name = "encoder"
+  found = get_model_metadata_pb2.SignatureDefMap()
+  assert stub.GetModelMetadata(request, timeout=30).metadata["signature_def"].Unpack(found)
+  assert set(found.signature_def["serving_default"].inputs) == {"x", "ids"}
+  request.metadata_field[0] = "weights"
+  assert _refusal(lambda: stub.GetModelMetadata(request, timeout=30))[0] == INVALID
+
+
+@needs_curl
+def test_rest_gives_the_values_of_jax(curl: Any) -> None:
+  inputs = inputs_of(3, 2)
+  expected = encode(params(0), **inputs)
+  rows = [{name: array[i].tolist() for name, array in inputs.items()} for i in range(3)]
+  code, answer = curl("/v1/models/encoder:predict", json.dumps({"instances": rows}))
+  assert code == 200, answer
+  np.testing.assert_allclose([row["y"] for row in answer["predictions"]], expected["y"], rtol=1e-5, atol=1e-6)
+  assert [row["total"] for row in answer["predictions"]] == expected["total"].tolist()
+  columns = {name: array.tolist() for name, array in inputs.items()}
+  code, answer = curl("/v1/models/encoder/versions/1:predict", json.dumps({"signature_name": "serving_default", "inputs": columns}))
+  assert code == 200, answer
+  np.testing.assert_allclose(answer["outputs"]["y"], expected["y"], rtol=1e-5, atol=1e-6)
+
+
+@needs_curl
+def test_status_metadata_and_health_by_rest(curl: Any, server: clients.Server) -> None:
+  available = {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+  assert curl("/v1/models/encoder") == curl("/v1/models/encoder/versions/1") == (200, {"model_version_status": [available]})
+  code, found = curl("/v1/models/encoder/metadata")
+  assert code == 200
+  assert set(found["metadata"]["signature_def"]["signature_def"]["serving_default"]["outputs"]) == {"y", "total"}
+  health = subprocess.run(["curl", "-s", f"http://127.0.0.1:{server.http_port}/-/healthz"], capture_output=True, text=True, check=True)
+  assert health.stdout == "success"
+  check = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}").unary_unary("/grpc.health.v1.Health/Check")
+  assert check(b"", timeout=30) == b"\x08\x01"  # HealthCheckResponse(status=SERVING)
+
+
+@needs_curl
+@pytest.mark.parametrize(
+  ("host", "code"), [("127.0.0.1", 200), ("localhost:80", 200), ("evil.example", 400), ("127.0.0.1.evil.example", 400)]
+)
+def test_whom_a_client_must_mean(curl: Any, host: str, code: int) -> None:
+  assert curl("/v1/models/encoder", host=host)[0] == code
+
+
+def test_slow_clients_are_cut(server: clients.Server) -> None:
+  head = b"POST /v1/models/encoder:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+  started = {"head": (server.http_port, head), "body": (server.http_port, head + b"\r\n{"), "handshake": (server.grpc_port, b"PRI")}
+  release = threading.Event()
+  with contextlib.ExitStack() as stack:
+    channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}"))
+    never = channel.stream_unary(PREDICT).future(iter(release.wait, True), timeout=30)  # has begun, and sends no request
+    stack.callback(release.set)
+    connections = {name: stack.enter_context(socket.create_connection(("127.0.0.1", port))) for name, (port, _) in started.items()}
+    for name, connection in connections.items():
+      connection.sendall(started[name][1])
+    for name, connection in connections.items():
+      connection.settimeout(30)
+      assert (b" 408 " in b"".join(iter(lambda: _received(connection), b""))) == (name == "body")  # noqa: B023  (called at once)
+    assert "was not here within" in never.details()
+
+
+def _received(connection: socket.socket) -> bytes:
+  with contextlib.suppress(ConnectionResetError):
+    return connection.recv(1000)
+  return b""
+
+
+ROW = {"x": [0.5] * 8, "ids": [1]}
+BAD_BODIES: dict[str, tuple[str, str | None, int, str]] = {
+  "no JSON": (":predict", '{"x"', 400, "the body is no JSON"),
+  "deep JSON": (":predict", "[" * 100_000, 400, "the body is no JSON"),
+  "nested": (":predict", '{"inputs": ' + "[" * 800 + "]" * 800 + "}", 400, "2 inputs; name them"),
+  "nested name": (":predict", '{"inputs": {"x": 1}, "signature_name": ' + "[" * 800 + "]" * 800 + "}", 400, "signature_name is"),
+  "nested input": (":predict", '{"inputs": {"ids": [[1]], "x": ' + "[" * 800 + "]" * 800 + "}}", 400, "input 'x' is no tensor"),
+  "no form": (":predict", "{}", 400, 'either "instances"'),
+  "no rows": (":predict", '{"instances": []}', 400, "at least one row"),
+  "key": (":predict", json.dumps({"instances": [ROW], "sig": 1}), 400, "the body has ['sig']"),
+  "signature": (":predict", json.dumps({"instances": [ROW], "signature_name": "a"}), 400, "signature_name is 'a'"),
+  "ragged": (":predict", json.dumps({"instances": [ROW, {**ROW, "ids": [1, 2]}]}), 400, "input 'ids' is no tensor"),
+  "names": (":predict", json.dumps({"instances": [ROW, {"x": 1}]}), 400, "instance 1 must be an object"),
+  "unnamed": (":predict", json.dumps({"instances": [1]}), 400, "has 2 inputs; name them"),
+  "shape": (":predict", json.dumps({"instances": [{**ROW, "x": [1]}]}), 400, "input 'x' is float32[1,1]"),
+  "fraction": (":predict", json.dumps({"instances": [{**ROW, "ids": [1.5]}]}), 400, "a tensor of int32; the JSON holds numbers with"),
+  "range": (":predict", json.dumps({"instances": [{**ROW, "ids": [2**31]}]}), 400, "outside of its range"),
+  "string": (":predict", json.dumps({"instances": [{**ROW, "x": ["a"] * 8}]}), 400, "the JSON holds strings"),
+  "null": (":predict", json.dumps({"instances": [{**ROW, "x": [None] * 8}]}), 400, "the JSON holds values of several kinds"),
+  "float32": (":predict", json.dumps({"instances": [{**ROW, "x": [1e39] * 8}]}), 400, "a finite value is outside"),
+  "float64": (":predict", json.dumps({"instances": [{**ROW, "x": [0] * 8}]}).replace("[0,", "[1e400,"), 400, "1e400 is outside"),
+  "large": (":predict", " " * (MAX_BYTES + 1), 413, "send fewer rows"),
+  "verb": (":classify", "{}", 404, "no such path"),
+  "version": ("/versions/9:predict", "{}", 404, "version 9 of 'encoder' is not served"),
+  "digits": (f"/versions/{'9' * 5000}:predict", "{}", 400, "19 digits"),
+  "method": (":predict", None, 400, "send POST"),
+  "model": ("s", None, 404, "no model 'encoders' here"),
+}
+
+
+@needs_curl
+@pytest.mark.parametrize("fault", BAD_BODIES)
+def test_what_rest_refuses(curl: Any, fault: str) -> None:
+  path, body, expected, words = BAD_BODIES[fault]
+  code, answer = curl(f"/v1/models/encoder{path}", body)
+  assert code == expected, answer
+  assert words in answer["error"]
+
+
+def test_jax_is_in_no_process_of_the_server(server: clients.Server, stub: Any) -> None:
+  stub.Predict(_request(inputs_of(1, 1)), timeout=30)
+  assert len(server.pids("replica")) == 2
+
+  def maps(pid: int | str) -> str:
+    return Path("/proc", str(pid), "maps").read_text()
+
+  assert "jaxlib" in maps("self"), "importing JAX should show in this file"
+  assert all("libtensorflow_framework" in maps(pid) for pid in server.pids("replica"))
+  assert not [title for pid, title in server.processes.items() if "jaxlib" in maps(pid)]
+
+
+def _listening(pid: int) -> set[str]:
+  """The addresses on which a process listens, as /proc/net writes them."""
+  rows = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc", str(pid), "net", table).read_text().splitlines()[1:]]
+  addresses = {f"socket:[{row[9]}]": row[1].partition(":")[0] for row in rows if row[3] == "0A"}
+  links = [os.readlink(link) for link in Path("/proc", str(pid), "fd").iterdir()]
+  return {addresses[link] for link in links if link in addresses}
+
+
+def test_no_port_is_open_to_other_machines(server: clients.Server) -> None:
+  found = {title: _listening(pid) for pid, title in server.processes.items()}
+  assert len(found) > 10
+  assert set().union(*found.values()) <= {"0100007F", "0000000000000000FFFF00000100007F"}, found
+
+
+def test_many_requests_at_once_of_mixed_sizes_and_a_proxy_dies(server: clients.Server) -> None:
+  questions = []
+  for b, s in [(1, 2), (2, 2), (5, 2), (3, 7), (40, 2), (64, 7)]:
+    inputs = inputs_of(b, s)
+    questions.append(clients.Question(_request(inputs), "y", np.asarray(encode(params(0), **inputs)["y"])))
+
+  async def ask(victims: list[int]) -> clients.Tally:
+    running = asyncio.create_task(clients.load(server.grpc_port, questions, concurrency=100, seconds=2.0))
+    await asyncio.sleep(0.7)
+    for victim in victims:
+      os.kill(victim, signal.SIGKILL)
+    return await running
+
+  for victims in ([], server.pids("proxy")[:1]):
+    tally = asyncio.run(ask(victims))
+    assert len(tally.milliseconds) > 50
+    assert (tally.wrong, tally.errors) == (0, [])
+    assert victims or not tally.retries
+    assert tally.summary()["longest outage s"] < 2
+  _until(lambda: len(server.pids("proxy")) == 2)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+  end = time.monotonic() + 30
+  while not condition():
+    assert time.monotonic() < end, "nothing happened within 30 s"
+    time.sleep(0.2)
+
+
+def _write_garbage(folder: Path) -> None:
+  (folder / "2").mkdir()
+  (folder / "2" / "saved_model.pb").write_bytes(b"broken")
+
+
+def _save_with_a_warm_up_that_is_refused(folder: Path) -> None:
+  save(folder, 5, warmup_requests=[inputs_of(101, 1)])
+
+
+@needs_curl
+@pytest.mark.parametrize(
+  ("write", "words"), [(_write_garbage, "parse"), (_save_with_a_warm_up_that_is_refused, "b <= 100")], ids=["garbage", "warm-up"]
+)
+def test_a_version_that_cannot_be_loaded_leaves_the_old_one(
+  folder: Path, stub: Any, curl: Any, write: Callable[[Path], None], words: str
+) -> None:
+  write(folder)
+
+  def states() -> list[Any]:
+    found: list[Any] = curl("/v1/models/encoder")[1]["model_version_status"]
+    return found
+
+  _until(lambda: [(state["version"], state["state"]) for state in states()] == [("2", "END"), ("1", "AVAILABLE")])
+  _until(lambda: words in states()[0]["status"]["error_message"])  # of either replica
+  assert stub.Predict(_request(inputs_of(1, 1)), timeout=30).model_spec.version.value == 1
+  shutil.rmtree(folder / "2")
+  _until(lambda: all([state["version"] for state in states()] == ["1"] for _ in range(8)))
+
+
+def test_a_new_version_takes_over_while_the_old_one_answers(folder: Path, stub: Any) -> None:
+  inputs = inputs_of(4, 2)
+  expected = {version: encode(params(seed), **inputs)["y"] for version, seed in ((1, 0), (3, 5))}
+  save(folder, 5, version=3, warmup_requests=[inputs])
+  seen: list[int] = []
+
+  def served() -> int:
+    response = stub.Predict(_request(inputs), timeout=30)  # every request on the way is answered
+    seen.append(response.model_spec.version.value)
+    np.testing.assert_allclose(tf.make_ndarray(response.outputs["y"]), expected[seen[-1]], rtol=1e-5, atol=1e-6)
+    return seen[-1]
+
+  _until(lambda: {served() for _ in range(8)} == {3})
+  assert set(seen) <= {1, 3}
+  _until(lambda: {_refusal(lambda: stub.Predict(_request(inputs, version=1), timeout=30))[0] for _ in range(8)} == {NOT_FOUND})
+
+
+@needs_curl
+def test_strings_of_a_model_without_a_manifest(folder: Path, stub: Any, curl: Any) -> None:
+  model = Strings()
+  tf.saved_model.save(model, str(folder / ".saving-4" / "model"), signatures=model.__call__)
+  (folder / ".saving-4" / "model").rename(folder / "4")
+
+  def answer(body: Any) -> tuple[int, Any]:
+    return curl("/v1/models/encoder/versions/4:predict", json.dumps(body))
+
+  text, data = "größer", {"b64": base64.b64encode(b"\xff\x00").decode()}
+  _until(lambda: all(answer({"instances": [text]})[0] == 200 for _ in range(8)))
+  coded = {"b64": base64.b64encode(text.encode()).decode()}
+  rows = [{"length": 8, "same_bytes": coded}, {"length": 2, "same_bytes": data}]
+  assert answer({"instances": [text, data]}) == (200, {"predictions": rows})
+  assert answer({"inputs": {"text": [text]}}) == (200, {"outputs": {"length": [8], "same_bytes": [coded]}})
+  deep: Any = "a"
+  for _ in range(800):
+    deep = [deep]
+  for bad, words in ((1, "a tensor of strings"), ({"b64": "?"}, "no base64"), (["a"], "lists side by side"), (deep, "lists side by side")):
+    code, found = answer({"instances": [text, bad]})
+    assert code == 400
+    assert words in found["error"]
+  _until(lambda: _strings_claimed(stub, 2, b"") == "")
+  for count, value in ((200_000, b"a"), (1000, b"a" * 5000)):  # each a few bytes of a request
+    assert "the inputs would have" in _strings_claimed(stub, count, value)
+
+
+def _strings_claimed(stub: Any, count: int, value: bytes) -> str:
+  """How a request is refused that sends one string and says that there are so many; "" if it is answered."""
+  request = predict_pb2.PredictRequest(inputs={"text": tf.make_tensor_proto([value])})
+  request.model_spec.name = "encoder"
+  request.inputs["text"].tensor_shape.dim[0].size = count
+  try:
+    stub.Predict(request, timeout=30)
+  except grpc.RpcError as error:
+    return str(error.details())  # type: ignore[attr-defined]
+  return ""
+
+
+def test_what_dies_and_what_ends_with_the_server(folder: Path, server: clients.Server, stub: Any) -> None:
+  """The last test of this file, for it ends the server."""
+  save(folder, 0, version=9)
+  request = _request(inputs_of(1, 1), version=9)
+  _until(lambda: all(_is_answered(stub, request) for _ in range(8)))
+  [dies, lives] = server.pids("replica")
+  for pid in (dies, lives):
+    os.kill(pid, signal.SIGSTOP)
+  calls = [stub.Predict.future(request, timeout=60) for _ in range(2)]  # one goes to each replica
+  time.sleep(1)
+  os.kill(dies, signal.SIGKILL)
+  _until(lambda: any(call.done() for call in calls))
+  [lost, kept] = sorted(calls, key=lambda call: not call.done())
+  assert (lost.code(), lost.details()) == (grpc.StatusCode.UNAVAILABLE, "the replica that had this request died; send it again")
+  server.process.send_signal(signal.SIGTERM)
+  time.sleep(1)
+  with pytest.raises(OSError, match="refused"):
+    socket.create_connection(("127.0.0.1", server.http_port))
+  os.kill(lives, signal.SIGCONT)
+  assert kept.result().model_spec.version.value == 9
+  assert server.process.wait(60) == 0
+  _until(lambda: not server.processes.keys() - {server.process.pid})
+
+
+def _is_answered(stub: Any, request: predict_pb2.PredictRequest) -> bool:
+  try:
+    stub.Predict(request, timeout=30)
+  except grpc.RpcError:
+    return False
+  return True

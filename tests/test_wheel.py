@@ -1,0 +1,134 @@
+"""The wheel, installed away from the checkout: it has what users run, and the command does there what the docs show."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jax2tf
+from jax2tf.tools.sweeps import clients
+
+# What is packed does not depend on the version of JAX.
+pytestmark = pytest.mark.halved
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("jax2tf", "converters", "tools")
+# pip's own environment has the build backend; these tests must not download it.
+BUILD = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+# In one process: importing TensorFlow for each would take longer than all that they do.
+VERBS = """
+import jax2tf
+from jax2tf.tools.cli.main import main
+print(jax2tf.__file__)
+for words in (
+  "convert model:double_sine --input x=f32[b] --output y --out out",
+  "inspect out",
+  "verify out model:double_sine --samples 1",
+  "convert model:double_sine --input x=f32[b] --out out.onnx --to onnx",
+):
+  try:
+    main(words.split())
+  except SystemExit as ended:
+    assert ended.code == 0, words
+"""
+MODEL = """
+import jax.numpy as jnp
+
+def double_sine(params, x):
+  return 2 * jnp.sin(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """Built of a copy: setuptools writes beside what it builds."""
+  place = tmp_path_factory.mktemp("source")
+  for folder in FOLDERS:
+    shutil.copytree(ROOT / folder, place / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+  for file in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    shutil.copy(ROOT / file, place)
+  subprocess.run([*BUILD, "-w", str(place / "dist"), str(place)], check=True, timeout=120)
+  [built] = (place / "dist").glob("*.whl")
+  return built
+
+
+def test_it_has_every_file_but_the_maintainers(wheel: Path) -> None:
+  with zipfile.ZipFile(wheel) as file:
+    packed = {name for name in file.namelist() if name.startswith("jax2tf/")}
+  expected = set()
+  for folder in FOLDERS:
+    for path in (ROOT / folder).rglob("*"):
+      name = path.relative_to(ROOT)
+      if path.is_file() and "__pycache__" not in name.parts and name.parts[:2] != ("tools", "sweeps"):
+        expected.add(str(name if folder == "jax2tf" else Path("jax2tf", name)))
+  assert packed == expected
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """The interpreter of a new environment, whose other packages are those of this process."""
+  place = tmp_path_factory.mktemp("environment")
+  subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
+  found = place / "bin" / "python"
+  install = ("install", "-q", "--no-deps", "--no-index", "--ignore-installed", str(wheel))
+  subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(found), *install], check=True, timeout=120)
+  # Paths in a .pth are not searched for more of them, so the editable install of the checkout stays out.
+  [packages] = (place / "lib").glob("python*/site-packages")
+  (packages / "others.pth").write_text("\n".join(path for path in sys.path if Path(path).name == "site-packages"))
+  return found
+
+
+def test_the_command_of_an_installed_wheel(python: Path, tmp_path: Path) -> None:
+  (tmp_path / "model.py").write_text(MODEL)
+  (tmp_path / "no_jax").mkdir()
+  (tmp_path / "no_jax" / "jax.py").write_text("raise ImportError('there is no JAX here')")
+  environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+  def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.stderr == ""
+    return done.stdout
+
+  command = str(python.with_name("jax2tf"))
+  assert run(command, "--version") == f"jax2tf {jax2tf.__version__}\n"
+  said = run(str(python), "-c", VERBS).splitlines()
+  assert Path(said[0]).is_relative_to(python.parent.parent)
+  assert said[1] == "saved out/1"
+  assert any("float32[?]" in line for line in said)
+  assert said[-1].startswith("saved out.onnx (")
+
+  grpc_port, http_port = clients.free_ports(2)
+  ports = (f"--grpc_port={grpc_port}", f"--http_port={http_port}")
+  server_environment = environment | {"PYTHONPATH": str(tmp_path / "no_jax")}
+  serve = [command, "serve", "out", "--replicas=1", *ports]
+  with subprocess.Popen(serve, cwd=tmp_path, env=server_environment, stdout=subprocess.PIPE, text=True) as server:
+    try:
+      assert server.stdout
+      assert server.stdout.readline().startswith("serving 'out'")
+      body = json.dumps({"instances": [0.5, 1.0]}).encode()
+      with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/v1/models/out:predict", body, timeout=60) as answer:
+        found = json.load(answer)["predictions"]
+    finally:
+      server.send_signal(signal.SIGTERM)
+      assert server.wait(timeout=120) == 0
+  np.testing.assert_allclose(found, 2 * np.sin([0.5, 1.0]), rtol=1e-6)
+
+
+def test_help_costs_neither_tensorflow_nor_jax(python: Path) -> None:
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  done = subprocess.run([str(python.with_name("jax2tf")), "--help"], capture_output=True, text=True, check=True, timeout=60)
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  assert all(verb in done.stdout for verb in ("convert", "inspect", "check", "verify", "serve", "diff"))
+  assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5

@@ -1,0 +1,5 @@
+"""`python -m jax2tf.tools.cli` is the `jax2tf` command."""
+
+from jax2tf.tools.cli.main import main
+
+main()

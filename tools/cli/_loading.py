@@ -1,0 +1,130 @@
+"""What the command line names: `module:function`, parameters in files, inputs in jaxpr notation."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+
+class UsageError(ValueError):
+  """What is wrong with the command, in one line, and how to mend it."""
+
+
+def attribute(name: str) -> Any:
+  """`package.module:function`, from the working directory or what is installed.
+
+  Raises:
+    UsageError: no such module or attribute.
+  """
+  module_name, _, path = name.partition(":")
+  if not (module_name and path):
+    raise UsageError(f"{name!r} is not of the form module:function, as in my_package.model:predict")
+  flags.FLAGS.mark_as_parsed()  # a module that defines flags of absl reads their defaults
+  if os.getcwd() not in sys.path:
+    sys.path.insert(0, os.getcwd())
+  try:
+    found = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    raise UsageError(f"there is no module {error.name!r} (for {name!r}) here in {os.getcwd()} nor installed") from error
+  for part in path.split("."):
+    if not hasattr(found, part):
+      raise UsageError(f"module {module_name!r} has no {path!r}; it has {', '.join(n for n in vars(found) if not n.startswith('_'))[:200]}")
+    found = getattr(found, part)
+  return found
+
+
+def function(name: str) -> Callable[..., Any]:
+  """A callable by its name."""
+  found = attribute(name)
+  if not callable(found):
+    raise UsageError(f"{name} is {type(found).__name__}, not a function")
+  return found
+
+
+def parameters(source: str | None) -> Any:
+  """The tree of parameters: of an .npz or .safetensors file, an Orbax checkpoint, or what `module:factory` gives.
+
+  Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`, and become nested dicts.
+
+  Raises:
+    UsageError: no such file, or one that cannot be read.
+  """
+  if source is None:
+    return {}
+  if ":" in source and not Path(source).exists():
+    return function(source)()
+  path = Path(source)
+  if not path.exists():
+    raise UsageError(f"--params={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+  try:
+    if path.is_dir():
+      return _orbax(path)
+    if path.suffix == ".npz":
+      with np.load(path, allow_pickle=False) as arrays:
+        return nested(dict(arrays))
+    if path.suffix == ".safetensors":
+      return _safetensors(path)
+  except (OSError, ValueError, KeyError) as error:
+    raise UsageError(f"--params={source} cannot be read: {error}") from error
+  raise UsageError(f"--params={source}: of a kind that is not known; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+
+
+def _safetensors(path: Path) -> Any:
+  try:
+    from safetensors.numpy import load_file  # noqa: PLC0415  (an extra)
+  except ModuleNotFoundError as error:
+    raise UsageError("reading .safetensors needs a package: pip install 'jax2tf[examples]'") from error
+  return nested(load_file(path))
+
+
+def _orbax(path: Path) -> Any:
+  try:
+    import orbax.checkpoint  # noqa: PLC0415  (an extra)
+  except ModuleNotFoundError as error:
+    raise UsageError("reading an Orbax checkpoint needs a package: pip install orbax-checkpoint") from error
+  return orbax.checkpoint.PyTreeCheckpointer().restore(path.absolute())
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+  """{"a/b": x} -> {"a": {"b": x}}.
+
+  Raises:
+    ValueError: one name is the beginning of another.
+  """
+  separator = "/" if any("/" in name for name in flat) else "."
+  tree: dict[str, Any] = {}
+  for name, array in flat.items():
+    *folders, leaf = name.split(separator)
+    place = tree
+    for folder in folders:
+      place = place.setdefault(folder, {})
+      if not isinstance(place, dict):
+        raise ValueError(f"{name!r} is inside of {folder!r}, which is an array itself")
+    if leaf in place:
+      raise ValueError(f"{name!r} is there twice, or is the beginning of another name")
+    place[leaf] = array
+  return tree
+
+
+def inputs(texts: Sequence[str]) -> dict[str, str]:
+  """["x=f32[b,784]"] -> {"x": "f32[b,784]"}.
+
+  Raises:
+    UsageError: not of that form, or a name twice.
+  """
+  found: dict[str, str] = {}
+  for text in texts:
+    name, equals, spec = text.partition("=")
+    if not (name and equals and spec):
+      raise UsageError(f'--input={text!r} is not of the form name=dtype[shape], as in --input "x=f32[b,784]"')
+    if name in found:
+      raise UsageError(f"--input names {name!r} twice")
+    found[name] = spec
+  return found

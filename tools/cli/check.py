@@ -1,0 +1,22 @@
+"""`jax2tf check`: what of a function a target lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from jax2tf.tools.cli._verb import Answer, takes_function, takes_inputs, verb
+
+
+@verb
+@takes_function
+@takes_inputs
+@click.option("--for", "targets", default="serving", show_default=True, help="Of serving, tflite, onnx, tfjs; with commas between.")
+def check(function: str, params: str | None, constraints: Sequence[str], inputs: Sequence[str], targets: str) -> Answer:
+  """Says what of a function a target lacks, with your lines; writes nothing."""
+  from jax2tf.tools.cli import _gaps, _loading  # noqa: PLC0415
+
+  fun, tree = _loading.function(function), _loading.parameters(params)
+  gaps = _gaps.gaps(fun, tree, _loading.inputs(inputs), constraints, targets.split(","))
+  return gaps, _gaps.text(gaps), int(any(gaps.values()))

@@ -1,0 +1,17 @@
+"""`jax2tf inspect`: what is in a SavedModel."""
+
+from __future__ import annotations
+
+import click
+
+from jax2tf.tools.cli._verb import Answer, verb
+
+
+@verb
+@click.argument("directory", metavar="DIR")
+def inspect(directory: str) -> Answer:
+  """Says what is in a SavedModel."""
+  from jax2tf.tools.cli import _inspection  # noqa: PLC0415
+
+  found = _inspection.inspect(directory)
+  return found, _inspection.text(found), 0

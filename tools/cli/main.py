@@ -1,0 +1,36 @@
+"""The `jax2tf` command itself: its verbs, and one line for what is typed wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+import jax2tf
+from jax2tf.tools.cli import check, convert, diff, inspect, serve, verify
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(jax2tf.__version__, message="%(prog)s %(version)s")
+def command() -> None:
+  """JAX functions for TensorFlow."""
+
+
+for _verb in (convert.convert, inspect.inspect, check.check, verify.verify, serve.serve, diff.diff):
+  command.add_command(_verb)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """The entry point of the `jax2tf` command; raises SystemExit with its exit code."""
+  try:
+    sys.exit(command.main(argv, prog_name="jax2tf", standalone_mode=False))
+  except click.exceptions.NoArgsIsHelpError as error:
+    error.show()
+    sys.exit(error.exit_code)
+  except click.ClickException as error:
+    context = getattr(error, "ctx", None)
+    print(f"{context.command_path if context else 'jax2tf'}: {error.format_message()}", file=sys.stderr)
+    sys.exit(error.exit_code)
+  except click.Abort:  # Ctrl-C
+    sys.exit(130)

@@ -1,0 +1,30 @@
+"""TensorFlow without its start-up notes, which are about its build and not about the user's model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def startup(*, on_cpu: bool = False) -> Iterator[None]:
+  """Hides the process's stderr while TensorFlow is imported; its C++ (2.21) writes there before any log level applies.
+
+  Args:
+    on_cpu: keeps GPUs from TensorFlow, which multiplies there with fewer bits (TF32) than JAX on a CPU.
+  """
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  if on_cpu:
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+  stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, 2)
+  try:
+    yield
+    tf = sys.modules["tensorflow"]
+    tf.function(lambda x: x + 1, autograph=False)(tf.constant(1))  # the first graph that runs looks for a GPU's driver, aloud
+  finally:
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    os.close(nowhere)

@@ -1,0 +1,85 @@
+"""A cluster of Ray: Ray Serve starts the replicas, asks for their health, and replaces the dead.
+
+Started by the server. Ends when Ray's own processes die, which nothing but a new cluster can replace.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import shutil
+import sys
+import time
+from pathlib import Path
+
+# Ray (2.60) reads these when it is imported, and its processes inherit them. Its ports answer those alone who know the token, and listen on
+# 127.0.0.1 only, metrics too, when Ray takes this machine for one that cannot be part of a cluster. Without the store of its cluster (GCS)
+# a node lives on for a minute, in which it replaces nobody; 3 s are enough here.
+os.environ.update(
+  RAY_USAGE_STATS_ENABLED="0",
+  RAY_AUTH_MODE="token",
+  RAY_AUTH_TOKEN=secrets.token_hex(32),
+  RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
+  RAY_gcs_rpc_server_reconnect_timeout_s="3",
+)
+
+import ray
+from ray import serve
+from ray._private import worker
+
+from jax2tf.tools.serving import child
+from jax2tf.tools.serving.child import DRAIN_SECONDS
+from jax2tf.tools.serving.replica import Replica
+
+
+def main() -> int:
+  """Keeps the replicas until standard input ends, and no longer than the proxies need them; the exit code."""
+  options = child.options()
+  logging.getLogger("ray.serve").setLevel(logging.ERROR)
+  _start_ray(options.replicas)
+  serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
+  deployment = serve.deployment(
+    num_replicas=options.replicas, health_check_period_s=5, health_check_timeout_s=30, graceful_shutdown_timeout_s=10
+  )
+  serve.run(deployment(Replica).bind(options), name=options.name, route_prefix=None)
+  node = worker.global_worker.node
+  assert node is not None
+  while not select.select([0], [], [], 0.2)[0]:
+    dead = {kind for kind, _ in node.dead_processes()}
+    if dead & {"gcs_server", "raylet"}:
+      print(f"{' and '.join(sorted(dead))} of Ray died; its replicas start anew", file=sys.stderr)
+      return 1
+  end = time.monotonic() + DRAIN_SECONDS
+  while time.monotonic() < end and any(map(child.is_alive, Path(options.run).glob("*.ready"))):
+    time.sleep(0.05)
+  ray.shutdown()
+  shutil.rmtree(options.run, ignore_errors=True)  # a server that was killed cannot
+  return 0
+
+
+def _start_ray(replicas: int, tries: int = 3) -> None:
+  # Ray (2.60) gives its own processes 15 s to start, which a busy machine may exceed once, and raises a bare Exception then.
+  for left in reversed(range(tries)):
+    try:
+      ray.init(
+        address="local",
+        # CPUs that Ray gives away, not cores: one for each replica, and some to spare, or nothing would ever start.
+        num_cpus=replicas + 3,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        object_store_memory=100 << 20,  # requests do not go through it
+        _node_ip_address="127.0.0.1",
+      )
+      return
+    except Exception as error:
+      if not left or "timed out during startup" not in str(error):
+        raise
+
+
+if __name__ == "__main__":
+  code = main()
+  sys.stdout.flush()
+  os._exit(code)  # Ray's own processes die with this one, and its handlers at exit would wait for those that are dead

@@ -1,0 +1,267 @@
+"""What a replica does with a SavedModel: it checks requests against the signatures and runs them in batches.
+
+Knows neither Ray nor JAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from jax2tf.tools import quiet
+
+# TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
+sys.modules["jax"] = None  # type: ignore[assignment]
+
+with quiet.startup(on_cpu=True):
+  import tensorflow as tf
+  from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+
+MANIFEST = Path("assets.extra", "jax2tf.json")
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class RefusedError(Exception):
+  """A request that gets no answer: a status of gRPC, and a sentence for the client."""
+
+  def __init__(self, code: grpc.StatusCode, reason: str):
+    super().__init__(reason)
+    self.code = code
+    self.reason = reason[:2000]  # it travels in a header, and gRPC's may have 8 KiB
+
+
+def invalid(reason: str) -> RefusedError:
+  return RefusedError(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
+
+class Memory:
+  """Bytes for what requests become; who finds too few left waits, and holds only the request meanwhile."""
+
+  def __init__(self, size: int):
+    self._free = size
+    self._changed = asyncio.Condition()
+
+  @contextlib.asynccontextmanager
+  async def hold(self, size: int) -> AsyncIterator[None]:
+    """Waits until `size` bytes are left, and takes them for the time of the block."""
+    async with self._changed:
+      await self._changed.wait_for(lambda: self._free >= size)
+      self._free -= size
+    try:
+      yield
+    finally:
+      async with self._changed:
+        self._free += size
+        self._changed.notify_all()
+
+
+@dataclass(frozen=True)
+class Signature:
+  """One signature.
+
+  Attributes:
+    name: "serving_default", for example.
+    function: of keyword arguments; returns a dict of tensors.
+    inputs, outputs: name -> dtype and shape; sizes that may vary are None.
+    defaults: values of the inputs that may be left out.
+    dimensions: the dimensions of each input as JAX wrote them, ("b", "784"); empty for a model that does not say.
+    batched: whether all inputs and outputs have one and the same symbolic size first and nowhere else, so that
+      rows of several requests can be put together.
+  """
+
+  name: str
+  function: tf.types.experimental.ConcreteFunction
+  inputs: Mapping[str, tf.TensorSpec]
+  outputs: Mapping[str, tf.TensorSpec]
+  defaults: Arrays
+  dimensions: Mapping[str, tuple[str, ...]]
+  batched: bool
+
+  def check(self, given: Mapping[str, tf.TensorSpec]) -> None:
+    """Raises RefusedError: a name, dtype or shape that is not the signature's, or a dimension variable with two values."""
+    inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **given}
+    if inputs.keys() != self.inputs.keys():
+      missing, unknown = self.inputs.keys() - inputs.keys(), inputs.keys() - self.inputs.keys()
+      faults = [f"{word} {', '.join(map(repr, sorted(names)))}" for word, names in (("misses", missing), ("has", unknown)) if names]
+      raise invalid(f"the request {' and '.join(faults)}; signature {self.name!r} takes {_written(self.inputs)}")
+    for name, found in inputs.items():
+      spec = self.inputs[name]
+      if found.dtype != spec.dtype or not spec.shape.is_compatible_with(found.shape):
+        raise invalid(f"input {name!r} is {type_of(found)}; signature {self.name!r} takes {_written(self.inputs)}")
+    sizes: dict[str, tuple[str, int]] = {}
+    for name, dims in self.dimensions.items():
+      symbols = [(dim, size) for dim, size in zip(dims, inputs[name].shape, strict=True) if dim.isidentifier()]
+      for dim, size in symbols:
+        first, expected = sizes.setdefault(dim, (name, size))
+        if size != expected:
+          raise invalid(f"dimension {dim} is {expected} in input {first!r} and {size} in input {name!r}; make them equal")
+
+
+@dataclass(frozen=True)
+class Call:
+  """One checked request on its way to a signature."""
+
+  signature: Signature
+  inputs: Arrays
+
+  @property
+  def rows(self) -> int:
+    return next(iter(self.inputs.values())).shape[0] if self.signature.batched else 1
+
+  @property
+  def group(self) -> tuple[object, ...]:
+    """Equal for requests that may run as one."""
+    if not self.signature.batched or not self.rows:  # no rows are refused by most models, but would pass among others
+      return (id(self),)
+    return (id(self.signature), *sorted((name, x.shape[1:]) for name, x in self.inputs.items()))
+
+
+def run(calls: Sequence[Call], max_rows: int) -> list[Arrays | RefusedError]:
+  """The outputs of each call, in their order; runs of at most `max_rows` rows, unless one call has more."""
+  outcomes: dict[int, Arrays | RefusedError] = {}
+  for indices in _chunks(calls, max_rows):
+    together = [calls[i] for i in indices]
+    for i, outcome in zip(indices, _run_together(together), strict=True):
+      outcomes[i] = outcome
+  return [outcomes[i] for i in range(len(calls))]
+
+
+def _chunks(calls: Sequence[Call], max_rows: int) -> Iterator[list[int]]:
+  groups: dict[tuple[object, ...], list[int]] = {}
+  for i, call in enumerate(calls):
+    groups.setdefault(call.group, []).append(i)
+  for indices in groups.values():
+    chunk: list[int] = []
+    for i in indices:
+      if chunk and sum(calls[j].rows for j in chunk) + calls[i].rows > max_rows:
+        yield chunk
+        chunk = []
+      chunk.append(i)
+    yield chunk
+
+
+def _run_together(calls: Sequence[Call]) -> list[Arrays | RefusedError]:
+  signature = calls[0].signature
+  if len(calls) > 1:
+    try:
+      outputs = _run_one(signature, {name: np.concatenate([call.inputs[name] for call in calls]) for name in signature.inputs})
+    except RefusedError:
+      pass  # one of them is at fault, or all together are too many: each alone says which
+    else:
+      ends = np.cumsum([call.rows for call in calls])[:-1]
+      parts = {name: np.split(array, ends) for name, array in outputs.items()}
+      return [{name: part[i] for name, part in parts.items()} for i in range(len(calls))]
+  return [_outcome(call) for call in calls]
+
+
+def _outcome(call: Call) -> Arrays | RefusedError:
+  try:
+    return _run_one(call.signature, call.inputs)
+  except RefusedError as refusal:
+    return refusal
+
+
+def _run_one(signature: Signature, inputs: Arrays) -> Arrays:
+  try:
+    outputs = signature.function(**{name: tf.constant(x, signature.inputs[name].dtype) for name, x in inputs.items()})
+    return {name: tensor.numpy() for name, tensor in outputs.items()}
+  except tf.errors.OpError as error:
+    code = next(code for code in grpc.StatusCode if code.value[0] == error.error_code)
+    raise RefusedError(code, f"signature {signature.name!r} refused the inputs: {_sentence(error.message)}") from error
+
+
+def _sentence(message: str) -> str:
+  """What an Assert or a kernel says, without the graph's list of nodes."""
+  lines = [line.strip() for line in message.splitlines()]
+  kept = [
+    line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node", "File ", "[[", "Node:", "<stack"))
+  ]
+  return " ".join(kept)[:1000] or "no reason given"
+
+
+def spec_of(array: np.ndarray) -> tf.TensorSpec:
+  return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))
+
+
+def type_of(spec: tf.TensorSpec) -> str:
+  dims = "..." if spec.shape.rank is None else ",".join("?" if d is None else str(d) for d in spec.shape)
+  return f"{spec.dtype.name}[{dims}]"
+
+
+def _written(specs: Mapping[str, tf.TensorSpec]) -> str:
+  return ", ".join(f"{name}: {type_of(spec)}" for name, spec in sorted(specs.items()))
+
+
+class Model:
+  """One loaded version.
+
+  Attributes:
+    version: its number.
+    signatures: by name.
+    signature_defs: as stored in the file, for clients that ask.
+  """
+
+  def __init__(self, directory: Path):
+    """Raises whatever TensorFlow raises for a directory that is no whole SavedModel."""
+    self.version = int(directory.name)
+    self._loaded = tf.saved_model.load(str(directory))  # kept: its functions do not keep its variables alive
+    [meta_graph] = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes()).meta_graphs
+    self.signature_defs = dict(meta_graph.signature_def)
+    manifest = directory / MANIFEST
+    recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {"signatures": {}, "constraints": []}
+    self.signatures = {
+      name: _signature(name, function, self.signature_defs[name], recorded["signatures"].get(name), recorded["constraints"])
+      for name, function in self._loaded.signatures.items()
+    }
+
+  def signature(self, name: str) -> Signature:
+    """Raises RefusedError for a name that the model does not have."""
+    name = name or "serving_default"
+    if name not in self.signatures:
+      raise invalid(f"signature_name is {name!r}; version {self.version} has {', '.join(map(repr, sorted(self.signatures)))}")
+    return self.signatures[name]
+
+
+def _signature(
+  name: str,
+  function: tf.types.experimental.ConcreteFunction,
+  stored: meta_graph_pb2.SignatureDef,
+  record: Mapping[str, dict[str, str]] | None,
+  constraints: Sequence[str],
+) -> Signature:
+  inputs = {key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype) for key, info in stored.inputs.items()}
+  outputs = {key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype) for key, info in stored.outputs.items()}
+  defaults = {key: tf.make_ndarray(proto) for key, proto in stored.defaults.items()}
+  dims_in = {key: _dimensions(written) for key, written in record["inputs"].items()} if record else {}
+  dims_out = {key: _dimensions(written) for key, written in record["outputs"].items()} if record else {}
+  batched = _is_batched(list(dims_in.values()), list(dims_out.values()), constraints)
+  return Signature(name, function, inputs, outputs, defaults, dims_in, batched)
+
+
+def _dimensions(written: str) -> tuple[str, ...]:
+  """f32[b,max(a, 2),784] -> ("b", "max(a, 2)", "784")."""
+  shape = written.partition("[")[2].removesuffix("]")
+  return tuple(dim.strip() for dim in re.split(r",(?![^()]*\))", shape)) if shape else ()
+
+
+def _is_batched(inputs: Sequence[tuple[str, ...]], outputs: Sequence[tuple[str, ...]], constraints: Sequence[str]) -> bool:
+  first = {dims[0] if dims else "" for dims in (*inputs, *outputs)}
+  if not inputs or len(first) != 1:
+    return False
+  [symbol] = first
+  if not symbol.isidentifier():
+    return False
+  # What is refused alone must be refused among others: a bound from above is the one condition that more rows only tighten.
+  conditions = [condition for condition in constraints if not re.fullmatch(rf"\s*{symbol}\s*<=\s*\d+\s*", condition)]
+  elsewhere = [dim for dims in (*inputs, *outputs) for dim in dims[1:]]
+  return not any(re.search(rf"\b{symbol}\b", text) for text in (*elsewhere, *conditions))

@@ -1,0 +1,137 @@
+"""TF Serving's gRPC messages as arrays and back: PredictRequest -> checked inputs, outputs -> PredictResponse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+import numpy as np
+from google.protobuf import message
+
+from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signature, invalid, tf
+
+# After TensorFlow, without JAX, which these import.
+from tensorflow.core.framework import tensor_pb2  # isort: skip
+from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_log_pb2  # isort: skip
+
+# What an element of strings takes beside its characters: a pointer in NumPy, and TensorFlow's own string (TF 2.21: 24 bytes).
+_STRING_BYTES = 32
+WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
+
+
+def parse_predict(data: bytes) -> predict_pb2.PredictRequest:
+  """Raises RefusedError for bytes that are no PredictRequest."""
+  try:
+    return predict_pb2.PredictRequest.FromString(data)
+  except message.DecodeError as error:
+    raise invalid(f"the request is no tensorflow.serving.PredictRequest: {error}") from error
+
+
+def parse_metadata(data: bytes) -> get_model_metadata_pb2.GetModelMetadataRequest:
+  """Raises RefusedError for bytes that are no GetModelMetadataRequest, or ask for more than there is."""
+  try:
+    request = get_model_metadata_pb2.GetModelMetadataRequest.FromString(data)
+  except message.DecodeError as error:
+    raise invalid(f"the request is no tensorflow.serving.GetModelMetadataRequest: {error}") from error
+  if list(request.metadata_field) != ["signature_def"]:
+    raise invalid(f"metadata_field is {list(request.metadata_field)}; there is one: 'signature_def'")
+  return request
+
+
+def version_asked(spec: model_pb2.ModelSpec) -> int | None:
+  """Raises RefusedError for a label: a folder of versions gives none."""
+  if spec.version_label:
+    raise invalid(f"model_spec.version_label is {spec.version_label!r}; versions have no labels here, ask for model_spec.version")
+  return spec.version.value if spec.HasField("version") else None
+
+
+def check(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> tuple[Signature, int]:
+  """The signature that is asked, and how many bytes the inputs will have; nothing is made of them yet.
+
+  Raises:
+    RefusedError: a signature, name, dtype or shape that the model does not have, or inputs that are too large.
+  """
+  signature = model.signature(request.model_spec.signature_name)
+  unknown = sorted(set(request.output_filter) - signature.outputs.keys())
+  if unknown:
+    raise invalid(f"output_filter names {unknown}; signature {signature.name!r} returns {sorted(signature.outputs)}")
+  signature.check({name: _spec_of(name, proto) for name, proto in request.inputs.items()})
+  size = sum(map(_size, request.inputs.values()))
+  if size > max_bytes:  # one value and a large shape are few bytes of a request
+    raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the inputs would have {size} bytes; at most {max_bytes} are served")
+  return signature, size
+
+
+def call(signature: Signature, request: predict_pb2.PredictRequest) -> Call:
+  """The inputs of a request that was checked; raises RefusedError for a tensor that is damaged."""
+  return Call(signature, {**signature.defaults, **{name: _array(name, proto) for name, proto in request.inputs.items()}})
+
+
+def _spec_of(name: str, proto: tensor_pb2.TensorProto) -> tf.TensorSpec:
+  """The dtype and shape that the bytes claim; of a dtype that the signature has, there is more to read."""
+  shape = [dim.size for dim in proto.tensor_shape.dim]
+  try:
+    if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
+      raise ValueError("its shape is not known")
+    return tf.TensorSpec(shape, tf.as_dtype(proto.dtype))
+  except (TypeError, ValueError) as error:
+    raise _unreadable(name, error) from error
+
+
+def _size(proto: tensor_pb2.TensorProto) -> int:
+  """Bytes in memory. Of values that are fewer than the shape says the last is repeated, which matters for strings."""
+  count = math.prod(dim.size for dim in proto.tensor_shape.dim)
+  if proto.dtype != tf.string.as_datatype_enum:
+    return count * tf.as_dtype(proto.dtype).size
+  given = proto.string_val
+  last = len(given[-1]) if given else 0
+  return count * _STRING_BYTES + sum(map(len, given)) + max(0, count - len(given)) * last
+
+
+def _array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
+  try:
+    if proto.tensor_content and len(proto.tensor_content) != _size(proto):
+      raise ValueError(f"tensor_content has {len(proto.tensor_content)} bytes, its dtype and shape have {_size(proto)}")
+    return tf.make_ndarray(proto)
+  except (TypeError, ValueError, IndexError, OverflowError) as error:
+    raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> RefusedError:
+  return invalid(f"input {name!r} is no tensor that can be read ({error}); make it with tf.make_tensor_proto")
+
+
+def predict_response(name: str, model: Model, call: Call, outputs: Arrays, output_filter: Sequence[str]) -> predict_pb2.PredictResponse:
+  """The outputs, or those that `output_filter` names."""
+  kept = {key: tf.make_tensor_proto(array) for key, array in outputs.items() if not output_filter or key in output_filter}
+  return predict_pb2.PredictResponse(model_spec=_spec(name, model, call.signature.name), outputs=kept)
+
+
+def metadata_response(name: str, model: Model) -> get_model_metadata_pb2.GetModelMetadataResponse:
+  """The answer to a request for "signature_def"."""
+  response = get_model_metadata_pb2.GetModelMetadataResponse(model_spec=_spec(name, model))
+  response.metadata["signature_def"].Pack(signature_def_map(model))
+  return response
+
+
+def signature_def_map(model: Model) -> get_model_metadata_pb2.SignatureDefMap:
+  """The signatures of the SavedModel, as they are stored."""
+  return get_model_metadata_pb2.SignatureDefMap(signature_def=model.signature_defs)
+
+
+def warm_up_calls(model: Model, directory: Path) -> list[Call]:
+  """The Predict requests of `assets.extra/tf_serving_warmup_requests`; none if there is no such file."""
+  file = directory / WARM_UP
+  if not file.exists():
+    return []
+  logs = (prediction_log_pb2.PredictionLog.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(file)))
+  requests = [log.predict_log.request for log in logs if log.HasField("predict_log")]
+  return [call(check(model, request, 2**31)[0], request) for request in requests]
+
+
+def _spec(name: str, model: Model, signature_name: str = "") -> model_pb2.ModelSpec:
+  spec = model_pb2.ModelSpec(name=name, signature_name=signature_name)
+  spec.version.value = model.version
+  return spec

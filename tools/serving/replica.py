@@ -1,0 +1,152 @@
+"""A replica: answers gRPC's bytes and REST's JSON from one model, and puts requests together.
+
+TensorFlow is imported where a replica starts, so that the processes that only manage replicas do without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import grpc
+import ray.serve._private.replica
+from ray import serve
+
+from jax2tf.tools.serving.child import Options
+from jax2tf.tools.serving.proxy import METHODS, REST, REST_SERVICE, SERVICE, UNLIMITED
+
+if TYPE_CHECKING:
+  from jax2tf.tools.serving.model import Arrays, Call, RefusedError
+
+_PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+))?(?P<verb>:predict|/metadata)?")
+_LOG = logging.getLogger("ray.serve")
+
+# As TF Serving maps them; an oversized request has an HTTP status of its own.
+_HTTP_STATUS = {
+  grpc.StatusCode.INVALID_ARGUMENT: 400,
+  grpc.StatusCode.FAILED_PRECONDITION: 400,
+  grpc.StatusCode.OUT_OF_RANGE: 400,
+  grpc.StatusCode.NOT_FOUND: 404,
+  grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
+  grpc.StatusCode.UNIMPLEMENTED: 501,
+  grpc.StatusCode.UNAVAILABLE: 503,
+}
+# Lists of lists in Python have about so many times the bytes of their JSON ("[]," becomes 64), arrays fewer.
+_JSON_GROWTH = 24
+# What the requests under way in one replica may become, in sizes of the largest request.
+_LARGEST_TOGETHER = 32
+
+
+class Replica:
+  """One replica, which Ray Serve starts and asks for its health. The proxies ask it the rest, through a socket of its own."""
+
+  async def __init__(self, options: Options):  # type: ignore[misc]  # Ray awaits it
+    """Loads the newest version; raises as `versions.Versions` does."""
+    # Ray Serve (2.60) opens a port on all interfaces for calls between deployments, which runs what it unpickles; there are none here.
+    ray.serve._private.replica.add_port_to_grpc_server = lambda server, _: server.add_insecure_port("127.0.0.1:0")
+    self._options = options
+    await asyncio.to_thread(self._load)
+    batch: Any = serve.batch(
+      max_batch_size=options.max_batch_size, batch_wait_timeout_s=options.batch_wait_ms / 1e3, max_concurrent_batches=2
+    )
+    self._run_batch = batch(self._run_all)
+    self._memory = self._model.Memory(_LARGEST_TOGETHER * options.max_bytes)
+    predict, metadata = METHODS
+    self._server = grpc.aio.server(options=UNLIMITED)
+    self._server.add_generic_rpc_handlers(
+      (
+        grpc.method_handlers_generic_handler(SERVICE, {predict: self._unary(self._predict), metadata: self._unary(self._metadata)}),
+        grpc.method_handlers_generic_handler(REST_SERVICE, {REST: self._unary(self._rest)}),
+      )
+    )
+    self._server.add_insecure_port(f"unix:{Path(options.run, f'{os.getpid()}.sock')}")
+    await self._server.start()
+
+  def _load(self) -> None:
+    from jax2tf.tools.serving import model, protobuf, rest, versions  # noqa: PLC0415  (TensorFlow's)
+
+    self._json, self._model, self._protobuf = rest, model, protobuf
+    self._versions = versions.Versions(Path(self._options.folder), self._options.name)
+
+  def check_health(self) -> None:
+    """Ray Serve calls this every few seconds, and replaces a replica that raises or does not answer."""
+    if not self._versions.healthy:
+      raise RuntimeError("the thread that looks for new versions has ended")
+
+  def _unary(self, method: Callable[[bytes], Awaitable[bytes]]) -> grpc.RpcMethodHandler:
+    async def answer(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+      try:
+        return await method(data)
+      except self._model.RefusedError as refusal:
+        code, reason = refusal.code, refusal.reason
+      except Exception:
+        _LOG.exception("a request failed")
+        code, reason = grpc.StatusCode.INTERNAL, "the server failed at this request; its log says why"
+      return await context.abort(code, reason)  # which raises
+
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+  async def _predict(self, data: bytes) -> bytes:
+    """PredictRequest -> PredictResponse."""
+    protobuf = self._protobuf
+    request = protobuf.parse_predict(data)
+    spec = request.model_spec
+    model = self._versions.get(spec.name, protobuf.version_asked(spec))
+    signature, size = protobuf.check(model, request, self._options.max_bytes)
+    async with self._memory.hold(size):
+      call = protobuf.call(signature, request)
+      outputs = await self._run(call)
+      return protobuf.predict_response(spec.name, model, call, outputs, request.output_filter).SerializeToString()
+
+  async def _metadata(self, data: bytes) -> bytes:
+    """GetModelMetadataRequest -> GetModelMetadataResponse."""
+    spec = self._protobuf.parse_metadata(data).model_spec
+    model = self._versions.get(spec.name, self._protobuf.version_asked(spec))
+    return self._protobuf.metadata_response(spec.name, model).SerializeToString()
+
+  async def _rest(self, data: bytes) -> bytes:
+    """b"POST /path\\n" and a body -> b"200\\n" and a body."""
+    first, _, body = data.partition(b"\n")
+    method, _, path = first.decode().partition(" ")
+    try:
+      return b"200\n" + await self._rest_body(method, path, body)
+    except self._model.RefusedError as refusal:
+      return b"%d\n" % _HTTP_STATUS.get(refusal.code, 500) + self._json.error_body(refusal.reason)
+
+  async def _rest_body(self, method: str, path: str, body: bytes) -> bytes:
+    refuse = self._model.RefusedError
+    match = _PATH.fullmatch(path)
+    if match is None:
+      reason = f"no such path: {path[:200]}; there are /v1/models/NAME[/versions/N][:predict|/metadata]"
+      raise refuse(grpc.StatusCode.NOT_FOUND, reason)
+    if len(match["version"] or "") > 19:
+      raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "the version in the path has more than 19 digits")
+    expected = "POST" if match["verb"] == ":predict" else "GET"
+    if method != expected:
+      raise refuse(grpc.StatusCode.INVALID_ARGUMENT, f"{method[:20]} {path[:200]}: send {expected}")
+    name, version = unquote(match["name"]), int(match["version"]) if match["version"] else None
+    if match["verb"] is None:
+      return self._json.status_body(self._versions.status(name, version))
+    model = self._versions.get(name, version)
+    if match["verb"] == "/metadata":
+      return self._json.metadata_body(name, model)
+    async with self._memory.hold(_JSON_GROWTH * len(body)):
+      parsed = await asyncio.to_thread(self._json.parse_predict, model, body)  # a large body takes long, and others wait
+      outputs = await self._run(parsed.call)
+      return await asyncio.to_thread(self._json.predict_body, parsed, outputs)
+
+  async def _run(self, call: Call) -> Arrays:
+    outcome = await self._run_batch(call)
+    if isinstance(outcome, self._model.RefusedError):
+      raise outcome
+    return outcome
+
+  async def _run_all(self, calls: list[Call]) -> Sequence[Arrays | RefusedError]:
+    # In a thread: TensorFlow leaves Python's lock, and the next requests are read meanwhile.
+    return await asyncio.to_thread(self._model.run, calls, self._options.max_batch_size)

@@ -1,0 +1,223 @@
+"""The JSON of TF Serving's REST API as arrays and back: rows are "instances", columns are "inputs".
+
+https://www.tensorflow.org/tfx/serving/api_rest; NaN, Infinity and -Infinity are values, {"b64": "..."} is a string of bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+
+from jax2tf.tools.serving import protobuf
+from jax2tf.tools.serving.model import Arrays, Call, Model, Signature, invalid, spec_of, tf, type_of
+
+_RAGGED = "lists side by side must have one length, and nest to a depth of 64 at most"
+_MAX_RANK = 64  # NumPy's
+
+
+@dataclass(frozen=True)
+class Request:
+  """A checked request.
+
+  Attributes:
+    call: what to run.
+    rows: the number of instances; None for the columnar form.
+  """
+
+  call: Call
+  rows: int | None
+
+
+def parse_predict(model: Model, body: bytes) -> Request:
+  """The body of a `:predict` request.
+
+  Raises:
+    RefusedError: no JSON, no request, or values that the signature does not take.
+  """
+  try:
+    found = json.loads(body, parse_float=_float)
+  except (ValueError, RecursionError) as error:
+    raise invalid(f"the body is no JSON: {error}") from error
+  if not isinstance(found, dict) or ("instances" in found) == ("inputs" in found):
+    raise invalid('the body must be an object with either "instances" (a list of rows) or "inputs" (whole tensors)')
+  name = found.get("signature_name", "")
+  if not isinstance(name, str):
+    raise invalid(f"signature_name is {_shown(name)}; it must be a string")
+  signature = model.signature(name)
+  unknown = sorted(found.keys() - {"signature_name", "instances", "inputs"})
+  if unknown:
+    raise invalid(f"the body has {unknown}; it may have signature_name and either instances or inputs")
+  if "inputs" in found:
+    return Request(_call(signature, _named(signature, found["inputs"])), None)
+  rows = found["instances"]
+  if not isinstance(rows, list) or not rows:
+    raise invalid('"instances" must be a list of at least one row')
+  return Request(_call(signature, _columns(signature, rows)), len(rows))
+
+
+def _float(text: str) -> float:
+  # Infinity is a value, and Python (3.12) reads 1e400 as Infinity.
+  value = float(text)
+  if math.isinf(value):
+    raise invalid(f"{text[:50]} is outside of the range of float64")
+  return value
+
+
+def _is_named(value: Any) -> bool:
+  return isinstance(value, dict) and value.keys() != {"b64"}
+
+
+def _columns(signature: Signature, rows: list[Any]) -> dict[str, Any]:
+  if not any(map(_is_named, rows)):
+    return _named(signature, rows)
+  for i, row in enumerate(rows):
+    if not _is_named(row) or row.keys() != rows[0].keys():
+      raise invalid(f"instance {i} must be an object with the same names as instance 0")
+  return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _named(signature: Signature, value: Any) -> dict[str, Any]:
+  if _is_named(value):
+    return value
+  required = signature.inputs.keys() - signature.defaults.keys()
+  names = required or signature.inputs.keys()
+  if len(names) != 1:
+    raise invalid(f"signature {signature.name!r} has {len(signature.inputs)} inputs; name them: {sorted(signature.inputs)}")
+  return {next(iter(names)): value}
+
+
+def _call(signature: Signature, columns: dict[str, Any]) -> Call:
+  known = {name: spec.dtype for name, spec in signature.inputs.items()}
+  # A name that is unknown is refused with the list of those that are known.
+  given = {name: _array(name, value, known[name]) if name in known else np.zeros(0) for name, value in columns.items()}
+  signature.check({name: spec_of(array) for name, array in given.items()})
+  return Call(signature, {**signature.defaults, **given})
+
+
+def _array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
+  """JSON -> an array of this dtype, without a loss of value.
+
+  Raises:
+    RefusedError: ragged lists, values of another kind, or outside of the dtype's range.
+  """
+  if dtype == tf.string:
+    return _strings(name, value)
+  try:
+    found = np.array(value)
+  except (ValueError, OverflowError) as error:
+    raise invalid(f"input {name!r} is no tensor: {_RAGGED}, and integers at most 64 bits") from error
+  kinds = "b" if dtype.is_bool else "iu" if dtype.is_integer else "iuf" if dtype.is_floating else ""
+  if found.dtype.kind not in kinds and found.size:
+    raise invalid(f"input {name!r} is a tensor of {dtype.name}; the JSON holds {_kind(found)}")
+  if dtype.is_integer and found.size and not dtype.min <= int(found.min()) <= int(found.max()) <= dtype.max:
+    raise invalid(f"input {name!r} is a tensor of {dtype.name}; {found.min()} to {found.max()} is outside of its range")
+  with np.errstate(over="ignore"):
+    result = found.astype(dtype.as_numpy_dtype)
+  if dtype.is_floating and not np.array_equal(np.isfinite(found), np.isfinite(result)):
+    raise invalid(f"input {name!r} is a tensor of {dtype.name}; a finite value is outside of its range")
+  return result
+
+
+def _kind(array: np.ndarray) -> str:
+  kinds = {"b": "true or false", "i": "integers", "u": "integers", "f": "numbers with a fraction or exponent", "U": "strings"}
+  return kinds.get(array.dtype.kind, "values of several kinds, null or objects")
+
+
+def _strings(name: str, value: Any) -> np.ndarray:
+  shape: list[int] = []
+  leaves = [value]
+  while leaves and all(isinstance(leaf, list) for leaf in leaves):
+    shape.append(len(leaves[0]))
+    if len(shape) > _MAX_RANK or any(len(leaf) != shape[-1] for leaf in leaves):
+      raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
+    leaves = [element for leaf in leaves for element in leaf]
+  array = np.empty(len(leaves), object)
+  array[:] = [_string(name, leaf) for leaf in leaves]
+  return array.reshape(shape)
+
+
+def _string(name: str, value: Any) -> bytes:
+  if isinstance(value, str):
+    return value.encode("utf-8", "surrogatepass")
+  if isinstance(value, dict) and isinstance(value.get("b64"), str):
+    try:
+      return base64.b64decode(value["b64"], validate=True)
+    except (binascii.Error, ValueError) as error:
+      raise invalid(f"input {name!r} has a b64 string that is no base64: {error}") from error
+  if isinstance(value, list):
+    raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
+  raise invalid(f'input {name!r} is a tensor of strings; the JSON holds {_shown(value)}, write "..." or {{"b64": "..."}}')
+
+
+def _shown(value: Any) -> str:
+  try:
+    return json.dumps(value)[:100]
+  except RecursionError:
+    return "nested too deep"
+
+
+def predict_body(request: Request, outputs: Arrays) -> bytes:
+  """{"predictions": rows} or {"outputs": columns}; a single output stands without its name.
+
+  Raises:
+    RefusedError: rows were asked for and an output has none, or complex numbers, which JSON does not have.
+  """
+  columns = {name: _json_values(name, array) for name, array in outputs.items()}
+  if request.rows is None:
+    return _dumps({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
+  for name, array in outputs.items():
+    if array.shape[:1] != (request.rows,):
+      raise invalid(
+        f'output {name!r} is {type_of(spec_of(array))}, which is not one row for each of {request.rows} instances; send "inputs" instead'
+      )
+  if len(columns) == 1:
+    return _dumps({"predictions": next(iter(columns.values()))})
+  return _dumps({"predictions": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]})
+
+
+def _dumps(value: object) -> bytes:
+  return json.dumps(value).encode()
+
+
+def _json_values(name: str, array: np.ndarray) -> Any:
+  if array.dtype.kind == "c":
+    raise invalid(f"output {name!r} is complex, which JSON has no form for; ask by gRPC")
+  if array.dtype.kind in "OS":
+    as_bytes = name.endswith("_bytes")  # TF Serving's convention
+    return np.vectorize(lambda value: _json_string(value, as_bytes), otypes=[object])(array).tolist()
+  return array.tolist()
+
+
+def _json_string(value: bytes, as_bytes: bool) -> str | dict[str, str]:
+  if not as_bytes:
+    try:
+      return value.decode()
+    except UnicodeDecodeError:
+      pass
+  return {"b64": base64.b64encode(value).decode()}
+
+
+def metadata_body(name: str, model: Model) -> bytes:
+  """What GetModelMetadata says, in the JSON of TF Serving."""
+  spec = {"name": name, "signature_name": "", "version": str(model.version)}
+  signatures = json_format.MessageToDict(
+    protobuf.signature_def_map(model), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+  )
+  return _dumps({"model_spec": spec, "metadata": {"signature_def": signatures}})
+
+
+def error_body(reason: str) -> bytes:
+  """{"error": reason}."""
+  return _dumps({"error": reason})
+
+
+def status_body(states: list[dict[str, object]]) -> bytes:
+  """{"model_version_status": states}."""
+  return _dumps({"model_version_status": states})

@@ -1,0 +1,62 @@
+"""Op-type counts of ten whole models, the golden files of `tests/golden`; run from a checkout.
+
+`make golden` writes them anew for the JAX that is installed. A diff of these files is a change of every
+user's graph, so it is reviewed like code.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+from absl import app
+
+import jax2tf
+from jax2tf.tools.sweeps.measure import op_types
+
+GOLDEN_MODELS = (
+  "linen_mlp",
+  "linen_cnn_nhwc",
+  "linen_resnet",
+  "linen_transformer_encoder",
+  "linen_lstm",
+  "nnx_cnn",
+  "haiku_cnn_nchw",
+  "equinox_gru",
+  "plain_transformer_decoder",
+  "plain_dropout_with_typed_key",
+)
+_ROOT = pathlib.Path("tests/golden")
+
+
+def golden_file() -> str:
+  """The file of the installed JAX: jaxprs, and so graphs, differ between minor versions."""
+  return str(_ROOT / f"jax-{'.'.join(jax.__version__.split('.')[:2])}.json")
+
+
+def op_counts(model: Any) -> dict[str, int]:
+  """Number of ops of each type in the inference graph of a zoo model, function library included."""
+  fun, params = model.build()
+  variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
+  converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec], with_gradient=False)
+  specs = jax.tree.map(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), model.inputs(1))
+  concrete = tf.function(lambda x: converted(variables, x), autograph=False).get_concrete_function(specs)
+  return dict(sorted(collections.Counter(op_types(concrete.graph)).items()))
+
+
+def main(_: list[str]) -> None:
+  """Writes the golden file."""
+  from tests.models.zoo import MODELS  # noqa: PLC0415  (only a checkout has it)
+
+  counts = {name: op_counts(MODELS[name]) for name in GOLDEN_MODELS}
+  pathlib.Path(golden_file()).write_text(json.dumps(counts, indent=1) + "\n")
+  print(f"wrote {golden_file()}: {sum(sum(c.values()) for c in counts.values())} ops in {len(counts)} models")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,223 @@
+"""What long and deep functions cost to convert and to differentiate: docs/growth.md, docs/growth.json and docs/growth.png.
+
+Usage: python -m jax2tf.tools.sweeps.growth from a checkout, on Linux. A chain of elementwise equations at three lengths (time, nodes, peak
+memory), converted and written by hand in TensorFlow; and the gradient of a scanned transformer of 24 layers with and without
+jax.checkpoint (peak memory), converted and in JAX. Each measurement has a process of its own, so that its peak is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+import tqdm
+from absl import app, flags, logging
+from jax import lax
+
+import jax2tf
+from jax2tf.tools.sweeps import measure
+
+_ONE = flags.DEFINE_string("one", "", "Internal: the only measurement of this process, as JSON.")
+
+_LENGTHS = (300, 3_000, 30_000)
+# By hand the gradient takes TensorFlow's optimiser a time quadratic in the length: 3,000 is enough to see it.
+_MEASUREMENTS = (
+  *(("chain", "ours", n) for n in _LENGTHS),
+  *(("chain", "hand", n) for n in _LENGTHS[:2]),
+  *(("transformer", who, remat) for remat in (False, True) for who in ("jax", "ours")),
+)
+
+Numbers = dict[str, float]
+
+
+# ----------------------------------------------------------------------------------------------- chain
+
+
+def _chain(n: int, sin: Callable[[Any], Any]) -> Callable[[Any], Any]:
+  """f32[8] -> f32[8] by n equations: a sine, a product and a sum by turns."""
+
+  def chain(x: Any) -> Any:
+    for _ in range(n // 3):
+      x = sin(x) * 1.01 + 0.1
+    return x
+
+  return chain
+
+
+def chain(who: str, n: int) -> Numbers:
+  """Seconds, nodes and megabytes from the function to its first gradient; `who` is "ours" or "hand"."""
+  spec = tf.TensorSpec([8])
+  numbers: Numbers = {}
+
+  def timed(name: str, call: Callable[[], Any]) -> Any:
+    start = time.perf_counter()
+    result = call()
+    numbers[name] = time.perf_counter() - start
+    return result
+
+  def build(fun: Callable[..., Any]) -> Any:
+    return tf.function(fun, autograph=False).get_concrete_function(spec)
+
+  def convert(**options: Any) -> Callable[..., Any]:
+    return jax2tf.convert(_chain(n, jnp.sin), **options) if who == "ours" else _chain(n, tf.sin)
+
+  def gradient(x: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = converted(x)
+    return tape.gradient(y, x)
+
+  def everything() -> None:
+    graph = timed("gradient", lambda: build(gradient))
+    numbers["nodes"] = len(measure.nodes(graph.graph))
+    timed("first run", lambda: graph(tf.ones([8])))
+
+  build(jax2tf.convert(jnp.sin))  # what JAX and TensorFlow do once in a process
+  if who == "ours":
+    timed("trace", lambda: jax.make_jaxpr(_chain(n, jnp.sin))(np.ones(8, np.float32)))
+    timed("trace vjp", lambda: jax.make_jaxpr(lambda x: jax.vjp(_chain(n, jnp.sin), x))(np.ones(8, np.float32)))
+  timed("inference", lambda: build(convert(with_gradient=False)))
+  converted = convert()
+  numbers["peak MB"] = measure.peak_megabytes(everything)
+  return numbers
+
+
+# ----------------------------------------------------------------------------------------------- transformer
+
+_LAYERS, _WIDTH, _LENGTH, _BATCH, _HEADS = 24, 128, 256, 12, 4
+
+
+def _layer(x: jax.Array, weights: Sequence[jax.Array]) -> jax.Array:
+  def normal(x: jax.Array) -> jax.Array:
+    return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+
+  *qkv, out, up, down = weights
+  q, k, v = (jnp.reshape(normal(x) @ w, (*x.shape[:2], _HEADS, -1)) for w in qkv)
+  attention = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1]))
+  x = x + jnp.reshape(jnp.einsum("bhqk,bkhd->bqhd", attention, v), x.shape) @ out
+  return x + jax.nn.gelu(normal(x) @ up) @ down
+
+
+def transformer(who: str, remat: bool) -> Numbers:
+  """Megabytes and seconds of value and gradient; `who` is "ours" or "jax"."""
+  layer = jax.checkpoint(_layer) if remat else _layer
+
+  def loss(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+    y, _ = lax.scan(lambda x, weights: (layer(x, weights), None), x, weights)
+    return jnp.mean(y**2)
+
+  random = np.random.default_rng(0)
+  shapes = [*[(_WIDTH, _WIDTH)] * 4, (_WIDTH, 4 * _WIDTH), (4 * _WIDTH, _WIDTH)]
+  weights = [random.standard_normal((_LAYERS, *shape), np.float32) * np.float32(0.05) for shape in shapes]
+  x = random.standard_normal((_BATCH, _LENGTH, _WIDTH), np.float32)
+  if who == "jax":
+    arrays = jax.tree.map(jnp.asarray, (weights, x))
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(*arrays).compile()
+    return _first_run(lambda: jax.block_until_ready(compiled(*arrays)))
+  variables, tensor, converted = [tf.Variable(w) for w in weights], tf.constant(x), jax2tf.convert(loss)
+
+  def value_and_grad(x: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+      value = converted(variables, x)
+    return value, tape.gradient(value, variables)
+
+  graph = tf.function(value_and_grad, autograph=False).get_concrete_function(tensor)
+  return _first_run(lambda: graph(tensor))
+
+
+def _first_run(call: Callable[[], Any]) -> Numbers:
+  """The peak of the first run, because neither gives back what it has taken; the time of the second, after all optimisation."""
+  peak = measure.peak_megabytes(call)
+  start = time.perf_counter()
+  call()
+  return {"peak MB": peak, "seconds": time.perf_counter() - start}
+
+
+# ----------------------------------------------------------------------------------------------- report
+
+
+def _row(what: str, who: str, argument: Any) -> str:
+  return f"{what} {argument}, {who}" if what == "chain" else f"{what}{' with jax.checkpoint' * argument}, {who}"
+
+
+_ROWS = [_row(*measurement) for measurement in _MEASUREMENTS]
+_CHAIN_COLUMNS = ("trace", "trace vjp", "inference", "gradient", "first run")
+
+
+def _markdown(report: dict[str, Any]) -> str:
+  lines = [
+    "# What long and deep functions cost",
+    "",
+    "Generated by `python -m jax2tf.tools.sweeps.growth`; do not edit. Each line is a process of its own.",
+    "",
+    "A chain of n equations, `x = sin(x) * 1.01 + 0.1`, of f32[8]. Microseconds for each equation: *trace*, by JAX (`make_jaxpr`);",
+    "*trace vjp*, the same of `jax.vjp`; *inference*, trace and graph without gradient; *gradient*, trace and graph of the value and the",
+    "`tf.GradientTape` gradient; *first run* of that graph, which is TensorFlow's optimiser at work. *Nodes* and *peak* are those of the",
+    "gradient. *Hand* is the same chain in TensorFlow; its first run grows with the square of n, so that 30,000 is not measured.",
+    "",
+    f"The transformer has {_LAYERS} layers in a scan, width {_WIDTH}, sequence {_LENGTH}, batch {_BATCH}; value and gradient of all",
+    "weights. *Peak* is that of the first run, above what is resident before it, with everything traced and compiled.",
+    "",
+  ]
+  for version, section in sorted(report.items()):
+    lines += [f"## JAX {version}, TensorFlow {tf.__version__}", ""]
+    lines += ["| n | who | " + " | ".join(f"{name} µs" for name in _CHAIN_COLUMNS) + " | nodes | peak MB |", "|---" * 9 + "|"]
+    for what, who, n in _MEASUREMENTS:
+      if what == "chain" and (numbers := section.get(_row(what, who, n))):
+        cells = [f"{1e6 * numbers[name] / n:.0f}" if name in numbers else "" for name in _CHAIN_COLUMNS]
+        lines += [f"| {n:,} | {who} | " + " | ".join(cells) + f" | {numbers['nodes']:,.0f} | {numbers['peak MB']:.0f} |"]
+    lines += ["", "| gradient of the transformer | peak MB, jax.jit | peak MB, ours | ratio | seconds, jax.jit | seconds, ours |"]
+    lines += ["|---" * 6 + "|"]
+    for remat in (False, True):
+      jaxs, ours = (section.get(_row("transformer", who, remat)) for who in ("jax", "ours"))
+      if jaxs and ours:
+        cells = [f"{jaxs['peak MB']:.0f}", f"{ours['peak MB']:.0f}", f"**{ours['peak MB'] / jaxs['peak MB']:.2f}**"]
+        cells += [f"{jaxs['seconds']:.2f}", f"{ours['seconds']:.2f}"]
+        lines += [f"| {'with' if remat else 'without'} jax.checkpoint | " + " | ".join(cells) + " |"]
+    lines += [""]
+  return "\n".join([*lines, "![growth](growth.png)", ""])
+
+
+def _picture(report: dict[str, Any]) -> None:
+  """Seconds over the length of the chain, a panel for each version."""
+  pyplot = measure.pyplot()
+  figure, panels = pyplot.subplots(1, len(report), figsize=(6 * len(report), 4), layout="constrained", sharey=True, squeeze=False)
+  for axes, (version, section) in zip(panels[0], sorted(report.items()), strict=True):
+    for who, style in (("ours", "-"), ("hand", ":")):
+      lengths = [n for n in _LENGTHS if _row("chain", who, n) in section]
+      for name, color in (("inference", "C0"), ("gradient", "C1"), ("first run", "C2")):
+        seconds = [section[_row("chain", who, n)][name] for n in lengths]
+        axes.loglog(lengths, seconds, style, color=color, marker="o", label=f"{name}, {'jax2tf' if who == 'ours' else 'by hand'}")
+    axes.set(xlabel="equations", ylabel="seconds", title=f"JAX {version}")
+    axes.grid(alpha=0.3)
+  panels[0][-1].legend()
+  figure.savefig(measure.DOCS / "growth.png", dpi=110)
+  pyplot.close(figure)
+
+
+def main(_: Sequence[str]) -> None:
+  """Measures everything and writes the report."""
+  logging.set_verbosity(logging.WARNING)  # JAX tells absl which accelerators it did not find
+  if _ONE.value:
+    what, who, argument = json.loads(_ONE.value)
+    print(json.dumps(chain(who, argument) if what == "chain" else transformer(who, argument)))
+    return
+  section: dict[str, Numbers] = {}
+  progress = tqdm.tqdm(_MEASUREMENTS, unit="measurement")
+  for measurement in progress:
+    progress.set_postfix_str(_row(*measurement))
+    command = [sys.executable, "-m", "jax2tf.tools.sweeps.growth", f"--one={json.dumps(measurement)}"]
+    section[_row(*measurement)] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+  measure.update("growth", section, _ROWS, _markdown, _picture)
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,110 @@
+"""Many clients at once against `jax2tf serve`, every answer checked: docs/serving-load.json.
+
+Usage: python -m jax2tf.tools.sweeps.load [--seconds=15] [--concurrency=200]. Serves a model with one replica, and with two, of
+which each kind of process is killed (kill -9) in turn while the requests come, the server itself last, which is started again as a
+service manager would. Requests have mixed batch sizes and go by gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import app, flags, logging
+
+from jax2tf.tools.sweeps import clients, measure
+
+_SECONDS = flags.DEFINE_float("seconds", 15.0, "How long each run sends requests.", lower_bound=1.0)
+_CONCURRENCY = flags.DEFINE_integer("concurrency", 200, "How many requests wait for an answer at any time.", lower_bound=1)
+_MAX_ROWS = flags.DEFINE_integer("max_rows", 32, "Requests have 1 to so many rows.", lower_bound=1)
+_REPORT = flags.DEFINE_string("report", str(measure.DOCS / "serving-load.json"), "Where the figures go.")
+
+_REPLICAS = "--replicas=2"
+_PATIENCE_SECONDS = 120.0
+
+
+async def _load(port: int, questions: Sequence[clients.Question], attack: Callable[[], object] = lambda: None) -> clients.Tally:
+  running = asyncio.create_task(clients.load(port, questions, _CONCURRENCY.value, _SECONDS.value, progress=True))
+  await asyncio.sleep(_SECONDS.value / 3)
+  await asyncio.to_thread(attack)
+  return await running
+
+
+def _kill(pid: int) -> None:
+  os.kill(pid, signal.SIGKILL)
+
+
+def _census(server: clients.Server) -> dict[str, int]:
+  return {kind: len(server.pids(kind)) for kind in clients.KINDS.keys() - clients.IDLE} | {"ready": server.ready}
+
+
+def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
+  """Seconds until there are as many processes of each kind as before, and as many replicas that answer."""
+  start = time.monotonic()
+  while _census(server) != whole:
+    if time.monotonic() > start + _PATIENCE_SECONDS:
+      raise SystemExit(f"after {_PATIENCE_SECONDS:g} s the server is not whole again")
+    time.sleep(0.5)
+  return time.monotonic() - start
+
+
+def main(argv: Sequence[str]) -> None:
+  """Prints and writes the figures of each run; raises SystemExit if an answer was lost or wrong."""
+  del argv
+  logging.set_verbosity(logging.WARNING)
+  report: dict[str, Any] = {
+    "seconds": _SECONDS.value,
+    "concurrency": _CONCURRENCY.value,
+    "rows": [1, _MAX_ROWS.value],
+    "cores": os.cpu_count(),
+  }
+  faults = []
+
+  def add(name: str, tally: clients.Tally) -> None:
+    report[name] = tally.summary()
+    faults.extend(tally.errors + ["a wrong answer"] * tally.wrong)
+    print(f"{name:34}" + ", ".join(f"{key} {value}" for key, value in report[name].items()), flush=True)
+
+  with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    model = pathlib.Path(folder, "mlp")
+    questions = clients.save_mlp(model, _MAX_ROWS.value)
+    with clients.serving(model, "--replicas=1") as server:
+      asyncio.run(clients.load(server.grpc_port, questions, _CONCURRENCY.value, 1.0))  # the first requests optimise the graph
+      add("one replica", asyncio.run(_load(server.grpc_port, questions)))
+    with clients.serving(model, _REPLICAS) as server:
+      asyncio.run(clients.load(server.grpc_port, questions, _CONCURRENCY.value, 1.0))
+      add("two replicas", asyncio.run(_load(server.grpc_port, questions)))
+      whole = _census(server)
+      for kind in clients.KINDS:
+        [victim, *_] = server.pids(kind)
+        add(f"{kind} killed", asyncio.run(_load(server.grpc_port, questions, lambda: _kill(victim))))  # noqa: B023  (called at once)
+        report[f"{kind} killed"]["whole again s"] = round(_SECONDS.value * 2 / 3 + _wait_until_whole(server, whole), 1)
+
+      def restart() -> None:
+        _kill(server.process.pid)
+        server.process.wait()
+        stack.enter_context(clients.serving(model, _REPLICAS, ports=(server.grpc_port, server.http_port)))
+
+      add("server killed and started again", asyncio.run(_load(server.grpc_port, questions, restart)))
+  runs = [run for name, run in report.items() if isinstance(run, dict) and "killed" in name]
+  report["with kills"] = {
+    "requests": sum(run["requests"] for run in runs),
+    "retries": sum(run["retries"] for run in runs),
+    "wrong": sum(run["wrong"] for run in runs),
+    "errors": sum(run["errors"] for run in runs),
+  }
+  pathlib.Path(_REPORT.value).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+  if faults:
+    raise SystemExit(f"{len(faults)} requests were lost or answered wrongly, such as: {faults[0]}")
+
+
+if __name__ == "__main__":
+  app.run(main)

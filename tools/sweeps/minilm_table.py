@@ -1,0 +1,152 @@
+"""MiniLM at every target: size, error on a hundred sentences, latency; docs/minilm.md. Run from a checkout.
+
+The sentences are those of this project's own documents, in batches of different sizes and lengths, so both dimensions are dynamic.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tabulate
+import tqdm
+from absl import app, flags
+
+from jax2tf.tools.sweeps import measure
+
+_ONLY = flags.DEFINE_list("only", [], "Of the rows' names, such as onnx or tflite-int8; all by default.")
+
+_SENTENCES = 100
+_BATCHES = (1, 3, 7, 16)  # of sentences, one after another
+# {row: (exporter, its options)}
+ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+  "onnx": ("onnx", {}),
+  "tflite": ("tflite", {}),
+  "tflite-float16": ("tflite", {"quantization": "float16"}),
+  "tflite-dynamic_int8": ("tflite", {"quantization": "dynamic_int8"}),
+  "tflite-int8": ("tflite", {"quantization": "int8"}),
+  "tflite-int4": ("tflite", {"quantization": "int4"}),
+  "tfjs": ("tfjs", {"backends": ["wasm"]}),
+  "tfjs-float16": ("tfjs", {"backends": ["wasm"], "quantization": "float16"}),
+  "tfjs-uint8": ("tfjs", {"backends": ["wasm"], "quantization": "uint8"}),
+}
+TITLES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "tfjs": "TF.js, wasm in Node.js"}
+
+
+def sentences() -> list[str]:
+  """The first hundred of the documents that have between 4 and 60 words."""
+  text = " ".join((measure.DOCS / name).read_text(encoding="utf-8") for name in ("architecture.md", "limitations.md", "serving.md"))
+  found = [s.strip() for s in re.split(r"(?<=[.:])\s+", re.sub(r"[|`#*\n]+", " ", text))]
+  return [s for s in found if 4 <= len(s.split()) <= 60][:_SENTENCES]
+
+
+def batches(tokenize: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+  """The sentences as {input: array}, in batches of several sizes, each as long as its longest sentence."""
+  rest, k = sentences(), 0
+  while rest:
+    size = _BATCHES[k % len(_BATCHES)]
+    yield dict(zip(("input_ids", "attention_mask"), tokenize(rest[:size]), strict=True))
+    rest, k = rest[size:], k + 1
+
+
+def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+  """Of each row."""
+  return (found * expected).sum(-1) / (np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1))
+
+
+def measured(row: str, model: Any, given: Sequence[Mapping[str, np.ndarray]], expected: Sequence[np.ndarray]) -> dict[str, Any]:
+  """{"bytes", "max_abs", "cosine", "ratio", "seconds"} of one export, or {"refused": why}."""
+  target, options = ROWS[row]
+  exporter = importlib.import_module(f"jax2tf.converters.{target}")
+  more: dict[str, Any] = {"representative_dataset": given[:4]} if row == "tflite-int8" else {}
+  examples = dict(given[2])
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, f"minilm.{target}")
+    start = time.perf_counter()
+    try:
+      made = exporter.save_model(model, path, examples=examples, samples=1, **options, **more)
+    except exporter.ExportError as error:
+      return {"refused": str(error).splitlines()[-1].strip()}
+    seconds = time.perf_counter() - start
+    found = [np.asarray(exporter.run(path, one)["embedding"]) for one in given]
+  return {
+    "bytes": made.size,
+    "max_abs": max(float(np.abs(y - z).max()) for y, z in zip(found, expected, strict=True)),
+    "cosine": min(float(cosines(y, z).min()) for y, z in zip(found, expected, strict=True)),
+    "ratio": statistics.median(x.model / x.reference for x in made.report.latencies) if made.report.latencies else None,
+    "seconds": seconds,
+  }
+
+
+def main(_: list[str]) -> None:
+  """Exports, measures, and writes the document."""
+  sys.path.insert(0, str(measure.DOCS.parent / "examples"))
+  import minilm  # noqa: PLC0415  (an example, not installed as a top-level module)
+  import minilm_text  # noqa: PLC0415
+  from jax2tf.converters import saved_model  # noqa: PLC0415  (behind the flags: it imports TensorFlow)
+
+  params = minilm.parameters()
+  model = saved_model.Model(params, polymorphic_constraints=[f"s <= {minilm_text.MAX_TOKENS}"])
+  model.add(minilm.encode, inputs={"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"}, outputs=["embedding"])
+  given = list(batches(minilm_text.tokenize))
+  encode = jax.jit(minilm.encode)
+  expected = [np.asarray(encode(params, **one)) for one in tqdm.tqdm(given, desc="JAX")]
+  for row in tqdm.tqdm(_ONLY.value or list(ROWS), desc="targets"):
+    measure.update("minilm", {row: measured(row, model, given, expected)}, list(ROWS), markdown, picture)
+
+
+def picture(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+  """Sizes against errors."""
+  figure, axes = measure.pyplot().subplots(figsize=(8, 4.5), layout="constrained")
+  rows: Mapping[str, Any] = {}
+  for (version, found), marker in zip(report.items(), "osD", strict=False):
+    rows = {name: row for name, row in found.items() if "refused" not in row}
+    sizes, errors = [row["bytes"] / 1e6 for row in rows.values()], [row["max_abs"] for row in rows.values()]
+    axes.scatter(sizes, errors, marker=marker, label=f"JAX {version}")
+  for name, row in rows.items():  # of the newest
+    axes.annotate(name, (row["bytes"] / 1e6, row["max_abs"]), textcoords="offset points", xytext=(5, 4), fontsize=8)
+  axes.set(xlabel="size, MB", ylabel="largest difference from JAX", yscale="log", title=f"MiniLM, {_SENTENCES} sentences")
+  axes.legend()
+  figure.savefig(measure.DOCS / "minilm.png", dpi=120)
+
+
+def markdown(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+  """The document."""
+  lines = [
+    "# MiniLM at every target",
+    "",
+    "Generated by `make minilm`; do not edit. all-MiniLM-L6-v2, 22 million parameters, with dynamic batch and length, on",
+    f"{_SENTENCES} sentences in batches of {', '.join(map(str, _BATCHES))}: the largest difference of a component from JAX's (an embedding",
+    "has length 1), the least cosine of an embedding with JAX's, the latency of a call as a ratio to `jax.jit` (shared machine of",
+    "two cores), and how long the export took, with its comparison.",
+    "",
+    "![size and error](minilm.png)",
+    "",
+  ]
+  for version, rows in sorted(report.items()):
+    table, refused = [], []
+    for name in filter(rows.__contains__, ROWS):
+      target, _, scheme = name.partition("-")
+      row = rows[name]
+      if "refused" in row:
+        refused.append(f"{TITLES[target]} refuses {scheme}: {row['refused']}")
+        continue
+      ratio = f"{row['ratio']:.2g}" if row["ratio"] else ""
+      figures = [f"{row['bytes'] / 1e6:.1f}", f"{row['max_abs']:.1e}", f"{row['cosine']:.5f}", ratio, f"{row['seconds']:.0f}"]
+      table.append([TITLES[target], scheme or "none", *figures])
+    titles = ["runtime", "quantization", "MB", "max abs", "cosine", "latency / jax.jit", "export s"]
+    lines += [f"## JAX {version}", "", tabulate.tabulate(table, titles, tablefmt="github", disable_numparse=True), "", *refused, ""]
+  return "\n".join(lines)
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,191 @@
+"""Whole models against jax.jit and hand-written TensorFlow: docs/speed.md, docs/speed.json and docs/speed.png.
+
+Usage: python -m jax2tf.tools.sweeps.speed [--models=regular expression]. jax.jit, the hand-written graph and the converted one
+run by turns in one process, without XLA in TensorFlow, because the ratio of two times outlives a noisy machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+import tqdm
+from absl import app, flags, logging
+from jax.extend.core import jaxprs_in_params
+
+import jax2tf
+from jax2tf.tools.sweeps import measure
+from jax2tf.tools.sweeps.speed_models import MODELS, Model
+
+_MODELS = flags.DEFINE_string("models", "", "Only models whose name matches this regular expression; the others keep their numbers.")
+_SECONDS = flags.DEFINE_float("seconds", 10.0, "How long to measure each model each way.", lower_bound=0.01)
+
+_WAYS = ("forward", "value and gradient")
+# Those of ordinary ops, whose graphs say what runs.
+_OF_OPS = ("hand", "ours")
+_CONTRACTIONS = re.compile("MatMul|Conv[23]D|Conv2d|Einsum")
+
+# {"ms": {"jax", "hand", "ours", "native", "native xla"}, "nodes": {"hand", "ours"}, "executed": {...},
+# "contractions": {"jax", "hand", "ours"}}
+Numbers = dict[str, Any]
+
+
+def _loss_in_jax(model: Model) -> Callable[..., Any]:
+  return lambda params, x: jnp.mean(jnp.square(model.in_jax(params, x)))
+
+
+def _gradient_in_tf(loss: Callable[..., Any]) -> Callable[..., Any]:
+  def value_and_gradient(params: Any, x: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+      value = loss(params, x)
+    return value, tf.nest.pack_sequence_as(params, tape.gradient(value, tf.nest.flatten(params)))
+
+  return value_and_gradient
+
+
+def functions(model: Model, gradient: bool) -> tuple[Callable[..., Any], dict[str, Callable[..., Any]]]:
+  """(in JAX, {hand-written, converted, converted natively}): each (params, x) -> result, or value and gradient."""
+  natively = functools.partial(jax2tf.convert, native_serialization=True)
+  if not gradient:
+    return model.in_jax, {"hand": model.in_tf, "ours": jax2tf.convert(model.in_jax), "native": natively(model.in_jax)}
+  loss = _loss_in_jax(model)
+  losses = {
+    "hand": lambda params, x: tf.reduce_mean(tf.square(model.in_tf(params, x))),
+    "ours": jax2tf.convert(loss),
+    "native": natively(loss),
+  }
+  return jax.value_and_grad(loss), {name: _gradient_in_tf(f) for name, f in losses.items()}
+
+
+def measured(model: Model, gradient: bool, seconds: float) -> Numbers:
+  """The numbers of a model; raises where the values are not JAX's, or where more contractions run than JAX has."""
+  from tests.case import executed_op_types  # noqa: PLC0415  (only a checkout has it)
+
+  in_jax, ways = functions(model, gradient)
+  params, x = model.params(), model.x()
+  variables, tensor = tf.nest.map_structure(tf.Variable, params), tf.constant(x)
+  arrays = jax.tree.map(jnp.asarray, (params, x))
+  jitted = jax.jit(in_jax)
+  in_tf = {name: tf.function(lambda x, f=f: f(variables, x), autograph=False) for name, f in ways.items()}
+  in_tf["native xla"] = tf.function(lambda x: ways["native"](variables, x), autograph=False, jit_compile=True)
+  executed = {name: executed_op_types(in_tf[name], tensor) for name in _OF_OPS}
+  graphs = {name: function.get_concrete_function(tensor) for name, function in in_tf.items()}
+  expected = jax.tree.leaves(jitted(*arrays))
+  for name, graph in graphs.items():
+    _assert_close(tf.nest.flatten(graph(tensor)), expected, f"{name}, {model.name}")
+  calls = {"jax": lambda: jax.block_until_ready(jitted(*arrays))} | {n: lambda g=g: _finished(g(tensor)) for n, g in graphs.items()}
+  contractions = {"jax": _jaxpr_contractions(jax.make_jaxpr(in_jax)(*arrays).jaxpr)}
+  contractions |= {name: sum(bool(_CONTRACTIONS.search(op)) for op in ops) for name, ops in executed.items()}
+  if contractions["ours"] > contractions["jax"]:
+    raise AssertionError(f"{model.name}: {contractions['ours']} matmuls and convolutions run, JAX has {contractions['jax']}")
+  return {
+    "ms": measure.milliseconds(calls, seconds),
+    "nodes": {name: len(measure.nodes(graphs[name].graph)) for name in _OF_OPS},
+    "executed": {name: len(ops) for name, ops in executed.items()},
+    "contractions": contractions,
+  }
+
+
+def _finished(results: Any) -> Any:
+  """The last result as NumPy: kernels on CPU are done when the call returns, this makes sure."""
+  return tf.nest.flatten(results)[-1].numpy()
+
+
+def _assert_close(actual: Sequence[Any], expected: Sequence[Any], what: str) -> None:
+  """Equal but for rounding, relative to the largest value: the gradient by the bias of attention keys is zero but for rounding."""
+  largest = max(float(np.abs(e).max()) for e in map(np.asarray, expected))
+  for a, e in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-4, atol=2e-5 * largest, err_msg=what)
+
+
+def _jaxpr_contractions(jaxpr: Any) -> int:
+  own = sum(eqn.primitive.name in ("dot_general", "conv_general_dilated") for eqn in jaxpr.eqns)
+  return own + sum(_jaxpr_contractions(inner) for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params))
+
+
+def _markdown(report: dict[str, Any]) -> str:
+  lines = [
+    "# How fast converted models are",
+    "",
+    "Generated by `python -m jax2tf.tools.sweeps.speed`; do not edit.",
+    "Each model in JAX (`jax.jit`), in TensorFlow as one writes it by hand",
+    "(`tf.nn`, `tf.while_loop`), and converted by jax2tf; the same weights, in `tf.Variable`s; a `tf.function` without XLA, on CPU;",
+    "they run by turns in one process and times are medians; ratios below 1 are faster. *Native* is",
+    "`native_serialization=True`, and the same in a `tf.function` with `jit_compile=True`. *Nodes* are those of the graph as built, and",
+    "those that TensorFlow runs after its own optimisation. *Contractions* are matrix products and convolutions: equations of JAX's jaxpr,",
+    "ops that run. The gradient is that of the mean of the squared results by all weights, in one `tf.function` with a `tf.GradientTape`.",
+    "",
+  ]
+  for version, section in sorted(report.items()):
+    lines += [f"## JAX {version}, TensorFlow {tf.__version__}", ""]
+    lines += [
+      "| model | way | jax.jit ms | hand ms | ours ms | ours/jax.jit | ours/hand | hand/jax.jit | native/jax.jit | with jit_compile |"
+    ]
+    lines[-1] += " nodes: hand, ours | that run: hand, ours | contractions: JAX, hand, ours |"
+    lines += ["|---" * 13 + "|"]
+    lines += [line(name, way, numbers) for name, ways in section.items() for way, numbers in ways.items()]
+    lines += [""]
+  return "\n".join([*lines, "![ratios](speed.png)", ""])
+
+
+def line(name: str, way: str, numbers: Numbers) -> str:
+  """A row of the table."""
+  ms, nodes, executed, contractions = (numbers[key] for key in ("ms", "nodes", "executed", "contractions"))
+  cells = [
+    name,
+    way,
+    *(f"{ms[who]:.3g}" for who in ("jax", "hand", "ours")),
+    f"**{ms['ours'] / ms['jax']:.2f}**",
+    f"**{ms['ours'] / ms['hand']:.2f}**",
+    f"{ms['hand'] / ms['jax']:.2f}",
+    f"**{ms['native'] / ms['jax']:.2f}**",
+    f"{ms['native xla'] / ms['jax']:.2f}",
+    f"{nodes['hand']}, {nodes['ours']}",
+    f"{executed['hand']}, {executed['ours']}",
+    f"{contractions['jax']}, {contractions['hand']}, {contractions['ours']}",
+  ]
+  return "| " + " | ".join(cells) + " |"
+
+
+def _picture(report: dict[str, Any]) -> None:
+  """For each version a panel: the time of hand-written TensorFlow and of both lowerings over that of jax.jit."""
+  pyplot = measure.pyplot()
+  figure, panels = pyplot.subplots(1, len(report), figsize=(6.5 * len(report), 4.2), layout="constrained", sharey=True, squeeze=False)
+  for axes, (version, section) in zip(panels[0], sorted(report.items()), strict=True):
+    rows = [(f"{re.split('[ ,]', name)[0]}, {way}", numbers["ms"]) for name, ways in section.items() for way, numbers in ways.items()]
+    for offset, who, label in ((-0.27, "hand", "hand-written TensorFlow"), (0, "ours", "jax2tf"), (0.27, "native", "jax2tf, native")):
+      axes.barh([i + offset for i in range(len(rows))], [ms[who] / ms["jax"] for _, ms in rows], 0.26, label=label)
+    axes.axvline(1, color="gray", linewidth=1)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set(xlabel="time / jax.jit's", title=f"JAX {version}")
+  panels[0][0].invert_yaxis()
+  panels[0][-1].legend()
+  figure.savefig(measure.DOCS / "speed.png", dpi=110)
+  pyplot.close(figure)
+
+
+def main(_: Sequence[str]) -> None:
+  """Measures the chosen models and writes the report."""
+  logging.set_verbosity(logging.WARNING)  # JAX tells absl which accelerators it did not find
+  chosen = [(model, way) for model in MODELS if re.search(_MODELS.value, model.name) for way in _WAYS]
+  section: dict[str, dict[str, Numbers]] = {}
+  progress = tqdm.tqdm(chosen, unit="measurement")
+  try:
+    for model, way in progress:
+      progress.set_postfix_str(f"{model.name}, {way}")
+      numbers = measured(model, way != "forward", _SECONDS.value)
+      section.setdefault(model.name, {})[way] = numbers
+      progress.write(line(model.name, way, numbers))
+  finally:  # an interrupted run keeps the models that it finished
+    whole = {name: ways for name, ways in section.items() if len(ways) == len(_WAYS)}
+    measure.update("speed", whole, [model.name for model in MODELS], _markdown, _picture)
+
+
+if __name__ == "__main__":
+  app.run(main)
