@@ -31,18 +31,6 @@ def test_jaxprs_are_closed_at_one_address() -> None:
   assert [str(f) for f in files if pattern.search(f.read_text(encoding="utf-8"))] == []
 
 
-def test_no_module_with_flags_is_imported() -> None:
-  """Flags of absl are one namespace for the whole process: two scripts with a flag of the same name would not import together."""
-  scripts = {f.stem for f in (REPOSITORY / "tools" / "sweeps").glob("*.py") if "flags.DEFINE" in f.read_text(encoding="utf-8")}
-  assert "load" in scripts
-  importing = [f for folder in ("jax2tf", "converters", "tools", "tests", "examples") for f in (REPOSITORY / folder).rglob("*.py")]
-  pattern = re.compile(
-    rf"^ *(?:from jax2tf\.tools\.sweeps import .*\b|(?:from|import) jax2tf\.tools\.sweeps\.)({'|'.join(scripts)})\b", re.MULTILINE
-  )
-  found = {str(f.relative_to(REPOSITORY)): pattern.findall(f.read_text(encoding="utf-8")) for f in importing}
-  assert {file: names for file, names in found.items() if names} == {}
-
-
 @pytest.mark.parametrize(
   ("module", "imported", "words"),
   [

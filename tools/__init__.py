@@ -1,1 +1,1 @@
-"""Commands for people who work on jax2tf."""
+"""The command, the servers, and what maintainers run."""

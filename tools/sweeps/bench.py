@@ -9,16 +9,15 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import logging
 
 import jax2tf
 from jax2tf.tools.sweeps import measure
-
-SECONDS = flags.DEFINE_float("seconds", 5.0, "how long to measure each function", lower_bound=0.01)
 
 
 def sin_plus_one(x: jax.Array) -> jax.Array:
@@ -60,16 +59,17 @@ def calls_of(fun: Callable[..., Any], shape: Sequence[int]) -> dict[str, Callabl
   }
 
 
-def main(argv: Sequence[str]) -> None:
+@click.command
+@click.option("--seconds", type=click.FloatRange(0.01), default=5.0, help="How long to measure each function.")
+def main(seconds: float) -> None:
   """Prints one line for each function."""
-  del argv
   logging.set_verbosity(logging.WARNING)  # JAX tells absl which accelerators it did not find
   for fun, shape in ((sin_plus_one, (3,)), (mlp, (64, 784))):
-    times = measure.milliseconds(calls_of(fun, shape), SECONDS.value)
+    times = measure.milliseconds(calls_of(fun, shape), seconds)
     if fun is sin_plus_one:
       print(f"{'microseconds per call':24}" + "".join(f"{name:>16}" for name in times))
     print(f"{fun.__name__:24}" + "".join(f"{1e3 * time:16.0f}" for time in times.values()))
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

@@ -11,18 +11,12 @@ import json
 import pathlib
 import sys
 
+import click
 import jax
 import tqdm
-from absl import app, flags
 
 from jax2tf.tools.sweeps import coverage, workers
-
-_WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run harnesses side by side.", lower_bound=1)
-_GROUP = flags.DEFINE_list("groups", [], "Only these groups (primitives); all by default.")
-_WAYS = flags.DEFINE_list("ways", ["graph", "gradient"], "Ways to run every case in; of graph, eager, xla, gradient, second, empty.")
-_SAMPLED_WAYS = flags.DEFINE_list("sampled_ways", ["eager", "xla", "second"], "Ways to run a seeded sample of the cases in.")
-_FRESH = flags.DEFINE_boolean("fresh", False, "Forget earlier results of the chosen cases.")
-_SAMPLE = flags.DEFINE_integer("sample", 1000, "The size of that sample.", lower_bound=1)
+from jax2tf.tools.sweeps.options import commas
 
 _FOLDER = pathlib.Path("build/conformance")
 # What JAX says where its cache, after many cases, has an executable of another function; in a fresh worker it runs.
@@ -46,22 +40,31 @@ def read_results() -> dict[tuple[str, str], dict[str, object]]:
   return {(row["harness"], row["way"]): row for row in rows}
 
 
-def main(_: list[str]) -> None:
+@click.command
+@click.option("--workers", "processes", type=click.IntRange(1), default=2, help="Processes that run harnesses side by side.")
+@click.option("--groups", default="", callback=commas, help="Only these groups (primitives); all by default.")
+@click.option(
+  "--ways", default="graph,gradient", callback=commas, help="Ways to run every case in; of graph, eager, xla, gradient, second, empty."
+)
+@click.option("--sampled_ways", default="eager,xla,second", callback=commas, help="Ways to run a seeded sample of the cases in.")
+@click.option("--fresh/--nofresh", default=False, help="Forget earlier results of the chosen cases.")
+@click.option("--sample", type=click.IntRange(1), default=1000, help="The size of that sample.")
+def main(processes: int, groups: list[str], ways: list[str], sampled_ways: list[str], fresh: bool, sample: int) -> None:
   """Runs what is missing, then writes the report."""
   from tests.conformance import harnesses  # noqa: PLC0415
 
   _FOLDER.mkdir(parents=True, exist_ok=True)
   everything = harnesses.load()
-  cases_of = [(sorted(everything), _WAYS.value), (harnesses.sample(_SAMPLE.value, seed=0), _SAMPLED_WAYS.value)]
+  cases_of = [(sorted(everything), ways), (harnesses.sample(sample, seed=0), sampled_ways)]
   chosen = [(name, way) for names, ways in cases_of for name in names for way in ways]
-  chosen = [(name, way) for name, way in chosen if not _GROUP.value or everything[name].group_name in _GROUP.value]
-  done = {} if _FRESH.value else read_results()
+  chosen = [(name, way) for name, way in chosen if not groups or everything[name].group_name in groups]
+  done = {} if fresh else read_results()
   missing = [case for case in chosen if case not in done or done[case]["status"] == "fail" or _MIXED_UP in str(done[case]["detail"])]
   with (
     tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} harnesses", unit="case") as report,
     results_file().open("a", encoding="utf-8", buffering=1) as file,
   ):
-    options = {"processes": _WORKERS.value, "renewed_after": _CASES_PER_WORKER, "seconds": _PATIENCE}
+    options = {"processes": processes, "renewed_after": _CASES_PER_WORKER, "seconds": _PATIENCE}
     for outcome in workers.each(harnesses.run, missing, harnesses.lost, **options):
       file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
       report.update()
@@ -76,4 +79,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

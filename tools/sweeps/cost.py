@@ -12,18 +12,16 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import tensorflow as tf
 import tqdm
-from absl import app, flags, logging
+from absl import logging
 
 import jax2tf
 from jax2tf.tools.sweeps import measure
 from jax2tf.tools.sweeps.cost_rows import ROWS, Row
-
-_ROWS = flags.DEFINE_string("rows", "", "Only rows whose name matches this regular expression; the others keep their numbers.")
-_SECONDS = flags.DEFINE_float("seconds", 0.4, "How long to measure each function at each size.", lower_bound=0.01)
 
 _GROWTH = 8
 _WAYS = ("forward", "gradient")
@@ -165,16 +163,19 @@ def _picture(report: dict[str, Any]) -> None:
   pyplot.close(figure)
 
 
-def main(_: Sequence[str]) -> None:
+@click.command
+@click.option("--rows", default="", help="Only rows whose name matches this regular expression; the others keep their numbers.")
+@click.option("--seconds", type=click.FloatRange(0.01), default=0.4, help="How long to measure each function at each size.")
+def main(rows: str, seconds: float) -> None:
   """Measures the chosen rows and writes the report."""
   logging.set_verbosity(logging.WARNING)  # JAX tells absl which accelerators it did not find
-  chosen = [row for row in ROWS if re.search(_ROWS.value, row.name)]
+  chosen = [row for row in ROWS if re.search(rows, row.name)]
   section: dict[str, dict[str, Numbers]] = {}
   progress = tqdm.tqdm(chosen, unit="row")
   try:
     for row in progress:
       progress.set_postfix_str(row.name)
-      section[row.name] = {way: measured(row, way == "gradient", _SECONDS.value) for way in _WAYS[: 1 + row.differentiable]}
+      section[row.name] = {way: measured(row, way == "gradient", seconds) for way in _WAYS[: 1 + row.differentiable]}
       for way, numbers in section[row.name].items():
         progress.write(_line(row, way, numbers))
       jax.clear_caches()
@@ -183,4 +184,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

@@ -15,18 +15,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import click
 import jax
 import tqdm
-from absl import app, flags
 
 from jax2tf.tools.sweeps import workers
-
-_PROGRAMS = flags.DEFINE_integer("programs", 2000, "How many programs.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the first batch; each batch takes the next.")
-_WORKERS = flags.DEFINE_integer("workers", 1, "Processes that run batches side by side.", lower_bound=1)
-_FUNCTIONS = flags.DEFINE_list("functions", [], "Only programs of these functions; all by default.")
-_STEPS = flags.DEFINE_integer("steps", 8, "Functions in a program, at most.", lower_bound=1)
-_RECORD = flags.DEFINE_boolean("record", True, "Write docs/fuzz.json.")
+from jax2tf.tools.sweeps.options import commas
 
 _REPORT = pathlib.Path("docs/fuzz.json")
 # TensorFlow and JAX keep what they compile.
@@ -100,14 +94,21 @@ def _lost(error: workers.LostError, _: int, seed: int, *__: Any) -> dict[str, An
   return {"programs": 0, "functions": {}, "failures": [("crash", f"seed {seed}", error.said[-1000:] or str(error), *(culprit or [""]))]}
 
 
-def main(_: list[str]) -> None:
+@click.command
+@click.option("--programs", type=click.IntRange(1), default=2000, help="How many programs.")
+@click.option("--seed", type=int, default=0, help="Of the first batch; each batch takes the next.")
+@click.option("--workers", "processes", type=click.IntRange(1), default=1, help="Processes that run batches side by side.")
+@click.option("--functions", "functions_of", default="", callback=commas, help="Only programs of these functions; all by default.")
+@click.option("--steps", type=click.IntRange(1), default=8, help="Functions in a program, at most.")
+@click.option("--record/--norecord", default=True, help="Write docs/fuzz.json.")
+def main(programs: int, seed: int, processes: int, functions_of: list[str], steps: int, record: bool) -> None:
   """Runs all batches, prints the mismatches and records the counts."""
-  whole, rest = divmod(_PROGRAMS.value, _PROGRAMS_PER_WORKER)
+  whole, rest = divmod(programs, _PROGRAMS_PER_WORKER)
   counts = [_PROGRAMS_PER_WORKER] * whole + [rest] * bool(rest)
   total, functions, failures = 0, collections.Counter[str](), dict[tuple[str, str], tuple[str, ...]]()
-  batches = [(count, _SEED.value + i, _FUNCTIONS.value, _STEPS.value) for i, count in enumerate(counts)]
-  with tqdm.tqdm(total=_PROGRAMS.value, desc=f"JAX {jax.__version__} random programs", unit="program") as report:
-    for result in workers.each(_run_batch, batches, _lost, processes=_WORKERS.value, renewed_after=1):
+  batches = [(count, seed + i, functions_of, steps) for i, count in enumerate(counts)]
+  with tqdm.tqdm(total=programs, desc=f"JAX {jax.__version__} random programs", unit="program") as report:
+    for result in workers.each(_run_batch, batches, _lost, processes=processes, renewed_after=1):
       total += result["programs"]
       functions.update(result["functions"])
       for kind, name, detail, program in result["failures"]:
@@ -115,17 +116,17 @@ def main(_: list[str]) -> None:
           failures[kind, name] = (detail, program)
           tqdm.tqdm.write(f"MISMATCH ({kind}) {name}: {detail}\n  {program}\n")
       report.update(result["programs"])
-  if _RECORD.value and not _FUNCTIONS.value:
-    _record(total, functions, failures)
+  if record and not functions_of:
+    _record(total, seed, functions, failures)
   print(f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, {len(failures)} mismatches")
   sys.exit(bool(failures))
 
 
-def _record(total: int, functions: dict[str, int], failures: dict[tuple[str, str], tuple[str, ...]]) -> None:
+def _record(total: int, seed: int, functions: dict[str, int], failures: dict[tuple[str, str], tuple[str, ...]]) -> None:
   rows = json.loads(_REPORT.read_text(encoding="utf-8")) if _REPORT.exists() else {}
   rows[jax.__version__] = {
     "programs": total,
-    "seed": _SEED.value,
+    "seed": seed,
     "mismatches": [f"{kind}: {name}" for kind, name in sorted(failures)],
     "functions": dict(sorted(functions.items())),
   }
@@ -133,4 +134,4 @@ def _record(total: int, functions: dict[str, int], failures: dict[tuple[str, str
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

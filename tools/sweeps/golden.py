@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 import tensorflow as tf
-from absl import app
 
 import jax2tf
 from jax2tf.tools.sweeps.measure import op_types
@@ -49,7 +48,7 @@ def op_counts(model: Any) -> dict[str, int]:
   return dict(sorted(collections.Counter(op_types(concrete.graph)).items()))
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
   """Writes the golden file."""
   from tests.models.zoo import MODELS  # noqa: PLC0415  (only a checkout has it)
 
@@ -59,4 +58,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

@@ -14,18 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 import tqdm
-from absl import app, flags, logging
+from absl import logging
 from jax import lax
 
 import jax2tf
 from jax2tf.tools.sweeps import measure
-
-_ONE = flags.DEFINE_string("one", "", "Internal: the only measurement of this process, as JSON.")
 
 _LENGTHS = (300, 3_000, 30_000)
 # By hand the gradient takes TensorFlow's optimiser a time quadratic in the length: 3,000 is enough to see it.
@@ -203,11 +202,13 @@ def _picture(report: dict[str, Any]) -> None:
   pyplot.close(figure)
 
 
-def main(_: Sequence[str]) -> None:
+@click.command
+@click.option("--one", default="", help="Internal: the only measurement of this process, as JSON.")
+def main(one: str) -> None:
   """Measures everything and writes the report."""
   logging.set_verbosity(logging.WARNING)  # JAX tells absl which accelerators it did not find
-  if _ONE.value:
-    what, who, argument = json.loads(_ONE.value)
+  if one:
+    what, who, argument = json.loads(one)
     print(json.dumps(chain(who, argument) if what == "chain" else transformer(who, argument)))
     return
   section: dict[str, Numbers] = {}
@@ -220,4 +221,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

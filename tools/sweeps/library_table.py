@@ -9,21 +9,19 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
 
 import jax2tf
 from jax2tf.tools.sweeps import library_rows, measure, workers
-
-_ONLY = flags.DEFINE_list("only", list(library_rows.LIBRARIES), "Libraries.")
+from jax2tf.tools.sweeps.options import commas
 
 _DATA, _REPORT = measure.DOCS / "libraries.json", measure.DOCS / "libraries.md"
 _WAYS = ("value", "gradient", "SavedModel")
@@ -142,10 +140,12 @@ def report(data: dict[str, Any]) -> str:
   return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str]) -> None:
-  del argv
+@click.command
+@click.option("--only", default=",".join(library_rows.LIBRARIES), callback=commas, help="Libraries.")
+def main(only: list[str]) -> None:
+  """Measures, and writes the report after each row."""
   os.environ.setdefault("EQX_ON_ERROR", "nan")  # before the processes that import Equinox
-  tasks = [(library, name) for library in _ONLY.value for name in rows_of(library)]
+  tasks = [(library, name) for library in only for name in rows_of(library)]
   for library, name, found in workers.each(cells, tasks, lost, renewed_after=6, seconds=_SECONDS):
     print(library, name, found, flush=True)
     data = json.loads(_DATA.read_text(encoding="utf-8")) if _DATA.exists() else {}
@@ -157,4 +157,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(app.run(main))
+  main()

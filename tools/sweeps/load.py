@@ -15,27 +15,16 @@ import pathlib
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from absl import app, flags, logging
+import click
+from absl import logging
 
 from jax2tf.tools.sweeps import clients, measure
 
-_SECONDS = flags.DEFINE_float("seconds", 15.0, "How long each run sends requests.", lower_bound=1.0)
-_CONCURRENCY = flags.DEFINE_integer("concurrency", 200, "How many requests wait for an answer at any time.", lower_bound=1)
-_MAX_ROWS = flags.DEFINE_integer("max_rows", 32, "Requests have 1 to so many rows.", lower_bound=1)
-_REPORT = flags.DEFINE_string("report", str(measure.DOCS / "serving-load.json"), "Where the figures go.")
-
 _REPLICAS = "--replicas=2"
 _PATIENCE_SECONDS = 120.0
-
-
-async def _load(port: int, questions: Sequence[clients.Question], attack: Callable[[], object] = lambda: None) -> clients.Tally:
-  running = asyncio.create_task(clients.load(port, questions, _CONCURRENCY.value, _SECONDS.value, progress=True))
-  await asyncio.sleep(_SECONDS.value / 3)
-  await asyncio.to_thread(attack)
-  return await running
 
 
 def _kill(pid: int) -> None:
@@ -56,17 +45,22 @@ def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
   return time.monotonic() - start
 
 
-def main(argv: Sequence[str]) -> None:
+@click.command
+@click.option("--seconds", type=click.FloatRange(1.0), default=15.0, help="How long each run sends requests.")
+@click.option("--concurrency", type=click.IntRange(1), default=200, help="How many requests wait for an answer at any time.")
+@click.option("--max_rows", type=click.IntRange(1), default=32, help="Requests have 1 to so many rows.")
+@click.option("--report", "report_file", default=str(measure.DOCS / "serving-load.json"), help="Where the figures go.")
+def main(seconds: float, concurrency: int, max_rows: int, report_file: str) -> None:
   """Prints and writes the figures of each run; raises SystemExit if an answer was lost or wrong."""
-  del argv
   logging.set_verbosity(logging.WARNING)
-  report: dict[str, Any] = {
-    "seconds": _SECONDS.value,
-    "concurrency": _CONCURRENCY.value,
-    "rows": [1, _MAX_ROWS.value],
-    "cores": os.cpu_count(),
-  }
+  report: dict[str, Any] = {"seconds": seconds, "concurrency": concurrency, "rows": [1, max_rows], "cores": os.cpu_count()}
   faults = []
+
+  async def load(port: int, attack: Callable[[], object] = lambda: None) -> clients.Tally:
+    running = asyncio.create_task(clients.load(port, questions, concurrency, seconds, progress=True))
+    await asyncio.sleep(seconds / 3)
+    await asyncio.to_thread(attack)
+    return await running
 
   def add(name: str, tally: clients.Tally) -> None:
     report[name] = tally.summary()
@@ -75,25 +69,25 @@ def main(argv: Sequence[str]) -> None:
 
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
     model = pathlib.Path(folder, "mlp")
-    questions = clients.save_mlp(model, _MAX_ROWS.value)
+    questions = clients.save_mlp(model, max_rows)
     with clients.serving(model, "--replicas=1") as server:
-      asyncio.run(clients.load(server.grpc_port, questions, _CONCURRENCY.value, 1.0))  # the first requests optimise the graph
-      add("one replica", asyncio.run(_load(server.grpc_port, questions)))
+      asyncio.run(clients.load(server.grpc_port, questions, concurrency, 1.0))  # the first requests optimise the graph
+      add("one replica", asyncio.run(load(server.grpc_port)))
     with clients.serving(model, _REPLICAS) as server:
-      asyncio.run(clients.load(server.grpc_port, questions, _CONCURRENCY.value, 1.0))
-      add("two replicas", asyncio.run(_load(server.grpc_port, questions)))
+      asyncio.run(clients.load(server.grpc_port, questions, concurrency, 1.0))
+      add("two replicas", asyncio.run(load(server.grpc_port)))
       whole = _census(server)
       for kind in clients.KINDS:
         [victim, *_] = server.pids(kind)
-        add(f"{kind} killed", asyncio.run(_load(server.grpc_port, questions, lambda: _kill(victim))))  # noqa: B023  (called at once)
-        report[f"{kind} killed"]["whole again s"] = round(_SECONDS.value * 2 / 3 + _wait_until_whole(server, whole), 1)
+        add(f"{kind} killed", asyncio.run(load(server.grpc_port, lambda: _kill(victim))))  # noqa: B023  (called at once)
+        report[f"{kind} killed"]["whole again s"] = round(seconds * 2 / 3 + _wait_until_whole(server, whole), 1)
 
       def restart() -> None:
         _kill(server.process.pid)
         server.process.wait()
         stack.enter_context(clients.serving(model, _REPLICAS, ports=(server.grpc_port, server.http_port)))
 
-      add("server killed and started again", asyncio.run(_load(server.grpc_port, questions, restart)))
+      add("server killed and started again", asyncio.run(load(server.grpc_port, restart)))
   runs = [run for name, run in report.items() if isinstance(run, dict) and "killed" in name]
   report["with kills"] = {
     "requests": sum(run["requests"] for run in runs),
@@ -101,10 +95,10 @@ def main(argv: Sequence[str]) -> None:
     "wrong": sum(run["wrong"] for run in runs),
     "errors": sum(run["errors"] for run in runs),
   }
-  pathlib.Path(_REPORT.value).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+  pathlib.Path(report_file).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
   if faults:
     raise SystemExit(f"{len(faults)} requests were lost or answered wrongly, such as: {faults[0]}")
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

@@ -15,15 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import click
 import jax
 import numpy as np
 import tabulate
 import tqdm
-from absl import app, flags
 
 from jax2tf.tools.sweeps import measure
-
-_ONLY = flags.DEFINE_list("only", [], "Of the rows' names, such as onnx or tflite-int8; all by default.")
+from jax2tf.tools.sweeps.options import commas
 
 _SENTENCES = 100
 _BATCHES = (1, 3, 7, 16)  # of sentences, one after another
@@ -87,7 +86,9 @@ def measured(row: str, model: Any, given: Sequence[Mapping[str, np.ndarray]], ex
   }
 
 
-def main(_: list[str]) -> None:
+@click.command
+@click.option("--only", default="", callback=commas, help="Of the rows' names, such as onnx or tflite-int8; all by default.")
+def main(only: list[str]) -> None:
   """Exports, measures, and writes the document."""
   sys.path.insert(0, str(measure.DOCS.parent / "examples"))
   import minilm  # noqa: PLC0415  (an example, not installed as a top-level module)
@@ -100,7 +101,7 @@ def main(_: list[str]) -> None:
   given = list(batches(minilm_text.tokenize))
   encode = jax.jit(minilm.encode)
   expected = [np.asarray(encode(params, **one)) for one in tqdm.tqdm(given, desc="JAX")]
-  for row in tqdm.tqdm(_ONLY.value or list(ROWS), desc="targets"):
+  for row in tqdm.tqdm(only or list(ROWS), desc="targets"):
     measure.update("minilm", {row: measured(row, model, given, expected)}, list(ROWS), markdown, picture)
 
 
@@ -149,4 +150,4 @@ def markdown(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

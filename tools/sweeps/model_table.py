@@ -22,18 +22,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import click
 import jax
 import tqdm
-from absl import app, flags
 
 from jax2tf.converters import verify
 from jax2tf.converters.export.source import ExportError
 from jax2tf.tools.sweeps import measure, runtimes, workers
-
-_MODELS = flags.DEFINE_string("models", "", "Only models whose name matches this regular expression; the others keep their rows.")
-_TARGETS = flags.DEFINE_list("targets", [], "Only these targets; the others keep their rows.")
-_AGAIN = flags.DEFINE_enum("again", "none", ["none", "missed", "all"], "Which rows to make anew of those that are there already.")
-_SECONDS = flags.DEFINE_integer("seconds", 300, "The time limit of one model on one target.", lower_bound=1)
+from jax2tf.tools.sweeps.options import commas
 
 
 @dataclass(frozen=True)
@@ -193,24 +189,31 @@ def picture(pairs: Mapping[str, Mapping[tuple[str, str], Row]], names: Sequence[
   pyplot.close(figure)
 
 
-def main(_: Sequence[str]) -> None:
+@click.command
+@click.option("--models", default="", help="Only models whose name matches this regular expression; the others keep their rows.")
+@click.option("--targets", default="", callback=commas, help="Only these targets; the others keep their rows.")
+@click.option(
+  "--again", type=click.Choice(["none", "missed", "all"]), default="none", help="Which rows to make anew of those that are there already."
+)
+@click.option("--seconds", type=click.IntRange(1), default=300, help="The time limit of one model on one target.")
+def main(models: str, targets: list[str], again: str, seconds: int) -> None:
   """Makes the rows that are not there yet, and the report of all."""
   sys.path.insert(0, str(runtimes.REPOSITORY / "examples"))  # some models are those of examples; workers inherit the path
   names = importlib.import_module("tests.models").NAMES
-  targets = _TARGETS.value or list(runtimes.TARGETS)
+  targets = targets or list(runtimes.TARGETS)
   if unknown := [target for target in targets if target not in runtimes.TARGETS]:
-    raise app.UsageError(f"--targets={','.join(targets)}: {unknown[0]!r} is none of {', '.join(runtimes.TARGETS)}")
+    raise click.UsageError(f"--targets={','.join(targets)}: {unknown[0]!r} is none of {', '.join(runtimes.TARGETS)}")
   runtimes.CACHE.mkdir(parents=True, exist_ok=True)
   version = f"jax-{'.'.join(jax.__version__.split('.')[:2])}"
   file = runtimes.CACHE / f"{version}.jsonl"
-  kept = {"none": lambda row: True, "missed": lambda row: not row.reason, "all": lambda row: False}[_AGAIN.value]
+  kept = {"none": lambda row: True, "missed": lambda row: not row.reason, "all": lambda row: False}[again]
   known = {key for key, row in known_rows(file).items() if kept(row)}
-  wanted = {name: [t for t in targets if (name, t) not in known] for name in names if re.search(_MODELS.value, name)}
+  wanted = {name: [t for t in targets if (name, t) not in known] for name in names if re.search(models, name)}
   with tqdm.tqdm(total=sum(map(len, wanted.values())), unit="row") as progress:
     for name, missing in wanted.items():
       progress.set_postfix_str(name)
       with tempfile.TemporaryDirectory(prefix="jax2tf-zoo-") as folder, file.open("a", encoding="utf-8", buffering=1) as stream:
-        for found in workers.each(row, [(name, target, folder) for target in missing], _lost, seconds=_SECONDS.value):
+        for found in workers.each(row, [(name, target, folder) for target in missing], _lost, seconds=seconds):
           stream.write(json.dumps(asdict(found)) + "\n")
           progress.update()
   pairs = {file.stem.replace("-", " ").replace("jax", "JAX"): known_rows(file) for file in sorted(runtimes.CACHE.glob("jax-*.jsonl"))}
@@ -219,4 +222,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

@@ -12,23 +12,21 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 import tqdm
-from absl import app, flags
 from jax import lax
 
 import jax2tf
 from jax2tf import native
 from jax2tf.tools.sweeps import measure
-
-_RELEASES = flags.DEFINE_list("releases", ["2.14", "2.15", "2.16", "2.17", "2.18", "2.19", "2.20", "2.21"], "Of TensorFlow.")
-_PYTHON = flags.DEFINE_string("python", sys.executable, "An interpreter for which these releases have wheels.")
+from jax2tf.tools.sweeps.options import commas
 
 _X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 _KERNEL = jnp.asarray(np.random.default_rng(1).standard_normal((3, 3, 1, 2)), jnp.float32)
@@ -78,11 +76,11 @@ def write(release: str, folder: pathlib.Path) -> dict[str, str]:
   return refused
 
 
-def read(release: str, folder: pathlib.Path) -> dict[str, Any]:
+def read(release: str, folder: pathlib.Path, interpreter: str) -> dict[str, Any]:
   """What that release of TensorFlow makes of the folder."""
   environment = folder / "environment"
   python = environment / "bin" / "python"
-  subprocess.run([_PYTHON.value, "-m", "venv", str(environment)], check=True)
+  subprocess.run([interpreter, "-m", "venv", str(environment)], check=True)
   subprocess.run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", f"tensorflow-cpu=={release}.*"], check=True)
   run = subprocess.run([str(python), "-c", _READ, str(folder / "models")], capture_output=True, text=True, check=False)
   if run.returncode:
@@ -100,7 +98,10 @@ def compare(found: dict[str, Any]) -> dict[str, float]:
   return errors
 
 
-def main(_: Sequence[str]) -> None:
+@click.command
+@click.option("--releases", default="2.14,2.15,2.16,2.17,2.18,2.19,2.20,2.21", callback=commas, help="Of TensorFlow.")
+@click.option("--python", default=sys.executable, help="An interpreter for which these releases have wheels.")
+def main(releases: list[str], python: str) -> None:
   """Writes, reads and reports."""
   lines = [
     "# Who reads our native modules",
@@ -111,12 +112,12 @@ def main(_: Sequence[str]) -> None:
     "| TensorFlow | written as StableHLO | " + " | ".join(FUNCTIONS) + " |",
     "|---" * (2 + len(FUNCTIONS)) + "|",
   ]
-  for release in tqdm.tqdm(_RELEASES.value, unit="release"):
+  for release in tqdm.tqdm(releases, unit="release"):
     with tempfile.TemporaryDirectory() as place:
       folder = pathlib.Path(place)
       (folder / "models").mkdir()
       refused = write(release, folder / "models")
-      answer = read(release, folder)
+      answer = read(release, folder, python)
       errors = compare(answer["found"])
       cells = [f"{errors[name]:.1e}" if name in errors else f"refused: {_word(refused[name])}" for name in FUNCTIONS]
       lines.append(f"| {answer['tensorflow']} | {native.stablehlo_version(release)} | " + " | ".join(cells) + " |")
@@ -130,4 +131,4 @@ def _word(refusal: str) -> str:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

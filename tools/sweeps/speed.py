@@ -11,20 +11,18 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 import tqdm
-from absl import app, flags, logging
+from absl import logging
 from jax.extend.core import jaxprs_in_params
 
 import jax2tf
 from jax2tf.tools.sweeps import measure
 from jax2tf.tools.sweeps.speed_models import MODELS, Model
-
-_MODELS = flags.DEFINE_string("models", "", "Only models whose name matches this regular expression; the others keep their numbers.")
-_SECONDS = flags.DEFINE_float("seconds", 10.0, "How long to measure each model each way.", lower_bound=0.01)
 
 _WAYS = ("forward", "value and gradient")
 # Those of ordinary ops, whose graphs say what runs.
@@ -170,16 +168,19 @@ def _picture(report: dict[str, Any]) -> None:
   pyplot.close(figure)
 
 
-def main(_: Sequence[str]) -> None:
+@click.command
+@click.option("--models", default="", help="Only models whose name matches this regular expression; the others keep their numbers.")
+@click.option("--seconds", type=click.FloatRange(0.01), default=10.0, help="How long to measure each model each way.")
+def main(models: str, seconds: float) -> None:
   """Measures the chosen models and writes the report."""
   logging.set_verbosity(logging.WARNING)  # JAX tells absl which accelerators it did not find
-  chosen = [(model, way) for model in MODELS if re.search(_MODELS.value, model.name) for way in _WAYS]
+  chosen = [(model, way) for model in MODELS if re.search(models, model.name) for way in _WAYS]
   section: dict[str, dict[str, Numbers]] = {}
   progress = tqdm.tqdm(chosen, unit="measurement")
   try:
     for model, way in progress:
       progress.set_postfix_str(f"{model.name}, {way}")
-      numbers = measured(model, way != "forward", _SECONDS.value)
+      numbers = measured(model, way != "forward", seconds)
       section.setdefault(model.name, {})[way] = numbers
       progress.write(line(model.name, way, numbers))
   finally:  # an interrupted run keeps the models that it finished
@@ -188,4 +189,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

@@ -19,19 +19,15 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import click
 import jax
 import numpy as np
 import tqdm
-from absl import app, flags
 
 from jax2tf.tools.sweeps import target_report, workers
+from jax2tf.tools.sweeps.options import commas
 
 _ALL = ["onnx", "tflite", "tfjs"]
-_TARGETS = flags.DEFINE_list("targets", _ALL, "Of onnx, tflite, tfjs; the report has what is known of the others.")
-_PROGRAMS = flags.DEFINE_integer("programs", 300, "How many random programs.", lower_bound=0)
-_CASES = flags.DEFINE_integer("cases", 4, "Cases of each primitive, of different dtypes.", lower_bound=0)
-_STEPS = flags.DEFINE_integer("steps", 4, "Functions in a program, at most.", lower_bound=1)
-_FRESH = flags.DEFINE_boolean("fresh", False, "Forget earlier outcomes.")
 
 _FOLDER = pathlib.Path("build/targets")
 # TensorFlow and JAX keep what they compile.
@@ -63,7 +59,7 @@ class Outcome:
   detail: str = ""
 
 
-def subjects() -> list[str]:
+def subjects(programs: int, most_cases: int) -> list[str]:
   """The names of all, in a seeded order, so that a part of the sweep is a sample of it."""
   from tests.conformance import harnesses  # noqa: PLC0415  (only a checkout has it)
 
@@ -80,8 +76,8 @@ def subjects() -> list[str]:
     for name, dtype in cases:
       ranked.append((seen[dtype], len(ranked), name))
       seen[dtype] += 1
-    chosen += [f"harness:{name}" for *_, name in sorted(ranked)[: _CASES.value]]
-  chosen += [f"program:{i}" for i in range(_PROGRAMS.value)]
+    chosen += [f"harness:{name}" for *_, name in sorted(ranked)[:most_cases]]
+  chosen += [f"program:{i}" for i in range(programs)]
   rng.shuffle(chosen)
   return chosen
 
@@ -186,15 +182,23 @@ def _exported(
   return ("noted" if noted else "equal"), (), ""
 
 
-def main(_: list[str]) -> None:
+@click.command
+@click.option(
+  "--targets", default=",".join(_ALL), callback=commas, help="Of onnx, tflite, tfjs; the report has what is known of the others."
+)
+@click.option("--programs", type=click.IntRange(0), default=300, help="How many random programs.")
+@click.option("--cases", type=click.IntRange(0), default=4, help="Cases of each primitive, of different dtypes.")
+@click.option("--steps", type=click.IntRange(1), default=4, help="Functions in a program, at most.")
+@click.option("--fresh/--nofresh", default=False, help="Forget earlier outcomes.")
+def main(targets: list[str], programs: int, cases: int, steps: int, fresh: bool) -> None:
   """Runs what is missing, then writes the report."""
   _FOLDER.mkdir(parents=True, exist_ok=True)
   file = _FOLDER / f"jax-{jax.__version__}.jsonl"
-  if _FRESH.value:
+  if fresh:
     file.unlink(missing_ok=True)
   done = {(row["subject"], row["target"]) for row in map(json.loads, file.read_text().splitlines())} if file.exists() else set()
-  chosen = subjects()
-  missing = [(s, target, _STEPS.value) for target in _TARGETS.value for s in chosen if (s, target) not in done]
+  chosen = subjects(programs, cases)
+  missing = [(s, target, steps) for target in targets for s in chosen if (s, target) not in done]
   with (
     tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} to other runtimes", unit="export") as report,
     file.open("a", encoding="utf-8", buffering=1) as appended,
@@ -208,11 +212,11 @@ def main(_: list[str]) -> None:
   for row in known:
     if row["status"] in ("silent", "fails"):
       print(f"{row['status'].upper()} {row['subject']} at {row['target']}: {row['detail'][:300]}")
-  for target in _TARGETS.value:
+  for target in targets:
     counts = collections.Counter(row["status"] for row in known if row["target"] == target)
     print(f"{target}: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items())))
   sys.exit(any(row["status"] in ("silent", "fails") for row in known))
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()
