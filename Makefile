@@ -2,7 +2,7 @@
 #
 #   make quickstart   a sentence encoder from JAX to a SavedModel, checked in a process without JAX
 #   make test         the test suite, on two cores
-#   make every-row    the test suite with both halves of its longest tables, of which each JAX version has one in `make test`
+#   make every-row    the test suite with its longest tables whole, of which `make test` has a quarter
 #   make lint         ruff, mypy and the import graph
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule

@@ -167,7 +167,7 @@ def as_numpy(x: Any) -> np.ndarray:
 
 def _marks(case: Case, way: str) -> list[pytest.MarkDecorator]:
   known = [pytest.mark.xfail(reason=case.xfail[way], strict=True)] if way in case.xfail else []
-  return [*known, pytest.mark.halved] if way == "xla" else known  # compiling takes a third of the time
+  return [*known, pytest.mark.sampled] if way == "xla" else known  # compiling takes a third of the time
 
 
 def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:

@@ -4,28 +4,51 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import tempfile
 import zlib
+from collections.abc import Iterator
 
 import pytest
+
+from tests import warm_python
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # JAX compiles each reference for one run: as JAX's own tests, without the optimisations, which take a third of that time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# TensorFlow's XLA compiles for one run too: the optimisations of LLVM, behind all of XLA's own, take a third of its time.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 # Equinox reads it when it is imported: its checks are callbacks otherwise, which no graph can hold.
 os.environ.setdefault("EQX_ON_ERROR", "nan")
 
 
+# Tests that see neither JAX's version nor a lowering rule, by the beginning of their names: `.ci/run` has them on its first Python only.
+ONE_PYTHON = {
+  "tests/converters/test_c_loader.py": "C code that loads a SavedModel",
+  "tests/converters/test_on_disk.py": "files, and when they are there",
+  "tests/converters/test_tfjs_page.py": "a page for the browser",
+  "tests/test_browser.py": "a browser",
+  "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the file run them all, in one process",
+  "tests/test_serve": "a server without JAX",
+  "tests/test_tf_serving.py": "another server",
+  "tests/test_workers.py": "processes",
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-  parser.addoption("--every-row", action="store_true", help="run both halves of the long tables, as `make every-row` does")
+  parser.addoption("--every-row", action="store_true", help="run the longest tables whole, as `make every-row` and `.ci/run` do")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-  """Of the longest tables the tests of one JAX version take one half, those of the other the other; CI has both."""
+  """Marks what one Python is enough for; takes a quarter of the longest tables, another one with each JAX, unless told to take all."""
+  for item in items:
+    if item.nodeid.startswith(tuple(ONE_PYTHON)):
+      item.add_marker(pytest.mark.one_python)
   if config.getoption("--every-row"):
     return
-  half = int(importlib.metadata.version("jax").split(".")[1]) >= 12
-  others = {item for item in items if item.get_closest_marker("halved") and zlib.crc32(item.name.encode()) % 2 == half}
+  quarter = int(importlib.metadata.version("jax").split(".")[1]) >= 12
+  others = {item for item in items if item.get_closest_marker("sampled") and zlib.crc32(item.name.encode()) % 4 != quarter}
   config.hook.pytest_deselected(items=list(others))
   items[:] = [item for item in items if item not in others]
 
@@ -35,6 +58,14 @@ def what_is_left() -> None:
   """Graphs and functions of earlier tests, which TensorFlow and JAX keep: LiteRT's converter would search them for garbage at each call."""
   gc.collect()
   gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def without_jax() -> Iterator[str]:
+  """The executable of a Python that has imported TensorFlow and can import no JAX."""
+  # A socket's name has to be short, so it is not in pytest's folder.
+  with tempfile.TemporaryDirectory(prefix="warm-") as folder, warm_python.started(pathlib.Path(folder)) as executable:
+    yield executable
 
 
 @pytest.fixture(scope="session")

@@ -159,7 +159,8 @@ def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsy
   assert [p for p in sorted(here.iterdir()) if p.name != "__pycache__"] == before
 
 
-def test_verify_says_no_to_another_function(here: Path, capsys: Any) -> None:
+def test_verify_says_no_to_another_function(here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(sys, "executable", without_jax)
   run(*CONVERT, "--params", "MODEL:params")
   run("verify", "out", "MODEL:predict", "--params", "MODEL:params", "--samples", "1", "--report", "report")
   assert {p.suffix for p in Path("report").iterdir()} >= {".html", ".json"}

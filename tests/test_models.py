@@ -43,7 +43,7 @@ def test_an_entry_says_why_it_needs_a_tolerance() -> None:
     models.Entry("m", "plain JAX", lambda: (lambda _, x: x, None), {"x": "f32[b]"}, None, {"b": (1, 3)}, rtol=1e-3)
 
 
-@pytest.mark.halved
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", models.NAMES)
 def test_saved_model(name: str, tmp_path: Path) -> None:
   entry = models.load(name)

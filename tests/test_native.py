@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import random
 import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -198,13 +197,13 @@ np.savez(sys.argv[1] + "/y.npz", y=y, g=tape.gradient(y, x))
 """
 
 
-def test_after_a_saved_model_without_jax(tmp_path):
+def test_after_a_saved_model_without_jax(tmp_path, without_jax):
   f = lambda x: jnp.sin(jnp.linalg.cholesky(definite(x))) @ jnp.tanh(x)  # noqa: E731
   module = tf.Module()
   module.f = WAYS["graph"](jax2tf.convert(f, polymorphic_shapes=["b, c"], native_serialization=True))
   tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
   np.save(tmp_path / "x.npy", X)
-  subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, timeout=300)
+  subprocess.run([without_jax, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, timeout=300)
   found = np.load(tmp_path / "y.npz")
   np.testing.assert_allclose(found["y"], jax.jit(f)(X), rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(found["g"], jax.grad(lambda x: f(x).sum())(X), rtol=1e-4, atol=1e-4)

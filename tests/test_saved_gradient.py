@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ def saved(f):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, without_jax):
   """{"function order way": gradient, or the message of an InvalidArgumentError}."""
   folder = tmp_path_factory.mktemp("saved_gradient")
   module = tf.Module()
@@ -57,7 +56,7 @@ def found(tmp_path_factory):
   with pytest.warns(UserWarning, match=r"without the gradient of 'forever', which has none: .*convert with with_gradient=False"):
     tf.saved_model.save(module, str(folder / "model"), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
   np.savez(folder / "x.npz", x=X)
-  subprocess.run([sys.executable, "-c", READER, folder / "model", folder / "x.npz", folder / "results.npz"], check=True, cwd=folder)
+  subprocess.run([without_jax, "-c", READER, folder / "model", folder / "x.npz", folder / "results.npz"], check=True, cwd=folder)
   return np.load(folder / "results.npz")
 
 

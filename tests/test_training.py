@@ -108,7 +108,8 @@ TRAININGS = {
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_loss_curve_without_jax_is_jaxs(name: str, tmp_path: Path) -> None:
+def test_loss_curve_without_jax_is_jaxs(name: str, tmp_path: Path, without_jax: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(sys, "executable", without_jax)
   training = TRAININGS[name]
   data, params = training.data(), training.init()
   step, opt_state = train_step.make_step(training.loss, training.optimiser), training.optimiser.init(params)

@@ -317,16 +317,12 @@ print(losses[0], losses[-1])
 """
 
 
-def test_fine_tuned_by_keras_without_jax(tmp_path: Path) -> None:
+def test_fine_tuned_by_keras_without_jax(tmp_path: Path, without_jax: str) -> None:
   params = {"w": np.random.default_rng(1).standard_normal((4, 2)).astype(np.float32), "scale": np.ones(2, np.float32)}
   model = saved_model.Model(params, with_gradient=True, trainable={"w": True, "scale": False})
   path = model.add(predict, inputs={"x": "f32[b,4]"}).save(tmp_path)
   run = subprocess.run(
-    [sys.executable, "-c", FINE_TUNE, str(path)],
-    capture_output=True,
-    text=True,
-    check=False,
-    env=os.environ | {"KERAS_BACKEND": "tensorflow"},
+    [without_jax, "-c", FINE_TUNE, str(path)], capture_output=True, text=True, check=False, env=os.environ | {"KERAS_BACKEND": "tensorflow"}
   )
   assert run.returncode == 0, run.stderr[-2000:]
   first, last = map(float, run.stdout.split())

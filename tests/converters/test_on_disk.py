@@ -49,6 +49,17 @@ print(killed)
 """
 
 
+# The same for savers that run side by side.
+SIDE_BY_SIDE = """
+for _ in range(2):
+  if os.fork() == 0:
+    for _ in range(2):
+      os.write(1, f"{save(sys.argv[1])}\\n".encode())
+    os._exit(0)
+assert [os.waitpid(-1, 0)[1] for _ in range(2)] == [0, 0]
+"""
+
+
 def run(program: str, *args: object) -> subprocess.Popen[str]:
   command = [sys.executable, "-W", "ignore", "-c", MODEL + program, *map(str, args)]
   return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -84,16 +95,16 @@ def test_killed_at_fifty_moments_no_half_version_is_ever_seen(tmp_path: Path) ->
 
 
 def test_savers_side_by_side_make_a_version_each(tmp_path: Path) -> None:
-  savers = [run("print(save(sys.argv[1]))\nprint(save(sys.argv[1]))", tmp_path) for _ in range(2)]
-  made = [line for saver in savers for line in output(saver).splitlines() if line != "saving"]
+  made = [line for line in output(run(SIDE_BY_SIDE, tmp_path)).splitlines() if line != "saving"]
   assert sorted(made) == [str(tmp_path / str(n)) for n in (1, 2, 3, 4)]
   for version in visible(tmp_path):
     assert_complete(version)
 
 
 def test_replacing_a_version_there_is_one_at_every_moment(tmp_path: Path) -> None:
-  first = Path(output(run("print(save(sys.argv[1], version=7))", tmp_path)).split()[-1])
-  saver = run("for _ in range(8): save(sys.argv[1], version=7, overwrite=True)", tmp_path)
+  saver = run("for _ in range(7): print(save(sys.argv[1], version=7, overwrite=True), flush=True)", tmp_path)
+  assert saver.stdout and saver.stdout.readline() == "saving\n"
+  first = Path(saver.stdout.readline().rstrip())
   inodes = set()
   while saver.poll() is None:
     inodes.add(first.stat().st_ino)  # raises where it is not there

@@ -10,7 +10,7 @@ from tests.shape_poly.row import CHECKS, Row
 ROWS = [row for table in (rows_arrays, rows_indexing, rows_math, rows_control, rows_models) for row in table.ROWS]
 
 
-@pytest.mark.halved
+@pytest.mark.sampled
 @pytest.mark.parametrize(
   ("row", "way"),
   [
