@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 import weakref
@@ -101,36 +102,35 @@ _gradient_numbers = itertools.count()
 
 
 def with_derivatives(
-  results: Callable[[], list[tf.Tensor]],
+  compute: Callable[[], tuple[list[tf.Tensor], Any]],
   operands: Sequence[tf.Tensor],
   pull: Callable[..., Sequence[tf.Tensor | None]],
   push: Callable[..., Sequence[tf.Tensor | None]],
 ) -> list[tf.Tensor]:
-  """What `results()` computes from `operands`, in an op with derivatives of our own.
+  """The results that `compute` gives for `operands`, in an op with derivatives of our own.
 
   As tf.custom_gradient does it, with an IdentityN that has its own gradient function. But that looks through the
   whole graph for variables each time, and in a graph gives zero tangents to a ForwardAccumulator.
 
   Args:
-    results: run without recording: TensorFlow would prepare its own gradient of every loop and branch inside, for nobody.
+    compute: -> results, residuals; without recording: TensorFlow would prepare a gradient of its own for every loop and branch inside.
     operands: floating point and complex tensors.
-    pull: cotangents of the results -> those of the operands.
+    pull: residuals, cotangents of the results -> those of the operands.
     push: tangents of the operands -> those of the results.
   """
   graph = current_graph()
   with _record.stop_recording():
-    outs = results()
+    outs, residuals = compute()
+    pull = errors_as_raised()(functools.partial(pull, residuals))
     if graph is None:
       tensors = [tf.identity(y) for y in outs]
     else:
       gradient_type = f"{_GRADIENT}-{next(_gradient_numbers)}"
 
-      _register_gradient(
-        graph, gradient_type, lambda *cotangents: [None] * len(outs) + list(errors_as_raised()(pull)(*cotangents[: len(outs)]))
-      )
+      _register_gradient(graph, gradient_type, lambda *cotangents: [None] * len(outs) + list(pull(*cotangents[: len(outs)])))
       with graph.gradient_override_map({"IdentityN": gradient_type}):
         tensors = tf.identity_n([*outs, *operands])[: len(outs)] if outs else []
-  _record.record_operation("Jax2tf", tensors, list(operands), errors_as_raised()(pull), errors_as_raised()(push))
+  _record.record_operation("Jax2tf", tensors, list(operands), pull, errors_as_raised()(push))
   return tensors
 
 
@@ -176,7 +176,7 @@ def _vectorized_identity_n(pfor_input: Any, vectorized: Any = _pfor._pfor_conver
 
   tensors = [x.t for x in pfor_input.inputs]
   operands = [x for x in tensors if x.dtype.is_floating or x.dtype.is_complex]
-  results = with_derivatives(lambda: tensors, operands, refuse, refuse)
+  results = with_derivatives(lambda: (tensors, None), operands, refuse, refuse)
   return [_pfor.wrap(y, x.is_stacked) for y, x in zip(results, pfor_input.inputs, strict=True)]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -29,6 +30,36 @@ from jax2tf.dtypes import is_differentiable
 from jax2tf.jaxprs import ClosedJaxpr, contains, equations
 from jax2tf.program import Emitter, Prepare, Program, with_sources
 from jax2tf.trace import BoundedCache
+
+
+@dataclass(frozen=True)
+class Forward:
+  """A forward pass, and what a backward pass rebuilds the pullback from.
+
+  Attributes:
+    program: primals -> results and residuals.
+    residuals: their specs.
+    structure: of the pullback, whose leaves they are.
+    reached: filled by each trace of the pullback with the primals that have a cotangent.
+  """
+
+  program: Program
+  residuals: Sequence[Any]
+  structure: Any
+  reached: set[int]
+
+
+@dataclass(frozen=True)
+class Backward:
+  """A backward pass.
+
+  Attributes:
+    program: (residuals, given cotangents) -> cotangents of the primals to differentiate in.
+    reached: which of the primals have one; for the others there are zeros.
+  """
+
+  program: Program
+  reached: frozenset[int]
 
 
 class Derivative:
@@ -48,7 +79,6 @@ class Derivative:
     self.wrt = wrt
     self.results = results
     self._made = BoundedCache(maxsize=32)
-    self._reached: set[int] = set()  # by the backward pass that is being traced
 
   @functools.cached_property
   def jaxpr(self) -> ClosedJaxpr:
@@ -60,58 +90,44 @@ class Derivative:
     """What is differentiated, ready to be emitted."""
     return self.prepare(self.jaxpr, self.function, ())
 
-  @functools.cached_property
-  def refusal(self) -> Exception | None:
-    """What `jax.vjp` raises for a function that has no reverse-mode derivative, or preflight for one that has no lowering."""
-    try:
-      self.backward(tuple(self.results))
-    except Exception as error:
-      return error
-    return None
-
   @property
-  def forward(self) -> Program:
-    """primals -> results and residuals."""
-    return self._forward[0]
+  def forward(self) -> Forward | Exception:
+    """Or what `jax.vjp` raises for a function that has no reverse-mode derivative, or preflight for one that has no lowering."""
+    return self._made.get("forward", lambda: _or_error(self._trace_forward))
 
-  @functools.cached_property
-  def _forward(self) -> tuple[Program, Sequence[Any], Any]:
+  def _trace_forward(self) -> Forward:
     structure: Any = None
+    reached: set[int] = set()
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
       nonlocal structure
-      outs, pull = self._vjp(primals)
+      outs, pull = self._vjp(primals, reached)
       residuals, structure = tree_util.tree_flatten(pull)
       return outs, residuals
 
     jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
-    return self.prepare(jaxpr, self.function, ()), residuals, structure
+    return Forward(self.prepare(jaxpr, self.function, ()), residuals, structure, reached)
 
-  def backward(self, given: tuple[int, ...]) -> Program:
-    """(residuals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`.
+  def backward(self, given: tuple[int, ...]) -> Backward | Exception:
+    """Where cotangents of the results in `given` are given; or why there is none.
 
     The other results have none, which is not the same as zeros: JAX then leaves out what leads to them, and with it 0 * inf.
     """
-    return self._backward(given)[0]
+    return self._made.get(("backward", given), lambda: _or_error(lambda: self._trace_backward(given)))
 
-  def reached(self, given: tuple[int, ...]) -> frozenset[int]:
-    """Which of the primals have a cotangent; for the others `backward` returns zeros."""
-    return self._backward(given)[1]
-
-  def _backward(self, given: tuple[int, ...]) -> tuple[Program, frozenset[int]]:
-    forward, residuals, structure = self._forward
+  def _trace_backward(self, given: tuple[int, ...]) -> Backward:
+    if isinstance(forward := self.forward, Exception):
+      raise forward
 
     def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-      return tree_util.tree_unflatten(structure, residuals)(self._with_zeros(given, cotangents))
+      return tree_util.tree_unflatten(forward.structure, residuals)(self._with_zeros(given, cotangents))
 
-    def make() -> tuple[Program, frozenset[int]]:
-      self._reached.clear()
-      jaxpr = _trace(backward, residuals, self._cotangents(given))
-      places = forward.placement.of(forward.jaxpr.outvars)  # what runs on residuals and cotangents follows them to where they are
-      operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]
-      return self.prepare(jaxpr, f"gradient of {self.function}", operands), frozenset(self._reached)
-
-    return self._made.get(("backward", given), make)
+    forward.reached.clear()  # only this trace can reach it, which holds the lock of the cache
+    jaxpr = _trace(backward, forward.residuals, self._cotangents(given))
+    # What runs on residuals and cotangents follows them to where they are.
+    places = forward.program.placement.of(forward.program.jaxpr.outvars)
+    operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]
+    return Backward(self.prepare(jaxpr, f"gradient of {self.function}", operands), frozenset(forward.reached))
 
   @functools.cached_property
   def keeps_values(self) -> bool:
@@ -127,7 +143,7 @@ class Derivative:
     """(primals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`."""
 
     def whole(primals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-      return self._vjp(primals)[1](self._with_zeros(given, cotangents))
+      return self._vjp(primals, set())[1](self._with_zeros(given, cotangents))
 
     def make() -> ClosedJaxpr:
       return _trace(whole, _specs(self.jaxpr.in_avals), self._cotangents(given))
@@ -154,9 +170,9 @@ class Derivative:
     wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
     return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)), self.prepare)
 
-  def _vjp(self, primals: Sequence[Any]) -> tuple[Sequence[Any], Callable[..., Any]]:
+  def _vjp(self, primals: Sequence[Any], reached: set[int]) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
-    noted = _noting(lambda reached: self._reached.update(self.wrt[k] for k in reached))
+    noted = _noting(lambda positions: reached.update(self.wrt[k] for k in positions))
     _, pull, outs = jax.vjp(lambda *changing: of_differentiable(*noted(*changing)), *(primals[i] for i in self.wrt), has_aux=True)
     return outs, pull
 
@@ -196,93 +212,96 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   """
   if not (of.wrt and of.results):
     return run(of.program, *primals)
+  return _Differentiable(of, run, primals).call(functools.partial(_forward, of, run, primals))
+
+
+def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+  """(results, residuals)."""
+  if isinstance(forward := of.forward, Exception):  # which concerns the user only if the derivative is asked for
+    return run(of.program, *primals), []
   n_out = len(of.jaxpr.out_avals)
-  residuals: list[tf.Tensor] = []
+  outs = run(forward.program, *primals)
+  return outs[:n_out] if of.keeps_values else run(of.program, *primals), [*map(_cut, outs[n_out:])]
 
-  def results() -> list[tf.Tensor]:
-    if of.refusal:  # which concerns the user only if the derivative is asked for
-      return run(of.program, *primals)
-    outs = run(of.forward, *primals)
-    residuals.extend(map(_cut, outs[n_out:]))
-    return outs[:n_out] if of.keeps_values else run(of.program, *primals)
 
-  def backward(run: Emitter, given: tuple[int, ...], *seeds: tf.Tensor) -> list[tf.Tensor]:
+@dataclass(frozen=True)
+class _Differentiable:
+  """A function on its arguments, and what TensorFlow asks it for: cotangents of them, or tangents of its results.
+
+  Attributes:
+    of: the function and its derivatives.
+    run: emits programs where the arguments are, or calls them.
+    primals: the arguments.
+    order: of the derivative that its gradient is.
+  """
+
+  of: Derivative
+  run: Emitter
+  primals: Sequence[tf.Tensor]
+  order: int = 1
+
+  def call(self, compute: Callable[[], tuple[list[tf.Tensor], Sequence[tf.Tensor] | None]]) -> list[tf.Tensor]:
+    """The results, with derivatives; `compute` gives them and the residuals, or None where these are computed when they are needed."""
+    operands = [self.primals[i] for i in self.of.wrt]
+    return _tf_compat.with_derivatives(compute, operands, _in_scope("jax2tf_vjp", self.pull), _in_scope("jax2tf_jvp", self.push))
+
+  def pull(self, residuals: Sequence[tf.Tensor] | None, *cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Cotangents of the results -> those of the arguments."""
+    if self.order > _SAVED_ORDERS and _tf_compat.is_saving():
+      return self._refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"))
+    given = tuple(i for i in self.of.results if not _tf_compat.is_missing(cotangents[i]))
+    if isinstance(backward := self.of.backward(given), Exception):
+      return self._refuse(backward)
+    here = self.run.here()
     # Identities, because a nested gradient function may only close over tensors of its own graph.
-    return run(of.backward(given), *map(tf.identity, residuals), *seeds)
-
-  return _node(of, run, results, n_out, backward, primals, order=1)
-
-
-def _node(
-  of: Derivative,
-  run: Emitter,
-  results: Callable[[], list[tf.Tensor]],
-  n_out: int,
-  backward: Callable[..., list[tf.Tensor]],
-  primals: Sequence[tf.Tensor],
-  order: int,
-) -> list[tf.Tensor]:
-  """The `n_out` results, with derivatives; `backward(run, given, *cotangents)` gives the cotangents of the primals in `of.wrt`."""
-  operands = [primals[i] for i in of.wrt]
-
-  @_in_scope("jax2tf_vjp")
-  def pull(*cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
-    if order > _SAVED_ORDERS and _tf_compat.is_saving():
-      return _refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"), operands)
-    if of.refusal:
-      if order == 1 and _tf_compat.is_saving():
-        warnings.warn(
-          f"the SavedModel is written without the gradient of '{of.function}', which has none: {of.refusal}. To save it without "
-          "this warning, convert with with_gradient=False",
-          UserWarning,
-          stacklevel=2,
-        )
-      return _refuse(of.refusal, operands)
-    given = tuple(i for i in of.results if not _tf_compat.is_missing(cotangents[i]))
-    pullback, here = of.pullback(given), run.here()
-    own = [tf.identity(p, f"jax2tf_arg_{i}") for i, p in enumerate(primals)]
+    own = [tf.identity(p, f"jax2tf_arg_{i}") for i, p in enumerate(self.primals)]
     seeds = [tf.identity(_conjugate(cotangents[i]), f"jax2tf_arg_{len(own) + i}") for i in given]
 
-    def backward_of_pullback(run: Emitter, given: tuple[int, ...], *seeds_of_pullback: tf.Tensor) -> list[tf.Tensor]:
-      residuals = run(pullback.forward, *map(tf.identity, own), *map(tf.identity, seeds))[len(of.wrt) :]
-      return run(pullback.backward(given), *residuals, *seeds_of_pullback)
+    def compute() -> tuple[list[tf.Tensor], None]:
+      held = self._residuals(here) if residuals is None else residuals
+      return here(backward.program, *map(tf.identity, held), *seeds), None
 
-    results = functools.partial(backward, here, given, *seeds)
-    found = _node(pullback, here, results, len(of.wrt), backward_of_pullback, [*own, *seeds], order + 1)
-    named, reached = [tf.identity(_conjugate(x), "jax2tf_out") for x in found], of.reached(given)
-    return [x if i in reached else _tf_compat.missing(x) for i, x in zip(of.wrt, named, strict=True)]
+    found = _Differentiable(self.of.pullback(given), here, [*own, *seeds], self.order + 1).call(compute)
+    named = [tf.identity(_conjugate(x), "jax2tf_out") for x in found]
+    return [x if i in backward.reached else _tf_compat.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
 
-  @_in_scope("jax2tf_jvp")
-  def push(*tangents: tf.Tensor) -> list[tf.Tensor | None]:
-    found = dict(zip(of.results, call(of.pushforward, run.here(), *primals, *tangents), strict=True))
-    return [found.get(i) for i in range(n_out)]
+  def _residuals(self, run: Emitter) -> list[tf.Tensor]:
+    forward = self.of.forward
+    assert isinstance(forward, Forward)
+    return run(forward.program, *map(tf.identity, self.primals))[len(self.of.jaxpr.out_avals) :]
 
-  return _tf_compat.with_derivatives(results, operands, pull, push)
+  def _refuse(self, error: Exception) -> Sequence[tf.Tensor]:
+    """Raises the error; in a SavedModel, where no Python runs, cotangents that are an InvalidArgumentError of the same words."""
+    if not _tf_compat.is_saving():
+      raise _words_of(error)
+    if self.order == 1:
+      warnings.warn(
+        f"the SavedModel is written without the gradient of '{self.of.function}', which has none: {error}. To save it without "
+        "this warning, convert with with_gradient=False",
+        UserWarning,
+        stacklevel=2,
+      )
+    # TensorFlow takes no fill that is known to fail, so the condition is one that only the loaded graph knows.
+    condition = tf.compat.v1.placeholder_with_default(False, [])
+    with tf.control_dependencies([tf.debugging.Assert(condition, [str(error)])]):
+      failing = _tf_compat.fails_under_xla(condition, str(error))
+    with tf.control_dependencies([failing]):
+      return [tf.identity(self.primals[i]) for i in self.of.wrt]  # of the right shapes, and never seen
+
+  def push(self, *tangents: tf.Tensor) -> list[tf.Tensor | None]:
+    """Tangents of the arguments -> those of the results."""
+    found = dict(zip(self.of.results, call(self.of.pushforward, self.run.here(), *self.primals, *tangents), strict=True))
+    return [found.get(i) for i in range(len(self.of.jaxpr.out_avals))]
 
 
-def _refuse(error: Exception, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-  """Raises the error; in a SavedModel, where no Python runs, cotangents that are an InvalidArgumentError of the same words."""
-  if not _tf_compat.is_saving():
-    raise error
-  # TensorFlow takes no fill that is known to fail, so the condition is one that only the loaded graph knows.
-  condition = tf.compat.v1.placeholder_with_default(False, [])
-  with tf.control_dependencies([tf.debugging.Assert(condition, [str(error)])]):
-    failing = _tf_compat.fails_under_xla(condition, str(error))
-  with tf.control_dependencies([failing]):
-    return [tf.identity(x) for x in operands]  # of the right shapes, and never seen
+def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+  """The function, its ops in a TensorFlow scope."""
 
+  def scoped(*args: Any) -> Any:
+    with tf.name_scope(name):
+      return function(*args)
 
-def _in_scope(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-  """The decorated function, its ops in a TensorFlow scope."""
-
-  def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-    def scoped(*tensors: tf.Tensor) -> Any:
-      with tf.name_scope(name):
-        return function(*tensors)
-
-    return scoped
-
-  return wrap
+  return scoped
 
 
 def differentiable(avals: Sequence[Any]) -> list[int]:
@@ -324,6 +343,23 @@ def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:
 
 def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
   return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+
+
+def _or_error(make: Callable[[], Any]) -> Any:
+  """What `make` returns, or raises."""
+  try:
+    return make()
+  except Exception as error:
+    return _words_of(error)
+
+
+def _words_of(error: Exception) -> Exception:
+  """The same type and words without the traceback, whose frames hold arrays. The type's own __init__ may ask for more."""
+  words = type(error).__new__(type(error), str(error))
+  words.args = (str(error),)
+  for note in getattr(error, "__notes__", ()):
+    words.add_note(note)
+  return words
 
 
 def _conjugate(x: tf.Tensor) -> tf.Tensor:

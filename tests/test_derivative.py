@@ -1,0 +1,115 @@
+"""What a derivative traces and keeps: each jaxpr when it is asked for, and of a refusal the words alone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import jax2tf
+from jax2tf.gradient import derivative
+from jax2tf.program import prepare
+
+X = np.arange(3, dtype=np.float32)
+
+
+def counted(calls):
+  """sin with a derivative rule of its own, which notes its parts as they are traced."""
+
+  @jax.custom_vjp
+  def fun(x):
+    return jnp.sin(x)
+
+  def forward(x):
+    calls.append("forward")
+    return jnp.sin(x), x
+
+  def backward(x, cotangent):
+    calls.append("backward")
+    return (jnp.cos(x) * cotangent,)
+
+  fun.defvjp(forward, backward)
+  return fun
+
+
+def test_what_only_infers_traces_no_backward_pass(tmp_path):
+  calls = []
+  spec = tf.TensorSpec([3])
+  jax2tf.convert(counted(calls))(X)
+  without = jax2tf.convert(counted(calls), with_gradient=False)
+  module = tf.Module()
+  module.f = tf.function(without, autograph=False, input_signature=[spec])
+  tf.saved_model.save(module, str(tmp_path))
+  assert calls == []
+  graph = tf.function(jax2tf.convert(counted(calls)), autograph=False)
+  graph(X)
+  assert calls == ["forward"]  # its residuals are in the graph, whoever asks for a gradient later
+  x = tf.constant(X)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = graph(x)
+  np.testing.assert_allclose(tape.gradient(y, x), np.cos(X), rtol=1e-6)
+  assert calls.count("backward") == 1
+
+
+def test_a_trace_in_another_thread_reaches_nothing_of_this_one():
+  """What a backward pass reaches is its own, also while the pullback of other results is traced."""
+  hooks = []
+
+  @jax.custom_vjp
+  def hooked(x):
+    return x
+
+  def backward(_, cotangent):
+    while hooks:
+      thread = threading.Thread(target=hooks.pop())
+      thread.start()
+      thread.join()
+    return (cotangent,)
+
+  hooked.defvjp(lambda x: (x, None), backward)
+  jaxpr = jax.make_jaxpr(lambda x, y: (hooked(x), jnp.sin(y)))(X, X)
+  of = derivative(jaxpr, "f", [0, 1], prepare)
+  other = of.pullback((1,))
+  hooks.append(lambda: other.jaxpr)
+  assert of.backward((0,)).reached == {0}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: tf.function(f, autograph=False)], ids=["eager", "graph"])
+def test_a_refusal_keeps_its_words_and_no_array(wrap):
+  alive = []
+
+  @jax.custom_vjp
+  def fun(x):
+    return x
+
+  def forward(x):
+    local = jnp.ones(1000)
+    alive.append(weakref.ref(local))
+    error = KeyError("no such derivative")
+    error.add_note("noted")
+    raise error
+
+  fun.defvjp(forward, lambda _, cotangent: (cotangent,))
+  converted = jax2tf.convert(fun)
+  x = tf.constant(X)
+
+  def gradient(x):
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = converted(x)
+    return tape.gradient(y, x)
+
+  for _ in range(2):
+    with pytest.raises(KeyError, match="no such derivative") as caught:
+      wrap(gradient)(x)
+    assert "noted" in caught.value.__notes__
+    del caught
+  gc.collect()
+  assert alive and not any(array() is not None for array in alive)
