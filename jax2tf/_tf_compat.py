@@ -1,4 +1,4 @@
-"""Every touch of `tensorflow.python` and `tensorflow.compiler`; nothing else may have one."""
+"""Every touch of `tensorflow.python` and `tensorflow.compiler`; nothing else may have one, but `_tf_patches` for what it replaces."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops as _xla_ops
 from tensorflow.compiler.tf2xla.python import xla as _xla
-from tensorflow.core.framework.function_pb2 import RegisteredGradient as _RegisteredGradient
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
-from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
 from tensorflow.python.framework import function_def_to_graph as _function_graphs
 from tensorflow.python.framework import ops as _ops
-from tensorflow.python.ops import control_flow_state as _control_flow_state
-from tensorflow.python.ops.parallel_for import pfor as _pfor
-from tensorflow.python.saved_model import save as _save
 from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.trackable import data_structures as _data_structures
 
@@ -45,32 +40,6 @@ def traced_for_saving(function: Any) -> Any:
 def is_watched(tensor: tf.Tensor) -> bool:
   """True where an active GradientTape or ForwardAccumulator watches this eager tensor, or what it was computed from."""
   return _record.should_record_backprop([tensor]) or bool(_forwardprop.pack_tangents([tensor]).tangents)
-
-
-def is_missing(cotangent: tf.Tensor) -> bool:
-  """Whether there is no cotangent, and TensorFlow has put zeros in its place."""
-  return getattr(cotangent, "_jax2tf_is_missing", False)
-
-
-def missing(zeros: Any) -> Any:
-  """The zeros, as such that stand for no cotangent."""
-  if isinstance(zeros, tf.Tensor):
-    zeros._jax2tf_is_missing = True
-  return zeros
-
-
-def _filling(make_zeros: Callable[..., Any]) -> Callable[..., Any]:
-  return lambda *args: missing(make_zeros(*args))
-
-
-# The two that put zeros in the place of missing cotangents: a tape, and the gradients of the ops of a graph. Eager zeros are kept by
-# TensorFlow for each shape and dtype, and given to nobody else.
-_pywrap_tfe.TFE_Py_RegisterVSpace(
-  _backprop._default_vspace._replace(
-    zeros_fn=_filling(_backprop._default_vspace.zeros_fn), zeros_like_fn=_filling(_backprop._default_vspace.zeros_like_fn)
-  )
-)
-_control_flow_state.ZerosLike = _filling(_control_flow_state.ZerosLike)
 
 
 @contextlib.contextmanager
@@ -97,7 +66,7 @@ def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
   return tf.range(step, step, step, name=name).op  # a range has no steps of 0
 
 
-_GRADIENT = "Jax2tfGradient"
+GRADIENT = "Jax2tfGradient"
 _gradient_numbers = itertools.count()
 
 
@@ -125,7 +94,7 @@ def with_derivatives(
     if graph is None:
       tensors = [tf.identity(y) for y in outs]
     else:
-      gradient_type = f"{_GRADIENT}-{next(_gradient_numbers)}"
+      gradient_type = f"{GRADIENT}-{next(_gradient_numbers)}"
 
       _register_gradient(graph, gradient_type, lambda *cotangents: [None] * len(outs) + list(pull(*cotangents[: len(outs)])))
       with graph.gradient_override_map({"IdentityN": gradient_type}):
@@ -161,31 +130,6 @@ def _register_gradient(graph: tf.Graph, gradient_type: str, gradient: Callable[.
     return getattr(alive(), gradient_type)(*cotangents)
 
   weakref.finalize(graph, _ops.gradient_registry._registry.pop, gradient_type).atexit = False
-
-
-def _vectorized_identity_n(pfor_input: Any, vectorized: Any = _pfor._pfor_converter_registry["IdentityN"]) -> Any:
-  # TF 2.21: pfor makes a plain IdentityN of it, and TensorFlow would differentiate the ops behind it, silently.
-  if not pfor_input.op.node_def.attr["_gradient_op_type"].s.startswith(_GRADIENT.encode()):
-    return vectorized(pfor_input)
-
-  def refuse(*_: tf.Tensor) -> Any:
-    raise LookupError(
-      "TensorFlow's pfor (tf.vectorized_map, and jacobian with one more tape around it) leaves out the derivatives of a "
-      "jax2tf-converted function. Use jax.vmap before convert, or experimental_use_pfor=False"
-    )
-
-  tensors = [x.t for x in pfor_input.inputs]
-  operands = [x for x in tensors if x.dtype.is_floating or x.dtype.is_complex]
-  results = with_derivatives(lambda: (tensors, None), operands, refuse, refuse)
-  return [_pfor.wrap(y, x.is_stacked) for y, x in zip(results, pfor_input.inputs, strict=True)]
-
-
-_pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
-
-
-@_pfor.RegisterPFor("PreventGradient")  # TF 2.21 has none, and would take a loop over the rows
-def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
-  return _pfor.wrap(tf.raw_ops.PreventGradient(input=pfor_input.stacked_input(0), message=pfor_input.get_attr("message")), True)
 
 
 def stablehlo_version() -> str:
@@ -244,79 +188,6 @@ def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], 
       replicate_on_last_tile_dim=tiles[2],
     )
   return _xla_ops.xla_sharding(operand, sharding=proto.SerializeToString(), unspecified_dims=sorted(free))
-
-
-class _Saved:
-  """A function of a graph that is being saved, whose captures and arguments are found by identity."""
-
-  def __init__(self, function: Any):
-    self.name, self.outer_graph = function.name, function.graph.outer_graph
-    self.captured = {id(inner): outer for outer, inner in function.graph.captures}
-    definition = function.cached_definition
-    self._arguments = {id(x): f"{y.name}:0" for x, y in zip(function.graph.inputs, definition.signature.input_arg, strict=True)}
-    self._results = {op: result.split(":")[0] for op, result in definition.ret.items()}
-
-  def saved_name(self, x: tf.Tensor) -> str:
-    """The name that a tensor of the function is saved with."""
-    # TF 2.21: an op after which a result of its function is named, as "jax2tf_arg_0" and "strided_slice" are, is saved as "jax2tf_arg_0_0".
-    op, index = self._arguments.get(id(x), x.name).split(":")
-    result = self._results.get(op, "")
-    return f"{result if result.startswith(f'{op}_') else op}:{index}"
-
-
-def _trace_gradient_functions(graph: tf.Graph, view: Any) -> None:
-  """Adds the gradient functions of the functions in `graph`, and theirs, to what is saved.
-
-  TF 2.21 leaves out those of gradient functions, so that a loaded model would have no second derivative; and it compares each capture with
-  each other one, which takes minutes for 500 parameters.
-
-  Raises:
-    ValueError: a gradient function fails, or captures what a SavedModel cannot hold.
-  """
-  saved: dict[tf.Graph, _Saved] = {}
-  names: set[str] = set()
-  types: set[str] = set()
-  while new := [function for name, function in graph._functions.items() if name not in names]:
-    names.update(graph._functions)
-    saved.update((function.graph, _Saved(function)) for function in new if hasattr(function, "graph"))
-    for function in new:
-      for encoded, op in _save._iterate_op_types(function):
-        if (gradient_type := encoded.decode()) not in types and gradient_type in _ops.gradient_registry.list():
-          _save_gradient(graph, view, saved, gradient_type, op)
-        types.add(gradient_type)
-
-
-def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gradient_type: str, op: tf.Operation) -> None:
-  try:
-    gradient = tf.function(_ops.gradient_registry.lookup(gradient_type)).get_concrete_function(None, *op.inputs)
-  except Exception as error:
-    raise ValueError(
-      f"Error when tracing gradients for SavedModel: that of op {op.name!r} raises {type(error).__name__}: {error}. Mend it, or save "
-      "without gradients: tf.saved_model.SaveOptions(experimental_custom_gradients=False)"
-    ) from error
-  with graph.as_default():
-    for capture in gradient.captured_inputs:
-      if capture.dtype in _save._UNCOPIABLE_DTYPES:
-        continue
-      outer, place = capture, op.graph
-      while (of := saved.get(place)) is not None and not isinstance(outer, tf.__internal__.EagerTensor):
-        if outer.graph is place:
-          if id(outer) not in of.captured:
-            break
-          outer = of.captured[id(outer)]
-        place = of.outer_graph
-      if of is not None and not isinstance(outer, tf.__internal__.EagerTensor):
-        view.add_capture_and_node(capture, _save._CapturedTensor(of.saved_name(outer), of.name))
-      elif outer in view.captured_tensor_node_ids:
-        view.captured_tensor_node_ids[capture] = view.captured_tensor_node_ids[outer]
-      else:
-        raise ValueError(f"Found invalid capture {outer} when saving custom gradients: that of op {op.name!r} has it from nowhere")
-    gradient.add_to_graph(graph)
-  view.gradient_functions.append(gradient)
-  view.gradient_defs.append(_RegisteredGradient(gradient_func=gradient.name, registered_op_type=gradient_type))
-
-
-_save._trace_gradient_functions = _trace_gradient_functions
 
 
 def current_graph() -> tf.Graph | None:

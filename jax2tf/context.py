@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import jax
@@ -21,8 +21,21 @@ from jax2tf.placement.shardings import is_sharded
 
 
 @dataclass(frozen=True, slots=True)
+class Notes:
+  """What rules note in one lowering, for others to find.
+
+  Attributes:
+    assertions: ops that fail where what is asserted does not hold; what relies on it waits for them.
+    stacked: op that stacks the rows of a loop -> the TensorList that has them.
+  """
+
+  assertions: list[tf.Operation] = field(default_factory=list)
+  stacked: dict[tf.Operation, tf.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RuleContext:
-  """The equation's avals and the three services that rules need; rules take nothing from globals.
+  """The equation's avals and the services that rules need; rules take nothing from globals.
 
   Attributes:
     avals_in: JAX's abstract values of the operands.
@@ -32,6 +45,7 @@ class RuleContext:
     primitive: name of the primitive, for errors.
     where: the user's `file:line:col (function)`, computed only when called.
     destination: where the graph will run.
+    notes: what rules of the same lowering have noted.
   """
 
   avals_in: Sequence[Any]
@@ -41,6 +55,7 @@ class RuleContext:
   primitive: str
   where: Callable[[], str]
   destination: Destination
+  notes: Notes
 
   @property
   def aval_out(self) -> Any:

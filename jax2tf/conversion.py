@@ -53,21 +53,13 @@ class Conversion:
     """
     if _tf_compat.current_graph() is None:
       return self._eagerly(operands)
-    dimensions, assertions = self._solve(operands)
+    dimensions, assertions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
+    # No op of the function runs before these hold.
     with tf.control_dependencies(assertions):
       operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
     with tf.name_scope(f"jax2tf_{scope_name(self.traced.name)}_"):
       results = self._differentiable(self._run(dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
     return [tf.identity(y, "jax2tf_out") for y in results]
-
-  def _solve(self, operands: Sequence[tf.Tensor]) -> tuple[DimensionValues, list[tf.Operation]]:
-    """The dimension variables, and the assertions about them: no op of the function runs before these hold."""
-    graph = _tf_compat.current_graph()
-    assert graph is not None
-    operations = graph.get_operations if self._dimensions.sizes else list  # without sizes there is nothing to assert
-    before = len(operations())
-    dimensions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
-    return dimensions, [op for op in operations()[before:] if op.type == "Range"]  # each waits for an Assert
 
   def _run(self, dimensions: DimensionValues) -> Emitter:
     """Emits programs into the graph under construction."""
@@ -108,7 +100,7 @@ class Conversion:
     @tf.function(autograph=False, input_signature=[*size_specs, *specs])
     def function(*args: tf.Tensor) -> list[tf.Tensor]:
       sizes, operands = args[:n_sizes], args[n_sizes:]
-      dimensions = interpreter.dimension_values(lambda lower: self._dimensions.values_of(sizes, lower))
+      dimensions, _ = interpreter.dimension_values(lambda lower: self._dimensions.values_of(sizes, lower))
       return self._run(dimensions)(program, *operands)
 
     return function.get_concrete_function()

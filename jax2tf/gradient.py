@@ -25,7 +25,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
-from jax2tf import _tf_compat
+from jax2tf import _tf_compat, _tf_patches
 from jax2tf.dtypes import is_differentiable
 from jax2tf.jaxprs import ClosedJaxpr, contains, equations
 from jax2tf.program import Emitter, Prepare, Program, with_sources
@@ -249,7 +249,7 @@ class _Differentiable:
     """Cotangents of the results -> those of the arguments."""
     if self.order > _SAVED_ORDERS and _tf_compat.is_saving():
       return self._refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"))
-    given = tuple(i for i in self.of.results if not _tf_compat.is_missing(cotangents[i]))
+    given = tuple(i for i in self.of.results if not _tf_patches.is_missing(cotangents[i]))
     if isinstance(backward := self.of.backward(given), Exception):
       return self._refuse(backward)
     here = self.run.here()
@@ -263,7 +263,7 @@ class _Differentiable:
 
     found = _Differentiable(self.of.pullback(given), here, [*own, *seeds], self.order + 1).call(compute)
     named = [tf.identity(_conjugate(x), "jax2tf_out") for x in found]
-    return [x if i in backward.reached else _tf_compat.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
+    return [x if i in backward.reached else _tf_patches.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
 
   def _residuals(self, run: Emitter) -> list[tf.Tensor]:
     forward = self.of.forward

@@ -15,7 +15,7 @@ import tensorflow as tf
 from jax.extend.core import Literal
 
 from jax2tf import _jax_compat, _tf_compat, errors
-from jax2tf.context import RuleContext, scope_name
+from jax2tf.context import Notes, RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
 from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs
@@ -32,6 +32,15 @@ _SMALL_CONSTANT = 16
 Env = dict[Any, tf.Tensor]
 # (caller's line, inner jaxpr, operands, where they are) -> results.
 Lower = Callable[..., list[tf.Tensor]]
+
+
+# Entered around each equation, with it and the line of its caller, by who wants to know what it becomes.
+Watch = Callable[[Any, str], contextlib.AbstractContextManager[Any]]
+
+
+def _unwatched(eqn: Any, caller: str) -> contextlib.AbstractContextManager[Any]:
+  del eqn, caller
+  return contextlib.nullcontext()
 
 
 class Constants:
@@ -78,6 +87,8 @@ class Lowering:
   dimensions: DimensionValues
   destination: Destination = field(default_factory=Destination)
   constants: Constants = field(default_factory=Constants)
+  notes: Notes = field(default_factory=Notes)
+  watch: Watch = _unwatched
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program of which no caller is known."""
@@ -99,7 +110,7 @@ class Lowering:
       with _scope(outer_scope, path):
         for eqn in eqns:
           operands = self.read(env, eqn.invars)
-          with self._on(placed.run(eqn)):
+          with self._on(placed.run(eqn)), self.watch(eqn, caller):
             env.update(zip(eqn.outvars, self.equation(eqn, operands, caller, placed.of(eqn.invars)), strict=True))
     return self.read(env, program.jaxpr.outvars)
 
@@ -127,7 +138,7 @@ class Lowering:
     def lower(jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
       return (inner or self.lower)(where(), jaxpr, *operands, places=operand_places)
 
-    ctx = RuleContext(avals_in, avals_out, lower, self.dimensions, eqn.primitive.name, where, self.destination)
+    ctx = RuleContext(avals_in, avals_out, lower, self.dimensions, eqn.primitive.name, where, self.destination, self.notes)
     try:
       with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
         results = _sharded(ctx, eqn, _results(ctx, eqn, operands))
@@ -174,9 +185,10 @@ def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequen
   return [ctx.sharded(y, said or _jax_compat.explicit_sharding(aval), free) for y, aval in zip(results, ctx.avals_out, strict=True)]
 
 
-def dimension_values(of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues]) -> DimensionValues:
-  """Dimension variables, which are themselves lowered from jaxprs without symbolic shapes: `of` takes what lowers these."""
-  return of(functools.partial(Lowering(DimensionValues({}, _no_dimensions)).lower, UNKNOWN))
+def dimension_values(of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues]) -> tuple[DimensionValues, list[tf.Operation]]:
+  """Dimension variables, themselves lowered from jaxprs without symbolic shapes, by what `of` takes; and the assertions about them."""
+  lowering = Lowering(DimensionValues({}, _no_dimensions))
+  return of(functools.partial(lowering.lower, UNKNOWN)), lowering.notes.assertions
 
 
 def _no_dimensions(*_: Any) -> list[tf.Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,28 +12,8 @@ import tensorflow as tf
 from jax2tf import _tf_compat, interpreter, lines, program
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.dtypes import physical
-from jax2tf.interpreter import Lower, Lowering
-from jax2tf.program import Places
+from jax2tf.interpreter import Lowering
 from jax2tf.trace import Traceable
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Recording(Lowering):
-  """A lowering that notes who asked for each op: the innermost equation, for it is the first to look."""
-
-  found: dict[tf.Operation, tuple[str, str]]
-
-  def equation(
-    self, eqn: Any, operands: list[tf.Tensor], caller: str, places: Places = (), inner: Lower | None = None
-  ) -> Sequence[tf.Tensor]:
-    """As `Lowering.equation`."""
-    graph = _tf_compat.current_graph()
-    assert graph is not None
-    before = len(graph.get_operations())
-    results = super().equation(eqn, operands, caller, places, inner)
-    for op in graph.get_operations()[before:]:
-      self.found.setdefault(op, (eqn.primitive.name, lines.user_line(eqn, caller)))
-    return results
 
 
 @dataclass(frozen=True)
@@ -58,8 +39,17 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
   ready = program.prepare(traced.jaxpr, traced.name)
   found: dict[tf.Operation, tuple[str, str]] = {}
 
+  @contextlib.contextmanager
+  def note(eqn: Any, caller: str) -> Iterator[None]:
+    """Who asked for each op: the innermost equation, for it is the first to look."""
+    graph: Any = _tf_compat.current_graph()
+    before = len(graph.operations)
+    yield
+    found.update((op, (eqn.primitive.name, lines.user_line(eqn, caller))) for op in graph.operations[before:] if op not in found)
+
   def lower(*operands: tf.Tensor) -> list[tf.Tensor]:
-    lowering = _Recording(interpreter.dimension_values(lambda lower: traced.dimensions.values(operands, lower)), found=found)
+    dimensions, _ = interpreter.dimension_values(lambda lower: traced.dimensions.values(operands, lower))
+    lowering = Lowering(dimensions, watch=note)
     return lowering.emit(lines.definition(traced.jaxpr), ready, *operands)
 
   specs_of = [

@@ -18,7 +18,7 @@ FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2
 # A module imports from its own layer or from one above it. The first pattern that fits decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("servers", ("jax2tf.tools.serving*", "jax2tf.tools.quiet")),  # of ours they see nothing that imports JAX
-  ("compatibility", ("jax2tf.errors", "jax2tf._jax_compat", "jax2tf._tf_compat")),
+  ("compatibility", ("jax2tf.errors", "jax2tf._jax_compat", "jax2tf._tf_compat", "jax2tf._tf_patches")),
   (
     "values",
     ("jax2tf.coefficients", "jax2tf.dtypes", "jax2tf.constraints", "jax2tf.dims", "jax2tf.lines", "jax2tf.jaxprs", "jax2tf.placement*"),
@@ -34,8 +34,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("tools", ("jax2tf.tools*",)),
 )
 
-# Packages whose private parts change without notice, and the one module that may touch them.
-PRIVATE = {"jax._src": "jax2tf._jax_compat", "tensorflow.python": "jax2tf._tf_compat", "tensorflow.compiler": "jax2tf._tf_compat"}
+# Packages whose private parts change without notice, and the module that may touch them (two for TensorFlow: what it replaces).
+PRIVATE = {"jax._src": "jax2tf._jax_compat", "tensorflow.python": "jax2tf._tf_*", "tensorflow.compiler": "jax2tf._tf_compat"}
 
 # The public names and coefficients; the ops with the user's lines, for errors of the exporters; TensorFlow's private parts.
 OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.coefficients", "jax2tf.survey", "jax2tf._tf_compat")
@@ -63,7 +63,7 @@ def violations(graph: dict[str, set[str]]) -> list[str]:
 
 def _objection(module: str, other: str) -> str | None:
   if other in PRIVATE:
-    return None if module == PRIVATE[other] else f"{module} imports {other}; only {PRIVATE[other]} may"
+    return None if fnmatch.fnmatchcase(module, PRIVATE[other]) else f"{module} imports {other}; only {PRIVATE[other]} may"
   if _layer(other) > _layer(module):
     return f"{module} ({LAYERS[_layer(module)][0]}) imports {other} ({LAYERS[_layer(other)][0]}), which is below it"
   if _is_rules(module) and (_is_rules(other) or other == "jax2tf.interpreter"):

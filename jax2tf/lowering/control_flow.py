@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from jax.extend.core import jaxpr_as_fun
 
-from jax2tf import _jax_compat
+from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical
 from jax2tf.jaxprs import ClosedJaxpr, closed, inner_jaxprs
@@ -174,7 +174,7 @@ def _scan_loop(
   row_avals: Sequence[Any],
 ) -> Tensors:
   """A While with a counter; rows are read from and written to TensorArrays."""
-  inputs = [_rows(x, size) for x in xs]
+  inputs = [_rows(ctx, x, size) for x in xs]
   outputs = [tf.TensorArray(dtype, size, element_shape=ctx.dimensions.static_shape(shape)) for shape, dtype in map(physical, row_avals)]
 
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
@@ -189,15 +189,18 @@ def _scan_loop(
     (tf.constant(0), tuple(carry), tuple(outputs)),
     shape_invariants=(tf.TensorShape([]), tuple(shapes), tuple(tf.TensorShape(None) for _ in outputs)),
   )
-  return [*carry, *(o.stack() for o in outputs)]
+  stacks = [o.stack() for o in outputs]
+  ctx.notes.stacked.update((y.op, o.flow) for y, o in zip(stacks, outputs, strict=True))
+  return [*carry, *stacks]
 
 
-def _rows(x: tf.Tensor, size: int | tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+def _rows(ctx: RuleContext, x: tf.Tensor, size: int | tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
   """f32[n,...] -> its rows by number; where a loop of this graph has stacked it, as it does residuals, they are as they were."""
-  stacked = x
-  while stacked.op.type in ("Identity", "StopGradient"):
-    stacked = stacked.op.inputs[0]
-  if stacked.op.type != "TensorListStack" or stacked.graph is not tf.compat.v1.get_default_graph():
+  op = x.op
+  while op.type in ("Identity", "StopGradient"):
+    op = op.inputs[0].op
+  rows = ctx.notes.stacked.get(op)
+  if rows is None or op.graph is not _tf_compat.current_graph():
     return tf.TensorArray(x.dtype, size).unstack(x).read
   shape = [-1 if n is None else n for n in x.shape[1:]]
-  return lambda i: tf.raw_ops.TensorListGetItem(input_handle=stacked.op.inputs[0], index=i, element_shape=shape, element_dtype=x.dtype)
+  return lambda i: tf.raw_ops.TensorListGetItem(input_handle=rows, index=i, element_shape=shape, element_dtype=x.dtype)

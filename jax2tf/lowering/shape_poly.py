@@ -32,5 +32,5 @@ def _shape_assertion(ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_
   for words, index in parts:
     data += [words] if index is None else [words, inputs[int(index)]]
   with tf.control_dependencies([tf.debugging.Assert(ok, data, summarize=8)]):
-    _tf_compat.fails_under_xla(ok, "".join(words for words, _ in parts))
+    ctx.notes.assertions.append(_tf_compat.fails_under_xla(ok, "".join(words for words, _ in parts)))
   return []

@@ -1,0 +1,104 @@
+"""What jax2tf replaces inside TensorFlow: each has the signature that it was written for, and TensorFlow calls it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import backprop
+from tensorflow.python.ops import control_flow_state
+from tensorflow.python.ops.parallel_for import pfor
+from tensorflow.python.saved_model import save
+
+import jax2tf
+from jax2tf import _tf_patches
+
+ZEROS_FNS = "the zeros_fn and zeros_like_fn of backprop._default_vspace"
+REPLACED: dict[str, tuple[Any, list[str]]] = {
+  "backprop._default_vspace.zeros_fn": (backprop._default_vspace.zeros_fn, ["shape", "dtype"]),
+  "backprop._default_vspace.zeros_like_fn": (backprop._default_vspace.zeros_like_fn, ["t"]),
+  "control_flow_state.ZerosLike": (control_flow_state.ZerosLike, ["op", "index"]),
+  "the pfor converter of IdentityN": (pfor._pfor_converter_registry["IdentityN"], ["pfor_input"]),
+  "save._trace_gradient_functions": (save._trace_gradient_functions, ["graph", "saveable_view"]),
+}
+X = np.arange(3, dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_signatures(name):
+  function, written_for = REPLACED[name]
+  assert hasattr(function, "__wrapped__"), f"{name} is TensorFlow's own: jax2tf/_tf_patches.py has not replaced it"
+  found = [*inspect.signature(function.__wrapped__).parameters]
+  assert found == written_for, f"TensorFlow {tf.__version__}: {name} takes {found}, and jax2tf/_tf_patches.py replaces it for {written_for}"
+
+
+def called(name: str) -> str:
+  return f"TensorFlow {tf.__version__} calls {name} no more, which jax2tf/_tf_patches.py replaces: find what it calls in its place"
+
+
+@tf.custom_gradient
+def two(x: tf.Tensor) -> Any:
+  """x, x; the gradient says in `seen` whether the cotangent of the second is missing."""
+
+  def pull(*cotangents: tf.Tensor) -> tf.Tensor:
+    seen.append(_tf_patches.is_missing(cotangents[1]))
+    return cotangents[0]
+
+  return (tf.identity(x), tf.identity(x)), pull
+
+
+seen: list[bool] = []
+
+
+def by_tape(x: tf.Tensor) -> Any:
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = two(x)[0]
+  return tape.gradient(y, x)
+
+
+ZEROS: dict[str, tuple[Callable[[], Any], str]] = {
+  "an eager tape": (lambda: by_tape(tf.constant(X)), ZEROS_FNS),
+  "a tape of unknown sizes": (lambda: tf.function(by_tape, autograph=False).get_concrete_function(tf.TensorSpec([None])), ZEROS_FNS),
+  "tf.gradients": (
+    lambda: tf.function(lambda x: tf.gradients(two(x)[0], x), autograph=False).get_concrete_function(tf.TensorSpec([3])),
+    "control_flow_state.ZerosLike",
+  ),
+}
+
+
+@pytest.mark.parametrize("where", ZEROS)
+def test_zeros_for_no_cotangent_are_known(where):
+  differentiate, name = ZEROS[where]
+  seen.clear()
+  differentiate()
+  assert seen == [True], called(name)
+
+
+@pytest.mark.parametrize("op", ["IdentityN", "PreventGradient"])
+def test_pfor_converts(op, monkeypatch):
+  calls = []
+  converter = pfor._pfor_converter_registry[op]
+  monkeypatch.setitem(pfor._pfor_converter_registry, op, lambda pfor_input: calls.append(op) or converter(pfor_input))
+  converted = jax2tf.convert(jnp.sin, with_gradient=op == "IdentityN")
+  np.testing.assert_allclose(tf.vectorized_map(converted, tf.constant(X)), np.sin(X), rtol=1e-6)
+  assert calls, called(f"the pfor converter of {op}")
+
+
+def test_saving_traces_gradient_functions(monkeypatch, tmp_path):
+  calls = []
+  replaced = save._trace_gradient_functions
+  monkeypatch.setattr(save, "_trace_gradient_functions", lambda *args: calls.append("replaced") or replaced(*args))
+  monkeypatch.setattr(_tf_patches, "_save_gradient", lambda *args: calls.append("ours"))
+  for fun, ours in ((jax2tf.convert(jnp.sin), True), (lambda x: two(x)[0], False)):
+    calls.clear()
+    module = tf.Module()
+    module.f = tf.function(fun, autograph=False, input_signature=[tf.TensorSpec([3])])
+    tf.saved_model.save(module, str(tmp_path / str(ours)), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+    assert "replaced" in calls, called("save._trace_gradient_functions")
+    assert ("ours" in calls) is ours, "gradient functions that are not of jax2tf are saved as TensorFlow saves them"
