@@ -1,4 +1,4 @@
-"""What jax2tf replaces inside TensorFlow: each has the signature that it was written for, and TensorFlow calls it."""
+"""What jax2tf replaces inside TensorFlow and JAX: each has the signature that it was written for, and is called."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tensorflow.python.ops.parallel_for import pfor
 from tensorflow.python.saved_model import save
 
 import jax2tf
-from jax2tf import _tf_patches
+from jax2tf import _jax_compat, _tf_patches
 
 ZEROS_FNS = "the zeros_fn and zeros_like_fn of backprop._default_vspace"
 REPLACED: dict[str, tuple[Any, list[str]]] = {
@@ -102,3 +103,13 @@ def test_saving_traces_gradient_functions(monkeypatch, tmp_path):
     tf.saved_model.save(module, str(tmp_path / str(ours)), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
     assert "replaced" in calls, called("save._trace_gradient_functions")
     assert ("ours" in calls) is ours, "gradient functions that are not of jax2tf are saved as TensorFlow saves them"
+
+
+def test_jax_tells_its_hook_the_default_device(monkeypatch):
+  seen = []
+  monkeypatch.setattr(_jax_compat, "_hook_of_jax", seen.append)
+  device = jax.devices()[0]
+  with jax.default_device(device):
+    pass
+  words = f"JAX {jax.__version__} calls default_device._update_thread_local_hook no more, which jax2tf/_jax_compat.py sets"
+  assert seen[:1] == [device], words

@@ -61,6 +61,19 @@ def peak_megabytes(call: Callable[[], Any]) -> float:
   return _resident("VmHWM") - before
 
 
+def growth_megabytes(call: Callable[[], Any]) -> float:
+  """By how much the resident memory of this process has risen when `call` has returned and what it leaves is collected; as above."""
+  before = _settled()
+  call()
+  return _settled() - before
+
+
+def _settled() -> float:
+  gc.collect()
+  ctypes.CDLL("libc.so.6").malloc_trim(0)
+  return _resident("VmRSS")
+
+
 def _resident(field: str) -> float:
   (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(field + ":"))
   return int(line.split()[1]) / 1024
