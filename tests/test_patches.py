@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from jax import lax
+from jax._src import config
 from tensorflow.python.eager import backprop
 from tensorflow.python.ops import control_flow_state
 from tensorflow.python.ops.parallel_for import pfor
@@ -105,11 +107,17 @@ def test_saving_traces_gradient_functions(monkeypatch, tmp_path):
     assert ("ours" in calls) is ours, "gradient functions that are not of jax2tf are saved as TensorFlow saves them"
 
 
-def test_jax_tells_its_hook_the_default_device(monkeypatch):
-  seen = []
-  monkeypatch.setattr(_jax_compat, "_hook_of_jax", seen.append)
+def test_jax_still_calls_the_hook_of_default_device(monkeypatch):
+  """Without it, what is traced under `jax.default_device` would run anywhere, silently."""
+  ours = config.default_device._update_thread_local_hook
+  assert ours is _jax_compat._on_default_device, "another package has replaced the hook of jax.default_device"
+  calls = []
+  monkeypatch.setattr(_jax_compat, "_replaced_hook", lambda *args: calls.append(args))
   device = jax.devices()[0]
   with jax.default_device(device):
     pass
-  words = f"JAX {jax.__version__} calls default_device._update_thread_local_hook no more, which jax2tf/_jax_compat.py sets"
-  assert seen[:1] == [device], words
+  assert calls == [(device,), (None,)], "JAX calls the hook with other arguments, or not when a default_device begins and ends"
+  with _jax_compat.default_device_recorded(lambda device: "somewhere"):
+    jaxpr = jax.make_jaxpr(lambda x: jax.default_device(device)(lax.sin)(x) + 1.0)(1.0)
+  noted = {eqn.primitive.name: _jax_compat.default_device_of(eqn) for eqn in jaxpr.eqns}
+  assert noted == {"sin": "somewhere", "add": None}, "XLA metadata no longer reach the equations: see _jax_compat._on_default_device"

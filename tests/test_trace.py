@@ -12,11 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
-from jax import lax
-from jax._src import config as _config
 
 import jax2tf
-from jax2tf import _jax_compat
 from jax2tf.trace import BoundedCache
 from tests.case import close
 
@@ -218,19 +215,3 @@ def test_callable_objects_and_partials():
   close(jax2tf.convert(functools.partial(jnp.multiply, 2.0))(X), 2 * X)
   close(jax2tf.convert(jax.vmap(jnp.sin))(X), jnp.sin(X))
   close(jax2tf.convert(jax.grad(lambda x: jnp.sin(x).sum()))(X), jnp.cos(X))
-
-
-def test_jax_still_calls_the_hook_of_default_device(monkeypatch):
-  """The one thing that we replace inside JAX: without it, what is traced under `jax.default_device` would run anywhere, silently."""
-  ours = _config.default_device._update_thread_local_hook
-  assert ours is _jax_compat._on_default_device, "another package has replaced the hook of jax.default_device"
-  calls = []
-  monkeypatch.setattr(_jax_compat, "_replaced_hook", lambda *args: calls.append(args))
-  device = jax.devices()[0]
-  with jax.default_device(device):
-    pass
-  assert calls == [(device,), (None,)], "JAX calls the hook with other arguments, or not when a default_device begins and ends"
-  with _jax_compat.default_device_recorded(lambda device: "somewhere"):
-    jaxpr = jax.make_jaxpr(lambda x: jax.default_device(device)(lax.sin)(x) + 1.0)(1.0)
-  noted = {eqn.primitive.name: _jax_compat.default_device_of(eqn) for eqn in jaxpr.eqns}
-  assert noted == {"sin": "somewhere", "add": None}, "XLA metadata no longer reach the equations: see _jax_compat._on_default_device"
