@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def test_no_long_file() -> None:
   lengths = {str(f.relative_to(REPOSITORY)): len(f.read_text(encoding="utf-8").splitlines()) for f in files}
   assert len(lengths) > 20
   assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+
+
+def test_rules_fit_on_a_screen() -> None:
+  """At most 40 lines: who reads a rule sees all of it."""
+  trees = [(f.stem, ast.parse(f.read_text(encoding="utf-8"))) for f in (REPOSITORY / "jax2tf" / "lowering").glob("*.py")]
+  functions = [(file, node) for file, tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+  assert {f"{file}.{node.name}": n for file, node in functions if (n := node.end_lineno - node.lineno + 1) > 40} == {}
 
 
 def test_jaxprs_are_closed_at_one_address() -> None:

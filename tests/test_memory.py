@@ -50,6 +50,7 @@ def _in_a_graph_with_its_tape(converted: Callable[..., Any]) -> None:
 def _loops(w: jax.Array, x: Any) -> Any:
   """With helpers in JAX, whose jaxprs are remembered."""
   step = jax.jit(lambda carry: jnp.tanh(carry @ w))
+  x = jax.device_put(x, jax.devices()[0])  # so that prepare looks for where each equation runs
   y, _ = lax.scan(lambda carry, i: (step(carry) + i, None), x, jnp.arange(3.0))
   return lax.cond(x.sum() > 0, step, jnp.sin, y) + lax.scan(lambda _, i: (None, jnp.sin(i)), None, jnp.arange(3.0))[1]
 

@@ -27,26 +27,56 @@ def _conv_general_dilated(
   lhs: tf.Tensor,
   rhs: tf.Tensor,
   *,
-  window_strides: Sequence[int],
-  padding: Sequence[Any],
-  lhs_dilation: Sequence[int],
-  rhs_dilation: Sequence[int],
   dimension_numbers: Any,
-  feature_group_count: int,
-  batch_group_count: int,
   precision: Any,
   preferred_element_type: Any,
   reversed_kernel: bool = False,
+  **geometry: Any,
 ) -> tf.Tensor:
   """lhs f32[b,h,w,i], rhs f32[kh,kw,i,o] -> f32[b,h',w',o], in the layouts of `dimension_numbers`.
 
   `reversed_kernel`, which the idiom conv_gradient says, turns the spatial dimensions of rhs round.
   """
   del precision, preferred_element_type
+  conv = _conv((*ctx.avals_in, ctx.aval_out), dimension_numbers, **geometry)
+  if any(isinstance(d, int) and d == 0 for aval in (*ctx.avals_in, ctx.aval_out) for d in aval.shape):
+    return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)  # TF 2.21: Conv2D refuses empty filters and images
+
+  some = _with_results(conv)
+
+  def convolve(lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
+    if some is conv:
+      return _laid_out(ctx, conv, lhs, rhs, dimension_numbers, reversed_kernel)
+    if some.batch is not conv.batch:
+      at = dimension_numbers.lhs_spec[0]
+      lhs = tf.pad(lhs, [[0, ctx.dim(some.batch - conv.batch) if d == at else 0] for d in range(conv.rank + 2)])
+      lhs = tf.ensure_shape(lhs, lhs.shape)  # TF 2.21: Grappler fuses Pad and Conv2D into an op that pads no batch
+    result = _laid_out(ctx, some, lhs, rhs, dimension_numbers, reversed_kernel)
+    return tf.slice(result, [0] * (conv.rank + 2), ctx.shape(ctx.aval_out.shape))
+
+  if lhs.dtype.is_complex:  # TF 2.21: no kernel of any convolution takes complex numbers
+    (a, b), (c, d) = ((tf.math.real(x), tf.math.imag(x)) for x in (cast(lhs, ctx.dtype_out), cast(rhs, ctx.dtype_out)))
+    return tf.complex(convolve(a, c) - convolve(b, d), convolve(a, d) + convolve(b, c))
+  dtype = _computed_in(lhs.dtype, ctx.dtype_out)
+  return cast(convolve(cast(lhs, dtype), cast(rhs, dtype)), ctx.dtype_out)
+
+
+def _conv(
+  avals: Sequence[Any],
+  specs: Any,
+  *,
+  window_strides: Sequence[int],
+  padding: Sequence[Any],
+  lhs_dilation: Sequence[int],
+  rhs_dilation: Sequence[int],
+  feature_group_count: int,
+  batch_group_count: int,
+) -> Conv:
+  """The sizes of a convolution of these operands and this result, whatever their layouts."""
   (batch, features, *image), (outputs, _, *kernel), (_, _, *out) = (
-    [aval.shape[d] for d in spec] for aval, spec in zip((*ctx.avals_in, ctx.aval_out), dimension_numbers, strict=True)
+    [aval.shape[d] for d in spec] for aval, spec in zip(avals, specs, strict=True)
   )
-  conv = Conv(
+  return Conv(
     batch,
     tuple(image),
     features,
@@ -60,26 +90,6 @@ def _conv_general_dilated(
     feature_group_count,
     batch_group_count,
   )
-  if any(isinstance(d, int) and d == 0 for d in (batch, features, outputs, *image, *kernel, *out)):
-    return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)  # TF 2.21: Conv2D refuses empty filters and images
-
-  some = _with_results(conv)
-
-  def convolve(lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
-    if some is conv:
-      return _laid_out(ctx, conv, lhs, rhs, dimension_numbers, reversed_kernel)
-    if some.batch is not batch:
-      at = dimension_numbers.lhs_spec[0]
-      lhs = tf.pad(lhs, [[0, ctx.dim(some.batch - batch) if d == at else 0] for d in range(conv.rank + 2)])
-      lhs = tf.ensure_shape(lhs, lhs.shape)  # TF 2.21: Grappler fuses Pad and Conv2D into an op that pads no batch
-    result = _laid_out(ctx, some, lhs, rhs, dimension_numbers, reversed_kernel)
-    return tf.slice(result, [0] * (conv.rank + 2), ctx.shape(ctx.aval_out.shape))
-
-  if lhs.dtype.is_complex:  # TF 2.21: no kernel of any convolution takes complex numbers
-    (a, b), (c, d) = ((tf.math.real(x), tf.math.imag(x)) for x in (cast(lhs, ctx.dtype_out), cast(rhs, ctx.dtype_out)))
-    return tf.complex(convolve(a, c) - convolve(b, d), convolve(a, d) + convolve(b, c))
-  dtype = _computed_in(lhs.dtype, ctx.dtype_out)
-  return cast(convolve(cast(lhs, dtype), cast(rhs, dtype)), ctx.dtype_out)
 
 
 def _with_results(conv: Conv) -> Conv:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -50,25 +51,23 @@ def _gather(
   sizes = [n if d in movable else size for d, (n, size) in enumerate(zip(shape, slice_sizes, strict=True))]
   if tuple(sizes) != tuple(shape):  # a window that no index moves is at 0
     operand = sliced(ctx, operand, shape, [0] * len(shape), sizes)
-  windows = Windows(
-    sizes,
-    slice_sizes,
-    frozenset((*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)),
-    tuple(numbers.start_index_map),
-    batch,
-    dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)),
-  )
-  vectors = windows.vectors(indices)
-  starts = windows.clamped(ctx, vectors)
+  dropped = frozenset((*numbers.collapsed_slice_dims, *numbers.operand_batching_dims))
+  batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+  windows = Windows(sizes, slice_sizes, dropped, tuple(numbers.start_index_map), batch, batching)
+  starts = windows.clamped(ctx, vectors := windows.vectors(indices))
   gathered, axes = _windows_at(ctx, operand, starts, windows)
-  kept = dict(zip(numbers.offset_dims, windows.kept, strict=True))
-  batch_axes = iter(range(len(batch)))
-  wanted = [("window", kept[i]) if i in kept else ("batch", next(batch_axes)) for i in range(len(axes))]
+  wanted = _interleaved(dict(zip(numbers.offset_dims, windows.kept, strict=True)), len(axes))
   result = transposed(gathered, [axes.index(axis) for axis in wanted])
   if not fill:
     return result
   inside = windows.inside(ctx, vectors, starts, [1 if kind == "window" else batch[i] for kind, i in wanted])
   return tf.where(inside, result, tf.constant(fill_value, result.dtype))
+
+
+def _interleaved(kept: dict[int, int], rank: int) -> list[_Axis]:
+  """The axes of a result in their order: {where in it: dimension of the window}, and those of the batch between."""
+  batch_axes = itertools.count()
+  return [("window", kept[i]) if i in kept else ("batch", next(batch_axes)) for i in range(rank)]
 
 
 def _windows_at(ctx: RuleContext, operand: tf.Tensor, starts: tf.Tensor, windows: Windows) -> tuple[tf.Tensor, list[_Axis]]:

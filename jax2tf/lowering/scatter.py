@@ -50,20 +50,12 @@ def _scatter(
   numbers = dimension_numbers
   dropped = frozenset((*numbers.inserted_window_dims, *numbers.operand_batching_dims))
   window_sizes = (update_sizes[d] for d in numbers.update_window_dims)
-  windows = Windows(
-    shape,
-    [1 if d in dropped else next(window_sizes) for d in range(len(shape))],
-    dropped,
-    tuple(numbers.scatter_dims_to_operand_dims),
-    batch,
-    dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)),
-  )
+  sizes = [1 if d in dropped else next(window_sizes) for d in range(len(shape))]
+  batching = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
+  windows = Windows(shape, sizes, dropped, tuple(numbers.scatter_dims_to_operand_dims), batch, batching)
   if update_jaxpr is not None and (combine is _replaced or (operand.dtype.is_complex and combine in (_minimum, _maximum))):
-    combine = functools.partial(
-      _applied,
-      function=functools.partial(_elementwise, closed(update_jaxpr, update_consts)),
-      unique=unique_indices or all(map(is_one, batch)),
-    )
+    function = functools.partial(_elementwise, closed(update_jaxpr, update_consts))
+    combine = functools.partial(_applied, function=function, unique=unique_indices or all(map(is_one, batch)))
   elif combine is _multiplied and all(map(is_one, batch)):
     combine = functools.partial(_applied, function=lax.mul, unique=True)
   in_batch = [d for d in range(len(update_sizes)) if d not in numbers.update_window_dims]
