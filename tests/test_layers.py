@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax2tf.tools import import_graph
+from tests.conftest import ONE_PYTHON
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
@@ -77,3 +78,9 @@ def test_the_tests_that_documents_name_are_there() -> None:
     for file, test in named
     if not (REPOSITORY / file).exists() or f"def {test or 'test'}" not in (REPOSITORY / file).read_text()
   ] == []
+
+
+@pytest.mark.parametrize("name", ONE_PYTHON)
+def test_what_one_python_is_enough_for_is_there(name: str) -> None:
+  file, _, test = name.partition("::")
+  assert any(test in path.read_text() for path in REPOSITORY.glob(f"{file}*"))

@@ -33,6 +33,7 @@ def specs(tree, poly):
   return jax.tree.map(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), tree)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MODELS)
 def test_forward(name):
   model = MODELS[name]
@@ -49,6 +50,7 @@ def test_forward(name):
     close(converted(variables, x), expected, rtol=model.rtol, atol=model.rtol)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.differentiable])
 def test_gradient(name):
   model = MODELS[name]
