@@ -206,6 +206,12 @@ def test_what_is_typed_wrong_gets_one_line(args: tuple[str, ...], words: str, he
   assert not (here / "o").exists()
 
 
+def test_serve_says_which_extra_it_needs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+  monkeypatch.setitem(sys.modules, "ray", None)
+  run("serve", str(here), code=2)
+  assert capsys.readouterr().err == "jax2tf serve: the server needs more packages: pip install 'jax2tf[serving]'\n"
+
+
 @pytest.mark.parametrize(
   "args", [(), ("bogus",), ("convert",), ("inspect", "a", "b"), ("convert", "m:f", "--input", "x=f32[]", "--out", "o", "--no")]
 )

@@ -9,6 +9,7 @@ answered. Serves this machine only. docs/serving.md says more.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import signal
 import socket
 import subprocess
@@ -55,8 +56,11 @@ def run(directory: str, model_name: str | None, **limits: Any) -> None:
 
   Raises:
     ValueError: no such folder, no version in it, or a port that is taken.
-    RuntimeError: the model cannot be served.
+    ModuleNotFoundError: the extra `serving` is not installed.
+    SystemExit: the model cannot be served.
   """
+  if not all(map(importlib.util.find_spec, ("ray", "tensorflow_serving"))):
+    raise ModuleNotFoundError("the server needs more packages: pip install 'jax2tf[serving]'")
   folder = Path(directory).resolve()
   if not folder.is_dir():
     raise ValueError(f"{directory} is no folder; name the one that holds the versions of the model, as --out of `jax2tf convert`")
@@ -108,7 +112,7 @@ def _is_ready(options: Options, children: Sequence[_Child], stop: threading.Even
   run = Path(options.run)
   while len(list(run.glob("*.sock"))) < options.replicas or len(list(run.glob("*.ready"))) < _PROXIES:
     if any(child.process.poll() is not None for child in children):
-      raise RuntimeError(f"{options.folder} cannot be served; the reason stands above")
+      raise SystemExit(f"jax2tf serve: {options.folder} cannot be served; the reason stands above")
     if stop.wait(0.1):
       return False
   return True
