@@ -152,7 +152,7 @@ def _on_default_device(device: Any) -> None:
   metadata.set_local(updated)
 
 
-# What JAX calls whenever a `jax.default_device` begins or ends in this thread; tests/test_trace.py guards it.
+# What JAX calls whenever a `jax.default_device` begins or ends in this thread; tests/test_patches.py guards it.
 _replaced_hook = _config.default_device._update_thread_local_hook
 _config.default_device._update_thread_local_hook = _on_default_device
 
