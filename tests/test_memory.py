@@ -18,7 +18,7 @@ from tensorflow.python.framework import ops
 
 import jax2tf
 from jax2tf.converters import saved_model
-from jax2tf.tools import measure
+from jax2tf.tools.sweeps import measure
 
 X = np.ones((2, 3), np.float32)
 
