@@ -31,6 +31,7 @@ ONE_PYTHON = {
   "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the file run them all, in one process",
   "tests/test_serve": "a server without JAX",
   "tests/test_tf_serving.py": "another server",
+  "tests/test_wheel.py": "what is packed, and where",
   "tests/test_workers.py": "processes",
 }
 

@@ -19,9 +19,6 @@ import pytest
 import jax2tf
 from jax2tf.tools.sweeps import clients
 
-# What is packed does not depend on the version of JAX.
-pytestmark = pytest.mark.halved
-
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("jax2tf", "converters", "tools")
 # pip's own environment has the build backend; these tests must not download it.
