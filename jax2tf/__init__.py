@@ -8,13 +8,12 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from jax.experimental.jax2tf import call_tf
-
   from jax2tf.api import DisabledSafetyCheck, PolyShape, convert, dtype_of_val, eval_polymorphic_shape, split_to_logical_devices
   from jax2tf.context import RuleContext
   from jax2tf.drop_in import install
   from jax2tf.errors import LoweringError
   from jax2tf.registry import lowers
+  from jax2tf.tf_calls import call_tf
 
 __version__ = "0.1.0"
 
@@ -33,11 +32,11 @@ __all__ = [
 ]
 
 _API = "jax2tf.api"
-# Where the other names are; call_tf is JAX's own.
+# Where the other names are.
 _HOMES = {
   "LoweringError": "jax2tf.errors",
   "RuleContext": "jax2tf.context",
-  "call_tf": "jax.experimental.jax2tf",
+  "call_tf": "jax2tf.tf_calls",
   "install": "jax2tf.drop_in",
   "lowers": "jax2tf.registry",
 }

@@ -16,11 +16,13 @@ from typing import Any
 
 import jax.version
 from jax import tree_util
+from jax._src import callback as _callback
 from jax._src import compute_on as _compute_on
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_batching as _custom_batching
 from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import effects as _effects
 from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
@@ -35,6 +37,7 @@ from jax._src.lax import linalg as _linalg
 from jax._src.lax.control_flow import conditionals as _conditionals
 from jax._src.lax.scaled_dot import _scaled_dot_impl
 from jax._src.lax.scaled_dot import scaled_dot_p as _scaled_dot_p
+from jax._src.lib import _jax as _jaxlib
 from jax._src.random import core as _random
 from jax._src.random import philox2x32 as _philox2x32
 from jax._src.random import philox4x32 as _philox4x32
@@ -328,6 +331,31 @@ def dimension_variables(dim: Any) -> frozenset[str]:
 def inside_trace() -> bool:
   """True inside any JAX transformation or trace."""
   return not _core.trace_state_clean()
+
+
+eval_context = _core.eval_context  # as if no transformation were under way
+hlo_to_stablehlo = _jaxlib.mlir.hlo_to_stablehlo
+
+
+def call_effect(name: str, *, ordered: bool) -> Any:
+  """An effect that control flow and custom derivatives take, and that is lowered."""
+  members = {
+    "__str__": lambda _: name,
+    "__eq__": lambda self, other: type(self) is type(other),  # an exported function is read with effects of its own
+    "__hash__": lambda _: hash(name),
+  }
+  kind = type(name, (_effects.Effect,), members)
+  for allowing in (_effects.lowerable_effects, _effects.control_flow_allowed_effects, _effects.custom_derivatives_allowed_effects):
+    allowing.add_type(kind)
+  if ordered:
+    _effects.ordered_effects.add_type(kind)
+    _effects.shardable_ordered_effects.add_type(kind)
+  return kind()
+
+
+def callback_sharding(ctx: Any) -> Any:
+  """Where the callback of an equation runs, as JAX does it for `jax.pure_callback`."""
+  return _callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)
 
 
 def scan_split(num_consts: int | None, num_carry: int | None, ft_in: Any) -> tuple[int, int]:

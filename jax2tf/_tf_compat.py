@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from jax import tree_util
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops as _xla_ops
 from tensorflow.compiler.tf2xla.python import xla as _xla
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
+from tensorflow.python.eager import context as _context
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
 from tensorflow.python.framework import function_def_to_graph as _function_graphs
@@ -21,14 +23,27 @@ from tensorflow.python.framework import ops as _ops
 from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.trackable import data_structures as _data_structures
 
-# tf.Module wraps the containers that it holds; to JAX they are the dict, list or tuple inside.
-ListWrapper = _data_structures.ListWrapper
-DictWrapper = _data_structures._DictWrapper
-TupleWrapper = _data_structures._TupleWrapper
+_WRAPPERS = _data_structures.ListWrapper | _data_structures._DictWrapper | _data_structures._TupleWrapper
+
+
+def unwrapped(tree: Any) -> Any:
+  """The containers that tf.Module has wrapped, as the dicts, lists and tuples that JAX knows."""
+
+  def unwrap(x: Any) -> Any:
+    if isinstance(x, _data_structures._DictWrapper):
+      return unwrapped(dict(x))
+    if isinstance(x, _data_structures._TupleWrapper):
+      return unwrapped(x.__wrapped__)
+    return unwrapped(list(x)) if isinstance(x, _data_structures.ListWrapper) else x
+
+  return tree_util.tree_map(unwrap, tree, is_leaf=lambda x: isinstance(x, _WRAPPERS))
+
 
 is_saving = _save_context.in_save_context
 # FunctionDef of a graph's library -> tf.Graph with `inputs` and `outputs`.
 function_graph = _function_graphs.function_def_to_graph
+# Eager, whatever graph is under construction. Unlike tf.init_scope it lets tapes record.
+outside_graphs = _context.eager_mode
 
 
 def traced_for_saving(function: Any) -> Any:
@@ -53,6 +68,35 @@ def recording_again() -> Iterator[None]:
   finally:
     if stopped:
       _pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+def flat_call(concrete: Any) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
+  """A concrete function of a flat signature, without the checks of its arguments, which take longer than a small function."""
+  captured = concrete.captured_inputs
+  return lambda tensors: concrete._call_flat(tensors, captured) or ()
+
+
+# Registered as not differentiable, although their results may depend on their arguments in any way.
+_UNKNOWN_TO_GRADIENTS = ("PyFunc", "PyFuncStateless")
+
+
+def undifferentiated(ys: Sequence[tf.Tensor]) -> str | None:
+  """The type of an op, among those that `ys` depend on, that passes no gradient on although its result may vary; None without one."""
+  seen: set[tf.Operation] = set()
+  waiting = [y.op for y in ys]
+  while waiting:
+    if (op := waiting.pop()) in seen or op.type in ("StopGradient", "PreventGradient"):
+      continue
+    seen.add(op)
+    if op.type in _UNKNOWN_TO_GRADIENTS:
+      return op.type
+    waiting += [x.op for x in op.inputs]
+    for name in (value.func.name for value in op.node_def.attr.values() if value.HasField("func")):
+      if (function := op.graph._functions.get(name)) is not None and any(
+        inner.op == unknown for inner in function.cached_definition.node_def for unknown in _UNKNOWN_TO_GRADIENTS
+      ):
+        return "PyFunc"
+  return None
 
 
 def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:

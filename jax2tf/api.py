@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -123,7 +124,20 @@ def convert(
     return tree_util.tree_unflatten(traced.out_tree, marked)
 
   # AutoGraph would rewrite the user's JAX code along with ours.
-  return tf.autograph.experimental.do_not_convert(converted)
+  result = tf.autograph.experimental.do_not_convert(converted)
+  static = traceable.static_argnums or traceable.static_argnames
+  if polymorphic_shapes is None and with_gradient and target is None and not static and destination == _destination(None, None, False):
+    _JAX_FUNCTIONS[result] = fun_jax
+  return result
+
+
+# Converted functions that compute what their JAX functions do, for all arguments; a mapping, for others copy a function's attributes.
+_JAX_FUNCTIONS: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def jax_function_of(converted: Any) -> Callable[..., Any] | None:
+  """The JAX function behind a converted one that checks nothing more and has all its derivatives; None for any other object."""
+  return _JAX_FUNCTIONS.get(converted) if inspect.isfunction(converted) else None
 
 
 def _warn_of_many_conversions(name: str, count: int) -> None:
@@ -202,11 +216,11 @@ class _TraceCache:
 
   def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TracedFunction]:
     args, kwargs, static = self._traceable.split(args, kwargs)
-    leaves, tree = tree_util.tree_flatten(_plain((args, kwargs)))
+    leaves, tree = tree_util.tree_flatten(_tf_compat.unwrapped((args, kwargs)))
     try:
       described = tuple(describe(leaf) for leaf in leaves)
     except (TypeError, ValueError):
-      described = tuple(describe(leaf, path) for leaf, path in zip(leaves, _paths(tree), strict=True))
+      described = tuple(describe(leaf, path) for leaf, path in zip(leaves, argument_paths(tree), strict=True))
     context = (tuple((place, type(value), value) for place, value in static.items()), _jax_compat.trace_context())
     traced = self._by_actual_shapes.get((tree, described, context), lambda: self._trace(tree, described, static, context))
     return leaves, traced
@@ -219,24 +233,7 @@ class _TraceCache:
     return self._by_specs.get((tree, avals, context), lambda: self._traceable.trace(args, kwargs, static))
 
 
-def _plain(tree: Any) -> Any:
-  """The containers that tf.Module has wrapped, as the dicts, lists and tuples that JAX knows."""
-
-  def unwrap(x: Any) -> Any:
-    if isinstance(x, _tf_compat.DictWrapper):
-      return _plain(dict(x))
-    if isinstance(x, _tf_compat.TupleWrapper):
-      return _plain(x.__wrapped__)
-    return _plain(list(x)) if isinstance(x, _tf_compat.ListWrapper) else x
-
-  return tree_util.tree_map(unwrap, tree, is_leaf=_is_wrapper)
-
-
-def _is_wrapper(x: Any) -> bool:
-  return isinstance(x, _tf_compat.ListWrapper | _tf_compat.DictWrapper | _tf_compat.TupleWrapper)
-
-
-def _paths(tree: Any) -> list[str]:
+def argument_paths(tree: Any) -> list[str]:
   """Names of the leaves of (args, kwargs), as `args[0]['w']`."""
   paths = tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
   return [("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:]) for path, _ in paths]

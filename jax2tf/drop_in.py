@@ -12,13 +12,14 @@ import jax.experimental
 import tensorflow as tf
 
 from jax2tf import api
+from jax2tf.tf_calls import call_tf
 
 _PACKAGE = "jax.experimental.jax2tf"
 _PUBLIC = ("DisabledSafetyCheck", "PolyShape", "convert", "dtype_of_val", "eval_polymorphic_shape", "split_to_logical_devices")
 
 
 def install() -> contextlib.ExitStack:
-  """Makes `jax.experimental.jax2tf` this package, for every import of it from now on; `call_tf` stays JAX's own.
+  """Makes `jax.experimental.jax2tf` this package, for every import of it from now on.
 
   Returns:
     a context manager, for those who want it only for a while: leaving it puts back what was there.
@@ -26,7 +27,7 @@ def install() -> contextlib.ExitStack:
   jaxs = importlib.import_module(_PACKAGE)
   package, module = types.ModuleType(_PACKAGE), types.ModuleType(f"{_PACKAGE}.jax2tf")
   public = {name: getattr(api, name) for name in _PUBLIC}
-  vars(package).update(public, call_tf=jaxs.call_tf, jax2tf=module, __path__=[])
+  vars(package).update(public, call_tf=call_tf, jax2tf=module, __path__=[])
   vars(module).update(public, TfVal=tf.Tensor)
   saved = _take_away()
   sys.modules.update({_PACKAGE: package, module.__name__: module})

@@ -52,6 +52,11 @@ def mark_keys(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
   return tensor
 
 
+def key_dtype_of(tensor: Any) -> Any:
+  """What `mark_keys` recorded, or None."""
+  return getattr(tensor, _KEY_DTYPE, None)
+
+
 def physical(aval: Any) -> tuple[tuple[Any, ...], tf.DType]:
   """(shape, TensorFlow dtype) of the tensor that holds an aval: key<fry>[3] -> ((3, 2), uint32)."""
   return tuple(physical_aval(aval).shape), tf_dtype(aval.dtype)
@@ -93,7 +98,7 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
       f"Cannot iterate over a shape with unknown rank: argument {path or val!r}; "
       "give its tf.TensorSpec a rank, with None for the dimensions that vary"
     )
-  if (key_dtype := getattr(val, _KEY_DTYPE, None)) is not None:
+  if (key_dtype := key_dtype_of(val)) is not None:
     return tuple(shape.as_list()[:-1]), key_dtype, False
   return tuple(shape.as_list()), _canonical(dtype.as_numpy_dtype), False
 

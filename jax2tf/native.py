@@ -30,6 +30,7 @@ from jax2tf.lines import UNKNOWN
 from jax2tf.placement.propagation import NOWHERE
 from jax2tf.placement.shardings import has_sharding, operand_shardings
 from jax2tf.program import Places, Program, equations, parts
+from jax2tf.registry import IN_TENSORFLOW
 
 # What JAX lowers to LAPACK on CPU; tests/test_native.py looks for others.
 LAPACK = (
@@ -105,16 +106,17 @@ class Native:
     return replace(self, graph=self.graph.here())
 
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
-    """As `Lowering.lower`. Equations with LAPACK go to their graph rules; all between two of these is one module."""
+    """As `Lowering.lower`. Equations that no module can hold go to their graph rules; all between two of these is one module."""
     del places  # JAX knows them
-    found = parts(opened(jaxpr), LAPACK) if "cpu" in self.target.platforms else ()
-    if not any(has_lapack for has_lapack, _ in found):
+    kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *IN_TENSORFLOW)
+    found = parts(opened(jaxpr), kinds) if kinds else ()
+    if not any(is_outside for is_outside, _ in found):
       return self._module(jaxpr, operands)
     env, read = self.graph.environment(jaxpr, operands), self.graph.read
-    for has_lapack, part in found:
-      if has_lapack:
+    for is_outside, part in found:
+      if is_outside:
         for eqn in part.eqns:  # a call, a loop or a branch goes on natively inside
-          inner = self.graph.lower if eqn.primitive in LAPACK else self.lower
+          inner = self.graph.lower if eqn.primitive in kinds else self.lower
           env.update(zip(eqn.outvars, self.graph.equation(eqn, read(env, eqn.invars), caller, inner=inner), strict=True))
       else:
         env.update(zip(part.outvars, self._module(part, read(env, part.invars)), strict=True))
@@ -158,7 +160,7 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
   """
   del places
   graphs = [
-    ("call_tf", where()) for eqn, where in jaxprs.equations(jaxpr) if eqn.primitive.name == "call_tf" and eqn.params["call_tf_graph"]
+    ("call_tf", where()) for eqn, where in jaxprs.equations(jaxpr) if eqn.primitive.name == "call_tf" and eqn.params.get("call_tf_graph")
   ]
   if graphs:
     reason = "with call_tf_graph=True the function stays outside of the module, which only JAX's own jax2tf.convert provides for"

@@ -19,6 +19,9 @@ PLACEMENT_PARAMS = frozenset({"sharding", "out_sharding", "accuracy"})
 # name -> (reason, advice): primitives that we know and refuse.
 UNSUPPORTED: dict[str, tuple[str, str]] = {}
 
+# Primitives that the native lowering leaves to their graph rules.
+IN_TENSORFLOW: list[Primitive] = []
+
 _RULES: dict[Primitive, Rule] = {}
 _ON_KEYS: set[Primitive] = set()
 
@@ -52,6 +55,11 @@ def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Ru
     return rule
 
   return register
+
+
+def stays_in_tensorflow(*primitives: Primitive) -> None:
+  """Has the native lowering leave these to their graph rules: they call TensorFlow, which a module of XLA's cannot."""
+  IN_TENSORFLOW.extend(primitives)
 
 
 def lower_directly(table: Mapping[Primitive | None, Callable[..., Any]]) -> None:

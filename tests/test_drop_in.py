@@ -259,18 +259,12 @@ def test_rematerialisation_stays_behind_its_barrier(convert):
   np.testing.assert_allclose(differentiated(converted), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_call_tf_is_jaxs():
-  assert jax2tf.call_tf is jaxs.call_tf
-  assert "call_tf" in dir(jax2tf)
-  assert not hasattr(jax2tf, "call_jax")
-
-
 @pytest.mark.parametrize(
   ("convert", "options", "advice"),
   [(jax2tf.convert, {}, "lower natively"), (NATIVE, {"call_tf_graph": True}, "leave call_tf_graph out")],
   ids=["graph", "native"],
 )
-def test_call_tf_is_refused_at_the_users_line(convert, options, advice):
+def test_jaxs_own_call_tf_is_refused_at_the_users_line(convert, options, advice):
   called = jaxs.call_tf(tf.sin, **options)
   for call in (convert(lambda x: called(x) + 1), convert(called), in_graph(convert(called))):
     with pytest.raises(jax2tf.LoweringError, match=rf"(?s)'call_tf' not implemented.*\n  at \S*test_drop_in.py:\d+.*{advice}"):
@@ -297,6 +291,7 @@ def test_install_for_a_while():
     assert {name for name in dir(package) if name in dir(before)} >= {
       *("DisabledSafetyCheck", "PolyShape", "call_tf", "convert", "dtype_of_val", "eval_polymorphic_shape", "split_to_logical_devices")
     }
+    assert call_tf is jax2tf.call_tf
     np.testing.assert_allclose(call_tf(tf.sin)(jnp.ones(3)), np.sin(np.ones(3)), rtol=1e-6)
     with jax2tf.install():
       pass

@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("rules and stages", ("jax2tf.lowering.*", "jax2tf.idioms*", "jax2tf.program", "jax2tf.interpreter", "jax2tf.trace")),
   ("derivatives", ("jax2tf.gradient", "jax2tf.native")),
   ("conversion", ("jax2tf.conversion", "jax2tf.lowering", "jax2tf.survey")),
-  ("functions", ("jax2tf.api", "jax2tf.call_tf", "jax2tf.drop_in")),
+  ("functions", ("jax2tf.api", "jax2tf.tf_calls*", "jax2tf.drop_in")),
   ("package", ("jax2tf", "jax2tf.install")),
   ("converters", ("jax2tf.converters*",)),
   ("tools", ("jax2tf.tools*",)),

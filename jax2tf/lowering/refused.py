@@ -127,8 +127,8 @@ UNSUPPORTED.update(
     "pure_callback": (_HOST[0], _HOST[1] + _CHECK),
     **dict.fromkeys(["after_all", "create_token"], _TOKEN),
     "call_tf": (
-      "it calls a TensorFlow function, which the graph lowering does not take in yet",
-      "call that function from TensorFlow, around the converted one, or lower natively with native_serialization=True",
+      "it is JAX's own call_tf, which only JAX's own convert takes into a graph",
+      "use jax2tf.call_tf, or jax2tf.install() before the import, or lower natively with native_serialization=True",
     ),
     "custom_lin": (
       "JAX can't apply forward-mode differentiation (jvp) to a custom_vjp function",

@@ -1,0 +1,144 @@
+"""`call_tf`: a TensorFlow function inside JAX, with all of JAX's transformations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import tensorflow as tf
+from jax import tree_util
+
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf.api import argument_paths, jax_function_of
+from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tf_dtype
+from jax2tf.tf_calls.function import Options, TfFunction
+from jax2tf.tf_calls.primitives import call_tf_p
+from jax2tf.trace import BoundedCache
+
+_VMAP_METHODS = (None, "sequential", "sequential_unrolled", "expand_dims", "broadcast_all", "legacy_vectorized", "vectorized")
+_MODES = ("auto", "inline", "callback")
+_MAX_SIGNATURES = 512
+
+
+class _Unspecified:
+  def __repr__(self) -> str:
+    return "UNSPECIFIED"
+
+
+UNSPECIFIED = _Unspecified()
+
+
+def call_tf(
+  callable_tf: Callable[..., Any],
+  has_side_effects: bool | None = None,
+  ordered: bool = False,
+  output_shape_dtype: Any = UNSPECIFIED,
+  call_tf_graph: bool = False,
+  *,
+  vmap_method: str | None = None,
+  under_jit: str = "auto",
+) -> Callable[..., Any]:
+  """Returns a JAX function with the values and derivatives of a TensorFlow function.
+
+  It takes pytrees of arrays, positionally and by keyword, and works under jit, grad, jvp, vmap, scan, cond, remat and `jax2tf.convert`, in
+  any mixture. Eagerly it runs the function as it is. Under jit it is XLA's code of the function where that means the same, else a
+  callback, which reads and writes tf.Variables when it runs.
+
+  Args:
+    callable_tf: a Python function of tensors, a tf.function or ConcreteFunction, a Keras layer or model, or a function of a loaded
+      SavedModel. Under transformations it is traced once for each combination of structure, shapes and dtypes.
+    has_side_effects: whether a call must run although nobody needs its results; None for what the ops of its graph say.
+    ordered: whether calls under jit run in the order of the program.
+    output_shape_dtype: a pytree of jax.ShapeDtypeStruct, for results whose shapes TensorFlow cannot infer; None for no results.
+    call_tf_graph: accepted for compatibility: only `convert` may lower the call, not jit. It always puts the function into its graph.
+    vmap_method: how `jax.vmap` calls the function, as in `jax.pure_callback`; "vectorized" is tf.vectorized_map, and None that for
+      functions without stateful ops, else "sequential".
+    under_jit: "auto"; "callback", which runs the function in TensorFlow; or "inline", which is XLA's code or an error that says why not.
+
+  Raises:
+    TypeError: `callable_tf` is not callable; at a call, an argument is no array.
+    ValueError: an unknown `vmap_method` or `under_jit`; at a call, a result that JAX cannot take, or whose shape is not known.
+    LookupError: at a derivative, TensorFlow has none.
+  """
+  if not callable(callable_tf):
+    raise TypeError(f"Expected a callable value, got {callable_tf!r} of type {type(callable_tf).__name__}")
+  if vmap_method not in _VMAP_METHODS:
+    raise ValueError(f"vmap_method = {vmap_method!r} is none of {_VMAP_METHODS}")
+  if under_jit not in _MODES:
+    raise ValueError(f"under_jit = {under_jit!r} is none of {_MODES}")
+  options = Options(has_side_effects, ordered, vmap_method, under_jit, call_tf_graph)
+  calls = BoundedCache(_MAX_SIGNATURES)
+  wrap = functools.wraps(callable_tf, assigned=[n for n in ("__name__", "__doc__", "__qualname__") if hasattr(callable_tf, n)], updated=())
+
+  if (fun_jax := jax_function_of(callable_tf)) is not None and options == Options() and output_shape_dtype is UNSPECIFIED:
+    return jax.jit(fun_jax)
+
+  @wrap
+  def called(*args: Any, **kwargs: Any) -> Any:
+    leaves, tree = tree_util.tree_flatten((args, kwargs))
+    try:
+      described = tuple(map(describe, leaves))
+    except (TypeError, ValueError):
+      described = tuple(describe(x, path) for x, path in zip(leaves, argument_paths(tree), strict=True))
+    key = (tree, described, bool(jax.config.jax_enable_x64))
+    call = calls.get(key, lambda: _Call(callable_tf, tree, described, options, output_shape_dtype))
+    return call(leaves)
+
+  return called
+
+
+class _Call:
+  """A call of the user's function with arguments of one structure, of some shapes and dtypes."""
+
+  def __init__(self, fun: Callable[..., Any], tree: Any, described: Any, options: Options, declared: Any):
+    self._fun, self._tree = fun, tree
+    self._dtypes = [dtype for _, dtype, _ in described]
+    self._out: tuple[Any, list[Any]] | None = None
+    self._declared: tuple[Any, Any] | None = None if declared is UNSPECIFIED else tree_util.tree_flatten(declared)
+    avals = [_jax_compat.physical_aval(jax.core.ShapedArray(shape, dtype)) for shape, dtype, _ in described]
+    name = getattr(fun, "__name__", None) or getattr(fun, "name", None) or type(fun).__name__
+    self._function = TfFunction(name, self._run, avals, options, self._declared and self._declared[0])
+
+  def __call__(self, leaves: list[Any]) -> Any:
+    arrays = [jax.random.key_data(x) if is_key(d) else _array(x) for x, d in zip(leaves, self._dtypes, strict=True)]
+    results = call_tf_p.bind(*arrays, function=self._function)
+    assert self._out is not None  # a call, or its trace, has run `_run`
+    tree, keys = self._out
+    return tree_util.tree_unflatten(
+      tree, [y if k is None else jax.random.wrap_key_data(y, impl=k) for y, k in zip(results, keys, strict=True)]
+    )
+
+  def _run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The flat results of the user's function."""
+    marked = [mark_keys(tf.identity(x), d) if is_key(d) else x for x, d in zip(tensors, self._dtypes, strict=True)]
+    args, kwargs = tree_util.tree_unflatten(self._tree, marked)
+    outs, tree = tree_util.tree_flatten(_tf_compat.unwrapped(self._fun(*args, **kwargs)))
+    if self._declared is not None and tree != (declared := self._declared[1]):
+      raise ValueError(
+        f"The pytree of the TensorFlow function results does not match the declared output_shape_dtype: '{self._function.name}' returns "
+        f"{tree}, declared is {declared}"
+      )
+    results = [self._result(y) for y in outs]
+    keys = [key_dtype_of(y) for y in outs]
+    self._out = tree, [None if k is None else k._impl for k in keys]
+    return results
+
+  def _result(self, y: Any) -> tf.Tensor:
+    """A result as a tensor of JAX's dtype."""
+    try:
+      dtype = describe(y)[1]
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+        f"The called TF function returns a result that is not convertible to JAX: '{self._function.name}' returns {y!r}. Return numeric "
+        "tensors of known rank; to keep another inside, compute with it in the function"
+      ) from error
+    y = tf.convert_to_tensor(y)
+    return y if is_key(dtype) or y.dtype == tf_dtype(dtype) else tf.cast(y, tf_dtype(dtype))
+
+
+def _array(x: Any) -> Any:
+  if isinstance(x, jax.Array):
+    return x
+  return jax.numpy.asarray(x.numpy() if isinstance(x, tf.Tensor | tf.Variable) else x)

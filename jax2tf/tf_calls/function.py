@@ -1,0 +1,189 @@
+"""A TensorFlow function as JAX sees it: flat arrays of known shapes and dtypes in, flat arrays out.
+
+What JAX derives of one (its linear map, that map's transpose, its map over a batch) is again one, built of TensorFlow ops.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax import dtypes
+
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf.dtypes import is_differentiable, tf_dtype
+from jax2tf.tf_calls.shapes import Shape, symbolic_shapes
+
+Run = Callable[..., list[tf.Tensor]]
+
+# Stateful ops whose second run gives the same and changes nothing: a derivative runs the function once more.
+REPEATABLE = frozenset(
+  {
+    *("ReadVariableOp", "VarHandleOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape", "Placeholder"),
+    *("Assert", "PrintV2", "StringFormat", "HashTableV2", "LookupTableFindV2", "LookupTableSizeV2", "AnonymousHashTable"),
+    *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
+  }
+)
+# Of these, those that only read: a call that nobody needs may be left out.
+_READING = REPEATABLE - {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case", "StatelessWhile", "StatelessIf", "StatelessCase"})
+
+
+@dataclass(frozen=True)
+class Options:
+  """What the user said of a call.
+
+  Attributes:
+    has_side_effects: None for what the ops of the graph say.
+    ordered: calls run in the order of the program.
+    vmap_method: how a batch is called, as in `jax.pure_callback`; None chooses.
+    under_jit: "auto", "inline" or "callback".
+    call_tf_graph: only `convert` may lower the call.
+  """
+
+  has_side_effects: bool | None = None
+  ordered: bool = False
+  vmap_method: str | None = None
+  under_jit: str = "auto"
+  call_tf_graph: bool = False
+
+
+class TfFunction:
+  """Flat tensors -> flat tensors, for arguments of one signature.
+
+  Attributes:
+    name: for errors.
+    run: makes the results, in the graph under construction or eagerly.
+    avals_in: shapes and dtypes of the arguments.
+    options: what the user said.
+  """
+
+  def __init__(self, name: str, run: Run, avals_in: Sequence[Any], options: Options, declared: Sequence[Any] | None = None):
+    self.name, self.run, self.avals_in, self.options = name, run, tuple(avals_in), options
+    self._declared = declared
+    self._dtypes = [aval.dtype for aval in self.avals_in]
+    self._derived: dict[Any, Any] = {}
+    self._lock = threading.RLock()
+
+  def __repr__(self) -> str:
+    return self.name
+
+  @functools.cached_property
+  def concrete(self) -> Any:
+    """The function as one TensorFlow graph."""
+    with self._lock, _tf_compat.outside_graphs(), _jax_compat.eval_context():
+      return self.compiled(None).get_concrete_function(*self.specs)
+
+  def compiled(self, jit_compile: bool | None) -> Any:
+    """The function as a tf.function."""
+    return tf.function(self.run, autograph=False, jit_compile=jit_compile)
+
+  @property
+  def specs(self) -> list[tf.TensorSpec]:
+    """The signature, as TensorFlow writes it."""
+    return [tensor_spec(aval) for aval in self.avals_in]
+
+  @functools.cached_property
+  def avals_out(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes and dtypes of the results: the declared ones, or those that TensorFlow infers.
+
+    Raises:
+      ValueError: a shape depends on values, and none is declared; or they differ.
+    """
+    outs = self.concrete.outputs
+    if self._declared is not None:
+      for y, aval in zip(outs, self._declared, strict=True):
+        spec = tensor_spec(aval)
+        if y.dtype != spec.dtype or not y.shape.is_compatible_with(spec.shape):
+          raise ValueError(
+            "The shapes or dtypes returned by the TensorFlow function do not match the declared output_shape_dtype: "
+            f"'{self.name}' returns {y.dtype.name}{y.shape}, declared is {dtypes.canonicalize_dtype(aval.dtype)}{aval.shape}"
+          )
+      return tuple(self._declared)
+    shapes: Sequence[tuple[Any, ...] | None] = [tuple(y.shape) if y.shape.is_fully_defined() else None for y in outs]
+    if None in shapes and any(_jax_compat.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
+      shapes = symbolic_shapes([aval.shape for aval in self.avals_in], self._infer)
+    for y, shape in zip(outs, shapes, strict=True):
+      if shape is None:
+        raise ValueError(
+          f"call_tf cannot call functions whose output has dynamic shape: '{self.name}' returns {y.dtype.name}{y.shape}. "
+          "Declare the shape of the result with output_shape_dtype"
+        )
+    return tuple(jax.ShapeDtypeStruct(shape, y.dtype.as_numpy_dtype) for y, shape in zip(outs, shapes, strict=True) if shape is not None)
+
+  def _infer(self, shapes: list[Shape]) -> list[Shape]:
+    specs = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)]
+    with _tf_compat.outside_graphs(), _jax_compat.eval_context():
+      outs = self.compiled(None).get_concrete_function(*specs).outputs
+    return [tuple(y.shape.as_list()) for y in outs]
+
+  def eagerly(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The results for concrete arrays."""
+    return [jax_array(y) for y in self.run_eagerly(*map(tensor, arrays, self._dtypes))]
+
+  def run_eagerly(self, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+    """The results for eager tensors: `run` itself for the user's function."""
+    if not tf.executing_eagerly():
+      with _tf_compat.outside_graphs():
+        return self.run(*tensors)
+    return self.run(*tensors)
+
+  @functools.cached_property
+  def stateful(self) -> frozenset[str]:
+    """Types of the stateful ops, in the functions that it calls too."""
+    return frozenset(op.type for op in operations(self.concrete.graph) if op.type not in _CALLS and op.op_def.is_stateful)
+
+  @property
+  def has_effects(self) -> bool:
+    """Whether a call must run although nobody needs its results."""
+    said = self.options.has_side_effects
+    return self.options.ordered or bool(self.stateful - _READING if said is None else said)
+
+  @property
+  def inexact_results(self) -> list[int]:
+    """Positions of the results that have tangents."""
+    return [i for i, aval in enumerate(self.avals_out) if is_differentiable(aval.dtype)]
+
+  def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+    """What was derived, made at the first request."""
+    with self._lock:
+      if key not in self._derived:
+        self._derived[key] = make()
+      return self._derived[key]
+
+
+def tensor_spec(aval: Any) -> tf.TensorSpec:
+  """The aval as TensorFlow writes it."""
+  return tf.TensorSpec([None if _jax_compat.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype))
+
+
+def operations(graph: tf.Graph) -> Iterator[tf.Operation]:
+  """The ops of a graph and of all functions in its library."""
+  yield from graph.get_operations()
+  for definition in graph.as_graph_def().library.function:
+    yield from _tf_compat.function_graph(definition).get_operations()
+
+
+def tensor(array: Any, dtype: Any) -> tf.Tensor:
+  """The array, or the Python scalar, as an eager tensor, which shares its memory where TensorFlow can."""
+  if isinstance(array, jax.Array) and array.dtype.name in _SHARED and len(array.sharding.device_set) == 1:
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+  return tf.constant(np.asarray(array, dtype))
+
+
+def jax_array(y: tf.Tensor) -> jax.Array:
+  """The eager tensor as an array, which shares its memory where JAX can."""
+  if y.dtype.name in _SHARED and y.shape.num_elements():
+    return jax.dlpack.from_dlpack(y)
+  return jax.numpy.asarray(y.numpy())
+
+
+# TF 2.21 and JAX exchange neither 4-bit nor 8-bit floating point dtypes.
+_INTEGERS = (f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64))
+_SHARED = frozenset({*_INTEGERS, "float16", "bfloat16", "float32", "float64", "complex64", "complex128"})

@@ -1,0 +1,142 @@
+"""The two primitives: `call_tf` calls a TensorFlow function, `call_tf_linear` its derivative, which JAX transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jax2tf import _jax_compat
+from jax2tf.dtypes import is_differentiable
+from jax2tf.registry import lowers, stays_in_tensorflow
+from jax2tf.tf_calls import under_jit
+from jax2tf.tf_calls.derivations import Linear, linear, vmapped
+from jax2tf.tf_calls.function import TfFunction
+
+call_tf_p = Primitive("call_tf")
+call_tf_p.multiple_results = True
+call_tf_linear_p = Primitive("call_tf_linear")
+call_tf_linear_p.multiple_results = True
+
+
+@call_tf_p.def_impl
+def _impl(*arrays: Any, function: TfFunction) -> list[jax.Array]:
+  return function.eagerly(arrays)
+
+
+@call_tf_linear_p.def_impl
+def _linear_impl(*arrays: Any, linear: Linear) -> list[jax.Array]:
+  return linear.forward.eagerly(arrays)
+
+
+@call_tf_p.def_effectful_abstract_eval
+def _avals(*_: Any, function: TfFunction) -> tuple[list[Any], Any]:
+  return _shaped(function.avals_out), under_jit.effects(function)
+
+
+@call_tf_linear_p.def_abstract_eval
+def _linear_avals(*_: Any, linear: Linear) -> list[Any]:
+  return _shaped(linear.forward.avals_out)
+
+
+def _shaped(avals: Sequence[Any]) -> list[Any]:
+  return [ShapedArray(a.shape, a.dtype) for a in avals]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
+  outs = call_tf_p.bind(*primals, function=function)
+  of = function.inexact_results
+  wrt = tuple(i for i, (x, t) in enumerate(zip(function.avals_in, tangents, strict=True)) if _moves(x, t))
+  if not (of and wrt):
+    return outs, [_zero(y) for y in outs]
+  found = call_tf_linear_p.bind(*primals, *[tangents[i] for i in wrt], linear=linear(function, wrt))
+  pushed = dict(zip(of, found, strict=True))
+  return outs, [pushed[i] if i in pushed else _zero(y) for i, y in enumerate(outs)]
+
+
+def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: Linear) -> tuple[Any, Any]:
+  """At fixed primals it is its own derivative; else that of any function."""
+  n = linear.n_primals
+  outs = call_tf_linear_p.bind(*primals, linear=linear)
+  total = [_zero(y) for y in outs]
+  if any(not isinstance(t, ad.Zero) for t in tangents[n:]):
+    moved = map(ad.instantiate_zeros, tangents[n:])
+    total = call_tf_linear_p.bind(*primals[:n], *moved, linear=linear)
+  still = [*tangents[:n], *(_zero(x) for x in primals[n:])]
+  if any(_moves(a, t) for a, t in zip(linear.forward.avals_in, still, strict=True)):
+    _, more = _jvp(primals, still, function=linear.forward)
+    total = list(map(ad.add_tangents, total, more))
+  return outs, total
+
+
+def _zero(primal: Any) -> ad.Zero:
+  return ad.Zero(jax.typeof(primal).to_tangent_aval())
+
+
+def _moves(aval: Any, tangent: Any) -> bool:
+  return is_differentiable(aval.dtype) and not isinstance(tangent, ad.Zero)
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, linear: Linear) -> list[Any]:
+  n = linear.n_primals
+  given = map(ad.instantiate_zeros, cotangents)
+  found = call_tf_p.bind(*operands[:n], *given, function=linear.backward)
+  return [None] * n + [c if ad.is_undefined_primal(x) else None for x, c in zip(operands[n:], found, strict=True)]
+
+
+def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
+  arrays, batched, size = _in_front(arrays, dims)
+  outs = call_tf_p.bind(*arrays, function=vmapped(function, batched, size))
+  return outs, [0] * len(outs)
+
+
+def _linear_batch(arrays: Sequence[Any], dims: Sequence[Any], *, linear: Linear) -> tuple[Any, Any]:
+  arrays, batched, size = _in_front(arrays, dims)
+  n, of = linear.n_primals, len(linear.forward.avals_out)
+  arrays = [
+    x if i < n or is_in else jax.numpy.broadcast_to(x, (size, *x.shape)) for i, (x, is_in) in enumerate(zip(arrays, batched, strict=True))
+  ]
+  primals, tangents = batched[:n], (True,) * (len(arrays) - n)
+  mapped = linear.forward.kept(
+    ("batch", primals, size),
+    lambda: Linear(
+      vmapped(linear.forward, (*primals, *tangents), size), vmapped(linear.backward, (*primals, *(True for _ in range(of))), size), n
+    ),
+  )
+  outs = call_tf_linear_p.bind(*arrays, linear=mapped)
+  return outs, [0] * len(outs)
+
+
+def _in_front(arrays: Sequence[Any], dims: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...], int]:
+  """(the arrays with the batch in front, which of them have it, its size)."""
+  batched = tuple(d is not None for d in dims)
+  size = next(x.shape[d] for x, d in zip(arrays, dims, strict=True) if d is not None)
+  return [jax.numpy.moveaxis(x, d, 0) if is_in else x for x, d, is_in in zip(arrays, dims, batched, strict=True)], batched, size
+
+
+ad.primitive_jvps[call_tf_p] = _jvp
+ad.primitive_jvps[call_tf_linear_p] = _linear_jvp
+ad.primitive_transposes[call_tf_linear_p] = _transpose
+batching.primitive_batchers[call_tf_p] = _batch
+batching.primitive_batchers[call_tf_linear_p] = _linear_batch
+mlir.register_lowering(call_tf_p, lambda ctx, *xs, function: under_jit.lower(ctx, function, xs))
+mlir.register_lowering(call_tf_linear_p, lambda ctx, *xs, linear: under_jit.lower(ctx, linear.forward, xs))
+stays_in_tensorflow(call_tf_p, call_tf_linear_p)
+
+
+@lowers(call_tf_p)
+def call_tf(ctx: Any, *operands: Any, function: TfFunction) -> Any:
+  """The function's own ops."""
+  with _jax_compat.eval_context():
+    return function.run(*operands)
+
+
+@lowers(call_tf_linear_p)
+def call_tf_linear(ctx: Any, *operands: Any, linear: Linear) -> Any:
+  """Those of its derivative."""
+  with _jax_compat.eval_context():
+    return linear.forward.run(*operands)

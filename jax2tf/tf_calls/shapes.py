@@ -1,0 +1,61 @@
+"""Symbolic shapes of results: what TensorFlow's shape functions say at several sizes, as formulas of the dimension variables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import export
+
+from jax2tf import _jax_compat
+
+Shape = tuple[int | None, ...]
+# Small and large, odd and even, so that a bound such as min(b, 100) fits no formula.
+_SIZES = (3, 257, 10, 4099, 7, 64, 1021, 16, 35, 513)
+_DIVISORS = range(2, 17)
+
+
+def symbolic_shapes(shapes_in: Sequence[Sequence[Any]], infer: Callable[[list[Shape]], list[Shape]]) -> list[tuple[Any, ...] | None]:
+  """The shapes of the results for symbolic shapes of the arguments; None for one that fits no formula.
+
+  Args:
+    shapes_in: of the arguments.
+    infer: static shapes of the arguments -> those of the results, None where TensorFlow knows no size.
+  """
+  dims = [d for shape in shapes_in for d in shape if _jax_compat.is_symbolic_dim(d)]
+  names = sorted(frozenset().union(*map(_jax_compat.dimension_variables, dims)))
+  variables = [export.symbolic_shape(name, scope=dims[0].scope)[0] for name in names]
+  count = min(len(_SIZES), 4 + len(names) * (len(names) + 1) // 2)
+  sizes = [[_SIZES[(s * (2 * i + 1) + 3 * i) % len(_SIZES)] for i in range(len(names))] for s in range(count)]
+  found = []
+  for sample in sizes:
+    values = dict(zip(names, sample, strict=True))
+    found.append(infer([tuple(int(_jax_compat.evaluate_dimension(d, values)) for d in shape) for shape in shapes_in]))
+  results: list[tuple[Any, ...] | None] = []
+  for shapes in zip(*found, strict=True):
+    fitted = [_fit(axis, sizes, variables) for axis in zip(*shapes, strict=True)]
+    results.append(None if any(d is None for d in fitted) else tuple(fitted))
+  return results
+
+
+def _fit(found: Sequence[Any], sizes: Sequence[Sequence[int]], variables: Sequence[Any]) -> Any:
+  """The formula with the values `found` at the `sizes`, or None: multiples of variables and of products of two, summed, or (b + k) // q."""
+  if any(n is None for n in found):
+    return None
+  if len(set(found)) == 1:
+    return found[0]
+  pairs = list(itertools.combinations(range(len(variables)), 2))
+  terms = np.array([[1, *s, *(s[i] * s[j] for i, j in pairs)] for s in sizes], np.int64)
+  solution = np.rint(np.linalg.lstsq(terms.astype(np.float64), np.array(found, np.float64), rcond=None)[0]).astype(np.int64)
+  if len(sizes) > terms.shape[1] and np.array_equal(terms @ solution, found):
+    symbols = [1, *variables, *(variables[i] * variables[j] for i, j in pairs)]
+    return sum(int(factor) * symbol for factor, symbol in zip(solution, symbols, strict=True) if factor)
+  for i, q in itertools.product(range(len(variables)), _DIVISORS):
+    # q * found <= size + k < q * found + q, at all sizes
+    low = max(q * n - s[i] for n, s in zip(found, sizes, strict=True))
+    high = min(q * n + q - 1 - s[i] for n, s in zip(found, sizes, strict=True))
+    if low == high:
+      return (variables[i] + low) // q
+  return None

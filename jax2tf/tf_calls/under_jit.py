@@ -1,0 +1,112 @@
+"""How a TensorFlow function runs inside XLA: as XLA's own code of it where that means the same, else by a callback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf.tf_calls.function import TfFunction
+
+EFFECT, ORDERED = _jax_compat.call_effect("CallTf", ordered=False), _jax_compat.call_effect("OrderedCallTf", ordered=True)
+
+_PLATFORMS = {"cpu": "CPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
+
+
+def effects(function: TfFunction) -> set[Any]:
+  """What keeps a call from being left out, or from moving."""
+  if function.options.ordered:
+    return {ORDERED}
+  return {EFFECT} if function.has_effects else set()
+
+
+def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[Any]:
+  """The results of the call in a module of JAX's.
+
+  Raises:
+    ValueError: the function cannot be inlined, and must be; or only `convert` may lower it.
+  """
+  options = function.options
+  if options.call_tf_graph:
+    raise ValueError(
+      f"call_tf_graph=True only support exporting by jax2tf.convert currently: '{function.name}' is under jax.jit. Leave it out"
+    )
+  if any(_jax_compat.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape):
+    raise ValueError(
+      f"jax.export has no symbolic shapes for the TensorFlow function '{function.name}': use jax2tf.convert, or fixed shapes"
+    )
+  if options.under_jit != "callback":
+    reason = _why_not_inlined(function)
+    platform = _PLATFORMS[ctx.module_context.platforms[0]]
+    code = function.kept(("hlo", platform), lambda: _hlo(function, platform)) if reason is None else reason
+    if isinstance(code, bytes):
+      return _inlined(ctx, function, code, operands)
+    if options.under_jit == "inline":
+      raise ValueError(f"Error compiling TensorFlow function '{function.name}' with under_jit='inline': {code}. Leave under_jit out")
+  return _called_back(ctx, function, operands)
+
+
+def _why_not_inlined(function: TfFunction) -> str | None:
+  """What would mean something else inside of XLA's code: values of variables would be constants, writes and asserts be dropped."""
+  if (function.has_effects and function.options.has_side_effects is None) or function.options.ordered:
+    return "it has side effects"
+  if any(x.dtype in (tf.resource, tf.variant) for x in function.concrete.captured_inputs):
+    return "it has variables or tables, which are read at each call"
+  if not all(x.shape.is_fully_defined() for x in function.concrete.outputs):
+    return "the shapes of its results depend on values"
+  if function.stateful:
+    return f"its ops {', '.join(sorted(function.stateful))} have state"
+  return None
+
+
+def _hlo(function: TfFunction, platform: str) -> bytes | str:
+  """XLA's code, or TensorFlow's reason why there is none."""
+  if not function.avals_out:
+    return "it has no results"
+  try:
+    with _tf_compat.outside_graphs(), _jax_compat.eval_context():
+      compiler_ir = function.compiled(True).experimental_get_compiler_ir(*function.specs)
+      return compiler_ir(stage="hlo_serialized", platform_name=platform)
+  except Exception as error:
+    return str(error)
+
+
+def _inlined(ctx: Any, function: TfFunction, code: bytes, operands: Sequence[Any]) -> Sequence[Any]:
+  module = ir.Module.parse(_jax_compat.hlo_to_stablehlo(code))
+  main: Any = ir.SymbolTable(module.operation)["main"]
+  name = mlir.merge_mlir_modules(ctx.module_context.module, "call_tf", module, dst_symtab=ctx.module_context.symbol_table)
+  captured = [mlir.ir_constant(np.asarray(x)) for x in function.concrete.captured_inputs]
+  return func.CallOp(ir.FunctionType(main.type).results, ir.FlatSymbolRefAttr.get(name), [*operands, *captured]).results
+
+
+def _called_back(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[Any]:
+  call = _tf_compat.flat_call(function.concrete)
+  # TensorFlow's tensors share the memory of the arrays, and JAX's memory is used again after the call.
+  keep = np.array if function.stateful else np.asarray
+
+  def callback(*arrays: Any) -> tuple[np.ndarray, ...]:
+    return tuple(y.numpy() for y in call([tf.constant(keep(x)) for x in arrays]))
+
+  ordered = function.options.ordered
+  token = ctx.tokens_in.get(ORDERED) if ordered else None
+  results, token, _ = mlir.emit_python_callback(
+    ctx,
+    callback,
+    token,
+    list(operands),
+    ctx.avals_in,
+    ctx.avals_out,
+    # XLA would merge equal calls, and move them out of loops: what they read may change in between.
+    has_side_effect=function.has_effects or bool(function.stateful),
+    returns_token=ordered,
+    sharding=_jax_compat.callback_sharding(ctx),
+  )
+  if ordered:
+    ctx.set_tokens_out(mlir.TokenSet({ORDERED: token}))
+  return results

@@ -1,0 +1,121 @@
+"""Values and derivatives of a TensorFlow function in JAX, against the same function written in JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import jax2tf
+from jax2tf import call_tf
+
+X, Y = jnp.array([0.3, 0.7, 1.1]), jnp.array([1.0, 2.0])
+
+
+def in_tensorflow(x, y):
+  return tf.sin(x) * tf.reduce_sum(y * y)
+
+
+def in_jax(x, y):
+  return jnp.sin(x) * jnp.sum(y * y)
+
+
+def close(found, expected):
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+
+
+def summed(f):
+  return lambda x: f(x, Y).sum()
+
+
+def tangent(f):
+  return lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1]
+
+
+def loop(f, x):
+  return jax.lax.scan(lambda c, _: (jax.lax.cond(c[0] > 0, lambda c: f(c, Y), jnp.sin, c), None), x, None, 2)[0]
+
+
+TRANSFORMED = {
+  "value": lambda f: lambda x: f(x, Y),
+  "grad4": lambda f: jax.grad(lambda x: jax.hessian(jax.grad(summed(f)))(x).sum()),
+  "value_and_grad": lambda f: jax.value_and_grad(lambda x, y: f(x, y).sum(), argnums=(0, 1)),
+  "jvp3": lambda f: tangent(tangent(tangent(summed(f)))),
+  "jacobians": lambda f: lambda x: (jax.jacfwd(lambda x: f(x, Y))(x), jax.jacrev(lambda x: f(x, Y))(x)),
+  "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x, Y), x)[1](Y[0] * x),
+  "remat": lambda f: jax.grad(jax.checkpoint(summed(f))),
+  "vmap": lambda f: lambda x: jax.vmap(jax.vmap(f, (None, 0)), (0, None))(jnp.stack([x, -x]), jnp.stack([Y, 3 * Y, Y])),
+  "grad of vmap, by what the batch shares": lambda f: jax.grad(lambda x: jax.vmap(f, (None, 0))(x, jnp.stack([Y, 3 * Y])).sum()),
+  "loops": lambda f: jax.grad(
+    lambda x: jax.lax.scan(lambda c, _: (jax.lax.cond(c[0] > 0, lambda c: f(c, Y), jnp.sin, c), None), x, None, 2)[0].sum()
+  ),
+  "complex": lambda f: jax.grad(lambda x: f(x + 0.5j, Y.astype(complex)).sum().imag),
+}
+ARGUMENTS = {"value_and_grad": (X, Y)}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_eagerly_and_inlined(name):
+  transform, arguments = TRANSFORMED[name], ARGUMENTS.get(name, (X,))
+  expected = transform(in_jax)(*arguments)
+  close(transform(call_tf(in_tensorflow))(*arguments), expected)
+  close(jax.jit(transform(call_tf(in_tensorflow, under_jit="inline")))(*arguments), expected)
+
+
+@pytest.mark.parametrize("name", ["value", "jvp3", "jacobians", "vmap", "loops", "complex"])
+def test_called_back(name):
+  close(jax.jit(TRANSFORMED[name](call_tf(in_tensorflow, under_jit="callback")))(X), TRANSFORMED[name](in_jax)(X))
+
+
+def test_derivatives_of_a_tf_function_under_vmap():
+  """pfor looks for the gradient functions of what it vectorizes."""
+  close(jax.hessian(summed(call_tf(tf.function(in_tensorflow))))(X), jax.hessian(summed(in_jax))(X))
+
+
+def test_custom_gradient():
+  @tf.custom_gradient
+  def f(x):
+    return x * x, lambda dy: 1.5 * dy
+
+  f = call_tf(f)
+  assert jax.grad(f)(1.0) == jax.jvp(f, (1.0,), (1.0,))[1] == jax.jit(jax.grad(f))(1.0) == 1.5
+
+
+@pytest.mark.parametrize("method", [None, "sequential", "expand_dims", "broadcast_all", "vectorized"])
+def test_vmap_method(method):
+  f = jax.vmap(call_tf(lambda x, y: tf.sin(x) * y, vmap_method=method), (0, None))
+  close(f(X, 2.0), 2 * jnp.sin(X))
+
+
+@pytest.mark.parametrize(
+  ("f", "reason"),
+  [
+    (lambda x: x * tf.random.uniform([]), "RandomUniform would give or do something else"),
+    (lambda x: tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []), "PyFunc has no gradient"),
+    (lambda x: tf.cast(tf.raw_ops.Bincount(arr=[1], size=2, weights=x[None]), tf.float32)[0], "No gradient defined for operation"),
+  ],
+  ids=["random", "numpy", "no gradient"],
+)
+def test_no_derivative(f, reason):
+  with pytest.raises(LookupError, match=reason):
+    jax.grad(call_tf(f))(1.0)
+
+
+def test_empty_batch():
+  assert jax.vmap(call_tf(in_tensorflow), (0, None))(jnp.zeros((0, 3)), Y).shape == (0, 3)
+
+
+def test_round_trips():
+  def g(x):
+    calls.append(x)
+    return jnp.sin(x)
+
+  calls = []
+  close(jax.grad(call_tf(jax2tf.convert(g)))(0.5), jnp.cos(0.5))
+  assert len(calls) == 1
+  poly = call_tf(jax2tf.convert(g, polymorphic_shapes=["2*b"]))
+  close(poly(X[:2]), jnp.sin(X[:2]))
+  with pytest.raises(ValueError, match="remainder"):
+    poly(X)
+  with pytest.raises(LookupError, match="Gradient explicitly disabled"):
+    jax.grad(call_tf(jax2tf.convert(g, with_gradient=False)))(0.5)
