@@ -94,4 +94,4 @@ def test_functions_that_come_and_go_leave_nothing():
 
   for i in range(10):
     use(i)
-  assert measure.growth_megabytes(lambda: [use(i) for i in range(40)]) < 1.5
+  assert measure.growth_megabytes(lambda: [use(i) for i in range(20)]) < 0.8
