@@ -70,12 +70,7 @@ def equations(
 
 def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
   """Whether an equation of `jaxpr`, or of a jaxpr inside it, is of one of these primitives."""
-  return any(holds(eqn, primitives) for eqn in jaxpr.eqns)
-
-
-def holds(eqn: Any, primitives: Sequence[Primitive]) -> bool:
-  """Whether `eqn`, or an equation of a jaxpr inside it, is of one of these primitives."""
-  return eqn.primitive in primitives or any(contains(inner, primitives) for inner in inner_jaxprs(eqn))
+  return any(eqn.primitive in primitives for eqn, _ in equations(jaxpr))
 
 
 def function_of(eqn: Any) -> Jaxpr | None:
