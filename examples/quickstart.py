@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 import minilm
 import minilm_text
-from jax2tf.tools import quiet
+import quiet
 
-with quiet.startup(on_cpu=True):
+with quiet.startup():
   import jax
   import tensorflow as tf
 

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 import minilm_text
-from jax2tf.tools import quiet
+import quiet
 
 # TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
 sys.modules["jax"] = None  # type: ignore[assignment]
 
-with quiet.startup(on_cpu=True):
+with quiet.startup():
   import tensorflow as tf
 
 TOLERANCE = 1e-5

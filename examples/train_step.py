@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from jax2tf.tools import quiet
+import quiet
 
-with quiet.startup(on_cpu=True):
+with quiet.startup():
   import jax
   import matplotlib
   import optax

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 from tqdm import tqdm
 
-from jax2tf.tools import quiet
+import quiet
 
 # TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
 sys.modules["jax"] = None  # type: ignore[assignment]
 
-with quiet.startup(on_cpu=True):
+with quiet.startup():
   import tensorflow as tf
 
 

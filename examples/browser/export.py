@@ -21,9 +21,9 @@ sys.path.insert(0, str(HERE.parent))
 
 import minilm  # noqa: E402
 import minilm_text  # noqa: E402
-from jax2tf.tools import quiet  # noqa: E402
+import quiet  # noqa: E402
 
-with quiet.startup(on_cpu=True):
+with quiet.startup():
   from jax2tf.converters import tfjs
 
 BUILD = HERE.parent.parent / "build" / "browser"
