@@ -127,17 +127,19 @@ def convert(
   result = tf.autograph.experimental.do_not_convert(converted)
   static = traceable.static_argnums or traceable.static_argnames
   if polymorphic_shapes is None and with_gradient and target is None and not static and destination == _destination(None, None, False):
-    _JAX_FUNCTIONS[result] = fun_jax
+    setattr(result, _ORIGIN, (weakref.ref(result), fun_jax))
   return result
 
 
-# Converted functions that compute what their JAX functions do, for all arguments; a mapping, for others copy a function's attributes.
-_JAX_FUNCTIONS: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
+# On a converted function that computes what its JAX function does for all arguments: (itself, that function).
+_ORIGIN = "_jax2tf_origin"
 
 
 def jax_function_of(converted: Any) -> Callable[..., Any] | None:
   """The JAX function behind a converted one that checks nothing more and has all its derivatives; None for any other object."""
-  return _JAX_FUNCTIONS.get(converted) if inspect.isfunction(converted) else None
+  itself, fun_jax = getattr(converted, _ORIGIN, (None, None))
+  # functools.wraps copies the attributes of a function to others.
+  return fun_jax if itself is not None and itself() is converted else None
 
 
 def _warn_of_many_conversions(name: str, count: int) -> None:

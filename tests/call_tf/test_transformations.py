@@ -1,5 +1,9 @@
 """Values and derivatives of a TensorFlow function in JAX, against the same function written in JAX."""
 
+import functools
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,9 +117,24 @@ def test_round_trips():
   calls = []
   close(jax.grad(call_tf(jax2tf.convert(g)))(0.5), jnp.cos(0.5))
   assert len(calls) == 1
+  wrapped = functools.wraps(converted := jax2tf.convert(g))(lambda x: 2 * converted(x))
+  close(call_tf(wrapped)(0.5), 2 * jnp.sin(0.5))
   poly = call_tf(jax2tf.convert(g, polymorphic_shapes=["2*b"]))
   close(poly(X[:2]), jnp.sin(X[:2]))
   with pytest.raises(ValueError, match="remainder"):
     poly(X)
   with pytest.raises(LookupError, match="Gradient explicitly disabled"):
     jax.grad(call_tf(jax2tf.convert(g, with_gradient=False)))(0.5)
+
+
+def test_a_converted_method_dies_with_its_object():
+  class Model:
+    def __init__(self):
+      self.converted = jax2tf.convert(self.call)
+
+    def call(self, x):
+      return jnp.sin(x)
+
+  alive = weakref.ref(Model())
+  gc.collect()
+  assert alive() is None
