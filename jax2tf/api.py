@@ -15,7 +15,7 @@ import jax
 import tensorflow as tf
 from jax import export, tree_util
 
-from jax2tf import _jax_compat, _tf_compat
+from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
 from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, scope_of, specs_of
 from jax2tf.dtypes import describe, is_key, mark_keys, tensor_of
@@ -26,7 +26,7 @@ from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_
 from jax2tf.trace import BoundedCache, Traceable, TracedFunction
 
 DisabledSafetyCheck = export.DisabledSafetyCheck
-PolyShape = _jax_compat.PolyShape
+PolyShape = _jax_dimensions.PolyShape
 
 # Conversions kept for one converted function: a graph each, so a long-lived process does not grow. A small one takes 1 MB.
 _MAX_CONVERSIONS = 512

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from jax import export
 
-from jax2tf import _jax_compat, _tf_compat
+from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
 from jax2tf.constraints import refuse_contradictions
 from jax2tf.errors import SizeError
 from jax2tf.jaxprs import ClosedJaxpr
@@ -45,7 +45,7 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
     ValueError: bad grammar, in JAX's words; constraints that no sizes can meet; constraints next to dimensions with a scope.
   """
   leaves = jax.tree.leaves(polymorphic_shapes, is_leaf=_is_shape)
-  scopes = [d.scope for shape in leaves if _is_shape(shape) for d in shape if _jax_compat.is_symbolic_dim(d)]
+  scopes = [d.scope for shape in leaves if _is_shape(shape) for d in shape if _jax_dimensions.is_symbolic_dim(d)]
   if scopes and constraints:
     raise ValueError(
       f"polymorphic_constraints = {tuple(constraints)} next to dimensions of jax.export.symbolic_shape, which have a scope already: "
@@ -63,7 +63,7 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
 
 def _is_shape(x: Any) -> bool:
   """Whether `x` is a shape from `jax.export.symbolic_shape`, and not a tuple of the specifications of several arguments."""
-  return isinstance(x, tuple) and any(map(_jax_compat.is_symbolic_dim, x))
+  return isinstance(x, tuple) and any(map(_jax_dimensions.is_symbolic_dim, x))
 
 
 def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) -> Any:
@@ -87,20 +87,20 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
     try:
       dims = _symbolic_shape(shape, leaf.shape, scope)
     except ValueError as error:
-      error.add_note(f"polymorphic_shapes has {shape!r} for {_jax_compat.argument_name(args, i)}")
+      error.add_note(f"polymorphic_shapes has {shape!r} for {_jax_dimensions.argument_name(args, i)}")
       raise
     except tokenize.TokenError as error:  # Python 3.11, for a parenthesis that is not closed
-      raise ValueError(f"syntax error in symbolic shape {shape!r} for {_jax_compat.argument_name(args, i)}: {error.args[0]}") from None
+      raise ValueError(f"syntax error in symbolic shape {shape!r} for {_jax_dimensions.argument_name(args, i)}: {error.args[0]}") from None
     if len(dims) != len(leaf.shape):
-      raise ValueError(f"Rank mismatch for {_jax_compat.argument_name(args, i)}: expected {dims} and called with {leaf.shape}")
+      raise ValueError(f"Rank mismatch for {_jax_dimensions.argument_name(args, i)}: expected {dims} and called with {leaf.shape}")
     specs.append(jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type))
   return jax.tree.unflatten(tree, specs)
 
 
 def _symbolic_shape(shape: Any, like: Sequence[int | None], scope: export.SymbolicScope) -> tuple[Any, ...]:
   if _is_shape(shape):
-    for d in filter(_jax_compat.is_symbolic_dim, shape):
-      _jax_compat.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
+    for d in filter(_jax_dimensions.is_symbolic_dim, shape):
+      _jax_dimensions.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
     shape = ", ".join(map(str, shape))  # so that the parser checks known sizes
   return tuple(export.symbolic_shape(shape, like=like, scope=scope))
 
@@ -122,9 +122,9 @@ class Dimensions:
   @classmethod
   def of(cls, avals: Sequence[Any], in_tree: Any) -> Dimensions:
     """Raises ValueError, JAX's own, for a variable that cannot be solved."""
-    if not any(_jax_compat.is_symbolic_dim(d) for aval in avals for d in aval.shape):
+    if not any(_jax_dimensions.is_symbolic_dim(d) for aval in avals for d in aval.shape):
       return cls({}, None, ())
-    solution, constraints, sizes = _jax_compat.solve_dimension_variables(avals, in_tree)
+    solution, constraints, sizes = _jax_dimensions.solve_dimension_variables(avals, in_tree)
     return cls(solution, constraints, tuple(sizes))
 
   def check(self, shapes: Sequence[Sequence[int | None]]) -> None:
@@ -169,10 +169,10 @@ def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[Clo
     traced = iter(unknown)
     sizes = {name: next(traced) if size is None else size for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)}
     try:
-      _jax_compat.check_constraints(dimensions.constraints, sizes)
+      _jax_dimensions.check_constraints(dimensions.constraints, sizes)
     except ValueError as error:
       raise SizeError(str(error)) from None
-    values = {v: _jax_compat.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
+    values = {v: _jax_dimensions.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
     variables.update({v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()})
     return [value for v, value in values.items() if variables[v] is None]
 
@@ -198,7 +198,7 @@ class DimensionValues:
     self._constant = functools.cache(tf.constant)
 
   def __call__(self, dim: Any) -> Size:
-    if not _jax_compat.is_symbolic_dim(dim):
+    if not _jax_dimensions.is_symbolic_dim(dim):
       return int(dim)
     if dim not in self._dims:
       self._dims[dim] = self._evaluate(dim)
@@ -231,10 +231,10 @@ class DimensionValues:
     )
 
   def _evaluate(self, dim: Any) -> Size:
-    names = sorted(_jax_compat.dimension_variables(dim))
+    names = sorted(_jax_dimensions.dimension_variables(dim))
     sizes = [self.variables[name] for name in names]
     if all(isinstance(size, int) for size in sizes):
-      return int(_jax_compat.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
+      return int(_jax_dimensions.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
     if str(dim) in self.variables:
       return self.variables[str(dim)]
     with self._outermost():
@@ -251,7 +251,7 @@ def _dimension_jaxpr(dim: Any, names: tuple[str, ...]) -> ClosedJaxpr:
   """i32[] per variable -> i32[], the value of `dim`."""
 
   def evaluate(*sizes: Any) -> Any:
-    return _jax_compat.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
+    return _jax_dimensions.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
 
   return _in_32_bits(evaluate, len(names))
 

@@ -22,7 +22,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
+from jax2tf import _jax_compat, _jax_dimensions, _tf_compat, errors, jaxprs
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
 from jax2tf.jaxprs import ClosedJaxpr, opened
@@ -217,7 +217,7 @@ def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
 
 def _scope_of(jaxpr: ClosedJaxpr) -> Any:
   avals = [*jaxpr.in_avals, *(v.aval for eqn in jaxpr.eqns for v in eqn.outvars)]
-  symbolic = (d for aval in avals for d in getattr(aval, "shape", ()) if _jax_compat.is_symbolic_dim(d))
+  symbolic = (d for aval in avals for d in getattr(aval, "shape", ()) if _jax_dimensions.is_symbolic_dim(d))
   dim = next(symbolic, None)
   return export.SymbolicScope() if dim is None else dim.scope
 

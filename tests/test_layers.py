@@ -12,7 +12,8 @@ from jax2tf.tools import import_graph
 from tests.conftest import ONE_PYTHON
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MAX_LINES = 500
+# Of what users run; a table of tests may be longer.
+MAX_LINES = {"jax2tf": 400, "converters": 400, "tools": 400, "examples": 400, "tests": 500}
 
 
 def test_no_import_goes_up_or_round() -> None:
@@ -26,10 +27,10 @@ def test_mypy_finds_what_stands_beside_the_package(folder: str) -> None:
 
 
 def test_no_long_file() -> None:
-  files = [f for folder in ("jax2tf", "converters", "tools", "tests", "examples") for f in (REPOSITORY / folder).rglob("*.py")]
-  lengths = {str(f.relative_to(REPOSITORY)): len(f.read_text(encoding="utf-8").splitlines()) for f in files}
+  files = [(f, most) for folder, most in MAX_LINES.items() for f in (REPOSITORY / folder).rglob("*.py")]
+  lengths = {str(f.relative_to(REPOSITORY)): (len(f.read_text(encoding="utf-8").splitlines()), most) for f, most in files}
   assert len(lengths) > 20
-  assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+  assert {name: n for name, (n, most) in lengths.items() if n > most} == {}
 
 
 def test_rules_fit_on_a_screen() -> None:
@@ -52,7 +53,7 @@ def test_jaxprs_are_closed_at_one_address() -> None:
     ("jax2tf.dims", "jax2tf.interpreter", "which is below it"),
     ("jax2tf.lowering.dot", "jax2tf.lowering.conv", "family of rules"),
     ("jax2tf.lowering.dot", "jax2tf.interpreter", "family of rules"),
-    ("jax2tf.api", "jax._src", "only jax2tf._jax_compat may"),
+    ("jax2tf.api", "jax._src", "only jax2tf._jax_* may"),
     ("jax2tf.converters.saved_model", "jax2tf.dims", "public names"),
     ("jax2tf", "jax2tf.converters", "which is below it"),
     ("jax2tf.tools.serving.model", "jax2tf.api", "which is below it"),

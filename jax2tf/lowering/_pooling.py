@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
-from jax2tf._jax_compat import dimension_bounds, max_dim
+from jax2tf._jax_dimensions import dimension_bounds, max_dim
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF, scalar
 from jax2tf.lowering._movement import is_zero, transposed

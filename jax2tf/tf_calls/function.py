@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from jax import dtypes
 
-from jax2tf import _jax_compat, _tf_compat
+from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
 from jax2tf.dtypes import is_differentiable, tf_dtype
 from jax2tf.tf_calls.shapes import Shape, symbolic_shapes
 
@@ -107,7 +107,7 @@ class TfFunction:
           )
       return tuple(self._declared)
     shapes: Sequence[tuple[Any, ...] | None] = [tuple(y.shape) if y.shape.is_fully_defined() else None for y in outs]
-    if None in shapes and any(_jax_compat.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
+    if None in shapes and any(_jax_dimensions.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
       shapes = symbolic_shapes([aval.shape for aval in self.avals_in], self._infer)
     for y, shape in zip(outs, shapes, strict=True):
       if shape is None:
@@ -160,7 +160,7 @@ class TfFunction:
 
 def tensor_spec(aval: Any) -> tf.TensorSpec:
   """The aval as TensorFlow writes it."""
-  return tf.TensorSpec([None if _jax_compat.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype))
+  return tf.TensorSpec([None if _jax_dimensions.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype))
 
 
 def operations(graph: tf.Graph) -> Iterator[tf.Operation]:

@@ -11,7 +11,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from jax2tf import _jax_compat, _tf_compat
+from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
 from jax2tf.tf_calls.function import TfFunction
 
 EFFECT, ORDERED = _jax_compat.call_effect("CallTf", ordered=False), _jax_compat.call_effect("OrderedCallTf", ordered=True)
@@ -37,7 +37,7 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
     raise ValueError(
       f"call_tf_graph=True only support exporting by jax2tf.convert currently: '{function.name}' is under jax.jit. Leave it out"
     )
-  if any(_jax_compat.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape):
+  if any(_jax_dimensions.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape):
     raise ValueError(
       f"jax.export has no symbolic shapes for the TensorFlow function '{function.name}': use jax2tf.convert, or fixed shapes"
     )
