@@ -249,7 +249,7 @@ def errors_as_raised() -> Iterator[None]:
     raise
 
 
-def grappled(definition: Any, fetches: Sequence[str], optimizers: Sequence[str]) -> Any:
+def optimized(definition: Any, fetches: Sequence[str], optimizers: Sequence[str]) -> Any:
   """A GraphDef after some of Grappler's optimizers: "constfold", "dependency", "remap" ...; the ops `fetches` keep their names."""
   from tensorflow.python.grappler import tf_optimizer  # noqa: PLC0415  (for those who export)
 

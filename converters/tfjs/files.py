@@ -35,7 +35,7 @@ def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
   graph = concrete.graph.as_graph_def()
   # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused activations make numbers of NaN.
   kept = [tensor.op.name for tensor in (*inputs.values(), *outputs.values())]
-  return _tf_compat.grappled(graph, kept, ["constfold", "dependency"]), signature
+  return _tf_compat.optimized(graph, kept, ["constfold", "dependency"]), signature
 
 
 def _described(tensor: tf.Tensor) -> dict[str, Any]:
