@@ -41,7 +41,9 @@ from jax._src.random import philox2x32 as _philox2x32
 from jax._src.random import philox4x32 as _philox4x32
 from jax._src.random import prng as _prng
 from jax._src.random import threefry4x32 as _threefry4x32
+from jax._src.state import discharge as _discharge
 from jax._src.state import primitives as _state_primitives
+from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir as _mlir
@@ -89,6 +91,16 @@ else:  # JAX 0.12: the values of constants, if any, belong to a jaxpr
 
 
 check_jaxpr = _core.check_jaxpr
+
+
+def without_refs(jaxpr: Any) -> Any:
+  """A closed jaxpr whose own mutable arrays are values; one that takes or closes over a mutable array stays as it is."""
+  if any(isinstance(v.aval, _AbstractRef) for v in (*jaxpr.invars, *jaxpr.constvars)):
+    return jaxpr
+  return _discharge.discharge_state(jaxpr)
+
+
+NEW_REFS = (_core.ref_p, _core.empty_ref_p)
 
 
 def physical_aval(aval: Any) -> Any:

@@ -59,6 +59,9 @@ def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = ()) -> Program:
     LoweringError: it lists every primitive without a rule, in inner jaxprs too, with the user's lines.
     ValueError: an equation has operands in several places; JAX's words.
   """
+  # After differentiation: a custom_vjp whose refs are discharged before it would be differentiated without its own rule.
+  if jaxprs.contains(jaxpr, _jax_compat.NEW_REFS):
+    jaxpr = _jax_compat.without_refs(jaxpr)
   found = [(eqn, where()) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn)]
   if found:
     raise errors.lowering_error(function, [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found])
