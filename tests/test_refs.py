@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.state.discharge import run_state
 
 import jax2tf
 from tests.case import Case, run
@@ -40,6 +41,14 @@ def _inner(x):
   return jax.lax.scan(body, jnp.float32(1), x)
 
 
+def _run_state(x):
+  def body(refs):
+    total, operand = refs
+    total[...] += jnp.sin(operand[...])
+
+  return run_state(body)((jnp.ones_like(x), x))[0]
+
+
 @jax.custom_vjp
 def _cube(x):
   ref = jax.new_ref(x)
@@ -60,6 +69,7 @@ test_case, saved = run(
     Case("ref_in_vmap_and_jit", jax.vmap(jax.jit(_loop)), [np.stack([X, -X])]),
     Case("ref_in_remat", jax.checkpoint(_loop), [X]),
     Case("ref_in_custom_vjp", _cube, [X]),
+    Case("run_state", _run_state, [X], grad=False, poly="b"),  # JAX has no reverse derivative of it
     Case("second_derivative_of_a_ref", lambda x: jax.jvp(_GRADIENT, (x,), (x,))[1], [X], grad=False),
   ]
 )

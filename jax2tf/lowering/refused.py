@@ -9,7 +9,10 @@ _HOST = (
   "remove this line before conversion, or do it in TensorFlow around the converted function",
 )
 _CHECK = "; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
-_STATE = ("it changes a mutable array in place", "return the new value instead; keep state in tf.Variables around the converted function")
+_STATE = (
+  "it uses a mutable array that was made outside of the function",
+  "pass its value and return the new one; keep state in tf.Variables around the converted function",
+)
 _TOKEN = ("it orders side effects, which the graph lowering does not have", "remove the ordered effect before conversion")
 
 UNSUPPORTED.update(
@@ -114,7 +117,6 @@ UNSUPPORTED.update(
         "ref_get",
         "ref_set",
         "freeze",
-        "run_state",
         "core_ref",
         "empty_ref",
         "array_ref",
