@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -127,19 +128,32 @@ def convert(
   result = tf.autograph.experimental.do_not_convert(converted)
   static = traceable.static_argnums or traceable.static_argnames
   if polymorphic_shapes is None and with_gradient and target is None and not static and destination == _destination(None, None, False):
-    setattr(result, _ORIGIN, (weakref.ref(result), fun_jax))
+    setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
   return result
 
 
-# On a converted function that computes what its JAX function does for all arguments: (itself, that function).
 _ORIGIN = "_jax2tf_origin"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+  """On a converted function that computes what its JAX function does for all arguments: itself, and that function.
+
+  A pickled copy does without, and call_tf takes it for any TensorFlow function.
+  """
+
+  itself: weakref.ref[Any] | None = None
+  fun_jax: Callable[..., Any] | None = None
+
+  def __reduce__(self) -> Any:
+    return _Origin, ()
 
 
 def jax_function_of(converted: Any) -> Callable[..., Any] | None:
   """The JAX function behind a converted one that checks nothing more and has all its derivatives; None for any other object."""
-  itself, fun_jax = getattr(converted, _ORIGIN, (None, None))
+  origin = getattr(converted, _ORIGIN, _Origin())
   # functools.wraps copies the attributes of a function to others.
-  return fun_jax if itself is not None and itself() is converted else None
+  return origin.fun_jax if origin.itself is not None and origin.itself() is converted else None
 
 
 def _warn_of_many_conversions(name: str, count: int) -> None:
