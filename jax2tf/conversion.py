@@ -16,13 +16,11 @@ from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
-from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
 from jax2tf.program import Emitter, Prepare, Program, equations, prepare
-from jax2tf.registry import IN_TENSORFLOW
-from jax2tf.trace import BoundedCache, TracedFunction
+from jax2tf.trace import BoundedCache, TracedFunction, is_tensorflows
 
 
 class Conversion:
@@ -45,7 +43,7 @@ class Conversion:
     self._with_gradient = with_gradient
     self._derivatives = BoundedCache(maxsize=16)
     self._eager_functions = BoundedCache(maxsize=16)
-    self.dtypes = [physical(aval)[1] for aval in traced.jaxpr.in_avals]
+    self.dtypes = [physical(aval)[1] for aval in traced.arguments]
 
   def __call__(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The flat results for flat arguments of the traced dtypes.
@@ -53,6 +51,8 @@ class Conversion:
     Raises:
       ValueError: a static shape does not fit the polymorphic shapes; in JAX's words.
     """
+    avals = self.traced.jaxpr.in_avals[len(operands) :]
+    operands = [*operands, *(tf.cast(v.read_value(), aval.dtype) for v, aval in zip(self.traced.variables, avals, strict=True))]
     if _tf_compat.current_graph() is None:
       return self._eagerly(operands)
     dimensions, assertions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
@@ -72,7 +72,7 @@ class Conversion:
     if not self._with_gradient:
       reason = "The jax2tf-converted function does not support gradients. Use `with_gradient` parameter to enable gradients"
       return _tf_compat.without_derivatives(lambda: run(self._program, *operands), [operands[i] for i in wrt], reason)
-    if _is_tensorflows(self.traced.jaxpr):  # whose derivatives are TensorFlow's own, also by its variables
+    if is_tensorflows(self.traced.jaxpr):
       return run(self._program, *operands)
     derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(self.traced.jaxpr, self.traced.name, wrt, self._prepare))
     return gradient.call(derivative, run, *operands)
@@ -108,14 +108,6 @@ class Conversion:
       return self._run(dimensions)(program, *operands)
 
     return function.get_concrete_function()
-
-
-def _is_tensorflows(jaxpr: ClosedJaxpr) -> bool:
-  """Whether the function does nothing but call one of TensorFlow's with its own arguments."""
-  if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive not in IN_TENSORFLOW:
-    return False
-  (eqn,) = jaxpr.eqns
-  return eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars
 
 
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:

@@ -6,9 +6,10 @@ registered where it stands, so a primitive that JAX renames breaks at our import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
 from jax.extend.core import Primitive
 
 Rule = Callable[..., Any]
@@ -19,8 +20,8 @@ PLACEMENT_PARAMS = frozenset({"sharding", "out_sharding", "accuracy"})
 # name -> (reason, advice): primitives that we know and refuse.
 UNSUPPORTED: dict[str, tuple[str, str]] = {}
 
-# Primitives that the native lowering leaves to their graph rules.
-IN_TENSORFLOW: list[Primitive] = []
+# Primitives that the native lowering leaves to their graph rules -> the tf.Variables that one with these params captures.
+IN_TENSORFLOW: dict[Primitive, Callable[..., Sequence[tf.Variable]]] = {}
 
 _RULES: dict[Primitive, Rule] = {}
 _ON_KEYS: set[Primitive] = set()
@@ -57,9 +58,13 @@ def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Ru
   return register
 
 
-def stays_in_tensorflow(*primitives: Primitive) -> None:
-  """Has the native lowering leave these to their graph rules: they call TensorFlow, which a module of XLA's cannot."""
-  IN_TENSORFLOW.extend(primitives)
+def stays_in_tensorflow(table: Mapping[Primitive, Callable[..., Sequence[tf.Variable]]]) -> None:
+  """Has the native lowering leave these to their graph rules: they call TensorFlow, which a module of XLA's cannot.
+
+  Args:
+    table: primitive -> a function of its params that gives the floating point and complex tf.Variables that it captures.
+  """
+  IN_TENSORFLOW.update(table)
 
 
 def lower_directly(table: Mapping[Primitive | None, Callable[..., Any]]) -> None:

@@ -17,10 +17,11 @@ import tensorflow as tf
 from jax import tree_util
 from jax.extend import source_info_util
 
-from jax2tf import _jax_compat, errors
+from jax2tf import _jax_compat, errors, shadows
 from jax2tf.dims import Dimensions
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement.devices import place_of
+from jax2tf.registry import IN_TENSORFLOW
 
 # The user's line is none of ours and none of TensorFlow's, which calls us when it traces a tf.function.
 for _file in (__file__, tf.__file__):
@@ -36,15 +37,22 @@ class TracedFunction:
 
   Attributes:
     name: of the user's function, for errors and scopes.
-    jaxpr: its closed jaxpr; in_avals are the leaves of the dynamic arguments.
+    jaxpr: its closed jaxpr; in_avals are the leaves of the dynamic arguments, and the shadows of the variables.
     in_tree: structure of `(args, kwargs)` without static arguments.
     out_tree: structure of the result.
+    variables: those that it captures, by TensorFlow functions inside.
   """
 
   name: str
   jaxpr: ClosedJaxpr
   in_tree: Any
   out_tree: Any
+  variables: Sequence[tf.Variable] = ()
+
+  @property
+  def arguments(self) -> Sequence[Any]:
+    """The avals of the leaves of the dynamic arguments."""
+    return self.jaxpr.in_avals[: self.in_tree.num_leaves]
 
   @functools.cached_property
   def dimensions(self) -> Dimensions:
@@ -53,7 +61,7 @@ class TracedFunction:
     Raises:
       ValueError: JAX's own, for a dimension variable that cannot be solved.
     """
-    return Dimensions.of(self.jaxpr.in_avals, self.in_tree)
+    return Dimensions.of(self.arguments, self.in_tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,17 +145,40 @@ class Traceable:
       what the user's function raises under a JAX trace; where a constraint would help, a note says which.
     """
     in_tree = tree_util.tree_structure((tuple(args), kwargs))
-    args, kwargs = self.join(args, kwargs, static)
+    joined, named = self.join(args, kwargs, static)
+    variables: Sequence[tf.Variable] = ()
     try:
-      with _jax_compat.default_device_recorded(place_of):
-        traced = self.jitted.trace(*args, **kwargs)
+      with _jax_compat.default_device_recorded(place_of), shadows.given({}):
+        traced = self.jitted.trace(*joined, **named)
+        if not is_tensorflows(traced.jaxpr) and (variables := shadows.captured(traced.jaxpr)):
+          values = [jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in variables]
+          traced = self._with_shadows(variables, static).trace(tuple(args), kwargs, values)
     except Exception as error:
       if hint := errors.constraint_hint(error):
         error.add_note(hint)
       raise
     _jax_compat.check_leaked_tracers(traced)
     _warn_of_large_constants(self.name, traced.jaxpr)
-    return TracedFunction(self.name, traced.jaxpr, in_tree, traced.out_tree)
+    return TracedFunction(self.name, traced.jaxpr, in_tree, traced.out_tree, tuple(variables))
+
+  def _with_shadows(self, variables: Sequence[tf.Variable], static: dict[Any, Any]) -> Any:
+    """The function of (args, kwargs, shadows of the variables), jitted."""
+
+    def call(args: Sequence[Any], kwargs: dict[str, Any], values: Sequence[Any]) -> Any:
+      args, kwargs = self.join(args, kwargs, static)
+      with shadows.given({v.ref(): x for v, x in zip(variables, values, strict=True)}):
+        return self.jitted.__wrapped__(*args, **kwargs)
+
+    call.__name__ = self.name
+    return jax.jit(call)
+
+
+def is_tensorflows(jaxpr: ClosedJaxpr) -> bool:
+  """Whether the function does nothing but call one of TensorFlow's with its own arguments: that has TensorFlow's derivatives."""
+  if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive not in IN_TENSORFLOW:
+    return False
+  (eqn,) = jaxpr.eqns
+  return eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars
 
 
 def _hashes(value: Any) -> bool:

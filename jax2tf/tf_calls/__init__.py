@@ -10,10 +10,10 @@ import jax
 import tensorflow as tf
 from jax import tree_util
 
-from jax2tf import _jax_compat, _tf_compat
+from jax2tf import _jax_compat, _tf_compat, shadows
 from jax2tf.api import argument_paths, jax_function_of
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tf_dtype
-from jax2tf.tf_calls.function import Options, TfFunction
+from jax2tf.tf_calls.function import Options, Shadowed, TfFunction
 from jax2tf.tf_calls.primitives import call_tf_p
 from jax2tf.trace import BoundedCache
 
@@ -103,7 +103,10 @@ class _Call:
 
   def __call__(self, leaves: list[Any]) -> Any:
     arrays = [jax.random.key_data(x) if is_key(d) else _array(x) for x, d in zip(leaves, self._dtypes, strict=True)]
-    results = call_tf_p.bind(*arrays, function=self._function)
+    function = self._function
+    if _jax_compat.inside_trace() and (more := shadows.of(function)):
+      function, arrays = function.kept("shadowed", lambda: Shadowed(self._function)), [*arrays, *more]
+    results = call_tf_p.bind(*arrays, function=function)
     assert self._out is not None  # a call, or its trace, has run `_run`
     tree, keys = self._out
     return tree_util.tree_unflatten(
@@ -114,7 +117,8 @@ class _Call:
     """The flat results of the user's function."""
     marked = [mark_keys(tf.identity(x), d) if is_key(d) else x for x, d in zip(tensors, self._dtypes, strict=True)]
     args, kwargs = tree_util.tree_unflatten(self._tree, marked)
-    outs, tree = tree_util.tree_flatten(_tf_compat.unwrapped(self._fun(*args, **kwargs)))
+    with shadows.given({}):
+      outs, tree = tree_util.tree_flatten(_tf_compat.unwrapped(self._fun(*args, **kwargs)))
     if self._declared is not None and tree != (declared := self._declared[1]):
       raise ValueError(
         f"The pytree of the TensorFlow function results does not match the declared output_shape_dtype: '{self._function.name}' returns "

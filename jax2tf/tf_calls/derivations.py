@@ -14,7 +14,7 @@ import jax
 import tensorflow as tf
 
 from jax2tf import _tf_compat
-from jax2tf.tf_calls.function import REPEATABLE, TfFunction, tensor_spec
+from jax2tf.tf_calls.function import REPEATABLE, Options, Run, TfFunction, tensor_spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,29 +58,38 @@ def _linear(function: TfFunction, wrt: tuple[int, ...]) -> Linear:
     outs = values(*primals)
     # The transpose of the transpose. Identities, since zeros that TensorFlow puts in by itself mean no cotangent to a converted function.
     seeds = [tf.identity(tf.zeros_like(y)) for y in outs]
-    pulled = gradients(function, outs, [primals[i] for i in wrt], seeds)
+    pulled = gradients(function, outs, [function.shadows.get(i, primals[i]) for i in wrt], seeds)
     found = [(g, t) for g, t in zip(pulled, tangents, strict=True) if g is not None]
     pushed = gradients(function, [g for g, _ in found], seeds, [t for _, t in found]) if found else [None] * len(seeds)
     return _dense(pushed, outs)
 
   def pull(*operands: tf.Tensor) -> list[tf.Tensor]:
     primals, cotangents = [tf.identity(x) for x in operands[:n]], operands[n:]
-    sources = [primals[i] for i in wrt]
+    sources = [function.shadows.get(i, primals[i]) for i in wrt]
     # TensorFlow's gradients of complex values are the conjugates of JAX's.
     pulled = gradients(function, values(*primals), sources, [_conjugate(c) for c in cotangents])
-    return [_conjugate(g) for g in _dense(pulled, sources)]
+    return [_conjugate(g) for g in _dense(pulled, [primals[i] for i in wrt])]
 
   primal_avals, results = function.avals_in, [function.avals_out[i] for i in of]
   sources = [primal_avals[i] for i in wrt]
   return Linear(
-    _Derived(f"the jvp of {function.name}", push, (*primal_avals, *sources), options, results),
-    _Derived(f"the vjp of {function.name}", pull, (*primal_avals, *results), options, sources),
+    _Derived(function, f"the jvp of {function.name}", push, (*primal_avals, *sources), options, results),
+    _Derived(function, f"the vjp of {function.name}", pull, (*primal_avals, *results), options, sources),
     n,
   )
 
 
 class _Derived(TfFunction):
-  """A function that exists in graphs only."""
+  """What was derived of a function: it exists in graphs only. The arguments of the function come first."""
+
+  def __init__(self, function: TfFunction, name: str, run: Run, avals_in: Sequence[Any], options: Options, avals_out: Sequence[Any]):
+    super().__init__(name, run, avals_in, options, avals_out)
+    self.function, self.shadows = function, function.shadows
+
+  @property
+  def variables(self) -> Any:
+    """Those of the function."""
+    return self.function.variables
 
   def run_eagerly(self, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
     """As `TfFunction.run_eagerly`."""
@@ -99,7 +108,7 @@ class _Mapped(_Derived):
     self.inner, self.batched, self.size = inner, batched, size
     avals = [_with_batch(a, size) if is_in else a for a, is_in in zip(inner.avals_in, batched, strict=True)]
     results = [_with_batch(a, size) for a in inner.avals_out]
-    super().__init__(f"the vmap of {inner.name}", self._run, avals, inner.options, results)
+    super().__init__(inner, f"the vmap of {inner.name}", self._run, avals, inner.options, results)
 
   def _run(self, *operands: tf.Tensor) -> list[tf.Tensor]:
     method = self.inner.options.vmap_method
@@ -143,7 +152,7 @@ def _summed(function: TfFunction, over: Sequence[int]) -> TfFunction:
   def run(*operands: tf.Tensor) -> list[tf.Tensor]:
     return [tf.reduce_sum(y, 0) if i in over else y for i, y in enumerate(function.run(*operands))]
 
-  return _Derived(function.name, run, function.avals_in, function.options, avals)
+  return _Derived(function, function.name, run, function.avals_in, function.options, avals)
 
 
 def gradients(function: TfFunction, ys: Sequence[Any], xs: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
@@ -169,7 +178,7 @@ def _check_repeatable(function: TfFunction) -> None:
 
 
 def _dense(found: Sequence[Any], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  return [tf.zeros_like(x) if g is None else g for g, x in zip(found, like, strict=True)]
+  return [tf.zeros_like(x) if g is None else tf.cast(g, x.dtype) for g, x in zip(found, like, strict=True)]
 
 
 def _conjugate(x: tf.Tensor) -> tf.Tensor:

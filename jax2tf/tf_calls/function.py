@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -62,7 +63,10 @@ class TfFunction:
     run: makes the results, in the graph under construction or eagerly.
     avals_in: shapes and dtypes of the arguments.
     options: what the user said.
+    shadows: {position of an argument: the variable that it stands for in derivatives}.
   """
+
+  shadows: Mapping[int, tf.Variable] = MappingProxyType({})
 
   def __init__(self, name: str, run: Run, avals_in: Sequence[Any], options: Options, declared: Sequence[Any] | None = None):
     self.name, self.run, self.avals_in, self.options = name, run, tuple(avals_in), options
@@ -145,6 +149,12 @@ class TfFunction:
     said = self.options.has_side_effects
     return self.options.ordered or bool(self.stateful - _READING if said is None else said)
 
+  @functools.cached_property
+  def variables(self) -> list[tf.Variable]:
+    """The floating point and complex variables that it captures."""
+    found = self.concrete.graph.variables
+    return [v for v in found if (v.dtype.is_floating or v.dtype.is_complex) and v.shape.is_fully_defined()]
+
   @property
   def inexact_results(self) -> list[int]:
     """Positions of the results that have tangents."""
@@ -156,6 +166,31 @@ class TfFunction:
       if key not in self._derived:
         self._derived[key] = make()
       return self._derived[key]
+
+
+class Shadowed(TfFunction):
+  """A function with an argument more for each variable: no value depends on these, but derivatives by the variables are those by them."""
+
+  def __init__(self, function: TfFunction):
+    n = len(function.avals_in)
+    values = [jax.ShapeDtypeStruct(v.shape, dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in function.variables]
+    super().__init__(function.name, lambda *tensors: function.run(*tensors[:n]), (*function.avals_in, *values), function.options)
+    self.function, self.shadows = function, dict(enumerate(function.variables, n))
+
+  @property
+  def concrete(self) -> Any:
+    """That of the function, whose ops and results are the same."""
+    return self.function.concrete
+
+  @property
+  def avals_out(self) -> Any:
+    """Those of the function."""
+    return self.function.avals_out
+
+  @property
+  def variables(self) -> Any:
+    """Those of the function."""
+    return self.function.variables
 
 
 def tensor_spec(aval: Any) -> tf.TensorSpec:

@@ -125,7 +125,7 @@ batching.primitive_batchers[call_tf_p] = _batch
 batching.primitive_batchers[call_tf_linear_p] = _linear_batch
 mlir.register_lowering(call_tf_p, lambda ctx, *xs, function: under_jit.lower(ctx, function, xs))
 mlir.register_lowering(call_tf_linear_p, lambda ctx, *xs, linear: under_jit.lower(ctx, linear.forward, xs))
-stays_in_tensorflow(call_tf_p, call_tf_linear_p)
+stays_in_tensorflow({call_tf_p: lambda function: function.variables, call_tf_linear_p: lambda linear: linear.forward.variables})
 
 
 @lowers(call_tf_p)

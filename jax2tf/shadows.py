@@ -1,0 +1,47 @@
+"""The tf.Variables that TensorFlow functions capture, as arguments of the JAX function around them: so it has derivatives by them.
+
+JAX knows no variables. A function that captures some is traced once more, with one argument for each, its shadow. The calls take the
+shadows as operands: their values come from the variables, their derivatives belong to the shadows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import tensorflow as tf
+
+from jax2tf.jaxprs import ClosedJaxpr, equations
+from jax2tf.registry import IN_TENSORFLOW
+
+# A part of the keys of all caches of traces, so that no trace with shadows is used without them.
+_current = jax.make_user_context(None)
+
+
+class _Shadows:
+  """{reference of a variable: its shadow}, equal only to itself."""
+
+  def __init__(self, found: Mapping[Any, Any]):
+    self.found = found
+
+
+def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
+  """The floating point and complex variables of the TensorFlow functions inside."""
+  calls = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in IN_TENSORFLOW)
+  variables = (v for eqn in calls for v in IN_TENSORFLOW[eqn.primitive](**eqn.params))
+  return list({v.ref(): v for v in variables}.values())
+
+
+def given(found: Mapping[Any, Any]) -> AbstractContextManager[None]:
+  """While it lasts, calls find their shadows in {reference of a variable: shadow}."""
+  return _current(_Shadows(found) if found else None)
+
+
+def of(function: Any) -> list[Any]:
+  """The shadows of the variables of a TensorFlow function; none where there are none, or not all."""
+  if _current.value is None:
+    return []
+  found = [_current.value.found.get(v.ref()) for v in function.variables]
+  return [] if any(x is None for x in found) else found
