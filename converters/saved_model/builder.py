@@ -29,7 +29,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
   """Parameters as tf.Variables, and functions of them: the builder of a SavedModel.
 
   What is loaded from it is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): `__call__`, the function
-  added first, `variables` and `trainable_variables`.
+  added first, `variables` and `trainable_variables`. Variables that a function captures, by `jax2tf.call_tf`, are `captured_variables`, and
+  among the trainable ones if they are.
 
   Args:
     params: a pytree of arrays; each becomes a tf.Variable named by its path, which shares the array's memory until one is written.
@@ -60,6 +61,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     # Attributes, not properties, so that the loaded model has them; lists, for TensorFlow tracks no other pytrees.
     self.variables = parameters.variables(params, trainable, stored_dtype)
     self.trainable_variables = [variable for variable in self.variables if variable.trainable]
+    self.captured_variables: list[tf.Variable] = []
     self.regularization_losses: list[Any] = []
     self._options = _Untracked((tuple(polymorphic_constraints), with_gradient))
     self._signatures = _Untracked({})
@@ -191,6 +193,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     signature = tf.function(_named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
     self._resources += [x for x in (preprocess, postprocess, *resources) if isinstance(x, tf.__internal__.tracking.Trackable)]
     self._record(fun, arguments, signature, names, list(passed), list(defaults), preprocess is not None, postprocess is not None)
+    known = {v.ref() for v in (*self.variables, *self.captured_variables)}
+    captured = [v for v in _tf_compat.traced_for_saving(signature).graph.variables if v.ref() not in known]
+    self.captured_variables += captured
+    self.trainable_variables += [v for v in captured if v.trainable]
     if batching:
       check_rows(self.records[names[0]], names[0])
     self._signatures.value.update(dict.fromkeys(names, signature))

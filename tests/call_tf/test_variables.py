@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import jax2tf
 from jax2tf import call_tf
+from jax2tf.converters import saved_model
 
 X = np.array([0.3, 0.7, 1.1], np.float32)
 
@@ -99,3 +100,24 @@ def test_none_is_never_said_in_silence():
   rule.defvjp(lambda x: (x, x), lambda x, c: (c,))
   with pytest.raises(Exception, match="closed-over value"):
     gradients(jax2tf.convert(lambda x: 2 * rule(x)), X, [SCALED.w])
+
+
+def test_a_saved_model_has_them(tmp_path):
+  """It saves the variables that call_tf captures; loaded, they can be written, and have gradients."""
+  other = Scaled()
+  model = saved_model.Model({"k": X}, with_gradient=True)
+  model.add(lambda params, x: jnp.cos(call_tf(other)(x)) * params["k"], inputs={"x": "f32[3]"})
+  model.add(lambda params, x: 2 * call_tf(other)(x), inputs={"x": "f32[3]"}, signatures="twice")
+  loaded = tf.saved_model.load(str(model.save(tmp_path)))
+  assert len(loaded.captured_variables) == 2
+  assert len(loaded.trainable_variables) == 2  # "k" and "w"
+  w, scale = sorted(loaded.captured_variables, key=lambda v: -v.shape.rank)
+  w.assign([3.0, 2.0, 1.0])
+  other.w.assign(w)
+
+  def expected(x):
+    return tf.cos(other(x)) * X
+
+  np.testing.assert_allclose(loaded(X), expected(X), rtol=1e-5)
+  for found, g in zip(gradients(loaded, X, [w, scale]), gradients(expected, X, [other.w, other.scale]), strict=True):
+    np.testing.assert_allclose(found, g, rtol=1e-5)
