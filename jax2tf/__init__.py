@@ -13,7 +13,7 @@ if TYPE_CHECKING:
   from jax2tf.drop_in import install
   from jax2tf.errors import LoweringError
   from jax2tf.registry import lowers
-  from jax2tf.tf_calls import call_tf
+  from jax2tf.tf_calls import call_tf, functional
 
 __version__ = "0.1.0"
 
@@ -26,6 +26,7 @@ __all__ = [
   "convert",
   "dtype_of_val",
   "eval_polymorphic_shape",
+  "functional",
   "install",
   "lowers",
   "split_to_logical_devices",
@@ -37,6 +38,7 @@ _HOMES = {
   "LoweringError": "jax2tf.errors",
   "RuleContext": "jax2tf.context",
   "call_tf": "jax2tf.tf_calls",
+  "functional": "jax2tf.tf_calls",
   "install": "jax2tf.drop_in",
   "lowers": "jax2tf.registry",
 }

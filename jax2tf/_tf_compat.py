@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,7 @@ from tensorflow.python.eager import context as _context
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
 from tensorflow.python.framework import function_def_to_graph as _function_graphs
+from tensorflow.python.framework import op_def_registry as _op_defs
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.trackable import data_structures as _data_structures
@@ -70,10 +71,29 @@ def recording_again() -> Iterator[None]:
       _pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
-def flat_call(concrete: Any) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
-  """A concrete function of a flat signature, without the checks of its arguments, which take longer than a small function."""
+def is_stateful(kind: str) -> bool:
+  """Whether ops of this type have state; a function that is called by its name has that of the ops inside."""
+  definition = _op_defs.get(kind)
+  return definition is not None and definition.is_stateful
+
+
+def flat_call(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
+  """A concrete function of a flat signature, without the checks of its arguments, which take longer than a small function.
+
+  Args:
+    concrete: the function.
+    given: {position of an argument: a variable, which has the argument for its value in the call}.
+  """
   captured = concrete.captured_inputs
-  return lambda tensors: concrete._call_flat(tensors, captured) or ()
+  if not given:
+    return lambda tensors: concrete._call_flat(tensors, captured) or ()
+  places = {id(v.handle): i for i, v in given.items()}
+
+  def call(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+    held = {i: tf.Variable(tf.cast(tensors[i], v.dtype), trainable=False) for i, v in given.items()}
+    return concrete._call_flat(tensors, [held[places[id(x)]].handle if id(x) in places else x for x in captured]) or ()
+
+  return call
 
 
 # Registered as not differentiable, although their results may depend on their arguments in any way.

@@ -39,9 +39,6 @@ def given(found: Mapping[Any, Any]) -> AbstractContextManager[None]:
   return _current(_Shadows(found) if found else None)
 
 
-def of(function: Any) -> list[Any]:
-  """The shadows of the variables of a TensorFlow function; none where there are none, or not all."""
-  if _current.value is None:
-    return []
-  found = [_current.value.found.get(v.ref()) for v in function.variables]
-  return [] if any(x is None for x in found) else found
+def current() -> Mapping[Any, Any]:
+  """What was given."""
+  return {} if _current.value is None else _current.value.found

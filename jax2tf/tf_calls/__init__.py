@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax2tf.trace import BoundedCache
 _VMAP_METHODS = (None, "sequential", "sequential_unrolled", "expand_dims", "broadcast_all", "legacy_vectorized", "vectorized")
 _MODES = ("auto", "inline", "callback")
 _MAX_SIGNATURES = 512
+_WRITES = ("Assign", "ResourceScatter", "ResourceApply")
 
 
 class _Unspecified:
@@ -69,7 +70,7 @@ def call_tf(
   if under_jit not in _MODES:
     raise ValueError(f"under_jit = {under_jit!r} is none of {_MODES}")
   options = Options(has_side_effects, ordered, vmap_method, under_jit, call_tf_graph)
-  calls = BoundedCache(_MAX_SIGNATURES)
+  calls = _Calls(callable_tf, options, output_shape_dtype)
   wrap = functools.wraps(callable_tf, assigned=[n for n in ("__name__", "__doc__", "__qualname__") if hasattr(callable_tf, n)], updated=())
 
   if (fun_jax := jax_function_of(callable_tf)) is not None and options == Options() and output_shape_dtype is UNSPECIFIED:
@@ -77,35 +78,88 @@ def call_tf(
 
   @wrap
   def called(*args: Any, **kwargs: Any) -> Any:
+    call, leaves = calls(args, kwargs)
+    return call(leaves)
+
+  return called
+
+
+def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., Any], list[jax.Array]]:
+  """Returns a JAX function of the trainable variables of a TensorFlow function, and their values.
+
+  `apply(variables, *args)` is `fun_tf(*args)` as if its tf.Variables had these values; they keep their own. It has all of JAX's
+  transformations, but `convert` and a vmap over variables. What `fun_tf` captures besides is read at each call.
+
+  Args:
+    fun_tf: as for `call_tf`.
+    specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` takes those of other shapes too.
+
+  Returns:
+    (apply, variables): `apply.variables` are the tf.Variables that belong to the list of arrays, to write the values back.
+
+  Raises:
+    TypeError: `fun_tf` is not callable.
+    ValueError: it writes variables, or captures no trainable ones; of `apply`, the variables are another list.
+  """
+  if not callable(fun_tf):
+    raise TypeError(f"Expected a callable value, got {fun_tf!r} of type {type(fun_tf).__name__}")
+  calls = _Calls(fun_tf, Options(), UNSPECIFIED)
+  function = calls(specs, {})[0].function
+  variables = [v for v in function.variables if v.trainable]
+  if not variables:
+    raise ValueError(f"functional: '{function.name}' captures no trainable tf.Variable; use call_tf")
+
+  def apply(values: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    shapes = [tuple(jax.numpy.shape(x)) for x in values]
+    if shapes != (expected := [tuple(v.shape) for v in variables]):
+      raise ValueError(f"functional: the variables of '{function.name}' have the shapes {expected}, not {shapes}")
+    call, leaves = calls(args, kwargs)
+    if writes := sorted(kind for kind in call.function.stateful if kind.startswith(_WRITES)):
+      raise ValueError(f"functional: '{function.name}' writes variables ({', '.join(writes)}); return what it writes instead")
+    return call(leaves, dict(zip(variables_by_reference, values, strict=True)))
+
+  variables_by_reference = {v.ref(): v for v in variables}
+  apply.variables = variables  # type: ignore[attr-defined]
+  return apply, [jax.numpy.array(v.numpy()) for v in variables]
+
+
+class _Calls:
+  """(args, kwargs) -> (the call of the user's function with such arguments, their leaves)."""
+
+  def __init__(self, fun: Callable[..., Any], options: Options, declared: Any):
+    self._make = functools.partial(_Call, fun, options, declared)
+    self._made = BoundedCache(_MAX_SIGNATURES)
+
+  def __call__(self, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
     leaves, tree = tree_util.tree_flatten((args, kwargs))
     try:
       described = tuple(map(describe, leaves))
     except (TypeError, ValueError):
       described = tuple(describe(x, path) for x, path in zip(leaves, argument_paths(tree), strict=True))
     key = (tree, described, bool(jax.config.jax_enable_x64))
-    call = calls.get(key, lambda: _Call(callable_tf, tree, described, options, output_shape_dtype))
-    return call(leaves)
-
-  return called
+    return self._made.get(key, lambda: self._make(tree, described)), leaves
 
 
 class _Call:
   """A call of the user's function with arguments of one structure, of some shapes and dtypes."""
 
-  def __init__(self, fun: Callable[..., Any], tree: Any, described: Any, options: Options, declared: Any):
+  def __init__(self, fun: Callable[..., Any], options: Options, declared: Any, tree: Any, described: Any):
     self._fun, self._tree = fun, tree
     self._dtypes = [dtype for _, dtype, _ in described]
     self._out: tuple[Any, list[Any]] | None = None
     self._declared: tuple[Any, Any] | None = None if declared is UNSPECIFIED else tree_util.tree_flatten(declared)
     avals = [_jax_compat.physical_aval(jax.core.ShapedArray(shape, dtype)) for shape, dtype, _ in described]
     name = getattr(fun, "__name__", None) or getattr(fun, "name", None) or type(fun).__name__
-    self._function = TfFunction(name, self._run, avals, options, self._declared and self._declared[0])
+    self.function = TfFunction(name, self._run, avals, options, self._declared and self._declared[0])
 
-  def __call__(self, leaves: list[Any]) -> Any:
+  def __call__(self, leaves: list[Any], values: Mapping[Any, Any] | None = None) -> Any:
+    """The results; `values` are those of some variables, by reference."""
     arrays = [jax.random.key_data(x) if is_key(d) else _array(x) for x, d in zip(leaves, self._dtypes, strict=True)]
-    function = self._function
-    if _jax_compat.inside_trace() and (more := shadows.of(function)):
-      function, arrays = function.kept("shadowed", lambda: Shadowed(self._function)), [*arrays, *more]
+    function, bound = self.function, values is not None
+    if found := values or (shadows.current() if _jax_compat.inside_trace() else {}):
+      variables = [v for v in function.variables if v.ref() in found]
+      function = function.kept((bound, *(v.ref() for v in variables)), lambda: Shadowed(self.function, variables, bound))
+      arrays += [_array(found[v.ref()]) for v in variables]
     results = call_tf_p.bind(*arrays, function=function)
     assert self._out is not None  # a call, or its trace, has run `_run`
     tree, keys = self._out
@@ -121,7 +175,7 @@ class _Call:
       outs, tree = tree_util.tree_flatten(_tf_compat.unwrapped(self._fun(*args, **kwargs)))
     if self._declared is not None and tree != (declared := self._declared[1]):
       raise ValueError(
-        f"The pytree of the TensorFlow function results does not match the declared output_shape_dtype: '{self._function.name}' returns "
+        f"The pytree of the TensorFlow function results does not match the declared output_shape_dtype: '{self.function.name}' returns "
         f"{tree}, declared is {declared}"
       )
     results = [self._result(y) for y in outs]
@@ -135,7 +189,7 @@ class _Call:
       dtype = describe(y)[1]
     except (TypeError, ValueError) as error:
       raise ValueError(
-        f"The called TF function returns a result that is not convertible to JAX: '{self._function.name}' returns {y!r}. Return numeric "
+        f"The called TF function returns a result that is not convertible to JAX: '{self.function.name}' returns {y!r}. Return numeric "
         "tensors of known rank; to keep another inside, compute with it in the function"
       ) from error
     y = tf.convert_to_tensor(y)

@@ -84,7 +84,7 @@ class _Derived(TfFunction):
 
   def __init__(self, function: TfFunction, name: str, run: Run, avals_in: Sequence[Any], options: Options, avals_out: Sequence[Any]):
     super().__init__(name, run, avals_in, options, avals_out)
-    self.function, self.shadows = function, function.shadows
+    self.function, self.shadows, self.bound = function, function.shadows, function.bound
 
   @property
   def variables(self) -> Any:
@@ -93,7 +93,7 @@ class _Derived(TfFunction):
 
   def run_eagerly(self, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
     """As `TfFunction.run_eagerly`."""
-    return self.concrete(*tensors)
+    return self.flat_call(list(tensors))
 
   @property
   def avals_out(self) -> Any:
@@ -139,7 +139,13 @@ class _Mapped(_Derived):
 
 
 def vmapped(function: TfFunction, batched: tuple[bool, ...], size: int) -> TfFunction:
-  """The function over a batch of `size`, in front of the arguments that are `batched` and of all results."""
+  """The function over a batch of `size`, in front of the arguments that are `batched` and of all results.
+
+  Raises:
+    NotImplementedError: the values of variables are batched: in TensorFlow a variable has one.
+  """
+  if function.bound and any(batched[i] for i in function.shadows):
+    raise NotImplementedError(f"vmap over the variables of '{function.name}': a TensorFlow variable has one value. Use jax.lax.map")
   return function.kept(("vmap", batched, size), lambda: _Mapped(function, batched, size))
 
 

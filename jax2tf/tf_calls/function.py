@@ -6,8 +6,9 @@ What JAX derives of one (its linear map, that map's transpose, its map over a ba
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -64,9 +65,11 @@ class TfFunction:
     avals_in: shapes and dtypes of the arguments.
     options: what the user said.
     shadows: {position of an argument: the variable that it stands for in derivatives}.
+    bound: these arguments are the values of the variables, too.
   """
 
   shadows: Mapping[int, tf.Variable] = MappingProxyType({})
+  bound = False
 
   def __init__(self, name: str, run: Run, avals_in: Sequence[Any], options: Options, declared: Sequence[Any] | None = None):
     self.name, self.run, self.avals_in, self.options = name, run, tuple(avals_in), options
@@ -83,6 +86,11 @@ class TfFunction:
     """The function as one TensorFlow graph."""
     with self._lock, _tf_compat.outside_graphs(), _jax_compat.eval_context():
       return self.compiled(None).get_concrete_function(*self.specs)
+
+  @functools.cached_property
+  def flat_call(self) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
+    """The graph, called on eager tensors."""
+    return _tf_compat.flat_call(self.concrete, self.shadows if self.bound else {})
 
   def compiled(self, jit_compile: bool | None) -> Any:
     """The function as a tf.function."""
@@ -133,6 +141,8 @@ class TfFunction:
 
   def run_eagerly(self, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
     """The results for eager tensors: `run` itself for the user's function."""
+    if self.bound:
+      return self.flat_call(list(tensors))
     if not tf.executing_eagerly():
       with _tf_compat.outside_graphs():
         return self.run(*tensors)
@@ -141,7 +151,9 @@ class TfFunction:
   @functools.cached_property
   def stateful(self) -> frozenset[str]:
     """Types of the stateful ops, in the functions that it calls too."""
-    return frozenset(op.type for op in operations(self.concrete.graph) if op.type not in _CALLS and op.op_def.is_stateful)
+    definition = self.concrete.graph.as_graph_def()
+    nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
+    return frozenset(filter(_tf_compat.is_stateful, {node.op for node in nodes} - _CALLS))
 
   @property
   def has_effects(self) -> bool:
@@ -169,18 +181,21 @@ class TfFunction:
 
 
 class Shadowed(TfFunction):
-  """A function with an argument more for each variable: no value depends on these, but derivatives by the variables are those by them."""
+  """A function with an argument more for some of its variables: derivatives by the variables are those by these arguments.
 
-  def __init__(self, function: TfFunction):
+  Its values depend on them only where they are bound: then a call gives them to the variables, and the function's own stay as they are.
+  """
+
+  def __init__(self, function: TfFunction, variables: Sequence[tf.Variable], bound: bool):
     n = len(function.avals_in)
-    values = [jax.ShapeDtypeStruct(v.shape, dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in function.variables]
+    values = [jax.ShapeDtypeStruct(v.shape, dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in variables]
     super().__init__(function.name, lambda *tensors: function.run(*tensors[:n]), (*function.avals_in, *values), function.options)
-    self.function, self.shadows = function, dict(enumerate(function.variables, n))
+    self.function, self.shadows, self.bound = function, dict(enumerate(variables, n)), bound
 
   @property
-  def concrete(self) -> Any:
-    """That of the function, whose ops and results are the same."""
-    return self.function.concrete
+  def stateful(self) -> Any:
+    """As of the function, whose ops it has."""
+    return self.function.stateful
 
   @property
   def avals_out(self) -> Any:
@@ -196,13 +211,6 @@ class Shadowed(TfFunction):
 def tensor_spec(aval: Any) -> tf.TensorSpec:
   """The aval as TensorFlow writes it."""
   return tf.TensorSpec([None if _jax_dimensions.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype))
-
-
-def operations(graph: tf.Graph) -> Iterator[tf.Operation]:
-  """The ops of a graph and of all functions in its library."""
-  yield from graph.get_operations()
-  for definition in graph.as_graph_def().library.function:
-    yield from _tf_compat.function_graph(definition).get_operations()
 
 
 def tensor(array: Any, dtype: Any) -> tf.Tensor:

@@ -131,12 +131,20 @@ stays_in_tensorflow({call_tf_p: lambda function: function.variables, call_tf_lin
 @lowers(call_tf_p)
 def call_tf(ctx: Any, *operands: Any, function: TfFunction) -> Any:
   """The function's own ops."""
-  with _jax_compat.eval_context():
-    return function.run(*operands)
+  return _in_graph(ctx, function, operands)
 
 
 @lowers(call_tf_linear_p)
 def call_tf_linear(ctx: Any, *operands: Any, linear: Linear) -> Any:
   """Those of its derivative."""
+  return _in_graph(ctx, linear.forward, operands)
+
+
+def _in_graph(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Any:
+  if function.bound:
+    ctx.refuse(
+      "the variables of jax2tf.functional are arguments, and the ops of a TensorFlow function read its own",
+      f"assign the values to the variables, and convert call_tf of '{function.name}'",
+    )
   with _jax_compat.eval_context():
-    return linear.forward.run(*operands)
+    return function.run(*operands)

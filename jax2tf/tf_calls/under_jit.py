@@ -12,10 +12,13 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
+from jax2tf.dtypes import tf_dtype
 from jax2tf.tf_calls.function import TfFunction
 
 EFFECT, ORDERED = _jax_compat.call_effect("CallTf", ordered=False), _jax_compat.call_effect("OrderedCallTf", ordered=True)
 
+# What the ops do whose variables are arguments of XLA's code.
+_READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
 _PLATFORMS = {"cpu": "CPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
 
 
@@ -56,13 +59,21 @@ def _why_not_inlined(function: TfFunction) -> str | None:
   """What would mean something else inside of XLA's code: values of variables would be constants, writes and asserts be dropped."""
   if (function.has_effects and function.options.has_side_effects is None) or function.options.ordered:
     return "it has side effects"
-  if any(x.dtype in (tf.resource, tf.variant) for x in function.concrete.captured_inputs):
+  bound = _bound(function)
+  if any(x.dtype in (tf.resource, tf.variant) and id(x) not in bound for x in function.concrete.captured_inputs):
     return "it has variables or tables, which are read at each call"
   if not all(x.shape.is_fully_defined() for x in function.concrete.outputs):
     return "the shapes of its results depend on values"
-  if function.stateful:
-    return f"its ops {', '.join(sorted(function.stateful))} have state"
+  if bound and any(v.dtype != tf_dtype(function.avals_in[i].dtype) for i, v in function.shadows.items()):
+    return "JAX has its variables in other dtypes without jax_enable_x64"
+  if kinds := function.stateful - (_READS if bound else set()):
+    return f"its ops {', '.join(sorted(kinds))} have state"
   return None
+
+
+def _bound(function: TfFunction) -> dict[int, int]:
+  """{id of the handle of a variable: position of the argument that is its value}."""
+  return {id(v.handle): i for i, v in function.shadows.items()} if function.bound else {}
 
 
 def _hlo(function: TfFunction, platform: str) -> bytes | str:
@@ -81,12 +92,13 @@ def _inlined(ctx: Any, function: TfFunction, code: bytes, operands: Sequence[Any
   module = ir.Module.parse(_jax_compat.hlo_to_stablehlo(code))
   main: Any = ir.SymbolTable(module.operation)["main"]
   name = mlir.merge_mlir_modules(ctx.module_context.module, "call_tf", module, dst_symtab=ctx.module_context.symbol_table)
-  captured = [mlir.ir_constant(np.asarray(x)) for x in function.concrete.captured_inputs]
+  bound = _bound(function)
+  captured = [operands[bound[id(x)]] if id(x) in bound else mlir.ir_constant(np.asarray(x)) for x in function.concrete.captured_inputs]
   return func.CallOp(ir.FunctionType(main.type).results, ir.FlatSymbolRefAttr.get(name), [*operands, *captured]).results
 
 
 def _called_back(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[Any]:
-  call = _tf_compat.flat_call(function.concrete)
+  call = function.flat_call
   # TensorFlow's tensors share the memory of the arrays, and JAX's memory is used again after the call.
   keep = np.array if function.stateful else np.asarray
 
