@@ -95,7 +95,7 @@ def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., A
     specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` takes those of other shapes too.
 
   Returns:
-    (apply, variables): `apply.variables` are the tf.Variables that belong to the list of arrays, to write the values back.
+    (apply, variables): the list of arrays is in the order of their first use; `apply.variables` are their tf.Variables, to write them back.
 
   Raises:
     TypeError: `fun_tf` is not callable.

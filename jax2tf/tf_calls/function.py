@@ -163,8 +163,9 @@ class TfFunction:
 
   @functools.cached_property
   def variables(self) -> list[tf.Variable]:
-    """The floating point and complex variables that it captures."""
-    found = self.concrete.graph.variables
+    """The floating point and complex variables that it captures, in the order of their first use; TensorFlow has them in a set."""
+    by_handle = {id(v.handle): v for v in self.concrete.graph.variables}
+    found = [by_handle[id(x)] for x in self.concrete.captured_inputs if id(x) in by_handle]
     return [v for v in found if (v.dtype.is_floating or v.dtype.is_complex) and v.shape.is_fully_defined()]
 
   @property

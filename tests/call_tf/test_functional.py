@@ -31,7 +31,7 @@ class Layer(tf.Module):
 
 
 def in_jax(variables, x):
-  w, b = sorted(variables, key=lambda v: -v.ndim)
+  w, b = variables  # in the order of their first use
   return jnp.tanh(x @ w + b)
 
 
