@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.version
+import numpy as np
 from jax._src import callback as _callback
 from jax._src import compute_on as _compute_on
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_batching as _custom_batching
 from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
@@ -230,6 +232,19 @@ def call_effect(name: str, *, ordered: bool) -> Any:
     _effects.ordered_effects.add_type(kind)
     _effects.shardable_ordered_effects.add_type(kind)
   return kind()
+
+
+pure_callback_p = _callback.pure_callback_p
+
+
+def pure_callback(callback: Any) -> Callable[..., Sequence[Any]]:
+  """Arrays -> results, as JAX itself calls the function of an equation."""
+  return functools.partial(_callback.pure_callback_impl, callback=callback, result_avals=(), sharding=None, vmap_method=None)
+
+
+def canonical(result: Any) -> Any:
+  """A result of a callback as an array of a dtype that JAX has: without x64 a Python float is f32."""
+  return _dtypes.canonicalize_value(np.asarray(result))
 
 
 def callback_sharding(ctx: Any) -> Any:

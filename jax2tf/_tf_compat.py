@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
 import re
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +23,8 @@ from tensorflow.python.eager import record as _record
 from tensorflow.python.framework import function_def_to_graph as _function_graphs
 from tensorflow.python.framework import op_def_registry as _op_defs
 from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import control_flow_util as _control_flow_util
+from tensorflow.python.ops import script_ops as _script_ops
 from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.trackable import data_structures as _data_structures
 
@@ -128,6 +132,46 @@ def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
   name = re.sub(r"[^\w.]+", "_", message).strip("_")
   step = tf.cast(condition, tf.int32)
   return tf.range(step, step, step, name=name).op  # a range has no steps of 0
+
+
+PYTHON = "jax2tf "
+_callbacks: dict[str, Callable[..., Any]] = {}  # for as long as the process lives, as TensorFlow keeps those of tf.numpy_function
+_raised: collections.deque[Exception] = collections.deque(maxlen=8)
+
+
+def call_python(function: Callable[..., Any], operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], what: str) -> Sequence[tf.Tensor]:
+  """What `function` gives for the NumPy arrays of `operands` when the graph runs.
+
+  The op is stateful, for TF 2.21 would call a function of constants once, for all runs to come. tf.numpy_function numbers its
+  functions, so that a graph in another process would call whatever has that number there. This op names its own:
+  "jax2tf pure_callback (sin) at model.py:41:9 (encode) #...".
+  """
+
+  @functools.wraps(function)
+  def call(*arrays: Any) -> Any:
+    try:
+      return function(*arrays)
+    except Exception as error:
+      _raised.appendleft(error)
+      raise
+
+  token = f"{PYTHON}{what} #{uuid.uuid4().hex}"
+  _callbacks[token] = _script_ops._py_funcs._funcs[token] = call
+  return tf.raw_ops.PyFunc(input=operands, token=token, Tout=dtypes)
+
+
+def as_raised(error: tf.errors.OpError) -> Exception:
+  """The exception of a callback behind an error of TensorFlow, which has its words; without one the error itself."""
+  found = next((e for e in list(_raised) if f"{type(e).__name__}: {e}" in error.message), None)
+  if found is None:
+    return error
+  _raised.remove(found)
+  return found
+
+
+def is_compiled_by_xla() -> bool:
+  """Whether the graph under construction, or one around it, is of a tf.function with jit_compile=True."""
+  return _control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 GRADIENT = "Jax2tfGradient"

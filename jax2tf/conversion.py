@@ -92,7 +92,10 @@ class Conversion:
 
   def _run_eagerly(self, sizes: list[tf.Tensor], program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     function = self._eager_functions.get(program, lambda: self._eager_function(program))
-    return list(function(*sizes, *operands))
+    try:
+      return list(function(*sizes, *operands))
+    except tf.errors.OpError as error:
+      raise _tf_compat.as_raised(error) from None
 
   def _eager_function(self, program: Program) -> Any:
     """(sizes, operands) -> results, one graph for all values of the dimension variables."""

@@ -19,7 +19,7 @@ from jax2tf.context import Notes, RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
 from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs
-from jax2tf.lines import UNKNOWN, user_line
+from jax2tf.lines import UNKNOWN, definition, user_line
 from jax2tf.placement.devices import Destination
 from jax2tf.program import Places, Program, gap, program_of
 from jax2tf.registry import PLACEMENT_PARAMS, rule_for
@@ -91,8 +91,8 @@ class Lowering:
   watch: Watch = _unwatched
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
-    """The results of a program of which no caller is known."""
-    return self.emit(UNKNOWN, program, *operands)
+    """The results of a program; equations without a line have that of its function, or of the user's call."""
+    return self.emit(definition(program.jaxpr), program, *operands)
 
   def here(self) -> Lowering:
     """The same for the graph under construction now, which may be that of a gradient function."""

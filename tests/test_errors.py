@@ -134,13 +134,13 @@ def prints(x):
 
 
 def calls_back(x):
-  return jax.pure_callback(lambda a: a, x, x)
+  return jax.experimental.io_callback(lambda a: a, x, x)
 
 
 @pytest.mark.parametrize(
   ("fun", "line"),
   [(prints, "(prints)"), (calls_back, "(calls_back)"), (lambda x: jax.debug.callback(lambda: None) or x, "(<lambda>)")],
-  ids=["print", "pure_callback", "debug_callback"],
+  ids=["print", "io_callback", "debug_callback"],
 )
 def test_effects_are_named_with_their_line(fun, line):
   with raises(NotImplementedError, "TensorFlow interpretation rule for '", "' not implemented", "test_errors.py", line):
@@ -155,7 +155,7 @@ def test_all_gaps_in_one_error_each_with_its_line():
     jax2tf.convert(inner)(X)
   text = str(caught.value)
   assert "'debug_print'" in text or "'debug_callback'" in text
-  assert "'pure_callback'" in text
+  assert "'io_callback'" in text
   assert re.search(r"test_errors\.py:\d+:\d+ \(prints\)", text)
   assert re.search(r"test_errors\.py:\d+:\d+ \(calls_back\)", text)
 

@@ -137,6 +137,8 @@ def _scan(
 
 def _is_scalar(jaxpr: Any) -> bool:
   """Whether a jaxpr and those inside it know numbers only: then all steps of a map cost little more than one, and no more memory."""
+  if any(eqn.primitive is _jax_compat.pure_callback_p for eqn in jaxpr.eqns):  # vmap makes a scan of a sequential one, and so on
+    return False
   avals: list[Any] = [x.aval for x in (*jaxpr.invars, *jaxpr.constvars, *(y for eqn in jaxpr.eqns for y in eqn.outvars))]
   inner = (j for eqn in jaxpr.eqns for j in inner_jaxprs(eqn))
   return not jaxpr.effects and all(a.shape == () and isinstance(a.dtype, np.dtype) for a in avals) and all(map(_is_scalar, inner))

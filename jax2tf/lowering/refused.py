@@ -8,7 +8,6 @@ _HOST = (
   "it calls back into Python, which a TensorFlow graph cannot save",
   "remove this line before conversion, or do it in TensorFlow around the converted function",
 )
-_CHECK = "; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
 _STATE = (
   "it uses a mutable array that was made outside of the function",
   "pass its value and return the new one; keep state in tf.Variables around the converted function",
@@ -126,7 +125,6 @@ UNSUPPORTED.update(
       ],
       _STATE,
     ),
-    "pure_callback": (_HOST[0], _HOST[1] + _CHECK),
     **dict.fromkeys(["after_all", "create_token"], _TOKEN),
     "call_tf": (
       "it is JAX's own call_tf, which only JAX's own convert takes into a graph",
