@@ -22,6 +22,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_batching as _custom_batching
 from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import debugging as _debugging
 from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src import hijax as _hijax
@@ -240,6 +241,15 @@ pure_callback_p = _callback.pure_callback_p
 def pure_callback(callback: Any) -> Callable[..., Sequence[Any]]:
   """Arrays -> results, as JAX itself calls the function of an equation."""
   return functools.partial(_callback.pure_callback_impl, callback=callback, result_avals=(), sharding=None, vmap_method=None)
+
+
+debug_print_p, debug_callback_p = _debugging.debug_print_p, _debugging.debug_callback_p
+
+
+def debug(primitive: str, params: dict[str, Any]) -> Callable[..., Any]:
+  """Arrays -> nothing, as JAX itself prints or calls back for an equation."""
+  impls = {"debug_print": _debugging.debug_print_impl, "debug_callback": _debugging.debug_callback_impl}
+  return functools.partial(impls[primitive], **params)
 
 
 def canonical(result: Any) -> Any:

@@ -134,7 +134,7 @@ def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
   return tf.range(step, step, step, name=name).op  # a range has no steps of 0
 
 
-PYTHON = "jax2tf "
+_PYTHON = "jax2tf "
 _callbacks: dict[str, Callable[..., Any]] = {}  # for as long as the process lives, as TensorFlow keeps those of tf.numpy_function
 _raised: collections.deque[Exception] = collections.deque(maxlen=8)
 
@@ -155,9 +155,21 @@ def call_python(function: Callable[..., Any], operands: Sequence[tf.Tensor], dty
       _raised.appendleft(error)
       raise
 
-  token = f"{PYTHON}{what} #{uuid.uuid4().hex}"
+  token = f"{_PYTHON}{what} #{uuid.uuid4().hex}"
   _callbacks[token] = _script_ops._py_funcs._funcs[token] = call
   return tf.raw_ops.PyFunc(input=operands, token=token, Tout=dtypes)
+
+
+def refuse_callbacks(definition: Any) -> None:
+  """Raises ValueError with the lines of the callbacks of ours in a GraphDef, which is to leave this process."""
+  nodes = (node for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for node in nodes)
+  tokens = (node.attr["token"].s.decode() for node in nodes if node.op == "PyFunc")
+  if lines := sorted({token.removeprefix(_PYTHON).rpartition(" #")[0] for token in tokens if token.startswith(_PYTHON)}):
+    raise ValueError(
+      "cannot save a function that calls back into Python, which no file can hold:\n"
+      + "".join(f"  {line}\n" for line in lines)
+      + "  remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
+    )
 
 
 def as_raised(error: tf.errors.OpError) -> Exception:
@@ -167,6 +179,11 @@ def as_raised(error: tf.errors.OpError) -> Exception:
     return error
   _raised.remove(found)
   return found
+
+
+def keeps_effects() -> bool:
+  """Whether TensorFlow keeps ops without results in the graph under construction, and their order."""
+  return bool(tf.compat.v1.get_default_graph()._add_control_dependencies)
 
 
 def is_compiled_by_xla() -> bool:

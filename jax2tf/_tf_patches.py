@@ -16,7 +16,7 @@ from tensorflow.python.ops import control_flow_state as _control_flow_state
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 
-from jax2tf._tf_compat import GRADIENT, PYTHON, with_derivatives
+from jax2tf._tf_compat import GRADIENT, refuse_callbacks, with_derivatives
 
 # The zeros that stand for no cotangent, by id. Eager zeros are kept by TensorFlow for each shape and dtype, and given to nobody else.
 _missing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -159,19 +159,8 @@ _verified = _save._verify_ops
 
 @functools.wraps(_verified)
 def _verify_ops(graph_def: Any, namespace_whitelist: Any) -> None:
-  """Refuses callbacks of ours, which live in this process alone; TensorFlow calls it before it writes anything.
-
-  Raises:
-    ValueError: it names their lines.
-  """
-  nodes = (node for nodes in (graph_def.node, *(f.node_def for f in graph_def.library.function)) for node in nodes)
-  tokens = (node.attr["token"].s.decode() for node in nodes if node.op == "PyFunc")
-  if lines := sorted({token.removeprefix(PYTHON).rpartition(" #")[0] for token in tokens if token.startswith(PYTHON)}):
-    raise ValueError(
-      "cannot save a function that calls back into Python, which a SavedModel cannot hold:\n"
-      + "".join(f"  {line}\n" for line in lines)
-      + "  remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
-    )
+  """Refuses callbacks of ours; TensorFlow calls it before it writes anything."""
+  refuse_callbacks(graph_def)
   _verified(graph_def, namespace_whitelist)
 
 

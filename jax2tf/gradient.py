@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +26,9 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
-from jax2tf import _tf_compat, _tf_patches
+from jax2tf import _jax_compat, _tf_compat, _tf_patches
 from jax2tf.dtypes import is_differentiable
+from jax2tf.errors import Gap, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr, contains, equations
 from jax2tf.program import Emitter, Prepare, Program, with_sources
 from jax2tf.trace import BoundedCache
@@ -98,6 +100,8 @@ class Derivative:
   def _trace_forward(self) -> Forward:
     structure: Any = None
     reached: set[int] = set()
+    if not self.keeps_values:  # then both this one and the function itself run
+      _without_prints(self.function, self.jaxpr)
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
       nonlocal structure
@@ -106,6 +110,8 @@ class Derivative:
       return outs, residuals
 
     jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
+    if _prints(jaxpr) != _prints(self.jaxpr):  # a custom derivative prints something else, and a graph is the same with a tape and without
+      _without_prints(self.function, self.jaxpr, jaxpr)
     return Forward(self.prepare(jaxpr, self.function, ()), residuals, structure, reached)
 
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
@@ -146,7 +152,7 @@ class Derivative:
       return self._vjp(primals, set())[1](self._with_zeros(given, cotangents))
 
     def make() -> ClosedJaxpr:
-      return _trace(whole, _specs(self.jaxpr.in_avals), self._cotangents(given))
+      return _without_prints(self.function, _trace(whole, _specs(self.jaxpr.in_avals), self._cotangents(given)))
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
@@ -164,7 +170,7 @@ class Derivative:
 
     def make() -> ClosedJaxpr:
       avals = _specs(self.jaxpr.in_avals)
-      return _trace(whole, avals, [avals[i] for i in self.wrt])
+      return _without_prints(self.function, _trace(whole, avals, [avals[i] for i in self.wrt]))
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
@@ -334,6 +340,25 @@ def _noting(note: Callable[[list[int]], None]) -> Callable[..., Any]:
 
   same.defvjp(lambda *xs: (tuple(x.value for x in xs), None), backward, symbolic_zeros=True)
   return same
+
+
+_PRINTS = (_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
+
+
+def _prints(jaxpr: ClosedJaxpr) -> Counter[Any]:
+  """What a jaxpr prints or calls back with, and in how many places."""
+  found = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in _PRINTS) if jaxpr.effects else ()
+  return Counter(eqn.params.get("callback") or eqn.params["fmt"] for eqn in found)
+
+
+def _without_prints(function: str, *jaxprs: ClosedJaxpr) -> ClosedJaxpr:
+  """The first jaxpr; a LoweringError with the lines where one of them prints."""
+  reason = "the function calls back for its effects, which derivatives of this order or form would repeat or replace"
+  advice = "remove this line before conversion, or differentiate with JAX before convert"
+  found = [one for jaxpr in jaxprs if jaxpr.effects for one in equations(jaxpr) if one[0].primitive in _PRINTS]
+  if found:
+    raise lowering_error(function, [Gap(eqn.primitive.name, reason, advice, where()) for eqn, where in found])
+  return jaxprs[0]
 
 
 def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:

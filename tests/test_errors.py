@@ -128,8 +128,8 @@ def test_users_own_exception_is_unchanged_in_a_graph():
     tf.function(jax2tf.convert(fun))(X)
 
 
-def prints(x):
-  jax.debug.print("x = {}", x)
+def inspects(x):
+  jax.debug.inspect_array_sharding(x, callback=print)
   return x
 
 
@@ -139,8 +139,8 @@ def calls_back(x):
 
 @pytest.mark.parametrize(
   ("fun", "line"),
-  [(prints, "(prints)"), (calls_back, "(calls_back)"), (lambda x: jax.debug.callback(lambda: None) or x, "(<lambda>)")],
-  ids=["print", "io_callback", "debug_callback"],
+  [(inspects, "(inspects)"), (calls_back, "(calls_back)"), (lambda x: jax.experimental.io_callback(print, None) or x, "(<lambda>)")],
+  ids=["inspect_sharding", "io_callback", "no results"],
 )
 def test_effects_are_named_with_their_line(fun, line):
   with raises(NotImplementedError, "TensorFlow interpretation rule for '", "' not implemented", "test_errors.py", line):
@@ -149,14 +149,14 @@ def test_effects_are_named_with_their_line(fun, line):
 
 def test_all_gaps_in_one_error_each_with_its_line():
   def inner(x):
-    return jax.lax.cond(x[0] > 0, prints, calls_back, x)
+    return jax.lax.cond(x[0] > 0, inspects, calls_back, x)
 
   with raises(jax2tf.LoweringError, "cannot lower 'inner'") as caught:
     jax2tf.convert(inner)(X)
   text = str(caught.value)
-  assert "'debug_print'" in text or "'debug_callback'" in text
+  assert "'inspect_sharding'" in text
   assert "'io_callback'" in text
-  assert re.search(r"test_errors\.py:\d+:\d+ \(prints\)", text)
+  assert re.search(r"test_errors\.py:\d+:\d+ \(inspects\)", text)
   assert re.search(r"test_errors\.py:\d+:\d+ \(calls_back\)", text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,27 @@ def _pure_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result
   sizes = tf.concat([tf.convert_to_tensor(ctx.shape(shape), tf.int32) for shape in shapes], 0)
   function = _on_host(_jax_compat.pure_callback(callback), [len(shape) for shape in shapes], [d.as_numpy_dtype for d in dtypes])
   return _tf_compat.call_python(function, [sizes, *operands], dtypes, f"{ctx.primitive} ({name}) at {ctx.where()}")
+
+
+@lowers(_jax_compat.debug_print_p, _jax_compat.debug_callback_p, on_keys=True)
+def _debug(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> list[tf.Tensor]:
+  """operands -> nothing; TensorFlow's automatic control dependencies keep the op, and its order."""
+  if _tf_compat.is_compiled_by_xla():
+    ctx.refuse("it calls back into Python, which TensorFlow's XLA cannot compile", _ADVICE)
+  if not _tf_compat.keeps_effects():
+    ctx.refuse(
+      "this graph would never run it: it is one of TensorFlow 1, or of a gradient that a tape outside of a tf.function asks for",
+      "call the function eagerly, or in a tf.function that has the tape inside",
+    )
+  function = functools.partial(_print, _jax_compat.debug(ctx.primitive, params), jax.config.jax_enable_x64)
+  _tf_compat.call_python(function, operands, [], f"{ctx.primitive} at {ctx.where()}")
+  return []
+
+
+def _print(callback: Callable[..., Any], x64: bool, *operands: np.ndarray) -> list[np.ndarray]:
+  with jax.enable_x64(x64):
+    callback(*operands)
+  return []
 
 
 def _on_host(callback: Callable[..., Sequence[Any]], ranks: Sequence[int], dtypes: Sequence[Any]) -> Callable[..., list[np.ndarray]]:

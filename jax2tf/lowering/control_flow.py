@@ -75,6 +75,9 @@ def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr
   if not test.out_avals[0].shape:
     return _loop(ctx, predicate, lambda *c: ctx.lower(body, *body_consts, *c), carry, ctx.avals_out)
 
+  if test.effects:  # JAX runs the predicate of a batch twice in each turn
+    ctx.refuse("the predicate of a loop under vmap has side effects", "print in the body of the loop")
+
   def step(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
     new = [_select(active, after, before) for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
     return [predicate(*new), *new]

@@ -94,18 +94,7 @@ UNSUPPORTED.update(
       _KERNEL,
     ),
     **dict.fromkeys(
-      [
-        "debug_callback",
-        "debug_print",
-        "io_callback",
-        "outside_call",
-        "host_local_array_to_global_array",
-        "inspect_sharding",
-        "callback",
-        "infeed",
-        "outfeed",
-      ],
-      _HOST,
+      ["io_callback", "outside_call", "host_local_array_to_global_array", "inspect_sharding", "callback", "infeed", "outfeed"], _HOST
     ),
     **dict.fromkeys(
       [
