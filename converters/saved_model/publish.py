@@ -17,7 +17,11 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextlib.contextmanager
 def beside(directory: Path) -> Iterator[Path]:
-  """A place in `directory` under a name that no server takes for a version; gone at the end. Those of killed processes go first."""
+  """A place in `directory` under a name that no server takes for a version; gone at the end. Those of killed processes go first.
+
+  Where nothing was written, a `directory` that was not there is gone too.
+  """
+  is_new = not directory.exists()
   directory.mkdir(parents=True, exist_ok=True)
   for place in directory.glob(f"{_PREFIX}*"):
     if (lock := _lock(place, wait=False)) is not None:  # nobody writes there any more
@@ -34,6 +38,9 @@ def beside(directory: Path) -> Iterator[Path]:
     shutil.rmtree(place, ignore_errors=True)
     if lock is not None:
       os.close(lock)
+    if is_new:
+      with contextlib.suppress(OSError):  # there is a version in it
+        directory.rmdir()
 
 
 _PREFIX = ".saving-"

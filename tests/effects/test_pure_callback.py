@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
+from jax2tf.converters import saved_model
 from tests.case import Case, close, run
 
 X = np.array([0.5, -1.5, 2.0], np.float32)
@@ -172,6 +173,9 @@ def test_refused(tmp_path):
   path = tmp_path / "plain"
   with pytest.raises(ValueError, match=r"(?s)cannot save.*pure_callback \(sin\) at .*test_pure_callback\.py:\d+:\d+ \("):
     tf.saved_model.save(module, str(path))
+  assert not path.exists()
+  with pytest.raises(ValueError, match=r"(?s)cannot save.*pure_callback \(sin\) at "):
+    saved_model.save(lambda _, x: _known(x), {}, path, inputs={"x": jax.ShapeDtypeStruct((3,), np.float32)})
   assert not path.exists()
 
 
