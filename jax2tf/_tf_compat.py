@@ -160,14 +160,20 @@ def call_python(function: Callable[..., Any], operands: Sequence[tf.Tensor], dty
   return tf.raw_ops.PyFunc(input=operands, token=token, Tout=dtypes)
 
 
+def callbacks_in(definition: Any) -> list[tuple[str, str]]:
+  """(what, the user's line) of the callbacks of ours in a GraphDef: ("pure_callback (sin)", "model.py:41:9 (encode)")."""
+  nodes = (node for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for node in nodes)
+  tokens = {node.attr["token"].s.decode() for node in nodes if node.op == "PyFunc"}
+  found = (token.removeprefix(_PYTHON).rpartition(" #")[0].partition(" at ") for token in tokens if token.startswith(_PYTHON))
+  return sorted({(what, where) for what, _, where in found})
+
+
 def refuse_callbacks(definition: Any) -> None:
   """Raises ValueError with the lines of the callbacks of ours in a GraphDef, which is to leave this process."""
-  nodes = (node for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for node in nodes)
-  tokens = (node.attr["token"].s.decode() for node in nodes if node.op == "PyFunc")
-  if lines := sorted({token.removeprefix(_PYTHON).rpartition(" #")[0] for token in tokens if token.startswith(_PYTHON)}):
+  if found := callbacks_in(definition):
     raise ValueError(
       "cannot save a function that calls back into Python, which no file can hold:\n"
-      + "".join(f"  {line}\n" for line in lines)
+      + "".join(f"  {what} at {where}\n" for what, where in found)
       + "  remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
     )
 

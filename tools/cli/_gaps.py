@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax2tf import _tf_compat
 from jax2tf.converters import saved_model
 from jax2tf.converters.export.source import ExportError
 from jax2tf.errors import LoweringError
@@ -36,7 +37,15 @@ def gaps(
     model = saved_model.Model(params, polymorphic_constraints=constraints).add(fun, inputs=inputs)
   except LoweringError as error:
     return {target: [{"op": "", "primitive": gap.primitive, "where": gap.where} for gap in error.gaps] for target in targets}
+  if callbacks := _callbacks(model):  # no file of any target can hold one
+    return dict.fromkeys(targets, callbacks)
   return {target: [] if target == "serving" else _gaps(model, target) for target in targets}
+
+
+def _callbacks(model: saved_model.Model) -> list[dict[str, str]]:
+  graphs = (function.get_concrete_function().graph for function in model.signatures.values())
+  found = {one: None for graph in graphs for one in _tf_compat.callbacks_in(graph.as_graph_def())}
+  return [{"op": "PyFunc", "primitive": what, "where": where} for what, where in found]
 
 
 def _gaps(model: saved_model.Model, target: str) -> list[dict[str, str]]:
