@@ -252,6 +252,27 @@ def debug(primitive: str, params: dict[str, Any]) -> Callable[..., Any]:
   return functools.partial(impls[primitive], **params)
 
 
+def called(params: dict[str, Any]) -> Callable[..., Any]:
+  """The user's function of an equation that calls one back."""
+  callback = params["callback"]
+  if inspect.isfunction(callback):  # that of jax.debug.callback closes over it
+    return inspect.getclosurevars(callback).nonlocals.get("callback", callback)
+  return getattr(callback, "callback_func", callback)
+
+
+def printed_text(holes: Sequence[Any], params: dict[str, Any]) -> str:
+  """What `jax.debug.print` says, with these in the places of an equation's operands."""
+  fmt = params["fmt"]
+
+  def text(*args: Any, **kwargs: Any) -> str:
+    return fmt.format(*args, **kwargs) if params["has_placeholders"] else " ".join((fmt, *map(str, args)))
+
+  found: list[str] = []
+  callback = lambda *args, **kwargs: found.append(text(*args, **kwargs))  # noqa: E731
+  _debugging._make_flat_callback(params["in_tree"], callback, params["static_args"])(*holes)
+  return found[0]
+
+
 def canonical(result: Any) -> Any:
   """A result of a callback as an array of a dtype that JAX has: without x64 a Python float is f32."""
   return _dtypes.canonicalize_value(np.asarray(result))

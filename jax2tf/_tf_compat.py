@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
 import re
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -45,6 +43,8 @@ def unwrapped(tree: Any) -> Any:
 
 
 is_saving = _save_context.in_save_context
+# What PyFunc ops call: {token: a function of NumPy arrays}, held weakly.
+python_functions = _script_ops._py_funcs._funcs
 # FunctionDef of a graph's library -> tf.Graph with `inputs` and `outputs`.
 function_graph = _function_graphs.function_def_to_graph
 # Eager, whatever graph is under construction. Unlike tf.init_scope it lets tapes record.
@@ -132,59 +132,6 @@ def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
   name = re.sub(r"[^\w.]+", "_", message).strip("_")
   step = tf.cast(condition, tf.int32)
   return tf.range(step, step, step, name=name).op  # a range has no steps of 0
-
-
-_PYTHON = "jax2tf "
-_callbacks: dict[str, Callable[..., Any]] = {}  # for as long as the process lives, as TensorFlow keeps those of tf.numpy_function
-_raised: collections.deque[Exception] = collections.deque(maxlen=8)
-
-
-def call_python(function: Callable[..., Any], operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], what: str) -> Sequence[tf.Tensor]:
-  """What `function` gives for the NumPy arrays of `operands` when the graph runs.
-
-  The op is stateful, for TF 2.21 would call a function of constants once, for all runs to come. tf.numpy_function numbers its
-  functions, so that a graph in another process would call whatever has that number there. This op names its own:
-  "jax2tf pure_callback (sin) at model.py:41:9 (encode) #...".
-  """
-
-  @functools.wraps(function)
-  def call(*arrays: Any) -> Any:
-    try:
-      return function(*arrays)
-    except Exception as error:
-      _raised.appendleft(error)
-      raise
-
-  token = f"{_PYTHON}{what} #{uuid.uuid4().hex}"
-  _callbacks[token] = _script_ops._py_funcs._funcs[token] = call
-  return tf.raw_ops.PyFunc(input=operands, token=token, Tout=dtypes)
-
-
-def callbacks_in(definition: Any) -> list[tuple[str, str]]:
-  """(what, the user's line) of the callbacks of ours in a GraphDef: ("pure_callback (sin)", "model.py:41:9 (encode)")."""
-  nodes = (node for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for node in nodes)
-  tokens = {node.attr["token"].s.decode() for node in nodes if node.op == "PyFunc"}
-  found = (token.removeprefix(_PYTHON).rpartition(" #")[0].partition(" at ") for token in tokens if token.startswith(_PYTHON))
-  return sorted({(what, where) for what, _, where in found})
-
-
-def refuse_callbacks(definition: Any) -> None:
-  """Raises ValueError with the lines of the callbacks of ours in a GraphDef, which is to leave this process."""
-  if found := callbacks_in(definition):
-    raise ValueError(
-      "cannot save a function that calls back into Python, which no file can hold:\n"
-      + "".join(f"  {what} at {where}\n" for what, where in found)
-      + "  remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
-    )
-
-
-def as_raised(error: tf.errors.OpError) -> Exception:
-  """The exception of a callback behind an error of TensorFlow, which has its words; without one the error itself."""
-  found = next((e for e in list(_raised) if f"{type(e).__name__}: {e}" in error.message), None)
-  if found is None:
-    return error
-  _raised.remove(found)
-  return found
 
 
 def keeps_effects() -> bool:

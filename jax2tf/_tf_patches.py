@@ -16,7 +16,8 @@ from tensorflow.python.ops import control_flow_state as _control_flow_state
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 
-from jax2tf._tf_compat import GRADIENT, refuse_callbacks, with_derivatives
+from jax2tf._tf_compat import GRADIENT, with_derivatives
+from jax2tf._tf_effects import say_in_tensorflow
 
 # The zeros that stand for no cotangent, by id. Eager zeros are kept by TensorFlow for each shape and dtype, and given to nobody else.
 _missing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -159,8 +160,8 @@ _verified = _save._verify_ops
 
 @functools.wraps(_verified)
 def _verify_ops(graph_def: Any, namespace_whitelist: Any) -> None:
-  """Refuses callbacks of ours; TensorFlow calls it before it writes anything."""
-  refuse_callbacks(graph_def)
+  """Has TensorFlow print what we do, and refuses our other callbacks; TensorFlow calls it with what it is about to write."""
+  say_in_tensorflow(graph_def)
   _verified(graph_def, namespace_whitelist)
 
 

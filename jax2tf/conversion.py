@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat, gradient, interpreter, native
+from jax2tf import _tf_compat, _tf_effects, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
@@ -95,7 +95,7 @@ class Conversion:
     try:
       return list(function(*sizes, *operands))
     except tf.errors.OpError as error:
-      raise _tf_compat.as_raised(error) from None
+      raise _tf_effects.as_raised(error) from None
 
   def _eager_function(self, program: Program) -> Any:
     """(sizes, operands) -> results, one graph for all values of the dimension variables."""

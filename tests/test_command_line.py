@@ -40,6 +40,10 @@ def prints(params, x):
   jax.debug.print("{x}", x=x)
   return x
 
+def calls(params, x):
+  jax.debug.callback(print, x)
+  return x
+
 number = 3
 """
 
@@ -154,8 +158,13 @@ def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsy
   for target, gaps in found.items():
     assert ("Cholesky", "cholesky") in {(gap["op"], gap["primitive"]) for gap in gaps}, target
     assert all(f".py:{line}:" in gap["where"] and "(factor)" in gap["where"] for gap in gaps), gaps
-  run("check", "MODEL:prints", *inputs, "--for", "serving,onnx", code=1)
-  assert len(re.findall(r"PyFunc \(of 'debug_\w+'\) at .*\.py:\d+:\d+ \(prints\)", capsys.readouterr().out)) == 2
+  run("check", "MODEL:prints", *inputs, "--for", "serving,onnx")
+  line = r" at .*\.py:\d+:\d+ "
+  assert re.fullmatch(
+    rf"serving: nothing is missing\nonnx: nothing is missing\n  left out \(of 'debug_print'\){line}\(prints\)\n", capsys.readouterr().out
+  )
+  run("check", "MODEL:calls", *inputs, "--for", "serving,onnx", code=1)
+  assert len(re.findall(rf"PyFunc \(of 'debug_callback \(print\)'\){line}\(calls\)", capsys.readouterr().out)) == 2
   assert [p for p in sorted(here.iterdir()) if p.name != "__pycache__"] == before
 
 

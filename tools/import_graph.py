@@ -18,7 +18,10 @@ FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2
 # A module imports from its own layer or from one above it. The first pattern that fits decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("servers", ("jax2tf.tools.serving*", "jax2tf.tools.quiet")),  # of ours they see nothing that imports JAX
-  ("compatibility", ("jax2tf.errors", "jax2tf._jax_compat", "jax2tf._jax_dimensions", "jax2tf._tf_compat", "jax2tf._tf_patches")),
+  (
+    "compatibility",
+    ("jax2tf.errors", "jax2tf._jax_compat", "jax2tf._jax_dimensions", "jax2tf._tf_compat", "jax2tf._tf_effects", "jax2tf._tf_patches"),
+  ),
   (
     "values",
     ("jax2tf.coefficients", "jax2tf.dtypes", "jax2tf.constraints", "jax2tf.dims", "jax2tf.lines", "jax2tf.jaxprs", "jax2tf.placement*"),
@@ -38,7 +41,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 PRIVATE = {"jax._src": "jax2tf._jax_*", "tensorflow.python": "jax2tf._tf_*", "tensorflow.compiler": "jax2tf._tf_compat"}
 
 # The public names and coefficients; the ops with the user's lines, for errors of the exporters; TensorFlow's private parts.
-OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.coefficients", "jax2tf.survey", "jax2tf._tf_compat")
+OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.coefficients", "jax2tf.survey", "jax2tf._tf_compat", "jax2tf._tf_effects")
 
 
 def import_graph(repository: Path) -> dict[str, set[str]]:

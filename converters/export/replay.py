@@ -31,9 +31,6 @@ def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mappin
     signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
     replacements: {op type: what takes its place}.
     held: {dtype: the target's dtype that holds it}, of inputs and parameters; the replacements see to all others.
-
-  Raises:
-    ValueError: it calls back into Python.
   """
   held = held or {}
   specs = signature.structured_input_signature[1] or {spec.name: spec for spec in signature.structured_input_signature[0]}
@@ -44,9 +41,7 @@ def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mappin
   # The placeholders are in the order in which the function took its arguments, which is that of their names here.
   names = [tensor.op.name for tensor in inputs]
   outputs = sorted(signature.structured_outputs)  # as TensorFlow orders the values of a dict
-  definition = signature.graph.as_graph_def()
-  _tf_compat.refuse_callbacks(definition)  # prints too, which the replay would leave out in silence
-  library = definition.library
+  library = signature.graph.as_graph_def().library
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     replay = _Replay(library, replacements, held)
@@ -81,7 +76,7 @@ class _Replay:
     values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
     needed = _needed(graph.outputs)
     for op in graph.get_operations():
-      # What is pure needs no control dependencies; and no target has assertions, so what these alone need is left out.
+      # What is pure needs no control dependencies; and no target has assertions or prints, so what these alone need is left out.
       if op in needed and not all(y.ref() in values for y in op.outputs):
         results = self._op(op, [values[x.ref()] for x in op.inputs])
         values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from jax2tf import survey
+from jax2tf import _tf_effects, survey
 
 from ..comparison import answers as compare
 from ..comparison import plan
@@ -117,14 +119,14 @@ class Source:
 
     Raises:
       FileNotFoundError: no SavedModel of ours.
-      ValueError: a signature that is not there; a reference for a builder, which has its own.
+      ValueError: a signature that is not there; a reference for a builder, which has its own; a function that calls back into Python.
     """
     if isinstance(model, Source):
       return model
     if isinstance(model, Model):
       if reference is not None or params is not None:
         raise ValueError("reference and params are for a saved model; this builder has its functions and parameters")
-      return cls(_of_builder(model, _chosen(model.records, signatures)), model.polymorphic_constraints, "the model")
+      return cls(_without_prints(_of_builder(model, _chosen(model.records, signatures))), model.polymorphic_constraints, "the model")
     if (directory := publish.saved_model_in(Path(model))) is None:
       raise FileNotFoundError(f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
     record = manifest.read(directory)
@@ -140,7 +142,7 @@ class Source:
       called = _closed if one.preprocessed or one.postprocessed else _jitted
       against = _tensorflow(loaded, name, one) if fun is None else called(fun, params)
       found[name] = Signature(name, one, function, against, None, loaded)
-    return cls(found, record.constraints, str(directory))
+    return cls(_without_prints(found), record.constraints, str(directory))
 
   @cached_property
   def _asked(self) -> dict[Any, tuple[list[plan.Run], list[compare.Expected]]]:
@@ -234,6 +236,27 @@ def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[st
     processed = record.preprocessed or record.postprocessed  # the manifest does not tell two processors apart
     first.setdefault(name if processed else repr(record), name)
   return {name: records[name] for name in first.values()}
+
+
+def _without_prints(signatures: dict[str, Signature]) -> dict[str, Signature]:
+  """The signatures, of which the replay leaves out the prints; references that do not print either, and one warning that says so."""
+  definitions = {name: one.function.graph.as_graph_def() for name, one in signatures.items()}
+  callbacks = {name: _tf_effects.callbacks_in(definition) for name, definition in definitions.items()}
+  if found := dict.fromkeys(callback for of_one in callbacks.values() for callback in of_one):
+    _tf_effects.refuse(found)
+    lines = "".join(f"\n  {callback}" for callback in found)
+    warnings.warn(f"the export leaves out what prints, which only TensorFlow can run:{lines}", UserWarning, stacklevel=5)
+  return {name: replace(one, reference=_silent(one.reference)) if callbacks[name] else one for name, one in signatures.items()}
+
+
+def _silent(function: Callable[..., Any]) -> Callable[..., Any]:
+  def call(*args: Any) -> Any:
+    with contextlib.redirect_stdout(io.StringIO()):
+      result = jax.block_until_ready(function(*args))
+      jax.effects_barrier()
+    return result
+
+  return call
 
 
 def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) -> dict[str, Signature]:

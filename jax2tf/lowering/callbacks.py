@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf import _jax_compat, _tf_compat
+from jax2tf._tf_effects import Callback, Text, call_python
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical
 from jax2tf.registry import lowers
@@ -22,7 +24,7 @@ _ADVICE = "leave out jit_compile=True, or this line; Equinox' error_if makes no 
 def _pure_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, vmap_method: Any) -> Sequence[tf.Tensor]:
   """operands -> what a Python function gives for them; typed keys reach it as their words, as in JAX."""
   del result_avals, vmap_method  # the former are in the context, the latter has done its work
-  name = getattr(callback.callback_func, "__qualname__", repr(callback.callback_func))
+  name = _name({"callback": callback})
   if _tf_compat.is_compiled_by_xla():
     ctx.refuse(f"it calls back into Python ({name}), which TensorFlow's XLA cannot compile", _ADVICE)
   if not ctx.avals_out:
@@ -30,7 +32,7 @@ def _pure_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result
   shapes, dtypes = zip(*map(physical, ctx.avals_out), strict=True)
   sizes = tf.concat([tf.convert_to_tensor(ctx.shape(shape), tf.int32) for shape in shapes], 0)
   function = _on_host(_jax_compat.pure_callback(callback), [len(shape) for shape in shapes], [d.as_numpy_dtype for d in dtypes])
-  return _tf_compat.call_python(function, [sizes, *operands], dtypes, f"{ctx.primitive} ({name}) at {ctx.where()}")
+  return call_python(function, [sizes, *operands], dtypes, Callback(f"{ctx.primitive} ({name})", ctx.where()))
 
 
 @lowers(_jax_compat.debug_print_p, _jax_compat.debug_callback_p, on_keys=True)
@@ -44,8 +46,44 @@ def _debug(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> list[tf.Ten
       "call the function eagerly, or in a tf.function that has the tape inside",
     )
   function = functools.partial(_print, _jax_compat.debug(ctx.primitive, params), jax.config.jax_enable_x64)
-  _tf_compat.call_python(function, operands, [], f"{ctx.primitive} at {ctx.where()}")
+  is_print = "fmt" in params
+  what = ctx.primitive if is_print else f"{ctx.primitive} ({_name(params)})"
+  call_python(function, operands, [], Callback(what, ctx.where(), _text(operands, params) if is_print else None))
   return []
+
+
+class _Hole:
+  """What is printed in the place of an operand, and notes that it was."""
+
+  def __init__(self, number: int, used: list[int]):
+    self._number, self._used = number, used
+
+  def __repr__(self) -> str:
+    self._used.append(self._number)
+    return Text.HOLE
+
+  def __format__(self, spec: str) -> str:
+    return repr(self)
+
+
+def _text(operands: Sequence[tf.Tensor], params: dict[str, Any]) -> Text | None:
+  """What TensorFlow can say in the place of a `jax.debug.print`; None for one that looks into its operands, as "{x.shape}" does."""
+  used: list[int] = []
+  try:
+    template = _jax_compat.printed_text([_Hole(i, used) for i in range(len(operands))], params)
+  except (AttributeError, TypeError):
+    return None
+  sizes = [math.prod(operands[i].shape) if operands[i].shape.is_fully_defined() else math.inf for i in used]
+  few = sum(sizes) <= np.get_printoptions()["threshold"]
+  return Text(template, tuple(used), -1 if few else 3, "log(info)" if params["logging_record"] else "stdout")
+
+
+def _name(params: dict[str, Any]) -> str:
+  """The name of the user's function, such as errors show it."""
+  function = _jax_compat.called(params)
+  while isinstance(function, functools.partial):
+    function = function.func
+  return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _print(callback: Callable[..., Any], x64: bool, *operands: np.ndarray) -> list[np.ndarray]:

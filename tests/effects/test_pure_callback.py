@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.converters import saved_model
 from tests.case import Case, close, run
 
 X = np.array([0.5, -1.5, 2.0], np.float32)
@@ -163,20 +162,10 @@ def test_without_a_rule_there_is_no_derivative():
     tape.gradient(y, x)
 
 
-def test_refused(tmp_path):
+def test_refused():
   converted = jax2tf.convert(_known)
   with pytest.raises(jax2tf.LoweringError, match=r"(?s)'pure_callback'.*XLA cannot compile.*test_pure_callback\.py:\d+:\d+ .*jit_compile"):
     tf.function(converted, autograph=False, jit_compile=True)(X)
-  module = tf.Module()
-  module.f = tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([3])])
-  module.f(X)
-  path = tmp_path / "plain"
-  with pytest.raises(ValueError, match=r"(?s)cannot save.*pure_callback \(sin\) at .*test_pure_callback\.py:\d+:\d+ \("):
-    tf.saved_model.save(module, str(path))
-  assert not path.exists()
-  with pytest.raises(ValueError, match=r"(?s)cannot save.*pure_callback \(sin\) at "):
-    saved_model.save(lambda _, x: _known(x), {}, path, inputs={"x": jax.ShapeDtypeStruct((3,), np.float32)})
-  assert not path.exists()
 
 
 def test_without_its_process_a_graph_names_what_is_missing():

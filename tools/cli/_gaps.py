@@ -10,22 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax2tf import _tf_compat
+from jax2tf._tf_effects import Callback, callbacks_in
 from jax2tf.converters import saved_model
 from jax2tf.converters.export.source import ExportError
 from jax2tf.errors import LoweringError
 from jax2tf.tools.cli._loading import UsageError
 
 TARGETS = ("serving", "onnx", "tflite", "tfjs")
+Gap = dict[str, Any]
 
 
 def gaps(
   fun: Callable[..., Any], params: Any, inputs: Mapping[str, str], constraints: Sequence[str], targets: Sequence[str]
-) -> dict[str, list[dict[str, str]]]:
+) -> dict[str, list[Gap]]:
   """{target: [{"op", "primitive", "where"}]}, found by exporting into a folder that is then gone.
 
   No table of ops knows all that a runtime may lack. For a primitive without a lowering the op is empty, and every target has it;
-  where the target's answers differ there is no op, and `where` says how.
+  where the target's answers differ there is no op, and `where` says how. What an export leaves out with a warning has "left_out".
 
   Raises:
     UsageError: a target that is not known.
@@ -37,18 +38,23 @@ def gaps(
     model = saved_model.Model(params, polymorphic_constraints=constraints).add(fun, inputs=inputs)
   except LoweringError as error:
     return {target: [{"op": "", "primitive": gap.primitive, "where": gap.where} for gap in error.gaps] for target in targets}
-  if callbacks := _callbacks(model):  # no file of any target can hold one
-    return dict.fromkeys(targets, callbacks)
-  return {target: [] if target == "serving" else _gaps(model, target) for target in targets}
+  callbacks = _callbacks(model)
+  if lost := [_gap("PyFunc", c) for c in callbacks if c.text is None]:  # no file of any target can hold one
+    return dict.fromkeys(targets, lost)
+  left_out = [_gap("PrintV2", c) | {"left_out": True} for c in callbacks]
+  return {target: [] if target == "serving" else [*left_out, *_gaps(model, target)] for target in targets}
 
 
-def _callbacks(model: saved_model.Model) -> list[dict[str, str]]:
+def _callbacks(model: saved_model.Model) -> list[Callback]:
   graphs = (function.get_concrete_function().graph for function in model.signatures.values())
-  found = {one: None for graph in graphs for one in _tf_compat.callbacks_in(graph.as_graph_def())}
-  return [{"op": "PyFunc", "primitive": what, "where": where} for what, where in found]
+  return sorted({one for graph in graphs for one in callbacks_in(graph.as_graph_def())})
 
 
-def _gaps(model: saved_model.Model, target: str) -> list[dict[str, str]]:
+def _gap(op: str, of: Callback) -> Gap:
+  return {"op": op, "primitive": of.what, "where": of.where}
+
+
+def _gaps(model: saved_model.Model, target: str) -> list[Gap]:
   with tempfile.TemporaryDirectory(prefix="jax2tf-check-") as folder, warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of NaN and infinities; `convert --to` says it
     try:
@@ -58,13 +64,18 @@ def _gaps(model: saved_model.Model, target: str) -> list[dict[str, str]]:
   return []
 
 
-def text(found: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+def missing(gaps: Sequence[Gap]) -> list[Gap]:
+  """Those that keep a target from taking the function."""
+  return [gap for gap in gaps if not gap.get("left_out")]
+
+
+def text(found: Mapping[str, Sequence[Gap]]) -> str:
   """Lines for a terminal."""
   lines = []
-  for target, missing in found.items():
-    lines.append(f"{target}: {'nothing is missing' if not missing else f'{len(missing)} gaps'}")
-    for gap in missing:
-      lines.append(
-        f"  {gap['op'] or 'no lowering'} (of '{gap['primitive']}') at {gap['where']}" if gap["primitive"] else f"  {gap['where']}"
-      )
+  for target, gaps in found.items():
+    lines.append(f"{target}: {f'{len(missing(gaps))} gaps' if missing(gaps) else 'nothing is missing'}")
+    for gap in gaps:
+      asked = f" (of '{gap['primitive']}') at " if gap["primitive"] else ""
+      what = "left out" if gap.get("left_out") else gap["op"] or ("no lowering" if asked else "")
+      lines.append(f"  {what}{asked}{gap['where']}")
   return "\n".join(lines)

@@ -19,4 +19,4 @@ def check(function: str, params: str | None, constraints: Sequence[str], inputs:
 
   fun, tree = _loading.function(function), _loading.parameters(params)
   gaps = _gaps.gaps(fun, tree, _loading.inputs(inputs), constraints, targets.split(","))
-  return gaps, _gaps.text(gaps), int(any(gaps.values()))
+  return gaps, _gaps.text(gaps), int(any(map(_gaps.missing, gaps.values())))

@@ -1,0 +1,157 @@
+"""Calls of Python functions in graphs: while the process lives, and what a file says in their place."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from jax2tf import _tf_compat
+
+_PYTHON = "jax2tf "
+_LINE = "_jax2tf_line"  # an attribute of the PrintV2 ops that take the place of prints in a file
+
+
+@dataclass(frozen=True)
+class Text:
+  """What TensorFlow prints in the place of JAX.
+
+  Attributes:
+    template: with a `HOLE` for each operand.
+    operands: positions of these among the operands of the callback.
+    summarize: as of tf.strings.format: how many elements at both ends of each dimension, -1 for all.
+    stream: as of tf.print.
+  """
+
+  template: str
+  operands: tuple[int, ...]
+  summarize: int
+  stream: str
+
+  HOLE = "\x00"  # in no text that anyone prints
+
+
+@dataclass(frozen=True, order=True)
+class Callback:
+  """A call of a Python function.
+
+  Attributes:
+    what: "pure_callback (sin)", or "debug_print".
+    where: the user's line.
+    text: what a file can say in its place; None for a function that no file can hold.
+  """
+
+  what: str
+  where: str
+  text: Text | None = field(default=None, compare=False)
+
+  def __str__(self) -> str:
+    return f"{self.what} at {self.where}"
+
+
+# For as long as the process lives, as TensorFlow keeps those of tf.numpy_function: {token: the function, what it is}.
+_known: dict[str, tuple[Callable[..., Any], Callback]] = {}
+_raised: collections.deque[Exception] = collections.deque(maxlen=8)
+
+
+def call_python(
+  function: Callable[..., Any], operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], of: Callback
+) -> Sequence[tf.Tensor]:
+  """What `function` gives for the NumPy arrays of `operands` when the graph runs.
+
+  The op is stateful, for TF 2.21 would call a function of constants once, for all runs to come. tf.numpy_function numbers its
+  functions, so that a graph in another process would call whatever has that number there. This op names its own:
+  "jax2tf pure_callback (sin) at model.py:41:9 (encode) #...".
+  """
+
+  @functools.wraps(function)
+  def call(*arrays: Any) -> Any:
+    try:
+      return function(*arrays)
+    except Exception as error:
+      _raised.appendleft(error)
+      raise
+
+  token = f"{_PYTHON}{of} #{uuid.uuid4().hex}"
+  _known[token] = call, of
+  _tf_compat.python_functions[token] = call
+  return tf.raw_ops.PyFunc(input=operands, token=token, Tout=dtypes)
+
+
+def as_raised(error: tf.errors.OpError) -> Exception:
+  """The exception of a callback behind an error of TensorFlow, which has its words; without one the error itself."""
+  found = next((e for e in list(_raised) if f"{type(e).__name__}: {e}" in error.message), None)
+  if found is None:
+    return error
+  _raised.remove(found)
+  return found
+
+
+def callbacks_in(definition: Any) -> list[Callback]:
+  """The callbacks of ours in a GraphDef, and what was one before it was saved: each once."""
+  return sorted({found for nodes, _ in _bodies(definition) for node in nodes if (found := _callback(node))})
+
+
+def refuse(callbacks: Iterable[Callback]) -> None:
+  """Raises ValueError with the lines of those that no file can hold."""
+  if lines := [f"  {found}\n" for found in callbacks if found.text is None]:
+    raise ValueError(
+      f"cannot save a function that calls back into Python, which no file can hold:\n{''.join(lines)}"
+      "  remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
+    )
+
+
+def say_in_tensorflow(definition: Any) -> None:
+  """Has TensorFlow's own ops print what our callbacks do, in a GraphDef that is to leave this process.
+
+  Raises:
+    ValueError: a callback that is not a print, with its line.
+  """
+  refuse(callbacks_in(definition))
+  for nodes, first_result in _bodies(definition):
+    for node in [*nodes]:
+      if node.op == "PyFunc" and (found := _callback(node)) and found.text:
+        _print(found, found.text, node, nodes, first_result)
+
+
+def _bodies(definition: Any) -> Iterator[tuple[Any, str]]:
+  """(nodes, how an input names the first result of another node) of the graph, and of each function."""
+  yield definition.node, ""
+  yield from ((function.node_def, ":output:0") for function in definition.library.function)
+
+
+def _callback(node: Any) -> Callback | None:
+  """What a node calls back, or prints in the place of that."""
+  if node.op == "PrintV2" and _LINE in node.attr:
+    what, _, where = node.attr[_LINE].s.decode().partition(" at ")
+    return Callback(what, where, Text("", (), 0, ""))
+  token = node.attr["token"].s.decode() if node.op == "PyFunc" else ""
+  if token in _known:
+    return _known[token][1]
+  return Callback(token.removeprefix(_PYTHON), "a line of another process") if token.startswith(_PYTHON) else None
+
+
+def _print(found: Callback, text: Text, node: Any, nodes: Any, first_result: str) -> None:
+  """Makes a StringFormat, and a PrintV2 of the same name, of a PyFunc without results."""
+  data = [x for x in node.input if not x.startswith("^")]
+  form = nodes.add(name=f"{node.name}/text", op="StringFormat")
+  form.attr["T"].list.SetInParent()  # also of no operands
+  for i in text.operands:
+    name, dtype = data[i], tf.as_dtype(node.attr["Tin"].list.type[i])
+    if dtype.is_complex:  # TF 2.21: StringFormat has a question mark for each
+      written = nodes.add(name=f"{form.name}_{len(form.input)}", op="AsString", input=[name])
+      written.attr["T"].type, written.attr["shortest"].b = dtype.as_datatype_enum, True
+      name, dtype = f"{written.name}{first_result}", tf.string
+    form.input.append(name)
+    form.attr["T"].list.type.append(dtype.as_datatype_enum)
+  form.input.extend(node.input[len(data) :])
+  form.attr["template"].s, form.attr["placeholder"].s = text.template.encode(), Text.HOLE.encode()
+  form.attr["summarize"].i = text.summarize
+  node.Clear()
+  node.MergeFrom(type(node)(name=form.name.removesuffix("/text"), op="PrintV2", input=[form.name + first_result]))
+  node.attr["output_stream"].s, node.attr[_LINE].s = text.stream.encode(), str(found).encode()
