@@ -33,6 +33,12 @@ def params():
 def predict(params, x):
   return lax.erfc(jnp.sin(x @ params["encoder"]["w"]) + params["b"])
 
+def state():
+  return {"n": np.int32(0)}
+
+def counted(params, state, x):
+  return {"n": state["n"] + 1}, predict(params, x) * state["n"]
+
 def factor(params, x):
   return jnp.linalg.cholesky(x.T @ x + 4 * jnp.eye(4))
 
@@ -175,6 +181,21 @@ def test_verify_says_no_to_another_function(here: Path, capsys: Any, without_jax
   assert {p.suffix for p in Path("report").iterdir()} >= {".html", ".json"}
   capsys.readouterr()
   run("verify", "out", "MODEL:prints", "--params", "MODEL:params", "--samples", "1", code=1)
+
+
+def test_a_state_is_converted_shown_checked_and_verified(
+  here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  monkeypatch.setattr(sys, "executable", without_jax)
+  of = ("MODEL:counted", "--params", "MODEL:params", "--state", "MODEL:state")
+  run("convert", *of, "--input", "x=f32[2,4]", "--out", "out")
+  run("verify", "out", *of, "--samples", "2")
+  capsys.readouterr()
+  run("inspect", "out", "--json")
+  assert json.loads(capsys.readouterr().out)["manifest"]["state"] == {"n": "i32[]"}
+  run("check", *of, "--input", "x=f32[2,4]", "--for", "serving,onnx", code=1)
+  assert "onnx: 1 gaps" in (text := capsys.readouterr().out)
+  assert "cannot keep what signature 'serving_default' writes" in text
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,17 @@ def test_a_replica_starts_with_the_newest_version_that_loads(folder: Path, tmp_p
     versions_module.Versions(tmp_path / "encoder", "encoder")
 
 
+def test_a_state_is_served_by_one_replica(tmp_path: Path, model_module: Any, versions_module: Any) -> None:
+  model = saved_model.Model({}, state=np.int32(0)).add(lambda _, n, x: (n + 1, x), inputs={"x": "f32[b]"}, stateful=True)
+  path = model.save(tmp_path)
+  signature = model_module.Model(path).signature("")
+  assert signature.stateful
+  assert not signature.batched
+  assert versions_module.Versions(tmp_path, "encoder").get("encoder", None).version == 1
+  with pytest.raises(RuntimeError, match="each of 2 replicas would have its own; serve with --replicas=1"):
+    versions_module.Versions(tmp_path, "encoder", 2)
+
+
 def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> None:
   async def most_at_once() -> int:
     memory, most, now = model_module.Memory(100), 0, 0

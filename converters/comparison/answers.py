@@ -42,23 +42,30 @@ class Expected:
   seconds: float | None = None
 
 
-def reference_answers(runs: Sequence[plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm) -> Iterator[Expected]:
-  """What the reference answers to each run."""
+def reference_answers(
+  runs: Sequence[plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm, initial: Sequence[Any] = ()
+) -> Iterator[Expected]:
+  """What the reference answers to each run; a stateful one to the state of the run before, or to the `initial` one."""
   precisions: dict[str, Mapping[str, np.dtype[Any]]] = {}  # by signature: they are the same at all sizes
+  state = initial
   on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, lead)
   for run in runs:
     subject = run.subject
     args = [jnp.asarray(run.inputs[name]) if subject.only_jax else run.inputs[name] for name in subject.order]
-    arguments = (*(on_device if subject.only_jax else lead), *args)
+    before = [list(state if run.continues else initial)] * subject.record.stateful
+    arguments = (*(on_device if subject.only_jax else lead), *before, *args)
 
     def call(subject: plan.Subject = subject, arguments: tuple[Any, ...] = arguments) -> Any:
       return jax.block_until_ready(subject.reference(*arguments))
 
     try:
-      outputs = subject.named(call(), run.inputs)
+      result = call()
+      outputs = subject.named(result, run.inputs)
     except Exception as error:
       error.add_note(f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} inputs")
       raise
+    if subject.record.stateful:
+      state = result[0]
     if subject.name not in precisions:
       precisions[subject.name] = _precisions(subject, arguments, run.inputs) if subject.only_jax else {}
     yield Expected(outputs, precisions[subject.name], median_seconds(call) if run.timed else None)

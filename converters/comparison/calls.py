@@ -1,4 +1,4 @@
-"""One call of a model: what it answers, and how long it takes.
+"""One call of a model: what it answers, how long it takes, and whether it writes.
 
 Of the standard library alone: processes without this package, which run a model where JAX is not, load the file by its path.
 """
@@ -9,6 +9,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
+
+# Ops that write a variable begin with these.
+_WRITERS = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
 
 
 class Answer(TypedDict):
@@ -38,6 +41,12 @@ def sentence(error: Exception) -> str:
   """The error on one line, cut where TensorFlow goes on to list its graph."""
   text = " ".join(f"{type(error).__name__}: {error}".split())
   return text if len(text) <= 400 else text[:400] + " ..."
+
+
+def writers(definition: Any) -> list[str]:
+  """The types of the ops in a GraphDef that write a variable."""
+  nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+  return sorted({node.op for node in nodes if node.op.startswith(_WRITERS)})
 
 
 def median_seconds(call: Callable[[], Any]) -> float:

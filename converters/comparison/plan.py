@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import math
 import re
@@ -70,19 +69,29 @@ def _contents(array: np.ndarray) -> Any:
 
 @dataclass(frozen=True)
 class Subject:
-  """A signature, its reference, and how the results are called."""
+  """A signature, its reference, and how the results are called.
+
+  The reference of a stateful signature takes the state before the inputs, and returns it before the results, as it is stored: a list of
+  arrays, which has `paths`.
+  """
 
   name: str
   record: manifest.SignatureRecord
   reference: Callable[..., Any]
   order: Sequence[str]
+  paths: Sequence[str] = ()
 
   @property
   def only_jax(self) -> bool:
     return not (self.record.preprocessed or self.record.postprocessed)
 
   def named(self, result: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """{output: array} of what the reference returned, and of the inputs that are passed through."""
+    """{output: array} of what the reference returned, of the inputs that are passed through, and of the state after the call."""
+    if self.record.stateful:
+      stored, result = result
+      state = {f"state/{path}": np.asarray(x) for path, x in zip(self.paths, stored, strict=True)}
+    else:
+      state = {}
     names = [name for name in self.record.outputs if name not in self.record.passed_through]
     leaves = tree_util.tree_leaves(result)
     if isinstance(result, Mapping) and set(result) == set(names):
@@ -91,83 +100,20 @@ class Subject:
       found = dict(zip(names, leaves, strict=True))
     else:
       raise ValueError(f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: {', '.join(names)}")
-    return {name: as_numpy(x) for name, x in found.items()} | {name: as_numpy(inputs[name]) for name in self.record.passed_through}
+    named = {name: as_numpy(x) for name, x in found.items()} | {name: as_numpy(inputs[name]) for name in self.record.passed_through}
+    return named | state
 
 
 @dataclass(frozen=True)
 class Run:
-  """One call of a signature; `timed` if its latency is wanted."""
+  """One call of a signature; `timed` if its latency is wanted, `continues` if it begins with the state that the last one left."""
 
   subject: Subject
   sizes: Mapping[str, int]
   values: str
   inputs: Mapping[str, np.ndarray]
   timed: bool
-
-
-def chosen(record: manifest.Manifest, signatures: Sequence[str] | None, inputs: Given) -> dict[str, manifest.SignatureRecord]:
-  names = list(record.signatures) if signatures is None else list(signatures)
-  if unknown := [name for name in names if name not in record.signatures]:
-    raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(record.signatures)}")
-  if not names:
-    raise ValueError(f"signatures = {signatures!r} leaves nothing to compare; the model has: {', '.join(record.signatures)}")
-  chosen = {name: record.signatures[name] for name in names}
-  known = {name: None for signature in chosen.values() for name in signature.inputs}
-  if strange := [name for name in inputs if name not in known]:
-    raise ValueError(f"inputs names {strange[0]!r}, but the signatures take: {', '.join(known)}")
-  return chosen
-
-
-def subjects(
-  chosen: Mapping[str, manifest.SignatureRecord], reference: Any, has_params: bool, inputs: Given
-) -> tuple[list[Subject], dict[str, str]]:
-  """The signatures that can be compared, and why the others cannot."""
-  subjects, skipped = [], {}
-  if not callable(reference) and not isinstance(reference, Mapping):
-    raise ValueError(f"reference = {reference!r} is neither a function nor {{signature: function}}; give what was saved")
-  if isinstance(reference, Mapping) and (unknown := [name for name in reference if name not in chosen]):
-    raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to compare are: {', '.join(chosen)}")
-  plain = [name for name, record in chosen.items() if not (record.preprocessed or record.postprocessed)]
-  sole = plain if len(chosen) > 1 else list(chosen)
-  if callable(reference) and len(plain) > 1:
-    raise ValueError(
-      f"reference is one function for the signatures {', '.join(plain)}; give {{name: function}}, or choose with signatures="
-    )
-  functions = dict(reference) if isinstance(reference, Mapping) else dict.fromkeys(sole, reference)
-  for name, record in chosen.items():
-    own = record.own_inputs
-    missing = [x for x in own if x not in inputs] if name not in plain else []
-    if name in plain and name not in functions:
-      raise ValueError(f"reference has no function for signature {name!r}; add one, or leave it out with signatures=")
-    if name not in functions or missing:
-      what = " and ".join(step for step in ("preprocess", "postprocess") if getattr(record, f"{step}ed"))
-      needed = [f"inputs for {', '.join(missing)}"] * bool(missing) + [f"reference[{name!r}]"] * (name not in functions)
-      skipped[name] = f"it has a {what} step, which is not JAX's, so it needs your own {' and '.join(needed)}"
-      continue
-    fun = functions[name]
-    order = _order(name, record, fun, own, has_params)
-    subjects.append(Subject(name, record, jax.jit(fun) if name in plain else fun, order))
-  return subjects, skipped
-
-
-def _order(name: str, record: manifest.SignatureRecord, fun: Callable[..., Any], own: Sequence[str], has_params: bool) -> Sequence[str]:
-  """The inputs as the reference takes them."""
-  try:
-    signature = inspect.signature(fun)
-  except ValueError:  # a callable that is made in C
-    return own
-  try:
-    bound = signature.bind(*[None] * (has_params + len(own)))
-  except TypeError as error:
-    takes = ", ".join(["params"] * has_params + list(own))
-    raise ValueError(f"reference of {name!r} cannot be called with ({takes}): {error}; wrap it: lambda {takes}: ...") from None
-  if not record.defaults or len(own) == 1:
-    return own
-  # The manifest has optional inputs last, wherever the function that was saved had them.
-  names = list(bound.arguments)[has_params:]
-  if set(names) != set(own):
-    raise ValueError(f"reference of {name!r} takes {', '.join(names)}; with optional inputs, name them as the signature: {', '.join(own)}")
-  return names
+  continues: bool = False
 
 
 def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping[str, Any], samples: int, inputs: Given) -> list[Run]:
@@ -179,14 +125,16 @@ def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping
     raise ValueError(f"sizes names {unknown[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}")
   wanted = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
   runs: list[Run] = []
-  for subject in subjects:
-    if subject.only_jax:
+  for subject in sorted(subjects, key=lambda subject: subject.record.resets):  # a reset has what the others left to give back
+    if subject.record.resets:
+      runs.append(Run(subject, {}, "given", {}, timed=False, continues=True))
+    elif subject.only_jax:
       runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
     else:
-      free = any(callable(inputs[name]) for name in subject.record.inputs if name in inputs)
+      free = subject.record.stateful or any(callable(inputs[name]) for name in subject.record.inputs if name in inputs)
       for sample in range(samples if free else 1):
         drawn = {name: _tensor(name, spec, inputs.get(name), rng) for name, spec in subject.record.inputs.items()}
-        runs.append(Run(subject, {}, "given", drawn, timed=sample == 0))
+        runs.append(Run(subject, {}, "given", drawn, timed=sample == 0, continues=subject.record.stateful and sample > 0))
   return runs
 
 
@@ -198,7 +146,8 @@ def _drawn_runs(
   kinds = ["ordinary" if drawn else "given"]
   kinds += ["hostile"] * any(dtype.kind != "b" for dtype in dtypes)
   kinds += [SUBNORMAL] * any(jnp.issubdtype(dtype, np.inexact) for dtype in dtypes)
-  repeats = samples if drawn or any(map(callable, inputs.values())) else 1
+  stateful = subject.record.stateful
+  repeats = samples if drawn or stateful or any(map(callable, inputs.values())) else 1
   for sizes in domain.assignments(wanted, inputs):
     for kind, sample in itertools.product(kinds, range(repeats)):
       arrays = {}
@@ -206,7 +155,9 @@ def _drawn_runs(
         dtype = np.dtype(domain.avals[name].dtype)
         arrays[name] = _checked(name, inputs[name], rng, shape, dtype) if name in inputs else draw(rng, shape, dtype, kind, sample)
       passed = {name: _tensor(name, subject.record.inputs[name], inputs.get(name), rng) for name in subject.record.passed_through}
-      yield Run(subject, sizes, kind, arrays | passed, timed=sample == 0 and kind == kinds[0])
+      # The last is timed: it runs many times, and the next begins with the state as it was saved.
+      timed = kind == kinds[0] and sample == (repeats - 1) * stateful
+      yield Run(subject, sizes, kind, arrays | passed, timed=timed, continues=stateful and sample > 0)
 
 
 class Domain:

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from jax2tf import _tf_compat
 
+from ..comparison import calls
+
 # The op to be replaced, for its attributes, and its operands in the new graph -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
 
@@ -31,6 +33,9 @@ def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mappin
     signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
     replacements: {op type: what takes its place}.
     held: {dtype: the target's dtype that holds it}, of inputs and parameters; the replacements see to all others.
+
+  Raises:
+    ValueError: it writes a variable.
   """
   held = held or {}
   specs = signature.structured_input_signature[1] or {spec.name: spec for spec in signature.structured_input_signature[0]}
@@ -41,7 +46,10 @@ def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mappin
   # The placeholders are in the order in which the function took its arguments, which is that of their names here.
   names = [tensor.op.name for tensor in inputs]
   outputs = sorted(signature.structured_outputs)  # as TensorFlow orders the values of a dict
-  library = signature.graph.as_graph_def().library
+  definition = signature.graph.as_graph_def()
+  if written := calls.writers(definition):
+    raise ValueError(f"it writes variables ({', '.join(written)}), which would be left out without a word")
+  library = definition.library
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     replay = _Replay(library, replacements, held)

@@ -22,7 +22,7 @@ import tqdm
 from jax2tf import _tf_effects, survey
 
 from ..comparison import answers as compare
-from ..comparison import plan
+from ..comparison import calls, plan
 from ..comparison.calls import Answer
 from ..comparison.report import Report
 from ..saved_model import manifest, publish
@@ -144,6 +144,16 @@ class Source:
       found[name] = Signature(name, one, function, against, None, loaded)
     return cls(_without_prints(found), record.constraints, str(directory))
 
+  def refuse_writers(self, target: str, runtime: str) -> None:
+    """Raises ExportError for a signature that writes variables, whose file would answer and forget."""
+    for name, signature in self.signatures.items():
+      if found := calls.writers(signature.function.graph.as_graph_def()):
+        raise ExportError(
+          target,
+          f"{runtime} cannot keep what signature {name!r} writes ({', '.join(found)}); leave it out with signatures=, or export a function "
+          "that takes its state as an input and returns the new one",
+        )
+
   @cached_property
   def _asked(self) -> dict[Any, tuple[list[plan.Run], list[compare.Expected]]]:
     """{what was asked for: the runs, the reference's answers}: several runtimes or forms of a file are asked the same."""
@@ -264,8 +274,8 @@ def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) ->
   params = jax.tree.map(jnp.asarray, model.values())
   specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
   for name, record in chosen.items():
-    function, concrete = model.functions[name], model.signatures[name].get_concrete_function()
-    if record.preprocessed or record.postprocessed:
+    function, concrete = model.functions.get(name), model.signatures[name].get_concrete_function()
+    if function is None or function.stateful or record.preprocessed or record.postprocessed:
       found[name] = Signature(name, record, concrete, _tensorflow(model, name, record), None, model)
       continue
     arguments = function.arguments

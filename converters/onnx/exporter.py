@@ -91,6 +91,7 @@ def save_model(
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
   if len(source.signatures) != 1:
     raise ValueError(f"an ONNX model has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]")
+  source.refuse_writers("onnx", RUNTIME)
   (signature,) = source.signatures.values()
   within = (
     sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in signature.function.graph.variables)

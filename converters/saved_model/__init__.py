@@ -2,5 +2,6 @@
 
 from .batching import Batching
 from .builder import Added, Model, save
+from .state import refs_as_state
 
-__all__ = ["Added", "Batching", "Model", "save"]
+__all__ = ["Added", "Batching", "Model", "refs_as_state", "save"]

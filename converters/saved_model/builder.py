@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +16,12 @@ from jax import export, tree_util
 import jax2tf
 from jax2tf import _tf_compat
 
-from . import manifest, parameters, publish, warmup
+from . import manifest, optional, parameters, publish, warmup
 from .arguments import Arguments, Given, output_names, tensor_specs
 from .batching import Batching, check_rows
 from .notation import Spec
-
-Tensors = dict[str, tf.Tensor]
+from .optional import Tensors
+from .state import State
 
 
 class Model(tf.__internal__.tracking.AutoTrackable):
@@ -34,6 +33,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
   Args:
     params: a pytree of arrays; each becomes a tf.Variable named by its path, which shares the array's memory until one is written.
+    state: a pytree of arrays that the functions added with `stateful=True` share and change, typed keys too; each becomes a tf.Variable of
+      `state_variables`.
     trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only floating point and
       complex parameters ever are.
     stored_dtype: in which wider floating point parameters are kept, such as jnp.bfloat16: half the file and the memory. They are cast back
@@ -42,19 +43,22 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     with_gradient: whether TensorFlow may differentiate the loaded model.
 
   Raises:
-    ValueError: two parameters of one path; a `trainable` that does not fit `params`; a `stored_dtype` that is no floating point dtype.
+    ValueError: two leaves of one path; a state without leaves; a `trainable` that does not fit `params`; a `stored_dtype` that is no
+      floating point dtype.
   """
 
   def __init__(
     self,
     params: Any,
     *,
+    state: Any = None,
     trainable: parameters.Trainable = True,
     stored_dtype: Any = None,
     polymorphic_constraints: Sequence[str] = (),
     with_gradient: bool = False,
   ):
     super().__init__()
+    self._state = None if state is None else State(state)
     self._tree = _Untracked(tree_util.tree_structure(params))
     self._dtypes = _Untracked(parameters.dtypes(params))
     self._paths = _Untracked(parameters.paths(params))
@@ -62,6 +66,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     self.variables = parameters.variables(params, trainable, stored_dtype)
     self.trainable_variables = [variable for variable in self.variables if variable.trainable]
     self.captured_variables: list[tf.Variable] = []
+    self.state_variables = self._state.variables if self._state else []
     self.regularization_losses: list[Any] = []
     self._options = _Untracked((tuple(polymorphic_constraints), with_gradient))
     self._signatures = _Untracked({})
@@ -94,6 +99,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     leaves = [v.numpy().astype(dtype, copy=False) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
     return tree_util.tree_unflatten(self._tree.value, leaves)
 
+  def state(self) -> Any:
+    """The tree of the state, as JAX arrays of what the variables hold now; None for a model without one."""
+    return self._state.values() if self._state else None
+
   @property
   def polymorphic_constraints(self) -> tuple[str, ...]:
     """The conditions on the dimension variables."""
@@ -115,6 +124,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     pass_through: Mapping[str, Given] | None = None,
     resources: Iterable[Any] = (),
     batching: Batching | None = None,
+    stateful: bool = False,
   ) -> Model:
     """Adds `fun(params, *inputs)`, which shares the parameters with the others.
 
@@ -137,13 +147,17 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       pass_through: inputs of the signature that are returned as they are, such as {"id": "string[b]"}.
       resources: lookup tables, assets and other trackables that the processors use.
       batching: lets requests that wait at the same time run as one, in any server; for functions whose rows know nothing of each other.
+      stateful: whether `fun` is `fun(params, state, *inputs) -> (state, outputs)`: a call reads the state of the model, and keeps the new
+        one. Calls of all stateful signatures come one after the other, each from a whole state to a whole state.
 
     Returns:
       the model itself.
 
     Raises:
-      ValueError: specs, names, defaults, processors or batching that do not fit each other.
+      ValueError: specs, names, defaults, processors, batching or state that do not fit each other; a new state of another structure, or
+        with a leaf of another shape or dtype.
     """
+    state = self._checked_state(batching) if stateful else None
     constraints, with_gradient = self._options.value
     arguments = Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
     names = [signatures] if isinstance(signatures, str) else list(signatures)
@@ -153,13 +167,14 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError(f"method {method!r} is an attribute of the model already, or no name for one; choose another")
     if (preprocess is None) != (raw_inputs is None):
       raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
-    converted = jax2tf.convert(
-      fun, polymorphic_shapes=[None, *arguments.polymorphic_shapes()], polymorphic_constraints=constraints, with_gradient=with_gradient
-    )
+    shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
+    pure = state.layout.of_stored(fun) if state else fun
+    converted = jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, with_gradient=with_gradient)
 
     def of_parameters(*args: Any) -> Any:
       leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
-      return converted(tree_util.tree_unflatten(self._tree.value, leaves), *args)
+      params = tree_util.tree_unflatten(self._tree.value, leaves)
+      return state.updated(lambda stored: converted(params, stored, *args)) if state else converted(params, *args)
 
     # One function for signatures and methods: each holds the gradients of both orders.
     call = tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
@@ -167,7 +182,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     passed = tensor_specs(pass_through or {})
     if twice := specs.keys() & passed.keys():
       raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an input already; choose another name")
-    defaults = _defaults(defaults or {}, specs, arguments)
+    defaults = optional.defaults(defaults or {}, specs, arguments)
 
     def run(*tensors: tf.Tensor) -> Tensors:
       given = dict(zip([*specs, *passed], tensors, strict=True))
@@ -187,25 +202,49 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
     def serve(*tensors: tf.Tensor) -> Tensors:
       given = dict(zip([*specs, *passed], tensors, strict=True))
-      given.update({name: _repeated(name, given, arguments) for name in defaults})
+      given.update({name: optional.repeated(name, given, arguments) for name in defaults})
       return queued(*given.values())
 
-    signature = tf.function(_named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
+    signature = tf.function(optional.named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
     self._resources += [x for x in (preprocess, postprocess, *resources) if isinstance(x, tf.__internal__.tracking.Trackable)]
-    self._record(fun, arguments, signature, names, list(passed), list(defaults), preprocess is not None, postprocess is not None)
-    known = {v.ref() for v in (*self.variables, *self.captured_variables)}
+    self._record(pure, arguments, signature, names, list(passed), list(defaults), preprocess is not None, postprocess is not None, stateful)
+    known = {v.ref() for v in (*self.variables, *self.captured_variables, *self.state_variables)}
     captured = [v for v in _tf_compat.traced_for_saving(signature).graph.variables if v.ref() not in known]
     self.captured_variables += captured
     self.trainable_variables += [v for v in captured if v.trainable]
     if batching:
       check_rows(self.records[names[0]], names[0])
-    self._signatures.value.update(dict.fromkeys(names, signature))
-    self._functions.value.update(dict.fromkeys(names, Added(fun, arguments)))
-
-    if len(self._signatures.value) == len(names):
+    if not self._functions.value:
       self.__call__ = call
+    self._signatures.value.update(dict.fromkeys(names, signature))
+    self._functions.value.update(dict.fromkeys(names, Added(fun, arguments, stateful)))
     if method:
       setattr(self, method, call)
+    return self
+
+  def _checked_state(self, batching: Batching | None) -> State:
+    if self._state is None:
+      raise ValueError("stateful=True, and this model has no state; give it one: Model(params, state=...)")
+    if batching:
+      raise ValueError("batching puts requests together, and a stateful signature takes one after the other; leave out one of the two")
+    return self._state
+
+  def add_reset(self, name: str = "reset") -> Model:
+    """Adds a signature without inputs that gives the state back what it is now; its output "reset" is the number of its arrays.
+
+    Returns:
+      the model itself.
+
+    Raises:
+      ValueError: the model has no state, or a signature of this name.
+    """
+    if self._state is None:
+      raise ValueError("this model has no state that could be reset; give it one: Model(params, state=...)")
+    if name in self._signatures.value:
+      raise ValueError(f"signature {name!r} is there already; give this one another name")
+    self._state.keep_initial()
+    self._signatures.value[name] = tf.function(self._state.reset, autograph=False, input_signature=[])
+    self._records.value[name] = manifest.SignatureRecord({}, {"reset": "i32[]"}, stateful=True, resets=True)
     return self
 
   def _record(
@@ -218,16 +257,18 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     defaults: list[str],
     preprocessed: bool,
     postprocessed: bool,
+    stateful: bool,
   ) -> None:
     """What the manifest will say of the signatures; traces both functions, so that what is wrong with them is said here."""
     dtypes = [jax.dtypes.canonicalize_dtype(dtype) for dtype in self._dtypes.value]
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
-    traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *arguments.unflatten(arguments.avals))
+    state = [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in self.state_variables]] * stateful
+    traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *state, *arguments.unflatten(arguments.avals))
     concrete = _tf_compat.traced_for_saving(signature)
     inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
     results = concrete.structured_outputs
     if not postprocessed:
-      avals = tree_util.tree_leaves(traced.out_info)
+      avals = tree_util.tree_leaves(traced.out_info[1] if stateful else traced.out_info)
       results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {name: results[name] for name in passed}
     record = manifest.SignatureRecord(
       inputs=inputs if preprocessed else inputs | arguments.notation(),
@@ -237,11 +278,12 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       jaxpr=manifest.hash_of_text(_text(traced.jaxpr)),
       preprocessed=preprocessed,
       postprocessed=postprocessed,
+      stateful=stateful,
     )
     self._records.value.update(dict.fromkeys(names, record))
 
   def update(self, params: Any) -> None:
-    """Gives the variables new values, without a new trace; all, or none.
+    """Gives the parameters new values, without a new trace; all, or none. The state stays as it is.
 
     Raises:
       ValueError: another tree, other shapes or dtypes; each difference by its path.
@@ -260,6 +302,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       parameters={path: str(Spec.of(value)) for path, value in zip(paths, values, strict=True)},
       weights=manifest.hash_of_arrays(parameters.with_progress(values, "hash of the parameters")),
       with_gradient=with_gradient,
+      state=self._state.specs() if self._state else {},
+      state_values=manifest.hash_of_arrays(v.numpy() for v in self.state_variables) if self._state else "",
     )
 
   def save(
@@ -279,12 +323,15 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
     Raises:
       FileExistsError: the version is there already and `overwrite` is False.
-      ValueError: a version that is no whole number from 0 on; there is no signature, or a warm-up request that does not fit its signature.
+      ValueError: a version that is no whole number from 0 on; there is no signature, or none for the state; a warm-up request that does
+        not fit its signature, or that would change the state.
     """
     if not self._signatures.value:
       raise ValueError("the model has no function; add one with Model.add")
+    if self._state and not any(added.stateful for added in self.functions.values()):
+      raise ValueError("the model has a state, and no signature takes it: add(..., stateful=True), or leave out the state")
     publish.check_version(Path(path), version, overwrite)  # before the work, and once more after it
-    requests = warmup.prepared(warmup_requests, self.signatures)
+    requests = warmup.prepared(warmup_requests, self.signatures, [name for name, record in self.records.items() if record.stateful])
     _, with_gradient = self._options.value
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradient)
     with publish.beside(Path(path)) as written:
@@ -320,10 +367,11 @@ def save(
 
 @dataclass(frozen=True)
 class Added:
-  """A function of a `Model`: the JAX function of the parameters, and its named arguments."""
+  """A function of a `Model`: the JAX function of the parameters, its named arguments, and whether it takes the state in front of these."""
 
   fun: Callable[..., Any]
   arguments: Arguments
+  stateful: bool = False
 
 
 class _Untracked:
@@ -344,49 +392,3 @@ def _text(jaxpr: Any) -> str:
 
 def _name(fun: Callable[..., Any]) -> str:
   return getattr(fun, "__name__", type(fun).__name__)
-
-
-def _named(serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping[str, tf.Tensor]) -> Callable[..., Tensors]:
-  """`serve` with named arguments; TensorFlow makes the defaults of the signature from those of its arguments, which come last."""
-  kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-  parameters = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
-
-  def signature(*args: tf.Tensor, **kwargs: tf.Tensor) -> Tensors:
-    return serve(*args, *kwargs.values())
-
-  signature.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-  return signature
-
-
-def _defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments) -> dict[str, tf.Tensor]:
-  """The defaults as tensors of their specs, and these specs moved to the end, as Python wants them."""
-  found = {}
-  for name, value in given.items():
-    if name not in specs:
-      raise ValueError(f"defaults names {name!r}, but the inputs are {', '.join(specs)}")
-    tensor = tf.constant(value, specs[name].dtype)
-    if tensor.shape.rank == 0 and specs[name].shape.rank:
-      tensor = tf.reshape(tensor, [1] * specs[name].shape.rank)
-    aval = dict(zip(arguments.names, arguments.avals, strict=True)).get(name)
-    sizes = [1 if d is None else d for d in specs[name].shape]
-    if tensor.shape != sizes and aval is not None:
-      raise ValueError(f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs {tuple(sizes)}")
-    found[name] = tensor
-    specs[name] = specs.pop(name)
-  return found
-
-
-def _repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
-  """An optional input, in each symbolic dimension as long as the others have it."""
-  avals = dict(zip(arguments.names, arguments.avals, strict=True))
-  if name not in avals:
-    return given[name]
-  sizes = list(tf.unstack(tf.shape(given[name]), num=len(avals[name].shape)))
-  for axis, d in enumerate(avals[name].shape):
-    if isinstance(d, int):
-      continue
-    other = next(((n, a.shape.index(d)) for n, a in avals.items() if n != name and n in given and d in a.shape), None)
-    if other is None:
-      raise ValueError(f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known without this one")
-    sizes[axis] = tf.shape(given[other[0]])[other[1]]
-  return tf.broadcast_to(given[name], sizes)

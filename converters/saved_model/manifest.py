@@ -43,6 +43,8 @@ class SignatureRecord:
     passed_through: names of the inputs that are returned as they are.
     jaxpr: SHA-256 of the text of the jaxpr, without the user's lines.
     preprocessed, postprocessed: whether TensorFlow functions stand before and after the JAX function.
+    stateful: whether a call reads and changes the state.
+    resets: whether all it does is to give the state back its first values.
   """
 
   inputs: Mapping[str, str]
@@ -52,6 +54,8 @@ class SignatureRecord:
   jaxpr: str = ""
   preprocessed: bool = False
   postprocessed: bool = False
+  stateful: bool = False
+  resets: bool = False
 
   @property
   def own_inputs(self) -> list[str]:
@@ -69,6 +73,8 @@ class Manifest:
     parameters: path -> dtype and shape in jaxpr notation.
     weights: SHA-256 of the values of the parameters, in the order of their paths.
     with_gradient: whether the loaded model has derivatives.
+    state: path -> dtype and shape of the arrays that the model remembers, as they are stored.
+    state_values: SHA-256 of their values; empty without a state.
     created: UTC, ISO 8601.
     versions: of Python and of the packages that made the model.
   """
@@ -78,6 +84,8 @@ class Manifest:
   parameters: Mapping[str, str]
   weights: str
   with_gradient: bool
+  state: Mapping[str, str] = field(default_factory=dict)
+  state_values: str = ""
   created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
   versions: Mapping[str, str] = field(default_factory=_versions)
 

@@ -26,16 +26,18 @@ def dtypes(params: Any) -> list[Any]:
   return [np.asarray(leaf).dtype for leaf in tree_util.tree_leaves(params)]
 
 
-def paths(params: Any) -> list[str]:
-  """Of the leaves, "encoder/0/kernel"; a tree that is one leaf is "parameters".
+def paths(params: Any, whole: str = "parameters") -> list[str]:
+  """Of the leaves, "encoder/0/kernel"; a tree that is one leaf is `whole`.
 
   Raises:
     ValueError: two leaves have one path, as those of {"a": {"b": x}, "a/b": y}.
   """
-  found = [name or "parameters" for name in leaf_names(params, "/")]
+  found = [name or whole for name in leaf_names(params, "/")]
   if len(set(found)) != len(found):
     twice = sorted({name for name in found if found.count(name) > 1})
-    raise ValueError(f"two parameters would have one path: {', '.join(twice)}; rename one of each, for a path is the name of a variable")
+    raise ValueError(
+      f"two leaves of the {whole} would have one path: {', '.join(twice)}; rename one of each, for a path is the name of a variable"
+    )
   return found
 
 
@@ -60,9 +62,14 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
   leaves = tree_util.tree_leaves(params)
   flags = _flags(params, names, trainable)
   return [
-    tf.Variable(_shared(_narrowed(leaf, stored_dtype)), name=_scope(name), trainable=bool(flag) and _is_inexact(leaf))
+    variable(name, _narrowed(leaf, stored_dtype), trainable=bool(flag) and _is_inexact(leaf))
     for name, leaf, flag in zip(names, with_progress(leaves, "parameters"), flags, strict=True)
   ]
+
+
+def variable(path: str, array: Any, *, trainable: bool) -> tf.Variable:
+  """A variable that shares the array's memory."""
+  return tf.Variable(_shared(array), name=_scope(path), trainable=trainable)
 
 
 def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:

@@ -22,16 +22,19 @@ Request = Mapping[str, Any]
 Requests = Sequence[Request] | Mapping[str, Sequence[Request]]
 
 
-def prepared(requests: Requests, signatures: Mapping[str, Any]) -> list[tuple[str, dict[str, tf.Tensor]]]:
+def prepared(requests: Requests, signatures: Mapping[str, Any], stateful: Sequence[str] = ()) -> list[tuple[str, dict[str, tf.Tensor]]]:
   """(signature, its named tensors), checked: [{input: array}] are for serving_default, or for the only signature.
 
   Raises:
-    ValueError: no such signature or input, an input that is missing, a dtype or a shape that does not fit, or more than 1,000.
+    ValueError: no such signature or input, an input that is missing, a dtype or a shape that does not fit, or more than 1,000; a request
+      for one of the `stateful` signatures.
   """
   if not isinstance(requests, Mapping):
     name = "serving_default" if "serving_default" in signatures or not signatures else next(iter(signatures))
     requests = {name: requests} if requests else {}
   found = [(name, request) for name, of_signature in requests.items() for request in of_signature]
+  if moving := [name for name, _ in found if name in stateful]:
+    raise ValueError(f"warm-up of signature {moving[0]!r} would change the state before the first request; leave its requests out")
   if len(found) > MOST:
     raise ValueError(f"{len(found)} warm-up requests; TF Serving takes at most {MOST}")
   return [(name, _tensors(i, name, request, signatures)) for i, (name, request) in enumerate(found)]
@@ -61,11 +64,15 @@ def _tensors(i: int, name: str, request: Request, signatures: Mapping[str, Any])
 def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarray]]]:
   """`count` requests for each signature of a `saved_model.Model`, of several sizes of its dimensions, for `Model.save`.
 
+  Stateful signatures get none, for a request would change the state.
+
   Raises:
     ValueError: a signature with a preprocessor or inputs of TensorFlow's own, of which the specs do not say enough.
   """
   requests: dict[str, list[dict[str, np.ndarray]]] = {}
   for name, signature in model.records.items():
+    if signature.stateful:
+      continue
     if signature.preprocessed or signature.passed_through:
       raise ValueError(f"signature {name!r} has inputs of TensorFlow's own, so no requests can be made up; give examples")
     domain, rng = plan.Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)

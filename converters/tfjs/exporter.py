@@ -106,6 +106,7 @@ def save_model(
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
   if len(source.signatures) != 1:
     raise ValueError(f"a model of TF.js has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]")
+  source.refuse_writers("tfjs", RUNTIME)
   (signature,) = source.signatures.values()
   _check_dtypes(signature)
   concrete = signature.frozen(TABLE, HELD)

@@ -109,6 +109,7 @@ def save_model(
   if quantization is not None and (asked.rtol is not None or asked.atol is not None):
     raise ValueError(f"rtol and atol are not for quantization={quantization!r}, whose outputs are compared by least_cosine")
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
+  source.refuse_writers(TARGET, RUNTIME)
   _refuse_empty(source)
   contents = _converted(source, quantization, representative_dataset)
   if quantization == "int4":

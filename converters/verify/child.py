@@ -18,8 +18,6 @@ from typing import Any
 _calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py"))
 # What the model must not need.
 ABSENT = ("jax", "jaxlib", "jax2tf")
-# Ops that write a variable begin with these.
-_WRITERS = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
 
 
 def main(request_file: str, response_file: str) -> None:
@@ -44,27 +42,28 @@ def main(request_file: str, response_file: str) -> None:
 def _answers(tf: Any, model: Any, runs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
   saved = [(variable, variable.numpy()) for variable in _written(model)]
   for run in runs:
-    for variable, value in saved:  # each run begins with the variables as they were saved
-      variable.assign(value)
+    if not run["continues"]:
+      for variable, value in saved:  # as if the model were loaded anew
+        variable.assign(value)
     yield _calls["answered"](functools.partial(_prepared, tf, model, run), run["timed"])
     print("done", flush=True)
 
 
 def _prepared(tf: Any, model: Any, run: dict[str, Any]) -> Callable[[], dict[str, Any]]:
   tensors = {name: tf.constant(array) for name, array in run["inputs"].items()}
-  return functools.partial(_outputs, model.signatures[run["signature"]], tensors)
+  state = dict(zip(run["state"], model.state_variables, strict=True)) if run["state"] else {}
+  return functools.partial(_outputs, model.signatures[run["signature"]], tensors, state)
 
 
-def _outputs(signature: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-  return {name: tensor.numpy() for name, tensor in signature(**tensors).items()}
+def _outputs(signature: Any, tensors: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+  found = {name: tensor.numpy() for name, tensor in signature(**tensors).items()}
+  return found | {f"state/{path}": variable.numpy() for path, variable in state.items()}
 
 
 def _written(model: Any) -> list[Any]:
   """The variables of a model whose signatures write any: a training step."""
   for signature in model.signatures.values():
-    graph = signature.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    if any(node.op.startswith(_WRITERS) for node in nodes):
+    if _calls["writers"](signature.graph.as_graph_def()):
       return list({v.handle.ref(): v for s in model.signatures.values() for v in s.variables}.values())
   return []
 

@@ -16,9 +16,11 @@ import numpy as np
 import tqdm
 
 from ..comparison import answers as compare
-from ..comparison import calls, plan
+from ..comparison import calls, plan, subjects
 from ..comparison.report import Report, extra
 from ..saved_model import manifest, publish
+from ..saved_model.notation import Spec
+from ..saved_model.state import Layout
 
 
 def verify(
@@ -26,6 +28,7 @@ def verify(
   reference: Callable[..., Any] | Mapping[str, Callable[..., Any]],
   *,
   params: Any = None,
+  state: Any = None,
   sizes: Mapping[str, int | Sequence[int]] | None = None,
   samples: int = 3,
   rtol: float | None = None,
@@ -43,6 +46,8 @@ def verify(
       signature with optional inputs has another order: there the function's arguments are named as the inputs. A signature
       with preprocess or postprocess needs an entry of its own, which is called as it is and not under jax.jit.
     params: the parameters; without them the reference is `fun(*inputs)`.
+    state: what the model was given. The reference of a stateful signature is `fun(params, state, *inputs) -> (state, outputs)`; it is
+      called several times in a row, and after each call the state is compared too. A reset needs no reference.
     sizes: {dimension variable: size or sizes}; those not given take several that meet the constraints. Each size occurs; not each
       combination.
     samples: how many draws of ordinary inputs for each combination of sizes, and how many of hostile ones.
@@ -58,7 +63,7 @@ def verify(
   Raises:
     FileNotFoundError: `path` is no SavedModel, or none of `jax2tf.converters.saved_model`.
     ValueError: a signature, a variable or an input that the model does not have, a reference that is missing or takes other
-      arguments, sizes that break a constraint, arrays that do not fit the signature.
+      arguments, sizes that break a constraint, arrays that do not fit the signature, a state that is missing or not the model's.
     ImportError: `report` needs the packages of the extra jax2tf[verify].
   """
   for package in ("tabulate", "jinja2", "matplotlib") if report is not None else ():
@@ -68,12 +73,13 @@ def verify(
   directory = _directory(Path(path))
   record = manifest.read(directory)
   inputs = inputs or {}
-  chosen = plan.chosen(record, signatures, inputs)
+  chosen = subjects.chosen(record, signatures, inputs)
   lead = () if params is None else (params,)
-  subjects, skipped = plan.subjects(chosen, reference, params is not None, inputs)
-  runs = plan.plan(subjects, record.constraints, sizes or {}, samples, inputs)
+  remembered = _state(record, chosen, state)
+  compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
+  runs = plan.plan(compared, record.constraints, sizes or {}, samples, inputs)
   with tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
-    expected = list(compare.reference_answers(runs, lead, progress))
+    expected = list(compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ()))
     response = _run_without_jax(directory, runs, progress)
   found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(runs)
   rows = list(compare.rows(runs, found, expected, rtol, atol))
@@ -97,11 +103,35 @@ def _directory(path: Path) -> Path:
   return found
 
 
+def _state(record: manifest.Manifest, chosen: Mapping[str, manifest.SignatureRecord], state: Any) -> tuple[Layout, list[Any]] | None:
+  """The structure of the model's state and its first values; None if no chosen signature has to do with it."""
+  stateful = [name for name, signature in chosen.items() if signature.stateful]
+  if not stateful:
+    return None
+  if state is None:
+    raise ValueError(f"signature {stateful[0]!r} is stateful; give state=, what the model was given, or choose others with signatures=")
+  layout = Layout.of(state)
+  initial = layout.stored(state)
+  found = {path: str(Spec.of(x)) for path, x in zip(layout.paths, initial, strict=True)}
+  if found != dict(record.state):
+    raise ValueError(f"state has {found}, and the model has {dict(record.state)}; give what the model was given")
+  return layout, initial
+
+
 def _run_without_jax(directory: Path, runs: Sequence[plan.Run], progress: tqdm.tqdm) -> dict[str, Any]:
   """The answers of the model, in a process of its own; see `child`."""
   request = {
     "directory": str(directory),
-    "runs": [{"signature": run.subject.name, "inputs": dict(run.inputs), "timed": run.timed} for run in runs],
+    "runs": [
+      {
+        "signature": run.subject.name,
+        "inputs": dict(run.inputs),
+        "timed": run.timed,
+        "continues": run.continues,
+        "state": run.subject.paths,
+      }
+      for run in runs
+    ],
   }
   environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
   if jax.default_backend() == "cpu":

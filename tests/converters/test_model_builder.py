@@ -345,7 +345,7 @@ def test_a_version_is_a_number(version: Any, tmp_path: Path) -> None:
 
 
 def test_paths_of_parameters_are_different() -> None:
-  with pytest.raises(ValueError, match=r"two parameters would have one path: a/b;"):
+  with pytest.raises(ValueError, match=r"two leaves of the parameters would have one path: a/b;"):
     saved_model.Model({"a": {"b": np.ones(2)}, "a/b": np.ones(3)})
 
 

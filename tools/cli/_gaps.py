@@ -21,7 +21,7 @@ Gap = dict[str, Any]
 
 
 def gaps(
-  fun: Callable[..., Any], params: Any, inputs: Mapping[str, str], constraints: Sequence[str], targets: Sequence[str]
+  fun: Callable[..., Any], params: Any, inputs: Mapping[str, str], constraints: Sequence[str], targets: Sequence[str], state: Any = None
 ) -> dict[str, list[Gap]]:
   """{target: [{"op", "primitive", "where"}]}, found by exporting into a folder that is then gone.
 
@@ -35,7 +35,8 @@ def gaps(
   if unknown := [target for target in targets if target not in TARGETS]:
     raise UsageError(f"--for={','.join(targets)}: {unknown[0]!r} is no target; name some of {', '.join(TARGETS)}")
   try:
-    model = saved_model.Model(params, polymorphic_constraints=constraints).add(fun, inputs=inputs)
+    model = saved_model.Model(params, state=state, polymorphic_constraints=constraints)
+    model.add(fun, inputs=inputs, stateful=state is not None)
   except LoweringError as error:
     return {target: [{"op": "", "primitive": gap.primitive, "where": gap.where} for gap in error.gaps] for target in targets}
   callbacks = _callbacks(model)

@@ -71,8 +71,11 @@ def inspect(directory: str | Path) -> dict[str, Any]:
       "constraints": list(record.constraints),
       "weights": record.weights,
       "with_gradient": record.with_gradient,
+      "state": dict(record.state),
+      "state_values": record.state_values,
       "signatures": {
-        name: {"inputs": dict(s.inputs), "outputs": dict(s.outputs), "jaxpr": s.jaxpr} for name, s in record.signatures.items()
+        name: {"inputs": dict(s.inputs), "outputs": dict(s.outputs), "jaxpr": s.jaxpr, "stateful": s.stateful}
+        for name, s in record.signatures.items()
       },
     }
   except FileNotFoundError:
@@ -117,6 +120,9 @@ def text(found: Mapping[str, Any]) -> str:
     parts.append("devices: " + ", ".join(found["devices"]))
   if record := found["manifest"]:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    if record["state"]:
+      stateful = ", ".join(name for name, signature in record["signatures"].items() if signature["stateful"])
+      parts.insert(3, _table((f"state of {stateful}", "dtype and shape"), record["state"].items()))
     parts.append(f"converted {record['created']} by {versions}; constraints: {', '.join(record['constraints']) or 'none'}")
   else:
     parts.append("no manifest: not saved by jax2tf")

@@ -48,7 +48,7 @@ def function(name: str) -> Callable[..., Any]:
   return found
 
 
-def parameters(source: str | None) -> Any:
+def parameters(source: str | None, option: str = "--params") -> Any:
   """The tree of parameters: of an .npz or .safetensors file, an Orbax checkpoint, or what `module:factory` gives.
 
   Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`, and become nested dicts.
@@ -62,7 +62,7 @@ def parameters(source: str | None) -> Any:
     return function(source)()
   path = Path(source)
   if not path.exists():
-    raise UsageError(f"--params={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+    raise UsageError(f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
   try:
     if path.is_dir():
       return _orbax(path)
@@ -72,8 +72,13 @@ def parameters(source: str | None) -> Any:
     if path.suffix == ".safetensors":
       return _safetensors(path)
   except (OSError, ValueError, KeyError) as error:
-    raise UsageError(f"--params={source} cannot be read: {error}") from error
-  raise UsageError(f"--params={source}: of a kind that is not known; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+    raise UsageError(f"{option}={source} cannot be read: {error}") from error
+  raise UsageError(f"{option}={source}: of a kind that is not known; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+
+
+def state(source: str | None) -> Any:
+  """The state, from the same sources; None if there is none."""
+  return None if source is None else parameters(source, "--state")
 
 
 def _safetensors(path: Path) -> Any:

@@ -58,9 +58,10 @@ def verb(function: Callable[..., Answer]) -> click.Command:
 
 
 def takes_function(command: Callable[..., Answer]) -> Callable[..., Answer]:
-  """Adds `function`, `params` and `constraints`."""
+  """Adds `function`, `params`, `state` and `constraints`."""
   for decorate in (
     click.option("--constraint", "constraints", multiple=True, help='On dimension variables, "b<=512"; may be repeated.'),
+    click.option("--state", help="As --params, of a function (params, state, *inputs) -> (state, outputs)."),
     click.option("--params", help=".npz, .safetensors, an Orbax checkpoint, or module:factory; none: an empty tree."),
     click.argument("function", metavar="MODULE:FUNCTION"),
   ):

@@ -38,6 +38,7 @@ _OPTIONS_OF = {
 def convert(
   function: str,
   params: str | None,
+  state: str | None,
   constraints: Sequence[str],
   inputs: Sequence[str],
   to: str,
@@ -59,8 +60,9 @@ def convert(
       raise _loading.UsageError(f"--{name} is for a SavedModel, and --to={to} makes none; leave it out")
     raise _loading.UsageError(f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}")
   fun, specs = _loading.function(function), _loading.inputs(inputs)
-  model = saved_model.Model(_loading.parameters(params), polymorphic_constraints=constraints, with_gradient="with_gradient" in given)
-  model.add(fun, inputs=specs, outputs=outputs or None, signatures=signature)
+  tree, remembered = _loading.parameters(params), _loading.state(state)
+  model = saved_model.Model(tree, state=remembered, polymorphic_constraints=constraints, with_gradient="with_gradient" in given)
+  model.add(fun, inputs=specs, outputs=outputs or None, signatures=signature, stateful=remembered is not None)
   if to == "saved_model":
     requests = warmup.from_specs(model, given["warmup"]) if "warmup" in given else ()
     path = model.save(out, version=given.get("version"), overwrite=overwrite, warmup_requests=requests)

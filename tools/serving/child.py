@@ -28,6 +28,7 @@ class Options:
     max_queued_requests: under way in one proxy.
     client_seconds: how long a client may take to send a request.
     run: a folder where each replica has its socket, PID.sock, and each proxy that is ready a file, PID.ready.
+    of_all: how many replicas there are in all clusters.
   """
 
   folder: str
@@ -41,6 +42,7 @@ class Options:
   max_queued_requests: int
   client_seconds: float
   run: str
+  of_all: int = 1
 
   @property
   def max_bytes(self) -> int:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -77,6 +78,7 @@ class Signature:
     dimensions: the dimensions of each input as JAX wrote them, ("b", "784"); empty for a model that does not say.
     batched: whether all inputs and outputs have one and the same symbolic size first and nowhere else, so that
       rows of several requests can be put together.
+    stateful: whether a call changes what later ones answer.
   """
 
   name: str
@@ -86,6 +88,7 @@ class Signature:
   defaults: Arrays
   dimensions: Mapping[str, tuple[str, ...]]
   batched: bool
+  stateful: bool
 
   def check(self, given: Mapping[str, tf.TensorSpec]) -> None:
     """Raises RefusedError: a name, dtype or shape that is not the signature's, or a dimension variable with two values."""
@@ -236,7 +239,7 @@ def _signature(
   name: str,
   function: tf.types.experimental.ConcreteFunction,
   stored: meta_graph_pb2.SignatureDef,
-  record: Mapping[str, dict[str, str]] | None,
+  record: Mapping[str, Any] | None,
   constraints: Sequence[str],
 ) -> Signature:
   inputs = {key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype) for key, info in stored.inputs.items()}
@@ -244,8 +247,9 @@ def _signature(
   defaults = {key: tf.make_ndarray(proto) for key, proto in stored.defaults.items()}
   dims_in = {key: _dimensions(written) for key, written in record["inputs"].items()} if record else {}
   dims_out = {key: _dimensions(written) for key, written in record["outputs"].items()} if record else {}
-  batched = _is_batched(list(dims_in.values()), list(dims_out.values()), constraints)
-  return Signature(name, function, inputs, outputs, defaults, dims_in, batched)
+  stateful = bool(record and record.get("stateful"))
+  batched = not stateful and _is_batched(list(dims_in.values()), list(dims_out.values()), constraints)
+  return Signature(name, function, inputs, outputs, defaults, dims_in, batched, stateful)
 
 
 def _dimensions(written: str) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class Replica:
     from jax2tf.tools.serving import model, protobuf, rest, versions  # noqa: PLC0415  (TensorFlow's)
 
     self._json, self._model, self._protobuf = rest, model, protobuf
-    self._versions = versions.Versions(Path(self._options.folder), self._options.name)
+    self._versions = versions.Versions(Path(self._options.folder), self._options.name, self._options.of_all)
 
   def check_health(self) -> None:
     """Ray Serve calls this every few seconds, and replaces a replica that raises or does not answer."""

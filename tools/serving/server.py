@@ -71,7 +71,7 @@ def run(directory: str, model_name: str | None, **limits: Any) -> None:
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop.set())
   with tempfile.TemporaryDirectory(prefix="jax2tf-serve-", ignore_cleanup_errors=True) as place:
-    _serve(Options(folder=str(folder), name=model_name or folder.name, run=place, **limits), stop)
+    _serve(Options(folder=str(folder), name=model_name or folder.name, run=place, of_all=limits["replicas"], **limits), stop)
 
 
 def _check_ports(*ports: int) -> None:

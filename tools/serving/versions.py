@@ -68,15 +68,15 @@ class Versions:
 
   _served: tuple[Stamp, Model] | None = None
 
-  def __init__(self, folder: Path, name: str):
-    """Loads the newest version that can be loaded.
+  def __init__(self, folder: Path, name: str, replicas: int = 1):
+    """Loads the newest version that can be loaded; of `replicas` that serve the folder this is one.
 
     Raises:
       FileNotFoundError: there is none.
       RuntimeError: none can be loaded.
     """
     self.name = name
-    self._folder = folder
+    self._folder, self._replicas = folder, replicas
     self._failed: dict[Path, Failure] = {}
     self._seen = stamps(folder)
     if not self._seen:
@@ -141,7 +141,7 @@ class Versions:
     if failure and time.monotonic() < failure.again:
       return False
     try:
-      model = _warm(directory)
+      model = _warm(directory, self._replicas)
       if _stamp(directory) != stamp:
         raise RuntimeError("it changed while it was loaded")
     except Exception as error:
@@ -155,9 +155,13 @@ class Versions:
     return True
 
 
-def _warm(directory: Path) -> Model:
-  """The model, after it has answered the warm-up requests that are stored with it."""
+def _warm(directory: Path, replicas: int) -> Model:
+  """The model, after it has answered the warm-up requests that are stored with it; ValueError for a state that would not be one."""
   model = Model(directory)
+  if replicas > 1 and (stateful := [name for name, signature in model.signatures.items() if signature.stateful]):
+    raise ValueError(
+      f"signature {stateful[0]!r} keeps a state, and each of {replicas} replicas would have its own; serve with --replicas=1"
+    )
   calls = protobuf.warm_up_calls(model, directory)
   for outcome in run(calls, max_rows=1):
     if isinstance(outcome, RefusedError):

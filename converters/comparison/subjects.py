@@ -1,0 +1,91 @@
+"""Which signatures `verify` compares, each with its reference."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..saved_model import manifest
+from ..saved_model.state import Layout
+from . import plan
+
+
+def chosen(record: manifest.Manifest, signatures: Sequence[str] | None, inputs: plan.Given) -> dict[str, manifest.SignatureRecord]:
+  names = list(record.signatures) if signatures is None else list(signatures)
+  if unknown := [name for name in names if name not in record.signatures]:
+    raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(record.signatures)}")
+  if not names:
+    raise ValueError(f"signatures = {signatures!r} leaves nothing to compare; the model has: {', '.join(record.signatures)}")
+  chosen = {name: record.signatures[name] for name in names}
+  known = {name: None for signature in chosen.values() for name in signature.inputs}
+  if strange := [name for name in inputs if name not in known]:
+    raise ValueError(f"inputs names {strange[0]!r}, but the signatures take: {', '.join(known)}")
+  return chosen
+
+
+def subjects(
+  chosen: Mapping[str, manifest.SignatureRecord],
+  reference: Any,
+  has_params: bool,
+  inputs: plan.Given,
+  state: tuple[Layout, Any] | None = None,
+) -> tuple[list[plan.Subject], dict[str, str]]:
+  """The signatures that can be compared, and why the others cannot; `state`: the model's, and its first values as stored."""
+  subjects, skipped = [], {}
+  if not callable(reference) and not isinstance(reference, Mapping):
+    raise ValueError(f"reference = {reference!r} is neither a function nor {{signature: function}}; give what was saved")
+  if isinstance(reference, Mapping) and (unknown := [name for name in reference if name not in chosen]):
+    raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to compare are: {', '.join(chosen)}")
+  resets = [name for name, record in chosen.items() if record.resets]
+  plain = [name for name, record in chosen.items() if not (record.preprocessed or record.postprocessed or record.resets)]
+  sole = plain if len(chosen) - len(resets) > 1 else list(chosen)
+  if callable(reference) and len(plain) > 1:
+    raise ValueError(
+      f"reference is one function for the signatures {', '.join(plain)}; give {{name: function}}, or choose with signatures="
+    )
+  functions = dict(reference) if isinstance(reference, Mapping) else dict.fromkeys(sole, reference)
+  layout, initial = state or (None, [])
+  for name, record in chosen.items():
+    own = record.own_inputs
+    if record.resets and layout:
+      subjects.append(plan.Subject(name, record, lambda *_: (initial, {"reset": jnp.int32(len(initial))}), [], layout.paths))
+      continue
+    missing = [x for x in own if x not in inputs] if name not in plain else []
+    if name in plain and name not in functions:
+      raise ValueError(f"reference has no function for signature {name!r}; add one, or leave it out with signatures=")
+    if name not in functions or missing:
+      what = " and ".join(step for step in ("preprocess", "postprocess") if getattr(record, f"{step}ed"))
+      needed = [f"inputs for {', '.join(missing)}"] * bool(missing) + [f"reference[{name!r}]"] * (name not in functions)
+      skipped[name] = f"it has a {what} step, which is not JAX's, so it needs your own {' and '.join(needed)}"
+      continue
+    fun = functions[name]
+    order = _order(name, record, fun, own, ["params"] * has_params + ["state"] * record.stateful)
+    remembered = layout if record.stateful else None
+    fun = remembered.of_stored(fun, lead=int(has_params)) if remembered else fun
+    paths = remembered.paths if remembered else ()
+    subjects.append(plan.Subject(name, record, jax.jit(fun) if name in plain else fun, order, paths))
+  return subjects, skipped
+
+
+def _order(name: str, record: manifest.SignatureRecord, fun: Callable[..., Any], own: Sequence[str], lead: list[str]) -> Sequence[str]:
+  """The inputs as the reference takes them."""
+  try:
+    signature = inspect.signature(fun)
+  except ValueError:  # a callable that is made in C
+    return own
+  try:
+    bound = signature.bind(*[None] * (len(lead) + len(own)))
+  except TypeError as error:
+    takes = ", ".join([*lead, *own])
+    raise ValueError(f"reference of {name!r} cannot be called with ({takes}): {error}; wrap it: lambda {takes}: ...") from None
+  if not record.defaults or len(own) == 1:
+    return own
+  # The manifest has optional inputs last, wherever the function that was saved had them.
+  names = list(bound.arguments)[len(lead) :]
+  if set(names) != set(own):
+    raise ValueError(f"reference of {name!r} takes {', '.join(names)}; with optional inputs, name them as the signature: {', '.join(own)}")
+  return names

@@ -1,0 +1,60 @@
+"""Inputs that a request may leave out: their defaults, and the sizes that these take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .arguments import Arguments
+from .notation import Spec
+
+Tensors = dict[str, tf.Tensor]
+
+
+def named(serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping[str, tf.Tensor]) -> Callable[..., Tensors]:
+  """`serve` with named arguments; TensorFlow makes the defaults of the signature from those of its arguments, which come last."""
+  kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+  parameters = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+
+  def signature(*args: tf.Tensor, **kwargs: tf.Tensor) -> Tensors:
+    return serve(*args, *kwargs.values())
+
+  signature.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+  return signature
+
+
+def defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments) -> dict[str, tf.Tensor]:
+  """The defaults as tensors of their specs, and these specs moved to the end, as Python wants them."""
+  found = {}
+  for name, value in given.items():
+    if name not in specs:
+      raise ValueError(f"defaults names {name!r}, but the inputs are {', '.join(specs)}")
+    tensor = tf.constant(value, specs[name].dtype)
+    if tensor.shape.rank == 0 and specs[name].shape.rank:
+      tensor = tf.reshape(tensor, [1] * specs[name].shape.rank)
+    aval = dict(zip(arguments.names, arguments.avals, strict=True)).get(name)
+    sizes = [1 if d is None else d for d in specs[name].shape]
+    if tensor.shape != sizes and aval is not None:
+      raise ValueError(f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs {tuple(sizes)}")
+    found[name] = tensor
+    specs[name] = specs.pop(name)
+  return found
+
+
+def repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
+  """An optional input, in each symbolic dimension as long as the others have it."""
+  avals = dict(zip(arguments.names, arguments.avals, strict=True))
+  if name not in avals:
+    return given[name]
+  sizes = list(tf.unstack(tf.shape(given[name]), num=len(avals[name].shape)))
+  for axis, d in enumerate(avals[name].shape):
+    if isinstance(d, int):
+      continue
+    other = next(((n, a.shape.index(d)) for n, a in avals.items() if n != name and n in given and d in a.shape), None)
+    if other is None:
+      raise ValueError(f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known without this one")
+    sizes[axis] = tf.shape(given[other[0]])[other[1]]
+  return tf.broadcast_to(given[name], sizes)

@@ -1,0 +1,190 @@
+"""What a model remembers between calls: a tree of arrays as tf.Variables, which a call reads, computes anew and writes as a whole.
+
+Calls wait for each other at a mutex inside the graph, so TF Serving and every other reader of the model has it too.
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+from jax import tree_util
+
+from . import parameters
+from .notation import Spec
+
+
+@dataclass(frozen=True)
+class Layout:
+  """The structure of a state, and how its leaves are stored: typed keys as their words, all else as it is.
+
+  Attributes:
+    tree: the structure.
+    paths: of the leaves, "cache/0/keys".
+    avals: of the leaves.
+    keys: the implementation of each leaf that is a typed key, None for the others.
+  """
+
+  tree: Any
+  paths: tuple[str, ...]
+  avals: tuple[jax.ShapeDtypeStruct, ...]
+  keys: tuple[Any, ...]
+
+  @classmethod
+  def of(cls, state: Any) -> Layout:
+    """Of a tree of arrays.
+
+    Raises:
+      ValueError: two leaves of one path, or a tree without leaves.
+    """
+    leaves, tree = tree_util.tree_flatten(state)
+    if not leaves:
+      raise ValueError(f"state = {state!r} has no leaves, so there is nothing to keep; leave it out")
+    keys = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves)
+    return cls(tree, tuple(parameters.paths(state, "state")), tuple(map(_aval, leaves)), keys)
+
+  def stored(self, state: Any, what: str = "this state") -> list[jax.Array]:
+    """The leaves as they are stored.
+
+    Raises:
+      ValueError: another structure, shape or dtype than the model's, each difference by its path; `what` begins the message.
+    """
+    leaves, tree = tree_util.tree_flatten(state)
+    if tree != self.tree:
+      paths = parameters.paths(state, "state")
+      found = [f"  {path}: not in the model" for path in paths if path not in self.paths]
+      found += [f"  {path}: missing" for path in self.paths if path not in paths]
+      raise ValueError("\n".join([f"{what} has another structure than the model's:", *(found or [f"  {tree}\n  {self.tree}"])]))
+    pairs = zip(self.paths, map(_text, map(_aval, leaves)), map(_text, self.avals), strict=True)
+    if found := [f"  {path}: {after}, the model has {before}" for path, after, before in pairs if after != before]:
+      raise ValueError("\n".join([f"{what} has other shapes or dtypes than the model's, which are fixed:", *found]))
+    return [_words(jnp.asarray(leaf)) for leaf in leaves]
+
+  def restored(self, stored: Sequence[Any]) -> Any:
+    """The tree of stored leaves."""
+    leaves = [jnp.asarray(x) if key is None else jax.random.wrap_key_data(x, impl=key) for x, key in zip(stored, self.keys, strict=True)]
+    return tree_util.tree_unflatten(self.tree, leaves)
+
+  def of_stored(self, fun: Callable[..., Any], lead: int = 1) -> Callable[..., Any]:
+    """`fun(params, state, *inputs) -> (state, outputs)` as a function that takes and returns the state as it is stored.
+
+    Args:
+      fun: the JAX function.
+      lead: how many arguments stand before the state.
+    """
+
+    @functools.wraps(fun)
+    def of_stored(*args: Any) -> tuple[list[jax.Array], Any]:
+      result = fun(*args[:lead], self.restored(args[lead]), *args[lead + 1 :])
+      name = getattr(fun, "__name__", type(fun).__name__)
+      if not (isinstance(result, tuple) and len(result) == 2):
+        raise ValueError(f"'{name}' is stateful, so it returns a pair: (state, outputs); it returns {type(result).__name__}")
+      return self.stored(result[0], f"the state that '{name}' returns"), result[1]
+
+    return of_stored
+
+
+class State(tf.__internal__.tracking.AutoTrackable):
+  """The variables of a state.
+
+  Attributes:
+    layout: its structure.
+    variables: one for each leaf, in order, named by its path below `state`.
+    initial: what `reset` gives back to each: a variable, or for a leaf of one and the same value that value.
+  """
+
+  def __init__(self, state: Any):
+    super().__init__()
+    self.layout = layout = Layout.of(state)
+    stored = [(f"state/{path}", x) for path, x in zip(layout.paths, layout.stored(state), strict=True)]
+    self.variables = [parameters.variable(path, x, trainable=False) for path, x in stored]
+    self.initial: list[Any] = []
+    # TF 2.21: tf.CriticalSection makes its mutex outside of the graph, where a SavedModel cannot keep it. One in the graph is found by this
+    # name, so no other model may have it. A model that is loaded twice waits for itself, which costs time only.
+    self._mutex = f"jax2tf_state_{uuid.uuid4().hex}"
+
+  def values(self) -> Any:
+    """The tree of what the variables hold now."""
+    return self.layout.restored([variable.numpy() for variable in self.variables])
+
+  def specs(self) -> dict[str, str]:
+    """{path: dtype and shape in jaxpr notation}, of the leaves as they are stored."""
+    return {path: str(Spec.of(variable)) for path, variable in zip(self.layout.paths, self.variables, strict=True)}
+
+  def keep_initial(self) -> None:
+    """Has `reset` go back to the present values. A leaf of one value takes no memory, such as a cache of zeros."""
+    values = [np.asarray(variable.numpy()) for variable in self.variables]
+    self.initial = [x.reshape(-1)[0] if _is_of_one_value(x) else tf.Variable(x, trainable=False, name="initial_state") for x in values]
+
+  def updated(self, call: Callable[[list[tf.Tensor]], tuple[Sequence[tf.Tensor], Any]]) -> Any:
+    """Gives the state to `call` and keeps the new one; nobody else reads or writes in between, and what fails writes nothing.
+
+    Args:
+      call: stored leaves -> (new stored leaves, outputs).
+
+    Returns:
+      the outputs.
+    """
+    lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(container="", shared_name=self._mutex))
+    with tf.control_dependencies([lock]):
+      before = [variable.read_value() for variable in self.variables]
+    after, outputs = call(before)
+    # All at once, when nothing can fail any more: neither another leaf nor an output.
+    with tf.control_dependencies([lock, *after, *tf.nest.flatten(outputs)]):
+      written = [variable.assign(x, read_value=False) for variable, x in zip(self.variables, after, strict=True)]
+    with tf.control_dependencies(written):
+      unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+    with tf.control_dependencies([unlocked]):
+      return tf.nest.map_structure(tf.identity, outputs)
+
+  def reset(self) -> dict[str, tf.Tensor]:
+    """Gives the variables back what `keep_initial` found."""
+    kept = [
+      x.read_value() if isinstance(x, tf.Variable) else tf.fill(variable.shape, x)
+      for x, variable in zip(self.initial, self.variables, strict=True)
+    ]
+    return self.updated(lambda _: (kept, {"reset": tf.constant(len(kept))}))
+
+
+def refs_as_state(fun: Callable[..., Any]) -> Callable[..., Any]:
+  """`fun(params, refs, *inputs) -> outputs`, which writes a tree of `jax.Ref`s, as `(params, state, *inputs) -> (state, outputs)`."""
+
+  @functools.wraps(fun)
+  def of_state(params: Any, state: Any, *inputs: Any) -> tuple[Any, Any]:
+    refs = jax.tree.map(jax.new_ref, state)
+    outputs = fun(params, refs, *inputs)
+    return jax.tree.map(jax.freeze, refs), outputs
+
+  return of_state
+
+
+def _is_of_one_value(array: np.ndarray) -> bool:
+  """Bit for bit."""
+  if not array.size or array.dtype.name.startswith("float8"):  # TF 2.21: Fill has no kernel for these
+    return False
+  words = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
+  return bool((words == words[0]).all())
+
+
+def _is_key(leaf: Any) -> bool:
+  return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _aval(leaf: Any) -> jax.ShapeDtypeStruct:
+  leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if _is_key(leaf) else jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _text(aval: jax.ShapeDtypeStruct) -> str:
+  return f"{aval.dtype}[{','.join(map(str, aval.shape))}]" if _is_key(aval) else str(Spec.of(aval))
+
+
+def _words(leaf: Any) -> Any:
+  return jax.random.key_data(leaf) if _is_key(leaf) else leaf
