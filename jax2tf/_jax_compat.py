@@ -220,14 +220,15 @@ hlo_to_stablehlo = _jaxlib.mlir.hlo_to_stablehlo
 
 
 def call_effect(name: str, *, ordered: bool) -> Any:
-  """An effect that control flow and custom derivatives take, and that is lowered."""
+  """An effect that control flow, rematerialisation and custom derivatives take, and that is lowered."""
   members = {
     "__str__": lambda _: name,
     "__eq__": lambda self, other: type(self) is type(other),  # an exported function is read with effects of its own
     "__hash__": lambda _: hash(name),
   }
   kind = type(name, (_effects.Effect,), members)
-  for allowing in (_effects.lowerable_effects, _effects.control_flow_allowed_effects, _effects.custom_derivatives_allowed_effects):
+  allowed = _effects.control_flow_allowed_effects, _effects.remat_allowed_effects, _effects.custom_derivatives_allowed_effects
+  for allowing in (_effects.lowerable_effects, *allowed):
     allowing.add_type(kind)
   if ordered:
     _effects.ordered_effects.add_type(kind)

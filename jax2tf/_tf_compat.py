@@ -1,4 +1,4 @@
-"""Every touch of `tensorflow.python` and `tensorflow.compiler`; nothing else may have one, but `_tf_patches` for what it replaces."""
+"""Every touch of `tensorflow.python` and `tensorflow.compiler`, but those of `_tf_functions` and what `_tf_patches` replaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -79,48 +79,6 @@ def is_stateful(kind: str) -> bool:
   """Whether ops of this type have state; a function that is called by its name has that of the ops inside."""
   definition = _op_defs.get(kind)
   return definition is not None and definition.is_stateful
-
-
-def flat_call(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
-  """A concrete function of a flat signature, without the checks of its arguments, which take longer than a small function.
-
-  Args:
-    concrete: the function.
-    given: {position of an argument: a variable, which has the argument for its value in the call}.
-  """
-  captured = concrete.captured_inputs
-  if not given:
-    return lambda tensors: concrete._call_flat(tensors, captured) or ()
-  places = {id(v.handle): i for i, v in given.items()}
-
-  def call(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-    held = {i: tf.Variable(tf.cast(tensors[i], v.dtype), trainable=False) for i, v in given.items()}
-    return concrete._call_flat(tensors, [held[places[id(x)]].handle if id(x) in places else x for x in captured]) or ()
-
-  return call
-
-
-# Registered as not differentiable, although their results may depend on their arguments in any way.
-_UNKNOWN_TO_GRADIENTS = ("PyFunc", "PyFuncStateless")
-
-
-def undifferentiated(ys: Sequence[tf.Tensor]) -> str | None:
-  """The type of an op, among those that `ys` depend on, that passes no gradient on although its result may vary; None without one."""
-  seen: set[tf.Operation] = set()
-  waiting = [y.op for y in ys]
-  while waiting:
-    if (op := waiting.pop()) in seen or op.type in ("StopGradient", "PreventGradient"):
-      continue
-    seen.add(op)
-    if op.type in _UNKNOWN_TO_GRADIENTS:
-      return op.type
-    waiting += [x.op for x in op.inputs]
-    for name in (value.func.name for value in op.node_def.attr.values() if value.HasField("func")):
-      if (function := op.graph._functions.get(name)) is not None and any(
-        inner.op == unknown for inner in function.cached_definition.node_def for unknown in _UNKNOWN_TO_GRADIENTS
-      ):
-        return "PyFunc"
-  return None
 
 
 def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:

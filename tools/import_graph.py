@@ -20,7 +20,15 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("servers", ("jax2tf.tools.serving*", "jax2tf.tools.quiet")),  # of ours they see nothing that imports JAX
   (
     "compatibility",
-    ("jax2tf.errors", "jax2tf._jax_compat", "jax2tf._jax_dimensions", "jax2tf._tf_compat", "jax2tf._tf_effects", "jax2tf._tf_patches"),
+    (
+      "jax2tf.errors",
+      "jax2tf._jax_compat",
+      "jax2tf._jax_dimensions",
+      "jax2tf._tf_compat",
+      "jax2tf._tf_effects",
+      "jax2tf._tf_functions",
+      "jax2tf._tf_patches",
+    ),
   ),
   (
     "values",

@@ -13,7 +13,7 @@ from jax import tree_util
 from jax2tf import _jax_compat, _tf_compat, shadows
 from jax2tf.api import argument_paths, jax_function_of
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tf_dtype
-from jax2tf.tf_calls.function import Options, Shadowed, TfFunction
+from jax2tf.tf_calls.function import Options, TfFunction, WithVariables
 from jax2tf.tf_calls.primitives import call_tf_p
 from jax2tf.trace import BoundedCache
 
@@ -88,7 +88,7 @@ def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., A
   """Returns a JAX function of the trainable variables of a TensorFlow function, and their values.
 
   `apply(variables, *args)` is `fun_tf(*args)` as if its tf.Variables had these values; they keep their own. It has all of JAX's
-  transformations, but `convert` and a vmap over variables. What `fun_tf` captures besides is read at each call.
+  transformations; a vmap over variables calls it for one element after the other. What `fun_tf` captures besides is read at each call.
 
   Args:
     fun_tf: as for `call_tf`.
@@ -158,7 +158,9 @@ class _Call:
     function, bound = self.function, values is not None
     if found := values or (shadows.current() if _jax_compat.inside_trace() else {}):
       variables = [v for v in function.variables if v.ref() in found]
-      function = function.kept((bound, *(v.ref() for v in variables)), lambda: Shadowed(self.function, variables, bound))
+      function = function.kept(
+        (bound, *(v.ref() for v in variables)), lambda: WithVariables(self.function, variables, shadowed=True, held=bound)
+      )
       arrays += [_array(found[v.ref()]) for v in variables]
     results = call_tf_p.bind(*arrays, function=function)
     assert self._out is not None  # a call, or its trace, has run `_run`

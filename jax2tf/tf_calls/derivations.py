@@ -6,90 +6,161 @@ ForwardAccumulator ignores tf.custom_gradient (TF 2.21).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 import tensorflow as tf
 
-from jax2tf import _tf_compat
-from jax2tf.tf_calls.function import REPEATABLE, Options, Run, TfFunction, tensor_spec
+from jax2tf import _tf_compat, _tf_functions
+from jax2tf.tf_calls.function import READING, REPEATABLE, Options, Reads, Run, TfFunction, WithVariables, packed, packed_aval, tensor_spec
+
+Pullback = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+# residuals -> (tensors like the results, the cotangents of these -> those of the arguments, by TensorFlow's convention)
+At = Callable[[Sequence[tf.Tensor]], tuple[list[tf.Tensor], Pullback]]
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-  """The derivative of a function at primals: a linear map of tangents, and its transpose.
+  """The derivative of a function at residuals: a linear map of tangents, and its transpose.
 
   Attributes:
-    forward: (primals, tangents) -> tangents of the floating point and complex results.
-    backward: (primals, cotangents of these) -> cotangents.
-    n_primals: how many primals there are.
+    forward: (residuals, tangents) -> tangents of the floating point and complex results.
+    backward: (residuals, cotangents of these) -> cotangents.
+    n_residuals: how many residuals there are.
   """
 
   forward: TfFunction
   backward: TfFunction
-  n_primals: int
+  n_residuals: int
 
 
-def linear(function: TfFunction, wrt: tuple[int, ...]) -> Linear:
-  """The derivative with respect to the arguments in `wrt`."""
-  return function.kept(("linear", wrt), lambda: _linear(function, wrt))
+@dataclass(frozen=True, eq=False)
+class Derivative:
+  """How JAX differentiates a function, so that what its only call has read, drawn or written is what its derivative knows.
+
+  Attributes:
+    reads: the values of its variables, which come behind the arguments; None where nothing is read.
+    forward: (arguments, values) -> results.
+    linear: the derivative; its residuals are (arguments, values).
+    is_recorded: `forward` gives the residuals instead, behind the results.
+  """
+
+  reads: Reads | None
+  forward: TfFunction
+  linear: Linear
+  is_recorded: bool = False
 
 
-def _linear(function: TfFunction, wrt: tuple[int, ...]) -> Linear:
+def derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
+  """The derivative with respect to the arguments in `wrt`.
+
+  Raises:
+    LookupError: it would run the function a second time, for another result.
+  """
+  return function.kept(("derivative", wrt), lambda: _derivative(function, wrt))
+
+
+def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
   if isinstance(function, _Mapped):
-    inner = linear(function.inner, wrt)
-    in_batch = function.batched
-    tangents = tuple(in_batch[i] for i in wrt)
-    forward = vmapped(inner.forward, (*in_batch, *tangents), function.size)
-    backward = vmapped(inner.backward, (*in_batch, *(True for _ in function.inexact_results)), function.size)
-    return Linear(forward, _summed(backward, [k for k, is_in in enumerate(tangents) if not is_in]), len(in_batch))
-  _check_repeatable(function)
-  n, of = len(function.avals_in), function.inexact_results
-  options = replace(function.options, has_side_effects=False, ordered=False, vmap_method=None)
+    return _of_each(function, wrt)
+  is_converted = function.shadows and not function.held
+  if repeatable := function.stateful <= REPEATABLE and not function.captures_others:
+    found = _repeated(function, wrt)
+    # Where `convert` reads variables, its graph is for others: they know none that exist for one call.
+    if not (function.stateful - READING or (found.reads and is_converted)):
+      return found
+  try:
+    return _recorded(function, wrt)
+  except (ValueError, LookupError) as error:
+    if repeatable:
+      return found
+    kinds = ", ".join(sorted(function.stateful - REPEATABLE)) or "what it captures"
+    raise LookupError(
+      f"'{function.name}' has no derivative. A second run would give or do something else ({kinds}), and its only run does not give what "
+      f"the derivative needs: {error}. Take random numbers as arguments (tf.random.stateless_*), or write variables outside of what is "
+      "differentiated"
+    ) from error
 
-  def values(*primals: tf.Tensor) -> list[tf.Tensor]:
-    results = function.run(*primals)
-    return [results[i] for i in of]
+
+def _repeated(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
+  """It runs the function once more, with the values that its variables had."""
+  reads, known = None, {v.ref() for v in function.held.values()}
+  if variables := [v for v in function.captured if v.ref() not in known]:
+    reads = Reads(function.name, variables, function.options)
+    function = WithVariables(function, variables, shadowed=False, held=True)
+
+  def at(primals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Pullback]:
+    outs = _inexact(function, primals)
+    return outs, lambda cotangents: _cotangents(function, primals, wrt, outs, cotangents)
+
+  return Derivative(reads, function, _linear(function, function.avals_in, wrt, at))
+
+
+def _recorded(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
+  """It takes what the function has computed.
+
+  Raises:
+    ValueError: JAX cannot hold that.
+  """
+  forward = Recorded(function, wrt)
+  residuals = forward.avals_out[len(function.avals_out) :]
+  return Derivative(None, forward, _linear(function, residuals, wrt, forward.at, apart=True), is_recorded=True)
+
+
+def _of_each(function: _Mapped, wrt: tuple[int, ...]) -> Derivative:
+  """That of the inner function, for each element of the batch."""
+  inner, size = derivative(function.inner, wrt), function.size
+  in_batch = (*function.batched, *[False] * (len(inner.reads.avals_out) if inner.reads else 0))
+  forward = vmapped(inner.forward, in_batch, size)
+  if inner.is_recorded:
+    in_batch = (True,) * inner.linear.n_residuals
+  tangents = tuple(function.batched[i] for i in wrt)
+  push = vmapped(inner.linear.forward, (*in_batch, *tangents), size)
+  pull = vmapped(inner.linear.backward, (*in_batch, *(True for _ in function.inexact_results)), size)
+  pull = _summed(pull, [k for k, is_in in enumerate(tangents) if not is_in])
+  return Derivative(inner.reads, forward, Linear(push, pull, len(in_batch)), inner.is_recorded)
+
+
+def _linear(function: TfFunction, residuals: Sequence[Any], wrt: tuple[int, ...], at: At, *, apart: bool = False) -> Linear:
+  """From `at`; `apart` from the function, its variables and shadows are none of the derivative's."""
+  n = len(residuals)
 
   def push(*operands: tf.Tensor) -> list[tf.Tensor]:
-    primals, tangents = [tf.identity(x) for x in operands[:n]], operands[n:]
-    outs = values(*primals)
+    outs, pullback = at([tf.identity(x) for x in operands[:n]])
     # The transpose of the transpose. Identities, since zeros that TensorFlow puts in by itself mean no cotangent to a converted function.
-    seeds = [tf.identity(tf.zeros_like(y)) for y in outs]
-    pulled = gradients(function, outs, [function.shadows.get(i, primals[i]) for i in wrt], seeds)
-    found = [(g, t) for g, t in zip(pulled, tangents, strict=True) if g is not None]
-    pushed = gradients(function, [g for g, _ in found], seeds, [t for _, t in found]) if found else [None] * len(seeds)
-    return _dense(pushed, outs)
+    seeds = [tf.identity(_zeros(y)) for y in outs]
+    return _dense(gradients(function, pullback(seeds), seeds, operands[n:]), outs)
 
   def pull(*operands: tf.Tensor) -> list[tf.Tensor]:
-    primals, cotangents = [tf.identity(x) for x in operands[:n]], operands[n:]
-    sources = [function.shadows.get(i, primals[i]) for i in wrt]
+    _, pullback = at([tf.identity(x) for x in operands[:n]])
     # TensorFlow's gradients of complex values are the conjugates of JAX's.
-    pulled = gradients(function, values(*primals), sources, [_conjugate(c) for c in cotangents])
-    return [_conjugate(g) for g in _dense(pulled, [primals[i] for i in wrt])]
+    return [_conjugate(g) for g in pullback([_conjugate(c) for c in operands[n:]])]
 
-  primal_avals, results = function.avals_in, [function.avals_out[i] for i in of]
-  sources = [primal_avals[i] for i in wrt]
-  return Linear(
-    _Derived(function, f"the jvp of {function.name}", push, (*primal_avals, *sources), options, results),
-    _Derived(function, f"the vjp of {function.name}", pull, (*primal_avals, *results), options, sources),
-    n,
-  )
+  results = [function.avals_out[i] for i in function.inexact_results]
+  sources = [function.avals_in[i] for i in wrt]
+  options = replace(function.options, has_side_effects=False, ordered=False, vmap_method=None)
+
+  def derived(name: str, run: Run, given: Sequence[Any], found: Sequence[Any]) -> TfFunction:
+    return _Derived(None if apart else function, f"the {name} of {function.name}", run, (*residuals, *given), options, found)
+
+  return Linear(derived("jvp", push, sources, results), derived("vjp", pull, results, sources), n)
 
 
 class _Derived(TfFunction):
-  """What was derived of a function: it exists in graphs only. The arguments of the function come first."""
+  """What was derived, of a function whose arguments come first: it exists in graphs only."""
 
-  def __init__(self, function: TfFunction, name: str, run: Run, avals_in: Sequence[Any], options: Options, avals_out: Sequence[Any]):
+  def __init__(
+    self, function: TfFunction | None, name: str, run: Run, avals_in: Sequence[Any], options: Options, avals_out: Sequence[Any] | None
+  ):
     super().__init__(name, run, avals_in, options, avals_out)
-    self.function, self.shadows, self.bound = function, function.shadows, function.bound
-
-  @property
-  def variables(self) -> Any:
-    """Those of the function."""
-    return self.function.variables
+    self.captured = function.captured if function else []
+    if function:
+      self.shadows, self.held = function.shadows, function.held
 
   def run_eagerly(self, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
     """As `TfFunction.run_eagerly`."""
@@ -101,6 +172,60 @@ class _Derived(TfFunction):
     return tuple(self._declared or ())
 
 
+class Recorded(_Derived):
+  """A function whose further results are what the graph of its gradient takes from its own."""
+
+  def __init__(self, function: TfFunction, wrt: tuple[int, ...]):
+    if "EagerPyFunc" in function.stateful:
+      raise ValueError("its py_function knows one call alone, the last")
+    options = function.options
+    if options.vmap_method not in ("sequential", "sequential_unrolled", "vectorized"):
+      options = replace(options, vmap_method=None)  # what it computes has no batch in front
+    super().__init__(function, function.name, self._run, function.avals_in, options, None)
+    self._function, self._wrt = function, wrt
+    self._apart: weakref.WeakKeyDictionary[tf.Graph, Any] = weakref.WeakKeyDictionary()
+
+  def compiled(self, jit_compile: bool | None) -> Any:
+    """As `TfFunction.compiled`; `run` calls that of `concrete`."""
+    return tf.function(self._trace, autograph=False, jit_compile=jit_compile)
+
+  def _run(self, *primals: tf.Tensor) -> list[tf.Tensor]:
+    return list(_tf_functions.flat_call(self.concrete, {})(list(primals)))
+
+  def _trace(self, *operands: tf.Tensor) -> list[tf.Tensor]:
+    function, graph, primals = self._function, _tf_compat.current_graph(), [tf.identity(x) for x in operands]
+    outs = function.run(*primals)
+    inexact = [outs[i] for i in function.inexact_results]
+
+    def pullback(*cotangents: tf.Tensor) -> list[tf.Tensor]:
+      return _cotangents(function, primals, self._wrt, inexact, cotangents, graph)
+
+    call, kept = _tf_functions.gradient_apart(pullback, [tf.TensorSpec(y.shape, y.dtype) for y in inexact])
+    dtypes, unsized = [x.dtype for x in kept], [y for y in inexact if not y.shape.is_fully_defined()]
+    if any((x.dtype.is_floating or x.dtype.is_complex) and packed_aval(x).dtype == np.uint32 for x in kept):
+      raise ValueError("it computes in dtypes that JAX has with jax_enable_x64")
+    self._apart[graph] = call, dtypes, [y.shape for y in inexact], [y.dtype for y in inexact]
+    return [*outs, *map(packed, kept), *unsized]
+
+  def at(self, residuals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Pullback]:
+    """As of `At`."""
+    call, kinds, shapes, dtypes = self._apart[self.concrete.graph]
+    kept = [x if x.dtype == dtype else tf.bitcast(x, dtype) for x, dtype in zip(residuals, kinds, strict=False)]
+    unsized = iter(residuals[len(kept) :])
+    like = [tf.zeros(s, dtype) if s.is_fully_defined() else next(unsized) for s, dtype in zip(shapes, dtypes, strict=True)]
+    return like, lambda cotangents: list(call(kept, cotangents))
+
+  @functools.cached_property
+  def avals_out(self) -> Any:
+    """Those of the function, and of what is kept."""
+    own = self._function.avals_out
+    kept = self.shapes()[len(own) :]
+    if None in kept:
+      raise ValueError("the shapes of what its gradient takes depend on values")
+    dtypes = [y.dtype.as_numpy_dtype for y in self.concrete.outputs[len(own) :]]
+    return (*own, *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(kept, dtypes, strict=True)))
+
+
 class _Mapped(_Derived):
   """A function, called for each element of the arguments that are `batched`."""
 
@@ -109,9 +234,13 @@ class _Mapped(_Derived):
     avals = [_with_batch(a, size) if is_in else a for a, is_in in zip(inner.avals_in, batched, strict=True)]
     results = [_with_batch(a, size) for a in inner.avals_out]
     super().__init__(inner, f"the vmap of {inner.name}", self._run, avals, inner.options, results)
+    self._one, self._method = inner.run, inner.options.vmap_method
+    if any(batched[i] for i in inner.held):  # in TensorFlow a variable has one value, so each element has variables of its own
+      self.held, self._method = {}, "sequential"
+      self._one = lambda *elements: list(_tf_functions.flat_call(inner.concrete, inner.held)(list(elements)))
 
   def _run(self, *operands: tf.Tensor) -> list[tf.Tensor]:
-    method = self.inner.options.vmap_method
+    method = self._method
     if method in ("expand_dims", "broadcast_all", "legacy_vectorized"):
       return self._at_once(operands, method)
     if isinstance(self.size, int) and not self.size:
@@ -119,7 +248,7 @@ class _Mapped(_Derived):
 
     def one(elements: Sequence[tf.Tensor]) -> list[tf.Tensor]:
       rows = iter(elements)
-      return self.inner.run(*[next(rows) if is_in else x for x, is_in in zip(operands, self.batched, strict=True)])
+      return self._one(*[next(rows) if is_in else x for x, is_in in zip(operands, self.batched, strict=True)])
 
     stacked = [x for x, is_in in zip(operands, self.batched, strict=True) if is_in]
     if method == "vectorized" or (method is None and not self.inner.stateful - {"ReadVariableOp"}):
@@ -139,13 +268,7 @@ class _Mapped(_Derived):
 
 
 def vmapped(function: TfFunction, batched: tuple[bool, ...], size: int) -> TfFunction:
-  """The function over a batch of `size`, in front of the arguments that are `batched` and of all results.
-
-  Raises:
-    NotImplementedError: the values of variables are batched: in TensorFlow a variable has one.
-  """
-  if function.bound and any(batched[i] for i in function.shadows):
-    raise NotImplementedError(f"vmap over the variables of '{function.name}': a TensorFlow variable has one value. Use jax.lax.map")
+  """The function over a batch of `size`, in front of the arguments that are `batched` and of all results."""
   return function.kept(("vmap", batched, size), lambda: _Mapped(function, batched, size))
 
 
@@ -161,13 +284,13 @@ def _summed(function: TfFunction, over: Sequence[int]) -> TfFunction:
   return _Derived(function, function.name, run, function.avals_in, function.options, avals)
 
 
-def gradients(function: TfFunction, ys: Sequence[Any], xs: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
-  """tf.gradients, whose refusals are LookupErrors."""
+def gradients(function: TfFunction, ys: Sequence[Any], xs: Sequence[Any], seeds: Sequence[Any], graph: Any = None) -> list[Any]:
+  """tf.gradients, whose refusals are LookupErrors; of another graph than that under construction if one is given."""
   try:
-    found = tf.gradients(ys, xs, [tf.identity(s) for s in seeds])
+    found = _tf_functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
   except LookupError as error:
     raise LookupError(f"TensorFlow cannot differentiate '{function.name}': {error}") from error
-  if any(g is None for g in found) and (blocked := _tf_compat.undifferentiated(ys)):
+  if any(g is None for g in found) and (blocked := _tf_functions.undifferentiated(ys)):
     raise LookupError(
       f"TensorFlow cannot differentiate '{function.name}': {blocked} has no gradient. Give it one with tf.custom_gradient, or put "
       "tf.stop_gradient around its result"
@@ -175,16 +298,25 @@ def gradients(function: TfFunction, ys: Sequence[Any], xs: Sequence[Any], seeds:
   return [g if g is None else tf.convert_to_tensor(g) for g in found]
 
 
-def _check_repeatable(function: TfFunction) -> None:
-  if kinds := sorted(function.stateful - REPEATABLE):
-    raise LookupError(
-      f"'{function.name}' has no derivative, because that runs the function a second time, and {', '.join(kinds)} would give or do "
-      "something else. Take the random numbers as arguments (tf.random.stateless_*), or write variables outside of what is differentiated"
-    )
+def _inexact(function: TfFunction, primals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  results = function.run(*primals)
+  return [results[i] for i in function.inexact_results]
+
+
+def _cotangents(function: TfFunction, primals: Any, wrt: Any, outs: Any, cotangents: Any, graph: Any = None) -> list[tf.Tensor]:
+  """Of the primals in `wrt`, or of the variables that they stand for."""
+  sources = [function.shadows.get(i, primals[i]) for i in wrt]
+  if graph is not None:  # which knows a variable by what it captures of it
+    sources = [graph.capture(x.handle) if isinstance(x, tf.Variable) else x for x in sources]
+  return _dense(gradients(function, outs, sources, cotangents, graph), [primals[i] for i in wrt])
 
 
 def _dense(found: Sequence[Any], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  return [tf.zeros_like(x) if g is None else tf.cast(g, x.dtype) for g, x in zip(found, like, strict=True)]
+  return [_zeros(x) if g is None else tf.cast(g, x.dtype) for g, x in zip(found, like, strict=True)]
+
+
+def _zeros(like: tf.Tensor) -> tf.Tensor:
+  return tf.zeros(like.shape, like.dtype) if like.shape.is_fully_defined() else tf.zeros_like(like)
 
 
 def _conjugate(x: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from jax import dtypes
 
-from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
+from jax2tf import _jax_compat, _jax_dimensions, _tf_compat, _tf_functions
 from jax2tf.dtypes import is_differentiable, tf_dtype
 from jax2tf.tf_calls.shapes import Shape, symbolic_shapes
 
@@ -33,7 +33,7 @@ REPEATABLE = frozenset(
   }
 )
 # Of these, those that only read: a call that nobody needs may be left out.
-_READING = REPEATABLE - {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
+READING = REPEATABLE - {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case", "StatelessWhile", "StatelessIf", "StatelessCase"})
 
 
@@ -65,11 +65,11 @@ class TfFunction:
     avals_in: shapes and dtypes of the arguments.
     options: what the user said.
     shadows: {position of an argument: the variable that it stands for in derivatives}.
-    bound: these arguments are the values of the variables, too.
+    held: {position of an argument: the variable whose value it is}: a call reads it there.
   """
 
   shadows: Mapping[int, tf.Variable] = MappingProxyType({})
-  bound = False
+  held: Mapping[int, tf.Variable] = MappingProxyType({})
 
   def __init__(self, name: str, run: Run, avals_in: Sequence[Any], options: Options, declared: Sequence[Any] | None = None):
     self.name, self.run, self.avals_in, self.options = name, run, tuple(avals_in), options
@@ -90,7 +90,7 @@ class TfFunction:
   @functools.cached_property
   def flat_call(self) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
     """The graph, called on eager tensors."""
-    return _tf_compat.flat_call(self.concrete, self.shadows if self.bound else {})
+    return _tf_functions.flat_call(self.concrete, self.held)
 
   def compiled(self, jit_compile: bool | None) -> Any:
     """The function as a tf.function."""
@@ -118,9 +118,7 @@ class TfFunction:
             f"'{self.name}' returns {y.dtype.name}{y.shape}, declared is {dtypes.canonicalize_dtype(aval.dtype)}{aval.shape}"
           )
       return tuple(self._declared)
-    shapes: Sequence[tuple[Any, ...] | None] = [tuple(y.shape) if y.shape.is_fully_defined() else None for y in outs]
-    if None in shapes and any(_jax_dimensions.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
-      shapes = symbolic_shapes([aval.shape for aval in self.avals_in], self._infer)
+    shapes = self.shapes()
     for y, shape in zip(outs, shapes, strict=True):
       if shape is None:
         raise ValueError(
@@ -128,6 +126,14 @@ class TfFunction:
           "Declare the shape of the result with output_shape_dtype"
         )
     return tuple(jax.ShapeDtypeStruct(shape, y.dtype.as_numpy_dtype) for y, shape in zip(outs, shapes, strict=True) if shape is not None)
+
+  def shapes(self) -> Sequence[tuple[Any, ...] | None]:
+    """Those of the results, as TensorFlow infers them; None for one that it cannot."""
+    shapes: Sequence[tuple[Any, ...] | None]
+    shapes = [tuple(y.shape) if y.shape.is_fully_defined() else None for y in self.concrete.outputs]
+    if None in shapes and any(_jax_dimensions.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
+      shapes = symbolic_shapes([aval.shape for aval in self.avals_in], self._infer)
+    return shapes
 
   def _infer(self, shapes: list[Shape]) -> list[Shape]:
     specs = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)]
@@ -141,12 +147,18 @@ class TfFunction:
 
   def run_eagerly(self, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
     """The results for eager tensors: `run` itself for the user's function."""
-    if self.bound:
+    if self.held:
       return self.flat_call(list(tensors))
     if not tf.executing_eagerly():
       with _tf_compat.outside_graphs():
         return self.run(*tensors)
     return self.run(*tensors)
+
+  def called_back(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results for the arrays of a callback."""
+    # TensorFlow's tensors share the memory of the arrays, and JAX's memory is used again after the call.
+    keep = np.array if self.stateful else np.asarray
+    return [y.numpy() for y in self.flat_call([tf.constant(keep(x)) for x in arrays])]
 
   @functools.cached_property
   def stateful(self) -> frozenset[str]:
@@ -159,14 +171,23 @@ class TfFunction:
   def has_effects(self) -> bool:
     """Whether a call must run although nobody needs its results."""
     said = self.options.has_side_effects
-    return self.options.ordered or bool(self.stateful - _READING if said is None else said)
+    return self.options.ordered or bool(self.stateful - READING if said is None else said)
+
+  @property
+  def variables(self) -> list[tf.Variable]:
+    """The floating point and complex variables that it captures, in the order of their first use."""
+    return [v for v in self.captured if (v.dtype.is_floating or v.dtype.is_complex) and v.shape.is_fully_defined()]
 
   @functools.cached_property
-  def variables(self) -> list[tf.Variable]:
-    """The floating point and complex variables that it captures, in the order of their first use; TensorFlow has them in a set."""
+  def captured(self) -> list[tf.Variable]:
+    """All variables that it captures, in the order of their first use; TensorFlow has them in a set."""
     by_handle = {id(v.handle): v for v in self.concrete.graph.variables}
-    found = [by_handle[id(x)] for x in self.concrete.captured_inputs if id(x) in by_handle]
-    return [v for v in found if (v.dtype.is_floating or v.dtype.is_complex) and v.shape.is_fully_defined()]
+    return [by_handle[id(x)] for x in self.concrete.captured_inputs if id(x) in by_handle]
+
+  @property
+  def captures_others(self) -> bool:
+    """Whether it captures tables, or other things that TensorFlow holds, but variables."""
+    return sum(x.dtype in (tf.resource, tf.variant) for x in self.concrete.captured_inputs) > len(self.captured)
 
   @property
   def inexact_results(self) -> list[int]:
@@ -181,17 +202,24 @@ class TfFunction:
       return self._derived[key]
 
 
-class Shadowed(TfFunction):
-  """A function with an argument more for some of its variables: derivatives by the variables are those by these arguments.
+class WithVariables(TfFunction):
+  """A function with an argument more for some of its variables.
 
-  Its values depend on them only where they are bound: then a call gives them to the variables, and the function's own stay as they are.
+  Args:
+    function: reads the variables.
+    variables: those that become arguments, behind its own.
+    shadowed: derivatives by the variables are those by these arguments, which have JAX's dtypes.
+    held: a call gives the arguments to the variables, and the function's own stay as they are.
   """
 
-  def __init__(self, function: TfFunction, variables: Sequence[tf.Variable], bound: bool):
+  def __init__(self, function: TfFunction, variables: Sequence[tf.Variable], *, shadowed: bool, held: bool):
     n = len(function.avals_in)
-    values = [jax.ShapeDtypeStruct(v.shape, dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in variables]
-    super().__init__(function.name, lambda *tensors: function.run(*tensors[:n]), (*function.avals_in, *values), function.options)
-    self.function, self.shadows, self.bound = function, dict(enumerate(variables, n)), bound
+    avals = [_canonical(v) if shadowed else packed_aval(v) for v in variables]
+    super().__init__(function.name, lambda *tensors: function.run(*tensors[:n]), (*function.avals_in, *avals), function.options)
+    own = dict(enumerate(variables, n))
+    self.function = function
+    self.shadows = {**function.shadows, **own} if shadowed else function.shadows
+    self.held = {**function.held, **own} if held else function.held
 
   @property
   def stateful(self) -> Any:
@@ -204,9 +232,38 @@ class Shadowed(TfFunction):
     return self.function.avals_out
 
   @property
-  def variables(self) -> Any:
+  def captured(self) -> Any:
     """Those of the function."""
-    return self.function.variables
+    return self.function.captured
+
+
+class Reads(TfFunction):
+  """The values of variables, at any arguments: it is called with those of a function, so that it comes when the function would."""
+
+  def __init__(self, name: str, variables: Sequence[tf.Variable], options: Options):
+    # With an effect, so that rematerialisation keeps the values.
+    options = replace(options, has_side_effects=True, vmap_method=None)
+    super().__init__(f"the variables of {name}", lambda *_: [packed(v.read_value()) for v in variables], (), options)
+
+  def called_back(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """As `TfFunction.called_back`; no array is copied."""
+    return super().called_back(())
+
+
+def _canonical(v: tf.Variable) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(v.shape, dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype))
+
+
+def packed_aval(y: tf.Tensor | tf.Variable) -> jax.ShapeDtypeStruct:
+  """Of a value that JAX only keeps: as it is, or as the bits of 64-bit elements that JAX has not without jax_enable_x64."""
+  if (aval := _canonical(y)).dtype == y.dtype.as_numpy_dtype:
+    return aval
+  return jax.ShapeDtypeStruct((*y.shape, y.dtype.size // 4), np.uint32)
+
+
+def packed(y: tf.Tensor) -> tf.Tensor:
+  """The value, as `packed_aval` has it."""
+  return y if packed_aval(y).dtype == y.dtype.as_numpy_dtype else tf.bitcast(y, tf.uint32)
 
 
 def tensor_spec(aval: Any) -> tf.TensorSpec:

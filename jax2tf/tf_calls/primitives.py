@@ -8,14 +8,14 @@ from typing import Any
 import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 from jax2tf import _jax_compat
 from jax2tf.dtypes import is_differentiable
 from jax2tf.registry import lowers, stays_in_tensorflow
 from jax2tf.tf_calls import under_jit
-from jax2tf.tf_calls.derivations import Linear, linear, vmapped
-from jax2tf.tf_calls.function import TfFunction
+from jax2tf.tf_calls.derivations import Linear, derivative, vmapped
+from jax2tf.tf_calls.function import Reads, TfFunction
 
 call_tf_p = Primitive("call_tf")
 call_tf_p.multiple_results = True
@@ -48,19 +48,22 @@ def _shaped(avals: Sequence[Any]) -> list[Any]:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
-  outs = call_tf_p.bind(*primals, function=function)
-  of = function.inexact_results
-  wrt = tuple(i for i, (x, t) in enumerate(zip(function.avals_in, tangents, strict=True)) if _moves(x, t))
-  if not (of and wrt):
+  n, of = len(function.avals_out), function.inexact_results
+  wrt = tuple(i for i, (x, t) in enumerate(zip(primals, tangents, strict=True)) if _moves(jax.typeof(x), t))
+  if isinstance(function, Reads) or not (of and wrt):
+    outs = call_tf_p.bind(*primals, function=function)
     return outs, [_zero(y) for y in outs]
-  found = call_tf_linear_p.bind(*primals, *[tangents[i] for i in wrt], linear=linear(function, wrt))
-  pushed = dict(zip(of, found, strict=True))
+  found = derivative(function, wrt)
+  operands = [*primals, *(call_tf_p.bind(*primals, function=found.reads) if found.reads else ())]
+  results = call_tf_p.bind(*operands, function=found.forward)
+  outs, residuals = results[:n], results[n:] if found.is_recorded else operands
+  pushed = dict(zip(of, call_tf_linear_p.bind(*residuals, *[tangents[i] for i in wrt], linear=found.linear), strict=True))
   return outs, [pushed[i] if i in pushed else _zero(y) for i, y in enumerate(outs)]
 
 
 def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: Linear) -> tuple[Any, Any]:
   """At fixed primals it is its own derivative; else that of any function."""
-  n = linear.n_primals
+  n = linear.n_residuals
   outs = call_tf_linear_p.bind(*primals, linear=linear)
   total = [_zero(y) for y in outs]
   if any(not isinstance(t, ad.Zero) for t in tangents[n:]):
@@ -82,13 +85,16 @@ def _moves(aval: Any, tangent: Any) -> bool:
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, linear: Linear) -> list[Any]:
-  n = linear.n_primals
+  n = linear.n_residuals
   given = map(ad.instantiate_zeros, cotangents)
   found = call_tf_p.bind(*operands[:n], *given, function=linear.backward)
   return [None] * n + [c if ad.is_undefined_primal(x) else None for x, c in zip(operands[n:], found, strict=True)]
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
+  if isinstance(function, Reads):
+    outs = call_tf_p.bind(*arrays, function=function)
+    return outs, [None] * len(outs)
   arrays, batched, size = _in_front(arrays, dims)
   outs = call_tf_p.bind(*arrays, function=vmapped(function, batched, size))
   return outs, [0] * len(outs)
@@ -96,7 +102,7 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, function: TfFunction) 
 
 def _linear_batch(arrays: Sequence[Any], dims: Sequence[Any], *, linear: Linear) -> tuple[Any, Any]:
   arrays, batched, size = _in_front(arrays, dims)
-  n, of = linear.n_primals, len(linear.forward.avals_out)
+  n, of = linear.n_residuals, len(linear.forward.avals_out)
   arrays = [
     x if i < n or is_in else jax.numpy.broadcast_to(x, (size, *x.shape)) for i, (x, is_in) in enumerate(zip(arrays, batched, strict=True))
   ]
@@ -118,6 +124,27 @@ def _in_front(arrays: Sequence[Any], dims: Sequence[Any]) -> tuple[list[Any], tu
   return [jax.numpy.moveaxis(x, d, 0) if is_in else x for x, d, is_in in zip(arrays, dims, batched, strict=True)], batched, size
 
 
+def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: Any) -> Any:
+  """What rematerialisation does with a call: what may have changed is never asked for again.
+
+  Args:
+    saveable: the policy.
+    unknown: of the operands.
+    here: of the operands, which there are when it is computed again.
+    eqn: the equation of the call.
+
+  Returns:
+    its equation in the forward pass, that in the backward pass, and for each result whether it is unknown and whether it is there in the
+    backward pass; the operands to keep.
+  """
+  n, missing = len(eqn.outvars), [x for x, is_here in zip(eqn.invars, here, strict=True) if not is_here]
+  if any(unknown):
+    return None, eqn, [True] * n, [True] * n, missing
+  keep = bool(eqn.params["function"].stateful) or saveable(eqn.primitive, *[x.aval for x in eqn.invars], **eqn.params) is True
+  return (eqn, None, [False] * n, [False] * n, []) if keep else (eqn, eqn, [False] * n, [True] * n, missing)
+
+
+partial_eval.partial_eval_jaxpr_custom_rules[call_tf_p] = _known
 ad.primitive_jvps[call_tf_p] = _jvp
 ad.primitive_jvps[call_tf_linear_p] = _linear_jvp
 ad.primitive_transposes[call_tf_linear_p] = _transpose
@@ -131,20 +158,15 @@ stays_in_tensorflow({call_tf_p: lambda function: function.variables, call_tf_lin
 @lowers(call_tf_p)
 def call_tf(ctx: Any, *operands: Any, function: TfFunction) -> Any:
   """The function's own ops."""
-  return _in_graph(ctx, function, operands)
+  return _in_graph(function, operands)
 
 
 @lowers(call_tf_linear_p)
 def call_tf_linear(ctx: Any, *operands: Any, linear: Linear) -> Any:
   """Those of its derivative."""
-  return _in_graph(ctx, linear.forward, operands)
+  return _in_graph(linear.forward, operands)
 
 
-def _in_graph(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Any:
-  if function.bound:
-    ctx.refuse(
-      "the variables of jax2tf.functional are arguments, and the ops of a TensorFlow function read its own",
-      f"assign the values to the variables, and convert call_tf of '{function.name}'",
-    )
+def _in_graph(function: TfFunction, operands: Sequence[Any]) -> Any:
   with _jax_compat.eval_context():
-    return function.run(*operands)
+    return function.flat_call(list(operands)) if function.held else function.run(*operands)

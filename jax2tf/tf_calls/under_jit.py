@@ -64,7 +64,7 @@ def _why_not_inlined(function: TfFunction) -> str | None:
     return "it has variables or tables, which are read at each call"
   if not all(x.shape.is_fully_defined() for x in function.concrete.outputs):
     return "the shapes of its results depend on values"
-  if bound and any(v.dtype != tf_dtype(function.avals_in[i].dtype) for i, v in function.shadows.items()):
+  if any(v.dtype != tf_dtype(function.avals_in[i].dtype) for i, v in function.held.items()):
     return "JAX has its variables in other dtypes without jax_enable_x64"
   if kinds := function.stateful - (_READS if bound else set()):
     return f"its ops {', '.join(sorted(kinds))} have state"
@@ -73,7 +73,7 @@ def _why_not_inlined(function: TfFunction) -> str | None:
 
 def _bound(function: TfFunction) -> dict[int, int]:
   """{id of the handle of a variable: position of the argument that is its value}."""
-  return {id(v.handle): i for i, v in function.shadows.items()} if function.bound else {}
+  return {id(v.handle): i for i, v in function.held.items()}
 
 
 def _hlo(function: TfFunction, platform: str) -> bytes | str:
@@ -98,12 +98,8 @@ def _inlined(ctx: Any, function: TfFunction, code: bytes, operands: Sequence[Any
 
 
 def _called_back(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[Any]:
-  call = function.flat_call
-  # TensorFlow's tensors share the memory of the arrays, and JAX's memory is used again after the call.
-  keep = np.array if function.stateful else np.asarray
-
   def callback(*arrays: Any) -> tuple[np.ndarray, ...]:
-    return tuple(y.numpy() for y in call([tf.constant(keep(x)) for x in arrays]))
+    return tuple(function.called_back(arrays))
 
   ordered = function.options.ordered
   token = ctx.tokens_in.get(ORDERED) if ordered else None

@@ -91,6 +91,20 @@ def test_derivatives(directory, scaled):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, want)
 
 
+def test_converted(directory):
+  """Each call in the graph has variables of its own."""
+  apply, variables = functional(tf.saved_model.load(directory), X)
+  other = [v + 1 for v in variables]
+  f = tf.function(jax2tf.convert(lambda v, x: 2 * apply(v, x)))
+  with tf.GradientTape() as tape:
+    tensors = list(map(tf.constant, other))
+    tape.watch(tensors)
+    y = f(tensors, X)
+  np.testing.assert_allclose(y, 2 * in_jax(other, X), rtol=1e-5)
+  expected = jax.grad(lambda v: 2 * in_jax(v, X).sum())(other)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), tape.gradient(y, tensors), expected)
+
+
 def test_a_dtype_that_jax_has_not():
   v = tf.Variable([1.0, 2.0], dtype=tf.float64)
   apply, variables = functional(lambda x: tf.cast(x, tf.float64) * v, X[0])
@@ -104,10 +118,6 @@ def test_refusals(directory):
     functional(tf.sin, X)
   with pytest.raises(ValueError, match="have the shapes"):
     apply(variables[:1], X)
-  with pytest.raises(NotImplementedError, match="one value"):
-    jax.vmap(apply, (0, None))([jnp.stack([v, v]) for v in variables], X)
-  with pytest.raises(jax2tf.LoweringError, match="assign the values"):
-    jax2tf.convert(apply)(variables, X)
 
   def writes(x):
     model.b.assign_add([1.0, 1.0])

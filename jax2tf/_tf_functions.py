@@ -1,0 +1,106 @@
+"""TensorFlow's own functions, as `call_tf` needs them: called without checks, with other variables, and apart from their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.function.polymorphism import function_type as _function_type
+from tensorflow.python.eager import context as _context
+from tensorflow.python.eager.polymorphic_function import concrete_function as _concrete_function
+from tensorflow.python.framework import func_graph as _func_graph
+from tensorflow.python.ops import gradients_util as _gradients
+
+
+def flat_call(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
+  """A concrete function of a flat signature, without the checks of its arguments, which take longer than a small function.
+
+  Args:
+    concrete: the function.
+    given: {position of an argument: a variable, which has the argument for its value in the call}.
+  """
+  captured = concrete.captured_inputs
+  if not given:
+    return lambda tensors: concrete._call_flat(tensors, captured) or ()
+  places = {id(v.handle): i for i, v in given.items()}
+
+  def call(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+    own = [_variable(tensors[places[id(x)]], given[places[id(x)]]) if id(x) in places else x for x in captured]
+    return concrete._call_flat(tensors, own) or ()
+
+  return call
+
+
+def _variable(value: tf.Tensor, like: tf.Variable) -> tf.Tensor:
+  """The handle of a variable of its own, which has the value, or the value whose bits these are, and ends with the last use."""
+  handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_context.anonymous_name())
+  is_packed = value.dtype == tf.uint32 != like.dtype
+  value = tf.bitcast(value, like.dtype) if is_packed else tf.cast(value, like.dtype)
+  assigned = tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+  if tf.executing_eagerly():
+    return handle
+  with tf.control_dependencies([assigned]):
+    return tf.identity(handle)
+
+
+def gradient_apart(
+  gradients: Callable[..., Sequence[tf.Tensor]], cotangents: Sequence[tf.TensorSpec]
+) -> tuple[Callable[..., Sequence[tf.Tensor]], list[tf.Tensor]]:
+  """A function that uses tensors of the graph under construction, as one without them, as TensorFlow does it for its tapes.
+
+  Args:
+    gradients: cotangents -> their results.
+    cotangents: their specs.
+
+  Returns:
+    ((values of the tensors, cotangents) -> results, the tensors).
+
+  Raises:
+    ValueError: it uses more than values.
+  """
+  here = tf.compat.v1.get_default_graph()
+  graph = _func_graph.func_graph_from_py_func("gradient", lambda *c: list(gradients(*c)), [], {}, signature=list(cotangents))
+  given = {id(inner): outer for outer, inner in here.captures}  # what the function itself captures
+  used = [given.get(id(x), x) for x, _ in graph.captures]
+  kept = [x for x in used if tf.is_symbolic_tensor(x)]
+  if odd := sorted({x.dtype.name for x in kept if x.dtype in (tf.resource, tf.variant, tf.string)}):
+    raise ValueError(f"its gradient needs values of the dtype {', '.join(odd)}, which JAX does not have; loops and branches do")
+  if reads := sorted({op.type for op in graph.get_operations()} & {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}):
+    raise ValueError(f"its gradient has {', '.join(reads)}")
+  kind = _function_type.from_structured_signature(((), {}), graph.structured_outputs, graph.function_captures.capture_types)
+  concrete = _concrete_function.ConcreteFunction.from_func_graph(graph, kind, {})
+
+  def call(values: Sequence[tf.Tensor], cotangents: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    rest = iter(values)
+    return concrete._call_flat(list(cotangents), [next(rest) if tf.is_symbolic_tensor(x) else x for x in used]) or ()
+
+  return call, kept
+
+
+def gradients_of(ys: Sequence[tf.Tensor], xs: Sequence[Any], seeds: Sequence[tf.Tensor], graph: tf.Graph | None) -> list[Any]:
+  """tf.gradients of a `graph`, by default that under construction."""
+  return _gradients._GradientsHelper(ys, xs, seeds, src_graph=graph)
+
+
+# Registered as not differentiable, although their results may depend on their arguments in any way.
+_UNKNOWN_TO_GRADIENTS = ("PyFunc", "PyFuncStateless")
+
+
+def undifferentiated(ys: Sequence[tf.Tensor]) -> str | None:
+  """The type of an op, among those that `ys` depend on, that passes no gradient on although its result may vary; None without one."""
+  seen: set[tf.Operation] = set()
+  waiting = [y.op for y in ys]
+  while waiting:
+    if (op := waiting.pop()) in seen or op.type in ("StopGradient", "PreventGradient"):
+      continue
+    seen.add(op)
+    if op.type in _UNKNOWN_TO_GRADIENTS:
+      return op.type
+    waiting += [x.op for x in op.inputs]
+    for name in (value.func.name for value in op.node_def.attr.values() if value.HasField("func")):
+      if (function := op.graph._functions.get(name)) is not None and any(
+        inner.op == unknown for inner in function.cached_definition.node_def for unknown in _UNKNOWN_TO_GRADIENTS
+      ):
+        return "PyFunc"
+  return None
