@@ -1,6 +1,7 @@
 # Everything from one command: each target makes its own virtual environment when it is missing.
 #
 #   make quickstart   a sentence encoder from JAX to a SavedModel, checked in a process without JAX
+#   make generate     a decoder trained, saved with its key-value cache, and run without JAX a token at a time
 #   make test         the test suite, on two cores
 #   make every-row    the test suite with its longest tables whole, of which `make test` has a quarter
 #   make lint         ruff, mypy and the import graph
@@ -32,11 +33,14 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart test every-row lint bench coverage conformance growth cost libraries load minilm models readers speed targets golden clean
+.PHONY: quickstart generate test every-row lint bench coverage conformance growth cost libraries load minilm models readers speed targets golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
 	$(RUN) examples/quickstart.py
+
+generate: $(VENV)/.examples
+	$(RUN) examples/generate.py
 
 test: $(VENV)/.test
 	$(RUN) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)

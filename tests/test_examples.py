@@ -15,13 +15,15 @@ HERE = Path(__file__).resolve().parent
 EXAMPLES = sorted((HERE.parent / "examples").glob("*.py"))
 
 # The tests that run an example as a program, from its command line to its last line.
-RUN_BY = {"quickstart": "test_quickstart.py", "train_step": "test_training.py"}
+RUN_BY = {"quickstart": "test_quickstart.py", "train_step": "test_training.py", "generate": "test_generate.py"}
 
 
 def test_each_example_is_run_by_a_test() -> None:
   """As a program, or by one: a program imports its parts, or names the scripts that it starts."""
   for name, test in RUN_BY.items():
-    assert re.search(rf'"{name}\.py"|\b{name}\.__file__', (HERE / test).read_text(encoding="utf-8")), f"{test} does not start {name}.py"
+    assert re.search(rf'"{name}\.py"|\b{name}\.(__file__|main\()', (HERE / test).read_text(encoding="utf-8")), (
+      f"{test} does not start {name}.py"
+    )
   texts, reached = {path.stem: path.read_text(encoding="utf-8") for path in EXAMPLES}, set(RUN_BY)
   for _ in texts:
     said = "\n".join(texts[name] for name in reached)

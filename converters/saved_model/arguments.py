@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from jax import export, tree_util
 
-from .notation import Spec
+from .notation import Spec, variables
 
 Given: TypeAlias = Any  # str | jax.ShapeDtypeStruct | tf.TensorSpec, which mypy does not know
 
@@ -54,6 +54,11 @@ class Arguments:
   def polymorphic_shapes(self) -> list[Any]:
     """For `jax2tf.convert`: f32[b,2*b + 1] -> "b, 2*b + 1"."""
     return list(tree_util.tree_unflatten(self.tree, [", ".join(map(str, aval.shape)) for aval in self.avals]))
+
+  def concerned_by(self, constraints: Sequence[str]) -> tuple[str, ...]:
+    """The constraints with a dimension variable of these arguments; JAX refuses all others."""
+    own = {*variables(str(d) for aval in self.avals for d in aval.shape)}
+    return tuple(text for text in constraints if own & {*variables([text])})
 
   def specs(self) -> dict[str, tf.TensorSpec]:
     """The TensorFlow types by name: a symbolic size is unknown."""

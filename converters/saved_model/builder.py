@@ -39,7 +39,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       complex parameters ever are.
     stored_dtype: in which wider floating point parameters are kept, such as jnp.bfloat16: half the file and the memory. They are cast back
       where they are used, so the model is the function of rounded parameters, and computes in its own dtypes.
-    polymorphic_constraints: conditions on the dimension variables of all functions, such as "b <= 512".
+    polymorphic_constraints: conditions on dimension variables, such as "b <= 512", for the functions whose inputs have one of these.
     with_gradient: whether TensorFlow may differentiate the loaded model.
 
   Raises:
@@ -160,6 +160,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     state = self._checked_state(batching) if stateful else None
     constraints, with_gradient = self._options.value
     arguments = Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
+    constraints = arguments.concerned_by(constraints)
     names = [signatures] if isinstance(signatures, str) else list(signatures)
     if taken := [name for name in names if name in self._signatures.value]:
       raise ValueError(f"signature {taken[0]!r} is there already; give this one another name in `signatures`")

@@ -42,6 +42,15 @@ def both() -> saved_model.Model:
   return model.add(embed, inputs=EMBED, signatures="embed", method="embed", defaults={"temperature": 2.0})
 
 
+def test_constraints_concern_the_functions_that_have_their_variables() -> None:
+  model = saved_model.Model(PARAMS, polymorphic_constraints=["b <= 8", "s >= 2"])
+  model.add(predict, inputs={"x": "f32[b,4]"}, signatures="predict").add(embed, inputs=EMBED, signatures="embed")
+  with pytest.raises(tf.errors.InvalidArgumentError, match="b <= 8"):
+    model.signatures["predict"](x=tf.zeros([9, 4]))
+  with pytest.raises(tf.errors.InvalidArgumentError, match=">= 2"):
+    model.signatures["embed"](batch_ids=X, batch_mask=np.ones((3, 1), np.int32), temperature=np.ones(3, np.float32))
+
+
 def signature_def(path: Path, name: str) -> Any:
   saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
   return saved.meta_graphs[0].signature_def[name]

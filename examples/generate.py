@@ -1,0 +1,136 @@
+"""How does a model that generates text become a SavedModel that remembers what it has read?
+
+Trains the decoder of decoder.py (once), saves it with its key-value cache as build/generate/1/ with three signatures: `prefill` reads
+texts into slots of the cache, `decode` makes one token more in each, `generate` makes whole texts without the cache of the model.
+generate_serve.py, which never imports JAX, then generates from it. The tokens must be JAX's; build/generate/speed.png shows both.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import quiet
+
+with quiet.startup():
+  import jax
+  import matplotlib
+
+  from jax2tf.converters import saved_model
+
+import decoder
+import decoder_training
+
+matplotlib.use("Agg")  # draws into files, without a display
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parent / "build" / "generate"
+SLOTS, TOKENS, TEMPERATURE = 4, 512, 0.7
+PROMPTS = ['The "with" statement', "A list is", "class Counter:\n", "Functions"]
+
+
+def prefill(params: Any, cache: Any, slots: Any, tokens: Any, lengths: Any, seeds: Any, temperature: Any) -> Any:
+  """The cache with new texts in it, and the first token of each that follows."""
+  cache, scores = decoder.prefill(params, cache, slots, tokens, lengths)
+  return cache, {"token": decoder.sample(scores, seeds, lengths, temperature)}
+
+
+def decode(params: Any, cache: Any, slots: Any, tokens: Any, seeds: Any, temperature: Any) -> Any:
+  """The cache with one token more in each text, and the next."""
+  cache, scores = decoder.decode(params, cache, slots, tokens)
+  return cache, {"token": decoder.sample(scores, seeds, cache["lengths"][slots], temperature)}
+
+
+def build(params: Any, slots: int = SLOTS, length: int = decoder.LENGTH) -> saved_model.Model:
+  """The three signatures; batch and length of the prompts are symbolic."""
+  model = saved_model.Model(params, state=decoder.empty_cache(slots, length), polymorphic_constraints=[f"s <= {length}"])
+  common = {"seeds": "i32[b]", "temperature": "f32[]"}
+  prompts = {"tokens": "i32[b,s]", "lengths": "i32[b]"}
+  model.add(prefill, inputs={"slots": "i32[b]", **prompts, **common}, signatures="prefill", stateful=True)
+  model.add(decode, inputs={"slots": "i32[b]", "tokens": "i32[b]", **common}, signatures="decode", stateful=True)
+  model.add(decoder.generate, inputs={**prompts, **common, "count": "i32[]"}, outputs=["tokens"], signatures="generate")
+  return model
+
+
+def request(vocabulary: Any, prompts: list[str] = PROMPTS) -> dict[str, np.ndarray]:
+  """The inputs that prefill and generate share, padded to one length."""
+  ids = [vocabulary.encode(prompt).ids for prompt in prompts]
+  lengths = np.array([len(row) for row in ids], np.int32)
+  tokens = np.zeros((len(ids), lengths.max()), np.int32)
+  for row, found in zip(tokens, ids, strict=True):
+    row[: len(found)] = found
+  return {"tokens": tokens, "lengths": lengths, "seeds": np.arange(len(ids), dtype=np.int32), "temperature": np.float32(TEMPERATURE)}
+
+
+def in_jax(params: Any, given: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
+  """(tokens i32[b,count], seconds of each): prefill and decode under jax.jit, which may write the cache where it is."""
+  first, after = jax.jit(prefill, donate_argnums=1), jax.jit(decode, donate_argnums=1)
+  seeds, temperature = given["seeds"], given["temperature"]
+  slots, params = np.arange(len(seeds), dtype=np.int32), jax.device_put(params)
+  cache, made = first(params, jax.device_put(decoder.empty_cache(SLOTS)), slots, given["tokens"], given["lengths"], seeds, temperature)
+  found, seconds = [made["token"]], []
+  for _ in tqdm(range(count - 1), "JAX, with its cache"):
+    start = time.perf_counter()
+    cache, made = after(params, cache, slots, found[-1], seeds, temperature)
+    found.append(jax.block_until_ready(made["token"]))
+    seconds.append(time.perf_counter() - start)
+  return np.stack(found, axis=1), np.array(seconds)
+
+
+def without_cache(params: Any, given: dict[str, np.ndarray], sizes: list[int]) -> np.ndarray:
+  """Seconds for one token more of texts of these sizes, if the whole text is read again."""
+  scores, times = jax.jit(lambda params, tokens: decoder.logits(params, tokens)[:, -1]), []
+  for size in tqdm(sizes, "JAX, without a cache"):
+    tokens = np.resize(given["tokens"], (len(given["tokens"]), size))
+    jax.block_until_ready(scores(params, tokens))
+    times.append(min(_seconds(lambda tokens=tokens: jax.block_until_ready(scores(params, tokens))) for _ in range(3)))
+  return np.array(times)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+  start = time.perf_counter()
+  call()
+  return time.perf_counter() - start
+
+
+def main(directory: Path = BUILD, *, steps: int = decoder_training.STEPS, count: int = TOKENS) -> None:
+  params, vocabulary = decoder_training.load(directory, steps)
+  given = request(vocabulary)
+  expected, seconds = in_jax(params, given, count)
+  again = without_cache(params, given, sizes := [2**k for k in range(4, 10) if 2**k <= count])
+
+  start = time.perf_counter()
+  saved = build(params).save(directory, version=1, overwrite=True)
+  size = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
+  print(f"saved {saved}: {size / 1e6:.1f} MB in {time.perf_counter() - start:.1f} s", flush=True)
+
+  vocabulary.save(str(directory / "tokenizer.json"))
+  np.savez(directory / "request.npz", allow_pickle=False, expected=expected, **given)
+  subprocess.run([sys.executable, str(HERE / "generate_serve.py"), str(directory)], check=True)
+  in_tf = np.load(directory / "seconds.npy")
+  draw({"JAX": seconds, "TensorFlow without JAX": in_tf}, sizes, again, directory / "speed.png")
+
+
+def draw(with_cache: dict[str, np.ndarray], sizes: list[int], again: np.ndarray, file: Path) -> None:
+  figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+  for (name, seconds), colour in zip(with_cache.items(), ("C0", "C1"), strict=True):
+    steady = np.median(np.lib.stride_tricks.sliding_window_view(seconds, 9), axis=1)  # other processes take their time too
+    axes.plot(4 + np.arange(len(steady)), 1e3 * steady, colour, label=f"{name}, with its cache")
+  axes.plot(sizes, 1e3 * again, "0.5", marker="o", label="JAX, reading the whole text again")
+  axes.set(title=f"One token more for {SLOTS} texts", xlabel="tokens in each text", ylabel="milliseconds", yscale="log")
+  axes.legend()
+  figure.savefig(file, dpi=120)
+  plt.close(figure)
+  print(f"time for each token: {file}")
+
+
+if __name__ == "__main__":
+  main(*map(Path, sys.argv[1:2]))
