@@ -29,6 +29,7 @@ from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
 from jax._src import util as _util
 from jax._src import xla_metadata as _xla_metadata
 from jax._src import xla_metadata_lib as _xla_metadata_lib
@@ -54,6 +55,7 @@ from jax.sharding import AxisType, Sharding
 
 trace_context = _config.trace_context
 is_user_file = _source_info_util.is_user_filename
+leave_out_frames = _traceback_util.register_exclusion  # of a folder, in what a debugger shows
 # For what is known of a jaxpr, which holds the arrays that its function closes over: the first memoises by its first argument, and the
 # second by all, jaxprs in tuples too; neither keeps a jaxpr alive, so no value may hold the jaxpr that it belongs to.
 weakly_cached = functools.partial(_util.weakref_lru_cache, trace_context_in_key=False)
@@ -239,12 +241,21 @@ def call_effect(name: str, *, ordered: bool) -> Any:
 pure_callback_p = _callback.pure_callback_p
 
 
+io_callback_p = _callback.io_callback_p
+
+
 def pure_callback(callback: Any) -> Callable[..., Sequence[Any]]:
   """Arrays -> results, as JAX itself calls the function of an equation."""
   return functools.partial(_callback.pure_callback_impl, callback=callback, result_avals=(), sharding=None, vmap_method=None)
 
 
+def io_callback(callback: Any) -> Callable[..., Sequence[Any]]:
+  """Arrays -> results, as JAX itself calls the function of an equation."""
+  return functools.partial(_callback.io_callback_impl, callback=callback, result_avals=(), sharding=None, ordered=False)
+
+
 debug_print_p, debug_callback_p = _debugging.debug_print_p, _debugging.debug_callback_p
+DEBUG_EFFECTS = (_debugging.DebugEffect, _debugging.OrderedDebugEffect)
 
 
 def debug(primitive: str, params: dict[str, Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager import forwardprop_util as _forwardprop
 from tensorflow.python.eager import record as _record
+from tensorflow.python.framework import auto_control_deps as _auto_control_deps
 from tensorflow.python.framework import function_def_to_graph as _function_graphs
 from tensorflow.python.framework import op_def_registry as _op_defs
 from tensorflow.python.framework import ops as _ops
@@ -92,9 +93,19 @@ def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
   return tf.range(step, step, step, name=name).op  # a range has no steps of 0
 
 
-def keeps_effects() -> bool:
-  """Whether TensorFlow keeps ops without results in the graph under construction, and their order."""
-  return bool(tf.compat.v1.get_default_graph()._add_control_dependencies)
+def keeping_effects(compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+  """The results of `compute`, which wait for all its ops with effects; these run in the order in which they were made.
+
+  TensorFlow sees to that in the graph of a tf.function, but not in graphs of TensorFlow 1, nor in the gradient that a tape outside of a
+  tf.function asks for.
+  """
+  graph: Any = tf.compat.v1.get_default_graph()
+  if graph._add_control_dependencies:
+    return compute()
+  with _auto_control_deps.AutomaticControlDependencies() as dependencies:
+    results = [dependencies.mark_as_return(y) for y in compute()]
+  graph._add_control_dependencies = False  # it takes what is right for the graph around
+  return results
 
 
 def is_compiled_by_xla() -> bool:

@@ -74,13 +74,15 @@ def call_python(
     try:
       return function(*arrays)
     except Exception as error:
+      error.add_note(f"called back by {of}")
       _raised.appendleft(error)
       raise
 
   token = f"{_PYTHON}{of} #{uuid.uuid4().hex}"
   _known[token] = call, of
   _tf_compat.python_functions[token] = call
-  return tf.raw_ops.PyFunc(input=operands, token=token, Tout=dtypes)
+  results = tf.raw_ops.PyFunc(input=operands, token=token, Tout=dtypes)
+  return results if dtypes else []  # for the op itself
 
 
 def as_raised(error: tf.errors.OpError) -> Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -27,10 +28,21 @@ class Notes:
   Attributes:
     assertions: ops that fail where what is asserted does not hold; what relies on it waits for them.
     stacked: op that stacks the rows of a loop -> the TensorList that has them.
+    left_out: what prints, with its line, and is not in the graph.
   """
 
   assertions: list[tf.Operation] = field(default_factory=list)
   stacked: dict[tf.Operation, tf.Tensor] = field(default_factory=dict)
+  left_out: list[str] = field(default_factory=list)
+
+  def warn_of_what_is_left_out(self) -> None:
+    """One warning for all."""
+    if lines := dict.fromkeys(self.left_out):
+      self.left_out.clear()
+      listed = "".join(f"\n  {line}" for line in lines)
+      warnings.warn(
+        f"TensorFlow's XLA compiles no calls of Python: jit_compile=True leaves out what prints:{listed}", UserWarning, stacklevel=2
+      )
 
 
 @dataclass(frozen=True, slots=True)

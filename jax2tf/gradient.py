@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +25,9 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
-from jax2tf import _jax_compat, _tf_compat, _tf_patches
+from jax2tf import _tf_compat, _tf_patches
 from jax2tf.dtypes import is_differentiable
-from jax2tf.errors import Gap, lowering_error
+from jax2tf.effects import differing, repeated
 from jax2tf.jaxprs import ClosedJaxpr, contains, equations
 from jax2tf.program import Emitter, Prepare, Program, with_sources
 from jax2tf.trace import BoundedCache
@@ -43,12 +42,14 @@ class Forward:
     residuals: their specs.
     structure: of the pullback, whose leaves they are.
     reached: filled by each trace of the pullback with the primals that have a cotangent.
+    unless_asked: why it cannot run where perhaps no derivative is asked for: it has other effects than the function; or None.
   """
 
   program: Program
   residuals: Sequence[Any]
   structure: Any
   reached: set[int]
+  unless_asked: Exception | None
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,21 @@ class Derivative:
     wrt: positions of the floating point or complex arguments to differentiate in.
     results: positions of the floating point and complex results.
     prepare: makes programs.
+    is_repeated: what it computes is computed once more, beside its function, and so has no effects.
   """
 
-  def __init__(self, make: Callable[[], ClosedJaxpr], function: str, wrt: Sequence[int], results: Sequence[int], prepare: Prepare):
+  def __init__(
+    self,
+    make: Callable[[], ClosedJaxpr],
+    function: str,
+    wrt: Sequence[int],
+    results: Sequence[int],
+    prepare: Prepare,
+    *,
+    is_repeated: bool = False,
+  ):
     self._make = make
+    self._is_repeated = is_repeated
     self.prepare = prepare
     self.function = function
     self.wrt = wrt
@@ -90,7 +102,7 @@ class Derivative:
   @functools.cached_property
   def program(self) -> Program:
     """What is differentiated, ready to be emitted."""
-    return self.prepare(self.jaxpr, self.function, ())
+    return self.prepare(repeated(self.function, self.jaxpr) if self._is_repeated else self.jaxpr, self.function, ())
 
   @property
   def forward(self) -> Forward | Exception:
@@ -100,8 +112,6 @@ class Derivative:
   def _trace_forward(self) -> Forward:
     structure: Any = None
     reached: set[int] = set()
-    if not self.keeps_values:  # then both this one and the function itself run
-      _without_prints(self.function, self.jaxpr)
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
       nonlocal structure
@@ -110,9 +120,13 @@ class Derivative:
       return outs, residuals
 
     jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
-    if _prints(jaxpr) != _prints(self.jaxpr):  # a custom derivative prints something else, and a graph is the same with a tape and without
-      _without_prints(self.function, self.jaxpr, jaxpr)
-    return Forward(self.prepare(jaxpr, self.function, ()), residuals, structure, reached)
+    without_tape = "the function, and this graph is the same with a tape and without"
+    unless_asked = differing(self.function, jaxpr, self.jaxpr, without_tape, "put the tape inside of the tf.function")
+    if self._is_repeated or not self.keeps_values:  # then the function itself runs too
+      if unless_asked:
+        raise unless_asked
+      jaxpr = repeated(self.function, jaxpr)
+    return Forward(self.prepare(jaxpr, self.function, ()), residuals, structure, reached, unless_asked)
 
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
     """Where cotangents of the results in `given` are given; or why there is none.
@@ -152,13 +166,12 @@ class Derivative:
       return self._vjp(primals, set())[1](self._with_zeros(given, cotangents))
 
     def make() -> ClosedJaxpr:
-      return _without_prints(self.function, _trace(whole, _specs(self.jaxpr.in_avals), self._cotangents(given)))
+      return _trace(whole, _specs(self.jaxpr.in_avals), self._cotangents(given))
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
-    return self._made.get(
-      ("pullback", given), lambda: Derivative(make, f"gradient of {self.function}", wrt, range(len(self.wrt)), self.prepare)
-    )
+    name, results = f"gradient of {self.function}", range(len(self.wrt))
+    return self._made.get(("pullback", given), lambda: Derivative(make, name, wrt, results, self.prepare, is_repeated=True))
 
   @functools.cached_property
   def pushforward(self) -> Derivative:
@@ -170,11 +183,17 @@ class Derivative:
 
     def make() -> ClosedJaxpr:
       avals = _specs(self.jaxpr.in_avals)
-      return _without_prints(self.function, _trace(whole, avals, [avals[i] for i in self.wrt]))
+      jaxpr = _trace(whole, avals, [avals[i] for i in self.wrt])
+      ran = forward.program.jaxpr if isinstance(forward := self.forward, Forward) else self.jaxpr
+      if not self._is_repeated and (
+        error := differing(self.function, jaxpr, ran, "the results, which have been computed before", "use jax.jvp before convert")
+      ):
+        raise error
+      return jaxpr
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
-    return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)), self.prepare)
+    return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)), self.prepare, is_repeated=True)
 
   def _vjp(self, primals: Sequence[Any], reached: set[int]) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
@@ -218,13 +237,16 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   """
   if not (of.wrt and of.results):
     return run(of.program, *primals)
-  return _Differentiable(of, run, primals).call(functools.partial(_forward, of, run, primals))
+  is_asked = any(_tf_compat.is_watched(primals[i]) for i in of.wrt)
+  return _Differentiable(of, run, primals).call(functools.partial(_forward, of, run, primals, is_asked))
 
 
-def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-  """(results, residuals)."""
+def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_asked: bool) -> tuple[list[tf.Tensor], Any]:
+  """(results, residuals or why there are none); `is_asked` if a tape around is known to ask for derivatives."""
   if isinstance(forward := of.forward, Exception):  # which concerns the user only if the derivative is asked for
-    return run(of.program, *primals), []
+    return run(of.program, *primals), forward
+  if forward.unless_asked and not is_asked:
+    return run(of.program, *primals), forward.unless_asked
   n_out = len(of.jaxpr.out_avals)
   outs = run(forward.program, *primals)
   return outs[:n_out] if of.keeps_values else run(of.program, *primals), [*map(_cut, outs[n_out:])]
@@ -246,13 +268,15 @@ class _Differentiable:
   primals: Sequence[tf.Tensor]
   order: int = 1
 
-  def call(self, compute: Callable[[], tuple[list[tf.Tensor], Sequence[tf.Tensor] | None]]) -> list[tf.Tensor]:
-    """The results, with derivatives; `compute` gives them and the residuals, or None where these are computed when they are needed."""
+  def call(self, compute: Callable[[], tuple[list[tf.Tensor], Any]]) -> list[tf.Tensor]:
+    """The results, with derivatives; `compute` gives them and the residuals: None for computed when needed, or why there are none."""
     operands = [self.primals[i] for i in self.of.wrt]
     return _tf_compat.with_derivatives(compute, operands, _in_scope("jax2tf_vjp", self.pull), _in_scope("jax2tf_jvp", self.push))
 
-  def pull(self, residuals: Sequence[tf.Tensor] | None, *cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
+  def pull(self, residuals: Sequence[tf.Tensor] | Exception | None, *cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
     """Cotangents of the results -> those of the arguments."""
+    if isinstance(residuals, Exception):
+      return self._refuse(residuals)
     if self.order > _SAVED_ORDERS and _tf_compat.is_saving():
       return self._refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"))
     given = tuple(i for i in self.of.results if not _tf_patches.is_missing(cotangents[i]))
@@ -340,25 +364,6 @@ def _noting(note: Callable[[list[int]], None]) -> Callable[..., Any]:
 
   same.defvjp(lambda *xs: (tuple(x.value for x in xs), None), backward, symbolic_zeros=True)
   return same
-
-
-_PRINTS = (_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
-
-
-def _prints(jaxpr: ClosedJaxpr) -> Counter[Any]:
-  """What a jaxpr prints or calls back with, and in how many places."""
-  found = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in _PRINTS) if jaxpr.effects else ()
-  return Counter(eqn.params.get("callback") or eqn.params["fmt"] for eqn in found)
-
-
-def _without_prints(function: str, *jaxprs: ClosedJaxpr) -> ClosedJaxpr:
-  """The first jaxpr; a LoweringError with the lines where one of them prints."""
-  reason = "the function calls back for its effects, which derivatives of this order or form would repeat or replace"
-  advice = "remove this line before conversion, or differentiate with JAX before convert"
-  found = [one for jaxpr in jaxprs if jaxpr.effects for one in equations(jaxpr) if one[0].primitive in _PRINTS]
-  if found:
-    raise lowering_error(function, [Gap(eqn.primitive.name, reason, advice, where()) for eqn, where in found])
-  return jaxprs[0]
 
 
 def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:

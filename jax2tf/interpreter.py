@@ -92,7 +92,15 @@ class Lowering:
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program; equations without a line have that of its function, or of the user's call."""
-    return self.emit(definition(program.jaxpr), program, *operands)
+    return self.whole(program, lambda: self.emit(definition(program.jaxpr), program, *operands))
+
+  def whole(self, program: Program, compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    """What `compute` gives for a program that is no part of another one; its effects are kept, or there is a warning."""
+    if not program.jaxpr.effects:
+      return compute()
+    results = _tf_compat.keeping_effects(compute)
+    self.notes.warn_of_what_is_left_out()
+    return results
 
   def here(self) -> Lowering:
     """The same for the graph under construction now, which may be that of a gradient function."""

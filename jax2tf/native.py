@@ -24,6 +24,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from jax2tf import _jax_compat, _jax_dimensions, _tf_compat, errors, jaxprs
 from jax2tf.dtypes import physical
+from jax2tf.effects import CALLBACKS
 from jax2tf.interpreter import Lowering
 from jax2tf.jaxprs import ClosedJaxpr, opened
 from jax2tf.lines import UNKNOWN
@@ -99,7 +100,7 @@ class Native:
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program of which no caller is known."""
-    return self.lower(UNKNOWN, program.jaxpr, *operands)
+    return self.graph.whole(program, lambda: self.lower(UNKNOWN, program.jaxpr, *operands))
 
   def here(self) -> Native:
     """The same for the graph under construction now."""
@@ -108,8 +109,8 @@ class Native:
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """As `Lowering.lower`. Equations that no module can hold go to their graph rules; all between two of these is one module."""
     del places  # JAX knows them
-    kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *IN_TENSORFLOW)
-    found = parts(opened(jaxpr), kinds) if kinds else ()
+    kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *CALLBACKS, *IN_TENSORFLOW)
+    found = parts(opened(jaxpr), kinds)
     if not any(is_outside for is_outside, _ in found):
       return self._module(jaxpr, operands)
     env, read = self.graph.environment(jaxpr, operands), self.graph.read
@@ -156,7 +157,7 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
   """The program of a jaxpr, for `jax.export`, which rewrites and places by itself.
 
   Raises:
-    LoweringError: what `jax.export` does not refuse: LAPACK on several CPU devices, and TensorFlow functions that a module would only name.
+    LoweringError: what `jax.export` does not refuse: LAPACK or callbacks on several devices, TensorFlow functions that a module only names.
   """
   del places
   graphs = [
@@ -165,16 +166,22 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
   if graphs:
     reason = "with call_tf_graph=True the function stays outside of the module, which only JAX's own jax2tf.convert provides for"
     raise errors.lowering_error(function, [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs])
-  # LAPACK cannot be lowered to one device between modules of several.
-  if (
-    "cpu" in target.platforms
-    and runs_on_several_devices(jaxpr)
-    and (found := [(eqn.primitive.name, where()) for eqn, where in equations(jaxpr) if eqn.primitive in LAPACK])
-  ):
-    reason = "TensorFlow's XLA has no handler for it on CPU, and the function runs on several devices"
-    advice = "convert the function of one device, or for another of native_serialization_platforms"
-    raise errors.lowering_error(function, [errors.Gap(name, reason, advice, where) for name, where in found])
+  if runs_on_several_devices(jaxpr):  # between modules of several, nothing can be lowered to one device
+    _refuse_on_several(jaxpr, function, CALLBACKS, "it calls back into Python", "remove this line before conversion")
+    if "cpu" in target.platforms:
+      advice = "convert the function of one device, or for another of native_serialization_platforms"
+      _refuse_on_several(jaxpr, function, LAPACK, "TensorFlow's XLA has no handler for it on CPU", advice)
   return Program(jaxpr, jaxpr.eqns, NOWHERE)
+
+
+def _refuse_on_several(jaxpr: ClosedJaxpr, function: str, primitives: Sequence[Any], reason: str, advice: str) -> None:
+  gaps = [
+    errors.Gap(eqn.primitive.name, f"{reason}, and the function runs on several devices", advice, where())
+    for eqn, where in equations(jaxpr)
+    if eqn.primitive in primitives
+  ]
+  if gaps:
+    raise errors.lowering_error(function, gaps)
 
 
 def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:

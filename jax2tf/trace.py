@@ -25,7 +25,8 @@ from jax2tf.registry import IN_TENSORFLOW
 
 # The user's line is none of ours and none of TensorFlow's, which calls us when it traces a tf.function.
 for _file in (__file__, tf.__file__):
-  source_info_util.register_exclusion(os.path.join(os.path.dirname(_file), ""))
+  for _exclude in (source_info_util.register_exclusion, _jax_compat.leave_out_frames):
+    _exclude(os.path.join(os.path.dirname(_file), ""))
 
 # protobuf, and with it a graph, ends at 2 GB.
 _LARGE_CONSTANTS = 100 * 2**20

@@ -32,7 +32,16 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ),
   (
     "values",
-    ("jax2tf.coefficients", "jax2tf.dtypes", "jax2tf.constraints", "jax2tf.dims", "jax2tf.lines", "jax2tf.jaxprs", "jax2tf.placement*"),
+    (
+      "jax2tf.coefficients",
+      "jax2tf.dtypes",
+      "jax2tf.constraints",
+      "jax2tf.dims",
+      "jax2tf.lines",
+      "jax2tf.jaxprs",
+      "jax2tf.effects",
+      "jax2tf.placement*",
+    ),
   ),
   ("rule interface", ("jax2tf.context", "jax2tf.registry", "jax2tf.shadows", "jax2tf.expansion", "jax2tf.key_data")),
   ("rule helpers", ("jax2tf.lowering._*",)),

@@ -24,31 +24,37 @@ _ADVICE = "leave out jit_compile=True, or this line; Equinox' error_if makes no 
 def _pure_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, vmap_method: Any) -> Sequence[tf.Tensor]:
   """operands -> what a Python function gives for them; typed keys reach it as their words, as in JAX."""
   del result_avals, vmap_method  # the former are in the context, the latter has done its work
+  return _results(ctx, operands, callback, _jax_compat.pure_callback(callback)) if ctx.avals_out else []
+
+
+@lowers(_jax_compat.io_callback_p, on_keys=True)
+def _io_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, ordered: bool) -> Sequence[tf.Tensor]:
+  """operands -> what a Python function gives for them, which is called for its effects; all of a graph are in order."""
+  del result_avals, ordered
+  return _results(ctx, operands, callback, _jax_compat.io_callback(callback))
+
+
+def _results(ctx: RuleContext, operands: Sequence[tf.Tensor], callback: Any, function: Callable[..., Sequence[Any]]) -> Sequence[tf.Tensor]:
   name = _name({"callback": callback})
   if _tf_compat.is_compiled_by_xla():
     ctx.refuse(f"it calls back into Python ({name}), which TensorFlow's XLA cannot compile", _ADVICE)
-  if not ctx.avals_out:
-    return []
-  shapes, dtypes = zip(*map(physical, ctx.avals_out), strict=True)
-  sizes = tf.concat([tf.convert_to_tensor(ctx.shape(shape), tf.int32) for shape in shapes], 0)
-  function = _on_host(_jax_compat.pure_callback(callback), [len(shape) for shape in shapes], [d.as_numpy_dtype for d in dtypes])
-  return call_python(function, [sizes, *operands], dtypes, Callback(f"{ctx.primitive} ({name})", ctx.where()))
+  avals = [physical(aval) for aval in ctx.avals_out]
+  sizes = tf.concat([tf.convert_to_tensor(ctx.shape(shape), tf.int32) for shape, _ in avals], 0) if avals else tf.zeros([0], tf.int32)
+  checked = _on_host(function, [len(shape) for shape, _ in avals], [dtype.as_numpy_dtype for _, dtype in avals])
+  return call_python(checked, [sizes, *operands], [dtype for _, dtype in avals], Callback(f"{ctx.primitive} ({name})", ctx.where()))
 
 
 @lowers(_jax_compat.debug_print_p, _jax_compat.debug_callback_p, on_keys=True)
 def _debug(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> list[tf.Tensor]:
-  """operands -> nothing; TensorFlow's automatic control dependencies keep the op, and its order."""
-  if _tf_compat.is_compiled_by_xla():
-    ctx.refuse("it calls back into Python, which TensorFlow's XLA cannot compile", _ADVICE)
-  if not _tf_compat.keeps_effects():
-    ctx.refuse(
-      "this graph would never run it: it is one of TensorFlow 1, or of a gradient that a tape outside of a tf.function asks for",
-      "call the function eagerly, or in a tf.function that has the tape inside",
-    )
-  function = functools.partial(_print, _jax_compat.debug(ctx.primitive, params), jax.config.jax_enable_x64)
+  """operands -> nothing; TensorFlow's control dependencies keep the op, and its order."""
   is_print = "fmt" in params
-  what = ctx.primitive if is_print else f"{ctx.primitive} ({_name(params)})"
-  call_python(function, operands, [], Callback(what, ctx.where(), _text(operands, params) if is_print else None))
+  what = Callback(
+    ctx.primitive if is_print else f"{ctx.primitive} ({_name(params)})", ctx.where(), _text(operands, params) if is_print else None
+  )
+  if _tf_compat.is_compiled_by_xla():
+    ctx.notes.left_out.append(str(what))
+  else:
+    call_python(functools.partial(_print, _jax_compat.debug(ctx.primitive, params), jax.config.jax_enable_x64), operands, [], what)
   return []
 
 
@@ -101,7 +107,8 @@ def _on_host(callback: Callable[..., Sequence[Any]], ranks: Sequence[int], dtype
       results = [_jax_compat.canonical(x) for x in callback(*operands)]
     if len(results) != len(ranks):
       raise RuntimeError(f"Mismatched number of outputs from callback. Expected: {len(ranks)}, Actual: {len(results)}")
-    shapes = [tuple(part.tolist()) for part in np.split(sizes, np.cumsum(ranks)[:-1])]
+    ends = np.cumsum(ranks)
+    shapes = [tuple(sizes[end - rank : end].tolist()) for rank, end in zip(ranks, ends, strict=True)]
     for i, (result, shape, dtype) in enumerate(zip(results, shapes, dtypes, strict=True)):
       for what, expected, actual in (("shape", shape, result.shape), ("dtype", np.dtype(dtype), result.dtype)):
         if actual != expected:

@@ -75,15 +75,18 @@ def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr
   if not test.out_avals[0].shape:
     return _loop(ctx, predicate, lambda *c: ctx.lower(body, *body_consts, *c), carry, ctx.avals_out)
 
-  if test.effects:  # JAX runs the predicate of a batch twice in each turn
-    ctx.refuse("the predicate of a loop under vmap has side effects", "print in the body of the loop")
-
   def step(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
-    new = [_select(active, after, before) for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
+    return [_select(active, after, before) for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
+
+  if test.effects:  # as often as JAX, which has the predicate once more in the body
+    return _loop(ctx, lambda *c: tf.reduce_any(predicate(*c)), lambda *c: step(predicate(*c), *c), carry, ctx.avals_out)
+
+  def step_and_test(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
+    new = step(active, *carry)
     return [predicate(*new), *new]
 
   avals = [test.out_avals[0], *ctx.avals_out]
-  return _loop(ctx, lambda active, *_: tf.reduce_any(active), step, [predicate(*carry), *carry], avals)[1:]
+  return _loop(ctx, lambda active, *_: tf.reduce_any(active), step_and_test, [predicate(*carry), *carry], avals)[1:]
 
 
 def _select(active: tf.Tensor, after: tf.Tensor, before: tf.Tensor) -> tf.Tensor:

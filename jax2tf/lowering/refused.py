@@ -93,9 +93,7 @@ UNSUPPORTED.update(
       ],
       _KERNEL,
     ),
-    **dict.fromkeys(
-      ["io_callback", "outside_call", "host_local_array_to_global_array", "inspect_sharding", "callback", "infeed", "outfeed"], _HOST
-    ),
+    **dict.fromkeys(["outside_call", "host_local_array_to_global_array", "inspect_sharding", "callback", "infeed", "outfeed"], _HOST),
     **dict.fromkeys(
       [
         "get",

@@ -128,12 +128,13 @@ def test_an_exception_arrives_as_itself():
     raise TooLargeError(f"the sum is {x.sum()}")
 
   converted = jax2tf.convert(_on_host(refuse))
-  with pytest.raises(TooLargeError, match=r"^the sum is 1\.0$") as raised:
+  with pytest.raises(TooLargeError, match=r"^the sum is 1\.0\ncalled back by pure_callback \(.*refuse\) at .*test_pure_callback") as raised:
     converted(X)
   assert raised.traceback[-1].name == "refuse"
   with pytest.raises(tf.errors.UnknownError, match=r"TooLargeError: the sum is 1\.0") as graph:
     tf.function(converted, autograph=False)(X)
   assert "in refuse" in graph.value.message
+  assert "called back by pure_callback" in graph.value.message
 
 
 def test_it_is_called_in_each_run():

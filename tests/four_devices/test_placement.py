@@ -57,6 +57,19 @@ def test_computation_follows_data() -> None:
   runs_as_in_jax(fun)
 
 
+def test_callbacks_on_other_devices(capsys: Any) -> None:
+  def fun(x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x[0, 0])
+    y = jax.device_put(x, CPU[1]) * 2
+    jax.debug.print("{}", y[0, 0])
+    return y * jax.pure_callback(np.sign, jax.ShapeDtypeStruct((), np.float32), lax.stop_gradient(y[1, 2]))
+
+  for call in (jax2tf.convert(fun), tf.function(jax2tf.convert(fun), autograph=False)):
+    np.testing.assert_allclose(call(X), fun(X), rtol=1e-6)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "-2.0\n-4.0\n" * 2
+
+
 def test_the_backward_pass_stays_with_the_residuals() -> None:
   def fun(x: jax.Array) -> jax.Array:
     return jnp.exp(jax.device_put(jnp.sin(x), CPU[3])).sum()

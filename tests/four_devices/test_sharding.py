@@ -121,6 +121,15 @@ def test_lapack_on_several_cpus_is_refused_by_name_and_line() -> None:
   assert "cholesky" in module
 
 
+def test_callbacks_on_several_devices_are_refused_by_name_and_line() -> None:
+  def fun(x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x)
+    return lax.with_sharding_constraint(x, ROWS)
+
+  with pytest.raises(NotImplementedError, match=r"(?s)'debug_print'.*calls back into Python.* several devices.*test_sharding.py:\d+"):
+    graph_of(fun, X, native_serialization=True, native_serialization_platforms=["tpu"])
+
+
 def test_the_graph_lowering_refuses_collectives_with_the_line() -> None:
   with pytest.raises(NotImplementedError, match=r"(?s)'shard_map' not implemented.*test_sharding.py:\d+.*lower natively"):
     graph_of(across, X)

@@ -1,0 +1,91 @@
+"""Equations that print or call Python, under derivatives: what would be repeated, or differs, and jaxprs without their prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core.primitives as P
+from jax.extend.core import Jaxpr, Primitive
+
+from jax2tf import _jax_compat
+from jax2tf.errors import Gap, lowering_error
+from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs, replaced
+
+PRINTS = (_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
+_EFFECTFUL = (*PRINTS, _jax_compat.io_callback_p)
+# What a native module cannot hold.
+CALLBACKS = (*_EFFECTFUL, _jax_compat.pure_callback_p)
+
+
+def differing(function: str, derivative: ClosedJaxpr, ran: ClosedJaxpr, otherwise: str, advice: str) -> Exception | None:
+  """The error, with the lines, of a derivative that has other effects than `ran`, which `otherwise` goes on to say; None without one.
+
+  A custom rule may print something else than its function.
+  """
+  if _effects(derivative) == _effects(ran):
+    return None
+  reason = f"its derivative has other effects than {otherwise}"
+  gaps = {gap: None for one in (ran, derivative) for gap in _gaps(reason, advice, one, _EFFECTFUL)}
+  return lowering_error(function, gaps)
+
+
+def repeated(function: str, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+  """The jaxpr, to be run beside another one that has the same effects: without its prints.
+
+  Raises:
+    LoweringError: it has other effects, which would be repeated; with the lines.
+  """
+  reason = "the function calls back for its effects, which derivatives of this order would repeat"
+  if jaxpr.effects and (gaps := _gaps(reason, "differentiate with JAX before convert", jaxpr, [_jax_compat.io_callback_p])):
+    raise lowering_error(function, gaps)
+  return quiet(jaxpr)
+
+
+def _effects(jaxpr: Any) -> Counter[Any]:
+  """How often a jaxpr prints or calls back for its effects: {(what, in which loops): in how many places}.
+
+  JAX's derivatives take out of a scan what is the same in each step, also a callback.
+  """
+  found: Counter[Any] = Counter()
+  for eqn in jaxpr.eqns if jaxpr.effects else ():
+    if eqn.primitive in _EFFECTFUL:
+      found[eqn.params.get("callback") or eqn.params["fmt"], ()] += 1
+    for inner in inner_jaxprs(eqn):
+      loop = (eqn.primitive,) if eqn.primitive in (P.scan_p, P.while_p) else ()
+      found.update({(what, (*loop, *loops)): n for (what, loops), n in _effects(inner).items()})
+  return found
+
+
+def _gaps(reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Sequence[Primitive]) -> list[Gap]:
+  return [Gap(eqn.primitive.name, reason, advice, where()) for eqn, where in equations(jaxpr) if eqn.primitive in primitives]
+
+
+def quiet(jaxpr: Any) -> Any:
+  """The jaxpr, open or closed, without prints; those of derivative rules that are not applied yet stay."""
+  if not (jaxpr.effects and contains(jaxpr, PRINTS)):
+    return jaxpr
+  parts = {"eqns": [_quiet_equation(eqn) for eqn in jaxpr.eqns if eqn.primitive not in PRINTS], "effects": _without_debug(jaxpr.effects)}
+  return replaced(jaxpr, **parts) if isinstance(jaxpr, ClosedJaxpr) else jaxpr.replace(**parts)
+
+
+def _quiet_equation(eqn: Any) -> Any:
+  if not inner_jaxprs(eqn):
+    return eqn
+  params = {name: _quiet_param(value) for name, value in eqn.params.items()}
+  return eqn.replace(params=params, effects=_without_debug(eqn.effects))
+
+
+def _quiet_param(value: Any) -> Any:
+  if isinstance(value, tuple | list):
+    return type(value)(map(_quiet_param, value)) if any(map(_is_jaxpr, value)) else value
+  return quiet(value) if _is_jaxpr(value) else value
+
+
+def _is_jaxpr(value: Any) -> bool:
+  return isinstance(value, ClosedJaxpr | Jaxpr)
+
+
+def _without_debug(effects: Any) -> Any:
+  return {effect for effect in effects if not isinstance(effect, _jax_compat.DEBUG_EFFECTS)}
