@@ -22,22 +22,29 @@ _SAME = ("Identity", "IdentityN", "PreventGradient", "StopGradient", "Snapshot")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "BatchFunction")
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
+_ASSIGN = "AssignVariableOp"
 # What the replay of a graph takes itself.
 REPLAYED = frozenset((*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp", "EnsureShape"))
 
 
-def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType] | None = None) -> Any:
+def frozen(
+  signature: Any,
+  replacements: Mapping[str, Replacement],
+  held: Mapping[tf.DType, tf.DType] | None = None,
+  state: Mapping[str, tf.Variable] | None = None,
+) -> Any:
   """The same function of the same named tensors, as a tf.types.experimental.ConcreteFunction without variables or calls.
 
   Args:
     signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
     replacements: {op type: what takes its place}.
     held: {dtype: the target's dtype that holds it}, of inputs and parameters; the replacements see to all others.
+    state: {name: variable}, of those that become an input and an output of this name, the value before and after the call.
 
   Raises:
-    ValueError: it writes a variable.
+    ValueError: it writes another variable, or one in a loop or a branch.
   """
-  held = held or {}
+  held, state = held or {}, state or {}
   specs = signature.structured_input_signature[1] or {spec.name: spec for spec in signature.structured_input_signature[0]}
   variables = {id(v.handle): v for v in signature.graph.variables}
   captured = [variables.get(id(outer), outer) for outer, _ in signature.graph.captures]
@@ -47,16 +54,18 @@ def frozen(signature: Any, replacements: Mapping[str, Replacement], held: Mappin
   names = [tensor.op.name for tensor in inputs]
   outputs = sorted(signature.structured_outputs)  # as TensorFlow orders the values of a dict
   definition = signature.graph.as_graph_def()
-  if written := calls.writers(definition):
+  if written := [op for op in calls.writers(definition) if not (state and op == _ASSIGN)]:
     raise ValueError(f"it writes variables ({', '.join(written)}), which would be left out without a word")
   library = definition.library
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    replay = _Replay(library, replacements, held)
+    replay = _Replay(library, replacements, held, {id(variable): tensors[name] for name, variable in state.items()})
     values = replay.run(signature.graph, [*inputs, *inner], [*(tensors[name] for name in names), *captured])
-    return {name: tf.identity(values(tensor), name) for name, tensor in zip(outputs, signature.graph.outputs, strict=True)}
+    found = {name: tf.identity(values(tensor), name) for name, tensor in zip(outputs, signature.graph.outputs, strict=True)}
+    return found | {name: tf.identity(replay.state[id(variable)]) for name, variable in state.items()}
 
   ordered = {name: tf.TensorSpec(specs[name].shape, held.get(specs[name].dtype, specs[name].dtype), name) for name in names}
+  ordered |= {name: tf.TensorSpec(variable.shape, variable.dtype, name) for name, variable in state.items()}
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
 
 
@@ -68,26 +77,33 @@ def with_shape(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 class _Replay:
-  """Makes the ops of graphs once more in the graph under construction."""
+  """Makes the ops of graphs once more in the graph under construction.
 
-  def __init__(self, library: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType]):
+  Attributes:
+    state: {id of a variable that may be written: its value now}.
+  """
+
+  def __init__(self, library: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType], state: dict[int, tf.Tensor]):
     self._library = {function.signature.name: function for function in library.function}
     self._home = tf.Graph()  # where one function of the library finds another
     with self._home.as_default():
       tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
-    self._replacements, self._held = replacements, held
+    self._replacements, self._held, self.state = replacements, held, state
     self._graphs: dict[str, Any] = {}
     self._constants: dict[int, tf.Tensor] = {}
 
   def run(self, graph: Any, inputs: Sequence[tf.Tensor], given: Sequence[Any]) -> Callable[[tf.Tensor], Any]:
     """A function from the tensors of `graph` to the new ones, where `inputs` are `given`: tensors, variables, tables."""
     values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
-    needed = _needed(graph.outputs)
-    for op in graph.get_operations():
+    writes = [op for op in graph.get_operations() if op.type == _ASSIGN]
+    needed = _needed([*graph.outputs, *(op.inputs[1] for op in writes)])
+    for op in graph.get_operations():  # in the order of the program: a read stands before or behind a write
       # What is pure needs no control dependencies; and no target has assertions or prints, so what these alone need is left out.
       if op in needed and not all(y.ref() in values for y in op.outputs):
         results = self._op(op, [values[x.ref()] for x in op.inputs])
         values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
+      elif op in writes:
+        self._write(values[op.inputs[0].ref()], values[op.inputs[1].ref()])
     return lambda tensor: values[tensor.ref()]
 
   def _op(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
@@ -107,8 +123,15 @@ class _Replay:
       return self._loop(op, operands)
     return again(op, operands)
 
+  def _write(self, variable: Any, value: tf.Tensor) -> None:
+    if id(variable) not in self.state or graph() is not outermost():
+      raise ValueError(f"it writes variable {variable.name!r} in a loop or a branch, or one that is no state")
+    self.state[id(variable)] = value
+
   def _value(self, variable: Any) -> tf.Tensor:
     """The value of a variable: one constant in the outermost graph, which the bodies of loops and branches capture."""
+    if id(variable) in self.state:
+      return self.state[id(variable)]
     if id(variable) not in self._constants:
       with tf.init_scope():
         value = variable.numpy().astype(self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False)

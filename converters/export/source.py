@@ -27,6 +27,7 @@ from ..comparison.calls import Answer
 from ..comparison.report import Report
 from ..saved_model import manifest, publish
 from ..saved_model.builder import Model
+from ..saved_model.state import State
 from . import replay
 
 # Runs of a file in its own runtime -> what it answers to each.
@@ -57,6 +58,7 @@ class Signature:
     reference: what it must equal, a function of its inputs: the JAX function, or without one the SavedModel in TensorFlow.
     traced: the JAX function and the specs of its arguments, where it is at hand.
     owner: the model, which keeps its variables as long as there is a signature.
+    state: that of a signature which changes it and is JAX's alone; the reference then takes and returns it, as `plan.Subject` says.
   """
 
   name: str
@@ -65,6 +67,7 @@ class Signature:
   reference: Callable[..., Any]
   traced: tuple[Callable[..., Any], tuple[Any, ...]] | None
   owner: Any
+  state: State | None = None
 
   def frozen(self, table: Mapping[str, replay.Replacement], held: Mapping[tf.DType, tf.DType] | None = None) -> Any:
     """The function with its parameters as constants and a target's replacements in place of what it lacks; see `replay.frozen`."""
@@ -144,10 +147,10 @@ class Source:
       found[name] = Signature(name, one, function, against, None, loaded)
     return cls(_without_prints(found), record.constraints, str(directory))
 
-  def refuse_writers(self, target: str, runtime: str) -> None:
-    """Raises ExportError for a signature that writes variables, whose file would answer and forget."""
+  def refuse_writers(self, target: str, runtime: str, has_state: bool = False) -> None:
+    """Raises ExportError for a signature that writes variables, whose file would answer and forget; a target may have a state."""
     for name, signature in self.signatures.items():
-      if found := calls.writers(signature.function.graph.as_graph_def()):
+      if not (has_state and signature.state) and (found := calls.writers(signature.function.graph.as_graph_def())):
         raise ExportError(
           target,
           f"{runtime} cannot keep what signature {name!r} writes ({', '.join(found)}); leave it out with signatures=, or export a function "
@@ -167,7 +170,10 @@ class Source:
         raise ValueError(
           f"examples names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
         )
-    subjects = [plan.Subject(s.name, s.record, s.reference, s.record.own_inputs) for s in self.signatures.values()]
+    subjects = [
+      plan.Subject(s.name, s.record, s.reference, s.record.own_inputs, s.state.layout.paths if s.state else ())
+      for s in self.signatures.values()
+    ]
     return plan.plan(subjects, self.constraints, options.sizes or {}, options.samples, given)
 
   def compared(
@@ -191,7 +197,8 @@ class Source:
     if (key := options.key()) not in self._asked:
       asked = self.runs(options)
       with tqdm.tqdm(total=len(asked), desc=f"compare {target}", leave=False, disable=None) as progress:
-        self._asked[key] = asked, list(compare.reference_answers(asked, (), progress))
+        initial = next((s.state.stored() for s in self.signatures.values() if s.state), ())
+        self._asked[key] = asked, list(compare.reference_answers(asked, (), progress, initial))
     runs, expected = self._asked[key]
     found = answer([replace(run, timed=run.timed and timed) for run in runs])
     rows = tuple(compare.rows(runs, found, expected, options.rtol, options.atol))
@@ -275,18 +282,29 @@ def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) ->
   specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
   for name, record in chosen.items():
     function, concrete = model.functions.get(name), model.signatures[name].get_concrete_function()
-    if function is None or function.stateful or record.preprocessed or record.postprocessed:
+    if record.preprocessed or record.postprocessed:
       found[name] = Signature(name, record, concrete, _tensorflow(model, name, record), None, model)
       continue
-    arguments = function.arguments
+    state = model.remembered if record.stateful else None
+    if function is None:
+      assert state  # for it is a reset
+      found[name] = Signature(name, record, concrete, functools.partial(_reset, state.first()), None, model, state)
+      continue
+    arguments, fun = function.arguments, state.layout.of_stored(function.fun) if state else function.fun
 
-    def reference(params: Any, *leaves: Any, fun: Any = function.fun, arguments: Any = arguments, order: Any = record.own_inputs) -> Any:
-      named = dict(zip(order, leaves, strict=True))
-      return fun(params, *arguments.unflatten([named[n] for n in arguments.names]))
+    def reference(params: Any, *leaves: Any, fun: Any = fun, arguments: Any = arguments, order: Any = record.own_inputs) -> Any:
+      before, inputs = leaves[: len(leaves) - len(order)], leaves[len(leaves) - len(order) :]
+      named = dict(zip(order, inputs, strict=True))
+      return fun(params, *before, *arguments.unflatten([named[n] for n in arguments.names]))
 
-    traced = function.fun, (specs, *arguments.unflatten(arguments.avals))
-    found[name] = Signature(name, record, concrete, _jitted(reference, params), traced, model)
+    before = [state.stored()] if state else []
+    traced = fun, (specs, *before, *arguments.unflatten(arguments.avals))
+    found[name] = Signature(name, record, concrete, _jitted(reference, params), traced, model, state)
   return found
+
+
+def _reset(initial: Sequence[Any], *_: Any) -> Any:
+  return list(initial), {"reset": jnp.int32(len(initial))}
 
 
 def _jitted(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:

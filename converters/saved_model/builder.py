@@ -90,6 +90,11 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     return dict(self._records.value)
 
   @property
+  def remembered(self) -> State | None:
+    """The variables of the state."""
+    return self._state
+
+  @property
   def functions(self) -> dict[str, Added]:
     """{signature: the JAX function behind it}."""
     return dict(self._functions.value)
@@ -101,7 +106,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
   def state(self) -> Any:
     """The tree of the state, as JAX arrays of what the variables hold now; None for a model without one."""
-    return self._state.values() if self._state else None
+    return self._state.layout.restored(self._state.stored()) if self._state else None
 
   @property
   def polymorphic_constraints(self) -> tuple[str, ...]:

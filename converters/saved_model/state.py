@@ -110,9 +110,14 @@ class State(tf.__internal__.tracking.AutoTrackable):
     # name, so no other model may have it. A model that is loaded twice waits for itself, which costs time only.
     self._mutex = f"jax2tf_state_{uuid.uuid4().hex}"
 
-  def values(self) -> Any:
-    """The tree of what the variables hold now."""
-    return self.layout.restored([variable.numpy() for variable in self.variables])
+  def stored(self) -> list[jax.Array]:
+    """What the variables hold now."""
+    return [jnp.asarray(variable.numpy()) for variable in self.variables]
+
+  def first(self) -> list[jax.Array]:
+    """What `reset` gives back."""
+    pairs = zip(self.initial, self.variables, strict=True)
+    return [jnp.asarray(x.numpy()) if isinstance(x, tf.Variable) else jnp.full(v.shape, x, v.dtype.as_numpy_dtype) for x, v in pairs]
 
   def specs(self) -> dict[str, str]:
     """{path: dtype and shape in jaxpr notation}, of the leaves as they are stored."""

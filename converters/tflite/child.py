@@ -18,18 +18,25 @@ _calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py
 
 
 def main(request_file: str, response_file: str) -> None:
-  """The request is {"model": path, "runs": [{"signature", "inputs", "timed"}]}; the response the list of their answers, in order."""
+  """{"model": path, "runs": [{"signature", "inputs", "timed", "anew"}]} -> the list of their answers, in order."""
   request = pickle.loads(Path(request_file).read_bytes())
   answers: list[dict[str, Any]] = []
   try:
-    model = interpreter.Interpreter(model_path=request["model"])
-    runners = {name: model.get_signature_runner(name) for name in model.get_signature_list()}
+    runners = _opened(request["model"])
     for run in request["runs"]:
-      answers.append(_calls["answered"](lambda run=run: functools.partial(runners[run["signature"]], **run["inputs"]), run["timed"]))
+      if run["anew"]:
+        runners = _opened(request["model"])
+      runner = runners.get(run["signature"])
+      answers.append(_calls["answered"](lambda run=run, runner=runner: functools.partial(runner, **run["inputs"]), run["timed"]))
       print("done", flush=True)
   except Exception as error:  # the file itself cannot be opened
     answers = [_calls["failed"](_calls["sentence"](error))] * len(request["runs"])
   Path(response_file).write_bytes(pickle.dumps(answers))
+
+
+def _opened(path: str) -> dict[str, Any]:
+  model = interpreter.Interpreter(model_path=path)
+  return {name: model.get_signature_runner(name) for name in model.get_signature_list()}
 
 
 if __name__ == "__main__":

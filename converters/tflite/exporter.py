@@ -24,7 +24,7 @@ from ..export import replay
 from ..export.source import Exported, ExportError, Source, single
 from ..saved_model import publish
 from ..saved_model.builder import Model
-from . import quantized, runtime, training
+from . import quantized, runtime, state, training
 from .quantized import LEAST_COSINE
 from .replacements import FUSED, TABLE
 from .runtime import RUNTIME, TARGET
@@ -78,6 +78,8 @@ def save_model(
 ) -> Exported:
   """Exports the signatures of a model as one file, whose signature runners have their names and those of inputs and outputs.
 
+  Stateful signatures of a builder share the variables of an interpreter; the signature `state` of the file returns them.
+
   Args:
     model: a builder, or the directory of a SavedModel that one saved.
     path: the file, `model.tflite`.
@@ -109,14 +111,14 @@ def save_model(
   if quantization is not None and (asked.rtol is not None or asked.atol is not None):
     raise ValueError(f"rtol and atol are not for quantization={quantization!r}, whose outputs are compared by least_cosine")
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
-  source.refuse_writers(TARGET, RUNTIME)
+  source.refuse_writers(TARGET, f"{RUNTIME} with quantization={quantization!r}" if quantization else RUNTIME, has_state=not quantization)
   _refuse_empty(source)
   contents = _converted(source, quantization, representative_dataset)
   if quantization == "int4":
     contents = quantized.four_bits(contents)
   with _written(contents, path, overwrite) as file:
     if quantization is None:
-      answer = functools.partial(runtime.answers, file)
+      answer = state.with_state(functools.partial(runtime.answers, file))
       report = source.compared(answer, TARGET, RUNTIME, asked, versions=_versions())
     else:
       least = LEAST_COSINE[quantization] if least_cosine is None else least_cosine
@@ -278,6 +280,8 @@ def _check(path: Path, overwrite: bool, quantization: str | None, representative
 
 def _converted(source: Source, quantization: str | None, representative_dataset: Any) -> bytes:
   """The model, with erf as it is where the converter fuses it into GELU."""
+  if remembered := state.of(source):
+    return state.converted(source, remembered, TABLE, functools.partial(_refuse, source))
   functions = {name: signature.frozen(TABLE) for name, signature in source.signatures.items()}
   configure = quantized.options(quantization, representative_dataset, functions)
   if any(op in FUSED for signature in source.signatures.values() for op in replay.op_types(signature.function)):

@@ -66,6 +66,17 @@ def converted(
       raise ExportError(TARGET, f"TensorFlow's TFLite converter fails: {_complaint(str(error))}") from error
 
 
+def with_variables(converter: Any) -> None:
+  """Has the interpreter keep variables; see `converted`."""
+  converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+  converter.experimental_enable_resource_variables = True
+
+
+def concrete(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -> Any:
+  """The ConcreteFunction of named tensors."""
+  return tf.function(function, autograph=False).get_concrete_function(**specs)
+
+
 def _complaint(message: str) -> str:
   """The first error of MLIR without its locations, which are of the graph and not of the user's program; or the first line."""
   lines = message.splitlines() or ["it says nothing"]
@@ -74,8 +85,14 @@ def _complaint(message: str) -> str:
 
 
 def answers(model: Path, runs: Sequence[plan.Run]) -> Sequence[Answer]:
-  """What the file answers, run in the order given by a process of its own, whose variables it keeps from run to run."""
-  requests = [{"signature": run.subject.name, "inputs": dict(run.inputs), "timed": run.timed} for run in runs]
+  """What the file answers, run in the order given by a process of its own, whose variables it keeps from run to run.
+
+  A run of a stateful signature that does not continue the one before begins with the variables of the file.
+  """
+  requests = [
+    {"signature": run.subject.name, "inputs": dict(run.inputs), "timed": run.timed, "anew": bool(run.subject.paths) and not run.continues}
+    for run in runs
+  ]
   with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder:
     request, response = Path(folder, "request"), Path(folder, "response")
     request.write_bytes(pickle.dumps({"model": str(model), "runs": requests}))

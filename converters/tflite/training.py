@@ -115,20 +115,16 @@ class Training:
       return {"restored": tf.constant(len(variables))}
 
     signatures = {
-      "train": _concrete(train, self._own_specs(frozen["step"])),
-      "infer": _concrete(infer, self._own_specs(frozen["infer"])),
-      "parameters": _concrete(parameters, {"unused": tf.TensorSpec([], tf.int32, "unused")}),
-      "restore": _concrete(restore, {name: tf.TensorSpec(v.shape, v.dtype, name) for name, v in variables.items()}),
+      "train": runtime.concrete(train, self._own_specs(frozen["step"])),
+      "infer": runtime.concrete(infer, self._own_specs(frozen["infer"])),
+      "parameters": runtime.concrete(parameters, {"unused": tf.TensorSpec([], tf.int32, "unused")}),
+      "restore": runtime.concrete(restore, {name: tf.TensorSpec(v.shape, v.dtype, name) for name, v in variables.items()}),
     }
-
-    def configure(converter: Any) -> None:
-      converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-      converter.experimental_enable_resource_variables = True
 
     def refuse(lacking: Mapping[str, str]) -> ExportError:
       return self.source.signatures["step"].refuse(TARGET, RUNTIME, lacking)
 
-    return runtime.converted(signatures, configure, refuse, module)
+    return runtime.converted(signatures, runtime.with_variables, refuse, module)
 
   def _own_specs(self, frozen: Any) -> dict[str, tf.TensorSpec]:
     """Of the inputs that are no parameters."""
@@ -206,7 +202,3 @@ class Training:
       drawn = given(rng, shape, dtype) if callable(given) else given
       found[name] = plan.draw(rng, shape, dtype, "ordinary", 0) if drawn is None else np.asarray(drawn, dtype)
     return found
-
-
-def _concrete(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -> Any:
-  return tf.function(function, autograph=False).get_concrete_function(**specs)

@@ -190,6 +190,45 @@ def test_exporters_refuse_what_writes_by_name(tmp_path: Path, path: Path, target
   assert not list(tmp_path.iterdir())
 
 
+def remembering(params: Any, state: Any, x: Any) -> Any:
+  """One leaf of each dtype that LiteRT's variables take, and a key, whose words they do not."""
+  key, _ = jax.random.split(state["key"])
+  cache = jax.lax.dynamic_update_slice(state["cache"], x @ params["w"], (state["n"], 0))
+  return {"key": key, "n": state["n"] + 1, "cache": cache, "even": jnp.logical_not(state["even"])}, cache.sum()
+
+
+def test_litert_keeps_the_state(tmp_path: Path) -> None:
+  state = {"key": jax.random.key(3), "n": 0, "cache": jnp.zeros((4, 2)), "even": True}
+  made = saved_model.Model(PARAMS, state=state).add(remembering, inputs={"x": "f32[1,4]"}, stateful=True).add_reset()
+  report = tflite.save_model(made, tmp_path / "model.tflite", samples=3).report  # has run it in LiteRT, and raises where it differs
+  assert {("serving_default", "state/cache"), ("serving_default", "state/key"), ("reset", "state/even")} <= {
+    (row.signature, row.output) for row in report.rows
+  }
+  assert all(row.samples == 3 for row in report.rows if row.signature == "serving_default")
+  kept = tflite.run(tmp_path / "model.tflite", {}, signature="state")
+  assert set(kept) == {"state_0_cache", "state_1_even", "state_2_key", "state_3_n"}
+  np.testing.assert_array_equal(kept["state_2_key"], jax.random.key_data(state["key"]))
+
+
+def test_litert_refuses_a_state_that_it_cannot_hold(tmp_path: Path) -> None:
+  made = saved_model.Model({}, state=jnp.zeros(3, jnp.bfloat16)).add(lambda p, s, x: (s + 1, x), inputs={"x": "f32[2]"}, stateful=True)
+  with pytest.raises(ExportError, match=r"no variables for the state state: bf16\[3\]"):
+    tflite.save_model(made, tmp_path / "model.tflite")
+  with pytest.raises(ExportError, match="LiteRT with quantization='float16' cannot keep"):
+    tflite.save_model(made, tmp_path / "model.tflite", quantization="float16")
+
+
+def test_a_replay_writes_no_state_in_a_branch() -> None:
+  variable = tf.Variable(0)
+
+  def branch(x: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {"y": tf.cond(x > 0, lambda: variable.assign(x), lambda: x)}
+
+  concrete = tf.function(branch, autograph=False).get_concrete_function(x=tf.TensorSpec([], tf.int32, "x"))
+  with pytest.raises(ValueError, match="in a loop or a branch"):
+    replay.frozen(concrete, {}, state={"state": variable})
+
+
 def test_no_write_vanishes_in_a_replay(path: Path) -> None:
   loaded = tf.saved_model.load(str(path))
   with pytest.raises(ValueError, match=r"it writes variables \(AssignVariableOp\)"):

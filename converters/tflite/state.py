@@ -1,0 +1,98 @@
+"""A state in a .tflite file: variables of the interpreter, which keeps them from call to call.
+
+One interpreter calls one after the other, so there is no mutex.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from ..comparison import plan
+from ..comparison.calls import Answer
+from ..export import replay
+from ..export.source import ExportError, Source
+from ..saved_model import manifest
+from ..saved_model.state import State
+from . import runtime
+from .runtime import RUNTIME, TARGET
+
+SIGNATURE = "state"  # returns the state, which a file cannot show otherwise
+# LiteRT 2.3: what its variables hold.
+_HELD = {d: d for d in (tf.float32, tf.int32, tf.int64, tf.bool)} | {tf.uint32: tf.int32}
+
+
+def of(source: Source) -> State | None:
+  """The state of the signatures; ExportError for one that the file cannot hold."""
+  state = next((signature.state for signature in source.signatures.values() if signature.state), None)
+  if state is None:
+    return None
+  if wrong := [f"{path}: {spec}" for (path, spec), v in zip(state.specs().items(), state.variables, strict=True) if v.dtype not in _HELD]:
+    raise ExportError(TARGET, f"{RUNTIME} has no variables for the state {', '.join(wrong)}; keep it in another dtype, such as float32")
+  if SIGNATURE in source.signatures:
+    raise ExportError(TARGET, f"signature {SIGNATURE!r} of the file returns the state; give yours another name")
+  return state
+
+
+def converted(
+  source: Source, state: State, table: Mapping[str, replay.Replacement], refuse: Callable[[Mapping[str, str]], Exception]
+) -> bytes:
+  """The signatures, and the one that returns the state; see `runtime.converted`."""
+  names = {f"jax2tf_state_{i}": variable for i, variable in enumerate(state.variables)}
+  module = tf.Module()
+  module.kept = [tf.Variable(_bits(v.read_value(), _HELD[v.dtype]), name=v.name.split(":")[0]) for v in state.variables]
+  kept = dict(zip(names, module.kept, strict=True))
+
+  def stateful(frozen: Any) -> Callable[..., dict[str, tf.Tensor]]:
+    def call(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+      before = {name: _bits(variable.read_value(), names[name].dtype) for name, variable in kept.items()}
+      found = dict(frozen(**inputs, **before))
+      for name, variable in kept.items():
+        variable.assign(_bits(found.pop(name), variable.dtype))
+      return found
+
+    return call
+
+  def present() -> dict[str, tf.Tensor]:
+    outputs = zip(_outputs(state.layout.paths), module.kept, state.variables, strict=True)
+    return {output: _bits(variable.read_value(), v.dtype) for output, variable, v in outputs}
+
+  found = {}
+  for name, signature in source.signatures.items():
+    frozen = replay.frozen(signature.function, table, state=names if signature.state else None)
+    specs = {key: spec for key, spec in frozen.structured_input_signature[1].items() if key not in names}
+    found[name] = runtime.concrete(stateful(frozen), specs) if signature.state else frozen
+  return runtime.converted(found | {SIGNATURE: runtime.concrete(present, {})}, runtime.with_variables, refuse, module)
+
+
+def with_state(answers: Callable[[Sequence[plan.Run]], Sequence[Answer]]) -> Callable[[Sequence[plan.Run]], Sequence[Answer]]:
+  """`answers` to runs of stateful signatures with the state after each, which is asked for by a run of its own."""
+  subject = plan.Subject(SIGNATURE, manifest.SignatureRecord({}, {}), lambda: None, [])
+
+  def of_both(runs: Sequence[plan.Run]) -> list[Answer]:
+    asked: list[plan.Run] = []
+    for run in runs:
+      shown = plan.Run(subject, {}, run.values, {}, timed=False, continues=True)
+      asked += [replace(run, timed=False), shown] if run.subject.paths else [run]
+    found = iter(answers(asked))
+    return [_joined(run, next(found), next(found)) if run.subject.paths else next(found) for run in runs]
+
+  return of_both
+
+
+def _joined(run: plan.Run, answer: Answer, after: Answer) -> Answer:
+  paths = zip(run.subject.paths, _outputs(run.subject.paths), strict=True)
+  state = {f"state/{path}": after["outputs"].get(output) for path, output in paths}
+  return {"outputs": answer["outputs"] | state, "error": answer["error"] or after["error"], "seconds": None}
+
+
+def _outputs(paths: Sequence[str]) -> list[str]:
+  return [f"{SIGNATURE}_{i}_{re.sub(r'[^0-9A-Za-z]', '_', path)}" for i, path in enumerate(paths)]
+
+
+def _bits(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  return x if x.dtype == dtype else tf.bitcast(x, dtype)
