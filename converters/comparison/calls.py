@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
-# Ops that write a variable begin with these.
-_WRITERS = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign")
+# Ops that write a variable begin with these; Rng is that of tf.random.Generator.
+_WRITERS = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign", "Rng")
 
 
 class Answer(TypedDict):

@@ -190,6 +190,13 @@ def test_exporters_refuse_what_writes_by_name(tmp_path: Path, path: Path, target
   assert not list(tmp_path.iterdir())
 
 
+def test_a_generator_of_tensorflow_is_refused_too(tmp_path: Path) -> None:
+  generator = tf.random.Generator.from_seed(1)
+  drawn = jax2tf.call_tf(lambda x: x + generator.normal([2]))
+  with pytest.raises(ExportError, match=r"writes \(RngReadAndSkip\)"):
+    onnx.save_model(saved_model.Model({}).add(lambda p, x: drawn(x), inputs={"x": "f32[2]"}), tmp_path / "model.onnx")
+
+
 def remembering(params: Any, state: Any, x: Any) -> Any:
   """One leaf of each dtype that LiteRT's variables take, and a key, whose words they do not."""
   key, _ = jax.random.split(state["key"])
