@@ -122,6 +122,7 @@ def with_derivatives(
   operands: Sequence[tf.Tensor],
   pull: Callable[..., Sequence[tf.Tensor | None]],
   push: Callable[..., Sequence[tf.Tensor | None]],
+  has_effects: bool = False,
 ) -> list[tf.Tensor]:
   """The results that `compute` gives for `operands`, in an op with derivatives of our own.
 
@@ -133,6 +134,7 @@ def with_derivatives(
     operands: floating point and complex tensors.
     pull: residuals, cotangents of the results -> those of the operands.
     push: tangents of the operands -> those of the results.
+    has_effects: `pull` waits for the results, which a graph of TensorFlow 1 would leave out where no cotangent depends on them.
   """
   graph = current_graph()
   with _record.stop_recording():
@@ -143,7 +145,11 @@ def with_derivatives(
     else:
       gradient_type = f"{GRADIENT}-{next(_gradient_numbers)}"
 
-      _register_gradient(graph, gradient_type, lambda *cotangents: [None] * len(outs) + list(pull(*cotangents[: len(outs)])))
+      def gradient(*cotangents: tf.Tensor) -> list[tf.Tensor | None]:
+        with tf.control_dependencies(tensors if has_effects and graph is current_graph() else []):
+          return [None] * len(outs) + list(pull(*cotangents[: len(outs)]))
+
+      _register_gradient(graph, gradient_type, gradient)
       with graph.gradient_override_map({"IdentityN": gradient_type}):
         tensors = tf.identity_n([*outs, *operands])[: len(outs)] if outs else []
   _record.record_operation("Jax2tf", tensors, list(operands), pull, errors_as_raised()(push))

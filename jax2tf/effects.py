@@ -11,7 +11,7 @@ from jax.extend.core import Jaxpr, Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.errors import Gap, lowering_error
-from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs, replaced
+from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs, replaced, variables
 
 PRINTS = (_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
 _EFFECTFUL = (*PRINTS, _jax_compat.io_callback_p)
@@ -60,6 +60,18 @@ def _effects(jaxpr: Any) -> Counter[Any]:
 
 def _gaps(reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Sequence[Primitive]) -> list[Gap]:
   return [Gap(eqn.primitive.name, reason, advice, where()) for eqn, where in equations(jaxpr) if eqn.primitive in primitives]
+
+
+def needed(eqns: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+  """The equations, without a `pure_callback` whose results nobody needs: JAX does not run it, and TensorFlow would its stateful op."""
+  if not any(eqn.primitive is _jax_compat.pure_callback_p for eqn in eqns):
+    return eqns
+  used, kept = set(variables(results)), []
+  for eqn in reversed(eqns):
+    if eqn.effects or not used.isdisjoint(eqn.outvars):
+      used.update(variables(eqn.invars))
+      kept.append(eqn)
+  return kept[::-1]
 
 
 def quiet(jaxpr: Any) -> Any:

@@ -271,7 +271,8 @@ class _Differentiable:
   def call(self, compute: Callable[[], tuple[list[tf.Tensor], Any]]) -> list[tf.Tensor]:
     """The results, with derivatives; `compute` gives them and the residuals: None for computed when needed, or why there are none."""
     operands = [self.primals[i] for i in self.of.wrt]
-    return _tf_compat.with_derivatives(compute, operands, _in_scope("jax2tf_vjp", self.pull), _in_scope("jax2tf_jvp", self.push))
+    pull, push = _in_scope("jax2tf_vjp", self.pull), _in_scope("jax2tf_jvp", self.push)
+    return _tf_compat.with_derivatives(compute, operands, pull, push, bool(self.of.jaxpr.effects))
 
   def pull(self, residuals: Sequence[tf.Tensor] | Exception | None, *cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
     """Cotangents of the results -> those of the arguments."""

@@ -12,7 +12,7 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax.extend.core import Jaxpr, Primitive
 
-from jax2tf import _jax_compat, errors, idioms, jaxprs, key_data
+from jax2tf import _jax_compat, effects, errors, idioms, jaxprs, key_data
 from jax2tf.expansion import expanded, why_not
 from jax2tf.jaxprs import ClosedJaxpr, opened
 from jax2tf.placement.devices import Place, place_of
@@ -90,7 +90,7 @@ def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True) -> It
 @_jax_compat.weakly_cached
 def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any], Placement]:
   """The equations to emit, and where they run: once for each jaxpr, and never the jaxpr itself, which would then never die."""
-  eqns = idioms.rewritten([key_data.on_words(eqn) for eqn in expanded(jaxpr)], jaxpr.outvars)
+  eqns = idioms.rewritten([key_data.on_words(eqn) for eqn in effects.needed(expanded(jaxpr), jaxpr.outvars)], jaxpr.outvars)
   if jax.config.jax_enable_checks:
     _jax_compat.check_jaxpr(jaxpr.replace(eqns=list(eqns)))
   return eqns, propagate(jaxpr.invars, eqns, places)
