@@ -11,9 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat
+from jax2tf import _tf_compat, errors
 
 _PYTHON = "jax2tf "
+_ADVICE = "remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
 _LINE = "_jax2tf_line"  # an attribute of the PrintV2 ops that take the place of prints in a file
 
 
@@ -100,12 +101,18 @@ def callbacks_in(definition: Any) -> list[Callback]:
 
 
 def refuse(callbacks: Iterable[Callback]) -> None:
-  """Raises ValueError with the lines of those that no file can hold."""
-  if lines := [f"  {found}\n" for found in callbacks if found.text is None]:
-    raise ValueError(
-      f"cannot save a function that calls back into Python, which no file can hold:\n{''.join(lines)}"
-      "  remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
-    )
+  """Raises CallbackError with the lines of those that no file can hold."""
+  if lost := [found for found in callbacks if found.text is None]:
+    lines = "".join(f"  {found}\n" for found in lost)
+    message = f"cannot save a function that calls back into Python, which no file can hold:\n{lines}  {_ADVICE}"
+    raise errors.CallbackError(message, map(gap, lost))
+
+
+def gap(callback: Callback) -> errors.Gap:
+  """A callback as what a target lacks; what a file can say in its place, a target may leave out."""
+  if callback.text is not None:
+    return errors.Gap(callback.what, "only TensorFlow prints", "nothing need be done: the numbers are the same", callback.where, "PrintV2")
+  return errors.Gap(callback.what, "no file can hold a Python function", _ADVICE, callback.where, "PyFunc")
 
 
 def say_in_tensorflow(definition: Any) -> None:

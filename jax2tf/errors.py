@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -21,6 +22,18 @@ class LoweringError(NotImplementedError):
     self.gaps = list(gaps)
 
 
+class CallbackError(ValueError):
+  """Calls of Python functions, which no file can hold.
+
+  Attributes:
+    gaps: each of them.
+  """
+
+  def __init__(self, message: str, gaps: Iterable[Gap]):
+    super().__init__(message)
+    self.gaps = list(gaps)
+
+
 class SizeError(tf.errors.InvalidArgumentError, ValueError):
   """Sizes of arguments that do not fit: a ValueError, as `jax.export` raises it, and what an assertion in a graph raises."""
 
@@ -34,12 +47,13 @@ class InternalError(AssertionError):
 
 @dataclass(frozen=True)
 class Gap:
-  """One equation that cannot be lowered: what, where, and what the user can do."""
+  """One equation that cannot be lowered, or the op of it that a runtime lacks: what, where, and what the user can do."""
 
   primitive: str
   reason: str
   advice: str
   where: str
+  op: str = ""
 
 
 ACROSS_DEVICES = (
@@ -81,19 +95,36 @@ _COMPARISON = re.compile(r"comparison '(.+)' (>=|<=|>|<) '(.+)' is inconclusive"
 _REMAINDER = re.compile(r"(?:The remainder|rest is) (mod\(.+\))")
 
 
-def constraint_hint(error: Exception) -> str | None:
-  """The constraint that would settle what JAX could not decide about symbolic dimensions, in words for the user; None for other errors."""
+def settling_constraints(error: Exception) -> tuple[str, str] | None:
+  """What settles a question about symbolic dimensions that JAX could not answer: the constraint that says yes, and the one that says no,
+  if there is one. None for other errors."""
   if found := _COMPARISON.search(str(error)):
     left, relation, right = found.groups()
     holds = {">": f"{left} >= {right} + 1", "<": f"{left} <= {right} - 1"}.get(relation, f"{left} {relation} {right}")
     fails = {">": f"{left} <= {right}", "<": f"{left} >= {right}", ">=": f"{left} <= {right} - 1", "<=": f"{left} >= {right} + 1"}[relation]
-    return (
-      f'If it holds for all sizes that you use, pass polymorphic_constraints=["{holds}"] to convert; if for none, ["{fails}"]. '
-      "Or give the dimension a number in polymorphic_shapes"
-    )
+    return holds, fails
   if found := _REMAINDER.search(str(error)):
-    return (
-      f'If it is 0 for all sizes that you use, pass polymorphic_constraints=["{found[1]} == 0"] to convert, '
-      'or write the dimension as a multiple in polymorphic_shapes, such as "4*b"'
-    )
+    return f"{found[1]} == 0", ""
   return None
+
+
+@contextlib.contextmanager
+def hints() -> Iterator[None]:
+  """While a user's function is traced: a note on what JAX could not decide about symbolic dimensions says which constraint settles it."""
+  try:
+    yield
+  except Exception as error:
+    if found := settling_constraints(error):
+      error.add_note(_hint(*found))
+    raise
+
+
+def _hint(holds: str, fails: str) -> str:
+  if fails:
+    return (
+      f'If it holds for all sizes that you use, pass polymorphic_constraints=["{holds}"]; if for none, ["{fails}"]. '
+      "Or give the dimension a number"
+    )
+  return (
+    f'If it is 0 for all sizes that you use, pass polymorphic_constraints=["{holds}"], or write the dimension as a multiple, such as "4*b"'
+  )

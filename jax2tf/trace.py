@@ -148,16 +148,11 @@ class Traceable:
     in_tree = tree_util.tree_structure((tuple(args), kwargs))
     joined, named = self.join(args, kwargs, static)
     variables: Sequence[tf.Variable] = ()
-    try:
-      with _jax_compat.default_device_recorded(place_of), shadows.given({}):
-        traced = self.jitted.trace(*joined, **named)
-        if not is_tensorflows(traced.jaxpr) and (variables := shadows.captured(traced.jaxpr)):
-          values = [jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in variables]
-          traced = self._with_shadows(variables, static).trace(tuple(args), kwargs, values)
-    except Exception as error:
-      if hint := errors.constraint_hint(error):
-        error.add_note(hint)
-      raise
+    with errors.hints(), _jax_compat.default_device_recorded(place_of), shadows.given({}):
+      traced = self.jitted.trace(*joined, **named)
+      if not is_tensorflows(traced.jaxpr) and (variables := shadows.captured(traced.jaxpr)):
+        values = [jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in variables]
+        traced = self._with_shadows(variables, static).trace(tuple(args), kwargs, values)
     _jax_compat.check_leaked_tracers(traced)
     _warn_of_large_constants(self.name, traced.jaxpr)
     return TracedFunction(self.name, traced.jaxpr, in_tree, traced.out_tree, tuple(variables))

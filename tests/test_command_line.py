@@ -96,7 +96,7 @@ def save_params(kind: str) -> str:
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "orbax", "factory"])
 def test_convert_takes_parameters_of_many_kinds(kind: str, here: Path, capsys: Any) -> None:
   run(*CONVERT, "--params", save_params(kind), "--json")
-  [path] = json.loads(capsys.readouterr().out).values()
+  path = json.loads(capsys.readouterr().out)["path"]
   assert Path(path) == Path("out/1")
   y = tf.saved_model.load(path).signatures["serving_default"](x=tf.ones([1, 4]))["y"]
   np.testing.assert_allclose(y, jax.lax.erfc(np.sin(np.full((1, 2), 4, np.float32))), rtol=1e-5)
@@ -121,7 +121,7 @@ def test_convert_to_other_runtimes(target: str, file: str, options: tuple[str, .
 
 def test_convert_to_a_runtime_that_lacks_an_op(here: Path, capsys: Any) -> None:
   run("convert", "MODEL:factor", "--input", "x=f32[b,4]", "--params", "MODEL:params", "--out", "out.onnx", "--to", "onnx", code=1)
-  assert re.search(r"Cholesky \(of 'cholesky'\) at .*\.py:\d+:\d+ \(factor\)", capsys.readouterr().out)
+  assert re.search(r"Cholesky \(of 'cholesky'\) at .*\.py:\d+:\d+ \(factor\)", capsys.readouterr().err)
   assert not Path("out.onnx").exists()
 
 
@@ -145,7 +145,7 @@ def test_inspect_and_diff(here: Path, capsys: Any) -> None:
   run("diff", "out/1", "out/2")
   assert capsys.readouterr().out == "no difference\n"
   run("diff", "out/1", "out/3", "--json", code=1)
-  places = {d["what"] for d in json.loads(capsys.readouterr().out)}
+  places = {d["what"] for d in json.loads(capsys.readouterr().out)["differences"]}
   assert {"signatures/serving_default/outputs/y", "signatures/serving_default/outputs/z", "gradients", "warmup_requests"} <= places
 
 
@@ -158,12 +158,13 @@ def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsy
   run("check", "MODEL:predict", *inputs, "--for", "tflite,onnx,tfjs")  # though none of the three has Erfc
   assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["nothing is missing"] * 3
   run("check", "MODEL:factor", *inputs, "--for", "serving,tflite,onnx,tfjs", "--json", code=1)
-  found = json.loads(capsys.readouterr().out)
+  found = json.loads(capsys.readouterr().out)["targets"]
   line = MODULE.splitlines().index("  return jnp.linalg.cholesky(x.T @ x + 4 * jnp.eye(4))") + 1
   assert found.pop("serving") == []
   for target, gaps in found.items():
     assert ("Cholesky", "cholesky") in {(gap["op"], gap["primitive"]) for gap in gaps}, target
     assert all(f".py:{line}:" in gap["where"] and "(factor)" in gap["where"] for gap in gaps), gaps
+    assert all(gap["reason"] and gap["advice"] for gap in gaps), gaps
   run("check", "MODEL:prints", *inputs, "--for", "serving,onnx")
   line = r" at .*\.py:\d+:\d+ "
   assert re.fullmatch(

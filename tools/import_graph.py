@@ -57,8 +57,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 # Packages whose private parts change without notice, and the module that may touch them (two for TensorFlow: what it replaces).
 PRIVATE = {"jax._src": "jax2tf._jax_*", "tensorflow.python": "jax2tf._tf_*", "tensorflow.compiler": "jax2tf._tf_compat"}
 
-# The public names and coefficients; the ops with the user's lines, for errors of the exporters; TensorFlow's private parts.
-OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.coefficients", "jax2tf.survey", "jax2tf._tf_compat", "jax2tf._tf_effects")
+# The public names and coefficients; gaps and the ops with the user's lines, for errors of the exporters; TensorFlow's private parts.
+OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.coefficients", "jax2tf.errors", "jax2tf.survey", "jax2tf._tf_compat", "jax2tf._tf_effects")
 
 
 def import_graph(repository: Path) -> dict[str, set[str]]:

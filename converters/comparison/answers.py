@@ -14,7 +14,7 @@ import tqdm
 from . import plan
 from .calls import Answer, median_seconds
 from .precision import of_results as precision_of_results
-from .report import Latency, Row
+from .report import SUBNORMAL, Latency, Row
 
 # |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for float32). TensorFlow's kernels and XLA
 # add in other orders and round other products, so a sum of n terms is off by about sqrt(n) units, and layers add up; the
@@ -82,14 +82,22 @@ def _precisions(subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping
 
 
 def rows(
-  runs: Sequence[plan.Run], found: Sequence[Answer], expected: Sequence[Expected], rtol: float | None, atol: float | None
+  runs: Sequence[plan.Run],
+  found: Sequence[Answer],
+  expected: Sequence[Expected],
+  rtol: float | None,
+  atol: float | None,
+  noted: Sequence[str] = (SUBNORMAL,),
 ) -> Iterator[Row]:
-  """One for each output at each assignment of sizes and kind of inputs, in the order of the runs."""
+  """One for each output at each assignment of sizes and kind of inputs, in the order of the runs; problems of the `noted` kinds do not
+  count."""
   joined: dict[tuple[Any, ...], Row] = {}
   for run, answer, right in zip(runs, found, expected, strict=True):
     for output, difference in _differences(answer, right, rtol, atol):
       key = (run.subject.name, *run.sizes.items(), run.values, output)
-      joined[key] = difference.joined(joined.get(key) or Row(run.subject.name, output, run.sizes, run.values))
+      joined[key] = difference.joined(
+        joined.get(key) or Row(run.subject.name, output, run.sizes, run.values, counts=run.values not in noted)
+      )
   yield from joined.values()
 
 

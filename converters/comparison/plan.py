@@ -19,7 +19,7 @@ from ..saved_model import manifest
 from ..saved_model.arguments import Arguments
 from ..saved_model.manifest import hash_of_arrays
 from ..saved_model.notation import Spec, variables
-from .report import SUBNORMAL
+from .report import HOSTILE, SUBNORMAL
 
 Given = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
 
@@ -144,7 +144,7 @@ def _drawn_runs(
   drawn = [name for name in domain.avals if name not in inputs]
   dtypes = [np.dtype(domain.avals[name].dtype) for name in drawn]
   kinds = ["ordinary" if drawn else "given"]
-  kinds += ["hostile"] * any(dtype.kind != "b" for dtype in dtypes)
+  kinds += [HOSTILE] * any(dtype.kind != "b" for dtype in dtypes)
   kinds += [SUBNORMAL] * any(jnp.issubdtype(dtype, np.inexact) for dtype in dtypes)
   stateful = subject.record.stateful
   repeats = samples if drawn or stateful or any(map(callable, inputs.values())) else 1
@@ -172,9 +172,6 @@ class Domain:
     specs = {name: record.inputs[name] for name in record.own_inputs}
     scope = export.SymbolicScope(constraints)
     self.avals = dict(zip(specs, Arguments.of(specs, {}, scope).avals, strict=True))
-    for name, aval in self.avals.items():
-      if jax.dtypes.canonicalize_dtype(aval.dtype) != aval.dtype:
-        raise ValueError(f"input {name!r} is {specs[name]}, which JAX makes narrower here; set jax.config.update('jax_enable_x64', True)")
     shapes = [aval.shape for aval in self.avals.values()]
     dims = [str(d) for shape in shapes for d in shape]
     self.variables = variables(dims)
@@ -279,13 +276,13 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any],
   if not inexact:
     limits = jnp.iinfo(dtype)
     array = rng.integers(0, min(9, int(limits.max)), shape, endpoint=True).astype(dtype)
-    specials: list[Any] = [limits.min, limits.max, 0] + [-1] * (limits.min < 0) if kind == "hostile" else []
+    specials: list[Any] = [limits.min, limits.max, 0] + [-1] * (limits.min < 0) if kind == HOSTILE else []
   else:
     array = rng.standard_normal(shape).astype(dtype)
     if jnp.issubdtype(dtype, np.complexfloating):
       array = (array + 1j * rng.standard_normal(shape)).astype(dtype)
     tiny = float(jnp.finfo(dtype).tiny)
-    specials = {"hostile": [np.nan, np.inf, -np.inf, -0.0, 0.0], SUBNORMAL: [tiny / 2, -tiny / 4]}.get(kind, [])
+    specials = {HOSTILE: [np.nan, np.inf, -np.inf, -0.0, 0.0], SUBNORMAL: [tiny / 2, -tiny / 4]}.get(kind, [])
   if specials and array.size:
     rows = array.reshape(shape[0], -1) if array.ndim > 1 else array.reshape(-1, 1)
     for i in range(math.ceil(len(rows) / 2)):

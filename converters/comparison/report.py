@@ -15,10 +15,10 @@ from typing import Any
 
 from .. import extras
 
-SUBNORMAL = "subnormal"
+SUBNORMAL, HOSTILE = "subnormal", "hostile"
 _NOTE = (
-  "Rows of subnormal inputs are shown and do not count: XLA and TensorFlow's kernels take such numbers for zero in different places "
-  "(jax2tf's docs/limitations.md). Relative errors and units in the last place (ulp) are of elements above atol."
+  "Rows that are noted do not count. Those of subnormal inputs never do: XLA and TensorFlow's kernels take such numbers for zero in "
+  "different places (jax2tf's docs/limitations.md). Relative errors and units in the last place (ulp) are of elements above atol."
 )
 _ROW_TITLES = ("signature", "output", "sizes", "inputs", "dtype", "samples", "max abs", "max rel", "max ulp", "of tolerance", "agrees")
 _LATENCY_TITLES = ("signature", "sizes", "SavedModel ms", "reference ms", "ratio")
@@ -34,6 +34,7 @@ class Row:
 
   Attributes:
     values: what went in: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers), "subnormal", or "given" by the caller.
+    counts: whether a problem makes the model wrong; else it is noted.
     max_abs, max_rel, max_ulp: the largest differences; None if they were not to be had.
     of_tolerance: the largest difference as a share of what is allowed.
     problem: what is wrong, or empty.
@@ -50,10 +51,11 @@ class Row:
   max_ulp: float | None = None
   of_tolerance: float | None = None
   problem: str = ""
+  counts: bool = True
 
   @property
   def ok(self) -> bool:
-    return not self.problem or self.values == SUBNORMAL
+    return not self.problem or not self.counts
 
   @property
   def place(self) -> str:
@@ -75,7 +77,7 @@ class Report:
   """What `verify` found.
 
   Attributes:
-    skipped: {signature: why it was not compared}; while there is any, the model is not verified.
+    skipped: {signature: why it was not compared}; while there is any, the model is verified in part only.
   """
 
   model: str
@@ -93,10 +95,16 @@ class Report:
   @property
   def verdict(self) -> str:
     """One sentence."""
-    wrong, skipped = sum(not row.ok for row in self.rows), "".join(f"; skipped: {name}" for name in self.skipped)
+    wrong = [row for row in self.rows if not row.ok]
+    hostile = sum(bool(row.problem) and row.values == HOSTILE for row in self.rows)
+    skipped = "".join(f"; skipped: {name}" for name in self.skipped)
     if wrong:
-      return f"NOT verified: {wrong} of {len(self.rows)} comparisons differ{skipped}"
-    return f"{'verified' if self.ok else 'NOT verified'}: {len(self.rows)} comparisons agree{skipped}"
+      only = ", all of hostile inputs (NaN, infinities, extreme numbers)" if {row.values for row in wrong} == {HOSTILE} else ""
+      return f"NOT verified: {len(wrong)} of {len(self.rows)} comparisons differ{only}{skipped}"
+    how = "verified" if self.ok else "verified in part" if self.rows else "NOT verified"
+    agree = len(self.rows) - hostile
+    noted = f", and {hostile} of hostile inputs (NaN, infinities, extreme numbers) differ" if hostile else ""
+    return f"{how}: {agree} comparisons agree{noted}{skipped}"
 
   def raise_for_mismatch(self) -> None:
     """Raises VerificationError, which names each difference and each signature that was skipped."""
@@ -142,9 +150,9 @@ class Report:
 
   def write(self, folder: str | os.PathLike[str]) -> Path:
     """Writes verification.txt, .json and .html, and returns the folder."""
-    folder = Path(folder)
+    folder, texts = Path(folder), {"txt": self.text(), "json": self.json(), "html": self.html()}
     folder.mkdir(parents=True, exist_ok=True)
-    for suffix, text in (("txt", self.text()), ("json", self.json()), ("html", self.html())):
+    for suffix, text in texts.items():
       (folder / f"verification.{suffix}").write_text(text, encoding="utf-8")
     return folder
 
@@ -177,7 +185,7 @@ def _errors_picture(rows: Sequence[Row]) -> str:
   rows = [row for row in rows if row.of_tolerance is not None]
   shares = [row.of_tolerance or 0.0 for row in rows]
   edge = 10 * max([10.0, *filter(math.isfinite, shares)])
-  colours = {"ordinary": "tab:blue", "given": "tab:blue", "hostile": "tab:orange", SUBNORMAL: "tab:gray"}
+  colours = {"ordinary": "tab:blue", "given": "tab:blue", HOSTILE: "tab:orange", SUBNORMAL: "tab:gray"}
 
   def draw(axes: Any) -> None:
     for values, colour in colours.items():

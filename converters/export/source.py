@@ -20,11 +20,13 @@ import tensorflow as tf
 import tqdm
 
 from jax2tf import _tf_effects, survey
+from jax2tf.errors import Gap
 
+from .. import stages
 from ..comparison import answers as compare
 from ..comparison import calls, plan
 from ..comparison.calls import Answer
-from ..comparison.report import Report
+from ..comparison.report import HOSTILE, SUBNORMAL, Report
 from ..saved_model import manifest, publish
 from ..saved_model.builder import Model
 from ..saved_model.state import State
@@ -40,11 +42,14 @@ class ExportError(RuntimeError):
   Attributes:
     target: "onnx", "tflite" or "tfjs".
     uses: the ops that it lacks, each with the primitive and the user's line that asked for it.
+    gaps: the same with the reasons.
   """
 
-  def __init__(self, target: str, message: str, uses: Sequence[survey.Use] = ()):
+  def __init__(self, target: str, message: str, uses: Sequence[survey.Use] = (), reasons: Mapping[str, str] | None = None):
     super().__init__("\n".join([message, *(f"  {use.op} (of '{use.primitive}') at {use.where}" for use in uses)]))
     self.target, self.uses = target, tuple(uses)
+    why, advice = reasons or {}, "rewrite this line with other JAX functions, or choose another target"
+    self.gaps = [Gap(use.primitive, why.get(use.op) or f"{target} has no such op", advice, use.where, use.op) for use in uses]
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Signature:
       survey.Use(op, "?", "a place that is not known: the model came without its JAX function, or this op from another") for op in unknown
     ]
     why = "; ".join(dict.fromkeys(reason for reason in ops.values() if reason))
-    return ExportError(target, f"{runtime} cannot take signature {self.name!r}{f' ({why})' if why else ''}, which needs", found)
+    return ExportError(target, f"{runtime} cannot take signature {self.name!r}{f' ({why})' if why else ''}, which needs", found, ops)
 
 
 @dataclass(frozen=True)
@@ -194,20 +199,20 @@ class Source:
     Raises:
       ExportError: the file fails, or differs from the reference.
     """
-    if (key := options.key()) not in self._asked:
-      asked = self.runs(options)
-      with tqdm.tqdm(total=len(asked), desc=f"compare {target}", leave=False, disable=None) as progress:
-        initial = next((s.state.stored() for s in self.signatures.values() if s.state), ())
-        self._asked[key] = asked, list(compare.reference_answers(asked, (), progress, initial))
-    runs, expected = self._asked[key]
-    found = answer([replace(run, timed=run.timed and timed) for run in runs])
-    rows = tuple(compare.rows(runs, found, expected, options.rtol, options.atol))
+    with stages.stage(f"compare in {runtime}"):
+      if (key := options.key()) not in self._asked:
+        asked = self.runs(options)
+        with tqdm.tqdm(total=len(asked), desc=f"compare {target}", leave=False, disable=None) as progress:
+          initial = next((s.state.stored() for s in self.signatures.values() if s.state), ())
+          self._asked[key] = asked, list(compare.reference_answers(asked, (), progress, initial))
+      runs, expected = self._asked[key]
+      found = answer([replace(run, timed=run.timed and timed) for run in runs])
+      rows = tuple(compare.rows(runs, found, expected, options.rtol, options.atol, noted=(SUBNORMAL, HOSTILE)))
     report = Report(f"{self.label} in {runtime}", rows, compare.latencies(runs, found, expected), {}, {"jax": jax.__version__, **versions})
-    wrong = [row for row in rows if row.problem and row.values in ("ordinary", "given")]
-    if wrong:
+    if wrong := [row for row in rows if not row.ok]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
       raise ExportError(target, f"{runtime} answers otherwise than the reference, so nothing was written:\n{lines}")
-    if noted := [row for row in rows if row.problem and row.values == "hostile"]:
+    if noted := [row for row in rows if row.problem and row.values == HOSTILE]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
       warnings.warn(f"{runtime} answers otherwise than JAX to NaN, infinities or extreme numbers:\n{lines}", stacklevel=4)
     return report

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -76,6 +77,30 @@ class Arguments:
     return {name: str(Spec.of(aval)) for name, aval in zip(self.names, self.avals, strict=True)}
 
 
+def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence[str]) -> None:
+  """Raises ValueError for inputs that `fun` does not take: too few, too many, or its own arguments in another order than its own.
+
+  Args:
+    fun: takes the inputs by position, behind the `leading` ones.
+    names: of the inputs. Other names than those of the arguments are taken as they stand.
+    leading: words for what comes first.
+  """
+  try:
+    signature = inspect.signature(fun)
+  except (ValueError, TypeError):  # a callable that is made in C
+    return
+  given, name = ", ".join(names) or "nothing", getattr(fun, "__name__", type(fun).__name__)
+  takes = ", ".join([*leading, *list(signature.parameters)[len(leading) :]])
+  try:
+    own = list(signature.bind(*leading, *names).arguments)[len(leading) :]
+  except TypeError as error:
+    raise ValueError(
+      f"inputs = {given}: '{name}' takes ({takes}), and {error}; name an input for each argument after {leading[-1]}"
+    ) from None
+  if own != list(names) and set(own) == set(names):
+    raise ValueError(f"inputs = {given}: '{name}' takes ({takes}), in this order; name the inputs in the order of the arguments")
+
+
 def check_name(name: str) -> None:
   """Raises ValueError for a name that a SavedModel would change or refuse; `self` is an object to tf.function."""
   if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name) or name == "self":
@@ -91,8 +116,18 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
   spec = Spec.parse(given, f"input {name!r}")
   if spec.is_string:
     raise ValueError(f"input {name!r} is {given!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
-  dims = "..." if spec.dims is None else ", ".join(map(str, spec.dims))
-  return jax.ShapeDtypeStruct(export.symbolic_shape(dims, scope=scope), spec.dtype)
+  if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
+    raise ValueError(
+      f"input {name!r} is {given}, which JAX makes narrower here; set jax.config.update('jax_enable_x64', True), or "
+      "JAX_ENABLE_X64=1 in the environment"
+    )
+  try:
+    shape = export.symbolic_shape("..." if spec.dims is None else ", ".join(map(str, spec.dims)), scope=scope)
+  except ValueError as error:
+    raise ValueError(f"input {name!r} is {given!r}: {error}") from error
+  if negative := [d for d in shape if isinstance(d, int) and d < 0]:
+    raise ValueError(f"input {name!r} is {given!r}: {negative[0]} is no size; write a letter for a size that varies, as in 'f32[b,784]'")
+  return jax.ShapeDtypeStruct(shape, spec.dtype)
 
 
 def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:

@@ -14,10 +14,11 @@ import tensorflow as tf
 from jax import export, tree_util
 
 import jax2tf
-from jax2tf import _tf_compat
+from jax2tf import _tf_compat, errors
 
+from .. import stages
 from . import manifest, optional, parameters, publish, warmup
-from .arguments import Arguments, Given, output_names, tensor_specs
+from .arguments import Arguments, Given, check_order, output_names, tensor_specs
 from .batching import Batching, check_rows
 from .notation import Spec
 from .optional import Tensors
@@ -166,7 +167,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     constraints, with_gradient = self._options.value
     arguments = Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
     constraints = arguments.concerned_by(constraints)
+    check_order(fun, list(inputs), ["params", *["state"] * stateful])
     names = [signatures] if isinstance(signatures, str) else list(signatures)
+    if not all(names):
+      raise ValueError(f"signatures = {names}: a signature needs a name")
     if taken := [name for name in names if name in self._signatures.value]:
       raise ValueError(f"signature {taken[0]!r} is there already; give this one another name in `signatures`")
     if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):
@@ -269,8 +273,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     dtypes = [jax.dtypes.canonicalize_dtype(dtype) for dtype in self._dtypes.value]
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
     state = [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in self.state_variables]] * stateful
-    traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *state, *arguments.unflatten(arguments.avals))
-    concrete = _tf_compat.traced_for_saving(signature)
+    with stages.stage("trace"), errors.hints():
+      traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *state, *arguments.unflatten(arguments.avals))
+    with stages.stage("lower"):
+      concrete = _tf_compat.traced_for_saving(signature)
     inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
     results = concrete.structured_outputs
     if not postprocessed:
@@ -340,7 +346,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     requests = warmup.prepared(warmup_requests, self.signatures, [name for name, record in self.records.items() if record.stateful])
     _, with_gradient = self._options.value
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradient)
-    with publish.beside(Path(path)) as written:
+    with stages.stage("save"), publish.beside(Path(path)) as written:
       tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
       self.manifest().write(written)
       warmup.write(requests, written, Path(path).name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
+from jax import export
 
 _NOTATION = re.compile(r"\s*(?P<dtype>\w+)\s*\[(?P<dims>.*)\]\s*")
 _KINDS = {"i": "int", "u": "uint", "f": "float", "bf": "bfloat", "c": "complex"}
@@ -97,6 +98,28 @@ def _dims(text: str) -> tuple[int | str, ...] | None:
   if not all(dims):
     raise TypeError
   return tuple(int(dim) if dim.isdecimal() else dim for dim in dims)
+
+
+def dimensions(specs: Mapping[str, str]) -> list[str]:
+  """The dimension variables of these inputs.
+
+  Raises:
+    ValueError: one is not `dtype[dims]`.
+  """
+  parsed = [Spec.parse(text, f"input {name!r}") for name, text in specs.items()]
+  return variables(str(dim) for spec in parsed for dim in spec.dims or ())
+
+
+def check_constraint(text: str, known: Sequence[str]) -> None:
+  """Raises ValueError for what is no condition on the `known` dimension variables."""
+  try:
+    export.SymbolicScope([text])
+  except ValueError as error:
+    raise ValueError(f"polymorphic_constraints = {text!r}: {str(error).rpartition('parsing error: ')[2]}") from error
+  if strange := [name for name in variables([text]) if name not in known]:
+    raise ValueError(
+      f"polymorphic_constraints = {text!r} names {strange[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}"
+    )
 
 
 def variables(texts: Iterable[str]) -> list[str]:

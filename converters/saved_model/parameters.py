@@ -22,8 +22,23 @@ _LARGE = 200 * 2**20
 
 
 def dtypes(params: Any) -> list[Any]:
-  """Of the leaves, as the functions take them."""
-  return [np.asarray(leaf).dtype for leaf in tree_util.tree_leaves(params)]
+  """Of the leaves, as the functions take them.
+
+  Raises:
+    TypeError: a leaf that is no array of numbers; with its path.
+  """
+  return [_dtype(path, leaf) for path, leaf in zip(leaf_names(params, "/"), tree_util.tree_leaves(params), strict=True)]
+
+
+def _dtype(path: str, leaf: Any) -> np.dtype[Any]:
+  is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+  if is_key or (dtype := np.asarray(leaf).dtype).kind in "OSUMm":
+    what = f"a typed key, {leaf.dtype}" if is_key else f"{type(leaf).__name__}, {str(leaf)[:40]!r}"
+    advice = (
+      "store jax.random.key_data of it, and wrap_key_data in the function" if is_key else "leave it out, or close the function over it"
+    )
+    raise TypeError(f"params: the leaf {path or 'itself'!r} is {what}, and a tf.Variable holds arrays of numbers; {advice}")
+  return dtype
 
 
 def paths(params: Any, whole: str = "parameters") -> list[str]:

@@ -10,6 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from numbers import Integral
 from pathlib import Path
+from typing import Any
+
+from google.protobuf import message
+from tensorflow.core.protobuf import saved_model_pb2
 
 # linux/fs.h: swap two paths in one step.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -19,9 +23,9 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def beside(directory: Path) -> Iterator[Path]:
   """A place in `directory` under a name that no server takes for a version; gone at the end. Those of killed processes go first.
 
-  Where nothing was written, a `directory` that was not there is gone too.
+  Where nothing was written, a `directory` that was not there is gone too, and so are the folders above it.
   """
-  is_new = not directory.exists()
+  new = [folder for folder in (directory, *directory.parents) if not folder.exists()]
   directory.mkdir(parents=True, exist_ok=True)
   for place in directory.glob(f"{_PREFIX}*"):
     if (lock := _lock(place, wait=False)) is not None:  # nobody writes there any more
@@ -38,9 +42,9 @@ def beside(directory: Path) -> Iterator[Path]:
     shutil.rmtree(place, ignore_errors=True)
     if lock is not None:
       os.close(lock)
-    if is_new:
-      with contextlib.suppress(OSError):  # there is a version in it
-        directory.rmdir()
+    with contextlib.suppress(OSError):  # there is a version in it
+      for folder in new:
+        folder.rmdir()
 
 
 _PREFIX = ".saving-"
@@ -108,6 +112,20 @@ def saved_model_in(path: Path) -> Path | None:
   return max((p for p in found if p.name.isdecimal() and (p / "saved_model.pb").exists()), key=lambda p: int(p.name), default=None)
 
 
+def meta_graph(directory: Path) -> Any:
+  """The MetaGraphDef of a SavedModel.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  file = directory / "saved_model.pb"
+  try:
+    (found,) = saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs
+  except (message.DecodeError, ValueError) as error:
+    raise ValueError(f"{file} is damaged: {error}; save the model again") from error
+  return found
+
+
 def check_version(directory: Path, version: int | None, overwrite: bool) -> None:
   """Raises ValueError for a number that no server looks for, FileExistsError for a version that is there and shall stay."""
   if version is None:
@@ -116,6 +134,16 @@ def check_version(directory: Path, version: int | None, overwrite: bool) -> None
     raise ValueError(f"version = {version!r} is no whole number from 0 on, which servers look for")
   if not overwrite:
     refuse_existing(directory / str(version))
+
+
+def check_writable(folder: Path) -> None:
+  """Raises OSError for a folder in which nothing can be written, or that cannot be made; leaves nothing behind."""
+  there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+  try:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=there):  # access(2) says yes to the superuser, also where the system says no
+      pass
+  except OSError as error:
+    raise OSError(error.errno, f"nothing can be written there ({error.strerror}: {there})", str(folder)) from error
 
 
 def refuse_existing(target: Path, otherwise: str = "another version, or none to take the next free one") -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..comparison.report import extra
+from .. import extras
 from . import files
 
 
@@ -22,7 +22,7 @@ def write(folder: Path, packages: Path) -> Path:
   model: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
   specs = [spec for group in model.pop("weightsManifest") for spec in group["weights"]]
   template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
-  jinja2 = extra("jinja2")
+  jinja2 = extras.module("jinja2", "tfjs", "a page for TF.js")
   page = (
     jinja2.Environment(autoescape=True)
     .from_string(template)

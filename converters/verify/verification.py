@@ -15,10 +15,11 @@ import jax
 import numpy as np
 import tqdm
 
+from .. import stages
 from ..comparison import answers as compare
 from ..comparison import calls, plan, subjects
 from ..comparison.report import Report, extra
-from ..saved_model import manifest, publish
+from ..saved_model import manifest, notation, publish
 from ..saved_model.notation import Spec
 from ..saved_model.state import Layout
 
@@ -36,6 +37,7 @@ def verify(
   signatures: Sequence[str] | None = None,
   inputs: plan.Given | None = None,
   report: str | os.PathLike[str] | None = None,
+  polymorphic_constraints: Sequence[str] = (),
 ) -> Report:
   """Runs a SavedModel in a fresh process without JAX, through every signature, and compares it with the JAX functions.
 
@@ -55,7 +57,8 @@ def verify(
     signatures: the names of those to compare; all if not given.
     inputs: {input: array, or callable(rng, shape, dtype) that draws one}, for those that normally distributed numbers, or
       integers from 0 to 9, do not suit. The array of an input fixes its sizes.
-    report: a folder for `Report.write`.
+    report: a folder for `Report.write`, which is tried before the model runs.
+    polymorphic_constraints: on the sizes to compare at, besides those that the model was saved with.
 
   Returns:
     the report, also when the model is wrong: `Report.raise_for_mismatch` raises.
@@ -64,10 +67,13 @@ def verify(
     FileNotFoundError: `path` is no SavedModel, or none of `jax2tf.converters.saved_model`.
     ValueError: a signature, a variable or an input that the model does not have, a reference that is missing or takes other
       arguments, sizes that break a constraint, arrays that do not fit the signature, a state that is missing or not the model's.
+    OSError: nothing can be written in `report`.
     ImportError: `report` needs the packages of the extra jax2tf[verify].
   """
   for package in ("tabulate", "jinja2", "matplotlib") if report is not None else ():
     extra(package)
+  if report is not None:
+    publish.check_writable(Path(report))
   if samples < 1:
     raise ValueError(f"samples = {samples}; at least one draw is needed")
   directory = _directory(Path(path))
@@ -77,8 +83,11 @@ def verify(
   lead = () if params is None else (params,)
   remembered = _state(record, chosen, state)
   compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
-  runs = plan.plan(compared, record.constraints, sizes or {}, samples, inputs)
-  with tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
+  for text in polymorphic_constraints:
+    notation.check_constraint(text, notation.dimensions({name: spec for one in chosen.values() for name, spec in one.inputs.items()}))
+  publish.meta_graph(directory)  # before the reference runs
+  runs = plan.plan(compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs)
+  with stages.stage("compare"), tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
     expected = list(compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ()))
     response = _run_without_jax(directory, runs, progress)
   found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(runs)

@@ -258,7 +258,9 @@ def test_the_manifest_and_inspect_know_the_state(path: Path) -> None:
 def test_diff_tells_of_another_state(tmp_path: Path, path: Path) -> None:
   other = saved_model.Model(PARAMS, state={**STATE, "n": 1})
   other.add(noisy, inputs={"x": "f32[b,4]"}, stateful=True, method="step").add(plain, inputs={"x": "f32[b,4]"}, signatures="plain")
-  assert [each["what"] for each in _inspection.diff(path, other.add_reset().save(tmp_path))] == ["manifest/state_values"]
+  said, values = _inspection.diff(path, other.add_reset().save(tmp_path))
+  assert [each["what"] for each in said] == ["manifest/state_values", "values/state/n"]
+  assert [(each["path"], each["differing"], each["max_abs"]) for each in values] == [("state/n", 1, 1.0)]
 
 
 def test_verify_compares_sequences_of_calls(path: Path, without_jax: str, monkeypatch: pytest.MonkeyPatch) -> None:

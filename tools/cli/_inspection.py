@@ -10,9 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 from rich import box, console, table
-from tensorflow.core.protobuf import saved_model_pb2
 
+from jax2tf.converters import stages
 from jax2tf.converters.saved_model import manifest, publish, warmup
+from jax2tf.tools.cli import _weights
 
 
 def version_directory(directory: str | Path) -> Path:
@@ -33,7 +34,7 @@ def inspect(directory: str | Path) -> dict[str, Any]:
     FileNotFoundError: no SavedModel there.
   """
   path = version_directory(directory)
-  graph = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
+  graph = publish.meta_graph(path)
   nodes = [*graph.graph_def.node, *(n for f in graph.graph_def.library.function for n in f.node_def)]
   variables = {
     node.variable.name: {
@@ -142,13 +143,22 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 _OF_EACH = {"path", "bytes"}
 
 
-def diff(before: str | Path, after: str | Path) -> list[dict[str, Any]]:
-  """[{"what": place in what `inspect` says, "before": ..., "after": ...}], empty for models that say the same."""
+def diff(before: str | Path, after: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+  """[{"what": place in what `inspect` says, "before": ..., "after": ...}], empty for models that are the same; and how the values differ.
+
+  Raises:
+    FileNotFoundError: no SavedModel there.
+    ValueError: a damaged one.
+  """
   old, new = inspect(before), inspect(after)
   for found in (old, new):
     if found["manifest"]:
       del found["manifest"]["created"]
-  return list(_differences("", {k: v for k, v in old.items() if k not in _OF_EACH}, {k: v for k, v in new.items() if k not in _OF_EACH}))
+  with stages.stage("read the variables"):
+    weights = _weights.differences(Path(old["path"]), Path(new["path"]))
+  said = _differences("", {k: v for k, v in old.items() if k not in _OF_EACH}, {k: v for k, v in new.items() if k not in _OF_EACH})
+  values = [{"what": f"values/{d['path']}", "before": d["before"], "after": d["after"]} for d in weights]
+  return [*said, *values], weights
 
 
 def _differences(place: str, before: Any, after: Any) -> Iterable[dict[str, Any]]:
@@ -157,6 +167,11 @@ def _differences(place: str, before: Any, after: Any) -> Iterable[dict[str, Any]
       yield from _differences(f"{place}/{key}" if place else key, before.get(key), after.get(key))
   elif before != after:
     yield {"what": place, "before": before, "after": after}
+
+
+def weights_text(differences: Iterable[Mapping[str, Any]]) -> str:
+  """A table for a terminal: the largest differences of values first."""
+  return _table(("variable", "elements that differ", "max abs", "max rel"), _weights.rows(differences))
 
 
 def diff_text(differences: Iterable[Mapping[str, Any]]) -> str:

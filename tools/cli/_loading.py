@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from absl import flags
+
+from jax2tf.converters.saved_model import notation
 
 
 class UsageError(ValueError):
@@ -29,10 +32,15 @@ def attribute(name: str) -> Any:
   flags.FLAGS.mark_as_parsed()  # a module that defines flags of absl reads their defaults
   if os.getcwd() not in sys.path:
     sys.path.insert(0, os.getcwd())
+  if "/" in module_name or module_name.endswith(".py"):
+    dotted = ".".join(Path(module_name).with_suffix("").parts).strip("./")
+    raise UsageError(f"{name!r} names a file; name the module, from the folder that holds it: {dotted}:{path}")
   try:
     found = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
-    raise UsageError(f"there is no module {error.name!r} (for {name!r}) here in {os.getcwd()} nor installed") from error
+    if f"{module_name}.".startswith(f"{error.name}."):
+      raise UsageError(f"there is no module {error.name!r} (for {name!r}) here in {os.getcwd()} nor installed") from error
+    raise UsageError(f"module {module_name!r} imports {error.name!r}, which is not installed") from error
   for part in path.split("."):
     if not hasattr(found, part):
       raise UsageError(f"module {module_name!r} has no {path!r}; it has {', '.join(n for n in vars(found) if not n.startswith('_'))[:200]}")
@@ -59,7 +67,12 @@ def parameters(source: str | None, option: str = "--params") -> Any:
   if source is None:
     return {}
   if ":" in source and not Path(source).exists():
-    return function(source)()
+    factory = function(source)
+    try:
+      inspect.signature(factory).bind()
+    except TypeError as error:
+      raise UsageError(f"{option}={source} is called without arguments, and {error}; name a function that takes none") from error
+    return factory()
   path = Path(source)
   if not path.exists():
     raise UsageError(f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
@@ -71,7 +84,9 @@ def parameters(source: str | None, option: str = "--params") -> Any:
         return nested(dict(arrays))
     if path.suffix == ".safetensors":
       return _safetensors(path)
-  except (OSError, ValueError, KeyError) as error:
+  except UsageError:
+    raise
+  except Exception as error:  # each format has errors of its own
     raise UsageError(f"{option}={source} cannot be read: {error}") from error
   raise UsageError(f"{option}={source}: of a kind that is not known; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
 
@@ -118,11 +133,12 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
   return tree
 
 
-def inputs(texts: Sequence[str]) -> dict[str, str]:
+def inputs(texts: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
   """["x=f32[b,784]"] -> {"x": "f32[b,784]"}.
 
   Raises:
     UsageError: not of that form, or a name twice.
+    ValueError: a constraint that is none, or names a dimension that no input has.
   """
   found: dict[str, str] = {}
   for text in texts:
@@ -132,4 +148,6 @@ def inputs(texts: Sequence[str]) -> dict[str, str]:
     if name in found:
       raise UsageError(f"--input names {name!r} twice")
     found[name] = spec
+  for text in constraints:
+    notation.check_constraint(text, notation.dimensions(found))
   return found

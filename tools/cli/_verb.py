@@ -2,59 +2,68 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator
+import sys
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from jax2tf.tools import quiet
+from jax2tf.tools.cli._failures import Failure, failures, one_line
+from jax2tf.tools.cli._progress import Progress
 
-# value for machines, text for people, exit code
-Answer = tuple[Any, str, int]
+# value for machines, which has a verdict; text for people; exit code
+Answer = tuple[Mapping[str, Any], str, int]
 
-_TYPED_WRONG = (FileNotFoundError, FileExistsError, NotADirectoryError, ModuleNotFoundError, ValueError)
-
-
-class _RefusedError(click.UsageError):
-  """The command is right, and the answer is no."""
-
-  exit_code = 1
-
-
-@contextlib.contextmanager
-def failures() -> Iterator[None]:
-  """Exit code 2 for a command that cannot be carried out as given, 1 for a function that has no lowering."""
-  try:
-    yield
-  except NotImplementedError as error:
-    raise _RefusedError(str(error), click.get_current_context()) from error
-  except _TYPED_WRONG as error:
-    raise click.UsageError(str(error), click.get_current_context()) from error
+takes_debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 
 
 def verb(function: Callable[..., Answer]) -> click.Command:
   """A command that prints the answer of `function`, which may import TensorFlow and JAX, and returns its exit code."""
 
   @click.command
-  @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+  @click.option("--json", "as_json", is_flag=True, help="Print JSON, also of a failure.")
+  @takes_debug
   @functools.wraps(function)
-  def command(as_json: bool, **arguments: Any) -> int:
-    with quiet.startup():
-      import tensorflow  # noqa: F401, PLC0415
-    from absl import logging as absl_logging  # noqa: PLC0415  (TensorFlow's and JAX's)
-
-    absl_logging.set_verbosity(absl_logging.ERROR)
-    logging.getLogger().setLevel(logging.ERROR)
-    with failures():
-      value, text, code = function(**arguments)
-    click.echo(json.dumps(value, indent=2) if as_json else text)
+  def command(as_json: bool, debug: bool, **arguments: Any) -> int:
+    progress = Progress(click.get_current_context().command_path)
+    try:
+      with failures(debug=debug, without_params=arguments.get("params", "") is None), progress.shown():
+        value, text, code = _answer(function, arguments, progress)
+    except Failure as failure:
+      if as_json:
+        _print_json({"verdict": failure.message, "exit_code": failure.exit_code, "gaps": failure.gaps})
+      raise
+    if as_json:
+      _print_json(value)
+    else:
+      click.echo(text)
     return code
 
   return command
+
+
+def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progress: Progress) -> Answer:
+  with progress.stage("import TensorFlow and JAX"), quiet.startup():
+    import tensorflow  # noqa: F401, PLC0415
+  from absl import logging as absl_logging  # noqa: PLC0415  (TensorFlow's and JAX's)
+
+  from jax2tf.converters import stages  # noqa: PLC0415  (which imports TensorFlow)
+
+  absl_logging.set_verbosity(absl_logging.ERROR)
+  logging.getLogger().setLevel(logging.ERROR)
+  path = click.get_current_context().command_path
+  with stages.shown_by(progress.stage), warnings.catch_warnings():
+    warnings.showwarning = lambda message, *_: print(f"{path}: warning: {one_line(str(message))}", file=sys.stderr)
+    return function(**arguments)
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+  click.echo(json.dumps(value, indent=2))
 
 
 def takes_function(command: Callable[..., Answer]) -> Callable[..., Answer]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -28,13 +28,13 @@ _OPTIONS_OF = {
 @click.option("--out", required=True, metavar="PATH", help="The folder of the model's versions; the .onnx or .tflite file; TF.js' folder.")
 @click.option("--output", "outputs", multiple=True, help="Name of a result; may be repeated.")
 @click.option("--signature", default="serving_default", show_default=True, help="Name of the signature.")
-@click.option("--version", type=int, help="By default the next free one.")
+@click.option("--version", type=click.IntRange(0), help="By default the next free one.")
 @click.option("--overwrite", is_flag=True, help="Replace the version, or the file.")
 @click.option("--quantization", help="tflite: float16, dynamic_int8, int4; tfjs: float16, uint8, uint16.")
-@click.option("--opset", type=int, help="onnx: the version of its operators, 18 by default.")
+@click.option("--opset", type=click.IntRange(1), help="onnx: the version of its operators, 18 by default.")
 @click.option("--page", is_flag=True, help="tfjs: a web page beside the model, which runs it.")
 @click.option("--with_gradient", is_flag=True, help="Keep derivatives of first and second order.")
-@click.option("--warmup", type=int, default=0, metavar="N", help="Write N warm-up requests for TF Serving.")
+@click.option("--warmup", type=click.IntRange(0, 1000), default=0, metavar="N", help="Write N warm-up requests for TF Serving.")
 def convert(
   function: str,
   params: str | None,
@@ -49,9 +49,8 @@ def convert(
   **others: Any,
 ) -> Answer:
   """Saves a function as PATH/<version>/, a SavedModel, or as the file of another runtime."""
-  from jax2tf.converters import saved_model  # noqa: PLC0415
-  from jax2tf.converters.export.source import ExportError  # noqa: PLC0415
-  from jax2tf.converters.saved_model import warmup  # noqa: PLC0415
+  from jax2tf.converters import saved_model, stages  # noqa: PLC0415
+  from jax2tf.converters.saved_model import publish, warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading  # noqa: PLC0415
 
   given = {name: value for name, value in others.items() if value}
@@ -59,16 +58,16 @@ def convert(
     if name in _OPTIONS_OF["saved_model"]:
       raise _loading.UsageError(f"--{name} is for a SavedModel, and --to={to} makes none; leave it out")
     raise _loading.UsageError(f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}")
-  fun, specs = _loading.function(function), _loading.inputs(inputs)
+  publish.check_writable(Path(out) if to == "saved_model" else Path(out).parent)
+  fun, specs = _loading.function(function), _loading.inputs(inputs, constraints)
   tree, remembered = _loading.parameters(params), _loading.state(state)
   model = saved_model.Model(tree, state=remembered, polymorphic_constraints=constraints, with_gradient="with_gradient" in given)
   model.add(fun, inputs=specs, outputs=outputs or None, signatures=signature, stateful=remembered is not None)
   if to == "saved_model":
     requests = warmup.from_specs(model, given["warmup"]) if "warmup" in given else ()
     path = model.save(out, version=given.get("version"), overwrite=overwrite, warmup_requests=requests)
-    return {"path": str(path)}, f"saved {path}", 0
-  try:
+    return {"verdict": "saved", "path": str(path)}, f"saved {path}", 0
+  with stages.stage(f"convert to {to}"):
     made = importlib.import_module(f"jax2tf.converters.{to}").save_model(model, out, overwrite=overwrite, **given)
-  except ExportError as error:
-    return {"error": str(error), "gaps": [dataclasses.asdict(use) for use in error.uses]}, f"jax2tf convert: {error}", 1
-  return {"path": str(made.path), "bytes": made.size}, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0
+  value = {"verdict": made.report.verdict, "path": str(made.path), "bytes": made.size}
+  return value, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0

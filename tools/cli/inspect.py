@@ -14,4 +14,4 @@ def inspect(directory: str) -> Answer:
   from jax2tf.tools.cli import _inspection  # noqa: PLC0415
 
   found = _inspection.inspect(directory)
-  return found, _inspection.text(found), 0
+  return {"verdict": "read"} | found, _inspection.text(found), 0

@@ -32,5 +32,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     context = getattr(error, "ctx", None)
     print(f"{context.command_path if context else 'jax2tf'}: {error.format_message()}", file=sys.stderr)
     sys.exit(error.exit_code)
-  except click.Abort:  # Ctrl-C
+  except (click.Abort, KeyboardInterrupt):  # Ctrl-C before a verb has begun
+    print("jax2tf: interrupted", file=sys.stderr)
     sys.exit(130)

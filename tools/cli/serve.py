@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from jax2tf.tools.cli._verb import failures
+from jax2tf.tools.cli._failures import failures
+from jax2tf.tools.cli._verb import takes_debug
 
 _PORT = click.IntRange(1, 65535)
 
@@ -22,10 +23,11 @@ _PORT = click.IntRange(1, 65535)
 @click.option("--max_request_mb", type=click.IntRange(1, 2047), default=64, help="Larger requests are refused.")
 @click.option("--max_queued_requests", type=click.IntRange(1), default=10_000, help="With more under way in a proxy, requests are refused.")
 @click.option("--client_seconds", type=click.FloatRange(0.1), default=30.0, help="A client that takes longer to send a request is cut.")
-def serve(directory: str, model_name: str | None, **limits: Any) -> int:
+@takes_debug
+def serve(directory: str, model_name: str | None, debug: bool, **limits: Any) -> int:
   """Serves the versions of a model in DIR by gRPC and REST with Ray Serve, on this machine."""
-  from jax2tf.tools.serving import server  # noqa: PLC0415
+  with failures(debug=debug):
+    from jax2tf.tools.serving import server  # noqa: PLC0415
 
-  with failures():
     server.run(directory, model_name, **limits)
   return 0

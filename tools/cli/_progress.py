@@ -1,0 +1,74 @@
+"""Stages of a command that takes longer than a moment, on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+import tqdm
+
+PATIENCE = 2.0  # seconds for which a command may be silent
+_MOMENT = 0.5
+
+
+class Progress:
+  """The stage that a command is in, with the seconds since it began, once it has taken `PATIENCE` seconds.
+
+  On a terminal one line that changes; elsewhere a line for each stage that is not over in a moment.
+  """
+
+  def __init__(self, command: str):
+    self._command, self._started = command, time.monotonic()
+    self._stages: list[tuple[str, float]] = []
+    self._ended = threading.Event()
+
+  @contextlib.contextmanager
+  def shown(self) -> Iterator[None]:
+    """Shows the stages while the command runs."""
+    with _stderr() as file:
+      watch = threading.Thread(target=self._watch, args=(file,), daemon=True)
+      watch.start()
+      try:
+        yield
+      finally:
+        self._ended.set()
+        watch.join()
+
+  @contextlib.contextmanager
+  def stage(self, name: str) -> Iterator[None]:
+    """Enters a stage; one may hold others."""
+    self._stages.append((name, time.monotonic()))
+    try:
+      yield
+    finally:
+      self._stages.pop()
+
+  def _watch(self, file: TextIO) -> None:
+    told: tuple[str, float] | None = None
+    with tqdm.tqdm(bar_format="{desc}", leave=False, file=file, disable=not file.isatty()) as line:
+      while not self._ended.wait(_MOMENT / 2):
+        now, stages = time.monotonic(), self._stages[-1:]
+        if not stages or now < self._started + PATIENCE or now < stages[0][1] + _MOMENT:
+          continue
+        if file.isatty():
+          line.set_description_str(f"{self._command}: {stages[0][0]} ({now - self._started:.0f} s)")
+        elif stages[0] != told:
+          told = stages[0]
+          print(f"{self._command}: {now - self._started:.1f} s: {told[0]}", file=file, flush=True)
+
+
+@contextlib.contextmanager
+def _stderr() -> Iterator[TextIO]:
+  """stderr, also while `quiet.startup` sends what TensorFlow writes there to nowhere."""
+  try:
+    copy = os.dup(sys.stderr.fileno())
+  except (OSError, ValueError):  # it is no file, as in a test
+    yield sys.stderr
+    return
+  with os.fdopen(copy, "w") as file:
+    yield file
