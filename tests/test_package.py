@@ -20,7 +20,7 @@ sys.modules["jax"] = sys.modules["tensorflow"] = None
 import jax2tf
 from jax2tf import tools
 from jax2tf.tools.cli import main
-from jax2tf.tools.serving import child, proxy, server
+from jax2tf.tools.serving import child, config, proxy, server
 assert {*jax2tf.__all__, "__version__"} <= {*dir(jax2tf)}
 assert not {"numpy", "ray"} & {*sys.modules}
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -21,14 +22,20 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2
-from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc
+from tensorflow_serving.apis import (
+  get_model_metadata_pb2,
+  get_model_status_pb2,
+  model_service_pb2_grpc,
+  predict_pb2,
+  prediction_service_pb2_grpc,
+)
 
+from jax2tf.tools.cli import main as command
 from jax2tf.tools.sweeps import clients
-from tests.serve_models import Strings, encode, inputs_of, params, save
+from tests.serve_models import Strings, configure, encode, inputs_of, params, save
+from tests.serve_requests import BAD_BODIES, BAD_REQUESTS, EXHAUSTED, INVALID, MAX_BYTES, NOT_FOUND, ROW, refusal, request_of
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-MAX_BYTES = 4 << 20
 CLIENT_SECONDS = 5.0
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
@@ -39,13 +46,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
   save(path, 0)
   (path / ".saving-abc" / "model").mkdir(parents=True)
   (path / ".saving-abc" / "model" / "saved_model.pb").write_bytes(b"half")
+  configure(path)
   return path
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[clients.Server]:
   options = ("--replicas=2", f"--max_request_mb={MAX_BYTES >> 20}", f"--client_seconds={CLIENT_SECONDS}")
-  with clients.serving(folder, *options) as running:
+  with clients.serving(folder.parent / "models.config", *options) as running:
     yield running
 
 
@@ -62,36 +70,22 @@ def stub(channel: grpc.Channel) -> prediction_service_pb2_grpc.PredictionService
 
 @pytest.fixture
 def curl(server: clients.Server) -> Callable[..., tuple[int, Any]]:
-  def call(path: str, body: str | None = None, host: str = "localhost") -> tuple[int, Any]:
-    command = ["curl", "-s", "-H", f"Host: {host}", "-w", "\n%{http_code}", f"http://127.0.0.1:{server.http_port}{path}"]
+  def call(path: str, body: str | bytes | None = None, host: str = "localhost", *headers: str) -> tuple[int, Any]:
+    given = [part for header in (f"Host: {host}", *headers) for part in ("-H", header)]
+    command = ["curl", "-s", *given, "-w", "\n%{http_code}", f"http://127.0.0.1:{server.http_port}{path}"]
     command += [] if body is None else ["--data-binary", "@-"]
-    answer, _, code = subprocess.run(command, input=body, capture_output=True, text=True, timeout=30, check=True).stdout.rpartition("\n")
+    sent = body.encode() if isinstance(body, str) else body
+    found = subprocess.run(command, input=sent, capture_output=True, timeout=30, check=True).stdout.decode()
+    answer, _, code = found.rpartition("\n")
     return int(code), json.loads(answer) if answer[:1] in "{[" else answer
 
   return call
 
 
-def _request(inputs: dict[str, np.ndarray], name: str = "encoder", **spec: Any) -> predict_pb2.PredictRequest:
-  request = predict_pb2.PredictRequest(inputs={key: tf.make_tensor_proto(value) for key, value in inputs.items()})
-  request.model_spec.name = name
-  for key, value in spec.items():
-    if key == "version":
-      request.model_spec.version.value = value
-    else:
-      setattr(request.model_spec, key, value)
-  return request
-
-
-def _refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-  with pytest.raises(grpc.RpcError) as caught:
-    call()
-  return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(("b", "s"), [(1, 4), (3, 4), (100, 1)])
 def test_grpc_gives_the_values_of_jax(stub: Any, b: int, s: int) -> None:
   inputs = inputs_of(b, s)
-  response = stub.Predict(_request(inputs), timeout=30)
+  response = stub.Predict(request_of(inputs), timeout=30)
   expected = encode(params(0), **inputs)
   np.testing.assert_allclose(tf.make_ndarray(response.outputs["y"]), expected["y"], rtol=1e-5, atol=1e-6)
   np.testing.assert_array_equal(tf.make_ndarray(response.outputs["total"]), expected["total"])
@@ -102,91 +96,132 @@ def test_grpc_gives_the_values_of_jax(stub: Any, b: int, s: int) -> None:
 def test_nan_is_a_value(stub: Any, curl: Any) -> None:
   inputs = inputs_of(2, 1)
   inputs["x"][1, 3] = np.nan
-  found = tf.make_ndarray(stub.Predict(_request(inputs), timeout=30).outputs["y"])
+  found = tf.make_ndarray(stub.Predict(request_of(inputs), timeout=30).outputs["y"])
   np.testing.assert_array_equal(np.isnan(found), [[False] * 3, [True] * 3])
   code, answer = curl("/v1/models/encoder:predict", json.dumps({"inputs": {k: v.tolist() for k, v in inputs.items()}}))
   assert code == 200
   np.testing.assert_array_equal(np.isnan(answer["outputs"]["y"]), np.isnan(found))
 
 
-def test_version_signature_and_filter_of_a_request(stub: Any) -> None:
-  request = _request(inputs_of(2, 3), version=1, signature_name="serving_default")
+def test_version_signature_and_filter_of_arequest(stub: Any) -> None:
+  request = request_of(inputs_of(2, 3), version=1, signature_name="serving_default")
   request.output_filter.append("total")
   assert list(stub.Predict(request, timeout=30).outputs) == ["total"]
-
-
-def _changed(**changes: Any) -> Callable[[], predict_pb2.PredictRequest]:
-  return lambda: _request({**inputs_of(2, 3), **changes})
-
-
-def _without_ids() -> predict_pb2.PredictRequest:
-  return _request({"x": inputs_of(2, 3)["x"]})
-
-
-def _damaged(change: Callable[[Any], object]) -> Callable[[], predict_pb2.PredictRequest]:
-  def make() -> predict_pb2.PredictRequest:
-    request = _request(inputs_of(2, 3))
-    change(request)
-    return request
-
-  return make
-
-
-def _without_content(dtype: int) -> Callable[[], predict_pb2.PredictRequest]:
-  shape = tensor_shape_pb2.TensorShapeProto(dim=[{"size": 2}, {"size": 8}])
-  return _damaged(lambda r: r.inputs["x"].CopyFrom(tensor_pb2.TensorProto(dtype=dtype, tensor_shape=shape)))
-
-
-INVALID, NOT_FOUND, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED
-BAD_REQUESTS: dict[str, tuple[Callable[[], predict_pb2.PredictRequest], grpc.StatusCode, str]] = {
-  "shape": (_changed(x=np.ones((2, 7), np.float32)), INVALID, "input 'x' is float32[2,7]; signature 'serving_default' takes"),
-  "rank": (_changed(x=np.ones(8, np.float32)), INVALID, "input 'x' is float32[8]"),
-  "dtype": (_changed(x=np.ones((2, 8))), INVALID, "input 'x' is float64[2,8]"),
-  "unknown input": (_changed(z=np.ones(1)), INVALID, "the request has 'z'"),
-  "missing input": (_without_ids, INVALID, "the request misses 'ids'"),
-  "two sizes of b": (_changed(ids=np.ones((3, 2), np.int32)), INVALID, "dimension b is"),
-  "constraint": (lambda: _request(inputs_of(101, 2)), INVALID, "b <= 100"),
-  "no rows": (lambda: _request(inputs_of(0, 2)), INVALID, "Expected value >= 1 for dimension variable"),
-  "model": (lambda: _request(inputs_of(1, 1), name="other"), NOT_FOUND, "no model 'other' here; this server has 'encoder'"),
-  "version": (lambda: _request(inputs_of(1, 1), version=7), NOT_FOUND, "version 7 of 'encoder' is not served; version 1 is"),
-  "label": (lambda: _request(inputs_of(1, 1), version_label="stable"), INVALID, "versions have no labels"),
-  "signature": (lambda: _request(inputs_of(1, 1), signature_name="train"), INVALID, "signature_name is 'train'; version 1 has"),
-  "filter": (_damaged(lambda r: r.output_filter.append("q")), INVALID, "output_filter names ['q']"),
-  "too large": (lambda: _request({"x": np.ones((MAX_BYTES // 32 + 1, 8), np.float32)}), EXHAUSTED, "larger than max"),
-  "content": (_damaged(lambda r: setattr(r.inputs["x"], "tensor_content", b"123")), INVALID, "tensor_content has 3 bytes"),
-  "no dtype": (_damaged(lambda r: setattr(r.inputs["x"], "dtype", 0)), INVALID, "input 'x'"),
-  "resource": (_without_content(20), INVALID, "input 'x' is resource[2,8]"),
-  "variant": (_without_content(21), INVALID, "input 'x' is variant[2,8]"),
-  "quantized": (_without_content(121), INVALID, "input 'x'"),
-  "unknown dtype": (_without_content(99), INVALID, "input 'x'"),
-  "negative size": (_damaged(lambda r: setattr(r.inputs["x"].tensor_shape.dim[0], "size", -5)), INVALID, "its shape is not known"),
-}
 
 
 @pytest.mark.parametrize("fault", BAD_REQUESTS)
 def test_what_grpc_refuses(stub: Any, fault: str) -> None:
   make, expected, words = BAD_REQUESTS[fault]
-  code, details = _refusal(lambda: stub.Predict(make(), timeout=30))
+  code, details = refusal(lambda: stub.Predict(make(), timeout=30))
   assert code == expected, details
   assert words in details
 
 
+@needs_curl
+def test_versions_have_labels(stub: Any, curl: Any) -> None:
+  assert stub.Predict(request_of(inputs_of(1, 1), version_label="first"), timeout=30).model_spec.version.value == 1
+  body = json.dumps({"inputs": {name: value.tolist() for name, value in inputs_of(1, 1).items()}})
+  assert curl("/v1/models/encoder/labels/first:predict", body)[0] == 200
+  assert curl("/v1/models/encoder/labels/first") == curl("/v1/models/encoder/versions/1")
+  assert curl("/v1/models/encoder/labels/second/metadata")[0] == 400
+
+
+@needs_curl
+def test_a_body_of_any_content_type_and_of_gzip(curl: Any) -> None:
+  """As in TF Serving, whose REST API does not look at the Content-Type."""
+  body = json.dumps({"instances": [ROW]})
+  expected = curl("/v1/models/encoder:predict", body)
+  assert expected[0] == 200
+  for content in ("application/octet-stream", "application/x-www-form-urlencoded"):
+    assert curl("/v1/models/encoder:predict", body, "localhost", f"Content-Type: {content}") == expected
+  packed = gzip.compress(body.encode())
+  assert curl("/v1/models/encoder:predict", packed, "localhost", "Content-Encoding: gzip") == expected
+  for bad, code in ((packed[:-9], 400), (body.encode(), 400), (gzip.compress(bytes(MAX_BYTES + 1)), 413)):
+    assert curl("/v1/models/encoder:predict", bad, "localhost", "Content-Encoding: gzip")[0] == code
+
+
+def test_status_and_health_by_grpc(channel: grpc.Channel) -> None:
+  status = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus
+  request = get_model_status_pb2.GetModelStatusRequest(model_spec={"name": "encoder"})
+  [state] = status(request, timeout=30).model_version_status
+  assert (state.version, state.state, state.status.error_code) == (1, get_model_status_pb2.ModelVersionStatus.AVAILABLE, 0)
+  request.model_spec.name = "other"
+  assert refusal(lambda: status(request, timeout=30))[0] == NOT_FOUND
+  # grpc.health.v1: a name in field 1, and a status in field 1, of which 1 is SERVING and 3 SERVICE_UNKNOWN.
+  check = channel.unary_unary("/grpc.health.v1.Health/Check")
+  service = b"tensorflow.serving.PredictionService"
+  assert check(b"", timeout=30) == check(b"\n" + bytes([len(service)]) + service, timeout=30) == b"\x08\x01"
+  assert refusal(lambda: check(b"\n\x01x", timeout=30))[0] == NOT_FOUND
+  watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+  for name, expected in ((b"", b"\x08\x01"), (b"\n\x01x", b"\x08\x03")):
+    stream = watch(name, timeout=30)
+    assert next(stream) == expected
+    stream.cancel()
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(folder: Path, server: clients.Server) -> None:
+  before = len(server.processes)
+  for flags in ([f"--grpc_port={server.grpc_port}"], [f"--http_port={server.http_port}", f"--grpc_port={clients.free_ports(1)[0]}"]):
+    with pytest.raises(RuntimeError, match=r"(?s)was not ready.*jax2tf serve: port \d+ of 127.0.0.1 cannot be had"):
+      _start(folder, *flags)
+  assert len(server.processes) == before
+
+
+def _start(folder: Path, *flags: str) -> None:
+  with clients.serving(folder, *flags):
+    pass
+
+
+def test_query(folder: Path, server: clients.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+  inputs = inputs_of(3, 2)
+  expected = encode(params(0), **inputs)
+  np.savez(tmp_path / "inputs.npz", **inputs)
+  (tmp_path / "inputs.json").write_text(json.dumps({name: value.tolist() for name, value in inputs.items()}))
+  rest, by_grpc = [f"--rest=127.0.0.1:{server.http_port}"], [f"--grpc=127.0.0.1:{server.grpc_port}", "--label=first"]
+  for flags in (rest, by_grpc):
+    for file in ("inputs.npz", "inputs.json"):
+      assert _query(capsys, "encoder", str(tmp_path / file), *flags, f"--out={tmp_path / 'out.npz'}") == (0, "")
+      with np.load(tmp_path / "out.npz") as found:
+        np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-5, atol=1e-6)
+        assert {name: array.dtype.name for name, array in found.items()} == {"y": "float32", "total": "int32"}
+  code, _ = _query(capsys, "encoder", str(tmp_path / "inputs.json"), *rest, "--json")
+  assert code == 0
+  [dead] = clients.free_ports(1)
+  for flags, words in (
+    (["encoder", str(tmp_path / "inputs.json"), f"--rest=127.0.0.1:{dead}"], "does not answer"),
+    (["encoder", str(tmp_path / "inputs.json"), f"--grpc=127.0.0.1:{dead}", "--seconds=2"], "refuses (UNAVAILABLE)"),
+    (["other", str(tmp_path / "inputs.json"), *rest], "no model 'other' here"),
+    (["encoder", str(tmp_path / "inputs.json"), *rest, "--version=9"], "version 9 of 'encoder' is not served"),
+    (["encoder", str(folder / "1" / "saved_model.pb"), *rest], "is neither .npz nor JSON"),
+  ):
+    code, error = _query(capsys, *flags)
+    assert (code, error.count("\n")) == (2, 1), error
+    assert words in error
+
+
+def _query(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+  """The exit code, and what went to stderr."""
+  with pytest.raises(SystemExit) as ended:
+    command.main(["query", *arguments])
+  return int(ended.value.code or 0), capsys.readouterr().err
+
+
 def test_few_bytes_that_stand_for_many_are_refused(stub: Any) -> None:
-  request = _request(inputs_of(2, 3))
+  request = request_of(inputs_of(2, 3))
   for name, tensor in request.inputs.items():
     tensor.tensor_content = b""
     getattr(tensor, {"x": "float_val", "ids": "int_val"}[name]).append(1)
     tensor.tensor_shape.dim[0].size = 2**60
-  code, details = _refusal(lambda: stub.Predict(request, timeout=30))
+  code, details = refusal(lambda: stub.Predict(request, timeout=30))
   assert code == EXHAUSTED
   assert "the inputs would have" in details
 
 
-def test_bytes_that_are_no_request(channel: grpc.Channel) -> None:
-  code, details = _refusal(lambda: channel.unary_unary(PREDICT)(b"\xff\xff\xff", timeout=30))
+def test_bytes_that_are_norequest(channel: grpc.Channel) -> None:
+  code, details = refusal(lambda: channel.unary_unary(PREDICT)(b"\xff\xff\xff", timeout=30))
   assert code == INVALID
   assert "no tensorflow.serving.PredictRequest" in details
-  code, _ = _refusal(lambda: channel.unary_unary("/tensorflow.serving.PredictionService/Classify")(b"", timeout=30))
+  code, _ = refusal(lambda: channel.unary_unary("/tensorflow.serving.PredictionService/Classify")(b"", timeout=30))
   assert code == grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -197,7 +232,7 @@ def test_metadata_by_grpc(stub: Any) -> None:
   assert stub.GetModelMetadata(request, timeout=30).metadata["signature_def"].Unpack(found)
   assert set(found.signature_def["serving_default"].inputs) == {"x", "ids"}
   request.metadata_field[0] = "weights"
-  assert _refusal(lambda: stub.GetModelMetadata(request, timeout=30))[0] == INVALID
+  assert refusal(lambda: stub.GetModelMetadata(request, timeout=30))[0] == INVALID
 
 
 @needs_curl
@@ -259,36 +294,6 @@ def _received(connection: socket.socket) -> bytes:
   return b""
 
 
-ROW = {"x": [0.5] * 8, "ids": [1]}
-BAD_BODIES: dict[str, tuple[str, str | None, int, str]] = {
-  "no JSON": (":predict", '{"x"', 400, "the body is no JSON"),
-  "deep JSON": (":predict", "[" * 100_000, 400, "the body is no JSON"),
-  "nested": (":predict", '{"inputs": ' + "[" * 800 + "]" * 800 + "}", 400, "2 inputs; name them"),
-  "nested name": (":predict", '{"inputs": {"x": 1}, "signature_name": ' + "[" * 800 + "]" * 800 + "}", 400, "signature_name is"),
-  "nested input": (":predict", '{"inputs": {"ids": [[1]], "x": ' + "[" * 800 + "]" * 800 + "}}", 400, "input 'x' is no tensor"),
-  "no form": (":predict", "{}", 400, 'either "instances"'),
-  "no rows": (":predict", '{"instances": []}', 400, "at least one row"),
-  "key": (":predict", json.dumps({"instances": [ROW], "sig": 1}), 400, "the body has ['sig']"),
-  "signature": (":predict", json.dumps({"instances": [ROW], "signature_name": "a"}), 400, "signature_name is 'a'"),
-  "ragged": (":predict", json.dumps({"instances": [ROW, {**ROW, "ids": [1, 2]}]}), 400, "input 'ids' is no tensor"),
-  "names": (":predict", json.dumps({"instances": [ROW, {"x": 1}]}), 400, "instance 1 must be an object"),
-  "unnamed": (":predict", json.dumps({"instances": [1]}), 400, "has 2 inputs; name them"),
-  "shape": (":predict", json.dumps({"instances": [{**ROW, "x": [1]}]}), 400, "input 'x' is float32[1,1]"),
-  "fraction": (":predict", json.dumps({"instances": [{**ROW, "ids": [1.5]}]}), 400, "a tensor of int32; the JSON holds numbers with"),
-  "range": (":predict", json.dumps({"instances": [{**ROW, "ids": [2**31]}]}), 400, "outside of its range"),
-  "string": (":predict", json.dumps({"instances": [{**ROW, "x": ["a"] * 8}]}), 400, "the JSON holds strings"),
-  "null": (":predict", json.dumps({"instances": [{**ROW, "x": [None] * 8}]}), 400, "the JSON holds values of several kinds"),
-  "float32": (":predict", json.dumps({"instances": [{**ROW, "x": [1e39] * 8}]}), 400, "a finite value is outside"),
-  "float64": (":predict", json.dumps({"instances": [{**ROW, "x": [0] * 8}]}).replace("[0,", "[1e400,"), 400, "1e400 is outside"),
-  "large": (":predict", " " * (MAX_BYTES + 1), 413, "send fewer rows"),
-  "verb": (":classify", "{}", 404, "no such path"),
-  "version": ("/versions/9:predict", "{}", 404, "version 9 of 'encoder' is not served"),
-  "digits": (f"/versions/{'9' * 5000}:predict", "{}", 400, "19 digits"),
-  "method": (":predict", None, 400, "send POST"),
-  "model": ("s", None, 404, "no model 'encoders' here"),
-}
-
-
 @needs_curl
 @pytest.mark.parametrize("fault", BAD_BODIES)
 def test_what_rest_refuses(curl: Any, fault: str) -> None:
@@ -299,7 +304,7 @@ def test_what_rest_refuses(curl: Any, fault: str) -> None:
 
 
 def test_jax_is_in_no_process_of_the_server(server: clients.Server, stub: Any) -> None:
-  stub.Predict(_request(inputs_of(1, 1)), timeout=30)
+  stub.Predict(request_of(inputs_of(1, 1)), timeout=30)
   assert len(server.pids("replica")) == 2
 
   def maps(pid: int | str) -> str:
@@ -324,11 +329,33 @@ def test_no_port_is_open_to_other_machines(server: clients.Server) -> None:
   assert set().union(*found.values()) <= {"0100007F", "0000000000000000FFFF00000100007F"}, found
 
 
+@needs_curl
+def test_models_that_the_file_names_anew(folder: Path, stub: Any, curl: Any) -> None:
+  shutil.copytree(folder / "1", folder.parent / "second" / "5")
+  for others, expected in ((("second",), {200}), ((), {404})):
+    configure(folder, *others)
+    _until(lambda: {curl("/v1/models/second/versions/5")[0] for _ in range(8)} == expected)  # noqa: B023  (called at once)
+  (folder.parent / "models.config").write_text("no proto")
+  time.sleep(2)
+  assert stub.Predict(request_of(inputs_of(1, 1)), timeout=30).model_spec.version.value == 1
+  configure(folder)
+
+
+@needs_curl
+def test_metrics(curl: Any) -> None:
+  code, text = curl("/metrics")
+  assert code == 200
+  counted = [line for line in text.splitlines() if line.startswith("jax2tf_requests_total{")]
+  assert any('interface="grpc",method="Predict",model="encoder"' in line and 'code="OK"' in line for line in counted), counted
+  assert 'model="other"' not in text  # clients make up no names
+  assert "\njax2tf_replicas 2.0\n" in text
+
+
 def test_many_requests_at_once_of_mixed_sizes_and_a_proxy_dies(server: clients.Server) -> None:
   questions = []
   for b, s in [(1, 2), (2, 2), (5, 2), (3, 7), (40, 2), (64, 7)]:
     inputs = inputs_of(b, s)
-    questions.append(clients.Question(_request(inputs), "y", np.asarray(encode(params(0), **inputs)["y"])))
+    questions.append(clients.Question(request_of(inputs), "y", np.asarray(encode(params(0), **inputs)["y"])))
 
   async def ask(victims: list[int]) -> clients.Tally:
     running = asyncio.create_task(clients.load(server.grpc_port, questions, concurrency=100, seconds=2.0))
@@ -377,7 +404,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one(
 
   _until(lambda: [(state["version"], state["state"]) for state in states()] == [("2", "END"), ("1", "AVAILABLE")])
   _until(lambda: words in states()[0]["status"]["error_message"])  # of either replica
-  assert stub.Predict(_request(inputs_of(1, 1)), timeout=30).model_spec.version.value == 1
+  assert stub.Predict(request_of(inputs_of(1, 1)), timeout=30).model_spec.version.value == 1
   shutil.rmtree(folder / "2")
   _until(lambda: all([state["version"] for state in states()] == ["1"] for _ in range(8)))
 
@@ -389,14 +416,14 @@ def test_a_new_version_takes_over_while_the_old_one_answers(folder: Path, stub: 
   seen: list[int] = []
 
   def served() -> int:
-    response = stub.Predict(_request(inputs), timeout=30)  # every request on the way is answered
+    response = stub.Predict(request_of(inputs), timeout=30)  # every request on the way is answered
     seen.append(response.model_spec.version.value)
     np.testing.assert_allclose(tf.make_ndarray(response.outputs["y"]), expected[seen[-1]], rtol=1e-5, atol=1e-6)
     return seen[-1]
 
   _until(lambda: {served() for _ in range(8)} == {3})
   assert set(seen) <= {1, 3}
-  _until(lambda: {_refusal(lambda: stub.Predict(_request(inputs, version=1), timeout=30))[0] for _ in range(8)} == {NOT_FOUND})
+  _until(lambda: {refusal(lambda: stub.Predict(request_of(inputs, version=1), timeout=30))[0] for _ in range(8)} == {NOT_FOUND})
 
 
 @needs_curl
@@ -412,7 +439,8 @@ def test_strings_of_a_model_without_a_manifest(folder: Path, stub: Any, curl: An
   _until(lambda: all(answer({"instances": [text]})[0] == 200 for _ in range(8)))
   coded = {"b64": base64.b64encode(text.encode()).decode()}
   rows = [{"length": 8, "same_bytes": coded}, {"length": 2, "same_bytes": data}]
-  assert answer({"instances": [text, data]}) == (200, {"predictions": rows})
+  unpadded = {"b64": data["b64"].rstrip("=")}
+  assert answer({"instances": [text, data]}) == answer({"instances": [text, unpadded]}) == (200, {"predictions": rows})
   assert answer({"inputs": {"text": [text]}}) == (200, {"outputs": {"length": [8], "same_bytes": [coded]}})
   deep: Any = "a"
   for _ in range(800):
@@ -441,7 +469,7 @@ def _strings_claimed(stub: Any, count: int, value: bytes) -> str:
 def test_what_dies_and_what_ends_with_the_server(folder: Path, server: clients.Server, stub: Any) -> None:
   """The last test of this file, for it ends the server."""
   save(folder, 0, version=9)
-  request = _request(inputs_of(1, 1), version=9)
+  request = request_of(inputs_of(1, 1), version=9)
   _until(lambda: all(_is_answered(stub, request) for _ in range(8)))
   [dies, lives] = server.pids("replica")
   for pid in (dies, lives):

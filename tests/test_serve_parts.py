@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import collections
+import contextlib
 import dataclasses
 import importlib
 import os
 import shutil
 import socket
-import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,12 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
-import uvicorn
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.serving import child, proxy
-from jax2tf.tools.sweeps import clients
-from tests.serve_models import encode, inputs_of, params, save
+from jax2tf.tools.serving import child, config, server
+from tests.serve_models import encode, inputs_of, options, params, save
 
-INVALID = grpc.StatusCode.INVALID_ARGUMENT
+INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
 
 @pytest.fixture(scope="module")
@@ -100,70 +99,176 @@ def test_which_signatures_are_batched(
 
 
 @pytest.fixture
-def versions_module(model_module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-  """The replicas' module of versions, which looks when it is told."""
-  module = importlib.import_module("jax2tf.tools.serving.versions")
+def models_module(model_module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+  """The replicas' module of models, which looks when it is told."""
+  module = importlib.import_module("jax2tf.tools.serving.models")
   monkeypatch.setattr(module, "POLL_SECONDS", 1e9)
   return module
 
 
-def _looks(versions: Any, count: int = 2) -> int:
+def _encoder(models_module: Any, folder: Path, replicas: int = 1) -> Any:
+  return models_module.Models(lambda: {"encoder": config.Source(folder / "encoder")}, replicas)
+
+
+def _looks(models: Any, count: int = 2) -> int:
   for _ in range(count):
-    versions._refresh()
-  return int(versions.get("encoder", None).version)
+    models.refresh()
+  return int(models.get("encoder", None).version)
 
 
-def test_a_copy_that_takes_long_is_served_when_it_is_whole(folder: Path, tmp_path: Path, versions_module: Any) -> None:
+def test_a_copy_that_takes_long_is_served_when_it_is_whole(folder: Path, tmp_path: Path, models_module: Any) -> None:
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
-  versions = versions_module.Versions(tmp_path / "encoder", "encoder")
+  models = _encoder(models_module, tmp_path)
   (tmp_path / "encoder" / "2").mkdir()
   shutil.copy2(folder / "1" / "saved_model.pb", tmp_path / "encoder" / "2")
-  assert _looks(versions, 6) == 1
-  assert [state["version"] for state in versions.status("encoder", None)] == ["2", "1"]
+  assert _looks(models, 6) == 1
+  assert [state["version"] for state in models.status("encoder", None)] == ["2", "1"]
   shutil.copytree(folder / "1", tmp_path / "encoder" / "2", dirs_exist_ok=True)
-  assert _looks(versions) == 2
-  assert [state["state"] for state in versions.status("encoder", None)] == ["AVAILABLE"]
+  assert _looks(models) == 2
+  assert [state["state"] for state in models.status("encoder", None)] == ["AVAILABLE"]
 
 
-def test_a_version_is_not_loaded_while_it_changes(folder: Path, tmp_path: Path, versions_module: Any) -> None:
+def test_a_version_is_not_loaded_while_it_changes(folder: Path, tmp_path: Path, models_module: Any) -> None:
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
-  versions = versions_module.Versions(tmp_path / "encoder", "encoder")
+  models = _encoder(models_module, tmp_path)
   shutil.copytree(folder / "1", tmp_path / "encoder" / "2")
   words = tmp_path / "encoder" / "2" / "assets" / "words.txt"
   words.parent.mkdir(exist_ok=True)
   for i in range(4):  # a vocabulary that has half of its lines would load, and be wrong
     with words.open("a") as file:
       file.write(f"word {i}\n")
-    assert _looks(versions, 1) == 1
-  assert _looks(versions, 1) == 2
-  served = versions.get("encoder", None)
+    assert _looks(models, 1) == 1
+  assert _looks(models, 1) == 2
+  served = models.get("encoder", None)
   words.write_text("other words\n")
-  _looks(versions)
-  assert versions.get("encoder", None) is not served
+  _looks(models)
+  assert models.get("encoder", None) is not served
 
 
-def test_a_replica_starts_with_the_newest_version_that_loads(folder: Path, tmp_path: Path, versions_module: Any) -> None:
+def test_a_replica_starts_with_the_newest_version_that_loads(folder: Path, tmp_path: Path, models_module: Any) -> None:
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
   (tmp_path / "encoder" / "2").mkdir()
   (tmp_path / "encoder" / "2" / "saved_model.pb").write_bytes(b"broken")
-  versions = versions_module.Versions(tmp_path / "encoder", "encoder")
-  assert _looks(versions) == 1
-  assert [state["version"] for state in versions.status("encoder", None)] == ["2", "1"]
+  models = _encoder(models_module, tmp_path)
+  assert _looks(models) == 1
+  assert [state["version"] for state in models.status("encoder", None)] == ["2", "1"]
   shutil.rmtree(tmp_path / "encoder" / "1")
-  assert _looks(versions) == 1
-  with pytest.raises(RuntimeError, match=r"of version 2: .*parse"):
-    versions_module.Versions(tmp_path / "encoder", "encoder")
+  assert _looks(models) == 1
+  with pytest.raises(RuntimeError, match=r"'encoder': version 2 in .* cannot be loaded: .*parse"):
+    _encoder(models_module, tmp_path)
 
 
-def test_a_state_is_served_by_one_replica(tmp_path: Path, model_module: Any, versions_module: Any) -> None:
+def _code(call: Callable[[], Any]) -> grpc.StatusCode:
+  try:
+    call()
+  except Exception as refusal:
+    assert type(refusal).__name__ == "RefusedError"  # of a module that is imported anew
+    return refusal.code  # type: ignore[attr-defined, no-any-return]
+  return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+  ("source", "served"),
+  [({}, {4}), ({"latest": 2}, {4, 2}), ({"latest": 9}, {4, 2, 1}), ({"latest": 9, "only": frozenset([1, 2])}, {2, 1})],
+  ids=["newest", "two", "all", "specific"],
+)
+def test_which_versions_are_served(folder: Path, tmp_path: Path, models_module: Any, source: Any, served: set[int]) -> None:
+  for version in (1, 2, 4):
+    os.symlink(folder / "1", tmp_path / str(version))
+  (tmp_path / "5").mkdir()
+  (tmp_path / "5" / "saved_model.pb").write_bytes(b"broken")
+  found = {"encoder": config.Source(tmp_path, labels={"old": 1, "gone": 9}, **source)}
+  models = models_module.Models(lambda: found)
+  assert {version for version in range(9) if _code(lambda: models.get("encoder", version)) == grpc.StatusCode.OK} == served  # noqa: B023
+  assert models.get("encoder", None).version == max(served)
+  assert (_code(lambda: models.get("encoder", None, "old")) == grpc.StatusCode.OK) == (1 in served)
+  assert _code(lambda: models.get("encoder", None, "gone")) == NOT_FOUND
+  assert _code(lambda: models.get("encoder", None, "new")) == INVALID
+
+
+def test_models_come_and_go(folder: Path, tmp_path: Path, models_module: Any) -> None:
+  many = options(tmp_path, folder=str(tmp_path))
+  shutil.copytree(folder / "1", tmp_path / "a" / "1")
+  (tmp_path / "broken" / "1").mkdir(parents=True)
+  (tmp_path / "broken" / "1" / "saved_model.pb").write_bytes(b"broken")
+  models = models_module.Models(lambda: config.sources(many))
+  [fault] = models.faults
+  assert fault.startswith("'broken': version 1 in ")
+  assert (_code(lambda: models.get("broken", None)), _code(lambda: models.get("b", None))) == (NOT_FOUND, NOT_FOUND)
+  (tmp_path / "a").rename(tmp_path / "b")
+  for _ in range(2):
+    models.refresh()
+  assert models.get("b", None).version == 1
+  assert _code(lambda: models.get("a", None)) == NOT_FOUND
+
+
+MODEL = 'name: "m" base_path: "folder" '
+
+
+def _listed(*models: str) -> str:
+  return f"model_config_list {{ {' '.join(f'config {{ {model} }}' for model in models)} }}"
+
+
+def test_a_config_file_of_tf_serving(tmp_path: Path) -> None:
+  file = tmp_path / "models.config"
+  policies = ["", "model_version_policy { latest { num_versions: 2 } }", "model_version_policy { all {} }"]
+  policies += ['model_platform: "tensorflow" model_version_policy { specific { versions: 3 } } version_labels { key: "stable" value: 3 }']
+  file.write_text(_listed(*(f'name: "{i}" base_path: "{"/" * i}m" {policy}' for i, policy in enumerate(policies))))
+  found = config.sources(options(tmp_path, model_config_file=str(file)))
+  assert [source.latest for source in found.values()] == [1, 2, float("inf"), float("inf")]
+  assert (found["0"].folder, found["1"].folder) == (tmp_path / "m", Path("/m"))
+  assert (found["3"].only, found["3"].labels) == (frozenset([3]), {"stable": 3})
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ("model_config_list { config { nam", "is no text proto of tensorflow.serving.ModelServerConfig"),
+    ("", "names no model"),
+    ("custom_model_config {}", "names no model"),
+    (_listed('name: "m"'), "a name and a base_path"),
+    (_listed(MODEL, MODEL), "model 'm' twice"),
+    (_listed('name: "m" base_path: "gs://bucket"'), "only folders of this machine"),
+    (_listed(MODEL + 'model_platform: "caffe"'), "only 'tensorflow'"),
+    (_listed(MODEL + "model_version_policy { specific {} }"), "names no version"),
+    (_listed(MODEL + "logging_config {}"), "no requests are logged"),
+  ],
+)
+def test_what_a_config_file_may_not_say(tmp_path: Path, text: str, words: str) -> None:
+  (tmp_path / "models.config").write_text(text)
+  with pytest.raises(ValueError, match=words):
+    config.sources(options(tmp_path, model_config_file=str(tmp_path / "models.config")))
+
+
+def test_a_port_is_of_one_server() -> None:
+  with contextlib.closing(child.held("127.0.0.1", 0)) as first:
+    port = first.getsockname()[1]
+    with contextlib.closing(child.bound("127.0.0.1", port)) as own:
+      for _ in ("held", "held and listening"):
+        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be had"):
+          server._held("127.0.0.1", port)
+        own.listen()
+      with socket.create_connection(("127.0.0.1", port)):
+        own.accept()[0].close()
+  server._held("127.0.0.1", port).close()  # although a connection of before is in TIME_WAIT
+
+
+def test_a_start_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / "7.failed").write_text("'m': version 1 in m cannot be loaded:\nDataLossError")
+  with pytest.raises(ValueError, match="the server cannot start: 'm': version 1 in m cannot be loaded: DataLossError"):
+    server._wait(options(tmp_path), [], threading.Event())
+  assert capsys.readouterr().err.startswith("starting 2 proxies, Ray and 1 replicas")
+
+
+def test_a_state_is_served_by_one_replica(tmp_path: Path, model_module: Any, models_module: Any) -> None:
   model = saved_model.Model({}, state=np.int32(0)).add(lambda _, n, x: (n + 1, x), inputs={"x": "f32[b]"}, stateful=True)
-  path = model.save(tmp_path)
+  path = model.save(tmp_path / "encoder")
   signature = model_module.Model(path).signature("")
   assert signature.stateful
   assert not signature.batched
-  assert versions_module.Versions(tmp_path, "encoder").get("encoder", None).version == 1
+  assert _encoder(models_module, tmp_path).get("encoder", None).version == 1
   with pytest.raises(RuntimeError, match="each of 2 replicas would have its own; serve with --replicas=1"):
-    versions_module.Versions(tmp_path, "encoder", 2)
+    _encoder(models_module, tmp_path, 2)
 
 
 def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> None:
@@ -182,70 +287,3 @@ def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> No
     return most
 
   assert asyncio.run(most_at_once()) == 2
-
-
-def test_a_client_that_does_not_take_its_answer_is_cut() -> None:
-  asked = asyncio.Event()
-
-  async def application(scope: Any, receive: Any, send: Any) -> None:
-    asked.set()
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": bytes(64 << 20)})
-
-  async def connections() -> int:
-    server = proxy._Server(uvicorn.Config(application, http=proxy._protocol(0.2), lifespan="off", log_config=None))
-    listener = socket.create_server(("127.0.0.1", 0))
-    serving = asyncio.create_task(server.serve([listener]))
-    _, writer = await asyncio.open_connection(*listener.getsockname())
-    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    await asyncio.wait_for(asked.wait(), 10)
-    await asyncio.sleep(1)
-    left = len(server.server_state.connections)
-    writer.transport.abort()
-    server.should_exit = True
-    await serving
-    return left
-
-  assert asyncio.run(connections()) == 0
-
-
-def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
-  grpc_port, http_port = clients.free_ports(2)
-  limits = {"max_batch_size": 1, "batch_wait_ms": 0.0, "max_request_mb": 1, "max_queued_requests": 1000, "client_seconds": 30.0}
-  options = child.Options(folder="", name="", replicas=1, grpc_port=grpc_port, http_port=http_port, run=str(tmp_path), **limits)
-  codes: collections.Counter[str] = collections.Counter()
-
-  async def echo(data: bytes, context: Any) -> bytes:
-    del context
-    await asyncio.sleep(0.01)
-    return data
-
-  async def ask(call: Any) -> None:
-    while True:
-      try:
-        await call(b"x", timeout=30)
-        codes["OK"] += 1
-      except grpc.aio.AioRpcError as error:
-        codes[error.code().name] += 1
-        return
-
-  async def run(process: subprocess.Popen[bytes]) -> None:
-    replica = grpc.aio.server()
-    predict = grpc.unary_unary_rpc_method_handler(echo)
-    replica.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proxy.SERVICE, {"Predict": predict}),))
-    replica.add_insecure_port(f"unix:{tmp_path}/{os.getpid()}.sock")
-    await replica.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-      await asyncio.wait_for(channel.channel_ready(), 60)
-      asking = [asyncio.create_task(ask(channel.unary_unary(f"/{proxy.SERVICE}/Predict"))) for _ in range(200)]
-      await asyncio.sleep(1)
-      assert process.stdin is not None
-      process.stdin.close()
-      await asyncio.gather(*asking)
-    await replica.stop(None)
-
-  with child.start("proxy", options) as process:
-    asyncio.run(run(process))
-  assert codes["OK"] > 200
-  assert codes.keys() <= {"OK", "UNAVAILABLE"}, codes
-  assert codes["UNAVAILABLE"] == 200

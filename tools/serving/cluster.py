@@ -43,7 +43,12 @@ def main() -> int:
   deployment = serve.deployment(
     num_replicas=options.replicas, health_check_period_s=5, health_check_timeout_s=30, graceful_shutdown_timeout_s=10
   )
-  serve.run(deployment(Replica).bind(options), name=options.name, route_prefix=None)
+  try:
+    serve.run(deployment(Replica).bind(options), name="models", route_prefix=None)
+  except RuntimeError as error:
+    if not any(Path(options.run).glob("*.failed")):  # else the server tells the replica's own reason, without Ray's traceback
+      print(f"Ray Serve cannot start the replicas: {error}", file=sys.stderr)
+    return 1
   node = worker.global_worker.node
   assert node is not None
   while not select.select([0], [], [], 0.2)[0]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from google.protobuf import message
+from google.protobuf import json_format, message
 
 from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signature, invalid, tf
 
 # After TensorFlow, without JAX, which these import.
 from tensorflow.core.framework import tensor_pb2  # isort: skip
-from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_log_pb2  # isort: skip
+from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2, prediction_log_pb2  # isort: skip
 
 # What an element of strings takes beside its characters: a pointer in NumPy, and TensorFlow's own string (TF 2.21: 24 bytes).
 _STRING_BYTES = 32
@@ -40,11 +40,22 @@ def parse_metadata(data: bytes) -> get_model_metadata_pb2.GetModelMetadataReques
   return request
 
 
-def version_asked(spec: model_pb2.ModelSpec) -> int | None:
-  """Raises RefusedError for a label: a folder of versions gives none."""
-  if spec.version_label:
-    raise invalid(f"model_spec.version_label is {spec.version_label!r}; versions have no labels here, ask for model_spec.version")
-  return spec.version.value if spec.HasField("version") else None
+def asked(spec: model_pb2.ModelSpec) -> tuple[str, int | None, str]:
+  """The name, version and label of the model that a request is for."""
+  return spec.name, spec.version.value if spec.HasField("version") else None, spec.version_label
+
+
+def parse_status(data: bytes) -> get_model_status_pb2.GetModelStatusRequest:
+  """Raises RefusedError for bytes that are no GetModelStatusRequest."""
+  try:
+    return get_model_status_pb2.GetModelStatusRequest.FromString(data)
+  except message.DecodeError as error:
+    raise invalid(f"the request is no tensorflow.serving.GetModelStatusRequest: {error}") from error
+
+
+def status_response(states: list[dict[str, object]]) -> get_model_status_pb2.GetModelStatusResponse:
+  """States as `Versions.status` has them."""
+  return json_format.ParseDict({"model_version_status": states}, get_model_status_pb2.GetModelStatusResponse())
 
 
 def check(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> tuple[Signature, int]:

@@ -1,4 +1,4 @@
-"""A replica: answers gRPC's bytes and REST's JSON from one model, and puts requests together.
+"""A replica: answers gRPC's bytes and REST's JSON from the models, and puts requests together.
 
 TensorFlow is imported where a replica starts, so that the processes that only manage replicas do without it.
 """
@@ -11,20 +11,24 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 import grpc
 import ray.serve._private.replica
 from ray import serve
 
+from jax2tf.tools.serving import config
+from jax2tf.tools.serving.balance import MODEL, REST, REST_SERVICE, SERVICES, UNLIMITED
 from jax2tf.tools.serving.child import Options
-from jax2tf.tools.serving.proxy import METHODS, REST, REST_SERVICE, SERVICE, UNLIMITED
 
 if TYPE_CHECKING:
-  from jax2tf.tools.serving.model import Arrays, Call, RefusedError
+  from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError
 
-_PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+))?(?P<verb>:predict|/metadata)?")
+_PATH = re.compile(
+  r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?(?P<verb>:predict|/metadata)?", re.IGNORECASE
+)
+_Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 _LOG = logging.getLogger("ray.serve")
 
 # As TF Serving maps them; an oversized request has an HTTP status of its own.
@@ -47,42 +51,49 @@ class Replica:
   """One replica, which Ray Serve starts and asks for its health. The proxies ask it the rest, through a socket of its own."""
 
   async def __init__(self, options: Options):  # type: ignore[misc]  # Ray awaits it
-    """Loads the newest version; raises as `versions.Versions` does."""
+    """Loads the models; raises as `models.Models` does."""
     # Ray Serve (2.60) opens a port on all interfaces for calls between deployments, which runs what it unpickles; there are none here.
     ray.serve._private.replica.add_port_to_grpc_server = lambda server, _: server.add_insecure_port("127.0.0.1:0")
     self._options = options
-    await asyncio.to_thread(self._load)
+    try:
+      await asyncio.to_thread(self._load)
+    except Exception as error:
+      self._note("failed", str(error))
+      raise
+    self._note("notes", "\n".join(self._models.faults))
     batch: Any = serve.batch(
       max_batch_size=options.max_batch_size, batch_wait_timeout_s=options.batch_wait_ms / 1e3, max_concurrent_batches=2
     )
     self._run_batch = batch(self._run_all)
     self._memory = self._model.Memory(_LARGEST_TOGETHER * options.max_bytes)
-    predict, metadata = METHODS
+    methods = {"Predict": self._predict, "GetModelMetadata": self._metadata, "GetModelStatus": self._status}
+    served = {service: {name: self._unary(methods[name]) for name in names} for service, names in SERVICES.items()}
+    served[REST_SERVICE] = {REST: self._unary(self._rest)}
     self._server = grpc.aio.server(options=UNLIMITED)
-    self._server.add_generic_rpc_handlers(
-      (
-        grpc.method_handlers_generic_handler(SERVICE, {predict: self._unary(self._predict), metadata: self._unary(self._metadata)}),
-        grpc.method_handlers_generic_handler(REST_SERVICE, {REST: self._unary(self._rest)}),
-      )
-    )
+    self._server.add_generic_rpc_handlers(tuple(grpc.method_handlers_generic_handler(*each) for each in served.items()))
     self._server.add_insecure_port(f"unix:{Path(options.run, f'{os.getpid()}.sock')}")
     await self._server.start()
 
+  def _note(self, kind: str, text: str) -> None:
+    file = Path(self._options.run, f"{os.getpid()}.{kind}")
+    file.with_suffix(".writing").write_text(text, encoding="utf-8")
+    file.with_suffix(".writing").rename(file)
+
   def _load(self) -> None:
-    from jax2tf.tools.serving import model, protobuf, rest, versions  # noqa: PLC0415  (TensorFlow's)
+    from jax2tf.tools.serving import model, models, protobuf, rest  # noqa: PLC0415  (TensorFlow's)
 
     self._json, self._model, self._protobuf = rest, model, protobuf
-    self._versions = versions.Versions(Path(self._options.folder), self._options.name, self._options.of_all)
+    self._models = models.Models(lambda: config.sources(self._options), self._options.of_all)
 
   def check_health(self) -> None:
     """Ray Serve calls this every few seconds, and replaces a replica that raises or does not answer."""
-    if not self._versions.healthy:
+    if not self._models.healthy:
       raise RuntimeError("the thread that looks for new versions has ended")
 
-  def _unary(self, method: Callable[[bytes], Awaitable[bytes]]) -> grpc.RpcMethodHandler:
-    async def answer(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+  def _unary(self, method: Callable[[bytes, _Context], Awaitable[bytes]]) -> grpc.RpcMethodHandler:
+    async def answer(data: bytes, context: _Context) -> bytes:
       try:
-        return await method(data)
+        return await method(data, context)
       except self._model.RefusedError as refusal:
         code, reason = refusal.code, refusal.reason
       except Exception:
@@ -92,50 +103,62 @@ class Replica:
 
     return grpc.unary_unary_rpc_method_handler(answer)
 
-  async def _predict(self, data: bytes) -> bytes:
+  def _find(self, context: _Context, name: str, version: int | None, label: str) -> Model:
+    model = self._models.get(name, version, label)
+    context.set_trailing_metadata(((MODEL, name.encode()),))  # the proxy counts by models
+    return model
+
+  async def _predict(self, data: bytes, context: _Context) -> bytes:
     """PredictRequest -> PredictResponse."""
     protobuf = self._protobuf
     request = protobuf.parse_predict(data)
     spec = request.model_spec
-    model = self._versions.get(spec.name, protobuf.version_asked(spec))
+    model = self._find(context, *protobuf.asked(spec))
     signature, size = protobuf.check(model, request, self._options.max_bytes)
     async with self._memory.hold(size):
       call = protobuf.call(signature, request)
       outputs = await self._run(call)
       return protobuf.predict_response(spec.name, model, call, outputs, request.output_filter).SerializeToString()
 
-  async def _metadata(self, data: bytes) -> bytes:
+  async def _metadata(self, data: bytes, context: _Context) -> bytes:
     """GetModelMetadataRequest -> GetModelMetadataResponse."""
     spec = self._protobuf.parse_metadata(data).model_spec
-    model = self._versions.get(spec.name, self._protobuf.version_asked(spec))
+    model = self._find(context, *self._protobuf.asked(spec))
     return self._protobuf.metadata_response(spec.name, model).SerializeToString()
 
-  async def _rest(self, data: bytes) -> bytes:
+  async def _status(self, data: bytes, context: _Context) -> bytes:
+    """GetModelStatusRequest -> GetModelStatusResponse."""
+    del context
+    states = self._models.status(*self._protobuf.asked(self._protobuf.parse_status(data).model_spec))
+    return self._protobuf.status_response(states).SerializeToString()
+
+  async def _rest(self, data: bytes, context: _Context) -> bytes:
     """b"POST /path\\n" and a body -> b"200\\n" and a body."""
     first, _, body = data.partition(b"\n")
     method, _, path = first.decode().partition(" ")
     try:
-      return b"200\n" + await self._rest_body(method, path, body)
+      return b"200\n" + await self._rest_body(method, path, body, context)
     except self._model.RefusedError as refusal:
       return b"%d\n" % _HTTP_STATUS.get(refusal.code, 500) + self._json.error_body(refusal.reason)
 
-  async def _rest_body(self, method: str, path: str, body: bytes) -> bytes:
+  async def _rest_body(self, method: str, path: str, body: bytes, context: _Context) -> bytes:
     refuse = self._model.RefusedError
     match = _PATH.fullmatch(path)
     if match is None:
-      reason = f"no such path: {path[:200]}; there are /v1/models/NAME[/versions/N][:predict|/metadata]"
+      reason = f"no such path: {path[:200]}; there are /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
       raise refuse(grpc.StatusCode.NOT_FOUND, reason)
     if len(match["version"] or "") > 19:
       raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "the version in the path has more than 19 digits")
-    expected = "POST" if match["verb"] == ":predict" else "GET"
+    verb = (match["verb"] or "").lower()
+    expected = "POST" if verb == ":predict" else "GET"
     if method != expected:
       raise refuse(grpc.StatusCode.INVALID_ARGUMENT, f"{method[:20]} {path[:200]}: send {expected}")
-    name, version = unquote(match["name"]), int(match["version"]) if match["version"] else None
-    if match["verb"] is None:
-      return self._json.status_body(self._versions.status(name, version))
-    model = self._versions.get(name, version)
-    if match["verb"] == "/metadata":
-      return self._json.metadata_body(name, model)
+    asked = unquote(match["name"]), int(match["version"]) if match["version"] else None, unquote(match["label"] or "")
+    if not verb:
+      return self._json.status_body(self._models.status(*asked))
+    model = self._find(context, *asked)
+    if verb == "/metadata":
+      return self._json.metadata_body(asked[0], model)
     async with self._memory.hold(_JSON_GROWTH * len(body)):
       parsed = await asyncio.to_thread(self._json.parse_predict, model, body)  # a large body takes long, and others wait
       outputs = await self._run(parsed.call)

@@ -147,8 +147,9 @@ def _string(name: str, value: Any) -> bytes:
   if isinstance(value, str):
     return value.encode("utf-8", "surrogatepass")
   if isinstance(value, dict) and isinstance(value.get("b64"), str):
+    text = "".join(value["b64"].split())
     try:
-      return base64.b64decode(value["b64"], validate=True)
+      return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)  # TF Serving asks for no padding either
     except (binascii.Error, ValueError) as error:
       raise invalid(f"input {name!r} has a b64 string that is no base64: {error}") from error
   if isinstance(value, list):

@@ -1,18 +1,21 @@
-"""Serves a folder of versions by gRPC and REST, with processes that are started again when they die.
+"""Serves models by gRPC and REST, with processes that are started again when they die.
 
 Speaks TF Serving's two interfaces, so clients of TF Serving need no change: tensorflow.serving.PredictionService (Predict,
-GetModelMetadata) and /v1/models/NAME[/versions/N][:predict|/metadata]. Ray Serve keeps the replicas alive. Two proxies share the ports, and
-two clusters of Ray the replicas, so that no process is the only one of its kind. SIGTERM ends it, once the requests that it took are
-answered. Serves this machine only. docs/serving.md says more.
+GetModelMetadata), ModelService (GetModelStatus) and /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]. Ray Serve keeps the
+replicas alive. Two proxies share the ports, and two clusters of Ray the replicas, so that no process is the only one of its kind. SIGTERM
+ends it, once the requests that it took are answered. docs/serving.md says more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import signal
 import socket
+import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -20,10 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, start
+from jax2tf.tools.serving import config
+from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held, start
 
 _PROXIES = 2
 _CLUSTERS = 2
+# How often a start says what it waits for.
+_PROGRESS_SECONDS = 5.0
 
 
 class _Child:
@@ -46,43 +52,82 @@ class _Child:
     self.process.stdin.close()
 
 
-def run(directory: str, model_name: str | None, **limits: Any) -> None:
+def run(directory: str | None, model_name: str | None, model_config_file: str | None, host: str, **rest: Any) -> None:
   """Serves until SIGTERM or SIGINT; prints one line when it is ready.
 
   Args:
-    directory: holds the versions, as `saved_model.save` writes them.
-    model_name: the name that clients give; the folder's own if None.
-    limits: the other fields of `Options`.
+    directory: holds the versions of a model, as `saved_model.save` writes them, or the folders of several models.
+    model_name: the name of the one model, for clients; the folder's own if None.
+    model_config_file: names the models, in the place of `directory`.
+    host: the address on which the ports are.
+    rest: the other fields of `Options`.
 
   Raises:
-    ValueError: no such folder, no version in it, or a port that is taken.
+    ValueError: there is nothing to serve, a port or a certificate cannot be had, or the models cannot be loaded.
     ModuleNotFoundError: the extra `serving` is not installed.
-    SystemExit: the model cannot be served.
   """
   if not all(map(importlib.util.find_spec, ("ray", "tensorflow_serving"))):
     raise ModuleNotFoundError("the server needs more packages: pip install 'jax2tf[serving]'")
-  folder = Path(directory).resolve()
-  if not folder.is_dir():
-    raise ValueError(f"{directory} is no folder; name the one that holds the versions of the model, as --out of `jax2tf convert`")
-  if not any(file.parent.name.isdecimal() for file in folder.glob("*/saved_model.pb")):
-    raise ValueError(f"{directory} has no version to serve; `jax2tf convert --out {directory}` writes {directory}/1/")
-  _check_ports(limits["grpc_port"], limits["http_port"])
   stop = threading.Event()
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop.set())
-  with tempfile.TemporaryDirectory(prefix="jax2tf-serve-", ignore_cleanup_errors=True) as place:
-    _serve(Options(folder=str(folder), name=model_name or folder.name, run=place, of_all=limits["replicas"], **limits), stop)
+  with tempfile.TemporaryDirectory(prefix="jax2tf-serve-", ignore_cleanup_errors=True) as place, contextlib.ExitStack() as stack:
+    what = _what(directory, model_name, model_config_file)
+    given: dict[str, Any] = {name: "" if value is None else value for name, value in rest.items()}
+    options = Options(*what, host=_address(host), run=place, of_all=given["replicas"], **given)
+    if not any(config.versions_in(source.folder) for source in config.sources(options).values()):
+      raise ValueError(f"{directory or model_config_file} has no version to serve; `jax2tf convert --out DIR` writes DIR/1/")
+    _check_certificates(options)
+    for port in (options.grpc_port, options.http_port):
+      stack.enter_context(_held(options.host, port))
+    _serve(options, stop)
 
 
-def _check_ports(*ports: int) -> None:
+def _what(directory: str | None, model_name: str | None, model_config_file: str | None) -> tuple[str, str, str]:
+  """The first three fields of `Options`."""
+  if (directory is None) == (model_config_file is None):
+    raise ValueError("name either DIR or --model_config_file")
+  folder = Path(directory or "").resolve()
+  if directory is not None and not folder.is_dir():
+    raise ValueError(f"{directory} is no folder; name the one that holds the versions of the model, as --out of `jax2tf convert`")
+  if directory is not None and config.versions_in(folder):
+    return str(folder), model_name or folder.name, ""
+  if model_name:
+    raise ValueError("--model_name is for one model; several have the names of their folders, or those of the file")
+  if model_config_file is None:
+    return str(folder), "", ""
+  file = Path(model_config_file).resolve()
+  if not file.is_file():
+    raise ValueError(f"{model_config_file} is no file; name one with a ModelServerConfig, as TF Serving takes it")
+  return "", "", str(file)
+
+
+def _address(host: str) -> str:
+  try:
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+  except OSError as error:
+    raise ValueError(f"--host {host} is no address of this machine: {error.strerror}") from error
+
+
+def _check_certificates(options: Options) -> None:
+  if bool(options.tls_cert) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_cert):
+    raise ValueError("TLS needs both --tls_cert and --tls_key")
+  context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+  try:
+    if options.tls_cert:
+      context.load_cert_chain(options.tls_cert, options.tls_key, password=lambda: "")  # or OpenSSL would ask the terminal
+    if options.tls_client_ca:
+      context.load_verify_locations(options.tls_client_ca)
+  except OSError as error:  # SSLError too
+    raise ValueError(f"the certificate cannot be used: {error}; give files in PEM, and a key without a password") from error
+
+
+def _held(host: str, port: int) -> socket.socket:
   # The proxies share their ports, and would share them with another server without a word.
-  for port in ports:
-    with socket.socket() as probe:
-      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-      try:
-        probe.bind(("127.0.0.1", port))
-      except OSError as error:
-        raise ValueError(f"port {port} of 127.0.0.1 cannot be had ({error.strerror}); give --grpc_port and --http_port") from error
+  try:
+    return held(host, port)
+  except OSError as error:
+    raise ValueError(f"port {port} of {host} cannot be had ({error.strerror}); give --grpc_port and --http_port") from error
 
 
 def _serve(options: Options, stop: threading.Event) -> None:
@@ -90,17 +135,21 @@ def _serve(options: Options, stop: threading.Event) -> None:
   clusters = [dataclasses.replace(options, replicas=share) for share in shares if share]
   # The proxies first: they end first.
   children = [_Child("proxy", options) for _ in range(_PROXIES)] + [_Child("cluster", each) for each in clusters]
+  ready = False
   try:
-    if _is_ready(options, children, stop):
-      rest = f"http://127.0.0.1:{options.http_port}/v1/models/{options.name}"
-      print(f"serving {options.name!r}: gRPC 127.0.0.1:{options.grpc_port}, REST {rest}", flush=True)
+    ready = _wait(options, children, stop)
+    if ready:
+      print(_ready_line(options), flush=True)
+    fault, look = "", 0.0
     while not stop.wait(0.1):
       for child in children:
         child.keep_alive()
+      if time.monotonic() > look:
+        fault, look = _told(options, fault), time.monotonic() + 1
   finally:
     for child in children:
       child.end()
-    for child, seconds in zip(children, [DRAIN_SECONDS + 5] * _PROXIES + [5.0] * len(clusters), strict=True):
+    for child, seconds in zip(children, [DRAIN_SECONDS + 5] * _PROXIES + [5.0 if ready else 1.0] * len(clusters), strict=True):
       try:
         child.process.wait(seconds)
       except subprocess.TimeoutExpired:  # a cluster that was about to start, say; the proxies are gone, so nobody waits for it
@@ -108,11 +157,46 @@ def _serve(options: Options, stop: threading.Event) -> None:
         child.process.wait()
 
 
-def _is_ready(options: Options, children: Sequence[_Child], stop: threading.Event) -> bool:
-  run = Path(options.run)
-  while len(list(run.glob("*.sock"))) < options.replicas or len(list(run.glob("*.ready"))) < _PROXIES:
+def _told(options: Options, before: str) -> str:
+  """Says why the models cannot be found any more, once; the replicas go on with those that they have."""
+  try:
+    config.sources(options)
+  except (ValueError, OSError) as error:
+    if str(error) != before:
+      _say(f"serving what was there before: {error}")
+    return str(error)
+  return ""
+
+
+def _say(line: str) -> None:
+  print(line, file=sys.stderr, flush=True)
+
+
+def _ready_line(options: Options) -> str:
+  names = [name for name, source in config.sources(options).items() if config.versions_in(source.folder)]
+  host = f"[{options.host}]" if ":" in options.host else options.host
+  scheme = "https" if options.tls_cert else "http"
+  path = f"/v1/models/{names[0] if len(names) == 1 else 'NAME'}"
+  return f"serving {', '.join(map(repr, names))}: gRPC {host}:{options.grpc_port}, REST {scheme}://{host}:{options.http_port}{path}"
+
+
+def _wait(options: Options, children: Sequence[_Child], stop: threading.Event) -> bool:
+  """Whether all is ready; not if the server is to stop before. Raises ValueError with the reason if it does not start."""
+  run, begin, told = Path(options.run), time.monotonic(), 0.0
+  _say(f"starting {_PROXIES} proxies, Ray and {options.replicas} replicas, which load TensorFlow and the models")
+  while True:
+    proxies, replicas = len(list(run.glob("*.ready"))), len(list(run.glob("*.sock")))
+    if replicas >= options.replicas and proxies >= _PROXIES:
+      for note in sorted({line for file in run.glob("*.notes") for line in file.read_text(encoding="utf-8").splitlines()}):
+        _say(f"not served: {note}")
+      return True
+    for file in run.glob("*.failed"):
+      raise ValueError(f"the server cannot start: {' '.join(file.read_text(encoding='utf-8').split())}")
     if any(child.process.poll() is not None for child in children):
-      raise SystemExit(f"jax2tf serve: {options.folder} cannot be served; the reason stands above")
+      raise ValueError("the server cannot start: one of its processes ended; the lines above, or Ray's logs in /tmp/ray, say why")
+    seconds = time.monotonic() - begin
+    if seconds > told + _PROGRESS_SECONDS:
+      told = seconds
+      _say(f"starting: {seconds:.0f} s, {proxies} of {_PROXIES} proxies, {replicas} of {options.replicas} replicas are ready")
     if stop.wait(0.1):
       return False
-  return True

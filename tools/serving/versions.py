@@ -1,4 +1,4 @@
-"""The version of a model that is served: the newest in its folder that loads, and its successor as soon as that is loaded and warm.
+"""The versions of one model that are served: each is served as soon as it is loaded and warm, and until its successor is.
 
 A version is a folder with a number for a name, as TF Serving has it; what is still being written (`.saving-*`) is none. A folder that
 is copied into place is loaded once it holds still from one look to the next, and again whenever a file in it changes.
@@ -7,22 +7,23 @@ is copied into place is loaded once it holds still from one look to the next, an
 from __future__ import annotations
 
 import logging
-import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 
 from jax2tf.tools.serving import protobuf
-from jax2tf.tools.serving.model import Model, RefusedError, run
+from jax2tf.tools.serving.config import Source, versions_in
+from jax2tf.tools.serving.model import Model, RefusedError, invalid, run
 
-POLL_SECONDS = 1.0
 _LONGEST_PAUSE = 60.0
 _LOG = logging.getLogger("ray.serve")
 
 # Path, file, size and time of change of each file of a version: any other file, or part of one, is another version.
-Stamp = tuple[tuple[str, int, int, int], ...]
+Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class Failure:
 
 def stamps(folder: Path) -> dict[Path, Stamp]:
   """The versions that have a saved_model.pb, newest first."""
-  directories = [directory for directory in folder.iterdir() if directory.name.isdecimal() and (directory / "saved_model.pb").exists()]
-  return {directory: _stamp(directory) for directory in sorted(directories, key=_number, reverse=True)}
+  return {directory: _stamp(directory) for directory in sorted(versions_in(folder), key=_number, reverse=True)}
 
 
 def _number(directory: Path) -> int:
@@ -64,82 +64,89 @@ def _stamp(directory: Path) -> Stamp:
 
 
 class Versions:
-  """Serves `folder` under `name`, and looks for newer versions every `POLL_SECONDS` in a thread of its own."""
+  """The versions of the model `name`.
 
-  _served: tuple[Stamp, Model] | None = None
+  Attributes:
+    source: says which; may be replaced by one with the same folder.
+  """
 
-  def __init__(self, folder: Path, name: str, replicas: int = 1):
-    """Loads the newest version that can be loaded; of `replicas` that serve the folder this is one.
+  def __init__(self, name: str, source: Source, seen: Mapping[Path, Stamp], replicas: int):
+    """`seen` was found in the folder at the last look, and is taken for whole if it is the same at the next; `replicas` serve it."""
+    self.name = name
+    self.source = source
+    self._seen = seen
+    self._replicas = replicas
+    self._served: Mapping[int, tuple[Stamp, Model]] = {}
+    self._failed: dict[Path, Failure] = {}
+
+  def get(self, version: int | None, label: str) -> Model:
+    """The model that answers: the newest, if neither a version nor a label is asked.
 
     Raises:
-      FileNotFoundError: there is none.
-      RuntimeError: none can be loaded.
+      RefusedError: a version that is not served, or a label that there is not.
     """
-    self.name = name
-    self._folder, self._replicas = folder, replicas
-    self._failed: dict[Path, Failure] = {}
-    self._seen = stamps(folder)
-    if not self._seen:
-      raise FileNotFoundError(f"{folder} has no version to serve: put a SavedModel into {folder}/1/")
-    self._refresh()
-    if self._served is None:
-      newest, failure = next(iter(self._failed.items()))
-      raise RuntimeError(f"no version in {folder} can be loaded; of version {newest.name}: {failure.reason}")
-    self._watcher = threading.Thread(target=self._watch, name="versions", daemon=True)
-    self._watcher.start()
+    if label:
+      if label not in self.source.labels:
+        raise invalid(f"{self.name!r} has no version_label {label!r}; it has {sorted(self.source.labels) or 'none'}")
+      version = self.source.labels[label]
+    served = self._served
+    if not served:
+      raise RefusedError(grpc.StatusCode.NOT_FOUND, f"no version of {self.name!r} is served; {self.fault}")
+    if version is not None and version not in served:
+      others = f"versions {', '.join(map(str, sorted(served)))} are" if len(served) > 1 else f"version {next(iter(served))} is"
+      raise RefusedError(grpc.StatusCode.NOT_FOUND, f"version {version} of {self.name!r} is not served; {others}")
+    return served[max(served) if version is None else version][1]
+
+  def status(self, version: int | None, label: str) -> list[dict[str, object]]:
+    """The states of the versions, newest first, in the words of TF Serving's REST API; raises as `get` does."""
+    failed = {_number(directory): failure.reason for directory, failure in list(self._failed.items())}
+    served = self._served
+    numbers = served.keys() | failed.keys()
+    if label or version is not None:
+      numbers &= {self.source.labels.get(label) if label else version}
+    if not numbers:
+      self.get(version, label)  # which refuses
+    return [
+      _state(number, "AVAILABLE", "OK", failed.get(number, "")) if number in served else _state(number, "END", "UNKNOWN", failed[number])
+      for number in sorted(numbers, reverse=True)
+    ]
 
   @property
-  def healthy(self) -> bool:
-    return self._watcher.is_alive()
+  def served(self) -> bool:
+    return bool(self._served)
 
-  def get(self, name: str, version: int | None) -> Model:
-    """The model that answers.
+  @property
+  def fault(self) -> str:
+    """Why there is no version, or none newer."""
+    for directory, failure in list(self._failed.items()):
+      return f"version {directory.name} in {self.source.folder} cannot be loaded: {failure.reason}"
+    return f"{self.source.folder} has no version to serve: put a SavedModel into {self.source.folder}/1/"
+
+  def refresh(self) -> None:
+    """Serves the newest versions that hold still and load, and goes on with those of before where there are none.
 
     Raises:
-      RefusedError: another name, or a version that is not served.
+      OSError: the folder cannot be read.
     """
-    if name != self.name:
-      raise RefusedError(grpc.StatusCode.NOT_FOUND, f"no model {name!r} here; this server has {self.name!r}")
-    assert self._served is not None
-    model = self._served[1]
-    if version not in (None, model.version):
-      raise RefusedError(grpc.StatusCode.NOT_FOUND, f"version {version} of {name!r} is not served; version {model.version} is")
-    return model
-
-  def status(self, name: str, version: int | None) -> list[dict[str, object]]:
-    """The states of the versions, newest first, in the words of TF Serving's REST API; raises as `get` does."""
-    found = []
-    if name == self.name:
-      failed = [(_number(directory), failure.reason) for directory, failure in list(self._failed.items())]
-      found = [_state(number, "END", "UNKNOWN", reason) for number, reason in failed if version in (None, number)]
-    if not found or version is None:
-      found.append(_state(self.get(name, version).version, "AVAILABLE", "OK", ""))
-    return found
-
-  def _watch(self) -> None:
-    polls = threading.Event()
-    while not polls.wait(POLL_SECONDS):
-      try:
-        self._refresh()
-      except Exception:  # a folder that cannot be read now may be readable in a second
-        _LOG.exception("cannot look for versions in %s", self._folder)
-
-  def _refresh(self) -> None:
-    """Serves the newest version that holds still and loads, and no older one than now unless that is gone."""
-    found = stamps(self._folder)
+    only = self.source.only
+    found = {directory: stamp for directory, stamp in stamps(self.source.folder).items() if only is None or _number(directory) in only}
     before, self._seen = self._seen, found
     self._failed = {directory: failure for directory, failure in self._failed.items() if found.get(directory) == failure.stamp}
+    kept: dict[int, tuple[Stamp, Model]] = {}
     for directory, stamp in found.items():
-      served = self._served if self._served and self._served[1].version == _number(directory) else None
-      if served and served[0] == stamp:
-        return
-      if (before.get(directory) == stamp and self._load(directory, stamp)) or served:
-        return
+      if len(kept) >= self.source.latest:
+        break
+      served = self._served.get(_number(directory))
+      if not (served and served[0] == stamp) and before.get(directory) == stamp:
+        served = self._load(directory, stamp) or served
+      if served:
+        kept[_number(directory)] = served
+    self._served = kept or self._served
 
-  def _load(self, directory: Path, stamp: Stamp) -> bool:
+  def _load(self, directory: Path, stamp: Stamp) -> tuple[Stamp, Model] | None:
     failure = self._failed.get(directory)
     if failure and time.monotonic() < failure.again:
-      return False
+      return None
     try:
       model = _warm(directory, self._replicas)
       if _stamp(directory) != stamp:
@@ -149,10 +156,9 @@ class Versions:
       tries = failure.tries + 1 if failure else 1
       again = time.monotonic() + min(2.0**tries, _LONGEST_PAUSE)
       self._failed[directory] = Failure(stamp, f"{type(error).__name__}: {error}"[:500], tries, again)
-      return False
-    self._served = (stamp, model)
+      return None
     self._failed.pop(directory, None)
-    return True
+    return stamp, model
 
 
 def _warm(directory: Path, replicas: int) -> Model:

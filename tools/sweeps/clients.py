@@ -91,7 +91,7 @@ def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports:
   """Starts the server, waits until it is ready, and ends it with SIGTERM.
 
   Args:
-    model: the folder of versions.
+    model: the folder of versions, or of models, or a file that names them.
     arguments: more flags of the server.
     seconds: how long it may take to start.
     ports: for gRPC and REST; any that are free if not given.
@@ -100,7 +100,8 @@ def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports:
     RuntimeError: it did not get ready, or did not end when asked.
   """
   grpc_port, http_port = ports or free_ports(2)
-  command = [*_COMMAND, str(model), f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
+  what = f"--model_config_file={model}" if model.is_file() else str(model)
+  command = [*_COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
   with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
     try:
       _wait_for_line(process, seconds, errors)

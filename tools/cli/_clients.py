@@ -1,0 +1,164 @@
+"""How `jax2tf query` speaks with a server: by REST with the standard library alone, by gRPC with TensorFlow's tensors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+# Names of NumPy for those of TensorFlow's DataType that differ from it by more than "DT_".
+_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "string": "object"}
+
+
+@dataclass(frozen=True)
+class Target:
+  """Whom a request is for, and how it gets there.
+
+  Attributes:
+    address: host:port.
+    model, version, label, signature: as the model_spec has them; the first of these is required.
+    ca: the certificate of the authority that vouches for the server, in PEM; without it the request is not encrypted.
+    cert, key: those of the client.
+    seconds: how long the answer may take.
+  """
+
+  address: str
+  model: str
+  version: int | None
+  label: str | None
+  signature: str
+  ca: str | None
+  cert: str | None
+  key: str | None
+  seconds: float
+
+
+def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """The outputs by name.
+
+  Raises:
+    ValueError: the server cannot be reached, or refuses the request.
+  """
+  path = f"/v1/models/{quote(target.model, safe='')}"
+  path += f"/versions/{target.version}" if target.version is not None else f"/labels/{quote(target.label, safe='')}" if target.label else ""
+  dtypes = _outputs(target, _http(target, f"{path}/metadata"))
+  values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+  body = json.dumps({"signature_name": target.signature, "inputs": values}, default=_base64).encode()
+  outputs = _http(target, f"{path}:predict", body)["outputs"]
+  if len(dtypes) == 1:
+    outputs = {next(iter(dtypes)): outputs}
+  return {name: np.array(value, _dtype(dtypes[name])) for name, value in outputs.items()}
+
+
+def _outputs(target: Target, metadata: Any) -> dict[str, str]:
+  signatures = metadata["metadata"]["signature_def"]["signature_def"]
+  if target.signature not in signatures:
+    raise ValueError(f"--signature is {target.signature!r}; {target.model!r} has {', '.join(map(repr, sorted(signatures)))}")
+  return {name: info["dtype"] for name, info in signatures[target.signature]["outputs"].items()}
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+  name = name.removeprefix("DT_").lower()
+  try:
+    return np.dtype(_DTYPES.get(name, name))
+  except TypeError:  # bfloat16, say, whose values float32 has too
+    return np.dtype(np.float32)
+
+
+def _base64(value: object) -> dict[str, str]:
+  if isinstance(value, bytes):
+    return {"b64": base64.b64encode(value).decode()}
+  raise ValueError(f"JSON has no form for {value!r}; ask by --grpc")
+
+
+def _http(target: Target, path: str, body: bytes | None = None) -> Any:
+  url = f"{'https' if target.ca else 'http'}://{target.address}{path}"
+  request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+  try:
+    with urllib.request.urlopen(request, timeout=target.seconds, context=_context(target)) as response:
+      return json.load(response)
+  except urllib.error.HTTPError as error:
+    text = error.read().decode(errors="replace")
+    raise ValueError(f"{url} refuses ({error.code}): {_reason(text)}") from error
+  except (OSError, ValueError) as error:
+    raise ValueError(f"{url} does not answer: {getattr(error, 'reason', error)}; is the server there?") from error
+
+
+def _reason(text: str) -> str:
+  try:
+    return str(json.loads(text)["error"])
+  except (ValueError, KeyError, TypeError):
+    return text[:500]
+
+
+def _context(target: Target) -> ssl.SSLContext | None:
+  if not target.ca:
+    return None
+  context = ssl.create_default_context(cafile=target.ca)
+  if target.cert:
+    context.load_cert_chain(target.cert, target.key)
+  return context
+
+
+def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """The outputs by name; raises as `by_rest` does."""
+  from jax2tf.tools import quiet  # noqa: PLC0415
+
+  with quiet.startup():
+    import tensorflow as tf  # noqa: PLC0415
+  import grpc  # noqa: PLC0415
+  from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc  # noqa: PLC0415
+
+  with _channel(target) as channel:
+    stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+    asked = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+    request = predict_pb2.PredictRequest()
+    for spec in (asked.model_spec, request.model_spec):
+      spec.name = target.model
+      if target.version is not None:
+        spec.version.value = target.version
+      elif target.label:
+        spec.version_label = target.label
+    request.model_spec.signature_name = target.signature
+    try:
+      found = get_model_metadata_pb2.SignatureDefMap()
+      stub.GetModelMetadata(asked, timeout=target.seconds).metadata["signature_def"].Unpack(found)
+      known = found.signature_def[target.signature].inputs if target.signature in found.signature_def else {}
+      for name, value in inputs.items():
+        dtype = known[name].dtype if name in known else None  # which the server refuses by its name
+        given = value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else _unpacked(value)
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(given, dtype if given is not value else None))
+      answer = stub.Predict(request, timeout=target.seconds)
+    except grpc.RpcError as error:
+      raise ValueError(f"{target.address} refuses ({error.code().name}): {error.details()}") from error
+    except (TypeError, OverflowError) as error:
+      raise ValueError(f"input {name!r} is no tensor of the model: {error}") from error
+  return {name: tf.make_ndarray(proto) for name, proto in answer.outputs.items()}
+
+
+def _channel(target: Target) -> Any:
+  import grpc  # noqa: PLC0415
+
+  options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+  if not target.ca:
+    return grpc.insecure_channel(target.address, options)
+  files = [Path(file).read_bytes() if file else None for file in (target.ca, target.key, target.cert)]
+  return grpc.secure_channel(target.address, grpc.ssl_channel_credentials(*files), options)
+
+
+def _unpacked(value: Any) -> Any:
+  """JSON with {"b64": ...} as bytes."""
+  if isinstance(value, dict) and value.keys() == {"b64"}:
+    return base64.b64decode(value["b64"])
+  if isinstance(value, np.ndarray):
+    return value.tolist()
+  return [_unpacked(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,122 @@
+"""How a proxy reaches the replicas: each request goes to the one that has the fewest, and no more are taken than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+
+from jax2tf.tools.serving import child
+from jax2tf.tools.serving.child import DRAIN_SECONDS
+
+# What the proxies take by gRPC and hand on as it is.
+SERVICES = {"tensorflow.serving.PredictionService": ("Predict", "GetModelMetadata"), "tensorflow.serving.ModelService": ("GetModelStatus",)}
+REST, REST_SERVICE = "Ask", "jax2tf.Rest"
+# In the trailing metadata of an answer: the model that was asked, in bytes, for a name may be any Unicode.
+MODEL = "model-bin"
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.max_concurrent_streams", 2**31 - 1)]
+_POLL_SECONDS = 0.1
+# How long a request waits for a replica to start while there is none.
+_PATIENCE_SECONDS = 60.0
+_LOST = "the replica that had this request died; send it again"
+
+
+class RefusedError(Exception):
+  """A request that gets no answer."""
+
+  def __init__(self, code: grpc.StatusCode, reason: str, model: str = ""):
+    super().__init__(reason)
+    self.code, self.reason, self.model = code, reason, model
+
+
+class Queue:
+  """The requests that were taken and are not answered yet: at most `limit`."""
+
+  def __init__(self, limit: int):
+    self._limit = limit
+    self.taken = 0
+
+  @contextlib.contextmanager
+  def place(self) -> Iterator[None]:
+    """Holds a place for the time of the block; raises RefusedError if there is none."""
+    if self.taken >= self._limit:
+      raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._limit} requests are under way, and no more are taken; send it later")
+    self.taken += 1
+    try:
+      yield
+    finally:
+      self.taken -= 1
+
+
+class Replicas:
+  """The replicas that can be reached by their sockets in one folder."""
+
+  def __init__(self, folder: Path):
+    self._folder = folder
+    self._under_way: dict[grpc.aio.Channel, int] = {}
+    self._some = asyncio.Event()
+    self._known: dict[Path, asyncio.Task[None]] = {}
+
+  @property
+  def count(self) -> int:
+    return len(self._under_way)
+
+  async def look(self) -> None:
+    """Follows each socket that appears."""
+    while True:
+      for path in self._folder.glob("*.sock"):
+        if path not in self._known or self._known[path].done():
+          self._known[path] = asyncio.create_task(self._follow(path))
+      await asyncio.sleep(_POLL_SECONDS)
+
+  async def _follow(self, path: Path) -> None:
+    options = [*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
+    async with contextlib.AsyncExitStack() as stack:
+      channel = grpc.aio.insecure_channel(f"unix:{path}", options)
+      stack.push_async_callback(channel.close, DRAIN_SECONDS)
+      try:
+        await asyncio.wait_for(channel.channel_ready(), 5)
+      except TimeoutError:
+        if not child.is_alive(path):
+          path.unlink(missing_ok=True)
+        return
+      self._under_way[channel] = 0
+      self._some.set()
+      try:
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+      finally:
+        del self._under_way[channel]
+        if not self._under_way:
+          self._some.clear()
+
+  async def ask(self, service: str, method: str, data: bytes, seconds: float | None) -> tuple[bytes, str]:
+    """The answer of the replica that has the fewest requests, and the model that gave it.
+
+    Raises:
+      RefusedError: it refuses, it died, or there is none.
+    """
+    try:
+      await asyncio.wait_for(self._some.wait(), _PATIENCE_SECONDS)
+    except TimeoutError:
+      raise RefusedError(grpc.StatusCode.UNAVAILABLE, "no replica is ready; send it again later") from None
+    channel = min(self._under_way, key=lambda channel: self._under_way[channel])
+    self._under_way[channel] = self._under_way.pop(channel) + 1  # last of those that have as many, so that they take turns
+    try:
+      call = channel.unary_unary(f"/{service}/{method}")(data, timeout=seconds)
+      return await call, _model(await call.trailing_metadata())
+    except grpc.aio.AioRpcError as error:
+      model = _model(error.trailing_metadata())
+      if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # killed, or ended by Ray
+        raise RefusedError(grpc.StatusCode.UNAVAILABLE, _LOST, model) from error
+      raise RefusedError(error.code(), error.details() or "", model) from error
+    finally:
+      if channel in self._under_way:
+        self._under_way[channel] -= 1
+
+
+def _model(metadata: grpc.aio.Metadata | None) -> str:
+  value = metadata.get(MODEL, b"") if metadata else b""
+  return value.decode(errors="replace") if isinstance(value, bytes) else value

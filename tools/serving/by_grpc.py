@@ -1,0 +1,116 @@
+"""The gRPC side of a proxy: TF Serving's services as bytes, and gRPC's own health service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf import message, wrappers_pb2
+
+from jax2tf.tools.serving.balance import SERVICES, Queue, RefusedError, Replicas
+from jax2tf.tools.serving.child import DRAIN_SECONDS
+from jax2tf.tools.serving.metrics import Metrics
+
+_FLUSH_SECONDS = 0.2  # for the last answers to leave
+_HEALTH = "grpc.health.v1.Health"
+# HealthCheckResponse.ServingStatus
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+_WATCH_SECONDS = 0.5
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+
+class Service:
+  """What is registered with the gRPC server."""
+
+  def __init__(self, replicas: Replicas, queue: Queue, metrics: Metrics, client_seconds: float):
+    self._replicas, self._queue, self._metrics = replicas, queue, metrics
+    self._client_seconds = client_seconds
+    self._ends = False
+
+  async def end(self) -> None:
+    """Takes no call any more, and waits for those that were taken.
+
+    Not `stop` of the server: gRPC (1.85) cancels calls that come between it and the news of it, and clients do not send a cancelled call
+    again. A call that is refused, or whose connection closes, they do.
+    """
+    self._ends = True
+    end = time.monotonic() + DRAIN_SECONDS
+    while self._queue.taken and time.monotonic() < end:
+      await asyncio.sleep(0.05)
+    await asyncio.sleep(_FLUSH_SECONDS)
+
+  def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+    """TF Serving's services and the health service."""
+    found = [
+      grpc.method_handlers_generic_handler(
+        service, {method: grpc.stream_unary_rpc_method_handler(self._answer_for(service, method)) for method in methods}
+      )
+      for service, methods in SERVICES.items()
+    ]
+    health = {"Check": grpc.unary_unary_rpc_method_handler(self._check), "Watch": grpc.unary_stream_rpc_method_handler(self._watch)}
+    return (*found, grpc.method_handlers_generic_handler(_HEALTH, health))
+
+  def _answer_for(self, service: str, method: str) -> Any:
+    # Taken as a stream, which looks the same on the wire, for a unary handler begins when the request is there, and has no say before.
+    async def answer(requests: AsyncIterator[bytes], context: _Context) -> bytes:
+      start, model, code, reason = time.monotonic(), "", grpc.StatusCode.CANCELLED, ""
+      try:
+        if self._ends:
+          raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the server ends; send it again")
+        with self._queue.place():
+          request = await self._request(requests)
+          data, model = await self._replicas.ask(service, method, request, context.time_remaining())
+        code = grpc.StatusCode.OK
+        return data
+      except RefusedError as refusal:
+        code, reason, model = refusal.code, refusal.reason, refusal.model
+      finally:
+        self._metrics.count("grpc", method, model, code.name, time.monotonic() - start)
+      return await context.abort(code, reason)  # which raises
+
+    return answer
+
+  async def _request(self, requests: AsyncIterator[bytes]) -> bytes:
+    try:
+      async with asyncio.timeout(self._client_seconds):
+        request = await anext(aiter(requests), None)
+    except TimeoutError:
+      reason = f"the request was not here within {self._client_seconds:g} s"
+      raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
+    if request is None:
+      raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+    return request
+
+  def _health(self, request: bytes) -> int:
+    # The messages of grpc.health.v1 have one field each, as StringValue and Int32Value have, so these read and write the same bytes.
+    try:
+      service = wrappers_pb2.StringValue.FromString(request).value
+    except message.DecodeError:
+      return _SERVICE_UNKNOWN
+    if service not in ("", *SERVICES):
+      return _SERVICE_UNKNOWN
+    return _SERVING if self._replicas.count and not self._ends else _NOT_SERVING
+
+  async def _check(self, request: bytes, context: _Context) -> bytes:
+    status = self._health(request)
+    if status == _SERVICE_UNKNOWN:
+      await context.abort(grpc.StatusCode.NOT_FOUND, f"services are {', '.join(SERVICES)}; the empty name stands for the server")
+    return _written(status)
+
+  async def _watch(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:
+    del context
+    last = None
+    while last is None or not self._ends:
+      status = self._health(request)
+      if status != last:
+        yield _written(status)
+      last = status
+      await asyncio.sleep(_WATCH_SECONDS)
+
+
+def _written(status: int) -> bytes:
+  return wrappers_pb2.Int32Value(value=status).SerializeToString()

@@ -1,0 +1,93 @@
+"""Which models are served: one folder of versions, a folder of such folders, or a file of TF Serving's form.
+
+The file is a text proto of `tensorflow.serving.ModelServerConfig`. What cannot be kept of it is refused, not left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from jax2tf.tools.serving.child import Options
+
+
+@dataclass(frozen=True)
+class Source:
+  """What is served of one model.
+
+  Attributes:
+    folder: holds the versions.
+    latest: how many of the newest are served.
+    only: the versions that may be served; None for any.
+    labels: names of versions, for clients.
+  """
+
+  folder: Path
+  latest: float = 1
+  only: frozenset[int] | None = None
+  labels: Mapping[str, int] = field(default_factory=dict)
+
+
+def versions_in(folder: Path) -> list[Path]:
+  """The subfolders with a number for a name and a SavedModel in them."""
+  return [file.parent for file in folder.glob("*/saved_model.pb") if file.parent.name.isdecimal()]
+
+
+def sources(options: Options) -> dict[str, Source]:
+  """The models by name, as they are on the disk now.
+
+  Raises:
+    ValueError: a config file that does not say what to serve, or says what cannot be done.
+    OSError: the folder or the file cannot be read.
+  """
+  if options.model_config_file:
+    return _from_file(Path(options.model_config_file))
+  folder = Path(options.folder)
+  if options.name:
+    return {options.name: Source(folder)}
+  return {each.name: Source(each) for each in sorted(folder.iterdir()) if each.is_dir() and each.name[0] != "."}
+
+
+def _from_file(file: Path) -> dict[str, Source]:
+  from tensorflow_serving.config import model_server_config_pb2  # noqa: PLC0415  (an extra)
+
+  try:
+    config = text_format.Parse(file.read_text(encoding="utf-8"), model_server_config_pb2.ModelServerConfig())
+  except (text_format.ParseError, UnicodeDecodeError) as error:
+    raise ValueError(f"{file} is no text proto of tensorflow.serving.ModelServerConfig: {error}") from error
+  models = config.model_config_list.config
+  if not models:
+    raise ValueError(f"{file} names no model; write model_config_list {{ config {{ name: ... base_path: ... }} }}")
+  found: dict[str, Source] = {}
+  for model in models:
+    if model.name in found:
+      raise ValueError(f"{file} has model {model.name!r} twice; give each its own name")
+    try:
+      found[model.name] = _source(model, file.parent)
+    except ValueError as error:
+      raise ValueError(f"model {model.name!r} in {file}: {error}") from error
+  return found
+
+
+def _source(model: Any, folder: Path) -> Source:
+  """A ModelConfig -> a Source."""
+  if not model.name or not model.base_path:
+    raise ValueError("it needs a name and a base_path")
+  if "://" in model.base_path:
+    raise ValueError(f"base_path is {model.base_path!r}; only folders of this machine are served")
+  if model.model_platform not in ("", "tensorflow"):
+    raise ValueError(f"model_platform is {model.model_platform!r}; only 'tensorflow' is served")
+  if model.HasField("logging_config"):
+    raise ValueError("logging_config is not kept: no requests are logged; remove it")
+  policy = model.model_version_policy
+  chosen = policy.WhichOneof("policy_choice")
+  only = frozenset(policy.specific.versions) if chosen == "specific" else None
+  if only is not None and not only:
+    raise ValueError("model_version_policy is specific and names no version")
+  latest = policy.latest.num_versions or 1 if chosen in (None, "latest") else math.inf
+  return Source(folder / model.base_path, latest, only, dict(model.version_labels))

@@ -1,0 +1,56 @@
+"""What the proxies count, as text of Prometheus. Each counts in files of its own, and whichever is asked adds them all up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from jax2tf.tools.serving import child
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# From a small model alone to a large one behind a long queue.
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+  """The metrics of one proxy, with its files in `folder`."""
+
+  def __init__(self, folder: Path, under_way: Callable[[], int], replicas: Callable[[], int]):
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client (0.26) reads it when it is imported
+    import prometheus_client  # noqa: PLC0415
+    from prometheus_client import multiprocess  # noqa: PLC0415
+
+    self._folder = folder
+    self._text = prometheus_client.generate_latest
+    self._registry = prometheus_client.CollectorRegistry()
+    multiprocess.MultiProcessCollector(self._registry, str(folder))
+    own = prometheus_client.CollectorRegistry()
+    labels = ("interface", "method", "model", "code")
+    self._requests = prometheus_client.Counter("jax2tf_requests", "Requests by what became of them.", labels, registry=own)
+    self._seconds = prometheus_client.Histogram(
+      "jax2tf_request_seconds", "Time from a request to its answer.", labels[:3], registry=own, buckets=_SECONDS
+    )
+    self._under_way = prometheus_client.Gauge(
+      "jax2tf_requests_under_way", "Requests that were taken and are not answered.", registry=own, multiprocess_mode="livesum"
+    )
+    self._replicas = prometheus_client.Gauge("jax2tf_replicas", "Replicas that can be reached.", registry=own, multiprocess_mode="livemax")
+    self._read = {self._under_way: under_way, self._replicas: replicas}
+
+  def count(self, interface: str, method: str, model: str, code: str, seconds: float) -> None:
+    """One request; of a model that there is not the name is "", or clients could make up names without end."""
+    self._requests.labels(interface, method, model, code).inc()
+    self._seconds.labels(interface, method, model).observe(seconds)
+
+  def look(self) -> None:
+    """Brings the gauges of this proxy up to date."""
+    for gauge, read in self._read.items():
+      gauge.set(read())
+
+  def text(self) -> bytes:
+    """Of all proxies; those that died count no longer where they would be alive."""
+    self.look()
+    for file in self._folder.glob("gauge_live*_*.db"):
+      if not child.is_alive(Path(file.stem.rpartition("_")[2])):
+        file.unlink(missing_ok=True)
+    return self._text(self._registry)

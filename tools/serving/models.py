@@ -1,0 +1,87 @@
+"""The models of a replica, each with its versions; what changes on the disk is followed in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from jax2tf.tools.serving.config import Source
+from jax2tf.tools.serving.model import Model, RefusedError
+from jax2tf.tools.serving.versions import Versions, stamps
+
+POLL_SECONDS = 1.0
+_LOG = logging.getLogger("ray.serve")
+
+
+class Models:
+  """Serves what `find` names, and asks it again every `POLL_SECONDS`."""
+
+  _models: Mapping[str, Versions]
+
+  def __init__(self, find: Callable[[], Mapping[str, Source]], replicas: int = 1):
+    """Loads the newest versions that can be loaded; of `replicas` that serve them this is one.
+
+    Raises:
+      RuntimeError: there is none of any model.
+      ValueError, OSError: as `find` raises.
+    """
+    self._find, self._replicas = find, replicas
+    self._models = {name: Versions(name, source, stamps(source.folder), replicas) for name, source in find().items()}
+    self.refresh()
+    if not any(versions.served for versions in self._models.values()):
+      raise RuntimeError("; ".join(self.faults) or "there is no model to serve")
+    self._watcher = threading.Thread(target=self._watch, name="models", daemon=True)
+    self._watcher.start()
+
+  @property
+  def healthy(self) -> bool:
+    return self._watcher.is_alive()
+
+  @property
+  def faults(self) -> list[str]:
+    """Of each model that is not served a line that says why."""
+    return [f"{versions.name!r}: {versions.fault}" for versions in self._models.values() if not versions.served]
+
+  def get(self, name: str, version: int | None, label: str = "") -> Model:
+    """The model that answers.
+
+    Raises:
+      RefusedError: another name, or a version or label that is not served.
+    """
+    return self._versions(name).get(version, label)
+
+  def status(self, name: str, version: int | None, label: str = "") -> list[dict[str, object]]:
+    """The states of the versions, newest first, in the words of TF Serving's REST API; raises as `get` does."""
+    return self._versions(name).status(version, label)
+
+  def _versions(self, name: str) -> Versions:
+    models = self._models
+    if name not in models:
+      raise RefusedError(grpc.StatusCode.NOT_FOUND, f"no model {name!r} here; this server has {', '.join(map(repr, sorted(models)))}")
+    return models[name]
+
+  def _watch(self) -> None:
+    polls = threading.Event()
+    while not polls.wait(POLL_SECONDS):
+      try:
+        self.refresh()
+      except Exception:  # what cannot be read now may be readable in a second
+        _LOG.exception("cannot look for models")
+
+  def refresh(self) -> None:
+    """Follows what was added, changed and removed since the last look; raises as `find` does."""
+    found = {}
+    for name, source in self._find().items():
+      known = self._models.get(name)
+      found[name] = versions = known if known and known.source.folder == source.folder else Versions(name, source, {}, self._replicas)
+      versions.source = source
+      try:
+        versions.refresh()
+      except OSError:  # a folder that was removed, say; the others go on
+        _LOG.exception("cannot look for versions in %s", source.folder)
+      if known and not versions.served:  # the name has a new folder, from which nothing is loaded yet
+        found[name] = known
+    self._models = found
