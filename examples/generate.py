@@ -7,6 +7,7 @@ generate_serve.py, which never imports JAX, then generates from it. The tokens m
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import time
@@ -64,7 +65,7 @@ def request(vocabulary: Any, prompts: list[str] = PROMPTS) -> dict[str, np.ndarr
   """The inputs that prefill and generate share, padded to one length."""
   ids = [vocabulary.encode(prompt).ids for prompt in prompts]
   lengths = np.array([len(row) for row in ids], np.int32)
-  tokens = np.zeros((len(ids), lengths.max()), np.int32)
+  tokens = np.zeros((len(ids), max(lengths)), np.int32)
   for row, found in zip(tokens, ids, strict=True):
     row[: len(found)] = found
   return {"tokens": tokens, "lengths": lengths, "seeds": np.arange(len(ids), dtype=np.int32), "temperature": np.float32(TEMPERATURE)}
@@ -91,13 +92,13 @@ def without_cache(params: Any, given: dict[str, np.ndarray], sizes: list[int]) -
   for size in tqdm(sizes, "JAX, without a cache"):
     tokens = np.resize(given["tokens"], (len(given["tokens"]), size))
     jax.block_until_ready(scores(params, tokens))
-    times.append(min(_seconds(lambda tokens=tokens: jax.block_until_ready(scores(params, tokens))) for _ in range(3)))
+    times.append(min(_seconds(functools.partial(scores, params, tokens)) for _ in range(3)))
   return np.array(times)
 
 
 def _seconds(call: Callable[[], Any]) -> float:
   start = time.perf_counter()
-  call()
+  jax.block_until_ready(call())
   return time.perf_counter() - start
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -31,13 +32,8 @@ def verb(function: Callable[..., Answer]) -> click.Command:
   @functools.wraps(function)
   def command(as_json: bool, debug: bool, **arguments: Any) -> int:
     progress = Progress(click.get_current_context().command_path)
-    try:
-      with failures(debug=debug, without_params=arguments.get("params", "") is None), progress.shown():
-        value, text, code = _answer(function, arguments, progress)
-    except Failure as failure:
-      if as_json:
-        _print_json({"verdict": failure.message, "exit_code": failure.exit_code, "gaps": failure.gaps})
-      raise
+    with failures_as(as_json), failures(debug=debug, without_params=arguments.get("params", "") is None), progress.shown():
+      value, text, code = _answer(function, arguments, progress)
     if as_json:
       _print_json(value)
     else:
@@ -45,6 +41,17 @@ def verb(function: Callable[..., Answer]) -> click.Command:
     return code
 
   return command
+
+
+@contextlib.contextmanager
+def failures_as(as_json: bool) -> Iterator[None]:
+  """Prints a failure as JSON too, if asked for."""
+  try:
+    yield
+  except Failure as failure:
+    if as_json:
+      _print_json({"verdict": failure.message, "exit_code": failure.exit_code, "gaps": failure.gaps})
+    raise
 
 
 def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progress: Progress) -> Answer:

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from jax2tf.tools.cli._verb import failures
+from jax2tf.tools.cli._failures import failures
+from jax2tf.tools.cli._verb import failures_as, takes_debug
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _SHOWN = 6  # values of a row of the table
@@ -29,14 +30,15 @@ _SHOWN = 6  # values of a row of the table
 @click.option("--tls_key", type=_FILE, help="The key of --tls_cert.")
 @click.option("--seconds", type=click.FloatRange(0.001), default=60.0, help="How long the answer may take.")
 @click.option("--out", type=click.Path(dir_okay=False), help="A .npz file for the outputs.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str | None, as_json: bool, **options: Any) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, also of a failure.")
+@takes_debug
+def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str | None, as_json: bool, debug: bool, **options: Any) -> int:
   """Asks MODEL of a server, by REST or gRPC, and prints the outputs.
 
   INPUTS is a .npz file with an array for each input, or a .json file, or - for JSON on standard input: an object with a value for each
   input, or a body of the REST API with "inputs" or "instances".
   """
-  with failures():
+  with failures_as(as_json), failures(debug=debug):
     given = _read(inputs)
     if options["version"] is not None and options["label"]:
       raise ValueError("--version and --label exclude each other; give one")
