@@ -85,6 +85,11 @@ class Subject:
   def only_jax(self) -> bool:
     return not (self.record.preprocessed or self.record.postprocessed)
 
+  def series(self, count: int) -> list[tuple[bool, bool]]:
+    """(timed, continues) of calls in a row. One is timed: of a stateful signature the last, because it then runs many times."""
+    stateful = self.record.stateful
+    return [(i == (count - 1) * stateful, stateful and i > 0) for i in range(count)]
+
   def named(self, result: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """{output: array} of what the reference returned, of the inputs that are passed through, and of the state after the call."""
     if self.record.stateful:
@@ -132,9 +137,9 @@ def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping
       runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
     else:
       free = subject.record.stateful or any(callable(inputs[name]) for name in subject.record.inputs if name in inputs)
-      for sample in range(samples if free else 1):
+      for timed, continues in subject.series(samples if free else 1):
         drawn = {name: _tensor(name, spec, inputs.get(name), rng) for name, spec in subject.record.inputs.items()}
-        runs.append(Run(subject, {}, "given", drawn, timed=sample == 0, continues=subject.record.stateful and sample > 0))
+        runs.append(Run(subject, {}, "given", drawn, timed, continues))
   return runs
 
 
@@ -146,18 +151,15 @@ def _drawn_runs(
   kinds = ["ordinary" if drawn else "given"]
   kinds += [HOSTILE] * any(dtype.kind != "b" for dtype in dtypes)
   kinds += [SUBNORMAL] * any(jnp.issubdtype(dtype, np.inexact) for dtype in dtypes)
-  stateful = subject.record.stateful
-  repeats = samples if drawn or stateful or any(map(callable, inputs.values())) else 1
+  repeats = samples if drawn or subject.record.stateful or any(map(callable, inputs.values())) else 1
   for sizes in domain.assignments(wanted, inputs):
-    for kind, sample in itertools.product(kinds, range(repeats)):
+    for kind, (sample, (timed, continues)) in itertools.product(kinds, enumerate(subject.series(repeats))):
       arrays = {}
       for name, shape in domain.shapes(sizes).items():
         dtype = np.dtype(domain.avals[name].dtype)
         arrays[name] = _checked(name, inputs[name], rng, shape, dtype) if name in inputs else draw(rng, shape, dtype, kind, sample)
       passed = {name: _tensor(name, subject.record.inputs[name], inputs.get(name), rng) for name in subject.record.passed_through}
-      # The last is timed: it runs many times, and the next begins with the state as it was saved.
-      timed = kind == kinds[0] and sample == (repeats - 1) * stateful
-      yield Run(subject, sizes, kind, arrays | passed, timed=timed, continues=stateful and sample > 0)
+      yield Run(subject, sizes, kind, arrays | passed, timed and kind == kinds[0], continues)
 
 
 class Domain:

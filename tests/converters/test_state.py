@@ -284,6 +284,23 @@ def test_verify_compares_sequences_of_calls(path: Path, without_jax: str, monkey
     verify.verify(path, reference, params=PARAMS, state={"n": 0})
 
 
+def test_verify_takes_processors_and_a_state_together(tmp_path: Path, without_jax: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(sys, "executable", without_jax)
+
+  def doubled(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return {"y": outputs["y"] * 2}
+
+  made = saved_model.Model(PARAMS, state=STATE).add(noisy, inputs={"x": "f32[b,4]"}, stateful=True, postprocess=doubled)
+
+  def reference(params: Any, state: Any, x: Any) -> Any:
+    after, outputs = noisy(params, state, x)
+    return after, outputs["y"] * 2
+
+  report = verify.verify(made.save(tmp_path), reference, params=PARAMS, state=STATE, inputs={"x": X})
+  report.raise_for_mismatch()
+  assert {row.samples for row in report.rows} == {3}
+
+
 def _same(fun: Callable[..., Any], params: Any, state: Any, x: np.ndarray, folder: Path) -> None:
   """A few calls of the saved function are those of JAX, state and all."""
   made = saved_model.Model(params, state=state).add(fun, inputs={"x": jax.ShapeDtypeStruct(x.shape, x.dtype)}, stateful=True)
