@@ -68,7 +68,12 @@ def request(vocabulary: Any, prompts: list[str] = PROMPTS) -> dict[str, np.ndarr
   tokens = np.zeros((len(ids), max(lengths)), np.int32)
   for row, found in zip(tokens, ids, strict=True):
     row[: len(found)] = found
-  return {"tokens": tokens, "lengths": lengths, "seeds": np.arange(len(ids), dtype=np.int32), "temperature": np.array(TEMPERATURE, np.float32)}
+  return {
+    "tokens": tokens,
+    "lengths": lengths,
+    "seeds": np.arange(len(ids), dtype=np.int32),
+    "temperature": np.array(TEMPERATURE, np.float32),
+  }
 
 
 def in_jax(params: Any, given: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:

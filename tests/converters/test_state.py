@@ -144,6 +144,27 @@ def test_what_fails_writes_nothing_and_unlocks(tmp_path: Path) -> None:
   assert [v.name for v in loaded.state_variables] == ["state/state:0"]
 
 
+def test_derivatives_move_the_state_once(tmp_path: Path) -> None:
+  def fun(params: Any, n: Any, x: Any) -> Any:
+    return n + 1, jnp.sin(params * x) * n
+
+  made = saved_model.Model(jnp.float32(2), state=jnp.float32(1), with_gradient=True).add(fun, inputs={"x": "f32[2]"}, stateful=True)
+  loaded = tf.saved_model.load(str(made.save(tmp_path)))
+  x = tf.constant([1.0, 2.0])
+  with tf.GradientTape() as outer:
+    outer.watch(x)
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = loaded(x)
+    first = tape.gradient(y, x)
+  with tf.autodiff.ForwardAccumulator(x, tf.ones([2])) as forward:
+    y = loaded(x)
+  np.testing.assert_allclose(first, 2 * np.cos([2, 4]), rtol=1e-6)
+  np.testing.assert_allclose(outer.gradient(first, x), -4 * np.sin([2, 4]), rtol=1e-6)
+  np.testing.assert_allclose(forward.jvp(y), 2 * first, rtol=1e-6)  # for the state was 2
+  assert loaded.state_variables[0].numpy() == 3
+
+
 @pytest.mark.parametrize(
   ("fun", "words"),
   [
