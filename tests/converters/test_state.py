@@ -335,15 +335,16 @@ def _same(fun: Callable[..., Any], params: Any, state: Any, x: np.ndarray, folde
     np.testing.assert_allclose(variable, words, rtol=1e-4, atol=1e-6)
 
 
+class Nnx(nnx.Module):
+  def __init__(self, rngs: nnx.Rngs):
+    self.linear, self.norm, self.dropout = nnx.Linear(4, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+  def __call__(self, x: Any) -> Any:
+    return self.dropout(self.norm(self.linear(x)))
+
+
 def test_flax_nnx(tmp_path: Path) -> None:
-  class Net(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-      self.linear, self.norm, self.dropout = nnx.Linear(4, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x: Any) -> Any:
-      return self.dropout(self.norm(self.linear(x)))
-
-  graph, params, state = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)  # the rest: statistics, and the key and counter of Dropout
+  graph, params, state = nnx.split(Nnx(nnx.Rngs(0)), nnx.Param, ...)  # the rest: statistics, and the key and counter of Dropout
 
   def step(params: Any, state: Any, x: Any) -> Any:
     net = nnx.merge(graph, params, state)
@@ -352,6 +353,19 @@ def test_flax_nnx(tmp_path: Path) -> None:
     return nnx.state(net, nnx.Not(nnx.Param)), y
 
   _same(step, params, state, X, tmp_path)
+
+
+def test_flax_nnx_of_refs(tmp_path: Path) -> None:
+  with nnx.var_defaults(ref=True):
+    graph, *both = nnx.split(Nnx(nnx.Rngs(0)), nnx.Param, ...)
+  params, state = jax.tree.map(lambda ref: ref[...], both)
+
+  def step(params: Any, refs: Any, x: Any) -> Any:
+    net = nnx.merge(graph, jax.tree.map(jax.new_ref, params), refs)
+    net.train()
+    return net(x)
+
+  _same(saved_model.refs_as_state(step), params, state, X, tmp_path)
 
 
 def test_flax_linen(tmp_path: Path) -> None:
