@@ -287,7 +287,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       outputs={name: str(Spec.of(y)) for name, y in results.items()},
       defaults=defaults,
       passed_through=passed,
-      jaxpr=manifest.hash_of_text(_text(traced.jaxpr)),
+      jaxpr=manifest.hash_of_jaxpr(traced.jaxpr),
       preprocessed=preprocessed,
       postprocessed=postprocessed,
       stateful=stateful,
@@ -391,15 +391,6 @@ class _Untracked:
 
   def __init__(self, value: Any):
     self.value = value
-
-
-def _text(jaxpr: Any) -> str:
-  """A jaxpr without what changes from run to run."""
-  try:
-    text = str(jaxpr)
-  except KeyError:  # JAX 0.12 cannot print an equation that was bound without out_dtype, as by lax.mul_p.bind(x, y)
-    text = "\n".join(f"{eqn.primitive} {[str(v.aval) for v in (*eqn.invars, *eqn.outvars)]}" for eqn in jaxpr.eqns)
-  return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _name(fun: Callable[..., Any]) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -124,6 +125,10 @@ def hash_of_arrays(arrays: Iterable[Any]) -> str:
   return digest.hexdigest()
 
 
-def hash_of_text(text: str) -> str:
-  """SHA-256 of a text."""
-  return hashlib.sha256(text.encode()).hexdigest()
+def hash_of_jaxpr(jaxpr: Any) -> str:
+  """SHA-256 of the text of a jaxpr, without what changes from run to run."""
+  try:
+    text = str(jaxpr)
+  except KeyError:  # JAX 0.12 cannot print an equation that was bound without out_dtype, as by lax.mul_p.bind(x, y)
+    text = "\n".join(f"{eqn.primitive} {[str(v.aval) for v in (*eqn.invars, *eqn.outvars)]}" for eqn in jaxpr.eqns)
+  return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", text).encode()).hexdigest()
