@@ -181,7 +181,8 @@ def test_verify_says_no_to_another_function(here: Path, capsys: Any, without_jax
   run("verify", "out", "MODEL:predict", "--params", "MODEL:params", "--samples", "1", "--report", "report")
   assert {p.suffix for p in Path("report").iterdir()} >= {".html", ".json"}
   capsys.readouterr()
-  run("verify", "out", "MODEL:prints", "--params", "MODEL:params", "--samples", "1", code=1)
+  run("verify", "out", "MODEL:prints", "--params", "MODEL:params", "--samples", "1", "--json", code=1)
+  assert json.loads(capsys.readouterr().out)  # and nothing that the function prints
 
 
 def test_a_state_is_converted_shown_checked_and_verified(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,7 +58,10 @@ def reference_answers(
     arguments = (*(on_device if subject.only_jax else lead), *before, *args)
 
     def call(subject: plan.Subject = subject, arguments: tuple[Any, ...] = arguments) -> Any:
-      return jax.block_until_ready(subject.reference(*arguments))
+      with contextlib.redirect_stdout(io.StringIO()):  # what it prints belongs to no report
+        result = jax.block_until_ready(subject.reference(*arguments))
+        jax.effects_barrier()
+        return result
 
     try:
       result = call()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -134,7 +132,7 @@ class Source:
     if isinstance(model, Model):
       if reference is not None or params is not None:
         raise ValueError("reference and params are for a saved model; this builder has its functions and parameters")
-      return cls(_without_prints(_of_builder(model, _chosen(model.records, signatures))), model.polymorphic_constraints, "the model")
+      return cls(_warned(_of_builder(model, _chosen(model.records, signatures))), model.polymorphic_constraints, "the model")
     if (directory := publish.saved_model_in(Path(model))) is None:
       raise FileNotFoundError(f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
     record = manifest.read(directory)
@@ -150,7 +148,7 @@ class Source:
       called = _closed if one.preprocessed or one.postprocessed else _jitted
       against = _tensorflow(loaded, name, one) if fun is None else called(fun, params)
       found[name] = Signature(name, one, function, against, None, loaded)
-    return cls(_without_prints(found), record.constraints, str(directory))
+    return cls(_warned(found), record.constraints, str(directory))
 
   def refuse_writers(self, target: str, runtime: str, has_state: bool = False) -> None:
     """Raises ExportError for a signature that writes variables, whose file would answer and forget; a target may have a state."""
@@ -260,25 +258,14 @@ def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[st
   return {name: records[name] for name in first.values()}
 
 
-def _without_prints(signatures: dict[str, Signature]) -> dict[str, Signature]:
-  """The signatures, of which the replay leaves out the prints; references that do not print either, and one warning that says so."""
-  definitions = {name: one.function.graph.as_graph_def() for name, one in signatures.items()}
-  callbacks = {name: _tf_effects.callbacks_in(definition) for name, definition in definitions.items()}
-  if found := dict.fromkeys(callback for of_one in callbacks.values() for callback in of_one):
+def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
+  """The signatures; one warning of all that prints, which the replay leaves out."""
+  definitions = [one.function.graph.as_graph_def() for one in signatures.values()]
+  if found := dict.fromkeys(callback for definition in definitions for callback in _tf_effects.callbacks_in(definition)):
     _tf_effects.refuse(found)
     lines = "".join(f"\n  {callback}" for callback in found)
     warnings.warn(f"the export leaves out what prints, which only TensorFlow can run:{lines}", UserWarning, stacklevel=5)
-  return {name: replace(one, reference=_silent(one.reference)) if callbacks[name] else one for name, one in signatures.items()}
-
-
-def _silent(function: Callable[..., Any]) -> Callable[..., Any]:
-  def call(*args: Any) -> Any:
-    with contextlib.redirect_stdout(io.StringIO()):
-      result = jax.block_until_ready(function(*args))
-      jax.effects_barrier()
-    return result
-
-  return call
+  return signatures
 
 
 def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) -> dict[str, Signature]:
