@@ -75,7 +75,8 @@ def call_python(
     try:
       return function(*arrays)
     except Exception as error:
-      error.add_note(f"called back by {of}")
+      if (note := f"called back by {of}") not in getattr(error, "__notes__", ()):  # it may be raised again
+        error.add_note(note)
       _raised.appendleft(error)
       raise
 
@@ -91,7 +92,7 @@ def as_raised(error: tf.errors.OpError) -> Exception:
   found = next((e for e in list(_raised) if f"{type(e).__name__}: {e}" in error.message), None)
   if found is None:
     return error
-  _raised.remove(found)
+  _raised.remove(found)  # its frames hold arrays
   return found
 
 

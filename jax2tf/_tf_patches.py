@@ -11,13 +11,14 @@ import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import RegisteredGradient as _RegisteredGradient
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.eager import backprop as _backprop
+from tensorflow.python.eager import execute as _execute
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import control_flow_state as _control_flow_state
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 
 from jax2tf._tf_compat import GRADIENT, with_derivatives
-from jax2tf._tf_effects import say_in_tensorflow
+from jax2tf._tf_effects import as_raised, say_in_tensorflow
 
 # The zeros that stand for no cotangent, by id. Eager zeros are kept by TensorFlow for each shape and dtype, and given to nobody else.
 _missing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -166,3 +167,18 @@ def _verify_ops(graph_def: Any, namespace_whitelist: Any) -> None:
 
 
 _save._verify_ops = _verify_ops
+
+
+_ran = _execute.execute
+
+
+@functools.wraps(_ran)
+def _executed(*args: Any, **options: Any) -> Any:
+  """Runs a function, and raises the exception of a callback of ours as it was."""
+  try:
+    return _ran(*args, **options)
+  except tf.errors.OpError as error:
+    raise as_raised(error) from None
+
+
+_execute.execute = _executed

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat, _tf_effects, gradient, interpreter, native
+from jax2tf import _tf_compat, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.context import scope_name
 from jax2tf.dims import DimensionValues
@@ -92,10 +92,7 @@ class Conversion:
 
   def _run_eagerly(self, sizes: list[tf.Tensor], program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     function = self._eager_functions.get(program, lambda: self._eager_function(program))
-    try:
-      return list(function(*sizes, *operands))
-    except tf.errors.OpError as error:
-      raise _tf_effects.as_raised(error) from None
+    return list(function(*sizes, *operands))
 
   def _eager_function(self, program: Program) -> Any:
     """(sizes, operands) -> results, one graph for all values of the dimension variables."""

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from jax import lax
 from jax._src import config
-from tensorflow.python.eager import backprop
+from tensorflow.python.eager import backprop, execute
 from tensorflow.python.ops import control_flow_state
 from tensorflow.python.ops.parallel_for import pfor
 from tensorflow.python.saved_model import save
@@ -29,6 +29,7 @@ REPLACED: dict[str, tuple[Any, list[str]]] = {
   "the pfor converter of IdentityN": (pfor._pfor_converter_registry["IdentityN"], ["pfor_input"]),
   "save._trace_gradient_functions": (save._trace_gradient_functions, ["graph", "saveable_view"]),
   "save._verify_ops": (save._verify_ops, ["graph_def", "namespace_whitelist"]),
+  "execute.execute": (execute.execute, ["op_name", "num_outputs", "inputs", "attrs", "ctx", "name"]),
 }
 X = np.arange(3, dtype=np.float32)
 

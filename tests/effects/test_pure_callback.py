@@ -111,12 +111,10 @@ def test_results_are_checked_in_the_words_of_jax(result, message):
   with pytest.raises(jax.errors.JaxRuntimeError) as said:
     jax.jit(fun)(X)
   assert message in str(said.value)
-  with pytest.raises(RuntimeError) as raised:
-    jax2tf.convert(fun)(X)
-  assert str(raised.value) == message
-  with pytest.raises(tf.errors.UnknownError) as raised:
-    tf.function(jax2tf.convert(fun), autograph=False)(X)
-  assert f"RuntimeError: {message}" in raised.value.message
+  for call in (jax2tf.convert(fun), tf.function(jax2tf.convert(fun), autograph=False)):
+    with pytest.raises(RuntimeError) as raised:
+      call(X)
+    assert str(raised.value) == message
 
 
 class TooLargeError(Exception):
@@ -128,13 +126,12 @@ def test_an_exception_arrives_as_itself():
     raise TooLargeError(f"the sum is {x.sum()}")
 
   converted = jax2tf.convert(_on_host(refuse))
-  with pytest.raises(TooLargeError, match=r"^the sum is 1\.0\ncalled back by pure_callback \(.*refuse\) at .*test_pure_callback") as raised:
-    converted(X)
-  assert raised.traceback[-1].name == "refuse"
-  with pytest.raises(tf.errors.UnknownError, match=r"TooLargeError: the sum is 1\.0") as graph:
-    tf.function(converted, autograph=False)(X)
-  assert "in refuse" in graph.value.message
-  assert "called back by pure_callback" in graph.value.message
+  for call in (converted, tf.function(converted, autograph=False)):
+    with pytest.raises(
+      TooLargeError, match=r"^the sum is 1\.0\ncalled back by pure_callback \(.*refuse\) at .*test_pure_callback"
+    ) as raised:
+      call(X)
+    assert raised.traceback[-1].name == "refuse"
 
 
 def test_it_is_called_in_each_run():
