@@ -134,7 +134,7 @@ def with_derivatives(
     operands: floating point and complex tensors.
     pull: residuals, cotangents of the results -> those of the operands.
     push: tangents of the operands -> those of the results.
-    has_effects: `pull` waits for the results, which a graph of TensorFlow 1 would leave out where no cotangent depends on them.
+    has_effects: of `compute`. `pull` waits for it, which a graph of TensorFlow 1 would leave out where no cotangent depends on it.
   """
   graph = current_graph()
   with _record.stop_recording():
@@ -152,14 +152,19 @@ def with_derivatives(
       _register_gradient(graph, gradient_type, gradient)
       with graph.gradient_override_map({"IdentityN": gradient_type}):
         tensors = tf.identity_n([*outs, *operands])[: len(outs)] if outs else []
+      _note_effects(tensors, has_effects)
   _record.record_operation("Jax2tf", tensors, list(operands), pull, errors_as_raised()(push))
   return tensors
 
 
-def without_derivatives(results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tensor], reason: str) -> list[tf.Tensor]:
+def without_derivatives(
+  results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tensor], reason: str, has_effects: bool = False
+) -> list[tf.Tensor]:
   """What `results()` computes from `operands`, in ops whose derivatives are a LookupError, in a loaded model too."""
   with _record.stop_recording():
     tensors = [tf.raw_ops.PreventGradient(input=y, message=reason) for y in results()]
+    if current_graph():
+      _note_effects(tensors, has_effects)
 
   @errors_as_raised()
   def refuse(*_: tf.Tensor) -> Any:
@@ -167,6 +172,14 @@ def without_derivatives(results: Callable[[], list[tf.Tensor]], operands: Sequen
 
   _record.record_operation("Jax2tf", tensors, list(operands), refuse, refuse)
   return tensors
+
+
+EFFECTS = "_jax2tf_effects"  # an attribute of the ops that have the results of a function with effects
+
+
+def _note_effects(results: Sequence[tf.Tensor], has_effects: bool) -> None:
+  for op in {y.op for y in results if has_effects}:
+    op._set_attr(EFFECTS, tf.compat.v1.AttrValue(b=True))
 
 
 def _register_gradient(graph: tf.Graph, gradient_type: str, gradient: Callable[..., list[tf.Tensor | None]]) -> None:

@@ -17,7 +17,7 @@ from tensorflow.python.ops import control_flow_state as _control_flow_state
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 
-from jax2tf._tf_compat import GRADIENT, with_derivatives
+from jax2tf._tf_compat import EFFECTS, GRADIENT, with_derivatives
 from jax2tf._tf_effects import as_raised, say_in_tensorflow
 
 # The zeros that stand for no cotangent, by id. Eager zeros are kept by TensorFlow for each shape and dtype, and given to nobody else.
@@ -53,6 +53,7 @@ _vectorized = _pfor._pfor_converter_registry["IdentityN"]
 
 @functools.wraps(_vectorized)
 def _vectorized_identity_n(pfor_input: Any) -> Any:
+  _refuse_effects(pfor_input)
   # TF 2.21: pfor makes a plain IdentityN of it, and TensorFlow would differentiate the ops behind it, silently.
   if not pfor_input.op.node_def.attr["_gradient_op_type"].s.startswith(GRADIENT.encode()):
     return _vectorized(pfor_input)
@@ -74,7 +75,16 @@ _pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
 
 @_pfor.RegisterPFor("PreventGradient")  # TF 2.21 has none, and would take a loop over the rows
 def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
+  _refuse_effects(pfor_input)
   return _pfor.wrap(tf.raw_ops.PreventGradient(input=pfor_input.stacked_input(0), message=pfor_input.get_attr("message")), True)
+
+
+def _refuse_effects(pfor_input: Any) -> None:
+  if EFFECTS in pfor_input.op.node_def.attr:
+    raise ValueError(
+      "TensorFlow's pfor (tf.vectorized_map) would run the prints and callbacks of a jax2tf-converted function once, for one of the rows. "
+      "Use jax.vmap before convert"
+    )
 
 
 class _Saved:

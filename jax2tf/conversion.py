@@ -71,7 +71,8 @@ class Conversion:
   def _differentiable(self, run: Emitter, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
     if not self._with_gradient:
       reason = "The jax2tf-converted function does not support gradients. Use `with_gradient` parameter to enable gradients"
-      return _tf_compat.without_derivatives(lambda: run(self._program, *operands), [operands[i] for i in wrt], reason)
+      has_effects = bool(self.traced.jaxpr.effects)
+      return _tf_compat.without_derivatives(lambda: run(self._program, *operands), [operands[i] for i in wrt], reason, has_effects)
     if is_tensorflows(self.traced.jaxpr):
       return run(self._program, *operands)
     derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(self.traced.jaxpr, self.traced.name, wrt, self._prepare))

@@ -185,9 +185,8 @@ class Derivative:
       avals = _specs(self.jaxpr.in_avals)
       jaxpr = _trace(whole, avals, [avals[i] for i in self.wrt])
       ran = forward.program.jaxpr if isinstance(forward := self.forward, Forward) else self.jaxpr
-      if not self._is_repeated and (
-        error := differing(self.function, jaxpr, ran, "the results, which have been computed before", "use jax.jvp before convert")
-      ):
+      error = differing(self.function, jaxpr, ran, "the results, which have been computed before", "use jax.jvp before convert")
+      if error and not self._is_repeated:
         raise error
       return jaxpr
 
@@ -238,7 +237,7 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   if not (of.wrt and of.results):
     return run(of.program, *primals)
   is_asked = any(_tf_compat.is_watched(primals[i]) for i in of.wrt)
-  return _Differentiable(of, run, primals).call(functools.partial(_forward, of, run, primals, is_asked))
+  return _Differentiable(of, run, primals).call(functools.partial(_forward, of, run, primals, is_asked), of.jaxpr)
 
 
 def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_asked: bool) -> tuple[list[tf.Tensor], Any]:
@@ -268,11 +267,11 @@ class _Differentiable:
   primals: Sequence[tf.Tensor]
   order: int = 1
 
-  def call(self, compute: Callable[[], tuple[list[tf.Tensor], Any]]) -> list[tf.Tensor]:
-    """The results, with derivatives; `compute` gives them and the residuals: None for computed when needed, or why there are none."""
+  def call(self, compute: Callable[[], tuple[list[tf.Tensor], Any]], of: ClosedJaxpr) -> list[tf.Tensor]:
+    """The results, with derivatives; `compute`, which has the effects of `of`, gives them and the residuals, None for later, or why not."""
     operands = [self.primals[i] for i in self.of.wrt]
     pull, push = _in_scope("jax2tf_vjp", self.pull), _in_scope("jax2tf_jvp", self.push)
-    return _tf_compat.with_derivatives(compute, operands, pull, push, bool(self.of.jaxpr.effects))
+    return _tf_compat.with_derivatives(compute, operands, pull, push, bool(of.effects))
 
   def pull(self, residuals: Sequence[tf.Tensor] | Exception | None, *cotangents: tf.Tensor) -> Sequence[tf.Tensor]:
     """Cotangents of the results -> those of the arguments."""
@@ -292,7 +291,7 @@ class _Differentiable:
       held = self._residuals(here) if residuals is None else residuals
       return here(backward.program, *map(tf.identity, held), *seeds), None
 
-    found = _Differentiable(self.of.pullback(given), here, [*own, *seeds], self.order + 1).call(compute)
+    found = _Differentiable(self.of.pullback(given), here, [*own, *seeds], self.order + 1).call(compute, backward.program.jaxpr)
     named = [tf.identity(_conjugate(x), "jax2tf_out") for x in found]
     return [x if i in backward.reached else _tf_patches.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
 

@@ -191,6 +191,21 @@ def test_tangents_of_other_effects_than_the_results(capsys):
     _tangents(jax2tf.convert(_same), tf.constant(X))
 
 
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_vectorized_map_is_refused(with_gradient):
+  converted = jax2tf.convert(_prints, with_gradient=with_gradient)
+  with pytest.raises(ValueError, match=r"tf\.vectorized_map.*once, for one of the rows\. Use jax\.vmap before convert"):
+    tf.vectorized_map(converted, tf.constant([X, X]))
+
+
+def test_a_jacobian_prints_once(capsys):
+  x = tf.constant(X)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = jax2tf.convert(_first)(x)
+  assert _text(capsys, lambda: tape.jacobian(y, x)) == "first 0.5 3\n"
+
+
 def test_xla_leaves_prints_out(capsys):
   function = tf.function(jax2tf.convert(_branch), autograph=False, jit_compile=True)
   words = r"(?s)jit_compile=True leaves out what prints:\n.*debug_print at .*test_debug\.py:\d+.*debug_callback \(_first.*at .*\(_first\)$"
