@@ -22,6 +22,7 @@ from .names import CONTROL, SUPPORTED
 SHARD = 4 << 20  # bytes: small enough for browsers to keep in their caches
 _QUANTIZED_FROM = 1024  # elements; what is smaller saves nothing, and scales, biases and tables suffer most
 QUANTIZED = ("uint8", "uint16", "float16")
+_WITH_TWO_RESULTS = "TopKV2"  # the only op of SUPPORTED that has them under names of their own
 _LARGEST_INT_OF_WEBGL = 2**16  # it holds int32 in float32, and what works on bits has this constant
 
 
@@ -121,11 +122,13 @@ def _as_json(graph: Any) -> dict[str, Any]:
 
 
 def _own_names(graph: Any) -> Any:
-  """A copy in which the constants of functions have names of their own: TF.js finds all weights by their names alone."""
+  """A copy in which the constants of functions have names of their own, for TF.js finds all weights by their names alone; and in which
+  second results have numbers: TF.js 4.22 takes `top:indices:0` for the first one."""
   copy = type(graph)()
   copy.CopyFrom(graph)
   for function in copy.library.function:
     names = {node.name: f"{function.signature.name}/{node.name}" for node in function.node_def if node.op == "Const"}
+    names |= {f"{node.name}:indices:0": f"{node.name}:1" for node in function.node_def if node.op == _WITH_TWO_RESULTS}
     for node in function.node_def:
       node.name = names.get(node.name, node.name)
       for i, operand in enumerate(node.input):
@@ -137,6 +140,8 @@ def _own_names(graph: Any) -> Any:
 
 def _renamed(operand: str, names: Mapping[str, str]) -> str:
   control, name = operand[: operand.startswith("^")], operand.removeprefix("^")
+  if name in names:
+    return f"{control}{names[name]}"
   head, colon, rest = name.partition(":")
   return f"{control}{names.get(head, head)}{colon}{rest}"
 

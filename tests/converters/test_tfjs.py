@@ -68,6 +68,22 @@ def test_weights_may_be_quantized(tmp_path: Path, quantization: str, bytes_each:
   assert not (tmp_path / "n").exists()
 
 
+def test_the_second_result_of_an_op_inside_of_loops_and_branches(tmp_path: Path) -> None:
+  def fun(x: jax.Array) -> dict[str, jax.Array]:
+    def body(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+      values, places = jax.lax.top_k(row, 2)
+      return carry + values[0] + row[places[1]], places
+
+    last, rows = jax.lax.scan(body, jnp.float32(0), x)
+    return {
+      "last": last,
+      "rows": rows,
+      "one": jax.lax.cond(x[0, 0] < x[1, 1], lambda y: jax.lax.top_k(y, 3)[1], lambda y: jax.lax.top_k(-y, 3)[1], x),
+    }
+
+  exact(fun, tmp_path / "m", {"x": "f32[3,5]"}, backends=["wasm"])
+
+
 def test_control_flow_with_weights_inside(tmp_path: Path) -> None:
   def fun(p: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
     def body(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
