@@ -21,3 +21,5 @@ def main() -> None:
 
 if __name__ == "__main__":
   main()
+else:  # Python makes an imported module the attribute `install` of jax2tf, in place of the function; it takes what it finds here
+  sys.modules[__name__] = jax2tf.install  # type: ignore[assignment]

@@ -27,6 +27,7 @@ from ..saved_model.builder import Model
 from ..saved_model.notation import Spec
 from . import files, runtime
 from .dtypes import HELD
+from .page import template
 from .page import write as write_page
 from .replacements import TABLE
 
@@ -102,6 +103,8 @@ def save_model(
   """
   path, options = Path(path), plan.Comparison(**comparison)
   _check(path, overwrite, quantization, backends)
+  if page:
+    template()  # so that a package that is missing is said before the work
   folder_of_tfjs = packages()
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
   if len(source.signatures) != 1:

@@ -11,6 +11,16 @@ from .. import extras
 from . import files
 
 
+def template() -> Any:
+  """The page, to be rendered.
+
+  Raises:
+    ImportError: jinja2 is missing.
+  """
+  text = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
+  return extras.module("jinja2", "tfjs", "a page for TF.js").Environment(autoescape=True).from_string(text)
+
+
 def write(folder: Path, packages: Path) -> Path:
   """Writes `folder`/page.html for the model in `folder`.
 
@@ -21,21 +31,14 @@ def write(folder: Path, packages: Path) -> Path:
   wasm = scope / "tfjs-backend-wasm" / "dist"
   model: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
   specs = [spec for group in model.pop("weightsManifest") for spec in group["weights"]]
-  template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
-  jinja2 = extras.module("jinja2", "tfjs", "a page for TF.js")
-  page = (
-    jinja2.Environment(autoescape=True)
-    .from_string(template)
-    .render(
-      # Of a script, nothing but its own end may end it.
-      scripts=[_script(scope / "tfjs" / "dist" / "tf.min.js"), _script(wasm / "tf-backend-wasm.min.js")],
-      wasm=_base64((wasm / "tfjs-backend-wasm-simd.wasm").read_bytes()),
-      # Names are the user's, and "<!--<script>" would take the rest of the page with it.
-      model=jinja2.utils.htmlsafe_json_dumps(model | {"weightSpecs": specs}),
-      weights=_base64(files.weights(folder)),
-      metadata=model["userDefinedMetadata"],
-      signature=model["signature"],
-    )
+  page = template().render(
+    # Of a script, nothing but its own end may end it.
+    scripts=[_script(scope / "tfjs" / "dist" / "tf.min.js"), _script(wasm / "tf-backend-wasm.min.js")],
+    wasm=_base64((wasm / "tfjs-backend-wasm-simd.wasm").read_bytes()),
+    model=model | {"weightSpecs": specs},
+    weights=_base64(files.weights(folder)),
+    metadata=model["userDefinedMetadata"],
+    signature=model["signature"],
   )
   file = folder / "page.html"
   file.write_text(page, encoding="utf-8")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import html.parser
 import json
+import sys
 from pathlib import Path
 
+import pytest
+
+from jax2tf.converters import tfjs
 from jax2tf.converters.tfjs import page
 
 HOSTILE = "<!--<script>"  # HTML reads on to a second </script> after it, and the page is gone
@@ -49,3 +53,10 @@ def test_names_of_the_user_stay_inside_of_their_element(tmp_path: Path) -> None:
   assert "<" not in scripts.texts["model"]
   assert json.loads(scripts.texts["model"]) == model | {"weightSpecs": []}
   assert html.count("<!--") == 0 and html.count("<script") == html.count("</script>") == 6
+
+
+def test_a_missing_package_is_that_of_the_tfjs_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setitem(sys.modules, "jinja2", None)
+  with pytest.raises(ImportError, match=r"a page for TF.js needs jinja2: pip install 'jax2tf\[tfjs\]'"):
+    tfjs.save(lambda _, x: x, {}, tmp_path / "m", inputs={"x": "f32[2]"}, page=True)
+  assert not [*tmp_path.iterdir()]
