@@ -100,8 +100,9 @@ def settling_constraints(error: Exception) -> tuple[str, str] | None:
   if there is one. None for other errors."""
   if found := _COMPARISON.search(str(error)):
     left, relation, right = found.groups()
-    holds = {">": f"{left} >= {right} + 1", "<": f"{left} <= {right} - 1"}.get(relation, f"{left} {relation} {right}")
-    fails = {">": f"{left} <= {right}", "<": f"{left} >= {right}", ">=": f"{left} <= {right} - 1", "<=": f"{left} >= {right} + 1"}[relation]
+    above, below = (str(int(right) + one) if right.lstrip("-").isdecimal() else f"{right} {sign} 1" for one, sign in ((1, "+"), (-1, "-")))
+    holds = {">": f"{left} >= {above}", "<": f"{left} <= {below}"}.get(relation, f"{left} {relation} {right}")
+    fails = {">": f"{left} <= {right}", "<": f"{left} >= {right}", ">=": f"{left} <= {below}", "<=": f"{left} >= {above}"}[relation]
     return holds, fails
   if found := _REMAINDER.search(str(error)):
     return f"{found[1]} == 0", ""

@@ -94,9 +94,7 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
   try:
     own = list(signature.bind(*leading, *names).arguments)[len(leading) :]
   except TypeError as error:
-    raise ValueError(
-      f"inputs = {given}: '{name}' takes ({takes}), and {error}; name an input for each argument after {leading[-1]}"
-    ) from None
+    raise ValueError(f"inputs = {given}: '{name}' takes ({takes}): {error}; name an input for each argument after {leading[-1]}") from None
   if own != list(names) and set(own) == set(names):
     raise ValueError(f"inputs = {given}: '{name}' takes ({takes}), in this order; name the inputs in the order of the arguments")
 
@@ -121,12 +119,12 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
       f"input {name!r} is {given}, which JAX makes narrower here; set jax.config.update('jax_enable_x64', True), or "
       "JAX_ENABLE_X64=1 in the environment"
     )
+  if strange := [dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))]:
+    raise ValueError(f"input {name!r} is {given!r}, and {strange[0]} is no size; write a letter for a size that varies, as in 'f32[b,784]'")
   try:
     shape = export.symbolic_shape("..." if spec.dims is None else ", ".join(map(str, spec.dims)), scope=scope)
   except ValueError as error:
     raise ValueError(f"input {name!r} is {given!r}: {error}") from error
-  if negative := [d for d in shape if isinstance(d, int) and d < 0]:
-    raise ValueError(f"input {name!r} is {given!r}: {negative[0]} is no size; write a letter for a size that varies, as in 'f32[b,784]'")
   return jax.ShapeDtypeStruct(shape, spec.dtype)
 
 

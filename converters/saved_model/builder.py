@@ -170,7 +170,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     check_order(fun, list(inputs), ["params", *["state"] * stateful])
     names = [signatures] if isinstance(signatures, str) else list(signatures)
     if not all(names):
-      raise ValueError(f"signatures = {names}: a signature needs a name")
+      raise ValueError("signatures = '': a signature needs a name")
     if taken := [name for name in names if name in self._signatures.value]:
       raise ValueError(f"signature {taken[0]!r} is there already; give this one another name in `signatures`")
     if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):

@@ -106,7 +106,7 @@ def verify(
 def _directory(path: Path) -> Path:
   """The version's directory."""
   if not path.is_dir():
-    raise FileNotFoundError(f"path = {str(path)!r} is no directory; give what saved_model.save returned, or the folder of the versions")
+    raise FileNotFoundError(f"path = {str(path)!r} is no directory; give that of a SavedModel, or the folder of its versions")
   if (found := publish.saved_model_in(path)) is None:
     raise FileNotFoundError(f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
   return found

@@ -311,7 +311,7 @@ def test_wrong_arguments(arguments: dict[str, Any], words: str, model: Path) -> 
 
 
 def test_what_is_no_model(model: Path, tmp_path: Path) -> None:
-  with pytest.raises(FileNotFoundError, match=r"is no directory; give what saved_model\.save returned"):
+  with pytest.raises(FileNotFoundError, match=r"is no directory; give that of a SavedModel"):
     verify.verify(tmp_path / "nowhere", affine)
   with pytest.raises(FileNotFoundError, match=r"holds neither saved_model\.pb nor a numbered version"):
     verify.verify(tmp_path, affine)

@@ -357,7 +357,7 @@ def test_scopes():
 
 # name -> (function, spec, the constraint that the error proposes)
 UNDECIDED = {
-  "greater": (lambda x: x if x.shape[0] > 3 else 2 * x, "b, c", "b >= 3 + 1"),
+  "greater": (lambda x: x if x.shape[0] > 3 else 2 * x, "b, c", "b >= 4"),
   "less": (lambda x: lax.top_k(x, 5)[0], "b, c", "c >= 5"),
   "at_least": (lambda x: lax.dynamic_slice(x, (0, 0), (4, 6)), "b, _", "b >= 4"),
   "at_most": (lambda x: x if x.shape[0] <= 4 else 2 * x, "b, c", "b <= 4"),

@@ -18,6 +18,7 @@ _MOST = 3  # gaps in one line
 # How our messages write an argument of Python -> the flag for it.
 _FLAGS = {"inputs": "input", "outputs": "output", "signatures": "signature", "polymorphic_constraints": "constraint"}
 _FLAGS |= {name: name for name in ("overwrite", "version", "quantization", "opset", "samples", "params", "report", "with_gradient")}
+_POSITIONAL = re.compile(r"\b(?:path|model) = (?=')")
 _ARGUMENT = re.compile(rf"(?<![-\w])(?:({'|'.join(_FLAGS)}) ?= ?(True\b)?|polymorphic_constraints)")
 
 
@@ -53,19 +54,19 @@ def _failure(error: Exception, without_params: bool) -> Failure:
   if gaps:
     return Failure(_of_gaps(str(error), gaps), NO, gaps)
   if place := _user_place(error):
-    words = f"{place}: {type(error).__name__}: {_first_line(error)}"
-    return Failure("; ".join(filter(None, [words, _advice(error, without_params)])), CANNOT, [])
+    words, advice = f"{place}: {type(error).__name__}: {_first_line(error)}", _advice(error, without_params)
+    return Failure(f"{words.rstrip('.')}; {advice}" if advice else words, CANNOT, [])
   if isinstance(error, OSError) and error.strerror:
     return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror, CANNOT, [])
   if isinstance(error, NotImplementedError) or hasattr(error, "gaps"):
     return Failure(as_flags(one_line(str(error))), NO, [])
-  if isinstance(error, ValueError | OSError | ImportError) or _is_ours(error):
+  if isinstance(error, ValueError | OSError | ImportError) or (isinstance(error, TypeError | RuntimeError) and _is_ours(error)):
     return Failure(as_flags(one_line(str(error))), CANNOT, [])
   return Failure(f"{type(error).__name__}: {_first_line(error)}; --debug shows where", CANNOT, [])
 
 
 def _of_gaps(message: str, gaps: list[dict[str, Any]]) -> str:
-  head = message.splitlines()[0].rstrip(".")
+  head = message.splitlines()[0].rstrip(".:")
   named = []
   for gap in gaps[:_MOST]:
     why = "" if gap["reason"] in head else f": {gap['reason']}"
@@ -119,4 +120,4 @@ def one_line(text: str) -> str:
 
 def as_flags(text: str) -> str:
   """A message with the flags of the command line in place of Python's arguments: `samples = 0` is `--samples=0`."""
-  return _ARGUMENT.sub(lambda m: f"--{_FLAGS[m[1] or m[0]]}{'=' if m[1] and not m[2] else ''}", text)
+  return _ARGUMENT.sub(lambda m: f"--{_FLAGS[m[1] or m[0]]}{'=' if m[1] and not m[2] else ''}", _POSITIONAL.sub("", text))

@@ -80,7 +80,7 @@ def parameters(source: str | None, option: str = "--params") -> Any:
     if path.is_dir():
       return _orbax(path)
     if path.suffix == ".npz":
-      with np.load(path, allow_pickle=False) as arrays:
+      with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # NumPy 2.4 leaves open what is no archive
         return nested(dict(arrays))
     if path.suffix == ".safetensors":
       return _safetensors(path)

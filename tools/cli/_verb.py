@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from jax2tf.tools import quiet
-from jax2tf.tools.cli._failures import Failure, failures, one_line
+from jax2tf.tools.cli._failures import failures, one_line
 from jax2tf.tools.cli._progress import Progress
 
 # value for machines, which has a verdict; text for people; exit code
@@ -32,26 +31,15 @@ def verb(function: Callable[..., Answer]) -> click.Command:
   @functools.wraps(function)
   def command(as_json: bool, debug: bool, **arguments: Any) -> int:
     progress = Progress(click.get_current_context().command_path)
-    with failures_as(as_json), failures(debug=debug, without_params=arguments.get("params", "") is None), progress.shown():
+    with failures(debug=debug, without_params=arguments.get("params", "") is None), progress.shown():
       value, text, code = _answer(function, arguments, progress)
     if as_json:
-      _print_json(value)
+      click.echo(json.dumps(value, indent=2))
     else:
       click.echo(text)
     return code
 
   return command
-
-
-@contextlib.contextmanager
-def failures_as(as_json: bool) -> Iterator[None]:
-  """Prints a failure as JSON too, if asked for."""
-  try:
-    yield
-  except Failure as failure:
-    if as_json:
-      _print_json({"verdict": failure.message, "exit_code": failure.exit_code, "gaps": failure.gaps})
-    raise
 
 
 def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progress: Progress) -> Answer:
@@ -67,10 +55,6 @@ def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progr
   with stages.shown_by(progress.stage), warnings.catch_warnings():
     warnings.showwarning = lambda message, *_: print(f"{path}: warning: {one_line(str(message))}", file=sys.stderr)
     return function(**arguments)
-
-
-def _print_json(value: Mapping[str, Any]) -> None:
-  click.echo(json.dumps(value, indent=2))
 
 
 def takes_function(command: Callable[..., Answer]) -> Callable[..., Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     error.show()
     sys.exit(error.exit_code)
   except click.ClickException as error:
+    if "--json" in (sys.argv if argv is None else argv):
+      failure = {"verdict": error.format_message(), "exit_code": error.exit_code, "gaps": getattr(error, "gaps", [])}
+      print(json.dumps(failure, indent=2))
     context = getattr(error, "ctx", None)
     print(f"{context.command_path if context else 'jax2tf'}: {error.format_message()}", file=sys.stderr)
     sys.exit(error.exit_code)

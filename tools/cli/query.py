@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jax2tf.tools.cli._failures import failures
-from jax2tf.tools.cli._verb import failures_as, takes_debug
+from jax2tf.tools.cli._verb import takes_debug
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _SHOWN = 6  # values of a row of the table
@@ -38,7 +38,7 @@ def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str
   INPUTS is a .npz file with an array for each input, or a .json file, or - for JSON on standard input: an object with a value for each
   input, or a body of the REST API with "inputs" or "instances".
   """
-  with failures_as(as_json), failures(debug=debug):
+  with failures(debug=debug):
     given = _read(inputs)
     if options["version"] is not None and options["label"]:
       raise ValueError("--version and --label exclude each other; give one")
