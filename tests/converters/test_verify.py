@@ -327,6 +327,20 @@ def test_several_signatures_need_several_references(tmp_path: Path) -> None:
     verify.verify(path, affine, params=PARAMS)
 
 
+def test_the_verdict_says_what_failed_and_what_is_noted() -> None:
+  def verdict(*rows: verify.Row, **skipped: str) -> str:
+    return verify.Report("m", rows, (), skipped, {}).verdict
+
+  good, bad = verify.Row("s", "y", {}, "ordinary"), verify.Row("s", "y", {}, "ordinary", problem="differs")
+  hostile = verify.Row("s", "y", {}, "hostile", problem="differs")
+  assert verdict(good) == "verified: 1 comparisons agree"
+  assert verdict(good, bad) == "NOT verified: 1 of 2 comparisons differ"
+  assert verdict(good, hostile) == "NOT verified: 1 of 2 comparisons differ, all of hostile inputs (NaN, infinities, extreme numbers)"
+  noted = dataclasses.replace(hostile, counts=False)  # as exports have it
+  assert verdict(good, noted) == "verified: 1 comparisons agree, and 1 of hostile inputs (NaN, infinities, extreme numbers) differ"
+  assert verdict(good, parsed="no reference") == "verified in part: 1 comparisons agree; skipped: parsed"
+
+
 def test_64_bits_are_not_cut_in_silence(tmp_path: Path) -> None:
   with jax.enable_x64(True):
     path = saved_model.save(lambda p, x: x * 2, PARAMS, tmp_path, inputs={"x": "f64[b]"})
