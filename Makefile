@@ -11,6 +11,7 @@
 #   make cost         time and size of the rules against jax.jit, and the report docs/cost.md
 #   make speed        whole models against jax.jit and hand-written TensorFlow, and the report docs/speed.md
 #   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and docs/serving-load.json
+#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and docs/serving-soak.json
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/model-table.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/minilm.md
@@ -33,7 +34,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart generate test every-row lint bench coverage conformance growth cost libraries load minilm models readers speed targets golden clean
+.PHONY: quickstart generate test every-row lint bench coverage conformance growth cost libraries load soak minilm models readers speed targets golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -76,6 +77,9 @@ libraries: $(VENV)/.libraries
 
 load: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.load
+
+soak: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.soak
 
 targets: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.target_sweep

@@ -160,16 +160,14 @@ def test_status_and_health_by_grpc(channel: grpc.Channel) -> None:
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(folder: Path, server: clients.Server) -> None:
-  before = len(server.processes)
-  for flags in ([f"--grpc_port={server.grpc_port}"], [f"--http_port={server.http_port}", f"--grpc_port={clients.free_ports(1)[0]}"]):
-    with pytest.raises(RuntimeError, match=r"(?s)was not ready.*jax2tf serve: port \d+ of 127.0.0.1 cannot be had"):
-      _start(folder, *flags)
-  assert len(server.processes) == before
-
-
-def _start(folder: Path, *flags: str) -> None:
-  with clients.serving(folder, *flags):
-    pass
+  [free] = clients.free_ports(1)
+  for ports in ((server.grpc_port, free), (free, server.http_port)):
+    done = subprocess.run(
+      [*clients.COMMAND, str(folder), f"--grpc_port={ports[0]}", f"--http_port={ports[1]}"], capture_output=True, text=True, check=False
+    )
+    [taken] = {*ports} - {free}
+    words = f"jax2tf serve: port {taken} of 127.0.0.1 cannot be had (Address already in use); give --grpc_port and --http_port\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", words)
 
 
 def test_query(folder: Path, server: clients.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,30 +178,33 @@ def test_query(folder: Path, server: clients.Server, tmp_path: Path, capsys: pyt
   rest, by_grpc = [f"--rest=127.0.0.1:{server.http_port}"], [f"--grpc=127.0.0.1:{server.grpc_port}", "--label=first"]
   for flags in (rest, by_grpc):
     for file in ("inputs.npz", "inputs.json"):
-      assert _query(capsys, "encoder", str(tmp_path / file), *flags, f"--out={tmp_path / 'out.npz'}") == (0, "")
+      code, table, error = _query(capsys, "encoder", str(tmp_path / file), *flags, f"--out={tmp_path / 'out.npz'}")
+      assert (code, "float32[3,3]" in table, error) == (0, True, "")
       with np.load(tmp_path / "out.npz") as found:
         np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-5, atol=1e-6)
         assert {name: array.dtype.name for name, array in found.items()} == {"y": "float32", "total": "int32"}
-  code, _ = _query(capsys, "encoder", str(tmp_path / "inputs.json"), *rest, "--json")
-  assert code == 0
-  [dead] = clients.free_ports(1)
+  rows = [{name: value[i].tolist() for name, value in inputs.items()} for i in range(3)]
+  (tmp_path / "rows.json").write_text(json.dumps({"instances": rows}))
+  _, printed, _ = _query(capsys, "encoder", str(tmp_path / "rows.json"), *rest, "--json")
+  assert json.loads(printed)["outputs"]["total"] == {"dtype": "int32", "shape": [3], "values": expected["total"].tolist()}
+  [dead], right = clients.free_ports(1), str(tmp_path / "inputs.json")
   for flags, words in (
-    (["encoder", str(tmp_path / "inputs.json"), f"--rest=127.0.0.1:{dead}"], "does not answer"),
-    (["encoder", str(tmp_path / "inputs.json"), f"--grpc=127.0.0.1:{dead}", "--seconds=2"], "refuses (UNAVAILABLE)"),
-    (["other", str(tmp_path / "inputs.json"), *rest], "no model 'other' here"),
-    (["encoder", str(tmp_path / "inputs.json"), *rest, "--version=9"], "version 9 of 'encoder' is not served"),
+    (["encoder", right, f"--rest=127.0.0.1:{dead}"], "does not answer"),
+    (["encoder", right, f"--grpc=127.0.0.1:{dead}", "--seconds=2"], "refuses (UNAVAILABLE)"),
+    (["other", right, *rest], "no model 'other' here"),
+    (["encoder", right, *rest, "--version=9"], "version 9 of 'encoder' is not served"),
     (["encoder", str(folder / "1" / "saved_model.pb"), *rest], "is neither .npz nor JSON"),
   ):
-    code, error = _query(capsys, *flags)
+    code, _, error = _query(capsys, *flags)
     assert (code, error.count("\n")) == (2, 1), error
     assert words in error
 
 
-def _query(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-  """The exit code, and what went to stderr."""
+def _query(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+  """The exit code, and what was written to stdout and stderr."""
   with pytest.raises(SystemExit) as ended:
     command.main(["query", *arguments])
-  return int(ended.value.code or 0), capsys.readouterr().err
+  return int(ended.value.code or 0), *capsys.readouterr()
 
 
 def test_few_bytes_that_stand_for_many_are_refused(stub: Any) -> None:

@@ -50,20 +50,25 @@ def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """
   path = f"/v1/models/{quote(target.model, safe='')}"
   path += f"/versions/{target.version}" if target.version is not None else f"/labels/{quote(target.label, safe='')}" if target.label else ""
-  dtypes = _outputs(target, _http(target, f"{path}/metadata"))
-  values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
-  body = json.dumps({"signature_name": target.signature, "inputs": values}, default=_base64).encode()
-  outputs = _http(target, f"{path}:predict", body)["outputs"]
-  if len(dtypes) == 1:
-    outputs = {next(iter(dtypes)): outputs}
-  return {name: np.array(value, _dtype(dtypes[name])) for name, value in outputs.items()}
-
-
-def _outputs(target: Target, metadata: Any) -> dict[str, str]:
-  signatures = metadata["metadata"]["signature_def"]["signature_def"]
+  signatures = _http(target, f"{path}/metadata")["metadata"]["signature_def"]["signature_def"]
   if target.signature not in signatures:
     raise ValueError(f"--signature is {target.signature!r}; {target.model!r} has {', '.join(map(repr, sorted(signatures)))}")
-  return {name: info["dtype"] for name, info in signatures[target.signature]["outputs"].items()}
+  known = signatures[target.signature]
+  values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _named(inputs, known["inputs"]).items()}
+  body = json.dumps({"signature_name": target.signature, "inputs": values}, default=_base64).encode()
+  outputs, dtypes = _http(target, f"{path}:predict", body)["outputs"], known["outputs"]
+  if len(dtypes) == 1:  # a single one stands without its name
+    outputs = {next(iter(dtypes)): outputs}
+  return {name: np.array(value, _dtype(dtypes[name]["dtype"])) for name, value in outputs.items()}
+
+
+def _named(inputs: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The only input has its name, if it was given without."""
+  if inputs.keys() != {""}:
+    return inputs
+  if len(known) != 1:
+    raise ValueError(f"the signature has {len(known)} inputs; name them: {', '.join(sorted(known))}")
+  return {next(iter(known)): inputs[""]}
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -133,7 +138,7 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
       found = get_model_metadata_pb2.SignatureDefMap()
       stub.GetModelMetadata(asked, timeout=target.seconds).metadata["signature_def"].Unpack(found)
       known = found.signature_def[target.signature].inputs if target.signature in found.signature_def else {}
-      for name, value in inputs.items():
+      for name, value in _named(inputs, known).items():
         dtype = known[name].dtype if name in known else None  # which the server refuses by its name
         given = value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else _unpacked(value)
         request.inputs[name].CopyFrom(tf.make_tensor_proto(given, dtype if given is not value else None))

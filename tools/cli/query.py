@@ -58,7 +58,7 @@ def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str
 
 
 def _read(inputs: str) -> dict[str, Any]:
-  """Values by the names of the inputs: arrays, or what JSON has."""
+  """Values by the names of the inputs: arrays, or what JSON has. What a body of the REST API leaves without a name has the name ""."""
   if inputs.endswith(".npz"):
     import numpy as np  # noqa: PLC0415
 
@@ -71,16 +71,25 @@ def _read(inputs: str) -> dict[str, Any]:
     found = json.load(sys.stdin) if inputs == "-" else json.loads(Path(inputs).read_text(encoding="utf-8"))
   except (UnicodeDecodeError, json.JSONDecodeError) as error:
     raise ValueError(f"{inputs} is neither .npz nor JSON: {error}") from error
-  if isinstance(found, dict) and isinstance(found.get("instances"), list):
-    rows = found["instances"]
-    if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
-      raise ValueError('each of "instances" must be an object with the same names')
-    return {name: [row[name] for row in rows] for name in rows[0]}
-  if isinstance(found, dict) and isinstance(found.get("inputs"), dict):
-    found = found["inputs"]
-  if not isinstance(found, dict):
+  if not isinstance(found, dict) or not found:
     raise ValueError(f'{inputs} must have an object with a value for each input, such as {{"x": [[0.5, 1.0]]}}')
+  if found.keys() == {"instances"}:
+    return _columns(found["instances"])
+  if found.keys() == {"inputs"}:
+    return found["inputs"] if _is_named(found["inputs"]) else {"": found["inputs"]}
   return found
+
+
+def _is_named(value: Any) -> bool:
+  return isinstance(value, dict) and value.keys() != {"b64"}
+
+
+def _columns(rows: Any) -> dict[str, Any]:
+  if not isinstance(rows, list) or not any(map(_is_named, rows)):
+    return {"": rows}
+  if not all(_is_named(row) and row.keys() == rows[0].keys() for row in rows):
+    raise ValueError('each of "instances" must be an object with the same names')
+  return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _write(out: str, outputs: dict[str, Any]) -> None:

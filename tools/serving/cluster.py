@@ -27,11 +27,16 @@ os.environ.update(
 
 import ray
 from ray import serve
-from ray._private import worker
+from ray._private import node, worker
 
 from jax2tf.tools.serving import child
 from jax2tf.tools.serving.child import DRAIN_SECONDS
 from jax2tf.tools.serving.replica import Replica
+
+# Ray (2.60): of a single node nobody asks these. They scale clusters, forward logs to a driver and show pages. Each is a process of
+# Python that takes up to a second of CPU to start, and 100 MB.
+for _idle in ("start_monitor", "start_log_monitor", "start_api_server"):
+  setattr(node.Node, _idle, lambda *_, **__: None)
 
 
 def main() -> int:
@@ -49,10 +54,10 @@ def main() -> int:
     if not any(Path(options.run).glob("*.failed")):  # else the server tells the replica's own reason, without Ray's traceback
       print(f"Ray Serve cannot start the replicas: {error}", file=sys.stderr)
     return 1
-  node = worker.global_worker.node
-  assert node is not None
+  own = worker.global_worker.node
+  assert own is not None
   while not select.select([0], [], [], 0.2)[0]:
-    dead = {kind for kind, _ in node.dead_processes()}
+    dead = {kind for kind, _ in own.dead_processes()}
     if dead & {"gcs_server", "raylet"}:
       print(f"{' and '.join(sorted(dead))} of Ray died; its replicas start anew", file=sys.stderr)
       return 1

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from jax2tf.converters import saved_model
 
-_COMMAND = (sys.executable, "-m", "jax2tf.tools.cli", "serve")
+COMMAND = (sys.executable, "-m", "jax2tf.tools.cli", "serve")
 # A client sends a request again when the process that had it died, but not for ever.
 PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 2.0
@@ -40,13 +40,8 @@ KINDS = {
   "GCS": "/gcs/gcs_server ",
   "dashboard agent": "ray::DashboardAgent",
   "runtime environment agent": "ray::RuntimeEnvAgent",
-  "monitor": "/_private/monitor.py",
-  "dashboard": "/dashboard/dashboard.py",
-  "log monitor": "/log_monitor.py",
 }
 _CLIENTS_OF_A_CHANNEL = 50
-# Of Ray's own, which nothing of the server asks; they are not missed.
-IDLE = {"monitor", "dashboard", "log monitor"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports:
   """
   grpc_port, http_port = ports or free_ports(2)
   what = f"--model_config_file={model}" if model.is_file() else str(model)
-  command = [*_COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
+  command = [*COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
   with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
     try:
       _wait_for_line(process, seconds, errors)

@@ -32,7 +32,7 @@ def _kill(pid: int) -> None:
 
 
 def _census(server: clients.Server) -> dict[str, int]:
-  return {kind: len(server.pids(kind)) for kind in clients.KINDS.keys() - clients.IDLE} | {"ready": server.ready}
+  return {kind: len(server.pids(kind)) for kind in clients.KINDS} | {"ready": server.ready}
 
 
 def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
