@@ -348,6 +348,7 @@ def test_metrics(curl: Any) -> None:
   assert code == 200
   counted = [line for line in text.splitlines() if line.startswith("jax2tf_requests_total{")]
   assert any('interface="grpc",method="Predict",model="encoder"' in line and 'code="OK"' in line for line in counted), counted
+  assert any('code="INVALID_ARGUMENT",interface="grpc",method="Predict",model="encoder"' in line for line in counted), counted
   assert 'model="other"' not in text  # clients make up no names
   assert "\njax2tf_replicas 2.0\n" in text
 

@@ -192,8 +192,8 @@ def test_models_come_and_go(folder: Path, tmp_path: Path, models_module: Any) ->
   (tmp_path / "broken" / "1").mkdir(parents=True)
   (tmp_path / "broken" / "1" / "saved_model.pb").write_bytes(b"broken")
   models = models_module.Models(lambda: config.sources(many))
-  [fault] = models.faults
-  assert fault.startswith("'broken': version 1 in ")
+  [(name, fault)] = models.faults.items()
+  assert (name, fault.startswith("version 1 in ")) == ("broken", True)
   assert (_code(lambda: models.get("broken", None)), _code(lambda: models.get("b", None))) == (NOT_FOUND, NOT_FOUND)
   (tmp_path / "a").rename(tmp_path / "b")
   for _ in range(2):
@@ -287,3 +287,13 @@ def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> No
     return most
 
   assert asyncio.run(most_at_once()) == 2
+
+
+def test_what_is_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+  for name in ("good", "bad"):
+    (tmp_path / "models" / name).mkdir(parents=True)
+  (tmp_path / "7.faults").write_text('{"bad": "version 1 cannot be loaded"}')
+  server._report(options(tmp_path, folder=str(tmp_path / "models"), host="::1", grpc_port=8500, http_port=8501, tls_cert="c"))
+  written = capsys.readouterr()
+  assert written.out == "serving 'good': gRPC [::1]:8500, REST https://[::1]:8501/v1/models/good\n"
+  assert written.err == "not served: 'bad': version 1 cannot be loaded\n"

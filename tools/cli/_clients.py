@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import importlib.util
 import json
 import ssl
 import urllib.error
@@ -94,7 +96,7 @@ def _http(target: Target, path: str, body: bytes | None = None) -> Any:
   except urllib.error.HTTPError as error:
     text = error.read().decode(errors="replace")
     raise ValueError(f"{url} refuses ({error.code}): {_reason(text)}") from error
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, http.client.HTTPException) as error:
     raise ValueError(f"{url} does not answer: {getattr(error, 'reason', error)}; is the server there?") from error
 
 
@@ -118,6 +120,8 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The outputs by name; raises as `by_rest` does."""
   from jax2tf.tools import quiet  # noqa: PLC0415
 
+  if importlib.util.find_spec("tensorflow_serving") is None:
+    raise ModuleNotFoundError("--grpc needs more packages: pip install 'jax2tf[serving]'; --rest needs none")
   with quiet.startup():
     import tensorflow as tf  # noqa: PLC0415
   import grpc  # noqa: PLC0415

@@ -123,4 +123,4 @@ def _table(outputs: dict[str, Any]) -> str:
   screen = console.Console(width=140, color_system=None)
   with screen.capture() as captured:
     screen.print(found)
-  return captured.get().rstrip("\n")
+  return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")

@@ -53,8 +53,10 @@ class Application:
       with self._queue.place():
         response, model = await self._rest(request, path)
     except RefusedError as refusal:
-      await _all_of(request)
-      response, model = _error(429, refusal.reason, {"retry-after": "1"}), ""
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(self._options.client_seconds):
+          await _all_of(request)
+      response, model = _error(429, refusal.reason, {"retry-after": "1", "connection": "close"}), ""
     known = _METHOD.fullmatch(path)
     method = (known[1][1:].lower() or "status") if known else "other"
     self._metrics.count("rest", method, model, str(response.status_code), time.monotonic() - start)

@@ -33,7 +33,7 @@ class Options:
     max_queued_requests: under way in one proxy; more are refused.
     client_seconds: how long a client may take to send a request.
     run: a folder where each replica has its socket, PID.sock, and a file, PID.failed, with the reason if it does not start or
-      PID.notes with what it does not serve; each proxy that is ready has a file PID.ready; and metrics are there.
+      PID.faults with JSON of what it does not serve; each proxy that is ready has a file PID.ready; and metrics are there.
     of_all: how many replicas there are in all clusters.
   """
 
@@ -68,7 +68,9 @@ def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
   """Runs a module beside this one. In a session of its own: Ctrl-C is meant for the server, which ends it in order."""
   # -P: files of the working directory stay out of it.
   command = [sys.executable, "-P", "-m", f"{__package__}.{kind}"]
-  process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+  # gRPC (1.85) tells of clients that cannot shake hands, which anyone may do as often as they like.
+  environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
+  process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
   assert process.stdin is not None
   process.stdin.write(json.dumps(asdict(options)).encode() + b"\n")
   process.stdin.flush()

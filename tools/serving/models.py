@@ -32,7 +32,7 @@ class Models:
     self._models = {name: Versions(name, source, stamps(source.folder), replicas) for name, source in find().items()}
     self.refresh()
     if not any(versions.served for versions in self._models.values()):
-      raise RuntimeError("; ".join(self.faults) or "there is no model to serve")
+      raise RuntimeError("; ".join(f"{name!r}: {fault}" for name, fault in self.faults.items()) or "there is no model to serve")
     self._watcher = threading.Thread(target=self._watch, name="models", daemon=True)
     self._watcher.start()
 
@@ -41,9 +41,9 @@ class Models:
     return self._watcher.is_alive()
 
   @property
-  def faults(self) -> list[str]:
-    """Of each model that is not served a line that says why."""
-    return [f"{versions.name!r}: {versions.fault}" for versions in self._models.values() if not versions.served]
+  def faults(self) -> dict[str, str]:
+    """The models that are not served, and why."""
+    return {name: versions.fault for name, versions in self._models.items() if not versions.served}
 
   def get(self, name: str, version: int | None, label: str = "") -> Model:
     """The model that answers.

@@ -6,6 +6,7 @@ TensorFlow is imported where a replica starts, so that the processes that only m
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -60,7 +61,7 @@ class Replica:
     except Exception as error:
       self._note("failed", str(error))
       raise
-    self._note("notes", "\n".join(self._models.faults))
+    self._note("faults", json.dumps(self._models.faults))
     batch: Any = serve.batch(
       max_batch_size=options.max_batch_size, batch_wait_timeout_s=options.batch_wait_ms / 1e3, max_concurrent_batches=2
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import signal
 import socket
 import ssl
@@ -139,7 +140,7 @@ def _serve(options: Options, stop: threading.Event) -> None:
   try:
     ready = _wait(options, children, stop)
     if ready:
-      print(_ready_line(options), flush=True)
+      _report(options)
     fault, look = "", 0.0
     while not stop.wait(0.1):
       for child in children:
@@ -172,12 +173,19 @@ def _say(line: str) -> None:
   print(line, file=sys.stderr, flush=True)
 
 
-def _ready_line(options: Options) -> str:
-  names = [name for name, source in config.sources(options).items() if config.versions_in(source.folder)]
+def _report(options: Options) -> None:
+  """One line on stdout says what is served, and others on stderr what is not."""
+  faults: dict[str, str] = {}
+  for file in Path(options.run).glob("*.faults"):
+    faults |= json.loads(file.read_text(encoding="utf-8"))
+  for name, fault in faults.items():
+    _say(f"not served: {name!r}: {fault}")
+  names = [name for name in config.sources(options) if name not in faults]
   host = f"[{options.host}]" if ":" in options.host else options.host
   scheme = "https" if options.tls_cert else "http"
   path = f"/v1/models/{names[0] if len(names) == 1 else 'NAME'}"
-  return f"serving {', '.join(map(repr, names))}: gRPC {host}:{options.grpc_port}, REST {scheme}://{host}:{options.http_port}{path}"
+  address = f"gRPC {host}:{options.grpc_port}, REST {scheme}://{host}:{options.http_port}{path}"
+  print(f"serving {', '.join(map(repr, names))}: {address}", flush=True)
 
 
 def _wait(options: Options, children: Sequence[_Child], stop: threading.Event) -> bool:
@@ -187,8 +195,6 @@ def _wait(options: Options, children: Sequence[_Child], stop: threading.Event) -
   while True:
     proxies, replicas = len(list(run.glob("*.ready"))), len(list(run.glob("*.sock")))
     if replicas >= options.replicas and proxies >= _PROXIES:
-      for note in sorted({line for file in run.glob("*.notes") for line in file.read_text(encoding="utf-8").splitlines()}):
-        _say(f"not served: {note}")
       return True
     for file in run.glob("*.failed"):
       raise ValueError(f"the server cannot start: {' '.join(file.read_text(encoding='utf-8').split())}")
