@@ -218,6 +218,18 @@ def test_a_config_file_of_tf_serving(tmp_path: Path) -> None:
   assert [source.latest for source in found.values()] == [1, 2, float("inf"), float("inf")]
   assert (found["0"].folder, found["1"].folder) == (tmp_path / "m", Path("/m"))
   assert (found["3"].only, found["3"].labels) == (frozenset([3]), {"stable": 3})
+  config.write(tmp_path, found)
+  assert config.read(tmp_path) == found
+
+
+def test_a_config_file_that_is_wrong_for_a_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+  file, fault = tmp_path / "models.config", ""
+  config.write(tmp_path, {})
+  for text, said in ((_listed(MODEL), 0), ("no proto", 1), ("no proto", 0)):
+    file.write_text(text)
+    fault = server._followed(options(tmp_path, model_config_file=str(file)), fault)
+    assert config.read(tmp_path) == {"m": config.Source(tmp_path / "folder")}
+    assert capsys.readouterr().err.count("serving what was there before: ") == said
 
 
 @pytest.mark.parametrize(
@@ -290,10 +302,9 @@ def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> No
 
 
 def test_what_is_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-  for name in ("good", "bad"):
-    (tmp_path / "models" / name).mkdir(parents=True)
   (tmp_path / "7.faults").write_text('{"bad": "version 1 cannot be loaded"}')
-  server._report(options(tmp_path, folder=str(tmp_path / "models"), host="::1", grpc_port=8500, http_port=8501, tls_cert="c"))
+  config.write(tmp_path, {name: config.Source(tmp_path) for name in ("good", "bad")})
+  server._report(options(tmp_path, host="::1", grpc_port=8500, http_port=8501, tls_cert="c"))
   written = capsys.readouterr()
   assert written.out == "serving 'good': gRPC [::1]:8500, REST https://[::1]:8501/v1/models/good\n"
   assert written.err == "not served: 'bad': version 1 cannot be loaded\n"

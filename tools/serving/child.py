@@ -33,7 +33,7 @@ class Options:
     max_queued_requests: under way in one proxy; more are refused.
     client_seconds: how long a client may take to send a request.
     run: a folder where each replica has its socket, PID.sock, and a file, PID.failed, with the reason if it does not start or
-      PID.faults with JSON of what it does not serve; each proxy that is ready has a file PID.ready; and metrics are there.
+      PID.faults with JSON of what it does not serve; each proxy that is ready has a file PID.ready; and the models and metrics are there.
     of_all: how many replicas there are in all clusters.
   """
 

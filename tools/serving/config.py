@@ -1,10 +1,12 @@
 """Which models are served: one folder of versions, a folder of such folders, or a file of TF Serving's form.
 
-The file is a text proto of `tensorflow.serving.ModelServerConfig`. What cannot be kept of it is refused, not left out.
+The file is a text proto of `tensorflow.serving.ModelServerConfig`. What cannot be kept of it is refused, not left out. The server
+alone reads it, and hands on what it says by a file of its own: so a file that is wrong for a while keeps no replica from starting.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +38,25 @@ class Source:
 def versions_in(folder: Path) -> list[Path]:
   """The subfolders with a number for a name and a SavedModel in them."""
   return [file.parent for file in folder.glob("*/saved_model.pb") if file.parent.name.isdecimal()]
+
+
+def write(run: Path, found: Mapping[str, Source]) -> None:
+  """Hands the models to the replicas, which `read` them."""
+  values = {
+    name: [str(source.folder), source.latest, None if source.only is None else sorted(source.only), dict(source.labels)]
+    for name, source in found.items()
+  }
+  (run / "models.writing").write_text(json.dumps(values), encoding="utf-8")
+  (run / "models.writing").rename(run / "models.json")
+
+
+def read(run: Path) -> dict[str, Source]:
+  """What was written last."""
+  values = json.loads((run / "models.json").read_text(encoding="utf-8"))
+  return {
+    name: Source(Path(folder), latest, None if only is None else frozenset(only), labels)
+    for name, (folder, latest, only, labels) in values.items()
+  }
 
 
 def sources(options: Options) -> dict[str, Source]:

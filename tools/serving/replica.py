@@ -84,7 +84,7 @@ class Replica:
     from jax2tf.tools.serving import model, models, protobuf, rest  # noqa: PLC0415  (TensorFlow's)
 
     self._json, self._model, self._protobuf = rest, model, protobuf
-    self._models = models.Models(lambda: config.sources(self._options), self._options.of_all)
+    self._models = models.Models(lambda: config.read(Path(self._options.run)), self._options.of_all)
 
   def check_health(self) -> None:
     """Ray Serve calls this every few seconds, and replaces a replica that raises or does not answer."""

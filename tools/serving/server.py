@@ -76,11 +76,13 @@ def run(directory: str | None, model_name: str | None, model_config_file: str | 
     what = _what(directory, model_name, model_config_file)
     given: dict[str, Any] = {name: "" if value is None else value for name, value in rest.items()}
     options = Options(*what, host=_address(host), run=place, of_all=given["replicas"], **given)
-    if not any(config.versions_in(source.folder) for source in config.sources(options).values()):
+    sources = config.sources(options)
+    if not any(config.versions_in(source.folder) for source in sources.values()):
       raise ValueError(f"{directory or model_config_file} has no version to serve; `jax2tf convert --out DIR` writes DIR/1/")
     _check_certificates(options)
     for port in (options.grpc_port, options.http_port):
       stack.enter_context(_held(options.host, port))
+    config.write(Path(options.run), sources)
     _serve(options, stop)
 
 
@@ -146,7 +148,7 @@ def _serve(options: Options, stop: threading.Event) -> None:
       for child in children:
         child.keep_alive()
       if time.monotonic() > look:
-        fault, look = _told(options, fault), time.monotonic() + 1
+        fault, look = _followed(options, fault), time.monotonic() + 1
   finally:
     for child in children:
       child.end()
@@ -158,10 +160,12 @@ def _serve(options: Options, stop: threading.Event) -> None:
         child.process.wait()
 
 
-def _told(options: Options, before: str) -> str:
-  """Says why the models cannot be found any more, once; the replicas go on with those that they have."""
+def _followed(options: Options, before: str) -> str:
+  """Hands on what the models are now; why not, if they cannot be found, which is said once."""
   try:
-    config.sources(options)
+    found, run = config.sources(options), Path(options.run)
+    if found != config.read(run):
+      config.write(run, found)
   except (ValueError, OSError) as error:
     if str(error) != before:
       _say(f"serving what was there before: {error}")
@@ -180,7 +184,7 @@ def _report(options: Options) -> None:
     faults |= json.loads(file.read_text(encoding="utf-8"))
   for name, fault in faults.items():
     _say(f"not served: {name!r}: {fault}")
-  names = [name for name in config.sources(options) if name not in faults]
+  names = [name for name in config.read(Path(options.run)) if name not in faults]
   host = f"[{options.host}]" if ":" in options.host else options.host
   scheme = "https" if options.tls_cert else "http"
   path = f"/v1/models/{names[0] if len(names) == 1 else 'NAME'}"
