@@ -56,6 +56,10 @@ class Options:
   of_all: int = 1
 
   @property
+  def url_host(self) -> str:
+    return f"[{self.host}]" if ":" in self.host else self.host
+
+  @property
   def max_bytes(self) -> int:
     return self.max_request_mb << 20
 

@@ -37,7 +37,7 @@ def _grpc_server(service: by_grpc.Service, options: Options) -> grpc.aio.Server:
     ]
   )
   server.add_generic_rpc_handlers(service.handlers())
-  address = f"[{options.host}]:{options.grpc_port}" if ":" in options.host else f"{options.host}:{options.grpc_port}"
+  address = f"{options.url_host}:{options.grpc_port}"
   if not options.tls_cert:
     server.add_insecure_port(address)
     return server
@@ -50,7 +50,7 @@ def _grpc_server(service: by_grpc.Service, options: Options) -> grpc.aio.Server:
 def _http_server(application: Any, options: Options) -> by_http.Server:
   if ipaddress.ip_address(options.host).is_loopback:
     # Web pages that call themselves 127.0.0.1 (DNS rebinding) give their own name as the host.
-    application = TrustedHostMiddleware(application, ["127.0.0.1", "localhost"], www_redirect=False)
+    application = TrustedHostMiddleware(application, ["127.0.0.1", "localhost", options.url_host], www_redirect=False)
   return by_http.Server(
     uvicorn.Config(
       application,

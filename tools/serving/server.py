@@ -185,10 +185,9 @@ def _report(options: Options) -> None:
   for name, fault in faults.items():
     _say(f"not served: {name!r}: {fault}")
   names = [name for name in config.read(Path(options.run)) if name not in faults]
-  host = f"[{options.host}]" if ":" in options.host else options.host
   scheme = "https" if options.tls_cert else "http"
   path = f"/v1/models/{names[0] if len(names) == 1 else 'NAME'}"
-  address = f"gRPC {host}:{options.grpc_port}, REST {scheme}://{host}:{options.http_port}{path}"
+  address = f"gRPC {options.url_host}:{options.grpc_port}, REST {scheme}://{options.url_host}:{options.http_port}{path}"
   print(f"serving {', '.join(map(repr, names))}: {address}", flush=True)
 
 
