@@ -9,6 +9,7 @@ import importlib
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -308,3 +309,19 @@ def test_what_is_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
   written = capsys.readouterr()
   assert written.out == "serving 'good': gRPC [::1]:8500, REST https://[::1]:8501/v1/models/good\n"
   assert written.err == "not served: 'bad': version 1 cannot be loaded\n"
+
+
+DYING = """
+import time, types
+from jax2tf.tools.serving import cluster
+cluster.child.options = lambda: types.SimpleNamespace(replicas=1)
+cluster._start_ray = lambda _: None
+cluster.worker.global_worker.node = types.SimpleNamespace(dead_processes=lambda: [("raylet", None)])
+cluster.serve.start = lambda **_: time.sleep(60)  # as Ray Serve waits for what died with the raylet
+cluster.main()
+"""
+
+
+def test_a_cluster_ends_with_its_raylet_although_it_still_starts() -> None:
+  done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, check=False, timeout=30)
+  assert (done.returncode, done.stderr) == (1, "raylet of Ray died; its replicas start anew\n")

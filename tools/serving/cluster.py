@@ -11,6 +11,7 @@ import secrets
 import select
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def main() -> int:
   options = child.options()
   logging.getLogger("ray.serve").setLevel(logging.ERROR)
   _start_ray(options.replicas)
+  ending = threading.Event()
+  threading.Thread(target=_end_with_ray, args=[ending], daemon=True).start()
   serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
   deployment = serve.deployment(
     num_replicas=options.replicas, health_check_period_s=5, health_check_timeout_s=30, graceful_shutdown_timeout_s=10
@@ -54,19 +57,24 @@ def main() -> int:
     if not any(Path(options.run).glob("*.failed")):  # else the server tells the replica's own reason, without Ray's traceback
       print(f"Ray Serve cannot start the replicas: {error}", file=sys.stderr)
     return 1
-  own = worker.global_worker.node
-  assert own is not None
-  while not select.select([0], [], [], 0.2)[0]:
-    dead = {kind for kind, _ in own.dead_processes()}
-    if dead & {"gcs_server", "raylet"}:
-      print(f"{' and '.join(sorted(dead))} of Ray died; its replicas start anew", file=sys.stderr)
-      return 1
+  select.select([0], [], [])
+  ending.set()
   end = time.monotonic() + DRAIN_SECONDS
   while time.monotonic() < end and any(map(child.is_alive, Path(options.run).glob("*.ready"))):
     time.sleep(0.05)
   ray.shutdown()
   shutil.rmtree(options.run, ignore_errors=True)  # a server that was killed cannot
   return 0
+
+
+def _end_with_ray(ending: threading.Event) -> None:
+  # In a thread: Ray Serve (2.60) waits without end for a replica that starts on a node that is no more.
+  own = worker.global_worker.node
+  assert own is not None
+  while not ending.wait(0.2):
+    if dead := {kind for kind, _ in own.dead_processes()} & {"gcs_server", "raylet"}:
+      print(f"{' and '.join(sorted(dead))} of Ray died; its replicas start anew", file=sys.stderr, flush=True)
+      os._exit(1)
 
 
 def _start_ray(replicas: int, tries: int = 3) -> None:
