@@ -1,4 +1,4 @@
-"""Every touch of `jax._src` but those of symbolic dimensions, and every branch on the JAX version; nothing else may have one.
+"""Every touch of `jax._src` but those of symbolic dimensions and checkify, and every branch on the JAX version; nothing else may have one.
 
 The rest of the project reads as if there were one JAX. Where a public name exists it is used at the
 place of need, not here.

@@ -15,18 +15,18 @@ from jax2tf import _tf_compat, errors
 
 _PYTHON = "jax2tf "
 _ADVICE = "remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
-_LINE = "_jax2tf_line"  # an attribute of the PrintV2 ops that take the place of prints in a file
+_LINE = "_jax2tf_line"  # an attribute of the PrintV2 and Assert ops that take the place of callbacks in a file
 
 
 @dataclass(frozen=True)
 class Text:
-  """What TensorFlow prints in the place of JAX.
+  """What TensorFlow says in the place of JAX.
 
   Attributes:
     template: with a `HOLE` for each operand.
     operands: positions of these among the operands of the callback.
     summarize: as of tf.strings.format: how many elements at both ends of each dimension, -1 for all.
-    stream: as of tf.print.
+    stream: as of tf.print; or `ASSERTION`, for the words of an assertion that fails.
   """
 
   template: str
@@ -35,6 +35,7 @@ class Text:
   stream: str
 
   HOLE = "\x00"  # in no text that anyone prints
+  ASSERTION = "assertion"
 
 
 @dataclass(frozen=True, order=True)
@@ -117,16 +118,16 @@ def gap(callback: Callback) -> errors.Gap:
 
 
 def say_in_tensorflow(definition: Any) -> None:
-  """Has TensorFlow's own ops print what our callbacks do, in a GraphDef that is to leave this process.
+  """Has TensorFlow's own ops say what our callbacks do, in a GraphDef that is to leave this process.
 
   Raises:
-    ValueError: a callback that is not a print, with its line.
+    ValueError: a callback that has no text, with its line.
   """
   refuse(callbacks_in(definition))
   for nodes, first_result in _bodies(definition):
     for node in [*nodes]:
       if node.op == "PyFunc" and (found := _callback(node)) and found.text:
-        _print(found, found.text, node, nodes, first_result)
+        _say(found, found.text, node, nodes, first_result)
 
 
 def _bodies(definition: Any) -> Iterator[tuple[Any, str]]:
@@ -136,8 +137,8 @@ def _bodies(definition: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _callback(node: Any) -> Callback | None:
-  """What a node calls back, or prints in the place of that."""
-  if node.op == "PrintV2" and _LINE in node.attr:
+  """What a node calls back, or says in the place of that."""
+  if node.op in ("PrintV2", "Assert") and _LINE in node.attr:
     what, _, where = node.attr[_LINE].s.decode().partition(" at ")
     return Callback(what, where, Text("", (), 0, ""))
   token = node.attr["token"].s.decode() if node.op == "PyFunc" else ""
@@ -146,8 +147,8 @@ def _callback(node: Any) -> Callback | None:
   return Callback(token.removeprefix(_PYTHON), "a line of another process") if token.startswith(_PYTHON) else None
 
 
-def _print(found: Callback, text: Text, node: Any, nodes: Any, first_result: str) -> None:
-  """Makes a StringFormat, and a PrintV2 of the same name, of a PyFunc without results."""
+def _say(found: Callback, text: Text, node: Any, nodes: Any, first_result: str) -> None:
+  """Makes a StringFormat, and a PrintV2 or Assert of the same name, of a PyFunc without results."""
   data = [x for x in node.input if not x.startswith("^")]
   form = nodes.add(name=f"{node.name}/text", op="StringFormat")
   form.attr["T"].list.SetInParent()  # also of no operands
@@ -162,6 +163,15 @@ def _print(found: Callback, text: Text, node: Any, nodes: Any, first_result: str
   form.input.extend(node.input[len(data) :])
   form.attr["template"].s, form.attr["placeholder"].s = text.template.encode(), Text.HOLE.encode()
   form.attr["summarize"].i = text.summarize
+  name, said = form.name.removesuffix("/text"), form.name + first_result
   node.Clear()
-  node.MergeFrom(type(node)(name=form.name.removesuffix("/text"), op="PrintV2", input=[form.name + first_result]))
-  node.attr["output_stream"].s, node.attr[_LINE].s = text.stream.encode(), str(found).encode()
+  if text.stream == Text.ASSERTION:
+    false = nodes.add(name=f"{name}/false", op="Const")
+    false.attr["dtype"].type = tf.bool.as_datatype_enum
+    false.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(False))
+    node.MergeFrom(type(node)(name=name, op="Assert", input=[false.name + first_result, said]))
+    node.attr["T"].list.type.append(tf.string.as_datatype_enum)
+  else:
+    node.MergeFrom(type(node)(name=name, op="PrintV2", input=[said]))
+    node.attr["output_stream"].s = text.stream.encode()
+  node.attr[_LINE].s = str(found).encode()

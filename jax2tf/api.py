@@ -16,7 +16,7 @@ import jax
 import tensorflow as tf
 from jax import export, tree_util
 
-from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
+from jax2tf import _jax_checks, _jax_compat, _jax_dimensions, _tf_compat
 from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, scope_of, specs_of
 from jax2tf.dtypes import describe, is_key, mark_keys, tensor_of
@@ -131,6 +131,12 @@ def convert(
     setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
   return result
 
+
+def _assert_no_error(error: Any) -> None:
+  convert(_jax_checks.check_error)(error)
+
+
+_jax_checks.thrown_by(_assert_no_error)
 
 _ORIGIN = "_jax2tf_origin"
 

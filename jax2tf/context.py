@@ -28,7 +28,7 @@ class Notes:
   Attributes:
     assertions: ops that fail where what is asserted does not hold; what relies on it waits for them.
     stacked: op that stacks the rows of a loop -> the TensorList that has them.
-    left_out: what prints, with its line, and is not in the graph.
+    left_out: what prints or checks, with its line, and is not in the graph.
   """
 
   assertions: list[tf.Operation] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Notes:
       self.left_out.clear()
       listed = "".join(f"\n  {line}" for line in lines)
       warnings.warn(
-        f"TensorFlow's XLA compiles no calls of Python: jit_compile=True leaves out what prints:{listed}", UserWarning, stacklevel=2
+        f"TensorFlow's XLA compiles no calls of Python: jit_compile=True leaves out prints and checks:{listed}", UserWarning, stacklevel=2
       )
 
 

@@ -25,10 +25,10 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
-from jax2tf import _tf_compat, _tf_patches
+from jax2tf import _jax_checks, _tf_compat, _tf_patches
 from jax2tf.dtypes import is_differentiable
 from jax2tf.effects import differing, repeated
-from jax2tf.jaxprs import ClosedJaxpr, contains, equations
+from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs
 from jax2tf.program import Emitter, Prepare, Program, with_sources
 from jax2tf.trace import BoundedCache
 
@@ -153,11 +153,13 @@ class Derivative:
   def keeps_values(self) -> bool:
     """False where the forward pass is not what the function itself is.
 
-    JAX's derivative rule of eigh symmetrises its operand, that of reduce starts from the identity of its monoid, and that of
-    rematerialisation leaves out the barrier before what is computed once more.
+    JAX's derivative rule of eigh symmetrises its operand, that of reduce starts from the identity of its monoid, that of
+    rematerialisation leaves out the barrier before what is computed once more, and that of a loop leaves out the checks in its body.
     """
     barriers = (eqn.params["differentiated"] for eqn, _ in equations(self.jaxpr) if eqn.primitive is P.remat_p)
-    return not (contains(self.jaxpr, (P.eigh_p, P.reduce_p)) or any(barriers))
+    loops = (eqn for eqn, _ in equations(self.jaxpr) if eqn.primitive in (P.scan_p, P.while_p))
+    checks = (contains(body, (_jax_checks.check_p,)) for eqn in loops for body in inner_jaxprs(eqn))
+    return not (contains(self.jaxpr, (P.eigh_p, P.reduce_p)) or any(barriers) or any(checks))
 
   def pullback(self, given: tuple[int, ...]) -> Derivative:
     """(primals, cotangents of the results in `given`) -> cotangents of the primals in `wrt`."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 import tqdm
+from jax.experimental import checkify
 
 from jax2tf import _tf_effects, survey
 from jax2tf.errors import Gap
@@ -146,7 +147,7 @@ class Source:
       function = loaded.signatures[name]
       fun = functions.get(name)
       called = _closed if one.preprocessed or one.postprocessed else _jitted
-      against = _tensorflow(loaded, name, one) if fun is None else called(fun, params)
+      against = _tensorflow(loaded, name, one) if fun is None else called(_unchecked(fun, function), params)
       found[name] = Signature(name, one, function, against, None, loaded)
     return cls(_warned(found), record.constraints, str(directory))
 
@@ -259,13 +260,19 @@ def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[st
 
 
 def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
-  """The signatures; one warning of all that prints, which the replay leaves out."""
+  """The signatures; one warning of all prints and checks, which the replay leaves out."""
   definitions = [one.function.graph.as_graph_def() for one in signatures.values()]
   if found := dict.fromkeys(callback for definition in definitions for callback in _tf_effects.callbacks_in(definition)):
     _tf_effects.refuse(found)
     lines = "".join(f"\n  {callback}" for callback in found)
-    warnings.warn(f"the export leaves out what prints, which only TensorFlow can run:{lines}", UserWarning, stacklevel=5)
+    warnings.warn(f"the export leaves out prints and checks, which only TensorFlow can run:{lines}", UserWarning, stacklevel=5)
   return signatures
+
+
+def _unchecked(fun: Callable[..., Any], function: Any) -> Callable[..., Any]:
+  """The JAX function; without its checks where the graph `function` has any, for jax.jit takes none."""
+  checks = [found for found in _tf_effects.callbacks_in(function.graph.as_graph_def()) if found.what == "check"]
+  return (lambda *args: checkify.checkify(fun)(*args)[1]) if checks else fun
 
 
 def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) -> dict[str, Signature]:
@@ -291,7 +298,7 @@ def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) ->
 
     before = [state.stored()] if state else []
     traced = fun, (specs, *before, *arguments.unflatten(arguments.avals))
-    found[name] = Signature(name, record, concrete, _jitted(reference, params), traced, model, state)
+    found[name] = Signature(name, record, concrete, _jitted(_unchecked(reference, concrete), params), traced, model, state)
   return found
 
 

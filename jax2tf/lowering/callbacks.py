@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jax2tf import _jax_compat, _tf_compat
 from jax2tf._tf_effects import Callback, Text, call_python
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical
+from jax2tf.lowering._texts import text_of
 from jax2tf.registry import lowers
 
 _ADVICE = "leave out jit_compile=True, or this line; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
@@ -58,30 +58,10 @@ def _debug(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> list[tf.Ten
   return []
 
 
-class _Hole:
-  """What is printed in the place of an operand, and notes that it was."""
-
-  def __init__(self, number: int, used: list[int]):
-    self._number, self._used = number, used
-
-  def __repr__(self) -> str:
-    self._used.append(self._number)
-    return Text.HOLE
-
-  def __format__(self, spec: str) -> str:
-    return repr(self)
-
-
 def _text(operands: Sequence[tf.Tensor], params: dict[str, Any]) -> Text | None:
-  """What TensorFlow can say in the place of a `jax.debug.print`; None for one that looks into its operands, as "{x.shape}" does."""
-  used: list[int] = []
-  try:
-    template = _jax_compat.printed_text([_Hole(i, used) for i in range(len(operands))], params)
-  except (AttributeError, TypeError):
-    return None
-  sizes = [math.prod(operands[i].shape) if operands[i].shape.is_fully_defined() else math.inf for i in used]
-  few = sum(sizes) <= np.get_printoptions()["threshold"]
-  return Text(template, tuple(used), -1 if few else 3, "log(info)" if params["logging_record"] else "stdout")
+  """What TensorFlow can say in the place of a `jax.debug.print`."""
+  words = functools.partial(_jax_compat.printed_text, params=params)
+  return text_of(words, operands, "", "log(info)" if params["logging_record"] else "stdout")
 
 
 def _name(params: dict[str, Any]) -> str:

@@ -122,6 +122,5 @@ UNSUPPORTED.update(
       "ask a GradientTape for its gradient, or define it with jax.custom_jvp",
     ),
     "unreachable": ("this branch is meant never to run", "remove the branch"),
-    "check": ("a checkify check must become a value first", "wrap the function with jax.experimental.checkify.checkify"),
   }
 )

@@ -1,0 +1,38 @@
+"""What a file says in the place of a Python function that prints or raises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from jax2tf._tf_effects import Text
+
+
+class _Hole:
+  """What is written in the place of an operand, and notes that it was."""
+
+  def __init__(self, number: int, used: list[int]):
+    self._number, self._used = number, used
+
+  def __repr__(self) -> str:
+    self._used.append(self._number)
+    return Text.HOLE
+
+  def __format__(self, spec: str) -> str:
+    return repr(self)
+
+
+def text_of(words: Callable[[Sequence[Any]], str], operands: Sequence[tf.Tensor], end: str, stream: str) -> Text | None:
+  """What TensorFlow can say in the place of `words(operands)`, and `end`; None for words that look into an operand, as "{x.shape}" does."""
+  used: list[int] = []
+  try:
+    template = words([_Hole(i, used) for i in range(len(operands))]) + end
+  except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    return None
+  sizes = [math.prod(operands[i].shape) if operands[i].shape.is_fully_defined() else math.inf for i in used]
+  few = sum(sizes) <= np.get_printoptions()["threshold"]
+  return Text(template, tuple(used), -1 if few else 3, stream)
