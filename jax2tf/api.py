@@ -16,10 +16,10 @@ import jax
 import tensorflow as tf
 from jax import export, tree_util
 
-from jax2tf import _jax_checks, _jax_compat, _jax_dimensions, _tf_compat
+from jax2tf import _jax_checks, _jax_compat, _jax_dimensions, _tf_compat, nans
 from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, scope_of, specs_of
-from jax2tf.dtypes import describe, is_key, mark_keys, tensor_of
+from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
 from jax2tf.native import Target
 from jax2tf.native import stablehlo_version as stablehlo_version_of
@@ -120,7 +120,7 @@ def convert(
     leaves, traced = traces(args, kwargs)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
-    results = conversion(operands)
+    results = nans.checked(conversion(operands), traceable.name, lambda: _run_by_jax(fun_jax, args, kwargs))
     marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
     return tree_util.tree_unflatten(traced.out_tree, marked)
 
@@ -130,6 +130,14 @@ def convert(
   if polymorphic_shapes is None and with_gradient and target is None and not static and destination == _destination(None, None, False):
     setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
   return result
+
+
+def _run_by_jax(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+  """The JAX function on the arguments of a converted one."""
+  tensors = tf.Tensor | tf.Variable
+  of = lambda x: _jax_checks.array(x.numpy(), key_dtype_of(x) or x.dtype.as_numpy_dtype) if isinstance(x, tensors) else x  # noqa: E731
+  args, kwargs = tree_util.tree_map(of, _tf_compat.unwrapped((args, kwargs)))
+  return fun(*args, **kwargs)
 
 
 def _assert_no_error(error: Any) -> None:

@@ -1,0 +1,56 @@
+"""jax_debug_nans and jax_debug_infs: results that they forbid, in eager calls and in graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import tensorflow as tf
+
+from jax2tf import _tf_compat
+
+
+def checked(results: Sequence[tf.Tensor], name: str, again: Callable[[], Any]) -> list[tf.Tensor]:
+  """The results of the function `name`; in a graph they wait for an assertion.
+
+  Raises:
+    FloatingPointError: a value that is forbidden, in an eager call. JAX's own, which names the primitive, where JAX finds one in
+      `again`, the function on the same arguments.
+  """
+  forbidden = list(_forbidden(results))
+  if not forbidden:
+    return list(results)
+  if _tf_compat.current_graph() is not None:
+    return _asserted(results, name, forbidden)
+  if not any(map(bool, (found for _, found in forbidden))):
+    return list(results)
+  again()
+  raise FloatingPointError(_words(name, next(kind for kind, found in forbidden if found)))
+
+
+def _forbidden(results: Sequence[tf.Tensor]) -> Iterator[tuple[str, tf.Tensor]]:
+  """("nan" or "inf", whether the results have it), for what is forbidden now in this thread."""
+  for kind, on, has in (("nan", jax.config.jax_debug_nans, tf.math.is_nan), ("inf", jax.config.jax_debug_infs, tf.math.is_inf)):
+    inexact = [y for y in results if y.dtype.is_floating or y.dtype.is_complex] if on else []
+    if inexact:
+      yield kind, tf.reduce_any(tf.stack([tf.reduce_any(has(part)) for y in inexact for part in _parts(y)]))
+
+
+def _parts(y: tf.Tensor) -> list[tf.Tensor]:
+  if y.dtype.is_complex:
+    return [tf.math.real(y), tf.math.imag(y)]
+  return [y if y.dtype.size >= 2 else tf.cast(y, tf.float32)]  # TF 2.21 has no kernels for 8 bits
+
+
+def _asserted(results: Sequence[tf.Tensor], name: str, forbidden: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
+  if _tf_compat.is_compiled_by_xla():
+    warnings.warn(f"jit_compile=True leaves out what jax_debug_nans and jax_debug_infs assert of '{name}'", UserWarning, stacklevel=2)
+    return list(results)
+  with tf.control_dependencies([tf.debugging.Assert(~found, [_words(name, kind)]) for kind, found in forbidden]):
+    return [tf.identity(y) for y in results]
+
+
+def _words(name: str, kind: str) -> str:
+  return f"FloatingPointError: invalid value ({kind}) encountered in '{name}'"
