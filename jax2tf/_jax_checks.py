@@ -26,13 +26,9 @@ def array(x: Any, dtype: Any) -> Any:
   return jax.random.wrap_key_data(x, dtype=dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x)
 
 
-def raise_error(err_tree: Any, where: str, operands: Iterable[Any]) -> None:
-  """Raises what JAX raises for a check with these arrays, noting the user's line."""
-  try:
-    check_p.impl(*operands, err_tree=err_tree, debug=False)
-  except _checkify.JaxRuntimeError as error:
-    error.add_note(f"at {where}")
-    raise
+def raise_error(err_tree: Any, operands: Iterable[Any]) -> None:
+  """Raises what JAX raises for a check with these arrays."""
+  check_p.impl(*operands, err_tree=err_tree, debug=False)
 
 
 def words(err_tree: Any, operands: Sequence[Any]) -> str:

@@ -48,9 +48,9 @@ def _asserted(results: Sequence[tf.Tensor], name: str, forbidden: Sequence[tuple
   if _tf_compat.is_compiled_by_xla():
     warnings.warn(f"jit_compile=True leaves out what jax_debug_nans and jax_debug_infs assert of '{name}'", UserWarning, stacklevel=2)
     return list(results)
-  with tf.control_dependencies([tf.debugging.Assert(~found, [_words(name, kind)]) for kind, found in forbidden]):
+  with tf.control_dependencies([tf.debugging.Assert(~found, [f"FloatingPointError: {_words(name, kind)}"]) for kind, found in forbidden]):
     return [tf.identity(y) for y in results]
 
 
 def _words(name: str, kind: str) -> str:
-  return f"FloatingPointError: invalid value ({kind}) encountered in '{name}'"
+  return f"invalid value ({kind}) encountered in '{name}'"

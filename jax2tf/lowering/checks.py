@@ -23,7 +23,7 @@ def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -
   if debug:
     return []
   where = ctx.where()
-  function = functools.partial(_run, err_tree, where, jax.config.jax_enable_x64, [aval.dtype for aval in ctx.avals_in])
+  function = functools.partial(_run, err_tree, jax.config.jax_enable_x64, [aval.dtype for aval in ctx.avals_in])
   # In JAX's words here; a file says them in TensorFlow's.
   text = text_of(functools.partial(_jax_checks.words, err_tree), operands, f"\n  at {where}", Text.ASSERTION)
   what = Callback(ctx.primitive, where, text)
@@ -39,7 +39,7 @@ def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -
   return []
 
 
-def _run(err_tree: Any, where: str, x64: bool, dtypes: Sequence[Any], *operands: np.ndarray) -> Sequence[np.ndarray]:
+def _run(err_tree: Any, x64: bool, dtypes: Sequence[Any], *operands: np.ndarray) -> Sequence[np.ndarray]:
   with jax.enable_x64(x64):
-    _jax_checks.raise_error(err_tree, where, map(_jax_checks.array, operands, dtypes))
+    _jax_checks.raise_error(err_tree, map(_jax_checks.array, operands, dtypes))
   return []

@@ -144,6 +144,41 @@ def _gradient(run):
   return gradient
 
 
+@jax.custom_vjp
+def _negative(x):
+  return x
+
+
+def _backward(_, g):
+  checkify.check(g < 0, "gradient needs to be negative!")
+  return (g,)
+
+
+_negative.defvjp(lambda x: (x, None), _backward)
+
+
+def test_checks_of_gradients():
+  converted, x = jax2tf.convert(_negative), tf.constant(-1.0)
+  outside = _gradient(lambda x, i: tf.function(converted, autograph=False)(x))
+  with pytest.raises(ValueError, match=r"^gradient needs to be negative! \(`check` failed\)"):
+    _gradient(lambda x, i: converted(x))(x, 0)
+  for call in (outside, tf.function(_gradient(lambda x, i: converted(x)), autograph=False)):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="JaxRuntimeError: gradient needs to be negative!"):
+      call(x, 0)
+
+
+def test_keys_that_are_used_twice():
+  def fun(x):
+    key = jax.random.key(0)
+    return jax.random.normal(key) + jax.random.uniform(key) + x
+
+  with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError) as expected:
+    jax.jit(fun)(1.0)
+  with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError) as raised:
+    jax2tf.convert(fun)(1.0)
+  assert str(raised.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
 def test_checks_that_hold():
   y = jax2tf.convert(_f)(X, np.int32(1))
   np.testing.assert_allclose(y, -np.sin(np.float32(1)), rtol=1e-6)
