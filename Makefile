@@ -17,6 +17,7 @@
 #   make minilm       MiniLM at every target and quantization, and the report docs/minilm.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/readers.md
 #   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/libraries.md
+#   make call-tf      45 TensorFlow functions in JAX, with their derivatives, and the report docs/call-tf-table.md
 #   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/growth.md
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
@@ -34,7 +35,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart generate test every-row lint bench coverage conformance growth cost libraries load soak minilm models readers speed targets golden clean
+.PHONY: quickstart generate test every-row lint bench coverage conformance call-tf growth cost libraries load soak minilm models readers speed targets golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -64,6 +65,9 @@ coverage: $(VENV)/.examples
 conformance: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.conformance
 	$(RUN) -m jax2tf.tools.sweeps.fuzz --workers=2
+
+call-tf: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.call_tf_table
 
 growth: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.growth

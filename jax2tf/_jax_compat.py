@@ -51,7 +51,7 @@ from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir as _mlir
-from jax.sharding import AxisType, Sharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 trace_context = _config.trace_context
 is_user_file = _source_info_util.is_user_filename
@@ -236,6 +236,19 @@ def call_effect(name: str, *, ordered: bool) -> Any:
     _effects.ordered_effects.add_type(kind)
     _effects.shardable_ordered_effects.add_type(kind)
   return kind()
+
+
+def bind_over_devices(primitive: Primitive, *arrays: Any, **params: Any) -> Any:
+  """Binds a primitive of ours; inside jax.shard_map, with operands that vary over the same axes, as JAX does it for its own."""
+  return primitive.bind(*_core.auto_insert_reshard(*arrays), **params)
+
+
+def varying_like(aval: Any, operands: Sequence[Any]) -> Any:
+  """The aval of a result, which varies over the axes of a jax.shard_map that its operands vary over."""
+  first = next((x for x in operands if x.mat.varying), None)
+  if first is None:
+    return aval
+  return aval.update(sharding=NamedSharding(first.sharding.mesh, PartitionSpec(*[None] * aval.ndim)), manual_axis_type=first.mat)
 
 
 pure_callback_p = _callback.pure_callback_p

@@ -78,29 +78,69 @@ def gradient_apart(
   return call, kept
 
 
+def vectorized(function: Callable[..., Any], stacked: Any) -> Any:
+  """tf.vectorized_map, or None where it fails, as TF 2.21 does for derivatives of loops and branches; quietly."""
+  logger = tf.get_logger()
+  level = logger.level
+  logger.setLevel("CRITICAL")
+  try:
+    return tf.vectorized_map(function, stacked)
+  except (TypeError, ValueError):
+    return None
+  finally:
+    logger.setLevel(level)
+
+
+# TF 2.21 registers them as not differentiable, which is a gradient of zero, although their results vary with what they are given.
+_UNKNOWN_TO_GRADIENTS = frozenset(
+  {
+    *("PyFunc", "PyFuncStateless", "HSVToRGB", "ResizeBilinearGrad", "LinSpace", "RandomShuffle", "RandomCrop", "ExtractGlimpse"),
+    *("DrawBoundingBoxes", "SparseAddGrad", "StatelessShuffle", "StatelessRandomShuffle", "CTCBeamSearchDecoder", "CTCGreedyDecoder"),
+  }
+)
+_CUT = ("StopGradient", "PreventGradient")
+
+
+def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
+  """The type of an op between `xs` and `ys` that passes no gradient on although its result may vary; None without one."""
+  results = {id(y) for y in ys}
+  behind: set[tf.Operation] = set()
+  waiting = [y.op for y in ys]
+  while waiting:
+    if (op := waiting.pop()) in behind or op.type in _CUT:
+      continue
+    behind.add(op)
+    inputs = list(op.inputs)
+    if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
+      # As tf.custom_gradient makes it, of results and arguments: the gradient goes to the arguments, which nobody reads behind it.
+      inputs = [x for x, y in zip(inputs, op.outputs, strict=True) if not (y.consumers() or id(y) in results)]
+    waiting += [x.op for x in inputs]
+  if not any(op.type in _UNKNOWN_TO_GRADIENTS or _called(op) for op in behind):
+    return None
+  graph = next(iter(behind)).graph
+  moving = {id(graph.capture(x.handle) if isinstance(x, tf.Variable) else x) for x in xs}
+  for op in graph.get_operations():  # what an op reads was made before it
+    if op not in behind or not (moved := [id(x) in moving for x in op.inputs]) or not any(moved):
+      continue
+    if op.type in _UNKNOWN_TO_GRADIENTS:
+      return op.type
+    for function in _called(op):
+      inputs = (
+        function.inputs if len(function.inputs) != len(moved) else [x for x, is_in in zip(function.inputs, moved, strict=True) if is_in]
+      )
+      if found := undifferentiated(function.outputs, inputs):
+        return found
+    moving |= {id(y) for y in op.outputs if not (y.dtype.is_integer or y.dtype in (tf.bool, tf.string))}
+  return None
+
+
+def _called(op: tf.Operation) -> list[Any]:
+  """The graphs of the functions that an op calls."""
+  attributes = op.node_def.attr.values()
+  names = [f.name for value in attributes for f in (value.func, *value.list.func) if f.name]
+  return [function.graph for name in names if (function := op.graph._functions.get(name)) is not None and function.graph is not None]
+
+
 def gradients_of(ys: Sequence[tf.Tensor], xs: Sequence[Any], seeds: Sequence[tf.Tensor], graph: tf.Graph | None) -> list[Any]:
   """tf.gradients of a `graph`, by default that under construction."""
   return _gradients._GradientsHelper(ys, xs, seeds, src_graph=graph)
-
-
-# Registered as not differentiable, although their results may depend on their arguments in any way.
-_UNKNOWN_TO_GRADIENTS = ("PyFunc", "PyFuncStateless")
-
-
-def undifferentiated(ys: Sequence[tf.Tensor]) -> str | None:
-  """The type of an op, among those that `ys` depend on, that passes no gradient on although its result may vary; None without one."""
-  seen: set[tf.Operation] = set()
-  waiting = [y.op for y in ys]
-  while waiting:
-    if (op := waiting.pop()) in seen or op.type in ("StopGradient", "PreventGradient"):
-      continue
-    seen.add(op)
-    if op.type in _UNKNOWN_TO_GRADIENTS:
-      return op.type
-    waiting += [x.op for x in op.inputs]
-    for name in (value.func.name for value in op.node_def.attr.values() if value.HasField("func")):
-      if (function := op.graph._functions.get(name)) is not None and any(
-        inner.op == unknown for inner in function.cached_definition.node_def for unknown in _UNKNOWN_TO_GRADIENTS
-      ):
-        return "PyFunc"
-  return None

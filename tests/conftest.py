@@ -24,6 +24,7 @@ os.environ.setdefault("EQX_ON_ERROR", "nan")
 
 # Tests that see neither JAX's version nor a lowering rule, by the beginning of their names: `.ci/run` has them on its first Python only.
 ONE_PYTHON = {
+  "tests/call_tf/test_in_workers.py": "processes of a fork server and of Ray",
   "tests/converters/test_c_loader.py": "C code that loads a SavedModel",
   "tests/converters/test_on_disk.py": "files, and when they are there",
   "tests/converters/test_tfjs_page.py": "a page for the browser",

@@ -162,7 +162,7 @@ class _Call:
         (bound, *(v.ref() for v in variables)), lambda: WithVariables(self.function, variables, shadowed=True, held=bound)
       )
       arrays += [_array(found[v.ref()]) for v in variables]
-    results = call_tf_p.bind(*arrays, function=function)
+    results = _jax_compat.bind_over_devices(call_tf_p, *arrays, function=function)
     assert self._out is not None  # a call, or its trace, has run `_run`
     tree, keys = self._out
     return tree_util.tree_unflatten(

@@ -251,8 +251,10 @@ class _Mapped(_Derived):
       return self._one(*[next(rows) if is_in else x for x, is_in in zip(operands, self.batched, strict=True)])
 
     stacked = [x for x, is_in in zip(operands, self.batched, strict=True) if is_in]
-    if method == "vectorized" or (method is None and not self.inner.stateful - {"ReadVariableOp"}):
+    if method == "vectorized":
       return list(tf.vectorized_map(one, stacked))
+    if method is None and not self.inner.stateful - {"ReadVariableOp"} and (found := _tf_functions.vectorized(one, stacked)) is not None:
+      return list(found)
     signature = [tensor_spec(a) for a in self.inner.avals_out]
     return list(tf.map_fn(one, stacked, fn_output_signature=signature, parallel_iterations=1)) if signature else []
 
@@ -290,7 +292,7 @@ def gradients(function: TfFunction, ys: Sequence[Any], xs: Sequence[Any], seeds:
     found = _tf_functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
   except LookupError as error:
     raise LookupError(f"TensorFlow cannot differentiate '{function.name}': {error}") from error
-  if any(g is None for g in found) and (blocked := _tf_functions.undifferentiated(ys)):
+  if blocked := _tf_functions.undifferentiated(ys, xs):
     raise LookupError(
       f"TensorFlow cannot differentiate '{function.name}': {blocked} has no gradient. Give it one with tf.custom_gradient, or put "
       "tf.stop_gradient around its result"

@@ -17,6 +17,7 @@ from jax2tf.tf_calls import under_jit
 from jax2tf.tf_calls.derivations import Linear, derivative, vmapped
 from jax2tf.tf_calls.function import Reads, TfFunction
 
+_bind = _jax_compat.bind_over_devices
 call_tf_p = Primitive("call_tf")
 call_tf_p.multiple_results = True
 call_tf_linear_p = Primitive("call_tf_linear")
@@ -34,41 +35,41 @@ def _linear_impl(*arrays: Any, linear: Linear) -> list[jax.Array]:
 
 
 @call_tf_p.def_effectful_abstract_eval
-def _avals(*_: Any, function: TfFunction) -> tuple[list[Any], Any]:
-  return _shaped(function.avals_out), under_jit.effects(function)
+def _avals(*operands: Any, function: TfFunction) -> tuple[list[Any], Any]:
+  return _shaped(function.avals_out, operands), under_jit.effects(function)
 
 
 @call_tf_linear_p.def_abstract_eval
-def _linear_avals(*_: Any, linear: Linear) -> list[Any]:
-  return _shaped(linear.forward.avals_out)
+def _linear_avals(*operands: Any, linear: Linear) -> list[Any]:
+  return _shaped(linear.forward.avals_out, operands)
 
 
-def _shaped(avals: Sequence[Any]) -> list[Any]:
-  return [ShapedArray(a.shape, a.dtype) for a in avals]
+def _shaped(avals: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+  return [_jax_compat.varying_like(ShapedArray(a.shape, a.dtype), operands) for a in avals]
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
   n, of = len(function.avals_out), function.inexact_results
   wrt = tuple(i for i, (x, t) in enumerate(zip(primals, tangents, strict=True)) if _moves(jax.typeof(x), t))
   if isinstance(function, Reads) or not (of and wrt):
-    outs = call_tf_p.bind(*primals, function=function)
+    outs = _bind(call_tf_p, *primals, function=function)
     return outs, [_zero(y) for y in outs]
   found = derivative(function, wrt)
-  operands = [*primals, *(call_tf_p.bind(*primals, function=found.reads) if found.reads else ())]
-  results = call_tf_p.bind(*operands, function=found.forward)
+  operands = [*primals, *(_bind(call_tf_p, *primals, function=found.reads) if found.reads else ())]
+  results = _bind(call_tf_p, *operands, function=found.forward)
   outs, residuals = results[:n], results[n:] if found.is_recorded else operands
-  pushed = dict(zip(of, call_tf_linear_p.bind(*residuals, *[tangents[i] for i in wrt], linear=found.linear), strict=True))
+  pushed = dict(zip(of, _bind(call_tf_linear_p, *residuals, *[tangents[i] for i in wrt], linear=found.linear), strict=True))
   return outs, [pushed[i] if i in pushed else _zero(y) for i, y in enumerate(outs)]
 
 
 def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: Linear) -> tuple[Any, Any]:
   """At fixed primals it is its own derivative; else that of any function."""
   n = linear.n_residuals
-  outs = call_tf_linear_p.bind(*primals, linear=linear)
+  outs = _bind(call_tf_linear_p, *primals, linear=linear)
   total = [_zero(y) for y in outs]
   if any(not isinstance(t, ad.Zero) for t in tangents[n:]):
     moved = map(ad.instantiate_zeros, tangents[n:])
-    total = call_tf_linear_p.bind(*primals[:n], *moved, linear=linear)
+    total = _bind(call_tf_linear_p, *primals[:n], *moved, linear=linear)
   still = [*tangents[:n], *(_zero(x) for x in primals[n:])]
   if any(_moves(a, t) for a, t in zip(linear.forward.avals_in, still, strict=True)):
     _, more = _jvp(primals, still, function=linear.forward)
@@ -87,16 +88,16 @@ def _moves(aval: Any, tangent: Any) -> bool:
 def _transpose(cotangents: Sequence[Any], *operands: Any, linear: Linear) -> list[Any]:
   n = linear.n_residuals
   given = map(ad.instantiate_zeros, cotangents)
-  found = call_tf_p.bind(*operands[:n], *given, function=linear.backward)
+  found = _bind(call_tf_p, *operands[:n], *given, function=linear.backward)
   return [None] * n + [c if ad.is_undefined_primal(x) else None for x, c in zip(operands[n:], found, strict=True)]
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
   if isinstance(function, Reads):
-    outs = call_tf_p.bind(*arrays, function=function)
+    outs = _bind(call_tf_p, *arrays, function=function)
     return outs, [None] * len(outs)
   arrays, batched, size = _in_front(arrays, dims)
-  outs = call_tf_p.bind(*arrays, function=vmapped(function, batched, size))
+  outs = _bind(call_tf_p, *arrays, function=vmapped(function, batched, size))
   return outs, [0] * len(outs)
 
 
@@ -113,7 +114,7 @@ def _linear_batch(arrays: Sequence[Any], dims: Sequence[Any], *, linear: Linear)
       vmapped(linear.forward, (*primals, *tangents), size), vmapped(linear.backward, (*primals, *(True for _ in range(of))), size), n
     ),
   )
-  outs = call_tf_linear_p.bind(*arrays, linear=mapped)
+  outs = _bind(call_tf_linear_p, *arrays, linear=mapped)
   return outs, [0] * len(outs)
 
 

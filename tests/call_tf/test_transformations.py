@@ -95,13 +95,27 @@ def test_vmap_method(method):
   ("f", "reason"),
   [
     (lambda x: tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []), "PyFunc has no gradient"),
+    (lambda x: x * tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []), "PyFunc has no gradient"),
     (lambda x: tf.cast(tf.raw_ops.Bincount(arr=[1], size=2, weights=x[None]), tf.float32)[0], "No gradient defined for operation"),
+    (lambda x: x + tf.image.hsv_to_rgb(tf.stack([x, x, x]))[0], "HSVToRGB has no gradient"),
+    (lambda x: x + tf.function(lambda y: tf.image.hsv_to_rgb(tf.stack([y, y, y])))(x)[0], "HSVToRGB has no gradient"),
+    (lambda x: tf.image.resize(tf.reshape(x, [1, 1, 1, 1]), [2, 2])[0, 0, 0, 0], "ResizeBilinearGrad has no gradient"),
   ],
-  ids=["numpy", "no gradient"],
+  ids=["numpy", "a part of it", "no gradient", "registered without", "in a function", "not by tangents"],
 )
 def test_no_derivative(f, reason):
   with pytest.raises(LookupError, match=reason):
-    jax.grad(call_tf(f))(1.0)
+    jax.jvp(call_tf(f), (1.0,), (1.0,))
+
+
+def test_a_gradient_around_what_has_none():
+  @tf.custom_gradient
+  def f(x):
+    return tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []), lambda dy: dy * tf.cos(x)
+
+  assert (
+    jax.grad(call_tf(f))(0.0) == jax.jit(jax.grad(call_tf(lambda x: f(x) + tf.stop_gradient(tf.image.hsv_to_rgb([x, x, x])[0]))))(0.0) == 1
+  )
 
 
 def test_empty_batch():

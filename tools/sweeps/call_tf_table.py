@@ -1,0 +1,174 @@
+"""TensorFlow functions by `call_tf` against the same functions in JAX: docs/call-tf-table.md and docs/call-tf-table.json.
+
+Usage: python -m jax2tf.tools.sweeps.call_tf_table [--only="tf.sort;tf.einsum"]. Each JAX version writes its own cells into the JSON, and
+the document has all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+import jax2tf
+from jax2tf.tools.sweeps import measure
+from jax2tf.tools.sweeps.call_tf_rows import ROWS, TRACKED
+
+_DATA, _REPORT = measure.DOCS / "call-tf-table.json", measure.DOCS / "call-tf-table.md"
+TOLERANCE = 1e-5
+_COMPLEX = ("tf.linalg.inv", "tf.linalg.solve", "tf.linalg.det", "tf.einsum", "tf.math.cumprod", "tf.custom_gradient")
+
+Fun = Callable[[Any], Any]
+
+
+def _weighted(y: Any) -> Any:
+  return jnp.sum(jnp.cos(jnp.arange(y.size)).reshape(y.shape) * y)
+
+
+def _grad(f: Fun, order: int) -> Fun:
+  return jax.grad(lambda x: _weighted((f if order == 1 else _grad(f, order - 1))(x)))
+
+
+def _jvp(f: Fun, order: int) -> Fun:
+  return lambda x: jax.jvp(f if order == 1 else _jvp(f, order - 1), (x,), (jnp.cos(x),))[1]
+
+
+def _complex(f: Fun) -> Fun:
+  return jax.grad(lambda x: _weighted(f(x + 0.1j * jnp.cos(x))).imag)
+
+
+DERIVATIVES: dict[str, Callable[[Fun], Fun]] = {
+  "value": lambda f: f,
+  **{f"grad {n}": functools.partial(_grad, order=n) for n in (1, 2, 3, 4)},
+  **{f"jvp {n}": functools.partial(_jvp, order=n) for n in (1, 2, 3)},
+  "jacfwd": jax.jacfwd,
+  "jacrev": jax.jacrev,
+  "hessian": lambda f: jax.hessian(lambda x: _weighted(f(x))),
+  "complex": _complex,
+}
+
+
+def all_of(f: Fun, names: Sequence[str]) -> Fun:
+  """x -> {name of a derivative: its value}."""
+  return lambda x: {name: DERIVATIVES[name](f)(x) for name in names}
+
+
+def _saved(fun: Fun, x: Any, tracked: Any) -> Any:
+  """What a SavedModel gives that was written and loaded again."""
+  module = tf.Module()
+  converted = jax2tf.convert(fun, with_gradient=False)
+  module.f = tf.function(converted, autograph=False, input_signature=[tf.TensorSpec(x.shape, x.dtype)])
+  module.tracked = tracked
+  with tempfile.TemporaryDirectory() as folder:
+    tf.saved_model.save(module, folder)
+    return tf.saved_model.load(folder).f(x)
+
+
+def answers(name: str, way: str, derivatives: Sequence[str]) -> Any:
+  """What a way gives for derivatives of a row."""
+  f, _, x = ROWS[name]
+  if way == "saved":
+    return _saved(all_of(jax2tf.call_tf(f), derivatives), x, TRACKED.get(name, lambda: None)())
+  if way == "eager":
+    return all_of(jax2tf.call_tf(f), derivatives)(x)
+  if way == "vmap":
+    batch = np.stack([x, 1.1 * x])
+    return jax.tree.map(lambda y: y[0], jax.jit(jax.vmap(all_of(jax2tf.call_tf(f), derivatives)))(batch))
+  return jax.jit(all_of(jax2tf.call_tf(f, under_jit=way), derivatives))(x)
+
+
+def expected(name: str, derivatives: Sequence[str]) -> Any:
+  """The same of the function in JAX."""
+  _, f, x = ROWS[name]
+  return jax.jit(all_of(f, derivatives))(jnp.asarray(x))
+
+
+def difference(found: Any, expected: Any) -> float:
+  """The largest one, relative to the largest value of each derivative, or to 1."""
+
+  def one(a: Any, b: Any) -> float:
+    a, b = np.asarray(a), np.asarray(b)
+    return float("inf") if a.shape != b.shape else float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))
+
+  return max(one(found[name], b) for name, b in expected.items())
+
+
+WAYS = ("eager", "inline", "callback", "vmap", "saved")
+
+
+def cells(name: str) -> dict[str, str]:
+  """What each way gives: for how many derivatives, the largest difference, or why there is none."""
+  wanted = [d for d in DERIVATIVES if d != "complex" or name in _COMPLEX]
+  have, reason = _those_with_values(name, wanted)
+  reference, found = expected(name, have), {}
+  for way in WAYS:
+    try:
+      found[way] = f"{difference(answers(name, way, have), reference):.0e}"
+    except ValueError as error:
+      if way != "inline":
+        raise
+      found[way] = _words(error)
+  return {"derivatives": "all" if have == wanted else f"{', '.join(have)}. {reason}", **found}
+
+
+def _those_with_values(name: str, wanted: list[str]) -> tuple[list[str], str]:
+  """(the derivatives that there are, why the others are not)."""
+  try:
+    answers(name, "callback", wanted)
+    return wanted, ""
+  except LookupError as error:
+    if len(wanted) == 1:
+      return [], _words(error)
+  found = [_those_with_values(name, [derivative]) for derivative in wanted]
+  return [d for have, _ in found for d in have], next(reason for _, reason in found if reason)
+
+
+def _words(error: Exception) -> str:
+  return str(error).splitlines()[0].partition(": ")[2][:200].replace("|", "/")
+
+
+def report(data: dict[str, Any]) -> str:
+  """The document."""
+  versions = sorted(data)
+  lines = [
+    "# TensorFlow functions in JAX",
+    "",
+    "Generated by `make call-tf`; do not edit. Each function is also written in JAX (`tools/sweeps/call_tf_rows.py`).",
+    "Derivatives: the value, `jax.grad` to the fourth order, `jax.jvp` to the third, `jacfwd`, `jacrev` and `hessian`; for some",
+    "functions the gradient by complex numbers too. A cell is the largest difference of all these from JAX, in float32, relative to the",
+    "largest value of each, or to 1. `inline` is under jit as XLA's code, `callback` under jit by callback, `vmap` under jit for a batch,",
+    "`saved` a SavedModel of `convert`, loaded again. The column `Derivatives` has TensorFlow's reason where it has not all.",
+    "",
+    "| Function | Derivatives | " + " | ".join(f"{way}, JAX {v}" for v in versions for way in WAYS) + " |",
+    "|---|---|" + "---|" * (len(versions) * len(WAYS)),
+  ]
+  for name in ROWS:
+    known = [data[v].get(name, {}) for v in versions]
+    said = next((k["derivatives"] for k in known if k), "")
+    lines.append(f"| {name} | {said} | " + " | ".join(k.get(way, "not run") for k in known for way in WAYS) + " |")
+  return "\n".join(lines) + "\n"
+
+
+@click.command
+@click.option("--only", default="", help="Functions, separated by semicolons.")
+def main(only: str) -> None:
+  """Measures, and writes the report after each row."""
+  for name in tqdm([name for name in ROWS if not only or name in only.split(";")]):
+    data = json.loads(_DATA.read_text(encoding="utf-8")) if _DATA.exists() else {}
+    data.setdefault(jax.__version__, {})[name] = found = cells(name)
+    print(name, found, flush=True)
+    _DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    _REPORT.write_text(report(data), encoding="utf-8")
+
+
+if __name__ == "__main__":
+  main()
