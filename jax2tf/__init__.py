@@ -14,6 +14,7 @@ if TYPE_CHECKING:
   from jax2tf.errors import LoweringError
   from jax2tf.registry import lowers
   from jax2tf.tf_calls import call_tf, functional
+  from jax2tf.tf_calls.modules import tf_module
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
   "install",
   "lowers",
   "split_to_logical_devices",
+  "tf_module",
 ]
 
 _API = "jax2tf.api"
@@ -41,6 +43,7 @@ _HOMES = {
   "functional": "jax2tf.tf_calls",
   "install": "jax2tf.drop_in",
   "lowers": "jax2tf.registry",
+  "tf_module": "jax2tf.tf_calls.modules",
 }
 
 if not TYPE_CHECKING:  # or a type checker would believe any name

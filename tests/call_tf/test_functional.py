@@ -1,6 +1,8 @@
 """The variables of TensorFlow functions as arguments of JAX functions."""
 
+import ast
 import functools
+import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +44,7 @@ def directory(tmp_path_factory):
   return str(path)
 
 
-def test_optax_trains_a_saved_model(directory, tmp_path):
+def test_optax_trains_a_saved_model(directory, tmp_path, without_jax):
   """In one jitted step of XLA's code alone; then its variables take the values, and it is saved again."""
   model = tf.saved_model.load(directory)
   apply, variables = functional(model, tf.TensorSpec([2, 2]))
@@ -67,6 +69,9 @@ def test_optax_trains_a_saved_model(directory, tmp_path):
     v.assign(value)
   tf.saved_model.save(model, str(tmp_path))
   np.testing.assert_allclose(tf.saved_model.load(str(tmp_path))(X), in_jax(variables, X), rtol=1e-5)
+  code = f"import tensorflow as tf; print(tf.saved_model.load({str(tmp_path)!r})({X.tolist()}).numpy().tolist())"
+  done = subprocess.run([without_jax, "-c", code], check=True, capture_output=True, text=True, timeout=300)
+  np.testing.assert_allclose(ast.literal_eval(done.stdout.splitlines()[-1]), in_jax(variables, X), rtol=1e-5)
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["inlined", "callback"])
