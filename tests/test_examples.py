@@ -15,7 +15,9 @@ HERE = Path(__file__).resolve().parent
 EXAMPLES = sorted((HERE.parent / "examples").glob("*.py"))
 
 # The tests that run an example as a program, from its command line to its last line.
-RUN_BY = {"quickstart": "test_quickstart.py", "train_step": "test_training.py", "generate": "test_generate.py"}
+RUN_BY = {"quickstart": "test_quickstart.py", "train_step": "test_training.py", "generate": "test_generate.py"} | dict.fromkeys(
+  ("fine_tune", "image_and_signal", "vocabulary", "moving_average", "jax_and_tensorflow"), "test_stories.py"
+)
 
 
 def test_each_example_is_run_by_a_test() -> None:
