@@ -17,7 +17,7 @@
 #   make minilm       MiniLM at every target and quantization, and the report docs/minilm.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/readers.md
 #   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/libraries.md
-#   make call-tf      45 TensorFlow functions in JAX, with their derivatives, and the report docs/call-tf-table.md
+#   make call-tf      45 TensorFlow functions in JAX, with their derivatives, and the report docs/call-tf-table.md; its speed
 #   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/growth.md
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
@@ -68,6 +68,7 @@ conformance: $(VENV)/.dev
 
 call-tf: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.call_tf_table
+	$(RUN) -m jax2tf.tools.sweeps.call_tf_speed
 
 growth: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.growth

@@ -18,7 +18,13 @@ DOCS = pathlib.Path("docs")
 _STATUS = pathlib.Path("/proc/self/status")
 
 
-def milliseconds(calls: Mapping[str, Callable[[], Any]], seconds: float, warmup: int = 3, least: int = 5) -> dict[str, float]:
+def milliseconds(
+  calls: Mapping[str, Callable[[], Any]],
+  seconds: float,
+  warmup: int = 3,
+  least: int = 5,
+  of: Callable[[Sequence[float]], float] = statistics.median,
+) -> dict[str, float]:
   """The median time of each call, run by turns, because the ratio of two times outlives a noisy machine.
 
   Args:
@@ -26,6 +32,7 @@ def milliseconds(calls: Mapping[str, Callable[[], Any]], seconds: float, warmup:
     seconds: how long to measure all of them together.
     warmup: rounds that are not measured.
     least: rounds to measure, however long they take.
+    of: the times of a call -> what stands for them.
   """
   times: dict[str, list[float]] = {name: [] for name in calls}
   for call in (*calls.values(),) * warmup:
@@ -37,7 +44,7 @@ def milliseconds(calls: Mapping[str, Callable[[], Any]], seconds: float, warmup:
       start = time.perf_counter()
       call()
       times[name].append(time.perf_counter() - start)
-  return {name: 1e3 * statistics.median(series) for name, series in times.items()}
+  return {name: 1e3 * of(series) for name, series in times.items()}
 
 
 def nodes(graph: Any) -> list[Any]:
