@@ -6,6 +6,7 @@ shadows as operands: their values come from the variables, their derivatives bel
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -28,10 +29,17 @@ class _Shadows:
 
 
 def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
-  """The floating point and complex variables of the TensorFlow functions inside."""
+  """The floating point and complex variables of the TensorFlow functions inside, but those whose shape is not known, with a warning."""
   calls = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in IN_TENSORFLOW)
   variables = (v for eqn in calls for v in IN_TENSORFLOW[eqn.primitive](**eqn.params))
-  return list({v.ref(): v for v in variables}.values())
+  found = list({v.ref(): v for v in variables}.values())
+  if unknown := [v.name for v in found if v.trainable and not v.shape.is_fully_defined()]:
+    warnings.warn(
+      f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. Give them one, or trainable=False",
+      UserWarning,
+      stacklevel=2,
+    )
+  return [v for v in found if v.shape.is_fully_defined()]
 
 
 def given(found: Mapping[Any, Any]) -> AbstractContextManager[None]:

@@ -108,6 +108,8 @@ def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., A
   variables = [v for v in function.variables if v.trainable]
   if not variables:
     raise ValueError(f"functional: '{function.name}' captures no trainable tf.Variable; use call_tf")
+  if unknown := [v.name for v in variables if not v.shape.is_fully_defined()]:
+    raise ValueError(f"functional: the shapes of {', '.join(unknown)} are not known; give them one, or trainable=False")
 
   def apply(values: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     shapes = [tuple(jax.numpy.shape(x)) for x in values]

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import numpy as np
 import tensorflow as tf
 
 from jax2tf import _tf_compat, _tf_functions
-from jax2tf.tf_calls.function import READING, REPEATABLE, Options, Reads, Run, TfFunction, WithVariables, packed, packed_aval, tensor_spec
+from jax2tf.tf_calls.function import READING, REPEATABLE, Options, Reads, Run, TfFunction, WithVariables, is_packed, packed, tensor_spec
 
 Pullback = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 # residuals -> (tensors like the results, the cotangents of these -> those of the arguments, by TensorFlow's convention)
@@ -202,7 +201,7 @@ class Recorded(_Derived):
 
     call, kept = _tf_functions.gradient_apart(pullback, [tf.TensorSpec(y.shape, y.dtype) for y in inexact])
     dtypes, unsized = [x.dtype for x in kept], [y for y in inexact if not y.shape.is_fully_defined()]
-    if any((x.dtype.is_floating or x.dtype.is_complex) and packed_aval(x).dtype == np.uint32 for x in kept):
+    if any((x.dtype.is_floating or x.dtype.is_complex) and is_packed(x.dtype) for x in kept):
       raise ValueError("it computes in dtypes that JAX has with jax_enable_x64")
     self._apart[graph] = call, dtypes, [y.shape for y in inexact], [y.dtype for y in inexact]
     return [*outs, *map(packed, kept), *unsized]

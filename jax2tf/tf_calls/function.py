@@ -176,7 +176,7 @@ class TfFunction:
   @property
   def variables(self) -> list[tf.Variable]:
     """The floating point and complex variables that it captures, in the order of their first use."""
-    return [v for v in self.captured if (v.dtype.is_floating or v.dtype.is_complex) and v.shape.is_fully_defined()]
+    return [v for v in self.captured if v.dtype.is_floating or v.dtype.is_complex]
 
   @functools.cached_property
   def captured(self) -> list[tf.Variable]:
@@ -186,8 +186,9 @@ class TfFunction:
 
   @property
   def captures_others(self) -> bool:
-    """Whether it captures tables, or other things that TensorFlow holds, but variables."""
-    return sum(x.dtype in (tf.resource, tf.variant) for x in self.concrete.captured_inputs) > len(self.captured)
+    """Whether it captures what no array of JAX's can hold: tables, variables of strings, or of a shape that is not known."""
+    arrays = sum(v.shape.is_fully_defined() and v.dtype != tf.string for v in self.captured)
+    return sum(x.dtype in (tf.resource, tf.variant) for x in self.concrete.captured_inputs) > arrays
 
   @property
   def inexact_results(self) -> list[int]:
@@ -254,16 +255,19 @@ def _canonical(v: tf.Variable) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(v.shape, dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype))
 
 
-def packed_aval(y: tf.Tensor | tf.Variable) -> jax.ShapeDtypeStruct:
-  """Of a value that JAX only keeps: as it is, or as the bits of 64-bit elements that JAX has not without jax_enable_x64."""
-  if (aval := _canonical(y)).dtype == y.dtype.as_numpy_dtype:
-    return aval
-  return jax.ShapeDtypeStruct((*y.shape, y.dtype.size // 4), np.uint32)
+def is_packed(dtype: tf.DType) -> bool:
+  """Whether JAX only keeps values of this dtype as bits: it has no 64-bit elements without jax_enable_x64."""
+  return dtypes.canonicalize_dtype(dtype.as_numpy_dtype) != dtype.as_numpy_dtype
+
+
+def packed_aval(v: tf.Variable) -> jax.ShapeDtypeStruct:
+  """Of a value that JAX only keeps."""
+  return jax.ShapeDtypeStruct((*v.shape, v.dtype.size // 4), np.uint32) if is_packed(v.dtype) else _canonical(v)
 
 
 def packed(y: tf.Tensor) -> tf.Tensor:
   """The value, as `packed_aval` has it."""
-  return y if packed_aval(y).dtype == y.dtype.as_numpy_dtype else tf.bitcast(y, tf.uint32)
+  return tf.bitcast(y, tf.uint32) if is_packed(y.dtype) else y
 
 
 def tensor_spec(aval: Any) -> tf.TensorSpec:

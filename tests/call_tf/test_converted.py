@@ -94,6 +94,20 @@ def test_symbolic_shapes_that_fit_no_formula():
     f(X)
 
 
+def test_polymorphic_gradients_of_a_variable():
+  """What the gradient takes from the call has symbolic shapes, too."""
+  v = tf.Variable(2.0)
+  f = jax2tf.convert(lambda x: 1 * call_tf(lambda x: tf.sin(x * v))(x), polymorphic_shapes=["b"])
+  x = tf.constant(X)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = f(x)
+  v.assign(5.0)
+  by_x, by_v = tape.gradient(y, [x, v])
+  np.testing.assert_allclose(by_x, 2 * jnp.cos(2 * X), rtol=1e-5)
+  np.testing.assert_allclose(by_v, (X * jnp.cos(2 * X)).sum(), rtol=1e-5)
+
+
 def test_polymorphic_gradients():
   f = jax2tf.convert(jax.vmap(jax.grad(lambda x: call_tf(tf.sin)(x).sum())), polymorphic_shapes=["b, _"])
   np.testing.assert_allclose(f(X[None]), jnp.cos(X[None]), rtol=1e-5)

@@ -102,6 +102,20 @@ def test_none_is_never_said_in_silence():
     gradients(jax2tf.convert(lambda x: 2 * rule(x)), X, [SCALED.w])
 
 
+def test_variables_whose_shape_is_not_known():
+  grows = tf.Variable(tf.ones([3]), shape=[None])
+  f = call_tf(lambda x: x * tf.reduce_sum(grows) * SCALED.scale)
+  with pytest.warns(UserWarning, match="will be None: their shapes are not known"):
+    converted = jax2tf.convert(lambda x: 2 * f(x))
+    found = gradients(converted, X, [SCALED.scale])
+  np.testing.assert_allclose(found[1], 6 * X.sum(), rtol=1e-6)
+  with pytest.raises(ValueError, match=r"functional: the shapes of .* are not known"):
+    jax2tf.functional(lambda x: x * tf.reduce_sum(grows), X)
+  assert jax.grad(f)(1.0) == 1.5  # which needs the sum alone
+  with pytest.raises(LookupError, match=r"has no derivative.*what it captures.*depend on values"):
+    jax.grad(call_tf(lambda x: tf.reduce_sum(x * grows)))(1.0)
+
+
 def test_a_saved_model_has_them(tmp_path):
   """It saves the variables that call_tf captures; loaded, they can be written, and have gradients."""
   other = Scaled()
