@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import tensorflow as tf
 
-from jax2tf import _tf_compat, _tf_functions
+from jax2tf import _jax_compat, _tf_compat, _tf_functions
 from jax2tf.tf_calls.function import READING, REPEATABLE, Options, Reads, Run, TfFunction, WithVariables, is_packed, packed, tensor_spec
+from jax2tf.tf_calls.shapes import Shape
 
 Pullback = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 # residuals -> (tensors like the results, the cotangents of these -> those of the arguments, by TensorFlow's convention)
@@ -183,6 +184,7 @@ class Recorded(_Derived):
     super().__init__(function, function.name, self._run, function.avals_in, options, None)
     self._function, self._wrt = function, wrt
     self._apart: weakref.WeakKeyDictionary[tf.Graph, Any] = weakref.WeakKeyDictionary()
+    self._names: list[str] = []  # of the results, in the graph of `concrete`, which is the first
 
   def compiled(self, jit_compile: bool | None) -> Any:
     """As `TfFunction.compiled`; `run` calls that of `concrete`."""
@@ -204,7 +206,24 @@ class Recorded(_Derived):
     if any((x.dtype.is_floating or x.dtype.is_complex) and is_packed(x.dtype) for x in kept):
       raise ValueError("it computes in dtypes that JAX has with jax_enable_x64")
     self._apart[graph] = call, dtypes, [y.shape for y in inexact], [y.dtype for y in inexact]
+    self._names = self._names or [x.name for x in (*outs, *kept, *unsized)]
     return [*outs, *map(packed, kept), *unsized]
+
+  def _infer(self, shapes: list[Shape]) -> list[Shape]:
+    """As `TfFunction._infer`. A gradient at static shapes takes fewer sizes from the graph, so its tensors are found by name."""
+    specs = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)]
+    with _tf_compat.outside_graphs(), _jax_compat.eval_context():
+      graph = self.compiled(None).get_concrete_function(*specs).graph
+    found: list[Shape] = []
+    for name, y in zip(self._names, self.concrete.outputs, strict=True):
+      try:
+        shape = (y if y.shape.is_fully_defined() else graph.get_tensor_by_name(name)).shape
+      except KeyError:
+        shape = tf.TensorShape(None)
+      if not y.shape.is_compatible_with(shape) or shape.rank is None:  # packed, or not there
+        raise ValueError(f"the shape of '{name}', which its gradient takes, is not known")
+      found.append(tuple(shape.as_list()))
+    return found
 
   def at(self, residuals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Pullback]:
     """As of `At`."""

@@ -106,6 +106,8 @@ def test_polymorphic_gradients_of_a_variable():
   by_x, by_v = tape.gradient(y, [x, v])
   np.testing.assert_allclose(by_x, 2 * jnp.cos(2 * X), rtol=1e-5)
   np.testing.assert_allclose(by_v, (X * jnp.cos(2 * X)).sum(), rtol=1e-5)
+  graph = tf.function(f).get_concrete_function(tf.TensorSpec([None])).graph.as_graph_def()
+  assert "VarHandleOp" not in str(graph)  # an exported or compiled graph has no variables of a call's own
 
 
 def test_polymorphic_gradients():
