@@ -13,6 +13,7 @@ import tensorflow as tf
 from jax2tf import _tf_compat, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.context import scope_name
+from jax2tf.derivative import derivative, differentiable
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
@@ -60,7 +61,7 @@ class Conversion:
     with tf.control_dependencies(assertions):
       operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
     with tf.name_scope(f"jax2tf_{scope_name(self.traced.name)}_"):
-      results = self._differentiable(self._run(dimensions), operands, gradient.differentiable(self.traced.jaxpr.in_avals))
+      results = self._differentiable(self._run(dimensions), operands, differentiable(self.traced.jaxpr.in_avals))
     return [tf.identity(y, "jax2tf_out") for y in results]
 
   def _run(self, dimensions: DimensionValues) -> Emitter:
@@ -75,8 +76,8 @@ class Conversion:
       return _tf_compat.without_derivatives(lambda: run(self._program, *operands), [operands[i] for i in wrt], reason, has_effects)
     if is_tensorflows(self.traced.jaxpr):
       return run(self._program, *operands)
-    derivative = self._derivatives.get(tuple(wrt), lambda: gradient.derivative(self.traced.jaxpr, self.traced.name, wrt, self._prepare))
-    return gradient.call(derivative, run, *operands)
+    found = self._derivatives.get(tuple(wrt), lambda: derivative(self.traced.jaxpr, self.traced.name, wrt, self._prepare))
+    return gradient.call(found, run, *operands)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if self._on_several_devices:
@@ -88,7 +89,7 @@ class Conversion:
     sizes = [operands[argument].shape[axis] for _, argument, axis in self._dimensions.sizes]
     run = _Eager(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
     # Eagerly, unlike in a graph, it is known here which arguments a tape will ever ask about.
-    wrt = [i for i in gradient.differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])]
+    wrt = [i for i in differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])]
     return self._differentiable(run, operands, wrt) if wrt else run(self._program, *operands)
 
   def _run_eagerly(self, sizes: list[tf.Tensor], program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
@@ -149,3 +150,6 @@ class _Eager:
 
   def here(self) -> _Eager:
     return self
+
+  def remembering(self) -> None:
+    return None

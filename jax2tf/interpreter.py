@@ -23,13 +23,12 @@ from jax2tf.lines import UNKNOWN, definition, user_line
 from jax2tf.placement.devices import Destination
 from jax2tf.program import Places, Program, gap, program_of
 from jax2tf.registry import PLACEMENT_PARAMS, rule_for
+from jax2tf.value_numbering import Env, Naming, Values
 
 # Below this size a constant is cheaper to repeat in a body than to capture, and stays visible to
 # TensorFlow's shape inference and constant folding.
 _SMALL_CONSTANT = 16
 
-# The tensors of the variables of one jaxpr.
-Env = dict[Any, tf.Tensor]
 # (caller's line, inner jaxpr, operands, where they are) -> results.
 Lower = Callable[..., list[tf.Tensor]]
 
@@ -89,6 +88,8 @@ class Lowering:
   constants: Constants = field(default_factory=Constants)
   notes: Notes = field(default_factory=Notes)
   watch: Watch = _unwatched
+  values: Values | None = None
+  reuse: bool = False
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program; equations without a line have that of its function, or of the user's call."""
@@ -104,7 +105,15 @@ class Lowering:
 
   def here(self) -> Lowering:
     """The same for the graph under construction now, which may be that of a gradient function."""
-    return replace(self, dimensions=self.dimensions.here(), constants=Constants())
+    return replace(self, dimensions=self.dimensions.here(), constants=Constants(), values=None, reuse=False)
+
+  def remembering(self) -> Lowering:
+    """The same, which remembers what it computes."""
+    return replace(self, values=Values())
+
+  def again(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+    """The results of a program; an equation that was computed before is not computed once more."""
+    return replace(self, reuse=True)(program, *operands)
 
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """As `emit`, of an inner jaxpr, whose operands are in `places`."""
@@ -113,13 +122,18 @@ class Lowering:
   def emit(self, caller: str, program: Program, *arguments: tf.Tensor) -> list[tf.Tensor]:
     """The results of `program` for these tensors; `caller` is the line for equations without one."""
     env, placed = self.environment(program.jaxpr, arguments), program.placement
+    values = self.values and Naming(self.values, program.jaxpr, env, self.reuse)
     outer_scope = tf.get_current_name_scope()
     for path, eqns in itertools.groupby(program.equations, key=_jax_compat.named_scopes):
       with _scope(outer_scope, path):
         for eqn in eqns:
+          if values and values.has(eqn):
+            continue
           operands = self.read(env, eqn.invars)
           with self._on(placed.run(eqn)), self.watch(eqn, caller):
             env.update(zip(eqn.outvars, self.equation(eqn, operands, caller, placed.of(eqn.invars)), strict=True))
+          if values:
+            values.name(eqn)
     return self.read(env, program.jaxpr.outvars)
 
   def environment(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> Env:

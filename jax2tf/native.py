@@ -106,6 +106,9 @@ class Native:
     """The same for the graph under construction now."""
     return replace(self, graph=self.graph.here())
 
+  def remembering(self) -> None:
+    """A module gives all that is ever asked of it."""
+
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """As `Lowering.lower`. Equations that no module can hold go to their graph rules; all between two of these is one module."""
     del places  # JAX knows them

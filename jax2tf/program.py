@@ -47,6 +47,16 @@ class Emitter(Protocol):
   def here(self) -> Emitter:
     """The same for the graph under construction now, which may be that of a gradient function."""
 
+  def remembering(self) -> Memory | None:
+    """The same, which remembers what it computes; None where that is not possible."""
+
+
+class Memory(Emitter, Protocol):
+  """An emitter that remembers what it computes."""
+
+  def again(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+    """The results of a program; what was computed before is not computed once more."""
+
 
 # (jaxpr, name of the function for errors, where its operands are) -> program.
 Prepare = Callable[[ClosedJaxpr, str, Places], Program]

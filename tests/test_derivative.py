@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.gradient import derivative
+from jax2tf.derivative import derivative
 from jax2tf.program import prepare
 
 X = np.arange(3, dtype=np.float32)

@@ -1,0 +1,105 @@
+"""Which tensors of a graph are the same value: value numbering over jaxprs (https://en.wikipedia.org/wiki/Value_numbering).
+
+An idiom may compute a value without those before it. Values therefore have names made of JAX's equations, whether there is a tensor or not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from jax.extend.core import Literal
+
+from jax2tf.jaxprs import opened
+
+# The tensors of the variables of one jaxpr.
+Env = dict[Any, tf.Tensor]
+# A value: equal equations on equal values give equal values.
+Name = int
+
+
+class Values:
+  """The values of one graph, and the tensors that there are of them."""
+
+  def __init__(self) -> None:
+    self._fresh = itertools.count()
+    self._names: dict[Any, Name] = {}
+    self._of_tensor: dict[int, tuple[tf.Tensor, Name]] = {}  # each tensor is kept, so that its id stays its own
+    self._tensors: dict[Name, tf.Tensor] = {}
+
+  def name_of(self, key: Any) -> Name:
+    """The value that equal keys name."""
+    if key not in self._names:
+      self._names[key] = next(self._fresh)
+    return self._names[key]
+
+  def of(self, tensor: tf.Tensor) -> Name:
+    """The value that a tensor is."""
+    if id(tensor) not in self._of_tensor:
+      self._add(tensor, next(self._fresh))
+    return self._of_tensor[id(tensor)][1]
+
+  def add(self, key: Any, tensor: tf.Tensor) -> Name:
+    """The value of a tensor, which `key` names too."""
+    if id(tensor) in self._of_tensor:  # a rule gave back its operand, or an equation inside of a call named it
+      return self._names.setdefault(key, self._of_tensor[id(tensor)][1])
+    self._add(tensor, name := self.name_of(key))
+    return name
+
+  def tensor(self, key: Any) -> tf.Tensor | None:
+    """A tensor of the value that `key` names; None without one."""
+    return self._tensors.get(self._names.get(key, -1))
+
+  def _add(self, tensor: tf.Tensor, name: Name) -> None:
+    self._of_tensor[id(tensor)] = tensor, name
+    self._tensors.setdefault(name, tensor)
+
+
+class Naming:
+  """The values of the variables of one jaxpr, as it is emitted.
+
+  Args:
+    values: those of the graph.
+    jaxpr: as JAX traced it; what is emitted may be other equations for the same variables.
+    env: the tensors of the variables, where there are some.
+    reuse: whether `has` looks for values that are there.
+  """
+
+  def __init__(self, values: Values, jaxpr: Any, env: Env, reuse: bool):
+    self._values, self._env, self._reuse = values, env, reuse
+    self._made_by = {v: (eqn, i) for eqn in opened(jaxpr).eqns for i, v in enumerate(eqn.outvars)}
+    self._known: dict[Any, Name] = {}
+
+  def has(self, eqn: Any) -> bool:
+    """Whether there are tensors of all results of an equation, which are then in the environment."""
+    if not (self._reuse and eqn.outvars and all(v in self._made_by for v in eqn.outvars)):
+      return False
+    found = [self._values.tensor(self._key(v)) for v in eqn.outvars]
+    if any(tensor is None for tensor in found):
+      return False
+    self._env.update(zip(eqn.outvars, found, strict=True))
+    return True
+
+  def name(self, eqn: Any) -> None:
+    """Names the results of an equation, which are in the environment."""
+    for v in eqn.outvars:
+      if v in self._made_by:
+        self._known[v] = self._values.add(self._key(v), self._env[v])
+
+  def _name(self, atom: Any) -> Name:
+    if isinstance(atom, Literal):
+      return self._values.name_of((str(atom.aval), np.asarray(atom.val).tobytes()))
+    if atom not in self._known:
+      self._known[atom] = self._values.of(self._env[atom]) if atom in self._env else self._values.name_of(self._key(atom))
+    return self._known[atom]
+
+  def _key(self, variable: Any) -> Any:
+    eqn, i = self._made_by[variable]
+    key = eqn.primitive, tuple(eqn.params.items()), *map(self._name, eqn.invars), i
+    try:
+      hash(key)
+    except TypeError:  # such as of NumPy arrays
+      return object()
+    return key
