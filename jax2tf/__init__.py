@@ -12,6 +12,7 @@ if TYPE_CHECKING:
   from jax2tf.context import RuleContext
   from jax2tf.drop_in import install
   from jax2tf.errors import LoweringError
+  from jax2tf.refs import Ref
   from jax2tf.registry import lowers
   from jax2tf.tf_calls import call_tf, functional
   from jax2tf.tf_calls.modules import tf_module
@@ -22,6 +23,7 @@ __all__ = [
   "DisabledSafetyCheck",
   "LoweringError",
   "PolyShape",
+  "Ref",
   "RuleContext",
   "call_tf",
   "convert",
@@ -38,6 +40,7 @@ _API = "jax2tf.api"
 # Where the other names are.
 _HOMES = {
   "LoweringError": "jax2tf.errors",
+  "Ref": "jax2tf.refs",
   "RuleContext": "jax2tf.context",
   "call_tf": "jax2tf.tf_calls",
   "functional": "jax2tf.tf_calls",

@@ -261,6 +261,12 @@ def current_graph() -> tf.Graph | None:
   return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def orders_writes() -> bool:
+  """Whether TensorFlow runs reads and writes of variables in the order in which they are made here."""
+  graph = current_graph()
+  return graph is None or bool(getattr(graph, "_add_control_dependencies", False))
+
+
 @contextlib.contextmanager
 def errors_as_raised() -> Iterator[None]:
   """Keeps AutoGraph from turning an exception into one of its own, which loses its type and its words."""

@@ -16,7 +16,7 @@ import jax
 import tensorflow as tf
 from jax import export, tree_util
 
-from jax2tf import _jax_checks, _jax_compat, _jax_dimensions, _tf_compat, nans
+from jax2tf import _jax_checks, _jax_compat, _jax_dimensions, _tf_compat, nans, refs
 from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, scope_of, specs_of
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tensor_of
@@ -54,7 +54,8 @@ def convert(
   """Returns a TensorFlow function, made of ordinary TensorFlow ops, with the values and gradients of `fun_jax`.
 
   The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in Keras
-  layers. It takes pytrees of tf.Tensor, tf.Variable, NumPy and JAX arrays and Python scalars, and
+  layers. It takes pytrees of tf.Tensor, tf.Variable, NumPy and JAX arrays, Python scalars, and `jax2tf.Ref(variable)`
+  where `fun_jax` takes a `jax.Ref`, and
   returns the pytree of `fun_jax` with tf.Tensors of JAX's dtypes. `fun_jax` is traced once for each
   combination of argument structure, dtypes, (polymorphic) shapes and static values.
 
@@ -104,6 +105,7 @@ def convert(
   destination = _destination(platforms, device_map, keep_shardings)
   traceable = Traceable.of(fun_jax, static_argnums, static_argnames)
   traces = _TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
+  of_refs = BoundedCache(1)
   conversions = BoundedCache(max_conversions, functools.partial(_warn_of_many_conversions, traceable.name, max_conversions))
 
   @_wraps(fun_jax)
@@ -117,6 +119,15 @@ def convert(
         f"convert must be used outside all JAX transformations: '{traceable.name}' is called under one. "
         "Call the converted function from TensorFlow, or the JAX function from JAX"
       )
+    found = refs.refs_of((args, kwargs))
+    if not found:
+      return values(traces, args, kwargs)
+    refs.check((args, kwargs), traceable.name)
+    of_values = of_refs.get((), lambda: _TraceCache(traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions))
+    results, last = values(of_values, args, kwargs)
+    return refs.written(found, last, results)
+
+  def values(traces: _TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves, traced = traces(args, kwargs)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]

@@ -17,7 +17,7 @@ import tensorflow as tf
 from jax import tree_util
 from jax.extend import source_info_util
 
-from jax2tf import _jax_compat, errors, shadows
+from jax2tf import _jax_compat, errors, refs, shadows
 from jax2tf.dims import Dimensions
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement.devices import place_of
@@ -96,6 +96,10 @@ class Traceable:
     given_nums, given_names = _jax_compat.static_arguments(given)
     nums, names = tuple({*nums, *given_nums}), tuple({*names, *given_names})
     return cls(fun, jax.jit(call, static_argnums=nums, static_argnames=names), nums, names)
+
+  def of_refs(self) -> Traceable:
+    """The function of values in place of refs."""
+    return Traceable.of(refs.as_values(self.fun), self.static_argnums or None, self.static_argnames or None)
 
   def __reduce__(self) -> Any:
     """Pickled as the function without jax.jit, and its static arguments: JAX 0.12 can call a jitted copy, but not trace it."""

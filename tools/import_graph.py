@@ -33,7 +33,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
       "jax2tf.placement*",
     ),
   ),
-  ("rule interface", ("jax2tf.context", "jax2tf.nans", "jax2tf.registry", "jax2tf.shadows", "jax2tf.expansion", "jax2tf.key_data")),
+  (
+    "rule interface",
+    ("jax2tf.context", "jax2tf.nans", "jax2tf.registry", "jax2tf.shadows", "jax2tf.refs", "jax2tf.expansion", "jax2tf.key_data"),
+  ),
   ("rule helpers", ("jax2tf.lowering._*",)),
   ("rules and stages", ("jax2tf.lowering.*", "jax2tf.idioms*", "jax2tf.program", "jax2tf.interpreter", "jax2tf.trace")),
   ("derivatives", ("jax2tf.derivative", "jax2tf.gradient", "jax2tf.native")),

@@ -10,7 +10,7 @@ _HOST = (
 )
 _STATE = (
   "it uses a mutable array that was made outside of the function",
-  "pass its value and return the new one; keep state in tf.Variables around the converted function",
+  "make it an argument of the function, and pass jax2tf.Ref(variable) there",
 )
 _TOKEN = ("it orders side effects, which the graph lowering does not have", "remove the ordered effect before conversion")
 

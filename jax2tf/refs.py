@@ -1,0 +1,91 @@
+"""Mutable arrays of JAX as arguments: tf.Variables that a converted function reads and writes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import tensorflow as tf
+from jax import tree_util
+
+from jax2tf import _tf_compat
+
+
+@dataclass(frozen=True, eq=False)
+class Ref:
+  """An argument of a converted function: a tf.Variable where the JAX function takes a `jax.Ref`.
+
+  A tf.Variable alone is its value, as everywhere else: a function that only reads takes both, so tracing cannot tell. It
+  stands anywhere in the arguments, and counts as its variable in `polymorphic_shapes`.
+  """
+
+  variable: Any
+
+
+# The structure of the arguments then says which leaves are refs, and with it the key of a trace.
+tree_util.register_dataclass(Ref, data_fields=["variable"], meta_fields=[])
+
+
+def _is_ref(x: Any) -> bool:
+  return isinstance(x, Ref)
+
+
+def refs_of(arguments: Any) -> list[Ref]:
+  """Those of a tree, in order."""
+  return [x for x in tree_util.tree_leaves(arguments, is_leaf=_is_ref) if _is_ref(x)]
+
+
+def check(arguments: Any, name: str) -> None:
+  """Raises for refs of a tree (args, kwargs) that are no variables, that are one variable, or whose writes would have no order."""
+  seen: dict[Any, str] = {}
+  for path, x in tree_util.tree_flatten_with_path(arguments, is_leaf=_is_ref)[0]:
+    if not _is_ref(x):
+      continue
+    place = ("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:])
+    variable = x.variable
+    if not isinstance(variable, tf.Variable):
+      raise TypeError(f"'{name}': jax2tf.Ref takes a tf.Variable, and {place} has a {type(variable).__name__}; pass jax2tf.Ref(variable)")
+    dtype = variable.dtype.as_numpy_dtype
+    if (canonical := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
+      raise TypeError(
+        f"'{name}': the variable of {place} is {variable.dtype.name}, and JAX computes in {canonical} without jax_enable_x64; "
+        f"pass a variable of {canonical}"
+      )
+    if (first := seen.setdefault(variable.ref(), place)) is not place:
+      raise ValueError(
+        f"only one reference to a mutable array may be passed as an argument to a function, but when calling '{name}' "
+        f"the variable {variable.name} of shape {variable.shape} appeared at both {first} and {place}"
+      )
+  if seen and not _tf_compat.orders_writes():
+    raise NotImplementedError(
+      f"'{name}' writes variables, and in this graph (TF1, wrap_function) TensorFlow keeps no order of reads and writes; "
+      "call it in a tf.function"
+    )
+
+
+def as_values(fun: Callable[..., Any]) -> Callable[..., Any]:
+  """The function of values in place of refs, whose results are (its own, the values of the refs after it).
+
+  The refs are made inside, so JAX differentiates first, and a write is no part of a derivative that TensorFlow would repeat.
+  """
+
+  @functools.wraps(fun, updated=())
+  def pure(*args: Any, **kwargs: Any) -> Any:
+    leaves, tree = tree_util.tree_flatten((args, kwargs), is_leaf=_is_ref)
+    refs = {i: jax.new_ref(x.variable) for i, x in enumerate(leaves) if _is_ref(x)}
+    args, kwargs = tree_util.tree_unflatten(tree, [refs.get(i, x) for i, x in enumerate(leaves)])
+    return fun(*args, **kwargs), [jax.freeze(ref) for ref in refs.values()]
+
+  return pure
+
+
+def written(refs: Sequence[Ref], values: Sequence[tf.Tensor], results: Any) -> Any:
+  """The results, once the variables have their new values."""
+  # All values are there before the first write, so a call that fails writes nothing.
+  with tf.control_dependencies([*values, *tree_util.tree_leaves(results)]):
+    writes = [ref.variable.assign(value, read_value=False) for ref, value in zip(refs, values, strict=True)]
+  with tf.control_dependencies([w for w in writes if w is not None]):
+    return tree_util.tree_map(tf.identity, results)

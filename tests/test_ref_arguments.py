@@ -1,0 +1,117 @@
+"""tf.Variables where a JAX function takes mutable arrays: read and written as JAX does with its own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import jax2tf
+
+X = np.array([0.5, -1.5, 2.0], np.float32)
+
+
+def _step(state, x):
+  state["n"][0] += 1
+  state["sum"][...] += x * state["n"][0]
+  return jnp.sin(state["sum"][...]) * x
+
+
+def _state():
+  return {"n": np.ones(2, np.float32), "sum": X * 2}
+
+
+def _variables():
+  return jax.tree.map(tf.Variable, _state())
+
+
+def _given(variables):
+  return jax.tree.map(jax2tf.Ref, variables)
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "xla", "data", "loop", "shapes"])
+def test_variables_are_as_the_refs_of_jax(way):
+  refs = jax.tree.map(jax.new_ref, _state())
+  expected = [_step(refs, X) for _ in range(3)]
+  variables = _variables()
+  converted = jax2tf.convert(_step, polymorphic_shapes=[{"n": "_", "sum": "b"}, "b"] if way == "shapes" else None)
+
+  def call(x):
+    return converted(_given(variables), x)
+
+  if way == "data":
+    results = list(tf.data.Dataset.from_tensors(X).repeat(3).map(call))
+  elif way == "loop":
+
+    @tf.function(autograph=False)
+    def loop(x):
+      body = lambda i, ys: (i + 1, ys.write(i, call(x)))  # noqa: E731
+      return tf.while_loop(lambda i, ys: i < 3, body, (0, tf.TensorArray(tf.float32, 3)))[1].stack()
+
+    results = loop(X)
+  else:
+    fun = tf.function(call, autograph=False, jit_compile=way == "xla") if way in ("graph", "xla") else call
+    results = [fun(tf.constant(X)) for _ in range(3)]
+  np.testing.assert_allclose(results, expected, rtol=1e-6)
+  for name, variable in variables.items():
+    np.testing.assert_allclose(variable, refs[name][...], rtol=1e-6)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_gradients_by_the_first_value_and_by_arguments_write_once(in_graph):
+  def values(state, x):
+    return _step(jax.tree.map(jax.new_ref, state), x).sum()
+
+  expected = jax.grad(values, (0, 1))(_state(), X)
+  second = jax.grad(lambda x: jax.grad(values, 1)(_state(), x).sum())(X)
+  variables, x = _variables(), tf.constant(X)
+  converted = jax2tf.convert(_step)
+
+  def gradients():
+    with tf.GradientTape() as outer:
+      outer.watch(x)
+      with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(converted(_given(variables), x))
+      found = tape.gradient(y, (variables, x))
+    return found, outer.gradient(found[1], x)
+
+  found, found_second = (tf.function(gradients, autograph=False) if in_graph else gradients)()
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, tuple(expected))
+  np.testing.assert_allclose(found_second, second, rtol=1e-5)
+  assert variables["n"][0].numpy() == 2
+
+
+def test_saved_with_the_module_that_owns_the_variables(tmp_path):
+  module = tf.Module()
+  module.n = tf.Variable(np.array([True, False]))
+  module.low = tf.Variable(tf.cast(X, tf.bfloat16))
+
+  def flip(n, low):
+    n[0] = ~n[0]
+    low[...] = low[...] * 2
+    return n[...]
+
+  converted = jax2tf.convert(flip)
+  module.flip = tf.function(lambda: converted(jax2tf.Ref(module.n), low=jax2tf.Ref(module.low)), autograph=False, input_signature=[])
+  module.flip()
+  tf.saved_model.save(module, tmp_path / "m", signatures={"flip": module.flip.get_concrete_function()})
+  loaded = tf.saved_model.load(tmp_path / "m")
+  assert [loaded.flip()[0].numpy() for _ in range(3)] == [True, False, True]
+  np.testing.assert_array_equal(tf.cast(loaded.low, tf.float32), X * 16)
+  assert not module.n[0].numpy()
+
+
+def test_refused_in_words():
+  converted = jax2tf.convert(lambda a, b: a[...] + b[...])
+  variable = tf.Variable(X)
+  with pytest.raises(ValueError, match=r"only one reference to a mutable array .* at both args\[0\] and args\[1\]"):
+    converted(jax2tf.Ref(variable), jax2tf.Ref(variable))
+  with pytest.raises(TypeError, match=r"takes a tf.Variable, and args\[1\] has a ndarray"):
+    converted(X, jax2tf.Ref(X))
+  with pytest.raises(TypeError, match=r"args\[0\] is float64.*a variable of float32"):
+    converted(jax2tf.Ref(tf.Variable(X.astype(np.float64))), X)
+  with pytest.raises(NotImplementedError, match=r"call it in a tf.function"):
+    tf.compat.v1.wrap_function(lambda: converted(jax2tf.Ref(variable), X), [])
