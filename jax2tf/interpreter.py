@@ -23,7 +23,7 @@ from jax2tf.lines import UNKNOWN, definition, user_line
 from jax2tf.placement.devices import Destination
 from jax2tf.program import Places, Program, gap, program_of
 from jax2tf.registry import PLACEMENT_PARAMS, rule_for
-from jax2tf.value_numbering import Env, Naming, Values
+from jax2tf.value_numbering import Env, Naming, Values, needed
 
 # Below this size a constant is cheaper to repeat in a body than to capture, and stays visible to
 # TensorFlow's shape inference and constant folding.
@@ -122,13 +122,12 @@ class Lowering:
   def emit(self, caller: str, program: Program, *arguments: tf.Tensor) -> list[tf.Tensor]:
     """The results of `program` for these tensors; `caller` is the line for equations without one."""
     env, placed = self.environment(program.jaxpr, arguments), program.placement
-    values = self.values and Naming(self.values, program.jaxpr, env, self.reuse)
+    values = self.values and Naming(self.values, program.jaxpr, env)
     outer_scope = tf.get_current_name_scope()
-    for path, eqns in itertools.groupby(program.equations, key=_jax_compat.named_scopes):
+    eqns = needed(program, env, values) if values and self.reuse else program.equations
+    for path, group in itertools.groupby(eqns, key=_jax_compat.named_scopes):
       with _scope(outer_scope, path):
-        for eqn in eqns:
-          if values and values.has(eqn):
-            continue
+        for eqn in group:
           operands = self.read(env, eqn.invars)
           with self._on(placed.run(eqn)), self.watch(eqn, caller):
             env.update(zip(eqn.outvars, self.equation(eqn, operands, caller, placed.of(eqn.invars)), strict=True))

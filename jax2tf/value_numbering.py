@@ -6,13 +6,15 @@ An idiom may compute a value without those before it. Values therefore have name
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from jax.extend.core import Literal
 
-from jax2tf.jaxprs import opened
+from jax2tf.jaxprs import inner_jaxprs, opened, variables
+from jax2tf.program import Program
 
 # The tensors of the variables of one jaxpr.
 Env = dict[Any, tf.Tensor]
@@ -64,17 +66,16 @@ class Naming:
     values: those of the graph.
     jaxpr: as JAX traced it; what is emitted may be other equations for the same variables.
     env: the tensors of the variables, where there are some.
-    reuse: whether `has` looks for values that are there.
   """
 
-  def __init__(self, values: Values, jaxpr: Any, env: Env, reuse: bool):
-    self._values, self._env, self._reuse = values, env, reuse
+  def __init__(self, values: Values, jaxpr: Any, env: Env):
+    self._values, self._env = values, env
     self._made_by = {v: (eqn, i) for eqn in opened(jaxpr).eqns for i, v in enumerate(eqn.outvars)}
     self._known: dict[Any, Name] = {}
 
   def has(self, eqn: Any) -> bool:
     """Whether there are tensors of all results of an equation, which are then in the environment."""
-    if not (self._reuse and eqn.outvars and all(v in self._made_by for v in eqn.outvars)):
+    if not all(v in self._made_by for v in eqn.outvars):
       return False
     found = [self._values.tensor(self._key(v)) for v in eqn.outvars]
     if any(tensor is None for tensor in found):
@@ -103,3 +104,27 @@ class Naming:
     except TypeError:  # such as of NumPy arrays
       return object()
     return key
+
+
+def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:
+  """The equations that the results need and whose own results are not there, each to be emitted before the next one is asked for.
+
+  Calls come first, in their order, for what is inside them gives their results their names; the rest on demand.
+  """
+  made_by = {v: eqn for eqn in program.equations for v in eqn.outvars}
+
+  def of(atoms: Sequence[Any]) -> Iterator[Any]:
+    waiting = [*reversed(variables(atoms))]
+    while waiting:
+      eqn = made_by.get(v := waiting[-1])
+      if v in env or eqn is None or values.has(eqn):
+        waiting.pop()
+      elif missing := [u for u in variables(eqn.invars) if u not in env and not (u in made_by and values.has(made_by[u]))]:
+        waiting.extend(reversed(missing))
+      else:
+        yield eqn
+
+  for eqn in program.equations:
+    if inner_jaxprs(eqn):
+      yield from of(eqn.outvars)
+  yield from of(program.jaxpr.outvars)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -95,7 +96,8 @@ def test_the_command_of_an_installed_wheel(python: Path, tmp_path: Path) -> None
   def run(*command: str) -> str:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, (done.stdout, done.stderr)
-    assert done.stderr == ""
+    # Nothing but the stages of what takes longer than two seconds here.
+    assert not [line for line in done.stderr.splitlines() if not re.fullmatch(r"jax2tf \w+: [\d.]+ s: [\w ]+", line)], done.stderr
     return done.stdout
 
   command = str(python.with_name("jax2tf"))

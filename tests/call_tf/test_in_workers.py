@@ -3,6 +3,8 @@
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
+import pytest
+
 LIMIT = 240  # seconds
 
 
@@ -22,6 +24,8 @@ def test_of_a_fork_server():
     assert pool.submit(work, 3).result(LIMIT) == 13
 
 
+# Ray forks to start its own processes, which run none of this one's threads.
+@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning", "ignore:.*use of fork\\(\\):DeprecationWarning")
 def test_of_ray():
   import ray  # noqa: PLC0415
 
