@@ -26,11 +26,12 @@ def test_a_cache_changes_no_token() -> None:
   params = jax.device_put(decoder.init(0))
   tokens, lengths, slots = np.array([[5, 6, 7], [9, 0, 0]], np.int32), np.array([3, 1], np.int32), np.array([2, 0], np.int32)
   cache, scores = jax.jit(decoder.prefill)(params, decoder.empty_cache(3, 16), slots, tokens, lengths)
-  texts, after = [[5, 6, 7], [9]], jax.jit(decoder.decode)
+  texts, after, whole = [[5, 6, 7], [9]], jax.jit(decoder.decode), jax.jit(decoder.logits)
   for _ in range(4):
     token = np.argmax(scores, axis=-1).astype(np.int32)
     for text, row, new in zip(texts, scores, token, strict=True):
-      np.testing.assert_allclose(row, decoder.logits(params, np.array([text]))[0, -1], atol=1e-5)  # sums in another order
+      padded = np.array([text + [0] * (8 - len(text))])  # no token sees those behind it
+      np.testing.assert_allclose(row, whole(params, padded)[0, len(text) - 1], atol=1e-5)  # sums in another order
       text.append(int(new))
     cache, scores = after(params, cache, slots, token)
   np.testing.assert_array_equal(cache["lengths"], [5, 0, 7])
