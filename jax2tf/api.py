@@ -121,17 +121,18 @@ def convert(
       )
     found = refs.refs_of((args, kwargs))
     if not found:
-      return values(traces, args, kwargs)
+      return values(fun_jax, traces, args, kwargs)
     refs.check((args, kwargs), traceable.name)
     of_values = of_refs.get((), lambda: _TraceCache(traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions))
-    results, last = values(of_values, args, kwargs)
+    results, last = values(refs.as_values(fun_jax), of_values, args, kwargs)
     return refs.written(found, last, results)
 
-  def values(traces: _TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+  def values(fun: Callable[..., Any], traces: _TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves, traced = traces(args, kwargs)
+    refs.check_captured((args, kwargs), traced.variables, traceable.name)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
-    results = nans.checked(conversion(operands), traceable.name, lambda: _run_by_jax(fun_jax, args, kwargs))
+    results = nans.checked(conversion(operands), traceable.name, lambda: _run_by_jax(fun, args, kwargs))
     marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
     return tree_util.tree_unflatten(traced.out_tree, marked)
 

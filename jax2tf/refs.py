@@ -66,6 +66,13 @@ def check(arguments: Any, name: str) -> None:
     )
 
 
+def check_captured(arguments: Any, captured: Sequence[tf.Variable], name: str) -> None:
+  """Raises for a ref whose variable a TensorFlow function inside (`call_tf`) captures: that would see no write of this call."""
+  if captured and (both := {ref.variable.ref() for ref in refs_of(arguments)} & {v.ref() for v in captured}):
+    names = ", ".join(sorted(v.deref().name for v in both))
+    raise ValueError(f"'{name}' takes {names} as a jax2tf.Ref, and a TensorFlow function inside uses the same variable; give it the value")
+
+
 def as_values(fun: Callable[..., Any]) -> Callable[..., Any]:
   """The function of values in place of refs, whose results are (its own, the values of the refs after it).
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,3 +117,23 @@ def test_refused_in_words():
     converted(jax2tf.Ref(tf.Variable(X.astype(np.float64))), X)
   with pytest.raises(NotImplementedError, match=r"call it in a tf.function"):
     tf.compat.v1.wrap_function(lambda: converted(jax2tf.Ref(variable), X), [])
+
+
+def test_a_variable_that_call_tf_captures_too_is_refused() -> None:
+  n = tf.Variable(1.0, name="n")
+
+  def fun(ref: Any, x: Any) -> Any:
+    ref[...] += 1
+    return jax2tf.call_tf(lambda x: x * n)(x) + ref[...]
+
+  with pytest.raises(ValueError, match=r"'fun' takes n:0 as a jax2tf\.Ref, and a TensorFlow function inside uses the same variable"):
+    jax2tf.convert(fun)(jax2tf.Ref(n), 2.0)
+
+
+def test_debug_nans_runs_the_function_of_refs() -> None:
+  def fun(ref: Any, x: Any) -> Any:
+    ref[...] = jnp.log(x)
+    return x
+
+  with jax.debug_nans(True), pytest.raises(FloatingPointError, match="log"):
+    jax2tf.convert(fun)(jax2tf.Ref(tf.Variable(1.0)), -1.0)
