@@ -48,6 +48,7 @@ from jax._src.random import threefry4x32 as _threefry4x32
 from jax._src.state import discharge as _discharge
 from jax._src.state import primitives as _state_primitives
 from jax._src.state.types import AbstractRef as _AbstractRef
+from jax._src.state.types import ReadEffect as _ReadEffect
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir as _mlir
@@ -106,6 +107,13 @@ def without_refs(jaxpr: Any) -> Any:
 
 
 NEW_REFS = (_core.ref_p, _core.empty_ref_p)
+freeze_p = _core.freeze_p
+
+
+def only_reads(eqn: Any, ref: Any) -> bool:
+  """Whether an equation says that it reads this mutable array, and nothing else of it."""
+  effects = [e for e in eqn.effects if isinstance(e, _effects.JaxprInputEffect) and e.input is ref]
+  return bool(effects) and all(isinstance(e, _ReadEffect) for e in effects)
 
 
 def physical_aval(aval: Any) -> Any:

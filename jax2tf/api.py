@@ -121,20 +121,20 @@ def convert(
       )
     found = refs.refs_of((args, kwargs))
     if not found:
-      return values(fun_jax, traces, args, kwargs)
+      return values(fun_jax, traces, args, kwargs)[1]
     refs.check((args, kwargs), traceable.name)
     of_values = of_refs.get((), lambda: _TraceCache(traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions))
-    results, last = values(refs.as_values(fun_jax), of_values, args, kwargs)
-    return refs.written(found, last, results)
+    jaxpr, (results, last) = values(refs.as_values(fun_jax), of_values, args, kwargs)
+    return refs.written(found, jaxpr, last, results)
 
-  def values(fun: Callable[..., Any], traces: _TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+  def values(fun: Callable[..., Any], traces: _TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     leaves, traced = traces(args, kwargs)
     refs.check_captured((args, kwargs), traced.variables, traceable.name)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = nans.checked(conversion(operands), traceable.name, lambda: _run_by_jax(fun, args, kwargs))
     marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
-    return tree_util.tree_unflatten(traced.out_tree, marked)
+    return traced.jaxpr, tree_util.tree_unflatten(traced.out_tree, marked)
 
   # AutoGraph would rewrite the user's JAX code along with ours.
   result = tf.autograph.experimental.do_not_convert(converted)
@@ -187,7 +187,7 @@ def _warn_of_many_conversions(name: str, count: int) -> None:
     f"'{name}' was called with more than {count} combinations of shapes, dtypes and static values; those that come back are traced "
     'and built again. Make one graph for all sizes with polymorphic_shapes, such as ["b, ..."], or keep more with max_conversions',
     UserWarning,
-    stacklevel=6,
+    stacklevel=7,
   )
 
 

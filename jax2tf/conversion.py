@@ -134,7 +134,7 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
       f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in the graph: convert with keep_shardings=True "
       "for XlaSharding ops, or natively",
       UserWarning,
-      stacklevel=5,
+      stacklevel=9,
     )
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import jax
 import tensorflow as tf
 from jax import tree_util
+from jax.extend.core import Jaxpr
 
-from jax2tf import _tf_compat
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf.jaxprs import ClosedJaxpr, opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +91,26 @@ def as_values(fun: Callable[..., Any]) -> Callable[..., Any]:
   return pure
 
 
-def written(refs: Sequence[Ref], values: Sequence[tf.Tensor], results: Any) -> Any:
-  """The results, once the variables have their new values."""
+def written(refs: Sequence[Ref], jaxpr: ClosedJaxpr, values: Sequence[tf.Tensor], results: Any) -> Any:
+  """The results, once the variables that the jaxpr of such a function writes have their new values."""
+  changed = [(ref.variable, value) for ref, value, writes in zip(refs, values, _writes(opened(jaxpr), len(refs)), strict=True) if writes]
+  if not changed:
+    return results
   # All values are there before the first write, so a call that fails writes nothing.
-  with tf.control_dependencies([*values, *tree_util.tree_leaves(results)]):
-    writes = [ref.variable.assign(value, read_value=False) for ref, value in zip(refs, values, strict=True)]
+  with tf.control_dependencies([*(value for _, value in changed), *tree_util.tree_leaves(results)]):
+    writes = [variable.assign(value, read_value=False) for variable, value in changed]
   with tf.control_dependencies([w for w in writes if w is not None]):
     return tree_util.tree_map(tf.identity, results)
+
+
+@_jax_compat.weakly_cached
+def _writes(jaxpr: Jaxpr, count: int) -> Sequence[bool]:
+  """Whether each of the refs, whose values are the last results, may be written."""
+  frozen = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive is _jax_compat.freeze_p}
+
+  def may_be_written(ref: Any) -> bool:
+    users = (eqn for eqn in jaxpr.eqns if eqn.primitive is not _jax_compat.freeze_p and any(x is ref for x in eqn.invars))
+    # An equation that is silent about a ref may do anything with it.
+    return not all(_jax_compat.only_reads(eqn, ref) for eqn in users)
+
+  return [value not in frozen or may_be_written(frozen[value]) for value in jaxpr.outvars[-count:]]

@@ -195,7 +195,7 @@ def _warn_of_large_constants(name: str, jaxpr: ClosedJaxpr) -> None:
     warnings.warn(
       f"'{name}' closes over {size / 2**20:.0f} MB of arrays, which become constants of the graph; a graph "
       "ends at 2 GB: pass them as arguments, for instance as tf.Variables",
-      stacklevel=6,
+      stacklevel=13,
     )
 
 

@@ -179,8 +179,9 @@ def test_constants_are_shared_by_bodies_and_branches():
 
 def test_large_constants_warn():
   big = np.zeros((101, 2**18), np.float32)
-  with pytest.warns(UserWarning, match="closes over 101 MB of arrays.*pass them as arguments"):
+  with pytest.warns(UserWarning, match="closes over 101 MB of arrays.*pass them as arguments") as warned:
     jax2tf.convert(lambda i: jnp.asarray(big)[0, :4] + i)(0)
+  assert warned[0].filename == __file__
 
 
 def test_two_threads_convert_and_call_at_once():

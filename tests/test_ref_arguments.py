@@ -106,6 +106,38 @@ def test_saved_with_the_module_that_owns_the_variables(tmp_path):
   assert not module.n[0].numpy()
 
 
+def _read_in_loop(ref):
+  return jax.lax.fori_loop(0, 3, lambda i, s: s + ref[i], 0.0)
+
+
+def _put(ref):
+  ref[1:3] = ref[:2]
+
+
+@pytest.mark.parametrize(
+  ("fun", "writes"),
+  [
+    (lambda a, b: a[...] + b[0], 0),
+    (lambda a, b: _read_in_loop(a) * jax.jit(_read_in_loop)(b), 0),
+    (lambda a, b: a, 0),
+    (lambda a, b: _put(b) or a[...], 1),
+    (lambda a, b: jax.jit(_put)(b) or _read_in_loop(a), 1),
+    (lambda a, b: jax.lax.cond(a[0] > 0, _put, lambda ref: None, b), 1),
+    (lambda a, b: jax.lax.fori_loop(0, 2, lambda i, s: _put(b) or s + a[i], 0.0), 1),
+  ],
+)
+def test_what_is_only_read_is_not_written(fun, writes):
+  a, b = tf.Variable(X), tf.Variable(X)
+  converted = jax2tf.convert(lambda a, b: jax.tree.map(lambda x: 0.0 if isinstance(x, jax.Ref) else x, fun(a, b)))
+  call = tf.function(lambda: converted(jax2tf.Ref(a), jax2tf.Ref(b)), autograph=False).get_concrete_function()
+  assert [op.type for op in call.graph.get_operations()].count("AssignVariableOp") == writes
+  call()
+  ref = jax.new_ref(X)
+  fun(jax.new_ref(X), ref)
+  np.testing.assert_array_equal(b, ref[...])
+  np.testing.assert_array_equal(a, X)
+
+
 def test_refused_in_words():
   converted = jax2tf.convert(lambda a, b: a[...] + b[...])
   variable = tf.Variable(X)
