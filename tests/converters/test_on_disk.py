@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -105,12 +106,18 @@ def test_replacing_a_version_there_is_one_at_every_moment(tmp_path: Path) -> Non
   saver = run("for _ in range(7): print(save(sys.argv[1], version=7, overwrite=True), flush=True)", tmp_path)
   assert saver.stdout and saver.stdout.readline() == "saving\n"
   first = Path(saver.stdout.readline().rstrip())
-  inodes = set()
+  held: dict[int, int] = {}  # an open descriptor of each folder seen: the file system gives its inode to no other
   while saver.poll() is None:
-    inodes.add(first.stat().st_ino)  # raises where it is not there
+    descriptor = os.open(first, os.O_RDONLY)  # raises where it is not there
+    if (inode := os.fstat(descriptor).st_ino) in held:
+      os.close(descriptor)
+    else:
+      held[inode] = descriptor
     assert (first / "saved_model.pb").exists()
   output(saver)
-  assert len(inodes) >= 3
+  for descriptor in held.values():
+    os.close(descriptor)
+  assert len(held) >= 3
   assert [p.name for p in tmp_path.iterdir()] == ["7"]
   assert_complete(first)
 
