@@ -39,7 +39,7 @@ class Dataflow:
     return eqn if eqn.primitive in primitives else None
 
   def sole(self, atom: Any, *primitives: Primitive) -> Any:
-    """As `maker`, if besides nothing but one equation uses `atom`, and that once: an idiom may take such an equation in."""
+    """The producer of `atom` if it has exactly one use, so it may be fused; None otherwise."""
     eqn = self.maker(atom, *primitives)
     return eqn if eqn is not None and self._uses[atom] == 1 else None
 

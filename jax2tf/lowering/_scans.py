@@ -1,4 +1,4 @@
-"""What a scan need not stack: results of a step that follow from others, element by element, follow from the stacked ones as well."""
+"""Hoists elementwise equations out of a scan body: outputs computable from other stacked values are computed once, after the loop."""
 
 from __future__ import annotations
 
