@@ -75,6 +75,12 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
   """
   if isinstance(args, tuple) and isinstance(polymorphic_shapes, list):
     polymorphic_shapes = tuple(polymorphic_shapes)
+  for sizes in filter(_is_sizes, jax.tree.leaves(polymorphic_shapes, is_leaf=_is_sizes)):
+    text = ", ".join("_" if size is None else str(size) for size in getattr(sizes, "shape", sizes))
+    raise ValueError(
+      f"polymorphic_shapes has {sizes!r}; write the shape of an argument as one string, {text!r}, with a name for each size that varies "
+      "and _ for one that is taken from the argument"
+    )
   try:
     shapes = jax.tree.broadcast(polymorphic_shapes, args, is_leaf=lambda x: x is None or _is_shape(x))
   except ValueError as error:
@@ -95,6 +101,13 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
       raise ValueError(f"Rank mismatch for {_jax_dimensions.argument_name(args, i)}: expected {dims} and called with {leaf.shape}")
     specs.append(jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type))
   return jax.tree.unflatten(tree, specs)
+
+
+def _is_sizes(x: Any) -> bool:
+  """Whether it is a shape as TensorFlow's users write it, such as (None, 4) or ["b", 4]."""
+  if isinstance(x, tf.TensorSpec | tf.TensorShape):
+    return True
+  return isinstance(x, tuple | list) and any(type(d) is int for d in x) and all(d is None or isinstance(d, int | str) for d in x)
 
 
 def _symbolic_shape(shape: Any, like: Sequence[int | None], scope: export.SymbolicScope) -> tuple[Any, ...]:

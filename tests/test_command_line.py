@@ -102,6 +102,53 @@ def test_convert_takes_parameters_of_many_kinds(kind: str, here: Path, capsys: A
   np.testing.assert_allclose(y, jax.lax.erfc(np.sin(np.full((1, 2), 4, np.float32))), rtol=1e-5)
 
 
+LIBRARIES = """
+import equinox, flax.linen, haiku, jax
+import numpy as np
+from flax import nnx
+
+x = np.ones((1, 4), np.float32)
+ones = lambda tree: jax.tree.map(lambda v: np.ones(v.shape, v.dtype), tree)
+class Net(nnx.Module):
+  def __init__(self, rngs):
+    self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)])
+  def __call__(self, x):
+    return self.layers[1](self.layers[0](x))
+make = lambda: Net(nnx.Rngs(0))
+linen = flax.linen.Dense(2)
+variables = lambda: ones(linen.init(jax.random.key(0), x))
+hk = haiku.transform(lambda x: haiku.Linear(2)(x))
+params = lambda: ones(hk.init(jax.random.key(0), x))
+batch = equinox.nn.Linear(4, 2, key=jax.random.key(0))
+"""
+
+
+def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
+  """Guessed where it is clear; an .npz with numbers in its names restores lists."""
+  (here / f"{os.environ['MODEL']}.py").write_text(LIBRARIES)
+  shapes = {"0/kernel": (4, 4), "0/bias": (4,), "1/kernel": (4, 2), "1/bias": (2,)}
+  np.savez("weights.npz", **{f"layers/{name}": np.ones(shape, np.float32) for name, shape in shapes.items()})
+  np.savez("linear.npz", weight=np.ones((2, 4), np.float32), bias=np.ones(2, np.float32))
+  for i, (name, shape, expected, options) in enumerate(
+    [
+      ("make", "f32[b,4]", [[21, 21]], ("--library", "nnx", "--params", "weights.npz")),
+      ("linen", "f32[b,4]", [[5, 5]], ("--params", "MODEL:variables")),
+      ("hk", "f32[b,4]", [[5, 5]], ("--params", "MODEL:params")),
+      ("batch", "f32[4]", [5, 5], ("--params", "linear.npz")),
+    ]
+  ):
+    run("convert", f"MODEL:{name}", "--input", f"x={shape}", "--out", f"out{i}", "--json", *options)
+    path = json.loads(capsys.readouterr().out)["path"]
+    y = tf.saved_model.load(path).signatures["serving_default"](tf.ones((*np.shape(expected)[:-1], 4)))["output"]
+    np.testing.assert_allclose(y, expected)
+  run("verify", "out1", "MODEL:linen", "--params", "MODEL:variables", "--samples", "1")
+  run("convert", "MODEL:linen", "--input", "x=f32[b,4]", "--out", "out", code=2)
+  assert "is a model of linen, which has no parameters itself; give what its init made as --params" in capsys.readouterr().err
+  np.savez("other.npz", weight=np.ones((2, 3), np.float32))
+  run("convert", "MODEL:batch", "--input", "x=f32[4]", "--out", "out", "--params", "other.npz", code=2)
+  assert "model/weight has shape (2, 3), the model has (2, 4); model/bias is missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   ("target", "file", "options"),
   [("onnx", "out.onnx", ("--opset", "20")), ("tflite", "out.tflite", ("--quantization", "float16")), ("tfjs", "out", ("--page",))],

@@ -41,8 +41,8 @@ class Arguments:
       ValueError: not `dtype[dims]`; a name twice, or one that TensorFlow would change; a new name for an input that is not there.
     """
     args = tuple(inputs.values())
-    leaves, tree = tree_util.tree_flatten(args)
-    names = ["_".join(filter(None, (name, path))) for name, arg in inputs.items() for path in leaf_names(arg, "_")]
+    leaves, tree = tree_util.tree_flatten(args, is_leaf=lambda x: x is not args and _is_no_spec(x))
+    names = ["_".join(filter(None, (name, path))) for name, arg in inputs.items() for path in leaf_names(arg, "_", _is_no_spec)]
     if unknown := renamed.keys() - set(names):
       raise ValueError(f"input_names renames {', '.join(sorted(unknown))}, but the inputs are {', '.join(names)}")
     names = [renamed.get(name, name) for name in names]
@@ -109,8 +109,10 @@ def check_name(name: str) -> None:
 
 
 def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
+  if _is_no_spec(given):
+    raise ValueError(f"input {name!r} is {given!r}; write its dtype and shape as in {_suggested(given)!r}")
   if not isinstance(given, str):
-    return jax.ShapeDtypeStruct(given.shape, given.dtype)
+    return jax.ShapeDtypeStruct(given.shape, given.dtype.as_numpy_dtype if isinstance(given.dtype, tf.DType) else given.dtype)
   spec = Spec.parse(given, f"input {name!r}")
   if spec.is_string:
     raise ValueError(f"input {name!r} is {given!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
@@ -128,6 +130,27 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
   return jax.ShapeDtypeStruct(shape, spec.dtype)
 
 
+def _is_no_spec(x: Any) -> bool:
+  """Whether it names no dtype and shape, and no tree of these: None, a dtype, a shape alone, or one with unknown sizes."""
+  if isinstance(x, tuple | list):
+    return any(d is None or isinstance(d, int) for d in x)
+  if isinstance(x, str | Mapping) or not (x is None or isinstance(x, int | type | tf.DType | tf.TensorShape | tf.TensorSpec)):
+    return False
+  return not (isinstance(x, tf.TensorSpec) and x.shape.is_fully_defined())
+
+
+def _suggested(given: Any) -> str:
+  """Near to what was meant: (None, 4) -> "f32[b,4]"."""
+  shape = getattr(given, "shape", given)
+  sizes = tf.TensorShape([d if isinstance(d, int) else None for d in shape] if isinstance(shape, tuple | list) else None)
+  sizes = shape if isinstance(shape, tf.TensorShape) else sizes
+  if sizes.rank is None:
+    return "f32[b,784]"
+  letters = iter("bcdefghijklmnopq")
+  dtype = np.dtype(given.dtype.as_numpy_dtype if isinstance(given, tf.TensorSpec) else np.float32)
+  return str(Spec(dtype, tuple(next(letters) if d is None else d for d in sizes)))
+
+
 def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:
   """Inputs that TensorFlow alone sees, also "string[b]"; dimensions that are no numbers are unknown."""
   found = {}
@@ -140,9 +163,9 @@ def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:
   return found
 
 
-def leaf_names(tree: Any, separator: str) -> list[str]:
+def leaf_names(tree: Any, separator: str, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
   """The path of each leaf, as `encoder/layer/0/bias`; empty for a tree that is one leaf."""
-  return [tree_util.keystr(path, simple=True, separator=separator) for path, _ in tree_util.tree_flatten_with_path(tree)[0]]
+  return [tree_util.keystr(path, simple=True, separator=separator) for path, _ in tree_util.tree_flatten_with_path(tree, is_leaf)[0]]
 
 
 def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None) -> list[str]:

@@ -36,8 +36,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     params: a pytree of arrays; each becomes a tf.Variable named by its path, which shares the array's memory until one is written.
     state: a pytree of arrays that the functions added with `stateful=True` share and change, typed keys too; each becomes a tf.Variable of
       `state_variables`.
-    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only floating point and
-      complex parameters ever are.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; None for all but the
+      statistics of normalisations (`mean` beside `var`, `batch_stats/...`). Only floating point and complex parameters ever are.
     stored_dtype: in which wider floating point parameters are kept, such as jnp.bfloat16: half the file and the memory. They are cast back
       where they are used, so the model is the function of rounded parameters, and computes in its own dtypes.
     polymorphic_constraints: conditions on dimension variables, such as "b <= 512", for the functions whose inputs have one of these.
@@ -53,16 +53,14 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     params: Any,
     *,
     state: Any = None,
-    trainable: parameters.Trainable = True,
+    trainable: parameters.Trainable = None,
     stored_dtype: Any = None,
     polymorphic_constraints: Sequence[str] = (),
     with_gradient: bool = False,
   ):
     super().__init__()
     self._state = None if state is None else State(state)
-    self._tree = _Untracked(tree_util.tree_structure(params))
-    self._dtypes = _Untracked(parameters.dtypes(params))
-    self._paths = _Untracked(parameters.paths(params))
+    self._layout = _Untracked(parameters.Layout.of(params))
     # Attributes, not properties, so that the loaded model has them; lists, for TensorFlow tracks no other pytrees.
     self.variables = parameters.variables(params, trainable, stored_dtype)
     self.trainable_variables = [variable for variable in self.variables if variable.trainable]
@@ -78,7 +76,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
   @property
   def parameters(self) -> dict[str, tf.Variable]:
     """{path in the tree of parameters: tf.Variable}."""
-    return dict(zip(self._paths.value, self.variables, strict=True))
+    return dict(zip(self._layout.value.paths, self.variables, strict=True))
 
   @property
   def signatures(self) -> dict[str, Any]:
@@ -101,9 +99,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     return dict(self._functions.value)
 
   def values(self) -> Any:
-    """The tree of the parameters, as NumPy arrays of what the variables hold now, in the dtypes that the functions take."""
-    leaves = [v.numpy().astype(dtype, copy=False) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
-    return tree_util.tree_unflatten(self._tree.value, leaves)
+    """The tree of the parameters, as arrays of what the variables hold now, in the dtypes that the functions take."""
+    layout = self._layout.value
+    return layout.restored([v.numpy().astype(dtype, copy=False) for v, dtype in zip(self.variables, layout.dtypes, strict=True)])
 
   def state(self) -> Any:
     """The tree of the state, as JAX arrays of what the variables hold now; None for a model without one."""
@@ -178,12 +176,13 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     if (preprocess is None) != (raw_inputs is None):
       raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
     shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
-    pure = state.layout.of_stored(fun) if state else fun
+    layout = self._layout.value
+    pure = layout.of_stored(state.layout.of_stored(fun) if state else fun)
     converted = jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, with_gradient=with_gradient)
 
     def of_parameters(*args: Any) -> Any:
-      leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, self._dtypes.value, strict=True)]
-      params = tree_util.tree_unflatten(self._tree.value, leaves)
+      leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, layout.dtypes, strict=True)]
+      params = tree_util.tree_unflatten(layout.tree, leaves)
       return state.updated(lambda stored: converted(params, stored, *args)) if state else converted(params, *args)
 
     # One function for signatures and methods: each holds the gradients of both orders.
@@ -270,11 +269,12 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     stateful: bool,
   ) -> None:
     """What the manifest will say of the signatures; traces both functions, so that what is wrong with them is said here."""
-    dtypes = [jax.dtypes.canonicalize_dtype(dtype) for dtype in self._dtypes.value]
+    layout = self._layout.value
+    dtypes = map(jax.dtypes.canonicalize_dtype, layout.dtypes)
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
     state = [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in self.state_variables]] * stateful
     with stages.stage("trace"), errors.hints():
-      traced = jax.jit(fun).trace(tree_util.tree_unflatten(self._tree.value, params), *state, *arguments.unflatten(arguments.avals))
+      traced = jax.jit(fun).trace(tree_util.tree_unflatten(layout.tree, params), *state, *arguments.unflatten(arguments.avals))
     with stages.stage("lower"):
       concrete = _tf_compat.traced_for_saving(signature)
     inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
@@ -300,7 +300,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     Raises:
       ValueError: another tree, other shapes or dtypes; each difference by its path.
     """
-    parameters.assign(self.parameters, params, self._dtypes.value)
+    parameters.assign(self.parameters, params, self._layout.value.dtypes)
 
   def manifest(self) -> manifest.Manifest:
     """What the SavedModel will say of itself."""
@@ -360,7 +360,7 @@ def save(
   *,
   inputs: Mapping[str, Any],
   outputs: Sequence[str] | Mapping[str, str] | None = None,
-  trainable: parameters.Trainable = True,
+  trainable: parameters.Trainable = None,
   polymorphic_constraints: Sequence[str] = (),
   with_gradient: bool = False,
   version: int | None = None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,29 +17,71 @@ from jax import tree_util
 from .arguments import leaf_names
 from .notation import Spec
 
-Trainable = bool | Callable[[str], bool] | Any
+Trainable = bool | Callable[[str], bool] | Any | None
 
 # Below this many bytes nobody waits for a progress bar.
 _LARGE = 200 * 2**20
 
 
-def dtypes(params: Any) -> list[Any]:
-  """Of the leaves, as the functions take them.
+@dataclass(frozen=True)
+class Layout:
+  """The structure of a tree of parameters, and how its leaves are stored: typed keys as their words, all else as it is.
 
-  Raises:
-    TypeError: a leaf that is no array of numbers; with its path.
+  Attributes:
+    tree: the structure.
+    paths: of the leaves, "encoder/0/kernel".
+    dtypes: of the leaves as they are stored, and as the functions take them.
+    keys: the implementation of each leaf that is a typed key, None for the others.
   """
-  return [_dtype(path, leaf) for path, leaf in zip(leaf_names(params, "/"), tree_util.tree_leaves(params), strict=True)]
+
+  tree: Any
+  paths: tuple[str, ...]
+  dtypes: tuple[Any, ...]
+  keys: tuple[Any, ...]
+
+  @classmethod
+  def of(cls, params: Any) -> Layout:
+    """Of a tree of arrays.
+
+    Raises:
+      TypeError: a leaf that is no array of numbers; with its path.
+      ValueError: two leaves of one path.
+    """
+    leaves, tree = tree_util.tree_flatten(params)
+    dtypes = tuple(_dtype(*item) for item in zip(leaf_names(params, "/"), leaves, strict=True))
+    return cls(tree, tuple(paths(params)), dtypes, tuple(jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves))
+
+  def restored(self, stored: Sequence[Any]) -> Any:
+    """The tree of stored leaves."""
+    return tree_util.tree_unflatten(self.tree, [_wrapped(*item) for item in zip(stored, self.keys, strict=True)])
+
+  def of_stored(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun(params, ...)` as a function of the parameters as they are stored."""
+    if not any(self.keys):
+      return fun
+    return functools.wraps(fun)(lambda params, *rest: fun(self.restored(tree_util.tree_leaves(params)), *rest))
+
+
+def is_key(leaf: Any) -> bool:
+  """Whether it is an array of typed keys."""
+  return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def words(leaf: Any) -> Any:
+  """An array of numbers: typed keys as their words."""
+  return jax.random.key_data(leaf) if is_key(leaf) else leaf
+
+
+def _wrapped(stored: Any, key: Any) -> Any:
+  return stored if key is None else jax.random.wrap_key_data(stored, impl=key)
 
 
 def _dtype(path: str, leaf: Any) -> np.dtype[Any]:
-  is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-  if is_key or (dtype := np.asarray(leaf).dtype).kind in "OSUMm":
-    what = f"a typed key, {leaf.dtype}" if is_key else f"{type(leaf).__name__}, {str(leaf)[:40]!r}"
-    advice = (
-      "store jax.random.key_data of it, and wrap_key_data in the function" if is_key else "leave it out, or close the function over it"
+  if (dtype := np.asarray(words(leaf)).dtype).kind in "OSUMm":
+    raise TypeError(
+      f"params: the leaf {path or 'itself'!r} is {type(leaf).__name__}, {str(leaf)[:40]!r}, and a tf.Variable holds arrays of numbers; "
+      "leave it out, or close the function over it"
     )
-    raise TypeError(f"params: the leaf {path or 'itself'!r} is {what}, and a tf.Variable holds arrays of numbers; {advice}")
   return dtype
 
 
@@ -67,14 +111,14 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
 
   Args:
     params: a pytree of arrays, of any dtypes that TensorFlow has.
-    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; only
-      floating point and complex leaves ever are.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; None for all but the
+      statistics of normalisations. Only floating point and complex leaves ever are.
     stored_dtype: in which wider floating point leaves are kept.
   """
   if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
     raise ValueError(f"stored_dtype = {stored_dtype!r} is no floating point dtype; give jnp.bfloat16 or jnp.float16")
   names = paths(params)
-  leaves = tree_util.tree_leaves(params)
+  leaves = [*map(words, tree_util.tree_leaves(params))]
   flags = _flags(params, names, trainable)
   return [
     variable(name, _narrowed(leaf, stored_dtype), trainable=bool(flag) and _is_inexact(leaf))
@@ -122,6 +166,9 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def _flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool]:
+  if trainable is None:
+    known = {*names}
+    return [not is_statistic(name, known) for name in names]
   if isinstance(trainable, bool):
     return [trainable] * len(names)
   if callable(trainable):
@@ -135,6 +182,18 @@ def _flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool
   return tree_util.tree_leaves(spread)
 
 
+# What Flax, Haiku and Keras call the two statistics that a BatchNorm keeps.
+_MEANS = {"mean": ("var",), "running_mean": ("running_var",), "moving_mean": ("moving_variance", "moving_var")}
+_VARIANCES = {variance: (mean,) for mean, variances in _MEANS.items() for variance in variances}
+
+
+def is_statistic(path: str, paths: Collection[str]) -> bool:
+  """Whether a leaf is a statistic of a normalisation by its path: `batch_stats/...`, `mean` beside `var`, Haiku's `mean_ema/average`."""
+  *folders, name = path.split("/")
+  others = _MEANS.get(name, ()) + _VARIANCES.get(name, ())
+  return not {"batch_stats", "mean_ema", "var_ema"}.isdisjoint(folders) or any("/".join([*folders, other]) in paths for other in others)
+
+
 def assign(targets: Mapping[str, tf.Variable], params: Any, taken: Sequence[Any]) -> None:
   """Gives the variables new values, all or none.
 
@@ -146,7 +205,7 @@ def assign(targets: Mapping[str, tf.Variable], params: Any, taken: Sequence[Any]
   Raises:
     ValueError: paths, shapes or dtypes differ; each difference by name.
   """
-  new = dict(zip(paths(params), tree_util.tree_leaves(params), strict=True))
+  new = dict(zip(paths(params), map(words, tree_util.tree_leaves(params)), strict=True))
   differences = [f"  {name}: not in the model" for name in new.keys() - targets.keys()]
   differences += [f"  {name}: missing" for name in targets.keys() - new.keys()]
   for (name, variable), dtype in zip(targets.items(), taken, strict=True):

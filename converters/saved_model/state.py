@@ -19,6 +19,7 @@ from jax import tree_util
 
 from . import parameters
 from .notation import Spec
+from .parameters import is_key, words
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Layout:
     leaves, tree = tree_util.tree_flatten(state)
     if not leaves:
       raise ValueError(f"state = {state!r} has no leaves, so there is nothing to keep; leave it out")
-    keys = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves)
+    keys = tuple(jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves)
     return cls(tree, tuple(parameters.paths(state, "state")), tuple(map(_aval, leaves)), keys)
 
   def stored(self, state: Any, what: str = "this state") -> list[jax.Array]:
@@ -65,7 +66,7 @@ class Layout:
     pairs = zip(self.paths, map(_text, map(_aval, leaves)), map(_text, self.avals), strict=True)
     if found := [f"  {path}: {after}, the model has {before}" for path, after, before in pairs if after != before]:
       raise ValueError("\n".join([f"{what} has other shapes or dtypes than the model's, which are fixed:", *found]))
-    return [_words(jnp.asarray(leaf)) for leaf in leaves]
+    return [words(jnp.asarray(leaf)) for leaf in leaves]
 
   def restored(self, stored: Sequence[Any]) -> Any:
     """The tree of stored leaves."""
@@ -178,18 +179,10 @@ def _is_of_one_value(array: np.ndarray) -> bool:
   return bool((words == words[0]).all())
 
 
-def _is_key(leaf: Any) -> bool:
-  return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _aval(leaf: Any) -> jax.ShapeDtypeStruct:
   leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if _is_key(leaf) else jax.dtypes.canonicalize_dtype(leaf.dtype))
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if is_key(leaf) else jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def _text(aval: jax.ShapeDtypeStruct) -> str:
-  return f"{aval.dtype}[{','.join(map(str, aval.shape))}]" if _is_key(aval) else str(Spec.of(aval))
-
-
-def _words(leaf: Any) -> Any:
-  return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+  return f"{aval.dtype}[{','.join(map(str, aval.shape))}]" if is_key(aval) else str(Spec.of(aval))

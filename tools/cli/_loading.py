@@ -6,14 +6,15 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from jax2tf.converters.saved_model import notation
+from jax2tf.converters.saved_model import libraries, notation
+from jax2tf.converters.saved_model.adapted import Adapted, adapted, with_values
 
 
 class UsageError(ValueError):
@@ -56,10 +57,50 @@ def function(name: str) -> Callable[..., Any]:
   return found
 
 
+def model(
+  name: str,
+  library: str | None,
+  params: str | None,
+  state_source: str | None,
+  inputs: Callable[[], Mapping[str, str]],
+  constraints: Sequence[str] = (),
+) -> Adapted:
+  """What `module:object` names, with its parameters and state: a function, or a model of a library, or with `library` what makes one.
+
+  Raises:
+    UsageError: no such thing, or no parameters for a model that has none itself.
+  """
+  found = attribute(name)
+  if library and libraries.library_of(found) is None and callable(found):
+    found = _made(found, f"--library={library}: {name}")
+  library = library or libraries.library_of(found)
+  if library is None:
+    return Adapted(function(name), parameters(params), state(state_source))
+  if library in ("nnx", "equinox"):
+    whole = getattr(libraries, library)(found)
+    whole = with_values(whole, parameters(params), f"--params={params}") if params else whole
+  elif params is None:
+    raise UsageError(f"{name} is a model of {library}, which has no parameters itself; give what its init made as --params")
+  elif library == "linen":
+    variables = parameters(params)
+    whole = libraries.linen(found, variables if "params" in variables else {"params": variables})
+  else:
+    whole = libraries.haiku(found, parameters(params), state(state_source))
+  return adapted(whole, inputs(), constraints)
+
+
+def _made(factory: Callable[..., Any], what: str) -> Any:
+  try:
+    inspect.signature(factory).bind()
+  except TypeError as error:
+    raise UsageError(f"{what} is called without arguments, and {error}; name a function that takes none") from error
+  return factory()
+
+
 def parameters(source: str | None, option: str = "--params") -> Any:
   """The tree of parameters: of an .npz or .safetensors file, an Orbax checkpoint, or what `module:factory` gives.
 
-  Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`, and become nested dicts.
+  Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`, and become nested dicts; those of 0, 1, 2 ... become lists.
 
   Raises:
     UsageError: no such file, or one that cannot be read.
@@ -67,12 +108,7 @@ def parameters(source: str | None, option: str = "--params") -> Any:
   if source is None:
     return {}
   if ":" in source and not Path(source).exists():
-    factory = function(source)
-    try:
-      inspect.signature(factory).bind()
-    except TypeError as error:
-      raise UsageError(f"{option}={source} is called without arguments, and {error}; name a function that takes none") from error
-    return factory()
+    return _made(function(source), f"{option}={source}")
   path = Path(source)
   if not path.exists():
     raise UsageError(f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
@@ -112,8 +148,8 @@ def _orbax(path: Path) -> Any:
   return orbax.checkpoint.PyTreeCheckpointer().restore(path.absolute())
 
 
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-  """{"a/b": x} -> {"a": {"b": x}}.
+def nested(flat: dict[str, Any]) -> Any:
+  """{"a/b": x} -> {"a": {"b": x}}, {"a/0": x, "a/1": y} -> {"a": [x, y]}.
 
   Raises:
     ValueError: one name is the beginning of another.
@@ -130,7 +166,15 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     if leaf in place:
       raise ValueError(f"{name!r} is there twice, or is the beginning of another name")
     place[leaf] = array
-  return tree
+  return _with_lists(tree)
+
+
+def _with_lists(tree: Any) -> Any:
+  if not isinstance(tree, dict):
+    return tree
+  found = {name: _with_lists(value) for name, value in tree.items()}
+  numbers = [str(i) for i in range(len(found))]
+  return [found[i] for i in numbers] if found and found.keys() == {*numbers} else found
 
 
 def inputs(texts: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:

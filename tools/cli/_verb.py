@@ -58,11 +58,12 @@ def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progr
 
 
 def takes_function(command: Callable[..., Answer]) -> Callable[..., Answer]:
-  """Adds `function`, `params`, `state` and `constraints`."""
+  """Adds `function`, `library`, `params`, `state` and `constraints`."""
   for decorate in (
     click.option("--constraint", "constraints", multiple=True, help='On dimension variables, "b<=512"; may be repeated.'),
     click.option("--state", help="As --params, of a function (params, state, *inputs) -> (state, outputs)."),
     click.option("--params", help=".npz, .safetensors, an Orbax checkpoint, or module:factory; none: an empty tree."),
+    click.option("--library", type=click.Choice(["nnx", "linen", "haiku", "equinox"]), help="Of a model; guessed if it is one already."),
     click.argument("function", metavar="MODULE:FUNCTION"),
   ):
     command = decorate(command)

@@ -37,6 +37,7 @@ _OPTIONS_OF = {
 @click.option("--warmup", type=click.IntRange(0, 1000), default=0, metavar="N", help="Write N warm-up requests for TF Serving.")
 def convert(
   function: str,
+  library: str | None,
   params: str | None,
   state: str | None,
   constraints: Sequence[str],
@@ -59,10 +60,12 @@ def convert(
       raise _loading.UsageError(f"--{name} is for a SavedModel, and --to={to} makes none; leave it out")
     raise _loading.UsageError(f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}")
   publish.check_writable(Path(out) if to == "saved_model" else Path(out).parent)
-  fun, specs = _loading.function(function), _loading.inputs(inputs, constraints)
-  tree, remembered = _loading.parameters(params), _loading.state(state)
-  model = saved_model.Model(tree, state=remembered, polymorphic_constraints=constraints, with_gradient="with_gradient" in given)
-  model.add(fun, inputs=specs, outputs=outputs or None, signatures=signature, stateful=remembered is not None)
+  specs = _loading.inputs(inputs, constraints)
+  found = _loading.model(function, library, params, state, lambda: specs, constraints)
+  model = saved_model.Model(
+    found.params, state=found.state, trainable=found.trainable, polymorphic_constraints=constraints, with_gradient="with_gradient" in given
+  )
+  model.add(found.fun, inputs=specs, outputs=outputs or None, signatures=signature, stateful=found.state is not None)
   if to == "saved_model":
     requests = warmup.from_specs(model, given["warmup"]) if "warmup" in given else ()
     path = model.save(out, version=given.get("version"), overwrite=overwrite, warmup_requests=requests)

@@ -1,0 +1,314 @@
+"""Models of Flax, Haiku and Equinox by name: `from_flax_nnx(model, inputs=...)` and its like give a `Model`.
+
+Each library's model becomes one tree of arrays and a function `call(tree, *inputs) -> (tree, outputs)`. What a call changes is state; all
+else are parameters, of which only those are trainable that the library calls so. No library is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from .adapted import Whole, adapted
+from .builder import Model
+
+# Arguments that choose between training and inference, and whether True means training: of Flax, Haiku and Equinox models.
+_MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False, "inference": False}
+
+# Library: the module of its models, their class there, and the package to install.
+_LIBRARIES = {
+  "nnx": ("flax.nnx", ("Module",), "flax"),
+  "linen": ("flax.linen", ("Module",), "flax"),
+  "haiku": ("haiku", ("Transformed", "TransformedWithState"), "dm-haiku"),
+  "equinox": ("equinox", ("Module",), "equinox"),
+}
+_NAMES = {"nnx": "from_flax_nnx", "linen": "from_flax_linen", "haiku": "from_haiku", "equinox": "from_equinox"}
+
+
+def from_flax_nnx(
+  model: Any,
+  *,
+  inputs: Mapping[str, Any],
+  training: bool = False,
+  call: str = "__call__",
+  arguments: Mapping[str, Any] | None = None,
+  **options: Any,
+) -> Model:
+  """A `Model` of a Flax nnx module, whose own arrays and modes stay as they are.
+
+  Args:
+    model: a flax.nnx.Module. Its `nnx.Param`s are trainable.
+    inputs: as for `Model.add`: names for the arguments of the call, in order, such as {"x": "f32[b,784]"}.
+    training: whether the model runs in training mode, where BatchNorm updates its statistics and Dropout draws from its keys: what a call
+      changes is then the state of the saved model.
+    call: the method.
+    arguments: its other arguments, by name. `train`, `deterministic` and the like are set by `training`.
+    options: of `Model` and `Model.add`.
+
+  Returns:
+    a model with one signature; more can be added.
+
+  Raises:
+    TypeError: another object than such a model.
+    ImportError: Flax is not installed.
+    ValueError: as `Model.add`.
+  """
+  return _built(nnx(model, training=training, call=call, arguments=arguments), inputs, options)
+
+
+def from_flax_linen(
+  module: Any,
+  variables: Any,
+  *,
+  inputs: Mapping[str, Any],
+  training: bool = False,
+  rngs: Mapping[str, Any] | None = None,
+  mutable: Sequence[str] | None = None,
+  call: str = "__call__",
+  arguments: Mapping[str, Any] | None = None,
+  **options: Any,
+) -> Model:
+  """A `Model` of a Flax linen module and its variables.
+
+  Args:
+    module: a flax.linen.Module.
+    variables: what `module.init` gives, {"params": ..., "batch_stats": ...}; the collection `params` is trainable.
+    inputs, training, call, arguments, options: as for `from_flax_nnx`.
+    rngs: keys by name, such as {"dropout": jax.random.key(0)}; each call splits them, so they are state.
+    mutable: the collections that a call may change; by default all but `params` in training, and none in inference.
+
+  Returns, raises: as `from_flax_nnx`.
+  """
+  return _built(linen(module, variables, training=training, rngs=rngs, mutable=mutable, call=call, arguments=arguments), inputs, options)
+
+
+def from_haiku(
+  transformed: Any,
+  params: Any,
+  state: Any = None,
+  *,
+  inputs: Mapping[str, Any],
+  training: bool = False,
+  rng: Any = None,
+  arguments: Mapping[str, Any] | None = None,
+  **options: Any,
+) -> Model:
+  """A `Model` of a Haiku transform.
+
+  Args:
+    transformed: what `hk.transform` or `hk.transform_with_state` gives; `hk.without_apply_rng` is not needed.
+    params, state: what its `init` gives.
+    inputs, training, arguments, options: as for `from_flax_nnx`.
+    rng: a key if the model draws random numbers; each call splits it, so it is state.
+
+  Returns, raises: as `from_flax_nnx`.
+  """
+  return _built(haiku(transformed, params, state, training=training, rng=rng, arguments=arguments), inputs, options)
+
+
+def from_equinox(
+  model: Any,
+  state: Any = None,
+  *,
+  inputs: Mapping[str, Any],
+  training: bool = False,
+  rng: Any = None,
+  batched: bool = False,
+  call: str = "__call__",
+  arguments: Mapping[str, Any] | None = None,
+  **options: Any,
+) -> Model:
+  """A `Model` of an Equinox module.
+
+  Args:
+    model: an equinox.Module; its floating point arrays are trainable.
+    state: the equinox.nn.State of `eqx.nn.make_with_state`, which the model takes behind its inputs and returns beside its output.
+    inputs, training, call, arguments, options: as for `from_flax_nnx`.
+    rng: a key that the model takes as `key`; each call splits it, so it is state.
+    batched: whether the inputs are batches of what the model takes: it is mapped over their dimension 0, by `jax.vmap` with the axis
+      name "batch".
+
+  Returns, raises: as `from_flax_nnx`.
+  """
+  whole = equinox(model, state, training=training, rng=rng, batched=batched, call=call, arguments=arguments)
+  return _built(whole, inputs, options)
+
+
+def nnx(model: Any, *, training: bool = False, call: str = "__call__", arguments: Mapping[str, Any] | None = None) -> Whole:
+  """A Flax nnx module as a function of its arrays."""
+  flax_nnx = _checked("nnx", model)
+  model = flax_nnx.clone(model)  # whose modes are its own
+  (model.train if training else model.eval)()
+  graph, variables = flax_nnx.split(model)
+  trainable = _paths_of(flax_nnx, variables, flax_nnx.Param)
+  drawn = set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)  # a recurrent cell draws one for zeros
+  given = _given(getattr(model, call), training, arguments)
+
+  def whole(tree: Any, *inputs: Any) -> Any:
+    now = tree_util.tree_map(lambda x: x, variables)
+    flax_nnx.replace_by_pure_dict(now, tree)
+    merged = flax_nnx.merge(graph, now)
+    outputs = getattr(merged, call)(*inputs, **given)
+    return _like(tree, flax_nnx.to_pure_dict(flax_nnx.state(merged))), outputs
+
+  tree = flax_nnx.to_pure_dict(variables)
+  return Whole(type(model).__name__, whole, tree, trainable.__contains__, _takes(getattr(model, call), given), drawn.__contains__)
+
+
+def linen(
+  module: Any,
+  variables: Any,
+  *,
+  training: bool = False,
+  rngs: Mapping[str, Any] | None = None,
+  mutable: Sequence[str] | None = None,
+  call: str = "__call__",
+  arguments: Mapping[str, Any] | None = None,
+) -> Whole:
+  """A Flax linen module and its variables as a function of arrays."""
+  flax_linen = _checked("linen", module)
+  collections = dict(flax_linen.unbox(variables))
+  if any(not isinstance(collection, Mapping) for collection in collections.values()) or not collections:
+    raise TypeError("from_flax_linen: variables are what module.init gives, a dict of collections: {'params': {...}}")
+  may_change = [name for name in collections if name != "params"] if training else []
+  may_change = may_change if mutable is None else list(mutable)
+  method = getattr(type(module), call)
+  given = _given(getattr(module, call), training, arguments)
+
+  def whole(tree: Any, *inputs: Any) -> Any:
+    now = dict(tree)
+    after, used = _split(now.pop("rngs", {}))
+    outputs = module.apply(now, *inputs, rngs=used or None, mutable=may_change or False, method=method, **given)
+    outputs, changed = outputs if may_change else (outputs, {})
+    return _like(tree, now | dict(changed) | {"rngs": after}), outputs
+
+  tree = collections | ({"rngs": dict(rngs)} if rngs else {})
+  return Whole(type(module).__name__, whole, tree, lambda path: path.startswith("params/"), _takes(getattr(module, call), given))
+
+
+def haiku(
+  transformed: Any, params: Any, state: Any = None, *, training: bool = False, rng: Any = None, arguments: Mapping[str, Any] | None = None
+) -> Whole:
+  """A Haiku transform as a function of arrays."""
+  hk = _checked("haiku", transformed)
+  with_state = isinstance(transformed, hk.TransformedWithState)
+  if with_state == (state is None):
+    asked = "the state that its init gives beside the parameters" if with_state else "no state; hk.transform_with_state makes one that has"
+    raise TypeError(f"from_haiku: this {type(transformed).__name__} takes {asked}")
+  given = _given(transformed.apply, training, arguments)
+
+  def whole(tree: Any, *inputs: Any) -> Any:
+    after, used = _split({"rng": tree["rng"]} if "rng" in tree else {})
+    key = used.get("rng")
+    if not with_state:
+      return {"params": tree["params"], **after}, transformed.apply(tree["params"], key, *inputs, **given)
+    outputs, changed = transformed.apply(tree["params"], tree["state"], key, *inputs, **given)
+    return {"params": tree["params"], "state": changed, **after}, outputs
+
+  tree = {"params": params, **({"state": state} if with_state else {}), **({} if rng is None else {"rng": rng})}
+  return Whole("haiku", whole, tree, lambda path: path.startswith("params/"), _takes(transformed.apply, given)[2 + with_state :])
+
+
+def equinox(
+  model: Any,
+  state: Any = None,
+  *,
+  training: bool = False,
+  rng: Any = None,
+  batched: bool = False,
+  call: str = "__call__",
+  arguments: Mapping[str, Any] | None = None,
+) -> Whole:
+  """An Equinox module as a function of its arrays."""
+  eqx = _checked("equinox", model)
+  model = eqx.nn.inference_mode(model, value=not training)
+  arrays, static = eqx.partition(model, lambda x: isinstance(x, jax.Array | np.ndarray))
+  given = _given(getattr(model, call), training, arguments)
+
+  def one(merged: Any, key: Any, remembered: Any, *inputs: Any) -> Any:
+    keys = {} if key is None else {"key": key}
+    found = getattr(merged, call)(*inputs, *([] if state is None else [remembered]), **keys, **given)
+    return found if state is not None else (found, None)
+
+  def whole(tree: Any, *inputs: Any) -> Any:
+    after, used = _split({"rng": tree["rng"]} if "rng" in tree else {})
+    merged, key, remembered = eqx.combine(tree["model"], static), used.get("rng"), tree.get("state")
+    if not batched:
+      outputs, remembered = one(merged, key, remembered, *inputs)
+    else:
+      keys = None if key is None else jax.random.split(key, inputs[0].shape[0])
+      over = [None, None if key is None else 0, None, *[0] * len(inputs)]
+      outputs, remembered = jax.vmap(one, in_axes=over, out_axes=(0, None), axis_name="batch")(merged, keys, remembered, *inputs)
+    return {"model": tree["model"], **({} if state is None else {"state": remembered}), **after}, outputs
+
+  takes = [p for p in _takes(getattr(model, call), given) if p.name != "key"]
+  tree = {"model": arrays, **({} if state is None else {"state": state}), **({} if rng is None else {"rng": rng})}
+  return Whole(type(model).__name__, whole, tree, lambda path: path.startswith("model/"), takes[: len(takes) - (state is not None)])
+
+
+def library_of(model: Any) -> str | None:
+  """The library whose model it is; None for anything else. Imports nothing."""
+  return next((name for name, (module, *_) in _LIBRARIES.items() if module in sys.modules and _is_of(name, model)), None)
+
+
+def _is_of(library: str, model: Any) -> bool:
+  module, classes, _ = _LIBRARIES[library]
+  found = importlib.import_module(module)
+  return isinstance(model, tuple(getattr(found, name) for name in classes))
+
+
+def _checked(library: str, model: Any) -> Any:
+  """The module of a library, whose model this is."""
+  module, classes, package = _LIBRARIES[library]
+  try:
+    found = importlib.import_module(module)
+  except ImportError as error:
+    raise ImportError(f"a model of {module} needs {module.partition('.')[0]}: pip install {package}") from error
+  if not _is_of(library, model):
+    what = f"a class, {model.__name__}; make one" if isinstance(model, type) else f"of type {type(model).__name__}"
+    other = library_of(model)
+    advice = f", which is a model of {other}; use {_NAMES[other]}" if other else ""
+    raise TypeError(f"{_NAMES[library]} takes a {module}.{classes[0]}, and this is {what}{advice}")
+  return found
+
+
+def _given(call: Callable[..., Any], training: bool, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+  """The keyword arguments of a call: those given, and its mode."""
+  modes = {name: training == means for name, means in _MODES.items() if name in inspect.signature(call).parameters}
+  return modes | dict(arguments or {})
+
+
+def _takes(call: Callable[..., Any], given: Mapping[str, Any]) -> list[inspect.Parameter]:
+  parameters = inspect.signature(call).parameters.values()
+  return [p.replace(annotation=p.empty) for p in parameters if p.name not in given and p.kind is not p.KEYWORD_ONLY]
+
+
+def _split(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+  """(keys for the next call, keys for this one)."""
+  both = {name: jax.random.split(key) for name, key in keys.items()}
+  return {name: pair[0] for name, pair in both.items()}, {name: pair[1] for name, pair in both.items()}
+
+
+def _paths_of(flax_nnx: Any, variables: Any, kind: type) -> set[str]:
+  return {"/".join(map(str, path)) for path, variable in flax_nnx.to_flat_state(variables) if isinstance(variable, kind)}
+
+
+def _like(tree: Any, after: Any) -> Any:
+  """What is left of nested dicts without what a call added, such as what it sowed."""
+  return {name: _like(value, after[name]) for name, value in tree.items()} if isinstance(tree, Mapping) else after
+
+
+def _built(whole: Whole, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Model:
+  of_model = {"trainable", "stored_dtype", "polymorphic_constraints", "with_gradient"}
+  found = adapted(whole, inputs, options.get("polymorphic_constraints", ()))
+  settings = {"trainable": found.trainable} | {name: value for name, value in options.items() if name in of_model}
+  model = Model(found.params, state=found.state, **settings)
+  rest = {name: value for name, value in options.items() if name not in of_model}
+  return model.add(found.fun, inputs=inputs, stateful=found.state is not None, **rest)

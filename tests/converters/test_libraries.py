@@ -1,0 +1,228 @@
+"""Models of Flax, Haiku and Equinox by name, against the library's own results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from flax import nnx
+
+from jax2tf.converters import saved_model
+
+X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+IDS = np.array([[1, 2, 3], [4, 5, 0]], np.int32)
+KEY = jax.random.key(3)
+# Sums in another order than under jax.jit.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class Vision(nnx.Module):
+  def __init__(self, rngs: nnx.Rngs):
+    self.linear, self.norm = nnx.Linear(4, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)
+    self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+  def __call__(self, x: Any) -> Any:
+    return self.dropout(self.norm(self.linear(x)))
+
+  def features(self, x: Any) -> Any:
+    return self.linear(x)
+
+
+class Text(nnx.Module):
+  """With shared weights, a list and a recurrent cell, which draws a key for zeros."""
+
+  def __init__(self, rngs: nnx.Rngs):
+    self.embed, self.cell = nnx.Embed(8, 4, rngs=rngs), nnx.RNN(nnx.GRUCell(4, 4, rngs=rngs))
+    self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
+    self.last = self.layers[0]
+
+  def __call__(self, ids: Any) -> Any:
+    x = self.cell(self.embed(ids))
+    for layer in self.layers:
+      x = layer(x)
+    return self.last(x)
+
+
+class Linen(nn.Module):
+  @nn.compact
+  def __call__(self, x: Any, train: bool) -> Any:
+    x = nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
+    return nn.Dropout(0.5, deterministic=not train)(x)
+
+
+class Equinox(eqx.Module):
+  linear: eqx.nn.Linear
+  norm: eqx.nn.BatchNorm
+  dropout: eqx.nn.Dropout
+
+  def __call__(self, x: Any, state: Any, key: Any = None) -> Any:
+    x, state = self.norm(self.linear(x), state)
+    return self.dropout(x, key=key), state
+
+
+def haiku_net(x: Any, is_training: bool) -> Any:
+  x = hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(hk.Linear(3)(x), is_training)
+  return hk.dropout(hk.next_rng_key(), 0.5, x) if is_training else x
+
+
+def second(key: Any) -> Any:
+  return jax.random.split(key)[1]
+
+
+def nnx_case(training: bool) -> tuple[saved_model.Model, Any, set[str]]:
+  net = Vision(nnx.Rngs(0))
+  expected = nnx.clone(net)
+  (expected.train if training else expected.eval)()
+  model = saved_model.from_flax_nnx(net, inputs={"x": "f32[3,4]" if training else "f32[b,4]"}, training=training)
+  assert not net.dropout.deterministic  # the user's model is as it was
+  return model, nnx.jit(lambda net: net(X))(expected), {"linear/bias", "linear/kernel", "norm/bias", "norm/scale"}
+
+
+def linen_case(training: bool) -> tuple[saved_model.Model, Any, set[str]]:
+  net = Linen()
+  variables = net.init(jax.random.key(0), X, False)
+  rngs = {"dropout": KEY} if training else None
+  shape = "f32[3,4]" if training else "f32[b,4]"
+  model = saved_model.from_flax_linen(net, variables, inputs={"x": shape}, training=training, rngs=rngs)
+  used = {"dropout": second(KEY)} if training else None
+  expected = net.apply(variables, X, training, rngs=used, mutable=["batch_stats"])[0]
+  layers = {"params/Dense_0/bias", "params/Dense_0/kernel", "params/BatchNorm_0/bias", "params/BatchNorm_0/scale"}
+  return model, expected, layers
+
+
+def haiku_case(training: bool) -> tuple[saved_model.Model, Any, set[str]]:
+  net = hk.transform_with_state(haiku_net)
+  params, state = net.init(jax.random.key(0), X, True)
+  shape, rng = ("f32[3,4]", KEY) if training else ("f32[b,4]", None)
+  model = saved_model.from_haiku(net, params, state, inputs={"x": shape}, training=training, rng=rng)
+  layers = {"params/batch_norm/offset", "params/batch_norm/scale", "params/linear/b", "params/linear/w"}
+  return model, net.apply(params, state, second(KEY), X, training)[0], layers
+
+
+def equinox_case(training: bool) -> tuple[saved_model.Model, Any, set[str]]:
+  make = eqx.nn.make_with_state(
+    lambda key: Equinox(eqx.nn.Linear(4, 3, key=key), eqx.nn.BatchNorm(3, "batch", mode="batch"), eqx.nn.Dropout(0.5))
+  )
+  net, state = make(jax.random.key(0))
+  shape, rng = ("f32[3,4]", KEY) if training else ("f32[b,4]", None)
+  model = saved_model.from_equinox(net, state, inputs={"x": shape}, training=training, rng=rng, batched=True)
+  keys = jax.random.split(second(KEY), 3)
+  over = {"in_axes": (0, None, 0), "out_axes": (0, None), "axis_name": "batch"}
+  expected = jax.vmap(eqx.nn.inference_mode(net, value=not training), **over)(X, state, keys)[0]
+  return model, expected, {"model/linear/bias", "model/linear/weight", "model/norm/bias", "model/norm/weight"}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("case", [nnx_case, linen_case, haiku_case, equinox_case])
+def test_a_model_by_its_library(case: Any, training: bool, tmp_path: Path) -> None:
+  model, expected, trainable = case(training)
+  loaded = tf.saved_model.load(str(model.save(tmp_path)))
+  np.testing.assert_allclose(loaded.signatures["serving_default"](x=X)["output"], expected, **CLOSE)
+  assert {path for path, variable in model.parameters.items() if variable.trainable} == trainable
+  # In training the statistics and keys change, so they are state; in inference nothing does.
+  assert bool(loaded.state_variables) == training
+  assert len(loaded.variables) > len(trainable) or training
+
+
+def test_what_is_drawn_for_nothing_is_no_state() -> None:
+  net = Text(nnx.Rngs(0))
+  model = saved_model.from_flax_nnx(net, inputs={"ids": "i32[b,t]"})
+  assert model.remembered is None
+  assert "layers/1/kernel" in model.parameters
+  assert {"layers/0/kernel", "last/kernel"} - model.parameters.keys()  # shared, so it is there once
+  np.testing.assert_allclose(model.signatures["serving_default"](ids=IDS)["output"], net(IDS), **CLOSE)
+
+
+def test_a_method_other_arguments_and_options() -> None:
+  net = Vision(nnx.Rngs(0))
+  model = saved_model.from_flax_nnx(net, inputs={"x": "f32[b,4]"}, call="features", outputs=["y"], signatures="features", trainable=False)
+  np.testing.assert_allclose(model.signatures["features"](x=X)["y"], net.features(X), **CLOSE)
+  assert not model.trainable_variables
+  module = nn.Dense(3)
+  variables = module.init(jax.random.key(0), X)
+  with pytest.raises(ValueError, match=r"inputs = x, y: 'Dense' takes \(params, inputs\)"):
+    saved_model.from_flax_linen(module, variables, inputs={"x": "f32[b,4]", "y": "f32[b]"})
+
+
+def test_a_random_haiku_function_draws_anew_at_each_call() -> None:
+  net = hk.transform(lambda x: x + jax.random.normal(hk.next_rng_key(), x.shape))
+  model = saved_model.from_haiku(net, net.init(KEY, X), inputs={"x": "f32[3,4]"}, rng=KEY)
+  run, key = model.signatures["serving_default"], KEY
+  for _ in range(2):
+    key, mine = jax.random.split(key)
+    np.testing.assert_allclose(run(x=X)["output"], net.apply({}, mine, X), **CLOSE)
+
+
+@pytest.mark.parametrize(
+  ("make", "words"),
+  [
+    (lambda: saved_model.from_flax_nnx(Linen(), inputs={}), r"flax.nnx.Module.*Linen, which is a model of linen; use from_flax_linen"),
+    (lambda: saved_model.from_flax_linen(Vision, {}, inputs={}), "a class, Vision; make one"),
+    (lambda: saved_model.from_flax_linen(Linen(), {"Dense_0": X}, inputs={}), r"a dict of collections: \{'params'"),
+    (lambda: saved_model.from_haiku(hk.transform(lambda x: x), {}, {"a": 1}, inputs={}), "takes no state; hk.transform_with_state"),
+    (lambda: saved_model.from_equinox(3, inputs={}), "equinox.Module, and this is of type int"),
+  ],
+)
+def test_another_object_is_refused(make: Any, words: str) -> None:
+  with pytest.raises(TypeError, match=words):
+    make()
+
+
+def test_a_typed_key_among_the_parameters() -> None:
+  def noisy(params: Any, x: Any) -> Any:
+    return x * params["w"] + jax.random.normal(params["key"], x.shape)
+
+  params = {"key": KEY, "w": jnp.float32(2)}
+  model = saved_model.Model(params).add(noisy, inputs={"x": "f32[3,4]"})
+  assert {path: (v.dtype.name, v.trainable) for path, v in model.parameters.items()} == {"key": ("uint32", False), "w": ("float32", True)}
+  np.testing.assert_allclose(model.signatures["serving_default"](x=X)["output"], noisy(params, X), **CLOSE)
+  assert model.values()["key"] == KEY
+  other = {"key": jax.random.key(9), "w": jnp.float32(3)}
+  model.update(other)
+  np.testing.assert_allclose(model.signatures["serving_default"](x=X)["output"], noisy(other, X), **CLOSE)
+
+
+def test_statistics_are_not_trainable_unless_asked() -> None:
+  params = {
+    "params": {"w": X},
+    "batch_stats": {"norm": {"mean": X[0], "var": X[0]}},
+    "net/norm/~/mean_ema": {"average": X[0]},
+    "gauss": {"mean": X[0], "scale": X[0]},  # a parameter of that name
+    "keras": {"moving_mean": X[0], "moving_variance": X[0]},
+  }
+  names = lambda **how: sorted(v.name.removesuffix(":0") for v in saved_model.Model(params, **how).trainable_variables)  # noqa: E731
+  assert names() == ["gauss/mean", "gauss/scale", "params/w"]
+  assert len(names(trainable=True)) == 8
+
+
+@pytest.mark.parametrize(
+  ("spec", "better"),
+  [
+    ((None, 4), "f32[b,4]"),
+    ([None, None], "f32[b,c]"),
+    (tf.TensorSpec([None, 4], tf.int32), "i32[b,4]"),
+    (tf.TensorShape(None), "f32[b,784]"),
+    (np.float32, "f32[b,784]"),
+    (None, "f32[b,784]"),
+    ({"a": (2, None)}, "f32[2,b]"),
+  ],
+  ids=str,
+)
+def test_a_shape_in_other_words_is_refused_with_the_right_ones(spec: Any, better: str) -> None:
+  with pytest.raises(ValueError, match="input 'x") as caught:
+    saved_model.Model({}).add(lambda p, x: x, inputs={"x": spec})
+  assert f"write its dtype and shape as in {better!r}" in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_spec_of_known_sizes_is_understood() -> None:
+  model = saved_model.Model({}).add(lambda p, x: x, inputs={"x": tf.TensorSpec([2, 4], tf.int32)})
+  assert model.records["serving_default"].inputs == {"x": "i32[2,4]"}
