@@ -50,7 +50,7 @@ def _parts(z: Any) -> Any:
 
 @tf.custom_gradient
 def _reversed(x: tf.Tensor) -> Any:
-  return tf.sin(x), lambda dy: -dy * tf.cos(x)
+  return tf.sin(x), lambda dy: -dy * tf.math.conj(tf.cos(x))
 
 
 @jax.custom_jvp
