@@ -132,7 +132,7 @@ def convert(
     refs.check_captured((args, kwargs), traced.variables, traceable.name)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
-    results = nans.checked(conversion(operands), traceable.name, lambda: _run_by_jax(fun, args, kwargs))
+    results = nans.checked(conversion(operands), f"'{traceable.name}'", lambda: _run_by_jax(fun, args, kwargs))
     marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
     return traced.jaxpr, tree_util.tree_unflatten(traced.out_tree, marked)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat, _tf_patches
+from jax2tf import _tf_compat, _tf_patches, nans
 from jax2tf.derivative import Derivative, Forward, words_of
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.program import Emitter, Memory, Program
@@ -125,7 +125,7 @@ class _Differentiable:
       return results, functools.partial(_recomputed, pullback, arguments)
 
     found = _Differentiable(pullback, here, arguments, self.order + 1).call(compute, backward.program.jaxpr)
-    named = [tf.identity(_conjugate(x), "jax2tf_out") for x in found]
+    named = [tf.identity(_conjugate(x), "jax2tf_out") for x in nans.checked(found, f"the gradient of '{self.of.function}'")]
     return [x if i in backward.reached else _tf_patches.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
 
   def _refuse(self, error: Exception) -> Sequence[tf.Tensor]:

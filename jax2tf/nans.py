@@ -12,8 +12,8 @@ import tensorflow as tf
 from jax2tf import _tf_compat
 
 
-def checked(results: Sequence[tf.Tensor], name: str, again: Callable[[], Any]) -> list[tf.Tensor]:
-  """The results of the function `name`; in a graph they wait for an assertion.
+def checked(results: Sequence[tf.Tensor], what: str, again: Callable[[], Any] = lambda: None) -> list[tf.Tensor]:
+  """The results of `what`, a function or its derivative; in a graph they wait for an assertion.
 
   Raises:
     FloatingPointError: a value that is forbidden, in an eager call. JAX's own, which names the primitive, where JAX finds one in
@@ -23,11 +23,11 @@ def checked(results: Sequence[tf.Tensor], name: str, again: Callable[[], Any]) -
   if not forbidden:
     return list(results)
   if _tf_compat.current_graph() is not None:
-    return _asserted(results, name, forbidden)
+    return _asserted(results, what, forbidden)
   if not any(map(bool, (found for _, found in forbidden))):
     return list(results)
   again()
-  raise FloatingPointError(_words(name, next(kind for kind, found in forbidden if found)))
+  raise FloatingPointError(_words(what, next(kind for kind, found in forbidden if found)))
 
 
 def _forbidden(results: Sequence[tf.Tensor]) -> Iterator[tuple[str, tf.Tensor]]:
@@ -44,13 +44,13 @@ def _parts(y: tf.Tensor) -> list[tf.Tensor]:
   return [y if y.dtype.size >= 2 else tf.cast(y, tf.float32)]  # TF 2.21 has no kernels for 8 bits
 
 
-def _asserted(results: Sequence[tf.Tensor], name: str, forbidden: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
+def _asserted(results: Sequence[tf.Tensor], what: str, forbidden: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
   if _tf_compat.is_compiled_by_xla():
-    warnings.warn(f"jit_compile=True leaves out what jax_debug_nans and jax_debug_infs assert of '{name}'", UserWarning, stacklevel=2)
+    warnings.warn(f"jit_compile=True leaves out what jax_debug_nans and jax_debug_infs assert of {what}", UserWarning, stacklevel=2)
     return list(results)
-  with tf.control_dependencies([tf.debugging.Assert(~found, [f"FloatingPointError: {_words(name, kind)}"]) for kind, found in forbidden]):
+  with tf.control_dependencies([tf.debugging.Assert(~found, [f"FloatingPointError: {_words(what, kind)}"]) for kind, found in forbidden]):
     return [tf.identity(y) for y in results]
 
 
-def _words(name: str, kind: str) -> str:
-  return f"invalid value ({kind}) encountered in '{name}'"
+def _words(what: str, kind: str) -> str:
+  return f"invalid value ({kind}) encountered in {what}"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
+from jax.experimental import checkify
 
 from . import plan
 from .calls import Answer, median_seconds
@@ -37,11 +38,13 @@ class Expected:
     outputs: its arrays.
     precisions: {output: the dtype that says how near another's can be}, where it is not that of the array.
     seconds: the median of a timed call.
+    refuses: what a failing `checkify.check` of it says; empty without one.
   """
 
   outputs: Mapping[str, np.ndarray]
   precisions: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
   seconds: float | None = None
+  refuses: str = ""
 
 
 def reference_answers(
@@ -66,6 +69,10 @@ def reference_answers(
     try:
       result = call()
       outputs = subject.named(result, run.inputs)
+    except checkify.JaxRuntimeError as error:
+      yield Expected({}, refuses=str(error))
+      progress.update()
+      continue
     except Exception as error:
       error.add_note(f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} inputs")
       raise
@@ -137,6 +144,9 @@ class _Difference:
 
 def _differences(answer: Answer, right: Expected, rtol: float | None, atol: float | None) -> Iterator[tuple[str, _Difference]]:
   found, expected = answer["outputs"], right.outputs
+  if right.refuses:  # and so must the model, in TensorFlow's words
+    yield "(a check)", _Difference("", "" if answer["error"] else f"the reference refuses, and the model does not: {right.refuses}")
+    return
   for name in dict.fromkeys([*expected, *found]):
     if answer["error"]:
       yield name, _Difference("", f"the model fails: {answer['error']}")

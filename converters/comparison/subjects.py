@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import checkify
 
 from ..saved_model import manifest
 from ..saved_model.state import Layout
@@ -67,8 +68,28 @@ def subjects(
     remembered = layout if record.stateful else None
     fun = remembered.of_stored(fun, lead=int(has_params)) if remembered else fun
     paths = remembered.paths if remembered else ()
-    subjects.append(plan.Subject(name, record, jax.jit(fun) if name in plain else fun, order, paths))
+    subjects.append(plan.Subject(name, record, _jitted(fun) if name in plain else fun, order, paths))
   return subjects, skipped
+
+
+def _jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
+  """The function under jax.jit, which takes no `checkify.check`; one that fails raises, as it does in the model."""
+  plain, checked, has_checks = jax.jit(fun), jax.jit(checkify.checkify(fun)), False
+
+  def run(*args: Any) -> Any:
+    nonlocal has_checks
+    try:
+      if not has_checks:
+        return plain(*args)
+    except ValueError as error:
+      if "which was not functionalized" not in str(error):
+        raise
+      has_checks = True
+    failure, results = checked(*args)
+    failure.throw()
+    return results
+
+  return run
 
 
 def _order(name: str, record: manifest.SignatureRecord, fun: Callable[..., Any], own: Sequence[str], lead: list[str]) -> Sequence[str]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tqdm
+from jax.experimental import checkify
 
 from jax2tf.converters import saved_model, verify
 from jax2tf.converters.comparison import answers as compare
@@ -88,6 +89,21 @@ def test_a_right_model_passes(model: Path, tmp_path: Path) -> None:
   assert report.verdict in written[".txt"] and "of tolerance" in written[".txt"]
   assert report.verdict in written[".html"] and written[".html"].count('src="data:image/svg+xml;base64,') == 2
   assert not re.findall(r"https?://|<link|<script|url\(", written[".html"])
+
+
+def test_a_check_of_the_function_must_fail_in_the_model_too(tmp_path: Path) -> None:
+  def checked(limit: Any, x: Any) -> Any:
+    checkify.check(jnp.all(x < limit), "too large: {}", x.max())
+    return jnp.sin(x)
+
+  path = saved_model.save(checked, np.float32(2), tmp_path / "model", inputs={"x": "f32[b]"})
+  inputs = {"x": lambda rng, shape, dtype: rng.uniform(0, 1, shape).astype(dtype)}
+  assert verify.verify(path, checked, params=np.float32(2), samples=1, inputs=inputs).ok
+  assert verify.verify(path, checked, params=np.float32(-1), samples=1, inputs=inputs).rows[0].problem.startswith("the reference refuses")
+  too_large = verify.verify(
+    path, checked, params=np.float32(2), samples=1, inputs={"x": lambda rng, shape, dtype: np.full(shape, 3, dtype)}
+  )
+  assert too_large.ok and {row.output for row in too_large.rows} == {"(a check)"}
 
 
 def test_what_was_changed_after_saving(model: Path, tmp_path: Path) -> None:

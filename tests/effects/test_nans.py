@@ -44,6 +44,31 @@ def test_nan(fun):
   converted(X)
 
 
+def _root(x):
+  return jnp.where(x > 0, jnp.sqrt(x), 0)  # whose gradient is 0 * inf at 0
+
+
+def test_nan_of_a_gradient():
+  x = tf.Variable(0.0)
+
+  def gradient():
+    with tf.GradientTape() as tape:
+      y = jax2tf.convert(_root)(x)
+    return tape.gradient(y, x)
+
+  with jax.debug_nans(True):
+    with pytest.raises(FloatingPointError, match=r"^invalid value \(nan\) encountered in "):
+      jax.grad(_root)(0.0)
+    with pytest.raises(FloatingPointError, match=r"^invalid value \(nan\) encountered in the gradient of '_root'$"):
+      gradient()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"invalid value \(nan\) encountered in the gradient of"):
+      tf.function(gradient, autograph=False)()
+    x.assign(1.0)
+    assert gradient() == 0.5
+  x.assign(0.0)
+  assert np.isnan(gradient())
+
+
 def test_inf():
   with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"^invalid value \(inf\) encountered in log"):
     jax2tf.convert(_log)(np.float32(0))
