@@ -12,7 +12,7 @@ if TYPE_CHECKING:
   from jax2tf.context import RuleContext
   from jax2tf.drop_in import install
   from jax2tf.errors import LoweringError
-  from jax2tf.refs import Ref
+  from jax2tf.refs import Ref, variable_of
   from jax2tf.registry import lowers
   from jax2tf.tf_calls import call_tf, functional
   from jax2tf.tf_calls.modules import tf_module
@@ -34,6 +34,7 @@ __all__ = [
   "lowers",
   "split_to_logical_devices",
   "tf_module",
+  "variable_of",
 ]
 
 _API = "jax2tf.api"
@@ -41,6 +42,7 @@ _API = "jax2tf.api"
 _HOMES = {
   "LoweringError": "jax2tf.errors",
   "Ref": "jax2tf.refs",
+  "variable_of": "jax2tf.refs",
   "RuleContext": "jax2tf.context",
   "call_tf": "jax2tf.tf_calls",
   "functional": "jax2tf.tf_calls",

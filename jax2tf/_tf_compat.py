@@ -261,6 +261,15 @@ def current_graph() -> tf.Graph | None:
   return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def anchored(x: tf.Tensor) -> tf.Tensor:
+  """The tensor, by an op that others can wait for.
+
+  TF 2.21: every custom gradient makes an IdentityN, and Grappler loses control dependencies on what comes out of one, also behind Identity
+  and StopGradient; a variable is then written before it is read. EnsureShape keeps them.
+  """
+  return tf.ensure_shape(x, x.shape) if isinstance(x, tf.Tensor) and not tf.executing_eagerly() else x
+
+
 def orders_writes() -> bool:
   """Whether TensorFlow runs reads and writes of variables in the order in which they are made here."""
   graph = current_graph()

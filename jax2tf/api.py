@@ -121,20 +121,29 @@ def convert(
       )
     found = refs.refs_of((args, kwargs))
     if not found:
-      return values(fun_jax, traces, args, kwargs)[1]
-    refs.check((args, kwargs), traceable.name)
-    of_values = of_refs.get((), lambda: _TraceCache(traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions))
-    jaxpr, (results, last) = values(refs.as_values(fun_jax), of_values, args, kwargs)
-    return refs.written(found, jaxpr, last, results)
+      traced, results, after = values(fun_jax, traces, args, kwargs)
+    else:
+      refs.check((args, kwargs), traceable.name)
+      of_values = of_refs.get((), lambda: _TraceCache(traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions))
+      traced, (results, last), after = values(refs.as_values(fun_jax), of_values, args, kwargs)
+      after = [*last, *after]
+    closed_over = traced.variables[len(traced.variables) - traced.n_refs :]
+    return refs.written([*(ref.variable for ref in found), *closed_over], traced.jaxpr, after, results) if after else results
 
-  def values(fun: Callable[..., Any], traces: _TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+  def values(
+    fun: Callable[..., Any], traces: _TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]
+  ) -> tuple[TracedFunction, Any, list[tf.Tensor]]:
+    """(the traced function, its results, the values of the refs that it closes over)."""
     leaves, traced = traces(args, kwargs)
+    if traced.n_refs:
+      refs.check_order(traceable.name)
     refs.check_captured((args, kwargs), traced.variables, traceable.name)
     conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = nans.checked(conversion(operands), f"'{traceable.name}'", lambda: _run_by_jax(fun, args, kwargs))
+    own = len(results) - traced.n_refs
     marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
-    return traced.jaxpr, tree_util.tree_unflatten(traced.out_tree, marked)
+    return traced, tree_util.tree_unflatten(traced.out_tree, marked[:own]), results[own:]
 
   # AutoGraph would rewrite the user's JAX code along with ours.
   result = tf.autograph.experimental.do_not_convert(converted)

@@ -53,7 +53,7 @@ class Conversion:
       ValueError: a static shape does not fit the polymorphic shapes; in JAX's words.
     """
     avals = self.traced.jaxpr.in_avals[len(operands) :]
-    operands = [*operands, *(tf.cast(v.read_value(), aval.dtype) for v, aval in zip(self.traced.variables, avals, strict=True))]
+    operands = [*operands, *(tf.cast(v.read_value(), physical(aval)[1]) for v, aval in zip(self.traced.variables, avals, strict=True))]
     if _tf_compat.current_graph() is None:
       return self._eagerly(operands)
     dimensions, assertions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))

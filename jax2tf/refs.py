@@ -1,19 +1,22 @@
-"""Mutable arrays of JAX as arguments: tf.Variables that a converted function reads and writes."""
+"""Mutable arrays of JAX as tf.Variables, which a converted function reads and writes: its arguments, and those that it closes over."""
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import tensorflow as tf
 from jax import tree_util
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax2tf import _jax_compat, _tf_compat
-from jax2tf.jaxprs import ClosedJaxpr, opened
+from jax2tf.dtypes import key_dtype_of, mark_keys
+from jax2tf.jaxprs import ClosedJaxpr, closed, opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +64,13 @@ def check(arguments: Any, name: str) -> None:
         f"only one reference to a mutable array may be passed as an argument to a function, but when calling '{name}' "
         f"the variable {variable.name} of shape {variable.shape} appeared at both {first} and {place}"
       )
-  if seen and not _tf_compat.orders_writes():
+  if seen:
+    check_order(name)
+
+
+def check_order(name: str) -> None:
+  """Raises where the writes of a function would have no order."""
+  if not _tf_compat.orders_writes():
     raise NotImplementedError(
       f"'{name}' writes variables, and in this graph (TF1, wrap_function) TensorFlow keeps no order of reads and writes; "
       "call it in a tf.function"
@@ -91,16 +100,72 @@ def as_values(fun: Callable[..., Any]) -> Callable[..., Any]:
   return pure
 
 
-def written(refs: Sequence[Ref], jaxpr: ClosedJaxpr, values: Sequence[tf.Tensor], results: Any) -> Any:
+# By the id of a mutable array: itself, and its variable.
+_variables: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
+
+
+def variable_of(ref: jax.Ref) -> tf.Variable:
+  """The tf.Variable that stands for a mutable array in the converted functions that close over it.
+
+  It is made when it is first asked for, here or by such a function, and begins with the value that the array has then. From then on
+  each has its own value: TensorFlow reads and writes the variable, JAX the array. Make it an attribute of what `tf.saved_model.save` saves.
+
+  Args:
+    ref: what `jax.new_ref` gives, of any dtype; typed keys are kept as their words.
+
+  Returns:
+    a variable that is not trainable, the same for the same array.
+
+  Raises:
+    TypeError: not a `jax.Ref`.
+  """
+  if not isinstance(ref, jax.Ref):
+    raise TypeError(f"ref = {ref!r} is {type(ref).__name__}; pass what jax.new_ref gives")
+  known = _variables.get(id(ref))
+  if known is None or known[0]() is not ref:
+    value = ref[...]
+    words = jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+    with tf.init_scope():
+      variable = tf.Variable(np.asarray(words), trainable=False, name="jax_ref")
+    known = _variables[id(ref)] = weakref.ref(ref, functools.partial(_forget, id(ref))), variable
+  return known[1]
+
+
+def _forget(number: int, gone: weakref.ref[Any]) -> None:
+  if _variables[number][0] is gone:
+    del _variables[number]
+
+
+def closed_over(jaxpr: ClosedJaxpr) -> list[jax.Ref]:
+  """The mutable arrays that a function closes over."""
+  return [c for c in jaxpr.consts if isinstance(c, jax.Ref)]
+
+
+def of_closed_over(jaxpr: ClosedJaxpr) -> Callable[..., Any]:
+  """(leaves of its arguments, values of the refs it closes over) -> (its results, the values of the refs after it)."""
+
+  def pure(leaves: Sequence[Any], values: Sequence[Any]) -> Any:
+    made = [jax.new_ref(value) for value in values]
+    fresh = iter(made)
+    constants = [next(fresh) if isinstance(c, jax.Ref) else c for c in jaxpr.consts]
+    return jaxpr_as_fun(closed(opened(jaxpr), constants))(*leaves), [jax.freeze(ref) for ref in made]
+
+  return pure
+
+
+def written(variables: Sequence[tf.Variable], jaxpr: ClosedJaxpr, values: Sequence[tf.Tensor], results: Any) -> Any:
   """The results, once the variables that the jaxpr of such a function writes have their new values."""
-  changed = [(ref.variable, value) for ref, value, writes in zip(refs, values, _writes(opened(jaxpr), len(refs)), strict=True) if writes]
+  writes = _writes(opened(jaxpr), len(variables))
+  changed = [(variable, value) for variable, value, is_written in zip(variables, values, writes, strict=True) if is_written]
   if not changed:
     return results
+  changed = [(variable, _tf_compat.anchored(value)) for variable, value in changed]
+  held = tree_util.tree_map(_tf_compat.anchored, results)
   # All values are there before the first write, so a call that fails writes nothing.
-  with tf.control_dependencies([*(value for _, value in changed), *tree_util.tree_leaves(results)]):
-    writes = [variable.assign(value, read_value=False) for variable, value in changed]
-  with tf.control_dependencies([w for w in writes if w is not None]):
-    return tree_util.tree_map(tf.identity, results)
+  with tf.control_dependencies([*(value for _, value in changed), *tree_util.tree_leaves(held)]):
+    ops = [variable.assign(value, read_value=False) for variable, value in changed]
+  with tf.control_dependencies([op for op in ops if op is not None]):
+    return tree_util.tree_map(lambda y, x: mark_keys(tf.identity(x), key_dtype_of(y)), results, held)
 
 
 @_jax_compat.weakly_cached

@@ -41,7 +41,8 @@ class TracedFunction:
     jaxpr: its closed jaxpr; in_avals are the leaves of the dynamic arguments, and the shadows of the variables.
     in_tree: structure of `(args, kwargs)` without static arguments.
     out_tree: structure of the result.
-    variables: those that it captures, by TensorFlow functions inside.
+    variables: those that it captures, by TensorFlow functions inside, and behind these those of the refs that it closes over.
+    n_refs: how many refs it closes over; their values after it are the last results of the jaxpr.
   """
 
   name: str
@@ -49,6 +50,7 @@ class TracedFunction:
   in_tree: Any
   out_tree: Any
   variables: Sequence[tf.Variable] = ()
+  n_refs: int = 0
 
   @property
   def arguments(self) -> Sequence[Any]:
@@ -157,9 +159,14 @@ class Traceable:
       if not is_tensorflows(traced.jaxpr) and (variables := shadows.captured(traced.jaxpr)):
         values = [jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in variables]
         traced = self._with_shadows(variables, static).trace(tuple(args), kwargs, values)
+      jaxpr, found = traced.jaxpr, refs.closed_over(traced.jaxpr)
+      if found:
+        values = [jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref in found]
+        jaxpr = jax.jit(refs.of_closed_over(jaxpr)).trace([*map(_spec, jaxpr.in_avals)], values).jaxpr
     _jax_compat.check_leaked_tracers(traced)
-    _warn_of_large_constants(self.name, traced.jaxpr)
-    return TracedFunction(self.name, traced.jaxpr, in_tree, traced.out_tree, tuple(variables))
+    _warn_of_large_constants(self.name, jaxpr)
+    captured = (*variables, *map(refs.variable_of, found))
+    return TracedFunction(self.name, jaxpr, in_tree, traced.out_tree, captured, len(found))
 
   def _with_shadows(self, variables: Sequence[tf.Variable], static: dict[Any, Any]) -> Any:
     """The function of (args, kwargs, shadows of the variables), jitted."""
@@ -171,6 +178,10 @@ class Traceable:
 
     call.__name__ = self.name
     return jax.jit(call)
+
+
+def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def is_tensorflows(jaxpr: ClosedJaxpr) -> bool:

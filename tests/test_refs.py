@@ -199,9 +199,3 @@ def test_second_derivatives_are_those_that_jax_has(fun) -> None:
       outer.gradient(gradient, x, v)
     return
   np.testing.assert_allclose(outer.gradient(gradient, x, v), expected, rtol=1e-5, atol=1e-6)  # float32 sums in another order
-
-
-def test_a_ref_from_outside_is_refused() -> None:
-  ref = jax.new_ref(jnp.float32(1))
-  with pytest.raises(jax2tf.LoweringError, match="mutable array"):
-    jax2tf.convert(lambda x: x + ref[...])(X)

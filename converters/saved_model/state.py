@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from jax import tree_util
 
+from jax2tf import _tf_compat
+
 from . import parameters
 from .notation import Spec
 from .parameters import is_key, words
@@ -141,7 +143,7 @@ class State(tf.__internal__.tracking.AutoTrackable):
     lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(container="", shared_name=self._mutex))
     with tf.control_dependencies([lock]):
       before = [variable.read_value() for variable in self.variables]
-    after, outputs = call(before)
+    after, outputs = tf.nest.map_structure(_tf_compat.anchored, call(before))
     # All at once, when nothing can fail any more: neither another leaf nor an output.
     with tf.control_dependencies([lock, *after, *tf.nest.flatten(outputs)]):
       written = [variable.assign(x, read_value=False) for variable, x in zip(self.variables, after, strict=True)]
