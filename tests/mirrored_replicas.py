@@ -1,22 +1,31 @@
-"""Trains a converted function on two logical devices; test_gradient_training.py runs this in a process of its own."""
+"""Trains a converted function on four logical devices; test_gradient_training.py runs this in a process of its own."""
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import optax
 import tensorflow as tf
 
-DEVICES = 2
+DEVICES = 4
+tf.config.threading.set_inter_op_parallelism_threads(2 * DEVICES)  # a replica that waits for the others holds a thread
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES)
 
 import jax2tf  # noqa: E402  (after the devices are made)
+import jax2tf.keras  # noqa: E402
 from tests.case import close  # noqa: E402
-from tests.test_gradient_training import PARAMS, X, Y, loss, train_in_jax  # noqa: E402
+from tests.test_gradient_training import PARAMS, X, Y, loss, predict, train_in_jax  # noqa: E402
 
 
 def main() -> None:
   strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
   assert strategy.num_replicas_in_sync == DEVICES
+  train_by_hand(strategy)
+  train_by_keras(strategy)
+  print("equal")
+
+
+def train_by_hand(strategy: tf.distribute.Strategy) -> None:
   with strategy.scope():
     variables = {name: tf.Variable(x) for name, x in PARAMS.items()}
   converted = jax2tf.convert(loss, polymorphic_shapes=[None, "b, _", "b, _"])
@@ -40,7 +49,22 @@ def main() -> None:
   for replica in range(DEVICES):  # each has its own copy
     copies = {name: strategy.experimental_local_results(v)[replica].read_value() for name, v in variables.items()}
     close(copies, params, rtol=1e-5, of_the_largest=True)
-  print("equal")
+
+
+def train_by_keras(strategy: tf.distribute.Strategy) -> None:
+  """A layer of ours on the devices is the same on one."""
+
+  def trained() -> list[np.ndarray]:
+    layer = jax2tf.keras.Layer(predict, PARAMS, inputs={"x": "f32[b,3]"})
+    model = keras.Sequential([keras.Input((3,)), layer])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
+    model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+  with strategy.scope():
+    together = trained()
+  for several, one in zip(together, trained(), strict=True):
+    np.testing.assert_allclose(several, one, rtol=0, atol=1e-6 * np.abs(one).max())
 
 
 if __name__ == "__main__":

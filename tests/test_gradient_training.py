@@ -161,7 +161,7 @@ def test_keras_mixed_precision_policy():
 
 
 def test_mirrored_replicas_average_to_jaxs_step():
-  """Two logical devices, which TensorFlow only makes before it starts: in a process of their own."""
+  """Four logical devices, which TensorFlow only makes before it starts: in a process of their own."""
   here = Path(__file__).resolve().parent
   environment = {**os.environ, "PYTHONPATH": str(here.parent)}
   command = [sys.executable, "-m", "tests.mirrored_replicas"]

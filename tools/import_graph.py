@@ -46,6 +46,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("functions", ("jax2tf.api", "jax2tf.tf_calls*", "jax2tf.drop_in")),
   ("package", ("jax2tf", "jax2tf.install")),
   ("converters", ("jax2tf.converters*",)),
+  ("Keras", ("jax2tf.keras*",)),
   ("tools", ("jax2tf.tools*",)),
 )
 

@@ -100,7 +100,7 @@ def paths(params: Any, whole: str = "parameters") -> list[str]:
   return found
 
 
-def _scope(path: str) -> str:
+def scope(path: str) -> str:
   """The path as TensorFlow can name an op of a saved graph: Haiku's `mlp/~/linear/w` is `mlp/_/linear/w`."""
   name = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", path)
   return name if re.match(r"[A-Za-z0-9.]", name) else f".{name}"
@@ -119,16 +119,16 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
     raise ValueError(f"stored_dtype = {stored_dtype!r} is no floating point dtype; give jnp.bfloat16 or jnp.float16")
   names = paths(params)
   leaves = [*map(words, tree_util.tree_leaves(params))]
-  flags = _flags(params, names, trainable)
+  trainables = flags(params, names, trainable)
   return [
-    variable(name, _narrowed(leaf, stored_dtype), trainable=bool(flag) and _is_inexact(leaf))
-    for name, leaf, flag in zip(names, with_progress(leaves, "parameters"), flags, strict=True)
+    variable(name, _narrowed(leaf, stored_dtype), trainable=flag)
+    for name, leaf, flag in zip(names, with_progress(leaves, "parameters"), trainables, strict=True)
   ]
 
 
 def variable(path: str, array: Any, *, trainable: bool) -> tf.Variable:
   """A variable that shares the array's memory."""
-  return tf.Variable(_shared(array), name=_scope(path), trainable=trainable)
+  return tf.Variable(_shared(array), name=scope(path), trainable=trainable)
 
 
 def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
@@ -161,11 +161,17 @@ def _narrowed(leaf: Any, stored: Any) -> Any:
   return np.asarray(leaf).astype(stored)
 
 
-def _is_inexact(leaf: Any) -> bool:
-  return jax.numpy.issubdtype(np.asarray(leaf).dtype, np.inexact)
+def flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool]:
+  """Whether each leaf is trained: as `trainable` says, of those with derivatives.
+
+  Raises:
+    ValueError: a tree of bools that is no prefix of the parameters.
+  """
+  inexact = [bool(jax.numpy.issubdtype(np.asarray(words(leaf)).dtype, np.inexact)) for leaf in tree_util.tree_leaves(params)]
+  return [bool(flag) and is_inexact for flag, is_inexact in zip(_spread(params, names, trainable), inexact, strict=True)]
 
 
-def _flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool]:
+def _spread(params: Any, names: Sequence[str], trainable: Trainable) -> list[Any]:
   if trainable is None:
     known = {*names}
     return [not is_statistic(name, known) for name in names]
