@@ -4,6 +4,7 @@
 #   make generate     a decoder trained, saved with its key-value cache, and run without JAX a token at a time
 #   make test         the test suite, on two cores
 #   make every-row    the test suite with its longest tables whole, of which `make test` has a quarter
+#   make pipelines    converted functions on clusters of processes
 #   make lint         ruff, mypy and the import graph
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
@@ -35,7 +36,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart generate test every-row lint bench coverage conformance call-tf growth cost libraries load soak minilm models readers speed targets golden clean
+.PHONY: quickstart generate test every-row pipelines lint bench coverage conformance call-tf growth cost libraries load soak minilm models readers speed targets golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -49,6 +50,9 @@ test: $(VENV)/.test
 
 every-row: $(VENV)/.test
 	$(RUN) -m pytest -n 2 --dist loadfile --every-row $(PYTEST_ARGS)
+
+pipelines: $(VENV)/.test
+	$(RUN) -m pytest --every-row -m pipelines $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .

@@ -31,6 +31,7 @@ ONE_PYTHON = {
   "tests/test_browser.py": "a browser",
   "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the file run them all, in one process",
   "tests/test_serve": "a server without JAX",
+  "tests/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/test_tf_serving.py": "another server",
   "tests/test_wheel.py": "what is packed, and where",
   "tests/test_workers.py": "processes",
@@ -43,7 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-  """Marks what one Python is enough for; takes a quarter of the longest tables, another one with each JAX, unless told to take all."""
+  """Marks what one Python is enough for; takes a quarter of the longest tables, another one with each JAX, and no pipelines, unless told to
+  take all."""
   for item in items:
     if item.nodeid.startswith(tuple(ONE_PYTHON)):
       item.add_marker(pytest.mark.one_python)
@@ -51,6 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     return
   quarter = int(importlib.metadata.version("jax").split(".")[1]) >= 12
   others = {item for item in items if item.get_closest_marker("sampled") and zlib.crc32(item.name.encode()) % 4 != quarter}
+  others |= {item for item in items if item.get_closest_marker("pipelines")}
   config.hook.pytest_deselected(items=list(others))
   items[:] = [item for item in items if item not in others]
 

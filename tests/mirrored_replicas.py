@@ -1,13 +1,20 @@
-"""Trains a converted function on four logical devices; test_gradient_training.py runs this in a process of its own."""
+"""Trains a converted function on four logical devices, or with a TF_CONFIG as one of several workers; each in a process of its own.
+
+test_gradient_training.py and test_strategies.py run this.
+"""
 
 from __future__ import annotations
+
+import os
+import signal
 
 import keras
 import numpy as np
 import optax
 import tensorflow as tf
 
-DEVICES = 4
+WORKERS = "TF_CONFIG" in os.environ
+DEVICES = 1 if WORKERS else 4
 tf.config.threading.set_inter_op_parallelism_threads(2 * DEVICES)  # a replica that waits for the others holds a thread
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES)
 
@@ -18,14 +25,20 @@ from tests.test_gradient_training import PARAMS, X, Y, loss, predict, train_in_j
 
 
 def main() -> None:
-  strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
-  assert strategy.num_replicas_in_sync == DEVICES
-  train_by_hand(strategy)
-  train_by_keras(strategy)
+  if WORKERS:
+    signal.alarm(120)  # a worker waits for the others without end
+    train_by_hand(tf.distribute.MultiWorkerMirroredStrategy())
+  else:
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
+    train_by_hand(strategy)
+    train_by_keras(strategy)
   print("equal")
 
 
 def train_by_hand(strategy: tf.distribute.Strategy) -> None:
+  """A loop of our own, which is JAX's on one device."""
+  replicas = strategy.num_replicas_in_sync
+  assert replicas == (2 if WORKERS else DEVICES)
   with strategy.scope():
     variables = {name: tf.Variable(x) for name, x in PARAMS.items()}
   converted = jax2tf.convert(loss, polymorphic_shapes=[None, "b, _", "b, _"])
@@ -33,7 +46,7 @@ def train_by_hand(strategy: tf.distribute.Strategy) -> None:
 
   def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     with tf.GradientTape() as tape:
-      value = converted(variables, x, y) / DEVICES
+      value = converted(variables, x, y) / replicas
     context = tf.distribute.get_replica_context()
     for name, gradient in context.all_reduce("sum", tape.gradient(value, variables)).items():
       variables[name].assign_sub(0.1 * gradient)
