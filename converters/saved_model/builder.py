@@ -17,7 +17,7 @@ import jax2tf
 from jax2tf import _tf_compat, errors
 
 from .. import stages
-from . import manifest, optional, parameters, publish, warmup
+from . import manifest, optional, parameters, publish, serialized, warmup
 from .arguments import Arguments, Given, check_order, output_names, tensor_specs
 from .batching import Batching, check_rows
 from .notation import Spec
@@ -129,6 +129,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     resources: Iterable[Any] = (),
     batching: Batching | None = None,
     stateful: bool = False,
+    examples: bool = False,
   ) -> Model:
     """Adds `fun(params, *inputs)`, which shares the parameters with the others.
 
@@ -153,6 +154,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       batching: lets requests that wait at the same time run as one, in any server; for functions whose rows know nothing of each other.
       stateful: whether `fun` is `fun(params, state, *inputs) -> (state, outputs)`: a call reads the state of the model, and keeps the new
         one. Calls of all stateful signatures come one after the other, each from a whole state to a whole state.
+      examples: whether the signature takes serialized tf.train.Examples, "examples", with a feature for each of its inputs.
 
     Returns:
       the model itself.
@@ -173,8 +175,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError(f"signature {taken[0]!r} is there already; give this one another name in `signatures`")
     if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):
       raise ValueError(f"method {method!r} is an attribute of the model already, or no name for one; choose another")
-    if (preprocess is None) != (raw_inputs is None):
-      raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
+    resources = [*resources, preprocess, postprocess]  # processors may be trackables themselves
+    raw_inputs, preprocess = serialized.processed(raw_inputs, preprocess, arguments, examples, [*(pass_through or ()), *(defaults or ())])
     shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
     layout = self._layout.value
     pure = layout.of_stored(state.layout.of_stored(fun) if state else fun)
@@ -215,7 +217,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       return queued(*given.values())
 
     signature = tf.function(optional.named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
-    self._resources += [x for x in (preprocess, postprocess, *resources) if isinstance(x, tf.__internal__.tracking.Trackable)]
+    self._resources += [x for x in resources if isinstance(x, tf.__internal__.tracking.Trackable)]
     self._record(pure, arguments, signature, names, list(passed), list(defaults), preprocess is not None, postprocess is not None, stateful)
     known = {v.ref() for v in (*self.variables, *self.captured_variables, *self.state_variables)}
     captured = [v for v in _tf_compat.traced_for_saving(signature).graph.variables if v.ref() not in known]

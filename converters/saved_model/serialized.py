@@ -1,0 +1,71 @@
+"""Inputs as serialized tf.train.Example protos, which TFX reads: one string for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import tensorflow as tf
+
+from .arguments import Arguments, Given, tensor_specs
+from .optional import Tensors
+
+EXAMPLES = "examples"
+# Of what an Example can hold, what carries the values of a dtype exactly.
+_CARRIERS = {"float16": tf.float32, "bfloat16": tf.float32, "float32": tf.float32, "string": tf.string}
+_CARRIERS |= dict.fromkeys(("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), tf.int64)
+
+Preprocess = Callable[[Tensors], Tensors]
+
+
+def processed(
+  raw_inputs: Mapping[str, Given] | None, preprocess: Preprocess | None, arguments: Arguments, examples: bool, others: Collection[str]
+) -> tuple[Mapping[str, Given] | None, Preprocess | None]:
+  """(raw inputs, preprocessing) of a signature; with `examples` it takes these, and parses the inputs that it would take otherwise.
+
+  Args:
+    raw_inputs, preprocess: as for `Model.add`.
+    arguments: of the JAX function.
+    examples: whether the signature takes serialized examples.
+    others: inputs with defaults, and those that pass through.
+
+  Raises:
+    ValueError: one of `raw_inputs` and `preprocess` without the other; an input that an Example cannot hold as a row of known shape.
+  """
+  if (preprocess is None) != (raw_inputs is None):
+    raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
+  if not examples:
+    return raw_inputs, preprocess
+  if others:
+    raise ValueError(f"examples=True gives the signature one input, {EXAMPLES!r}, so there can be no {', '.join(others)} beside it")
+  specs = arguments.specs() if raw_inputs is None else tensor_specs(raw_inputs)
+  features = {name: _feature(spec) for name, spec in specs.items()}
+
+  def parse(given: Tensors) -> Tensors:
+    parsed = tf.io.parse_example(given[EXAMPLES], features)
+    rows = {name: _narrowed(name, parsed[name], spec.dtype) for name, spec in specs.items()}
+    return preprocess(rows) if preprocess else rows
+
+  return {EXAMPLES: "string[b]"}, parse
+
+
+def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """In the dtype of the input; an integer that this does not have is an error of the request."""
+  if dtype == values.dtype:
+    return values
+  narrow = tf.cast(values, dtype)
+  if not dtype.is_integer:
+    return narrow
+  with tf.control_dependencies([tf.debugging.assert_equal(tf.cast(narrow, tf.int64), values, f"feature {name} is no {dtype.name}")]):
+    return tf.identity(narrow)
+
+
+def _feature(spec: tf.TensorSpec) -> tf.io.FixedLenFeature:
+  """A row of the input."""
+  if spec.shape.rank is None or spec.shape[:1] != [None] or not spec.shape[1:].is_fully_defined():
+    raise ValueError(
+      f"examples=True: input {spec.name!r} is {spec.dtype.name}{spec.shape}, and an Example holds one row of known shape, as of f32[b,4]; "
+      "parse rows of several lengths in a preprocess of your own, with raw_inputs={'examples': 'string[b]'}"
+    )
+  if (carrier := _CARRIERS.get(spec.dtype.name)) is None:
+    raise ValueError(f"examples=True: input {spec.name!r} is {spec.dtype.name}, and an Example holds float32, int64 and bytes alone")
+  return tf.io.FixedLenFeature(spec.shape[1:], carrier)
