@@ -6,6 +6,7 @@
 #   make every-row    the test suite with its longest tables whole, of which `make test` has a quarter
 #   make pipelines    converted functions on clusters of processes
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in an environment of theirs
+#   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
 #   make lint         ruff, mypy and the import graph
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
@@ -37,7 +38,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart generate test every-row pipelines tfx lint bench coverage conformance call-tf growth cost libraries load soak minilm models readers speed targets golden clean
+.PHONY: quickstart generate test every-row pipelines tfx deploy-schemas lint bench coverage conformance call-tf growth cost libraries load soak minilm models readers speed targets golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -59,6 +60,9 @@ tfx: $(VENV)/.test $(VENV)-tfx/.tfx
 	rm -rf build/tfx && mkdir -p build/tfx
 	$(RUN) tests/tfx_examples.py save build/tfx
 	$(VENV)-tfx/bin/python tests/tfx_examples.py run build/tfx
+
+deploy-schemas: $(VENV)-deploy/.deploy
+	for server in kubernetes kserve triton; do $(VENV)-deploy/bin/python tests/deploy_schemas.py $$server || exit 1; done
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
@@ -132,10 +136,15 @@ $(VENV)/.test: $(VENV)/.examples
 	$(PIP) -e '.[test]'
 	@touch $@
 
-# TFX-BSL 1.21 pins absl-py 1.4, with which JAX's environment cannot do.
+# TFX-BSL 1.21 pins absl-py 1.4.
 $(VENV)-tfx/.tfx: $(VENV)/.venv
 	"$(PYTHON)" -m venv $(VENV)-tfx
 	$(VENV)-tfx/bin/python -m pip install --disable-pip-version-check 'tensorflow==2.21.*' 'tensorflow-transform==1.21.*' 'tfx-bsl==1.21.*'
+	@touch $@
+
+$(VENV)-deploy/.deploy: $(VENV)/.venv
+	"$(PYTHON)" -m venv $(VENV)-deploy
+	$(VENV)-deploy/bin/python -m pip install --disable-pip-version-check 'kserve==0.21.*' 'kubernetes-validate>=1.37' 'tritonclient[grpc]>=2.73'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

@@ -30,6 +30,7 @@ ONE_PYTHON = {
   "tests/converters/test_tfjs_page.py": "a page for the browser",
   "tests/test_browser.py": "a browser",
   "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the file run them all, in one process",
+  "tests/test_deploy.py": "files of other servers",
   "tests/test_serve": "a server without JAX",
   "tests/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/test_tf_serving.py": "another server",
