@@ -16,7 +16,7 @@ import safetensors.numpy
 import tokenizers
 from tqdm import tqdm
 
-import decoder
+from jax2tf.examples import decoder
 
 BATCH, CONTEXT, STEPS = 12, 128, 1200
 

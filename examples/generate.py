@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import quiet
+from jax2tf.examples import decoder, decoder_training, quiet
 
 with quiet.startup():
   import jax
@@ -26,14 +26,12 @@ with quiet.startup():
 
   from jax2tf.converters import saved_model
 
-import decoder
-import decoder_training
 
 matplotlib.use("Agg")  # draws into files, without a display
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).resolve().parent
-BUILD = HERE.parent / "build" / "generate"
+BUILD = Path("build", "generate")
 SLOTS, TOKENS, TEMPERATURE = 4, 512, 0.7
 PROMPTS = ['The "with" statement', "A list is", "class Counter:\n", "Functions"]
 

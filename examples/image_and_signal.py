@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import quiet
+from jax2tf.examples import quiet
 
 with quiet.startup():
   import jax

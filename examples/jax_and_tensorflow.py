@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-import quiet
+from jax2tf.examples import quiet
 
 with quiet.startup():
   import jax

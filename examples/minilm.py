@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import safetensors.numpy
 
-import minilm_text
+from jax2tf.examples import minilm_text
 
 HEADS = 12
 LAYERS = 6

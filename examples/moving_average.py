@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-import quiet
+from jax2tf.examples import quiet
 
 with quiet.startup():
   import jax

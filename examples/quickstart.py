@@ -14,9 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-import minilm
-import minilm_text
-import quiet
+from jax2tf.examples import minilm, minilm_text, quiet
 
 with quiet.startup():
   import jax
@@ -26,7 +24,7 @@ with quiet.startup():
   from jax2tf.converters import saved_model
 
 HERE = Path(__file__).resolve().parent
-BUILD = HERE.parent / "build" / "minilm"
+BUILD = Path("build", "minilm")
 # More tokens than the model was trained on are an error, not a worse embedding.
 CONSTRAINTS = [f"s <= {minilm_text.MAX_TOKENS}"]
 

@@ -1,6 +1,6 @@
 """TensorFlow on the CPU, without its start-up notes, which are about its build and not about the user's model.
 
-A file of its own and not `jax2tf.tools.quiet`: some examples run where neither JAX nor jax2tf is.
+A file of its own and not `jax2tf.tools.quiet`: the examples that serve run where neither JAX nor jax2tf is.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import quiet
+from jax2tf.examples import quiet
 
 with quiet.startup():
   import jax
@@ -30,7 +30,7 @@ matplotlib.use("Agg")  # draws into files, without a display
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).resolve().parent
-BUILD = HERE.parent / "build" / "train_step"
+BUILD = Path("build", "train_step")
 VOCABULARY, LENGTH, WIDTH, HEADS = 10, 8, 32, 4
 STEPS_IN_JAX, STEPS = 50, 250
 

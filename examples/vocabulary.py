@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import quiet
+from jax2tf.examples import quiet
 
 with quiet.startup():
   import jax

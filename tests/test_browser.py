@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import minilm
-import minilm_text
 from jax2tf.converters import tfjs
+from jax2tf.examples import minilm, minilm_text
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Python's playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import minilm
+from jax2tf.examples import minilm
 from jax2tf.tools.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -273,7 +273,7 @@ def test_the_docs_as_typed(tmp_path: Path) -> None:
   block = re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].replace("\\\n", " ")  # type: ignore[index]
   commands = [shlex.split(line) for line in block.splitlines()]
   assert [c[:2] for c in commands] == [["jax2tf", name] for name in ("convert", "inspect", "check", "verify", "serve")]
-  environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"} | {"PYTHONPATH": str(ROOT / "examples")}
+  environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
   said = {}
   for command in commands[:-1]:
     done = subprocess.run([*COMMAND, *command[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900)

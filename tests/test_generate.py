@@ -8,9 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-import decoder
-import decoder_training
-import generate
+from jax2tf.examples import decoder, decoder_training, generate
 
 
 def test_the_example_runs_to_its_last_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ def test_no_import_goes_up_or_round() -> None:
   assert import_graph.violations(import_graph.import_graph(REPOSITORY)) == []
 
 
-@pytest.mark.parametrize("folder", ["converters", "tools"])
+@pytest.mark.parametrize("folder", ["converters", "tools", "examples"])
 def test_mypy_finds_what_stands_beside_the_package(folder: str) -> None:
   """Where the link is missing, `ignore_missing_imports = false` for jax2tf.* makes `mypy` fail: none of our own imports is Any."""
   assert (REPOSITORY / "jax2tf" / folder).resolve() == REPOSITORY / folder

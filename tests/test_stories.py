@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import fine_tune
-import image_and_signal
-import jax_and_tensorflow
-import moving_average
-import vocabulary
+from jax2tf.examples import fine_tune, image_and_signal, jax_and_tensorflow, moving_average, vocabulary
 
 
 def test_fine_tune(tmp_path, capsys):

@@ -21,7 +21,7 @@ import optax
 import pytest
 from sklearn.datasets import load_digits
 
-import train_step
+from jax2tf.examples import train_step
 
 STEPS = 200
 

@@ -21,7 +21,7 @@ import jax2tf
 from jax2tf.tools.sweeps import clients
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("jax2tf", "converters", "tools")
+FOLDERS = ("jax2tf", "converters", "tools", "examples")
 # pip's own environment has the build backend; these tests must not download it.
 BUILD = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
 # In one process: importing TensorFlow for each would take longer than all that they do.
@@ -39,6 +39,21 @@ for words in (
     main(words.split())
   except SystemExit as ended:
     assert ended.code == 0, words
+"""
+# Those that serve are scripts, which run without jax2tf too.
+EXAMPLES = """
+import importlib, pkgutil, runpy, sys
+from jax2tf import examples
+names = [module.name for module in pkgutil.walk_packages(examples.__path__, "jax2tf.examples.")]
+serve = [name for name in names if name.endswith("_serve")]
+for name in names:
+  if name not in serve:
+    importlib.import_module(name)
+sys.path.insert(0, examples.__path__[0])
+sys.modules["jax2tf"] = None
+for name in serve:
+  runpy.run_path(f"{examples.__path__[0]}/{name.rpartition('.')[2]}.py")
+print(len(names), examples.__file__)
 """
 MODEL = """
 import jax.numpy as jnp
@@ -123,6 +138,14 @@ def test_the_command_of_an_installed_wheel(python: Path, tmp_path: Path) -> None
       server.send_signal(signal.SIGTERM)
       assert server.wait(timeout=120) == 0
   np.testing.assert_allclose(found, 2 * np.sin([0.5, 1.0]), rtol=1e-6)
+
+
+def test_the_examples_of_an_installed_wheel(python: Path, tmp_path: Path) -> None:
+  done = subprocess.run([python, "-c", EXAMPLES], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+  assert done.returncode == 0, done.stderr
+  count, place = done.stdout.split()
+  assert int(count) == len(list((ROOT / "examples").rglob("*.py"))) - 1  # and __init__.py is the package
+  assert Path(place).is_relative_to(python.parent.parent)
 
 
 def test_help_costs_neither_tensorflow_nor_jax(python: Path) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2tf.tools"}
+FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2tf.tools", "examples": "jax2tf.examples"}
 
 # A module imports from its own layer or from one above it. The first pattern that fits decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("package", ("jax2tf", "jax2tf.install")),
   ("converters", ("jax2tf.converters*",)),
   ("Keras", ("jax2tf.keras*",)),
-  ("tools", ("jax2tf.tools*",)),
+  ("tools", ("jax2tf.tools*", "jax2tf.examples*")),
 )
 
 # Packages whose private parts change without notice, and the module that may touch them (two for TensorFlow: what it replaces).

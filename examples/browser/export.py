@@ -11,22 +11,17 @@ import functools
 import http.server
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import minilm  # noqa: E402
-import minilm_text  # noqa: E402
-import quiet  # noqa: E402
+from jax2tf.examples import minilm, minilm_text, quiet
 
 with quiet.startup():
   from jax2tf.converters import tfjs
 
-BUILD = HERE.parent.parent / "build" / "browser"
+HERE = Path(__file__).resolve().parent
+BUILD = Path("build", "browser")
 _SCRIPTS = (
   "tfjs/dist/tf.min.js",
   "tfjs-backend-wasm/dist/tf-backend-wasm.min.js",

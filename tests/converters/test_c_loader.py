@@ -20,10 +20,8 @@ import optax
 import pytest
 import tensorflow as tf
 
-import minilm
-import minilm_text
-import train_step
 from jax2tf.converters import saved_model
+from jax2tf.examples import minilm, minilm_text, train_step
 
 SOURCE = Path(__file__).resolve().parent.parent / "c" / "run_saved_model.c"
 COMPILER = shutil.which("gcc") or shutil.which("cc")

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-import minilm
-import minilm_text
+from jax2tf.examples import minilm, minilm_text
 from tests.models.entry import Entry, below
 from tests.models.libraries import Function
 

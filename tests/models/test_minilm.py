@@ -13,9 +13,8 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-import minilm
-import minilm_text
 from jax2tf.converters import saved_model
+from jax2tf.examples import minilm, minilm_text
 from tests.case import op_types
 
 CONSTRAINTS = [f"s <= {minilm_text.MAX_TOKENS}"]

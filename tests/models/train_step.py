@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-import train_step
+from jax2tf.examples import train_step
 from tests.models.entry import Entry, below
 from tests.models.libraries import Function
 

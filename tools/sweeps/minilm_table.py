@@ -9,7 +9,6 @@ import importlib
 import pathlib
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,10 +89,8 @@ def measured(row: str, model: Any, given: Sequence[Mapping[str, np.ndarray]], ex
 @click.option("--only", default="", callback=commas, help="Of the rows' names, such as onnx or tflite-int8; all by default.")
 def main(only: list[str]) -> None:
   """Exports, measures, and writes the document."""
-  sys.path.insert(0, str(measure.DOCS.parent / "examples"))
-  import minilm  # noqa: PLC0415  (an example, not installed as a top-level module)
-  import minilm_text  # noqa: PLC0415
   from jax2tf.converters import saved_model  # noqa: PLC0415  (behind the flags: it imports TensorFlow)
+  from jax2tf.examples import minilm, minilm_text  # noqa: PLC0415
 
   params = minilm.parameters()
   model = saved_model.Model(params, polymorphic_constraints=[f"s <= {minilm_text.MAX_TOKENS}"])

@@ -15,7 +15,6 @@ import json
 import math
 import pathlib
 import re
-import sys
 import tempfile
 import time
 import warnings
@@ -198,7 +197,6 @@ def picture(pairs: Mapping[str, Mapping[tuple[str, str], Row]], names: Sequence[
 @click.option("--seconds", type=click.IntRange(1), default=300, help="The time limit of one model on one target.")
 def main(models: str, targets: list[str], again: str, seconds: int) -> None:
   """Makes the rows that are not there yet, and the report of all."""
-  sys.path.insert(0, str(runtimes.REPOSITORY / "examples"))  # some models are those of examples; workers inherit the path
   names = importlib.import_module("tests.models").NAMES
   targets = targets or list(runtimes.TARGETS)
   if unknown := [target for target in targets if target not in runtimes.TARGETS]:
