@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from jax2tf.converters import tfjs
 from jax2tf.examples import minilm, minilm_text
@@ -50,7 +51,7 @@ def page(browser: Any) -> Iterator[Any]:
   """A page whose errors fail the test."""
   page, errors = browser.new_page(viewport={"width": 1000, "height": 800}), []
   page.on("pageerror", lambda error: errors.append(str(error)))
-  page.set_default_timeout(120_000)
+  page.set_default_timeout(60_000)
   yield page
   page.close()
   assert not errors
@@ -96,27 +97,83 @@ def test_the_page_shows_which_sentences_are_alike(page: Any, address: str) -> No
   page.screenshot(path=str(picture), full_page=True)
 
 
+HOSTILE = "<!--<script>"
+
+
 @pytest.mark.parametrize("backend", ["wasm", "webgl", "cpu"])
 def test_one_file_holds_the_model_and_runs_it(page: Any, tmp_path: Path, backend: str) -> None:
   weights = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 
-  def fun(w: jax.Array, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
+  def fun(w: jax.Array, x: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
     y = jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c + n), x)
-    return {"probabilities": jax.nn.softmax(y @ w), "<!--<script>": jnp.argmax(y @ w, -1)}
+    return jax.nn.softmax(y @ w), jnp.argmax(y @ w, -1)
 
-  tfjs.save(fun, weights, tmp_path / "model", inputs={"x": "f32[b,4]", "n": "i32[]"}, page=True, examples={"n": np.int32(2)})
+  shown = tfjs.Page(labels=["cat", "dog", "owl"])
+  specs, names = {"x": "f32[b,4]", "n": "i32[]"}, ["probabilities", HOSTILE]
+  tfjs.save(fun, weights, tmp_path / "three birds", inputs=specs, outputs=names, page=shown, examples={"n": np.int32(2)})
   page.context.set_offline(True)
-  page.goto((tmp_path / "model" / "page.html").as_uri())
+  page.goto((tmp_path / "three birds" / "page.html").as_uri())
+  assert page.title() == page.text_content("h1") == "three birds"
+  assert page.input_value("#backend") == "wasm"  # the first of those that were compared
+  assert page.text_content("#backend option[value=webgl]") == "webgl, not compared"
+  assert page.input_value("#input-n") == "2"
+  assert len(json.loads(page.input_value("#input-x"))[0]) == 4
   x = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
-  page.fill("#input-x", json.dumps(x.tolist()))
-  page.fill("#input-n", "2")
   page.select_option("#backend", backend)
+  for text, words in (
+    ("[[1, 2", "Input x: this is no JSON"),
+    ("[[1, 2, 3]]", "Input x takes f32[b,4]; given are the sizes [1,3]"),
+    ('[[1, 2, 3, "4"]]', 'Input x: "4" is no float32'),
+  ):
+    page.fill("#input-x", text)
+    page.click("#run")
+    page.wait_for_function("words => document.getElementById('status').textContent.includes(words)", arg=words)
+  page.fill("#input-x", json.dumps(x.tolist()))
   page.click("#run")
   page.wait_for_function("document.getElementById('status').textContent.includes(' ms on ')")
   page.context.set_offline(False)
   assert page.text_content("#status").endswith(backend)
-  numbers = [line.split() for line in page.text_content("#outputs").splitlines()]
-  shown = {lines[0]: np.array(numbers[i + 1], np.float32) for i, lines in enumerate(numbers[:-1]) if lines and "[" in lines[-1]}
-  expected = fun(weights, x, np.int32(2))
-  np.testing.assert_allclose(shown["probabilities"].reshape(2, 3), expected["probabilities"], atol=1e-5)
-  np.testing.assert_array_equal(shown["<!--<script>"], expected["<!--<script>"])
+  found = page.evaluate("[...document.querySelectorAll('section')].map(e => [e.dataset.name, e.querySelector('pre').textContent])")
+  expected = dict(zip(names, fun(weights, x, np.int32(2)), strict=True))
+  assert {name for name, _ in found} == {*names}
+  for name, numbers in found:
+    np.testing.assert_allclose(np.array(numbers.split(), np.float32).reshape(expected[name].shape), expected[name], atol=1e-5)
+  best = page.evaluate("document.querySelector('.bars').innerText.split('\\n').filter(Boolean)")
+  assert best[0] == shown.labels[int(expected[HOSTILE][0])]
+  assert best[1] == f"{100 * float(expected['probabilities'][0].max()):.1f} %"
+
+
+def test_the_page_takes_images_and_text(page: Any, tmp_path: Path) -> None:
+  def fun(w: jax.Array, image: jax.Array, ids: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+    return {"mean": image.mean((1, 2)) * w, "tokens": jnp.where(mask == 1, ids, -1)}
+
+  specs = {"image": "f32[1,8,8,3]", "ids": "i32[b,s]", "mask": "i32[b,s]"}
+  tfjs.save(
+    fun,
+    np.ones(3, np.float32),
+    tmp_path / "m",
+    inputs=specs,
+    polymorphic_constraints=["s <= 8"],
+    page=tfjs.Page("Pictures and words", tokenizer=minilm_text.DIRECTORY / "tokenizer.json"),
+    backends=["wasm"],
+    samples=1,
+  )
+  page.set_viewport_size({"width": 360, "height": 700})  # a phone
+  page.goto((tmp_path / "m" / "page.html").as_uri())
+  assert page.text_content("h1") == "Pictures and words"
+  assert page.evaluate("document.documentElement.scrollWidth") == 360
+  picture = np.zeros((16, 16, 3), np.uint8) + np.array([255, 51, 0], np.uint8)
+  tf.io.write_file(str(tmp_path / "red.png"), tf.io.encode_png(picture))
+  page.set_input_files("#input-image", str(tmp_path / "red.png"))
+  page.wait_for_function("document.getElementById('status').textContent.includes('red.png')")
+  page.fill("#input-text", "\n".join(SENTENCES[:2] + SENTENCES[-1:]))
+  page.click("#run")
+  page.wait_for_function("document.getElementById('status').textContent.match(/ ms on |Input/)")
+  answers = page.evaluate(
+    "Object.fromEntries([...document.querySelectorAll('section')].map(e => [e.dataset.name, e.querySelector('pre').textContent]))"
+  )
+  np.testing.assert_allclose(np.array(answers["mean"].split(), np.float32), [1, 0.2, 0], atol=1e-6)
+  ids, mask = minilm_text.tokenize([*SENTENCES[:2], *SENTENCES[-1:]])
+  cut = np.concatenate([ids[:, :7], np.where(mask[:, 7:8] == 1, 102, 0)], axis=1)  # 102: [SEP], which ends them all
+  expected = np.where(mask[:, :8] == 1, cut, -1)
+  np.testing.assert_array_equal(np.array(answers["tokens"].split(), np.int32).reshape(3, 8), expected)

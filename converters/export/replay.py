@@ -6,6 +6,7 @@ replacement needs is written in TensorFlow.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -61,12 +62,17 @@ def frozen(
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     replay = _Replay(library, replacements, held, {id(variable): tensors[name] for name, variable in state.items()})
     values = replay.run(signature.graph, [*inputs, *inner], [*(tensors[name] for name in names), *captured])
-    found = {name: tf.identity(values(tensor), name) for name, tensor in zip(outputs, signature.graph.outputs, strict=True)}
+    found = {name: tf.identity(values(tensor), op_name(name)) for name, tensor in zip(outputs, signature.graph.outputs, strict=True)}
     return found | {name: tf.identity(replay.state[id(variable)]) for name, variable in state.items()}
 
   ordered = {name: tf.TensorSpec(specs[name].shape, held.get(specs[name].dtype, specs[name].dtype), name) for name in names}
   ordered |= {name: tf.TensorSpec(variable.shape, variable.dtype, name) for name, variable in state.items()}
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
+
+
+def op_name(name: str) -> str:
+  """An output may have any name, an op may not."""
+  return re.sub("^[^A-Za-z0-9.]|[^A-Za-z0-9_.]", ".", name)
 
 
 def with_shape(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

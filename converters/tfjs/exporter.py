@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..comparison import plan
+from ..comparison.calls import Answer
 from ..comparison.report import Report
 from ..export.source import Exported, ExportError, Signature, Source, single
 from ..saved_model import publish
@@ -27,7 +28,7 @@ from ..saved_model.builder import Model
 from ..saved_model.notation import Spec
 from . import files, runtime
 from .dtypes import HELD
-from .page import template
+from .page import Page, template
 from .page import write as write_page
 from .replacements import TABLE
 
@@ -48,7 +49,7 @@ def save(
   polymorphic_constraints: Sequence[str] = (),
   overwrite: bool = False,
   quantization: str | None = None,
-  page: bool = False,
+  page: bool | Page = False,
   backends: Sequence[str] = BACKENDS,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
@@ -72,7 +73,7 @@ def save_model(
   params: Any = None,
   overwrite: bool = False,
   quantization: str | None = None,
-  page: bool = False,
+  page: bool | Page = False,
   backends: Sequence[str] = BACKENDS,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
@@ -87,7 +88,7 @@ def save_model(
     overwrite: whether to replace the folder.
     quantization: "uint8", "uint16" or "float16": of large weights, which TF.js computes with in float32. The model is compared twice:
       without, with the usual tolerances, and with it.
-    page: whether to write page.html too, one file that holds the model and TF.js and runs it in a browser.
+    page: whether to write page.html too, one file that holds the model and TF.js and runs it in a browser; or what it shows besides.
     backends: of "wasm" and "cpu", where to compare; the plain JavaScript of "cpu" is slow.
     comparison: `sizes`, `samples`, `examples`, `rtol` and `atol` of `comparison.plan.Comparison`;
       rtol and atol are of the model as it is written, and with quantization 0.1 for uint8, 1e-3 for uint16, 1e-2 for float16 if not given.
@@ -99,12 +100,15 @@ def save_model(
     ExportError: ops or dtypes that TF.js lacks, all at once with the lines that ask for them; or another answer than the reference's.
     FileExistsError: the folder is there and `overwrite` is False.
     ImportError: node or npm is missing.
-    ValueError: several signatures, an unknown quantization or backend.
+    ValueError: several signatures, an unknown quantization or backend, a file that is no tokenizer.
   """
   path, options = Path(path), plan.Comparison(**comparison)
   _check(path, overwrite, quantization, backends)
   if page:
-    template()  # so that a package that is missing is said before the work
+    # What is missing or wrong is said before the work.
+    template()
+    page = dataclasses.replace(page if isinstance(page, Page) else Page(), title=getattr(page, "title", "") or path.name)
+    page.read_tokenizer()
   folder_of_tfjs = packages()
   source = Source.of(model, signatures=signatures, reference=reference, params=params)
   if len(source.signatures) != 1:
@@ -120,13 +124,20 @@ def save_model(
   metadata = {"asynchronous": files.is_asynchronous(graph), "backends": runs_in, "inputs": signature.record.inputs}
   metadata["outputs"] = signature.record.outputs
 
+  compared_runs: list[plan.Run] = []
+
   def compared(folder: Path, options: plan.Comparison) -> Report:
     reports = []
+
+    def answers(backend: str, runs: Sequence[plan.Run]) -> Sequence[Answer]:
+      compared_runs[:] = runs
+      return runtime.answers(folder_of_tfjs, folder, backend, signature.record.outputs, runs)
+
     for backend in backends:
       try:
         reports.append(
           source.compared(
-            functools.partial(runtime.answers, folder_of_tfjs, folder, backend, signature.record.outputs),
+            functools.partial(answers, backend),
             "tfjs",
             f"{RUNTIME} ({backend})",
             options,
@@ -150,8 +161,8 @@ def save_model(
       usual = _QUANTIZATION_TOLERANCES[quantization]
       rtol, atol = (usual if given is None else given for given in (options.rtol, options.atol))
       report = compared(written, dataclasses.replace(options, rtol=rtol, atol=atol))
-    if page:
-      write_page(written, folder_of_tfjs)
+    if isinstance(page, Page):
+      write_page(written, folder_of_tfjs, page, verified=backends, constraints=source.constraints, runs=compared_runs)
     if not overwrite:
       publish.refuse_existing(path, "or another path")
     if path.exists():

@@ -4,11 +4,54 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import extras
+from ..comparison.plan import Run
 from . import files
+
+_HERE = Path(__file__).parent
+_LARGEST_EXAMPLE = 10_000  # numbers; nobody reads more of them
+_TEXT = "A cat is asleep on the sofa.\nThe kitten naps on the couch."
+
+
+@dataclass(frozen=True)
+class Page:
+  """What `save(..., page=Page(...))` shows besides the model.
+
+  Attributes:
+    title: the name of the model; that of its folder if not given.
+    labels: names of the classes, for outputs whose last dimension has as many elements.
+    tokenizer: a tokenizer.json; then text is typed, and the int32 inputs of one or two dimensions are its tokens, those with "mask" in
+      their names its attention mask, and those with "type" zeros.
+  """
+
+  title: str = ""
+  labels: Sequence[str] = ()
+  tokenizer: str | os.PathLike[str] | None = None
+
+  def read_tokenizer(self) -> dict[str, Any] | None:
+    """What the file of the tokenizer holds.
+
+    Raises:
+      ValueError: it is no tokenizer.json.
+    """
+    if self.tokenizer is None:
+      return None
+    try:
+      found = json.loads(Path(self.tokenizer).read_text(encoding="utf-8"))
+    except ValueError as error:
+      raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is no JSON: {error}") from error
+    if not isinstance(found, dict) or "model" not in found:
+      raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is no tokenizer.json; save it by `tokenizers.Tokenizer.save`")
+    return found
 
 
 def template() -> Any:
@@ -17,32 +60,73 @@ def template() -> Any:
   Raises:
     ImportError: jinja2 is missing.
   """
-  text = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
+  text = (_HERE / "page.html.j2").read_text(encoding="utf-8")
   return extras.module("jinja2", "tfjs", "a page for TF.js").Environment(autoescape=True).from_string(text)
 
 
-def write(folder: Path, packages: Path) -> Path:
+def write(
+  folder: Path, packages: Path, given: Page, *, verified: Sequence[str], constraints: Sequence[str] = (), runs: Sequence[Run] = ()
+) -> Path:
   """Writes `folder`/page.html for the model in `folder`.
+
+  Args:
+    verified: the backends in which the model was compared; the first is the page's own choice.
+    constraints: on the dimension variables; the page keeps upper bounds.
+    runs: of the comparison, one of which is the example.
 
   Raises:
     ImportError: jinja2 is missing.
+    ValueError: the tokenizer is none.
   """
   scope = packages / "node_modules" / "@tensorflow"
   wasm = scope / "tfjs-backend-wasm" / "dist"
   model: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
   specs = [spec for group in model.pop("weightsManifest") for spec in group["weights"]]
+  tokenizer = given.read_tokenizer()
+  library = packages / "node_modules/@huggingface/tokenizers/dist/tokenizers.min.mjs"
+  truncation, padding = ((tokenizer or {}).get(name) or {} for name in ("truncation", "padding"))
+  bounds = (re.fullmatch(r"\s*(\w+)\s*<=\s*(\d+)\s*", constraint) for constraint in constraints)
   page = template().render(
     # Of a script, nothing but its own end may end it.
     scripts=[_script(scope / "tfjs" / "dist" / "tf.min.js"), _script(wasm / "tf-backend-wasm.min.js")],
     wasm=_base64((wasm / "tfjs-backend-wasm-simd.wasm").read_bytes()),
     model=model | {"weightSpecs": specs},
     weights=_base64(files.weights(folder)),
-    metadata=model["userDefinedMetadata"],
-    signature=model["signature"],
+    tokenizers=_base64(library.read_bytes()) if tokenizer else "",
+    style=(_HERE / "page.css").read_text(encoding="utf-8"),
+    code=_script(_HERE / "page.js"),
+    page={
+      "title": given.title,
+      "labels": [str(label) for label in given.labels],
+      "tokenizer": tokenizer,
+      "tokens": truncation.get("max_length"),
+      "padding": padding.get("pad_id", 0),
+      "text": _TEXT,
+      "limits": {bound[1]: int(bound[2]) for bound in bounds if bound},
+      "examples": _example(runs),
+      "verified": [*verified],
+      "compared": f"jax2tf compared its answers with the original's on {' and '.join(verified)}.",
+      "backends": sorted(model["userDefinedMetadata"]["backends"], key=lambda name: [*verified, name].index(name)),
+    },
   )
   file = folder / "page.html"
   file.write_text(page, encoding="utf-8")
   return file
+
+
+def _example(runs: Sequence[Run]) -> Mapping[str, Any]:
+  """{input: nested lists} of the smallest call with ordinary numbers."""
+  ordinary = [run.inputs for run in runs if run.values in ("ordinary", "given")]
+  if not ordinary:
+    return {}
+  arrays = {name: np.asarray(x) for name, x in min(ordinary, key=lambda inputs: sum(np.size(x) for x in inputs.values())).items()}
+  return {name: _listed(x) for name, x in arrays.items() if x.size <= _LARGEST_EXAMPLE}
+
+
+def _listed(x: np.ndarray) -> Any:
+  if x.dtype == bool or np.issubdtype(x.dtype, np.integer):
+    return x.tolist()
+  return np.vectorize(lambda value: float(f"{value:.4g}"), otypes=[float])(x.astype(np.float64)).tolist()
 
 
 def _base64(data: bytes) -> str:

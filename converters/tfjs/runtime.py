@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,14 +28,14 @@ _HERE = Path(__file__).parent
 def packages() -> Path:
   """The folder whose node_modules has TF.js and its wasm backend, of the versions in package.json beside this file.
 
-  Made once, in the user's cache: ~/.cache/jax2tf/tfjs-4.22.0.
+  Made once, in the user's cache, in a folder with the version of TF.js and a hash of package-lock.json.
 
   Raises:
     ImportError: there is no node or npm, or npm cannot get the packages.
   """
   npm = _program("npm")
   cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jax2tf")
-  folder = cache / f"tfjs-{VERSION}"
+  folder = cache / f"tfjs-{VERSION}-{hashlib.sha256((_HERE / 'package-lock.json').read_bytes()).hexdigest()[:8]}"
   if folder.is_dir():
     return folder
   cache.mkdir(parents=True, exist_ok=True)

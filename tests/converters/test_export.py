@@ -102,6 +102,13 @@ def test_a_parameter_is_one_constant_however_deep_it_is_used(tmp_path: Path) -> 
   assert sum(constants.values()) == 1
 
 
+def test_an_output_may_have_any_name() -> None:
+  names = ["<!--", "_hidden", "a b"]
+  model = saved_model.Model({}).add(lambda _, x: [x, x, x], inputs={"x": "f32[2]"}, outputs=names)
+  frozen = Source.of(model).signatures["serving_default"].frozen(TABLE)
+  assert sorted(frozen.structured_outputs) == names
+
+
 def test_a_replacement_is_used_inside_of_loops_and_branches(tmp_path: Path) -> None:
   found = source(tmp_path, "builder")
   signature = found.signatures["serving_default"]

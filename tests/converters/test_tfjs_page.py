@@ -47,12 +47,12 @@ def test_names_of_the_user_stay_inside_of_their_element(tmp_path: Path) -> None:
   names = {"inputs": {"x": spec}, "outputs": {HOSTILE: spec, "</script>": spec}}
   model = {"signature": names, "userDefinedMetadata": {"inputs": {HOSTILE: "f32[]"}, "backends": ["cpu"]}}
   (tmp_path / "model.json").write_text(json.dumps(model | {"weightsManifest": []}))
-  html = page.write(tmp_path, tmp_path).read_text()
+  html = page.write(tmp_path, tmp_path, page.Page(HOSTILE, labels=["</script>"]), verified=["cpu"]).read_text()
   scripts = Scripts()
   scripts.feed(html)
-  assert "<" not in scripts.texts["model"]
+  assert "<" not in scripts.texts["model"] + scripts.texts["page"]
   assert json.loads(scripts.texts["model"]) == model | {"weightSpecs": []}
-  assert html.count("<!--") == 0 and html.count("<script") == html.count("</script>") == 6
+  assert html.count("<!--") == 0 and html.count("<script") == html.count("</script>") == 7
 
 
 def test_a_missing_package_is_that_of_the_tfjs_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +60,9 @@ def test_a_missing_package_is_that_of_the_tfjs_extra(tmp_path: Path, monkeypatch
   with pytest.raises(ImportError, match=r"a page for TF.js needs jinja2: pip install 'jax2tf\[tfjs\]'"):
     tfjs.save(lambda _, x: x, {}, tmp_path / "m", inputs={"x": "f32[2]"}, page=True)
   assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_that_is_no_tokenizer_is_said_before_the_work(tmp_path: Path) -> None:
+  (tmp_path / "tokenizer.json").write_text("[]")
+  with pytest.raises(ValueError, match=r"tokenizer.json' is no tokenizer.json; save it by"):
+    tfjs.save(lambda _, x: x, {}, tmp_path / "m", inputs={"x": "f32[2]"}, page=tfjs.Page(tokenizer=tmp_path / "tokenizer.json"))
