@@ -156,7 +156,7 @@ def _chromium(case: Case) -> Exported:
 
   exported, outputs = case.tfjs, case.signature.record.outputs
   dtypes = {name: Spec.parse(text).dtype for name, text in outputs.items()}
-  html = page.write(exported.path, runtime.packages())
+  html = page.write(exported.path, runtime.packages(), page.Page(case.entry.name), verified=["wasm"])
 
   def answer(runs: Sequence[plan.Run]) -> Sequence[calls.Answer]:
     with sync_api.sync_playwright() as playwright:
@@ -168,7 +168,7 @@ def _chromium(case: Case) -> Exported:
     return found
 
   def _in_page(page: Any, run: plan.Run) -> calls.Answer:
-    given = {name: runtime.as_held(array).tolist() for name, array in run.inputs.items()}
+    given = {name: {"shape": array.shape, "values": runtime.as_held(array).ravel().tolist()} for name, array in run.inputs.items()}
     try:
       results = [page.evaluate("given => run(given, 'wasm')", given) for _ in range(1 + 5 * run.timed)]
     except sync_api.Error as error:
