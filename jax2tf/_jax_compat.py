@@ -76,6 +76,14 @@ def named_scopes(eqn: Any) -> str:
   return "/".join(part.name for part in eqn.source_info.name_stack.stack if isinstance(part, _source_info_util.Scope))
 
 
+def in_place_of(call: Any, eqn: Any) -> Any:
+  """An equation from inside of a `jit`, outside of it: in the scope of the call, at its line where it has none of its own."""
+  inner, outer = eqn.source_info, call.source_info
+  scopes = outer.name_stack.extend(call.params["name"]) + inner.name_stack
+  line = inner.traceback if _source_info_util.user_frame(inner.traceback) else outer.traceback
+  return eqn.replace(source_info=inner.replace(name_stack=scopes, traceback=line))
+
+
 if ClosedJaxpr is not Jaxpr:
 
   def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:

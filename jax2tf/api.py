@@ -21,6 +21,7 @@ from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, scope_of, specs_of
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
+from jax2tf.idioms.fused import with_composite_ops
 from jax2tf.native import Target
 from jax2tf.native import stablehlo_version as stablehlo_version_of
 from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_of
@@ -31,6 +32,12 @@ PolyShape = _jax_dimensions.PolyShape
 
 # Conversions kept for one converted function: a graph each, so a long-lived process does not grow. A small one takes 1 MB.
 _MAX_CONVERSIONS = 512
+
+# Which idioms `convert` takes: (a traced function) -> what is lowered.
+IDIOMS: Mapping[str, Callable[[TracedFunction], TracedFunction]] = {
+  "exact": lambda traced: traced,
+  "fused": lambda traced: dataclasses.replace(traced, jaxpr=with_composite_ops(traced.jaxpr)),
+}
 
 
 def convert(
@@ -47,6 +54,7 @@ def convert(
   platforms: Sequence[str] | None = None,
   device_map: Mapping[jax.Device | str, str | None] | None = None,
   keep_shardings: bool = False,
+  idioms: str = "exact",
   static_argnums: int | Sequence[int] | None = None,
   static_argnames: str | Sequence[str] | None = None,
   max_conversions: int = _MAX_CONVERSIONS,
@@ -85,15 +93,17 @@ def convert(
       "/device:GPU:1", and "host" is "/device:CPU:0".
     keep_shardings: whether sharding annotations become XlaSharding ops, for XLA's partitioner under jit_compile; by default they have no
       effect, and a warning says so. Native serialization always keeps them.
+    idioms: "exact" for JAX's values, or "fused" to take TensorFlow's composite ops too, such as Softmax, Relu and FusedBatchNorm, which are
+      faster and which other runtimes know; docs/fused.md says what differs: NaN, infinity and rounding.
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
     max_conversions: how many combinations of structure, dtypes, (polymorphic) shapes and static values are kept, each with its graphs;
       the least recently used one goes first, and the first to go makes a warning.
 
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array.
-    ValueError: bad platforms; a bad device map; constraints that no sizes meet; at a call, inside a JAX transformation, a shape that does
-      not fit `polymorphic_shapes`, a static argument that is not hashable, a device that TensorFlow does not have, or operands on several
-      devices.
+    ValueError: bad platforms; bad idioms, or fused ones for native serialization; a bad device map; constraints that no sizes meet; at a
+      call, inside a JAX transformation, a shape that does not fit `polymorphic_shapes`, a static argument that is not hashable, a device
+      that TensorFlow does not have, or operands on several devices.
     NotImplementedError: at a call, primitives that have no lowering, all in one error; for native serialization, what the
       reader's StableHLO has no words for.
   """
@@ -102,6 +112,12 @@ def convert(
   target = _native_target(
     enable_xla, native_serialization, native_serialization_platforms, native_serialization_disabled_checks, stablehlo_version
   )
+  if idioms not in IDIOMS:
+    raise ValueError(f"idioms = {idioms!r}: choose one of {', '.join(map(repr, IDIOMS))}")
+  if target and idioms != "exact":
+    raise ValueError(
+      f"native_serialization is not supported with idioms = {idioms!r}: a module holds JAX's own equations; drop one of the two"
+    )
   destination = _destination(platforms, device_map, keep_shardings)
   traceable = Traceable.of(fun_jax, static_argnums, static_argnames)
   traces = _TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
@@ -138,7 +154,7 @@ def convert(
     if traced.n_refs:
       refs.check_order(traceable.name)
     refs.check_captured((args, kwargs), traced.variables, traceable.name)
-    conversion = conversions.get(traced, lambda: Conversion(traced, with_gradient, destination, target))
+    conversion = conversions.get(traced, lambda: Conversion(IDIOMS[idioms](traced), with_gradient, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = nans.checked(conversion(operands), f"'{traceable.name}'", lambda: _run_by_jax(fun, args, kwargs))
     own = len(results) - traced.n_refs
@@ -148,7 +164,8 @@ def convert(
   # AutoGraph would rewrite the user's JAX code along with ours.
   result = tf.autograph.experimental.do_not_convert(converted)
   static = traceable.static_argnums or traceable.static_argnames
-  if polymorphic_shapes is None and with_gradient and target is None and not static and destination == _destination(None, None, False):
+  plain = target is None and idioms == "exact" and not static
+  if polymorphic_shapes is None and with_gradient and plain and destination == _destination(None, None, False):
     setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
   return result
 

@@ -32,16 +32,20 @@ class Dataflow:
     self._uses.update(variables(eqn.invars))
 
   def maker(self, atom: Any, *primitives: Primitive) -> Any:
-    """The equation that makes `atom`, if it is of one of these primitives; else None."""
+    """The equation that makes `atom`, if it is of one of these primitives, or of any if there are none; else None."""
     if isinstance(atom, Literal) or atom not in self._maker:
       return None
     eqn = self._maker[atom][1]
-    return eqn if eqn.primitive in primitives else None
+    return eqn if eqn.primitive in primitives or not primitives else None
 
   def sole(self, atom: Any, *primitives: Primitive) -> Any:
     """The producer of `atom` if it has exactly one use, so it may be fused; None otherwise."""
     eqn = self.maker(atom, *primitives)
     return eqn if eqn is not None and self._uses[atom] == 1 else None
+
+  def uses(self, atom: Any) -> int:
+    """How often equations and results use a value."""
+    return self._uses[atom]
 
   def put(self, place: int, eqns: Equations) -> None:
     """Replaces the equations of a place; what nothing uses any more is gone, with what only that used."""

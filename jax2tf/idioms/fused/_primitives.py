@@ -1,0 +1,123 @@
+"""Primitives of our own that stand for the equations of a JAX function, and are lowered to TensorFlow's op for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+
+from jax2tf.idioms._dataflow import Dataflow, Equations
+from jax2tf.idioms.fused._template import Templates, matched
+from jax2tf.jaxprs import variables
+from jax2tf.registry import lowers
+
+# TensorFlow's composite ops of halves round once less than JAX's equations.
+_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+# What JAX computes, and which primitive stands for it: (flow, equation that gives the result, templates) -> equations, or None.
+Idiom = Callable[[Dataflow, Any, Templates], Equations | None]
+
+
+def fused(
+  name: str,
+  *templates: Callable[..., Any],
+  op: Callable[..., Any],
+  tangent: Callable[..., Any] | None = None,
+  vectors: int = 0,
+  holes: Sequence[str] = (),
+) -> Sequence[tuple[Primitive, Idiom]]:
+  """[(the primitive of the last equation, the idiom)], one for each template.
+
+  Args:
+    name: of the new primitive.
+    templates: the forms in which JAX code says it: functions of an array like the result, of vectors along the last axis, and of numbers.
+    op: TensorFlow's, of the same operands.
+    tangent: (result, operands, their tangents) -> tangent of the result, in JAX; by default that of the template.
+    vectors: how many there are.
+    holes: names of the numbers, which the template uses in this order.
+  """
+  return [_one(name, template, op, tangent, vectors, tuple(holes)) for template in templates]
+
+
+def _one(name: str, template: Any, op: Any, tangent: Any, vectors: int, holes: tuple[str, ...]) -> tuple[Primitive, Idiom]:
+  primitive = composite(name, template, op, tangent)
+  last, find = finding(template, vectors=vectors, holes=len(holes))
+
+  def idiom(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+    if (found := find(flow, root, templates)) is None:
+      return None
+    return [root.replace(primitive=primitive, invars=found[0], params=dict(zip(holes, found[1], strict=True)))]
+
+  return last, idiom
+
+
+def finding(template: Callable[..., Any], *, vectors: int = 0, holes: int = 0) -> tuple[Primitive, Callable[..., Any]]:
+  """(the primitive of the last equation, what finds a template: the same arguments as an idiom -> (operands, numbers), or None)."""
+  rough = Templates()(template, (2, 3), np.dtype(np.float32), vectors, holes)
+
+  def find(flow: Dataflow, root: Any, templates: Templates) -> tuple[list[Any], list[float]] | None:
+    aval = root.outvars[0].aval
+    if not aval.shape or aval.dtype not in _DTYPES or matched(rough, root, flow.maker, roughly=True) is None:
+      return None
+    wanted = templates(template, aval.shape, aval.dtype, vectors, holes)
+    found = matched(wanted, root, flow.maker)
+    if found is None or not _alone(flow, root, found.eqns.values()):
+      return None
+    return [found.atoms[v] for v in wanted.invars], found.holes
+
+  return rough.eqns[-1].primitive, find
+
+
+def composite(name: str, definition: Callable[..., Any], op: Callable[..., Any], tangent: Callable[..., Any] | None = None) -> Primitive:
+  """A primitive, whose result is like its first operand: JAX's definition, TensorFlow's op, and the tangent as `fused` has it."""
+  primitive = Primitive(name)
+  primitive.def_abstract_eval(lambda operand, *others, **params: operand.update(weak_type=False))
+  lowers(primitive)(lambda ctx, *operands, **params: op(*operands, **params))
+
+  def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: float) -> tuple[Any, Any]:
+    result = primitive.bind(*primals, **params)
+    moves = tuple(map(ad.instantiate_zeros, tangents))
+    if tangent:
+      return result, tangent(result, primals, moves, **params)
+    return result, jax.jvp(lambda *operands: definition(*operands, *params.values()), tuple(primals), moves)[1]
+
+  ad.primitive_jvps[primitive] = jvp
+  return primitive
+
+
+def _alone(flow: Dataflow, root: Any, eqns: Any) -> bool:
+  """Whether nothing but these equations uses what is computed between them."""
+  uses = [v for eqn in eqns for v in variables(eqn.invars)]
+  return all(flow.uses(v) == uses.count(v) for eqn in eqns if eqn is not root for v in eqn.outvars)
+
+
+def self_adjoint(name: str, definition: Callable[..., Any], op: Callable[..., Any]) -> Callable[..., Any]:
+  """(cotangent, value) -> cotangent as TensorFlow's gradient op computes it: linear in the first, and its own transpose.
+
+  Args:
+    name: of the primitive.
+    definition: the same in JAX, for higher derivatives.
+    op: TensorFlow's.
+  """
+  primitive = Primitive(name)
+  primitive.def_abstract_eval(lambda cotangent, value, **params: cotangent.update(weak_type=False))
+  lowers(primitive)(lambda ctx, cotangent, value, **params: op(cotangent, value, **params))
+
+  def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: float) -> tuple[Any, Any]:
+    cotangent, value = primals
+    moved, moved_value = tangents
+    total = ad.Zero(jax.typeof(cotangent).to_tangent_aval()) if isinstance(moved, ad.Zero) else primitive.bind(moved, value, **params)
+    if not isinstance(moved_value, ad.Zero):
+      total = ad.add_tangents(total, jax.jvp(lambda v: definition(cotangent, v, **params), (value,), (moved_value,))[1])
+    return primitive.bind(cotangent, value, **params), total
+
+  def transpose(ct: Any, _: Any, value: Any, **params: float) -> list[Any]:
+    return [ct if isinstance(ct, ad.Zero) else primitive.bind(ct, value, **params), None]
+
+  ad.primitive_jvps[primitive] = jvp
+  ad.primitive_transposes[primitive] = transpose
+  return primitive.bind

@@ -1,0 +1,138 @@
+"""Whether equations compute what a JAX function says: the function is traced for the same avals, and the two dataflows are compared.
+
+So an idiom is written as the JAX code that it stands for, and follows JAX where JAX writes that code in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as P
+import numpy as np
+from jax.extend.core import Literal, jaxpr_as_fun
+
+from jax2tf.idioms._dataflow import same
+from jax2tf.idioms.fused._inline import inlined
+from jax2tf.jaxprs import ClosedJaxpr, closed, part
+from jax2tf.registry import PLACEMENT_PARAMS
+
+# A number that stands for any number in a template; no model computes with it.
+HOLE = 0.8265371
+_COMMUTE = (P.add_p, P.mul_p, P.max_p, P.min_p)
+
+
+@dataclass
+class Match:
+  """What the variables of a template are, and the equations that it takes in."""
+
+  maker: Callable[[Any], Any]
+  roughly: bool = False
+  atoms: dict[Any, Any] = field(default_factory=dict)
+  holes: list[float] = field(default_factory=list)
+  eqns: dict[int, Any] = field(default_factory=dict)
+
+  def copy(self) -> Match:
+    return Match(self.maker, self.roughly, dict(self.atoms), list(self.holes), dict(self.eqns))
+
+
+def matched(template: ClosedJaxpr, root: Any, maker: Callable[[Any], Any], *, roughly: bool = False) -> Match | None:
+  """How `root` computes the result of a template, with the equations before it, which `maker` finds; or None.
+
+  Roughly, only the primitives count, so that a template of other sizes says soon that the rest need not be compared.
+  """
+  made_by: dict[Any, Any] = {v: eqn for eqn in template.eqns for v in eqn.outvars}
+  return _equation(made_by, made_by[template.outvars[0]], root, Match(maker, roughly))
+
+
+def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Any, match: Match) -> Match | None:
+  if of.primitive is not eqn.primitive or not (match.roughly or _alike(of, eqn)):
+    return None
+  orders = (eqn.invars, eqn.invars[::-1]) if of.primitive in _COMMUTE else (eqn.invars,)
+  for operands in orders:
+    found: Match | None = match.copy()
+    for wanted, atom in zip(of.invars, operands, strict=True):
+      found = found and _atom(made_by, wanted, atom, found)
+    if found:
+      found.eqns[id(eqn)] = eqn
+      return found
+  return None
+
+
+def _atom(made_by: Mapping[Any, Any], wanted: Any, atom: Any, match: Match) -> Match | None:
+  if match.roughly and (isinstance(wanted, Literal) or wanted not in made_by):
+    return match
+  if isinstance(wanted, Literal):
+    return _literal(wanted, atom, match)
+  if wanted in match.atoms:
+    return match if match.atoms[wanted] is atom else None
+  if not match.roughly and not (same(wanted.aval.shape, atom.aval.shape) and wanted.aval.dtype == atom.aval.dtype):
+    return None
+  if wanted in made_by:
+    eqn = match.maker(atom)
+    found = eqn and len(eqn.outvars) == 1 and _equation(made_by, made_by[wanted], eqn, match)
+    if not found:
+      return None
+    match = found
+  match.atoms[wanted] = atom
+  return match
+
+
+def _literal(wanted: Any, atom: Any, match: Match) -> Match | None:
+  if type(atom) is not type(wanted) or wanted.aval.dtype != atom.aval.dtype or np.shape(wanted.val) != np.shape(atom.val):
+    return None
+  dtype = wanted.aval.dtype
+  if dtype.kind == "f" and np.asarray(wanted.val, dtype) == np.asarray(HOLE, dtype):
+    match.holes.append(float(atom.val))
+    return match
+  return match if np.array_equal(wanted.val, atom.val) else None
+
+
+def _alike(of: Any, eqn: Any) -> bool:
+  if of.primitive is P.custom_jvp_call_p:
+    return _same_function(of, eqn)
+  keys = of.params.keys() - PLACEMENT_PARAMS
+  return keys == eqn.params.keys() - PLACEMENT_PARAMS and all(_equal(of.params[key], eqn.params[key]) for key in keys)
+
+
+def _equal(a: Any, b: Any) -> bool:
+  return a is b or bool(np.all(a == b))
+
+
+def _same_function(of: Any, eqn: Any) -> bool:
+  """Whether two functions with derivative rules of the user's have the same dataflow, and so have their rules."""
+  if [v.aval.str_short() for v in of.invars] != [v.aval.str_short() for v in eqn.invars]:
+    return False
+  return all(_same_dataflow(a, b) for a, b in zip(_function_and_rule(of), _function_and_rule(eqn), strict=True))
+
+
+def _same_dataflow(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
+  made_by = {v: eqn for eqn in b.eqns for v in eqn.outvars}
+  found = matched(a, made_by[b.outvars[0]], made_by.get) if b.outvars[0] in made_by and a.eqns else None
+  return found is not None and all(found.atoms.get(u, v) is v for u, v in zip(a.invars, b.invars, strict=True))
+
+
+def _function_and_rule(eqn: Any) -> Iterator[ClosedJaxpr]:
+  """A function, and its tangent as a function of primals and tangents."""
+  body = closed(eqn.params["call_jaxpr"])
+  yield inlined(body)
+  whole = part(body, [eqn], eqn.outvars)
+  specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in whole.in_avals]
+  yield inlined(jax.make_jaxpr(lambda primals, tangents: jax.jvp(jaxpr_as_fun(whole), primals, tangents)[1])(specs, specs))
+
+
+class Templates:
+  """Templates, traced once for each type of a result, as long as one jaxpr is rewritten: sizes of two functions cannot be compared."""
+
+  def __init__(self) -> None:
+    self._traced: dict[Any, ClosedJaxpr] = {}
+
+  def __call__(self, function: Callable[..., Any], shape: tuple[Any, ...], dtype: Any, vectors: int, holes: int) -> ClosedJaxpr:
+    """The template of a function of an array like its result, of vectors along the last axis, and of numbers."""
+    key = function, shape, dtype
+    if key not in self._traced:
+      specs = [jax.ShapeDtypeStruct(shape, dtype), *[jax.ShapeDtypeStruct(shape[-1:], dtype)] * vectors]
+      self._traced[key] = inlined(jax.make_jaxpr(lambda *arrays: function(*arrays, *[HOLE] * holes))(*specs))
+    return self._traced[key]

@@ -1,0 +1,66 @@
+"""GELU, both forms, as `tf.nn.gelu` writes them: behind MatMul and BiasAdd Grappler makes one op of all."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tensorflow as tf
+from jax import lax
+
+from jax2tf.idioms.fused._primitives import fused, self_adjoint
+
+_tanh = functools.partial(jax.nn.gelu, approximate=True)
+_erfc = functools.partial(jax.nn.gelu, approximate=False)
+
+
+def _tanh_of(x: tf.Tensor) -> tf.Tensor:
+  return tf.tanh(tf.constant(math.sqrt(2 / math.pi), x.dtype) * (x + tf.constant(0.044715, x.dtype) * tf.pow(x, tf.constant(3, x.dtype))))
+
+
+def _erf_of(x: tf.Tensor) -> tf.Tensor:
+  return tf.math.erf(x / tf.constant(math.sqrt(2), x.dtype))
+
+
+# In both gradients Grappler has the tanh and the erf of the forward pass: the ops are the same.
+def _tanh_grad_in_tf(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  tanh, c = _tanh_of(x), math.sqrt(2 / math.pi)
+  slope = (c / 2 + (1.5 * 0.044715 * c) * tf.square(x)) * x
+  return g * ((0.5 + 0.5 * tanh) + (1 - tf.square(tanh)) * slope)
+
+
+def _erf_grad_in_tf(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  return g * (0.5 * (1 + _erf_of(x)) + x * tf.exp(-0.5 * tf.square(x)) * tf.constant(1 / math.sqrt(2 * math.pi), x.dtype))
+
+
+def _of(gelu: Callable[..., Any]) -> Callable[..., Any]:
+  return lambda g, x: jax.jvp(gelu, (x,), (g,))[1]
+
+
+_tanh_grad = self_adjoint("gelu_tanh_grad", _of(_tanh), _tanh_grad_in_tf)
+_erf_grad = self_adjoint("gelu_erf_grad", _of(_erfc), _erf_grad_in_tf)
+
+
+def _erf(x: jax.Array) -> jax.Array:
+  return x * 0.5 * (1 + lax.erf(x / math.sqrt(2)))
+
+
+def _erf_times(x: jax.Array) -> jax.Array:
+  return 0.5 * x * (1 + lax.erf(x / jnp.sqrt(2).astype(x.dtype)))
+
+
+IDIOMS = [
+  *fused(
+    "gelu", _tanh, op=lambda x: 0.5 * x * (1 + _tanh_of(x)), tangent=lambda result, operands, tangents: _tanh_grad(*tangents, *operands)
+  ),
+  *fused(
+    "gelu",
+    *(_erfc, _erf, _erf_times),
+    op=lambda x: 0.5 * x * (1 + _erf_of(x)),
+    tangent=lambda result, operands, tangents: _erf_grad(*tangents, *operands),
+  ),
+]
