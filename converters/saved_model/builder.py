@@ -42,6 +42,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       where they are used, so the model is the function of rounded parameters, and computes in its own dtypes.
     polymorphic_constraints: conditions on dimension variables, such as "b <= 512", for the functions whose inputs have one of these.
     with_gradient: whether TensorFlow may differentiate the loaded model.
+    idioms: as for `jax2tf.convert`: "exact", or "fused" to take TensorFlow's composite ops too.
 
   Raises:
     ValueError: two leaves of one path; a state without leaves; a `trainable` that does not fit `params`; a `stored_dtype` that is no
@@ -57,6 +58,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     stored_dtype: Any = None,
     polymorphic_constraints: Sequence[str] = (),
     with_gradient: bool = False,
+    idioms: str = "exact",
   ):
     super().__init__()
     self._state = None if state is None else State(state)
@@ -67,7 +69,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     self.captured_variables: list[tf.Variable] = []
     self.state_variables = self._state.variables if self._state else []
     self.regularization_losses: list[Any] = []
-    self._options = _Untracked((tuple(polymorphic_constraints), with_gradient))
+    self._options = _Untracked((tuple(polymorphic_constraints), with_gradient, idioms))
     self._signatures = _Untracked({})
     self._records = _Untracked({})
     self._functions = _Untracked({})
@@ -164,7 +166,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
         with a leaf of another shape or dtype.
     """
     state = self._checked_state(batching) if stateful else None
-    constraints, with_gradient = self._options.value
+    constraints, with_gradient, idioms = self._options.value
     arguments = Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
     constraints = arguments.concerned_by(constraints)
     check_order(fun, list(inputs), ["params", *["state"] * stateful])
@@ -180,7 +182,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
     layout = self._layout.value
     pure = layout.of_stored(state.layout.of_stored(fun) if state else fun)
-    converted = jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, with_gradient=with_gradient)
+    options: dict[str, Any] = {"with_gradient": with_gradient, "idioms": idioms}
+    converted = jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **options)
 
     def of_parameters(*args: Any) -> Any:
       leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, layout.dtypes, strict=True)]
@@ -306,7 +309,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
   def manifest(self) -> manifest.Manifest:
     """What the SavedModel will say of itself."""
-    _, with_gradient = self._options.value
+    with_gradient = self._options.value[1]
     paths = sorted(self.parameters)
     # TF 2.21: NumPy cannot look at the memory of a scalar tensor of bfloat16 or float8.
     values = [v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.__getitem__, paths)]
@@ -346,7 +349,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError("the model has a state, and no signature takes it: add(..., stateful=True), or leave out the state")
     publish.check_version(Path(path), version, overwrite)  # before the work, and once more after it
     requests = warmup.prepared(warmup_requests, self.signatures, [name for name, record in self.records.items() if record.stateful])
-    _, with_gradient = self._options.value
+    with_gradient = self._options.value[1]
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradient)
     with stages.stage("save"), publish.beside(Path(path)) as written:
       tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
@@ -365,6 +368,7 @@ def save(
   trainable: parameters.Trainable = None,
   polymorphic_constraints: Sequence[str] = (),
   with_gradient: bool = False,
+  idioms: str = "exact",
   version: int | None = None,
   overwrite: bool = False,
   warmup_requests: warmup.Requests = (),
@@ -374,7 +378,8 @@ def save(
   Arguments, result and errors are those of `Model`, `Model.add` and `Model.save`.
   """
   publish.check_version(Path(path), version, overwrite)
-  model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient)
+  options: dict[str, Any] = {"with_gradient": with_gradient, "idioms": idioms}
+  model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, **options)
   model.add(fun, inputs=inputs, outputs=outputs)
   return model.save(path, version=version, overwrite=overwrite, warmup_requests=warmup_requests)
 

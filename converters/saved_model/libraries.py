@@ -306,7 +306,7 @@ def _like(tree: Any, after: Any) -> Any:
 
 
 def _built(whole: Whole, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Model:
-  of_model = {"trainable", "stored_dtype", "polymorphic_constraints", "with_gradient"}
+  of_model = {"trainable", "stored_dtype", "polymorphic_constraints", "with_gradient", "idioms"}
   found = adapted(whole, inputs, options.get("polymorphic_constraints", ()))
   settings = {"trainable": found.trainable} | {name: value for name, value in options.items() if name in of_model}
   model = Model(found.params, state=found.state, **settings)

@@ -86,6 +86,13 @@ def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.
   return [special.divided(x, y)] if _is_constant(x) and y.dtype == tf.float32 else again(op, (x, y), WIDER)
 
 
+@replaces("Rsqrt", on="tflite", because="LiteRT 2.3: XNNPACK's kernel has NaN for rsqrt(0)")
+@widened
+def _rsqrt(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
+  """Of a variance and an epsilon it is never 0, and no division: in int8 the divisor would be 0 where the variance is small."""
+  return again(op, (x,), WIDER) if _is_above_zero(op.inputs[0]) else [special.rsqrt(x)]
+
+
 @replaces("Sub", on="tflite", because="TensorFlow 2.21's converter: has x - constant for constant - x behind a transposition")
 @widened
 def _subtracted_from(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -151,6 +158,23 @@ def _unshaped(x: tf.Tensor) -> tf.Tensor:
   while x.op.type in ("Reshape", "ExpandDims", "BroadcastTo", "Identity", "StopGradient", "PreventGradient"):
     x = x.op.inputs[0]
   return x
+
+
+def _is_above_zero(x: tf.Tensor) -> bool:
+  """Whether it is a number above 0 and a sum, or mean, of squares."""
+  total = _unshaped(x).op
+  if total.type not in ("Add", "AddV2"):
+    return False
+  numbers = [tf.get_static_value(y) for y in total.inputs]
+  return any(n is not None and bool(np.all(n > 0)) and _is_of_squares(y) for n, y in zip(numbers, reversed(total.inputs), strict=True))
+
+
+def _is_of_squares(x: tf.Tensor) -> bool:
+  while (op := _unshaped(x).op).type in ("Sum", "Mean", "RealDiv", "Mul"):
+    if op.type in ("RealDiv", "Mul") and not ((n := tf.get_static_value(op.inputs[1])) is not None and np.all(n > 0)):
+      return False
+    x = op.inputs[0]
+  return op.type in ("Square", "SquaredDifference")
 
 
 def _is_from_vector(op: tf.Operation) -> bool:
@@ -221,7 +245,6 @@ _MATH: Mapping[str, Callable[..., Any]] = {
   "IsInf": special.is_inf,
   "Log1p": special.log1p,
   "NextAfter": special.next_after,
-  "Rsqrt": special.rsqrt,
   "Sigmoid": special.sigmoid,
   "Sinh": special.sinh,
   "Tan": angles.tan,
