@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import tfjs
+from jax2tf.converters.comparison.report import Latency, Report, Row
 from jax2tf.examples import minilm, minilm_text
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Python's playwright")
@@ -177,3 +178,29 @@ def test_the_page_takes_images_and_text(page: Any, tmp_path: Path) -> None:
   cut = np.concatenate([ids[:, :7], np.where(mask[:, 7:8] == 1, 102, 0)], axis=1)  # 102: [SEP], which ends them all
   expected = np.where(mask[:, :8] == 1, cut, -1)
   np.testing.assert_array_equal(np.array(answers["tokens"].split(), np.int32).reshape(3, 8), expected)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report_of_a_verification_shows_what_differs_first_and_cuts_nothing_off(browser: Any, tmp_path: Path, scheme: str) -> None:
+  long, sizes = "a_signature_of_which_the_name_is_rather_long_" * 2, {"batch": 32, "sequence_length": 224}
+  agrees = [Row(long, f"output_{i}", sizes, "ordinary", "float32", 3, 1e-6, 1e-6, 3.0, 0.5) for i in range(9)]
+  differs = Row(
+    long, "state/encoder/layers/3/attention/query_projection", sizes, "ordinary", "float32", 3, 1.0, 1.0, 1e9, 2e5, "wrong " * 60
+  )
+  report = Report("model", (*agrees, differs), (Latency(long, sizes, 2e-3, 1e-3),), {}, {"jax": "1"}, machine="Measured on a busy machine.")
+  page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme=scheme)
+  page.goto((report.write(tmp_path) / "verification.html").as_uri())
+  assert page.evaluate("[...document.querySelectorAll('details')].map(e => [e.innerText.split('\\n')[0], e.open])") == [
+    ["Differ: 1", True],
+    ["Agree: 9", False],
+  ]
+  assert page.evaluate(
+    "[document.documentElement, ...document.querySelectorAll('.scroll, img')].every(e => e.scrollWidth <= e.clientWidth)"
+  )
+  assert page.evaluate(
+    "getComputedStyle(document.querySelector('tr.wrong td')).backgroundColor !== getComputedStyle(document.body).backgroundColor"
+  )
+  lightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+  assert (lightness > 200) == (scheme == "light")
+  assert page.inner_text("h2:has-text('Latency') + p") == "Measured on a busy machine."
+  page.close()

@@ -24,8 +24,24 @@ _ROW_TITLES = ("signature", "output", "sizes", "inputs", "dtype", "samples", "ma
 _LATENCY_TITLES = ("signature", "sizes", "SavedModel ms", "reference ms", "ratio")
 
 
+# Gray that is read on white and on black; a picture does not know which the page is.
+_GRAY = "#7d8590"
+_STYLE = {f"{part}.color": _GRAY for part in ("text", "xtick", "ytick")} | {"axes.labelcolor": _GRAY, "axes.edgecolor": _GRAY}
+_MOST_PICTURED = 40
+
+
 class VerificationError(Exception):
   """A SavedModel differs from its reference; raised by `Report.raise_for_mismatch` alone."""
+
+
+def machine() -> str:
+  """One sentence: its cores and how busy they are."""
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+  if not hasattr(os, "getloadavg"):  # Windows
+    return f"Measured on {cores} cores."
+  load = os.getloadavg()[0]
+  busy = "; other programs ran too, which makes latencies longer" if load > 1.5 * cores else ""
+  return f"Measured on {cores} cores, with a load of {load:.1f} in the last minute{busy}."
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,7 @@ class Report:
   """What `verify` found.
 
   Attributes:
+    machine: its cores and how busy they were when the latencies had been measured.
     skipped: {signature: why it was not compared}; while there is any, the model is verified in part only.
   """
 
@@ -85,6 +102,7 @@ class Report:
   latencies: tuple[Latency, ...]
   skipped: Mapping[str, str]
   versions: Mapping[str, str]
+  machine: str = field(default_factory=machine)
   created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
 
   @property
@@ -125,7 +143,7 @@ class Report:
       *problems,
     ]
     if self.latencies:
-      parts.append(table([_latency_cells(x) for x in self.latencies], _LATENCY_TITLES, disable_numparse=True))
+      parts += [self.machine, table([_latency_cells(x) for x in self.latencies], _LATENCY_TITLES, disable_numparse=True)]
     return "\n\n".join(parts) + "\n"
 
   def json(self) -> str:
@@ -142,11 +160,20 @@ class Report:
       report=self,
       note=_NOTE,
       row_titles=_ROW_TITLES,
-      rows=[(row, _cells(row)) for row in self.rows],
+      parts=self._parts(),
       latency_titles=_LATENCY_TITLES,
       latencies=[_latency_cells(x) for x in self.latencies],
       pictures={"errors": _errors_picture(self.rows), "latencies": _latencies_picture(self.latencies)},
     )
+
+  def _parts(self) -> list[tuple[str, list[tuple[Row, list[str]]], bool]]:
+    """(title, rows, whether they are in view): what is wrong comes first, what agrees is folded."""
+    kinds = {
+      "Differ": [row for row in self.rows if not row.ok],
+      "Noted": [row for row in self.rows if row.ok and row.problem],
+      "Agree": [row for row in self.rows if not row.problem],
+    }
+    return [(title, [(row, _cells(row)) for row in rows], title != "Agree") for title, rows in kinds.items() if rows]
 
   def write(self, folder: str | os.PathLike[str]) -> Path:
     """Writes verification.txt, .json and .html, and returns the folder."""
@@ -181,11 +208,11 @@ def _json_number(x: Any) -> Any:
 
 
 def _errors_picture(rows: Sequence[Row]) -> str:
-  """Each row's largest difference as a share of its tolerance, "" if none has any; what is infinite stands at the right edge."""
-  rows = [row for row in rows if row.of_tolerance is not None]
+  """The largest differences as shares of their tolerances, "" if there are none; what is infinite stands at the right edge."""
+  rows = sorted((row for row in rows if row.of_tolerance is not None), key=lambda row: -(row.of_tolerance or 0.0))[:_MOST_PICTURED]
   shares = [row.of_tolerance or 0.0 for row in rows]
   edge = 10 * max([10.0, *filter(math.isfinite, shares)])
-  colours = {"ordinary": "tab:blue", "given": "tab:blue", HOSTILE: "tab:orange", SUBNORMAL: "tab:gray"}
+  colours = {"ordinary": "tab:blue", "given": "tab:blue", HOSTILE: "tab:orange", SUBNORMAL: "tab:purple"}
 
   def draw(axes: Any) -> None:
     for values, colour in colours.items():
@@ -196,7 +223,7 @@ def _errors_picture(rows: Sequence[Row]) -> str:
     axes.set_xscale("symlog", linthresh=1e-3)
     axes.set_xlim(0, 2 * edge)
     axes.set_xlabel("largest difference, as a share of the tolerance")
-    axes.set_yticks(range(len(rows)), [f"{row.signature}: {row.output}, {_text(row.sizes)}" for row in rows], fontsize=7)
+    axes.set_yticks(range(len(rows)), [_short(f"{row.signature}: {row.output}, {_text(row.sizes)}") for row in rows], fontsize=8)
 
   return _picture(draw, len(rows)) if rows else ""
 
@@ -204,21 +231,26 @@ def _errors_picture(rows: Sequence[Row]) -> str:
 def _latencies_picture(latencies: Sequence[Latency]) -> str:
   def draw(axes: Any) -> None:
     for shift, label in ((-0.2, "model"), (0.2, "reference")):
-      title = "SavedModel, TensorFlow" if label == "model" else "reference, JAX"
+      title = "model" if label == "model" else "reference, JAX"
       axes.barh([i + shift for i in range(len(latencies))], [1e3 * getattr(x, label) for x in latencies], 0.4, label=title)
     axes.set_xlabel("median latency of a call, milliseconds")
-    axes.set_yticks(range(len(latencies)), [f"{x.signature}, {_text(x.sizes)}" for x in latencies], fontsize=7)
+    axes.set_yticks(range(len(latencies)), [_short(f"{x.signature}, {_text(x.sizes)}") for x in latencies], fontsize=8)
 
   return _picture(draw, 2 * len(latencies)) if latencies else ""
 
 
+def _short(text: str) -> str:
+  return text if len(text) <= 60 else f"{text[:59]}…"
+
+
 def _picture(draw: Callable[[Any], None], lines: int) -> str:
   """What `draw` puts on a pair of axes, as the address of an SVG image that holds it."""
-  figure = extra("matplotlib.figure").Figure(figsize=(9, 1.3 + 0.17 * lines), layout="constrained")
-  axes = figure.add_subplot()
-  draw(axes)
-  axes.invert_yaxis()
-  figure.legend(loc="outside upper right", ncols=4, fontsize=7)
-  data = io.BytesIO()
-  figure.savefig(data, format="svg")
+  with extra("matplotlib").rc_context(_STYLE):
+    figure = extra("matplotlib.figure").Figure(figsize=(11, 1.3 + 0.2 * lines), layout="constrained")
+    axes = figure.add_subplot()
+    draw(axes)
+    axes.invert_yaxis()
+    figure.legend(loc="outside upper right", ncols=4, fontsize=8, frameon=False)
+    data = io.BytesIO()
+    figure.savefig(data, format="svg", transparent=True)
   return "data:image/svg+xml;base64," + base64.b64encode(data.getvalue()).decode()
