@@ -45,6 +45,8 @@ def make(folder: Path) -> None:
     (folder / f"{name}.py").write_text(f"\n{text}")  # the line of the name, so that lines are those of the page
   (folder / "notes.txt").write_text("no model")
   (folder / "empty").mkdir()
+  (folder / "rows.csv").write_text("id,values\n")
+  (folder / "rows.parquet").touch()
   np.savez(folder / "weights.npz", w=np.ones((4, 2), np.float32))
   (folder / "cut.npz").write_bytes((folder / "weights.npz").read_bytes()[:100])
   np.savez(folder / "nested.npz", **{"a": np.ones(2), "a/b": np.ones(2)})

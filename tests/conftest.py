@@ -28,6 +28,7 @@ ONE_PYTHON = {
   "tests/converters/test_c_loader.py": "C code that loads a SavedModel",
   "tests/converters/test_on_disk.py": "files, and when they are there",
   "tests/converters/test_tfjs_page.py": "a page for the browser",
+  "tests/test_batch.py": "processes without JAX",
   "tests/test_browser.py": "a browser",
   "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the file run them all, in one process",
   "tests/test_deploy.py": "files of other servers",

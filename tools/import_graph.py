@@ -17,7 +17,10 @@ FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2
 
 # A module imports from its own layer or from one above it. The first pattern that fits decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-  ("servers", ("jax2tf.tools.serving*", "jax2tf.tools.quiet")),  # of ours they see nothing that imports JAX
+  (
+    "servers",
+    ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.quiet"),
+  ),  # of ours they see nothing that imports JAX
   ("compatibility", ("jax2tf.errors", "jax2tf._jax_*", "jax2tf._tf_*")),
   (
     "values",

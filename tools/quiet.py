@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -28,3 +29,12 @@ def startup(*, on_cpu: bool = False) -> Iterator[None]:
     os.dup2(stderr, 2)
     os.close(stderr)
     os.close(nowhere)
+
+
+def sentence(message: str) -> str:
+  """What an Assert or a kernel says, without the graph's list of nodes."""
+  lines = [line.strip() for line in message.splitlines()]
+  kept = [
+    line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node", "File ", "[[", "Node:", "<stack"))
+  ]
+  return re.sub(r"\{\{.*?\}\} | ?\[Op:\w+\] name:.*", "", " ".join(kept))[:1000] or "no reason given"

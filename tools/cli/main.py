@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 import jax2tf
-from jax2tf.tools.cli import check, convert, diff, inspect, query, serve, verify
+from jax2tf.tools.cli import batch, check, convert, diff, inspect, query, serve, verify
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -18,7 +18,7 @@ def command() -> None:
   """JAX functions for TensorFlow."""
 
 
-for _verb in (convert.convert, inspect.inspect, check.check, verify.verify, serve.serve, query.query, diff.diff):
+for _verb in (convert.convert, inspect.inspect, check.check, verify.verify, serve.serve, query.query, diff.diff, batch.batch):
   command.add_command(_verb)
 
 

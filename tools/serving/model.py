@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from jax2tf.tools import quiet
+from jax2tf.tools import dimensions, quiet
 
 # TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
 sys.modules["jax"] = None  # type: ignore[assignment]
@@ -180,16 +179,7 @@ def _run_one(signature: Signature, inputs: Arrays) -> Arrays:
     return {name: tensor.numpy() for name, tensor in outputs.items()}
   except tf.errors.OpError as error:
     code = next(code for code in grpc.StatusCode if code.value[0] == error.error_code)
-    raise RefusedError(code, f"signature {signature.name!r} refused the inputs: {_sentence(error.message)}") from error
-
-
-def _sentence(message: str) -> str:
-  """What an Assert or a kernel says, without the graph's list of nodes."""
-  lines = [line.strip() for line in message.splitlines()]
-  kept = [
-    line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node", "File ", "[[", "Node:", "<stack"))
-  ]
-  return " ".join(kept)[:1000] or "no reason given"
+    raise RefusedError(code, f"signature {signature.name!r} refused the inputs: {quiet.sentence(error.message)}") from error
 
 
 def spec_of(array: np.ndarray) -> tf.TensorSpec:
@@ -245,27 +235,8 @@ def _signature(
   inputs = {key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype) for key, info in stored.inputs.items()}
   outputs = {key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype) for key, info in stored.outputs.items()}
   defaults = {key: tf.make_ndarray(proto) for key, proto in stored.defaults.items()}
-  dims_in = {key: _dimensions(written) for key, written in record["inputs"].items()} if record else {}
-  dims_out = {key: _dimensions(written) for key, written in record["outputs"].items()} if record else {}
+  dims_in = {key: dimensions.of(written) for key, written in record["inputs"].items()} if record else {}
+  dims_out = {key: dimensions.of(written) for key, written in record["outputs"].items()} if record else {}
   stateful = bool(record and record.get("stateful"))
-  batched = not stateful and _is_batched(list(dims_in.values()), list(dims_out.values()), constraints)
+  batched = not stateful and bool(dims_in) and not dimensions.fault(dims_in, dims_out, constraints)
   return Signature(name, function, inputs, outputs, defaults, dims_in, batched, stateful)
-
-
-def _dimensions(written: str) -> tuple[str, ...]:
-  """f32[b,max(a, 2),784] -> ("b", "max(a, 2)", "784")."""
-  shape = written.partition("[")[2].removesuffix("]")
-  return tuple(dim.strip() for dim in re.split(r",(?![^()]*\))", shape)) if shape else ()
-
-
-def _is_batched(inputs: Sequence[tuple[str, ...]], outputs: Sequence[tuple[str, ...]], constraints: Sequence[str]) -> bool:
-  first = {dims[0] if dims else "" for dims in (*inputs, *outputs)}
-  if not inputs or len(first) != 1:
-    return False
-  [symbol] = first
-  if not symbol.isidentifier():
-    return False
-  # What is refused alone must be refused among others: a bound from above is the one condition that more rows only tighten.
-  conditions = [condition for condition in constraints if not re.fullmatch(rf"\s*{symbol}\s*<=\s*\d+\s*", condition)]
-  elsewhere = [dim for dims in (*inputs, *outputs) for dim in dims[1:]]
-  return not any(re.search(rf"\b{symbol}\b", text) for text in (*elsewhere, *conditions))

@@ -1,0 +1,82 @@
+"""Arrow tables and NumPy columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jax2tf.tools.batch.cells import Answer, check_names, plain
+
+
+def columns(table: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+  """Those of a table or a record batch that it has."""
+  return {name: _numpy(table.column(name)) for name in names if name in table.schema.names}
+
+
+def without(table: Any, names: Sequence[str]) -> Any:
+  """The other columns, as a table."""
+  table = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+  return table.drop_columns([name for name in names if name in table.schema.names])
+
+
+def table(carried: Any, answer: Answer) -> Any:
+  """The rows that were run, of what is carried, with the outputs beside them.
+
+  Raises:
+    ValueError: a column that is carried has the name of an output.
+  """
+  check_names(carried.schema.names, answer)
+  found = carried.take(pa.array(answer.rows)) if carried.num_columns and len(answer.rows) < carried.num_rows else carried
+  for name, array in answer.outputs.items():
+    column = _arrow(array, *answer.types[name])
+    found = found.append_column(name, column) if found.num_columns else pa.table({name: column})
+  return found
+
+
+def _numpy(column: Any) -> np.ndarray:
+  """Rows first; an object array where there are nulls, texts or rows of several lengths."""
+  array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+  if isinstance(array, pa.ChunkedArray):  # of no chunk at all
+    array = pa.array([], array.type)
+  kind = array.type
+  if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    return _lists(array)
+  if array.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    return _objects(array.to_pylist())
+  return array.to_numpy(zero_copy_only=False)
+
+
+def _lists(array: Any) -> np.ndarray:
+  if array.null_count or not len(array):
+    return _objects(array.to_pylist())
+  lengths = np.asarray(array.value_lengths()) if not pa.types.is_fixed_size_list(array.type) else np.full(len(array), array.type.list_size)
+  values = _numpy(array.flatten())
+  if values.dtype.kind == "O":
+    return _objects(array.to_pylist())
+  if (lengths == lengths[0]).all():
+    return values.reshape(len(array), lengths[0], *values.shape[1:])
+  return _objects(np.split(values, np.cumsum(lengths)[:-1]))
+
+
+def _objects(rows: Sequence[Any]) -> np.ndarray:
+  found = np.empty(len(rows), object)
+  for i, row in enumerate(rows):
+    found[i] = row
+  return found
+
+
+def _arrow(array: np.ndarray, dtype: np.dtype[Any], dims: Sequence[str]) -> Any:
+  if dtype.name == "bfloat16":
+    dtype = np.dtype(np.float32)  # Arrow has no bfloat16, and every one is a float32
+  kind = pa.string() if dtype.kind == "O" else pa.from_numpy_dtype(dtype)
+  if dtype.kind != "O" and array.dtype.kind != "O":
+    found = pa.array(array.astype(dtype, copy=False).ravel())
+    for size in reversed(array.shape[1:]):
+      found = pa.FixedSizeListArray.from_arrays(found, size)
+    return found
+  for dim in reversed(dims):
+    kind = pa.list_(kind, int(dim) if dim.isdecimal() else -1)
+  return pa.array([plain(row) for row in array], kind)

@@ -1,0 +1,142 @@
+"""What a signature asks of rows, from its manifest alone; knows neither TensorFlow nor JAX."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jax2tf.tools import dimensions
+from jax2tf.tools.serving import config
+
+_MANIFEST = Path("assets.extra", "jax2tf.json")
+
+
+@dataclass(frozen=True)
+class Contract:
+  """One signature whose rows are independent of each other.
+
+  Attributes:
+    directory: the SavedModel itself.
+    signature: its name.
+    inputs, outputs: name -> the dimensions behind that of the batch, ("s", "3").
+    defaults: names of the inputs that may be left out.
+    mask: the input that says which elements of a padded row count; empty if there is none.
+    padded: the dimension along which rows are padded; empty without a mask.
+    max_rows: how many rows a call may have at most.
+  """
+
+  directory: Path
+  signature: str
+  inputs: Mapping[str, dimensions.Dimensions]
+  outputs: Mapping[str, dimensions.Dimensions]
+  defaults: frozenset[str]
+  mask: str
+  padded: str
+  max_rows: int | None
+
+  @property
+  def needed(self) -> list[str]:
+    """Names of the inputs that rows must have."""
+    return [name for name in self.inputs if name not in self.defaults and name != self.mask]
+
+
+def read(model: str | Path, signature: str = "serving_default", mask: str = "") -> Contract:
+  """The contract of a signature of a SavedModel, or of the newest version in a folder.
+
+  Raises:
+    FileNotFoundError: there is no SavedModel, or none of ours.
+    ValueError: no such signature, or its rows are not independent.
+  """
+  directory = _newest(Path(model))
+  if not (directory / _MANIFEST).exists():
+    raise FileNotFoundError(f"{directory} has no {_MANIFEST}: it was not saved by jax2tf.converters.saved_model")
+  try:
+    manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
+    signatures, constraints = manifest["signatures"], manifest["constraints"]
+  except (ValueError, KeyError) as error:
+    raise ValueError(f"{directory / _MANIFEST} cannot be read by this jax2tf ({error}); save the model again") from error
+  if signature not in signatures:
+    raise ValueError(f"{directory} has no signature {signature!r}; it has {', '.join(map(repr, sorted(signatures)))}")
+  return _contract(directory, signature, signatures[signature], constraints, mask)
+
+
+def columns(contract: Contract, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+  """{input: its columns}; the inputs that `given` does not have are named as their columns.
+
+  Raises:
+    ValueError: there is no such input.
+  """
+  if unknown := given.keys() - contract.inputs.keys():
+    raise ValueError(f"--column names {min(unknown)!r}, and the inputs are {', '.join(map(repr, contract.inputs))}")
+  if fixed := given.keys() & contract.defaults:
+    raise ValueError(f"--column names {min(fixed)!r}, which has no batch dimension and keeps its default")
+  return {name: tuple(given.get(name, (name,))) for name in contract.inputs if name not in contract.defaults}
+
+
+def wanted(contract: Contract, outputs: Sequence[str]) -> list[str]:
+  """The outputs that are asked for, or all.
+
+  Raises:
+    ValueError: there is no such output.
+  """
+  if unknown := [name for name in outputs if name not in contract.outputs]:
+    raise ValueError(f"--output names {unknown[0]!r}, and the outputs are {', '.join(map(repr, contract.outputs))}")
+  return list(outputs or contract.outputs)
+
+
+def _newest(path: Path) -> Path:
+  if (path / "saved_model.pb").exists():
+    return path
+  if not (found := config.versions_in(path)):
+    raise FileNotFoundError(f"{path} is no SavedModel and no folder of versions of one: there is no saved_model.pb")
+  return max(found, key=lambda version: int(version.name))
+
+
+def _contract(directory: Path, signature: str, record: Mapping[str, Any], constraints: Sequence[str], mask: str) -> Contract:
+  if record.get("stateful") or record.get("resets"):
+    raise ValueError(f"signature {signature!r} remembers what earlier calls gave it, so its rows are not independent; name another one")
+  inputs, outputs = ({name: dimensions.of(text) for name, text in record[kind].items()} for kind in ("inputs", "outputs"))
+  defaults = frozenset(name for name in record.get("defaults", ()) if inputs[name][:1] != ("?",) and not _is_symbol(inputs[name][:1]))
+  # What TensorFlow alone sees, in front of the function or behind it, has sizes that nobody wrote down: "string[?]".
+  known = {name: dims for name, dims in inputs.items() if dims[:1] != ("?",) and name not in defaults}
+  known_outputs = {name: dims for name, dims in outputs.items() if dims[:1] != ("?",)}
+  if fault := dimensions.fault(known, known_outputs, constraints):
+    raise ValueError(f'signature {signature!r} takes no rows: {fault}; save it with inputs such as "f32[b,784]"')
+  if mask and mask not in inputs:
+    raise ValueError(f"--mask names {mask!r}, and the inputs are {', '.join(map(repr, inputs))}")
+  symbol = next((dims[0] for dims in (*known.values(), *known_outputs.values())), "")
+  inner = {name: dims if name in defaults else dims[1:] for name, dims in inputs.items()}
+  rest = {name: dims[1:] for name, dims in outputs.items()}
+  asked = mask
+  mask = mask or next((name for name, dims in inner.items() if (name == "mask" or name.endswith("_mask")) and len(dims) == 1), "")
+  padded = _padded(inner, rest, mask)
+  if asked and not padded:
+    raise ValueError(f"--mask={asked}: it must be one row of a dimension that another input has too, and that can be cut off each output")
+  bound = dimensions.bound(symbol, constraints) if symbol else None
+  return Contract(directory, signature, inner, rest, defaults, mask if padded else "", padded, bound)
+
+
+def _is_symbol(first: Sequence[str]) -> bool:
+  return bool(first) and first[0].isidentifier()
+
+
+def _padded(inputs: Mapping[str, dimensions.Dimensions], outputs: Mapping[str, dimensions.Dimensions], mask: str) -> str:
+  """The dimension of the mask, if every other dimension is it or has nothing to do with it: then padding can be cut off again."""
+  symbol = inputs[mask][0] if mask and len(inputs[mask]) == 1 else ""
+  if not symbol.isidentifier() or all(symbol not in dims for name, dims in inputs.items() if name != mask):
+    return ""
+  others = [dim for dims in (*inputs.values(), *outputs.values()) for dim in dims if not (dim.isidentifier() or dim.isdecimal())]
+  return "" if any(symbol in dim for dim in others) or any("?" in dims for dims in outputs.values()) else symbol
+
+
+def fingerprint(directory: Path) -> str:
+  """SHA-256 of the graph, of the checksums of the variables (which the index has) and of the other files."""
+  digest = hashlib.sha256()
+  for file in sorted(path for path in directory.rglob("*") if path.is_file() and ".data-" not in path.name):
+    digest.update(f"{file.relative_to(directory)}\0{file.stat().st_size}\0".encode())
+    digest.update(file.read_bytes())
+  return digest.hexdigest()

@@ -1,0 +1,320 @@
+"""Files of rows, read and written a window at a time: Parquet, TFRecord of tf.train.Example, CSV, JSON lines and .npy.
+
+A format is a class with `columns` (the names that a file has, as far as it says), `read` and `Writer`; `of` finds it by the suffix.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jax2tf.tools.batch.cells import Answer, check_names, plain
+
+
+@dataclass(frozen=True)
+class Window:
+  """Some rows of a file.
+
+  Attributes:
+    columns: those that were asked for, where the file has them.
+    carried: the other columns, as the writer of the same format takes them.
+    done: the part of the file that has been read, 0 to 1.
+    faults: row -> why it could not be read.
+  """
+
+  columns: Mapping[str, np.ndarray]
+  carried: Any
+  done: float
+  faults: Mapping[int, str] = field(default_factory=dict)
+
+
+class Writer(Protocol):
+  """Writes windows into one file; what is carried must have been read from a file of the same format."""
+
+  def write(self, carried: Any, answer: Answer) -> None: ...
+  def close(self) -> None: ...
+
+
+class Format(Protocol):
+  def columns(self, path: Path) -> list[str] | None: ...
+  def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]: ...
+  def writer(self, path: Path) -> Writer: ...
+
+
+def of(path: str | Path) -> Format:
+  """The format of a file.
+
+  Raises:
+    ValueError: its suffix is none that is known.
+    ImportError: it needs a package that is not installed.
+  """
+  suffix = Path(path).suffix.lower()
+  if suffix not in _FORMATS:
+    raise ValueError(f"{path} is of no format that is known; a name ends in {', '.join(_FORMATS)}")
+  return _FORMATS[suffix]()
+
+
+class Parquet:
+  """By pyarrow; columns that are carried keep their types."""
+
+  def __init__(self) -> None:
+    try:
+      self._parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+      raise ImportError("reading Parquet needs pyarrow: pip install 'jax2tf[batch]'") from error
+
+  def columns(self, path: Path) -> list[str]:
+    with self._parquet.ParquetFile(path) as file:
+      return list(file.schema_arrow.names)
+
+  def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]:
+    from jax2tf.tools.batch import arrow  # noqa: PLC0415  (pyarrow)
+
+    with self._parquet.ParquetFile(path) as file:
+      total, done = file.metadata.num_rows, 0
+      for batch in file.iter_batches(window):
+        done += batch.num_rows
+        yield Window(arrow.columns(batch, columns), arrow.without(batch, columns), done / total)
+      if not total:
+        empty = file.schema_arrow.empty_table()
+        yield Window(arrow.columns(empty, columns), arrow.without(empty, columns), 1.0)
+
+  def writer(self, path: Path) -> Writer:
+    return _ParquetWriter(self._parquet, path)
+
+
+class _ParquetWriter:
+  def __init__(self, parquet: Any, path: Path):
+    self._parquet, self._path = parquet, path
+    self._writer: Any = None
+
+  def write(self, carried: Any, answer: Answer) -> None:
+    from jax2tf.tools.batch import arrow  # noqa: PLC0415
+
+    table = arrow.table(carried, answer)
+    if self._writer is None:
+      self._writer = self._parquet.ParquetWriter(self._path, table.schema)
+    self._writer.write_table(table)
+
+  def close(self) -> None:
+    if self._writer is not None:
+      self._writer.close()
+
+
+class _Lines:
+  """Formats in which a row is a dict: `_rows` and `_text` say how it is read and written."""
+
+  def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]:
+    rows: list[dict[str, Any]] = []
+    faults: dict[int, str] = {}
+    done, size = 0.0, max(1, path.stat().st_size)
+    for row, fault, place in self.rows(path):
+      if fault:
+        faults[len(rows)] = fault
+      rows.append(row)
+      done = place / size
+      if len(rows) == window:
+        yield _window(rows, columns, done, faults)
+        rows, faults = [], {}
+    if rows or not done:
+      yield _window(rows, columns, 1.0, faults)
+
+  def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """(row, what is wrong with it, the place in the file behind it)."""
+    raise NotImplementedError
+
+
+def _window(rows: list[dict[str, Any]], columns: Sequence[str], done: float, faults: Mapping[int, str]) -> Window:
+  found = {}
+  for name in columns:
+    if not rows or any(name in row for row in rows):
+      found[name] = np.empty(len(rows), object)
+      for i, row in enumerate(rows):
+        found[name][i] = row.get(name)
+  return Window(found, [{key: value for key, value in row.items() if key not in columns} for row in rows], done, faults)
+
+
+class _LinesWriter:
+  def __init__(self, file: Any):
+    self._file = file
+
+  def write(self, carried: Any, answer: Answer) -> None:
+    for place, i in enumerate(answer.rows):
+      check_names(carried[i], answer)
+      self.put({**carried[i], **{name: array[place] for name, array in answer.outputs.items()}})
+
+  def put(self, row: dict[str, Any]) -> None:
+    self._file.write(json.dumps({key: plain(value) for key, value in row.items()}) + "\n")
+
+  def close(self) -> None:
+    self._file.close()
+
+
+class JsonLines(_Lines):
+  def columns(self, path: Path) -> list[str] | None:
+    row = next(((row, fault) for row, fault, _ in self.rows(path)), ({}, "empty"))
+    return None if row[1] else list(row[0])
+
+  def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+    place = 0
+    with path.open("rb") as file:
+      for line in file:
+        place += len(line)
+        try:
+          row = json.loads(line)
+        except ValueError as error:
+          yield {}, f"is no JSON: {error}", place
+          continue
+        yield (row, "", place) if isinstance(row, dict) else ({}, "is no JSON object", place)
+
+  def writer(self, path: Path) -> Writer:
+    return _LinesWriter(path.open("w", encoding="utf-8"))
+
+
+class Csv(_Lines):
+  """With a header; a cell that is a list is JSON."""
+
+  def columns(self, path: Path) -> list[str]:
+    with path.open(newline="", encoding="utf-8") as file:
+      return next(csv.reader(file), [])
+
+  def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+    names = self.columns(path)
+    with path.open("rb") as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+      lines = csv.reader(file)
+      next(lines, None)
+      for cells in lines:
+        if not cells:
+          continue  # an empty line
+        fault = "" if len(cells) == len(names) else f"has {len(cells)} cells, and the header has {len(names)}"
+        yield {} if fault else dict(zip(names, cells, strict=True)), fault, min(binary.tell(), path.stat().st_size)
+
+  def writer(self, path: Path) -> Writer:
+    return _CsvWriter(path.open("w", newline="", encoding="utf-8"))
+
+
+class _CsvWriter(_LinesWriter):
+  _rows: Any = None
+
+  def put(self, row: dict[str, Any]) -> None:
+    if self._rows is None:
+      self._rows = csv.writer(self._file, lineterminator="\n")
+      self._rows.writerow(row)
+    self._rows.writerow([value if isinstance(value, str) else _cell(value) for value in row.values()])
+
+
+def _cell(value: Any) -> str:
+  found = plain(value)
+  return found if isinstance(found, str) else json.dumps(found)
+
+
+class TfRecord(_Lines):
+  """Records of tf.train.Example; a feature is a flat list."""
+
+  def columns(self, path: Path) -> None:
+    return None
+
+  def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+    import tensorflow as tf  # noqa: PLC0415  (only a worker reads)
+
+    place = 0
+    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+      place += len(record) + 16  # the length and two checksums
+      try:
+        features = tf.train.Example.FromString(record).features.feature
+      except Exception as error:  # of protobuf, which has one for each of its implementations
+        yield {}, f"is no tf.train.Example: {error}", place
+        continue
+      yield {name: _feature(value) for name, value in features.items()}, "", place
+
+  def writer(self, path: Path) -> Writer:
+    return _TfRecordWriter(path)
+
+
+def _feature(feature: Any) -> np.ndarray | None:
+  kind = feature.WhichOneof("kind")
+  if kind is None:
+    return None
+  return np.array(getattr(feature, kind).value, {"bytes_list": object, "float_list": np.float32, "int64_list": np.int64}[kind])
+
+
+class _TfRecordWriter(_LinesWriter):
+  def __init__(self, path: Path):
+    import tensorflow as tf  # noqa: PLC0415
+
+    super().__init__(tf.io.TFRecordWriter(str(path)))
+    self._train = tf.train
+
+  def put(self, row: dict[str, Any]) -> None:
+    train, features = self._train, {}
+    for name, value in row.items():
+      array = np.asarray(value).ravel()
+      if array.dtype.kind in "OSU":
+        features[name] = train.Feature(bytes_list=train.BytesList(value=[v if isinstance(v, bytes) else str(v).encode() for v in array]))
+      elif array.dtype.kind in "biu":
+        features[name] = train.Feature(int64_list=train.Int64List(value=array.tolist()))
+      elif array.dtype == np.float64:
+        raise ValueError(f"{name!r} is float64, and tf.train.Example has float32 alone; write another format")
+      else:
+        features[name] = train.Feature(float_list=train.FloatList(value=array.astype(np.float32)))
+    self._file.write(train.Example(features=train.Features(feature=features)).SerializeToString())
+
+
+class Npy:
+  """One array, rows first: the one input of the model, and the one output."""
+
+  def columns(self, path: Path) -> None:
+    return None
+
+  def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    for begin in range(0, max(1, len(array)), window):
+      part = np.asarray(array[begin : begin + window])
+      yield Window({columns[0]: part}, None, min(1.0, (begin + window) / max(1, len(array))))
+
+  def writer(self, path: Path) -> Writer:
+    return _NpyWriter(path)
+
+
+class _NpyWriter:
+  def __init__(self, path: Path):
+    self._path, self._rows = path, 0
+    self._kind: np.ndarray | None = None
+    self._file: Any = None
+
+  def write(self, carried: Any, answer: Answer) -> None:
+    del carried
+    [(name, array)] = answer.outputs.items()
+    if answer.faults:
+      raise ValueError(f"row {min(answer.faults)} {answer.faults[min(answer.faults)]}; .npy has no place for what is left out")
+    if array.dtype.kind == "O":
+      raise ValueError(f"output {name!r} has rows of several sizes or texts, which .npy does not hold; read and write another format")
+    if self._file is None:
+      self._file, self._kind = self._path.open("wb"), array
+      self._header()
+    self._rows += len(array)
+    self._file.write(np.ascontiguousarray(array).tobytes())
+
+  def _header(self) -> None:
+    assert self._kind is not None
+    header = {"descr": np.lib.format.dtype_to_descr(self._kind.dtype), "fortran_order": False, "shape": (self._rows, *self._kind.shape[1:])}
+    self._file.seek(0)
+    np.lib.format.write_array_header_1_0(self._file, header)
+
+  def close(self) -> None:
+    if self._file is not None:
+      self._header()  # it has room for a longer number, as NumPy 2.4 writes it
+      self._file.seek(0, os.SEEK_END)
+      self._file.close()
+
+
+_FORMATS: dict[str, Any] = {".parquet": Parquet, ".tfrecord": TfRecord, ".csv": Csv, ".jsonl": JsonLines, ".ndjson": JsonLines, ".npy": Npy}

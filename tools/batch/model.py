@@ -1,0 +1,172 @@
+"""A SavedModel as a function of columns: what every worker and every engine calls. Imports TensorFlow, and never JAX."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax2tf.tools import quiet
+from jax2tf.tools.batch import cells, contract
+
+# TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
+if "jax" not in sys.modules:
+  sys.modules["jax"] = None  # type: ignore[assignment]
+
+# Other cores are other workers'; read once, when TensorFlow starts.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
+with quiet.startup(on_cpu=True):
+  import tensorflow as tf
+  from tensorflow.core.protobuf import saved_model_pb2
+
+
+class Runner:
+  """Loads one signature.
+
+  Args:
+    model: the SavedModel, or the folder of its versions.
+    signature: its name.
+    columns: input -> the names of its columns, if not its own; several are put side by side.
+    outputs: those that are wanted; all if empty.
+    mask: the input that says which elements of a padded row count; found by its name if empty.
+    batch_size: rows of a call at most.
+
+  Raises:
+    ValueError, FileNotFoundError: as `contract.read`; an output or input that is not there.
+  """
+
+  def __init__(
+    self,
+    model: str,
+    signature: str = "serving_default",
+    columns: Mapping[str, Sequence[str]] | None = None,
+    outputs: Sequence[str] = (),
+    mask: str = "",
+    batch_size: int = 256,
+  ):
+    self.contract = contract.read(model, signature, mask)
+    self.columns = contract.columns(self.contract, columns or {})
+    self.outputs = contract.wanted(self.contract, outputs)
+    self.batch_size = min(batch_size, self.contract.max_rows or batch_size)
+    directory = self.contract.directory
+    self._loaded = tf.saved_model.load(str(directory))  # kept: its functions do not keep its variables alive
+    self._function = self._loaded.signatures[signature]
+    [graph] = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes()).meta_graphs
+    stored = graph.signature_def[signature]
+    self._defaults = {name: tf.make_ndarray(value) for name, value in stored.defaults.items()}
+    self._dtypes = {name: np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype) for name, info in stored.inputs.items()}
+    dtypes = {name: np.dtype(tf.as_dtype(stored.outputs[name].dtype).as_numpy_dtype) for name in self.outputs}
+    if strange := [name for name, dtype in dtypes.items() if dtype.kind == "c"]:
+      raise ValueError(f"output {strange[0]!r} is {dtypes[strange[0]].name}, for which no format of files has a type; return its parts")
+    self._types = {name: (dtype, self.contract.outputs[name]) for name, dtype in dtypes.items()}
+
+  def __call__(self, table: Mapping[str, np.ndarray], faults: cells.Faults | None = None) -> cells.Answer:
+    """Runs rows, in batches of those of one length or of like lengths.
+
+    Args:
+      table: column -> its rows; an object array where they differ, are texts or are missing.
+      faults: rows that are known to be bad.
+    """
+    faults = dict(faults or {})
+    values: dict[str, np.ndarray] = {}
+    for name, sources in self.columns.items():
+      if missing := [source for source in sources if source not in table]:
+        if name in self.contract.needed:
+          raise ValueError(f"there is no column {missing[0]!r} for input {name!r}; name another one by --column {name}=COLUMN")
+        continue  # the mask
+      column = table[sources[0]] if len(sources) == 1 else _side_by_side([table[source] for source in sources])
+      values[name], found = cells.convert(name, column, self._dtypes[name], self.contract.inputs[name])
+      faults = found | faults
+    total = len(next(iter(table.values()))) if table else 0
+    sizes = self._sizes(values, total, faults)
+    good = np.array([i for i in range(total) if i not in faults], int)
+    parts = [part for rows in self._batches(sizes, good) for part in self._run(values, sizes, rows, faults)]
+    done = np.array([i for i in good if i not in faults], int)
+    outputs = {name: self._joined(name, parts, done, total) for name in self.outputs}
+    return cells.Answer(done, outputs, self._types, faults)
+
+  def _sizes(self, values: Mapping[str, np.ndarray], total: int, faults: cells.Faults) -> dict[str, np.ndarray]:
+    """{dimension: its size in each row}; rows in which two inputs disagree become faults."""
+    sizes: dict[str, np.ndarray] = {}
+    for name, array in values.items():
+      for axis, dim in enumerate(self.contract.inputs[name]):
+        if cells.is_fixed(self.contract.inputs[name]):
+          continue
+        found = np.array([0 if row is None else row.shape[axis] for row in array], int)
+        first = sizes.setdefault(f"{name}.{axis}" if dim == "?" else dim, found)
+        for i in np.flatnonzero(found != first):
+          faults.setdefault(int(i), f"dimension {dim} is {first[i]} in one input and {found[i]} in {name!r}")
+    return sizes
+
+  def _batches(self, sizes: Mapping[str, np.ndarray], rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows of one length together, or of like lengths if there is a mask: the shortest first, so that little is padded."""
+    exact = [size for dim, size in sizes.items() if dim != self.contract.padded]
+    keys = [size for dim, size in sizes.items() if dim == self.contract.padded] + exact
+    order = rows[np.lexsort([key[rows] for key in keys])] if keys else rows
+    ends: Any = np.flatnonzero(np.any([np.diff(size[order]) != 0 for size in exact], axis=0)) + 1 if exact and len(order) else []
+    for group in np.split(order, ends):
+      yield from (group[i : i + self.batch_size] for i in range(0, len(group), self.batch_size))
+
+  def _run(
+    self, values: Mapping[str, np.ndarray], sizes: Mapping[str, np.ndarray], rows: np.ndarray, faults: cells.Faults
+  ) -> list[tuple[np.ndarray, dict[str, Any]]]:
+    """[(rows, their outputs)]; of a batch that the model refuses, each half is run alone, until the rows at fault are found."""
+    feeds = {name: self._gathered(name, array, rows) for name, array in values.items()}
+    feeds |= {name: array for name, array in self._defaults.items() if name not in feeds}
+    if (mask := self.contract.mask) and mask not in feeds:
+      lengths = sizes[self.contract.padded][rows]
+      feeds[mask] = (np.arange(lengths.max()) < lengths[:, None]).astype(self._dtypes[mask])
+    try:
+      found = self._function(**{name: tf.constant(x, tf.as_dtype(self._dtypes[name])) for name, x in feeds.items()})
+    except tf.errors.InvalidArgumentError as error:
+      if len(rows) > 1:
+        return [part for half in np.array_split(rows, 2) for part in self._run(values, sizes, half, faults)]
+      faults[int(rows[0])] = f"the model refuses it: {quiet.sentence(error.message)}"
+      return []
+    outputs = {name: found[name].numpy() for name in self.outputs}
+    for name, array in outputs.items():
+      if array.shape[:1] != rows.shape:
+        raise ValueError(f"output {name!r} has the shape {list(array.shape)} for {len(rows)} rows, so it has no batch dimension")
+    return [(rows, {name: self._cut(name, array, sizes, rows) for name, array in outputs.items()})]
+
+  def _gathered(self, name: str, array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    if cells.is_fixed(self.contract.inputs[name]):
+      return array[rows]
+    shape = np.max([array[i].shape for i in rows], axis=0)
+    padded = np.full((len(rows), *shape), b"" if self._dtypes[name].kind == "O" else 0, self._dtypes[name])
+    for place, i in zip(padded, rows, strict=True):
+      place[tuple(map(slice, array[i].shape))] = array[i]
+    return padded
+
+  def _cut(self, name: str, array: np.ndarray, sizes: Mapping[str, np.ndarray], rows: np.ndarray) -> Any:
+    """The rows without what padding added; as one array if all rows have one size."""
+    dims = self.contract.outputs[name]
+    if cells.is_fixed(dims):
+      return array
+    lengths = [sizes[dim][rows] if dim in sizes else None for dim in dims]
+    return [row[tuple(slice(None if size is None else size[i]) for size in lengths)] for i, row in enumerate(array)]
+
+  def _joined(self, name: str, parts: Sequence[tuple[np.ndarray, dict[str, Any]]], rows: np.ndarray, total: int) -> np.ndarray:
+    dtype, dims = self._types[name]
+    fixed = cells.is_fixed(dims)
+    found = np.empty((total, *map(int, dims)), dtype) if fixed else np.empty(total, object)
+    for indices, outputs in parts:
+      if fixed:
+        found[indices] = outputs[name]
+      else:
+        for i, value in zip(indices, outputs[name], strict=True):
+          found[i] = value
+    return found[rows]
+
+
+def _side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
+  if all(column.dtype.kind != "O" for column in columns):
+    return np.stack(columns, axis=1)
+  found = np.empty(len(columns[0]), object)
+  for i, row in enumerate(zip(*columns, strict=True)):
+    found[i] = None if None in row else [cells.parsed(value) for value in row]
+  return found

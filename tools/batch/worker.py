@@ -1,0 +1,123 @@
+"""A worker: takes shards by its standard input and answers on its standard output, a line of JSON each.
+
+The end of its input is its end, in the middle of a shard too, so no worker outlives the command that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jax2tf.tools import quiet
+from jax2tf.tools.batch import formats
+from jax2tf.tools.batch.cells import Answer
+
+# Rows that are read, sorted by length and written together.
+WINDOW = 8192
+
+
+def temporary(path: Path, pid: int) -> Path:
+  """Where a worker writes what it will rename to `path`."""
+  return path.with_name(f".{pid}.writing.{path.name}")
+
+
+def bad_rows(path: Path) -> Path:
+  """Where the rows of a shard are named that were not run."""
+  return path.with_name(f"{path.name}.bad.jsonl")
+
+
+def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -> dict[str, int]:
+  """Writes the outputs of one file beside their place, and renames them when they are whole.
+
+  Raises:
+    ValueError: it cannot be read, or no row of it can be run.
+  """
+  form = formats.of(source)
+  names = [runner.contract.needed[0]] if isinstance(form, formats.Npy) else list(runner.columns)
+  columns = [column for name in names for column in runner.columns[name]]
+  first = done = bad = 0
+  reason = ""
+  with _written(target) as path, _written(bad_rows(target)) as bad_path:
+    writer = form.writer(path)
+    with contextlib.closing(writer), bad_path.open("w", encoding="utf-8") as bad_file:
+      for window in form.read(source, columns, WINDOW):
+        answer: Answer = runner(window.columns, window.faults)
+        writer.write(window.carried, answer)
+        for i in sorted(answer.faults):
+          reason = reason or answer.faults[i]
+          bad_file.write(json.dumps({"row": first + i, "reason": answer.faults[i]}) + "\n")
+        first += len(answer.rows) + len(answer.faults)
+        done += len(answer.rows)
+        bad += len(answer.faults)
+        tell(rows=len(answer.rows), part=window.done)
+    if bad and not done:
+      raise ValueError(f"no row of it can be run; the first {reason}")
+    if not bad:
+      bad_path.unlink()
+  return {"rows": done, "bad": bad}
+
+
+@contextlib.contextmanager
+def _written(target: Path) -> Iterator[Path]:
+  """A file that is there whole or not at all."""
+  path = temporary(target, os.getpid())
+  try:
+    yield path
+    if path.exists():
+      with path.open("rb") as file:
+        os.fsync(file.fileno())
+      path.rename(target)
+    else:
+      target.unlink(missing_ok=True)  # of an earlier attempt
+  finally:
+    path.unlink(missing_ok=True)
+
+
+def main() -> None:
+  """What `supervisor` starts."""
+  lines: queue.Queue[bytes] = queue.Queue()
+  answers = os.fdopen(os.dup(1), "w", buffering=1)
+  os.dup2(2, 1)  # what a model prints is no answer
+
+  def listen() -> None:
+    for line in sys.stdin.buffer:
+      lines.put(line)
+    os._exit(1)
+
+  threading.Thread(target=listen, daemon=True).start()
+
+  def tell(**what: Any) -> None:
+    answers.write(json.dumps(what) + "\n")
+
+  options = json.loads(lines.get())
+  begin = time.monotonic()
+  try:
+    from jax2tf.tools.batch import model  # noqa: PLC0415  (TensorFlow)
+
+    runner = model.Runner(**options)
+  except Exception as error:
+    tell(fatal=_reason(error))
+    return
+  tell(ready=time.monotonic() - begin)
+  while True:
+    source, target = json.loads(lines.get())
+    try:
+      tell(done=run(runner, Path(source), Path(target), tell))
+    except Exception as error:
+      tell(failed=_reason(error))
+
+
+def _reason(error: Exception) -> str:
+  return quiet.sentence(str(error)) if str(error) else type(error).__name__
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,73 @@
+"""`jax2tf batch`: files of rows through a SavedModel."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jax2tf.tools.cli._failures import NO, failures
+from jax2tf.tools.cli._verb import takes_debug
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("model")
+@click.argument("inputs", metavar="FILES...", nargs=-1, required=True)
+@click.argument("directory", metavar="DIR")
+@click.option("--workers", type=click.IntRange(1), help="How many processes; as many as cores if not given.", show_default=False)
+@click.option("--threads", type=click.IntRange(1), default=1, help="Threads of TensorFlow in each process.")
+@click.option("--signature", default="serving_default", help="Which function of the model runs.")
+@click.option("--column", "columns", multiple=True, help="INPUT=COLUMN, or INPUT=A,B,C for columns side by side; may be repeated.")
+@click.option("--output", "outputs", multiple=True, help="An output that is wanted; may be repeated. All if not given.")
+@click.option("--mask", default="", help="The input that says which elements of a padded row count; found by its name if not given.")
+@click.option("--batch_size", type=click.IntRange(1), default=256, help="Rows of one call at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, also of a failure.")
+@takes_debug
+def batch(
+  model: str,
+  inputs: tuple[str, ...],
+  directory: str,
+  workers: int | None,
+  threads: int,
+  columns: tuple[str, ...],
+  as_json: bool,
+  debug: bool,
+  **asked: object,
+) -> int:
+  """Runs every row of FILES (Parquet, TFRecord, CSV, JSON lines or .npy) and writes a file of the same name into DIR for each.
+
+  Columns that are no inputs are carried along. A second run does what is left.
+  """
+  with failures(debug=debug):
+    from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)
+
+    named = dict(map(_column, columns))
+    options = plan.Asked(model=os.path.abspath(model), columns=named, **asked)  # type: ignore[arg-type]
+    with plan.opened(inputs, Path(directory), options) as found:
+      outcome = supervisor.run(found, workers or len(os.sched_getaffinity(0)), threads)
+  value = {"verdict": _verdict(outcome, len(found.shards))} | dataclasses.asdict(outcome)
+  click.echo(json.dumps(value, indent=2) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))
+  return NO if outcome.failed else 0
+
+
+def _column(text: str) -> tuple[str, list[str]]:
+  name, equals, columns = text.partition("=")
+  if not (name and equals and columns):
+    raise ValueError(f"--column={text!r} is not of the form INPUT=COLUMN")
+  return name, columns.split(",")
+
+
+def _verdict(outcome: Any, shards: int) -> str:
+  if not outcome.shards and not outcome.failed:
+    return f"nothing to do: {shards} shards are there"
+  bad = f", {outcome.bad:,} bad ones, which the *.bad.jsonl name" if outcome.bad else ""
+  rate = outcome.rows / max(1e-9, outcome.seconds - outcome.started)
+  return f"{outcome.shards} of {shards} shards, {outcome.rows:,} rows{bad}, {rate:,.0f} rows/s"
+
+
+def _failed(outcome: Any) -> list[str]:
+  return [f"{name} failed three times: {reason}" for name, reason in sorted(outcome.failed.items())]

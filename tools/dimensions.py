@@ -1,0 +1,41 @@
+"""The dimensions of a signature as its manifest writes them, and whether its rows are independent of each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+Dimensions = tuple[str, ...]
+
+
+def of(written: str) -> Dimensions:
+  """f32[b,max(a, 2),784] -> ("b", "max(a, 2)", "784")."""
+  shape = written.partition("[")[2].removesuffix("]")
+  return tuple(dim.strip() for dim in re.split(r",(?![^()]*\))", shape)) if shape else ()
+
+
+def fault(inputs: Mapping[str, Dimensions], outputs: Mapping[str, Dimensions], constraints: Sequence[str]) -> str:
+  """Why rows of several requests cannot be put together: not all have one and the same symbolic size first, or it is elsewhere too."""
+  named = [(f"input {name!r}", dims) for name, dims in inputs.items()] + [(f"output {name!r}", dims) for name, dims in outputs.items()]
+  for what, dims in named:
+    if not dims or not dims[0].isidentifier():
+      return f"{what} is [{','.join(dims)}], which has no batch dimension"
+  first = next((dims[0] for _, dims in named), "")
+  for what, dims in named:
+    if dims[0] != first:
+      return f"{what} is [{','.join(dims)}], and {named[0][0]} begins with {first}"
+    if any(_has(first, dim) for dim in dims[1:]):
+      return f"{what} is [{','.join(dims)}], where the batch dimension is not the first alone"
+  # What is refused alone must be refused among others: a bound from above is the one condition that more rows only tighten.
+  others = [text for text in constraints if _has(first, text) and not re.fullmatch(rf"\s*{first}\s*<=\s*\d+\s*", text)]
+  return f"its rows depend on each other by {others[0]!r}" if first and others else ""
+
+
+def bound(symbol: str, constraints: Sequence[str]) -> int | None:
+  """The largest size that `symbol <= n` allows."""
+  found = [re.fullmatch(rf"\s*{symbol}\s*<=\s*(\d+)\s*", text) for text in constraints]
+  return min((int(match[1]) for match in found if match), default=None)
+
+
+def _has(symbol: str, text: str) -> bool:
+  return re.search(rf"\b{symbol}\b", text) is not None
