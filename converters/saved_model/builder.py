@@ -69,7 +69,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     self.captured_variables: list[tf.Variable] = []
     self.state_variables = self._state.variables if self._state else []
     self.regularization_losses: list[Any] = []
-    self._options = _Untracked((tuple(polymorphic_constraints), with_gradient, idioms))
+    self._options = _Untracked((tuple(polymorphic_constraints), {"with_gradient": with_gradient, "idioms": idioms}))
     self._signatures = _Untracked({})
     self._records = _Untracked({})
     self._functions = _Untracked({})
@@ -166,7 +166,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
         with a leaf of another shape or dtype.
     """
     state = self._checked_state(batching) if stateful else None
-    constraints, with_gradient, idioms = self._options.value
+    constraints, options = self._options.value
     arguments = Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
     constraints = arguments.concerned_by(constraints)
     check_order(fun, list(inputs), ["params", *["state"] * stateful])
@@ -182,7 +182,6 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
     layout = self._layout.value
     pure = layout.of_stored(state.layout.of_stored(fun) if state else fun)
-    options: dict[str, Any] = {"with_gradient": with_gradient, "idioms": idioms}
     converted = jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **options)
 
     def of_parameters(*args: Any) -> Any:
@@ -309,7 +308,6 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
   def manifest(self) -> manifest.Manifest:
     """What the SavedModel will say of itself."""
-    with_gradient = self._options.value[1]
     paths = sorted(self.parameters)
     # TF 2.21: NumPy cannot look at the memory of a scalar tensor of bfloat16 or float8.
     values = [v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.__getitem__, paths)]
@@ -318,7 +316,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       constraints=list(self.polymorphic_constraints),
       parameters={path: str(Spec.of(value)) for path, value in zip(paths, values, strict=True)},
       weights=manifest.hash_of_arrays(parameters.with_progress(values, "hash of the parameters")),
-      with_gradient=with_gradient,
+      with_gradient=self._options.value[1]["with_gradient"],
       state=self._state.specs() if self._state else {},
       state_values=manifest.hash_of_arrays(v.numpy() for v in self.state_variables) if self._state else "",
     )
@@ -349,8 +347,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError("the model has a state, and no signature takes it: add(..., stateful=True), or leave out the state")
     publish.check_version(Path(path), version, overwrite)  # before the work, and once more after it
     requests = warmup.prepared(warmup_requests, self.signatures, [name for name, record in self.records.items() if record.stateful])
-    with_gradient = self._options.value[1]
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=with_gradient)
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=self._options.value[1]["with_gradient"])
     with stages.stage("save"), publish.beside(Path(path)) as written:
       tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
       self.manifest().write(written)
@@ -378,8 +375,7 @@ def save(
   Arguments, result and errors are those of `Model`, `Model.add` and `Model.save`.
   """
   publish.check_version(Path(path), version, overwrite)
-  options: dict[str, Any] = {"with_gradient": with_gradient, "idioms": idioms}
-  model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, **options)
+  model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
   return model.save(path, version=version, overwrite=overwrite, warmup_requests=warmup_requests)
 

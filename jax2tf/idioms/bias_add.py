@@ -40,7 +40,7 @@ def bias_add(flow: Dataflow, eqn: Any) -> Equations | None:
   if out.aval.dtype not in _DTYPES or len(shape) < 2:
     return None
   for value, broadcast in (eqn.invars, eqn.invars[::-1]):
-    bias = _vector(flow, broadcast, shape[-1])
+    bias = vector(flow, broadcast, shape[-1])
     if bias is None or not same(value.aval.shape, shape):
       continue
     if (product := flow.sole(value, P.dot_general_p, P.conv_general_dilated_p, conv_of_reversed_p)) is None:
@@ -52,7 +52,7 @@ def bias_add(flow: Dataflow, eqn: Any) -> Equations | None:
   return None
 
 
-def _vector(flow: Dataflow, atom: Any, size: Any) -> Any:
+def vector(flow: Dataflow, atom: Any, size: Any) -> Any:
   """The f32[n] that `atom` repeats along all dimensions but the last, or None."""
   while (eqn := flow.maker(atom, P.broadcast_in_dim_p, P.reshape_p)) is not None:
     operand = eqn.invars[0]

@@ -167,16 +167,18 @@ def _padded(ctx: RuleContext, x: tf.Tensor, padding: Sequence[tuple[Any, Any]], 
   return tf.pad(x, pairs, constant_values=scalar(value, x))
 
 
-def max_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: int) -> tf.Tensor | None:
+def max_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: int, *, plain: bool = False) -> tf.Tensor | None:
   """The maxima of the windows, or with sign -1 their minima; None if TensorFlow cannot pool like this.
 
   TF 2.21: MaxPool on CPU passes over NaN, and takes the least finite number for a window of nothing but -inf. A second one,
-  over what kind of number stands where, tells which windows are such.
+  over what kind of number stands where, tells which windows are such; not if it is to be `plain`.
   """
   images = Images.of(axes, operand.dtype)
   if images is None:
     return None
   x, attributes = images.padded(ctx, images.seen(operand if sign > 0 else -operand), float("-inf"))
+  if plain:
+    return images.pooled(ctx, tf.raw_ops.MaxPool(input=x, **attributes))
   zero, one = scalar(0, x), scalar(1, x)
   kinds = tf.where(tf.math.is_nan(x), scalar(2, x), tf.where(tf.equal(x, scalar(float("-inf"), x)), zero, one))
   y, kind = (tf.raw_ops.MaxPool(input=z, **attributes) for z in (x, kinds))
@@ -201,15 +203,11 @@ def max_pool_gradient(ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, a
   return images.back(gradient)
 
 
-def sum_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis]) -> tf.Tensor | None:
-  """The sums of the windows as means times their size; None if TensorFlow cannot pool like this."""
+def mean_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis]) -> tf.Tensor | None:
+  """The means of the windows, of halves in float32; None if TensorFlow cannot pool like this."""
   images = Images.of(axes, operand.dtype)
   if images is None or not images.is_explicit:
     return None
   wide = tf.cast(operand, tf.float32) if operand.dtype in HALF else operand
   x, attributes = images.padded(ctx, images.seen(wide), 0.0)
-  size = 1
-  for axis in axes:
-    size *= axis.window
-  means = tf.raw_ops.AvgPool(value=x, **attributes)
-  return tf.cast(images.pooled(ctx, means * size), operand.dtype)
+  return images.pooled(ctx, tf.raw_ops.AvgPool(value=x, **attributes))

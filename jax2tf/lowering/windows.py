@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,19 +17,19 @@ from jax import lax
 from jax2tf.context import RuleContext
 from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._movement import any_dtype, is_zero
-from jax2tf.lowering._pooling import Axis, max_pool, sum_pool, whole_axes, window_axes
+from jax2tf.lowering._pooling import Axis, max_pool, mean_pool, whole_axes, window_axes
 from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
 from jax2tf.registry import lowers
 
 
 @lowers(P.reduce_window_max_p)
 @any_dtype
-def _reduce_window_max(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) -> tf.Tensor:
-  """operand f32[b,h,w,c] -> f32[b,h',w',c], the maxima; what is outside does not count."""
+def _reduce_window_max(ctx: RuleContext, operand: tf.Tensor, *, plain: bool = False, **geometry: Any) -> tf.Tensor:
+  """operand f32[b,h,w,c] -> f32[b,h',w',c], the maxima; what is outside does not count. `plain` is MaxPool alone, for a fused idiom."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   if operand.dtype != tf.bool and (whole := whole_axes(axes)):
     return tf.reduce_max(operand, whole, keepdims=True)
-  pooled = max_pool(ctx, operand, axes, 1)
+  pooled = max_pool(ctx, operand, axes, 1, plain=plain)
   return _by_monoid(ctx, operand, axes, lax.max, -np.inf) if pooled is None else pooled
 
 
@@ -45,13 +46,16 @@ def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
 
 @lowers(P.reduce_window_sum_p)
 @any_dtype
-def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) -> tf.Tensor:
-  """operand f32[b,h,w,c] -> f32[b,h',w',c], the sums."""
+def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, *, mean: bool = False, **geometry: Any) -> tf.Tensor:
+  """operand f32[b,h,w,c] -> f32[b,h',w',c], the sums, or with `mean`, for a fused idiom, the means."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
+  size = math.prod(axis.window for axis in axes)
   if whole := whole_axes(axes):
-    return tf.reduce_sum(operand, whole, keepdims=True)
-  pooled = sum_pool(ctx, operand, axes)
-  return _by_monoid(ctx, operand, axes, lax.add, 0) if pooled is None else pooled
+    return (tf.reduce_mean if mean else tf.reduce_sum)(operand, whole, keepdims=True)
+  if (means := mean_pool(ctx, operand, axes)) is not None:
+    return tf.cast(means if mean else means * size, operand.dtype)
+  total = _by_monoid(ctx, operand, axes, lax.add, 0)
+  return total / size if mean else total
 
 
 @lowers(P.reduce_window_p)

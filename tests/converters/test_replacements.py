@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from jax2tf.converters import onnx, tfjs, tflite
 from jax2tf.converters.comparison import answers, calls
-from jax2tf.converters.export import registry
+from jax2tf.converters.export import registry, replay
 from jax2tf.converters.export.source import Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE as ONNX
 from jax2tf.converters.saved_model.manifest import SignatureRecord
@@ -116,3 +116,12 @@ def test_replacements_equal_tensorflow(target: str, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("target", TABLES)
 def test_every_replacement_has_a_row(target: str) -> None:
   assert OPS[target] - {row.op for row in ROWS} - _STRUCTURE - LEFT_OUT[target].keys() == set()
+
+
+@pytest.mark.parametrize(("epsilon", "divides"), [(1e-6, False), (0.0, True), (-1e-6, True)])
+def test_litert_divides_by_no_variance(epsilon: float, divides: bool) -> None:
+  def normalized(x: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {"y": tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + epsilon)}
+
+  function = tf.function(normalized, autograph=False).get_concrete_function(x=tf.TensorSpec([2, 3], name="x"))
+  assert ("RealDiv" in [op.type for op in replay.frozen(function, TFLITE).graph.get_operations()]) == divides

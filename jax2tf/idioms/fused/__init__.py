@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr, Primitive
 
 from jax2tf.idioms._dataflow import Dataflow
 from jax2tf.idioms.fused._inline import inlined
-from jax2tf.idioms.fused._primitives import Idiom
+from jax2tf.idioms.fused._primitives import ELEMENTWISE, Idiom
 from jax2tf.idioms.fused._template import Templates
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced
 
@@ -26,11 +26,12 @@ _BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
 @functools.cache
 def _tables() -> Sequence[Mapping[Primitive, Sequence[Idiom]]]:
   """The idioms by the primitive of the last equation: those that hold others first. Made when asked for, because templates are traced."""
-  from jax2tf.idioms.fused import activations, batch_norm, gelu, hard_swish, layer_norm, softmax  # noqa: PLC0415  (slow to import)
+  from jax2tf.idioms.fused import activations, batch_norm, gelu, hard_swish, layer_norm, pooling, products, softmax  # noqa: PLC0415  (slow to import)
 
   passes: Sequence[Sequence[tuple[Primitive, Idiom]]] = (
-    (*gelu.IDIOMS, *hard_swish.IDIOMS, *softmax.IDIOMS, *layer_norm.IDIOMS, *batch_norm.IDIOMS),
+    (*gelu.IDIOMS, *hard_swish.IDIOMS, *softmax.IDIOMS, *layer_norm.IDIOMS, *batch_norm.IDIOMS, *pooling.IDIOMS),
     activations.IDIOMS,
+    [(primitive, products.flattened) for primitive in ELEMENTWISE],
   )
   return [{root: [idiom for of, idiom in idioms if of is root] for root, _ in idioms} for idioms in passes]
 

@@ -18,6 +18,9 @@ from jax2tf.registry import lowers
 # TensorFlow's composite ops of halves round once less than JAX's equations.
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
+# Those that a reshape may come after as well as before.
+ELEMENTWISE: list[Primitive] = []
+
 # What JAX computes, and which primitive stands for it: (flow, equation that gives the result, templates) -> equations, or None.
 Idiom = Callable[[Dataflow, Any, Templates], Equations | None]
 
@@ -29,6 +32,7 @@ def fused(
   tangent: Callable[..., Any] | None = None,
   vectors: int = 0,
   holes: Sequence[str] = (),
+  elementwise: bool = True,
 ) -> Sequence[tuple[Primitive, Idiom]]:
   """[(the primitive of the last equation, the idiom)], one for each template.
 
@@ -39,12 +43,12 @@ def fused(
     tangent: (result, operands, their tangents) -> tangent of the result, in JAX; by default that of the template.
     vectors: how many there are.
     holes: names of the numbers, which the template uses in this order.
+    elementwise: whether a reshape may come after it as well.
   """
-  return [_one(name, template, op, tangent, vectors, tuple(holes)) for template in templates]
+  return [_one(composite(name, template, op, tangent, elementwise=elementwise), template, vectors, tuple(holes)) for template in templates]
 
 
-def _one(name: str, template: Any, op: Any, tangent: Any, vectors: int, holes: tuple[str, ...]) -> tuple[Primitive, Idiom]:
-  primitive = composite(name, template, op, tangent)
+def _one(primitive: Primitive, template: Any, vectors: int, holes: tuple[str, ...]) -> tuple[Primitive, Idiom]:
   last, find = finding(template, vectors=vectors, holes=len(holes))
 
   def idiom(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
@@ -72,7 +76,9 @@ def finding(template: Callable[..., Any], *, vectors: int = 0, holes: int = 0) -
   return rough.eqns[-1].primitive, find
 
 
-def composite(name: str, definition: Callable[..., Any], op: Callable[..., Any], tangent: Callable[..., Any] | None = None) -> Primitive:
+def composite(
+  name: str, definition: Callable[..., Any], op: Callable[..., Any], tangent: Callable[..., Any] | None = None, *, elementwise: bool = False
+) -> Primitive:
   """A primitive, whose result is like its first operand: JAX's definition, TensorFlow's op, and the tangent as `fused` has it."""
   primitive = Primitive(name)
   primitive.def_abstract_eval(lambda operand, *others, **params: operand.update(weak_type=False))
@@ -86,6 +92,8 @@ def composite(name: str, definition: Callable[..., Any], op: Callable[..., Any],
     return result, jax.jvp(lambda *operands: definition(*operands, *params.values()), tuple(primals), moves)[1]
 
   ad.primitive_jvps[primitive] = jvp
+  if elementwise:
+    ELEMENTWISE.append(primitive)
   return primitive
 
 

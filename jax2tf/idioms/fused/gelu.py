@@ -19,14 +19,10 @@ _erfc = functools.partial(jax.nn.gelu, approximate=False)
 
 
 def _tanh_of(x: tf.Tensor) -> tf.Tensor:
-  return tf.tanh(tf.constant(math.sqrt(2 / math.pi), x.dtype) * (x + tf.constant(0.044715, x.dtype) * tf.pow(x, tf.constant(3, x.dtype))))
+  return tf.tanh(math.sqrt(2 / math.pi) * (x + tf.cast(0.044715, x.dtype) * tf.pow(x, 3)))
 
 
-def _erf_of(x: tf.Tensor) -> tf.Tensor:
-  return tf.math.erf(x / tf.constant(math.sqrt(2), x.dtype))
-
-
-# In both gradients Grappler has the tanh and the erf of the forward pass: the ops are the same.
+# Grappler has the tanh of the forward pass here: the ops are the same.
 def _tanh_grad_in_tf(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   tanh, c = _tanh_of(x), math.sqrt(2 / math.pi)
   slope = (c / 2 + (1.5 * 0.044715 * c) * tf.square(x)) * x
@@ -34,7 +30,8 @@ def _tanh_grad_in_tf(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _erf_grad_in_tf(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  return g * (0.5 * (1 + _erf_of(x)) + x * tf.exp(-0.5 * tf.square(x)) * tf.constant(1 / math.sqrt(2 * math.pi), x.dtype))
+  cdf = 0.5 * tf.math.erfc(-x * math.sqrt(0.5))
+  return g * (cdf + x * tf.exp(-0.5 * tf.square(x)) * (1 / math.sqrt(2 * math.pi)))
 
 
 def _of(gelu: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,12 +52,15 @@ def _erf_times(x: jax.Array) -> jax.Array:
 
 IDIOMS = [
   *fused(
-    "gelu", _tanh, op=lambda x: 0.5 * x * (1 + _tanh_of(x)), tangent=lambda result, operands, tangents: _tanh_grad(*tangents, *operands)
+    "gelu",
+    _tanh,
+    op=functools.partial(tf.nn.gelu, approximate=True),
+    tangent=lambda result, operands, tangents: _tanh_grad(*tangents, *operands),
   ),
   *fused(
     "gelu",
     *(_erfc, _erf, _erf_times),
-    op=lambda x: 0.5 * x * (1 + _erf_of(x)),
+    op=functools.partial(tf.nn.gelu, approximate=False),
     tangent=lambda result, operands, tangents: _erf_grad(*tangents, *operands),
   ),
 ]

@@ -29,7 +29,12 @@ def _tangent_of_log(result: Any, operands: Any, tangents: Any) -> Any:
 
 IDIOMS = [
   *fused(
-    "softmax", jax.nn.softmax, _by_hand, op=tf.nn.softmax, tangent=lambda result, operands, tangents: _softmax_grad(*tangents, result)
+    "softmax",
+    jax.nn.softmax,
+    _by_hand,
+    op=tf.nn.softmax,
+    elementwise=False,
+    tangent=lambda result, operands, tangents: _softmax_grad(*tangents, result),
   ),
-  *fused("log_softmax", jax.nn.log_softmax, op=tf.nn.log_softmax, tangent=_tangent_of_log),
+  *fused("log_softmax", jax.nn.log_softmax, op=tf.nn.log_softmax, elementwise=False, tangent=_tangent_of_log),
 ]
