@@ -17,12 +17,13 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
-from jax2tf.idioms import bias_add, broadcasts, conv_gradient, moves, products
+from jax2tf.idioms import bias_add, broadcasts, conv_gradient, loop_hoist, loop_rows, moves, products
 from jax2tf.idioms._dataflow import Dataflow, Equations
 
 Idiom = Callable[[Dataflow, Any], Equations | None]
 
-_TABLES: Sequence[Mapping[Any, Idiom]] = (moves.IDIOMS, products.IDIOMS, conv_gradient.IDIOMS, bias_add.IDIOMS, broadcasts.IDIOMS)
+_MODULES = (moves, products, conv_gradient, bias_add, broadcasts, loop_rows, loop_hoist)
+_TABLES: Sequence[Mapping[Any, Idiom]] = [module.IDIOMS for module in _MODULES]
 _IDIOMS: dict[Primitive, list[Idiom]] = {
   primitive: [table[primitive] for table in _TABLES if primitive in table] for table in _TABLES for primitive in table
 }

@@ -65,12 +65,14 @@ def sliced(ctx: RuleContext, x: tf.Tensor, shape: Sequence[Any], begin: Sequence
   if not shape:
     return x
   starts = [b if isinstance(b, tf.Tensor) else ctx.dim(b) for b in begin]
-  # -1 is "to the end", so that most slices need no size that only the graph knows.
-  counts = [-1 if not isinstance(b, tf.Tensor) and b + size == n else size for b, size, n in zip(begin, sizes, shape, strict=True)]
+  # -1 is "to the end", so that most slices need no size that only the graph knows. Known ones are said: where another start is a
+  # tensor, XLA does not know any start, and TF 2.21 then pads and masks all that -1 leaves open.
+  ends = [not isinstance(b, tf.Tensor) and b + size == n for b, size, n in zip(begin, sizes, shape, strict=True)]
+  counts = [-1 if end and not isinstance(size, int) else size for end, size in zip(ends, sizes, strict=True)]
   if len(shape) <= 8:
     return tf.slice(x, starts, ctx.shape(counts))
-  for axis, (start, count) in enumerate(zip(starts, counts, strict=True)):
-    if not (count == -1 and isinstance(start, int) and start == 0):
+  for axis, (start, end) in enumerate(zip(starts, ends, strict=True)):
+    if not (end and isinstance(start, int) and start == 0):
       # TF 2.21: Slice on CPU stops at 8 dimensions, Gather has no limit.
       x = tf.gather(x, start + tf.range(ctx.dim(sizes[axis])), axis=axis)
   return x

@@ -15,7 +15,7 @@ from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.jaxprs import ClosedJaxpr, replaced
 
-_ELEMENTWISE = {
+ELEMENTWISE = {
   *(P.add_p, P.sub_p, P.mul_p, P.div_p, P.max_p, P.min_p, P.neg_p, P.sign_p, P.abs_p, P.integer_pow_p, P.square_p, P.sqrt_p, P.rsqrt_p),
   *(P.exp_p, P.sin_p, P.cos_p, P.tanh_p, P.logistic_p, P.eq_p, P.ne_p, P.lt_p, P.le_p, P.gt_p, P.ge_p, P.convert_element_type_p),
   _jax_compat.optional_primitive("one_minus_square_p"),  # JAX 0.12
@@ -61,7 +61,7 @@ def _late(jaxpr: Any, n_carry: int, xs: Sequence[Any]) -> list[Any]:
   if any(isinstance(v, Literal) for v in jaxpr.outvars):
     return []
   carried, results = jaxpr.outvars[:n_carry], set(jaxpr.outvars[n_carry:])
-  late = {id(eqn): eqn for eqn in jaxpr.eqns if eqn.primitive in _ELEMENTWISE and _keeps_shape(eqn)}
+  late = {id(eqn): eqn for eqn in jaxpr.eqns if eqn.primitive in ELEMENTWISE and _keeps_shape(eqn)}
   size = len(late) + 1
   while len(late) < size:  # what is not late makes others wait, and these keep others from being late
     size, waited_for = len(late), set(carried)

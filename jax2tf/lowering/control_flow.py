@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical
-from jax2tf.jaxprs import ClosedJaxpr, closed, inner_jaxprs
+from jax2tf.jaxprs import ClosedJaxpr, closed, equations, inner_jaxprs
 from jax2tf.lowering._scans import split
 from jax2tf.registry import lowers
 
@@ -126,7 +127,7 @@ def _scan(
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
   body = closed(jaxpr)
-  if not n_carry and _is_scalar(body):
+  if xs and not n_carry and _is_scalar(body):
     return list(ctx.lower_fun(functools.partial(_mapped, body, n_consts), *operands))
 
   def step_of(body: ClosedJaxpr, carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
@@ -135,9 +136,10 @@ def _scan(
 
   size = ctx.dim(length)
   if isinstance(size, int) and size <= max(1, int(unroll)):
-    return _unrolled(ctx, functools.partial(step_of, body), size, reverse, carry, xs)
+    return [*itertools.chain(*_unrolled(ctx, functools.partial(step_of, body), size, reverse, carry, xs))]
   lean, finish = split(body, n_carry, n_consts + n_carry)
-  results = _scan_loop(ctx, functools.partial(step_of, lean), size, reverse, carry, xs, lean.out_avals[n_carry:])
+  turn = _steps_of_a_turn(lean, size, int(unroll)) if isinstance(size, int) else 1
+  results = _scan_loop(ctx, functools.partial(step_of, lean), size, turn, reverse, carry, xs, lean.out_avals[n_carry:])
   return [*results[:n_carry], *finish(ctx, xs, results[n_carry:])]
 
 
@@ -155,60 +157,79 @@ def _mapped(body: ClosedJaxpr, n_consts: int, *operands: Any) -> Any:
   return jax.vmap(jaxpr_as_fun(body), [None] * n_consts + [0] * (len(operands) - n_consts))(*operands)
 
 
+# The equations that a turn of a loop has at most, where it makes several steps; and those that become many ops each.
+_TURN = 40
+_LARGE = {P.scan_p, P.while_p, P.random_split_p, P.random_bits_p, P.random_fold_in_p, P.random_gamma_p}
+
 Step = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], tuple[Tensors, Tensors]]
 
 
-def _unrolled(ctx: RuleContext, step: Step, size: int, reverse: bool, carry: Sequence[tf.Tensor], xs: Sequence[tf.Tensor]) -> Tensors:
+def _unrolled(
+  ctx: RuleContext, step: Step, size: int, reverse: bool, carry: Sequence[tf.Tensor], xs: Sequence[tf.Tensor]
+) -> tuple[Sequence[tf.Tensor], Tensors]:
   """The steps one after another, without a loop; also the scan over nothing."""
-  rows = []
+  rows, columns = [], [tf.unstack(x, size) if size else [] for x in xs]
   for i in reversed(range(size)) if reverse else range(size):
-    carry, ys = step(carry, [x[i] for x in xs])
+    carry, ys = step(carry, [x[i] for x in columns])
     rows.append(ys)
   if reverse:
     rows.reverse()
   if rows:
-    return [*carry, *(tf.stack(column) for column in zip(*rows, strict=True))]
+    return carry, [tf.stack(column) for column in zip(*rows, strict=True)]
   empty = [physical(aval) for aval in ctx.avals_out[len(carry) :]]
-  return [*carry, *(tf.zeros(ctx.shape(shape), dtype) for shape, dtype in empty)]
+  return carry, [tf.zeros(ctx.shape(shape), dtype) for shape, dtype in empty]
+
+
+def _steps_of_a_turn(body: ClosedJaxpr, size: int, unroll: int) -> int:
+  """How many steps one turn of the loop makes: TensorFlow's own work for a turn, some 20 nodes, is more than that of a few equations."""
+  eqns = [eqn.primitive for eqn, _ in equations(body)]
+  most = unroll if unroll > 1 else 1 if _LARGE.intersection(eqns) else _TURN // max(1, len(eqns))
+  return max((n for n in range(4, min(most, size // 2) + 1) if size % n == 0), default=1)
 
 
 def _scan_loop(
   ctx: RuleContext,
   step: Step,
   size: int | tf.Tensor,
+  turn: int,
   reverse: bool,
   carry: Sequence[tf.Tensor],
   xs: Sequence[tf.Tensor],
   row_avals: Sequence[Any],
 ) -> Tensors:
-  """A While with a counter; rows are read from and written to TensorArrays."""
-  inputs = [_rows(ctx, x, size) for x in xs]
-  outputs = [tf.TensorArray(dtype, size, element_shape=ctx.dimensions.static_shape(shape)) for shape, dtype in map(physical, row_avals)]
+  """A While with a counter; rows, or blocks of those of one turn, are read from and written to TensorArrays."""
+  turns = size if turn == 1 else size // turn
+  block = [] if turn == 1 else [turn]
+  inputs = [_rows(ctx, x, turns, block) for x in xs]
+  rows = [physical(aval) for aval in row_avals]
+  outputs = [tf.TensorArray(dtype, turns, element_shape=[*block, *ctx.dimensions.static_shape(shape)]) for shape, dtype in rows]
 
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
-    row = size - 1 - i if reverse else i
-    carry, ys = step(carry, [read(row) for read in inputs])
+    row = turns - 1 - i if reverse else i
+    x = [read(row) for read in inputs]
+    carry, ys = _unrolled(ctx, step, turn, reverse, carry, x) if block else step(carry, x)
     return i + 1, tuple(carry), tuple(o.write(row, y) for o, y in zip(outputs, ys, strict=True))
 
   shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in ctx.avals_out[: len(carry)]]
   _, carry, outputs = tf.while_loop(
-    lambda i, *_: i < size,
+    lambda i, *_: i < turns,
     body,
     (tf.constant(0), tuple(carry), tuple(outputs)),
     shape_invariants=(tf.TensorShape([]), tuple(shapes), tuple(tf.TensorShape(None) for _ in outputs)),
   )
-  stacks = [o.stack() for o in outputs]
-  ctx.notes.stacked.update((y.op, o.flow) for y, o in zip(stacks, outputs, strict=True))
+  stacks = [o.stack() if turn == 1 else ctx.reshape(o.stack(), [size, *shape]) for o, (shape, _) in zip(outputs, rows, strict=True)]
+  ctx.notes.stacked.update((y.op, (block, o.flow)) for y, o in zip(stacks, outputs, strict=True))
   return [*carry, *stacks]
 
 
-def _rows(ctx: RuleContext, x: tf.Tensor, size: int | tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-  """f32[n,...] -> its rows by number; where a loop of this graph has stacked it, as it does residuals, they are as they were."""
+def _rows(ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[int]) -> Callable[[tf.Tensor], tf.Tensor]:
+  """f32[n,...] -> its rows, or blocks of rows, by number; where a loop of this graph has stacked it so, as residuals, as they were."""
   op = x.op
   while op.type in ("Identity", "StopGradient"):
     op = op.inputs[0].op
-  rows = ctx.notes.stacked.get(op)
-  if rows is None or op.graph is not _tf_compat.current_graph():
-    return tf.TensorArray(x.dtype, size).unstack(x).read
-  shape = [-1 if n is None else n for n in x.shape[1:]]
+  stacked, rows = ctx.notes.stacked.get(op, (block, None))
+  if rows is None or stacked != block or op.graph is not _tf_compat.current_graph():
+    x = tf.reshape(x, tf.concat([[turns, *block], tf.shape(x)[1:]], 0)) if block else x
+    return tf.TensorArray(x.dtype, turns).unstack(x).read
+  shape = [*block, *(-1 if n is None else n for n in x.shape[1:])]
   return lambda i: tf.raw_ops.TensorListGetItem(input_handle=rows, index=i, element_shape=shape, element_dtype=x.dtype)
