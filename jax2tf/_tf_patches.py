@@ -19,6 +19,7 @@ from tensorflow.python.saved_model import save as _save
 
 from jax2tf._tf_compat import EFFECTS, GRADIENT, with_derivatives
 from jax2tf._tf_effects import as_raised, say_in_tensorflow
+from jax2tf._tf_sharing import share_constants
 
 # The zeros that stand for no cotangent, by id. Eager zeros are kept by TensorFlow for each shape and dtype, and given to nobody else.
 _missing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -105,6 +106,9 @@ class _Saved:
     return f"{result if result.startswith(f'{op}_') else op}:{index}"
 
 
+# The names of ops that the gradient functions of a file know, which so stay; those of other files do no harm.
+_CAPTURED: set[str] = set()
+
 _traced = _save._trace_gradient_functions
 
 
@@ -154,6 +158,7 @@ def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gr
         place = of.outer_graph
       if of is not None and not isinstance(outer, tf.__internal__.EagerTensor):
         view.add_capture_and_node(capture, _save._CapturedTensor(of.saved_name(outer), of.name))
+        _CAPTURED.add(of.saved_name(outer).partition(":")[0])
       elif outer in view.captured_tensor_node_ids:
         view.captured_tensor_node_ids[capture] = view.captured_tensor_node_ids[outer]
       else:
@@ -171,8 +176,9 @@ _verified = _save._verify_ops
 
 @functools.wraps(_verified)
 def _verify_ops(graph_def: Any, namespace_whitelist: Any) -> None:
-  """Has TensorFlow print what we do, and refuses our other callbacks; TensorFlow calls it with what it is about to write."""
+  """Has TensorFlow print what we do, refuses our other callbacks, shares constants; TensorFlow calls it with what it is about to write."""
   say_in_tensorflow(graph_def)
+  share_constants(graph_def, _CAPTURED)
   _verified(graph_def, namespace_whitelist)
 
 

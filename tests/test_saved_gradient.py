@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 import jax2tf
 from tests.test_gradient import FUNCTIONS, X, forever, jax_gradient
@@ -79,3 +81,21 @@ def test_missing_derivatives_are_refused_in_words(found, name, way):
   """XLA, which drops Asserts, says them in the name of an op that it cannot compile."""
   words = REFUSED[name]
   assert (re.sub(r"[^\w.]+", "_", words) if way == "xla" else words) in str(found[f"{name} {way}"])
+
+
+def test_a_file_holds_equal_constants_once(tmp_path):
+  module = tf.Module()
+  module.f = tf.function(
+    jax2tf.convert(lambda x: [jnp.sin(x.reshape(6, 1) + i).reshape(2, 3) for i in range(5)]),
+    autograph=False,
+    input_signature=[tf.TensorSpec([2, 3])],
+  )
+  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  definition = saved_model_pb2.SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
+  for function in definition.meta_graphs[0].graph_def.library.function:
+    if any("jax2tf" in node.name for node in function.node_def):
+      values = [node.attr["value"].SerializeToString(deterministic=True) for node in function.node_def if node.op == "Const"]
+      assert len(values) == len(set(values)) > 1
+  x = tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+  loaded = tf.saved_model.load(str(tmp_path))
+  np.testing.assert_allclose(loaded.f(x)[4], np.sin(x + 4), rtol=1e-6)
