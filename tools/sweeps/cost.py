@@ -22,6 +22,7 @@ from absl import logging
 import jax2tf
 from jax2tf.tools.sweeps import measure
 from jax2tf.tools.sweeps.cost_rows import ROWS, Row
+from jax2tf.tools.sweeps.palette import VERSIONS
 
 _GROWTH = 8
 _WAYS = ("forward", "gradient")
@@ -142,23 +143,23 @@ def _line(row: Row, way: str, numbers: Numbers) -> str:
   return "| " + " | ".join(cells) + " |"
 
 
-def _picture(report: dict[str, Any]) -> None:
+def picture(report: dict[str, Any]) -> None:
   """The ratio at the larger size, a dot for each row and version, forward and gradient."""
   pyplot = measure.pyplot()
   names = [row.name for row in ROWS if any(row.name in section for section in report.values())]
-  figure, panels = pyplot.subplots(1, 2, figsize=(11, 2 + 0.17 * len(names)), layout="constrained", sharey=True)
+  figure, panels = pyplot.subplots(1, 2, figsize=(11, 2 + 0.19 * len(names)), layout="constrained", sharey=True)
   for axes, way in zip(panels, _WAYS, strict=True):
-    for marker, (version, section) in zip("ox+", sorted(report.items()), strict=False):
+    for (colour, marker), (version, section) in zip(VERSIONS, sorted(report.items()), strict=False):
       shown = [(ratio(section[name][way], 1), i) for i, name in enumerate(names) if way in section.get(name, {})]
-      axes.plot(*zip(*shown, strict=True), marker, markersize=4, label=f"JAX {version}") if shown else None
-    axes.axvline(1, color="gray", linewidth=1)
-    axes.axvline(_SLOW, color="gray", linewidth=1, linestyle=":")
-    axes.set(xscale="log", xlabel="TensorFlow's time / JAX's, at the larger size", title=way)
+      axes.plot(*zip(*shown, strict=True), marker, color=colour, markersize=4.5, label=f"JAX {version}") if shown else None
+    axes.axvline(1, color="gray", linewidth=1, label="as fast as JAX")
+    axes.axvline(_SLOW, color="gray", linewidth=1, linestyle=":", label=f"{_SLOW:g} times as long")
+    axes.set(xscale="log", xlabel="time of a call in TensorFlow, in times of JAX's", title=f"{way}, the larger size")
     axes.grid(axis="both", alpha=0.3)
-  panels[0].set_yticks(range(len(names)), names, fontsize=7)
+  panels[0].set_yticks(range(len(names)), names, fontsize=8)
   panels[0].margins(y=0.01)
   panels[0].invert_yaxis()
-  panels[1].legend()
+  figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
   figure.savefig(measure.DOCS / "cost.png", dpi=110)
   pyplot.close(figure)
 
@@ -180,7 +181,7 @@ def main(rows: str, seconds: float) -> None:
         progress.write(_line(row, way, numbers))
       jax.clear_caches()
   finally:  # an interrupted run keeps what it has
-    measure.update("cost", section, [row.name for row in ROWS], _markdown, _picture)
+    measure.update("cost", section, [row.name for row in ROWS], _markdown, picture)
 
 
 if __name__ == "__main__":

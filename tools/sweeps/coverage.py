@@ -40,7 +40,7 @@ def write(rows: Iterable[dict[str, Any]]) -> None:
   report[jax.__version__] = {"primitives": total, "without_rule": missing, "groups": dict(sorted(groups.items()))}
   path.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
   (measure.DOCS / "coverage.md").write_text(_markdown(report))
-  _picture(rows)
+  picture(report)
 
 
 def _markdown(report: dict[str, Any]) -> str:
@@ -83,7 +83,7 @@ def _markdown(report: dict[str, Any]) -> str:
       cells = [_cell(counts.get(way)) for way in ways]
       lines.append(f"| {group} | " + " | ".join(cells) + f" | {units:g}{' (' + why + ')' if why else ''} |")
     lines.append("")
-  return "\n".join([*lines, "![errors by dtype](coverage.png)", ""])
+  return "\n".join([*lines, "![errors of the harness groups](coverage.png)", ""])
 
 
 def _cell(counts: dict[str, float] | None) -> str:
@@ -93,18 +93,20 @@ def _cell(counts: dict[str, float] | None) -> str:
   return f"{counts['pass']:g}/{compared:g}, {counts['worst']:g}" if compared else "-"
 
 
-def _picture(rows: list[dict[str, Any]]) -> None:
-  """The distribution of errors for each dtype."""
+def picture(report: dict[str, Any]) -> None:
+  """The worst error of each group of harnesses, the largest first, a line for each way and a panel for each version."""
   pyplot = measure.pyplot()
-  by_dtype: dict[str, list[float]] = collections.defaultdict(list)
-  for row in rows:
-    if row["status"] == "pass" and row["allowed"] > 0:
-      by_dtype[row["dtype"]].append(max(row["error"], 0.01))
-  names = sorted(by_dtype)
-  figure, axes = pyplot.subplots(figsize=(1 + 0.9 * len(names), 4), layout="constrained")
-  axes.boxplot([by_dtype[name] for name in names], tick_labels=[f"{name}\n{len(by_dtype[name])}" for name in names], whis=(0, 100))
-  axes.set(yscale="log", ylabel="error / machine epsilon (0.01: exact)", title=f"Largest error of each harness, JAX {jax.__version__}")
-  axes.grid(axis="y", alpha=0.3)
+  ways = sorted({way for entry in report.values() for counts in entry["groups"].values() for way in counts})
+  figure, panels = pyplot.subplots(1, len(report), figsize=(6.5 * len(report), 4.4), layout="constrained", sharey=True, squeeze=False)
+  for axes, (version, entry) in zip(panels[0], sorted(report.items()), strict=True):
+    for i, way in enumerate(ways):
+      worst = sorted((counts[way]["worst"] for counts in entry["groups"].values() if way in counts), reverse=True)
+      inexact = [x for x in worst if x > 0]
+      axes.plot(range(1, 1 + len(inexact)), inexact, "o-", color=f"C{i}", markersize=3, label=way)
+    axes.set(yscale="log", title=f"JAX {version}, {len(entry['groups'])} groups", xlabel="groups that are not exact, the worst first")
+    axes.grid(alpha=0.3)
+  panels[0][0].set_ylabel("largest error, in machine epsilons")
+  figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways))
   figure.savefig(measure.DOCS / "coverage.png", dpi=110)
   pyplot.close(figure)
 

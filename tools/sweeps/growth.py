@@ -25,6 +25,7 @@ from jax import lax
 
 import jax2tf
 from jax2tf.tools.sweeps import measure
+from jax2tf.tools.sweeps.palette import COLOURS
 
 _LENGTHS = (300, 3_000, 30_000)
 # By hand the gradient takes TensorFlow's optimiser a time quadratic in the length: 3,000 is enough to see it.
@@ -185,19 +186,21 @@ def _markdown(report: dict[str, Any]) -> str:
   return "\n".join([*lines, "![growth](growth.png)", ""])
 
 
-def _picture(report: dict[str, Any]) -> None:
-  """Seconds over the length of the chain, a panel for each version."""
+def picture(report: dict[str, Any]) -> None:
+  """Seconds over the length of the chain, a panel for each step, a colour for each runtime, a style for each version."""
   pyplot = measure.pyplot()
-  figure, panels = pyplot.subplots(1, len(report), figsize=(6 * len(report), 4), layout="constrained", sharey=True, squeeze=False)
-  for axes, (version, section) in zip(panels[0], sorted(report.items()), strict=True):
-    for who, style in (("ours", "-"), ("hand", ":")):
-      lengths = [n for n in _LENGTHS if _row("chain", who, n) in section]
-      for name, color in (("inference", "C0"), ("gradient", "C1"), ("first run", "C2")):
-        seconds = [section[_row("chain", who, n)][name] for n in lengths]
-        axes.loglog(lengths, seconds, style, color=color, marker="o", label=f"{name}, {'jax2tf' if who == 'ours' else 'by hand'}")
-    axes.set(xlabel="equations", ylabel="seconds", title=f"JAX {version}")
+  steps = {"inference": "to make the graph", "gradient": "to make its gradient", "first run": "to run it the first time"}
+  figure, panels = pyplot.subplots(1, len(steps), figsize=(13, 4.4), layout="constrained", sharey=True)
+  for axes, (step, title) in zip(panels, steps.items(), strict=True):
+    for (version, section), style in zip(sorted(report.items()), ("--", "-"), strict=False):
+      for who, label in (("ours", "jax2tf"), ("hand", "TensorFlow by hand")):
+        lengths = [n for n in _LENGTHS if _row("chain", who, n) in section]
+        seconds = [section[_row("chain", who, n)][step] for n in lengths]
+        axes.loglog(lengths, seconds, style, color=COLOURS[who], marker="o", markersize=5, label=f"{label}, JAX {version}")
+    axes.set(xlabel="equations of the function", title=title)
     axes.grid(alpha=0.3)
-  panels[0][-1].legend()
+  panels[0].set_ylabel("seconds")
+  figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
   figure.savefig(measure.DOCS / "growth.png", dpi=110)
   pyplot.close(figure)
 
@@ -217,7 +220,7 @@ def main(one: str) -> None:
     progress.set_postfix_str(_row(*measurement))
     command = [sys.executable, "-m", "jax2tf.tools.sweeps.growth", f"--one={json.dumps(measurement)}"]
     section[_row(*measurement)] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
-  measure.update("growth", section, _ROWS, _markdown, _picture)
+  measure.update("growth", section, _ROWS, _markdown, picture)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import tqdm
 
 from jax2tf.tools.sweeps import measure
 from jax2tf.tools.sweeps.options import commas
+from jax2tf.tools.sweeps.palette import COLOURS
 
 _SENTENCES = 100
 _BATCHES = (1, 3, 7, 16)  # of sentences, one after another
@@ -103,18 +104,23 @@ def main(only: list[str]) -> None:
 
 
 def picture(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-  """Sizes against errors."""
-  figure, axes = measure.pyplot().subplots(figsize=(8, 4.5), layout="constrained")
-  rows: Mapping[str, Any] = {}
-  for (version, found), marker in zip(report.items(), "osD", strict=False):
-    rows = {name: row for name, row in found.items() if "refused" not in row}
-    sizes, errors = [row["bytes"] / 1e6 for row in rows.values()], [row["max_abs"] for row in rows.values()]
-    axes.scatter(sizes, errors, marker=marker, label=f"JAX {version}")
-  for name, row in rows.items():  # of the newest
-    axes.annotate(name, (row["bytes"] / 1e6, row["max_abs"]), textcoords="offset points", xytext=(5, 4), fontsize=8)
-  axes.set(xlabel="size, MB", ylabel="largest difference from JAX", yscale="log", title=f"MiniLM, {_SENTENCES} sentences")
-  axes.legend()
+  """Sizes against errors of the newest version: a colour for each runtime, a marker for each scheme."""
+  pyplot = measure.pyplot()
+  version, found = max(report.items(), key=lambda item: [int(part) for part in item[0].split(".")])
+  rows = {tuple(f"{name}-none".split("-")[:2]): row for name, row in found.items() if "refused" not in row}
+  markers = dict(zip(dict.fromkeys(scheme for _, scheme in rows), "osD^vP", strict=False))
+  figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+  for (target, scheme), row in rows.items():
+    place = row["bytes"] / 1e6, row["max_abs"]
+    label = TITLES[target] if scheme == "none" else f"{TITLES[target]}, {scheme}"
+    hollow = "none" if target == "tfjs" else COLOURS[target]  # where two lie on each other both are seen
+    axes.plot(*place, markers[scheme], color=COLOURS[target], markerfacecolor=hollow, markersize=8, linestyle="", label=label)
+  axes.set(xlabel="size, MB", ylabel="largest difference from JAX\n(embeddings of length 1)", yscale="log")
+  axes.set_title(f"MiniLM, {_SENTENCES} sentences, JAX {version}")
+  axes.grid(alpha=0.3)
+  figure.legend(loc="outside right center")
   figure.savefig(measure.DOCS / "minilm.png", dpi=120)
+  pyplot.close(figure)
 
 
 def markdown(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:

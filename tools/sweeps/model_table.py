@@ -27,7 +27,7 @@ import tqdm
 
 from jax2tf.converters import verify
 from jax2tf.converters.export.source import ExportError
-from jax2tf.tools.sweeps import measure, runtimes, workers
+from jax2tf.tools.sweeps import measure, palette, runtimes, workers
 from jax2tf.tools.sweeps.options import commas
 
 
@@ -169,7 +169,7 @@ def picture(pairs: Mapping[str, Mapping[tuple[str, str], Row]], names: Sequence[
     figure, panels = pyplot.subplots(1, 2, figsize=(12, 1.5 + 0.26 * len(names)), layout="constrained", sharey=True)
     for shift, (target, (title, _)) in enumerate(runtimes.TARGETS.items()):
       found = [(i + (shift - len(runtimes.TARGETS) / 2) / 10, row) for i, name in enumerate(names) if (row := rows.get((name, target)))]
-      colour = f"C{shift}"
+      colour = palette.COLOURS[target]
       errors = [(max(row.of_tolerance or 0, 1e-5), y) for y, row in found if not row.reason and math.isfinite(row.of_tolerance or 0)]
       panels[0].plot(*(zip(*errors, strict=True) if errors else ([], [])), "o", color=colour, markersize=4, label=title)
       missed = [(3.0, y) for y, row in found if row.reason]
@@ -177,7 +177,7 @@ def picture(pairs: Mapping[str, Mapping[tuple[str, str], Row]], names: Sequence[
       times = [(row.latency, y) for y, row in found if row.latency]
       panels[1].plot(*(zip(*times, strict=True) if times else ([], [])), "o", color=colour, markersize=4)
     panels[0].set(xscale="log", xlabel="largest error, as a share of the tolerance; crosses are misses", title=version)
-    panels[1].set(xscale="log", xlabel="time of a call / jax.jit's", title=version)
+    panels[1].set(xscale="log", xlabel="time of a call, in times of jax.jit's", title=version)
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     panels[0].invert_yaxis()
     for axes in panels:

@@ -22,6 +22,7 @@ from jax.extend.core import jaxprs_in_params
 
 import jax2tf
 from jax2tf.tools.sweeps import measure
+from jax2tf.tools.sweeps.palette import COLOURS
 from jax2tf.tools.sweeps.speed_models import MODELS, Model
 
 _WAYS = ("forward", "value and gradient")
@@ -151,19 +152,19 @@ def line(name: str, way: str, numbers: Numbers) -> str:
   return "| " + " | ".join(cells) + " |"
 
 
-def _picture(report: dict[str, Any]) -> None:
+def picture(report: dict[str, Any]) -> None:
   """For each version a panel: the time of hand-written TensorFlow and of both lowerings over that of jax.jit."""
   pyplot = measure.pyplot()
-  figure, panels = pyplot.subplots(1, len(report), figsize=(6.5 * len(report), 4.2), layout="constrained", sharey=True, squeeze=False)
+  figure, panels = pyplot.subplots(1, len(report), figsize=(6.5 * len(report), 4.6), layout="constrained", sharey=True, squeeze=False)
   for axes, (version, section) in zip(panels[0], sorted(report.items()), strict=True):
     rows = [(f"{re.split('[ ,]', name)[0]}, {way}", numbers["ms"]) for name, ways in section.items() for way, numbers in ways.items()]
     for offset, who, label in ((-0.27, "hand", "hand-written TensorFlow"), (0, "ours", "jax2tf"), (0.27, "native", "jax2tf, native")):
-      axes.barh([i + offset for i in range(len(rows))], [ms[who] / ms["jax"] for _, ms in rows], 0.26, label=label)
-    axes.axvline(1, color="gray", linewidth=1)
+      axes.barh([i + offset for i in range(len(rows))], [ms[who] / ms["jax"] for _, ms in rows], 0.26, color=COLOURS[who], label=label)
+    axes.axvline(1, color=COLOURS["jax"], linewidth=1, label="jax.jit")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.set(xlabel="time / jax.jit's", title=f"JAX {version}")
+    axes.set(xlabel="time of a call, in times of jax.jit's", title=f"JAX {version}")
   panels[0][0].invert_yaxis()
-  panels[0][-1].legend()
+  figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
   figure.savefig(measure.DOCS / "speed.png", dpi=110)
   pyplot.close(figure)
 
@@ -185,7 +186,7 @@ def main(models: str, seconds: float) -> None:
       progress.write(line(model.name, way, numbers))
   finally:  # an interrupted run keeps the models that it finished
     whole = {name: ways for name, ways in section.items() if len(ways) == len(_WAYS)}
-    measure.update("speed", whole, [model.name for model in MODELS], _markdown, _picture)
+    measure.update("speed", whole, [model.name for model in MODELS], _markdown, picture)
 
 
 if __name__ == "__main__":
