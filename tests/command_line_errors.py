@@ -62,10 +62,12 @@ def make(folder: Path) -> None:
   (folder / "edited" / "1" / "assets.extra" / "jax2tf.json").write_text("{}")
 
 
-def run(command: str, folder: Path, without: str | None = None, out: io.StringIO | None = None) -> tuple[int, str]:
+def run(
+  command: str, folder: Path, without: str | None = None, out: io.StringIO | None = None, patience: float = float("inf")
+) -> tuple[int, str]:
   """(exit code, stderr) of a command, without the name of the folder; in this process, for importing TensorFlow takes seconds."""
   said = io.StringIO()
-  patient = mock.patch.object(_progress, "PATIENCE", float("inf"))  # a machine under load has stages of its own to tell of
+  patient = mock.patch.object(_progress, "PATIENCE", patience)  # a machine under load has stages of its own to tell of
   quiet = contextlib.redirect_stdout(out or io.StringIO())
   with patient, quiet, contextlib.redirect_stderr(said), contextlib.chdir(folder), _modules(folder, without):
     try:

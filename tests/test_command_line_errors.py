@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from jax2tf.converters.saved_model import publish
 from jax2tf.tools.cli import _progress
 from tests import command_line_errors as errors
 
@@ -76,6 +78,26 @@ def test_ctrl_c_leaves_nothing(moment: str, folder: Path, monkeypatch: pytest.Mo
   code, said = errors.run(f"{command} --out above/{function}", folder)
   assert (code, said) == (130, "jax2tf convert: interrupted; nothing is left half written\n")
   assert not (folder / "above").exists()
+
+
+@pytest.mark.parametrize(
+  ("stage", "command"),
+  [
+    ("load the function and its parameters", "jax2tf convert slow:predict --input x=f32[b] --out slow"),
+    ("read the graph", "jax2tf inspect model"),
+    ("read the graph", "jax2tf diff model model"),
+    ("wait for the server", "jax2tf query model slow.json --rest 127.0.0.1:{port} --seconds 2"),
+  ],
+)
+def test_what_takes_long_says_its_stage(stage: str, command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(_progress, "_MOMENT", 0.02)
+  (folder / "slow.py").write_text("import time\ntime.sleep(0.2)\ndef predict(params, x):\n  return x\n")
+  (folder / "slow.json").write_text('{"x": 1.0}')
+  read = publish.meta_graph
+  monkeypatch.setattr(publish, "meta_graph", lambda path: (time.sleep(0.2), read(path))[1])
+  with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the request, and answers none
+    said = errors.run(command.format(port=silent.getsockname()[1]), folder, patience=0.0)[1]
+  assert f" s: {stage}" in said
 
 
 def test_stages_are_told_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,8 @@ def inspect(directory: str | Path) -> dict[str, Any]:
     FileNotFoundError: no SavedModel there.
   """
   path = version_directory(directory)
-  graph = publish.meta_graph(path)
+  with stages.stage("read the graph"):
+    graph = publish.meta_graph(path)
   nodes = [*graph.graph_def.node, *(n for f in graph.graph_def.library.function for n in f.node_def)]
   variables = {
     node.variable.name: {

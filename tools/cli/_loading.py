@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from jax2tf.converters import stages
 from jax2tf.converters.saved_model import libraries, notation
 from jax2tf.converters.saved_model.adapted import Adapted, adapted, with_values
 
@@ -70,6 +71,18 @@ def model(
   Raises:
     UsageError: no such thing, or no parameters for a model that has none itself.
   """
+  with stages.stage("load the function and its parameters"):
+    return _model(name, library, params, state_source, inputs, constraints)
+
+
+def _model(
+  name: str,
+  library: str | None,
+  params: str | None,
+  state_source: str | None,
+  inputs: Callable[[], Mapping[str, str]],
+  constraints: Sequence[str],
+) -> Adapted:
   found = attribute(name)
   if library and libraries.library_of(found) is None and callable(found):
     found = _made(found, f"--library={library}: {name}")

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from jax2tf.tools.cli._failures import failures
+from jax2tf.tools.cli._progress import Progress
 from jax2tf.tools.cli._verb import takes_debug
 
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -38,7 +39,8 @@ def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str
   INPUTS is a .npz file with an array for each input, or a .json file, or - for JSON on standard input: an object with a value for each
   input, or a body of the REST API with "inputs" or "instances".
   """
-  with failures(debug=debug):
+  progress = Progress("jax2tf query")
+  with failures(debug=debug), progress.shown():
     given = _read(inputs)
     if options["version"] is not None and options["label"]:
       raise ValueError("--version and --label exclude each other; give one")
@@ -49,7 +51,8 @@ def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str
     tls = {name: options.pop(f"tls_{name}") for name in ("ca", "cert", "key")}
     target = _clients.Target(grpc_address or rest, model, **tls, **options)
     begin = time.monotonic()
-    outputs = (_clients.by_grpc if grpc_address else _clients.by_rest)(target, given)
+    with progress.stage("wait for the server"):
+      outputs = (_clients.by_grpc if grpc_address else _clients.by_rest)(target, given)
     seconds = time.monotonic() - begin
     if out:
       _write(out, outputs)
