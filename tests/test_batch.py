@@ -6,7 +6,10 @@ import csv
 import hashlib
 import json
 import os
+import pickle
+import re
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.batch import cells, contract, formats, model, plan, supervisor, worker
+from jax2tf.tools.batch import cells, contract, engines, formats, model, plan, supervisor, worker
 from jax2tf.tools.cli.main import main
 
 EMBEDDING = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
@@ -89,7 +92,7 @@ def test_formats_bad_rows_and_a_second_run(encoder: str, tmp_path: Path, capsys:
       np.testing.assert_array_equal(tokens.reshape(-1, 3), EMBEDDING[ids])  # without what padding added
       np.testing.assert_allclose(mean, EMBEDDING[ids].mean(0), rtol=1e-6, atol=1e-6)
   assert pq.read_schema(tmp_path / "out" / "empty.parquet") == pq.read_schema(tmp_path / "out" / "p.parquet")
-  assert pq.read_schema(tmp_path / "out" / "p.parquet").field("mean").type == pa.list_(pa.float32(), 3)
+  assert pq.read_schema(tmp_path / "out" / "p.parquet").field("mean").type == pa.list_(pa.float32())
   reasons = [json.loads(line) for line in (tmp_path / "out" / "bad.jsonl.bad.jsonl").read_text().splitlines()]
   assert [row["row"] for row in reasons] == [0, 1, 2, 3]
   for row, words in zip(reasons, ("'ids' has 2.5, which int32 does not hold", "is no JSON", "'ids' is missing", "s<=8"), strict=True):
@@ -239,3 +242,22 @@ def test_one_command_at_a_time_works_in_a_folder(encoder: str, tmp_path: Path) -
     plan.opened(files, tmp_path / "out", asked),
   ):
     pass
+
+
+def test_rows_for_engines(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  """Columns, tables and record batches with the same answers, from an object that was pickled; a bad row is an error."""
+  rows = pickle.loads(pickle.dumps(engines.Rows(encoder, outputs=["mean"])))
+  expected = [EMBEDDING[ids].mean(0) for ids in IDS]
+  table = pa.table({"id": range(len(IDS)), "ids": IDS})
+  ids = np.empty(len(IDS), object)
+  ids[:] = [np.array(row) for row in IDS]
+  np.testing.assert_allclose(rows({"id": np.arange(4), "ids": ids})["mean"], expected, rtol=1e-5, atol=1e-6)
+  together = pa.Table.from_batches(rows.record_batches(table.to_batches(max_chunksize=3)))
+  assert together.column_names == ["id", "mean"]
+  np.testing.assert_allclose(together["mean"].to_pylist(), expected, rtol=1e-5, atol=1e-6)
+  with pytest.raises(ValueError, match="row 1 of a block of 2: 'ids' is missing"):
+    rows.arrow(pa.table({"ids": [[1], None]}))
+  for package, command, name in (("ray.data", "ray[data]", "ray.data"), ("apache-beam", "apache-beam", "apache_beam")):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=re.escape(f"this needs {package}: pip install '{command}'")):
+      engines.engine(name)

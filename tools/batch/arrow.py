@@ -74,9 +74,10 @@ def _arrow(array: np.ndarray, dtype: np.dtype[Any], dims: Sequence[str]) -> Any:
   kind = pa.string() if dtype.kind == "O" else pa.from_numpy_dtype(dtype)
   if dtype.kind != "O" and array.dtype.kind != "O":
     found = pa.array(array.astype(dtype, copy=False).ravel())
-    for size in reversed(array.shape[1:]):
-      found = pa.FixedSizeListArray.from_arrays(found, size)
+    for axis in reversed(range(1, array.ndim)):  # not a FixedSizeList, which Spark 4.3 cannot read
+      rows = int(np.prod(array.shape[:axis], dtype=np.int64))
+      found = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1) * array.shape[axis], pa.int32()), found)
     return found
-  for dim in reversed(dims):
-    kind = pa.list_(kind, int(dim) if dim.isdecimal() else -1)
+  for _ in dims:
+    kind = pa.list_(kind)
   return pa.array([plain(row) for row in array], kind)
