@@ -93,7 +93,7 @@ def test_formats_bad_rows_and_a_second_run(encoder: str, tmp_path: Path, capsys:
       np.testing.assert_allclose(mean, EMBEDDING[ids].mean(0), rtol=1e-6, atol=1e-6)
   assert pq.read_schema(tmp_path / "out" / "empty.parquet") == pq.read_schema(tmp_path / "out" / "p.parquet")
   assert pq.read_schema(tmp_path / "out" / "p.parquet").field("mean").type == pa.list_(pa.float32())
-  reasons = [json.loads(line) for line in (tmp_path / "out" / "bad.jsonl.bad.jsonl").read_text().splitlines()]
+  reasons = [json.loads(line) for line in (tmp_path / "out" / "_bad.jsonl.bad.jsonl").read_text().splitlines()]
   assert [row["row"] for row in reasons] == [0, 1, 2, 3]
   for row, words in zip(reasons, ("'ids' has 2.5, which int32 does not hold", "is no JSON", "'ids' is missing", "s<=8"), strict=True):
     assert words in row["reason"]
@@ -146,7 +146,7 @@ def test_killed_in_the_middle_and_in_a_write(encoder: str, tmp_path: Path, monke
     for folder, name in ((out, "a.jsonl"), (out, "b.jsonl"), (tmp_path, "expected.jsonl"))
   }
   assert len(digests) == 1
-  assert sorted(path.name for path in out.iterdir()) == ["a.jsonl", "b.jsonl", plan.LEDGER]
+  assert sorted(path.name for path in out.iterdir()) == [plan.LEDGER, "a.jsonl", "b.jsonl"]
 
 
 def test_npy_in_and_out(tmp_path: Path) -> None:

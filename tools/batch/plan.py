@@ -14,7 +14,7 @@ from typing import Any
 
 from jax2tf.tools.batch import contract, formats, worker
 
-LEDGER = "jax2tf-batch.json"
+LEDGER = "_jax2tf_batch.json"  # pyarrow and Spark take no file for a part whose name begins so
 _FORMAT = 1
 
 

@@ -30,8 +30,8 @@ def temporary(path: Path, pid: int) -> Path:
 
 
 def bad_rows(path: Path) -> Path:
-  """Where the rows of a shard are named that were not run."""
-  return path.with_name(f"{path.name}.bad.jsonl")
+  """Where the rows of a shard are named that were not run; readers of folders pass over such a name."""
+  return path.with_name(f"_{path.name}.bad.jsonl")
 
 
 def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -> dict[str, int]:

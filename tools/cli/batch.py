@@ -64,7 +64,7 @@ def _column(text: str) -> tuple[str, list[str]]:
 def _verdict(outcome: Any, shards: int) -> str:
   if not outcome.shards and not outcome.failed:
     return f"nothing to do: {shards} shards are there"
-  bad = f", {outcome.bad:,} bad ones, which the *.bad.jsonl name" if outcome.bad else ""
+  bad = f", {outcome.bad:,} bad ones, which the _*.bad.jsonl name" if outcome.bad else ""
   rate = outcome.rows / max(1e-9, outcome.seconds - outcome.started)
   return f"{outcome.shards} of {shards} shards, {outcome.rows:,} rows{bad}, {rate:,.0f} rows/s"
 
