@@ -55,6 +55,7 @@ def convert(
   device_map: Mapping[jax.Device | str, str | None] | None = None,
   keep_shardings: bool = False,
   idioms: str = "exact",
+  dtensor_mesh: Any = None,
   static_argnums: int | Sequence[int] | None = None,
   static_argnames: str | Sequence[str] | None = None,
   max_conversions: int = _MAX_CONVERSIONS,
@@ -95,6 +96,8 @@ def convert(
       effect, and a warning says so. Native serialization always keeps them.
     idioms: "exact" for JAX's values, or "fused" to take TensorFlow's composite ops too, such as Softmax, Relu and FusedBatchNorm, which are
       faster and which other runtimes know; docs/fused.md says what differs: NaN, infinity and rounding.
+    dtensor_mesh: experimental: a mesh of tf.experimental.dtensor, on which sharding annotations become layouts; its axes have the names and
+      sizes of those of JAX's mesh (docs/dtensor.md).
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
     max_conversions: how many combinations of structure, dtypes, (polymorphic) shapes and static values are kept, each with its graphs;
       the least recently used one goes first, and the first to go makes a warning.
@@ -118,7 +121,9 @@ def convert(
     raise ValueError(
       f"native_serialization is not supported with idioms = {idioms!r}: a module holds JAX's own equations; drop one of the two"
     )
-  destination = _destination(platforms, device_map, keep_shardings)
+  destination = _destination(platforms, device_map, keep_shardings, dtensor_mesh)
+  if dtensor_mesh is not None and (keep_shardings or target):
+    raise ValueError("dtensor_mesh makes layouts of sharding annotations, and keep_shardings and native_serialization XLA's; choose one")
   traceable = Traceable.of(fun_jax, static_argnums, static_argnames)
   traces = _TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
   of_refs = BoundedCache(1)
@@ -164,7 +169,8 @@ def convert(
   # AutoGraph would rewrite the user's JAX code along with ours.
   result = tf.autograph.experimental.do_not_convert(converted)
   static = traceable.static_argnums or traceable.static_argnames
-  plain = target is None and idioms == "exact" and not static
+  # TF 2.21: a Mesh that is compared with None raises.
+  plain = target is None and idioms == "exact" and not static and dtensor_mesh is None
   if polymorphic_shapes is None and with_gradient and plain and destination == _destination(None, None, False):
     setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
   return result
@@ -316,7 +322,7 @@ _PLACE = re.compile(r"(cpu|gpu|cuda|rocm|tpu)(:\d+)?|host")
 _TF_DEVICE = re.compile(r"(/job:\w+)?(/replica:\d+)?(/task:\d+)?(/device:|/)?[A-Za-z_]+:\d+")
 
 
-def _destination(platforms: Any, device_map: Any, keep_shardings: bool) -> Destination:
+def _destination(platforms: Any, device_map: Any, keep_shardings: bool, dtensor_mesh: Any = None) -> Destination:
   """Where the graph will run, checked."""
   if platforms is not None:
     _check_platforms("platforms", platforms)
@@ -328,7 +334,7 @@ def _destination(platforms: Any, device_map: Any, keep_shardings: bool) -> Desti
     if device is not None and not (isinstance(device, str) and _TF_DEVICE.fullmatch(device)):
       raise ValueError(f'device_map[{key!r}] = {device!r} is no TensorFlow device, such as "/device:GPU:1"')
     devices[place] = device
-  return Destination(tuple(platforms or ()), devices, keep_shardings)
+  return Destination(tuple(platforms or ()), devices, keep_shardings, dtensor_mesh)
 
 
 def _native_target(

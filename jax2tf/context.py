@@ -17,6 +17,7 @@ from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import tf_dtype
 from jax2tf.errors import Gap, lowering_error
 from jax2tf.jaxprs import ClosedJaxpr
+from jax2tf.placement import dtensors
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.shardings import is_sharded
 
@@ -113,8 +114,13 @@ class RuleContext:
 
   def sharded(self, operand: tf.Tensor, sharding: Any, free: Sequence[int] = ()) -> tf.Tensor:
     """The operand, spread over devices as `sharding` says but for `free` dimensions, where the caller of `convert` asked to keep that."""
-    if not (self.destination.keep_shardings and is_sharded(sharding)):
+    if not (self.destination.spreads and is_sharded(sharding)):
       return operand
+    if (mesh := self.destination.dtensor_mesh) is not None:
+      try:
+        return dtensors.relayout(operand, sharding, mesh, free)
+      except ValueError as error:
+        self.refuse(str(error), "annotate it otherwise, or give convert another dtensor_mesh")
     return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank), free)
 
   def refuse(self, reason: str, advice: str) -> NoReturn:

@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.extend.core.primitives as P
 import tensorflow as tf
 
-from jax2tf import _tf_compat, gradient, interpreter, native
+from jax2tf import _jax_compat, _tf_compat, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.context import scope_name
 from jax2tf.derivative import derivative, differentiable
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
+from jax2tf.errors import Gap, lowering_error
 from jax2tf.interpreter import Lowering
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
@@ -128,14 +130,28 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
       + "\n".join(sorted(missing))
       + "\n  name others with device_map, or with platforms the machine on which the graph will run"
     )
+  if destination.dtensor_mesh is not None and (gaps := [Gap("scan", *_STACKS, where()) for eqn, where in found if _stacks(eqn)]):
+    raise lowering_error(traced.name, gaps)
   spread = dict.fromkeys(where() for eqn, where in found if has_sharding(eqn))
-  if spread and not destination.keep_shardings:
+  if spread and not destination.spreads:
     warnings.warn(
       f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in the graph: convert with keep_shardings=True "
-      "for XlaSharding ops, or natively",
+      "for XlaSharding ops, with dtensor_mesh, or natively",
       UserWarning,
       stacklevel=9,
     )
+
+
+# TF 2.21: "'tf.TensorListStack' op does not implement layout propagation".
+_STACKS = ("DTensor has no layout for what its steps stack", "write each step's row into the carry, or convert without dtensor_mesh")
+
+
+def _stacks(eqn: Any) -> bool:
+  """Whether it is a scan that stacks what its steps give."""
+  if eqn.primitive is not P.scan_p:
+    return False
+  n_carry = _jax_compat.scan_split(*(eqn.params.get(name) for name in ("num_consts", "num_carry", "ft_in")))[1]
+  return len(eqn.outvars) > n_carry
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
 
 def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
   """The results, spread over devices as the equation or their avals say; inside of a call, a loop or a branch that was done."""
-  if not ctx.destination.keep_shardings or inner_jaxprs(eqn):
+  if not ctx.destination.spreads or inner_jaxprs(eqn):
     return results
   said = None if eqn.primitive.multiple_results else eqn.params.get("out_sharding", eqn.params.get("sharding"))
   free = eqn.params.get("unconstrained_dims", ())

@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ),
   ("derivatives", ("jax2tf.derivative", "jax2tf.gradient", "jax2tf.native")),
   ("conversion", ("jax2tf.conversion", "jax2tf.lowering", "jax2tf.survey")),
-  ("functions", ("jax2tf.api", "jax2tf.tf_calls*", "jax2tf.drop_in")),
+  ("functions", ("jax2tf.api", "jax2tf.tf_calls*", "jax2tf.drop_in", "jax2tf.dtensor")),
   ("package", ("jax2tf", "jax2tf.install")),
   ("converters", ("jax2tf.converters*",)),
   ("Keras", ("jax2tf.keras*",)),

@@ -43,11 +43,18 @@ class Destination:
     platforms: of cpu, cuda, rocm, tpu; empty for this machine, whose devices are then known.
     device_map: place, or platform, -> TensorFlow device; None leaves it to TensorFlow.
     keep_shardings: whether sharding annotations become XlaSharding ops.
+    dtensor_mesh: the mesh of DTensor on which they become layouts, or None.
   """
 
   platforms: tuple[str, ...] = ()
   device_map: Mapping[str, str | None] = field(default_factory=dict)
   keep_shardings: bool = False
+  dtensor_mesh: Any = None
+
+  @property
+  def spreads(self) -> bool:
+    """Whether sharding annotations have an effect in the graph."""
+    return self.keep_shardings or self.dtensor_mesh is not None
 
   def device(self, place: Place) -> str | None:
     """The TensorFlow device of a place."""

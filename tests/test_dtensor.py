@@ -1,0 +1,71 @@
+"""Sharding annotations as layouts of DTensor; what runs on several devices, in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import jax2tf
+from jax2tf.placement.dtensors import layout
+
+ROOT = Path(__file__).resolve().parent.parent
+AUTO = jax.sharding.AxisType.Auto
+MESH = AbstractMesh((1, 1), ("x", "y"), axis_types=(AUTO, AUTO))
+
+
+@pytest.fixture(scope="module")
+def mesh():
+  return tf.experimental.dtensor.create_mesh([("x", 1), ("y", 1)], devices=["CPU:0"])
+
+
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.pipelines) for name in ("encoder", "data parallel"))])
+def test_four_devices_give_the_values_of_jax(name):
+  """Of tests/dtensor_cases.py."""
+  command = [sys.executable, "-m", "tests.dtensor_cases", name]
+  run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+  assert run.returncode == 0, run.stderr[-3000:]
+  assert run.stdout.split()[-1] == "equal"
+
+
+def test_layouts(mesh):
+  specs = {(): ["unsharded"] * 2, ("x",): ["x", "unsharded"], (None, ("y",)): ["unsharded", "y"], (P.UNCONSTRAINED, "x"): ["match", "x"]}
+  for spec, expected in specs.items():
+    assert layout(NamedSharding(MESH, P(*spec)), 2, mesh).sharding_specs == expected
+
+
+@pytest.mark.parametrize(
+  ("sharding", "words"),
+  [
+    (NamedSharding(MESH, P(("x", "y"))), "over 2 axes, and DTensor over one"),
+    (NamedSharding(AbstractMesh((1,), ("z",)), P("z")), "names the axis 'z', and the DTensor mesh has x, y"),
+    (NamedSharding(AbstractMesh((2,), ("x",)), P("x")), "'x' has 2 devices in JAX's mesh, and 1 in the DTensor mesh"),
+    (SingleDeviceSharding(jax.devices()[0]), "SingleDeviceSharding names no axes"),
+  ],
+)
+def test_what_is_no_layout_is_said(sharding, words, mesh):
+  with pytest.raises(ValueError, match=words):
+    layout(sharding, 2, mesh)
+
+
+def test_what_dtensor_lacks_is_refused_with_its_line(mesh):
+  def stacked(x):
+    return jax.lax.scan(lambda c, _: (jnp.sin(c), c), x, None, length=3)[1]
+
+  with pytest.raises(jax2tf.LoweringError, match=r"'scan' not implemented: DTensor has no layout(.|\n)*test_dtensor.py") as caught:
+    jax2tf.convert(stacked, dtensor_mesh=mesh)(np.ones(2, np.float32))
+  assert "write each step's row into the carry" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", [{"keep_shardings": True}, {"native_serialization": True}])
+def test_one_meaning_of_shardings_at_a_time(option, mesh):
+  with pytest.raises(ValueError, match="choose one"):
+    jax2tf.convert(jnp.sin, dtensor_mesh=mesh, **option)
