@@ -254,6 +254,18 @@ def test_symbolic_sizes_and_loops() -> None:
     np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
 
 
+def test_equal_equations_of_other_contexts_are_not_one() -> None:
+  def bits(key: Any) -> list[jax.Array]:
+    found = []
+    for partitionable in (False, True):
+      with jax.threefry_partitionable(partitionable):
+        found.append(jax.random.bits(key, (3, 3)))
+    return found
+
+  for actual, wanted in zip(jax2tf.convert(bits, idioms="fused")(KEY), bits(KEY), strict=True):
+    np.testing.assert_array_equal(actual, wanted)
+
+
 def test_a_saved_model_has_them(tmp_path: Path) -> None:
   path = saved_model.save(lambda p, x: jax.nn.softmax(x * p), 2.0, tmp_path, inputs={"x": "f32[b,8]"}, idioms="fused", with_gradient=True)
   function = tf.saved_model.load(str(path))

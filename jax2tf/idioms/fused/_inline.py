@@ -123,7 +123,7 @@ def _number(eqn: Any) -> Literal | None:
 
 def _key(eqn: Any) -> Any:
   """Of equations with equal results."""
-  key = eqn.primitive, tuple(eqn.params.items()), tuple(map(_hashable, eqn.invars))
+  key = eqn.primitive, eqn.ctx, tuple(eqn.params.items()), tuple(map(_hashable, eqn.invars))
   try:
     hash(key)
   except TypeError:  # such as of NumPy arrays
