@@ -183,7 +183,9 @@ test_case, saved = run(
 )
 
 
-@pytest.mark.parametrize("fun", [_straight, jax.jit(_straight), _loop, jax.jit(_loop), _branch], ids=str)
+@pytest.mark.parametrize(
+  "fun", [_straight, jax.jit(_straight), _loop, jax.jit(_loop), _branch], ids=["straight", "in_jit", "loop", "loop_in_jit", "branch"]
+)
 def test_second_derivatives_are_those_that_jax_has(fun) -> None:
   """JAX 0.10.2 has none where a ref is both read and written, under jax.jit too."""
   x, v = tf.Variable(X), tf.constant(X)
