@@ -4,7 +4,7 @@
 #   make generate     a decoder trained, saved with its key-value cache, and run without JAX a token at a time
 #   make test         the test suite, on two cores
 #   make every-row    the test suite with its longest tables whole, of which `make test` has a quarter
-#   make pipelines    converted functions on clusters of processes
+#   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray and Dask; docs/pipelines.md
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in an environment of theirs
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
 #   make lint         ruff, mypy and the import graph
@@ -56,6 +56,8 @@ every-row: $(VENV)/.test
 
 pipelines: $(VENV)/.test
 	$(RUN) -m pytest --every-row -m pipelines $(PYTEST_ARGS)
+	$(PIP) 'dask[distributed]>=2026.8' 'ray[data]>=2.60'
+	$(RUN) -m jax2tf.tools.sweeps.pipelines --resume
 
 tfx: $(VENV)/.test $(VENV)-tfx/.tfx
 	rm -rf build/tfx && mkdir -p build/tfx

@@ -1,0 +1,123 @@
+"""One way of running files of rows, in a process without JAX: a line of JSON with the seconds, start-up apart.
+
+Usage: python -m jax2tf.tools.sweeps.pipeline_runs (bare1|bare2|ray|dask) (mlp|encoder) MODEL SOURCE TARGET.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Span = tuple[int, float, float, int]  # process, begin, end, rows
+
+
+def _bare(name: str, model: str, files: Sequence[str], target: str, ready: Any) -> list[Span]:
+  """What a user would write by hand."""
+  os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+  sys.modules["jax"] = None  # type: ignore[assignment]
+  import pyarrow as pa  # noqa: PLC0415
+  import pyarrow.parquet as pq  # noqa: PLC0415
+  import tensorflow as tf  # noqa: PLC0415
+
+  loaded = tf.saved_model.load(f"{model}/1")
+  function = loaded.signatures["serving_default"]
+  ready.wait()
+  spans = []
+  for file in files:
+    begin, table = time.time(), pq.read_table(file)
+    if name == "mlp":
+      x = table["x"].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1)
+      y = np.concatenate([function(x=tf.constant(x[i : i + 256]))["y"].numpy() for i in range(0, len(x), 256)])
+    else:
+      rows = table["ids"].to_pylist()
+      order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+      y = np.empty((len(rows), 384), np.float32)
+      for begin_row in range(0, len(rows), 256):
+        part = order[begin_row : begin_row + 256]
+        longest = len(rows[part[-1]])
+        ids = np.array([rows[i] + [0] * (longest - len(rows[i])) for i in part], np.int32)
+        mask = np.array([[1] * len(rows[i]) + [0] * (longest - len(rows[i])) for i in part], np.int32)
+        y[part] = function(ids=tf.constant(ids), attention_mask=tf.constant(mask))["y"].numpy()
+    values = pa.FixedSizeListArray.from_arrays(pa.array(y.ravel()), y.shape[1])
+    pq.write_table(pa.table({"id": table["id"], "y": values}), f"{target}/{pathlib.Path(file).name}")
+    spans.append((os.getpid(), begin, time.time(), len(y)))
+  return spans
+
+
+def bare(processes: int) -> Callable[..., list[Span]]:
+  def run(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
+      ready = manager.Barrier(processes)
+      tasks = [(name, model, files[i::processes], target, ready) for i in range(processes)]
+      return list(itertools.chain.from_iterable(pool.map(_bare, *zip(*tasks, strict=True))))
+
+  return run
+
+
+def _file(model: str, file: str, target: str) -> Span:
+  from jax2tf.tools.batch import engines, worker  # noqa: PLC0415
+
+  runner = engines.Rows(model).runner
+  begin = time.time()
+  rows = worker.run(runner, pathlib.Path(file), pathlib.Path(target, pathlib.Path(file).name))["rows"]
+  return os.getpid(), begin, time.time(), rows
+
+
+def dask(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
+  from distributed import Client  # noqa: PLC0415
+
+  with Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+    spans: list[Span] = client.gather([client.submit(_file, model, file, target) for file in files])
+    return spans
+
+
+def ray(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
+  import pyarrow.parquet as pq  # noqa: PLC0415
+  import ray  # noqa: PLC0415
+
+  from jax2tf.tools.batch import on_ray  # noqa: PLC0415
+
+  class Timed(on_ray.Actor):
+    def __call__(self, table: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+      begin = time.time()
+      found = super().__call__(table)
+      stamp = np.full(len(found["id"]), 1.0)
+      return found | {"pid": stamp * os.getpid(), "begin": stamp * begin, "end": stamp * time.time()}
+
+  on_ray.Actor = Timed  # type: ignore[misc]
+  ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
+  rows = on_ray.mapped(ray.data.read_parquet(list(files)), model, actors=2)
+  rows.write_parquet(target)
+
+  table = pq.read_table(target, columns=["pid", "begin", "end"]).to_pandas()
+  return [(int(p), b, e, len(part)) for (p, b, e), part in table.groupby(["pid", "begin", "end"])]
+
+
+WAYS: dict[str, Callable[..., list[Span]]] = {"bare1": bare(1), "bare2": bare(2), "dask": dask, "ray": ray}
+
+
+def main(way: str, name: str, model: str, source: str, target: str) -> None:
+  """Runs, and prints the seconds from the first row to the last, and the share of each process."""
+  spans = WAYS[way](name, model, sorted(map(str, pathlib.Path(source).glob("*.parquet"))), target)
+  rows: dict[int, int] = collections.Counter()
+  for process, _, _, number in spans:
+    rows[process] += number
+  seconds = max(end for _, _, end, _ in spans) - min(begin for _, begin, _, _ in spans)
+  print(json.dumps({"seconds": seconds, "shares": [n / sum(rows.values()) for n in rows.values()] if way == "ray" else []}))
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])
