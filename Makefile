@@ -22,6 +22,7 @@
 #   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/libraries.md
 #   make call-tf      45 TensorFlow functions in JAX, with their derivatives, and the report docs/call-tf-table.md; its speed
 #   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/growth.md
+#   make three-models  three models in the environment of a wheel, on every target, and the report docs/three-models.md
 #   make charts     the charts of docs/ anew from the numbers in docs/*.json; nothing is measured
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
@@ -39,7 +40,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart generate test every-row pipelines tfx deploy-schemas lint bench coverage conformance call-tf growth cost libraries load soak minilm models readers speed targets charts golden clean
+.PHONY: quickstart generate test every-row pipelines tfx deploy-schemas lint bench coverage conformance call-tf growth cost libraries load soak minilm models readers speed targets three-models charts golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -117,6 +118,9 @@ readers: $(VENV)/.dev
 
 speed: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.speed
+
+three-models: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.three_models
 
 charts: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.redraw

@@ -1,0 +1,214 @@
+"""What a user of the installed package types for three models, each to every target; prints a JSON line for each.
+
+It imports nothing of the checkout: `three_models` runs a copy of it elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("CI", "true")  # or importing OpenVINO forks, and calls its makers
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import openvino
+import tensorflow as tf
+
+import jax2tf
+import jax2tf.keras
+from jax2tf.converters import onnx, saved_model, tfjs, tflite, verify
+from jax2tf.examples import decoder
+
+
+@dataclass(frozen=True)
+class Ready:
+  """A model to save, its function for references, and how to draw its inputs."""
+
+  model: saved_model.Model
+  fun: Callable[..., Any]
+  params: Any
+  inputs: Mapping[str, str]
+  sizes: Mapping[str, int]
+  examples: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Vision(nnx.Module):
+  """Convolution, BatchNorm, Dropout."""
+
+  def __init__(self, rngs: nnx.Rngs):
+    self.conv, self.norm = nnx.Conv(1, 16, (3, 3), strides=2, rngs=rngs), nnx.BatchNorm(16, rngs=rngs)
+    self.dropout, self.out = nnx.Dropout(0.3, rngs=rngs), nnx.Linear(14 * 14 * 16, 10, rngs=rngs)
+
+  def __call__(self, image: jax.Array) -> jax.Array:
+    x = nnx.relu(self.norm(self.conv(image)))
+    return nnx.softmax(self.out(self.dropout(x.reshape(-1, 14 * 14 * 16))))
+
+
+def vision() -> Ready:
+  inputs, module = {"image": "f32[b,28,28,1]"}, Vision(nnx.Rngs(0))
+  graph, state = nnx.split(nnx.clone(module))
+
+  def fun(state: Any, image: jax.Array) -> jax.Array:
+    model = nnx.merge(graph, state)
+    model.eval()
+    return model(image)
+
+  return Ready(saved_model.from_flax_nnx(module, inputs=inputs), fun, nnx.to_pure_dict(state), inputs, {"b": 4})
+
+
+def gpt() -> Ready:
+  def fun(params: Any, tokens: Any, lengths: Any, seeds: Any, temperature: Any, count: Any) -> Any:
+    return decoder.generate(params, tokens, lengths, seeds, temperature, count, room=16)
+
+  inputs = {"tokens": "i32[b,s]", "lengths": "i32[b]", "seeds": "i32[b]", "temperature": "f32[]", "count": "i32[]"}
+  examples = {
+    "tokens": lambda rng, shape, dtype: rng.integers(0, decoder.VOCABULARY, shape).astype(dtype),
+    "lengths": lambda rng, shape, dtype: np.full(shape, 5, dtype),
+    "seeds": lambda rng, shape, dtype: rng.integers(0, 1000, shape).astype(dtype),
+    "temperature": np.float32(0.7),
+    "count": np.int32(12),
+  }
+  params = decoder.init(0)
+  return Ready(_model(params, fun, inputs), fun, params, inputs, {"b": 2, "s": 5}, examples)
+
+
+@jax.custom_vjp
+def clipped(x: jax.Array) -> jax.Array:
+  """The identity; its cotangents are clipped."""
+  return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1.0, 1.0),))
+
+
+def ode() -> Ready:
+  def fun(params: Any, y: jax.Array) -> jax.Array:
+    def slope(y: jax.Array) -> jax.Array:
+      return clipped(jnp.tanh(y @ params["in"]) @ params["out"])
+
+    def step(y: jax.Array, _: Any) -> tuple[jax.Array, None]:
+      half = y + 0.05 * slope(y)
+      return y + 0.1 * slope(half), None
+
+    return jax.lax.scan(step, y, None, length=10)[0]
+
+  rng, inputs = np.random.default_rng(0), {"y": "f32[b,2]"}
+  params = {"in": rng.standard_normal((2, 16), np.float32), "out": 0.1 * rng.standard_normal((16, 2), np.float32)}
+  model = keras.Sequential([keras.Input((2,)), layer := jax2tf.keras.Layer(fun, params, inputs=inputs)])
+  model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse")
+  start = rng.standard_normal((256, 2), np.float32)
+  losses = model.fit(start, start[:, ::-1] * [1, -1], epochs=5, verbose=0).history["loss"]  # a quarter of a turn
+  assert losses[-1] < losses[0], losses
+  params = {weight.path.rsplit("/", 1)[-1]: np.asarray(weight) for weight in layer.weights}
+  return Ready(_model(params, fun, inputs), fun, params, inputs, {"b": 4})
+
+
+def _model(params: Any, fun: Callable[..., Any], inputs: Mapping[str, str]) -> saved_model.Model:
+  model = saved_model.Model(params)
+  model.add(fun, inputs=inputs, outputs=["result"])
+  return model
+
+
+def _of_report(report: Any) -> dict[str, Any]:
+  report.raise_for_mismatch()
+  latency, rows = report.latencies[0], [row for row in report.rows if row.values in ("ordinary", "given")]
+  return {"ms": 1e3 * latency.model, "jax ms": 1e3 * latency.reference, "difference": max(row.max_abs or 0.0 for row in rows)}
+
+
+def _directly(ready: Ready, call: Callable[[dict[str, np.ndarray]], Any]) -> dict[str, Any]:
+  """The same figures of a runtime that nothing of ours compares."""
+  rng, given = np.random.default_rng(0), {}
+  for name, text in ready.inputs.items():
+    dtype, dims = {"f32": np.float32, "i32": np.int32}[text[:3]], text[4:-1].split(",") if text[4:-1] else []
+    shape = tuple(ready.sizes.get(dim) or int(dim) for dim in dims)
+    drawn = ready.examples.get(name, lambda rng, shape, dtype: rng.standard_normal(shape).astype(dtype))
+    given[name] = drawn(rng, shape, dtype) if callable(drawn) else np.asarray(drawn)
+  reference = jax.jit(ready.fun)
+  expected, found = np.asarray(reference(ready.params, *given.values())), np.asarray(call(given))
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+  return {
+    "ms": _milliseconds(lambda: np.asarray(call(given))),
+    "jax ms": _milliseconds(lambda: jax.block_until_ready(reference(ready.params, *given.values()))),
+    "difference": float(np.abs(found.astype(float) - expected).max()),
+  }
+
+
+def _milliseconds(call: Callable[[], Any]) -> float:
+  times = []
+  for _ in range(9):
+    start = time.perf_counter()
+    call()
+    times.append(time.perf_counter() - start)
+  return 1e3 * float(np.median(times))
+
+
+def native(ready: Ready, place: Path) -> dict[str, Any]:
+  shapes = [None, *(f"({text[text.index('[') + 1 : -1]})" for text in ready.inputs.values())]
+  converted = jax2tf.convert(ready.fun, polymorphic_shapes=shapes, native_serialization=True)
+  module = tf.Module()
+  module.f = tf.function(lambda **inputs: converted(ready.params, *(inputs[name] for name in ready.inputs)), autograph=False)
+  specs = {}
+  for name, text in ready.inputs.items():
+    dims = [int(dim) if dim.isdigit() else None for dim in text[4:-1].split(",")] if text[4:-1] else []
+    specs[name] = tf.TensorSpec(dims, {"f": tf.float32, "i": tf.int32}[text[0]], name)
+  tf.saved_model.save(module, str(place), signatures=module.f.get_concrete_function(**specs))
+  loaded = tf.saved_model.load(str(place)).signatures["serving_default"]
+  return _directly(ready, lambda given: next(iter(loaded(**{name: tf.constant(x) for name, x in given.items()}).values())))
+
+
+def in_openvino(ready: Ready, place: Path) -> dict[str, Any]:
+  core = openvino.Core()
+  directory = ready.model.save(place)
+  compiled = core.compile_model(core.read_model(str(directory)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+  return _directly(ready, lambda given: next(iter(compiled(given).values())))
+
+
+def in_tensorflow(ready: Ready, place: Path) -> dict[str, Any]:
+  directory = ready.model.save(place)
+  report = verify.verify(directory, ready.fun, params=ready.params, sizes=ready.sizes, samples=1, inputs=dict(ready.examples))
+  return _of_report(report)
+
+
+def _exported(module: Any, **options: Any) -> Callable[[Ready, Path], dict[str, Any]]:
+  def export(ready: Ready, place: Path) -> dict[str, Any]:
+    made = module.save_model(ready.model, place, sizes=ready.sizes, samples=1, examples=dict(ready.examples), **options)
+    return _of_report(made.report)
+
+  return export
+
+
+TARGETS = {
+  "SavedModel": in_tensorflow,
+  "native": native,
+  "LiteRT": _exported(tflite),
+  "ONNX Runtime": _exported(onnx),
+  "TF.js": _exported(tfjs, backends=["wasm"], page=True),
+  "OpenVINO": in_openvino,
+}
+
+
+def main(folder: Path) -> None:
+  for build in (vision, gpt, ode):
+    ready = build()
+    for target, make in TARGETS.items():
+      start = time.perf_counter()
+      try:
+        found = make(ready, folder / f"{build.__name__}-{target.replace(' ', '-')}")
+      except Exception as error:  # a row says why there is none
+        found = {"refused": f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]}
+      row = {"model": build.__name__, "target": target, "seconds": time.perf_counter() - start, **found}
+      print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+  main(Path(sys.argv[1]))
