@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from flax import nnx
 
 import jax2tf
 
@@ -169,3 +171,69 @@ def test_debug_nans_runs_the_function_of_refs() -> None:
 
   with jax.debug_nans(True), pytest.raises(FloatingPointError, match="log"):
     jax2tf.convert(fun)(jax2tf.Ref(tf.Variable(1.0)), -1.0)
+
+
+def test_prints_calls_of_tensorflow_and_writes_are_in_the_order_of_the_program(capfd):
+  seen = []
+  note = jax2tf.call_tf(
+    lambda x: tf.ensure_shape(tf.numpy_function(lambda x: (seen.append(float(x)), x)[1], [x], tf.float32), []), ordered=True
+  )
+
+  def fun(ref, x):
+    jax.debug.print("before {}", ref[0], ordered=True)
+    ref[0] += x
+    y = note(ref[0])
+    jax.debug.print("after {}", ref[0], ordered=True)
+    ref[...] *= 2.0
+    return y + ref[1]
+
+  ref, variable = jax.new_ref(jnp.asarray(X)), tf.Variable(X)
+  run = tf.function(jax2tf.convert(fun, with_gradient=False), autograph=False)
+  expected = [float(jax.jit(fun)(ref, jnp.float32(i))) for i in range(2)]
+  jax.effects_barrier()
+  text, calls = capfd.readouterr().out, seen.copy()
+  seen.clear()
+  assert [float(run(jax2tf.Ref(variable), tf.constant(np.float32(i)))) for i in range(2)] == expected
+  assert (capfd.readouterr().out, seen) == (text, calls)
+  np.testing.assert_array_equal(variable, ref[...])
+
+
+def test_the_refs_of_an_nnx_module():
+  class Net(nnx.Module):
+    def __init__(self):
+      self.linear, self.norm = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+      return self.norm(self.linear(x))
+
+  with nnx.var_defaults(ref=True):
+    graph, refs = nnx.split(Net())
+  fun = lambda refs, x: nnx.merge(graph, refs)(x)  # noqa: E731
+  variables = jax.tree.map(lambda ref: tf.Variable(np.asarray(ref[...])), refs)
+  converted = jax2tf.convert(fun)
+  run = tf.function(lambda x: converted(_given(variables), x), autograph=False)  # tf.function takes no nnx.State
+  for _ in range(2):  # each moves the statistics
+    np.testing.assert_allclose(run(np.eye(3, dtype=np.float32)), jax.jit(fun)(refs, jnp.eye(3)), rtol=1e-5, atol=1e-6)
+  jax.tree.map(lambda variable, ref: np.testing.assert_allclose(variable, ref[...], rtol=1e-5), variables, refs)
+
+
+def test_a_key_in_a_process_without_jax(tmp_path, without_jax):
+  module = tf.Module()
+  module.key = tf.Variable(np.asarray(jax.random.key_data(jax.random.key(0))))
+
+  def draw(words):
+    now, after = jax.random.split(jax.random.wrap_key_data(words[...]))
+    words[...] = jax.random.key_data(after)
+    return jax.random.uniform(now)
+
+  converted = jax2tf.convert(draw, with_gradient=False)
+  module.draw = tf.function(lambda: converted(jax2tf.Ref(module.key)), autograph=False, input_signature=[])
+  tf.saved_model.save(module, tmp_path / "m", signatures={"draw": module.draw.get_concrete_function()})
+  script = "import sys, tensorflow as tf\nm = tf.saved_model.load(sys.argv[1])\nfor _ in range(3): print(repr(float(m.draw())))"
+  command = [without_jax, "-c", script, str(tmp_path / "m")]
+  found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+  key, expected = jax.random.key(0), []
+  for _ in range(3):
+    now, key = jax.random.split(key)
+    expected.append(repr(float(jax.random.uniform(now))))
+  assert found == expected
