@@ -75,12 +75,7 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
   """
   if isinstance(args, tuple) and isinstance(polymorphic_shapes, list):
     polymorphic_shapes = tuple(polymorphic_shapes)
-  for sizes in filter(_is_sizes, jax.tree.leaves(polymorphic_shapes, is_leaf=_is_sizes)):
-    text = ", ".join("_" if size is None else str(size) for size in getattr(sizes, "shape", sizes))
-    raise ValueError(
-      f"polymorphic_shapes has {sizes!r}; write the shape of an argument as one string, {text!r}, with a name for each size that varies "
-      "and _ for one that is taken from the argument"
-    )
+  _check_spelling(args, polymorphic_shapes)
   try:
     shapes = jax.tree.broadcast(polymorphic_shapes, args, is_leaf=lambda x: x is None or _is_shape(x))
   except ValueError as error:
@@ -108,6 +103,18 @@ def _is_sizes(x: Any) -> bool:
   if isinstance(x, tf.TensorSpec | tf.TensorShape):
     return True
   return isinstance(x, tuple | list) and any(type(d) is int for d in x) and all(d is None or isinstance(d, int | str) for d in x)
+
+
+def _check_spelling(args: Any, polymorphic_shapes: Any) -> None:
+  """Raises for what is a shape in other words than JAX's."""
+  of_each = isinstance(args, tuple) and isinstance(polymorphic_shapes, tuple) and len(args) == len(polymorphic_shapes)
+  for part in polymorphic_shapes if of_each else [polymorphic_shapes]:
+    for sizes in filter(_is_sizes, jax.tree.leaves(part, is_leaf=_is_sizes)):
+      text = ", ".join("_" if size is None else str(size) for size in getattr(sizes, "shape", sizes))
+      raise ValueError(
+        f"polymorphic_shapes has {sizes!r}; write the shape of an argument as one string, {text!r}, with a name for each size that varies "
+        "and _ for one that is taken from the argument"
+      )
 
 
 def _symbolic_shape(shape: Any, like: Sequence[int | None], scope: export.SymbolicScope) -> tuple[Any, ...]:

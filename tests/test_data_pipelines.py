@@ -138,4 +138,5 @@ def test_workers_have_the_variables_of_when_the_dataset_was_made(workers):
   variables = {"w": tf.Variable(PARAMS["w"])}
   before = distributed(mapped(variables, 24), workers)
   variables["w"].assign(2 * variables["w"])
-  close(within(60, lambda: joined(before)), EXPECTED)
+  found = within(60, lambda: joined(before))
+  close(found[np.argsort(found[:, 0])], EXPECTED[np.argsort(EXPECTED[:, 0])])  # the workers take turns as they like
