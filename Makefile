@@ -1,29 +1,33 @@
 # Everything from one command: each target makes its own virtual environment when it is missing.
 #
 #   make quickstart   a sentence encoder from JAX to a SavedModel, checked in a process without JAX
+#   make quickstart-picture  docs/quickstart.svg, of what quickstart prints
+#   make start        the commands of docs/guide/start.md as typed, in a new environment with the packages of PyPI
 #   make generate     a decoder trained, saved with its key-value cache, and run without JAX a token at a time
 #   make test         the test suite, on two cores
 #   make every-row    the test suite with its longest tables whole, of which `make test` has a quarter
-#   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray and Dask; docs/pipelines.md
+#   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask and Beam; docs/reports/pipelines.md
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in an environment of theirs
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
+#   make docs         the site of docs/ and the docstrings, in build/site; a warning or a broken link fails
 #   make lint         ruff, mypy and the import graph
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
-#   make cost         time and size of the rules against jax.jit, and the report docs/cost.md
-#   make speed        whole models against jax.jit and hand-written TensorFlow, and the report docs/speed.md
-#   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and docs/serving-load.json
-#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and docs/serving-soak.json
-#   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/targets.md
-#   make models       the zoo of tests/models in every runtime, and the report docs/model-table.md
-#   make minilm       MiniLM at every target and quantization, and the report docs/minilm.md
-#   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/readers.md
-#   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/libraries.md
-#   make call-tf      45 TensorFlow functions in JAX, with their derivatives, and the report docs/call-tf-table.md; its speed
-#   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/growth.md
-#   make three-models  three models in the environment of a wheel, on every target, and the report docs/three-models.md
-#   make charts     the charts of docs/ anew from the numbers in docs/*.json; nothing is measured
+#   make cost         time and size of the rules against jax.jit, and the report docs/reports/cost.md
+#   make speed        whole models against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md and saving.md
+#   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and docs/reports/data/serving-load.json
+#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and docs/reports/data/serving-soak.json
+#   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
+#   make models       the zoo of tests/models in every runtime, and the report docs/reports/model-table.md
+#   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
+#   make fused        three models with exact and fused idioms in LiteRT, ONNX Runtime and TF.js, and the report docs/reports/fused.md
+#   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/reports/readers.md
+#   make libraries    functions of Diffrax, NumPyro and other libraries against jax.jit, and the report docs/reports/libraries.md
+#   make call-tf      45 TensorFlow functions in JAX, with their derivatives, and the report docs/reports/call-tf-table.md; its speed
+#   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/reports/growth.md
+#   make three-models  three models in the environment of a wheel, on every target, and the report docs/reports/three-models.md
+#   make charts     the charts of docs/reports anew from the numbers in docs/reports/data; nothing is measured
 #   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=folder the environment.
@@ -40,11 +44,20 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart generate test every-row pipelines tfx deploy-schemas lint bench coverage conformance call-tf growth cost libraries load soak minilm models readers speed targets three-models charts golden clean
+.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance call-tf growth cost libraries load soak minilm fused models readers speed targets three-models charts golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
 	$(RUN) examples/quickstart.py
+
+quickstart-picture: $(VENV)/.examples
+	$(RUN) -m jax2tf.tools.sweeps.quickstart_picture
+
+start: $(VENV)/.venv
+	rm -rf build/start && mkdir -p build/start
+	$(RUN) -m pip wheel -q --disable-pip-version-check --no-deps -w build/start/dist .
+	cd build/start && PATH="$(abspath $(VENV))/bin:$$PATH" PIP_FIND_LINKS="$(CURDIR)/build/start/dist $(PIP_FIND_LINKS)" \
+	  bash -c "time python3 $(CURDIR)/tests/documents.py $(CURDIR)/docs/guide/start.md"
 
 generate: $(VENV)/.examples
 	$(RUN) examples/generate.py
@@ -55,10 +68,10 @@ test: $(VENV)/.test
 every-row: $(VENV)/.test
 	$(RUN) -m pytest -n 2 --dist loadfile --every-row $(PYTEST_ARGS)
 
-pipelines: $(VENV)/.test
+pipelines: $(VENV)/.test $(VENV)-beam/.beam
 	$(RUN) -m pytest --every-row -m pipelines $(PYTEST_ARGS)
 	$(PIP) 'dask[distributed]>=2026.8' 'ray[data]>=2.60'
-	$(RUN) -m jax2tf.tools.sweeps.pipelines --resume
+	$(RUN) -m jax2tf.tools.sweeps.pipelines --beam $(VENV)-beam/bin/python
 
 tfx: $(VENV)/.test $(VENV)-tfx/.tfx
 	rm -rf build/tfx && mkdir -p build/tfx
@@ -67,6 +80,10 @@ tfx: $(VENV)/.test $(VENV)-tfx/.tfx
 
 deploy-schemas: $(VENV)-deploy/.deploy
 	for server in kubernetes kserve triton; do $(VENV)-deploy/bin/python tests/deploy_schemas.py $$server || exit 1; done
+
+# Material 9.8 announces its end of life, May 2027, at each build. Its successor, Zensical, reads the same mkdocs.yml.
+docs: $(VENV)-docs/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --clean -f tools/site/mkdocs.yml
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
@@ -113,11 +130,15 @@ models: $(VENV)/.dev
 minilm: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.minilm_table
 
+fused: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.exporter_idioms
+
 readers: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.readers
 
 speed: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.speed
+	$(RUN) -m jax2tf.tools.sweeps.saving
 
 three-models: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.three_models
@@ -152,9 +173,22 @@ $(VENV)-tfx/.tfx: $(VENV)/.venv
 	$(VENV)-tfx/bin/python -m pip install --disable-pip-version-check 'tensorflow==2.21.*' 'tensorflow-transform==1.21.*' 'tfx-bsl==1.21.*'
 	@touch $@
 
+# Beam 2.77 pins NumPy below 2.5 and protobuf below 7; what runs the model needs no JAX.
+$(VENV)-beam/.beam: $(VENV)/.venv
+	"$(PYTHON)" -m venv $(VENV)-beam
+	$(VENV)-beam/bin/python -m pip install --disable-pip-version-check 'apache-beam>=2.77' 'tensorflow==2.21.*' 'pyarrow>=18' 'tqdm>=4'
+	$(VENV)-beam/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 $(VENV)-deploy/.deploy: $(VENV)/.venv
 	"$(PYTHON)" -m venv $(VENV)-deploy
 	$(VENV)-deploy/bin/python -m pip install --disable-pip-version-check 'kserve==0.21.*' 'kubernetes-validate>=1.37' 'tritonclient[grpc]>=2.73'
+	@touch $@
+
+# The docstrings are read, not imported, so JAX and TensorFlow are not needed. Ruff sets the signatures.
+$(VENV)-docs/.docs: $(VENV)/.venv
+	"$(PYTHON)" -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --disable-pip-version-check 'mkdocs>=1.6,<2' 'mkdocs-material>=9.8' 'mkdocstrings[python]>=1.0' 'ruff>=0.17'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

@@ -1,4 +1,4 @@
-"""From a converted function to a file: SavedModel, and what reads one."""
+"""Saves converted functions as SavedModels, and exports them to other formats."""
 
 from .saved_model import batching as batching
 from .saved_model import manifest as manifest

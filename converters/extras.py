@@ -1,4 +1,4 @@
-"""Packages that not everybody has: each exporter and report asks for its own when it needs it."""
+"""Optional packages. Each exporter and report imports its own on first use."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def module(name: str, extra: str, purpose: str) -> Any:
-  """A module of the extra jax2tf[extra], imported when it is asked for.
+  """Imports a module of the extra jax2tf[extra].
 
   Raises:
-    ImportError: it is not installed; one line says what for and how to get it.
+    ImportError: it is not installed. The message says what needs it and how to install it.
   """
   try:
     return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Which stage a long call is in, for whoever shows it: `with stage("compare")`."""
+"""Reports the stage of a long call to a progress display: `with stage("compare")`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _show: ContextVar[Show] = ContextVar("show", default=_silent)
 
 
 def stage(name: str) -> contextlib.AbstractContextManager[None]:
-  """A part of the work that may take seconds. Nothing is shown unless somebody asked for it by `shown_by`."""
+  """Marks a part of the work that may take seconds. It is shown only inside `shown_by`."""
   return _show.get()(name)
 
 
 @contextlib.contextmanager
 def shown_by(show: Show) -> Iterator[None]:
-  """Has `show` called with the name of each stage; what it returns is entered for the time of the stage."""
+  """Calls `show` with the name of each stage. The context manager that it returns is active during the stage."""
   token = _show.set(show)
   try:
     yield

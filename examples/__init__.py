@@ -1,1 +1,1 @@
-"""Programs to read and to run, one question each: `python -m jax2tf.examples.quickstart`."""
+"""Example programs, each for one question: `python -m jax2tf.examples.quickstart`."""

@@ -1,6 +1,6 @@
-"""A small transformer decoder in plain JAX that remembers: a key-value cache of several slots, prefill, decode, sampling.
+"""A small transformer decoder in plain JAX with a key-value cache: prefill, decode, sampling.
 
-The layers are those of GPT-2 with rotary positions (https://arxiv.org/abs/2104.09864). One slot of the cache holds one text.
+The layers are those of GPT-2 with rotary positions (https://arxiv.org/abs/2104.09864). Each slot of the cache holds one text.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 1024, 128, 4, 4
 HEAD = WIDTH // HEADS
-LENGTH = 1024  # tokens that a slot has room for
+LENGTH = 1024  # the capacity of a slot in tokens
 TOP_K = 20
 Tree = dict[str, Any]
 
 
 def init(seed: int) -> Tree:
-  """Parameters to start training from."""
+  """Initial parameters."""
   rng = np.random.default_rng(seed)
 
   def matrix(fan_in: int, *shape: int) -> np.ndarray:
@@ -38,13 +38,13 @@ def init(seed: int) -> Tree:
 
 
 def empty_cache(slots: int, length: int = LENGTH) -> Tree:
-  """A cache without text: keys and values f32[slots,length,h,d] of each layer, and how many tokens each slot holds, i32[slots]."""
+  """An empty cache: keys and values f32[slots,length,h,d] of each layer, and the number of tokens in each slot, i32[slots]."""
   layers = [{name: np.zeros((slots, length, HEADS, HEAD), np.float32) for name in ("keys", "values")} for _ in range(LAYERS)]
   return {"layers": layers, "lengths": np.zeros(slots, np.int32)}
 
 
 def logits(params: Tree, tokens: jax.Array) -> jax.Array:
-  """tokens i32[b,s] -> f32[b,s,v], without a cache: for training, and what a cache must not change."""
+  """tokens i32[b,s] -> f32[b,s,v], without a cache: for training, and as the reference for the cache."""
   positions = jnp.arange(tokens.shape[1])[None]
   seen = positions[:, None, :] <= positions[:, :, None]
   x = params["tokens"][tokens]
@@ -55,7 +55,7 @@ def logits(params: Tree, tokens: jax.Array) -> jax.Array:
 
 
 def prefill(params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array, lengths: jax.Array) -> tuple[Tree, jax.Array]:
-  """Reads texts into empty slots: slots i32[b], tokens i32[b,s], lengths i32[b] <= s -> (cache, logits of the next tokens, f32[b,v])."""
+  """Reads texts into empty slots: slots i32[b], tokens i32[b,s], lengths i32[b] <= s -> (cache, logits of the next tokens f32[b,v])."""
   positions = jnp.arange(tokens.shape[1])[None]
   seen = positions[:, None, :] <= positions[:, :, None]
   x, layers = params["tokens"][tokens], []
@@ -70,7 +70,7 @@ def prefill(params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array, leng
 
 
 def decode(params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array) -> tuple[Tree, jax.Array]:
-  """One token more in each slot: slots i32[b], tokens i32[b] -> (cache, logits of the next tokens, f32[b,v])."""
+  """Appends a token to each slot: slots i32[b], tokens i32[b] -> (cache, logits of the next tokens f32[b,v])."""
   position = cache["lengths"][slots]
   seen = jnp.arange(cache["layers"][0]["keys"].shape[1])[None, None] <= position[:, None, None]
   x, layers = params["tokens"][tokens][:, None], []
@@ -84,9 +84,9 @@ def decode(params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array) -> tu
 
 
 def sample(logits: jax.Array, seeds: jax.Array, positions: jax.Array, temperature: jax.Array) -> jax.Array:
-  """One of the TOP_K likeliest tokens: logits f32[b,v], seeds i32[b], positions i32[b], temperature f32[] -> i32[b].
+  """Samples from the TOP_K most likely tokens: logits f32[b,v], seeds i32[b], positions i32[b], temperature f32[] -> i32[b].
 
-  The random key is that of (seed, position): a text is the same whatever else is in the batch. Temperature 0 takes the likeliest token.
+  The random key depends only on (seed, position), so a text is independent of its batch. Temperature 0 takes the most likely token.
   """
 
   def of_row(logits: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
@@ -100,7 +100,7 @@ def sample(logits: jax.Array, seeds: jax.Array, positions: jax.Array, temperatur
 def generate(
   params: Tree, tokens: jax.Array, lengths: jax.Array, seeds: jax.Array, temperature: jax.Array, count: jax.Array, room: int = 512
 ) -> jax.Array:
-  """Whole texts in one call: tokens i32[b,s], lengths i32[b], seeds i32[b], count i32[] <= room -> i32[b,room], the first `count` made."""
+  """Whole texts in one call: tokens i32[b,s], lengths i32[b], seeds i32[b], count i32[] <= room -> i32[b,room], `count` of them set."""
   b, s = tokens.shape
   slots = jnp.arange(b)
   layer = {name: jnp.zeros((b, s + room, HEADS, HEAD)) for name in ("keys", "values")}
@@ -119,7 +119,7 @@ def generate(
 
 
 def _qkv(p: Tree, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """x f32[b,s,w] -> queries and keys turned by their positions, and values; each f32[b,s,h,d]."""
+  """x f32[b,s,w] -> queries and keys rotated by their positions, and values; each f32[b,s,h,d]."""
   query, key, value = jnp.moveaxis(jnp.einsum("bsw,wnhd->bsnhd", _norm(x, p["scales"][0]), p["qkv"]), 2, 0)
   angles = positions[..., None] * jnp.exp2(-jnp.arange(HEAD // 2) * (16 / HEAD))
   cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]

@@ -1,6 +1,6 @@
-"""Trains the decoder of decoder.py in a few minutes, on the text that each Python carries: its language reference (pydoc_data.topics).
+"""Trains the decoder of decoder.py in a few minutes, on text that is part of Python: its language reference (pydoc_data.topics).
 
-The tokens are those of a byte-level BPE (https://arxiv.org/abs/1909.03341) of the same text.
+The tokenizer is a byte-level BPE (https://arxiv.org/abs/1909.03341) of the same text.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def text() -> str:
 
 
 def tokenizer(of: str) -> tokenizers.Tokenizer:
-  """A byte-level BPE: each text has tokens, and they give the same text again."""
+  """Trains a byte-level BPE, which encodes any text without loss."""
   made = tokenizers.ByteLevelBPETokenizer()
   made.train_from_iterator(of.splitlines(keepends=True), vocab_size=decoder.VOCABULARY, show_progress=False)
   return made
 
 
 def train(tokens: np.ndarray, steps: int = STEPS, seed: int = 0) -> tuple[decoder.Tree, np.ndarray]:
-  """(parameters, the loss of each step in nats a token), by optax.adamw on random pieces of the text."""
+  """(parameters, the loss of each step in nats per token), by optax.adamw on random pieces of the text."""
   params, rng = decoder.init(seed), np.random.default_rng(seed)
   optimiser = optax.adamw(optax.warmup_cosine_decay_schedule(0, 3e-3, steps // 10, steps), weight_decay=0.01)
 
@@ -59,7 +59,7 @@ def train(tokens: np.ndarray, steps: int = STEPS, seed: int = 0) -> tuple[decode
 
 
 def load(directory: Path, steps: int = STEPS) -> tuple[decoder.Tree, tokenizers.Tokenizer]:
-  """The trained parameters and their tokenizer, from `directory`, or trained and written there."""
+  """The trained parameters and the tokenizer, read from `directory`, or trained and written there."""
   weights = directory / f"decoder_{steps}.safetensors"
   vocabulary = tokenizer(text())
   leaves, tree = jax.tree.flatten(decoder.init(0))

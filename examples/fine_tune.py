@@ -1,6 +1,7 @@
-"""How do I train a model on that I have as a TensorFlow SavedModel, with optax?
+"""How do I continue the training of a TensorFlow SavedModel with optax?
 
-`jax2tf.functional` makes a JAX function of the model's variables. Each step is one jitted function; then the values go back into the model.
+`jax2tf.functional` makes a JAX function of the model's variables. Each step is one jitted function. Then the model's variables get the
+trained values.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ with quiet.startup():
 
 
 class Classifier(tf.Module):
-  """Stands for a model that somebody else has trained."""
+  """Saves a model that stands for an existing one."""
 
   def __init__(self) -> None:
     super().__init__()
@@ -36,7 +37,7 @@ class Classifier(tf.Module):
 
 
 def main(folder: Path) -> list[float]:
-  """Trains; returns the losses."""
+  """Trains the model. Returns the losses."""
   tf.saved_model.save(Classifier(), str(folder / "given"))
   model = tf.saved_model.load(str(folder / "given"))
   apply, variables = jax2tf.functional(model, tf.TensorSpec([32, 4]))

@@ -1,8 +1,8 @@
-"""How does a model that generates text become a SavedModel that remembers what it has read?
+"""How does a text generator become a SavedModel with a key-value cache?
 
-Trains the decoder of decoder.py (once), saves it with its key-value cache as build/generate/1/ with three signatures: `prefill` reads
-texts into slots of the cache, `decode` makes one token more in each, `generate` makes whole texts without the cache of the model.
-generate_serve.py, which never imports JAX, then generates from it. The tokens must be JAX's; build/generate/speed.png shows both.
+Trains the decoder of decoder.py (once) and saves it with its key-value cache as build/generate/1/. It has three signatures: `prefill` reads
+texts into slots of the cache, `decode` appends a token to each, `generate` makes whole texts without the stored cache.
+generate_serve.py, which never imports JAX, then generates texts. The tokens must equal JAX's; build/generate/speed.png shows both times.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ with quiet.startup():
   import matplotlib
 
   from jax2tf.converters import saved_model
+  from jax2tf.tools.palette import COLOURS
 
 
-matplotlib.use("Agg")  # draws into files, without a display
+matplotlib.use("Agg")  # draws to files, without a display
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator
 
 HERE = Path(__file__).resolve().parent
 BUILD = Path("build", "generate")
@@ -37,13 +39,13 @@ PROMPTS = ['The "with" statement', "A list is", "class Counter:\n", "Functions"]
 
 
 def prefill(params: Any, cache: Any, slots: Any, tokens: Any, lengths: Any, seeds: Any, temperature: Any) -> Any:
-  """The cache with new texts in it, and the first token of each that follows."""
+  """(cache with new texts, the next token of each)."""
   cache, scores = decoder.prefill(params, cache, slots, tokens, lengths)
   return cache, {"token": decoder.sample(scores, seeds, lengths, temperature)}
 
 
 def decode(params: Any, cache: Any, slots: Any, tokens: Any, seeds: Any, temperature: Any) -> Any:
-  """The cache with one token more in each text, and the next."""
+  """(cache with one more token in each text, the next token of each)."""
   cache, scores = decoder.decode(params, cache, slots, tokens)
   return cache, {"token": decoder.sample(scores, seeds, cache["lengths"][slots], temperature)}
 
@@ -60,7 +62,7 @@ def build(params: Any, slots: int = SLOTS, length: int = decoder.LENGTH) -> save
 
 
 def request(vocabulary: Any, prompts: list[str] = PROMPTS) -> dict[str, np.ndarray]:
-  """The inputs that prefill and generate share, padded to one length."""
+  """The common inputs of prefill and generate, padded to one length."""
   ids = [vocabulary.encode(prompt).ids for prompt in prompts]
   lengths = np.array([len(row) for row in ids], np.int32)
   tokens = np.zeros((len(ids), max(lengths)), np.int32)
@@ -75,7 +77,7 @@ def request(vocabulary: Any, prompts: list[str] = PROMPTS) -> dict[str, np.ndarr
 
 
 def in_jax(params: Any, given: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
-  """(tokens i32[b,count], seconds of each): prefill and decode under jax.jit, which may write the cache where it is."""
+  """(tokens i32[b,count], seconds of each), by prefill and decode under jax.jit with a donated cache."""
   first, after = jax.jit(prefill, donate_argnums=1), jax.jit(decode, donate_argnums=1)
   seeds, temperature = given["seeds"], given["temperature"]
   slots, params = np.arange(len(seeds), dtype=np.int32), jax.device_put(params)
@@ -90,7 +92,7 @@ def in_jax(params: Any, given: dict[str, np.ndarray], count: int) -> tuple[np.nd
 
 
 def without_cache(params: Any, given: dict[str, np.ndarray], sizes: list[int]) -> np.ndarray:
-  """Seconds for one token more of texts of these sizes, if the whole text is read again."""
+  """Seconds for one more token of texts of these lengths without a cache, which reads the whole text again."""
   scores, times = jax.jit(lambda params, tokens: decoder.logits(params, tokens)[:, -1]), []
   for size in tqdm(sizes, "JAX, without a cache"):
     tokens = np.resize(given["tokens"], (len(given["tokens"]), size))
@@ -125,11 +127,14 @@ def main(directory: Path = BUILD, *, steps: int = decoder_training.STEPS, count:
 
 def draw(with_cache: dict[str, np.ndarray], sizes: list[int], again: np.ndarray, file: Path) -> None:
   figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-  for (name, seconds), colour in zip(with_cache.items(), ("C0", "C1"), strict=True):
-    steady = np.median(np.lib.stride_tricks.sliding_window_view(seconds, 9), axis=1)  # other processes take their time too
+  for (name, seconds), colour in zip(with_cache.items(), (COLOURS["jax"], COLOURS["ours"]), strict=True):
+    steady = np.median(np.lib.stride_tricks.sliding_window_view(seconds, 9), axis=1)  # other processes cause outliers
     axes.plot(4 + np.arange(len(steady)), 1e3 * steady, colour, label=f"{name}, with its cache")
-  axes.plot(sizes, 1e3 * again, "0.5", marker="o", label="JAX, reading the whole text again")
+  axes.plot(sizes, 1e3 * again, COLOURS["hand"], marker="o", label="JAX, reading the whole text again")
   axes.set(title=f"One token more for {SLOTS} texts", xlabel="tokens in each text", ylabel="milliseconds", yscale="log")
+  axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+  axes.yaxis.set_major_formatter("{x:g}")
+  axes.yaxis.set_minor_formatter("")
   axes.legend()
   figure.savefig(file, dpi=120)
   plt.close(figure)

@@ -1,4 +1,4 @@
-"""Loads the SavedModel of generate.py without JAX and generates texts: by its cache, a token at a time, and whole.
+"""Loads the SavedModel of generate.py without JAX and generates texts: token by token with its cache, and in one call.
 
 Usage: generate_serve.py build/generate
 """
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import quiet
 
-# TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
+# TensorFlow imports JAX if it is installed (for its TFLite converter). This entry prevents that.
 sys.modules["jax"] = None  # type: ignore[assignment]
 
 with quiet.startup():

@@ -1,6 +1,6 @@
-"""How do I use tf.image and tf.signal inside a jitted step of training?
+"""How do I use tf.image and tf.signal inside a jitted training step?
 
-TensorFlow resizes a picture and takes a spectrogram, JAX does the rest, and the gradient goes through both.
+TensorFlow resizes an image and computes a spectrogram; JAX computes the rest. The gradient passes through both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def step(params: dict[str, Any], *batch: jax.Array) -> tuple[dict[str, Any], jax
 
 
 def main() -> list[float]:
-  """Trains; returns the losses."""
+  """Trains the parameters. Returns the losses."""
   rng = np.random.default_rng(0)
   images, sounds = rng.uniform(0, 1, (4, 16, 16, 3)).astype(np.float32), rng.standard_normal((4, 64)).astype(np.float32)
   params, losses = {"gain": jnp.float32(0.5), "volume": jnp.float32(0.5)}, []

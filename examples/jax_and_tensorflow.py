@@ -1,6 +1,6 @@
 """How do I save JAX and TensorFlow code together, as one SavedModel?
 
-TensorFlow normalises with variables of its own, JAX computes the rest, and a process without JAX serves both.
+TensorFlow normalises with its own variables, JAX computes the rest, and a process without JAX runs both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with quiet.startup():
 MEAN, SCALE = tf.Variable([1.0, 2.0, 3.0]), tf.Variable([0.5, 0.5, 0.5])
 SERVE = """
 import sys, numpy as np, tensorflow as tf
-sys.modules["jax"] = None  # whoever imports it fails
+sys.modules["jax"] = None  # any import of JAX fails
 model = tf.saved_model.load(sys.argv[1])
 np.save(sys.argv[2], model(np.load(sys.argv[3])))
 """
@@ -43,7 +43,7 @@ def predict(params: dict[str, Any], x: jax.Array) -> jax.Array:
 
 
 def main(folder: Path, python: str = sys.executable) -> float:
-  """Saves, serves without JAX, and returns the largest difference."""
+  """Saves the model, runs it without JAX, and returns the largest difference."""
   params = {"w": np.random.default_rng(0).standard_normal((3, 2)).astype(np.float32)}
   model = saved_model.Model(params)
   model.add(predict, inputs={"x": "f32[b,3]"})

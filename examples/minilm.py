@@ -1,4 +1,4 @@
-"""The sentence encoder all-MiniLM-L6-v2 in plain JAX: a BERT of 6 layers, the mean of its tokens, unit length."""
+"""The sentence encoder all-MiniLM-L6-v2 in plain JAX: a BERT of 6 layers, then the mean over tokens, scaled to length 1."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Params = dict[str, Any]
 
 
 def load(directory: Path) -> Params:
-  """The parameters as a tree with the checkpoint's own names; kernels as [in, out]."""
+  """The parameters as a pytree with the names of the checkpoint; kernels are [in, out]."""
   params: Params = {}
   for name, value in safetensors.numpy.load_file(directory / "model.safetensors").items():
     *folders, leaf = name.split(".")
     if "pooler" in folders or leaf == "position_ids":
-      continue  # of BERT's first training task; a sentence embedding does not use them
+      continue  # for BERT's pretraining only; sentence embeddings do not use them
     node = params
     for folder in folders:
       node = node.setdefault(folder, {})

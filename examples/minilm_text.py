@@ -1,4 +1,4 @@
-"""Sentences and their tokens for all-MiniLM-L6-v2; needs neither JAX nor TensorFlow."""
+"""Sentences and their tokens for all-MiniLM-L6-v2, without JAX and TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SENTENCES = (
   "It rained all afternoon. " * 60,  # longer than the model reads
 )
 
-# Sizes that have nothing in common; the last one holds everything.
+# Batches of unrelated sizes and lengths; the last one has all sentences.
 BATCHES = {"one": SENTENCES[:1], "three": SENTENCES[1:4], "long": SENTENCES[-1:], "all": SENTENCES}
 
 
 def tokenize(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-  """-> input_ids i32[b,s], attention_mask i32[b,s], with s the longest of the sentences, at most 256."""
+  """The tokens of sentences: input_ids i32[b,s], attention_mask i32[b,s], where s is the length of the longest, at most 256."""
   tokenizer = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
   tokenizer.enable_truncation(MAX_TOKENS)
   tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")

@@ -1,6 +1,6 @@
 """How do I keep a moving average in a tf.Variable from inside a lax.scan?
 
-The scan runs in XLA and writes the variable at each step, in order. TensorFlow reads it at any time.
+The scan runs in XLA and writes the variable at each step, in order. TensorFlow can read it at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AVERAGE = tf.Variable(0.0)
 
 @functools.partial(jax2tf.call_tf, ordered=True)
 def observe(x: tf.Tensor) -> tf.Tensor:
-  """f32[] -> f32[], the average after x."""
+  """x f32[] -> f32[], the average including x."""
   return AVERAGE.assign(0.9 * AVERAGE + 0.1 * x)
 
 
@@ -37,7 +37,7 @@ def walk(start: jax.Array, steps: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def main() -> tuple[float, np.ndarray]:
-  """Walks; returns the variable, and what the scan has seen of it."""
+  """Runs the scan. Returns the variable, and its values during the scan."""
   AVERAGE.assign(0.0)
   _, averages = walk(jnp.float32(0), jnp.ones(10))
   jax.effects_barrier()

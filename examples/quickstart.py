@@ -1,7 +1,7 @@
 """How does a JAX model with real weights become a SavedModel that runs without JAX?
 
-Converts the sentence encoder all-MiniLM-L6-v2 to build/minilm/1/, then runs quickstart_serve.py, which
-never imports JAX, on the result. `make quickstart` installs what this needs.
+Converts the sentence encoder all-MiniLM-L6-v2 to build/minilm/1/. Then it runs quickstart_serve.py, which
+never imports JAX, on the result. `make quickstart` installs the required packages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ with quiet.startup():
 
 HERE = Path(__file__).resolve().parent
 BUILD = Path("build", "minilm")
-# More tokens than the model was trained on are an error, not a worse embedding.
+# More tokens than in training are an error, because the embedding would be worse.
 CONSTRAINTS = [f"s <= {minilm_text.MAX_TOKENS}"]
 
 
@@ -62,7 +62,7 @@ def main(build: Path = BUILD) -> None:
 
 
 def _embeddings(params: minilm.Params) -> dict[str, np.ndarray]:
-  """JAX's own, of each batch of sentences that the other process will encode."""
+  """JAX's embeddings of each batch of sentences that the other process will encode."""
   encode = jax.jit(minilm.encode)
   batches = tqdm(minilm_text.BATCHES.items(), "JAX embeddings", leave=False)
   return {name: np.asarray(encode(params, *minilm_text.tokenize(sentences))) for name, sentences in batches}

@@ -18,7 +18,7 @@ from rich.table import Table
 import minilm_text
 import quiet
 
-# TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
+# TensorFlow imports JAX if it is installed (for its TFLite converter). This entry prevents that.
 sys.modules["jax"] = None  # type: ignore[assignment]
 
 with quiet.startup():
@@ -39,7 +39,7 @@ def main(directory: str, expected_file: str) -> None:
     ids, mask = minilm_text.tokenize(sentences)
     embedding = encode(input_ids=tf.constant(ids), attention_mask=tf.constant(mask))["embedding"].numpy()
     differences.append((ids.shape, float(np.abs(embedding - expected[name]).max())))
-  everything = embedding  # the last batch holds all sentences
+  everything = embedding  # the last batch has all sentences
 
   print_similarities(everything)
   print("largest difference from JAX:", ", ".join(f"{b}x{s} tokens {d:.1e}" for (b, s), d in differences))
@@ -56,7 +56,7 @@ def main(directory: str, expected_file: str) -> None:
 
 
 def op_counts(function: tf.types.experimental.ConcreteFunction) -> collections.Counter[str]:
-  """How often each op type occurs in a function and in those that it calls."""
+  """Counts the op types in a function and the functions that it calls."""
   graph = function.graph.as_graph_def()
   return collections.Counter(node.op for node in itertools.chain(graph.node, *(f.node_def for f in graph.library.function)))
 

@@ -1,8 +1,8 @@
-"""How do I train on, in a place that has TensorFlow and not JAX?
+"""How do I continue a training in TensorFlow, without JAX?
 
-A small transformer learns to reverse its input, under optax.adam. JAX takes the first 50 steps. Then the whole step (loss, gradient,
-update) is converted as one function and saved with its parameters and its optimiser's state; train_step_serve.py, which never
-imports JAX, loads it and trains on. JAX trains on too, on the same batches, and build/train_step/loss.png shows both curves.
+A small transformer learns to reverse its input with optax.adam. JAX takes the first 50 steps. Then the program converts the whole step
+(loss, gradient, update) as one function and saves it with the parameters and the optimiser state. train_step_serve.py, which never
+imports JAX, loads it and continues. JAX continues with the same batches, and build/train_step/loss.png shows both curves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with quiet.startup():
 
   import jax2tf
 
-matplotlib.use("Agg")  # draws into files, without a display
+matplotlib.use("Agg")  # draws to files, without a display
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).resolve().parent
@@ -66,13 +66,13 @@ def loss(params: dict[str, Any], batch: Batch) -> jax.Array:
 
 
 def batches(rng: np.random.Generator, size: int = 32) -> Batch:
-  """One batch for each step; the target is the input backwards."""
+  """A batch for each step. The target is the reversed input."""
   tokens = rng.integers(0, VOCABULARY, (STEPS, size, LENGTH), np.int32)
   return {"tokens": tokens, "targets": tokens[:, :, ::-1]}
 
 
 def make_step(loss: Callable[[Any, Batch], Any], optimiser: optax.GradientTransformation) -> Step:
-  """(params, optimiser state, batch) -> (params, optimiser state, loss): one step of training, in JAX."""
+  """One training step in JAX: (params, optimiser state, batch) -> (params, optimiser state, loss)."""
 
   def train_step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any, Any]:
     value, gradient = jax.value_and_grad(loss)(params, batch)
@@ -83,7 +83,7 @@ def make_step(loss: Callable[[Any, Batch], Any], optimiser: optax.GradientTransf
 
 
 def train(step: Step, params: Any, opt_state: Any, batches: Batch, description: str) -> tuple[Any, Any, np.ndarray]:
-  """Trains in JAX: (params, optimiser state, the loss before each step)."""
+  """Trains in JAX. Returns (params, optimiser state, the loss before each step)."""
   step, losses = jax.jit(step), []
   for i in tqdm(range(len(next(iter(batches.values())))), description):
     params, opt_state, value = step(params, opt_state, {name: x[i] for name, x in batches.items()})
@@ -92,11 +92,11 @@ def train(step: Step, params: Any, opt_state: Any, batches: Batch, description: 
 
 
 class Trainer(tf.Module):
-  """A converted step of training that owns the parameters and the optimiser's state.
+  """A converted training step with its parameters and optimiser state.
 
   Attributes:
     state: the leaves of (params, optimiser state) as tf.Variables.
-    train_step: the signature; batch -> {"loss"}, and the state is the next one.
+    train_step: the signature: batch -> {"loss"}; a call updates the state.
   """
 
   def __init__(self, step: Step, params: Any, opt_state: Any, batch: Batch):

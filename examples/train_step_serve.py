@@ -1,4 +1,4 @@
-"""Loads the step of training that train_step.py saved, without JAX, and trains on.
+"""Loads the training step that train_step.py saved and continues the training, without JAX.
 
 Usage: train_step_serve.py build/train_step build/train_step/batches.npz build/train_step/losses.npy
 """
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import quiet
 
-# TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
+# TensorFlow imports JAX if it is installed (for its TFLite converter). This entry prevents that.
 sys.modules["jax"] = None  # type: ignore[assignment]
 
 with quiet.startup():

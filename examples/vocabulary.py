@@ -1,6 +1,6 @@
-"""How do I look words up between two JAX functions?
+"""How do I look up words between two JAX functions?
 
-JAX has no strings. Here words travel as rows of bytes; TensorFlow makes strings of them and looks them up, under jit.
+JAX has no strings, so words are rows of bytes. TensorFlow converts them to strings and looks them up, under jit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def encode(embedding: jax.Array, words: jax.Array) -> jax.Array:
 
 
 def main() -> np.ndarray:
-  """Encodes a sentence, and prints which words have a gradient."""
+  """Encodes a sentence and prints the words that have a gradient."""
   sentence = ["The", "cat", "slept"]
   rows = np.zeros((3, LENGTH), np.uint8)
   for row, word in zip(rows, sentence, strict=True):

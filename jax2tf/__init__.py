@@ -51,12 +51,12 @@ _HOMES = {
   "tf_module": "jax2tf.tf_calls.modules",
 }
 
-if not TYPE_CHECKING:  # or a type checker would believe any name
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
   def __getattr__(name: str) -> Any:
     """A public name or a module of this package."""
     if name in __all__:
-      importlib.import_module(_API)  # which registers our lowering rules, before a user's that would stand in their way
+      importlib.import_module(_API)  # which registers the package's lowering rules before a user's
       found = globals()[name] = getattr(importlib.import_module(_HOMES.get(name, _API)), name)
       return found
     if not name.startswith("__") and importlib.util.find_spec(f"{__name__}.{name}"):

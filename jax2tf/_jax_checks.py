@@ -1,4 +1,4 @@
-"""Every touch of `jax.experimental.checkify`: error values made of tensors, and what a check says."""
+"""All use of `jax.experimental.checkify`: error values made of tensors, and the message of a check."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def raise_error(err_tree: Any, operands: Iterable[Any]) -> None:
 
 
 def words(err_tree: Any, operands: Sequence[Any]) -> str:
-  """What a check says with these in the places of its operands, in each of the ways in which it may fail.
+  """The message of a check with these values as its operands, for each of the ways in which it may fail.
 
   Raises:
     AttributeError, IndexError, KeyError, TypeError, ValueError: it looks into an operand.
@@ -65,7 +65,7 @@ _get_exception, check_error = _Error.get_exception, _checkify._check_error
 def _exception_of(error: Any) -> Any:
   if any(not isinstance(x, tf.__internal__.EagerTensor) for x in tree_util.tree_leaves(error) if isinstance(x, tf.Tensor | tf.TypeSpec)):
     raise ValueError(
-      "a checkify error of a graph has no value yet: return it from the tf.function and ask it there, or call err.throw(), which is an "
+      "a checkify error of a graph has no value yet: return it from the tf.function and read it there, or call err.throw(), which is an "
       "assertion in a graph. A SavedModel holds no such object: return jax.tree.leaves(err), or call err.throw()"
     )
   return _get_exception(_of_arrays(error))

@@ -62,7 +62,7 @@ leave_out_frames = _traceback_util.register_exclusion  # of a folder, in what a 
 weakly_cached = functools.partial(_util.weakref_lru_cache, trace_context_in_key=False)
 weakly_cached_by_all = _util.multi_weakref_lru_cache
 
-# JAX 0.12: digamma has the limit from the right at its pole in 0; 0.10: NaN, as at the others.
+# JAX 0.12: digamma(0) is the limit from the right; 0.10: NaN, as at the other poles.
 DIGAMMA_OF_ZERO = -math.inf if jax.version.__version_info__ >= (0, 12) else math.nan
 
 
@@ -119,7 +119,7 @@ freeze_p = _core.freeze_p
 
 
 def only_reads(eqn: Any, ref: Any) -> bool:
-  """Whether an equation says that it reads this mutable array, and nothing else of it."""
+  """Whether an equation declares a read of this mutable array, and no other effect on it."""
   effects = [e for e in eqn.effects if isinstance(e, _effects.JaxprInputEffect) and e.input is ref]
   return bool(effects) and all(isinstance(e, _ReadEffect) for e in effects)
 
@@ -133,7 +133,7 @@ def lowered_function(primitive: Primitive) -> Callable[..., Any] | None:
   """The JAX function that `mlir.lower_fun` made the lowering of a primitive of; None for another lowering, or none."""
   tables = (_mlir._lowerings, _mlir._platform_specific_lowerings["cpu"])
   rule = next((table[primitive].rule for table in tables if primitive in table), None)
-  # All of its closures share one code object, and it closes over nothing but what it was given.
+  # All of its closures share one code object, and it closes over its arguments only.
   if rule is None or getattr(rule, "__code__", None) is not _LOWER_FUN:
     return None
   return inspect.getclosurevars(rule).nonlocals["fun"]
@@ -155,8 +155,8 @@ def check_leaked_tracers(traced: Any) -> None:
       raise _core.escaped_tracer_error(const)
 
 
-# jax.default_device leaves no trace in a jaxpr. While we trace, XLA metadata of this name carry it: they stay with the
-# equations, also through derivatives, and XLA ignores those that it does not know.
+# A jaxpr does not record jax.default_device. While tracing, XLA metadata of this name record it: they stay with the
+# equations, also through derivatives, and XLA ignores unknown metadata.
 _DEFAULT_DEVICE = "jax2tf_default_device"
 _recording = threading.local()
 
@@ -195,13 +195,13 @@ def default_device_of(eqn: Any) -> str | None:
 
 
 def shardings(jitted: Any) -> bool:
-  """Whether a `jax.jit`-ed function says how its arguments or results are spread over devices."""
+  """Whether a `jax.jit`-ed function has shardings of arguments or results."""
   info = getattr(jitted, "_jit_info", None)
-  # What a PartitionSpec or None says, JAX decides when it traces: it depends on the mesh around.
+  # JAX resolves a PartitionSpec or None when it traces, by the mesh of the context.
   return info is not None and any(s is not UNSPECIFIED for s in (*info.in_shardings_leaves, *info.out_shardings_leaves))
 
 
-UNSPECIFIED = _sharding_impls.UNSPECIFIED  # what jax.jit holds where nothing was said
+UNSPECIFIED = _sharding_impls.UNSPECIFIED  # what jax.jit stores if no sharding is given
 
 
 def explicit_sharding(aval: Any) -> Sharding | None:
@@ -224,7 +224,7 @@ def forget_lowering(jaxpr: Any) -> None:
 
 
 def with_plain_shardings() -> contextlib.AbstractContextManager[Any]:
-  """Shardings as StableHLO custom calls, which every reader knows and which have versions, instead of the Shardy dialect."""
+  """Shardings as StableHLO custom calls, which are versioned and which every reader supports, instead of the Shardy dialect."""
   return _config.use_shardy_partitioner(False)
 
 
@@ -233,7 +233,7 @@ def inside_trace() -> bool:
   return not _core.trace_state_clean()
 
 
-eval_context = _core.eval_context  # as if no transformation were under way
+eval_context = _core.eval_context  # as outside of any transformation
 hlo_to_stablehlo = _jaxlib.mlir.hlo_to_stablehlo
 
 
@@ -302,7 +302,7 @@ def called(params: dict[str, Any]) -> Callable[..., Any]:
 
 
 def printed_text(holes: Sequence[Any], params: dict[str, Any]) -> str:
-  """What `jax.debug.print` says, with these in the places of an equation's operands."""
+  """The text of `jax.debug.print`, with these values as the operands of the equation."""
   fmt = params["fmt"]
 
   def text(*args: Any, **kwargs: Any) -> str:

@@ -43,7 +43,7 @@ def _solve_products(avals: Sequence[Any], in_tree: Any, refusal: str) -> tuple[d
   places = [(i, axis, d) for i, aval in enumerate(avals) for axis, d in enumerate(aval.shape) if is_symbolic_dim(d)]
   sizes = [(describe(in_tree, i, axis), i, axis) for i, axis, _ in places]
   scope = places[0][2].scope
-  refusal = refusal.replace("{", "{{").replace("}", "}}")  # JAX formats what it says
+  refusal = refusal.replace("{", "{{").replace("}", "}}")  # JAX formats the message
   symbolic = [i for i, aval in enumerate(avals) if any(map(is_symbolic_dim, aval.shape))]
   specs = ", ".join(f"{describe(in_tree, i, None)}.shape = {avals[i].shape}" for i in symbolic)
   intro, outro = (

@@ -31,7 +31,7 @@ _WRAPPERS = _data_structures.ListWrapper | _data_structures._DictWrapper | _data
 
 
 def unwrapped(tree: Any) -> Any:
-  """The containers that tf.Module has wrapped, as the dicts, lists and tuples that JAX knows."""
+  """The containers that tf.Module has wrapped, as dicts, lists and tuples, which JAX takes."""
 
   def unwrap(x: Any) -> Any:
     if isinstance(x, _data_structures._DictWrapper):
@@ -83,10 +83,10 @@ def is_stateful(kind: str) -> bool:
 
 
 def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
-  """An op that XLA compiles only where the condition holds, for XLA drops Asserts. Put it behind an Assert, which speaks elsewhere.
+  """An op that XLA compiles only if the condition holds, because XLA drops Asserts. Put it after an Assert, which fails without XLA.
 
   The condition may depend on sizes, which XLA knows when it compiles. Its error names the op, which is named after the message.
-  Without XLA nobody reads the result, and Grappler removes the op.
+  Without XLA its result is unused, and Grappler removes the op.
   """
   name = re.sub(r"[^\w.]+", "_", message).strip("_")
   step = tf.cast(condition, tf.int32)
@@ -104,7 +104,7 @@ def keeping_effects(compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
     return compute()
   with _auto_control_deps.AutomaticControlDependencies() as dependencies:
     results = [dependencies.mark_as_return(y) for y in compute()]
-  graph._add_control_dependencies = False  # it takes what is right for the graph around
+  graph._add_control_dependencies = False  # the enclosing graph has its own setting
   return results
 
 
@@ -200,7 +200,7 @@ def _register_gradient(graph: tf.Graph, gradient_type: str, gradient: Callable[.
 
 def stablehlo_version() -> str:
   """The newest StableHLO that this TensorFlow reads."""
-  from tensorflow.compiler.mlir.stablehlo import stablehlo  # noqa: PLC0415  (0.2 s, for those who lower natively)
+  from tensorflow.compiler.mlir.stablehlo import stablehlo  # noqa: PLC0415  (0.2 s; for native lowering only)
 
   return stablehlo.get_current_version()
 
@@ -242,7 +242,7 @@ def xla_call_module(
 
 def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], bool] | None, free: Sequence[int] = ()) -> tf.Tensor:
   """The operand with an annotation for XLA's partitioner; `tiles` as of `_jax_compat.hlo_sharding`, `free` dimensions are left to it."""
-  from tensorflow.compiler.xla import xla_data_pb2  # noqa: PLC0415  (for those who shard)
+  from tensorflow.compiler.xla import xla_data_pb2  # noqa: PLC0415  (for shardings only)
 
   if tiles is None:
     proto = xla_data_pb2.OpSharding(type=xla_data_pb2.OpSharding.REPLICATED)
@@ -288,7 +288,7 @@ def errors_as_raised() -> Iterator[None]:
 
 def optimized(definition: Any, fetches: Sequence[str], optimizers: Sequence[str]) -> Any:
   """A GraphDef after some of Grappler's optimizers: "constfold", "dependency", "remap" ...; the ops `fetches` keep their names."""
-  from tensorflow.python.grappler import tf_optimizer  # noqa: PLC0415  (for those who export)
+  from tensorflow.python.grappler import tf_optimizer  # noqa: PLC0415  (for exports only)
 
   graph = tf.Graph()
   with graph.as_default():

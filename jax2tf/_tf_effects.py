@@ -1,4 +1,4 @@
-"""Calls of Python functions in graphs: while the process lives, and what a file says in their place."""
+"""Calls of Python functions in graphs: in this process, and the ops that replace them in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINE = "_jax2tf_line"  # an attribute of the PrintV2 and Assert ops that take t
 
 @dataclass(frozen=True)
 class Text:
-  """What TensorFlow says in the place of JAX.
+  """The text that TensorFlow prints in place of JAX.
 
   Attributes:
     template: with a `HOLE` for each operand.
@@ -34,7 +34,7 @@ class Text:
   summarize: int
   stream: str
 
-  HOLE = "\x00"  # in no text that anyone prints
+  HOLE = "\x00"  # which printed text does not contain
   ASSERTION = "assertion"
 
 
@@ -56,7 +56,7 @@ class Callback:
     return f"{self.what} at {self.where}"
 
 
-# For as long as the process lives, as TensorFlow keeps those of tf.numpy_function: {token: the function, what it is}.
+# Until the process ends, as for tf.numpy_function in TensorFlow: {token: (function, description)}.
 _known: dict[str, tuple[Callable[..., Any], Callback]] = {}
 _raised: collections.deque[Exception] = collections.deque(maxlen=8)
 
@@ -137,7 +137,7 @@ def _bodies(definition: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _callback(node: Any) -> Callback | None:
-  """What a node calls back, or says in the place of that."""
+  """The callback of a node, or the text that replaces it."""
   if node.op in ("PrintV2", "Assert") and _LINE in node.attr:
     what, _, where = node.attr[_LINE].s.decode().partition(" at ")
     return Callback(what, where, Text("", (), 0, ""))

@@ -91,7 +91,7 @@ def vectorized(function: Callable[..., Any], stacked: Any) -> Any:
     logger.setLevel(level)
 
 
-# TF 2.21 registers them as not differentiable, which is a gradient of zero, although their results vary with what they are given.
+# TF 2.21 registers them as not differentiable, which means a gradient of zero, although their results depend on their operands.
 _UNKNOWN_TO_GRADIENTS = frozenset(
   {
     *("PyFunc", "PyFuncStateless", "HSVToRGB", "ResizeBilinearGrad", "LinSpace", "RandomShuffle", "RandomCrop", "ExtractGlimpse"),
@@ -112,7 +112,7 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
     behind.add(op)
     inputs = list(op.inputs)
     if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
-      # As tf.custom_gradient makes it, of results and arguments: the gradient goes to the arguments, which nobody reads behind it.
+      # As tf.custom_gradient makes it, of results and arguments: the gradient goes to the arguments, which no later op reads.
       inputs = [x for x, y in zip(inputs, op.outputs, strict=True) if not (y.consumers() or id(y) in results)]
     waiting += [x.op for x in inputs]
   if not any(op.type in _UNKNOWN_TO_GRADIENTS or _called(op) for op in behind):

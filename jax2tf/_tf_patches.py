@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import weakref
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from jax2tf._tf_compat import EFFECTS, GRADIENT, with_derivatives
 from jax2tf._tf_effects import as_raised, say_in_tensorflow
 from jax2tf._tf_sharing import share_constants
 
-# The zeros that stand for no cotangent, by id. Eager zeros are kept by TensorFlow for each shape and dtype, and given to nobody else.
+# The zeros that stand for a missing cotangent, by id. TensorFlow caches eager zeros by shape and dtype, for this purpose only.
 _missing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -31,7 +32,7 @@ def is_missing(cotangent: tf.Tensor) -> bool:
 
 
 def missing(zeros: Any) -> Any:
-  """The zeros, as such that stand for no cotangent."""
+  """Marks these zeros as missing cotangents."""
   if isinstance(zeros, tf.Tensor):
     _missing[id(zeros)] = zeros
   return zeros
@@ -41,7 +42,7 @@ def _filling(make_zeros: Callable[..., Any]) -> Callable[..., Any]:
   return functools.wraps(make_zeros)(lambda *args: missing(make_zeros(*args)))
 
 
-# The two that put zeros in the place of missing cotangents: a tape, and the gradients of the ops of a graph.
+# Two places replace missing cotangents by zeros: a tape, and the gradients of the ops of a graph.
 _backprop._default_vspace = _backprop._default_vspace._replace(
   zeros_fn=_filling(_backprop._default_vspace.zeros_fn), zeros_like_fn=_filling(_backprop._default_vspace.zeros_like_fn)
 )
@@ -55,7 +56,7 @@ _vectorized = _pfor._pfor_converter_registry["IdentityN"]
 @functools.wraps(_vectorized)
 def _vectorized_identity_n(pfor_input: Any) -> Any:
   _refuse_effects(pfor_input)
-  # TF 2.21: pfor makes a plain IdentityN of it, and TensorFlow would differentiate the ops behind it, silently.
+  # TF 2.21: pfor makes a plain IdentityN of it, and TensorFlow would silently differentiate the ops inside.
   if not pfor_input.op.node_def.attr["_gradient_op_type"].s.startswith(GRADIENT.encode()):
     return _vectorized(pfor_input)
 
@@ -74,7 +75,7 @@ def _vectorized_identity_n(pfor_input: Any) -> Any:
 _pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
 
 
-@_pfor.RegisterPFor("PreventGradient")  # TF 2.21 has none, and would take a loop over the rows
+@_pfor.RegisterPFor("PreventGradient")  # TF 2.21 has none, and would loop over the rows
 def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
   _refuse_effects(pfor_input)
   return _pfor.wrap(tf.raw_ops.PreventGradient(input=pfor_input.stacked_input(0), message=pfor_input.get_attr("message")), True)
@@ -106,7 +107,7 @@ class _Saved:
     return f"{result if result.startswith(f'{op}_') else op}:{index}"
 
 
-# The names of ops that the gradient functions of a file know, which so stay; those of other files do no harm.
+# The names of ops that the gradient functions of a file refer to, which must not change; names of other files do not conflict.
 _CAPTURED: set[str] = set()
 
 _traced = _save._trace_gradient_functions
@@ -137,7 +138,13 @@ def _trace_gradient_functions(graph: tf.Graph, view: Any) -> None:
         types.add(gradient_type)
 
 
+# True while a gradient function of a file is traced; what else is traced for a file may take all derivatives.
+_saved_gradient = contextvars.ContextVar("_saved_gradient", default=False)
+is_saved_gradient = _saved_gradient.get
+
+
 def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gradient_type: str, op: tf.Operation) -> None:
+  token = _saved_gradient.set(True)
   try:
     gradient = tf.function(_ops.gradient_registry.lookup(gradient_type)).get_concrete_function(None, *op.inputs)
   except Exception as error:
@@ -145,6 +152,8 @@ def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gr
       f"Error when tracing gradients for SavedModel: that of op {op.name!r} raises {type(error).__name__}: {error}. Mend it, or save "
       "without gradients: tf.saved_model.SaveOptions(experimental_custom_gradients=False)"
     ) from error
+  finally:
+    _saved_gradient.reset(token)
   with graph.as_default():
     for capture in gradient.captured_inputs:
       if capture.dtype in _save._UNCOPIABLE_DTYPES:

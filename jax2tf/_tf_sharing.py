@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_SMALL = 256  # bytes of a node; larger ones are parameters, which are the same once and are dear to compare
+_SMALL = 256  # bytes of a node; larger ones are parameters, which are rarely equal and expensive to compare
 
 
 def share_constants(definition: Any, known: Iterable[str]) -> None:

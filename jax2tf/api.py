@@ -21,7 +21,7 @@ from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, scope_of, specs_of
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
-from jax2tf.idioms.fused import with_composite_ops
+from jax2tf.idioms import fused
 from jax2tf.native import Target
 from jax2tf.native import stablehlo_version as stablehlo_version_of
 from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_of
@@ -30,14 +30,8 @@ from jax2tf.trace import BoundedCache, Traceable, TracedFunction
 DisabledSafetyCheck = export.DisabledSafetyCheck
 PolyShape = _jax_dimensions.PolyShape
 
-# Conversions kept for one converted function: a graph each, so a long-lived process does not grow. A small one takes 1 MB.
+# Conversions kept for one converted function, a graph each: bounded, so that a long-lived process does not grow. A small one takes 1 MB.
 _MAX_CONVERSIONS = 512
-
-# Which idioms `convert` takes: (a traced function) -> what is lowered.
-IDIOMS: Mapping[str, Callable[[TracedFunction], TracedFunction]] = {
-  "exact": lambda traced: traced,
-  "fused": lambda traced: dataclasses.replace(traced, jaxpr=with_composite_ops(traced.jaxpr)),
-}
 
 
 def convert(
@@ -46,6 +40,7 @@ def convert(
   polymorphic_shapes: Any = None,
   polymorphic_constraints: Sequence[str] = (),
   with_gradient: bool = True,
+  gradient_orders: int = 1,
   enable_xla: bool = True,
   native_serialization: bool = False,
   native_serialization_platforms: Sequence[str] | None = None,
@@ -62,65 +57,83 @@ def convert(
 ) -> Callable[..., Any]:
   """Returns a TensorFlow function, made of ordinary TensorFlow ops, with the values and gradients of `fun_jax`.
 
-  The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in Keras
-  layers. It takes pytrees of tf.Tensor, tf.Variable, NumPy and JAX arrays, Python scalars, and `jax2tf.Ref(variable)`
-  where `fun_jax` takes a `jax.Ref`, and
-  returns the pytree of `fun_jax` with tf.Tensors of JAX's dtypes. `fun_jax` is traced once for each
-  combination of argument structure, dtypes, (polymorphic) shapes and static values.
+  The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in Keras layers. It traces `fun_jax` once for
+  each combination of argument structure, dtypes, (polymorphic) shapes and static values.
 
-  A typed PRNG key array key<fry>[3] as a result is a tensor u32[3,2] of its physical data, whose attribute `jax_dtype` records
-  the dtype: as an argument of a converted function it is a key array again, and `jax.random.wrap_key_data(tensor.numpy(),
-  dtype=tensor.jax_dtype)` makes a JAX key of it. Without the attribute, behind a SavedModel or a tf.function of the
-  user's, uint32 data are a raw key, of the implementation that `jax_default_prng_impl` names.
+  A result that is a typed PRNG key array, key<fry>[3], is a tensor u32[3,2] of its physical data. The tensor's attribute `jax_dtype`
+  records the dtype: as an argument of a converted function it is a key array again. Without the attribute, behind a SavedModel or a
+  tf.function, uint32 data are a raw key of the implementation that `jax_default_prng_impl` names.
 
   Args:
-    fun_jax: a function that JAX can trace; `jax.jit` and its static arguments are honoured.
-    polymorphic_shapes: None, a string such as "b, _" for all positional arguments, or a pytree prefix of
-      them with a string or None at each leaf; the grammar is that of `jax.export.symbolic_shape`, whose result
-      may stand in place of a string.
+    fun_jax: a function that JAX can trace, of pytrees of arrays; `jax.jit` and its static arguments are honoured.
+    polymorphic_shapes: None, a string such as "b, _" for all positional arguments, or a pytree prefix of them with a string or
+      None at each leaf; the grammar is that of `jax.export.symbolic_shape`, whose result may stand in place of a string.
     polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) == 0" or "a*b == c".
-    with_gradient: whether TensorFlow may differentiate the result, which it does with JAX's VJP.
+    with_gradient: whether TensorFlow may differentiate the result; it uses JAX's VJP and JVP.
+    gradient_orders: how many orders of derivatives a SavedModel holds, each a graph of its own; a loaded function raises for higher ones.
     enable_xla: accepted for compatibility: the graph lowering emits no `Xla*` op either way, and native serialization refuses False.
     native_serialization: lower to XlaCallModule ops, which XLA compiles when they run, instead of ordinary ops.
-    native_serialization_platforms: for native serialization: where the module may run, a subset of cpu, cuda, rocm, tpu; by default where
-      JAX runs now.
+    native_serialization_platforms: for native serialization: where the module may run, as `platforms`; by default on JAX's default backend.
     native_serialization_disabled_checks: for native serialization: `DisabledSafetyCheck.platform()`, `.custom_call(target)`.
     stablehlo_version: for native serialization: what the reader of the module understands, as a version of StableHLO ("1.0.0") or of
       TensorFlow ("2.16"); by default that of the installed TensorFlow.
     platforms: where the graph will run, a subset of cpu, cuda, rocm, tpu, if not on this machine: `lax.platform_dependent` takes the
-      branch that they share, and no device that the function names is looked for here.
+      branch that they share, and the devices that the function names need not exist here.
     device_map: JAX device -> TensorFlow device, for the devices that `jax.device_put`, `jax.default_device` and `compute_on` name. A key
       is a jax.Device, "gpu:1", a whole platform "gpu", or "host"; None leaves the placement to TensorFlow. By default "gpu:1" is
       "/device:GPU:1", and "host" is "/device:CPU:0".
     keep_shardings: whether sharding annotations become XlaSharding ops, for XLA's partitioner under jit_compile; by default they have no
       effect, and a warning says so. Native serialization always keeps them.
-    idioms: "exact" for JAX's values, or "fused" to take TensorFlow's composite ops too, such as Softmax, Relu and FusedBatchNorm, which are
-      faster and which other runtimes know; docs/fused.md says what differs: NaN, infinity and rounding.
-    dtensor_mesh: experimental: a mesh of tf.experimental.dtensor, on which sharding annotations become layouts; its axes have the names and
-      sizes of those of JAX's mesh (docs/dtensor.md).
+    idioms: "exact" for JAX's values, or "fused" for TensorFlow's composite ops too, such as Softmax, Relu and FusedBatchNorm, which are
+      faster and which other runtimes know, or the names of some, such as "softmax,gelu". NaN, infinity and rounding may differ
+      (docs/guide/fused.md).
+    dtensor_mesh: experimental: a tf.experimental.dtensor.Mesh with the axis names and sizes of JAX's mesh; sharding annotations become
+      layouts on it (docs/guide/dtensor.md).
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
-    max_conversions: how many combinations of structure, dtypes, (polymorphic) shapes and static values are kept, each with its graphs;
-      the least recently used one goes first, and the first to go makes a warning.
+    max_conversions: how many combinations of structure, dtypes, (polymorphic) shapes and static values to keep, each with its graphs.
+      Beyond it the least recently used one is dropped; the first drop warns.
+
+  Returns:
+    a function of the arguments of `fun_jax`: pytrees of tf.Tensor, tf.Variable, NumPy and JAX arrays, Python scalars, and
+    `jax2tf.Ref(variable)` for a `jax.Ref`. It returns the pytree of `fun_jax`, with tf.Tensors of JAX's dtypes.
 
   Raises:
-    TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array.
-    ValueError: bad platforms; bad idioms, or fused ones for native serialization; a bad device map; constraints that no sizes meet; at a
-      call, inside a JAX transformation, a shape that does not fit `polymorphic_shapes`, a static argument that is not hashable, a device
-      that TensorFlow does not have, or operands on several devices.
-    NotImplementedError: at a call, primitives that have no lowering, all in one error; for native serialization, what the
-      reader's StableHLO has no words for.
+    TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array, or a `Ref` has no tf.Variable of a dtype of JAX.
+    ValueError: an option is not valid, or excludes another one; no sizes meet the constraints. At a call: it is inside a JAX
+      transformation, shapes do not fit `polymorphic_shapes`, a rank is unknown, a static argument is not hashable, two `Ref`s have one
+      variable, TensorFlow lacks a device, operands are on several devices, or an eager call of a native function is sharded.
+    NotImplementedError: at a call: a `LoweringError` that lists all equations without a lowering; the reader's StableHLO or TensorFlow
+      is too old for the native module; a function that writes variables is in a graph without an order of writes (TF1).
+    OverflowError: at a call, a Python int does not fit the dtype that JAX gives it.
+    FloatingPointError: at a call, a result is NaN or infinite under `jax_debug_nans` or `jax_debug_infs`.
+    LookupError: at a derivative, with `with_gradient=False`.
+    tf.errors.InvalidArgumentError: in a running graph, sizes do not meet `polymorphic_shapes`, or a derivative is above `gradient_orders`.
+
+  Examples:
+    >>> import jax.numpy as jnp, tensorflow as tf, jax2tf
+    >>> mean = jax2tf.convert(lambda x: jnp.mean(x, axis=0), polymorphic_shapes="b, 2")
+    >>> of_any_batch = tf.function(mean, input_signature=[tf.TensorSpec([None, 2])])
+    >>> of_any_batch([[1.0, 2.0], [3.0, 6.0]]).numpy().tolist()
+    [2.0, 4.0]
+    >>> x = tf.Variable(3.0)
+    >>> with tf.GradientTape() as tape:
+    ...   y = jax2tf.convert(jnp.square)(x)
+    >>> tape.gradient(y, x).numpy().item()
+    6.0
   """
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
   target = _native_target(
     enable_xla, native_serialization, native_serialization_platforms, native_serialization_disabled_checks, stablehlo_version
   )
-  if idioms not in IDIOMS:
-    raise ValueError(f"idioms = {idioms!r}: choose one of {', '.join(map(repr, IDIOMS))}")
-  if target and idioms != "exact":
+  if gradient_orders < 1:
+    raise ValueError(f"gradient_orders = {gradient_orders}: a SavedModel holds at least the first; for none take with_gradient=False")
+  composites = fused.names_of(idioms)
+  if target and composites:
     raise ValueError(
       f"native_serialization is not supported with idioms = {idioms!r}: a module holds JAX's own equations; drop one of the two"
     )
+  orders = gradient_orders if with_gradient else 0
   destination = _destination(platforms, device_map, keep_shardings, dtensor_mesh)
   if dtensor_mesh is not None and (keep_shardings or target):
     raise ValueError("dtensor_mesh makes layouts of sharding annotations, and keep_shardings and native_serialization XLA's; choose one")
@@ -159,7 +172,7 @@ def convert(
     if traced.n_refs:
       refs.check_order(traceable.name)
     refs.check_captured((args, kwargs), traced.variables, traceable.name)
-    conversion = conversions.get(traced, lambda: Conversion(IDIOMS[idioms](traced), with_gradient, destination, target))
+    conversion = conversions.get(traced, lambda: Conversion(_with_composite_ops(traced, composites), orders, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = nans.checked(conversion(operands), f"'{traceable.name}'", lambda: _run_by_jax(fun, args, kwargs))
     own = len(results) - traced.n_refs
@@ -170,10 +183,14 @@ def convert(
   result = tf.autograph.experimental.do_not_convert(converted)
   static = traceable.static_argnums or traceable.static_argnames
   # TF 2.21: a Mesh that is compared with None raises.
-  plain = target is None and idioms == "exact" and not static and dtensor_mesh is None
+  plain = target is None and not composites and not static and dtensor_mesh is None
   if polymorphic_shapes is None and with_gradient and plain and destination == _destination(None, None, False):
     setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
   return result
+
+
+def _with_composite_ops(traced: TracedFunction, names: frozenset[str]) -> TracedFunction:
+  return dataclasses.replace(traced, jaxpr=fused.with_composite_ops(traced.jaxpr, names)) if names else traced
 
 
 def _run_by_jax(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -195,10 +212,7 @@ _ORIGIN = "_jax2tf_origin"
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-  """On a converted function that computes what its JAX function does for all arguments: itself, and that function.
-
-  A pickled copy does without, and call_tf takes it for any TensorFlow function.
-  """
+  """Marks a converted function that equals its JAX function, with both. A pickled copy has neither; call_tf sees a TensorFlow function."""
 
   itself: weakref.ref[Any] | None = None
   fun_jax: Callable[..., Any] | None = None
@@ -226,16 +240,24 @@ def _warn_of_many_conversions(name: str, count: int) -> None:
 def eval_polymorphic_shape(
   fun_jax: Callable[..., Any], *, polymorphic_shapes: Any = None, polymorphic_constraints: Sequence[str] = ()
 ) -> Callable[..., Any]:
-  """Returns a function from argument specs to the result's specs; nothing is computed.
+  """Returns a function from argument specs to the result's specs. It traces `fun_jax` and computes nothing.
 
   Args:
-    fun_jax: a function that JAX can trace.
-    polymorphic_shapes, polymorphic_constraints: as for `convert`.
+    fun_jax, polymorphic_shapes, polymorphic_constraints: as for `convert`.
 
   Returns:
-    a function that takes what `fun_jax` takes, with anything that has a shape and a dtype in place
-    of arrays, and returns (tree of jax.ShapeDtypeStruct, tree of strings such as "(b, 3)" that can again serve as
-    `polymorphic_shapes`).
+    a function of the arguments of `fun_jax`, with anything that has a shape and a dtype in place of arrays. It returns (pytree of
+    jax.ShapeDtypeStruct, pytree of strings such as "(2*b, 3)", which `polymorphic_shapes` takes again).
+
+  Raises:
+    TypeError: `fun_jax` is not callable; at a call, an argument has no numeric dtype.
+    ValueError: no sizes meet the constraints; at a call, shapes do not fit `polymorphic_shapes`.
+
+  Examples:
+    >>> import jax, jax.numpy as jnp, jax2tf
+    >>> specs = jax2tf.eval_polymorphic_shape(lambda x: jnp.concatenate([x, x]), polymorphic_shapes="b, 3")
+    >>> specs(jax.ShapeDtypeStruct((4, 3), jnp.float32))[1]
+    '(2*b, 3)'
   """
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
@@ -245,22 +267,28 @@ def eval_polymorphic_shape(
     _, traced = traces(args, kwargs)
     avals = traced.jaxpr.out_avals
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    shapes = [str(a.shape) for a in avals]
-    return tree_util.tree_unflatten(traced.out_tree, specs), tree_util.tree_unflatten(traced.out_tree, shapes)
+    return tree_util.tree_unflatten(traced.out_tree, specs), tree_util.tree_unflatten(traced.out_tree, [str(a.shape) for a in avals])
 
   return evaluate
 
 
 def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[int] | None) -> tf.Tensor:
-  """The tensor, in a graph with an annotation that XLA's partitioner reads: an XlaSharding op. Eagerly it is the tensor alone.
+  """Annotates a tensor of a graph for XLA's partitioner, with an XlaSharding op. Eagerly it returns the tensor without annotation.
 
   Args:
-    tensor: any tensor.
-    partition_dimensions: the number of parts of each dimension, whose product is the number of
-      devices; None replicates.
+    tensor: any tensor, f32[n,m] for instance.
+    partition_dimensions: the number of parts of each dimension, whose product is the number of devices; None replicates.
+
+  Returns:
+    the tensor, of the same dtype and shape.
 
   Raises:
-    ValueError: as many partitions as dimensions are needed, each at least 1.
+    ValueError: `partition_dimensions` has not one entry for each dimension, or one below 1.
+
+  Examples:
+    >>> import tensorflow as tf, jax2tf
+    >>> jax2tf.split_to_logical_devices(tf.constant([[1.0], [2.0]]), [2, 1]).shape
+    TensorShape([2, 1])
   """
   rank = tensor.shape.rank
   if partition_dimensions is not None:
@@ -275,10 +303,9 @@ def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[i
 
 
 class _TraceCache:
-  """(args, kwargs) -> (dynamic leaves, TracedFunction), with a bounded memory of earlier traces.
+  """(args, kwargs) -> (dynamic leaves, TracedFunction), with a bounded cache of traces.
 
-  One scope serves all calls, so that equal polymorphic shapes give equal symbolic dimensions, and
-  calls with different sizes share one trace.
+  One scope serves all calls: equal polymorphic shapes give equal symbolic dimensions, and calls of different sizes share one trace.
   """
 
   def __init__(self, traceable: Traceable, polymorphic_shapes: Any, constraints: Sequence[str], size: int = _MAX_CONVERSIONS):

@@ -12,7 +12,7 @@ from jax import export
 
 from jax2tf import _jax_dimensions
 
-# To find sizes for which all constraints hold, so many combinations are tried at most.
+# The most combinations of sizes to try for one that meets all constraints.
 _MOST_TRIED = 2_000
 
 

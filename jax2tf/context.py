@@ -1,4 +1,4 @@
-"""What a lowering rule may know about the equation that it lowers."""
+"""The rule context: what a lowering rule gets about the equation that it lowers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from jax2tf.placement.shardings import is_sharded
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-  """What rules note in one lowering, for others to find.
+  """Facts that rules record during one lowering, for other rules to read.
 
   Attributes:
-    assertions: ops that fail where what is asserted does not hold; what relies on it waits for them.
-    stacked: op that stacks the rows of a loop -> the TensorList that has them.
-    left_out: what prints or checks, with its line, and is not in the graph.
+    assertions: assertion ops; ops that rely on an assertion wait for them.
+    stacked: op that stacks the rows of a loop -> the TensorList that holds them.
+    left_out: prints and checks that the graph omits, each with its line.
   """
 
   assertions: list[tf.Operation] = field(default_factory=list)
@@ -48,17 +48,17 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-  """The equation's avals and the services that rules need; rules take nothing from globals.
+  """The rule context: the equation's avals, and the services that lowering rules need. Rules read no global state.
 
   Attributes:
-    avals_in: JAX's abstract values of the operands.
-    avals_out: those of the results; the interpreter checks the tensors against them.
+    avals_in: the avals of the operands, such as f32[b,4].
+    avals_out: the avals of the results; the interpreter checks the tensors against them.
     lower: `lower(closed_jaxpr, *tensors) -> list of tensors`, for rules with an inner jaxpr.
     dimensions: values of symbolic dimensions; rules use `dim` and `shape`.
-    primitive: name of the primitive, for errors.
-    where: the user's `file:line:col (function)`, computed only when called.
+    primitive: the name of the primitive, for errors.
+    where: a function that returns the user's `file:line:col (function)`.
     destination: where the graph will run.
-    notes: what rules of the same lowering have noted.
+    notes: facts that rules of the same lowering recorded.
   """
 
   avals_in: Sequence[Any]
@@ -82,16 +82,40 @@ class RuleContext:
     return tf_dtype(self.aval_out.dtype)
 
   def dim(self, size: Any) -> int | tf.Tensor:
-    """A dimension: an int when known, else an int32 scalar of the graph, computed once."""
+    """The value of a dimension.
+
+    Args:
+      size: an int, or a symbolic dimension such as `2*b + 1`.
+
+    Returns:
+      an int if it is known, else a tensor i32[] of the graph, computed once.
+    """
     return self.dimensions(size)
 
   def shape(self, sizes: Sequence[Any]) -> list[int] | tf.Tensor:
-    """A shape for TensorFlow: a list of ints when known, else an int32 vector, computed once."""
+    """The value of a shape, for TensorFlow.
+
+    Args:
+      sizes: ints and symbolic dimensions, such as `aval.shape`.
+
+    Returns:
+      a list of ints if all are known, else a tensor i32[rank] of the graph, computed once.
+    """
     return self.dimensions.shape(sizes)
 
   def reshape(self, operand: tf.Tensor, sizes: Sequence[Any]) -> tf.Tensor:
-    """The operand in another shape; one symbolic size among known ones is -1 and costs no shape arithmetic."""
+    """Reshapes a tensor. One symbolic size among known ones becomes -1 and costs no shape arithmetic.
+
+    Args:
+      operand: a tensor of any dtype and shape.
+      sizes: the new shape, of ints and symbolic dimensions.
+
+    Returns:
+      the tensor in the new shape.
+    """
     static = self.dimensions.static_shape(sizes)
+    if operand.shape.is_fully_defined() and operand.shape.as_list() == static:
+      return operand
     if static.count(None) == 1 and 0 not in static:
       return tf.reshape(operand, [-1 if size is None else size for size in static])
     return tf.reshape(operand, self.shape(sizes))
@@ -100,12 +124,15 @@ class RuleContext:
     """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.
 
     Args:
-      fun: of a module, or a `functools.partial` of one and of jaxprs and hashable values: it is traced once for equal ones.
-      operands: tensors.
-      avals: their avals, unless these are `avals_in`.
+      fun: a function defined at module level, or a `functools.partial` of one with jaxprs and hashable values. Equal ones share a trace.
+      operands: tensors of the dtypes and shapes in `avals`.
+      avals: the avals of the operands; by default `avals_in`.
 
     Returns:
-      tensors in the structure of the result of `fun`.
+      the pytree that `fun` returns, with tensors as leaves.
+
+    Raises:
+      LoweringError: `fun` has an equation without a lowering.
     """
     specs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (self.avals_in if avals is None else avals))
     bound = (fun.func, fun.args, fun.keywords) if isinstance(fun, functools.partial) else (fun, (), {})
@@ -113,7 +140,19 @@ class RuleContext:
     return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
 
   def sharded(self, operand: tf.Tensor, sharding: Any, free: Sequence[int] = ()) -> tf.Tensor:
-    """The operand, spread over devices as `sharding` says but for `free` dimensions, where the caller of `convert` asked to keep that."""
+    """Annotates a tensor with a sharding, if `convert` was called with `keep_shardings` or `dtensor_mesh`.
+
+    Args:
+      operand: a tensor of any dtype and shape.
+      sharding: a jax.sharding.Sharding.
+      free: dimensions that XLA or DTensor may shard as it chooses.
+
+    Returns:
+      the tensor, of the same dtype and shape.
+
+    Raises:
+      LoweringError: DTensor has no layout for the sharding.
+    """
     if not (self.destination.spreads and is_sharded(sharding)):
       return operand
     if (mesh := self.destination.dtensor_mesh) is not None:
@@ -124,7 +163,15 @@ class RuleContext:
     return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank), free)
 
   def refuse(self, reason: str, advice: str) -> NoReturn:
-    """Raises the error of a form that has no lowering: what, where, what now."""
+    """Raises the error for a form of the primitive that has no lowering. The error says what, where, and what to do.
+
+    Args:
+      reason: what cannot be lowered, and why.
+      advice: what the user can do instead.
+
+    Raises:
+      LoweringError: always.
+    """
     raise lowering_error(self.primitive, [Gap(self.primitive, reason, advice, self.where())])
 
 

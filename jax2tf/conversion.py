@@ -33,7 +33,7 @@ class Conversion:
   built at the first call, so that later calls cost one op.
   """
 
-  def __init__(self, traced: TracedFunction, with_gradient: bool, destination: Destination, target: native.Target | None = None):
+  def __init__(self, traced: TracedFunction, orders: int, destination: Destination, target: native.Target | None = None):
     self._target = target
     self._destination = destination
     self._prepare: Prepare = prepare if target is None else functools.partial(native.prepare, target)
@@ -43,7 +43,7 @@ class Conversion:
     self._on_several_devices = target is not None and native.runs_on_several_devices(traced.jaxpr)
     self.traced = traced
     self._dimensions = traced.dimensions
-    self._with_gradient = with_gradient
+    self._orders = orders  # of derivatives that a SavedModel holds; 0 for a function that is not differentiable
     self._derivatives = BoundedCache(maxsize=16)
     self._eager_functions = BoundedCache(maxsize=16)
     self.dtypes = [physical(aval)[1] for aval in traced.arguments]
@@ -59,7 +59,7 @@ class Conversion:
     if _tf_compat.current_graph() is None:
       return self._eagerly(operands)
     dimensions, assertions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
-    # No op of the function runs before these hold.
+    # All ops of the function depend on these assertions.
     with tf.control_dependencies(assertions):
       operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
     with tf.name_scope(f"jax2tf_{scope_name(self.traced.name)}_"):
@@ -72,13 +72,13 @@ class Conversion:
     return graph if self._target is None else native.Native(graph, self._target)
 
   def _differentiable(self, run: Emitter, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
-    if not self._with_gradient:
+    if not self._orders:
       reason = "The jax2tf-converted function does not support gradients. Use `with_gradient` parameter to enable gradients"
       has_effects = bool(self.traced.jaxpr.effects)
       return _tf_compat.without_derivatives(lambda: run(self._program, *operands), [operands[i] for i in wrt], reason, has_effects)
     if is_tensorflows(self.traced.jaxpr):
       return run(self._program, *operands)
-    found = self._derivatives.get(tuple(wrt), lambda: derivative(self.traced.jaxpr, self.traced.name, wrt, self._prepare))
+    found = self._derivatives.get(tuple(wrt), lambda: derivative(self.traced.jaxpr, self.traced.name, wrt, self._prepare, self._orders))
     return gradient.call(found, run, *operands)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -90,7 +90,7 @@ class Conversion:
     self._dimensions.check([x.shape for x in operands])
     sizes = [operands[argument].shape[axis] for _, argument, axis in self._dimensions.sizes]
     run = _Eager(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
-    # Eagerly, unlike in a graph, it is known here which arguments a tape will ever ask about.
+    # Eagerly, unlike in a graph, the arguments that a tape watches are known here.
     wrt = [i for i in differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])]
     return self._differentiable(run, operands, wrt) if wrt else run(self._program, *operands)
 

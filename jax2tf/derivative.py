@@ -1,4 +1,4 @@
-"""A jaxpr and its derivatives as JAX has them, each a jaxpr too, traced when it is asked for.
+"""A jaxpr and its derivatives by JAX's rules, each a jaxpr too, traced when it is first needed.
 
 The pullback that `jax.vjp` returns is a pytree. The forward jaxpr returns its leaves, the residuals,
 next to the results; the backward jaxpr rebuilds it from them. The gradient of the gradient is again
@@ -28,7 +28,7 @@ from jax2tf.program import Prepare, Program, with_sources
 from jax2tf.registry import IN_TENSORFLOW
 from jax2tf.trace import BoundedCache
 
-# What has residuals of its own making, or what JAX differentiates as a dearer equation.
+# Primitives that define their residuals, or that JAX differentiates as a more expensive equation.
 _WITH_RESIDUALS = (P.cond_p, P.cumlogsumexp_p, P.custom_vjp_call_p, P.remat_p, P.scan_p, P.sort_p, P.svd_p, P.while_p)
 
 
@@ -65,13 +65,14 @@ class Backward:
 
 
 class Derivative:
-  """A jaxpr with its derivatives, each traced when asked for.
+  """A jaxpr with its derivatives, each traced when first needed.
 
   Attributes:
     function: name of the user's function, for errors.
     wrt: positions of the floating point or complex arguments to differentiate in.
     results: positions of the floating point and complex results.
     prepare: makes programs.
+    saved_orders: how many orders of derivatives a SavedModel holds; each one has a graph of its own there.
     is_repeated: what it computes is computed once more, beside its function, and so has no effects.
   """
 
@@ -82,12 +83,14 @@ class Derivative:
     wrt: Sequence[int],
     results: Sequence[int],
     prepare: Prepare,
+    saved_orders: int,
     *,
     is_repeated: bool = False,
   ):
     self._make = make
-    self._is_repeated = is_repeated
+    self.is_repeated = is_repeated
     self.prepare = prepare
+    self.saved_orders = saved_orders
     self.function = function
     self.wrt = wrt
     self.results = results
@@ -101,7 +104,7 @@ class Derivative:
   @functools.cached_property
   def program(self) -> Program:
     """What is differentiated, ready to be emitted."""
-    return self.prepare(repeated(self.function, self.jaxpr) if self._is_repeated else self.jaxpr, self.function, ())
+    return self.prepare(repeated(self.function, self.jaxpr) if self.is_repeated else self.jaxpr, self.function, ())
 
   @property
   def forward(self) -> Forward | Exception:
@@ -121,7 +124,7 @@ class Derivative:
     jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
     without_tape = "the function, and this graph is the same with a tape and without"
     unless_asked = differing(self.function, jaxpr, self.jaxpr, without_tape, "put the tape inside of the tf.function")
-    if self._is_repeated or not self.keeps_values:  # then the function itself runs too
+    if self.is_repeated or not self.keeps_values:  # the function itself runs too
       if unless_asked:
         raise unless_asked
       jaxpr = repeated(self.function, jaxpr)
@@ -130,7 +133,7 @@ class Derivative:
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
     """Where cotangents of the results in `given` are given; or why there is none.
 
-    The other results have none, which is not the same as zeros: JAX then leaves out what leads to them, and with it 0 * inf.
+    The other results get symbolic-zero cotangents: JAX prunes their transposes, so 0 * inf never arises.
     """
     return self._made.get(("backward", given), lambda: _or_error(lambda: self._trace_backward(given)))
 
@@ -143,7 +146,7 @@ class Derivative:
 
     forward.reached.clear()  # only this trace can reach it, which holds the lock of the cache
     jaxpr = _trace(backward, forward.residuals, self._cotangents(given))
-    # What runs on residuals and cotangents follows them to where they are.
+    # Equations on residuals and cotangents run where these are.
     places = forward.program.placement.of(forward.program.jaxpr.outvars)
     operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]
     return Backward(self.prepare(jaxpr, f"gradient of {self.function}", operands), frozenset(forward.reached))
@@ -162,7 +165,7 @@ class Derivative:
 
   @functools.cached_property
   def may_wait(self) -> bool:
-    """Whether the residuals follow from values of the function itself, so that they can be computed when a tape asks for them."""
+    """Whether the residuals follow from values of the function itself, so that they can be computed when a tape needs them."""
     plain = self.keeps_values and not self.jaxpr.effects and not self.program.placement.values
     return plain and not contains(self.jaxpr, (*_WITH_RESIDUALS, *IN_TENSORFLOW))
 
@@ -177,8 +180,8 @@ class Derivative:
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
-    name, results = f"gradient of {self.function}", range(len(self.wrt))
-    return self._made.get(("pullback", given), lambda: Derivative(make, name, wrt, results, self.prepare, is_repeated=True))
+    name, results, orders = f"gradient of {self.function}", range(len(self.wrt)), max(self.saved_orders - 1, 0)
+    return self._made.get(("pullback", given), lambda: Derivative(make, name, wrt, results, self.prepare, orders, is_repeated=True))
 
   @functools.cached_property
   def pushforward(self) -> Derivative:
@@ -193,13 +196,14 @@ class Derivative:
       jaxpr = _trace(whole, avals, [avals[i] for i in self.wrt])
       ran = forward.program.jaxpr if isinstance(forward := self.forward, Forward) else self.jaxpr
       error = differing(self.function, jaxpr, ran, "the results, which have been computed before", "use jax.jvp before convert")
-      if error and not self._is_repeated:
+      if error and not self.is_repeated:
         raise error
       return jaxpr
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
-    return Derivative(make, f"tangents of {self.function}", wrt, range(len(self.results)), self.prepare, is_repeated=True)
+    name, results, orders = f"tangents of {self.function}", range(len(self.results)), max(self.saved_orders - 1, 0)
+    return Derivative(make, name, wrt, results, self.prepare, orders, is_repeated=True)
 
   def _vjp(self, primals: Sequence[Any], reached: set[int]) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
@@ -224,9 +228,9 @@ class Derivative:
     return [found[i] if i in found else Zero(self.jaxpr.out_avals[i]) for i in self.results]
 
 
-def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], prepare: Prepare) -> Derivative:
+def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], prepare: Prepare, saved_orders: int = 1) -> Derivative:
   """Of a function of the user's."""
-  return Derivative(lambda: with_sources(jaxpr), function, wrt, differentiable(jaxpr.out_avals), prepare)
+  return Derivative(lambda: with_sources(jaxpr), function, wrt, differentiable(jaxpr.out_avals), prepare, saved_orders)
 
 
 def differentiable(avals: Sequence[Any]) -> list[int]:
@@ -267,7 +271,7 @@ def _or_error(make: Callable[[], Any]) -> Any:
 
 
 def words_of(error: Exception) -> Exception:
-  """The same type and words without the traceback, whose frames hold arrays. The type's own __init__ may ask for more."""
+  """The same type and words without the traceback, whose frames hold arrays. The type's own __init__ may need more arguments."""
   words = type(error).__new__(type(error), str(error))
   words.args = (str(error),)
   for note in getattr(error, "__notes__", ()):

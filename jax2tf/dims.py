@@ -56,7 +56,7 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
   except (ValueError, tokenize.TokenError) as error:
     if "onstraint" in str(error) or "syntax error" in str(error):
       raise
-    raise ValueError(f"syntax error in polymorphic_constraints = {constraints}: {error}") from None  # JAX says no more
+    raise ValueError(f"syntax error in polymorphic_constraints = {constraints}: {error}") from None  # JAX's traceback adds nothing
   refuse_contradictions(scope)
   return scope
 
@@ -277,6 +277,6 @@ def _dimension_jaxpr(dim: Any, names: tuple[str, ...]) -> ClosedJaxpr:
 
 
 def _in_32_bits(fun: Callable[..., Any], arity: int) -> ClosedJaxpr:
-  """The jaxpr of a function of sizes, i32[] like TensorFlow's shapes also where JAX would compute in 64 bits."""
+  """The jaxpr of a function of sizes: i32[] like TensorFlow's shapes, even if JAX would compute in 64 bits."""
   with jax.enable_x64(False):
     return jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct((), np.int32)] * arity)

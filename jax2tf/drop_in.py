@@ -19,10 +19,17 @@ _PUBLIC = ("DisabledSafetyCheck", "PolyShape", "convert", "dtype_of_val", "eval_
 
 
 def install() -> contextlib.ExitStack:
-  """Makes `jax.experimental.jax2tf` this package, for every import of it from now on.
+  """Makes this package `jax.experimental.jax2tf` for every later import of that name.
 
   Returns:
-    a context manager, for those who want it only for a while: leaving it puts back what was there.
+    a context manager, whose exit restores JAX's own package. Without `with` the change is permanent.
+
+  Examples:
+    >>> import jax2tf
+    >>> with jax2tf.install():
+    ...   from jax.experimental import jax2tf as old
+    >>> old.convert is jax2tf.convert
+    True
   """
   jaxs = importlib.import_module(_PACKAGE)
   package, module = types.ModuleType(_PACKAGE), types.ModuleType(f"{_PACKAGE}.jax2tf")

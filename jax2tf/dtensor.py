@@ -11,16 +11,27 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax2tf.placement.dtensors import layout
 
+__all__ = ["tensor", "variables"]
+
 
 def variables(params: Any, mesh: Any) -> Any:
-  """A dtensor.DVariable for each array of a tree, laid out as its NamedSharding says; all others are whole on each device.
+  """Makes a dtensor.DVariable of each array of a pytree, with the layout of its NamedSharding. Other arrays are replicated.
 
   Args:
-    params: a pytree of arrays.
-    mesh: a dtensor.Mesh, whose axes have the names and sizes of those of JAX's mesh.
+    params: a pytree of arrays of any dtype and shape.
+    mesh: a tf.experimental.dtensor.Mesh with the axis names and sizes of JAX's mesh.
+
+  Returns:
+    the pytree with variables as leaves.
 
   Raises:
-    ValueError: a sharding that DTensor has no layout for.
+    ValueError: DTensor has no layout for a sharding, or the mesh has other axes.
+
+  Examples:
+    >>> import numpy as np, tensorflow as tf, jax2tf.dtensor
+    >>> mesh = tf.experimental.dtensor.create_mesh([("data", 1)], devices=["CPU:0"])
+    >>> jax2tf.dtensor.variables({"w": np.zeros((4, 2), np.float32)}, mesh)["w"].shape
+    TensorShape([4, 2])
   """
 
   def put(array: Any) -> Any:
@@ -30,7 +41,26 @@ def variables(params: Any, mesh: Any) -> Any:
 
 
 def tensor(array: Any, mesh: Any, *axes: str | None) -> tf.Tensor:
-  """An array as a DTensor: its dimensions over the named axes, or as its NamedSharding says, or whole on each device."""
+  """Makes a DTensor of an array: sharded over the named axes, else as its NamedSharding says, else replicated.
+
+  Args:
+    array: a NumPy or JAX array of any dtype and shape.
+    mesh: as for `variables`.
+    axes: the mesh axis for each leading dimension of the array, None for no sharding. The dimensions after them are not sharded.
+
+  Returns:
+    the DTensor, of the same dtype and shape.
+
+  Raises:
+    ValueError: DTensor has no layout for the sharding, or the mesh has other axes.
+
+  Examples:
+    >>> import numpy as np, tensorflow as tf, jax2tf.dtensor
+    >>> mesh = tf.experimental.dtensor.create_mesh([("data", 1)], devices=["CPU:0"])
+    >>> rows = jax2tf.dtensor.tensor(np.zeros((4, 2), np.float32), mesh, "data")
+    >>> tf.experimental.dtensor.fetch_layout(rows).sharding_specs
+    ['data', 'unsharded']
+  """
   values = tf.constant(np.asarray(array))
   whole = tf.experimental.dtensor.Layout.replicated(mesh, values.shape.rank)
   sharding = getattr(array, "sharding", None)

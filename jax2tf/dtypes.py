@@ -104,13 +104,22 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
 
 
 def dtype_of_val(val: Any) -> tf.DType:
-  """The dtype that JAX gives to `val`, as a TensorFlow dtype: 64-bit types follow `jax_enable_x64`.
+  """Returns the dtype that JAX gives to a value, as a TensorFlow dtype. Without `jax_enable_x64` JAX narrows 64 bits to 32.
 
   Args:
     val: a tf.Tensor, tf.Variable, NumPy or JAX array, or a Python scalar.
 
+  Returns:
+    the tf.DType; of a typed key, tf.uint32.
+
   Raises:
-    TypeError: `val` is not numeric.
+    TypeError: `val` is not numeric, or TensorFlow has no such dtype.
+    ValueError: `val` is a tensor of unknown rank.
+
+  Examples:
+    >>> import numpy as np, jax2tf
+    >>> jax2tf.dtype_of_val(np.float64(1))
+    tf.float32
   """
   return tf_dtype(describe(val, "val")[1])
 

@@ -20,9 +20,9 @@ CALLBACKS = (*_EFFECTFUL, _jax_compat.pure_callback_p)
 
 
 def differing(function: str, derivative: ClosedJaxpr, ran: ClosedJaxpr, otherwise: str, advice: str) -> Exception | None:
-  """The error, with the lines, of a derivative that has other effects than `ran`, which `otherwise` goes on to say; None without one.
+  """The error for a derivative whose effects differ from those of `ran`, with the lines; None if they are equal.
 
-  A custom rule may print something else than its function.
+  `otherwise` ends the reason. A custom rule may print something else than its function.
   """
   if _effects(derivative) == _effects(ran):
     return None
@@ -63,7 +63,7 @@ def _gaps(reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Sequence[Pri
 
 
 def needed(eqns: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-  """The equations, without a `pure_callback` whose results nobody needs: JAX does not run it, and TensorFlow would its stateful op."""
+  """The equations, without a `pure_callback` whose results are unused: JAX does not run it, but TensorFlow would run its stateful op."""
   if not any(eqn.primitive is _jax_compat.pure_callback_p for eqn in eqns):
     return eqns
   used, kept = set(variables(results)), []

@@ -1,4 +1,4 @@
-"""The words of every refusal. One place, so that each says what, where and what now."""
+"""The errors of the package, in one module so that each says what failed, where, and what to do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ import tensorflow as tf
 
 
 class LoweringError(NotImplementedError):
-  """A primitive, or a form of it, that has no lowering to TensorFlow ops.
+  """A function has equations without a lowering to TensorFlow ops. The message lists all of them, each with the user's line.
 
   Attributes:
-    gaps: each of them.
+    gaps: one entry for each equation, with the attributes `primitive`, `reason`, `advice`, `where` and `op`.
+
+  Examples:
+    >>> import jax, jax2tf
+    >>> try:
+    ...   jax2tf.convert(jax.lax.linalg.schur)(jax.numpy.eye(2))
+    ... except jax2tf.LoweringError as error:
+    ...   print([gap.primitive for gap in error.gaps])
+    ['schur']
   """
 
   def __init__(self, message: str, gaps: Iterable[Gap] = ()):
@@ -23,10 +31,10 @@ class LoweringError(NotImplementedError):
 
 
 class CallbackError(ValueError):
-  """Calls of Python functions, which no file can hold.
+  """A graph calls Python functions, which no file can hold.
 
   Attributes:
-    gaps: each of them.
+    gaps: one entry for each call.
   """
 
   def __init__(self, message: str, gaps: Iterable[Gap]):
@@ -66,7 +74,7 @@ def no_rule(why_not: str | None) -> tuple[str, str]:
   """(reason, advice) for a primitive without a rule; `why_not` says why no JAX function can stand for it."""
   return (
     f"no lowering rule is registered, and {why_not}",
-    "rewrite this line with other JAX functions, or register a rule with jax2tf.lowers (docs/own-primitives.md)",
+    "rewrite this line with other JAX functions, or register a rule with jax2tf.lowers (docs/developers/own-primitives.md)",
   )
 
 
@@ -96,8 +104,8 @@ _REMAINDER = re.compile(r"(?:The remainder|rest is) (mod\(.+\))")
 
 
 def settling_constraints(error: Exception) -> tuple[str, str] | None:
-  """What settles a question about symbolic dimensions that JAX could not answer: the constraint that says yes, and the one that says no,
-  if there is one. None for other errors."""
+  """Constraints that decide an inconclusive comparison of symbolic dimensions: the one under which it holds, and the one under which it
+  does not, if there is one. None for other errors."""
   if found := _COMPARISON.search(str(error)):
     left, relation, right = found.groups()
     above, below = (str(int(right) + one) if right.lstrip("-").isdecimal() else f"{right} {sign} 1" for one, sign in ((1, "+"), (-1, "-")))
@@ -111,7 +119,7 @@ def settling_constraints(error: Exception) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def hints() -> Iterator[None]:
-  """While a user's function is traced: a note on what JAX could not decide about symbolic dimensions says which constraint settles it."""
+  """Adds a note to errors of tracing: which constraint decides a comparison of symbolic dimensions that JAX could not."""
   try:
     yield
   except Exception as error:

@@ -40,7 +40,7 @@ def why_not(eqn: Any) -> str | None:
 
 def _expanded(eqn: Any) -> Any:
   if rule_for(eqn.primitive) is None and eqn.primitive.name not in UNSUPPORTED:
-    with contextlib.suppress(Exception):  # whatever a library's code raises; preflight asks `why_not`
+    with contextlib.suppress(Exception):  # any exception of a library's code; preflight reports it by `why_not`
       return _call(eqn)
   return eqn
 
@@ -57,7 +57,7 @@ def _call(eqn: Any) -> Any:
     raise ValueError("its operands or results are no arrays")
   fun = _jax_compat.lowered_function(eqn.primitive)
   kind = "lowering" if fun else "impl"
-  # Outside of jit, impl gets its operands as they are; a constant may decide what it does.
+  # Outside of jit, impl gets concrete operands; its result may depend on a constant.
   known = [None if fun else _constant(v) for v in eqn.invars]
 
   def call(*operands: Any) -> Any:

@@ -19,9 +19,6 @@ from jax2tf.derivative import Derivative, Forward, words_of
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.program import Emitter, Memory, Program
 
-# Derivatives of a SavedModel: beyond these orders the loaded function refuses. Each one saved holds a graph of its own.
-_SAVED_ORDERS = 2
-
 
 def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   """The results of `of.jaxpr`, which TensorFlow differentiates with JAX's derivatives.
@@ -45,13 +42,13 @@ _Residuals = Callable[[Emitter], Sequence[tf.Tensor]] | Exception
 
 def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_asked: bool) -> tuple[list[tf.Tensor], _Residuals]:
   """(results, residuals), both computed now; `is_asked` if a tape around is known to ask for derivatives."""
-  if isinstance(forward := of.forward, Exception):  # which concerns the user only if the derivative is asked for
+  if isinstance(forward := of.forward, Exception):  # which matters only if the derivative is used
     return run(of.program, *primals), forward
   if forward.unless_asked and not is_asked:
     return run(of.program, *primals), forward.unless_asked
   n_out = len(of.jaxpr.out_avals)
   outs = run(forward.program, *primals)
-  residuals = [*map(_cut, outs[n_out:])]
+  residuals = _cut(outs[n_out:])
   return outs[:n_out] if of.keeps_values else run(of.program, *primals), lambda here: residuals
 
 
@@ -65,9 +62,9 @@ def _results(of: Derivative, run: Memory, primals: Sequence[tf.Tensor]) -> tuple
 
   @functools.cache
   def residuals() -> list[tf.Tensor]:
-    # TF 2.21: Grappler reorders products within a scope, and with them where they overflow.
+    # TF 2.21: Grappler reorders products within a scope, which changes where they overflow.
     with graph.as_default(), tf.device(device), tf.name_scope(scope):
-      return [*map(_cut, run.again(_program(of.forward), *primals)[len(outs) :])]
+      return _cut(run.again(_program(of.forward), *primals)[len(outs) :])
 
   return outs, lambda here: _recomputed(of, primals, here) if _tf_compat.is_saving() else residuals()
 
@@ -84,19 +81,17 @@ def _program(forward: Forward | Exception) -> Program:
 
 @dataclass(frozen=True)
 class _Differentiable:
-  """A function on its arguments, and what TensorFlow asks it for: cotangents of them, or tangents of its results.
+  """A function on its arguments, with the cotangents of these and the tangents of its results for TensorFlow.
 
   Attributes:
     of: the function and its derivatives.
     run: emits programs where the arguments are, or calls them.
     primals: the arguments.
-    order: of the derivative that its gradient is.
   """
 
   of: Derivative
   run: Emitter
   primals: Sequence[tf.Tensor]
-  order: int = 1
 
   def call(self, compute: Callable[[], tuple[list[tf.Tensor], _Residuals]], of: ClosedJaxpr) -> list[tf.Tensor]:
     """The results, with derivatives; `compute`, which has the effects of `of`, gives them and the residuals."""
@@ -108,8 +103,8 @@ class _Differentiable:
     """Cotangents of the results -> those of the arguments."""
     if isinstance(residuals, Exception):
       return self._refuse(residuals)
-    if self.order > _SAVED_ORDERS and _tf_compat.is_saving():
-      return self._refuse(LookupError(f"a SavedModel holds derivatives up to order {_SAVED_ORDERS}"))
+    if not self.of.saved_orders and _tf_patches.is_saved_gradient():
+      return self._refuse(LookupError("the SavedModel holds no derivative of this order: save it with a larger gradient_orders"))
     given = tuple(i for i in self.of.results if not _tf_patches.is_missing(cotangents[i]))
     if isinstance(backward := self.of.backward(given), Exception):
       return self._refuse(backward)
@@ -121,10 +116,10 @@ class _Differentiable:
     pullback, arguments = self.of.pullback(given), [*own, *seeds]
 
     def compute() -> tuple[list[tf.Tensor], _Residuals]:
-      results = here(backward.program, *map(tf.identity, residuals(here)), *seeds)
+      results = here(backward.program, *(tf.identity(r, "r") for r in residuals(here)), *seeds)
       return results, functools.partial(_recomputed, pullback, arguments)
 
-    found = _Differentiable(pullback, here, arguments, self.order + 1).call(compute, backward.program.jaxpr)
+    found = _Differentiable(pullback, here, arguments).call(compute, backward.program.jaxpr)
     named = [tf.identity(_conjugate(x), "jax2tf_out") for x in nans.checked(found, f"the gradient of '{self.of.function}'")]
     return [x if i in backward.reached else _tf_patches.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
 
@@ -132,19 +127,22 @@ class _Differentiable:
     """Raises the error; in a SavedModel, where no Python runs, cotangents that are an InvalidArgumentError of the same words."""
     if not _tf_compat.is_saving():
       raise words_of(error)
-    if self.order == 1:
+    if not self.of.is_repeated:
       warnings.warn(
         f"the SavedModel is written without the gradient of '{self.of.function}', which has none: {error}. To save it without "
         "this warning, convert with with_gradient=False",
         UserWarning,
         stacklevel=2,
       )
-    # TensorFlow takes no fill that is known to fail, so the condition is one that only the loaded graph knows.
+    # TensorFlow rejects a fill that is known to fail, so the condition has a value in the loaded graph only.
     condition = tf.compat.v1.placeholder_with_default(False, [])
     with tf.control_dependencies([tf.debugging.Assert(condition, [str(error)])]):
       failing = _tf_compat.fails_under_xla(condition, str(error))
     with tf.control_dependencies([failing]):
-      return [tf.identity(self.primals[i]) for i in self.of.wrt]  # of the right shapes, and never seen
+      like = functools.cache(lambda shape, dtype: tf.fill(shape, tf.zeros([], dtype)))
+      # Of known shapes without the primals, which a saved function would have as arguments. The assertion fails first.
+      wrt = [self.primals[i] for i in self.of.wrt]
+      return [like(tuple(x.shape), x.dtype) if x.shape.is_fully_defined() else tf.identity(x) for x in wrt]
 
   def push(self, *tangents: tf.Tensor) -> list[tf.Tensor | None]:
     """Tangents of the arguments -> those of the results."""
@@ -162,16 +160,22 @@ def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
   return scoped
 
 
-def _cut(residual: tf.Tensor) -> tf.Tensor:
-  """The residual, which has no derivative: all derivatives go through the primals.
+def _cut(residuals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  """The residuals, which have no derivatives: all derivatives go through the primals.
 
   TensorFlow would differentiate what a gradient function captures (a persistent tape around a tf.function does), by the gradients of the
   ops if they have any, and 0 * inf is NaN there.
   """
   if tf.executing_eagerly():  # where recording is stopped
-    return residual
-  with tf.device(residual.device):
-    return tf.stop_gradient(residual)
+    return [*residuals]
+  # Outside the function's scope: the arguments of saved gradient functions have these names, so short ones make small files.
+  outer = tf.get_current_name_scope().rpartition("/")[0]
+  cut = []
+  with tf.name_scope(f"{outer}/" if outer else ""):
+    for residual in residuals:
+      with tf.device(residual.device):
+        cut.append(tf.stop_gradient(residual, "jax2tf_r"))
+  return cut
 
 
 def _conjugate(x: tf.Tensor) -> tf.Tensor:

@@ -33,7 +33,7 @@ _SMALL_CONSTANT = 16
 Lower = Callable[..., list[tf.Tensor]]
 
 
-# Entered around each equation, with it and the line of its caller, by who wants to know what it becomes.
+# Context managers entered around each equation, with it and the line of its caller; `survey` records ops by them.
 Watch = Callable[[Any, str], contextlib.AbstractContextManager[Any]]
 
 
@@ -48,7 +48,7 @@ class Constants:
   def __init__(self) -> None:
     self._graph = _tf_compat.current_graph()
     self._scope = "/".join(filter(None, [tf.get_current_name_scope(), "constants/"]))
-    self._tensors: dict[int, tuple[Any, tf.Tensor]] = {}  # the array is kept, so that its id stays its own
+    self._tensors: dict[int, tuple[Any, tf.Tensor]] = {}  # keeps the array alive, so that its id stays unique
     self._small: dict[tuple[tf.Graph, bytes, str], tf.Tensor] = {}
 
   def __call__(self, value: Any, aval: Any) -> tf.Tensor:
@@ -96,7 +96,7 @@ class Lowering:
     return self.whole(program, lambda: self.emit(definition(program.jaxpr), program, *operands))
 
   def whole(self, program: Program, compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-    """What `compute` gives for a program that is no part of another one; its effects are kept, or there is a warning."""
+    """Runs `compute` for an outermost program, and keeps its effects or warns that they are lost."""
     if not program.jaxpr.effects:
       return compute()
     results = _tf_compat.keeping_effects(compute)

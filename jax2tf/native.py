@@ -40,8 +40,8 @@ LAPACK = (
 )
 
 
-# What releases of TensorFlow say of themselves (their last patches; each has read modules of ours: docs/readers.md). 2.17 says 1.1.1, and
-# reads scatters with batching dimensions, but its XLA refuses them.
+# The StableHLO version that releases of TensorFlow report (last patches; each has read our modules: docs/reports/readers.md). 2.17 reports
+# 1.1.1, and reads scatters with batching dimensions, but its XLA refuses them.
 _OF_TENSORFLOW = {
   **{"2.14": "0.14.8", "2.15": "0.14.24", "2.16": "0.17.7", "2.17": "1.0.0", "2.18": "1.7.3", "2.19": "1.9.1", "2.20": "1.12.1"},
   "2.21": "1.13.7",
@@ -107,11 +107,11 @@ class Native:
     return replace(self, graph=self.graph.here())
 
   def remembering(self) -> None:
-    """A module gives all that is ever asked of it."""
+    """A module gives all of its results."""
 
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
     """As `Lowering.lower`. Equations that no module can hold go to their graph rules; all between two of these is one module."""
-    del places  # JAX knows them
+    del places  # JAX has them
     kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *CALLBACKS, *IN_TENSORFLOW)
     found = parts(opened(jaxpr), kinds)
     if not any(is_outside for is_outside, _ in found):
@@ -119,7 +119,7 @@ class Native:
     env, read = self.graph.environment(jaxpr, operands), self.graph.read
     for is_outside, part in found:
       if is_outside:
-        for eqn in part.eqns:  # a call, a loop or a branch goes on natively inside
+        for eqn in part.eqns:  # the inside of a call, a loop or a branch is lowered natively
           inner = self.graph.lower if eqn.primitive in kinds else self.lower
           env.update(zip(eqn.outvars, self.graph.equation(eqn, read(env, eqn.invars), caller, inner=inner), strict=True))
       else:
@@ -149,7 +149,7 @@ class Native:
 
 
 def _annotated(tensors: Sequence[tf.Tensor], shardings: Sequence[Any]) -> list[tf.Tensor]:
-  """The module holds the shardings of its arguments and results; TensorFlow must know them outside of it as well."""
+  """The module has the shardings of its arguments and results; TensorFlow needs them outside of it as well."""
   return [
     x if sharding is None else _tf_compat.xla_sharding(x, _jax_compat.hlo_sharding(sharding, x.shape.rank))
     for x, sharding in zip(tensors, shardings, strict=True)
@@ -262,12 +262,12 @@ def _serialized(text: str, version: str) -> bytes:
         return artifact
       except ValueError as error:
         raise NotImplementedError(
-          f"StableHLO {version}, which the reader understands, has no words for this function: {'; '.join(problems) or error}. "
+          f"StableHLO {version}, which the reader understands, cannot express this function: {'; '.join(problems) or error}. "
           "Name a newer stablehlo_version if the reader has one, or lower to ordinary TensorFlow ops with native_serialization=False"
         ) from error
 
 
-# Before this version XLA knew one accuracy, its best, and MLIR lines but no ranges of lines.
+# Before this version XLA had one accuracy, the highest, and MLIR had lines but no ranges of lines.
 _OLDER = "1.9.0"
 
 

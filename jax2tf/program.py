@@ -19,7 +19,7 @@ from jax2tf.placement.devices import Place, place_of
 from jax2tf.placement.propagation import Placement, placement, propagate
 from jax2tf.registry import UNSUPPORTED, rule_for
 
-# Where the operands of a jaxpr are; empty for nowhere in particular.
+# Where the operands of a jaxpr are; empty if unspecified.
 Places = Sequence[Place | None]
 
 
@@ -125,7 +125,7 @@ def parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[boo
 
 
 def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """The same, to be differentiated: each device_put knows the device it takes from, and its transpose takes the cotangent back there."""
+  """The same, to be differentiated: each device_put has the device of its operand, and its transpose moves the cotangent back there."""
   placed = placement(jaxpr)
   puts = [eqn for eqn in jaxpr.eqns if eqn.primitive is P.device_put_p]
   targets = {place_of(d): d for eqn in puts for d in eqn.params["devices"] if isinstance(d, jax.Device)}

@@ -23,14 +23,31 @@ from jax2tf.jaxprs import ClosedJaxpr, closed, opened
 class Ref:
   """An argument of a converted function: a tf.Variable where the JAX function takes a `jax.Ref`.
 
-  A tf.Variable alone is its value, as everywhere else: a function that only reads takes both, so tracing cannot tell. It
-  stands anywhere in the arguments, and counts as its variable in `polymorphic_shapes`.
+  A tf.Variable without `Ref` passes its value. The wrapper is necessary because a function that only reads takes both. It may be a leaf
+  of any argument; `polymorphic_shapes` describes its variable.
+
+  Args:
+    variable: a tf.Variable of any shape, of a dtype that JAX has; without `jax_enable_x64`, of at most 32 bits.
+
+  Raises:
+    TypeError: at the call, `variable` is not a tf.Variable, or JAX has no such dtype.
+    ValueError: at the call, two arguments have one variable, or a `call_tf` inside the function uses it.
+    NotImplementedError: at the call, the graph keeps no order of reads and writes (TF1, wrap_function).
+
+  Examples:
+    >>> import tensorflow as tf, jax2tf
+    >>> def count(ref):
+    ...   ref[...] += 1
+    >>> steps = tf.Variable(0)
+    >>> jax2tf.convert(count)(jax2tf.Ref(steps))
+    >>> steps.numpy().item()
+    1
   """
 
   variable: Any
 
 
-# The structure of the arguments then says which leaves are refs, and with it the key of a trace.
+# The structure of the arguments, and so the key of a trace, then has which leaves are refs.
 tree_util.register_dataclass(Ref, data_fields=["variable"], meta_fields=[])
 
 
@@ -44,7 +61,7 @@ def refs_of(arguments: Any) -> list[Ref]:
 
 
 def check(arguments: Any, name: str) -> None:
-  """Raises for refs of a tree (args, kwargs) that are no variables, that are one variable, or whose writes would have no order."""
+  """Raises if refs of a tree (args, kwargs) do not hold variables, hold one variable twice, or would be written in no defined order."""
   seen: dict[Any, str] = {}
   for path, x in tree_util.tree_flatten_with_path(arguments, is_leaf=_is_ref)[0]:
     if not _is_ref(x):
@@ -87,7 +104,7 @@ def check_captured(arguments: Any, captured: Sequence[tf.Variable], name: str) -
 def as_values(fun: Callable[..., Any]) -> Callable[..., Any]:
   """The function of values in place of refs, whose results are (its own, the values of the refs after it).
 
-  The refs are made inside, so JAX differentiates first, and a write is no part of a derivative that TensorFlow would repeat.
+  The refs are made inside, so JAX differentiates first, and TensorFlow's repeated derivatives contain no writes.
   """
 
   @functools.wraps(fun, updated=())
@@ -105,19 +122,28 @@ _variables: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
 
 
 def variable_of(ref: jax.Ref) -> tf.Variable:
-  """The tf.Variable that stands for a mutable array in the converted functions that close over it.
+  """Returns the tf.Variable that replaces a `jax.Ref` in the converted functions that close over it.
 
-  It is made when it is first asked for, here or by such a function, and begins with the value that the array has then. From then on
-  each has its own value: TensorFlow reads and writes the variable, JAX the array. Make it an attribute of what `tf.saved_model.save` saves.
+  The first such call or function creates the variable, with the value that the ref has then. After that the two are independent:
+  TensorFlow reads and writes the variable, JAX the ref. To save it, make it an attribute of what `tf.saved_model.save` saves.
 
   Args:
-    ref: what `jax.new_ref` gives, of any dtype; typed keys are kept as their words.
+    ref: the result of `jax.new_ref`, of any dtype and shape. Of key<fry>[n] the variable holds the physical data, u32[n,2].
 
   Returns:
-    a variable that is not trainable, the same for the same array.
+    a variable that is not trainable; the same one for the same ref.
 
   Raises:
-    TypeError: not a `jax.Ref`.
+    TypeError: `ref` is not a `jax.Ref`.
+
+  Examples:
+    >>> import jax, jax2tf
+    >>> total = jax.new_ref(jax.numpy.float32(0))
+    >>> def add(x):
+    ...   total[...] += x
+    >>> jax2tf.convert(add)(2.5)
+    >>> jax2tf.variable_of(total).numpy().item()
+    2.5
   """
   if not isinstance(ref, jax.Ref):
     raise TypeError(f"ref = {ref!r} is {type(ref).__name__}; pass what jax.new_ref gives")
@@ -175,7 +201,7 @@ def _writes(jaxpr: Jaxpr, count: int) -> Sequence[bool]:
 
   def may_be_written(ref: Any) -> bool:
     users = (eqn for eqn in jaxpr.eqns if eqn.primitive is not _jax_compat.freeze_p and any(x is ref for x in eqn.invars))
-    # An equation that is silent about a ref may do anything with it.
+    # An equation that declares no effect on a ref may have any.
     return not all(_jax_compat.only_reads(eqn, ref) for eqn in users)
 
   return [value not in frozen or may_be_written(frozen[value]) for value in jaxpr.outvars[-count:]]

@@ -14,10 +14,10 @@ from jax.extend.core import Primitive
 
 Rule = Callable[..., Any]
 
-# Params that say where a value lives or how exact it may be, never what it is; no rule sees them.
+# Params of placement and accuracy, which do not change the value; rules do not get them.
 PLACEMENT_PARAMS = frozenset({"sharding", "out_sharding", "accuracy"})
 
-# name -> (reason, advice): primitives that we know and refuse.
+# name -> (reason, advice): primitives that are refused on purpose.
 UNSUPPORTED: dict[str, tuple[str, str]] = {}
 
 # Primitives that the native lowering leaves to their graph rules -> the tf.Variables that one with these params captures.
@@ -28,18 +28,32 @@ _ON_KEYS: set[Primitive] = set()
 
 
 def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Rule], Rule]:
-  """Registers the decorated lowering rule, `(ctx, *operands, **params) -> tensor`, or tensors for a primitive with multiple results.
+  """Registers a lowering rule: `(ctx, *operands, **params) -> tensor`, or a list of tensors for a primitive with multiple results.
 
-  It is for the graph lowering; the native one uses JAX's own rules. docs/own-primitives.md has an example.
+  The rule serves the graph lowering; the native lowering uses JAX's own rules. docs/developers/own-primitives.md has more.
 
   Args:
-    primitives: what the rule lowers. None stands for a primitive that this JAX does not have.
-    on_keys: the rule takes typed PRNG keys as their physical uint32 data. Other primitives reach
-      key arrays through a vmap over the physical axis, which the interpreter adds.
+    primitives: the jax.extend.core.Primitives that the rule lowers. None stands for a primitive that the installed JAX does not have.
+    on_keys: whether the rule takes typed PRNG keys as their physical data, key<fry>[n] as u32[n,2]. For all other rules the interpreter
+      adds a vmap over the physical axis.
+
+  Returns:
+    a decorator that registers a rule and returns it.
 
   Raises:
-    TypeError: one of them is no primitive.
-    ValueError: one of them has a rule already.
+    TypeError: an argument is not a primitive.
+    ValueError: a primitive already has a rule.
+
+  Examples:
+    >>> import jax2tf
+    >>> from jax.extend.core import Primitive
+    >>> double_p = Primitive("double")
+    >>> _ = double_p.def_abstract_eval(lambda operand: operand)
+    >>> @jax2tf.lowers(double_p)
+    ... def _double(ctx, operand):
+    ...   return operand + operand
+    >>> jax2tf.convert(double_p.bind)(3.0).numpy().item()
+    6.0
   """
   present = [primitive for primitive in primitives if primitive is not None]
   for primitive in present:

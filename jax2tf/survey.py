@@ -1,4 +1,4 @@
-"""Which TensorFlow ops a function becomes, and which of the user's lines asks for each."""
+"""The TensorFlow ops of a function, and the user's line that needs each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
 
   @contextlib.contextmanager
   def note(eqn: Any, caller: str) -> Iterator[None]:
-    """Who asked for each op: the innermost equation, for it is the first to look."""
+    """The equation that made each op: the innermost one, which records it first."""
     graph: Any = _tf_compat.current_graph()
     before = len(graph.operations)
     yield

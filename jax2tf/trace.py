@@ -23,12 +23,12 @@ from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement.devices import place_of
 from jax2tf.registry import IN_TENSORFLOW
 
-# The user's line is none of ours and none of TensorFlow's, which calls us when it traces a tf.function.
+# The user's line is outside of this package and of TensorFlow, which calls it when it traces a tf.function.
 for _file in (__file__, tf.__file__):
   for _exclude in (source_info_util.register_exclusion, _jax_compat.leave_out_frames):
     _exclude(os.path.join(os.path.dirname(_file), ""))
 
-# protobuf, and with it a graph, ends at 2 GB.
+# A protobuf, and so a graph, is limited to 2 GB.
 _LARGE_CONSTANTS = 100 * 2**20
 
 

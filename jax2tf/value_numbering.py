@@ -28,7 +28,7 @@ class Values:
   def __init__(self) -> None:
     self._fresh = itertools.count()
     self._names: dict[Any, Name] = {}
-    self._of_tensor: dict[int, tuple[tf.Tensor, Name]] = {}  # each tensor is kept, so that its id stays its own
+    self._of_tensor: dict[int, tuple[tf.Tensor, Name]] = {}  # keeps the tensor alive, so that its id stays unique
     self._tensors: dict[Name, tf.Tensor] = {}
 
   def name_of(self, key: Any) -> Name:
@@ -107,7 +107,7 @@ class Naming:
 
 
 def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:
-  """The equations that the results need and whose own results are not there, each to be emitted before the next one is asked for.
+  """The equations that the results need and whose own results are not there, each to be emitted before the next one is requested.
 
   Calls come first, in their order, for what is inside them gives their results their names; the rest on demand.
   """

@@ -1,4 +1,4 @@
-"""What docs/command-line-errors.md shows: the folder in which its commands are typed, and its rows."""
+"""What docs/reference/command-line-errors.md shows: the folder in which its commands are typed, and its rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 from jax2tf.tools.cli import _progress
 from jax2tf.tools.cli.main import main
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line-errors.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line-errors.md"
 _ROW = re.compile(r"\| (?:without `(?P<without>[\w.]+)` )?\| `(?P<command>jax2tf.*?)` \| `(?P<line>.*)` \| (?P<code>\d+) \|")
 
 

@@ -32,6 +32,9 @@ ONE_PYTHON = {
   "tests/test_browser.py": "a browser",
   "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the file run them all, in one process",
   "tests/test_deploy.py": "files of other servers",
+  "tests/test_documents.py": "links and names",
+  "tests/test_gallery.py": "pictures; other tests run all that is in them",
+  "tests/test_guides.py": "documents; other tests have what they show",
   "tests/test_serve": "a server without JAX",
   "tests/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/test_tf_serving.py": "another server",
@@ -83,4 +86,4 @@ def tfjs_packages() -> pathlib.Path:
   try:
     return tfjs.packages()
   except ImportError as error:
-    pytest.skip(str(error))
+    pytest.skip(reason=f"needs TF.js: {error}")

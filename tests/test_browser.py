@@ -19,6 +19,7 @@ import tensorflow as tf
 from jax2tf.converters import tfjs
 from jax2tf.converters.comparison.report import Latency, Report, Row
 from jax2tf.examples import minilm, minilm_text
+from jax2tf.examples.gallery import sentence_search
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Python's playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -64,6 +65,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
   folder = tmp_path_factory.mktemp("browser")
   exported = example.main(folder)
   assert exported.report.ok
+  sentence_search.write_texts(folder)
   with example.server(folder) as server:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -96,6 +98,11 @@ def test_the_page_shows_which_sentences_are_alike(page: Any, address: str) -> No
   picture = REPOSITORY / "build" / "browser.png"
   picture.parent.mkdir(exist_ok=True)
   page.screenshot(path=str(picture), full_page=True)
+
+
+def test_search_finds_modules_by_what_they_do(page: Any, address: str) -> None:
+  found = sentence_search.ask(page, address, ["measure how long my code takes", "read a compressed archive"])
+  assert [titles[0] for titles in found.values()] == ["timeit", "tarfile"]
 
 
 HOSTILE = "<!--<script>"

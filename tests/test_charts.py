@@ -1,4 +1,4 @@
-"""The charts of docs/, drawn anew from the numbers that are kept there."""
+"""The charts of docs/reports, drawn anew from the numbers that are kept there."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from jax2tf.tools.sweeps import measure, palette, redraw, runtimes
+from jax2tf.tools import palette
+from jax2tf.tools.sweeps import redraw, reports, runtimes
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_every_chart_is_drawn_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  for name in redraw.PICTURES:
-    shutil.copy(DOCS / f"{name}.json", tmp_path)
-  monkeypatch.setattr(measure, "DOCS", tmp_path)
+  monkeypatch.chdir(tmp_path)
+  shutil.copytree(ROOT / reports.data("speed").parent, reports.data("speed").parent)
   redraw.main()
-  assert {file.stem for file in tmp_path.glob("*.png")} == {*redraw.PICTURES} == {file.stem for file in DOCS.glob("*.png")}
+  drawn, kept = ({file.stem for file in (root / "docs" / "reports").glob("*.png")} for root in (tmp_path, ROOT))
+  assert drawn == {*redraw.PICTURES} == kept
 
 
 def test_each_runtime_has_a_colour_of_its_own() -> None:

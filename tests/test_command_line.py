@@ -1,4 +1,4 @@
-"""The `jax2tf` command: as typed in docs/command-line.md, and when it is typed wrong."""
+"""The `jax2tf` command: as typed in docs/reference/command-line.md, and when it is typed wrong."""
 
 from __future__ import annotations
 
@@ -19,9 +19,21 @@ import tensorflow as tf
 
 from jax2tf.examples import minilm
 from jax2tf.tools.cli.main import main
+from tests import documents
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "jax2tf.tools.cli")
+# In one process: importing TensorFlow for each takes as long as what they do.
+VERBS = """
+import json, sys
+from jax2tf.tools.cli.main import main
+for words in json.loads(sys.argv[1]):
+  try:
+    main(words)
+  except SystemExit as ended:
+    assert not ended.code, (words, ended.code)
+  print(end=chr(0), flush=True)
+"""
 
 MODULE = """
 import jax, jax.numpy as jnp, numpy as np
@@ -29,6 +41,9 @@ from jax import lax
 
 def params():
   return {"encoder": {"w": np.ones((4, 2), np.float32)}, "b": np.zeros(2, np.float32)}
+
+def probabilities(params, x):
+  return jax.nn.softmax(x)
 
 def predict(params, x):
   return lax.erfc(jnp.sin(x @ params["encoder"]["w"]) + params["b"])
@@ -143,7 +158,7 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
     np.testing.assert_allclose(y, expected)
   run("verify", "out1", "MODEL:linen", "--params", "MODEL:variables", "--samples", "1")
   run("convert", "MODEL:linen", "--input", "x=f32[b,4]", "--out", "out", code=2)
-  assert "is a model of linen, which has no parameters itself; give what its init made as --params" in capsys.readouterr().err
+  assert "is a model of linen, which holds no parameters; give the result of its init as --params" in capsys.readouterr().err
   np.savez("other.npz", weight=np.ones((2, 3), np.float32))
   run("convert", "MODEL:batch", "--input", "x=f32[4]", "--out", "out", "--params", "other.npz", code=2)
   assert "model/weight has shape (2, 3), the model has (2, 4); model/bias is missing" in capsys.readouterr().err
@@ -151,19 +166,35 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize(
   ("target", "file", "options"),
-  [("onnx", "out.onnx", ("--opset", "20")), ("tflite", "out.tflite", ("--quantization", "float16")), ("tfjs", "out", ("--page",))],
+  [
+    ("onnx", "out.onnx", ("--opset", "20")),
+    ("tflite", "out.tflite", ("--quantization", "float16")),
+    ("tfjs", "out", ("--title", "Two", "--labels", "two.txt")),
+  ],
 )
 @pytest.mark.usefixtures("tfjs_packages")
 def test_convert_to_other_runtimes(target: str, file: str, options: tuple[str, ...], here: Path, capsys: Any) -> None:
+  Path("two.txt").write_text("a first class\na second class\n")
   command = ("convert", "MODEL:predict", "--input", "x=f32[b,4]", "--params", "MODEL:params", "--out", file, "--to", target)
   run(*command, *options, "--json")
   found = json.loads(capsys.readouterr().out)
   assert found["path"] == file
   assert found["bytes"] >= Path(file).stat().st_size > 0
+  if target == "tfjs":
+    page = Path(file, "page.html").read_text()
+    assert "<title>Two" in page
+    assert '["a first class", "a second class"]' in page
   run(*command, code=2)
   assert f"{file} exists already" in capsys.readouterr().err.replace("there", "already")
   run(*command, "--overwrite")
   assert capsys.readouterr().out.startswith(f"saved {file} (")
+
+
+def test_convert_with_the_idioms_that_are_asked_for(here: Path, capsys: Any) -> None:
+  for idioms in ("exact", "fused", "softmax,gelu"):
+    run("convert", "MODEL:probabilities", "--input", "x=f32[b,4]", "--out", idioms, "--idioms", idioms)
+    run("inspect", f"{idioms}/1")
+    assert capsys.readouterr().out.endswith(f"; idioms: {idioms}\n")
 
 
 def test_inspect_and_diff(here: Path, capsys: Any) -> None:
@@ -269,22 +300,22 @@ def test_bad_flags(args: tuple[str, ...], capsys: Any) -> None:
 
 def test_the_docs_as_typed(tmp_path: Path) -> None:
   """MiniLM by the command line alone, and a query of the stock gRPC client; quiet all the way."""
-  text = (ROOT / "docs" / "command-line.md").read_text()
+  text = (ROOT / "docs" / "reference" / "command-line.md").read_text()
   block = re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].replace("\\\n", " ")  # type: ignore[index]
   commands = [shlex.split(line) for line in block.splitlines()]
   assert [c[:2] for c in commands] == [["jax2tf", name] for name in ("convert", "inspect", "check", "verify", "serve")]
   environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-  said = {}
-  for command in commands[:-1]:
-    done = subprocess.run([*COMMAND, *command[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900)
-    said[command[1]] = done.stdout
-    assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
-    assert "cuda" not in done.stderr.lower(), done.stderr
+  verbs = [sys.executable, "-c", VERBS, json.dumps([command[1:] for command in commands[:-1]])]
+  done = subprocess.run(verbs, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900)
+  assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
+  assert "cuda" not in done.stderr.lower(), done.stderr
+  said = dict(zip((command[1] for command in commands), done.stdout.split("\0"), strict=False))
   assert said["convert"] == "saved build/minilm/1\n"
   assert "embedding" in said["inspect"]
   assert said["check"].splitlines() == [f"{target}: nothing is missing" for target in ("serving", "onnx", "tflite")]
 
-  with subprocess.Popen([*COMMAND, *commands[-1][1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as server:
+  serve = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
+  with documents.default_ports(), subprocess.Popen([*COMMAND, *commands[-1][1:]], **serve) as server:
     try:
       assert server.stdout
       assert server.stdout.readline()  # one line when it is ready

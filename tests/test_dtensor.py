@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax2tf
 from jax2tf.placement.dtensors import layout
+from jax2tf.tools.sweeps import clients
 
 ROOT = Path(__file__).resolve().parent.parent
 AUTO = jax.sharding.AxisType.Auto
@@ -27,13 +30,28 @@ def mesh():
   return tf.experimental.dtensor.create_mesh([("x", 1), ("y", 1)], devices=["CPU:0"])
 
 
-@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=pytest.mark.pipelines) for name in ("encoder", "data parallel"))])
-def test_four_devices_give_the_values_of_jax(name):
+LONG = [
+  pytest.param(*case, marks=pytest.mark.pipelines)
+  for case in (("encoder", 1), ("data parallel", 1), ("minilm", 1), ("minilm", 2), ("minilm data parallel", 1))
+]
+
+
+@pytest.mark.parametrize(("name", "processes"), [("mlp", 1), *LONG])
+def test_four_devices_give_the_values_of_jax(name, processes):
   """Of tests/dtensor_cases.py."""
   command = [sys.executable, "-m", "tests.dtensor_cases", name]
-  run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-  assert run.returncode == 0, run.stderr[-3000:]
-  assert run.stdout.split()[-1] == "equal"
+  jobs = {} if processes == 1 else {"DTENSOR_JOBS": ",".join(f"localhost:{port}" for port in clients.free_ports(processes))}
+  with contextlib.ExitStack() as stack:
+    started = []
+    for i in range(processes):
+      environment = os.environ | jobs | ({"DTENSOR_CLIENT_ID": str(i), "DTENSOR_NUM_CLIENTS": str(processes)} if jobs else {})
+      pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+      started.append(stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)))
+      stack.callback(started[-1].kill)
+    for process in started:
+      out, err = process.communicate(timeout=180)
+      assert process.returncode == 0, err[-3000:]
+      assert out.split()[-1] == "equal"
 
 
 def test_layouts(mesh):

@@ -12,24 +12,42 @@ import pytest
 from jax2tf.examples import minilm_text
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES = sorted((HERE.parent / "examples").glob("[!_]*.py"))
+EXAMPLES = sorted((HERE.parent / "examples").rglob("[!_]*.py"))
 
 # The tests that run an example as a program, from its command line to its last line.
-RUN_BY = {"quickstart": "test_quickstart.py", "train_step": "test_training.py", "generate": "test_generate.py"} | dict.fromkeys(
-  ("fine_tune", "image_and_signal", "vocabulary", "moving_average", "jax_and_tensorflow"), "test_stories.py"
-)
+RUN_BY = {
+  name: f"test_{test}.py"
+  for test, names in {
+    "quickstart": ("quickstart",),
+    "training": ("train_step",),
+    "generate": ("generate",),
+    "browser": ("sentence_search",),
+    "stories": ("fine_tune", "image_and_signal", "vocabulary", "moving_average", "jax_and_tensorflow"),
+    "gallery": (
+      "physics_in_tf_data",
+      "gaussian_process",
+      "image_classifier",
+      "on_device_training",
+      "diffusion_in_tfjs",
+      "one_model_everywhere",
+      "tf_data_service",
+      "policy_under_load",
+    ),
+  }.items()
+  for name in names
+}
 
 
 def test_each_example_is_run_by_a_test() -> None:
   """As a program, or by one: a program imports its parts, or names the scripts that it starts."""
   for name, test in RUN_BY.items():
-    assert re.search(rf'"{name}\.py"|\b{name}\.(__file__|main\()', (HERE / test).read_text(encoding="utf-8")), (
+    assert re.search(rf'"{name}\.py"|\b{name}\.(__file__|main\(|ask\()', (HERE / test).read_text(encoding="utf-8")), (
       f"{test} does not start {name}.py"
     )
   texts, reached = {path.stem: path.read_text(encoding="utf-8") for path in EXAMPLES}, set(RUN_BY)
   for _ in texts:
     said = "\n".join(texts[name] for name in reached)
-    reached |= {name for name in texts if re.search(rf'(?m)^\s*(from jax2tf.examples )?import .*\b{name}\b|"{name}\.py"', said)}
+    reached |= {name for name in texts if re.search(rf'(?m)^\s*(from jax2tf\.examples[\w.]* )?import .*\b{name}\b|"{name}\.py"', said)}
   assert reached == texts.keys()
 
 

@@ -21,7 +21,7 @@ from jax import lax
 import jax2tf
 from jax2tf import program
 from jax2tf.converters import saved_model
-from jax2tf.idioms.fused import with_composite_ops
+from jax2tf.idioms.fused import NAMES, entries, with_composite_ops
 from tests.case import HOSTILE_F32, executed_op_types, op_types
 from tests.test_idioms import conv
 
@@ -278,7 +278,26 @@ def test_a_saved_model_has_them(tmp_path: Path) -> None:
 
 
 def test_a_bad_choice_is_an_error() -> None:
-  with pytest.raises(ValueError, match="idioms = 'fast': choose one of 'exact', 'fused'"):
-    jax2tf.convert(jnp.sin, idioms="fast")
+  with pytest.raises(ValueError, match=r"idioms = 'gelu,fast': choose 'exact', 'fused', or names of .*; 'fast' is none of them"):
+    jax2tf.convert(jnp.sin, idioms="gelu,fast")
   with pytest.raises(ValueError, match="native_serialization is not supported with idioms = 'fused'"):
     jax2tf.convert(jnp.sin, idioms="fused", native_serialization=True)
+
+
+def test_functions_of_more_arguments_than_a_template() -> None:
+  """The `custom_jvp` of softplus has two, that of the activations one."""
+  np.testing.assert_allclose(jax2tf.convert(jax.nn.softplus, idioms="fused")(X), jax.nn.softplus(X), rtol=1e-6)
+
+
+def test_some_idioms_by_name() -> None:
+  """Only these, also in a loop; the names are those of the table."""
+
+  def fun(x: Any) -> Any:
+    return lax.scan(lambda c, y: (jax.nn.softmax(jax.nn.relu(c + y)), None), x[0], x)[0]
+
+  found = []
+  for idioms in ("exact", "softmax, elu", "fused"):
+    converted = tf.function(jax2tf.convert(fun, idioms=idioms, with_gradient=False), autograph=False)
+    found.append(sorted({"Softmax", "Relu"}.intersection(op_types(converted.get_concrete_function(X).graph))))
+  assert found == [[], ["Softmax"], ["Relu", "Softmax"]]
+  assert {name for some in entries() for name, _, _ in some} == NAMES

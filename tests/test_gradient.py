@@ -272,7 +272,7 @@ def test_second_and_third_orders_of_one_of_several_results(mode):
 
 
 def test_long_chains_of_one_op_are_cut():
-  """TensorFlow's optimiser takes a time quadratic in the length of a chain of products (docs/growth.md)."""
+  """TensorFlow's optimiser takes a time quadratic in the length of a chain of products (docs/reports/growth.md)."""
 
   def products(x):
     for _ in range(100):

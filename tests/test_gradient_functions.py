@@ -56,7 +56,8 @@ def test_saved_models(lowering, tmp_path):
   call_tf = pytest.importorskip("jax.experimental.jax2tf").call_tf
   spec = tf.TensorSpec([None])
   module, f = tf.Module(), FUNCTIONS["pair"]
-  module.f = tf.function(jax2tf.convert(f, polymorphic_shapes="b", **lowering), autograph=False, input_signature=[spec])
+  twice = jax2tf.convert(f, polymorphic_shapes="b", gradient_orders=2, **lowering)
+  module.f = tf.function(twice, autograph=False, input_signature=[spec])
   inner = tf.function(jax2tf.convert(f, polymorphic_shapes="b", **lowering), autograph=False, input_signature=[spec])
   module.second = tf.function(gradient(inner, 2), autograph=False, input_signature=[spec])
   tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))

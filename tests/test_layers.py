@@ -69,18 +69,6 @@ def test_a_cycle_is_named() -> None:
   assert sentence.startswith("cycle: jax2tf.d")
 
 
-def test_the_tests_that_documents_name_are_there() -> None:
-  named = [
-    found for file in (REPOSITORY / "docs").glob("*.md") for found in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", file.read_text())
-  ]
-  assert len(named) > 15
-  assert [
-    (file, test)
-    for file, test in named
-    if not (REPOSITORY / file).exists() or f"def {test or 'test'}" not in (REPOSITORY / file).read_text()
-  ] == []
-
-
 @pytest.mark.parametrize("name", ONE_PYTHON)
 def test_what_one_python_is_enough_for_is_there(name: str) -> None:
   file, _, test = name.partition("::")

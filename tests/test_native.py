@@ -179,7 +179,7 @@ def test_what_a_reader_has_no_words_for():
     return jnp.tan(x * 2)
 
   converted = jax2tf.convert(user, native_serialization=True, stablehlo_version="0.9.0")
-  words = r"StableHLO 0\.9\.0, which the reader understands, has no words for this function: 'tan' at .*test_native.py:\d+:\d+ \(.*user\)"
+  words = r"StableHLO 0\.9\.0, which the reader understands, cannot express this function: 'tan' at .*test_native.py:\d+:\d+ \(.*user\)"
   with pytest.raises(NotImplementedError, match=words):
     converted(X)
 

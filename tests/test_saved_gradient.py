@@ -1,4 +1,4 @@
-"""First and second derivatives of a SavedModel, taken in a process without JAX, are JAX's."""
+"""The derivatives of a SavedModel that it was asked to hold, taken in a process without JAX, are JAX's; others are refused in words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ module, results = tf.saved_model.load(sys.argv[1]), {}
 x = tf.constant(np.load(sys.argv[2])["x"])
 for name in dir(module):
   if isinstance(getattr(module, name), tf.types.experimental.PolymorphicFunction):
-    for order, way in itertools.product((1, 2, 3), MODES if name in ("sin_exp", "forever") else ("eager", "graph")):
+    for order, way in itertools.product((1, 2, 3), MODES if name in ("sin_exp", "forever", "once") else ("eager", "graph")):
       try:
         results[f"{name} {order} {way}"] = MODES[way](gradient(getattr(module, name), order))(x).numpy()
       except tf.errors.InvalidArgumentError as error:
@@ -43,8 +43,8 @@ np.savez(sys.argv[3], **results)
 """
 
 
-def saved(f):
-  converted = jax2tf.convert(f, polymorphic_shapes="b")
+def saved(f, orders=2):
+  converted = jax2tf.convert(f, polymorphic_shapes="b", gradient_orders=orders)
   return tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([None])])
 
 
@@ -55,6 +55,7 @@ def found(tmp_path_factory, without_jax):
   module = tf.Module()
   for name, f in {**FUNCTIONS, "forever": forever}.items():
     setattr(module, name, saved(f))
+  module.once = saved(FUNCTIONS["sin_exp"], orders=1)
   with pytest.warns(UserWarning, match=r"without the gradient of 'forever', which has none: .*convert with with_gradient=False"):
     tf.saved_model.save(module, str(folder / "model"), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
   np.savez(folder / "x.npz", x=X)
@@ -69,10 +70,31 @@ def test_orders(found, name, order, way):
   np.testing.assert_allclose(found[f"{name} {order} {way}"], jax_gradient(FUNCTIONS[name], order)(X), rtol=1e-4, atol=1e-6)
 
 
-REFUSED = {
-  "sin_exp 3": "a SavedModel holds derivatives up to order 2",
-  "forever 1": "Reverse-mode differentiation does not work for lax.while_loop",
-}
+def test_first_derivatives_alone(found):
+  np.testing.assert_allclose(found["once 1 eager"], jax_gradient(FUNCTIONS["sin_exp"], 1)(X), rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_saved_takes_all_derivatives_itself(tmp_path):
+  converted = jax2tf.convert(FUNCTIONS["sin_exp"])  # a SavedModel would hold its first derivative
+
+  def second(x):
+    with tf.GradientTape() as outer:
+      outer.watch(x)
+      with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = converted(x)
+      first = tape.gradient(y, x)
+    return outer.gradient(first, x)
+
+  module = tf.Module()
+  module.f = tf.function(second, autograph=False, input_signature=[tf.TensorSpec([len(X)])])  # which is traced by the save
+  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  found = tf.saved_model.load(str(tmp_path)).f(tf.constant(X))
+  np.testing.assert_allclose(found, jax_gradient(FUNCTIONS["sin_exp"], 2)(X), rtol=1e-4, atol=1e-6)
+
+
+_FURTHER = "the SavedModel holds no derivative of this order: save it with a larger gradient_orders"
+REFUSED = {"sin_exp 3": _FURTHER, "once 2": _FURTHER, "forever 1": "Reverse-mode differentiation does not work for lax.while_loop"}
 
 
 @pytest.mark.parametrize("way", ["eager", "graph", "xla"])

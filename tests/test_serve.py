@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(folder: Path, serve
       [*clients.COMMAND, str(folder), f"--grpc_port={ports[0]}", f"--http_port={ports[1]}"], capture_output=True, text=True, check=False
     )
     [taken] = {*ports} - {free}
-    words = f"jax2tf serve: port {taken} of 127.0.0.1 cannot be had (Address already in use); give --grpc_port and --http_port\n"
+    words = f"jax2tf serve: port {taken} of 127.0.0.1 cannot be used (Address already in use); give --grpc_port and --http_port\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", words)
 
 
@@ -286,7 +286,7 @@ def test_slow_clients_are_cut(server: clients.Server) -> None:
     for name, connection in connections.items():
       connection.settimeout(30)
       assert (b" 408 " in b"".join(iter(lambda: _received(connection), b""))) == (name == "body")  # noqa: B023  (called at once)
-    assert "was not here within" in never.details()
+    assert "did not arrive within" in never.details()
 
 
 def _received(connection: socket.socket) -> bytes:

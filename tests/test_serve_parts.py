@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -230,7 +231,7 @@ def test_a_config_file_that_is_wrong_for_a_while(tmp_path: Path, capsys: pytest.
     file.write_text(text)
     fault = server._followed(options(tmp_path, model_config_file=str(file)), fault)
     assert config.read(tmp_path) == {"m": config.Source(tmp_path / "folder")}
-    assert capsys.readouterr().err.count("serving what was there before: ") == said
+    assert capsys.readouterr().err.count("still serving the earlier models: ") == said
 
 
 @pytest.mark.parametrize(
@@ -258,12 +259,50 @@ def test_a_port_is_of_one_server() -> None:
     port = first.getsockname()[1]
     with contextlib.closing(child.bound("127.0.0.1", port)) as own:
       for _ in ("held", "held and listening"):
-        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be had"):
-          server._held("127.0.0.1", port)
+        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be used"):
+          server._held("127.0.0.1", port, threading.Event())
         own.listen()
       with socket.create_connection(("127.0.0.1", port)):
         own.accept()[0].close()
-  server._held("127.0.0.1", port).close()  # although a connection of before is in TIME_WAIT
+  server._held("127.0.0.1", port, threading.Event()).close()  # although a connection of before is in TIME_WAIT
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
+  async def without_delay() -> int:
+    found = asyncio.get_running_loop().create_future()
+    with contextlib.closing(child.bound("127.0.0.1", 0)) as listener:
+
+      async def asked(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+      async with await asyncio.start_server(asked, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.close()
+        return await asyncio.wait_for(found, 10)
+
+  assert asyncio.run(without_delay()) == 1
+
+
+def test_the_ports_of_a_killed_server_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  ended = subprocess.Popen(["true"])
+  ended.wait()
+  run = tmp_path / "jax2tf-serve-x"
+  run.mkdir()
+  with contextlib.closing(child.bound("127.0.0.1", 0)) as proxy:
+    proxy.listen()
+    port = proxy.getsockname()[1]
+    (run / f"{ended.pid}.server").write_text(f"[{port}, 1]")
+    (run / f"{os.getpid()}.ready").touch()
+    assert server._ports_of_killed() == {port, 1}
+    closing = threading.Timer(0.3, proxy.close)
+    closing.start()
+    server._held("127.0.0.1", port, threading.Event()).close()
+    closing.join()
+  (run / f"{os.getpid()}.ready").unlink()
+  assert server._ports_of_killed() == {port, 1}
+  assert not run.exists()
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,7 +156,7 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
         await channel.unary_unary(f"/{SERVICE}/Predict")(b"x", timeout=30)
       assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
       code, body = await asyncio.to_thread(get, "/v1/models/m:predict", b"{}")
-      assert (code, "1 requests are under way" in body) == (429, True)
+      assert (code, "1 requests are in progress" in body) == (429, True)
       assert (await asyncio.to_thread(get, "/-/healthz"))[0] == 200  # which is no request in this sense
       held[0].set()
       assert await first == (200, "{}")

@@ -16,7 +16,7 @@ from jax2tf.tools.sweeps import clients
 SERVER = shutil.which("tensorflow_model_server")
 
 
-@pytest.mark.skipif(SERVER is None, reason="tensorflow_model_server is not on PATH; docs/serving.md says how to get it")
+@pytest.mark.skipif(SERVER is None, reason="tensorflow_model_server is not on PATH; docs/guide/serving.md says how to get it")
 def test_tf_serving_gives_the_values_of_jax(tmp_path: Path) -> None:
   questions = clients.save_mlp(tmp_path / "mlp", max_rows=8)
   [port] = clients.free_ports(1)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +17,9 @@ import numpy as np
 import pytest
 
 import jax2tf
-from jax2tf.tools.sweeps import clients
+from jax2tf.tools.sweeps import clients, wheels
+from tests import documents
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("jax2tf", "converters", "tools", "examples")
-# pip's own environment has the build backend; these tests must not download it.
-BUILD = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
 # In one process: importing TensorFlow for each would take longer than all that they do.
 VERBS = """
 import jax2tf
@@ -65,41 +61,24 @@ def double_sine(params, x):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-  """Built of a copy: setuptools writes beside what it builds."""
-  place = tmp_path_factory.mktemp("source")
-  for folder in FOLDERS:
-    shutil.copytree(ROOT / folder, place / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-  for file in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-    shutil.copy(ROOT / file, place)
-  subprocess.run([*BUILD, "-w", str(place / "dist"), str(place)], check=True, timeout=120)
-  [built] = (place / "dist").glob("*.whl")
-  return built
+  return wheels.built(tmp_path_factory.mktemp("wheel"))
 
 
 def test_it_has_every_file_but_the_maintainers(wheel: Path) -> None:
   with zipfile.ZipFile(wheel) as file:
     packed = {name for name in file.namelist() if name.startswith("jax2tf/")}
   expected = set()
-  for folder in FOLDERS:
-    for path in (ROOT / folder).rglob("*"):
-      name = path.relative_to(ROOT)
-      if path.is_file() and "__pycache__" not in name.parts and name.parts[:2] != ("tools", "sweeps"):
+  for folder in wheels.FOLDERS:
+    for path in (wheels.REPOSITORY / folder).rglob("*"):
+      name = path.relative_to(wheels.REPOSITORY)
+      if path.is_file() and "__pycache__" not in name.parts and name.parts[:2] not in (("tools", "sweeps"), ("tools", "site")):
         expected.add(str(name if folder == "jax2tf" else Path("jax2tf", name)))
   assert packed == expected
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-  """The interpreter of a new environment, whose other packages are those of this process."""
-  place = tmp_path_factory.mktemp("environment")
-  subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
-  found = place / "bin" / "python"
-  install = ("install", "-q", "--no-deps", "--no-index", "--ignore-installed", str(wheel))
-  subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(found), *install], check=True, timeout=120)
-  # Paths in a .pth are not searched for more of them, so the editable install of the checkout stays out.
-  [packages] = (place / "lib").glob("python*/site-packages")
-  (packages / "others.pth").write_text("\n".join(path for path in sys.path if Path(path).name == "site-packages"))
-  return found
+  return wheels.installed(wheel, tmp_path_factory.mktemp("environment"))
 
 
 def test_the_command_of_an_installed_wheel(python: Path, tmp_path: Path) -> None:
@@ -140,11 +119,25 @@ def test_the_command_of_an_installed_wheel(python: Path, tmp_path: Path) -> None
   np.testing.assert_allclose(found, 2 * np.sin([0.5, 1.0]), rtol=1e-6)
 
 
+def test_the_start_page_as_typed(wheel: Path, tmp_path: Path) -> None:
+  """From nothing to an answer over HTTP. pip takes the wheel alone; `make start` takes its requirements from PyPI."""
+  environment = {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    "PYTHONPATH": os.pathsep.join(path for path in sys.path if Path(path).name == "site-packages"),
+    "PIP_FIND_LINKS": str(wheel.parent),
+    **dict.fromkeys(("PIP_NO_DEPS", "PIP_NO_INDEX", "PIP_IGNORE_INSTALLED"), "1"),
+  }
+  command = (sys.executable, documents.__file__, wheels.REPOSITORY / "docs" / "guide" / "start.md")
+  done = subprocess.run(command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr[-4000:]
+  assert (tmp_path / "start" / "bin" / "jax2tf").exists()
+
+
 def test_the_examples_of_an_installed_wheel(python: Path, tmp_path: Path) -> None:
   done = subprocess.run([python, "-c", EXAMPLES], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
   assert done.returncode == 0, done.stderr
   count, place = done.stdout.split()
-  assert int(count) == len(list((ROOT / "examples").rglob("*.py"))) - 1  # and __init__.py is the package
+  assert int(count) == len(list((wheels.REPOSITORY / "examples").rglob("*.py"))) - 1  # and __init__.py is the package
   assert Path(place).is_relative_to(python.parent.parent)
 
 

@@ -1,4 +1,4 @@
-"""A Python that has imported TensorFlow and can import no JAX: what it is asked to run, it runs in a fork of itself.
+"""A Python that has imported TensorFlow, and JAX too or can import none: what it is asked to run, it runs in a fork of itself.
 
 The import takes longer than most of what tests run in a process of its own. `started` gives an executable that takes `-c program` or
 a script, with arguments; standard streams, environment and folder are the caller's.
@@ -28,21 +28,24 @@ sys.exit(int(server.recv(16) or 70))
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Iterator[str]:
-  """The executable, in `folder`, for as long as the context."""
+def started(folder: Path, *, jax: bool = False) -> Iterator[str]:
+  """The executable, in `folder`, for as long as the context; with `jax` it has imported JAX and this package."""
   address, client = str(folder / "socket"), folder / "python"
   client.write_text(CLIENT.format(python=sys.executable, address=address))
   client.chmod(0o700)
-  with subprocess.Popen([sys.executable, "-P", __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+  with subprocess.Popen([sys.executable, "-P", __file__, address, *["jax"] * jax], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
     assert server.stdout and server.stdout.readline() == b"ready\n"
     yield str(client)
     server.communicate()  # the end of its input is its end
 
 
-def _serve(address: str) -> None:
-  for package in ("jax", "jaxlib", "jax2tf"):
-    sys.modules[package] = None  # type: ignore[assignment]
-  import tensorflow  # noqa: F401, PLC0415  (behind the lines that hide JAX; its threads start in the forks)
+def _serve(address: str, with_jax: bool) -> None:
+  if with_jax:
+    from jax2tf.converters import saved_model  # noqa: F401, PLC0415  (with JAX and TensorFlow, whose threads start in the forks)
+  else:
+    for package in ("jax", "jaxlib", "jax2tf"):
+      sys.modules[package] = None  # type: ignore[assignment]
+    import tensorflow  # noqa: F401, PLC0415  (behind the lines that hide JAX; its threads start in the forks)
 
   with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     server.bind(address)
@@ -71,6 +74,8 @@ def _answer(connection: socket.socket) -> None:
     code = 0
     try:
       _run(arguments)
+    except SystemExit as ended:
+      code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
       traceback.print_exc()
       code = 1
@@ -95,4 +100,4 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  _serve(sys.argv[1])
+  _serve(sys.argv[1], "jax" in sys.argv[2:])

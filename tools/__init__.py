@@ -1,1 +1,1 @@
-"""The command, the servers, and what maintainers run."""
+"""The command, the servers, and the tools of maintainers."""

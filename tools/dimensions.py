@@ -1,4 +1,4 @@
-"""The dimensions of a signature as its manifest writes them, and whether its rows are independent of each other."""
+"""Parses the dimensions in a manifest, and decides whether the rows of a signature are independent of each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def of(written: str) -> Dimensions:
 
 
 def fault(inputs: Mapping[str, Dimensions], outputs: Mapping[str, Dimensions], constraints: Sequence[str]) -> str:
-  """Why rows of several requests cannot be put together: not all have one and the same symbolic size first, or it is elsewhere too."""
+  """Why rows of several requests cannot form one batch: dimension 0 is not one symbolic size everywhere, or it also occurs elsewhere."""
   named = [(f"input {name!r}", dims) for name, dims in inputs.items()] + [(f"output {name!r}", dims) for name, dims in outputs.items()]
   for what, dims in named:
     if not dims or not dims[0].isidentifier():
@@ -26,13 +26,13 @@ def fault(inputs: Mapping[str, Dimensions], outputs: Mapping[str, Dimensions], c
       return f"{what} is [{','.join(dims)}], and {named[0][0]} begins with {first}"
     if any(_has(first, dim) for dim in dims[1:]):
       return f"{what} is [{','.join(dims)}], where the batch dimension is not the first alone"
-  # What is refused alone must be refused among others: a bound from above is the one condition that more rows only tighten.
+  # A request that is rejected alone must be rejected in a batch. Only for an upper bound do more rows never make a bad request valid.
   others = [text for text in constraints if _has(first, text) and not re.fullmatch(rf"\s*{first}\s*<=\s*\d+\s*", text)]
   return f"its rows depend on each other by {others[0]!r}" if first and others else ""
 
 
 def bound(symbol: str, constraints: Sequence[str]) -> int | None:
-  """The largest size that `symbol <= n` allows."""
+  """The largest size that a constraint `symbol <= n` allows."""
   found = [re.fullmatch(rf"\s*{symbol}\s*<=\s*(\d+)\s*", text) for text in constraints]
   return min((int(match[1]) for match in found if match), default=None)
 

@@ -1,4 +1,4 @@
-"""Who imports whom: prints the layers of the project and fails on a cycle or an import that goes up.
+"""The import graph: prints the layers of the project, and fails on a cycle or an import of a higher layer.
 
 Usage: python tools/import_graph.py [repository]
 """
@@ -15,12 +15,12 @@ from pathlib import Path
 
 FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2tf.tools", "examples": "jax2tf.examples"}
 
-# A module imports from its own layer or from one above it. The first pattern that fits decides.
+# A module imports only from its own layer or from one above it in this table. The first pattern that matches decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   (
     "servers",
     ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.quiet"),
-  ),  # of ours they see nothing that imports JAX
+  ),  # they import no module of ours that imports JAX
   ("compatibility", ("jax2tf.errors", "jax2tf._jax_*", "jax2tf._tf_*")),
   (
     "values",
@@ -53,15 +53,23 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("tools", ("jax2tf.tools*", "jax2tf.examples*")),
 )
 
-# Packages whose private parts change without notice, and the module that may touch them (two for TensorFlow: what it replaces).
+# Private packages, which change without notice, and the modules that may import them.
 PRIVATE = {"jax._src": "jax2tf._jax_*", "tensorflow.python": "jax2tf._tf_*", "tensorflow.compiler": "jax2tf._tf_compat"}
 
-# The public names and coefficients; gaps and the ops with the user's lines, for errors of the exporters; TensorFlow's private parts.
-OPEN_TO_CONVERTERS = ("jax2tf", "jax2tf.coefficients", "jax2tf.errors", "jax2tf.survey", "jax2tf._tf_compat", "jax2tf._tf_effects")
+# The public names, the coefficients, the gaps and ops with the user's lines (for errors of the exporters), and TensorFlow's private parts.
+OPEN_TO_CONVERTERS = (
+  "jax2tf",
+  "jax2tf.coefficients",
+  "jax2tf.errors",
+  "jax2tf.idioms.fused",  # for its names
+  "jax2tf.survey",
+  "jax2tf._tf_compat",
+  "jax2tf._tf_effects",
+)
 
 
 def import_graph(repository: Path) -> dict[str, set[str]]:
-  """{module: what it imports}, the project's own modules and those of `PRIVATE`."""
+  """{module: its imports}, of the project's own modules and of those in `PRIVATE`."""
   files = {
     _module(folder, file.relative_to(repository / folder)): file
     for folder in FOLDERS
@@ -71,7 +79,7 @@ def import_graph(repository: Path) -> dict[str, set[str]]:
 
 
 def violations(graph: dict[str, set[str]]) -> list[str]:
-  """One sentence for each import that should not be there."""
+  """One sentence for each forbidden import."""
   found = [sentence for module, imported in sorted(graph.items()) for other in sorted(imported) if (sentence := _objection(module, other))]
   try:
     graphlib.TopologicalSorter(graph).prepare()
@@ -124,7 +132,7 @@ def _imports(module: str, file: Path, modules: dict[str, Path]) -> Iterator[str]
 
 
 def main(repository: Path) -> int:
-  """Prints the graph; the number of violations."""
+  """Prints the graph and returns the number of violations."""
   graph = import_graph(repository)
   for number, (title, _) in enumerate(LAYERS):
     print(f"{number} {title}")

@@ -1,4 +1,4 @@
-"""TensorFlow without its start-up notes, which are about its build and not about the user's model."""
+"""Suppresses TensorFlow's start-up messages, which concern its build and not the user's model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def startup(*, on_cpu: bool = False) -> Iterator[None]:
   """Hides the process's stderr while TensorFlow is imported; its C++ (2.21) writes there before any log level applies.
 
   Args:
-    on_cpu: keeps GPUs from TensorFlow, which multiplies there with fewer bits (TF32) than JAX on a CPU.
+    on_cpu: hides GPUs from TensorFlow, whose products there are less precise (TF32) than those of JAX on a CPU.
   """
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   if on_cpu:
@@ -24,7 +24,7 @@ def startup(*, on_cpu: bool = False) -> Iterator[None]:
   try:
     yield
     tf = sys.modules["tensorflow"]
-    tf.function(lambda x: x + 1, autograph=False)(tf.constant(1))  # the first graph that runs looks for a GPU's driver, aloud
+    tf.function(lambda x: x + 1, autograph=False)(tf.constant(1))  # the first graph looks for a GPU driver, and says so
   finally:
     os.dup2(stderr, 2)
     os.close(stderr)
@@ -32,7 +32,7 @@ def startup(*, on_cpu: bool = False) -> Iterator[None]:
 
 
 def sentence(message: str) -> str:
-  """What an Assert or a kernel says, without the graph's list of nodes."""
+  """The message of an Assert op or a kernel, without the list of graph nodes."""
   lines = [line.strip() for line in message.splitlines()]
   kept = [
     line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node", "File ", "[[", "Node:", "<stack"))

@@ -1,1 +1,1 @@
-"""What a model answers against what its JAX function answers: inputs, tolerances, reports."""
+"""Compares a model with its JAX function: inputs, tolerances, reports."""

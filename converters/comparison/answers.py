@@ -1,4 +1,4 @@
-"""What a model answered against what its JAX function answers: the reference's runs, the tolerances, the differences."""
+"""Runs the reference, and compares the answers of a model with it: tolerances and differences."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from .calls import Answer, median_seconds
 from .precision import of_results as precision_of_results
 from .report import SUBNORMAL, Latency, Row
 
-# |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for float32). TensorFlow's kernels and XLA
-# add in other orders and round other products, so a sum of n terms is off by about sqrt(n) units, and layers add up; the
-# narrow dtypes are summed in float32 and rounded a few times only; the dtype is that of `precision`. Where terms cancel, the error is that
-# of the terms: hence atol, which is that of outputs about 1 and grows with their median size.
-_RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by bytes
+# |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for float32); `precision` gives the dtype.
+# TensorFlow's kernels and XLA add in different orders and round different products. So a sum of n terms differs by about sqrt(n) units,
+# and the errors of layers add up. Narrow dtypes are summed in float32 and rounded only a few times. If terms cancel, the error is
+# relative to the terms: hence atol, which fits outputs of about 1 and grows with their median size.
+_RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by itemsize
 _ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
 
-# Seconds that a runtime may take for all its answers: hostile inputs can make a loop endless where the reference's ends.
+# Timeout in seconds for all answers of a runtime: with hostile inputs its loop may not end where the reference's does.
 PATIENCE = 900
 
 
 @dataclass(frozen=True)
 class Expected:
-  """What the reference answers to one run.
+  """The answer of the reference to one run.
 
   Attributes:
-    outputs: its arrays.
-    precisions: {output: the dtype that says how near another's can be}, where it is not that of the array.
-    seconds: the median of a timed call.
-    refuses: what a failing `checkify.check` of it says; empty without one.
+    outputs: {output: array}.
+    precisions: {output: the dtype that sets the tolerance}, where it differs from the dtype of the array.
+    seconds: the median time of a timed call.
+    refuses: the message of a failing `checkify.check`; empty without one.
   """
 
   outputs: Mapping[str, np.ndarray]
@@ -50,8 +50,8 @@ class Expected:
 def reference_answers(
   runs: Sequence[plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm, initial: Sequence[Any] = ()
 ) -> Iterator[Expected]:
-  """What the reference answers to each run; a stateful one to the state of the run before, or to the `initial` one."""
-  precisions: dict[str, Mapping[str, np.dtype[Any]]] = {}  # by signature: they are the same at all sizes
+  """Yields the answer of the reference to each run. A stateful run starts from the state of the previous one, or from `initial`."""
+  precisions: dict[str, Mapping[str, np.dtype[Any]]] = {}  # by signature, because they are the same at all sizes
   state = initial
   on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, lead)
   for run in runs:
@@ -61,7 +61,7 @@ def reference_answers(
     arguments = (*(on_device if subject.only_jax else lead), *before, *args)
 
     def call(subject: plan.Subject = subject, arguments: tuple[Any, ...] = arguments) -> Any:
-      with contextlib.redirect_stdout(io.StringIO()):  # what it prints belongs to no report
+      with contextlib.redirect_stdout(io.StringIO()):  # keeps its prints out of the report
         result = jax.block_until_ready(subject.reference(*arguments))
         jax.effects_barrier()
         return result
@@ -87,7 +87,7 @@ def reference_answers(
 def _precisions(subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, np.dtype[Any]]:
   try:
     dtypes = precision_of_results(subject.reference, *arguments)
-  except jax.errors.JAXTypeError:  # written in NumPy, say
+  except jax.errors.JAXTypeError:  # for example a function in NumPy
     return {}
   named = subject.named(jax.tree.map(lambda dtype: np.zeros((), dtype), dtypes), inputs)
   return {name: array.dtype for name, array in named.items()}
@@ -101,8 +101,8 @@ def rows(
   atol: float | None,
   noted: Sequence[str] = (SUBNORMAL,),
 ) -> Iterator[Row]:
-  """One for each output at each assignment of sizes and kind of inputs, in the order of the runs; problems of the `noted` kinds do not
-  count."""
+  """One row for each output, assignment of sizes and kind of inputs, in the order of the runs. Problems with inputs of the `noted`
+  kinds do not count."""
   joined: dict[tuple[Any, ...], Row] = {}
   for run, answer, right in zip(runs, found, expected, strict=True):
     for output, difference in _differences(answer, right, rtol, atol):
@@ -114,7 +114,7 @@ def rows(
 
 
 def latencies(runs: Sequence[plan.Run], found: Sequence[Answer], expected: Sequence[Expected]) -> tuple[Latency, ...]:
-  """Of the runs that were timed on both sides."""
+  """The latencies of runs that were timed on both sides."""
   return tuple(
     Latency(run.subject.name, run.sizes, answer["seconds"], right.seconds)
     for run, answer, right in zip(runs, found, expected, strict=True)
@@ -134,7 +134,7 @@ class _Difference:
   of_tolerance: float | None = None
 
   def joined(self, row: Row) -> Row:
-    """The row with one sample more: the largest of the figures, the first of the problems."""
+    """Adds a sample to the row: keeps the largest figures and the first problem."""
     figures: dict[str, Any] = {}
     for name in ("max_abs", "max_rel", "max_ulp", "of_tolerance"):
       both = [x for x in (getattr(row, name), getattr(self, name)) if x is not None]
@@ -144,7 +144,7 @@ class _Difference:
 
 def _differences(answer: Answer, right: Expected, rtol: float | None, atol: float | None) -> Iterator[tuple[str, _Difference]]:
   found, expected = answer["outputs"], right.outputs
-  if right.refuses:  # and so must the model, in TensorFlow's words
+  if right.refuses:  # the model must fail too, with TensorFlow's message
     yield "(a check)", _Difference("", "" if answer["error"] else f"the reference refuses, and the model does not: {right.refuses}")
     return
   for name in dict.fromkeys([*expected, *found]):
@@ -159,14 +159,14 @@ def _differences(answer: Answer, right: Expected, rtol: float | None, atol: floa
 
 
 def problem(found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None = None) -> str:
-  """What is wrong with one array, within the tolerances of its precision; empty if nothing is."""
+  """The difference of one array beyond the tolerances of its precision; empty if there is none."""
   return _difference(found, expected, None, None, precision).problem
 
 
 def _difference(
   found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any] | None = None
 ) -> _Difference:
-  """The model's array against the reference's."""
+  """Compares the model's array with the reference's."""
   dtype = _dtype_name(expected)
   if found.dtype != expected.dtype:
     return _Difference(dtype, f"the model's dtype is {_dtype_name(found)}, the reference's {dtype}")
@@ -184,10 +184,10 @@ def _difference(
 def _inexact_difference(
   found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any]
 ) -> _Difference:
-  """Floating point and complex arrays; NaN agrees with NaN, and an infinity with the same infinity."""
+  """Compares floating point and complex arrays. NaN equals NaN, and an infinity equals the same infinity."""
   info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
   x, y = _parts(found), _parts(expected)
-  size = np.abs(y).max(-1, keepdims=True)  # of a complex number, the larger of its parts, which share their error
+  size = np.abs(y).max(-1, keepdims=True)  # for a complex number, the larger part, because both parts share the error
   ordinary = np.where(np.isfinite(size), size, 0)
   rtol = _RTOL_UNITS[allowed.bits // 8] * float(allowed.eps) if rtol is None else rtol
   if atol is None:
@@ -215,7 +215,7 @@ def _parts(array: np.ndarray) -> np.ndarray:
 
 
 def _places(wrong: np.ndarray, found: np.ndarray, expected: np.ndarray) -> str:
-  """How many elements are wrong, and the first of them; empty if none is."""
+  """The number of wrong elements, and the first; empty if there is none."""
   if not wrong.any():
     return ""
   first = tuple(int(i) for i in np.argwhere(wrong)[0])

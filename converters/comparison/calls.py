@@ -1,6 +1,6 @@
-"""One call of a model: what it answers, how long it takes, and whether it writes.
+"""One call of a model: its answer, its time, and whether it writes variables.
 
-Of the standard library alone: processes without this package, which run a model where JAX is not, load the file by its path.
+It imports only the standard library: processes without this package, and without JAX, load the file by its path.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
-# Ops that write a variable begin with these; Rng is that of tf.random.Generator.
+# Prefixes of ops that write a variable. Rng ops are those of tf.random.Generator.
 _WRITERS = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign", "Rng")
 
 
 class Answer(TypedDict):
-  """Of one run: {name: array}; what went wrong, or ""; the median of a run that was timed."""
+  """The answer to one run: {name: array}; the error, or ""; the median time of a timed run."""
 
   outputs: dict[str, Any]
   error: str
@@ -23,7 +23,7 @@ class Answer(TypedDict):
 
 
 def answered(prepared: Callable[[], Callable[[], Mapping[str, Any]]], timed: bool) -> Answer:
-  """What the call that `prepared` gives answers; an error of either is an answer too."""
+  """The answer of the call that `prepared` returns. An error of either is an answer too."""
   try:
     call = prepared()
     outputs = dict(call())
@@ -33,24 +33,24 @@ def answered(prepared: Callable[[], Callable[[], Mapping[str, Any]]], timed: boo
 
 
 def failed(why: str) -> Answer:
-  """Of a run that has no outputs."""
+  """The answer to a run that failed."""
   return {"outputs": {}, "error": why, "seconds": None}
 
 
 def sentence(error: Exception) -> str:
-  """The error on one line, cut where TensorFlow goes on to list its graph."""
+  """The error on one line, without the graph that TensorFlow appends."""
   text = " ".join(f"{type(error).__name__}: {error}".split())
   return text if len(text) <= 400 else text[:400] + " ..."
 
 
 def writers(definition: Any) -> list[str]:
-  """The types of the ops in a GraphDef that write a variable."""
+  """The types of ops in a GraphDef that write a variable."""
   nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
   return sorted({node.op for node in nodes if node.op.startswith(_WRITERS)})
 
 
 def median_seconds(call: Callable[[], Any]) -> float:
-  """The median of 3 to 20 runs of `call`, which has run before and is waited for by itself; about a second in all."""
+  """The median time of 3 to 20 runs of `call`, in about a second. `call` must have run before, and must wait for its result."""
   seconds: list[float] = []
   while len(seconds) < 20 and (len(seconds) < 3 or sum(seconds) < 1):
     start = time.perf_counter()

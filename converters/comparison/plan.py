@@ -1,4 +1,4 @@
-"""What `verify` runs: the signatures, the sizes of their dimensions, and the inputs."""
+"""Plans the runs of a comparison: signatures, sizes of dimensions, and inputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .report import HOSTILE, SUBNORMAL
 
 Given = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
 
-_SIZES = (1, 3, 7, 32)  # one, primes, and a bigger one
-_WIDER = range(1, 65)  # where constraints leave none or few of these
-_LARGEST = 4_096  # of the sizes that constraints suggest; larger inputs are the caller's to ask for
+_SIZES = (1, 3, 7, 32)  # one, primes, and a larger size
+_WIDER = range(1, 65)  # used if constraints allow few of these
+_LARGEST = 4_096  # the largest size taken from a constraint; the caller can ask for larger ones
 _MOST_TRIED = 1_000
 
 
@@ -44,10 +44,10 @@ class Comparison:
   """How an exported file is compared with its function.
 
   Attributes:
-    sizes: of symbolic dimensions, at which to compare.
-    samples: random inputs of each kind and size.
-    examples: {input: array, or callable(rng, shape, dtype)} instead of random ones.
-    rtol, atol: |file - jax| <= atol + rtol * |jax|; what the coarsest dtype on the way allows if not given.
+    sizes: {dimension variable: size or sizes} at which to compare.
+    samples: the number of random inputs of each kind and size.
+    examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
+    rtol, atol: |file - jax| <= atol + rtol * |jax|. By default, tolerances of the coarsest dtype that the computation uses.
   """
 
   sizes: Mapping[str, int | Sequence[int]] | None = None
@@ -57,7 +57,7 @@ class Comparison:
   atol: float | None = None
 
   def key(self) -> Any:
-    """Equal for two that ask the reference the same: arrays count by what they hold, callables by what they are."""
+    """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by identity."""
     sizes = {name: tuple(np.atleast_1d(size).tolist()) for name, size in (self.sizes or {}).items()}
     examples = {name: given if callable(given) else _contents(as_numpy(given)) for name, given in (self.examples or {}).items()}
     return frozenset(sizes.items()), self.samples, frozenset(examples.items())
@@ -69,10 +69,10 @@ def _contents(array: np.ndarray) -> Any:
 
 @dataclass(frozen=True)
 class Subject:
-  """A signature, its reference, and how the results are called.
+  """A signature, its reference, and the names of the results.
 
-  The reference of a stateful signature takes the state before the inputs, and returns it before the results, as it is stored: a list of
-  arrays, which has `paths`.
+  The reference of a stateful signature takes the stored state before the inputs, and returns it before the results. The state is a list
+  of arrays, named by `paths`.
   """
 
   name: str
@@ -86,12 +86,12 @@ class Subject:
     return not (self.record.preprocessed or self.record.postprocessed)
 
   def series(self, count: int) -> list[tuple[bool, bool]]:
-    """(timed, continues) of calls in a row. One is timed: of a stateful signature the last, because it then runs many times."""
+    """(timed, continues) for successive calls. One is timed; for a stateful signature the last, because timing repeats the call."""
     stateful = self.record.stateful
     return [(i == (count - 1) * stateful, stateful and i > 0) for i in range(count)]
 
   def named(self, result: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """{output: array} of what the reference returned, of the inputs that are passed through, and of the state after the call."""
+    """{output: array} of the results of the reference, the passed-through inputs, and the state after the call."""
     if self.record.stateful:
       stored, result = result
       state = {f"state/{path}": np.asarray(x) for path, x in zip(self.paths, stored, strict=True)}
@@ -111,7 +111,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Run:
-  """One call of a signature; `timed` if its latency is wanted, `continues` if it begins with the state that the last one left."""
+  """One call of a signature. `timed`: measure its latency. `continues`: start from the state after the previous run."""
 
   subject: Subject
   sizes: Mapping[str, int]
@@ -130,7 +130,7 @@ def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping
     raise ValueError(f"sizes names {unknown[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}")
   wanted = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
   runs: list[Run] = []
-  for subject in sorted(subjects, key=lambda subject: subject.record.resets):  # a reset has what the others left to give back
+  for subject in sorted(subjects, key=lambda subject: subject.record.resets):  # so that a reset restores a state that other runs changed
     if subject.record.resets:
       runs.append(Run(subject, {}, "given", {}, timed=False, continues=True))
     elif subject.only_jax:
@@ -163,10 +163,10 @@ def _drawn_runs(
 
 
 class Domain:
-  """The inputs of a signature and the sizes that they may have.
+  """The inputs of a signature, and their valid sizes.
 
   Attributes:
-    avals: {input: aval}, without those that are passed through.
+    avals: {input: aval}, without passed-through inputs.
     variables: the dimension variables of the inputs.
   """
 
@@ -178,19 +178,19 @@ class Domain:
     dims = [str(d) for shape in shapes for d in shape]
     self.variables = variables(dims)
     self._constraints = constraints
-    # Without those that an equality defines: JAX writes 2*a + 1 for b once b == 2*a + 1.
+    # Without variables that an equality defines: given b == 2*a + 1, JAX writes 2*a + 1 for b.
     named = variables([*dims, *constraints])
     self._all = variables(map(str, export.symbolic_shape(", ".join(named), scope=scope)))
     self._exported = _exported(self._all, shapes, scope) if self._all else None
 
   def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """{input: shape}; ValueError for sizes that break a constraint."""
+    """{input: shape}. Raises ValueError for sizes that break a constraint."""
     if self._exported is None:
       return {name: aval.shape for name, aval in self.avals.items()}
     return dict(zip(self.avals, _shapes_at(self._exported, [sizes[name] for name in self._all]), strict=True))
 
   def assignments(self, wanted: Mapping[str, Sequence[int]], inputs: Given) -> list[dict[str, int]]:
-    """Combinations of sizes in which each wanted one occurs, and some sizes of the variables for which none are wanted."""
+    """Combinations of sizes that use each wanted size, and several sizes of the other variables."""
     wanted = {name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all}
     if not self._all:
       return [{}]
@@ -222,7 +222,7 @@ class Domain:
     return chosen
 
   def _feasible(self, name: str) -> Iterator[int]:
-    """Sizes that meet the constraints on this variable alone; the usual ones first."""
+    """Sizes that satisfy the constraints on this variable alone, the usual sizes first."""
     own = [text for text in self._constraints if variables([text]) == [name]]
     numbers = [int(n) for text in self._constraints if name in variables([text]) for n in re.findall(r"\d+", text)]
     wider = sorted({*_WIDER, *(n + shift for n in numbers for shift in (0, 1) if 0 < n <= _LARGEST)})
@@ -233,7 +233,7 @@ class Domain:
         yield size
 
   def _candidates(self, pools: Sequence[Sequence[int]], chosen: Sequence[dict[str, int]]) -> Iterator[dict[str, int]]:
-    """First all variables at different sizes, then every combination; while few are `chosen`, any of less usual sizes."""
+    """First combinations of different sizes, then all combinations, and then less usual sizes while few are `chosen`."""
     if all(pools):
       for i in range(max(map(len, pools))):
         yield {name: pool[(i + j) % len(pool)] for j, (name, pool) in enumerate(zip(self._all, pools, strict=True))}
@@ -245,7 +245,7 @@ class Domain:
         yield {name: int(rng.choice(sizes)) for name, sizes in zip(self._all, wider, strict=True)}
 
   def _fixed(self, wanted: Mapping[str, Sequence[int]], inputs: Given) -> dict[str, Sequence[int]]:
-    """The sizes that the caller asks for, and those of the arrays that the caller gives."""
+    """The sizes that the caller requests, and those of the caller's arrays."""
     fixed = dict(wanted)
     for name, aval in self.avals.items():
       if name in inputs and not callable(inputs[name]):
@@ -261,7 +261,7 @@ class Domain:
 
 
 def _exported(names: Sequence[str], shapes: Sequence[Any], scope: export.SymbolicScope) -> export.Exported:
-  """JAX's own solver and evaluator of dimensions, by its public door: an exported function checks the constraints when it is called."""
+  """JAX's solver of dimensions, through its public API: an exported function checks the constraints when it is called."""
   probe = jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(names), scope=scope), np.bool_)
   return export.export(jax.jit(lambda _: [jnp.zeros(shape, np.bool_) for shape in shapes]))(probe)
 
@@ -271,7 +271,7 @@ def _shapes_at(exported: export.Exported, sizes: Sequence[int]) -> list[tuple[in
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int) -> np.ndarray:
-  """Normally distributed floats, integers from 0 to 9; in half of the rows of a hostile draw one special value each, here and there."""
+  """Normally distributed floats, or integers from 0 to 9. In a hostile draw half of the rows have a special value at random places."""
   if dtype.kind == "b":
     return rng.integers(0, 2, shape).astype(bool)
   inexact = jnp.issubdtype(dtype, np.inexact)
@@ -302,7 +302,7 @@ def _checked(name: str, given: Any, rng: np.random.Generator, shape: tuple[int, 
 
 
 def _tensor(name: str, text: str, given: Any, rng: np.random.Generator) -> np.ndarray:
-  """An input that only TensorFlow sees, "string[?,2]": the caller's, or for one that is passed through, any."""
+  """An input of TensorFlow functions, "string[?,2]": the caller's, or an arbitrary one if it is passed through."""
   spec = Spec.parse(text)
   if given is not None:
     array = as_numpy(given(rng, spec.sizes or (), spec.dtype) if callable(given) else given)
@@ -316,7 +316,7 @@ def _tensor(name: str, text: str, given: Any, rng: np.random.Generator) -> np.nd
 
 
 def as_numpy(x: Any) -> np.ndarray:
-  """NumPy's; the words of a typed PRNG key; strings as bytes."""
+  """As a NumPy array. A typed PRNG key becomes its words; strings become bytes."""
   if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
   array = np.asarray(x)

@@ -1,7 +1,7 @@
-"""The precision of each result: that of its dtype, or of a coarser one that JAX rounds to on the way.
+"""The precision of each result: that of its dtype, or of a coarser dtype that the computation rounds to.
 
-Of `(x.astype(bfloat16) * y).astype(float32)` eight bits are right, whoever computes it: XLA leaves out roundings within a fusion
-(its option xla_allow_excess_precision), and a float32 that is off by its last bit may round to the next bfloat16.
+`(x.astype(bfloat16) * y).astype(float32)` has eight reliable bits: XLA may omit roundings within a fusion (its option
+xla_allow_excess_precision), and a float32 that differs in its last bit may round to the next bfloat16.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Dtype = np.dtype[Any]
 
 
 def of_results(fun: Callable[..., Any], *args: Any) -> Any:
-  """The results of `fun(*args)` with a dtype in place of each array: the coarsest floating point dtype on the way to it, or its own.
+  """The results of `fun(*args)`, with a dtype in place of each array: the coarsest floating point dtype that it depends on, or its own.
 
   Raises:
-    JAXTypeError: `fun` is no function that JAX can trace.
+    JAXTypeError: JAX cannot trace `fun`.
   """
   closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
   found = _coarsest_of_each(closed.jaxpr, [None] * len(closed.jaxpr.invars))
@@ -30,7 +30,7 @@ def of_results(fun: Callable[..., Any], *args: Any) -> Any:
 
 
 def _coarsest_of_each(jaxpr: Jaxpr, operands: Sequence[Dtype | None]) -> list[Dtype | None]:
-  """Of each result, where these are the coarsest on the way to each operand."""
+  """The coarsest dtype of each result, given that of each operand."""
   known: dict[Any, Dtype | None] = dict(zip(jaxpr.invars, operands, strict=True))
 
   def of(atom: Any) -> Dtype | None:
@@ -40,7 +40,7 @@ def _coarsest_of_each(jaxpr: Jaxpr, operands: Sequence[Dtype | None]) -> list[Dt
     inner = list(jaxprs_in_params(eqn.params))
     if eqn.primitive.name in ("jit", "pjit"):
       results = _coarsest_of_each(inner[0], [of(x) for x in eqn.invars])
-    else:  # any operand may reach any result, through anything inside
+    else:  # every result may depend on every operand and on every inner equation
       reached = _coarsest([*(of(x) for x in eqn.invars), *(dtype for one in inner for dtype in _made(one))])
       results = [reached] * len(eqn.outvars)
     known.update((x, _coarsest([_float(x.aval), result])) for x, result in zip(eqn.outvars, results, strict=True))

@@ -1,4 +1,4 @@
-"""What `verify` reports: figures of each output, as text, JSON and one page of HTML."""
+"""The report of `verify`: figures for each output, as text, JSON and an HTML page."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _ROW_TITLES = ("signature", "output", "sizes", "inputs", "dtype", "samples", "ma
 _LATENCY_TITLES = ("signature", "sizes", "SavedModel ms", "reference ms", "ratio")
 
 
-# Gray that is read on white and on black; a picture does not know which the page is.
+# A gray with contrast on white and on black, because a picture cannot follow the theme of the page.
 _GRAY = "#7d8590"
 _STYLE = {f"{part}.color": _GRAY for part in ("text", "xtick", "ytick")} | {"axes.labelcolor": _GRAY, "axes.edgecolor": _GRAY}
 _MOST_PICTURED = 40
 
 
 class VerificationError(Exception):
-  """A SavedModel differs from its reference; raised by `Report.raise_for_mismatch` alone."""
+  """A SavedModel differs from its reference. Only `Report.raise_for_mismatch` raises it."""
 
 
 def machine() -> str:
-  """One sentence: its cores and how busy they are."""
+  """A sentence about the machine: its cores and their load."""
   cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
   if not hasattr(os, "getloadavg"):  # Windows
     return f"Measured on {cores} cores."
@@ -46,14 +46,19 @@ def machine() -> str:
 
 @dataclass(frozen=True)
 class Row:
-  """One output at one assignment of sizes, over all its samples.
+  """One output at one assignment of sizes, over all samples.
 
   Attributes:
-    values: what went in: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers), "subnormal", or "given" by the caller.
-    counts: whether a problem makes the model wrong; else it is noted.
-    max_abs, max_rel, max_ulp: the largest differences; None if they were not to be had.
-    of_tolerance: the largest difference as a share of what is allowed.
-    problem: what is wrong, or empty.
+    signature: of the SavedModel.
+    output: its name.
+    sizes: {symbolic dimension: its size}.
+    values: the kind of inputs: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers), "subnormal", or "given" by the caller.
+    dtype: of the output; empty if there is none to compare.
+    samples: the number of inputs.
+    counts: whether a problem makes the model wrong; otherwise it is only noted.
+    max_abs, max_rel, max_ulp: the largest differences; None if they are not available.
+    of_tolerance: the largest difference as a fraction of the tolerance.
+    problem: the difference in words; empty if there is none.
   """
 
   signature: str
@@ -80,7 +85,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Latency:
-  """Median seconds of one call, measured in the process without JAX and in this one."""
+  """Median times of one call.
+
+  Attributes:
+    signature: of the SavedModel.
+    sizes: {symbolic dimension: its size}.
+    model: seconds of the model, in the process without JAX.
+    reference: seconds of the reference, in this process.
+  """
 
   signature: str
   sizes: Mapping[str, int]
@@ -90,11 +102,16 @@ class Latency:
 
 @dataclass(frozen=True)
 class Report:
-  """What `verify` found.
+  """The result of `verify`.
 
   Attributes:
-    machine: its cores and how busy they were when the latencies had been measured.
-    skipped: {signature: why it was not compared}; while there is any, the model is verified in part only.
+    model: the SavedModel or the file.
+    rows: one for each output, assignment of sizes and kind of inputs.
+    latencies: one for each signature and assignment of sizes.
+    skipped: {signature: why it was not compared}. If it is not empty, the model is only verified in part.
+    versions: {package: version}.
+    machine: the cores of the machine, and their load after the latencies were measured.
+    created: the time in UTC, as in ISO 8601.
   """
 
   model: str
@@ -107,7 +124,7 @@ class Report:
 
   @property
   def ok(self) -> bool:
-    """Whether every signature that was asked for was compared, and agrees."""
+    """Whether all requested signatures were compared, and agree."""
     return bool(self.rows) and not self.skipped and all(row.ok for row in self.rows)
 
   @property
@@ -125,14 +142,18 @@ class Report:
     return f"{how}: {agree} comparisons agree{noted}{skipped}"
 
   def raise_for_mismatch(self) -> None:
-    """Raises VerificationError, which names each difference and each signature that was skipped."""
+    """Returns if `ok` is true.
+
+    Raises:
+      VerificationError: `ok` is false; the message lists each difference and each skipped signature.
+    """
     if not self.ok:
       lines = [f"  {row.place}: {row.problem}" for row in self.rows if not row.ok]
       lines += [f"  {name}, skipped: {why}" for name, why in self.skipped.items()]
       raise VerificationError("\n".join([f"{self.model}: {self.verdict}", *lines]))
 
   def text(self) -> str:
-    """Tables for a terminal."""
+    """The report as tables for a terminal."""
     table = extra("tabulate").tabulate
     problems = [f"{'' if row.ok else 'WRONG: '}{row.place}: {row.problem}" for row in self.rows if row.problem]
     problems += [f"SKIPPED: {name}: {why}" for name, why in self.skipped.items()]
@@ -147,12 +168,12 @@ class Report:
     return "\n\n".join(parts) + "\n"
 
   def json(self) -> str:
-    """All figures; those that JSON does not have are the strings "inf", "-inf" and "nan"."""
+    """All figures as JSON. Non-finite numbers are the strings "inf", "-inf" and "nan"."""
     rows = [{key: _json_number(value) for key, value in asdict(row).items()} | {"ok": row.ok} for row in self.rows]
     return json.dumps(asdict(self) | {"ok": self.ok, "verdict": self.verdict, "rows": rows}, indent=2, allow_nan=False) + "\n"
 
   def html(self) -> str:
-    """One page that holds its pictures."""
+    """The report as one HTML page with embedded pictures."""
     template = (
       extra("jinja2").Environment(autoescape=True).from_string(Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8"))
     )
@@ -167,7 +188,7 @@ class Report:
     )
 
   def _parts(self) -> list[tuple[str, list[tuple[Row, list[str]]], bool]]:
-    """(title, rows, whether they are in view): what is wrong comes first, what agrees is folded."""
+    """(title, rows, whether they are expanded). Wrong rows come first; rows that agree are folded."""
     kinds = {
       "Differ": [row for row in self.rows if not row.ok],
       "Noted": [row for row in self.rows if row.ok and row.problem],
@@ -176,7 +197,14 @@ class Report:
     return [(title, [(row, _cells(row)) for row in rows], title != "Agree") for title, rows in kinds.items() if rows]
 
   def write(self, folder: str | os.PathLike[str]) -> Path:
-    """Writes verification.txt, .json and .html, and returns the folder."""
+    """Writes verification.txt, .json and .html.
+
+    Args:
+      folder: where to; it is made if it does not exist.
+
+    Returns:
+      the folder.
+    """
     folder, texts = Path(folder), {"txt": self.text(), "json": self.json(), "html": self.html()}
     folder.mkdir(parents=True, exist_ok=True)
     for suffix, text in texts.items():
@@ -208,7 +236,7 @@ def _json_number(x: Any) -> Any:
 
 
 def _errors_picture(rows: Sequence[Row]) -> str:
-  """The largest differences as shares of their tolerances, "" if there are none; what is infinite stands at the right edge."""
+  """A chart of the largest differences as fractions of the tolerances; "" if there are none. Infinities are at the right edge."""
   rows = sorted((row for row in rows if row.of_tolerance is not None), key=lambda row: -(row.of_tolerance or 0.0))[:_MOST_PICTURED]
   shares = [row.of_tolerance or 0.0 for row in rows]
   edge = 10 * max([10.0, *filter(math.isfinite, shares)])
@@ -230,9 +258,8 @@ def _errors_picture(rows: Sequence[Row]) -> str:
 
 def _latencies_picture(latencies: Sequence[Latency]) -> str:
   def draw(axes: Any) -> None:
-    for shift, label in ((-0.2, "model"), (0.2, "reference")):
-      title = "model" if label == "model" else "reference, JAX"
-      axes.barh([i + shift for i in range(len(latencies))], [1e3 * getattr(x, label) for x in latencies], 0.4, label=title)
+    for shift, side, label in ((-0.2, "model", "model"), (0.2, "reference", "reference, JAX")):
+      axes.barh([i + shift for i in range(len(latencies))], [1e3 * getattr(x, side) for x in latencies], 0.4, label=label)
     axes.set_xlabel("median latency of a call, milliseconds")
     axes.set_yticks(range(len(latencies)), [_short(f"{x.signature}, {_text(x.sizes)}") for x in latencies], fontsize=8)
 
@@ -244,7 +271,7 @@ def _short(text: str) -> str:
 
 
 def _picture(draw: Callable[[Any], None], lines: int) -> str:
-  """What `draw` puts on a pair of axes, as the address of an SVG image that holds it."""
+  """Draws on a pair of axes, and returns an SVG image as a data URL."""
   with extra("matplotlib").rc_context(_STYLE):
     figure = extra("matplotlib.figure").Figure(figsize=(11, 1.3 + 0.2 * lines), layout="constrained")
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Which signatures `verify` compares, each with its reference."""
+"""Chooses the signatures that `verify` compares, each with its reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def subjects(
   inputs: plan.Given,
   state: tuple[Layout, Any] | None = None,
 ) -> tuple[list[plan.Subject], dict[str, str]]:
-  """The signatures that can be compared, and why the others cannot; `state`: the model's, and its first values as stored."""
+  """(signatures to compare, {signature: why it is skipped}). `state` is the layout of the state and its stored initial values."""
   subjects, skipped = [], {}
   if not callable(reference) and not isinstance(reference, Mapping):
     raise ValueError(f"reference = {reference!r} is neither a function nor {{signature: function}}; give what was saved")
@@ -73,7 +73,7 @@ def subjects(
 
 
 def _jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """The function under jax.jit, which takes no `checkify.check`; one that fails raises, as it does in the model."""
+  """The function under jax.jit, with `checkify` if it has checks. A failing check raises, as in the model."""
   plain, checked, has_checks = jax.jit(fun), jax.jit(checkify.checkify(fun)), False
 
   def run(*args: Any) -> Any:
@@ -93,10 +93,10 @@ def _jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _order(name: str, record: manifest.SignatureRecord, fun: Callable[..., Any], own: Sequence[str], lead: list[str]) -> Sequence[str]:
-  """The inputs as the reference takes them."""
+  """The order in which the reference takes the inputs."""
   try:
     signature = inspect.signature(fun)
-  except ValueError:  # a callable that is made in C
+  except ValueError:  # a callable implemented in C
     return own
   try:
     bound = signature.bind(*[None] * (len(lead) + len(own)))
@@ -105,7 +105,7 @@ def _order(name: str, record: manifest.SignatureRecord, fun: Callable[..., Any],
     raise ValueError(f"reference of {name!r} cannot be called with ({takes}): {error}; wrap it: lambda {takes}: ...") from None
   if not record.defaults or len(own) == 1:
     return own
-  # The manifest has optional inputs last, wherever the function that was saved had them.
+  # The manifest lists optional inputs last, wherever the saved function takes them.
   names = list(bound.arguments)[len(lead) :]
   if set(names) != set(own):
     raise ValueError(f"reference of {name!r} takes {', '.join(names)}; with optional inputs, name them as the signature: {', '.join(own)}")

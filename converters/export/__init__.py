@@ -1,1 +1,1 @@
-"""What the exporters to other formats share."""
+"""Shared parts of the exporters to other formats."""

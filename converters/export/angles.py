@@ -1,8 +1,8 @@
-"""sin, cos and tan of angles however large: LiteRT and TF.js' wasm lose digits from 1e4 on, and all of them in the end.
+"""sin, cos and tan of large angles. LiteRT and TF.js' wasm backend lose digits from 1e4 on, and all digits for larger angles.
 
-The angle is reduced to half a turn as Payne and Hanek do it (Radian reduction for trigonometric functions, SIGNUM Newsletter 18, 1983):
-of 1/(2 pi) only the digits are multiplied that count at this size of the angle. Digits have 11 bits, so that each product, and each sum of
-them, is exact in float32.
+The angle is reduced to half a turn by the method of Payne and Hanek (Radian reduction for trigonometric functions, SIGNUM Newsletter 18,
+1983): only those digits of 1/(2 pi) are multiplied that matter for the size of the angle. Digits have 11 bits, so each product and each sum
+of products is exact in float32.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import tensorflow as tf
 
 _BITS = 11
 _BASE = 2.0**_BITS
-_DIGITS = 7  # of the reduced angle
-_PARTS = 4  # of the angle itself, an integer below 2**35 once it is scaled
-# Below this the kernels' own reduction is right. Angles above are scaled by powers of 2**11 to integers.
+_DIGITS = 7  # digits of the reduced angle
+_PARTS = 4  # digits of the angle, which after scaling is an integer below 2**35
+# Below this the kernels reduce correctly. Larger angles are scaled to integers by powers of 2**11.
 _SMALL = 0.5
 _LOWEST = -3
 _HALVES = (tf.float16, tf.bfloat16)
@@ -36,9 +36,9 @@ def _arctangent(inverse: int, bits: int) -> int:
 
 
 def _table() -> np.ndarray:
-  """f32[13, 10]: for each scale the digits of its power of two times 1 / (2 pi), modulo 1."""
+  """f32[13, 10]: for each scale, the digits of its power of two times 1 / (2 pi), modulo 1."""
   places = _HIGHEST + _DIGITS + _PARTS
-  bits = _BITS * (places + 4)  # a few more, for what is rounded
+  bits = _BITS * (places + 4)  # guard bits for rounding
   pi = 4 * (4 * _arctangent(5, bits) - _arctangent(239, bits))  # Machin, 1706
   inverse = (1 << (2 * bits)) // (2 * pi) >> (bits - _BITS * places)
   digits = {k: inverse >> (_BITS * (places - k)) & (2**_BITS - 1) for k in range(1, places + 1)}
@@ -47,9 +47,9 @@ def _table() -> np.ndarray:
 
 
 def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
-  """x f32[...] above 1/2 in size -> (sign, angle in [-pi / 2, pi / 2]): sin(|x| + quarters pi / 2) = sign sin(angle)."""
+  """x f32[...] with |x| > 1/2 -> (sign, angle in [-pi / 2, pi / 2]), where sin(|x| + quarters pi / 2) = sign sin(angle)."""
   size = tf.abs(x)
-  # By steps of 2**11, for no constant here may be beyond float16: LiteRT's float16 models round them. t is the scaled angle / 2**22.
+  # In steps of 2**11, because LiteRT's float16 models round constants to float16. t is the scaled angle / 2**22.
   down, up = np.float32(1 / _BASE), np.float32(_BASE)
   t, scale = size * down * down, tf.fill(tf.shape(size), np.int32(-_LOWEST))
   for _ in range(_HIGHEST):
@@ -73,7 +73,7 @@ def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
       total += part * columns[j + i]
     carry = tf.floor(total * np.float32(1 / _BASE))
     digits.insert(0, total - carry * np.float32(_BASE))
-  # The first bit of the first digit is half a turn, which turns the sign; of the rest, what is above a half is taken from one.
+  # The first bit of the first digit is half a turn, which flips the sign. The rest is reflected if it is above a half.
   first = digits[0] + quarters * np.float32(_BASE / 4)
   first -= tf.floor(first * np.float32(1 / _BASE)) * np.float32(_BASE)
   odd = tf.floor(first * np.float32(2 / _BASE))
@@ -87,7 +87,7 @@ def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _of_float32(kernel: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[Callable[[tf.Tensor], tf.Tensor]], Callable[[tf.Tensor], tf.Tensor]]:
-  """Makes a function of float32 take halves as well; other dtypes are the kernel's."""
+  """Extends a function of float32 to float16 and bfloat16. Other dtypes use the kernel."""
 
   def of(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
     def of_any(x: tf.Tensor) -> tf.Tensor:

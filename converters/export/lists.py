@@ -1,4 +1,4 @@
-"""Lists of tensors, as one tensor of their rows."""
+"""TensorLists as one tensor of their rows."""
 
 from __future__ import annotations
 

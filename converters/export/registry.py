@@ -1,10 +1,10 @@
-"""What takes the place of the ops that a target lacks, or gets wrong: each replacement registers where it stands.
+"""The registry of replacements for ops that a target lacks, or computes differently. Each replacement registers where it is defined.
 
   @replaces("Erfc", on="onnx", because="tf2onnx 1.17: no handler")
 
-A replacement is a function of the op, for its attributes, and of its operands in the new graph, and returns the list of its results.
-It is written in ops that the target has and gets right, and keeps values and dtypes as TensorFlow has them. What it emits is not replaced
-again. A rule of the lowering is not touched: docs/targets.md says which of them each target can take thanks to these.
+A replacement takes the op, for its attributes, and its operands in the new graph, and returns the list of results. It uses ops that the
+target computes correctly, and keeps TensorFlow's values and dtypes. The ops that it emits are not replaced again. Lowering rules stay
+unchanged: docs/reports/targets.md lists the rules that each target supports thanks to its replacements.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from .replay import Replacement
 
-# By target: {type of op: what takes its place}, and {type of op: why}. The modules named `replacements` fill them.
+# {target: {type of op: replacement}} and {target: {type of op: reason}}. The modules named `replacements` fill them.
 TABLES: Mapping[str, dict[str, Replacement]] = {"onnx": {}, "tflite": {}, "tfjs": {}}
 REASONS: Mapping[str, dict[str, str]] = {target: {} for target in TABLES}
 
-# Ops that move elements and do not look at them.
+# Ops that move elements without reading their values.
 MOVES = frozenset(
   re.findall(
     r"\w+",
@@ -38,12 +38,12 @@ def replaces(*ops: str, on: str, because: str) -> Callable[[_R], _R]:
   """Registers a replacement.
 
   Args:
-    ops: types of ops.
+    ops: the types of the replaced ops.
     on: the target.
-    because: what is wrong with them there, with the version that shows it.
+    because: what the target lacks or computes differently, with the version that shows it.
 
   Raises:
-    ValueError: an op has a replacement there already.
+    ValueError: an op already has a replacement on the target.
   """
 
   def register(replacement: _R) -> _R:

@@ -1,7 +1,6 @@
-"""A signature as one graph that an exporter takes: calls inlined, parameters constant, and each op that a target lacks replaced.
+"""Replays a signature as one graph for an exporter: calls are inlined, parameters become constants, and replacements are applied.
 
-The graph is not edited but made anew, op by op, in TensorFlow's own eyes: shapes are inferred once more, and whatever a
-replacement needs is written in TensorFlow.
+The graph is not edited. TensorFlow builds it again op by op, so it infers shapes again, and replacements are plain TensorFlow code.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from jax2tf import _tf_compat
 
 from ..comparison import calls
 
-# The op to be replaced, for its attributes, and its operands in the new graph -> its results.
+# (the op to replace, for its attributes; its operands in the new graph) -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
 
 _SAME = ("Identity", "IdentityN", "PreventGradient", "StopGradient", "Snapshot")
@@ -24,8 +23,8 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "BatchFunction")
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
 _ASSIGN = "AssignVariableOp"
-# What the replay of a graph takes itself.
-REPLAYED = frozenset((*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp", "EnsureShape"))
+# Types of ops that the replay handles itself.
+REPLAYED = frozenset((*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp", "EnsureShape", "DeviceIndex"))
 
 
 def frozen(
@@ -34,16 +33,16 @@ def frozen(
   held: Mapping[tf.DType, tf.DType] | None = None,
   state: Mapping[str, tf.Variable] | None = None,
 ) -> Any:
-  """The same function of the same named tensors, as a tf.types.experimental.ConcreteFunction without variables or calls.
+  """The same function as a tf.types.experimental.ConcreteFunction without variables or calls.
 
   Args:
     signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
-    replacements: {op type: what takes its place}.
-    held: {dtype: the target's dtype that holds it}, of inputs and parameters; the replacements see to all others.
-    state: {name: variable}, of those that become an input and an output of this name, the value before and after the call.
+    replacements: {type of op: replacement}.
+    held: {dtype: the target's dtype that holds it}, for inputs and parameters. Replacements handle all other tensors.
+    state: {name: variable}. Each becomes an input and an output of this name: its values before and after the call.
 
   Raises:
-    ValueError: it writes another variable, or one in a loop or a branch.
+    ValueError: it writes a variable outside of `state`, or in a loop or a branch.
   """
   held, state = held or {}, state or {}
   specs = signature.structured_input_signature[1] or {spec.name: spec for spec in signature.structured_input_signature[0]}
@@ -51,12 +50,12 @@ def frozen(
   captured = [variables.get(id(outer), outer) for outer, _ in signature.graph.captures]
   inner = [inside for _, inside in signature.graph.captures]
   inputs = [tensor for tensor in signature.graph.inputs if not any(tensor is x for x in inner)]
-  # The placeholders are in the order in which the function took its arguments, which is that of their names here.
+  # The placeholders are in the order of the function's arguments, which here is the order of their names.
   names = [tensor.op.name for tensor in inputs]
-  outputs = sorted(signature.structured_outputs)  # as TensorFlow orders the values of a dict
+  outputs = sorted(signature.structured_outputs)  # TensorFlow sorts a dict by its keys
   definition = signature.graph.as_graph_def()
   if written := [op for op in calls.writers(definition) if not (state and op == _ASSIGN)]:
-    raise ValueError(f"it writes variables ({', '.join(written)}), which would be left out without a word")
+    raise ValueError(f"it writes variables ({', '.join(written)}), which would be dropped silently")
   library = definition.library
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -71,27 +70,27 @@ def frozen(
 
 
 def op_name(name: str) -> str:
-  """An output may have any name, an op may not."""
+  """A valid name of an op for the name of an output."""
   return re.sub("^[^A-Za-z0-9.]|[^A-Za-z0-9_.]", ".", name)
 
 
 def with_shape(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-  """`x`, known to have this shape."""
+  """`x` with this static shape."""
   y = tf.identity(x)
   y.set_shape(shape)
   return y
 
 
 class _Replay:
-  """Makes the ops of graphs once more in the graph under construction.
+  """Copies the ops of graphs into the graph under construction.
 
   Attributes:
-    state: {id of a variable that may be written: its value now}.
+    state: {id of a writable variable: its current value}.
   """
 
   def __init__(self, library: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType], state: dict[int, tf.Tensor]):
     self._library = {function.signature.name: function for function in library.function}
-    self._home = tf.Graph()  # where one function of the library finds another
+    self._home = tf.Graph()  # in which functions of the library find each other
     with self._home.as_default():
       tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
     self._replacements, self._held, self.state = replacements, held, state
@@ -99,12 +98,12 @@ class _Replay:
     self._constants: dict[int, tf.Tensor] = {}
 
   def run(self, graph: Any, inputs: Sequence[tf.Tensor], given: Sequence[Any]) -> Callable[[tf.Tensor], Any]:
-    """A function from the tensors of `graph` to the new ones, where `inputs` are `given`: tensors, variables, tables."""
+    """Replays `graph` with `given` in place of `inputs`. Returns a function that maps its tensors to the new ones."""
     values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
     writes = [op for op in graph.get_operations() if op.type == _ASSIGN]
     needed = _needed([*graph.outputs, *(op.inputs[1] for op in writes)])
-    for op in graph.get_operations():  # in the order of the program: a read stands before or behind a write
-      # What is pure needs no control dependencies; and no target has assertions or prints, so what these alone need is left out.
+    for op in graph.get_operations():  # in program order, because reads and writes of a variable do not commute
+      # Pure ops need no control dependencies. No target has assertions or prints, so ops that only these use are left out.
       if op in needed and not all(y.ref() in values for y in op.outputs):
         results = self._op(op, [values[x.ref()] for x in op.inputs])
         values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
@@ -119,8 +118,10 @@ class _Replay:
       return operands
     if op.type == "ReadVariableOp":
       return [self._value(operands[0])]
-    if op.type == "EnsureShape":  # what it says, without what it checks: TF.js and LiteRT cannot run it
+    if op.type == "EnsureShape":  # the function without its checks, which TF.js and LiteRT cannot run
       return [with_shape(operands[0], op.outputs[0].shape)]
+    if op.type == "DeviceIndex":  # the default branch, as in XLA, because a target is none of these devices
+      return [tf.constant(len(op.get_attr("device_names")))]
     if op.type in _CALLS:
       return self._function(op.get_attr("f"))(operands)
     if op.type in _CONDITIONS:
@@ -135,7 +136,7 @@ class _Replay:
     self.state[id(variable)] = value
 
   def _value(self, variable: Any) -> tf.Tensor:
-    """The value of a variable: one constant in the outermost graph, which the bodies of loops and branches capture."""
+    """The value of a variable: a constant in the outermost graph, which bodies of loops and branches capture."""
     if id(variable) in self.state:
       return self.state[id(variable)]
     if id(variable) not in self._constants:
@@ -146,7 +147,7 @@ class _Replay:
     return self._constants[id(variable)]
 
   def _function(self, attribute: Any) -> Callable[[Sequence[Any]], list[Any]]:
-    """A function of the library, as a function that makes its ops."""
+    """A function that replays a function of the library."""
     name = attribute.name
     if name not in self._graphs:
       with self._home.as_default():
@@ -160,24 +161,26 @@ class _Replay:
     return call
 
   def _branches(self, op: tf.Operation, operands: list[Any]) -> list[Any]:
-    """If as it is; Case, which no target has, as nested ones: an index out of range takes the last branch, as in TensorFlow."""
+    """Keeps If. Case, which no target has, becomes nested If ops; an out-of-range index takes the last branch, as in TensorFlow."""
     first, *rest = operands
     if op.type in ("If", "StatelessIf"):
       branches = [self._function(op.get_attr("else_branch")), self._function(op.get_attr("then_branch"))]
       predicate = first if first.dtype == tf.bool else tf.cast(first, tf.bool)
       return _condition(predicate, lambda: branches[1](rest), lambda: branches[0](rest))
     branches = [self._function(name) for name in op.get_attr("branches")]
+    if (known := tf.get_static_value(first)) is not None:
+      return branches[known if 0 <= known < len(branches) else -1](rest)
 
     def nested(k: int) -> list[Any]:
       if k == len(branches) - 1:
         return branches[k](rest)
       return _condition(first == k, lambda: branches[k](rest), lambda: nested(k + 1))
 
-    # A negative index takes the last branch as well, and equals none of those before it.
+    # A negative index equals no index tested before, so it takes the last branch too.
     return nested(0)
 
   def _loop(self, op: tf.Operation, operands: list[Any]) -> list[Any]:
-    """A loop whose carry is its tensors; variables and tables are the same in each turn, and are not carried."""
+    """A loop that carries its tensors. Variables and tables are loop-invariant, so it does not carry them."""
     predicate, body = self._function(op.get_attr("cond")), self._function(op.get_attr("body"))
     carried = [i for i, x in enumerate(operands) if isinstance(x, tf.Tensor) and x.dtype != tf.resource]
 
@@ -202,7 +205,7 @@ class _Replay:
 
 
 def _needed(tensors: Sequence[tf.Tensor]) -> set[tf.Operation]:
-  """The ops from which the tensors are computed."""
+  """The ops on which the tensors depend."""
   found: set[tf.Operation] = set()
   waiting = [x.op for x in tensors]
   while waiting:
@@ -217,19 +220,19 @@ def _condition(predicate: tf.Tensor, true: Callable[[], list[Any]], false: Calla
 
 
 def graph() -> Any:
-  """The graph under construction; a replacement always has one."""
+  """The graph under construction. It always exists inside a replacement."""
   found = _tf_compat.current_graph()
   assert found is not None
   return found
 
 
 def again(op: tf.Operation, operands: Sequence[Any], dtypes: Mapping[tf.DType, tf.DType] | None = None) -> list[tf.Tensor]:
-  """The op once more in the graph under construction.
+  """Copies the op into the graph under construction.
 
   Args:
-    op: what to make again, without the attributes that TensorFlow adds for itself.
-    operands: its operands there.
-    dtypes: {dtype of the op: the dtype that takes its place}.
+    op: the op to copy, without the attributes that TensorFlow adds.
+    operands: its operands in that graph.
+    dtypes: {dtype: its replacement} for the dtypes of the op.
   """
   held = dict(dtypes or {})
   attributes = {}
@@ -250,7 +253,7 @@ def again(op: tf.Operation, operands: Sequence[Any], dtypes: Mapping[tf.DType, t
 
 
 def outermost() -> Any:
-  """The graph of the whole function, while that of a loop or a branch is under construction."""
+  """Makes the graph of the whole function current while that of a loop or a branch is under construction."""
   graph: Any = _tf_compat.current_graph()
   while getattr(outer := getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
     graph = outer
@@ -258,22 +261,22 @@ def outermost() -> Any:
 
 
 def _invariant(result: tf.Tensor, operand: tf.Tensor) -> tf.TensorShape:
-  """The shape that a loop keeps; of a list that a target's table made a tensor of, the rank."""
+  """The loop-invariant shape. For a list that a target holds as a tensor, only the rank is invariant."""
   is_list = result.dtype == tf.variant and operand.dtype != tf.variant
   return tf.TensorShape([None] * operand.shape.rank) if is_list else result.shape
 
 
 def is_zeros(tensor: tf.Tensor) -> bool:
-  """Whether a tensor of the graph that is replayed is zeros and is known to be; -0.0 has a bit set."""
+  """Whether a tensor of the replayed graph is known to be zeros, without -0.0."""
   while tensor.op.type in ("Reshape", "Identity"):
     tensor = tensor.op.inputs[0]
-  # Of a Fill the number alone: asking TensorFlow for the value of the whole tensor would build it.
+  # For Fill read only the scalar: asking TensorFlow for the static value would allocate the whole tensor.
   value = tf.get_static_value(tensor.op.inputs[1] if tensor.op.type == "Fill" else tensor)
   return value is not None and not any(value.tobytes())
 
 
 def op_types(concrete: Any) -> Iterator[str]:
-  """The type of each op, those of loops and branches too."""
+  """The type of each op, including those of loops and branches."""
   definition = concrete.graph.as_graph_def()
   for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Scatters for kernels that fail at a row outside, or write past the tensor: such a row goes to one row more, which is cut off."""
+"""Scatters for kernels that fail at out-of-bounds rows, or write outside of the tensor: these go to an extra row, which is cut off."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Rows:
-  """A scatter into f32[*sizes, *inner] as one into f32[places + 1, *inner], with places = prod(sizes).
+  """A scatter into f32[*sizes, *inner] as a scatter into f32[places + 1, *inner], with places = prod(sizes).
 
   Attributes:
-    shape: i32[r], of the tensor that is written to.
-    places: i32[], how many rows it has.
-    inner: i32[r - depth], the sizes of a row.
-    numbers: i32[n], the row of each update; `places` of those outside.
+    shape: i32[r], the shape of the written tensor.
+    places: i32[], its number of rows.
+    inner: i32[r - depth], the shape of a row.
+    numbers: i32[n], the row of each update; `places` for out-of-bounds rows.
     updates: f32[n, *inner].
   """
 
@@ -28,7 +28,7 @@ class Rows:
 
   @classmethod
   def of(cls, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> Rows:
-    """Of index vectors i32[*batch, depth] and f32[*batch, *inner]."""
+    """From indices i32[*batch, depth] and updates f32[*batch, *inner]."""
     depth = indices.shape[-1]
     shape, indices = tf.cast(shape, tf.int32), tf.cast(indices, tf.int32)
     sizes, inner = shape[:depth], shape[depth:]
@@ -39,12 +39,12 @@ class Rows:
 
   @property
   def vectors(self) -> tf.Tensor:
-    """i32[n, 1], as scatters want indices."""
+    """i32[n, 1], the row numbers as indices of a scatter."""
     return self.numbers[:, None]
 
   @property
   def extended_shape(self) -> tf.Tensor:
-    """i32[1 + r - depth], with the row more."""
+    """i32[1 + r - depth], the shape with the extra row."""
     return tf.concat([[self.places + 1], self.inner], 0)
 
   def of_tensor(self, x: tf.Tensor) -> tf.Tensor:
@@ -52,7 +52,7 @@ class Rows:
     return tf.reshape(x, tf.concat([[self.places], self.inner], 0))
 
   def extended(self, x: tf.Tensor) -> tf.Tensor:
-    """The same with the row more, which hangs on the updates, so that it is no constant."""
+    """The same with the extra row. That row depends on the updates, so it is not a constant."""
     spare = self.updates[:1] + tf.cast(tf.reduce_max(self.numbers), x.dtype)
     return tf.concat([self.of_tensor(x), spare], 0)
 
@@ -62,7 +62,7 @@ class Rows:
 
 
 def summed(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-  """ScatterNd, or what the op would add to zeros."""
+  """The sums of updates: ScatterNd, or a scatter-add into zeros."""
   if not drops(op, indices):
     return tf.scatter_nd(indices, updates, shape)
   rows = Rows.of(indices, updates, shape)
@@ -70,7 +70,7 @@ def summed(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.T
 
 
 def drops(op: tf.Operation, indices: tf.Tensor) -> bool:
-  """Whether a scatter may meet a row outside, and shall drop it."""
+  """Whether a scatter may have an out-of-bounds row, which it must drop."""
   if op.get_attr("bad_indices_policy") != b"IGNORE":
     return False
   known, sizes = tf.get_static_value(indices), op.outputs[0].shape[: indices.shape[-1]]
@@ -78,7 +78,7 @@ def drops(op: tf.Operation, indices: tf.Tensor) -> bool:
 
 
 def _steps(shape: tf.Tensor, depth: int) -> tf.Tensor:
-  """i32[depth]: how many rows one step of each index goes."""
+  """i32[depth]: the number of rows that one step of each index skips."""
   found = [tf.constant(1)]
   for i in reversed(range(1, depth)):
     found.insert(0, found[0] * shape[i])

@@ -1,4 +1,4 @@
-"""What the exporters to other formats share: where they start, what they refuse, and how they compare their file with JAX."""
+"""Shared parts of the exporters: the source model, the refusals, and the comparison of the file with JAX."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from jax.experimental import checkify
 
 from jax2tf import _tf_effects, survey
 from jax2tf.errors import Gap
+from jax2tf.idioms import fused
 
 from .. import stages
 from ..comparison import answers as compare
@@ -31,17 +32,17 @@ from ..saved_model.builder import Model
 from ..saved_model.state import State
 from . import replay
 
-# Runs of a file in its own runtime -> what it answers to each.
+# Runs of a file -> the answer of its runtime to each.
 Runner = Callable[[Sequence[plan.Run]], Sequence[Answer]]
 
 
 class ExportError(RuntimeError):
-  """A target cannot take a function.
+  """A target cannot run a function, or computes different outputs.
 
   Attributes:
     target: "onnx", "tflite" or "tfjs".
-    uses: the ops that it lacks, each with the primitive and the user's line that asked for it.
-    gaps: the same with the reasons.
+    uses: the ops that the target lacks, each with the primitive and the source line that uses it.
+    gaps: the same, with the reasons.
   """
 
   def __init__(self, target: str, message: str, uses: Sequence[survey.Use] = (), reasons: Mapping[str, str] | None = None):
@@ -56,13 +57,13 @@ class Signature:
   """A signature to export.
 
   Attributes:
-    name: in the SavedModel.
-    record: inputs and outputs in jaxpr notation, with the names of symbolic dimensions.
+    name: its name in the SavedModel.
+    record: inputs and outputs in jaxpr notation, with symbolic dimensions.
     function: the ConcreteFunction.
-    reference: what it must equal, a function of its inputs: the JAX function, or without one the SavedModel in TensorFlow.
-    traced: the JAX function and the specs of its arguments, where it is at hand.
-    owner: the model, which keeps its variables as long as there is a signature.
-    state: that of a signature which changes it and is JAX's alone; the reference then takes and returns it, as `plan.Subject` says.
+    reference: the function of the inputs to compare with: the JAX function, or else the SavedModel run by TensorFlow.
+    traced: the JAX function and the specs of its arguments, if available.
+    owner: the model, referenced here so that its variables stay alive.
+    state: the state of a stateful signature without TensorFlow processors. The reference then takes and returns it, as in `plan.Subject`.
   """
 
   name: str
@@ -74,16 +75,16 @@ class Signature:
   state: State | None = None
 
   def frozen(self, table: Mapping[str, replay.Replacement], held: Mapping[tf.DType, tf.DType] | None = None) -> Any:
-    """The function with its parameters as constants and a target's replacements in place of what it lacks; see `replay.frozen`."""
+    """The function with constant parameters and a target's replacements; see `replay.frozen`."""
     return replay.frozen(self.function, table, held)
 
   @cached_property
   def uses(self) -> Sequence[survey.Use]:
-    """Which of the user's lines asks for which op; nothing for a SavedModel without its function."""
+    """The ops with the source lines that use them; empty for a SavedModel without its function."""
     return survey.ops_of(self.traced[0], *self.traced[1]) if self.traced else ()
 
   def refuse(self, target: str, runtime: str, ops: Mapping[str, str]) -> ExportError:
-    """The error for ops {type: why}, with the lines that asked for them."""
+    """The error for ops {type: why}, with the source lines that use them."""
     found = [use for use in self.uses if use.op in ops]
     unknown = [op for op in ops if op not in {use.op for use in found}]
     found += [
@@ -95,17 +96,19 @@ class Signature:
 
 @dataclass(frozen=True)
 class Source:
-  """Where an exporter starts.
+  """The model to export.
 
   Attributes:
-    signatures: by name.
-    constraints: on the dimension variables.
-    label: what reports call the model.
+    signatures: {name: signature}.
+    constraints: conditions on the dimension variables.
+    label: the name of the model in reports.
+    idioms: as the model was made.
   """
 
   signatures: Mapping[str, Signature]
   constraints: Sequence[str]
   label: str
+  idioms: str = "exact"
 
   @classmethod
   def of(
@@ -115,28 +118,34 @@ class Source:
     signatures: Sequence[str] | None = None,
     reference: Any = None,
     params: Any = None,
+    idioms: str | None = None,
   ) -> Source:
-    """From a builder, or from a SavedModel that it saved; a source is itself.
+    """From a builder, or from a SavedModel that one saved. A `Source` is returned unchanged.
 
     Args:
-      model: the builder, or a directory: a version, or a model's, of which the newest version is taken.
-      signatures: those to export; all if not given, and of several names of one function the first.
-      reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}; the SavedModel itself if not given.
-      params: for `reference`; without them it is `fun(*inputs)`.
+      model: the builder, or the directory of a version, or that of a model, which stands for its newest version.
+      signatures: names of the signatures to export. By default all; of several names of one function, the first.
+      reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}. By default, the SavedModel itself.
+      params: the parameters of `reference`. Without them it is `fun(*inputs)`.
+      idioms: the idioms that the model must have. By default any.
 
     Raises:
-      FileNotFoundError: no SavedModel of ours.
-      ValueError: a signature that is not there; a reference for a builder, which has its own; a function that calls back into Python.
+      FileNotFoundError: `jax2tf.converters.saved_model` did not save this directory.
+      ValueError: a signature is unknown; a builder gets a reference, but has its own; the function calls back into Python; the model has
+        other idioms.
     """
     if isinstance(model, Source):
       return model
     if isinstance(model, Model):
       if reference is not None or params is not None:
         raise ValueError("reference and params are for a saved model; this builder has its functions and parameters")
-      return cls(_warned(_of_builder(model, _chosen(model.records, signatures))), model.polymorphic_constraints, "the model")
+      _check_idioms(idioms, model.idioms, "this builder")
+      found = _of_builder(model, _chosen(model.records, signatures))
+      return cls(_warned(found), model.polymorphic_constraints, "the model", model.idioms)
     if (directory := publish.saved_model_in(Path(model))) is None:
       raise FileNotFoundError(f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
     record = manifest.read(directory)
+    _check_idioms(idioms, record.idioms, str(directory))
     chosen = _chosen(record.signatures, signatures)
     functions = reference if isinstance(reference, Mapping) else dict.fromkeys(chosen, reference)
     if unknown := [name for name in functions if name not in chosen]:
@@ -149,10 +158,10 @@ class Source:
       called = _closed if one.preprocessed or one.postprocessed else _jitted
       against = _tensorflow(loaded, name, one) if fun is None else called(_unchecked(fun, function), params)
       found[name] = Signature(name, one, function, against, None, loaded)
-    return cls(_warned(found), record.constraints, str(directory))
+    return cls(_warned(found), record.constraints, str(directory), record.idioms)
 
   def refuse_writers(self, target: str, runtime: str, has_state: bool = False) -> None:
-    """Raises ExportError for a signature that writes variables, whose file would answer and forget; a target may have a state."""
+    """Raises ExportError for a signature that writes variables, whose values the file would lose. A target may support a state."""
     for name, signature in self.signatures.items():
       if not (has_state and signature.state) and (found := calls.writers(signature.function.graph.as_graph_def())):
         raise ExportError(
@@ -163,11 +172,11 @@ class Source:
 
   @cached_property
   def _asked(self) -> dict[Any, tuple[list[plan.Run], list[compare.Expected]]]:
-    """{what was asked for: the runs, the reference's answers}: several runtimes or forms of a file are asked the same."""
+    """{key of the comparison: (runs, answers of the reference)}, shared by several runtimes or forms of a file."""
     return {}
 
   def runs(self, options: plan.Comparison) -> list[plan.Run]:
-    """What `compared` runs: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
+    """The runs of `compared`: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
     given = dict(options.examples or {})
     for name in given:
       if not any(name in one.record.inputs for one in self.signatures.values()):
@@ -190,10 +199,10 @@ class Source:
     versions: Mapping[str, str],
     timed: bool = True,
   ) -> Report:
-    """Runs the file and the reference on the same inputs, as `verify` does; `timed` if latencies are wanted.
+    """Runs the file and the reference on the same inputs, as `verify` does. `timed`: measure latencies.
 
-    Ordinary inputs, and those that the caller gives, must agree. Hostile ones (NaN, infinities, extreme integers) are what a
-    runtime's own kernels may take otherwise; where they do, one warning says so, and the report says where.
+    Outputs for ordinary inputs, and for the caller's, must agree. For hostile inputs (NaN, infinities, extreme integers) the kernels of a
+    runtime may differ. Then one warning says so, and the report lists the differences.
 
     Raises:
       ExportError: the file fails, or differs from the reference.
@@ -210,21 +219,21 @@ class Source:
     report = Report(f"{self.label} in {runtime}", rows, compare.latencies(runs, found, expected), {}, {"jax": jax.__version__, **versions})
     if wrong := [row for row in rows if not row.ok]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
-      raise ExportError(target, f"{runtime} answers otherwise than the reference, so nothing was written:\n{lines}")
+      raise ExportError(target, f"{runtime} computes different outputs than the reference, so nothing was written:\n{lines}")
     if noted := [row for row in rows if row.problem and row.values == HOSTILE]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
-      warnings.warn(f"{runtime} answers otherwise than JAX to NaN, infinities or extreme numbers:\n{lines}", stacklevel=4)
+      warnings.warn(f"{runtime} computes different outputs than JAX for NaN, infinities or extreme numbers:\n{lines}", stacklevel=4)
     return report
 
 
 @dataclass(frozen=True)
 class Exported:
-  """What an exporter made.
+  """The result of an export.
 
   Attributes:
-    path: the file, or the directory.
-    report: how it compares with JAX.
-    size: of all that is in `path`, in bytes.
+    path: the file, or the folder.
+    report: the comparison with JAX.
+    size: the total size of the files in bytes.
   """
 
   path: Path
@@ -233,18 +242,31 @@ class Exported:
 
   @classmethod
   def at(cls, path: Path, report: Report) -> Exported:
-    """What was just published."""
+    """From a published file or folder.
+
+    Args:
+      path: the file, or the folder.
+      report: the comparison with JAX.
+
+    Returns:
+      these with the total size of the files.
+    """
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return cls(path, report, sum(file.stat().st_size for file in files))
 
 
 def single(answer: Runner, inputs: Mapping[str, Any], signature: str = "serving_default") -> dict[str, np.ndarray]:
-  """{output: array} of one call; RuntimeError with the runtime's words if it fails."""
+  """{output: array} of one call. Raises RuntimeError, which quotes the runtime, if the call fails."""
   subject = plan.Subject(signature, manifest.SignatureRecord({}, {}), lambda: None, [])
   (found,) = answer([plan.Run(subject, {}, "given", {name: np.asarray(x) for name, x in inputs.items()}, False)])
   if found["error"]:
     raise RuntimeError(found["error"])
   return found["outputs"]
+
+
+def _check_idioms(asked: str | None, made: str, what: str) -> None:
+  if asked is not None and fused.names_of(asked) != fused.names_of(made):
+    raise ValueError(f"idioms = {asked!r}, and {what} was made with {made!r}; leave it out, or make a Model(params, idioms={asked!r})")
 
 
 def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None) -> dict[str, manifest.SignatureRecord]:
@@ -254,13 +276,13 @@ def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[st
     return {name: records[name] for name in wanted}
   first: dict[str, str] = {}
   for name, record in records.items():
-    processed = record.preprocessed or record.postprocessed  # the manifest does not tell two processors apart
+    processed = record.preprocessed or record.postprocessed  # records of different processors may be equal
     first.setdefault(name if processed else repr(record), name)
   return {name: records[name] for name in first.values()}
 
 
 def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
-  """The signatures; one warning of all prints and checks, which the replay leaves out."""
+  """The signatures. Warns once of all prints and checks, which the replay leaves out."""
   definitions = [one.function.graph.as_graph_def() for one in signatures.values()]
   if found := dict.fromkeys(callback for definition in definitions for callback in _tf_effects.callbacks_in(definition)):
     _tf_effects.refuse(found)
@@ -270,7 +292,7 @@ def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
 
 
 def _unchecked(fun: Callable[..., Any], function: Any) -> Callable[..., Any]:
-  """The JAX function; without its checks where the graph `function` has any, for jax.jit takes none."""
+  """The JAX function, without its checks if the graph `function` has any, because jax.jit refuses checks."""
   checks = [found for found in _tf_effects.callbacks_in(function.graph.as_graph_def()) if found.what == "check"]
   return (lambda *args: checkify.checkify(fun)(*args)[1]) if checks else fun
 
@@ -286,7 +308,7 @@ def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) ->
       continue
     state = model.remembered if record.stateful else None
     if function is None:
-      assert state  # for it is a reset
+      assert state  # a reset has no JAX function
       found[name] = Signature(name, record, concrete, functools.partial(_reset, state.first()), None, model, state)
       continue
     arguments, fun = function.arguments, state.layout.of_stored(function.fun) if state else function.fun
@@ -298,7 +320,8 @@ def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) ->
 
     before = [state.stored()] if state else []
     traced = fun, (specs, *before, *arguments.unflatten(arguments.avals))
-    found[name] = Signature(name, record, concrete, _jitted(_unchecked(reference, concrete), params), traced, model, state)
+    called = functools.partial(jax.jit(_unchecked(reference, concrete)), params)
+    found[name] = Signature(name, record, concrete, called, traced, model, state)
   return found
 
 
@@ -307,7 +330,7 @@ def _reset(initial: Sequence[Any], *_: Any) -> Any:
 
 
 def _jitted(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:
-  """The function of its inputs. Parameters are arguments: as constants XLA would fold them, and NumPy's take no tracer as an index."""
+  """The function of its inputs. Parameters are arguments, because XLA would fold constants, and NumPy arrays refuse tracer indices."""
   jitted = jax.jit(fun)
   return jitted if params is None else functools.partial(jitted, jax.tree.map(jnp.asarray, params))
 
@@ -317,7 +340,7 @@ def _closed(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:
 
 
 def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Callable[..., Any]:
-  """The signature run by TensorFlow, as a reference."""
+  """The signature run by TensorFlow, as the reference."""
 
   def run(*arrays: Any) -> dict[str, np.ndarray]:
     tensors = {n: tf.constant(np.asarray(x)) for n, x in zip(record.own_inputs, arrays, strict=True)}

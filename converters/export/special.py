@@ -1,4 +1,4 @@
-"""Special functions that several targets lack. Where a target's kernel of something simpler is not right, it hands in its own."""
+"""Special functions that several targets lack. A target passes its own version of a simpler function whose kernel is inaccurate."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Function: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 
 def like(value: float, x: tf.Tensor) -> tf.Tensor:
-  """The number in the dtype of x."""
+  """The number as a constant in the dtype of x."""
   return tf.constant(value, x.dtype)
 
 
 def polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
-  """By Horner's rule, the highest power first."""
+  """A polynomial by Horner's rule; the coefficient of the highest power comes first."""
   found = like(coefficients[0], x)
   for c in coefficients[1:]:
     found = found * x + like(c, x)
@@ -46,7 +46,7 @@ def erf_to_one(x: tf.Tensor) -> tf.Tensor:
 
 
 def erfcx(x: float) -> float:
-  """exp(x**2) erfc(x) of x >= 0; far out by its continued fraction (DLMF 7.9.2)."""
+  """exp(x**2) erfc(x) for x >= 0; for large x by its continued fraction (DLMF 7.9.2)."""
   if x < 2:
     return math.exp(x * x) * math.erfc(x)
   tail = 0.0
@@ -55,7 +55,7 @@ def erfcx(x: float) -> float:
   return 1 / (math.sqrt(math.pi) * (x + tail))
 
 
-_LIMIT = 11.0  # erfc is below the least float32 from here on
+_LIMIT = 11.0  # from here on erfc is below the least float32
 _LOG = round(math.log(math.pi) / 2 * 2**16) / 2**16  # of sqrt pi, as a multiple of 2**-16: so are squares of multiples of 2**-8
 
 
@@ -71,7 +71,7 @@ def _tail() -> tuple[float, ...]:
 
 
 def _coarse(x: tf.Tensor) -> tf.Tensor:
-  """Rounded down to multiples of 2**-8."""
+  """x rounded down to a multiple of 2**-8."""
   return tf.floor(x * like(256.0, x)) * like(1 / 256, x)
 
 
@@ -93,7 +93,7 @@ def erf_inv(x: tf.Tensor, log1p: Function) -> tf.Tensor:
   return x * tf.where(w < like(5, x), centre, tail)
 
 
-# C. Lanczos' approximation with g = 7 and nine terms (P. Godfrey); good to 1e-15 right of 1/2.
+# C. Lanczos' approximation with g = 7 and nine terms (P. Godfrey); its relative error is 1e-15 for z >= 1/2.
 LANCZOS_G = 7
 _LANCZOS = (
   0.99999999999980993,
@@ -109,7 +109,7 @@ _LANCZOS = (
 
 
 def lanczos(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Lanczos' sum at z, and its derivative."""
+  """(Lanczos' sum at z, its derivative)."""
   total, slope = like(_LANCZOS[0], z), like(0, z)
   for k, c in enumerate(_LANCZOS[1:], 1):
     term = like(c, z) / (z + like(k, z))
@@ -118,7 +118,7 @@ def lanczos(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def lgamma(x: tf.Tensor, log_shifted: Function) -> tf.Tensor:
-  """log |gamma(x)|, by reflection left of 1/2; log_shifted(z) is log(z + 7.5)."""
+  """log |gamma(x)|, by reflection for x < 1/2; log_shifted(z) is log(z + 7.5)."""
   left = x < like(0.5, x)
   z = tf.where(left, -x, x - like(1, x))
   total, _ = lanczos(z)

@@ -1,5 +1,5 @@
-"""Functions and SavedModels as ONNX models."""
+"""Exports functions and SavedModels to ONNX."""
 
-from .exporter import Exported, ExportError, run, save, save_model
+from .exporter import IDIOMS, Exported, ExportError, run, save, save_model
 
-__all__ = ["ExportError", "Exported", "run", "save", "save_model"]
+__all__ = ["IDIOMS", "ExportError", "Exported", "run", "save", "save_model"]

@@ -1,7 +1,7 @@
-"""bfloat16 for ONNX Runtime, which has a Cast for it and nothing else: held in float32, and rounded after each op that computes.
+"""bfloat16 for ONNX Runtime, which only has Cast for it. Values are float32, rounded to bfloat16 after each op that computes.
 
-That is what XLA and TensorFlow do on a CPU as well. A rounding is two Casts in the end, from float32 to bfloat16 and back. On the way
-there it is FakeQuantWithMinMaxArgs, an op of one float32 operand that nobody else has here: tf2onnx would make float16 of bfloat16.
+XLA and TensorFlow do the same on a CPU. In ONNX a rounding is two Casts, float32 to bfloat16 and back. In the TensorFlow graph
+FakeQuantWithMinMaxArgs marks it, which no lowering emits: tf2onnx would make float16 of a cast to bfloat16.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..export.replay import Replacement
 HELD = {tf.bfloat16: tf.float32}
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
 ROUNDING = "FakeQuantWithMinMaxArgs"
-OUTPUTS = "jax2tf.bfloat16"  # in a model's metadata: the outputs, parted by spaces, whose float32 is one
-# Their results are operands of theirs, or none of bfloat16.
+OUTPUTS = "jax2tf.bfloat16"  # key in the model's metadata: the outputs, separated by spaces, whose float32 stands for bfloat16
+# Ops whose results are copies of operands, or not bfloat16: they need no rounding.
 _EXACT = MOVES | {"Abs", "Max", "Maximum", "Min", "Minimum", "Neg", "TensorListGetItem", "TensorListStack", "TopKV2"}
 
 
 def held(function: Any) -> Any:
-  """A ConcreteFunction as one without bfloat16, also in its inputs and outputs; the same if it has none. Variables stay its variables."""
+  """The ConcreteFunction without bfloat16, also in inputs and outputs; itself if it has none. Its variables are kept."""
   definition = function.graph.as_graph_def()
   nodes = [*definition.node, *(node for inner in definition.library.function for node in inner.node_def)]
   if not any(tf.bfloat16.as_datatype_enum in (value.type, *value.list.type) for node in nodes for value in node.attr.values()):
@@ -49,7 +49,7 @@ def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 class _Table(Mapping[str, Replacement]):
-  """A replacement for every op but calls, loops, branches and identities."""
+  """Replaces every op except calls, loops, branches and identities."""
 
   def __contains__(self, op_type: object) -> bool:
     return op_type == "ReadVariableOp" or op_type not in replay.REPLAYED
@@ -70,7 +70,7 @@ def _computed(op: tf.Operation, *operands: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _rounded(x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> f32[...], each the nearest bfloat16."""
+  """x f32[...] -> f32[...], rounded to bfloat16."""
   known = tf.get_static_value(x)
   if known is not None:
     return tf.constant(as_held(from_held(known)))
@@ -78,7 +78,7 @@ def _rounded(x: tf.Tensor) -> tf.Tensor:
 
 
 def _cast(op: tf.Operation, x: tf.Tensor) -> list[tf.Tensor]:
-  """By way of float32, as XLA has it."""
+  """Casts through float32, as XLA does."""
   dtype = op.outputs[0].dtype
   if op.inputs[0].dtype == dtype:
     return [x]
@@ -88,13 +88,13 @@ def _cast(op: tf.Operation, x: tf.Tensor) -> list[tf.Tensor]:
 def _constant(op: tf.Operation) -> list[tf.Tensor]:
   if op.outputs[0].dtype != tf.bfloat16:
     return replay.again(op, ())
-  with tf.init_scope():  # not tf.make_ndarray, at which NumPy 2.5 warns
+  with tf.init_scope():  # not tf.make_ndarray: NumPy 2.5 warns about it
     value = tf.io.parse_tensor(op.get_attr("value").SerializeToString(), tf.bfloat16).numpy()
   return [tf.constant(as_held(value))]
 
 
 def _bitcast(op: tf.Operation, x: tf.Tensor) -> list[tf.Tensor]:
-  """A bfloat16 is the upper half of a float32."""
+  """Bitcast: a bfloat16 is the upper half of a float32."""
   before, after = op.inputs[0].dtype, op.outputs[0].dtype
   if tf.bfloat16 not in (before, after):
     return replay.again(op, (x,))
@@ -107,7 +107,7 @@ def _bitcast(op: tf.Operation, x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _as_it_is(op: tf.Operation, *operands: tf.Tensor) -> list[tf.Tensor]:
-  """Of bfloat16, for which it is refused by name."""
+  """Keeps the op in bfloat16, so that the exporter refuses it by name."""
   given = [tf.cast(x, y.dtype) for x, y in zip(operands, op.inputs, strict=True)]
   return [tf.cast(y, HELD.get(y.dtype, y.dtype)) for y in replay.again(op, given)]
 

@@ -1,4 +1,4 @@
-"""Integers for ONNX Runtime: division, shifts, and the bits of a number, in arithmetic that it has."""
+"""Integer ops for ONNX Runtime: division, shifts and bit patterns, in ops that it has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
 @replaces("TruncateDiv", on="onnx", because="ONNX Runtime 1.31: dies of the smallest integer over -1")
 def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """x, y i32[...] -> i32[...]; ONNX Runtime dies of the smallest integer over -1, which wraps in XLA."""
+  """x, y i32[...] -> i32[...]; the smallest integer over -1 aborts ONNX Runtime, and wraps in XLA."""
   del op
   minus, divisor = _without_minus_one(y)
   quotient = tf.raw_ops.TruncateDiv(x=x, y=divisor)
@@ -26,7 +26,7 @@ def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("TruncateMod", on="onnx", because="tf2onnx 1.17: no handler; ONNX Runtime 1.31: int64 in float64")
 def truncate_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """x, y i32[...] or f32[...] -> the same, with the sign of x; ONNX Runtime has that of int64 in float64."""
+  """x, y i32[...] or f32[...] -> the same, with the sign of x; ONNX Runtime computes int64 in float64."""
   if x.dtype.is_floating:
     return [tf.raw_ops.TruncateMod(x=x, y=y)]
   (quotient,) = truncate_div(op, x, y)
@@ -51,13 +51,13 @@ def floor_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _crosses(remainder: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """Where the quotient that was rounded towards zero was rounded up."""
+  """Where rounding towards zero rounded the quotient up."""
   zero = tf.constant(0, y.dtype)
   return tf.not_equal(remainder, zero) & tf.not_equal(remainder < zero, y < zero)
 
 
 def _without_minus_one(y: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
-  """Where y is -1, and y with 1 in these places; None if it cannot be."""
+  """(where y is -1, y with 1 there). The first is None if y cannot be -1."""
   known = tf.get_static_value(y)
   if y.dtype not in (tf.int32, tf.int64) or (known is not None and np.all(known != -1)):
     return None, y
@@ -66,7 +66,7 @@ def _without_minus_one(y: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
 
 
 def _shifted(shift: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-  """x, count u32[...] -> u32[...]; ONNX Runtime shifts all unsigned integers but those of 16 bits."""
+  """x, count u32[...] -> u32[...]; ONNX Runtime has no BitShift of uint16."""
   if x.dtype != tf.uint16:
     return shift(x, count)
   return tf.cast(shift(tf.cast(x, tf.uint32), tf.cast(count, tf.uint32)), x.dtype)
@@ -74,7 +74,7 @@ def _shifted(shift: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x: tf.Tensor, c
 
 @replaces("LeftShift", on="onnx", because="ONNX: BitShift is of unsigned integers")
 def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-  """x, count i32[...] -> i32[...]: BitShift is of unsigned integers, which have the same bits."""
+  """x, count i32[...] -> i32[...]; BitShift takes unsigned integers only, so the bits are shifted as unsigned."""
   del op
   unsigned = _UNSIGNED[x.dtype.size]
   return [tf.cast(_shifted(tf.bitwise.left_shift, tf.cast(x, unsigned), tf.cast(count, unsigned)), x.dtype)]
@@ -82,19 +82,19 @@ def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("RightShift", on="onnx", because="ONNX: BitShift is of unsigned integers")
 def right_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-  """x, count i32[...] -> i32[...]: what comes in as zeros becomes copies of the sign; BitShift has no signed integers."""
+  """x, count i32[...] -> i32[...]; BitShift takes unsigned integers only and shifts in zeros, which become copies of the sign."""
   del op
   if not x.dtype.min:
     return [_shifted(tf.bitwise.right_shift, x, count)]
   unsigned = _UNSIGNED[x.dtype.size]
   count = tf.cast(count, unsigned)
-  sign = _shifted(tf.bitwise.right_shift, tf.constant(1 << (8 * x.dtype.size - 1), unsigned), count)  # where it has gone
+  sign = _shifted(tf.bitwise.right_shift, tf.constant(1 << (8 * x.dtype.size - 1), unsigned), count)  # the sign bit after the shift
   return [tf.cast((_shifted(tf.bitwise.right_shift, tf.cast(x, unsigned), count) ^ sign) - sign, x.dtype)]
 
 
 @replaces("PopulationCount", on="onnx", because="tf2onnx 1.17: no handler")
 def population_count(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
-  """x u32[...] -> u8[...], the number of ones: sums of neighbouring groups of 1, 2, 4 ... bits."""
+  """x u32[...] -> u8[...], the number of ones: sums of adjacent groups of 1, 2, 4 ... bits."""
   bits = tf.cast(x, _UNSIGNED[x.dtype.size])
   width = 8 * x.dtype.size
   bits = tf.cast(bits, tf.uint64)
@@ -108,16 +108,16 @@ def population_count(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("Bitcast", on="onnx", because="tf2onnx 1.17: no handler")
 def bitcast(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
-  """x of any real dtype -> the same bits in another; what NaN has in its lower bits is lost."""
+  """x of any real dtype -> the same bits in another; the payload of a NaN is lost."""
   to = op.get_attr("type")
   if any(dtype.is_floating and dtype not in _LAYOUT for dtype in (x.dtype, to)):
-    return [tf.bitcast(x, to)]  # bfloat16 and the like, which are refused by name when the graph is translated
+    return [tf.bitcast(x, to)]  # bfloat16 and similar dtypes: the translation refuses them by name
   bits = _bits(x) if x.dtype.is_floating else x
   if x.dtype.size == to.size:
     return [_float(bits, to) if to.is_floating else tf.cast(bits, to)]
   small, large = _UNSIGNED[min(x.dtype.size, to.size)], _UNSIGNED[max(x.dtype.size, to.size)]
   width, parts = 8 * small.size, large.size // small.size
-  if to.size < x.dtype.size:  # [...] -> [..., parts], the lowest first
+  if to.size < x.dtype.size:  # [...] -> [..., parts], lowest part first
     shifts = tf.constant([width * i for i in range(parts)], tf.uint64)
     wide = tf.cast(tf.cast(bits, large), tf.uint64)[..., tf.newaxis]
     found = tf.cast(tf.bitwise.right_shift(wide, shifts), small)
@@ -135,19 +135,19 @@ def _sum_of_parts(words: tf.Tensor, parts: int) -> tf.Tensor:
   return total
 
 
-# Of the significand and of the exponent.
+# Bits of the significand and of the exponent.
 _LAYOUT = {tf.float16: (10, 15), tf.float32: (23, 127), tf.float64: (52, 1023)}
 
 
 def _bits(x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> i32[...], exactly: sign, exponent and significand are found in float64."""
+  """x f32[...] -> i32[...], exact: computes sign, exponent and significand in float64."""
   digits, bias = _LAYOUT[x.dtype]
   integer = _SIGNED[x.dtype.size]
   wide = tf.cast(x, tf.float64)
   size = tf.abs(wide)
   finite = size < tf.constant(math.inf, tf.float64)
   size = tf.where(finite, size, tf.zeros_like(size))
-  lift = 64 if x.dtype == tf.float64 else 0  # so that the logarithm of a subnormal is one of a normal number
+  lift = 64 if x.dtype == tf.float64 else 0  # scaled, so that the logarithm of a subnormal is that of a normal number
   subnormal = size < tf.constant(2.0 ** (1 - bias), tf.float64)
   raised = tf.where(subnormal, size * tf.constant(2.0**lift, tf.float64), size)
   lowest, highest = 1 - bias, bias
@@ -162,12 +162,12 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
   exponent = exponent - tf.cast(below, tf.int64)
   significand = size / tf.gather(powers, exponent - tf.constant(lowest, tf.int64))  # [1, 2), or [0, 1) if subnormal
   fraction = tf.cast(significand * tf.constant(2.0**digits, tf.float64), tf.int64)
-  biased = exponent + tf.constant(bias - 1, tf.int64)  # one less: the fraction has its leading digit
+  biased = exponent + tf.constant(bias - 1, tf.int64)  # one less, because the fraction includes the leading digit
   bits = fraction + biased * tf.constant(2**digits, tf.int64)
   infinity = (2 * bias + 1) << digits
   nan = tf.not_equal(x, x)
   bits = tf.where(finite, bits, tf.where(nan, tf.constant(infinity | 1 << (digits - 1), tf.int64), tf.constant(infinity, tf.int64)))
-  # A zero has no sign to compare, but its reciprocal has.
+  # A comparison ignores the sign of a zero; the reciprocal shows it.
   one, zero = tf.constant(1, x.dtype), tf.constant(0, x.dtype)
   negative = (x < zero) | (tf.equal(x, zero) & (one / x < zero))
   sign = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
@@ -175,7 +175,7 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
 
 
 def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
-  """bits i32[...] -> f32[...], exactly: tables have the scale and the offset for each sign and exponent."""
+  """bits i32[...] -> f32[...], exact: tables hold scale and offset for each sign and exponent."""
   digits, bias = _LAYOUT[to]
   word = tf.cast(bits, _UNSIGNED[to.size])
   powers = [2.0 ** (max(e, 1) - bias) for e in range(2 * bias + 1)]
@@ -184,7 +184,7 @@ def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
     tf.gather(tf.constant([*table, *(-x for x in table)], tf.float64), tf.cast(place, tf.int32))
     for table in ([*powers, 1.0], [0.0, *powers[1:], math.inf])
   )
-  # In two steps, for 2 ** -1074 is subnormal itself.
+  # In two steps, because 2 ** -1074 is subnormal.
   fraction = tf.cast(word & tf.constant(2**digits - 1, word.dtype), tf.float64) * tf.constant(2.0**-digits, tf.float64)
   nan = (fraction > tf.constant(0, tf.float64)) & tf.equal(tf.abs(offset), tf.constant(math.inf, tf.float64))
   return tf.cast(tf.where(nan, tf.constant(math.nan, tf.float64), fraction * scale + offset), to)
@@ -192,7 +192,7 @@ def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
 
 @replaces("NextAfter", on="onnx", because="tf2onnx 1.17: no handler")
 def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """x, y f32[...] -> f32[...], the float next to x in the direction of y."""
+  """x, y f32[...] -> f32[...], the next float after x towards y."""
   del op
   first, last = _place(x), _place(y)
   place = first + tf.cast(first < last, tf.int64) - tf.cast(first > last, tf.int64)
@@ -203,7 +203,7 @@ def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _place(x: tf.Tensor) -> tf.Tensor:
-  """x f32[...] -> i64[...], adjacent integers for adjacent floats, 0 for both zeros."""
+  """x f32[...] -> i64[...]: adjacent floats map to adjacent integers, both zeros to 0."""
   bits = tf.cast(_bits(x), tf.int64)
   smallest = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
   return tf.where(bits < tf.constant(0, tf.int64), smallest - bits, bits)

@@ -1,7 +1,7 @@
-"""A function as an ONNX model, which ONNX Runtime has run and which agrees with JAX.
+"""Exports a function as an ONNX model, and compares its outputs in ONNX Runtime with JAX's.
 
-tf2onnx translates the op by op graph of a signature. What it lacks or gets wrong is replaced beforehand (`replacements`), or taken by
-handlers of our own (`handlers`).
+`replacements` replaces ops that tf2onnx or ONNX Runtime lacks or computes differently. tf2onnx then translates the graph op by op;
+`handlers` adds handlers to it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from jax2tf.idioms import fused as fused_idioms
+
 from ..comparison import calls, plan
 from ..export.source import Exported, ExportError, Signature, Source, single
 from ..saved_model import publish
@@ -22,9 +24,12 @@ from ..saved_model.builder import Model
 from . import bfloat16
 from .model import OPSET, RUNTIME, Translated, extra, lacking_kernels, quiet_options, translated
 
-# A protocol buffer ends at 2 GiB; what is not parameters has the rest.
+# A protocol buffer holds at most 2 GiB; the rest is for everything but parameters.
 _LARGEST = 2**31 - 2**27
-_ALIGNMENT = 4096  # of tensors in a file beside, so that it can be mapped into memory
+_ALIGNMENT = 4096  # alignment of tensors in the data file, so that it can be mapped into memory
+
+# ONNX Runtime 1.32: MaxPool ignores NaN. With the other fused idioms the values are JAX's.
+IDIOMS = fused_idioms.without("max_pool")
 
 
 def save(
@@ -35,6 +40,7 @@ def save(
   inputs: Mapping[str, Any],
   outputs: Sequence[str] | Mapping[str, str] | None = None,
   polymorphic_constraints: Sequence[str] = (),
+  idioms: str = IDIOMS,
   overwrite: bool = False,
   opset: int = OPSET,
   external_data_threshold: int = _LARGEST,
@@ -42,11 +48,28 @@ def save(
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
 
-  `fun`, `params`, `inputs`, `outputs` and `polymorphic_constraints` are those of `saved_model.save`; the rest, the result and the errors
-  are those of `save_model`.
+  Args:
+    fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
+    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's values (docs/guide/fused.md).
+    path, overwrite, opset, external_data_threshold, comparison: as for `save_model`.
+
+  Returns:
+    as `save_model`.
+
+  Raises:
+    ExportError, FileExistsError, ImportError, ValueError: as `save_model`.
+    NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+
+  Examples:
+    >>> import jax.numpy as jnp, numpy as np
+    >>> from jax2tf.converters import onnx
+    >>> w = np.eye(2, dtype=np.float32)
+    >>> made = onnx.save(lambda w, x: jnp.tanh(x @ w), w, "model.onnx", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> onnx.run("model.onnx", {"x": np.zeros((1, 2), np.float32)})
+    {'y': array([[0., 0.]], dtype=float32)}
   """
   _check(Path(path), overwrite, opset)
-  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints)
+  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
   return save_model(model, path, overwrite=overwrite, opset=opset, external_data_threshold=external_data_threshold, **comparison)
 
@@ -58,37 +81,47 @@ def save_model(
   signatures: Sequence[str] | None = None,
   reference: Any = None,
   params: Any = None,
+  idioms: str | None = None,
   overwrite: bool = False,
   opset: int = OPSET,
   external_data_threshold: int = _LARGEST,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
-  """Exports a signature, with the names of its inputs and outputs, and its symbolic dimensions as `dim_param`.
+  """Exports a signature. The file keeps the names of inputs and outputs; symbolic dimensions become `dim_param`.
 
   Args:
-    model: a builder, or the directory of a SavedModel that one saved.
-    path: the file, `model.onnx`. Large parameters go into a file beside it, `model-<hash>.data`, which it names.
-    signatures: [name] of a model that has several; ONNX has one.
-    reference: for a directory, the JAX function `fun(params, *inputs)`; the SavedModel in TensorFlow if not given.
-    params: for `reference`.
-    overwrite: whether to replace the file.
-    opset: of ONNX's operators, 18 or newer.
-    external_data_threshold: in bytes; parameters of more than that together go into the file beside.
-    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol` of `comparison.plan.Comparison`.
+    model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
+    path: the file, `model.onnx`. Large parameters go into a second file beside it, `model-<hash>.data`, to which it refers.
+    signatures: [name], if the model has several signatures. An ONNX model has one.
+    reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel run by TensorFlow.
+    params: the parameters of `reference`.
+    idioms: the idioms that the model must have; they are those that it was made with.
+    overwrite: whether to replace an existing file.
+    opset: the version of ONNX's operators, 18 or newer.
+    external_data_threshold: the total size of the parameters in bytes above which they go into the second file.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in `comparison.plan.Comparison`.
 
   Returns:
-    the file, the report of the comparison and the size, that of the file beside too.
+    the path of the file, the report of the comparison, and the total size of the files.
 
   Raises:
-    ExportError: ops or dtypes that ONNX or ONNX Runtime lacks, all at once with the lines that ask for them; or another answer than
-      the reference's.
-    FileExistsError: the file is there and `overwrite` is False.
+    ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an output differs from the reference's.
+    FileExistsError: the file exists and `overwrite` is False.
+    FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[onnx] is missing.
-    ValueError: several signatures, an opset that is too old or too new, or one name for an input and an output.
+    ValueError: there are several signatures; `signatures` or `opset` is invalid; an input and an output have one name; the function calls
+      back into Python.
+
+  Examples:
+    >>> from jax2tf.converters import onnx, saved_model
+    >>> model = saved_model.Model({"w": 2.0}).add(lambda params, x: params["w"] * x, inputs={"x": "f32[b]"}, outputs=["y"])
+    >>> made = onnx.save_model(model, "model.onnx", sizes={"b": [1, 8]})
+    >>> made.path.name, made.report.ok
+    ('model.onnx', True)
   """
   path, options = Path(path), plan.Comparison(**comparison)
   _check(path, overwrite, opset)
-  source = Source.of(model, signatures=signatures, reference=reference, params=params)
+  source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
   if len(source.signatures) != 1:
     raise ValueError(f"an ONNX model has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]")
   source.refuse_writers("onnx", RUNTIME)
@@ -99,7 +132,7 @@ def save_model(
   )
   with publish.beside(path.parent) as place:
     place.mkdir()
-    found = translated(signature, opset, within)
+    found = translated(signature, opset, within, idioms=source.idioms)
     data, file = _write(found, place, path)
     session = _opened(found, file, signature)
     report = source.compared(
@@ -112,7 +145,7 @@ def save_model(
     if not overwrite:
       publish.refuse_existing(path, "or another path")
     outdated = _data_files(path)
-    for written in data:  # first, under names that nobody knows yet
+    for written in data:  # before the model, which refers to them; their names are new
       written.replace(path.parent / written.name)
     file.replace(path)
     files = [path.parent / written.name for written in data]
@@ -122,17 +155,32 @@ def save_model(
 
 
 def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """{output: array}, what ONNX Runtime computes on CPU from {input: array}.
+  """Runs a model once in ONNX Runtime on CPU.
+
+  Args:
+    path: the .onnx file.
+    inputs: {input: array}.
+
+  Returns:
+    {output: array}.
 
   Raises:
-    RuntimeError: ONNX Runtime fails; with its words.
+    ImportError: onnxruntime is missing.
+    RuntimeError: ONNX Runtime fails. The message quotes it.
+
+  Examples:
+    >>> import numpy as np
+    >>> from jax2tf.converters import onnx
+    >>> made = onnx.save(lambda params, x: 2 * x, None, "model.onnx", inputs={"x": "f32[b]"}, outputs=["y"])
+    >>> onnx.run("model.onnx", {"x": np.ones(3, np.float32)})
+    {'y': array([2., 2., 2.], dtype=float32)}
   """
   session = extra("onnxruntime").InferenceSession(os.fspath(path), quiet_options(), providers=["CPUExecutionProvider"])
   return single(functools.partial(_answers, session), inputs)
 
 
 def _check(path: Path, overwrite: bool, opset: int) -> None:
-  """What can be known before the work."""
+  """Raises the errors that need no conversion."""
   if not overwrite:
     publish.refuse_existing(path, "or another path")
   for module in ("tf2onnx", "onnxruntime"):
@@ -143,7 +191,7 @@ def _check(path: Path, overwrite: bool, opset: int) -> None:
 
 
 def _write(model: Translated, place: Path, path: Path) -> tuple[list[Path], Path]:
-  """Writes the model as `place/path.name`, and its weights beside it: these files, and the model's."""
+  """Writes the model as `place/path.name`, and large weights beside it. Returns (data files, model file)."""
   onnx = extra("onnx")
   proto, file = model.proto, place / path.name
   data = []
@@ -157,7 +205,7 @@ def _write(model: Translated, place: Path, path: Path) -> tuple[list[Path], Path
 
 
 def _write_weights(model: Translated, place: Path, stem: str) -> Path:
-  """One file of all weights, which become initializers of the model; its name has their hash, so that no other model has it."""
+  """Writes all weights to one file, and makes them initializers of the model. The file's name has their hash, so it is unique."""
   onnx = extra("onnx")
   digest, tensors = hashlib.sha256(), []
   written = place / "weights"
@@ -181,16 +229,19 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
 
 
 def _data_files(path: Path) -> set[Path]:
-  """The files beside a model that is there, of the kind that this module writes."""
+  """The data files that this module wrote beside an existing model. None for a file that is no ONNX model."""
   if not path.exists():
     return set()
-  proto = extra("onnx").load_model(str(path), load_external_data=False)
+  try:
+    proto = extra("onnx").load_model(str(path), load_external_data=False)
+  except extra("google.protobuf.message").DecodeError:
+    return set()
   found = {entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"}
   return {path.parent / name for name in found if name.startswith(f"{path.stem}-") and name.endswith(".data")}
 
 
 def _opened(model: Translated, file: Path, signature: Signature) -> Any:
-  """The file in ONNX Runtime, after ONNX's own checker."""
+  """Opens the file in ONNX Runtime, after ONNX's checker."""
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
     return extra("onnxruntime").InferenceSession(str(file), quiet_options(), providers=["CPUExecutionProvider"])

@@ -1,6 +1,6 @@
-"""tf2onnx's handlers of our own, for `custom_op_handlers`: where its own cast, and lose digits, or let NaN through.
+"""Handlers for tf2onnx (`custom_op_handlers`), where its own lose digits by casts, or mishandle NaN.
 
-A handler changes the node in its graph; the op of ONNX has the name that stands beside the handler.
+A handler changes the node in its graph. The name beside the handler is that of the ONNX op.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from .bfloat16 import ROUNDING
 
 _INT64 = 7  # onnx.TensorProto.INT64
 _BFLOAT16 = 16
-_END = 2**31 - 1  # of a slice
-_BACKWARDS = "jax2tf_backwards"  # the attribute of a write to a list whose rows come from the last to the first
+_END = 2**31 - 1  # the end of a slice
+_BACKWARDS = "jax2tf_backwards"  # attribute of a list write whose rows arrive from last to first
 
 Handler = Callable[[Any, Any, str, Sequence[Any]], None]
 
 
 def _as_it_is(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """Operands and attributes are those of ONNX."""
+  """Keeps operands and attributes, which are those of ONNX."""
 
 
 def _remainder(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """Mod as C has it."""
+  """Mod with the semantics of C's fmod."""
   node.set_attr("fmod", 1)
 
 
 def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """The number of results is i64[1] in ONNX, and positions are int64."""
+  """ONNX's TopK takes the count as i64[1], and returns int64 positions."""
   dtype = graph.get_dtype(node.output[1])
   count = graph.make_node("Cast", [node.input[1]], attr={"to": _INT64})
   axes = graph.make_const(f"{name}__axes", np.array([0], "int64"))
@@ -44,7 +44,7 @@ def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 
 def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]: a row more is made, which -1 names, and it is cut off."""
+  """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]; segment -1 goes to an extra last row, which is cut off."""
   data, segments, count = node.input
   outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
   first, last, axis = (_const(graph, name, label, [value]) for label, value in (("first", 0), ("last", -1), ("axis", 0)))
@@ -63,17 +63,17 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
 
 
 def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """What a loop writes into a list is an output of the Loop, a row for each turn in their order, wherever it is written."""
+  """List writes of a loop become a scan output of Loop: one row for each iteration, in order, wherever the row is written."""
   place = _source(node, 1)
   if place.is_graph_input():
     return
   if not (place.type == "Sub" and _source(place, 1).is_graph_input()):
-    raise ValueError("a list is written at other places than the number of the turn, or this number from the end")
+    raise ValueError("a list is written at an index other than the loop counter, or the counter from the end")
   node.set_attr(_BACKWARDS, 1)
 
 
 def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """f32[...] -> f32[...], each the nearest bfloat16."""
+  """f32[...] -> f32[...], rounded to bfloat16."""
   outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
   rounded = graph.make_node("Cast", [node.input[0]], attr={"to": _BFLOAT16}, shapes=shapes, dtypes=[_BFLOAT16])
   graph.remove_node(name)
@@ -81,7 +81,7 @@ def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 
 def _source(node: Any, i: int) -> Any:
-  """The node that makes an input."""
+  """The node that computes an input."""
   found = node.inputs[i]
   while found.type == "Identity":
     found = found.inputs[0]
@@ -89,8 +89,8 @@ def _source(node: Any, i: int) -> Any:
 
 
 def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """tf2onnx's own, which leaves the rows in the order of the turns: those that are written from the last to the first are turned."""
-  # Not everybody has tf2onnx, and it takes seconds.
+  """tf2onnx's handler of loops. Reverses rows that the loop wrote from last to first: Loop returns them in order of iteration."""
+  # tf2onnx is optional, and its import takes seconds.
   from tf2onnx.onnx_opset import controlflow  # noqa: PLC0415
 
   controlflow.While.version_7(graph, node)
@@ -109,7 +109,7 @@ def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 
 def _stack(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """The output of a Loop, which may have been turned."""
+  """The scan output of a Loop, possibly reversed."""
   rows, made = node.input[0], node.inputs[0]
   while made.type == "Identity":
     rows, made = made.input[0], made.inputs[0]
@@ -127,7 +127,7 @@ def _const(graph: Any, name: str, label: str, value: Any) -> str:
 
 
 HANDLERS: dict[str, tuple[Handler, list[str]]] = {
-  "SelectV2": (_as_it_is, ["Where"]),  # tf2onnx has c x + (1 - c) y
+  "SelectV2": (_as_it_is, ["Where"]),  # tf2onnx computes c x + (1 - c) y
   "Log": (_as_it_is, ["Log"]),  # tf2onnx computes float64 in float32
   "Less": (_as_it_is, ["Less"]),  # tf2onnx compares integers in float32
   "Greater": (_as_it_is, ["Greater"]),

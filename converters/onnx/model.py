@@ -1,4 +1,4 @@
-"""A signature as an onnx.ModelProto: tf2onnx with what it lacks, and without its silence."""
+"""Translates a signature to an onnx.ModelProto by tf2onnx, and raises the errors that tf2onnx only logs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .. import extras
 from ..export import replay
 from ..export.source import ExportError, Signature
 from ..saved_model.notation import Spec
-from . import bfloat16, handlers
+from . import bfloat16, fused, handlers
 from .replacements import TABLE
 
-OPSET = 18  # the newest that tf2onnx 1.17 writes
+OPSET = 18  # the newest opset of tf2onnx 1.17
 RUNTIME = "ONNX Runtime"
 _DTYPES = {tf.dtypes.as_dtype(name).as_datatype_enum: name for name in ("bfloat16", "complex64", "complex128")}
-# Not its BackToBackOptimizer, which leaves out the Cast to float16 of a number that becomes a float32 again.
+# Not its BackToBackOptimizer, which removes a Cast to float16 and back, and so a rounding.
 _PASSES = (
   "TransposeOptimizer",
   "ConstFoldOptimizer",
@@ -41,12 +41,12 @@ def extra(module: str) -> Any:
 
 @dataclass(frozen=True)
 class Translated:
-  """A model of ONNX.
+  """An ONNX model.
 
   Attributes:
     proto: the onnx.ModelProto.
-    weights: {input of `proto`: the variable whose value it is to have}.
-    ops: {name of a TensorFlow node: its type}, from which tf2onnx makes the names of its own.
+    weights: {input of `proto`: the variable that gives its value}.
+    ops: {name of a TensorFlow node: its type}. tf2onnx derives its names from these.
   """
 
   proto: Any
@@ -54,35 +54,36 @@ class Translated:
   ops: Mapping[str, str]
 
   def asked_by(self, node: Any) -> str:
-    """The type of the TensorFlow op that an ONNX node comes from, or its own."""
+    """The type of the TensorFlow op behind an ONNX node, or the node's own type."""
     name = node.name
     while name not in self.ops and re.search(r"__\d+$", name):
       name = re.sub(r"__\d+$", "", name)
     return self.ops.get(name, node.op_type)
 
 
-def translated(signature: Signature, opset: int, with_weights: bool) -> Translated:
-  """The signature in ONNX.
+def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: str) -> Translated:
+  """Translates the signature to ONNX.
 
   Args:
-    signature: to be translated.
-    opset: of ONNX's operators.
-    with_weights: whether the parameters are constants of the model, or inputs.
+    signature: the signature to translate.
+    opset: the version of ONNX's operators.
+    with_weights: whether the parameters become constants of the model, or inputs.
+    idioms: as the signature was made.
 
   Raises:
-    ExportError: ops and dtypes that ONNX or tf2onnx lacks.
-    ValueError: an input and an output of one name, or an opset to which onnx cannot convert.
+    ExportError: ONNX or tf2onnx lacks ops or dtypes.
+    ValueError: an input and an output have one name, or onnx cannot convert to `opset`.
   """
   taken = [*signature.record.inputs, *signature.record.outputs]
   if both := sorted({name for name in taken if taken.count(name) > 1}):
     raise ValueError(f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the output in outputs=")
   weights = _Weights(taken)
-  table = dict(TABLE) | ({} if with_weights else {"ReadVariableOp": weights.read})
+  table = dict(fused.TABLE if idioms != "exact" else TABLE) | ({} if with_weights else {"ReadVariableOp": weights.read})
   concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
   definition = _own_names(concrete.graph.as_graph_def())
   ops = {node.name: node.op for node in _nodes(definition)}
   _refuse_dtypes(signature, definition)
-  names = sorted(concrete.structured_outputs)  # as TensorFlow orders the values of a dict
+  names = sorted(concrete.structured_outputs)  # TensorFlow sorts a dict by its keys
   inputs = {tensor.name: tensor.op.name for tensor in concrete.inputs} | weights.names
   outputs = dict(zip([tensor.name for tensor in concrete.outputs], names, strict=True))
   proto = _by_tf2onnx(signature, definition, ops, inputs, outputs)
@@ -93,16 +94,16 @@ def translated(signature: Signature, opset: int, with_weights: bool) -> Translat
 
 
 class _Weights:
-  """Parameters that stay outside of the graph, which could not hold 2 GiB of them."""
+  """Parameters outside of the graph, which holds at most 2 GiB."""
 
   def __init__(self, taken: Sequence[str]):
     self._taken = set(taken)
     self._tensors: dict[int, tf.Tensor] = {}
-    self.names: dict[str, str] = {}  # of the tensor in TensorFlow -> in ONNX
+    self.names: dict[str, str] = {}  # name of the tensor in TensorFlow -> name in ONNX
     self.variables: dict[str, Any] = {}
 
   def read(self, op: Any, variable: Any) -> list[tf.Tensor]:
-    """A placeholder in the outermost graph, which the bodies of loops and branches capture."""
+    """Reads a variable as a placeholder of the outermost graph, which bodies of loops and branches capture."""
     del op
     if id(variable) not in self._tensors:
       name = stem = variable.name.split(":")[0]
@@ -124,7 +125,7 @@ def _nodes(definition: Any) -> Iterator[Any]:
 
 
 def _own_names(definition: Any) -> Any:
-  """In which all nodes and arguments of functions have names of their own: tf2onnx takes one of the same name outside for the inner."""
+  """Makes names of nodes and arguments unique across functions: tf2onnx confuses inner names with equal outer ones."""
   for i, function in enumerate(definition.library.function):
     nodes, values = function.node_def, function.ret
     names = {node.name: f"{node.name}__in{i}" for node in nodes}
@@ -151,7 +152,7 @@ def _refuse_dtypes(signature: Signature, definition: Any) -> None:
       for dtype in (value.type, *value.list.type):
         if dtype in _DTYPES:
           found[node.op] = f"ONNX Runtime on a CPU computes nothing in {_DTYPES[dtype]}; convert to float32"
-  for op in ("Placeholder", "Const", "Identity", "Cast"):  # what only carries them; the others say more
+  for op in ("Placeholder", "Const", "Identity", "Cast"):  # ops that only move elements; other ops name the cause better
     if len(found) > 1:
       found.pop(op, None)
   if found:
@@ -161,19 +162,19 @@ def _refuse_dtypes(signature: Signature, definition: Any) -> None:
 def _by_tf2onnx(
   signature: Signature, definition: Any, ops: Mapping[str, str], inputs: Mapping[str, str], outputs: Mapping[str, str]
 ) -> Any:
-  """The graph translated. tf2onnx only logs what it cannot translate, and leaves it as it was."""
+  """Translates the graph. tf2onnx only logs ops that it cannot translate, and leaves them unchanged."""
   tfonnx, optimizer = extra("tf2onnx.tfonnx"), extra("tf2onnx.optimizer")
   with tf.Graph().as_default() as graph:
     tf.graph_util.import_graph_def(definition, name="")
-  # Not tf2onnx.convert.from_function: it has Grappler fold the constants of (x + 1) - 1, which are there for a reason.
+  # Not tf2onnx.convert.from_function: it lets Grappler fold (x + 1) - 1, which rounds x on purpose.
   with _log_of("tf2onnx") as log, warnings.catch_warnings(), graph.as_default():
-    warnings.simplefilter("ignore")  # of newer NumPys, about what tf2onnx does with them
+    warnings.simplefilter("ignore")  # deprecation warnings of newer NumPys in tf2onnx
     try:
       translated = tfonnx.process_tf_graph(
         graph,
         continue_on_error=True,
         opset=OPSET,
-        custom_op_handlers=handlers.HANDLERS,
+        custom_op_handlers={**handlers.HANDLERS, **fused.HANDLERS},
         input_names=list(inputs),
         output_names=list(outputs),
         tensors_to_rename={**inputs, **outputs},
@@ -189,7 +190,7 @@ def _by_tf2onnx(
     except Exception as error:
       if not lacking:
         raise ExportError("onnx", _failure(signature, error, log)) from error
-  if lacking:  # said here, outside of the graph: to find the lines, the function is traced once more
+  if lacking:  # raised outside of the graph, because finding the lines traces the function again
     raise signature.refuse("onnx", RUNTIME, lacking)
   known = {schema.name for schema in extra("onnx.defs").get_all_schemas()}
   if strange := {node.op_type: "tf2onnx has left it as it was" for node in _all_nodes(proto.graph) if node.op_type not in known}:
@@ -203,7 +204,7 @@ def _failure(signature: Signature, error: Exception, log: Sequence[logging.LogRe
 
 
 def _not_translated(log: Sequence[logging.LogRecord], ops: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-  """(TensorFlow op, why) of what the log tells."""
+  """(TensorFlow op, why) for each failure in the log."""
   for record in log:
     arguments = record.args if isinstance(record.args, tuple) else ()
     if record.msg.startswith("Tensorflow op [") and len(arguments) == 2:
@@ -215,7 +216,7 @@ def _not_translated(log: Sequence[logging.LogRecord], ops: Mapping[str, str]) ->
 
 
 class _Log(logging.Handler):
-  """Keeps what is logged."""
+  """Collects log records."""
 
   def __init__(self, level: int):
     super().__init__(level)
@@ -227,7 +228,7 @@ class _Log(logging.Handler):
 
 @contextlib.contextmanager
 def _log_of(name: str) -> Iterator[list[logging.LogRecord]]:
-  """What a package logs, kept and not shown."""
+  """Collects the log of a package instead of showing it."""
   log = _Log(logging.WARNING)
   logger = logging.getLogger(name)
   before = logger.propagate, logger.level
@@ -243,7 +244,7 @@ def _log_of(name: str) -> Iterator[list[logging.LogRecord]]:
 
 
 def _all_nodes(graph: Any) -> Iterator[Any]:
-  """The nodes of a GraphProto, those of loops and branches too."""
+  """The nodes of a GraphProto, including those of loops and branches."""
   for node in graph.node:
     yield node
     for attribute in node.attribute:
@@ -252,7 +253,7 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
 
 
 def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _Weights) -> None:
-  """Inputs and outputs in their order, with their dtypes, their sizes, and the names of those that are not known."""
+  """Sets the order of inputs and outputs, their dtypes, their sizes, and the names of symbolic dimensions."""
   record = signature.record
   by_name = {tensor.op.name: tensor for tensor in concrete.inputs}
   if narrow := [name for name, text in record.outputs.items() if text.startswith("bf16[")]:
@@ -267,7 +268,7 @@ def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _We
 
 
 def _value_info(name: str, tensor: Any, spec: Spec | None = None) -> Any:
-  """Of a tensor f32[?,784] whose spec is f32[b,784]."""
+  """The ValueInfoProto of a tensor f32[?,784] whose spec is f32[b,784]."""
   onnx = extra("onnx")
   sizes: list[int | str | None] = list(tensor.shape)
   for i, dim in enumerate(spec.dims or () if spec else ()):
@@ -291,7 +292,7 @@ def _at_opset(proto: Any, opset: int) -> Any:
 
 
 def lacking_kernels(model: Translated) -> dict[str, str]:
-  """{TensorFlow op: what ONNX Runtime lacks for it}, found node by node."""
+  """{TensorFlow op: the missing kernel of ONNX Runtime}, found by opening a session for each node."""
   onnx, runtime = extra("onnx"), extra("onnxruntime")
   options = quiet_options()
   options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -327,7 +328,7 @@ def lacking_kernels(model: Translated) -> dict[str, str]:
 
 
 def quiet_options() -> Any:
-  """Of a session that says nothing: what goes wrong is raised, and what it warns of is how it optimises."""
+  """Session options without log output. Errors are raised; the warnings only concern optimisations."""
   options = extra("onnxruntime").SessionOptions()
   options.log_severity_level = 4
   return options

@@ -1,4 +1,4 @@
-"""What takes the place of the ops that tf2onnx or ONNX Runtime lacks, or gets wrong: TensorFlow ops that both have and get right."""
+"""Replacements for ops that tf2onnx or ONNX Runtime lacks, or computes differently, by TensorFlow ops that both compute correctly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import bits, special
 _SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16)
 _Wider = Mapping[tf.DType, tf.DType]
 
-# Casts between integers keep the lower bits, in ONNX as in TensorFlow, so sums and products may wrap in the wider dtype.
+# A cast to a narrower integer keeps the lower bits, in ONNX and TensorFlow. So sums and products may wrap in the wider dtype.
 _PRODUCTS: dict[tf.DType, tf.DType] = dict.fromkeys(_SMALL, tf.int32) | {tf.uint32: tf.int64, tf.uint64: tf.int64}
 _ORDERED: _Wider = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64}
 _CARRIED: dict[tf.DType, tf.DType] = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint64: tf.int64}
@@ -37,9 +37,9 @@ _WIDENED: dict[str, _Wider] = {
 
 
 def _recast(op: Any, wide: tf.DType, narrow: tf.DType, *operands: tf.Tensor) -> list[tf.Tensor]:
-  """The same op of operands of a wider dtype."""
+  """The same op on operands cast to a wider dtype."""
   inputs = [tf.cast(x, wide) if x.dtype == narrow else x for x in operands]
-  # The condition of a selection of bools is a bool itself.
+  # If Select selects bools, its condition must still be a bool.
   if op.type == "SelectV2":
     inputs[0] = operands[0]
   results = replay.again(op, inputs, {narrow: wide})
@@ -47,7 +47,7 @@ def _recast(op: Any, wide: tf.DType, narrow: tf.DType, *operands: tf.Tensor) -> 
 
 
 def same(op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
-  """The op as it is."""
+  """The op unchanged."""
   return replay.again(op, operands)
 
 
@@ -57,7 +57,7 @@ def _widened(wider: _Wider, op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _only_for(dtypes: tuple[tf.DType, ...], replacement: Replacement) -> Replacement:
-  """The replacement for these dtypes of the first operand, and the op itself for the others."""
+  """Uses the replacement for these dtypes of the first operand, and the op itself for others."""
 
   def chosen(op: Any, *operands: tf.Tensor) -> list[tf.Tensor]:
     return list((replacement if operands[0].dtype in dtypes else same)(op, *operands))
@@ -79,7 +79,7 @@ def _fill(op: Any, dims: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("Reshape", on="onnx", because="ONNX: a size of 0 is that of the operand")
 def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
-  """A size of 0 that is known is that of the operand in ONNX: an empty tensor is made, and none reshaped."""
+  """Makes an empty tensor if a size is a constant 0: ONNX's Reshape reads 0 as the size of the operand."""
   known = op.outputs[0].shape
   if known.rank is None or 0 not in known.as_list():
     return same(op, x, shape)
@@ -88,7 +88,7 @@ def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("ScatterNd", on="onnx", because="tf2onnx 1.17: one of the updates of a place stays, and not their sum")
 def _scatter_nd(op: Any, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
-  """tf2onnx keeps one of the updates of a place, and not their sum."""
+  """Adds updates at equal indices; tf2onnx keeps one of them."""
   return _scattered("TensorScatterAdd", op, tf.broadcast_to(tf.constant(0, updates.dtype), shape), indices, updates)
 
 
@@ -102,17 +102,17 @@ def _scatter_nd(op: Any, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tenso
   because="ONNX: -1 is the last row; ONNX Runtime 1.31: fails of other rows outside, combines no float16, loses NaN",
 )
 def _scatter(op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> list[tf.Tensor]:
-  """Subtraction is addition here: ONNX Runtime negates no unsigned integers."""
+  """Subtraction adds 0 - updates, because ONNX Runtime has no Neg of unsigned integers."""
   if op.type == "TensorScatterSub":
     return _scattered("TensorScatterAdd", op, x, indices, tf.constant(0, x.dtype) - updates)
   (found,) = _scattered(op.type, op, x, indices, updates)
   if x.dtype.is_floating and op.type in ("TensorScatterMax", "TensorScatterMin"):
-    found = tf.where(tf.not_equal(x, x), x, found)  # ONNX Runtime loses NaN; that of the updates is added by the lowering
+    found = tf.where(tf.not_equal(x, x), x, found)  # ONNX Runtime loses NaN; the lowering rule handles a NaN in the updates
   return [found]
 
 
 def _scattered(kind: str, op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> list[tf.Tensor]:
-  """Rows outside go to one more row, which is cut off: ONNX takes -1 for the last, and ONNX Runtime fails of the others."""
+  """Out-of-bounds rows go to an extra row, which is cut off: ONNX reads -1 as the last row, ONNX Runtime fails at others."""
   shape, dtype = tf.shape(x, indices.dtype), x.dtype
   ignored = op.get_attr("bad_indices_policy") == b"IGNORE"
   if ignored:
@@ -121,14 +121,14 @@ def _scattered(kind: str, op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf
     spare = tf.concat([shape[:1], tf.zeros([depth - 1], indices.dtype)], 0)
     indices = tf.where(tf.reduce_all(inside, -1, keepdims=True), indices, spare)
     x = tf.concat([x, tf.zeros(tf.concat([tf.constant([1], shape.dtype), shape[1:]], 0), dtype)], 0)
-  wide = tf.float32 if dtype == tf.float16 else dtype  # ONNX Runtime combines no float16
+  wide = tf.float32 if dtype == tf.float16 else dtype  # ONNX Runtime cannot combine float16
   found = getattr(tf.raw_ops, kind)(tensor=tf.cast(x, wide), indices=indices, updates=tf.cast(updates, wide))
   return [tf.cast(found[: shape[0]] if ignored else found, dtype)]
 
 
 @replaces("MatrixBandPart", on="onnx", because="tf2onnx 1.17: a product with a mask, which makes NaN of infinities")
 def _band(op: Any, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> list[tf.Tensor]:
-  """tf2onnx multiplies by a mask, and makes NaN of infinities."""
+  """Selects by a mask; tf2onnx multiplies by one, which makes NaN of infinities."""
   del op
   kept = masks.band(x, lower, upper, tf.int64)
   return [_where(kept, x, tf.zeros_like(x))]
@@ -141,7 +141,7 @@ def _where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 @replaces("MatrixSetDiagV3", on="onnx", because="tf2onnx 1.17: a loop that ONNX's checker refuses")
 def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:
-  """tf2onnx writes a loop that ONNX's checker refuses."""
+  """Selects by a mask; ONNX's checker refuses tf2onnx's loop."""
   shift = tf.get_static_value(k)
   if shift is None or np.any(shift):
     return same(op, x, diagonal, k)
@@ -153,7 +153,7 @@ def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> l
 
 @replaces("Sum", on="onnx", because="ONNX Runtime 1.31: adds integers in float64")
 def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
-  """ONNX Runtime adds integers in float64, and what does not fit is the largest integer: the halves of the words are added apart."""
+  """Adds the halves of the words separately: ONNX Runtime adds integers in float64, and saturates."""
   reduce = functools.partial(tf.reduce_sum, axis=axes, keepdims=op.get_attr("keep_dims"))
   if not x.dtype.is_integer:
     return same(op, x, axes)
@@ -171,7 +171,7 @@ def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("Prod", on="onnx", because="ONNX Runtime 1.31: multiplies integers in float64")
 def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
-  """See `_sum`; the last of the products of all that come before."""
+  """The last element of the prefix products; for the reason see `_sum`."""
   if not x.dtype.is_integer:
     return same(op, x, axes)
   result = tf.cast(x, _PRODUCTS.get(x.dtype, x.dtype))
@@ -180,7 +180,7 @@ def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
     if 0 < (size := result.shape[axis] or 0) <= _UNROLLED:
       result = functools.reduce(tf.multiply, tf.split(result, size, axis))
     else:
-      padding = [[int(i == axis), 0] for i in range(x.shape.rank)]  # of none, it is 1
+      padding = [[int(i == axis), 0] for i in range(x.shape.rank)]  # an empty product is 1
       result = tf.math.cumprod(tf.pad(result, padding, constant_values=tf.constant(1, result.dtype)), axis)
       result = tf.gather(result, [tf.shape(result)[axis] - 1], axis=axis)
   return [tf.cast(result if op.get_attr("keep_dims") else tf.squeeze(result, reduced), x.dtype)]
@@ -188,7 +188,7 @@ def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("Max", "Min", on="onnx", because="ONNX Runtime 1.31: loses NaN, and compares 64-bit integers wrongly")
 def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
-  """ONNX Runtime loses NaN. The identity of a wider dtype is not one of the narrower."""
+  """Keeps NaN, which ONNX Runtime loses. The identity of a wider dtype does not fit the narrower one."""
   if x.dtype.is_floating:
     (found,) = same(op, x, axes)
     nan = tf.reduce_any(tf.not_equal(x, x), axes, keepdims=op.get_attr("keep_dims"))
@@ -205,7 +205,7 @@ def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _extreme_of_words(op: Any, x: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:
-  """Of 64-bit integers, which ONNX Runtime compares wrongly: first by the upper halves, then by the lower."""
+  """The extreme of 64-bit integers, by their upper and then their lower halves: ONNX Runtime compares them wrongly."""
   flip = tf.constant(-(2**63) if x.dtype == tf.uint64 else 0, tf.int64)
   middle, width = tf.constant(2**31, tf.int64), tf.constant(32, tf.int64)
   wide = tf.cast(x, tf.int64) ^ flip
@@ -234,7 +234,7 @@ def _smaller(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 @replaces("Sign", on="onnx", because="ONNX Runtime 1.31: takes the sign of int64 from its lower half, and makes 0 of a NaN of float16")
 def _sign(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
-  """ONNX Runtime takes the sign of int64 from its lower half, and makes zero of a NaN of float16."""
+  """ONNX Runtime reads the sign of int64 from its lower half, and returns 0 for a float16 NaN."""
   if x.dtype == tf.float16:
     return [tf.cast(tf.sign(tf.cast(x, tf.float32)), x.dtype)]
   if x.dtype != tf.int64:
@@ -245,7 +245,7 @@ def _sign(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("Pow", on="onnx", because="ONNX Runtime 1.31: raises integers in float64")
 def _power(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """ONNX Runtime raises integers in float64; here by squaring, as long as an exponent has digits."""
+  """Integer powers by repeated squaring; ONNX Runtime computes them in float64."""
   if not x.dtype.is_integer:
     return same(op, x, y)
   zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
@@ -267,7 +267,7 @@ def _power(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   because="tf2onnx 1.17: transposes no integers; ONNX Runtime 1.31: multiplies no narrow ones",
 )
 def _matmul(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """Transposed here: tf2onnx refuses to transpose integers."""
+  """Transposes the operands first: tf2onnx refuses to transpose integers."""
   wide = {**dict.fromkeys(_SMALL, tf.int32)}.get(x.dtype, x.dtype)
   first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
   x, y = tf.cast(x, wide), tf.cast(y, wide)
@@ -277,14 +277,14 @@ def _matmul(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _unsigned_top(op: Any, x: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:
-  """u64[...]: in the order of signed integers with the upper bit flipped."""
+  """TopK of u64[...] as signed integers: flipping the upper bit keeps the order."""
   flip = tf.constant(-(2**63), tf.int64)
   values, indices = tf.math.top_k(tf.cast(x, tf.int64) ^ flip, k, sorted=True, index_type=op.outputs[1].dtype)
   return [tf.cast(values ^ flip, x.dtype), indices]
 
 
 def _unsigned_argument(op: Any, x: tf.Tensor, axis: tf.Tensor) -> list[tf.Tensor]:
-  """u64[...]; see `_unsigned_top`."""
+  """ArgMax and ArgMin of u64[...]; see `_unsigned_top`."""
   flipped = tf.cast(x, tf.int64) ^ tf.constant(-(2**63), tf.int64)
   return [(tf.argmax if op.type == "ArgMax" else tf.argmin)(flipped, axis, output_type=op.outputs[0].dtype)]
 

@@ -1,7 +1,7 @@
-"""Special functions for ONNX Runtime, in the basic functions that it has.
+"""Special functions for ONNX Runtime, composed of basic functions that it has.
 
-Most is computed in float64 and rounded once where the dtype is narrower, so that cancellation costs nothing. ONNX Runtime runs each op as
-a pass through memory, so what models call on large tensors has float32 of its own, in few ops.
+Most are computed in float64 and rounded once for narrower dtypes, so cancellation does no harm. ONNX Runtime passes through memory for
+each op, so functions that models apply to large tensors have a float32 form of few ops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _in_double(function: _Function) -> Callable[..., list[tf.Tensor]]:
 
 
 def _in_single(single: _Function, double: _Function) -> Callable[..., list[tf.Tensor]]:
-  """The one for float32, and for float16 by way of it; the other for float64."""
+  """Uses `single` for float32 and narrower dtypes, and `double` for float64."""
 
   def replacement(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
     del op
@@ -64,7 +64,7 @@ def _log1p(x: tf.Tensor) -> tf.Tensor:
 def _sinh(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
   e = _expm1(size)
-  large = tf.exp(size - _f64(math.log(2)))  # half of an exp that may be infinite
+  large = tf.exp(size - _f64(math.log(2)))  # half of an exp that may overflow
   return tf.sign(x) * tf.where(size > _f64(40), large, _f64(0.5) * (e + e / (e + _f64(1))))
 
 
@@ -75,7 +75,7 @@ def _cosh(x: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def _chebyshev(name: str) -> tuple[float, ...]:
-  """Coefficients, interpolated once from Python's own erf and erfc."""
+  """Chebyshev coefficients, interpolated once from Python's erf and erfc."""
 
   def of_erfc(u: Any) -> Any:  # t = 2 / (2 + x) of x >= 0 is (u + 1) / 2
     t = (u + 1) / 2
@@ -108,11 +108,11 @@ def _erfc(x: tf.Tensor) -> tf.Tensor:
   return tf.where(x < _f64(0), _f64(2) - tail, tail)
 
 
-_ROUND = 1.5 * 2.0**15  # which rounds what is added to it to multiples of 2**-8
+_ROUND = 1.5 * 2.0**15  # adding this constant rounds to multiples of 2**-8
 
 
 def _erfc_single(x: tf.Tensor) -> tf.Tensor:
-  """1 - erf x up to 1."""
+  """1 - erf(x) for x <= 1."""
   far = erfc_from_one(x, rounded=lambda size: (size + _f32(_ROUND)) - _f32(_ROUND))
   return tf.where(x > _f32(1), far, _f32(1) - tf.math.erf(x))
 
@@ -124,10 +124,10 @@ def _erf(x: tf.Tensor) -> tf.Tensor:
 
 
 def _erfinv(x: tf.Tensor) -> tf.Tensor:
-  """Giles' approximation, and two steps of Newton's method with the error function of float64."""
+  """Giles' approximation, and two steps of Newton's method in float64."""
   size = tf.abs(x)
   y = erf_inv(size, _log1p)
-  for _ in range(2):  # on the complement, where erf is near 1
+  for _ in range(2):  # by erfc where erf is near 1
     excess = tf.where(size < _f64(0.5), _erf(y) - size, (_f64(1) - size) - _erfc_of(y))
     y = y - excess * tf.exp(y * y) * _f64(math.sqrt(math.pi) / 2)
   inside = tf.where(tf.equal(size, _f64(1)), _f64(math.inf), y)
@@ -160,7 +160,7 @@ erf, sinh, cosh, tan = map(_in_double, (_erf, _sinh, _cosh, lambda x: tf.sin(x) 
 
 @replaces("Sigmoid", on="onnx", because="ONNX Runtime 1.31: takes a number below -18 for -18")
 def sigmoid(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
-  """x f32[...] -> f32[...]; ONNX Runtime's own takes x for -18 if it is less, and its logarithm with it."""
+  """x f32[...] -> f32[...]; ONNX Runtime's kernel clamps x at -18, which changes log(sigmoid(x))."""
   del op
   one = tf.constant(1, x.dtype)
   return [one / (one + tf.exp(-x))]
@@ -175,7 +175,7 @@ def is_finite(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("Atan2", on="onnx", because="tf2onnx 1.17: a formula that loses the signs of zeros and the corners of infinity")
 def atan2(op: Any, y: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
-  """y, x f32[...] -> f32[...], with the signs of zeros and the corners of infinity, which tf2onnx's formula loses."""
+  """y, x f32[...] -> f32[...], right for signed zeros and infinities, which tf2onnx's formula loses."""
   del op
   zero, one = tf.constant(0, x.dtype), tf.constant(1, x.dtype)
 
@@ -186,7 +186,7 @@ def atan2(op: Any, y: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
   both = tf.equal(tf.abs(x), infinity) & tf.equal(tf.abs(y), infinity)
   a = tf.where(both, tf.ones_like(x + y), tf.abs(y))
   b = tf.where(both, tf.ones_like(x + y), tf.abs(x))
-  # The smaller over the larger, so that the quotient of two large or two small numbers is not lost.
+  # The smaller over the larger, so the quotient neither overflows nor underflows.
   low, high = tf.minimum(a, b), tf.maximum(a, b)
   quotient = tf.where(tf.equal(high, zero), tf.zeros_like(high), low / high)
   angle = tf.atan(quotient)

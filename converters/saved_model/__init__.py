@@ -1,8 +1,10 @@
-"""SavedModels: `Model` collects functions and writes them, `save` writes one."""
+"""SavedModels: `save` saves one function, `Model` builds a model of several functions."""
 
+from .arguments import Added
 from .batching import Batching
-from .builder import Added, Model, save
+from .builder import Model
 from .libraries import from_equinox, from_flax_linen, from_flax_nnx, from_haiku
+from .saving import save
 from .state import refs_as_state
 
 __all__ = ["Added", "Batching", "Model", "from_equinox", "from_flax_linen", "from_flax_nnx", "from_haiku", "refs_as_state", "save"]

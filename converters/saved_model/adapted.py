@@ -1,4 +1,4 @@
-"""A model of a library as functions of parameters and of a state: what a call changes is state, all else are parameters."""
+"""A library model as a function of parameters and state: arrays that a call changes are state, all others are parameters."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class Adapted:
   """A model of a library as plain JAX.
 
   Attributes:
-    fun: `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`.
-    params: a tree of arrays.
-    state: a tree of arrays, or None.
-    trainable: whether the library calls the parameter of a path trainable; None where no library says so.
+    fun: `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`. A model with two modes also
+      takes `training`; `training=False` leaves the state unchanged.
+    params: a pytree of arrays.
+    state: a pytree of arrays, or None.
+    trainable: maps the path of a parameter to whether the library trains it; None if no library defines this.
   """
 
   fun: Callable[..., Any]
@@ -37,15 +38,15 @@ class Adapted:
 
 @dataclass(frozen=True)
 class Whole:
-  """A model before it is known what a call changes.
+  """A model whose arrays are not yet split into parameters and state.
 
   Attributes:
-    name: of the model.
-    call: (tree, *inputs) -> (tree after it, outputs).
-    tree: all its arrays.
-    is_parameter: whether the library calls the leaf of a path a parameter.
-    takes: the parameters of its call, without those that are no inputs.
-    may_stay: leaves whose change nobody misses as long as no result depends on them, such as how many keys were drawn.
+    name: the model's name.
+    call: (tree, *inputs) -> (new tree, outputs).
+    tree: all arrays of the model.
+    is_parameter: maps the path of a leaf to whether the library treats it as a parameter.
+    takes: the inputs in the signature of the call.
+    may_stay: maps the path of a leaf to whether its update may be dropped if no result reads it, such as a count of drawn keys.
   """
 
   name: str
@@ -56,11 +57,14 @@ class Whole:
   may_stay: Callable[[str], bool] = lambda path: False
 
 
-def adapted(whole: Whole, inputs: Mapping[str, Any], constraints: Sequence[str] = ()) -> Adapted:
-  """The model as a function of parameters, and of a state if a call on such inputs changes anything.
+def adapted(whole: Whole, inputs: Mapping[str, Any], constraints: Sequence[str] = (), inference: Whole | None = None) -> Adapted:
+  """The model as a function of parameters, and of a state if a call with these inputs changes an array.
+
+  Args:
+    inference: the model in inference mode, if `whole` is in training mode and the function should support both.
 
   Raises:
-    ValueError: inputs that the model does not take.
+    ValueError: the model does not take these inputs.
   """
   check_order(_named(lambda *_: None, whole, "params"), list(inputs), ["params"])
   scope = export.SymbolicScope(tuple(constraints))
@@ -75,7 +79,7 @@ def adapted(whole: Whole, inputs: Mapping[str, Any], constraints: Sequence[str] 
   changes = [not (after is own or (stay and own not in used)) for own, after, stay in zip(owns, afters, stays, strict=True)]
 
   def part(x: Any, of_state: bool) -> Any:
-    """The tree with only these leaves; None, which has no leaves, in place of the others."""
+    """The tree with these leaves only. None replaces the others, because None has no leaves."""
     found = [leaf if changed == of_state else None for leaf, changed in zip(tree_util.tree_leaves(x), changes, strict=True)]
     return tree_util.tree_unflatten(tree, found)
 
@@ -83,32 +87,36 @@ def adapted(whole: Whole, inputs: Mapping[str, Any], constraints: Sequence[str] 
     found = [iter(tree_util.tree_leaves(x)) for x in parts]
     return tree_util.tree_unflatten(tree, [next(found[changed]) for changed in changes])
 
-  def of_parameters(params: Any, *inputs: Any) -> Any:
-    return whole.call(joined(params, ()), *inputs)[1]
+  def mode(training: bool) -> Whole:
+    return whole if training or inference is None else inference
 
-  def of_state(params: Any, state: Any, *inputs: Any) -> Any:
-    after, outputs = whole.call(joined(params, state), *inputs)
-    return part(after, True), outputs
+  def of_parameters(params: Any, *inputs: Any, training: bool = True) -> Any:
+    return mode(training).call(joined(params, ()), *inputs)[1]
 
-  fun = _named(of_state, whole, "params", "state") if any(changes) else _named(of_parameters, whole, "params")
+  def of_state(params: Any, state: Any, *inputs: Any, training: bool = True) -> Any:
+    after, outputs = mode(training).call(joined(params, state), *inputs)
+    return part(after, True) if mode(training) is whole else state, outputs
+
+  last = [] if inference is None else [inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY)]
+  fun = _named(of_state, whole, "params", "state", last=last) if any(changes) else _named(of_parameters, whole, "params", last=last)
   trainable = {path for path, changed in zip(paths, changes, strict=True) if whole.is_parameter(path) and not changed}
   return Adapted(fun, part(whole.tree, False), part(whole.tree, True) if any(changes) else None, trainable.__contains__)
 
 
-def _named(fun: Any, whole: Whole, *leading: str) -> Callable[..., Any]:
-  """The function with the name and the arguments of the model behind these."""
+def _named(fun: Any, whole: Whole, *leading: str, last: Sequence[inspect.Parameter] = ()) -> Callable[..., Any]:
+  """Gives the function the model's name, and a signature of `leading`, the model's inputs and `last`."""
   fun.__name__ = whole.name
-  # No argument of the model has such a name.
+  # The prefix avoids clashes with the model's own argument names.
   first = [inspect.Parameter(f"jax2tf_{name}", inspect.Parameter.POSITIONAL_ONLY) for name in leading]
-  fun.__signature__ = inspect.Signature([*first, *whole.takes])
+  fun.__signature__ = inspect.Signature([*first, *whole.takes, *last])
   return fun
 
 
 def with_values(whole: Whole, values: Any, what: str) -> Whole:
-  """The model with other arrays, by their paths; what is not there stays, but for parameters.
+  """The model with new arrays, matched by path. Every parameter must be given; other arrays keep their values if absent.
 
   Raises:
-    ValueError: a parameter is missing, or an array is not in the model or of another shape; each by its path. `what` begins the message.
+    ValueError: a parameter is missing, an array is not in the model, or a shape differs. The message begins with `what` and lists paths.
   """
   given = dict(zip(parameters.paths(values), tree_util.tree_leaves(values), strict=True))
   layout = parameters.Layout.of(whole.tree)
@@ -128,7 +136,7 @@ def with_values(whole: Whole, values: Any, what: str) -> Whole:
 
 
 def _needed_by(eqns: Sequence[Any], results: Sequence[Any]) -> set[Any]:
-  """The variables that results depend on."""
+  """The variables on which the results depend."""
   found = {v for v in results if not isinstance(v, Literal)}
   for eqn in reversed(eqns):
     if not found.isdisjoint(eqn.outvars):

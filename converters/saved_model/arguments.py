@@ -21,12 +21,12 @@ Given: TypeAlias = Any  # str | jax.ShapeDtypeStruct | tf.TensorSpec, which mypy
 
 @dataclass(frozen=True)
 class Arguments:
-  """The arguments of a JAX function behind its parameters, as named tensors.
+  """The inputs of a JAX function, which follow its parameters, as named tensors.
 
   Attributes:
-    names: of the leaves.
-    avals: of the leaves, which may have symbolic dimensions.
-    tree: the structure of the tuple of arguments.
+    names: the name of each leaf.
+    avals: the aval of each leaf; dimensions may be symbolic.
+    tree: the treedef of the tuple of arguments.
   """
 
   names: tuple[str, ...]
@@ -35,10 +35,10 @@ class Arguments:
 
   @classmethod
   def of(cls, inputs: Mapping[str, Any], renamed: Mapping[str, str], scope: export.SymbolicScope) -> Arguments:
-    """Each argument's spec or tree of specs, in order; a leaf of a tree is named by its path, `batch_ids`.
+    """From a spec or a pytree of specs for each argument, in order. A leaf of a pytree is named by its path, `batch_ids`.
 
     Raises:
-      ValueError: not `dtype[dims]`; a name twice, or one that TensorFlow would change; a new name for an input that is not there.
+      ValueError: a spec is not `dtype[dims]`; a name is used twice, or TensorFlow would change it; `renamed` names an unknown input.
     """
     args = tuple(inputs.values())
     leaves, tree = tree_util.tree_flatten(args, is_leaf=lambda x: x is not args and _is_no_spec(x))
@@ -57,19 +57,19 @@ class Arguments:
     return list(tree_util.tree_unflatten(self.tree, [", ".join(map(str, aval.shape)) for aval in self.avals]))
 
   def concerned_by(self, constraints: Sequence[str]) -> tuple[str, ...]:
-    """The constraints with a dimension variable of these arguments; JAX refuses all others."""
+    """The constraints on dimension variables of these arguments. JAX refuses constraints on other variables."""
     own = {*variables(str(d) for aval in self.avals for d in aval.shape)}
     return tuple(text for text in constraints if own & {*variables([text])})
 
   def specs(self) -> dict[str, tf.TensorSpec]:
-    """The TensorFlow types by name: a symbolic size is unknown."""
+    """{name: tf.TensorSpec}. Symbolic dimensions become None."""
     return {
       name: tf.TensorSpec([d if isinstance(d, int) else None for d in aval.shape], np.dtype(aval.dtype), name)
       for name, aval in zip(self.names, self.avals, strict=True)
     }
 
   def unflatten(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments of these leaves."""
+    """Rebuilds the arguments from their leaves."""
     return tree_util.tree_unflatten(self.tree, leaves)
 
   def notation(self) -> dict[str, str]:
@@ -78,16 +78,16 @@ class Arguments:
 
 
 def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence[str]) -> None:
-  """Raises ValueError for inputs that `fun` does not take: too few, too many, or its own arguments in another order than its own.
+  """Raises ValueError if `fun` does not take these inputs: too few, too many, or its own argument names in another order.
 
   Args:
-    fun: takes the inputs by position, behind the `leading` ones.
-    names: of the inputs. Other names than those of the arguments are taken as they stand.
-    leading: words for what comes first.
+    fun: takes the `leading` arguments and then the inputs, by position.
+    names: the names of the inputs. Names that differ from those of the arguments are accepted as given.
+    leading: words for the leading arguments, for the message.
   """
   try:
     signature = inspect.signature(fun)
-  except (ValueError, TypeError):  # a callable that is made in C
+  except (ValueError, TypeError):  # a callable implemented in C
     return
   given, name = ", ".join(names) or "nothing", getattr(fun, "__name__", type(fun).__name__)
   takes = ", ".join([*leading, *list(signature.parameters)[len(leading) :]])
@@ -100,7 +100,7 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
 
 
 def check_name(name: str) -> None:
-  """Raises ValueError for a name that a SavedModel would change or refuse; `self` is an object to tf.function."""
+  """Raises ValueError for a name that a SavedModel would change or refuse. tf.function takes `self` for a bound object."""
   if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name) or name == "self":
     raise ValueError(
       f"input name {name!r} is not an identifier that TensorFlow takes, so a SavedModel would rename or refuse it; begin with a letter "
@@ -118,7 +118,7 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
     raise ValueError(f"input {name!r} is {given!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
   if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
     raise ValueError(
-      f"input {name!r} is {given}, which JAX makes narrower here; set jax.config.update('jax_enable_x64', True), or "
+      f"input {name!r} is {given}, which JAX narrows here; set jax.config.update('jax_enable_x64', True), or "
       "JAX_ENABLE_X64=1 in the environment"
     )
   if strange := [dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))]:
@@ -131,7 +131,7 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
 
 
 def _is_no_spec(x: Any) -> bool:
-  """Whether it names no dtype and shape, and no tree of these: None, a dtype, a shape alone, or one with unknown sizes."""
+  """Whether it is neither a spec nor a pytree of specs: None, a dtype, a shape alone, or a TensorSpec with unknown sizes."""
   if isinstance(x, tuple | list):
     return any(d is None or isinstance(d, int) for d in x)
   if isinstance(x, str | Mapping) or not (x is None or isinstance(x, int | type | tf.DType | tf.TensorShape | tf.TensorSpec)):
@@ -140,7 +140,7 @@ def _is_no_spec(x: Any) -> bool:
 
 
 def _suggested(given: Any) -> str:
-  """Near to what was meant: (None, 4) -> "f32[b,4]"."""
+  """A spec to suggest in the message: (None, 4) -> "f32[b,4]"."""
   shape = getattr(given, "shape", given)
   sizes = tf.TensorShape([d if isinstance(d, int) else None for d in shape] if isinstance(shape, tuple | list) else None)
   sizes = shape if isinstance(shape, tf.TensorShape) else sizes
@@ -152,7 +152,7 @@ def _suggested(given: Any) -> str:
 
 
 def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:
-  """Inputs that TensorFlow alone sees, also "string[b]"; dimensions that are no numbers are unknown."""
+  """Specs of inputs for TensorFlow functions, including "string[b]". Dimensions that are not numbers become None."""
   found = {}
   for name, given in inputs.items():
     check_name(name)
@@ -169,10 +169,10 @@ def leaf_names(tree: Any, separator: str, is_leaf: Callable[[Any], bool] | None 
 
 
 def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None) -> list[str]:
-  """Names for the leaves of a result: those given, or their paths; a single unnamed one is "output".
+  """Names for the leaves of a result: the given names, or their paths. A single leaf without a path is named "output".
 
   Raises:
-    ValueError: the wrong number of names, a name twice, or a new name for an output that is not there.
+    ValueError: the number of names is wrong, a name is used twice, or `outputs` renames an unknown output.
   """
   found = [re.sub(r"\W", "_", name) for name in leaf_names(result, "_")]
   found = [f"output_{name}" if name[:1].isdigit() else name or "output" for name in found]
@@ -187,3 +187,18 @@ def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None)
   if len(set(names)) != len(names):
     raise ValueError(f"two results would have one name: {', '.join(names)}; give each its own in `outputs`")
   return names
+
+
+@dataclass(frozen=True)
+class Added:
+  """A function of a `Model`.
+
+  Attributes:
+    fun: the JAX function.
+    arguments: its named arguments.
+    stateful: whether it takes the state between parameters and arguments.
+  """
+
+  fun: Callable[..., Any]
+  arguments: Arguments
+  stateful: bool = False

@@ -1,6 +1,6 @@
-"""Requests that wait at the same time run as one: TensorFlow's BatchFunction in front of a signature, inside the model.
+"""Batches concurrent requests inside the model, by TensorFlow's BatchFunction in front of a signature.
 
-Any server of the model then batches, TF Serving without --enable_batching too. The meaning of each option is that of TensorFlow's op:
+Every server of the model then batches, including TF Serving without --enable_batching. The options are those of TensorFlow's op:
 https://www.tensorflow.org/api_docs/python/tf/raw_ops/BatchFunction
 """
 
@@ -18,19 +18,30 @@ from .notation import Spec, variables
 
 @dataclass(frozen=True)
 class Batching:
-  """How requests are put together, along the first dimension of every input.
+  """How concurrent requests are batched, along the first dimension of every input.
 
   Attributes:
-    max_batch_size: rows that run together at most.
-    max_request_size: rows of a request at most, more are refused; 0: as many as max_batch_size. It may be larger, and requests are then
-      split, only with allowed_batch_sizes.
-    batch_timeout_micros: how long the first request waits for others, in microseconds.
-    num_batch_threads: how many batches run at once.
-    allowed_batch_sizes: a batch is padded to the next of these, whose last is max_batch_size; none: no padding.
-    max_enqueued_batches: with more waiting, requests are refused.
+    max_batch_size: the largest number of rows in a batch.
+    max_request_size: the largest number of rows in a request; larger requests are refused. 0 means max_batch_size. A larger value splits
+      requests, and needs allowed_batch_sizes.
+    batch_timeout_micros: how long the first request of a batch waits for others, in microseconds.
+    num_batch_threads: how many batches run concurrently.
+    allowed_batch_sizes: each batch is padded to the next of these sizes. They increase and end with max_batch_size. Empty: no padding.
+    max_enqueued_batches: how many batches may wait; requests beyond them are refused.
     low_priority_max_batch_size, low_priority_batch_timeout_micros, low_priority_allowed_batch_sizes, low_priority_max_enqueued_batches:
-      the same for requests that the server marks as of low priority.
-    mixed_priority_policy: what happens to both kinds together.
+      the same for requests that the server marks as low priority.
+    mixed_priority_policy: how requests of both priorities share a batch.
+
+  Raises:
+    ValueError: an option is below its minimum, or sizes contradict each other.
+
+  Examples:
+    >>> from jax2tf.converters import saved_model
+    >>> model = saved_model.Model({"w": 2.0})
+    >>> batching = saved_model.Batching(max_batch_size=64, batch_timeout_micros=500)
+    >>> model = model.add(lambda params, x: params["w"] * x, inputs={"x": "f32[b]"}, outputs=["y"], batching=batching)
+    >>> model.save("model").as_posix()
+    'model/1'
   """
 
   max_batch_size: int
@@ -61,11 +72,19 @@ class Batching:
         raise ValueError(f"{prefix}allowed_batch_sizes = {sizes} must grow, and end with {prefix}max_batch_size = {largest}")
 
   def batched(self, function: Any, name: str) -> Callable[..., dict[str, tf.Tensor]]:
-    """A tf.function of one input signature, tensors -> {name: tensor}, behind a queue called `name`."""
+    """Puts a queue in front of a function; requests that wait together are one batch.
+
+    Args:
+      function: a tf.function with one input signature, tensors -> {name: tensor}.
+      name: what the queue is called in the graph.
+
+    Returns:
+      a function of the same tensors, with the same results.
+    """
 
     def call(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
       concrete = function.get_concrete_function()
-      # To TensorFlow max_batch_size is that of a request once requests are split; what runs is then the last of allowed_batch_sizes.
+      # If requests are split, BatchFunction's max_batch_size limits a request; the last of allowed_batch_sizes then limits a batch.
       options = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
       del options["max_request_size"]
       options["max_batch_size"] = max(self.max_request_size, self.max_batch_size)
@@ -78,19 +97,19 @@ class Batching:
         enable_large_batch_splitting=self.max_request_size > self.max_batch_size,
         **options,
       )
-      names = sorted(concrete.structured_outputs)  # as TensorFlow orders the values of a dict
+      names = sorted(concrete.structured_outputs)  # TensorFlow sorts a dict by its keys
       return {output: tf.ensure_shape(y, like.shape) for output, y, like in zip(names, results, concrete.outputs, strict=True)}
 
     return call
 
 
 def check_rows(record: manifest.SignatureRecord, name: str) -> None:
-  """Raises ValueError for a signature whose rows cannot be put together: not every input and output begins with one and the same `b`."""
+  """Raises ValueError for a signature that cannot be batched: some input or output does not begin with the same `b`."""
   shapes: Mapping[str, str] = {**record.inputs, **record.outputs}
   sizes = {tensor: [str(d) for d in Spec.parse(spec).dims or ("",)] for tensor, spec in shapes.items()}
   found = {dims[0] for tensor, dims in sizes.items() if tensor not in record.passed_through}
   others = [d for dims in sizes.values() for d in dims[1:] if found.intersection(variables([d]))]
-  strange = [tensor for tensor in record.passed_through if sizes[tensor][0] != "?"]  # what TensorFlow alone sees has unknown sizes
+  strange = [tensor for tensor in record.passed_through if sizes[tensor][0] != "?"]  # inputs of TensorFlow functions have unknown sizes
   if len(found) != 1 or not next(iter(found)).isidentifier() or others or strange:
     listed = ", ".join(f"{tensor}: {spec}" for tensor, spec in shapes.items())
     raise ValueError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from jax2tf import _tf_compat, errors
 
 from .. import stages
 from . import manifest, optional, parameters, publish, serialized, warmup
-from .arguments import Arguments, Given, check_order, output_names, tensor_specs
+from .arguments import Added, Arguments, Given, check_order, output_names, tensor_specs
 from .batching import Batching, check_rows
 from .notation import Spec
 from .optional import Tensors
@@ -28,25 +27,34 @@ from .state import State
 class Model(tf.__internal__.tracking.AutoTrackable):
   """Parameters as tf.Variables, and functions of them: the builder of a SavedModel.
 
-  What is loaded from it is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): `__call__`, the function
-  added first, `variables` and `trainable_variables`. Variables that a function captures, by `jax2tf.call_tf`, are `captured_variables`, and
-  among the trainable ones if they are.
+  The result is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): it has `variables`, `trainable_variables` and
+  `__call__`, the first function added. `captured_variables` are those that a function captures through `jax2tf.call_tf`; trainable ones
+  are in `trainable_variables` too.
 
   Args:
-    params: a pytree of arrays; each becomes a tf.Variable named by its path, which shares the array's memory until one is written.
-    state: a pytree of arrays that the functions added with `stateful=True` share and change, typed keys too; each becomes a tf.Variable of
-      `state_variables`.
-    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; None for all but the
-      statistics of normalisations (`mean` beside `var`, `batch_stats/...`). Only floating point and complex parameters ever are.
-    stored_dtype: in which wider floating point parameters are kept, such as jnp.bfloat16: half the file and the memory. They are cast back
-      where they are used, so the model is the function of rounded parameters, and computes in its own dtypes.
-    polymorphic_constraints: conditions on dimension variables, such as "b <= 512", for the functions whose inputs have one of these.
-    with_gradient: whether TensorFlow may differentiate the loaded model.
-    idioms: as for `jax2tf.convert`: "exact", or "fused" to take TensorFlow's composite ops too.
+    params: a pytree of arrays. Each becomes a tf.Variable named by its path, which shares the array's memory until it is written.
+    state: a pytree of arrays, which may include typed keys. Functions added with `stateful=True` share and update it. Each array becomes a
+      tf.Variable in `state_variables`.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools. None trains all but the
+      statistics of normalisations (`mean` beside `var`, `batch_stats/...`). Only floating point and complex parameters are trainable.
+    stored_dtype: the dtype that stores wider floating point parameters, such as jnp.bfloat16, which halves float32's file and memory.
+      The model casts the rounded parameters back before use, and computes in its own dtypes.
+    polymorphic_constraints: conditions on dimension variables, such as "b <= 512". They apply to functions whose inputs have the variable.
+    with_gradient: whether TensorFlow can differentiate the loaded model.
+    gradient_orders: with a gradient, how many orders of derivatives the file holds. The loaded model raises for a higher order.
+    idioms: as for `jax2tf.convert`: "exact", "fused" to allow TensorFlow's composite ops too, or names of some.
 
   Raises:
-    ValueError: two leaves of one path; a state without leaves; a `trainable` that does not fit `params`; a `stored_dtype` that is no
-      floating point dtype.
+    TypeError: a leaf of `params` is not an array of numbers.
+    ValueError: two leaves have one path; `state` has no leaves; `trainable` does not fit `params`; `stored_dtype` is not a floating point
+      dtype.
+
+  Examples:
+    >>> import numpy as np
+    >>> from jax2tf.converters import saved_model
+    >>> model = saved_model.Model({"w": np.eye(2, dtype=np.float32)}, trainable=False)
+    >>> sorted(model.parameters), len(model.trainable_variables)
+    (['w'], 0)
   """
 
   def __init__(
@@ -58,18 +66,20 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     stored_dtype: Any = None,
     polymorphic_constraints: Sequence[str] = (),
     with_gradient: bool = False,
+    gradient_orders: int = 1,
     idioms: str = "exact",
   ):
     super().__init__()
     self._state = None if state is None else State(state)
     self._layout = _Untracked(parameters.Layout.of(params))
-    # Attributes, not properties, so that the loaded model has them; lists, for TensorFlow tracks no other pytrees.
+    # Attributes, because a loaded model has no properties; lists, because TensorFlow tracks no other pytrees.
     self.variables = parameters.variables(params, trainable, stored_dtype)
     self.trainable_variables = [variable for variable in self.variables if variable.trainable]
     self.captured_variables: list[tf.Variable] = []
     self.state_variables = self._state.variables if self._state else []
     self.regularization_losses: list[Any] = []
-    self._options = _Untracked((tuple(polymorphic_constraints), {"with_gradient": with_gradient, "idioms": idioms}))
+    options = {"with_gradient": with_gradient, "gradient_orders": gradient_orders, "idioms": idioms}
+    self._options = _Untracked((tuple(polymorphic_constraints), options))
     self._signatures = _Untracked({})
     self._records = _Untracked({})
     self._functions = _Untracked({})
@@ -77,7 +87,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
   @property
   def parameters(self) -> dict[str, tf.Variable]:
-    """{path in the tree of parameters: tf.Variable}."""
+    """{path of a parameter: tf.Variable}."""
     return dict(zip(self._layout.value.paths, self.variables, strict=True))
 
   @property
@@ -87,7 +97,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
   @property
   def records(self) -> dict[str, manifest.SignatureRecord]:
-    """{signature: what the manifest will say of it}."""
+    """{signature: its record in the manifest}."""
     return dict(self._records.value)
 
   @property
@@ -101,18 +111,23 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     return dict(self._functions.value)
 
   def values(self) -> Any:
-    """The tree of the parameters, as arrays of what the variables hold now, in the dtypes that the functions take."""
+    """The pytree of parameters as arrays: the current values of the variables, in the dtypes that the functions take."""
     layout = self._layout.value
     return layout.restored([v.numpy().astype(dtype, copy=False) for v, dtype in zip(self.variables, layout.dtypes, strict=True)])
 
   def state(self) -> Any:
-    """The tree of the state, as JAX arrays of what the variables hold now; None for a model without one."""
+    """The pytree of the state as JAX arrays: the current values of the variables. None for a model without state."""
     return self._state.layout.restored(self._state.stored()) if self._state else None
 
   @property
   def polymorphic_constraints(self) -> tuple[str, ...]:
     """The conditions on the dimension variables."""
     return self._options.value[0]
+
+  @property
+  def idioms(self) -> str:
+    """Those of all its functions, as for `jax2tf.convert`."""
+    return self._options.value[1]["idioms"]
 
   def add(
     self,
@@ -133,37 +148,38 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     stateful: bool = False,
     examples: bool = False,
   ) -> Model:
-    """Adds `fun(params, *inputs)`, which shares the parameters with the others.
+    """Adds `fun(params, *inputs)` as a signature. All functions share the parameters.
 
     Args:
       fun: a JAX function of the parameters and the inputs.
-      inputs: the names of the arguments after `params`, in their order, each with its dtype and shape in jaxpr notation, "f32[b,784]",
-        as a jax.ShapeDtypeStruct, or as a tree of these; a leaf of a tree is named by its path, `batch_ids`. Symbolic
-        dimensions become unknown sizes.
-      outputs: names for the leaves of the result, or {name: other name}; their paths in the result if not given.
-      signatures: the name of the signature, or several names for the same.
-      method: an attribute of the loaded model that calls the function on its arguments as they are, without processors; the first
+      inputs: {name: spec} for the arguments after `params`, in order. A spec is a dtype and shape in jaxpr notation, "f32[b,784]", a
+        jax.ShapeDtypeStruct, or a pytree of these. A leaf of a pytree is named by its path, `batch_ids`. Symbolic dimensions become None
+        in the signature.
+      outputs: names for the leaves of the result, or {path: name}. By default each is named by its path in the result.
+      signatures: the name of the signature, or several names for the same signature.
+      method: the name of an attribute of the loaded model that calls the function directly, without preprocess and postprocess. The first
         function added is also `__call__`.
-      input_names: {name: other name} for inputs.
-      defaults: values of inputs that a request may leave out. In a symbolic dimension a default has size 1, and is repeated to the
-        size that the other inputs have.
-      raw_inputs: inputs of the signature that `preprocess` takes, such as {"text": "string[b]"}; an input of `fun` that
-        `preprocess` does not make is an input of the signature under its own name and belongs here as well.
+      input_names: {name: other name}, to rename inputs.
+      defaults: {input: value} for inputs that a request may omit. A default has size 1 in each symbolic dimension, and is repeated to
+        the size of the other inputs.
+      raw_inputs: {name: spec} for the inputs of `preprocess`, such as {"text": "string[b]"}. Include each input of `fun` that
+        `preprocess` does not compute.
       preprocess: TensorFlow function {raw name: tensor} -> {input name: tensor}.
       postprocess: TensorFlow function {output name: tensor} -> {output name: tensor}.
-      pass_through: inputs of the signature that are returned as they are, such as {"id": "string[b]"}.
+      pass_through: {name: spec} for inputs that the signature returns unchanged, such as {"id": "string[b]"}.
       resources: lookup tables, assets and other trackables that the processors use.
-      batching: lets requests that wait at the same time run as one, in any server; for functions whose rows know nothing of each other.
-      stateful: whether `fun` is `fun(params, state, *inputs) -> (state, outputs)`: a call reads the state of the model, and keeps the new
-        one. Calls of all stateful signatures come one after the other, each from a whole state to a whole state.
-      examples: whether the signature takes serialized tf.train.Examples, "examples", with a feature for each of its inputs.
+      batching: batches concurrent requests, in any server. The rows of `fun` must be independent of each other.
+      stateful: whether `fun` is `fun(params, state, *inputs) -> (state, outputs)`. A call reads the model's state and stores the new one.
+        Calls of stateful signatures run one at a time.
+      examples: whether the signature takes serialized tf.train.Example protos, "examples", with one feature for each input.
 
     Returns:
       the model itself.
 
     Raises:
-      ValueError: specs, names, defaults, processors, batching or state that do not fit each other; a new state of another structure, or
-        with a leaf of another shape or dtype.
+      ValueError: specs, names, defaults, processors, batching or state do not fit each other; `fun` returns a state whose structure,
+        shapes or dtypes differ from the model's.
+      NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
     """
     state = self._checked_state(batching) if stateful else None
     constraints, options = self._options.value
@@ -189,7 +205,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       params = tree_util.tree_unflatten(layout.tree, leaves)
       return state.updated(lambda stored: converted(params, stored, *args)) if state else converted(params, *args)
 
-    # One function for signatures and methods: each holds the gradients of both orders.
+    # Signatures and methods share one function, because each function holds its gradients.
     call = tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
     specs = tensor_specs(raw_inputs) if raw_inputs is not None else arguments.specs()
     passed = tensor_specs(pass_through or {})
@@ -239,17 +255,20 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     if self._state is None:
       raise ValueError("stateful=True, and this model has no state; give it one: Model(params, state=...)")
     if batching:
-      raise ValueError("batching puts requests together, and a stateful signature takes one after the other; leave out one of the two")
+      raise ValueError("batching puts requests together, and a stateful signature runs them one by one; leave out one of the two")
     return self._state
 
   def add_reset(self, name: str = "reset") -> Model:
-    """Adds a signature without inputs that gives the state back what it is now; its output "reset" is the number of its arrays.
+    """Adds a signature without inputs that restores the state as it is now. Its output "reset", i32[], is the number of arrays.
+
+    Args:
+      name: the name of the signature.
 
     Returns:
       the model itself.
 
     Raises:
-      ValueError: the model has no state, or a signature of this name.
+      ValueError: the model has no state, or already has a signature of this name.
     """
     if self._state is None:
       raise ValueError("this model has no state that could be reset; give it one: Model(params, state=...)")
@@ -272,7 +291,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     postprocessed: bool,
     stateful: bool,
   ) -> None:
-    """What the manifest will say of the signatures; traces both functions, so that what is wrong with them is said here."""
+    """Records the signatures for the manifest. Tracing both functions here reports their errors early."""
     layout = self._layout.value
     dtypes = map(jax.dtypes.canonicalize_dtype, layout.dtypes)
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
@@ -299,17 +318,20 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     self._records.value.update(dict.fromkeys(names, record))
 
   def update(self, params: Any) -> None:
-    """Gives the parameters new values, without a new trace; all, or none. The state stays as it is.
+    """Assigns new values to all parameters, without a new trace. On an error it assigns none. The state is unchanged.
+
+    Args:
+      params: a pytree of arrays with the structure, shapes and dtypes of the first parameters.
 
     Raises:
-      ValueError: another tree, other shapes or dtypes; each difference by its path.
+      ValueError: the structure, a shape or a dtype differs. The message lists each difference by its path.
     """
     parameters.assign(self.parameters, params, self._layout.value.dtypes)
 
   def manifest(self) -> manifest.Manifest:
-    """What the SavedModel will say of itself."""
+    """The manifest that `save` writes."""
     paths = sorted(self.parameters)
-    # TF 2.21: NumPy cannot look at the memory of a scalar tensor of bfloat16 or float8.
+    # TF 2.21: NumPy cannot view the memory of a scalar tensor of bfloat16 or float8.
     values = [v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.__getitem__, paths)]
     return manifest.Manifest(
       signatures=self.records,
@@ -317,6 +339,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       parameters={path: str(Spec.of(value)) for path, value in zip(paths, values, strict=True)},
       weights=manifest.hash_of_arrays(parameters.with_progress(values, "hash of the parameters")),
       with_gradient=self._options.value[1]["with_gradient"],
+      idioms=self.idioms,
       state=self._state.specs() if self._state else {},
       state_values=manifest.hash_of_arrays(v.numpy() for v in self.state_variables) if self._state else "",
     )
@@ -324,28 +347,37 @@ class Model(tf.__internal__.tracking.AutoTrackable):
   def save(
     self, path: str | os.PathLike[str], *, version: int | None = None, overwrite: bool = False, warmup_requests: warmup.Requests = ()
   ) -> Path:
-    """Saves as `path/<version>/`, which TF Serving can watch: written beside its place and renamed into it, so never seen half written.
+    """Saves as `path/<version>/`. TF Serving can watch `path`: a version appears by a rename, once it is complete.
 
     Args:
       path: the model's directory, which holds its versions.
-      version: the number of the version; the next free one if not given.
-      overwrite: whether to replace a version that is there, in one step.
-      warmup_requests: what TF Serving runs before it takes requests: [{input name: array}], or {signature: [...]};
-        `warmup.from_specs(model)` makes some.
+      version: the number of the version. By default, the next free number.
+      overwrite: whether to replace an existing version, atomically.
+      warmup_requests: requests that TF Serving runs before the model is ready: [{input name: array}], or {signature: [...]}.
+        `warmup.from_specs(model)` generates some.
 
     Returns:
       the directory of the new version.
 
     Raises:
-      FileExistsError: the version is there already and `overwrite` is False.
-      ValueError: a version that is no whole number from 0 on; there is no signature, or none for the state; a warm-up request that does
-        not fit its signature, or that would change the state.
+      FileExistsError: the version exists and `overwrite` is False.
+      ModuleNotFoundError: warm-up requests need tensorflow-serving-api, which is not installed.
+      ValueError: `version` is not a whole number from 0 on; the model has no signature, or none that takes the state; a warm-up request
+        does not fit its signature, or would change the state.
+
+    Examples:
+      >>> import numpy as np
+      >>> from jax2tf.converters import saved_model
+      >>> model = saved_model.Model({"w": np.eye(2, dtype=np.float32)})
+      >>> model = model.add(lambda params, x: x @ params["w"], inputs={"x": "f32[b,2]"}, outputs=["y"])
+      >>> model.save("built").as_posix()
+      'built/1'
     """
     if not self._signatures.value:
       raise ValueError("the model has no function; add one with Model.add")
     if self._state and not any(added.stateful for added in self.functions.values()):
       raise ValueError("the model has a state, and no signature takes it: add(..., stateful=True), or leave out the state")
-    publish.check_version(Path(path), version, overwrite)  # before the work, and once more after it
+    publish.check_version(Path(path), version, overwrite)  # checked before the work; `publish` checks again after it
     requests = warmup.prepared(warmup_requests, self.signatures, [name for name, record in self.records.items() if record.stateful])
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=self._options.value[1]["with_gradient"])
     with stages.stage("save"), publish.beside(Path(path)) as written:
@@ -355,42 +387,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       return publish.publish(written, Path(path), version, overwrite)
 
 
-def save(
-  fun: Callable[..., Any],
-  params: Any,
-  path: str | os.PathLike[str],
-  *,
-  inputs: Mapping[str, Any],
-  outputs: Sequence[str] | Mapping[str, str] | None = None,
-  trainable: parameters.Trainable = None,
-  polymorphic_constraints: Sequence[str] = (),
-  with_gradient: bool = False,
-  idioms: str = "exact",
-  version: int | None = None,
-  overwrite: bool = False,
-  warmup_requests: warmup.Requests = (),
-) -> Path:
-  """Converts `fun(params, *inputs)` and saves it as `path/<version>/`.
-
-  Arguments, result and errors are those of `Model`, `Model.add` and `Model.save`.
-  """
-  publish.check_version(Path(path), version, overwrite)
-  model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, with_gradient=with_gradient, idioms=idioms)
-  model.add(fun, inputs=inputs, outputs=outputs)
-  return model.save(path, version=version, overwrite=overwrite, warmup_requests=warmup_requests)
-
-
-@dataclass(frozen=True)
-class Added:
-  """A function of a `Model`: the JAX function of the parameters, its named arguments, and whether it takes the state in front of these."""
-
-  fun: Callable[..., Any]
-  arguments: Arguments
-  stateful: bool = False
-
-
 class _Untracked:
-  """A value that TensorFlow's tracking does not look into."""
+  """A value that TensorFlow does not track."""
 
   def __init__(self, value: Any):
     self.value = value

@@ -1,7 +1,7 @@
 """Models of Flax, Haiku and Equinox by name: `from_flax_nnx(model, inputs=...)` and its like give a `Model`.
 
-Each library's model becomes one tree of arrays and a function `call(tree, *inputs) -> (tree, outputs)`. What a call changes is state; all
-else are parameters, of which only those are trainable that the library calls so. No library is imported before it is asked for.
+Each model becomes one pytree of arrays and a function `call(tree, *inputs) -> (tree, outputs)`. Arrays that a call changes are state; all
+others are parameters. A parameter is trainable if the library says so. Each library is imported on first use.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from jax import tree_util
 from .adapted import Whole, adapted
 from .builder import Model
 
-# Arguments that choose between training and inference, and whether True means training: of Flax, Haiku and Equinox models.
+# Arguments of Flax, Haiku and Equinox models that choose between training and inference, and whether True means training.
 _MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False, "inference": False}
 
-# Library: the module of its models, their class there, and the package to install.
+# Library: the module of its models, their classes there, the package to install, and the function that takes them.
 _LIBRARIES = {
-  "nnx": ("flax.nnx", ("Module",), "flax"),
-  "linen": ("flax.linen", ("Module",), "flax"),
-  "haiku": ("haiku", ("Transformed", "TransformedWithState"), "dm-haiku"),
-  "equinox": ("equinox", ("Module",), "equinox"),
+  "nnx": ("flax.nnx", ("Module",), "flax", "from_flax_nnx"),
+  "linen": ("flax.linen", ("Module",), "flax", "from_flax_linen"),
+  "haiku": ("haiku", ("Transformed", "TransformedWithState"), "dm-haiku", "from_haiku"),
+  "equinox": ("equinox", ("Module",), "equinox", "from_equinox"),
 }
-_NAMES = {"nnx": "from_flax_nnx", "linen": "from_flax_linen", "haiku": "from_haiku", "equinox": "from_equinox"}
 
 
 def from_flax_nnx(
@@ -41,24 +40,33 @@ def from_flax_nnx(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Model:
-  """A `Model` of a Flax nnx module, whose own arrays and modes stay as they are.
+  """A `Model` of a Flax nnx module. The arrays and modes of the module itself are unchanged.
 
   Args:
     model: a flax.nnx.Module. Its `nnx.Param`s are trainable.
-    inputs: as for `Model.add`: names for the arguments of the call, in order, such as {"x": "f32[b,784]"}.
-    training: whether the model runs in training mode, where BatchNorm updates its statistics and Dropout draws from its keys: what a call
-      changes is then the state of the saved model.
-    call: the method.
-    arguments: its other arguments, by name. `train`, `deterministic` and the like are set by `training`.
-    options: of `Model` and `Model.add`.
+    inputs: {name: spec} for the arguments of the call, in order, such as {"x": "f32[b,784]"}, as for `Model.add`.
+    training: whether the model runs in training mode. BatchNorm then updates its statistics and Dropout draws from its keys. The arrays
+      that a call changes become the state of the `Model`.
+    call: the method to convert.
+    arguments: {name: value} for its other arguments. `training` sets `train`, `deterministic` and similar arguments.
+    options: options of `Model` and `Model.add`.
 
   Returns:
-    a model with one signature; more can be added.
+    a `Model` with one signature, to which more can be added.
 
   Raises:
-    TypeError: another object than such a model.
+    TypeError: `model` is not a flax.nnx.Module.
     ImportError: Flax is not installed.
-    ValueError: as `Model.add`.
+    ValueError: as for `Model` and `Model.add`.
+    NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+
+  Examples:
+    >>> from flax import nnx
+    >>> from jax2tf.converters import saved_model
+    >>> net = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> model = saved_model.from_flax_nnx(net, inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> model.records["serving_default"].outputs
+    {'y': 'f32[b,3]'}
   """
   return _built(nnx(model, training=training, call=call, arguments=arguments), inputs, options)
 
@@ -79,12 +87,25 @@ def from_flax_linen(
 
   Args:
     module: a flax.linen.Module.
-    variables: what `module.init` gives, {"params": ..., "batch_stats": ...}; the collection `params` is trainable.
+    variables: the result of `module.init`, {"params": ..., "batch_stats": ...}. The collection `params` is trainable.
     inputs, training, call, arguments, options: as for `from_flax_nnx`.
-    rngs: keys by name, such as {"dropout": jax.random.key(0)}; each call splits them, so they are state.
-    mutable: the collections that a call may change; by default all but `params` in training, and none in inference.
+    rngs: {name: key}, such as {"dropout": jax.random.key(0)}. Each call splits the keys, so they are state.
+    mutable: the collections that a call may change. By default all but `params` in training, and none in inference.
 
-  Returns, raises: as `from_flax_nnx`.
+  Returns:
+    as `from_flax_nnx`.
+
+  Raises:
+    TypeError, ImportError, ValueError, NotImplementedError: as `from_flax_nnx`.
+
+  Examples:
+    >>> import flax.linen as nn, jax, jax.numpy as jnp
+    >>> from jax2tf.converters import saved_model
+    >>> module = nn.Dense(3)
+    >>> variables = module.init(jax.random.key(0), jnp.zeros((1, 2)))
+    >>> model = saved_model.from_flax_linen(module, variables, inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> model.records["serving_default"].outputs
+    {'y': 'f32[b,3]'}
   """
   return _built(linen(module, variables, training=training, rngs=rngs, mutable=mutable, call=call, arguments=arguments), inputs, options)
 
@@ -103,12 +124,25 @@ def from_haiku(
   """A `Model` of a Haiku transform.
 
   Args:
-    transformed: what `hk.transform` or `hk.transform_with_state` gives; `hk.without_apply_rng` is not needed.
-    params, state: what its `init` gives.
+    transformed: the result of `hk.transform` or `hk.transform_with_state`. `hk.without_apply_rng` is not needed.
+    params, state: the result of its `init`.
     inputs, training, arguments, options: as for `from_flax_nnx`.
-    rng: a key if the model draws random numbers; each call splits it, so it is state.
+    rng: a key if the model draws random numbers. Each call splits it, so it is state.
 
-  Returns, raises: as `from_flax_nnx`.
+  Returns:
+    as `from_flax_nnx`.
+
+  Raises:
+    TypeError, ImportError, ValueError, NotImplementedError: as `from_flax_nnx`.
+
+  Examples:
+    >>> import haiku as hk, jax, jax.numpy as jnp
+    >>> from jax2tf.converters import saved_model
+    >>> transformed = hk.transform(lambda x: hk.Linear(3)(x))
+    >>> params = transformed.init(jax.random.key(0), jnp.zeros((1, 2)))
+    >>> model = saved_model.from_haiku(transformed, params, inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> model.records["serving_default"].outputs
+    {'y': 'f32[b,3]'}
   """
   return _built(haiku(transformed, params, state, training=training, rng=rng, arguments=arguments), inputs, options)
 
@@ -128,14 +162,26 @@ def from_equinox(
   """A `Model` of an Equinox module.
 
   Args:
-    model: an equinox.Module; its floating point arrays are trainable.
-    state: the equinox.nn.State of `eqx.nn.make_with_state`, which the model takes behind its inputs and returns beside its output.
+    model: an equinox.Module. Its floating point arrays are trainable.
+    state: the equinox.nn.State of `eqx.nn.make_with_state`. The model takes it after the inputs and returns (output, state).
     inputs, training, call, arguments, options: as for `from_flax_nnx`.
-    rng: a key that the model takes as `key`; each call splits it, so it is state.
-    batched: whether the inputs are batches of what the model takes: it is mapped over their dimension 0, by `jax.vmap` with the axis
-      name "batch".
+    rng: a key that the model takes as `key`. Each call splits it, so it is state.
+    batched: whether the inputs have a batch dimension that the model does not take. `jax.vmap` then maps the model over dimension 0,
+      with the axis name "batch".
 
-  Returns, raises: as `from_flax_nnx`.
+  Returns:
+    as `from_flax_nnx`.
+
+  Raises:
+    TypeError, ImportError, ValueError, NotImplementedError: as `from_flax_nnx`.
+
+  Examples:
+    >>> import equinox as eqx, jax
+    >>> from jax2tf.converters import saved_model
+    >>> net = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+    >>> model = saved_model.from_equinox(net, inputs={"x": "f32[b,2]"}, outputs=["y"], batched=True)
+    >>> model.records["serving_default"].outputs
+    {'y': 'f32[b,3]'}
   """
   whole = equinox(model, state, training=training, rng=rng, batched=batched, call=call, arguments=arguments)
   return _built(whole, inputs, options)
@@ -144,11 +190,11 @@ def from_equinox(
 def nnx(model: Any, *, training: bool = False, call: str = "__call__", arguments: Mapping[str, Any] | None = None) -> Whole:
   """A Flax nnx module as a function of its arrays."""
   flax_nnx = _checked("nnx", model)
-  model = flax_nnx.clone(model)  # whose modes are its own
+  model = flax_nnx.clone(model)  # the modes are attributes of the copy
   (model.train if training else model.eval)()
   graph, variables = flax_nnx.split(model)
   trainable = _paths_of(flax_nnx, variables, flax_nnx.Param)
-  drawn = set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)  # a recurrent cell draws one for zeros
+  drawn = set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)  # a recurrent cell draws a key for its zeros
   given = _given(getattr(model, call), training, arguments)
 
   def whole(tree: Any, *inputs: Any) -> Any:
@@ -254,19 +300,19 @@ def equinox(
 
 
 def library_of(model: Any) -> str | None:
-  """The library whose model it is; None for anything else. Imports nothing."""
+  """The name of the library that defines the model, or None. Imports no library."""
   return next((name for name, (module, *_) in _LIBRARIES.items() if module in sys.modules and _is_of(name, model)), None)
 
 
 def _is_of(library: str, model: Any) -> bool:
-  module, classes, _ = _LIBRARIES[library]
+  module, classes, *_ = _LIBRARIES[library]
   found = importlib.import_module(module)
   return isinstance(model, tuple(getattr(found, name) for name in classes))
 
 
 def _checked(library: str, model: Any) -> Any:
-  """The module of a library, whose model this is."""
-  module, classes, package = _LIBRARIES[library]
+  """Imports the library, and checks that this is one of its models."""
+  module, classes, package, function = _LIBRARIES[library]
   try:
     found = importlib.import_module(module)
   except ImportError as error:
@@ -274,13 +320,13 @@ def _checked(library: str, model: Any) -> Any:
   if not _is_of(library, model):
     what = f"a class, {model.__name__}; make one" if isinstance(model, type) else f"of type {type(model).__name__}"
     other = library_of(model)
-    advice = f", which is a model of {other}; use {_NAMES[other]}" if other else ""
-    raise TypeError(f"{_NAMES[library]} takes a {module}.{classes[0]}, and this is {what}{advice}")
+    advice = f", which is a model of {other}; use {_LIBRARIES[other][-1]}" if other else ""
+    raise TypeError(f"{function} takes a {module}.{classes[0]}, and this is {what}{advice}")
   return found
 
 
 def _given(call: Callable[..., Any], training: bool, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-  """The keyword arguments of a call: those given, and its mode."""
+  """The keyword arguments of a call: `arguments`, and those that set the mode."""
   modes = {name: training == means for name, means in _MODES.items() if name in inspect.signature(call).parameters}
   return modes | dict(arguments or {})
 
@@ -301,12 +347,12 @@ def _paths_of(flax_nnx: Any, variables: Any, kind: type) -> set[str]:
 
 
 def _like(tree: Any, after: Any) -> Any:
-  """What is left of nested dicts without what a call added, such as what it sowed."""
+  """Nested dicts without the entries that a call added, such as sown values."""
   return {name: _like(value, after[name]) for name, value in tree.items()} if isinstance(tree, Mapping) else after
 
 
 def _built(whole: Whole, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Model:
-  of_model = {"trainable", "stored_dtype", "polymorphic_constraints", "with_gradient", "idioms"}
+  of_model = {"trainable", "stored_dtype", "polymorphic_constraints", "with_gradient", "gradient_orders", "idioms"}
   found = adapted(whole, inputs, options.get("polymorphic_constraints", ()))
   settings = {"trainable": found.trainable} | {name: value for name, value in options.items() if name in of_model}
   model = Model(found.params, state=found.state, **settings)

@@ -1,6 +1,6 @@
-"""What a SavedModel of ours says of itself: `assets.extra/jax2tf.json`.
+"""The manifest of a SavedModel: `assets.extra/jax2tf.json`, plain JSON.
 
-TensorFlow keeps `assets.extra/` as it is and never reads it; the file is plain JSON.
+TensorFlow keeps `assets.extra/` unchanged and never reads it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+__all__ = ["Manifest", "SignatureRecord", "read"]
 
 FILE = Path("assets.extra", "jax2tf.json")
 _FORMAT = 1
@@ -38,14 +40,14 @@ class SignatureRecord:
   """One signature.
 
   Attributes:
-    inputs: name -> dtype and shape in jaxpr notation, "f32[b,784]"; tensors that only TensorFlow sees as "string[?]".
+    inputs: {name: dtype and shape in jaxpr notation}, "f32[b,784]". Inputs of TensorFlow functions are "string[?]".
     outputs: the same for the results.
-    defaults: names of the inputs that may be left out.
-    passed_through: names of the inputs that are returned as they are.
-    jaxpr: SHA-256 of the text of the jaxpr, without the user's lines.
-    preprocessed, postprocessed: whether TensorFlow functions stand before and after the JAX function.
+    defaults: names of the inputs that a request may omit.
+    passed_through: names of the inputs that the signature returns unchanged.
+    jaxpr: SHA-256 of the text of the jaxpr, without source lines.
+    preprocessed, postprocessed: whether TensorFlow functions run before and after the JAX function.
     stateful: whether a call reads and changes the state.
-    resets: whether all it does is to give the state back its first values.
+    resets: whether it only restores the initial state.
   """
 
   inputs: Mapping[str, str]
@@ -60,24 +62,25 @@ class SignatureRecord:
 
   @property
   def own_inputs(self) -> list[str]:
-    """Names of the inputs that the function takes: those that are not passed through."""
+    """Names of the inputs that the function takes, without those passed through."""
     return [name for name in self.inputs if name not in self.passed_through]
 
 
 @dataclass(frozen=True)
 class Manifest:
-  """All that is recorded.
+  """The contents of the manifest.
 
   Attributes:
-    signatures: by name.
-    constraints: on the dimension variables, as given to `convert`.
-    parameters: path -> dtype and shape in jaxpr notation.
-    weights: SHA-256 of the values of the parameters, in the order of their paths.
+    signatures: {name: record}.
+    constraints: conditions on the dimension variables, as given to `convert`.
+    parameters: {path: dtype and shape in jaxpr notation}.
+    weights: SHA-256 of the values of the parameters, in order of their paths.
     with_gradient: whether the loaded model has derivatives.
-    state: path -> dtype and shape of the arrays that the model remembers, as they are stored.
-    state_values: SHA-256 of their values; empty without a state.
-    created: UTC, ISO 8601.
-    versions: of Python and of the packages that made the model.
+    idioms: as for `jax2tf.convert`.
+    state: {path: dtype and shape in jaxpr notation} of the state, as stored.
+    state_values: SHA-256 of the values of the state; empty without one.
+    created: time of creation, UTC, ISO 8601.
+    versions: {package: version} of Python and of the packages that made the model.
   """
 
   signatures: Mapping[str, SignatureRecord]
@@ -85,13 +88,18 @@ class Manifest:
   parameters: Mapping[str, str]
   weights: str
   with_gradient: bool
+  idioms: str = "exact"
   state: Mapping[str, str] = field(default_factory=dict)
   state_values: str = ""
   created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
   versions: Mapping[str, str] = field(default_factory=_versions)
 
   def write(self, directory: Path) -> None:
-    """Writes the file into a SavedModel."""
+    """Writes the file into a SavedModel.
+
+    Args:
+      directory: of the SavedModel.
+    """
     file = directory / FILE
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps({"format": _FORMAT} | asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -100,9 +108,24 @@ class Manifest:
 def read(directory: Path) -> Manifest:
   """The manifest of a SavedModel.
 
+  Args:
+    directory: the directory of one version.
+
+  Returns:
+    the manifest that `Model.save` wrote.
+
   Raises:
-    FileNotFoundError: the directory is no SavedModel of ours.
-    ValueError: the manifest is of a newer format, or damaged.
+    FileNotFoundError: `jax2tf.converters.saved_model` did not save this directory.
+    ValueError: the manifest has a newer format, or is damaged.
+
+  Examples:
+    >>> import numpy as np
+    >>> from jax2tf.converters import saved_model
+    >>> from jax2tf.converters.saved_model import manifest
+    >>> w = np.eye(2, dtype=np.float32)
+    >>> path = saved_model.save(lambda w, x: x @ w, w, "described", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> manifest.read(path).signatures["serving_default"].outputs
+    {'y': 'f32[b,2]'}
   """
   file = directory / FILE
   if not file.exists():
@@ -118,7 +141,7 @@ def read(directory: Path) -> Manifest:
 
 
 def hash_of_arrays(arrays: Iterable[Any]) -> str:
-  """SHA-256 of the bytes of these arrays, without a copy of any."""
+  """SHA-256 of the bytes of these arrays, without copies."""
   digest = hashlib.sha256()
   for array in arrays:
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -126,9 +149,9 @@ def hash_of_arrays(arrays: Iterable[Any]) -> str:
 
 
 def hash_of_jaxpr(jaxpr: Any) -> str:
-  """SHA-256 of the text of a jaxpr, without what changes from run to run."""
+  """SHA-256 of the text of a jaxpr, without parts that change from run to run."""
   try:
     text = str(jaxpr)
-  except KeyError:  # JAX 0.12 cannot print an equation that was bound without out_dtype, as by lax.mul_p.bind(x, y)
+  except KeyError:  # JAX 0.12 cannot print an equation that was bound without out_dtype, for example by lax.mul_p.bind(x, y)
     text = "\n".join(f"{eqn.primitive} {[str(v.aval) for v in (*eqn.invars, *eqn.outvars)]}" for eqn in jaxpr.eqns)
   return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", text).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Dtypes and shapes as jaxprs write them: `f32[b,max(a, 2)]`. Nothing else in the project reads or writes this notation."""
+"""Dtypes and shapes in jaxpr notation: `f32[b,max(a, 2)]`. Only this module reads or writes the notation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Spec:
   """A dtype and a shape.
 
   Attributes:
-    dtype: NumPy's; that of objects for TensorFlow's strings.
-    dims: each a size, an expression such as "2*b + 1", or "?" for a size that is not known; None if not even their number is.
+    dtype: a NumPy dtype; the object dtype stands for TensorFlow's strings.
+    dims: a size, an expression such as "2*b + 1", or "?" for an unknown size, for each dimension; None if the rank is unknown.
   """
 
   dtype: np.dtype[Any]
@@ -32,10 +32,10 @@ class Spec:
 
   @classmethod
   def parse(cls, text: str, what: str = "it") -> Spec:
-    """From "f32[b,784]"; the error says `what` should be written so.
+    """Parses "f32[b,784]". The error message begins with `what`.
 
     Raises:
-      ValueError: it is not `dtype[dims]`.
+      ValueError: the text is not `dtype[dims]`.
     """
     match = _NOTATION.fullmatch(text)
     try:
@@ -47,7 +47,7 @@ class Spec:
 
   @classmethod
   def of(cls, array: Any) -> Spec:
-    """Of anything that has a shape and a dtype."""
+    """The spec of anything with a shape and a dtype."""
     if not isinstance(array.shape, tf.TensorShape):
       return cls(np.dtype(array.dtype), tuple(int(d) if isinstance(d, int | np.integer) else str(d) for d in array.shape))
     dtype = np.dtype(array.dtype.as_numpy_dtype)
@@ -63,11 +63,11 @@ class Spec:
 
   @property
   def sizes(self) -> tuple[int | None, ...] | None:
-    """As TensorFlow has them: what is no number is not known."""
+    """The sizes for TensorFlow: dimensions that are not numbers become None."""
     return None if self.dims is None else tuple(d if isinstance(d, int) else None for d in self.dims)
 
   def tensor(self, name: str) -> tf.TensorSpec:
-    """TensorFlow's type of a tensor of this name."""
+    """The tf.TensorSpec of this name."""
     return tf.TensorSpec(self.sizes, tf.string if self.is_string else self.dtype, name)
 
 
@@ -76,13 +76,13 @@ def _dtype(name: str) -> np.dtype[Any]:
     return _STRING
   full = re.sub(r"([iuc]|b?f)(?=\d+)", lambda m: _KINDS[m[1]], name)
   dtype = jnp.dtype(full)
-  if dtype.name != full:  # "float" would be one of 64 bits
+  if dtype.name != full:  # NumPy reads "float" as float64
     raise TypeError
   return dtype
 
 
 def _dims(text: str) -> tuple[int | str, ...] | None:
-  """b, max(a, 2) -> ("b", "max(a, 2)"); only a comma outside of parentheses parts two."""
+  """b, max(a, 2) -> ("b", "max(a, 2)"). Commas inside parentheses do not separate dimensions."""
   if text.strip() == "...":
     return None
   found, depth = [""], 0
@@ -93,7 +93,7 @@ def _dims(text: str) -> tuple[int | str, ...] | None:
     else:
       found[-1] += letter
   dims = [dim.strip() for dim in found]
-  if not dims[-1]:  # of no dimension, or behind a last comma
+  if not dims[-1]:  # no dimensions, or a trailing comma
     dims.pop()
   if not all(dims):
     raise TypeError
@@ -104,14 +104,14 @@ def dimensions(specs: Mapping[str, str]) -> list[str]:
   """The dimension variables of these inputs.
 
   Raises:
-    ValueError: one is not `dtype[dims]`.
+    ValueError: a spec is not `dtype[dims]`.
   """
   parsed = [Spec.parse(text, f"input {name!r}") for name, text in specs.items()]
   return variables(str(dim) for spec in parsed for dim in spec.dims or ())
 
 
 def check_constraint(text: str, known: Sequence[str]) -> None:
-  """Raises ValueError for what is no condition on the `known` dimension variables."""
+  """Raises ValueError if the text is not a condition on the `known` dimension variables."""
   try:
     export.SymbolicScope([text])
   except ValueError as error:
@@ -123,5 +123,5 @@ def check_constraint(text: str, known: Sequence[str]) -> None:
 
 
 def variables(texts: Iterable[str]) -> list[str]:
-  """The names in expressions of dimensions, without those of functions: "floordiv(b, 2)" -> b."""
+  """The variables in expressions of dimensions, without function names: "floordiv(b, 2)" -> b."""
   return sorted({name for text in texts for name in re.findall(r"\b[A-Za-z_]\w*\b(?!\s*\()", text)})

@@ -1,4 +1,4 @@
-"""Inputs that a request may leave out: their defaults, and the sizes that these take."""
+"""Optional inputs of a signature: their defaults, and the sizes of these."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensors = dict[str, tf.Tensor]
 
 
 def named(serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping[str, tf.Tensor]) -> Callable[..., Tensors]:
-  """`serve` with named arguments; TensorFlow makes the defaults of the signature from those of its arguments, which come last."""
+  """`serve` with named arguments. TensorFlow takes the signature's defaults from the function's, whose arguments come last."""
   kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
   parameters = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
 
@@ -27,7 +27,7 @@ def named(serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping
 
 
 def defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments) -> dict[str, tf.Tensor]:
-  """The defaults as tensors of their specs, and these specs moved to the end, as Python wants them."""
+  """The defaults as tensors of their specs. Moves these specs to the end, because Python's optional arguments come last."""
   found = {}
   for name, value in given.items():
     if name not in specs:
@@ -45,7 +45,7 @@ def defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], argument
 
 
 def repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
-  """An optional input, in each symbolic dimension as long as the others have it."""
+  """Repeats an optional input along each symbolic dimension, to the size of the other inputs."""
   avals = dict(zip(arguments.names, arguments.avals, strict=True))
   if name not in avals:
     return given[name]

@@ -1,4 +1,4 @@
-"""A tree of arrays as tf.Variables named by their paths, without a copy of any."""
+"""A pytree of arrays as tf.Variables named by their paths, without copies."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .notation import Spec
 
 Trainable = bool | Callable[[str], bool] | Any | None
 
-# Below this many bytes nobody waits for a progress bar.
+# In bytes. Smaller models take too little time for a progress bar.
 _LARGE = 200 * 2**20
 
 
 @dataclass(frozen=True)
 class Layout:
-  """The structure of a tree of parameters, and how its leaves are stored: typed keys as their words, all else as it is.
+  """The structure of a pytree of parameters, and how its leaves are stored: typed keys as their words, others unchanged.
 
   Attributes:
-    tree: the structure.
-    paths: of the leaves, "encoder/0/kernel".
-    dtypes: of the leaves as they are stored, and as the functions take them.
-    keys: the implementation of each leaf that is a typed key, None for the others.
+    tree: the treedef.
+    paths: the path of each leaf, "encoder/0/kernel".
+    dtypes: the dtype in which the functions take each leaf; a typed key counts as its words.
+    keys: the implementation of each leaf that is a typed key, None for others.
   """
 
   tree: Any
@@ -41,43 +41,57 @@ class Layout:
 
   @classmethod
   def of(cls, params: Any) -> Layout:
-    """Of a tree of arrays.
+    """The layout of a pytree of arrays.
 
     Raises:
-      TypeError: a leaf that is no array of numbers; with its path.
-      ValueError: two leaves of one path.
+      TypeError: a leaf is not an array of numbers. The message has its path.
+      ValueError: two leaves have one path.
     """
     leaves, tree = tree_util.tree_flatten(params)
     dtypes = tuple(_dtype(*item) for item in zip(leaf_names(params, "/"), leaves, strict=True))
-    return cls(tree, tuple(paths(params)), dtypes, tuple(jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves))
+    return cls(tree, tuple(paths(params)), dtypes, tuple(map(key_of, leaves)))
 
   def restored(self, stored: Sequence[Any]) -> Any:
-    """The tree of stored leaves."""
-    return tree_util.tree_unflatten(self.tree, [_wrapped(*item) for item in zip(stored, self.keys, strict=True)])
+    """Rebuilds the pytree from stored leaves."""
+    return tree_util.tree_unflatten(self.tree, [wrapped(*item) for item in zip(stored, self.keys, strict=True)])
 
   def of_stored(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun(params, ...)` as a function of the parameters as they are stored."""
+    """`fun(params, ...)` as a function of the stored parameters."""
     if not any(self.keys):
       return fun
     return functools.wraps(fun)(lambda params, *rest: fun(self.restored(tree_util.tree_leaves(params)), *rest))
 
 
 def is_key(leaf: Any) -> bool:
-  """Whether it is an array of typed keys."""
+  """Whether the leaf is an array of typed keys."""
   return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def words(leaf: Any) -> Any:
-  """An array of numbers: typed keys as their words."""
+  """The leaf as an array of numbers: typed keys become their words, Python numbers arrays of JAX's default dtype."""
+  if type(leaf) in (bool, int, float, complex):
+    return np.asarray(jax.numpy.asarray(leaf))
   return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
-def _wrapped(stored: Any, key: Any) -> Any:
+def key_of(leaf: Any) -> Any:
+  """The implementation of an array of typed keys; None for other arrays."""
+  return jax.random.key_impl(leaf) if is_key(leaf) else None
+
+
+def wrapped(stored: Any, key: Any) -> Any:
+  """The inverse of `words`. `key` is the result of `key_of`."""
   return stored if key is None else jax.random.wrap_key_data(stored, impl=key)
 
 
 def _dtype(path: str, leaf: Any) -> np.dtype[Any]:
-  if (dtype := np.asarray(words(leaf)).dtype).kind in "OSUMm":
+  try:
+    dtype = np.asarray(words(leaf)).dtype
+  except OverflowError:
+    raise ValueError(
+      f"params: the leaf {path or 'itself'!r} = {leaf} does not fit JAX's int32; set jax_enable_x64, or pass an array"
+    ) from None
+  if dtype.kind in "OSUMm":
     raise TypeError(
       f"params: the leaf {path or 'itself'!r} is {type(leaf).__name__}, {str(leaf)[:40]!r}, and a tf.Variable holds arrays of numbers; "
       "leave it out, or close the function over it"
@@ -86,10 +100,10 @@ def _dtype(path: str, leaf: Any) -> np.dtype[Any]:
 
 
 def paths(params: Any, whole: str = "parameters") -> list[str]:
-  """Of the leaves, "encoder/0/kernel"; a tree that is one leaf is `whole`.
+  """The path of each leaf, "encoder/0/kernel". A pytree that is a single leaf has the path `whole`.
 
   Raises:
-    ValueError: two leaves have one path, as those of {"a": {"b": x}, "a/b": y}.
+    ValueError: two leaves have one path, as in {"a": {"b": x}, "a/b": y}.
   """
   found = [name or whole for name in leaf_names(params, "/")]
   if len(set(found)) != len(found):
@@ -101,19 +115,19 @@ def paths(params: Any, whole: str = "parameters") -> list[str]:
 
 
 def scope(path: str) -> str:
-  """The path as TensorFlow can name an op of a saved graph: Haiku's `mlp/~/linear/w` is `mlp/_/linear/w`."""
+  """The path as a valid name of an op in a saved graph: Haiku's `mlp/~/linear/w` becomes `mlp/_/linear/w`."""
   name = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", path)
   return name if re.match(r"[A-Za-z0-9.]", name) else f".{name}"
 
 
 def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> list[tf.Variable]:
-  """One for each leaf, in order.
+  """One tf.Variable for each leaf, in order.
 
   Args:
-    params: a pytree of arrays, of any dtypes that TensorFlow has.
-    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools; None for all but the
-      statistics of normalisations. Only floating point and complex leaves ever are.
-    stored_dtype: in which wider floating point leaves are kept.
+    params: a pytree of arrays, of dtypes that TensorFlow has.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools. None trains all but the
+      statistics of normalisations. Only floating point and complex leaves are trainable.
+    stored_dtype: the dtype that stores wider floating point leaves.
   """
   if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
     raise ValueError(f"stored_dtype = {stored_dtype!r} is no floating point dtype; give jnp.bfloat16 or jnp.float16")
@@ -132,8 +146,8 @@ def variable(path: str, array: Any, *, trainable: bool) -> tf.Variable:
 
 
 def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
-  """The arrays, behind a progress bar in bytes if they are large."""
-  sizes = [np.asarray(a).nbytes for a in arrays]  # NumPy looks at the memory of JAX and TensorFlow, no copy
+  """Iterates over the arrays, with a progress bar in bytes if they are large."""
+  sizes = [np.asarray(a).nbytes for a in arrays]  # NumPy views the memory of JAX and TensorFlow without a copy
   with tqdm.tqdm(total=sum(sizes), unit="B", unit_scale=True, desc=what, disable=sum(sizes) < _LARGE) as report:
     for array, size in zip(arrays, sizes, strict=True):
       yield array
@@ -141,7 +155,7 @@ def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
 
 
 def _shared(leaf: Any) -> Any:
-  """The array as a tensor of the same memory; TensorFlow copies before it writes, for the memory is not its own."""
+  """The array as a tensor that shares its memory. TensorFlow does not own the memory, so it copies before it writes."""
   if (
     isinstance(leaf, jax.Array)
     and leaf.is_fully_addressable
@@ -151,7 +165,7 @@ def _shared(leaf: Any) -> Any:
     try:
       return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
     except (BufferError, RuntimeError, ValueError, TypeError, tf.errors.OpError):
-      pass  # a dtype that DLPack does not have, such as float8
+      pass  # DLPack lacks some dtypes, such as float8
   return np.asarray(leaf)
 
 
@@ -162,10 +176,10 @@ def _narrowed(leaf: Any, stored: Any) -> Any:
 
 
 def flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool]:
-  """Whether each leaf is trained: as `trainable` says, of those with derivatives.
+  """Whether each leaf is trainable: `trainable` says so, and the dtype has derivatives.
 
   Raises:
-    ValueError: a tree of bools that is no prefix of the parameters.
+    ValueError: `trainable` is not a pytree prefix of the parameters.
   """
   inexact = [bool(jax.numpy.issubdtype(np.asarray(words(leaf)).dtype, np.inexact)) for leaf in tree_util.tree_leaves(params)]
   return [bool(flag) and is_inexact for flag, is_inexact in zip(_spread(params, names, trainable), inexact, strict=True)]
@@ -188,28 +202,28 @@ def _spread(params: Any, names: Sequence[str], trainable: Trainable) -> list[Any
   return tree_util.tree_leaves(spread)
 
 
-# What Flax, Haiku and Keras call the two statistics that a BatchNorm keeps.
+# Names of the two statistics of a BatchNorm in Flax, Haiku and Keras.
 _MEANS = {"mean": ("var",), "running_mean": ("running_var",), "moving_mean": ("moving_variance", "moving_var")}
 _VARIANCES = {variance: (mean,) for mean, variances in _MEANS.items() for variance in variances}
 
 
 def is_statistic(path: str, paths: Collection[str]) -> bool:
-  """Whether a leaf is a statistic of a normalisation by its path: `batch_stats/...`, `mean` beside `var`, Haiku's `mean_ema/average`."""
+  """Whether the path of a leaf is that of a normalisation statistic: `batch_stats/...`, `mean` beside `var`, `mean_ema/average`."""
   *folders, name = path.split("/")
   others = _MEANS.get(name, ()) + _VARIANCES.get(name, ())
   return not {"batch_stats", "mean_ema", "var_ema"}.isdisjoint(folders) or any("/".join([*folders, other]) in paths for other in others)
 
 
 def assign(targets: Mapping[str, tf.Variable], params: Any, taken: Sequence[Any]) -> None:
-  """Gives the variables new values, all or none.
+  """Assigns new values to the variables. On an error it assigns none.
 
   Args:
     targets: {path: variable}, in the order of the leaves.
-    params: the new tree.
-    taken: the dtypes of the leaves that the functions take; a variable may keep a narrower one.
+    params: the new pytree.
+    taken: the dtypes in which the functions take the leaves; a variable may have a narrower one.
 
   Raises:
-    ValueError: paths, shapes or dtypes differ; each difference by name.
+    ValueError: paths, shapes or dtypes differ. The message lists each difference by path.
   """
   new = dict(zip(paths(params), map(words, tree_util.tree_leaves(params)), strict=True))
   differences = [f"  {name}: not in the model" for name in new.keys() - targets.keys()]

@@ -1,4 +1,4 @@
-"""Directories that appear all at once: written beside their place, then renamed into it."""
+"""Atomic publication of directories: written under a temporary name beside their target, then renamed."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import Any
 from google.protobuf import message
 from tensorflow.core.protobuf import saved_model_pb2
 
-# linux/fs.h: swap two paths in one step.
+# linux/fs.h: swap two paths atomically.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextlib.contextmanager
 def beside(directory: Path) -> Iterator[Path]:
-  """A place in `directory` under a name that no server takes for a version; gone at the end. Those of killed processes go first.
+  """A temporary place in `directory`, removed at the end. Servers do not take its name for a version.
 
-  Where nothing was written, a `directory` that was not there is gone too, and so are the folders above it.
+  First removes places that killed processes left. If nothing was published, also removes the folders that this call made.
   """
   new = [folder for folder in (directory, *directory.parents) if not folder.exists()]
   directory.mkdir(parents=True, exist_ok=True)
   for place in directory.glob(f"{_PREFIX}*"):
-    if (lock := _lock(place, wait=False)) is not None:  # nobody writes there any more
+    if (lock := _lock(place, wait=False)) is not None:  # its process has ended
       shutil.rmtree(place, ignore_errors=True)
       os.close(lock)
   while True:
     place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
     lock = _lock(place, wait=True)
-    if place.exists():  # else somebody took it for left behind before it was locked
+    if place.exists():  # otherwise another process removed it before it was locked
       break
   try:
     yield place / "model"
@@ -42,7 +42,7 @@ def beside(directory: Path) -> Iterator[Path]:
     shutil.rmtree(place, ignore_errors=True)
     if lock is not None:
       os.close(lock)
-    with contextlib.suppress(OSError):  # there is a version in it
+    with contextlib.suppress(OSError):  # it holds a version
       for folder in new:
         folder.rmdir()
 
@@ -51,7 +51,7 @@ _PREFIX = ".saving-"
 
 
 def _lock(place: Path, *, wait: bool) -> int | None:
-  """A lock on a directory, which the system takes back when the process dies; None where another has it, or there are none."""
+  """A lock on a directory, which the system releases when the process ends. None if it is taken, or not available here."""
   try:
     import fcntl  # noqa: PLC0415  (Windows has none)
 
@@ -67,10 +67,10 @@ def _lock(place: Path, *, wait: bool) -> int | None:
 
 
 def publish(written: Path, directory: Path, version: int | None, overwrite: bool) -> Path:
-  """Renames `written` to its version. Renaming onto a version of somebody else fails, so two savers get two.
+  """Renames `written` to its version. A rename onto an existing version fails, so concurrent savers get different versions.
 
   Raises:
-    FileExistsError: the version is there already and `overwrite` is False.
+    FileExistsError: the version exists and `overwrite` is False.
   """
   while True:
     target = directory / str(next_version(directory) if version is None else version)
@@ -87,25 +87,25 @@ def publish(written: Path, directory: Path, version: int | None, overwrite: bool
 
 
 def _exchange(written: Path, target: Path) -> None:
-  """Swaps the two, so that there is one of them at every moment; what was there goes with the place beside."""
+  """Swaps the two paths, so that `target` always exists. The old version is removed with the temporary place."""
   rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
   if rename is None or rename(_AT_FDCWD, os.fsencode(written), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE):
-    target.rename(written.with_name("replaced"))  # a file system without exchange
+    target.rename(written.with_name("replaced"))  # the file system cannot exchange paths
     written.rename(target)
 
 
 def next_version(directory: Path) -> int:
-  """One more than the newest version."""
+  """The number after the newest version."""
   return 1 + max(versions(directory), default=0)
 
 
 def versions(directory: Path) -> list[int]:
-  """The versions that a server would see, in order."""
+  """The version numbers that a server would find, in order."""
   return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
 
 
 def saved_model_in(path: Path) -> Path | None:
-  """The SavedModel that `path` is, or the newest of a folder of versions; None for neither."""
+  """`path` if it is a SavedModel, or the newest version in it; None if it is neither."""
   if (path / "saved_model.pb").exists():
     return path
   found = path.iterdir() if path.is_dir() else ()
@@ -127,7 +127,7 @@ def meta_graph(directory: Path) -> Any:
 
 
 def check_version(directory: Path, version: int | None, overwrite: bool) -> None:
-  """Raises ValueError for a number that no server looks for, FileExistsError for a version that is there and shall stay."""
+  """Raises ValueError for an invalid version number, and FileExistsError for a version that exists without `overwrite`."""
   if version is None:
     return
   if isinstance(version, bool) or not isinstance(version, Integral) or version < 0:
@@ -137,16 +137,16 @@ def check_version(directory: Path, version: int | None, overwrite: bool) -> None
 
 
 def check_writable(folder: Path) -> None:
-  """Raises OSError for a folder in which nothing can be written, or that cannot be made; leaves nothing behind."""
+  """Raises OSError if the folder cannot be made or written. Leaves no file behind."""
   there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
   try:
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=there):  # access(2) says yes to the superuser, also where the system says no
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=there):  # access(2) answers yes for the superuser even where writes fail
       pass
   except OSError as error:
     raise OSError(error.errno, f"nothing can be written there ({error.strerror}: {there})", str(folder)) from error
 
 
 def refuse_existing(target: Path, otherwise: str = "another version, or none to take the next free one") -> None:
-  """Raises FileExistsError for what is there already; `otherwise` says what to pass instead of overwrite=True."""
+  """Raises FileExistsError if the target exists. `otherwise` names the alternative to overwrite=True."""
   if target.exists():
     raise FileExistsError(f"{target} exists already; pass overwrite=True, {otherwise}")

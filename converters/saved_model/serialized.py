@@ -1,4 +1,4 @@
-"""Inputs as serialized tf.train.Example protos, which TFX reads: one string for each row."""
+"""Inputs as serialized tf.train.Example protos, the format of TFX: one string for each row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .arguments import Arguments, Given, tensor_specs
 from .optional import Tensors
 
 EXAMPLES = "examples"
-# Of what an Example can hold, what carries the values of a dtype exactly.
+# {input dtype: the dtype of an Example that holds its values exactly}.
 _CARRIERS = {"float16": tf.float32, "bfloat16": tf.float32, "float32": tf.float32, "string": tf.string}
 _CARRIERS |= dict.fromkeys(("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), tf.int64)
 
@@ -20,16 +20,16 @@ Preprocess = Callable[[Tensors], Tensors]
 def processed(
   raw_inputs: Mapping[str, Given] | None, preprocess: Preprocess | None, arguments: Arguments, examples: bool, others: Collection[str]
 ) -> tuple[Mapping[str, Given] | None, Preprocess | None]:
-  """(raw inputs, preprocessing) of a signature; with `examples` it takes these, and parses the inputs that it would take otherwise.
+  """(raw inputs, preprocess) of a signature. With `examples` it takes serialized examples, and parses its inputs from them.
 
   Args:
     raw_inputs, preprocess: as for `Model.add`.
     arguments: of the JAX function.
     examples: whether the signature takes serialized examples.
-    others: inputs with defaults, and those that pass through.
+    others: names of the inputs with defaults and of those passed through.
 
   Raises:
-    ValueError: one of `raw_inputs` and `preprocess` without the other; an input that an Example cannot hold as a row of known shape.
+    ValueError: only one of `raw_inputs` and `preprocess` is given; an Example cannot hold an input as a row of known shape.
   """
   if (preprocess is None) != (raw_inputs is None):
     raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
@@ -49,7 +49,7 @@ def processed(
 
 
 def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """In the dtype of the input; an integer that this does not have is an error of the request."""
+  """Casts a feature to the dtype of the input. An integer outside its range is an error of the request."""
   if dtype == values.dtype:
     return values
   narrow = tf.cast(values, dtype)
@@ -60,7 +60,7 @@ def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _feature(spec: tf.TensorSpec) -> tf.io.FixedLenFeature:
-  """A row of the input."""
+  """The feature that holds one row of the input."""
   if spec.shape.rank is None or spec.shape[:1] != [None] or not spec.shape[1:].is_fully_defined():
     raise ValueError(
       f"examples=True: input {spec.name!r} is {spec.dtype.name}{spec.shape}, and an Example holds one row of known shape, as of f32[b,4]; "

@@ -1,6 +1,6 @@
-"""What a model remembers between calls: a tree of arrays as tf.Variables, which a call reads, computes anew and writes as a whole.
+"""The state of a model between calls: a pytree of arrays as tf.Variables. A call reads it and writes the new state.
 
-Calls wait for each other at a mutex inside the graph, so TF Serving and every other reader of the model has it too.
+A mutex in the graph serialises the calls, so it also works in TF Serving and every other reader of the model.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from jax2tf import _tf_compat
 
 from . import parameters
 from .notation import Spec
-from .parameters import is_key, words
+from .parameters import is_key, key_of, words, wrapped
 
 
 @dataclass(frozen=True)
 class Layout:
-  """The structure of a state, and how its leaves are stored: typed keys as their words, all else as it is.
+  """The structure of a state, and how its leaves are stored: typed keys as their words, others unchanged.
 
   Attributes:
-    tree: the structure.
-    paths: of the leaves, "cache/0/keys".
-    avals: of the leaves.
-    keys: the implementation of each leaf that is a typed key, None for the others.
+    tree: the treedef.
+    paths: the path of each leaf, "cache/0/keys".
+    avals: the aval of each leaf.
+    keys: the implementation of each leaf that is a typed key, None for others.
   """
 
   tree: Any
@@ -42,22 +42,21 @@ class Layout:
 
   @classmethod
   def of(cls, state: Any) -> Layout:
-    """Of a tree of arrays.
+    """The layout of a pytree of arrays.
 
     Raises:
-      ValueError: two leaves of one path, or a tree without leaves.
+      ValueError: two leaves have one path, or there are no leaves.
     """
     leaves, tree = tree_util.tree_flatten(state)
     if not leaves:
       raise ValueError(f"state = {state!r} has no leaves, so there is nothing to keep; leave it out")
-    keys = tuple(jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves)
-    return cls(tree, tuple(parameters.paths(state, "state")), tuple(map(_aval, leaves)), keys)
+    return cls(tree, tuple(parameters.paths(state, "state")), tuple(map(_aval, leaves)), tuple(map(key_of, leaves)))
 
   def stored(self, state: Any, what: str = "this state") -> list[jax.Array]:
-    """The leaves as they are stored.
+    """The leaves in stored form.
 
     Raises:
-      ValueError: another structure, shape or dtype than the model's, each difference by its path; `what` begins the message.
+      ValueError: the structure, a shape or a dtype differs from the model's. The message begins with `what` and lists paths.
     """
     leaves, tree = tree_util.tree_flatten(state)
     if tree != self.tree:
@@ -71,16 +70,15 @@ class Layout:
     return [words(jnp.asarray(leaf)) for leaf in leaves]
 
   def restored(self, stored: Sequence[Any]) -> Any:
-    """The tree of stored leaves."""
-    leaves = [jnp.asarray(x) if key is None else jax.random.wrap_key_data(x, impl=key) for x, key in zip(stored, self.keys, strict=True)]
-    return tree_util.tree_unflatten(self.tree, leaves)
+    """Rebuilds the pytree from stored leaves."""
+    return tree_util.tree_unflatten(self.tree, [wrapped(jnp.asarray(x), key) for x, key in zip(stored, self.keys, strict=True)])
 
   def of_stored(self, fun: Callable[..., Any], lead: int = 1) -> Callable[..., Any]:
-    """`fun(params, state, *inputs) -> (state, outputs)` as a function that takes and returns the state as it is stored.
+    """`fun(params, state, *inputs) -> (state, outputs)` as a function that takes and returns the stored state.
 
     Args:
       fun: the JAX function.
-      lead: how many arguments stand before the state.
+      lead: the number of arguments before the state.
     """
 
     @functools.wraps(fun)
@@ -98,9 +96,9 @@ class State(tf.__internal__.tracking.AutoTrackable):
   """The variables of a state.
 
   Attributes:
-    layout: its structure.
+    layout: the structure of the state.
     variables: one for each leaf, in order, named by its path below `state`.
-    initial: what `reset` gives back to each: a variable, or for a leaf of one and the same value that value.
+    initial: what `reset` restores for each leaf: a variable, or a scalar if all elements are equal.
   """
 
   def __init__(self, state: Any):
@@ -109,30 +107,30 @@ class State(tf.__internal__.tracking.AutoTrackable):
     stored = [(f"state/{path}", x) for path, x in zip(layout.paths, layout.stored(state), strict=True)]
     self.variables = [parameters.variable(path, x, trainable=False) for path, x in stored]
     self.initial: list[Any] = []
-    # TF 2.21: tf.CriticalSection makes its mutex outside of the graph, where a SavedModel cannot keep it. One in the graph is found by this
-    # name, so no other model may have it. A model that is loaded twice waits for itself, which costs time only.
+    # TF 2.21: tf.CriticalSection makes its mutex outside the graph, so a SavedModel cannot hold it. A mutex in the graph is found by its
+    # name, which must be unique to the model. Two loaded copies of a model share the mutex, which only costs time.
     self._mutex = f"jax2tf_state_{uuid.uuid4().hex}"
 
   def stored(self) -> list[jax.Array]:
-    """What the variables hold now."""
+    """The current values of the variables."""
     return [jnp.asarray(variable.numpy()) for variable in self.variables]
 
   def first(self) -> list[jax.Array]:
-    """What `reset` gives back."""
+    """The values that `reset` restores."""
     pairs = zip(self.initial, self.variables, strict=True)
     return [jnp.asarray(x.numpy()) if isinstance(x, tf.Variable) else jnp.full(v.shape, x, v.dtype.as_numpy_dtype) for x, v in pairs]
 
   def specs(self) -> dict[str, str]:
-    """{path: dtype and shape in jaxpr notation}, of the leaves as they are stored."""
+    """{path: dtype and shape in jaxpr notation} of the stored leaves."""
     return {path: str(Spec.of(variable)) for path, variable in zip(self.layout.paths, self.variables, strict=True)}
 
   def keep_initial(self) -> None:
-    """Has `reset` go back to the present values. A leaf of one value takes no memory, such as a cache of zeros."""
+    """Makes `reset` restore the present values. A leaf whose elements are all equal, such as a cache of zeros, needs no copy."""
     values = [np.asarray(variable.numpy()) for variable in self.variables]
     self.initial = [x.reshape(-1)[0] if _is_of_one_value(x) else tf.Variable(x, trainable=False, name="initial_state") for x in values]
 
   def updated(self, call: Callable[[list[tf.Tensor]], tuple[Sequence[tf.Tensor], Any]]) -> Any:
-    """Gives the state to `call` and keeps the new one; nobody else reads or writes in between, and what fails writes nothing.
+    """Passes the state to `call` and stores the new state, under the mutex. A call that fails writes nothing.
 
     Args:
       call: stored leaves -> (new stored leaves, outputs).
@@ -144,7 +142,7 @@ class State(tf.__internal__.tracking.AutoTrackable):
     with tf.control_dependencies([lock]):
       before = [variable.read_value() for variable in self.variables]
     after, outputs = tf.nest.map_structure(_tf_compat.anchored, call(before))
-    # All at once, when nothing can fail any more: neither another leaf nor an output.
+    # Write all leaves together, after everything that can fail: the other leaves and the outputs.
     with tf.control_dependencies([lock, *after, *tf.nest.flatten(outputs)]):
       written = [variable.assign(x, read_value=False) for variable, x in zip(self.variables, after, strict=True)]
     with tf.control_dependencies(written):
@@ -153,7 +151,7 @@ class State(tf.__internal__.tracking.AutoTrackable):
       return tf.nest.map_structure(tf.identity, outputs)
 
   def reset(self) -> dict[str, tf.Tensor]:
-    """Gives the variables back what `keep_initial` found."""
+    """Restores the values that `keep_initial` kept."""
     kept = [
       x.read_value() if isinstance(x, tf.Variable) else tf.fill(variable.shape, x)
       for x, variable in zip(self.initial, self.variables, strict=True)
@@ -162,7 +160,24 @@ class State(tf.__internal__.tracking.AutoTrackable):
 
 
 def refs_as_state(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """`fun(params, refs, *inputs) -> outputs`, which writes a tree of `jax.Ref`s, as `(params, state, *inputs) -> (state, outputs)`."""
+  """`fun(params, refs, *inputs) -> outputs`, which writes a tree of `jax.Ref`s, as `(params, state, *inputs) -> (state, outputs)`.
+
+  Args:
+    fun: a JAX function that writes its refs.
+
+  Returns:
+    a function for `Model.add(..., stateful=True)`.
+
+  Examples:
+    >>> import jax.numpy as jnp
+    >>> from jax2tf.converters import saved_model
+    >>> def count(params, ref, x):
+    ...   ref[...] += 1
+    ...   return params * x
+    >>> state, y = saved_model.refs_as_state(count)(2.0, jnp.int32(0), 3.0)
+    >>> state.item(), y
+    (1, 6.0)
+  """
 
   @functools.wraps(fun)
   def of_state(params: Any, state: Any, *inputs: Any) -> tuple[Any, Any]:
@@ -174,8 +189,8 @@ def refs_as_state(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_of_one_value(array: np.ndarray) -> bool:
-  """Bit for bit."""
-  if not array.size or array.dtype.name.startswith("float8"):  # TF 2.21: Fill has no kernel for these
+  """Whether all elements have the same bits."""
+  if not array.size or array.dtype.name.startswith("float8"):  # TF 2.21: Fill has no float8 kernel
     return False
   words = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
   return bool((words == words[0]).all())

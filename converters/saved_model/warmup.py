@@ -1,4 +1,4 @@
-"""Requests that TF Serving runs before it says that a model is ready: `assets.extra/tf_serving_warmup_requests`.
+"""Warm-up requests, which TF Serving runs before a model is ready: `assets.extra/tf_serving_warmup_requests`.
 
 A TFRecord file of PredictionLog protos (https://www.tensorflow.org/tfx/serving/saved_model_warmup), of at most 1,000 records.
 """
@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from ..comparison import plan
 
+__all__ = ["from_specs"]
+
 FILE = Path("assets.extra", "tf_serving_warmup_requests")
 MOST = 1000
 
@@ -23,11 +25,11 @@ Requests = Sequence[Request] | Mapping[str, Sequence[Request]]
 
 
 def prepared(requests: Requests, signatures: Mapping[str, Any], stateful: Sequence[str] = ()) -> list[tuple[str, dict[str, tf.Tensor]]]:
-  """(signature, its named tensors), checked: [{input: array}] are for serving_default, or for the only signature.
+  """Checks the requests: [(signature, {input: tensor})]. A plain list is for serving_default, or else for the first signature.
 
   Raises:
-    ValueError: no such signature or input, an input that is missing, a dtype or a shape that does not fit, or more than 1,000; a request
-      for one of the `stateful` signatures.
+    ValueError: a signature or an input is unknown; an input is missing; a dtype or a shape does not fit; there are more than 1,000
+      requests; a request is for a stateful signature.
   """
   if not isinstance(requests, Mapping):
     name = "serving_default" if "serving_default" in signatures or not signatures else next(iter(signatures))
@@ -62,12 +64,27 @@ def _tensors(i: int, name: str, request: Request, signatures: Mapping[str, Any])
 
 
 def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarray]]]:
-  """`count` requests for each signature of a `saved_model.Model`, of several sizes of its dimensions, for `Model.save`.
+  """Generates `count` warm-up requests for each signature of a model, at several sizes of its symbolic dimensions.
 
-  Stateful signatures get none, for a request would change the state.
+  Stateful signatures get none, because a request would change the state.
+
+  Args:
+    model: a `saved_model.Model`.
+    count: the number of requests for each signature.
+
+  Returns:
+    {signature: [{input: array}]}, for `warmup_requests` of `Model.save`.
 
   Raises:
-    ValueError: a signature with a preprocessor or inputs of TensorFlow's own, of which the specs do not say enough.
+    ValueError: a signature has a preprocessor or passed-through inputs, whose values the specs do not define.
+
+  Examples:
+    >>> import numpy as np
+    >>> from jax2tf.converters import saved_model
+    >>> from jax2tf.converters.saved_model import warmup
+    >>> model = saved_model.Model(np.eye(2, dtype=np.float32)).add(lambda w, x: x @ w, inputs={"x": "f32[b,2]"})
+    >>> [request["x"].dtype.name for request in warmup.from_specs(model, count=2)["serving_default"]]
+    ['float32', 'float32']
   """
   requests: dict[str, list[dict[str, np.ndarray]]] = {}
   for name, signature in model.records.items():
@@ -85,7 +102,7 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
 
 
 def write(requests: Sequence[tuple[str, dict[str, tf.Tensor]]], directory: Path, model_name: str) -> None:
-  """Writes the file into a SavedModel; without requests there is none.
+  """Writes the file into a SavedModel, if there are requests.
 
   Raises:
     ModuleNotFoundError: tensorflow-serving-api is not installed.

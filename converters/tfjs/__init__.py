@@ -1,6 +1,6 @@
-"""Functions and SavedModels as TF.js models."""
+"""Exports functions and SavedModels to TF.js."""
 
-from .exporter import BACKENDS, Exported, ExportError, packages, run, save, save_model
+from .exporter import BACKENDS, IDIOMS, Exported, ExportError, packages, run, save, save_model
 from .page import Page
 
-__all__ = ["BACKENDS", "ExportError", "Exported", "Page", "packages", "run", "save", "save_model"]
+__all__ = ["BACKENDS", "IDIOMS", "ExportError", "Exported", "Page", "packages", "run", "save", "save_model"]

@@ -1,8 +1,8 @@
-"""How TF.js holds the dtypes that it does not have, and the integer arithmetic that its backends have in common.
+"""Representation of dtypes that TF.js lacks, and integer arithmetic that is right on all its backends.
 
-TF.js has float32, int32 and bool. A narrower integer is held as an int32 of its value, uint32 as the int32 of its bits, 16-bit and
-64-bit floats as float32. Integers of 64 bits occur inside a graph only, as sizes and indices; they are held as int32, and what could
-tell the difference is refused.
+TF.js has float32, int32 and bool. A narrower integer is held as an int32 of the same value, uint32 as the int32 of the same bits, and
+16-bit and 64-bit floats as float32. 64-bit integers occur only inside a graph, as sizes and indices. They are held as int32; ops whose
+result could differ are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POWERS = np.array([*(2**k for k in range(31)), _LEAST], np.int32)
 
 
 def wrapped(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """The low bits of an int32, as `dtype` is held."""
+  """Wraps an int32 to the range of `dtype`, in held form."""
   if dtype.size >= 4:
     return x
   low = _low_bits(x, 8 * dtype.size)
@@ -31,12 +31,12 @@ def wrapped(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def in_order(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """int32s in the order of `dtype`; its own inverse."""
+  """Maps held values to int32s in the order of `dtype`. It is its own inverse."""
   return x + _LEAST if dtype == tf.uint32 else x
 
 
 def is_size(tensor: tf.Tensor) -> bool:
-  """Whether this tensor of the original graph is made of constants and shapes alone."""
+  """Whether this tensor of the original graph depends only on constants and shapes."""
   sources = ("Shape", "ShapeN", "Size", "Rank", "Const")
   if tensor.op.type in sources:
     return True
@@ -45,7 +45,7 @@ def is_size(tensor: tf.Tensor) -> bool:
 
 
 def is_exact(tensor: tf.Tensor) -> bool:
-  """Whether this 64-bit integer of the original graph surely fits in int32."""
+  """Whether this 64-bit integer of the original graph is known to fit in int32."""
   op = tensor.op
   if op.type == "Const":
     value = tf.get_static_value(tensor)
@@ -57,7 +57,7 @@ def is_exact(tensor: tf.Tensor) -> bool:
     return True
   if op.type in ("Reshape", "ExpandDims", "Squeeze", "StridedSlice", "GatherV2", "Identity", "BroadcastTo", "Transpose", "RightShift"):
     return all(is_exact(x) for x in op.inputs if x.dtype in WIDE)
-  if op.type == "Range":  # a limit beyond int32 would be that of more elements than TF.js can have
+  if op.type == "Range":  # a limit beyond int32 exceeds the number of elements of any TF.js tensor
     start, _, delta = op.inputs
     return is_exact(start) and is_exact(delta)
   if op.type in ("Maximum", "Minimum", "ConcatV2", "Pack", "SelectV2"):
@@ -71,7 +71,7 @@ def _known(x: tf.Tensor, test: Callable[[Any], Any]) -> bool:
 
 
 def multiply(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType = tf.int32) -> tf.Tensor:
-  """The low 32 bits of the product. The cpu backend multiplies in float64, which holds products below 2**53."""
+  """The low 32 bits of the product. The cpu backend multiplies in float64, which is exact below 2**53."""
   if dtype.size < 4 or any(_known(a, lambda v: np.abs(v.astype(np.int64)) <= 2**21) for a in (x, y)):
     return tf.multiply(x, y)
   high, low = _halves(x)
@@ -79,12 +79,12 @@ def multiply(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType = tf.int32) -> tf.Tenso
 
 
 def _low_bits(x: tf.Tensor, count: int) -> tf.Tensor:
-  """Those of a number from 0 to 2**count - 1. All backends have FloorMod of integers right, none has BitwiseAnd in a graph model."""
+  """The low `count` bits. FloorMod of integers is right on all backends; BitwiseAnd is on none in a graph model."""
   return tf.math.floormod(x, 1 << count)
 
 
 def _halves(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """x = 2**16 * high + low with 0 <= low. The wasm backend divides in float32, which holds the 16 bits of the upper half."""
+  """x = 2**16 * high + low with 0 <= low. The wasm backend divides in float32, which is exact for the 16 upper bits."""
   low = _low_bits(x, 16)
   return tf.math.floordiv(x - low, 2**16), low
 
@@ -93,7 +93,7 @@ _BITS = np.array([2**k for k in range(16)], np.int32)
 
 
 def _bits(x: tf.Tensor) -> tf.Tensor:
-  """i32[...] -> i32[...,2,16], zeros and ones."""
+  """i32[...] -> i32[...,2,16], the bits as zeros and ones."""
   high, low = _halves(x)
   halves = tf.stack([low, _low_bits(high, 16)], -1)
   return tf.math.floormod(tf.math.floordiv(halves[..., None], _BITS), 2)
@@ -105,7 +105,7 @@ def _of_bits(bits: tf.Tensor) -> tf.Tensor:
 
 
 def bitwise_and(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """By FloorMod for the masks 2**k - 1, else bit by bit."""
+  """x & y, by FloorMod for masks 2**k - 1, otherwise bit by bit."""
   for one, other in ((x, y), (y, x)):
     value = tf.get_static_value(one)
     if value is not None and value.size == 1 and (mask := int(value.flat[0])) > 0 and mask & (mask + 1) == 0 and mask < 2**30:
@@ -114,12 +114,12 @@ def bitwise_and(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def bitwise_or(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """Bit by bit."""
+  """x | y, bit by bit."""
   return _of_bits(tf.maximum(_bits(x), _bits(y)))
 
 
 def exclusive_or(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """By a sum for the masks that turn the sign or all other bits, else bit by bit."""
+  """x ^ y, by a sum for masks that flip the sign bit or all other bits, otherwise bit by bit."""
   for one, other in ((x, y), (y, x)):
     if _known(one, lambda v: v == _LEAST):
       return other + one
@@ -129,12 +129,12 @@ def exclusive_or(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def shift_left(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-  """Counts from 0 to 31."""
-  return tf.multiply(x, _power(count))  # by a power of two: exact in float64 too
+  """x << count, for counts from 0 to 31."""
+  return tf.multiply(x, _power(count))  # a product with a power of two is exact in float64
 
 
 def shift_right(x: tf.Tensor, count: tf.Tensor, logical: bool) -> tf.Tensor:
-  """Counts from 0 to 31; zeros move in, or copies of the sign."""
+  """x >> count, for counts from 0 to 31. Shifts in zeros if `logical`, and otherwise copies of the sign."""
   high, low = _halves(x)
   if logical:
     high = _low_bits(high, 16)
@@ -152,13 +152,13 @@ def _power(count: tf.Tensor) -> tf.Tensor:
 
 
 def divide(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-  """The quotient towards minus infinity, and what remains; any numbers where y is 0.
+  """(quotient rounded down, remainder). Unspecified where y is 0.
 
-  The wasm backend divides in float32: a quotient is off by up to 2**8, which a second one makes good.
+  The wasm backend divides in float32: the quotient has an error of up to 2**8, which a second division corrects.
   """
   if dtype == tf.uint32:
     return _divide_unsigned(x, y)
-  y = y if _known(y, lambda v: v != 0) else tf.where(tf.equal(y, 0), 1, y)  # wasm stops at a remainder of zero
+  y = y if _known(y, lambda v: v != 0) else tf.where(tf.equal(y, 0), 1, y)  # wasm fails for a divisor of zero
   rest = tf.math.floormod(x, y)
   short = tf.logical_and(tf.not_equal(rest, 0), tf.not_equal(x < 0, y < 0))
   whole = x - tf.where(short, rest - y, rest)  # towards zero, where it fits
@@ -171,7 +171,7 @@ def divide(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.T
 
 
 def _divide_unsigned(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """By half of x, which is not negative; a divisor from 2**31 goes in at most once."""
+  """Divides half of x, which is nonnegative. For a divisor of 2**31 or more the quotient is 0 or 1."""
   half, _ = divide(shift_right(x, tf.constant(1), True), y, tf.int32)
   quotient = tf.where(y < 0, 0, tf.multiply(half, 2))
   rest = x - multiply(quotient, y)
@@ -188,20 +188,20 @@ def to_float(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def bits_of_float(x: tf.Tensor) -> tf.Tensor:
-  """f32 -> i32 of the same bits; every NaN is the usual one."""
+  """f32 -> i32 of the same bits. Every NaN becomes the canonical one."""
   size = tf.abs(x)
   ordinary = tf.logical_and(size >= 2.0**-126, size < np.inf)
   safe = tf.where(ordinary, size, 1.0)
-  # The logarithm may be off by one in either direction near a power of two.
+  # The integer part of the logarithm may be off by one near a power of two.
   exponent = tf.clip_by_value(tf.cast(tf.floor(tf.math.log(safe) * np.float32(1 / np.log(2))), tf.int32), -126, 127)
   exponent = tf.where(safe < tf.gather(_FLOAT_POWERS, exponent + 127), exponent - 1, exponent)
   exponent = tf.where(
     tf.logical_and(exponent < 127, safe >= tf.gather(_FLOAT_POWERS, tf.minimum(exponent + 1, 127) + 127)), exponent + 1, exponent
   )
-  half = tf.math.floordiv(exponent, 2)  # 2**-127 is subnormal, so in two steps
+  half = tf.math.floordiv(exponent, 2)  # in two steps, because 2**-127 is subnormal
   fraction = safe * tf.gather(_FLOAT_POWERS, 127 - half) * tf.gather(_FLOAT_POWERS, 127 - (exponent - half))
   bits = tf.multiply(exponent + 127, 2**23) + tf.cast((fraction - 1.0) * 2.0**23, tf.int32)
-  # Abs keeps Grappler from multiplying the constants: 2**149 is infinite, 2**-149 subnormal.
+  # Abs prevents Grappler from multiplying the constants: 2**149 is infinite, 2**-149 is subnormal.
   small = tf.cast(tf.abs(tf.where(size < 2.0**-126, size, 0.0) * 2.0**100) * 2.0**49, tf.int32)
   bits = tf.where(ordinary, bits, tf.where(size < 2.0**-126, small, 0x7F800000))
   bits = tf.where(tf.not_equal(x, x), 0x7FC00000, bits)

@@ -1,9 +1,9 @@
-"""A function as a graph model of TF.js, which TF.js has run in node and which agrees with JAX.
+"""Exports a function as a TF.js graph model, and compares its outputs in TF.js on Node.js with JAX's.
 
-The model is a folder: model.json, and the weights in group1-shard1of3.bin ..., for `tf.loadGraphModel("model.json")`. TF.js has
-float32, int32 and bool: other floats are given and returned as float32, narrow integers as int32 of their values, and uint32 as the
-int32 of the same bits. Loops and branches need `model.executeAsync`; `model.metadata.asynchronous` says whether there are any, and
-`model.metadata.backends` where the model may run.
+The model is a folder for `tf.loadGraphModel("model.json")`: model.json, and the weights in group1-shard1of3.bin ... TF.js has only
+float32, int32 and bool. Inputs and outputs of other dtypes are float32 for floats, int32 of the same value for narrow integers, and
+int32 of the same bits for uint32. Loops and branches need `model.executeAsync`: `model.metadata.asynchronous` says whether there are
+any. `model.metadata.backends` lists the backends that can run the model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any, Unpack
 import numpy as np
 import tensorflow as tf
 
+from jax2tf.idioms import fused as fused_idioms
+
 from ..comparison import plan
 from ..comparison.calls import Answer
 from ..comparison.report import Report
@@ -30,13 +32,16 @@ from . import files, runtime
 from .dtypes import HELD
 from .page import Page, template
 from .page import write as write_page
-from .replacements import TABLE
+from .replacements import FUSED_TABLE, TABLE
 
 packages = runtime.packages
-BACKENDS = ("wasm", "cpu")  # those of node, in the order of their worth
+BACKENDS = ("wasm", "cpu")  # the backends of Node.js, the fastest first
 RUNTIME = f"TF.js {runtime.VERSION}"
-# Of outputs about 1, by what the weights are rounded to: 8, 16 or 11 bits.
+# For outputs of about 1 and weights rounded to 8, 16 or 11 bits.
 _QUANTIZATION_TOLERANCES = {"uint8": 0.1, "uint16": 1e-3, "float16": 1e-2}
+
+# TF.js 4.22: its MaxPool ignores NaN, and so does Relu fused with the product before it. With the other fused idioms the values are JAX's.
+IDIOMS = fused_idioms.without("max_pool", "relu")
 
 
 def save(
@@ -47,6 +52,7 @@ def save(
   inputs: Mapping[str, Any],
   outputs: Sequence[str] | Mapping[str, str] | None = None,
   polymorphic_constraints: Sequence[str] = (),
+  idioms: str = IDIOMS,
   overwrite: bool = False,
   quantization: str | None = None,
   page: bool | Page = False,
@@ -55,11 +61,29 @@ def save(
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
 
-  `fun`, `params`, `inputs`, `outputs` and `polymorphic_constraints` are those of `saved_model.save`; the rest, the result and the errors
-  are those of `save_model`.
+  Args:
+    fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
+    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's values (docs/guide/fused.md).
+    path, overwrite, quantization, page, backends, comparison: as for `save_model`.
+
+  Returns:
+    as `save_model`.
+
+  Raises:
+    ExportError, FileExistsError, ImportError, ValueError: as `save_model`.
+    NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+
+  Examples:
+    >>> import jax.numpy as jnp, numpy as np
+    >>> from jax2tf.converters import tfjs
+    >>> w = np.eye(2, dtype=np.float32)
+    >>> options = {"backends": ["wasm"], "sizes": {"b": 2}, "samples": 1}
+    >>> made = tfjs.save(lambda w, x: jnp.tanh(x @ w), w, "tfjs", inputs={"x": "f32[b,2]"}, outputs=["y"], **options)
+    >>> sorted(file.name for file in made.path.iterdir())
+    ['group1-shard1of1.bin', 'model.json']
   """
   _check(Path(path), overwrite, quantization, backends)
-  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints)
+  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
   return save_model(model, path, overwrite=overwrite, quantization=quantization, page=page, backends=backends, **comparison)
 
@@ -71,54 +95,65 @@ def save_model(
   signatures: Sequence[str] | None = None,
   reference: Any = None,
   params: Any = None,
+  idioms: str | None = None,
   overwrite: bool = False,
   quantization: str | None = None,
   page: bool | Page = False,
   backends: Sequence[str] = BACKENDS,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
-  """Exports a signature, with the names of its inputs and outputs.
+  """Exports a signature. The model keeps the names of inputs and outputs.
 
   Args:
-    model: a builder, or the directory of a SavedModel that one saved.
-    path: the folder to make.
-    signatures: [name] of a model that has several; a model of TF.js has one.
-    reference: for a directory, the JAX function `fun(params, *inputs)`; the SavedModel in TensorFlow if not given.
-    params: for `reference`.
-    overwrite: whether to replace the folder.
-    quantization: "uint8", "uint16" or "float16": of large weights, which TF.js computes with in float32. The model is compared twice:
-      without, with the usual tolerances, and with it.
-    page: whether to write page.html too, one file that holds the model and TF.js and runs it in a browser; or what it shows besides.
-    backends: of "wasm" and "cpu", where to compare; the plain JavaScript of "cpu" is slow.
-    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol` of `comparison.plan.Comparison`;
-      rtol and atol are of the model as it is written, and with quantization 0.1 for uint8, 1e-3 for uint16, 1e-2 for float16 if not given.
+    model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
+    path: the folder of the TF.js model.
+    signatures: [name], if the model has several signatures. A TF.js model has one.
+    reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel run by TensorFlow.
+    params: the parameters of `reference`.
+    idioms: the idioms that the model must have; they are those that it was made with.
+    overwrite: whether to replace an existing folder.
+    quantization: the dtype that stores large weights: "uint8", "uint16" or "float16". TF.js computes in float32. The model is compared
+      twice: without quantisation within the usual tolerances, and with it.
+    page: whether to write page.html too, a single file that runs the model in a browser. A `Page` sets what it shows.
+    backends: the backends of the comparison, of "wasm" and "cpu". "cpu" is plain JavaScript, and slow.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in `comparison.plan.Comparison`. rtol and atol apply to the written
+      model. With quantisation they default to 0.1 for uint8, 1e-3 for uint16, and 1e-2 for float16.
 
   Returns:
-    the folder, the report of the comparison and the size.
+    the path of the folder, the report of the comparison, and the size.
 
   Raises:
-    ExportError: ops or dtypes that TF.js lacks, all at once with the lines that ask for them; or another answer than the reference's.
-    FileExistsError: the folder is there and `overwrite` is False.
-    ImportError: node or npm is missing.
-    ValueError: several signatures, an unknown quantization or backend, a file that is no tokenizer.
+    ExportError: TF.js lacks ops or dtypes, all listed with their source lines; or an output differs from the reference's.
+    FileExistsError: the folder exists and `overwrite` is False.
+    FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
+    ImportError: Node.js, npm, or jinja2 for `page` is missing; or npm cannot install TF.js.
+    ValueError: there are several signatures; `signatures`, `quantization` or `backends` is invalid; `Page.tokenizer` is not a tokenizer
+      file; the function calls back into Python.
+
+  Examples:
+    >>> from jax2tf.converters import saved_model, tfjs
+    >>> model = saved_model.Model({"w": 2.0}).add(lambda params, x: params["w"] * x, inputs={"x": "f32[b]"}, outputs=["y"])
+    >>> made = tfjs.save_model(model, "model", backends=["wasm"], samples=1)
+    >>> made.path.name, made.report.ok
+    ('model', True)
   """
   path, options = Path(path), plan.Comparison(**comparison)
   _check(path, overwrite, quantization, backends)
   if page:
-    # What is missing or wrong is said before the work.
+    # Raise errors about the page before the conversion.
     template()
     page = dataclasses.replace(page if isinstance(page, Page) else Page(), title=getattr(page, "title", "") or path.name)
     page.read_tokenizer()
   folder_of_tfjs = packages()
-  source = Source.of(model, signatures=signatures, reference=reference, params=params)
+  source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
   if len(source.signatures) != 1:
     raise ValueError(f"a model of TF.js has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]")
   source.refuse_writers("tfjs", RUNTIME)
   (signature,) = source.signatures.values()
   _check_dtypes(signature)
-  concrete = signature.frozen(TABLE, HELD)
+  concrete = signature.frozen(TABLE if source.idioms == "exact" else FUSED_TABLE, HELD)
   graph, described = files.definition(concrete)
-  if files.missing(graph):  # behind one that is refused others may have been dropped as dead
+  if files.missing(graph):  # ops that only a refused op used are no longer in `graph`
     raise signature.refuse("tfjs", RUNTIME, files.missing(concrete.graph.as_graph_def()))
   runs_in = [*BACKENDS] if files.needs_whole_int32(graph) else ["webgl", *BACKENDS]
   metadata = {"asynchronous": files.is_asynchronous(graph), "backends": runs_in, "inputs": signature.record.inputs}
@@ -166,24 +201,41 @@ def save_model(
     if not overwrite:
       publish.refuse_existing(path, "or another path")
     if path.exists():
-      path.rename(place.with_name("replaced"))  # goes with the place beside
+      path.rename(place.with_name("replaced"))  # removed with the temporary folder
     written.rename(path)
   return Exported.at(path, report)
 
 
 def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str = "wasm") -> dict[str, np.ndarray]:
-  """{output: array}, what TF.js computes in Node.js from {input: array}.
+  """Runs a model once in TF.js on Node.js.
+
+  Args:
+    path: the folder of the model.
+    inputs: {input: array}.
+    backend: "wasm" or "cpu".
+
+  Returns:
+    {output: array}.
 
   Raises:
-    ImportError: node or npm is missing.
-    RuntimeError: TF.js fails; with its words.
+    FileNotFoundError: the folder has no model.json.
+    ImportError: Node.js or npm is missing, or npm cannot install TF.js.
+    RuntimeError: TF.js fails. The message quotes it.
+
+  Examples:
+    >>> import numpy as np
+    >>> from jax2tf.converters import tfjs
+    >>> options = {"inputs": {"x": "f32[b]"}, "outputs": ["y"], "backends": ["wasm"], "samples": 1}
+    >>> made = tfjs.save(lambda params, x: 2 * x, None, "model", **options)
+    >>> tfjs.run("model", {"x": np.ones(3, np.float32)})
+    {'y': array([2., 2., 2.], dtype=float32)}
   """
   outputs = json.loads(Path(path, "model.json").read_text(encoding="utf-8"))["userDefinedMetadata"]["outputs"]
   return single(functools.partial(runtime.answers, packages(), Path(path), backend, outputs), inputs)
 
 
 def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequence[str]) -> None:
-  """What can be known before the work."""
+  """Raises the errors that need no conversion."""
   if not overwrite:
     publish.refuse_existing(path, "or another path")
   if quantization is not None and quantization not in files.QUANTIZED:
@@ -207,7 +259,7 @@ def _check_dtypes(signature: Signature) -> None:
 
 
 def _joined(reports: Sequence[Report], backends: Sequence[str]) -> Report:
-  """One report of all backends: rows say which, and latencies are of the first."""
+  """Joins the reports of all backends. Rows name their backend; latencies are those of the first."""
   rows = [
     dataclasses.replace(row, signature=f"{row.signature} ({backend})")
     for report, backend in zip(reports, backends, strict=True)

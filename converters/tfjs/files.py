@@ -1,4 +1,4 @@
-"""A frozen graph in TF.js' own format: model.json, which holds the graph, and the weights in files of 4 MB.
+"""Writes a frozen graph in TF.js' format: model.json holds the graph, and files of 4 MB hold the weights.
 
 The format is that of `tf.loadGraphModel` (https://github.com/tensorflow/tfjs/tree/master/tfjs-converter).
 """
@@ -19,22 +19,22 @@ from jax2tf import _tf_compat
 from . import rule
 from .names import CONTROL, SUPPORTED
 
-SHARD = 4 << 20  # bytes: small enough for browsers to keep in their caches
-_QUANTIZED_FROM = 1024  # elements; what is smaller saves nothing, and scales, biases and tables suffer most
+SHARD = 4 << 20  # bytes: a size that browsers cache
+_QUANTIZED_FROM = 1024  # elements; smaller weights save little, and rounded scales, biases and tables cost most accuracy
 QUANTIZED = ("uint8", "uint16", "float16")
-_WITH_TWO_RESULTS = "TopKV2"  # the only op of SUPPORTED that has them under names of their own
-_LARGEST_INT_OF_WEBGL = 2**16  # it holds int32 in float32, and what works on bits has this constant
+_WITH_TWO_RESULTS = "TopKV2"  # the only op of SUPPORTED with named results
+_LARGEST_INT_OF_WEBGL = 2**16  # webgl holds int32 in float32; graphs that work on bits contain this constant
 
 
 def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
-  """The GraphDef, its constants folded, and {"inputs"|"outputs": {name: {"name", "dtype", "tensorShape"}}}."""
+  """(GraphDef with folded constants, {"inputs"|"outputs": {name: {"name", "dtype", "tensorShape"}}})."""
   inputs = {spec.name: tensor for spec, tensor in zip(concrete.structured_input_signature[1].values(), concrete.inputs, strict=True)}
   outputs = dict(zip(sorted(concrete.structured_outputs), concrete.outputs, strict=True))
   signature = {
     kind: {name: _described(tensor) for name, tensor in tensors.items()} for kind, tensors in (("inputs", inputs), ("outputs", outputs))
   }
   graph = concrete.graph.as_graph_def()
-  # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused activations make numbers of NaN.
+  # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused activations lose NaN.
   kept = [tensor.op.name for tensor in (*inputs.values(), *outputs.values())]
   return _tf_compat.optimized(graph, kept, ["constfold", "dependency"]), signature
 
@@ -48,14 +48,14 @@ _NAMES = {tf.float32: "FLOAT", tf.int32: "INT32", tf.bool: "BOOL"}
 
 
 def nodes(graph: Any) -> Iterator[Any]:
-  """All nodes, those of loops and branches too."""
+  """All nodes, including those of loops and branches."""
   yield from graph.node
   for function in graph.library.function:
     yield from function.node_def
 
 
 def missing(graph: Any) -> dict[str, str]:
-  """{type of op: why} of what TF.js cannot take."""
+  """{type of op: why} for ops that TF.js cannot run."""
   found: dict[str, str] = {}
   for node in nodes(graph):
     if rule.REFUSED in node.attr:
@@ -67,12 +67,12 @@ def missing(graph: Any) -> dict[str, str]:
 
 
 def is_asynchronous(graph: Any) -> bool:
-  """Whether it has loops or branches, which TF.js runs by `executeAsync` alone."""
+  """Whether it has loops or branches, which TF.js runs only by `executeAsync`."""
   return any(node.op in CONTROL for node in nodes(graph))
 
 
 def needs_whole_int32(graph: Any) -> bool:
-  """Whether it works on bits, or has integers that the webgl backend cannot hold."""
+  """Whether it works on bits, or has integers that webgl cannot hold."""
   return any(node.op == "Const" and _is_large(node) for node in nodes(graph))
 
 
@@ -117,13 +117,13 @@ def _as_json(graph: Any) -> dict[str, Any]:
   found: dict[str, Any] = json_format.MessageToDict(graph)
   for node in found["node"]:
     for dim in node.get("attr", {}).get("shape", {}).get("shape", {}).get("dim", []):
-      dim.setdefault("size", "0")  # protocol buffers leave zeros out, and TF.js reads NaN
+      dim.setdefault("size", "0")  # protocol buffers omit zeros, which TF.js then reads as NaN
   return found
 
 
 def _own_names(graph: Any) -> Any:
-  """A copy in which the constants of functions have names of their own, for TF.js finds all weights by their names alone; and in which
-  second results have numbers: TF.js 4.22 takes `top:indices:0` for the first one."""
+  """A copy in which names of constants are unique across functions, because TF.js finds weights by name alone. Second results are
+  numbered: TF.js 4.22 reads `top:indices:0` as the first result."""
   copy = type(graph)()
   copy.CopyFrom(graph)
   for function in copy.library.function:
@@ -147,7 +147,7 @@ def _renamed(operand: str, names: Mapping[str, str]) -> str:
 
 
 def _weight(name: str, value: np.ndarray, quantization: str | None) -> tuple[dict[str, Any], bytes]:
-  """Its entry in the manifest, and its bytes."""
+  """(entry in the weights manifest, bytes)."""
   spec: dict[str, Any] = {"name": name, "shape": list(value.shape), "dtype": "bool" if value.dtype == bool else value.dtype.name}
   if quantization is None or value.dtype != np.float32 or value.size < _QUANTIZED_FROM or not np.isfinite(value).all():
     return spec, value.tobytes()
@@ -155,18 +155,18 @@ def _weight(name: str, value: np.ndarray, quantization: str | None) -> tuple[dic
     return spec | {"quantization": {"dtype": "float16", "original_dtype": "float32"}}, value.astype(np.float16).tobytes()
   least, most, steps = float(value.min()), float(value.max()), np.iinfo(quantization).max
   scale = (most - least) / steps or 1.0
-  if least < 0 < most:  # a zero, such as that of padding, stays one
+  if least < 0 < most:  # zero stays exact, as padding needs
     least = -round(-least / scale) * scale
   levels = np.clip(np.round((value.astype(np.float64) - least) / scale), 0, steps).astype(quantization)
   return spec | {"quantization": {"dtype": quantization, "scale": scale, "min": least, "original_dtype": "float32"}}, levels.tobytes()
 
 
 def weights(folder: Path) -> bytes:
-  """All weights of a model on disk, as TF.js joins them."""
+  """All weights of a model on disk, joined as in TF.js."""
   manifest = json.loads((folder / "model.json").read_text(encoding="utf-8"))["weightsManifest"]
   return b"".join((folder / path).read_bytes() for group in manifest for path in group["paths"])
 
 
 def is_held(dtype: tf.DType) -> bool:
-  """Whether TF.js holds all the values of a dtype."""
+  """Whether TF.js can hold all values of a dtype."""
   return dtype.size <= 4 and rule.held(dtype) in _NAMES

@@ -1,4 +1,4 @@
-"""Special functions of float32 in ops that every backend of TF.js has."""
+"""Special functions of float32, in ops that every backend of TF.js has."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..export import special
 
 
 def maximum(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """NaN if either is: the wasm kernel takes the number."""
+  """NaN if either operand is NaN; the wasm kernel returns the other one."""
   return _extreme(x, y, tf.greater_equal)
 
 
 def minimum(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """NaN if either is: the wasm kernel takes the number."""
+  """NaN if either operand is NaN; the wasm kernel returns the other one."""
   return _extreme(x, y, tf.less_equal)
 
 
@@ -22,18 +22,18 @@ def _extreme(x: tf.Tensor, y: tf.Tensor, first: object) -> tf.Tensor:
   assert callable(first)
   for one, other in ((x, y), (y, x)):
     value = tf.get_static_value(other)
-    if value is not None and not np.isnan(value).any():  # what is not known is the only one that can be NaN
+    if value is not None and not np.isnan(value).any():  # only the operand that is not a constant can be NaN
       return tf.where(first(other, one), other, one)
   return tf.where(tf.logical_or(first(x, y), tf.math.is_nan(x)), x, y)
 
 
 def sign(x: tf.Tensor) -> tf.Tensor:
-  """NaN stays NaN: TF.js makes 0 of it."""
+  """NaN for NaN; TF.js returns 0."""
   return tf.where(tf.math.is_nan(x), x, tf.sign(x))
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:
-  """log(1 + x) without cancellation: the wasm kernel has it. The rounding of 1 + x cancels in the quotient."""
+  """log(1 + x) without cancellation, unlike the wasm kernel: the rounding error of 1 + x cancels in the quotient."""
   one_more = x + 1.0
   far = tf.logical_or(tf.equal(one_more, 1.0), tf.logical_not(tf.math.is_finite(one_more)))
   log = tf.math.log(one_more)
@@ -42,20 +42,20 @@ def log1p(x: tf.Tensor) -> tf.Tensor:
 
 
 def power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """1 to any power is 1: in JavaScript, not to NaN."""
+  """1 to any power is 1; in JavaScript 1 to the power NaN is NaN."""
   result = tf.pow(x, y)
   value = tf.get_static_value(y)
   return result if value is not None and np.isfinite(value).all() else tf.where(tf.equal(x, 1.0), 1.0, result)
 
 
 def truncate_mod(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """The remainder with the sign of x, exact as C's fmod."""
+  """The remainder with the sign of x, as exact as C's fmod."""
   rest = tf.math.floormod(tf.abs(x), tf.abs(y))
   return tf.where(x < 0, -rest, rest)
 
 
 def erfc(x: tf.Tensor) -> tf.Tensor:
-  """1 - erf(x), also where that is tiny."""
+  """1 - erf(x) without cancellation."""
   size = tf.abs(x)
   far = special.erfc_from_one(size)
   return tf.where(size < 1.0, 1.0 - special.erf_to_one(x), tf.where(x < 0, 2.0 - far, far))
@@ -68,5 +68,5 @@ def erfinv(x: tf.Tensor) -> tf.Tensor:
 
 def lgamma(x: tf.Tensor) -> tf.Tensor:
   """log |gamma(x)|."""
-  # log(z + 7.5) in two parts, as XLA has it: 7.5 is known to more digits than the sum has.
+  # log(z + 7.5) in two parts, as in XLA, because the sum z + 7.5 is rounded.
   return special.lgamma(x, lambda z: log1p(z / 7.5) + np.float32(np.log(7.5)))

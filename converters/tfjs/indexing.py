@@ -1,4 +1,4 @@
-"""Ops that move elements, as TF.js' kernels can: gathers, scatters, diagonals, and bools, which wasm takes for four bytes."""
+"""Ops that move elements, in forms that TF.js' kernels support: gathers, scatters, diagonals. wasm reads bools as four bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rule import guarded, one, refused, same
 
 
 def scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement:
-  """What is scattered together first, then combined with the tensor, if that is more than zeros."""
+  """Scatters the updates into zeros, then combines the result with the tensor, unless it adds to zeros."""
 
   def function(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
     scattered = summed(op, indices, updates, tf.shape(x))
@@ -27,8 +27,8 @@ def scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement
 
 
 def scattered_rows(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-  """The cpu backend stops at a row outside, wasm writes it past the tensor; and cpu writes into the operand itself, be it a parameter."""
-  dtype = tf.int32 if x.dtype == tf.bool else x.dtype  # wasm slices no bool right
+  """At an out-of-bounds row cpu fails, and wasm writes outside the tensor. cpu also overwrites the operand, even a parameter."""
+  dtype = tf.int32 if x.dtype == tf.bool else x.dtype  # wasm slices bools wrongly
   rows = Rows.of(indices, tf.cast(updates, dtype), tf.shape(x))
   return tf.cast(rows.cut(tf.tensor_scatter_nd_update(rows.extended(tf.cast(x, dtype)), rows.vectors, rows.updates)), x.dtype)
 
@@ -39,7 +39,7 @@ def summed_rows(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape:
 
 
 def diagonal(function: Callable[..., tf.Tensor]) -> Replacement:
-  """Ops of the main diagonal, by a mask of it."""
+  """Ops on the main diagonal, by a mask."""
 
   @guarded
   def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
@@ -75,7 +75,7 @@ def diagonal_matrix(diagonal: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
 
 @guarded
 def moved_as_int32(op: tf.Operation, x: tf.Tensor, *others: tf.Tensor) -> Sequence[Any]:
-  """The wasm kernels take a bool for four bytes."""
+  """Moves bools as int32, because the wasm kernels read a bool as four bytes."""
   if op.inputs[0].dtype != tf.bool:
     return same(op, x, *others)
   [found] = replay.again(op, [tf.cast(x, tf.int32), *others], {tf.bool: tf.int32})
@@ -84,7 +84,7 @@ def moved_as_int32(op: tf.Operation, x: tf.Tensor, *others: tf.Tensor) -> Sequen
 
 @guarded
 def select(op: tf.Operation, predicate: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
-  """The wasm kernel takes a bool for four bytes."""
+  """Selects bools as int32, because the wasm kernel reads a bool as four bytes."""
   if op.inputs[1].dtype != tf.bool:
     return same(op, predicate, x, y)
   return [tf.logical_or(tf.logical_and(predicate, x), tf.logical_and(tf.logical_not(predicate), y))]
@@ -92,7 +92,7 @@ def select(op: tf.Operation, predicate: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -
 
 @guarded
 def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Sequence[Any]:
-  """Batch dimensions by indices of the joined rows: the wasm kernel reads other rows with them, or beyond its memory."""
+  """Batch dimensions as indices of flattened rows: with batch dimensions the wasm kernel reads wrong rows or invalid memory."""
   batch = op.get_attr("batch_dims") % (indices.shape.rank + 1)
   if not batch:
     return same(op, x, indices, axis)
@@ -114,7 +114,7 @@ def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) 
 
 
 def with_list_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor) -> Sequence[Any]:
-  """The list with another element."""
+  """The list with one element replaced."""
   index = tf.reshape(index, [1, 1])
   if op.inputs[2].shape.is_fully_defined() and items.shape[1:].is_compatible_with(op.inputs[2].shape):
     return [tf.tensor_scatter_nd_update(items, index, item[None])]

@@ -1,4 +1,4 @@
-"""One web page that holds a model and TF.js, and runs it."""
+"""A single web page that contains a model and TF.js, and runs the model."""
 
 from __future__ import annotations
 
@@ -18,19 +18,28 @@ from ..comparison.plan import Run
 from . import files
 
 _HERE = Path(__file__).parent
-_LARGEST_EXAMPLE = 10_000  # numbers; nobody reads more of them
+_LARGEST_EXAMPLE = 10_000  # numbers in the example of the page
 _TEXT = "A cat is asleep on the sofa.\nThe kitten naps on the couch."
 
 
 @dataclass(frozen=True)
 class Page:
-  """What `save(..., page=Page(...))` shows besides the model.
+  """Options of the web page that `save(..., page=Page(...))` writes.
 
   Attributes:
-    title: the name of the model; that of its folder if not given.
-    labels: names of the classes, for outputs whose last dimension has as many elements.
-    tokenizer: a tokenizer.json; then text is typed, and the int32 inputs of one or two dimensions are its tokens, those with "mask" in
-      their names its attention mask, and those with "type" zeros.
+    title: the name of the model. By default, the name of its folder.
+    labels: names of the classes, for outputs whose last dimension has this size.
+    tokenizer: the path of a tokenizer.json. The page then has a text field, and fills int32 inputs of rank 1 or 2 with the tokens of the
+      text: the attention mask for names with "mask", zeros for names with "type", and the tokens for others.
+
+  Examples:
+    >>> import jax
+    >>> from jax2tf.converters import tfjs
+    >>> page = tfjs.Page(title="Colours", labels=["red", "green", "blue"])
+    >>> options = {"inputs": {"x": "f32[b,3]"}, "outputs": ["y"], "backends": ["wasm"], "samples": 1}
+    >>> made = tfjs.save(lambda params, x: jax.nn.softmax(x), None, "model", page=page, **options)
+    >>> "<title>Colours" in (made.path / "page.html").read_text()
+    True
   """
 
   title: str = ""
@@ -38,10 +47,10 @@ class Page:
   tokenizer: str | os.PathLike[str] | None = None
 
   def read_tokenizer(self) -> dict[str, Any] | None:
-    """What the file of the tokenizer holds.
+    """The contents of the tokenizer file.
 
     Raises:
-      ValueError: it is no tokenizer.json.
+      ValueError: the file is not a tokenizer.json.
     """
     if self.tokenizer is None:
       return None
@@ -55,7 +64,7 @@ class Page:
 
 
 def template() -> Any:
-  """The page, to be rendered.
+  """The jinja2 template of the page.
 
   Raises:
     ImportError: jinja2 is missing.
@@ -70,13 +79,13 @@ def write(
   """Writes `folder`/page.html for the model in `folder`.
 
   Args:
-    verified: the backends in which the model was compared; the first is the page's own choice.
-    constraints: on the dimension variables; the page keeps upper bounds.
-    runs: of the comparison, one of which is the example.
+    verified: the backends of the comparison. The first is the default of the page.
+    constraints: conditions on the dimension variables. The page applies upper bounds.
+    runs: the runs of the comparison; one becomes the example.
 
   Raises:
     ImportError: jinja2 is missing.
-    ValueError: the tokenizer is none.
+    ValueError: the tokenizer file is not a tokenizer.json.
   """
   scope = packages / "node_modules" / "@tensorflow"
   wasm = scope / "tfjs-backend-wasm" / "dist"
@@ -87,7 +96,7 @@ def write(
   truncation, padding = ((tokenizer or {}).get(name) or {} for name in ("truncation", "padding"))
   bounds = (re.fullmatch(r"\s*(\w+)\s*<=\s*(\d+)\s*", constraint) for constraint in constraints)
   page = template().render(
-    # Of a script, nothing but its own end may end it.
+    # Escape end tags inside the script.
     scripts=[_script(scope / "tfjs" / "dist" / "tf.min.js"), _script(wasm / "tf-backend-wasm.min.js")],
     wasm=_base64((wasm / "tfjs-backend-wasm-simd.wasm").read_bytes()),
     model=model | {"weightSpecs": specs},
@@ -115,7 +124,7 @@ def write(
 
 
 def _example(runs: Sequence[Run]) -> Mapping[str, Any]:
-  """{input: nested lists} of the smallest call with ordinary numbers."""
+  """{input: nested lists} of the smallest run with ordinary numbers."""
   ordinary = [run.inputs for run in runs if run.values in ("ordinary", "given")]
   if not ordinary:
     return {}
@@ -134,6 +143,6 @@ def _base64(data: bytes) -> str:
 
 
 def _script(file: Path) -> str:
-  # Not splitlines(): TF.js has strings with characters that Python takes for ends of lines.
+  # Not splitlines(): strings in TF.js contain characters that Python treats as line ends.
   lines = [line for line in file.read_text(encoding="utf-8").split("\n") if not line.startswith("//# sourceMappingURL")]
   return "\n".join(lines).replace("</script", "<\\/script")

@@ -1,7 +1,7 @@
-"""What takes the place of the ops that TF.js 4.22 lacks on one of its backends, or gets wrong there.
+"""Replacements for ops that TF.js 4.22 lacks on some backend, or computes differently there.
 
-Each op of a graph comes through here, for dtypes too change (`dtypes`): it stays as it is, or is made of others, or is marked as
-refused, for the exporter to name them all.
+The table has every op of a graph, because dtypes change too (`dtypes`). An op is copied, composed of other ops, or marked as refused; the
+exporter then lists all refused ops.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _of_plain_dtypes(op: tf.Operation, *operands: Any) -> Sequence[Any]:
 
 
 def _modular(op: tf.Operation, *operands: tf.Tensor) -> tf.Tensor:
-  """Right in the low bits, whatever the others are."""
+  """For ops whose low bits are right whatever the upper bits of the operands are: wraps the result."""
   return ints.wrapped(same(op, *operands)[0], op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else same(op, *operands)[0]
 
 
@@ -55,7 +55,7 @@ def _product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _ordered(result_too: bool) -> Replacement:
-  """An op that compares: on uint32 with the sign turned."""
+  """An op that compares. It takes uint32 with a flipped sign bit."""
 
   @guarded
   def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
@@ -83,7 +83,7 @@ def _extreme(of_floats: Callable[..., tf.Tensor]) -> Replacement:
 
 
 def _reduction(empty: float, modular: bool) -> Replacement:
-  """A reduction of no elements is `empty`: the wasm kernels return what their memory held."""
+  """A reduction of no elements returns `empty`; the wasm kernels return uninitialised memory."""
   on_integers: Replacement = one(_modular) if modular else _ordered(True)
 
   @guarded
@@ -99,7 +99,7 @@ def _reduction(empty: float, modular: bool) -> Replacement:
 
 
 def _matrix_product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[Any]:
-  """As it is for floats; of integers, which the wasm kernel does not take, the sum of products."""
+  """MatMul for floats; a sum of products for integers, which the wasm kernel lacks."""
   shape = op.outputs[0].shape
   if op.inputs[0].shape[-2 if _turned(op, 0) else -1] == 0 and shape.is_fully_defined():
     return [tf.zeros(shape, held(op.outputs[0].dtype))]
@@ -139,14 +139,12 @@ def _truncate_mod(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _short(x: tf.Tensor, y: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
-  """Where the quotient towards zero is one more than that towards minus infinity."""
+  """Where truncation towards zero and rounding down differ, by one."""
   return tf.logical_and(tf.not_equal(rest, 0), tf.not_equal(x < 0, y < 0))
 
 
 def _constant(op: tf.Operation) -> list[tf.Tensor]:
-  if (
-    op.outputs[0].dtype == tf.string
-  ):  # the words of an assertion, which is dropped; whatever else takes strings is refused by its own name
+  if op.outputs[0].dtype == tf.string:  # the message of an assertion, which is dropped; other string ops are refused
     return [tf.zeros([], tf.int32)]
   value = tf.get_static_value(op.outputs[0])
   if (dtype := strange(op)) is not None:
@@ -156,7 +154,7 @@ def _constant(op: tf.Operation) -> list[tf.Tensor]:
 
 @guarded
 def _cast(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
-  """Casts between dtypes as they are held; the wasm kernel makes 2 of a bool from 2."""
+  """Casts between held dtypes. The wasm kernel casts 2 to a bool of value 2."""
   source, dtype = op.inputs[0].dtype, op.outputs[0].dtype
   if dtype == tf.bool:
     return [x if source == tf.bool else tf.not_equal(x, tf.zeros([], x.dtype))]
@@ -222,7 +220,7 @@ def _convolution(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
 @replaces("MaxPool3D", on="tfjs", because="TF.js 4.22: wasm takes 2**-126 for the least number")
 @guarded
 def _max_pool(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
-  """x f32[n,d,h,w,c] -> f32[n,d',h',w',c]: first along h and w, then along d."""
+  """x f32[n,d,h,w,c] -> f32[n,d',h',w',c], first along h and w, then along d."""
   window, strides, padding = op.get_attr("ksize"), op.get_attr("strides"), op.get_attr("padding").decode()
   if op.get_attr("data_format") != b"NDHWC":
     return refused(op, "channels that are not last")
@@ -240,7 +238,7 @@ def _clip(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf
 
 
 def _on_floats(function: Callable[..., tf.Tensor], on_integers: Callable[..., tf.Tensor] | None = None) -> Replacement:
-  """For floats; integers have their own, or keep the op. The wasm kernels of Abs and Neg compute these in float32."""
+  """Applies to floats. Integers use `on_integers`, or keep the op: wasm's Abs and Neg compute them in float32."""
 
   @guarded
   def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
@@ -259,11 +257,11 @@ def _sign(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
 
 
 def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
-  """A list as one tensor of its rows."""
+  """A TensorList as one tensor of its rows."""
   dtype = held(op.get_attr("element_dtype"))
   if dtype not in (tf.float32, tf.int32, tf.bool) or element_shape.shape.rank != 1:
     return refused(op, f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known")
-  # A size that is not known yet, -1, is 1 until the first element broadcasts it.
+  # A size that is unknown before the first element is set, -1, becomes 1; setting the element broadcasts it.
   sizes = tf.where(element_shape < 0, 1, tf.cast(element_shape, tf.int32))
   return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
 
@@ -360,10 +358,22 @@ _replaces_each(
 )
 
 
-class Table(Mapping[str, Replacement]):
-  """A replacement for every type of op but calls, loops, branches and identities."""
+def _batch_norm(op: Any, x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Sequence[Any]:
+  """In inference, of the last axis: all that the fused idioms take of it."""
+  if op.get_attr("is_training") or op.get_attr("data_format") != b"NHWC":
+    return _lacking(op, x, scale, offset, mean, variance)
+  factor = scale * tf.math.rsqrt(variance + op.get_attr("epsilon"))
+  return [x * factor + (offset - mean * factor), mean, variance, mean, variance, tf.zeros_like(mean)]
 
-  _own = registry.TABLES["tfjs"]
+
+_replaces_each({"FusedBatchNormV3": _batch_norm}, because="TF.js 4.22: not among the ops that its converter lists")
+
+
+class Table(Mapping[str, Replacement]):
+  """Replaces every type of op except calls, loops, branches and identities."""
+
+  def __init__(self, own: Mapping[str, Replacement]):
+    self._own = own
 
   def __contains__(self, op_type: object) -> bool:
     return op_type not in replay.REPLAYED
@@ -380,4 +390,7 @@ class Table(Mapping[str, Replacement]):
     return len(SUPPORTED | self._own.keys())
 
 
-TABLE = Table()
+TABLE = Table(registry.TABLES["tfjs"])
+# TF.js 4.22: its own erf is wrong by at most 1.5e-7, which is the rounding of GELU.
+_ERFC = _on_floats(lambda x: 1.0 - tf.math.erf(x))
+FUSED_TABLE = Table({**registry.TABLES["tfjs"], "Erfc": _ERFC})

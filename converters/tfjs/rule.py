@@ -1,4 +1,4 @@
-"""What every replacement of an op for TF.js is made with: the dtypes that hold others, the op as it is, and a refusal."""
+"""Tools for replacements in TF.js: held dtypes, unchanged ops, and refusals."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..export import replay
 from ..export.replay import Replacement
 from . import dtypes as ints
 
-REFUSED = "_jax2tf_refused"  # the attribute of a node that stands for an op that TF.js cannot take: the type of the op, and why
+REFUSED = "_jax2tf_refused"  # attribute that marks a stand-in for a refused op: its type, and why
 TOO_WIDE = "a number of 64 bits, of which TF.js would see 32"
 
 
 def held(dtype: tf.DType) -> tf.DType:
-  """The dtype of TF.js that holds it."""
+  """The TF.js dtype that holds it."""
   return ints.HELD.get(dtype, dtype)
 
 
 def held_by_numpy(dtype: np.dtype[Any]) -> np.dtype[Any]:
-  """The same for arrays."""
+  """The same, for NumPy dtypes."""
   return np.dtype(held(tf.as_dtype(dtype)).as_numpy_dtype)
 
 
 def refused(op: tf.Operation, why: str) -> list[tf.Tensor]:
-  """Stand-ins of the results, of which the first bears the mark."""
+  """Stand-ins for the results of a refused op. The first has the mark."""
   results = []
   for y in op.outputs:
     dtype = held(y.dtype) if held(y.dtype) in (tf.float32, tf.int32, tf.bool) else tf.float32
@@ -42,18 +42,18 @@ def refused(op: tf.Operation, why: str) -> list[tf.Tensor]:
 
 
 def same(op: tf.Operation, *operands: Any) -> list[tf.Tensor]:
-  """The op as it is, on dtypes as they are held."""
+  """The op unchanged, on held dtypes."""
   return replay.again(op, operands, ints.HELD)
 
 
 def strange(op: tf.Operation) -> tf.DType | None:
-  """A dtype that TF.js cannot hold."""
+  """A dtype of the op that TF.js cannot hold, or None."""
   tensors = [*op.inputs, *op.outputs]
   return next((x.dtype for x in tensors if held(x.dtype) not in (tf.float32, tf.int32, tf.bool, tf.variant)), None)
 
 
 def guarded(replacement: Replacement) -> Replacement:
-  """`replacement`, where TF.js can hold all the dtypes."""
+  """Refuses the op if TF.js cannot hold one of its dtypes, and otherwise calls `replacement`."""
 
   def checked(op: tf.Operation, *operands: Any) -> Sequence[Any]:
     if (dtype := strange(op)) is not None:
@@ -64,10 +64,10 @@ def guarded(replacement: Replacement) -> Replacement:
 
 
 def one(function: Callable[..., tf.Tensor]) -> Replacement:
-  """A replacement from `function(op, *operands)` of one result."""
+  """A replacement from `function(op, *operands)` with one result."""
   return guarded(lambda op, *operands: [function(op, *operands)])
 
 
 def is_wide(op: tf.Operation) -> bool:
-  """Whether an operand may have values beyond 32 bits."""
+  """Whether an operand may have values that need more than 32 bits."""
   return any(x.dtype in ints.WIDE and not ints.is_exact(x) for x in op.inputs)

@@ -1,4 +1,4 @@
-"""TF.js itself: where it comes from, and how a model is run in it."""
+"""Installs TF.js from npm, and runs models in it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,20 @@ _HERE = Path(__file__).parent
 
 
 def packages() -> Path:
-  """The folder whose node_modules has TF.js and its wasm backend, of the versions in package.json beside this file.
+  """Installs TF.js and its wasm backend, in the versions of package.json beside this file.
 
-  Made once, in the user's cache, in a folder with the version of TF.js and a hash of package-lock.json.
+  They are installed once, in the user's cache, in a folder named by the version of TF.js and a hash of package-lock.json.
+
+  Returns:
+    the folder that contains node_modules.
 
   Raises:
-    ImportError: there is no node or npm, or npm cannot get the packages.
+    ImportError: Node.js or npm is missing, or npm cannot install the packages.
+
+  Examples:
+    >>> from jax2tf.converters import tfjs
+    >>> (tfjs.packages() / "node_modules").is_dir()
+    True
   """
   npm = _program("npm")
   cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jax2tf")
@@ -44,13 +52,13 @@ def packages() -> Path:
     for name in ("package.json", "package-lock.json"):
       shutil.copy(_HERE / name, place / name)
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    environment = {**os.environ, "PATH": _path()}  # npm looks for node there
+    environment = {**os.environ, "PATH": _path()}  # npm looks for node on PATH
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
       raise ImportError(f"exporting to TF.js needs its packages, and npm ci failed:\n{done.stderr.strip()[-1000:]}")
     try:
       place.rename(folder)
-    except OSError:  # another process was faster
+    except OSError:  # another process installed it first
       if not folder.is_dir():
         raise
     return folder
@@ -59,7 +67,7 @@ def packages() -> Path:
 
 
 def _path() -> str:
-  """Where programs are looked for: first beside Python, where the extra jax2tf[tfjs] puts Node.js."""
+  """The search path of programs: first the folder of Python, where jax2tf[tfjs] installs Node.js."""
   return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -71,14 +79,14 @@ def _program(name: str) -> str:
 
 
 def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str], runs: Sequence[plan.Run]) -> Sequence[Answer]:
-  """What the model answers, all runs in one process of node.
+  """The answers of the model to the runs, in one Node.js process.
 
   Args:
-    folder: of the packages.
+    folder: the folder of the packages.
     model: the folder with model.json.
     backend: "cpu" or "wasm".
     outputs: {name: dtype and shape in jaxpr notation}.
-    runs: what to run.
+    runs: the runs.
 
   Raises:
     RuntimeError: TF.js cannot load the model.
@@ -90,7 +98,7 @@ def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str],
     try:
       done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=compare.PATIENCE)
     except subprocess.TimeoutExpired as error:
-      raise RuntimeError(f"TF.js {VERSION} ({backend}) answers otherwise: after {compare.PATIENCE} s it has not answered") from error
+      raise RuntimeError(f"TF.js {VERSION} ({backend}) did not answer within {compare.PATIENCE} s") from error
     if done.returncode:
       raise RuntimeError(f"TF.js {VERSION} ({backend}) cannot load the model: {done.stderr.strip()[-2000:]}")
     found: list[Answer] = json.loads((exchange / "answers.json").read_text(encoding="utf-8"))
@@ -115,7 +123,7 @@ def _write_runs(exchange: Path, outputs: Sequence[str], runs: Sequence[plan.Run]
 
 
 def as_held(array: np.ndarray) -> np.ndarray:
-  """float32, int32 or bool: what the model takes for it; of uint32, the int32 of the same bits."""
+  """The array in the dtype that the model takes: float32, int32 or bool. uint32 becomes the int32 of the same bits."""
   return array.astype(rule.held_by_numpy(array.dtype))
 
 
@@ -125,5 +133,5 @@ def _array(data: bytes, spec: Mapping[str, Any]) -> np.ndarray:
 
 
 def _of_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-  """As the signature has it, if this is how TF.js holds that; else as it is, for the comparison to tell."""
+  """The array in the signature's dtype, if TF.js holds that dtype so. Otherwise unchanged, and the comparison reports it."""
   return array.astype(dtype) if array.dtype == rule.held_by_numpy(dtype) else array

@@ -1,8 +1,10 @@
-"""Functions and SavedModels as LiteRT (TFLite) models."""
+"""Exports functions and SavedModels to LiteRT (TFLite)."""
 
-from .exporter import LEAST_COSINE, Exported, ExportError, QuantizationReport, quantization_report, run, save, save_model, save_training
+from .exporter import IDIOMS, LEAST_COSINE, Exported, ExportError, run, save, save_model, save_training
+from .schemes import QuantizationReport, quantization_report
 
 __all__ = [
+  "IDIOMS",
   "LEAST_COSINE",
   "ExportError",
   "Exported",

@@ -1,4 +1,4 @@
-"""Bitwise ops and shifts of LiteRT's int32 kernels, of which only BitwiseXor and RightShift are there; of 64 bits as two words."""
+"""Bitwise ops and shifts for LiteRT, which has only BitwiseXor and RightShift of int32. 64-bit integers are two words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Words = tuple[tf.Tensor, tf.Tensor]
 
 
 def bitwise(function: Callable[..., tf.Tensor]) -> Replacement:
-  """A replacement by a function that works bit by bit on int32."""
+  """A replacement by a bitwise function of int32."""
 
   def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
     if operands[0].dtype.size < 8:
@@ -25,7 +25,7 @@ def bitwise(function: Callable[..., tf.Tensor]) -> Replacement:
 
 
 def conjunction(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """x & y, from a + b = (a ^ b) + 2 (a & b) of all bits but the lowest, which cannot overflow."""
+  """x & y, from a + b = (a ^ b) + 2 (a & b). It applies to all bits but the lowest, so the sum cannot overflow."""
   one = tf.constant(1, tf.int32)
   a, b = _arithmetic(x, one), _arithmetic(y, one)
   lowest = (x - (a + a)) * (y - (b + b))
@@ -33,14 +33,14 @@ def conjunction(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def disjunction(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Of the two parts of a rotation, which have no bit in common, it is their xor."""
+  """x | y. The two parts of a rotation have no common bit, so there it is x ^ y."""
   if _is_rotation(op):
     return bitwise(tf.bitwise.bitwise_xor)(op, x, y)
   return bitwise(lambda a, b: tf.bitwise.bitwise_xor(a, b) + conjunction(a, b))(op, x, y)
 
 
 def _is_rotation(op: tf.Operation) -> bool:
-  """x << n | y >> (bits - n), of unsigned integers, as in the rounds of threefry."""
+  """Whether it is x << n | y >> (bits - n) of unsigned integers, as in the rounds of threefry."""
   shifts = {x.op.type: tf.get_static_value(x.op.inputs[1]) for x in op.inputs if x.op.type in ("LeftShift", "RightShift")}
   dtype = op.inputs[0].dtype
   if len(shifts) < 2 or not dtype.is_unsigned or any(places is None for places in shifts.values()):
@@ -57,7 +57,7 @@ def left_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[tf
 
 
 def right_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Zeros come in from the left of unsigned integers; those below 32 bits are not negative in int32."""
+  """x >> n: logical for unsigned integers. Those narrower than 32 bits are not negative in int32, so RightShift is right."""
   shift = logical_shift if op.inputs[0].dtype in (tf.uint32, tf.uint64) else _arithmetic
   if x.dtype.size < 8:
     return [shift(x, places)]
@@ -65,7 +65,7 @@ def right_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[t
 
 
 def _left(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-  """x << n, as x * 2**n."""
+  """x << n as x * 2**n."""
   powers = np.array([1 << k for k in range(32)], np.uint32).view(np.int32)
   if (known := tf.get_static_value(places)) is not None:
     return x * tf.constant(powers[np.clip(known, 0, 31)])
@@ -74,12 +74,12 @@ def _left(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 
 
 def _arithmetic(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-  """x >> n."""
+  """The arithmetic shift x >> n."""
   return tf.bitwise.right_shift(*_of_one_shape(x, places))
 
 
 def logical_shift(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-  """x >> n of the uint32 of the same bits, whose own kernel there is."""
+  """The logical shift x >> n, by LiteRT's uint32 kernel on the same bits."""
   x, places = _of_one_shape(x, places)
   return tf.cast(tf.bitwise.right_shift(tf.cast(x, tf.uint32), tf.cast(places, tf.uint32)), tf.int32)
 
@@ -93,11 +93,11 @@ def _of_one_shape(x: tf.Tensor, y: tf.Tensor) -> _Words:
 
 
 def _shifted(x: tf.Tensor, places: tf.Tensor, near: Callable[..., _Words], far: Callable[..., _Words]) -> tf.Tensor:
-  """A shift of 64 bits.
+  """A shift of 64-bit integers.
 
   Args:
     near: (low word, high word, n) -> both shifted by n < 32.
-    far: the same for 32 + n.
+    far: the same, shifted by 32 + n.
   """
   known = tf.get_static_value(places)
   if known is not None and known.ndim == 0:
@@ -115,7 +115,7 @@ def _shifted(x: tf.Tensor, places: tf.Tensor, near: Callable[..., _Words], far: 
   return tf.bitcast(tf.stack(words, -1), x.dtype)
 
 
-# In two steps, for a word cannot be shifted by all its 32 places at once.
+# In two steps, because a shift of a word by 32 is undefined.
 
 
 def _left_near(low: tf.Tensor, high: tf.Tensor, n: tf.Tensor) -> _Words:
@@ -136,9 +136,9 @@ def _right_far(low: tf.Tensor, high: tf.Tensor, n: tf.Tensor, shift: Callable[..
 
 
 def population_count(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """A. Legendre: the sum of the digits of x in base 2 is x - (x >> 1) - (x >> 2) - ..."""
+  """The number of ones, by Legendre's formula: x - (x >> 1) - (x >> 2) - ..."""
   if x.dtype.size == 8:
-    return again(op, [x])  # for the converter to refuse it
+    return again(op, [x])  # the converter then refuses it
   if op.inputs[0].dtype == tf.int8:
     x = tf.cast(tf.cast(x, tf.uint8), tf.int32)
   elif op.inputs[0].dtype == tf.int16:

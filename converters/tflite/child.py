@@ -1,6 +1,6 @@
-"""Runs the signatures of a .tflite file in a process of its own, because some kernels end theirs.
+"""Runs the signatures of a .tflite file in a separate process, because some LiteRT kernels abort the process.
 
-It is a script, not a module of the package: LiteRT and NumPy are all that it needs.
+It is a script that needs only LiteRT and NumPy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py
 
 
 def main(request_file: str, response_file: str) -> None:
-  """{"model": path, "runs": [{"signature", "inputs", "timed", "anew"}]} -> the list of their answers, in order."""
+  """{"model": path, "runs": [{"signature", "inputs", "timed", "anew"}]} -> the list of answers, in order."""
   request = pickle.loads(Path(request_file).read_bytes())
   answers: list[dict[str, Any]] = []
   try:
@@ -29,7 +29,7 @@ def main(request_file: str, response_file: str) -> None:
       runner = runners.get(run["signature"])
       answers.append(_calls["answered"](lambda run=run, runner=runner: functools.partial(runner, **run["inputs"]), run["timed"]))
       print("done", flush=True)
-  except Exception as error:  # the file itself cannot be opened
+  except Exception as error:  # the file cannot be opened
     answers = [_calls["failed"](_calls["sentence"](error))] * len(request["runs"])
   Path(response_file).write_bytes(pickle.dumps(answers))
 

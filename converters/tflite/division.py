@@ -1,4 +1,4 @@
-"""Division and remainder, whose kernels LiteRT has for some dtypes, and which refuse, saturate or die at the edges."""
+"""Division and remainder. LiteRT's kernels lack some dtypes, and refuse, saturate or abort for some operands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .rule import WIDER, flipped, widened
 
 
 def _divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """int32 x / y towards zero. LiteRT's kernel saturates -2**31 / -1, where TensorFlow's wraps."""
+  """int32 x / y, rounded towards zero. For -2**31 / -1 LiteRT saturates, and TensorFlow wraps."""
   minus = tf.equal(y, tf.constant(-1, tf.int32))
   return tf.where(minus, -x, tf.truncatediv(x, tf.where(minus, tf.constant(1, tf.int32), y)))
 
 
 def _unsigned_divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """The bits of a uint32 quotient (H. Warren, Hacker's Delight, 9-3): half of x divided, doubled, and set right by at most one."""
+  """The bits of a uint32 quotient (H. Warren, Hacker's Delight, 9-3): 2 * ((x >> 1) / y), corrected by at most one."""
   one = tf.constant(1, tf.int32)
   large = y < tf.constant(0, tf.int32)
   divisor = tf.where(large, one, y)
@@ -60,7 +60,7 @@ def _floor_div(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tens
 @replaces("FloorMod", on="tflite", because="LiteRT 2.3: ends the process for -2**31 mod -1, and has none of uint32")
 @widened
 def _floor_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """LiteRT's kernel ends the process for -2**31 mod -1 (SIGFPE)."""
+  """LiteRT's kernel aborts the process for -2**31 mod -1 (SIGFPE)."""
   if op.inputs[0].dtype == tf.uint32:
     return [x - _unsigned_divided(x, y) * y]
   if not x.dtype.is_floating:

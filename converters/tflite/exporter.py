@@ -1,7 +1,7 @@
-"""A function as a LiteRT (TFLite) model of builtin ops, which LiteRT's interpreter has run and which agrees with JAX.
+"""Exports a function as a LiteRT (TFLite) model of builtin ops, and compares its outputs in LiteRT's interpreter with JAX's.
 
-TensorFlow's converter translates the op by op graph of the signatures. What LiteRT lacks or gets wrong is replaced beforehand
-(`replacements`). Floating point models are compared as everywhere; quantised ones by the cosine of each output with JAX's
+`replacements` replaces ops that LiteRT lacks or computes differently. TensorFlow's converter then translates the graph op by op.
+Floating point models are compared within rtol and atol, quantised models by the cosine of each output with JAX's
 (`quantized.LEAST_COSINE`).
 """
 
@@ -11,15 +11,15 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import tensorflow as tf
 
+from jax2tf.idioms import fused as fused_idioms
+
 from ..comparison import plan
-from ..comparison.report import extra
 from ..export import replay
 from ..export.source import Exported, ExportError, Source, single
 from ..saved_model import publish
@@ -28,6 +28,9 @@ from . import quantized, runtime, state, training
 from .quantized import LEAST_COSINE
 from .replacements import FUSED, TABLE
 from .runtime import RUNTIME, TARGET
+
+# LiteRT 2.3: its MAX_POOL_2D and SELU ignore NaN. With the other fused idioms the values are JAX's.
+IDIOMS = fused_idioms.without("max_pool", "selu")
 
 
 def save(
@@ -38,6 +41,7 @@ def save(
   inputs: Mapping[str, Any],
   outputs: Sequence[str] | Mapping[str, str] | None = None,
   polymorphic_constraints: Sequence[str] = (),
+  idioms: str = IDIOMS,
   overwrite: bool = False,
   quantization: str | None = None,
   representative_dataset: Any = None,
@@ -46,11 +50,28 @@ def save(
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
 
-  `fun`, `params`, `inputs`, `outputs` and `polymorphic_constraints` are those of `saved_model.save`; the rest, the result and the errors
-  are those of `save_model`.
+  Args:
+    fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
+    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's values (docs/guide/fused.md).
+    path, overwrite, quantization, representative_dataset, least_cosine, comparison: as for `save_model`.
+
+  Returns:
+    as `save_model`.
+
+  Raises:
+    ExportError, FileExistsError, ImportError, ValueError: as `save_model`.
+    NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+
+  Examples:
+    >>> import jax.numpy as jnp, numpy as np
+    >>> from jax2tf.converters import tflite
+    >>> w = np.eye(2, dtype=np.float32)
+    >>> made = tflite.save(lambda w, x: jnp.tanh(x @ w), w, "model.tflite", inputs={"x": "f32[1,2]"}, outputs=["y"])
+    >>> made.path.name
+    'model.tflite'
   """
   _check(Path(path), overwrite, quantization, representative_dataset)
-  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints)
+  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
   return save_model(
     model,
@@ -70,39 +91,53 @@ def save_model(
   signatures: Sequence[str] | None = None,
   reference: Any = None,
   params: Any = None,
+  idioms: str | None = None,
   overwrite: bool = False,
   quantization: str | None = None,
   representative_dataset: Any = None,
   least_cosine: float | None = None,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
-  """Exports the signatures of a model as one file, whose signature runners have their names and those of inputs and outputs.
+  """Exports the signatures of a model as one file, which keeps the names of signatures, inputs and outputs.
 
-  Stateful signatures of a builder share the variables of an interpreter; the signature `state` of the file returns them.
+  Stateful signatures of a builder become signatures that share variables of the interpreter. The file gets a further signature, `state`,
+  which returns the variables.
 
   Args:
-    model: a builder, or the directory of a SavedModel that one saved.
+    model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
     path: the file, `model.tflite`.
-    signatures: those to export; all if not given, and of several names of one function the first.
-    reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}; the SavedModel in TensorFlow if not
-      given.
-    params: for `reference`.
-    overwrite: whether to replace the file.
-    quantization: None; "float16", weights; "dynamic_int8", weights, and activations while it runs; "int8", both beforehand, of the
-      ops that have int8 kernels; "int4", weights, by ai-edge-quantizer. Inputs and outputs keep their dtypes.
-    representative_dataset: for "int8", an iterable of {input: array}; of several signatures {signature: iterable}.
-    least_cosine: what each output of a quantised model must have with the reference's; `LEAST_COSINE[quantization]` if not given.
-    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol` of `comparison.plan.Comparison`;
-      rtol and atol are not for a quantised model.
+    signatures: names of the signatures to export. By default all; of several names of one function, the first.
+    reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}. By default, the SavedModel run by
+      TensorFlow.
+    params: the parameters of `reference`.
+    idioms: the idioms that the model must have; they are those that it was made with.
+    overwrite: whether to replace an existing file.
+    quantization: None; "float16": quantised weights; "dynamic_int8": weights, and activations at run time; "int8": weights and
+      activations, calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer. Inputs and outputs keep their dtypes.
+    representative_dataset: calibration data for "int8": an iterable of {input: array}, or {signature: iterable} for several signatures.
+    least_cosine: the least cosine between an output of a quantised model and the reference's. By default `LEAST_COSINE[quantization]`.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in `comparison.plan.Comparison`. A quantised model takes neither
+      rtol nor atol.
 
   Returns:
     the file, the report of the comparison and the size.
 
   Raises:
-    ExportError: ops that LiteRT lacks, all at once with the lines that ask for them; or another answer than the reference's.
-    FileExistsError: the file is there and `overwrite` is False.
+    ExportError: LiteRT lacks ops, all listed with their source lines; or an output differs from the reference's.
+    FileExistsError: the file exists and `overwrite` is False.
+    FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[tflite] is missing.
-    ValueError: a quantization that there is not, one without its data, or options that do not belong to it.
+    ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an option does not apply to it; the function
+      calls back into Python.
+
+  Examples:
+    >>> from jax2tf.converters import saved_model, tflite
+    >>> model = saved_model.Model({"w": 2.0})
+    >>> model = model.add(lambda params, x: params["w"] * x, inputs={"x": "f32[4]"}, outputs=["y"], signatures=["scale"])
+    >>> model = model.add(lambda params, x: x - params["w"], inputs={"x": "f32[4]"}, outputs=["y"], signatures=["shift"])
+    >>> made = tflite.save_model(model, "model.tflite", samples=1)
+    >>> made.path.name, made.report.ok
+    ('model.tflite', True)
   """
   path, asked = Path(path), plan.Comparison(**comparison)
   _check(path, overwrite, quantization, representative_dataset)
@@ -110,7 +145,7 @@ def save_model(
     raise ValueError(f"least_cosine = {least_cosine} is for a quantised model; this one is compared with rtol and atol")
   if quantization is not None and (asked.rtol is not None or asked.atol is not None):
     raise ValueError(f"rtol and atol are not for quantization={quantization!r}, whose outputs are compared by least_cosine")
-  source = Source.of(model, signatures=signatures, reference=reference, params=params)
+  source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
   source.refuse_writers(TARGET, f"{RUNTIME} with quantization={quantization!r}" if quantization else RUNTIME, has_state=not quantization)
   _refuse_empty(source)
   contents = _converted(source, quantization, representative_dataset)
@@ -126,94 +161,30 @@ def save_model(
   return Exported.at(path, report)
 
 
-@dataclass(frozen=True)
-class Quantized:
-  """A scheme in a `QuantizationReport`.
-
-  Attributes:
-    size: of the file, in bytes; None if there is none.
-    max_abs: the largest difference of an output from the reference's.
-    cosine: the least that an output has with the reference's; None for a scheme that is not quantised.
-    problem: why there is no file, or empty.
-  """
-
-  scheme: str
-  size: int | None
-  max_abs: float | None
-  cosine: float | None
-  problem: str = ""
-
-
-@dataclass(frozen=True)
-class QuantizationReport:
-  """What each scheme costs."""
-
-  rows: tuple[Quantized, ...]
-
-  def text(self) -> str:
-    """A table; ImportError without tabulate, of jax2tf[verify]."""
-    whole = next((row.size for row in self.rows if row.scheme == "None"), None)
-    cells = [
-      [
-        row.scheme,
-        row.size,
-        f"{row.size / whole:.2f}" if row.size and whole else "",
-        "" if row.max_abs is None else f"{row.max_abs:.2g}",
-        "" if row.cosine is None else f"{row.cosine:.6f}",
-        row.problem,
-      ]
-      for row in self.rows
-    ]
-    titles = ("quantization", "bytes", "of float32", "max abs", "cosine", "problem")
-    return str(extra("tabulate").tabulate(cells, titles, disable_numparse=True)) + "\n"
-
-
 def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, signature: str = "serving_default") -> dict[str, np.ndarray]:
-  """{output: array}, what LiteRT computes on CPU from {input: array}, in a process of its own.
+  """Runs a signature once in LiteRT on CPU, in a separate process.
+
+  Args:
+    path: the .tflite file.
+    inputs: {input: array}.
+    signature: the name of the signature.
+
+  Returns:
+    {output: array}.
 
   Raises:
     ImportError: ai-edge-litert is missing.
-    RuntimeError: LiteRT fails; with its words.
+    RuntimeError: LiteRT fails. The message quotes it.
+
+  Examples:
+    >>> import numpy as np
+    >>> from jax2tf.converters import tflite
+    >>> made = tflite.save(lambda params, x: 2 * x, None, "model.tflite", inputs={"x": "f32[b]"}, outputs=["y"])
+    >>> tflite.run("model.tflite", {"x": np.ones(3, np.float32)})
+    {'y': array([2., 2., 2.], dtype=float32)}
   """
   runtime.extra("ai_edge_litert")
   return single(functools.partial(runtime.answers, Path(path)), inputs, signature)
-
-
-def quantization_report(
-  model: Model | str | os.PathLike[str],
-  folder: str | os.PathLike[str],
-  schemes: Sequence[str | None] = (None, *LEAST_COSINE),
-  *,
-  representative_dataset: Any = None,
-  **options: Any,
-) -> QuantizationReport:
-  """Exports a model by each scheme, as `folder/<scheme>.tflite`, float32.tflite for None, and says what each costs.
-
-  Args:
-    model: as of `save_model`.
-    folder: for the files. A scheme whose file would be too far from the reference has none, and its row says why.
-    schemes: values of `quantization`.
-    representative_dataset: for "int8"; without it that scheme is left out of the default ones.
-    options: the other arguments of `save_model`, without rtol and atol.
-  """
-  folder = Path(folder)
-  rows = []
-  for scheme in schemes:
-    if scheme == "int8" and representative_dataset is None and schemes == (None, *LEAST_COSINE):
-      continue
-    rows.append(_measured(model, folder / f"{scheme or 'float32'}.tflite", scheme, representative_dataset, options))
-  return QuantizationReport(tuple(rows))
-
-
-def _measured(model: Any, path: Path, scheme: str | None, representative_dataset: Any, options: Mapping[str, Any]) -> Quantized:
-  data = representative_dataset if scheme == "int8" else None
-  try:
-    made = save_model(model, path, quantization=scheme, representative_dataset=data, **options)
-  except ExportError as error:
-    return Quantized(str(scheme), None, None, None, " ".join(str(error).split()))
-  rows = [row for row in made.report.rows if row.values in ("ordinary", "given")]
-  cosines = [row.cosine for row in rows if isinstance(row, quantized.QuantizedRow)]
-  return Quantized(str(scheme), made.size, max((row.max_abs or 0.0 for row in rows), default=0.0), min(cosines, default=None))
 
 
 def save_training(
@@ -233,32 +204,47 @@ def save_training(
   rtol: float | None = None,
   atol: float | None = None,
 ) -> Exported:
-  """Exports a model that learns on the device: its parameters are variables of the interpreter.
+  """Exports a model for on-device training: its parameters are variables of the interpreter.
 
-  The file has the signatures `train`, one step of stochastic gradient descent on a batch, which returns the `loss` before it; `infer`,
-  `fun` of the parameters as they are now; `parameters`, which returns them; and `restore`, which takes and sets them.
-  LiteRT's builtin ops neither read nor write files, so keeping the parameters is the application's part. A tensor of parameters is
-  named by its path, `encoder_0_kernel`; `parameters` takes a number that it does not use, for a LiteRT signature has inputs.
+  The file has four signatures. `train` runs one step of stochastic gradient descent on a batch, and returns the `loss` before the step.
+  `infer` runs `fun` with the current parameters. `parameters` returns the parameters, and `restore` sets them.
+  LiteRT's builtin ops neither read nor write files, so the application stores the parameters. A parameter tensor is named by its path,
+  `encoder_0_kernel`. A LiteRT signature needs an input, so `parameters` takes a number and ignores it.
 
   Args:
-    loss: `loss(params, *batch)`, a scalar that JAX can differentiate.
-    fun: `fun(params, *inputs)`.
-    params: a pytree of float32 arrays, with which training begins.
+    loss: `loss(params, *batch)` -> f32[], differentiable in JAX.
+    fun: `fun(params, *inputs)`, the function to infer with.
+    params: a pytree of float32 arrays, the initial parameters.
     path: the file, `model.tflite`.
-    batch, inputs: the arguments of `loss` and of `fun`, as in `saved_model.save`.
-    learning_rate: the step is -learning_rate times the gradient.
-    outputs: names for the results of `fun`.
-    steps: how many of them the file takes, on random batches, to be compared with JAX.
-    sizes: of symbolic dimensions, at which to compare; 4 for those not given.
-    examples: {argument: array, or callable(rng, shape, dtype)} instead of random ones.
-    overwrite: whether to replace the file.
-    rtol, atol: |tflite - jax| <= atol + rtol * |jax|, of losses, parameters and outputs.
+    batch, inputs: {name: spec} for the arguments of `loss` and of `fun`, as `inputs` of `saved_model.save`.
+    learning_rate: a step adds -learning_rate times the gradient.
+    outputs: names for the leaves of the result of `fun`.
+    steps: how many steps to compare with JAX, on random batches.
+    sizes: {dimension variable: size} for the comparison. By default 4.
+    examples: {argument: array, or callable(rng, shape, dtype)}, in place of random values.
+    overwrite: whether to replace an existing file.
+    rtol, atol: the tolerances of losses, parameters and outputs: |tflite - jax| <= atol + rtol * |jax|.
+
+  Returns:
+    the file, the report of the comparison and the size.
 
   Raises:
-    ExportError: ops that LiteRT lacks; or losses, parameters or outputs that are not those of the same steps in JAX.
-    FileExistsError: the file is there and `overwrite` is False.
+    ExportError: LiteRT lacks ops; or losses, parameters or outputs differ from those of the same steps in JAX.
+    FileExistsError: the file exists and `overwrite` is False.
     ImportError: a package of jax2tf[tflite] is missing.
-    ValueError: a parameter that is not float32, or a loss that is no scalar.
+    ValueError: a parameter is not float32, or the loss is not a scalar.
+    NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+
+  Examples:
+    >>> import jax.numpy as jnp, numpy as np
+    >>> from jax2tf.converters import tflite
+    >>> predict = lambda params, x: x @ params["w"]
+    >>> loss = lambda params, x, y: jnp.mean((predict(params, x) - y) ** 2)
+    >>> batch, inputs = {"x": "f32[b,2]", "y": "f32[b]"}, {"x": "f32[b,2]"}
+    >>> params = {"w": np.zeros(2, np.float32)}
+    >>> made = tflite.save_training(loss, predict, params, "model.tflite", batch=batch, inputs=inputs, learning_rate=0.1)
+    >>> made.report.ok
+    True
   """
   path = Path(path)
   _check(path, overwrite, None, None)
@@ -269,7 +255,7 @@ def save_training(
 
 
 def _check(path: Path, overwrite: bool, quantization: str | None, representative_dataset: Any) -> None:
-  """What can be known before the work."""
+  """Raises the errors that need no conversion."""
   if not overwrite:
     publish.refuse_existing(path, "or another path")
   quantized.check(quantization, representative_dataset)
@@ -279,7 +265,7 @@ def _check(path: Path, overwrite: bool, quantization: str | None, representative
 
 
 def _converted(source: Source, quantization: str | None, representative_dataset: Any) -> bytes:
-  """The model, with erf as it is where the converter fuses it into GELU."""
+  """The converted model. Keeps erf where the converter can fuse it into GELU."""
   if remembered := state.of(source):
     return state.converted(source, remembered, TABLE, functools.partial(_refuse, source))
   functions = {name: signature.frozen(TABLE) for name, signature in source.signatures.items()}
@@ -296,7 +282,7 @@ def _converted(source: Source, quantization: str | None, representative_dataset:
 
 
 def _refuse_empty(source: Source) -> None:
-  """LiteRT computes an output without elements, and has "Invalid tensor size" for whoever asks for it."""
+  """Refuses outputs without elements: LiteRT raises "Invalid tensor size" when they are read."""
   for signature in source.signatures.values():
     for name, output in signature.function.structured_outputs.items():
       if 0 in (output.shape.as_list() if output.shape.rank is not None else ()):
@@ -307,7 +293,7 @@ def _refuse_empty(source: Source) -> None:
 
 
 def _refuse(source: Source, lacking: Mapping[str, str]) -> ExportError:
-  """The error for ops that LiteRT lacks, by the first signature that has one of them."""
+  """The error for ops that LiteRT lacks, for the first signature with such an op."""
   signatures = list(source.signatures.values())
   asking = [s for s in signatures if any(use.op in lacking for use in s.uses)]
   return (asking or signatures)[0].refuse(TARGET, RUNTIME, lacking)
@@ -319,7 +305,7 @@ def _versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _written(contents: bytes, path: Path, overwrite: bool) -> Iterator[Path]:
-  """The file beside its place, and in it if nothing goes wrong."""
+  """The file under a temporary name; renamed to `path` if no error occurs."""
   with publish.beside(path.parent) as place:
     place.write_bytes(contents)
     yield place

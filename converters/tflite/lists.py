@@ -1,6 +1,6 @@
-"""The lists of tensors in which scans gather rows, as one tensor: the converter's own need rows of a static size, and copy all at each.
+"""TensorList ops as ops on one tensor of all rows. The converter's lists need static row sizes, and copy all rows at each write.
 
-A tensor is held in a dtype that LiteRT writes rows of.
+The tensor has a dtype whose rows LiteRT can write.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ..export.replay import Replacement
 
 
 def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, tf.DType]) -> dict[str, Replacement]:
-  """The table's part.
+  """The replacements of the TensorList ops.
 
   Args:
-    same: makes the op once more.
-    wider: {dtype: the one that holds it}.
+    same: copies the op unchanged.
+    wider: {dtype: the dtype that holds it}.
   """
 
   def reserved(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
     if element_shape.shape.rank != 1:
-      return same(op, (element_shape, count))  # of a TensorArray that takes a tensor's rows, where nothing uses it
+      return same(op, (element_shape, count))  # the reserved list of a TensorArray that takes its rows from a tensor; nothing uses it
     dtype = op.get_attr("element_dtype")
-    # A size that is not known yet, -1, is 1 until the first row is written.
+    # A size that is unknown before the first row is written, -1, becomes 1.
     known = tf.get_static_value(element_shape)
     sizes = tf.where(element_shape < 0, 1, element_shape) if known is None else tf.constant(np.where(known < 0, 1, known))
     return [tf.zeros(tf.concat([tf.reshape(count, [1]), tf.cast(sizes, tf.int32)], 0), wider.get(dtype, dtype))]
@@ -49,9 +49,9 @@ def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, 
 
 
 def apart(x: tf.Tensor) -> tf.Tensor:
-  """The same tensor, with a Reshape behind the Cast that made it.
+  """The same tensor, with a Reshape after the Cast that made it.
 
-  The converter would take the Cast behind an op that moves numbers, and then have that op in a dtype for which there is no kernel.
+  Otherwise the converter moves the Cast after an op that moves elements, and that op then has a dtype without a kernel.
   """
   if x.op.type != "Cast":
     return x
@@ -59,7 +59,7 @@ def apart(x: tf.Tensor) -> tf.Tensor:
 
 
 def _with_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor) -> Sequence[Any]:
-  """By DynamicUpdateSlice, which writes one row in place where LiteRT can; the other ways write all of them."""
+  """Writes a row by DynamicUpdateSlice, which LiteRT can run in place. Other ops copy all rows."""
   row = tf.cast(item, items.dtype)[None]
   if not op.inputs[2].shape.is_fully_defined():
     shape = tf.concat([tf.shape(items)[:1], tf.shape(item)], 0)

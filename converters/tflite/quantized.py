@@ -1,4 +1,4 @@
-"""Quantised .tflite models: how they are made, and how far they may be from the function."""
+"""Quantised .tflite models: conversion, and comparison with the function."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from .runtime import RUNTIME, TARGET
 
 Samples = Iterable[Mapping[str, Any]]
 
-# {scheme: the least cosine between an output and the reference's}. Not a bound on single elements: an error of a quantised weight
-# is a share of the largest weight of its row, so that small outputs are off by many times themselves. The figures leave room below
-# what tests/converters/test_tflite.py measures: 1 - cosine grows with the square of the step, 2**-11, 2**-8 and 2**-4 of the range.
+# {scheme: the least cosine between an output and the reference's}. It does not bound single elements: the error of a quantised weight
+# is proportional to the largest weight of its row, so the relative error of a small output can be large. The values leave a margin below
+# those that tests/converters/test_tflite.py measures: 1 - cosine grows with the square of the step, 2**-11, 2**-8 and 2**-4 of the range.
 LEAST_COSINE: Mapping[str, float] = {"float16": 0.9999, "dynamic_int8": 0.99, "int8": 0.98, "int4": 0.9}
 
 
 @dataclass(frozen=True)
 class QuantizedRow(Row):
-  """A row of a quantised model, which agrees by its cosine.
+  """A row of the report for a quantised model, which is compared by cosine.
 
   Attributes:
-    cosine: the least of the samples.
+    cosine: the least cosine of all samples.
   """
 
   cosine: float = 0.0
 
 
 def check(scheme: str | None, representative_dataset: Any) -> None:
-  """ValueError for a scheme that there is not, or one whose data are missing."""
+  """Raises ValueError if the scheme is unknown, or its calibration data are missing."""
   if scheme is not None and scheme not in LEAST_COSINE:
     raise ValueError(f"quantization = {scheme!r}; give None, or one of: {', '.join(LEAST_COSINE)}")
   if (scheme == "int8") != (representative_dataset is not None):
@@ -50,7 +50,7 @@ def check(scheme: str | None, representative_dataset: Any) -> None:
 
 
 def options(scheme: str | None, representative_dataset: Any, functions: Mapping[str, Any]) -> Callable[[Any], None]:
-  """What sets the converter's options; for "int4", which is made of the float model, those of that one."""
+  """A function that sets the converter's options. "int4" starts from the float model, so it has that model's options."""
 
   def configure(converter: Any) -> None:
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
@@ -59,7 +59,7 @@ def options(scheme: str | None, representative_dataset: Any, functions: Mapping[
     if scheme == "float16":
       converter.target_spec.supported_types = [tf.float16]
     if scheme == "int8":
-      # What has no int8 kernel stays float32.
+      # Ops without an int8 kernel stay float32.
       converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, tf.lite.OpsSet.TFLITE_BUILTINS]
       converter.representative_dataset = lambda: _samples(representative_dataset, functions)
 
@@ -67,7 +67,7 @@ def options(scheme: str | None, representative_dataset: Any, functions: Mapping[
 
 
 def _samples(given: Any, functions: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-  """(signature, inputs) of each sample."""
+  """Yields (signature, inputs) for each sample."""
   by_signature = given if isinstance(given, Mapping) else dict.fromkeys(functions, given)
   if set(by_signature) != set(functions) or (len(functions) > 1 and not isinstance(given, Mapping)):
     raise ValueError(
@@ -86,7 +86,7 @@ def _samples(given: Any, functions: Mapping[str, Any]) -> Iterator[tuple[str, di
 
 
 def four_bits(model: bytes) -> bytes:
-  """The float model with the weights of its layers in 4 bits, and activations in 8 where LiteRT computes with them."""
+  """The float model with 4-bit weights, and 8-bit activations in ops that LiteRT computes in int8."""
   recipe, quantizer = runtime.extra("ai_edge_quantizer.recipe"), runtime.extra("ai_edge_quantizer.quantizer")
   with runtime.quiet():
     return bytes(quantizer.Quantizer(model, recipe.dynamic_wi4_afp32()).quantize().quantized_model)
@@ -95,12 +95,12 @@ def four_bits(model: bytes) -> bytes:
 def compared(
   source: Source, file: Path, scheme: str, asked: plan.Comparison, *, least_cosine: float, versions: Mapping[str, str]
 ) -> Report:
-  """How far the quantised file is from the reference, on ordinary inputs and those that the caller gives.
+  """Compares the quantised file with the reference, on ordinary inputs and those of the caller.
 
-  NaN, infinities and extreme numbers are not asked for: a quantised tensor has a range, and no room for them.
+  NaN, infinities and extreme numbers are left out, because they are outside the range of a quantised tensor.
 
   Raises:
-    ExportError: the file fails, has NaN where the reference has none, or an output with a smaller cosine than the least.
+    ExportError: the file fails, has a NaN where the reference has none, or the cosine of an output is too small.
   """
   runs = [run for run in source.runs(asked) if run.values in ("ordinary", "given")]
   with tqdm.tqdm(total=len(runs), desc=f"compare {scheme}", leave=False, disable=None) as progress:
@@ -129,7 +129,7 @@ def compared(
 
 
 def _judged(row: Row, least: float, wanted: float) -> QuantizedRow:
-  """The row by its cosine. Integers may differ, as an argmax does where two are almost equal."""
+  """Judges a row by its cosine. Integers may differ, for example an argmax of almost equal values."""
   figures = asdict(row) | {"cosine": least, "of_tolerance": (1 - least) / (1 - wanted) if wanted < 1 else None}
   if not row.problem or (row.max_abs is not None and "NaN" not in row.problem):
     figures["problem"] = "" if least >= wanted else f"the cosine with the reference is {least:.6f}, less than {wanted}"
@@ -137,7 +137,7 @@ def _judged(row: Row, least: float, wanted: float) -> QuantizedRow:
 
 
 def cosine(x: Any, y: Any) -> float:
-  """Of two arrays as vectors; 1 for two that are zero, or empty."""
+  """The cosine of two arrays as vectors; 1 if both are zero, or empty."""
   x, y = (np.asarray(a).astype(np.float64).ravel() for a in (x, y))
   both = np.isfinite(x) & np.isfinite(y)
   x, y = x[both], y[both]

@@ -1,4 +1,4 @@
-"""What takes the place of the ops that LiteRT's builtin kernels lack, or get wrong."""
+"""Replacements for ops that LiteRT's builtin kernels lack, or compute differently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rule import WIDER, of_operands, widened
 @replaces("Maximum", "Minimum", on="tflite", because="LiteRT 2.3: loses NaN")
 @functools.partial(widened, ordered=True)
 def _larger(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Maximum and Minimum, which lose a NaN. A number that is known is none, and XNNPACK clamps by it: relu, clip."""
+  """Maximum and Minimum, which lose a NaN. With a constant number the op stays, because XNNPACK then clamps: relu, clip."""
   [found] = again(op, (x, y), WIDER)
   for operand in (x, y) if x.dtype.is_floating and not (_is_number(x) or _is_number(y)) else ():
     found = tf.where(tf.math.is_nan(operand), operand, found)
@@ -45,7 +45,7 @@ def _largest(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Ten
 @replaces("Cumprod", on="tflite", because="LiteRT 2.3: no kernel")
 @widened
 def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Products with the neighbour at distance 1, 2, 4 ... (D. Hillis and G. Steele, Data Parallel Algorithms, 1986)."""
+  """A prefix product in steps of distance 1, 2, 4 ... (D. Hillis and G. Steele, Data Parallel Algorithms, 1986)."""
   if op.get_attr("exclusive"):
     return again(op, (x, axis), WIDER)
   place = int(tf.get_static_value(axis)) % x.shape.rank
@@ -68,7 +68,7 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
 )
 @widened
 def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """[..., i, k], [..., k, j] -> [..., i, j], where LiteRT has no kernel as a sum of products."""
+  """[..., i, k], [..., k, j] -> [..., i, j], a sum of products where LiteRT has no kernel."""
   if x.dtype.is_floating and not _is_from_vector(op):
     return again(op, (x, y), WIDER)
   first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
@@ -80,7 +80,7 @@ def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf
 @replaces("RealDiv", on="tflite", because="TensorFlow 2.21's converter: has x / constant for constant / x behind a transposition")
 @widened
 def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """The division that ends a softmax is all of it: LiteRT has a kernel, while exp and its sum lose their digits in int8."""
+  """Replaces the division that ends a softmax by Softmax: in int8, exp and its sum lose too many digits."""
   if _ends_softmax(op, x):
     return [tf.nn.softmax(x.op.inputs[1].op.inputs[0])]
   return [special.divided(x, y)] if _is_constant(x) and y.dtype == tf.float32 else again(op, (x, y), WIDER)
@@ -89,7 +89,7 @@ def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.
 @replaces("Rsqrt", on="tflite", because="LiteRT 2.3: XNNPACK's kernel has NaN for rsqrt(0)")
 @widened
 def _rsqrt(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Of a variance and an epsilon it is never 0, and no division: in int8 the divisor would be 0 where the variance is small."""
+  """Keeps Rsqrt for variance + epsilon, which is never 0. A division would have a divisor of 0 in int8 if the variance is small."""
   return again(op, (x,), WIDER) if _is_above_zero(op.inputs[0]) else [special.rsqrt(x)]
 
 
@@ -100,7 +100,7 @@ def _subtracted_from(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[t
 
 
 def _is_constant(x: tf.Tensor) -> bool:
-  """Whether the converter may fold it."""
+  """Whether the converter can fold the tensor."""
   seen, todo = set[str](), [x.op]
   while todo:
     op = todo.pop()
@@ -123,7 +123,7 @@ def _gathered(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tenso
 def _broadcast(op: tf.Operation, x: tf.Tensor, shape: tf.Tensor) -> Sequence[tf.Tensor]:
   if x.op.type != "Cast":
     return again(op, (x, shape), WIDER)
-  # As in `apart`, which the converter undoes here.
+  # For the reason in `apart`, whose Reshape the converter removes here.
   return [tf.squeeze(y, 0) for y in again(op, (x[None], tf.concat([tf.constant([1], shape.dtype), shape], 0)), WIDER)]
 
 
@@ -140,13 +140,13 @@ def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _ends_softmax(op: tf.Operation, x: tf.Tensor) -> bool:
-  """Whether it is e / sum(e) over the last axis, with e = exp(z - max(z)), and `x` the new e, as `special.exp` makes it."""
+  """Whether the op is e / sum(e) over the last axis, e = exp(z - max(z)), and `x` is the new e of `special.exp`."""
   e, total = op.inputs[0].op, _unshaped(op.inputs[1]).op
   if e.type != "Exp" or total.type != "Sum" or total.inputs[0] is not op.inputs[0] or e.inputs[0].op.type != "Sub":
     return False
   z, shift = e.inputs[0].op.inputs
   most = _unshaped(shift).op
-  most = most.inputs[0].op if most.type == "Maximum" else most  # with -inf, for an empty row
+  most = most.inputs[0].op if most.type == "Maximum" else most  # the operand -inf is for an empty row
   if most.type != "Max" or most.inputs[0] is not z:
     return False
   axes = [tf.get_static_value(reduction.inputs[1]) for reduction in (total, most)]
@@ -161,7 +161,7 @@ def _unshaped(x: tf.Tensor) -> tf.Tensor:
 
 
 def _is_above_zero(x: tf.Tensor) -> bool:
-  """Whether it is a number above 0 and a sum, or mean, of squares."""
+  """Whether the tensor is a positive constant plus a sum, or mean, of squares."""
   total = _unshaped(x).op
   if total.type not in ("Add", "AddV2"):
     return False
@@ -178,7 +178,7 @@ def _is_of_squares(x: tf.Tensor) -> bool:
 
 
 def _is_from_vector(op: tf.Operation) -> bool:
-  """Whether one operand was a vector just now: the converter drops its Reshape, and then complains of the rank."""
+  """Whether an operand is a reshaped vector: the converter drops the Reshape, and then refuses the rank."""
   made = [x.op for x in op.inputs]
   known = any(tf.get_static_value(x) is not None for x in op.inputs)
   return op.type == "MatMul" and not known and any(y.type == "Reshape" and y.inputs[0].shape.rank == 1 for y in made)
@@ -187,8 +187,8 @@ def _is_from_vector(op: tf.Operation) -> bool:
 @replaces("Pad", "PadV2", on="tflite", because="LiteRT 2.3: of 4 dimensions at most")
 @widened
 def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Above rank 4, axis by axis on [before, axis, after]."""
-  made = paddings.op  # the rule reshapes a constant
+  """Pads tensors above rank 4 axis by axis, as [before, axis, after]."""
+  made = paddings.op  # the lowering rule reshapes a constant
   known = tf.get_static_value(made.inputs[0] if made.type == "Reshape" else paddings)
   if x.shape.rank <= 4 or known is None:
     return again(op, (x, paddings, *value), WIDER)
@@ -204,7 +204,7 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
 @replaces("ReverseV2", on="tflite", because="LiteRT 2.3: of neighbouring axes only")
 @widened
 def _reversed(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Tensor]:
-  """One axis after the other: LiteRT's kernel takes neighbours only."""
+  """Reverses one axis at a time: LiteRT's kernel takes only adjacent axes."""
   if (known := tf.get_static_value(axes)) is None:
     return again(op, (x, axes), WIDER)
   for axis in known.tolist():
@@ -215,7 +215,7 @@ def _reversed(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Te
 @replaces("Squeeze", on="tflite", because="LiteRT 2.3: of 8 dimensions at most, and the converter joins neighbours")
 @widened
 def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Without Squeeze, whose kernel takes 8 dimensions; the converter joins it with its neighbours until there are more."""
+  """Replaces Squeeze: its kernel takes 8 dimensions, and the converter merges neighbouring ops into a higher rank."""
   shape, rank = op.outputs[0].shape, x.shape.rank
   if shape.rank is None or rank is None:
     return again(op, (x,), WIDER)
@@ -249,7 +249,7 @@ _MATH: Mapping[str, Callable[..., Any]] = {
   "Sinh": special.sinh,
   "Tan": angles.tan,
 }
-# Computed in a wide dtype; nothing else is wrong with them.
+# Ops that only need a wider dtype.
 _WIDENED = re.findall(
   r"\w+",
   """
@@ -262,7 +262,7 @@ _WIDENED = re.findall(
   """,
 )
 _ORDERED = re.findall(r"\w+", "Less LessEqual Greater GreaterEqual ArgMax ArgMin TopKV2 UnsortedSegmentMax UnsortedSegmentMin")
-# The converter makes one op, GELU, of some formulas with these. So they are tried as they are first, and replaced if it cannot.
+# The converter fuses some formulas with these into GELU. The exporter tries them unchanged first, and then with replacements.
 FUSED = ("Erf", "Erfc")
 
 _replaces_each = functools.partial(replaces_each, on="tflite")

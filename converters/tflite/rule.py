@@ -1,8 +1,8 @@
-"""What replacements for LiteRT are made with: narrow dtypes in wide ones.
+"""Tools for replacements in LiteRT: they compute narrow dtypes in wider ones.
 
-LiteRT computes in float32, int32 and bool; of the other dtypes it has some kernels here and there, and for all but uint64 a Cast.
-So an op of a narrow dtype is computed in a wide one and cast back, which gives what TensorFlow's own kernel gives: it computes
-float16 and bfloat16 in float32 as well, and integers wrap. A uint32 is computed as the int32 of the same bits.
+LiteRT computes in float32, int32 and bool. Other dtypes have few kernels, and all but uint64 have a Cast. So an op of a narrow dtype is
+computed in a wider one and cast back. The result equals TensorFlow's, which also computes float16 and bfloat16 in float32, and wraps
+integers. A uint32 is computed as the int32 of the same bits.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def widened(inner: Replacement | None = None, *, ordered: bool = False, also: Se
   """A replacement that computes narrow dtypes in wide ones, by `inner` or by the op itself.
 
   Args:
-    ordered: whether the op asks which number is larger; then the bits of a uint32 are moved to where int32 has their order.
-    also: further dtypes that the op lacks, which become int32.
+    ordered: whether the op compares numbers. The bits of a uint32 are then mapped to int32s in the same order.
+    also: further dtypes that the op lacks; they become int32.
   """
   wider = {**WIDER, **dict.fromkeys(also, tf.int32)}
 
@@ -55,10 +55,10 @@ def widened(inner: Replacement | None = None, *, ordered: bool = False, also: Se
 
 
 def flipped(x: tf.Tensor) -> tf.Tensor:
-  """The int32 whose order is that of the uint32 of the same bits."""
+  """Maps the bits of uint32s to int32s in the same order."""
   return tf.bitwise.bitwise_xor(x, tf.constant(_SIGN, tf.int32))
 
 
 def of_operands(function: Callable[..., tf.Tensor]) -> Replacement:
-  """A replacement by a function of the operands alone; 64-bit and complex dtypes keep the op, for the converter to refuse it."""
+  """A replacement by a function of the operands. 64-bit and complex dtypes keep the op, which the converter then refuses."""
   return lambda op, *operands: again(op, operands) if operands[0].dtype.size >= 8 else [function(*operands)]

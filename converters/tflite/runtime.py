@@ -1,4 +1,4 @@
-"""LiteRT's converter and interpreter, without their noise."""
+"""LiteRT's converter and interpreter, without their log output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..comparison.calls import Answer, failed
 from ..export.source import ExportError
 
 TARGET, RUNTIME = "tflite", "LiteRT"
-# {op: the types of its operands}, as the converter's last words list what it has no kernel for.
+# Matches the ops without a kernel, and the types of their operands, in the last lines of the converter's error.
 _LACKING = re.compile(r"^\s*tf\.(\w+)\((.*?)\) -> ", re.MULTILINE)
 
 
@@ -43,31 +43,31 @@ def converted(
 
   Args:
     functions: {signature: ConcreteFunction of named tensors}.
-    configure: sets options of the tf.lite.TFLiteConverter.
-    refuse: the error for {op: why} that LiteRT has no kernel for.
+    configure: sets the options of the tf.lite.TFLiteConverter.
+    refuse: makes the error from {op without a kernel: why}.
     module: holds the variables of the functions.
 
   Raises:
-    ExportError: an op without a kernel, or another complaint of the converter.
+    ExportError: an op has no kernel, or the converter fails otherwise.
   """
   with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder, quiet():
     tf.saved_model.save(module or tf.Module(), folder, signatures=dict(functions))
     converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
-    # An infinity would become the largest number: a comparison with it is then folded to False, and 0 * inf to 0.
+    # Otherwise an infinity becomes the largest finite number: a comparison with it is folded to False, and 0 * inf to 0.
     converter.canonicalizing_inf_as_min_max_float = False
     configure(converter)
     try:
       return bytes(converter.convert())
     except Exception as error:
       if isinstance(error, ValueError) and str(error).startswith("representative_dataset"):
-        raise  # of our own, about what the caller gave
+        raise  # our own errors about the caller's data
       if lacking := {op: f"no kernel for {op} of {types}" for op, types in _LACKING.findall(str(error))}:
         raise refuse(lacking) from error
       raise ExportError(TARGET, f"TensorFlow's TFLite converter fails: {_complaint(str(error))}") from error
 
 
 def with_variables(converter: Any) -> None:
-  """Has the interpreter keep variables; see `converted`."""
+  """Makes the converter keep variables; see `converted`."""
   converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
   converter.experimental_enable_resource_variables = True
 
@@ -78,16 +78,16 @@ def concrete(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -
 
 
 def _complaint(message: str) -> str:
-  """The first error of MLIR without its locations, which are of the graph and not of the user's program; or the first line."""
-  lines = message.splitlines() or ["it says nothing"]
+  """MLIR's first error, or else the first line. Drops MLIR's locations, which refer to the graph and not to the user's program."""
+  lines = message.splitlines() or ["no message"]
   errors = [line.partition("error:")[2].strip() for line in lines if "error:" in line]
   return re.sub(r"^loc\(.*\): ", "", (errors or lines)[0])
 
 
 def answers(model: Path, runs: Sequence[plan.Run]) -> Sequence[Answer]:
-  """What the file answers, run in the order given by a process of its own, whose variables it keeps from run to run.
+  """The answers of the file to the runs, in order, in a separate process that keeps variables between runs.
 
-  A run of a stateful signature that does not continue the one before begins with the variables of the file.
+  A run of a stateful signature that does not continue the previous run starts from the variables of the file.
   """
   requests = [
     {"signature": run.subject.name, "inputs": dict(run.inputs), "timed": run.timed, "anew": bool(run.subject.paths) and not run.continues}
@@ -96,16 +96,16 @@ def answers(model: Path, runs: Sequence[plan.Run]) -> Sequence[Answer]:
   with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder:
     request, response = Path(folder, "request"), Path(folder, "response")
     request.write_bytes(pickle.dumps({"model": str(model), "runs": requests}))
-    # -P: the folder of the script holds modules of ours, which are not to be found as top-level ones.
+    # -P keeps the script's folder, with modules of this package, off sys.path.
     command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), str(request), str(response)]
     try:
       child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=compare.PATIENCE)
     except subprocess.TimeoutExpired:
-      return [failed(f"{RUNTIME} has not answered after {compare.PATIENCE} s")] * len(runs)
+      return [failed(f"{RUNTIME} did not answer within {compare.PATIENCE} s")] * len(runs)
     if response.exists():
       return list(pickle.loads(response.read_bytes()))
   done = child.stdout.count("done")
-  last = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
+  last = (child.stderr.strip().splitlines() or ["no message"])[-1]
   where = f"run {done} of signature {runs[min(done, len(runs) - 1)].subject.name!r}"
   problem = f"{RUNTIME} ended its process with {child.returncode} in {where}: {last}"
   return [failed(problem)] * len(runs)
@@ -113,7 +113,7 @@ def answers(model: Path, runs: Sequence[plan.Run]) -> Sequence[Answer]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Without the log of C++ libraries, which write to the process's own stderr, and without Python's warnings."""
+  """Silences C++ libraries, which log to the stderr of the process, and Python's warnings."""
   kept = os.dup(2)
   with tempfile.TemporaryFile() as log, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
     warnings.simplefilter("ignore")

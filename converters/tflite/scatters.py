@@ -1,4 +1,4 @@
-"""ScatterNd and its kin; LiteRT stops at a row outside."""
+"""Scatter ops. LiteRT fails at an out-of-bounds row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .rule import widened
 
 
 def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
-  """ScatterNd and its kin. LiteRT stops at a row outside."""
+  """ScatterNd and similar ops. LiteRT fails at an out-of-bounds row."""
   indices, updates, shape = operands if op.type == "ScatterNd" else (*operands[1:], tf.shape(operands[0]))
   if is_sum := op.type == "ScatterNd" or (op.type == "TensorScatterAdd" and is_zeros(op.inputs[0])):
     operands = indices, updates, shape
@@ -33,14 +33,14 @@ def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
 
 
 def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
-  """Rows replaced by the last update of each. The converter would add the updates of one row, and subtract it as often."""
+  """Replaces each row by its last update. The converter would add all updates of a row, and subtract the row as often."""
   last = tf.math.unsorted_segment_max(tf.range(tf.shape(rows.numbers)[0]), rows.numbers, rows.places + 1)[: rows.places]
   updated = tf.reshape(last >= 0, tf.concat([[rows.places], tf.ones_like(rows.inner)], 0))
   return tf.where(updated, tf.gather(rows.updates, tf.maximum(last, 0)), rows.of_tensor(x))
 
 
 def _extreme(op: tf.Operation, x: tf.Tensor, rows: Rows) -> tf.Tensor:
-  """TensorScatterMax and -Min, by segments of all places; one without updates has the least (largest) number there."""
+  """TensorScatterMax and -Min by segment ops over all rows. A segment without updates has the least (largest) number."""
   largest = op.type == "TensorScatterMax"
   segment = tf.math.unsorted_segment_max if largest else tf.math.unsorted_segment_min
   found = rows.cut(segment(rows.updates, rows.numbers, rows.places + 1))

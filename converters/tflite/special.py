@@ -1,7 +1,7 @@
-"""Elementary functions of float32 tensors that LiteRT has no kernel for, or one that loses digits, NaN or infinities.
+"""Elementary functions that LiteRT lacks, or whose kernels lose digits, NaN or infinities.
 
-They are f32[...] -> f32[...], and right for every float32 but subnormal ones. Each is made of ops that were found right in LiteRT 2.3
-(XNNPACK's kernels included), on which the comments below rest.
+They are f32[...] -> f32[...], and accurate for all float32 values except subnormal ones. They consist of ops that are accurate in
+LiteRT 2.3, including XNNPACK's kernels. The comments below refer to that version.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ _LN2 = math.log(2)
 
 
 def subtracted(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """constant - x. TF 2.21's converter moves a transposition of x behind the op, and there has x - constant."""
-  return constant + (tf.negative(x) if x.dtype.is_floating else x * tf.constant(-1, x.dtype))  # of an integer -x it makes constant - x
+  """constant - x. TF 2.21's converter moves a transposition of x after the op, and makes it x - constant."""
+  return constant + (tf.negative(x) if x.dtype.is_floating else x * tf.constant(-1, x.dtype))  # the converter makes constant - x of -x
 
 
 def divided(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """constant / x, for which the converter has x / constant as in `subtracted`; a numerator that is NaN where x is is no constant."""
+  """constant / x, of which the converter makes x / constant, as in `subtracted`. A numerator that depends on x prevents that."""
   return tf.where(tf.math.is_nan(x), x, constant) / x
 
 
 def exp(x: tf.Tensor) -> tf.Tensor:
-  """e**x; XNNPACK's kernel has exp(NaN) = 0."""
+  """e**x; XNNPACK's kernel returns 0 for NaN."""
   return _keeping_nan(x, tf.exp(x))
 
 
 def sigmoid(x: tf.Tensor) -> tf.Tensor:
-  """1 / (1 + e**-x); XNNPACK's kernel has NaN for some numbers above 1e20."""
+  """1 / (1 + e**-x); XNNPACK's kernel returns NaN for some numbers above 1e20."""
   return _keeping_nan(x, tf.sigmoid(tf.maximum(tf.minimum(x, like(128.0, x)), like(-128.0, x))))
 
 
 def log(x: tf.Tensor) -> tf.Tensor:
-  """log x; XNNPACK's kernel has few digits near 1, and overflows near the largest numbers."""
+  """log x; XNNPACK's kernel is inaccurate near 1, and overflows near the largest numbers."""
   far = tf.where(x > like(_LARGEST / 8, x), tf.math.log(x * like(0.25, x)) + like(2 * _LN2, x), tf.math.log(x))
   near = (x > like(math.sqrt(0.5), x)) & (x < like(math.sqrt(2), x))
   return tf.where(near, _log1p_near_zero(x - like(1.0, x)), far)
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:
-  """log(1 + x). The converter makes just that of Log1p, which has no digit left for small x."""
+  """log(1 + x) by series for small x. The converter makes log(1 + x) of Log1p, which loses all digits there."""
   near = (x > like(math.sqrt(0.5) - 1, x)) & (x < like(math.sqrt(2) - 1, x))
   return tf.where(near, _log1p_near_zero(x), log(x + like(1.0, x)))
 
 
 def expm1(x: tf.Tensor) -> tf.Tensor:
-  """e**x - 1, which the converter makes of Expm1 as for `log1p`."""
+  """e**x - 1. The converter makes exp(x) - 1 of Expm1, which loses digits as in `log1p`."""
   near = x * polynomial(_EXPM1, x)
   return _keeping_nan(x, tf.where(tf.abs(x) < like(0.5, x), near, _precise_exp(x) - like(1.0, x)))
 
 
 def rsqrt(x: tf.Tensor) -> tf.Tensor:
-  """1 / sqrt(x); XNNPACK's kernel has rsqrt(0) = NaN."""
+  """1 / sqrt(x); XNNPACK's kernel returns NaN for 0."""
   return tf.where(tf.equal(x, like(0.0, x)), divided(like(1.0, x), x), tf.math.rsqrt(x))
 
 
 def is_inf(x: tf.Tensor) -> tf.Tensor:
-  """The converter makes |x| == inf of IsInf, and then False."""
+  """Whether |x| is infinite. The converter makes |x| == inf of IsInf, and folds it to False."""
   return tf.abs(x) > tf.constant(_LARGEST, x.dtype)
 
 
@@ -112,7 +112,7 @@ def cosh(x: tf.Tensor) -> tf.Tensor:
 
 
 def asinh(x: tf.Tensor) -> tf.Tensor:
-  """log(|x| + sqrt(x**2 + 1)) without cancellation; far out log(2 |x|)."""
+  """log(|x| + sqrt(x**2 + 1)) without cancellation; log(2 |x|) for large |x|."""
   size = tf.abs(x)
   near = tf.minimum(size, like(1e9, x))
   square = near * near
@@ -122,7 +122,7 @@ def asinh(x: tf.Tensor) -> tf.Tensor:
 
 
 def acosh(x: tf.Tensor) -> tf.Tensor:
-  """log(x + sqrt(x**2 - 1)) by t = x - 1; far out log(2 x); NaN below 1."""
+  """log(x + sqrt(x**2 - 1)) by t = x - 1; log(2 x) for large x; NaN below 1."""
   t = tf.minimum(x, like(1e9, x)) - like(1.0, x)
   near = log1p(t + tf.sqrt(t * (t + like(2.0, x))))
   found = tf.where(x < like(1e9, x), near, log(x) + like(_LN2, x))
@@ -150,7 +150,7 @@ def erfc(x: tf.Tensor) -> tf.Tensor:
 
 
 def next_after(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """The neighbour of x in the direction of y, by its bits."""
+  """The next float after x towards y, by its bits."""
   zero = tf.constant(0.0, x.dtype)
   up = y > x
   step = tf.where(tf.equal(up, x > zero), tf.constant(1, tf.int32), tf.constant(-1, tf.int32))
@@ -162,7 +162,7 @@ def next_after(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def remainder(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """x - y trunc(x / y), exactly: FloorMod is C's fmod for operands that are not negative."""
+  """x - y trunc(x / y), exactly. FloorMod equals C's fmod for nonnegative operands."""
   found = tf.math.floormod(tf.abs(x), tf.abs(y))
   return tf.where(x < like(0.0, x), -found, found)
 
@@ -172,11 +172,11 @@ def _erfc_from_one(x: tf.Tensor) -> tf.Tensor:
 
 
 def _precise_exp(x: tf.Tensor) -> tf.Tensor:
-  """e**x = e**r * 2**n; XNNPACK's kernel is off by as many units in the last place as x is large. Of NaN it is anything."""
+  """e**x = e**r * 2**n. The error of XNNPACK's kernel, in ulp, grows with x. The result for NaN is unspecified."""
   x = tf.minimum(tf.maximum(x, like(-104.0, x)), like(89.0, x))
   n = tf.round(x * like(1 / _LN2, x))
   rest = x - n * like(_LN2_PARTS[0], x) - n * like(_LN2_PARTS[1], x)
-  half = tf.floor(n * like(0.5, x))  # 2**n itself may overflow, or be subnormal
+  half = tf.floor(n * like(0.5, x))  # 2**n may overflow, or be subnormal
   return tf.exp(rest) * _power_of_two(half) * _power_of_two(n - half)
 
 

@@ -1,6 +1,6 @@
-"""A state in a .tflite file: variables of the interpreter, which keeps them from call to call.
+"""A state in a .tflite file: variables that the interpreter keeps between calls.
 
-One interpreter calls one after the other, so there is no mutex.
+An interpreter runs one call at a time, so the file needs no mutex.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..saved_model.state import State
 from . import runtime
 from .runtime import RUNTIME, TARGET
 
-SIGNATURE = "state"  # returns the state, which a file cannot show otherwise
-# LiteRT 2.3: what its variables hold.
+SIGNATURE = "state"  # returns the state, which cannot be read otherwise
+# LiteRT 2.3: the dtypes of variables.
 _HELD = {d: d for d in (tf.float32, tf.int32, tf.int64, tf.bool)} | {tf.uint32: tf.int32}
 
 
 def of(source: Source) -> State | None:
-  """The state of the signatures; ExportError for one that the file cannot hold."""
+  """The state of the signatures. Raises ExportError if the file cannot hold it."""
   state = next((signature.state for signature in source.signatures.values() if signature.state), None)
   if state is None:
     return None
@@ -41,7 +41,7 @@ def of(source: Source) -> State | None:
 def converted(
   source: Source, state: State, table: Mapping[str, replay.Replacement], refuse: Callable[[Mapping[str, str]], Exception]
 ) -> bytes:
-  """The signatures, and the one that returns the state; see `runtime.converted`."""
+  """Converts the signatures, and one that returns the state; see `runtime.converted`."""
   names = {f"jax2tf_state_{i}": variable for i, variable in enumerate(state.variables)}
   module = tf.Module()
   module.kept = [tf.Variable(_bits(v.read_value(), _HELD[v.dtype]), name=v.name.split(":")[0]) for v in state.variables]
@@ -70,7 +70,7 @@ def converted(
 
 
 def with_state(answers: Callable[[Sequence[plan.Run]], Sequence[Answer]]) -> Callable[[Sequence[plan.Run]], Sequence[Answer]]:
-  """`answers` to runs of stateful signatures with the state after each, which is asked for by a run of its own."""
+  """`answers`, where each run of a stateful signature also has the state after it, read by an additional run."""
   subject = plan.Subject(SIGNATURE, manifest.SignatureRecord({}, {}), lambda: None, [])
 
   def of_both(runs: Sequence[plan.Run]) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""A .tflite model that learns: its parameters are variables of the interpreter, and one of its signatures takes a step."""
+"""On-device training: a .tflite file whose parameters are variables of the interpreter, with a signature that runs a training step."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from . import runtime
 from .replacements import TABLE
 from .runtime import RUNTIME, TARGET
 
-_SIZE = 4  # of a symbolic dimension for which none is asked
+_SIZE = 4  # the default size of a symbolic dimension
 
 
 @dataclass(frozen=True)
 class Training:
-  """What is to be trained.
+  """A model to train.
 
   Attributes:
-    params: the parameters at the beginning.
-    names: of the tensors of the parameters.
-    step: (params, *batch) -> {"loss", and the parameters after it by their names}.
+    params: the initial parameters.
+    names: the names of the parameter tensors.
+    step: (params, *batch) -> {"loss": f32[], name: new parameter}.
     source: the signatures "step" and "infer", which take the parameters and then their own inputs.
   """
 
@@ -56,10 +56,10 @@ class Training:
     outputs: Sequence[str] | Mapping[str, str] | None,
     learning_rate: float,
   ) -> Training:
-    """Both as functions without variables, `step` with the gradient by JAX.
+    """Makes "step" and "infer" functions without variables. JAX computes the gradient in "step".
 
     Raises:
-      ValueError: a parameter that is not float32, names that clash, a loss that is no scalar.
+      ValueError: a parameter is not float32, two tensors have one name, or the loss is not a scalar.
     """
     leaves, tree = tree_util.tree_flatten(params)
     specs = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]
@@ -68,7 +68,7 @@ class Training:
     if wrong := [f"{name} is {spec.dtype}" for name, spec in zip(names, specs, strict=True) if spec.dtype != np.float32]:
       raise ValueError(f"params: {wrong[0]}; LiteRT trains float32, so cast it, or close over what is not to be trained")
     if twice := sorted({*names, "loss"} & {*batch, *inputs}) or (["loss"] if "loss" in names else []):
-      raise ValueError(f"{twice[0]!r} is the name of two tensors; call the argument or the parameter otherwise")
+      raise ValueError(f"{twice[0]!r} is the name of two tensors; rename the argument or the parameter")
 
     def step(params: Any, *arguments: Any) -> dict[str, Any]:
       value, gradient = jax.value_and_grad(loss)(params, *arguments)
@@ -89,7 +89,7 @@ class Training:
     """The .tflite model.
 
     Raises:
-      ExportError: ops that LiteRT lacks.
+      ExportError: LiteRT lacks ops.
     """
     module = tf.Module()
     module.parameters = [tf.Variable(x, name=name) for name, x in zip(self.names, jax.tree.leaves(self.params), strict=True)]
@@ -106,7 +106,7 @@ class Training:
       return frozen["infer"](**inputs, **{name: v.read_value() for name, v in variables.items()})
 
     def parameters(unused: tf.Tensor) -> dict[str, tf.Tensor]:
-      # Without the sum the input would be dropped, and the signature with it.
+      # Without the sum the converter drops the input, and then the signature.
       return {name: v.read_value() + tf.cast(unused, v.dtype) * 0 for name, v in variables.items()}
 
     def restore(**values: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -127,7 +127,7 @@ class Training:
     return runtime.converted(signatures, runtime.with_variables, refuse, module)
 
   def _own_specs(self, frozen: Any) -> dict[str, tf.TensorSpec]:
-    """Of the inputs that are no parameters."""
+    """The specs of the inputs that are not parameters."""
     return {name: spec for name, spec in frozen.structured_input_signature[1].items() if name not in self.names}
 
   def compared(
@@ -140,10 +140,10 @@ class Training:
     rtol: float | None,
     atol: float | None,
   ) -> Report:
-    """Trains in LiteRT and in JAX: infer, some steps, infer, the parameters, back to those of the beginning, infer.
+    """Trains in LiteRT and in JAX: infers, runs steps, infers, reads the parameters, restores the initial ones, infers.
 
     Raises:
-      ExportError: another loss, parameter or output.
+      ExportError: a loss, a parameter or an output differs.
     """
     runs, expected = zip(*self._runs(steps, sizes, examples), strict=True)
     with tqdm.tqdm(total=1, desc="compare training", leave=False, disable=None) as progress:
@@ -153,11 +153,11 @@ class Training:
     report = Report(f"training in {RUNTIME}", rows, (), {}, {"jax": jax.__version__, **versions})
     if wrong := [row for row in rows if row.problem]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
-      raise ExportError(TARGET, f"{RUNTIME} trains otherwise than JAX, so nothing was written:\n{lines}")
+      raise ExportError(TARGET, f"{RUNTIME} trains differently from JAX, so nothing was written:\n{lines}")
     return report
 
   def _runs(self, steps: int, sizes: Mapping[str, int], examples: plan.Given) -> Iterator[tuple[plan.Run, dict[str, np.ndarray]]]:
-    """Each run, with what JAX says."""
+    """The runs, each with the results of JAX."""
     rng = np.random.default_rng(0)
     params = self.params
 
@@ -189,7 +189,7 @@ class Training:
     yield infer(steps + 1, inputs)
 
   def _drawn(self, signature: str, rng: np.random.Generator, sizes: Mapping[str, int], examples: plan.Given) -> dict[str, np.ndarray]:
-    """Inputs of a signature, but for the parameters."""
+    """Random inputs of a signature, without the parameters."""
     record = self.source.signatures[signature].record
     domain = plan.Domain(record, self.source.constraints)
     shapes = domain.shapes({name: sizes.get(name, _SIZE) for name in domain.variables})

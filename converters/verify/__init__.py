@@ -1,4 +1,4 @@
-"""A SavedModel against its function, in a process without JAX."""
+"""Compares a SavedModel, run in a process without JAX, with its JAX function."""
 
 from ..comparison.report import Latency, Report, Row, VerificationError
 from .verification import verify

@@ -1,8 +1,8 @@
-"""The process that `verify` starts: runs a SavedModel with TensorFlow and NumPy alone, where no JAX can be imported.
+"""The process that `verify` starts: runs a SavedModel with TensorFlow and NumPy, and prevents imports of JAX.
 
 Usage: python -P child.py REQUEST RESPONSE
 
-Both are pickles of plain containers and NumPy arrays; a line on stdout tells of each run that is done.
+Both files are pickles of plain containers and NumPy arrays. The process prints a line on stdout after each run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 _calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py"))
-# What the model must not need.
+# Packages that the model must not need.
 ABSENT = ("jax", "jaxlib", "jax2tf")
 
 
 def main(request_file: str, response_file: str) -> None:
-  """Loads the model, runs what the request holds, and writes what came out; a failure of the model is an answer too."""
+  """Loads the model, runs the request, and writes the answers. A failure of the model is an answer too."""
   for package in ABSENT:
     sys.modules[package] = None  # type: ignore[assignment]
   import tensorflow as tf  # noqa: PLC0415  (behind the lines that hide JAX: TensorFlow imports it where it finds it)
@@ -43,7 +43,7 @@ def _answers(tf: Any, model: Any, runs: list[dict[str, Any]]) -> Iterator[dict[s
   saved = [(variable, variable.numpy()) for variable in _written(model)]
   for run in runs:
     if not run["continues"]:
-      for variable, value in saved:  # as if the model were loaded anew
+      for variable, value in saved:  # as if the model were loaded again
         variable.assign(value)
     yield _calls["answered"](functools.partial(_prepared, tf, model, run), run["timed"])
     print("done", flush=True)
@@ -61,7 +61,7 @@ def _outputs(signature: Any, tensors: dict[str, Any], state: dict[str, Any]) -> 
 
 
 def _written(model: Any) -> list[Any]:
-  """The variables of a model whose signatures write any: a training step."""
+  """The variables of a model whose signatures write variables, such as a training step."""
   for signature in model.signatures.values():
     if _calls["writers"](signature.graph.as_graph_def()):
       return list({v.handle.ref(): v for s in model.signatures.values() for v in s.variables}.values())

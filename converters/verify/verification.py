@@ -1,4 +1,4 @@
-"""Is a SavedModel what the JAX function says? Each signature, run in a process without JAX, against jax.jit of the function."""
+"""Compares each signature of a SavedModel, run in a process without JAX, with jax.jit of its function."""
 
 from __future__ import annotations
 
@@ -39,36 +39,45 @@ def verify(
   report: str | os.PathLike[str] | None = None,
   polymorphic_constraints: Sequence[str] = (),
 ) -> Report:
-  """Runs a SavedModel in a fresh process without JAX, through every signature, and compares it with the JAX functions.
+  """Runs every signature of a SavedModel in a new process without JAX, and compares the outputs with the JAX functions.
 
   Args:
-    path: a version's directory, or a model's directory, of which the newest version is taken.
+    path: the directory of a version, or that of a model, which stands for its newest version.
     reference: the JAX function `fun(params, *inputs)`, or {signature: function}. It takes the inputs of the signature one by one, in
-      their order, without those that are passed through; inputs that were saved as a tree are put together again by a lambda. A
-      signature with optional inputs has another order: there the function's arguments are named as the inputs. A signature
-      with preprocess or postprocess needs an entry of its own, which is called as it is and not under jax.jit.
-    params: the parameters; without them the reference is `fun(*inputs)`.
-    state: what the model was given. The reference of a stateful signature is `fun(params, state, *inputs) -> (state, outputs)`; it is
-      called several times in a row, and after each call the state is compared too. A reset needs no reference.
-    sizes: {dimension variable: size or sizes}; those not given take several that meet the constraints. Each size occurs; not each
-      combination.
-    samples: how many draws of ordinary inputs for each combination of sizes, and how many of hostile ones.
-    rtol, atol: for all floating point outputs, in place of those of their dtypes. Integers, bools and strings must be equal.
-    signatures: the names of those to compare; all if not given.
-    inputs: {input: array, or callable(rng, shape, dtype) that draws one}, for those that normally distributed numbers, or
-      integers from 0 to 9, do not suit. The array of an input fixes its sizes.
-    report: a folder for `Report.write`, which is tried before the model runs.
-    polymorphic_constraints: on the sizes to compare at, besides those that the model was saved with.
+      order, without those passed through; wrap a function of a pytree in a lambda. If a signature has optional inputs, name the
+      function's arguments like the inputs. A signature with preprocess or postprocess needs its own entry, which does not run under
+      jax.jit.
+    params: the parameters. Without them the reference is `fun(*inputs)`.
+    state: the initial state of the model. The reference of a stateful signature is `fun(params, state, *inputs) -> (state, outputs)`.
+      It is called several times in a row, and the state is compared after each call. A reset needs no reference.
+    sizes: {dimension variable: size or sizes}. By default several sizes that satisfy the constraints. Every size is used, but not
+      every combination.
+    samples: the number of draws for each combination of sizes, of ordinary inputs and of hostile ones.
+    rtol, atol: tolerances of all floating point outputs, in place of those of their dtypes. Integers, bools and strings must be equal.
+    signatures: the names of the signatures to compare. By default all.
+    inputs: {input: array, or callable(rng, shape, dtype)}, in place of normally distributed numbers, or integers from 0 to 9. An array
+      fixes the sizes of its input.
+    report: a folder for `Report.write`. It must be writable before the model runs.
+    polymorphic_constraints: further conditions on the sizes, besides those of the model.
 
   Returns:
-    the report, also when the model is wrong: `Report.raise_for_mismatch` raises.
+    the report, even if outputs differ. `Report.raise_for_mismatch` raises for differences.
 
   Raises:
-    FileNotFoundError: `path` is no SavedModel, or none of `jax2tf.converters.saved_model`.
-    ValueError: a signature, a variable or an input that the model does not have, a reference that is missing or takes other
-      arguments, sizes that break a constraint, arrays that do not fit the signature, a state that is missing or not the model's.
-    OSError: nothing can be written in `report`.
-    ImportError: `report` needs the packages of the extra jax2tf[verify].
+    FileNotFoundError: `path` is not a SavedModel of `jax2tf.converters.saved_model`.
+    ValueError: the model lacks a signature, a variable or an input that is named; a reference is missing or takes other arguments;
+      sizes break a constraint; arrays do not fit the signature; the state is missing or does not fit the model; a file is damaged.
+    OSError: `report` is not writable.
+    ImportError: `report` needs the packages of jax2tf[verify].
+
+  Examples:
+    >>> import jax.numpy as jnp, numpy as np
+    >>> from jax2tf.converters import saved_model
+    >>> from jax2tf.converters.verify import verify
+    >>> w = np.eye(2, dtype=np.float32)
+    >>> path = saved_model.save(lambda w, x: x @ w, w, "verified", inputs={"x": "f32[b,2]"})
+    >>> verify(path, lambda w, x: x @ w, params=w, samples=1).ok
+    True
   """
   for package in ("tabulate", "jinja2", "matplotlib") if report is not None else ():
     extra(package)
@@ -85,7 +94,7 @@ def verify(
   compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
   for text in polymorphic_constraints:
     notation.check_constraint(text, notation.dimensions({name: spec for one in chosen.values() for name, spec in one.inputs.items()}))
-  publish.meta_graph(directory)  # before the reference runs
+  publish.meta_graph(directory)  # fails early if the file is damaged
   runs = plan.plan(compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs)
   with stages.stage("compare"), tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
     expected = list(compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ()))
@@ -104,7 +113,7 @@ def verify(
 
 
 def _directory(path: Path) -> Path:
-  """The version's directory."""
+  """The directory of the version."""
   if not path.is_dir():
     raise FileNotFoundError(f"path = {str(path)!r} is no directory; give that of a SavedModel, or the folder of its versions")
   if (found := publish.saved_model_in(path)) is None:
@@ -113,7 +122,7 @@ def _directory(path: Path) -> Path:
 
 
 def _state(record: manifest.Manifest, chosen: Mapping[str, manifest.SignatureRecord], state: Any) -> tuple[Layout, list[Any]] | None:
-  """The structure of the model's state and its first values; None if no chosen signature has to do with it."""
+  """The layout of the state and its initial values; None if no chosen signature is stateful."""
   stateful = [name for name, signature in chosen.items() if signature.stateful]
   if not stateful:
     return None
@@ -128,7 +137,7 @@ def _state(record: manifest.Manifest, chosen: Mapping[str, manifest.SignatureRec
 
 
 def _run_without_jax(directory: Path, runs: Sequence[plan.Run], progress: tqdm.tqdm) -> dict[str, Any]:
-  """The answers of the model, in a process of its own; see `child`."""
+  """The answers of the model, from a separate process; see `child`."""
   request = {
     "directory": str(directory),
     "runs": [
@@ -144,12 +153,12 @@ def _run_without_jax(directory: Path, runs: Sequence[plan.Run], progress: tqdm.t
   }
   environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
   if jax.default_backend() == "cpu":
-    # A GPU multiplies with fewer bits (TF32), and would be compared with JAX on a CPU.
+    # Otherwise TensorFlow on a GPU, which multiplies in TF32, is compared with JAX on a CPU.
     environment["CUDA_VISIBLE_DEVICES"] = "-1"
   with tempfile.TemporaryDirectory(prefix="jax2tf-verify-") as folder:
     request_file, response_file, log = (Path(folder, name) for name in ("request", "response", "log"))
     request_file.write_bytes(pickle.dumps(request))
-    # -P: the folder of the script holds modules of ours, which are not to be found as top-level ones.
+    # -P keeps the script's folder, with modules of this package, off sys.path.
     command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), str(request_file), str(response_file)]
     with log.open("wb") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True) as child:
       try:
@@ -160,5 +169,5 @@ def _run_without_jax(directory: Path, runs: Sequence[plan.Run], progress: tqdm.t
         raise
     if response_file.exists():
       return dict(pickle.loads(response_file.read_bytes()))
-    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
     return {"error": f"its process ended with {child.returncode}: {last[0]}", "signatures": [], "runs": [], "packages": [], "versions": {}}

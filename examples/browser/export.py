@@ -1,7 +1,7 @@
-"""How does a JAX model run in a web page, with no server behind it?
+"""How does a JAX model run in a web page, without a model server?
 
-Exports the sentence encoder all-MiniLM-L6-v2 to TF.js and puts it into build/browser/ with a page that compares sentences.
-With --serve the page is served on http://127.0.0.1:8000.
+Exports the sentence encoder all-MiniLM-L6-v2 to TF.js and writes it to build/browser/ with a page that compares sentences.
+With --serve it serves the page on http://127.0.0.1:8000.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCRIPTS = (
 
 
 def main(build: Path = BUILD) -> tfjs.Exported:
-  """Fills the folder, which any server of static files can serve."""
+  """Writes the folder. Any static file server can serve it."""
   ids, mask = minilm_text.tokenize(minilm_text.SENTENCES[:4])
   exported = tfjs.save(
     minilm.encode,
@@ -49,7 +49,7 @@ def main(build: Path = BUILD) -> tfjs.Exported:
   largest = np.max([row.max_abs for row in exported.report.rows])
   print(f"{exported.path}: {exported.size / 1e6:.1f} MB, within {largest:.1e} of JAX on {ids.shape[0]} sentences")
   print(f"{1e3 * latency.model:.0f} ms on wasm in node, {1e3 * latency.reference:.0f} ms in JAX")
-  for name in ("index.html", "app.js", "package.json", "package-lock.json"):
+  for name in ("index.html", "app.js", "search.html", "search.js", "embed.js", "package.json", "package-lock.json"):
     shutil.copy(HERE / name, build / name)
   for name in ("tokenizer.json", "tokenizer_config.json"):
     shutil.copy(Path(minilm_text.DIRECTORY) / name, build / name)
@@ -61,14 +61,14 @@ def main(build: Path = BUILD) -> tfjs.Exported:
 
 
 def server(folder: Path, port: int = 0) -> http.server.ThreadingHTTPServer:
-  """Of static files, on the loopback interface; port 0 is any that is free."""
+  """A server of static files on the loopback interface. Port 0 chooses a free port."""
   handler = functools.partial(_Handler, directory=str(folder))
   return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
   def log_message(self, format: str, *args: object) -> None:
-    """Requests are not written to the terminal."""
+    """Prints no line for each request."""
 
 
 if __name__ == "__main__":

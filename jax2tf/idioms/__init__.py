@@ -1,4 +1,4 @@
-"""Equations of JAX, written as TensorFlow says them: a pass over a jaxpr before it is lowered.
+"""Rewrites equations of a jaxpr, before it is lowered, into forms that TensorFlow ops compute better.
 
 An idiom looks at dataflow, never at names: it is tried at each equation of its root primitive, and may take in equations whose results
 nothing but the root uses. What it gives are equations again, of JAX's primitives or of one that the idiom defines with its rule, so

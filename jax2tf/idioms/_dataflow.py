@@ -1,4 +1,4 @@
-"""Who makes a value and how often it is used: what idioms ask, and how they take equations in."""
+"""The producer of a value and the number of its uses, for idioms, and how they absorb equations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Dataflow:
     return self._uses[atom]
 
   def put(self, place: int, eqns: Equations) -> None:
-    """Replaces the equations of a place; what nothing uses any more is gone, with what only that used."""
+    """Replaces the equations of a place, and removes equations whose results are no longer used."""
     old, self._equations[place] = self._equations[place], eqns
     for eqn in eqns:
       self._note(place, eqn)

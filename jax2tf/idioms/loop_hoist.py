@@ -1,7 +1,7 @@
-"""What a step of a scan computes of its xs and consts alone is computed before the loop, for all steps at once.
+"""Computes values of a scan's body that depend only on xs and consts before the loop, for all steps at once.
 
-One matrix product takes the place of many, one op on the stack that of an op in each step. Taken are equations whose results are no larger
-than what the loop reads or stacks anyway, and not too large for all steps at once: the weights of many layers are cast one by one.
+One matrix product replaces many, and one op on the stack replaces an op in each step. The results must not be larger
+than what the loop reads or stacks anyway, nor too large for all steps at once: the weights of many layers are cast one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAPPED = {
   *(P.reshape_p, P.squeeze_p, P.transpose_p, P.broadcast_in_dim_p, P.rev_p, P.slice_p, P.reduce_sum_p, P.reduce_max_p),
 }
 _MOST_BYTES = 2**26
-# As such no work.
+# Not worth hoisting by themselves.
 _SHAPES = {P.reshape_p, P.squeeze_p, P.broadcast_in_dim_p}
 
 

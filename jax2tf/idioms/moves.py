@@ -1,4 +1,4 @@
-"""Transposes with squeezes and new axes between them are one transpose: JAX's einsum and its gradients make chains of them."""
+"""Transposes with squeezes and new axes between them are one transpose, and reshapes one reshape: einsum and its gradients make chains."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, resh
 from jax2tf.lowering._movement import is_one
 
 _MOVES = (P.transpose_p, P.squeeze_p, P.broadcast_in_dim_p, P.reshape_p)
+_RESHAPES = (P.squeeze_p, P.broadcast_in_dim_p, P.reshape_p, P.reduce_sum_p)
 
 # For each dimension of a result the dimension of the operand, or None for a new one of size 1.
 Dims = list[int | None]
@@ -20,11 +21,46 @@ def merged(flow: Dataflow, eqn: Any) -> Equations | None:
   """operand -> transpose, squeeze, new axis ... -> transpose: one reshape, one transpose, one reshape at most."""
   dims, source, chain = _dims(eqn), eqn.invars[0], [eqn.primitive]
   if dims is None:
-    return None
+    return _one_reshape(flow, eqn)
   while (first := flow.sole(source, *_MOVES)) is not None and (inner := _dims(first)) is not None:
     dims, source = [d if d is None else inner[d] for d in dims], first.invars[0]
     chain.append(first.primitive)
-  return _moved(eqn, source, dims) if len(chain) > 1 and P.transpose_p in chain else None
+  return _moved(eqn, source, dims) if len(chain) > 1 and P.transpose_p in chain else _one_reshape(flow, eqn)
+
+
+def _one_reshape(flow: Dataflow, eqn: Any) -> Equations | None:
+  """operand -> reshape, squeeze, new axis ...: one reshape."""
+  source, (out,) = eqn.invars[0], eqn.outvars
+  if not _is_reshape(eqn) or _is_free(eqn):
+    return None
+  # A squeeze or a new axis takes several symbolic sizes from its operand; a reshape would have to compute them.
+  if eqn.primitive is not P.reshape_p and _has_several_symbols(out.aval.shape):
+    return None
+  while (first := flow.sole(source, *_RESHAPES)) is not None and _is_reshape(first):
+    source = first.invars[0]
+  return None if source is eqn.invars[0] else [reshape(eqn, source, out)]
+
+
+def _has_several_symbols(shape: Sequence[Any]) -> bool:
+  """Whether a reshape to it has to compute sizes: a single one that is not known is -1."""
+  return sum(not isinstance(size, int) for size in shape) > 1
+
+
+def _is_free(eqn: Any) -> bool:
+  """Whether it inserts leading dimensions alone, for which elementwise ops need no equation (broadcasts.py)."""
+  if eqn.primitive is not P.broadcast_in_dim_p:
+    return False
+  rank, dims = len(eqn.outvars[0].aval.shape), eqn.params["broadcast_dimensions"]
+  return [*map(int, dims)] == [*range(rank - len(dims), rank)]
+
+
+def _is_reshape(eqn: Any) -> bool:
+  """Whether an equation only reshapes its operand; a sum over dimensions of size 1 does, as gradients of broadcasts have."""
+  if eqn.primitive not in _RESHAPES or len(eqn.invars) != 1 or not is_array(eqn.invars[0]):
+    return False
+  if eqn.primitive is P.reduce_sum_p:
+    return all(is_one(eqn.invars[0].aval.shape[axis]) for axis in eqn.params["axes"])
+  return eqn.params["dimensions"] is None if eqn.primitive is P.reshape_p else _dims(eqn) is not None
 
 
 def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
@@ -32,10 +68,10 @@ def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
   shape, (out,) = source.aval.shape, eqn.outvars
   kept = sorted(d for d in dims if d is not None)
   permutation = [kept.index(d) for d in dims if d is not None]
-  # Dimensions of size 1 may go anywhere, so they decide nothing.
+  # Dimensions of size 1 may be at any position, so they are ignored.
   wide = [p for p in permutation if not is_one(shape[kept[p]])]
   if wide == sorted(wide):
-    return [reshape(eqn, source, out)] if sum(not isinstance(size, int) for size in shape) < 2 else None
+    return None if _has_several_symbols(shape) else [reshape(eqn, source, out)]
   eqns, inserts = [], None in dims
   if len(kept) < len(shape):
     squeezed = new_var(source, [shape[d] for d in kept])
@@ -72,4 +108,4 @@ def _dims_of_reshape(shape: Sequence[Any], out: Sequence[Any]) -> Dims | None:
   return [None if is_one(size) else next(left) for size in out]
 
 
-IDIOMS = dict.fromkeys(_MOVES, merged)
+IDIOMS = dict.fromkeys(_MOVES, merged) | {P.reduce_sum_p: _one_reshape}

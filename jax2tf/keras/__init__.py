@@ -1,4 +1,4 @@
-"""JAX functions as layers of Keras 3 on the TensorFlow backend. What is loaded from a file needs no JAX."""
+"""JAX functions as layers of Keras 3 on the TensorFlow backend. Loading a layer from a file needs no JAX."""
 
 import keras
 
@@ -9,6 +9,7 @@ if keras.backend.backend() != "tensorflow":
   )
 
 from jax2tf.keras.layer import Layer
+from jax2tf.keras.libraries import from_equinox, from_flax_linen, from_flax_nnx, from_haiku
 from jax2tf.keras.saved import TFSMLayer
 
-__all__ = ["Layer", "TFSMLayer"]
+__all__ = ["Layer", "TFSMLayer", "from_equinox", "from_flax_linen", "from_flax_nnx", "from_haiku"]

@@ -1,4 +1,4 @@
-"""A JAX function and its parameters -> the program of a layer."""
+"""Converts a JAX function and its parameters to the program of a layer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from jax2tf.keras.program import Call, Program, Weight
 
 # Keras' seed generators give two words, which are a key of this generator.
 _KEYS = "threefry2x32"
+# A layer in a file has what a gradient penalty needs.
+_SAVED_ORDERS = 2
 
 
 def program(
   fun: Callable[..., Any], params: Any, state: Any, inputs: Mapping[str, Any], trainable: parameters.Trainable, constraints: Sequence[str]
 ) -> Program:
-  """Of `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`.
+  """Converts `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`.
 
   Raises:
-    TypeError, ValueError: parameters, state or inputs that do not fit each other or the function.
+    TypeError, ValueError: the parameters, the state, the inputs and the function do not fit each other.
   """
   arguments = Arguments.of(inputs, {}, export.SymbolicScope(constraints))
   constraints = arguments.concerned_by(constraints)
@@ -47,10 +49,10 @@ def program(
       return layout.of_stored(bound)(params, stored, *args) if layout else ([], bound(params, *args))
 
     call.__name__ = getattr(fun, "__name__", type(fun).__name__)
-    shapes = [", ".join(map(str, aval.shape)) for aval in arguments.avals]
-    return jax2tf.convert(call, polymorphic_shapes=[None, None, None, shapes], polymorphic_constraints=constraints)
+    shapes = [None, None, None, [", ".join(map(str, aval.shape)) for aval in arguments.avals]]
+    return jax2tf.convert(call, polymorphic_shapes=shapes, polymorphic_constraints=constraints, gradient_orders=_SAVED_ORDERS)
 
-  # As Keras' JaxLayer: a function that knows of training gets a key in training only, any other one always.
+  # As in Keras' JaxLayer: a function with an argument `training` gets a key in training only, any other one always.
   draws = ("key" in options and "training" not in options, "key" in options)
   inference = of(training=False, draws=draws[0])
   training = of(training=True, draws=draws[1]) if "training" in options else inference

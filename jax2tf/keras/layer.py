@@ -1,4 +1,4 @@
-"""A layer that is a JAX function, or what a file has kept of one. Nothing here imports JAX before it is given a JAX function."""
+"""A JAX function as a layer, new or loaded from a file. This module imports JAX only to make a new layer."""
 
 from __future__ import annotations
 
@@ -18,36 +18,43 @@ from jax2tf.keras.program import Program, Weight, computed
 class Layer(keras.layers.Layer):
   """A JAX function as a layer of Keras on TensorFlow.
 
-      layer = jax2tf.keras.Layer(apply, params, inputs={"x": "f32[b,784]"})
-      model = keras.Sequential([keras.Input((784,)), layer])
+  The parameters are the layer's weights. The layer takes its inputs as a tensor, as a list in the order of `inputs`, or as a dict by their
+  names. An input that is a pytree is given as the list or dict of its leaves.
 
-  The parameters are the layer's weights, and the outputs those of the function. The layer takes its inputs as a tensor, a list in the
-  order of `inputs`, or a dict by their names; inputs that are trees as the list or dict of their leaves.
+  If the function has an argument `training`, the layer passes a Python bool that says whether Keras trains. If it has an argument `key`,
+  the layer passes a new random key for each call, from a seed generator among the weights. If it has both, the key is None outside of
+  training.
 
-  A function that has an argument `training` is given whether Keras trains, as a Python bool. One that has an argument `key` is given a new
-  random key for each call, from a seed generator among the weights; if it has both, None in place of a key outside of training.
+  A `.keras` file holds the TensorFlow graphs, with first and second derivatives, in the layer's config. To load it, import `jax2tf.keras`
+  and call `keras.models.load_model(path, safe_mode=False)`; this needs no JAX.
 
-  A `.keras` file has the TensorFlow graphs, with first and second derivatives, in the layer's config: who loads it with
-  `keras.models.load_model(path, safe_mode=False)` imports `jax2tf.keras`, and no JAX.
-
-  Under a mixed precision policy the function is given the parameters and inputs of float32 in the policy's compute dtype, and its state
-  as it is.
+  Under a mixed precision policy the function gets its float32 parameters and inputs in the policy's compute dtype. Its state keeps its
+  dtypes.
 
   Args:
     fun: `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`, as for stateful
       signatures of a SavedModel.
-    params: a pytree of arrays; each is a weight named by its path, "encoder/0/kernel".
+    params: a pytree of arrays of any dtype and shape. Each is a weight, named by its path: "encoder/0/kernel".
     inputs: {name: dtype and shape} as for `saved_model.Model.add`, such as {"x": "f32[b,784]"}.
-    state: a pytree of arrays and typed keys, non-trainable weights below "state/", which calls with `training=True` write and all others
-      leave as they are.
-    trainable: a bool, a function of the path, or a pytree prefix of `params` with bools; by default what is no statistic of a normalisation
-      by its path.
+    state: a pytree of arrays and typed keys: non-trainable weights below "state/". Only calls with `training=True` write them.
+    trainable: a bool, a function from a path to a bool, or a pytree prefix of `params` with bools. By default all parameters are
+      trainable except statistics of normalisations, which are recognised by their paths.
     polymorphic_constraints: conditions on dimension variables, such as "b <= 512".
-    seed: of the seed generator.
+    seed: the seed of the seed generator.
     **options: of keras.layers.Layer, such as `name` and `dtype`.
 
   Raises:
-    TypeError, ValueError: parameters, state, inputs or flags that do not fit each other or the function.
+    TypeError: a leaf of `params` or `state` is not an array; at a call, an input has another kind of dtype.
+    ValueError: the parameters, the state, the inputs, the flags and the function do not fit each other; at a call, an input has another
+      name or shape.
+    NotImplementedError: a `LoweringError` that lists all equations without a lowering.
+
+  Examples:
+    >>> import keras, numpy as np, jax2tf.keras
+    >>> layer = jax2tf.keras.Layer(lambda w, x: x @ w, np.eye(2, dtype=np.float32), inputs={"x": "f32[b,2]"})
+    >>> model = keras.Sequential([keras.Input((2,)), layer])
+    >>> model(np.ones((3, 2), np.float32)).shape
+    TensorShape([3, 2])
   """
 
   def __init__(
@@ -91,7 +98,19 @@ class Layer(keras.layers.Layer):
       )
 
   def call(self, inputs: Any, training: bool | None = False) -> Any:
-    """The function's outputs."""
+    """Computes the outputs of the function.
+
+    Args:
+      inputs: a tensor, a list, or a dict, of the dtypes and shapes in the layer's `inputs`.
+      training: whether Keras trains; None is False.
+
+    Returns:
+      the pytree of output tensors.
+
+    Raises:
+      TypeError: an input has another kind of dtype.
+      ValueError: an input has another name or shape.
+    """
     training = bool(training)
     seed = [tf.cast(self.seed_generator.next(), tf.uint32)] if self.seed_generator and self._program.draws[training] else []
     params, state = ([tf.convert_to_tensor(v.value) for v in weights] for weights in (self.parameter_weights, self.state_weights))
@@ -102,7 +121,7 @@ class Layer(keras.layers.Layer):
     return outputs
 
   def _tensors(self, inputs: Any) -> list[tf.Tensor]:
-    """The inputs in their order; numbers of another width become those that the function takes."""
+    """The inputs in order, cast to the width of the function's dtypes."""
     specs = self._program.inputs
     if isinstance(inputs, dict):
       given = inputs
@@ -111,27 +130,40 @@ class Layer(keras.layers.Layer):
       given = dict(zip(specs, listed, strict=len(listed) == len(specs)))
     if given.keys() != specs.keys():
       raise ValueError(f"layer {self.name!r} takes {', '.join(specs)}, and is given {', '.join(given) or 'nothing'}")
-    return [self._tensor(name, given[name], computed(spec.dtype.name, self.compute_dtype)) for name, spec in specs.items()]
+    return [self._tensor(name, given[name], computed(spec.dtype.name, self.compute_dtype), spec.shape) for name, spec in specs.items()]
 
-  def _tensor(self, name: str, given: Any, dtype: str) -> tf.Tensor:
+  def _tensor(self, name: str, given: Any, dtype: str, shape: tf.TensorShape) -> tf.Tensor:
     tensor, wanted = tf.convert_to_tensor(given), tf.as_dtype(dtype)
     if not ((tensor.dtype.is_floating and wanted.is_floating) or (tensor.dtype.is_integer and wanted.is_integer) or tensor.dtype == wanted):
       raise TypeError(
         f"layer {self.name!r}: input {name!r} is {tensor.dtype.name}, and the function takes {dtype}; cast it before the layer"
       )
-    return tf.cast(tensor, wanted)
+    if not shape.is_compatible_with(tensor.shape):
+      raise ValueError(f"layer {self.name!r}: input {name!r} has shape {tensor.shape}, and the function takes {shape}")
+    # In Keras' fit the size of a batch is unknown, though the function may fix it.
+    return tf.ensure_shape(tf.cast(tensor, wanted), shape) if shape.is_fully_defined() else tf.cast(tensor, wanted)
 
   def get_config(self) -> dict[str, Any]:
-    """With the graphs, as text."""
+    """Returns the config of the layer.
+
+    Returns:
+      a dict that JSON can hold, with the graphs as text.
+    """
     seed = self.seed_generator.get_config()["seed"] if self.seed_generator else None
     return {**super().get_config(), "seed": seed, "program": self._program.config(self.compute_dtype)}
 
   @classmethod
   def from_config(cls, config: dict[str, Any]) -> Layer:
-    """The layer of a config; its weights are NaN until they are loaded.
+    """Makes the layer of a config. Its weights are NaN until they are loaded.
+
+    Args:
+      config: the result of `get_config`.
+
+    Returns:
+      the layer.
 
     Raises:
-      ValueError: in Keras' safe mode, for a config holds graphs, which may do what they like.
+      ValueError: Keras is in safe mode, and the graphs in a config may run any op.
     """
     if serialization_lib.in_safe_mode() is not False:
       raise ValueError(

@@ -36,7 +36,7 @@ class Weight:
   value: Any = field(default=None, compare=False, repr=False)
 
   def initial(self) -> Any:
-    """The value; without one NaN, so that nobody takes a layer without its weights for one that has them."""
+    """The value; NaN without one, so that a layer without weights is noticed."""
     if self.value is not None:
       return self.value
     dtype = tf.as_dtype(self.dtype)
@@ -88,7 +88,7 @@ class Program:
       if name == "training" and call is self.calls[0]:
         module.training = module.inference
         break
-      # Parameters and inputs as the layer hands them over; the state keeps its dtypes.
+      # Parameters and inputs as the layer passes them; the state keeps its dtypes.
       signature = (
         [tf.TensorSpec(w.shape, computed(w.dtype, compute_dtype)) for w in self.params],
         [tf.TensorSpec(w.shape, w.dtype) for w in self.state],

@@ -1,4 +1,4 @@
-"""Keras' layer around a SavedModel, as every optimiser takes it."""
+"""Keras' layer around a SavedModel, with weight names that every optimiser accepts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,31 @@ import keras
 
 @keras.saving.register_keras_serializable("jax2tf")
 class TFSMLayer(keras.layers.TFSMLayer):
-  """`keras.layers.TFSMLayer` whose weights have names that Adam and others can make names of.
+  """`keras.layers.TFSMLayer` whose weights have names that optimisers can extend.
 
-  Keras 3.15 calls a weight as TensorFlow does its variable, `kernel:0`. A slot of an optimiser would be `kernel:0_momentum`, and TensorFlow
-  takes no such name.
+  Keras 3.15 gives a weight the name of its TensorFlow variable, `kernel:0`. The name of an optimiser's slot would be `kernel:0_momentum`,
+  which TensorFlow rejects.
+
+  Args:
+    filepath: the SavedModel.
+    call_endpoint: the signature for inference.
+    call_training_endpoint: the signature for training, if it is another one.
+    trainable, name, dtype: as for keras.layers.Layer.
+
+  Raises:
+    ValueError: the SavedModel has no such signature.
+
+  Examples:
+    >>> import os
+    >>> os.environ["KERAS_BACKEND"] = "tensorflow"
+    >>> import numpy as np
+    >>> from jax2tf.converters import saved_model
+    >>> import jax2tf.keras
+    >>> options = {"inputs": {"x": "f32[b,4]"}, "outputs": ["y"], "with_gradient": True}
+    >>> path = saved_model.save(lambda w, x: x @ w, np.ones((4, 2), np.float32), "model", **options)
+    >>> layer = jax2tf.keras.TFSMLayer(str(path), call_endpoint="serving_default")
+    >>> [tuple(weight.shape) for weight in layer.trainable_weights]
+    [(4, 2)]
   """
 
   def _add_existing_weight(self, weight: Any) -> None:

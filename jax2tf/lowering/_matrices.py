@@ -46,6 +46,20 @@ def _function(body: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], static
   return tf.function(function, input_signature=specs, autograph=False)
 
 
+def shared(body: Callable[..., Any], *operands: tf.Tensor) -> Any:
+  """`body` as a function of the graph for tensors such as these, which several calls share."""
+  return _function(body, tuple(tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in operands), ())
+
+
+def unless_compiled(by_kernels: Callable[[], Any], by_xla: Callable[[], Any]) -> Any:
+  """`by_kernels()`, whose ops XLA need not know, and `by_xla()` where XLA compiles the graph.
+
+  TF 2.21: the kernel of DeviceIndex tells where it runs, and XLA takes it for a constant outside of the range of indices, so it compiles
+  the default branch alone. Exporters do the same (converters/export/replay.py).
+  """
+  return tf.switch_case(tf.raw_ops.DeviceIndex(device_names=["CPU"]), [by_kernels], by_xla)
+
+
 def loop(steps: Any, body: Callable[..., Any], *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
   """`body(k, *state) -> state` for k = 0, 1 ... steps - 1; shapes do not change."""
 

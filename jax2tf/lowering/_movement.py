@@ -39,7 +39,7 @@ def broadcast(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], shape: Seque
     return x
   if len(shape) <= 5:
     return tf.broadcast_to(x, ctx.shape(shape))
-  # TF 2.21: BroadcastTo on CPU stops at 5 dimensions, Tile has no limit.
+  # TF 2.21: BroadcastTo on CPU takes at most 5 dimensions, Tile has no limit.
   return tiled(x, ctx.shape([1 if old == new else new for old, new in zip(sizes, shape, strict=True)]))
 
 
@@ -65,15 +65,15 @@ def sliced(ctx: RuleContext, x: tf.Tensor, shape: Sequence[Any], begin: Sequence
   if not shape:
     return x
   starts = [b if isinstance(b, tf.Tensor) else ctx.dim(b) for b in begin]
-  # -1 is "to the end", so that most slices need no size that only the graph knows. Known ones are said: where another start is a
-  # tensor, XLA does not know any start, and TF 2.21 then pads and masks all that -1 leaves open.
+  # -1 is "to the end", so most slices need no size computed in the graph. Static sizes are given: if another start is a
+  # tensor, XLA treats all starts as dynamic, and TF 2.21 then pads and masks every dimension with -1.
   ends = [not isinstance(b, tf.Tensor) and b + size == n for b, size, n in zip(begin, sizes, shape, strict=True)]
   counts = [-1 if end and not isinstance(size, int) else size for end, size in zip(ends, sizes, strict=True)]
   if len(shape) <= 8:
     return tf.slice(x, starts, ctx.shape(counts))
   for axis, (start, end) in enumerate(zip(starts, ends, strict=True)):
     if not (end and isinstance(start, int) and start == 0):
-      # TF 2.21: Slice on CPU stops at 8 dimensions, Gather has no limit.
+      # TF 2.21: Slice on CPU takes at most 8 dimensions, Gather has no limit.
       x = tf.gather(x, start + tf.range(ctx.dim(sizes[axis])), axis=axis)
   return x
 

@@ -91,7 +91,7 @@ def _same(image: Sequence[Any], kernel: Sequence[Any], strides: Sequence[int]) -
 
 def _explicit(padding: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:
   numbers = [p for pads in ((0, 0), *padding, (0, 0)) for p in pads]
-  if len(padding) != 2 or not all(isinstance(p, int) and p >= 0 for p in numbers):  # TF 2.21: Conv3D knows SAME and VALID
+  if len(padding) != 2 or not all(isinstance(p, int) and p >= 0 for p in numbers):  # TF 2.21: Conv3D takes SAME and VALID only
     return None
   return {"padding": "EXPLICIT", "explicit_paddings": numbers}
 

@@ -47,7 +47,7 @@ class Axis:
 
   @property
   def with_a_window(self) -> Axis:
-    """Padded until one window fits, where only the graph knows whether one does: TensorFlow's ops end in errors or crash for none."""
+    """Padded until one window fits, if only the graph can decide whether one does: TensorFlow's ops fail or crash for none."""
     if dimension_bounds(self.out)[0] >= 1:
       return self
     (lo, hi), span = self.padding, (self.window - 1) * self.window_dilation + 1

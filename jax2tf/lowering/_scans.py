@@ -27,7 +27,7 @@ Tensors = list[tf.Tensor]
 def split(body: ClosedJaxpr, n_carry: int, n_outer: int) -> tuple[ClosedJaxpr, Callable[..., Tensors]]:
   """(a body that stacks less, `finish(ctx, xs, ys) -> all stacked results`).
 
-  JAX differentiates a step by handing on `1 - tanh(x)**2` next to `tanh(x)`: in the loop that is four ops more for each step and
+  JAX's derivative of a step stacks `1 - tanh(x)**2` beside `tanh(x)`: in the loop that is four ops more for each step and
   one more array to stack; behind it, three ops.
 
   Args:
@@ -63,7 +63,7 @@ def _late(jaxpr: Any, n_carry: int, xs: Sequence[Any]) -> list[Any]:
   carried, results = jaxpr.outvars[:n_carry], set(jaxpr.outvars[n_carry:])
   late = {id(eqn): eqn for eqn in jaxpr.eqns if eqn.primitive in ELEMENTWISE and _keeps_shape(eqn)}
   size = len(late) + 1
-  while len(late) < size:  # what is not late makes others wait, and these keep others from being late
+  while len(late) < size:  # an equation left in the loop keeps its operands there: repeat until nothing changes
     size, waited_for = len(late), set(carried)
     for eqn in reversed(jaxpr.eqns):
       if id(eqn) not in late or eqn.outvars[0] in waited_for:

@@ -1,4 +1,4 @@
-"""What a file says in the place of a Python function that prints or raises."""
+"""The text in a file that replaces a Python function that prints or raises."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _ADVICE = "leave out jit_compile=True, or this line; Equinox' error_if makes no 
 @lowers(_jax_compat.pure_callback_p, on_keys=True)
 def _pure_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, vmap_method: Any) -> Sequence[tf.Tensor]:
   """operands -> what a Python function gives for them; typed keys reach it as their words, as in JAX."""
-  del result_avals, vmap_method  # the former are in the context, the latter has done its work
+  del result_avals, vmap_method  # the former are in the context, the latter was applied by JAX
   return _results(ctx, operands, callback, _jax_compat.pure_callback(callback)) if ctx.avals_out else []
 
 

@@ -64,8 +64,8 @@ def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, prevent_cse: Any,
   return ctx.lower(closed(jaxpr), *fenced)
 
 
-# primitive -> (the param that holds the function, the params that concern JAX's transformations alone). What these ask for
-# was done when the gradient was traced; the function itself is left.
+# primitive -> (the param that holds the function, the params that concern JAX's transformations only). These
+# were applied when the gradient was traced; only the function itself remains to be lowered.
 _FUNCTIONS = {
   P.custom_jvp_call_p: ("call_jaxpr", {"jvp_jaxpr_fun", "num_consts", "symbolic_zeros"}),
   P.custom_vjp_call_p: ("call_jaxpr", {"fwd_jaxpr_thunk", "num_consts", "bwd", "out_trees", "symbolic_zeros"}),
@@ -73,7 +73,7 @@ _FUNCTIONS = {
   _jax_compat.linear_call_p: ("callee", {"transpose_thunk", "num_callee_consts", "num_res"}),
   _jax_compat.remat_opt_p: ("fwd_jaxpr", {"num_consts", "num_res", "fun_jaxpr_thunk"}),
   _jax_compat.xla_metadata_call_p: ("jaxpr", {"xla_metadata", "ad_metadata"}),
-  # The interpreter has put it where it is computed.
+  # The interpreter has placed it already.
   _jax_compat.compute_on_p: ("jaxpr", {"compute_type", "out_memory_spaces", "compiler_options_json"}),
 }
 

@@ -24,7 +24,7 @@ def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -
     return []
   where = ctx.where()
   function = functools.partial(_run, err_tree, jax.config.jax_enable_x64, [aval.dtype for aval in ctx.avals_in])
-  # In JAX's words here; a file says them in TensorFlow's.
+  # JAX's text in this process; a file has TensorFlow's.
   text = text_of(functools.partial(_jax_checks.words, err_tree), operands, f"\n  at {where}", Text.ASSERTION)
   what = Callback(ctx.primitive, where, text)
   if _tf_compat.is_compiled_by_xla():

@@ -37,7 +37,7 @@ def _cond(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Se
 
 
 def _switch(index: tf.Tensor, bodies: Sequence[Callable[[], Tensors]], first: int) -> Tensors:
-  """A balanced tree of If: converters to LiteRT, ONNX and TF.js know no Case."""
+  """A balanced tree of If: converters to LiteRT, ONNX and TF.js do not support Case."""
   if len(bodies) == 1:
     return bodies[0]()
   half = len(bodies) // 2
@@ -79,7 +79,7 @@ def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr
   def step(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
     return [_select(active, after, before) for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
 
-  if test.effects:  # as often as JAX, which has the predicate once more in the body
+  if test.effects:  # as often as in JAX, which evaluates the predicate in the body too
     return _loop(ctx, lambda *c: tf.reduce_any(predicate(*c)), lambda *c: step(predicate(*c), *c), carry, ctx.avals_out)
 
   def step_and_test(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
@@ -101,7 +101,7 @@ def _select(active: tf.Tensor, after: tf.Tensor, before: tf.Tensor) -> tf.Tensor
 def _loop(
   ctx: RuleContext, predicate: Callable[..., tf.Tensor], body: Callable[..., Tensors], carry: Sequence[tf.Tensor], avals: Sequence[Any]
 ) -> Tensors:
-  """While, with the carry held to JAX's shapes: an initial value may know more than the body keeps."""
+  """While, with the carry set to JAX's shapes: an initial value may have a more specific static shape than the body keeps."""
   if not carry:
     return []
   shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in avals]
@@ -123,7 +123,7 @@ def _scan(
   ft_out: Any = None,
 ) -> Tensors:
   """(consts, carry, xs f32[n,...]) -> (carry, ys f32[n,...])."""
-  del ft_out, _split_transpose  # the latter tells JAX how to differentiate
+  del ft_out, _split_transpose  # the latter is for JAX's derivative
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
   body = closed(jaxpr)
@@ -144,7 +144,7 @@ def _scan(
 
 
 def _is_scalar(jaxpr: Any) -> bool:
-  """Whether a jaxpr and those inside it know numbers only: then all steps of a map cost little more than one, and no more memory."""
+  """Whether a jaxpr and those inside it have scalars only: then all steps of a map cost little more than one, and no more memory."""
   if any(eqn.primitive is _jax_compat.pure_callback_p for eqn in jaxpr.eqns):  # vmap makes a scan of a sequential one, and so on
     return False
   avals: list[Any] = [x.aval for x in (*jaxpr.invars, *jaxpr.constvars, *(y for eqn in jaxpr.eqns for y in eqn.outvars))]

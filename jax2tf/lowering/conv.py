@@ -93,7 +93,7 @@ def _conv(
 
 
 def _with_results(conv: Conv) -> Conv:
-  """Padded until there is a result, where only the graph knows whether there is one.
+  """Padded until there is a result, if only the graph can decide whether there is one.
 
   TF 2.21: without, oneDNN's Conv2D gives its operand back, of whatever shape, or ends in an error.
   """

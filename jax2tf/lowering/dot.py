@@ -39,7 +39,7 @@ def _dot_general(
   if not lhs_contract:
     product = _outer(ctx, lhs, rhs, lhs_batch, rhs_batch)
   else:
-    # Contracting dimensions in the order of whichever side has them adjacent, so that one side at least moves nothing.
+    # Contracting dimensions in the order of whichever side has them adjacent, so that at least one side needs no transpose.
     order = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i])
     x = _Side(lhs, lhs_aval.shape, lhs_batch, [lhs_contract[i] for i in order])
     y = _Side(rhs, rhs_aval.shape, rhs_batch, [rhs_contract[i] for i in order])
@@ -57,7 +57,7 @@ def _dot_general(
 
 
 class _Side:
-  """One operand, its dimensions told apart: batch, free, contracted."""
+  """One operand, with its dimensions by kind: batch, free, contracted."""
 
   def __init__(self, operand: tf.Tensor, shape: Sequence[Any], batch: Sequence[int], contract: Sequence[int]):
     self.operand = operand
@@ -116,7 +116,7 @@ def _accumulator(ctx: RuleContext, lhs: tf.DType, rhs: tf.DType) -> tf.DType:
 
 
 def _rounded(ctx: RuleContext, precision: Any, lhs: tf.Tensor, rhs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """The operands as a named algorithm sees them; plain precisions ask for no less than TensorFlow gives."""
+  """The operands as a named algorithm sees them; TensorFlow is at least as precise as the plain precisions require."""
   if isinstance(precision, lax.DotAlgorithmPreset):
     types = precision.supported_lhs_types
     if precision in (lax.DotAlgorithmPreset.DEFAULT, lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32) or types is None:

@@ -52,7 +52,7 @@ _TABLE = {
 _ORDER = {P.ge_p: tf.greater_equal, P.gt_p: tf.greater, P.le_p: tf.less_equal, P.lt_p: tf.less}
 
 lower_directly({primitive: widened(op, *NARROW) for primitive, op in _TABLE.items()})
-# TF 2.21: no kernel of Less and its kin for bool.
+# TF 2.21: no kernel of Less and similar ops for bool.
 lower_directly({primitive: widened(op, *NARROW, tf.bool) for primitive, op in _ORDER.items()})
 
 
@@ -299,9 +299,9 @@ def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.math.nextafter(x, y)
   if x.dtype in NARROW:
     ctx.refuse(f"TensorFlow has no bits of {x.dtype.name}", "use another dtype")
-  # TF 2.21: NextAfter knows float32 and float64 only.
+  # TF 2.21: NextAfter has kernels for float32 and float64 only.
   start, end = (tf.cast(_ordinal(z), tf.int32) for z in (x, y))
-  start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))  # -0.0 and 0.0 are one place
+  start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))  # -0.0 and 0.0 count as one
   place = start + tf.sign(end - start)
   bits = tf.where(place < 0, -(2**15) - place, place)
   return tf.where(tf.math.is_nan(x) | tf.math.is_nan(y), x + y, tf.where(start == end, y, tf.bitcast(tf.cast(bits, tf.int16), x.dtype)))

@@ -49,7 +49,7 @@ def _gather(
     indices = tf.cast(indices, tf.int32)  # wraps, as in JAX's own lowering
   movable = {*numbers.start_index_map, *numbers.operand_batching_dims}
   sizes = [n if d in movable else size for d, (n, size) in enumerate(zip(shape, slice_sizes, strict=True))]
-  if tuple(sizes) != tuple(shape):  # a window that no index moves is at 0
+  if tuple(sizes) != tuple(shape):  # a window without an index starts at 0
     operand = sliced(ctx, operand, shape, [0] * len(shape), sizes)
   dropped = frozenset((*numbers.collapsed_slice_dims, *numbers.operand_batching_dims))
   batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
@@ -80,7 +80,7 @@ def _windows_at(ctx: RuleContext, operand: tf.Tensor, starts: tf.Tensor, windows
   if windows.are_rows and 1 < len(windows.columns) <= 7:  # TF 2.21: GatherNd on CPU takes 7 components
     rows = tf.gather_nd(operand, starts)
     return rows if windows.dropped == {*windows.columns} else ctx.reshape(rows, [*batch, *sizes]), batch_axes + _axes("window", kept)
-  aligned = 0  # leading dimensions that operand and indices share: Gather knows those
+  aligned = 0  # leading dimensions that operand and indices share: batch_dims of Gather
   while windows.batching.get(aligned) == aligned and windows.addressed[-1] > aligned:
     aligned += 1
   first, last = min(d for d in windows.addressed if d >= aligned), windows.addressed[-1]

@@ -44,7 +44,7 @@ def _rem(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def _integer_rem(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   by_zero = None if is_known(lambda value: value != 0, y) else tf.equal(y, scalar(0, y))
   divisor = y if by_zero is None else tf.where(by_zero, scalar(1, y), y)
-  if x.dtype not in _REMAINDER_KERNELS:  # TF 2.21: TruncateMod knows no integers but int32 and int64
+  if x.dtype not in _REMAINDER_KERNELS:  # TF 2.21: TruncateMod has kernels for int32 and int64 only
     return subtract(x, tf.raw_ops.TruncateDiv(x=x, y=divisor) * y)
   remainder = _truncate_mod(x, divisor)
   return remainder if by_zero is None else tf.where(by_zero, x, remainder)
@@ -92,7 +92,7 @@ def _logic(on_bools: Callable[..., tf.Tensor], on_bits: Callable[..., tf.Tensor]
 lowers(P.and_p)(_logic(tf.logical_and, tf.bitwise.bitwise_and))
 lowers(P.or_p)(_logic(tf.logical_or, tf.bitwise.bitwise_or))
 lowers(P.xor_p)(_logic(tf.not_equal, tf.bitwise.bitwise_xor))
-# Not LogicalNot: TF 2.21's Grappler makes x <= 0 of not (x > 0), which is another answer for NaN.
+# Not LogicalNot: TF 2.21's Grappler rewrites not (x > 0) as x <= 0, which differs for NaN.
 lowers(P.not_p)(_logic(lambda x: tf.equal(x, tf.constant(False)), tf.bitwise.invert))
 
 

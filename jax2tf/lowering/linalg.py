@@ -1,7 +1,7 @@
 """Linear systems and triangular factorisations.
 
-TensorFlow's Lu and MatrixTriangularSolve raise where LAPACK goes on: when a pivot or a diagonal element is zero. JAX gives
-the LU of a singular matrix there, or infinities. So LU is written out, and so are the systems that would raise.
+TensorFlow's Lu and MatrixTriangularSolve raise if a pivot or a diagonal element is zero; LAPACK continues, so JAX returns
+the LU of the singular matrix, or infinities. So the rules compute LU and triangular solutions of singular matrices with other ops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ from jax.extend.core import primitives as P
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF
-from jax2tf.lowering._matrices import BLOCK, call, conj, largest, loop, modulus, nan_unless, outer, real, size
+from jax2tf.lowering._matrices import (
+  BLOCK,
+  all_finite,
+  call,
+  conj,
+  largest,
+  loop,
+  modulus,
+  nan_unless,
+  outer,
+  real,
+  shared,
+  size,
+  unless_compiled,
+)
 from jax2tf.registry import lowers
 
 # --- systems ---
@@ -108,7 +122,7 @@ def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
   """operand f32[n,n] -> f32[n,n], its lower factor; NaN when it is not positive definite. Reads the lower triangle."""
   if 0 in ctx.aval_out.shape:
     return operand
-  # TF 2.21: Cholesky fills the lower triangle with NaN where it fails. A NaN of the operand is no failure, as in OpenBLAS.
+  # TF 2.21: Cholesky fills the lower triangle with NaN where it fails. A NaN of the operand is not a failure, as in OpenBLAS.
   factor = tf.linalg.cholesky(operand)
   rows = tf.range(ctx.dim(ctx.aval_out.shape[-1]))
   failed = tf.math.is_nan(real(factor[..., 0, 0]))
@@ -135,6 +149,9 @@ def _rotate_into(r: jax.Array, w: jax.Array) -> jax.Array:
 
 # --- LU ---
 
+# Rows of a matrix of unknown size: more than 2^20, and their square is more than TensorFlow's tensors hold.
+_MOST_ROWS_BITS = 20
+
 
 @lowers(P.lu_p)
 def _lu(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
@@ -143,18 +160,59 @@ def _lu(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
   if 0 in aval.shape:
     rows = tf.range(ctx.dim(permutation.shape[-1]))
     return [operand, tf.zeros(ctx.shape(pivots.shape), tf.int32), tf.broadcast_to(rows, ctx.shape(permutation.shape))]
-  return call(ctx, lu, operand, batch=len(aval.shape) - 2)
+  *batch, m, n = aval.shape
+  return call(ctx, lu, operand, batch=len(batch), square=m == n)
 
 
-def lu(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def lu(a: tf.Tensor, square: bool = False) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """a[batch,m,n] -> (L and U [batch,m,n], exchanges [batch,min(m,n)], permutation [batch,m])."""
+  by_columns = shared(_lu_blocks, a)
+  if square and not a.dtype.is_complex:  # the op has another modulus of a complex pivot
+    found, permutation = unless_compiled(lambda: _lu_by_op(a, by_columns), lambda: by_columns(a))
+  else:
+    found, permutation = by_columns(a)
+  return found, _exchanges(permutation)[:, : size(a, -1)], permutation
+
+
+def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
+  """a f32[batch,n,n] by TensorFlow's Lu, which takes LAPACK's pivots; `otherwise(a)` where it would raise: for a zero pivot."""
+  _, log = tf.linalg.slogdet(a)  # by the factorisation of Lu: finite if that does not raise
+  regular = tf.math.is_finite(log)
+  found, permutation = tf.linalg.lu(tf.where(regular[:, tf.newaxis, tf.newaxis], a, tf.eye(size(a, -1), dtype=a.dtype)))
+  sure = tf.reduce_all(regular) & tf.reduce_all(all_finite(found))
+  return tf.cond(sure, lambda: (found, permutation), lambda: otherwise(a))
+
+
+def _exchanges(permutation: tf.Tensor) -> tf.Tensor:
+  """p i32[batch,m] -> i32[batch,m], the position e >= k with which step k exchanges: the first of p[k], p[p[k]] ... that is not below k.
+
+  Row p[k] is at p[k] until the step of this number moves it to where that step's own exchange goes, and so on.
+  """
+  m, start = size(permutation, -1), tf.zeros_like(permutation) + tf.range(size(permutation, -1))
+  steps = [(permutation, permutation)]  # the 2^i-th successor of each, and the largest up to there
+  for _ in range((m - 1).bit_length() if isinstance(m, int) else _MOST_ROWS_BITS):
+    successor, most = steps[-1]
+    steps.append((_of(successor, successor), tf.maximum(most, _of(most, successor))))
+  at = start
+  for successor, most in reversed(steps):
+    at = tf.where(_of(most, at) < start, _of(successor, at), at)
+  return _of(permutation, at)
+
+
+def _of(x: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+  """x[batch,m], i32[batch,k] -> [batch,k]."""
+  return tf.gather(x, positions, axis=1, batch_dims=1)
+
+
+def _lu_blocks(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """a[batch,m,n] -> (L and U [batch,m,n], permutation [batch,m])."""
   m, n = size(a, -2), size(a, -1)
   if not (isinstance(m, int) and isinstance(n, int)):
     return _lu_columns(a, tf.minimum(m, n))
-  exchanges, permutation = [], None
+  permutation = None
   for start in range(0, min(m, n), BLOCK):
     end = min(start + BLOCK, m, n)
-    panel, swaps, order = _lu_columns(a[:, start:, start:end], end - start)
+    panel, order = _lu_columns(a[:, start:, start:end], end - start)
     below: Any = tf.gather(a[:, start:], order, axis=1, batch_dims=1) if (start or end < n) else None
     parts = [panel]
     if start:
@@ -164,18 +222,17 @@ def lu(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
       upper = tf.linalg.triangular_solve(unit, below[:, : end - start, end:])
       parts.append(tf.concat([upper, below[:, end - start :, end:] - tf.matmul(panel[:, end - start :], upper)], 1))
     a = tf.concat([a[:, :start], tf.concat(parts, 2)], 1) if len(parts) > 1 else panel
-    exchanges.append(swaps + start)
-    rest = order if permutation is None else tf.gather(permutation[:, start:], order, axis=1, batch_dims=1)
+    rest = order if permutation is None else _of(permutation[:, start:], order)
     permutation = rest if permutation is None else tf.concat([permutation[:, :start], rest], 1)
-  return a, tf.concat(exchanges, 1), permutation
+  return a, permutation
 
 
-def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
   """The first `steps` steps of Gaussian elimination with the pivot of largest modulus; a zero pivot is passed over."""
   batch, m = tf.shape(a)[0], size(a, -2)
   rows, columns = tf.range(m), tf.range(size(a, -1))
 
-  def eliminate(k: tf.Tensor, a: tf.Tensor, exchanges: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor, ...]:
+  def eliminate(k: tf.Tensor, a: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor, ...]:
     pivot = largest(modulus(a[:, :, k]), rows, k)
     order = tf.where(rows == k, pivot, tf.where(rows == pivot, k, rows))
     a, permutation = (tf.gather(x, order, axis=1, batch_dims=1) for x in (a, permutation))
@@ -183,11 +240,9 @@ def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tens
     top = row[:, k, tf.newaxis]
     column = tf.where((rows > k) & (top != 0), column / top, column)
     rest = tf.where((rows > k)[:, tf.newaxis] & (columns > k), a - outer(column, row), a)
-    a = tf.where(columns == k, column[:, :, tf.newaxis], rest)
-    return a, tf.where(tf.range(steps) == k, pivot, exchanges), permutation
+    return tf.where(columns == k, column[:, :, tf.newaxis], rest), permutation
 
-  start = tf.zeros([batch, steps], tf.int32), tf.broadcast_to(rows, [batch, m])
-  return loop(steps, eliminate, a, *start)
+  return loop(steps, eliminate, a, tf.broadcast_to(rows, [batch, m]))
 
 
 @lowers(_jax_compat.lu_pivots_to_permutation_p)

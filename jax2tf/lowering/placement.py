@@ -59,14 +59,14 @@ def _with_memory_space_constraint(ctx: RuleContext, operand: tf.Tensor, *, memor
 
 @lowers(_jax_compat.xla_metadata_value_p)
 def _xla_metadata_value(ctx: RuleContext, operand: tf.Tensor, *, xla_metadata_kvs: Any) -> tf.Tensor:
-  """operand -> operand; the metadata speaks to XLA."""
+  """operand -> operand; only XLA uses the metadata."""
   del ctx, xla_metadata_kvs
   return operand
 
 
 @lowers(_jax_compat.dce_sink_p)
 def _dce_sink(ctx: RuleContext, operand: tf.Tensor, *, prevent_mlir_dce: Any = None) -> list[tf.Tensor]:
-  """operand -> nothing: XLA is told to keep a value that nobody uses, which TensorFlow drops."""
+  """operand -> (); XLA keeps such an unused value, TensorFlow drops it."""
   del ctx, operand, prevent_mlir_dce
   return []
 

@@ -69,7 +69,7 @@ def _random_gamma(ctx: RuleContext, keys: tf.Tensor, alpha: tf.Tensor, *, log_sp
 
 
 def _on_words(ctx: RuleContext, fun: functools.partial[Any], keys: tf.Tensor, *operands: tf.Tensor) -> tf.Tensor:
-  """Lowers a function of raw key data, batched over all the keys; it is told the implementation."""
+  """Lowers a function of raw key data, batched over all keys; it gets the implementation as an argument."""
   keys_aval, *others = ctx.avals_in
   fun = functools.partial(fun.func, impl=keys_aval.dtype._impl, ndim=keys_aval.ndim, **fun.keywords)
   return ctx.lower_fun(fun, keys, *operands, avals=[_jax_compat.physical_aval(keys_aval), *others])
@@ -283,7 +283,7 @@ def _split_for_halves(ctx: RuleContext, shape: Dims) -> list[Any]:
     axis = next((i for i, size in enumerate(sizes) if size % 2 == 0), sizes.index(max(sizes)))
     return [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
   sizes = tf.cast(sizes, tf.int64)
-  rank = len(shape)  # of equal ones the first: tf.argmax does not say which it takes
+  rank = len(shape)  # of equal values the first: tf.argmax does not specify which
   axis = tf.argmax(tf.where(sizes % 2 == 0, sizes.dtype.max, sizes * rank) - tf.range(rank, dtype=tf.int64))
   return [tf.reduce_prod(sizes[:axis]), sizes[axis], tf.reduce_prod(sizes[axis + 1 :])]
 

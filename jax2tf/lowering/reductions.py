@@ -127,7 +127,7 @@ def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.
   index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64
   index = extremum(operand, axis, index_dtype)
   if operand.dtype.is_floating:
-    # TF 2.21: ArgMax and ArgMin pass over NaN or stop anywhere after it.
+    # TF 2.21: ArgMax and ArgMin ignore NaN, or return an index after it.
     is_nan = tf.not_equal(operand, operand)
     first_nan = tf.argmax(tf.cast(is_nan, tf.float32), axis, index_dtype)
     index = tf.where(tf.reduce_any(is_nan, axis), first_nan, index)

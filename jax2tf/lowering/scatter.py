@@ -1,4 +1,4 @@
-"""scatter, its kin and dynamic_update_slice: one TensorScatter op, on rows of the operand or with linear indices."""
+"""scatter, its variants and dynamic_update_slice: one TensorScatter op, on rows of the operand or with linear indices."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _scattered(
   ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, windows: Windows, combine: _Combine, *, clip: bool
 ) -> tf.Tensor:
   """updates f32[*batch,*window] -> the operand with them."""
-  if not windows.batch:  # TF 2.21: the scatters on CPU want at least one dimension of indices
+  if not windows.batch:  # TF 2.21: the scatters on CPU need at least one dimension of indices
     windows = dataclasses.replace(windows, batch=(1,))
     indices, updates = tf.expand_dims(indices, 0), tf.expand_dims(updates, 0)
   shape, batch, policy = windows.shape, windows.batch, "" if clip else "IGNORE"

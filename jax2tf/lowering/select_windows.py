@@ -59,7 +59,7 @@ def _select_and_gather_add(ctx: RuleContext, tangents: tf.Tensor, operand: tf.Te
 
 
 def _scattered(greatest: bool, axes: Sequence[Axis], source: Any, operand: Any) -> Any:
-  if 0 in (*operand.shape, *source.shape):  # nothing to select from or for, and of nothing `_selected` cannot tell a shape
+  if 0 in (*operand.shape, *source.shape):  # an empty operand or source, for which `_selected` has no shape
     return jnp.zeros(operand.shape, source.dtype)
   positions, _ = _selected(greatest, axes, operand)
   if source.dtype == bool:  # whose sum is `or`
@@ -81,8 +81,8 @@ def _gathered(greatest: bool, axes: Sequence[Axis], tangents: Any, operand: Any)
 def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple[Any, ...], Any]:
   """(by axis, the position of the element that each window selects; where that is no better than the initial value).
 
-  XLA goes through a window and drops what it has unless that is `>=` the next: so a NaN is taken and then dropped for
-  whatever follows, and the first of equals wins. A window outside the operand selects a position past its end.
+  XLA scans a window and keeps its element only if that is `>=` the next one: so a NaN is selected and then replaced by
+  the element after it, and the first of equal elements wins. A window outside the operand selects a position past its end.
   """
   rank, out = len(axes), tuple(axis.out for axis in axes)
   windows = tuple(axis.window for axis in axes)

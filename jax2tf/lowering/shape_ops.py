@@ -1,4 +1,4 @@
-"""Data movement that knows no indices: reshape, broadcast, transpose, concatenate, pad, iota and their kin."""
+"""Data movement without indices: reshape, broadcast, transpose, concatenate, pad, iota and similar."""
 
 from __future__ import annotations
 
@@ -184,11 +184,11 @@ def _padded(
     return operand
   if len(sizes) <= 6:
     paddings = tf.reshape(ctx.shape([pad for pads in zip(lows, highs, strict=True) for pad in pads]), [-1, 2])
-    # TF 2.21: Grappler fuses Pad with the Conv3D behind it, forgets the padding in the shape of the result,
-    # and so takes sizes for 1 and transposes for idle; it lets PadV2 alone.
+    # TF 2.21: Grappler fuses Pad with the Conv3D after it, ignores the padding in the shape of the result,
+    # and so infers sizes of 1 and removes transposes; it does not fuse PadV2.
     return tf.pad(operand, paddings, constant_values=value if len(sizes) == 5 else _padding_constant(value))
   sizes = list(sizes)
-  for axis in axes:  # TF 2.21: Pad on CPU stops at 6 dimensions
+  for axis in axes:  # TF 2.21: Pad on CPU takes at most 6 dimensions
     operand = ctx.reshape(operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])
     sizes[axis] += lows[axis] + highs[axis]
     operand = tf.pad(operand, [[0, 0], [ctx.dim(lows[axis]), ctx.dim(highs[axis])], [0, 0]], constant_values=_padding_constant(value))

@@ -23,7 +23,7 @@ def _slice(
   shape = ctx.avals_in[0].shape
   if strides is None or all(stride == 1 for stride in strides):
     return sliced(ctx, operand, shape, start_indices, ctx.aval_out.shape)
-  if len(shape) > 8:  # TF 2.21: StridedSlice on CPU stops at 8 dimensions, Gather has no limit
+  if len(shape) > 8:  # TF 2.21: StridedSlice on CPU takes at most 8 dimensions, Gather has no limit
     for axis, bounds in enumerate(zip(start_indices, limit_indices, strides, strict=True)):
       operand = tf.gather(operand, tf.range(*map(ctx.dim, bounds)), axis=axis)
     return operand

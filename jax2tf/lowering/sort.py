@@ -8,6 +8,7 @@ from typing import Any
 import jax.extend.core.primitives as P
 import tensorflow as tf
 
+from jax2tf import _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import NARROW, WIDER, cast, scalar
 from jax2tf.registry import lowers
@@ -29,7 +30,8 @@ def _top_k(ctx: RuleContext, operand: tf.Tensor, *, k: Any, axis: int | None = N
 def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
   """The `k` greatest along the last axis and their positions."""
   wide = cast(operand, _SORTED_AS.get(operand.dtype, operand.dtype))
-  if not wide.dtype.is_floating:
+  # XLA's own order of floats is JAX's; of f32 it has a kernel, where it sorts the whole array of integers.
+  if not wide.dtype.is_floating or _tf_compat.is_compiled_by_xla():
     values, indices = tf.math.top_k(wide, k)
     return cast(values, operand.dtype), indices
   # TF 2.21: TopKV2 on CPU loses its order at a NaN, and takes both zeros for equal.

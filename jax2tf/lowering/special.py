@@ -21,7 +21,7 @@ def _bessel_i1e(x: tf.Tensor) -> tf.Tensor:
   return tf.where(tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x))  # TF 2.21: the kernel has 0.0 at -0.0
 
 
-# TF 2.21: these have no bfloat16 kernel on CPU, and most no float16 one.
+# TF 2.21: these have no bfloat16 kernel on CPU, and most have no float16 kernel.
 lower_directly(
   {
     primitive: widened(op, *NARROW, *HALF)

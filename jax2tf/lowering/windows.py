@@ -87,7 +87,7 @@ def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any
     return list(combine([jnp.broadcast_to(inits[0], results[0].shape)], results))
 
   def combine_elements(lefts: Sequence[Any], rights: Sequence[Any]) -> list[Any]:
-    (*ls, left), (*rs, right) = lefts, rights  # the last ones say where there is anything
+    (*ls, left), (*rs, right) = lefts, rights  # the last ones mark where there is an element
     both = combine(ls, rs)
     return [*(jnp.where(left & right, z, jnp.where(left, x, y)) for x, y, z in zip(ls, rs, both, strict=True)), left | right]
 

@@ -72,9 +72,9 @@ def propagate(invars: Sequence[Any], eqns: Sequence[Any], operands: Sequence[Pla
     if eqn.primitive is P.device_put_p:
       results: Sequence[Place | None] = [_place_after(*put) for put in zip(eqn.params["devices"], eqn.params["srcs"], places, strict=True)]
     else:
-      inner = function_of(eqn)  # which knows better than the equation where to run
+      inner = function_of(eqn)  # whose place takes precedence over that of the equation
       committed = None if inner else _common(eqn, places)
-      # jax.default_device is for what nobody has put anywhere; compute_on is for all.
+      # jax.default_device applies to values without a place; compute_on to all.
       here = _computed_on(eqn) or committed or _jax_compat.default_device_of(eqn)
       if here and eqn.outvars:
         runs[eqn.outvars[0]] = here
@@ -91,7 +91,7 @@ def _place_after(target: Any, source: Any, before: Place | None) -> Place | None
 
 
 def _scope(eqn: Any) -> Place | None:
-  """What a `compute_on` or `default_device` around the equation says."""
+  """The place that a `compute_on` or `default_device` around the equation gives."""
   return _computed_on(eqn) or _jax_compat.default_device_of(eqn)
 
 
@@ -121,6 +121,6 @@ def _results(eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]) -> S
 
 
 def places_named_by(eqn: Any) -> list[Place]:
-  """The places that an equation says itself."""
+  """The places that an equation itself gives."""
   targets = eqn.params["devices"] if eqn.primitive is P.device_put_p else ()
   return [place for place in (_scope(eqn), *map(place_of, targets)) if place]

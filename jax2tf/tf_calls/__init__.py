@@ -43,25 +43,36 @@ def call_tf(
 ) -> Callable[..., Any]:
   """Returns a JAX function with the values and derivatives of a TensorFlow function.
 
-  It takes pytrees of arrays, positionally and by keyword, and works under jit, grad, jvp, vmap, scan, cond, remat and `jax2tf.convert`, in
-  any mixture. Eagerly it runs the function as it is. Under jit it is XLA's code of the function where that means the same, else a
-  callback, which reads and writes tf.Variables when it runs.
+  The result works under jit, grad, jvp, vmap, scan, cond, remat and `jax2tf.convert`, in any combination. Eagerly it calls the TensorFlow
+  function. Under jit it inlines XLA's code of the function where that has the same meaning; otherwise it is a callback, which reads and
+  writes tf.Variables when it runs.
 
   Args:
     callable_tf: a Python function of tensors, a tf.function or ConcreteFunction, a Keras layer or model, or a function of a loaded
       SavedModel. Under transformations it is traced once for each combination of structure, shapes and dtypes.
-    has_side_effects: whether a call must run although nobody needs its results; None for what the ops of its graph say.
-    ordered: whether calls under jit run in the order of the program.
+    has_side_effects: whether a call runs even if its results are unused; None derives it from the ops of its graph.
+    ordered: whether calls under jit run in program order.
     output_shape_dtype: a pytree of jax.ShapeDtypeStruct, for results whose shapes TensorFlow cannot infer; None for no results.
-    call_tf_graph: accepted for compatibility: only `convert` may lower the call, not jit. It always puts the function into its graph.
-    vmap_method: how `jax.vmap` calls the function, as in `jax.pure_callback`; "vectorized" is tf.vectorized_map, and None that for
-      functions without stateful ops, else "sequential".
-    under_jit: "auto"; "callback", which runs the function in TensorFlow; or "inline", which is XLA's code or an error that says why not.
+    call_tf_graph: for compatibility: True forbids jit, so that only `convert` lowers the call. `convert` always inlines the graph.
+    vmap_method: how `jax.vmap` calls the function, as in `jax.pure_callback`. "vectorized" is tf.vectorized_map. None chooses
+      "vectorized" for functions without stateful ops, else "sequential".
+    under_jit: "auto"; "callback", which runs the function in TensorFlow; or "inline", which inlines XLA's code and raises if it cannot.
+
+  Returns:
+    a JAX function of pytrees of arrays, positional and by keyword. It returns jax.Arrays in the structure of the results of
+    `callable_tf`.
 
   Raises:
-    TypeError: `callable_tf` is not callable; at a call, an argument is no array.
-    ValueError: an unknown `vmap_method` or `under_jit`; at a call, a result that JAX cannot take, or whose shape is not known.
-    LookupError: at a derivative, TensorFlow has none.
+    TypeError: `callable_tf` is not callable; at a call, an argument is not an array.
+    ValueError: an unknown `vmap_method` or `under_jit`; at a call, a result has an unknown shape, does not match `output_shape_dtype`, or
+      is no numeric tensor; under jit, `under_jit="inline"` is not possible, or `call_tf_graph` is set; under `jax.export`, symbolic shapes.
+    LookupError: at a derivative, TensorFlow has no gradient for the function.
+
+  Examples:
+    >>> import jax, tensorflow as tf, jax2tf
+    >>> cube = jax2tf.call_tf(lambda x: x**3)
+    >>> jax.grad(cube)(2.0).item(), jax.jit(jax.vmap(cube))(jax.numpy.arange(3.0)).tolist()
+    (12.0, [0.0, 1.0, 8.0])
   """
   if not callable(callable_tf):
     raise TypeError(f"Expected a callable value, got {callable_tf!r} of type {type(callable_tf).__name__}")
@@ -87,19 +98,28 @@ def call_tf(
 def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., Any], list[jax.Array]]:
   """Returns a JAX function of the trainable variables of a TensorFlow function, and their values.
 
-  `apply(variables, *args)` is `fun_tf(*args)` as if its tf.Variables had these values; they keep their own. It has all of JAX's
-  transformations; a vmap over variables calls it for one element after the other. What `fun_tf` captures besides is read at each call.
+  `apply(variables, *args)` computes `fun_tf(*args)` with these values in place of those of its tf.Variables, which stay unchanged. It
+  supports all of JAX's transformations; a vmap over variables is sequential. Other captured tensors are read at each call.
 
   Args:
     fun_tf: as for `call_tf`.
-    specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` takes those of other shapes too.
+    specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` also takes other shapes.
 
   Returns:
-    (apply, variables): the list of arrays is in the order of their first use; `apply.variables` are their tf.Variables, to write them back.
+    (apply, variables): a function, and a list of jax.Arrays in the order in which `fun_tf` first uses them. `apply.variables` is the list
+    of the tf.Variables, to which trained values can be assigned.
 
   Raises:
-    TypeError: `fun_tf` is not callable.
-    ValueError: it writes variables, or captures no trainable ones; of `apply`, the variables are another list.
+    TypeError: `fun_tf` is not callable, or a spec is not an array.
+    ValueError: `fun_tf` captures no trainable variable, or one of unknown shape; a result as for `call_tf`. At a call of `apply`: the
+      values have other shapes than the variables, or `fun_tf` writes variables.
+
+  Examples:
+    >>> import jax, tensorflow as tf, jax2tf
+    >>> w = tf.Variable([1.0, 2.0])
+    >>> apply, variables = jax2tf.functional(lambda x: tf.reduce_sum(w * x), jax.ShapeDtypeStruct((2,), "float32"))
+    >>> jax.grad(apply)(variables, jax.numpy.array([3.0, 4.0]))[0].tolist()
+    [3.0, 4.0]
   """
   if not callable(fun_tf):
     raise TypeError(f"Expected a callable value, got {fun_tf!r} of type {type(fun_tf).__name__}")

@@ -41,7 +41,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-  """How JAX differentiates a function, so that what its only call has read, drawn or written is what its derivative knows.
+  """How JAX differentiates a function, so that its derivative uses what its only call has read, drawn or written.
 
   Attributes:
     reads: the values of its variables, which come behind the arguments; None where nothing is read.
@@ -71,7 +71,7 @@ def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
   is_converted = function.shadows and not function.held
   if repeatable := function.stateful <= REPEATABLE and not function.captures_others:
     found = _repeated(function, wrt)
-    # Where `convert` reads variables, its graph is for others: they know none that exist for one call.
+    # Where `convert` reads variables, the graph outlives the call, so it cannot use variables that exist for one call.
     if not (function.stateful - READING or (found.reads and is_converted)):
       return found
   try:
@@ -177,10 +177,10 @@ class Recorded(_Derived):
 
   def __init__(self, function: TfFunction, wrt: tuple[int, ...]):
     if "EagerPyFunc" in function.stateful:
-      raise ValueError("its py_function knows one call alone, the last")
+      raise ValueError("its py_function keeps only its last call")
     options = function.options
     if options.vmap_method not in ("sequential", "sequential_unrolled", "vectorized"):
-      options = replace(options, vmap_method=None)  # what it computes has no batch in front
+      options = replace(options, vmap_method=None)  # its results have no batch dimension
     super().__init__(function, function.name, self._run, function.avals_in, options, None)
     self._function, self._wrt = function, wrt
     self._apart: weakref.WeakKeyDictionary[tf.Graph, Any] = weakref.WeakKeyDictionary()
@@ -326,7 +326,7 @@ def _inexact(function: TfFunction, primals: Sequence[tf.Tensor]) -> list[tf.Tens
 def _cotangents(function: TfFunction, primals: Any, wrt: Any, outs: Any, cotangents: Any, graph: Any = None) -> list[tf.Tensor]:
   """Of the primals in `wrt`, or of the variables that they stand for."""
   sources = [function.shadows.get(i, primals[i]) for i in wrt]
-  if graph is not None:  # which knows a variable by what it captures of it
+  if graph is not None:  # which identifies a variable by its captured handle
     sources = [graph.capture(x.handle) if isinstance(x, tf.Variable) else x for x in sources]
   return _dense(gradients(function, outs, sources, cotangents, graph), [primals[i] for i in wrt])
 

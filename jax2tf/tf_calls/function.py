@@ -32,14 +32,14 @@ REPEATABLE = frozenset(
     *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
   }
 )
-# Of these, those that only read: a call that nobody needs may be left out.
+# Of these, those that only read: a call with unused results may be left out.
 READING = REPEATABLE - {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case", "StatelessWhile", "StatelessIf", "StatelessCase"})
 
 
 @dataclass(frozen=True)
 class Options:
-  """What the user said of a call.
+  """The options of a call.
 
   Attributes:
     has_side_effects: None for what the ops of the graph say.
@@ -169,7 +169,7 @@ class TfFunction:
 
   @property
   def has_effects(self) -> bool:
-    """Whether a call must run although nobody needs its results."""
+    """Whether a call must run although its results are unused."""
     said = self.options.has_side_effects
     return self.options.ordered or bool(self.stateful - READING if said is None else said)
 

@@ -1,4 +1,4 @@
-"""A TensorFlow model as a module of Flax or Equinox, whose parameters are its trainable variables."""
+"""A TensorFlow model as a module of Flax or Equinox. The model's trainable variables are the module's parameters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,30 @@ _LIBRARIES = ("nnx", "equinox")
 
 
 def tf_module(fun_tf: Callable[..., Any], *specs: Any, library: str) -> Any:
-  """Returns a `flax.nnx.Module` or an `equinox.Module` that computes what a TensorFlow model does, by `functional`.
+  """Returns a `flax.nnx.Module` or an `equinox.Module` that computes what a TensorFlow model computes.
 
-  Its parameters are the list `variables`. Its method `assigned()` gives their values to the tf.Variables and returns the model, which
-  `tf.saved_model.save` and Keras save.
+  The list `variables` of the module holds its parameters. The method `assigned()` assigns them to the tf.Variables and returns the
+  TensorFlow model, which `tf.saved_model.save` and Keras can save.
 
   Args:
     fun_tf: a Keras model or layer, a loaded SavedModel, or any other function as for `call_tf`.
     specs: its arguments, as for `functional`.
     library: "nnx" or "equinox".
 
+  Returns:
+    the module; calling it takes the arguments of `fun_tf`.
+
   Raises:
     ImportError: the library is not installed.
-    TypeError, ValueError: as `functional`; an unknown library.
+    TypeError: as for `functional`.
+    ValueError: as for `functional`; an unknown library.
+
+  Examples:
+    >>> import jax2tf, numpy as np, tensorflow as tf
+    >>> layer = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+    >>> module = jax2tf.tf_module(layer, tf.TensorSpec([4, 3]), library="nnx")
+    >>> module(np.ones((4, 3), np.float32)).shape, [v[...].shape for v in module.variables]
+    ((4, 2), [(3, 2), (2,)])
   """
   if library not in _LIBRARIES:
     raise ValueError(f"library = {library!r} is none of {_LIBRARIES}")

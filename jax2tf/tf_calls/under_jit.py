@@ -23,7 +23,7 @@ _PLATFORMS = {"cpu": "CPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
 
 
 def effects(function: TfFunction) -> set[Any]:
-  """What keeps a call from being left out, or from moving."""
+  """What prevents that a call is removed or moved."""
   if function.options.ordered:
     return {ORDERED}
   return {EFFECT} if function.has_effects else set()

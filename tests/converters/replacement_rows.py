@@ -204,3 +204,9 @@ def _layers() -> Iterator[Row]:
   yield row("DepthToSpace", np.tile(IMAGE, (1, 1, 1, 2)), block_size=2)
   yield row("Softmax", PLAIN)
   yield row("LogSoftmax", PLAIN)
+  channels = np.float32([0.5, 2]), np.float32([1, -1]), np.float32([0.1, -0.2]), np.float32([1, 0])
+
+  def batch_norm(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> tf.Tensor:
+    return tf.raw_ops.FusedBatchNormV3(x=x, scale=scale, offset=offset, mean=mean, variance=variance, is_training=False)[0]
+
+  yield Row("FusedBatchNormV3", batch_norm, (IMAGE, *channels))

@@ -35,9 +35,9 @@ def compiled(program: Path, *options: str) -> Path:
   """The program, linked with the libraries in TensorFlow's wheel; skips where that cannot be."""
   wheel = Path(tf.sysconfig.get_lib())
   if COMPILER is None:
-    pytest.skip("needs a C compiler, and there is no gcc or cc on PATH")
+    pytest.skip(reason="needs a C compiler, and there is no gcc or cc on PATH")
   if missing := [name for name in LIBRARIES if not (wheel / name).exists()]:
-    pytest.skip(f"needs the C API, and the TensorFlow of this environment has no {' and no '.join(missing)} in {wheel}")
+    pytest.skip(reason=f"needs the C API, and the TensorFlow of this environment has no {' and no '.join(missing)} in {wheel}")
   # libtensorflow_cc has 1.1 GB of symbols: GNU's default linker reads them in 12 s, gold in 2 s.
   linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
   libraries = [f"-L{wheel}", *(f"-l:{name}" for name in LIBRARIES), f"-Wl,-rpath,{wheel}"]
@@ -300,7 +300,7 @@ def assert_one_line(run: subprocess.CompletedProcess[str], line: str) -> None:
 
 def test_frees_all_that_it_allocates(affine: Path, tmp_path: Path) -> None:
   if COMPILER is not None and not Path(subprocess.check_output([COMPILER, "-print-file-name=libasan.so"], text=True).strip()).is_absolute():
-    pytest.skip(f"needs AddressSanitizer, and {COMPILER} has no libasan.so")
+    pytest.skip(reason=f"needs AddressSanitizer, and {COMPILER} has no libasan.so")
   program = compiled(tmp_path / "run_saved_model", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
   calls = [{"x": normal(b, 4)} for b in (1, 3)]
   found = answers(program, affine, "serving_default", calls, tmp_path, ASAN_OPTIONS="detect_leaks=1")

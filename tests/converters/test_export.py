@@ -92,6 +92,17 @@ def test_case_becomes_nested_ifs_of_the_same_branches(index: int) -> None:
   assert replay.frozen(concrete, {})(i=tf.constant(index))["y"].numpy() == concrete(i=tf.constant(index))["y"].numpy()
 
 
+def test_a_target_takes_what_xla_compiles() -> None:
+  """Lu and DeviceIndex are not in the new graph."""
+  model = saved_model.Model({})
+  model.add(lambda params, x: jax.lax.linalg.lu(x)[0], inputs={"x": "f32[3,3]"})
+  [signature] = Source.of(model).signatures.values()
+  found = replay.frozen(signature.function, {})
+  assert not {"Lu", "DeviceIndex", "Case", "StatelessCase"} & set(replay.op_types(found))
+  x = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 10]], np.float32)
+  np.testing.assert_allclose(next(iter(found(x=tf.constant(x)).values())), jax.lax.linalg.lu(x)[0], rtol=1e-6)
+
+
 def test_a_parameter_is_one_constant_however_deep_it_is_used(tmp_path: Path) -> None:
   frozen = source(tmp_path, "builder").signatures["serving_default"].frozen(TABLE)
   constants = collections.Counter(
@@ -120,7 +131,9 @@ def test_a_replacement_is_used_inside_of_loops_and_branches(tmp_path: Path) -> N
 def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
   found = source(tmp_path, "builder")
   wrong = in_tensorflow(found.signatures["serving_default"], {"Erfc": lambda op, x: [tf.math.erfc(x) * 1.001]})
-  with pytest.raises(ExportError, match=r"(?s)TensorFlow answers otherwise than the reference, so nothing was written.*sums") as caught:
+  with pytest.raises(
+    ExportError, match=r"(?s)TensorFlow computes different outputs than the reference, so nothing was written.*sums"
+  ) as caught:
     found.compared(wrong, "onnx", "TensorFlow", Comparison(examples={"n": np.int32(2)}), versions={})
   assert caught.value.target == "onnx"
 
@@ -130,7 +143,9 @@ def test_an_answer_that_differs_for_hostile_numbers_is_a_warning() -> None:
   wrong = in_tensorflow(
     found.signatures["serving_default"], {"Maximum": lambda op, x, y: [tf.where(tf.math.is_nan(x), 0.0, tf.maximum(x, y))]}
   )
-  with pytest.warns(UserWarning, match=r"(?s)answers otherwise than JAX to NaN, infinities or extreme numbers.*NaN at other places"):
+  with pytest.warns(
+    UserWarning, match=r"(?s)computes different outputs than JAX for NaN, infinities or extreme numbers.*NaN at other places"
+  ):
     found.compared(wrong, "onnx", "TensorFlow", versions={})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import flax.linen as nn
 import haiku as hk
 import jax
@@ -16,24 +15,9 @@ import tensorflow as tf
 from flax import nnx
 
 from jax2tf.converters import saved_model
+from tests.library_models import CLOSE, KEY, LIBRARIES, Linen, Vision, X, of
 
-X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 IDS = np.array([[1, 2, 3], [4, 5, 0]], np.int32)
-KEY = jax.random.key(3)
-# Sums in another order than under jax.jit.
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-
-
-class Vision(nnx.Module):
-  def __init__(self, rngs: nnx.Rngs):
-    self.linear, self.norm = nnx.Linear(4, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)
-    self.dropout = nnx.Dropout(0.5, rngs=rngs)
-
-  def __call__(self, x: Any) -> Any:
-    return self.dropout(self.norm(self.linear(x)))
-
-  def features(self, x: Any) -> Any:
-    return self.linear(x)
 
 
 class Text(nnx.Module):
@@ -51,85 +35,24 @@ class Text(nnx.Module):
     return self.last(x)
 
 
-class Linen(nn.Module):
-  @nn.compact
-  def __call__(self, x: Any, train: bool) -> Any:
-    x = nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
-    return nn.Dropout(0.5, deterministic=not train)(x)
-
-
-class Equinox(eqx.Module):
-  linear: eqx.nn.Linear
-  norm: eqx.nn.BatchNorm
-  dropout: eqx.nn.Dropout
-
-  def __call__(self, x: Any, state: Any, key: Any = None) -> Any:
-    x, state = self.norm(self.linear(x), state)
-    return self.dropout(x, key=key), state
-
-
-def haiku_net(x: Any, is_training: bool) -> Any:
-  x = hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(hk.Linear(3)(x), is_training)
-  return hk.dropout(hk.next_rng_key(), 0.5, x) if is_training else x
-
-
-def second(key: Any) -> Any:
-  return jax.random.split(key)[1]
-
-
-def nnx_case(training: bool) -> tuple[saved_model.Model, Any, set[str]]:
-  net = Vision(nnx.Rngs(0))
-  expected = nnx.clone(net)
-  (expected.train if training else expected.eval)()
-  model = saved_model.from_flax_nnx(net, inputs={"x": "f32[3,4]" if training else "f32[b,4]"}, training=training)
-  assert not net.dropout.deterministic  # the user's model is as it was
-  return model, nnx.jit(lambda net: net(X))(expected), {"linear/bias", "linear/kernel", "norm/bias", "norm/scale"}
-
-
-def linen_case(training: bool) -> tuple[saved_model.Model, Any, set[str]]:
-  net = Linen()
-  variables = net.init(jax.random.key(0), X, False)
-  rngs = {"dropout": KEY} if training else None
-  shape = "f32[3,4]" if training else "f32[b,4]"
-  model = saved_model.from_flax_linen(net, variables, inputs={"x": shape}, training=training, rngs=rngs)
-  used = {"dropout": second(KEY)} if training else None
-  expected = net.apply(variables, X, training, rngs=used, mutable=["batch_stats"])[0]
-  layers = {"params/Dense_0/bias", "params/Dense_0/kernel", "params/BatchNorm_0/bias", "params/BatchNorm_0/scale"}
-  return model, expected, layers
-
-
-def haiku_case(training: bool) -> tuple[saved_model.Model, Any, set[str]]:
-  net = hk.transform_with_state(haiku_net)
-  params, state = net.init(jax.random.key(0), X, True)
-  shape, rng = ("f32[3,4]", KEY) if training else ("f32[b,4]", None)
-  model = saved_model.from_haiku(net, params, state, inputs={"x": shape}, training=training, rng=rng)
-  layers = {"params/batch_norm/offset", "params/batch_norm/scale", "params/linear/b", "params/linear/w"}
-  return model, net.apply(params, state, second(KEY), X, training)[0], layers
-
-
-def equinox_case(training: bool) -> tuple[saved_model.Model, Any, set[str]]:
-  make = eqx.nn.make_with_state(
-    lambda key: Equinox(eqx.nn.Linear(4, 3, key=key), eqx.nn.BatchNorm(3, "batch", mode="batch"), eqx.nn.Dropout(0.5))
-  )
-  net, state = make(jax.random.key(0))
-  shape, rng = ("f32[3,4]", KEY) if training else ("f32[b,4]", None)
-  model = saved_model.from_equinox(net, state, inputs={"x": shape}, training=training, rng=rng, batched=True)
-  keys = jax.random.split(second(KEY), 3)
-  over = {"in_axes": (0, None, 0), "out_axes": (0, None), "axis_name": "batch"}
-  expected = jax.vmap(eqx.nn.inference_mode(net, value=not training), **over)(X, state, keys)[0]
-  return model, expected, {"model/linear/bias", "model/linear/weight", "model/norm/bias", "model/norm/weight"}
-
-
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("case", [nnx_case, linen_case, haiku_case, equinox_case])
-def test_a_model_by_its_library(case: Any, training: bool, tmp_path: Path) -> None:
-  model, expected, trainable = case(training)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_model_by_its_library(library: str, training: bool, tmp_path: Path) -> None:
+  case = of(library)
+  rngs, shape = (case.rngs, "f32[3,4]") if training else ({}, "f32[b,4]")
+  model = getattr(saved_model, library)(*case.model, inputs={"x": shape}, training=training, **rngs, **case.options)
   loaded = tf.saved_model.load(str(model.save(tmp_path)))
-  np.testing.assert_allclose(loaded.signatures["serving_default"](x=X)["output"], expected, **CLOSE)
-  assert {path for path, variable in model.parameters.items() if variable.trainable} == trainable
+  np.testing.assert_allclose(loaded.signatures["serving_default"](x=X)["output"], case.expected(training), **CLOSE)
+  assert {path for path, variable in model.parameters.items() if variable.trainable} == case.trainable
   # In training the statistics and keys change, so they are state; in inference nothing does.
   assert bool(loaded.state_variables) == training
-  assert len(loaded.variables) > len(trainable) or training
+  assert len(loaded.variables) > len(case.trainable) or training
+
+
+def test_the_model_of_the_user_stays_as_it_was() -> None:
+  net = Vision(nnx.Rngs(0))
+  saved_model.from_flax_nnx(net, inputs={"x": "f32[b,4]"})
+  assert not net.dropout.deterministic
 
 
 def test_what_is_drawn_for_nothing_is_no_state() -> None:

@@ -154,7 +154,7 @@ def test_polymorphic_constraint_holds_after_reload(tmp_path: Path) -> None:
 
 
 def test_a_model_of_an_earlier_day_still_loads() -> None:
-  """Saved on 2026-11-22 from JAX 0.10.2 with TensorFlow 2.21, never written again: docs/saved-models.md promises that it can be read."""
+  """Saved on 2026-11-22 from JAX 0.10.2 with TensorFlow 2.21; docs/guide/saved-models.md promises that it can be read."""
   directory = Path(__file__).parent / "saved" / "1"
   record = manifest.read(directory)
   assert record.signatures["serving_default"].inputs == {"x": "f32[b,4]"}
@@ -177,3 +177,16 @@ def test_a_model_of_an_earlier_day_still_loads() -> None:
   variables = {variable.name.removesuffix(":0"): variable for variable in loaded.trainable_variables}
   for path, dy in tape.gradient(loss, variables).items():
     np.testing.assert_allclose(dy, gradient[path], rtol=1e-4, atol=1e-6)
+
+
+def test_python_numbers_among_the_parameters(tmp_path: Path) -> None:
+  """They have JAX's default dtypes, as in a call of the function."""
+  model = saved_model.Model({"f": 2.0, "i": 3, "b": True}).add(
+    lambda p, x: p["f"] * x + p["i"] * p["b"], inputs={"x": "f32[b]"}, outputs=["y"]
+  )
+  assert model.manifest().parameters == {"b": "bool[]", "f": "f32[]", "i": "i32[]"}
+  model.update({"f": 0.5, "i": 4, "b": True})
+  served = tf.saved_model.load(str(model.save(tmp_path))).signatures["serving_default"]
+  assert served(x=tf.ones(2))["y"].numpy().tolist() == [4.5, 4.5]
+  with pytest.raises(ValueError, match="params: the leaf 'n' = 3000000000 does not fit JAX's int32; set jax_enable_x64, or pass an array"):
+    saved_model.Model({"n": 3_000_000_000})

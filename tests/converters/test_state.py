@@ -1,4 +1,4 @@
-"""Models that remember: the state of a SavedModel, in one process, in threads, in a session as TF Serving has it, and beside JAX."""
+"""The state of a SavedModel, in one process, in threads, in a session as TF Serving has it, and beside JAX."""
 
 from __future__ import annotations
 
@@ -148,7 +148,8 @@ def test_derivatives_move_the_state_once(tmp_path: Path) -> None:
   def fun(params: Any, n: Any, x: Any) -> Any:
     return n + 1, jnp.sin(params * x) * n
 
-  made = saved_model.Model(jnp.float32(2), state=jnp.float32(1), with_gradient=True).add(fun, inputs={"x": "f32[2]"}, stateful=True)
+  made = saved_model.Model(jnp.float32(2), state=jnp.float32(1), with_gradient=True, gradient_orders=2)
+  made.add(fun, inputs={"x": "f32[2]"}, stateful=True)
   loaded = tf.saved_model.load(str(made.save(tmp_path)))
   x = tf.constant([1.0, 2.0])
   with tf.GradientTape() as outer:

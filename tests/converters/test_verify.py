@@ -362,7 +362,7 @@ def test_64_bits_are_not_cut_in_silence(tmp_path: Path) -> None:
     path = saved_model.save(lambda p, x: x * 2, PARAMS, tmp_path, inputs={"x": "f64[b]"})
     report = verify.verify(path, lambda p, x: x * 2, params=PARAMS, samples=1)
   assert report.ok and {row.dtype for row in report.rows} == {"float64"}
-  with pytest.raises(ValueError, match=r"input 'x' is f64\[b\], which JAX makes narrower here; set jax.config.update"):
+  with pytest.raises(ValueError, match=r"input 'x' is f64\[b\], which JAX narrows here; set jax.config.update"):
     verify.verify(path, lambda p, x: x * 2, params=PARAMS)
 
 

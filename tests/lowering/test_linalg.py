@@ -196,6 +196,8 @@ CASES = [
   Case("lu tall c64", linalg.lu, [matrices(2, 2, 5, 3, dtype=C64)], skip=ONCE, **NEAR),
   Case("lu with ties", linalg.lu, [np.array([[1, 2, 3], [-1, 2, 0], [1, 1, 5], [0, 4, 4]], np.float32)], grad=False),
   Case("lu singular", linalg.lu, [SINGULAR], poly="b, n, n", grad=False),
+  Case("lu with ties, square", linalg.lu, [np.array([[1, 2, 3], [-1, 2, 0], [1, 1, 5]], np.float32)], poly="n, n", skip=ONCE, grad=False),
+  Case("lu, one of a batch singular", linalg.lu, [np.concatenate([SINGULAR, matrices(1, *SINGULAR.shape[1:])])], grad=False, **NEAR),
   Case("lu f64 in blocks", linalg.lu, [matrices(150, 140, dtype=np.float64)], grad=False, **X64),
   Case("lu f64 in blocks, wide", linalg.lu, [matrices(2, 70, 140, dtype=np.float64)], grad=False, **X64),
   Case("lu of nothing", linalg.lu, [np.zeros((2, 3, 0), np.float32)], grad=False),

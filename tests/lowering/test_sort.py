@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import ml_dtypes
 import numpy as np
+import tensorflow as tf
 from jax import lax
 from jax import numpy as jnp
 
+import jax2tf
 from tests.case import HOSTILE_I32, Case, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
@@ -75,3 +77,13 @@ CASES = [
   Case("approx_top_k", lambda x: (lax.approx_max_k(x, 2), lax.approx_min_k(x, 2, reduction_dimension=0)), [X[:2].astype("f")], grad=False),
 ]
 test_case, saved = run(CASES)
+
+
+def test_top_k_of_floats_is_that_of_xla_under_xla():
+  """Of integers XLA sorts the whole array, of f32 it has a kernel, in JAX's order."""
+  made = {}
+  for compiled in (False, True):
+    converted = tf.function(jax2tf.convert(lambda x: lax.top_k(x, 2)), autograph=False, jit_compile=compiled)
+    made[compiled] = {op.type for op in converted.get_concrete_function(tf.TensorSpec([5])).graph.get_operations()}
+  assert "TopKV2" in made[True]
+  assert made[False] - made[True] >= {"Bitcast", "GatherV2"}

@@ -1,6 +1,6 @@
 """Functions of Lineax, Optimistix and Diffrax, whose primitives have no rule of ours: value and gradient, those of two after a SavedModel.
 
-docs/libraries.md has more of them, each after a SavedModel; these take little time to trace.
+docs/reports/libraries.md has more of them, each after a SavedModel; these take little time to trace.
 """
 
 from __future__ import annotations

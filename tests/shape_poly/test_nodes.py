@@ -58,7 +58,8 @@ def ops(spec, shape, causal, gradient):
 def test_a_transformer_layer_of_any_size_has_few_more_nodes(causal, gradient):
   static = ops(None, [2, 8, WIDTH], causal, gradient)
   symbolic = ops("b, s, _", [None, None, WIDTH], causal, gradient)
-  # The sizes and their two assertions, and where a gradient is asked for a tenth: the function alone has 176 nodes, and no residuals.
-  assert symbolic.total() - static.total() <= (0.1 * static.total() if gradient else 24), symbolic - static
+  # The sizes, the shapes made of them and their two assertions, and where a gradient is asked for a tenth. The function alone has 170
+  # nodes, and no residuals.
+  assert symbolic.total() - static.total() <= (0.1 * static.total() if gradient else 27), symbolic - static
   assert symbolic["StridedSlice"] - static["StridedSlice"] == 2  # b and s, once each
   assert symbolic["Shape"] <= 2 + gradient

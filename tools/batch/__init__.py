@@ -1,1 +1,1 @@
-"""Files of rows through a SavedModel, in processes that a kill costs nothing: `jax2tf batch`. Nothing here imports JAX."""
+"""`jax2tf batch`: runs files of rows through a SavedModel, in processes that may be killed at any time. Nothing here imports JAX."""

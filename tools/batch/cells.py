@@ -1,4 +1,4 @@
-"""Columns as an input takes them: dtypes that hold every value, and shapes; a row that does not fit has a reason."""
+"""Converts columns to the dtype and shape of an input. Each row that does not fit gets a reason."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import numpy as np
 
 Faults = dict[int, str]
 
+# The dtype represents all integers up to this magnitude.
+_INTEGERS = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
+
 
 @dataclass(frozen=True)
 class Answer:
-  """What became of some rows.
+  """The result of running some rows.
 
   Attributes:
-    rows: the numbers of those that were run, ascending.
-    outputs: name -> an array of these rows, or an object array with an array for each row if a dimension is no number.
-    types: name -> dtype, and the dimensions of a row.
-    faults: row -> why it was not run.
+    rows: the indices of the rows that ran, ascending.
+    outputs: name -> an array of these rows, or an object array with an array for each row if a dimension is symbolic.
+    types: name -> (dtype, dimensions of a row).
+    faults: row -> why it did not run.
   """
 
   rows: np.ndarray
@@ -32,41 +35,48 @@ class Answer:
 
 
 def is_fixed(dims: Sequence[str]) -> bool:
-  """Whether every row has this one shape."""
+  """Whether all dimensions are numbers."""
   return all(dim.isdecimal() for dim in dims)
 
 
 def check_names(carried: Iterable[str], answer: Answer) -> None:
-  """Raises ValueError: a column that is carried has the name of an output."""
+  """Raises ValueError if a carried column has the name of an output."""
   if twice := answer.outputs.keys() & set(carried):
-    raise ValueError(f"{min(twice)!r} is a column that is carried along, and an output; leave the column out of the file")
+    raise ValueError(f"{min(twice)!r} is the name of a column and of an output; remove the column from the file")
 
 
 def _as_str(array: np.ndarray) -> np.ndarray:
-  """TensorFlow's strings, which are bytes, as str."""
+  """Decodes TensorFlow's strings, which are bytes."""
   return np.array([v.decode() if isinstance(v, bytes) else v for v in array.ravel()] + [None], object)[:-1].reshape(array.shape)
 
 
+def objects(rows: Sequence[Any]) -> np.ndarray:
+  """An object array with one element for each row."""
+  return np.fromiter(rows, object, len(rows))
+
+
 def plain(value: Any) -> Any:
-  """A cell as JSON has it."""
+  """A cell as a JSON value. Values other than arrays stay unchanged, because NumPy would give [1, "a"] one dtype."""
+  if not isinstance(value, np.ndarray | np.generic):
+    return value.decode() if isinstance(value, bytes) else value
   array = np.asarray(value)
-  return _as_str(array).tolist() if array.dtype.kind == "O" or array.dtype.kind == "S" else array.tolist()
+  return _as_str(array).tolist() if array.dtype.kind in "OS" else array.tolist()
 
 
 def convert(name: str, column: np.ndarray, dtype: np.dtype[Any], dims: Sequence[str]) -> tuple[np.ndarray, Faults]:
-  """A column -> an array of all rows, or an object array of arrays if a dimension is no number; and what is wrong with rows.
+  """Converts a column to an array of all rows, or to an object array of arrays if a dimension is symbolic. Also returns {row: fault}.
 
   Args:
-    name: of the input, for reasons.
-    column: rows first; an object array where rows differ, are texts or are missing (None).
-    dtype: of the input; that of objects for strings.
-    dims: of a row; each a number, or else any size.
+    name: the name of the input, for messages.
+    column: dimension 0 is the rows; an object array if rows have several shapes, are strings or are missing (None).
+    dtype: the dtype of the input; object for strings.
+    dims: the dimensions of a row. A number is a fixed size; anything else is any size.
   """
   fixed = is_fixed(dims)
   if fixed and (dense := _dense(column, dtype)) is not None:
     shape = tuple(map(int, dims))
     if dense.ndim <= 2 and dense.shape[1:] != shape and math.prod(dense.shape[1:]) == math.prod(shape):
-      dense = dense.reshape(len(dense), *shape)  # a flat row, as TFRecord and CSV have them
+      dense = dense.reshape(len(dense), *shape)  # TFRecord and CSV have flat rows
     if dense.shape[1:] == shape:
       values, wrong = _cast(dense, dtype)
       rows = np.flatnonzero(wrong.reshape(len(wrong), -1).any(1)) if wrong.size else ()
@@ -83,22 +93,24 @@ def convert(name: str, column: np.ndarray, dtype: np.dtype[Any], dims: Sequence[
   values = np.zeros((len(column), *map(int, dims)), dtype)
   for i, row in enumerate(found):
     if i not in faults:
-      values[i] = row[()]  # of an array of no dimensions its element
+      values[i] = row[()]  # of a 0-dimensional array its element
   return values, faults
 
 
 def _dense(column: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-  """The column as one array of numbers, if it is one."""
+  """The column as one array of numbers, or None."""
   if dtype.kind == "O":
     return None
   if column.dtype.kind != "O":
     return column if column.dtype.kind not in "SU" else None
   try:
-    found = np.array(column.tolist())
+    found = np.array([parsed(value) for value in column.tolist()])
   except ValueError:  # rows of several sizes
     return None
-  # Integers and floats side by side become floats, which have not all integers.
-  return None if found.dtype.kind in "OSU" or (found.dtype.kind == "f" and dtype.kind in "iu") else found
+  if found.dtype.kind in "OSU":
+    return None
+  # NumPy makes floats of a mix of integers and floats, and floats do not represent all integers. Such rows are checked one by one.
+  return None if found.dtype.kind == "f" and (np.abs(found) >= _INTEGERS.get(dtype.name, 0)).any() else found
 
 
 def _row(name: str, value: Any, dtype: np.dtype[Any], dims: Sequence[str]) -> np.ndarray:
@@ -139,7 +151,7 @@ def _texts(name: str, value: Any, dims: Sequence[str]) -> np.ndarray:
 
 
 def parsed(value: Any) -> Any:
-  """A cell of CSV that has a number, or a JSON list of numbers; any other value as it is."""
+  """The value of a CSV cell that holds a number or a JSON list of numbers; any other value unchanged."""
   if not isinstance(value, str | bytes):
     return value
   for parse in (json.loads, float):
@@ -149,7 +161,7 @@ def parsed(value: Any) -> Any:
 
 
 def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-  """The array in another dtype, and which of its elements that dtype does not hold; a float may be rounded to a narrower one."""
+  """(the array in another dtype, a mask of the elements that this dtype does not represent). Floats may be rounded."""
   if array.dtype == dtype:
     return array, np.zeros(array.shape, bool)
   with np.errstate(all="ignore"):

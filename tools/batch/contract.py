@@ -1,4 +1,4 @@
-"""What a signature asks of rows, from its manifest alone; knows neither TensorFlow nor JAX."""
+"""The requirements of a signature on rows, read from its manifest alone, without TensorFlow and JAX."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MANIFEST = Path("assets.extra", "jax2tf.json")
 
 @dataclass(frozen=True)
 class Contract:
-  """One signature whose rows are independent of each other.
+  """A signature whose rows are independent of each other.
 
   Attributes:
-    directory: the SavedModel itself.
+    directory: the SavedModel.
     signature: its name.
-    inputs, outputs: name -> the dimensions behind that of the batch, ("s", "3").
-    defaults: names of the inputs that may be left out.
-    mask: the input that says which elements of a padded row count; empty if there is none.
+    inputs, outputs: name -> the dimensions after the batch dimension, ("s", "3").
+    defaults: names of the optional inputs.
+    mask: the input that marks the valid elements of a padded row; empty if there is none.
     padded: the dimension along which rows are padded; empty without a mask.
-    max_rows: how many rows a call may have at most.
+    max_rows: the largest number of rows in a call.
   """
 
   directory: Path
@@ -40,16 +40,16 @@ class Contract:
 
   @property
   def needed(self) -> list[str]:
-    """Names of the inputs that rows must have."""
+    """Names of the required inputs."""
     return [name for name in self.inputs if name not in self.defaults and name != self.mask]
 
 
 def read(model: str | Path, signature: str = "serving_default", mask: str = "") -> Contract:
-  """The contract of a signature of a SavedModel, or of the newest version in a folder.
+  """Reads the contract of a signature of a SavedModel, or of the newest version in a folder.
 
   Raises:
-    FileNotFoundError: there is no SavedModel, or none of ours.
-    ValueError: no such signature, or its rows are not independent.
+    FileNotFoundError: there is no SavedModel, or it has no manifest.
+    ValueError: there is no such signature, or its rows are not independent.
   """
   directory = _newest(Path(model))
   if not (directory / _MANIFEST).exists():
@@ -65,7 +65,7 @@ def read(model: str | Path, signature: str = "serving_default", mask: str = "") 
 
 
 def columns(contract: Contract, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-  """{input: its columns}; the inputs that `given` does not have are named as their columns.
+  """{input: its columns}. An input that `given` does not name has a column of its own name.
 
   Raises:
     ValueError: there is no such input.
@@ -78,7 +78,7 @@ def columns(contract: Contract, given: Mapping[str, Sequence[str]]) -> dict[str,
 
 
 def wanted(contract: Contract, outputs: Sequence[str]) -> list[str]:
-  """The outputs that are asked for, or all.
+  """The requested outputs, or all.
 
   Raises:
     ValueError: there is no such output.
@@ -98,10 +98,10 @@ def _newest(path: Path) -> Path:
 
 def _contract(directory: Path, signature: str, record: Mapping[str, Any], constraints: Sequence[str], mask: str) -> Contract:
   if record.get("stateful") or record.get("resets"):
-    raise ValueError(f"signature {signature!r} remembers what earlier calls gave it, so its rows are not independent; name another one")
+    raise ValueError(f"signature {signature!r} keeps a state between calls, so its rows are not independent; name another one")
   inputs, outputs = ({name: dimensions.of(text) for name, text in record[kind].items()} for kind in ("inputs", "outputs"))
   defaults = frozenset(name for name in record.get("defaults", ()) if inputs[name][:1] != ("?",) and not _is_symbol(inputs[name][:1]))
-  # What TensorFlow alone sees, in front of the function or behind it, has sizes that nobody wrote down: "string[?]".
+  # Inputs and outputs that only TensorFlow code handles have unknown sizes in the manifest: "string[?]".
   known = {name: dims for name, dims in inputs.items() if dims[:1] != ("?",) and name not in defaults}
   known_outputs = {name: dims for name, dims in outputs.items() if dims[:1] != ("?",)}
   if fault := dimensions.fault(known, known_outputs, constraints):
@@ -115,7 +115,7 @@ def _contract(directory: Path, signature: str, record: Mapping[str, Any], constr
   mask = mask or next((name for name, dims in inner.items() if (name == "mask" or name.endswith("_mask")) and len(dims) == 1), "")
   padded = _padded(inner, rest, mask)
   if asked and not padded:
-    raise ValueError(f"--mask={asked}: it must be one row of a dimension that another input has too, and that can be cut off each output")
+    raise ValueError(f"--mask={asked}: its rows must have one dimension, shared with another input, to which every output can be trimmed")
   bound = dimensions.bound(symbol, constraints) if symbol else None
   return Contract(directory, signature, inner, rest, defaults, mask if padded else "", padded, bound)
 
@@ -125,7 +125,7 @@ def _is_symbol(first: Sequence[str]) -> bool:
 
 
 def _padded(inputs: Mapping[str, dimensions.Dimensions], outputs: Mapping[str, dimensions.Dimensions], mask: str) -> str:
-  """The dimension of the mask, if every other dimension is it or has nothing to do with it: then padding can be cut off again."""
+  """The dimension of the mask, if every other dimension equals it or is independent of it. Only then can padding be removed again."""
   symbol = inputs[mask][0] if mask and len(inputs[mask]) == 1 else ""
   if not symbol.isidentifier() or all(symbol not in dims for name, dims in inputs.items() if name != mask):
     return ""
@@ -134,7 +134,7 @@ def _padded(inputs: Mapping[str, dimensions.Dimensions], outputs: Mapping[str, d
 
 
 def fingerprint(directory: Path) -> str:
-  """SHA-256 of the graph, of the checksums of the variables (which the index has) and of the other files."""
+  """SHA-256 of the graph, of the checksums of the variables (from the index file) and of the other files."""
   digest = hashlib.sha256()
   for file in sorted(path for path in directory.rglob("*") if path.is_file() and ".data-" not in path.name):
     digest.update(f"{file.relative_to(directory)}\0{file.stat().st_size}\0".encode())

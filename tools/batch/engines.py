@@ -1,7 +1,7 @@
-"""The model of a batch as engines take it: columns, Arrow tables and their iterators, without an engine of our own.
+"""A SavedModel as a function of columns, of Arrow tables and of iterators of them, for the engines of batch inference.
 
-`on_ray` and `on_beam` are built of it; Spark and Dask need no more (docs/batch.md). An object of `Rows` is pickled as its
-arguments; each process loads a model once.
+`on_ray` and `on_beam` build on it; Spark and Dask use it directly (docs/guide/batch.md). A `Rows` object is pickled as its arguments;
+each process loads a model once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["Rows"]
+
 
 def engine(name: str) -> Any:
-  """A module of an engine, imported when it is used.
+  """Imports a module of an engine.
 
   Raises:
-    ImportError: it is not installed; one line says how to get it.
+    ImportError: the engine is not installed; the message says how to install it.
   """
   try:
     return importlib.import_module(name)
@@ -29,11 +31,22 @@ def engine(name: str) -> Any:
 
 
 class Rows:
-  """Columns of rows -> the same with the outputs, as `jax2tf batch` gives them.
+  """Maps a dict of columns to the same dict with the model's outputs in place of its inputs, as `jax2tf batch` does.
+
+  A call raises ValueError for a bad row. The model is loaded at the first call in a process.
 
   Args:
-    model: the SavedModel, or the folder of its versions.
-    options: as of `model.Runner`: signature, columns, outputs, mask, batch_size.
+    model: a SavedModel of jax2tf, or the folder of its versions.
+    options: signature, columns, outputs, mask and batch_size, as for `jax2tf batch` (docs/guide/batch.md).
+
+  Examples:
+    >>> import numpy as np
+    >>> from jax2tf.converters import saved_model
+    >>> from jax2tf.tools.batch import engines
+    >>> path = saved_model.save(lambda w, x: x @ w, np.ones(2, np.float32), "model", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> rows = engines.Rows(str(path))
+    >>> rows({"id": np.arange(2), "x": np.ones((2, 2), np.float32)})
+    {'id': array([0, 1]), 'y': array([2., 2.], dtype=float32)}
   """
 
   def __init__(self, model: str, **options: Any):
@@ -41,24 +54,50 @@ class Rows:
 
   @property
   def runner(self) -> Any:
-    """The model, loaded at its first use in this process."""
+    """The model; its first use in a process loads it.
+
+    Raises:
+      FileNotFoundError: there is no SavedModel of jax2tf.
+      ValueError: an option does not fit the model.
+    """
     return _runner(self._key)
 
   def __call__(self, table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Raises ValueError: a bad row; engines have their own ways for these."""
+    """Raises ValueError for a bad row, which the engine then handles in its own way."""
     answer = self._answer(table)
     inputs = {column for columns in self.runner.columns.values() for column in columns}
     return {name: column for name, column in table.items() if name not in inputs} | dict(answer.outputs)
 
   def arrow(self, table: Any) -> Any:
-    """The same of a table or record batch of Arrow."""
+    """Maps an Arrow table as a call maps a dict of columns.
+
+    Args:
+      table: a pyarrow.Table or pyarrow.RecordBatch.
+
+    Returns:
+      a pyarrow.Table.
+
+    Raises:
+      FileNotFoundError: there is no SavedModel of jax2tf.
+      ValueError: a bad row, or an option that does not fit the model.
+    """
     from jax2tf.tools.batch import arrow  # noqa: PLC0415  (pyarrow)
 
     columns = [column for columns in self.runner.columns.values() for column in columns]
     return arrow.table(arrow.without(table, columns), self._answer(arrow.columns(table, columns)))
 
   def record_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-    """The same of each record batch, as `mapInArrow` of Spark calls it."""
+    """Maps record batches one by one; a function for `mapInArrow` of Spark.
+
+    Args:
+      batches: an iterable of pyarrow.RecordBatch.
+
+    Returns:
+      an iterator over pyarrow.RecordBatch.
+
+    Raises:
+      FileNotFoundError, ValueError: as for `arrow`.
+    """
     for batch in batches:
       yield from self.arrow(batch).to_batches()
 

@@ -1,6 +1,6 @@
-"""Files of rows, read and written a window at a time: Parquet, TFRecord of tf.train.Example, CSV, JSON lines and .npy.
+"""Reads and writes files of rows in windows: Parquet, TFRecord of tf.train.Example, CSV, JSON lines and .npy.
 
-A format is a class with `columns` (the names that a file has, as far as it says), `read` and `Writer`; `of` finds it by the suffix.
+A format is a class with `columns` (the column names, if the file has them), `read` and `writer`. `of` finds it by the suffix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jax2tf.tools.batch.cells import Answer, check_names, plain
+from jax2tf.tools.batch.cells import Answer, check_names, objects, plain
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Window:
   """Some rows of a file.
 
   Attributes:
-    columns: those that were asked for, where the file has them.
-    carried: the other columns, as the writer of the same format takes them.
-    done: the part of the file that has been read, 0 to 1.
+    columns: the requested columns that the file has.
+    carried: the other columns, in the form that the writer of the same format takes.
+    done: the fraction of the file that has been read, 0 to 1.
     faults: row -> why it could not be read.
   """
 
@@ -38,7 +38,7 @@ class Window:
 
 
 class Writer(Protocol):
-  """Writes windows into one file; what is carried must have been read from a file of the same format."""
+  """Writes windows to one file. Carried columns must come from a file of the same format."""
 
   def write(self, carried: Any, answer: Answer) -> None: ...
   def close(self) -> None: ...
@@ -54,17 +54,17 @@ def of(path: str | Path) -> Format:
   """The format of a file.
 
   Raises:
-    ValueError: its suffix is none that is known.
-    ImportError: it needs a package that is not installed.
+    ValueError: the suffix is unknown.
+    ImportError: the format needs a package that is not installed.
   """
   suffix = Path(path).suffix.lower()
   if suffix not in _FORMATS:
-    raise ValueError(f"{path} is of no format that is known; a name ends in {', '.join(_FORMATS)}")
+    raise ValueError(f"{path} has an unknown format; a name ends in {', '.join(_FORMATS)}")
   return _FORMATS[suffix]()
 
 
 class Parquet:
-  """By pyarrow; columns that are carried keep their types."""
+  """Parquet by pyarrow; carried columns keep their types."""
 
   def __init__(self) -> None:
     try:
@@ -111,7 +111,7 @@ class _ParquetWriter:
 
 
 class _Lines:
-  """Formats in which a row is a dict: `_rows` and `_text` say how it is read and written."""
+  """Formats in which a row is a dict. Subclasses define `rows` and `writer`."""
 
   def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]:
     rows: list[dict[str, Any]] = []
@@ -129,17 +129,12 @@ class _Lines:
       yield _window(rows, columns, 1.0, faults)
 
   def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """(row, what is wrong with it, the place in the file behind it)."""
+    """(row, its fault or "", the position in the file after it)."""
     raise NotImplementedError
 
 
 def _window(rows: list[dict[str, Any]], columns: Sequence[str], done: float, faults: Mapping[int, str]) -> Window:
-  found = {}
-  for name in columns:
-    if not rows or any(name in row for row in rows):
-      found[name] = np.empty(len(rows), object)
-      for i, row in enumerate(rows):
-        found[name][i] = row.get(name)
+  found = {name: objects([row.get(name) for row in rows]) for name in columns if not rows or any(name in row for row in rows)}
   return Window(found, [{key: value for key, value in row.items() if key not in columns} for row in rows], done, faults)
 
 
@@ -181,14 +176,14 @@ class JsonLines(_Lines):
 
 
 class Csv(_Lines):
-  """With a header; a cell that is a list is JSON."""
+  """CSV with a header; a list in a cell is JSON."""
 
   def columns(self, path: Path) -> list[str]:
     with path.open(newline="", encoding="utf-8") as file:
       return next(csv.reader(file), [])
 
   def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
-    names = self.columns(path)
+    names, size = self.columns(path), path.stat().st_size
     with path.open("rb") as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
       lines = csv.reader(file)
       next(lines, None)
@@ -196,7 +191,7 @@ class Csv(_Lines):
         if not cells:
           continue  # an empty line
         fault = "" if len(cells) == len(names) else f"has {len(cells)} cells, and the header has {len(names)}"
-        yield {} if fault else dict(zip(names, cells, strict=True)), fault, min(binary.tell(), path.stat().st_size)
+        yield {} if fault else dict(zip(names, cells, strict=True)), fault, min(binary.tell(), size)
 
   def writer(self, path: Path) -> Writer:
     return _CsvWriter(path.open("w", newline="", encoding="utf-8"))
@@ -218,7 +213,7 @@ def _cell(value: Any) -> str:
 
 
 class TfRecord(_Lines):
-  """Records of tf.train.Example; a feature is a flat list."""
+  """TFRecord of tf.train.Example; a feature is a flat list."""
 
   def columns(self, path: Path) -> None:
     return None
@@ -231,7 +226,7 @@ class TfRecord(_Lines):
       place += len(record) + 16  # the length and two checksums
       try:
         features = tf.train.Example.FromString(record).features.feature
-      except Exception as error:  # of protobuf, which has one for each of its implementations
+      except Exception as error:  # each implementation of protobuf has its own
         yield {}, f"is no tf.train.Example: {error}", place
         continue
       yield {name: _feature(value) for name, value in features.items()}, "", place
@@ -263,14 +258,14 @@ class _TfRecordWriter(_LinesWriter):
       elif array.dtype.kind in "biu":
         features[name] = train.Feature(int64_list=train.Int64List(value=array.tolist()))
       elif array.dtype == np.float64:
-        raise ValueError(f"{name!r} is float64, and tf.train.Example has float32 alone; write another format")
+        raise ValueError(f"{name!r} is float64, and tf.train.Example holds only float32; write another format")
       else:
         features[name] = train.Feature(float_list=train.FloatList(value=array.astype(np.float32)))
     self._file.write(train.Example(features=train.Features(feature=features)).SerializeToString())
 
 
 class Npy:
-  """One array, rows first: the one input of the model, and the one output."""
+  """One array with the rows in dimension 0: the only input or output of the model."""
 
   def columns(self, path: Path) -> None:
     return None
@@ -295,7 +290,7 @@ class _NpyWriter:
     del carried
     [(name, array)] = answer.outputs.items()
     if answer.faults:
-      raise ValueError(f"row {min(answer.faults)} {answer.faults[min(answer.faults)]}; .npy has no place for what is left out")
+      raise ValueError(f"row {min(answer.faults)} {answer.faults[min(answer.faults)]}; .npy cannot hold missing rows")
     if array.dtype.kind == "O":
       raise ValueError(f"output {name!r} has rows of several sizes or texts, which .npy does not hold; read and write another format")
     if self._file is None:
@@ -312,7 +307,7 @@ class _NpyWriter:
 
   def close(self) -> None:
     if self._file is not None:
-      self._header()  # it has room for a longer number, as NumPy 2.4 writes it
+      self._header()  # NumPy 2.4 leaves room in the header for a larger number of rows
       self._file.seek(0, os.SEEK_END)
       self._file.close()
 

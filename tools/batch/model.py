@@ -1,4 +1,4 @@
-"""A SavedModel as a function of columns: what every worker and every engine calls. Imports TensorFlow, and never JAX."""
+"""A SavedModel as a function of columns, for the workers and the engines. Imports TensorFlow, and never JAX."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from jax2tf.tools import quiet
 from jax2tf.tools.batch import cells, contract
 
-# TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
+# TensorFlow imports JAX if it is installed (for its TFLite converter). This entry prevents that.
 if "jax" not in sys.modules:
   sys.modules["jax"] = None  # type: ignore[assignment]
 
-# Other cores are other workers'; read once, when TensorFlow starts.
+# Other workers use the other cores. TensorFlow reads this once, when it starts.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 with quiet.startup(on_cpu=True):
@@ -24,19 +24,24 @@ with quiet.startup(on_cpu=True):
   from tensorflow.core.protobuf import saved_model_pb2
 
 
+# The longest row of a padded batch is at most _STRETCH times as long as the shortest, except in batches of at most _FEW rows.
+_STRETCH, _FEW = 1.25, 32
+
+
 class Runner:
-  """Loads one signature.
+  """Loads one signature of a SavedModel.
 
   Args:
     model: the SavedModel, or the folder of its versions.
     signature: its name.
-    columns: input -> the names of its columns, if not its own; several are put side by side.
-    outputs: those that are wanted; all if empty.
-    mask: the input that says which elements of a padded row count; found by its name if empty.
-    batch_size: rows of a call at most.
+    columns: input -> the names of its columns, if they differ from its own; several columns are stacked.
+    outputs: the names of the requested outputs; all if empty.
+    mask: the input that marks the valid elements of a padded row; found by its name if empty.
+    batch_size: the largest number of rows in a call.
 
   Raises:
-    ValueError, FileNotFoundError: as `contract.read`; an output or input that is not there.
+    ValueError: as for `contract.read`; there is no such output or input, or an output is complex.
+    FileNotFoundError: as for `contract.read`.
   """
 
   def __init__(
@@ -53,7 +58,7 @@ class Runner:
     self.outputs = contract.wanted(self.contract, outputs)
     self.batch_size = min(batch_size, self.contract.max_rows or batch_size)
     directory = self.contract.directory
-    self._loaded = tf.saved_model.load(str(directory))  # kept: its functions do not keep its variables alive
+    self._loaded = tf.saved_model.load(str(directory))  # kept alive, because its functions do not keep its variables alive
     self._function = self._loaded.signatures[signature]
     [graph] = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes()).meta_graphs
     stored = graph.signature_def[signature]
@@ -61,15 +66,15 @@ class Runner:
     self._dtypes = {name: np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype) for name, info in stored.inputs.items()}
     dtypes = {name: np.dtype(tf.as_dtype(stored.outputs[name].dtype).as_numpy_dtype) for name in self.outputs}
     if strange := [name for name, dtype in dtypes.items() if dtype.kind == "c"]:
-      raise ValueError(f"output {strange[0]!r} is {dtypes[strange[0]].name}, for which no format of files has a type; return its parts")
+      raise ValueError(f"output {strange[0]!r} is {dtypes[strange[0]].name}, which no file format can hold; return its parts")
     self._types = {name: (dtype, self.contract.outputs[name]) for name, dtype in dtypes.items()}
 
   def __call__(self, table: Mapping[str, np.ndarray], faults: cells.Faults | None = None) -> cells.Answer:
-    """Runs rows, in batches of those of one length or of like lengths.
+    """Runs rows, in batches of equal or similar lengths.
 
     Args:
-      table: column -> its rows; an object array where they differ, are texts or are missing.
-      faults: rows that are known to be bad.
+      table: column -> its rows; an object array if rows have several shapes, are strings or are missing.
+      faults: row -> fault, of rows that are already known to be bad.
     """
     faults = dict(faults or {})
     values: dict[str, np.ndarray] = {}
@@ -90,7 +95,7 @@ class Runner:
     return cells.Answer(done, outputs, self._types, faults)
 
   def _sizes(self, values: Mapping[str, np.ndarray], total: int, faults: cells.Faults) -> dict[str, np.ndarray]:
-    """{dimension: its size in each row}; rows in which two inputs disagree become faults."""
+    """{dimension: its size in each row}. Rows in which two inputs disagree become faults."""
     sizes: dict[str, np.ndarray] = {}
     for name, array in values.items():
       for axis, dim in enumerate(self.contract.inputs[name]):
@@ -103,18 +108,24 @@ class Runner:
     return sizes
 
   def _batches(self, sizes: Mapping[str, np.ndarray], rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Rows of one length together, or of like lengths if there is a mask: the shortest first, so that little is padded."""
+    """Batches of rows of equal length, or with a mask of similar lengths. Sorting by length keeps the padding small."""
     exact = [size for dim, size in sizes.items() if dim != self.contract.padded]
     keys = [size for dim, size in sizes.items() if dim == self.contract.padded] + exact
     order = rows[np.lexsort([key[rows] for key in keys])] if keys else rows
     ends: Any = np.flatnonzero(np.any([np.diff(size[order]) != 0 for size in exact], axis=0)) + 1 if exact and len(order) else []
     for group in np.split(order, ends):
-      yield from (group[i : i + self.batch_size] for i in range(0, len(group), self.batch_size))
+      lengths = sizes[self.contract.padded][group] if self.contract.padded in sizes else np.zeros(len(group), int)
+      i = 0
+      while i < len(group):
+        alike = int(np.searchsorted(lengths, _STRETCH * lengths[i], "right"))  # longer rows would pad the others too much
+        end = min(max(alike, i + _FEW), i + self.batch_size)
+        yield group[i:end]
+        i = end
 
   def _run(
     self, values: Mapping[str, np.ndarray], sizes: Mapping[str, np.ndarray], rows: np.ndarray, faults: cells.Faults
   ) -> list[tuple[np.ndarray, dict[str, Any]]]:
-    """[(rows, their outputs)]; of a batch that the model refuses, each half is run alone, until the rows at fault are found."""
+    """[(rows, their outputs)]. If the model rejects a batch, each half runs by itself, until the bad rows are found."""
     feeds = {name: self._gathered(name, array, rows) for name, array in values.items()}
     feeds |= {name: array for name, array in self._defaults.items() if name not in feeds}
     if (mask := self.contract.mask) and mask not in feeds:
@@ -143,7 +154,7 @@ class Runner:
     return padded
 
   def _cut(self, name: str, array: np.ndarray, sizes: Mapping[str, np.ndarray], rows: np.ndarray) -> Any:
-    """The rows without what padding added; as one array if all rows have one size."""
+    """The rows without padding; one array if all rows have the same size."""
     dims = self.contract.outputs[name]
     if cells.is_fixed(dims):
       return array
@@ -166,7 +177,4 @@ class Runner:
 def _side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
   if all(column.dtype.kind != "O" for column in columns):
     return np.stack(columns, axis=1)
-  found = np.empty(len(columns[0]), object)
-  for i, row in enumerate(zip(*columns, strict=True)):
-    found[i] = None if None in row else [cells.parsed(value) for value in row]
-  return found
+  return cells.objects([None if None in row else [cells.parsed(value) for value in row] for row in zip(*columns, strict=True)])

@@ -1,6 +1,6 @@
 """Apache Beam: `beam.ParDo(tables("build/model"))` on Arrow tables, `RunInference(handler("build/model"))` on elements.
 
-Beam's own TensorFlow handlers (2.77) cannot load SavedModels: they import tensorflow_hub, and load with Keras 3, which refuses them.
+The TensorFlow handlers of Beam 2.77 cannot load SavedModels: they import tensorflow_hub, and load with Keras 3, which rejects them.
 """
 
 from __future__ import annotations
@@ -8,13 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from jax2tf.tools.batch.cells import objects
 from jax2tf.tools.batch.engines import Rows, engine
+
+__all__ = ["handler", "tables"]
 
 
 def tables(model: str, **options: Any) -> Any:
-  """A DoFn of Arrow tables, as `beam.io.ReadFromParquetBatched` reads them, or of record batches; it yields tables with the outputs."""
+  """Makes a DoFn of Arrow tables or record batches, such as `beam.io.ReadFromParquetBatched` reads. It yields tables with the outputs.
+
+  Args:
+    model: a SavedModel of jax2tf, or the folder of its versions.
+    options: as for `engines.Rows`.
+
+  Returns:
+    a beam.DoFn, which loads the model in its setup.
+
+  Raises:
+    ImportError: Beam is not installed.
+  """
 
   class Tables(engine("apache_beam").DoFn):  # type: ignore[misc]
     def __init__(self) -> None:
@@ -30,7 +42,19 @@ def tables(model: str, **options: Any) -> Any:
 
 
 def handler(model: str, *, min_batch: int = 32, max_batch: int = 256, **options: Any) -> Any:
-  """A ModelHandler of elements {column: value}, whose inference is {output: value}."""
+  """Makes a ModelHandler of elements {column: value}, whose inference is {output: value}.
+
+  Args:
+    model: a SavedModel of jax2tf, or the folder of its versions.
+    min_batch, max_batch: the least and the largest number of elements in a batch of Beam.
+    options: as for `engines.Rows`.
+
+  Returns:
+    a ModelHandler for `RunInference`.
+
+  Raises:
+    ImportError: Beam is not installed.
+  """
   base = engine("apache_beam.ml.inference.base")
 
   class Handler(base.ModelHandler):  # type: ignore[name-defined]
@@ -41,7 +65,7 @@ def handler(model: str, *, min_batch: int = 32, max_batch: int = 256, **options:
 
     def run_inference(self, batch: Sequence[Mapping[str, Any]], model: Rows, inference_args: Any = None) -> Iterable[Any]:
       del inference_args
-      outputs = model({name: _column([element[name] for element in batch]) for name in batch[0]})
+      outputs = model({name: objects([element[name] for element in batch]) for name in batch[0]})
       for i, element in enumerate(batch):
         yield base.PredictionResult(element, {name: outputs[name][i] for name in model.runner.outputs})
 
@@ -49,9 +73,3 @@ def handler(model: str, *, min_batch: int = 32, max_batch: int = 256, **options:
       return {"min_batch_size": min_batch, "max_batch_size": max_batch}
 
   return Handler()
-
-
-def _column(values: Sequence[Any]) -> np.ndarray:
-  found = np.empty(len(values), object)
-  found[:] = values
-  return found

@@ -9,9 +9,19 @@ import numpy as np
 from jax2tf.tools.batch.engines import Rows, engine
 from jax2tf.tools.batch.worker import WINDOW
 
+__all__ = ["Actor", "mapped"]
+
 
 class Actor:
-  """The callable class of `Dataset.map_batches`; an actor loads the model once."""
+  """The callable class for `Dataset.map_batches` of Ray Data. Each actor loads the model once.
+
+  Args:
+    model, options: as for `engines.Rows`.
+
+  Raises:
+    FileNotFoundError: there is no SavedModel of jax2tf.
+    ValueError: an option does not fit the model; at a call, a bad row.
+  """
 
   def __init__(self, model: str, **options: Any):
     self._rows = Rows(model, **options)
@@ -22,16 +32,24 @@ class Actor:
 
 
 def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **options: Any) -> Any:
-  """The dataset with the outputs.
+  """Maps a dataset to the same with the model's outputs.
 
   Args:
-    dataset: of Ray Data.
-    model: the SavedModel, or the folder of its versions.
-    actors: how many processes run it.
-    blocks: in how many the rows are put; 8 for each actor if 0. Ray 2.60 reads many small files as one block, which one actor has then.
-    options: as of `model.Runner`.
+    dataset: a ray.data.Dataset.
+    model: a SavedModel of jax2tf, or the folder of its versions.
+    actors: the number of processes that run the model.
+    blocks: the number of blocks of rows; 0 for 8 per actor. Ray 2.60 reads many small files as one block, which only one actor would run.
+    options: as for `engines.Rows`.
+
+  Returns:
+    a ray.data.Dataset, which Ray computes when it is read.
+
+  Raises:
+    ImportError: Ray Data is not installed.
   """
   data = engine("ray.data")
   strategy = data.ActorPoolStrategy(size=actors)
   spread = dataset.repartition(blocks or 8 * actors).materialize()
-  return spread.map_batches(Actor, fn_constructor_kwargs={"model": str(model), **options}, compute=strategy, batch_size=WINDOW)
+  # Ray joins blocks until they fill a batch: batches larger than a block would leave actors without one.
+  rows = max(1, min(WINDOW, spread.count() // spread.num_blocks()))
+  return spread.map_batches(Actor, fn_constructor_kwargs={"model": str(model), **options}, compute=strategy, batch_size=rows)

@@ -1,4 +1,4 @@
-"""Which shards there are and which are left: a small JSON file in the folder of the results says what they were made of."""
+"""The shards of a run and those that are left. A ledger in the results folder, a small JSON file, records model, options and files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 
 from jax2tf.tools.batch import contract, formats, worker
 
-LEDGER = "_jax2tf_batch.json"  # pyarrow and Spark take no file for a part whose name begins so
+LEDGER = "_jax2tf_batch.json"  # pyarrow and Spark ignore files whose names begin with _
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Asked:
-  """What decides the values of the results; `model.Runner` has the meanings."""
+  """The options that determine the results; `model.Runner` documents them."""
 
   model: str
   signature: str
@@ -35,9 +35,9 @@ class Shard:
   """One file of rows.
 
   Attributes:
-    source, target: it, and that of its results.
-    size, changed: of the source, in bytes and nanoseconds.
-    rows, bad: how many were run and how many not; None before it is done.
+    source, target: the file, and the file of its results.
+    size, changed: size and modification time of the source, in bytes and nanoseconds.
+    rows, bad: the numbers of rows that ran and that did not; None until the shard is done.
   """
 
   source: Path
@@ -50,7 +50,7 @@ class Shard:
 
 @dataclass
 class Plan:
-  """The shards of one folder of results."""
+  """The shards of one results folder."""
 
   folder: Path
   asked: Asked
@@ -59,17 +59,17 @@ class Plan:
 
   @property
   def left(self) -> list[Shard]:
-    """The shards whose results are not there; one that is there is whole, for it was renamed into its place."""
+    """The shards without results. Results are always complete, because a worker renames a finished file to its name."""
     return [shard for shard in self.shards if not shard.target.exists()]
 
   def note(self, shard: Shard, rows: int, bad: int) -> None:
-    """Writes down that a shard is done."""
+    """Records in the ledger that a shard is done."""
     shard.rows, shard.bad = rows, bad
     self._ledger["shards"][shard.target.name] |= {"rows": rows, "bad": bad}
     self.write()
 
   def write(self) -> None:
-    """Writes the ledger, whole or not at all."""
+    """Writes the ledger atomically."""
     file = worker.temporary(self.folder / LEDGER, os.getpid())
     file.write_text(json.dumps(self._ledger, indent=2) + "\n", encoding="utf-8")
     file.rename(self.folder / LEDGER)
@@ -77,10 +77,10 @@ class Plan:
 
 @contextmanager
 def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan]:
-  """The plan for these files, for as long as no other command works in the folder.
+  """The plan for these files. It locks the folder against other commands until it is closed.
 
   Raises:
-    ValueError: there is nothing to do it with, or the folder has results of another model or of other files.
+    ValueError: the files or options do not fit the model, or the folder is locked or has results of another model or other files.
   """
   found = contract.read(asked.model, asked.signature, asked.mask)
   columns = contract.columns(found, asked.columns)
@@ -88,7 +88,7 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
   shards = _shards(patterns, folder)
   for shard in shards:
     _check(shard.source, found, columns, outputs)
-  made = {"model": contract.fingerprint(found.directory)} | {key: value for key, value in asdict(asked).items() if key != "model"}
+  made = json.loads(json.dumps(asdict(asked) | {"model": contract.fingerprint(found.directory)}))  # comparable with the ledger
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"{folder} is no folder; name one for the results")
   existed = folder.exists()
@@ -121,17 +121,17 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
     if not path.is_file():
       raise ValueError(f"{path} is no file; name the files in it, as {str(path / '*.parquet')!r}")
     if path.name in shards:
-      raise ValueError(f"{shards[path.name].source} and {path} have one name, which their results would have too; rename one")
+      raise ValueError(f"{shards[path.name].source} and {path} have the same name, so their results would too; rename one")
     target = folder / path.name
     if target.resolve() == path.resolve():
-      raise ValueError(f"{path} is in {folder}, where its results would take its place; name another folder")
+      raise ValueError(f"{path} is in {folder}, where its results would overwrite it; name another folder")
     state = path.stat()
     shards[path.name] = Shard(path.absolute(), target.absolute(), state.st_size, state.st_mtime_ns)
   return list(shards.values())
 
 
 def _check(path: Path, found: contract.Contract, columns: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> None:
-  """Refuses a file that cannot fit, as far as its format says so."""
+  """Raises ValueError for a file that cannot fit, if its format tells before reading."""
   form = formats.of(path)
   if isinstance(form, formats.Npy) and (len(found.needed) != 1 or len(columns[found.needed[0]]) != 1):
     raise ValueError(f"{path} holds one array, and the model takes {', '.join(found.needed)}; give files that name their columns")
@@ -139,7 +139,7 @@ def _check(path: Path, found: contract.Contract, columns: Mapping[str, Sequence[
     raise ValueError(f"{path} holds one array, and the model returns {', '.join(outputs)}; choose one by --output")
   try:
     names = form.columns(path)
-  except Exception:  # of each format; a file that cannot be read fails alone, in a worker
+  except Exception:  # each format has its own errors; an unreadable file fails later, in a worker
     return
   for name in found.needed:
     for column in columns[name]:
@@ -150,12 +150,12 @@ def _check(path: Path, found: contract.Contract, columns: Mapping[str, Sequence[
 
 
 def _ledger(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], existed: bool) -> dict[str, Any]:
-  """That of the folder, with these shards; they get what it says of them."""
+  """The ledger of the folder, with these shards. Shards that it knows get their numbers of rows from it."""
   file = folder / LEDGER
   if not file.exists():
     if existed and any(folder.iterdir()):
       raise ValueError(f"{folder} has files that jax2tf batch did not write; name a new folder")
-    ledger: dict[str, Any] = {"format": _FORMAT, "made": json.loads(json.dumps(made)), "shards": {}}
+    ledger: dict[str, Any] = {"format": _FORMAT, "made": made, "shards": {}}
   else:
     try:
       ledger = json.loads(file.read_text(encoding="utf-8"))
@@ -164,19 +164,19 @@ def _ledger(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], exis
       raise ValueError(f"{file} cannot be read ({error}); name a new folder") from error
     if format_ != _FORMAT:
       raise ValueError(f"{file} is of another jax2tf; name a new folder")
-    if other := [key for key, value in json.loads(json.dumps(made)).items() if before.get(key) != value]:
+    if other := [key for key, value in made.items() if before.get(key) != value]:
       what = "another model" if other[0] == "model" else f"another --{other[0].removesuffix('s') if other[0] != 'batch_size' else other[0]}"
       raise ValueError(f"{folder} has results of {what}; name a new folder")
   for shard in shards:
     entry = {"source": str(shard.source), "size": shard.size, "changed": shard.changed}
     known = ledger["shards"].setdefault(shard.target.name, entry)
     if entry.items() - known.items() and (known["size"], known["changed"]) != (shard.size, shard.changed):
-      raise ValueError(f"{shard.source} is not what it was when {folder} was begun; name a new folder")
+      raise ValueError(f"{shard.source} has changed since {folder} was begun; name a new folder")
     shard.rows, shard.bad = known.get("rows"), known.get("bad")
   return ledger
 
 
 def _clean(folder: Path) -> None:
-  """Removes what killed processes left half written."""
+  """Removes incomplete files of killed processes."""
   for path in folder.glob(".*.writing.*"):
     path.unlink(missing_ok=True)

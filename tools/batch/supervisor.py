@@ -1,4 +1,4 @@
-"""Workers that are started again when they die, shards that are done again, and what a person sees meanwhile."""
+"""Restarts workers that die, repeats their shards, and shows progress."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from jax2tf.tools.batch import worker
 from jax2tf.tools.batch.plan import Plan, Shard
 
 _ATTEMPTS = 3
-_TELL_SECONDS = 10.0  # how often a log, which is no terminal, gets a line
+_TELL_SECONDS = 10.0  # between two lines of progress if stderr is no terminal
 
 
 @dataclass
 class Outcome:
-  """What a run did.
+  """The result of a run.
 
   Attributes:
-    shards: how many it did.
-    rows, bad: rows that it ran and that it could not.
-    failed: name of a shard -> why it failed at last.
-    seconds: from the start to the end.
-    started: seconds until the first worker had loaded the model.
-    renewed: how many workers died and were started again.
+    shards: the number of shards that it finished.
+    rows, bad: the numbers of rows that ran and that did not.
+    failed: name of a shard -> the reason of its last failure.
+    seconds: the duration of the run.
+    started: the mean time until a worker has loaded the model, in seconds.
+    renewed: the number of workers that died and were restarted.
   """
 
   shards: int = 0
@@ -47,18 +47,18 @@ class Outcome:
 
 
 class _Worker:
-  """One process, and the shard that it has."""
+  """A worker process and its current shard."""
 
   def __init__(self, options: dict[str, Any], threads: int):
     self.shard: Shard | None = None
     self.rows, self.part = 0, 0.0
     self.ready = False
     self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
-    # -P: files of the working directory stay out of it. In a session of its own: Ctrl-C is meant for the command.
+    # -P: the working directory is not on the module path. A new session: Ctrl-C goes to the command only.
     command = [sys.executable, "-P", "-m", "jax2tf.tools.batch.worker"]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_NUM_INTRAOP_THREADS": str(threads)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._said}
-    # Unbuffered: a line that waits in a buffer of ours is none that `select` sees.
+    # Unbuffered, because `select` does not see lines in a buffer of this process.
     self.process = subprocess.Popen(command, bufsize=0, start_new_session=True, env=environment, **pipes)
     self._send(options)
 
@@ -68,18 +68,18 @@ class _Worker:
 
   def _send(self, value: Any) -> None:
     assert self.process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it is dead, which its output tells
+    with contextlib.suppress(BrokenPipeError):  # it died; the end of its output reports that
       self.process.stdin.write(json.dumps(value).encode() + b"\n")
       self.process.stdin.flush()
 
   def hear(self) -> dict[str, Any] | None:
-    """What it says next; None if it is dead."""
+    """Its next message; None if it died."""
     assert self.process.stdout is not None
     line = self.process.stdout.readline()
     return json.loads(line) if line.endswith(b"\n") else None
 
   def end(self) -> str:
-    """Kills it, takes its half-written files away, and says how it ended."""
+    """Kills it, removes its incomplete files, and returns how it ended."""
     self.process.kill()
     code = self.process.wait()
     assert self.process.stdin is not None and self.process.stdout is not None
@@ -96,10 +96,10 @@ class _Worker:
 
 
 def run(plan: Plan, workers: int, threads: int) -> Outcome:
-  """Does what is left of a plan.
+  """Runs the shards that are left in a plan.
 
   Raises:
-    ValueError: the model cannot be loaded, in the words of the worker.
+    ValueError: the model cannot be loaded; the message is the worker's.
   """
   outcome, begin = Outcome(), time.monotonic()
   left = collections.deque((shard, 1) for shard in plan.left)
@@ -108,7 +108,7 @@ def run(plan: Plan, workers: int, threads: int) -> Outcome:
   crew = _Crew(asdict(plan.asked), threads, min(workers, len(left)))
   with crew.working(), _Progress(sum(shard.size for shard, _ in left)) as progress:
     attempts: dict[str, int] = {}
-    deaths = 0  # in a row, of workers that had not loaded the model
+    deaths = 0  # consecutive deaths of workers that had not loaded the model
     while left or crew.busy:
       for each in crew.idle:
         if left:
@@ -127,16 +127,14 @@ def run(plan: Plan, workers: int, threads: int) -> Outcome:
           raise ValueError(said["fatal"])
         if "ready" in said:
           each.ready, deaths = True, 0
-          outcome.started = outcome.started or time.monotonic() - begin
+          outcome.started += (time.monotonic() - begin) / crew.number if outcome.renewed == 0 else 0
         elif "part" in said:
           each.rows, each.part = each.rows + said["rows"], said["part"]
         elif "done" in said and given:
           plan.note(given, **said["done"])
-          outcome.shards, outcome.rows, outcome.bad = (
-            outcome.shards + 1,
-            outcome.rows + said["done"]["rows"],
-            outcome.bad + said["done"]["bad"],
-          )
+          outcome.shards += 1
+          outcome.rows += said["done"]["rows"]
+          outcome.bad += said["done"]["bad"]
           progress.over(given.size)
           each.shard = None
         elif "failed" in said and given:
@@ -153,17 +151,17 @@ def run(plan: Plan, workers: int, threads: int) -> Outcome:
 
 
 class _Crew:
-  """The workers, and their outputs."""
+  """The workers of a run."""
 
   def __init__(self, options: dict[str, Any], threads: int, number: int):
-    self._options, self._threads, self._number = options, threads, number
+    self._options, self._threads, self.number = options, threads, number
     self._members: list[_Worker] = []
     self._selector = selectors.DefaultSelector()
 
   @contextlib.contextmanager
   def working(self) -> Iterator[None]:
     try:
-      for _ in range(self._number):
+      for _ in range(self.number):
         self._add()
       yield
     finally:
@@ -180,11 +178,11 @@ class _Crew:
     return [each for each in self._members if each.shard]
 
   def that_speak(self) -> list[_Worker]:
-    """Those that have said something, which is waited for."""
+    """Waits for messages, and returns the workers that sent one."""
     return [key.data for key, _ in self._selector.select(1.0)]
 
   def renew(self, each: _Worker) -> str:
-    """Puts another worker in the place of one that has ended, and says how it ended."""
+    """Replaces a worker that ended, and returns how it ended."""
     self._selector.unregister(each.process.stdout)  # type: ignore[arg-type]
     self._members.remove(each)
     said = each.end()
@@ -198,7 +196,7 @@ class _Crew:
 
 
 class _Progress:
-  """Rows a second and the time left: a line that changes on a terminal, elsewhere a line every ten seconds."""
+  """Shows rows per second and the remaining time: a progress bar on a terminal, otherwise a line every ten seconds."""
 
   def __init__(self, size: int):
     self._whole = 0
@@ -214,7 +212,7 @@ class _Progress:
     self._bar.close()
 
   def over(self, size: int) -> None:
-    """A shard of so many bytes is done, or given up."""
+    """Counts a shard of this many bytes as finished, done or failed."""
     self._whole += size
 
   def show(self, under_way: float, rows: int) -> None:

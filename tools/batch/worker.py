@@ -1,11 +1,12 @@
-"""A worker: takes shards by its standard input and answers on its standard output, a line of JSON each.
+"""A worker: reads shards from standard input and answers on standard output, one line of JSON each.
 
-The end of its input is its end, in the middle of a shard too, so no worker outlives the command that started it.
+It exits when its input ends, even in the middle of a shard, so no worker outlives the command that started it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import queue
@@ -25,20 +26,20 @@ WINDOW = 8192
 
 
 def temporary(path: Path, pid: int) -> Path:
-  """Where a worker writes what it will rename to `path`."""
+  """The file to which a worker writes before it renames it to `path`."""
   return path.with_name(f".{pid}.writing.{path.name}")
 
 
 def bad_rows(path: Path) -> Path:
-  """Where the rows of a shard are named that were not run; readers of folders pass over such a name."""
+  """The file that lists the rows of a shard that did not run. Readers of folders ignore names like this one."""
   return path.with_name(f"_{path.name}.bad.jsonl")
 
 
 def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -> dict[str, int]:
-  """Writes the outputs of one file beside their place, and renames them when they are whole.
+  """Writes the outputs of one file to a temporary file, and renames it when it is complete.
 
   Raises:
-    ValueError: it cannot be read, or no row of it can be run.
+    ValueError: the file cannot be read, or the model can run none of its rows.
   """
   form = formats.of(source)
   names = [runner.contract.needed[0]] if isinstance(form, formats.Npy) else list(runner.columns)
@@ -67,8 +68,10 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -
 
 @contextlib.contextmanager
 def _written(target: Path) -> Iterator[Path]:
-  """A file that is there whole or not at all."""
+  """A file that is written completely or not at all."""
   path = temporary(target, os.getpid())
+  for left in target.parent.glob(f".*.writing.{glob.escape(target.name)}"):  # left by a killed worker
+    left.unlink(missing_ok=True)
   try:
     yield path
     if path.exists():
@@ -85,7 +88,7 @@ def main() -> None:
   """What `supervisor` starts."""
   lines: queue.Queue[bytes] = queue.Queue()
   answers = os.fdopen(os.dup(1), "w", buffering=1)
-  os.dup2(2, 1)  # what a model prints is no answer
+  os.dup2(2, 1)  # keeps what a model prints apart from the answers
 
   def listen() -> None:
     for line in sys.stdin.buffer:

@@ -1,5 +1,5 @@
-"""The `jax2tf` command, one module a verb.
+"""The `jax2tf` command, one module for each verb.
 
-Exit codes: 0 all is well; 1 the answer is no (a gap, a mismatch, a difference); 2 the command cannot be carried out as given.
-A verb imports what it needs when it runs: `jax2tf --help` waits for neither TensorFlow nor JAX, and no verb needs the extras of another.
+Exit codes: 0 success; 1 a negative answer (a gap, a mismatch, a difference); 2 an invalid command.
+A verb imports its packages when it runs: `jax2tf --help` loads neither TensorFlow nor JAX, and no verb needs the extras of another.
 """

@@ -1,4 +1,4 @@
-"""`python -m jax2tf.tools.cli` is the `jax2tf` command."""
+"""`python -m jax2tf.tools.cli` runs the `jax2tf` command."""
 
 from jax2tf.tools.cli.main import main
 

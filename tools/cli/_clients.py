@@ -1,4 +1,4 @@
-"""How `jax2tf query` speaks with a server: by REST with the standard library alone, by gRPC with TensorFlow's tensors."""
+"""The clients of `jax2tf query`: REST with the standard library alone, gRPC with TensorFlow's tensors."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from urllib.parse import quote
 
 import numpy as np
 
-# Names of NumPy for those of TensorFlow's DataType that differ from it by more than "DT_".
+# TensorFlow's DataType -> NumPy's name, where they differ by more than the prefix "DT_".
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "string": "object"}
 
 
 @dataclass(frozen=True)
 class Target:
-  """Whom a request is for, and how it gets there.
+  """The target of a request, and the connection to it.
 
   Attributes:
     address: host:port.
-    model, version, label, signature: as the model_spec has them; the first of these is required.
-    ca: the certificate of the authority that vouches for the server, in PEM; without it the request is not encrypted.
-    cert, key: those of the client.
-    seconds: how long the answer may take.
+    model, version, label, signature: the fields of the model_spec; only `model` is required.
+    ca: a PEM file with the certificate of the authority that signed the server's; without it the request is not encrypted.
+    cert, key: the client's certificate and key.
+    seconds: the time limit for the answer.
   """
 
   address: str
@@ -48,7 +48,7 @@ def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The outputs by name.
 
   Raises:
-    ValueError: the server cannot be reached, or refuses the request.
+    ValueError: the server cannot be reached, or rejects the request.
   """
   path = f"/v1/models/{quote(target.model, safe='')}"
   path += f"/versions/{target.version}" if target.version is not None else f"/labels/{quote(target.label, safe='')}" if target.label else ""
@@ -59,13 +59,13 @@ def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _named(inputs, known["inputs"]).items()}
   body = json.dumps({"signature_name": target.signature, "inputs": values}, default=_base64).encode()
   outputs, dtypes = _http(target, f"{path}:predict", body)["outputs"], known["outputs"]
-  if len(dtypes) == 1:  # a single one stands without its name
+  if len(dtypes) == 1:  # TF Serving omits the name of a single output
     outputs = {next(iter(dtypes)): outputs}
   return {name: np.array(value, _dtype(dtypes[name]["dtype"])) for name, value in outputs.items()}
 
 
 def _named(inputs: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The only input has its name, if it was given without."""
+  """Names the only input, if it was given without a name."""
   if inputs.keys() != {""}:
     return inputs
   if len(known) != 1:
@@ -77,14 +77,14 @@ def _dtype(name: str) -> np.dtype[Any]:
   name = name.removeprefix("DT_").lower()
   try:
     return np.dtype(_DTYPES.get(name, name))
-  except TypeError:  # bfloat16, say, whose values float32 has too
+  except TypeError:  # such as bfloat16, whose values float32 represents
     return np.dtype(np.float32)
 
 
 def _base64(value: object) -> dict[str, str]:
   if isinstance(value, bytes):
     return {"b64": base64.b64encode(value).decode()}
-  raise ValueError(f"JSON has no form for {value!r}; ask by --grpc")
+  raise ValueError(f"JSON cannot represent {value!r}; use --grpc")
 
 
 def _http(target: Target, path: str, body: bytes | None = None) -> Any:
@@ -117,7 +117,7 @@ def _context(target: Target) -> ssl.SSLContext | None:
 
 
 def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """The outputs by name; raises as `by_rest` does."""
+  """The outputs by name. Raises the errors of `by_rest`."""
   from jax2tf.tools import quiet  # noqa: PLC0415
 
   if importlib.util.find_spec("tensorflow_serving") is None:
@@ -143,7 +143,7 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
       stub.GetModelMetadata(asked, timeout=target.seconds).metadata["signature_def"].Unpack(found)
       known = found.signature_def[target.signature].inputs if target.signature in found.signature_def else {}
       for name, value in _named(inputs, known).items():
-        dtype = known[name].dtype if name in known else None  # which the server refuses by its name
+        dtype = known[name].dtype if name in known else None  # the server then rejects it by name
         given = value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else _unpacked(value)
         request.inputs[name].CopyFrom(tf.make_tensor_proto(given, dtype if given is not value else None))
       answer = stub.Predict(request, timeout=target.seconds)
@@ -165,7 +165,7 @@ def _channel(target: Target) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-  """JSON with {"b64": ...} as bytes."""
+  """Decodes {"b64": ...} in a JSON value to bytes."""
   if isinstance(value, dict) and value.keys() == {"b64"}:
     return base64.b64decode(value["b64"])
   if isinstance(value, np.ndarray):

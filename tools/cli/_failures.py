@@ -1,4 +1,4 @@
-"""What a command that fails says: one line, an exit code, and for machines the gaps."""
+"""How a command reports failure: one line, an exit code, and with --json the gaps."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ import click
 
 NO, CANNOT, INTERRUPTED = 1, 2, 130
 _MOST = 3  # gaps in one line
-# How our messages write an argument of Python -> the flag for it.
+# Argument in the messages of the Python API -> flag of the command.
 _FLAGS = {"inputs": "input", "outputs": "output", "signatures": "signature", "polymorphic_constraints": "constraint"}
-_FLAGS |= {name: name for name in ("overwrite", "version", "quantization", "opset", "samples", "params", "report", "with_gradient")}
+_OF_THAT_NAME = ("overwrite", "version", "quantization", "opset", "samples", "params", "report", "with_gradient", "tokenizer")
+_FLAGS |= dict(zip(_OF_THAT_NAME, _OF_THAT_NAME, strict=True))
 _POSITIONAL = re.compile(r"\b(?:path|model) = (?=')")
 _ARGUMENT = re.compile(rf"(?<![-\w])(?:({'|'.join(_FLAGS)}) ?= ?(True\b)?|polymorphic_constraints)")
 
 
 class Failure(click.ClickException):
-  """A command that ends without what it was asked for.
+  """The failure of a command.
 
   Attributes:
-    exit_code: 1, the answer is no; 2, it cannot be carried out as given; 130, somebody pressed Ctrl-C.
-    gaps: what a target lacks: {"op", "primitive", "reason", "advice", "where"} each.
+    exit_code: 1 for a negative answer; 2 for an invalid command; 130 for Ctrl-C.
+    gaps: one {"op", "primitive", "reason", "advice", "where"} for each op that a target lacks.
   """
 
   def __init__(self, line: str, exit_code: int, gaps: list[dict[str, Any]]):
@@ -38,7 +39,7 @@ class Failure(click.ClickException):
 
 @contextlib.contextmanager
 def failures(*, debug: bool, without_params: bool = False) -> Iterator[None]:
-  """Turns every exception into a `Failure`, and shows its traceback first if `debug`."""
+  """Converts every exception to a `Failure`. With `debug` it first prints the traceback."""
   try:
     yield
   except KeyboardInterrupt as error:
@@ -76,7 +77,7 @@ def _of_gaps(message: str, gaps: list[dict[str, Any]]) -> str:
 
 
 def _user_place(error: Exception) -> str:
-  """`file:line (function)` of the user's code that raised it; empty for what we or a library found."""
+  """`file:line (function)` of the user's code that raised the error; empty if this package or a library raised it."""
   if isinstance(error, SyntaxError) and error.filename:
     return f"{error.filename}:{error.lineno}"
   frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)]
@@ -104,7 +105,7 @@ def _advice(error: Exception, without_params: bool) -> str:
     return f'give --constraint "{holds}" if it holds for all sizes that you use' + (
       f', --constraint "{fails}" if for none' if fails else ""
     )
-  # What Python raises for a leaf that is not there.
+  # Errors of Python for a missing leaf.
   missing = isinstance(error, LookupError | AttributeError | TypeError) and type(error).__module__ == "builtins"
   return "--params was not given, so the parameters are an empty tree" if without_params and missing else ""
 
@@ -114,10 +115,10 @@ def _first_line(error: Exception) -> str:
 
 
 def one_line(text: str) -> str:
-  """The lines of a message with semicolons between, or nothing behind a colon."""
+  """Joins the lines of a message with semicolons, except after a colon."""
   return re.sub(r":; |\.; ", lambda m: f"{m[0][0]} ", "; ".join(filter(None, map(str.strip, text.splitlines()))))
 
 
 def as_flags(text: str) -> str:
-  """A message with the flags of the command line in place of Python's arguments: `samples = 0` is `--samples=0`."""
+  """Replaces arguments of the Python API in a message by flags: `samples = 0` becomes `--samples=0`."""
   return _ARGUMENT.sub(lambda m: f"--{_FLAGS[m[1] or m[0]]}{'=' if m[1] and not m[2] else ''}", _POSITIONAL.sub("", text))

@@ -1,4 +1,4 @@
-"""What a function would lack in a target, before anything is kept: for `jax2tf check`."""
+"""Lists what a target lacks for a function, without writing files: for `jax2tf check`."""
 
 from __future__ import annotations
 
@@ -31,53 +31,59 @@ def gaps(
   quick: bool,
   state: Any = None,
 ) -> dict[str, list[Found]]:
-  """{target: [{"op", "primitive", "reason", "advice", "where"}]}, found by exporting into a folder that is then gone; `quick` only lowers.
+  """{target: [{"op", "primitive", "reason", "advice", "where"}]}, found by an export to a temporary folder; `quick` only lowers.
 
-  No table of ops knows all that a runtime may lack. For a primitive without a lowering the op is empty, and every target has it;
-  where the target's answers differ there is no op, and `where` says how. What an export leaves out with a warning has "left_out".
+  It exports because no table of ops predicts everything that a runtime lacks. A primitive without a lowering is a gap of every target,
+  with an empty op. If the target's answers differ from JAX's, the op is empty and `where` says how. An entry with "left_out" is an
+  equation that the export omits with a warning.
 
   Raises:
-    UsageError: a target that is not known.
+    UsageError: an unknown target.
     ImportError: the extra of a target is not installed.
   """
   if unknown := [target for target in targets if target not in TARGETS]:
     raise UsageError(f"--for={','.join(targets)}: {unknown[0]!r} is no target; name some of {', '.join(TARGETS)}")
+
+  def model_with(idioms: str) -> saved_model.Model:
+    model = saved_model.Model(params, state=state, polymorphic_constraints=constraints, idioms=idioms)
+    return model.add(fun, inputs=inputs, stateful=state is not None)
+
   try:
-    model = saved_model.Model(params, state=state, polymorphic_constraints=constraints)
-    model.add(fun, inputs=inputs, stateful=state is not None)
+    model = model_with("exact")
   except LoweringError as error:
     return {target: [dataclasses.asdict(gap) for gap in error.gaps] for target in targets}
   graphs = (function.get_concrete_function().graph for function in model.signatures.values())
   callbacks = sorted({one for graph in graphs for one in callbacks_in(graph.as_graph_def())})
-  if lost := [dataclasses.asdict(gap_of(one)) for one in callbacks if one.text is None]:  # no file of any target can hold one
+  if lost := [dataclasses.asdict(gap_of(one)) for one in callbacks if one.text is None]:  # no target can store one in a file
     return dict.fromkeys(targets, lost)
   left_out = [dataclasses.asdict(gap_of(one)) | {"left_out": True} for one in callbacks]
-  return {target: [] if target == "serving" else left_out + ([] if quick else _gaps(model, target)) for target in targets}
+  return {target: [] if target == "serving" else left_out + ([] if quick else _gaps(model_with, target)) for target in targets}
 
 
-def _gaps(model: saved_model.Model, target: str) -> list[Found]:
+def _gaps(model_with: Callable[[str], saved_model.Model], target: str) -> list[Found]:
   with stages.stage(f"convert to {target}"), tempfile.TemporaryDirectory(prefix="jax2tf-check-") as folder, warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of NaN and infinities; `convert --to` says it
+    warnings.simplefilter("ignore")  # about NaN and infinities; `convert --to` shows it
     try:
-      importlib.import_module(f"jax2tf.converters.{target}").save_model(model, Path(folder, "model"))
+      exporter = importlib.import_module(f"jax2tf.converters.{target}")
+      exporter.save_model(model_with(exporter.IDIOMS), Path(folder, "model"))
     except ExportError as error:
       return [dataclasses.asdict(gap) for gap in error.gaps or [Gap("", "", "", str(error))]]
   return []
 
 
 def missing(gaps: Sequence[Found]) -> list[Found]:
-  """Those that keep a target from taking the function."""
+  """The gaps that prevent an export."""
   return [gap for gap in gaps if not gap.get("left_out")]
 
 
 def verdict(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
-  """One sentence."""
+  """The verdict in one sentence."""
   lacking = [target for target, gaps in found.items() if missing(gaps)]
   return f"gaps in {', '.join(lacking)}" if lacking else f"nothing is missing{_UNTRIED if quick else ''}"
 
 
 def text(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
-  """Lines for a terminal."""
+  """The gaps as lines for a terminal."""
   lines = []
   for target, gaps in found.items():
     untried = _UNTRIED if quick and target != "serving" else ""

@@ -1,4 +1,4 @@
-"""What is in a SavedModel, and how two of them differ: signatures, variables, ops, devices, gradients, the manifest."""
+"""The contents of a SavedModel, and the differences of two: signatures, variables, ops, devices, gradients, the manifest."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from jax2tf.tools.cli import _weights
 
 
 def version_directory(directory: str | Path) -> Path:
-  """The SavedModel itself, or the newest version of a model's folder.
+  """The SavedModel itself, or the newest version in a model's folder.
 
   Raises:
-    FileNotFoundError: neither of the two.
+    FileNotFoundError: the folder is neither of the two.
   """
   if (found := publish.saved_model_in(Path(directory))) is None:
     raise FileNotFoundError(f"{directory} is no SavedModel and no folder of versions of one: there is no saved_model.pb")
@@ -28,10 +28,10 @@ def version_directory(directory: str | Path) -> Path:
 
 
 def inspect(directory: str | Path) -> dict[str, Any]:
-  """All that there is to say, as JSON values.
+  """The contents of a SavedModel, as JSON values.
 
   Raises:
-    FileNotFoundError: no SavedModel there.
+    FileNotFoundError: there is no SavedModel.
   """
   path = version_directory(directory)
   with stages.stage("read the graph"):
@@ -73,6 +73,7 @@ def inspect(directory: str | Path) -> dict[str, Any]:
       "constraints": list(record.constraints),
       "weights": record.weights,
       "with_gradient": record.with_gradient,
+      "idioms": record.idioms,
       "state": dict(record.state),
       "state_values": record.state_values,
       "signatures": {
@@ -101,7 +102,7 @@ def _count(file: Path) -> int:
 
 
 def text(found: Mapping[str, Any]) -> str:
-  """Tables for a terminal."""
+  """The contents as tables for a terminal."""
   size = found["bytes"] / 2**20
   head = f"{found['path']}: {size:.1f} MB, written by TensorFlow {found['tensorflow']}, {found['gradients']} gradient functions, "
   head += f"{found['warmup_requests']} warm-up requests"
@@ -125,7 +126,9 @@ def text(found: Mapping[str, Any]) -> str:
     if record["state"]:
       stateful = ", ".join(name for name, signature in record["signatures"].items() if signature["stateful"])
       parts.insert(3, _table((f"state of {stateful}", "dtype and shape"), record["state"].items()))
-    parts.append(f"converted {record['created']} by {versions}; constraints: {', '.join(record['constraints']) or 'none'}")
+    parts.append(
+      f"converted {record['created']} by {versions}; constraints: {', '.join(record['constraints']) or 'none'}; idioms: {record['idioms']}"
+    )
   else:
     parts.append("no manifest: not saved by jax2tf")
   return "\n".join(parts)
@@ -140,16 +143,16 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   return out.getvalue().rstrip()
 
 
-# What two SavedModels always differ in.
+# Entries in which two SavedModels always differ.
 _OF_EACH = {"path", "bytes"}
 
 
 def diff(before: str | Path, after: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-  """[{"what": place in what `inspect` says, "before": ..., "after": ...}], empty for models that are the same; and how the values differ.
+  """([{"what": path in the result of `inspect`, "before": ..., "after": ...}], differences of variables); both empty for equal models.
 
   Raises:
-    FileNotFoundError: no SavedModel there.
-    ValueError: a damaged one.
+    FileNotFoundError: there is no SavedModel.
+    ValueError: a SavedModel is damaged.
   """
   old, new = inspect(before), inspect(after)
   for found in (old, new):
@@ -171,11 +174,11 @@ def _differences(place: str, before: Any, after: Any) -> Iterable[dict[str, Any]
 
 
 def weights_text(differences: Iterable[Mapping[str, Any]]) -> str:
-  """A table for a terminal: the largest differences of values first."""
+  """The differences of variables as a table for a terminal, the largest first."""
   return _table(("variable", "elements that differ", "max abs", "max rel"), _weights.rows(differences))
 
 
 def diff_text(differences: Iterable[Mapping[str, Any]]) -> str:
-  """A table for a terminal."""
+  """The differences as a table for a terminal."""
   rows = [(d["what"], *("-" if d[side] is None else str(d[side]) for side in ("before", "after"))) for d in differences]
   return _table(("what", "before", "after"), rows) if rows else "no difference"

@@ -1,4 +1,4 @@
-"""What the command line names: `module:function`, parameters in files, inputs in jaxpr notation."""
+"""Loads the arguments of a command: `module:function`, parameters in files, inputs in jaxpr notation."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from absl import flags
 from jax2tf.converters import stages
 from jax2tf.converters.saved_model import libraries, notation
 from jax2tf.converters.saved_model.adapted import Adapted, adapted, with_values
+from jax2tf.tools.cli._verb import Named
 
 
 class UsageError(ValueError):
-  """What is wrong with the command, in one line, and how to mend it."""
+  """An invalid command: what is wrong and how to correct it, in one line."""
 
 
 def attribute(name: str) -> Any:
-  """`package.module:function`, from the working directory or what is installed.
+  """The object `package.module:function`, from the working directory or an installed package.
 
   Raises:
-    UsageError: no such module or attribute.
+    UsageError: there is no such module or attribute.
   """
   module_name, _, path = name.partition(":")
   if not (module_name and path):
     raise UsageError(f"{name!r} is not of the form module:function, as in my_package.model:predict")
-  flags.FLAGS.mark_as_parsed()  # a module that defines flags of absl reads their defaults
+  flags.FLAGS.mark_as_parsed()  # a module that defines absl flags then reads their defaults
   if os.getcwd() not in sys.path:
     sys.path.insert(0, os.getcwd())
   if "/" in module_name or module_name.endswith(".py"):
@@ -51,55 +52,42 @@ def attribute(name: str) -> Any:
 
 
 def function(name: str) -> Callable[..., Any]:
-  """A callable by its name."""
+  """The callable with this name."""
   found = attribute(name)
   if not callable(found):
     raise UsageError(f"{name} is {type(found).__name__}, not a function")
   return found
 
 
-def model(
-  name: str,
-  library: str | None,
-  params: str | None,
-  state_source: str | None,
-  inputs: Callable[[], Mapping[str, str]],
-  constraints: Sequence[str] = (),
-) -> Adapted:
-  """What `module:object` names, with its parameters and state: a function, or a model of a library, or with `library` what makes one.
+def model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
+  """The function or model `module:object`, with its parameters and state. With `library` the object may be a function that makes a model.
 
   Raises:
-    UsageError: no such thing, or no parameters for a model that has none itself.
+    UsageError: there is no such object, or no parameters are given for a model that holds none.
   """
   with stages.stage("load the function and its parameters"):
-    return _model(name, library, params, state_source, inputs, constraints)
+    return _model(named, inputs)
 
 
-def _model(
-  name: str,
-  library: str | None,
-  params: str | None,
-  state_source: str | None,
-  inputs: Callable[[], Mapping[str, str]],
-  constraints: Sequence[str],
-) -> Adapted:
+def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
+  name, library, params = named.function, named.library, named.params
   found = attribute(name)
   if library and libraries.library_of(found) is None and callable(found):
     found = _made(found, f"--library={library}: {name}")
   library = library or libraries.library_of(found)
   if library is None:
-    return Adapted(function(name), parameters(params), state(state_source))
+    return Adapted(function(name), parameters(params), state(named.state))
   if library in ("nnx", "equinox"):
     whole = getattr(libraries, library)(found)
     whole = with_values(whole, parameters(params), f"--params={params}") if params else whole
   elif params is None:
-    raise UsageError(f"{name} is a model of {library}, which has no parameters itself; give what its init made as --params")
+    raise UsageError(f"{name} is a model of {library}, which holds no parameters; give the result of its init as --params")
   elif library == "linen":
     variables = parameters(params)
     whole = libraries.linen(found, variables if "params" in variables else {"params": variables})
   else:
-    whole = libraries.haiku(found, parameters(params), state(state_source))
-  return adapted(whole, inputs(), constraints)
+    whole = libraries.haiku(found, parameters(params), state(named.state))
+  return adapted(whole, inputs(), named.constraints)
 
 
 def _made(factory: Callable[..., Any], what: str) -> Any:
@@ -111,12 +99,12 @@ def _made(factory: Callable[..., Any], what: str) -> Any:
 
 
 def parameters(source: str | None, option: str = "--params") -> Any:
-  """The tree of parameters: of an .npz or .safetensors file, an Orbax checkpoint, or what `module:factory` gives.
+  """The pytree of parameters, from an .npz or .safetensors file, an Orbax checkpoint, or the function `module:factory`.
 
-  Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`, and become nested dicts; those of 0, 1, 2 ... become lists.
+  Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`. They become nested dicts, and lists if the keys are 0, 1, 2 ...
 
   Raises:
-    UsageError: no such file, or one that cannot be read.
+    UsageError: there is no such file, or it cannot be read.
   """
   if source is None:
     return {}
@@ -129,19 +117,19 @@ def parameters(source: str | None, option: str = "--params") -> Any:
     if path.is_dir():
       return _orbax(path)
     if path.suffix == ".npz":
-      with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # NumPy 2.4 leaves open what is no archive
+      with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # NumPy 2.4 does not close a file that is no archive
         return nested(dict(arrays))
     if path.suffix == ".safetensors":
       return _safetensors(path)
   except UsageError:
     raise
-  except Exception as error:  # each format has errors of its own
+  except Exception as error:  # each format has its own errors
     raise UsageError(f"{option}={source} cannot be read: {error}") from error
-  raise UsageError(f"{option}={source}: of a kind that is not known; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+  raise UsageError(f"{option}={source}: of an unknown kind; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
 
 
 def state(source: str | None) -> Any:
-  """The state, from the same sources; None if there is none."""
+  """The state, from the same sources as parameters; None if none is given."""
   return None if source is None else parameters(source, "--state")
 
 
@@ -165,7 +153,7 @@ def nested(flat: dict[str, Any]) -> Any:
   """{"a/b": x} -> {"a": {"b": x}}, {"a/0": x, "a/1": y} -> {"a": [x, y]}.
 
   Raises:
-    ValueError: one name is the beginning of another.
+    ValueError: a name is a prefix of another one.
   """
   separator = "/" if any("/" in name for name in flat) else "."
   tree: dict[str, Any] = {}
@@ -194,8 +182,8 @@ def inputs(texts: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, s
   """["x=f32[b,784]"] -> {"x": "f32[b,784]"}.
 
   Raises:
-    UsageError: not of that form, or a name twice.
-    ValueError: a constraint that is none, or names a dimension that no input has.
+    UsageError: a text has another form, or names an input twice.
+    ValueError: a constraint has a syntax error, or names a dimension that no input has.
   """
   found: dict[str, str] = {}
   for text in texts:

@@ -1,4 +1,4 @@
-"""Stages of a command that takes longer than a moment, on stderr."""
+"""Shows the stages of a slow command on stderr."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-import tqdm
-
-PATIENCE = 2.0  # seconds for which a command may be silent
+PATIENCE = 2.0  # seconds before a command shows its stage
 _MOMENT = 0.5
 
 
 class Progress:
-  """The stage that a command is in, with the seconds since it began, once it has taken `PATIENCE` seconds.
+  """Shows the current stage of a command and the elapsed seconds, once the command has taken `PATIENCE` seconds.
 
-  On a terminal one line that changes; elsewhere a line for each stage that is not over in a moment.
+  On a terminal it updates one line; elsewhere it prints a line for each slow stage.
   """
 
   def __init__(self, command: str):
@@ -41,7 +39,7 @@ class Progress:
 
   @contextlib.contextmanager
   def stage(self, name: str) -> Iterator[None]:
-    """Enters a stage; one may hold others."""
+    """Enters a stage; stages may be nested."""
     self._stages.append((name, time.monotonic()))
     try:
       yield
@@ -49,6 +47,8 @@ class Progress:
       self._stages.pop()
 
   def _watch(self, file: TextIO) -> None:
+    import tqdm  # noqa: PLC0415  (a third of the time of --help)
+
     told: tuple[str, float] | None = None
     with tqdm.tqdm(bar_format="{desc}", leave=False, file=file, disable=not file.isatty()) as line:
       while not self._ended.wait(_MOMENT / 2):
@@ -64,10 +64,10 @@ class Progress:
 
 @contextlib.contextmanager
 def _stderr() -> Iterator[TextIO]:
-  """stderr, also while `quiet.startup` sends what TensorFlow writes there to nowhere."""
+  """A copy of stderr that works while `quiet.startup` discards what TensorFlow writes to stderr."""
   try:
     copy = os.dup(sys.stderr.fileno())
-  except (OSError, ValueError):  # it is no file, as in a test
+  except (OSError, ValueError):  # stderr is no file, as in a test
     yield sys.stderr
     return
   with os.fdopen(copy, "w") as file:

@@ -1,13 +1,14 @@
-"""What the verbs share: answers as text or JSON, errors in one line, and the options that name a function and its inputs."""
+"""Shared parts of the verbs: answers as text or JSON, errors in one line, and the options for a function and its inputs."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,17 +17,17 @@ from jax2tf.tools import quiet
 from jax2tf.tools.cli._failures import failures, one_line
 from jax2tf.tools.cli._progress import Progress
 
-# value for machines, which has a verdict; text for people; exit code
+# (value for --json, with a verdict; text; exit code)
 Answer = tuple[Mapping[str, Any], str, int]
 
 takes_debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 
 
 def verb(function: Callable[..., Answer]) -> click.Command:
-  """A command that prints the answer of `function`, which may import TensorFlow and JAX, and returns its exit code."""
+  """Makes a command of `function`: it prints the answer and returns its exit code. The function may import TensorFlow and JAX."""
 
   @click.command
-  @click.option("--json", "as_json", is_flag=True, help="Print JSON, also of a failure.")
+  @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
   @takes_debug
   @functools.wraps(function)
   def command(as_json: bool, debug: bool, **arguments: Any) -> int:
@@ -57,17 +58,38 @@ def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progr
     return function(**arguments)
 
 
-def takes_function(command: Callable[..., Answer]) -> Callable[..., Answer]:
-  """Adds `function`, `library`, `params`, `state` and `constraints`."""
+@dataclasses.dataclass(frozen=True)
+class Named:
+  """The options that name a function or a model; `_loading.model` documents them."""
+
+  function: str
+  library: str | None
+  params: str | None
+  state: str | None
+  constraints: Sequence[str]
+
+
+def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
+  """Adds the options of a `Named`; `function` gets them as `named`."""
+
+  @functools.wraps(function)
+  def command(**given: Any) -> Answer:
+    named = Named(**{field.name: given.pop(field.name) for field in dataclasses.fields(Named)})
+    return function(named=named, **given)
+
   for decorate in (
-    click.option("--constraint", "constraints", multiple=True, help='On dimension variables, "b<=512"; may be repeated.'),
-    click.option("--state", help="As --params, of a function (params, state, *inputs) -> (state, outputs)."),
-    click.option("--params", help=".npz, .safetensors, an Orbax checkpoint, or module:factory; none: an empty tree."),
-    click.option("--library", type=click.Choice(["nnx", "linen", "haiku", "equinox"]), help="Of a model; guessed if it is one already."),
+    click.option("--constraint", "constraints", multiple=True, help='A condition on dimension variables, "b<=512"; may be repeated.'),
+    click.option("--state", help="Sources as for --params; for a function (params, state, *inputs) -> (state, outputs)."),
+    click.option("--params", help=".npz, .safetensors, an Orbax checkpoint, or module:factory; by default an empty tree."),
+    click.option(
+      "--library", type=click.Choice(["nnx", "linen", "haiku", "equinox"]), help="The library of a model; by default found from its type."
+    ),
     click.argument("function", metavar="MODULE:FUNCTION"),
   ):
-    command = decorate(command)
+    decorate(command)
   return command
 
 
-takes_inputs = click.option("--input", "inputs", multiple=True, required=True, help='"x=f32[b,784]"; may be repeated.')
+takes_inputs = click.option(
+  "--input", "inputs", multiple=True, required=True, help='The name, dtype and shape of an input, "x=f32[b,784]"; may be repeated.'
+)

@@ -1,4 +1,4 @@
-"""The values of a SavedModel's variables, and how those of two differ."""
+"""The values of a SavedModel's variables, and the differences between those of two."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"
 
 
 def readers(directory: Path) -> dict[str, Callable[[], np.ndarray]]:
-  """{name of a variable: what reads its value}, of a version's directory.
+  """{name of a variable: a function that reads its value}, of a version's directory.
 
   Raises:
-    ValueError: the files are damaged or missing; so does reading a value.
+    ValueError: the files are damaged or missing. Reading a value may raise it too.
   """
   place = directory / "variables" / "variables"
 
@@ -38,18 +38,18 @@ def readers(directory: Path) -> dict[str, Callable[[], np.ndarray]]:
   graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(read(_GRAPH))
   found = sorted((a.full_name, a.checkpoint_key) for node in graph.nodes for a in node.attributes if a.name == _VALUE)
   names = collections.Counter(name for name, _ in found)
-  # Names are the model's own, and need not be of one variable alone.
+  # The model chooses the names; several variables may share one.
   return {name if name and names[name] == 1 else f"{name} ({key})": functools.partial(read, key) for name, key in found}
 
 
 def differences(before: Path, after: Path) -> list[dict[str, Any]]:
-  """Of the variables that both have, in one shape and dtype, and whose bytes differ: the largest first.
+  """The variables that both models have with equal shapes and dtypes but different bytes, the largest difference first.
 
-  Each is {"path", "before", "after", "differing", "max_abs", "max_rel"}: the hashes, how many elements, and the largest differences.
+  Each is {"path", "before", "after", "differing", "max_abs", "max_rel"}: the hashes, the number of elements, the largest differences.
   """
   old, new = readers(before), readers(after)
   found = []
-  for name in [*old, *(name for name in new if name not in old)]:  # all are read: a file that ends too early is seen
+  for name in [*old, *(name for name in new if name not in old)]:  # reads all of them, to detect truncated files
     x, y = (of[name]() if name in of else None for of in (old, new))
     if x is None or y is None or x.shape != y.shape or x.dtype != y.dtype or x.tobytes() == y.tobytes():
       continue
@@ -69,6 +69,6 @@ def _figures(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 def rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-  """Of a table: path, elements that differ, largest difference, largest relative one."""
+  """The rows of a table: path, elements that differ, largest difference, largest relative difference."""
   figures = ("differing", "max_abs", "max_rel")
   return [(d["path"], *("-" if d[key] is None else f"{d[key]:.4g}" for key in figures)) for d in list(found)[:_MOST]]

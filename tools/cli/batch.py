@@ -1,4 +1,4 @@
-"""`jax2tf batch`: files of rows through a SavedModel."""
+"""`jax2tf batch`: runs files of rows through a SavedModel."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jax2tf.tools.cli._verb import takes_debug
 @click.argument("model")
 @click.argument("inputs", metavar="FILES...", nargs=-1, required=True)
 @click.argument("directory", metavar="DIR")
-@click.option("--workers", type=click.IntRange(1), help="How many processes; as many as cores if not given.", show_default=False)
-@click.option("--threads", type=click.IntRange(1), default=1, help="Threads of TensorFlow in each process.")
-@click.option("--signature", default="serving_default", help="Which function of the model runs.")
-@click.option("--column", "columns", multiple=True, help="INPUT=COLUMN, or INPUT=A,B,C for columns side by side; may be repeated.")
-@click.option("--output", "outputs", multiple=True, help="An output that is wanted; may be repeated. All if not given.")
-@click.option("--mask", default="", help="The input that says which elements of a padded row count; found by its name if not given.")
-@click.option("--batch_size", type=click.IntRange(1), default=256, help="Rows of one call at most.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, also of a failure.")
+@click.option("--workers", type=click.IntRange(1), help="The number of processes; by default the number of cores.", show_default=False)
+@click.option("--threads", type=click.IntRange(1), default=1, help="The number of TensorFlow threads in each process.")
+@click.option("--signature", default="serving_default", help="The signature of the model to run.")
+@click.option("--column", "columns", multiple=True, help="INPUT=COLUMN, or INPUT=A,B,C to stack columns; may be repeated.")
+@click.option("--output", "outputs", multiple=True, help="An output to write; may be repeated. By default all.")
+@click.option("--mask", default="", help="The input that marks the valid elements of a padded row; by default found by its name.")
+@click.option("--batch_size", type=click.IntRange(1), default=256, help="The largest number of rows in a call.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug
 def batch(
   model: str,
@@ -40,7 +40,11 @@ def batch(
 ) -> int:
   """Runs every row of FILES (Parquet, TFRecord, CSV, JSON lines or .npy) and writes a file of the same name into DIR for each.
 
-  Columns that are no inputs are carried along. A second run does what is left.
+  Columns that are no inputs are copied to the results. A second run continues where the first one ended.
+
+  \b
+  Example:
+    jax2tf batch build/model rows/*.parquet answers
   """
   with failures(debug=debug):
     from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)

@@ -1,4 +1,4 @@
-"""`jax2tf check`: what of a function a target lacks."""
+"""`jax2tf check`: lists what targets lack for a function."""
 
 from __future__ import annotations
 
@@ -6,29 +6,25 @@ from collections.abc import Sequence
 
 import click
 
-from jax2tf.tools.cli._verb import Answer, takes_function, takes_inputs, verb
+from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, verb
 
 
 @verb
 @takes_function
 @takes_inputs
-@click.option("--for", "targets", default="serving", show_default=True, help="Of serving, tflite, onnx, tfjs; with commas between.")
-@click.option("--quick", is_flag=True, help="Lower the function, and export to no target.")
-def check(
-  function: str,
-  library: str | None,
-  params: str | None,
-  state: str | None,
-  constraints: Sequence[str],
-  inputs: Sequence[str],
-  targets: str,
-  quick: bool,
-) -> Answer:
-  """Says what of a function a target lacks, with your lines; writes nothing."""
+@click.option("--for", "targets", default="serving", show_default=True, help="Some of serving, tflite, onnx, tfjs, separated by commas.")
+@click.option("--quick", is_flag=True, help="Only lower the function, without an export.")
+def check(named: Named, inputs: Sequence[str], targets: str, quick: bool) -> Answer:
+  """Lists what each target lacks for a function, by file and line; writes nothing.
+
+  \b
+  Example:
+    jax2tf check model:predict --params weights.npz --input "x=f32[b,784]" --for serving,onnx
+  """
   from jax2tf.tools.cli import _gaps, _loading  # noqa: PLC0415
 
-  specs = _loading.inputs(inputs, constraints)
-  model = _loading.model(function, library, params, state, lambda: specs, constraints)
-  found = _gaps.gaps(model.fun, model.params, specs, constraints, targets.split(","), quick, model.state)
+  specs = _loading.inputs(inputs, named.constraints)
+  model = _loading.model(named, lambda: specs)
+  found = _gaps.gaps(model.fun, model.params, specs, named.constraints, targets.split(","), quick, model.state)
   code = int(any(map(_gaps.missing, found.values())))
   return {"verdict": _gaps.verdict(found, quick), "exported": not quick, "targets": found}, _gaps.text(found, quick), code

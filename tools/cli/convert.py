@@ -1,4 +1,4 @@
-"""`jax2tf convert`: a function becomes a SavedModel, or the file of another runtime."""
+"""`jax2tf convert`: writes a function as a SavedModel, or as a file for another runtime."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
-from jax2tf.tools.cli._verb import Answer, takes_function, takes_inputs, verb
+from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, verb
 
+_OF_PAGE = ("title", "labels", "tokenizer")
+_FILE = click.Path(exists=True, dir_okay=False)
 _OPTIONS_OF = {
-  "saved_model": ("version", "warmup", "with_gradient"),
+  "saved_model": ("version", "warmup", "with_gradient", "gradient_orders"),
   "tflite": ("quantization",),
-  "tfjs": ("quantization", "page"),
+  "tfjs": ("quantization", "page", *_OF_PAGE),
   "onnx": ("opset",),
 }
 
@@ -28,28 +30,40 @@ _OPTIONS_OF = {
 @click.option("--out", required=True, metavar="PATH", help="The folder of the model's versions; the .onnx or .tflite file; TF.js' folder.")
 @click.option("--output", "outputs", multiple=True, help="Name of a result; may be repeated.")
 @click.option("--signature", default="serving_default", show_default=True, help="Name of the signature.")
-@click.option("--version", type=click.IntRange(0), help="By default the next free one.")
+@click.option("--version", type=click.IntRange(0), help="The version to write; by default the next free one.")
 @click.option("--overwrite", is_flag=True, help="Replace the version, or the file.")
-@click.option("--quantization", help="tflite: float16, dynamic_int8, int4; tfjs: float16, uint8, uint16.")
-@click.option("--opset", type=click.IntRange(1), help="onnx: the version of its operators, 18 by default.")
-@click.option("--page", is_flag=True, help="tfjs: a web page beside the model, which runs it.")
-@click.option("--with_gradient", is_flag=True, help="Keep derivatives of first and second order.")
-@click.option("--warmup", type=click.IntRange(0, 1000), default=0, metavar="N", help="Write N warm-up requests for TF Serving.")
+@click.option("--quantization", help="For tflite float16, dynamic_int8 or int4; for tfjs float16, uint8 or uint16.")
+@click.option(
+  "--idioms",
+  metavar="NAMES",
+  help="exact for JAX's values; fused for composite ops too, or names of some, such as softmax,gelu. By default exact for a SavedModel, "
+  "for the others the fused idioms for which their runtime has JAX's values.",
+)
+@click.option("--opset", type=click.IntRange(1), help="For onnx: the opset version, 18 by default.")
+@click.option("--page", is_flag=True, help="For tfjs: also write a web page that runs the model.")
+@click.option("--title", help="The name of the model on the page. This option and the next two imply --page.")
+@click.option("--labels", type=_FILE, help="For the page: a file with the names of the classes, one per line.")
+@click.option("--tokenizer", type=_FILE, help="For the page: a tokenizer.json, with which the page converts typed text to tokens.")
+@click.option("--with_gradient", is_flag=True, help="Store first derivatives.")
+@click.option("--gradient_orders", type=click.IntRange(1), metavar="N", help="With --with_gradient: store derivatives up to this order.")
+@click.option("--warmup", type=click.IntRange(0, 1000), default=0, metavar="N", help="Store N warm-up requests for TF Serving.")
 def convert(
-  function: str,
-  library: str | None,
-  params: str | None,
-  state: str | None,
-  constraints: Sequence[str],
+  named: Named,
   inputs: Sequence[str],
   to: str,
   out: str,
   outputs: Sequence[str],
   signature: str,
   overwrite: bool,
+  idioms: str | None,
   **others: Any,
 ) -> Answer:
-  """Saves a function as PATH/<version>/, a SavedModel, or as the file of another runtime."""
+  """Saves a function as a SavedModel, PATH/<version>/, or as a file for another runtime.
+
+  \b
+  Example:
+    jax2tf convert model:predict --params weights.npz --input "x=f32[b,784]" --out build/model
+  """
   from jax2tf.converters import saved_model, stages  # noqa: PLC0415
   from jax2tf.converters.saved_model import publish, warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading  # noqa: PLC0415
@@ -60,17 +74,26 @@ def convert(
       raise _loading.UsageError(f"--{name} is for a SavedModel, and --to={to} makes none; leave it out")
     raise _loading.UsageError(f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}")
   publish.check_writable(Path(out) if to == "saved_model" else Path(out).parent)
-  specs = _loading.inputs(inputs, constraints)
-  found = _loading.model(function, library, params, state, lambda: specs, constraints)
-  model = saved_model.Model(
-    found.params, state=found.state, trainable=found.trainable, polymorphic_constraints=constraints, with_gradient="with_gradient" in given
-  )
+  specs = _loading.inputs(inputs, named.constraints)
+  found = _loading.model(named, lambda: specs)
+  exporter: Any = importlib.import_module(f"jax2tf.converters.{to}")
+  gradient = {"with_gradient": "with_gradient" in given, "gradient_orders": given.get("gradient_orders", 1)}
+  options: dict[str, Any] = {
+    "polymorphic_constraints": named.constraints,
+    "idioms": idioms or getattr(exporter, "IDIOMS", "exact"),  # a SavedModel's are exact
+    **gradient,
+  }
+  model = saved_model.Model(found.params, state=found.state, trainable=found.trainable, **options)
   model.add(found.fun, inputs=specs, outputs=outputs or None, signatures=signature, stateful=found.state is not None)
   if to == "saved_model":
     requests = warmup.from_specs(model, given["warmup"]) if "warmup" in given else ()
     path = model.save(out, version=given.get("version"), overwrite=overwrite, warmup_requests=requests)
     return {"verdict": "saved", "path": str(path)}, f"saved {path}", 0
   with stages.stage(f"convert to {to}"):
-    made = importlib.import_module(f"jax2tf.converters.{to}").save_model(model, out, overwrite=overwrite, **given)
+    if shown := {name: given.pop(name) for name in _OF_PAGE if name in given}:
+      if "labels" in shown:
+        shown["labels"] = Path(shown["labels"]).read_text(encoding="utf-8").splitlines()
+      given["page"] = exporter.Page(**shown)
+    made = exporter.save_model(model, out, overwrite=overwrite, **given)
   value = {"verdict": made.report.verdict, "path": str(made.path), "bytes": made.size}
   return value, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0

@@ -1,4 +1,4 @@
-"""`jax2tf diff`: how two SavedModels differ."""
+"""`jax2tf diff`: lists the differences of two SavedModels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from jax2tf.tools.cli._verb import Answer, verb
 @verb
 @click.argument("before", metavar="DIR")
 @click.argument("after", metavar="DIR")
-@click.option("--weights", is_flag=True, help="Show the variables whose values differ most.")
+@click.option("--weights", is_flag=True, help="Show the variables with the largest differences.")
 def diff(before: str, after: str, weights: bool) -> Answer:
-  """Says how two SavedModels differ, the values of their variables too."""
+  """Lists the differences of two SavedModels, including the values of their variables.
+
+  \b
+  Example:
+    jax2tf diff build/model/1 build/model/2
+  """
   from jax2tf.tools.cli import _inspection  # noqa: PLC0415
 
   found, values = _inspection.diff(before, after)

@@ -1,4 +1,4 @@
-"""`jax2tf inspect`: what is in a SavedModel."""
+"""`jax2tf inspect`: shows the contents of a SavedModel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from jax2tf.tools.cli._verb import Answer, verb
 @verb
 @click.argument("directory", metavar="DIR")
 def inspect(directory: str) -> Answer:
-  """Says what is in a SavedModel."""
+  """Shows the contents of a SavedModel.
+
+  \b
+  Example:
+    jax2tf inspect build/model
+  """
   from jax2tf.tools.cli import _inspection  # noqa: PLC0415
 
   found = _inspection.inspect(directory)

@@ -1,4 +1,4 @@
-"""The `jax2tf` command itself: its verbs, and one line for what is typed wrong."""
+"""The `jax2tf` command: its verbs, and one line for each error in its arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax2tf.tools.cli import batch, check, convert, diff, inspect, query, serve,
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(jax2tf.__version__, message="%(prog)s %(version)s")
 def command() -> None:
-  """JAX functions for TensorFlow."""
+  """Converts JAX functions to TensorFlow, checks them and serves them."""
 
 
 for _verb in (convert.convert, inspect.inspect, check.check, verify.verify, serve.serve, query.query, diff.diff, batch.batch):
@@ -23,7 +23,7 @@ for _verb in (convert.convert, inspect.inspect, check.check, verify.verify, serv
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """The entry point of the `jax2tf` command; raises SystemExit with its exit code."""
+  """The entry point of the `jax2tf` command. Raises SystemExit with its exit code."""
   try:
     sys.exit(command.main(argv, prog_name="jax2tf", standalone_mode=False))
   except click.exceptions.NoArgsIsHelpError as error:
@@ -36,6 +36,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     context = getattr(error, "ctx", None)
     print(f"{context.command_path if context else 'jax2tf'}: {error.format_message()}", file=sys.stderr)
     sys.exit(error.exit_code)
-  except (click.Abort, KeyboardInterrupt):  # Ctrl-C before a verb has begun
+  except (click.Abort, KeyboardInterrupt):  # Ctrl-C before a verb starts
     print("jax2tf: interrupted", file=sys.stderr)
     sys.exit(130)

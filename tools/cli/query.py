@@ -1,4 +1,4 @@
-"""`jax2tf query`: one request to a server, and its answer as a table."""
+"""`jax2tf query`: sends one request to a server and prints the answer as a table."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from jax2tf.tools.cli._progress import Progress
 from jax2tf.tools.cli._verb import takes_debug
 
 _FILE = click.Path(exists=True, dir_okay=False)
-_SHOWN = 6  # values of a row of the table
+_SHOWN = 6  # values in a row of the table
 
 
 @click.command(context_settings={"show_default": True})
 @click.argument("model")
 @click.argument("inputs", metavar="INPUTS")
 @click.option("--rest", default="127.0.0.1:8501", help="HOST:PORT of the REST API.")
-@click.option("--grpc", "grpc_address", help="HOST:PORT of PredictionService, which is asked in the place of the REST API.")
-@click.option("--version", type=click.IntRange(0), help="Of the model; the newest if neither this nor --label is given.")
+@click.option("--grpc", "grpc_address", help="HOST:PORT of PredictionService, to use gRPC in place of REST.")
+@click.option("--version", type=click.IntRange(0), help="The version of the model; the newest if neither this nor --label is given.")
 @click.option("--label", help="The label of a version.")
-@click.option("--signature", default="serving_default", help="Which function of the model answers.")
-@click.option("--tls_ca", type=_FILE, help="In PEM, the authority that vouches for the server: the request is encrypted.")
-@click.option("--tls_cert", type=_FILE, help="The client's own certificate, for a server that asks for one.")
-@click.option("--tls_key", type=_FILE, help="The key of --tls_cert.")
-@click.option("--seconds", type=click.FloatRange(0.001), default=60.0, help="How long the answer may take.")
-@click.option("--out", type=click.Path(dir_okay=False), help="A .npz file for the outputs.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, also of a failure.")
+@click.option("--signature", default="serving_default", help="The signature of the model to call.")
+@click.option("--tls_ca", type=_FILE, help="The authority behind the server's certificate, in PEM; encrypts the request.")
+@click.option("--tls_cert", type=_FILE, help="The client's certificate, in PEM, for a server that requires one.")
+@click.option("--tls_key", type=_FILE, help="The key of --tls_cert, in PEM.")
+@click.option("--seconds", type=click.FloatRange(0.001), default=60.0, help="The time limit for the answer.")
+@click.option("--out", type=click.Path(dir_okay=False), help="An .npz file to write the outputs to.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug
 def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str | None, as_json: bool, debug: bool, **options: Any) -> int:
-  """Asks MODEL of a server, by REST or gRPC, and prints the outputs.
+  """Sends a request for MODEL to a server, by REST or gRPC, and prints the outputs.
 
-  INPUTS is a .npz file with an array for each input, or a .json file, or - for JSON on standard input: an object with a value for each
-  input, or a body of the REST API with "inputs" or "instances".
+  INPUTS is an .npz file with an array for each input, a .json file, or - for JSON on standard input. The JSON is an object with a value
+  for each input, or a body of the REST API with "inputs" or "instances".
+
+  \b
+  Example:
+    jax2tf query model inputs.npz --rest 127.0.0.1:8501
   """
   progress = Progress("jax2tf query")
   with failures(debug=debug), progress.shown():
@@ -61,14 +65,14 @@ def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str
 
 
 def _read(inputs: str) -> dict[str, Any]:
-  """Values by the names of the inputs: arrays, or what JSON has. What a body of the REST API leaves without a name has the name ""."""
+  """Values by the names of the inputs: arrays or JSON values. A value without a name in a body of the REST API gets the name ""."""
   if inputs.endswith(".npz"):
     import numpy as np  # noqa: PLC0415
 
     try:
       with np.load(inputs, allow_pickle=False) as found:
         return dict(found)
-    except Exception as error:  # of zipfile, zlib, pickle and NumPy
+    except Exception as error:  # zipfile, zlib, pickle and NumPy have their own errors
       raise ValueError(f"{inputs} is no .npz file that can be read: {error}") from error
   try:
     found = json.load(sys.stdin) if inputs == "-" else json.loads(Path(inputs).read_text(encoding="utf-8"))

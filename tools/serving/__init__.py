@@ -1,1 +1,1 @@
-"""TF Serving's gRPC and REST interfaces without TF Serving: `jax2tf serve`. Nothing here imports JAX."""
+"""`jax2tf serve`: a server with TF Serving's gRPC and REST interfaces. Nothing here imports JAX."""

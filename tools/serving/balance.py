@@ -1,4 +1,4 @@
-"""How a proxy reaches the replicas: each request goes to the one that has the fewest, and no more are taken than there is room for."""
+"""Balances the load of a proxy: each request goes to the replica with the fewest requests, and the number in progress is limited."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import grpc
 from jax2tf.tools.serving import child
 from jax2tf.tools.serving.child import DRAIN_SECONDS
 
-# What the proxies take by gRPC and hand on as it is.
+# The gRPC methods that proxies forward without parsing.
 SERVICES = {"tensorflow.serving.PredictionService": ("Predict", "GetModelMetadata"), "tensorflow.serving.ModelService": ("GetModelStatus",)}
 REST, REST_SERVICE = "Ask", "jax2tf.Rest"
-# In the trailing metadata of an answer: the model that was asked, in bytes, for a name may be any Unicode.
+# A key of the trailing metadata of an answer: the name of the model, in bytes because it may be any Unicode.
 MODEL = "model-bin"
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.max_concurrent_streams", 2**31 - 1)]
 _POLL_SECONDS = 0.1
-# How long a request waits for a replica to start while there is none.
+# How long a request waits for a replica while none is ready.
 _PATIENCE_SECONDS = 60.0
 _LOST = "the replica that had this request died; send it again"
 
 
 class RefusedError(Exception):
-  """A request that gets no answer."""
+  """A rejected request."""
 
   def __init__(self, code: grpc.StatusCode, reason: str, model: str = ""):
     super().__init__(reason)
@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 
 class Queue:
-  """The requests that were taken and are not answered yet: at most `limit`."""
+  """Counts the accepted requests without an answer, at most `limit`."""
 
   def __init__(self, limit: int):
     self._limit = limit
@@ -41,9 +41,9 @@ class Queue:
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
-    """Holds a place for the time of the block; raises RefusedError if there is none."""
+    """Counts one request during the block. Raises RefusedError at the limit."""
     if self.taken >= self._limit:
-      raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._limit} requests are under way, and no more are taken; send it later")
+      raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._limit} requests are in progress, which is the limit; send it later")
     self.taken += 1
     try:
       yield
@@ -52,7 +52,7 @@ class Queue:
 
 
 class Replicas:
-  """The replicas that can be reached by their sockets in one folder."""
+  """The replicas whose sockets are in one folder."""
 
   def __init__(self, folder: Path):
     self._folder = folder
@@ -65,7 +65,7 @@ class Replicas:
     return len(self._under_way)
 
   async def look(self) -> None:
-    """Follows each socket that appears."""
+    """Connects to each new socket."""
     while True:
       for path in self._folder.glob("*.sock"):
         if path not in self._known or self._known[path].done():
@@ -93,10 +93,10 @@ class Replicas:
           self._some.clear()
 
   async def ask(self, service: str, method: str, data: bytes, seconds: float | None) -> tuple[bytes, str]:
-    """The answer of the replica that has the fewest requests, and the model that gave it.
+    """Sends a request to the replica with the fewest requests. Returns the answer, and the name of the model.
 
     Raises:
-      RefusedError: it refuses, it died, or there is none.
+      RefusedError: the replica rejects the request or dies, or no replica is ready.
     """
     try:
       await asyncio.wait_for(self._some.wait(), _PATIENCE_SECONDS)

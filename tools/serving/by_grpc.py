@@ -1,4 +1,4 @@
-"""The gRPC side of a proxy: TF Serving's services as bytes, and gRPC's own health service."""
+"""The gRPC side of a proxy: forwards TF Serving's services as bytes, and implements gRPC's health service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax2tf.tools.serving.balance import SERVICES, Queue, RefusedError, Replicas
 from jax2tf.tools.serving.child import DRAIN_SECONDS
 from jax2tf.tools.serving.metrics import Metrics
 
-_FLUSH_SECONDS = 0.2  # for the last answers to leave
+_FLUSH_SECONDS = 0.2  # time to send the last answers
 _HEALTH = "grpc.health.v1.Health"
 # HealthCheckResponse.ServingStatus
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
@@ -24,7 +24,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
 class Service:
-  """What is registered with the gRPC server."""
+  """The services of the gRPC server."""
 
   def __init__(self, replicas: Replicas, queue: Queue, metrics: Metrics, client_seconds: float):
     self._replicas, self._queue, self._metrics = replicas, queue, metrics
@@ -32,10 +32,10 @@ class Service:
     self._ends = False
 
   async def end(self) -> None:
-    """Takes no call any more, and waits for those that were taken.
+    """Rejects new calls, and waits until the accepted ones are answered.
 
-    Not `stop` of the server: gRPC (1.85) cancels calls that come between it and the news of it, and clients do not send a cancelled call
-    again. A call that is refused, or whose connection closes, they do.
+    It does not use `stop` of the server: gRPC (1.85) then cancels calls that arrive before clients know of it, and clients do not retry
+    cancelled calls. They do retry a call that is rejected or whose connection closes.
     """
     self._ends = True
     end = time.monotonic() + DRAIN_SECONDS
@@ -44,7 +44,7 @@ class Service:
     await asyncio.sleep(_FLUSH_SECONDS)
 
   def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-    """TF Serving's services and the health service."""
+    """Handles TF Serving's services and the health service."""
     found = [
       grpc.method_handlers_generic_handler(
         service, {method: grpc.stream_unary_rpc_method_handler(self._answer_for(service, method)) for method in methods}
@@ -55,7 +55,7 @@ class Service:
     return (*found, grpc.method_handlers_generic_handler(_HEALTH, health))
 
   def _answer_for(self, service: str, method: str) -> Any:
-    # Taken as a stream, which looks the same on the wire, for a unary handler begins when the request is there, and has no say before.
+    # Handled as a stream, which is the same on the wire: a unary handler starts after the whole request, too late for a time limit.
     async def answer(requests: AsyncIterator[bytes], context: _Context) -> bytes:
       start, model, code, reason = time.monotonic(), "", grpc.StatusCode.CANCELLED, ""
       try:
@@ -70,7 +70,7 @@ class Service:
         code, reason, model = refusal.code, refusal.reason, refusal.model
       finally:
         self._metrics.count("grpc", method, model, code.name, time.monotonic() - start)
-      return await context.abort(code, reason)  # which raises
+      return await context.abort(code, reason)  # this raises
 
     return answer
 
@@ -79,14 +79,14 @@ class Service:
       async with asyncio.timeout(self._client_seconds):
         request = await anext(aiter(requests), None)
     except TimeoutError:
-      reason = f"the request was not here within {self._client_seconds:g} s"
+      reason = f"the request did not arrive within {self._client_seconds:g} s"
       raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
     if request is None:
       raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
     return request
 
   def _health(self, request: bytes) -> int:
-    # The messages of grpc.health.v1 have one field each, as StringValue and Int32Value have, so these read and write the same bytes.
+    # The messages of grpc.health.v1 have one field each, so StringValue and Int32Value have the same bytes.
     try:
       service = wrappers_pb2.StringValue.FromString(request).value
     except message.DecodeError:

@@ -1,4 +1,4 @@
-"""The HTTP side of a proxy: the REST API as bytes, /metrics and the check of health."""
+"""The HTTP side of a proxy: forwards the REST API as bytes, and serves /metrics and the health check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jax2tf.tools.serving import metrics
 from jax2tf.tools.serving.balance import REST, REST_SERVICE, Queue, RefusedError, Replicas
 from jax2tf.tools.serving.child import Options
 
-# The second is where TF Serving has them.
+# The second path is TF Serving's.
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")
 _METHOD = re.compile(r"/v1/models/[^:]*?(:predict|/metadata|)", re.IGNORECASE)
 _GZIP = 16 + zlib.MAX_WBITS
@@ -67,12 +67,12 @@ class Application:
     try:
       async with asyncio.timeout(seconds):
         body = await _all_of(request, most)
-      if body is not None and request.headers.get("content-encoding") == "gzip":  # which TF Serving reads too
+      if body is not None and request.headers.get("content-encoding") == "gzip":  # TF Serving accepts gzip too
         body = _decompressed(body, most)
     except TimeoutError:
-      return _error(408, f"the body was not here within {seconds:g} s", {"connection": "close"}), ""
+      return _error(408, f"the body did not arrive within {seconds:g} s", {"connection": "close"}), ""
     except zlib.error as error:
-      return _error(400, f"the body is no gzip, which its Content-Encoding says: {error}"), ""
+      return _error(400, f"the body is not gzip, although its Content-Encoding says so: {error}"), ""
     if body is None:
       return _error(413, f"the body has more than {most} bytes; send fewer rows"), ""
     try:
@@ -84,9 +84,9 @@ class Application:
 
 
 async def _all_of(request: Request, most: int = 0) -> bytes | None:
-  """The body; None if it is larger."""
+  """The body of a request; None if it is larger than `most`."""
   body, size = bytearray(), 0
-  async for part in request.stream():  # to its end, for a client that is cut while it sends sees no answer
+  async for part in request.stream():  # reads to the end, because a client that is disconnected while it sends does not see the answer
     size += len(part)
     if size <= most:
       body += part
@@ -94,7 +94,7 @@ async def _all_of(request: Request, most: int = 0) -> bytes | None:
 
 
 def _decompressed(body: bytes, most: int) -> bytes | None:
-  """None if it becomes larger."""
+  """The decompressed body; None if it is larger than `most`."""
   reader = zlib.decompressobj(_GZIP)
   found = reader.decompress(body, most + 1)
   if len(found) > most:
@@ -109,17 +109,17 @@ def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> R
 
 
 class Server(uvicorn.Server):
-  """Ends when it is told, not by signals: gRPC ends with it."""
+  """A server without signal handlers, which stops together with gRPC."""
 
   def capture_signals(self) -> Any:
     return contextlib.nullcontext()
 
 
 def protocol(client_seconds: float) -> type[H11Protocol]:
-  """How uvicorn speaks HTTP/1.1, to clients that may be slow."""
+  """uvicorn's HTTP/1.1 with time limits for slow clients."""
 
   class Protocol(H11Protocol):
-    """Cuts a client that is slow to send the head of a request or to take an answer; uvicorn (0.54) would wait for ever."""
+    """Disconnects a client that is slow to send the head of a request or to read an answer. uvicorn (0.54) has no such limit."""
 
     _head: asyncio.TimerHandle | None = None
     _answer: asyncio.TimerHandle | None = None

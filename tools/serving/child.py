@@ -1,6 +1,6 @@
-"""How the server speaks with the processes that it starts: options on their standard input, whose end tells them to end.
+"""Starts the processes of the server. They read their options from standard input and exit when it ends.
 
-The end comes too when the server is killed, so no process outlives it.
+It also ends when the server is killed, so no process outlives the server.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-  """What is served, and how; `jax2tf serve` has the defaults.
+  """The options of the server; `jax2tf serve` has the defaults.
 
   Attributes:
     folder: holds the versions of one model, or the folders of several.
-    name: of the one model, for clients; empty if there are several.
-    model_config_file: names the models, and then there is no folder.
-    replicas: how many processes run the models.
+    name: the name of the one model, for clients; empty if there are several.
+    model_config_file: names the models; then there is no folder.
+    replicas: the number of processes that run the models.
     host: the address on which the proxies listen.
     grpc_port, http_port: their ports.
-    tls_cert, tls_key, tls_client_ca: files in PEM; without a certificate the ports speak plain text, and without the
-      last one any client may ask.
-    max_batch_size: rows that run together at most.
+    tls_cert, tls_key, tls_client_ca: files in PEM. Without a certificate the ports use plain text; without the last one any client may
+      send requests.
+    max_batch_size: the largest number of rows in a batch.
     batch_wait_ms: how long the first request of a batch waits for others.
-    max_request_mb: of a request, and of what it becomes.
-    max_queued_requests: under way in one proxy; more are refused.
-    client_seconds: how long a client may take to send a request.
-    run: a folder where each replica has its socket, PID.sock, and a file, PID.failed, with the reason if it does not start or
-      PID.faults with JSON of what it does not serve; each proxy that is ready has a file PID.ready; and the models and metrics are there.
-    of_all: how many replicas there are in all clusters.
+    max_request_mb: the size limit of a request, also decompressed and as arrays.
+    max_queued_requests: the limit of requests in progress in a proxy.
+    client_seconds: the time limit for a client to send a request.
+    run: the folder of the processes' files. PID.server: the server's ports. PID.sock: the socket of a replica. PID.failed: why a replica
+      did not start. PID.faults: JSON of what a replica does not serve. PID.ready: a proxy is ready. Also the models and the metrics.
+    of_all: the number of replicas in all clusters.
   """
 
   folder: str
@@ -64,15 +64,15 @@ class Options:
     return self.max_request_mb << 20
 
 
-# How long requests that were taken may need to be answered when the server ends.
+# When the server ends: the time limit for the answers to accepted requests.
 DRAIN_SECONDS = 30.0
 
 
 def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
-  """Runs a module beside this one. In a session of its own: Ctrl-C is meant for the server, which ends it in order."""
-  # -P: files of the working directory stay out of it.
+  """Runs a module of this package, in a new session: only the server gets Ctrl-C, and then ends its processes in order."""
+  # -P: the working directory is not on the module path.
   command = [sys.executable, "-P", "-m", f"{__package__}.{kind}"]
-  # gRPC (1.85) tells of clients that cannot shake hands, which anyone may do as often as they like.
+  # gRPC (1.85) logs each client whose handshake fails, so any client could fill the log.
   environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
   process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
   assert process.stdin is not None
@@ -82,24 +82,26 @@ def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
 
 
 def options() -> Options:
-  """What `start` was given; called once, in the process that it started."""
+  """The options that `start` got. The started process calls it once."""
   line = b""
-  while not line.endswith(b"\n"):  # not sys.stdin, which would read on and hide the end of the input
+  while not line.endswith(b"\n"):  # not sys.stdin, which would read ahead and hide the end of the input
     line += os.read(0, 1) or b"\n"
   return Options(**json.loads(line))
 
 
 def is_alive(file: Path) -> bool:
-  """Whether the process still is after which this file of `Options.run` is named."""
+  """Whether the process still runs that a file of `Options.run` is named after."""
   try:
     os.kill(int(file.stem), 0)
   except ProcessLookupError:
     return False
+  except PermissionError:  # it belongs to another user
+    pass
   return True
 
 
 def bound(host: str, port: int) -> socket.socket:
-  """A socket that shares its port with others that say so, and does not listen yet."""
+  """A bound socket that shares its port (SO_REUSEPORT) and does not listen yet."""
   found = _socket(host)
   found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -108,16 +110,16 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def held(host: str, port: int) -> socket.socket:
-  """A socket that keeps a port from all but `bound`, as long as it is open; raises OSError if another process has the port.
+  """A socket that reserves a port for sockets of `bound` while it is open. Raises OSError if another process has the port.
 
-  Of two servers that start at once, one alone may listen without SO_REUSEPORT; then it lets the sockets of its own processes in.
+  If two servers start at once, only one can listen without SO_REUSEPORT. It then sets the option, for the sockets of its own processes.
   """
   with _socket(host) as first:
-    first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or the closed connections of a server before keep it for a minute
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else closed connections of an earlier server block it for a minute
     first.bind((host, port))
     first.listen(0)
     first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    # Without SO_REUSEADDR, so that the next server cannot have the port beside it.
+    # Without SO_REUSEADDR, so that another server cannot take the port at the same time.
     found = _socket(host)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     found.bind((host, port))
@@ -125,4 +127,6 @@ def held(host: str, port: int) -> socket.socket:
 
 
 def _socket(host: str) -> socket.socket:
-  return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+  # Python 3.12: asyncio sets TCP_NODELAY only if the socket names its protocol. Without it the body of an answer waits about 40 ms for
+  # the client's acknowledgement of the head.
+  return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -1,6 +1,6 @@
-"""A cluster of Ray: Ray Serve starts the replicas, asks for their health, and replaces the dead.
+"""A Ray cluster: Ray Serve starts the replicas, checks their health, and replaces those that die.
 
-Started by the server. Ends when Ray's own processes die, which nothing but a new cluster can replace.
+The server starts this process. It ends when Ray's own processes die, because only a new cluster can replace them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import threading
 import time
 from pathlib import Path
 
-# Ray (2.60) reads these when it is imported, and its processes inherit them. Its ports answer those alone who know the token, and listen on
-# 127.0.0.1 only, metrics too, when Ray takes this machine for one that cannot be part of a cluster. Without the store of its cluster (GCS)
-# a node lives on for a minute, in which it replaces nobody; 3 s are enough here.
+# Ray (2.60) reads these at import, and its processes inherit them. Its ports require the token. They listen on 127.0.0.1 only, including
+# metrics, if Ray believes that this machine cannot be part of a larger cluster. After its store (GCS) dies, a node lives for a minute
+# without replacing replicas; 3 s are enough here.
 os.environ.update(
   RAY_USAGE_STATS_ENABLED="0",
   RAY_AUTH_MODE="token",
@@ -34,14 +34,14 @@ from jax2tf.tools.serving import child
 from jax2tf.tools.serving.child import DRAIN_SECONDS
 from jax2tf.tools.serving.replica import Replica
 
-# Ray (2.60): of a single node nobody asks these. They scale clusters, forward logs to a driver and show pages. Each is a process of
-# Python that takes up to a second of CPU to start, and 100 MB.
+# Ray (2.60): a single node does not need these services, which scale clusters, forward logs and show pages. Each is a Python process
+# that takes up to a second of CPU to start, and 100 MB.
 for _idle in ("start_monitor", "start_log_monitor", "start_api_server"):
   setattr(node.Node, _idle, lambda *_, **__: None)
 
 
 def main() -> int:
-  """Keeps the replicas until standard input ends, and no longer than the proxies need them; the exit code."""
+  """Keeps the replicas alive until standard input ends and the proxies are done. Returns the exit code."""
   options = child.options()
   logging.getLogger("ray.serve").setLevel(logging.ERROR)
   _start_ray(options.replicas)
@@ -54,7 +54,7 @@ def main() -> int:
   try:
     serve.run(deployment(Replica).bind(options), name="models", route_prefix=None)
   except RuntimeError as error:
-    if not any(Path(options.run).glob("*.failed")):  # else the server tells the replica's own reason, without Ray's traceback
+    if not any(Path(options.run).glob("*.failed")):  # otherwise the server reports the replica's reason, without Ray's traceback
       print(f"Ray Serve cannot start the replicas: {error}", file=sys.stderr)
     return 1
   select.select([0], [], [])
@@ -63,12 +63,12 @@ def main() -> int:
   while time.monotonic() < end and any(map(child.is_alive, Path(options.run).glob("*.ready"))):
     time.sleep(0.05)
   ray.shutdown()
-  shutil.rmtree(options.run, ignore_errors=True)  # a server that was killed cannot
+  shutil.rmtree(options.run, ignore_errors=True)  # a killed server cannot do it
   return 0
 
 
 def _end_with_ray(ending: threading.Event) -> None:
-  # In a thread: Ray Serve (2.60) waits without end for a replica that starts on a node that is no more.
+  # In a thread: Ray Serve (2.60) waits forever for a replica that starts on a dead node.
   own = worker.global_worker.node
   assert own is not None
   while not ending.wait(0.2):
@@ -78,17 +78,17 @@ def _end_with_ray(ending: threading.Event) -> None:
 
 
 def _start_ray(replicas: int, tries: int = 3) -> None:
-  # Ray (2.60) gives its own processes 15 s to start, which a busy machine may exceed once, and raises a bare Exception then.
+  # Ray (2.60) raises a bare Exception if its processes need more than 15 s to start, which happens on a busy machine.
   for left in reversed(range(tries)):
     try:
       ray.init(
         address="local",
-        # CPUs that Ray gives away, not cores: one for each replica, and some to spare, or nothing would ever start.
+        # Logical CPUs, not cores: Ray needs one for each replica and some spare ones to start anything.
         num_cpus=replicas + 3,
         include_dashboard=False,
         logging_level=logging.ERROR,
         log_to_driver=False,
-        object_store_memory=100 << 20,  # requests do not go through it
+        object_store_memory=100 << 20,  # requests bypass Ray's proxy
         _node_ip_address="127.0.0.1",
       )
       return
@@ -100,4 +100,4 @@ def _start_ray(replicas: int, tries: int = 3) -> None:
 if __name__ == "__main__":
   code = main()
   sys.stdout.flush()
-  os._exit(code)  # Ray's own processes die with this one, and its handlers at exit would wait for those that are dead
+  os._exit(code)  # Ray's processes die with this one; its exit handlers would wait for dead ones

@@ -1,7 +1,7 @@
-"""Which models are served: one folder of versions, a folder of such folders, or a file of TF Serving's form.
+"""Finds the models to serve: one folder of versions, a folder of such folders, or a config file of TF Serving.
 
-The file is a text proto of `tensorflow.serving.ModelServerConfig`. What cannot be kept of it is refused, not left out. The server
-alone reads it, and hands on what it says by a file of its own: so a file that is wrong for a while keeps no replica from starting.
+The file is a text proto of `tensorflow.serving.ModelServerConfig`. Unsupported settings are errors, not ignored. Only the server reads
+it; replicas read a copy of the last valid state, so a temporarily invalid file does not prevent a replica from starting.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from jax2tf.tools.serving.child import Options
 
 @dataclass(frozen=True)
 class Source:
-  """What is served of one model.
+  """The served versions of one model.
 
   Attributes:
     folder: holds the versions.
-    latest: how many of the newest are served.
+    latest: the number of newest versions to serve.
     only: the versions that may be served; None for any.
-    labels: names of versions, for clients.
+    labels: label -> version, for clients.
   """
 
   folder: Path
@@ -36,12 +36,12 @@ class Source:
 
 
 def versions_in(folder: Path) -> list[Path]:
-  """The subfolders with a number for a name and a SavedModel in them."""
+  """The subfolders that have a number as their name and hold a SavedModel."""
   return [file.parent for file in folder.glob("*/saved_model.pb") if file.parent.name.isdecimal()]
 
 
 def write(run: Path, found: Mapping[str, Source]) -> None:
-  """Hands the models to the replicas, which `read` them."""
+  """Writes the models for the replicas, which `read` them."""
   values = {
     name: [str(source.folder), source.latest, None if source.only is None else sorted(source.only), dict(source.labels)]
     for name, source in found.items()
@@ -51,7 +51,7 @@ def write(run: Path, found: Mapping[str, Source]) -> None:
 
 
 def read(run: Path) -> dict[str, Source]:
-  """What was written last."""
+  """The models that `write` wrote last."""
   values = json.loads((run / "models.json").read_text(encoding="utf-8"))
   return {
     name: Source(Path(folder), latest, None if only is None else frozenset(only), labels)
@@ -60,10 +60,10 @@ def read(run: Path) -> dict[str, Source]:
 
 
 def sources(options: Options) -> dict[str, Source]:
-  """The models by name, as they are on the disk now.
+  """The models by name, as they are on disk now.
 
   Raises:
-    ValueError: a config file that does not say what to serve, or says what cannot be done.
+    ValueError: the config file is not valid, or has an unsupported setting.
     OSError: the folder or the file cannot be read.
   """
   if options.model_config_file:
@@ -96,7 +96,7 @@ def _from_file(file: Path) -> dict[str, Source]:
 
 
 def _source(model: Any, folder: Path) -> Source:
-  """A ModelConfig -> a Source."""
+  """Converts a ModelConfig to a Source."""
   if not model.name or not model.base_path:
     raise ValueError("it needs a name and a base_path")
   if "://" in model.base_path:

@@ -1,4 +1,4 @@
-"""What the proxies count, as text of Prometheus. Each counts in files of its own, and whichever is asked adds them all up."""
+"""The metrics of the proxies, in Prometheus' text format. Each proxy writes its own files; the one that is asked adds them up."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from jax2tf.tools.serving import child
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# From a small model alone to a large one behind a long queue.
+# From a small model without load to a large one behind a long queue.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-  """The metrics of one proxy, with its files in `folder`."""
+  """The metrics of one proxy, in files in `folder`."""
 
   def __init__(self, folder: Path, under_way: Callable[[], int], replicas: Callable[[], int]):
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client (0.26) reads it when it is imported
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client (0.26) reads it at import
     import prometheus_client  # noqa: PLC0415
     from prometheus_client import multiprocess  # noqa: PLC0415
 
@@ -38,17 +38,17 @@ class Metrics:
     self._read = {self._under_way: under_way, self._replicas: replicas}
 
   def count(self, interface: str, method: str, model: str, code: str, seconds: float) -> None:
-    """One request; of a model that there is not the name is "", or clients could make up names without end."""
+    """Counts one request. The name of an unknown model is "", because clients could create any number of names."""
     self._requests.labels(interface, method, model, code).inc()
     self._seconds.labels(interface, method, model).observe(seconds)
 
   def look(self) -> None:
-    """Brings the gauges of this proxy up to date."""
+    """Updates the gauges of this proxy."""
     for gauge, read in self._read.items():
       gauge.set(read())
 
   def text(self) -> bytes:
-    """Of all proxies; those that died count no longer where they would be alive."""
+    """The metrics of all proxies. The gauges of dead ones do not count."""
     self.look()
     for file in self._folder.glob("gauge_live*_*.db"):
       if not child.is_alive(Path(file.stem.rpartition("_")[2])):

@@ -1,6 +1,6 @@
-"""What a replica does with a SavedModel: it checks requests against the signatures and runs them in batches.
+"""Checks requests against the signatures of a SavedModel and runs them in batches.
 
-Knows neither Ray nor JAX.
+It imports neither Ray nor JAX.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from jax2tf.tools import dimensions, quiet
 
-# TensorFlow imports JAX where it finds it (for its TFLite converter); here it shall not find it.
+# TensorFlow imports JAX if it is installed (for its TFLite converter). This entry prevents that.
 sys.modules["jax"] = None  # type: ignore[assignment]
 
 with quiet.startup(on_cpu=True):
@@ -32,12 +32,12 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class RefusedError(Exception):
-  """A request that gets no answer: a status of gRPC, and a sentence for the client."""
+  """A rejected request: a gRPC status, and a sentence for the client."""
 
   def __init__(self, code: grpc.StatusCode, reason: str):
     super().__init__(reason)
     self.code = code
-    self.reason = reason[:2000]  # it travels in a header, and gRPC's may have 8 KiB
+    self.reason = reason[:2000]  # gRPC sends it in a header, of at most 8 KiB
 
 
 def invalid(reason: str) -> RefusedError:
@@ -45,7 +45,7 @@ def invalid(reason: str) -> RefusedError:
 
 
 class Memory:
-  """Bytes for what requests become; who finds too few left waits, and holds only the request meanwhile."""
+  """A budget of bytes for parsed requests. A request waits, still unparsed, while too few bytes are left."""
 
   def __init__(self, size: int):
     self._free = size
@@ -53,7 +53,7 @@ class Memory:
 
   @contextlib.asynccontextmanager
   async def hold(self, size: int) -> AsyncIterator[None]:
-    """Waits until `size` bytes are left, and takes them for the time of the block."""
+    """Waits until `size` bytes are left, and reserves them during the block."""
     async with self._changed:
       await self._changed.wait_for(lambda: self._free >= size)
       self._free -= size
@@ -67,17 +67,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class Signature:
-  """One signature.
+  """A signature of a SavedModel.
 
   Attributes:
     name: "serving_default", for example.
-    function: of keyword arguments; returns a dict of tensors.
-    inputs, outputs: name -> dtype and shape; sizes that may vary are None.
-    defaults: values of the inputs that may be left out.
-    dimensions: the dimensions of each input as JAX wrote them, ("b", "784"); empty for a model that does not say.
-    batched: whether all inputs and outputs have one and the same symbolic size first and nowhere else, so that
-      rows of several requests can be put together.
-    stateful: whether a call changes what later ones answer.
+    function: takes keyword arguments and returns a dict of tensors.
+    inputs, outputs: name -> dtype and shape; a size that varies is None.
+    defaults: the values of optional inputs.
+    dimensions: the dimensions of each input in JAX, ("b", "784"); empty for a model without a manifest.
+    batched: whether dimension 0 of all inputs and outputs is the same symbolic size, which occurs nowhere else. Then rows of several
+      requests can form one batch.
+    stateful: whether a call changes the results of later calls.
   """
 
   name: str
@@ -90,7 +90,7 @@ class Signature:
   stateful: bool
 
   def check(self, given: Mapping[str, tf.TensorSpec]) -> None:
-    """Raises RefusedError: a name, dtype or shape that is not the signature's, or a dimension variable with two values."""
+    """Raises RefusedError for a name, dtype or shape that the signature does not have, or a dimension variable with two values."""
     inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **given}
     if inputs.keys() != self.inputs.keys():
       missing, unknown = self.inputs.keys() - inputs.keys(), inputs.keys() - self.inputs.keys()
@@ -111,7 +111,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Call:
-  """One checked request on its way to a signature."""
+  """A checked request for a signature."""
 
   signature: Signature
   inputs: Arrays
@@ -122,14 +122,14 @@ class Call:
 
   @property
   def group(self) -> tuple[object, ...]:
-    """Equal for requests that may run as one."""
-    if not self.signature.batched or not self.rows:  # no rows are refused by most models, but would pass among others
+    """Requests with equal keys may run in one batch."""
+    if not self.signature.batched or not self.rows:  # most models reject a request without rows; in a batch it would pass
       return (id(self),)
     return (id(self.signature), *sorted((name, x.shape[1:]) for name, x in self.inputs.items()))
 
 
 def run(calls: Sequence[Call], max_rows: int) -> list[Arrays | RefusedError]:
-  """The outputs of each call, in their order; runs of at most `max_rows` rows, unless one call has more."""
+  """The outputs of each call, in order. A batch has at most `max_rows` rows, unless a single call has more."""
   outcomes: dict[int, Arrays | RefusedError] = {}
   for indices in _chunks(calls, max_rows):
     together = [calls[i] for i in indices]
@@ -158,7 +158,7 @@ def _run_together(calls: Sequence[Call]) -> list[Arrays | RefusedError]:
     try:
       outputs = _run_one(signature, {name: np.concatenate([call.inputs[name] for call in calls]) for name in signature.inputs})
     except RefusedError:
-      pass  # one of them is at fault, or all together are too many: each alone says which
+      pass  # one of them is bad, or the batch is too large: running each alone finds out
     else:
       ends = np.cumsum([call.rows for call in calls])[:-1]
       parts = {name: np.split(array, ends) for name, array in outputs.items()}
@@ -196,18 +196,18 @@ def _written(specs: Mapping[str, tf.TensorSpec]) -> str:
 
 
 class Model:
-  """One loaded version.
+  """A loaded version of a model.
 
   Attributes:
     version: its number.
     signatures: by name.
-    signature_defs: as stored in the file, for clients that ask.
+    signature_defs: the stored ones, for clients that request them.
   """
 
   def __init__(self, directory: Path):
-    """Raises whatever TensorFlow raises for a directory that is no whole SavedModel."""
+    """Raises TensorFlow's own errors for a directory without a complete SavedModel."""
     self.version = int(directory.name)
-    self._loaded = tf.saved_model.load(str(directory))  # kept: its functions do not keep its variables alive
+    self._loaded = tf.saved_model.load(str(directory))  # kept alive, because its functions do not keep its variables alive
     [meta_graph] = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes()).meta_graphs
     self.signature_defs = dict(meta_graph.signature_def)
     manifest = directory / MANIFEST
@@ -218,7 +218,7 @@ class Model:
     }
 
   def signature(self, name: str) -> Signature:
-    """Raises RefusedError for a name that the model does not have."""
+    """The signature of that name. Raises RefusedError if the model has none."""
     name = name or "serving_default"
     if name not in self.signatures:
       raise invalid(f"signature_name is {name!r}; version {self.version} has {', '.join(map(repr, sorted(self.signatures)))}")

@@ -1,4 +1,4 @@
-"""The models of a replica, each with its versions; what changes on the disk is followed in a thread of its own."""
+"""The models of a replica, each with its versions. A thread follows changes on disk."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _LOG = logging.getLogger("ray.serve")
 
 
 class Models:
-  """Serves what `find` names, and asks it again every `POLL_SECONDS`."""
+  """Serves the models that `find` returns, and calls it again every `POLL_SECONDS`."""
 
   _models: Mapping[str, Versions]
 
   def __init__(self, find: Callable[[], Mapping[str, Source]], replicas: int = 1):
-    """Loads the newest versions that can be loaded; of `replicas` that serve them this is one.
+    """Loads the newest versions that load. `replicas` is the number of replicas that serve them.
 
     Raises:
-      RuntimeError: there is none of any model.
-      ValueError, OSError: as `find` raises.
+      RuntimeError: no version of any model loads.
+      ValueError, OSError: the errors of `find`.
     """
     self._find, self._replicas = find, replicas
     self._models = {name: Versions(name, source, stamps(source.folder), replicas) for name, source in find().items()}
@@ -42,19 +42,19 @@ class Models:
 
   @property
   def faults(self) -> dict[str, str]:
-    """The models that are not served, and why."""
+    """{model that is not served: reason}."""
     return {name: versions.fault for name, versions in self._models.items() if not versions.served}
 
   def get(self, name: str, version: int | None, label: str = "") -> Model:
-    """The model that answers.
+    """The loaded model for a name and a version or label.
 
     Raises:
-      RefusedError: another name, or a version or label that is not served.
+      RefusedError: the name, version or label is not served.
     """
     return self._versions(name).get(version, label)
 
   def status(self, name: str, version: int | None, label: str = "") -> list[dict[str, object]]:
-    """The states of the versions, newest first, in the words of TF Serving's REST API; raises as `get` does."""
+    """The states of the versions, newest first, as in TF Serving's REST API. Raises the errors of `get`."""
     return self._versions(name).status(version, label)
 
   def _versions(self, name: str) -> Versions:
@@ -68,11 +68,11 @@ class Models:
     while not polls.wait(POLL_SECONDS):
       try:
         self.refresh()
-      except Exception:  # what cannot be read now may be readable in a second
+      except Exception:  # an error now may be gone in a second
         _LOG.exception("cannot look for models")
 
   def refresh(self) -> None:
-    """Follows what was added, changed and removed since the last look; raises as `find` does."""
+    """Applies additions, changes and removals since the last call. Raises the errors of `find`."""
     found = {}
     for name, source in self._find().items():
       known = self._models.get(name)
@@ -80,8 +80,8 @@ class Models:
       versions.source = source
       try:
         versions.refresh()
-      except OSError:  # a folder that was removed, say; the others go on
+      except OSError:  # such as a removed folder; the other models continue
         _LOG.exception("cannot look for versions in %s", source.folder)
-      if known and not versions.served:  # the name has a new folder, from which nothing is loaded yet
+      if known and not versions.served:  # the name has a new folder, and no version of it is loaded yet
         found[name] = known
     self._models = found

@@ -1,4 +1,4 @@
-"""TF Serving's gRPC messages as arrays and back: PredictRequest -> checked inputs, outputs -> PredictResponse."""
+"""Converts TF Serving's gRPC messages: PredictRequest to checked inputs, outputs to PredictResponse."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from google.protobuf import json_format, message
 
 from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signature, invalid, tf
 
-# After TensorFlow, without JAX, which these import.
+# After TensorFlow was imported without JAX, because these import TensorFlow.
 from tensorflow.core.framework import tensor_pb2  # isort: skip
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2, prediction_log_pb2  # isort: skip
 
-# What an element of strings takes beside its characters: a pointer in NumPy, and TensorFlow's own string (TF 2.21: 24 bytes).
+# Memory of a string besides its characters: a pointer in NumPy, and TensorFlow's string object (TF 2.21: 24 bytes).
 _STRING_BYTES = 32
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
 
 def parse_predict(data: bytes) -> predict_pb2.PredictRequest:
-  """Raises RefusedError for bytes that are no PredictRequest."""
+  """Parses a PredictRequest. Raises RefusedError for other bytes."""
   try:
     return predict_pb2.PredictRequest.FromString(data)
   except message.DecodeError as error:
@@ -30,7 +30,7 @@ def parse_predict(data: bytes) -> predict_pb2.PredictRequest:
 
 
 def parse_metadata(data: bytes) -> get_model_metadata_pb2.GetModelMetadataRequest:
-  """Raises RefusedError for bytes that are no GetModelMetadataRequest, or ask for more than there is."""
+  """Parses a GetModelMetadataRequest. Raises RefusedError for other bytes, or for unknown metadata."""
   try:
     request = get_model_metadata_pb2.GetModelMetadataRequest.FromString(data)
   except message.DecodeError as error:
@@ -41,12 +41,12 @@ def parse_metadata(data: bytes) -> get_model_metadata_pb2.GetModelMetadataReques
 
 
 def asked(spec: model_pb2.ModelSpec) -> tuple[str, int | None, str]:
-  """The name, version and label of the model that a request is for."""
+  """The name, version and label in a model_spec."""
   return spec.name, spec.version.value if spec.HasField("version") else None, spec.version_label
 
 
 def parse_status(data: bytes) -> get_model_status_pb2.GetModelStatusRequest:
-  """Raises RefusedError for bytes that are no GetModelStatusRequest."""
+  """Parses a GetModelStatusRequest. Raises RefusedError for other bytes."""
   try:
     return get_model_status_pb2.GetModelStatusRequest.FromString(data)
   except message.DecodeError as error:
@@ -54,15 +54,15 @@ def parse_status(data: bytes) -> get_model_status_pb2.GetModelStatusRequest:
 
 
 def status_response(states: list[dict[str, object]]) -> get_model_status_pb2.GetModelStatusResponse:
-  """States as `Versions.status` has them."""
+  """The response for the states of `Versions.status`."""
   return json_format.ParseDict({"model_version_status": states}, get_model_status_pb2.GetModelStatusResponse())
 
 
 def check(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> tuple[Signature, int]:
-  """The signature that is asked, and how many bytes the inputs will have; nothing is made of them yet.
+  """(the requested signature, the size of the inputs in bytes), before any tensor is parsed.
 
   Raises:
-    RefusedError: a signature, name, dtype or shape that the model does not have, or inputs that are too large.
+    RefusedError: the model has no such signature, name, dtype or shape, or the inputs are too large.
   """
   signature = model.signature(request.model_spec.signature_name)
   unknown = sorted(set(request.output_filter) - signature.outputs.keys())
@@ -70,18 +70,18 @@ def check(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> 
     raise invalid(f"output_filter names {unknown}; signature {signature.name!r} returns {sorted(signature.outputs)}")
   signature.check({name: _spec_of(name, proto) for name, proto in request.inputs.items()})
   size = sum(map(_size, request.inputs.values()))
-  if size > max_bytes:  # one value and a large shape are few bytes of a request
+  if size > max_bytes:  # a few bytes of a request can hold one value and a large shape
     raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the inputs would have {size} bytes; at most {max_bytes} are served")
   return signature, size
 
 
 def call(signature: Signature, request: predict_pb2.PredictRequest) -> Call:
-  """The inputs of a request that was checked; raises RefusedError for a tensor that is damaged."""
+  """The inputs of a checked request. Raises RefusedError for a damaged tensor."""
   return Call(signature, {**signature.defaults, **{name: _array(name, proto) for name, proto in request.inputs.items()}})
 
 
 def _spec_of(name: str, proto: tensor_pb2.TensorProto) -> tf.TensorSpec:
-  """The dtype and shape that the bytes claim; of a dtype that the signature has, there is more to read."""
+  """The dtype and shape that a tensor declares."""
   shape = [dim.size for dim in proto.tensor_shape.dim]
   try:
     if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
@@ -92,7 +92,7 @@ def _spec_of(name: str, proto: tensor_pb2.TensorProto) -> tf.TensorSpec:
 
 
 def _size(proto: tensor_pb2.TensorProto) -> int:
-  """Bytes in memory. Of values that are fewer than the shape says the last is repeated, which matters for strings."""
+  """The size in memory, in bytes. If there are fewer values than elements, the last one is repeated, which matters for strings."""
   count = math.prod(dim.size for dim in proto.tensor_shape.dim)
   if proto.dtype != tf.string.as_datatype_enum:
     return count * tf.as_dtype(proto.dtype).size
@@ -115,25 +115,25 @@ def _unreadable(name: str, error: Exception) -> RefusedError:
 
 
 def predict_response(name: str, model: Model, call: Call, outputs: Arrays, output_filter: Sequence[str]) -> predict_pb2.PredictResponse:
-  """The outputs, or those that `output_filter` names."""
+  """The response with all outputs, or with those in `output_filter`."""
   kept = {key: tf.make_tensor_proto(array) for key, array in outputs.items() if not output_filter or key in output_filter}
   return predict_pb2.PredictResponse(model_spec=_spec(name, model, call.signature.name), outputs=kept)
 
 
 def metadata_response(name: str, model: Model) -> get_model_metadata_pb2.GetModelMetadataResponse:
-  """The answer to a request for "signature_def"."""
+  """The response to a request for "signature_def"."""
   response = get_model_metadata_pb2.GetModelMetadataResponse(model_spec=_spec(name, model))
   response.metadata["signature_def"].Pack(signature_def_map(model))
   return response
 
 
 def signature_def_map(model: Model) -> get_model_metadata_pb2.SignatureDefMap:
-  """The signatures of the SavedModel, as they are stored."""
+  """The stored signatures of a SavedModel."""
   return get_model_metadata_pb2.SignatureDefMap(signature_def=model.signature_defs)
 
 
 def warm_up_calls(model: Model, directory: Path) -> list[Call]:
-  """The Predict requests of `assets.extra/tf_serving_warmup_requests`; none if there is no such file."""
+  """The Predict requests in `assets.extra/tf_serving_warmup_requests`; an empty list if there is no such file."""
   file = directory / WARM_UP
   if not file.exists():
     return []

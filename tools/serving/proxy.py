@@ -1,7 +1,7 @@
-"""A proxy: listens on both ports and passes requests on to the replica that has the fewest.
+"""A proxy: listens on both ports and forwards each request to the replica with the fewest requests.
 
-Started by the server. Two proxies share the ports (SO_REUSEPORT), so that clients find one when the other dies. They know neither Ray
-nor TensorFlow; a new one is there in a second.
+The server starts two proxies, which share the ports (SO_REUSEPORT), so that one remains when the other dies. They import neither Ray
+nor TensorFlow, so a new one starts within a second.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _grpc_server(service: by_grpc.Service, options: Options) -> grpc.aio.Server:
 
 def _http_server(application: Any, options: Options) -> by_http.Server:
   if ipaddress.ip_address(options.host).is_loopback:
-    # Web pages that call themselves 127.0.0.1 (DNS rebinding) give their own name as the host.
+    # A web page that resolves its own name to 127.0.0.1 (DNS rebinding) sends that name as the host.
     application = TrustedHostMiddleware(application, ["127.0.0.1", "localhost", options.url_host], www_redirect=False)
   return by_http.Server(
     uvicorn.Config(
@@ -91,13 +91,13 @@ async def _serve(options: Options) -> None:
   ready = Path(options.run, f"{os.getpid()}.ready")
   ready.touch()
   for task in looking:
-    task.add_done_callback(lambda _: stop.set())  # without it the proxy would know no new replica, and is better started again
+    task.add_done_callback(lambda _: stop.set())  # without this task the proxy would not find new replicas; the server restarts it
   await stop.wait()
   loop.remove_reader(0)
   http_server.should_exit = True
   await asyncio.gather(service.end(), http)
   ready.unlink(missing_ok=True)
-  os._exit(0)  # at once: asyncio would cancel the calls that came since
+  os._exit(0)  # exit immediately: asyncio would cancel calls that arrived meanwhile
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A replica: answers gRPC's bytes and REST's JSON from the models, and puts requests together.
+"""A replica: answers gRPC messages and REST's JSON with the models, and batches requests.
 
-TensorFlow is imported where a replica starts, so that the processes that only manage replicas do without it.
+It imports TensorFlow when a replica starts, so that processes that only manage replicas do not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PATH = re.compile(
 _Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 _LOG = logging.getLogger("ray.serve")
 
-# As TF Serving maps them; an oversized request has an HTTP status of its own.
+# The mapping of TF Serving, plus the HTTP status for an oversized request.
 _HTTP_STATUS = {
   grpc.StatusCode.INVALID_ARGUMENT: 400,
   grpc.StatusCode.FAILED_PRECONDITION: 400,
@@ -42,18 +42,18 @@ _HTTP_STATUS = {
   grpc.StatusCode.UNIMPLEMENTED: 501,
   grpc.StatusCode.UNAVAILABLE: 503,
 }
-# Lists of lists in Python have about so many times the bytes of their JSON ("[]," becomes 64), arrays fewer.
+# Python's nested lists take about this many times the bytes of their JSON ("[]," becomes 64); arrays take fewer.
 _JSON_GROWTH = 24
-# What the requests under way in one replica may become, in sizes of the largest request.
+# The memory budget for parsed requests of a replica, in multiples of the largest request.
 _LARGEST_TOGETHER = 32
 
 
 class Replica:
-  """One replica, which Ray Serve starts and asks for its health. The proxies ask it the rest, through a socket of its own."""
+  """A replica. Ray Serve starts it and checks its health; the proxies send requests through a Unix socket."""
 
   async def __init__(self, options: Options):  # type: ignore[misc]  # Ray awaits it
-    """Loads the models; raises as `models.Models` does."""
-    # Ray Serve (2.60) opens a port on all interfaces for calls between deployments, which runs what it unpickles; there are none here.
+    """Loads the models. Raises the errors of `models.Models`."""
+    # Ray Serve (2.60) opens a port on all interfaces for calls between deployments, and unpickles what arrives. Nothing here needs it.
     ray.serve._private.replica.add_port_to_grpc_server = lambda server, _: server.add_insecure_port("127.0.0.1:0")
     self._options = options
     try:
@@ -87,7 +87,7 @@ class Replica:
     self._models = models.Models(lambda: config.read(Path(self._options.run)), self._options.of_all)
 
   def check_health(self) -> None:
-    """Ray Serve calls this every few seconds, and replaces a replica that raises or does not answer."""
+    """Ray Serve calls this every few seconds, and replaces a replica that raises or hangs."""
     if not self._models.healthy:
       raise RuntimeError("the thread that looks for new versions has ended")
 
@@ -106,11 +106,11 @@ class Replica:
 
   def _find(self, context: _Context, name: str, version: int | None, label: str) -> Model:
     model = self._models.get(name, version, label)
-    context.set_trailing_metadata(((MODEL, name.encode()),))  # the proxy counts by models
+    context.set_trailing_metadata(((MODEL, name.encode()),))  # for the proxy's metrics
     return model
 
   async def _predict(self, data: bytes, context: _Context) -> bytes:
-    """PredictRequest -> PredictResponse."""
+    """Answers a PredictRequest with a PredictResponse."""
     protobuf = self._protobuf
     request = protobuf.parse_predict(data)
     spec = request.model_spec
@@ -122,19 +122,19 @@ class Replica:
       return protobuf.predict_response(spec.name, model, call, outputs, request.output_filter).SerializeToString()
 
   async def _metadata(self, data: bytes, context: _Context) -> bytes:
-    """GetModelMetadataRequest -> GetModelMetadataResponse."""
+    """Answers a GetModelMetadataRequest with a GetModelMetadataResponse."""
     spec = self._protobuf.parse_metadata(data).model_spec
     model = self._find(context, *self._protobuf.asked(spec))
     return self._protobuf.metadata_response(spec.name, model).SerializeToString()
 
   async def _status(self, data: bytes, context: _Context) -> bytes:
-    """GetModelStatusRequest -> GetModelStatusResponse."""
+    """Answers a GetModelStatusRequest with a GetModelStatusResponse."""
     del context
     states = self._models.status(*self._protobuf.asked(self._protobuf.parse_status(data).model_spec))
     return self._protobuf.status_response(states).SerializeToString()
 
   async def _rest(self, data: bytes, context: _Context) -> bytes:
-    """b"POST /path\\n" and a body -> b"200\\n" and a body."""
+    """Answers b"POST /path\\n" + body with b"200\\n" + body."""
     first, _, body = data.partition(b"\n")
     method, _, path = first.decode().partition(" ")
     try:
@@ -161,7 +161,7 @@ class Replica:
     if verb == "/metadata":
       return self._json.metadata_body(asked[0], model)
     async with self._memory.hold(_JSON_GROWTH * len(body)):
-      parsed = await asyncio.to_thread(self._json.parse_predict, model, body)  # a large body takes long, and others wait
+      parsed = await asyncio.to_thread(self._json.parse_predict, model, body)  # parsing a large body would block other requests
       outputs = await self._run(parsed.call)
       return await asyncio.to_thread(self._json.predict_body, parsed, outputs)
 
@@ -172,5 +172,5 @@ class Replica:
     return outcome
 
   async def _run_all(self, calls: list[Call]) -> Sequence[Arrays | RefusedError]:
-    # In a thread: TensorFlow leaves Python's lock, and the next requests are read meanwhile.
+    # In a thread: TensorFlow releases Python's lock, so the replica reads the next requests meanwhile.
     return await asyncio.to_thread(self._model.run, calls, self._options.max_batch_size)

@@ -1,4 +1,4 @@
-"""The JSON of TF Serving's REST API as arrays and back: rows are "instances", columns are "inputs".
+"""Converts between arrays and the JSON of TF Serving's REST API: rows are "instances", columns are "inputs".
 
 https://www.tensorflow.org/tfx/serving/api_rest; NaN, Infinity and -Infinity are values, {"b64": "..."} is a string of bytes.
 """
@@ -27,7 +27,7 @@ class Request:
   """A checked request.
 
   Attributes:
-    call: what to run.
+    call: the call of the signature.
     rows: the number of instances; None for the columnar form.
   """
 
@@ -36,10 +36,10 @@ class Request:
 
 
 def parse_predict(model: Model, body: bytes) -> Request:
-  """The body of a `:predict` request.
+  """Parses the body of a `:predict` request.
 
   Raises:
-    RefusedError: no JSON, no request, or values that the signature does not take.
+    RefusedError: the body is no JSON or no request, or the signature does not take its values.
   """
   try:
     found = json.loads(body, parse_float=_float)
@@ -63,7 +63,7 @@ def parse_predict(model: Model, body: bytes) -> Request:
 
 
 def _float(text: str) -> float:
-  # Infinity is a value, and Python (3.12) reads 1e400 as Infinity.
+  # Infinity is valid, but Python (3.12) also reads 1e400 as Infinity.
   value = float(text)
   if math.isinf(value):
     raise invalid(f"{text[:50]} is outside of the range of float64")
@@ -95,17 +95,17 @@ def _named(signature: Signature, value: Any) -> dict[str, Any]:
 
 def _call(signature: Signature, columns: dict[str, Any]) -> Call:
   known = {name: spec.dtype for name, spec in signature.inputs.items()}
-  # A name that is unknown is refused with the list of those that are known.
+  # The error for an unknown name lists the known names.
   given = {name: _array(name, value, known[name]) if name in known else np.zeros(0) for name, value in columns.items()}
   signature.check({name: spec_of(array) for name, array in given.items()})
   return Call(signature, {**signature.defaults, **given})
 
 
 def _array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
-  """JSON -> an array of this dtype, without a loss of value.
+  """Converts JSON to an array of a dtype, without loss.
 
   Raises:
-    RefusedError: ragged lists, values of another kind, or outside of the dtype's range.
+    RefusedError: the lists are ragged, or a value is of another kind or out of range.
   """
   if dtype == tf.string:
     return _strings(name, value)
@@ -149,7 +149,7 @@ def _string(name: str, value: Any) -> bytes:
   if isinstance(value, dict) and isinstance(value.get("b64"), str):
     text = "".join(value["b64"].split())
     try:
-      return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)  # TF Serving asks for no padding either
+      return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)  # TF Serving does not require padding either
     except (binascii.Error, ValueError) as error:
       raise invalid(f"input {name!r} has a b64 string that is no base64: {error}") from error
   if isinstance(value, list):
@@ -165,10 +165,10 @@ def _shown(value: Any) -> str:
 
 
 def predict_body(request: Request, outputs: Arrays) -> bytes:
-  """{"predictions": rows} or {"outputs": columns}; a single output stands without its name.
+  """{"predictions": rows} or {"outputs": columns}; a single output has no name.
 
   Raises:
-    RefusedError: rows were asked for and an output has none, or complex numbers, which JSON does not have.
+    RefusedError: rows were requested and an output has none, or an output is complex.
   """
   columns = {name: _json_values(name, array) for name, array in outputs.items()}
   if request.rows is None:
@@ -189,7 +189,7 @@ def _dumps(value: object) -> bytes:
 
 def _json_values(name: str, array: np.ndarray) -> Any:
   if array.dtype.kind == "c":
-    raise invalid(f"output {name!r} is complex, which JSON has no form for; ask by gRPC")
+    raise invalid(f"output {name!r} is complex, which JSON cannot represent; use gRPC")
   if array.dtype.kind in "OS":
     as_bytes = name.endswith("_bytes")  # TF Serving's convention
     return np.vectorize(lambda value: _json_string(value, as_bytes), otypes=[object])(array).tolist()
@@ -206,7 +206,7 @@ def _json_string(value: bytes, as_bytes: bool) -> str | dict[str, str]:
 
 
 def metadata_body(name: str, model: Model) -> bytes:
-  """What GetModelMetadata says, in the JSON of TF Serving."""
+  """The result of GetModelMetadata in the JSON of TF Serving."""
   spec = {"name": name, "signature_name": "", "version": str(model.version)}
   signatures = json_format.MessageToDict(
     protobuf.signature_def_map(model), preserving_proto_field_name=True, always_print_fields_with_no_presence=True

@@ -1,9 +1,9 @@
-"""Serves models by gRPC and REST, with processes that are started again when they die.
+"""Serves models by gRPC and REST, and restarts processes that die.
 
-Speaks TF Serving's two interfaces, so clients of TF Serving need no change: tensorflow.serving.PredictionService (Predict,
+It implements TF Serving's interfaces, so clients of TF Serving need no change: tensorflow.serving.PredictionService (Predict,
 GetModelMetadata), ModelService (GetModelStatus) and /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]. Ray Serve keeps the
-replicas alive. Two proxies share the ports, and two clusters of Ray the replicas, so that no process is the only one of its kind. SIGTERM
-ends it, once the requests that it took are answered. docs/serving.md says more.
+replicas alive. Two proxies share the ports and two Ray clusters share the replicas, so there is no single point of failure below the
+server. On SIGTERM it answers the accepted requests and exits. docs/guide/serving.md has more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import os
+import shutil
 import signal
 import socket
 import ssl
@@ -25,16 +27,17 @@ from pathlib import Path
 from typing import Any
 
 from jax2tf.tools.serving import config
-from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held, start
+from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held, is_alive, start
 
 _PROXIES = 2
 _CLUSTERS = 2
-# How often a start says what it waits for.
+_RUN = "jax2tf-serve-"
+# Seconds between two lines of progress during the start.
 _PROGRESS_SECONDS = 5.0
 
 
 class _Child:
-  """A process that is started again when it ends."""
+  """A process that is restarted when it ends."""
 
   def __init__(self, kind: str, options: Options):
     self._kind, self._options = kind, options
@@ -45,7 +48,7 @@ class _Child:
     self.process = start(self._kind, self._options)
 
   def keep_alive(self) -> None:
-    if self.process.poll() is not None and time.monotonic() > self._started + 1:  # one that cannot start shall not take all the CPU
+    if self.process.poll() is not None and time.monotonic() > self._started + 1:  # a process that cannot start must not take all the CPU
       self._start()
 
   def end(self) -> None:
@@ -54,17 +57,17 @@ class _Child:
 
 
 def run(directory: str | None, model_name: str | None, model_config_file: str | None, host: str, **rest: Any) -> None:
-  """Serves until SIGTERM or SIGINT; prints one line when it is ready.
+  """Serves until SIGTERM or SIGINT. Prints one line when it is ready.
 
   Args:
     directory: holds the versions of a model, as `saved_model.save` writes them, or the folders of several models.
-    model_name: the name of the one model, for clients; the folder's own if None.
-    model_config_file: names the models, in the place of `directory`.
-    host: the address on which the ports are.
+    model_name: the name of the one model, for clients; None for the name of the folder.
+    model_config_file: names the models in place of `directory`.
+    host: the address to listen on.
     rest: the other fields of `Options`.
 
   Raises:
-    ValueError: there is nothing to serve, a port or a certificate cannot be had, or the models cannot be loaded.
+    ValueError: there is nothing to serve, a port or a certificate cannot be used, or no model can be loaded.
     ModuleNotFoundError: the extra `serving` is not installed.
   """
   if not all(map(importlib.util.find_spec, ("ray", "tensorflow_serving"))):
@@ -72,7 +75,7 @@ def run(directory: str | None, model_name: str | None, model_config_file: str | 
   stop = threading.Event()
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop.set())
-  with tempfile.TemporaryDirectory(prefix="jax2tf-serve-", ignore_cleanup_errors=True) as place, contextlib.ExitStack() as stack:
+  with tempfile.TemporaryDirectory(prefix=_RUN, ignore_cleanup_errors=True) as place, contextlib.ExitStack() as stack:
     what = _what(directory, model_name, model_config_file)
     given: dict[str, Any] = {name: "" if value is None else value for name, value in rest.items()}
     options = Options(*what, host=_address(host), run=place, of_all=given["replicas"], **given)
@@ -80,8 +83,10 @@ def run(directory: str | None, model_name: str | None, model_config_file: str | 
     if not any(config.versions_in(source.folder) for source in sources.values()):
       raise ValueError(f"{directory or model_config_file} has no version to serve; `jax2tf convert --out DIR` writes DIR/1/")
     _check_certificates(options)
-    for port in (options.grpc_port, options.http_port):
-      stack.enter_context(_held(options.host, port))
+    ports = (options.grpc_port, options.http_port)
+    for port in ports:
+      stack.enter_context(_held(options.host, port, stop))
+    Path(options.run, f"{os.getpid()}.server").write_text(json.dumps(ports), encoding="utf-8")
     config.write(Path(options.run), sources)
     _serve(options, stop)
 
@@ -118,25 +123,43 @@ def _check_certificates(options: Options) -> None:
   context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
   try:
     if options.tls_cert:
-      context.load_cert_chain(options.tls_cert, options.tls_key, password=lambda: "")  # or OpenSSL would ask the terminal
+      context.load_cert_chain(options.tls_cert, options.tls_key, password=lambda: "")  # otherwise OpenSSL would ask for it on the terminal
     if options.tls_client_ca:
       context.load_verify_locations(options.tls_client_ca)
-  except OSError as error:  # SSLError too
+  except OSError as error:  # includes SSLError
     raise ValueError(f"the certificate cannot be used: {error}; give files in PEM, and a key without a password") from error
 
 
-def _held(host: str, port: int) -> socket.socket:
-  # The proxies share their ports, and would share them with another server without a word.
-  try:
-    return held(host, port)
-  except OSError as error:
-    raise ValueError(f"port {port} of {host} cannot be had ({error.strerror}); give --grpc_port and --http_port") from error
+def _held(host: str, port: int, stop: threading.Event) -> socket.socket:
+  # The proxies share their ports, and would silently share them with another server too.
+  end, told = time.monotonic() + DRAIN_SECONDS + 5, False
+  while True:
+    try:
+      return held(host, port)
+    except OSError as error:
+      if port not in _ports_of_killed() or time.monotonic() > end or stop.wait(0.1):
+        raise ValueError(f"port {port} of {host} cannot be used ({error.strerror}); give --grpc_port and --http_port") from error
+      if not told:
+        _say(f"waiting for port {port}: processes of a killed server still answer accepted requests")
+        told = True
+
+
+def _ports_of_killed() -> set[int]:
+  """The ports of killed servers. Their proxies listen until they have answered the accepted requests; then their files are removed."""
+  ports: set[int] = set()
+  for file in Path(tempfile.gettempdir()).glob(f"{_RUN}*/*.server"):
+    with contextlib.suppress(FileNotFoundError):  # another server may remove it at the same time
+      if not is_alive(file):
+        ports |= {*json.loads(file.read_text(encoding="utf-8"))}
+        if not any(is_alive(proxy) for proxy in file.parent.glob("*.ready")):
+          shutil.rmtree(file.parent, ignore_errors=True)
+  return ports
 
 
 def _serve(options: Options, stop: threading.Event) -> None:
   shares = [options.replicas // _CLUSTERS + (i < options.replicas % _CLUSTERS) for i in range(_CLUSTERS)]
   clusters = [dataclasses.replace(options, replicas=share) for share in shares if share]
-  # The proxies first: they end first.
+  # The proxies are first, because they end first.
   children = [_Child("proxy", options) for _ in range(_PROXIES)] + [_Child("cluster", each) for each in clusters]
   ready = False
   try:
@@ -155,20 +178,20 @@ def _serve(options: Options, stop: threading.Event) -> None:
     for child, seconds in zip(children, [DRAIN_SECONDS + 5] * _PROXIES + [5.0 if ready else 1.0] * len(clusters), strict=True):
       try:
         child.process.wait(seconds)
-      except subprocess.TimeoutExpired:  # a cluster that was about to start, say; the proxies are gone, so nobody waits for it
+      except subprocess.TimeoutExpired:  # such as a cluster that is starting; the proxies have ended, so nothing waits for it
         child.process.kill()
         child.process.wait()
 
 
 def _followed(options: Options, before: str) -> str:
-  """Hands on what the models are now; why not, if they cannot be found, which is said once."""
+  """Writes the current models for the replicas. Returns the error if they cannot be found, and reports it once."""
   try:
     found, run = config.sources(options), Path(options.run)
     if found != config.read(run):
       config.write(run, found)
   except (ValueError, OSError) as error:
     if str(error) != before:
-      _say(f"serving what was there before: {error}")
+      _say(f"still serving the earlier models: {error}")
     return str(error)
   return ""
 
@@ -178,7 +201,7 @@ def _say(line: str) -> None:
 
 
 def _report(options: Options) -> None:
-  """One line on stdout says what is served, and others on stderr what is not."""
+  """Prints one line on stdout with the served models, and a line on stderr for each model that is not served."""
   faults: dict[str, str] = {}
   for file in Path(options.run).glob("*.faults"):
     faults |= json.loads(file.read_text(encoding="utf-8"))
@@ -192,7 +215,7 @@ def _report(options: Options) -> None:
 
 
 def _wait(options: Options, children: Sequence[_Child], stop: threading.Event) -> bool:
-  """Whether all is ready; not if the server is to stop before. Raises ValueError with the reason if it does not start."""
+  """Waits for all processes. Returns False if the server has to stop first. Raises ValueError with the reason if it cannot start."""
   run, begin, told = Path(options.run), time.monotonic(), 0.0
   _say(f"starting {_PROXIES} proxies, Ray and {options.replicas} replicas, which load TensorFlow and the models")
   while True:

@@ -1,7 +1,7 @@
-"""The versions of one model that are served: each is served as soon as it is loaded and warm, and until its successor is.
+"""The served versions of one model. A version is served once it is loaded and warm, until its successor is.
 
-A version is a folder with a number for a name, as TF Serving has it; what is still being written (`.saving-*`) is none. A folder that
-is copied into place is loaded once it holds still from one look to the next, and again whenever a file in it changes.
+As in TF Serving, a version is a folder with a number as its name. Folders that are still being written (`.saving-*`) do not count. A
+folder is loaded when it has not changed between two checks, and again whenever a file in it changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jax2tf.tools.serving.model import Model, RefusedError, invalid, run
 _LONGEST_PAUSE = 60.0
 _LOG = logging.getLogger("ray.serve")
 
-# Path, file, size and time of change of each file of a version: any other file, or part of one, is another version.
+# Path, inode, size and modification time of each file of a version. Any difference means another version.
 Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
@@ -31,10 +31,10 @@ class Failure:
   """A version that did not load.
 
   Attributes:
-    stamp: of its files then.
-    reason: why.
-    tries: how often that was tried.
-    again: when to try again although nothing changed; a disk or the memory may have been at fault.
+    stamp: the stamp of its files at that time.
+    reason: the error.
+    tries: the number of attempts.
+    again: when to try again even if no file changed, since the disk or the memory may have caused the error.
   """
 
   stamp: Stamp
@@ -44,7 +44,7 @@ class Failure:
 
 
 def stamps(folder: Path) -> dict[Path, Stamp]:
-  """The versions that have a saved_model.pb, newest first."""
+  """The stamps of the versions that have a saved_model.pb, newest first."""
   return {directory: _stamp(directory) for directory in sorted(versions_in(folder), key=_number, reverse=True)}
 
 
@@ -57,7 +57,7 @@ def _stamp(directory: Path) -> Stamp:
   for file in sorted(directory.rglob("*")):
     try:
       stat = file.stat()
-    except OSError:  # removed at this moment
+    except OSError:  # removed meanwhile
       continue
     found.append((str(file.relative_to(directory)), stat.st_ino, stat.st_size, stat.st_mtime_ns))
   return tuple(found)
@@ -67,11 +67,11 @@ class Versions:
   """The versions of the model `name`.
 
   Attributes:
-    source: says which; may be replaced by one with the same folder.
+    source: which versions to serve; may be replaced by one with the same folder.
   """
 
   def __init__(self, name: str, source: Source, seen: Mapping[Path, Stamp], replicas: int):
-    """`seen` was found in the folder at the last look, and is taken for whole if it is the same at the next; `replicas` serve it."""
+    """`seen` are the stamps of the last check: a version that is unchanged at the next one is complete. `replicas` serve the model."""
     self.name = name
     self.source = source
     self._seen = seen
@@ -80,10 +80,10 @@ class Versions:
     self._failed: dict[Path, Failure] = {}
 
   def get(self, version: int | None, label: str) -> Model:
-    """The model that answers: the newest, if neither a version nor a label is asked.
+    """The model of a version or a label; without either, the newest.
 
     Raises:
-      RefusedError: a version that is not served, or a label that there is not.
+      RefusedError: the version is not served, or the label does not exist.
     """
     if label:
       if label not in self.source.labels:
@@ -98,14 +98,14 @@ class Versions:
     return served[max(served) if version is None else version][1]
 
   def status(self, version: int | None, label: str) -> list[dict[str, object]]:
-    """The states of the versions, newest first, in the words of TF Serving's REST API; raises as `get` does."""
+    """The states of the versions, newest first, as in TF Serving's REST API. Raises the errors of `get`."""
     failed = {_number(directory): failure.reason for directory, failure in list(self._failed.items())}
     served = self._served
     numbers = served.keys() | failed.keys()
     if label or version is not None:
       numbers &= {self.source.labels.get(label) if label else version}
     if not numbers:
-      self.get(version, label)  # which refuses
+      self.get(version, label)  # it raises RefusedError
     return [
       _state(number, "AVAILABLE", "OK", failed.get(number, "")) if number in served else _state(number, "END", "UNKNOWN", failed[number])
       for number in sorted(numbers, reverse=True)
@@ -117,13 +117,13 @@ class Versions:
 
   @property
   def fault(self) -> str:
-    """Why there is no version, or none newer."""
+    """Why no version, or no newer one, is served."""
     for directory, failure in list(self._failed.items()):
       return f"version {directory.name} in {self.source.folder} cannot be loaded: {failure.reason}"
     return f"{self.source.folder} has no version to serve: put a SavedModel into {self.source.folder}/1/"
 
   def refresh(self) -> None:
-    """Serves the newest versions that hold still and load, and goes on with those of before where there are none.
+    """Serves the newest versions that are unchanged and load. If there are none, it keeps the previous ones.
 
     Raises:
       OSError: the folder cannot be read.
@@ -162,7 +162,7 @@ class Versions:
 
 
 def _warm(directory: Path, replicas: int) -> Model:
-  """The model, after it has answered the warm-up requests that are stored with it; ValueError for a state that would not be one."""
+  """Loads a model and runs its stored warm-up requests. Raises ValueError if several replicas would each have a state of their own."""
   model = Model(directory)
   if replicas > 1 and (stateful := [name for name, signature in model.signatures.items() if signature.stateful]):
     raise ValueError(

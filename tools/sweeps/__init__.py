@@ -1,1 +1,1 @@
-"""What maintainers run: `make conformance`, `speed`, `targets`, `load` and their like. No part of the wheel."""
+"""Tools of maintainers: `make conformance`, `speed`, `targets`, `load` and others. The wheel does not contain them."""

@@ -1,4 +1,4 @@
-"""What one call costs: JAX, the converted function called eagerly, inside a tf.function, and there for any batch size.
+"""The cost of a call: in JAX, and of the converted function eagerly, in a tf.function, and in one with a symbolic batch size.
 
 Usage: python -m jax2tf.tools.sweeps.bench [--seconds=5]
 """
@@ -21,7 +21,7 @@ from jax2tf.tools.sweeps import measure
 
 
 def sin_plus_one(x: jax.Array) -> jax.Array:
-  """The smallest function there is, so that the call is what costs."""
+  """A function so small that the time of a call is its overhead."""
   return jnp.sin(x) + 1
 
 
@@ -34,16 +34,16 @@ def mlp(x: jax.Array) -> jax.Array:
 
 
 def graph_of_unknown_size(converted: Callable[..., Any], x: tf.Tensor, checks: bool) -> Any:
-  """A concrete function of any batch size; without checks, TensorFlow's debug stripper has taken out the assertions."""
+  """A concrete function of any batch size. Without checks, TensorFlow's debug stripper removes the assertions."""
   concrete = tf.function(converted, autograph=False).get_concrete_function(tf.TensorSpec([None, *x.shape[1:]]))
   tf.config.optimizer.set_experimental_options({"debug_stripper": not checks})
-  concrete(x)  # the first call optimises
+  concrete(x)  # the first call optimises the graph
   tf.config.optimizer.set_experimental_options({"debug_stripper": False})
   return concrete
 
 
 def calls_of(fun: Callable[..., Any], shape: Sequence[int]) -> dict[str, Callable[[], Any]]:
-  """Column -> a call that ends when the result is there."""
+  """{column: a call that returns when its result is computed}."""
   x = np.ones(shape, np.float32)
   tensor, array = tf.constant(x), jnp.asarray(x)
   converted, polymorphic = jax2tf.convert(fun), jax2tf.convert(fun, polymorphic_shapes=["b, ..."])
@@ -60,10 +60,10 @@ def calls_of(fun: Callable[..., Any], shape: Sequence[int]) -> dict[str, Callabl
 
 
 @click.command
-@click.option("--seconds", type=click.FloatRange(0.01), default=5.0, help="How long to measure each function.")
+@click.option("--seconds", type=click.FloatRange(0.01), default=5.0, help="Seconds of measurement for each function.")
 def main(seconds: float) -> None:
   """Prints one line for each function."""
-  logging.set_verbosity(logging.WARNING)  # JAX tells absl which accelerators it did not find
+  logging.set_verbosity(logging.WARNING)  # JAX logs the accelerators that it did not find
   for fun, shape in ((sin_plus_one, (3,)), (mlp, (64, 784))):
     times = measure.milliseconds(calls_of(fun, shape), seconds)
     if fun is sin_plus_one:

@@ -1,4 +1,4 @@
-"""TensorFlow functions, each with the same function in JAX: the rows of docs/call-tf-table.md."""
+"""TensorFlow functions, each with its equivalent in JAX: the rows of docs/reports/call-tf-table.md."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _table() -> Any:
 
 @functools.cache
 def _keras() -> Any:
-  import keras  # noqa: PLC0415  (2 s, for those who ask for it)
+  import keras  # noqa: PLC0415  (2 s, for some rows only)
 
   keras.utils.set_random_seed(0)
   model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
@@ -81,7 +81,7 @@ def _keras_in_jax(x: jax.Array, *, training: bool = False) -> jax.Array:
   dense, norm, last = _keras().layers
   w, b, gamma, beta, mean, variance, w2, b2 = (v.numpy() for layer in (dense, norm, last) for v in layer.weights)
   x = jnp.tanh(x @ w + b)
-  if training:  # tf.nn.moments, too, has no derivative by the mean inside the variance; the first derivative has none anyway
+  if training:  # tf.nn.moments also omits the derivative by the mean inside the variance; it is zero in the first derivative
     mean = x.mean(0)
     variance = ((x - jax.lax.stop_gradient(mean)) ** 2).mean(0)
   return ((x - mean) * jax.lax.rsqrt(variance + norm.epsilon) * gamma + beta) @ w2 + b2
@@ -115,7 +115,7 @@ ROWS: dict[str, Row] = {
   "tf.nn.avg_pool2d": (lambda x: tf.nn.avg_pool2d(x, 2, 2, "VALID") ** 2, lambda x: (_pooled(x, 0.0, jax.lax.add) / 4) ** 2, _IMAGE),
   "tf.nn.max_pool2d": (lambda x: tf.nn.max_pool2d(x, 2, 2, "VALID"), lambda x: _pooled(x, -jnp.inf, jax.lax.max), _IMAGE),
   "tf.image.resize, bilinear": (lambda x: tf.image.resize(x, [8, 8]), _resized("linear"), _IMAGE),
-  # TensorFlow rounds the distances between pixels to multiples of 1/1024.
+  # TensorFlow rounds distances between pixels to multiples of 1/1024.
   "tf.image.resize, bicubic": (lambda x: tf.image.resize(x, [8, 8], "bicubic"), _resized("cubic"), _IMAGE),
   "tf.image.adjust_contrast": (lambda x: tf.image.adjust_contrast(x, 2.0), lambda x: 2 * x - x.mean((1, 2), keepdims=True), _IMAGE),
   "tf.image.rgb_to_grayscale": (tf.image.rgb_to_grayscale, lambda x: x @ jnp.array([[0.2989], [0.587], [0.114]]), _IMAGE),
@@ -180,5 +180,5 @@ ROWS: dict[str, Row] = {
   "tf.numpy_function": (lambda x: tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), x.shape), jnp.sin, _VECTOR),
 }
 
-# What a SavedModel has to track, besides variables.
+# Resources that a SavedModel has to track besides variables.
 TRACKED: dict[str, Callable[[], Any]] = {"lookup table": _table, "Keras with BatchNorm": _keras, "Keras with BatchNorm, training": _keras}

@@ -1,6 +1,6 @@
-"""`call_tf` against upstream's and against bare callbacks: the ratios of minima in one process, on standard output.
+"""Compares the speed of `call_tf` with JAX's own and with bare callbacks: prints ratios of minimal times in one process.
 
-Usage: python -m jax2tf.tools.sweeps.call_tf_speed. The callables of a row take turns, so that the machine's load falls on both.
+Usage: python -m jax2tf.tools.sweeps.call_tf_speed. The callables of a row run in turn, so that the machine's load affects both.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Row = tuple[str, float, Callable[[], Any], Callable[[], Any]]
 
 
 def rows() -> Iterator[Row]:
-  """(what, the largest ratio that we ask for, ours, theirs)."""
+  """(name, largest accepted ratio, our callable, the other one)."""
 
   def f(x: Any) -> Any:
-    return x + 1  # little to compute, so that the way there and back counts
+    return x + 1  # little computation, so that the overhead of the call dominates
 
   def call(fun: Callable[..., Any], x: Any) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(fun(x))
@@ -37,7 +37,7 @@ def rows() -> Iterator[Row]:
   for name, x in (("f32[]", jnp.float32(1)), ("4 MB", jnp.ones(_LARGE))):
     yield f"eager {name}", 0.5, call(ours, x), call(theirs, x)
     yield f"inlined {name}", 1.1, call(jax.jit(ours), x), call(jax.jit(theirs), x)
-  # tf.function's own conversions, and NumPy's
+  # includes the conversions of tf.function and NumPy
   function, scalar = tf.function(f, autograph=False), jnp.float32(1)
   bare = jax.jit(lambda x: jax.pure_callback(lambda x: function(x).numpy(), jax.ShapeDtypeStruct(x.shape, x.dtype), x))
   yield "callback f32[]", 0.7, call(jax.jit(jax2tf.call_tf(f, under_jit="callback")), scalar), call(bare, scalar)
@@ -51,7 +51,7 @@ def rows() -> Iterator[Row]:
 
 
 def main() -> None:
-  """Measures and prints."""
+  """Measures all rows and prints them."""
   table = Table("Row", "Ours, us", "Theirs, us", "Ratio", "Asked", title=f"JAX {jax.__version__}, TensorFlow {tf.__version__}")
   for name, asked, ours, theirs in rows():
     found = measure.milliseconds({"ours": ours, "theirs": theirs}, _SECONDS, of=min)

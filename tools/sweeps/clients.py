@@ -1,4 +1,4 @@
-"""`jax2tf serve` in a process, and many clients at once that check every answer."""
+"""Runs `jax2tf serve` in a process, with many concurrent clients that check every answer."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tqdm import tqdm
 from jax2tf.converters import saved_model
 
 COMMAND = (sys.executable, "-m", "jax2tf.tools.cli", "serve")
-# A client sends a request again when the process that had it died, but not for ever.
+# How long a client repeats a request whose process died.
 PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 2.0
-# What the server is made of: a part of the title of each kind of process.
+# The kinds of processes of the server: a part of the title of each.
 KINDS = {
   "proxy": "jax2tf.tools.serving.proxy",
   "replica": "ray::ServeReplica",
@@ -58,17 +58,17 @@ class Server:
 
   @property
   def ready(self) -> int:
-    """How many replicas have loaded the model: their sockets in /proc/net/unix."""
+    """The number of replicas that have loaded the model, from their sockets in /proc/net/unix."""
     names = {line.split()[-1] for line in pathlib.Path("/proc/net/unix").read_text().splitlines() if "/jax2tf-serve-" in line}
     return sum(any(name.endswith(f"/{pid}.sock") for name in names) for pid in self.pids("replica"))
 
   @property
   def processes(self) -> dict[int, str]:
-    """{process id: title} of the server and all that it started."""
+    """{process id: title} of the server and its descendants."""
     children: dict[int, list[int]] = {}
     titles = {}
     for folder in pathlib.Path("/proc").iterdir():
-      with contextlib.suppress(OSError):  # it may end while we look
+      with contextlib.suppress(OSError):  # it may end meanwhile
         if folder.name.isdecimal():
           stat = (folder / "stat").read_text().rpartition(")")[2].split()
           children.setdefault(int(stat[1]), []).append(int(folder.name))
@@ -86,13 +86,13 @@ def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports:
   """Starts the server, waits until it is ready, and ends it with SIGTERM.
 
   Args:
-    model: the folder of versions, or of models, or a file that names them.
+    model: the folder of versions, the folder of models, or a config file.
     arguments: more flags of the server.
-    seconds: how long it may take to start.
-    ports: for gRPC and REST; any that are free if not given.
+    seconds: the time limit for the start.
+    ports: for gRPC and REST; by default free ones.
 
   Raises:
-    RuntimeError: it did not get ready, or did not end when asked.
+    RuntimeError: the server did not become ready, or did not end after SIGTERM.
   """
   grpc_port, http_port = ports or free_ports(2)
   what = f"--model_config_file={model}" if model.is_file() else str(model)
@@ -108,7 +108,7 @@ def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports:
       except subprocess.TimeoutExpired:
         process.kill()
         raise RuntimeError(f"{command} did not end within 60 s of SIGTERM") from None
-    if code not in (0, -signal.SIGKILL):  # which is a caller's doing
+    if code not in (0, -signal.SIGKILL):  # the caller killed it
       raise RuntimeError(f"{command} ended with exit code {code}")
 
 
@@ -122,7 +122,7 @@ def _wait_for_line(process: subprocess.Popen[str], seconds: float, errors: Any) 
 
 
 def free_ports(count: int) -> list[int]:
-  """Ports of this machine on which nothing listens."""
+  """Free ports of this machine."""
   with contextlib.ExitStack() as stack:
     sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
     for each in sockets:
@@ -132,28 +132,28 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Question:
-  """A request and the answer that JAX gives to it."""
+  """A request and JAX's answer."""
 
   request: predict_pb2.PredictRequest
   output: str
   expected: np.ndarray
 
   def wrong(self, response: predict_pb2.PredictResponse) -> bool:
-    """Whether this is not the answer."""
+    """Whether outputs differ from the answer."""
     found = tf.make_ndarray(response.outputs[self.output])
     return found.shape != self.expected.shape or not np.allclose(found, self.expected, rtol=1e-4, atol=1e-5)
 
 
 @dataclass
 class Tally:
-  """What happened in one run.
+  """The results of one run.
 
   Attributes:
-    milliseconds: of each request that was answered, retries included.
-    answered: when each of them was.
-    retries: requests that were sent again because a process died.
-    wrong: answers that are not JAX's.
-    errors: status and text of each request that got no answer.
+    milliseconds: the latency of each answered request, including retries.
+    answered: the time of each answer.
+    retries: the number of requests that were repeated because a process died.
+    wrong: the number of answers that differ from JAX's.
+    errors: status and text of each request without an answer.
     seconds: from the first request to the last answer.
   """
 
@@ -165,7 +165,7 @@ class Tally:
   seconds: float = 0.0
 
   def summary(self) -> dict[str, float | int]:
-    """The figures of the report."""
+    """The figures for the report."""
     p50, p90, p99 = map(float, np.percentile(self.milliseconds, [50, 90, 99]))
     return {
       "requests": len(self.milliseconds),
@@ -181,12 +181,12 @@ class Tally:
 
 
 async def load(port: int, questions: Sequence[Question], concurrency: int, seconds: float, progress: bool = False) -> Tally:
-  """Keeps `concurrency` requests under way for `seconds`, in a random order, and waits for the last answers."""
+  """Keeps `concurrency` requests in progress for `seconds`, in random order, and waits for the last answers."""
   tally, start = Tally(), time.perf_counter()
   end = start + seconds
   async with contextlib.AsyncExitStack() as stack:
     bar = stack.enter_context(tqdm(unit=" requests", disable=not progress, leave=False))
-    # Channels of their own connections: one connection has about 100 requests under way at most.
+    # Each channel has its own connection, because a connection carries about 100 concurrent requests at most.
     options = [("grpc.use_local_subchannel_pool", 1)]
     address, count = f"127.0.0.1:{port}", -(-concurrency // _CLIENTS_OF_A_CHANNEL)
     channels = [await stack.enter_async_context(grpc.aio.insecure_channel(address, options)) for _ in range(count)]
@@ -229,7 +229,7 @@ def mlp(params: Any, x: jax.Array) -> jax.Array:
 
 
 def save_mlp(folder: pathlib.Path, max_rows: int) -> list[Question]:
-  """Saves the model, and asks JAX: two questions of each number of rows from 1 to `max_rows`."""
+  """Saves the model and computes JAX's answers: two questions for each number of rows from 1 to `max_rows`."""
   random = np.random.default_rng(0)
   params = {name: random.normal(0, 0.05, shape).astype(np.float32) for name, shape in (("hidden", (784, 512)), ("out", (512, 10)))}
   saved_model.save(mlp, params, folder, inputs={"x": "f32[b,784]"}, outputs=["y"])

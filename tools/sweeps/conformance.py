@@ -1,7 +1,7 @@
-"""Runs every JAX harness through the converter and writes docs/coverage.md; run from a checkout.
+"""Runs every JAX harness through the converter and writes docs/coverage.md; needs a checkout.
 
-`make conformance` uses both cores and resumes where it stopped, with the failures again: results are kept line by line in
-build/conformance/, one file for each JAX version, and a crash of the process fails one harness only.
+`make conformance` resumes where it stopped and repeats failures. Results are lines in build/conformance/, one file for each JAX version.
+A crash of a process fails only one harness.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from jax2tf.tools.sweeps import coverage, workers
 from jax2tf.tools.sweeps.options import commas
 
 _FOLDER = pathlib.Path("build/conformance")
-# What JAX says where its cache, after many cases, has an executable of another function; in a fresh worker it runs.
+# JAX's error if its cache, after many cases, returns the executable of another function. In a fresh worker the case runs.
 _MIXED_UP = "RuntimeProgramInputMismatch"
-# TensorFlow and JAX keep what they compile.
+# Workers are renewed, because TensorFlow and JAX never free compiled functions.
 _CASES_PER_WORKER = 400
-# A case that takes so many seconds hangs.
+# A case that takes longer, in seconds, hangs.
 _PATIENCE = 600
 
 
 def results_file() -> pathlib.Path:
-  """One JSON line for each (harness, way), of the installed JAX."""
+  """The results of the installed JAX: one JSON line for each (harness, way)."""
   return _FOLDER / f"jax-{jax.__version__}.jsonl"
 
 
 def read_results() -> dict[tuple[str, str], dict[str, object]]:
-  """{(harness, way): outcome}; a later line replaces an earlier one."""
+  """{(harness, way): outcome}. A later line replaces an earlier one."""
   if not results_file().exists():
     return {}
   rows = [json.loads(line) for line in results_file().read_text().splitlines()]
@@ -41,16 +41,16 @@ def read_results() -> dict[tuple[str, str], dict[str, object]]:
 
 
 @click.command
-@click.option("--workers", "processes", type=click.IntRange(1), default=2, help="Processes that run harnesses side by side.")
-@click.option("--groups", default="", callback=commas, help="Only these groups (primitives); all by default.")
+@click.option("--workers", "processes", type=click.IntRange(1), default=2, help="The number of parallel processes.")
+@click.option("--groups", default="", callback=commas, help="Run only these groups (primitives); by default all.")
 @click.option(
-  "--ways", default="graph,gradient", callback=commas, help="Ways to run every case in; of graph, eager, xla, gradient, second, empty."
+  "--ways", default="graph,gradient", callback=commas, help="The ways to run every case: graph, eager, xla, gradient, second, empty."
 )
-@click.option("--sampled_ways", default="eager,xla,second", callback=commas, help="Ways to run a seeded sample of the cases in.")
-@click.option("--fresh/--nofresh", default=False, help="Forget earlier results of the chosen cases.")
-@click.option("--sample", type=click.IntRange(1), default=1000, help="The size of that sample.")
+@click.option("--sampled_ways", default="eager,xla,second", callback=commas, help="The ways in which to run a seeded sample of the cases.")
+@click.option("--fresh/--nofresh", default=False, help="Discard earlier results of the chosen cases.")
+@click.option("--sample", type=click.IntRange(1), default=1000, help="The size of the sample.")
 def main(processes: int, groups: list[str], ways: list[str], sampled_ways: list[str], fresh: bool, sample: int) -> None:
-  """Runs what is missing, then writes the report."""
+  """Runs the missing cases and writes the report."""
   from tests.conformance import harnesses  # noqa: PLC0415
 
   _FOLDER.mkdir(parents=True, exist_ok=True)

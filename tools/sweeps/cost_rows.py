@@ -1,4 +1,4 @@
-"""The functions that `tools.cost` measures: one row for each, with arguments of any size."""
+"""The functions that `cost` measures: one row for each, with arguments of any size."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from jax import lax
 
 @dataclass(frozen=True)
 class Row:
-  """A function at the sizes n and 8n.
+  """A function to measure at the sizes n and 8n.
 
   Attributes:
-    name: the family first.
-    fun: of arrays.
-    args: n -> NumPy arrays.
-    n: the smaller size, where the kernel and not its launch takes the time.
-    differentiable: measure a gradient, too.
-    reason: why the row is flagged if it is, and cannot be better.
+    name: begins with the family.
+    fun: a function of arrays.
+    args: a function from n to NumPy arrays.
+    n: the smaller size, at which the kernel takes longer than its launch.
+    differentiable: whether to measure a gradient too.
+    reason: why a flagged row cannot be better.
   """
 
   name: str
@@ -43,7 +43,7 @@ def _integers(most: int, *shape: int) -> np.ndarray:
 
 
 def _definite(n: int) -> np.ndarray:
-  """A symmetric positive definite matrix, well conditioned."""
+  """A well-conditioned symmetric positive definite matrix."""
   a = _normal(n, n)
   return a @ a.T / n + 2 * np.eye(n, dtype=np.float32)
 
@@ -101,7 +101,7 @@ def _image(*rest: int, kernel: Sequence[int], batch: int = 2) -> Callable[[int],
 
 
 def _set_rows(x: jax.Array, steps: int | None = None) -> jax.Array:
-  """One element after the other; the whole array if `steps` is None."""
+  """Updates one element after another, `steps` of them or all if it is None."""
   return lax.fori_loop(0, steps or x.shape[0], lambda i, x: lax.dynamic_update_slice(x, jnp.ones(1) * i, (i,)), x)
 
 
@@ -113,24 +113,24 @@ def _householder(a: jax.Array) -> jax.Array:
   return lax.linalg.householder_product(a, jnp.ones(a.shape[-1]) / a.shape[-1])
 
 
-# Why a row may be flagged, and stays so.
-_GATHER = "TensorFlow's Gather checks and copies one element after the other; a gradient is a scatter"
-_SCATTER = "TensorFlow's scatter kernels go through the indices in one thread, at some 50 ns each"
-_TWO_SCATTERS = _SCATTER + "; a second one carries the NaNs that the first skips"
-_NO_SCATTER_MUL = "TensorFlow has no scatter that multiplies: the products of segments, of operand and updates in one array"
-_IN_ORDER = "an index may come twice, and then in order: a loop of one step for each; `unique_indices=True` takes a single step"
-_KEYS = "floats are ranked as integers, for TensorFlow's TopKV2 loses its order at a NaN"
-_LOG_STEPS = "the log n steps are ops of their own, in JAX's jaxpr or in ours, and TensorFlow does not fuse them"
-_NAN_POOL = "TensorFlow's MaxPool passes over NaN, so a second one looks for them"
-_NO_POOL = "TensorFlow pools images only: the windows are laid out and searched"
-_NO_FUSION = "some hundred ops of a hash, or of a loop of rejections, each a pass over memory that XLA fuses"
-_COPIES = "each step of TensorFlow's While costs some 20 us, and its scatter copies the operand"
+# Reasons why a flagged row cannot be better.
+_GATHER = "TensorFlow's Gather checks and copies one element after another; its gradient is a scatter"
+_SCATTER = "TensorFlow's scatter kernels process the indices in one thread, at about 50 ns each"
+_TWO_SCATTERS = _SCATTER + "; a second scatter propagates the NaNs that the first ignores"
+_NO_SCATTER_MUL = "TensorFlow has no multiplying scatter: segment products run over the operand and the updates in one array"
+_IN_ORDER = "an index may occur twice, so a loop applies the updates in order; `unique_indices=True` takes a single step"
+_KEYS = "floats are compared as integers, because TensorFlow's TopKV2 does not order NaN"
+_LOG_STEPS = "the log n steps are separate ops, and TensorFlow does not fuse them"
+_NAN_POOL = "TensorFlow's MaxPool ignores NaN, so a second one finds NaNs"
+_NO_POOL = "TensorFlow pools images only, so the windows are materialised and reduced"
+_NO_FUSION = "a hash or a rejection loop has some hundred ops, each a pass over memory; XLA fuses them"
+_COPIES = "each step of TensorFlow's While costs about 20 us, and its scatter copies the operand"
 _COLUMNS = (
-  "TensorFlow's Lu raises for singular matrices and XLA lacks it: columns are eliminated in a loop, by panels of 64, each a piece of graph"
+  "TensorFlow's Lu raises for singular matrices, and XLA lacks it. A loop eliminates the columns in panels of 64, each a part of the graph"
 )
-_EIGEN = "TensorFlow's kernel is Eigen's, one column after the other, JAX's is LAPACK's in blocks"
-_LOG_WINDOW = "spans of 1, 2, 4 ... elements are added, log w passes over memory that XLA makes one"
-_LEVEL_2 = "no such kernel in TensorFlow: one reflection after the other, in a loop"
+_EIGEN = "TensorFlow's kernel (Eigen) works column by column; JAX's (LAPACK) works in blocks"
+_LOG_WINDOW = "sums over spans of 1, 2, 4 ... elements are log w passes over memory; XLA makes one"
+_LEVEL_2 = "TensorFlow has no such kernel, so a loop applies one reflection after another"
 
 ROWS = (
   Row("gather: rows", lambda x, i: x[i], lambda n: [_normal(n, 32), _integers(n, n)], 8192, reason=_GATHER),

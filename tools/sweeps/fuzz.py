@@ -1,7 +1,7 @@
-"""Runs random programs through the converter and compares each step with JAX; run from a checkout.
+"""Runs random programs through the converter and compares each step with JAX; needs a checkout.
 
-`make conformance` draws the same programs for the same --seed and --programs. Workers are renewed every few hundred programs. Each mismatch
-is shrunk by hypothesis and printed as Python that a `Case` row can take; the counts go to docs/fuzz.json, one entry for each JAX version.
+The same --seed and --programs give the same programs. Workers are renewed every few hundred programs. Hypothesis shrinks each mismatch,
+which is printed as Python for a `Case` row. docs/reports/data/fuzz.json holds the counts by JAX version.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
-import json
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,20 +17,19 @@ import click
 import jax
 import tqdm
 
-from jax2tf.tools.sweeps import workers
+from jax2tf.tools.sweeps import reports, workers
 from jax2tf.tools.sweeps.options import commas
 
-_REPORT = pathlib.Path("docs/fuzz.json")
-# TensorFlow and JAX keep what they compile.
+# Workers are renewed, because TensorFlow and JAX never free compiled functions.
 _PROGRAMS_PER_WORKER = 250
-# A program that takes so many seconds hangs.
+# A program that takes longer, in seconds, hangs.
 _PATIENCE = 60
-# How many programs hypothesis may try to shrink one mismatch.
+# The number of programs that hypothesis may try to shrink one mismatch.
 _SHRINK = 60
 
 
 def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -> dict[str, Any]:
-  """Counts and mismatches of `count` programs."""
+  """The counts and mismatches of `count` programs."""
   import hypothesis  # noqa: PLC0415  (the test extra)
 
   from tests.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415  (only a checkout has them)
@@ -48,7 +45,7 @@ def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -
   def collect(program: Any) -> None:
     ran[0] += 1
     functions.update(step.name for step in program.steps)
-    print(program, file=sys.stderr, flush=True)  # the last one is the culprit if this process dies
+    print(program, file=sys.stderr, flush=True)  # if this process dies, the last one is the cause
     faulthandler.dump_traceback_later(_PATIENCE, exit=True)
     for mismatch in differential.check(program):
       found.setdefault((mismatch.kind, mismatch.name), mismatch)
@@ -61,11 +58,11 @@ def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -
 
 
 class _EnoughError(BaseException):
-  """Ends a search of hypothesis, which takes any Exception for a failure of the program."""
+  """Ends a search of hypothesis. It is no Exception, because hypothesis treats those as failures of the program."""
 
 
 def _shrunk(mismatch: Any, options: dict[str, Any]) -> Any:
-  """The smallest program of one such function that hypothesis finds to fail in the same way; else the mismatch itself."""
+  """The smallest program of the same function that hypothesis finds with the same failure; else the mismatch itself."""
   import hypothesis  # noqa: PLC0415
 
   from tests.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415
@@ -89,18 +86,18 @@ def _shrunk(mismatch: Any, options: dict[str, Any]) -> Any:
 
 
 def _lost(error: workers.LostError, _: int, seed: int, *__: Any) -> dict[str, Any]:
-  """What a batch comes to whose process died: a failure."""
+  """The result of a batch whose process died: a failure."""
   culprit = [line for line in error.said.splitlines() if line.startswith("Program(")][-1:]
   return {"programs": 0, "functions": {}, "failures": [("crash", f"seed {seed}", error.said[-1000:] or str(error), *(culprit or [""]))]}
 
 
 @click.command
-@click.option("--programs", type=click.IntRange(1), default=2000, help="How many programs.")
-@click.option("--seed", type=int, default=0, help="Of the first batch; each batch takes the next.")
-@click.option("--workers", "processes", type=click.IntRange(1), default=1, help="Processes that run batches side by side.")
-@click.option("--functions", "functions_of", default="", callback=commas, help="Only programs of these functions; all by default.")
-@click.option("--steps", type=click.IntRange(1), default=8, help="Functions in a program, at most.")
-@click.option("--record/--norecord", default=True, help="Write docs/fuzz.json.")
+@click.option("--programs", type=click.IntRange(1), default=2000, help="The number of programs.")
+@click.option("--seed", type=int, default=0, help="The seed of the first batch; each batch takes the next one.")
+@click.option("--workers", "processes", type=click.IntRange(1), default=1, help="The number of parallel processes.")
+@click.option("--functions", "functions_of", default="", callback=commas, help="Use only these functions; by default all.")
+@click.option("--steps", type=click.IntRange(1), default=8, help="The largest number of functions in a program.")
+@click.option("--record/--norecord", default=True, help="Write docs/reports/data/fuzz.json.")
 def main(programs: int, seed: int, processes: int, functions_of: list[str], steps: int, record: bool) -> None:
   """Runs all batches, prints the mismatches and records the counts."""
   whole, rest = divmod(programs, _PROGRAMS_PER_WORKER)
@@ -123,14 +120,14 @@ def main(programs: int, seed: int, processes: int, functions_of: list[str], step
 
 
 def _record(total: int, seed: int, functions: dict[str, int], failures: dict[tuple[str, str], tuple[str, ...]]) -> None:
-  rows = json.loads(_REPORT.read_text(encoding="utf-8")) if _REPORT.exists() else {}
+  rows = reports.read("fuzz")
   rows[jax.__version__] = {
     "programs": total,
     "seed": seed,
     "mismatches": [f"{kind}: {name}" for kind, name in sorted(failures)],
     "functions": dict(sorted(functions.items())),
   }
-  _REPORT.write_text(json.dumps(dict(sorted(rows.items())), indent=2) + "\n", encoding="utf-8")
+  reports.keep("fuzz", dict(sorted(rows.items())))
 
 
 if __name__ == "__main__":

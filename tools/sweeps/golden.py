@@ -1,7 +1,6 @@
-"""Op-type counts of ten whole models, the golden files of `tests/golden`; run from a checkout.
+"""Counts the op types of ten whole models: the golden files in `tests/golden`; needs a checkout.
 
-`make golden` writes them anew for the JAX that is installed. A diff of these files is a change of every
-user's graph, so it is reviewed like code.
+`make golden` rewrites the file of the installed JAX. A diff in these files is a change of users' graphs, so review it like code.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def golden_file() -> str:
 
 
 def op_counts(model: Any) -> dict[str, int]:
-  """Number of ops of each type in the inference graph of a zoo model, function library included."""
+  """The number of ops of each type in the inference graph of a zoo model, including its function library."""
   fun, params = model.build()
   variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
   converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec], with_gradient=False)

@@ -1,4 +1,4 @@
-"""Functions of scientific libraries, as (function, arguments): the rows of docs/libraries.md. A library is imported when a row is made."""
+"""Functions of scientific libraries, as (function, arguments): the rows of docs/reports/libraries.md. A row imports its library."""
 
 # ruff: noqa: PLC0415
 

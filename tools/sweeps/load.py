@@ -1,15 +1,14 @@
-"""Many clients at once against `jax2tf serve`, every answer checked: docs/serving-load.json.
+"""Loads `jax2tf serve` with many concurrent clients and checks every answer: docs/reports/data/serving-load.json.
 
-Usage: python -m jax2tf.tools.sweeps.load [--seconds=15] [--concurrency=200]. Serves a model with one replica, and with two, of
-which each kind of process is killed (kill -9) in turn while the requests come, the server itself last, which is started again as a
-service manager would. Requests have mixed batch sizes and go by gRPC.
+Usage: python -m jax2tf.tools.sweeps.load [--seconds=15] [--concurrency=200]. It serves a model with one, three and two replicas. With two
+it kills (kill -9) one process of each kind in turn under load; the last is the server itself, which it restarts as a service manager
+would. Requests have mixed batch sizes and use gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import pathlib
 import signal
@@ -21,7 +20,7 @@ from typing import Any
 import click
 from absl import logging
 
-from jax2tf.tools.sweeps import clients, measure
+from jax2tf.tools.sweeps import clients, reports
 
 _REPLICAS = "--replicas=2"
 _PATIENCE_SECONDS = 120.0
@@ -36,7 +35,7 @@ def _census(server: clients.Server) -> dict[str, int]:
 
 
 def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
-  """Seconds until there are as many processes of each kind as before, and as many replicas that answer."""
+  """Seconds until each kind has as many processes as before, and as many replicas answer."""
   start = time.monotonic()
   while _census(server) != whole:
     if time.monotonic() > start + _PATIENCE_SECONDS:
@@ -46,12 +45,12 @@ def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
 
 
 @click.command
-@click.option("--seconds", type=click.FloatRange(1.0), default=15.0, help="How long each run sends requests.")
-@click.option("--concurrency", type=click.IntRange(1), default=200, help="How many requests wait for an answer at any time.")
-@click.option("--max_rows", type=click.IntRange(1), default=32, help="Requests have 1 to so many rows.")
-@click.option("--report", "report_file", default=str(measure.DOCS / "serving-load.json"), help="Where the figures go.")
+@click.option("--seconds", type=click.FloatRange(1.0), default=15.0, help="How long each run sends requests, in seconds.")
+@click.option("--concurrency", type=click.IntRange(1), default=200, help="The number of requests in progress at any time.")
+@click.option("--max_rows", type=click.IntRange(1), default=32, help="The largest number of rows in a request.")
+@click.option("--report", "report_file", default=str(reports.data("serving-load")), help="The file for the figures.")
 def main(seconds: float, concurrency: int, max_rows: int, report_file: str) -> None:
-  """Prints and writes the figures of each run; raises SystemExit if an answer was lost or wrong."""
+  """Prints and writes the figures of each run. Raises SystemExit if an answer was lost or wrong."""
   logging.set_verbosity(logging.WARNING)
   report: dict[str, Any] = {"seconds": seconds, "concurrency": concurrency, "rows": [1, max_rows], "cores": os.cpu_count()}
   faults = []
@@ -70,9 +69,10 @@ def main(seconds: float, concurrency: int, max_rows: int, report_file: str) -> N
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
     model = pathlib.Path(folder, "mlp")
     questions = clients.save_mlp(model, max_rows)
-    with clients.serving(model, "--replicas=1") as server:
-      asyncio.run(clients.load(server.grpc_port, questions, concurrency, 1.0))  # the first requests optimise the graph
-      add("one replica", asyncio.run(load(server.grpc_port)))
+    for count, name in ((1, "one replica"), (3, "three replicas")):
+      with clients.serving(model, f"--replicas={count}") as server:
+        asyncio.run(clients.load(server.grpc_port, questions, concurrency, 1.0))  # the first requests optimise the graph
+        add(name, asyncio.run(load(server.grpc_port)))
     with clients.serving(model, _REPLICAS) as server:
       asyncio.run(clients.load(server.grpc_port, questions, concurrency, 1.0))
       add("two replicas", asyncio.run(load(server.grpc_port)))
@@ -95,7 +95,7 @@ def main(seconds: float, concurrency: int, max_rows: int, report_file: str) -> N
     "wrong": sum(run["wrong"] for run in runs),
     "errors": sum(run["errors"] for run in runs),
   }
-  pathlib.Path(report_file).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+  pathlib.Path(report_file).write_text(reports.lines(report) + "\n", encoding="utf-8")
   if faults:
     raise SystemExit(f"{len(faults)} requests were lost or answered wrongly, such as: {faults[0]}")
 

@@ -1,19 +1,14 @@
-"""What the reports measure with: times by turns, nodes of a graph, peak memory; and how a report is kept."""
+"""Measurements for the reports: times of interleaved calls, nodes of a graph, peak memory."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import jax
-
-DOCS = pathlib.Path("docs")
 
 _STATUS = pathlib.Path("/proc/self/status")
 
@@ -25,14 +20,14 @@ def milliseconds(
   least: int = 5,
   of: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[str, float]:
-  """The median time of each call, run by turns, because the ratio of two times outlives a noisy machine.
+  """The median time of each call. The calls are interleaved, so that noise of the machine affects all and ratios stay valid.
 
   Args:
     calls: name -> a call that returns when its work is done.
-    seconds: how long to measure all of them together.
-    warmup: rounds that are not measured.
-    least: rounds to measure, however long they take.
-    of: the times of a call -> what stands for them.
+    seconds: the duration of the measurement of all calls together.
+    warmup: the number of rounds before the measurement.
+    least: the smallest number of measured rounds, however long they take.
+    of: reduces the times of a call to one number.
   """
   times: dict[str, list[float]] = {name: [] for name in calls}
   for call in (*calls.values(),) * warmup:
@@ -48,28 +43,28 @@ def milliseconds(
 
 
 def nodes(graph: Any) -> list[Any]:
-  """The NodeDefs of a tf.Graph and of every function that it calls."""
+  """The NodeDefs of a tf.Graph and of all functions that it calls."""
   definition = graph.as_graph_def()
   return [node for part in (definition.node, *(f.node_def for f in definition.library.function)) for node in part]
 
 
 def op_types(graph: Any) -> list[str]:
-  """Their op types."""
+  """The op types of these nodes."""
   return [node.op for node in nodes(graph)]
 
 
 def peak_megabytes(call: Callable[[], Any]) -> float:
-  """By how much the resident memory of this process rises at its peak while `call` runs; Linux with glibc only."""
+  """The peak increase of the resident memory of this process during `call`; Linux with glibc only."""
   gc.collect()
-  ctypes.CDLL("libc.so.6").malloc_trim(0)  # what free() has kept would hide what `call` needs
-  pathlib.Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak starts anew
+  ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that free() kept would hide what `call` needs
+  pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak, proc(5)
   before = _resident("VmRSS")
   call()
   return _resident("VmHWM") - before
 
 
 def growth_megabytes(call: Callable[[], Any]) -> float:
-  """By how much the resident memory of this process has risen when `call` has returned and what it leaves is collected; as above."""
+  """The increase of the resident memory of this process after `call` and garbage collection; Linux with glibc only."""
   before = _settled()
   call()
   return _settled() - before
@@ -86,30 +81,8 @@ def _resident(field: str) -> float:
   return int(line.split()[1]) / 1024
 
 
-def update(
-  name: str, section: Mapping[str, Any], order: Sequence[str], markdown: Callable[[Any], str], picture: Callable[[Any], None]
-) -> None:
-  """Puts the rows of the installed JAX into docs/<name>.{json,md} and its picture, next to those of other versions.
-
-  Args:
-    name: of the report.
-    section: row -> its numbers; rows that are not here keep theirs.
-    order: all rows; those of the report that are not among them are dropped.
-    markdown: {JAX version: section} -> the text.
-    picture: draws it.
-  """
-  path = DOCS / f"{name}.json"
-  report = json.loads(path.read_text()) if path.exists() else {}
-  known = report.get(jax.__version__, {}) | section
-  report[jax.__version__] = {row: known[row] for row in order if row in known}
-  rounded = json.loads(json.dumps(report), parse_float=lambda text: float(f"{float(text):.4g}"))
-  path.write_text(json.dumps(rounded, indent=1) + "\n")
-  (DOCS / f"{name}.md").write_text(markdown(rounded))
-  picture(rounded)
-
-
 def pyplot() -> Any:
-  """matplotlib's, without a display: an extra that only reports need."""
+  """matplotlib's pyplot without a display; only reports need this extra."""
   import matplotlib  # noqa: PLC0415
 
   matplotlib.use("Agg")

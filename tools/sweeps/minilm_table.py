@@ -1,6 +1,6 @@
-"""MiniLM at every target: size, error on a hundred sentences, latency; docs/minilm.md. Run from a checkout.
+"""MiniLM at every target: size, error on a hundred sentences, latency; docs/reports/minilm.md. Needs a checkout.
 
-The sentences are those of this project's own documents, in batches of different sizes and lengths, so both dimensions are dynamic.
+The sentences come from this project's documents. Batches have different sizes and lengths, so both dimensions are dynamic.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 import tabulate
 import tqdm
 
-from jax2tf.tools.sweeps import measure
+from jax2tf.tools.palette import COLOURS
+from jax2tf.tools.sweeps import measure, reports
 from jax2tf.tools.sweeps.options import commas
-from jax2tf.tools.sweeps.palette import COLOURS
 
 _SENTENCES = 100
-_BATCHES = (1, 3, 7, 16)  # of sentences, one after another
+_BATCHES = (1, 3, 7, 16)  # sizes of consecutive batches
 # {row: (exporter, its options)}
 ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
   "onnx": ("onnx", {}),
@@ -42,14 +42,14 @@ TITLES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "tfjs": "TF.js, wasm in No
 
 
 def sentences() -> list[str]:
-  """The first hundred of the documents that have between 4 and 60 words."""
-  text = " ".join((measure.DOCS / name).read_text(encoding="utf-8") for name in ("architecture.md", "limitations.md", "serving.md"))
+  """The first hundred sentences of the documents with 4 to 60 words."""
+  text = " ".join((reports.DOCS / name).read_text(encoding="utf-8") for name in ("architecture.md", "limitations.md", "guide/serving.md"))
   found = [s.strip() for s in re.split(r"(?<=[.:])\s+", re.sub(r"[|`#*\n]+", " ", text))]
   return [s for s in found if 4 <= len(s.split()) <= 60][:_SENTENCES]
 
 
 def batches(tokenize: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
-  """The sentences as {input: array}, in batches of several sizes, each as long as its longest sentence."""
+  """The sentences as {input: array}, in batches of several sizes. A batch is as long as its longest sentence."""
   rest, k = sentences(), 0
   while rest:
     size = _BATCHES[k % len(_BATCHES)]
@@ -62,17 +62,20 @@ def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
   return (found * expected).sum(-1) / (np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1))
 
 
-def measured(row: str, model: Any, given: Sequence[Mapping[str, np.ndarray]], expected: Sequence[np.ndarray]) -> dict[str, Any]:
-  """{"bytes", "max_abs", "cosine", "ratio", "seconds"} of one export, or {"refused": why}."""
+def measured(row: str, params: Any, given: Sequence[Mapping[str, np.ndarray]], expected: Sequence[np.ndarray]) -> dict[str, Any]:
+  """{"bytes", "max_abs", "cosine", "ratio", "seconds"} of one export with default idioms, or {"refused": reason}."""
+  from jax2tf.examples import minilm, minilm_text  # noqa: PLC0415  (behind the flags: it imports JAX)
+
   target, options = ROWS[row]
   exporter = importlib.import_module(f"jax2tf.converters.{target}")
   more: dict[str, Any] = {"representative_dataset": given[:4]} if row == "tflite-int8" else {}
-  examples = dict(given[2])
+  specs = {"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"}
+  common = {"inputs": specs, "outputs": ["embedding"], "polymorphic_constraints": [f"s <= {minilm_text.MAX_TOKENS}"]}
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, f"minilm.{target}")
     start = time.perf_counter()
     try:
-      made = exporter.save_model(model, path, examples=examples, samples=1, **options, **more)
+      made = exporter.save(minilm.encode, params, path, **common, examples=dict(given[2]), samples=1, **options, **more)
     except exporter.ExportError as error:
       return {"refused": str(error).splitlines()[-1].strip()}
     seconds = time.perf_counter() - start
@@ -87,24 +90,21 @@ def measured(row: str, model: Any, given: Sequence[Mapping[str, np.ndarray]], ex
 
 
 @click.command
-@click.option("--only", default="", callback=commas, help="Of the rows' names, such as onnx or tflite-int8; all by default.")
+@click.option("--only", default="", callback=commas, help="Names of rows, such as onnx or tflite-int8; by default all.")
 def main(only: list[str]) -> None:
-  """Exports, measures, and writes the document."""
-  from jax2tf.converters import saved_model  # noqa: PLC0415  (behind the flags: it imports TensorFlow)
-  from jax2tf.examples import minilm, minilm_text  # noqa: PLC0415
+  """Exports and measures the rows, and writes the document."""
+  from jax2tf.examples import minilm, minilm_text  # noqa: PLC0415  (behind the flags: it imports JAX)
 
   params = minilm.parameters()
-  model = saved_model.Model(params, polymorphic_constraints=[f"s <= {minilm_text.MAX_TOKENS}"])
-  model.add(minilm.encode, inputs={"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"}, outputs=["embedding"])
   given = list(batches(minilm_text.tokenize))
   encode = jax.jit(minilm.encode)
   expected = [np.asarray(encode(params, **one)) for one in tqdm.tqdm(given, desc="JAX")]
   for row in tqdm.tqdm(only or list(ROWS), desc="targets"):
-    measure.update("minilm", {row: measured(row, model, given, expected)}, list(ROWS), markdown, picture)
+    reports.update("minilm", {row: measured(row, params, given, expected)}, list(ROWS), markdown, picture)
 
 
 def picture(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-  """Sizes against errors of the newest version: a colour for each runtime, a marker for each scheme."""
+  """Plots sizes against errors for the newest version: a colour for each runtime, a marker for each scheme."""
   pyplot = measure.pyplot()
   version, found = max(report.items(), key=lambda item: [int(part) for part in item[0].split(".")])
   rows = {tuple(f"{name}-none".split("-")[:2]): row for name, row in found.items() if "refused" not in row}
@@ -113,25 +113,25 @@ def picture(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
   for (target, scheme), row in rows.items():
     place = row["bytes"] / 1e6, row["max_abs"]
     label = TITLES[target] if scheme == "none" else f"{TITLES[target]}, {scheme}"
-    hollow = "none" if target == "tfjs" else COLOURS[target]  # where two lie on each other both are seen
+    hollow = "none" if target == "tfjs" else COLOURS[target]  # shows both of two markers at one place
     axes.plot(*place, markers[scheme], color=COLOURS[target], markerfacecolor=hollow, markersize=8, linestyle="", label=label)
   axes.set(xlabel="size, MB", ylabel="largest difference from JAX\n(embeddings of length 1)", yscale="log")
   axes.set_title(f"MiniLM, {_SENTENCES} sentences, JAX {version}")
   axes.grid(alpha=0.3)
   figure.legend(loc="outside right center")
-  figure.savefig(measure.DOCS / "minilm.png", dpi=120)
+  figure.savefig(reports.picture("minilm.png"), dpi=120)
   pyplot.close(figure)
 
 
 def markdown(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-  """The document."""
+  """The document in Markdown."""
   lines = [
     "# MiniLM at every target",
     "",
     "Generated by `make minilm`; do not edit. all-MiniLM-L6-v2, 22 million parameters, with dynamic batch and length, on",
-    f"{_SENTENCES} sentences in batches of {', '.join(map(str, _BATCHES))}: the largest difference of a component from JAX's (an embedding",
-    "has length 1), the least cosine of an embedding with JAX's, the latency of a call as a ratio to `jax.jit` (shared machine of",
-    "two cores), and how long the export took, with its comparison.",
+    f"{_SENTENCES} sentences in batches of {', '.join(map(str, _BATCHES))}. The columns: the largest difference of a component from JAX's",
+    "(embeddings have length 1), the smallest cosine similarity with JAX's embedding, the latency of a call relative to `jax.jit` (on a",
+    "shared machine with two cores), and the time of the export including its comparison with JAX.",
     "",
     "![size and error](minilm.png)",
     "",

@@ -1,4 +1,4 @@
-"""What the options of the sweeps share."""
+"""Shared options of the sweeps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import click
 
 
 def commas(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
-  """The callback of an option that is a list: `a,b` -> ["a", "b"]."""
+  """The callback of a list option: converts `a,b` to ["a", "b"]."""
   del context, parameter
   return [part for part in value.split(",") if part]

@@ -1,6 +1,6 @@
-"""One way of running files of rows, in a process without JAX: a line of JSON with the seconds, start-up apart.
+"""Runs files of rows in one way, in a process without JAX. Prints a line of JSON with the seconds, without start-up.
 
-Usage: python -m jax2tf.tools.sweeps.pipeline_runs (bare1|bare2|ray|dask) (mlp|encoder) MODEL SOURCE TARGET.
+Usage: python -m jax2tf.tools.sweeps.pipeline_runs (bare1|bare2|ray|dask|beam|beam-processes) (mlp|encoder|small) MODEL SOURCE TARGET.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Span = tuple[int, float, float, int]  # process, begin, end, rows
 
 
 def _bare(name: str, model: str, files: Sequence[str], target: str, ready: Any) -> list[Span]:
-  """What a user would write by hand."""
+  """The code that a user would write by hand."""
   os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
   sys.modules["jax"] = None  # type: ignore[assignment]
   import pyarrow as pa  # noqa: PLC0415
@@ -98,25 +98,75 @@ def ray(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
       return found | {"pid": stamp * os.getpid(), "begin": stamp * begin, "end": stamp * time.time()}
 
   on_ray.Actor = Timed  # type: ignore[misc]
-  ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
+  # Logical CPUs, not cores: one for each actor, and some for the tasks that read and write.
+  ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
   rows = on_ray.mapped(ray.data.read_parquet(list(files)), model, actors=2)
   rows.write_parquet(target)
-
+  written = time.time()
   table = pq.read_table(target, columns=["pid", "begin", "end"]).to_pandas()
-  return [(int(p), b, e, len(part)) for (p, b, e), part in table.groupby(["pid", "begin", "end"])]
+  spans = [(int(p), b, e, len(part)) for (p, b, e), part in table.groupby(["pid", "begin", "end"])]
+  return [*spans, (0, written, written, 0)]
 
 
-WAYS: dict[str, Callable[..., list[Span]]] = {"bare1": bare(1), "bare2": bare(2), "dask": dask, "ray": ray}
+def beam(**options: Any) -> Callable[..., list[Span]]:
+  """Runs tables through Beam's DirectRunner with these options."""
+
+  def run(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
+    sys.modules["jax"] = None  # type: ignore[assignment]
+    import apache_beam  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+    from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415
+
+    from jax2tf.tools.batch import on_beam  # noqa: PLC0415
+    from jax2tf.tools.batch.engines import Rows  # noqa: PLC0415
+
+    spans = f"{target}.spans"  # one line for each table, from any process
+
+    def tables() -> Any:
+      inner = on_beam.tables(model)
+
+      class Timed(type(inner)):  # type: ignore[misc]
+        def process(self, table: Any) -> Any:
+          begin = time.time()
+          yield from super().process(table)
+          with open(spans, "a", encoding="utf-8") as file:
+            file.write(json.dumps((os.getpid(), begin, time.time(), table.num_rows)) + "\n")
+
+      return Timed()
+
+    schema = Rows(model).arrow(pq.read_table(files[0]).slice(0, 1)).schema
+    with apache_beam.Pipeline(options=PipelineOptions([], runner="FnApiRunner", **options)) as pipeline:
+      read = pipeline | apache_beam.io.ReadFromParquetBatched(f"{pathlib.Path(files[0]).parent}/*.parquet")
+      found = read | apache_beam.ParDo(tables())
+      _ = found | apache_beam.io.WriteToParquetBatched(f"{target}/part", schema, file_name_suffix=".parquet")
+    written = time.time()
+    lines = pathlib.Path(spans).read_text(encoding="utf-8").splitlines()
+    return [*(tuple(json.loads(line)) for line in lines), (0, written, written, 0)]
+
+  return run
+
+
+WAYS: dict[str, Callable[..., list[Span]]] = {
+  "bare1": bare(1),
+  "bare2": bare(2),
+  "dask": dask,
+  "ray": ray,
+  "beam": beam(),
+  "beam-processes": beam(direct_num_workers=2, direct_running_mode="multi_processing"),
+}
 
 
 def main(way: str, name: str, model: str, source: str, target: str) -> None:
-  """Runs, and prints the seconds from the first row to the last, and the share of each process."""
+  """Prints the seconds from the mean time of the processes' first rows to the last row, and the share of each process."""
   spans = WAYS[way](name, model, sorted(map(str, pathlib.Path(source).glob("*.parquet"))), target)
   rows: dict[int, int] = collections.Counter()
-  for process, _, _, number in spans:
+  begins: dict[int, float] = {}
+  for process, begin, _, number in spans:
     rows[process] += number
-  seconds = max(end for _, _, end, _ in spans) - min(begin for _, begin, _, _ in spans)
-  print(json.dumps({"seconds": seconds, "shares": [n / sum(rows.values()) for n in rows.values()] if way == "ray" else []}))
+    if number:
+      begins[process] = min(begin, begins.get(process, begin))
+  seconds = max(end for _, _, end, _ in spans) - sum(begins.values()) / len(begins)
+  print(json.dumps({"seconds": seconds, "shares": [n / sum(rows.values()) for n in rows.values() if n] if way == "ray" else []}))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""The charts of docs/ anew from the numbers in docs/*.json; nothing is measured.
+"""Redraws the charts of docs/reports from the numbers in docs/reports/data, without measurements.
 
 Usage: python -m jax2tf.tools.sweeps.redraw
 """
 
 from __future__ import annotations
 
-import json
-
-from jax2tf.tools.sweeps import cost, coverage, growth, measure, minilm_table, speed
+from jax2tf.tools.sweeps import cost, coverage, growth, minilm_table, reports, speed
 
 PICTURES = {
   "cost": cost.picture,
@@ -20,7 +18,7 @@ PICTURES = {
 
 def main() -> None:
   for name, picture in PICTURES.items():
-    picture(json.loads((measure.DOCS / f"{name}.json").read_text()))
+    picture(reports.read(name))
 
 
 if __name__ == "__main__":

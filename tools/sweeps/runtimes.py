@@ -1,4 +1,4 @@
-"""What runs a model of the zoo (tests/models): each target's own runtime, each answer compared with jax.jit."""
+"""Runs a model of the zoo (tests/models) in the runtime of each target, and compares the answers with jax.jit."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from jax2tf.converters.saved_model.notation import Spec
 from jax2tf.converters.tfjs import page, runtime
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
-# What outlives a run: rows, compiled functions, the C program.
+# Kept between runs: rows, compiled functions, the C program.
 CACHE = REPOSITORY / "build" / "model-table"
 
 
 class Case:
-  """A model of the zoo, built and exported only once for all targets that read the same files.
+  """A model of the zoo, built and exported once for all targets that read the same files.
 
   Attributes:
-    entry: of the zoo.
-    folder: where its files are.
+    entry: its entry in the zoo.
+    folder: the folder of its files.
   """
 
   def __init__(self, name: str, folder: pathlib.Path):
@@ -72,18 +72,20 @@ class Case:
     return self.exported("tfjs", backends=["wasm"])
 
   def exported(self, target: str, **options: Any) -> Exported:
-    """By the exporter of that name."""
+    """The run of an exporter with its default idioms, which compares with JAX itself."""
     exporter = importlib.import_module(f"jax2tf.converters.{target}")
-    return exporter.save_model(self.model, self.folder / f"model.{target}", examples=self.entry.examples, **self.comparison, **options)
+    given = {"inputs": self.entry.inputs, "outputs": self.entry.outputs, "polymorphic_constraints": self.entry.constraints}
+    path = self.folder / f"model.{target}"
+    return exporter.save(*self.built, path, **given, examples=self.entry.examples, **self.comparison, **options)
 
   def compared(self, answer: Runner, target: str, runtime: str, path: pathlib.Path) -> Exported:
-    """A file that no exporter compares."""
+    """The comparison of a file that no exporter compares."""
     report = self.source.compared(answer, target, runtime, plan.Comparison(examples=self.entry.examples, **self.comparison), versions={})
     return Exported.at(path, report)
 
 
 def _saved_model(case: Case) -> Exported:
-  """In TensorFlow, in a process without JAX."""
+  """Runs in TensorFlow, in a process without JAX."""
   fun, params = case.built
   report = verify.verify(case.directory, fun, params=params, inputs=case.entry.examples, **case.comparison)
   report.raise_for_mismatch()
@@ -91,7 +93,7 @@ def _saved_model(case: Case) -> Exported:
 
 
 def _c_loader(case: Case) -> Exported:
-  """In tests/c/run_saved_model.c, which loads a SavedModel as TF Serving does."""
+  """Runs in tests/c/run_saved_model.c, which loads a SavedModel as TF Serving does."""
   program = _compiled(CACHE / f"run_saved_model-{tf.__version__}")
 
   def answer(runs: Sequence[plan.Run]) -> Sequence[calls.Answer]:
@@ -112,26 +114,26 @@ def _c_loader(case: Case) -> Exported:
 
 
 def _compiled(program: pathlib.Path) -> pathlib.Path:
-  """The program, linked with the libraries in TensorFlow's wheel."""
+  """Builds the program, linked with the libraries in TensorFlow's wheel."""
   wheel = tf.sysconfig.get_lib()
   libraries = [f"-L{wheel}", "-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2", f"-Wl,-rpath,{wheel}"]
   if not program.exists():
     source = REPOSITORY / "tests" / "c" / "run_saved_model.c"
-    linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []  # GNU's own takes six times as long for so many symbols
+    linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []  # GNU's default linker takes six times as long for so many symbols
     command = ["cc", "-std=c11", "-O2", "-isystem", tf.sysconfig.get_include(), str(source), "-o", str(program), *linker, *libraries]
     subprocess.run(command, check=True, capture_output=True, text=True)
   return program
 
 
 def _openvino(case: Case) -> Exported:
-  """OpenVINO on the SavedModel as it is."""
-  # Its import forks, and calls its makers over the network, unless it sees that it is tested.
+  """Runs the SavedModel directly in OpenVINO."""
+  # Its import forks and sends telemetry over the network, unless it detects a test.
   with mock.patch.dict(os.environ, CI="true"):
     import openvino  # noqa: PLC0415  (not an extra of ours)
 
   core = openvino.Core()
   try:
-    # Its default on this kind of processor is bfloat16.
+    # On processors with bfloat16 that is OpenVINO's default.
     compiled = core.compile_model(core.read_model(str(case.directory)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
   except RuntimeError as error:
     if lacking := re.search(r"(?:No conversion rule found for operations|Conversion is failed for): (.*)", str(error)):
@@ -151,7 +153,7 @@ def _openvino(case: Case) -> Exported:
 
 
 def _chromium(case: Case) -> Exported:
-  """The page that the exporter to TF.js writes, in headless Chromium."""
+  """Runs the page of the TF.js exporter in headless Chromium."""
   from playwright import sync_api  # noqa: PLC0415  (an extra)
 
   exported, outputs = case.tfjs, case.signature.record.outputs
@@ -182,7 +184,7 @@ def _chromium(case: Case) -> Exported:
     return {"outputs": outputs, "error": "", "seconds": seconds}
 
   report = case.compared(answer, "tfjs", "TF.js in Chromium (wasm)", exported.path).report
-  return Exported(exported.path, report, exported.size)  # without the page
+  return Exported(exported.path, report, exported.size)  # the size without the page
 
 
 TARGETS: Mapping[str, tuple[str, Callable[[Case], Exported]]] = {

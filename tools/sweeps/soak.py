@@ -1,7 +1,7 @@
-"""The server for a long time: requests at a steady pace while models are added, replaced, removed and corrupted, and replicas killed.
+"""A long test of the server: a constant rate of requests while models are added, replaced, removed and corrupted and replicas killed.
 
-  python -m jax2tf.tools.sweeps.soak [--minutes=30] [--requests=20000] [--events=60]. Each answer is compared with JAX's for the version
-that gave it, and the memory of the server is measured. A request that gets no answer within two minutes, or a wrong one, fails the tool.
+  python -m jax2tf.tools.sweeps.soak [--minutes=30] [--requests=20000] [--events=60]. It compares each answer with JAX's for the same
+version and measures the server's memory. It fails if a request has no answer within two minutes, or a wrong one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
-import json
 import os
 import pathlib
 import shutil
@@ -30,7 +29,7 @@ from tensorflow_serving.apis import get_model_status_pb2, model_service_pb2_grpc
 from tqdm import tqdm
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.sweeps import clients, measure
+from jax2tf.tools.sweeps import clients, reports
 
 _VARIANTS = 4
 _ROWS = 8
@@ -40,7 +39,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class _Model:
-  """A model of the server: the variant of each version that it may answer with, and how many requests are under way."""
+  """A model of the server: the variant of each version that may answer, and the number of requests in progress."""
 
   folder: pathlib.Path
   variants: dict[int, int] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class _Model:
 
 
 class _Soak:
-  """What is served, what is asked, and what came of it."""
+  """The served models, the requests, and the results."""
 
   def __init__(self, folder: pathlib.Path):
     random = np.random.default_rng(0)
@@ -66,7 +65,7 @@ class _Soak:
     self.events: collections.Counter[str] = collections.Counter()
 
   def publish(self, name: str) -> int:
-    """The next version, of another variant, copied and renamed into place."""
+    """Adds the next version, of another variant, by copy and rename."""
     model = self.models[name]
     version = max(model.variants, default=0) + 1
     model.variants[version] = (version + len(name)) % _VARIANTS
@@ -76,7 +75,7 @@ class _Soak:
     return version
 
   async def ask(self, stub: Any) -> None:
-    """One request to one of the models that are asked now."""
+    """Sends one request to one of the current models."""
     names = [name for name, model in self.models.items() if model.asked]
     name = names[np.random.randint(len(names))]
     request = predict_pb2.PredictRequest(inputs={"x": tf.make_tensor_proto(self._x)})
@@ -104,7 +103,7 @@ class _Soak:
       model.under_way -= 1
 
   async def served(self, channel: grpc.aio.Channel, name: str, version: int) -> None:
-    """Waits until every replica says that this version is there: as many answers in a row as are likely from all of them."""
+    """Waits until every replica serves this version: until enough consecutive answers probably came from all of them."""
     status = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus
     request = get_model_status_pb2.GetModelStatusRequest(model_spec={"name": name, "version": {"value": version}})
     end, seen = time.monotonic() + _PATIENCE_SECONDS, 0
@@ -120,7 +119,7 @@ class _Soak:
 
 
 def _events(soak: _Soak, server: clients.Server, channel: grpc.aio.Channel) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-  """What happens, in turn and without end."""
+  """The events, in turn and without end."""
 
   async def replace() -> None:
     model = soak.models["replaced"]
@@ -162,7 +161,7 @@ def _events(soak: _Soak, server: clients.Server, channel: grpc.aio.Channel) -> I
 
 
 def _megabytes(server: clients.Server) -> tuple[float, float]:
-  """Resident memory of the largest replica, and of all processes together."""
+  """The resident memory of the largest replica, and of all processes together."""
   pages = {}
   for pid, title in server.processes.items():
     try:
@@ -214,12 +213,14 @@ async def _run(soak: _Soak, server: clients.Server, seconds: float, requests: in
 
 
 @click.command
-@click.option("--minutes", type=click.FloatRange(0.1), default=30.0, help="How long requests are sent.")
-@click.option("--requests", type=click.IntRange(100), default=20_000, help="How many, at a steady pace.")
-@click.option("--events", type=click.IntRange(0), default=60, help="How often something is added, replaced, corrupted, killed or removed.")
-@click.option("--report", "report_file", default=str(measure.DOCS / "serving-soak.json"), help="Where the figures go.")
+@click.option("--minutes", type=click.FloatRange(0.1), default=30.0, help="The duration of the test.")
+@click.option("--requests", type=click.IntRange(100), default=20_000, help="The number of requests, at a constant rate.")
+@click.option(
+  "--events", type=click.IntRange(0), default=60, help="The number of additions, replacements, corruptions, kills and removals."
+)
+@click.option("--report", "report_file", default=str(reports.data("serving-soak")), help="The file for the figures.")
 def main(minutes: float, requests: int, events: int, report_file: str) -> None:
-  """Prints and writes the figures; raises SystemExit if an answer was lost or wrong."""
+  """Prints and writes the figures. Raises SystemExit if an answer was lost or wrong."""
   logging.set_verbosity(logging.WARNING)
   with tempfile.TemporaryDirectory() as folder:
     soak = _Soak(pathlib.Path(folder))
@@ -228,8 +229,8 @@ def main(minutes: float, requests: int, events: int, report_file: str) -> None:
     with clients.serving(soak.models_folder, "--replicas=2") as server:
       memory = asyncio.run(_run(soak, server, 60 * minutes, requests, events))
   report = {"minutes": minutes, "cores": os.cpu_count(), **soak.tally.summary(), "events": dict(soak.events), **memory}
-  pathlib.Path(report_file).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-  print(json.dumps(report, indent=1))
+  pathlib.Path(report_file).write_text(reports.lines(report) + "\n", encoding="utf-8")
+  print(reports.lines(report))
   if soak.tally.wrong or soak.tally.errors:
     raise SystemExit(f"{soak.tally.wrong} answers were wrong, {len(soak.tally.errors)} requests lost, such as: {soak.tally.errors[:1]}")
 

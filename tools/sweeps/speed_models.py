@@ -1,4 +1,4 @@
-"""Four models, each in plain JAX and in hand-written TensorFlow, of the same weights; `tools/speed.py` measures them."""
+"""Four models, each in plain JAX and in hand-written TensorFlow with the same weights; `speed` measures them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Params = Any
 
 @dataclass(frozen=True)
 class Model:
-  """One model.
+  """A model to measure.
 
   Attributes:
-    name: with its sizes.
-    params: () -> NumPy arrays, the same at every call.
+    name: the name, with the sizes.
+    params: () -> NumPy arrays, equal at every call.
     x: () -> the input.
     in_jax: (params, x) -> the result, as a JAX user writes it.
-    in_tf: the same, as a TensorFlow user writes it, of tensors or variables.
+    in_tf: the same as a TensorFlow user writes it, for tensors or variables.
   """
 
   name: str
@@ -42,7 +42,7 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
 
 
 class _Weights:
-  """Arrays of a fan-in scale, each from the next seed."""
+  """A function that draws arrays with fan-in scale, each from the next seed."""
 
   def __init__(self) -> None:
     self.seeds = itertools.count()
@@ -147,7 +147,7 @@ def _resnet_params() -> Params:
   weights = _Weights()
 
   def conv(size: int, features: int, outputs: int) -> Params:
-    # Gains below one where the branch joins keep eight blocks from growing.
+    # A gain below one at the end of each branch keeps activations bounded over eight blocks.
     norm = {"g": weights.around_one(outputs), "b": weights(outputs), "mean": weights(outputs), "var": weights.around_one(outputs)}
     return {"w": weights(size, size, features, outputs), **norm}
 

@@ -1,8 +1,8 @@
-"""Runs primitives and random programs through every exporter and writes docs/targets.md; run from a checkout.
+"""Runs primitives and random programs through every exporter and writes docs/reports/targets.md; needs a checkout.
 
-`make targets` takes JAX's own harnesses, a few dtypes of each primitive, and 300 seeded programs of the fuzzer. Each is exported to each
-target, which compares it with JAX in its own runtime before there is a file; a file is then run once more, on inputs that the exporter
-has not seen. It resumes where it stopped: outcomes are kept line by line in build/targets/, one file for each JAX version.
+`make targets` takes JAX's own harnesses, a few dtypes of each primitive, and 300 seeded programs of the fuzzer. It exports each to each
+target. The exporter compares it with JAX in the target's runtime before it writes a file; the sweep then runs the file on other inputs.
+It resumes where it stopped: outcomes are lines in build/targets/, one file for each JAX version.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import re
 import sys
 import tempfile
 import warnings
@@ -30,24 +31,24 @@ from jax2tf.tools.sweeps.options import commas
 _ALL = ["onnx", "tflite", "tfjs"]
 
 _FOLDER = pathlib.Path("build/targets")
-# TensorFlow and JAX keep what they compile.
+# Workers are renewed, because TensorFlow and JAX never free compiled functions.
 _SUBJECTS_PER_WORKER = 100
-# An export that takes so many seconds hangs.
+# An export that takes longer, in seconds, hangs.
 _PATIENCE = 180
-# The dtypes that a primitive is tried with first: those of models.
+# The first dtypes for a primitive: those of models.
 _DTYPES = ("float32", "int32", "bool", "uint32", "float16", "int8", "bfloat16", "complex64", "uint8")
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What became of one subject at one target.
+  """The outcome of one subject at one target.
 
   Attributes:
     subject: "harness:NAME" or "program:NUMBER".
-    status: "equal"; "noted": equal but for NaN, infinities or extreme numbers, and a warning said so; "lacks": refused, for ops or dtypes
-      that the target does not have; "differs": refused, for its answers differ; "silent": a file was written and is wrong; "fails": another
-      error; "skip": JAX itself refuses it, or there is nothing to export.
-    ops: what it lacks.
+    status: "equal"; "noted": equal except for NaN, infinities or extreme numbers, with a warning; "lacks": refused, because the target
+      lacks ops or dtypes; "differs": refused, because its answers differ; "silent": a file was written and is wrong; "fails": another
+      error; "skip": JAX itself rejects it, or there is nothing to export.
+    ops: the ops that the target lacks.
   """
 
   subject: str
@@ -60,7 +61,7 @@ class Outcome:
 
 
 def subjects(programs: int, most_cases: int) -> list[str]:
-  """The names of all, in a seeded order, so that a part of the sweep is a sample of it."""
+  """The names of all subjects, in a seeded order, so that any part of the sweep is a sample."""
   from tests.conformance import harnesses  # noqa: PLC0415  (only a checkout has it)
 
   groups: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
@@ -72,7 +73,7 @@ def subjects(programs: int, most_cases: int) -> list[str]:
     rng.shuffle(cases)
     cases.sort(key=lambda case: _DTYPES.index(case[1]) if case[1] in _DTYPES else len(_DTYPES))
     seen = collections.Counter[str]()
-    ranked: list[tuple[int, int, str]] = []  # the first case of each dtype, then the second ...
+    ranked: list[tuple[int, int, str]] = []  # the first case of each dtype, then the second, and so on
     for name, dtype in cases:
       ranked.append((seen[dtype], len(ranked), name))
       seen[dtype] += 1
@@ -83,7 +84,7 @@ def subjects(programs: int, most_cases: int) -> list[str]:
 
 
 def _program(number: int, steps: int) -> Any:
-  """The fuzzer's program of this seed."""
+  """The fuzzer's program for a seed."""
   import hypothesis  # noqa: PLC0415  (the test extra)
 
   from tests.conformance import program_rows_arrays, programs  # noqa: PLC0415
@@ -99,7 +100,7 @@ def _program(number: int, steps: int) -> Any:
     found.append(program)
 
   collect()
-  return found[-1]  # the first ones that hypothesis draws are the simplest there are
+  return found[-1]  # hypothesis draws the simplest programs first
 
 
 def _function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.ndarray], str, str]:
@@ -120,8 +121,8 @@ def _function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.nda
 
 
 def outcome(subject: str, target: str, steps: int) -> Outcome:
-  """Of one subject at one target; never raises. Programs have so many steps at most."""
-  from jax2tf.converters.comparison import answers as compare  # noqa: PLC0415  (TensorFlow, which the process that only waits does not need)
+  """The outcome of one subject at one target; never raises. `steps` limits the length of programs."""
+  from jax2tf.converters.comparison import answers as compare  # noqa: PLC0415  (TensorFlow, which the waiting process does not need)
 
   compare.PATIENCE = _PATIENCE - 60
   try:
@@ -131,7 +132,7 @@ def outcome(subject: str, target: str, steps: int) -> Outcome:
   with jax.enable_x64(dtype == "x64"):
     try:
       expected = [np.asarray(y) for y in jax.tree.leaves(jax.jit(fun)(*arrays))]
-    except Exception as error:  # JAX itself cannot run it here
+    except Exception as error:  # JAX itself cannot run it
       return Outcome(subject, group, dtype, target, "skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
     if not arrays or not expected or all(y.size == 0 for y in expected):
       return Outcome(subject, group, dtype, target, "skip", detail="no inputs, or no results")
@@ -147,7 +148,7 @@ def _lost(error: workers.LostError, subject: str, target: str, _: int) -> Outcom
 def _exported(
   fun: Callable[..., Any], arrays: Sequence[np.ndarray], expected: Sequence[np.ndarray], target: str, path: pathlib.Path, drawn: bool
 ) -> tuple[str, Sequence[str], str]:
-  """(status, ops, detail). A program's own inputs are the ones that the exporter does not see; a primitive's are those it is meant for."""
+  """(status, ops, detail). A program's own inputs are the ones that the exporter does not see; a primitive's are in its domain."""
   import importlib  # noqa: PLC0415
 
   from jax2tf.converters import saved_model  # noqa: PLC0415
@@ -166,7 +167,7 @@ def _exported(
       exporter.save_model(model, path, samples=1, examples={} if drawn else given)
     except ExportError as error:
       ops = sorted({use.op for use in error.uses})
-      return ("differs" if "answers otherwise" in str(error) else "lacks"), ops, str(error)[:600]
+      return ("differs" if re.search("computes different outputs|did not answer", str(error)) else "lacks"), ops, str(error)[:600]
     except Exception as error:
       return "fails", (), f"{type(error).__name__}: {error}"[:600]
   noted = any("extreme numbers" in str(warning.message) for warning in told)
@@ -184,14 +185,14 @@ def _exported(
 
 @click.command
 @click.option(
-  "--targets", default=",".join(_ALL), callback=commas, help="Of onnx, tflite, tfjs; the report has what is known of the others."
+  "--targets", default=",".join(_ALL), callback=commas, help="Some of onnx, tflite, tfjs; the report keeps the outcomes of the others."
 )
-@click.option("--programs", type=click.IntRange(0), default=300, help="How many random programs.")
-@click.option("--cases", type=click.IntRange(0), default=4, help="Cases of each primitive, of different dtypes.")
-@click.option("--steps", type=click.IntRange(1), default=4, help="Functions in a program, at most.")
-@click.option("--fresh/--nofresh", default=False, help="Forget earlier outcomes.")
+@click.option("--programs", type=click.IntRange(0), default=300, help="The number of random programs.")
+@click.option("--cases", type=click.IntRange(0), default=4, help="The number of cases for each primitive, of different dtypes.")
+@click.option("--steps", type=click.IntRange(1), default=4, help="The largest number of functions in a program.")
+@click.option("--fresh/--nofresh", default=False, help="Discard earlier outcomes.")
 def main(targets: list[str], programs: int, cases: int, steps: int, fresh: bool) -> None:
-  """Runs what is missing, then writes the report."""
+  """Runs the missing subjects and writes the report."""
   _FOLDER.mkdir(parents=True, exist_ok=True)
   file = _FOLDER / f"jax-{jax.__version__}.jsonl"
   if fresh:

@@ -1,4 +1,4 @@
-"""Tasks in processes of their own: a crash, a hang, or what TensorFlow and JAX keep in memory, costs one task and not the whole run."""
+"""Runs tasks in separate processes, so that a crash or a hang costs one task and memory of TensorFlow and JAX is freed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Result = TypeVar("Result")
 
 
 class LostError(RuntimeError):
-  """A task failed, or its process ended, or had to be ended, before it was done.
+  """A task failed, or its process died or exceeded the time limit.
 
   Attributes:
-    said: the traceback, or the last of what the process printed.
+    said: the traceback, or the last output of the process.
   """
 
   def __init__(self, reason: str, said: str):
@@ -41,17 +41,17 @@ def each(
   renewed_after: int = 0,
   seconds: float | None = None,
 ) -> Iterator[Result]:
-  """Yields `function(*task)` as tasks end; a single process takes them in their order.
+  """Yields `function(*task)` as tasks end. A single process runs them in order.
 
   Args:
-    function: of a module; what it takes and returns is pickled, what it prints is seen only if it is lost.
-    tasks: arguments of each call.
-    lost: `lost(error, *task)`, with a `LostError`, stands in for the result of a lost task.
-    processes: how many run side by side.
-    renewed_after: a process takes so many tasks, then a new one takes its place; 0 for any number.
-    seconds: a task that takes longer is lost.
+    function: a function at module level. Its arguments and results are pickled; its output is shown only if the task is lost.
+    tasks: the arguments of each call.
+    lost: `lost(error, *task)`, with a `LostError`, gives the result of a lost task.
+    processes: the number of parallel processes.
+    renewed_after: the number of tasks after which a process is replaced; 0 for never.
+    seconds: the time limit of a task; beyond it the task is lost.
   """
-  context = multiprocessing.get_context("spawn")  # a fork would have TensorFlow's locks, but not its threads
+  context = multiprocessing.get_context("spawn")  # a fork would copy TensorFlow's locks, but not its threads
   with tempfile.TemporaryDirectory() as folder:
     pool = pebble.ProcessPool(processes, max_tasks=renewed_after, initializer=_start, initargs=(folder,), context=context)
     try:
@@ -77,7 +77,7 @@ def _start(folder: str) -> None:
   with pathlib.Path(folder, str(os.getpid())).open("wb") as stream:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
-  tqdm.tqdm.set_lock(threading.RLock())  # its own is a semaphore of the machine, which the end of this process would leave behind
+  tqdm.tqdm.set_lock(threading.RLock())  # the default lock is a system semaphore, which would outlive this process
   os.setpgrp()
   # The runtimes that this process waits for end with it.
   signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))

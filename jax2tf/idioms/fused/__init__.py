@@ -1,4 +1,4 @@
-"""TensorFlow's composite ops, by choice: other values than JAX's for NaN and infinity, other rounding elsewhere; docs/fused.md.
+"""TensorFlow's composite ops, by choice: other values than JAX's for NaN and infinity, other rounding elsewhere; docs/guide/fused.md.
 
 They are taken before JAX differentiates, so that the derivatives are those of these ops: TensorFlow's gradient op where it has one, else
 the derivative of the JAX function that the op stands for.
@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr, Primitive
 
 from jax2tf.idioms._dataflow import Dataflow
 from jax2tf.idioms.fused._inline import inlined
-from jax2tf.idioms.fused._primitives import ELEMENTWISE, Idiom
+from jax2tf.idioms.fused._primitives import ELEMENTWISE, Entry, Idiom
 from jax2tf.idioms.fused._template import Templates
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced
 
@@ -23,28 +23,60 @@ from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced
 _BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
 
 
+# Those of `idioms=`. Listed, because the modules, which trace their templates, are slow to import.
+NAMES = frozenset(
+  """batch_norm elu gelu hard_swish layer_norm leaky_relu log_softmax max_pool mean_pool relu relu6 selu silu softmax""".split()  # noqa: SIM905
+)
+
+
+def names_of(idioms: str) -> frozenset[str]:
+  """Of "exact" none, of "fused" all, or names joined by commas. Raises ValueError."""
+  if idioms in ("exact", "fused"):
+    return NAMES if idioms == "fused" else frozenset()
+  names = frozenset(name.strip() for name in idioms.split(","))
+  if unknown := sorted(names - NAMES):
+    raise ValueError(
+      f"idioms = {idioms!r}: choose 'exact', 'fused', or names of {', '.join(sorted(NAMES))}; {unknown[0]!r} is none of them"
+    )
+  return names
+
+
+def without(*names: str) -> str:
+  """`idioms=` for all but these."""
+  return ",".join(sorted(NAMES.difference(names)))
+
+
 @functools.cache
-def _tables() -> Sequence[Mapping[Primitive, Sequence[Idiom]]]:
-  """The idioms by the primitive of the last equation: those that hold others first. Made when asked for, because templates are traced."""
+def entries() -> Sequence[Sequence[Entry]]:
+  """The idioms, those that contain others first. Made when needed, because templates are traced."""
   from jax2tf.idioms.fused import activations, batch_norm, gelu, hard_swish, layer_norm, pooling, products, softmax  # noqa: PLC0415  (slow to import)
 
-  passes: Sequence[Sequence[tuple[Primitive, Idiom]]] = (
+  return (
     (*gelu.IDIOMS, *hard_swish.IDIOMS, *softmax.IDIOMS, *layer_norm.IDIOMS, *batch_norm.IDIOMS, *pooling.IDIOMS),
     activations.IDIOMS,
-    [(primitive, products.flattened) for primitive in ELEMENTWISE],
+    [(primitive.name, primitive, products.flattened) for primitive in ELEMENTWISE],
   )
-  return [{root: [idiom for of, idiom in idioms if of is root] for root, _ in idioms} for idioms in passes]
 
 
-def with_composite_ops(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """The same function, of primitives that are TensorFlow's composite ops where the dataflow says them; also in loops and branches."""
+@functools.cache
+def _tables(names: frozenset[str]) -> Sequence[Mapping[Primitive, Sequence[Idiom]]]:
+  """The chosen idioms by the primitive of the last equation."""
+  chosen = [[entry for entry in some if entry[0] in names] for some in entries()]
+  return [{root: [idiom for _, of, idiom in some if of is root] for _, root, _ in some} for some in chosen]
+
+
+def with_composite_ops(jaxpr: ClosedJaxpr, names: frozenset[str] = NAMES) -> ClosedJaxpr:
+  """The same function, with primitives for TensorFlow's composite ops where the dataflow matches; also in loops and branches.
+
+  `names`: of the idioms.
+  """
   jaxpr = inlined(jaxpr)
   eqns = [
-    eqn.replace(params={key: _inside(value) for key, value in eqn.params.items()}) if eqn.primitive in _BODIES else eqn
+    eqn.replace(params={key: _inside(value, names) for key, value in eqn.params.items()}) if eqn.primitive in _BODIES else eqn
     for eqn in jaxpr.eqns
   ]
   templates = Templates()
-  for table in _tables():
+  for table in _tables(names):
     if any(eqn.primitive in table for eqn in eqns):
       flow = Dataflow(eqns, jaxpr.outvars)
       for place, eqn in enumerate(eqns):
@@ -56,11 +88,11 @@ def with_composite_ops(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
   return replaced(jaxpr, eqns=eqns)
 
 
-def _inside(value: Any) -> Any:
+def _inside(value: Any, names: frozenset[str]) -> Any:
   if isinstance(value, tuple):
-    return tuple(map(_inside, value))
+    return tuple(_inside(item, names) for item in value)
   if isinstance(value, ClosedJaxpr):
-    return with_composite_ops(value)
+    return with_composite_ops(value, names)
   if isinstance(value, Jaxpr):  # JAX 0.10: of jax.checkpoint
-    return opened(with_composite_ops(closed(value)))
+    return opened(with_composite_ops(closed(value), names))
   return value

@@ -46,8 +46,8 @@ class Flat:
   """Equations in a row, each value computed once.
 
   Args:
-    atoms: what stands for the variables of the equations to add.
-    inside: whether these have to make variables of their own, for they may be added twice.
+    atoms: {variable of the equations to add: its replacement}.
+    inside: whether to make new variables, because the equations may be added twice.
   """
 
   def __init__(self, atoms: dict[Any, Any] | None = None, *, inside: bool = False):

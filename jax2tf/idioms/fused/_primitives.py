@@ -23,6 +23,8 @@ ELEMENTWISE: list[Primitive] = []
 
 # What JAX computes, and which primitive stands for it: (flow, equation that gives the result, templates) -> equations, or None.
 Idiom = Callable[[Dataflow, Any, Templates], Equations | None]
+# (name, as `idioms=` takes it; the primitive of the last equation; the idiom)
+Entry = tuple[str, Primitive, Idiom]
 
 
 def fused(
@@ -33,11 +35,11 @@ def fused(
   vectors: int = 0,
   holes: Sequence[str] = (),
   elementwise: bool = True,
-) -> Sequence[tuple[Primitive, Idiom]]:
-  """[(the primitive of the last equation, the idiom)], one for each template.
+) -> Sequence[Entry]:
+  """One entry for each template.
 
   Args:
-    name: of the new primitive.
+    name: of the idiom, and of the new primitive.
     templates: the forms in which JAX code says it: functions of an array like the result, of vectors along the last axis, and of numbers.
     op: TensorFlow's, of the same operands.
     tangent: (result, operands, their tangents) -> tangent of the result, in JAX; by default that of the template.
@@ -45,7 +47,10 @@ def fused(
     holes: names of the numbers, which the template uses in this order.
     elementwise: whether a reshape may come after it as well.
   """
-  return [_one(composite(name, template, op, tangent, elementwise=elementwise), template, vectors, tuple(holes)) for template in templates]
+  return [
+    (name, *_one(composite(name, template, op, tangent, elementwise=elementwise), template, vectors, tuple(holes)))
+    for template in templates
+  ]
 
 
 def _one(primitive: Primitive, template: Any, vectors: int, holes: tuple[str, ...]) -> tuple[Primitive, Idiom]:

@@ -1,6 +1,6 @@
-"""Whether equations compute what a JAX function says: the function is traced for the same avals, and the two dataflows are compared.
+"""Whether equations compute the same as a JAX function: the function is traced for the same avals, and the two dataflows are compared.
 
-So an idiom is written as the JAX code that it stands for, and follows JAX where JAX writes that code in another way.
+So an idiom is written as the JAX code that it replaces, and follows JAX when JAX changes the implementation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax2tf.idioms.fused._inline import inlined
 from jax2tf.jaxprs import ClosedJaxpr, closed, part
 from jax2tf.registry import PLACEMENT_PARAMS
 
-# A number that stands for any number in a template; no model computes with it.
+# The placeholder for any number in a template; models do not use it.
 HOLE = 0.8265371
 _COMMUTE = (P.add_p, P.mul_p, P.max_p, P.min_p)
 
@@ -41,14 +41,14 @@ class Match:
 def matched(template: ClosedJaxpr, root: Any, maker: Callable[[Any], Any], *, roughly: bool = False) -> Match | None:
   """How `root` computes the result of a template, with the equations before it, which `maker` finds; or None.
 
-  Roughly, only the primitives count, so that a template of other sizes says soon that the rest need not be compared.
+  With `roughly`, only the primitives are compared, so that a template of other sizes rejects most equations at once.
   """
   made_by: dict[Any, Any] = {v: eqn for eqn in template.eqns for v in eqn.outvars}
   return _equation(made_by, made_by[template.outvars[0]], root, Match(maker, roughly))
 
 
 def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Any, match: Match) -> Match | None:
-  if of.primitive is not eqn.primitive or not (match.roughly or _alike(of, eqn)):
+  if of.primitive is not eqn.primitive or len(of.invars) != len(eqn.invars) or not (match.roughly or _alike(of, eqn)):
     return None
   orders = (eqn.invars, eqn.invars[::-1]) if of.primitive in _COMMUTE else (eqn.invars,)
   for operands in orders:

@@ -92,4 +92,4 @@ def _row(flow: Dataflow, atom: Any, size: Any) -> Any:
   return atom if same(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1])) else None
 
 
-IDIOMS = [(primitive, batch_norm) for primitive in _DO]
+IDIOMS = [("batch_norm", primitive, batch_norm) for primitive in _DO]

@@ -22,7 +22,7 @@ def _tanh_of(x: tf.Tensor) -> tf.Tensor:
   return tf.tanh(math.sqrt(2 / math.pi) * (x + tf.cast(0.044715, x.dtype) * tf.pow(x, 3)))
 
 
-# Grappler has the tanh of the forward pass here: the ops are the same.
+# Grappler reuses the tanh of the forward pass: the ops are equal.
 def _tanh_grad_in_tf(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   tanh, c = _tanh_of(x), math.sqrt(2 / math.pi)
   slope = (c / 2 + (1.5 * 0.044715 * c) * tf.square(x)) * x

@@ -1,4 +1,4 @@
-"""HardSwish as Relu6 and products: Grappler, LiteRT and ONNX know this form."""
+"""HardSwish as Relu6 and products: Grappler, LiteRT and ONNX recognise this form."""
 
 from __future__ import annotations
 

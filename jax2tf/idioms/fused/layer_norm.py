@@ -26,7 +26,7 @@ def _in_tf(x: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _grad_in_tf(g: tf.Tensor, x: tf.Tensor, epsilon: float) -> tf.Tensor:
-  # Grappler has the same ops once, those of the forward pass.
+  # Grappler reuses the equal ops of the forward pass.
   y, inverse = _in_tf(x, epsilon)
   return (g - tf.reduce_mean(g, -1, keepdims=True) - y * tf.reduce_mean(g * y, -1, keepdims=True)) * inverse
 
@@ -96,7 +96,7 @@ def _idiom(find: Any, flow: Dataflow, root: Any, templates: Templates) -> Equati
 
 
 IDIOMS = [
-  (primitive, functools.partial(_idiom, find))
+  ("layer_norm", primitive, functools.partial(_idiom, find))
   for (n, form), moments in itertools.product(enumerate(_FORMS), _MOMENTS)
   for primitive, find in [finding(functools.partial(_template, form, moments), vectors=n == 2, holes=1)]
 ]

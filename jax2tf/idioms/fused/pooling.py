@@ -1,4 +1,4 @@
-"""The largest and the mean element of windows, as MaxPool and AvgPool have them: MaxPool passes over NaN, and knows no window of -inf."""
+"""Maximum and mean of windows as MaxPool and AvgPool. MaxPool ignores NaN; for a window of -inf it gives the least number."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ def _mean_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
   return [root.replace(primitive=mean_pool_p, invars=total.invars, params=total.params)]
 
 
-IDIOMS = [(P.reduce_window_max_p, _max_pool), (P.div_p, _mean_pool)]
+IDIOMS = [("max_pool", P.reduce_window_max_p, _max_pool), ("mean_pool", P.div_p, _mean_pool)]

@@ -1,0 +1,1 @@
+"""Ten example programs, each with a picture of its results; docs/gallery shows them."""

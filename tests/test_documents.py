@@ -1,0 +1,115 @@
+"""The documents: their links and anchors lead somewhere, the files they name are there, and the reference has every public name."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+import jax2tf
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# `tests/case.py`, `converters/onnx/`: in backquotes, below a folder of the repository.
+FILE = re.compile(r"`((?:jax2tf|converters|tools|tests|examples|docs)/[\w./-]*)(?![\w./<*{-])(?:::(\w+))?[^`\n]*`")
+# `trace.py`: where a document speaks of our own source.
+SOURCE = re.compile(r"`(\w[\w-]*\.(?:py|md|json|cjs|yml))`")
+
+
+@functools.cache
+def text_of(page: Path) -> str:
+  """Without its blocks of code."""
+  return CODE.sub("", page.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+  """Those of the headings, as GitHub and MkDocs make them; both number a repetition, in different ways, so it has none here."""
+  headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
+  plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+  return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in plain}
+
+
+def broken(page: Path, target: str) -> bool:
+  url = urllib.parse.urlsplit(target)
+  if url.scheme:
+    return url.scheme not in ("https", "mailto") or (url.scheme == "https" and "." not in url.netloc)
+  file = page.parent / url.path if url.path else page
+  return not file.exists() or (bool(url.fragment) and url.fragment not in anchors(file.resolve()))
+
+
+def test_links_lead_somewhere() -> None:
+  """Into the repository: files and headings. Of others only the form."""
+  links = [(page, target) for page in PAGES for target in LINK.findall(text_of(page))]
+  assert len(links) > 100
+  assert [f"{page.relative_to(ROOT)}: {target}" for page, target in links if broken(page, target)] == []
+
+
+@pytest.mark.parametrize("target", ["no.md", "docs/limitations.md#no", "#no", "http://jax.dev", "https://jax", "htps://jax.dev"])
+def test_a_broken_link_is_seen(target: str) -> None:
+  assert broken(ROOT / "README.md", target)
+
+
+def test_the_files_that_documents_name_are_there() -> None:
+  named = [(page.name, file, test) for page in PAGES for file, test in FILE.findall(text_of(page))]
+  assert len(named) > 50
+  assert [
+    (page, file, test)
+    for page, file, test in named
+    if not (ROOT / file).exists() or (test and f"def {test}" not in (ROOT / file).read_text(encoding="utf-8"))
+  ] == []
+
+
+def test_the_source_files_that_developers_read_of_are_there() -> None:
+  pages = [ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "developers").glob("*.md")]
+  named = {name for page in pages for name in SOURCE.findall(text_of(page))}
+  ours = {file.name for folder in ("jax2tf", "converters", "tools", "tests", "docs", "examples") for file in (ROOT / folder).rglob("*.*")}
+  assert len(named) > 10
+  assert named - ours == set()
+
+
+# What users import besides jax2tf itself: files whose `__all__` the reference has.
+PUBLIC = {
+  "jax2tf.converters.saved_model": "converters/saved_model/__init__.py",
+  "jax2tf.converters.saved_model.manifest": "converters/saved_model/manifest.py",
+  "jax2tf.converters.saved_model.warmup": "converters/saved_model/warmup.py",
+  "jax2tf.converters.onnx": "converters/onnx/__init__.py",
+  "jax2tf.converters.tflite": "converters/tflite/__init__.py",
+  "jax2tf.converters.tfjs": "converters/tfjs/__init__.py",
+  "jax2tf.converters.verify": "converters/verify/__init__.py",
+  "jax2tf.keras": "jax2tf/keras/__init__.py",
+  "jax2tf.dtensor": "jax2tf/dtensor.py",
+  "jax2tf.tools.batch.engines": "tools/batch/engines.py",
+  "jax2tf.tools.batch.on_beam": "tools/batch/on_beam.py",
+  "jax2tf.tools.batch.on_ray": "tools/batch/on_ray.py",
+}
+
+
+def exported(file: str) -> list[str]:
+  """`__all__`, without an import: some need packages that a user may not have."""
+  body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+  [names] = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+  return list(ast.literal_eval(names))
+
+
+def test_the_reference_has_every_public_name() -> None:
+  pages = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
+  entries = [entry for page in pages for entry in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
+  # `jax2tf.install` is a module too, by which `python -m jax2tf.install` runs; MkDocs takes that one for it.
+  entries = ["jax2tf.install" if entry == "jax2tf.drop_in.install" else entry for entry in entries]
+  names = {f"{module}.{name}" for module, file in PUBLIC.items() for name in exported(file)}
+  assert sorted(entries) == sorted(names | {f"jax2tf.{name}" for name in jax2tf.__all__})
+
+
+def test_each_module_that_documents_import_is_public() -> None:
+  """`from jax2tf.x import ...` of the guides: what they show, the reference has."""
+  code = "\n".join(block for page in (ROOT / "docs").rglob("*.md") for block in CODE.findall(page.read_text(encoding="utf-8")))
+  shown = set(re.findall(r"^\s*(?:from|import) (jax2tf\.[\w.]+)", code, re.MULTILINE))
+  parents = {".".join(module.split(".")[:n]) for module in PUBLIC for n in range(1, module.count(".") + 2)}
+  assert shown - parents - {"jax2tf.examples"} == set()

@@ -1,0 +1,89 @@
+"""The models of the report pipelines, and their files of rows."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jax2tf.converters import saved_model
+from jax2tf.tools.batch import plan, supervisor
+
+_FILES = 8
+ROWS = {"mlp": 480_000, "encoder": 3_000}
+_WIDTH, _LAYERS = 384, 6
+
+
+def mlp(params: Any, x: jax.Array) -> jax.Array:
+  """x f32[b,784] -> f32[b,10]; its speed is limited by the code around it."""
+  for w in params[:-1]:
+    x = jnp.tanh(x @ w)
+  return x @ params[-1]
+
+
+def encode(params: Any, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
+  """ids i32[b,s], attention_mask i32[b,s] -> f32[b,384]; its speed is limited by its matrix products, which have MiniLM's sizes."""
+  mask = attention_mask.astype(jnp.float32)
+  x = params["embedding"][ids]
+  for layer in params["layers"]:
+    query, key, value = (x @ w for w in layer["attention"])
+    scores = query @ key.swapaxes(1, 2) / _WIDTH**0.5 + jnp.where(mask[:, None] > 0, 0.0, -1e9)
+    x = x + jax.nn.softmax(scores) @ value
+    x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
+    x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+  return (x * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+
+
+def save(name: str, folder: pathlib.Path) -> None:
+  """Saves the model `mlp`, `encoder` or `small`."""
+  random = np.random.default_rng(0)
+
+  def weights(*shape: int) -> np.ndarray:
+    return random.normal(0, 0.05, shape).astype(np.float32)
+
+  if name == "encoder":
+    layers = [
+      {"attention": [weights(_WIDTH, _WIDTH) for _ in range(3)], "up": weights(_WIDTH, 4 * _WIDTH), "down": weights(4 * _WIDTH, _WIDTH)}
+      for _ in range(_LAYERS)
+    ]
+    params: Any = {"embedding": weights(1000, _WIDTH), "layers": layers}
+    saved_model.save(encode, params, folder, inputs={"ids": "i32[b,s]", "attention_mask": "i32[b,s]"}, outputs=["y"])
+  else:
+    sizes = [784, 512, 512, 10] if name == "mlp" else [4, 8, 1]
+    params = [weights(*pair) for pair in itertools.pairwise(sizes)]
+    saved_model.save(mlp, params, folder, inputs={"x": f"f32[b,{sizes[0]}]"}, outputs=["y"])
+
+
+def write(name: str, folder: pathlib.Path, rows: int, files: int = _FILES) -> None:
+  """Writes numbered rows for a model."""
+  folder.mkdir()
+  random, each = np.random.default_rng(1), rows // files
+  for k in range(files):
+    ids = np.arange(k * each, (k + 1) * each)
+    if name == "encoder":
+      column: Any = pa.array([random.integers(0, 1000, random.integers(8, 65)) for _ in ids])
+      table = pa.table({"id": ids, "ids": column})
+    else:
+      width = 784 if name == "mlp" else 4
+      flat = random.normal(size=each * width).astype(np.float32)
+      table = pa.table({"id": ids, "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), width)})
+    pq.write_table(table, folder / f"part-{k:04}.parquet")
+
+
+def batch(model: str, source: str, target: pathlib.Path, workers: int) -> supervisor.Outcome:
+  """Runs `jax2tf batch` with one thread for each worker."""
+  with plan.opened([f"{source}/*.parquet"], target, plan.Asked(model, "serving_default", {}, [], "", 256)) as found:
+    return supervisor.run(found, workers, 1)
+
+
+def check(rows: int, target: pathlib.Path) -> None:
+  """Raises SystemExit if a row was lost or occurs twice."""
+  ids = np.sort(pq.read_table(target, columns=["id"])["id"].to_numpy())
+  if not np.array_equal(ids, np.arange(rows)):
+    raise SystemExit(f"{target}: {rows} rows went in, {len(ids)} came out, {len(np.unique(ids))} of them different")
