@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from jax2tf.converters import saved_model
 from jax2tf.tools.batch import plan, supervisor
 
-_FILES = 8
-ROWS = {"mlp": 480_000, "encoder": 3_000}
+_FILES = 16
+ROWS = {"mlp": 480_000, "encoder": 6_000}
 _WIDTH, _LAYERS = 384, 6
 
 
