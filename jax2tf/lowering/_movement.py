@@ -33,6 +33,27 @@ def transposed(x: tf.Tensor, permutation: Sequence[int]) -> tf.Tensor:
   return x if tuple(permutation) == tuple(range(len(permutation))) else tf.transpose(x, permutation)
 
 
+def keeps_order(sizes: Sequence[Any], order: Sequence[int]) -> bool:
+  """Whether a permutation of dimensions of these sizes moves none but those of size 1, so that it moves no element."""
+  wide = [d for d in order if not is_one(sizes[d])]
+  return wide == sorted(wide)
+
+
+def resized(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], target: Sequence[Any]) -> tf.Tensor:
+  """`x` of these sizes, reshaped. If only sizes of 1 come and go, no symbolic size is computed in the graph."""
+  several = sum(not isinstance(size, int) for size in target) > 1
+  if not several or [size for size in sizes if not is_one(size)] != [size for size in target if not is_one(size)]:
+    return ctx.reshape(x, target)
+  if list(sizes) == list(target):
+    return x
+  if ones := [axis for axis, size in enumerate(sizes) if is_one(size)]:
+    x = tf.squeeze(x, ones)
+  for axis, size in enumerate(target):
+    if is_one(size):
+      x = tf.expand_dims(x, axis)
+  return x
+
+
 def broadcast(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], shape: Sequence[Any]) -> tf.Tensor:
   """`x` of these sizes, each 1 or that of `shape`, with the sizes 1 repeated."""
   if tuple(sizes) == tuple(shape):

@@ -15,7 +15,7 @@ from jax2tf._jax_dimensions import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import tf_dtype
 from jax2tf.lowering._common import cast
-from jax2tf.lowering._movement import is_zero
+from jax2tf.lowering._movement import is_one, is_zero, keeps_order, resized
 from jax2tf.registry import lowers
 
 # TF 2.21 has MatMul kernels on CPU for these; other types are computed in one that holds them.
@@ -50,7 +50,8 @@ def _dot_general(
       # TF 2.21: oneDNN's product with a bias ends the process for an empty rhs. An EnsureShape keeps Grappler from fusing the two.
       product = tf.ensure_shape(product, product.shape)
     if len(x.free) != 1 or len(y.free) != 1:
-      product = ctx.reshape(product, ctx.aval_out.shape)
+      sizes = [*(x.shape[i] for i in x.batch), _product(x.shape, x.free), _product(y.shape, y.free)]
+      product = resized(ctx, product, sizes, ctx.aval_out.shape)
   if ctx.dtype_out == tf.bool:
     return tf.not_equal(product, 0)
   return cast(product, ctx.dtype_out)
@@ -68,17 +69,27 @@ class _Side:
 
   def matrix(self, ctx: RuleContext, contract_last: bool) -> tuple[tf.Tensor, bool]:
     """(operand as [batch..., rows, columns], whether rows and columns are the wrong way round)."""
-    plain = [self.free, self.contract] if contract_last else [self.contract, self.free]
+    rows, columns = (self.free, self.contract) if contract_last else (self.contract, self.free)
+    if swap := self._swapped(rows, columns):
+      rows, columns = columns, rows
+    order, operand, sizes = [*self.batch, *rows, *columns], self.operand, self.shape
+    if not keeps_order(sizes, order):
+      operand, sizes = tf.transpose(operand, order), [sizes[i] for i in order]
+    target = [*(self.shape[i] for i in self.batch), _product(self.shape, rows), _product(self.shape, columns)]
+    return operand if list(sizes) == target else resized(ctx, operand, sizes, target), swap
+
+  def _swapped(self, rows: Sequence[int], columns: Sequence[int]) -> bool:
+    """Whether [batch..., columns, rows] takes less moving than [batch..., rows, columns]."""
     # A complex operand is moved: BatchMatMul would conjugate it.
-    swap = [*self.batch, *plain[1], *plain[0]] == list(range(len(self.shape))) and not self.operand.dtype.is_complex
-    swap = swap and bool(plain[0]) and bool(plain[1])
-    rows, columns = plain[::-1] if swap else plain
-    order = [*self.batch, *rows, *columns]
-    operand = self.operand if order == list(range(len(order))) else tf.transpose(self.operand, order)
-    if len(rows) != 1 or len(columns) != 1:
-      sizes = [self.shape[i] for i in self.batch]
-      operand = ctx.reshape(operand, [*sizes, _product(self.shape, rows), _product(self.shape, columns)])
-    return operand, swap
+    if self.operand.dtype.is_complex or not rows or not columns:
+      return False
+    plain, turned = [*self.batch, *rows, *columns], [*self.batch, *columns, *rows]
+    for costs_nothing in (lambda order: order == sorted(order), lambda order: keeps_order(self.shape, order)):
+      if costs_nothing(plain) or costs_nothing(turned):
+        return not costs_nothing(plain)
+    # A transpose that leaves the last dimension in place moves whole rows.
+    last = max(i for i in plain if not is_one(self.shape[i]))
+    return turned[-1] == last
 
 
 def _product(shape: Sequence[Any], dims: Sequence[int]) -> Any:

@@ -14,7 +14,7 @@ from jax.core import max_dim
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import is_known
-from jax2tf.lowering._movement import any_dtype, broadcast, is_zero, sliced, tiled, transposed
+from jax2tf.lowering._movement import any_dtype, broadcast, is_zero, keeps_order, resized, sliced, tiled, transposed
 from jax2tf.registry import lowers
 
 
@@ -55,7 +55,9 @@ def _broadcast_to(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any])
 @any_dtype
 def _transpose(ctx: RuleContext, operand: tf.Tensor, *, permutation: Sequence[int]) -> tf.Tensor:
   """operand f32[a,b], permutation (1,0) -> f32[b,a]."""
-  del ctx
+  sizes = ctx.avals_in[0].shape
+  if keeps_order(sizes, permutation):
+    return resized(ctx, operand, sizes, [sizes[axis] for axis in permutation])
   return transposed(operand, permutation)
 
 

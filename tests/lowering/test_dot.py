@@ -5,9 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
+import tensorflow as tf
 from jax import lax
 
-from tests.case import Case, run
+import jax2tf
+from tests.case import Case, op_types, run
 
 
 def of(*shape, dtype=np.float32):
@@ -35,6 +38,13 @@ EINSUMS = {
   "batch_of_products": ("bi,bi->bi", (2, 3), (2, 3)),
   "batch_outer": ("bi,bj->bij", (2, 3), (2, 4)),
   "scaled": ("bij,b->bij", (2, 3, 4), (2,)),
+  "one_query": ("bthd,bshd->bhts", (2, 1, 4, 5), (2, 6, 4, 5)),
+  "one_group": ("btkgh,bskh->bktgs", (2, 3, 4, 1, 5), (2, 6, 4, 5)),
+  "one_query_and_group": ("bktgs,bskh->btkgh", (2, 4, 1, 1, 6), (2, 6, 4, 5)),
+  "one_row_behind": ("ji,jk->ik", (3, 1), (3, 4)),
+  "one_contracted": ("abc,cbd->ad", (2, 3, 1), (1, 3, 4)),
+  "one_of_each": ("ab,cb->ac", (1, 1), (1, 1)),
+  "last_dimension_in_the_batch": ("xyb,byz->zxb", (2, 3, 4), (4, 3, 5)),
   "empty": ("ij,jk->ik", (2, 0), (0, 4)),
   "no_rows": ("ij,jk->ik", (0, 3), (3, 4)),
 }
@@ -55,9 +65,11 @@ DTYPES = [
 ]
 
 
-def poly_of(spec):
-  left, right = spec.split("->")[0].split(",")
-  return ", ".join(f"d{c}" for c in left), ", ".join(f"d{c}" for c in right)
+def poly_of(spec, *shapes):
+  return [
+    ", ".join("1" if size == 1 else f"d{name}" for name, size in zip(names, shape, strict=True))
+    for names, shape in zip(spec.split("->")[0].split(","), shapes, strict=True)
+  ]
 
 
 def dot(x, y, **options):
@@ -66,7 +78,7 @@ def dot(x, y, **options):
 
 CASES = [
   *[
-    Case(name, lambda x, y, spec=spec: jnp.einsum(spec, x, y), [of(*a), of(*b)], poly=None if 0 in (*a, *b) else poly_of(spec), **CLOSE)
+    Case(name, lambda x, y, spec=spec: jnp.einsum(spec, x, y), [of(*a), of(*b)], poly=None if 0 in (*a, *b) else poly_of(spec, a, b), **CLOSE)
     for name, (spec, a, b) in EINSUMS.items()
   ],
   *[
@@ -109,3 +121,11 @@ CASES = [
   Case("ragged_dot", lax.ragged_dot, [of(6, 3), of(2, 3, 4), np.array([2, 4], np.int32)], **CLOSE),
 ]
 test_case, saved = run(CASES)
+
+
+@pytest.mark.parametrize(("name", "transposes"), [("one_query", 1), ("one_query_and_group", 1), ("one_row_behind", 0), ("attention", 2)])
+def test_dimensions_of_size_one_move_without_a_transpose(name, transposes):
+  spec, *shapes = EINSUMS[name]
+  fun = jax2tf.convert(lambda x, y: jnp.einsum(spec, x, y), polymorphic_shapes=poly_of(spec, *shapes), with_gradient=False)
+  specs = [tf.TensorSpec([size if size == 1 else None for size in shape]) for shape in shapes]
+  assert op_types(tf.function(fun, autograph=False).get_concrete_function(*specs).graph).count("Transpose") == transposes
