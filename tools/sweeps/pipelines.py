@@ -151,10 +151,8 @@ def millions(work: pathlib.Path, rows: int) -> dict[str, Any]:
 @click.option("--resume", is_flag=True, help="Skip the parts that the report has.")
 def main(parts: list[str], rounds: int, rows: int, beam: str | None, resume: bool) -> None:
   """Measures all parts, and writes the report after each."""
-  report = reports.read("pipelines")
-  for part in parts:
-    if resume and part in report:
-      continue
+  report = {part: found for part, found in reports.read("pipelines").items() if resume or part not in parts}
+  for part in (part for part in parts if part not in report):
     with tempfile.TemporaryDirectory() as folder:
       work = pathlib.Path(folder)
       if part in pipeline_data.ROWS:
