@@ -78,7 +78,9 @@ def dot(x, y, **options):
 
 CASES = [
   *[
-    Case(name, lambda x, y, spec=spec: jnp.einsum(spec, x, y), [of(*a), of(*b)], poly=None if 0 in (*a, *b) else poly_of(spec, a, b), **CLOSE)
+    Case(
+      name, lambda x, y, spec=spec: jnp.einsum(spec, x, y), [of(*a), of(*b)], poly=None if 0 in (*a, *b) else poly_of(spec, a, b), **CLOSE
+    )
     for name, (spec, a, b) in EINSUMS.items()
   ],
   *[
