@@ -3,11 +3,11 @@
 #   make quickstart   a sentence encoder from JAX to a SavedModel, checked in a process without JAX
 #   make quickstart-picture  docs/quickstart.svg, of what quickstart prints
 #   make start        the commands of docs/guide/start.md as typed, in a new environment with the packages of PyPI
-#   make generate     a decoder trained, saved with its key-value cache, and run without JAX a token at a time
+#   make generate     trains a decoder, saves it with its key-value cache, and generates text without JAX
 #   make test         the test suite, on two cores
-#   make every-row    the test suite with its longest tables whole, of which `make test` has a quarter
+#   make every-row    the test suite with all rows of its longest tables; `make test` runs a quarter of these
 #   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask and Beam; docs/reports/pipelines.md
-#   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in an environment of theirs
+#   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in a separate environment
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
 #   make docs         the site of docs/ and the docstrings, in build/site; a warning or a broken link fails
 #   make lint         ruff, mypy and the import graph
@@ -27,8 +27,8 @@
 #   make call-tf      45 TensorFlow functions in JAX, with their derivatives, and the report docs/reports/call-tf-table.md; its speed
 #   make growth       what long and deep functions cost to convert and to differentiate, and the report docs/reports/growth.md
 #   make three-models  three models in the environment of a wheel, on every target, and the report docs/reports/three-models.md
-#   make charts     the charts of docs/reports anew from the numbers in docs/reports/data; nothing is measured
-#   make golden       the op counts of ten models, written anew after a deliberate change of the graphs
+#   make charts       redraws the charts of docs/reports from docs/reports/data, without measuring
+#   make golden       rewrites the op counts of ten models, after a deliberate change of the graphs
 #
 # PYTHON=python3.12 chooses the interpreter, VENV=folder the environment.
 

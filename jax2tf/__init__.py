@@ -1,6 +1,6 @@
-"""jax2tf: a JAX function goes in, a TensorFlow function made of ordinary TensorFlow ops comes out.
+"""jax2tf converts JAX functions to TensorFlow functions made of ordinary TensorFlow ops.
 
-The public names are imported when one of them is asked for (PEP 562): `jax2tf --help` and the servers need neither TensorFlow nor JAX.
+Public names are imported on first access (PEP 562), so `jax2tf --help` and the servers load neither TensorFlow nor JAX.
 """
 
 import importlib
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _API = "jax2tf.api"
-# Where the other names are.
+# The modules that define the other names.
 _HOMES = {
   "LoweringError": "jax2tf.errors",
   "Ref": "jax2tf.refs",
@@ -56,7 +56,7 @@ if not TYPE_CHECKING:  # else a type checker would accept any name
   def __getattr__(name: str) -> Any:
     """A public name or a module of this package."""
     if name in __all__:
-      importlib.import_module(_API)  # which registers the package's lowering rules before a user's
+      importlib.import_module(_API)  # registers the package's lowering rules before the user's
       found = globals()[name] = getattr(importlib.import_module(_HOMES.get(name, _API)), name)
       return found
     if not name.startswith("__") and importlib.util.find_spec(f"{__name__}.{name}"):

@@ -17,12 +17,12 @@ _Error: Any = _checkify.Error
 
 
 def predicates(err_tree: Any, operands: Sequence[Any]) -> list[Any]:
-  """Those operands of a check that say whether it fails, and in which way."""
+  """The operands of a check that encode whether and how it fails."""
   return list(tree_util.tree_unflatten(err_tree, operands)._pred.values())
 
 
 def array(x: Any, dtype: Any) -> Any:
-  """JAX's array of a NumPy array, which JAX writes in another way; keys have a dtype of their own."""
+  """Converts a NumPy array to a JAX array, because JAX formats the two differently; typed keys have their own dtype."""
   return jax.random.wrap_key_data(x, dtype=dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x)
 
 
@@ -32,7 +32,7 @@ def raise_error(err_tree: Any, operands: Iterable[Any]) -> None:
 
 
 def words(err_tree: Any, operands: Sequence[Any]) -> str:
-  """The message of a check with these values as its operands, for each of the ways in which it may fail.
+  """The messages of a check with these operand values, one for each way in which it may fail.
 
   Raises:
     AttributeError, IndexError, KeyError, TypeError, ValueError: it looks into an operand.
@@ -65,7 +65,7 @@ _get_exception, check_error = _Error.get_exception, _checkify._check_error
 def _exception_of(error: Any) -> Any:
   if any(not isinstance(x, tf.__internal__.EagerTensor) for x in tree_util.tree_leaves(error) if isinstance(x, tf.Tensor | tf.TypeSpec)):
     raise ValueError(
-      "a checkify error of a graph has no value yet: return it from the tf.function and read it there, or call err.throw(), which is an "
+      "a checkify error in a graph has no value yet: return it from the tf.function and read it there, or call err.throw(), which is an "
       "assertion in a graph. A SavedModel holds no such object: return jax.tree.leaves(err), or call err.throw()"
     )
   return _get_exception(_of_arrays(error))
@@ -89,8 +89,8 @@ def _flatten(error: Any) -> tuple[Any, Any]:
   return (tree,), tuple(leaves)
 
 
-# What we replace in JAX, and add to it; docs/architecture.md lists it, tests/effects/test_checks.py guards it.
+# Patches of JAX; docs/architecture.md lists them, tests/effects/test_checks.py guards them.
 _Error.get_exception, _checkify._check_error = _exception_of, _check_error
-# The protocol by which TensorFlow's own trees take an object of another library, as the result of a tf.function.
+# TensorFlow's protocol for objects of other libraries in nested structures, for example as results of a tf.function.
 _Error.__tf_flatten__ = _flatten
 _Error.__tf_unflatten__ = classmethod(lambda cls, metadata, leaves: tree_util.tree_unflatten(metadata[0], leaves))

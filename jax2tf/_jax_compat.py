@@ -1,7 +1,7 @@
-"""Every touch of `jax._src` but those of symbolic dimensions and checkify, and every branch on the JAX version; nothing else may have one.
+"""All uses of `jax._src`, except for symbolic dimensions and checkify, and all branches on the JAX version.
 
-The rest of the project reads as if there were one JAX. Where a public name exists it is used at the
-place of need, not here.
+The rest of the project is written as if there were only one JAX. Public names of JAX are used directly, not
+through this module.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 trace_context = _config.trace_context
 is_user_file = _source_info_util.is_user_filename
 leave_out_frames = _traceback_util.register_exclusion  # of a folder, in what a debugger shows
-# For what is known of a jaxpr, which holds the arrays that its function closes over: the first memoises by its first argument, and the
-# second by all, jaxprs in tuples too; neither keeps a jaxpr alive, so no value may hold the jaxpr that it belongs to.
+# Caches for facts about a jaxpr, which holds the arrays that its function closes over. The first is keyed by its first argument, the
+# second by all arguments, including jaxprs in tuples. Neither keeps a jaxpr alive, so no value may refer to its own key.
 weakly_cached = functools.partial(_util.weakref_lru_cache, trace_context_in_key=False)
 weakly_cached_by_all = _util.multi_weakref_lru_cache
 
@@ -72,12 +72,12 @@ def optional_primitive(name: str, *modules: Any) -> Primitive | None:
 
 
 def named_scopes(eqn: Any) -> str:
-  """`attention/softmax`: the user's functions and scopes around an equation, without the transformations that JAX notes between them."""
+  """The user's name scopes around an equation, such as `attention/softmax`, without JAX's transformations."""
   return "/".join(part.name for part in eqn.source_info.name_stack.stack if isinstance(part, _source_info_util.Scope))
 
 
 def in_place_of(call: Any, eqn: Any) -> Any:
-  """An equation from inside of a `jit`, outside of it: in the scope of the call, at its line where it has none of its own."""
+  """An equation from inside a `jit`, inlined: in the scope of the call, and with its line if it has none."""
   inner, outer = eqn.source_info, call.source_info
   scopes = outer.name_stack.extend(call.params["name"]) + inner.name_stack
   line = inner.traceback if _source_info_util.user_frame(inner.traceback) else outer.traceback
@@ -87,7 +87,7 @@ def in_place_of(call: Any, eqn: Any) -> Any:
 if ClosedJaxpr is not Jaxpr:
 
   def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
-    """An inner jaxpr as a closed one; primitives hold it open or closed, with its constants beside it, depending on the version."""
+    """Closes an inner jaxpr. Depending on the JAX version, primitives hold open or closed jaxprs."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, consts)
 
   def replaced(jaxpr: Any, **parts: Any) -> Any:
@@ -108,7 +108,7 @@ check_jaxpr = _core.check_jaxpr
 
 
 def without_refs(jaxpr: Any) -> Any:
-  """A closed jaxpr whose own mutable arrays are values; one that takes or closes over a mutable array stays as it is."""
+  """A closed jaxpr with its own mutable arrays discharged. One that takes or closes over a mutable array is unchanged."""
   if any(isinstance(v.aval, _AbstractRef) for v in (*jaxpr.invars, *jaxpr.constvars)):
     return jaxpr
   return _discharge.discharge_state(jaxpr)
@@ -130,7 +130,7 @@ def physical_aval(aval: Any) -> Any:
 
 
 def lowered_function(primitive: Primitive) -> Callable[..., Any] | None:
-  """The JAX function that `mlir.lower_fun` made the lowering of a primitive of; None for another lowering, or none."""
+  """The JAX function from which `mlir.lower_fun` made the lowering of a primitive; None for other lowerings, or none."""
   tables = (_mlir._lowerings, _mlir._platform_specific_lowerings["cpu"])
   rule = next((table[primitive].rule for table in tables if primitive in table), None)
   # All of its closures share one code object, and it closes over its arguments only.
@@ -155,15 +155,15 @@ def check_leaked_tracers(traced: Any) -> None:
       raise _core.escaped_tracer_error(const)
 
 
-# A jaxpr does not record jax.default_device. While tracing, XLA metadata of this name record it: they stay with the
-# equations, also through derivatives, and XLA ignores unknown metadata.
+# A jaxpr does not record jax.default_device. During tracing, XLA metadata of this name record it: they stay with the
+# equations through differentiation, and XLA ignores unknown metadata.
 _DEFAULT_DEVICE = "jax2tf_default_device"
 _recording = threading.local()
 
 
 @contextlib.contextmanager
 def default_device_recorded(name_of: Callable[[Any], str | None]) -> Iterator[None]:
-  """While it lasts, equations traced inside a `jax.default_device` note `name_of(device)`."""
+  """Context manager: equations traced inside a `jax.default_device` record `name_of(device)`."""
   before = getattr(_recording, "value", None)
   _recording.value = (name_of, _config.default_device.value)
   try:
@@ -190,7 +190,7 @@ _config.default_device._update_thread_local_hook = _on_default_device
 
 
 def default_device_of(eqn: Any) -> str | None:
-  """What `default_device_recorded` noted."""
+  """The device name that `default_device_recorded` recorded."""
   return (eqn.ctx.xla_metadata or {}).get(_DEFAULT_DEVICE)
 
 
@@ -238,7 +238,7 @@ hlo_to_stablehlo = _jaxlib.mlir.hlo_to_stablehlo
 
 
 def call_effect(name: str, *, ordered: bool) -> Any:
-  """An effect that control flow, rematerialisation and custom derivatives take, and that is lowered."""
+  """An effect that control flow, rematerialisation and custom derivatives allow, and that has a lowering."""
   members = {
     "__str__": lambda _: name,
     "__eq__": lambda self, other: type(self) is type(other),  # an exported function is read with effects of its own
@@ -255,7 +255,7 @@ def call_effect(name: str, *, ordered: bool) -> Any:
 
 
 def bind_over_devices(primitive: Primitive, *arrays: Any, **params: Any) -> Any:
-  """Binds a primitive of ours; inside jax.shard_map, with operands that vary over the same axes, as JAX does it for its own."""
+  """Binds one of our primitives. Inside jax.shard_map, its operands first vary over the same axes, as for JAX's own."""
   return primitive.bind(*_core.auto_insert_reshard(*arrays), **params)
 
 
@@ -288,13 +288,13 @@ DEBUG_EFFECTS = (_debugging.DebugEffect, _debugging.OrderedDebugEffect)
 
 
 def debug(primitive: str, params: dict[str, Any]) -> Callable[..., Any]:
-  """Arrays -> nothing, as JAX itself prints or calls back for an equation."""
+  """Arrays -> None: prints or calls back as JAX does for this equation."""
   impls = {"debug_print": _debugging.debug_print_impl, "debug_callback": _debugging.debug_callback_impl}
   return functools.partial(impls[primitive], **params)
 
 
 def called(params: dict[str, Any]) -> Callable[..., Any]:
-  """The user's function of an equation that calls one back."""
+  """The user's function in a callback equation."""
   callback = params["callback"]
   if inspect.isfunction(callback):  # that of jax.debug.callback closes over it
     return inspect.getclosurevars(callback).nonlocals.get("callback", callback)

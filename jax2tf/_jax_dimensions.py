@@ -1,4 +1,4 @@
-"""Every touch of JAX's symbolic dimensions, beyond what `jax.export` makes public."""
+"""All uses of JAX's private API for symbolic dimensions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ dimension_size_p = _shape_poly.dimension_size_p
 def solve_dimension_variables(avals: Sequence[Any], in_tree: Any) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]]:
   """({variable: expression over dimension sizes}, constraints, [(size name, argument index, axis)]).
 
-  JAX's own solution, where it has one. It takes no factor but a number; ours takes those that are known, so that `(a, a*b)` has b.
+  Uses JAX's solver if it succeeds. That supports constant factors only; ours also supports known factors, so `(a, a*b)` determines b.
 
   Raises:
     ValueError: JAX's own, for a variable that cannot be solved.
@@ -35,9 +35,9 @@ def solve_dimension_variables(avals: Sequence[Any], in_tree: Any) -> tuple[dict[
 
 
 def _solve_products(avals: Sequence[Any], in_tree: Any, refusal: str) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]] | None:
-  """As `solve_dimension_variables`, for expressions that are linear in each variable once those before it are known; or None.
+  """As `solve_dimension_variables`, for expressions linear in each variable once the previous ones are known; otherwise None.
 
-  Where sizes do not fit, the error has the `refusal` of JAX's solver too, which JAX raises for all sizes.
+  If sizes do not fit, the error also contains `refusal`, the error that JAX's solver raises for all sizes.
   """
   describe = _shape_poly.pretty_print_dimension_descriptor
   places = [(i, axis, d) for i, aval in enumerate(avals) for axis, d in enumerate(aval.shape) if is_symbolic_dim(d)]
@@ -102,7 +102,7 @@ def _linear_in(dim: Any, v: str) -> tuple[Any, Any] | None:
 
 
 def root_in(dim: Any, v: str) -> Any:
-  """The value of the variable `v` for which dim = 0, where that is no fraction; or None."""
+  """The integer value of the variable `v` for which dim = 0; None if there is none."""
   for side in (dim, -dim):
     if (parts := _linear_in(side, v)) is not None and isinstance(parts[0], int) and parts[0] == 1:
       return -parts[1]

@@ -1,4 +1,4 @@
-"""Every touch of `tensorflow.python` and `tensorflow.compiler`, but those of `_tf_functions` and what `_tf_patches` replaces."""
+"""All uses of `tensorflow.python` and `tensorflow.compiler`, except in `_tf_functions` and `_tf_patches`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WRAPPERS = _data_structures.ListWrapper | _data_structures._DictWrapper | _data
 
 
 def unwrapped(tree: Any) -> Any:
-  """The containers that tf.Module has wrapped, as dicts, lists and tuples, which JAX takes."""
+  """Unwraps tf.Module's containers to dicts, lists and tuples, which JAX accepts."""
 
   def unwrap(x: Any) -> Any:
     if isinstance(x, _data_structures._DictWrapper):
@@ -44,11 +44,11 @@ def unwrapped(tree: Any) -> Any:
 
 
 is_saving = _save_context.in_save_context
-# What PyFunc ops call: {token: a function of NumPy arrays}, held weakly.
+# The functions of PyFunc ops: {token: a function of NumPy arrays}, held weakly.
 python_functions = _script_ops._py_funcs._funcs
 # FunctionDef of a graph's library -> tf.Graph with `inputs` and `outputs`.
 function_graph = _function_graphs.function_def_to_graph
-# Eager, whatever graph is under construction. Unlike tf.init_scope it lets tapes record.
+# Executes eagerly, even while a graph is built. Unlike tf.init_scope, tapes keep recording.
 outside_graphs = _context.eager_mode
 
 
@@ -65,7 +65,7 @@ def is_watched(tensor: tf.Tensor) -> bool:
 
 @contextlib.contextmanager
 def recording_again() -> Iterator[None]:
-  """Where recording is stopped, tapes record: for what JAX traces may be TensorFlow with a tape of its own, as a call_tf is."""
+  """Resumes recording of tapes, because a function that JAX traces may use its own tape, as a call_tf does."""
   stopped = _pywrap_tfe.TFE_Py_TapeSetIsStopped()
   if stopped:
     _pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
@@ -77,7 +77,7 @@ def recording_again() -> Iterator[None]:
 
 
 def is_stateful(kind: str) -> bool:
-  """Whether ops of this type have state; a function that is called by its name has that of the ops inside."""
+  """Whether ops of this type are stateful; a call of a function is if an op inside is."""
   definition = _op_defs.get(kind)
   return definition is not None and definition.is_stateful
 
@@ -85,8 +85,8 @@ def is_stateful(kind: str) -> bool:
 def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
   """An op that XLA compiles only if the condition holds, because XLA drops Asserts. Put it after an Assert, which fails without XLA.
 
-  The condition may depend on sizes, which XLA knows when it compiles. Its error names the op, which is named after the message.
-  Without XLA its result is unused, and Grappler removes the op.
+  The condition may depend on sizes, which are static for XLA. XLA's error contains the name of the op, which is the message.
+  Without XLA, Grappler removes the op, because its result is unused.
   """
   name = re.sub(r"[^\w.]+", "_", message).strip("_")
   step = tf.cast(condition, tf.int32)
@@ -94,10 +94,10 @@ def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
 
 
 def keeping_effects(compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-  """The results of `compute`, which wait for all its ops with effects; these run in the order in which they were made.
+  """The results of `compute`, with control dependencies on all its effectful ops, which run in program order.
 
-  TensorFlow sees to that in the graph of a tf.function, but not in graphs of TensorFlow 1, nor in the gradient that a tape outside of a
-  tf.function asks for.
+  TensorFlow does this in a tf.function, but not in TF1 graphs, nor in a gradient requested by a tape outside of a
+  tf.function.
   """
   graph: Any = tf.compat.v1.get_default_graph()
   if graph._add_control_dependencies:
@@ -124,17 +124,17 @@ def with_derivatives(
   push: Callable[..., Sequence[tf.Tensor | None]],
   has_effects: bool = False,
 ) -> list[tf.Tensor]:
-  """The results that `compute` gives for `operands`, in an op with derivatives of our own.
+  """The results of `compute(operands)`, with custom derivatives.
 
-  As tf.custom_gradient does it, with an IdentityN that has its own gradient function. But that looks through the
-  whole graph for variables each time, and in a graph gives zero tangents to a ForwardAccumulator.
+  Like tf.custom_gradient, it uses an IdentityN with a gradient function. But tf.custom_gradient searches the
+  whole graph for variables at each call, and in a graph returns zero tangents to a ForwardAccumulator.
 
   Args:
     compute: -> results, residuals; without recording: TensorFlow would prepare a gradient of its own for every loop and branch inside.
     operands: floating point and complex tensors.
     pull: residuals, cotangents of the results -> those of the operands.
     push: tangents of the operands -> those of the results.
-    has_effects: of `compute`. `pull` waits for it, which a graph of TensorFlow 1 would leave out where no cotangent depends on it.
+    has_effects: whether `compute` has effects. `pull` then depends on them; a TF1 graph would prune them if no cotangent depends on them.
   """
   graph = current_graph()
   with _record.stop_recording():
@@ -185,7 +185,7 @@ def _note_effects(results: Sequence[tf.Tensor], has_effects: bool) -> None:
 def _register_gradient(graph: tf.Graph, gradient_type: str, gradient: Callable[..., list[tf.Tensor | None]]) -> None:
   """Registers the gradient function of one op of `graph`, for as long as the graph lives.
 
-  TensorFlow's registry forgets nothing, and the function holds tensors, so the graph and the weights in it: the graph keeps it instead.
+  TensorFlow's registry never forgets a function, which holds tensors and thus the graph and its weights. So the graph holds it instead.
   """
   setattr(graph, gradient_type, gradient)
   alive = weakref.ref(graph)
@@ -262,10 +262,10 @@ def current_graph() -> tf.Graph | None:
 
 
 def anchored(x: tf.Tensor) -> tf.Tensor:
-  """The tensor, by an op that others can wait for.
+  """The tensor, as the result of an op that keeps control dependencies.
 
-  TF 2.21: every custom gradient makes an IdentityN, and Grappler loses control dependencies on what comes out of one, also behind Identity
-  and StopGradient; a variable is then written before it is read. EnsureShape keeps them.
+  TF 2.21: Grappler loses control dependencies on results of IdentityN, which every custom gradient creates, even through Identity
+  and StopGradient. A variable could then be written before it is read. EnsureShape keeps them.
   """
   return tf.ensure_shape(x, x.shape) if isinstance(x, tf.Tensor) and not tf.executing_eagerly() else x
 
@@ -278,7 +278,7 @@ def orders_writes() -> bool:
 
 @contextlib.contextmanager
 def errors_as_raised() -> Iterator[None]:
-  """Keeps AutoGraph from turning an exception into one of its own, which loses its type and its words."""
+  """Prevents AutoGraph from replacing an exception by its own, which loses type and message."""
   try:
     yield
   except Exception as error:

@@ -1,4 +1,4 @@
-"""Calls of Python functions in graphs: in this process, and the ops that replace them in a file."""
+"""Python callbacks in graphs, and the ops that replace them in saved files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINE = "_jax2tf_line"  # an attribute of the PrintV2 and Assert ops that take t
 
 @dataclass(frozen=True)
 class Text:
-  """The text that TensorFlow prints in place of JAX.
+  """The text that TensorFlow prints in a saved file.
 
   Attributes:
     template: with a `HOLE` for each operand.
@@ -45,7 +45,7 @@ class Callback:
   Attributes:
     what: "pure_callback (sin)", or "debug_print".
     where: the user's line.
-    text: what a file can say in its place; None for a function that no file can hold.
+    text: the text that replaces it in a file; None if nothing can replace it.
   """
 
   what: str
@@ -56,7 +56,7 @@ class Callback:
     return f"{self.what} at {self.where}"
 
 
-# Until the process ends, as for tf.numpy_function in TensorFlow: {token: (function, description)}.
+# {token: (function, description)}; kept until the process ends, as for tf.numpy_function.
 _known: dict[str, tuple[Callable[..., Any], Callback]] = {}
 _raised: collections.deque[Exception] = collections.deque(maxlen=8)
 
@@ -66,8 +66,8 @@ def call_python(
 ) -> Sequence[tf.Tensor]:
   """What `function` gives for the NumPy arrays of `operands` when the graph runs.
 
-  The op is stateful, for TF 2.21 would call a function of constants once, for all runs to come. tf.numpy_function numbers its
-  functions, so that a graph in another process would call whatever has that number there. This op names its own:
+  The op is stateful, because TF 2.21 would constant-fold a callback on constants. tf.numpy_function numbers its
+  functions, so a graph in another process would call an unrelated function of the same number. This op uses a unique name:
   "jax2tf pure_callback (sin) at model.py:41:9 (encode) #...".
   """
 
@@ -89,7 +89,7 @@ def call_python(
 
 
 def as_raised(error: tf.errors.OpError) -> Exception:
-  """The exception of a callback behind an error of TensorFlow, which has its words; without one the error itself."""
+  """The original exception of a callback behind a TensorFlow error; the error itself if there is none."""
   found = next((e for e in list(_raised) if f"{type(e).__name__}: {e}" in error.message), None)
   if found is None:
     return error
@@ -103,7 +103,7 @@ def callbacks_in(definition: Any) -> list[Callback]:
 
 
 def refuse(callbacks: Iterable[Callback]) -> None:
-  """Raises CallbackError with the lines of those that no file can hold."""
+  """Raises CallbackError, with the source lines, for callbacks that no file can hold."""
   if lost := [found for found in callbacks if found.text is None]:
     lines = "".join(f"  {found}\n" for found in lost)
     message = f"cannot save a function that calls back into Python, which no file can hold:\n{lines}  {_ADVICE}"
@@ -111,14 +111,14 @@ def refuse(callbacks: Iterable[Callback]) -> None:
 
 
 def gap(callback: Callback) -> errors.Gap:
-  """A callback as what a target lacks; what a file can say in its place, a target may leave out."""
+  """The gap of a callback for a target. A target may omit a callback that only prints or checks."""
   if callback.text is not None:
-    return errors.Gap(callback.what, "only TensorFlow prints", "nothing need be done: the numbers are the same", callback.where, "PrintV2")
+    return errors.Gap(callback.what, "only TensorFlow prints", "nothing to do: the results are the same", callback.where, "PrintV2")
   return errors.Gap(callback.what, "no file can hold a Python function", _ADVICE, callback.where, "PyFunc")
 
 
 def say_in_tensorflow(definition: Any) -> None:
-  """Has TensorFlow's own ops say what our callbacks do, in a GraphDef that is to leave this process.
+  """Replaces our callbacks by TensorFlow ops, in a GraphDef that is saved.
 
   Raises:
     ValueError: a callback that has no text, with its line.
@@ -148,7 +148,7 @@ def _callback(node: Any) -> Callback | None:
 
 
 def _say(found: Callback, text: Text, node: Any, nodes: Any, first_result: str) -> None:
-  """Makes a StringFormat, and a PrintV2 or Assert of the same name, of a PyFunc without results."""
+  """Replaces a PyFunc without results by a StringFormat and a PrintV2 or Assert of the same name."""
   data = [x for x in node.input if not x.startswith("^")]
   form = nodes.add(name=f"{node.name}/text", op="StringFormat")
   form.attr["T"].list.SetInParent()  # also of no operands

@@ -1,4 +1,4 @@
-"""TensorFlow's own functions, as `call_tf` needs them: called without checks, with other variables, and apart from their gradients."""
+"""Calls of TensorFlow functions for `call_tf`: without checks, with substituted variables, and without their gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def flat_call(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[list
 
   Args:
     concrete: the function.
-    given: {position of an argument: a variable, which has the argument for its value in the call}.
+    given: {position of an argument: a variable that takes the value of the argument during the call}.
   """
   captured = concrete.captured_inputs
   if not given:
@@ -47,7 +47,7 @@ def _variable(value: tf.Tensor, like: tf.Variable) -> tf.Tensor:
 def gradient_apart(
   gradients: Callable[..., Sequence[tf.Tensor]], cotangents: Sequence[tf.TensorSpec]
 ) -> tuple[Callable[..., Sequence[tf.Tensor]], list[tf.Tensor]]:
-  """A function that uses tensors of the graph under construction, as one without them, as TensorFlow does it for its tapes.
+  """A function without captures, made of one that captures tensors of the current graph, as TensorFlow does for its tapes.
 
   Args:
     gradients: cotangents -> their results.
@@ -57,7 +57,7 @@ def gradient_apart(
     ((values of the tensors, cotangents) -> results, the tensors).
 
   Raises:
-    ValueError: it uses more than values.
+    ValueError: it captures more than values.
   """
   here = tf.compat.v1.get_default_graph()
   graph = _func_graph.func_graph_from_py_func("gradient", lambda *c: list(gradients(*c)), [], {}, signature=list(cotangents))

@@ -1,4 +1,4 @@
-"""What we replace inside TensorFlow, each on top of what was there; docs/architecture.md lists them, tests/test_patches.py guards them."""
+"""Patches of TensorFlow, each a wrapper of the original; docs/architecture.md lists them, tests/test_patches.py guards them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _missing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def is_missing(cotangent: tf.Tensor) -> bool:
-  """Whether there is no cotangent, and TensorFlow has put zeros in its place."""
+  """Whether the tensor is zeros that TensorFlow substituted for a missing cotangent."""
   return _missing.get(id(cotangent)) is cotangent
 
 
@@ -115,10 +115,10 @@ _traced = _save._trace_gradient_functions
 
 @functools.wraps(_traced)
 def _trace_gradient_functions(graph: tf.Graph, view: Any) -> None:
-  """Adds the gradient functions of the functions in `graph`, and theirs, to what is saved; where none is ours, as TensorFlow does.
+  """Saves the gradient functions of the functions in `graph`, and those of gradient functions; without ours, as TensorFlow does.
 
-  TF 2.21 leaves out those of gradient functions, so that a loaded model would have no second derivative; and it compares each capture with
-  each other one, which takes minutes for 500 parameters.
+  TF 2.21 omits gradient functions of gradient functions, so a loaded model would have no second derivatives. It also compares each
+  capture with every other one, which takes minutes for 500 parameters.
 
   Raises:
     ValueError: a gradient function fails, or captures what a SavedModel cannot hold.
@@ -149,7 +149,7 @@ def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gr
     gradient = tf.function(_ops.gradient_registry.lookup(gradient_type)).get_concrete_function(None, *op.inputs)
   except Exception as error:
     raise ValueError(
-      f"Error when tracing gradients for SavedModel: that of op {op.name!r} raises {type(error).__name__}: {error}. Mend it, or save "
+      f"Error when tracing gradients for SavedModel: that of op {op.name!r} raises {type(error).__name__}: {error}. Fix it, or save "
       "without gradients: tf.saved_model.SaveOptions(experimental_custom_gradients=False)"
     ) from error
   finally:
@@ -171,7 +171,7 @@ def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gr
       elif outer in view.captured_tensor_node_ids:
         view.captured_tensor_node_ids[capture] = view.captured_tensor_node_ids[outer]
       else:
-        raise ValueError(f"Found invalid capture {outer} when saving custom gradients: that of op {op.name!r} has it from nowhere")
+        raise ValueError(f"Found invalid capture {outer} when saving custom gradients: that of op {op.name!r} cannot reach it")
     gradient.add_to_graph(graph)
   view.gradient_functions.append(gradient)
   view.gradient_defs.append(_RegisteredGradient(gradient_func=gradient.name, registered_op_type=gradient_type))
@@ -185,7 +185,7 @@ _verified = _save._verify_ops
 
 @functools.wraps(_verified)
 def _verify_ops(graph_def: Any, namespace_whitelist: Any) -> None:
-  """Has TensorFlow print what we do, refuses our other callbacks, shares constants; TensorFlow calls it with what it is about to write."""
+  """Replaces our prints by TensorFlow ops, refuses other callbacks, and shares constants. TensorFlow calls it before it writes a file."""
   say_in_tensorflow(graph_def)
   share_constants(graph_def, _CAPTURED)
   _verified(graph_def, namespace_whitelist)

@@ -1,4 +1,4 @@
-"""Constants that a file holds once: TensorFlow makes a node for each shape of a Reshape, each axis of a Sum."""
+"""Deduplicates constants in a saved file: TensorFlow creates a node for each shape of a Reshape and each axis of a Sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SMALL = 256  # bytes of a node; larger ones are parameters, which are rarely eq
 
 
 def share_constants(definition: Any, known: Iterable[str]) -> None:
-  """Leaves one of equal small constants, and those of `known` names, in each function of a GraphDef, where any function is ours."""
+  """Merges equal small constants, except those of `known` names, in each function of a GraphDef that contains one of ours."""
   functions = definition.library.function
   if any("jax2tf" in node.name for function in functions for node in function.node_def):
     for function in functions:

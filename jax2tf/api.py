@@ -30,7 +30,7 @@ from jax2tf.trace import BoundedCache, Traceable, TracedFunction
 DisabledSafetyCheck = export.DisabledSafetyCheck
 PolyShape = _jax_dimensions.PolyShape
 
-# Conversions kept for one converted function, a graph each: bounded, so that a long-lived process does not grow. A small one takes 1 MB.
+# The default of `max_conversions`: bounds the memory of a long-lived process. A small conversion takes 1 MB.
 _MAX_CONVERSIONS = 512
 
 
@@ -60,9 +60,9 @@ def convert(
   The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in Keras layers. It traces `fun_jax` once for
   each combination of argument structure, dtypes, (polymorphic) shapes and static values.
 
-  A result that is a typed PRNG key array, key<fry>[3], is a tensor u32[3,2] of its physical data. The tensor's attribute `jax_dtype`
-  records the dtype: as an argument of a converted function it is a key array again. Without the attribute, behind a SavedModel or a
-  tf.function, uint32 data are a raw key of the implementation that `jax_default_prng_impl` names.
+  A result that is a typed PRNG key array, key<fry>[3], becomes a tensor u32[3,2] of its physical data. The tensor's attribute `jax_dtype`
+  records the dtype, so a converted function takes it as a key array again. A SavedModel or a tf.function drops the attribute; then
+  uint32 data are a raw key of the implementation `jax_default_prng_impl`.
 
   Args:
     fun_jax: a function that JAX can trace, of pytrees of arrays; `jax.jit` and its static arguments are honoured.
@@ -70,40 +70,40 @@ def convert(
       None at each leaf; the grammar is that of `jax.export.symbolic_shape`, whose result may stand in place of a string.
     polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) == 0" or "a*b == c".
     with_gradient: whether TensorFlow may differentiate the result; it uses JAX's VJP and JVP.
-    gradient_orders: how many orders of derivatives a SavedModel holds, each a graph of its own; a loaded function raises for higher ones.
+    gradient_orders: the number of derivative orders in a SavedModel, each in its own graph; a loaded function raises for higher ones.
     enable_xla: accepted for compatibility: the graph lowering emits no `Xla*` op either way, and native serialization refuses False.
     native_serialization: lower to XlaCallModule ops, which XLA compiles when they run, instead of ordinary ops.
     native_serialization_platforms: for native serialization: where the module may run, as `platforms`; by default on JAX's default backend.
     native_serialization_disabled_checks: for native serialization: `DisabledSafetyCheck.platform()`, `.custom_call(target)`.
-    stablehlo_version: for native serialization: what the reader of the module understands, as a version of StableHLO ("1.0.0") or of
-      TensorFlow ("2.16"); by default that of the installed TensorFlow.
-    platforms: where the graph will run, a subset of cpu, cuda, rocm, tpu, if not on this machine: `lax.platform_dependent` takes the
-      branch that they share, and the devices that the function names need not exist here.
+    stablehlo_version: for native serialization: the reader's StableHLO version ("1.0.0") or TensorFlow release
+      ("2.16"); by default that of the installed TensorFlow.
+    platforms: where the graph will run, if not on this machine: a subset of cpu, cuda, rocm, tpu. It selects the branch of
+      `lax.platform_dependent`; devices that the function names need not exist here.
     device_map: JAX device -> TensorFlow device, for the devices that `jax.device_put`, `jax.default_device` and `compute_on` name. A key
       is a jax.Device, "gpu:1", a whole platform "gpu", or "host"; None leaves the placement to TensorFlow. By default "gpu:1" is
       "/device:GPU:1", and "host" is "/device:CPU:0".
     keep_shardings: whether sharding annotations become XlaSharding ops, for XLA's partitioner under jit_compile; by default they have no
       effect, and a warning says so. Native serialization always keeps them.
-    idioms: "exact" for JAX's values, or "fused" for TensorFlow's composite ops too, such as Softmax, Relu and FusedBatchNorm, which are
-      faster and which other runtimes know, or the names of some, such as "softmax,gelu". NaN, infinity and rounding may differ
+    idioms: "exact" for JAX's values; "fused" to use TensorFlow's composite ops too, such as Softmax, Relu and FusedBatchNorm, which are
+      faster and supported by other runtimes; or names of some, such as "softmax,gelu". NaN, infinity and rounding may differ
       (docs/guide/fused.md).
     dtensor_mesh: experimental: a tf.experimental.dtensor.Mesh with the axis names and sizes of JAX's mesh; sharding annotations become
       layouts on it (docs/guide/dtensor.md).
     static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
-    max_conversions: how many combinations of structure, dtypes, (polymorphic) shapes and static values to keep, each with its graphs.
-      Beyond it the least recently used one is dropped; the first drop warns.
+    max_conversions: the number of cached combinations of structure, dtypes, (polymorphic) shapes and static values, each with its graphs.
+      Beyond it, the least recently used one is dropped; the first drop warns.
 
   Returns:
     a function of the arguments of `fun_jax`: pytrees of tf.Tensor, tf.Variable, NumPy and JAX arrays, Python scalars, and
     `jax2tf.Ref(variable)` for a `jax.Ref`. It returns the pytree of `fun_jax`, with tf.Tensors of JAX's dtypes.
 
   Raises:
-    TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array, or a `Ref` has no tf.Variable of a dtype of JAX.
+    TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array, or a `Ref` holds no tf.Variable of a JAX dtype.
     ValueError: an option is not valid, or excludes another one; no sizes meet the constraints. At a call: it is inside a JAX
       transformation, shapes do not fit `polymorphic_shapes`, a rank is unknown, a static argument is not hashable, two `Ref`s have one
       variable, TensorFlow lacks a device, operands are on several devices, or an eager call of a native function is sharded.
     NotImplementedError: at a call: a `LoweringError` that lists all equations without a lowering; the reader's StableHLO or TensorFlow
-      is too old for the native module; a function that writes variables is in a graph without an order of writes (TF1).
+      is too old for the native module; the function writes variables in a graph that does not order writes (TF1).
     OverflowError: at a call, a Python int does not fit the dtype that JAX gives it.
     FloatingPointError: at a call, a result is NaN or infinite under `jax_debug_nans` or `jax_debug_infs`.
     LookupError: at a derivative, with `with_gradient=False`.
@@ -127,11 +127,11 @@ def convert(
     enable_xla, native_serialization, native_serialization_platforms, native_serialization_disabled_checks, stablehlo_version
   )
   if gradient_orders < 1:
-    raise ValueError(f"gradient_orders = {gradient_orders}: a SavedModel holds at least the first; for none take with_gradient=False")
+    raise ValueError(f"gradient_orders = {gradient_orders}: it must be at least 1; with_gradient=False saves none")
   composites = fused.names_of(idioms)
   if target and composites:
     raise ValueError(
-      f"native_serialization is not supported with idioms = {idioms!r}: a module holds JAX's own equations; drop one of the two"
+      f"native_serialization is not supported with idioms = {idioms!r}: a module contains JAX's own equations; drop one of the two"
     )
   orders = gradient_orders if with_gradient else 0
   destination = _destination(platforms, device_map, keep_shardings, dtensor_mesh)
@@ -150,7 +150,7 @@ def convert(
   def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _jax_compat.inside_trace():
       raise ValueError(
-        f"convert must be used outside all JAX transformations: '{traceable.name}' is called under one. "
+        f"convert must be used outside all JAX transformations: '{traceable.name}' is called inside one. "
         "Call the converted function from TensorFlow, or the JAX function from JAX"
       )
     found = refs.refs_of((args, kwargs))
@@ -194,7 +194,7 @@ def _with_composite_ops(traced: TracedFunction, names: frozenset[str]) -> Traced
 
 
 def _run_by_jax(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-  """The JAX function on the arguments of a converted one."""
+  """Calls the JAX function on the arguments of the converted function."""
   tensors = tf.Tensor | tf.Variable
   of = lambda x: _jax_checks.array(x.numpy(), key_dtype_of(x) or x.dtype.as_numpy_dtype) if isinstance(x, tensors) else x  # noqa: E731
   args, kwargs = tree_util.tree_map(of, _tf_compat.unwrapped((args, kwargs)))
@@ -212,7 +212,7 @@ _ORIGIN = "_jax2tf_origin"
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-  """Marks a converted function that equals its JAX function, with both. A pickled copy has neither; call_tf sees a TensorFlow function."""
+  """Marks a converted function that equals its JAX function, and holds both. A pickled copy has no mark."""
 
   itself: weakref.ref[Any] | None = None
   fun_jax: Callable[..., Any] | None = None
@@ -222,7 +222,7 @@ class _Origin:
 
 
 def jax_function_of(converted: Any) -> Callable[..., Any] | None:
-  """The JAX function behind a converted one that checks nothing more and has all its derivatives; None for any other object."""
+  """The JAX function of a converted one that adds no checks and has all derivatives; None for any other object."""
   origin = getattr(converted, _ORIGIN, _Origin())
   # functools.wraps copies the attributes of a function to others.
   return origin.fun_jax if origin.itself is not None and origin.itself() is converted else None
@@ -246,8 +246,8 @@ def eval_polymorphic_shape(
     fun_jax, polymorphic_shapes, polymorphic_constraints: as for `convert`.
 
   Returns:
-    a function of the arguments of `fun_jax`, with anything that has a shape and a dtype in place of arrays. It returns (pytree of
-    jax.ShapeDtypeStruct, pytree of strings such as "(2*b, 3)", which `polymorphic_shapes` takes again).
+    a function of the arguments of `fun_jax`, with specs (anything with a shape and a dtype) in place of arrays. It returns (pytree of
+    jax.ShapeDtypeStruct, pytree of strings such as "(2*b, 3)" for `polymorphic_shapes`).
 
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument has no numeric dtype.
@@ -283,7 +283,7 @@ def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[i
     the tensor, of the same dtype and shape.
 
   Raises:
-    ValueError: `partition_dimensions` has not one entry for each dimension, or one below 1.
+    ValueError: `partition_dimensions` does not have one entry for each dimension, or has one below 1.
 
   Examples:
     >>> import tensorflow as tf, jax2tf
@@ -295,7 +295,7 @@ def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[i
     if rank is not None and len(partition_dimensions) != rank:
       raise ValueError(f"partition_dimensions = {partition_dimensions} has {len(partition_dimensions)} entries for a tensor of rank {rank}")
     if any(n < 1 for n in partition_dimensions):
-      raise ValueError(f"partition_dimensions = {partition_dimensions}: each dimension has at least 1 part")
+      raise ValueError(f"partition_dimensions = {partition_dimensions}: each dimension needs at least 1 part")
   if _tf_compat.current_graph() is None:
     return tf.identity(tensor)
   parts = partition_dimensions
@@ -350,16 +350,16 @@ _TF_DEVICE = re.compile(r"(/job:\w+)?(/replica:\d+)?(/task:\d+)?(/device:|/)?[A-
 
 
 def _destination(platforms: Any, device_map: Any, keep_shardings: bool, dtensor_mesh: Any = None) -> Destination:
-  """Where the graph will run, checked."""
+  """Validates where the graph will run."""
   if platforms is not None:
     _check_platforms("platforms", platforms)
   devices: dict[str, str | None] = {}
   for key, device in (device_map or {}).items():
     place = place_named(key) if isinstance(key, str) and _PLACE.fullmatch(key) else place_of(key)
     if place is None:
-      raise ValueError(f'device_map: {key!r} is no JAX device; name one by a jax.Device, "gpu:1", "gpu" or "host"')
+      raise ValueError(f'device_map: {key!r} is not a JAX device; name one by a jax.Device, "gpu:1", "gpu" or "host"')
     if device is not None and not (isinstance(device, str) and _TF_DEVICE.fullmatch(device)):
-      raise ValueError(f'device_map[{key!r}] = {device!r} is no TensorFlow device, such as "/device:GPU:1"')
+      raise ValueError(f'device_map[{key!r}] = {device!r} is not a TensorFlow device, such as "/device:GPU:1"')
     devices[place] = device
   return Destination(tuple(platforms or ()), devices, keep_shardings, dtensor_mesh)
 
@@ -367,7 +367,7 @@ def _destination(platforms: Any, device_map: Any, keep_shardings: bool, dtensor_
 def _native_target(
   enable_xla: bool, native: bool, platforms: Sequence[str] | None, disabled_checks: Sequence[DisabledSafetyCheck], version: str | None
 ) -> Target | None:
-  """Who reads the modules of the native lowering; None for the graph lowering."""
+  """The reader of the native modules; None for the graph lowering."""
   if platforms:
     _check_platforms("native_serialization_platforms", platforms)
     if not native:

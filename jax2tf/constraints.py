@@ -21,7 +21,7 @@ def refuse_contradictions(scope: export.SymbolicScope) -> None:
   constraints = _jax_dimensions.explicit_constraints(scope)
   if constraints and _are_contradictory(constraints, scope):
     texts = ", ".join(repr(text) for _, _, text in constraints if text)
-    raise ValueError(f"Contradictory polymorphic_constraints ({texts}): no dimension sizes >= 1 meet all of them; drop or mend one")
+    raise ValueError(f"Contradictory polymorphic_constraints ({texts}): no dimension sizes >= 1 satisfy all of them; drop or change one")
 
 
 def _are_contradictory(constraints: Sequence[tuple[Any, Any, str]], scope: export.SymbolicScope) -> bool:
@@ -33,7 +33,7 @@ def _are_contradictory(constraints: Sequence[tuple[Any, Any, str]], scope: expor
   # In a scope of their own, where a*b - c is not 0 at once because of a*b == c.
   renamed = {name: export.symbolic_shape(name, scope=plain)[0] for plain in [export.SymbolicScope()] for name in names}
   conditions = [(comparator, _jax_dimensions.evaluate_dimension(difference, renamed)) for comparator, difference, _ in constraints]
-  # A variable that an equality defines, as c in a*b == c, is computed; the others take all their values.
+  # A variable that an equality defines, such as c in a*b == c, is computed; the others are enumerated.
   defined: dict[str, Any] = {}
   for comparator, difference in conditions:
     variables = _jax_dimensions.dimension_variables(difference)

@@ -1,4 +1,4 @@
-"""The rule context: what a lowering rule gets about the equation that it lowers."""
+"""The rule context: what a lowering rule knows about its equation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jax2tf.placement.shardings import is_sharded
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-  """Facts that rules record during one lowering, for other rules to read.
+  """Facts that rules record during a lowering, for other rules.
 
   Attributes:
     assertions: assertion ops; ops that rely on an assertion wait for them.
@@ -37,13 +37,11 @@ class Notes:
   left_out: list[str] = field(default_factory=list)
 
   def warn_of_what_is_left_out(self) -> None:
-    """One warning for all."""
+    """Issues one warning for all omitted prints and checks."""
     if lines := dict.fromkeys(self.left_out):
       self.left_out.clear()
       listed = "".join(f"\n  {line}" for line in lines)
-      warnings.warn(
-        f"TensorFlow's XLA compiles no calls of Python: jit_compile=True leaves out prints and checks:{listed}", UserWarning, stacklevel=2
-      )
+      warnings.warn(f"TensorFlow's XLA compiles no callbacks: jit_compile=True omits prints and checks:{listed}", UserWarning, stacklevel=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ class RuleContext:
       try:
         return dtensors.relayout(operand, sharding, mesh, free)
       except ValueError as error:
-        self.refuse(str(error), "annotate it otherwise, or give convert another dtensor_mesh")
+        self.refuse(str(error), "use another sharding, or pass another dtensor_mesh to convert")
     return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank), free)
 
   def refuse(self, reason: str, advice: str) -> NoReturn:
@@ -180,7 +178,7 @@ def scope_name(path: str) -> str:
   return "/".join(re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") or "fun" for part in path.split("/"))
 
 
-# x64, threefry_partitionable ... decide what is inside `fun`; they are part of the key.
+# Config flags such as x64 and threefry_partitionable affect the trace of `fun`, so they are part of the key.
 @_jax_compat.weakly_cached_by_all
 def _trace(fun: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], specs: tuple[Any, ...]) -> tuple[ClosedJaxpr, Any]:
   jaxpr, out = jax.make_jaxpr(functools.partial(fun, *args, **keywords), return_shape=True)(*specs)

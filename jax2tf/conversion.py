@@ -1,4 +1,4 @@
-"""One traced function as a TensorFlow function: into the graph under construction, or eagerly."""
+"""Runs one traced function in TensorFlow: in the current graph, or eagerly."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from jax2tf.trace import BoundedCache, TracedFunction, is_tensorflows
 class Conversion:
   """A traced function, ready to be lowered.
 
-  Inside a tf.function its ops join the graph of the caller. Eagerly it is a tf.function of its own,
-  built at the first call, so that later calls cost one op.
+  Inside a tf.function, its ops join the caller's graph. Eagerly, the first call builds a separate tf.function, so that
+  later calls cost one op.
   """
 
   def __init__(self, traced: TracedFunction, orders: int, destination: Destination, target: native.Target | None = None):
@@ -115,7 +115,7 @@ class Conversion:
 
 
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:
-  """Raises ValueError for devices that TensorFlow does not have; warns of shardings that the graph will not have."""
+  """Raises ValueError for devices that TensorFlow lacks; warns about shardings that the graph drops."""
   found = list(equations(traced.jaxpr))
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
@@ -143,11 +143,11 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
 
 
 # TF 2.21: "'tf.TensorListStack' op does not implement layout propagation".
-_STACKS = ("DTensor has no layout for what its steps stack", "write each step's row into the carry, or convert without dtensor_mesh")
+_STACKS = ("DTensor has no layout for stacked scan outputs", "write each step's row into the carry, or convert without dtensor_mesh")
 
 
 def _stacks(eqn: Any) -> bool:
-  """Whether it is a scan that stacks what its steps give."""
+  """Whether it is a scan that stacks the outputs of its steps."""
   if eqn.primitive is not P.scan_p:
     return False
   n_carry = _jax_compat.scan_split(*(eqn.params.get(name) for name in ("num_consts", "num_carry", "ft_in")))[1]

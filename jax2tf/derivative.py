@@ -1,4 +1,4 @@
-"""A jaxpr and its derivatives by JAX's rules, each a jaxpr too, traced when it is first needed.
+"""A jaxpr and its derivatives by JAX's rules, each again a jaxpr, traced on first use.
 
 The pullback that `jax.vjp` returns is a pytree. The forward jaxpr returns its leaves, the residuals,
 next to the results; the backward jaxpr rebuilds it from them. The gradient of the gradient is again
@@ -34,14 +34,14 @@ _WITH_RESIDUALS = (P.cond_p, P.cumlogsumexp_p, P.custom_vjp_call_p, P.remat_p, P
 
 @dataclass(frozen=True)
 class Forward:
-  """A forward pass, and what a backward pass rebuilds the pullback from.
+  """A forward pass, and the data from which a backward pass rebuilds the pullback.
 
   Attributes:
     program: primals -> results and residuals.
     residuals: their specs.
     structure: of the pullback, whose leaves they are.
     reached: filled by each trace of the pullback with the primals that have a cotangent.
-    unless_asked: why it cannot run where perhaps no derivative is asked for: it has other effects than the function; or None.
+    unless_asked: the error if it runs although no derivative was requested, because its effects differ from the function's; or None.
   """
 
   program: Program
@@ -57,7 +57,7 @@ class Backward:
 
   Attributes:
     program: (residuals, given cotangents) -> cotangents of the primals to differentiate in.
-    reached: which of the primals have one; for the others there are zeros.
+    reached: which primals have a cotangent; the others get zeros.
   """
 
   program: Program
@@ -73,7 +73,7 @@ class Derivative:
     results: positions of the floating point and complex results.
     prepare: makes programs.
     saved_orders: how many orders of derivatives a SavedModel holds; each one has a graph of its own there.
-    is_repeated: what it computes is computed once more, beside its function, and so has no effects.
+    is_repeated: whether it recomputes its function, and thus must have no effects.
   """
 
   def __init__(
@@ -98,17 +98,17 @@ class Derivative:
 
   @functools.cached_property
   def jaxpr(self) -> ClosedJaxpr:
-    """What is differentiated."""
+    """The differentiated jaxpr."""
     return self._make()
 
   @functools.cached_property
   def program(self) -> Program:
-    """What is differentiated, ready to be emitted."""
+    """The program of the differentiated jaxpr."""
     return self.prepare(repeated(self.function, self.jaxpr) if self.is_repeated else self.jaxpr, self.function, ())
 
   @property
   def forward(self) -> Forward | Exception:
-    """Or what `jax.vjp` raises for a function that has no reverse-mode derivative, or preflight for one that has no lowering."""
+    """The forward pass, or the error if the function has no reverse-mode derivative or no lowering."""
     return self._made.get("forward", lambda: _or_error(self._trace_forward))
 
   def _trace_forward(self) -> Forward:
@@ -131,7 +131,7 @@ class Derivative:
     return Forward(self.prepare(jaxpr, self.function, ()), residuals, structure, reached, unless_asked)
 
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
-    """Where cotangents of the results in `given` are given; or why there is none.
+    """The backward pass for cotangents of the results in `given`; or the error.
 
     The other results get symbolic-zero cotangents: JAX prunes their transposes, so 0 * inf never arises.
     """
@@ -153,10 +153,10 @@ class Derivative:
 
   @functools.cached_property
   def keeps_values(self) -> bool:
-    """False where the forward pass is not what the function itself is.
+    """Whether the forward pass returns the same values as the function.
 
     JAX's derivative rule of eigh symmetrises its operand, that of reduce starts from the identity of its monoid, that of
-    rematerialisation leaves out the barrier before what is computed once more, and that of a loop leaves out the checks in its body.
+    rematerialisation omits the barrier before the recomputation, and that of a loop drops the checks in its body.
     """
     barriers = (eqn.params["differentiated"] for eqn, _ in equations(self.jaxpr) if eqn.primitive is P.remat_p)
     loops = (eqn for eqn, _ in equations(self.jaxpr) if eqn.primitive in (P.scan_p, P.while_p))
@@ -165,7 +165,7 @@ class Derivative:
 
   @functools.cached_property
   def may_wait(self) -> bool:
-    """Whether the residuals follow from values of the function itself, so that they can be computed when a tape needs them."""
+    """Whether the residuals can be computed later, from values of the function, when a tape needs them."""
     plain = self.keeps_values and not self.jaxpr.effects and not self.program.placement.values
     return plain and not contains(self.jaxpr, (*_WITH_RESIDUALS, *IN_TENSORFLOW))
 
@@ -229,7 +229,7 @@ class Derivative:
 
 
 def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], prepare: Prepare, saved_orders: int = 1) -> Derivative:
-  """Of a function of the user's."""
+  """The derivatives of a user's function."""
   return Derivative(lambda: with_sources(jaxpr), function, wrt, differentiable(jaxpr.out_avals), prepare, saved_orders)
 
 
@@ -239,7 +239,7 @@ def differentiable(avals: Sequence[Any]) -> list[int]:
 
 
 def _noting(note: Callable[[list[int]], None]) -> Callable[..., Any]:
-  """The identity of several values; a backward pass calls `note` with which of them have a cotangent and not JAX's symbolic zero."""
+  """The identity. Its backward pass calls `note` with which of the values have a cotangent that is not a symbolic zero."""
 
   @jax.custom_vjp
   def same(*xs: Any) -> Any:
@@ -263,7 +263,7 @@ def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 
 
 def _or_error(make: Callable[[], Any]) -> Any:
-  """What `make` returns, or raises."""
+  """The result of `make`, or the exception that it raises."""
   try:
     return make()
   except Exception as error:
@@ -271,7 +271,7 @@ def _or_error(make: Callable[[], Any]) -> Any:
 
 
 def words_of(error: Exception) -> Exception:
-  """The same type and words without the traceback, whose frames hold arrays. The type's own __init__ may need more arguments."""
+  """A copy of the exception without its traceback, whose frames hold arrays. The type's __init__ may need more arguments."""
   words = type(error).__new__(type(error), str(error))
   words.args = (str(error),)
   for note in getattr(error, "__notes__", ()):

@@ -1,7 +1,7 @@
 """Symbolic dimensions: from polymorphic shapes to values in the graph.
 
-`specs_of` turns `polymorphic_shapes` into avals with `jax.export`. `Dimensions` knows how the
-dimension variables follow from the sizes of the arguments and what must hold for them; the formulas
+`specs_of` converts `polymorphic_shapes` to avals with `jax.export`. `Dimensions` computes the
+dimension variables from the sizes of the arguments, and their constraints; the formulas
 are jaxprs, lowered by the same rules as the user's equations. `DimensionValues` computes each
 symbolic dimension and each shape at most once per graph.
 """
@@ -99,14 +99,14 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
 
 
 def _is_sizes(x: Any) -> bool:
-  """Whether it is a shape as TensorFlow's users write it, such as (None, 4) or ["b", 4]."""
+  """Whether it is a shape in TensorFlow's style, such as (None, 4) or ["b", 4]."""
   if isinstance(x, tf.TensorSpec | tf.TensorShape):
     return True
   return isinstance(x, tuple | list) and any(type(d) is int for d in x) and all(d is None or isinstance(d, int | str) for d in x)
 
 
 def _check_spelling(args: Any, polymorphic_shapes: Any) -> None:
-  """Raises for what is a shape in other words than JAX's."""
+  """Raises ValueError for a shape that is not in JAX's notation."""
   of_each = isinstance(args, tuple) and isinstance(polymorphic_shapes, tuple) and len(args) == len(polymorphic_shapes)
   for part in polymorphic_shapes if of_each else [polymorphic_shapes]:
     for sizes in filter(_is_sizes, jax.tree.leaves(part, is_leaf=_is_sizes)):
@@ -202,8 +202,8 @@ def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[Clo
 class DimensionValues:
   """Values of symbolic dimensions in the graph of one lowering, each computed once.
 
-  They are computed in the outermost graph, where the variables live, so that a body of a loop or a
-  branch captures them and never traps them.
+  They are computed in the outermost graph, which the bodies of loops and branches capture. Computed inside a body, they could
+  not be used outside.
 
   Attributes:
     variables: name -> value.
@@ -242,7 +242,7 @@ class DimensionValues:
     return tuple(size if isinstance(size := self(d), int) else None for d in dims)
 
   def here(self) -> DimensionValues:
-    """The same variables, for another graph if that is under construction now: that of a backward pass."""
+    """The same variables, in the current graph, which may be that of a backward pass."""
     if self._graph is _tf_compat.current_graph():
       return self
     # Identities, because a nested gradient function may only close over tensors of its own graph.

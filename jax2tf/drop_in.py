@@ -1,4 +1,4 @@
-"""Standing in for `jax.experimental.jax2tf`, for code that imports it: `jax2tf.install()`."""
+"""Replaces `jax.experimental.jax2tf` for code that imports it: `jax2tf.install()`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PUBLIC = ("DisabledSafetyCheck", "PolyShape", "convert", "dtype_of_val", "eval_
 
 
 def install() -> contextlib.ExitStack:
-  """Makes this package `jax.experimental.jax2tf` for every later import of that name.
+  """Makes later imports of `jax.experimental.jax2tf` return this package.
 
   Returns:
-    a context manager, whose exit restores JAX's own package. Without `with` the change is permanent.
+    a context manager that restores JAX's own package on exit. Without `with`, the change is permanent.
 
   Examples:
     >>> import jax2tf
@@ -45,7 +45,7 @@ def install() -> contextlib.ExitStack:
 
 
 def _take_away() -> dict[str, Any]:
-  """Forgets all modules of the package, and returns them."""
+  """Removes all modules of the package from sys.modules, and returns them."""
   return {name: sys.modules.pop(name) for name in list(sys.modules) if f"{name}.".startswith(f"{_PACKAGE}.")}
 
 

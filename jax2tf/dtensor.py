@@ -1,4 +1,4 @@
-"""Parameters of JAX on a mesh of TensorFlow's DTensor, for functions of `convert(..., dtensor_mesh=mesh)`. Experimental."""
+"""JAX parameters on a DTensor mesh, for functions of `convert(..., dtensor_mesh=mesh)`. Experimental."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["tensor", "variables"]
 
 
 def variables(params: Any, mesh: Any) -> Any:
-  """Makes a dtensor.DVariable of each array of a pytree, with the layout of its NamedSharding. Other arrays are replicated.
+  """Makes a dtensor.DVariable of each array of a pytree, in the layout of its NamedSharding. Arrays without one are replicated.
 
   Args:
     params: a pytree of arrays of any dtype and shape.

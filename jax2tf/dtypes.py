@@ -1,4 +1,4 @@
-"""dtypes and avals across the bridge: what JAX makes of a TensorFlow value, and back."""
+"""Maps dtypes and avals between JAX and TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALARS = (bool, int, float, complex)
 
 
 def is_key(dtype: Any) -> bool:
-  """True for the dtype of typed PRNG key arrays, which travel as their physical uint32 data."""
+  """True for the dtype of typed PRNG key arrays, which are passed as their physical uint32 data."""
   return dtypes.issubdtype(dtype, dtypes.extended)
 
 
@@ -38,7 +38,7 @@ def tf_dtype(dtype: Any) -> tf.DType:
     return tf.bool if dtype == FLOAT0 else tf.as_dtype(np.dtype(dtype))
   except TypeError as error:
     raise TypeError(
-      f"TensorFlow has no dtype for JAX's {dtype}; cast it to one that it has before it is an argument, a result or an intermediate value"
+      f"TensorFlow has no dtype for JAX's {dtype}; cast arguments, results and intermediate values to another dtype"
     ) from error
 
 
@@ -47,13 +47,13 @@ _KEY_DTYPE = "jax_dtype"
 
 
 def mark_keys(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
-  """Records on the data of a key array its dtype, key<fry>: as an argument of a converted function it is a key array again."""
+  """Marks a tensor as the data of a key array, key<fry>, so that a converted function takes it as one."""
   setattr(tensor, _KEY_DTYPE, dtype)
   return tensor
 
 
 def key_dtype_of(tensor: Any) -> Any:
-  """What `mark_keys` recorded, or None."""
+  """The key dtype that `mark_keys` recorded, or None."""
   return getattr(tensor, _KEY_DTYPE, None)
 
 
@@ -104,7 +104,7 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
 
 
 def dtype_of_val(val: Any) -> tf.DType:
-  """Returns the dtype that JAX gives to a value, as a TensorFlow dtype. Without `jax_enable_x64` JAX narrows 64 bits to 32.
+  """Returns the dtype of a value in JAX, as a TensorFlow dtype. Without `jax_enable_x64`, JAX narrows 64-bit dtypes to 32 bits.
 
   Args:
     val: a tf.Tensor, tf.Variable, NumPy or JAX array, or a Python scalar.

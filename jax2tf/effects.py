@@ -1,4 +1,4 @@
-"""Equations that print or call Python, under derivatives: what would be repeated, or differs, and jaxprs without their prints."""
+"""Effects under differentiation: finds effects that would be repeated or differ, and removes prints from jaxprs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs, replac
 
 PRINTS = (_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
 _EFFECTFUL = (*PRINTS, _jax_compat.io_callback_p)
-# What a native module cannot hold.
+# The primitives that a native module cannot contain.
 CALLBACKS = (*_EFFECTFUL, _jax_compat.pure_callback_p)
 
 
 def differing(function: str, derivative: ClosedJaxpr, ran: ClosedJaxpr, otherwise: str, advice: str) -> Exception | None:
   """The error for a derivative whose effects differ from those of `ran`, with the lines; None if they are equal.
 
-  `otherwise` ends the reason. A custom rule may print something else than its function.
+  `otherwise` ends the reason. For example, a custom rule may print other text than its function.
   """
   if _effects(derivative) == _effects(ran):
     return None
@@ -32,7 +32,7 @@ def differing(function: str, derivative: ClosedJaxpr, ran: ClosedJaxpr, otherwis
 
 
 def repeated(function: str, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """The jaxpr, to be run beside another one that has the same effects: without its prints.
+  """The jaxpr without its prints, for a recomputation.
 
   Raises:
     LoweringError: it has other effects, which would be repeated; with the lines.
@@ -46,7 +46,7 @@ def repeated(function: str, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def _effects(jaxpr: Any) -> Counter[Any]:
   """How often a jaxpr prints or calls back for its effects: {(what, in which loops): in how many places}.
 
-  JAX's derivatives take out of a scan what is the same in each step, also a callback.
+  JAX's derivatives hoist loop-invariant equations out of a scan, even callbacks.
   """
   found: Counter[Any] = Counter()
   for eqn in jaxpr.eqns if jaxpr.effects else ():

@@ -1,4 +1,4 @@
-"""The errors of the package, in one module so that each says what failed, where, and what to do."""
+"""The error classes of the package. Each message states what failed, where, and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 class LoweringError(NotImplementedError):
-  """A function has equations without a lowering to TensorFlow ops. The message lists all of them, each with the user's line.
+  """The function has equations without a lowering to TensorFlow ops. The message lists all of them with the user's lines.
 
   Attributes:
     gaps: one entry for each equation, with the attributes `primitive`, `reason`, `advice`, `where` and `op`.
@@ -43,19 +43,19 @@ class CallbackError(ValueError):
 
 
 class SizeError(tf.errors.InvalidArgumentError, ValueError):
-  """Sizes of arguments that do not fit: a ValueError, as `jax.export` raises it, and what an assertion in a graph raises."""
+  """Argument sizes do not fit. A ValueError, as `jax.export` raises, and an InvalidArgumentError, as a graph assertion raises."""
 
   def __init__(self, message: str):
     super().__init__(None, None, message)
 
 
 class InternalError(AssertionError):
-  """A lowering rule broke its own contract: the value would not be JAX's."""
+  """A lowering rule violated its contract: the result would differ from JAX."""
 
 
 @dataclass(frozen=True)
 class Gap:
-  """One equation that cannot be lowered, or the op of it that a runtime lacks: what, where, and what the user can do."""
+  """One equation that cannot be lowered, or one op that a runtime lacks: what, where, and what the user can do."""
 
   primitive: str
   reason: str
@@ -71,7 +71,7 @@ ACROSS_DEVICES = (
 
 
 def no_rule(why_not: str | None) -> tuple[str, str]:
-  """(reason, advice) for a primitive without a rule; `why_not` says why no JAX function can stand for it."""
+  """(reason, advice) for a primitive without a rule; `why_not` says why no JAX function can replace it."""
   return (
     f"no lowering rule is registered, and {why_not}",
     "rewrite this line with other JAX functions, or register a rule with jax2tf.lowers (docs/developers/own-primitives.md)",
@@ -79,7 +79,7 @@ def no_rule(why_not: str | None) -> tuple[str, str]:
 
 
 def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:
-  """One error for all gaps of a function; equal gaps are listed once, with every place."""
+  """Makes one error for all gaps of a function; equal gaps are merged, with every source line."""
   gaps = list(gaps)
   places: dict[tuple[str, str, str], list[str]] = {}
   for gap in gaps:
@@ -119,7 +119,7 @@ def settling_constraints(error: Exception) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def hints() -> Iterator[None]:
-  """Adds a note to errors of tracing: which constraint decides a comparison of symbolic dimensions that JAX could not."""
+  """Adds a note to tracing errors: the constraint that decides an inconclusive comparison of symbolic dimensions."""
   try:
     yield
   except Exception as error:

@@ -1,8 +1,8 @@
-"""Primitives without a lowering rule, as the JAX functions that define them.
+"""Replaces primitives without a lowering rule by the JAX functions that define them.
 
-A library's primitive (Equinox' `unvmap_any`, Lineax' `linear_solve`) has derivatives and batching of its own, which JAX has applied when a
-jaxpr reaches us; what is left is its value. Where `mlir.lower_fun` made its lowering, JAX compiles a JAX function, and the equation
-becomes a call of that function. Elsewhere its `impl` may be one. What cannot be traced stays, and preflight refuses it.
+A library's primitive (Equinox' `unvmap_any`, Lineax' `linear_solve`) has its own derivative and batching rules, which JAX has already
+applied; only its value is left to compute. If `mlir.lower_fun` made its lowering, the equation becomes a call of that function.
+Otherwise its `impl` may be a JAX function. An equation that cannot be traced stays, and preflight refuses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def expanded(jaxpr: Jaxpr) -> Sequence[Any]:
 
 
 def why_not(eqn: Any) -> str | None:
-  """Why an equation cannot be a call of a JAX function, in words that follow "and"; None if it can."""
+  """Why an equation cannot be replaced, as a clause after "and"; None if it can."""
   try:
     _call(eqn)
   except Exception as error:
@@ -54,7 +54,7 @@ def _call(eqn: Any) -> Any:
   if eqn.effects:
     raise ValueError("it has side effects")
   if not all(isinstance(v.aval, ShapedArray) for v in (*eqn.invars, *eqn.outvars)):
-    raise ValueError("its operands or results are no arrays")
+    raise ValueError("its operands or results are not arrays")
   fun = _jax_compat.lowered_function(eqn.primitive)
   kind = "lowering" if fun else "impl"
   # Outside of jit, impl gets concrete operands; its result may depend on a constant.
@@ -71,11 +71,11 @@ def _call(eqn: Any) -> Any:
       traced = jax.make_jaxpr(jax.jit(call))(*specs).jaxpr
       [called] = traced.eqns
   except Exception as error:
-    raise ValueError(f"its {kind} is no JAX function: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+    raise ValueError(f"its {kind} is not a JAX function: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
   if (called.invars, called.outvars) != (traced.invars, traced.outvars):
     raise ValueError(f"its {kind} holds a tracer of another trace")
   if any(_same(inner, eqn) for inner, _ in equations(called.params["jaxpr"])):
-    raise ValueError(f"its {kind} is no JAX function")
+    raise ValueError(f"its {kind} is not a JAX function")
   found, wanted = (_types([v.aval for v in e.outvars]) for e in (called, eqn))
   if found != wanted:
     raise ValueError(f"its {kind} gives {found} where its abstract evaluation says {wanted}")
@@ -88,7 +88,7 @@ def _constant(atom: Any) -> Any:
 
 
 def _same(eqn: Any, other: Any) -> bool:
-  """Whether `eqn` is `other` again: what compiles a primitive, as impl often does, defines nothing."""
+  """Whether the two equations are the same: an impl that only compiles its primitive does not define it."""
   of, and_of = (_types([v.aval for v in e.invars]) for e in (eqn, other))
   return eqn.primitive is other.primitive and of == and_of and eqn.params == other.params
 

@@ -1,7 +1,7 @@
-"""JAX's own derivatives behind TensorFlow's tapes and accumulators, with nothing computed twice.
+"""Provides JAX's derivatives to TensorFlow's tapes and accumulators, without recomputation.
 
-Complex cotangents: TensorFlow's gradient is the conjugate of JAX's, so both ends are conjugated and
-the tape sees what it would see for the same function written in TensorFlow. Tangents are the same in both.
+Complex cotangents: TensorFlow's gradient is the conjugate of JAX's, so cotangents are conjugated on both sides.
+Tangents follow the same convention in both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   return _Differentiable(of, run, primals).call(functools.partial(_forward, of, run, primals, is_asked), of.jaxpr)
 
 
-# What gives the residuals to the graph under construction, that of a gradient function, whose emitter it takes; or why there are none.
+# (emitter of a gradient function's graph) -> the residuals in that graph; or the error.
 _Residuals = Callable[[Emitter], Sequence[tf.Tensor]] | Exception
 
 
@@ -53,9 +53,9 @@ def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_aske
 
 
 def _results(of: Derivative, run: Memory, primals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], _Residuals]:
-  """(results, residuals): these are computed when a tape asks for them, in the graph of the results and from all that is there.
+  """(results, residuals). Residuals are computed when a tape needs them, in the same graph, reusing its tensors.
 
-  A graph may grow as long as TensorFlow makes gradients of it: they capture more of its tensors. What is saved is there already.
+  The graph may still grow while TensorFlow builds gradients, which capture more of its tensors. A function that is saved is complete.
   """
   outs = run(of.program, *primals)
   graph, device, scope = primals[0].graph, primals[0].device, f"{tf.get_current_name_scope()}/"
@@ -75,13 +75,13 @@ def _recomputed(of: Derivative, primals: Sequence[tf.Tensor], here: Emitter) -> 
 
 
 def _program(forward: Forward | Exception) -> Program:
-  assert isinstance(forward, Forward)  # for there is a backward pass
+  assert isinstance(forward, Forward)  # because there is a backward pass
   return forward.program
 
 
 @dataclass(frozen=True)
 class _Differentiable:
-  """A function on its arguments, with the cotangents of these and the tangents of its results for TensorFlow.
+  """A function applied to arguments, with its VJP and JVP for TensorFlow.
 
   Attributes:
     of: the function and its derivatives.
@@ -140,7 +140,7 @@ class _Differentiable:
       failing = _tf_compat.fails_under_xla(condition, str(error))
     with tf.control_dependencies([failing]):
       like = functools.cache(lambda shape, dtype: tf.fill(shape, tf.zeros([], dtype)))
-      # Of known shapes without the primals, which a saved function would have as arguments. The assertion fails first.
+      # Built from shapes, not from the primals, which would become arguments of the saved function. The assertion fails first.
       wrt = [self.primals[i] for i in self.of.wrt]
       return [like(tuple(x.shape), x.dtype) if x.shape.is_fully_defined() else tf.identity(x) for x in wrt]
 
@@ -163,8 +163,8 @@ def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _cut(residuals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """The residuals, which have no derivatives: all derivatives go through the primals.
 
-  TensorFlow would differentiate what a gradient function captures (a persistent tape around a tf.function does), by the gradients of the
-  ops if they have any, and 0 * inf is NaN there.
+  Otherwise TensorFlow differentiates the captures of a gradient function (under a persistent tape around a tf.function) by the gradients
+  of their ops, where 0 * inf is NaN.
   """
   if tf.executing_eagerly():  # where recording is stopped
     return [*residuals]

@@ -1,4 +1,4 @@
-"""`python -m jax2tf.install script.py ...` runs a script for which `jax.experimental.jax2tf` is this package."""
+"""`python -m jax2tf.install script.py ...` runs a script in which `jax.experimental.jax2tf` is this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From programs to ordinary TensorFlow ops: a loop over equations, each by the rule of its primitive."""
+"""Emits programs as ordinary TensorFlow ops: a loop over equations that applies the rule of each primitive."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _host_array(value: Any, aval: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Lowering:
-  """One lowering into one graph: what all its equations share."""
+  """The state of one lowering into one graph."""
 
   dimensions: DimensionValues
   destination: Destination = field(default_factory=Destination)
@@ -108,11 +108,11 @@ class Lowering:
     return replace(self, dimensions=self.dimensions.here(), constants=Constants(), values=None, reuse=False)
 
   def remembering(self) -> Lowering:
-    """The same, which remembers what it computes."""
+    """The same, but caching computed values."""
     return replace(self, values=Values())
 
   def again(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
-    """The results of a program; an equation that was computed before is not computed once more."""
+    """The results of a program, reusing cached values."""
     return replace(self, reuse=True)(program, *operands)
 
   def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
@@ -187,9 +187,9 @@ class Lowering:
 
 
 def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-  """What the rule of an equation gives, as a sequence."""
+  """The results of the rule of an equation, as a sequence."""
   rule = rule_for(eqn.primitive)
-  if rule is None:  # prepare has seen the user's jaxpr; this one came from a rule
+  if rule is None:  # `prepare` checked the user's jaxpr, but a rule created this one
     ctx.refuse(*gap(eqn))
   results = rule(ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS})
   if not eqn.primitive.multiple_results:
@@ -198,7 +198,7 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
 
 
 def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-  """The results, spread over devices as the equation or their avals say; inside of a call, a loop or a branch that was done."""
+  """The results with the shardings of the equation or of their avals; calls, loops and branches did this inside."""
   if not ctx.destination.spreads or inner_jaxprs(eqn):
     return results
   said = None if eqn.primitive.multiple_results else eqn.params.get("out_sharding", eqn.params.get("sharding"))
@@ -217,7 +217,7 @@ def _no_dimensions(*_: Any) -> list[tf.Tensor]:
 
 
 def _scope(outer: str, path: str) -> contextlib.AbstractContextManager[Any]:
-  """The TensorFlow scope of the user's; the trailing slash re-enters one that exists."""
+  """The TensorFlow name of the user's scope; the trailing slash re-enters an existing one."""
   if not path:
     return contextlib.nullcontext()
   return tf.name_scope("/".join(part for part in (outer, scope_name(path)) if part) + "/")

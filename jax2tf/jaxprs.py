@@ -1,7 +1,7 @@
-"""Jaxprs: how one is made from another, and what is inside.
+"""Builds and traverses jaxprs.
 
-JAX 0.10 has jaxprs, and closed ones, which are a jaxpr and the values of its constants. In JAX 0.12 both are one class. Here is all that
-knows the difference: elsewhere a `ClosedJaxpr` is what has values for its constants, and has `eqns`, `invars` and `outvars` itself.
+JAX 0.10 has jaxprs and closed jaxprs (a jaxpr and the values of its constants). In JAX 0.12 both are one class. Only this module
+handles the difference: elsewhere, a `ClosedJaxpr` has constants, `eqns`, `invars` and `outvars`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def variables(atoms: Iterable[Any]) -> list[Any]:
 
 
 def part(jaxpr: Any, eqns: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
-  """Some equations of a jaxpr as one of their own: what they use of the rest -> `results`."""
+  """Some equations of a jaxpr as a separate jaxpr: values from the rest -> `results`."""
   made = {v for eqn in eqns for v in eqn.outvars}
   operands = [v for v in dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars)) if v not in made]
   names = jaxpr.debug_info.with_unknown_names()

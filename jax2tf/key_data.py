@@ -1,4 +1,4 @@
-"""Typed PRNG keys travel as their physical uint32 data: what moves keys without looking at them moves the words of each."""
+"""Lowers primitives that only move typed PRNG keys: they move the uint32 words of each key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's lines: where in their code an equation comes from."""
+"""Source lines: where in the user's code an equation comes from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def user_line(eqn: Any, caller: str = UNKNOWN) -> str:
 
 
 def definition(jaxpr: Any) -> str:
-  """`file:line (function)` where the traced function is defined; where the user calls us, if that is inside of a library."""
+  """`file:line (function)` of the definition of the traced function, or of the user's call if a library defines it."""
   name, _, place = jaxpr.debug_info.func_src_info.partition(" at ")
   if place and _jax_compat.is_user_file(place.rpartition(":")[0]):
     return f"{place} ({name})"

@@ -1,4 +1,4 @@
-"""jax_debug_nans and jax_debug_infs: results that they forbid, in eager calls and in graphs."""
+"""Checks results for jax_debug_nans and jax_debug_infs, eagerly and in graphs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def checked(results: Sequence[tf.Tensor], what: str, again: Callable[[], Any] = 
   """The results of `what`, a function or its derivative; in a graph they wait for an assertion.
 
   Raises:
-    FloatingPointError: a value that is forbidden, in an eager call. JAX's own, which names the primitive, where JAX finds one in
-      `again`, the function on the same arguments.
+    FloatingPointError: an eager result is NaN or infinite. If `again`, the JAX function on the same arguments, finds it too, it is
+      JAX's error, which names the primitive.
   """
   forbidden = list(_forbidden(results))
   if not forbidden:
@@ -46,7 +46,7 @@ def _parts(y: tf.Tensor) -> list[tf.Tensor]:
 
 def _asserted(results: Sequence[tf.Tensor], what: str, forbidden: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
   if _tf_compat.is_compiled_by_xla():
-    warnings.warn(f"jit_compile=True leaves out what jax_debug_nans and jax_debug_infs assert of {what}", UserWarning, stacklevel=2)
+    warnings.warn(f"jit_compile=True omits the assertions of jax_debug_nans and jax_debug_infs on {what}", UserWarning, stacklevel=2)
     return list(results)
   with tf.control_dependencies([tf.debugging.Assert(~found, [f"FloatingPointError: {_words(what, kind)}"]) for kind, found in forbidden]):
     return [tf.identity(y) for y in results]

@@ -1,4 +1,4 @@
-"""Native lowering: a jaxpr as one XlaCallModule op, in a StableHLO that its reader understands.
+"""Native lowering: emits a jaxpr as one XlaCallModule op, in a StableHLO version that the reader supports.
 
 `jax.export` makes the module. Here composites, which older readers cannot refine, become calls of their decompositions, and the module
 is serialised at the version of the TensorFlow that will read it. LAPACK equations, for which TensorFlow's XLA has no handler on CPU, are
@@ -33,7 +33,7 @@ from jax2tf.placement.shardings import has_sharding, operand_shardings
 from jax2tf.program import Places, Program, equations, parts
 from jax2tf.registry import IN_TENSORFLOW
 
-# What JAX lowers to LAPACK on CPU; tests/test_native.py looks for others.
+# Primitives that JAX lowers to LAPACK on CPU; tests/test_native.py checks that the list is complete.
 LAPACK = (
   *(P.cholesky_p, P.eig_p, P.eigh_p, P.hessenberg_p, P.householder_product_p, P.lu_p, P.qr_p, P.schur_p, P.svd_p),
   *(P.triangular_solve_p, P.tridiagonal_p, P.tridiagonal_solve_p, _jax_compat.geqrf_p, _jax_compat.geqp3_p, _jax_compat.ormqr_p),
@@ -61,7 +61,7 @@ def stablehlo_version(reader: str | None) -> str:
   numbers = _numbers(reader)
   if len(numbers) != 3 or not _numbers("0.9.0") <= numbers <= _numbers(stablehlo.get_current_version()):
     raise ValueError(
-      f"stablehlo_version = {reader!r} is no release of TensorFlow among {', '.join(_OF_TENSORFLOW)} and no version of StableHLO "
+      f"stablehlo_version = {reader!r} is neither a TensorFlow release among {', '.join(_OF_TENSORFLOW)} nor a StableHLO version "
       f"from 0.9.0 to {stablehlo.get_current_version()}, the newest that this JAX writes"
     )
   return reader
@@ -73,7 +73,7 @@ def _numbers(version: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Target:
-  """Who will read and run the modules.
+  """The reader of the modules, and the platforms that run them.
 
   Attributes:
     platforms: of cpu, cuda, rocm, tpu; with more than one, the module chooses when it runs.
@@ -88,10 +88,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Native:
-  """An emitter of XlaCallModule ops: one for each jaxpr, but for what the target has no handler for.
+  """An emitter of XlaCallModule ops, one for each jaxpr, except for equations that the target does not support.
 
   Attributes:
-    graph: emits that, as ordinary ops.
+    graph: emits these equations as ordinary ops.
     target: who will read the modules.
   """
 
@@ -167,12 +167,12 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
     ("call_tf", where()) for eqn, where in jaxprs.equations(jaxpr) if eqn.primitive.name == "call_tf" and eqn.params.get("call_tf_graph")
   ]
   if graphs:
-    reason = "with call_tf_graph=True the function stays outside of the module, which only JAX's own jax2tf.convert provides for"
+    reason = "with call_tf_graph=True the module only refers to the function, which only JAX's own jax2tf.convert supports"
     raise errors.lowering_error(function, [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs])
   if runs_on_several_devices(jaxpr):  # between modules of several, nothing can be lowered to one device
     _refuse_on_several(jaxpr, function, CALLBACKS, "it calls back into Python", "remove this line before conversion")
     if "cpu" in target.platforms:
-      advice = "convert the function of one device, or for another of native_serialization_platforms"
+      advice = "convert the single-device function, or choose other native_serialization_platforms"
       _refuse_on_several(jaxpr, function, LAPACK, "TensorFlow's XLA has no handler for it on CPU", advice)
   return Program(jaxpr, jaxpr.eqns, NOWHERE)
 

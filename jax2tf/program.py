@@ -1,4 +1,4 @@
-"""The stage between tracing and emitting, and the only one that rewrites a jaxpr: what comes out of it is ready to become ops."""
+"""The stage between tracing and emission: the only one that rewrites a jaxpr. Its result can be emitted directly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Program:
 
 
 class Emitter(Protocol):
-  """What makes a program ops, of one graph."""
+  """Emits programs as ops of one graph."""
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program."""
@@ -52,7 +52,7 @@ class Emitter(Protocol):
 
 
 class Memory(Emitter, Protocol):
-  """An emitter that remembers what it computes."""
+  """An emitter that caches computed values."""
 
   def again(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program; what was computed before is not computed once more."""
@@ -99,7 +99,7 @@ def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True) -> It
 
 @_jax_compat.weakly_cached
 def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any], Placement]:
-  """The equations to emit, and where they run: once for each jaxpr, and never the jaxpr itself, which would then never die."""
+  """The equations to emit and their placement, cached by jaxpr. The result must not hold the jaxpr, or it would never be freed."""
   eqns = idioms.rewritten([key_data.on_words(eqn) for eqn in effects.needed(expanded(jaxpr), jaxpr.outvars)], jaxpr.outvars)
   if jax.config.jax_enable_checks:
     _jax_compat.check_jaxpr(jaxpr.replace(eqns=list(eqns)))

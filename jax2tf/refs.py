@@ -1,4 +1,4 @@
-"""Mutable arrays of JAX as tf.Variables, which a converted function reads and writes: its arguments, and those that it closes over."""
+"""JAX's mutable arrays as tf.Variables that a converted function reads and writes: as arguments, or closed over."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from jax2tf.jaxprs import ClosedJaxpr, closed, opened
 
 @dataclass(frozen=True, eq=False)
 class Ref:
-  """An argument of a converted function: a tf.Variable where the JAX function takes a `jax.Ref`.
+  """Marks a tf.Variable as the argument of a converted function whose JAX function takes a `jax.Ref`.
 
-  A tf.Variable without `Ref` passes its value. The wrapper is necessary because a function that only reads takes both. It may be a leaf
-  of any argument; `polymorphic_shapes` describes its variable.
+  A tf.Variable without `Ref` passes its value. The wrapper is necessary because a function that only reads accepts both. It may be a leaf
+  of any argument; `polymorphic_shapes` applies to its variable.
 
   Args:
     variable: a tf.Variable of any shape, of a dtype that JAX has; without `jax_enable_x64`, of at most 32 bits.
@@ -32,7 +32,7 @@ class Ref:
   Raises:
     TypeError: at the call, `variable` is not a tf.Variable, or JAX has no such dtype.
     ValueError: at the call, two arguments have one variable, or a `call_tf` inside the function uses it.
-    NotImplementedError: at the call, the graph keeps no order of reads and writes (TF1, wrap_function).
+    NotImplementedError: at the call, the graph does not order reads and writes (TF1, wrap_function).
 
   Examples:
     >>> import tensorflow as tf, jax2tf
@@ -47,7 +47,7 @@ class Ref:
   variable: Any
 
 
-# The structure of the arguments, and so the key of a trace, then has which leaves are refs.
+# So the structure of the arguments, and the cache key of the trace, record which leaves are refs.
 tree_util.register_dataclass(Ref, data_fields=["variable"], meta_fields=[])
 
 
@@ -61,7 +61,7 @@ def refs_of(arguments: Any) -> list[Ref]:
 
 
 def check(arguments: Any, name: str) -> None:
-  """Raises if refs of a tree (args, kwargs) do not hold variables, hold one variable twice, or would be written in no defined order."""
+  """Raises if refs in (args, kwargs) do not hold variables, share a variable, or would be written in no defined order."""
   seen: dict[Any, str] = {}
   for path, x in tree_util.tree_flatten_with_path(arguments, is_leaf=_is_ref)[0]:
     if not _is_ref(x):
@@ -89,20 +89,20 @@ def check_order(name: str) -> None:
   """Raises where the writes of a function would have no order."""
   if not _tf_compat.orders_writes():
     raise NotImplementedError(
-      f"'{name}' writes variables, and in this graph (TF1, wrap_function) TensorFlow keeps no order of reads and writes; "
+      f"'{name}' writes variables, and in this graph (TF1, wrap_function) TensorFlow does not order reads and writes; "
       "call it in a tf.function"
     )
 
 
 def check_captured(arguments: Any, captured: Sequence[tf.Variable], name: str) -> None:
-  """Raises for a ref whose variable a TensorFlow function inside (`call_tf`) captures: that would see no write of this call."""
+  """Raises if a TensorFlow function inside (`call_tf`) captures the variable of a ref: it would not see the writes of this call."""
   if captured and (both := {ref.variable.ref() for ref in refs_of(arguments)} & {v.ref() for v in captured}):
     names = ", ".join(sorted(v.deref().name for v in both))
-    raise ValueError(f"'{name}' takes {names} as a jax2tf.Ref, and a TensorFlow function inside uses the same variable; give it the value")
+    raise ValueError(f"'{name}' takes {names} as a jax2tf.Ref, and a TensorFlow function inside uses the same variable; pass its value")
 
 
 def as_values(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """The function of values in place of refs, whose results are (its own, the values of the refs after it).
+  """The function on values in place of refs. It returns (its results, the final values of the refs).
 
   The refs are made inside, so JAX differentiates first, and TensorFlow's repeated derivatives contain no writes.
   """
@@ -124,8 +124,8 @@ _variables: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
 def variable_of(ref: jax.Ref) -> tf.Variable:
   """Returns the tf.Variable that replaces a `jax.Ref` in the converted functions that close over it.
 
-  The first such call or function creates the variable, with the value that the ref has then. After that the two are independent:
-  TensorFlow reads and writes the variable, JAX the ref. To save it, make it an attribute of what `tf.saved_model.save` saves.
+  The first call of `variable_of` or of such a function creates the variable with the current value of the ref. After that, the two are
+  independent: TensorFlow uses the variable, JAX the ref. To save it, make it an attribute of the object that `tf.saved_model.save` saves.
 
   Args:
     ref: the result of `jax.new_ref`, of any dtype and shape. Of key<fry>[n] the variable holds the physical data, u32[n,2].
@@ -146,7 +146,7 @@ def variable_of(ref: jax.Ref) -> tf.Variable:
     2.5
   """
   if not isinstance(ref, jax.Ref):
-    raise TypeError(f"ref = {ref!r} is {type(ref).__name__}; pass what jax.new_ref gives")
+    raise TypeError(f"ref = {ref!r} is {type(ref).__name__}; pass the result of jax.new_ref")
   known = _variables.get(id(ref))
   if known is None or known[0]() is not ref:
     value = ref[...]
@@ -187,7 +187,7 @@ def written(variables: Sequence[tf.Variable], jaxpr: ClosedJaxpr, values: Sequen
     return results
   changed = [(variable, _tf_compat.anchored(value)) for variable, value in changed]
   held = tree_util.tree_map(_tf_compat.anchored, results)
-  # All values are there before the first write, so a call that fails writes nothing.
+  # All values are computed before the first write, so a failing call writes nothing.
   with tf.control_dependencies([*(value for _, value in changed), *tree_util.tree_leaves(held)]):
     ops = [variable.assign(value, read_value=False) for variable, value in changed]
   with tf.control_dependencies([op for op in ops if op is not None]):
@@ -201,7 +201,7 @@ def _writes(jaxpr: Jaxpr, count: int) -> Sequence[bool]:
 
   def may_be_written(ref: Any) -> bool:
     users = (eqn for eqn in jaxpr.eqns if eqn.primitive is not _jax_compat.freeze_p and any(x is ref for x in eqn.invars))
-    # An equation that declares no effect on a ref may have any.
+    # Assume the worst of an equation that takes a ref but declares no effect on it.
     return not all(_jax_compat.only_reads(eqn, ref) for eqn in users)
 
   return [value not in frozen or may_be_written(frozen[value]) for value in jaxpr.outvars[-count:]]

@@ -1,7 +1,7 @@
-"""Which primitive is lowered by which rule.
+"""The registry of lowering rules.
 
-A rule is `(ctx, *operands, **params) -> tensor or tensors`. It is keyed by the primitive object and
-registered where it stands, so a primitive that JAX renames breaks at our import.
+A rule is `(ctx, *operands, **params) -> tensor or tensors`. It is registered at its definition, by primitive
+object, so a primitive that JAX renames fails at our import.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from jax.extend.core import Primitive
 
 Rule = Callable[..., Any]
 
-# Params of placement and accuracy, which do not change the value; rules do not get them.
+# Params for placement and accuracy, which do not change values; they are not passed to rules.
 PLACEMENT_PARAMS = frozenset({"sharding", "out_sharding", "accuracy"})
 
 # name -> (reason, advice): primitives that are refused on purpose.
 UNSUPPORTED: dict[str, tuple[str, str]] = {}
 
-# Primitives that the native lowering leaves to their graph rules -> the tf.Variables that one with these params captures.
+# Primitives that the native lowering leaves to their graph rules -> a function from their params to the tf.Variables that they capture.
 IN_TENSORFLOW: dict[Primitive, Callable[..., Sequence[tf.Variable]]] = {}
 
 _RULES: dict[Primitive, Rule] = {}
@@ -63,7 +63,7 @@ def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Ru
   def register(rule: Rule) -> Rule:
     for primitive in present:
       if (known := _RULES.get(primitive)) is not None:
-        raise ValueError(f"primitive '{primitive}' has a lowering rule already: {getattr(known, '__module__', '')} {known}")
+        raise ValueError(f"primitive '{primitive}' already has a lowering rule: {getattr(known, '__module__', '')} {known}")
     _RULES.update(dict.fromkeys(present, rule))
     if on_keys:
       _ON_KEYS.update(present)
@@ -73,7 +73,7 @@ def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Ru
 
 
 def stays_in_tensorflow(table: Mapping[Primitive, Callable[..., Sequence[tf.Variable]]]) -> None:
-  """Has the native lowering leave these to their graph rules: they call TensorFlow, which a module of XLA's cannot.
+  """Makes the native lowering use the graph rules of these primitives: they call TensorFlow, which an XLA module cannot.
 
   Args:
     table: primitive -> a function of its params that gives the floating point and complex tf.Variables that it captures.

@@ -1,7 +1,7 @@
-"""The tf.Variables that TensorFlow functions capture, as arguments of the JAX function around them: so it has derivatives by them.
+"""Makes tf.Variables that TensorFlow functions capture differentiable, by passing them as arguments of the JAX function.
 
-JAX knows no variables. A function that captures some is traced once more, with one argument for each, its shadow. The calls take the
-shadows as operands: their values come from the variables, their derivatives belong to the shadows.
+JAX has no variables. A function that captures some is traced again, with one argument (its shadow) for each. Calls take the shadows
+as operands: values come from the variables, derivatives go to the shadows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
   found = list({v.ref(): v for v in variables}.values())
   if unknown := [v.name for v in found if v.trainable and not v.shape.is_fully_defined()]:
     warnings.warn(
-      f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. Give them one, or trainable=False",
+      f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. Set them, or trainable=False",
       UserWarning,
       stacklevel=2,
     )
@@ -43,10 +43,10 @@ def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
 
 
 def given(found: Mapping[Any, Any]) -> AbstractContextManager[None]:
-  """While it lasts, calls find their shadows in {reference of a variable: shadow}."""
+  """Context manager: calls look up shadows in {reference of a variable: shadow}."""
   return _current(_Shadows(found) if found else None)
 
 
 def current() -> Mapping[Any, Any]:
-  """What was given."""
+  """The current shadows."""
   return {} if _current.value is None else _current.value.found

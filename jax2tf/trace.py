@@ -1,4 +1,4 @@
-"""From a Python function and argument specs to a jaxpr, once for each (function, specs)."""
+"""Traces a Python function with argument specs to a jaxpr, once for each (function, specs)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement.devices import place_of
 from jax2tf.registry import IN_TENSORFLOW
 
-# The user's line is outside of this package and of TensorFlow, which calls it when it traces a tf.function.
+# A user's line is outside this package and TensorFlow, which is on the stack while it traces a tf.function.
 for _file in (__file__, tf.__file__):
   for _exclude in (source_info_util.register_exclusion, _jax_compat.leave_out_frames):
     _exclude(os.path.join(os.path.dirname(_file), ""))
@@ -34,7 +34,7 @@ _LARGE_CONSTANTS = 100 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class TracedFunction:
-  """A function as a jaxpr, with all that a caller needs to use it; equal only to itself.
+  """A traced function: its jaxpr, and the metadata to call it. Compared by identity.
 
   Attributes:
     name: of the user's function, for errors and scopes.
@@ -107,7 +107,7 @@ class Traceable:
     """Pickled as the function without jax.jit, and its static arguments: JAX 0.12 can call a jitted copy, but not trace it."""
     if _jax_compat.shardings(self.fun):
       raise pickle.PicklingError(
-        f"'{self.name}' is jitted with shardings, which name devices of this process; convert it where it shall run"
+        f"'{self.name}' is jitted with shardings, which name devices of this process; convert it in the process that runs it"
       )
     fun: Any = self.fun
     return Traceable.of, (fun.__wrapped__ if hasattr(fun, "trace") else fun, self.static_argnums or None, self.static_argnames or None)
@@ -185,7 +185,7 @@ def _spec(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def is_tensorflows(jaxpr: ClosedJaxpr) -> bool:
-  """Whether the function does nothing but call one of TensorFlow's with its own arguments: that has TensorFlow's derivatives."""
+  """Whether the function only calls a TensorFlow function with its own arguments; then TensorFlow's derivatives apply."""
   if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive not in IN_TENSORFLOW:
     return False
   (eqn,) = jaxpr.eqns

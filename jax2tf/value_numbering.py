@@ -1,6 +1,6 @@
-"""Which tensors of a graph are the same value: value numbering over jaxprs (https://en.wikipedia.org/wiki/Value_numbering).
+"""Value numbering over jaxprs: finds tensors with equal values (https://en.wikipedia.org/wiki/Value_numbering).
 
-An idiom may compute a value without those before it. Values therefore have names made of JAX's equations, whether there is a tensor or not.
+An idiom may compute a value without the intermediate ones. So values are named by JAX's equations, whether or not a tensor exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = int
 
 
 class Values:
-  """The values of one graph, and the tensors that there are of them."""
+  """The values of one graph, and their tensors."""
 
   def __init__(self) -> None:
     self._fresh = itertools.count()
@@ -109,7 +109,7 @@ class Naming:
 def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:
   """The equations that the results need and whose own results are not there, each to be emitted before the next one is requested.
 
-  Calls come first, in their order, for what is inside them gives their results their names; the rest on demand.
+  Calls come first, in order, because their bodies name their results; the others follow on demand.
   """
   made_by = {v: eqn for eqn in program.equations for v in eqn.outvars}
 

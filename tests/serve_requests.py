@@ -91,8 +91,8 @@ BAD_REQUESTS: dict[str, tuple[Callable[[], predict_pb2.PredictRequest], grpc.Sta
 
 ROW = {"x": [0.5] * 8, "ids": [1]}
 BAD_BODIES: dict[str, tuple[str, str | None, int, str]] = {
-  "no JSON": (":predict", '{"x"', 400, "the body is no JSON"),
-  "deep JSON": (":predict", "[" * 100_000, 400, "the body is no JSON"),
+  "no JSON": (":predict", '{"x"', 400, "the body is not JSON"),
+  "deep JSON": (":predict", "[" * 100_000, 400, "the body is not JSON"),
   "nested": (":predict", '{"inputs": ' + "[" * 800 + "]" * 800 + "}", 400, "2 inputs; name them"),
   "nested name": (":predict", '{"inputs": {"x": 1}, "signature_name": ' + "[" * 800 + "]" * 800 + "}", 400, "signature_name is"),
   "nested input": (":predict", '{"inputs": {"ids": [[1]], "x": ' + "[" * 800 + "]" * 800 + "}}", 400, "input 'x' is no tensor"),

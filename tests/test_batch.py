@@ -246,7 +246,7 @@ def test_ctrl_c_leaves_nothing_half_written(
   monkeypatch.setattr(supervisor, "run", interrupted)
   (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n')
   assert run(encoder, tmp_path / "a.jsonl", tmp_path / "out") == 130
-  assert capsys.readouterr().err == "jax2tf batch: interrupted; nothing is left half written\n"
+  assert capsys.readouterr().err == "jax2tf batch: interrupted; no partial output remains\n"
   assert [path.name for path in (tmp_path / "out").iterdir()] == [plan.LEDGER]
 
 
@@ -256,7 +256,7 @@ def test_one_command_at_a_time_works_in_a_folder(encoder: str, tmp_path: Path) -
   files = [str(tmp_path / "a.jsonl")]
   with (
     plan.opened(files, tmp_path / "out", asked),
-    pytest.raises(ValueError, match="another jax2tf batch works in"),
+    pytest.raises(ValueError, match="another jax2tf batch is running in"),
     plan.opened(files, tmp_path / "out", asked),
   ):
     pass

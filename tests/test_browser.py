@@ -129,7 +129,7 @@ def test_one_file_holds_the_model_and_runs_it(page: Any, tmp_path: Path, backend
   x = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
   page.select_option("#backend", backend)
   for text, words in (
-    ("[[1, 2", "Input x: this is no JSON"),
+    ("[[1, 2", "Input x: this is not JSON"),
     ("[[1, 2, 3]]", "Input x takes f32[b,4]; given are the sizes [1,3]"),
     ('[[1, 2, 3, "4"]]', 'Input x: "4" is no float32'),
   ):

@@ -76,7 +76,7 @@ def test_ctrl_c_leaves_nothing(moment: str, folder: Path, monkeypatch: pytest.Mo
   (folder / "stopped.py").write_text("def stopped(params, x):\n  raise KeyboardInterrupt\n")
   command = GOOD.replace("small:predict", "stopped:stopped") if moment == "trace" else GOOD
   code, said = errors.run(f"{command} --out above/{function}", folder)
-  assert (code, said) == (130, "jax2tf convert: interrupted; nothing is left half written\n")
+  assert (code, said) == (130, "jax2tf convert: interrupted; no partial output remains\n")
   assert not (folder / "above").exists()
 
 

@@ -170,7 +170,7 @@ def test_the_module_is_written_for_its_reader(reader, version):
 
 @pytest.mark.parametrize("version", ["2.1", "99.0.0", "0.8.0", "newest", "1.0"])
 def test_readers_that_are_not_known(version):
-  with pytest.raises(ValueError, match=f"stablehlo_version = '{version}' is no release of TensorFlow .* and no version of StableHLO"):
+  with pytest.raises(ValueError, match=f"stablehlo_version = '{version}' is neither a TensorFlow release .* nor a StableHLO version"):
     jax2tf.convert(jnp.sin, native_serialization=True, stablehlo_version=version)
 
 

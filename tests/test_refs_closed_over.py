@@ -60,7 +60,7 @@ def test_each_side_has_its_own_value_and_all_functions_share_it() -> None:
   assert read(tf.constant(0.0)) == 2
   jax2tf.variable_of(ref).assign(5)
   assert read(tf.constant(0.0)) == 5
-  with pytest.raises(TypeError, match=r"ref = 3 is int; pass what jax.new_ref gives"):
+  with pytest.raises(TypeError, match=r"ref = 3 is int; pass the result of jax.new_ref"):
     jax2tf.variable_of(3)
 
 
@@ -129,5 +129,5 @@ def test_a_saved_model_keeps_it(tmp_path: Path) -> None:
 
 def test_a_graph_of_tensorflow_1_is_refused() -> None:
   fun, _ = counter()
-  with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="keeps no order of reads and writes"):
+  with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="does not order reads and writes"):
     jax2tf.convert(fun)(tf.constant(X))

@@ -237,7 +237,7 @@ def test_a_config_file_that_is_wrong_for_a_while(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
   ("text", "words"),
   [
-    ("model_config_list { config { nam", "is no text proto of tensorflow.serving.ModelServerConfig"),
+    ("model_config_list { config { nam", "is not a text proto of tensorflow.serving.ModelServerConfig"),
     ("", "names no model"),
     ("custom_model_config {}", "names no model"),
     (_listed('name: "m"'), "a name and a base_path"),

@@ -195,7 +195,7 @@ class Domain:
     if not self._all:
       return [{}]
     if bad := [name for name, sizes in wanted.items() if not sizes or not all(isinstance(s, int) and s >= 1 for s in sizes)]:
-      raise ValueError(f"sizes[{bad[0]!r}] = {wanted[bad[0]]}; give one or more numbers from 1 on")
+      raise ValueError(f"sizes[{bad[0]!r}] = {wanted[bad[0]]}; give one or more positive integers")
     pools = [list(wanted.get(name) or itertools.islice(self._feasible(name), len(_SIZES))) for name in self._all]
     pairs = {(name, size) for name, pool in zip(self._all, pools, strict=True) for size in pool}
     chosen: list[dict[str, int]] = []
@@ -254,7 +254,7 @@ class Domain:
           raise ValueError(f"inputs[{name!r}] has the shape {shape}, and the signature takes {Spec.of(aval)}")
         for dim, size in zip(map(str, aval.shape), shape, strict=True):
           if dim in self.variables and list(fixed.get(dim, [size])) != [size]:
-            raise ValueError(f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; let them agree")
+            raise ValueError(f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; use the same size")
           if dim in self.variables:
             fixed[dim] = [size]
     return fixed

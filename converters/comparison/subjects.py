@@ -20,7 +20,7 @@ def chosen(record: manifest.Manifest, signatures: Sequence[str] | None, inputs: 
   if unknown := [name for name in names if name not in record.signatures]:
     raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(record.signatures)}")
   if not names:
-    raise ValueError(f"signatures = {signatures!r} leaves nothing to compare; the model has: {', '.join(record.signatures)}")
+    raise ValueError(f"signatures = {signatures!r} selects no signature; the model has: {', '.join(record.signatures)}")
   chosen = {name: record.signatures[name] for name in names}
   known = {name: None for signature in chosen.values() for name in signature.inputs}
   if strange := [name for name in inputs if name not in known]:
@@ -38,7 +38,7 @@ def subjects(
   """(signatures to compare, {signature: why it is skipped}). `state` is the layout of the state and its stored initial values."""
   subjects, skipped = [], {}
   if not callable(reference) and not isinstance(reference, Mapping):
-    raise ValueError(f"reference = {reference!r} is neither a function nor {{signature: function}}; give what was saved")
+    raise ValueError(f"reference = {reference!r} is neither a function nor {{signature: function}}; pass the function that was saved")
   if isinstance(reference, Mapping) and (unknown := [name for name in reference if name not in chosen]):
     raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to compare are: {', '.join(chosen)}")
   resets = [name for name, record in chosen.items() if record.resets]

@@ -132,7 +132,7 @@ class _Replay:
 
   def _write(self, variable: Any, value: tf.Tensor) -> None:
     if id(variable) not in self.state or graph() is not outermost():
-      raise ValueError(f"it writes variable {variable.name!r} in a loop or a branch, or one that is no state")
+      raise ValueError(f"it writes variable {variable.name!r} in a loop or a branch, or one that is not state")
     self.state[id(variable)] = value
 
   def _value(self, variable: Any) -> tf.Tensor:

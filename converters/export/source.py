@@ -87,9 +87,7 @@ class Signature:
     """The error for ops {type: why}, with the source lines that use them."""
     found = [use for use in self.uses if use.op in ops]
     unknown = [op for op in ops if op not in {use.op for use in found}]
-    found += [
-      survey.Use(op, "?", "a place that is not known: the model came without its JAX function, or this op from another") for op in unknown
-    ]
+    found += [survey.Use(op, "?", "an unknown line: the model has no JAX function, or another function created this op") for op in unknown]
     why = "; ".join(dict.fromkeys(reason for reason in ops.values() if reason))
     return ExportError(target, f"{runtime} cannot take signature {self.name!r}{f' ({why})' if why else ''}, which needs", found, ops)
 
@@ -138,7 +136,7 @@ class Source:
       return model
     if isinstance(model, Model):
       if reference is not None or params is not None:
-        raise ValueError("reference and params are for a saved model; this builder has its functions and parameters")
+        raise ValueError("reference and params are for a saved model; this Model has its own functions and parameters")
       _check_idioms(idioms, model.idioms, "this builder")
       found = _of_builder(model, _chosen(model.records, signatures))
       return cls(_warned(found), model.polymorphic_constraints, "the model", model.idioms)
@@ -266,7 +264,7 @@ def single(answer: Runner, inputs: Mapping[str, Any], signature: str = "serving_
 
 def _check_idioms(asked: str | None, made: str, what: str) -> None:
   if asked is not None and fused.names_of(asked) != fused.names_of(made):
-    raise ValueError(f"idioms = {asked!r}, and {what} was made with {made!r}; leave it out, or make a Model(params, idioms={asked!r})")
+    raise ValueError(f"idioms = {asked!r}, and {what} was made with {made!r}; omit it, or create a Model(params, idioms={asked!r})")
 
 
 def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None) -> dict[str, manifest.SignatureRecord]:
@@ -287,7 +285,7 @@ def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
   if found := dict.fromkeys(callback for definition in definitions for callback in _tf_effects.callbacks_in(definition)):
     _tf_effects.refuse(found)
     lines = "".join(f"\n  {callback}" for callback in found)
-    warnings.warn(f"the export leaves out prints and checks, which only TensorFlow can run:{lines}", UserWarning, stacklevel=5)
+    warnings.warn(f"the export omits prints and checks, which only TensorFlow can run:{lines}", UserWarning, stacklevel=5)
   return signatures
 
 

@@ -1,7 +1,7 @@
 """ONNX's LayerNormalization, and GELU as ONNX Runtime knows it, in models with fused idioms.
 
-On its way through tf2onnx a LayerNormalization is FakeQuantWithMinMaxVarsPerChannel, an op of the same operands that nobody else has here:
-rows f32[...,n], scale f32[n] and offset f32[n].
+In the TensorFlow graph for tf2onnx, FakeQuantWithMinMaxVarsPerChannel stands for LayerNormalization: it takes the same operands, and no
+lowering emits it: rows f32[...,n], scale f32[n] and offset f32[n].
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .replacements import TABLE as EXACT
 from .replacements import same
 
 LAYER_NORM = "FakeQuantWithMinMaxVarsPerChannel"
-_EPSILON = "_epsilon"  # an attribute that any op may have
+_EPSILON = "_epsilon"  # an arbitrary attribute of an op
 
 
 def _erfc(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
@@ -59,7 +59,7 @@ def _layer_norm(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: floa
 
 
 def _epsilon(op: Any) -> float | None:
-  """That of the op's graph, if it is what the idiom `normalize` is lowered to."""
+  """The epsilon of the op, if the idiom `normalize` was lowered to it."""
   centred, inverse = (x.op for x in op.inputs)
   if (centred.type, inverse.type) != ("Sub", "Rsqrt"):
     return None

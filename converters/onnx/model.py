@@ -193,7 +193,7 @@ def _by_tf2onnx(
   if lacking:  # raised outside of the graph, because finding the lines traces the function again
     raise signature.refuse("onnx", RUNTIME, lacking)
   known = {schema.name for schema in extra("onnx.defs").get_all_schemas()}
-  if strange := {node.op_type: "tf2onnx has left it as it was" for node in _all_nodes(proto.graph) if node.op_type not in known}:
+  if strange := {node.op_type: "tf2onnx did not translate it" for node in _all_nodes(proto.graph) if node.op_type not in known}:
     raise signature.refuse("onnx", RUNTIME, strange)
   return proto
 

@@ -122,7 +122,7 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
       "JAX_ENABLE_X64=1 in the environment"
     )
   if strange := [dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))]:
-    raise ValueError(f"input {name!r} is {given!r}, and {strange[0]} is no size; write a letter for a size that varies, as in 'f32[b,784]'")
+    raise ValueError(f"input {name!r} is {given!r}, and {strange[0]} is not a size; use a letter for a varying size, as in 'f32[b,784]'")
   try:
     shape = export.symbolic_shape("..." if spec.dims is None else ", ".join(map(str, spec.dims)), scope=scope)
   except ValueError as error:

@@ -190,9 +190,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     if not all(names):
       raise ValueError("signatures = '': a signature needs a name")
     if taken := [name for name in names if name in self._signatures.value]:
-      raise ValueError(f"signature {taken[0]!r} is there already; give this one another name in `signatures`")
+      raise ValueError(f"signature {taken[0]!r} already exists; choose another name in `signatures`")
     if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):
-      raise ValueError(f"method {method!r} is an attribute of the model already, or no name for one; choose another")
+      raise ValueError(f"method {method!r} is already an attribute of the model, or not a valid name; choose another")
     resources = [*resources, preprocess, postprocess]  # processors may be trackables themselves
     raw_inputs, preprocess = serialized.processed(raw_inputs, preprocess, arguments, examples, [*(pass_through or ()), *(defaults or ())])
     shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
@@ -210,7 +210,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     specs = tensor_specs(raw_inputs) if raw_inputs is not None else arguments.specs()
     passed = tensor_specs(pass_through or {})
     if twice := specs.keys() & passed.keys():
-      raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an input already; choose another name")
+      raise ValueError(f"pass_through: {', '.join(sorted(twice))} is already an input; choose another name")
     defaults = optional.defaults(defaults or {}, specs, arguments)
 
     def run(*tensors: tf.Tensor) -> Tensors:
@@ -223,7 +223,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       found = dict(zip(output_names(result, outputs), tree_util.tree_leaves(result), strict=True))
       found = dict(postprocess(found)) if postprocess else found
       if twice := found.keys() & through.keys():
-        raise ValueError(f"pass_through: {', '.join(sorted(twice))} is an output already; choose another name")
+        raise ValueError(f"pass_through: {', '.join(sorted(twice))} is already an output; choose another name")
       return found | through
 
     types = [*specs.values(), *passed.values()]
@@ -253,9 +253,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
   def _checked_state(self, batching: Batching | None) -> State:
     if self._state is None:
-      raise ValueError("stateful=True, and this model has no state; give it one: Model(params, state=...)")
+      raise ValueError("stateful=True needs a model with state: Model(params, state=...)")
     if batching:
-      raise ValueError("batching puts requests together, and a stateful signature runs them one by one; leave out one of the two")
+      raise ValueError("batching and stateful=True exclude each other, because a stateful signature runs requests one by one")
     return self._state
 
   def add_reset(self, name: str = "reset") -> Model:
@@ -271,9 +271,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       ValueError: the model has no state, or already has a signature of this name.
     """
     if self._state is None:
-      raise ValueError("this model has no state that could be reset; give it one: Model(params, state=...)")
+      raise ValueError("this model has no state to reset; create it with Model(params, state=...)")
     if name in self._signatures.value:
-      raise ValueError(f"signature {name!r} is there already; give this one another name")
+      raise ValueError(f"signature {name!r} already exists; choose another name")
     self._state.keep_initial()
     self._signatures.value[name] = tf.function(self._state.reset, autograph=False, input_signature=[])
     self._records.value[name] = manifest.SignatureRecord({}, {"reset": "i32[]"}, stateful=True, resets=True)

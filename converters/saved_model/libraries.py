@@ -1,4 +1,4 @@
-"""Models of Flax, Haiku and Equinox by name: `from_flax_nnx(model, inputs=...)` and its like give a `Model`.
+"""Builds a `Model` from a Flax, Haiku or Equinox model: `from_flax_nnx(model, inputs=...)` and similar functions.
 
 Each model becomes one pytree of arrays and a function `call(tree, *inputs) -> (tree, outputs)`. Arrays that a call changes are state; all
 others are parameters. A parameter is trainable if the library says so. Each library is imported on first use.

@@ -129,7 +129,7 @@ def read(directory: Path) -> Manifest:
   """
   file = directory / FILE
   if not file.exists():
-    raise FileNotFoundError(f"{directory} has no {FILE}: it was not saved by jax2tf.converters.saved_model")
+    raise FileNotFoundError(f"{directory} has no {FILE}: jax2tf.converters.saved_model did not save it")
   try:
     found = json.loads(file.read_text(encoding="utf-8"))
     if found.pop("format") != _FORMAT:

@@ -109,7 +109,7 @@ def paths(params: Any, whole: str = "parameters") -> list[str]:
   if len(set(found)) != len(found):
     twice = sorted({name for name in found if found.count(name) > 1})
     raise ValueError(
-      f"two leaves of the {whole} would have one path: {', '.join(twice)}; rename one of each, for a path is the name of a variable"
+      f"two leaves of the {whole} would have one path: {', '.join(twice)}; rename one of them, because the path is the name of the variable"
     )
   return found
 
@@ -130,7 +130,7 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
     stored_dtype: the dtype that stores wider floating point leaves.
   """
   if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
-    raise ValueError(f"stored_dtype = {stored_dtype!r} is no floating point dtype; give jnp.bfloat16 or jnp.float16")
+    raise ValueError(f"stored_dtype = {stored_dtype!r} is not a floating point dtype; give jnp.bfloat16 or jnp.float16")
   names = paths(params)
   leaves = [*map(words, tree_util.tree_leaves(params))]
   trainables = flags(params, names, trainable)
@@ -197,7 +197,7 @@ def _spread(params: Any, names: Sequence[str], trainable: Trainable) -> list[Any
     spread = tree_util.tree_map(lambda flag, part: tree_util.tree_map(lambda _: flag, part), trainable, params)
   except (ValueError, TypeError) as error:
     raise ValueError(
-      f"trainable = {trainable!r} is no bool, no function of a path, and no pytree prefix of the parameters: {error}"
+      f"trainable = {trainable!r} is not a bool, a function of a path, or a pytree prefix of the parameters: {error}"
     ) from error
   return tree_util.tree_leaves(spread)
 

@@ -131,7 +131,7 @@ def check_version(directory: Path, version: int | None, overwrite: bool) -> None
   if version is None:
     return
   if isinstance(version, bool) or not isinstance(version, Integral) or version < 0:
-    raise ValueError(f"version = {version!r} is no whole number from 0 on, which servers look for")
+    raise ValueError(f"version = {version!r} is not a nonnegative integer, which servers require")
   if not overwrite:
     refuse_existing(directory / str(version))
 
@@ -143,7 +143,7 @@ def check_writable(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=there):  # access(2) answers yes for the superuser even where writes fail
       pass
   except OSError as error:
-    raise OSError(error.errno, f"nothing can be written there ({error.strerror}: {there})", str(folder)) from error
+    raise OSError(error.errno, f"cannot write there ({error.strerror}: {there})", str(folder)) from error
 
 
 def refuse_existing(target: Path, otherwise: str = "another version, or none to take the next free one") -> None:

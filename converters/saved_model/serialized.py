@@ -32,11 +32,11 @@ def processed(
     ValueError: only one of `raw_inputs` and `preprocess` is given; an Example cannot hold an input as a row of known shape.
   """
   if (preprocess is None) != (raw_inputs is None):
-    raise ValueError("preprocess and raw_inputs belong together: the function, and the tensors that it takes")
+    raise ValueError("preprocess and raw_inputs must be given together: the function, and its inputs")
   if not examples:
     return raw_inputs, preprocess
   if others:
-    raise ValueError(f"examples=True gives the signature one input, {EXAMPLES!r}, so there can be no {', '.join(others)} beside it")
+    raise ValueError(f"examples=True gives the signature one input, {EXAMPLES!r}, so it excludes {', '.join(others)}")
   specs = arguments.specs() if raw_inputs is None else tensor_specs(raw_inputs)
   features = {name: _feature(spec) for name, spec in specs.items()}
 
@@ -55,7 +55,7 @@ def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   narrow = tf.cast(values, dtype)
   if not dtype.is_integer:
     return narrow
-  with tf.control_dependencies([tf.debugging.assert_equal(tf.cast(narrow, tf.int64), values, f"feature {name} is no {dtype.name}")]):
+  with tf.control_dependencies([tf.debugging.assert_equal(tf.cast(narrow, tf.int64), values, f"feature {name} is not {dtype.name}")]):
     return tf.identity(narrow)
 
 
@@ -67,5 +67,5 @@ def _feature(spec: tf.TensorSpec) -> tf.io.FixedLenFeature:
       "parse rows of several lengths in a preprocess of your own, with raw_inputs={'examples': 'string[b]'}"
     )
   if (carrier := _CARRIERS.get(spec.dtype.name)) is None:
-    raise ValueError(f"examples=True: input {spec.name!r} is {spec.dtype.name}, and an Example holds float32, int64 and bytes alone")
+    raise ValueError(f"examples=True: input {spec.name!r} is {spec.dtype.name}, but an Example holds only float32, int64 and bytes")
   return tf.io.FixedLenFeature(spec.shape[1:], carrier)

@@ -36,7 +36,7 @@ def prepared(requests: Requests, signatures: Mapping[str, Any], stateful: Sequen
     requests = {name: requests} if requests else {}
   found = [(name, request) for name, of_signature in requests.items() for request in of_signature]
   if moving := [name for name, _ in found if name in stateful]:
-    raise ValueError(f"warm-up of signature {moving[0]!r} would change the state before the first request; leave its requests out")
+    raise ValueError(f"warm-up of signature {moving[0]!r} would change the state before the first request; omit its requests")
   if len(found) > MOST:
     raise ValueError(f"{len(found)} warm-up requests; TF Serving takes at most {MOST}")
   return [(name, _tensors(i, name, request, signatures)) for i, (name, request) in enumerate(found)]
@@ -54,7 +54,7 @@ def _tensors(i: int, name: str, request: Request, signatures: Mapping[str, Any])
   tensors = {}
   for key, value in request.items():
     if key not in parameters:
-      raise ValueError(f"{where}: {key!r} is no input; the inputs are {', '.join(parameters)}")
+      raise ValueError(f"{where}: {key!r} is not an input; the inputs are {', '.join(parameters)}")
     spec = specs[key]
     tensor = tf.convert_to_tensor(value) if hasattr(value, "dtype") else tf.convert_to_tensor(value, spec.dtype)
     if tensor.dtype != spec.dtype or not spec.shape.is_compatible_with(tensor.shape):
@@ -91,7 +91,7 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
     if signature.stateful:
       continue
     if signature.preprocessed or signature.passed_through:
-      raise ValueError(f"signature {name!r} has inputs of TensorFlow's own, so no requests can be made up; give examples")
+      raise ValueError(f"signature {name!r} has inputs of TensorFlow's own, so requests cannot be generated; pass some")
     domain, rng = plan.Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)
     sizes = itertools.islice(itertools.cycle(domain.assignments({}, {})), count)
     requests[name] = [

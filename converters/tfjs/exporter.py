@@ -241,7 +241,7 @@ def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequ
   if quantization is not None and quantization not in files.QUANTIZED:
     raise ValueError(f"quantization = {quantization!r}; give one of {', '.join(files.QUANTIZED)}, or None")
   if not backends or set(backends) - set(BACKENDS):
-    raise ValueError(f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, of which one at least compares the model")
+    raise ValueError(f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed for the comparison")
 
 
 def _check_dtypes(signature: Signature) -> None:

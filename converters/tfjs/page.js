@@ -109,7 +109,7 @@ function tensorInput(name) {
       try {
         nested = JSON.parse(area.value);
       } catch (error) {
-        throw new Error(`Input ${name}: this is no JSON (${error.message}). Give ${specs[name]} as nested lists, like the example.`);
+        throw new Error(`Input ${name}: this is not JSON (${error.message}). Give ${specs[name]} as nested lists, like the example.`);
       }
       return {[name]: tensorOf(name, nested)};
     },

@@ -57,9 +57,9 @@ class Page:
     try:
       found = json.loads(Path(self.tokenizer).read_text(encoding="utf-8"))
     except ValueError as error:
-      raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is no JSON: {error}") from error
+      raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is not JSON: {error}") from error
     if not isinstance(found, dict) or "model" not in found:
-      raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is no tokenizer.json; save it by `tokenizers.Tokenizer.save`")
+      raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is not a tokenizer.json; save it by `tokenizers.Tokenizer.save`")
     return found
 
 

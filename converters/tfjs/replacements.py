@@ -359,7 +359,7 @@ _replaces_each(
 
 
 def _batch_norm(op: Any, x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Sequence[Any]:
-  """In inference, of the last axis: all that the fused idioms take of it."""
+  """Inference over the last axis, the only form that the fused idioms emit."""
   if op.get_attr("is_training") or op.get_attr("data_format") != b"NHWC":
     return _lacking(op, x, scale, offset, mean, variance)
   factor = scale * tf.math.rsqrt(variance + op.get_attr("epsilon"))

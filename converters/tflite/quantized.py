@@ -45,7 +45,7 @@ def check(scheme: str | None, representative_dataset: Any) -> None:
   if (scheme == "int8") != (representative_dataset is not None):
     raise ValueError(
       f"quantization = {scheme!r} with representative_dataset {'missing' if scheme == 'int8' else 'given'}; "
-      'quantization="int8", and it alone, needs one: inputs as the model will see them, [{input: array}, ...]'
+      'quantization="int8", and only it, needs one: typical inputs of the model, [{input: array}, ...]'
     )
 
 
@@ -82,7 +82,7 @@ def _samples(given: Any, functions: Mapping[str, Any]) -> Iterator[tuple[str, di
         raise ValueError(f"representative_dataset has a sample of {', '.join(sample)}, and signature {name!r} takes {', '.join(specs)}")
       yield name, {key: np.asarray(value, specs[key].dtype.as_numpy_dtype) for key, value in sample.items()}
     if not count:
-      raise ValueError(f"representative_dataset has no sample for signature {name!r}; give a list, or an iterator that is not used up")
+      raise ValueError(f"representative_dataset has no sample for signature {name!r}; pass a list, or an iterator that is not exhausted")
 
 
 def four_bits(model: bytes) -> bytes:

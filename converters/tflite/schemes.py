@@ -74,7 +74,7 @@ def quantization_report(
   representative_dataset: Any = None,
   **options: Any,
 ) -> QuantizationReport:
-  """Exports a model once per quantisation scheme, and reports size and error of each. None is no quantisation.
+  """Exports a model once per quantisation scheme, and reports size and error of each. The scheme None means float32.
 
   Args:
     model: as for `save_model`.

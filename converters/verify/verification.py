@@ -115,7 +115,7 @@ def verify(
 def _directory(path: Path) -> Path:
   """The directory of the version."""
   if not path.is_dir():
-    raise FileNotFoundError(f"path = {str(path)!r} is no directory; give that of a SavedModel, or the folder of its versions")
+    raise FileNotFoundError(f"path = {str(path)!r} is not a directory; pass a SavedModel, or the directory of its versions")
   if (found := publish.saved_model_in(path)) is None:
     raise FileNotFoundError(f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
   return found
@@ -127,12 +127,12 @@ def _state(record: manifest.Manifest, chosen: Mapping[str, manifest.SignatureRec
   if not stateful:
     return None
   if state is None:
-    raise ValueError(f"signature {stateful[0]!r} is stateful; give state=, what the model was given, or choose others with signatures=")
+    raise ValueError(f"signature {stateful[0]!r} is stateful; pass state=, the initial state, or choose others with signatures=")
   layout = Layout.of(state)
   initial = layout.stored(state)
   found = {path: str(Spec.of(x)) for path, x in zip(layout.paths, initial, strict=True)}
   if found != dict(record.state):
-    raise ValueError(f"state has {found}, and the model has {dict(record.state)}; give what the model was given")
+    raise ValueError(f"state has {found}, and the model has {dict(record.state)}; pass the state that the model was created with")
   return layout, initial
 
 

@@ -32,7 +32,7 @@ class Dataflow:
     self._uses.update(variables(eqn.invars))
 
   def maker(self, atom: Any, *primitives: Primitive) -> Any:
-    """The equation that makes `atom`, if it is of one of these primitives, or of any if there are none; else None."""
+    """The equation that produces `atom`, if its primitive is among these (any, if none are given); otherwise None."""
     if isinstance(atom, Literal) or atom not in self._maker:
       return None
     eqn = self._maker[atom][1]
@@ -48,7 +48,7 @@ class Dataflow:
     return self._uses[atom]
 
   def put(self, place: int, eqns: Equations) -> None:
-    """Replaces the equations of a place, and removes equations whose results are no longer used."""
+    """Replaces the equations at one position, and removes equations whose results are no longer used."""
     old, self._equations[place] = self._equations[place], eqns
     for eqn in eqns:
       self._note(place, eqn)
@@ -65,7 +65,7 @@ class Dataflow:
           self._release(maker)
 
   def equations(self) -> Sequence[Any]:
-    """All that are left, in an order in which values are made before they are used."""
+    """The remaining equations in topological order."""
     return [eqn for eqns in self._equations for eqn in eqns]
 
 

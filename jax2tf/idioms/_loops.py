@@ -1,4 +1,4 @@
-"""What idioms of loops share: a scan taken apart, and one put together as a call of a JAX function."""
+"""Shared code of the loop idioms: decomposes a scan, and rebuilds one as a call of a JAX function."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Scan:
 
   @property
   def how(self) -> dict[str, Any]:
-    """What `lax.scan` is told of the same loop."""
+    """The keyword arguments of `lax.scan` for the same loop."""
     return {name: self.eqn.params[name] for name in ("length", "reverse", "unroll")}
 
 
 def taken_apart(eqn: Any) -> Scan | None:
-  """The parts of a scan; None if its length is not known, or its steps are too few or far too many, or have effects."""
+  """The parts of a scan; None if its length is unknown, too small or far too large, or its body has effects."""
   params, body = eqn.params, closed(eqn.params["jaxpr"])
   if not (isinstance(params["length"], int) and 2 <= params["length"] <= _LONGEST) or body.effects:
     return None

@@ -1,4 +1,4 @@
-"""Primitives of our own for what TensorFlow's op takes and JAX's equation does not, so that every equation of an idiom is well formed."""
+"""Variants of JAX's primitives for operands that only TensorFlow's op accepts, so that the equations of idioms are well formed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def variant(primitive: Primitive, as_jax: Callable[..., Any] = lambda *avals: av
   Args:
     primitive: JAX's.
     as_jax: the avals of its operands -> those that `primitive` takes for the same result.
-    fixed: what the rule is told beyond the params.
+    fixed: additional params for the rule.
   """
   own = Primitive(primitive.name)
   own.def_effectful_abstract_eval(lambda *avals, **params: primitive.abstract_eval(*as_jax(*avals), **params))

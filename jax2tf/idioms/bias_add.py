@@ -1,4 +1,4 @@
-"""A vector added to the features of a matrix product or a convolution is BiasAdd, which Grappler fuses with the op before it."""
+"""Replaces the addition of a vector to a matrix product or convolution by BiasAdd, which Grappler fuses with the previous op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow's elementwise ops broadcast by themselves, so what feeds them need not be repeated first; where they cannot, it is."""
+"""Removes explicit broadcasts before elementwise ops that broadcast implicitly, and adds them where TensorFlow cannot."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def repeated(flow: Dataflow, eqn: Any) -> Equations | None:
 
 
 def _alternations(shapes: Sequence[Sequence[Any]]) -> int:
-  """The dimensions that are left when neighbours with sizes 1 in the same shapes are one."""
+  """The number of dimensions after merging neighbours that broadcast alike."""
   kinds = [tuple(map(is_one, sizes)) for sizes in zip(*shapes, strict=True)]
   return sum(1 for _ in itertools.groupby(kind for kind in kinds if not all(kind)))
 

@@ -1,4 +1,4 @@
-"""A convolution with a reversed kernel is the gradient of another one by its image, which reads the kernel as it is."""
+"""Replaces a convolution with a reversed kernel by a convolution gradient, which does not need to reverse the kernel."""
 
 from __future__ import annotations
 

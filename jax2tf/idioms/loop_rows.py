@@ -1,8 +1,8 @@
-"""A loop that reads and writes arrays by rows at its counter is a scan over these rows: no array is carried, none is copied in each step.
+"""Turns a loop that reads and writes rows of arrays at its counter into a scan over these rows, so that no array is carried or copied.
 
-JAX's fori_loop of known bounds is a scan that carries its counter. The numbers that follow from counters alone are computed here for all
-steps at once, so it is known which row each step takes. Rows that all are inside of the array need no clamping, and rows that
-follow one another are all different: then what a step reads is what was there before the loop.
+JAX's fori_loop with static bounds is a scan that carries its counter. Values that depend only on counters are computed here for all
+steps, so the row of each step is known. Rows inside the array need no clamping. Consecutive rows are distinct, so each step reads the
+value from before the loop.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _ARITHMETIC: dict[Any, Callable[..., Numbers]] = {
   # Of one element each.
   **dict.fromkeys((P.convert_element_type_p, P.broadcast_in_dim_p, P.reshape_p, P.squeeze_p), lambda x: x),
 }
-# What a write makes of the row and the update; None: the update.
+# Combines the old row and the update; None takes the update.
 _WRITES = {P.dynamic_update_slice_p: None, P.scatter_p: None, P.scatter_add_p: P.add_p, P.scatter_mul_p: P.mul_p}
 
 
 @dataclass(frozen=True)
 class Rows:
-  """As many rows of an array as the loop has steps, one for each: from `start` on along `axis`, or backwards."""
+  """One row of an array for each step of the loop: from `start` on along `axis`, or backwards."""
 
   axis: int
   start: int
@@ -71,7 +71,7 @@ def by_rows(flow: Dataflow, eqn: Any) -> Equations | None:
 
 
 class _Loop:
-  """A scan, and what of it goes by rows.
+  """A scan, and its accesses by rows.
 
   Attributes:
     counters: {carried variable: its value after the loop}.
@@ -96,7 +96,7 @@ class _Loop:
       self._carried_by_rows(v, out)
 
   def _numbers(self, flow: Dataflow) -> dict[Any, Numbers]:
-    """What follows from counters, as far as it is of one element."""
+    """The scalar values that depend only on counters."""
     scan, known, steps = self.scan, dict[Any, Numbers](), np.arange(self.scan.length)
     operands, (consts, carries) = scan.eqn.invars, (scan.n_consts, scan.n_outer)
     turns = steps[::-1] if scan.eqn.params["reverse"] else steps

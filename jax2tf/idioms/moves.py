@@ -1,4 +1,4 @@
-"""Transposes with squeezes and new axes between them are one transpose, and reshapes one reshape: einsum and its gradients make chains."""
+"""Merges chains of transposes, squeezes and new axes into one transpose, and chains of reshapes into one. Einsum creates such chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transposes around a matrix product are its own: TensorFlow's MatMul takes either side the other way round."""
+"""Absorbs transposes into matrix products: TensorFlow's MatMul can transpose either operand."""
 
 from __future__ import annotations
 

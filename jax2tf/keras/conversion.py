@@ -19,7 +19,7 @@ from jax2tf.keras.program import Call, Program, Weight
 
 # Keras' seed generators give two words, which are a key of this generator.
 _KEYS = "threefry2x32"
-# A layer in a file has what a gradient penalty needs.
+# A gradient penalty in a loaded layer needs second derivatives.
 _SAVED_ORDERS = 2
 
 
@@ -69,7 +69,7 @@ def _weight(path: str, leaf: Any, trainable: bool) -> Weight:
 
 
 def _options(fun: Callable[..., Any]) -> set[str]:
-  """Of the arguments that a layer gives by name, those that the function takes."""
+  """The optional keyword arguments (`training`, `key`) that the function takes."""
   try:
     return {"training", "key"} & inspect.signature(fun).parameters.keys()
   except (ValueError, TypeError):  # a callable that is made in C

@@ -44,7 +44,7 @@ class Layer(keras.layers.Layer):
     **options: of keras.layers.Layer, such as `name` and `dtype`.
 
   Raises:
-    TypeError: a leaf of `params` or `state` is not an array; at a call, an input has another kind of dtype.
+    TypeError: a leaf of `params` or `state` is not an array; at a call, the kind of an input's dtype does not fit.
     ValueError: the parameters, the state, the inputs, the flags and the function do not fit each other; at a call, an input has another
       name or shape.
     NotImplementedError: a `LoweringError` that lists all equations without a lowering.
@@ -167,7 +167,7 @@ class Layer(keras.layers.Layer):
     """
     if serialization_lib.in_safe_mode() is not False:
       raise ValueError(
-        "a jax2tf.keras.Layer is made of TensorFlow graphs that stand in the file, and Keras' safe mode takes no such file. If you trust "
+        "a jax2tf.keras.Layer is made of TensorFlow graphs stored in the file, and Keras' safe mode refuses such a file. If you trust "
         "its origin, load it with safe_mode=False, or call keras.config.enable_unsafe_deserialization()"
       )
     program, seed = programs.loaded(config.pop("program")), config.pop("seed")

@@ -23,7 +23,7 @@ def from_flax_nnx(
     model: a flax.nnx.Module. Its `nnx.Param`s are trainable.
     inputs: as for `Layer`: a name, dtype and shape for each argument of the call, in order, such as {"x": "f32[b,784]"}.
     call: the name of the method to call.
-    arguments: its other arguments, by name. The layer itself passes `train`, `deterministic` and the like.
+    arguments: its other arguments, by name. The layer passes `train`, `deterministic` and similar flags itself.
     options: of `Layer`, such as `name` and `trainable`.
 
   Returns:

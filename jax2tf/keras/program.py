@@ -1,4 +1,4 @@
-"""What a layer runs: TensorFlow functions of its weights and inputs, which fit into a text. Nothing here imports JAX."""
+"""The program of a layer: serializable TensorFlow functions of its weights and inputs. Nothing here imports JAX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Weight:
     path: "encoder/0/kernel", of parts that TensorFlow takes as names.
     shape, dtype: as the JAX function was given it.
     trainable: whether an optimiser changes it.
-    value: what it begins with; None in a layer made from a file, whose weights come behind it.
+    value: the initial value; None in a layer loaded from a file, whose weights are loaded later.
   """
 
   path: str
@@ -45,14 +45,14 @@ class Weight:
 
 @dataclass(frozen=True)
 class Program:
-  """A function in both of its forms.
+  """A function in inference and training mode.
 
   Attributes:
     inputs: {name: its type, where an unknown size is None}.
     params, state: the weights, in the order of the calls.
     draws: whether the call (without, with training) takes a seed.
-    calls: without and with training; the same twice if it makes no difference.
-    text: the calls as `loaded` takes them, once they are known.
+    calls: (inference, training); equal if the mode makes no difference.
+    text: the serialized calls of a loaded layer; otherwise empty.
   """
 
   inputs: dict[str, tf.TensorSpec]
@@ -63,12 +63,12 @@ class Program:
   text: str | None = None
 
   def without_values(self) -> Program:
-    """The program once its weights are variables, which alone hold their values."""
+    """The program without initial values, because the layer's variables hold them now."""
     params, state = (tuple(replace(w, value=None) for w in weights) for weights in (self.params, self.state))
     return replace(self, params=params, state=state)
 
   def config(self, compute_dtype: str) -> dict[str, Any]:
-    """What JSON can hold, for `loaded`: all but the values of the weights."""
+    """A JSON-compatible dict for `loaded`, without the values of the weights."""
 
     def described(weights: Sequence[Weight]) -> list[dict[str, Any]]:
       return [{k: v for k, v in asdict(w).items() if k != "value"} for w in weights]
@@ -105,12 +105,12 @@ class Program:
 
 
 def computed(dtype: str, compute_dtype: str) -> str:
-  """The dtype in which the function gets what is of `dtype`: of float32 Keras' policy decides."""
+  """The dtype in which the function receives a value of `dtype`: for float32, that of Keras' policy."""
   return compute_dtype if dtype == "float32" else dtype
 
 
 def loaded(config: dict[str, Any]) -> Program:
-  """From what `Program.config` gave."""
+  """Restores a program and its seed from `Program.config`."""
   with tempfile.TemporaryDirectory() as folder:
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(config["graphs"]))) as archive:
       archive.extractall(folder)

@@ -1,4 +1,4 @@
-"""What several families of rules share: casts between all dtypes, computing in a wider dtype, constants."""
+"""Shared helpers of lowering rules: casts between all dtypes, computation in a wider dtype, constants."""
 
 from __future__ import annotations
 

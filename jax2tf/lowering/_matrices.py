@@ -1,4 +1,4 @@
-"""What the rules of linear algebra share: batches as rank 3, bodies as functions, NaN where LAPACK reports failure."""
+"""Shared helpers for linear algebra: batches as rank 3, bodies as functions, NaN where LAPACK reports a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the data-moving families share: reshapes and slices by aval, and dtypes that TensorFlow can hold but not move."""
+"""Shared helpers for data movement: reshapes and slices by aval, and dtypes that TensorFlow can hold but not move."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def turned_kernel(kernel: tf.Tensor, spatial: Sequence[int]) -> tf.Tensor:
   rank = len(spatial)
   if rank < 2 or max(spatial) - min(spatial) >= rank or not kernel.shape.is_fully_defined():
     return tf.reverse(kernel, spatial)
-  # Side by side they are one dimension for this, and OpenVINO 2026.4 takes no ReverseV2 of more.
+  # Adjacent dimensions are merged, because OpenVINO 2026.4 supports ReverseV2 of one dimension only.
   first, sizes = min(spatial), kernel.shape.as_list()
   merged = tf.reshape(kernel, [*sizes[:first], math.prod(sizes[first : first + rank]), *sizes[first + rank :]])
   return tf.reshape(tf.reverse(merged, [first]), sizes)

@@ -74,7 +74,7 @@ def _zero_padded(config: Any, x: Any) -> Any:
 
 
 def _padding_attribute(conv: Conv) -> dict[str, Any] | None:
-  """The padding as TensorFlow's ops say it, or None where they cannot."""
+  """The padding as an attribute of TensorFlow's ops, or None if it cannot be expressed."""
   if set(conv.lhs_dilation) != {1}:
     return None
   if all(pads == (0, 0) for pads in conv.padding):

@@ -13,7 +13,7 @@ from jax2tf._tf_effects import Text
 
 
 class _Hole:
-  """What is written in the place of an operand, and notes that it was."""
+  """Placeholder for an operand in a formatted text; records that it was used."""
 
   def __init__(self, number: int, used: list[int]):
     self._number, self._used = number, used
@@ -27,7 +27,7 @@ class _Hole:
 
 
 def text_of(words: Callable[[Sequence[Any]], str], operands: Sequence[tf.Tensor], end: str, stream: str) -> Text | None:
-  """What TensorFlow can say in the place of `words(operands)`, and `end`; None for words that look into an operand, as "{x.shape}" does."""
+  """The TensorFlow text for `words(operands)` and `end`; None if the format accesses parts of an operand, such as "{x.shape}"."""
   used: list[int] = []
   try:
     template = words([_Hole(i, used) for i in range(len(operands))]) + end

@@ -1,8 +1,8 @@
 """Calls of inner jaxprs, and primitives that are the identity outside JAX's own transformations.
 
-A call is lowered in place: TensorFlow's graph has no use for JAX's function boundaries, exporters
-inline them anyway. Derivative rules of custom_jvp and custom_vjp have done their work when the
-gradient was traced; here only the function itself is left.
+Calls are inlined: TensorFlow does not need JAX's function boundaries, and exporters
+inline them anyway. JAX applied the rules of custom_jvp and custom_vjp when it traced the
+gradient; only the function itself is lowered here.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any = None, call_jaxpr:
 def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, prevent_cse: Any, differentiated: bool, policy: Any) -> Tensors:
   """The inner function; in a backward pass behind a barrier, so that it is computed once more, and not before it is needed."""
   del policy  # it has decided what is among the operands
-  # In the body of a scan prevent_cse is False, for XLA does not look across its bounds; neither does Grappler.
+  # In the body of a scan prevent_cse is False, because neither XLA nor Grappler merges ops across loop boundaries.
   fenced = _barrier(*operands) if differentiated and prevent_cse else operands
   return ctx.lower(closed(jaxpr), *fenced)
 
@@ -107,7 +107,7 @@ def _expand(primitive: Any, *operands: Any) -> list[Any]:
 
 
 def _barrier(*operands: tf.Tensor) -> Tensors:
-  """The operands, once all are there: what follows differs from what came before, so Grappler cannot merge the two."""
+  """The operands behind a barrier that waits for all of them, so Grappler cannot merge the recomputation with the original."""
   with tf.control_dependencies(operands):
     return [tf.identity(x) for x in operands]
 

@@ -1,4 +1,4 @@
-"""checkify's checks that no `checkify.checkify` has made a value: assertions."""
+"""Checks outside of `checkify.checkify`, lowered to assertions."""
 
 from __future__ import annotations
 

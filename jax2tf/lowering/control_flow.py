@@ -58,7 +58,7 @@ def _platform_index(ctx: RuleContext, *, platforms: Sequence[Sequence[str] | Non
   if None in chosen:
     ctx.refuse(f"its branches ({names}) have none for {where}", "add a default to lax.platform_dependent, or name another of platforms=")
   if len(chosen) > 1:
-    ctx.refuse(f"its branches ({names}) differ between {where}, and a graph has one", "convert once for each of platforms=")
+    ctx.refuse(f"its branches ({names}) differ for {where}, and a graph has one", "convert once for each of platforms=")
   return tf.constant(chosen.pop(), tf.int32)
 
 

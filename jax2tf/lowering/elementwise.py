@@ -298,7 +298,7 @@ def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   if x.dtype not in (*HALF, *NARROW):
     return tf.math.nextafter(x, y)
   if x.dtype in NARROW:
-    ctx.refuse(f"TensorFlow has no bits of {x.dtype.name}", "use another dtype")
+    ctx.refuse(f"TensorFlow cannot access the bits of {x.dtype.name}", "use another dtype")
   # TF 2.21: NextAfter has kernels for float32 and float64 only.
   start, end = (tf.cast(_ordinal(z), tf.int32) for z in (x, y))
   start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))  # -0.0 and 0.0 count as one

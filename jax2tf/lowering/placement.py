@@ -1,4 +1,4 @@
-"""Primitives that say where a value lives: identities, on a device where they name one."""
+"""Placement primitives: identities, on a device if they name one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax2tf.registry import lower_directly, lowers
 
 @lowers(P.device_put_p, on_keys=True)
 def _device_put(ctx: RuleContext, *operands: tf.Tensor, devices: Any, srcs: Any, copy_semantics: Any) -> list[tf.Tensor]:
-  """operands -> operands, each in its place: an Identity on that device is the transfer."""
+  """operands -> operands, each on its device: an Identity on that device transfers the value."""
   del srcs, copy_semantics
   return [_put(ctx, x, target) for x, target in zip(operands, devices, strict=True)]
 

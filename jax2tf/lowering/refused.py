@@ -6,13 +6,13 @@ from jax2tf.registry import UNSUPPORTED
 _KERNEL = ("its body is a compiled kernel, not JAX equations", "give the function a plain JAX path for export, or lower natively")
 _HOST = (
   "it calls back into Python, which a TensorFlow graph cannot save",
-  "remove this line before conversion, or do it in TensorFlow around the converted function",
+  "remove this line, or do this in TensorFlow outside the converted function",
 )
 _STATE = (
-  "it uses a mutable array that was made outside of the function",
+  "it uses a mutable array created outside the function",
   "make it an argument of the function, and pass jax2tf.Ref(variable) there",
 )
-_TOKEN = ("it orders side effects, which the graph lowering does not have", "remove the ordered effect before conversion")
+_TOKEN = ("it orders side effects, which the graph lowering does not support", "remove the ordered effect before conversion")
 
 UNSUPPORTED.update(
   {
@@ -121,6 +121,6 @@ UNSUPPORTED.update(
       "JAX can't apply forward-mode differentiation (jvp) to a custom_vjp function",
       "ask a GradientTape for its gradient, or define it with jax.custom_jvp",
     ),
-    "unreachable": ("this branch is meant never to run", "remove the branch"),
+    "unreachable": ("this branch must never run", "remove the branch"),
   }
 )

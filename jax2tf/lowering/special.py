@@ -85,7 +85,7 @@ def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
 def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
   root = tf.math.erfinv(size)
-  # One Newton step. Near 1 the error is measured by erfc, for 1 - x is exact there.
+  # One Newton step. Near 1, erfc gives the error, because 1 - x is exact there.
   error = tf.where(size < scalar(0.5, x), size - tf.math.erf(root), tf.math.erfc(root) - (scalar(1, x) - size))
   better = root + error * scalar(math.sqrt(math.pi) / 2, x) * tf.exp(tf.square(root))
   root = tf.where(size < scalar(1, x), better, root)

@@ -1,4 +1,4 @@
-"""Places, as JAX names them, and the devices of TensorFlow that they are."""
+"""Maps places (JAX's device names) to TensorFlow devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the equations of a jaxpr run: from what some of them say, forward to what is computed from their results."""
+"""Propagates placement through a jaxpr: from equations that specify a device to those that use their results."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _common(eqn: Any, places: Sequence[Place | None]) -> Place | None:
   if len(distinct) > 1:
     raise ValueError(
       f"Received incompatible devices for '{eqn.primitive}': its operands are on {' and '.join(distinct)}, at "
-      f"{user_line(eqn)}; bring them together with jax.device_put"
+      f"{user_line(eqn)}; move them to one device with jax.device_put"
     )
   return distinct[0] if distinct else None
 
@@ -121,6 +121,6 @@ def _results(eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]) -> S
 
 
 def places_named_by(eqn: Any) -> list[Place]:
-  """The places that an equation itself gives."""
+  """The places that the equation itself specifies."""
   targets = eqn.params["devices"] if eqn.primitive is P.device_put_p else ()
   return [place for place in (_scope(eqn), *map(place_of, targets)) if place]

@@ -1,4 +1,4 @@
-"""`call_tf`: a TensorFlow function inside JAX, with all of JAX's transformations."""
+"""`call_tf`: TensorFlow functions in JAX, under all of JAX's transformations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def call_tf(
   """Returns a JAX function with the values and derivatives of a TensorFlow function.
 
   The result works under jit, grad, jvp, vmap, scan, cond, remat and `jax2tf.convert`, in any combination. Eagerly it calls the TensorFlow
-  function. Under jit it inlines XLA's code of the function where that has the same meaning; otherwise it is a callback, which reads and
+  function. Under jit it inlines the function as XLA code if that is equivalent; otherwise it uses a callback, which reads and
   writes tf.Variables when it runs.
 
   Args:
@@ -52,7 +52,7 @@ def call_tf(
       SavedModel. Under transformations it is traced once for each combination of structure, shapes and dtypes.
     has_side_effects: whether a call runs even if its results are unused; None derives it from the ops of its graph.
     ordered: whether calls under jit run in program order.
-    output_shape_dtype: a pytree of jax.ShapeDtypeStruct, for results whose shapes TensorFlow cannot infer; None for no results.
+    output_shape_dtype: a pytree of jax.ShapeDtypeStruct for the results, if TensorFlow cannot infer their shapes; None for no results.
     call_tf_graph: for compatibility: True forbids jit, so that only `convert` lowers the call. `convert` always inlines the graph.
     vmap_method: how `jax.vmap` calls the function, as in `jax.pure_callback`. "vectorized" is tf.vectorized_map. None chooses
       "vectorized" for functions without stateful ops, else "sequential".
@@ -65,7 +65,7 @@ def call_tf(
   Raises:
     TypeError: `callable_tf` is not callable; at a call, an argument is not an array.
     ValueError: an unknown `vmap_method` or `under_jit`; at a call, a result has an unknown shape, does not match `output_shape_dtype`, or
-      is no numeric tensor; under jit, `under_jit="inline"` is not possible, or `call_tf_graph` is set; under `jax.export`, symbolic shapes.
+      is not a numeric tensor; under jit, inlining is impossible, or `call_tf_graph` is set; under `jax.export`, shapes are symbolic.
     LookupError: at a derivative, TensorFlow has no gradient for the function.
 
   Examples:
@@ -77,9 +77,9 @@ def call_tf(
   if not callable(callable_tf):
     raise TypeError(f"Expected a callable value, got {callable_tf!r} of type {type(callable_tf).__name__}")
   if vmap_method not in _VMAP_METHODS:
-    raise ValueError(f"vmap_method = {vmap_method!r} is none of {_VMAP_METHODS}")
+    raise ValueError(f"vmap_method = {vmap_method!r} is not one of {_VMAP_METHODS}")
   if under_jit not in _MODES:
-    raise ValueError(f"under_jit = {under_jit!r} is none of {_MODES}")
+    raise ValueError(f"under_jit = {under_jit!r} is not one of {_MODES}")
   options = Options(has_side_effects, ordered, vmap_method, under_jit, call_tf_graph)
   calls = _Calls(callable_tf, options, output_shape_dtype)
   wrap = functools.wraps(callable_tf, assigned=[n for n in ("__name__", "__doc__", "__qualname__") if hasattr(callable_tf, n)], updated=())
@@ -96,7 +96,7 @@ def call_tf(
 
 
 def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., Any], list[jax.Array]]:
-  """Returns a JAX function of the trainable variables of a TensorFlow function, and their values.
+  """Returns a TensorFlow function as a JAX function of its trainable variables, and the values of these.
 
   `apply(variables, *args)` computes `fun_tf(*args)` with these values in place of those of its tf.Variables, which stay unchanged. It
   supports all of JAX's transformations; a vmap over variables is sequential. Other captured tensors are read at each call.
@@ -129,7 +129,7 @@ def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., A
   if not variables:
     raise ValueError(f"functional: '{function.name}' captures no trainable tf.Variable; use call_tf")
   if unknown := [v.name for v in variables if not v.shape.is_fully_defined()]:
-    raise ValueError(f"functional: the shapes of {', '.join(unknown)} are not known; give them one, or trainable=False")
+    raise ValueError(f"functional: the shapes of {', '.join(unknown)} are not known; set them, or trainable=False")
 
   def apply(values: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     shapes = [tuple(jax.numpy.shape(x)) for x in values]
@@ -214,7 +214,7 @@ class _Call:
     except (TypeError, ValueError) as error:
       raise ValueError(
         f"The called TF function returns a result that is not convertible to JAX: '{self.function.name}' returns {y!r}. Return numeric "
-        "tensors of known rank; to keep another inside, compute with it in the function"
+        "tensors of known rank; other values, such as strings, may only be used inside the function"
       ) from error
     y = tf.convert_to_tensor(y)
     return y if is_key(dtype) or y.dtype == tf_dtype(dtype) else tf.cast(y, tf_dtype(dtype))

@@ -1,6 +1,6 @@
-"""What JAX derives of a TensorFlow function: its linear map, the transpose of that, and its map over a batch.
+"""Derives from a TensorFlow function its linear map, the transpose of that, and the batched function.
 
-Derivatives are made with tf.gradients inside a graph. A tape would stop recording where a converted function is inside, and a
+Derivatives use tf.gradients inside a graph. A tape stops recording inside a converted function, and a
 ForwardAccumulator ignores tf.custom_gradient (TF 2.21).
 """
 
@@ -41,7 +41,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-  """How JAX differentiates a function, so that its derivative uses what its only call has read, drawn or written.
+  """How JAX differentiates a function, so that the derivative uses the values that the call read, drew or wrote.
 
   Attributes:
     reads: the values of its variables, which come behind the arguments; None where nothing is read.
@@ -81,14 +81,14 @@ def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
       return found
     kinds = ", ".join(sorted(function.stateful - REPEATABLE)) or "what it captures"
     raise LookupError(
-      f"'{function.name}' has no derivative. A second run would give or do something else ({kinds}), and its only run does not give what "
+      f"'{function.name}' has no derivative. A second run would differ in results or state ({kinds}), and the first does not provide what "
       f"the derivative needs: {error}. Take random numbers as arguments (tf.random.stateless_*), or write variables outside of what is "
       "differentiated"
     ) from error
 
 
 def _repeated(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
-  """It runs the function once more, with the values that its variables had."""
+  """Runs the function again, with the values that its variables had."""
   reads, known = None, {v.ref() for v in function.held.values()}
   if variables := [v for v in function.captured if v.ref() not in known]:
     reads = Reads(function.name, variables, function.options)
@@ -102,7 +102,7 @@ def _repeated(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
 
 
 def _recorded(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
-  """It takes what the function has computed.
+  """Uses values that the call computed.
 
   Raises:
     ValueError: JAX cannot hold that.
@@ -173,7 +173,7 @@ class _Derived(TfFunction):
 
 
 class Recorded(_Derived):
-  """A function whose further results are what the graph of its gradient takes from its own."""
+  """A function that also returns the values that the graph of its gradient captures."""
 
   def __init__(self, function: TfFunction, wrt: tuple[int, ...]):
     if "EagerPyFunc" in function.stateful:
@@ -204,7 +204,7 @@ class Recorded(_Derived):
     call, kept = _tf_functions.gradient_apart(pullback, [tf.TensorSpec(y.shape, y.dtype) for y in inexact])
     dtypes, unsized = [x.dtype for x in kept], [y for y in inexact if not y.shape.is_fully_defined()]
     if any((x.dtype.is_floating or x.dtype.is_complex) and is_packed(x.dtype) for x in kept):
-      raise ValueError("it computes in dtypes that JAX has with jax_enable_x64")
+      raise ValueError("it computes in 64-bit dtypes, which JAX has only with jax_enable_x64")
     self._apart[graph] = call, dtypes, [y.shape for y in inexact], [y.dtype for y in inexact]
     self._names = self._names or [x.name for x in (*outs, *kept, *unsized)]
     return [*outs, *map(packed, kept), *unsized]

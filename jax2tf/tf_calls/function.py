@@ -1,6 +1,6 @@
 """A TensorFlow function as JAX sees it: flat arrays of known shapes and dtypes in, flat arrays out.
 
-What JAX derives of one (its linear map, that map's transpose, its map over a batch) is again one, built of TensorFlow ops.
+Its linear map, the transpose of that, and its batched version are again such functions, made of TensorFlow ops.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jax2tf.tf_calls.shapes import Shape, symbolic_shapes
 
 Run = Callable[..., list[tf.Tensor]]
 
-# Stateful ops whose second run gives the same and changes nothing: a derivative runs the function once more.
+# Stateful ops that are safe to run again: a derivative may run the function a second time.
 REPEATABLE = frozenset(
   {
     *("ReadVariableOp", "VarHandleOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape", "Placeholder"),
@@ -32,7 +32,7 @@ REPEATABLE = frozenset(
     *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
   }
 )
-# Of these, those that only read: a call with unused results may be left out.
+# The subset that only reads: a call with unused results may be removed.
 READING = REPEATABLE - {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case", "StatelessWhile", "StatelessIf", "StatelessCase"})
 
@@ -63,7 +63,7 @@ class TfFunction:
     name: for errors.
     run: makes the results, in the graph under construction or eagerly.
     avals_in: shapes and dtypes of the arguments.
-    options: what the user said.
+    options: the user's options.
     shadows: {position of an argument: the variable that it stands for in derivatives}.
     held: {position of an argument: the variable whose value it is}: a call reads it there.
   """
@@ -186,7 +186,7 @@ class TfFunction:
 
   @property
   def captures_others(self) -> bool:
-    """Whether it captures what no array of JAX's can hold: tables, variables of strings, or of a shape that is not known."""
+    """Whether it captures something that is not a JAX array: tables, string variables, or variables of unknown shape."""
     arrays = sum(v.shape.is_fully_defined() and v.dtype != tf.string for v in self.captured)
     return sum(x.dtype in (tf.resource, tf.variant) for x in self.concrete.captured_inputs) > arrays
 
@@ -196,7 +196,7 @@ class TfFunction:
     return [i for i, aval in enumerate(self.avals_out) if is_differentiable(aval.dtype)]
 
   def kept(self, key: Any, make: Callable[[], Any]) -> Any:
-    """What was derived, made at the first request."""
+    """A derived function, cached on first use."""
     with self._lock:
       if key not in self._derived:
         self._derived[key] = make()
@@ -239,7 +239,7 @@ class WithVariables(TfFunction):
 
 
 class Reads(TfFunction):
-  """The values of variables, at any arguments: it is called with those of a function, so that it comes when the function would."""
+  """Reads variables. It takes, and ignores, the arguments of a function, so that it runs at the same time."""
 
   def __init__(self, name: str, variables: Sequence[tf.Variable], options: Options):
     # With an effect, so that rematerialisation keeps the values.

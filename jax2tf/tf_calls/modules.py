@@ -39,7 +39,7 @@ def tf_module(fun_tf: Callable[..., Any], *specs: Any, library: str) -> Any:
     ((4, 2), [(3, 2), (2,)])
   """
   if library not in _LIBRARIES:
-    raise ValueError(f"library = {library!r} is none of {_LIBRARIES}")
+    raise ValueError(f"library = {library!r} is not one of {_LIBRARIES}")
   apply, values = functional(fun_tf, *specs)
 
   def assign(values: Sequence[jax.Array]) -> Any:

@@ -126,7 +126,7 @@ def _in_front(arrays: Sequence[Any], dims: Sequence[Any]) -> tuple[list[Any], tu
 
 
 def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: Any) -> Any:
-  """What rematerialisation does with a call: what may have changed is never computed again.
+  """The rematerialisation rule of a call: values that may have changed are never recomputed.
 
   Args:
     saveable: the policy.

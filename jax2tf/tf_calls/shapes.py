@@ -1,4 +1,4 @@
-"""Symbolic shapes of results: what TensorFlow's shape functions say at several sizes, as formulas of the dimension variables."""
+"""Symbolic shapes of results: fits formulas to the shapes that TensorFlow infers at several sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a TensorFlow function runs inside XLA: as XLA's own code of it where that means the same, else by a callback."""
+"""Runs a TensorFlow function under jit: inlined as XLA code if that is equivalent, otherwise by a callback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLATFORMS = {"cpu": "CPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
 
 
 def effects(function: TfFunction) -> set[Any]:
-  """What prevents that a call is removed or moved."""
+  """The effects that prevent removal or reordering of a call."""
   if function.options.ordered:
     return {ORDERED}
   return {EFFECT} if function.has_effects else set()
@@ -56,7 +56,7 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
 
 
 def _why_not_inlined(function: TfFunction) -> str | None:
-  """What would mean something else inside of XLA's code: values of variables would be constants, writes and asserts be dropped."""
+  """Why inlining would change the meaning: variables would become constants, writes and asserts would be dropped."""
   if (function.has_effects and function.options.has_side_effects is None) or function.options.ordered:
     return "it has side effects"
   bound = _bound(function)

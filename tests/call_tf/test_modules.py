@@ -85,5 +85,5 @@ def test_a_saved_model(tmp_path):
 
 
 def test_refusals():
-  with pytest.raises(ValueError, match=r"library = 'haiku' is none of \('nnx', 'equinox'\)"):
+  with pytest.raises(ValueError, match=r"library = 'haiku' is not one of \('nnx', 'equinox'\)"):
     jax2tf.tf_module(keras_model(), X, library="haiku")

@@ -180,5 +180,5 @@ def test_another_choice_than_the_models_is_an_error(tmp_path: Path) -> None:
   model = saved_model.Model({}, idioms="fused").add(lambda _, x: jax.nn.softmax(x), inputs=INPUTS)
   saved = model.save(tmp_path / "saved")
   for exporter, given in ((onnx, model), (tflite, saved), (tfjs, saved)):
-    with pytest.raises(ValueError, match=r"idioms = 'exact', and .* was made with 'fused'; leave it out, or make a Model"):
+    with pytest.raises(ValueError, match=r"idioms = 'exact', and .* was made with 'fused'; omit it, or create a Model"):
       exporter.save_model(given, tmp_path / "file", idioms="exact")

@@ -38,7 +38,7 @@ def test_examples_beside_tensors(tmp_path):
   rows = [serialized(x=x, ids=i) for x, i in zip(X, IDS, strict=True)]
   np.testing.assert_array_equal(loaded.signatures["examples"](examples=tf.constant(rows))["y"], predict(PARAMS, X, IDS))
   assert model.records["examples"].inputs == {"examples": "string[?]"}
-  with pytest.raises(tf.errors.InvalidArgumentError, match="feature ids is no int32"):
+  with pytest.raises(tf.errors.InvalidArgumentError, match="feature ids is not int32"):
     loaded.signatures["examples"](examples=tf.constant([serialized(x=X[0], ids=2**40)]))
 
 
@@ -57,7 +57,7 @@ def test_examples_go_through_the_preprocessing():
   [
     ({"x": "f32[b,t]"}, {}, "'x' is float32.*one row of known shape"),
     ({"x": "f32[4]"}, {}, "one row of known shape"),
-    ({"x": "c64[b]"}, {}, "'x' is complex64, and an Example holds float32, int64 and bytes alone"),
+    ({"x": "c64[b]"}, {}, "'x' is complex64, but an Example holds only float32, int64 and bytes"),
     ({"x": "f32[b]"}, {"pass_through": {"id": "string[b]"}}, "one input, 'examples', so there can be no id beside it"),
   ],
 )

@@ -186,13 +186,13 @@ def test_what_does_not_go_with_a_state_is_refused(tmp_path: Path) -> None:
   made = saved_model.Model(PARAMS, state=STATE)
   with pytest.raises(ValueError, match="no signature takes it"):
     made.add(plain, inputs={"x": "f32[b,4]"}).save(tmp_path)
-  with pytest.raises(ValueError, match="batching puts requests together"):
+  with pytest.raises(ValueError, match="batching and stateful=True exclude each other"):
     made.add(noisy, inputs={"x": "f32[b,4]"}, signatures="noisy", stateful=True, batching=Batching(max_batch_size=2))
   with pytest.raises(ValueError, match="this model has no state"):
     saved_model.Model(PARAMS).add(noisy, inputs={"x": "f32[b,4]"}, stateful=True)
-  with pytest.raises(ValueError, match="no state that could be reset"):
+  with pytest.raises(ValueError, match="no state to reset"):
     saved_model.Model(PARAMS).add_reset()
-  with pytest.raises(ValueError, match="'serving_default' is there already"):
+  with pytest.raises(ValueError, match="'serving_default' already exists"):
     made.add_reset("serving_default")
   with pytest.raises(ValueError, match="no leaves"):
     saved_model.Model(PARAMS, state={})
@@ -300,9 +300,9 @@ def test_verify_compares_sequences_of_calls(path: Path, without_jax: str, monkey
 
   report = verify.verify(path, wrong, params=PARAMS, state=STATE, sizes={"b": 2}, signatures=["serving_default"])
   assert {row.output for row in report.rows if not row.ok} == {"state/n"}
-  with pytest.raises(ValueError, match="'serving_default' is stateful; give state="):
+  with pytest.raises(ValueError, match="'serving_default' is stateful; pass state="):
     verify.verify(path, reference, params=PARAMS)
-  with pytest.raises(ValueError, match="give what the model was given"):
+  with pytest.raises(ValueError, match="pass the state that the model was created with"):
     verify.verify(path, reference, params=PARAMS, state={"n": 0})
 
 

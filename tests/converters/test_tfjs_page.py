@@ -64,5 +64,5 @@ def test_a_missing_package_is_that_of_the_tfjs_extra(tmp_path: Path, monkeypatch
 
 def test_a_file_that_is_no_tokenizer_is_said_before_the_work(tmp_path: Path) -> None:
   (tmp_path / "tokenizer.json").write_text("[]")
-  with pytest.raises(ValueError, match=r"tokenizer.json' is no tokenizer.json; save it by"):
+  with pytest.raises(ValueError, match=r"tokenizer.json' is not a tokenizer.json; save it by"):
     tfjs.save(lambda _, x: x, {}, tmp_path / "m", inputs={"x": "f32[2]"}, page=tfjs.Page(tokenizer=tmp_path / "tokenizer.json"))

@@ -304,21 +304,21 @@ def test_a_model_that_cannot_be_loaded_or_run_is_a_mismatch(model: Path, tmp_pat
   ("arguments", "words"),
   [
     ({"signatures": ["serve"]}, "signatures names 'serve', but the model has: serving_default"),
-    ({"signatures": []}, "leaves nothing to compare"),
+    ({"signatures": []}, "selects no signature"),
     ({"reference": {}}, "reference has no function for signature 'serving_default'"),
     ({"reference": {"serve": affine}}, "reference has a function for 'serve'"),
     ({"reference": 3}, "reference = 3 is neither a function nor"),
     ({"reference": lambda x: x}, "reference of 'serving_default' cannot be called with (params, x)"),
     ({"reference": lambda p, x: (x, x)}, "reference of 'serving_default' has 2 results, and the signature 1: y"),
     ({"sizes": {"c": 3}}, "sizes names 'c', but the variables of the inputs are: b"),
-    ({"sizes": {"b": 0}}, "sizes['b'] = [0]; give one or more numbers from 1 on"),
+    ({"sizes": {"b": 0}}, "sizes['b'] = [0]; give one or more positive integers"),
     ({"sizes": {"b": []}}, "sizes['b'] = []; give"),
     ({"samples": 0}, "samples = 0"),
     ({"inputs": {"z": np.ones(3)}}, "inputs names 'z', but the signatures take: x"),
     ({"inputs": {"x": np.ones((3, 4))}}, "inputs['x'] is float64[3, 4], and the signature takes float32[3, 4] here"),
     ({"inputs": {"x": np.ones((3, 5), np.float32)}}, "inputs['x'] is float32[3, 5], and the signature takes float32[3, 4] here"),
     ({"inputs": {"x": np.ones(3)}}, "inputs['x'] has the shape (3,), and the signature takes f32[b,4]"),
-    ({"inputs": {"x": np.ones((3, 4))}, "sizes": {"b": 5}}, "so b = 3, and not [5]; let them agree"),
+    ({"inputs": {"x": np.ones((3, 4))}, "sizes": {"b": 5}}, "so b = 3, and not [5]; use the same size"),
   ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], words: str, model: Path) -> None:
@@ -327,7 +327,7 @@ def test_wrong_arguments(arguments: dict[str, Any], words: str, model: Path) -> 
 
 
 def test_what_is_no_model(model: Path, tmp_path: Path) -> None:
-  with pytest.raises(FileNotFoundError, match=r"is no directory; give that of a SavedModel"):
+  with pytest.raises(FileNotFoundError, match=r"is not a directory; pass a SavedModel"):
     verify.verify(tmp_path / "nowhere", affine)
   with pytest.raises(FileNotFoundError, match=r"holds neither saved_model\.pb nor a numbered version"):
     verify.verify(tmp_path, affine)

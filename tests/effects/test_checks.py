@@ -212,7 +212,7 @@ def test_checks_are_saved(tmp_path, without_jax):
 
 
 def test_exporters_leave_checks_out(tmp_path):
-  with pytest.warns(UserWarning, match=r"leaves out prints and checks.*\n.*check at .*test_checks\.py"):
+  with pytest.warns(UserWarning, match=r"omits prints and checks.*\n.*check at .*test_checks\.py"):
     onnx.save(lambda _, x: _loop(x, 2), {}, tmp_path / "f.onnx", inputs={"x": "f32[3]"})
 
 
@@ -227,5 +227,5 @@ def test_graphs_of_tensorflow_1():
 
 def test_xla_leaves_checks_out():
   function = tf.function(jax2tf.convert(_f, with_gradient=False), autograph=False, jit_compile=True)
-  with pytest.warns(UserWarning, match=r"leaves out prints and checks:\n.*check at .*test_checks\.py:\d+:\d+ \(_f\)$"):
+  with pytest.warns(UserWarning, match=r"omits prints and checks:\n.*check at .*test_checks\.py:\d+:\d+ \(_f\)$"):
     function(X, tf.constant(1))

@@ -76,7 +76,7 @@ def test_exporters_leave_prints_out(tmp_path, capfd):
     jax.debug.print("{}", x)
     return jax.lax.fori_loop(0, 2, _loop, x)
 
-  with pytest.warns(UserWarning, match=r"leaves out prints.*\n.*debug_print at .*\(_loop\)\n.*debug_print at .*\(.*fun\)$") as warned:
+  with pytest.warns(UserWarning, match=r"omits prints.*\n.*debug_print at .*\(_loop\)\n.*debug_print at .*\(.*fun\)$") as warned:
     onnx.save(fun, {}, tmp_path / "f.onnx", inputs={"x": "f32[3]"})
   assert len(warned) == 1
   assert capfd.readouterr().out == ""  # nor does the reference, to which the file is compared

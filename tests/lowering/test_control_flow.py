@@ -127,7 +127,7 @@ def test_the_branch_of_the_platform_that_the_graph_will_run_on(platforms, expect
 
 def test_platforms_of_different_branches_are_refused():
   with pytest.raises(
-    NotImplementedError, match=r"(?s)branches \(cpu, cuda, default\) differ between cpu, cuda.* at .*test_control_flow.py:\d+"
+    NotImplementedError, match=r"(?s)branches \(cpu, cuda, default\) differ for cpu, cuda.* at .*test_control_flow.py:\d+"
   ):
     jax2tf.convert(by_platform, platforms=["cpu", "cuda"])(X)
 

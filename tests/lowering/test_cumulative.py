@@ -78,5 +78,5 @@ test_case, saved = run(CASES)
 
 def test_cumlogsumexp_of_integers_is_refused() -> None:
   """JAX traces it and raises OverflowError when it compiles."""
-  with pytest.raises(NotImplementedError, match=r"JAX itself cannot compute it of integers"):
+  with pytest.raises(NotImplementedError, match=r"JAX itself cannot compile it for integers"):
     jax2tf.convert(lax.cumlogsumexp)(np.arange(3))

@@ -120,12 +120,12 @@ def leak(x: Any) -> Any:
 jax.jit(leak)(X)
 
 REFUSED = {
-  "nothing": (primitive("nothing"), "its impl is no JAX function: NotImplementedError: Evaluation rule for 'nothing' not implemented"),
-  "numpy": (primitive("numpy", lambda x: np.sin(np.asarray(x))), "its impl is no JAX function: TracerArrayConversionError: "),
-  "values": (primitive("values", lambda x: x if x.sum() > 0 else -x), "its impl is no JAX function: TracerBoolConversionError: "),
+  "nothing": (primitive("nothing"), "its impl is not a JAX function: NotImplementedError: Evaluation rule for 'nothing' not implemented"),
+  "numpy": (primitive("numpy", lambda x: np.sin(np.asarray(x))), "its impl is not a JAX function: TracerArrayConversionError: "),
+  "values": (primitive("values", lambda x: x if x.sum() > 0 else -x), "its impl is not a JAX function: TracerBoolConversionError: "),
   "shape": (primitive("shape", lambda x: x[0]), "its impl gives float32[3] where its abstract evaluation says float32[4,3]"),
   "dtype": (primitive("dtype", lowering=lower_fun(lambda x: x > 0)), "its lowering gives bool[4,3] where its abstract evaluation says"),
-  "itself": (with_itself(primitive("itself")), "its impl is no JAX function\n"),
+  "itself": (with_itself(primitive("itself")), "its impl is not a JAX function\n"),
   "leaked": (primitive("leaked", lambda x: x + LEAKED[0]), "its impl holds a tracer of another trace"),
   "leaked_constant": (primitive("leaked_constant", lambda x: LEAKED[0]), "its impl holds a tracer of another trace"),
 }
@@ -184,9 +184,9 @@ def test_a_rule_of_the_users() -> None:
 def test_rules_that_cannot_be_registered() -> None:
   p = primitive("twice")
   jax2tf.lowers(p)(lambda ctx, x: x)
-  with pytest.raises(ValueError, match=r"primitive 'twice' has a lowering rule already: .*test_own_primitives"):
+  with pytest.raises(ValueError, match=r"primitive 'twice' already has a lowering rule: .*test_own_primitives"):
     jax2tf.lowers(p)(lambda ctx, x: -x)
-  with pytest.raises(ValueError, match="primitive 'sin' has a lowering rule already"):
+  with pytest.raises(ValueError, match="primitive 'sin' already has a lowering rule"):
     jax2tf.lowers(primitive("other"), jax.lax.sin_p)(lambda ctx, x: x)
   with pytest.raises(TypeError, match=r"lowers takes primitives \(jax.extend.core.Primitive\), not <PjitFunction of <function sin"):
     jax2tf.lowers(jnp.sin)

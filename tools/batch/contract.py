@@ -53,7 +53,7 @@ def read(model: str | Path, signature: str = "serving_default", mask: str = "") 
   """
   directory = _newest(Path(model))
   if not (directory / _MANIFEST).exists():
-    raise FileNotFoundError(f"{directory} has no {_MANIFEST}: it was not saved by jax2tf.converters.saved_model")
+    raise FileNotFoundError(f"{directory} has no {_MANIFEST}: jax2tf.converters.saved_model did not save it")
   try:
     manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
     signatures, constraints = manifest["signatures"], manifest["constraints"]
@@ -92,7 +92,7 @@ def _newest(path: Path) -> Path:
   if (path / "saved_model.pb").exists():
     return path
   if not (found := config.versions_in(path)):
-    raise FileNotFoundError(f"{path} is no SavedModel and no folder of versions of one: there is no saved_model.pb")
+    raise FileNotFoundError(f"{path} is neither a SavedModel nor a directory of versions: there is no saved_model.pb")
   return max(found, key=lambda version: int(version.name))
 
 

@@ -167,7 +167,7 @@ class JsonLines(_Lines):
         try:
           row = json.loads(line)
         except ValueError as error:
-          yield {}, f"is no JSON: {error}", place
+          yield {}, f"is not JSON: {error}", place
           continue
         yield (row, "", place) if isinstance(row, dict) else ({}, "is no JSON object", place)
 

@@ -90,7 +90,7 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
     _check(shard.source, found, columns, outputs)
   made = json.loads(json.dumps(asdict(asked) | {"model": contract.fingerprint(found.directory)}))  # comparable with the ledger
   if folder.exists() and not folder.is_dir():
-    raise ValueError(f"{folder} is no folder; name one for the results")
+    raise ValueError(f"{folder} is not a directory; name one for the results")
   existed = folder.exists()
   folder.mkdir(parents=True, exist_ok=True)
   lock = os.open(folder, os.O_RDONLY)
@@ -98,7 +98,7 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-      raise ValueError(f"another jax2tf batch works in {folder}; wait for its end") from error
+      raise ValueError(f"another jax2tf batch is running in {folder}; wait until it finishes") from error
     _clean(folder)
     ledger = _ledger(folder, made, shards, existed)
     plan = Plan(folder, asked, shards, ledger)
@@ -119,9 +119,9 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
   shards: dict[str, Shard] = {}
   for path in paths:
     if not path.is_file():
-      raise ValueError(f"{path} is no file; name the files in it, as {str(path / '*.parquet')!r}")
+      raise ValueError(f"{path} is not a file; name the files in it, as {str(path / '*.parquet')!r}")
     if path.name in shards:
-      raise ValueError(f"{shards[path.name].source} and {path} have the same name, so their results would too; rename one")
+      raise ValueError(f"{shards[path.name].source} and {path} have the same name, so their results would collide; rename one")
     target = folder / path.name
     if target.resolve() == path.resolve():
       raise ValueError(f"{path} is in {folder}, where its results would overwrite it; name another folder")
@@ -163,7 +163,7 @@ def _ledger(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], exis
     except (ValueError, KeyError, TypeError) as error:
       raise ValueError(f"{file} cannot be read ({error}); name a new folder") from error
     if format_ != _FORMAT:
-      raise ValueError(f"{file} is of another jax2tf; name a new folder")
+      raise ValueError(f"{file} was written by another version of jax2tf; name a new directory")
     if other := [key for key, value in made.items() if before.get(key) != value]:
       what = "another model" if other[0] == "model" else f"another --{other[0].removesuffix('s') if other[0] != 'batch_size' else other[0]}"
       raise ValueError(f"{folder} has results of {what}; name a new folder")
@@ -171,7 +171,7 @@ def _ledger(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], exis
     entry = {"source": str(shard.source), "size": shard.size, "changed": shard.changed}
     known = ledger["shards"].setdefault(shard.target.name, entry)
     if entry.items() - known.items() and (known["size"], known["changed"]) != (shard.size, shard.changed):
-      raise ValueError(f"{shard.source} has changed since {folder} was begun; name a new folder")
+      raise ValueError(f"{shard.source} has changed since {folder} was started; name a new directory")
     shard.rows, shard.bad = known.get("rows"), known.get("bad")
   return ledger
 

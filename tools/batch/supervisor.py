@@ -121,7 +121,7 @@ def run(plan: Plan, workers: int, threads: int) -> Outcome:
           reason = crew.renew(each)
           outcome.renewed += 1
           if deaths >= _ATTEMPTS:
-            raise ValueError(f"no worker can be started: {reason}")
+            raise ValueError(f"cannot start a worker: {reason}")
           said = {"failed": reason} if given else {}
         if "fatal" in said:
           raise ValueError(said["fatal"])

@@ -60,7 +60,7 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -
         bad += len(answer.faults)
         tell(rows=len(answer.rows), part=window.done)
     if bad and not done:
-      raise ValueError(f"no row of it can be run; the first {reason}")
+      raise ValueError(f"none of its rows can be run; the first {reason}")
     if not bad:
       bad_path.unlink()
   return {"rows": done, "bad": bad}

@@ -97,7 +97,7 @@ def _http(target: Target, path: str, body: bytes | None = None) -> Any:
     text = error.read().decode(errors="replace")
     raise ValueError(f"{url} refuses ({error.code}): {_reason(text)}") from error
   except (OSError, ValueError, http.client.HTTPException) as error:
-    raise ValueError(f"{url} does not answer: {getattr(error, 'reason', error)}; is the server there?") from error
+    raise ValueError(f"{url} does not answer: {getattr(error, 'reason', error)}; is the server running?") from error
 
 
 def _reason(text: str) -> str:
@@ -150,7 +150,7 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     except grpc.RpcError as error:
       raise ValueError(f"{target.address} refuses ({error.code().name}): {error.details()}") from error
     except (TypeError, OverflowError) as error:
-      raise ValueError(f"input {name!r} is no tensor of the model: {error}") from error
+      raise ValueError(f"input {name!r} is not a valid tensor for the model: {error}") from error
   return {name: tf.make_ndarray(proto) for name, proto in answer.outputs.items()}
 
 

@@ -43,7 +43,7 @@ def failures(*, debug: bool, without_params: bool = False) -> Iterator[None]:
   try:
     yield
   except KeyboardInterrupt as error:
-    raise Failure("interrupted; nothing is left half written", INTERRUPTED, []) from error
+    raise Failure("interrupted; no partial output remains", INTERRUPTED, []) from error
   except Exception as error:
     if debug:
       traceback.print_exception(error)

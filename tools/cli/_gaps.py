@@ -42,7 +42,7 @@ def gaps(
     ImportError: the extra of a target is not installed.
   """
   if unknown := [target for target in targets if target not in TARGETS]:
-    raise UsageError(f"--for={','.join(targets)}: {unknown[0]!r} is no target; name some of {', '.join(TARGETS)}")
+    raise UsageError(f"--for={','.join(targets)}: {unknown[0]!r} is not a target; choose from {', '.join(TARGETS)}")
 
   def model_with(idioms: str) -> saved_model.Model:
     model = saved_model.Model(params, state=state, polymorphic_constraints=constraints, idioms=idioms)

@@ -23,7 +23,7 @@ def version_directory(directory: str | Path) -> Path:
     FileNotFoundError: the folder is neither of the two.
   """
   if (found := publish.saved_model_in(Path(directory))) is None:
-    raise FileNotFoundError(f"{directory} is no SavedModel and no folder of versions of one: there is no saved_model.pb")
+    raise FileNotFoundError(f"{directory} is neither a SavedModel nor a directory of versions: there is no saved_model.pb")
   return found
 
 

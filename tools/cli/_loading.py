@@ -94,7 +94,7 @@ def _made(factory: Callable[..., Any], what: str) -> Any:
   try:
     inspect.signature(factory).bind()
   except TypeError as error:
-    raise UsageError(f"{what} is called without arguments, and {error}; name a function that takes none") from error
+    raise UsageError(f"{what} is called without arguments, and {error}; name a function without arguments") from error
   return factory()
 
 
@@ -125,7 +125,7 @@ def parameters(source: str | None, option: str = "--params") -> Any:
     raise
   except Exception as error:  # each format has its own errors
     raise UsageError(f"{option}={source} cannot be read: {error}") from error
-  raise UsageError(f"{option}={source}: of an unknown kind; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+  raise UsageError(f"{option}={source}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
 
 
 def state(source: str | None) -> Any:
@@ -165,7 +165,7 @@ def nested(flat: dict[str, Any]) -> Any:
       if not isinstance(place, dict):
         raise ValueError(f"{name!r} is inside of {folder!r}, which is an array itself")
     if leaf in place:
-      raise ValueError(f"{name!r} is there twice, or is the beginning of another name")
+      raise ValueError(f"{name!r} occurs twice, or is a prefix of another name")
     place[leaf] = array
   return _with_lists(tree)
 

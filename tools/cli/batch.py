@@ -40,7 +40,7 @@ def batch(
 ) -> int:
   """Runs every row of FILES (Parquet, TFRecord, CSV, JSON lines or .npy) and writes a file of the same name into DIR for each.
 
-  Columns that are no inputs are copied to the results. A second run continues where the first one ended.
+  Columns that are not inputs are copied to the results. A second run continues where the first one ended.
 
   \b
   Example:

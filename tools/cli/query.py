@@ -73,7 +73,7 @@ def _read(inputs: str) -> dict[str, Any]:
       with np.load(inputs, allow_pickle=False) as found:
         return dict(found)
     except Exception as error:  # zipfile, zlib, pickle and NumPy have their own errors
-      raise ValueError(f"{inputs} is no .npz file that can be read: {error}") from error
+      raise ValueError(f"{inputs} is not a readable .npz file: {error}") from error
   try:
     found = json.load(sys.stdin) if inputs == "-" else json.loads(Path(inputs).read_text(encoding="utf-8"))
   except (UnicodeDecodeError, json.JSONDecodeError) as error:

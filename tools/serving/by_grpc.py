@@ -60,7 +60,7 @@ class Service:
       start, model, code, reason = time.monotonic(), "", grpc.StatusCode.CANCELLED, ""
       try:
         if self._ends:
-          raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the server ends; send it again")
+          raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; send it again")
         with self._queue.place():
           request = await self._request(requests)
           data, model = await self._replicas.ask(service, method, request, context.time_remaining())

@@ -73,7 +73,7 @@ def _end_with_ray(ending: threading.Event) -> None:
   assert own is not None
   while not ending.wait(0.2):
     if dead := {kind for kind, _ in own.dead_processes()} & {"gcs_server", "raylet"}:
-      print(f"{' and '.join(sorted(dead))} of Ray died; its replicas start anew", file=sys.stderr, flush=True)
+      print(f"{' and '.join(sorted(dead))} of Ray died; its replicas restart", file=sys.stderr, flush=True)
       os._exit(1)
 
 

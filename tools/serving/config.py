@@ -80,7 +80,7 @@ def _from_file(file: Path) -> dict[str, Source]:
   try:
     config = text_format.Parse(file.read_text(encoding="utf-8"), model_server_config_pb2.ModelServerConfig())
   except (text_format.ParseError, UnicodeDecodeError) as error:
-    raise ValueError(f"{file} is no text proto of tensorflow.serving.ModelServerConfig: {error}") from error
+    raise ValueError(f"{file} is not a text proto of tensorflow.serving.ModelServerConfig: {error}") from error
   models = config.model_config_list.config
   if not models:
     raise ValueError(f"{file} names no model; write model_config_list {{ config {{ name: ... base_path: ... }} }}")

@@ -26,7 +26,7 @@ def parse_predict(data: bytes) -> predict_pb2.PredictRequest:
   try:
     return predict_pb2.PredictRequest.FromString(data)
   except message.DecodeError as error:
-    raise invalid(f"the request is no tensorflow.serving.PredictRequest: {error}") from error
+    raise invalid(f"the request is not a tensorflow.serving.PredictRequest: {error}") from error
 
 
 def parse_metadata(data: bytes) -> get_model_metadata_pb2.GetModelMetadataRequest:
@@ -34,7 +34,7 @@ def parse_metadata(data: bytes) -> get_model_metadata_pb2.GetModelMetadataReques
   try:
     request = get_model_metadata_pb2.GetModelMetadataRequest.FromString(data)
   except message.DecodeError as error:
-    raise invalid(f"the request is no tensorflow.serving.GetModelMetadataRequest: {error}") from error
+    raise invalid(f"the request is not a tensorflow.serving.GetModelMetadataRequest: {error}") from error
   if list(request.metadata_field) != ["signature_def"]:
     raise invalid(f"metadata_field is {list(request.metadata_field)}; there is one: 'signature_def'")
   return request
@@ -50,7 +50,7 @@ def parse_status(data: bytes) -> get_model_status_pb2.GetModelStatusRequest:
   try:
     return get_model_status_pb2.GetModelStatusRequest.FromString(data)
   except message.DecodeError as error:
-    raise invalid(f"the request is no tensorflow.serving.GetModelStatusRequest: {error}") from error
+    raise invalid(f"the request is not a tensorflow.serving.GetModelStatusRequest: {error}") from error
 
 
 def status_response(states: list[dict[str, object]]) -> get_model_status_pb2.GetModelStatusResponse:
@@ -111,7 +111,7 @@ def _array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
 
 
 def _unreadable(name: str, error: Exception) -> RefusedError:
-  return invalid(f"input {name!r} is no tensor that can be read ({error}); make it with tf.make_tensor_proto")
+  return invalid(f"input {name!r} is not a readable tensor ({error}); make it with tf.make_tensor_proto")
 
 
 def predict_response(name: str, model: Model, call: Call, outputs: Arrays, output_filter: Sequence[str]) -> predict_pb2.PredictResponse:

@@ -44,7 +44,7 @@ def parse_predict(model: Model, body: bytes) -> Request:
   try:
     found = json.loads(body, parse_float=_float)
   except (ValueError, RecursionError) as error:
-    raise invalid(f"the body is no JSON: {error}") from error
+    raise invalid(f"the body is not JSON: {error}") from error
   if not isinstance(found, dict) or ("instances" in found) == ("inputs" in found):
     raise invalid('the body must be an object with either "instances" (a list of rows) or "inputs" (whole tensors)')
   name = found.get("signature_name", "")
@@ -151,7 +151,7 @@ def _string(name: str, value: Any) -> bytes:
     try:
       return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)  # TF Serving does not require padding either
     except (binascii.Error, ValueError) as error:
-      raise invalid(f"input {name!r} has a b64 string that is no base64: {error}") from error
+      raise invalid(f"input {name!r} has a b64 string that is not valid base64: {error}") from error
   if isinstance(value, list):
     raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
   raise invalid(f'input {name!r} is a tensor of strings; the JSON holds {_shown(value)}, write "..." or {{"b64": "..."}}')

@@ -97,7 +97,7 @@ def _what(directory: str | None, model_name: str | None, model_config_file: str 
     raise ValueError("name either DIR or --model_config_file")
   folder = Path(directory or "").resolve()
   if directory is not None and not folder.is_dir():
-    raise ValueError(f"{directory} is no folder; name the one that holds the versions of the model, as --out of `jax2tf convert`")
+    raise ValueError(f"{directory} is not a directory; name the one with the versions of the model, as --out of `jax2tf convert`")
   if directory is not None and config.versions_in(folder):
     return str(folder), model_name or folder.name, ""
   if model_name:
@@ -106,7 +106,7 @@ def _what(directory: str | None, model_name: str | None, model_config_file: str 
     return str(folder), "", ""
   file = Path(model_config_file).resolve()
   if not file.is_file():
-    raise ValueError(f"{model_config_file} is no file; name one with a ModelServerConfig, as TF Serving takes it")
+    raise ValueError(f"{model_config_file} is not a file; name a ModelServerConfig file of TF Serving")
   return "", "", str(file)
 
 
@@ -114,7 +114,7 @@ def _address(host: str) -> str:
   try:
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
   except OSError as error:
-    raise ValueError(f"--host {host} is no address of this machine: {error.strerror}") from error
+    raise ValueError(f"--host {host} is not an address of this machine: {error.strerror}") from error
 
 
 def _check_certificates(options: Options) -> None:
@@ -140,7 +140,7 @@ def _held(host: str, port: int, stop: threading.Event) -> socket.socket:
       if port not in _ports_of_killed() or time.monotonic() > end or stop.wait(0.1):
         raise ValueError(f"port {port} of {host} cannot be used ({error.strerror}); give --grpc_port and --http_port") from error
       if not told:
-        _say(f"waiting for port {port}: processes of a killed server still answer accepted requests")
+        _say(f"waiting for port {port}: a killed server is finishing accepted requests")
         told = True
 
 

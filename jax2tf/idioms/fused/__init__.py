@@ -1,7 +1,7 @@
-"""TensorFlow's composite ops, by choice: other values than JAX's for NaN and infinity, other rounding elsewhere; docs/guide/fused.md.
+"""Optional idioms that use TensorFlow's composite ops. NaN, infinity and rounding may differ from JAX; docs/guide/fused.md.
 
-They are taken before JAX differentiates, so that the derivatives are those of these ops: TensorFlow's gradient op where it has one, else
-the derivative of the JAX function that the op stands for.
+They are inserted before differentiation. The derivative is TensorFlow's gradient op if there is one, and otherwise the
+derivative of the replaced JAX function.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced
 _BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
 
 
-# Those of `idioms=`. Listed, because the modules, which trace their templates, are slow to import.
+# The names for `idioms=`. Listed here, because importing the modules is slow: they trace templates.
 NAMES = frozenset(
   """batch_norm elu gelu hard_swish layer_norm leaky_relu log_softmax max_pool mean_pool relu relu6 selu silu softmax""".split()  # noqa: SIM905
 )
 
 
 def names_of(idioms: str) -> frozenset[str]:
-  """Of "exact" none, of "fused" all, or names joined by commas. Raises ValueError."""
+  """The idioms of "exact" (none), "fused" (all), or names separated by commas. Raises ValueError for unknown names."""
   if idioms in ("exact", "fused"):
     return NAMES if idioms == "fused" else frozenset()
   names = frozenset(name.strip() for name in idioms.split(","))
@@ -42,7 +42,7 @@ def names_of(idioms: str) -> frozenset[str]:
 
 
 def without(*names: str) -> str:
-  """`idioms=` for all but these."""
+  """The value of `idioms=` for all idioms except these."""
   return ",".join(sorted(NAMES.difference(names)))
 
 

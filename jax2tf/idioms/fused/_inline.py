@@ -1,4 +1,4 @@
-"""A jaxpr without what hides its dataflow: calls, repetitions, numbers that are computed, and several ways to insert dimensions.
+"""Normalises a jaxpr for matching: inlines calls, merges duplicates, folds constants, and unifies inserted dimensions.
 
 An idiom sees one jaxpr only, and `jax.nn` wraps nearly all its functions in `jax.jit`.
 """

@@ -1,4 +1,4 @@
-"""Primitives of our own that stand for the equations of a JAX function, and are lowered to TensorFlow's op for it."""
+"""Primitives that replace the equations of a JAX function, and are lowered to TensorFlow's op for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fused(
 
   Args:
     name: of the idiom, and of the new primitive.
-    templates: the forms in which JAX code says it: functions of an array like the result, of vectors along the last axis, and of numbers.
+    templates: the equivalent JAX functions, of an array like the result, of vectors along the last axis, and of numbers.
     op: TensorFlow's, of the same operands.
     tangent: (result, operands, their tangents) -> tangent of the result, in JAX; by default that of the template.
     vectors: how many there are.
