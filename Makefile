@@ -15,7 +15,7 @@
 #   make coverage     the primitives of this JAX that have a lowering rule
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
 #   make cost         time and size of the rules against jax.jit, and the report docs/reports/cost.md
-#   make speed        whole models against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md and saving.md
+#   make speed        models and functions against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md, functions.md and saving.md
 #   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and docs/reports/data/serving-load.json
 #   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and docs/reports/data/serving-soak.json
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
@@ -138,6 +138,7 @@ readers: $(VENV)/.dev
 
 speed: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.speed
+	$(RUN) -m jax2tf.tools.sweeps.functions
 	$(RUN) -m jax2tf.tools.sweeps.saving
 
 three-models: $(VENV)/.dev

@@ -42,6 +42,22 @@ def milliseconds(
   return {name: 1e3 * of(series) for name, series in times.items()}
 
 
+def runs(calls: Mapping[str, Callable[[], Any]], seconds: float, number: int = 5) -> dict[str, list[float]]:
+  """The median time of each call in each of several runs of `milliseconds`, which take `seconds` together."""
+  found = [milliseconds(calls, seconds / number) for _ in range(number)]
+  return {name: [run[name] for run in found] for name in calls}
+
+
+def ratios(ms: Mapping[str, Sequence[float]], way: str, other: str) -> list[float]:
+  """The ratios of the times of two calls in the runs of `runs`, in ascending order."""
+  return sorted(a / b for a, b in zip(ms[way], ms[other], strict=True))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+  """`**median** (least to most)`."""
+  return f"**{statistics.median(values):.{digits}f}** ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
 def nodes(graph: Any) -> list[Any]:
   """The NodeDefs of a tf.Graph and of all functions that it calls."""
   definition = graph.as_graph_def()

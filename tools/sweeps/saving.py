@@ -6,10 +6,9 @@ Usage: python -m jax2tf.tools.sweeps.saving [--models=regular expression] [--run
 from __future__ import annotations
 
 import re
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import tqdm
 from jax2tf.converters import saved_model
 from jax2tf.converters.saved_model.notation import Spec
 from jax2tf.examples import minilm
-from jax2tf.tools.sweeps import reports, workers
+from jax2tf.tools.sweeps import measure, reports, workers
 from jax2tf.tools.sweeps.speed_models import MODELS
 
 _OF_SPEED = {model.name: model for model in MODELS}
@@ -107,13 +106,9 @@ def markdown(report: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     for row, numbers in section.items():
       name, way = row.split(": ")
-      lines.append(f"| {name} | {way} | {_spread(numbers['save'])} | {_spread(numbers['load'])} | {numbers['kB']:,.0f} |")
+      lines.append(f"| {name} | {way} | {measure.spread(numbers['save'])} | {measure.spread(numbers['load'])} | {numbers['kB']:,.0f} |")
     lines.append("")
   return "\n".join(lines)
-
-
-def _spread(seconds: Sequence[float]) -> str:
-  return f"**{statistics.median(seconds):.2f}** ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
 @click.command
