@@ -76,10 +76,30 @@ def recording_again() -> Iterator[None]:
       _pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
+@functools.cache
 def is_stateful(kind: str) -> bool:
   """Whether ops of this type are stateful; a call of a function is if an op inside is."""
   definition = _op_defs.get(kind)
   return definition is not None and definition.is_stateful
+
+
+def keep_order(op: tf.Operation) -> None:
+  """Keeps Grappler from merging a sum or product with those of its operands, which changes where values round and overflow.
+
+  TF 2.21: the attribute is Grappler's own mark of the sums and products that it has rearranged.
+  """
+  op._set_attr("_grappler_ArithmeticOptimizer_AddOpsRewriteStage", _TRUE)
+
+
+def keep_constant(op: tf.Operation) -> None:
+  """Keeps Grappler from moving the constant operand of an op into another op, and from replacing the op.
+
+  TF 2.21: constant folding passes over nodes that have an attribute of a name with "_tpu_" in it, and needs no TPU for that.
+  """
+  op._set_attr("_jax2tf_tpu_as_written", _TRUE)
+
+
+_TRUE = tf.compat.v1.AttrValue(b=True)
 
 
 def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
@@ -160,7 +180,7 @@ def with_derivatives(
 def without_derivatives(
   results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tensor], reason: str, has_effects: bool = False
 ) -> list[tf.Tensor]:
-  """What `results()` computes from `operands`, in ops whose derivatives are a LookupError, in a loaded model too."""
+  """The results of `results()` for `operands`. Their derivatives raise a LookupError, in a loaded model too."""
   with _record.stop_recording():
     tensors = [tf.raw_ops.PreventGradient(input=y, message=reason) for y in results()]
     if current_graph():
@@ -179,7 +199,7 @@ EFFECTS = "_jax2tf_effects"  # an attribute of the ops that have the results of 
 
 def _note_effects(results: Sequence[tf.Tensor], has_effects: bool) -> None:
   for op in {y.op for y in results if has_effects}:
-    op._set_attr(EFFECTS, tf.compat.v1.AttrValue(b=True))
+    op._set_attr(EFFECTS, _TRUE)
 
 
 def _register_gradient(graph: tf.Graph, gradient_type: str, gradient: Callable[..., list[tf.Tensor | None]]) -> None:

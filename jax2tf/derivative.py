@@ -28,8 +28,8 @@ from jax2tf.program import Prepare, Program, with_sources
 from jax2tf.registry import IN_TENSORFLOW
 from jax2tf.trace import BoundedCache
 
-# Primitives that define their residuals, or that JAX differentiates as a more expensive equation.
-_WITH_RESIDUALS = (P.cond_p, P.cumlogsumexp_p, P.custom_vjp_call_p, P.remat_p, P.scan_p, P.sort_p, P.svd_p, P.while_p)
+# Primitives that define their residuals, that JAX differentiates as a more expensive equation, or whose results differ from call to call.
+_WITH_RESIDUALS = (*(P.cond_p, P.cumlogsumexp_p, P.custom_vjp_call_p, P.remat_p, P.scan_p, P.sort_p, P.svd_p, P.while_p), P.rng_uniform_p)
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Derivative:
     return outs, pull
 
   def _of_differentiable(self, primals: Sequence[Any], *changing: Any) -> tuple[list[Any], list[Any]]:
-    """(differentiable results, all results) for other values of the arguments in `wrt`."""
+    """(differentiable results, all results), as a function of the arguments in `wrt`."""
     operands = list(primals)
     for i, x in zip(self.wrt, changing, strict=True):
       operands[i] = x

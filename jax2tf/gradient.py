@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import tensorflow as tf
 
 from jax2tf import _tf_compat, _tf_patches, nans
@@ -124,7 +125,7 @@ class _Differentiable:
     return [x if i in backward.reached else _tf_patches.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
 
   def _refuse(self, error: Exception) -> Sequence[tf.Tensor]:
-    """Raises the error; in a SavedModel, where no Python runs, cotangents that are an InvalidArgumentError of the same words."""
+    """Raises the error. In a SavedModel, where no Python runs, the cotangents raise an InvalidArgumentError with the same message."""
     if not _tf_compat.is_saving():
       raise words_of(error)
     if not self.of.is_repeated:
@@ -151,10 +152,11 @@ class _Differentiable:
 
 
 def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, its ops in a TensorFlow scope."""
+  """The function, its ops in a TensorFlow scope, with the 64-bit types that JAX has now: a tape may ask for it later."""
+  has_x64 = jax.config.jax_enable_x64
 
   def scoped(*args: Any) -> Any:
-    with tf.name_scope(name):
+    with tf.name_scope(name), jax.enable_x64(has_x64):
       return function(*args)
 
   return scoped

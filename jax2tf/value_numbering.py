@@ -45,13 +45,13 @@ class Values:
 
   def add(self, key: Any, tensor: tf.Tensor) -> Name:
     """The value of a tensor, which `key` names too."""
-    if id(tensor) in self._of_tensor:  # a rule gave back its operand, or an equation inside of a call named it
+    if id(tensor) in self._of_tensor:  # a rule returned its operand, or an equation inside a call named it
       return self._names.setdefault(key, self._of_tensor[id(tensor)][1])
     self._add(tensor, name := self.name_of(key))
     return name
 
   def tensor(self, key: Any) -> tf.Tensor | None:
-    """A tensor of the value that `key` names; None without one."""
+    """A tensor of the value that `key` names, or None."""
     return self._tensors.get(self._names.get(key, -1))
 
   def _add(self, tensor: tf.Tensor, name: Name) -> None:
@@ -64,7 +64,7 @@ class Naming:
 
   Args:
     values: those of the graph.
-    jaxpr: as JAX traced it; what is emitted may be other equations for the same variables.
+    jaxpr: as JAX traced it; other equations for the same variables may be emitted.
     env: the tensors of the variables, where there are some.
   """
 
@@ -98,12 +98,18 @@ class Naming:
 
   def _key(self, variable: Any) -> Any:
     eqn, i = self._made_by[variable]
-    key = eqn.primitive, tuple(eqn.params.items()), *map(self._name, eqn.invars), i
+    params = [(name, _bits(value)) for name, value in eqn.params.items()]
+    key = eqn.primitive, eqn.ctx.threefry_partitionable, *params, *map(self._name, eqn.invars), i
     try:
       hash(key)
     except TypeError:  # such as of NumPy arrays
       return object()
     return key
+
+
+def _bits(param: Any) -> Any:
+  """A param, such that 0.0 and -0.0 differ, which are equal as keys."""
+  return (type(param), np.asarray(param).tobytes()) if isinstance(param, float | np.inexact) else param
 
 
 def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:

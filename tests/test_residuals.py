@@ -84,3 +84,54 @@ def test_a_function_saved_after_it_was_traced_has_its_gradient(tmp_path: Path) -
   expected, pull = jax.vjp(attention, W, X)
   np.testing.assert_allclose(y, expected, rtol=1e-5)
   np.testing.assert_allclose(tape.gradient(y, w), pull(np.ones_like(expected))[0], rtol=1e-4, atol=1e-5)
+
+
+def _two_draws(x: Any) -> Any:
+  u, v = (jax.lax.rng_uniform(np.float32(0), np.float32(1), (3,)) for _ in range(2))
+  return x * u + x**2 * v, u, v
+
+
+def _two_implementations(x: Any) -> Any:
+  draws = []
+  for flag in (False, True):
+    with jax.threefry_partitionable(flag):
+      draws.append(jax.random.normal(jax.random.key(7), (3,)))
+  return x * draws[0] + x**2 * draws[1], *draws
+
+
+@pytest.mark.parametrize("fun", [_two_draws, _two_implementations])
+def test_equal_equations_with_different_results_are_two_values(fun: Any) -> None:
+  converted, x = jax2tf.convert(fun), tf.constant([1.0, 2.0, 3.0])
+
+  @tf.function(autograph=False)
+  def gradient(x: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y, u, v = converted(x)
+    return tape.gradient(y, x), u + 2 * x * v
+
+  np.testing.assert_allclose(*gradient(x), rtol=1e-6)
+
+
+def test_both_zeros_are_two_values() -> None:
+  def fun(w: Any) -> Any:
+    x, i = jnp.cos(jnp.arange(3.0)), np.array([0, 9])
+    plus, minus = (x.at[i].get(mode="fill", fill_value=zero) for zero in (0.0, -0.0))
+    return minus * w, plus
+
+  @tf.function(autograph=False)
+  def gradient(w: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+      tape.watch(w)
+      y, _ = jax2tf.convert(fun)(w)
+    return tape.gradient(y, w)
+
+  assert np.signbit(gradient(tf.constant([1.0, 2.0]))).tolist() == [False, True]
+
+
+def test_a_gradient_asked_for_outside_of_x64_has_64_bits() -> None:
+  x = tf.constant([1.0, 2.0], tf.float64)
+  with jax.enable_x64(True), tf.GradientTape() as tape:
+    tape.watch(x)
+    y = jax2tf.convert(lambda x: jnp.sum(jnp.sin(x) * 1e-12 + x))(x)
+  np.testing.assert_allclose(tape.gradient(y, x), np.cos(x) * 1e-12 + 1, rtol=1e-15)

@@ -49,26 +49,6 @@ def widened(op: Callable[..., tf.Tensor], *lacking: tf.DType) -> Callable[..., t
   return wide_op
 
 
-# TF 2.21: Grappler sorts a chain of sums, or of products, by the sizes of the terms, in a time quadratic in its length (3,000
-# products of a gradient: 38 s). It does not look through an EnsureShape, which costs nothing when the graph runs.
-_LONGEST_CHAIN = 32
-
-
-def in_short_chains(op: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-  """`op`, associative, with an EnsureShape wherever a result has 32 of them in a row behind it."""
-
-  def chained(*operands: tf.Tensor) -> tf.Tensor:
-    result = op(*operands)
-    behind = [getattr(x, "_jax2tf_chain", (op, 0)) for x in operands]
-    length = 1 + max(n if of is op else 0 for of, n in behind)
-    if length == _LONGEST_CHAIN:
-      return tf.ensure_shape(result, result.shape)
-    result._jax2tf_chain = op, length
-    return result
-
-  return chained
-
-
 def scalar(value: Any, like: tf.Tensor) -> tf.Tensor:
   """A constant of the dtype of `like`."""
   return tf.constant(value, like.dtype)
@@ -106,7 +86,7 @@ def subtract(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x - y; unsigned integers wrap."""
   if x.dtype not in UNSIGNED or is_known(lambda value: value != 0, x):
     return tf.subtract(x, y)
-  # TF 2.21: where x folds to 0, Grappler makes a Neg of x - y, which has no unsigned kernel. In two's complement x - y = ~(~x + y).
+  # TF 2.21: where x folds to 0, Grappler rewrites x - y to Neg, which has no unsigned kernel. In two's complement x - y = ~(~x + y).
   return tf.bitwise.invert(tf.bitwise.invert(x) + y)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax.extend.core.primitives as P
@@ -10,22 +13,29 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, in_short_chains, is_known, scalar, subtract, widened
+from jax2tf.lowering._as_written import apart, as_written
+from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, subtract, widened
 from jax2tf.registry import lower_directly, lowers
 
-_add = in_short_chains(tf.add)
-_multiply = widened(in_short_chains(tf.multiply), *NARROW)
+_add = as_written(tf.add)
+_multiply = widened(as_written(tf.multiply), *NARROW)
+_subtract = as_written(lambda x, y: subtract(apart(x, "Exp"), y))  # Grappler rewrites exp(x) - 1 to expm1(x)
+
+
+def _log(x: tf.Tensor) -> tf.Tensor:
+  return tf.math.log(apart(x, "AddV2"))  # Grappler rewrites log(1 + x) to log1p(x)
+
 
 _TABLE = {
   P.add_p: _add,
   P.add_jaxvals_p: _add,
-  P.sub_p: subtract,
+  P.sub_p: _subtract,
   P.square_p: tf.square,
   P.sqrt_p: tf.sqrt,
   P.rsqrt_p: tf.math.rsqrt,
   P.exp_p: tf.exp,
   P.expm1_p: tf.math.expm1,
-  P.log_p: tf.math.log,
+  P.log_p: _log,
   P.sin_p: tf.sin,
   P.cos_p: tf.cos,
   P.tan_p: tf.tan,
@@ -114,9 +124,9 @@ def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], log(x) / log 2."""
   del ctx
   if x.dtype.is_complex:  # part by part: an infinite part must not meet a zero
-    log = tf.math.log(x)
+    log = _log(x)
     return tf.complex(*(part * scalar(1 / math.log(2), part) for part in (tf.math.real(log), tf.math.imag(log))))
-  return widened(lambda x: tf.math.log(x) * scalar(1 / math.log(2), x), *NARROW)(x)
+  return widened(lambda x: _log(x) * scalar(1 / math.log(2), x), *NARROW)(x)
 
 
 @lowers(P.log1p_p)
@@ -164,11 +174,20 @@ def _conj(ctx: RuleContext, x: tf.Tensor, *, input_dtype: Any = None, _input_dty
 @lowers(P.pow_p)
 def _pow(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x f32[...], y f32[...] or i32[...] -> f32[...]."""
-  del ctx
   y = cast(y, x.dtype)
   if x.dtype.is_complex:  # TF 2.21: 0 ** 0 is NaN
     return tf.where(tf.equal(y, scalar(0, y)), scalar(1, x), tf.pow(x, y))
+  roots: tuple[tuple[float, Callable[[tf.Tensor], tf.Tensor]], ...] = ((0.5, tf.sqrt), (-0.5, tf.math.rsqrt))
+  for power, root in roots:
+    # TF 2.21: Grappler makes it a root, which is -0.0 for -0.0, and NaN for -inf.
+    if x.shape.rank == len(ctx.aval_out.shape) and is_known(functools.partial(operator.eq, power), y):
+      return widened(functools.partial(_root, root), *NARROW)(x)
   return widened(tf.pow, *NARROW)(x, y)
+
+
+def _root(root: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+  infinity = scalar(math.inf, x)
+  return tf.where(tf.equal(x, -infinity), tf.abs(root(infinity)), tf.abs(root(x)))
 
 
 @lowers(P.integer_pow_p)

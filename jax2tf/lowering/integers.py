@@ -10,17 +10,21 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
+from jax2tf.lowering._as_written import as_written
 from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, subtract, widened
 from jax2tf.registry import lowers
 
 _REMAINDER_KERNELS = (tf.int32, tf.int64, tf.float32, tf.float64)
 
 
+_divide = as_written(tf.math.divide)
+
+
 @lowers(P.div_p)
 def _div(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x, y f32[...] -> f32[...]; integers truncate, and x / 0 is -1 (all ones for unsigned)."""
   del ctx
-  return widened(_truncate_div if x.dtype.is_integer else tf.math.divide, *NARROW)(x, y)
+  return widened(_truncate_div if x.dtype.is_integer else _divide, *NARROW)(x, y)
 
 
 def _truncate_div(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -159,7 +163,7 @@ def _clz(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 
 def _bits(x: tf.Tensor) -> tf.Tensor:
-  """x as an unsigned integer that TensorFlow computes with, without the copies of the sign of an int4."""
+  """x as an unsigned integer that TensorFlow computes with, without the sign extension of an int4."""
   if x.dtype in NARROW:
     bits = tf.cast(x, tf.uint8)
     return tf.bitwise.bitwise_and(bits, scalar(15, bits))

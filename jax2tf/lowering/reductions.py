@@ -15,6 +15,7 @@ from jax import lax
 from jax2tf.context import RuleContext
 from jax2tf.errors import ACROSS_DEVICES
 from jax2tf.jaxprs import ClosedJaxpr
+from jax2tf.lowering._as_written import apart, extrema_apart
 from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.lowering._movement import any_dtype, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
@@ -45,7 +46,7 @@ def _reduce_max(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
     return tf.reduce_any(operand, list(axes))
   if operand.dtype.is_complex:
     return _reduced_by(ctx, lax.max, operand, axes)
-  return tf.reduce_max(operand, list(axes))
+  return tf.reduce_max(extrema_apart(operand), list(axes))
 
 
 @lowers(P.reduce_min_p)
@@ -56,7 +57,7 @@ def _reduce_min(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
     return tf.reduce_all(operand, list(axes))
   if operand.dtype.is_complex:
     return _reduced_by(ctx, lax.min, operand, axes)
-  return tf.reduce_min(operand, list(axes))
+  return tf.reduce_min(extrema_apart(operand), list(axes))
 
 
 @lowers(P.reduce_and_p)
@@ -125,6 +126,8 @@ def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.
   if operand.dtype in (tf.bool, *NARROW):
     operand = tf.cast(operand, WIDER[operand.dtype])
   index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64
+  if operand.dtype.is_integer:
+    operand = apart(operand, "Neg", "Sign")  # Grappler would look for the extremum of their operand
   index = extremum(operand, axis, index_dtype)
   if operand.dtype.is_floating:
     # TF 2.21: ArgMax and ArgMin ignore NaN, or return an index after it.
@@ -138,8 +141,8 @@ def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.
 _MONOIDS = {
   P.add_p: (tf.reduce_sum, tf.add),
   P.mul_p: (tf.reduce_prod, tf.multiply),
-  P.max_p: (tf.reduce_max, tf.maximum),
-  P.min_p: (tf.reduce_min, tf.minimum),
+  P.max_p: (lambda x, axes: tf.reduce_max(extrema_apart(x), axes), tf.maximum),
+  P.min_p: (lambda x, axes: tf.reduce_min(extrema_apart(x), axes), tf.minimum),
 }
 _LOGICAL_MONOIDS = {
   P.and_p: (tf.reduce_all, tf.logical_and),

@@ -16,6 +16,7 @@ from jax import lax
 
 from jax2tf.context import RuleContext
 from jax2tf.jaxprs import ClosedJaxpr, closed
+from jax2tf.lowering._as_written import extrema_apart
 from jax2tf.lowering._movement import any_dtype, is_zero
 from jax2tf.lowering._pooling import Axis, max_pool, mean_pool, whole_axes, window_axes
 from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
@@ -28,7 +29,7 @@ def _reduce_window_max(ctx: RuleContext, operand: tf.Tensor, *, plain: bool = Fa
   """operand f32[b,h,w,c] -> f32[b,h',w',c], the maxima; what is outside does not count. `plain` is MaxPool alone, for a fused idiom."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   if operand.dtype != tf.bool and (whole := whole_axes(axes)):
-    return tf.reduce_max(operand, whole, keepdims=True)
+    return tf.reduce_max(extrema_apart(operand), whole, keepdims=True)
   pooled = max_pool(ctx, operand, axes, 1, plain=plain)
   return _by_monoid(ctx, operand, axes, lax.max, -np.inf) if pooled is None else pooled
 
@@ -39,7 +40,7 @@ def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
   """operand f32[b,h,w,c] -> f32[b,h',w',c], the minima; what is outside does not count."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   if operand.dtype != tf.bool and (whole := whole_axes(axes)):
-    return tf.reduce_min(operand, whole, keepdims=True)
+    return tf.reduce_min(extrema_apart(operand), whole, keepdims=True)
   pooled = max_pool(ctx, operand, axes, -1)
   return _by_monoid(ctx, operand, axes, lax.min, np.inf) if pooled is None else pooled
 
