@@ -211,7 +211,7 @@ def explicit_sharding(aval: Any) -> Sharding | None:
 
 
 def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], bool] | None:
-  """(number of parts of each dimension, the device of each part, whether the last dimension only repeats); None for all on each device."""
+  """(number of parts of each dimension, the device of each part, whether the last dimension only repeats); None if it is replicated."""
   hlo = sharding._to_xla_hlo_sharding(rank)
   if hlo.is_replicated():
     return None
@@ -219,7 +219,7 @@ def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], b
 
 
 def forget_lowering(jaxpr: Any) -> None:
-  """Frees a jaxpr that was exported with all its arguments. JAX 0.12: what it remembers of that holds the jaxpr itself."""
+  """Frees a jaxpr that was exported with all its arguments. JAX 0.12: its cache of lowerings holds the jaxpr itself."""
   _pxla._dce_jaxpr.evict_weakref(jaxpr)
 
 

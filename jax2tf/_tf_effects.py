@@ -34,7 +34,7 @@ class Text:
   summarize: int
   stream: str
 
-  HOLE = "\x00"  # which printed text does not contain
+  HOLE = "\x00"  # a character that printed text does not contain
   ASSERTION = "assertion"
 
 
@@ -64,7 +64,7 @@ _raised: collections.deque[Exception] = collections.deque(maxlen=8)
 def call_python(
   function: Callable[..., Any], operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], of: Callback
 ) -> Sequence[tf.Tensor]:
-  """What `function` gives for the NumPy arrays of `operands` when the graph runs.
+  """The results of `function` for `operands` as NumPy arrays, when the graph runs.
 
   The op is stateful, because TF 2.21 would constant-fold a callback on constants. tf.numpy_function numbers its
   functions, so a graph in another process would call an unrelated function of the same number. This op uses a unique name:
@@ -98,7 +98,7 @@ def as_raised(error: tf.errors.OpError) -> Exception:
 
 
 def callbacks_in(definition: Any) -> list[Callback]:
-  """The callbacks of ours in a GraphDef, and what was one before it was saved: each once."""
+  """The callbacks of ours in a GraphDef, and the ops that replaced some when it was saved: each once."""
   return sorted({found for nodes, _ in _bodies(definition) for node in nodes if (found := _callback(node))})
 
 

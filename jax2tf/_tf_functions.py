@@ -33,7 +33,7 @@ def flat_call(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[list
 
 
 def _variable(value: tf.Tensor, like: tf.Variable) -> tf.Tensor:
-  """The handle of a variable of its own, which has the value, or the value whose bits these are, and ends with the last use."""
+  """The handle of a new variable with this value, or the value with these bits; its last use frees it."""
   handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_context.anonymous_name())
   is_packed = value.dtype == tf.uint32 != like.dtype
   value = tf.bitcast(value, like.dtype) if is_packed else tf.cast(value, like.dtype)
@@ -79,7 +79,7 @@ def gradient_apart(
 
 
 def vectorized(function: Callable[..., Any], stacked: Any) -> Any:
-  """tf.vectorized_map, or None where it fails, as TF 2.21 does for derivatives of loops and branches; quietly."""
+  """tf.vectorized_map without its log lines; None where it fails, as TF 2.21 does for derivatives of loops and branches."""
   logger = tf.get_logger()
   level = logger.level
   logger.setLevel("CRITICAL")

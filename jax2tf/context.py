@@ -29,11 +29,13 @@ class Notes:
   Attributes:
     assertions: assertion ops; ops that rely on an assertion wait for them.
     stacked: op that stacks the rows of a loop -> the TensorList that holds them.
+    counters: op that makes numbers with constant differences -> the first number and the difference.
     left_out: prints and checks that the graph omits, each with its line.
   """
 
   assertions: list[tf.Operation] = field(default_factory=list)
   stacked: dict[tf.Operation, tf.Tensor] = field(default_factory=dict)
+  counters: dict[tf.Operation, tuple[int, int]] = field(default_factory=dict)
   left_out: list[str] = field(default_factory=list)
 
   def warn_of_what_is_left_out(self) -> None:
@@ -159,6 +161,18 @@ class RuleContext:
       except ValueError as error:
         self.refuse(str(error), "use another sharding, or pass another dtensor_mesh to convert")
     return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank), free)
+
+  def refuse_under_dtensor(self, reason: str, advice: str) -> None:
+    """Refuses what DTensor cannot run in any layout, if `convert` was called with `dtensor_mesh`.
+
+    Args:
+      reason, advice: as for `refuse`.
+
+    Raises:
+      LoweringError: there is a DTensor mesh.
+    """
+    if self.destination.dtensor_mesh is not None:
+      self.refuse(reason, advice)
 
   def refuse(self, reason: str, advice: str) -> NoReturn:
     """Raises the error for a form of the primitive that has no lowering. The error says what, where, and what to do.

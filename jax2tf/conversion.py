@@ -14,10 +14,11 @@ import tensorflow as tf
 from jax2tf import _jax_compat, _tf_compat, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.context import scope_name
-from jax2tf.derivative import derivative, differentiable
+from jax2tf.derivative import Derivative, derivative, differentiable
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
 from jax2tf.errors import Gap, lowering_error
+from jax2tf.idioms import loop_rows
 from jax2tf.interpreter import Lowering
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
@@ -78,8 +79,12 @@ class Conversion:
       return _tf_compat.without_derivatives(lambda: run(self._program, *operands), [operands[i] for i in wrt], reason, has_effects)
     if is_tensorflows(self.traced.jaxpr):
       return run(self._program, *operands)
-    found = self._derivatives.get(tuple(wrt), lambda: derivative(self.traced.jaxpr, self.traced.name, wrt, self._prepare, self._orders))
+    found = self._derivatives.get(tuple(wrt), lambda: self._derivative(wrt))
     return gradient.call(found, run, *operands)
+
+  def _derivative(self, wrt: Sequence[int]) -> Derivative:
+    jaxpr = self.traced.jaxpr if self._target is not None else loop_rows.everywhere(self.traced.jaxpr)
+    return derivative(jaxpr, self.traced.name, wrt, self._prepare, self._orders)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if self._on_several_devices:
@@ -147,7 +152,7 @@ _STACKS = ("DTensor has no layout for stacked scan outputs", "write each step's 
 
 
 def _stacks(eqn: Any) -> bool:
-  """Whether it is a scan that stacks the outputs of its steps."""
+  """Whether an equation is a scan that stacks the outputs of its steps."""
   if eqn.primitive is not P.scan_p:
     return False
   n_carry = _jax_compat.scan_split(*(eqn.params.get(name) for name in ("num_consts", "num_carry", "ft_in")))[1]

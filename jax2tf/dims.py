@@ -121,7 +121,7 @@ def _symbolic_shape(shape: Any, like: Sequence[int | None], scope: export.Symbol
   if _is_shape(shape):
     for d in filter(_jax_dimensions.is_symbolic_dim, shape):
       _jax_dimensions.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
-    shape = ", ".join(map(str, shape))  # so that the parser checks known sizes
+    shape = ", ".join(map(str, shape))  # so that the parser checks the known sizes
   return tuple(export.symbolic_shape(shape, like=like, scope=scope))
 
 

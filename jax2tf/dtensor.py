@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -61,14 +62,27 @@ def tensor(array: Any, mesh: Any, *axes: str | None) -> tf.Tensor:
     >>> tf.experimental.dtensor.fetch_layout(rows).sharding_specs
     ['data', 'unsharded']
   """
-  values = tf.constant(np.asarray(array))
-  whole = tf.experimental.dtensor.Layout.replicated(mesh, values.shape.rank)
+  values, dtensor = np.asarray(array), tf.experimental.dtensor
   sharding = getattr(array, "sharding", None)
   if axes:
-    axes = (*axes, *[None] * (values.shape.rank - len(axes)))
-    wanted = tf.experimental.dtensor.Layout([axis or tf.experimental.dtensor.UNSHARDED for axis in axes], mesh)
+    wanted = dtensor.Layout([axis or dtensor.UNSHARDED for axis in (*axes, *[None] * (values.ndim - len(axes)))], mesh)
   elif isinstance(sharding, NamedSharding) and sharding.spec != PartitionSpec():
-    wanted = layout(sharding, values.shape.rank, mesh)
+    wanted = layout(sharding, values.ndim, mesh)
   else:
-    wanted = whole
-  return tf.experimental.dtensor.relayout(tf.experimental.dtensor.copy_to_mesh(values, whole), wanted)
+    wanted = dtensor.Layout.replicated(mesh, values.ndim)
+  # Each device gets its shard alone. `copy_to_mesh` would put the whole array on each.
+  return dtensor.pack([values[_shard(values.shape, wanted, place)] for place in mesh.local_device_locations()], wanted)
+
+
+def _shard(shape: Sequence[int], wanted: Any, place: Mapping[str, int]) -> tuple[slice, ...]:
+  """What a device at this place of the mesh has of an array."""
+
+  def share(size: int, axis: str) -> slice:
+    if axis == tf.experimental.dtensor.UNSHARDED:
+      return slice(None)
+    each, left = divmod(size, wanted.mesh.dim_size(axis))
+    if left:
+      raise ValueError(f"a dimension of size {size} cannot be split over the {wanted.mesh.dim_size(axis)} devices of {axis!r}")
+    return slice(place[axis] * each, (place[axis] + 1) * each)
+
+  return tuple(map(share, shape, wanted.sharding_specs))

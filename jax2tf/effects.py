@@ -75,7 +75,7 @@ def needed(eqns: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
 
 
 def quiet(jaxpr: Any) -> Any:
-  """The jaxpr, open or closed, without prints; those of derivative rules that are not applied yet stay."""
+  """The jaxpr, open or closed, without prints; those in derivative rules that JAX has not applied yet stay."""
   if not (jaxpr.effects and contains(jaxpr, PRINTS)):
     return jaxpr
   parts = {"eqns": [_quiet_equation(eqn) for eqn in jaxpr.eqns if eqn.primitive not in PRINTS], "effects": _without_debug(jaxpr.effects)}

@@ -207,7 +207,7 @@ def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequen
 
 
 def dimension_values(of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues]) -> tuple[DimensionValues, list[tf.Operation]]:
-  """Dimension variables, themselves lowered from jaxprs without symbolic shapes, by what `of` takes; and the assertions about them."""
+  """The dimension variables that `of` makes, given a function that lowers jaxprs without symbolic shapes; and their assertions."""
   lowering = Lowering(DimensionValues({}, _no_dimensions))
   return of(functools.partial(lowering.lower, UNKNOWN)), lowering.notes.assertions
 

@@ -20,7 +20,7 @@ from jax2tf.lines import definition, user_line
 
 
 def opened(jaxpr: Any) -> Jaxpr:
-  """A jaxpr without the values of its constants: the same object for all that share it, so what is remembered belongs to it."""
+  """A jaxpr without the values of its constants: one object for all closed jaxprs that share it, so caches can be keyed by it."""
   return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -45,11 +45,11 @@ def inner_jaxprs(eqn: Any) -> list[Jaxpr]:
 def equations(
   jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True, of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns
 ) -> Iterator[tuple[Any, Callable[[], str]]]:
-  """(equation, what gives the user's line) for all, also of inner jaxprs, each jaxpr once.
+  """(equation, a function that returns the user's line) for all equations, those of inner jaxprs included, each jaxpr once.
 
   Args:
     jaxpr: open or closed.
-    enter: says of which equations the inner jaxprs count.
+    enter: whether to enter the inner jaxprs of an equation.
     of: gives the equations of one jaxpr.
   """
   seen: set[Jaxpr] = set()

@@ -16,7 +16,7 @@ from jax2tf.dtypes import is_key
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.registry import lowers, takes_keys
 
-# A function of the physical data of its operands, to those of its results.
+# A function from the physical data of the operands to that of the results.
 on_key_data_p = Primitive("on_key_data")
 on_key_data_p.multiple_results = True
 on_key_data_p.def_abstract_eval(lambda *_, jaxpr, avals_out: avals_out)

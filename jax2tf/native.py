@@ -214,9 +214,9 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
 
 
 def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
-  """What a jaxpr that only calls a `jax.jit`-ed function calls, and how the module's arguments and results are spread.
+  """What a jaxpr that only calls a `jax.jit`-ed function calls, and how the module's arguments and results are sharded.
 
-  In the call they would be custom calls, and TensorFlow's annotations around the module say the same once more.
+  In the call these would be custom calls, which TensorFlow's annotations around the module repeat.
   """
   if len(eqns := jaxpr.eqns) == 1 and eqns[0].primitive is P.jit_p:
     (eqn,) = eqns
@@ -256,7 +256,7 @@ def _serialized(text: str, version: str) -> bytes:
     with context.attach_diagnostic_handler(note):
       try:
         artifact = stablehlo.serialize_portable_artifact(module, version)
-        if _numbers(version) < _numbers(_OLDER):  # with the lines, to name them; without, because MLIR's ranges of lines are newer
+        if _numbers(version) < _numbers(_OLDER):  # with lines, for the error; without, because MLIR's ranges of lines are newer
           plain = ir.Module.parse(str(module.operation.get_asm(enable_debug_info=False)))
           artifact = stablehlo.serialize_portable_artifact(plain, version)
         return artifact

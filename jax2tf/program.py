@@ -48,14 +48,14 @@ class Emitter(Protocol):
     """The same for the graph under construction now, which may be that of a gradient function."""
 
   def remembering(self) -> Memory | None:
-    """The same, which remembers what it computes; None where that is not possible."""
+    """The same with a cache of computed values; None where that is not possible."""
 
 
 class Memory(Emitter, Protocol):
   """An emitter that caches computed values."""
 
   def again(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
-    """The results of a program; what was computed before is not computed once more."""
+    """The results of a program; cached values are not computed again."""
 
 
 # (jaxpr, name of the function for errors, where its operands are) -> program.
@@ -108,7 +108,7 @@ def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any
 
 @_jax_compat.weakly_cached
 def parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bool, ClosedJaxpr]]:
-  """(whether they hold one of these primitives, equations as a jaxpr): in order, those in a row that do and those that do not by turns."""
+  """(whether it contains one of these primitives, a run of consecutive equations as a jaxpr), in order; the runs alternate."""
 
   def holds(eqn: Any) -> bool:
     inner = (e for body in jaxprs.inner_jaxprs(eqn) for e, _ in equations(body))

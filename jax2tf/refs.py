@@ -56,7 +56,7 @@ def _is_ref(x: Any) -> bool:
 
 
 def refs_of(arguments: Any) -> list[Ref]:
-  """Those of a tree, in order."""
+  """The refs of a tree, in order."""
   return [x for x in tree_util.tree_leaves(arguments, is_leaf=_is_ref) if _is_ref(x)]
 
 

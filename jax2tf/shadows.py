@@ -17,7 +17,7 @@ import tensorflow as tf
 from jax2tf.jaxprs import ClosedJaxpr, equations
 from jax2tf.registry import IN_TENSORFLOW
 
-# A part of the keys of all caches of traces, so that no trace with shadows is used without them.
+# Part of the key of each trace cache, so that a trace with shadows is never used without them.
 _current = jax.make_user_context(None)
 
 
@@ -29,7 +29,7 @@ class _Shadows:
 
 
 def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
-  """The floating point and complex variables of the TensorFlow functions inside, but those whose shape is not known, with a warning."""
+  """The floating point and complex variables of the TensorFlow functions inside. Warns of those of unknown shape, and omits them."""
   calls = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in IN_TENSORFLOW)
   variables = (v for eqn in calls for v in IN_TENSORFLOW[eqn.primitive](**eqn.params))
   found = list({v.ref(): v for v in variables}.values())

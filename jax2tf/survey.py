@@ -41,7 +41,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
 
   @contextlib.contextmanager
   def note(eqn: Any, caller: str) -> Iterator[None]:
-    """The equation that made each op: the innermost one, which records it first."""
+    """Records the equation that made each op: the innermost one, which comes first."""
     graph: Any = _tf_compat.current_graph()
     before = len(graph.operations)
     yield

@@ -23,7 +23,7 @@ from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement.devices import place_of
 from jax2tf.registry import IN_TENSORFLOW
 
-# A user's line is outside this package and TensorFlow, which is on the stack while it traces a tf.function.
+# A user's line is outside of this package and of TensorFlow, whose frames are on the stack while it traces a tf.function.
 for _file in (__file__, tf.__file__):
   for _exclude in (source_info_util.register_exclusion, _jax_compat.leave_out_frames):
     _exclude(os.path.join(os.path.dirname(_file), ""))
@@ -85,7 +85,7 @@ class Traceable:
   @classmethod
   def of(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Traceable:
     nums, names = _jax_compat.static_arguments(fun)
-    # With shardings it stays a call, in whose equation these are.
+    # With shardings it stays a call, because the equation of the call holds them.
     if static_argnums is None and static_argnames is None and hasattr(fun, "trace") and not _jax_compat.shardings(fun):
       return cls(fun, fun, nums, names)
 

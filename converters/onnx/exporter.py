@@ -29,7 +29,7 @@ _LARGEST = 2**31 - 2**27
 _ALIGNMENT = 4096  # alignment of tensors in the data file, so that it can be mapped into memory
 
 # ONNX Runtime 1.32: MaxPool ignores NaN. With the other fused idioms the values are JAX's.
-IDIOMS = fused_idioms.without("max_pool")
+IDIOMS = fused_idioms.without("attention", "max_pool")
 
 
 def save(
@@ -57,7 +57,7 @@ def save(
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:
@@ -107,6 +107,7 @@ def save_model(
   Raises:
     ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an output differs from the reference's.
     FileExistsError: the file exists and `overwrite` is False.
+    OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[onnx] is missing.
     ValueError: there are several signatures; `signatures` or `opset` is invalid; an input and an output have one name; the function calls

@@ -1,7 +1,8 @@
-"""ONNX's LayerNormalization, and GELU as ONNX Runtime knows it, in models with fused idioms.
+"""ONNX's LayerNormalization and HardSwish, and GELU as ONNX Runtime knows it, in models with fused idioms.
 
-In the TensorFlow graph for tf2onnx, FakeQuantWithMinMaxVarsPerChannel stands for LayerNormalization: it takes the same operands, and no
-lowering emits it: rows f32[...,n], scale f32[n] and offset f32[n].
+In the TensorFlow graph for tf2onnx, ops that take the same operands, and that no lowering emits, stand for the first two:
+FakeQuantWithMinMaxVarsPerChannel for LayerNormalization of rows f32[...,n], scale f32[n] and offset f32[n], and
+FakeQuantWithMinMaxArgs for HardSwish.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ..export import replay
@@ -17,7 +19,7 @@ from ..export.replay import Replacement
 from .replacements import TABLE as EXACT
 from .replacements import same
 
-LAYER_NORM = "FakeQuantWithMinMaxVarsPerChannel"
+LAYER_NORM, HARD_SWISH = "FakeQuantWithMinMaxVarsPerChannel", "FakeQuantWithMinMaxArgs"
 _EPSILON = "_epsilon"  # an arbitrary attribute of an op
 
 
@@ -31,10 +33,15 @@ def _erfc(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _product(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """(x - mean) rsqrt(variance + epsilon) is a LayerNormalization whose scale is 1; a vector times that is its scale."""
+  """(x - mean) rsqrt(variance + epsilon) is a LayerNormalization of scale 1; a vector times that is its scale.
+
+  x relu6(x + 3) / 6 is HardSwish.
+  """
   size = x.shape[-1] if x.shape.rank else None
   if x.op.type == "Sub" and x.dtype == tf.float32 and size is not None and (epsilon := _epsilon(op)) is not None:
     return [_layer_norm(x.op.inputs[0], tf.ones([size]), tf.zeros([size]), epsilon)]
+  if x.dtype == tf.float32 and _is_hard_sigmoid(y, x):
+    return [replay.graph().create_op(HARD_SWISH, [x], [tf.float32], name="HardSwish").outputs[0]]
   for rows, vector in ((x, y), (y, x)):
     if rows.op.type == LAYER_NORM and _is(rows.op.inputs[1], 1) and _is(rows.op.inputs[2], 0) and _is_vector(vector, rows):
       return [_layer_norm(rows.op.inputs[0], tf.reshape(vector, [-1]), rows.op.inputs[2], rows.op.get_attr(_EPSILON))]
@@ -74,6 +81,15 @@ def _epsilon(op: Any) -> float | None:
   return None if epsilon is None or epsilon.shape else float(epsilon)
 
 
+def _is_hard_sigmoid(y: tf.Tensor, x: tf.Tensor) -> bool:
+  """Whether y is relu6(x + 3) / 6, as the idiom `hard_swish` is lowered."""
+  relu6 = y.op.inputs[0].op if y.op.type == "Mul" and _is(y.op.inputs[1], float(np.float32(1 / 6))) else None
+  if relu6 is None or relu6.type != "Relu6" or relu6.inputs[0].op.type != "AddV2":
+    return False
+  operand, three = relu6.inputs[0].op.inputs
+  return operand is x and _is(three, 3)
+
+
 def _is_mean_of_rows(op: Any) -> bool:
   axes = tf.get_static_value(op.inputs[1]) if op.type == "Mean" and op.get_attr("keep_dims") else None
   return axes is not None and axes.reshape(-1).tolist() == [-1]
@@ -91,13 +107,14 @@ def _is_vector(x: tf.Tensor, rows: tf.Tensor) -> bool:
 
 
 def _as_onnx(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """The axis is the last one by default."""
+  """Of the attributes only epsilon is ONNX's too. The axis is the last one by default."""
   del graph, name, args
   epsilon = node.get_attr_value(_EPSILON)
   for attribute in list(node.attr):
     del node.attr[attribute]
-  node.set_attr("epsilon", epsilon)
+  if epsilon is not None:
+    node.set_attr("epsilon", epsilon)
 
 
-HANDLERS = {LAYER_NORM: (_as_onnx, ["LayerNormalization"])}
+HANDLERS = {LAYER_NORM: (_as_onnx, ["LayerNormalization"]), HARD_SWISH: (_as_onnx, ["HardSwish"])}
 TABLE: Mapping[str, Replacement] = {**EXACT, "Erfc": _erfc, "Mul": _product, "AddV2": _sum}

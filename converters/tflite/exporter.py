@@ -30,7 +30,7 @@ from .replacements import FUSED, TABLE
 from .runtime import RUNTIME, TARGET
 
 # LiteRT 2.3: its MAX_POOL_2D and SELU ignore NaN. With the other fused idioms the values are JAX's.
-IDIOMS = fused_idioms.without("max_pool", "selu")
+IDIOMS = fused_idioms.without("attention", "max_pool", "selu")
 
 
 def save(
@@ -59,7 +59,7 @@ def save(
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:
@@ -125,6 +125,7 @@ def save_model(
   Raises:
     ExportError: LiteRT lacks ops, all listed with their source lines; or an output differs from the reference's.
     FileExistsError: the file exists and `overwrite` is False.
+    OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[tflite] is missing.
     ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an option does not apply to it; the function
@@ -231,6 +232,7 @@ def save_training(
   Raises:
     ExportError: LiteRT lacks ops; or losses, parameters or outputs differ from those of the same steps in JAX.
     FileExistsError: the file exists and `overwrite` is False.
+    OSError: the file cannot be written.
     ImportError: a package of jax2tf[tflite] is missing.
     ValueError: a parameter is not float32, or the loss is not a scalar.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.

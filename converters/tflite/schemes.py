@@ -87,7 +87,7 @@ def quantization_report(
     one row for each scheme.
 
   Raises:
-    FileExistsError, FileNotFoundError, ImportError, ValueError: as `save_model`.
+    FileExistsError, FileNotFoundError, OSError, ImportError, ValueError: as `save_model`.
 
   Examples:
     >>> import numpy as np

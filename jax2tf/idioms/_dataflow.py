@@ -17,9 +17,14 @@ Equations = list[Any]
 
 
 class Dataflow:
-  """The equations of one jaxpr while idioms rewrite them."""
+  """The equations of one jaxpr while idioms rewrite them.
+
+  Attributes:
+    numbers: {array that a loop stacks: its values}, if they depend only on counters.
+  """
 
   def __init__(self, eqns: Sequence[Any], results: Sequence[Any]):
+    self.numbers: dict[Any, Any] = {}
     self._equations: list[Equations] = [[eqn] for eqn in eqns]
     self._maker: dict[Any, tuple[int, Any]] = {}
     self._uses: collections.Counter[Any] = collections.Counter(variables(results))

@@ -1,34 +1,54 @@
-"""Shared code of the loop idioms: decomposes a scan, and rebuilds one as a call of a JAX function."""
+"""Shared code of the loop idioms: decomposes a scan, rebuilds one as a call of a JAX function, and bounds what is held for all steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend.core.primitives as P
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from jax2tf import _jax_compat
-from jax2tf.idioms._dataflow import Equations
-from jax2tf.jaxprs import ClosedJaxpr, closed
+from jax2tf._jax_dimensions import dimension_bounds
+from jax2tf.idioms._dataflow import Equations, is_array
+from jax2tf.jaxprs import ClosedJaxpr, closed, part, variables
+
+# Primitives that are one op for one step, and one op for all steps.
+ELEMENTWISE = {
+  *(P.add_p, P.sub_p, P.mul_p, P.div_p, P.max_p, P.min_p, P.neg_p, P.sign_p, P.abs_p, P.integer_pow_p, P.square_p, P.sqrt_p, P.rsqrt_p),
+  *(P.exp_p, P.sin_p, P.cos_p, P.tanh_p, P.logistic_p, P.eq_p, P.ne_p, P.lt_p, P.le_p, P.gt_p, P.ge_p, P.convert_element_type_p),
+  *(P.add_jaxvals_p, P.select_n_p, P.and_p, P.or_p, P.not_p, P.xor_p),
+  _jax_compat.optional_primitive("one_minus_square_p"),  # JAX 0.12
+}
+# Those that compute nothing.
+SHAPES = {P.reshape_p, P.squeeze_p, P.broadcast_in_dim_p}
+MAPPED = ELEMENTWISE | SHAPES | {P.dot_general_p, P.transpose_p, P.rev_p, P.slice_p, P.reduce_sum_p, P.reduce_max_p}
 
 _LONGEST = 2**20
+# Bytes of all values that are held for all steps; of one product, at any size of the rows.
+_MOST_BYTES, _SMALL = 2**26, 2**22
+# How many times larger than a row a product may be; than all rows of a step, all values together where sizes are symbolic.
+_LARGER, _IN_ALL = 4, 8
 
 
 @dataclass(frozen=True)
 class Scan:
-  """A scan over a known number of steps, without effects.
+  """A scan over a number of steps, without effects.
 
   Attributes:
     eqn: the equation.
-    length: the number of steps.
+    length: the number of steps; it may be symbolic.
     body: (consts, carry, xs) -> (carry, ys).
     n_consts: how many consts there are.
     n_carry: how many values are carried.
   """
 
   eqn: Any
-  length: int
+  length: Any
   body: ClosedJaxpr
   n_consts: int
   n_carry: int
@@ -39,17 +59,46 @@ class Scan:
     return self.n_consts + self.n_carry
 
   @property
-  def how(self) -> dict[str, Any]:
-    """The keyword arguments of `lax.scan` for the same loop."""
-    return {name: self.eqn.params[name] for name in ("length", "reverse", "unroll")}
+  def consts(self) -> list[Any]:
+    """The variables of the body with the same value in each step."""
+    return list(self.body.invars[: self.n_consts])
+
+  @property
+  def carry(self) -> list[Any]:
+    """The carried variables of the body, before the step."""
+    return list(self.body.invars[self.n_consts : self.n_outer])
+
+  @property
+  def xs(self) -> list[Any]:
+    """The variables of the body that hold rows."""
+    return list(self.body.invars[self.n_outer :])
+
+  @property
+  def carried(self) -> list[Any]:
+    """The carried values after the step."""
+    return list(self.body.outvars[: self.n_carry])
+
+  @property
+  def ys(self) -> list[Any]:
+    """The values that the loop stacks."""
+    return list(self.body.outvars[self.n_carry :])
+
+  def again(self, step: Callable[..., Any], init: Sequence[Any], xs: Sequence[Any], operands: Sequence[Any]) -> Any:
+    """`lax.scan` of another body over the same steps; `operands` are those of this one."""
+    how = {name: self.eqn.params[name] for name in ("reverse", "unroll")}
+    if isinstance(self.length, int):
+      return lax.scan(step, init, xs, self.length, **how)
+    spare = () if xs else operands[self.n_outer : self.n_outer + 1]  # lax.scan takes no symbolic length
+    return lax.scan(lambda carry, x: step(carry, x[0]), init, (xs, spare), **how)
 
 
 def taken_apart(eqn: Any) -> Scan | None:
-  """The parts of a scan; None if its length is unknown, too small or far too large, or its body has effects."""
+  """The parts of a scan; None if its length is known and too small or far too large, or its body has effects."""
   params, body = eqn.params, closed(eqn.params["jaxpr"])
-  if not (isinstance(params["length"], int) and 2 <= params["length"] <= _LONGEST) or body.effects:
+  length = params["length"]
+  if body.effects or (isinstance(length, int) and not 2 <= length <= _LONGEST):
     return None
-  return Scan(eqn, params["length"], body, *_jax_compat.scan_split(params.get("num_consts"), params.get("num_carry"), params.get("ft_in")))
+  return Scan(eqn, length, body, *_jax_compat.scan_split(params.get("num_consts"), params.get("num_carry"), params.get("ft_in")))
 
 
 def call_of(eqn: Any, fun: Callable[..., Sequence[Any]]) -> Equations:
@@ -62,3 +111,65 @@ def call_of(eqn: Any, fun: Callable[..., Sequence[Any]]) -> Equations:
   with eqn.ctx.manager:
     [called] = jax.make_jaxpr(jax.jit(scan))(*specs).eqns
   return [eqn.replace(primitive=called.primitive, params=called.params, effects=called.effects)]
+
+
+def for_all_steps(body: ClosedJaxpr, eqns: Sequence[Any], rows: dict[Any, Any], fixed: dict[Any, Any]) -> None:
+  """Computes equations of one result each for all steps at once.
+
+  Args:
+    body: the jaxpr that contains them.
+    eqns: in order.
+    rows: {variable: its values in all steps}, which is completed.
+    fixed: {variable: its value in each step}, which is completed.
+  """
+  for eqn in eqns:
+    known = rows if any(v in rows for v in variables(eqn.invars)) else fixed
+    one = part(body, [eqn], eqn.outvars)
+    fun: Any = jaxpr_as_fun(one)
+    fun = fun if known is fixed else jax.vmap(fun, [0 if v in rows else None for v in one.invars])
+    known[eqn.outvars[0]] = fun(*(rows[v] if v in rows else fixed[v] for v in one.invars))[0]
+
+
+class Room:
+  """Decides which values of a step may be held for all steps at once.
+
+  A value may be as large as a row that the loop reads or stacks. A product may be larger by a factor, or small in total. The sum of
+  all values is bounded too. A symbolic size counts only if the bound holds for all its values.
+  """
+
+  def __init__(self, scan: Scan):
+    self._length = scan.length
+    self._rows = [_bytes(v) for v in variables([*scan.xs, *scan.ys]) if is_array(v)]
+    self._all = sum(self._rows)
+    self._taken: Any = 0
+
+  def for_all_steps(self, v: Any, *, of_product: bool = False) -> bool:
+    """Whether a value fits; if it does, it is counted."""
+    size = _bytes(v)
+    fits = any(_at_most(size, (_LARGER if of_product else 1) * row) for row in self._rows)
+    if not fits and not (of_product and self._is_below(size, _SMALL)):
+      return False
+    taken = self._taken + size
+    if not (self._is_below(taken, _MOST_BYTES) if self._is_known(taken) else _at_most(taken, _IN_ALL * self._all)):
+      return False
+    self._taken = taken
+    if of_product:  # elementwise functions of it are as large
+      self._rows.append(size)
+    return True
+
+  def _is_known(self, size: Any) -> bool:
+    return isinstance(self._length, int) and isinstance(size, int)
+
+  def _is_below(self, size: Any, most: int) -> bool:
+    return self._is_known(size) and size * self._length <= most
+
+
+def _bytes(v: Any) -> Any:
+  """The size of a value in bytes, which may be symbolic."""
+  return math.prod(v.aval.shape) * v.aval.dtype.itemsize
+
+
+def _at_most(size: Any, most: Any) -> bool:
+  """Whether a size is provably no larger than another one."""
+  difference = most - size
+  return (difference if isinstance(difference, int) else dimension_bounds(difference)[0]) >= 0

@@ -95,4 +95,24 @@ def _either(flow: Dataflow, eqn: Any) -> Equations | None:
   return repeated(flow, eqn) or unrepeated(flow, eqn)
 
 
-IDIOMS = dict.fromkeys(_OTHERS, repeated) | dict.fromkeys(_ELEMENTWISE, _either)
+def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
+  """As `_either`; what is added to scores f32[b,h,q,k] of a product, such as f32[1,1,q,k], as f32[b,1,q,k].
+
+  TF 2.21: Grappler makes one op of product, number and sum, which takes hundreds of times as long with an addend that is repeated
+  along b or k, but not along q.
+  """
+  found, shape = _either(flow, eqn), eqn.outvars[0].aval.shape
+  if len(shape) != 4 or not any(flow.maker(v, P.dot_general_p, P.mul_p, P.div_p, _REPEATING[P.mul_p]) for v in eqn.invars):
+    return found
+  *eqns, total = found or [eqn]
+  rows, operands, repeats = (shape[0], 1, *shape[2:]), list(total.invars), []
+  for i, v in enumerate(operands):
+    sizes = v.aval.shape
+    if len(sizes) == 4 and is_one(sizes[1]) and not is_one(sizes[2]) and not same(sizes, rows):
+      operands[i] = new_var(v, rows)
+      params = {"shape": rows, "broadcast_dimensions": (0, 1, 2, 3), "sharding": None}
+      repeats.append(eqn.replace(primitive=P.broadcast_in_dim_p, invars=[v], outvars=[operands[i]], params=params))
+  return [*eqns, *repeats, total.replace(invars=operands)] if repeats else found
+
+
+IDIOMS = dict.fromkeys(_OTHERS, repeated) | dict.fromkeys(_ELEMENTWISE, _either) | {P.add_p: _sum}

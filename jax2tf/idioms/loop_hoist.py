@@ -6,72 +6,90 @@ than what the loop reads or stacks anyway, nor too large for all steps at once: 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jax2tf import effects
-from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
-from jax2tf.idioms._loops import Scan, call_of, taken_apart
-from jax2tf.jaxprs import part, replaced, variables
-from jax2tf.lowering._scans import ELEMENTWISE
-
-# One op for one step, one op for all of them.
-_MAPPED = {
-  *(*ELEMENTWISE, P.select_n_p, P.and_p, P.or_p, P.not_p, P.xor_p, P.dot_general_p),
-  *(P.reshape_p, P.squeeze_p, P.transpose_p, P.broadcast_in_dim_p, P.rev_p, P.slice_p, P.reduce_sum_p, P.reduce_max_p),
-}
-_MOST_BYTES = 2**26
-# Not worth hoisting by themselves.
-_SHAPES = {P.reshape_p, P.squeeze_p, P.broadcast_in_dim_p}
+from jax2tf.idioms._counters import counter_p
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, same
+from jax2tf.idioms._loops import MAPPED, SHAPES, Room, Scan, call_of, for_all_steps, taken_apart
+from jax2tf.jaxprs import replaced, variables
+from jax2tf.lowering._movement import is_one
 
 
 def hoisted(flow: Dataflow, eqn: Any) -> Equations | None:
   """scan(consts, xs) -> scan(what its steps compute of them)."""
-  del flow
   if (scan := taken_apart(eqn)) is None:
     return None
   early = _early(scan)
   wanted, rest = _divided(scan, early)
   used = {v for e in early for v in variables(e.invars)}
-  spared = [v for v in scan.body.invars[scan.n_outer :] if v in used and v not in rest]
-  work = [e for e in early if e.primitive not in _SHAPES]
+  # While has a counter anyway, so counters are spared without gain. A value that is the same in each step costs nothing inside.
+  rows = [v for v, operand in zip(scan.xs, eqn.invars[scan.n_outer :], strict=True) if flow.maker(operand, counter_p) is None]
+  spared = [v for v in rows if v in used and v not in rest]
+  work = [e for e in early if e.primitive not in SHAPES or _repeats(e)]
   inside = [v for v in wanted if v in rest]
-  same = {*scan.body.invars[: scan.n_consts]}.intersection(variables(scan.body.outvars[scan.n_carry :]))
-  if len(inside) >= len(spared) + len(work) + len(same):
+  varying = _varying(scan, early)
+  constant = {*scan.consts}.intersection(variables(scan.ys))
+  if len(varying.intersection(inside)) >= len(spared) + len(work) + len(constant):
     return None
   return call_of(eqn, lambda *operands: _call(scan, early, wanted, inside, operands))
 
 
+def _varying(scan: Scan, early: Sequence[Any]) -> set[Any]:
+  """The results that depend on xs."""
+  varying = {*scan.xs}
+  for eqn in early:
+    if not varying.isdisjoint(variables(eqn.invars)):
+      varying.update(eqn.outvars)
+  return varying
+
+
+def _repeats(eqn: Any) -> bool:
+  """Whether it repeats an array."""
+  operand, (out,) = eqn.invars[0].aval, eqn.outvars
+  return eqn.primitive is P.broadcast_in_dim_p and bool(operand.shape) and not same(_wide(operand.shape), _wide(out.aval.shape))
+
+
+def _wide(shape: Sequence[Any]) -> list[Any]:
+  return [size for size in shape if not is_one(size)]
+
+
 def _early(scan: Scan) -> list[Any]:
-  """The equations that follow from consts and xs."""
-  body = scan.body
-  xs = body.invars[scan.n_outer :]
-  limit = min(_MOST_BYTES / scan.length, max((_bytes(v) for v in (*xs, *body.outvars[scan.n_carry :])), default=0))
-  fixed, varying, early = {*body.invars[: scan.n_consts], *body.constvars}, set(xs), []
+  """The equations that depend only on consts and xs."""
+  body, room = scan.body, Room(scan)
+  fixed, varying, early = {*scan.consts, *body.constvars}, {*scan.xs}, []
   for eqn in body.eqns:
     of = {*variables(eqn.invars)}
-    if eqn.primitive not in _MAPPED or not of or not of <= fixed | varying or not all(map(is_array, of)):
+    if eqn.primitive not in MAPPED or not of or not of <= fixed | varying or not all(map(is_array, of)):
       continue
+    is_product = eqn.primitive is P.dot_general_p
     if of <= fixed:
       fixed.add(eqn.outvars[0])
-    elif _bytes(eqn.outvars[0]) > limit or (eqn.primitive is P.dot_general_p and of <= varying):
+    elif (is_product and of <= varying) or not room.for_all_steps(eqn.outvars[0], of_product=is_product):
       continue
     else:
       varying.add(eqn.outvars[0])
     early.append(eqn)
-  return early
+  left = _left_to_ops(scan, early)
+  return [eqn for eqn in early if eqn.outvars[0] not in left]
 
 
-def _bytes(v: Any) -> float:
-  """The bytes of a value, as far as its sizes are known."""
-  return math.prod(n for n in v.aval.shape if isinstance(n, int)) * v.aval.dtype.itemsize
+def _left_to_ops(scan: Scan, early: Sequence[Any]) -> set[Any]:
+  """Repeated vectors and numbers that a step only adds to its own products, for BiasAdd, or repeated numbers: ops repeat these as fast."""
+  ids = {id(eqn) for eqn in early}
+  eqns = [eqn for eqn in scan.body.eqns if id(eqn) not in ids]
+  products = {eqn.outvars[0] for eqn in eqns if eqn.primitive is P.dot_general_p}
+  adds = [eqn for eqn in eqns if eqn.primitive is P.add_p and not products.isdisjoint(variables(eqn.invars))]
+  others = [eqn for eqn in eqns if all(eqn is not add for add in adds)]
+  biases = {v for eqn in adds for v in variables(eqn.invars)} - {v for eqn in others for v in variables(eqn.invars)}
+  needed = {*variables(scan.body.outvars), *(v for eqn in early for v in variables(eqn.invars))}
+  broadcasts = [eqn for eqn in early if eqn.primitive is P.broadcast_in_dim_p and eqn.outvars[0] not in needed]
+  return {eqn.outvars[0] for eqn in broadcasts if not eqn.invars[0].aval.shape or eqn.outvars[0] in biases}
 
 
 def _divided(scan: Scan, early: Sequence[Any]) -> tuple[list[Any], set[Any]]:
@@ -80,35 +98,30 @@ def _divided(scan: Scan, early: Sequence[Any]) -> tuple[list[Any], set[Any]]:
   eqns = effects.needed([e for e in body.eqns if id(e) not in ids], body.outvars)
   made = [v for e in early for v in e.outvars]
   rest = {*variables(body.outvars[: scan.n_carry]), *(v for e in eqns for v in variables(e.invars))}
-  stacked = set(variables(body.outvars[scan.n_carry :]))
+  stacked = set(variables(scan.ys))
   return [v for v in made if v in rest or v in stacked], rest
 
 
 def _call(scan: Scan, early: Sequence[Any], wanted: Sequence[Any], inside: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
   """The results of the scan."""
   body, ids = scan.body, set(map(id, early))
-  consts, init = body.invars[: scan.n_consts], list(operands[scan.n_consts : scan.n_outer])
+  consts, init = scan.consts, list(operands[scan.n_consts : scan.n_outer])
   fixed = dict(zip([*consts, *body.constvars], [*operands[: scan.n_consts], *body.consts], strict=True))
-  rows = dict(zip(body.invars[scan.n_outer :], operands[scan.n_outer :], strict=True))
-  for eqn in early:
-    known = rows if any(v in rows for v in variables(eqn.invars)) else fixed
-    before = part(body, [eqn], eqn.outvars)
-    fun: Any = jaxpr_as_fun(before)
-    fun = fun if known is fixed else jax.vmap(fun, [0 if v in rows else None for v in before.invars])
-    known[eqn.outvars[0]] = fun(*(rows[v] if v in rows else fixed[v] for v in before.invars))[0]
-  stacked = body.outvars[scan.n_carry :]
+  rows = dict(zip(scan.xs, operands[scan.n_outer :], strict=True))
+  for_all_steps(body, early, rows, fixed)
+  stacked = scan.ys
   rows |= {v: jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape)) for v in variables(stacked) if v in fixed}
-  outvars = [*body.outvars[: scan.n_carry], *(v for v in stacked if isinstance(v, Literal) or v not in rows)]
+  outvars = [*scan.carried, *(v for v in stacked if isinstance(v, Literal) or v not in rows)]
   eqns = effects.needed([e for e in body.eqns if id(e) not in ids], outvars)
   used = {*variables(outvars), *(v for e in eqns for v in variables(e.invars))}
   consts, xs = [v for v in (*consts, *inside) if v in used and v in fixed], [v for v in rows if v in used and v not in fixed]
-  lean = jaxpr_as_fun(replaced(body, eqns=eqns, invars=[*consts, *body.invars[scan.n_consts : scan.n_outer], *xs], outvars=outvars))
+  lean = jaxpr_as_fun(replaced(body, eqns=eqns, invars=[*consts, *scan.carry, *xs], outvars=outvars))
 
   def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
     results = [*lean(*(fixed[v] for v in consts), *carry, *x)]
     return results[: scan.n_carry], results[scan.n_carry :]
 
-  last, ys = lax.scan(step, init, [rows[v] for v in xs], **scan.how) if outvars else ([], [])
+  last, ys = scan.again(step, init, [rows[v] for v in xs], operands) if outvars else ([], [])
   left = iter(ys)
   return [*last, *(next(left) if isinstance(v, Literal) or v not in rows else rows[v] for v in stacked)]
 

@@ -72,7 +72,7 @@ def _options(fun: Callable[..., Any]) -> set[str]:
   """The optional keyword arguments (`training`, `key`) that the function takes."""
   try:
     return {"training", "key"} & inspect.signature(fun).parameters.keys()
-  except (ValueError, TypeError):  # a callable that is made in C
+  except (ValueError, TypeError):  # a callable that is written in C
     return set()
 
 

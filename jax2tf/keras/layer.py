@@ -170,6 +170,7 @@ class Layer(keras.layers.Layer):
         "a jax2tf.keras.Layer is made of TensorFlow graphs stored in the file, and Keras' safe mode refuses such a file. If you trust "
         "its origin, load it with safe_mode=False, or call keras.config.enable_unsafe_deserialization()"
       )
+    config = dict(config)  # it is the caller's, who may use it again
     program, seed = programs.loaded(config.pop("program")), config.pop("seed")
     layer = cls.__new__(cls)
     layer._set_up(program, seed, config)

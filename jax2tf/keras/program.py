@@ -88,7 +88,7 @@ class Program:
       if name == "training" and call is self.calls[0]:
         module.training = module.inference
         break
-      # Parameters and inputs as the layer passes them; the state keeps its dtypes.
+      # Parameters and inputs in the dtypes that the layer passes; the state keeps its dtypes.
       signature = (
         [tf.TensorSpec(w.shape, computed(w.dtype, compute_dtype)) for w in self.params],
         [tf.TensorSpec(w.shape, w.dtype) for w in self.state],

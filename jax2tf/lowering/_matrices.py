@@ -104,7 +104,7 @@ def modulus(x: tf.Tensor) -> tf.Tensor:
 def largest(sizes: tf.Tensor, positions: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
   """sizes f32[batch,m], positions 0, 1 ... m - 1 -> i32[batch,1], where the largest from position k on is; NaN counts as infinite.
 
-  TF 2.21: ArgMax passes over NaN, and would end before k where there is nothing else.
+  TF 2.21: ArgMax ignores NaN, and would return a position before k where there is nothing else.
   """
   known = tf.where(tf.math.is_nan(sizes), tf.constant(math.inf, sizes.dtype), sizes)
   return tf.argmax(tf.where(positions >= k, known, -1), 1, tf.int32)[:, tf.newaxis]

@@ -170,8 +170,8 @@ def _padded(ctx: RuleContext, x: tf.Tensor, padding: Sequence[tuple[Any, Any]], 
 def max_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: int, *, plain: bool = False) -> tf.Tensor | None:
   """The maxima of the windows, or with sign -1 their minima; None if TensorFlow cannot pool like this.
 
-  TF 2.21: MaxPool on CPU passes over NaN, and takes the least finite number for a window of nothing but -inf. A second one,
-  over what kind of number stands where, tells which windows are such; not if it is to be `plain`.
+  TF 2.21: MaxPool on CPU ignores NaN, and returns the least finite number for a window of nothing but -inf. A second
+  MaxPool, over the class of each element, finds these windows; `plain` omits it.
   """
   images = Images.of(axes, operand.dtype)
   if images is None:

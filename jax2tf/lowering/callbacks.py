@@ -22,14 +22,14 @@ _ADVICE = "leave out jit_compile=True, or this line; Equinox' error_if makes no 
 
 @lowers(_jax_compat.pure_callback_p, on_keys=True)
 def _pure_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, vmap_method: Any) -> Sequence[tf.Tensor]:
-  """operands -> what a Python function gives for them; typed keys reach it as their words, as in JAX."""
+  """operands -> the results of a Python function; it gets typed keys as their words, as in JAX."""
   del result_avals, vmap_method  # the former are in the context, the latter was applied by JAX
   return _results(ctx, operands, callback, _jax_compat.pure_callback(callback)) if ctx.avals_out else []
 
 
 @lowers(_jax_compat.io_callback_p, on_keys=True)
 def _io_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, ordered: bool) -> Sequence[tf.Tensor]:
-  """operands -> what a Python function gives for them, which is called for its effects; all of a graph are in order."""
+  """operands -> the results of a Python function that is called for its effects; all calls of a graph are in order."""
   del result_avals, ordered
   return _results(ctx, operands, callback, _jax_compat.io_callback(callback))
 
@@ -59,7 +59,7 @@ def _debug(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> list[tf.Ten
 
 
 def _text(operands: Sequence[tf.Tensor], params: dict[str, Any]) -> Text | None:
-  """What TensorFlow can say in the place of a `jax.debug.print`."""
+  """The text that TensorFlow can print in place of a `jax.debug.print`."""
   words = functools.partial(_jax_compat.printed_text, params=params)
   return text_of(words, operands, "", "log(info)" if params["logging_record"] else "stdout")
 

@@ -114,7 +114,7 @@ def _barrier(*operands: tf.Tensor) -> Tensors:
 
 @lowers(P.name_p)
 def _name(ctx: RuleContext, operand: tf.Tensor, *, name: str) -> tf.Tensor:
-  """A label for checkpoint policies, which have done their work when the gradient was traced."""
+  """A label for checkpoint policies, which JAX applied when it traced the gradient."""
   del ctx, name
   return operand
 

@@ -16,8 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical
-from jax2tf.jaxprs import ClosedJaxpr, closed, equations, inner_jaxprs
-from jax2tf.lowering._scans import split
+from jax2tf.jaxprs import ClosedJaxpr, closed, contains, equations, inner_jaxprs
 from jax2tf.registry import lowers
 
 Tensors = list[tf.Tensor]
@@ -127,20 +126,18 @@ def _scan(
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
   body = closed(jaxpr)
-  if xs and not n_carry and _is_scalar(body):
+  if xs and not n_carry and _is_scalar(body) and not _has_nested_while(body):
     return list(ctx.lower_fun(functools.partial(_mapped, body, n_consts), *operands))
 
-  def step_of(body: ClosedJaxpr, carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
+  def step_of(carry: Sequence[tf.Tensor], x: Sequence[tf.Tensor]) -> tuple[Tensors, Tensors]:
     results = ctx.lower(body, *consts, *carry, *x)
     return results[:n_carry], results[n_carry:]
 
   size = ctx.dim(length)
   if isinstance(size, int) and size <= max(1, int(unroll)):
-    return [*itertools.chain(*_unrolled(ctx, functools.partial(step_of, body), size, reverse, carry, xs))]
-  lean, finish = split(body, n_carry, n_consts + n_carry)
-  turn = _steps_of_a_turn(lean, size, int(unroll)) if isinstance(size, int) else 1
-  results = _scan_loop(ctx, functools.partial(step_of, lean), size, turn, reverse, carry, xs, lean.out_avals[n_carry:])
-  return [*results[:n_carry], *finish(ctx, xs, results[n_carry:])]
+    return [*itertools.chain(*_unrolled(ctx, step_of, size, reverse, carry, xs))]
+  turn = _steps_of_a_turn(body, size, int(unroll)) if isinstance(size, int) else 1
+  return _scan_loop(ctx, step_of, size, turn, reverse, carry, xs, body.out_avals[n_carry:])
 
 
 def _is_scalar(jaxpr: Any) -> bool:
@@ -150,6 +147,12 @@ def _is_scalar(jaxpr: Any) -> bool:
   avals: list[Any] = [x.aval for x in (*jaxpr.invars, *jaxpr.constvars, *(y for eqn in jaxpr.eqns for y in eqn.outvars))]
   inner = (j for eqn in jaxpr.eqns for j in inner_jaxprs(eqn))
   return not jaxpr.effects and all(a.shape == () and isinstance(a.dtype, np.dtype) for a in avals) and all(map(_is_scalar, inner))
+
+
+def _has_nested_while(jaxpr: Any) -> bool:
+  """Whether a while loop is in a branch or another while loop: vmap runs it for all elements, and may never end for those not meant."""
+  outer = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in (P.cond_p, P.while_p))
+  return any(contains(inner, (P.while_p,)) for eqn in outer for inner in inner_jaxprs(eqn))
 
 
 def _mapped(body: ClosedJaxpr, n_consts: int, *operands: Any) -> Any:
@@ -223,13 +226,28 @@ def _scan_loop(
 
 
 def _rows(ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[int]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """f32[n,...] -> its rows, or blocks of rows, by number; where a loop of this graph has stacked it so, as residuals, as they were."""
+  """f32[n,...] -> its rows, or blocks of rows, by number.
+
+  Counters are computed from this number. What a loop of this graph has stacked in the same blocks, as residuals, is read from its list.
+  """
   op = x.op
   while op.type in ("Identity", "StopGradient"):
     op = op.inputs[0].op
+  if op in ctx.notes.counters:
+    return functools.partial(_count, *ctx.notes.counters[op], block, x.dtype)
   stacked, rows = ctx.notes.stacked.get(op, (block, None))
   if rows is None or stacked != block or op.graph is not _tf_compat.current_graph():
     x = tf.reshape(x, tf.concat([[turns, *block], tf.shape(x)[1:]], 0)) if block else x
     return tf.TensorArray(x.dtype, turns).unstack(x).read
   shape = [*block, *(-1 if n is None else n for n in x.shape[1:])]
   return lambda i: tf.raw_ops.TensorListGetItem(input_handle=rows, index=i, element_shape=shape, element_dtype=x.dtype)
+
+
+def _count(first: int, step: int, block: list[int], dtype: tf.DType, i: tf.Tensor) -> tf.Tensor:
+  """The number i of a counter, or the block i of its numbers."""
+  wide = tf.int64 if dtype.size == 8 else tf.int32  # which wrap as narrower integers do
+  steps = np.prod(block, dtype=np.int64)
+  start = np.array(first + step * np.arange(steps) if block else first).astype(wide.as_numpy_dtype)
+  if step * steps != 1:
+    i = tf.cast(i, wide) * int(step * steps)
+  return tf.cast(tf.cast(i, wide) + start if start.any() else i, dtype)

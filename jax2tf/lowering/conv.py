@@ -35,7 +35,7 @@ def _conv_general_dilated(
 ) -> tf.Tensor:
   """lhs f32[b,h,w,i], rhs f32[kh,kw,i,o] -> f32[b,h',w',o], in the layouts of `dimension_numbers`.
 
-  `reversed_kernel`, which the idiom conv_gradient says, turns the spatial dimensions of rhs round.
+  `reversed_kernel`, set by the idiom conv_gradient, reverses the spatial dimensions of rhs.
   """
   del precision, preferred_element_type
   conv = _conv((*ctx.avals_in, ctx.aval_out), dimension_numbers, **geometry)
@@ -95,7 +95,7 @@ def _conv(
 def _with_results(conv: Conv) -> Conv:
   """Padded until there is a result, if only the graph can decide whether there is one.
 
-  TF 2.21: without, oneDNN's Conv2D gives its operand back, of whatever shape, or ends in an error.
+  TF 2.21: without it, oneDNN's Conv2D returns its operand, of any shape, or fails.
   """
   sizes = zip(conv.image, conv.kernel, conv.strides, conv.padding, conv.lhs_dilation, conv.rhs_dilation, conv.out, strict=True)
   axes = [Axis(conv.batch, 1, 1, (0, 0), 1, 1, conv.batch), *(Axis(*axis) for axis in sizes)]

@@ -88,7 +88,7 @@ lowers(P.cummin_p)(functools.partial(_doubled, lax.min))
 
 @lowers(P.cumlogsumexp_p)
 def _cumlogsumexp(ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool) -> tf.Tensor:
-  """operand f32[b,n] -> f32[b,n]; JAX takes integers while it traces and then cannot compile them."""
+  """operand f32[b,n] -> f32[b,n]; JAX traces integers, but cannot compile them."""
   if operand.dtype.is_integer:
     ctx.refuse("JAX itself cannot compile it for integers", "convert the operand to a floating dtype")
   return _doubled(jnp.logaddexp, ctx, operand, axis=axis, reverse=reverse)

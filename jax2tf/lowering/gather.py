@@ -1,4 +1,4 @@
-"""gather: a plain Gather or GatherNd where JAX's numbers mean one, else a Gather with linear indices."""
+"""gather: a plain Gather or GatherNd where JAX's dimension numbers describe one, else a Gather with linear indices."""
 
 from __future__ import annotations
 

@@ -61,6 +61,8 @@ def _triangular_solve(
   shape_a, shape_b = ctx.avals_in[0].shape, ctx.avals_in[1].shape
   if 0 in (*shape_a, *shape_b):
     return b
+  # TF 2.21: "'tf.MatrixDiagPartV3' op does not implement layout propagation". The derivative of cholesky solves such systems.
+  ctx.refuse_under_dtensor("DTensor has no layout for triangular systems", "convert without dtensor_mesh")
   if a.dtype in HALF:  # TF 2.21: no MatrixTriangularSolve for 16 bits
     a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
   if not left_side:  # the transposed system
@@ -228,7 +230,7 @@ def _lu_blocks(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
-  """The first `steps` steps of Gaussian elimination with the pivot of largest modulus; a zero pivot is passed over."""
+  """The first `steps` steps of Gaussian elimination with the pivot of largest modulus; a zero pivot is skipped."""
   batch, m = tf.shape(a)[0], size(a, -2)
   rows, columns = tf.range(m), tf.range(size(a, -1))
 

@@ -31,14 +31,14 @@ def _put(ctx: RuleContext, operand: tf.Tensor, target: Any) -> tf.Tensor:
 
 @lowers(P.sharding_constraint_p)
 def _sharding_constraint(ctx: RuleContext, operand: tf.Tensor, *, layout: Any, context_mesh: Any, unconstrained_dims: Any) -> tf.Tensor:
-  """operand -> operand; the interpreter spreads the result."""
+  """operand -> operand; the interpreter shards the result."""
   del ctx, layout, context_mesh, unconstrained_dims
   return operand
 
 
 @lowers(_jax_compat.reshard_p)
 def _reshard(ctx: RuleContext, operand: tf.Tensor, *, dst_sharding: Any, concrete_mesh: Any) -> tf.Tensor:
-  """operand -> operand; the interpreter spreads the result, whose aval has the sharding."""
+  """operand -> operand; the interpreter shards the result, whose aval has the sharding."""
   del ctx, dst_sharding, concrete_mesh
   return operand
 

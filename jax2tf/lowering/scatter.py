@@ -76,8 +76,12 @@ def _dynamic_update_slice(ctx: RuleContext, operand: tf.Tensor, update: tf.Tenso
   if 0 in ctx.dimensions.static_shape(sizes):
     return operand
   moved = tuple(d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size)
-  indices = tf.stack([start_indices[d] for d in moved])
-  return _scattered(ctx, operand, indices, update, Windows(shape, sizes, frozenset(), moved, (), {}), _replaced, clip=True)
+  windows = Windows(shape, sizes, frozenset(), moved, (), {})
+  if not windows.are_rows:  # TF 2.21: a segmentation fault, for replicated operands too
+    ctx.refuse_under_dtensor(
+      "DTensor crashes when a part of a row is updated", "update whole rows, or slice with constant bounds, as x[:, 1:3]"
+    )
+  return _scattered(ctx, operand, tf.stack([start_indices[d] for d in moved]), update, windows, _replaced, clip=True)
 
 
 def _scattered(

@@ -198,5 +198,5 @@ def _padded(
 
 
 def _padding_constant(value: tf.Tensor) -> Any:
-  """0 for a zero that is known (but for -0.0), which makes tf.pad emit the op that every runtime has."""
+  """0 for a known zero other than -0.0: tf.pad then emits the op that every runtime has. Otherwise the value."""
   return 0 if is_known(lambda known: not any(known.tobytes()), value) else value

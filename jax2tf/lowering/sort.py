@@ -34,7 +34,7 @@ def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Te
   if not wide.dtype.is_floating or _tf_compat.is_compiled_by_xla():
     values, indices = tf.math.top_k(wide, k)
     return cast(values, operand.dtype), indices
-  # TF 2.21: TopKV2 on CPU loses its order at a NaN, and takes both zeros for equal.
+  # TF 2.21: TopKV2 on CPU does not order NaN, and treats both zeros as equal.
   bits = tf.bitcast(wide, _BITS[wide.dtype])
   indices = tf.math.top_k(tf.where(bits < 0, bits ^ bits.dtype.max, bits), k).indices
   return _along_last(operand, indices, rank), indices

@@ -11,7 +11,7 @@ import jax
 import tensorflow as tf
 from jax.sharding import Sharding
 
-# "cpu:1", a platform and the index among its local devices; "host", the memory of the processor.
+# "cpu:1": a platform and an index among its local devices; or "host", the memory of the CPU.
 Place = str
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -65,7 +65,7 @@ class Destination:
     return "/device:CPU:0" if place == HOST else f"/device:{platform.upper()}:{index}"
 
   def branch(self, platforms: Sequence[Sequence[str] | None]) -> set[int | None]:
-    """The entries that the platforms of the destination choose, the first that names each or is a default; None for no entry."""
+    """The entries for the platforms of the destination: for each, the first that names it or is a default; None if there is none."""
     chosen = [[i for i, names in enumerate(platforms) if names is None or here in names] for here in self.platforms or _here()]
     return {indices[0] if indices else None for indices in chosen}
 

@@ -15,7 +15,7 @@ def relayout(operand: tf.Tensor, sharding: Any, mesh: Any, free: Sequence[int] =
 
 
 def layout(sharding: Any, rank: int, mesh: Any, free: Sequence[int] = ()) -> Any:
-  """The dtensor.Layout of a NamedSharding: axes of the two meshes are the same by name and size.
+  """The dtensor.Layout of a NamedSharding. The axes of the two meshes must have equal names and sizes.
 
   Raises:
     ValueError: another kind of sharding; an axis that the mesh does not have, or in another size; a dimension over several axes.

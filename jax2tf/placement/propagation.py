@@ -84,14 +84,14 @@ def propagate(invars: Sequence[Any], eqns: Sequence[Any], operands: Sequence[Pla
 
 
 def _place_after(target: Any, source: Any, before: Place | None) -> Place | None:
-  """The place of a result of device_put: without a target it stays, but for the transpose of one, which goes back."""
+  """The place of a result of device_put. Without a target it stays, except for a transpose, which moves it back."""
   if target is not None:
     return place_of(target)
   return before if source is None else None
 
 
 def _scope(eqn: Any) -> Place | None:
-  """The place that a `compute_on` or `default_device` around the equation gives."""
+  """The place that a `compute_on` or `default_device` around the equation names."""
   return _computed_on(eqn) or _jax_compat.default_device_of(eqn)
 
 
@@ -110,7 +110,7 @@ def _common(eqn: Any, places: Sequence[Place | None]) -> Place | None:
 
 
 def _results(eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]) -> Sequence[Place | None]:
-  """The places of the results of an equation without operands in a place: what the jaxprs inside agree on."""
+  """The places of the results of an equation whose operands have no place: those on which its inner jaxprs agree."""
   if inner:
     return placement(inner, places).of(inner.outvars)
   bodies = [body for body in inner_jaxprs(eqn) if len(body.outvars) == len(eqn.outvars)]

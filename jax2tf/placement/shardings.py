@@ -1,4 +1,4 @@
-"""Which values of a jaxpr are spread over several devices, and how."""
+"""Which values of a jaxpr are sharded over several devices, and how."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARDINGS = {"sharding", "out_sharding", "dst_sharding", "layout", "devices", "
 
 
 def has_sharding(eqn: Any) -> bool:
-  """Whether an equation spreads a value over several devices."""
+  """Whether an equation shards a value over several devices."""
   values = (eqn.params[name] for name in _SHARDINGS.intersection(eqn.params))
   return any(map(is_sharded, itertools.chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in values)))
 
@@ -28,7 +28,7 @@ def is_sharded(sharding: Any) -> bool:
 
 
 def operand_shardings(jaxpr: Any) -> dict[Any, Any]:
-  """Variable -> sharding, for the arguments and results of a jaxpr, and what is between."""
+  """Variable -> sharding, for the arguments, intermediate values and results of a jaxpr."""
   found = {v: s for v in variables((*jaxpr.invars, *jaxpr.outvars)) if is_sharded(s := _jax_compat.explicit_sharding(v.aval))}
   for eqn in jaxpr.eqns:
     params = eqn.params

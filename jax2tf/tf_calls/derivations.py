@@ -102,10 +102,10 @@ def _repeated(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
 
 
 def _recorded(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
-  """Uses values that the call computed.
+  """Uses the residuals that the call computed.
 
   Raises:
-    ValueError: JAX cannot hold that.
+    ValueError: JAX has no such dtype, or their shapes are unknown.
   """
   forward = Recorded(function, wrt)
   residuals = forward.avals_out[len(function.avals_out) :]
@@ -113,7 +113,7 @@ def _recorded(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
 
 
 def _of_each(function: _Mapped, wrt: tuple[int, ...]) -> Derivative:
-  """That of the inner function, for each element of the batch."""
+  """The derivative of the inner function, for each element of the batch."""
   inner, size = derivative(function.inner, wrt), function.size
   in_batch = (*function.batched, *[False] * (len(inner.reads.avals_out) if inner.reads else 0))
   forward = vmapped(inner.forward, in_batch, size)
@@ -127,12 +127,12 @@ def _of_each(function: _Mapped, wrt: tuple[int, ...]) -> Derivative:
 
 
 def _linear(function: TfFunction, residuals: Sequence[Any], wrt: tuple[int, ...], at: At, *, apart: bool = False) -> Linear:
-  """From `at`; `apart` from the function, its variables and shadows are none of the derivative's."""
+  """The linear map and its transpose, from `at`. With `apart` it does not share the variables and shadows of the function."""
   n = len(residuals)
 
   def push(*operands: tf.Tensor) -> list[tf.Tensor]:
     outs, pullback = at([tf.identity(x) for x in operands[:n]])
-    # The transpose of the transpose. Identities, since zeros that TensorFlow puts in by itself mean no cotangent to a converted function.
+    # The transpose of the transpose. Identities, because a converted function takes TensorFlow's own zeros for a missing cotangent.
     seeds = [tf.identity(_zeros(y)) for y in outs]
     return _dense(gradients(function, pullback(seeds), seeds, operands[n:]), outs)
 
@@ -152,7 +152,7 @@ def _linear(function: TfFunction, residuals: Sequence[Any], wrt: tuple[int, ...]
 
 
 class _Derived(TfFunction):
-  """What was derived, of a function whose arguments come first: it exists in graphs only."""
+  """A derived function, which exists in graphs only; the arguments of the original come first."""
 
   def __init__(
     self, function: TfFunction | None, name: str, run: Run, avals_in: Sequence[Any], options: Options, avals_out: Sequence[Any] | None
@@ -245,7 +245,7 @@ class Recorded(_Derived):
 
 
 class _Mapped(_Derived):
-  """A function, called for each element of the arguments that are `batched`."""
+  """A function that is called for each element of the `batched` arguments."""
 
   def __init__(self, inner: TfFunction, batched: tuple[bool, ...], size: int):
     self.inner, self.batched, self.size = inner, batched, size
@@ -324,7 +324,7 @@ def _inexact(function: TfFunction, primals: Sequence[tf.Tensor]) -> list[tf.Tens
 
 
 def _cotangents(function: TfFunction, primals: Any, wrt: Any, outs: Any, cotangents: Any, graph: Any = None) -> list[tf.Tensor]:
-  """Of the primals in `wrt`, or of the variables that they stand for."""
+  """The cotangents of the primals in `wrt`, or of the variables that these stand for."""
   sources = [function.shadows.get(i, primals[i]) for i in wrt]
   if graph is not None:  # which identifies a variable by its captured handle
     sources = [graph.capture(x.handle) if isinstance(x, tf.Variable) else x for x in sources]

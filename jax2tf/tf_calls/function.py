@@ -261,12 +261,12 @@ def is_packed(dtype: tf.DType) -> bool:
 
 
 def packed_aval(v: tf.Variable) -> jax.ShapeDtypeStruct:
-  """Of a value that JAX only keeps."""
+  """The aval of a value of which JAX only keeps the bits."""
   return jax.ShapeDtypeStruct((*v.shape, v.dtype.size // 4), np.uint32) if is_packed(v.dtype) else _canonical(v)
 
 
 def packed(y: tf.Tensor) -> tf.Tensor:
-  """The value, as `packed_aval` has it."""
+  """The bits of the value, in the dtype and shape of `packed_aval`."""
   return tf.bitcast(y, tf.uint32) if is_packed(y.dtype) else y
 
 

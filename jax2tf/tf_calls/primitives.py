@@ -63,7 +63,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: TfFunctio
 
 
 def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: Linear) -> tuple[Any, Any]:
-  """At fixed primals it is its own derivative; else that of any function."""
+  """At fixed primals the map is its own derivative; otherwise as for any function."""
   n = linear.n_residuals
   outs = _bind(call_tf_linear_p, *primals, linear=linear)
   total = [_zero(y) for y in outs]
@@ -130,8 +130,8 @@ def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: An
 
   Args:
     saveable: the policy.
-    unknown: of the operands.
-    here: of the operands, which there are when it is computed again.
+    unknown: whether each operand is unknown in the forward pass.
+    here: whether each operand is available when the call is computed again.
     eqn: the equation of the call.
 
   Returns:

@@ -57,7 +57,7 @@ def ops(target: str, path: Path) -> list[str]:
   ("target", "expected", "most"),
   [
     ("tflite", {"FULLY_CONNECTED", "GELU", "HARD_SWISH", "SOFTMAX"}, 12),
-    ("onnx", {"LayerNormalization", "Relu", "Clip", "Softmax"}, 19),
+    ("onnx", {"LayerNormalization", "Relu", "HardSwish", "Softmax"}, 19),
     ("tfjs", {"Erf", "Mean", "Relu", "Softmax"}, 60),
   ],
 )
@@ -157,7 +157,7 @@ def test_default_idioms_have_jax_values(target: str, tmp_path: Path) -> None:
   """Of NaN and infinities, given as examples, a difference is an error."""
   exporter: Any = importlib.import_module(f"jax2tf.converters.{target}")
   chosen = names_of(exporter.exporter.IDIOMS)
-  assert FORMS.keys() == NAMES
+  assert FORMS.keys() == NAMES - {"attention"}  # of which a masked score is a number, not JAX's
 
   def save(names: Any, **idioms: str) -> None:
     def forms(p: Any, x: jax.Array, images: jax.Array) -> dict[str, jax.Array]:
@@ -170,7 +170,7 @@ def test_default_idioms_have_jax_values(target: str, tmp_path: Path) -> None:
 
   # LiteRT 2.3 and TF.js 4.22: a mean pool has no NaN, with exact idioms neither, which are of the same op.
   save(sorted(chosen - ({"mean_pool"} if target != "onnx" else set())))
-  for name in NAMES - chosen:  # the day one has, it may come
+  for name in FORMS.keys() - chosen:  # the day one has, it may come
     with pytest.raises(exporter.ExportError, match="computes different outputs than the reference"):
       save([name], idioms=name)
 

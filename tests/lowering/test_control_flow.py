@@ -26,6 +26,10 @@ def countdown(n, x):
   return lax.while_loop(lambda c: c[0] > 0, lambda c: (c[0] - 1, c[1] * 2), (n, x))
 
 
+def doubled(x):
+  return lax.while_loop(lambda x: x < 100, lambda x: 2 * x, x)
+
+
 def raw_cond(index, x):
   """A cond whose index is not clamped before: XLA takes the last branch."""
   return lax.cond_p.bind(index, x, branches=tuple(jax.make_jaxpr(f)(x) for f in BRANCHES[:3]))
@@ -95,6 +99,13 @@ CASES = [
     "map_of_scalars", lambda x: lax.map(lambda v: lax.while_loop(lambda v: v > 0.1, lambda v: v / 2, v), x[0]), [X], poly="b, _", grad=False
   ),
   Case("map_of_scalars_reversed", lambda x: lax.scan(lambda _, v: ((), v * x[0, 1]), (), x[0], reverse=True), [X], poly="b, n"),
+  # Under vmap, the loop of the branch not taken would never end.
+  Case(
+    "map_of_guarded_loops",
+    lambda x: lax.map(lambda v: lax.cond(v > 0, doubled, jnp.negative, v), x),
+    [np.array([1, 0, -3], np.float32)],
+    grad=False,
+  ),
   Case("map_of_no_scalars", lambda x: lax.map(jnp.sin, x[0, :0]), [X]),
   Case(
     "scan_of_keys",

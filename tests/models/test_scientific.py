@@ -1,4 +1,6 @@
-"""Functions of Lineax, Optimistix and Diffrax, whose primitives have no rule of ours: value and gradient, those of two after a SavedModel.
+"""Functions of Lineax, Optimistix and Diffrax, whose primitives have no rule of ours, and of NumPyro.
+
+Value and gradient, those of two after a SavedModel.
 
 docs/reports/libraries.md has more of them, each after a SavedModel; these take little time to trace.
 """
@@ -18,7 +20,7 @@ import tensorflow as tf
 import jax2tf
 from jax2tf.tools.sweeps import library_rows
 
-ROWS = {"lineax": ["LU, vmap"], "optimistix": ["root_find, Newton"], "diffrax": ["Euler"]}
+ROWS = {"lineax": ["LU, vmap"], "optimistix": ["root_find, Newton"], "diffrax": ["Euler"], "numpyro": ["log_density"]}
 NAMES = [(library, name) for library, names in ROWS.items() for name in names]
 
 

@@ -5,6 +5,7 @@ Usage: python -m jax2tf.tools.sweeps.functions [--rows=regular expression]. All 
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ def measured(row: Row, seconds: float) -> Numbers:
     for a, e in zip(tf.nest.flatten(graph(*tensors)), expected, strict=True):
       np.testing.assert_allclose(a.numpy(), np.asarray(e), rtol=row.rtol, atol=1e-4, err_msg=f"{row.name}, {way}")
   calls: dict[str, Callable[[], Any]] = {"jax": lambda: jax.block_until_ready(jitted(*arrays))}
-  calls |= {way: lambda graph=graph: graph(*tensors) for way, graph in graphs.items()}
+  calls |= {way: functools.partial(graph, *tensors) for way, graph in graphs.items()}
   return measure.runs(calls, seconds)
 
 

@@ -19,13 +19,13 @@ from jax2tf.idioms.fused._primitives import ELEMENTWISE, Entry, Idiom
 from jax2tf.idioms.fused._template import Templates
 from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced
 
-# Whose derivatives JAX takes of the inner jaxprs themselves.
+# Calls whose inner jaxprs JAX differentiates as they are.
 _BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
 
 
 # The names for `idioms=`. Listed here, because importing the modules is slow: they trace templates.
 NAMES = frozenset(
-  """batch_norm elu gelu hard_swish layer_norm leaky_relu log_softmax max_pool mean_pool relu relu6 selu silu softmax""".split()  # noqa: SIM905
+  """attention batch_norm elu gelu hard_swish layer_norm leaky_relu log_softmax max_pool mean_pool relu relu6 selu silu softmax""".split()  # noqa: SIM905
 )
 
 
@@ -49,12 +49,24 @@ def without(*names: str) -> str:
 @functools.cache
 def entries() -> Sequence[Sequence[Entry]]:
   """The idioms, those that contain others first. Made when needed, because templates are traced."""
-  from jax2tf.idioms.fused import activations, batch_norm, gelu, hard_swish, layer_norm, pooling, products, softmax  # noqa: PLC0415  (slow to import)
+  from jax2tf.idioms.fused import (  # noqa: PLC0415  (slow to import)
+    activations,
+    attention,
+    batch_norm,
+    features_first,
+    gelu,
+    hard_swish,
+    layer_norm,
+    pooling,
+    products,
+    softmax,
+  )
 
   return (
-    (*gelu.IDIOMS, *hard_swish.IDIOMS, *softmax.IDIOMS, *layer_norm.IDIOMS, *batch_norm.IDIOMS, *pooling.IDIOMS),
+    features_first.IDIOMS,
+    (*gelu.IDIOMS, *hard_swish.IDIOMS, *softmax.IDIOMS, *layer_norm.IDIOMS, *batch_norm.IDIOMS, *pooling.IDIOMS, *attention.IDIOMS),
     activations.IDIOMS,
-    [(primitive.name, primitive, products.flattened) for primitive in ELEMENTWISE],
+    [(primitive.name, primitive, idiom) for primitive in ELEMENTWISE for idiom in (products.flattened, features_first.activated)],
   )
 
 

@@ -14,25 +14,41 @@ from jax.extend.core import Literal, Var
 
 from jax2tf import _jax_compat
 from jax2tf.idioms._dataflow import same
-from jax2tf.jaxprs import ClosedJaxpr, opened, replaced
+from jax2tf.jaxprs import ClosedJaxpr, opened, replaced, variables
 from jax2tf.lowering._movement import is_one
 from jax2tf.placement.shardings import has_sharding
 
-# What is computed of the numbers in the code, such as the n - 0 of a variance.
+# Equations that are folded if all operands are literals, such as the n - 0 of a variance.
 _OF_NUMBERS: Mapping[Any, Callable[..., Any]] = {
   P.sub_p: np.subtract,
   P.add_p: np.add,
   P.mul_p: np.multiply,
   P.gt_p: np.greater,
+  P.sqrt_p: np.sqrt,
   P.convert_element_type_p: np.asarray,
 }
 
 
+# Equal operands give different numbers.
+_NEVER_SHARED = (P.rng_uniform_p,)
+
+
 def inlined(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """The same function, with the equations of plain `jit` calls in their place; rules of the user's for derivatives stay calls."""
+  """The same function with plain `jit` calls inlined; functions with custom derivative rules stay calls."""
   flat = Flat()
   flat.add(jaxpr.eqns)
-  return replaced(jaxpr, eqns=flat.eqns, outvars=[flat.read(v) for v in jaxpr.outvars])
+  results = [flat.read(v) for v in jaxpr.outvars]
+  return replaced(jaxpr, eqns=_used(flat.eqns, results), outvars=results)
+
+
+def _used(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+  """The equations that results need: an idiom counts the uses of a value."""
+  needed, kept = set(variables(results)), []
+  for eqn in reversed(eqns):
+    if eqn.effects or needed.intersection(eqn.outvars):
+      needed.update(variables(eqn.invars))
+      kept.append(eqn)
+  return kept[::-1]
 
 
 def substituted(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -43,7 +59,7 @@ def substituted(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> tuple[list[Any],
 
 
 class Flat:
-  """Equations in a row, each value computed once.
+  """A sequence of equations without duplicates.
 
   Args:
     atoms: {variable of the equations to add: its replacement}.
@@ -58,11 +74,11 @@ class Flat:
     self._maker: dict[Any, Any] = {}
 
   def read(self, atom: Any) -> Any:
-    """What stands for an atom of the equations that were added."""
+    """The replacement of an atom of the added equations."""
     return atom if isinstance(atom, Literal) else self._atoms.get(atom, atom)
 
   def add(self, eqns: Sequence[Any]) -> None:
-    """Adds equations, without the calls among them."""
+    """Adds equations, with the calls among them inlined."""
     for eqn in eqns:
       operands = [self.read(v) for v in eqn.invars]
       results = self._called(eqn, operands) if _is_plain(eqn) else self._simpler(eqn.replace(invars=operands))
@@ -78,12 +94,15 @@ class Flat:
     return results
 
   def _simpler(self, eqn: Any) -> list[Any]:
-    """The results of an equation, which is added if there is need of it."""
+    """The results of an equation. It is added only if it cannot be folded and no equal one is there."""
     if (number := _number(eqn)) is not None:
       return [number]
     if eqn.primitive is P.select_n_p and isinstance(eqn.invars[0], Literal):
-      return [eqn.invars[1 + int(eqn.invars[0].val)]]
+      which, *cases = eqn.invars
+      return [cases[min(max(int(which.val), 0), len(cases) - 1)]]  # as XLA, which clips it
     eqn = self._inserting(eqn)
+    if (source := self._before(eqn)) is not None:
+      return [source]
     key = _key(eqn)
     if key in self._known:
       return self._known[key]
@@ -109,9 +128,19 @@ class Flat:
     dims = tuple(int(eqn.params["broadcast_dimensions"][int(d)]) for d in before.params["broadcast_dimensions"])
     return eqn.replace(invars=before.invars, params=eqn.params | {"broadcast_dimensions": dims})
 
+  def _before(self, eqn: Any) -> Any:
+    """The value before a dimension was inserted that this squeeze removes, as `jax.vmap` of a convolution does; else None."""
+    inserted = self._maker.get(eqn.invars[0]) if eqn.primitive is P.squeeze_p and not isinstance(eqn.invars[0], Literal) else None
+    if inserted is None or inserted.primitive is not P.broadcast_in_dim_p or len(inserted.invars) > 1:
+      return None
+    (source,) = inserted.invars
+    kept = [d for d in range(len(inserted.outvars[0].aval.shape)) if d not in eqn.params["dimensions"]]
+    alike = not isinstance(source, Literal) and same(source.aval.shape, eqn.outvars[0].aval.shape)
+    return source if alike and [int(d) for d in inserted.params["broadcast_dimensions"]] == kept else None
+
 
 def _number(eqn: Any) -> Literal | None:
-  """The result of an equation on numbers, if it is one."""
+  """The result of an equation whose operands are literals; else None."""
   if eqn.primitive not in _OF_NUMBERS or not all(isinstance(v, Literal) and not np.shape(v.val) for v in eqn.invars):
     return None
   aval = eqn.outvars[0].aval
@@ -122,13 +151,13 @@ def _number(eqn: Any) -> Literal | None:
 
 
 def _key(eqn: Any) -> Any:
-  """Of equations with equal results."""
+  """A key that equations with equal results share."""
   key = eqn.primitive, eqn.ctx, tuple(eqn.params.items()), tuple(map(_hashable, eqn.invars))
   try:
     hash(key)
   except TypeError:  # such as of NumPy arrays
     return object()
-  return object() if eqn.effects else key
+  return object() if eqn.effects or eqn.primitive in _NEVER_SHARED else key
 
 
 def _hashable(atom: Any) -> Any:

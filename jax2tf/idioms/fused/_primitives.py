@@ -16,9 +16,9 @@ from jax2tf.jaxprs import variables
 from jax2tf.registry import lowers
 
 # TensorFlow's composite ops of halves round once less than JAX's equations.
-_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
-# Those that a reshape may come after as well as before.
+# Primitives that commute with a reshape.
 ELEMENTWISE: list[Primitive] = []
 
 # What JAX computes, and which primitive stands for it: (flow, equation that gives the result, templates) -> equations, or None.
@@ -34,6 +34,7 @@ def fused(
   tangent: Callable[..., Any] | None = None,
   vectors: int = 0,
   holes: Sequence[str] = (),
+  takes: Callable[..., bool] = lambda dtype, *numbers: True,
   elementwise: bool = True,
 ) -> Sequence[Entry]:
   """One entry for each template.
@@ -45,19 +46,21 @@ def fused(
     tangent: (result, operands, their tangents) -> tangent of the result, in JAX; by default that of the template.
     vectors: how many there are.
     holes: names of the numbers, which the template uses in this order.
+    takes: (dtype, numbers) -> whether the op takes these numbers as they are.
     elementwise: whether a reshape may come after it as well.
   """
   return [
-    (name, *_one(composite(name, template, op, tangent, elementwise=elementwise), template, vectors, tuple(holes)))
+    (name, *_one(composite(name, template, op, tangent, elementwise=elementwise), template, vectors, tuple(holes), takes))
     for template in templates
   ]
 
 
-def _one(primitive: Primitive, template: Any, vectors: int, holes: tuple[str, ...]) -> tuple[Primitive, Idiom]:
+def _one(primitive: Primitive, template: Any, vectors: int, holes: tuple[str, ...], takes: Callable[..., bool]) -> tuple[Primitive, Idiom]:
   last, find = finding(template, vectors=vectors, holes=len(holes))
 
   def idiom(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
-    if (found := find(flow, root, templates)) is None:
+    found = find(flow, root, templates)
+    if found is None or not takes(root.outvars[0].aval.dtype, *found[1]):
       return None
     return [root.replace(primitive=primitive, invars=found[0], params=dict(zip(holes, found[1], strict=True)))]
 
@@ -70,7 +73,7 @@ def finding(template: Callable[..., Any], *, vectors: int = 0, holes: int = 0) -
 
   def find(flow: Dataflow, root: Any, templates: Templates) -> tuple[list[Any], list[float]] | None:
     aval = root.outvars[0].aval
-    if not aval.shape or aval.dtype not in _DTYPES or matched(rough, root, flow.maker, roughly=True) is None:
+    if not aval.shape or aval.dtype not in DTYPES or matched(rough, root, flow.maker, roughly=True) is None:
       return None
     wanted = templates(template, aval.shape, aval.dtype, vectors, holes)
     found = matched(wanted, root, flow.maker)
@@ -103,7 +106,7 @@ def composite(
 
 
 def _alone(flow: Dataflow, root: Any, eqns: Any) -> bool:
-  """Whether nothing but these equations uses what is computed between them."""
+  """Whether only these equations use their intermediate values."""
   uses = [v for eqn in eqns for v in variables(eqn.invars)]
   return all(flow.uses(v) == uses.count(v) for eqn in eqns if eqn is not root for v in eqn.outvars)
 

@@ -26,7 +26,7 @@ _COMMUTE = (P.add_p, P.mul_p, P.max_p, P.min_p)
 
 @dataclass
 class Match:
-  """What the variables of a template are, and the equations that it takes in."""
+  """The values of a template's variables, and the equations that it replaces."""
 
   maker: Callable[[Any], Any]
   roughly: bool = False
@@ -48,7 +48,9 @@ def matched(template: ClosedJaxpr, root: Any, maker: Callable[[Any], Any], *, ro
 
 
 def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Any, match: Match) -> Match | None:
-  if of.primitive is not eqn.primitive or len(of.invars) != len(eqn.invars) or not (match.roughly or _alike(of, eqn)):
+  if of.primitive is not eqn.primitive or len(of.invars) != len(eqn.invars) or len(of.outvars) != len(eqn.outvars):
+    return None
+  if not (match.roughly or _alike(of, eqn)):
     return None
   orders = (eqn.invars, eqn.invars[::-1]) if of.primitive in _COMMUTE else (eqn.invars,)
   for operands in orders:
@@ -102,10 +104,13 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _same_function(of: Any, eqn: Any) -> bool:
-  """Whether two functions with derivative rules of the user's have the same dataflow, and so have their rules."""
+  """Whether two functions with custom derivative rules have the same dataflow, and their rules too."""
   if [v.aval.str_short() for v in of.invars] != [v.aval.str_short() for v in eqn.invars]:
     return False
-  return all(_same_dataflow(a, b) for a, b in zip(_function_and_rule(of), _function_and_rule(eqn), strict=True))
+  try:
+    return all(_same_dataflow(a, b) for a, b in zip(_function_and_rule(of), _function_and_rule(eqn), strict=True))
+  except Exception:  # of a custom rule, which JAX calls only to differentiate
+    return False
 
 
 def _same_dataflow(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tensorflow as tf
 from jax import lax
 
@@ -32,14 +33,26 @@ _selu_grad = self_adjoint(
   lambda g, y: g * tf.where(y > 0, tf.constant(_SCALE, y.dtype), y + tf.constant(_SCALE * _ALPHA, y.dtype)),
 )
 
+
+def _as_float32(dtype: Any, alpha: float) -> bool:
+  """Whether float32, the dtype of LeakyRelu's attribute, and the dtype of the operand hold the same number."""
+  return float(np.float32(alpha)) == float(np.asarray(alpha, dtype))
+
+
 IDIOMS = [
   *fused("relu", jax.nn.relu, op=tf.nn.relu, tangent=_of_result(_relu_grad)),
-  # Of another derivative in 0, JAX's.
+  # These have another derivative at 0, JAX's.
   *fused("relu", lambda x: jnp.maximum(x, 0), lambda x: jnp.clip(x, min=0), lambda x: lax.max(x, jnp.zeros_like(x)), op=tf.nn.relu),
   *fused("relu6", jax.nn.relu6, op=tf.nn.relu6, tangent=_of_result(_relu6_grad)),
   *fused("relu6", lambda x: jnp.minimum(jnp.maximum(x, 0), 6), op=tf.nn.relu6),
-  # `jax.nn` has a given slope or alpha converted, its default not.
-  *fused("leaky_relu", jax.nn.leaky_relu, lambda x, slope: jnp.where(x >= 0, x, slope * x), op=tf.nn.leaky_relu, holes=["alpha"]),
+  # `jax.nn` converts a given slope or alpha to the dtype, but not its default.
+  *fused(
+    "leaky_relu",
+    *(jax.nn.leaky_relu, lambda x, slope: jnp.where(x >= 0, x, slope * x)),
+    op=tf.nn.leaky_relu,
+    holes=["alpha"],
+    takes=_as_float32,
+  ),
   *fused("elu", jax.nn.elu, lambda x: jax.nn.elu(x, 1.0), op=tf.nn.elu, tangent=_of_result(_elu_grad)),
   *fused("selu", jax.nn.selu, op=tf.nn.selu, tangent=_of_result(_selu_grad)),
   *fused("silu", jax.nn.silu, lambda x: x * (1 / (1 + jnp.exp(-x))), op=lambda x: x * tf.sigmoid(x)),

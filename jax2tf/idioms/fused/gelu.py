@@ -18,15 +18,25 @@ _tanh = functools.partial(jax.nn.gelu, approximate=True)
 _erfc = functools.partial(jax.nn.gelu, approximate=False)
 
 
+# As in TF 2.21's `tf.nn.gelu`, which casts its numbers of float64 from float32.
 def _tanh_of(x: tf.Tensor) -> tf.Tensor:
-  return tf.tanh(math.sqrt(2 / math.pi) * (x + tf.cast(0.044715, x.dtype) * tf.pow(x, 3)))
+  return tf.tanh(math.sqrt(2 / math.pi) * (x + tf.constant(0.044715, x.dtype) * tf.pow(x, 3)))
+
+
+def _tanh_in_tf(x: tf.Tensor) -> tf.Tensor:
+  return 0.5 * x * (1.0 + _tanh_of(x))
+
+
+def _erf_in_tf(x: tf.Tensor) -> tf.Tensor:
+  return 0.5 * x * tf.math.erfc(-x * tf.constant(math.sqrt(0.5), x.dtype))
 
 
 # Grappler reuses the tanh of the forward pass: the ops are equal.
 def _tanh_grad_in_tf(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   tanh, c = _tanh_of(x), math.sqrt(2 / math.pi)
-  slope = (c / 2 + (1.5 * 0.044715 * c) * tf.square(x)) * x
-  return g * ((0.5 + 0.5 * tanh) + (1 - tf.square(tanh)) * slope)
+  # x comes last: x^3 overflows where 1 - tanh^2 is 0.
+  bend = (1 - tf.square(tanh)) * (c / 2 + (1.5 * 0.044715 * c) * tf.square(x)) * x
+  return g * ((0.5 + 0.5 * tanh) + bend)
 
 
 def _erf_grad_in_tf(g: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -51,16 +61,6 @@ def _erf_times(x: jax.Array) -> jax.Array:
 
 
 IDIOMS = [
-  *fused(
-    "gelu",
-    _tanh,
-    op=functools.partial(tf.nn.gelu, approximate=True),
-    tangent=lambda result, operands, tangents: _tanh_grad(*tangents, *operands),
-  ),
-  *fused(
-    "gelu",
-    *(_erfc, _erf, _erf_times),
-    op=functools.partial(tf.nn.gelu, approximate=False),
-    tangent=lambda result, operands, tangents: _erf_grad(*tangents, *operands),
-  ),
+  *fused("gelu", _tanh, op=_tanh_in_tf, tangent=lambda result, operands, tangents: _tanh_grad(*tangents, *operands)),
+  *fused("gelu", *(_erfc, _erf, _erf_times), op=_erf_in_tf, tangent=lambda result, operands, tangents: _erf_grad(*tangents, *operands)),
 ]

@@ -1,4 +1,4 @@
-"""Rows less their mean, over their standard deviation: the part of LayerNorm that all its forms share."""
+"""Rows minus their mean, divided by their standard deviation: the part of LayerNorm that all its forms share."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ _MOMENTS = (
   _centred(lambda x: jnp.var(x, -1, keepdims=True)),
   _centred(lambda x: jnp.maximum(0.0, jnp.var(x, -1, keepdims=True))),  # as in Equinox
   _centred(lambda x: _mean(jnp.square(x - _mean(x)))),
+  _centred(lambda x: jnp.clip(_mean(jnp.square(x)) - jnp.square(_mean(x)), 0)),  # as in jax.nn.standardize
 )
 _FORMS: Sequence[Callable[..., jax.Array]] = (
   lambda centred, variance: centred / jnp.sqrt(variance),

@@ -1,0 +1,121 @@
+"""Computes the scalars of a loop that depend only on its counters, and defines a primitive for those with constant differences.
+
+JAX's fori_loop with static bounds is a scan that carries its counter. The rule of scan has the counter of TensorFlow's While, and
+computes such scalars from it (jax2tf/lowering/control_flow.py). So they are neither carried nor read from a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.extend.core.primitives as P
+import numpy as np
+import tensorflow as tf
+from jax.core import ShapedArray
+from jax.extend.core import Literal, Primitive
+
+from jax2tf.context import RuleContext
+from jax2tf.idioms._dataflow import Dataflow, is_array
+from jax2tf.idioms._loops import Scan
+from jax2tf.jaxprs import variables
+from jax2tf.registry import lowers
+
+# One number for each step, in the order of the xs.
+Numbers = Any
+
+counter_p = Primitive("counter")
+counter_p.def_abstract_eval(lambda *, first, step, length, dtype: ShapedArray((length,), dtype))
+
+
+@lowers(counter_p)
+def _counter(ctx: RuleContext, *, first: int, step: int, length: int, dtype: Any) -> tf.Tensor:
+  """-> i32[length]: first, first + step, and so on."""
+  del dtype
+  end = first + step * length
+  wide = tf.int32 if max(abs(first), abs(end)) < 2**31 else tf.int64
+  numbers = tf.range(first, end, step, wide) if step else tf.fill([length], tf.constant(first, wide))
+  numbers = tf.cast(numbers, ctx.dtype_out)
+  ctx.notes.counters[numbers.op] = first, step
+  return numbers
+
+
+def _select(which: Numbers, *cases: Numbers) -> Numbers:
+  return np.stack(cases)[np.clip(which.astype(np.int64), 0, len(cases) - 1), np.arange(len(which))]
+
+
+_ARITHMETIC: dict[Any, Callable[..., Numbers]] = {
+  **{P.add_p: np.add, P.sub_p: np.subtract, P.mul_p: np.multiply, P.neg_p: np.negative, P.max_p: np.maximum, P.min_p: np.minimum},
+  **{P.eq_p: np.equal, P.ne_p: np.not_equal, P.lt_p: np.less, P.le_p: np.less_equal, P.gt_p: np.greater, P.ge_p: np.greater_equal},
+  **{P.and_p: np.bitwise_and, P.or_p: np.bitwise_or, P.not_p: np.invert},
+  P.select_n_p: _select,
+  # Of one element each.
+  **dict.fromkeys((P.convert_element_type_p, P.broadcast_in_dim_p, P.reshape_p, P.squeeze_p), lambda x: x),
+}
+
+
+def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any, Any]]:
+  """({variable of the body with one element: its values, if they depend only on counters}, {carried counter: its value after the loop})."""
+  known, counters = dict[Any, Numbers](), dict[Any, Any]()
+  operands = scan.eqn.invars
+  steps = np.arange(scan.length)
+  turns = steps[::-1] if scan.eqn.params["reverse"] else steps
+  maker = {v: eqn for eqn in scan.body.eqns for v in eqn.outvars}
+  for v, operand, out in zip(scan.carry, operands[scan.n_consts : scan.n_outer], scan.carried, strict=True):
+    if isinstance(operand, Literal) and _is_number(v) and (by := _added(maker, v, out)) is not None:
+      first, step = (int(np.asarray(number).astype(np.int64)) for number in (operand.val, by))
+      exact = first + step * turns
+      if (exact.astype(v.aval.dtype).astype(np.int64) == exact).all():  # otherwise it wraps, and remains carried
+        known[v] = exact.astype(v.aval.dtype)
+        counters[v] = np.asarray(first + step * scan.length).astype(v.aval.dtype)
+  for v, operand in zip(scan.xs, operands[scan.n_outer :], strict=True):
+    if _is_number(v) and (numbers := of_array(flow, operand)) is not None:
+      known[v] = numbers
+  eqns: list[Any] = list(scan.body.eqns)
+  for eqn in eqns:
+    if _is_arithmetic(eqn) and known.keys() >= {*variables(eqn.invars)}:
+      numbers = [np.full(scan.length, a.val, a.aval.dtype) if isinstance(a, Literal) else known[a] for a in eqn.invars]  # type: ignore[attr-defined]
+      result: Any = eqn.outvars[0]
+      known[result] = _ARITHMETIC[eqn.primitive](*numbers).astype(result.aval.dtype)
+  return known, counters
+
+
+def of_array(flow: Dataflow, atom: Any) -> Numbers:
+  """The values of an array outside the loop, if they are known."""
+  if isinstance(atom, Literal):
+    return None
+  if (eqn := flow.maker(atom, P.iota_p, counter_p)) is None:
+    return flow.numbers.get(atom)
+  length, params = atom.aval.shape[0], eqn.params
+  if eqn.primitive is P.iota_p:
+    return np.arange(length).astype(atom.aval.dtype) if isinstance(length, int) else None
+  return (params["first"] + params["step"] * np.arange(length)).astype(atom.aval.dtype)
+
+
+def even(v: Any, numbers: Numbers) -> tuple[int, int] | None:
+  """(first value, difference) of numbers with a constant difference; otherwise None."""
+  if v.aval.dtype.kind not in "iu":
+    return None
+  wide = numbers.astype(np.int64)
+  step = wide[1] - wide[0]
+  return (int(wide[0]), int(step)) if (np.diff(wide) == step).all() else None
+
+
+def _added(maker: dict[Any, Any], v: Any, out: Any) -> Any:
+  """The literal that a step adds to a carried variable; None for any other step."""
+  eqn = None if isinstance(out, Literal) else maker.get(out)
+  if eqn is None or eqn.primitive not in (P.add_p, P.sub_p):
+    return None
+  a, b = eqn.invars
+  if a is v and isinstance(b, Literal):
+    return b.val if eqn.primitive is P.add_p else -np.asarray(b.val).astype(np.int64)
+  return a.val if b is v and isinstance(a, Literal) and eqn.primitive is P.add_p else None
+
+
+def _is_number(v: Any) -> bool:
+  return is_array(v) and v.aval.dtype.kind in "iub" and v.aval.shape in ((), (1,))
+
+
+def _is_arithmetic(eqn: Any) -> bool:
+  """Whether NumPy computes the same."""
+  return eqn.primitive in _ARITHMETIC and _is_number(eqn.outvars[0]) and eqn.params.get("out_dtype") is None

@@ -1,0 +1,211 @@
+"""Computes values of a scan's body that the loop only stacks, or only sums, after the loop, for all steps at once.
+
+JAX's derivative of a step stacks `1 - tanh(x)**2` beside `tanh(x)`, and adds the product of the step to the gradient of each weight. After
+the loop these are one op each, and one product. A sum of products by one product rounds differently.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.extend.core.primitives as P
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal, jaxpr_as_fun
+
+from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
+from jax2tf.idioms._loops import MAPPED, SHAPES, Room, Scan, call_of, for_all_steps, taken_apart
+from jax2tf.jaxprs import part, replaced, variables
+
+_LINEAR = (P.transpose_p, P.reshape_p, P.squeeze_p, P.broadcast_in_dim_p)
+# Sums of halves are rounded in each step.
+_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+@dataclass(frozen=True)
+class Sum:
+  """A carried value to which a step adds a product or a sum that it uses for nothing else.
+
+  Attributes:
+    of: the equation of the product or the sum.
+    moves: the equations that transpose or reshape its result.
+    add: the equation that adds it.
+  """
+
+  of: Any
+  moves: Equations
+  add: Any
+
+  @property
+  def eqns(self) -> Equations:
+    """All equations."""
+    return [self.of, *self.moves, self.add]
+
+
+def sunk(flow: Dataflow, eqn: Any) -> Equations | None:
+  """scan -> (carry, ys) by a scan of fewer equations, and what its steps stack."""
+  del flow
+  if (scan := taken_apart(eqn)) is None or any(isinstance(v, Literal) for v in scan.ys):
+    return None
+  late = _Late(scan, stacks_more=True)
+  if not late.is_gain:
+    late = _Late(scan, stacks_more=False)
+  return call_of(eqn, late.call) if late.is_gain else None
+
+
+class _Late:
+  """The equations of a scan to compute after the loop.
+
+  Attributes:
+    sums: {carried variable: its sum}.
+    eqns: the other equations.
+    extra: the values that the loop must stack for them.
+    shifted: {carried variable that they need: its value after the step, which the loop stacks anyway}.
+  """
+
+  def __init__(self, scan: Scan, *, stacks_more: bool):
+    self.scan = scan
+    self.sums = _sums(scan)
+    stays = set[int]()
+    while True:
+      room = Room(scan)
+      self.eqns = self._not_waited_for(stays, room)
+      operands = self._operands()
+      after = {v: out for v, out in zip(scan.carry, scan.carried, strict=True) if out in self.stacked and v not in self.stacked}
+      self.shifted = {v: after[v] for v in operands if v in after}
+      free = {*scan.consts, *scan.body.constvars, *scan.xs, *self.stacked, *self.shifted}
+      self.extra = [v for v in operands if v not in free]
+      refused = {v for v in self.extra if not (stacks_more and room.for_all_steps(v, of_product=operands[v]))}
+      if not refused:
+        return
+      stays |= {id(eqn) for eqn in self._after() if not refused.isdisjoint(variables(eqn.invars))}
+      self.sums = {v: found for v, found in self.sums.items() if id(found.of) not in stays}
+
+  @property
+  def stacked(self) -> list[Any]:
+    """The ys that remain in the loop, each once."""
+    made = {eqn.outvars[0] for eqn in self.eqns}
+    return list(dict.fromkeys(v for v in self.scan.ys if v not in made))
+
+  @property
+  def is_gain(self) -> bool:
+    """Whether a step has fewer ops without the equations."""
+    made = {eqn.outvars[0] for eqn in self.eqns}
+    work = [eqn for eqn in self._after() if eqn.primitive not in SHAPES]
+    return len(self.extra) < len(work) + len(made.intersection(self.scan.ys)) + len(self.sums)
+
+  def _after(self) -> Equations:
+    return [*self.eqns, *(found.of for found in self.sums.values())]
+
+  def _operands(self) -> dict[Any, bool]:
+    """{value of a step that the equations need: whether one of them is a product}."""
+    made, operands = {eqn.outvars[0] for eqn in self.eqns}, dict[Any, bool]()
+    for eqn in self._after():
+      for v in variables(eqn.invars):
+        if v not in made:
+          operands[v] = operands.get(v, False) or eqn.primitive is P.dot_general_p
+    return operands
+
+  def _not_waited_for(self, stays: set[int], room: Room) -> Equations:
+    """The equations that only ys and sums need, except those in `stays`."""
+    scan, late = self.scan, Equations()
+    fixed = {*scan.consts, *scan.body.constvars}
+    summed = {id(eqn) for found in self.sums.values() for eqn in found.eqns}
+    waited_for = {*variables(out for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums)}
+    asked_for = {*scan.ys, *(v for found in self.sums.values() for v in variables(found.of.invars))}
+    for eqn in reversed(scan.body.eqns):
+      if id(eqn) in summed:
+        continue
+      out, is_product = eqn.outvars[0] if eqn.outvars else None, eqn.primitive is P.dot_general_p
+      if (
+        id(eqn) not in stays
+        and eqn.primitive in MAPPED
+        and out not in waited_for
+        and all(map(is_array, (out, *variables(eqn.invars))))
+        and not (is_product and fixed.isdisjoint(variables(eqn.invars)))
+        and (out in scan.ys or out not in asked_for or room.for_all_steps(out, of_product=is_product))
+      ):
+        if out in asked_for:
+          late.append(eqn)
+          asked_for.update(variables(eqn.invars))
+      else:
+        waited_for.update(variables(eqn.invars))
+    return late[::-1]
+
+  def call(self, *operands: Any) -> Sequence[Any]:
+    """The results of the scan."""
+    scan, body, stacks = self.scan, self.scan.body, [*self.stacked, *self.extra]
+    given = dict(zip(body.invars, operands, strict=True))
+    gone = {id(eqn) for eqn in self.eqns} | {id(eqn) for found in self.sums.values() for eqn in found.eqns}
+    carries = [(v, out) for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums]
+    outvars, eqns = [*(out for _, out in carries), *stacks], [eqn for eqn in body.eqns if id(eqn) not in gone]
+    used = {*variables(outvars), *(v for eqn in eqns for v in variables(eqn.invars))}
+    consts, xs = ([v for v in some if v in used] for some in (scan.consts, scan.xs))
+    lean = jaxpr_as_fun(replaced(body, eqns=eqns, invars=[*consts, *(v for v, _ in carries), *xs], outvars=outvars))
+
+    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+      results = [*lean(*(given[v] for v in consts), *carry, *x)]
+      return results[: len(carries)], results[len(carries) :]
+
+    init, read = [given[v] for v, _ in carries], [given[v] for v in xs]
+    kept, ys = scan.again(step, init, read, operands) if outvars else ([], [])
+    rows = {v: given[v] for v in scan.xs} | dict(zip(stacks, ys, strict=True))
+    rows |= {v: self._shifted(given[v], rows[out]) for v, out in self.shifted.items()}
+    fixed = {v: given[v] for v in scan.consts} | dict(zip(body.constvars, body.consts, strict=True))
+    for_all_steps(body, self.eqns, rows, fixed)
+
+    def stack(v: Any) -> Any:
+      return rows[v] if v in rows else jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape))
+
+    after = {v: x for (v, _), x in zip(carries, kept, strict=True)}
+    after |= {v: given[v] + _summed(body, found, [*map(stack, found.of.invars)]) for v, found in self.sums.items()}
+    return [*(after[v] for v in scan.carry), *map(stack, scan.ys)]
+
+  def _shifted(self, first: Any, after: Any) -> Any:
+    """A carried value before each step, given its first one and those after each step."""
+    if self.scan.eqn.params["reverse"]:
+      return jnp.concatenate([after[1:], first[None]])
+    return jnp.concatenate([first[None], after[:-1]])
+
+
+def _sums(scan: Scan) -> dict[Any, Sum]:
+  """{carried variable: its sum}."""
+  body, found = scan.body, dict[Any, Sum]()
+  maker = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+  uses = collections.Counter([*variables(body.outvars), *(v for eqn in body.eqns for v in variables(eqn.invars))])
+  fixed = {*scan.consts, *body.constvars}
+  for v, out in zip(scan.carry, scan.carried, strict=True):
+    add = None if isinstance(out, Literal) else maker.get(out)
+    if add is None or add.primitive not in (P.add_p, P.add_jaxvals_p) or v not in add.invars or uses[v] != 1 or uses[out] != 1:
+      continue
+    (term,), moves = [a for a in add.invars if a is not v], Equations()
+    eqn: Any = None if isinstance(term, Literal) else maker.get(term)
+    while eqn is not None and eqn.primitive in _LINEAR and uses[eqn.outvars[0]] == 1 and variables(eqn.invars):
+      moves.append(eqn)
+      eqn = maker.get(eqn.invars[0])
+    if eqn is None or eqn.outvars[0].aval.dtype not in _DTYPES or uses[eqn.outvars[0]] != 1:
+      continue
+    if eqn.primitive in (P.reduce_sum_p, P.dot_general_p) and fixed.isdisjoint(variables(eqn.invars)):
+      found[v] = Sum(eqn, moves[::-1], add)
+  return found
+
+
+def _summed(body: Any, found: Sum, operands: Sequence[Any]) -> Any:
+  """The sum of the products or sums of all steps, given their stacked operands: one product or sum, along one more dimension."""
+  params = found.of.params
+  if found.of.primitive is P.reduce_sum_p:
+    total = jnp.sum(operands[0], axis=(0, *(axis + 1 for axis in params["axes"])))
+  else:
+    (contract, batch) = ([tuple(axis + 1 for axis in axes) for axes in sides] for sides in params["dimension_numbers"])
+    numbers = (tuple((0, *axes) for axes in contract), tuple(batch))
+    total = P.dot_general_p.bind(*operands, **params | {"dimension_numbers": numbers})
+  if not found.moves:
+    return total
+  (total,) = jaxpr_as_fun(part(body, found.moves, found.moves[-1].outvars))(total)
+  return total
+
+
+IDIOMS = {P.scan_p: sunk}
