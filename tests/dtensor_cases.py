@@ -75,6 +75,20 @@ def encoder(p: Any, x: Any) -> Any:
   return x + spread(jnp.tanh(x @ p["up"]) @ p["down"], "data", None, None)
 
 
+def gram(x: Any) -> Any:
+  """f32[b,n,k] -> f32[b,n,n], positive definite."""
+  return jnp.einsum("bij,bkj->bik", x, x) + 3 * jnp.eye(x.shape[1])
+
+
+def halved(p: Any, x: Any) -> Any:
+  y = (x.astype(jnp.bfloat16) @ p["w"].astype(jnp.bfloat16)).astype(jnp.float32)
+  return spread(y, "data", "model")
+
+
+def convolve(p: Any, x: Any) -> Any:
+  return lax.conv_general_dilated(x, p["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
 def minilm_case(data_parallel: bool = False) -> Case:
   """all-MiniLM-L6-v2; a quarter of each kernel of its layers is on a device, or a quarter of the rows."""
   leaves, tree = jax.tree_util.tree_flatten_with_path(minilm.parameters())
@@ -106,6 +120,14 @@ CASES = {
   "minilm data parallel": lambda: minilm_case(data_parallel=True),
   "encoder": lambda: Case(encoder, HEADS | WIDE, draw(4, 3, 4), "b, t, _", gradient=False),
   "mlp": lambda: Case(lambda p, x: spread(spread(jnp.tanh(x @ p["up"]), "data", "model") @ p["down"], "data"), UP_DOWN, draw(4, 4), "b, _"),
+  "cholesky of rows": lambda: Case(
+    lambda p, x: jnp.linalg.cholesky(gram(x @ p["w"])), PLAIN, draw(4, 3, 4), "b, _, _", False, tolerance=1e-5
+  ),
+  "bfloat16": lambda: Case(halved, {"w": (draw(4, 4), (None, "model"))}, draw(4, 4), "b, _", tolerance=3e-2),
+  # What DTensor does not run. The layouts of arguments decide, so a jaxpr does not tell: test_dtensor.py has the errors.
+  "output channels": lambda: Case(convolve, {"k": (draw(3, 3, 2, 4), (None, None, None, "model"))}, draw(4, 5, 5, 2), "b, _, _, _", False),
+  "column of rows": lambda: Case(lambda p, x: x.at[:, 1].set(p["w"][0, 0]), PLAIN, draw(4, 4), "b, _", False),
+  "tensor-parallel gradient": lambda: Case(encoder, HEADS | WIDE, draw(4, 3, 4), "b, t, _"),
   "data parallel": lambda: Case(lambda p, x: spread(jnp.tanh(spread(x, "data") @ p["w"]), "data"), PLAIN, draw(4, 4), "b, _"),
 }
 

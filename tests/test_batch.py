@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import importlib.util
+import io
 import json
 import os
 import pickle
@@ -95,7 +97,7 @@ def test_formats_bad_rows_and_a_second_run(encoder: str, tmp_path: Path, capsys:
   assert pq.read_schema(tmp_path / "out" / "p.parquet").field("mean").type == pa.list_(pa.float32())
   reasons = [json.loads(line) for line in (tmp_path / "out" / "_bad.jsonl.bad.jsonl").read_text().splitlines()]
   assert [row["row"] for row in reasons] == [0, 1, 2, 3]
-  for row, words in zip(reasons, ("'ids' has 2.5, which int32 does not hold", "is no JSON", "'ids' is missing", "s<=8"), strict=True):
+  for row, words in zip(reasons, ("'ids' has 2.5, which int32 does not hold", "is not JSON", "'ids' is missing", "s<=8"), strict=True):
     assert words in row["reason"]
 
   before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir() if path.suffix != ".json"}
@@ -163,11 +165,11 @@ def test_npy_in_and_out(tmp_path: Path) -> None:
 
 def test_strings_and_columns_side_by_side(tmp_path: Path) -> None:
   built = saved_model.Model(np.float32(3))
-  raw = {"text": tf.TensorSpec([None], tf.string), "pair": tf.TensorSpec([None, 2], tf.float32)}
-  to_inputs = lambda t: {"x": tf.cast(tf.strings.length(t["text"]), tf.float32) + tf.reduce_sum(t["pair"], 1)}  # noqa: E731
+  raw = {"text": tf.TensorSpec([None, 2], tf.string), "pair": tf.TensorSpec([None, 2], tf.float32)}
+  to_inputs = lambda t: {"x": tf.cast(tf.strings.length(t["text"])[:, 0], tf.float32) + tf.reduce_sum(t["pair"], 1)}  # noqa: E731
   built.add(lambda p, x: p * x, inputs={"x": "f32[b]"}, outputs=["y"], raw_inputs=raw, preprocess=to_inputs)
   built.save(tmp_path / "m")
-  runner = model.Runner(str(tmp_path / "m"), columns={"text": ["words"], "pair": ["u", "v"]})
+  runner = model.Runner(str(tmp_path / "m"), columns={"text": ["words", "u"], "pair": ["u", "v"]})  # text stays text
   (tmp_path / "in.csv").write_text('words,u,v\n"a, b",1,2\n123,0.5,-0.5\nx,,1\n')
   assert worker.run(runner, tmp_path / "in.csv", tmp_path / "out.csv") == {"rows": 2, "bad": 1}
   assert (tmp_path / "out.csv").read_text() == "y\n21.0\n9.0\n"
@@ -253,13 +255,102 @@ def test_ctrl_c_leaves_nothing_half_written(
 def test_one_command_at_a_time_works_in_a_folder(encoder: str, tmp_path: Path) -> None:
   (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n')
   asked = plan.Asked(encoder, "serving_default", {}, [], "", 4)
-  files = [str(tmp_path / "a.jsonl")]
-  with (
-    plan.opened(files, tmp_path / "out", asked),
-    pytest.raises(ValueError, match="another jax2tf batch is running in"),
-    plan.opened(files, tmp_path / "out", asked),
-  ):
-    pass
+  files, written = [str(tmp_path / "a.jsonl")], tmp_path / "out" / ".1.writing.a.jsonl"
+  with plan.opened(files, tmp_path / "out", asked):
+    written.touch()
+    with pytest.raises(ValueError, match="another jax2tf batch is running in"), plan.opened(files, tmp_path / "out", asked):
+      pass
+    assert written.exists()  # the second command removes nothing of the first
+  assert not written.exists()
+
+
+def test_a_result_whose_file_has_gone_is_no_success(encoder: str, tmp_path: Path) -> None:
+  """As when a worker that was given up for dead meets what its successor has written."""
+  (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n')
+  theirs, finished = tmp_path / ".1.host.writing.b.jsonl", tmp_path / "b.jsonl"
+  theirs.write_text("under way")
+  finished.write_text("finished")
+
+  class Robbed(model.Runner):
+    def __call__(self, *args: Any) -> cells.Answer:
+      worker.temporary(finished, os.getpid()).unlink()
+      return super().__call__(*args)
+
+  with pytest.raises(ValueError, match=r"another process removed .*writing\.b\.jsonl before it was complete"):
+    worker.run(Robbed(encoder, outputs=["mean"]), tmp_path / "a.jsonl", finished)
+  assert theirs.read_text() == "under way" and finished.read_text() == "finished"
+  assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", theirs.name, finished.name}
+
+
+def test_the_ledger_of_a_command_that_was_killed_while_it_wrote(encoder: str, tmp_path: Path) -> None:
+  (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n')
+  asked, ledger = plan.Asked(encoder, "serving_default", {}, [], "", 4), tmp_path / "out" / plan.LEDGER
+  with plan.opened([str(tmp_path / "a.jsonl")], tmp_path / "out", asked) as found:
+    found.note(found.shards[0], 1, 0)
+  with ledger.open("a") as file:
+    file.write('{"shard": "a.js')
+  with plan.opened([str(tmp_path / "a.jsonl")], tmp_path / "out", asked) as found:
+    assert (found.shards[0].rows, found.shards[0].bad) == (1, 0)
+  assert len(list(map(json.loads, ledger.read_text().splitlines()))) == 2
+
+
+def test_workers_without_jax_load_the_version_that_the_plan_named(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+  """One thread is enough, for a BatchFunction around a loop too; a version that is published during the run is for later ones."""
+  for name in ("jax", "jaxlib"):
+    (tmp_path / "none" / name).mkdir(parents=True)
+    (tmp_path / "none" / name / "__init__.py").write_text("import os\nos._exit(7)\n")
+  monkeypatch.setenv("PYTHONPATH", str(tmp_path / "none"), prepend=os.pathsep)
+
+  def looped(params: Any, x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.where(c[1].sum() > 0, c[1] * params, c[1])), (0, x))[1]
+
+  def publish(value: float) -> None:
+    built = saved_model.Model(np.float32(value))
+    built.add(looped, inputs={"x": "f32[b]"}, outputs=["y"], batching=saved_model.Batching(max_batch_size=8)).save(tmp_path / "m")
+
+  publish(2)
+  (tmp_path / "a.jsonl").write_text("".join(f'{{"x": {i}}}\n' for i in range(1, 20)))
+  asked = plan.Asked(str(tmp_path / "m"), "serving_default", {}, [], "", 8)
+  with plan.opened([str(tmp_path / "a.jsonl")], tmp_path / "out", asked) as found:
+    publish(3)
+    outcome = supervisor.run(found, workers=1, threads=1)
+  assert (outcome.rows, outcome.renewed) == (19, 0)
+  assert [json.loads(line)["y"] for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()] == [8.0 * i for i in range(1, 20)]
+  with pytest.raises(ValueError, match="has changed since the command began; run the command again"):
+    worker.load({"fingerprint": found.fingerprint, "model": str(tmp_path / "m" / "2")})
+
+
+def test_importing_tensorflow_for_rows_hides_no_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.delitem(sys.modules, "jax")
+  spec = importlib.util.spec_from_file_location("jax2tf.tools.batch.again", model.__file__)
+  spec.loader.exec_module(importlib.util.module_from_spec(spec))  # type: ignore[union-attr,arg-type]
+  assert "jax" not in sys.modules
+
+
+def test_threads_are_those_within_ops_and_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+  def started(*_: Any, env: dict[str, str], **__: Any) -> Any:
+    raise RuntimeError(",".join(env[name] for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")))
+
+  monkeypatch.setattr(supervisor.subprocess, "Popen", started)
+  monkeypatch.setattr(supervisor.tempfile, "TemporaryFile", io.BytesIO)
+  with pytest.raises(RuntimeError, match="3,3"):
+    supervisor._Worker({}, 3)
+
+
+def test_progress_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  now = 100.0
+  monkeypatch.setattr(supervisor.time, "monotonic", lambda: now)
+  with supervisor._Progress(200) as progress:
+    for now, under_way, rows in ((101.0, 10, 5), (110.5, 100, 42), (112.0, 110, 50), (121.0, 20, 63)):
+      if now == 121.0:
+        progress.over(130)
+      progress.show(under_way, rows)
+  assert capsys.readouterr().err.splitlines() == [
+    "jax2tf batch: 50 %, 42 rows, 4 rows/s, 10 s left",
+    "jax2tf batch: 75 %, 63 rows, 3 rows/s, 7 s left",
+  ]
 
 
 def test_rows_for_engines(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +366,7 @@ def test_rows_for_engines(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None
   np.testing.assert_allclose(together["mean"].to_pylist(), expected, rtol=1e-5, atol=1e-6)
   with pytest.raises(ValueError, match="row 1 of a block of 2: 'ids' is missing"):
     rows.arrow(pa.table({"ids": [[1], None]}))
-  for package, command, name in (("ray.data", "ray[data]", "ray.data"), ("apache-beam", "apache-beam", "apache_beam")):
+  for extra, name in (("ray", "ray.data"), ("beam", "apache_beam"), ("beam", "apache_beam.ml.inference.base")):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=re.escape(f"this needs {package}: pip install '{command}'")):
+    with pytest.raises(ImportError, match=re.escape(f"this needs {name}: pip install 'jax2tf[{extra}]'")):
       engines.engine(name)

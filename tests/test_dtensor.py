@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import jax2tf
+from jax2tf import dtensor
 from jax2tf.placement.dtensors import layout
 from jax2tf.tools.sweeps import clients
 
@@ -32,7 +34,15 @@ def mesh():
 
 LONG = [
   pytest.param(*case, marks=pytest.mark.pipelines)
-  for case in (("encoder", 1), ("data parallel", 1), ("minilm", 1), ("minilm", 2), ("minilm data parallel", 1))
+  for case in (
+    ("encoder", 1),
+    ("data parallel", 1),
+    ("minilm", 1),
+    ("minilm", 2),
+    ("minilm data parallel", 1),
+    ("cholesky of rows", 1),
+    ("bfloat16", 1),
+  )
 ]
 
 
@@ -52,6 +62,23 @@ def test_four_devices_give_the_values_of_jax(name, processes):
       out, err = process.communicate(timeout=180)
       assert process.returncode == 0, err[-3000:]
       assert out.split()[-1] == "equal"
+
+
+@pytest.mark.pipelines
+@pytest.mark.parametrize(
+  ("name", "words"),
+  [
+    ("output channels", "Filter for convolution must have fully replicated layout"),
+    ("column of rows", "Outer dimensions of indices and update must match"),
+    ("tensor-parallel gradient", "SPMD needs communication is not supported yet"),
+  ],
+)
+def test_errors_of_dtensor_that_the_guide_lists(name, words):
+  """TensorFlow 2.21; when one of them works, move it to the cases with values."""
+  done = subprocess.run(
+    [sys.executable, "-m", "tests.dtensor_cases", name], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
+  )
+  assert done.returncode == 1 and words in done.stderr, done.stderr[-3000:]
 
 
 def test_layouts(mesh):
@@ -81,6 +108,34 @@ def test_what_dtensor_lacks_is_refused_with_its_line(mesh):
   with pytest.raises(jax2tf.LoweringError, match=r"'scan' not implemented: DTensor has no layout(.|\n)*test_dtensor.py") as caught:
     jax2tf.convert(stacked, dtensor_mesh=mesh)(np.ones(2, np.float32))
   assert "write each step's row into the carry" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("fun", "x", "words"),
+  [
+    (
+      lambda x: jax.lax.dynamic_slice(x, (0, 1), (2, 2)),
+      np.ones((2, 4), np.float32),
+      "'dynamic_update_slice' not implemented: DTensor crashes",
+    ),
+    (jnp.linalg.cholesky, np.eye(2, dtype=np.float32), "'triangular_solve' not implemented: DTensor has no layout for triangular systems"),
+  ],
+)
+def test_gradients_that_dtensor_lacks_are_refused_with_their_lines(fun, x, words, mesh):
+  variable = tf.Variable(x)
+  with tf.GradientTape() as tape:
+    y = jax2tf.convert(fun, dtensor_mesh=mesh)(variable)
+  with pytest.raises(jax2tf.LoweringError, match=words) as caught:
+    tape.gradient(y, variable)
+  assert "test_dtensor.py" in str(caught.value)
+
+
+def test_each_device_gets_its_shard(mesh):
+  place = {"x": 2, "y": 1}
+  wanted = types.SimpleNamespace(mesh=types.SimpleNamespace(dim_size={"x": 4, "y": 2}.__getitem__), sharding_specs=["unsharded", "x", "y"])
+  assert dtensor._shard((3, 8, 4), wanted, place) == (slice(None), slice(4, 6), slice(2, 4))
+  with pytest.raises(ValueError, match="size 6 cannot be split over the 4 devices of 'x'"):
+    dtensor._shard((3, 6, 4), wanted, place)
 
 
 @pytest.mark.parametrize("option", [{"keep_shardings": True}, {"native_serialization": True}])

@@ -19,7 +19,7 @@ def columns(table: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
 def without(table: Any, names: Sequence[str]) -> Any:
   """The other columns, as a table."""
   table = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
-  return table.drop_columns([name for name in names if name in table.schema.names])
+  return table.drop_columns([name for name in dict.fromkeys(names) if name in table.schema.names])
 
 
 def table(carried: Any, answer: Answer) -> Any:
@@ -28,7 +28,7 @@ def table(carried: Any, answer: Answer) -> Any:
   Raises:
     ValueError: a carried column has the name of an output.
   """
-  check_names(carried.schema.names, answer)
+  check_names(carried.schema.names, answer.outputs)
   found = carried.take(pa.array(answer.rows)) if carried.num_columns and len(answer.rows) < carried.num_rows else carried
   for name, array in answer.outputs.items():
     column = _arrow(array, *answer.types[name])
@@ -41,6 +41,8 @@ def _numpy(column: Any) -> np.ndarray:
   array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
   if isinstance(array, pa.ChunkedArray):  # without chunks
     array = pa.array([], array.type)
+  if pa.types.is_decimal(array.type):
+    array = array.cast(pa.int64() if array.type.scale == 0 and array.type.precision <= 18 else pa.float64())
   kind = array.type
   if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
     return _lists(array)

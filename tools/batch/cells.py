@@ -13,6 +13,7 @@ import numpy as np
 
 Faults = dict[int, str]
 
+_BOOLS: dict[str | bytes, bool] = {"True": True, "False": False}  # as pandas writes them
 # The dtype represents all integers up to this magnitude.
 _INTEGERS = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
 
@@ -39,9 +40,9 @@ def is_fixed(dims: Sequence[str]) -> bool:
   return all(dim.isdecimal() for dim in dims)
 
 
-def check_names(carried: Iterable[str], answer: Answer) -> None:
+def check_names(carried: Iterable[str], outputs: Iterable[str]) -> None:
   """Raises ValueError if a carried column has the name of an output."""
-  if twice := answer.outputs.keys() & set(carried):
+  if twice := set(outputs).intersection(carried):
     raise ValueError(f"{min(twice)!r} is the name of a column and of an output; remove the column from the file")
 
 
@@ -102,15 +103,20 @@ def _dense(column: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
   if dtype.kind == "O":
     return None
   if column.dtype.kind != "O":
-    return column if column.dtype.kind not in "SU" else None
+    return column if _is_numeric(column.dtype, dtype) else None
   try:
     found = np.array([parsed(value) for value in column.tolist()])
   except ValueError:  # rows of several sizes
     return None
-  if found.dtype.kind in "OSU":
+  if not _is_numeric(found.dtype, dtype):
     return None
   # NumPy makes floats of a mix of integers and floats, and floats do not represent all integers. Such rows are checked one by one.
   return None if found.dtype.kind == "f" and (np.abs(found) >= _INTEGERS.get(dtype.name, 0)).any() else found
+
+
+def _is_numeric(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+  """Whether values of the one dtype are numbers for the other; dates are none, and complex numbers only for complex inputs."""
+  return given.kind in "biuf" or given.name == "bfloat16" or given.kind == dtype.kind == "c"
 
 
 def _row(name: str, value: Any, dtype: np.dtype[Any], dims: Sequence[str]) -> np.ndarray:
@@ -118,8 +124,9 @@ def _row(name: str, value: Any, dtype: np.dtype[Any], dims: Sequence[str]) -> np
     raise ValueError(f"{name!r} is missing")
   if dtype.kind == "O":
     return _texts(name, value, dims)
-  array = np.asarray(parsed(value))
-  if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+  value = parsed(value)
+  array = np.asarray(value)
+  if not _is_numeric(array.dtype, dtype):
     raise ValueError(f"{name!r} is {str(value)[:60]!r}, where numbers of one shape are expected")
   if array.size == 0:
     array = array.astype(dtype)
@@ -127,7 +134,12 @@ def _row(name: str, value: Any, dtype: np.dtype[Any], dims: Sequence[str]) -> np
     array = array.reshape(tuple(map(int, dims)))
   if not _fits(array, dims):
     raise ValueError(f"{name!r} has the shape {list(array.shape)}, where [{','.join(dims)}] is expected")
-  values, wrong = _cast(array, dtype)
+  if isinstance(value, list) and array.dtype == np.float64 and (np.abs(array) >= 2**53).any():
+    # NumPy made floats of integers beside floats, and has rounded those of 2**53 or more.
+    array = np.asarray(value, object).reshape(array.shape)
+    values, wrong = (np.reshape(found, array.shape) for found in zip(*(_cast(np.asarray(x), dtype) for x in array.ravel()), strict=True))
+  else:
+    values, wrong = _cast(array, dtype)
   if wrong.any():
     raise ValueError(_does_not_hold(name, dtype, array[wrong]))
   return values
@@ -145,16 +157,27 @@ def _texts(name: str, value: Any, dims: Sequence[str]) -> np.ndarray:
     array = array.reshape(())
   if not _fits(array, dims):
     raise ValueError(f"{name!r} has the shape {list(array.shape)}, where [{','.join(dims)}] is expected")
-  if strange := [each for each in array.ravel() if not isinstance(each, str | bytes)]:
+  if strange := [each for each in array.ravel() if not is_text(each)]:
     raise ValueError(f"{name!r} is {strange[0]!r}, where a text is expected")
   return array
 
 
+def is_text(value: Any) -> bool:
+  """Whether a value is bytes, or a text that UTF-8 can hold."""
+  if isinstance(value, str) and not value.isascii():
+    with contextlib.suppress(UnicodeEncodeError):  # JSON can hold half of a pair of surrogates
+      return bool(value.encode())
+    return False
+  return isinstance(value, str | bytes)
+
+
 def parsed(value: Any) -> Any:
-  """The value of a CSV cell that holds a number or a JSON list of numbers; any other value unchanged."""
+  """The value of a CSV cell that holds a number, a bool or a JSON list of them; any other value unchanged."""
   if not isinstance(value, str | bytes):
     return value
-  for parse in (json.loads, float):
+  if value in _BOOLS:
+    return _BOOLS[value]
+  for parse in (json.loads, int, float):  # int reads "+5" and "007", which are no JSON, without rounding
     with contextlib.suppress(ValueError):
       return parse(value)
   return value
@@ -171,7 +194,8 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarr
     if array.dtype.kind in "iu":
       return found, (found.astype(array.dtype) != array) | ((found < 0) != (array < 0))
     if dtype.kind in "iub":
-      return found, found.astype(array.dtype) != array
+      # A float of 2**53 or more may be an integer that was rounded.
+      return found, (found.astype(array.dtype) != array) | (np.abs(array) >= 2**53)
     return found, np.isfinite(array) & ~np.isfinite(found)
 
 

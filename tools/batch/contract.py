@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,12 @@ from jax2tf.tools import dimensions
 from jax2tf.tools.serving import config
 
 _MANIFEST = Path("assets.extra", "jax2tf.json")
+# Inputs that mark valid elements by 1. Others, such as `key_padding_mask`, may mean the opposite.
+_MASKS = ("mask", "attention_mask")
+NO_MASK = "none"
+# The largest number of rows that are read, sorted by length and written together, and of their bytes.
+_ROWS, _BYTES = 8192, 64 * 2**20
+_TYPICAL = 64  # what a symbolic dimension or a string counts for in a row's bytes
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,7 @@ class Contract:
     mask: the input that marks the valid elements of a padded row; empty if there is none.
     padded: the dimension along which rows are padded; empty without a mask.
     max_rows: the largest number of rows in a call.
+    row_bytes: the bytes of the inputs and outputs of a row; a symbolic dimension counts as 64.
   """
 
   directory: Path
@@ -37,11 +46,16 @@ class Contract:
   mask: str
   padded: str
   max_rows: int | None
+  row_bytes: int
 
   @property
   def needed(self) -> list[str]:
     """Names of the required inputs."""
     return [name for name in self.inputs if name not in self.defaults and name != self.mask]
+
+  def window(self, batch_size: int) -> int:
+    """The number of rows to read at a time: as many as fit into 64 MB, at most 8,192 and at least a batch."""
+    return max(batch_size, min(_ROWS, _BYTES // self.row_bytes))
 
 
 def read(model: str | Path, signature: str = "serving_default", mask: str = "") -> Contract:
@@ -106,29 +120,45 @@ def _contract(directory: Path, signature: str, record: Mapping[str, Any], constr
   known_outputs = {name: dims for name, dims in outputs.items() if dims[:1] != ("?",)}
   if fault := dimensions.fault(known, known_outputs, constraints):
     raise ValueError(f'signature {signature!r} takes no rows: {fault}; save it with inputs such as "f32[b,784]"')
-  if mask and mask not in inputs:
-    raise ValueError(f"--mask names {mask!r}, and the inputs are {', '.join(map(repr, inputs))}")
+  asked = mask if mask != NO_MASK else ""
+  if asked and asked not in inputs:
+    raise ValueError(f"--mask names {asked!r}, and the inputs are {', '.join(map(repr, inputs))}")
   symbol = next((dims[0] for dims in (*known.values(), *known_outputs.values())), "")
   inner = {name: dims if name in defaults else dims[1:] for name, dims in inputs.items()}
   rest = {name: dims[1:] for name, dims in outputs.items()}
-  asked = mask
-  mask = mask or next((name for name, dims in inner.items() if (name == "mask" or name.endswith("_mask")) and len(dims) == 1), "")
-  padded = _padded(inner, rest, mask)
+  chosen = asked or next((name for name in _MASKS if name in inner and mask != NO_MASK), "")
+  padded = _padded(inner, rest, chosen, constraints)
   if asked and not padded:
-    raise ValueError(f"--mask={asked}: its rows must have one dimension, shared with another input, to which every output can be trimmed")
+    raise ValueError(
+      f"--mask={asked}: its rows must have one dimension, shared with another input, to which every output can be trimmed, "
+      "and no constraint but an upper bound"
+    )
   bound = dimensions.bound(symbol, constraints) if symbol else None
-  return Contract(directory, signature, inner, rest, defaults, mask if padded else "", padded, bound)
+  row = sum(_bytes(text) for kind in ("inputs", "outputs") for text in record[kind].values())
+  return Contract(directory, signature, inner, rest, defaults, chosen if padded else "", padded, bound, row)
 
 
 def _is_symbol(first: Sequence[str]) -> bool:
   return bool(first) and first[0].isidentifier()
 
 
-def _padded(inputs: Mapping[str, dimensions.Dimensions], outputs: Mapping[str, dimensions.Dimensions], mask: str) -> str:
-  """The dimension of the mask, if every other dimension equals it or is independent of it. Only then can padding be removed again."""
+def _bytes(text: str) -> int:
+  """The bytes of a row of "f32[b,784]"."""
+  kind = text.partition("[")[0]
+  bits = re.search(r"\d+$", kind)
+  width = max(1, int(bits[0]) // 8) if bits else {"bool": 1}.get(kind, _TYPICAL)
+  return math.prod(int(dim) if dim.isdecimal() else _TYPICAL for dim in dimensions.of(text)[1:]) * width
+
+
+def _padded(
+  inputs: Mapping[str, dimensions.Dimensions], outputs: Mapping[str, dimensions.Dimensions], mask: str, constraints: Sequence[str]
+) -> str:
+  """The dimension of the mask, if padding it can be undone: no other dimension depends on it, and no constraint but an upper bound."""
   symbol = inputs[mask][0] if mask and len(inputs[mask]) == 1 else ""
   if not symbol.isidentifier() or all(symbol not in dims for name, dims in inputs.items() if name != mask):
     return ""
+  if any(re.search(rf"\b{symbol}\b", text) and dimensions.bound(symbol, [text]) is None for text in constraints):
+    return ""  # a row that is too short alone would be long enough beside a longer one
   others = [dim for dims in (*inputs.values(), *outputs.values()) for dim in dims if not (dim.isidentifier() or dim.isdecimal())]
   return "" if any(symbol in dim for dim in others) or any("?" in dims for dims in outputs.values()) else symbol
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from jax2tf.tools.batch.cells import check_names
+
 __all__ = ["Rows"]
 
 
@@ -26,8 +28,8 @@ def engine(name: str) -> Any:
   try:
     return importlib.import_module(name)
   except ImportError as error:
-    package = {"apache_beam": "apache-beam"}.get(name.partition(".")[0], name)
-    raise ImportError(f"this needs {package}: pip install '{package.replace('.', '[')}{']' if '.' in package else ''}'") from error
+    extra = name.partition(".")[0].removeprefix("apache_")
+    raise ImportError(f"this needs {name}: pip install 'jax2tf[{extra}]'") from error
 
 
 class Rows:
@@ -66,7 +68,9 @@ class Rows:
     """Raises ValueError for a bad row, which the engine then handles in its own way."""
     answer = self._answer(table)
     inputs = {column for columns in self.runner.columns.values() for column in columns}
-    return {name: column for name, column in table.items() if name not in inputs} | dict(answer.outputs)
+    carried = {name: column for name, column in table.items() if name not in inputs}
+    check_names(carried, answer.outputs)
+    return carried | dict(answer.outputs)
 
   def arrow(self, table: Any) -> Any:
     """Maps an Arrow table as a call maps a dict of columns.

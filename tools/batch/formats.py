@@ -1,15 +1,20 @@
 """Reads and writes files of rows in windows: Parquet, TFRecord of tf.train.Example, CSV, JSON lines and .npy.
 
-A format is a class with `columns` (the column names, if the file has them), `read` and `writer`. `of` finds it by the suffix.
+CSV, JSON lines and TFRecord may be compressed by gzip, with a name that ends in .gz. A format is a class with `columns` (the column
+names, if the file has them), `read` and `writer`. `of` finds it by the suffix.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import gzip
 import importlib
 import io
+import itertools
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jax2tf.tools.batch.cells import Answer, check_names, objects, plain
+from jax2tf.tools.batch.cells import Answer, check_names, is_text, objects, plain
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,12 @@ def of(path: str | Path) -> Format:
     ValueError: the suffix is unknown.
     ImportError: the format needs a package that is not installed.
   """
-  suffix = Path(path).suffix.lower()
-  if suffix not in _FORMATS:
+  name = Path(path).name.lower()
+  whole = re.sub(r"-\d+-of-\d+$", "", name.removesuffix(".gz"))  # of the shards x.tfrecord-00000-of-00010
+  form = _FORMATS.get(Path(whole).suffix)
+  if form is None or (name.endswith(".gz") and not issubclass(form, _Lines)):
     raise ValueError(f"{path} has an unknown format; a name ends in {', '.join(_FORMATS)}")
-  return _FORMATS[suffix]()
+  return form()
 
 
 class Parquet:
@@ -111,7 +118,7 @@ class _ParquetWriter:
 
 
 class _Lines:
-  """Formats in which a row is a dict. Subclasses define `rows` and `writer`."""
+  """Formats in which a row is a dict, and a column that a row does not have is missing. Subclasses define `rows` and `writer`."""
 
   def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]:
     rows: list[dict[str, Any]] = []
@@ -121,7 +128,7 @@ class _Lines:
       if fault:
         faults[len(rows)] = fault
       rows.append(row)
-      done = place / size
+      done = min(1.0, place / size)  # of the compressed size, for TFRecord
       if len(rows) == window:
         yield _window(rows, columns, done, faults)
         rows, faults = [], {}
@@ -134,7 +141,7 @@ class _Lines:
 
 
 def _window(rows: list[dict[str, Any]], columns: Sequence[str], done: float, faults: Mapping[int, str]) -> Window:
-  found = {name: objects([row.get(name) for row in rows]) for name in columns if not rows or any(name in row for row in rows)}
+  found = {name: objects([row.get(name) for row in rows]) for name in columns}
   return Window(found, [{key: value for key, value in row.items() if key not in columns} for row in rows], done, faults)
 
 
@@ -144,7 +151,7 @@ class _LinesWriter:
 
   def write(self, carried: Any, answer: Answer) -> None:
     for place, i in enumerate(answer.rows):
-      check_names(carried[i], answer)
+      check_names(carried[i], answer.outputs)
       self.put({**carried[i], **{name: array[place] for name, array in answer.outputs.items()}})
 
   def put(self, row: dict[str, Any]) -> None:
@@ -155,55 +162,102 @@ class _LinesWriter:
 
 
 class JsonLines(_Lines):
-  def columns(self, path: Path) -> list[str] | None:
-    row = next(((row, fault) for row, fault, _ in self.rows(path)), ({}, "empty"))
-    return None if row[1] else list(row[0])
+  def columns(self, path: Path) -> list[str]:
+    """Those of the first hundred rows, since a row need not have them all."""
+    return list(dict.fromkeys(name for row, _, _ in itertools.islice(self.rows(path), 100) for name in row))
 
   def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
-    place = 0
-    with path.open("rb") as file:
-      for line in file:
-        place += len(line)
+    with _open(path) as (binary, content):
+      for line in content:
+        if not line.strip():
+          continue
         try:
           row = json.loads(line)
         except ValueError as error:
-          yield {}, f"is not JSON: {error}", place
+          yield {}, f"is not JSON: {error}", binary.tell()
           continue
-        yield (row, "", place) if isinstance(row, dict) else ({}, "is no JSON object", place)
+        yield (row, "", binary.tell()) if isinstance(row, dict) else ({}, "is no JSON object", binary.tell())
 
   def writer(self, path: Path) -> Writer:
-    return _LinesWriter(path.open("w", encoding="utf-8"))
+    return _LinesWriter(_text(path))
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[tuple[Any, Any]]:
+  """(the file, whose position tells how much of it has been read, its content without compression)."""
+  with path.open("rb") as binary, gzip.GzipFile(fileobj=binary) if path.suffix == ".gz" else binary as content:
+    yield binary, content
+
+
+class _Gzip(gzip.GzipFile):
+  """Without a name and a time in its header, so that equal rows give equal files."""
+
+  def __init__(self, path: Path):
+    self._binary = path.open("wb")
+    super().__init__("", "wb", fileobj=self._binary, mtime=0)
+
+  def close(self) -> None:
+    super().close()
+    self._binary.close()
+
+
+def _text(path: Path) -> Any:
+  """A new text file, compressed if its name says so."""
+  return io.TextIOWrapper(_Gzip(path) if path.suffix == ".gz" else path.open("wb"), encoding="utf-8", newline="")
 
 
 class Csv(_Lines):
   """CSV with a header; a list in a cell is JSON."""
 
+  carried: Sequence[str] = ()  # of the file that was read last
+
+  def __init__(self) -> None:
+    csv.field_size_limit(2**31 - 1)  # of Python's parser; its 131,072 characters are less than a long list
+
   def columns(self, path: Path) -> list[str]:
-    with path.open(newline="", encoding="utf-8") as file:
-      return next(csv.reader(file), [])
+    with _open(path) as (_, content), self._decoded(content) as text:
+      return next(csv.reader(text), [])
+
+  def _decoded(self, content: Any) -> io.TextIOWrapper:
+    # Excel begins UTF-8 with a byte order mark. Bytes that are no UTF-8 become surrogates, so that only their row is bad.
+    return io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+  def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]:
+    self.carried = [name for name in self.columns(path) if name not in columns]
+    yield from super().read(path, columns, window)
 
   def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
-    names, size = self.columns(path), path.stat().st_size
-    with path.open("rb") as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
-      lines = csv.reader(file)
-      next(lines, None)
+    with _open(path) as (binary, content), self._decoded(content) as text:
+      lines = csv.reader(text)
+      names = next(lines, [])
+      if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path} has two columns {twice[0]!r}; rename one")
       for cells in lines:
         if not cells:
           continue  # an empty line
         fault = "" if len(cells) == len(names) else f"has {len(cells)} cells, and the header has {len(names)}"
-        yield {} if fault else dict(zip(names, cells, strict=True)), fault, min(binary.tell(), size)
+        if not all(map(is_text, cells)):
+          fault = "is not UTF-8"
+        yield {} if fault else dict(zip(names, cells, strict=True)), fault, binary.tell()
 
   def writer(self, path: Path) -> Writer:
-    return _CsvWriter(path.open("w", newline="", encoding="utf-8"))
+    return _CsvWriter(_text(path), self)
 
 
 class _CsvWriter(_LinesWriter):
   _rows: Any = None
 
-  def put(self, row: dict[str, Any]) -> None:
+  def __init__(self, file: Any, form: Csv):
+    super().__init__(file)
+    self._form = form
+
+  def write(self, carried: Any, answer: Answer) -> None:
     if self._rows is None:
       self._rows = csv.writer(self._file, lineterminator="\n")
-      self._rows.writerow(row)
+      self._rows.writerow([*self._form.carried, *answer.outputs])
+    super().write(carried, answer)
+
+  def put(self, row: dict[str, Any]) -> None:
     self._rows.writerow([value if isinstance(value, str) else _cell(value) for value in row.values()])
 
 
@@ -222,17 +276,25 @@ class TfRecord(_Lines):
     import tensorflow as tf  # noqa: PLC0415  (only a worker reads)
 
     place = 0
-    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-      place += len(record) + 16  # the length and two checksums
-      try:
-        features = tf.train.Example.FromString(record).features.feature
-      except Exception as error:  # each implementation of protobuf has its own
-        yield {}, f"is no tf.train.Example: {error}", place
-        continue
-      yield {name: _feature(value) for name, value in features.items()}, "", place
+    try:
+      for record in tf.data.TFRecordDataset(str(path), _COMPRESSION.get(path.suffix)).as_numpy_iterator():
+        place += len(record) + 16  # the length and two checksums
+        try:
+          features = tf.train.Example.FromString(record).features.feature
+        except Exception as error:  # each implementation of protobuf has its own
+          yield {}, f"is no tf.train.Example: {error}", place
+          continue
+        yield {name: _feature(value) for name, value in features.items()}, "", place
+    except tf.errors.DataLossError as error:
+      if place:
+        raise
+      raise ValueError(f"{path} has no TFRecord at its beginning; if it is compressed by gzip, let its name end in .gz") from error
 
   def writer(self, path: Path) -> Writer:
     return _TfRecordWriter(path)
+
+
+_COMPRESSION = {".gz": "GZIP"}
 
 
 def _feature(feature: Any) -> np.ndarray | None:
@@ -246,14 +308,16 @@ class _TfRecordWriter(_LinesWriter):
   def __init__(self, path: Path):
     import tensorflow as tf  # noqa: PLC0415
 
-    super().__init__(tf.io.TFRecordWriter(str(path)))
+    super().__init__(tf.io.TFRecordWriter(str(path), _COMPRESSION.get(path.suffix)))
     self._train = tf.train
 
   def put(self, row: dict[str, Any]) -> None:
     train, features = self._train, {}
     for name, value in row.items():
       array = np.asarray(value).ravel()
-      if array.dtype.kind in "OSU":
+      if value is None:
+        features[name] = train.Feature()  # as it was read
+      elif array.dtype.kind in "OSU":
         features[name] = train.Feature(bytes_list=train.BytesList(value=[v if isinstance(v, bytes) else str(v).encode() for v in array]))
       elif array.dtype.kind in "biu":
         features[name] = train.Feature(int64_list=train.Int64List(value=array.tolist()))

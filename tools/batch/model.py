@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 
 from jax2tf.tools import quiet
-from jax2tf.tools.batch import cells, contract
+from jax2tf.tools.batch import THREADS, cells, contract
 
-# TensorFlow imports JAX if it is installed (for its TFLite converter). This entry prevents that.
-if "jax" not in sys.modules:
+# Other workers use the other cores.
+for variable in THREADS:
+  os.environ.setdefault(variable, "1")
+
+# TensorFlow imports JAX if it is installed (for its TFLite converter). The entry prevents that, and does not stay in a process of the user.
+_hide = "jax" not in sys.modules
+if _hide:
   sys.modules["jax"] = None  # type: ignore[assignment]
-
-# Other workers use the other cores. TensorFlow reads this once, when it starts.
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-
 with quiet.startup(on_cpu=True):
   import tensorflow as tf
   from tensorflow.core.protobuf import saved_model_pb2
+if _hide:
+  del sys.modules["jax"]
 
 
 # The longest row of a padded batch is at most _STRETCH times as long as the shortest, except in batches of at most _FEW rows.
@@ -36,7 +39,7 @@ class Runner:
     signature: its name.
     columns: input -> the names of its columns, if they differ from its own; several columns are stacked.
     outputs: the names of the requested outputs; all if empty.
-    mask: the input that marks the valid elements of a padded row; found by its name if empty.
+    mask: the input that marks the valid elements of a padded row by 1; "mask" or "attention_mask" if empty, and "none" for no padding.
     batch_size: the largest number of rows in a call.
 
   Raises:
@@ -83,7 +86,10 @@ class Runner:
         if name in self.contract.needed:
           raise ValueError(f"there is no column {missing[0]!r} for input {name!r}; name another one by --column {name}=COLUMN")
         continue  # the mask
-      column = table[sources[0]] if len(sources) == 1 else _side_by_side([table[source] for source in sources])
+      numeric = self._dtypes[name].kind != "O"
+      column = table[sources[0]] if len(sources) == 1 else _side_by_side([table[source] for source in sources], numeric)
+      if name == self.contract.mask and column.dtype.kind == "O" and not any(value is not None for value in column):
+        continue  # no row has a mask, so it is computed
       values[name], found = cells.convert(name, column, self._dtypes[name], self.contract.inputs[name])
       faults = found | faults
     total = len(next(iter(table.values()))) if table else 0
@@ -105,6 +111,9 @@ class Runner:
         first = sizes.setdefault(f"{name}.{axis}" if dim == "?" else dim, found)
         for i in np.flatnonzero(found != first):
           faults.setdefault(int(i), f"dimension {dim} is {first[i]} in one input and {found[i]} in {name!r}")
+    # JAX needs sizes of 1 or more. Padded beside a longer row, an empty one would run.
+    for i in np.flatnonzero(sizes.get(self.contract.padded, np.ones(0)) == 0):
+      faults.setdefault(int(i), f"dimension {self.contract.padded} is 0, and has to be 1 or more")
     return sizes
 
   def _batches(self, sizes: Mapping[str, np.ndarray], rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -174,7 +183,8 @@ class Runner:
     return found[rows]
 
 
-def _side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
+def _side_by_side(columns: Sequence[np.ndarray], numeric: bool) -> np.ndarray:
   if all(column.dtype.kind != "O" for column in columns):
     return np.stack(columns, axis=1)
-  return cells.objects([None if None in row else [cells.parsed(value) for value in row] for row in zip(*columns, strict=True)])
+  read = cells.parsed if numeric else lambda value: value
+  return cells.objects([None if any(v is None for v in row) else [read(v) for v in row] for row in zip(*columns, strict=True)])

@@ -65,7 +65,8 @@ def handler(model: str, *, min_batch: int = 32, max_batch: int = 256, **options:
 
     def run_inference(self, batch: Sequence[Mapping[str, Any]], model: Rows, inference_args: Any = None) -> Iterable[Any]:
       del inference_args
-      outputs = model({name: objects([element[name] for element in batch]) for name in batch[0]})
+      names = [column for columns in model.runner.columns.values() for column in columns]
+      outputs = model({name: objects([element.get(name) for element in batch]) for name in names})
       for i, element in enumerate(batch):
         yield base.PredictionResult(element, {name: outputs[name][i] for name in model.runner.outputs})
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jax2tf.tools.batch import contract
 from jax2tf.tools.batch.engines import Rows, engine
-from jax2tf.tools.batch.worker import WINDOW
 
 __all__ = ["Actor", "mapped"]
 
@@ -32,7 +32,10 @@ class Actor:
 
 
 def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **options: Any) -> Any:
-  """Maps a dataset to the same with the model's outputs.
+  """Reads a dataset into Ray's object store, spreads its rows over blocks, and maps these to the same with the model's outputs.
+
+  For more rows than the store holds (it writes the others to disk), map blocks as Ray reads them:
+  `dataset.repartition(target_num_rows_per_block=4096).map_batches(Actor, ...)`.
 
   Args:
     dataset: a ray.data.Dataset.
@@ -42,14 +45,18 @@ def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **opti
     options: as for `engines.Rows`.
 
   Returns:
-    a ray.data.Dataset, which Ray computes when it is read.
+    a ray.data.Dataset; Ray runs the model when it is read.
 
   Raises:
     ImportError: Ray Data is not installed.
+    FileNotFoundError: there is no SavedModel of jax2tf.
+    ValueError: an option does not fit the model.
   """
   data = engine("ray.data")
   strategy = data.ActorPoolStrategy(size=actors)
   spread = dataset.repartition(blocks or 8 * actors).materialize()
   # Ray joins blocks until they fill a batch: batches larger than a block would leave actors without one.
-  rows = max(1, min(WINDOW, spread.count() // spread.num_blocks()))
+  asked = {name: options[name] for name in ("signature", "mask") if name in options}
+  window = contract.read(model, **asked).window(options.get("batch_size", 256))
+  rows = max(1, min(window, spread.count() // spread.num_blocks()))
   return spread.map_batches(Actor, fn_constructor_kwargs={"model": str(model), **options}, compute=strategy, batch_size=rows)

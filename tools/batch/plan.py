@@ -1,4 +1,7 @@
-"""The shards of a run and those that are left. A ledger in the results folder, a small JSON file, records model, options and files."""
+"""The shards of a run and those that are left.
+
+A ledger in the results folder records model, options and files: lines of JSON, the first for the run and at least one for each shard.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jax2tf.tools.batch import contract, formats, worker
+from jax2tf.tools.batch import cells, contract, formats, worker
 
 LEDGER = "_jax2tf_batch.json"  # pyarrow and Spark ignore files whose names begin with _
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,19 @@ class Shard:
 
 @dataclass
 class Plan:
-  """The shards of one results folder."""
+  """The shards of one results folder.
+
+  Attributes:
+    folder: where the results are.
+    asked: the options, with the directory of the SavedModel as model.
+    fingerprint: the checksum of the model.
+    shards: all shards, those with results too.
+  """
 
   folder: Path
   asked: Asked
+  fingerprint: str
   shards: list[Shard]
-  _ledger: dict[str, Any] = field(default_factory=dict)
 
   @property
   def left(self) -> list[Shard]:
@@ -65,14 +75,8 @@ class Plan:
   def note(self, shard: Shard, rows: int, bad: int) -> None:
     """Records in the ledger that a shard is done."""
     shard.rows, shard.bad = rows, bad
-    self._ledger["shards"][shard.target.name] |= {"rows": rows, "bad": bad}
-    self.write()
-
-  def write(self) -> None:
-    """Writes the ledger atomically."""
-    file = worker.temporary(self.folder / LEDGER, os.getpid())
-    file.write_text(json.dumps(self._ledger, indent=2) + "\n", encoding="utf-8")
-    file.rename(self.folder / LEDGER)
+    with (self.folder / LEDGER).open("a", encoding="utf-8") as file:
+      file.write(json.dumps({"shard": shard.target.name, "rows": rows, "bad": bad}) + "\n")
 
 
 @contextmanager
@@ -88,24 +92,33 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
   shards = _shards(patterns, folder)
   for shard in shards:
     _check(shard.source, found, columns, outputs)
-  made = json.loads(json.dumps(asdict(asked) | {"model": contract.fingerprint(found.directory)}))  # comparable with the ledger
+  fingerprint = contract.fingerprint(found.directory)
+  made = json.loads(json.dumps(asdict(asked) | {"model": fingerprint}))  # comparable with the ledger
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"{folder} is not a directory; name one for the results")
   existed = folder.exists()
   folder.mkdir(parents=True, exist_ok=True)
+  with _locked(folder):
+    _begin(folder, made, shards, existed)
+    # Workers load this directory: a version that is published later is for later runs.
+    yield Plan(folder, replace(asked, model=str(found.directory)), fingerprint, shards)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+  """Keeps other commands out of a folder, and removes incomplete files at the beginning and at the end."""
   lock = os.open(folder, os.O_RDONLY)
   try:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
       raise ValueError(f"another jax2tf batch is running in {folder}; wait until it finishes") from error
-    _clean(folder)
-    ledger = _ledger(folder, made, shards, existed)
-    plan = Plan(folder, asked, shards, ledger)
-    plan.write()
-    yield plan
+    worker.clean(folder)
+    try:
+      yield
+    finally:
+      worker.clean(folder)
   finally:
-    _clean(folder)
     os.close(lock)
 
 
@@ -121,7 +134,10 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
     if not path.is_file():
       raise ValueError(f"{path} is not a file; name the files in it, as {str(path / '*.parquet')!r}")
     if path.name in shards:
-      raise ValueError(f"{shards[path.name].source} and {path} have the same name, so their results would collide; rename one")
+      raise ValueError(
+        f"{shards[path.name].source} and {path} have the same name, so their results would collide; "
+        "run one folder at a time, each into a folder of its own"
+      )
     target = folder / path.name
     if target.resolve() == path.resolve():
       raise ValueError(f"{path} is in {folder}, where its results would overwrite it; name another folder")
@@ -141,42 +157,54 @@ def _check(path: Path, found: contract.Contract, columns: Mapping[str, Sequence[
     names = form.columns(path)
   except Exception:  # each format has its own errors; an unreadable file fails later, in a worker
     return
+  if not names:  # a format without names, or an empty file
+    return
+  cells.check_names(set(names).difference(*columns.values()), outputs)
   for name in found.needed:
     for column in columns[name]:
-      if names is not None and column not in names:
+      if column not in names:
         raise ValueError(
           f"{path} has no column {column!r} for input {name!r}; it has {', '.join(map(repr, names[:20]))}; give --column {name}=COLUMN"
         )
 
 
-def _ledger(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], existed: bool) -> dict[str, Any]:
-  """The ledger of the folder, with these shards. Shards that it knows get their numbers of rows from it."""
+def _begin(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], existed: bool) -> None:
+  """Begins or continues the ledger of the folder. Shards that it knows get their numbers of rows from it."""
   file = folder / LEDGER
-  if not file.exists():
-    if existed and any(folder.iterdir()):
-      raise ValueError(f"{folder} has files that jax2tf batch did not write; name a new folder")
-    ledger: dict[str, Any] = {"format": _FORMAT, "made": made, "shards": {}}
-  else:
-    try:
-      ledger = json.loads(file.read_text(encoding="utf-8"))
-      before, format_ = ledger["made"], ledger["format"]
-    except (ValueError, KeyError, TypeError) as error:
-      raise ValueError(f"{file} cannot be read ({error}); name a new folder") from error
-    if format_ != _FORMAT:
-      raise ValueError(f"{file} was written by another version of jax2tf; name a new directory")
-    if other := [key for key, value in made.items() if before.get(key) != value]:
-      what = "another model" if other[0] == "model" else f"another --{other[0].removesuffix('s') if other[0] != 'batch_size' else other[0]}"
-      raise ValueError(f"{folder} has results of {what}; name a new folder")
+  ledger: dict[str, dict[str, Any]] = {}
+  if file.exists():
+    ledger = _read(file, made)
+  elif existed and any(folder.iterdir()):
+    raise ValueError(f"{folder} has files that jax2tf batch did not write; name a new folder")
   for shard in shards:
-    entry = {"source": str(shard.source), "size": shard.size, "changed": shard.changed}
-    known = ledger["shards"].setdefault(shard.target.name, entry)
-    if entry.items() - known.items() and (known["size"], known["changed"]) != (shard.size, shard.changed):
+    known = ledger.setdefault(shard.target.name, {"source": str(shard.source), "size": shard.size, "changed": shard.changed})
+    if (known["size"], known["changed"]) != (shard.size, shard.changed):
       raise ValueError(f"{shard.source} has changed since {folder} was started; name a new directory")
     shard.rows, shard.bad = known.get("rows"), known.get("bad")
+  temporary = worker.temporary(file, os.getpid())
+  with temporary.open("w", encoding="utf-8") as written:
+    for line in ({"format": _FORMAT, "made": made}, *({"shard": name, **known} for name, known in ledger.items())):
+      written.write(json.dumps(line) + "\n")
+    written.flush()
+    os.fsync(written.fileno())
+  temporary.rename(file)
+
+
+def _read(file: Path, made: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """{shard: what the ledger knows of it}, if the ledger is of the same run."""
+  *lines, last = file.read_text(encoding="utf-8").split("\n")
+  del last  # empty, or a line that a killed command did not finish
+  try:
+    first, *rest = map(json.loads, lines)
+    before, format_ = first["made"], first["format"]
+    ledger: dict[str, dict[str, Any]] = {}
+    for line in rest:
+      ledger.setdefault(line.pop("shard"), {}).update(line)
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f"{file} cannot be read ({error}); name a new folder") from error
+  if format_ != _FORMAT:
+    raise ValueError(f"{file} was written by another version of jax2tf; name a new directory")
+  if other := [key for key, value in made.items() if before.get(key) != value]:
+    what = "another model" if other[0] == "model" else f"another --{other[0].removesuffix('s') if other[0] != 'batch_size' else other[0]}"
+    raise ValueError(f"{file.parent} has results of {what}; name a new folder")
   return ledger
-
-
-def _clean(folder: Path) -> None:
-  """Removes incomplete files of killed processes."""
-  for path in folder.glob(".*.writing.*"):
-    path.unlink(missing_ok=True)

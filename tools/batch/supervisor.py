@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import tqdm
 
-from jax2tf.tools.batch import worker
+from jax2tf.tools.batch import THREADS, worker
 from jax2tf.tools.batch.plan import Plan, Shard
 
 _ATTEMPTS = 3
@@ -56,7 +56,7 @@ class _Worker:
     self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
     # -P: the working directory is not on the module path. A new session: Ctrl-C goes to the command only.
     command = [sys.executable, "-P", "-m", "jax2tf.tools.batch.worker"]
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "TF_NUM_INTRAOP_THREADS": str(threads)}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **dict.fromkeys(THREADS, str(threads))}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._said}
     # Unbuffered, because `select` does not see lines in a buffer of this process.
     self.process = subprocess.Popen(command, bufsize=0, start_new_session=True, env=environment, **pipes)
@@ -105,7 +105,7 @@ def run(plan: Plan, workers: int, threads: int) -> Outcome:
   left = collections.deque((shard, 1) for shard in plan.left)
   if not left:
     return outcome
-  crew = _Crew(asdict(plan.asked), threads, min(workers, len(left)))
+  crew = _Crew(asdict(plan.asked) | {"fingerprint": plan.fingerprint}, threads, min(workers, len(left)))
   with crew.working(), _Progress(sum(shard.size for shard, _ in left)) as progress:
     attempts: dict[str, int] = {}
     deaths = 0  # consecutive deaths of workers that had not loaded the model

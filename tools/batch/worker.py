@@ -6,28 +6,33 @@ It exits when its input ends, even in the middle of a shard, so no worker outliv
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
+import platform
 import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jax2tf.tools import quiet
-from jax2tf.tools.batch import formats
+from jax2tf.tools.batch import contract, formats
 from jax2tf.tools.batch.cells import Answer
 
-# Rows that are read, sorted by length and written together.
-WINDOW = 8192
+__all__ = ["run"]
 
 
 def temporary(path: Path, pid: int) -> Path:
-  """The file to which a worker writes before it renames it to `path`."""
-  return path.with_name(f".{pid}.writing.{path.name}")
+  """The file to which a worker of this machine writes before it renames it to `path`."""
+  return path.with_name(f".{pid}.{platform.node()}.writing.{path.name}")
+
+
+def clean(folder: Path) -> None:
+  """Removes incomplete files of killed processes. A process that still writes one of them fails."""
+  for path in folder.glob(".*.writing.*"):
+    path.unlink(missing_ok=True)
 
 
 def bad_rows(path: Path) -> Path:
@@ -38,18 +43,41 @@ def bad_rows(path: Path) -> Path:
 def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -> dict[str, int]:
   """Writes the outputs of one file to a temporary file, and renames it when it is complete.
 
+  Bad rows are left out; `_<name>.bad.jsonl` beside the results lists them.
+
+  Args:
+    runner: the model, the `runner` of an `engines.Rows`.
+    source: a file that `jax2tf batch` reads.
+    target: the file of results, whose name has the same ending.
+    tell: called after each window of rows, with their number `rows` and the part of the file that is done, `part`.
+
+  Returns:
+    the numbers of rows that ran, "rows", and of those that did not, "bad".
+
   Raises:
-    ValueError: the file cannot be read, or the model can run none of its rows.
+    ValueError: the file cannot be read, the model can run none of its rows, or another process removed the temporary file.
+
+  Examples:
+    >>> import numpy as np, pathlib
+    >>> from jax2tf.converters import saved_model
+    >>> from jax2tf.tools.batch import engines, worker
+    >>> path = saved_model.save(lambda w, x: x @ w, np.ones(2, np.float32), "model", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> source, target = pathlib.Path("rows.jsonl"), pathlib.Path("answers.jsonl")
+    >>> _ = source.write_text('{"x": [1, 2]}\\n{"x": [3]}\\n')
+    >>> worker.run(engines.Rows(str(path)).runner, source, target)
+    {'rows': 1, 'bad': 1}
+    >>> target.read_text()
+    '{"y": 3.0}\\n'
   """
   form = formats.of(source)
   names = [runner.contract.needed[0]] if isinstance(form, formats.Npy) else list(runner.columns)
   columns = [column for name in names for column in runner.columns[name]]
   first = done = bad = 0
   reason = ""
-  with _written(target) as path, _written(bad_rows(target)) as bad_path:
-    writer = form.writer(path)
-    with contextlib.closing(writer), bad_path.open("w", encoding="utf-8") as bad_file:
-      for window in form.read(source, columns, WINDOW):
+  path, bad_path = (temporary(each, os.getpid()) for each in (target, bad_rows(target)))
+  try:
+    with contextlib.closing(form.writer(path)) as writer, bad_path.open("w", encoding="utf-8") as bad_file:
+      for window in form.read(source, columns, runner.contract.window(runner.batch_size)):
         answer: Answer = runner(window.columns, window.faults)
         writer.write(window.carried, answer)
         for i in sorted(answer.faults):
@@ -61,27 +89,39 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -
         tell(rows=len(answer.rows), part=window.done)
     if bad and not done:
       raise ValueError(f"none of its rows can be run; the first {reason}")
-    if not bad:
-      bad_path.unlink()
+    if bad:
+      _publish(bad_path, bad_rows(target))
+    else:
+      bad_rows(target).unlink(missing_ok=True)  # of an earlier attempt
+    _publish(path, target)
+  finally:
+    for each in (path, bad_path):
+      each.unlink(missing_ok=True)
   return {"rows": done, "bad": bad}
 
 
-@contextlib.contextmanager
-def _written(target: Path) -> Iterator[Path]:
-  """A file that is written completely or not at all."""
-  path = temporary(target, os.getpid())
-  for left in target.parent.glob(f".*.writing.{glob.escape(target.name)}"):  # left by a killed worker
-    left.unlink(missing_ok=True)
+def _publish(path: Path, target: Path) -> None:
+  """Gives a complete file its name."""
   try:
-    yield path
-    if path.exists():
-      with path.open("rb") as file:
-        os.fsync(file.fileno())
-      path.rename(target)
-    else:
-      target.unlink(missing_ok=True)  # of an earlier attempt
-  finally:
-    path.unlink(missing_ok=True)
+    with path.open("rb") as file:
+      os.fsync(file.fileno())
+    path.rename(target)
+  except FileNotFoundError as error:
+    raise ValueError(f"another process removed {path} before it was complete") from error
+
+
+def load(options: Mapping[str, Any]) -> Any:
+  """The runner with these options, and the fingerprint that its model must have.
+
+  Raises:
+    ValueError: the model is another one, or as for `model.Runner`.
+  """
+  from jax2tf.tools.batch import model  # noqa: PLC0415  (TensorFlow)
+
+  runner = model.Runner(**{name: value for name, value in options.items() if name != "fingerprint"})
+  if contract.fingerprint(runner.contract.directory) != options["fingerprint"]:  # after loading, so it is that of what was loaded
+    raise ValueError(f"{runner.contract.directory} has changed since the command began; run the command again")
+  return runner
 
 
 def main() -> None:
@@ -102,10 +142,9 @@ def main() -> None:
 
   options = json.loads(lines.get())
   begin = time.monotonic()
+  sys.modules["jax"] = None  # type: ignore[assignment]  # nothing that a worker imports needs it
   try:
-    from jax2tf.tools.batch import model  # noqa: PLC0415  (TensorFlow)
-
-    runner = model.Runner(**options)
+    runner = load(options)
   except Exception as error:
     tell(fatal=_reason(error))
     return

@@ -16,7 +16,7 @@ from jax2tf.converters import saved_model
 from jax2tf.tools.batch import plan, supervisor
 
 _FILES = 16
-ROWS = {"mlp": 480_000, "encoder": 6_000}
+ROWS = {"mlp": 240_000, "encoder": 3_200}
 _WIDTH, _LAYERS = 384, 6
 
 
@@ -40,8 +40,8 @@ def encode(params: Any, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
   return (x * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
 
 
-def save(name: str, folder: pathlib.Path) -> None:
-  """Saves the model `mlp`, `encoder` or `small`."""
+def parameters(name: str) -> Any:
+  """Those of the model `mlp`, `encoder` or `small`."""
   random = np.random.default_rng(0)
 
   def weights(*shape: int) -> np.ndarray:
@@ -52,16 +52,22 @@ def save(name: str, folder: pathlib.Path) -> None:
       {"attention": [weights(_WIDTH, _WIDTH) for _ in range(3)], "up": weights(_WIDTH, 4 * _WIDTH), "down": weights(4 * _WIDTH, _WIDTH)}
       for _ in range(_LAYERS)
     ]
-    params: Any = {"embedding": weights(1000, _WIDTH), "layers": layers}
+    return {"embedding": weights(1000, _WIDTH), "layers": layers}
+  sizes = [784, 512, 512, 10] if name == "mlp" else [4, 8, 1]
+  return [weights(*pair) for pair in itertools.pairwise(sizes)]
+
+
+def save(name: str, folder: pathlib.Path) -> None:
+  """Saves a model."""
+  params = parameters(name)
+  if name == "encoder":
     saved_model.save(encode, params, folder, inputs={"ids": "i32[b,s]", "attention_mask": "i32[b,s]"}, outputs=["y"])
   else:
-    sizes = [784, 512, 512, 10] if name == "mlp" else [4, 8, 1]
-    params = [weights(*pair) for pair in itertools.pairwise(sizes)]
-    saved_model.save(mlp, params, folder, inputs={"x": f"f32[b,{sizes[0]}]"}, outputs=["y"])
+    saved_model.save(mlp, params, folder, inputs={"x": f"f32[b,{len(params[0])}]"}, outputs=["y"])
 
 
 def write(name: str, folder: pathlib.Path, rows: int, files: int = _FILES) -> None:
-  """Writes numbered rows for a model."""
+  """Writes numbered rows for a model, as many into each file."""
   folder.mkdir()
   random, each = np.random.default_rng(1), rows // files
   for k in range(files):
@@ -82,8 +88,43 @@ def batch(model: str, source: str, target: pathlib.Path, workers: int) -> superv
     return supervisor.run(found, workers, 1)
 
 
-def check(rows: int, target: pathlib.Path) -> None:
-  """Raises SystemExit if a row was lost or occurs twice."""
-  ids = np.sort(pq.read_table(target, columns=["id"])["id"].to_numpy())
-  if not np.array_equal(ids, np.arange(rows)):
-    raise SystemExit(f"{target}: {rows} rows went in, {len(ids)} came out, {len(np.unique(ids))} of them different")
+def answers(rows: int, target: pathlib.Path) -> np.ndarray:
+  """The outputs of all rows in the order of their ids, f32[rows, n].
+
+  Raises:
+    ValueError: a row was lost or occurs twice.
+  """
+  table = pq.read_table(target, columns=["id", "y"])
+  ids, column = table["id"].to_numpy(), table["y"].combine_chunks()
+  order = np.argsort(ids)
+  if not np.array_equal(ids[order], np.arange(rows)):
+    raise ValueError(f"{rows:,} rows went in, and {len(ids):,} came out, {len(np.unique(ids)):,} of them different")
+  lists = column.storage if isinstance(column, pa.ExtensionArray) else column  # Ray writes tensors
+  return lists.flatten().to_numpy().reshape(rows, -1)[order]
+
+
+def check_files(each: int, target: pathlib.Path) -> None:
+  """Raises ValueError if a file has not its rows, each once. For more rows than `answers` can hold."""
+  for k, file in enumerate(sorted(target.glob("*.parquet"))):
+    if not np.array_equal(pq.read_table(file, columns=["id"])["id"].to_numpy(), np.arange(k * each, (k + 1) * each)):
+      raise ValueError(f"{file.name} has other rows than went in")
+
+
+def compare(found: np.ndarray, expected: np.ndarray) -> None:
+  """Raises ValueError if outputs differ by more than 1e-5 of the largest."""
+  apart = float(np.max(np.abs(found - expected), initial=0)) if found.shape == expected.shape else np.inf
+  if not apart <= 1e-5 * np.max(np.abs(expected), initial=1):
+    raise ValueError(f"its outputs differ by {apart:.2g}")
+
+
+def of_jax(name: str, source: pathlib.Path, rows: int = 32) -> np.ndarray:
+  """What JAX computes for the first rows of the source."""
+  table = pq.read_table(sorted(source.glob("*.parquet"))[0]).slice(0, rows)
+  params = parameters(name)
+  if name != "encoder":
+    return np.asarray(jax.jit(mlp)(params, np.stack(table["x"].to_numpy())))
+  lists = [np.asarray(ids, np.int32) for ids in table["ids"].to_pylist()]
+  masks = np.arange(max(map(len, lists))) < np.array([[len(ids)] for ids in lists])
+  ids = np.zeros(masks.shape, np.int32)
+  ids[masks] = np.concatenate(lists)
+  return np.asarray(jax.jit(encode)(params, ids, masks.astype(np.int32)))

@@ -1,6 +1,6 @@
-"""Runs files of rows in one way, in a process without JAX. Prints a line of JSON with the seconds, without start-up.
+"""Runs files of rows in one way, in a process without JAX. Prints a line of JSON with the seconds of the rows and those of the start.
 
-Usage: python -m jax2tf.tools.sweeps.pipeline_runs (bare1|bare2|ray|dask|beam|beam-processes) (mlp|encoder|small) MODEL SOURCE TARGET.
+Usage: python -m jax2tf.tools.sweeps.pipeline_runs WAY (mlp|encoder|small) MODEL SOURCE TARGET. WAYS has the ways.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +26,6 @@ Span = tuple[int, float, float, int]  # process, begin, end, rows
 
 def _bare(name: str, model: str, files: Sequence[str], target: str, ready: Any) -> list[Span]:
   """The code that a user would write by hand."""
-  os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
   sys.modules["jax"] = None  # type: ignore[assignment]
   import pyarrow as pa  # noqa: PLC0415
   import pyarrow.parquet as pq  # noqa: PLC0415
@@ -79,9 +79,12 @@ def _file(model: str, file: str, target: str) -> Span:
 def dask(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
   from distributed import Client  # noqa: PLC0415
 
+  from jax2tf.tools.batch import worker  # noqa: PLC0415
+
   with Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
     spans: list[Span] = client.gather([client.submit(_file, model, file, target) for file in files])
-    return spans
+  worker.clean(pathlib.Path(target))  # after killed workers
+  return spans
 
 
 def ray(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
@@ -106,6 +109,65 @@ def ray(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
   table = pq.read_table(target, columns=["pid", "begin", "end"]).to_pandas()
   spans = [(int(p), b, e, len(part)) for (p, b, e), part in table.groupby(["pid", "begin", "end"])]
   return [*spans, (0, written, written, 0)]
+
+
+def spark(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
+  """Record batches through `mapInArrow`; Spark keeps its processes of Python, and they their model."""
+  if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+    raise SystemExit("Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless")
+  import pyspark.sql  # noqa: PLC0415
+
+  from jax2tf.tools.batch.engines import Rows  # noqa: PLC0415
+
+  rows = Rows(model)
+  os.environ["PYSPARK_PYTHON"] = sys.executable
+
+  def mapped(batches: Any) -> Any:
+    _ = rows.runner
+    for batch in batches:
+      begin = time.time()
+      yield from rows.record_batches([batch])
+      with open(f"{target}.spans", "a", encoding="utf-8") as file:
+        file.write(json.dumps((os.getpid(), begin, time.time(), batch.num_rows)) + "\n")
+
+  session = pyspark.sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+  session.sparkContext.setLogLevel("ERROR")
+  found = session.read.parquet(*files).mapInArrow(mapped, "id long, y array<float>")
+  found.write.mode("append").parquet(f"file://{target}")
+  written = time.time()
+  session.stop()
+  return _spans(target, written)
+
+
+def _spans(target: str, written: float) -> list[Span]:
+  """The lines that processes have written, one for each table."""
+  lines = pathlib.Path(f"{target}.spans").read_text(encoding="utf-8").splitlines()
+  return [*(tuple(json.loads(line)) for line in lines), (0, written, written, 0)]
+
+
+def beam_elements(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
+  """Elements through Beam's RunInference."""
+  import apache_beam  # noqa: PLC0415
+  import pyarrow as pa  # noqa: PLC0415
+  from apache_beam.ml.inference.base import RunInference  # noqa: PLC0415
+
+  from jax2tf.tools.batch import on_beam  # noqa: PLC0415
+
+  inner = on_beam.handler(model)
+
+  class Timed(type(inner)):  # type: ignore[misc]
+    def run_inference(self, batch: Any, *others: Any) -> Any:
+      begin = time.time()
+      yield from super().run_inference(batch, *others)
+      with open(f"{target}.spans", "a", encoding="utf-8") as file:
+        file.write(json.dumps((os.getpid(), begin, time.time(), len(batch))) + "\n")
+
+  schema = pa.schema({"id": pa.int64(), "y": pa.list_(pa.float32())})
+  with apache_beam.Pipeline(runner="FnApiRunner") as pipeline:
+    read = pipeline | apache_beam.io.ReadFromParquet(f"{pathlib.Path(files[0]).parent}/*.parquet")
+    rows = read | RunInference(Timed()) | apache_beam.Map(lambda found: {"id": found.example["id"], "y": found.inference["y"].tolist()})
+    _ = rows | apache_beam.io.WriteToParquet(f"{target}/part", schema, file_name_suffix=".parquet")
+  return _spans(target, time.time())
 
 
 def beam(**options: Any) -> Callable[..., list[Span]]:
@@ -139,9 +201,7 @@ def beam(**options: Any) -> Callable[..., list[Span]]:
       read = pipeline | apache_beam.io.ReadFromParquetBatched(f"{pathlib.Path(files[0]).parent}/*.parquet")
       found = read | apache_beam.ParDo(tables())
       _ = found | apache_beam.io.WriteToParquetBatched(f"{target}/part", schema, file_name_suffix=".parquet")
-    written = time.time()
-    lines = pathlib.Path(spans).read_text(encoding="utf-8").splitlines()
-    return [*(tuple(json.loads(line)) for line in lines), (0, written, written, 0)]
+    return _spans(target, time.time())
 
   return run
 
@@ -153,11 +213,14 @@ WAYS: dict[str, Callable[..., list[Span]]] = {
   "ray": ray,
   "beam": beam(),
   "beam-processes": beam(direct_num_workers=2, direct_running_mode="multi_processing"),
+  "beam-elements": beam_elements,
+  "spark": spark,
 }
 
 
 def main(way: str, name: str, model: str, source: str, target: str) -> None:
-  """Prints the seconds from the mean time of the processes' first rows to the last row, and the share of each process."""
+  """Prints the seconds from the mean time of the processes' first rows to the last row, those before, and the share of each process."""
+  started = time.time()
   spans = WAYS[way](name, model, sorted(map(str, pathlib.Path(source).glob("*.parquet"))), target)
   rows: dict[int, int] = collections.Counter()
   begins: dict[int, float] = {}
@@ -165,8 +228,9 @@ def main(way: str, name: str, model: str, source: str, target: str) -> None:
     rows[process] += number
     if number:
       begins[process] = min(begin, begins.get(process, begin))
-  seconds = max(end for _, _, end, _ in spans) - sum(begins.values()) / len(begins)
-  print(json.dumps({"seconds": seconds, "shares": [n / sum(rows.values()) for n in rows.values() if n] if way == "ray" else []}))
+  first = sum(begins.values()) / len(begins)
+  seconds = max(end for _, _, end, _ in spans) - first
+  print(json.dumps({"seconds": seconds, "start": first - started, "shares": [n / sum(rows.values()) for n in rows.values() if n]}))
 
 
 if __name__ == "__main__":
