@@ -6,7 +6,7 @@
 #   make generate     trains a decoder, saves it with its key-value cache, and generates text without JAX
 #   make test         the test suite, on two cores
 #   make every-row    the test suite with all rows of its longest tables; `make test` runs a quarter of these
-#   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask and Beam; docs/reports/pipelines.md
+#   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask, Beam and Spark; docs/reports/pipelines.md
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in a separate environment
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton
 #   make docs         the site of docs/ and the docstrings, in build/site; a warning or a broken link fails
@@ -16,8 +16,8 @@
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
 #   make cost         time and size of the rules against jax.jit, and the report docs/reports/cost.md
 #   make speed        models and functions against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md, functions.md and saving.md
-#   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and docs/reports/data/serving-load.json
-#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and docs/reports/data/serving-soak.json
+#   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and the report docs/reports/serving.md; 5 minutes
+#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and the report docs/reports/serving.md
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/reports/model-table.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
@@ -68,10 +68,10 @@ test: $(VENV)/.test
 every-row: $(VENV)/.test
 	$(RUN) -m pytest -n 2 --dist loadfile --every-row $(PYTEST_ARGS)
 
-pipelines: $(VENV)/.test $(VENV)-beam/.beam
+pipelines: $(VENV)/.test $(VENV)-beam/.beam $(VENV)-spark/.spark
 	$(RUN) -m pytest --every-row -m pipelines $(PYTEST_ARGS)
-	$(PIP) 'dask[distributed]>=2026.8' 'ray[data]>=2.60'
-	$(RUN) -m jax2tf.tools.sweeps.pipelines --beam $(VENV)-beam/bin/python
+	$(PIP) -e '.[dask,ray]'
+	$(RUN) -m jax2tf.tools.sweeps.pipelines --beam $(VENV)-beam/bin/python --spark $(VENV)-spark/bin/python
 
 tfx: $(VENV)/.test $(VENV)-tfx/.tfx
 	rm -rf build/tfx && mkdir -p build/tfx
@@ -179,6 +179,13 @@ $(VENV)-beam/.beam: $(VENV)/.venv
 	"$(PYTHON)" -m venv $(VENV)-beam
 	$(VENV)-beam/bin/python -m pip install --disable-pip-version-check 'apache-beam>=2.77' 'tensorflow==2.21.*' 'pyarrow>=18' 'tqdm>=4'
 	$(VENV)-beam/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# Without JAX, as a cluster would have it. Java 17 or newer has to be there: Debian's openjdk-17-jre-headless.
+$(VENV)-spark/.spark: $(VENV)/.venv
+	"$(PYTHON)" -m venv $(VENV)-spark
+	$(VENV)-spark/bin/python -m pip install --disable-pip-version-check 'pyspark[sql]>=4.3' 'tensorflow==2.21.*' 'tqdm>=4'
+	$(VENV)-spark/bin/python -m pip install --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 $(VENV)-deploy/.deploy: $(VENV)/.venv

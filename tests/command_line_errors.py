@@ -54,6 +54,8 @@ def make(folder: Path) -> None:
   assert run("jax2tf convert small:predict --input x=f32[b,4] --params weights.npz --out model", folder) == (0, "")
   shutil.copytree(folder / "model", folder / "cut")
   os.truncate(folder / "cut" / "1" / "variables" / "variables.data-00000-of-00001", 10)
+  shutil.copytree(folder / "model", folder / "gone")
+  shutil.rmtree(folder / "gone" / "1" / "variables")
   shutil.copytree(folder / "model", folder / "corrupt")
   os.truncate(folder / "corrupt" / "1" / "saved_model.pb", 100)
   shutil.copytree(folder / "model", folder / "foreign")

@@ -4,9 +4,11 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -28,13 +30,14 @@ ONE_PYTHON = {
   "tests/converters/test_c_loader.py": "C code that loads a SavedModel",
   "tests/converters/test_on_disk.py": "files, and when they are there",
   "tests/converters/test_tfjs_page.py": "a page for the browser",
-  "tests/test_batch.py": "processes without JAX",
+  "tests/test_batch": "processes without JAX, and files",
   "tests/test_browser.py": "a browser",
   "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the file run them all, in one process",
   "tests/test_deploy.py": "files of other servers",
   "tests/test_documents.py": "links and names",
   "tests/test_gallery.py": "pictures; other tests run all that is in them",
   "tests/test_guides.py": "documents; other tests have what they show",
+  "tests/test_site.py": "a browser",
   "tests/test_serve": "a server without JAX",
   "tests/test_strategies.py": "processes of TensorFlow's clusters",
   "tests/test_tf_serving.py": "another server",
@@ -76,6 +79,19 @@ def without_jax() -> Iterator[str]:
   # A socket's name has to be short, so it is not in pytest's folder.
   with tempfile.TemporaryDirectory(prefix="warm-") as folder, warm_python.started(pathlib.Path(folder)) as executable:
     yield executable
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+  """Headless Chromium; a machine that has none says so."""
+  sync_api = pytest.importorskip("playwright.sync_api", reason="needs Python's playwright")
+  chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+  if chromium is None:
+    pytest.skip(reason="there is no chromium: apt-get install chromium")
+  with sync_api.sync_playwright() as playwright:
+    opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--enable-unsafe-swiftshader"])
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="session")

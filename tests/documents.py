@@ -1,4 +1,4 @@
-"""Runs the code blocks of a document in order, as they stand: `python documents.py FILE`, in the folder that they work in.
+"""Runs the code blocks of a document in order, as they stand: `python documents.py FILE [LANGUAGE ...]`, in the folder that they work in.
 
 `python` blocks share one namespace, `sh` and `console` blocks one shell. What a `console` block shows below a command, or a `text` block
 below another, is compared with the output, where `...` stands for anything. A command that ends in `&` is waited for until its output is
@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,18 @@ SECONDS = 600
 _DONE = "the command is done"
 
 
-def blocks(text: str) -> Iterator[re.Match[str]]:
+def blocks(text: str, languages: Sequence[str] = RUN) -> Iterator[re.Match[str]]:
   """The blocks that run."""
-  return (found for found in BLOCK.finditer(text) if found["language"] in RUN and not found["left_out"])
+  return (found for found in BLOCK.finditer(text) if found["language"] in languages and not found["left_out"])
 
 
-def run(path: Path) -> None:
+def run(path: Path, languages: Sequence[str] = RUN) -> None:
   text = path.read_text()
-  serves = any("jax2tf serve" in block["code"] for block in blocks(text))
+  serves = any("jax2tf serve" in block["code"] for block in blocks(text, languages))
   with default_ports() if serves else contextlib.nullcontext(), _Shell() as shell:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     said = ""
-    for block in blocks(text):
+    for block in blocks(text, languages):
       line = text.count("\n", 0, block.start("code"))
       try:
         match block["language"]:
@@ -126,4 +126,4 @@ if __name__ == "__main__":
   signal.signal(signal.SIGALRM, _give_up)
   signal.alarm(SECONDS)
   sys.path[0] = os.getcwd()
-  run(Path(sys.argv[1]))
+  run(Path(sys.argv[1]), sys.argv[2:] or RUN)

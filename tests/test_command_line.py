@@ -18,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.examples import minilm
+from jax2tf.tools.cli import _loading, _weights
 from jax2tf.tools.cli.main import main
 from tests import documents
 
@@ -59,6 +60,12 @@ def factor(params, x):
 
 def prints(params, x):
   jax.debug.print("{x}", x=x)
+  return x
+
+def cleans(params, x):
+  return jnp.nan_to_num(x)
+
+def keeps(params, x):
   return x
 
 def calls(params, x):
@@ -117,6 +124,19 @@ def test_convert_takes_parameters_of_many_kinds(kind: str, here: Path, capsys: A
   np.testing.assert_allclose(y, jax.lax.erfc(np.sin(np.full((1, 2), 4, np.float32))), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+  ("names", "haiku", "tree"),
+  [
+    (["a/b", "c"], False, {"a": {"b": 0}, "c": 1}),
+    (["a.0.w", "a.1.w"], False, {"a": [{"w": 0}, {"w": 1}]}),
+    (["mlp/~/linear_0/w", "mlp/~/linear_0.b"], False, {"mlp/~/linear_0": {"w": 0, "b": 1}}),
+    (["outer/inner/w", "linear.b"], True, {"outer/inner": {"w": 0}, "linear": {"b": 1}}),
+  ],
+)
+def test_names_become_trees(names: list[str], haiku: bool, tree: Any) -> None:
+  assert _loading.nested({name: i for i, name in enumerate(names)}, haiku) == tree
+
+
 LIBRARIES = """
 import equinox, flax.linen, haiku, jax
 import numpy as np
@@ -132,9 +152,22 @@ class Net(nnx.Module):
 make = lambda: Net(nnx.Rngs(0))
 linen = flax.linen.Dense(2)
 variables = lambda: ones(linen.init(jax.random.key(0), x))
-hk = haiku.transform(lambda x: haiku.Linear(2)(x))
-params = lambda: ones(hk.init(jax.random.key(0), x))
+class Normed(haiku.Module):
+  def __init__(self):
+    super().__init__()
+    self.mlp = haiku.nets.MLP([2])
+    self.norm = haiku.BatchNorm(create_scale=False, create_offset=False, decay_rate=0.9)
+  def __call__(self, x):
+    return self.norm(self.mlp(x), is_training=False)
+hk = haiku.transform_with_state(lambda x: Normed()(x))
 batch = equinox.nn.Linear(4, 2, key=jax.random.key(0))
+class Stateful(equinox.Module):
+  linear: equinox.nn.Linear
+  norm: equinox.nn.BatchNorm
+  def __call__(self, x, state):
+    return self.norm(self.linear(x), state)
+norm = lambda: equinox.nn.BatchNorm(2, "batch", mode="ema", channelwise_affine=False)
+with_state = lambda: equinox.nn.make_with_state(lambda: Stateful(batch, norm()))()
 """
 
 
@@ -144,24 +177,40 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
   shapes = {"0/kernel": (4, 4), "0/bias": (4,), "1/kernel": (4, 2), "1/bias": (2,)}
   np.savez("weights.npz", **{f"layers/{name}": np.ones(shape, np.float32) for name, shape in shapes.items()})
   np.savez("linear.npz", weight=np.ones((2, 4), np.float32), bias=np.ones(2, np.float32))
+  np.savez("stateful.npz", **{"linear/weight": np.ones((2, 4), np.float32), "linear/bias": np.ones(2, np.float32)})
+  mlp, ema = {"linear_0/w": np.ones((4, 2), np.float32), "linear_0/b": np.ones(2, np.float32)}, "normed/~/batch_norm/~"
+  np.savez("haiku.npz", **{f"normed/~/mlp/~/{name}": array for name, array in mlp.items()})
+  statistics = {"hidden": np.zeros((1, 2), np.float32), "average": np.ones((1, 2), np.float32), "counter": np.int32(0)}
+  np.savez("state.npz", **{f"{ema}/{kind}_ema/{name}": array for kind in ("mean", "var") for name, array in statistics.items()})
   for i, (name, shape, expected, options) in enumerate(
     [
       ("make", "f32[b,4]", [[21, 21]], ("--library", "nnx", "--params", "weights.npz")),
       ("linen", "f32[b,4]", [[5, 5]], ("--params", "MODEL:variables")),
-      ("hk", "f32[b,4]", [[5, 5]], ("--params", "MODEL:params")),
+      ("hk", "f32[b,4]", [[4, 4]], ("--params", "haiku.npz", "--state", "state.npz")),
       ("batch", "f32[4]", [5, 5], ("--params", "linear.npz")),
+      ("with_state", "f32[b,4]", [[5 / 1e-5**0.5] * 2], ("--library", "equinox", "--batched", "--params", "stateful.npz")),
     ]
   ):
     run("convert", f"MODEL:{name}", "--input", f"x={shape}", "--out", f"out{i}", "--json", *options)
     path = json.loads(capsys.readouterr().out)["path"]
     y = tf.saved_model.load(path).signatures["serving_default"](tf.ones((*np.shape(expected)[:-1], 4)))["output"]
-    np.testing.assert_allclose(y, expected)
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
   run("verify", "out1", "MODEL:linen", "--params", "MODEL:variables", "--samples", "1")
   run("convert", "MODEL:linen", "--input", "x=f32[b,4]", "--out", "out", code=2)
   assert "is a model of linen, which holds no parameters; give the result of its init as --params" in capsys.readouterr().err
   np.savez("other.npz", weight=np.ones((2, 3), np.float32))
   run("convert", "MODEL:batch", "--input", "x=f32[4]", "--out", "out", "--params", "other.npz", code=2)
-  assert "model/weight has shape (2, 3), the model has (2, 4); model/bias is missing" in capsys.readouterr().err
+  assert "model/weight has shape (2, 3), the model has (2, 4), model/bias is missing" in capsys.readouterr().err
+  for name, words in (
+    ("make --library nnx", "is not for a model of nnx; the model holds its state, so leave it out"),
+    ("linen", "is not for a model of linen; --params holds the collections of the state too"),
+    ("batch", "is not for a model of equinox; name a factory that returns (model, state)"),
+  ):
+    run("convert", *f"MODEL:{name}".split(), "--input", "x=f32[b,4]", "--out", "out", "--state", "state.npz", code=2)
+    assert f"--state=state.npz {words}" in capsys.readouterr().err
+  run("convert", "MODEL:linen", "--library", "nnx", "--input", "x=f32[b,4]", "--out", "out", code=2)
+  words = "--library=nnx takes a flax.nnx.Module, and this is of type Dense, which is a model of linen; use --library=linen"
+  assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -188,6 +237,13 @@ def test_convert_to_other_runtimes(target: str, file: str, options: tuple[str, .
   assert f"{file} exists already" in capsys.readouterr().err.replace("there", "already")
   run(*command, "--overwrite")
   assert capsys.readouterr().out.startswith(f"saved {file} (")
+
+
+def test_the_version_may_be_zero_and_replaced(here: Path, capsys: Any) -> None:
+  run(*CONVERT, "--params", "MODEL:params", "--version", "0")
+  run(*CONVERT, "--params", "MODEL:params", "--version", "0", code=2)
+  run(*CONVERT, "--params", "MODEL:params", "--version", "0", "--overwrite")
+  assert [path.name for path in Path("out").iterdir()] == ["0"]
 
 
 def test_convert_with_the_idioms_that_are_asked_for(here: Path, capsys: Any) -> None:
@@ -231,6 +287,87 @@ def test_inspect_and_diff(here: Path, capsys: Any) -> None:
   assert {"signatures/serving_default/outputs/y", "signatures/serving_default/outputs/z", "gradients", "warmup_requests"} <= places
 
 
+def _constant(folder: Path, name: str, value: float) -> str:
+  (folder / f"{name}.py").write_text(f"import numpy as np\ndef predict(params, x):\n  return x - np.float32([1, 2, 3, {value}])\n")
+  run("convert", f"{name}:predict", "--input", "x=f32[b,4]", "--out", name)
+  return f"{name}/1"
+
+
+def _foreign(name: str, function: Any, *, entry: str = "value", words: str = "word") -> str:
+  """A model of TensorFlow's own, with two variables of one name, a table and an asset."""
+  module = tf.Module()
+  module.first, module.second = tf.Variable(tf.ones([4, 4]), name="w"), tf.Variable(tf.ones([4, 4]), name="w")
+  module.table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["key"], [entry]), "none")
+  Path("words.txt").write_text(words)
+  module.asset = tf.saved_model.Asset("words.txt")
+  spec = tf.TensorSpec([None, 4], tf.float32, "x")
+  serve = tf.function(lambda x: {"y": function(x, module.first, module.second)}, input_signature=[spec], autograph=False)
+  tf.saved_model.save(module, name, signatures=serve)
+  return name
+
+
+def test_diff_sees_constants_wiring_tables_and_assets(here: Path, capsys: Any) -> None:
+  def differences(before: str, after: str) -> set[str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+      main(["diff", before, after, "--json"])
+    return {d["what"] for d in json.loads(capsys.readouterr().out)["differences"]}
+
+  first, same, other = _constant(here, "first", 4), _constant(here, "same", 4), _constant(here, "other", 5)
+  assert differences(first, same) == set()
+  assert differences(first, other) == {"functions/of_parameters", "functions/signature serving_default"}
+  base = _foreign("base", lambda x, v, w: x @ v - w[0])
+  assert differences(base, _foreign("again", lambda x, v, w: x @ v - w[0])) == set()
+  assert differences(base, _foreign("order", lambda x, v, w: w[0] - x @ v)) == {"functions/signature serving_default"}
+  assert differences(base, _foreign("swapped", lambda x, v, w: x @ w - v[0])) == {"functions/signature serving_default"}
+  table = differences(base, _foreign("table", lambda x, v, w: x @ v - w[0], entry="other"))
+  assert table == {"functions/_initializer", "functions/signature __saved_model_init_op"}
+  assert differences(base, _foreign("asset", lambda x, v, w: x @ v - w[0], words="another")) == {"assets/words.txt"}
+  tf.saved_model.save(tf.Module(), "empty")
+  assert {what for what in differences(base, "empty") if what.startswith("v")} >= {"variables/w", "variables/w (2)"}
+
+
+def test_diff_sees_the_loops_of_tensorflow_1(here: Path, capsys: Any) -> None:
+  for name, factor in (("one", 2.0), ("two", 3.0)):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      x, v = tf.compat.v1.placeholder(tf.float32, [None], "x"), tf.compat.v1.get_variable("v", [1], use_resource=False)
+      tf.compat.v1.disable_control_flow_v2()
+      try:
+        y = tf.compat.v1.while_loop(lambda i, _: i < 3, lambda i, y, factor=factor, v=v: (i + 1, y * factor + v), [0, x])[1]
+      finally:
+        tf.compat.v1.enable_control_flow_v2()
+      session.run(v.assign([1.0]))
+      tf.compat.v1.saved_model.simple_save(session, name, {"x": x}, {"y": y})
+  run("diff", "one", "two", "--json", code=1)
+  assert [d["what"] for d in json.loads(capsys.readouterr().out)["differences"]] == ["functions/signature serving_default"]
+
+
+@pytest.mark.parametrize(
+  ("before", "after", "expected"),
+  [
+    (np.array([2**53, 1]), np.array([2**53 + 1, 1]), (1, 1, 2**-53)),
+    (np.array([-(2**63)]), np.array([2**63 - 1]), (1, 2**64 - 1, 2.0)),
+    (np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64), (1, 1, 2.0**-64)),
+    (np.float32([0, 1]), np.float32([-0.0, 1]), (1, 0.0, 0.0)),
+    (np.float32([np.inf, 1]), np.float32([np.inf, 1.5]), (1, 0.5, 0.5)),
+    (np.float32([1]), np.float32([np.nan]), (1, np.inf, np.inf)),
+    (np.array([b"a", b"bc"], object), np.array([b"a", b"b"], object), (1, None, None)),
+    (np.array([True]), np.array([False]), (1, None, None)),
+  ],
+  ids=str,
+)
+def test_figures_of_two_variables(before: np.ndarray, after: np.ndarray, expected: tuple[Any, ...]) -> None:
+  assert tuple(_weights._figures(before, after).values()) == expected
+
+
+def test_variables_of_one_side_or_of_another_shape_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+  models = {"a": {"x": np.ones(2), "y": np.array([b"s"], object)}, "b": {"x": np.ones(3), "y": np.array([b"s"], object), "z": np.ones(1)}}
+  monkeypatch.setattr(_weights.publish, "meta_graph", lambda path: None)
+  monkeypatch.setattr(_weights.values, "readers", lambda path, _: {n: lambda x=x: x for n, x in models[path].items()})
+  found = {d["path"]: (d["before"] is None, d["differing"]) for d in _weights.differences("a", "b")}  # type: ignore[arg-type]
+  assert found == {"x": (False, None), "z": (True, None)}
+
+
 @pytest.mark.usefixtures("tfjs_packages")
 def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsys: Any) -> None:
   before = sorted(here.iterdir())
@@ -271,6 +408,18 @@ def test_verify_says_no_to_another_function(here: Path, capsys: Any, without_jax
   assert json.loads(capsys.readouterr().out)  # and nothing that the function prints
 
 
+def test_verify_notes_hostile_inputs_unless_asked(here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(sys, "executable", without_jax)
+  run("convert", "MODEL:cleans", "--input", "x=f32[b,4]", "--out", "out")
+  of = ("out", "MODEL:keeps", "--samples", "1", "--size", "b=3", "--signature", "serving_default", "--json")
+  for options, ok in (((), True), (("--hostile",), False)):
+    capsys.readouterr()
+    run("verify", *of, *options, code=int(not ok))
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] == ok and {row["sizes"]["b"] for row in found["rows"]} == {3}
+    assert ("and 1 of hostile inputs" in found["verdict"]) == ok
+
+
 def test_a_state_is_converted_shown_checked_and_verified(
   here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +428,8 @@ def test_a_state_is_converted_shown_checked_and_verified(
   run("convert", *of, "--input", "x=f32[2,4]", "--out", "out")
   run("verify", "out", *of, "--samples", "2")
   capsys.readouterr()
+  run("verify", "out", *of[:3], code=2)
+  assert capsys.readouterr().err.endswith("is stateful; pass --state, the initial state, or choose others with --signature\n")
   run("inspect", "out", "--json")
   assert json.loads(capsys.readouterr().out)["manifest"]["state"] == {"n": "i32[]"}
   run("check", *of, "--input", "x=f32[2,4]", "--for", "serving,onnx", code=1)

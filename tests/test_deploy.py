@@ -92,7 +92,11 @@ def test_kubernetes_manifests_name_each_other():
   assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
   assert scaler["spec"]["minReplicas"] == deployment["spec"]["replicas"]
   assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["spec"]["volumes"]}
-  [made] = yamls("kubernetes/kustomization.yaml")[0]["configMapGenerator"]
+  [customized] = yamls("kubernetes/kustomization.yaml")
+  assert (customized["apiVersion"], customized["kind"]) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+  command = (DEPLOY / "kubernetes" / "kustomization.yaml").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+  assert command in (DEPLOY.parents[1] / "docs/guide/deploy.md").read_text(encoding="utf-8").replace("\\|", "|")
+  [made] = customized["configMapGenerator"]
   assert made["name"] == pod["spec"]["volumes"][0]["configMap"]["name"]
   files = {Path(file).name for file in made["files"] if (DEPLOY / "kubernetes" / file).is_file()}
   assert {flag.rpartition("/")[2] for flag in container["args"] if "/config/" in flag} == files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 import urllib.parse
 from pathlib import Path
@@ -88,6 +89,7 @@ PUBLIC = {
   "jax2tf.tools.batch.engines": "tools/batch/engines.py",
   "jax2tf.tools.batch.on_beam": "tools/batch/on_beam.py",
   "jax2tf.tools.batch.on_ray": "tools/batch/on_ray.py",
+  "jax2tf.tools.batch.worker": "tools/batch/worker.py",
 }
 
 
@@ -96,6 +98,37 @@ def exported(file: str) -> list[str]:
   body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
   [names] = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
   return list(ast.literal_eval(names))
+
+
+def test_the_code_of_contributing_is_that_of_the_source() -> None:
+  blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+  shown = {line.strip().rstrip(",") for block in blocks for line in block.splitlines()} - {"", "..."}
+  files = (path for folder in ("jax2tf", "converters", "tests") for path in (ROOT / folder).rglob("*.py"))
+  assert len(shown) > 8
+  assert shown - {line.strip().rstrip(",") for path in files for line in path.read_text(encoding="utf-8").splitlines()} == set()
+
+
+def test_the_readme_is_short_and_its_table_says_yes_partly_or_no() -> None:
+  readme = (ROOT / "README.md").read_text(encoding="utf-8")
+  assert readme.count("\n") <= 90
+  rows = re.findall(r"^\| .+ \|$", readme, re.MULTILINE)[1:]
+  cells = [cell for row in rows for cell in row.strip("| ").split(" | ")[1:]]
+  assert len(cells) == 6 * len(rows) > 60
+  assert [cell for cell in cells if not re.fullmatch(r"yes|no|\[(yes|partly)\]\([^)]+\)", cell)] == []  # a page says which part
+
+
+def test_the_largest_differences_are_those_of_the_report() -> None:
+  versions = [entry["groups"] for entry in json.loads((ROOT / "docs/reports/data/coverage.json").read_text(encoding="utf-8")).values()]
+  table = (ROOT / "docs/guide/numerics.md").read_text(encoding="utf-8").partition("| Family |")[2].partition("\n\n")[0]
+  rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+  named = [re.findall(r"`(\w+)`", row[3]) for row in rows]
+  others = {group for groups in versions for group in groups}.difference(*named)
+  assert [bool(groups) for groups in named] == [True] * 5 + [False]
+  for (family, *shown, _), groups in zip(rows, named, strict=True):
+    for cell, way in zip(shown, ("graph", "gradient"), strict=True):
+      found = [(each[way]["worst"], group) for one in versions for group in groups or others if way in (each := one.get(group, {}))]
+      worst, group = max(found)
+      assert cell == (f"{worst:.0f}" if worst >= 10 or not worst else f"{worst:.1f}") + f", `{group}`" * bool(worst), family
 
 
 def test_the_reference_has_every_public_name() -> None:

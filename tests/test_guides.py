@@ -1,4 +1,4 @@
-"""The guides and the first page, run block by block as they stand (documents.py says how), each in a process of its own."""
+"""The README, the guides and the pages for developers, run block by block as they stand, each in a process of its own (documents.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 from tests import documents, warm_python
 
 ROOT = Path(__file__).resolve().parent.parent
-# What is typed into a new environment runs in one: tests/test_wheel.py.
-GUIDES = [ROOT / "docs" / "index.md", *(path for path in sorted((ROOT / "docs" / "guide").glob("*.md")) if path.name != "start.md")]
+PAGES = sorted(path for pattern in ("*.md", "guide/*.md", "developers/*.md") for path in (ROOT / "docs").glob(pattern))
+# What is typed into a new environment runs in one: tests/test_wheel.py, and for the README tests/test_quickstart.py.
+LANGUAGES = {ROOT / "README.md": ["python"]} | {path: documents.RUN for path in PAGES if path.name != "start.md"}
 # A server gets signals, which a process of warm_python.py does not.
 JAX2TF = """#!/bin/sh
 if [ "$1" = serve ]; then exec {python} -c "from jax2tf.tools.cli.main import main; main()" "$@"; fi
@@ -36,20 +37,27 @@ def commands() -> Iterator[Path]:
     yield Path(name)
 
 
-@pytest.mark.parametrize("path", [path for path in GUIDES if any(documents.blocks(path.read_text()))], ids=lambda path: path.stem)
-def test_every_block_runs_as_it_stands(path: Path, commands: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [path for path in LANGUAGES if any(documents.blocks(path.read_text()))], ids=lambda path: path.stem)
+def test_every_block_runs_as_it_stands(path: Path, commands: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+  if "tfjs.save(" in "".join(block["code"] for block in documents.blocks(path.read_text())):
+    request.getfixturevalue("tfjs_packages")
   # CI: or importing OpenVINO forks, and calls its makers.
   environment = os.environ | {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "CI": "true"}
   done = subprocess.run(
-    [commands / "python", documents.__file__, path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    [commands / "python", documents.__file__, path, *LANGUAGES[path]],
+    cwd=tmp_path,
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=False,
   )
   assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_what_is_left_out() -> None:
   """Other engines and servers; each block has its reason in a comment."""
-  left_out = [path.stem for path in GUIDES for block in documents.BLOCK.finditer(path.read_text()) if block["left_out"]]
-  assert collections.Counter(left_out) == {"batch": 4, "serving": 2, "recipes": 1}
+  left_out = [path.stem for path in LANGUAGES for block in documents.BLOCK.finditer(path.read_text()) if block["left_out"]]
+  assert collections.Counter(left_out) == {"batch": 4, "serving": 2}
 
 
 @pytest.mark.parametrize(

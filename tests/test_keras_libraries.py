@@ -37,7 +37,9 @@ def test_a_layer_by_its_library(library: str, tmp_path: Path) -> None:
   before = [weight.numpy() for weight in layer.trainable_weights]
   losses = model.fit(X, X[:, :3], epochs=4, verbose=0).history["loss"]  # not monotonic: another Dropout mask each step
   assert np.isfinite(losses).all()
-  assert all((weight.numpy() != old).any() for weight, old in zip(layer.trainable_weights, before, strict=True))
+  unmoved = [weight.path for weight, old in zip(layer.trainable_weights, before, strict=True) if (weight.numpy() == old).all()]
+  # BatchNorm subtracts the mean, so only rounding moves the bias before it.
+  assert [path for path in unmoved if not path.endswith(("linear/bias", "linear/b", "Dense_0/bias"))] == []
   model.save(tmp_path / "net.keras")
   loaded = keras.models.load_model(tmp_path / "net.keras", safe_mode=False)
   np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))

@@ -221,7 +221,7 @@ def test_few_bytes_that_stand_for_many_are_refused(stub: Any) -> None:
 def test_bytes_that_are_norequest(channel: grpc.Channel) -> None:
   code, details = refusal(lambda: channel.unary_unary(PREDICT)(b"\xff\xff\xff", timeout=30))
   assert code == INVALID
-  assert "no tensorflow.serving.PredictRequest" in details
+  assert "not a tensorflow.serving.PredictRequest" in details
   code, _ = refusal(lambda: channel.unary_unary("/tensorflow.serving.PredictionService/Classify")(b"", timeout=30))
   assert code == grpc.StatusCode.UNIMPLEMENTED
 
@@ -447,7 +447,7 @@ def test_strings_of_a_model_without_a_manifest(folder: Path, stub: Any, curl: An
   deep: Any = "a"
   for _ in range(800):
     deep = [deep]
-  for bad, words in ((1, "a tensor of strings"), ({"b64": "?"}, "no base64"), (["a"], "lists side by side"), (deep, "lists side by side")):
+  for bad, words in ((1, "a tensor of strings"), ({"b64": "?"}, "base64: "), (["a"], "lists side by side"), (deep, "lists side by side")):
     code, found = answer({"instances": [text, bad]})
     assert code == 400
     assert words in found["error"]

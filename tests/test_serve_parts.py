@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,9 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.converters import saved_model
+from jax2tf.tools.cli import main as command
 from jax2tf.tools.serving import child, config, server
+from jax2tf.tools.sweeps import clients, reports, serving_report
 from tests.serve_models import encode, inputs_of, options, params, save
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -260,11 +265,11 @@ def test_a_port_is_of_one_server() -> None:
     with contextlib.closing(child.bound("127.0.0.1", port)) as own:
       for _ in ("held", "held and listening"):
         with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be used"):
-          server._held("127.0.0.1", port, threading.Event())
+          server._held("127.0.0.1", port, server._Signals())
         own.listen()
       with socket.create_connection(("127.0.0.1", port)):
         own.accept()[0].close()
-  server._held("127.0.0.1", port, threading.Event()).close()  # although a connection of before is in TIME_WAIT
+  server._held("127.0.0.1", port, server._Signals()).close()  # although a connection of before is in TIME_WAIT
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
@@ -296,9 +301,14 @@ def test_the_ports_of_a_killed_server_are_waited_for(tmp_path: Path, monkeypatch
     (run / f"{ended.pid}.server").write_text(f"[{port}, 1]")
     (run / f"{os.getpid()}.ready").touch()
     assert server._ports_of_killed() == {port, 1}
+    for number, ends in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)):
+      signals = server._Signals()
+      signals._note(number, None)
+      with pytest.raises(ends):
+        server._held("127.0.0.1", port, signals)
     closing = threading.Timer(0.3, proxy.close)
     closing.start()
-    server._held("127.0.0.1", port, threading.Event()).close()
+    server._held("127.0.0.1", port, server._Signals()).close()
     closing.join()
   (run / f"{os.getpid()}.ready").unlink()
   assert server._ports_of_killed() == {port, 1}
@@ -308,8 +318,93 @@ def test_the_ports_of_a_killed_server_are_waited_for(tmp_path: Path, monkeypatch
 def test_a_start_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / "7.failed").write_text("'m': version 1 in m cannot be loaded:\nDataLossError")
   with pytest.raises(ValueError, match="the server cannot start: 'm': version 1 in m cannot be loaded: DataLossError"):
-    server._wait(options(tmp_path), [], threading.Event())
+    server._wait(options(tmp_path), [], server._Signals())
   assert capsys.readouterr().err.startswith("starting 2 proxies, Ray and 1 replicas")
+
+
+def _without_ray(_: child.Options) -> int:
+  raise RuntimeError("no Ray:\n\n  no memory")
+
+
+@pytest.mark.parametrize(
+  ("module", "reason"),
+  [
+    (types.SimpleNamespace(main=_without_ray), "cluster: RuntimeError: no Ray: no memory"),
+    (None, "cluster: ModuleNotFoundError: import of jax2tf.tools.serving.cluster halted; None in sys.modules"),
+  ],
+  ids=["run", "import"],
+)
+def test_a_process_that_fails_says_why_in_one_line(
+  module: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+  """The reason of a replica comes before that of Ray, which has none."""
+  process = importlib.import_module("jax2tf.tools.serving.__main__")
+  monkeypatch.setattr(child, "options", lambda: options(tmp_path))
+  monkeypatch.setitem(sys.modules, "jax2tf.tools.serving.cluster", module)
+  assert process.main("cluster") == 1
+  assert [*server._reasons(options(tmp_path))] == [reason]
+  (tmp_path / "7.failed").write_text("of a replica")
+  assert process.main("cluster") == 1
+  assert [*server._reasons(options(tmp_path))] == ["of a replica"]
+  assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("package", server._PACKAGES)
+def test_a_package_that_is_missing_is_named(
+  package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+  monkeypatch.setitem(sys.modules, package, None)
+  assert _serve(folder, capsys) == (2, "", f"jax2tf serve: the server needs {package}: pip install 'jax2tf[serving]'\n")
+
+
+def _serve(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+  with pytest.raises(SystemExit) as ended:
+    command.main(["serve", str(folder), *flags])
+  return int(ended.value.code or 0), *capsys.readouterr()
+
+
+def test_where_the_versions_are(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+  shutil.copytree(folder / "1", tmp_path / "plain")
+  name = os.path.relpath(folder)
+  for given, words in (
+    (folder / "1", f"has no version to serve; it is version 1 itself; name the directory of the versions, {name}\n"),
+    (tmp_path / "plain", f"has no version to serve; it is a SavedModel itself; move its files to {tmp_path / 'plain' / '1'}\n"),
+    (tmp_path / "plain" / "variables", "has no version to serve; `jax2tf convert --out DIR` writes DIR/1/\n"),
+  ):
+    assert _serve(given, capsys) == (2, "", f"jax2tf serve: {given} {words}")
+
+
+def test_an_address_of_another_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+  """192.0.2.0/24 is for documents, so no machine has an address of it."""
+  words = "jax2tf serve: --host 192.0.2.1 is not an address of this machine: Cannot assign requested address\n"
+  assert _serve(folder, capsys, "--host=192.0.2.1") == (2, "", words)
+
+
+@pytest.mark.parametrize(
+  ("number", "code", "words"),
+  [(signal.SIGINT, 130, "jax2tf serve: interrupted"), (signal.SIGTERM, 0, "ending before the server is ready")],
+  ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_signal_before_the_server_is_ready(
+  number: int, code: int, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+  started: list[subprocess.Popen[bytes]] = []
+
+  def start(kind: str, options: child.Options) -> subprocess.Popen[bytes]:
+    """A process that is never ready, and ends when it is told to; the last one comes with the signal."""
+    del kind, options
+    started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+    if len(started) == 3:
+      os.kill(os.getpid(), number)
+    return started[-1]
+
+  monkeypatch.setattr(server, "start", start)
+  before = signal.getsignal(number)
+  ports = (f"--{name}_port={port}" for name, port in zip(("grpc", "http"), clients.free_ports(2), strict=True))
+  found, out, error = _serve(folder, capsys, "--replicas=1", *ports)
+  assert (found, out, error.splitlines()[-1][: len(words)]) == (code, "", words)
+  assert [process.returncode for process in started] == [0, 0, 0]
+  assert signal.getsignal(number) is before
 
 
 def test_a_state_is_served_by_one_replica(tmp_path: Path, model_module: Any, models_module: Any) -> None:
@@ -344,23 +439,43 @@ def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> No
 def test_what_is_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / "7.faults").write_text('{"bad": "version 1 cannot be loaded"}')
   config.write(tmp_path, {name: config.Source(tmp_path) for name in ("good", "bad")})
-  server._report(options(tmp_path, host="::1", grpc_port=8500, http_port=8501, tls_cert="c"))
-  written = capsys.readouterr()
-  assert written.out == "serving 'good': gRPC [::1]:8500, REST https://[::1]:8501/v1/models/good\n"
-  assert written.err == "not served: 'bad': version 1 cannot be loaded\n"
+  line = "serving 'good': gRPC [::1]:8500, REST https://[::1]:8501/v1/models/good"
+  served = options(tmp_path, host="::1", grpc_port=8500, http_port=8501, tls_cert="c")
+  server._report(served, as_json=False)
+  assert capsys.readouterr() == (f"{line}\n", "not served: 'bad': version 1 cannot be loaded\n")
+  server._report(served, as_json=True)
+  addresses = {"grpc": "[::1]:8500", "rest": "https://[::1]:8501"}
+  faults = {"bad": "version 1 cannot be loaded"}
+  assert json.loads(capsys.readouterr().out) == {"verdict": line, "models": ["good"], "not served": faults, **addresses}
 
 
 DYING = """
 import time, types
 from jax2tf.tools.serving import cluster
-cluster.child.options = lambda: types.SimpleNamespace(replicas=1)
 cluster._start_ray = lambda _: None
 cluster.worker.global_worker.node = types.SimpleNamespace(dead_processes=lambda: [("raylet", None)])
 cluster.serve.start = lambda **_: time.sleep(60)  # as Ray Serve waits for what died with the raylet
-cluster.main()
+cluster.main(types.SimpleNamespace(replicas=1))
 """
 
 
 def test_a_cluster_ends_with_its_raylet_although_it_still_starts() -> None:
   done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, check=False, timeout=30)
-  assert (done.returncode, done.stderr) == (1, "raylet of Ray died; its replicas start anew\n")
+  assert (done.returncode, done.stderr) == (1, "raylet of Ray died; its replicas restart\n")
+
+
+def test_what_a_load_is_expected_to_show() -> None:
+  """Replicas add up until all cores are busy, and memory and starts have bounds."""
+  one = {"requests per second": 400.0} | dict.fromkeys(serving_report.COSTS, 0.5)  # 2 ms of CPU time for each request
+  assert [serving_report.predicted(one, count, cores=2) for count in (1, 2, 3)] == [400, 800, 1000]
+  assert [len(serving_report.late(starts)) for starts in ([29.9, 8.0], [31.0, 8.0])] == [0, 1]
+  soak = {"minutes": 30, "all processes MB by thirds": [1000, 2000, 2099]}
+  assert serving_report.grown(soak) == []
+  assert serving_report.grown(soak | {"all processes MB by thirds": [1000, 2000, 2101]}) == [
+    "all processes MB by thirds: [1000, 2000, 2101], a growth by more than 5%"
+  ]
+
+
+def test_the_page_of_the_load_has_its_numbers() -> None:
+  page = serving_report.markdown(reports.read(serving_report.LOAD), reports.read(serving_report.SOAK))
+  assert reports.page("serving").read_text(encoding="utf-8") == page

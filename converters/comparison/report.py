@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import datetime
 import io
 import json
@@ -13,12 +14,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import extras
+from .. import extras, stages
+from ..saved_model import publish
 
 SUBNORMAL, HOSTILE = "subnormal", "hostile"
+_WORDS = {HOSTILE: "hostile inputs (NaN, infinities, extreme numbers)", SUBNORMAL: "subnormal inputs"}
 _NOTE = (
-  "Rows that are noted do not count. Those of subnormal inputs never do: XLA and TensorFlow's kernels take such numbers for zero in "
-  "different places (jax2tf's docs/limitations.md). Relative errors and units in the last place (ulp) are of elements above atol."
+  "Rows that are noted do not count: those of hostile inputs (NaN, infinities, extreme numbers), unless they were asked for, and those of "
+  "subnormal inputs, which XLA and TensorFlow's kernels take for zero in different places (jax2tf's docs/limitations.md). "
+  "Relative errors and units in the last place (ulp) are of elements above atol."
 )
 _ROW_TITLES = ("signature", "output", "sizes", "inputs", "dtype", "samples", "max abs", "max rel", "max ulp", "of tolerance", "agrees")
 _LATENCY_TITLES = ("signature", "sizes", "SavedModel ms", "reference ms", "ratio")
@@ -130,16 +134,15 @@ class Report:
   @property
   def verdict(self) -> str:
     """One sentence."""
-    wrong = [row for row in self.rows if not row.ok]
-    hostile = sum(bool(row.problem) and row.values == HOSTILE for row in self.rows)
+    wrong, agree = [row for row in self.rows if not row.ok], sum(not row.problem for row in self.rows)
     skipped = "".join(f"; skipped: {name}" for name in self.skipped)
     if wrong:
-      only = ", all of hostile inputs (NaN, infinities, extreme numbers)" if {row.values for row in wrong} == {HOSTILE} else ""
+      only = f", all of {_WORDS[HOSTILE]}" if {row.values for row in wrong} == {HOSTILE} else ""
       return f"NOT verified: {len(wrong)} of {len(self.rows)} comparisons differ{only}{skipped}"
     how = "verified" if self.ok else "verified in part" if self.rows else "NOT verified"
-    agree = len(self.rows) - hostile
-    noted = f", and {hostile} of hostile inputs (NaN, infinities, extreme numbers) differ" if hostile else ""
-    return f"{how}: {agree} comparisons agree{noted}{skipped}"
+    noted = collections.Counter(row.values for row in self.rows if row.problem)
+    differ = "".join(f", and {noted[kind]} of {words} differ" for kind, words in _WORDS.items() if noted[kind])
+    return f"{how}: {agree} comparisons agree{differ}{skipped}"
 
   def raise_for_mismatch(self) -> None:
     """Returns if `ok` is true.
@@ -153,7 +156,11 @@ class Report:
       raise VerificationError("\n".join([f"{self.model}: {self.verdict}", *lines]))
 
   def text(self) -> str:
-    """The report as tables for a terminal."""
+    """The report as tables for a terminal.
+
+    Raises:
+      ImportError: tabulate is missing, a package of jax2tf[verify].
+    """
     table = extra("tabulate").tabulate
     problems = [f"{'' if row.ok else 'WRONG: '}{row.place}: {row.problem}" for row in self.rows if row.problem]
     problems += [f"SKIPPED: {name}: {why}" for name, why in self.skipped.items()]
@@ -173,7 +180,11 @@ class Report:
     return json.dumps(asdict(self) | {"ok": self.ok, "verdict": self.verdict, "rows": rows}, indent=2, allow_nan=False) + "\n"
 
   def html(self) -> str:
-    """The report as one HTML page with embedded pictures."""
+    """The report as one HTML page with embedded pictures.
+
+    Raises:
+      ImportError: a package of jax2tf[verify] is missing.
+    """
     template = (
       extra("jinja2").Environment(autoescape=True).from_string(Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8"))
     )
@@ -197,18 +208,25 @@ class Report:
     return [(title, [(row, _cells(row)) for row in rows], title != "Agree") for title, rows in kinds.items() if rows]
 
   def write(self, folder: str | os.PathLike[str]) -> Path:
-    """Writes verification.txt, .json and .html.
+    """Writes verification.txt, .json and .html. They replace those of an earlier report when all are complete.
 
     Args:
       folder: where to; it is made if it does not exist.
 
     Returns:
       the folder.
+
+    Raises:
+      ImportError: a package of jax2tf[verify] is missing.
+      OSError: the folder cannot be written.
     """
-    folder, texts = Path(folder), {"txt": self.text(), "json": self.json(), "html": self.html()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for suffix, text in texts.items():
-      (folder / f"verification.{suffix}").write_text(text, encoding="utf-8")
+    folder = Path(folder)
+    with stages.stage("write the report"), publish.beside(folder) as place:
+      place.mkdir()
+      for suffix, text in {"txt": self.text(), "json": self.json(), "html": self.html()}.items():
+        (place / f"verification.{suffix}").write_text(text, encoding="utf-8")
+      for file in [*place.iterdir()]:
+        file.replace(folder / file.name)
     return folder
 
 
@@ -237,23 +255,27 @@ def _json_number(x: Any) -> Any:
 
 def _errors_picture(rows: Sequence[Row]) -> str:
   """A chart of the largest differences as fractions of the tolerances; "" if there are none. Infinities are at the right edge."""
-  rows = sorted((row for row in rows if row.of_tolerance is not None), key=lambda row: -(row.of_tolerance or 0.0))[:_MOST_PICTURED]
-  shares = [row.of_tolerance or 0.0 for row in rows]
-  edge = 10 * max([10.0, *filter(math.isfinite, shares)])
-  colours = {"ordinary": "tab:blue", "given": "tab:blue", HOSTILE: "tab:orange", SUBNORMAL: "tab:purple"}
+  shown: dict[str, dict[str, float]] = {}  # {line: {kind of inputs: share}}, the largest first
+  for row in sorted(rows, key=lambda row: -(row.of_tolerance or 0.0)):
+    if row.of_tolerance is not None:
+      shown.setdefault(f"{row.signature}: {row.output}, {_text(row.sizes)}", {})[row.values] = row.of_tolerance
+  lines = [*shown][:_MOST_PICTURED]
+  edge = 10 * max([10.0, *(share for line in lines for share in shown[line].values() if math.isfinite(share))])
+  kinds = {"ordinary": ("tab:blue", -0.2), "given": ("tab:blue", -0.2), HOSTILE: ("tab:orange", 0), SUBNORMAL: ("tab:purple", 0.2)}
 
   def draw(axes: Any) -> None:
-    for values, colour in colours.items():
-      at = [i for i, row in enumerate(rows) if row.values == values]
+    for values, (colour, shift) in kinds.items():
+      at = [i for i, line in enumerate(lines) if values in shown[line]]
       if at:
-        axes.scatter([min(shares[i], edge) for i in at], at, s=18, color=colour, label=f"{values} inputs")
+        shares = [min(shown[lines[i]][values], edge) for i in at]
+        axes.scatter(shares, [i + shift for i in at], s=18, color=colour, label=f"{values} inputs")
     axes.axvline(1, color="tab:red", linewidth=1, label="the tolerance")
     axes.set_xscale("symlog", linthresh=1e-3)
     axes.set_xlim(0, 2 * edge)
     axes.set_xlabel("largest difference, as a share of the tolerance")
-    axes.set_yticks(range(len(rows)), [_short(f"{row.signature}: {row.output}, {_text(row.sizes)}") for row in rows], fontsize=8)
+    axes.set_yticks(range(len(lines)), [*map(_short, lines)], fontsize=8)
 
-  return _picture(draw, len(rows)) if rows else ""
+  return _picture(draw, len(lines)) if lines else ""
 
 
 def _latencies_picture(latencies: Sequence[Latency]) -> str:

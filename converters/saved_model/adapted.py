@@ -115,6 +115,8 @@ def _named(fun: Any, whole: Whole, *leading: str, last: Sequence[inspect.Paramet
 def with_values(whole: Whole, values: Any, what: str) -> Whole:
   """The model with new arrays, matched by path. Every parameter must be given; other arrays keep their values if absent.
 
+  A path may end in `/value`, as in a checkpoint of `nnx.state(model)`, and lack the leading `model/` of Equinox.
+
   Raises:
     ValueError: a parameter is missing, an array is not in the model, or a shape differs. The message begins with `what` and lists paths.
   """
@@ -122,7 +124,7 @@ def with_values(whole: Whole, values: Any, what: str) -> Whole:
   layout = parameters.Layout.of(whole.tree)
   found, wrong = [], []
   for path, leaf in zip(layout.paths, tree_util.tree_leaves(whole.tree), strict=True):
-    key = path if path in given else path.removeprefix("model/")
+    key = next((key for key in (path, f"{path}/value", path.removeprefix("model/")) if key in given), path)
     new = given.pop(key, None)
     if new is None and whole.is_parameter(path):
       wrong.append(f"{path} is missing")
@@ -131,7 +133,7 @@ def with_values(whole: Whole, values: Any, what: str) -> Whole:
     found.append(parameters.words(leaf) if new is None else new)
   wrong += [f"{path} is not in the model" for path in given]
   if wrong:
-    raise ValueError(f"{what} does not fit {whole.name}: {'; '.join(wrong[:5])}{' ...' * (len(wrong) > 5)}")
+    raise ValueError(f"{what} does not fit {whole.name}: {', '.join(wrong[:5])}{' ...' * (len(wrong) > 5)}")
   return dataclasses.replace(whole, tree=layout.restored(found))
 
 

@@ -112,15 +112,11 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
   if _is_no_spec(given):
     raise ValueError(f"input {name!r} is {given!r}; write its dtype and shape as in {_suggested(given)!r}")
   if not isinstance(given, str):
-    return jax.ShapeDtypeStruct(given.shape, given.dtype.as_numpy_dtype if isinstance(given.dtype, tf.DType) else given.dtype)
+    dtype = given.dtype.as_numpy_dtype if isinstance(given.dtype, tf.DType) else given.dtype
+    _check_dtype(name, dtype, given)
+    return jax.ShapeDtypeStruct(given.shape, dtype)
   spec = Spec.parse(given, f"input {name!r}")
-  if spec.is_string:
-    raise ValueError(f"input {name!r} is {given!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
-  if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
-    raise ValueError(
-      f"input {name!r} is {given}, which JAX narrows here; set jax.config.update('jax_enable_x64', True), or "
-      "JAX_ENABLE_X64=1 in the environment"
-    )
+  _check_dtype(name, spec.dtype, given)
   if strange := [dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))]:
     raise ValueError(f"input {name!r} is {given!r}, and {strange[0]} is not a size; use a letter for a varying size, as in 'f32[b,784]'")
   try:
@@ -128,6 +124,17 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
   except ValueError as error:
     raise ValueError(f"input {name!r} is {given!r}: {error}") from error
   return jax.ShapeDtypeStruct(shape, spec.dtype)
+
+
+def _check_dtype(name: str, dtype: Any, given: Given) -> None:
+  text = given if isinstance(given, str) else str(Spec.of(given))
+  if dtype == np.dtype(object):
+    raise ValueError(f"input {name!r} is {text!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
+  if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+    raise ValueError(
+      f"input {name!r} is {text}, which JAX narrows here; set jax.config.update('jax_enable_x64', True), or "
+      "JAX_ENABLE_X64=1 in the environment"
+    )
 
 
 def _is_no_spec(x: Any) -> bool:

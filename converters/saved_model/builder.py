@@ -177,6 +177,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       the model itself.
 
     Raises:
+      TypeError: `fun` is not callable.
       ValueError: specs, names, defaults, processors, batching or state do not fit each other; `fun` returns a state whose structure,
         shapes or dtypes differ from the model's.
       NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
@@ -361,9 +362,10 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
     Raises:
       FileExistsError: the version exists and `overwrite` is False.
+      OSError: the folder cannot be written.
       ModuleNotFoundError: warm-up requests need tensorflow-serving-api, which is not installed.
       ValueError: `version` is not a whole number from 0 on; the model has no signature, or none that takes the state; a warm-up request
-        does not fit its signature, or would change the state.
+        does not fit its signature, or would change the state; a function calls back into Python (a CallbackError with the lines).
 
     Examples:
       >>> import numpy as np

@@ -195,7 +195,8 @@ def nnx(model: Any, *, training: bool = False, call: str = "__call__", arguments
   graph, variables = flax_nnx.split(model)
   trainable = _paths_of(flax_nnx, variables, flax_nnx.Param)
   drawn = set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)  # a recurrent cell draws a key for its zeros
-  given = _given(getattr(model, call), training, arguments)
+  method = _method(model, call)
+  given = _given(method, training, arguments)
 
   def whole(tree: Any, *inputs: Any) -> Any:
     now = tree_util.tree_map(lambda x: x, variables)
@@ -205,7 +206,7 @@ def nnx(model: Any, *, training: bool = False, call: str = "__call__", arguments
     return _like(tree, flax_nnx.to_pure_dict(flax_nnx.state(merged))), outputs
 
   tree = flax_nnx.to_pure_dict(variables)
-  return Whole(type(model).__name__, whole, tree, trainable.__contains__, _takes(getattr(model, call), given), drawn.__contains__)
+  return Whole(type(model).__name__, whole, tree, trainable.__contains__, _takes(method, given), drawn.__contains__)
 
 
 def linen(
@@ -225,8 +226,8 @@ def linen(
     raise TypeError("from_flax_linen: variables are what module.init gives, a dict of collections: {'params': {...}}")
   may_change = [name for name in collections if name != "params"] if training else []
   may_change = may_change if mutable is None else list(mutable)
-  method = getattr(type(module), call)
-  given = _given(getattr(module, call), training, arguments)
+  bound, method = _method(module, call), getattr(type(module), call)
+  given = _given(bound, training, arguments)
 
   def whole(tree: Any, *inputs: Any) -> Any:
     now = dict(tree)
@@ -236,7 +237,7 @@ def linen(
     return _like(tree, now | dict(changed) | {"rngs": after}), outputs
 
   tree = collections | ({"rngs": dict(rngs)} if rngs else {})
-  return Whole(type(module).__name__, whole, tree, lambda path: path.startswith("params/"), _takes(getattr(module, call), given))
+  return Whole(type(module).__name__, whole, tree, lambda path: path.startswith("params/"), _takes(bound, given))
 
 
 def haiku(
@@ -276,7 +277,8 @@ def equinox(
   eqx = _checked("equinox", model)
   model = eqx.nn.inference_mode(model, value=not training)
   arrays, static = eqx.partition(model, lambda x: isinstance(x, jax.Array | np.ndarray))
-  given = _given(getattr(model, call), training, arguments)
+  method = _method(model, call)
+  given = _given(method, training, arguments)
 
   def one(merged: Any, key: Any, remembered: Any, *inputs: Any) -> Any:
     keys = {} if key is None else {"key": key}
@@ -294,7 +296,7 @@ def equinox(
       outputs, remembered = jax.vmap(one, in_axes=over, out_axes=(0, None), axis_name="batch")(merged, keys, remembered, *inputs)
     return {"model": tree["model"], **({} if state is None else {"state": remembered}), **after}, outputs
 
-  takes = [p for p in _takes(getattr(model, call), given) if p.name != "key"]
+  takes = [p for p in _takes(method, given) if p.name != "key"]
   tree = {"model": arrays, **({} if state is None else {"state": state}), **({} if rng is None else {"rng": rng})}
   return Whole(type(model).__name__, whole, tree, lambda path: path.startswith("model/"), takes[: len(takes) - (state is not None)])
 
@@ -322,6 +324,13 @@ def _checked(library: str, model: Any) -> Any:
     other = library_of(model)
     advice = f", which is a model of {other}; use {_LIBRARIES[other][-1]}" if other else ""
     raise TypeError(f"{function} takes a {module}.{classes[0]}, and this is {what}{advice}")
+  return found
+
+
+def _method(model: Any, call: str) -> Callable[..., Any]:
+  if not callable(found := getattr(model, call, None)):
+    known = [name for name, value in vars(type(model)).items() if callable(value) and (name == "__call__" or not name.startswith("_"))]
+    raise ValueError(f"call = {call!r}: {type(model).__name__} has no such method; it has {', '.join(known)}")
   return found
 
 

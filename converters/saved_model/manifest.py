@@ -99,6 +99,9 @@ class Manifest:
 
     Args:
       directory: of the SavedModel.
+
+    Raises:
+      OSError: the directory does not exist, or cannot be written.
     """
     file = directory / FILE
     file.parent.mkdir(exist_ok=True)

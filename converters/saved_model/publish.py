@@ -75,7 +75,7 @@ def publish(written: Path, directory: Path, version: int | None, overwrite: bool
   while True:
     target = directory / str(next_version(directory) if version is None else version)
     if overwrite and version is not None and target.exists():
-      _exchange(written, target)
+      exchange(written, target)
       return target
     try:
       written.rename(target)
@@ -86,8 +86,8 @@ def publish(written: Path, directory: Path, version: int | None, overwrite: bool
         raise
 
 
-def _exchange(written: Path, target: Path) -> None:
-  """Swaps the two paths, so that `target` always exists. The old version is removed with the temporary place."""
+def exchange(written: Path, target: Path) -> None:
+  """Swaps the two paths, so that `target` always exists. What it held is removed with the temporary place of `beside`."""
   rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
   if rename is None or rename(_AT_FDCWD, os.fsencode(written), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE):
     target.rename(written.with_name("replaced"))  # the file system cannot exchange paths

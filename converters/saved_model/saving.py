@@ -43,7 +43,7 @@ def save(
 
   Raises:
     FileExistsError: the version exists and `overwrite` is False.
-    TypeError, ValueError, ModuleNotFoundError: as `Model`, `Model.add` and `Model.save`.
+    TypeError, ValueError, OSError, ModuleNotFoundError: as `Model`, `Model.add` and `Model.save`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:

@@ -49,13 +49,13 @@ def processed(
 
 
 def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """Casts a feature to the dtype of the input. An integer outside its range is an error of the request."""
+  """Casts a feature to the dtype of the input. An integer that it does not have and a float beyond its range are errors of the request."""
   if dtype == values.dtype:
     return values
   narrow = tf.cast(values, dtype)
-  if not dtype.is_integer:
-    return narrow
-  with tf.control_dependencies([tf.debugging.assert_equal(tf.cast(narrow, tf.int64), values, f"feature {name} is not {dtype.name}")]):
+  pair = (tf.cast(narrow, values.dtype), values)
+  same = pair if values.dtype == tf.int64 else tuple(map(tf.math.is_finite, pair))  # floats may be rounded
+  with tf.control_dependencies([tf.debugging.assert_equal(*same, f"feature {name} is not {dtype.name}")]):
     return tf.identity(narrow)
 
 

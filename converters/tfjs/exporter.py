@@ -41,7 +41,7 @@ RUNTIME = f"TF.js {runtime.VERSION}"
 _QUANTIZATION_TOLERANCES = {"uint8": 0.1, "uint16": 1e-3, "float16": 1e-2}
 
 # TF.js 4.22: its MaxPool ignores NaN, and so does Relu fused with the product before it. With the other fused idioms the values are JAX's.
-IDIOMS = fused_idioms.without("max_pool", "relu")
+IDIOMS = fused_idioms.without("attention", "max_pool", "relu")
 
 
 def save(
@@ -70,7 +70,7 @@ def save(
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, OSError, ImportError, RuntimeError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:
@@ -111,7 +111,7 @@ def save_model(
     reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel run by TensorFlow.
     params: the parameters of `reference`.
     idioms: the idioms that the model must have; they are those that it was made with.
-    overwrite: whether to replace an existing folder.
+    overwrite: whether to replace the folder of an earlier TF.js model, at once.
     quantization: the dtype that stores large weights: "uint8", "uint16" or "float16". TF.js computes in float32. The model is compared
       twice: without quantisation within the usual tolerances, and with it.
     page: whether to write page.html too, a single file that runs the model in a browser. A `Page` sets what it shows.
@@ -124,11 +124,13 @@ def save_model(
 
   Raises:
     ExportError: TF.js lacks ops or dtypes, all listed with their source lines; or an output differs from the reference's.
-    FileExistsError: the folder exists and `overwrite` is False.
+    FileExistsError: the folder exists and `overwrite` is False, or it holds no TF.js model.
+    OSError: the folder cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
+    RuntimeError: TF.js does not load the model, or does not answer in time.
     ImportError: Node.js, npm, or jinja2 for `page` is missing; or npm cannot install TF.js.
     ValueError: there are several signatures; `signatures`, `quantization` or `backends` is invalid; `Page.tokenizer` is not a tokenizer
-      file; the function calls back into Python.
+      file, or no input takes its tokens; `Page.labels` fit no output; the function calls back into Python.
 
   Examples:
     >>> from jax2tf.converters import saved_model, tfjs
@@ -153,6 +155,8 @@ def save_model(
   _check_dtypes(signature)
   concrete = signature.frozen(TABLE if source.idioms == "exact" else FUSED_TABLE, HELD)
   graph, described = files.definition(concrete)
+  if isinstance(page, Page):
+    page.check(described)
   if files.missing(graph):  # ops that only a refused op used are no longer in `graph`
     raise signature.refuse("tfjs", RUNTIME, files.missing(concrete.graph.as_graph_def()))
   runs_in = [*BACKENDS] if files.needs_whole_int32(graph) else ["webgl", *BACKENDS]
@@ -198,11 +202,11 @@ def save_model(
       report = compared(written, dataclasses.replace(options, rtol=rtol, atol=atol))
     if isinstance(page, Page):
       write_page(written, folder_of_tfjs, page, verified=backends, constraints=source.constraints, runs=compared_runs)
-    if not overwrite:
-      publish.refuse_existing(path, "or another path")
+    _check_path(path, overwrite)  # again, because the comparison may have taken minutes
     if path.exists():
-      path.rename(place.with_name("replaced"))  # removed with the temporary folder
-    written.rename(path)
+      publish.exchange(written, path)
+    else:
+      written.rename(path)
   return Exported.at(path, report)
 
 
@@ -236,12 +240,19 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str
 
 def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequence[str]) -> None:
   """Raises the errors that need no conversion."""
-  if not overwrite:
-    publish.refuse_existing(path, "or another path")
+  _check_path(path, overwrite)
   if quantization is not None and quantization not in files.QUANTIZED:
     raise ValueError(f"quantization = {quantization!r}; give one of {', '.join(files.QUANTIZED)}, or None")
   if not backends or set(backends) - set(BACKENDS):
     raise ValueError(f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed for the comparison")
+
+
+def _check_path(path: Path, overwrite: bool) -> None:
+  """Raises FileExistsError if the export would replace a TF.js model without `overwrite`, or anything else but an empty folder."""
+  if path.exists() and not (path / "model.json").is_file() and not (path.is_dir() and not any(path.iterdir())):
+    raise FileExistsError(f"{path} exists, and it is not a TF.js model (model.json), so it is not replaced; choose another path")
+  if not overwrite:
+    publish.refuse_existing(path, "or another path")
 
 
 def _check_dtypes(signature: Signature) -> None:

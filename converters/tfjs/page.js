@@ -52,6 +52,8 @@ const sizesOf = name => sizes(inputs[name]);
 const variablesOf = name => (specs[name] ?? '').replace(/^[^[]*\[|\]$/g, '').split(',').map(text => text.trim());
 const labelled = (id, name) => make('label', {htmlFor: id}, `${name} `, make('span', {className: 'shape'}, specs[name] ?? ''));
 
+const NAMED = new Map([['NaN', NaN], ['Infinity', Infinity], ['-Infinity', -Infinity]]);  // numbers that JSON lacks
+
 // Nested arrays -> {shape, values}, or an error that says where they are not of the input's kind.
 function tensorOf(name, nested) {
   const shape = [], values = [], {dtype} = inputs[name];
@@ -60,8 +62,9 @@ function tensorOf(name, nested) {
                    DT_INT32: x => Number.isInteger(x) && Math.abs(x) <= 2 ** 31}[dtype];
   const walk = (level, [size, ...rest]) => {
     if (size === undefined) {
-      if (!isRight(level)) throw new Error(`Input ${name}: ${JSON.stringify(level)} is no ${KINDS[dtype]}.`);
-      values.push(level);
+      const value = dtype === 'DT_FLOAT' ? NAMED.get(level) ?? level : level;
+      if (!isRight(value)) throw new Error(`Input ${name}: ${JSON.stringify(level)} is no ${KINDS[dtype]}.`);
+      values.push(value);
     } else {
       if (!Array.isArray(level) || level.length !== size) throw new Error(`Input ${name}: its rows have different lengths.`);
       level.forEach(inner => walk(inner, rest));
@@ -99,10 +102,10 @@ function random(name) {
   return nested(sizesOf(name));
 }
 
-function tensorInput(name) {
-  const id = `input-${name}`, area = make('textarea', {id, spellcheck: false});
-  element('inputs').append(labelled(id, name), area);
+function typedInput(name, id) {
+  const area = make('textarea', {id, spellcheck: false});
   return {
+    area,
     show() { area.value = JSON.stringify(page.examples[name] ?? random(name)); },
     read() {
       let nested;
@@ -114,6 +117,12 @@ function tensorInput(name) {
       return {[name]: tensorOf(name, nested)};
     },
   };
+}
+
+function tensorInput(name) {
+  const id = `input-${name}`, field = typedInput(name, id);
+  element('inputs').append(labelled(id, name), field.area);
+  return field;
 }
 
 // [b,] height, width, channels: 1, 3 or 4
@@ -151,14 +160,24 @@ function imageInput(name) {
   place.ondragover = event => { event.preventDefault(); place.classList.add('over'); };
   place.ondragleave = () => place.classList.remove('over');
   place.ondrop = event => { event.preventDefault(); place.classList.remove('over'); draw(event.dataTransfer.files[0]); };
-  element('inputs').append(labelled(id, name), place);
+  const numbers = typedInput(name, `numbers-${name}`), typed = make('input', {type: 'checkbox', id: `typed-${name}`});
+  numbers.area.ariaLabel = `${name} as JSON`;
+  typed.onchange = () => {
+    place.hidden = typed.checked;
+    numbers.area.hidden = !typed.checked;
+    if (typed.checked && !numbers.area.value) numbers.show();
+  };
+  typed.onchange();
+  element('inputs').append(labelled(id, name), place, numbers.area, make('label', {className: 'switch'}, typed, ' Not an image: type numbers as JSON'));
   return {
     show() {  // a ramp of colours
+      if (typed.checked) numbers.show();
       const {width: w, height: h} = canvas, data = picture.createImageData(w, h);
       for (let i = 0; i < w * h; i++) data.data.set([255 * (i % w) / w, 255 * Math.floor(i / w) / h, 128, 255], 4 * i);
       picture.putImageData(data, 0, 0);
     },
     read() {
+      if (typed.checked) return numbers.read();
       const {width: w, height: h} = canvas, {data} = picture.getImageData(0, 0, w, h), values = [];
       for (let i = 0; i < data.length; i += 4) {
         const [r, g, b, a] = data.subarray(i, i + 4);
@@ -214,11 +233,12 @@ function show(name, {shape, values}) {
   const section = make('section', {}, make('h2', {}, `${name} `, make('span', {className: 'shape'}, spec.endsWith(given) ? spec : `${spec} = ${given}`)));
   section.dataset.name = name;
   const width = shape.at(-1) ?? 1, rows = [];
-  for (let i = 0; i < Math.min(values.length, NUMBERS) && rows.length < ROWS; i += width) rows.push(values.slice(i, i + width));
+  for (let i = 0; i < values.length && rows.length < ROWS; i += width) rows.push(values.slice(i, i + width));
   const classes = width > 1 && described.dtype === 'DT_FLOAT' && sizes(described).at(-1) > 0, shares = classes && rows.every(isShare);
   const labels = classes && page.labels.length === width ? page.labels : undefined;
   if (shares || labels) {
-    for (const row of rows) {
+    for (const [i, row] of rows.entries()) {
+      if (rows.length > 1) section.append(make('p', {className: 'shape'}, `Row ${i + 1} of ${values.length / width}`));
       const best = [...row.keys()].sort((i, j) => row[j] - row[i]).slice(0, BARS);
       section.append(make('div', {className: 'bars'}, ...best.flatMap(i => [
         make('span', {}, labels?.[i] ?? `${i}`),
@@ -230,7 +250,7 @@ function show(name, {shape, values}) {
   if (values.length === 1) section.append(make('p', {className: 'number'}, shown(values[0])));
   const numbers = make('details', {open: values.length > 1 && !section.querySelector('.bars')}, make('summary', {}, 'Numbers'),
                        make('pre', {}, rows.map(row => row.slice(0, NUMBERS).map(shown).join(' ')).join('\n') +
-                           (values.length > NUMBERS || values.length > rows.length * width ? ' …' : '')));
+                           (width > NUMBERS || values.length > rows.length * width ? ' …' : '')));
   section.append(numbers);
   return section;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,28 @@ class Page:
     if not isinstance(found, dict) or "model" not in found:
       raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is not a tokenizer.json; save it by `tokenizers.Tokenizer.save`")
     return found
+
+  def check(self, signature: Mapping[str, Any]) -> None:
+    """Checks that the page can use the labels and the tokenizer.
+
+    Args:
+      signature: {"inputs"|"outputs": {name: {"dtype", "tensorShape"}}}, as in a model.json.
+
+    Raises:
+      ValueError: no output of floats has as many classes as there are labels; there is a tokenizer, and no input for tokens.
+    """
+    sizes = {name: _sizes(tensor) for name, tensor in signature["outputs"].items() if tensor["dtype"] == "DT_FLOAT"}
+    classes = {name: found[-1] for name, found in sizes.items() if found}
+    if self.labels and len(self.labels) not in classes.values():
+      widths = ", ".join(f"{name!r} has {size if size >= 0 else 'a varying number'}" for name, size in classes.items()) or "none has any"
+      raise ValueError(f"labels: there are {len(self.labels)} names of classes, and of the outputs {widths}; give one for each class")
+    takes_tokens = any(tensor["dtype"] == "DT_INT32" and len(_sizes(tensor)) in (1, 2) for tensor in signature["inputs"].values())
+    if self.tokenizer is not None and not takes_tokens:
+      raise ValueError(f"tokenizer: none of the inputs {', '.join(signature['inputs'])} is int32 of rank 1 or 2, for tokens; leave it out")
+
+
+def _sizes(tensor: Mapping[str, Any]) -> list[int]:
+  return [int(dim["size"]) for dim in tensor["tensorShape"].get("dim", ())]
 
 
 def template() -> Any:
@@ -135,7 +158,14 @@ def _example(runs: Sequence[Run]) -> Mapping[str, Any]:
 def _listed(x: np.ndarray) -> Any:
   if x.dtype == bool or np.issubdtype(x.dtype, np.integer):
     return x.tolist()
-  return np.vectorize(lambda value: float(f"{value:.4g}"), otypes=[float])(x.astype(np.float64)).tolist()
+  return np.vectorize(_rounded, otypes=[object])(x.astype(np.float64)).tolist()
+
+
+def _rounded(value: float) -> float | str:
+  """Four digits; "NaN", "Infinity" or "-Infinity", because JSON has no such numbers."""
+  if math.isfinite(value):
+    return float(f"{value:.4g}")
+  return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
 
 
 def _base64(data: bytes) -> str:

@@ -18,8 +18,8 @@ import tqdm
 from .. import stages
 from ..comparison import answers as compare
 from ..comparison import calls, plan, subjects
-from ..comparison.report import Report, extra
-from ..saved_model import manifest, notation, publish
+from ..comparison.report import HOSTILE, SUBNORMAL, Report, extra
+from ..saved_model import manifest, notation, publish, values
 from ..saved_model.notation import Spec
 from ..saved_model.state import Layout
 
@@ -36,6 +36,7 @@ def verify(
   atol: float | None = None,
   signatures: Sequence[str] | None = None,
   inputs: plan.Given | None = None,
+  hostile: bool = False,
   report: str | os.PathLike[str] | None = None,
   polymorphic_constraints: Sequence[str] = (),
 ) -> Report:
@@ -57,6 +58,8 @@ def verify(
     signatures: the names of the signatures to compare. By default all.
     inputs: {input: array, or callable(rng, shape, dtype)}, in place of normally distributed numbers, or integers from 0 to 9. An array
       fixes the sizes of its input.
+    hostile: whether differences for hostile inputs (NaN, infinities, extreme numbers) make the model wrong. By default the verdict and
+      the report list them, because kernels of TensorFlow and XLA may differ there.
     report: a folder for `Report.write`. It must be writable before the model runs.
     polymorphic_constraints: further conditions on the sizes, besides those of the model.
 
@@ -79,9 +82,10 @@ def verify(
     >>> verify(path, lambda w, x: x @ w, params=w, samples=1).ok
     True
   """
-  for package in ("tabulate", "jinja2", "matplotlib") if report is not None else ():
-    extra(package)
   if report is not None:
+    with stages.stage("import what the report needs"):
+      for package in ("tabulate", "jinja2", "matplotlib"):
+        extra(package)
     publish.check_writable(Path(report))
   if samples < 1:
     raise ValueError(f"samples = {samples}; at least one draw is needed")
@@ -94,13 +98,17 @@ def verify(
   compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
   for text in polymorphic_constraints:
     notation.check_constraint(text, notation.dimensions({name: spec for one in chosen.values() for name, spec in one.inputs.items()}))
-  publish.meta_graph(directory)  # fails early if the file is damaged
+  with stages.stage("read the graph"):  # fails early if a file is damaged
+    graph = publish.meta_graph(directory)
+    values.readers(directory, graph)
   runs = plan.plan(compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs)
   with stages.stage("compare"), tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
     expected = list(compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ()))
     response = _run_without_jax(directory, runs, progress)
+  if not response["runs"]:  # the model was not loaded
+    values.check(directory, graph)
   found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(runs)
-  rows = list(compare.rows(runs, found, expected, rtol, atol))
+  rows = list(compare.rows(runs, found, expected, rtol, atol, noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE)))
   if signatures is None:
     unknown = [name for name in response["signatures"] if name not in record.signatures and not name.startswith("__")]
     skipped |= dict.fromkeys(unknown, f"the manifest does not know it; save the model again, or leave it out: signatures={list(chosen)}")

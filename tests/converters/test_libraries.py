@@ -15,6 +15,7 @@ import tensorflow as tf
 from flax import nnx
 
 from jax2tf.converters import saved_model
+from jax2tf.converters.saved_model import adapted, libraries
 from tests.library_models import CLOSE, KEY, LIBRARIES, Linen, Vision, X, of
 
 IDS = np.array([[1, 2, 3], [4, 5, 0]], np.int32)
@@ -47,6 +48,31 @@ def test_a_model_by_its_library(library: str, training: bool, tmp_path: Path) ->
   # In training the statistics and keys change, so they are state; in inference nothing does.
   assert bool(loaded.state_variables) == training
   assert len(loaded.variables) > len(case.trainable) or training
+
+
+def test_values_of_a_checkpoint_of_the_state() -> None:
+  """`nnx.state(model)` in an Orbax checkpoint has each array as the `value` of a variable."""
+  whole = libraries.nnx(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+  tree = {"kernel": {"value": np.ones((2, 1), np.float32)}, "bias": {"value": np.zeros(1, np.float32)}}
+  assert adapted.with_values(whole, tree, "it").tree["kernel"].tolist() == [[1], [1]]
+  with pytest.raises(ValueError, match=r"it does not fit Linear: bias is missing, bias/values is not in the model"):
+    adapted.with_values(whole, {"kernel": tree["kernel"], "bias": {"values": X}}, "it")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_method_that_is_not_there(library: str) -> None:
+  if library == "from_haiku":  # whose transforms have one
+    return
+  with pytest.raises(ValueError, match=r"call = 'foo': \w+ has no such method; it has .*__call__"):
+    getattr(saved_model, library)(*of(library).model, inputs={"x": "f32[b,4]"}, call="foo")
+
+
+@pytest.mark.parametrize("spec", [tf.TensorSpec([2], tf.float64), jax.ShapeDtypeStruct((2,), np.int64)], ids=str)
+def test_64_bits_need_x64_however_they_are_given(spec: Any) -> None:
+  with pytest.raises(ValueError, match=r"input 'x' is [fi]64\[2\], which JAX narrows here; set jax"):
+    saved_model.Model({}).add(lambda p, x: x, inputs={"x": spec})
+  with jax.enable_x64(True):
+    saved_model.Model({}).add(lambda p, x: x, inputs={"x": spec})
 
 
 def test_the_model_of_the_user_stays_as_it_was() -> None:

@@ -42,6 +42,16 @@ def test_examples_beside_tensors(tmp_path):
     loaded.signatures["examples"](examples=tf.constant([serialized(x=X[0], ids=2**40)]))
 
 
+@pytest.mark.parametrize(("dtype", "wrong"), [("bool", 2), ("f16", 1e5), ("bf16", 3.4e38), ("u8", -1)])
+def test_what_the_dtype_of_an_input_does_not_have_fails_the_request(dtype, wrong):
+  model = saved_model.Model(np.float32(0)).add(lambda params, x: x, inputs={"x": f"{dtype}[b]"}, examples=True)
+  call = model.signatures["serving_default"]
+  one = type(wrong)(1)
+  assert call(examples=tf.constant([serialized(x=one)]))["output"].numpy().tolist() == [1]
+  with pytest.raises(tf.errors.InvalidArgumentError, match="feature x is not"):
+    call(examples=tf.constant([serialized(x=one), serialized(x=wrong)]))
+
+
 def test_examples_go_through_the_preprocessing():
   def lengths(raw: dict[str, Any]) -> dict[str, Any]:
     return {"x": raw["x"], "ids": tf.strings.length(raw["text"])}
@@ -58,7 +68,7 @@ def test_examples_go_through_the_preprocessing():
     ({"x": "f32[b,t]"}, {}, "'x' is float32.*one row of known shape"),
     ({"x": "f32[4]"}, {}, "one row of known shape"),
     ({"x": "c64[b]"}, {}, "'x' is complex64, but an Example holds only float32, int64 and bytes"),
-    ({"x": "f32[b]"}, {"pass_through": {"id": "string[b]"}}, "one input, 'examples', so there can be no id beside it"),
+    ({"x": "f32[b]"}, {"pass_through": {"id": "string[b]"}}, "one input, 'examples', so it excludes id"),
   ],
 )
 def test_what_no_example_holds_is_refused(inputs, options, words):

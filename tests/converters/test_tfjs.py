@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from jax2tf.converters import saved_model, tfjs
+from jax2tf.converters.saved_model import publish
 from jax2tf.converters.tfjs import files, runtime
 from jax2tf.converters.tfjs.names import SUPPORTED
 
@@ -267,14 +268,34 @@ def test_a_saved_model_with_several_signatures(tmp_path: Path) -> None:
   assert {row.signature for row in exported.report.rows} == {"total (wasm)", "total (cpu)"}
 
 
-def test_an_existing_folder_is_replaced_only_on_demand(tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced_only_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   options: dict[str, Any] = {"inputs": {"x": "f32[b,6]"}, "backends": ["wasm"], "sizes": {"b": 2}}
   tfjs.save(dense, params(), tmp_path / "m", **options)
   with pytest.raises(FileExistsError, match="overwrite=True"):
     tfjs.save(dense, params(), tmp_path / "m", **options)
   (tmp_path / "m" / "old").touch()
-  tfjs.save(dense, params(), tmp_path / "m", overwrite=True, **options)
+  there: list[bool] = []  # Ctrl-C at any moment leaves the one or the other
+  exchange = publish.exchange
+
+  def watched(written: Path, target: Path) -> None:
+    exchange(written, target)
+    there.append((written / "old").exists() and (target / "model.json").exists())
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(publish, "exchange", watched)
+    tfjs.save(dense, params(), tmp_path / "m", overwrite=True, **options)
+  assert there == [True]
   assert not (tmp_path / "m" / "old").exists() and [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_what_is_no_model_is_never_replaced(tmp_path: Path) -> None:
+  (tmp_path / "photos").mkdir()
+  (tmp_path / "photos" / "one.jpg").touch()
+  for path in ("photos", "photos/one.jpg"):
+    with pytest.raises(FileExistsError, match=r"exists, and it is not a TF.js model \(model.json\), so it is not replaced"):
+      tfjs.save(dense, params(), tmp_path / path, inputs={"x": "f32[b,6]"}, overwrite=True)
+  assert (tmp_path / "photos" / "one.jpg").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import html.parser
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jax2tf.converters import tfjs
@@ -53,6 +55,31 @@ def test_names_of_the_user_stay_inside_of_their_element(tmp_path: Path) -> None:
   assert "<" not in scripts.texts["model"] + scripts.texts["page"]
   assert json.loads(scripts.texts["model"]) == model | {"weightSpecs": []}
   assert html.count("<!--") == 0 and html.count("<script") == html.count("</script>") == 7
+
+
+def spec(dtype: str, *sizes: int) -> dict[str, Any]:
+  return {"dtype": f"DT_{dtype}", "tensorShape": {"dim": [{"size": str(size)} for size in sizes]}}
+
+
+@pytest.mark.parametrize(
+  ("given", "words"),
+  [
+    (page.Page(labels=["a", "b"]), r"labels: there are 2 names of classes, and of the outputs 'scores' has 3, 'rows' has a varying number"),
+    (page.Page(tokenizer="tokenizer.json"), "tokenizer: none of the inputs image, n is int32 of rank 1 or 2, for tokens"),
+  ],
+  ids=["labels", "tokenizer"],
+)
+def test_what_the_page_could_not_show_is_an_error(given: page.Page, words: str) -> None:
+  inputs = {"image": spec("FLOAT", 1, 8, 8, 3), "n": spec("INT32")}
+  outputs = {"scores": spec("FLOAT", -1, 3), "best": spec("INT32", 2), "rows": spec("FLOAT", -1)}
+  with pytest.raises(ValueError, match=words):
+    given.check({"inputs": inputs, "outputs": outputs})
+  page.Page(labels=["a", "b", "c"]).check({"inputs": inputs, "outputs": outputs})
+  page.Page(tokenizer="tokenizer.json").check({"inputs": {"ids": spec("INT32", -1, 8)}, "outputs": outputs})
+
+
+def test_an_example_has_names_for_the_numbers_that_json_lacks() -> None:
+  assert page._listed(np.float32([[np.nan, 1 / 3], [-np.inf, np.inf]])) == [["NaN", 0.3333], ["-Infinity", "Infinity"]]
 
 
 def test_a_missing_package_is_that_of_the_tfjs_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

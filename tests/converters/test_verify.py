@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import tensorflow as tf
 import tqdm
 from jax.experimental import checkify
 
-from jax2tf.converters import saved_model, verify
+from jax2tf.converters import saved_model, stages, verify
 from jax2tf.converters.comparison import answers as compare
 from jax2tf.converters.comparison import plan
 from jax2tf.converters.saved_model import manifest
@@ -73,7 +74,7 @@ def _resaved(source: Path, target: Path, changes: dict[str, Callable[[Any], Any]
 
 
 def test_a_right_model_passes(model: Path, tmp_path: Path) -> None:
-  report = verify.verify(model.parent, affine, params=PARAMS, samples=2, report=tmp_path)
+  report = verify.verify(model.parent, affine, params=PARAMS, samples=2, report=tmp_path, hostile=True)
   assert report.ok, report.text()
   report.raise_for_mismatch()
   assert report.model == str(model)
@@ -114,7 +115,7 @@ def test_what_was_changed_after_saving(model: Path, tmp_path: Path) -> None:
     "shape": lambda y: {"y": y[:, None]},
   }
   path = _resaved(model, tmp_path / "1", changes)
-  report = verify.verify(path, dict.fromkeys(changes, affine), params=PARAMS, samples=1, sizes={"b": [1, 3]})
+  report = verify.verify(path, dict.fromkeys(changes, affine), params=PARAMS, samples=1, sizes={"b": [1, 3]}, hostile=True)
   assert {row.signature for row in report.rows if not row.ok} == {"name", "dtype", "shape"}
   assert {row.signature for row in report.rows if row.ok and row.values == "ordinary"} == {"same"}
   with pytest.raises(verify.VerificationError) as error:
@@ -142,7 +143,7 @@ def test_wrong_only_at_nan_or_only_at_a_batch_of_one(tmp_path: Path) -> None:
   model = saved_model.Model(PARAMS)
   model.add(lambda p, x: jnp.nan_to_num(x, posinf=jnp.inf, neginf=-jnp.inf), inputs=INPUTS, outputs=["y"], signatures="nan")
   model.add(lambda p, x: x + jnp.where(jnp.asarray(x.shape[0]) == 1, 1, 0), inputs=INPUTS, outputs=["y"], signatures="one")
-  report = verify.verify(model.save(tmp_path), dict.fromkeys(["nan", "one"], lambda p, x: x), params=PARAMS)
+  report = verify.verify(model.save(tmp_path), dict.fromkeys(["nan", "one"], lambda p, x: x), params=PARAMS, hostile=True)
   assert _wrong(report, "nan") == {("y", b, "hostile") for b in (1, 3, 7, 32)}
   assert all("NaN at other places" in row.problem for row in report.rows if row.signature == "nan" and not row.ok)
   assert _wrong(report, "one") == {("y", 1, "ordinary"), ("y", 1, "hostile")}
@@ -154,7 +155,7 @@ def test_integers_and_bools_must_be_equal(tmp_path: Path) -> None:
 
   model = saved_model.Model(PARAMS).add(fun, inputs={"i": "i32[b]", "m": "bool[b]"}, signatures=["right", "wrong"])
   wrong = {"right": fun, "wrong": lambda p, i, m: {"m": ~m, "i": i * 3 + (i == 2**31 - 1)}}
-  report = verify.verify(model.save(tmp_path), wrong, params=PARAMS)
+  report = verify.verify(model.save(tmp_path), wrong, params=PARAMS, hostile=True)
   assert _wrong(report, "right") == set()
   assert {(output, values) for output, _, values in _wrong(report, "wrong")} == {("i", "hostile")}
   assert {row.max_abs for row in report.rows if not row.ok} == {1.0}
@@ -287,11 +288,20 @@ def test_the_model_runs_where_there_is_no_jax(model: Path) -> None:
   np.testing.assert_allclose(response["runs"][0]["outputs"]["y"], affine(PARAMS, np.ones((1, 4), np.float32)), rtol=1e-6)
 
 
-def test_a_model_that_cannot_be_loaded_or_run_is_a_mismatch(model: Path, tmp_path: Path) -> None:
-  path = Path(shutil.copytree(model, tmp_path / "1"))
-  (path / "variables" / "variables.index").write_bytes(b"damaged")
-  report = verify.verify(path, affine, params=PARAMS, samples=1, sizes={"b": 2})
-  assert all(row.problem.startswith("the model fails: no answer without JAX: ") and len(row.problem) < 500 for row in report.rows)
+def test_a_model_that_is_damaged_is_no_mismatch(model: Path, tmp_path: Path) -> None:
+  for file, contents in (("variables.index", b"damaged"), ("variables.data-00000-of-00001", b"1234"), ("variables.index", None)):
+    path = Path(shutil.copytree(model, tmp_path / "1", dirs_exist_ok=True)) / "variables" / file
+    path.write_bytes(contents) if contents else path.unlink()
+    with pytest.raises(ValueError, match=r"1/variables is damaged: .*; save the model again"):
+      verify.verify(tmp_path / "1", affine, params=PARAMS, samples=1, sizes={"b": 2})
+
+
+def test_a_model_that_cannot_be_loaded_or_run_is_a_mismatch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  silent = {"error": "OpError: Op type not registered 'Foo'", "signatures": [], "runs": [], "packages": [], "versions": {}}
+  with monkeypatch.context() as patch:
+    patch.setattr(verification, "_run_without_jax", lambda *_: silent)
+    report = verify.verify(model, affine, params=PARAMS, samples=1, sizes={"b": 2})
+  assert all(row.problem == f"the model fails: no answer without JAX: {silent['error']}" for row in report.rows)
   assert report.rows and not report.ok and not report.latencies
   found = manifest.read(model)
   other = {"other": found.signatures["serving_default"]}
@@ -354,7 +364,33 @@ def test_the_verdict_says_what_failed_and_what_is_noted() -> None:
   assert verdict(good, hostile) == "NOT verified: 1 of 2 comparisons differ, all of hostile inputs (NaN, infinities, extreme numbers)"
   noted = dataclasses.replace(hostile, counts=False)  # as exports have it
   assert verdict(good, noted) == "verified: 1 comparisons agree, and 1 of hostile inputs (NaN, infinities, extreme numbers) differ"
+  subnormal = verify.Row("s", "y", {}, "subnormal", problem="differs", counts=False)
+  assert verdict(good, subnormal) == "verified: 1 comparisons agree, and 1 of subnormal inputs differ"
   assert verdict(good, parsed="no reference") == "verified in part: 1 comparisons agree; skipped: parsed"
+
+
+def test_a_report_replaces_the_files_of_another_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  entered: list[str] = []
+
+  @contextlib.contextmanager
+  def show(name: str) -> Iterator[None]:
+    entered.append(name)
+    yield
+
+  report = verify.Report("first", (verify.Row("s", "y", {}, "ordinary"),), (), {}, {})
+  with stages.shown_by(show):
+    report.write(tmp_path / "report")
+  assert entered == ["write the report"]
+
+  def interrupted(_: object) -> str:
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(verify.Report, "html", interrupted)
+  for folder in ("report", "another/report"):
+    with pytest.raises(KeyboardInterrupt):
+      dataclasses.replace(report, model="second").write(tmp_path / folder)
+  assert sorted(file.name for file in tmp_path.rglob("*")) == ["report", *(f"verification.{kind}" for kind in ("html", "json", "txt"))]
+  assert all("first" in file.read_text() for file in (tmp_path / "report").iterdir())
 
 
 def test_64_bits_are_not_cut_in_silence(tmp_path: Path) -> None:

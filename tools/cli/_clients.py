@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import importlib.util
+import ipaddress
 import json
 import ssl
 import urllib.error
@@ -17,8 +18,10 @@ from urllib.parse import quote
 
 import numpy as np
 
+from jax2tf.tools.serving import certificates
+
 # TensorFlow's DataType -> NumPy's name, where they differ by more than the prefix "DT_".
-_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "string": "object"}
+_DTYPES = {"float": "float32", "double": "float64", "half": "float16"}
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,29 @@ class Target:
   key: str | None
   seconds: float
 
+  @property
+  def local(self) -> bool:
+    """Whether the server runs on this machine. Then no proxy of the environment (http_proxy) is asked."""
+    host = self.address.rpartition(":")[0].strip("[]")
+    try:
+      return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+      return host == "localhost"
+
+  def context(self) -> ssl.SSLContext | None:
+    """None without TLS. Raises ValueError for a file that cannot be used."""
+    if not (self.ca or self.cert or self.key):
+      return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    certificates.load(context, {"--tls_cert": self.cert, "--tls_key": self.key, "--tls_ca": self.ca}, "--tls_ca")
+    return context
+
 
 def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The outputs by name.
 
   Raises:
-    ValueError: the server cannot be reached, or rejects the request.
+    ValueError: a certificate cannot be used, the server cannot be reached, or it rejects the request.
   """
   path = f"/v1/models/{quote(target.model, safe='')}"
   path += f"/versions/{target.version}" if target.version is not None else f"/labels/{quote(target.label, safe='')}" if target.label else ""
@@ -61,7 +81,7 @@ def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   outputs, dtypes = _http(target, f"{path}:predict", body)["outputs"], known["outputs"]
   if len(dtypes) == 1:  # TF Serving omits the name of a single output
     outputs = {next(iter(dtypes)): outputs}
-  return {name: np.array(value, _dtype(dtypes[name]["dtype"])) for name, value in outputs.items()}
+  return {name: _array(value, dtypes[name]["dtype"]) for name, value in outputs.items()}
 
 
 def _named(inputs: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,12 +93,15 @@ def _named(inputs: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, 
   return {next(iter(known)): inputs[""]}
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-  name = name.removeprefix("DT_").lower()
+def _array(value: Any, dtype: str) -> np.ndarray:
+  """The array of a JSON value; strings are bytes."""
+  name = dtype.removeprefix("DT_").lower()
+  if name == "string":
+    return np.array(_unpacked(value), object)
   try:
-    return np.dtype(_DTYPES.get(name, name))
+    return _plain(np.array(value, _DTYPES.get(name, name)))
   except TypeError:  # such as bfloat16, whose values float32 represents
-    return np.dtype(np.float32)
+    return np.array(value, np.float32)
 
 
 def _base64(value: object) -> dict[str, str]:
@@ -90,14 +113,20 @@ def _base64(value: object) -> dict[str, str]:
 def _http(target: Target, path: str, body: bytes | None = None) -> Any:
   url = f"{'https' if target.ca else 'http'}://{target.address}{path}"
   request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+  handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=target.context())]
+  if target.local:
+    handlers.append(urllib.request.ProxyHandler({}))
   try:
-    with urllib.request.urlopen(request, timeout=target.seconds, context=_context(target)) as response:
+    with urllib.request.build_opener(*handlers).open(request, timeout=target.seconds) as response:
       return json.load(response)
   except urllib.error.HTTPError as error:
     text = error.read().decode(errors="replace")
     raise ValueError(f"{url} refuses ({error.code}): {_reason(text)}") from error
   except (OSError, ValueError, http.client.HTTPException) as error:
-    raise ValueError(f"{url} does not answer: {getattr(error, 'reason', error)}; is the server running?") from error
+    reason = getattr(error, "reason", error)
+    if any(isinstance(each, ssl.SSLError | ConnectionResetError) for each in (error, reason)):
+      raise ValueError(f"{url} ends the connection: {reason}; if the server uses TLS, check --tls_ca, --tls_cert, --tls_key") from error
+    raise ValueError(f"{url} does not answer: {reason}; is the server running?") from error
 
 
 def _reason(text: str) -> str:
@@ -107,24 +136,20 @@ def _reason(text: str) -> str:
     return text[:500]
 
 
-def _context(target: Target) -> ssl.SSLContext | None:
-  if not target.ca:
-    return None
-  context = ssl.create_default_context(cafile=target.ca)
-  if target.cert:
-    context.load_cert_chain(target.cert, target.key)
-  return context
+def import_tensorflow() -> None:
+  """Imports what `by_grpc` needs. Raises ModuleNotFoundError if a package is missing."""
+  from jax2tf.tools import quiet  # noqa: PLC0415
+
+  if None in map(importlib.util.find_spec, ("tensorflow_serving", "grpc")):
+    raise ModuleNotFoundError("--grpc needs more packages: pip install 'jax2tf[serving]'; --rest needs none")
+  with quiet.startup():
+    import tensorflow  # noqa: F401, PLC0415
 
 
 def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """The outputs by name. Raises the errors of `by_rest`."""
-  from jax2tf.tools import quiet  # noqa: PLC0415
-
-  if importlib.util.find_spec("tensorflow_serving") is None:
-    raise ModuleNotFoundError("--grpc needs more packages: pip install 'jax2tf[serving]'; --rest needs none")
-  with quiet.startup():
-    import tensorflow as tf  # noqa: PLC0415
+  """The outputs by name, after `import_tensorflow`. Raises the errors of `by_rest`."""
   import grpc  # noqa: PLC0415
+  import tensorflow as tf  # noqa: PLC0415
   from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc  # noqa: PLC0415
 
   with _channel(target) as channel:
@@ -151,13 +176,19 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
       raise ValueError(f"{target.address} refuses ({error.code().name}): {error.details()}") from error
     except (TypeError, OverflowError) as error:
       raise ValueError(f"input {name!r} is not a valid tensor for the model: {error}") from error
-  return {name: tf.make_ndarray(proto) for name, proto in answer.outputs.items()}
+  return {name: _plain(tf.make_ndarray(proto)) for name, proto in answer.outputs.items()}
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+  """float32 in place of a dtype that NumPy does not have, such as bfloat16."""
+  return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def _channel(target: Target) -> Any:
   import grpc  # noqa: PLC0415
 
   options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+  options.append(("grpc.enable_http_proxy", int(not target.local)))
   if not target.ca:
     return grpc.insecure_channel(target.address, options)
   files = [Path(file).read_bytes() if file else None for file in (target.ca, target.key, target.cert)]
@@ -165,7 +196,9 @@ def _channel(target: Target) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-  """Decodes {"b64": ...} in a JSON value to bytes."""
+  """Strings and {"b64": ...} in a JSON value as bytes."""
+  if isinstance(value, str):
+    return value.encode("utf-8", "surrogatepass")
   if isinstance(value, dict) and value.keys() == {"b64"}:
     return base64.b64decode(value["b64"])
   if isinstance(value, np.ndarray):

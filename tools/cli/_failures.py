@@ -1,26 +1,23 @@
-"""How a command reports failure: one line, an exit code, and with --json the gaps."""
+"""How a command reports failure: one line, an exit code, and with --json the reason, the place and the gaps."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
+import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import click
 
+from jax2tf.tools.cli._words import as_flags, one_line
+
 NO, CANNOT, INTERRUPTED = 1, 2, 130
+PARTS = ("op", "reason", "advice", "where")  # of a gap, and of a failure as JSON
 _MOST = 3  # gaps in one line
-# Argument in the messages of the Python API -> flag of the command.
-_FLAGS = {"inputs": "input", "outputs": "output", "signatures": "signature", "polymorphic_constraints": "constraint"}
-_OF_THAT_NAME = ("overwrite", "version", "quantization", "opset", "samples", "params", "report", "with_gradient", "tokenizer")
-_FLAGS |= dict(zip(_OF_THAT_NAME, _OF_THAT_NAME, strict=True))
-_POSITIONAL = re.compile(r"\b(?:path|model) = (?=')")
-_ARGUMENT = re.compile(rf"(?<![-\w])(?:({'|'.join(_FLAGS)}) ?= ?(True\b)?|polymorphic_constraints)")
 
 
 class Failure(click.ClickException):
@@ -29,12 +26,25 @@ class Failure(click.ClickException):
   Attributes:
     exit_code: 1 for a negative answer; 2 for an invalid command; 130 for Ctrl-C.
     gaps: one {"op", "primitive", "reason", "advice", "where"} for each op that a target lacks.
+    parts: those of `PARTS` that are known. By default the reason is the whole line.
   """
 
-  def __init__(self, line: str, exit_code: int, gaps: list[dict[str, Any]]):
+  def __init__(self, line: str, exit_code: int, gaps: Sequence[dict[str, Any]] = (), **parts: str | None):
     super().__init__(line)
     vars(self)["exit_code"] = exit_code  # click has it of the class
-    self.gaps, self.ctx = gaps, click.get_current_context(silent=True)
+    self.gaps, self.ctx = list(gaps), click.get_current_context(silent=True)
+    self.parts = parts or {"reason": line}
+
+
+def described(error: click.ClickException) -> dict[str, Any]:
+  """The failure as JSON values. Unknown parts are None."""
+  parts = dict.fromkeys(PARTS) | (error.parts if isinstance(error, Failure) else {"reason": error.format_message()})
+  return {"verdict": error.format_message(), "exit_code": error.exit_code, **parts, "gaps": getattr(error, "gaps", [])}
+
+
+def interrupted() -> Failure:
+  """The failure after Ctrl-C."""
+  return Failure("interrupted; no partial output remains", INTERRUPTED)
 
 
 @contextlib.contextmanager
@@ -42,28 +52,62 @@ def failures(*, debug: bool, without_params: bool = False) -> Iterator[None]:
   """Converts every exception to a `Failure`. With `debug` it first prints the traceback."""
   try:
     yield
+  except (click.ClickException, click.exceptions.Exit):
+    raise
   except KeyboardInterrupt as error:
-    raise Failure("interrupted; no partial output remains", INTERRUPTED, []) from error
-  except Exception as error:
+    raise interrupted() from error
+  except (Exception, SystemExit) as error:
+    if isinstance(error, SystemExit) and _is_ours(error):  # a server ends so after SIGTERM
+      raise
     if debug:
       traceback.print_exception(error)
     raise _failure(error, without_params) from error
 
 
-def _failure(error: Exception, without_params: bool) -> Failure:
+def say(text: str) -> None:
+  """Prints the result of a command on stdout.
+
+  Raises:
+    Failure: stdout cannot be written, for example because its disk is full.
+    click.exceptions.Exit: its reader has ended, as `head` does.
+  """
+  try:
+    click.echo(text)
+  except OSError as error:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails again when it flushes at exit
+    if isinstance(error, BrokenPipeError):
+      raise click.exceptions.Exit(NO) from error
+    raise Failure(f"stdout: {error.strerror}", CANNOT) from error
+
+
+def _failure(error: BaseException, without_params: bool) -> Failure:
   gaps = [dataclasses.asdict(gap) for gap in getattr(error, "gaps", ())]
   if gaps:
-    return Failure(_of_gaps(str(error), gaps), NO, gaps)
-  if place := _user_place(error):
-    words, advice = f"{place}: {type(error).__name__}: {_first_line(error)}", _advice(error, without_params)
-    return Failure(f"{words.rstrip('.')}; {advice}" if advice else words, CANNOT, [])
+    return Failure(_of_gaps(str(error), gaps), NO, gaps, **{part: gaps[0][part] for part in PARTS})
+  place = _user_place(error)
+  if isinstance(error, SystemExit):
+    return _at(place, f"the module ends the program (exit {error.code or 0})", "put that under `if __name__ == '__main__'`")
+  if place:
+    return _at(place, f"{type(error).__name__}: {_first_line(error)}", _advice(error, without_params))
   if isinstance(error, OSError) and error.strerror:
-    return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror, CANNOT, [])
-  if isinstance(error, NotImplementedError) or hasattr(error, "gaps"):
-    return Failure(as_flags(one_line(str(error))), NO, [])
-  if isinstance(error, ValueError | OSError | ImportError) or (isinstance(error, TypeError | RuntimeError) and _is_ours(error)):
-    return Failure(as_flags(one_line(str(error))), CANNOT, [])
-  return Failure(f"{type(error).__name__}: {_first_line(error)}; --debug shows where", CANNOT, [])
+    return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror, CANNOT)
+  line = as_flags(one_line(str(error)))
+  if line and isinstance(error, ValueError | OSError | ImportError):
+    return _split(line, CANNOT, error)
+  if line and _is_ours(error) and isinstance(error, TypeError | RuntimeError | NotImplementedError):
+    return _split(line, NO if isinstance(error, NotImplementedError) or hasattr(error, "gaps") else CANNOT, error)
+  return Failure(f"{type(error).__name__}: {_first_line(error)}; --debug shows where", CANNOT)
+
+
+def _at(place: str, reason: str, advice: str) -> Failure:
+  words = f"{reason.rstrip('.')}; {advice}" if advice else reason
+  return Failure(f"{place}: {words}" if place else words, CANNOT, reason=reason, advice=advice or None, where=place or None)
+
+
+def _split(line: str, exit_code: int, error: BaseException) -> Failure:
+  """Messages of this package say what, and after a semicolon what to do."""
+  reason, _, advice = line.partition("; ") if _is_ours(error) else (line, "", "")
+  return Failure(line, exit_code, reason=reason, advice=advice or None)
 
 
 def _of_gaps(message: str, gaps: list[dict[str, Any]]) -> str:
@@ -76,7 +120,7 @@ def _of_gaps(message: str, gaps: list[dict[str, Any]]) -> str:
   return f"{head}: {'; '.join(named)}{more}"
 
 
-def _user_place(error: Exception) -> str:
+def _user_place(error: BaseException) -> str:
   """`file:line (function)` of the user's code that raised the error; empty if this package or a library raised it."""
   if isinstance(error, SyntaxError) and error.filename:
     return f"{error.filename}:{error.lineno}"
@@ -84,7 +128,7 @@ def _user_place(error: Exception) -> str:
   return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]} ({frames[-1][0].f_code.co_name})" if frames else ""
 
 
-def _is_ours(error: Exception) -> bool:
+def _is_ours(error: BaseException) -> bool:
   frames = list(traceback.walk_tb(error.__traceback__))
   return _package(frames[-1][0]) == "jax2tf"
 
@@ -99,7 +143,7 @@ def _is_users(frame: FrameType) -> bool:
   return not (installed or package == "jax2tf" or package in sys.stdlib_module_names)
 
 
-def _advice(error: Exception, without_params: bool) -> str:
+def _advice(error: BaseException, without_params: bool) -> str:
   if "jax2tf.errors" in sys.modules and (found := sys.modules["jax2tf.errors"].settling_constraints(error)):
     holds, fails = found
     return f'give --constraint "{holds}" if it holds for all sizes that you use' + (
@@ -110,15 +154,5 @@ def _advice(error: Exception, without_params: bool) -> str:
   return "--params was not given, so the parameters are an empty tree" if without_params and missing else ""
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
   return next(filter(None, map(str.strip, str(error).splitlines())), "no message")
-
-
-def one_line(text: str) -> str:
-  """Joins the lines of a message with semicolons, except after a colon."""
-  return re.sub(r":; |\.; ", lambda m: f"{m[0][0]} ", "; ".join(filter(None, map(str.strip, text.splitlines()))))
-
-
-def as_flags(text: str) -> str:
-  """Replaces arguments of the Python API in a message by flags: `samples = 0` becomes `--samples=0`."""
-  return _ARGUMENT.sub(lambda m: f"--{_FLAGS[m[1] or m[0]]}{'=' if m[1] and not m[2] else ''}", _POSITIONAL.sub("", text))

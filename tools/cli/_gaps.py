@@ -14,8 +14,10 @@ from jax2tf._tf_effects import callbacks_in
 from jax2tf._tf_effects import gap as gap_of
 from jax2tf.converters import saved_model, stages
 from jax2tf.converters.export.source import ExportError
+from jax2tf.converters.saved_model.adapted import Adapted
 from jax2tf.errors import Gap, LoweringError
 from jax2tf.tools.cli._loading import UsageError
+from jax2tf.tools.cli._words import as_flags
 
 TARGETS = ("serving", "onnx", "tflite", "tfjs")
 _UNTRIED = " in TensorFlow; without --quick it is exported too"
@@ -23,13 +25,12 @@ Found = dict[str, Any]  # the fields of a Gap
 
 
 def gaps(
-  fun: Callable[..., Any],
-  params: Any,
+  given: Adapted,
   inputs: Mapping[str, str],
   constraints: Sequence[str],
   targets: Sequence[str],
   quick: bool,
-  state: Any = None,
+  sizes: Mapping[str, Sequence[int]],
 ) -> dict[str, list[Found]]:
   """{target: [{"op", "primitive", "reason", "advice", "where"}]}, found by an export to a temporary folder; `quick` only lowers.
 
@@ -45,8 +46,8 @@ def gaps(
     raise UsageError(f"--for={','.join(targets)}: {unknown[0]!r} is not a target; choose from {', '.join(TARGETS)}")
 
   def model_with(idioms: str) -> saved_model.Model:
-    model = saved_model.Model(params, state=state, polymorphic_constraints=constraints, idioms=idioms)
-    return model.add(fun, inputs=inputs, stateful=state is not None)
+    model = saved_model.Model(given.params, state=given.state, polymorphic_constraints=constraints, idioms=idioms)
+    return model.add(given.fun, inputs=inputs, stateful=given.state is not None)
 
   try:
     model = model_with("exact")
@@ -57,17 +58,17 @@ def gaps(
   if lost := [dataclasses.asdict(gap_of(one)) for one in callbacks if one.text is None]:  # no target can store one in a file
     return dict.fromkeys(targets, lost)
   left_out = [dataclasses.asdict(gap_of(one)) | {"left_out": True} for one in callbacks]
-  return {target: [] if target == "serving" else left_out + ([] if quick else _gaps(model_with, target)) for target in targets}
+  return {target: [] if target == "serving" else left_out + ([] if quick else _gaps(model_with, target, sizes)) for target in targets}
 
 
-def _gaps(model_with: Callable[[str], saved_model.Model], target: str) -> list[Found]:
+def _gaps(model_with: Callable[[str], saved_model.Model], target: str, sizes: Mapping[str, Sequence[int]]) -> list[Found]:
   with stages.stage(f"convert to {target}"), tempfile.TemporaryDirectory(prefix="jax2tf-check-") as folder, warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about NaN and infinities; `convert --to` shows it
     try:
       exporter = importlib.import_module(f"jax2tf.converters.{target}")
-      exporter.save_model(model_with(exporter.IDIOMS), Path(folder, "model"))
+      exporter.save_model(model_with(exporter.IDIOMS), Path(folder, "model"), sizes=sizes)
     except ExportError as error:
-      return [dataclasses.asdict(gap) for gap in error.gaps or [Gap("", "", "", str(error))]]
+      return [dataclasses.asdict(gap) for gap in error.gaps or [Gap("", "", "", as_flags(str(error)))]]
   return []
 
 

@@ -1,4 +1,4 @@
-"""The contents of a SavedModel, and the differences of two: signatures, variables, ops, devices, gradients, the manifest."""
+"""The contents of a SavedModel, and the differences of two: signatures, variables, functions, ops, gradients, assets, the manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich import box, console, table
 
 from jax2tf.converters import stages
 from jax2tf.converters.saved_model import manifest, publish, warmup
-from jax2tf.tools.cli import _weights
+from jax2tf.tools.cli import _graphs, _weights
 
 
 def version_directory(directory: str | Path) -> Path:
@@ -36,16 +36,8 @@ def inspect(directory: str | Path) -> dict[str, Any]:
   path = version_directory(directory)
   with stages.stage("read the graph"):
     graph = publish.meta_graph(path)
+    functions = _graphs.of_functions(graph)
   nodes = [*graph.graph_def.node, *(n for f in graph.graph_def.library.function for n in f.node_def)]
-  variables = {
-    node.variable.name: {
-      "dtype": tf.as_dtype(node.variable.dtype).name,
-      "shape": _shape(node.variable.shape),
-      "trainable": node.variable.trainable,
-    }
-    for node in graph.object_graph_def.nodes
-    if node.HasField("variable")
-  }
   found: dict[str, Any] = {
     "path": str(path),
     "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file()),
@@ -58,10 +50,12 @@ def inspect(directory: str | Path) -> dict[str, Any]:
       for name, signature in sorted(graph.signature_def.items())
       if not name.startswith("__saved_model")
     },
-    "variables": variables,
+    "variables": _variables(graph),
+    "functions": functions,
     "ops": dict(sorted(collections.Counter(n.op for n in nodes).items(), key=lambda item: (-item[1], item[0]))),
     "devices": sorted({n.device for n in nodes if n.device}),
     "gradients": len(graph.graph_def.library.registered_gradients),
+    "assets": _graphs.of_assets(path),
     "tensorflow": graph.meta_info_def.tensorflow_version,
     "warmup_requests": _count(path / warmup.FILE),
   }
@@ -83,6 +77,15 @@ def inspect(directory: str | Path) -> dict[str, Any]:
     }
   except FileNotFoundError:
     found["manifest"] = None
+  return found
+
+
+def _variables(graph: Any) -> dict[str, dict[str, Any]]:
+  found: dict[str, dict[str, Any]] = {}
+  for variable in (node.variable for node in graph.object_graph_def.nodes if node.HasField("variable")):
+    same = sum(name.partition(" ")[0] == variable.name for name in found)  # several variables may share a name
+    name = f"{variable.name} ({same + 1})" if same else variable.name
+    found[name] = {"dtype": tf.as_dtype(variable.dtype).name, "shape": _shape(variable.shape), "trainable": variable.trainable}
   return found
 
 
@@ -117,8 +120,11 @@ def text(found: Mapping[str, Any]) -> str:
     head,
     _table(("signature", "tensor", "", "dtype and shape"), rows),
     _table((f"{len(parameters)} variables", "dtype", "shape", "trainable"), parameters),
+    _table(("function", "hash"), found["functions"].items()),
     _table(("op", "count"), [(op, str(n)) for op, n in found["ops"].items()]),
   ]
+  if found["assets"]:
+    parts.append(_table(("asset", "hash"), found["assets"].items()))
   if found["devices"]:
     parts.append("devices: " + ", ".join(found["devices"]))
   if record := found["manifest"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,13 @@ from jax2tf.converters import stages
 from jax2tf.converters.saved_model import libraries, notation
 from jax2tf.converters.saved_model.adapted import Adapted, adapted, with_values
 from jax2tf.tools.cli._verb import Named
+
+# Where these libraries have the state of a model.
+_STATE_OF = {
+  "nnx": "the model holds its state, so leave it out",
+  "linen": "--params holds the collections of the state too",
+  "equinox": "name a factory that returns (model, state), as equinox.nn.make_with_state does",
+}
 
 
 class UsageError(ValueError):
@@ -36,8 +44,9 @@ def attribute(name: str) -> Any:
   if os.getcwd() not in sys.path:
     sys.path.insert(0, os.getcwd())
   if "/" in module_name or module_name.endswith(".py"):
-    dotted = ".".join(Path(module_name).with_suffix("").parts).strip("./")
-    raise UsageError(f"{name!r} names a file; name the module, from the folder that holds it: {dotted}:{path}")
+    file = Path(module_name)
+    folder = "that holds it" if file.parent == Path() else str(file.parent)
+    raise UsageError(f"{name!r} names a file; name the module, from the folder {folder}: {file.stem}:{path}")
   try:
     found = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
@@ -46,7 +55,9 @@ def attribute(name: str) -> Any:
     raise UsageError(f"module {module_name!r} imports {error.name!r}, which is not installed") from error
   for part in path.split("."):
     if not hasattr(found, part):
-      raise UsageError(f"module {module_name!r} has no {path!r}; it has {', '.join(n for n in vars(found) if not n.startswith('_'))[:200]}")
+      known = [known for known in getattr(found, "__dict__", None) or dir(found) if not known.startswith("_")]
+      what = f"module {module_name!r}" if inspect.ismodule(found) else f"{name!r}: {type(found).__name__}"
+      raise UsageError(f"{what} has no {part!r}; it has {', '.join(known)[:200]}")
     found = getattr(found, part)
   return found
 
@@ -72,13 +83,17 @@ def model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
 def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
   name, library, params = named.function, named.library, named.params
   found = attribute(name)
-  if library and libraries.library_of(found) is None and callable(found):
+  if library and _library_of(found) is None and callable(found):
     found = _made(found, f"--library={library}: {name}")
-  library = library or libraries.library_of(found)
+  library = library or _library_of(found)
+  if named.state is not None and library in _STATE_OF:
+    raise UsageError(f"--state={named.state} is not for a model of {library}; {_STATE_OF[library]}")
+  if named.batched and library != "equinox":
+    raise UsageError(f"--batched is for a model of equinox, and {name} is none; leave it out")
   if library is None:
     return Adapted(function(name), parameters(params), state(named.state))
   if library in ("nnx", "equinox"):
-    whole = getattr(libraries, library)(found)
+    whole = libraries.nnx(found) if library == "nnx" else libraries.equinox(*_with_state(found), batched=named.batched)
     whole = with_values(whole, parameters(params), f"--params={params}") if params else whole
   elif params is None:
     raise UsageError(f"{name} is a model of {library}, which holds no parameters; give the result of its init as --params")
@@ -86,8 +101,17 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
     variables = parameters(params)
     whole = libraries.linen(found, variables if "params" in variables else {"params": variables})
   else:
-    whole = libraries.haiku(found, parameters(params), state(named.state))
+    whole = libraries.haiku(found, parameters(params, haiku=True), state(named.state, haiku=True))
   return adapted(whole, inputs(), named.constraints)
+
+
+def _library_of(found: Any) -> str | None:
+  return libraries.library_of(found) or libraries.library_of(_with_state(found)[0])
+
+
+def _with_state(found: Any) -> tuple[Any, Any]:
+  """(model, state) of what Equinox' `make_with_state` gives, or of a model alone."""
+  return found if type(found) is tuple and len(found) == 2 else (found, None)
 
 
 def _made(factory: Callable[..., Any], what: str) -> Any:
@@ -98,10 +122,11 @@ def _made(factory: Callable[..., Any], what: str) -> Any:
   return factory()
 
 
-def parameters(source: str | None, option: str = "--params") -> Any:
+def parameters(source: str | None, option: str = "--params", *, haiku: bool = False) -> Any:
   """The pytree of parameters, from an .npz or .safetensors file, an Orbax checkpoint, or the function `module:factory`.
 
   Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`. They become nested dicts, and lists if the keys are 0, 1, 2 ...
+  With `haiku` they are a module and a parameter, `mlp/~/linear_0/w`.
 
   Raises:
     UsageError: there is no such file, or it cannot be read.
@@ -118,9 +143,9 @@ def parameters(source: str | None, option: str = "--params") -> Any:
       return _orbax(path)
     if path.suffix == ".npz":
       with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # NumPy 2.4 does not close a file that is no archive
-        return nested(dict(arrays))
+        return nested(dict(arrays), haiku)
     if path.suffix == ".safetensors":
-      return _safetensors(path)
+      return nested(_safetensors(path), haiku)
   except UsageError:
     raise
   except Exception as error:  # each format has its own errors
@@ -128,17 +153,17 @@ def parameters(source: str | None, option: str = "--params") -> Any:
   raise UsageError(f"{option}={source}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
 
 
-def state(source: str | None) -> Any:
+def state(source: str | None, *, haiku: bool = False) -> Any:
   """The state, from the same sources as parameters; None if none is given."""
-  return None if source is None else parameters(source, "--state")
+  return None if source is None else parameters(source, "--state", haiku=haiku)
 
 
-def _safetensors(path: Path) -> Any:
+def _safetensors(path: Path) -> dict[str, Any]:
   try:
     from safetensors.numpy import load_file  # noqa: PLC0415  (an extra)
   except ModuleNotFoundError as error:
     raise UsageError("reading .safetensors needs a package: pip install 'jax2tf[examples]'") from error
-  return nested(load_file(path))
+  return dict(load_file(path))
 
 
 def _orbax(path: Path) -> Any:
@@ -149,16 +174,17 @@ def _orbax(path: Path) -> Any:
   return orbax.checkpoint.PyTreeCheckpointer().restore(path.absolute())
 
 
-def nested(flat: dict[str, Any]) -> Any:
-  """{"a/b": x} -> {"a": {"b": x}}, {"a/0": x, "a/1": y} -> {"a": [x, y]}.
+def nested(flat: dict[str, Any], haiku: bool = False) -> Any:
+  """{"a/b": x} -> {"a": {"b": x}}, {"a/0": x, "a/1": y} -> {"a": [x, y]}. Names of Haiku's modules keep their slashes.
 
   Raises:
     ValueError: a name is a prefix of another one.
   """
-  separator = "/" if any("/" in name for name in flat) else "."
+  haiku = haiku or any("~" in name.split("/") for name in flat)  # Haiku's mark for modules that __init__ makes
+  separator = r"[/.](?=[^/.]*$)" if haiku else "/" if any("/" in name for name in flat) else r"\."
   tree: dict[str, Any] = {}
   for name, array in flat.items():
-    *folders, leaf = name.split(separator)
+    *folders, leaf = re.split(separator, name)
     place = tree
     for folder in folders:
       place = place.setdefault(folder, {})
@@ -195,4 +221,18 @@ def inputs(texts: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, s
     found[name] = spec
   for text in constraints:
     notation.check_constraint(text, notation.dimensions(found))
+  return found
+
+
+def sizes(texts: Sequence[str]) -> dict[str, list[int]]:
+  """["b=8", "b=1"] -> {"b": [8, 1]}.
+
+  Raises:
+    UsageError: a text has another form.
+  """
+  found: dict[str, list[int]] = {}
+  for text in texts:
+    if not (match := re.fullmatch(r"(\w+)=(\d+)", text)):
+      raise UsageError(f'--size={text!r} is not of the form variable=number, as in --size "b=8"')
+    found.setdefault(match[1], []).append(int(match[2]))
   return found

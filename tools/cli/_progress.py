@@ -49,7 +49,7 @@ class Progress:
   def _watch(self, file: TextIO) -> None:
     import tqdm  # noqa: PLC0415  (a third of the time of --help)
 
-    told: tuple[str, float] | None = None
+    told: set[tuple[str, float]] = set()
     with tqdm.tqdm(bar_format="{desc}", leave=False, file=file, disable=not file.isatty()) as line:
       while not self._ended.wait(_MOMENT / 2):
         now, stages = time.monotonic(), self._stages[-1:]
@@ -57,9 +57,9 @@ class Progress:
           continue
         if file.isatty():
           line.set_description_str(f"{self._command}: {stages[0][0]} ({now - self._started:.0f} s)")
-        elif stages[0] != told:
-          told = stages[0]
-          print(f"{self._command}: {now - self._started:.1f} s: {told[0]}", file=file, flush=True)
+        elif stages[0] not in told:  # a stage continues after those within it
+          told.add(stages[0])
+          print(f"{self._command}: {now - self._started:.1f} s: {stages[0][0]}", file=file, flush=True)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import sys
 import warnings
@@ -14,8 +14,9 @@ from typing import Any
 import click
 
 from jax2tf.tools import quiet
-from jax2tf.tools.cli._failures import failures, one_line
+from jax2tf.tools.cli._failures import failures, say
 from jax2tf.tools.cli._progress import Progress
+from jax2tf.tools.cli._words import as_flags, dumps, one_line
 
 # (value for --json, with a verdict; text; exit code)
 Answer = tuple[Mapping[str, Any], str, int]
@@ -33,11 +34,9 @@ def verb(function: Callable[..., Answer]) -> click.Command:
   def command(as_json: bool, debug: bool, **arguments: Any) -> int:
     progress = Progress(click.get_current_context().command_path)
     with failures(debug=debug, without_params=arguments.get("params", "") is None), progress.shown():
-      value, text, code = _answer(function, arguments, progress)
-    if as_json:
-      click.echo(json.dumps(value, indent=2))
-    else:
-      click.echo(text)
+      with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints; stdout has the result alone
+        value, text, code = _answer(function, arguments, progress)
+      say(dumps(value) if as_json else text)
     return code
 
   return command
@@ -54,7 +53,7 @@ def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progr
   logging.getLogger().setLevel(logging.ERROR)
   path = click.get_current_context().command_path
   with stages.shown_by(progress.stage), warnings.catch_warnings():
-    warnings.showwarning = lambda message, *_: print(f"{path}: warning: {one_line(str(message))}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(f"{path}: warning: {as_flags(one_line(str(message)))}", file=sys.stderr)
     return function(**arguments)
 
 
@@ -66,6 +65,7 @@ class Named:
   library: str | None
   params: str | None
   state: str | None
+  batched: bool
   constraints: Sequence[str]
 
 
@@ -79,6 +79,7 @@ def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
 
   for decorate in (
     click.option("--constraint", "constraints", multiple=True, help='A condition on dimension variables, "b<=512"; may be repeated.'),
+    click.option("--batched", is_flag=True, help="For a model of equinox that takes one example: map it over dimension 0 of the inputs."),
     click.option("--state", help="Sources as for --params; for a function (params, state, *inputs) -> (state, outputs)."),
     click.option("--params", help=".npz, .safetensors, an Orbax checkpoint, or module:factory; by default an empty tree."),
     click.option(
@@ -92,4 +93,7 @@ def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
 
 takes_inputs = click.option(
   "--input", "inputs", multiple=True, required=True, help='The name, dtype and shape of an input, "x=f32[b,784]"; may be repeated.'
+)
+takes_sizes = click.option(
+  "--size", "sizes", multiple=True, help='A size of a dimension variable at which to compare, "b=8"; may be repeated.'
 )

@@ -19,11 +19,15 @@ from jax2tf.tools.cli._verb import takes_debug
 @click.argument("inputs", metavar="FILES...", nargs=-1, required=True)
 @click.argument("directory", metavar="DIR")
 @click.option("--workers", type=click.IntRange(1), help="The number of processes; by default the number of cores.", show_default=False)
-@click.option("--threads", type=click.IntRange(1), default=1, help="The number of TensorFlow threads in each process.")
+@click.option(
+  "--threads", type=click.IntRange(1), default=1, help="The number of TensorFlow threads in each process, within ops and between them."
+)
 @click.option("--signature", default="serving_default", help="The signature of the model to run.")
 @click.option("--column", "columns", multiple=True, help="INPUT=COLUMN, or INPUT=A,B,C to stack columns; may be repeated.")
 @click.option("--output", "outputs", multiple=True, help="An output to write; may be repeated. By default all.")
-@click.option("--mask", default="", help="The input that marks the valid elements of a padded row; by default found by its name.")
+@click.option(
+  "--mask", default="", help="The input that marks the valid elements of a padded row by 1, or none; by default mask or attention_mask."
+)
 @click.option("--batch_size", type=click.IntRange(1), default=256, help="The largest number of rows in a call.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug
@@ -52,10 +56,15 @@ def batch(
     named = dict(map(_column, columns))
     options = plan.Asked(model=os.path.abspath(model), columns=named, **asked)  # type: ignore[arg-type]
     with plan.opened(inputs, Path(directory), options) as found:
-      outcome = supervisor.run(found, workers or len(os.sched_getaffinity(0)), threads)
+      outcome = supervisor.run(found, workers or _cores(), threads)
   value = {"verdict": _verdict(outcome, len(found.shards))} | dataclasses.asdict(outcome)
   click.echo(json.dumps(value, indent=2) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))
   return NO if outcome.failed else 0
+
+
+def _cores() -> int:
+  """Those that this process may use, where the system tells (Linux does, macOS does not)."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _column(text: str) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, verb
+from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, takes_sizes, verb
 
 
 @verb
@@ -14,7 +14,8 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, 
 @takes_inputs
 @click.option("--for", "targets", default="serving", show_default=True, help="Some of serving, tflite, onnx, tfjs, separated by commas.")
 @click.option("--quick", is_flag=True, help="Only lower the function, without an export.")
-def check(named: Named, inputs: Sequence[str], targets: str, quick: bool) -> Answer:
+@takes_sizes
+def check(named: Named, inputs: Sequence[str], targets: str, quick: bool, sizes: Sequence[str]) -> Answer:
   """Lists what each target lacks for a function, by file and line; writes nothing.
 
   \b
@@ -25,6 +26,6 @@ def check(named: Named, inputs: Sequence[str], targets: str, quick: bool) -> Ans
 
   specs = _loading.inputs(inputs, named.constraints)
   model = _loading.model(named, lambda: specs)
-  found = _gaps.gaps(model.fun, model.params, specs, named.constraints, targets.split(","), quick, model.state)
+  found = _gaps.gaps(model, specs, named.constraints, targets.split(","), quick, _loading.sizes(sizes))
   code = int(any(map(_gaps.missing, found.values())))
   return {"verdict": _gaps.verdict(found, quick), "exported": not quick, "targets": found}, _gaps.text(found, quick), code

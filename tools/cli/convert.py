@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
-from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, verb
+from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, takes_sizes, verb
 
 _OF_PAGE = ("title", "labels", "tokenizer")
 _FILE = click.Path(exists=True, dir_okay=False)
 _OPTIONS_OF = {
   "saved_model": ("version", "warmup", "with_gradient", "gradient_orders"),
-  "tflite": ("quantization",),
-  "tfjs": ("quantization", "page", *_OF_PAGE),
-  "onnx": ("opset",),
+  "tflite": ("size", "quantization"),
+  "tfjs": ("size", "quantization", "page", *_OF_PAGE),
+  "onnx": ("size", "opset"),
 }
 
 
@@ -31,7 +31,8 @@ _OPTIONS_OF = {
 @click.option("--output", "outputs", multiple=True, help="Name of a result; may be repeated.")
 @click.option("--signature", default="serving_default", show_default=True, help="Name of the signature.")
 @click.option("--version", type=click.IntRange(0), help="The version to write; by default the next free one.")
-@click.option("--overwrite", is_flag=True, help="Replace the version, or the file.")
+@click.option("--overwrite", is_flag=True, help="Replace the file, or the SavedModel's --version.")
+@takes_sizes
 @click.option("--quantization", help="For tflite float16, dynamic_int8 or int4; for tfjs float16, uint8 or uint16.")
 @click.option(
   "--idioms",
@@ -46,7 +47,7 @@ _OPTIONS_OF = {
 @click.option("--tokenizer", type=_FILE, help="For the page: a tokenizer.json, with which the page converts typed text to tokens.")
 @click.option("--with_gradient", is_flag=True, help="Store first derivatives.")
 @click.option("--gradient_orders", type=click.IntRange(1), metavar="N", help="With --with_gradient: store derivatives up to this order.")
-@click.option("--warmup", type=click.IntRange(0, 1000), default=0, metavar="N", help="Store N warm-up requests for TF Serving.")
+@click.option("--warmup", type=click.IntRange(0, 1000), metavar="N", help="Store N warm-up requests for TF Serving.")
 def convert(
   named: Named,
   inputs: Sequence[str],
@@ -56,6 +57,7 @@ def convert(
   signature: str,
   overwrite: bool,
   idioms: str | None,
+  sizes: Sequence[str],
   **others: Any,
 ) -> Answer:
   """Saves a function as a SavedModel, PATH/<version>/, or as a file for another runtime.
@@ -68,15 +70,20 @@ def convert(
   from jax2tf.converters.saved_model import publish, warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading  # noqa: PLC0415
 
-  given = {name: value for name, value in others.items() if value}
+  given = {name: value for name, value in others.items() if value is not None and value is not False}
+  if sizes:
+    given["size"] = _loading.sizes(sizes)
   for name in given.keys() - _OPTIONS_OF[to]:
     if name in _OPTIONS_OF["saved_model"]:
       raise _loading.UsageError(f"--{name} is for a SavedModel, and --to={to} makes none; leave it out")
     raise _loading.UsageError(f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}")
+  if overwrite and to == "saved_model" and "version" not in given:
+    raise _loading.UsageError("--overwrite replaces a version of a SavedModel; name it as --version, or leave out --overwrite to add one")
   publish.check_writable(Path(out) if to == "saved_model" else Path(out).parent)
   specs = _loading.inputs(inputs, named.constraints)
   found = _loading.model(named, lambda: specs)
-  exporter: Any = importlib.import_module(f"jax2tf.converters.{to}")
+  with stages.stage(f"import what --to={to} needs"):
+    exporter: Any = importlib.import_module(f"jax2tf.converters.{to}")
   gradient = {"with_gradient": "with_gradient" in given, "gradient_orders": given.get("gradient_orders", 1)}
   options: dict[str, Any] = {
     "polymorphic_constraints": named.constraints,
@@ -92,8 +99,8 @@ def convert(
   with stages.stage(f"convert to {to}"):
     if shown := {name: given.pop(name) for name in _OF_PAGE if name in given}:
       if "labels" in shown:
-        shown["labels"] = Path(shown["labels"]).read_text(encoding="utf-8").splitlines()
+        shown["labels"] = Path(shown["labels"]).read_text(encoding="utf-8").rstrip().splitlines()
       given["page"] = exporter.Page(**shown)
-    made = exporter.save_model(model, out, overwrite=overwrite, **given)
+    made = exporter.save_model(model, out, overwrite=overwrite, sizes=given.pop("size", None), **given)
   value = {"verdict": made.report.verdict, "path": str(made.path), "bytes": made.size}
   return value, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0

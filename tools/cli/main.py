@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ import click
 
 import jax2tf
 from jax2tf.tools.cli import batch, check, convert, diff, inspect, query, serve, verify
+from jax2tf.tools.cli._failures import described, interrupted
+from jax2tf.tools.cli._words import dumps
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -24,18 +27,22 @@ for _verb in (convert.convert, inspect.inspect, check.check, verify.verify, serv
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The entry point of the `jax2tf` command. Raises SystemExit with its exit code."""
+  error: click.ClickException
+  if sys.stderr is None:  # closed by the caller; another file must not get its number, because TensorFlow writes there
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    sys.stderr = os.fdopen(2, "w")
   try:
     sys.exit(command.main(argv, prog_name="jax2tf", standalone_mode=False))
-  except click.exceptions.NoArgsIsHelpError as error:
-    error.show()
-    sys.exit(error.exit_code)
-  except click.ClickException as error:
-    if "--json" in (sys.argv if argv is None else argv):
-      failure = {"verdict": error.format_message(), "exit_code": error.exit_code, "gaps": getattr(error, "gaps", [])}
-      print(json.dumps(failure, indent=2))
-    context = getattr(error, "ctx", None)
-    print(f"{context.command_path if context else 'jax2tf'}: {error.format_message()}", file=sys.stderr)
-    sys.exit(error.exit_code)
+  except click.exceptions.NoArgsIsHelpError as found:
+    found.show()
+    sys.exit(found.exit_code)
+  except click.ClickException as found:
+    error = found
   except (click.Abort, KeyboardInterrupt):  # Ctrl-C before a verb starts
-    print("jax2tf: interrupted", file=sys.stderr)
-    sys.exit(130)
+    error = interrupted()
+  if "--json" in (sys.argv if argv is None else argv):
+    with contextlib.suppress(OSError):  # stdout may be what failed
+      click.echo(dumps(described(error)))
+  context = getattr(error, "ctx", None)
+  click.echo(f"{context.command_path if context else 'jax2tf'}: {error.format_message()}", err=True)
+  sys.exit(error.exit_code)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from jax2tf.tools.cli._failures import failures
+from jax2tf.tools.cli._failures import failures, say
 from jax2tf.tools.cli._progress import Progress
 from jax2tf.tools.cli._verb import takes_debug
+from jax2tf.tools.cli._words import dumps
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _SHOWN = 6  # values in a row of the table
@@ -48,19 +53,24 @@ def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str
     given = _read(inputs)
     if options["version"] is not None and options["label"]:
       raise ValueError("--version and --label exclude each other; give one")
-    if bool(options["tls_cert"]) != bool(options["tls_key"]) or (options["tls_cert"] and not options["tls_ca"]):
+    if options["tls_cert"] and not options["tls_ca"]:
       raise ValueError("--tls_cert and --tls_key go together, and with --tls_ca")
     from jax2tf.tools.cli import _clients  # noqa: PLC0415  (NumPy)
 
     tls = {name: options.pop(f"tls_{name}") for name in ("ca", "cert", "key")}
     target = _clients.Target(grpc_address or rest, model, **tls, **options)
-    begin = time.monotonic()
-    with progress.stage("wait for the server"):
-      outputs = (_clients.by_grpc if grpc_address else _clients.by_rest)(target, given)
-    seconds = time.monotonic() - begin
-    if out:
-      _write(out, outputs)
-  click.echo(_json(outputs, seconds) if as_json else _table(outputs))
+    target.context()  # a certificate that cannot be used is said first
+    if grpc_address:
+      with progress.stage("import TensorFlow"):
+        _clients.import_tensorflow()
+    with _appearing(out) as written:
+      begin = time.monotonic()
+      with progress.stage("wait for the server"):
+        outputs = (_clients.by_grpc if grpc_address else _clients.by_rest)(target, given)
+      seconds = time.monotonic() - begin
+      if written:
+        _write(written, outputs)
+    say(dumps(_described(model, outputs, seconds)) if as_json else _table(outputs))
   return 0
 
 
@@ -99,25 +109,56 @@ def _columns(rows: Any) -> dict[str, Any]:
   return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _write(out: str, outputs: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def _appearing(out: str | None) -> Iterator[Path | None]:
+  """The name of a file that is renamed to `out` after the block."""
+  if not out:
+    yield None
+    return
+  path = Path(out if out.endswith(".npz") else f"{out}.npz")  # as NumPy names it
+  try:
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=path.parent) as place:
+      yield Path(place, path.name)
+      Path(place, path.name).replace(path)
+  except OSError as error:
+    raise ValueError(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+def _write(path: Path, outputs: dict[str, Any]) -> None:
   import numpy as np  # noqa: PLC0415
 
+  np.savez(path, **{name: _storable(name, array) for name, array in outputs.items()})
+
+
+def _storable(name: str, array: Any) -> Any:
+  """The array with strings of one length, because .npz needs pickle for others."""
+  if array.dtype.kind != "O":
+    return array
+  found = array.astype(bytes)
+  if (found != array).any():
+    raise ValueError(f"output {name!r} has a string that ends in a zero byte, which .npz cannot store; use --json")
+  return found
+
+
+def _described(model: str, outputs: dict[str, Any], seconds: float) -> dict[str, Any]:
+  found = {name: {"dtype": _type(array), "shape": array.shape, "values": _shown(array.tolist())} for name, array in outputs.items()}
+  return {"verdict": f"{model!r} answered in {seconds:.3g} s", "outputs": found, "seconds": round(seconds, 4)}
+
+
+def _shown(value: Any) -> Any:
+  """Text in place of bytes, or {"b64": ...} if they are not UTF-8."""
+  if isinstance(value, list):
+    return [*map(_shown, value)]
+  if not isinstance(value, bytes):
+    return value
   try:
-    np.savez(out, **{name: array.astype(bytes) if array.dtype.kind == "O" else array for name, array in outputs.items()})
-  except OSError as error:
-    raise ValueError(f"{out} cannot be written: {error.strerror}") from error
-
-
-def _json(outputs: dict[str, Any], seconds: float) -> str:
-  shown = {
-    name: {"dtype": _type(array), "shape": list(array.shape), "values": json.loads(json.dumps(array.tolist(), default=repr))}
-    for name, array in outputs.items()
-  }
-  return json.dumps({"outputs": shown, "seconds": round(seconds, 4)}, indent=2)
+    return value.decode()
+  except UnicodeDecodeError:
+    return {"b64": base64.b64encode(value).decode()}
 
 
 def _type(array: Any) -> str:
-  return "string" if array.dtype.kind in "OSU" else str(array.dtype)
+  return "string" if array.dtype.kind == "O" else str(array.dtype)
 
 
 def _table(outputs: dict[str, Any]) -> str:
@@ -125,7 +166,8 @@ def _table(outputs: dict[str, Any]) -> str:
 
   found = table.Table("output", "type", "values", box=box.SIMPLE_HEAD)
   for name, array in outputs.items():
-    values = ", ".join(f"{value:.6g}" if array.dtype.kind == "f" else repr(value) for value in array.ravel()[:_SHOWN].tolist())
+    first = _shown(array.ravel()[:_SHOWN].tolist())
+    values = ", ".join(f"{value:.6g}" if array.dtype.kind == "f" else repr(value) for value in first)
     found.add_row(name, f"{_type(array)}[{','.join(map(str, array.shape))}]", values + (", ..." if array.size > _SHOWN else ""))
   screen = console.Console(width=140, color_system=None)
   with screen.capture() as captured:

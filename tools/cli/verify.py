@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from jax2tf.tools.cli._verb import Answer, Named, takes_function, verb
+from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_sizes, verb
+from jax2tf.tools.cli._words import as_flags
 
 
 @verb
@@ -16,7 +18,12 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, verb
 @takes_function
 @click.option("--report", metavar="FOLDER", help="The folder for the report as text, JSON and HTML.")
 @click.option("--samples", type=click.IntRange(1), default=3, show_default=True, help="The number of random inputs for each size.")
-def verify(directory: str, named: Named, report: str | None, samples: int) -> Answer:
+@click.option("--signature", "signatures", multiple=True, help="A signature to compare; may be repeated. By default all.")
+@click.option("--hostile", is_flag=True, help="Differences for NaN, infinities and extreme numbers make the model wrong too.")
+@takes_sizes
+def verify(
+  directory: str, named: Named, report: str | None, samples: int, signatures: Sequence[str], hostile: bool, sizes: Sequence[str]
+) -> Answer:
   """Compares a SavedModel with the JAX function, in a process without JAX.
 
   \b
@@ -28,8 +35,18 @@ def verify(directory: str, named: Named, report: str | None, samples: int) -> An
 
   model = _loading.model(named, lambda: _inputs_of(Path(directory)))
   found = verify.verify(
-    directory, model.fun, params=model.params, state=model.state, samples=samples, polymorphic_constraints=named.constraints, report=report
+    directory,
+    model.fun,
+    params=model.params,
+    state=model.state,
+    sizes=_loading.sizes(sizes),
+    samples=samples,
+    signatures=signatures or None,
+    hostile=hostile,
+    report=report,
+    polymorphic_constraints=named.constraints,
   )
+  found = dataclasses.replace(found, skipped={name: as_flags(why) for name, why in found.skipped.items()})
   return json.loads(found.json()), found.text(), int(not found.ok)
 
 

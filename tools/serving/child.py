@@ -1,6 +1,6 @@
 """Starts the processes of the server. They read their options from standard input and exit when it ends.
 
-It also ends when the server is killed, so no process outlives the server.
+It also ends when the server is killed, so no process outlives the server. `__main__` runs in them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Options:
     max_request_mb: the size limit of a request, also decompressed and as arrays.
     max_queued_requests: the limit of requests in progress in a proxy.
     client_seconds: the time limit for a client to send a request.
-    run: the folder of the processes' files. PID.server: the server's ports. PID.sock: the socket of a replica. PID.failed: why a replica
-      did not start. PID.faults: JSON of what a replica does not serve. PID.ready: a proxy is ready. Also the models and the metrics.
+    run: the folder of the processes' files. PID.server: the server's ports. PID.sock: the socket of a replica. PID.failed: why a process
+      ended. PID.faults: JSON of what a replica does not serve. PID.ready: a proxy is ready. PID.ending: the number of requests that a
+      proxy still answers. Also the models and the metrics.
     of_all: the number of replicas in all clusters.
   """
 
@@ -71,7 +72,7 @@ DRAIN_SECONDS = 30.0
 def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
   """Runs a module of this package, in a new session: only the server gets Ctrl-C, and then ends its processes in order."""
   # -P: the working directory is not on the module path.
-  command = [sys.executable, "-P", "-m", f"{__package__}.{kind}"]
+  command = [sys.executable, "-P", "-m", __package__, kind]
   # gRPC (1.85) logs each client whose handshake fails, so any client could fill the log.
   environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
   process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
@@ -87,6 +88,13 @@ def options() -> Options:
   while not line.endswith(b"\n"):  # not sys.stdin, which would read ahead and hide the end of the input
     line += os.read(0, 1) or b"\n"
   return Options(**json.loads(line))
+
+
+def note(options: Options, kind: str, text: str) -> None:
+  """Writes PID.kind of this process into `Options.run`."""
+  file = Path(options.run, f"{os.getpid()}.{kind}")
+  file.with_suffix(".writing").write_text(text, encoding="utf-8")
+  file.with_suffix(".writing").rename(file)
 
 
 def is_alive(file: Path) -> bool:

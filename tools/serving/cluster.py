@@ -31,7 +31,7 @@ from ray import serve
 from ray._private import node, worker
 
 from jax2tf.tools.serving import child
-from jax2tf.tools.serving.child import DRAIN_SECONDS
+from jax2tf.tools.serving.child import DRAIN_SECONDS, Options
 from jax2tf.tools.serving.replica import Replica
 
 # Ray (2.60): a single node does not need these services, which scale clusters, forward logs and show pages. Each is a Python process
@@ -40,9 +40,8 @@ for _idle in ("start_monitor", "start_log_monitor", "start_api_server"):
   setattr(node.Node, _idle, lambda *_, **__: None)
 
 
-def main() -> int:
-  """Keeps the replicas alive until standard input ends and the proxies are done. Returns the exit code."""
-  options = child.options()
+def main(options: Options) -> int:
+  """Keeps the replicas alive until standard input ends and the proxies are done. Returns the exit code. Raises Ray's errors."""
   logging.getLogger("ray.serve").setLevel(logging.ERROR)
   _start_ray(options.replicas)
   ending = threading.Event()
@@ -51,12 +50,7 @@ def main() -> int:
   deployment = serve.deployment(
     num_replicas=options.replicas, health_check_period_s=5, health_check_timeout_s=30, graceful_shutdown_timeout_s=10
   )
-  try:
-    serve.run(deployment(Replica).bind(options), name="models", route_prefix=None)
-  except RuntimeError as error:
-    if not any(Path(options.run).glob("*.failed")):  # otherwise the server reports the replica's reason, without Ray's traceback
-      print(f"Ray Serve cannot start the replicas: {error}", file=sys.stderr)
-    return 1
+  serve.run(deployment(Replica).bind(options), name="models", route_prefix=None)
   select.select([0], [], [])
   ending.set()
   end = time.monotonic() + DRAIN_SECONDS
@@ -95,9 +89,3 @@ def _start_ray(replicas: int, tries: int = 3) -> None:
     except Exception as error:
       if not left or "timed out during startup" not in str(error):
         raise
-
-
-if __name__ == "__main__":
-  code = main()
-  sys.stdout.flush()
-  os._exit(code)  # Ray's processes die with this one; its exit handlers would wait for dead ones

@@ -221,7 +221,8 @@ class Model:
     """The signature of that name. Raises RefusedError if the model has none."""
     name = name or "serving_default"
     if name not in self.signatures:
-      raise invalid(f"signature_name is {name!r}; version {self.version} has {', '.join(map(repr, sorted(self.signatures)))}")
+      reason = f"signature_name is {name!r}; version {self.version} has {', '.join(map(repr, sorted(self.signatures)))}"
+      raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, reason)
     return self.signatures[name]
 
 

@@ -68,6 +68,8 @@ def check(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> 
   unknown = sorted(set(request.output_filter) - signature.outputs.keys())
   if unknown:
     raise invalid(f"output_filter names {unknown}; signature {signature.name!r} returns {sorted(signature.outputs)}")
+  if len({*request.output_filter}) < len(request.output_filter):
+    raise invalid(f"output_filter names an output twice: {list(request.output_filter)}")
   signature.check({name: _spec_of(name, proto) for name, proto in request.inputs.items()})
   size = sum(map(_size, request.inputs.values()))
   if size > max_bytes:  # a few bytes of a request can hold one value and a large shape

@@ -94,12 +94,15 @@ async def _serve(options: Options) -> None:
     task.add_done_callback(lambda _: stop.set())  # without this task the proxy would not find new replicas; the server restarts it
   await stop.wait()
   loop.remove_reader(0)
+  child.note(options, "ending", str(queue.taken))
   http_server.should_exit = True
   await asyncio.gather(service.end(), http)
   ready.unlink(missing_ok=True)
   os._exit(0)  # exit immediately: asyncio would cancel calls that arrived meanwhile
 
 
-if __name__ == "__main__":
+def main(options: Options) -> int:
+  """Serves until standard input ends and the accepted requests are answered."""
   logging.disable(logging.ERROR)
-  asyncio.run(_serve(child.options()))
+  asyncio.run(_serve(options))
+  return 0

@@ -19,7 +19,7 @@ import grpc
 import ray.serve._private.replica
 from ray import serve
 
-from jax2tf.tools.serving import config
+from jax2tf.tools.serving import child, config
 from jax2tf.tools.serving.balance import MODEL, REST, REST_SERVICE, SERVICES, UNLIMITED
 from jax2tf.tools.serving.child import Options
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
   from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError
 
 _PATH = re.compile(
-  r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?(?P<verb>:predict|/metadata)?", re.IGNORECASE
+  r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+  r"(?P<verb>:predict|:classify|:regress|/metadata)?",
+  re.IGNORECASE,
 )
 _Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 _LOG = logging.getLogger("ray.serve")
@@ -57,11 +59,14 @@ class Replica:
     ray.serve._private.replica.add_port_to_grpc_server = lambda server, _: server.add_insecure_port("127.0.0.1:0")
     self._options = options
     try:
-      await asyncio.to_thread(self._load)
+      await self._start(options)
     except Exception as error:
-      self._note("failed", str(error))
+      child.note(options, "failed", str(error) or repr(error))  # Ray does not tell it
       raise
-    self._note("faults", json.dumps(self._models.faults))
+
+  async def _start(self, options: Options) -> None:
+    await asyncio.to_thread(self._load)
+    child.note(options, "faults", json.dumps(self._models.faults))
     batch: Any = serve.batch(
       max_batch_size=options.max_batch_size, batch_wait_timeout_s=options.batch_wait_ms / 1e3, max_concurrent_batches=2
     )
@@ -74,11 +79,6 @@ class Replica:
     self._server.add_generic_rpc_handlers(tuple(grpc.method_handlers_generic_handler(*each) for each in served.items()))
     self._server.add_insecure_port(f"unix:{Path(options.run, f'{os.getpid()}.sock')}")
     await self._server.start()
-
-  def _note(self, kind: str, text: str) -> None:
-    file = Path(self._options.run, f"{os.getpid()}.{kind}")
-    file.with_suffix(".writing").write_text(text, encoding="utf-8")
-    file.with_suffix(".writing").rename(file)
 
   def _load(self) -> None:
     from jax2tf.tools.serving import model, models, protobuf, rest  # noqa: PLC0415  (TensorFlow's)
@@ -147,13 +147,15 @@ class Replica:
     match = _PATH.fullmatch(path)
     if match is None:
       reason = f"no such path: {path[:200]}; there are /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
-      raise refuse(grpc.StatusCode.NOT_FOUND, reason)
+      raise refuse(grpc.StatusCode.INVALID_ARGUMENT if path.lower().startswith("/v1/") else grpc.StatusCode.NOT_FOUND, reason)
     if len(match["version"] or "") > 19:
       raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "the version in the path has more than 19 digits")
     verb = (match["verb"] or "").lower()
-    expected = "POST" if verb == ":predict" else "GET"
+    expected = "POST" if verb.startswith(":") else "GET"
     if method != expected:
       raise refuse(grpc.StatusCode.INVALID_ARGUMENT, f"{method[:20]} {path[:200]}: send {expected}")
+    if verb in (":classify", ":regress"):
+      raise refuse(grpc.StatusCode.UNIMPLEMENTED, f"{verb} is not implemented; send :predict")
     asked = unquote(match["name"]), int(match["version"]) if match["version"] else None, unquote(match["label"] or "")
     if not verb:
       return self._json.status_body(self._models.status(*asked))

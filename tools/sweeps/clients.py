@@ -20,6 +20,7 @@ import grpc
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tqdm import tqdm
@@ -32,9 +33,9 @@ PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 2.0
 # The kinds of processes of the server: a part of the title of each.
 KINDS = {
-  "proxy": "jax2tf.tools.serving.proxy",
+  "proxy": "jax2tf.tools.serving proxy",
   "replica": "ray::ServeReplica",
-  "cluster": "jax2tf.tools.serving.cluster",
+  "cluster": "jax2tf.tools.serving cluster",
   "controller": "ray::ServeController",
   "raylet": "/raylet/raylet ",
   "GCS": "/gcs/gcs_server ",
@@ -51,6 +52,7 @@ class Server:
   process: subprocess.Popen[str]
   grpc_port: int
   http_port: int
+  start_seconds: float
 
   def pids(self, kind: str) -> list[int]:
     """The process ids of one of `KINDS`."""
@@ -61,6 +63,16 @@ class Server:
     """The number of replicas that have loaded the model, from their sockets in /proc/net/unix."""
     names = {line.split()[-1] for line in pathlib.Path("/proc/net/unix").read_text().splitlines() if "/jax2tf-serve-" in line}
     return sum(any(name.endswith(f"/{pid}.sock") for name in names) for pid in self.pids("replica"))
+
+  @property
+  def cpu_seconds(self) -> dict[str, float]:
+    """The CPU time of the proxies, of the replicas, and of Ray and the server."""
+    found = {"proxy": 0.0, "replica": 0.0, "Ray": 0.0}
+    for pid, title in self.processes.items():
+      with contextlib.suppress(psutil.NoSuchProcess):
+        times = psutil.Process(pid).cpu_times()
+        found[next((kind for kind in ("proxy", "replica") if KINDS[kind] in title), "Ray")] += times.user + times.system
+    return found
 
   @property
   def processes(self) -> dict[int, str]:
@@ -97,10 +109,11 @@ def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports:
   grpc_port, http_port = ports or free_ports(2)
   what = f"--model_config_file={model}" if model.is_file() else str(model)
   command = [*COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
+  start = time.perf_counter()
   with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
     try:
       _wait_for_line(process, seconds, errors)
-      yield Server(process, grpc_port, http_port)
+      yield Server(process, grpc_port, http_port, time.perf_counter() - start)
     finally:
       process.send_signal(signal.SIGTERM)
       try:

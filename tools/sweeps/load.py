@@ -1,8 +1,8 @@
-"""Loads `jax2tf serve` with many concurrent clients and checks every answer: docs/reports/data/serving-load.json.
+"""Loads `jax2tf serve` with many concurrent clients and checks every answer: docs/reports/serving.md.
 
-Usage: python -m jax2tf.tools.sweeps.load [--seconds=15] [--concurrency=200]. It serves a model with one, three and two replicas. With two
-it kills (kill -9) one process of each kind in turn under load; the last is the server itself, which it restarts as a service manager
-would. Requests have mixed batch sizes and use gRPC.
+Usage: python -m jax2tf.tools.sweeps.load [--seconds=15] [--concurrency=200]. It serves a model with one, three and two replicas, and
+compares the rates with those predicted from the CPU time of a request. With two replicas it kills (kill -9) one process of each kind in
+turn under load; the last is the server itself, which it restarts as a service manager would. Requests have mixed batch sizes and use gRPC.
 """
 
 from __future__ import annotations
@@ -20,10 +20,64 @@ from typing import Any
 import click
 from absl import logging
 
-from jax2tf.tools.sweeps import clients, reports
+from jax2tf.tools.sweeps import clients, reports, serving_report
 
-_REPLICAS = "--replicas=2"
 _PATIENCE_SECONDS = 120.0
+
+
+class _Load:
+  """A load of requests, and the report of what became of them."""
+
+  def __init__(self, model: pathlib.Path, seconds: float, concurrency: int, max_rows: int):
+    self._model, self._seconds, self._concurrency = model, seconds, concurrency
+    self._questions = clients.save_mlp(model, max_rows)
+    about = {"seconds": seconds, "concurrency": concurrency, "rows": [1, max_rows]}
+    self.report: dict[str, Any] = about | serving_report.machine()
+    self.faults: list[str] = []
+
+  def serving(self, replicas: int, **options: Any) -> contextlib.AbstractContextManager[clients.Server]:
+    return clients.serving(self._model, f"--replicas={replicas}", **options)
+
+  def measure(self, name: str, server: clients.Server) -> None:
+    """Measures a run without faults, and the CPU time that a request takes."""
+    asyncio.run(clients.load(server.grpc_port, self._questions, self._concurrency, 1.0))  # the first requests optimise the graph
+    before = server.cpu_seconds | {"client": time.process_time()}
+    self.run(name, server)
+    after = server.cpu_seconds | {"client": time.process_time()}
+    count = self.report[name]["requests"]
+    costs = {f"{kind} CPU ms": round(1e3 * (after[kind] - before[kind]) / count, 3) for kind in before}
+    self.report[name] |= {"start s": round(server.start_seconds, 1), **costs}
+
+  def run(self, name: str, server: clients.Server, attack: Callable[[], object] = lambda: None) -> None:
+    """Loads the server; the attack comes after a third of the time."""
+    tally = asyncio.run(self._run(server.grpc_port, attack))
+    self.report[name] = tally.summary()
+    self.faults += [*tally.errors, *["a wrong answer"] * tally.wrong]
+    print(f"{name:34}" + ", ".join(f"{key} {value}" for key, value in self.report[name].items()), flush=True)
+
+  async def _run(self, port: int, attack: Callable[[], object]) -> clients.Tally:
+    running = asyncio.create_task(clients.load(port, self._questions, self._concurrency, self._seconds, progress=True))
+    await asyncio.sleep(self._seconds / 3)
+    await asyncio.to_thread(attack)
+    return await running
+
+  def kill_each(self, server: clients.Server) -> None:
+    """Kills one process of each kind, and at last the server, which is started again."""
+    whole = _census(server)
+    for kind in clients.KINDS:
+      [victim, *_] = server.pids(kind)
+      self.run(f"{kind} killed", server, lambda: _kill(victim))  # noqa: B023  (called at once)
+      self.report[f"{kind} killed"]["whole again s"] = round(self._seconds * 2 / 3 + _wait_until_whole(server, whole), 1)
+    with contextlib.ExitStack() as stack:
+
+      def restart() -> None:
+        _kill(server.process.pid)
+        server.process.wait()
+        stack.enter_context(self.serving(2, ports=(server.grpc_port, server.http_port)))
+
+      self.run("server killed and started again", server, restart)
+    runs = [run for name, run in self.report.items() if isinstance(run, dict) and "killed" in name]
+    self.report["with kills"] = {key: sum(run[key] for run in runs) for key in ("requests", "retries", "wrong", "errors")}
 
 
 def _kill(pid: int) -> None:
@@ -48,56 +102,27 @@ def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
 @click.option("--seconds", type=click.FloatRange(1.0), default=15.0, help="How long each run sends requests, in seconds.")
 @click.option("--concurrency", type=click.IntRange(1), default=200, help="The number of requests in progress at any time.")
 @click.option("--max_rows", type=click.IntRange(1), default=32, help="The largest number of rows in a request.")
-@click.option("--report", "report_file", default=str(reports.data("serving-load")), help="The file for the figures.")
-def main(seconds: float, concurrency: int, max_rows: int, report_file: str) -> None:
-  """Prints and writes the figures of each run. Raises SystemExit if an answer was lost or wrong."""
+@click.option("--kills/--no_kills", default=True, help="Whether to kill processes; without, nothing is written.")
+def main(seconds: float, concurrency: int, max_rows: int, kills: bool) -> None:
+  """Prints and writes the figures of each run. Raises SystemExit if an answer was lost or wrong, or a start took too long."""
   logging.set_verbosity(logging.WARNING)
-  report: dict[str, Any] = {"seconds": seconds, "concurrency": concurrency, "rows": [1, max_rows], "cores": os.cpu_count()}
-  faults = []
-
-  async def load(port: int, attack: Callable[[], object] = lambda: None) -> clients.Tally:
-    running = asyncio.create_task(clients.load(port, questions, concurrency, seconds, progress=True))
-    await asyncio.sleep(seconds / 3)
-    await asyncio.to_thread(attack)
-    return await running
-
-  def add(name: str, tally: clients.Tally) -> None:
-    report[name] = tally.summary()
-    faults.extend(tally.errors + ["a wrong answer"] * tally.wrong)
-    print(f"{name:34}" + ", ".join(f"{key} {value}" for key, value in report[name].items()), flush=True)
-
-  with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-    model = pathlib.Path(folder, "mlp")
-    questions = clients.save_mlp(model, max_rows)
-    for count, name in ((1, "one replica"), (3, "three replicas")):
-      with clients.serving(model, f"--replicas={count}") as server:
-        asyncio.run(clients.load(server.grpc_port, questions, concurrency, 1.0))  # the first requests optimise the graph
-        add(name, asyncio.run(load(server.grpc_port)))
-    with clients.serving(model, _REPLICAS) as server:
-      asyncio.run(clients.load(server.grpc_port, questions, concurrency, 1.0))
-      add("two replicas", asyncio.run(load(server.grpc_port)))
-      whole = _census(server)
-      for kind in clients.KINDS:
-        [victim, *_] = server.pids(kind)
-        add(f"{kind} killed", asyncio.run(load(server.grpc_port, lambda: _kill(victim))))  # noqa: B023  (called at once)
-        report[f"{kind} killed"]["whole again s"] = round(seconds * 2 / 3 + _wait_until_whole(server, whole), 1)
-
-      def restart() -> None:
-        _kill(server.process.pid)
-        server.process.wait()
-        stack.enter_context(clients.serving(model, _REPLICAS, ports=(server.grpc_port, server.http_port)))
-
-      add("server killed and started again", asyncio.run(load(server.grpc_port, restart)))
-  runs = [run for name, run in report.items() if isinstance(run, dict) and "killed" in name]
-  report["with kills"] = {
-    "requests": sum(run["requests"] for run in runs),
-    "retries": sum(run["retries"] for run in runs),
-    "wrong": sum(run["wrong"] for run in runs),
-    "errors": sum(run["errors"] for run in runs),
-  }
-  pathlib.Path(report_file).write_text(reports.lines(report) + "\n", encoding="utf-8")
+  with tempfile.TemporaryDirectory() as folder:
+    load = _Load(pathlib.Path(folder, "mlp"), seconds, concurrency, max_rows)
+    for count in (1, 3, 2):
+      with load.serving(count) as server:
+        load.measure(serving_report.RUNS[count], server)
+        if kills and count == 2:
+          load.kill_each(server)
+  report, one = load.report, load.report[serving_report.RUNS[1]]
+  for count, name in serving_report.RUNS.items():
+    expected = serving_report.predicted(one, count, report["cores"])
+    print(f"{name}: {report[name]['requests per second']:.0f} requests per second, predicted {expected:.0f}; {report[name]}")
+  if kills:
+    reports.keep(serving_report.LOAD, report)
+    serving_report.write()
+  faults = load.faults + serving_report.late([report[name]["start s"] for name in serving_report.RUNS.values()])
   if faults:
-    raise SystemExit(f"{len(faults)} requests were lost or answered wrongly, such as: {faults[0]}")
+    raise SystemExit(f"{len(faults)} faults, such as: {faults[0]}")
 
 
 if __name__ == "__main__":

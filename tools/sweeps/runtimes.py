@@ -87,7 +87,7 @@ class Case:
 def _saved_model(case: Case) -> Exported:
   """Runs in TensorFlow, in a process without JAX."""
   fun, params = case.built
-  report = verify.verify(case.directory, fun, params=params, inputs=case.entry.examples, **case.comparison)
+  report = verify.verify(case.directory, fun, params=params, inputs=case.entry.examples, hostile=True, **case.comparison)
   report.raise_for_mismatch()
   return Exported.at(case.directory, report)
 
