@@ -2,7 +2,7 @@
 
 In the TensorFlow graph for tf2onnx, ops that take the same operands, and that no lowering emits, stand for the first two:
 FakeQuantWithMinMaxVarsPerChannel for LayerNormalization of rows f32[...,n], scale f32[n] and offset f32[n], and
-FakeQuantWithMinMaxArgs for HardSwish.
+DebugGradientIdentity for HardSwish.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..export.replay import Replacement
 from .replacements import TABLE as EXACT
 from .replacements import same
 
-LAYER_NORM, HARD_SWISH = "FakeQuantWithMinMaxVarsPerChannel", "FakeQuantWithMinMaxArgs"
+LAYER_NORM, HARD_SWISH = "FakeQuantWithMinMaxVarsPerChannel", "DebugGradientIdentity"
 _EPSILON = "_epsilon"  # an arbitrary attribute of an op
 
 
@@ -41,7 +41,8 @@ def _product(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   if x.op.type == "Sub" and x.dtype == tf.float32 and size is not None and (epsilon := _epsilon(op)) is not None:
     return [_layer_norm(x.op.inputs[0], tf.ones([size]), tf.zeros([size]), epsilon)]
   if x.dtype == tf.float32 and _is_hard_sigmoid(y, x):
-    return [replay.graph().create_op(HARD_SWISH, [x], [tf.float32], name="HardSwish").outputs[0]]
+    kind = {"T": tf.compat.v1.AttrValue(type=tf.float32.as_datatype_enum)}
+    return [replay.graph().create_op(HARD_SWISH, [x], [tf.float32], attrs=kind, name="HardSwish").outputs[0]]
   for rows, vector in ((x, y), (y, x)):
     if rows.op.type == LAYER_NORM and _is(rows.op.inputs[1], 1) and _is(rows.op.inputs[2], 0) and _is_vector(vector, rows):
       return [_layer_norm(rows.op.inputs[0], tf.reshape(vector, [-1]), rows.op.inputs[2], rows.op.get_attr(_EPSILON))]
