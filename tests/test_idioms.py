@@ -254,3 +254,13 @@ CASES = [
 ]
 
 test_case, saved = run(CASES)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5, 5), (3, 1, 5, 1), (1, 1, 5, 1)])
+def test_an_addend_of_scores_is_repeated_along_batch_and_keys(shape: tuple[int, ...]) -> None:
+  """TF 2.21: the op that Grappler makes of product, number and sum takes hundreds of times as long otherwise."""
+  x, bias = _f32(3, 5, 2, 4), _f32(*shape)
+  scores = jax2tf.convert(lambda x, bias: jnp.einsum("bqhd,bkhd->bhqk", x, x) / 2 + bias, with_gradient=False)
+  graph = tf.function(scores, autograph=False).get_concrete_function(x, bias).graph
+  assert [3, 1, 5, 5] in [operand.shape.as_list() for op in graph.get_operations() if op.type == "AddV2" for operand in op.inputs]
+  np.testing.assert_allclose(scores(x, bias), jnp.einsum("bqhd,bkhd->bhqk", x, x) / 2 + bias, rtol=1e-5, atol=1e-6)

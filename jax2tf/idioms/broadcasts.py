@@ -95,6 +95,12 @@ def _either(flow: Dataflow, eqn: Any) -> Equations | None:
   return repeated(flow, eqn) or unrepeated(flow, eqn)
 
 
+def _is_product(flow: Dataflow, atom: Any) -> bool:
+  """Whether it comes from dot_general, perhaps times a number."""
+  scaled = flow.maker(atom, P.mul_p, P.div_p, _REPEATING[P.mul_p], _REPEATING[P.div_p])
+  return any(flow.maker(v, P.dot_general_p) is not None for v in (atom, *(scaled.invars if scaled is not None else ())))
+
+
 def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
   """As `_either`; what is added to scores f32[b,h,q,k] of a product, such as f32[1,1,q,k], as f32[b,1,q,k].
 
@@ -102,7 +108,7 @@ def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
   along b or k, but not along q.
   """
   found, shape = _either(flow, eqn), eqn.outvars[0].aval.shape
-  if len(shape) != 4 or not any(flow.maker(v, P.dot_general_p, P.mul_p, P.div_p, _REPEATING[P.mul_p]) for v in eqn.invars):
+  if len(shape) != 4 or not any(_is_product(flow, v) for v in eqn.invars):
     return found
   *eqns, total = found or [eqn]
   rows, operands, repeats = (shape[0], 1, *shape[2:]), list(total.invars), []

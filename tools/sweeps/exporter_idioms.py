@@ -35,7 +35,6 @@ _NO_OPS = ("Const", "Constant", "Placeholder", "Identity", "DELEGATE")
 _JAX2ONNX = """
 import sys, numpy, jax, jax2onnx
 from tools.sweeps.idiom_models import MODELS
-from jax2tf.tools.sweeps.options import commas
 fun, params, inputs = MODELS[sys.argv[1]](numpy.random.default_rng(0))
 specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs.values()]
 jax2onnx.to_onnx(lambda *args: fun(params, *args), specs, return_mode="file", output_path=sys.argv[2])

@@ -64,9 +64,19 @@ def entries() -> Sequence[Sequence[Entry]]:
 
   return (
     features_first.IDIOMS,
-    (*gelu.IDIOMS, *hard_swish.IDIOMS, *softmax.IDIOMS, *layer_norm.IDIOMS, *batch_norm.IDIOMS, *pooling.IDIOMS, *attention.IDIOMS),
+    (
+      *gelu.IDIOMS,
+      *hard_swish.IDIOMS,
+      *softmax.IDIOMS,
+      *layer_norm.IDIOMS,
+      *batch_norm.IDIOMS,
+      *pooling.IDIOMS,
+      *attention.IDIOMS,
+      *activations.CLIPS,
+    ),
     activations.IDIOMS,
     [(primitive.name, primitive, idiom) for primitive in ELEMENTWISE for idiom in (products.flattened, features_first.activated)],
+    batch_norm.LATER,
   )
 
 

@@ -39,12 +39,13 @@ def _as_float32(dtype: Any, alpha: float) -> bool:
   return float(np.float32(alpha)) == float(np.asarray(alpha, dtype))
 
 
+# Contains relu.
+CLIPS = fused("relu6", lambda x: jnp.minimum(jnp.maximum(x, 0), 6), op=tf.nn.relu6)
 IDIOMS = [
   *fused("relu", jax.nn.relu, op=tf.nn.relu, tangent=_of_result(_relu_grad)),
   # These have another derivative at 0, JAX's.
   *fused("relu", lambda x: jnp.maximum(x, 0), lambda x: jnp.clip(x, min=0), lambda x: lax.max(x, jnp.zeros_like(x)), op=tf.nn.relu),
   *fused("relu6", jax.nn.relu6, op=tf.nn.relu6, tangent=_of_result(_relu6_grad)),
-  *fused("relu6", lambda x: jnp.minimum(jnp.maximum(x, 0), 6), op=tf.nn.relu6),
   # `jax.nn` converts a given slope or alpha to the dtype, but not its default.
   *fused(
     "leaky_relu",

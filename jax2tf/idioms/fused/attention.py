@@ -44,7 +44,7 @@ def masked(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   mask, *cases = root.invars
   numbers = [_number(flow, case) for case in cases]
   number, at = next(((n, i) for i, n in enumerate(numbers) if n is not None and n <= _LEAST), (None, 0))
-  if number is None or len(cases) != 2:
+  if number is None or len(cases) != 2 or mask.aval.dtype != np.bool_:
     return None
   addends = (number, 0) if at == 0 else (0, number)  # of False, of True
 
@@ -101,6 +101,8 @@ def _product(flow: Dataflow, atom: Any) -> Equations | None:
   dot = flow.sole(scores, P.dot_general_p)
   if dot is None or len(scores.aval.shape) != 4 + grouped or not dot.params["dimension_numbers"][1][0]:
     return None
+  if any(v.aval.dtype != np.float32 for v in dot.invars):
+    return None
   (lhs, of_lhs), (rhs, of_rhs) = (_times(flow, v) for v in dot.invars)
   eqns: Equations = []
   params = dict(dot.params)
@@ -129,7 +131,7 @@ def _times(flow: Dataflow, atom: Any) -> tuple[Any, float]:
     if eqn.primitive is P.mul_p:
       (number,), (atom,) = ([v for v in eqn.invars if isinstance(v, Literal) is one] for one in (True, False))
       factor *= float(number.val)
-    elif isinstance(eqn.invars[1], Literal):
+    elif isinstance(eqn.invars[1], Literal) and eqn.invars[1].val != 0:
       atom, factor = eqn.invars[0], factor / float(eqn.invars[1].val)
     else:
       break

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
-from jax2tf.idioms._dataflow import Dataflow, Equations, same
+from jax2tf.idioms._dataflow import Dataflow, Equations, new_var, same
 from jax2tf.idioms.fused._inline import substituted
 from jax2tf.idioms.fused._primitives import composite
 from jax2tf.idioms.fused._template import Templates
 from jax2tf.lowering._movement import is_one
 
+_FACTORS = (operator.mul, operator.truediv)
 _DO = {P.add_p: operator.add, P.sub_p: operator.sub, P.mul_p: operator.mul, P.div_p: operator.truediv}
 
 
@@ -51,16 +52,20 @@ def batch_norm(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
   known: list[Any] = []
   if eqn.primitive is batch_norm_p:
     value, *known = eqn.invars
-  elif eqn.params["dimension_numbers"].out_spec[1] != 3 or not any(do in (operator.mul, operator.truediv) for do, _ in steps):
+  elif eqn.params["dimension_numbers"].out_spec[1] != 3 or not any(do in _FACTORS for do, _ in steps):
     return None
 
   def folded(rows: Any, known: Any) -> tuple[Any, Any]:
-    scale, offset = known or (jnp.ones(out.aval.shape[-1:], jnp.float32), jnp.zeros(out.aval.shape[-1:], jnp.float32))
+    scale: Any
+    offset: Any
+    scale, offset = known or (None, None)
     for (do, _), row in zip(reversed(steps), reversed(rows), strict=True):
-      by = row.reshape(-1) if row.ndim else row
-      offset = do(offset, by)
-      scale = do(scale, by) if do in (operator.mul, operator.truediv) else scale
-    return scale, offset
+      by = row.reshape(-1)
+      if do in _FACTORS:
+        scale, offset = _after(do, scale, by), None if offset is None else do(offset, by)
+      else:
+        offset = _after(do, offset, by)
+    return scale, jnp.zeros_like(scale) if offset is None else offset
 
   rows = [row for _, row in steps]
   specs = [[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms] for atoms in (rows, known)]
@@ -69,6 +74,13 @@ def batch_norm(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
     *(e.replace(source_info=root.source_info) for e in eqns),
     root.replace(primitive=batch_norm_p, invars=[value, *vectors], params={}),
   ]
+
+
+def _after(do: Any, vector: Any, by: Any) -> Any:
+  """`vector` combined with `by`; None stands for no factor, or no offset, so far."""
+  if vector is not None:
+    return do(vector, by)
+  return by if do in (operator.mul, operator.add) else -by if do is operator.sub else 1 / by
 
 
 def _of_rows(flow: Dataflow, eqn: Any) -> tuple[Any, Any] | None:
@@ -92,4 +104,44 @@ def _row(flow: Dataflow, atom: Any, size: Any) -> Any:
   return atom if same(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1])) else None
 
 
+def depthwise(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+  """batch_norm of a convolution by groups as a factor of its kernel and a bias: Grappler fuses no FusedBatchNorm with it, but BiasAdd."""
+  del templates
+  conv = flow.sole(root.invars[0], P.conv_general_dilated_p)
+  return None if conv is None or conv.params["feature_group_count"] == 1 else _in_kernel(root, conv, root.outvars[0])
+
+
+def before_tanh(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
+  """tanh(batch_norm(conv)) likewise. TF 2.21: Grappler makes one op of Conv2D, FusedBatchNorm and Tanh without a kernel: the call fails."""
+  del templates
+  batch = flow.sole(root.invars[0], batch_norm_p)
+  conv = None if batch is None else flow.sole(batch.invars[0], P.conv_general_dilated_p)
+  if conv is None:
+    return None
+  out = new_var(root.invars[0], root.invars[0].aval.shape)
+  return [*_in_kernel(batch, conv, out), root.replace(invars=[out])]
+
+
+def _in_kernel(batch: Any, conv: Any, out: Any) -> Equations:
+  """out = conv(x, kernel * scale) + offset."""
+  (x, kernel), (_, scale, offset) = conv.invars, batch.invars
+  of_outputs = conv.params["dimension_numbers"].rhs_spec[0]
+  product = new_var(out, out.aval.shape)
+
+  def scaled(kernel: jax.Array, scale: jax.Array) -> jax.Array:
+    return kernel * scale.reshape([-1 if d == of_outputs else 1 for d in range(kernel.ndim)])
+
+  before, factors = _traced(scaled, kernel, scale)
+  *after, add = _traced(operator.add, product, offset)[0]
+  eqns = [*before, conv.replace(invars=[x, *factors], outvars=[product]), *after, add.replace(outvars=[out])]
+  return [eqn.replace(source_info=batch.source_info) for eqn in eqns]
+
+
+def _traced(function: Any, *atoms: Any) -> tuple[Equations, list[Any]]:
+  specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
+  return substituted(jax.make_jaxpr(function)(*specs), atoms)
+
+
 IDIOMS = [("batch_norm", primitive, batch_norm) for primitive in _DO]
+# Once all factors are known.
+LATER = [("batch_norm", batch_norm_p, depthwise), ("batch_norm", P.tanh_p, before_tanh)]
