@@ -41,7 +41,7 @@ RUN_BY = {
 def test_each_example_is_run_by_a_test() -> None:
   """As a program, or by one: a program imports its parts, or names the scripts that it starts."""
   for name, test in RUN_BY.items():
-    assert re.search(rf'"{name}\.py"|\b{name}\.(__file__|main\(|ask\()', (HERE / test).read_text(encoding="utf-8")), (
+    assert re.search(rf'"{name}\.py"|\b{name}\.(__file__|main\b|ask\b)', (HERE / test).read_text(encoding="utf-8")), (
       f"{test} does not start {name}.py"
     )
   texts, reached = {path.stem: path.read_text(encoding="utf-8") for path in EXAMPLES}, set(RUN_BY)
