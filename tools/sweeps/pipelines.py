@@ -29,7 +29,7 @@ from jax2tf.tools.sweeps import options, pipeline_data, pipeline_kills, pipeline
 
 _PARTS = ("mlp", "encoder", "engines", "kills", "millions")
 _ENGINE_ROWS = 32_000
-_SECONDS = 150.0  # that `millions` is to last
+_SECONDS = 180.0  # that `millions` is to last
 _EACH = 1_000_000  # rows of a file of `millions`
 Way = Callable[[pathlib.Path], Mapping[str, Any]]  # writes the results to a folder -> "seconds", "start" and "shares"
 
@@ -208,7 +208,7 @@ def millions(work: pathlib.Path, rows: int) -> dict[str, Any]:
 @click.command
 @click.option("--parts", callback=options.commas, default=",".join(_PARTS), help="The parts to measure.")
 @click.option("--rounds", type=click.IntRange(1), default=3, help="The number of measurements of each rate.")
-@click.option("--rows", type=click.IntRange(0), default=0, help="The number of rows in the part `millions`; 0 for about 150 seconds.")
+@click.option("--rows", type=click.IntRange(0), default=0, help="The number of rows in the part `millions`; 0 for about 180 seconds.")
 @click.option("--beam", type=click.Path(exists=True, dir_okay=False), help="The Python interpreter of an environment with Beam.")
 @click.option("--spark", type=click.Path(exists=True, dir_okay=False), help="The Python interpreter of an environment with Spark.")
 @click.option("--resume", is_flag=True, help="Skip the parts that the report has.")
