@@ -88,7 +88,7 @@ def keep_order(op: tf.Operation) -> None:
 
   TF 2.21: the attribute is Grappler's own mark of the sums and products that it has rearranged.
   """
-  op._set_attr("_grappler_ArithmeticOptimizer_AddOpsRewriteStage", _TRUE)
+  op._set_attr(_ORDERED, _TRUE)
 
 
 def keep_constant(op: tf.Operation) -> None:
@@ -96,10 +96,12 @@ def keep_constant(op: tf.Operation) -> None:
 
   TF 2.21: constant folding passes over nodes that have an attribute of a name with "_tpu_" in it, and needs no TPU for that.
   """
-  op._set_attr("_jax2tf_tpu_as_written", _TRUE)
+  op._set_attr(_WITH_CONSTANT, _TRUE)
 
 
 _TRUE = tf.compat.v1.AttrValue(b=True)
+# The attributes of the two, which copies of an op keep.
+AS_WRITTEN = (_ORDERED, _WITH_CONSTANT) = ("_grappler_ArithmeticOptimizer_AddOpsRewriteStage", "_jax2tf_tpu_as_written")
 
 
 def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:

@@ -23,7 +23,7 @@ from jax import export
 from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
 from jax2tf.constraints import refuse_contradictions
 from jax2tf.errors import SizeError
-from jax2tf.jaxprs import ClosedJaxpr
+from jax2tf.jaxprs import ClosedJaxpr, equations
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
@@ -173,8 +173,9 @@ class Dimensions:
     if not self.sizes:
       return DimensionValues({}, lower)
     jaxpr, variables = _formula(self, tuple(s if isinstance(s, int) else None for s in sizes))
-    results = iter(lower(jaxpr, *(s for s in sizes if not isinstance(s, int))))
-    return DimensionValues({v: next(results) if size is None else size for v, size in variables.items()}, lower)
+    unknown = [s for s in sizes if not isinstance(s, int)]
+    results = iter(lower(jaxpr, *(_cast(s, aval.dtype) for s, aval in zip(unknown, jaxpr.in_avals, strict=True))))
+    return DimensionValues({v: _cast(next(results), np.int32) if size is None else size for v, size in variables.items()}, lower)
 
   def _known(self, shapes: Sequence[Any]) -> tuple[int | None, ...]:
     return tuple(shapes[argument][axis] for _, argument, axis in self.sizes)
@@ -196,7 +197,10 @@ def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[Clo
     variables.update({v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()})
     return [value for v, value in values.items() if variables[v] is None]
 
-  return _in_32_bits(solve, known.count(None)), variables
+  jaxpr = _jaxpr_of_sizes(solve, known.count(None))
+  if not _primitives(jaxpr).isdisjoint(_PRODUCTS):  # of a constraint such as a*b <= 1000
+    jaxpr = _jaxpr_of_sizes(solve, known.count(None), np.int64)
+  return jaxpr, variables
 
 
 class DimensionValues:
@@ -214,6 +218,7 @@ class DimensionValues:
     self._lower = lower
     self._graph = _tf_compat.current_graph()
     self._dims: dict[Any, Size] = {}
+    self._wide: dict[Any, Size] = {}
     self._shapes: dict[tuple[Any, ...], list[int] | tf.Tensor] = {}
     self._constant = functools.cache(tf.constant)
 
@@ -221,8 +226,17 @@ class DimensionValues:
     if not _jax_dimensions.is_symbolic_dim(dim):
       return int(dim)
     if dim not in self._dims:
-      self._dims[dim] = self._evaluate(dim)
+      # The size of an array fits in 32 bits; a product from which it follows by a division may not.
+      self._dims[dim] = self._narrowed(self.wide(dim)) if _divides_a_product(dim) else self._evaluate(dim)
     return self._dims[dim]
+
+  def wide(self, dim: Any) -> Size:
+    """The value of a dimension as an int or i64[], for formulas such as `b**4` that may exceed 32 bits."""
+    if not _has_product(dim):
+      return self(dim)
+    if dim not in self._wide:
+      self._wide[dim] = self._evaluate(dim, np.int64)
+    return self._wide[dim]
 
   def shape(self, dims: Sequence[Any]) -> list[int] | tf.Tensor:
     """A list of ints, or an int32 vector where a dimension is known only when the graph runs."""
@@ -250,7 +264,13 @@ class DimensionValues:
       {name: size if isinstance(size, int) else tf.identity(size) for name, size in self.variables.items()}, self._lower
     )
 
-  def _evaluate(self, dim: Any) -> Size:
+  def _narrowed(self, size: Size) -> Size:
+    if isinstance(size, int):
+      return size
+    with self._outermost():
+      return tf.cast(size, tf.int32)
+
+  def _evaluate(self, dim: Any, dtype: Any = np.int32) -> Size:
     names = sorted(_jax_dimensions.dimension_variables(dim))
     sizes = [self.variables[name] for name in names]
     if all(isinstance(size, int) for size in sizes):
@@ -258,7 +278,7 @@ class DimensionValues:
     if str(dim) in self.variables:
       return self.variables[str(dim)]
     with self._outermost():
-      return self._lower(_dimension_jaxpr(dim, tuple(names)), *map(tf.convert_to_tensor, sizes))[0]
+      return self._lower(_dimension_jaxpr(dim, tuple(names), dtype), *(_cast(tf.convert_to_tensor(size), dtype) for size in sizes))[0]
 
   def _outermost(self) -> contextlib.AbstractContextManager[Any]:
     if self._graph is None or self._graph is _tf_compat.current_graph():
@@ -267,16 +287,42 @@ class DimensionValues:
 
 
 @functools.lru_cache(maxsize=4096)
-def _dimension_jaxpr(dim: Any, names: tuple[str, ...]) -> ClosedJaxpr:
-  """i32[] per variable -> i32[], the value of `dim`."""
+def _dimension_jaxpr(dim: Any, names: tuple[str, ...], dtype: Any) -> ClosedJaxpr:
+  """i32[] (or i64[]) per variable -> i32[] (or i64[]), the value of `dim`."""
 
   def evaluate(*sizes: Any) -> Any:
     return _jax_dimensions.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
 
-  return _in_32_bits(evaluate, len(names))
+  return _jaxpr_of_sizes(evaluate, len(names), dtype)
 
 
-def _in_32_bits(fun: Callable[..., Any], arity: int) -> ClosedJaxpr:
-  """The jaxpr of a function of sizes: i32[] like TensorFlow's shapes, even if JAX would compute in 64 bits."""
-  with jax.enable_x64(False):
-    return jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct((), np.int32)] * arity)
+@functools.lru_cache(maxsize=4096)
+def _formula_primitives(dim: Any) -> frozenset[str]:
+  """The names of the primitives that compute a symbolic dimension."""
+  names = tuple(sorted(_jax_dimensions.dimension_variables(dim)))
+  return _primitives(_dimension_jaxpr(dim, names, np.int32))
+
+
+def _primitives(jaxpr: ClosedJaxpr) -> frozenset[str]:
+  return frozenset(eqn.primitive.name for eqn, _ in equations(jaxpr))
+
+
+def _cast(size: tf.Tensor, dtype: Any) -> tf.Tensor:
+  return size if size.dtype == dtype else tf.cast(size, dtype)
+
+
+def _has_product(dim: Any) -> bool:
+  return _jax_dimensions.is_symbolic_dim(dim) and not _formula_primitives(dim).isdisjoint(_PRODUCTS)
+
+
+def _divides_a_product(dim: Any) -> bool:
+  return _has_product(dim) and not _formula_primitives(dim).isdisjoint(_QUOTIENTS)
+
+
+_PRODUCTS, _QUOTIENTS = {"mul", "integer_pow", "pow"}, {"div", "rem"}
+
+
+def _jaxpr_of_sizes(fun: Callable[..., Any], arity: int, dtype: Any = np.int32) -> ClosedJaxpr:
+  """The jaxpr of a function of sizes: by default of i32[] like TensorFlow's shapes, even if JAX would compute in 64 bits."""
+  with jax.enable_x64(dtype is np.int64):
+    return jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct((), dtype)] * arity)

@@ -56,6 +56,11 @@ class Comparison:
   rtol: float | None = None
   atol: float | None = None
 
+  def __post_init__(self) -> None:
+    for name, of, value in (("sizes", "dimension variable: size", self.sizes), ("examples", "input: array", self.examples)):
+      if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name} = {value!r} is not a mapping {{{of}}}")
+
   def key(self) -> Any:
     """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by identity."""
     sizes = {name: tuple(np.atleast_1d(size).tolist()) for name, size in (self.sizes or {}).items()}

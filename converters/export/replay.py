@@ -230,14 +230,14 @@ def again(op: tf.Operation, operands: Sequence[Any], dtypes: Mapping[tf.DType, t
   """Copies the op into the graph under construction.
 
   Args:
-    op: the op to copy, without the attributes that TensorFlow adds.
+    op: the op to copy, without the attributes that TensorFlow adds; with those that keep an optimizer from changing its values.
     operands: its operands in that graph.
     dtypes: {dtype: its replacement} for the dtypes of the op.
   """
   held = dict(dtypes or {})
   attributes = {}
   for name, attribute in op.node_def.attr.items():
-    if name.startswith("_"):
+    if name.startswith("_") and name not in _tf_compat.AS_WRITTEN:
       continue
     attributes[name] = new = tf.compat.v1.AttrValue()
     new.CopyFrom(attribute)

@@ -67,6 +67,16 @@ def is_known(condition: Callable[[np.ndarray], Any], tensor: tf.Tensor) -> bool:
   return value is not None and bool(np.all(condition(value)))
 
 
+def where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """`x` where the condition holds, else `y`; one of the two has the shape of the result."""
+  if (rank := max(condition.shape.rank, x.shape.rank, y.shape.rank)) <= 8:
+    return tf.where(condition, x, y)
+  # TF 2.21: SelectV2 takes at most 8 dimensions. Select takes more, but broadcasts nothing.
+  shape = tf.shape(x if x.shape.rank == rank else y)
+  condition = tf.logical_or(condition, tf.fill(shape, False))
+  return tf.raw_ops.Select(condition=condition, x=x if x.shape.rank else tf.fill(shape, x), y=y if y.shape.rank else tf.fill(shape, y))
+
+
 def bit_width(dtype: tf.DType) -> int:
   """The bits of an integer dtype: 4 for uint4."""
   return 4 if dtype in NARROW else 8 * dtype.size
@@ -99,11 +109,11 @@ def saturating_cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     x = tf.cast(x, tf.float32)  # so that the bounds below have values
   least, most = dtype.min, dtype.max
   zero = scalar(0, x)  # NaN > 0 is False
-  x = tf.where(x > zero, x, zero) if least == 0 else tf.maximum(tf.where(tf.math.is_nan(x), zero, x), scalar(least, x))
+  x = where(x > zero, x, zero) if least == 0 else tf.maximum(where(tf.math.is_nan(x), zero, x), scalar(least, x))
   if int(x.dtype.as_numpy_dtype(most)) == most:
     return cast(tf.minimum(x, scalar(most, x)), dtype)
   # most + 1 is a power of two, the first value that does not fit.
-  return tf.where(x < scalar(most + 1, x), tf.cast(x, dtype), tf.constant(most, dtype))
+  return where(x < scalar(most + 1, x), tf.cast(x, dtype), tf.constant(most, dtype))
 
 
 def cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -111,8 +121,9 @@ def cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   if x.dtype == dtype:
     return x
   # TF 2.21: no Cast between int4 and floats or bool, nor between float8 and integers or bool.
-  if x.dtype in NARROW and not (x.dtype.is_floating and dtype.is_floating):
-    x = tf.cast(x, WIDER[x.dtype])
-  elif dtype in NARROW and not (x.dtype.is_floating and dtype.is_floating):
-    x = tf.cast(x, WIDER[dtype])
+  if not (x.dtype.is_floating and dtype.is_floating):
+    if x.dtype in NARROW:
+      x = tf.cast(x, WIDER[x.dtype])
+    if dtype in NARROW:
+      x = tf.cast(x, WIDER[dtype])
   return tf.cast(x, dtype)

@@ -110,6 +110,14 @@ def largest(sizes: tf.Tensor, positions: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
   return tf.argmax(tf.where(positions >= k, known, -1), 1, tf.int32)[:, tf.newaxis]
 
 
+def powers_of_two(sizes: tf.Tensor) -> tf.Tensor:
+  """f32[...] -> the largest power of two that is not larger than each, by which a product is exact; 1 for zero and infinity."""
+  bits, exponent = (tf.int64, 0x7FF << 52) if sizes.dtype == tf.float64 else (tf.int32, 0xFF << 23)
+  exponents = tf.bitwise.bitwise_and(tf.bitcast(sizes, bits), tf.constant(exponent, bits))
+  in_range = (exponents > 0) & (exponents < exponent)
+  return tf.where(in_range, tf.bitcast(exponents, sizes.dtype), tf.ones_like(sizes))
+
+
 def conj(x: tf.Tensor) -> tf.Tensor:
   """The conjugate; nothing for real dtypes."""
   return tf.math.conj(x) if x.dtype.is_complex else x

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
+from jax2tf import _tf_compat
 from jax2tf._jax_dimensions import dimension_bounds, max_dim
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF, scalar
@@ -206,8 +209,35 @@ def max_pool_gradient(ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, a
 def mean_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis]) -> tf.Tensor | None:
   """The means of the windows, of halves in float32; None if TensorFlow cannot pool like this."""
   images = Images.of(axes, operand.dtype)
+  return None if images is None or not images.is_explicit else _pooled(ctx, operand, images, _mean)
+
+
+def sum_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis]) -> tf.Tensor | None:
+  """The sums of the windows, of halves in float32; None if TensorFlow cannot pool like this."""
+  images = Images.of(axes, operand.dtype)
   if images is None or not images.is_explicit:
     return None
+  _, *strides, _ = (axis.stride for axis in images.axes)
+  channels = images.axes[-1].size
+  # A mean times the size of its window is not the exact sum of integers. XLA on CPU has no fast convolution of each channel by itself.
+  exact = isinstance(channels, int) and strides[0] == strides[1] and not _tf_compat.is_compiled_by_xla()
+  return _pooled(ctx, operand, images, functools.partial(_sum_by_convolution, channels) if exact else _sum_by_mean)
+
+
+def _pooled(ctx: RuleContext, operand: tf.Tensor, images: Images, op: Callable[..., tf.Tensor]) -> tf.Tensor:
   wide = tf.cast(operand, tf.float32) if operand.dtype in HALF else operand
   x, attributes = images.padded(ctx, images.seen(wide), 0.0)
-  return images.pooled(ctx, tf.raw_ops.AvgPool(value=x, **attributes))
+  return tf.cast(images.pooled(ctx, op(x, **attributes)), operand.dtype)
+
+
+def _mean(x: tf.Tensor, **attributes: Any) -> tf.Tensor:
+  return tf.raw_ops.AvgPool(value=x, **attributes)
+
+
+def _sum_by_mean(x: tf.Tensor, *, ksize: Sequence[int], **attributes: Any) -> tf.Tensor:
+  return tf.raw_ops.AvgPool(value=x, ksize=ksize, **attributes) * scalar(math.prod(ksize), x)
+
+
+def _sum_by_convolution(channels: int, x: tf.Tensor, *, ksize: Sequence[int], **attributes: Any) -> tf.Tensor:
+  _, height, width, _ = ksize
+  return tf.raw_ops.DepthwiseConv2dNative(input=x, filter=tf.ones([height, width, channels, 1], x.dtype), **attributes)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import NARROW, WIDER, cast, saturating_cast, scalar
+from jax2tf.lowering._common import NARROW, WIDER, cast, saturating_cast, scalar, where
 from jax2tf.registry import lowers
 
 # TF 2.21 on CPU casts nothing to or from these.
@@ -70,9 +70,9 @@ def _round_bits(x: tf.Tensor, exponent_bits: int, mantissa_bits: int) -> tf.Tens
     exponent = tf.bitwise.bitwise_and(bits, scalar(((1 << info.nexp) - 1) << info.nmant, bits))
     bias, new_bias = (1 << (info.nexp - 1)) - 1, (1 << (exponent_bits - 1)) - 1
     infinity = scalar(((1 << info.nexp) - 1) << info.nmant, bits)
-    bits = tf.where(exponent > scalar((bias + new_bias) << info.nmant, bits), tf.bitwise.bitwise_or(sign, infinity), bits)
-    bits = tf.where(exponent <= scalar((bias - new_bias) << info.nmant, bits), sign, bits)
-  return tf.where(tf.math.is_nan(x), x, tf.bitcast(bits, x.dtype))
+    bits = where(exponent > scalar((bias + new_bias) << info.nmant, bits), tf.bitwise.bitwise_or(sign, infinity), bits)
+    bits = where(exponent <= scalar((bias - new_bias) << info.nmant, bits), sign, bits)
+  return where(tf.math.is_nan(x), x, tf.bitcast(bits, x.dtype))
 
 
 @lowers(_jax_compat.to_edtype_p, on_keys=True)

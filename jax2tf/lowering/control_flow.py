@@ -5,24 +5,66 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.context import RuleContext
-from jax2tf.dtypes import physical
+from jax2tf.dtypes import physical, tf_dtype
 from jax2tf.jaxprs import ClosedJaxpr, closed, contains, equations, inner_jaxprs
+from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.registry import lowers
 
 Tensors = list[tf.Tensor]
 
 
+def _any_dtype_inside(rule: Callable[..., Any]) -> Callable[..., Any]:
+  """The rule, with values of NARROW dtypes entering and leaving the inner jaxprs in a wider one. The casts are exact."""
+
+  @functools.wraps(rule)
+  def carried(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Any:
+    if not any(aval.dtype in _WIDER for aval in (*ctx.avals_in, *ctx.avals_out)):
+      return rule(ctx, *operands, **params)
+    # TF 2.21: neither Switch nor the ops of lists have a CPU kernel for int4; those of float8 are few.
+    params = {name: _with_wide_ends(value) for name, value in params.items()}
+    wide_ctx = replace(ctx, avals_in=[_wide(a) for a in ctx.avals_in], avals_out=[_wide(a) for a in ctx.avals_out])
+    results = rule(wide_ctx, *(tf.cast(x, WIDER[x.dtype]) if x.dtype in NARROW else x for x in operands), **params)
+    return [tf.cast(x, tf_dtype(aval.dtype)) if aval.dtype in _WIDER else x for x, aval in zip(results, ctx.avals_out, strict=True)]
+
+  return carried
+
+
+_JAXPRS = (ClosedJaxpr, Jaxpr)
+_WIDER = {np.dtype(dtype.as_numpy_dtype): np.dtype(WIDER[dtype].as_numpy_dtype) for dtype in NARROW}
+
+
+def _wide(aval: Any) -> Any:
+  return jax.ShapeDtypeStruct(aval.shape, _WIDER.get(aval.dtype, aval.dtype))
+
+
+def _with_wide_ends(param: Any) -> Any:
+  """A param of an equation; where it is a jaxpr or a sequence of them, with casts at their ends."""
+  if isinstance(param, tuple | list) and param and all(isinstance(x, _JAXPRS) for x in param):
+    return tuple(map(_with_wide_ends, param))
+  if not isinstance(param, _JAXPRS):
+    return param
+  jaxpr = closed(param)
+
+  def run(*operands: Any) -> list[Any]:
+    inside = [x.astype(aval.dtype) if aval.dtype in _WIDER else x for x, aval in zip(operands, jaxpr.in_avals, strict=True)]
+    return [x.astype(_WIDER[x.dtype]) if x.dtype in _WIDER else x for x in jaxpr_as_fun(jaxpr)(*inside)]
+
+  return jax.make_jaxpr(run)(*map(_wide, jaxpr.in_avals))
+
+
 @lowers(P.cond_p, on_keys=True)
+@_any_dtype_inside
 def _cond(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any], branches_platforms: Any = None) -> Tensors:
   """index i32[] or bool[], operands -> results of branches[index]; an index out of range takes the last, as in XLA."""
   del branches_platforms  # platform_index has chosen
@@ -62,6 +104,7 @@ def _platform_index(ctx: RuleContext, *, platforms: Sequence[Sequence[str] | Non
 
 
 @lowers(P.while_p, on_keys=True)
+@_any_dtype_inside
 def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any) -> Tensors:
   """(cond consts, body consts, carry) -> carry. A batched predicate, from vmap, stops each element on its own."""
   cond_consts = operands[:cond_nconsts]
@@ -108,6 +151,7 @@ def _loop(
 
 
 @lowers(P.scan_p, on_keys=True)
+@_any_dtype_inside
 def _scan(
   ctx: RuleContext,
   *operands: tf.Tensor,
@@ -134,9 +178,9 @@ def _scan(
     return results[:n_carry], results[n_carry:]
 
   size = ctx.dim(length)
-  if isinstance(size, int) and size <= max(1, int(unroll)):
-    return [*itertools.chain(*_unrolled(ctx, step_of, size, reverse, carry, xs))]
   turn = _steps_of_a_turn(body, size, int(unroll)) if isinstance(size, int) else 1
+  if isinstance(size, int) and size <= turn:
+    return [*itertools.chain(*_unrolled(ctx, step_of, size, reverse, carry, xs))]
   return _scan_loop(ctx, step_of, size, turn, reverse, carry, xs, body.out_avals[n_carry:])
 
 
@@ -187,6 +231,8 @@ def _steps_of_a_turn(body: ClosedJaxpr, size: int, unroll: int) -> int:
   """How many steps one turn of the loop makes: TensorFlow's own work for a turn, some 20 nodes, is more than that of a few equations."""
   eqns = [eqn.primitive for eqn, _ in equations(body)]
   most = unroll if unroll > 1 else 1 if _LARGE.intersection(eqns) else _TURN // max(1, len(eqns))
+  if size <= max(1, most):
+    return size
   return max((n for n in range(4, min(most, size // 2) + 1) if size % n == 0), default=1)
 
 
@@ -220,9 +266,19 @@ def _scan_loop(
     (tf.constant(0), tuple(carry), tuple(outputs)),
     shape_invariants=(tf.TensorShape([]), tuple(shapes), tuple(tf.TensorShape(None) for _ in outputs)),
   )
-  stacks = [o.stack() if turn == 1 else ctx.reshape(o.stack(), [size, *shape]) for o, (shape, _) in zip(outputs, rows, strict=True)]
+  stacks = [_stacked(ctx, o, turns, [*block, *shape]) for o, (shape, _) in zip(outputs, rows, strict=True)]
+  if block:
+    stacks = [ctx.reshape(y, [size, *shape]) for y, (shape, _) in zip(stacks, rows, strict=True)]
   ctx.notes.stacked.update((y.op, (block, o.flow)) for y, o in zip(stacks, outputs, strict=True))
   return [*carry, *stacks]
+
+
+def _stacked(ctx: RuleContext, array: tf.TensorArray, turns: int | tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
+  """The rows of these dimensions as one tensor f32[n,...]."""
+  if isinstance(turns, int) or None not in ctx.dimensions.static_shape(shape):
+    return array.stack()
+  # Of no rows, the list does not know the sizes.
+  return tf.raw_ops.TensorListStack(input_handle=array.flow, element_shape=ctx.shape(shape), element_dtype=array.dtype, num_elements=-1)
 
 
 def _rows(ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[int]) -> Callable[[tf.Tensor], tf.Tensor]:

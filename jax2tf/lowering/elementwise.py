@@ -14,7 +14,7 @@ import tensorflow as tf
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._as_written import apart, as_written
-from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, subtract, widened
+from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, subtract, where, widened
 from jax2tf.registry import lower_directly, lowers
 
 _add = as_written(tf.add)
@@ -22,19 +22,46 @@ _multiply = widened(as_written(tf.multiply), *NARROW)
 _subtract = as_written(lambda x, y: subtract(apart(x, "Exp"), y))  # Grappler rewrites exp(x) - 1 to expm1(x)
 
 
+def _square(x: tf.Tensor) -> tf.Tensor:
+  if not x.dtype.is_complex:
+    return tf.square(x)
+  re, im = tf.math.real(x), tf.math.imag(x)
+  return tf.complex(_multiply(_subtract(re, im), _add(re, im)), _multiply(scalar(2, re), _multiply(re, im)))
+
+
 def _log(x: tf.Tensor) -> tf.Tensor:
+  if x.dtype.is_complex:  # TF 2.21: the kernel squares both parts, which overflows and underflows
+    re, im = tf.math.real(x), tf.math.imag(x)
+    return tf.complex(_log_of_size(re, im), tf.atan2(im, re))
   return tf.math.log(apart(x, "AddV2"))  # Grappler rewrites log(1 + x) to log1p(x)
+
+
+def _log_of_size(re: tf.Tensor, im: tf.Tensor) -> tf.Tensor:
+  """log |re + i im|."""
+  most, least = tf.maximum(tf.abs(re), tf.abs(im)), tf.minimum(tf.abs(re), tf.abs(im))
+  ratio = where(tf.equal(least, most), scalar(1, re), least / most)
+  return _add(tf.math.log(most), scalar(0.5, re) * tf.math.log1p(ratio * ratio))
+
+
+def _expm1(x: tf.Tensor) -> tf.Tensor:
+  if not x.dtype.is_complex:
+    return tf.math.expm1(x)
+  # TF 2.21: the kernel is NaN where exp is infinite.
+  re, im = tf.math.real(x), tf.math.imag(x)
+  half = tf.sin(scalar(0.5, im) * im)
+  real = _subtract(_multiply(tf.math.expm1(re), tf.cos(im)), _multiply(scalar(2, half), tf.square(half)))
+  return tf.complex(real, where(tf.equal(im, scalar(0, im)), im, _multiply(tf.exp(re), tf.sin(im))))
 
 
 _TABLE = {
   P.add_p: _add,
   P.add_jaxvals_p: _add,
   P.sub_p: _subtract,
-  P.square_p: tf.square,
+  P.square_p: _square,
   P.sqrt_p: tf.sqrt,
   P.rsqrt_p: tf.math.rsqrt,
   P.exp_p: tf.exp,
-  P.expm1_p: tf.math.expm1,
+  P.expm1_p: _expm1,
   P.log_p: _log,
   P.sin_p: tf.sin,
   P.cos_p: tf.cos,
@@ -92,6 +119,10 @@ def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   del ctx
 
   def sign(x: tf.Tensor) -> tf.Tensor:
+    if x.dtype.is_complex:  # TF 2.21: the kernel squares both parts, which overflows and underflows
+      size = tf.abs(x)
+      parts = (tf.math.divide_no_nan(part, size) for part in (tf.math.real(x), tf.math.imag(x)))
+      return tf.complex(*parts)
     return tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)  # TF 2.21: no unsigned kernel for Sign
 
   return widened(sign, *NARROW)(x)
@@ -107,7 +138,7 @@ def _round(ctx: RuleContext, x: tf.Tensor, *, rounding_method: Any) -> tf.Tensor
 
   def away_from_zero(x: tf.Tensor) -> tf.Tensor:
     nearest = tf.round(x)
-    return tf.where(tf.abs(x - nearest) == scalar(0.5, x), x + tf.sign(x) * scalar(0.5, x), nearest)
+    return where(tf.abs(x - nearest) == scalar(0.5, x), x + tf.sign(x) * scalar(0.5, x), nearest)
 
   return widened(away_from_zero, *NARROW)(x)
 
@@ -135,10 +166,38 @@ def _log1p(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   del ctx
   if x.dtype.is_complex:  # TF 2.21: the complex kernel loses the real part of small imaginary x, and is NaN at -1
     re, im = tf.math.real(x), tf.math.imag(x)
-    near = scalar(0.5, re) * tf.math.log1p(re * (scalar(2, re) + re) + im * im)
-    far = tf.math.log(tf.abs(x + scalar(1, x)))
-    return tf.complex(tf.where(tf.abs(x) < scalar(1, re), near, far), tf.atan2(im, re + scalar(1, re)))
+    near = scalar(0.5, re) * tf.math.log1p(_distance_from_circle(re, im))
+    far = _log_of_size(_add(re, scalar(1, re)), im)
+    return tf.complex(where(tf.abs(x) < scalar(2, re), near, far), tf.atan2(im, _add(re, scalar(1, re))))
   return widened(tf.math.log1p, *NARROW)(x)
+
+
+def _distance_from_circle(re: tf.Tensor, im: tf.Tensor) -> tf.Tensor:
+  """|1 + re + i im|**2 - 1 = 2 re + re**2 + im**2, whose terms may cancel, as if in twice the precision."""
+  if re.dtype == tf.float32:
+    re, im = tf.cast(re, tf.float64), tf.cast(im, tf.float64)
+    return tf.cast(_add(_multiply(re, _add(scalar(2, re), re)), tf.square(im)), tf.float32)
+  twice = _add(re, re)
+  (x, dx), (y, dy) = _exact_square(re), _exact_square(im)
+  sum_, error = _exact_sum(twice, x)
+  sum_, other = _exact_sum(sum_, y)
+  return _add(sum_, _add(_add(error, other), _add(dx, dy)))
+
+
+def _exact_sum(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """(x + y, its rounding error); Knuth, The Art of Computer Programming, vol. 2, 4.2.2."""
+  total = _add(x, y)
+  part = _subtract(total, x)
+  return total, _add(_subtract(x, _subtract(total, part)), _subtract(y, part))
+
+
+def _exact_square(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """(x * x, its rounding error), of f64; Dekker, "A floating-point technique for extending the available precision", 1971."""
+  square, scaled = tf.square(x), _multiply(x, scalar(2**27 + 1, x))
+  high = _subtract(scaled, _subtract(scaled, x))
+  low = _subtract(x, high)
+  error = _subtract(tf.square(high), square)
+  return square, _add(_add(error, _multiply(scalar(2, x), _multiply(high, low))), tf.square(low))
 
 
 @lowers(P.cbrt_p)
@@ -150,8 +209,8 @@ def _cbrt(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   root = tf.pow(size, scalar(1 / 3, wide))
   if x.dtype == tf.float64:  # one Newton step for the last digits; not from zero or infinity
     better = root - (root - size / (root * root)) / scalar(3, wide)
-    root = tf.where(tf.math.is_finite(better), better, root)
-  return tf.cast(tf.where(root > scalar(0, root), tf.sign(wide) * root, wide), x.dtype)  # TF 2.21: sign(-0.0) is 0.0
+    root = where(tf.math.is_finite(better), better, root)
+  return tf.cast(where(root > scalar(0, root), tf.sign(wide) * root, wide), x.dtype)  # TF 2.21: sign(-0.0) is 0.0
 
 
 @lowers(P.atan2_p)
@@ -176,7 +235,7 @@ def _pow(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x f32[...], y f32[...] or i32[...] -> f32[...]."""
   y = cast(y, x.dtype)
   if x.dtype.is_complex:  # TF 2.21: 0 ** 0 is NaN
-    return tf.where(tf.equal(y, scalar(0, y)), scalar(1, x), tf.pow(x, y))
+    return where(tf.equal(y, scalar(0, y)), scalar(1, x), tf.pow(x, y))
   roots: tuple[tuple[float, Callable[[tf.Tensor], tf.Tensor]], ...] = ((0.5, tf.sqrt), (-0.5, tf.math.rsqrt))
   for power, root in roots:
     # TF 2.21: Grappler makes it a root, which is -0.0 for -0.0, and NaN for -inf.
@@ -187,7 +246,7 @@ def _pow(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 def _root(root: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
   infinity = scalar(math.inf, x)
-  return tf.where(tf.equal(x, -infinity), tf.abs(root(infinity)), tf.abs(root(x)))
+  return where(tf.equal(x, -infinity), tf.abs(root(infinity)), tf.abs(root(x)))
 
 
 @lowers(P.integer_pow_p)
@@ -230,7 +289,7 @@ def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   if x.dtype == tf.bool:
     return tf.logical_or(x, y)
   if x.dtype.is_complex:
-    return tf.where(_complex_greater(x, y), x, y)
+    return where(_complex_greater(x, y), x, y)
   return widened(tf.maximum, *NARROW)(*_constant_last(x, y))
 
 
@@ -241,7 +300,7 @@ def _min(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   if x.dtype == tf.bool:
     return tf.logical_and(x, y)
   if x.dtype.is_complex:
-    return tf.where(_complex_greater(y, x), x, y)
+    return where(_complex_greater(y, x), x, y)
   return widened(tf.minimum, *NARROW)(*_constant_last(x, y))
 
 
@@ -260,7 +319,7 @@ def _constant_last(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _complex_greater(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   real_x, real_y = tf.math.real(x), tf.math.real(y)
-  return tf.where(tf.equal(real_x, real_y), tf.math.imag(x) > tf.math.imag(y), real_x > real_y)
+  return where(tf.equal(real_x, real_y), tf.math.imag(x) > tf.math.imag(y), real_x > real_y)
 
 
 @lowers(P.select_n_p)
@@ -270,7 +329,7 @@ def _select_n(ctx: RuleContext, which: tf.Tensor, *cases: tf.Tensor) -> tf.Tenso
   An index out of range selects the nearest case, as XLA's decision tree does.
   """
   del ctx
-  select = widened(tf.where, *NARROW)
+  select = widened(where, *NARROW)
   if which.dtype == tf.bool:
     return select(which, cases[1], cases[0]) if len(cases) == 2 else cases[0]
   if which.dtype in NARROW:
@@ -308,7 +367,7 @@ def _ordinal(x: tf.Tensor) -> tf.Tensor:
   if not x.dtype.is_floating:
     return x
   bits = tf.bitcast(x, {2: tf.int16, 4: tf.int32, 8: tf.int64}[x.dtype.size])
-  return tf.where(bits < scalar(0, bits), tf.bitwise.bitwise_xor(bits, scalar(bits.dtype.max, bits)), bits)
+  return where(bits < scalar(0, bits), tf.bitwise.bitwise_xor(bits, scalar(bits.dtype.max, bits)), bits)
 
 
 @lowers(P.nextafter_p)
@@ -322,5 +381,5 @@ def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   start, end = (tf.cast(_ordinal(z), tf.int32) for z in (x, y))
   start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))  # -0.0 and 0.0 count as one
   place = start + tf.sign(end - start)
-  bits = tf.where(place < 0, -(2**15) - place, place)
-  return tf.where(tf.math.is_nan(x) | tf.math.is_nan(y), x + y, tf.where(start == end, y, tf.bitcast(tf.cast(bits, tf.int16), x.dtype)))
+  bits = where(place < 0, -(2**15) - place, place)
+  return where(tf.math.is_nan(x) | tf.math.is_nan(y), x + y, where(start == end, y, tf.bitcast(tf.cast(bits, tf.int16), x.dtype)))

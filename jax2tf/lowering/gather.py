@@ -12,6 +12,7 @@ import tensorflow as tf
 from jax import lax
 
 from jax2tf.context import RuleContext
+from jax2tf.lowering._common import where
 from jax2tf.lowering._indexing import Windows
 from jax2tf.lowering._movement import any_dtype, broadcast, sliced, transposed
 from jax2tf.registry import lowers
@@ -61,7 +62,7 @@ def _gather(
   if not fill:
     return result
   inside = windows.inside(ctx, vectors, starts, [1 if kind == "window" else batch[i] for kind, i in wanted])
-  return tf.where(inside, result, tf.constant(fill_value, result.dtype))
+  return where(inside, result, tf.constant(fill_value, result.dtype))
 
 
 def _interleaved(kept: dict[int, int], rank: int) -> list[_Axis]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._as_written import as_written
-from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, subtract, widened
+from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, subtract, where, widened
 from jax2tf.registry import lowers
 
 _REMAINDER_KERNELS = (tf.int32, tf.int64, tf.float32, tf.float64)
@@ -31,8 +31,8 @@ def _truncate_div(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   if is_known(lambda value: value != 0, y):
     return tf.raw_ops.TruncateDiv(x=x, y=y)
   by_zero = tf.equal(y, scalar(0, y))  # TensorFlow raises an error for it
-  quotient = tf.raw_ops.TruncateDiv(x=x, y=tf.where(by_zero, scalar(1, y), y))
-  return tf.where(by_zero, scalar(-1 if y.dtype.min else y.dtype.max, y), quotient)
+  quotient = tf.raw_ops.TruncateDiv(x=x, y=where(by_zero, scalar(1, y), y))
+  return where(by_zero, scalar(-1 if y.dtype.min else y.dtype.max, y), quotient)
 
 
 @lowers(P.rem_p)
@@ -47,11 +47,11 @@ def _rem(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 def _integer_rem(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   by_zero = None if is_known(lambda value: value != 0, y) else tf.equal(y, scalar(0, y))
-  divisor = y if by_zero is None else tf.where(by_zero, scalar(1, y), y)
+  divisor = y if by_zero is None else where(by_zero, scalar(1, y), y)
   if x.dtype not in _REMAINDER_KERNELS:  # TF 2.21: TruncateMod has kernels for int32 and int64 only
     return subtract(x, tf.raw_ops.TruncateDiv(x=x, y=divisor) * y)
   remainder = _truncate_mod(x, divisor)
-  return remainder if by_zero is None else tf.where(by_zero, x, remainder)
+  return remainder if by_zero is None else where(by_zero, x, remainder)
 
 
 def _truncate_mod(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -81,7 +81,7 @@ def _mulhi_64(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   if not x.dtype.min:
     return high
   zero = scalar(0, x)  # a negative factor was read as 2**64 too much
-  return high - tf.where(x < zero, y, zero) - tf.where(y < zero, x, zero)
+  return high - where(x < zero, y, zero) - where(y < zero, x, zero)
 
 
 def _logic(on_bools: Callable[..., tf.Tensor], on_bits: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
@@ -112,7 +112,7 @@ def _in_range(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor | None:
 def _shift_or_zero(shift: Callable[..., tf.Tensor], x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
   in_range = _in_range(x, count)  # TensorFlow clamps the count
   shifted = shift(x, count)
-  return shifted if in_range is None else tf.where(in_range, shifted, scalar(0, x))
+  return shifted if in_range is None else where(in_range, shifted, scalar(0, x))
 
 
 @lowers(P.shift_left_p)
@@ -137,7 +137,7 @@ def _shift_right_arithmetic(ctx: RuleContext, x: tf.Tensor, count: tf.Tensor) ->
   def shift(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     in_range = _in_range(x, count)
     last = scalar(bit_width(x.dtype) - 1, count)
-    return tf.bitwise.right_shift(x, count if in_range is None else tf.where(in_range, count, last))
+    return tf.bitwise.right_shift(x, count if in_range is None else where(in_range, count, last))
 
   return cast(widened(shift, *NARROW)(as_signed(x), as_signed(count)), x.dtype)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tensorflow as tf
 from jax import lax
 from jax.extend.core import primitives as P
@@ -127,7 +128,7 @@ def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
   # TF 2.21: Cholesky fills the lower triangle with NaN where it fails. A NaN of the operand is not a failure, as in OpenBLAS.
   factor = tf.linalg.cholesky(operand)
   rows = tf.range(ctx.dim(ctx.aval_out.shape[-1]))
-  failed = tf.math.is_nan(real(factor[..., 0, 0]))
+  failed = tf.reduce_any(tf.math.is_nan(real(factor[..., :1, :1])), [-2, -1])  # also where a symbolic n is 0
   return nan_unless(~failed, tf.where(rows[:, tf.newaxis] >= rows, factor, operand))
 
 
@@ -178,7 +179,8 @@ def lu(a: tf.Tensor, square: bool = False) -> tuple[tf.Tensor, tf.Tensor, tf.Ten
 
 def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
   """a f32[batch,n,n] by TensorFlow's Lu, which takes LAPACK's pivots; `otherwise(a)` where it would raise: for a zero pivot."""
-  _, log = tf.linalg.slogdet(a)  # by the factorisation of Lu: finite if that does not raise
+  # By the factorisation of Lu: finite if that does not raise. Lu takes a subnormal pivot for zero, the logarithm does not.
+  _, log = tf.linalg.slogdet(tf.where(tf.abs(a) < np.finfo(a.dtype.as_numpy_dtype).tiny, tf.zeros_like(a), a))
   regular = tf.math.is_finite(log)
   found, permutation = tf.linalg.lu(tf.where(regular[:, tf.newaxis, tf.newaxis], a, tf.eye(size(a, -1), dtype=a.dtype)))
   sure = tf.reduce_all(regular) & tf.reduce_all(all_finite(found))

@@ -13,7 +13,7 @@ from jax.extend.core import primitives as P
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._matrices import adjoint, call, conj, largest, loop, outer, real, size
+from jax2tf.lowering._matrices import adjoint, call, conj, largest, loop, outer, powers_of_two, real, size
 from jax2tf.registry import lowers
 
 # --- QR ---
@@ -28,7 +28,10 @@ def _qr(ctx: RuleContext, operand: tf.Tensor, *, pivoting: bool, full_matrices: 
     q = tf.broadcast_to(tf.eye(ctx.dim(m), ctx.dim(k), dtype=operand.dtype), ctx.shape(q_aval.shape))
     return [q, *(tf.zeros(ctx.shape(a.shape), t) for a, t in zip(ctx.avals_out[1:], (operand.dtype, tf.int32), strict=False))]
   if not pivoting:  # Eigen's reflections have LAPACK's signs
-    return list(tf.linalg.qr(operand, full_matrices))
+    # TF 2.21: Eigen squares the elements, so the columns are scaled to their size; Q stays the same.
+    scales = powers_of_two(tf.reduce_max(tf.abs(operand), -2, keepdims=True))
+    q, r = tf.linalg.qr(operand / tf.cast(scales, operand.dtype), full_matrices)
+    return [q, r * tf.cast(scales, r.dtype)]
   n, taus_size = aval.shape[-1], min(aval.shape[-2:])
   batch = aval.shape[:-2]
   shapes = [aval.shape, (*batch, n), aval.shape, (*batch, n), (*batch, taus_size)]
@@ -69,7 +72,8 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
 
   def reflect(k: tf.Tensor, a: tf.Tensor, order: tf.Tensor, taus: tf.Tensor) -> tuple[tf.Tensor, ...]:
     if fixed is not None:
-      rest = tf.norm(tf.where((rows >= k)[:, tf.newaxis], tf.abs(a), 0), axis=1)
+      sizes = tf.where((rows >= k)[:, tf.newaxis], tf.abs(a), 0)
+      rest = tf.norm(sizes / powers_of_two(tf.reduce_max(sizes, [1, 2], keepdims=True)), axis=1)
       pivot = largest(rest, columns, k)
       pivot = tf.where(k < frozen, k, pivot)
       exchange = tf.where(columns == k, pivot, tf.where(columns == pivot, k, columns))

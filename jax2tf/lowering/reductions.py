@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,14 @@ def _reduce_sum(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
   """operand f32[b,n] -> f32[b]."""
   if all(is_one(ctx.avals_in[0].shape[axis]) for axis in axes):
     return ctx.reshape(operand, ctx.aval_out.shape)  # JAX sums what it has broadcast along a size of 1
-  return tf.reduce_sum(operand, list(axes))
+  return _sum(operand, list(axes))
+
+
+def _sum(operand: tf.Tensor, axes: list[int]) -> tf.Tensor:
+  """TF 2.21: Sum of f16 over leading axes adds one by one in f16, where 2048 + 1 is 2048. XLA adds partial sums."""
+  if operand.dtype != tf.float16:
+    return tf.reduce_sum(operand, axes)
+  return tf.cast(tf.reduce_sum(tf.cast(operand, tf.float32), axes), tf.float16)
 
 
 @lowers(P.reduce_prod_p)
@@ -123,6 +131,9 @@ def _argmin(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_
 
 def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
   axis = int(axes[0])  # JAX batches with NumPy integers, of 64 bits, which ArgMax refuses
+  sizes = ctx.avals_in[0].shape
+  if len(sizes) > 7:  # TF 2.21: ArgMax takes at most 7 dimensions
+    operand, axis = ctx.reshape(operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]), 1
   if operand.dtype in (tf.bool, *NARROW):
     operand = tf.cast(operand, WIDER[operand.dtype])
   index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64
@@ -134,12 +145,12 @@ def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.
     is_nan = tf.not_equal(operand, operand)
     first_nan = tf.argmax(tf.cast(is_nan, tf.float32), axis, index_dtype)
     index = tf.where(tf.reduce_any(is_nan, axis), first_nan, index)
-  return tf.cast(index, ctx.dtype_out)
+  return tf.cast(ctx.reshape(index, ctx.aval_out.shape) if len(sizes) > 7 else index, ctx.dtype_out)
 
 
 # Reducers of one equation that TensorFlow has a reduction and a binary op for.
 _MONOIDS = {
-  P.add_p: (tf.reduce_sum, tf.add),
+  P.add_p: (_sum, tf.add),
   P.mul_p: (tf.reduce_prod, tf.multiply),
   P.max_p: (lambda x, axes: tf.reduce_max(extrema_apart(x), axes), tf.maximum),
   P.min_p: (lambda x, axes: tf.reduce_min(extrema_apart(x), axes), tf.minimum),

@@ -17,6 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax2tf._jax_dimensions import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.jaxprs import ClosedJaxpr, closed
+from jax2tf.lowering._common import where
 from jax2tf.lowering._indexing import Windows, wide
 from jax2tf.lowering._movement import any_dtype, is_one, transposed
 from jax2tf.registry import lowers
@@ -107,7 +108,7 @@ def _scattered(
   row_windows = [d for d in windows.kept if d < flat]
   if not clip and windows.columns:
     inside = windows.inside(ctx, vectors, starts, [*batch, *[1] * len(row_windows)])
-    rows = tf.where(inside, rows, tf.constant(-1, rows.dtype))
+    rows = where(inside, rows, tf.constant(-1, rows.dtype))
   if any(d >= flat for d in windows.dropped):
     updates = ctx.reshape(updates, [*batch, *(windows.sizes[d] for d in row_windows), *shape[flat:]])
   sizes = [math.prod(shape[:flat]), *shape[flat:]]
@@ -147,7 +148,7 @@ def _extremal(op: Callable[..., tf.Tensor]) -> _Combine:
     if not operand.dtype.is_floating:
       return result
     # TF 2.21: TensorScatterMax and Min skip a NaN among the updates. Adding -0.0 changes nothing.
-    nans = tf.where(tf.math.is_nan(updates), updates, tf.constant(-0.0, updates.dtype))
+    nans = where(tf.math.is_nan(updates), updates, tf.constant(-0.0, updates.dtype))
     return _added(ctx, result, rows, nans, sizes, policy)
 
   return combine

@@ -13,7 +13,7 @@ from jax.core import max_dim
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import is_known
+from jax2tf.lowering._common import cast, is_known
 from jax2tf.lowering._movement import any_dtype, broadcast, is_zero, keeps_order, resized, sliced, tiled, transposed
 from jax2tf.registry import lowers
 
@@ -81,8 +81,14 @@ def _concatenate(ctx: RuleContext, *operands: tf.Tensor, dimension: int) -> tf.T
 @any_dtype
 def _rev(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> tf.Tensor:
   """operand f32[a,b] -> f32[a,b], backwards along `dimensions`."""
-  del ctx
-  return tf.reverse(operand, dimensions) if dimensions else operand
+  sizes = ctx.avals_in[0].shape
+  if len(sizes) <= 8:
+    return tf.reverse(operand, dimensions) if dimensions else operand
+  # TF 2.21: Reverse takes at most 8 dimensions. One dimension at a time needs three.
+  for axis in dimensions:
+    before, size, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+    operand = tf.reverse(ctx.reshape(operand, [before, size, after]), [1])
+  return ctx.reshape(operand, sizes)
 
 
 @lowers(lax.split_p)
@@ -124,7 +130,7 @@ def _tile(ctx: RuleContext, operand: tf.Tensor, *, reps: Sequence[Any]) -> tf.Te
 def _iota(ctx: RuleContext, *, dtype: Any, shape: Sequence[Any], dimension: int) -> tf.Tensor:
   """-> i32[*shape], counting along `dimension`."""
   del dtype
-  counts = tf.cast(tf.range(ctx.dim(shape[dimension])), ctx.dtype_out)
+  counts = cast(tf.range(ctx.dim(shape[dimension])), ctx.dtype_out)
   aligned = [size if axis == dimension else 1 for axis, size in enumerate(shape)]
   return counts if len(shape) == 1 else broadcast(ctx, ctx.reshape(counts, aligned), aligned, shape)
 

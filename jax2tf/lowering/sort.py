@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from jax2tf import _tf_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import NARROW, WIDER, cast, scalar
+from jax2tf.lowering._common import NARROW, WIDER, cast, scalar, where
 from jax2tf.registry import lowers
 
 _BITS = {tf.float16: tf.int16, tf.bfloat16: tf.int16, tf.float32: tf.int32, tf.float64: tf.int64}
@@ -36,7 +36,7 @@ def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Te
     return cast(values, operand.dtype), indices
   # TF 2.21: TopKV2 on CPU does not order NaN, and treats both zeros as equal.
   bits = tf.bitcast(wide, _BITS[wide.dtype])
-  indices = tf.math.top_k(tf.where(bits < 0, bits ^ bits.dtype.max, bits), k).indices
+  indices = tf.math.top_k(where(bits < 0, bits ^ bits.dtype.max, bits), k).indices
   return _along_last(operand, indices, rank), indices
 
 
@@ -93,8 +93,8 @@ def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
   if not operand.dtype.is_floating:
     return [tf.bitwise.invert(operand)]
   bits = tf.bitcast(operand, _BITS[operand.dtype])
-  descending = tf.where(bits < 0, bits ^ bits.dtype.min, -bits)  # bits are sign and magnitude, so both zeros become 0
-  return [tf.where(tf.not_equal(operand, operand), scalar(bits.dtype.min, bits), descending)]
+  descending = where(bits < 0, bits ^ bits.dtype.min, -bits)  # bits are sign and magnitude, so both zeros become 0
+  return [where(tf.not_equal(operand, operand), scalar(bits.dtype.min, bits), descending)]
 
 
 def _order(keys: Sequence[tf.Tensor], size: int | tf.Tensor, rank: int) -> tf.Tensor:

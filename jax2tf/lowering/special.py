@@ -13,12 +13,12 @@ import tensorflow as tf
 from jax2tf._jax_compat import DIGAMMA_OF_ZERO
 from jax2tf.coefficients import ERF_INV_CENTRE, ERF_INV_TAIL
 from jax2tf.context import RuleContext
-from jax2tf.lowering._common import HALF, NARROW, scalar, widened
+from jax2tf.lowering._common import HALF, NARROW, scalar, where, widened
 from jax2tf.registry import lower_directly, lowers
 
 
 def _bessel_i1e(x: tf.Tensor) -> tf.Tensor:
-  return tf.where(tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x))  # TF 2.21: the kernel has 0.0 at -0.0
+  return where(tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x))  # TF 2.21: the kernel has 0.0 at -0.0
 
 
 # TF 2.21: these have no bfloat16 kernel on CPU, and most have no float16 kernel.
@@ -73,8 +73,8 @@ def _erf_inv_32(x: tf.Tensor) -> tf.Tensor:
   middle = scalar(2.5, x)
   near = w - middle
   centre, tail = _polynomial(ERF_INV_CENTRE, near), _polynomial(ERF_INV_TAIL, tf.sqrt(w) - scalar(3, x))
-  root = tf.where(near < middle, centre, tail)
-  return x * tf.where(tf.equal(w, infinity), infinity, root)
+  root = where(near < middle, centre, tail)
+  return x * where(tf.equal(w, infinity), infinity, root)
 
 
 def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
@@ -86,10 +86,10 @@ def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
   root = tf.math.erfinv(size)
   # One Newton step. Near 1, erfc gives the error, because 1 - x is exact there.
-  error = tf.where(size < scalar(0.5, x), size - tf.math.erf(root), tf.math.erfc(root) - (scalar(1, x) - size))
+  error = where(size < scalar(0.5, x), size - tf.math.erf(root), tf.math.erfc(root) - (scalar(1, x) - size))
   better = root + error * scalar(math.sqrt(math.pi) / 2, x) * tf.exp(tf.square(root))
-  root = tf.where(size < scalar(1, x), better, root)
-  return tf.where(tf.equal(x, scalar(0, x)), x, tf.where(x < scalar(0, x), -root, root))
+  root = where(size < scalar(1, x), better, root)
+  return where(tf.equal(x, scalar(0, x)), x, where(x < scalar(0, x), -root, root))
 
 
 @lowers(P.digamma_p)
@@ -100,7 +100,7 @@ def _digamma(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 
 def _digamma_32(x: tf.Tensor) -> tf.Tensor:
-  return tf.where(tf.equal(x, scalar(0, x)), scalar(DIGAMMA_OF_ZERO, x), tf.math.digamma(x))
+  return where(tf.equal(x, scalar(0, x)), scalar(DIGAMMA_OF_ZERO, x), tf.math.digamma(x))
 
 
 @lowers(P.polygamma_p)
@@ -111,9 +111,9 @@ def _polygamma(ctx: RuleContext, n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   def polygamma(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, one = scalar(0, x), scalar(1, x)
     is_odd = tf.equal(tf.math.floormod(n, scalar(2, x)), one)
-    value = tf.where(is_odd, one, -one) * tf.exp(tf.math.lgamma(n + one)) * _zeta_32(n + one, x)
-    value = tf.where(tf.equal(n, zero), _digamma_32(x), value)
-    return tf.where(tf.equal(n, tf.floor(n)) & (n >= zero), value, scalar(math.nan, x))
+    value = where(is_odd, one, -one) * tf.exp(tf.math.lgamma(n + one)) * _zeta_32(n + one, x)
+    value = where(tf.equal(n, zero), _digamma_32(x), value)
+    return where(tf.equal(n, tf.floor(n)) & (n >= zero), value, scalar(math.nan, x))
 
   return widened(polygamma, *NARROW, *HALF)(n, x)
 
@@ -146,10 +146,10 @@ def _zeta_32(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
   value = initial + power * a / (x - one) + power * (half + corrections)
   is_whole = tf.equal(x, tf.floor(x))
   is_even = is_whole & tf.equal(tf.math.floormod(x, two), zero)
-  pole = tf.where(is_even, inf, nan)
-  value = tf.where((x >= one) & (is_whole | (q > zero)), value, nan)
-  value = tf.where((q <= zero) & tf.equal(q, tf.floor(q)), pole, value)
-  return tf.where(tf.equal(x, one), inf, value)
+  pole = where(is_even, inf, nan)
+  value = where((x >= one) & (is_whole | (q > zero)), value, nan)
+  value = where((q <= zero) & tf.equal(q, tf.floor(q)), pole, value)
+  return where(tf.equal(x, one), inf, value)
 
 
 @lowers(P.igamma_p)
@@ -159,7 +159,7 @@ def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
   def igamma(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, one, nan = (scalar(value, x) for value in (0, 1, math.nan))
-    return tf.where(a > zero, tf.math.igamma(a, x), tf.where(tf.equal(a, zero) & (x >= one), one, nan))
+    return where(a > zero, tf.math.igamma(a, x), where(tf.equal(a, zero) & (x >= one), one, nan))
 
   return widened(igamma, *NARROW, *HALF)(a, x)
 
@@ -171,8 +171,8 @@ def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
   def igammac(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, nan = scalar(0, x), scalar(math.nan, x)
-    value = tf.where(a > zero, tf.math.igammac(a, x), tf.where(tf.equal(a, zero) & (x > zero), zero, nan))
-    return tf.where(x >= zero, value, nan)  # TF 2.21: 1 for x < 0 when compiled by XLA
+    value = where(a > zero, tf.math.igammac(a, x), where(tf.equal(a, zero) & (x > zero), zero, nan))
+    return where(x >= zero, value, nan)  # TF 2.21: 1 for x < 0 when compiled by XLA
 
   return widened(igammac, *NARROW, *HALF)(a, x)
 
@@ -185,7 +185,7 @@ def _igamma_grad_a(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   def igamma_grad_a(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero = scalar(0, x)
     defined = tf.math.is_finite(a) & tf.math.is_finite(x) & (tf.not_equal(x, zero) | (a > zero))
-    return tf.where(defined, tf.raw_ops.IgammaGradA(a=a, x=x), scalar(math.nan, x))
+    return where(defined, tf.raw_ops.IgammaGradA(a=a, x=x), scalar(math.nan, x))
 
   return widened(igamma_grad_a, *NARROW, *HALF)(a, x)
 
@@ -199,9 +199,9 @@ def _regularized_incomplete_beta(ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, x
     zero, one, inf, nan = (scalar(value, x) for value in (0, 1, math.inf, math.nan))
     step_at_0 = tf.equal(a, zero) | tf.equal(b, inf)
     step_at_1 = tf.equal(b, zero) | tf.equal(a, inf)
-    value = tf.where(step_at_1, tf.where(x < one, zero, one), tf.math.betainc(a, b, x))
-    value = tf.where(step_at_0, tf.where(x > zero, one, zero), value)
+    value = where(step_at_1, where(x < one, zero, one), tf.math.betainc(a, b, x))
+    value = where(step_at_0, where(x > zero, one, zero), value)
     defined = (a >= zero) & (b >= zero) & (x >= zero) & (x <= one) & tf.math.logical_not(step_at_0 & step_at_1)
-    return tf.where(defined, value, nan)
+    return where(defined, value, nan)
 
   return widened(betainc, *NARROW, *HALF)(a, b, x)

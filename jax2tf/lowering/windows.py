@@ -18,7 +18,7 @@ from jax2tf.context import RuleContext
 from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._as_written import extrema_apart
 from jax2tf.lowering._movement import any_dtype, is_zero
-from jax2tf.lowering._pooling import Axis, max_pool, mean_pool, whole_axes, window_axes
+from jax2tf.lowering._pooling import Axis, max_pool, mean_pool, sum_pool, whole_axes, window_axes
 from jax2tf.lowering._reducers import Combine, binary_primitive, combine_by
 from jax2tf.registry import lowers
 
@@ -53,8 +53,8 @@ def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, *, mean: bool = Fal
   size = math.prod(axis.window for axis in axes)
   if whole := whole_axes(axes):
     return (tf.reduce_mean if mean else tf.reduce_sum)(operand, whole, keepdims=True)
-  if (means := mean_pool(ctx, operand, axes)) is not None:
-    return tf.cast(means if mean else means * size, operand.dtype)
+  if (pooled := (mean_pool if mean else sum_pool)(ctx, operand, axes)) is not None:
+    return pooled
   total = _by_monoid(ctx, operand, axes, lax.add, 0)
   return total / size if mean else total
 

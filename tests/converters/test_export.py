@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from jax2tf import _tf_compat
 from jax2tf.converters import saved_model
 from jax2tf.converters.comparison.plan import Comparison
 from jax2tf.converters.export import replay
@@ -201,3 +202,19 @@ def test_the_reference_is_asked_once_for_what_is_the_same() -> None:
   x[:] = 5  # the same object, of other contents
   assert all(row.ok for row in compared(examples=examples)) and len(asked) > count
   assert float(asked[count][0]) == 5
+
+
+def test_a_replay_keeps_the_marks_of_ops_that_an_optimizer_must_not_change() -> None:
+  x = np.array([0.3, 1.7, -2.4, 1e8], np.float32)
+  found = Source.of(saved_model.Model({}).add(lambda _, x: (x + 12582912.0) - 12582912.0, inputs={"x": "f32[4]"}))
+  function = replay.frozen(found.signatures["serving_default"].function, {})
+  np.testing.assert_array_equal(function(x=tf.constant(x))["output"], (x + np.float32(12582912)) - np.float32(12582912))
+  marked = {op.type for op in function.graph.get_operations() if any(name in op.node_def.attr for name in _tf_compat.AS_WRITTEN)}
+  assert marked == {"Sub"}
+
+
+@pytest.mark.parametrize("given", [{"examples": [np.ones(4)]}, {"sizes": ["b=4"]}], ids=["examples", "sizes"])
+def test_a_comparison_takes_mappings(given: Any) -> None:
+  (name,) = given
+  with pytest.raises(ValueError, match=rf"{name} = \[.*\] is not a mapping \{{"):
+    Comparison(**given)

@@ -113,6 +113,11 @@ with np.errstate(all="ignore"):
     Case(
       "int4 from floats", narrow_integers, [np.array([0.5, -7.9, 7.5, 8, 15.5, 16, -9, np.inf, -np.inf, np.nan], np.float32)], grad=False
     ),
+    Case(
+      "float8 from int4",
+      lambda x: [x.astype(t).astype(u).astype(np.float32) for t in (jnp.int4, jnp.uint4) for u in (jnp.float8_e4m3fn, jnp.float8_e5m2)],
+      [np.arange(-8, 16, dtype=np.int32)],
+    ),
     Case("int4 from bool", narrow_integers, [np.array([True, False])]),
     Case("float8 from integers", narrow_floats, [np.arange(-4, 40, 5, dtype=np.int32)]),
     Case("bitcast same width", lambda x: lax.bitcast_convert_type(x, jnp.uint32), [HOSTILE_F32], poly="b", grad=False),

@@ -15,6 +15,7 @@ from tests.case import Case, run
 X = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
 T, F = np.bool_(True), np.bool_(False)
 KEY = np.array([0, 7], np.uint32)
+SAME_GRAPH = {"eager": "as in a graph", "saved": "as in a graph"}
 BRANCHES = [jnp.sin, jnp.cos, jnp.tanh, jnp.abs, lambda x: x * 2]
 
 
@@ -24,6 +25,21 @@ def cumulate(x, reverse=False, unroll=1):
 
 def countdown(n, x):
   return lax.while_loop(lambda c: c[0] > 0, lambda c: (c[0] - 1, c[1] * 2), (n, x))
+
+
+def narrow_scan(x):
+  return lax.scan(lambda c, y: (c + y * x[1], {"c": c, "y": y * y}), x[0], x)
+
+
+def narrow_while(x):
+  def doubled(n, y):
+    return lax.while_loop(lambda c: (c[0] > 0) & (c[1] < 9), lambda c: (c[0] - 1, c[1] + y), (n, y))[1]
+
+  return jax.vmap(doubled)(jnp.arange(50) % 3, x[:, 0])
+
+
+def narrow_cond(x):
+  return lax.cond(x[1, 0] > 0, lambda y: (y * x[2], y), lambda y: (y, y * y), x[:7])
 
 
 def doubled(x):
@@ -47,6 +63,19 @@ CASES = [
     "switch_vmapped", lambda i, x: jax.vmap(lambda i, x: lax.switch(i, BRANCHES, x))(i, x), [np.array([4, 0, -1, 9, 2]), X], rtol=1e-5
   ),  # 1 - tanh(x)**2 cancels
   *[Case(f"cond_unclamped_{i}", raw_cond, [np.int32(i), X], grad=False) for i in (-1, 2, 5)],
+  # TensorFlow's loops, branches and lists have few kernels for these dtypes.
+  *[
+    Case(
+      f"{kind}_{dtype}",
+      lambda x, dtype=dtype, fun=fun: jax.tree.map(lambda y: y.astype(np.float32), fun(x.astype(dtype))),
+      [np.arange(50, dtype=np.float32).reshape(50, 1) % 5],
+      grad=False,
+      poly=None if kind == "while" else "b, _",
+      skip=SAME_GRAPH,
+    )
+    for dtype in ("int4", "uint4", "float8_e5m2", "float8_e4m3fn")
+    for kind, fun in {"scan": narrow_scan, "while": narrow_while, "cond": narrow_cond}.items()
+  ],
   Case("while", countdown, [np.int32(3), X], poly=(None, "b, _"), grad=False),
   Case("while_never", countdown, [np.int32(0), X], grad=False),
   Case(

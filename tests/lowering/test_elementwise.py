@@ -122,6 +122,8 @@ UNARY = {
   "roots": ("sqrt", "rsqrt", "cbrt", "square", "reciprocal"),
   "parts": ("abs", "sign", "neg", "floor", "ceil", "is_finite"),
 }
+LARGE = np.array([1e15 + 1e15j, 1e19 - 2e19j, 1e-15 + 1e-15j, -1e15 + 1j, 3 + 1e12j, 1e-20j, -2e30 - 1e30j, 3e38, 2e-30 - 1e-25j])
+NEAR_CIRCLE = np.array([-0.02 + 0.199j, -0.5 + 0.8660254j, -1.5 + 0.8660254j, -1 + 1j, -1e-3 + 0.0447j, -0.5 + 0.8660254037844386j])
 SMALL = np.array([1.0, 0.5, 0.25, 0.99, 0.1], np.float32)
 HOSTILE_PAIRS = pairs(np.array([0.0, -0.0, 1.0, -2.0, 0.5, 3.5, np.inf, -np.inf, np.nan], np.float32))
 # sinh(60) and exp2(100): JAX's own result is tens of units in the last place off.
@@ -153,6 +155,17 @@ CASES = [
       rtol=2e-5,
     )  # JAX's sinh loses digits near 0
     for family, names in UNARY.items()
+  ),
+  # Large and small numbers, whose squares overflow and vanish; numbers whose squares or distances from the unit circle cancel.
+  *(
+    Case(f"{kind} complex {dtype.__name__}", fun, [values.astype(dtype)], grad=False, skip=QUICK, x64=dtype is np.complex128)
+    for dtype in (np.complex64, np.complex128)
+    for kind, fun, values in (
+      ("extreme", unary("log", "sign", "abs"), LARGE),
+      ("extreme square", lambda x: (lax.square(x).real, lax.square(x).imag), np.array([1.0001 + 1j, 1e20 + 1e20j, 3 - 3.00003j, 1e-30j])),
+      ("extreme expm1", unary("expm1"), np.array([1e15 + 1e15j, 1e30, 300 + 2j, -1e30 + 3j, 1e-15 + 1e-15j, 2j, 1e-25j, 89 + 1.5j])),
+      ("extreme log1p", lambda x: (lax.log1p(x).real, lax.log1p(x).imag), np.concatenate([LARGE, NEAR_CIRCLE])),
+    )
   ),
   Case("log1p complex at its branch point", lax.log1p, [np.array([-1, 1e-4j, -2, -0.5 + 0.5j], np.complex64)], grad=False),
   Case(

@@ -38,6 +38,7 @@ def adjoint(x: Any) -> Any:
 
 SQUARE, WIDE, TALL, POSITIVE = matrices(2, 5, 5), matrices(2, 3, 5), matrices(2, 5, 3), positive(2, 5, 5)
 DOMINANT = SQUARE + 5 * np.eye(5, dtype=np.float32)  # well conditioned, for solutions to agree
+EXTREME = np.array([[1, 1], [2, 2], [3, -1]], np.float32)
 NOT_POSITIVE = np.stack([np.eye(3), np.diag([1, 0, 1]), np.diag([1, -1, 1]), np.full((3, 3), np.nan)]).astype(np.float32)
 SINGULAR = np.array([[[1, 2, 3], [2, 4, 6], [1, 0, 1]], [[0, 0, 0], [0, 0, 0], [0, 0, 0]], [[0, 1, 0], [1, 0, 0], [0, 0, 2]]], np.float32)
 # Rounding errors of a factorisation are relative to the largest element and grow with the size.
@@ -183,6 +184,7 @@ CASES = [
     skip={"xla": "XLA's Cholesky makes it NaN from the first column on"},
     **NEAR,
   ),
+  Case("cholesky of what may be nothing", lambda a: linalg.cholesky(a[1:, 1:]), [np.ones((1, 1), np.float32)], poly="n, n", grad=False),
   Case("cholesky of nothing", linalg.cholesky, [np.zeros((2, 0, 0), np.float32)], grad=False),
   Case(
     "cholesky update",
@@ -200,6 +202,14 @@ CASES = [
   Case("lu, one of a batch singular", linalg.lu, [np.concatenate([SINGULAR, matrices(1, *SINGULAR.shape[1:])])], grad=False, **NEAR),
   Case("lu f64 in blocks", linalg.lu, [matrices(150, 140, dtype=np.float64)], grad=False, **X64),
   Case("lu f64 in blocks, wide", linalg.lu, [matrices(2, 70, 140, dtype=np.float64)], grad=False, **X64),
+  Case("lu with a subnormal pivot", linalg.lu, [np.array([[[1e-40]], [[2]], [[0]]], np.float32)], grad=False),
+  Case(
+    "slogdet with a subnormal pivot",
+    jnp.linalg.slogdet,
+    [np.array([[[1e-40]], [[2]], [[0]]], np.float32)],
+    grad=False,
+    skip={"xla": "XLA in TensorFlow flushes subnormal numbers"},
+  ),
   Case("lu of nothing", linalg.lu, [np.zeros((2, 3, 0), np.float32)], grad=False),
   Case(
     "pivots", lambda p: linalg.lu_pivots_to_permutation(p, p.shape[-1] + 2), [np.array([[1, 1, 2, 5], [3, 3, 3, 3]], np.int32)], poly="b, k"
@@ -224,6 +234,17 @@ CASES = [
     )
     for name, a in (("tall", TALL), ("wide", WIDE), ("c64", matrices(4, 3, dtype=C64)))
     for full in (False, True)
+  ],
+  *[
+    Case(f"qr extreme {name}", functools.partial(linalg.qr, full_matrices=False, **options), [a], grad=False, skip=ONCE, atol=1e-6)
+    for name, a, options in (
+      ("huge", EXTREME * np.float32([1e20, 1]), {}),
+      ("tiny", EXTREME * np.float32([1, 1e-30]), {}),
+      ("both", EXTREME * np.float32([1e-30, 1e30]), {}),
+      ("complex", (EXTREME * np.float32([1e30, 1e-30]) * (1 + 2j)).astype(C64), {}),
+      ("zero", EXTREME * np.float32([0, 1e25]), {}),
+      ("with pivots", EXTREME * np.float32([1e20, 3e20]), {"pivoting": True}),
+    )
   ],
   Case("qr of nothing", lambda a: (linalg.qr(a), linalg.qr(a.mT, full_matrices=False)), [np.zeros((2, 3, 0), np.float32)], grad=False),
   *[

@@ -25,6 +25,10 @@ def of(dtype: str) -> Any:
   return MATRIX.astype(getattr(ml_dtypes, dtype, None) or dtype)
 
 
+NINE = np.sin(np.arange(2**9, dtype=np.float32)).reshape([2] * 9)
+NINE[1, 0, 1, 0, 1, 1, 0, 1] = np.nan
+
+
 def nans(*at: int) -> np.ndarray:
   x = np.arange(12, dtype=np.float32)
   x[[3, 7]] = np.inf, -np.inf
@@ -54,6 +58,9 @@ CASES = [
   Case("sum_all_hostile", jnp.sum, [HOSTILE_F32], poly="b"),
   Case("sum_no_axes", lambda x: lax.reduce_sum(x, axes=()), [HOSTILE_F32]),
   Case("sum_empty", lambda x: (lax.reduce_sum(x, (1,)), lax.reduce_sum(x, (0,))), [np.zeros((2, 0), np.float32)]),
+  # One by one in f16, 2048 + 1 is 2048.
+  Case("sum_f16_many", lambda x: (lax.reduce_sum(x, (0,)), lax.reduce_sum(x, (0, 1))), [np.ones((6000, 3), np.float16)], poly="b, _"),
+  Case("reduce_f16_many", lambda x: lax.reduce(x, np.float16(0), lax.add, (0,)), [np.ones((6000, 3), np.float16)], grad=False),
   Case("sum_wraps", lambda x: lax.reduce_sum(x, (0,)), [np.array([2**31 - 1, 7, 2**31 - 1], np.int32)]),
   Case("mean_var", lambda x: (jnp.mean(x, 1), jnp.var(x, 0)), [of("float32")], poly="b, _"),
   Case("sum_c64", lambda x: lax.reduce_sum(x, (1,)), [of("float32") * (1 - 2j).__complex__() * np.complex64(1)]),
@@ -94,6 +101,10 @@ CASES = [
   Case("argmax_nan_first", functools.partial(argmax_and_min, np.int32), [nans(1, 4)], poly="b, n", grad=False),
   Case("argmax_inf_then_nan", functools.partial(argmax_and_min, np.int32), [nans(5, 8, 9)], grad=False),
   Case("argmax_ties", functools.partial(argmax_and_min, np.int32), [np.array([[0.0, -0.0, 0.0], [1, 2, 2]], np.float32)], grad=False),
+  *[
+    Case(f"argmax_{rank}_dimensions", lambda x: (lax.argmax(x, 3, np.int32), lax.argmin(x, 6, np.int32)), [x], grad=False, skip=QUICK)
+    for rank, x in ((8, NINE[0]), (9, NINE))
+  ],
   Case("argmax_bool", functools.partial(argmax_and_min, np.int32), [MATRIX > 2]),
   *[
     Case(f"argmax_to_{dtype.__name__}", functools.partial(argmax_and_min, dtype), [of("float32")], grad=False, skip=QUICK)

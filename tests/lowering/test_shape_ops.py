@@ -101,6 +101,20 @@ CASES = [
     grad=False,
     skip={"saved": "the same graph"},
   ),
+  Case(
+    "rev-nine-dimensions",
+    lambda x: (lax.rev(x, (0, 8)), lax.rev(x, (1, 2, 5)), lax.rev(x, ())),
+    [np.arange(2**9, dtype=np.float32).reshape([2] * 9)],
+    poly=["a" + ", _" * 8],
+    skip={"saved": "the same graph"},
+  ),
+  Case(
+    "where-nine-dimensions",
+    lambda x: (jnp.where(x > 3, x, -x), jnp.where(x[:1] > 3, 0.0, x), jnp.sort(x, 3), lax.top_k(x, 1), jnp.clip(x, 3, 9)),
+    [np.arange(2**9, dtype=np.float32).reshape([2] * 9)],
+    skip={"saved": "the same graph"},
+  ),
+  Case("iota-float8", lambda: lax.iota(ml_dtypes.float8_e5m2, 6).astype(np.float32), []),
   Case("iota", lambda: jnp.arange(5), []),
   Case(
     "iota-symbolic", lambda x: [jnp.arange(x.shape[0]), lax.broadcasted_iota(np.int32, (2, *x.shape), 2)], [X], poly=["a, b"], grad=False

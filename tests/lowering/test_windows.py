@@ -68,6 +68,15 @@ CASES = [
   Case("max_ties", pool("max", (1, 3, 3, 1), SQUARE, "SAME"), [TIES], poly="b, _, _, _"),
   Case("max_nchw", pool("max", (1, 1, 3, 2), (1, 1, 2, 2), "SAME"), [IMAGE], poly="b, _, _, _"),
   Case("max_one_dimension", pool("max", (1, 3, 1), (1, 2, 1), "SAME"), [IMAGE[0]], poly="b, n, _"),
+  *[
+    Case(
+      f"sum_of_ones_{padding}",
+      lambda x, padding=padding: lax.floor(pool("sum", (1, 7, 5, 1), (1, 1, 1, 1), padding)(x)),
+      [np.eye(15, dtype=np.float32).reshape(1, 15, 15, 1)],
+      grad=False,
+    )
+    for padding in ("VALID", "SAME")
+  ],
   Case("sum_three_dimensions", pool("sum", (1, 2, 3, 2, 1), (1, 1, 2, 2, 1), "SAME"), [IMAGE[..., None]], **CLOSE),
   Case("max_three_dimensions", pool("max", (1, 2, 3, 2, 1), (1, 1, 2, 2, 1), "SAME"), [IMAGE[..., None]], poly="b, _, _, _, _"),
   Case("max_vector", pool("max", (4,), (3,), ((1, 2),)), [IMAGE.reshape(-1)[:31]]),

@@ -42,6 +42,7 @@ _SCANS = [
   Row("scan: integer counter", lambda x: lax.scan(lambda i, a: (i + 1, a * i), 0, x), "t"),
   Row("scan: without xs", lambda x: lax.scan(lambda c, _: (c * 0.9 + x, c.sum()), x, None, length=3), "b"),
   Row("scan: over positions", lambda x: lax.scan(lambda c, i: (c * 0.5 + i, c), x[0], jnp.arange(x.shape[0])), "b, 2"),
+  Row("scan: no steps, stacked sizes", lambda x: lax.scan(lambda c, a: (c, jnp.outer(a, c)), x[0], x[1:])[1], "t, d"),
   Row("scan: stacked sizes", lambda x: lax.scan(lambda c, a: (c, jnp.outer(a, c)), x[0], x)[1], "t, d"),
   Row("scan: nested", lambda x: lax.scan(lambda c, row: (c + lax.scan(_leaky, 0.0, row)[0], c), 0.0, x), "a, b"),
   Row("map", lambda x: lax.map(lambda row: jnp.cumsum(row) * row.sum(), x), "a, b", eager=True),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from jax2tf.tools.cli._failures import NO, failures
+from jax2tf.tools.cli._failures import NO, failures, say
 from jax2tf.tools.cli._verb import takes_debug
+from jax2tf.tools.cli._words import dumps
 
 
 @click.command(context_settings={"show_default": True})
@@ -57,8 +57,8 @@ def batch(
     options = plan.Asked(model=os.path.abspath(model), columns=named, **asked)  # type: ignore[arg-type]
     with plan.opened(inputs, Path(directory), options) as found:
       outcome = supervisor.run(found, workers or _cores(), threads)
-  value = {"verdict": _verdict(outcome, len(found.shards))} | dataclasses.asdict(outcome)
-  click.echo(json.dumps(value, indent=2) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))
+    value = {"verdict": _verdict(outcome, len(found.shards))} | dataclasses.asdict(outcome)
+    say(dumps(value) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))
   return NO if outcome.failed else 0
 
 

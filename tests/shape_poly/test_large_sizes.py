@@ -1,0 +1,72 @@
+"""Formulas of sizes that do not fit into 32 bits: TensorFlow's shapes are i32[n], a value may be i64[]."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import jax2tf
+
+X = np.ones(300, np.float32)
+
+
+def graph_of(fun, spec, *shapes, **options):
+  converted = jax2tf.convert(fun, polymorphic_shapes=spec)
+  return tf.function(converted, autograph=False, input_signature=[tf.TensorSpec(s, tf.float32) for s in shapes], **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["graph", "xla"])
+def test_a_value_of_64_bits(options):
+  def fun(x):
+    n = x.shape[0]
+    return x.sum() / n**4, jnp.asarray(n**4 - n), jnp.asarray(n**4 // n), jnp.arange(n**4 // n**3)
+
+  with jax.enable_x64(True):
+    expected = fun(X)
+    results = graph_of(fun, "b", [None], **options)(X)
+    for y, e in zip(results, expected, strict=True):
+      assert y.numpy().dtype == e.dtype
+      np.testing.assert_allclose(y, e, rtol=1e-7)
+
+
+def test_a_size_that_follows_from_a_product_beyond_32_bits():
+  def fun(x):
+    n = x.shape[0]
+    return jnp.zeros((n**4 // (n**3 + 1), 2)), x[: n**4 % 7919]
+
+  for y, e in zip(graph_of(fun, "b", [None])(X), fun(X), strict=True):
+    assert y.shape == e.shape
+
+
+@pytest.mark.parametrize("n", [215, 216, 256])  # 215**4 is the last that fits, 256**4 wraps to 0
+def test_a_value_that_does_not_fit_is_an_error(n):
+  fun = graph_of(lambda x: x * (x.shape[0] ** 4), "b", [None])
+  x = tf.ones(n)
+  if n == 215:
+    assert fun(x)[0] == np.float32(215**4)
+    return
+  with pytest.raises(tf.errors.InvalidArgumentError, match=r"a size, b\^4, does not fit into int32; enable jax_enable_x64"):
+    fun(x)
+  compiled = graph_of(lambda x: x * (x.shape[0] ** 4), "b", [None], jit_compile=True)
+  with pytest.raises(tf.errors.InvalidArgumentError, match=r"a_size_b_4_does_not_fit_into_int32"):
+    compiled(x)
+
+
+def test_a_known_size_that_does_not_fit_is_an_error_with_the_line():
+  converted = jax2tf.convert(lambda x: x * (x.shape[0] ** 4), polymorphic_shapes="b")
+  with pytest.raises(jax2tf.LoweringError, match=r"does not fit into int32; enable jax_enable_x64: it is 8100000000(.|\n)*test_large_siz"):
+    tf.function(converted, autograph=False)(X)
+  with pytest.raises(tf.errors.InvalidArgumentError, match=r"a size, b\^4, does not fit into int32"):
+    converted(X)
+
+
+def test_a_constraint_on_a_product_beyond_32_bits():
+  fun = jax2tf.convert(lambda x, y: x.sum() + y.sum(), polymorphic_shapes=["a", "b"], polymorphic_constraints=["a*b <= 1000"])
+  signature = [tf.TensorSpec([None]), tf.TensorSpec([None])]
+  concrete = tf.function(fun, autograph=False).get_concrete_function(*signature)
+  assert concrete(tf.ones(10), tf.ones(100)) == 110
+  with pytest.raises(tf.errors.InvalidArgumentError, match="a\\*b <= 1000"):
+    concrete(tf.ones(65536), tf.ones(65536))  # in 32 bits the product is 0
