@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
+from jax2tf.tools.sweeps import loop_models
+
 
 @dataclass(frozen=True)
 class Row:
@@ -45,6 +47,7 @@ _KEY = np.array([0, 42], np.uint32)
 _MATRIX = _normal(256, 256) + 16 * np.eye(256, dtype=np.float32)
 _NUMBERS = 1_000_000
 _NAN = "TensorFlow's op loses NaN; the ops that keep it pass over the array again"
+_SINGULAR = "TensorFlow's op raises for a singular matrix, so a log-determinant comes first; XLA has no LU, and compiles one by columns"
 
 
 def _layer_norm(x: jax.Array) -> jax.Array:
@@ -67,23 +70,9 @@ def _solve_tf(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
   return tf.linalg.solve(a, b)
 
 
-def _threefry_tf(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Threefry-2x32 of two counters, as in "Parallel random numbers: as easy as 1, 2, 3" (Salmon et al., 2011)."""
-  keys = [key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)]
-  first, second = first + keys[0], second + keys[1]
-  for block in range(5):
-    for distance in ((13, 15, 26, 6), (17, 29, 16, 24))[block % 2]:
-      first += second
-      left = tf.bitwise.left_shift(second, np.uint32(distance))
-      second = first ^ (left | tf.bitwise.right_shift(second, np.uint32(32 - distance)))
-    first += keys[(block + 1) % 3]
-    second += keys[(block + 2) % 3] + np.uint32(block + 1)
-  return first, second
-
-
 def _bits_tf(key: tf.Tensor, number: int = _NUMBERS) -> tf.Tensor:
   """As `jax.random.bits` with `jax_threefry_partitionable`: one counter for each number."""
-  first, second = _threefry_tf(key, tf.zeros([number], tf.uint32), tf.cast(tf.range(number), tf.uint32))
+  first, second = loop_models.threefry_tf(key, tf.zeros([number], tf.uint32), tf.cast(tf.range(number), tf.uint32))
   return first ^ second
 
 
@@ -168,13 +157,27 @@ def _scan_rows() -> list[Row]:
   ]
 
 
+def _loop_models() -> list[Row]:
+  params = loop_models.gru_params(128)
+
+  def gru(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda xs, *values: function(dict(zip(params, values, strict=True)), xs)
+
+  xs = _normal(64, 8, 128)
+  threefry = "Threefry has 20 rounds, each of which waits for the one before: 121 ops a turn, of 0.35 µs each, which XLA makes one loop"
+  return [
+    Row("loop: GRU, 64 steps, d128, batch 8", gru(loop_models.gru_jax), gru(loop_models.gru_tf), [xs, *params.values()]),
+    Row("loop: 100 steps that split a key", loop_models.keys_jax, loop_models.keys_tf, [_KEY], threefry),
+  ]
+
+
 ROWS = [
   Row("softmax", jax.nn.softmax, tf.nn.softmax, [_normal(1000, 1000)], _NAN, with_idioms=True),
   Row("layer norm", _layer_norm, _layer_norm_tf, [_normal(1000, 1000)], with_idioms=True),
   Row("max pool", _max_pool, lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"), [_normal(32, 56, 56, 64)], _NAN, with_idioms=True),
   Row("top_k", lambda x: lax.top_k(x, 10), lambda x: tuple(tf.math.top_k(x, 10)), [_normal(1000, 1000)], _NAN),
   Row("sort", jnp.sort, tf.sort, [_normal(256, 1000)], _NAN),
-  Row("lu", lambda x: lax.linalg.lu(x)[::2], _lu_tf, [_MATRIX]),
+  Row("lu", lambda x: lax.linalg.lu(x)[::2], _lu_tf, [_MATRIX], _SINGULAR),
   Row("solve", jnp.linalg.solve, _solve_tf, [_MATRIX, _normal(256, 8)]),
   Row("cumsum", lambda x: jnp.cumsum(x, -1), lambda x: tf.cumsum(x, -1), [_normal(1000, 1000)]),
   Row("cumprod", lambda x: jnp.cumprod(x, -1), lambda x: tf.math.cumprod(x, -1), [_normal(1000, 1000)]),
@@ -184,4 +187,5 @@ ROWS = [
   Row("dropout", _dropout, _dropout_tf, [_KEY, _normal(1000, 1000)]),
   Row("loop: 200 writes of rows into 512 x 512", _write_rows, _write_rows_tf, [_normal(512, 512), _normal(200, 512)]),
   *_scan_rows(),
+  *_loop_models(),
 ]
