@@ -16,14 +16,14 @@ from jax2tf.registry import lowers
 def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
   """-> i32[] (i64[] with x64), the value of a symbolic dimension; an error when the graph runs if it does not fit."""
   value, dtype = ctx.dimensions.wide(dim), ctx.dtype_out
-  message = f"a size, {dim}, does not fit into {dtype.name}; enable jax_enable_x64"
   if isinstance(value, int):
     if value > dtype.max:
-      ctx.refuse(f"{message}: it is {value}", "set jax_enable_x64, or compute in floating point")
+      ctx.refuse(f"the size {dim} = {value} does not fit into {dtype.name}", "set jax_enable_x64, or compute in floating point")
     return tf.constant(value, dtype)
   if value.dtype.size <= dtype.size:
     return tf.cast(value, dtype)
   narrow = tf.cast(value, dtype)
+  message = f"a size, {dim}, does not fit into {dtype.name}; enable jax_enable_x64"
   fits = tf.equal(tf.cast(narrow, value.dtype), value)
   with tf.control_dependencies([tf.debugging.Assert(fits, [message, value])]):
     checked = _tf_compat.fails_under_xla(fits, message)

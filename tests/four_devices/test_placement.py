@@ -165,7 +165,7 @@ def test_inside_loops_branches_and_checkpoint() -> None:
     return jnp.sin(jax.device_put(c, CPU[1])), None
 
   def fun(x: jax.Array) -> jax.Array:
-    y = lax.scan(step, x, None, length=3)[0]
+    y = lax.scan(step, x, None, length=50)[0]  # as a loop
     y = lax.cond(y.sum() > 0, lambda y: jnp.cos(jax.device_put(y, CPU[2])), lambda y: y, y)
     return jax.checkpoint(lambda y: jnp.exp(jax.device_put(y, CPU[3])))(y)
 
