@@ -166,7 +166,7 @@ def test_a_scan_stacks_what_its_gradient_cannot_compute() -> None:
     return jnp.sum(lax.scan(step, jnp.zeros(6), xs)[1])
 
   # Forward: h and the h before it, and not the derivative of tanh; backward: the cotangents of xs.
-  ops = graph_ops(rnn, SQUARE, _f32(50, 6), gradient=True)
+  ops = graph_ops(rnn, SQUARE, _f32(53, 6), gradient=True)  # a prime number: one step in a turn
   assert ops.count("TensorListStack") == 3
   # xs, and two kinds of cotangents; the residuals of the forward loop are read as it has written them.
   assert ops.count("TensorListFromTensor") == 3
