@@ -5,8 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import importlib.util
 import json
-import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,24 +21,8 @@ from jax2tf.converters.comparison.report import Latency, Report, Row
 from jax2tf.examples import minilm, minilm_text
 from jax2tf.examples.gallery import sentence_search
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 REPOSITORY = Path(__file__).resolve().parent.parent
 SENTENCES = [*minilm_text.SENTENCES[:8], "Naïve café: 東京, 12.5% — ok?"]
-
-
-def _absent() -> str:
-  """What is missing for these tests."""
-  if importlib.util.find_spec("playwright") is None:
-    return "needs Python's playwright"
-  return "" if CHROMIUM else "there is no chromium: apt-get install chromium"
-
-
-if _absent() and os.environ.get("JAX2TF_BROWSER") == "required":  # as .ci/run sets it
-  pytest.fail(_absent(), pytrace=False)
-if _absent():
-  pytest.skip(_absent(), allow_module_level=True)
-
-from playwright import sync_api  # noqa: E402  (behind the lines that look for it)
 
 pytestmark = pytest.mark.usefixtures("tfjs_packages")
 
@@ -51,14 +33,6 @@ def _example() -> Any:
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-  with sync_api.sync_playwright() as playwright:
-    chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--enable-unsafe-swiftshader"])
-    yield chromium
-    chromium.close()
 
 
 @pytest.fixture
