@@ -81,6 +81,14 @@ def without_jax() -> Iterator[str]:
     yield executable
 
 
+@pytest.fixture
+def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+  """A turn of a loop makes one step, so that no loop of few steps is unrolled."""
+  from jax2tf.lowering import control_flow  # noqa: PLC0415  (TensorFlow and JAX)
+
+  monkeypatch.setattr(control_flow, "_TURN", 1)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
   """Headless Chromium. Without it, tests are skipped; they fail if JAX2TF_BROWSER=required, which .ci/run sets where it can install it."""
@@ -88,8 +96,9 @@ def browser() -> Iterator[Any]:
 
   chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
   if chromium is None:
-    lacks = pytest.fail if os.environ.get("JAX2TF_BROWSER") == "required" else pytest.skip
-    lacks("there is no chromium: apt-get install chromium")
+    if os.environ.get("JAX2TF_BROWSER") == "required":
+      pytest.fail("there is no chromium: apt-get install chromium", pytrace=False)
+    pytest.skip(reason="there is no chromium: apt-get install chromium")
   with sync_api.sync_playwright() as playwright:
     opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--enable-unsafe-swiftshader"])
     yield opened

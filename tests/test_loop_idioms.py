@@ -10,7 +10,6 @@ import tensorflow as tf
 from jax import lax
 
 import jax2tf
-from jax2tf.lowering import control_flow
 from jax2tf.tools.sweeps import loop_models, speed_models
 from tests.case import HOSTILE_F32, Case, executed_op_types, op_types, run
 
@@ -143,6 +142,14 @@ CASES = [
   Case("symbolic", loop(lambda i, c, x: c.at[i].set(c[i] * 2 + i)), [X], poly="7, b", grad=False, skip=LIGHT),
 ]
 test_case, saved = run(CASES)
+test_case = pytest.mark.usefixtures("one_step")(test_case)
+
+
+@pytest.mark.parametrize("name", ["short", "wrapping", "with_rest", "with_rest_reversed", "dense", "carry_and_rows"])
+def test_several_steps_in_a_turn_have_the_values_of_jax(name: str) -> None:
+  fun = LOOPS[name][0]
+  for y, expected in zip(jax.tree.leaves(jax2tf.convert(fun)(X)), jax.tree.leaves(jax.jit(fun)(X)), strict=True):
+    np.testing.assert_allclose(y, expected, rtol=2e-5 if name == "dense" else 2e-6)
 
 
 def body_ops(function: Any, *args: Any, **how: Any) -> list[list[str]]:
@@ -166,12 +173,6 @@ def bodies_of(graph: Any) -> list[list[str]]:
     node for node in (*graph.as_graph_def().node, *(node for nodes in functions.values() for node in nodes)) if node.op.endswith("While")
   ]
   return [ops(name) for name in dict.fromkeys(node.attr["body"].func.name for node in loops)]
-
-
-@pytest.fixture
-def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-  """A turn makes one step, so that no loop of few steps is unrolled."""
-  monkeypatch.setattr(control_flow, "_TURN", 1)
 
 
 @pytest.mark.usefixtures("one_step")
@@ -231,6 +232,7 @@ def test_the_gradient_of_a_weight_is_one_product() -> None:
   assert [ops.count("MatMul") for ops in bodies_of(graph)] == [1, 1]
 
 
+@pytest.mark.usefixtures("one_step")
 @pytest.mark.parametrize("name", ["set", "add_negative", "backwards", "dynamic_slices"])
 def test_gradients_by_rows_have_no_loops(name: str) -> None:
   def gradient(x: Any) -> Any:
@@ -260,6 +262,7 @@ def test_counters_are_those_of_the_loop() -> None:
   assert "TensorListGetItem" not in ops
 
 
+@pytest.mark.usefixtures("one_step")
 def test_symbolic_sizes_are_not_held_for_all_steps() -> None:
   """A value of b * b in each step, beside rows of b."""
   converted = jax2tf.convert(distances, polymorphic_shapes=["7, b", ""], with_gradient=False)

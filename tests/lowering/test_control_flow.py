@@ -153,6 +153,7 @@ CASES = [
   Case("linalg_cg", lambda x: jax.scipy.sparse.linalg.cg(lambda v: v * jnp.arange(1.0, 4.0), x)[0], [X[0]], rtol=1e-5),
 ]
 test_case, saved = run(CASES)
+test_case = pytest.mark.usefixtures("one_step")(test_case)  # loops of 5 rows, as loops
 
 
 def by_platform(x):
