@@ -64,6 +64,11 @@ def broadcast(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], shape: Seque
   return tiled(x, ctx.shape([1 if old == new else new for old, new in zip(sizes, shape, strict=True)]))
 
 
+def as_three(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], axis: int) -> tf.Tensor:
+  """`x` of these sizes with `axis` as dimension 1, and what is before and after it as one dimension each."""
+  return ctx.reshape(x, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])
+
+
 def turned_kernel(kernel: tf.Tensor, spatial: Sequence[int]) -> tf.Tensor:
   """A convolution's kernel, backwards along its spatial dimensions."""
   rank = len(spatial)

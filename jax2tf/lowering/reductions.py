@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from jax2tf.errors import ACROSS_DEVICES
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.lowering._as_written import apart, extrema_apart
 from jax2tf.lowering._common import NARROW, WIDER
-from jax2tf.lowering._movement import any_dtype, is_one
+from jax2tf.lowering._movement import any_dtype, as_three, is_one
 from jax2tf.lowering._reducers import binary_primitive, combine_by, reduced
 from jax2tf.registry import lowers
 
@@ -133,7 +132,7 @@ def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.
   axis = int(axes[0])  # JAX batches with NumPy integers, of 64 bits, which ArgMax refuses
   sizes = ctx.avals_in[0].shape
   if len(sizes) > 7:  # TF 2.21: ArgMax takes at most 7 dimensions
-    operand, axis = ctx.reshape(operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]), 1
+    operand, axis = as_three(ctx, operand, sizes, axis), 1
   if operand.dtype in (tf.bool, *NARROW):
     operand = tf.cast(operand, WIDER[operand.dtype])
   index_dtype = ctx.dtype_out if ctx.dtype_out in (tf.int32, tf.int64) else tf.int64

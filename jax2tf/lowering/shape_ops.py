@@ -14,7 +14,7 @@ from jax.core import max_dim
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast, is_known
-from jax2tf.lowering._movement import any_dtype, broadcast, is_zero, keeps_order, resized, sliced, tiled, transposed
+from jax2tf.lowering._movement import any_dtype, as_three, broadcast, is_zero, keeps_order, resized, sliced, tiled, transposed
 from jax2tf.registry import lowers
 
 
@@ -86,8 +86,7 @@ def _rev(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> 
     return tf.reverse(operand, dimensions) if dimensions else operand
   # TF 2.21: Reverse takes at most 8 dimensions. One dimension at a time needs three.
   for axis in dimensions:
-    before, size, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
-    operand = tf.reverse(ctx.reshape(operand, [before, size, after]), [1])
+    operand = tf.reverse(as_three(ctx, operand, sizes, axis), [1])
   return ctx.reshape(operand, sizes)
 
 
