@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +56,14 @@ MISSED = [
 @pytest.mark.parametrize(("part", "found", "expected"), MISSED)
 def test_what_is_missed_is_said(part: str, found: dict[str, Any], expected: list[str]) -> None:
   assert list(pipeline_report.missed(part, found)) == expected
-  page = pipeline_report.page({"form": pipeline_report.FORM, part: {"load_at_end": 0.5} | found})
+  page = pipeline_report.page({"0.10.2": {}, "0.12.0": {part: {"load_at_end": 0.5} | found}})
   assert all(f"- {text}" in page for text in expected)
-  assert ("## Missed" in page) == bool(expected)
+  assert ("### Missed" in page) == bool(expected)
   assert part not in ("mlp", "encoder", "engines") or "| batch 1 | 10 | 10 | 4.0 |" in page
 
 
-def test_numbers_of_another_form_are_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(reports, "data", lambda name: tmp_path / f"{name}.json")
-  (tmp_path / "pipelines.json").write_text(json.dumps({"mlp": {"rows": 1, "rows_per_second": {"ray": 2.0}}}))
-  assert pipeline_report.read() == {}
+def test_the_page_has_the_numbers() -> None:
+  assert reports.page("pipelines").read_text(encoding="utf-8") == pipeline_report.page(reports.read("pipelines"))
 
 
 def test_outputs_are_compared_by_id(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import click
 from absl import logging
 
-from jax2tf.tools.sweeps import clients, reports, serving_report
+from jax2tf.tools.sweeps import clients, serving_report
 
 _PATIENCE_SECONDS = 120.0
 
@@ -118,8 +118,7 @@ def main(seconds: float, concurrency: int, max_rows: int, kills: bool) -> None:
     expected = serving_report.predicted(one, count, report["cores"])
     print(f"{name}: {report[name]['requests per second']:.0f} requests per second, predicted {expected:.0f}; {report[name]}")
   if kills:
-    reports.keep(serving_report.LOAD, report)
-    serving_report.write()
+    serving_report.keep(serving_report.LOAD, report)
   faults = load.faults + serving_report.late([report[name]["start s"] for name in serving_report.RUNS.values()])
   if faults:
     raise SystemExit(f"{len(faults)} faults, such as: {faults[0]}")

@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax2tf.tools.sweeps import pipeline_kills, reports
+from jax2tf.tools.sweeps import pipeline_kills
 
-FORM = 2  # of the numbers; a report of another form is begun anew
 # (a way, another way, smallest accepted ratio of their rates)
 _ASKED: dict[str, list[tuple[str, str, float]]] = {
   "mlp": [("ray", "bare 2", 0.6), ("beam tables", "bare 1", 0.8)],
@@ -17,12 +16,6 @@ _ASKED: dict[str, list[tuple[str, str, float]]] = {
 }
 _SHARE = 0.4  # of the rows, for each of two Ray actors
 _LAST_BY_FIRST, _GROWTH, _WINDOW = 0.9, 1.1, 60.0
-
-
-def read() -> dict[str, Any]:
-  """The stored numbers; empty if they are of another form."""
-  found = reports.read("pipelines")
-  return found if found.get("form") == FORM else {}
 
 
 def missed(part: str, found: Mapping[str, Any]) -> Iterator[str]:
@@ -47,8 +40,8 @@ def missed(part: str, found: Mapping[str, Any]) -> Iterator[str]:
       yield f"millions: the rates are of {found['window_seconds']:.0f} s, required >= {_WINDOW:.0f}; give more --rows"
 
 
-def page(report: Mapping[str, Any]) -> str:
-  """The report in Markdown."""
+def page(report: Mapping[str, Mapping[str, Any]]) -> str:
+  """The report of all JAX versions that have numbers."""
   lines = [
     "# Batch inference, measured",
     "",
@@ -60,32 +53,39 @@ def page(report: Mapping[str, Any]) -> str:
     "[batch.md](../guide/batch.md) is the guide.",
     "",
   ]
+  for version, section in sorted(report.items()):
+    lines += [f"## JAX {version}", "", *_section(section)]
+  return "\n".join(lines)
+
+
+def _section(section: Mapping[str, Any]) -> list[str]:
+  lines = []
   for part in ("mlp", "encoder"):
-    if part in report:
-      lines += [*_rates(part, report[part]), *_bounds(part, report[part]), ""]
-  if "engines" in report:
-    lines += [*_rates("Engines that handle elements or small batches, mlp", report["engines"]), ""]
-  if "kills" in report:
-    lines += [*_kills(_by_name(report["kills"])), ""]
-  if found := report.get("millions"):
+    if part in section:
+      lines += [*_rates(part, section[part]), *_bounds(part, section[part]), ""]
+  if "engines" in section:
+    lines += [*_rates("Engines that handle elements or small batches, mlp", section["engines"]), ""]
+  if "kills" in section:
+    lines += [*_kills(_by_name(section["kills"])), ""]
+  if found := section.get("millions"):
     first, last = found["megabytes"]
     lines += [
-      "## Many rows",
+      "### Many rows",
       "",
       f"{found['rows']:,} rows in {found['seconds']:.0f} s, of which {found['start_seconds']:.1f} s for start-up.",
       f"The rate of the last {found['window_seconds']:.0f} s is {found['last_by_first']:.2f} times that of the first.",
       f"The largest worker used {first:.0f} MB at the beginning and {last:.0f} MB at the end.",
       "",
     ]
-  if faults := [text for part in report if part != "form" for text in missed(part, report[part])]:
-    lines += ["## Missed", "", *(f"- {text}" for text in faults), ""]
-  return "\n".join(lines)
+  if faults := [text for part in section for text in missed(part, section[part])]:
+    lines += ["### Missed", "", *(f"- {text}" for text in faults), ""]
+  return lines
 
 
 def _rates(title: str, found: Mapping[str, Any]) -> Iterator[str]:
   per_second, start = found["rows_per_second"], found["start_seconds"]
   rounds = max(map(len, per_second.values()), default=0)
-  yield f"## {title}, {found['rows']:,} rows, {rounds} rounds (load average {found['load_at_end']:.1f})"
+  yield f"### {title}, {found['rows']:,} rows, {rounds} rounds (load average {found['load_at_end']:.1f})"
   yield from ("", "| Way | rows/s, median | rows/s, best | Start-up apart, s, median |", "|---|---|---|---|")
   for way, rates in per_second.items():
     yield f"| {way} | {statistics.median(rates):,.0f} | {max(rates):,.0f} | {statistics.median(start[way]):.1f} |"
@@ -109,7 +109,7 @@ def _by_name(kills: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kills(found: Mapping[str, Any]) -> Iterator[str]:
-  yield from ("## Kills", "", "In one run a process is killed (`kill -9`) during the first write, in another one in the middle:")
+  yield from ("### Kills", "", "In one run a process is killed (`kill -9`) during the first write, in another one in the middle:")
   yield from ("for files, after the first result and half of another one.", "")
   yield from ("| What | Rows | Killed | Lost or duplicate | Same checksum | Temporary files left |", "|---|---|---|---|---|---|")
   for name, each in found.items():

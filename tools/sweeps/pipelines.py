@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
+import jax
 import numpy as np
 import psutil
 
@@ -214,8 +215,7 @@ def millions(work: pathlib.Path, rows: int) -> dict[str, Any]:
 @click.option("--resume", is_flag=True, help="Skip the parts that the report has.")
 def main(parts: list[str], rounds: int, rows: int, beam: str | None, spark: str | None, resume: bool) -> None:
   """Measures all parts, and writes the report after each."""
-  known = pipeline_report.read()
-  report = {"form": pipeline_report.FORM} | {part: found for part, found in known.items() if resume or part not in parts}
+  report = reports.read("pipelines").get(jax.__version__, {}) if resume else {}
   measure: dict[str, Callable[[pathlib.Path], dict[str, Any]]] = {
     "mlp": lambda work: models("mlp", work, rounds, beam),
     "encoder": lambda work: models("encoder", work, rounds, beam),
@@ -227,7 +227,7 @@ def main(parts: list[str], rounds: int, rows: int, beam: str | None, spark: str 
     with tempfile.TemporaryDirectory() as folder:
       report[part] = measure[part](pathlib.Path(folder))
     report[part]["load_at_end"] = os.getloadavg()[0]
-    reports.keep("pipelines", report, pipeline_report.page)
+    reports.update("pipelines", {part: report[part]}, _PARTS, pipeline_report.page)
   if missed := [text for part in parts for text in pipeline_report.missed(part, report[part])]:
     raise SystemExit("\n".join(["missed:", *missed]))
 

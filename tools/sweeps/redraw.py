@@ -5,13 +5,14 @@ Usage: python -m jax2tf.tools.sweeps.redraw
 
 from __future__ import annotations
 
-from jax2tf.tools.sweeps import cost, coverage, growth, minilm_table, reports, speed
+from jax2tf.tools.sweeps import cost, coverage, growth, minilm_table, model_table, reports, speed
 
 PICTURES = {
   "cost": cost.picture,
   "coverage": coverage.picture,
   "growth": growth.picture,
   "minilm": minilm_table.picture,
+  "model-table": model_table.picture,
   "speed": speed.picture,
 }
 

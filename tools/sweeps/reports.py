@@ -41,7 +41,11 @@ def keep(name: str, report: Mapping[str, Any], markdown: Callable[[Any], str] | 
 
 
 def update(
-  name: str, section: Mapping[str, Any], order: Sequence[str], markdown: Callable[[Any], str], picture: Callable[[Any], None] | None = None
+  name: str,
+  section: Mapping[str, Any],
+  order: Sequence[str],
+  markdown: Callable[[Any], str] | None = None,
+  picture: Callable[[Any], None] | None = None,
 ) -> None:
   """Writes the rows of the installed JAX to a report and its picture, which keep those of other versions.
 
@@ -49,7 +53,7 @@ def update(
     name: the name of the report.
     section: row -> its numbers; other rows keep theirs.
     order: the names of all rows; the report drops any other.
-    markdown: a function from {JAX version: section} to the text.
+    markdown: a function from {JAX version: section} to the text of the page, if the report has a page of its name.
     picture: a function that draws the picture, if the report has one.
   """
   report = read(name)

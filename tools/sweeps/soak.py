@@ -324,8 +324,7 @@ def main(minutes: float, requests: int, events: int, keep: bool) -> None:
   report = about | soak.tally.summary() | {"asked": dict(soak.asked), "events": dict(soak.events)} | memory
   print(reports.lines(report))
   if keep:
-    reports.keep(serving_report.SOAK, report)
-    serving_report.write()
+    serving_report.keep(serving_report.SOAK, report)
   faults = soak.tally.errors + ["a wrong answer"] * soak.tally.wrong
   faults += serving_report.grown(report) + serving_report.late([server.start_seconds])
   if faults:
