@@ -283,6 +283,12 @@ def current_graph() -> tf.Graph | None:
   return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def captured(x: tf.Tensor) -> tf.Tensor:
+  """The tensor, as the graph under construction captures it if it is of another one."""
+  graph = current_graph()
+  return graph.capture(x) if isinstance(graph, tf.__internal__.FuncGraph) else x
+
+
 def anchored(x: tf.Tensor) -> tf.Tensor:
   """The tensor, as the result of an op that keeps control dependencies.
 

@@ -117,8 +117,8 @@ class RuleContext:
     if operand.shape.is_fully_defined() and operand.shape.as_list() == static:
       return operand
     if static.count(None) == 1 and 0 not in static:
-      return tf.reshape(operand, [-1 if size is None else size for size in static])
-    return tf.reshape(operand, self.shape(sizes))
+      static = tuple(-1 if size is None else size for size in static)
+    return tf.reshape(operand, self.shape(sizes) if None in static else self.dimensions.constant_shape(static))
 
   def lower_fun(self, fun: Callable[..., Any], *operands: Any, avals: Sequence[Any] | None = None) -> Any:
     """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.

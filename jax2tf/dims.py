@@ -220,6 +220,7 @@ class DimensionValues:
     self._dims: dict[Any, Size] = {}
     self._wide: dict[Any, Size] = {}
     self._shapes: dict[tuple[Any, ...], list[int] | tf.Tensor] = {}
+    self._constant_shapes: dict[tuple[tf.Graph, tuple[int, ...]], tf.Tensor] = {}
     self._constant = functools.cache(tf.constant)
 
   def __call__(self, dim: Any) -> Size:
@@ -248,6 +249,17 @@ class DimensionValues:
       with self._outermost():
         self._shapes[dims] = tf.stack([self._constant(s) if isinstance(s, int) else s for s in sizes])
     return self._shapes[dims]
+
+  def constant_shape(self, sizes: tuple[int, ...]) -> tuple[int, ...] | tf.Tensor:
+    """The operand of a Reshape: one constant for all of a graph, because graphs have many Reshapes and few shapes."""
+    graph = _tf_compat.current_graph()
+    if graph is None or max(sizes, default=0) > np.iinfo(np.int32).max:
+      return sizes
+    if (graph, sizes) not in self._constant_shapes:
+      # Without the dependencies and the device of its first use.
+      with tf.control_dependencies(None), tf.device(None):
+        self._constant_shapes[graph, sizes] = tf.constant(sizes, tf.int32, [len(sizes)])
+    return self._constant_shapes[graph, sizes]
 
   def static_shape(self, dims: Sequence[Any]) -> tuple[int | None, ...]:
     """The dimensions as ints, None for those known only when the graph runs."""

@@ -117,7 +117,7 @@ class _Differentiable:
     pullback, arguments = self.of.pullback(given), [*own, *seeds]
 
     def compute() -> tuple[list[tf.Tensor], _Residuals]:
-      results = here(backward.program, *(tf.identity(r, "r") for r in residuals(here)), *seeds)
+      results = here(backward.program, *map(_tf_compat.captured, residuals(here)), *seeds)
       return results, functools.partial(_recomputed, pullback, arguments)
 
     found = _Differentiable(pullback, here, arguments).call(compute, backward.program.jaxpr)

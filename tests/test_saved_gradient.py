@@ -105,6 +105,17 @@ def test_missing_derivatives_are_refused_in_words(found, name, way):
   assert (re.sub(r"[^\w.]+", "_", words) if way == "xla" else words) in str(found[f"{name} {way}"])
 
 
+def test_a_saved_gradient_takes_residuals_without_copies(tmp_path):
+  module = tf.Module()
+  module.f = saved(lambda x: jnp.sin(jnp.sin(jnp.sin(jnp.sin(jnp.sin(x))))), orders=1)
+  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  library = saved_model_pb2.SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes()).meta_graphs[0].graph_def.library
+  backward = [f for f in library.function if sum(node.op == "Mul" for node in f.node_def) == 5]
+  assert [sum("jax2tf_r" in arg.name for arg in f.signature.input_arg) for f in backward] == [5]
+  # Those of the size, of x, of the cotangent, and two of the result, of which TensorFlow makes one.
+  assert sum(node.op == "Identity" for node in backward[0].node_def) <= 5
+
+
 def test_a_file_holds_equal_constants_once(tmp_path):
   module = tf.Module()
   module.f = tf.function(

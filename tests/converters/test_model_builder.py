@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -377,3 +378,27 @@ def test_what_a_killed_save_left_goes_with_the_next_one(tmp_path: Path) -> None:
   assert len(list(tmp_path.glob(".saving-*"))) == 1
   with publish.beside(tmp_path) as mine, publish.beside(tmp_path) as other:
     assert set(tmp_path.glob(".saving-*")) == {mine.parent, other.parent}
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_garbage_collector_is_as_before(is_on: bool, tmp_path: Path) -> None:
+  """It pauses while a graph is built."""
+  seen = []
+
+  def function(params: jax.Array, x: jax.Array) -> jax.Array:
+    seen.append(gc.isenabled())
+    return params * x
+
+  was_on = gc.isenabled()
+  (gc.enable if is_on else gc.disable)()
+  try:
+    model = saved_model.Model(jnp.float32(2)).add(function, inputs={"x": "f32[3]"})
+    assert gc.isenabled() == is_on
+    model.save(tmp_path / "model")
+    with pytest.raises(FileExistsError):
+      model.save(tmp_path / "model", version=1)
+    assert gc.isenabled() == is_on
+  finally:
+    (gc.enable if was_on else gc.disable)()
+  assert seen
+  assert not any(seen)
