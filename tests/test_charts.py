@@ -17,7 +17,7 @@ def test_every_chart_is_drawn_from_what_is_kept(tmp_path: Path, monkeypatch: pyt
   monkeypatch.chdir(tmp_path)
   shutil.copytree(ROOT / reports.data("speed").parent, reports.data("speed").parent)
   redraw.main()
-  drawn, kept = ({file.stem for file in (root / "docs" / "reports").glob("*.png")} for root in (tmp_path, ROOT))
+  drawn, kept = ({file.stem for file in (root / "docs" / "reports").glob("*.[ps][nv]g")} for root in (tmp_path, ROOT))
   assert drawn == {*redraw.PICTURES} == kept
 
 

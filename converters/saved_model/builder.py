@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +15,13 @@ from jax import export, tree_util
 import jax2tf
 from jax2tf import _tf_compat, errors
 
-from .. import stages
+from .. import collector, stages
 from . import manifest, optional, parameters, publish, serialized, warmup
 from .arguments import Added, Arguments, Given, check_order, output_names, tensor_specs
 from .batching import Batching, check_rows
 from .notation import Spec
 from .optional import Tensors
 from .state import State
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-  """Pauses Python's garbage collector: a full collection takes 0.3 s for the objects of JAX and TensorFlow, and a new graph is no garbage."""
-  was_enabled = gc.isenabled()
-  gc.disable()
-  try:
-    yield
-  finally:
-    if was_enabled:
-      gc.enable()
 
 
 class Model(tf.__internal__.tracking.AutoTrackable):
@@ -143,7 +129,6 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     """Those of all its functions, as for `jax2tf.convert`."""
     return self._options.value[1]["idioms"]
 
-  @_no_collections()
   def add(
     self,
     fun: Callable[..., Any],
@@ -312,9 +297,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     dtypes = map(jax.dtypes.canonicalize_dtype, layout.dtypes)
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
     state = [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in self.state_variables]] * stateful
-    with stages.stage("trace"), errors.hints():
+    with stages.stage("trace"), collector.paused(), errors.hints():
       traced = jax.jit(fun).trace(tree_util.tree_unflatten(layout.tree, params), *state, *arguments.unflatten(arguments.avals))
-    with stages.stage("lower"):
+    with stages.stage("lower"), collector.paused():
       concrete = _tf_compat.traced_for_saving(signature)
     inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
     results = concrete.structured_outputs
@@ -360,7 +345,6 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       state_values=manifest.hash_of_arrays(v.numpy() for v in self.state_variables) if self._state else "",
     )
 
-  @_no_collections()
   def save(
     self, path: str | os.PathLike[str], *, version: int | None = None, overwrite: bool = False, warmup_requests: warmup.Requests = ()
   ) -> Path:
@@ -398,7 +382,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     publish.check_version(Path(path), version, overwrite)  # checked before the work; `publish` checks again after it
     requests = warmup.prepared(warmup_requests, self.signatures, [name for name, record in self.records.items() if record.stateful])
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=self._options.value[1]["with_gradient"])
-    with stages.stage("save"), publish.beside(Path(path)) as written:
+    with stages.stage("save"), collector.paused(), publish.beside(Path(path)) as written:
       tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
       self.manifest().write(written)
       warmup.write(requests, written, Path(path).name)
