@@ -118,7 +118,8 @@ class RuleContext:
       return operand
     if static.count(None) == 1 and 0 not in static:
       static = tuple(-1 if size is None else size for size in static)
-    return tf.reshape(operand, self.shape(sizes) if None in static else self.dimensions.constant_shape(static))
+    known = [size for size in static if size is not None]
+    return tf.reshape(operand, self.dimensions.constant_shape(known) if len(known) == len(static) else self.shape(sizes))
 
   def lower_fun(self, fun: Callable[..., Any], *operands: Any, avals: Sequence[Any] | None = None) -> Any:
     """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.

@@ -250,16 +250,16 @@ class DimensionValues:
         self._shapes[dims] = tf.stack([self._constant(s) if isinstance(s, int) else s for s in sizes])
     return self._shapes[dims]
 
-  def constant_shape(self, sizes: tuple[int, ...]) -> tuple[int, ...] | tf.Tensor:
+  def constant_shape(self, sizes: Sequence[int]) -> Sequence[int] | tf.Tensor:
     """The operand of a Reshape: one constant for all of a graph, because graphs have many Reshapes and few shapes."""
-    graph = _tf_compat.current_graph()
+    graph, key = _tf_compat.current_graph(), tuple(sizes)
     if graph is None or max(sizes, default=0) > np.iinfo(np.int32).max:
       return sizes
-    if (graph, sizes) not in self._constant_shapes:
+    if (graph, key) not in self._constant_shapes:
       # Without the dependencies and the device of its first use.
       with tf.control_dependencies(None), tf.device(None):
-        self._constant_shapes[graph, sizes] = tf.constant(sizes, tf.int32, [len(sizes)])
-    return self._constant_shapes[graph, sizes]
+        self._constant_shapes[graph, key] = tf.constant(key, tf.int32, [len(key)])
+    return self._constant_shapes[graph, key]
 
   def static_shape(self, dims: Sequence[Any]) -> tuple[int | None, ...]:
     """The dimensions as ints, None for those known only when the graph runs."""
