@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 import tensorflow as tf
-from jax import export
+from jax import export, lax
+from jax.extend.core import Literal
 
 from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
 from jax2tf.constraints import refuse_contradictions
@@ -150,7 +151,7 @@ class Dimensions:
   def check(self, shapes: Sequence[Sequence[int | None]]) -> None:
     """Raises SizeError, in JAX's words, for the first condition that the known sizes break."""
     if self.sizes:
-      _formula(self, self._known(shapes))
+      _solution(self, self._known(shapes))
 
   def values(self, operands: Sequence[tf.Tensor], lower: Lower) -> DimensionValues:
     """The dimension variables for these arguments: ints where the shapes are static, else graph scalars.
@@ -172,17 +173,17 @@ class Dimensions:
     """As `values`, from the argument sizes themselves, in the order of `self.sizes`."""
     if not self.sizes:
       return DimensionValues({}, lower)
-    jaxpr, variables = _formula(self, tuple(s if isinstance(s, int) else None for s in sizes))
+    jaxpr, values = _solution(self, tuple(s if isinstance(s, int) else None for s in sizes))
     unknown = [s for s in sizes if not isinstance(s, int)]
     results = iter(lower(jaxpr, *(_cast(s, aval.dtype) for s, aval in zip(unknown, jaxpr.in_avals, strict=True))))
-    return DimensionValues({v: _cast(next(results), np.int32) if size is None else size for v, size in variables.items()}, lower)
+    return DimensionValues({v: _cast(next(results), np.int32) if size is None else size for v, size in values.items()}, lower)
 
   def _known(self, shapes: Sequence[Any]) -> tuple[int | None, ...]:
     return tuple(shapes[argument][axis] for _, argument, axis in self.sizes)
 
 
 @_jax_compat.weakly_cached
-def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[ClosedJaxpr, dict[str, int | None]]:
+def _solution(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[ClosedJaxpr, dict[str, int | None]]:
   """(jaxpr: unknown sizes -> unknown variables, with the assertions; variable -> int or None)."""
   variables: dict[str, int | None] = {}
 
@@ -228,7 +229,7 @@ class DimensionValues:
       return int(dim)
     if dim not in self._dims:
       # The size of an array fits in 32 bits; a product from which it follows by a division may not.
-      self._dims[dim] = self._narrowed(self.wide(dim)) if _divides_a_product(dim) else self._evaluate(dim)
+      self._dims[dim] = self._narrowed(self.wide(dim)) if _needs_products(dim) else self._evaluate(dim)
     return self._dims[dim]
 
   def wide(self, dim: Any) -> Size:
@@ -289,8 +290,9 @@ class DimensionValues:
       return int(_jax_dimensions.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
     if str(dim) in self.variables:
       return self.variables[str(dim)]
+    jaxpr = _dimension_jaxpr(dim, tuple(names), dtype)
     with self._outermost():
-      return self._lower(_dimension_jaxpr(dim, tuple(names), dtype), *(_cast(tf.convert_to_tensor(size), dtype) for size in sizes))[0]
+      return self._lower(jaxpr, *(_cast(tf.convert_to_tensor(size), a.dtype) for size, a in zip(sizes, jaxpr.in_avals, strict=True)))[0]
 
   def _outermost(self) -> contextlib.AbstractContextManager[Any]:
     if self._graph is None or self._graph is _tf_compat.current_graph():
@@ -300,19 +302,47 @@ class DimensionValues:
 
 @functools.lru_cache(maxsize=4096)
 def _dimension_jaxpr(dim: Any, names: tuple[str, ...], dtype: Any) -> ClosedJaxpr:
-  """i32[] (or i64[]) per variable -> i32[] (or i64[]), the value of `dim`."""
+  """i32[] or i64[] per variable -> i32[] or i64[], as `dtype`: the value of `dim`."""
 
   def evaluate(*sizes: Any) -> Any:
     return _jax_dimensions.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
 
-  return _jaxpr_of_sizes(evaluate, len(names), dtype)
+  if dtype is np.int32 or _needs_products(dim):
+    return _jaxpr_of_sizes(evaluate, len(names), dtype)
+  return _widened(_dimension_jaxpr(dim, names, np.int32))
 
 
 @functools.lru_cache(maxsize=4096)
-def _formula_primitives(dim: Any) -> frozenset[str]:
-  """The names of the primitives that compute a symbolic dimension."""
-  names = tuple(sorted(_jax_dimensions.dimension_variables(dim)))
-  return _primitives(_dimension_jaxpr(dim, names, np.int32))
+def _formula(dim: Any) -> ClosedJaxpr:
+  """i32[] per variable, in alphabetical order -> i32[], the value of a symbolic dimension."""
+  return _dimension_jaxpr(dim, tuple(sorted(_jax_dimensions.dimension_variables(dim))), np.int32)
+
+
+def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
+  """The equations that multiply, or compute with products."""
+  found: dict[Any, Any] = {}
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name in _PRODUCTS or any(not isinstance(v, Literal) and v in found for v in eqn.invars):
+      found |= dict.fromkeys(eqn.outvars, eqn)
+  return list(found.values())
+
+
+def _widened(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+  """i32[]s -> i64[], in 64 bits from the first product on: LiteRT has no division of 64 bits."""
+  wide = {id(eqn) for eqn in _by_products(jaxpr)}
+
+  def evaluate(*sizes: Any) -> Any:
+    values: dict[Any, Any] = dict(zip(jaxpr.invars, sizes, strict=True))
+    for eqn in jaxpr.eqns:
+      operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
+      if id(eqn) in wide:
+        operands = [lax.convert_element_type(x, np.int64) for x in operands]
+      results = eqn.primitive.bind(*operands, **eqn.params)
+      values.update(zip(eqn.outvars, results if eqn.primitive.multiple_results else [results], strict=True))
+    return lax.convert_element_type(values[jaxpr.outvars[0]], np.int64)
+
+  with jax.enable_x64(True):
+    return jax.make_jaxpr(evaluate)(*jaxpr.in_avals)
 
 
 def _primitives(jaxpr: ClosedJaxpr) -> frozenset[str]:
@@ -324,14 +354,16 @@ def _cast(size: tf.Tensor, dtype: Any) -> tf.Tensor:
 
 
 def _has_product(dim: Any) -> bool:
-  return _jax_dimensions.is_symbolic_dim(dim) and not _formula_primitives(dim).isdisjoint(_PRODUCTS)
+  return _jax_dimensions.is_symbolic_dim(dim) and not _primitives(_formula(dim)).isdisjoint(_PRODUCTS)
 
 
-def _divides_a_product(dim: Any) -> bool:
-  return _has_product(dim) and not _formula_primitives(dim).isdisjoint(_QUOTIENTS)
+def _needs_products(dim: Any) -> bool:
+  """Whether a product that wraps would change the value of a dimension that fits in 32 bits; sums and products of it would wrap back."""
+  return _has_product(dim) and any(eqn.primitive.name not in _WRAPPING for eqn in _by_products(_formula(dim)))
 
 
-_PRODUCTS, _QUOTIENTS = {"mul", "integer_pow", "pow"}, {"div", "rem"}
+_PRODUCTS = {"mul", "integer_pow", "pow"}
+_WRAPPING = {"add", "sub", "neg", "mul", "integer_pow"}
 
 
 def _jaxpr_of_sizes(fun: Callable[..., Any], arity: int, dtype: Any = np.int32) -> ClosedJaxpr:

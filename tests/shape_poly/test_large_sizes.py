@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from jax.extend.core import jaxpr_as_fun
 
 import jax2tf
+from jax2tf.dims import DimensionValues
 
 X = np.ones(300, np.float32)
 
@@ -70,3 +74,47 @@ def test_a_constraint_on_a_product_beyond_32_bits():
   assert concrete(tf.ones(10), tf.ones(100)) == 110
   with pytest.raises(tf.errors.InvalidArgumentError, match="a\\*b <= 1000"):
     concrete(tf.ones(65536), tf.ones(65536))  # in 32 bits the product is 0
+
+
+FORMULAS = {
+  "b*floordiv(t - 1, 2) + b": lambda a, b, t: b * ((t - 1) // 2) + b,
+  "floordiv(a*b, 2)": lambda a, b, t: a * b // 2,
+  "mod(2*a, 3)": lambda a, b, t: 2 * a % 3,
+  "min(a*b, 4)": lambda a, b, t: min(a * b, 4),
+  "max(a, b)*t - 3*a": lambda a, b, t: max(a, b) * t - 3 * a,
+  "a^4": lambda a, b, t: a**4,
+  "floordiv(a^2, 7)*b": lambda a, b, t: a**2 // 7 * b,
+  "a + 3": lambda a, b, t: a + 3,
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_formulas_of_64_bits(formula):
+  random = np.random.default_rng(0)
+  dim, *variables = jax.export.symbolic_shape(f"{formula}, a, b, t")
+  for _ in range(20):
+    sizes = [int(size) for size in random.integers(1, 40_000, len(variables))]
+    values = DimensionValues({str(v): tf.constant(size) for v, size in zip(variables, sizes, strict=True)}, lower)
+    assert int(values.wide(dim)) == FORMULAS[formula](*sizes)
+
+
+def lower(jaxpr, *tensors):
+  """JAX runs the jaxpr."""
+  with jax.enable_x64(True):
+    return [tf.constant(np.asarray(y)) for y in jaxpr_as_fun(jaxpr)(*(x.numpy() for x in tensors))]
+
+
+def test_products_of_quotients_divide_in_32_bits():
+  """LiteRT has no division of 64 bits."""
+
+  def fun(x):
+    y = x[:, ::2].reshape(-1)
+    return y.sum() / y.size
+
+  types = {op.outputs[0].dtype for op in _operations(graph_of(fun, "b, t", [None, None])) if re.search("Div|Mod|Sign", op.type)}
+  assert types == {tf.int32, tf.float32}
+
+
+def _operations(function):
+  graph = function.get_concrete_function().graph
+  return [op for each in [graph, *(f.graph for f in graph._functions.values())] for op in each.get_operations()]

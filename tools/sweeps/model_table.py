@@ -194,7 +194,8 @@ def picture(report: Mapping[str, Mapping[str, Any]]) -> None:
     for shift, (target, (title, _)) in enumerate(runtimes.TARGETS.items()):
       found = [(i + (shift - len(runtimes.TARGETS) / 2) / 10, row) for i, name in enumerate(names) if (row := rows.get((name, target)))]
       colour = palette.COLOURS[target]
-      errors = [(max(row.of_tolerance or 0, 1e-5), y) for y, row in found if not row.reason and math.isfinite(row.of_tolerance or 0)]
+      shares = [(row.of_tolerance, y) for y, row in found if not row.reason and row.of_tolerance is not None]
+      errors = [(max(share, 1e-5), y) for share, y in shares if math.isfinite(share)]
       panels[0].plot(*(zip(*errors, strict=True) if errors else ([], [])), "o", color=colour, markersize=4, label=title)
       missed = [(3.0, y) for y, row in found if row.reason]
       panels[0].plot(*(zip(*missed, strict=True) if missed else ([], [])), "x", color=colour, markersize=5)
