@@ -240,6 +240,17 @@ class DimensionValues:
       self._wide[dim] = self._evaluate(dim, np.int64)
     return self._wide[dim]
 
+  def wrapping(self, dim: Any) -> tuple[tf.Tensor, tf.Tensor] | None:
+    """(the value of a dimension in 32 bits, where it may wrap, whether it is right), without ops of 64 bits, which TF.js does not have.
+
+    None for an int, for a formula without a product, and for one that divides a product.
+    """
+    if not _has_product(dim) or _needs_products(dim) or isinstance(value := self(dim), int):
+      return None
+    with self._outermost():
+      # What wraps is off by 2**32. The rounding of products that fit is far below 2**20.
+      return value, tf.abs(tf.cast(value, tf.float32) - self._evaluate(dim, np.float32)) < 2.0**20
+
   def shape(self, dims: Sequence[Any]) -> list[int] | tf.Tensor:
     """A list of ints, or an int32 vector where a dimension is known only when the graph runs."""
     dims = tuple(dims)
@@ -302,14 +313,14 @@ class DimensionValues:
 
 @functools.lru_cache(maxsize=4096)
 def _dimension_jaxpr(dim: Any, names: tuple[str, ...], dtype: Any) -> ClosedJaxpr:
-  """i32[] or i64[] per variable -> i32[] or i64[], as `dtype`: the value of `dim`."""
+  """i32[] or i64[] per variable -> the value of `dim`, in i32[], i64[], or rounded to f32[]."""
 
   def evaluate(*sizes: Any) -> Any:
     return _jax_dimensions.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
 
   if dtype is np.int32 or _needs_products(dim):
     return _jaxpr_of_sizes(evaluate, len(names), dtype)
-  return _widened(_dimension_jaxpr(dim, names, np.int32))
+  return _widened(_dimension_jaxpr(dim, names, np.int32), dtype)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -327,8 +338,8 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
   return list(found.values())
 
 
-def _widened(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """i32[]s -> i64[], in 64 bits from the first product on: LiteRT has no division of 64 bits."""
+def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
+  """i32[]s -> i64[] or f32[], in this dtype from the first product on: LiteRT has no division of 64 bits."""
   wide = {id(eqn) for eqn in _by_products(jaxpr)}
 
   def evaluate(*sizes: Any) -> Any:
@@ -336,10 +347,10 @@ def _widened(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     for eqn in jaxpr.eqns:
       operands = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
       if id(eqn) in wide:
-        operands = [lax.convert_element_type(x, np.int64) for x in operands]
+        operands = [lax.convert_element_type(x, dtype) for x in operands]
       results = eqn.primitive.bind(*operands, **eqn.params)
       values.update(zip(eqn.outvars, results if eqn.primitive.multiple_results else [results], strict=True))
-    return lax.convert_element_type(values[jaxpr.outvars[0]], np.int64)
+    return lax.convert_element_type(values[jaxpr.outvars[0]], dtype)
 
   with jax.enable_x64(True):
     return jax.make_jaxpr(evaluate)(*jaxpr.in_avals)

@@ -15,7 +15,10 @@ from jax2tf.registry import lowers
 @lowers(_jax_dimensions.dim_as_value_p)
 def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
   """-> i32[] (i64[] with x64), the value of a symbolic dimension; an error when the graph runs if it does not fit."""
-  value, dtype = ctx.dimensions.wide(dim), ctx.dtype_out
+  dtype = ctx.dtype_out
+  if dtype == tf.int32 and (found := ctx.dimensions.wrapping(dim)):
+    return _checked(*found, dim)
+  value = ctx.dimensions.wide(dim)
   if isinstance(value, int):
     if value > dtype.max:
       ctx.refuse(f"the size {dim} = {value} does not fit into {dtype.name}", "set jax_enable_x64, or compute in floating point")
@@ -23,11 +26,16 @@ def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
   if value.dtype.size <= dtype.size:
     return tf.cast(value, dtype)
   narrow = tf.cast(value, dtype)
-  message = f"a size, {dim}, does not fit into {dtype.name}; enable jax_enable_x64"
-  fits = tf.equal(tf.cast(narrow, value.dtype), value)
-  with tf.control_dependencies([tf.debugging.Assert(fits, [message, value])]):
+  return _checked(narrow, tf.equal(tf.cast(narrow, value.dtype), value), dim)
+
+
+def _checked(value: tf.Tensor, fits: tf.Tensor, dim: Any) -> tf.Tensor:
+  """The value, or an error when the graph runs."""
+  message = f"a size, {dim}, does not fit into {value.dtype.name}; enable jax_enable_x64"
+  with tf.control_dependencies([tf.debugging.Assert(fits, [message])]):
     checked = _tf_compat.fails_under_xla(fits, message)
-  return narrow + tf.reduce_sum(checked.outputs[0])  # nothing; XLA drops a control dependency of what it folds
+  # The size is 0: XLA drops a control dependency of what it folds. TF.js 4.22 (wasm) has random numbers for the sum of no elements.
+  return value + tf.size(checked.outputs[0], value.dtype)
 
 
 @lowers(_jax_dimensions.dimension_size_p)
