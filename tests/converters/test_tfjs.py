@@ -217,6 +217,18 @@ def test_convolution_and_pooling(tmp_path: Path) -> None:
   assert tfjs.save(fun, kernel, tmp_path / "m", inputs={"x": "f32[b,16,16,3]"}, backends=["wasm"], sizes={"b": [1, 3]}).report.ok
 
 
+def test_means_over_symbolic_sizes(tmp_path: Path) -> None:
+  """Their count is a product, which is checked without numbers of 64 bits, and without sums of no elements: wasm has random ones."""
+
+  def fun(scale: Any, x: Any) -> Any:
+    y = x[:, ::2] * scale
+    return {"mean": y.mean(), "rows": y.reshape(-1, 3) / y.size}
+
+  assert tfjs.save(
+    fun, np.float32(2), tmp_path / "m", inputs={"x": "f32[b,t,3]"}, backends=["wasm"], sizes={"b": [1, 3], "t": [5, 8]}
+  ).report.ok
+
+
 def test_all_that_is_missing_is_named_with_its_lines(tmp_path: Path) -> None:
   def fun(_: Any, x: jax.Array) -> Any:
     y = jnp.linalg.cholesky(x @ x.T + jnp.eye(3))
