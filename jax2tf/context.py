@@ -116,10 +116,10 @@ class RuleContext:
     static = self.dimensions.static_shape(sizes)
     if operand.shape.is_fully_defined() and operand.shape.as_list() == static:
       return operand
-    if static.count(None) == 1 and 0 not in static:
-      static = tuple(-1 if size is None else size for size in static)
-    known = [size for size in static if size is not None]
-    return tf.reshape(operand, self.dimensions.constant_shape(known) if len(known) == len(static) else self.shape(sizes))
+    unknown = static.count(None)
+    if unknown > 1 or (unknown and 0 in static):
+      return tf.reshape(operand, self.shape(sizes))
+    return tf.reshape(operand, self.dimensions.constant_shape([-1 if size is None else size for size in static]))
 
   def lower_fun(self, fun: Callable[..., Any], *operands: Any, avals: Sequence[Any] | None = None) -> Any:
     """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.

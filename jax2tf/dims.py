@@ -24,7 +24,7 @@ from jax.extend.core import Literal
 from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
 from jax2tf.constraints import refuse_contradictions
 from jax2tf.errors import SizeError
-from jax2tf.jaxprs import ClosedJaxpr, equations
+from jax2tf.jaxprs import ClosedJaxpr, equations, inner_jaxprs
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
@@ -151,7 +151,7 @@ class Dimensions:
   def check(self, shapes: Sequence[Sequence[int | None]]) -> None:
     """Raises SizeError, in JAX's words, for the first condition that the known sizes break."""
     if self.sizes:
-      _solution(self, self._known(shapes))
+      _formula(self, self._known(shapes))
 
   def values(self, operands: Sequence[tf.Tensor], lower: Lower) -> DimensionValues:
     """The dimension variables for these arguments: ints where the shapes are static, else graph scalars.
@@ -173,17 +173,17 @@ class Dimensions:
     """As `values`, from the argument sizes themselves, in the order of `self.sizes`."""
     if not self.sizes:
       return DimensionValues({}, lower)
-    jaxpr, values = _solution(self, tuple(s if isinstance(s, int) else None for s in sizes))
+    jaxpr, variables = _formula(self, tuple(s if isinstance(s, int) else None for s in sizes))
     unknown = [s for s in sizes if not isinstance(s, int)]
     results = iter(lower(jaxpr, *(_cast(s, aval.dtype) for s, aval in zip(unknown, jaxpr.in_avals, strict=True))))
-    return DimensionValues({v: _cast(next(results), np.int32) if size is None else size for v, size in values.items()}, lower)
+    return DimensionValues({v: _cast(next(results), np.int32) if size is None else size for v, size in variables.items()}, lower)
 
   def _known(self, shapes: Sequence[Any]) -> tuple[int | None, ...]:
     return tuple(shapes[argument][axis] for _, argument, axis in self.sizes)
 
 
 @_jax_compat.weakly_cached
-def _solution(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[ClosedJaxpr, dict[str, int | None]]:
+def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[ClosedJaxpr, dict[str, int | None]]:
   """(jaxpr: unknown sizes -> unknown variables, with the assertions; variable -> int or None)."""
   variables: dict[str, int | None] = {}
 
@@ -220,6 +220,7 @@ class DimensionValues:
     self._graph = _tf_compat.current_graph()
     self._dims: dict[Any, Size] = {}
     self._wide: dict[Any, Size] = {}
+    self._wrapping: dict[Any, tuple[tf.Tensor, tf.Tensor, tf.Tensor]] = {}
     self._shapes: dict[tuple[Any, ...], list[int] | tf.Tensor] = {}
     self._constant_shapes: dict[tuple[tf.Graph, tuple[int, ...]], tf.Tensor] = {}
     self._constant = functools.cache(tf.constant)
@@ -240,16 +241,19 @@ class DimensionValues:
       self._wide[dim] = self._evaluate(dim, np.int64)
     return self._wide[dim]
 
-  def wrapping(self, dim: Any) -> tuple[tf.Tensor, tf.Tensor] | None:
-    """(the value of a dimension in 32 bits, where it may wrap, whether it is right), without ops of 64 bits, which TF.js does not have.
+  def wrapping(self, dim: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None:
+    """(a dimension in 32 bits, where it may wrap; whether it is right; the value in f32), without the 64 bits that TF.js does not have.
 
     None for an int, for a formula without a product, and for one that divides a product.
     """
     if not _has_product(dim) or _needs_products(dim) or isinstance(value := self(dim), int):
       return None
-    with self._outermost():
-      # What wraps is off by 2**32. The rounding of products that fit is far below 2**20.
-      return value, tf.abs(tf.cast(value, tf.float32) - self._evaluate(dim, np.float32)) < 2.0**20
+    if dim not in self._wrapping:
+      rounded = self._evaluate(dim, np.float32)
+      with self._outermost():
+        # What wraps is off by 2**32. The rounding of products that fit is far below 2**20.
+        self._wrapping[dim] = value, tf.abs(tf.cast(value, tf.float32) - rounded) < 2.0**20, rounded
+    return self._wrapping[dim]
 
   def shape(self, dims: Sequence[Any]) -> list[int] | tf.Tensor:
     """A list of ints, or an int32 vector where a dimension is known only when the graph runs."""
@@ -323,19 +327,22 @@ def _dimension_jaxpr(dim: Any, names: tuple[str, ...], dtype: Any) -> ClosedJaxp
   return _widened(_dimension_jaxpr(dim, names, np.int32), dtype)
 
 
-@functools.lru_cache(maxsize=4096)
-def _formula(dim: Any) -> ClosedJaxpr:
-  """i32[] per variable, in alphabetical order -> i32[], the value of a symbolic dimension."""
-  return _dimension_jaxpr(dim, tuple(sorted(_jax_dimensions.dimension_variables(dim))), np.int32)
-
-
 def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
-  """The equations that multiply, or compute with products."""
-  found: dict[Any, Any] = {}
+  """The equations that multiply, also inside, or compute with products."""
+  found, made = [], set[Any]()
   for eqn in jaxpr.eqns:
-    if eqn.primitive.name in _PRODUCTS or any(not isinstance(v, Literal) and v in found for v in eqn.invars):
-      found |= dict.fromkeys(eqn.outvars, eqn)
-  return list(found.values())
+    names = {eqn.primitive.name}.union(*map(_primitives, inner_jaxprs(eqn)))
+    if names & _PRODUCTS or any(not isinstance(v, Literal) and v in made for v in eqn.invars):
+      found.append(eqn)
+      made.update(eqn.outvars)
+  return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _primitives_by_products(dim: Any) -> frozenset[str]:
+  """The primitives that multiply, or compute with products, in the formula of a symbolic dimension."""
+  names = tuple(sorted(_jax_dimensions.dimension_variables(dim)))
+  return frozenset(eqn.primitive.name for eqn in _by_products(_dimension_jaxpr(dim, names, np.int32)))
 
 
 def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
@@ -356,7 +363,7 @@ def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
     return jax.make_jaxpr(evaluate)(*jaxpr.in_avals)
 
 
-def _primitives(jaxpr: ClosedJaxpr) -> frozenset[str]:
+def _primitives(jaxpr: Any) -> frozenset[str]:
   return frozenset(eqn.primitive.name for eqn, _ in equations(jaxpr))
 
 
@@ -365,12 +372,12 @@ def _cast(size: tf.Tensor, dtype: Any) -> tf.Tensor:
 
 
 def _has_product(dim: Any) -> bool:
-  return _jax_dimensions.is_symbolic_dim(dim) and not _primitives(_formula(dim)).isdisjoint(_PRODUCTS)
+  return _jax_dimensions.is_symbolic_dim(dim) and bool(_primitives_by_products(dim))
 
 
 def _needs_products(dim: Any) -> bool:
   """Whether a product that wraps would change the value of a dimension that fits in 32 bits; sums and products of it would wrap back."""
-  return _has_product(dim) and any(eqn.primitive.name not in _WRAPPING for eqn in _by_products(_formula(dim)))
+  return _has_product(dim) and not _primitives_by_products(dim) <= _WRAPPING
 
 
 _PRODUCTS = {"mul", "integer_pow", "pow"}

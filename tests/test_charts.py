@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jax2tf.tools import palette
-from jax2tf.tools.sweeps import redraw, reports, runtimes
+from jax2tf.tools.sweeps import model_table, redraw, reports, runtimes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,6 +19,10 @@ def test_every_chart_is_drawn_from_what_is_kept(tmp_path: Path, monkeypatch: pyt
   redraw.main()
   drawn, kept = ({file.stem for file in (root / "docs" / "reports").glob("*.[ps][nv]g")} for root in (tmp_path, ROOT))
   assert drawn == {*redraw.PICTURES} == kept
+
+
+def test_the_page_of_the_zoo_has_its_numbers() -> None:
+  assert reports.page("model-table").read_text(encoding="utf-8") == model_table.markdown(reports.read("model-table"))
 
 
 def test_each_runtime_has_a_colour_of_its_own() -> None:

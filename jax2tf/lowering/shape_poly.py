@@ -17,7 +17,7 @@ def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
   """-> i32[] (i64[] with x64), the value of a symbolic dimension; an error when the graph runs if it does not fit."""
   dtype = ctx.dtype_out
   if dtype == tf.int32 and (found := ctx.dimensions.wrapping(dim)):
-    return _checked(*found, dim)
+    return _checked(dim, *found)
   value = ctx.dimensions.wide(dim)
   if isinstance(value, int):
     if value > dtype.max:
@@ -26,13 +26,13 @@ def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
   if value.dtype.size <= dtype.size:
     return tf.cast(value, dtype)
   narrow = tf.cast(value, dtype)
-  return _checked(narrow, tf.equal(tf.cast(narrow, value.dtype), value), dim)
+  return _checked(dim, narrow, tf.equal(tf.cast(narrow, value.dtype), value), value)
 
 
-def _checked(value: tf.Tensor, fits: tf.Tensor, dim: Any) -> tf.Tensor:
-  """The value, or an error when the graph runs."""
+def _checked(dim: Any, value: tf.Tensor, fits: tf.Tensor, shown: tf.Tensor) -> tf.Tensor:
+  """The value of a dimension, or an error when the graph runs, which shows the number."""
   message = f"a size, {dim}, does not fit into {value.dtype.name}; enable jax_enable_x64"
-  with tf.control_dependencies([tf.debugging.Assert(fits, [message])]):
+  with tf.control_dependencies([tf.debugging.Assert(fits, [message, shown])]):
     checked = _tf_compat.fails_under_xla(fits, message)
   # The size is 0: XLA drops a control dependency of what it folds. TF.js 4.22 (wasm) has random numbers for the sum of no elements.
   return value + tf.size(checked.outputs[0], value.dtype)

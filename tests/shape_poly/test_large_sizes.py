@@ -59,6 +59,11 @@ def test_a_value_that_does_not_fit_is_an_error(n):
     compiled(x)
 
 
+def test_a_value_beyond_all_numbers_is_an_error():
+  with pytest.raises(tf.errors.InvalidArgumentError, match=r"a size, b\^10, does not fit into int32"):
+    graph_of(lambda x: x * (x.shape[0] ** 10), "b", [None])(tf.ones(65536))  # 2**160, infinite in f32, and 0 in 32 and 64 bits
+
+
 def test_a_known_size_that_does_not_fit_is_an_error_with_the_line():
   converted = jax2tf.convert(lambda x: x * (x.shape[0] ** 4), polymorphic_shapes="b")
   with pytest.raises(jax2tf.LoweringError, match=r"size b\^4 = 8100000000 does not fit into int32(.|\n)*test_large_sizes"):

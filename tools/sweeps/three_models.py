@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import tensorflow as tf
 
 from jax2tf.converters.comparison.report import machine
@@ -63,9 +62,8 @@ def main() -> None:
     command = [str(python), "user.py", str(place)]
     done = subprocess.run(command, cwd=place, env=variables, check=True, stdout=subprocess.PIPE, text=True)
     rows: Sequence[Any] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-  report = reports.read("three-models")
-  report[jax.__version__] = {"machine": f"TensorFlow {tf.__version__}. {machine()}", "rows": rows}
-  reports.keep("three-models", report, markdown)
+  section = {"machine": f"TensorFlow {tf.__version__}. {machine()}", "rows": rows}
+  reports.update("three-models", section, [*section], markdown)
 
 
 if __name__ == "__main__":
