@@ -167,7 +167,8 @@ def as_numpy(x: Any) -> np.ndarray:
 
 def _marks(case: Case, way: str) -> list[pytest.MarkDecorator]:
   known = [pytest.mark.xfail(reason=case.xfail[way], strict=True)] if way in case.xfail else []
-  return [*known, pytest.mark.sampled] if way == "xla" else known  # compiling takes a third of the time
+  # They take two thirds of the time: they compile, or run ops or derivatives that rows share with others. A graph is made of every row.
+  return [*known, pytest.mark.sampled] if way in ("eager", "gradient", "xla") else known
 
 
 def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:

@@ -44,6 +44,20 @@ ONE_PYTHON = {
   "tests/test_wheel.py": "what is packed, and where",
   "tests/test_workers.py": "processes",
 }
+# Tests of 10 to 80 s each, by the beginning of their names: `make every-row` and `.ci/run` have them.
+LONG = {
+  "tests/call_tf/test_in_workers.py::test_of_ray": "other tests have workers of a fork server",
+  "tests/conformance/test_harnesses.py::test_nothing_else_is_lost": "it runs the tables of its file whole",
+  "tests/converters/test_on_disk.py::test_a_model_above_two_gigabytes": "its size",
+  "tests/models/test_minilm.py::test_values_over_a_hundred_sizes": "other tests have some sizes",
+  "tests/test_browser.py::test_the_page_computes_jaxs_embeddings[webgl]": "other pages run on WebGL too",
+  "tests/test_command_line.py::test_the_docs_as_typed": "other tests have each command",
+  "tests/test_gallery.py": "pictures; other tests run all that is in them",
+  "tests/test_generate.py::test_the_example_runs_to_its_last_line": "other tests have its parts",
+  "tests/test_training.py::test_the_example_trains_on": "other tests have its parts",
+  "tests/test_wheel.py::test_the_command_of_an_installed_wheel": "other tests have each command",
+  "tests/test_wheel.py::test_the_start_page_as_typed": "other tests have each command",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,8 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-  """Marks what one Python is enough for; takes a quarter of the longest tables, another one with each JAX, and no pipelines, unless told to
-  take all."""
+  """Marks what one Python is enough for; takes a quarter of the longest tables, another one with each JAX, and neither LONG nor pipelines,
+  unless told to take all."""
   for item in items:
     if item.nodeid.startswith(tuple(ONE_PYTHON)):
       item.add_marker(pytest.mark.one_python)
@@ -61,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     return
   quarter = int(importlib.metadata.version("jax").split(".")[1]) >= 12
   others = {item for item in items if item.get_closest_marker("sampled") and zlib.crc32(item.name.encode()) % 4 != quarter}
-  others |= {item for item in items if item.get_closest_marker("pipelines")}
+  others |= {item for item in items if item.get_closest_marker("pipelines") or item.nodeid.startswith(tuple(LONG))}
   config.hook.pytest_deselected(items=list(others))
   items[:] = [item for item in items if item not in others]
 

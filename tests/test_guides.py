@@ -37,6 +37,7 @@ def commands() -> Iterator[Path]:
     yield Path(name)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", [path for path in LANGUAGES if any(documents.blocks(path.read_text()))], ids=lambda path: path.stem)
 def test_every_block_runs_as_it_stands(path: Path, commands: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
   if "tfjs.save(" in "".join(block["code"] for block in documents.blocks(path.read_text())):

@@ -96,6 +96,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_gradients_of_any_size(name, way):

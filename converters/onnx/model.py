@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,30 +164,29 @@ def _by_tf2onnx(
   signature: Signature, definition: Any, ops: Mapping[str, str], inputs: Mapping[str, str], outputs: Mapping[str, str]
 ) -> Any:
   """Translates the graph. tf2onnx only logs ops that it cannot translate, and leaves them unchanged."""
-  tfonnx, optimizer = extra("tf2onnx.tfonnx"), extra("tf2onnx.optimizer")
+  tfonnx = extra("tf2onnx.tfonnx")
   with tf.Graph().as_default() as graph:
     tf.graph_util.import_graph_def(definition, name="")
   # Not tf2onnx.convert.from_function: it lets Grappler fold (x + 1) - 1, which rounds x on purpose.
   with _log_of("tf2onnx") as log, warnings.catch_warnings(), graph.as_default():
     warnings.simplefilter("ignore")  # deprecation warnings of newer NumPys in tf2onnx
+    translate = functools.partial(
+      tfonnx.process_tf_graph,
+      graph,
+      continue_on_error=True,
+      opset=OPSET,
+      custom_op_handlers={**handlers.HANDLERS, **fused.HANDLERS},
+      input_names=list(inputs),
+      output_names=list(outputs),
+      tensors_to_rename={**inputs, **outputs},
+    )
     try:
-      translated = tfonnx.process_tf_graph(
-        graph,
-        continue_on_error=True,
-        opset=OPSET,
-        custom_op_handlers={**handlers.HANDLERS, **fused.HANDLERS},
-        input_names=list(inputs),
-        output_names=list(outputs),
-        tensors_to_rename={**inputs, **outputs},
-      )
+      translated = translate()
     except Exception as error:
       raise ExportError("onnx", _failure(signature, error, log)) from error
     lacking = dict(_not_translated(log, ops))
     try:
-      passes = {name: getattr(optimizer, name) for name in _PASSES}
-      proto = optimizer.optimize_graph(translated, optimizers=passes).make_model(
-        f"signature {signature.name}", graph_name=signature.name, producer_name="jax2tf"
-      )
+      proto = _optimized(translate, translated).make_model(f"signature {signature.name}", graph_name=signature.name, producer_name="jax2tf")
     except Exception as error:
       if not lacking:
         raise ExportError("onnx", _failure(signature, error, log)) from error
@@ -196,6 +196,23 @@ def _by_tf2onnx(
   if strange := {node.op_type: "tf2onnx did not translate it" for node in _all_nodes(proto.graph) if node.op_type not in known}:
     raise signature.refuse("onnx", RUNTIME, strange)
   return proto
+
+
+def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
+  """The graph after tf2onnx's passes; `translate` makes it anew.
+
+  tf2onnx copies the whole graph before each pass, to go on without a pass that fails, and all constants into messages after it, which
+  nothing reads before the last. A model of 90 MB took 10 s and 5 GB.
+  """
+  optimizer = extra("tf2onnx.optimizer")
+  passes = {name: getattr(optimizer, name) for name in _PASSES}
+  graph.update_proto = lambda: None
+  try:
+    graph = optimizer.optimize_graph(graph, catch_errors=False, optimizers=passes)
+  except Exception:
+    return optimizer.optimize_graph(translate(), optimizers=passes)
+  del graph.update_proto
+  return graph
 
 
 def _failure(signature: Signature, error: Exception, log: Sequence[logging.LogRecord]) -> str:

@@ -21,6 +21,7 @@ OTHERS = {"0.10": {"gradient": {"skip": 19}, "second": {"skip": 3, "limit": 1}},
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in SAMPLES.items() for name in names])
 def test_harness(way, name):
   outcome = run(name, way)

@@ -15,9 +15,13 @@ import numpy as np
 import onnx as onnx_library
 import onnxruntime
 import pytest
+from tf2onnx import optimizer
 
 from jax2tf.converters import onnx, saved_model
+from jax2tf.converters.export.source import Source
+from jax2tf.converters.onnx import model
 from jax2tf.converters.onnx.replacements import TABLE
+from jax2tf.tools.sweeps import measure
 
 NORMAL = np.random.default_rng(0)
 FLOATS = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-30, -1e-7, 0.3, -0.5, 0.9999, 1, -1, 2.5, -7.25, 9.5, -20, 88, -103, 1e10], "f")
@@ -342,6 +346,24 @@ def test_a_float_is_rounded_where_jax_rounds_it(tmp_path: Path) -> None:
 def test_a_kernel_that_is_missing_is_found(tmp_path: Path) -> None:
   with jax.enable_x64(True), pytest.raises(onnx.ExportError, match=r"no kernel of Asin for double.*\n.*Asin .of 'asin'. at .*test_onnx"):
     exported(tmp_path, jnp.arcsin, {"x": "f64[b]"})
+
+
+def test_a_pass_of_tf2onnx_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  def fails(*_: Any) -> None:
+    raise KeyError("a pass")
+
+  monkeypatch.setattr(optimizer.LoopOptimizer, "optimize", fails)
+  x = NORMAL.standard_normal((3, 4)).astype("f")
+  check(tmp_path, lambda x: jnp.tanh(x.T @ x).reshape(2, -1), x=x)
+
+
+def test_memory_of_large_parameters() -> None:
+  """tf2onnx copies all constants before and after each of its passes, if it may."""
+  params = {f"w{i}": np.full((2048, 2048), i / 2048, np.float32) for i in range(4)}  # 64 MB
+  builder = saved_model.Model(params).add(lambda p, x: sum(jnp.tanh(x @ w) for w in p.values()), inputs={"x": "f32[b,2048]"})
+  (signature,) = Source.of(builder).signatures.values()
+  # 1,080 MB, of which TensorFlow takes the most; with those copies 2,810 MB.
+  assert measure.peak_megabytes(lambda: model.translated(signature, 17, True, idioms="fused")) < 1_600
 
 
 def test_another_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
