@@ -66,15 +66,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-  """Marks what one Python is enough for; takes a quarter of the longest tables, another one with each JAX, and neither LONG nor pipelines,
+  """Marks what one Python is enough for; takes a sixth of the longest tables, another one with each JAX, and neither LONG nor pipelines,
   unless told to take all."""
   for item in items:
     if item.nodeid.startswith(tuple(ONE_PYTHON)):
       item.add_marker(pytest.mark.one_python)
   if config.getoption("--every-row"):
     return
-  quarter = int(importlib.metadata.version("jax").split(".")[1]) >= 12
-  others = {item for item in items if item.get_closest_marker("sampled") and zlib.crc32(item.name.encode()) % 4 != quarter}
+  sixth = int(importlib.metadata.version("jax").split(".")[1]) >= 12
+  others = {item for item in items if item.get_closest_marker("sampled") and zlib.crc32(item.name.encode()) % 6 != sixth}
   others |= {item for item in items if item.get_closest_marker("pipelines") or item.nodeid.startswith(tuple(LONG))}
   config.hook.pytest_deselected(items=list(others))
   items[:] = [item for item in items if item not in others]
