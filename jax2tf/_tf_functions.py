@@ -115,7 +115,7 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
       # As tf.custom_gradient makes it, of results and arguments: the gradient goes to the arguments, which no later op reads.
       inputs = [x for x, y in zip(inputs, op.outputs, strict=True) if not (y.consumers() or id(y) in results)]
     waiting += [x.op for x in inputs]
-  if not any(op.type in _UNKNOWN_TO_GRADIENTS or _called(op) for op in behind):
+  if not any(op.type in _UNKNOWN_TO_GRADIENTS or called(op) for op in behind):
     return None
   graph = next(iter(behind)).graph
   moving = {id(graph.capture(x.handle) if isinstance(x, tf.Variable) else x) for x in xs}
@@ -124,7 +124,7 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
       continue
     if op.type in _UNKNOWN_TO_GRADIENTS:
       return op.type
-    for function in _called(op):
+    for function in called(op):
       inputs = (
         function.inputs if len(function.inputs) != len(moved) else [x for x, is_in in zip(function.inputs, moved, strict=True) if is_in]
       )
@@ -134,8 +134,8 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
   return None
 
 
-def _called(op: tf.Operation) -> list[Any]:
-  """The graphs of the functions that an op calls."""
+def called(op: tf.Operation) -> list[Any]:
+  """The graphs of the functions that an op calls, as branches, bodies or otherwise."""
   attributes = op.node_def.attr.values()
   names = [f.name for value in attributes for f in (value.func, *value.list.func) if f.name]
   return [function.graph for name in names if (function := op.graph._functions.get(name)) is not None and function.graph is not None]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat, interpreter, lines, program
+from jax2tf import _tf_compat, _tf_functions, interpreter, lines, program
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
@@ -56,4 +56,13 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
     tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype) for shape, dtype in map(physical, traced.jaxpr.in_avals)
   ]
   tf.function(lower, autograph=False).get_concrete_function(*specs_of)
-  return list(dict.fromkeys(Use(op.type, *asked) for op, asked in found.items()))
+  return list(dict.fromkeys(Use(inner.type, *asked) for op, asked in found.items() for inner in (op, *_inside(op, found))))
+
+
+def _inside(op: tf.Operation, others: Collection[tf.Operation]) -> Iterator[tf.Operation]:
+  """The ops of the functions that an op calls, as a rule makes them, without the `others`, which equations in them made."""
+  for graph in _tf_functions.called(op):
+    for inner in graph.get_operations():
+      if inner not in others and inner.type != "Placeholder":  # those are its arguments
+        yield inner
+        yield from _inside(inner, others)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from jax.scipy.linalg import solve_triangular
 
-from jax2tf import _tf_compat
+from jax2tf import _tf_compat, survey
 from jax2tf.converters import saved_model
 from jax2tf.converters.comparison.plan import Comparison
 from jax2tf.converters.export import replay
@@ -160,6 +161,29 @@ def test_what_is_refused_has_its_line(tmp_path: Path) -> None:
   assert f"{Path(__file__).name}:" in lines[1]
   unknown = source(tmp_path, "directory").signatures["serving_default"].refuse("tflite", "LiteRT", {"Erfc": ""})
   assert "an unknown line" in str(unknown)
+
+
+# {op: the equation that needs it, and its line after that of the scan's function}.
+WHOSE = {
+  "Sin": ("sin", 0),
+  "MatrixTriangularSolve": ("triangular_solve", 0),
+  "MatrixBandPart": ("triangular_solve", 0),
+  "TensorListGetItem": ("scan", 2),
+}
+
+
+def test_ops_of_a_function_that_a_rule_makes_have_its_line() -> None:
+  """As those of a solver, or of a loop around the user's own equations."""
+
+  def step(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.sin(carry), solve_triangular(x, x, lower=True)
+
+  found = survey.ops_of(lambda x: jax.lax.scan(step, x[0, 0], x), jax.ShapeDtypeStruct((99, 2, 2), jnp.float32))
+  first = step.__code__.co_firstlineno + 1
+  for op, (primitive, line) in WHOSE.items():
+    (use,) = (use for use in found if use.op == op)
+    assert use.primitive == primitive
+    assert f"{Path(__file__).name}:{first + line}:" in use.where
 
 
 def test_conditions_on_sizes_are_left_out() -> None:
