@@ -5,7 +5,7 @@
 #   make start        the commands of docs/guide/start.md as typed, in a new environment with the packages of PyPI
 #   make generate     trains a decoder, saves it with its key-value cache, and generates text without JAX
 #   make test         the test suite, on two cores
-#   make every-row    the test suite with all rows of its longest tables; `make test` runs a sixth of these
+#   make every-row    the test suite with all rows of its longest tables, of which `make test` runs a sixth, and its longest tests
 #   make pipelines    converted functions on clusters of processes; files of rows by `jax2tf batch`, bare processes, Ray, Dask, Beam and Spark; docs/reports/pipelines.md
 #   make tfx          a signature of serialized Examples under TFX-BSL and tf.Transform, in a separate environment
 #   make deploy-schemas  the manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton

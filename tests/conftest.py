@@ -61,7 +61,9 @@ LONG = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-  parser.addoption("--every-row", action="store_true", help="run the longest tables whole, as `make every-row` and `.ci/run` do")
+  parser.addoption(
+    "--every-row", action="store_true", help="run the longest tables whole and the longest tests, as `make every-row` and `.ci/run` do"
+  )
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
