@@ -44,7 +44,7 @@ ONE_PYTHON = {
   "tests/test_wheel.py": "what is packed, and where",
   "tests/test_workers.py": "processes",
 }
-# Tests of 10 to 80 s each, by the beginning of their names: `make every-row` and `.ci/run` have them.
+# Tests of 10 to 80 s, and a file of 50 s, by the beginning of their names: `make every-row` and `.ci/run` have them.
 LONG = {
   "tests/call_tf/test_in_workers.py::test_of_ray": "other tests have workers of a fork server",
   "tests/conformance/test_harnesses.py::test_nothing_else_is_lost": "it runs the tables of its file whole",

@@ -184,11 +184,12 @@ def _by_tf2onnx(
       translated = translate()
     except Exception as error:
       raise ExportError("onnx", _failure(signature, error, log)) from error
-    lacking = dict(_not_translated(log, ops))
-    try:
-      proto = _optimized(translate, translated).make_model(f"signature {signature.name}", graph_name=signature.name, producer_name="jax2tf")
-    except Exception as error:
-      if not lacking:
+    if not (lacking := dict(_not_translated(log, ops))):
+      try:
+        proto = _optimized(translate, translated).make_model(
+          f"signature {signature.name}", graph_name=signature.name, producer_name="jax2tf"
+        )
+      except Exception as error:
         raise ExportError("onnx", _failure(signature, error, log)) from error
   if lacking:  # raised outside of the graph, because finding the lines traces the function again
     raise signature.refuse("onnx", RUNTIME, lacking)
