@@ -16,7 +16,8 @@ import jax
 import tensorflow as tf
 from jax import export, tree_util
 
-from jax2tf import _jax_checks, _jax_compat, _jax_dimensions, _tf_compat, nans, refs
+from jax2tf import _jax_compat, _tf_compat, nans, refs
+from jax2tf._jax_compat import checkify, shape_poly
 from jax2tf.conversion import Conversion
 from jax2tf.dims import LeafSpec, scope_of, specs_of
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tensor_of
@@ -28,7 +29,7 @@ from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_
 from jax2tf.trace import BoundedCache, Traceable, TracedFunction
 
 DisabledSafetyCheck = export.DisabledSafetyCheck
-PolyShape = _jax_dimensions.PolyShape
+PolyShape = shape_poly.PolyShape
 
 # The default of `max_conversions`: bounds the memory of a long-lived process. A small conversion takes 1 MB.
 _MAX_CONVERSIONS = 512
@@ -196,16 +197,16 @@ def _with_composite_ops(traced: TracedFunction, names: frozenset[str]) -> Traced
 def _run_by_jax(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
   """Calls the JAX function on the arguments of the converted function."""
   tensors = tf.Tensor | tf.Variable
-  of = lambda x: _jax_checks.array(x.numpy(), key_dtype_of(x) or x.dtype.as_numpy_dtype) if isinstance(x, tensors) else x  # noqa: E731
+  of = lambda x: checkify.array(x.numpy(), key_dtype_of(x) or x.dtype.as_numpy_dtype) if isinstance(x, tensors) else x  # noqa: E731
   args, kwargs = tree_util.tree_map(of, _tf_compat.unwrapped((args, kwargs)))
   return fun(*args, **kwargs)
 
 
 def _assert_no_error(error: Any) -> None:
-  convert(_jax_checks.check_error)(error)
+  convert(checkify.check_error)(error)
 
 
-_jax_checks.thrown_by(_assert_no_error)
+checkify.thrown_by(_assert_no_error)
 
 _ORIGIN = "_jax2tf_origin"
 

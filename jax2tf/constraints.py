@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax import export
 
-from jax2tf import _jax_dimensions
+from jax2tf._jax_compat import shape_poly
 
 # The most combinations of sizes to try for one that meets all constraints.
 _MOST_TRIED = 2_000
@@ -18,27 +18,27 @@ _MOST_TRIED = 2_000
 
 def refuse_contradictions(scope: export.SymbolicScope) -> None:
   """Raises ValueError if no sizes meet the constraints: by JAX's bounds, or because none of a finite number of combinations does."""
-  constraints = _jax_dimensions.explicit_constraints(scope)
+  constraints = shape_poly.explicit_constraints(scope)
   if constraints and _are_contradictory(constraints, scope):
     texts = ", ".join(repr(text) for _, _, text in constraints if text)
     raise ValueError(f"Contradictory polymorphic_constraints ({texts}): no dimension sizes >= 1 satisfy all of them; drop or change one")
 
 
 def _are_contradictory(constraints: Sequence[tuple[Any, Any, str]], scope: export.SymbolicScope) -> bool:
-  names = sorted(frozenset[str]().union(*(_jax_dimensions.dimension_variables(difference) for _, difference, _ in constraints)))
+  names = sorted(frozenset[str]().union(*(shape_poly.dimension_variables(difference) for _, difference, _ in constraints)))
   try:
-    bounds = dict(zip(names, (_jax_dimensions.dimension_bounds(*export.symbolic_shape(name, scope=scope)) for name in names), strict=True))
+    bounds = dict(zip(names, (shape_poly.dimension_bounds(*export.symbolic_shape(name, scope=scope)) for name in names), strict=True))
   except ValueError:  # JAX's own, "Unsatisfiable constraint"
     return True
   # In a scope of their own, where a*b - c is not 0 at once because of a*b == c.
   renamed = {name: export.symbolic_shape(name, scope=plain)[0] for plain in [export.SymbolicScope()] for name in names}
-  conditions = [(comparator, _jax_dimensions.evaluate_dimension(difference, renamed)) for comparator, difference, _ in constraints]
+  conditions = [(comparator, shape_poly.evaluate_dimension(difference, renamed)) for comparator, difference, _ in constraints]
   # A variable that an equality defines, such as c in a*b == c, is computed; the others are enumerated.
   defined: dict[str, Any] = {}
   for comparator, difference in conditions:
-    variables = _jax_dimensions.dimension_variables(difference)
+    variables = shape_poly.dimension_variables(difference)
     if comparator == "==" and not variables & defined.keys():
-      defined |= next(({v: value} for v in sorted(variables) if (value := _jax_dimensions.root_in(difference, v)) is not None), {})
+      defined |= next(({v: value} for v in sorted(variables) if (value := shape_poly.root_in(difference, v)) is not None), {})
   free = [name for name in names if name not in defined]
   most_tried = [int(min(bounds[name][1], bounds[name][0] + _MOST_TRIED)) for name in free]
   ranges = [range(int(bounds[name][0]), most + 1) for name, most in zip(free, most_tried, strict=True)]
@@ -52,8 +52,8 @@ def _all_hold(conditions: Sequence[tuple[str, Any]], sizes: dict[str, int], defi
   try:
     with np.errstate(divide="raise"):
       for name, value in reversed(defined.items()):  # an earlier definition may use a later one
-        sizes[name] = int(_jax_dimensions.evaluate_dimension(value, sizes))
-      values = [(comparator, _jax_dimensions.evaluate_dimension(difference, sizes)) for comparator, difference in conditions]
+        sizes[name] = int(shape_poly.evaluate_dimension(value, sizes))
+      values = [(comparator, shape_poly.evaluate_dimension(difference, sizes)) for comparator, difference in conditions]
   except (ZeroDivisionError, FloatingPointError):  # mod(a, b - 1) at b = 1
     return False
   return min(sizes.values()) >= 1 and all(value == 0 if comparator == "==" else value >= 0 for comparator, value in values)

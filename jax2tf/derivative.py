@@ -20,7 +20,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
-from jax2tf import _jax_checks, _tf_compat
+from jax2tf import _tf_compat
+from jax2tf._jax_compat import checkify
 from jax2tf.dtypes import is_differentiable
 from jax2tf.effects import differing, repeated
 from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs
@@ -160,7 +161,7 @@ class Derivative:
     """
     barriers = (eqn.params["differentiated"] for eqn, _ in equations(self.jaxpr) if eqn.primitive is P.remat_p)
     loops = (eqn for eqn, _ in equations(self.jaxpr) if eqn.primitive in (P.scan_p, P.while_p))
-    checks = (contains(body, (_jax_checks.check_p,)) for eqn in loops for body in inner_jaxprs(eqn))
+    checks = (contains(body, (checkify.check_p,)) for eqn in loops for body in inner_jaxprs(eqn))
     return not (contains(self.jaxpr, (P.eigh_p, P.reduce_p)) or any(barriers) or any(checks))
 
   @functools.cached_property

@@ -21,7 +21,8 @@ import tensorflow as tf
 from jax import export, lax
 from jax.extend.core import Literal
 
-from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf._jax_compat import shape_poly
 from jax2tf.constraints import refuse_contradictions
 from jax2tf.errors import SizeError
 from jax2tf.jaxprs import ClosedJaxpr, equations, inner_jaxprs
@@ -46,7 +47,7 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
     ValueError: bad grammar, in JAX's words; constraints that no sizes can meet; constraints next to dimensions with a scope.
   """
   leaves = jax.tree.leaves(polymorphic_shapes, is_leaf=_is_shape)
-  scopes = [d.scope for shape in leaves if _is_shape(shape) for d in shape if _jax_dimensions.is_symbolic_dim(d)]
+  scopes = [d.scope for shape in leaves if _is_shape(shape) for d in shape if shape_poly.is_symbolic_dim(d)]
   if scopes and constraints:
     raise ValueError(
       f"polymorphic_constraints = {tuple(constraints)} next to dimensions of jax.export.symbolic_shape, which have a scope already: "
@@ -64,7 +65,7 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
 
 def _is_shape(x: Any) -> bool:
   """Whether `x` is a shape from `jax.export.symbolic_shape`, and not a tuple of the specifications of several arguments."""
-  return isinstance(x, tuple) and any(map(_jax_dimensions.is_symbolic_dim, x))
+  return isinstance(x, tuple) and any(map(shape_poly.is_symbolic_dim, x))
 
 
 def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) -> Any:
@@ -89,12 +90,12 @@ def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) ->
     try:
       dims = _symbolic_shape(shape, leaf.shape, scope)
     except ValueError as error:
-      error.add_note(f"polymorphic_shapes has {shape!r} for {_jax_dimensions.argument_name(args, i)}")
+      error.add_note(f"polymorphic_shapes has {shape!r} for {shape_poly.argument_name(args, i)}")
       raise
     except tokenize.TokenError as error:  # Python 3.11, for a parenthesis that is not closed
-      raise ValueError(f"syntax error in symbolic shape {shape!r} for {_jax_dimensions.argument_name(args, i)}: {error.args[0]}") from None
+      raise ValueError(f"syntax error in symbolic shape {shape!r} for {shape_poly.argument_name(args, i)}: {error.args[0]}") from None
     if len(dims) != len(leaf.shape):
-      raise ValueError(f"Rank mismatch for {_jax_dimensions.argument_name(args, i)}: expected {dims} and called with {leaf.shape}")
+      raise ValueError(f"Rank mismatch for {shape_poly.argument_name(args, i)}: expected {dims} and called with {leaf.shape}")
     specs.append(jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type))
   return jax.tree.unflatten(tree, specs)
 
@@ -120,8 +121,8 @@ def _check_spelling(args: Any, polymorphic_shapes: Any) -> None:
 
 def _symbolic_shape(shape: Any, like: Sequence[int | None], scope: export.SymbolicScope) -> tuple[Any, ...]:
   if _is_shape(shape):
-    for d in filter(_jax_dimensions.is_symbolic_dim, shape):
-      _jax_dimensions.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
+    for d in filter(shape_poly.is_symbolic_dim, shape):
+      shape_poly.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
     shape = ", ".join(map(str, shape))  # so that the parser checks the known sizes
   return tuple(export.symbolic_shape(shape, like=like, scope=scope))
 
@@ -143,9 +144,9 @@ class Dimensions:
   @classmethod
   def of(cls, avals: Sequence[Any], in_tree: Any) -> Dimensions:
     """Raises ValueError, JAX's own, for a variable that cannot be solved."""
-    if not any(_jax_dimensions.is_symbolic_dim(d) for aval in avals for d in aval.shape):
+    if not any(shape_poly.is_symbolic_dim(d) for aval in avals for d in aval.shape):
       return cls({}, None, ())
-    solution, constraints, sizes = _jax_dimensions.solve_dimension_variables(avals, in_tree)
+    solution, constraints, sizes = shape_poly.solve_dimension_variables(avals, in_tree)
     return cls(solution, constraints, tuple(sizes))
 
   def check(self, shapes: Sequence[Sequence[int | None]]) -> None:
@@ -191,10 +192,10 @@ def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[Clo
     traced = iter(unknown)
     sizes = {name: next(traced) if size is None else size for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)}
     try:
-      _jax_dimensions.check_constraints(dimensions.constraints, sizes)
+      shape_poly.check_constraints(dimensions.constraints, sizes)
     except ValueError as error:
       raise SizeError(str(error)) from None
-    values = {v: _jax_dimensions.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
+    values = {v: shape_poly.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
     variables.update({v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()})
     return [value for v, value in values.items() if variables[v] is None]
 
@@ -226,7 +227,7 @@ class DimensionValues:
     self._constant = functools.cache(tf.constant)
 
   def __call__(self, dim: Any) -> Size:
-    if not _jax_dimensions.is_symbolic_dim(dim):
+    if not shape_poly.is_symbolic_dim(dim):
       return int(dim)
     if dim not in self._dims:
       # The size of an array fits in 32 bits; a product from which it follows by a division may not.
@@ -299,10 +300,10 @@ class DimensionValues:
       return tf.cast(size, tf.int32)
 
   def _evaluate(self, dim: Any, dtype: Any = np.int32) -> Size:
-    names = sorted(_jax_dimensions.dimension_variables(dim))
+    names = sorted(shape_poly.dimension_variables(dim))
     sizes = [self.variables[name] for name in names]
     if all(isinstance(size, int) for size in sizes):
-      return int(_jax_dimensions.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
+      return int(shape_poly.evaluate_dimension(dim, dict(zip(names, sizes, strict=True))))
     if str(dim) in self.variables:
       return self.variables[str(dim)]
     jaxpr = _dimension_jaxpr(dim, tuple(names), dtype)
@@ -320,7 +321,7 @@ def _dimension_jaxpr(dim: Any, names: tuple[str, ...], dtype: Any) -> ClosedJaxp
   """i32[] or i64[] per variable -> the value of `dim`, in i32[], i64[], or rounded to f32[]."""
 
   def evaluate(*sizes: Any) -> Any:
-    return _jax_dimensions.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
+    return shape_poly.evaluate_dimension(dim, dict(zip(names, sizes, strict=True)))
 
   if dtype is np.int32 or _needs_products(dim):
     return _jaxpr_of_sizes(evaluate, len(names), dtype)
@@ -341,7 +342,7 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
 @functools.lru_cache(maxsize=4096)
 def _primitives_by_products(dim: Any) -> frozenset[str]:
   """The primitives that multiply, or compute with products, in the formula of a symbolic dimension."""
-  names = tuple(sorted(_jax_dimensions.dimension_variables(dim)))
+  names = tuple(sorted(shape_poly.dimension_variables(dim)))
   return frozenset(eqn.primitive.name for eqn in _by_products(_dimension_jaxpr(dim, names, np.int32)))
 
 
@@ -372,7 +373,7 @@ def _cast(size: tf.Tensor, dtype: Any) -> tf.Tensor:
 
 
 def _has_product(dim: Any) -> bool:
-  return _jax_dimensions.is_symbolic_dim(dim) and bool(_primitives_by_products(dim))
+  return shape_poly.is_symbolic_dim(dim) and bool(_primitives_by_products(dim))
 
 
 def _needs_products(dim: Any) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import tensorflow as tf
 
-from jax2tf import _tf_compat, _tf_patches, nans
+from jax2tf import _tf_compat, nans
+from jax2tf._tf_compat import patches
 from jax2tf.derivative import Derivative, Forward, words_of
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.program import Emitter, Memory, Program
@@ -104,9 +105,9 @@ class _Differentiable:
     """Cotangents of the results -> those of the arguments."""
     if isinstance(residuals, Exception):
       return self._refuse(residuals)
-    if not self.of.saved_orders and _tf_patches.is_saved_gradient():
+    if not self.of.saved_orders and patches.is_saved_gradient():
       return self._refuse(LookupError("the SavedModel holds no derivative of this order: save it with a larger gradient_orders"))
-    given = tuple(i for i in self.of.results if not _tf_patches.is_missing(cotangents[i]))
+    given = tuple(i for i in self.of.results if not patches.is_missing(cotangents[i]))
     if isinstance(backward := self.of.backward(given), Exception):
       return self._refuse(backward)
     here = self.run.here()
@@ -122,7 +123,7 @@ class _Differentiable:
 
     found = _Differentiable(pullback, here, arguments).call(compute, backward.program.jaxpr)
     named = [tf.identity(_conjugate(x), "jax2tf_out") for x in nans.checked(found, f"the gradient of '{self.of.function}'")]
-    return [x if i in backward.reached else _tf_patches.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
+    return [x if i in backward.reached else patches.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
 
   def _refuse(self, error: Exception) -> Sequence[tf.Tensor]:
     """Raises the error. In a SavedModel, where no Python runs, the cotangents raise an InvalidArgumentError with the same message."""

@@ -22,7 +22,8 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from jax2tf import _jax_compat, _jax_dimensions, _tf_compat, errors, jaxprs
+from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
+from jax2tf._jax_compat import shape_poly
 from jax2tf.dtypes import physical
 from jax2tf.effects import CALLBACKS
 from jax2tf.interpreter import Lowering
@@ -227,7 +228,7 @@ def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
 
 def _scope_of(jaxpr: ClosedJaxpr) -> Any:
   avals = [*jaxpr.in_avals, *(v.aval for eqn in jaxpr.eqns for v in eqn.outvars)]
-  symbolic = (d for aval in avals for d in getattr(aval, "shape", ()) if _jax_dimensions.is_symbolic_dim(d))
+  symbolic = (d for aval in avals for d in getattr(aval, "shape", ()) if shape_poly.is_symbolic_dim(d))
   dim = next(symbolic, None)
   return export.SymbolicScope() if dim is None else dim.scope
 

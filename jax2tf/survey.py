@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _tf_compat, _tf_functions, interpreter, lines, program
+from jax2tf import _tf_compat, interpreter, lines, program
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
+from jax2tf._tf_compat import functions
 from jax2tf.dtypes import physical
 from jax2tf.interpreter import Lowering
 from jax2tf.trace import Traceable
@@ -61,7 +62,7 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
 
 def _inside(op: tf.Operation, others: Collection[tf.Operation]) -> Iterator[tf.Operation]:
   """The ops of the functions that an op calls, as a rule makes them, without the `others`, which equations in them made."""
-  for graph in _tf_functions.called(op):
+  for graph in functions.called(op):
     for inner in graph.get_operations():
       if inner not in others and inner.type != "Placeholder":  # those are its arguments
         yield inner

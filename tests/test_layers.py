@@ -43,7 +43,7 @@ def test_rules_fit_on_a_screen() -> None:
 def test_jaxprs_are_closed_at_one_address() -> None:
   """JAX 0.12 means to delete ClosedJaxpr with its constructor and the property `jaxpr` of a jaxpr."""
   pattern = re.compile(r"ClosedJaxpr\(|^from jax\..*\bClosedJaxpr|\bjaxpr\.jaxpr\b", re.MULTILINE)
-  files = [f for f in (REPOSITORY / "jax2tf").rglob("*.py") if f.name != "_jax_compat.py"]
+  files = [f for f in (REPOSITORY / "jax2tf").rglob("*.py") if f.parent.name != "_jax_compat"]
   assert [str(f) for f in files if pattern.search(f.read_text(encoding="utf-8"))] == []
 
 
@@ -53,7 +53,7 @@ def test_jaxprs_are_closed_at_one_address() -> None:
     ("jax2tf.dims", "jax2tf.interpreter", "which is below it"),
     ("jax2tf.lowering.dot", "jax2tf.lowering.conv", "family of rules"),
     ("jax2tf.lowering.dot", "jax2tf.interpreter", "family of rules"),
-    ("jax2tf.api", "jax._src", "only jax2tf._jax_* may"),
+    ("jax2tf.api", "jax._src", "only jax2tf._jax_compat* may"),
     ("jax2tf.converters.saved_model", "jax2tf.dims", "public names"),
     ("jax2tf", "jax2tf.converters", "which is below it"),
     ("jax2tf.tools.serving.model", "jax2tf.api", "which is below it"),

@@ -19,7 +19,8 @@ from tensorflow.python.ops.parallel_for import pfor
 from tensorflow.python.saved_model import save
 
 import jax2tf
-from jax2tf import _jax_compat, _tf_patches
+from jax2tf import _jax_compat
+from jax2tf._tf_compat import patches
 
 ZEROS_FNS = "the zeros_fn and zeros_like_fn of backprop._default_vspace"
 REPLACED: dict[str, tuple[Any, list[str]]] = {
@@ -37,13 +38,15 @@ X = np.arange(3, dtype=np.float32)
 @pytest.mark.parametrize("name", REPLACED)
 def test_signatures(name):
   function, written_for = REPLACED[name]
-  assert hasattr(function, "__wrapped__"), f"{name} is TensorFlow's own: jax2tf/_tf_patches.py has not replaced it"
+  assert hasattr(function, "__wrapped__"), f"{name} is TensorFlow's own: jax2tf/_tf_compat/patches.py has not replaced it"
   found = [*inspect.signature(function.__wrapped__).parameters]
-  assert found == written_for, f"TensorFlow {tf.__version__}: {name} takes {found}, and jax2tf/_tf_patches.py replaces it for {written_for}"
+  assert found == written_for, (
+    f"TensorFlow {tf.__version__}: {name} takes {found}; jax2tf/_tf_compat/patches.py replaces it for {written_for}"
+  )
 
 
 def called(name: str) -> str:
-  return f"TensorFlow {tf.__version__} calls {name} no more, which jax2tf/_tf_patches.py replaces: find what it calls in its place"
+  return f"TensorFlow {tf.__version__} calls {name} no more, which jax2tf/_tf_compat/patches.py replaces: find what it calls in its place"
 
 
 @tf.custom_gradient
@@ -51,7 +54,7 @@ def two(x: tf.Tensor) -> Any:
   """x, x; the gradient says in `seen` whether the cotangent of the second is missing."""
 
   def pull(*cotangents: tf.Tensor) -> tf.Tensor:
-    seen.append(_tf_patches.is_missing(cotangents[1]))
+    seen.append(patches.is_missing(cotangents[1]))
     return cotangents[0]
 
   return (tf.identity(x), tf.identity(x)), pull
@@ -99,7 +102,7 @@ def test_saving_traces_gradient_functions(monkeypatch, tmp_path):
   calls = []
   replaced = save._trace_gradient_functions
   monkeypatch.setattr(save, "_trace_gradient_functions", lambda *args: calls.append("replaced") or replaced(*args))
-  monkeypatch.setattr(_tf_patches, "_save_gradient", lambda *args: calls.append("ours"))
+  monkeypatch.setattr(patches, "_save_gradient", lambda *args: calls.append("ours"))
   for fun, ours in ((jax2tf.convert(jnp.sin), True), (lambda x: two(x)[0], False)):
     calls.clear()
     module = tf.Module()

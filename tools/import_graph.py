@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     "servers",
     ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.quiet"),
   ),  # they import no module of ours that imports JAX
-  ("compatibility", ("jax2tf.errors", "jax2tf._jax_*", "jax2tf._tf_*")),
+  ("compatibility", ("jax2tf.errors", "jax2tf._jax_compat*", "jax2tf._tf_compat*")),
   (
     "values",
     (
@@ -54,7 +54,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 # Private packages, which change without notice, and the modules that may import them.
-PRIVATE = {"jax._src": "jax2tf._jax_*", "tensorflow.python": "jax2tf._tf_*", "tensorflow.compiler": "jax2tf._tf_compat"}
+PRIVATE = {"jax._src": "jax2tf._jax_compat*", "tensorflow.python": "jax2tf._tf_compat*", "tensorflow.compiler": "jax2tf._tf_compat*"}
 
 # The public names, the coefficients, the gaps and ops with the user's lines (for errors of the exporters), and TensorFlow's private parts.
 OPEN_TO_CONVERTERS = (
@@ -64,7 +64,7 @@ OPEN_TO_CONVERTERS = (
   "jax2tf.idioms.fused",  # for its names
   "jax2tf.survey",
   "jax2tf._tf_compat",
-  "jax2tf._tf_effects",
+  "jax2tf._tf_compat.callbacks",
 )
 
 

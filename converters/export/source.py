@@ -18,7 +18,8 @@ import tensorflow as tf
 import tqdm
 from jax.experimental import checkify
 
-from jax2tf import _tf_effects, survey
+from jax2tf import survey
+from jax2tf._tf_compat import callbacks
 from jax2tf.errors import Gap
 from jax2tf.idioms import fused
 
@@ -282,8 +283,8 @@ def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[st
 def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
   """The signatures. Warns once of all prints and checks, which the replay leaves out."""
   definitions = [one.function.graph.as_graph_def() for one in signatures.values()]
-  if found := dict.fromkeys(callback for definition in definitions for callback in _tf_effects.callbacks_in(definition)):
-    _tf_effects.refuse(found)
+  if found := dict.fromkeys(callback for definition in definitions for callback in callbacks.callbacks_in(definition)):
+    callbacks.refuse(found)
     lines = "".join(f"\n  {callback}" for callback in found)
     warnings.warn(f"the export omits prints and checks, which only TensorFlow can run:{lines}", UserWarning, stacklevel=5)
   return signatures
@@ -291,7 +292,7 @@ def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
 
 def _unchecked(fun: Callable[..., Any], function: Any) -> Callable[..., Any]:
   """The JAX function, without its checks if the graph `function` has any, because jax.jit refuses checks."""
-  checks = [found for found in _tf_effects.callbacks_in(function.graph.as_graph_def()) if found.what == "check"]
+  checks = [found for found in callbacks.callbacks_in(function.graph.as_graph_def()) if found.what == "check"]
   return (lambda *args: checkify.checkify(fun)(*args)[1]) if checks else fun
 
 

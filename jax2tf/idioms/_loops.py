@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 from jax2tf import _jax_compat
-from jax2tf._jax_dimensions import dimension_bounds
+from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.idioms._dataflow import Equations, is_array
 from jax2tf.jaxprs import ClosedJaxpr, closed, part, variables
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from jax2tf._tf_effects import Text
+from jax2tf._tf_compat.callbacks import Text
 
 
 class _Hole:

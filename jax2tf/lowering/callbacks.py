@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from jax2tf import _jax_compat, _tf_compat
-from jax2tf._tf_effects import Callback, Text, call_python
+from jax2tf._tf_compat.callbacks import Callback, Text, call_python
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical
 from jax2tf.lowering._texts import text_of

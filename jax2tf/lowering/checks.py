@@ -10,14 +10,15 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from jax2tf import _jax_checks, _tf_compat
-from jax2tf._tf_effects import Callback, Text, call_python
+from jax2tf import _tf_compat
+from jax2tf._jax_compat import checkify
+from jax2tf._tf_compat.callbacks import Callback, Text, call_python
 from jax2tf.context import RuleContext
 from jax2tf.lowering._texts import text_of
 from jax2tf.registry import lowers
 
 
-@lowers(_jax_checks.check_p, on_keys=True)
+@lowers(checkify.check_p, on_keys=True)
 def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -> list[tf.Tensor]:
   """leaves of an error value -> nothing; raises JAX's error if it is one. A `debug_check` is for checkify alone, as in JAX."""
   if debug:
@@ -25,7 +26,7 @@ def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -
   where = ctx.where()
   function = functools.partial(_run, err_tree, jax.config.jax_enable_x64, [aval.dtype for aval in ctx.avals_in])
   # JAX's text in this process; a file has TensorFlow's.
-  text = text_of(functools.partial(_jax_checks.words, err_tree), operands, f"\n  at {where}", Text.ASSERTION)
+  text = text_of(functools.partial(checkify.words, err_tree), operands, f"\n  at {where}", Text.ASSERTION)
   what = Callback(ctx.primitive, where, text)
   if _tf_compat.is_compiled_by_xla():
     ctx.notes.left_out.append(str(what))
@@ -35,11 +36,11 @@ def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -
     call_python(function, operands, [], what)
     return ()
 
-  tf.cond(tf.reduce_any(_jax_checks.predicates(err_tree, operands)), fail, lambda: ())
+  tf.cond(tf.reduce_any(checkify.predicates(err_tree, operands)), fail, lambda: ())
   return []
 
 
 def _run(err_tree: Any, x64: bool, dtypes: Sequence[Any], *operands: np.ndarray) -> Sequence[np.ndarray]:
   with jax.enable_x64(x64):
-    _jax_checks.raise_error(err_tree, map(_jax_checks.array, operands, dtypes))
+    checkify.raise_error(err_tree, map(checkify.array, operands, dtypes))
   return []

@@ -11,7 +11,7 @@ import tensorflow as tf
 from jax import lax
 
 from jax2tf import _jax_compat
-from jax2tf._jax_dimensions import dimension_bounds
+from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.dtypes import tf_dtype
 from jax2tf.lowering._common import cast

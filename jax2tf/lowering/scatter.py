@@ -14,7 +14,7 @@ import tensorflow as tf
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from jax2tf._jax_dimensions import dimension_bounds
+from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._common import where

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
-from jax2tf._jax_dimensions import dimension_bounds
+from jax2tf._jax_compat.shape_poly import dimension_bounds
 from jax2tf.context import RuleContext
 from jax2tf.lowering._pooling import Axis, max_pool_gradient, window_axes
 from jax2tf.lowering._reducers import binary_primitive

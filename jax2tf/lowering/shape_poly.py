@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from jax2tf import _jax_dimensions, _tf_compat
+from jax2tf import _tf_compat
+from jax2tf._jax_compat import shape_poly
 from jax2tf.context import RuleContext
 from jax2tf.registry import lowers
 
 
-@lowers(_jax_dimensions.dim_as_value_p)
+@lowers(shape_poly.dim_as_value_p)
 def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
   """-> i32[] (i64[] with x64), the value of a symbolic dimension; an error when the graph runs if it does not fit."""
   dtype = ctx.dtype_out
@@ -38,13 +39,13 @@ def _checked(dim: Any, value: tf.Tensor, fits: tf.Tensor, shown: tf.Tensor) -> t
   return value + tf.size(checked.outputs[0], value.dtype)
 
 
-@lowers(_jax_dimensions.dimension_size_p)
+@lowers(shape_poly.dimension_size_p)
 def _dimension_size(ctx: RuleContext, operand: tf.Tensor, *, dimension: int) -> tf.Tensor:
   """operand f32[..., n, ...] -> i32[], n."""
   return tf.cast(ctx.dim(ctx.avals_in[0].shape[dimension]), ctx.dtype_out)
 
 
-@lowers(_jax_dimensions.shape_assertion_p)
+@lowers(shape_poly.shape_assertion_p)
 def _shape_assertion(ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_message: str) -> list[tf.Tensor]:
   """ok bool[], the numbers for the message -> nothing; raises InvalidArgumentError when the graph runs, or when XLA compiles it."""
   parts = [(words, index) for words, index, *_ in string.Formatter().parse(error_message)]

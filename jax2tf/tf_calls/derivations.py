@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import tensorflow as tf
 
-from jax2tf import _jax_compat, _tf_compat, _tf_functions
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf._tf_compat import functions
 from jax2tf.tf_calls.function import READING, REPEATABLE, Options, Reads, Run, TfFunction, WithVariables, is_packed, packed, tensor_spec
 from jax2tf.tf_calls.shapes import Shape
 
@@ -191,7 +192,7 @@ class Recorded(_Derived):
     return tf.function(self._trace, autograph=False, jit_compile=jit_compile)
 
   def _run(self, *primals: tf.Tensor) -> list[tf.Tensor]:
-    return list(_tf_functions.flat_call(self.concrete, {})(list(primals)))
+    return list(functions.flat_call(self.concrete, {})(list(primals)))
 
   def _trace(self, *operands: tf.Tensor) -> list[tf.Tensor]:
     function, graph, primals = self._function, _tf_compat.current_graph(), [tf.identity(x) for x in operands]
@@ -201,7 +202,7 @@ class Recorded(_Derived):
     def pullback(*cotangents: tf.Tensor) -> list[tf.Tensor]:
       return _cotangents(function, primals, self._wrt, inexact, cotangents, graph)
 
-    call, kept = _tf_functions.gradient_apart(pullback, [tf.TensorSpec(y.shape, y.dtype) for y in inexact])
+    call, kept = functions.gradient_apart(pullback, [tf.TensorSpec(y.shape, y.dtype) for y in inexact])
     dtypes, unsized = [x.dtype for x in kept], [y for y in inexact if not y.shape.is_fully_defined()]
     if any((x.dtype.is_floating or x.dtype.is_complex) and is_packed(x.dtype) for x in kept):
       raise ValueError("it computes in 64-bit dtypes, which JAX has only with jax_enable_x64")
@@ -255,7 +256,7 @@ class _Mapped(_Derived):
     self._one, self._method = inner.run, inner.options.vmap_method
     if any(batched[i] for i in inner.held):  # in TensorFlow a variable has one value, so each element has variables of its own
       self.held, self._method = {}, "sequential"
-      self._one = lambda *elements: list(_tf_functions.flat_call(inner.concrete, inner.held)(list(elements)))
+      self._one = lambda *elements: list(functions.flat_call(inner.concrete, inner.held)(list(elements)))
 
   def _run(self, *operands: tf.Tensor) -> list[tf.Tensor]:
     method = self._method
@@ -271,7 +272,7 @@ class _Mapped(_Derived):
     stacked = [x for x, is_in in zip(operands, self.batched, strict=True) if is_in]
     if method == "vectorized":
       return list(tf.vectorized_map(one, stacked))
-    if method is None and not self.inner.stateful - {"ReadVariableOp"} and (found := _tf_functions.vectorized(one, stacked)) is not None:
+    if method is None and not self.inner.stateful - {"ReadVariableOp"} and (found := functions.vectorized(one, stacked)) is not None:
       return list(found)
     signature = [tensor_spec(a) for a in self.inner.avals_out]
     return list(tf.map_fn(one, stacked, fn_output_signature=signature, parallel_iterations=1)) if signature else []
@@ -307,10 +308,10 @@ def _summed(function: TfFunction, over: Sequence[int]) -> TfFunction:
 def gradients(function: TfFunction, ys: Sequence[Any], xs: Sequence[Any], seeds: Sequence[Any], graph: Any = None) -> list[Any]:
   """tf.gradients, whose refusals are LookupErrors; of another graph than that under construction if one is given."""
   try:
-    found = _tf_functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
+    found = functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
   except LookupError as error:
     raise LookupError(f"TensorFlow cannot differentiate '{function.name}': {error}") from error
-  if blocked := _tf_functions.undifferentiated(ys, xs):
+  if blocked := functions.undifferentiated(ys, xs):
     raise LookupError(
       f"TensorFlow cannot differentiate '{function.name}': {blocked} has no gradient. Give it one with tf.custom_gradient, or put "
       "tf.stop_gradient around its result"

@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 from jax import dtypes
 
-from jax2tf import _jax_compat, _jax_dimensions, _tf_compat, _tf_functions
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf._jax_compat import shape_poly
+from jax2tf._tf_compat import functions
 from jax2tf.dtypes import is_differentiable, tf_dtype
 from jax2tf.tf_calls.shapes import Shape, symbolic_shapes
 
@@ -90,7 +92,7 @@ class TfFunction:
   @functools.cached_property
   def flat_call(self) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
     """The graph, called on eager tensors."""
-    return _tf_functions.flat_call(self.concrete, self.held)
+    return functions.flat_call(self.concrete, self.held)
 
   def compiled(self, jit_compile: bool | None) -> Any:
     """The function as a tf.function."""
@@ -131,7 +133,7 @@ class TfFunction:
     """Those of the results, as TensorFlow infers them; None for one that it cannot."""
     shapes: Sequence[tuple[Any, ...] | None]
     shapes = [tuple(y.shape) if y.shape.is_fully_defined() else None for y in self.concrete.outputs]
-    if None in shapes and any(_jax_dimensions.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
+    if None in shapes and any(shape_poly.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
       shapes = symbolic_shapes([aval.shape for aval in self.avals_in], self._infer)
     return shapes
 
@@ -272,7 +274,7 @@ def packed(y: tf.Tensor) -> tf.Tensor:
 
 def tensor_spec(aval: Any) -> tf.TensorSpec:
   """The aval as TensorFlow writes it."""
-  return tf.TensorSpec([None if _jax_dimensions.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype))
+  return tf.TensorSpec([None if shape_poly.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype))
 
 
 def tensor(array: Any, dtype: Any) -> tf.Tensor:

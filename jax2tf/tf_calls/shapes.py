@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax import export
 
-from jax2tf import _jax_dimensions
+from jax2tf._jax_compat import shape_poly
 
 Shape = tuple[int | None, ...]
 # Small and large, odd and even, so that a bound such as min(b, 100) fits no formula.
@@ -24,15 +24,15 @@ def symbolic_shapes(shapes_in: Sequence[Sequence[Any]], infer: Callable[[list[Sh
     shapes_in: of the arguments.
     infer: static shapes of the arguments -> those of the results, None where TensorFlow knows no size.
   """
-  dims = [d for shape in shapes_in for d in shape if _jax_dimensions.is_symbolic_dim(d)]
-  names = sorted(frozenset().union(*map(_jax_dimensions.dimension_variables, dims)))
+  dims = [d for shape in shapes_in for d in shape if shape_poly.is_symbolic_dim(d)]
+  names = sorted(frozenset().union(*map(shape_poly.dimension_variables, dims)))
   variables = [export.symbolic_shape(name, scope=dims[0].scope)[0] for name in names]
   count = min(len(_SIZES), 4 + len(names) * (len(names) + 1) // 2)
   sizes = [[_SIZES[(s * (2 * i + 1) + 3 * i) % len(_SIZES)] for i in range(len(names))] for s in range(count)]
   found = []
   for sample in sizes:
     values = dict(zip(names, sample, strict=True))
-    found.append(infer([tuple(int(_jax_dimensions.evaluate_dimension(d, values)) for d in shape) for shape in shapes_in]))
+    found.append(infer([tuple(int(shape_poly.evaluate_dimension(d, values)) for d in shape) for shape in shapes_in]))
   results: list[tuple[Any, ...] | None] = []
   for shapes in zip(*found, strict=True):
     fitted = [_fit(axis, sizes, variables) for axis in zip(*shapes, strict=True)]

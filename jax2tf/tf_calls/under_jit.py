@@ -11,7 +11,8 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from jax2tf import _jax_compat, _jax_dimensions, _tf_compat
+from jax2tf import _jax_compat, _tf_compat
+from jax2tf._jax_compat import shape_poly
 from jax2tf.dtypes import tf_dtype
 from jax2tf.tf_calls.function import TfFunction
 
@@ -40,7 +41,7 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
     raise ValueError(
       f"call_tf_graph=True only support exporting by jax2tf.convert currently: '{function.name}' is under jax.jit. Leave it out"
     )
-  if any(_jax_dimensions.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape):
+  if any(shape_poly.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape):
     raise ValueError(
       f"jax.export has no symbolic shapes for the TensorFlow function '{function.name}': use jax2tf.convert, or fixed shapes"
     )

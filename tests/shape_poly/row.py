@@ -16,7 +16,7 @@ import tensorflow as tf
 from jax import export
 
 import jax2tf
-from jax2tf._jax_dimensions import dimension_variables
+from jax2tf._jax_compat.shape_poly import dimension_variables
 from tests.case import close, xla_ops
 from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax2tf._tf_effects import callbacks_in
-from jax2tf._tf_effects import gap as gap_of
+from jax2tf._tf_compat.callbacks import callbacks_in
+from jax2tf._tf_compat.callbacks import gap as gap_of
 from jax2tf.converters import saved_model, stages
 from jax2tf.converters.export.source import ExportError
 from jax2tf.converters.saved_model.adapted import Adapted

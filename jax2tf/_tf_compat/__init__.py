@@ -1,4 +1,4 @@
-"""All uses of `tensorflow.python` and `tensorflow.compiler`, except in `_tf_functions` and `_tf_patches`."""
+"""All uses of `tensorflow.python` and `tensorflow.compiler`: `functions` has those for `call_tf`, `patches` what we replace."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 
 from jax2tf._tf_compat import EFFECTS, GRADIENT, with_derivatives
-from jax2tf._tf_effects import as_raised, say_in_tensorflow
-from jax2tf._tf_sharing import share_constants
+from jax2tf._tf_compat.callbacks import as_raised, say_in_tensorflow
+from jax2tf._tf_compat.sharing import share_constants
 
 # The zeros that stand for a missing cotangent, by id. TensorFlow caches eager zeros by shape and dtype, for this purpose only.
 _missing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

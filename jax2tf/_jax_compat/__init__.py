@@ -1,4 +1,4 @@
-"""All uses of `jax._src`, except for symbolic dimensions and checkify, and all branches on the JAX version.
+"""All uses of `jax._src`, and all branches on the JAX version; `shape_poly` has those for symbolic dimensions, `checkify` those for checks.
 
 The rest of the project is written as if there were only one JAX. Public names of JAX are used directly, not
 through this module.
