@@ -270,17 +270,21 @@ def _converted(source: Source, quantization: str | None, representative_dataset:
   """The converted model. Keeps erf where the converter can fuse it into GELU."""
   if remembered := state.of(source):
     return state.converted(source, remembered, TABLE, functools.partial(_refuse, source))
-  functions = {name: signature.frozen(TABLE) for name, signature in source.signatures.items()}
-  configure = quantized.options(quantization, representative_dataset, functions)
+  functions = None
   if any(op in FUSED for signature in source.signatures.values() for op in replay.op_types(signature.function)):
-    table = {op: replacement for op, replacement in TABLE.items() if op not in FUSED}
-    fused = {name: replay.frozen(signature.function, table) for name, signature in source.signatures.items()}
+    fused = _frozen(source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED})
     with contextlib.suppress(ExportError):
       contents = runtime.converted(fused, quantized.options(None, None, fused), functools.partial(_refuse, source))
       if quantization is None:
         return contents
       functions = fused
+  functions = functions or _frozen(source, TABLE)
+  configure = quantized.options(quantization, representative_dataset, functions)
   return runtime.converted(functions, configure, functools.partial(_refuse, source))
+
+
+def _frozen(source: Source, table: Mapping[str, replay.Replacement]) -> dict[str, Any]:
+  return {name: signature.frozen(table) for name, signature in source.signatures.items()}
 
 
 def _refuse_empty(source: Source) -> None:

@@ -86,11 +86,14 @@ def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.
   return [special.divided(x, y)] if _is_constant(x) and y.dtype == tf.float32 else again(op, (x, y), WIDER)
 
 
-@replaces("Rsqrt", on="tflite", because="LiteRT 2.3: XNNPACK's kernel has NaN for rsqrt(0)")
+@replaces("Rsqrt", "Sqrt", on="tflite", because="LiteRT 2.3: XNNPACK's kernels have NaN for rsqrt(0), and are wrong from 2**126 on")
 @widened
-def _rsqrt(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Keeps Rsqrt for variance + epsilon, which is never 0. A division would have a divisor of 0 in int8 if the variance is small."""
-  return again(op, (x,), WIDER) if _is_above_zero(op.inputs[0]) else [special.rsqrt(x)]
+def _root(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
+  """Keeps the op for variance + epsilon, which is never 0: a division would have a divisor of 0 in int8 if the variance is small. A
+  variance of 2**126 overflows in its sum of squares."""
+  if _is_above_zero(op.inputs[0]):
+    return again(op, (x,), WIDER)
+  return [(special.sqrt if op.type == "Sqrt" else special.rsqrt)(x)]
 
 
 @replaces("Sub", on="tflite", because="TensorFlow 2.21's converter: has x - constant for constant - x behind a transposition")
@@ -247,7 +250,9 @@ _MATH: Mapping[str, Callable[..., Any]] = {
   "NextAfter": special.next_after,
   "Sigmoid": special.sigmoid,
   "Sinh": special.sinh,
+  "Softplus": special.softplus,
   "Tan": angles.tan,
+  "Xlogy": special.xlogy,
 }
 # Ops that only need a wider dtype.
 _WIDENED = re.findall(
@@ -256,9 +261,9 @@ _WIDENED = re.findall(
   Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv2DBackpropInput Conv3D Cumsum
   DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
   MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
-  Range Reciprocal Relu Relu6 Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax Softplus SpaceToBatchND
-  SplitV Sqrt Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
-  Xlogy ZerosLike
+  Range Reciprocal Relu Relu6 Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax SpaceToBatchND
+  SplitV Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
+  ZerosLike
   """,
 )
 _ORDERED = re.findall(r"\w+", "Less LessEqual Greater GreaterEqual ArgMax ArgMin TopKV2 UnsortedSegmentMax UnsortedSegmentMin")

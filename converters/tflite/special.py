@@ -1,7 +1,8 @@
 """Elementary functions that LiteRT lacks, or whose kernels lose digits, NaN or infinities.
 
 They are f32[...] -> f32[...], and accurate for all float32 values except subnormal ones. They consist of ops that are accurate in
-LiteRT 2.3, including XNNPACK's kernels. The comments below refer to that version.
+LiteRT 2.3, including XNNPACK's kernels. The comments below refer to that version. XNNPACK chooses its kernels by the processor: those for
+AVX-512 differ from those for AVX2.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LN2_PARTS = (0.693359375, -2.12194440e-4)
 # Taylor's for (e**x - 1) / x; the next term is below 1e-9 of the sum where |x| < 1/2.
 _EXPM1 = tuple(1 / math.factorial(n) for n in range(10, 0, -1))
 
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGE = 2.0**125
 _LN2 = math.log(2)
 
 
@@ -45,8 +46,8 @@ def divided(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def exp(x: tf.Tensor) -> tf.Tensor:
-  """e**x; XNNPACK's kernel returns 0 for NaN."""
-  return _keeping_nan(x, tf.exp(x))
+  """e**x = (e**(x / 2))**2; XNNPACK's kernel returns 0 for NaN, and with AVX2 infinity from 88.42 on, where e**x is 2.5e38."""
+  return _keeping_nan(x, tf.square(tf.exp(x * like(0.5, x))))
 
 
 def sigmoid(x: tf.Tensor) -> tf.Tensor:
@@ -55,10 +56,11 @@ def sigmoid(x: tf.Tensor) -> tf.Tensor:
 
 
 def log(x: tf.Tensor) -> tf.Tensor:
-  """log x; XNNPACK's kernel is inaccurate near 1, and overflows near the largest numbers."""
-  far = tf.where(x > like(_LARGEST / 8, x), tf.math.log(x * like(0.25, x)) + like(2 * _LN2, x), tf.math.log(x))
+  """log x; XNNPACK's kernel is inaccurate near 1, and for large numbers. With AVX2 it returns 88 for infinity and for NaN."""
+  far = tf.where(_at_least(_LARGE, x), tf.math.log(x * like(0.25, x)) + like(2 * _LN2, x), tf.math.log(x))
   near = (x > like(math.sqrt(0.5), x)) & (x < like(math.sqrt(2), x))
-  return tf.where(near, _log1p_near_zero(x - like(1.0, x)), far)
+  found = tf.where(near, _log1p_near_zero(x - like(1.0, x)), far)
+  return tf.where(_at_least(math.inf, tf.abs(x)), tf.sqrt(x), found)  # the root of infinities and NaN is their logarithm
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:
@@ -73,14 +75,30 @@ def expm1(x: tf.Tensor) -> tf.Tensor:
   return _keeping_nan(x, tf.where(tf.abs(x) < like(0.5, x), near, _precise_exp(x) - like(1.0, x)))
 
 
+def sqrt(x: tf.Tensor) -> tf.Tensor:
+  """sqrt(x); with AVX2, the result of XNNPACK's kernel is 1.5 times too large from 2**126 on."""
+  return tf.where(_at_least(_LARGE, x), like(2.0, x) * tf.sqrt(x * like(0.25, x)), tf.sqrt(x))
+
+
 def rsqrt(x: tf.Tensor) -> tf.Tensor:
-  """1 / sqrt(x); XNNPACK's kernel returns NaN for 0."""
-  return tf.where(tf.equal(x, like(0.0, x)), divided(like(1.0, x), x), tf.math.rsqrt(x))
+  """1 / sqrt(x); XNNPACK's kernel returns NaN for 0, and with AVX2 too large numbers as in `sqrt`."""
+  found = tf.where(_at_least(_LARGE, x), like(0.5, x) * tf.math.rsqrt(x * like(0.25, x)), tf.math.rsqrt(x))
+  return tf.where(tf.equal(x, like(0.0, x)), divided(like(1.0, x), x), found)
+
+
+def softplus(x: tf.Tensor) -> tf.Tensor:
+  """log(1 + e**x); LiteRT's kernels return 88 above 89."""
+  return tf.nn.relu(x) + log1p(exp(tf.negative(tf.abs(x))))
+
+
+def xlogy(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """x log y, and 0 where x is 0; the converter makes a product with the inaccurate kernel of Log."""
+  return tf.where(tf.equal(x, like(0.0, x)), like(0.0, x), x * log(y))
 
 
 def is_inf(x: tf.Tensor) -> tf.Tensor:
   """Whether |x| is infinite. The converter makes |x| == inf of IsInf, and folds it to False."""
-  return tf.abs(x) > tf.constant(_LARGEST, x.dtype)
+  return tf.equal(tf.bitcast(tf.abs(x), tf.int32), tf.constant(_bits(math.inf)))
 
 
 def atan(x: tf.Tensor) -> tf.Tensor:
@@ -192,6 +210,15 @@ def _log1p_near_zero(x: tf.Tensor) -> tf.Tensor:
 def _half_exp(size: tf.Tensor) -> tf.Tensor:
   root = _precise_exp(size * like(0.5, size))
   return like(0.5, size) * root * root
+
+
+def _at_least(bound: float, x: tf.Tensor) -> tf.Tensor:
+  """Whether x >= bound > 0, or x is a NaN without a sign. By the bits: float16 models cannot have a large bound as a constant."""
+  return tf.bitcast(x, tf.int32) >= tf.constant(_bits(bound))
+
+
+def _bits(x: float) -> np.int32:
+  return np.float32(x).view(np.int32)
 
 
 def _keeping_nan(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

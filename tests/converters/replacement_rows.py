@@ -14,6 +14,7 @@ F = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1, -1, 0.3, -2.5, 1e-6, 30, -7
 TABLE = F.reshape(3, 4)
 PLAIN = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 I = np.array([-(2**31), 2**31 - 1, -1, 0, 1, 7, -8, 12345, 65536, -300, 3, 31], np.int32)  # noqa: E741
+LARGE = np.array([3.4e38, 2.0**126, 2.0**125, 1e38, -1e38, 88.6, 88.8, 87, -87, np.inf, -np.inf, np.nan], np.float32)
 DIVISORS = np.array([3, -7, -1, 5, -2, 7, 3, -11, 255, 7, 100000, 2], np.int32)
 COUNTS = np.arange(12, dtype=np.int32) * 2
 IMAGE = np.linspace(-1, 1, 2 * 4 * 4 * 2, dtype=np.float32).reshape(2, 4, 4, 2)
@@ -56,6 +57,8 @@ def rows() -> Iterator[Row]:
   for op in """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan Lgamma Log Log1p Neg
     Reciprocal Relu Relu6 Rint Round Rsqrt Sigmoid Sign Sin Sinh Sqrt Square Tan Tanh OnesLike ZerosLike""".split():  # noqa: SIM905
     yield row(op, F)
+  for op in ("Exp", "Log", "Rsqrt", "Sqrt"):
+    yield row(op, LARGE)
   for op in ("Selu", "Softplus", "LeakyRelu", "Digamma", "Erfinv"):
     yield row(op, PLAIN / 2.1)
   for op in """AddV2 Sub Mul RealDiv Maximum Minimum SquaredDifference Atan2 TruncateMod Less LessEqual Greater GreaterEqual Equal NotEqual

@@ -79,7 +79,7 @@ NOT_REPLACED_AGAIN = {
   """,
   "tflite": """
     Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos Equal Exp Fill Floor FloorMod GatherV2 Greater GreaterEqual IsNan Less Log Max
-    Maximum Minimum Mul Neg Pack Prod Range RealDiv ReverseV2 RightShift Round SelectV2 Sin Sqrt StridedSlice Sub Sum TensorScatterAdd
+    Maximum Minimum Mul Neg Pack Prod Range RealDiv Relu ReverseV2 RightShift Round SelectV2 Sin Sqrt Square StridedSlice Sub Sum TensorScatterAdd
     Transpose TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
   """,
   "tfjs": """
