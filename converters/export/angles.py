@@ -49,9 +49,9 @@ def _table() -> np.ndarray:
 def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
   """x f32[...] with |x| > 1/2 -> (sign, angle in [-pi / 2, pi / 2]), where sin(|x| + quarters pi / 2) = sign sin(angle)."""
   size = tf.abs(x)
-  # In steps of 2**11, because LiteRT's float16 models round constants to float16. t is the scaled angle / 2**22.
+  # t is the scaled angle / 2**22.
   down, up = np.float32(1 / _BASE), np.float32(_BASE)
-  t, scale = size * down * down, tf.fill(tf.shape(size), np.int32(-_LOWEST))
+  t, scale = size * (down * down), tf.fill(tf.shape(size), np.int32(-_LOWEST))
   for _ in range(_HIGHEST):
     large = t >= 4 * up
     t, scale = tf.where(large, t * down, t), scale + tf.cast(large, tf.int32)
@@ -63,7 +63,7 @@ def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
   parts.insert(0, tf.floor(t))
   t -= parts[0]
   parts.insert(0, tf.floor(t * up))
-  parts.insert(0, (t - parts[0] * down) * up * up)
+  parts.insert(0, (t - parts[0] * down) * (up * up))
   columns = tf.unstack(tf.gather(_table(), scale), axis=-1)
   carry = tf.zeros_like(size)
   digits: list[tf.Tensor] = []

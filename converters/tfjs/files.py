@@ -152,7 +152,11 @@ def _weight(name: str, value: np.ndarray, quantization: str | None) -> tuple[dic
   if quantization is None or value.dtype != np.float32 or value.size < _QUANTIZED_FROM or not np.isfinite(value).all():
     return spec, value.tobytes()
   if quantization == "float16":
-    return spec | {"quantization": {"dtype": "float16", "original_dtype": "float32"}}, value.astype(np.float16).tobytes()
+    with np.errstate(over="ignore"):
+      half = value.astype(np.float16)
+    if np.isinf(half).any():
+      return spec, value.tobytes()
+    return spec | {"quantization": {"dtype": "float16", "original_dtype": "float32"}}, half.tobytes()
   least, most, steps = float(value.min()), float(value.max()), np.iinfo(quantization).max
   scale = (most - least) / steps or 1.0
   if least < 0 < most:  # zero stays exact, as padding needs

@@ -112,8 +112,9 @@ def save_model(
     params: the parameters of `reference`.
     idioms: the idioms that the model must have; they are those that it was made with.
     overwrite: whether to replace an existing file.
-    quantization: None; "float16": quantised weights; "dynamic_int8": weights, and activations at run time; "int8": weights and
-      activations, calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer. Inputs and outputs keep their dtypes.
+    quantization: None; "float16": weights, dequantised to float32 when the model is loaded; "dynamic_int8": weights, and activations at
+      run time; "int8": weights and activations, calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer. Inputs and
+      outputs keep their dtypes.
     representative_dataset: calibration data for "int8": an iterable of {input: array}, or {signature: iterable} for several signatures.
     least_cosine: the least cosine between an output of a quantised model and the reference's. By default `LEAST_COSINE[quantization]`.
     comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in `comparison.plan.Comparison`. A quantised model takes neither
@@ -149,9 +150,10 @@ def save_model(
   source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
   source.refuse_writers(TARGET, f"{RUNTIME} with quantization={quantization!r}" if quantization else RUNTIME, has_state=not quantization)
   _refuse_empty(source)
-  contents = _converted(source, quantization, representative_dataset)
-  if quantization == "int4":
-    contents = quantized.four_bits(contents)
+  if from_float := quantized.FROM_FLOAT.get(quantization or ""):
+    contents = from_float(_converted(source, None, None))
+  else:
+    contents = _converted(source, quantization, representative_dataset)
   with _written(contents, path, overwrite) as file:
     if quantization is None:
       answer = state.with_state(functools.partial(runtime.answers, file))

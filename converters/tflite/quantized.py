@@ -17,6 +17,7 @@ from ..comparison import plan
 from ..comparison.report import Report, Row
 from ..export.source import ExportError, Source
 from . import runtime
+from .float16 import half_precision
 from .runtime import RUNTIME, TARGET
 
 Samples = Iterable[Mapping[str, Any]]
@@ -50,14 +51,12 @@ def check(scheme: str | None, representative_dataset: Any) -> None:
 
 
 def options(scheme: str | None, representative_dataset: Any, functions: Mapping[str, Any]) -> Callable[[Any], None]:
-  """A function that sets the converter's options. "int4" starts from the float model, so it has that model's options."""
+  """A function that sets the converter's options, for None or a scheme that is not in `FROM_FLOAT`."""
 
   def configure(converter: Any) -> None:
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-    if scheme in ("float16", "dynamic_int8", "int8"):
+    if scheme is not None:
       converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    if scheme == "float16":
-      converter.target_spec.supported_types = [tf.float16]
     if scheme == "int8":
       # Ops without an int8 kernel stay float32.
       converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, tf.lite.OpsSet.TFLITE_BUILTINS]
@@ -90,6 +89,10 @@ def four_bits(model: bytes) -> bytes:
   recipe, quantizer = runtime.extra("ai_edge_quantizer.recipe"), runtime.extra("ai_edge_quantizer.quantizer")
   with runtime.quiet():
     return bytes(quantizer.Quantizer(model, recipe.dynamic_wi4_afp32()).quantize().quantized_model)
+
+
+# {scheme: what makes its model of the converted float model}
+FROM_FLOAT: Mapping[str, Callable[[bytes], bytes]] = {"float16": half_precision, "int4": four_bits}
 
 
 def compared(

@@ -79,8 +79,8 @@ NOT_REPLACED_AGAIN = {
   """,
   "tflite": """
     Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos Equal Exp Fill Floor FloorMod GatherV2 Greater GreaterEqual IsNan Less Log Max
-    Maximum Minimum Mul Neg Pack Prod Range RealDiv Relu ReverseV2 RightShift Round SelectV2 Sin Sqrt Square StridedSlice Sub Sum TensorScatterAdd
-    Transpose TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
+    Maximum Minimum Mul Neg Pack Prod Range RealDiv Relu ReverseV2 RightShift Round SelectV2 Sin Sqrt Square StridedSlice Sub Sum
+    TensorScatterAdd Transpose TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
   """,
   "tfjs": """
     Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual Max Maximum Minimum Mul Neg NotEqual Prod

@@ -69,6 +69,13 @@ def test_weights_may_be_quantized(tmp_path: Path, quantization: str, bytes_each:
   assert not (tmp_path / "n").exists()
 
 
+def test_weights_outside_the_range_of_float16_keep_their_dtype(tmp_path: Path) -> None:
+  weights = RNG.standard_normal((128, 64)).astype(np.float32) * 1e6
+  options: dict[str, Any] = {"inputs": {"x": "f32[b,128]"}, "backends": ["wasm"], "quantization": "float16"}
+  exported = tfjs.save(lambda p, x: jnp.tanh((x @ p) * 1e-7), weights, tmp_path / "m", rtol=1e-5, **options)
+  assert exported.report.ok and sum(file.stat().st_size for file in exported.path.glob("*.bin")) >= weights.nbytes
+
+
 def test_the_second_result_of_an_op_inside_of_loops_and_branches(tmp_path: Path) -> None:
   def fun(x: jax.Array) -> dict[str, jax.Array]:
     def body(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -181,7 +181,7 @@ def test_elementary_functions(tmp_path: Path) -> None:
 def test_exponentials_near_the_largest_float(tmp_path: Path) -> None:
   x = np.concatenate([np.linspace(-87, 88.72, 2000), [88.73, 1e4, np.inf, -np.inf, np.nan]]).astype(np.float32)
   answers = in_litert(tmp_path, lambda x: {"exp": jnp.exp(x), "softplus": jax.nn.softplus(x)}, x)
-  with np.errstate(over="ignore"):
+  with np.errstate(over="ignore", invalid="ignore"):
     expected = {"exp": np.exp(x.astype(np.float64)), "softplus": np.logaddexp(0, x.astype(np.float64))}
     for name, y in expected.items():  # the error of XNNPACK's exp is 2**-24 of its argument
       np.testing.assert_allclose(answers[name], y.astype(np.float32), rtol=6e-6, err_msg=name)
@@ -418,6 +418,40 @@ def test_quantization(tmp_path: Path) -> None:
     assert least < rows[scheme].cosine <= 1 + 1e-12  # type: ignore[operator]
   assert "dynamic_int8" in report.text()
   assert {p.name for p in tmp_path.iterdir()} == {f"{s}.tflite" for s in ("float32", *tflite.LEAST_COSINE)}
+
+
+def test_float16_rounds_weights_alone(tmp_path: Path) -> None:
+  """The converter's own scheme makes 65504 of 1e9 and of infinity, and 0 of 1e-12."""
+  w = RNG.standard_normal((64, 64)).astype(np.float32)
+  params = {"w": w, "wide": w * 1e6, "tiny": w * 1e-9, "bias": w[0]}
+
+  def fun(params: Any, x: jax.Array) -> dict[str, jax.Array]:
+    turned, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c @ params["w"] / 8), None), x, length=3)
+    scaled = {name: x @ params[name] for name in ("w", "wide", "tiny")}
+    return scaled | {
+      "loop": turned,
+      "bias": x + params["bias"],
+      "far": x + 1e9,
+      "near": 0 * x + 1e-12,
+      "infinite": jnp.isinf(jnp.exp(200 * x)),
+    }
+
+  model = saved_model.Model(params).add(fun, inputs=INPUTS, signatures="first")
+  model.add(lambda params, x: fun(params, -x), inputs=INPUTS, signatures="second")
+  wide = tflite.save_model(model, tmp_path / "float32.tflite")
+  made = tflite.save_model(model, tmp_path / "float16.tflite", quantization="float16")
+  assert made.report.ok and wide.size - made.size > 0.9 * w.nbytes / 2  # type: ignore[operator]
+  x = RNG.standard_normal((3, 64)).astype(np.float32)
+  rounded = params | {"w": w.astype(np.float16).astype(np.float32)}
+  for name, sign in (("first", 1), ("second", -1)):
+    found = runners(made.path)(name)(x=sign * x)
+    for output, expected in fun(rounded, x).items():
+      np.testing.assert_allclose(found[output], expected, rtol=2e-5, atol=1e-5 * np.abs(expected).max(), err_msg=output)
+  contents = made.path.read_bytes()
+  for kept in (w.T.astype(np.float16), params["wide"].T, params["tiny"].T, w[0]):
+    buffer = kept.tobytes()
+    assert contents.count(buffer) == 1 and contents.index(buffer) % 16 == 0, "weights are shared, and aligned"
+  assert w.T.tobytes() not in contents
 
 
 def test_too_coarse_a_quantization_is_an_error(tmp_path: Path) -> None:

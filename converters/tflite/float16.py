@@ -1,0 +1,70 @@
+"""The float model with weights in float16, which LiteRT dequantises when it loads the model.
+
+TensorFlow 2.21's converter, with `supported_types = [tf.float16]`, also rounds each scalar of the program: it makes 65504 of 1e9 and of
+infinity, and 0 of an epsilon of 1e-12. It also allows the device to compute in float16. Here only weights are rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flatbuffers
+import numpy as np
+
+from . import runtime
+
+# Elements of a constant. Smaller ones stay float32, as in the converter's "dynamic_int8".
+_LEAST_SIZE = 1024
+_DEQUANTIZE_FLOAT16 = 3  # the version of the op
+
+
+class _Builder(flatbuffers.Builder):
+  """Aligns vectors of bytes, the weights, to 16 bytes, as LiteRT's schema requires. Its Python code does not."""
+
+  def StartVector(self, size: int, count: int, alignment: int) -> Any:  # noqa: N802
+    return super().StartVector(size, count, 16 if size == 1 else alignment)
+
+
+def half_precision(model: bytes) -> bytes:
+  """The .tflite model with all large float32 constants in float16, except those outside its range."""
+  tools = runtime.extra("ai_edge_litert.tools.flatbuffer_utils")
+  made = tools.read_model_from_bytearray(bytearray(model))
+  halves: dict[int, int | None] = {}  # {buffer of float32: that of float16, or None if it does not fit}
+  for graph in made.subgraphs:
+    dequantized = []
+    for i, tensor in enumerate(list(graph.tensors)):
+      if tensor.type != tools.TensorType.FLOAT32 or (data := made.buffers[tensor.buffer].data) is None:
+        continue
+      source = int(tensor.buffer)
+      if source not in halves:
+        halves[source] = None
+        if (half := _rounded(np.frombuffer(data.tobytes(), np.float32))) is not None:
+          halves[source] = len(made.buffers)
+          made.buffers.append(tools.BufferT(data=half.view(np.uint8)))
+      if (buffer := halves[source]) is not None:
+        weights = tools.TensorT(shape=tensor.shape, type=tools.TensorType.FLOAT16, buffer=buffer, name=tensor.name + b"/float16")
+        weights.hasRank, tensor.buffer = tensor.hasRank, 0
+        dequantized.append(tools.OperatorT(opcodeIndex=len(made.operatorCodes), inputs=[len(graph.tensors)], outputs=[i]))
+        graph.tensors.append(weights)
+    graph.operators = dequantized + graph.operators
+  if any(buffer is not None for buffer in halves.values()):
+    op = tools.BuiltinOperator.DEQUANTIZE
+    made.operatorCodes.append(tools.OperatorCodeT(builtinCode=op, deprecatedBuiltinCode=op, version=_DEQUANTIZE_FLOAT16))
+  used = {int(tensor.buffer) for graph in made.subgraphs for tensor in graph.tensors}
+  for source, buffer in halves.items():
+    if buffer is not None and source not in used:
+      made.buffers[source].data = None
+  builder = _Builder(len(model))
+  builder.Finish(made.Pack(builder), file_identifier=b"TFL3")
+  return bytes(builder.Output())
+
+
+def _rounded(weights: np.ndarray) -> np.ndarray | None:
+  """The weights in float16; None if they are few, if one becomes infinite, or if all are below the normal numbers."""
+  if weights.size < _LEAST_SIZE:
+    return None
+  with np.errstate(over="ignore", under="ignore"):
+    half = weights.astype(np.float16)
+  finite = np.abs(weights[np.isfinite(weights)])
+  lost = np.isinf(half).sum() > np.isinf(weights).sum() or 0 < finite.max(initial=0) < np.finfo(np.float16).tiny
+  return None if lost else half
