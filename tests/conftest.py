@@ -16,6 +16,8 @@ from tests import warm_python
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+# Its default depends on the processor; the tests also hold with 0, but for what Grappler fuses.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # JAX compiles each reference for one run: as JAX's own tests, without the optimisations, which take a third of that time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # TensorFlow's XLA compiles for one run too: the optimisations of LLVM, behind all of XLA's own, take a third of its time.

@@ -89,6 +89,7 @@ def test_the_page_shows_which_sentences_are_alike(page: Any, address: str) -> No
   page.screenshot(path=str(picture), full_page=True)
 
 
+@pytest.mark.usefixtures("browser")
 def test_search_finds_modules_by_what_they_do(site: Path, tmp_path: Path) -> None:
   """In a thread of its own, because the example starts a Playwright of its own."""
   with concurrent.futures.ThreadPoolExecutor(1) as thread:

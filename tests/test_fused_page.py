@@ -12,6 +12,7 @@ from jax2tf.idioms.fused import NAMES
 from tests import fused_differences, fused_grappler, fused_layers
 from tests.fused_layers import LAYERS, NOT_TAKEN, PRIMITIVES, primitives
 from tests.fused_page import on_page
+from tests.onednn import ENABLED, only_with_onednn
 
 _CPU = Path("/proc/cpuinfo")
 _AVX_512 = _CPU.exists() and "avx512" in _CPU.read_text(encoding="utf-8")
@@ -38,6 +39,7 @@ def test_a_layer_does_not_match(what: str) -> None:
   assert PRIMITIVES.get(name, name) not in primitives(fun, *args)
 
 
+@only_with_onednn
 @pytest.mark.parametrize("line", fused_grappler.LINES, ids=lambda line: line.form.replace(",", "").replace(" ", "_"))
 def test_grappler_fuses(line: fused_grappler.Line) -> None:
   assert fused_grappler.ran(line) == line.ops
@@ -52,7 +54,7 @@ def test_the_page_has_the_rows(make: Any) -> None:
   _compare(make())
 
 
-@pytest.mark.skipif(not _AVX_512, reason="the page is measured with AVX-512: oneDNN has other kernels without")
+@pytest.mark.skipif(not (_AVX_512 and ENABLED), reason="the page is measured with AVX-512: oneDNN has other kernels without")
 def test_the_page_has_what_differs() -> None:
   _compare(fused_differences.table())
 

@@ -205,7 +205,12 @@ def test_answers_are_pythons_and_jaxs(name: str, program: Path, tmp_path: Path) 
   model, params = MODELS[name], MODELS[name].params()
   directory = saved_model.save(model.fun, params, tmp_path / "model", inputs=model.inputs, outputs=model.outputs, **model.options)
   found = answers(program, directory, "serving_default", model.calls, tmp_path)
-  assert_same(found, answers_in_python(directory, "serving_default", model.calls))
+  in_python = answers_in_python(directory, "serving_default", model.calls)
+  if name == "minilm":  # without oneDNN, the partial sums of a large product depend on the threads of its session
+    for f, e in zip(found, in_python, strict=True):
+      np.testing.assert_allclose(f["embedding"], e["embedding"], rtol=0, atol=1e-6)
+  else:
+    assert_same(found, in_python)
 
   for arrays, results in zip(model.calls, found, strict=True):
     expected = jax.jit(model.fun)(params, *arrays.values())
