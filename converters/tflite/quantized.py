@@ -22,9 +22,10 @@ from .runtime import RUNTIME, TARGET
 
 Samples = Iterable[Mapping[str, Any]]
 
-# {scheme: the least cosine between an output and the reference's}. It does not bound single elements: the error of a quantised weight
-# is proportional to the largest weight of its row, so the relative error of a small output can be large. The values leave a margin below
-# those that tests/converters/test_tflite_quantized.py measures: 1 - cosine grows with the square of the step, 2**-11, 2**-8 and 2**-4 of the range.
+# {scheme: the least cosine between an output and the reference's}. It does not bound single elements: the error of a quantised weight is
+# proportional to the largest weight of its row, so the relative error of a small output can be large. The values leave a margin below
+# those that tests/converters/test_tflite_quantized.py measures: 1 - cosine grows with the square of the step, 2**-11, 2**-8 and 2**-4 of
+# the range.
 LEAST_COSINE: Mapping[str, float] = {"float16": 0.9999, "dynamic_int8": 0.99, "int8": 0.98, "int4": 0.9}
 
 
