@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
-from jax2tf import _tf_compat
+from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import checkify
 from jax2tf.dtypes import is_differentiable
 from jax2tf.effects import differing, repeated
@@ -30,7 +30,10 @@ from jax2tf.registry import IN_TENSORFLOW
 from jax2tf.trace import BoundedCache
 
 # Primitives that define their residuals, that JAX differentiates as a more expensive equation, or whose results differ from call to call.
-_WITH_RESIDUALS = (*(P.cond_p, P.cumlogsumexp_p, P.custom_vjp_call_p, P.remat_p, P.scan_p, P.sort_p, P.svd_p, P.while_p), P.rng_uniform_p)
+_WITH_RESIDUALS: tuple[Any, ...] = (
+  *(P.cond_p, P.cumlogsumexp_p, P.custom_vjp_call_p, P.remat_p, P.scan_p, P.sort_p, P.svd_p, P.while_p, P.rng_uniform_p),
+  _jax_compat.call_hi_primitive_p,  # with jax_remat3 the one of rematerialisation
+)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from jax.extend.core import Literal
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import shape_poly
+from jax2tf._tf_compat import scopes
 from jax2tf.constraints import refuse_contradictions
 from jax2tf.errors import SizeError
 from jax2tf.jaxprs import ClosedJaxpr, equations, inner_jaxprs
@@ -218,7 +219,7 @@ class DimensionValues:
   def __init__(self, variables: dict[str, Size], lower: Lower):
     self.variables = variables
     self._lower = lower
-    self._graph = _tf_compat.current_graph()
+    self._scope = scopes.scope_here()
     self._dims: dict[Any, Size] = {}
     self._wide: dict[Any, Size] = {}
     self._wrapping: dict[Any, tuple[tf.Tensor, tf.Tensor, tf.Tensor]] = {}
@@ -286,7 +287,7 @@ class DimensionValues:
 
   def here(self) -> DimensionValues:
     """The same variables, in the current graph, which may be that of a backward pass."""
-    if self._graph is _tf_compat.current_graph():
+    if self._scope == scopes.scope_here():
       return self
     # Identities, because a nested gradient function may only close over tensors of its own graph.
     return DimensionValues(
@@ -311,9 +312,7 @@ class DimensionValues:
       return self._lower(jaxpr, *(_cast(tf.convert_to_tensor(size), a.dtype) for size, a in zip(sizes, jaxpr.in_avals, strict=True)))[0]
 
   def _outermost(self) -> contextlib.AbstractContextManager[Any]:
-    if self._graph is None or self._graph is _tf_compat.current_graph():
-      return contextlib.nullcontext()
-    return self._graph.as_default()
+    return contextlib.nullcontext() if self._scope in (None, scopes.scope_here()) else self._scope.entered()
 
 
 @functools.lru_cache(maxsize=4096)

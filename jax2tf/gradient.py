@@ -16,10 +16,10 @@ import jax
 import tensorflow as tf
 
 from jax2tf import _tf_compat, nans
-from jax2tf._tf_compat import patches
+from jax2tf._tf_compat import patches, scopes
 from jax2tf.derivative import Derivative, Forward, words_of
 from jax2tf.jaxprs import ClosedJaxpr
-from jax2tf.program import Emitter, Memory, Program
+from jax2tf.program import Emitter, Memory
 
 
 def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
@@ -32,10 +32,10 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   """
   if not (of.wrt and of.results):
     return run(of.program, *primals)
+  found = _Differentiable(of, run, primals, is_asked=any(_tf_compat.is_watched(primals[i]) for i in of.wrt))
   if of.may_wait and not _tf_compat.is_saving() and (remembering := run.remembering()):
-    return _Differentiable(of, run, primals).call(functools.partial(_results, of, remembering, primals), of.jaxpr)
-  is_asked = any(_tf_compat.is_watched(primals[i]) for i in of.wrt)
-  return _Differentiable(of, run, primals).call(functools.partial(_forward, of, run, primals, is_asked), of.jaxpr)
+    return found.call(functools.partial(_results, of, remembering, primals), of.jaxpr)
+  return found.call(functools.partial(_forward, of, run, primals, found.is_asked), of.jaxpr)
 
 
 # (emitter of a gradient function's graph) -> the residuals in that graph; or the error.
@@ -55,30 +55,30 @@ def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_aske
 
 
 def _results(of: Derivative, run: Memory, primals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], _Residuals]:
-  """(results, residuals). Residuals are computed when a tape needs them, in the same graph, reusing its tensors.
+  """(results, residuals). Residuals are computed when a tape needs them, in the same scope, reusing its tensors.
 
   The graph may still grow while TensorFlow builds gradients, which capture more of its tensors. A function that is saved is complete.
   """
   outs = run(of.program, *primals)
-  graph, device, scope = primals[0].graph, primals[0].device, f"{tf.get_current_name_scope()}/"
+  here, device, name_scope = next(scopes.scopes_around()), primals[0].device, f"{tf.get_current_name_scope()}/"
 
   @functools.cache
   def residuals() -> list[tf.Tensor]:
     # TF 2.21: Grappler reorders products within a scope, which changes where they overflow.
-    with graph.as_default(), tf.device(device), tf.name_scope(scope):
-      return _cut(run.again(_program(of.forward), *primals)[len(outs) :])
+    with here.entered(), tf.device(device), tf.name_scope(name_scope):
+      return _cut(run.again(_forward_of(of).program, *primals)[len(outs) :])
 
   return outs, lambda here: _recomputed(of, primals, here) if _tf_compat.is_saving() else residuals()
 
 
 def _recomputed(of: Derivative, primals: Sequence[tf.Tensor], here: Emitter) -> list[tf.Tensor]:
   """The residuals, from the primals alone."""
-  return here(_program(of.forward), *map(tf.identity, primals))[len(of.jaxpr.out_avals) :]
+  return here(_forward_of(of).program, *map(tf.identity, primals))[len(of.jaxpr.out_avals) :]
 
 
-def _program(forward: Forward | Exception) -> Program:
-  assert isinstance(forward, Forward)  # because there is a backward pass
-  return forward.program
+def _forward_of(of: Derivative) -> Forward:
+  assert isinstance(of.forward, Forward)  # because there is a backward pass
+  return of.forward
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,13 @@ class _Differentiable:
     of: the function and its derivatives.
     run: emits programs where the arguments are, or calls them.
     primals: the arguments.
+    is_asked: whether a tape around is known to ask for derivatives.
   """
 
   of: Derivative
   run: Emitter
   primals: Sequence[tf.Tensor]
+  is_asked: bool = False
 
   def call(self, compute: Callable[[], tuple[list[tf.Tensor], _Residuals]], of: ClosedJaxpr) -> list[tf.Tensor]:
     """The results, with derivatives; `compute`, which has the effects of `of`, gives them and the residuals."""
@@ -110,6 +112,8 @@ class _Differentiable:
     given = tuple(i for i in self.of.results if not patches.is_missing(cotangents[i]))
     if isinstance(backward := self.of.backward(given), Exception):
       return self._refuse(backward)
+    if not self.is_asked and (error := _forward_of(self.of).unless_asked):
+      return self._refuse(error)
     here = self.run.here()
     # Identities, because a nested gradient function may only close over tensors of its own graph.
     own = [tf.identity(p, f"jax2tf_arg_{i}") for i, p in enumerate(self.primals)]

@@ -15,6 +15,7 @@ import tensorflow as tf
 from jax.extend.core import Literal
 
 from jax2tf import _jax_compat, _tf_compat, errors
+from jax2tf._tf_compat import scopes
 from jax2tf.context import Notes, RuleContext, scope_name
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import FLOAT0, is_key, physical
@@ -46,26 +47,26 @@ class Constants:
   """The arrays that a function closes over, as tensors: one each, in the outermost graph."""
 
   def __init__(self) -> None:
-    self._graph = _tf_compat.current_graph()
-    self._scope = "/".join(filter(None, [tf.get_current_name_scope(), "constants/"]))
+    self._outermost = scopes.scope_here()
+    self._name_scope = "/".join(filter(None, [tf.get_current_name_scope(), "constants/"]))
     self._tensors: dict[int, tuple[Any, tf.Tensor]] = {}  # keeps the array alive, so that its id stays unique
-    self._small: dict[tuple[tf.Graph, bytes, str], tf.Tensor] = {}
+    self._small: dict[tuple[scopes.Scope, bytes, str], tf.Tensor] = {}
 
   def __call__(self, value: Any, aval: Any) -> tf.Tensor:
     if id(value) in self._tensors:
       return self._tensors[id(value)][1]
     array = _host_array(value, aval)
     if array.size <= _SMALL_CONSTANT:
-      graph = _tf_compat.current_graph()
-      if graph is None:
+      here = scopes.scope_here()
+      if here is None:
         return tf.constant(array)
-      key = (graph, array.tobytes(), f"{array.dtype}{array.shape}")
+      key = (here, array.tobytes(), f"{array.dtype}{array.shape}")
       if key not in self._small:
         self._small[key] = tf.constant(array)
       return self._small[key]
-    if self._graph is None:
+    if self._outermost is None:
       return tf.constant(array)
-    with self._graph.as_default(), tf.name_scope(self._scope):
+    with self._outermost.entered(), tf.name_scope(self._name_scope):
       tensor = tf.constant(array)
     self._tensors[id(value)] = (value, tensor)
     return tensor

@@ -9,12 +9,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax.extend.core.primitives as P
 import numpy as np
 import tensorflow as tf
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
-from jax2tf.jaxprs import inner_jaxprs, opened, variables
+from jax2tf import _jax_compat
+from jax2tf._tf_compat import scopes
+from jax2tf.jaxprs import contains, inner_jaxprs, opened, variables
 from jax2tf.program import Program
+from jax2tf.registry import IN_TENSORFLOW
 
 # The tensors of the variables of one jaxpr.
 Env = dict[Any, tf.Tensor]
@@ -23,13 +27,18 @@ Name = int
 
 
 class Values:
-  """The values of one graph, and their tensors."""
+  """The values of one graph and of the branches and bodies inside it, and their tensors.
+
+  A name is that of a value everywhere. A tensor belongs to the scope that made it: only this scope
+  and those inside it get it. So what a branch computes is computed once more where it is needed
+  outside, and what was computed outside is captured.
+  """
 
   def __init__(self) -> None:
     self._fresh = itertools.count()
     self._names: dict[Any, Name] = {}
     self._of_tensor: dict[int, tuple[tf.Tensor, Name]] = {}  # keeps the tensor alive, so that its id stays unique
-    self._tensors: dict[Name, tf.Tensor] = {}
+    self._tensors: dict[tuple[scopes.Scope, Name], tf.Tensor] = {}
 
   def name_of(self, key: Any) -> Name:
     """The value that equal keys name."""
@@ -51,12 +60,15 @@ class Values:
     return name
 
   def tensor(self, key: Any) -> tf.Tensor | None:
-    """A tensor of the value that `key` names, or None."""
-    return self._tensors.get(self._names.get(key, -1))
+    """A tensor of the value that `key` names, which ops that are made now may use; or None."""
+    if (name := self._names.get(key)) is None:
+      return None
+    found = (self._tensors.get((scope, name)) for scope in scopes.scopes_around())
+    return next((tensor for tensor in found if tensor is not None), None)
 
   def _add(self, tensor: tf.Tensor, name: Name) -> None:
     self._of_tensor[id(tensor)] = tensor, name
-    self._tensors.setdefault(name, tensor)
+    self._tensors.setdefault((scopes.scope_of(tensor), name), tensor)
 
 
 class Naming:
@@ -98,6 +110,8 @@ class Naming:
 
   def _key(self, variable: Any) -> Any:
     eqn, i = self._made_by[variable]
+    if _may_differ(eqn):
+      return object()
     params = [(name, _bits(value)) for name, value in eqn.params.items()]
     key = eqn.primitive, eqn.ctx.threefry_partitionable, *params, *map(self._name, eqn.invars), i
     try:
@@ -107,15 +121,31 @@ class Naming:
     return key
 
 
+def _may_differ(eqn: Any) -> bool:
+  """Whether an equation that runs twice has an effect twice, or other results, as random numbers
+  without a key are. One such equation never stands for another."""
+  return bool(eqn.effects) or eqn.primitive in _undetermined() or any(map(_holds_undetermined, inner_jaxprs(eqn)))
+
+
+def _undetermined() -> Sequence[Any]:
+  return (P.rng_uniform_p, _jax_compat.call_hi_primitive_p, *IN_TENSORFLOW)
+
+
+@_jax_compat.weakly_cached
+def _holds_undetermined(jaxpr: Jaxpr) -> bool:
+  return contains(jaxpr, _undetermined())
+
+
 def _bits(param: Any) -> Any:
   """A param, such that 0.0 and -0.0 differ, which are equal as keys."""
   return (type(param), np.asarray(param).tobytes()) if isinstance(param, float | np.inexact) else param
 
 
 def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:
-  """The equations that the results need and whose own results are not there, each to be emitted before the next one is requested.
+  """The equations that have effects, or that the results need and whose own results are not there.
 
-  Calls come first, in order, because their bodies name their results; the others follow on demand.
+  Each is to be emitted before the next one is requested. Those with effects and calls come first,
+  in order, the latter because their bodies name their results. The others follow on demand.
   """
   made_by = {v: eqn for eqn in program.equations for v in eqn.outvars}
 
@@ -131,6 +161,9 @@ def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:
         yield eqn
 
   for eqn in program.equations:
-    if inner_jaxprs(eqn):
+    if eqn.effects:
+      yield from of(eqn.invars)
+      yield eqn
+    elif inner_jaxprs(eqn):
       yield from of(eqn.outvars)
   yield from of(program.jaxpr.outvars)
