@@ -13,7 +13,7 @@
 #   make lint         ruff, mypy and the import graph
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
-#   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and 2,000 random programs
+#   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and twice 2,000 random programs
 #   make cost         time and size of the rules against jax.jit, and the report docs/reports/cost.md
 #   make speed        models and functions against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md, functions.md and saving.md
 #   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and the report docs/reports/serving.md; 5 minutes
@@ -100,6 +100,7 @@ coverage: $(VENV)/.examples
 conformance: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.conformance
 	$(RUN) -m jax2tf.tools.sweeps.fuzz --workers=2
+	$(RUN) -m jax2tf.tools.sweeps.fuzz --control --workers=2
 
 call-tf: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.call_tf_table

@@ -2,6 +2,9 @@
 
 The same --seed and --programs give the same programs. Workers are renewed every few hundred programs. Hypothesis shrinks each mismatch,
 which is printed as Python for a `Case` row. docs/reports/data/fuzz.json holds the counts by JAX version.
+
+With --control the programs have branches, loops, rematerialisation and custom rules, and their derivatives are compared too. The
+counts are in docs/reports/data/fuzz-control.json.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +30,7 @@ _PROGRAMS_PER_WORKER = 250
 _PATIENCE = 60
 # The number of programs that hypothesis may try to shrink one mismatch.
 _SHRINK = 60
+_FEW_OPTIMIZATIONS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -> dict[str, Any]:
@@ -55,6 +60,31 @@ def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -
   print(f"{ran[0]} programs, {len(found)} mismatches to shrink", file=sys.stderr)
   failures = [(m.kind, m.name, m.detail, repr(m.program)) for m in (_shrunk(m, options) for m in found.values())]
   return {"programs": ran[0], "functions": functions, "failures": failures}
+
+
+def _run_control_batch(count: int, seed: int) -> dict[str, Any]:
+  """As `_run_batch`, of programs with control flow and their derivatives."""
+  # Each program is compiled for one run. XLA reads its flags when it starts.
+  jax.config.update("jax_disable_most_optimizations", True)
+  os.environ.setdefault("XLA_FLAGS", _FEW_OPTIMIZATIONS)
+
+  from tests.conformance import control_differential, control_programs  # noqa: PLC0415
+
+  generator = control_programs.Generator(seed)
+  functions: collections.Counter[str] = collections.Counter()
+  found: dict[tuple[str, str], Any] = {}
+  for _ in range(count):
+    program = generator.program()
+    functions.update([f"way: {program.way}", *(node.kind for node in program.nodes())])
+    print(program, file=sys.stderr, flush=True)
+    faulthandler.dump_traceback_later(_PATIENCE, exit=True)
+    for mismatch in control_differential.check(program):
+      found.setdefault((mismatch.kind, mismatch.detail[:60]), mismatch)
+  faulthandler.cancel_dump_traceback_later()
+  print(f"{count} programs, {len(found)} mismatches to shrink", file=sys.stderr)
+  smallest = [control_differential.shrunk(m) for m in found.values()]
+  failures = [(m.kind, m.name, m.detail, repr(m.program)) for m in smallest]
+  return {"programs": count, "functions": functions, "failures": failures}
 
 
 class _EnoughError(BaseException):
@@ -97,15 +127,18 @@ def _lost(error: workers.LostError, _: int, seed: int, *__: Any) -> dict[str, An
 @click.option("--workers", "processes", type=click.IntRange(1), default=1, help="The number of parallel processes.")
 @click.option("--functions", "functions_of", default="", callback=commas, help="Use only these functions; by default all.")
 @click.option("--steps", type=click.IntRange(1), default=8, help="The largest number of functions in a program.")
-@click.option("--record/--norecord", default=True, help="Write docs/reports/data/fuzz.json.")
-def main(programs: int, seed: int, processes: int, functions_of: list[str], steps: int, record: bool) -> None:
+@click.option("--control/--nocontrol", default=False, help="Programs with control flow and derivatives, in place of straight lines.")
+@click.option("--record/--norecord", default=True, help="Write docs/reports/data/fuzz.json, or fuzz-control.json.")
+def main(programs: int, seed: int, processes: int, functions_of: list[str], steps: int, control: bool, record: bool) -> None:
   """Runs all batches, prints the mismatches and records the counts."""
   whole, rest = divmod(programs, _PROGRAMS_PER_WORKER)
   counts = [_PROGRAMS_PER_WORKER] * whole + [rest] * bool(rest)
   total, functions, failures = 0, collections.Counter[str](), dict[tuple[str, str], tuple[str, ...]]()
-  batches = [(count, seed + i, functions_of, steps) for i, count in enumerate(counts)]
+  run: Any = _run_control_batch if control else _run_batch
+  more = () if control else (functions_of, steps)
+  batches = [(count, seed + i, *more) for i, count in enumerate(counts)]
   with tqdm.tqdm(total=programs, desc=f"JAX {jax.__version__} random programs", unit="program") as report:
-    for result in workers.each(_run_batch, batches, _lost, processes=processes, renewed_after=1):
+    for result in workers.each(run, batches, _lost, processes=processes, renewed_after=1):
       total += result["programs"]
       functions.update(result["functions"])
       for kind, name, detail, program in result["failures"]:
@@ -114,20 +147,20 @@ def main(programs: int, seed: int, processes: int, functions_of: list[str], step
           tqdm.tqdm.write(f"MISMATCH ({kind}) {name}: {detail}\n  {program}\n")
       report.update(result["programs"])
   if record and not functions_of:
-    _record(total, seed, functions, failures)
+    _record("fuzz-control" if control else "fuzz", total, seed, functions, failures)
   print(f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, {len(failures)} mismatches")
   sys.exit(bool(failures))
 
 
-def _record(total: int, seed: int, functions: dict[str, int], failures: dict[tuple[str, str], tuple[str, ...]]) -> None:
-  rows = reports.read("fuzz")
+def _record(name: str, total: int, seed: int, functions: dict[str, int], failures: dict[tuple[str, str], tuple[str, ...]]) -> None:
+  rows = reports.read(name)
   rows[jax.__version__] = {
     "programs": total,
     "seed": seed,
     "mismatches": [f"{kind}: {name}" for kind, name in sorted(failures)],
     "functions": dict(sorted(functions.items())),
   }
-  reports.keep("fuzz", dict(sorted(rows.items())))
+  reports.keep(name, dict(sorted(rows.items())))
 
 
 if __name__ == "__main__":
