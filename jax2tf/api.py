@@ -323,7 +323,9 @@ class _TraceCache:
       described = tuple(describe(leaf) for leaf in leaves)
     except (TypeError, ValueError):
       described = tuple(describe(leaf, path) for leaf, path in zip(leaves, argument_paths(tree), strict=True))
-    context = (tuple((place, type(value), value) for place, value in static.items()), _jax_compat.trace_context())
+    values = (*self._traceable.bound, *self._traceable.bound_by_name.values())
+    by_place = tuple((place, type(value), value) for place, value in static.items())
+    context = (values, by_place, _jax_compat.trace_context())
     traced = self._by_actual_shapes.get((tree, described, context), lambda: self._trace(tree, described, static, context))
     return leaves, traced
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import pickle
 import threading
+import types
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -73,27 +75,40 @@ class Traceable:
 
   Attributes:
     fun: the user's callable.
-    jitted: the same, traceable with `jitted.trace`.
+    jitted: the same without its bound arguments, traceable with `jitted.trace`.
     static_argnums, static_argnames: those given to `convert`, and those of a `jax.jit`-ed `fun`.
+    bound: static values for the first arguments of `jitted`, such as the `self` of a method.
+    bound_by_name: static values for keyword arguments of `jitted`.
   """
 
   fun: Callable[..., Any]
   jitted: Any
   static_argnums: tuple[int, ...]
   static_argnames: tuple[str, ...]
+  bound: tuple[Any, ...] = ()
+  bound_by_name: Mapping[str, Any] = field(default_factory=dict)
 
   @classmethod
   def of(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Traceable:
-    nums, names = _jax_compat.static_arguments(fun)
-    # With shardings it stays a call, because the equation of the call holds them.
-    if static_argnums is None and static_argnames is None and hasattr(fun, "trace") and not _jax_compat.shardings(fun):
-      return cls(fun, fun, nums, names)
+    inner, bound, bound_by_name = unbound(fun)
+    if static_argnums is None and static_argnames is None and _jax_compat.is_jitted(inner):
+      nums, names = _jax_compat.static_arguments(inner)
+      only_static = set(range(len(bound))) <= set(nums) and bound_by_name.keys() <= set(names)
+      # With shardings it stays a call, because the equation of the call holds them.
+      if only_static and not _jax_compat.shardings(inner):
+        return cls(fun, inner, *_static_arguments(fun), bound, bound_by_name)
+    return cls.of_calls(fun, static_argnums, static_argnames)
+
+  @classmethod
+  def of_calls(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Traceable:
+    """As `of`, where a `jax.jit`-ed function becomes a call in the jaxpr."""
 
     # A wrapper, because `fun` may be an object that jax.jit cannot hash.
     @functools.wraps(fun, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
       return fun(*args, **kwargs)
 
+    nums, names = _static_arguments(fun)
     given = jax.jit(call, static_argnums=static_argnums, static_argnames=static_argnames)
     given_nums, given_names = _jax_compat.static_arguments(given)
     nums, names = tuple({*nums, *given_nums}), tuple({*names, *given_names})
@@ -110,7 +125,8 @@ class Traceable:
         f"'{self.name}' is jitted with shardings, which name devices of this process; convert it in the process that runs it"
       )
     fun: Any = self.fun
-    return Traceable.of, (fun.__wrapped__ if hasattr(fun, "trace") else fun, self.static_argnums or None, self.static_argnames or None)
+    plain = fun.__wrapped__ if _jax_compat.is_jitted(fun) else fun
+    return Traceable.of_calls, (plain, self.static_argnums or None, self.static_argnames or None)
 
   @property
   def name(self) -> str:
@@ -123,27 +139,31 @@ class Traceable:
     Raises:
       ValueError: a static argument is not hashable.
     """
+    for place, value in (*enumerate(self.bound), *self.bound_by_name.items()):
+      self._check_hashable(place, value)
     if not (self.static_argnums or self.static_argnames):
       return tuple(args), kwargs, {}
     nums = {n % len(args) if -len(args) <= n < len(args) else n for n in self.static_argnums}
     static: dict[Any, Any] = {i: value for i, value in enumerate(args) if i in nums}
     static.update({name: value for name, value in kwargs.items() if name in self.static_argnames})
     for place, value in static.items():
-      if not isinstance(value, Hashable) or not _hashes(value):
-        raise ValueError(
-          f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} of "
-          f"type {type(value).__name__}; pass a hashable value, for instance a tuple for a list"
-        )
+      self._check_hashable(place, value)
     return (tuple(a for i, a in enumerate(args) if i not in nums), {k: v for k, v in kwargs.items() if k not in static}, static)
 
+  def _check_hashable(self, place: object, value: Any) -> None:
+    if not isinstance(value, Hashable) or not _hashes(value):
+      raise ValueError(
+        f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} of "
+        f"type {type(value).__name__}; pass a hashable value, for instance a tuple for a list"
+      )
+
   def join(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The inverse of `split`."""
+    """The inverse of `split`, with the bound arguments: those of `jitted`."""
     dynamic = iter(args)
     count = len(args) + sum(isinstance(place, int) for place in static)
-    return (
-      [static[i] if i in static else next(dynamic) for i in range(count)],
-      kwargs | {place: value for place, value in static.items() if isinstance(place, str)},
-    )
+    positional = [static[i] if i in static else next(dynamic) for i in range(count)]
+    by_name = {place: value for place, value in static.items() if isinstance(place, str)}
+    return [*self.bound, *positional], {**self.bound_by_name, **kwargs, **by_name}
 
   def trace(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> TracedFunction:
     """The jaxpr for these trees of jax.ShapeDtypeStruct. The user's Python runs here and only here.
@@ -178,6 +198,37 @@ class Traceable:
 
     call.__name__ = self.name
     return jax.jit(call)
+
+
+def unbound(fun: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+  """(function, arguments, keyword arguments) that a method, functools.partial or an object with a jitted `__call__` binds."""
+  if isinstance(fun, types.MethodType):
+    inner, args, kwargs = unbound(fun.__func__)
+    return inner, (*args, fun.__self__), kwargs
+  if isinstance(fun, functools.partial):
+    inner, args, kwargs = unbound(fun.func)
+    return inner, (*args, *fun.args), {**kwargs, **fun.keywords}
+  if _jax_compat.is_jitted(call := inspect.getattr_static(type(fun), "__call__", None)):
+    return call, (fun,), {}
+  return fun, (), {}
+
+
+def _static_arguments(fun: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+  """Those of the `jax.jit` inside, counted without the bound arguments."""
+  inner, bound, _ = unbound(fun)
+  nums, names = _jax_compat.static_arguments(inner)
+  if inner is fun or not (nums or names):
+    return nums, names
+  nums = tuple(n - len(bound) if n >= 0 else n for n in nums if n < 0 or n >= len(bound))
+  try:
+    parameters = inspect.signature(fun).parameters.values()
+    positional = [p.name for p in inspect.signature(inner).parameters.values()]
+  except ValueError:
+    return nums, names
+  if not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    nums = tuple(n for n in nums if -count <= n < count)
+  return nums, tuple(name for name in names if name not in positional[: len(bound)])
 
 
 def _spec(aval: Any) -> jax.ShapeDtypeStruct:

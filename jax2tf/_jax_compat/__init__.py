@@ -142,10 +142,22 @@ def lowered_function(primitive: Primitive) -> Callable[..., Any] | None:
 _LOWER_FUN = _mlir.lower_fun(lambda: ()).__code__
 
 
+def is_jitted(fun: Any) -> bool:
+  """Whether `fun` is the result of `jax.jit` itself. A bound method of one has its attributes, but not its arguments.
+
+  An unpickled copy is not: it can be called, but not traced.
+  """
+  return isinstance(fun, _JITTED) and hasattr(fun, "_jit_info")
+
+
+_JITTED = type(jax.jit(lambda: None))
+
+
 def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
   """(static_argnums, static_argnames) of a `jax.jit`-ed function; empty for any other callable."""
-  info = getattr(jitted, "_jit_info", None)
-  return (tuple(info.static_argnums), tuple(info.static_argnames)) if info is not None else ((), ())
+  if not is_jitted(jitted):
+    return (), ()
+  return tuple(jitted._jit_info.static_argnums), tuple(jitted._jit_info.static_argnames)
 
 
 def check_leaked_tracers(traced: Any) -> None:
