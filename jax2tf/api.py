@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import re
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +17,13 @@ from jax import export, tree_util
 
 from jax2tf import _jax_compat, _tf_compat, nans, refs
 from jax2tf._jax_compat import checkify, shape_poly
+from jax2tf.caches import BoundedCache
 from jax2tf.conversion import Conversion
-from jax2tf.dims import LeafSpec, scope_of, specs_of
-from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tensor_of
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
+from jax2tf.dtypes import is_key, key_dtype_of, mark_keys, tensor_of
 from jax2tf.idioms import fused
-from jax2tf.native import Target
-from jax2tf.native import stablehlo_version as stablehlo_version_of
-from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_of
-from jax2tf.trace import BoundedCache, Traceable, TracedFunction
+from jax2tf.options import destination_of, native_target
+from jax2tf.trace import Traceable, TraceCache, TracedFunction
 
 DisabledSafetyCheck = export.DisabledSafetyCheck
 PolyShape = shape_poly.PolyShape
@@ -68,7 +65,9 @@ def convert(
   Args:
     fun_jax: a function that JAX can trace, of pytrees of arrays; `jax.jit` and its static arguments are honoured.
     polymorphic_shapes: None, a string such as "b, _" for all positional arguments, or a pytree prefix of them with a string or
-      None at each leaf; the grammar is that of `jax.export.symbolic_shape`, whose result may stand in place of a string.
+      None at each leaf; the grammar is that of `jax.export.symbolic_shape`, whose result may stand in place of a string. Or a dict
+      from names of arguments, positional or keyword, to such prefixes: {"x": "b, _", "mask": "b"}. The shapes of one argument that
+      is a dict itself stand in a list: [{"w": "n, _"}]. An unknown size with a number, as in "b, 4", is checked when the graph runs.
     polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) == 0" or "a*b == c".
     with_gradient: whether TensorFlow may differentiate the result; it uses JAX's VJP and JVP.
     gradient_orders: the number of derivative orders in a SavedModel, each in its own graph; a loaded function raises for higher ones.
@@ -116,6 +115,9 @@ def convert(
     >>> of_any_batch = tf.function(mean, input_signature=[tf.TensorSpec([None, 2])])
     >>> of_any_batch([[1.0, 2.0], [3.0, 6.0]]).numpy().tolist()
     [2.0, 4.0]
+    >>> select = jax2tf.convert(lambda x, *, mask: jnp.where(mask, x, 0), polymorphic_shapes={"x": "b", "mask": "b"})
+    >>> tf.function(lambda x: select(x, mask=x > 1), input_signature=[tf.TensorSpec([None])])([1.0, 2.0]).numpy().tolist()
+    [0.0, 2.0]
     >>> x = tf.Variable(3.0)
     >>> with tf.GradientTape() as tape:
     ...   y = jax2tf.convert(jnp.square)(x)
@@ -124,7 +126,7 @@ def convert(
   """
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
-  target = _native_target(
+  target = native_target(
     enable_xla, native_serialization, native_serialization_platforms, native_serialization_disabled_checks, stablehlo_version
   )
   if gradient_orders < 1:
@@ -135,13 +137,14 @@ def convert(
       f"native_serialization is not supported with idioms = {idioms!r}: a module contains JAX's own equations; drop one of the two"
     )
   orders = gradient_orders if with_gradient else 0
-  destination = _destination(platforms, device_map, keep_shardings, dtensor_mesh)
+  destination = destination_of(platforms, device_map, keep_shardings, dtensor_mesh)
   if dtensor_mesh is not None and (keep_shardings or target):
     raise ValueError("dtensor_mesh makes layouts of sharding annotations, and keep_shardings and native_serialization XLA's; choose one")
   traceable = Traceable.of(fun_jax, static_argnums, static_argnames)
-  traces = _TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
-  of_refs = BoundedCache(1)
-  conversions = BoundedCache(max_conversions, functools.partial(_warn_of_many_conversions, traceable.name, max_conversions))
+  traces = TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
+  of_refs: BoundedCache[Any, TraceCache] = BoundedCache(1)
+  warn = functools.partial(_warn_of_many_conversions, traceable.name, max_conversions)
+  conversions: BoundedCache[TracedFunction, Conversion] = BoundedCache(max_conversions, warn)
 
   @_wraps(fun_jax)
   def converted(*args: Any, **kwargs: Any) -> Any:
@@ -156,19 +159,25 @@ def convert(
       )
     found = refs.refs_of((args, kwargs))
     if not found:
-      traced, results, after = values(fun_jax, traces, args, kwargs)
+      traced, flat = values(fun_jax, traces, args, kwargs)
+      tree = traced.out_tree
     else:
       refs.check((args, kwargs), traceable.name)
-      of_values = of_refs.get((), lambda: _TraceCache(traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions))
-      traced, (results, last), after = values(refs.as_values(fun_jax), of_values, args, kwargs)
-      after = [*last, *after]
-    closed_over = traced.variables[len(traced.variables) - traced.n_refs :]
-    return refs.written([*(ref.variable for ref in found), *closed_over], traced.jaxpr, after, results) if after else results
+      of_values = of_refs.get((), lambda: TraceCache(traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions))
+      traced, flat = values(refs.as_values(fun_jax), of_values, args, kwargs)
+      tree, _ = traced.out_tree.children()
+    # The results, the values of the refs among the arguments, those of the refs that the function closes over.
+    results, after = flat[: tree.num_leaves], flat[tree.num_leaves :]
+    if after:
+      closed_over = traced.variables[len(traced.variables) - traced.n_refs :]
+      variables = [*(ref.variable for ref in found), *closed_over]
+      results = refs.written(variables, traced.jaxpr, after, results)
+    return _in_structure(tree, results, traceable.name)
 
   def values(
-    fun: Callable[..., Any], traces: _TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]
-  ) -> tuple[TracedFunction, Any, list[tf.Tensor]]:
-    """(the traced function, its results, the values of the refs that it closes over)."""
+    fun: Callable[..., Any], traces: TraceCache, args: tuple[Any, ...], kwargs: dict[str, Any]
+  ) -> tuple[TracedFunction, list[tf.Tensor]]:
+    """(the traced function, its flat results)."""
     leaves, traced = traces(args, kwargs)
     if traced.n_refs:
       refs.check_order(traceable.name)
@@ -176,18 +185,28 @@ def convert(
     conversion = conversions.get(traced, lambda: Conversion(_with_composite_ops(traced, composites), orders, destination, target))
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
     results = nans.checked(conversion(operands), f"'{traceable.name}'", lambda: _run_by_jax(fun, args, kwargs))
-    own = len(results) - traced.n_refs
-    marked = [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
-    return traced, tree_util.tree_unflatten(traced.out_tree, marked[:own]), results[own:]
+    return traced, [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
 
   # AutoGraph would rewrite the user's JAX code along with ours.
   result = tf.autograph.experimental.do_not_convert(converted)
   static = traceable.static_argnums or traceable.static_argnames
   # TF 2.21: a Mesh that is compared with None raises.
   plain = target is None and not composites and not static and dtensor_mesh is None
-  if polymorphic_shapes is None and with_gradient and plain and destination == _destination(None, None, False):
+  if polymorphic_shapes is None and with_gradient and plain and destination == destination_of(None, None, False):
     setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
   return result
+
+
+def _in_structure(tree: Any, tensors: Sequence[tf.Tensor], name: str) -> Any:
+  """The pytree of the results."""
+  try:
+    return tree_util.tree_unflatten(tree, tensors)
+  except Exception as error:
+    error.add_note(
+      f"The result of '{name}' has the structure {tree}. A class in it raised this error when JAX built it from tf.Tensors; "
+      "let it take them, or return a tuple or dict of arrays"
+    )
+    raise
 
 
 def _with_composite_ops(traced: TracedFunction, names: frozenset[str]) -> TracedFunction:
@@ -262,15 +281,36 @@ def eval_polymorphic_shape(
   """
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
-  traces = _TraceCache(Traceable.of(fun_jax), polymorphic_shapes, polymorphic_constraints)
+  traces = TraceCache(Traceable.of(fun_jax), polymorphic_shapes, polymorphic_constraints, _MAX_CONVERSIONS)
 
   def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
     _, traced = traces(args, kwargs)
-    avals = traced.jaxpr.out_avals
+    avals, tree = traced.jaxpr.out_avals, traced.out_tree
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    return tree_util.tree_unflatten(traced.out_tree, specs), tree_util.tree_unflatten(traced.out_tree, [str(a.shape) for a in avals])
+    texts = [_ShapeText(spec) for spec in specs]
+    return tree_util.tree_unflatten(tree, specs), tree_util.tree_unflatten(tree, texts)
 
   return evaluate
+
+
+class _ShapeText(str):
+  """A shape such as "(2*b, 3)" that a user's pytree node takes for an array of that shape."""
+
+  shape: tuple[Any, ...]
+  dtype: Any
+
+  def __new__(cls, spec: jax.ShapeDtypeStruct) -> _ShapeText:
+    text = super().__new__(cls, spec.shape)
+    text.shape, text.dtype = spec.shape, spec.dtype
+    return text
+
+  @property
+  def ndim(self) -> int:
+    """The rank."""
+    return len(self.shape)
+
+  def __reduce__(self) -> tuple[type, tuple[str]]:
+    return str, (str(self),)
 
 
 def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[int] | None) -> tf.Tensor:
@@ -301,91 +341,6 @@ def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[i
     return tf.identity(tensor)
   parts = partition_dimensions
   return _tf_compat.xla_sharding(tensor, None if parts is None else (parts, range(math.prod(parts)), False))
-
-
-class _TraceCache:
-  """(args, kwargs) -> (dynamic leaves, TracedFunction), with a bounded cache of traces.
-
-  One scope serves all calls: equal polymorphic shapes give equal symbolic dimensions, and calls of different sizes share one trace.
-  """
-
-  def __init__(self, traceable: Traceable, polymorphic_shapes: Any, constraints: Sequence[str], size: int = _MAX_CONVERSIONS):
-    self._traceable = traceable
-    self._polymorphic_shapes = polymorphic_shapes
-    self._scope = scope_of(polymorphic_shapes, constraints)
-    self._by_actual_shapes = BoundedCache(16 * size)
-    self._by_specs = BoundedCache(size)
-
-  def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TracedFunction]:
-    args, kwargs, static = self._traceable.split(args, kwargs)
-    leaves, tree = tree_util.tree_flatten(_tf_compat.unwrapped((args, kwargs)))
-    try:
-      described = tuple(describe(leaf) for leaf in leaves)
-    except (TypeError, ValueError):
-      described = tuple(describe(leaf, path) for leaf, path in zip(leaves, argument_paths(tree), strict=True))
-    values = (*self._traceable.bound, *self._traceable.bound_by_name.values())
-    by_place = tuple((place, type(value), value) for place, value in static.items())
-    context = (values, by_place, _jax_compat.trace_context())
-    traced = self._by_actual_shapes.get((tree, described, context), lambda: self._trace(tree, described, static, context))
-    return leaves, traced
-
-  def _trace(self, tree: Any, described: Sequence[Any], static: dict[Any, Any], context: Any) -> TracedFunction:
-    args, kwargs = tree_util.tree_unflatten(tree, [LeafSpec(*d) for d in described])
-    args = specs_of(args, self._polymorphic_shapes, self._scope)
-    kwargs = specs_of(kwargs, None, self._scope)
-    avals = tuple((s.shape, s.dtype, s.weak_type) for s in tree_util.tree_leaves((args, kwargs)))
-    return self._by_specs.get((tree, avals, context), lambda: self._traceable.trace(args, kwargs, static))
-
-
-def argument_paths(tree: Any) -> list[str]:
-  """Names of the leaves of (args, kwargs), as `args[0]['w']`."""
-  paths = tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(tree.num_leaves)))[0]
-  return [("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:]) for path, _ in paths]
-
-
-def _check_platforms(argument: str, platforms: Any) -> None:
-  if not isinstance(platforms, list | tuple) or not platforms or not all(p in PLATFORMS for p in platforms):
-    raise ValueError(f"{argument} must be a sequence containing a subset of {PLATFORMS}, got {platforms!r}")
-
-
-_PLACE = re.compile(r"(cpu|gpu|cuda|rocm|tpu)(:\d+)?|host")
-_TF_DEVICE = re.compile(r"(/job:\w+)?(/replica:\d+)?(/task:\d+)?(/device:|/)?[A-Za-z_]+:\d+")
-
-
-def _destination(platforms: Any, device_map: Any, keep_shardings: bool, dtensor_mesh: Any = None) -> Destination:
-  """Validates where the graph will run."""
-  if platforms is not None:
-    _check_platforms("platforms", platforms)
-  devices: dict[str, str | None] = {}
-  for key, device in (device_map or {}).items():
-    place = place_named(key) if isinstance(key, str) and _PLACE.fullmatch(key) else place_of(key)
-    if place is None:
-      raise ValueError(f'device_map: {key!r} is not a JAX device; name one by a jax.Device, "gpu:1", "gpu" or "host"')
-    if device is not None and not (isinstance(device, str) and _TF_DEVICE.fullmatch(device)):
-      raise ValueError(f'device_map[{key!r}] = {device!r} is not a TensorFlow device, such as "/device:GPU:1"')
-    devices[place] = device
-  return Destination(tuple(platforms or ()), devices, keep_shardings, dtensor_mesh)
-
-
-def _native_target(
-  enable_xla: bool, native: bool, platforms: Sequence[str] | None, disabled_checks: Sequence[DisabledSafetyCheck], version: str | None
-) -> Target | None:
-  """The reader of the native modules; None for the graph lowering."""
-  if platforms:
-    _check_platforms("native_serialization_platforms", platforms)
-    if not native:
-      warnings.warn(
-        "using native_serialization_platforms without native_serialization has no effect: the graph lowering runs wherever TensorFlow does",
-        UserWarning,
-        stacklevel=3,
-      )
-  if not native:
-    return None
-  if not enable_xla:
-    raise ValueError("native_serialization is not supported with enable_xla=False; drop one of the two")
-  # JAX calls the backend "gpu" that it exports to as cuda or rocm.
-  default = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-  return Target(tuple(platforms or (default,)), tuple(disabled_checks), stablehlo_version_of(version))
 
 
 def _wraps(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

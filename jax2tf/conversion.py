@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from jax2tf import _jax_compat, _tf_compat, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
+from jax2tf.caches import BoundedCache
 from jax2tf.context import scope_name
 from jax2tf.derivative import Derivative, derivative, differentiable
 from jax2tf.dims import DimensionValues
@@ -24,7 +25,7 @@ from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
 from jax2tf.program import Emitter, Prepare, Program, equations, prepare
-from jax2tf.trace import BoundedCache, TracedFunction, is_tensorflows
+from jax2tf.trace import TracedFunction, is_tensorflows
 
 
 class Conversion:
@@ -45,8 +46,8 @@ class Conversion:
     self.traced = traced
     self._dimensions = traced.dimensions
     self._orders = orders  # of derivatives that a SavedModel holds; 0 for a function that is not differentiable
-    self._derivatives = BoundedCache(maxsize=16)
-    self._eager_functions = BoundedCache(maxsize=16)
+    self._derivatives: BoundedCache[Any, Derivative] = BoundedCache(maxsize=16)
+    self._eager_functions: BoundedCache[Program, Any] = BoundedCache(maxsize=16)
     self.dtypes = [physical(aval)[1] for aval in traced.arguments]
 
   def __call__(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -62,7 +63,8 @@ class Conversion:
     dimensions, assertions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
     # All ops of the function depend on these assertions.
     with tf.control_dependencies(assertions):
-      operands = [tf.identity(x, f"jax2tf_arg_{i}") for i, x in enumerate(operands)]
+      avals = self.traced.jaxpr.in_avals
+      operands = [_argument(x, aval, i) for i, (x, aval) in enumerate(zip(operands, avals, strict=True))]
     with tf.name_scope(f"jax2tf_{scope_name(self.traced.name)}_"):
       results = self._differentiable(self._run(dimensions), operands, differentiable(self.traced.jaxpr.in_avals))
     return [tf.identity(y, "jax2tf_out") for y in results]
@@ -117,6 +119,16 @@ class Conversion:
       return self._run(dimensions)(program, *operands)
 
     return function.get_concrete_function()
+
+
+def _argument(operand: tf.Tensor, aval: Any, number: int) -> tf.Tensor:
+  """The argument in the graph. A size of the specification that TensorFlow does not know is checked when the graph runs."""
+  name = f"jax2tf_arg_{number}"
+  sizes = [d if isinstance(d, int) else None for d in physical(aval)[0]]
+  unknown = (size for size, known in zip(sizes, operand.shape, strict=True) if known is None)
+  if all(size is None for size in unknown):
+    return tf.identity(operand, name)
+  return tf.ensure_shape(operand, sizes, name)
 
 
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:

@@ -22,12 +22,12 @@ from jax.interpreters.ad import Zero
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import checkify
+from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import is_differentiable
 from jax2tf.effects import differing, repeated
 from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs
 from jax2tf.program import Prepare, Program, with_sources
 from jax2tf.registry import IN_TENSORFLOW
-from jax2tf.trace import BoundedCache
 
 # Primitives that define their residuals, that JAX differentiates as a more expensive equation, or whose results differ from call to call.
 _WITH_RESIDUALS: tuple[Any, ...] = (
@@ -98,7 +98,7 @@ class Derivative:
     self.function = function
     self.wrt = wrt
     self.results = results
-    self._made = BoundedCache(maxsize=32)
+    self._made: BoundedCache[Any, Any] = BoundedCache(maxsize=32)
 
   @functools.cached_property
   def jaxpr(self) -> ClosedJaxpr:

@@ -1,7 +1,6 @@
-"""Symbolic dimensions: from polymorphic shapes to values in the graph.
+"""Symbolic dimensions: their values in the graph.
 
-`specs_of` converts `polymorphic_shapes` to avals with `jax.export`. `Dimensions` computes the
-dimension variables from the sizes of the arguments, and their constraints; the formulas
+`Dimensions` computes the dimension variables from the sizes of the arguments, and their constraints; the formulas
 are jaxprs, lowered by the same rules as the user's equations. `DimensionValues` computes each
 symbolic dimension and each shape at most once per graph.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import tokenize
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,114 +16,17 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 import tensorflow as tf
-from jax import export, lax
+from jax import lax
 from jax.extend.core import Literal
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import shape_poly
 from jax2tf._tf_compat import scopes
-from jax2tf.constraints import refuse_contradictions
 from jax2tf.errors import SizeError
 from jax2tf.jaxprs import ClosedJaxpr, equations, inner_jaxprs
 
 Size: TypeAlias = Any  # int | tf.Tensor; TensorFlow has no usable annotations
 Lower = Callable[..., list[tf.Tensor]]
-
-
-@dataclass(frozen=True)
-class LeafSpec:
-  """An argument before its symbolic shape is known; a dimension of unknown size is None."""
-
-  shape: tuple[int | None, ...]
-  dtype: Any
-  weak_type: bool
-
-
-def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.SymbolicScope:
-  """The scope of all symbolic dimensions of a function: that of `jax.export.symbolic_shape` dimensions, else a new one.
-
-  Raises:
-    ValueError: bad grammar, in JAX's words; constraints that no sizes can meet; constraints next to dimensions with a scope.
-  """
-  leaves = jax.tree.leaves(polymorphic_shapes, is_leaf=_is_shape)
-  scopes = [d.scope for shape in leaves if _is_shape(shape) for d in shape if shape_poly.is_symbolic_dim(d)]
-  if scopes and constraints:
-    raise ValueError(
-      f"polymorphic_constraints = {tuple(constraints)} next to dimensions of jax.export.symbolic_shape, which have a scope already: "
-      "give the constraints to symbolic_shape or to its SymbolicScope"
-    )
-  try:
-    scope = scopes[0] if scopes else export.SymbolicScope(constraints)
-  except (ValueError, tokenize.TokenError) as error:
-    if "onstraint" in str(error) or "syntax error" in str(error):
-      raise
-    raise ValueError(f"syntax error in polymorphic_constraints = {constraints}: {error}") from None  # JAX's traceback adds nothing
-  refuse_contradictions(scope)
-  return scope
-
-
-def _is_shape(x: Any) -> bool:
-  """Whether `x` is a shape from `jax.export.symbolic_shape`, and not a tuple of the specifications of several arguments."""
-  return isinstance(x, tuple) and any(map(shape_poly.is_symbolic_dim, x))
-
-
-def specs_of(args: Any, polymorphic_shapes: Any, scope: export.SymbolicScope) -> Any:
-  """The tree `args` of `LeafSpec` as a tree of jax.ShapeDtypeStruct with symbolic dimensions.
-
-  Raises:
-    ValueError: JAX's own, for bad grammar, a tree or a rank that does not fit, dimensions of several scopes or
-      an unknown dimension without a variable.
-  """
-  if isinstance(args, tuple) and isinstance(polymorphic_shapes, list):
-    polymorphic_shapes = tuple(polymorphic_shapes)
-  _check_spelling(args, polymorphic_shapes)
-  try:
-    shapes = jax.tree.broadcast(polymorphic_shapes, args, is_leaf=lambda x: x is None or _is_shape(x))
-  except ValueError as error:
-    raise ValueError(str(error).replace("broadcast_prefix prefix_tree", "polymorphic_shapes")) from None
-
-  tree: Any
-  leaves, tree = jax.tree.flatten(args)
-  specs = []
-  for i, (leaf, shape) in enumerate(zip(leaves, tree.flatten_up_to(shapes), strict=True)):
-    try:
-      dims = _symbolic_shape(shape, leaf.shape, scope)
-    except ValueError as error:
-      error.add_note(f"polymorphic_shapes has {shape!r} for {shape_poly.argument_name(args, i)}")
-      raise
-    except tokenize.TokenError as error:  # Python 3.11, for a parenthesis that is not closed
-      raise ValueError(f"syntax error in symbolic shape {shape!r} for {shape_poly.argument_name(args, i)}: {error.args[0]}") from None
-    if len(dims) != len(leaf.shape):
-      raise ValueError(f"Rank mismatch for {shape_poly.argument_name(args, i)}: expected {dims} and called with {leaf.shape}")
-    specs.append(jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type))
-  return jax.tree.unflatten(tree, specs)
-
-
-def _is_sizes(x: Any) -> bool:
-  """Whether it is a shape in TensorFlow's style, such as (None, 4) or ["b", 4]."""
-  if isinstance(x, tf.TensorSpec | tf.TensorShape):
-    return True
-  return isinstance(x, tuple | list) and any(type(d) is int for d in x) and all(d is None or isinstance(d, int | str) for d in x)
-
-
-def _check_spelling(args: Any, polymorphic_shapes: Any) -> None:
-  """Raises ValueError for a shape that is not in JAX's notation."""
-  of_each = isinstance(args, tuple) and isinstance(polymorphic_shapes, tuple) and len(args) == len(polymorphic_shapes)
-  for part in polymorphic_shapes if of_each else [polymorphic_shapes]:
-    for sizes in filter(_is_sizes, jax.tree.leaves(part, is_leaf=_is_sizes)):
-      text = ", ".join("_" if size is None else str(size) for size in getattr(sizes, "shape", sizes))
-      raise ValueError(
-        f"polymorphic_shapes has {sizes!r}; write the shape of an argument as one string, {text!r}, with a name for each size that varies "
-        "and _ for one that is taken from the argument"
-      )
-
-
-def _symbolic_shape(shape: Any, like: Sequence[int | None], scope: export.SymbolicScope) -> tuple[Any, ...]:
-  if _is_shape(shape):
-    for d in filter(shape_poly.is_symbolic_dim, shape):
-      shape_poly.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
-    shape = ", ".join(map(str, shape))  # so that the parser checks the known sizes
-  return tuple(export.symbolic_shape(shape, like=like, scope=scope))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import pickle
-import threading
 import types
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +18,14 @@ import tensorflow as tf
 from jax import tree_util
 from jax.extend import source_info_util
 
-from jax2tf import _jax_compat, errors, refs, shadows
+from jax2tf import _jax_compat, _tf_compat, errors, pytrees, refs, shadows
+from jax2tf.caches import BoundedCache
 from jax2tf.dims import Dimensions
+from jax2tf.dtypes import describe
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement.devices import place_of
 from jax2tf.registry import IN_TENSORFLOW
+from jax2tf.specs import Call, scope_of
 
 # A user's line is outside of this package and of TensorFlow, whose frames are on the stack while it traces a tf.function.
 for _file in (__file__, tf.__file__):
@@ -166,7 +168,7 @@ class Traceable:
     return [*self.bound, *positional], {**self.bound_by_name, **kwargs, **by_name}
 
   def trace(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> TracedFunction:
-    """The jaxpr for these trees of jax.ShapeDtypeStruct. The user's Python runs here and only here.
+    """The jaxpr for these trees of jax.ShapeDtypeStruct, or `pytrees.Leaves` of them. The user's Python runs here and only here.
 
     Raises:
       what the user's function raises under a JAX trace; where a constraint would help, a note says which.
@@ -261,36 +263,51 @@ def _warn_of_large_constants(name: str, jaxpr: ClosedJaxpr) -> None:
     )
 
 
-class BoundedCache:
-  """A thread-safe cache that forgets the least recently used entry; each value is made once. Pickled, it is empty.
+class TraceCache:
+  """(args, kwargs) -> (dynamic leaves, TracedFunction), with a bounded cache of traces.
 
-  Args:
-    maxsize: the number of entries.
-    when_full: called once, when an entry is forgotten for the first time.
+  One scope serves all calls: equal polymorphic shapes give equal symbolic dimensions, and calls of different sizes share one trace.
   """
 
-  def __init__(self, maxsize: int, when_full: Callable[[], None] | None = None):
-    self._maxsize = maxsize
-    self._given = self._when_full = when_full
-    self._lock = threading.RLock()
-    self._entries: OrderedDict[Any, Any] = OrderedDict()
+  def __init__(self, traceable: Traceable, polymorphic_shapes: Any, constraints: Sequence[str], size: int):
+    self._traceable = traceable
+    self._polymorphic_shapes = polymorphic_shapes
+    self._scope = scope_of(polymorphic_shapes, constraints)
+    self._by_actual_shapes: BoundedCache[Any, TracedFunction] = BoundedCache(16 * size)
+    self._by_specs: BoundedCache[Any, TracedFunction] = BoundedCache(size)
 
-  def get(self, key: Any, make: Callable[[], Any]) -> Any:
-    """The value of `key`, made by `make` when missing; an exception of `make` leaves no entry."""
-    with self._lock:
-      if key in self._entries:
-        self._entries.move_to_end(key)
-        return self._entries[key]
-      value = self._entries[key] = make()
-      while len(self._entries) > self._maxsize:
-        self._entries.popitem(last=False)
-        if self._when_full:
-          when_full, self._when_full = self._when_full, None
-          when_full()
-      return value
+  def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TracedFunction]:
+    count = len(args)
+    args, kwargs, static = self._traceable.split(args, kwargs)
+    arguments = _tf_compat.unwrapped((args, kwargs))
+    leaves, tree = tree_util.tree_flatten(arguments)
+    try:
+      described = tuple(map(describe, leaves))
+    except (TypeError, ValueError):
+      described = tuple(map(describe, leaves, pytrees.argument_paths(arguments)))
+    values = (*self._traceable.bound, *self._traceable.bound_by_name.values())
+    by_place = tuple((place, type(value), value) for place, value in static.items())
+    context = (values, by_place, _jax_compat.trace_context())
 
-  def __reduce__(self) -> Any:
-    return BoundedCache, (self._maxsize, self._given)
+    def make() -> TracedFunction:
+      return self._trace(arguments, count, tree, described, static, context)
 
-  def __len__(self) -> int:
-    return len(self._entries)
+    return leaves, self._by_actual_shapes.get((tree, described, context), make)
+
+  def _trace(self, arguments: Any, count: int, tree: Any, described: Any, static: dict[Any, Any], context: Any) -> TracedFunction:
+    args, kwargs = arguments
+    positions = [i for i in range(count) if i not in static]
+    call = Call(self._traceable.fun, self._traceable.name, args, kwargs, positions, count)
+    specs = call.specs(described, self._polymorphic_shapes, self._scope)
+    # JAX rebuilds the nodes of users from its tracers, and nothing else does from these specs.
+    rest = iter(specs)
+
+    def of(argument: Any) -> Any:
+      structure: Any = tree_util.tree_structure(argument)
+      return pytrees.Leaves.of(argument, list(itertools.islice(rest, structure.num_leaves)))
+
+    by_position = [of(x) for x in args]
+    by_name = {name: of(kwargs[name]) for name in sorted(kwargs)}
+    avals = tuple((s.shape, s.dtype, s.weak_type) for s in specs)
+    key = (tree, avals, context)
+    return self._by_specs.get(key, lambda: self._traceable.trace(by_position, by_name, static))

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
-from jax2tf.trace import BoundedCache
+from jax2tf.caches import BoundedCache
 from tests.case import close
 
 X = np.arange(4, dtype=np.float32)

@@ -21,13 +21,15 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     "servers",
     ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.quiet"),
   ),  # they import no module of ours that imports JAX
-  ("compatibility", ("jax2tf.errors", "jax2tf._jax_compat*", "jax2tf._tf_compat*")),
+  ("compatibility", ("jax2tf.errors", "jax2tf.caches", "jax2tf._jax_compat*", "jax2tf._tf_compat*")),
   (
     "values",
     (
       "jax2tf.coefficients",
       "jax2tf.dtypes",
       "jax2tf.constraints",
+      "jax2tf.specs",
+      "jax2tf.pytrees",
       "jax2tf.dims",
       "jax2tf.lines",
       "jax2tf.jaxprs",
@@ -44,7 +46,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     "rules and stages",
     ("jax2tf.lowering.*", "jax2tf.idioms*", "jax2tf.program", "jax2tf.value_numbering", "jax2tf.interpreter", "jax2tf.trace"),
   ),
-  ("derivatives", ("jax2tf.derivative", "jax2tf.gradient", "jax2tf.native")),
+  ("derivatives", ("jax2tf.derivative", "jax2tf.gradient", "jax2tf.native", "jax2tf.options")),
   ("conversion", ("jax2tf.conversion", "jax2tf.lowering", "jax2tf.survey")),
   ("functions", ("jax2tf.api", "jax2tf.tf_calls*", "jax2tf.drop_in", "jax2tf.dtensor")),
   ("package", ("jax2tf", "jax2tf.install")),
@@ -62,6 +64,7 @@ OPEN_TO_CONVERTERS = (
   "jax2tf.coefficients",
   "jax2tf.errors",
   "jax2tf.idioms.fused",  # for its names
+  "jax2tf.pytrees",
   "jax2tf.survey",
   "jax2tf._tf_compat",
   "jax2tf._tf_compat.callbacks",

@@ -86,10 +86,10 @@ def reference_answers(
 
 def _precisions(subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, np.dtype[Any]]:
   try:
-    dtypes = precision_of_results(subject.reference, *arguments)
+    zeros = precision_of_results(subject.reference, *arguments)
   except jax.errors.JAXTypeError:  # for example a function in NumPy
     return {}
-  named = subject.named(jax.tree.map(lambda dtype: np.zeros((), dtype), dtypes), inputs)
+  named = subject.named(zeros, inputs)
   return {name: array.dtype for name, array in named.items()}
 
 

@@ -18,15 +18,26 @@ Dtype = np.dtype[Any]
 
 
 def of_results(fun: Callable[..., Any], *args: Any) -> Any:
-  """The results of `fun(*args)`, with a dtype in place of each array: the coarsest floating point dtype that it depends on, or its own.
+  """The results of `fun(*args)` as zeros of the coarsest floating point dtype that each depends on, or of its own dtype.
 
   Raises:
     JAXTypeError: JAX cannot trace `fun`.
   """
-  closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+  tree: Any = None
+
+  def flat(*args: Any) -> list[Any]:
+    nonlocal tree
+    leaves, tree = jax.tree.flatten(fun(*args))
+    return leaves
+
+  closed = jax.make_jaxpr(flat)(*args)
   found = _coarsest_of_each(closed.jaxpr, [None] * len(closed.jaxpr.invars))
-  leaves, tree = jax.tree.flatten(shapes)
-  return jax.tree.unflatten(tree, [leaf.dtype if dtype is None else dtype for leaf, dtype in zip(leaves, found, strict=True)])
+  # Arrays of the same shapes without memory, because a class in the result may look at them.
+  arrays = [
+    np.broadcast_to(np.zeros((), aval.dtype if dtype is None else dtype), aval.shape)
+    for aval, dtype in zip(closed.out_avals, found, strict=True)
+  ]
+  return jax.tree.unflatten(tree, arrays)
 
 
 def _coarsest_of_each(jaxpr: Jaxpr, operands: Sequence[Dtype | None]) -> list[Dtype | None]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 import tqdm
 from jax.experimental import checkify
 
-from jax2tf import survey
+from jax2tf import pytrees, survey
 from jax2tf._tf_compat import callbacks
 from jax2tf.errors import Gap
 from jax2tf.idioms import fused
@@ -299,7 +299,7 @@ def _unchecked(fun: Callable[..., Any], function: Any) -> Callable[..., Any]:
 def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) -> dict[str, Signature]:
   found = {}
   params = jax.tree.map(jnp.asarray, model.values())
-  specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+  specs = pytrees.Leaves.of(params, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(params)])
   for name, record in chosen.items():
     function, concrete = model.functions.get(name), model.signatures[name].get_concrete_function()
     if record.preprocessed or record.postprocessed:

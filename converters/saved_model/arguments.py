@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 from jax import export, tree_util
 
+from jax2tf import pytrees
+
 from .notation import Spec, variables
 
 Given: TypeAlias = Any  # str | jax.ShapeDtypeStruct | tf.TensorSpec, which mypy does not know
@@ -38,10 +40,13 @@ class Arguments:
     """From a spec or a pytree of specs for each argument, in order. A leaf of a pytree is named by its path, `batch_ids`.
 
     Raises:
-      ValueError: a spec is not `dtype[dims]`; a name is used twice, or TensorFlow would change it; `renamed` names an unknown input.
+      ValueError: a spec is not `dtype[dims]`; an input holds a class of the user; a name is used twice, or
+        TensorFlow would change it; `renamed` names an unknown input.
     """
     args = tuple(inputs.values())
     leaves, tree = tree_util.tree_flatten(args, is_leaf=lambda x: x is not args and _is_no_spec(x))
+    for name, arg in inputs.items():
+      _check_classes(f"input {name!r}", arg)
     names = ["_".join(filter(None, (name, path))) for name, arg in inputs.items() for path in leaf_names(arg, "_", _is_no_spec)]
     if unknown := renamed.keys() - set(names):
       raise ValueError(f"input_names renames {', '.join(sorted(unknown))}, but the inputs are {', '.join(names)}")
@@ -75,6 +80,25 @@ class Arguments:
   def notation(self) -> dict[str, str]:
     """Name -> "f32[b,784]"."""
     return {name: str(Spec.of(aval)) for name, aval in zip(self.names, self.avals, strict=True)}
+
+
+def checked_results(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
+  """The function `name`. Its calls raise ValueError for a result of a class that a SavedModel cannot return."""
+
+  def call(*args: Any) -> Any:
+    result = fun(*args)
+    _check_classes(f"the result of '{name}'", result)
+    return result
+
+  return call
+
+
+def _check_classes(what: str, tree: Any) -> None:
+  if kind := pytrees.unknown_class(tree_util.tree_structure(tree)):
+    raise ValueError(
+      f"{what} holds a {kind.__name__}, and the functions of a SavedModel take and return dicts, lists and tuples of arrays; use "
+      f"these, and make the {kind.__name__} from them where it is needed"
+    )
 
 
 def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from jax2tf import _tf_compat, errors
 
 from .. import collector, stages
 from . import manifest, optional, parameters, publish, serialized, warmup
-from .arguments import Added, Arguments, Given, check_order, output_names, tensor_specs
+from .arguments import Added, Arguments, Given, check_order, checked_results, output_names, tensor_specs
 from .batching import Batching, check_rows
 from .notation import Spec
 from .optional import Tensors
@@ -199,11 +199,11 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
     layout = self._layout.value
     pure = layout.of_stored(state.layout.of_stored(fun) if state else fun)
-    converted = jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **options)
+    converted = checked_results(_name(fun), jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **options))
 
     def of_parameters(*args: Any) -> Any:
       leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, layout.dtypes, strict=True)]
-      params = tree_util.tree_unflatten(layout.tree, leaves)
+      params = layout.argument(leaves)
       return state.updated(lambda stored: converted(params, stored, *args)) if state else converted(params, *args)
 
     # Signatures and methods share one function, because each function holds its gradients.
@@ -298,7 +298,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
     state = [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in self.state_variables]] * stateful
     with stages.stage("trace"), collector.paused(), errors.hints():
-      traced = jax.jit(fun).trace(tree_util.tree_unflatten(layout.tree, params), *state, *arguments.unflatten(arguments.avals))
+      traced = jax.jit(fun).trace(layout.argument(params), *state, *arguments.unflatten(arguments.avals))
     with stages.stage("lower"), collector.paused():
       concrete = _tf_compat.traced_for_saving(signature)
     inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}

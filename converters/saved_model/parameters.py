@@ -14,6 +14,8 @@ import tensorflow as tf
 import tqdm
 from jax import tree_util
 
+from jax2tf import pytrees
+
 from .arguments import leaf_names
 from .notation import Spec
 
@@ -54,6 +56,12 @@ class Layout:
   def restored(self, stored: Sequence[Any]) -> Any:
     """Rebuilds the pytree from stored leaves."""
     return tree_util.tree_unflatten(self.tree, [wrapped(*item) for item in zip(stored, self.keys, strict=True)])
+
+  def argument(self, stored: Sequence[Any]) -> Any:
+    """The argument for `of_stored`, from anything in place of the stored leaves: JAX rebuilds the pytree from its tracers."""
+    if any(self.keys):
+      return list(stored)
+    return pytrees.Leaves.with_paths(stored, self.tree, [f"[{path!r}]" for path in self.paths])
 
   def of_stored(self, fun: Callable[..., Any]) -> Callable[..., Any]:
     """`fun(params, ...)` as a function of the stored parameters."""
@@ -194,12 +202,11 @@ def _spread(params: Any, names: Sequence[str], trainable: Trainable) -> list[Any
   if callable(trainable):
     return [trainable(name) for name in names]
   try:
-    spread = tree_util.tree_map(lambda flag, part: tree_util.tree_map(lambda _: flag, part), trainable, params)
+    return pytrees.spread(trainable, params)
   except (ValueError, TypeError) as error:
     raise ValueError(
       f"trainable = {trainable!r} is not a bool, a function of a path, or a pytree prefix of the parameters: {error}"
     ) from error
-  return tree_util.tree_leaves(spread)
 
 
 # Names of the two statistics of a BatchNorm in Flax, Haiku and Keras.

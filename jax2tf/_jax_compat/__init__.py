@@ -30,6 +30,7 @@ from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
+from jax._src import tree_util as _tree_util
 from jax._src import util as _util
 from jax._src import xla_metadata as _xla_metadata
 from jax._src import xla_metadata_lib as _xla_metadata_lib
@@ -140,6 +141,12 @@ def lowered_function(primitive: Primitive) -> Callable[..., Any] | None:
 
 
 _LOWER_FUN = _mlir.lower_fun(lambda: ()).__code__
+
+
+def prefix_error(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: str) -> str:
+  """JAX's words, in one line, for a pytree that is not a prefix of another one."""
+  first, *_ = _tree_util.prefix_errors(prefix, tree, is_leaf)
+  return " ".join(str(first(name)).split())
 
 
 def is_jitted(fun: Any) -> bool:

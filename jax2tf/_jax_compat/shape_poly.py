@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax import tree_util
 from jax._src import core as _core
 from jax._src.export import shape_poly as _shape_poly
 from jax.extend.core import InconclusiveDimensionOperation
@@ -122,11 +121,6 @@ def check_same_scope(scope: Any, dim: Any, when: str) -> None:
 def dimension_bounds(dim: Any) -> tuple[float, float]:
   """The least and greatest value of a symbolic dimension that JAX can prove from the constraints of its scope."""
   return _shape_poly._bounds_decision(dim, _shape_poly.BoundsPrecision.BEST)
-
-
-def argument_name(args: Any, i: int) -> str:
-  """`args[0]['w']`, JAX's name for the leaf number `i` of the positional arguments."""
-  return _shape_poly.pretty_print_dimension_descriptor(tree_util.tree_structure((args, {})), i, None)
 
 
 def evaluate_dimension(dim: Any, sizes: dict[str, Any]) -> Any:

@@ -40,7 +40,10 @@ def unwrapped(tree: Any) -> Any:
       return unwrapped(x.__wrapped__)
     return unwrapped(list(x)) if isinstance(x, _data_structures.ListWrapper) else x
 
-  return tree_util.tree_map(unwrap, tree, is_leaf=lambda x: isinstance(x, _WRAPPERS))
+  leaves, structure = tree_util.tree_flatten(tree, is_leaf=lambda x: isinstance(x, _WRAPPERS))
+  if not any(isinstance(x, _WRAPPERS) for x in leaves):
+    return tree  # as it is: the nodes of users are not built again
+  return tree_util.tree_unflatten(structure, map(unwrap, leaves))
 
 
 is_saving = _save_context.in_save_context

@@ -11,11 +11,12 @@ import tensorflow as tf
 from jax import tree_util
 
 from jax2tf import _jax_compat, _tf_compat, shadows
-from jax2tf.api import argument_paths, jax_function_of
+from jax2tf.api import jax_function_of
+from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tf_dtype
+from jax2tf.pytrees import argument_paths
 from jax2tf.tf_calls.function import Options, TfFunction, WithVariables
 from jax2tf.tf_calls.primitives import call_tf_p
-from jax2tf.trace import BoundedCache
 
 _VMAP_METHODS = (None, "sequential", "sequential_unrolled", "expand_dims", "broadcast_all", "legacy_vectorized", "vectorized")
 _MODES = ("auto", "inline", "callback")
@@ -150,14 +151,14 @@ class _Calls:
 
   def __init__(self, fun: Callable[..., Any], options: Options, declared: Any):
     self._make = functools.partial(_Call, fun, options, declared)
-    self._made = BoundedCache(_MAX_SIGNATURES)
+    self._made: BoundedCache[Any, _Call] = BoundedCache(_MAX_SIGNATURES)
 
   def __call__(self, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
     leaves, tree = tree_util.tree_flatten((args, kwargs))
     try:
       described = tuple(map(describe, leaves))
     except (TypeError, ValueError):
-      described = tuple(describe(x, path) for x, path in zip(leaves, argument_paths(tree), strict=True))
+      described = tuple(map(describe, leaves, argument_paths((args, kwargs))))
     key = (tree, described, bool(jax.config.jax_enable_x64))
     return self._made.get(key, lambda: self._make(tree, described)), leaves
 

@@ -36,7 +36,7 @@ def mixed(params: Any, x: jax.Array) -> dict[str, jax.Array]:
 def test_of_results() -> None:
   found = of_results(mixed, {"w": np.eye(4, dtype=np.float32)}, X)
   expected = {"narrow": "bfloat16", "wide": "bfloat16", "summed": "bfloat16", "apart": "float32", "half": "float16", "count": "bfloat16"}
-  assert {name: dtype.name for name, dtype in found.items()} == expected
+  assert {name: dtype.name for name, dtype in ((name, x.dtype) for name, x in found.items())} == expected
 
 
 def test_a_difference_is_measured_by_the_precision() -> None:
