@@ -18,6 +18,7 @@ from jax2tf.lowering._common import cast
 from jax2tf.lowering._movement import transposed, turned_kernel
 from jax2tf.lowering._plain_conv import Conv, filter_gradient, input_gradient, is_filter_gradient, plain_conv, without_batch_groups
 from jax2tf.lowering._pooling import Axis
+from jax2tf.lowering._products import multiplicands, multiplied_in, product_as_result
 from jax2tf.registry import lowers
 
 
@@ -54,11 +55,14 @@ def _conv_general_dilated(
     result = _laid_out(ctx, some, lhs, rhs, dimension_numbers, reversed_kernel)
     return tf.slice(result, [0] * (conv.rank + 2), ctx.shape(ctx.aval_out.shape))
 
+  product_dtype = multiplied_in(*(aval.dtype for aval in (*ctx.avals_in, ctx.aval_out)))
+  lhs, rhs = multiplicands(ctx, [lhs, rhs], product_dtype)
   if lhs.dtype.is_complex:  # TF 2.21: no kernel of any convolution takes complex numbers
-    (a, b), (c, d) = ((tf.math.real(x), tf.math.imag(x)) for x in (cast(lhs, ctx.dtype_out), cast(rhs, ctx.dtype_out)))
-    return tf.complex(convolve(a, c) - convolve(b, d), convolve(a, d) + convolve(b, c))
-  dtype = _computed_in(lhs.dtype, ctx.dtype_out)
-  return cast(convolve(cast(lhs, dtype), cast(rhs, dtype)), ctx.dtype_out)
+    (a, b), (c, d) = ((tf.math.real(x), tf.math.imag(x)) for x in (lhs, rhs))
+    product = tf.complex(convolve(a, c) - convolve(b, d), convolve(a, d) + convolve(b, c))
+  else:
+    product = convolve(*(cast(x, _computed_in(x.dtype)) for x in (lhs, rhs)))
+  return product_as_result(ctx, product, product_dtype)
 
 
 def _conv(
@@ -106,14 +110,11 @@ def _with_results(conv: Conv) -> Conv:
   return replace(conv, batch=batch.out, padding=tuple(axis.padding for axis in spatial), out=tuple(axis.out for axis in spatial))
 
 
-def _computed_in(operand: tf.DType, result: tf.DType) -> tf.DType:
+def _computed_in(dtype: tf.DType) -> tf.DType:
   """The dtype that holds the sums. TF 2.21: Conv2D takes floats and int32; integers that wrap agree in their low bits."""
-  if operand.is_integer and result.is_integer:
-    return tf.int64 if max(operand.size, result.size) == 8 else tf.int32
-  if operand.is_integer:
-    return result
-  wider = operand if operand.size > result.size else result
-  return wider if wider.size > 1 else tf.float32
+  if dtype.is_integer:
+    return tf.int64 if dtype.size == 8 else tf.int32
+  return dtype if dtype.size > 1 else tf.float32
 
 
 def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, specs: Any, reversed_kernel: bool) -> tf.Tensor:

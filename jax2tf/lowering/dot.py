@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core.primitives as P
+import numpy as np
 import tensorflow as tf
 from jax import lax
 
@@ -16,6 +17,7 @@ from jax2tf.context import RuleContext
 from jax2tf.dtypes import tf_dtype
 from jax2tf.lowering._common import cast
 from jax2tf.lowering._movement import is_one, is_zero, keeps_order, resized
+from jax2tf.lowering._products import multiplicands, multiplied_in, product_as_result
 from jax2tf.registry import lowers
 
 # TF 2.21 has MatMul kernels on CPU for these; other types are computed in one that holds them.
@@ -28,14 +30,14 @@ def _dot_general(
 ) -> tf.Tensor:
   """lhs f32[batch, m, k], rhs f32[batch, k, n] in any order of dimensions -> f32[batch, m, n]."""
   del preferred_element_type  # it is the dtype of the result
-  lhs, rhs = _rounded(ctx, precision, lhs, rhs)
-  dtype = _accumulator(ctx, lhs.dtype, rhs.dtype)
-  (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
   lhs_aval, rhs_aval = ctx.avals_in
+  product_dtype = _product_dtype(ctx, precision)
+  (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
   summed = [lhs_aval.shape[i] for i in lhs_contract]
   if any(map(is_zero, (*summed, *ctx.aval_out.shape))):
     return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)
-  lhs, rhs = cast(lhs, dtype), cast(rhs, dtype)
+  sums = _accumulator(tf_dtype(product_dtype))
+  lhs, rhs = (cast(x, sums) for x in multiplicands(ctx, [lhs, rhs], product_dtype))
   if not lhs_contract:
     product = _outer(ctx, lhs, rhs, lhs_batch, rhs_batch)
   else:
@@ -52,9 +54,7 @@ def _dot_general(
     if len(x.free) != 1 or len(y.free) != 1:
       sizes = [*(x.shape[i] for i in x.batch), _product(x.shape, x.free), _product(y.shape, y.free)]
       product = resized(ctx, product, sizes, ctx.aval_out.shape)
-  if ctx.dtype_out == tf.bool:
-    return tf.not_equal(product, 0)
-  return cast(product, ctx.dtype_out)
+  return product_as_result(ctx, product, product_dtype)
 
 
 class _Side:
@@ -113,31 +113,39 @@ def _outer(ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, lhs_batch: Sequence
   return tf.multiply(a, b)
 
 
-def _accumulator(ctx: RuleContext, lhs: tf.DType, rhs: tf.DType) -> tf.DType:
+def _accumulator(dtype: tf.DType) -> tf.DType:
   """The type to multiply and add in. Integers wrap, so any wide enough signed type gives the bits of the result's."""
-  out = ctx.dtype_out
-  if out in _DIRECT and (out.is_floating or out.is_complex or (lhs.is_integer and rhs.is_integer)):
-    return out
-  if out == tf.bool:
+  if dtype in _DIRECT:
+    return dtype
+  if dtype == tf.bool:
     return tf.int32
-  if out.is_integer:
-    return tf.int64 if out.size > 4 else tf.int32
+  if dtype.is_integer:
+    return tf.int64 if dtype.size > 4 else tf.int32
   # bf16, f16 and float8: products are exact in f32, and XLA on CPU rounds once, at the end.
   return tf.float32
 
 
-def _rounded(ctx: RuleContext, precision: Any, lhs: tf.Tensor, rhs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """The operands as a named algorithm sees them; TensorFlow is at least as precise as the plain precisions require."""
-  if isinstance(precision, lax.DotAlgorithmPreset):
-    types = precision.supported_lhs_types
-    if precision in (lax.DotAlgorithmPreset.DEFAULT, lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32) or types is None:
-      return lhs, rhs
-    if any(tf_dtype(t) == lhs.dtype for t in types):
-      return lhs, rhs
-    ctx.refuse(f"Unsupported precision in dot_general: {precision}", "use jax.lax.Precision, or lower natively")
+def _product_dtype(ctx: RuleContext, precision: Any) -> Any:
+  """The dtype of the product before its conversion to that of the result, which a named algorithm may say.
+
+  TensorFlow is at least as precise as the plain precisions require.
+  """
+  lhs, rhs, out = (aval.dtype for aval in (*ctx.avals_in, ctx.aval_out))
+  refused = f"Unsupported precision in dot_general: {precision}", "use jax.lax.Precision, or lower natively"
   if isinstance(precision, lax.DotAlgorithm):
-    ctx.refuse(f"Unsupported precision in dot_general: {precision}", "use jax.lax.Precision, or lower natively")
-  return lhs, rhs
+    ctx.refuse(*refused)
+  if isinstance(precision, lax.DotAlgorithmPreset) and precision is not lax.DotAlgorithmPreset.DEFAULT:
+    sides = (lhs, precision.supported_lhs_types), (rhs, precision.supported_rhs_types)
+    if any(types is not None and dtype not in _dtypes(types) for dtype, types in sides):
+      ctx.refuse(*refused)
+    results = precision.supported_output_types(lhs, rhs)
+    if results is not None and out not in _dtypes(results):
+      return np.dtype(results[0])
+  return multiplied_in(lhs, rhs, out)
+
+
+def _dtypes(types: Sequence[Any]) -> list[Any]:
+  return [np.dtype(t) for t in types]
 
 
 @lowers(_jax_compat.ragged_dot_general_p)

@@ -146,6 +146,21 @@ CASES = [
     [of(2, 9, 8, 3, dtype=np.int8), of(3, 3, 3, 4, dtype=np.int8)],
     skip=QUICK,
   ),
+  Case(
+    "preferred_dtypes_that_lose",
+    lambda x, k: [
+      conv(NHWC, (1, 1), "SAME", preferred_element_type=out)(x.astype(t), k.astype(t))
+      for t, out in [
+        (jnp.bfloat16, jnp.float16),
+        (jnp.float8_e4m3fn, jnp.float8_e5m2),
+        (jnp.int8, jnp.float8_e5m2),
+        (jnp.int16, jnp.float16),
+      ]
+    ],
+    [of(2, 9, 8, 3, dtype=np.int8).astype(np.float32) * 2.5, of(3, 3, 3, 4, dtype=np.int8).astype(np.float32) * 0.5],
+    grad=False,
+    rtol=1e-6,
+  ),
   Case("vmap_kernels", jax.vmap(conv(NHWC, (1, 1), "SAME"), (None, 0)), [IMAGE, of(2, 3, 3, 3, 4)], poly=("b, _, _, _", None), **CLOSE),
 ]
 test_case, saved = run(CASES)

@@ -76,6 +76,28 @@ def dot(x, y, **options):
   return lax.dot_general(x, y, (((1,), (0,)), ((), ())), **options)
 
 
+def halves(*shape):
+  """Multiples of a half of both signs: float8 has them, and every sum of products is exact in f16."""
+  return (np.random.default_rng(len(shape)).integers(-7, 8, shape) / 2).astype(np.float32)
+
+
+def products(x, y):
+  """x @ y with every result that the operands do not convert to first, and those that they do."""
+  floats = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2]
+  later = [np.int8, np.int32, np.uint16, np.bool_]
+  sooner = [(np.int8, np.float16), (np.int32, np.uint32), (np.float16, ml_dtypes.bfloat16)]
+  mixed = dot(x.astype(np.int8), y, preferred_element_type=np.int32), dot(x, y.astype(np.float16), preferred_element_type=np.int32)
+  return [
+    *(dot(x.astype(t), y.astype(t), preferred_element_type=out) for t in floats for out in later),
+    *(dot(x.astype(t), y.astype(t), preferred_element_type=out) for t, out in sooner),
+    *mixed,
+    dot(x, y, preferred_element_type=np.float16),
+    dot(x.astype(np.complex64), y.astype(np.complex64) * (1 + 2j), preferred_element_type=np.int32),
+    jnp.einsum("ij,jk->ik", x, y, preferred_element_type=np.int32),
+    jnp.matmul(x[None], y[None], preferred_element_type=np.int32),
+  ]
+
+
 CASES = [
   *[
     Case(
@@ -119,6 +141,23 @@ CASES = [
   Case("nan_and_inf", dot, [np.array([[np.nan, 1], [np.inf, 2], [0, -np.inf]], np.float32), np.ones((2, 2), np.float32)]),
   Case(
     "complex_transposed", lambda x, y: jnp.einsum("ji,kj->ik", x, y), [of(3, 2, dtype=np.complex64), of(4, 3, dtype=np.complex64)], **CLOSE
+  ),
+  Case("products_of_another_dtype", products, [halves(3, 5), halves(5, 4)], poly=["a, b", "b, c"], rtol=2e-3),
+  Case("large_times_small_as_f16", lambda x, y: dot(x, y, preferred_element_type=np.float16), [of(3, 5) * 1e5, of(5, 4) / 1e5], atol=1e-2),
+  Case(
+    "f16_rounds_before_i32", lambda x, y: dot(x, y, preferred_element_type=np.int32), [np.full((2, 2), 45.25, np.float16)] * 2, grad=False
+  ),
+  Case(
+    "algorithm_with_i32",
+    lambda x, y: dot(x, y, precision=lax.DotAlgorithmPreset.F32_F32_F32, preferred_element_type=np.int32),
+    [halves(3, 5), halves(5, 4)],
+    grad=False,
+  ),
+  Case(
+    "ragged_dot_as_i32",
+    lambda x, y, sizes: lax.ragged_dot(x, y, sizes, preferred_element_type=np.int32),
+    [halves(6, 3), halves(2, 3, 4), np.array([2, 4], np.int32)],
+    grad=False,
   ),
   Case("ragged_dot", lax.ragged_dot, [of(6, 3), of(2, 3, 4), np.array([2, 4], np.int32)], **CLOSE),
 ]
