@@ -64,10 +64,14 @@ class Conversion:
     # All ops of the function depend on these assertions.
     with tf.control_dependencies(assertions):
       avals = self.traced.jaxpr.in_avals
-      operands = [_argument(x, aval, i) for i, (x, aval) in enumerate(zip(operands, avals, strict=True))]
+      named = [_argument(x, aval, i) for i, (x, aval) in enumerate(zip(operands, avals, strict=True))]
+      operands = [self._at_the_boundary(x, f"argument {i}") for i, x in enumerate(named)]
     with tf.name_scope(f"jax2tf_{scope_name(self.traced.name)}_"):
       results = self._differentiable(self._run(dimensions), operands, differentiable(self.traced.jaxpr.in_avals))
-    return [tf.identity(y, "jax2tf_out") for y in results]
+    return [tf.identity(self._at_the_boundary(y, f"result {i}"), "jax2tf_out") for i, y in enumerate(results)]
+
+  def _at_the_boundary(self, x: tf.Tensor, what: str) -> tf.Tensor:
+    return _tf_compat.at_the_boundary(x, f"{what} of '{self.traced.name}'")
 
   def _run(self, dimensions: DimensionValues) -> Emitter:
     """Emits programs into the graph under construction."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-from jax import dtypes
+from jax import dtypes, lax
 
 from jax2tf._jax_compat import physical_aval
 
@@ -55,6 +55,20 @@ def mark_keys(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
 def key_dtype_of(tensor: Any) -> Any:
   """The key dtype that `mark_keys` recorded, or None."""
   return getattr(tensor, _KEY_DTYPE, None)
+
+
+# TF 2.21 keeps a value of 4 bits in a byte, and XLA two of them: what a function that XLA compiles takes or returns is garbled.
+_IN_A_BYTE = {jnp.dtype(jnp.int4): jnp.dtype(jnp.int8), jnp.dtype(jnp.uint4): jnp.dtype(jnp.uint8)}
+
+
+def in_bytes(dtype: Any) -> Any:
+  """The dtype in which values cross the boundary of XLA's code: int8 for int4, uint8 for uint4, `dtype` for all others."""
+  return _IN_A_BYTE.get(dtype, dtype)
+
+
+def as_dtype(x: Any, dtype: Any) -> Any:
+  """A JAX value in another dtype, for instance that of `in_bytes`; itself if it has the dtype."""
+  return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
 
 def physical(aval: Any) -> tuple[tuple[Any, ...], tf.DType]:

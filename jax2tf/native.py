@@ -7,6 +7,7 @@ lowered by their graph rules between the modules.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
 from jax2tf._jax_compat import shape_poly
-from jax2tf.dtypes import physical
+from jax2tf.dtypes import as_dtype, in_bytes, physical, tf_dtype
 from jax2tf.effects import CALLBACKS
 from jax2tf.interpreter import Lowering
 from jax2tf.jaxprs import ClosedJaxpr, opened
@@ -132,6 +133,8 @@ class Native:
     version, module = _exported(jaxpr, tuple(dimensions.variables), self.target)
     shardings = operand_shardings(jaxpr)
     outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]
+    bytes_in, bytes_out = ([tf_dtype(in_bytes(aval.dtype)) for aval in avals] for avals in (jaxpr.in_avals, jaxpr.out_avals))
+    operands = [tf.cast(x, dtype) for x, dtype in zip(operands, bytes_in, strict=True)]
     operands = _annotated(operands, [*map(shardings.get, jaxpr.invars)])
     if variables := dimensions.variables.values():
       # No other argument need have the sizes of all variables: a backward pass may have none of its residuals.
@@ -143,9 +146,10 @@ class Native:
       version=version,
       platforms=[platform.upper() for platform in self.target.platforms],
       shapes=[dimensions.static_shape(sizes) for sizes, _ in avals],
-      dtypes=[dtype for _, dtype in avals],
+      dtypes=bytes_out,
       disabled_checks=[str(check) for check in self.target.disabled_checks],
     )
+    results = [tf.cast(y, dtype) for y, (_, dtype) in zip(results, avals, strict=True)]
     return _annotated(results, [*map(shardings.get, outs)])
 
 
@@ -197,13 +201,13 @@ def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
 @_tf_compat.recording_again()
 def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) -> tuple[int, bytes]:
   """(version of the calling convention, module for the target); with variables, their sizes are those of a first argument."""
-  specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+  specs = [jax.ShapeDtypeStruct(aval.shape, in_bytes(aval.dtype)) for aval in jaxpr.in_avals]
   inner, arguments, results = _without_call(jaxpr)
-  fun = jaxpr_as_fun(inner)
+  fun: Any = functools.partial(_on_bytes, inner)
   if variables:
     scope = _scope_of(jaxpr)
     sizes = jax.ShapeDtypeStruct((*export.symbolic_shape(", ".join(variables), scope=scope), 0), np.int8)
-    specs, fun = [sizes, *specs], lambda _, *args: jaxpr_as_fun(inner)(*args)
+    specs, fun = [sizes, *specs], lambda _, *args: _on_bytes(inner, *args)
     arguments = (_jax_compat.UNSPECIFIED, *arguments)
   jitted = jax.jit(fun, keep_unused=True, in_shardings=arguments, out_shardings=results)
   with _jax_compat.with_plain_shardings():
@@ -212,6 +216,12 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
   # Version 10 of the convention adds whether shardings are in Shardy, and these are not; 9 adds tokens, and there are none here.
   convention = 8 if _numbers(target.stablehlo_version) < _numbers(_OF_TENSORFLOW["2.16"]) else 9
   return convention, _serialized(exported.mlir_module(), target.stablehlo_version)
+
+
+def _on_bytes(jaxpr: ClosedJaxpr, *operands: Any) -> list[Any]:
+  """The results of a jaxpr; operands and results of 4 bits are bytes."""
+  own = [as_dtype(x, aval.dtype) for x, aval in zip(operands, jaxpr.in_avals, strict=True)]
+  return [as_dtype(y, in_bytes(y.dtype)) for y in jaxpr_as_fun(jaxpr)(*own)]
 
 
 def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:

@@ -18,7 +18,7 @@ from ..comparison import calls
 # (the op to replace, for its attributes; its operands in the new graph) -> its results.
 Replacement: TypeAlias = Callable[..., Sequence[Any]]
 
-_SAME = ("Identity", "IdentityN", "PreventGradient", "StopGradient", "Snapshot")
+_SAME = ("Copy", "Identity", "IdentityN", "PreventGradient", "StopGradient", "Snapshot")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "BatchFunction")
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
