@@ -22,6 +22,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import jax2tf
+from jax2tf.lowering._kernels import NO_KERNEL
 from jax2tf.tools.sweeps.measure import op_types
 from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
@@ -201,6 +202,7 @@ def check_graph(case: Case) -> None:
   """Inside a tf.function; and no Xla* op in its graph."""
   concrete = concrete_function(case)
   assert not xla_ops(concrete.graph)
+  assert not unmerged(concrete.graph)
   close(_call(concrete, case), reference(case), case)
 
 
@@ -308,6 +310,32 @@ def _call(concrete: Any, case: Case) -> Any:
 def xla_ops(graph: Any) -> list[str]:
   """The Xla* op types among them, of which the graph lowering emits none."""
   return sorted({op for op in op_types(graph) if op.startswith("Xla")})
+
+
+def unmerged(graph: tf.Graph) -> list[str]:
+  """The ops that Grappler may merge into one without a kernel, in a graph and its functions.
+
+  `jax2tf.lowering._kernels` says which these are.
+  """
+  inner = [function.graph for function in graph._functions.values() if function.graph is not None]
+  names = [op.name for op in graph.get_operations() if _merges(op)]
+  return names + [name for each in inner for name in unmerged(each)]
+
+
+def _merges(op: tf.Operation) -> bool:
+  if op.type not in ("ConjugateTranspose", "Neg", "Pack", "Pow", "Sub"):
+    return False
+  (*_, x), (y,) = op.inputs, op.outputs
+  if op.type == "Pack":
+    first, *rest = op.inputs
+    return x.dtype in NO_KERNEL["Tile"] and bool(rest) and first.op.type != "EnsureShape"
+  if op.type in ("ConjugateTranspose", "Pow"):  # neither of real numbers, nor of integers
+    return y.dtype.is_integer or (op.type == "ConjugateTranspose" and not y.dtype.is_complex)
+  if op.type == "Sub" and y.dtype in NO_KERNEL["Neg"] and op.inputs[0].op.type != "Const":
+    return True
+  if y.dtype not in NO_KERNEL["SquaredDifference"]:
+    return False
+  return not {use.type for use in y.consumers()} <= {"EnsureShape", "LeftShift", "RightShift"}
 
 
 def executed_op_types(function: Any, *args: Any) -> list[str]:

@@ -92,14 +92,6 @@ def as_unsigned(x: tf.Tensor) -> tf.Tensor:
   return tf.cast(x, _UNSIGNED_OF.get(x.dtype, x.dtype))
 
 
-def subtract(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """x - y; unsigned integers wrap."""
-  if x.dtype not in UNSIGNED or is_known(lambda value: value != 0, x):
-    return tf.subtract(x, y)
-  # TF 2.21: where x folds to 0, Grappler rewrites x - y to Neg, which has no unsigned kernel. In two's complement x - y = ~(~x + y).
-  return tf.bitwise.invert(tf.bitwise.invert(x) + y)
-
-
 def saturating_cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   """f32[...] -> i32[...] towards zero; what does not fit becomes the nearest bound and NaN becomes 0.
 

@@ -19,6 +19,7 @@ from jax2tf.context import RuleContext
 from jax2tf.dtypes import physical, tf_dtype
 from jax2tf.jaxprs import ClosedJaxpr, closed, contains, equations, inner_jaxprs
 from jax2tf.lowering._common import NARROW, WIDER
+from jax2tf.lowering._kernels import stacked
 from jax2tf.registry import lowers
 
 Tensors = list[tf.Tensor]
@@ -222,7 +223,7 @@ def _unrolled(
   if reverse:
     rows.reverse()
   if rows:
-    return carry, [tf.stack(column) for column in zip(*rows, strict=True)]
+    return carry, [stacked(column) for column in zip(*rows, strict=True)]
   empty = [physical(aval) for aval in ctx.avals_out[len(carry) :]]
   return carry, [tf.zeros(ctx.shape(shape), dtype) for shape, dtype in empty]
 

@@ -14,7 +14,8 @@ import tensorflow as tf
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._as_written import apart, as_written
-from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, subtract, where, widened
+from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, where, widened
+from jax2tf.lowering._kernels import negative, subtract
 from jax2tf.registry import lower_directly, lowers
 
 _add = as_written(tf.add)
@@ -105,11 +106,6 @@ def _mul(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor, *, out_dtype: Any = None)
 def _neg(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x u32[...] -> u32[...], modulo 2**32."""
   del ctx
-
-  def negative(x: tf.Tensor) -> tf.Tensor:
-    # TF 2.21: no unsigned kernel for Neg.
-    return tf.bitwise.invert(x) + scalar(1, x) if x.dtype in UNSIGNED else tf.negative(x)
-
   return widened(negative, *NARROW)(x)
 
 

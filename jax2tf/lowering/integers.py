@@ -11,7 +11,8 @@ import tensorflow as tf
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._as_written import as_written
-from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, subtract, where, widened
+from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, where, widened
+from jax2tf.lowering._kernels import subtract
 from jax2tf.registry import lowers
 
 _REMAINDER_KERNELS = (tf.int32, tf.int64, tf.float32, tf.float64)
@@ -159,7 +160,7 @@ def _clz(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
     bits = tf.bitwise.bitwise_or(bits, tf.bitwise.right_shift(bits, scalar(shift, bits)))
     shift *= 2
   ones = tf.raw_ops.PopulationCount(x=bits)
-  return cast(scalar(width, ones) - ones, x.dtype)
+  return cast(subtract(scalar(width, ones), ones), x.dtype)
 
 
 def _bits(x: tf.Tensor) -> tf.Tensor:

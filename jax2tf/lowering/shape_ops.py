@@ -14,6 +14,7 @@ from jax.core import max_dim
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast, is_known
+from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._movement import any_dtype, as_three, broadcast, is_zero, keeps_order, resized, sliced, tiled, transposed
 from jax2tf.registry import lowers
 
@@ -105,10 +106,7 @@ def _split(ctx: RuleContext, operand: tf.Tensor, *, sizes: Sequence[Any], axis: 
 def _stack(ctx: RuleContext, *operands: tf.Tensor, axis: int) -> tf.Tensor:
   """operands f32[n], f32[n], axis 0 -> f32[2,n]."""
   del ctx
-  first = operands[0]
-  if all(x is first for x in operands):  # TF 2.21: Grappler makes this Tile of a Pack even where Tile has no kernel
-    return tiled(tf.expand_dims(first, axis), [len(operands) if i == axis else 1 for i in range(first.shape.rank + 1)])
-  return tf.stack(operands, axis)
+  return stacked(operands, axis)
 
 
 @lowers(_jax_compat.optional_primitive("unstack_p", lax))
