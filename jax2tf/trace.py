@@ -242,7 +242,9 @@ def is_tensorflows(jaxpr: ClosedJaxpr) -> bool:
   if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive not in IN_TENSORFLOW:
     return False
   (eqn,) = jaxpr.eqns
-  return eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars
+  # Where arguments have the values of its variables, the graph calls a copy, which TensorFlow cannot differentiate.
+  takes_values = any(getattr(param, "held", None) for param in eqn.params.values())
+  return eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars and not takes_values
 
 
 def _hashes(value: Any) -> bool:

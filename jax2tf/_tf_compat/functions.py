@@ -1,4 +1,4 @@
-"""Calls of TensorFlow functions for `call_tf`: without checks, with substituted variables, and without their gradients."""
+"""Calls of TensorFlow functions for `call_tf`: without checks, with values for variables, and without their gradients."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.function.polymorphism import function_type as _function_type
-from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function import concrete_function as _concrete_function
 from tensorflow.python.framework import func_graph as _func_graph
 from tensorflow.python.ops import gradients_util as _gradients
+
+from jax2tf._tf_compat.of_values import of_values
 
 
 def flat_call(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
@@ -18,30 +19,12 @@ def flat_call(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[list
 
   Args:
     concrete: the function.
-    given: {position of an argument: a variable that takes the value of the argument during the call}.
+    given: {position of an argument: the variable whose value it is, and which the call does not read}.
   """
+  if given:
+    return of_values(concrete, given)
   captured = concrete.captured_inputs
-  if not given:
-    return lambda tensors: concrete._call_flat(tensors, captured) or ()
-  places = {id(v.handle): i for i, v in given.items()}
-
-  def call(tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-    own = [_variable(tensors[places[id(x)]], given[places[id(x)]]) if id(x) in places else x for x in captured]
-    return concrete._call_flat(tensors, own) or ()
-
-  return call
-
-
-def _variable(value: tf.Tensor, like: tf.Variable) -> tf.Tensor:
-  """The handle of a new variable with this value, or the value with these bits; its last use frees it."""
-  handle = tf.raw_ops.VarHandleOp(dtype=like.dtype, shape=like.shape, shared_name=_context.anonymous_name())
-  is_packed = value.dtype == tf.uint32 != like.dtype
-  value = tf.bitcast(value, like.dtype) if is_packed else tf.cast(value, like.dtype)
-  assigned = tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-  if tf.executing_eagerly():
-    return handle
-  with tf.control_dependencies([assigned]):
-    return tf.identity(handle)
+  return lambda tensors: concrete._call_flat(tensors, captured) or ()
 
 
 def gradient_apart(

@@ -173,7 +173,8 @@ class _Call:
     self._declared: tuple[Any, Any] | None = None if declared is UNSPECIFIED else tree_util.tree_flatten(declared)
     avals = [_jax_compat.physical_aval(jax.core.ShapedArray(shape, dtype)) for shape, dtype, _ in described]
     name = getattr(fun, "__name__", None) or getattr(fun, "name", None) or type(fun).__name__
-    self.function = TfFunction(name, self._run, avals, options, self._declared and self._declared[0])
+    # The name of a wrapped graph is bytes.
+    self.function = TfFunction(tf.compat.as_str(name), self._run, avals, options, self._declared and self._declared[0])
 
   def __call__(self, leaves: list[Any], values: Mapping[Any, Any] | None = None) -> Any:
     """The results; `values` are those of some variables, by reference."""

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import tensorflow as tf
 
-from jax2tf import _jax_compat, _tf_compat
+from jax2tf import _tf_compat
 from jax2tf._tf_compat import functions
 from jax2tf.tf_calls.function import READING, REPEATABLE, Options, Reads, Run, TfFunction, WithVariables, is_packed, packed, tensor_spec
 from jax2tf.tf_calls.shapes import Shape
@@ -72,7 +72,7 @@ def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
   is_converted = function.shadows and not function.held
   if repeatable := function.stateful <= REPEATABLE and not function.captures_others:
     found = _repeated(function, wrt)
-    # Where `convert` reads variables, the graph outlives the call, so it cannot use variables that exist for one call.
+    # Where `convert` reads variables, its graph has what the call computed, which saves a second run.
     if not (function.stateful - READING or (found.reads and is_converted)):
       return found
   try:
@@ -213,8 +213,7 @@ class Recorded(_Derived):
   def _infer(self, shapes: list[Shape]) -> list[Shape]:
     """As `TfFunction._infer`. A gradient at static shapes takes fewer sizes from the graph, so its tensors are found by name."""
     specs = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)]
-    with _tf_compat.outside_graphs(), _jax_compat.eval_context():
-      graph = self.compiled(None).get_concrete_function(*specs).graph
+    graph = self._traced(specs).graph
     found: list[Shape] = []
     for name, y in zip(self._names, self.concrete.outputs, strict=True):
       try:
@@ -254,7 +253,7 @@ class _Mapped(_Derived):
     results = [_with_batch(a, size) for a in inner.avals_out]
     super().__init__(inner, f"the vmap of {inner.name}", self._run, avals, inner.options, results)
     self._one, self._method = inner.run, inner.options.vmap_method
-    if any(batched[i] for i in inner.held):  # in TensorFlow a variable has one value, so each element has variables of its own
+    if any(batched[i] for i in inner.held):  # each element calls the copy of the graph that takes values
       self.held, self._method = {}, "sequential"
       self._one = lambda *elements: list(functions.flat_call(inner.concrete, inner.held)(list(elements)))
 

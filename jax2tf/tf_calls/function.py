@@ -86,8 +86,13 @@ class TfFunction:
   @functools.cached_property
   def concrete(self) -> Any:
     """The function as one TensorFlow graph."""
-    with self._lock, _tf_compat.outside_graphs(), _jax_compat.eval_context():
-      return self.compiled(None).get_concrete_function(*self.specs)
+    with self._lock:
+      return self._traced(self.specs)
+
+  def _traced(self, specs: Sequence[tf.TensorSpec]) -> Any:
+    """The concrete function for these arguments. Tapes record: the function may have one, and `convert` has stopped them."""
+    with _tf_compat.outside_graphs(), _jax_compat.eval_context(), _tf_compat.recording_again():
+      return self.compiled(None).get_concrete_function(*specs)
 
   @functools.cached_property
   def flat_call(self) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
@@ -139,9 +144,7 @@ class TfFunction:
 
   def _infer(self, shapes: list[Shape]) -> list[Shape]:
     specs = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)]
-    with _tf_compat.outside_graphs(), _jax_compat.eval_context():
-      outs = self.compiled(None).get_concrete_function(*specs).outputs
-    return [tuple(y.shape.as_list()) for y in outs]
+    return [tuple(y.shape.as_list()) for y in self._traced(specs).outputs]
 
   def eagerly(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The results for concrete arrays."""
@@ -180,6 +183,12 @@ class TfFunction:
     """The floating point and complex variables that it captures, in the order of their first use."""
     return [v for v in self.captured if v.dtype.is_floating or v.dtype.is_complex]
 
+  @property
+  def read(self) -> list[tf.Variable]:
+    """Those whose values a call reads: an argument has the others."""
+    held = {v.ref() for v in self.held.values()}
+    return [v for v in self.variables if v.ref() not in held]
+
   @functools.cached_property
   def captured(self) -> list[tf.Variable]:
     """All variables that it captures, in the order of their first use; TensorFlow has them in a set."""
@@ -212,7 +221,7 @@ class WithVariables(TfFunction):
     function: reads the variables.
     variables: those that become arguments, behind its own.
     shadowed: derivatives by the variables are those by these arguments, which have JAX's dtypes.
-    held: a call gives the arguments to the variables, and the function's own stay as they are.
+    held: a call uses these arguments in place of what it would read from the variables.
   """
 
   def __init__(self, function: TfFunction, variables: Sequence[tf.Variable], *, shadowed: bool, held: bool):

@@ -10,7 +10,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from jax2tf import _jax_compat
+from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dtypes import is_differentiable
 from jax2tf.registry import lowers, stays_in_tensorflow
 from jax2tf.tf_calls import under_jit
@@ -153,7 +153,7 @@ batching.primitive_batchers[call_tf_p] = _batch
 batching.primitive_batchers[call_tf_linear_p] = _linear_batch
 mlir.register_lowering(call_tf_p, lambda ctx, *xs, function: under_jit.lower(ctx, function, xs))
 mlir.register_lowering(call_tf_linear_p, lambda ctx, *xs, linear: under_jit.lower(ctx, linear.forward, xs))
-stays_in_tensorflow({call_tf_p: lambda function: function.variables, call_tf_linear_p: lambda linear: linear.forward.variables})
+stays_in_tensorflow({call_tf_p: lambda function: function.read, call_tf_linear_p: lambda linear: linear.forward.read})
 
 
 @lowers(call_tf_p)
@@ -169,5 +169,6 @@ def call_tf_linear(ctx: Any, *operands: Any, linear: Linear) -> Any:
 
 
 def _in_graph(function: TfFunction, operands: Sequence[Any]) -> Any:
-  with _jax_compat.eval_context():
+  # A function of the user may have a tape of its own, and tapes do not record inside of a converted function.
+  with _jax_compat.eval_context(), _tf_compat.recording_again():
     return function.flat_call(list(operands)) if function.held else function.run(*operands)

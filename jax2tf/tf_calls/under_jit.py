@@ -82,7 +82,7 @@ def _hlo(function: TfFunction, platform: str) -> bytes | str:
   if not function.avals_out:
     return "it has no results"
   try:
-    with _tf_compat.outside_graphs(), _jax_compat.eval_context():
+    with _tf_compat.outside_graphs(), _jax_compat.eval_context(), _tf_compat.recording_again():
       compiler_ir = function.compiled(True).experimental_get_compiler_ir(*function.specs)
       return compiler_ir(stage="hlo_serialized", platform_name=platform)
   except Exception as error:
