@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -18,7 +19,19 @@ SCALARS = (bool, int, float, complex)
 
 def is_key(dtype: Any) -> bool:
   """True for the dtype of typed PRNG key arrays, which are passed as their physical uint32 data."""
-  return dtypes.issubdtype(dtype, dtypes.extended)
+  return dtypes.issubdtype(dtype, dtypes.prng_key)
+
+
+@functools.cache
+def data_of(dtype: Any) -> tuple[tuple[int, ...], Any] | None:
+  """(shape, dtype) of the data of one element of an extended dtype, such as those of `jax.experimental.primal_tangent_dtype`.
+
+  None for other dtypes and for typed PRNG keys.
+  """
+  if is_key(dtype) or not dtypes.issubdtype(dtype, dtypes.extended):
+    return None
+  element = physical_aval(jax.core.ShapedArray((), dtype))
+  return tuple(element.shape), np.dtype(element.dtype)
 
 
 def is_differentiable(dtype: Any) -> bool:
@@ -34,6 +47,8 @@ def tf_dtype(dtype: Any) -> tf.DType:
   """
   if is_key(dtype):
     return tf.uint32
+  if data := data_of(dtype):
+    dtype = data[1]
   try:
     return tf.bool if dtype == FLOAT0 else tf.as_dtype(np.dtype(dtype))
   except TypeError as error:

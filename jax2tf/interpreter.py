@@ -18,7 +18,7 @@ from jax2tf import _jax_compat, _tf_compat, errors
 from jax2tf._tf_compat import scopes
 from jax2tf.context import Notes, RuleContext, scope_name
 from jax2tf.dims import DimensionValues
-from jax2tf.dtypes import FLOAT0, is_key, physical
+from jax2tf.dtypes import FLOAT0, data_of, is_key, physical
 from jax2tf.jaxprs import ClosedJaxpr, function_of, inner_jaxprs
 from jax2tf.lines import UNKNOWN, definition, user_line
 from jax2tf.placement.devices import Destination
@@ -77,6 +77,8 @@ def _host_array(value: Any, aval: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(value))
   if aval.dtype == FLOAT0:
     return np.zeros(aval.shape, np.bool_)
+  if data := data_of(aval.dtype):
+    return np.asarray(jax.lax.convert_element_type(value, data[1]))
   return np.asarray(value, aval.dtype)
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from jax.extend.core import Jaxpr, Primitive
 
 from jax2tf import _jax_compat, effects, errors, idioms, jaxprs, key_data
+from jax2tf.dtypes import data_of
 from jax2tf.expansion import expanded, why_not
 from jax2tf.jaxprs import ClosedJaxpr, opened
 from jax2tf.placement.devices import Place, place_of
@@ -72,7 +73,7 @@ def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = ()) -> Program:
   # After differentiation: a custom_vjp whose refs are discharged before it would be differentiated without its own rule.
   if jaxprs.contains(jaxpr, _jax_compat.NEW_REFS):
     jaxpr = _jax_compat.without_refs(jaxpr)
-  found = [(eqn, where()) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn)]
+  found = [(eqn, where()) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn) or _foreign(eqn)]
   if found:
     raise errors.lowering_error(function, [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found])
   return program_of(jaxpr, places)
@@ -85,11 +86,20 @@ def program_of(jaxpr: ClosedJaxpr, places: Places = ()) -> Program:
 
 def gap(eqn: Any) -> tuple[str, str]:
   """(reason, advice) for an equation without a rule."""
+  if foreign := _foreign(eqn):
+    reason = f"{foreign} is an extended dtype, whose elements are arrays themselves"
+    return reason, "use an array of numbers with one more axis, or typed PRNG keys (jax.random.key)"
   return UNSUPPORTED.get(eqn.primitive.name) or errors.no_rule(why_not(eqn))
 
 
 def _has_rule(eqn: Any) -> bool:
   return rule_for(eqn.primitive) is not None
+
+
+def _foreign(eqn: Any) -> Any:
+  """An extended dtype of the equation whose elements are arrays, and no typed PRNG key; or None."""
+  found = (getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars))
+  return next((dtype for dtype in found if (data := data_of(dtype)) and data[0]), None)
 
 
 def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[tuple[Any, Callable[[], str]]]:

@@ -72,6 +72,11 @@ def optional_primitive(name: str, *modules: Any) -> Primitive | None:
   return next((p for m in (_primitives, *modules) if (p := getattr(m, name, None)) is not None), None)
 
 
+def is_tracing() -> bool:
+  """Whether JAX is tracing a function in this thread."""
+  return not _core.trace_state_clean()
+
+
 def named_scopes(eqn: Any) -> str:
   """The user's name scopes around an equation, such as `attention/softmax`, without JAX's transformations."""
   return "/".join(part.name for part in eqn.source_info.name_stack.stack if isinstance(part, _source_info_util.Scope))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import jax
+import jax.experimental
 import jax.extend.core.primitives as P
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.dtypes import ExtendedDType
 
 import jax2tf
 from tests.case import HOSTILE_F32, HOSTILE_I32, Case, run
@@ -52,6 +55,30 @@ BOUNDS = np.array(
   ]
 )
 HALFWAY = np.concatenate([HOSTILE_F32, np.float32([65519, 65520, 6.1e-5, 6.104e-5, 1.00048828, 449, 1e5])])
+
+
+def quantized(x):
+  """f32[b] -> f32[b, 1]: rounded, with the derivative of x ** 2."""
+  of_integers = jax.experimental.primal_tangent_dtype(jnp.int8, jnp.float32)
+
+  @jax.custom_vjp
+  def rounded(x):
+    return x.astype(jnp.int8).astype(of_integers)
+
+  def backward(x, cotangent):
+    return (2 * x * cotangent,)
+
+  @jax.custom_vjp
+  def doubled(x):
+    return 2 * x.astype(jnp.int8).astype(jnp.float32)
+
+  rounded.defvjp(lambda x: (rounded(x), x), backward)
+  doubled.defvjp(lambda x: (doubled(x), None), lambda _, cotangent: (2 * cotangent,))
+  return doubled(jnp.flip(rounded(x))[:, None])
+
+
+def quantized_in_a_branch(x, here):
+  return lax.cond(here, quantized, lambda x: x[:, None], x)
 
 
 def to(*dtypes):
@@ -136,10 +163,28 @@ with np.errstate(all="ignore"):
       for dtype in FLOATS
     ),
     Case("weak type only", functools.partial(lax.convert_element_type, new_dtype=jnp.float32), [np.arange(3.0, dtype=np.float32)]),
+    Case("int8 with tangents of f32", quantized, [np.linspace(-3, 3, 12, dtype=np.float32)], poly="b", rtol=1e-5),
+    Case("int8 with tangents of f32, in a branch", quantized_in_a_branch, [np.linspace(-3, 3, 12, dtype=np.float32), np.array(True)]),
     Case("keys", through_keys, [np.array([[1, 2], [3, 4]], np.uint32)]),
     Case("empty", to("int8", "float16"), [np.zeros((0, 2), np.float32)], grad=False),
   ]
 test_case, saved = run(CASES)
+
+
+class _Pair(ExtendedDType):
+  """An extended dtype whose elements are two numbers, and no key."""
+
+  name, type = "pair", jax.dtypes.extended
+  _rules = types.SimpleNamespace(physical_element_aval=lambda _: jax.core.ShapedArray((2,), np.dtype("uint32")), allow_conversion=True)
+
+
+def test_refuses_extended_dtypes_of_arrays():
+  def fun(x):
+    return lax.convert_element_type(lax.convert_element_type(x, _Pair()).T, np.uint32)
+
+  x = np.zeros((2, 3, 2), np.uint32)
+  with pytest.raises(NotImplementedError, match=r"'transpose' not implemented: .* is an extended dtype, whose elements are arrays"):
+    jax2tf.convert(fun)(x)
 
 
 @pytest.mark.parametrize("dtype", ["int2", "float8_e4m3fnuz"])
