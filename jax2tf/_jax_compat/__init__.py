@@ -65,6 +65,11 @@ weakly_cached_by_all = _util.multi_weakref_lru_cache
 
 # JAX 0.12: digamma(0) is the limit from the right; 0.10: NaN, as at the other poles.
 DIGAMMA_OF_ZERO = -math.inf if jax.version.__version_info__ >= (0, 12) else math.nan
+# igamma(inf, x) and igammac(inf, x), of a finite x from 1 on, and of an infinite one.
+if jax.version.__version_info__ >= (0, 12):
+  IGAMMA_OF_INFINITY, IGAMMAC_OF_INFINITY = (0.0, math.nan), (1.0, math.nan)
+else:
+  IGAMMA_OF_INFINITY, IGAMMAC_OF_INFINITY = (math.nan, 1.0), (math.nan, 0.0)
 
 
 def optional_primitive(name: str, *modules: Any) -> Primitive | None:

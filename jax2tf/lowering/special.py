@@ -10,7 +10,7 @@ from fractions import Fraction
 import jax.extend.core.primitives as P
 import tensorflow as tf
 
-from jax2tf._jax_compat import DIGAMMA_OF_ZERO
+from jax2tf._jax_compat import DIGAMMA_OF_ZERO, IGAMMA_OF_INFINITY, IGAMMAC_OF_INFINITY
 from jax2tf.coefficients import ERF_INV_CENTRE, ERF_INV_TAIL
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import HALF, NARROW, scalar, where, widened
@@ -159,9 +159,18 @@ def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
   def igamma(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, one, nan = (scalar(value, x) for value in (0, 1, math.nan))
-    return where(a > zero, tf.math.igamma(a, x), where(tf.equal(a, zero) & (x >= one), one, nan))
+    value = where(a > zero, tf.math.igamma(a, x), where(tf.equal(a, zero) & (x >= one), one, nan))
+    return _at_infinity(value, a, x, IGAMMA_OF_INFINITY)
 
   return widened(igamma, *NARROW, *HALF)(a, x)
+
+
+def _at_infinity(value: tf.Tensor, a: tf.Tensor, x: tf.Tensor, known: tuple[float, float]) -> tf.Tensor:
+  """value, a, x f32[...] -> f32[...], with the known values where a is infinite, and x >= 1 finite or infinite."""
+  of_finite, of_infinite = (scalar(one, x) for one in known)
+  inf = scalar(math.inf, x)
+  value = where(tf.equal(a, inf) & (x >= scalar(1, x)), of_finite, value)
+  return where(tf.equal(a, inf) & tf.equal(x, inf), of_infinite, value)
 
 
 @lowers(P.igammac_p)
@@ -172,6 +181,7 @@ def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   def igammac(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero, nan = scalar(0, x), scalar(math.nan, x)
     value = where(a > zero, tf.math.igammac(a, x), where(tf.equal(a, zero) & (x > zero), zero, nan))
+    value = _at_infinity(value, a, x, IGAMMAC_OF_INFINITY)
     return where(x >= zero, value, nan)  # TF 2.21: 1 for x < 0 when compiled by XLA
 
   return widened(igammac, *NARROW, *HALF)(a, x)
@@ -179,13 +189,15 @@ def _igammac(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.igamma_grad_a_p)
 def _igamma_grad_a(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """a, x f32[...] -> f32[...], the derivative of igamma by a; NaN where an operand is infinite or x = 0 >= a."""
+  """a, x f32[...] -> f32[...], the derivative of igamma by a; 0 at x = 0 < a, NaN at infinities."""
   del ctx
 
   def igamma_grad_a(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     zero = scalar(0, x)
-    defined = tf.math.is_finite(a) & tf.math.is_finite(x) & (tf.not_equal(x, zero) | (a > zero))
-    return where(defined, tf.raw_ops.IgammaGradA(a=a, x=x), scalar(math.nan, x))
+    at_zero = tf.equal(x, zero)
+    defined = tf.math.is_finite(a) & tf.math.is_finite(x) & tf.math.logical_not(at_zero)
+    value = where(defined, tf.raw_ops.IgammaGradA(a=a, x=x), scalar(math.nan, x))
+    return where(at_zero & (a > zero), zero, value)
 
   return widened(igamma_grad_a, *NARROW, *HALF)(a, x)
 

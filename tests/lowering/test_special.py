@@ -19,6 +19,7 @@ SHAPES = np.array([0.0, 0.5, 3.0, -1.0, np.inf], np.float32)
 ORDERS = np.array([1.5, 2.0, 5.0, 1.0, 0.0, -0.5, -2.0, 100.0, np.inf, np.nan], np.float32)
 LEFT = np.array([0.1, 2.0, 10.0, 0.0, -0.5, -1.0, -8.28, -9.125, -40.25, -3e38, 1e5, np.inf, -np.inf, np.nan], np.float32)
 UNIT = np.array([0.0, -0.0, 1e-30, -1e-8, 0.1, -0.5, 0.9, 0.999, -0.99999, 0.9999999, 1.0, -1.0, 1.1, -np.inf, np.nan], np.float32)
+INFINITE = np.array([0.0, 1.0, 2.0, 30.0, -1.0, np.inf, -np.inf, np.nan], np.float32)
 
 
 def grid(*values: np.ndarray) -> list[np.ndarray]:
@@ -81,6 +82,8 @@ CASES = [
   ),
   Case("digamma gradient", lax.digamma, [MILD], rtol=RTOL, skip=QUICK),
   Case("igamma", gammas, grid(EDGES, EDGES), rtol=RTOL_GAMMA, grad=False, poly="b"),
+  Case("igamma at infinities", gammas, grid(INFINITE, INFINITE), rtol=RTOL_GAMMA, grad=False, skip=QUICK),
+  Case("igamma_grad_a at infinities", lax.igamma_grad_a, grid(INFINITE, INFINITE), rtol=1e-3, grad=False, skip=QUICK),
   Case("igamma gradient", lax.igamma, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
   Case("igammac gradient", lax.igammac, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
   Case("igamma_grad_a", lax.igamma_grad_a, grid(EDGES, EDGES), rtol=1e-3, atol=1e-6, grad=False),
