@@ -1,4 +1,4 @@
-"""Lowers primitives that only move typed PRNG keys: they move the uint32 words of each key."""
+"""Lowers primitives that move or compare typed PRNG keys: they move or compare the uint32 words of each key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend.core.primitives as P
+import jax.numpy as jnp
 import tensorflow as tf
 from jax.extend.core import Primitive
 
@@ -15,6 +17,9 @@ from jax2tf.context import RuleContext
 from jax2tf.dtypes import is_key
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.registry import lowers, takes_keys
+
+# Keys are equal if all of their words are.
+_OF_ALL_WORDS = {P.eq_p: jnp.all, P.ne_p: jnp.any}
 
 # A function from the physical data of the operands to that of the results.
 on_key_data_p = Primitive("on_key_data")
@@ -30,7 +35,7 @@ def _on_key_data(ctx: RuleContext, *operands: tf.Tensor, jaxpr: ClosedJaxpr, ava
 
 
 def on_words(eqn: Any) -> Any:
-  """The equation; of a primitive that only moves data, on key arrays, the same primitive for each uint32 word of the keys."""
+  """The equation; of a primitive that moves or compares keys, the same primitive for each uint32 word of the keys."""
   avals_in, avals_out = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
   if takes_keys(eqn.primitive) or not any(hasattr(a, "dtype") and is_key(a.dtype) for a in (*avals_in, *avals_out)):
     return eqn
@@ -38,8 +43,13 @@ def on_words(eqn: Any) -> Any:
   def words(avals: Sequence[Any]) -> list[int | None]:
     return [-1 if is_key(aval.dtype) else None for aval in avals]
 
-  axes_out = words(avals_out) if eqn.primitive.multiple_results else words(avals_out)[0]
-  fun = jax.vmap(functools.partial(eqn.primitive.bind, **eqn.params), words(avals_in), axes_out)
+  bind = functools.partial(eqn.primitive.bind, **eqn.params)
+  if eqn.primitive in _OF_ALL_WORDS:
+    combine = _OF_ALL_WORDS[eqn.primitive]
+    fun = lambda *data: combine(jax.vmap(bind, -1, -1)(*data), axis=-1)  # noqa: E731
+  else:
+    axes_out = words(avals_out) if eqn.primitive.multiple_results else words(avals_out)[0]
+    fun = jax.vmap(bind, words(avals_in), axes_out)
   physical = [_jax_compat.physical_aval(aval) for aval in avals_in]
   with eqn.ctx.manager:
     jaxpr = jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in physical])

@@ -52,6 +52,12 @@ def original(fun: Any) -> Any:
   return with_original
 
 
+def compared(data: Any) -> Any:
+  keys = random.split(random.wrap_key_data(data), 3)
+  others = keys.at[1].set(random.key(7))
+  return keys == others, keys != others, keys[0] == keys, jnp.isclose(keys, others), jnp.array_equal(keys[0], others[0])
+
+
 def bits_like(x: Any, key: Any, dtype: Any) -> Any:
   return random.bits(key, x.shape, dtype)
 
@@ -97,6 +103,7 @@ CASES = [
   Case("key original x64", original(lambda s: random.bits(random.key(s), (3,), jnp.uint64)), [SEED], x64=True, skip=ONCE),
   Case("seeds", lambda s: random.key_data(jax.vmap(random.key)(s)), [np.array([0, -1, 2**31 - 1], np.int32)], poly="b"),
   Case("raw keys", lambda k: (random.split(k), random.fold_in(k, np.uint32(2**32 - 1)), random.bits(random.wrap_key_data(k), (3,))), [KEY]),
+  Case("keys compared", compared, [KEY], poly="..."),
   Case(
     "key array is data",
     lambda k: random.key_data(jnp.where(jnp.array([True, False, True]), random.split(random.wrap_key_data(k), 3), random.key(0))),
