@@ -14,6 +14,7 @@
 #   make bench        one eager call of a converted function, in microseconds
 #   make coverage     the primitives of this JAX that have a lowering rule
 #   make conformance  JAX's own test harnesses, resumable, the report docs/coverage.md, and twice 2,000 random programs
+#   make jax-tests    what JAX's own unit tests compute, without and with x64, resumable, and the report docs/reports/jax-tests.md; JAX_TESTS=folder names tests/ of JAX's repository, JAX_TESTS_ARGS more options
 #   make cost         time and size of the rules against jax.jit, and the report docs/reports/cost.md
 #   make speed        models and functions against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md, functions.md and saving.md
 #   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and the report docs/reports/serving.md; 5 minutes
@@ -44,7 +45,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance call-tf growth cost libraries load soak minilm fused models readers speed targets three-models charts golden clean
+.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak minilm fused models readers speed targets three-models charts golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -101,6 +102,12 @@ conformance: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.conformance
 	$(RUN) -m jax2tf.tools.sweeps.fuzz --workers=2
 	$(RUN) -m jax2tf.tools.sweeps.fuzz --control --workers=2
+
+# Those of the release that is installed: git archive jax-v0.10.2 tests | tar x. An hour each at most; a second run goes on.
+jax-tests: $(VENV)/.dev
+	@test -n "$(JAX_TESTS)" || { echo "Name tests/ of JAX's repository: make jax-tests JAX_TESTS=/path/to/jax/tests"; exit 1; }
+	failed=0; for x64 in --nox64 --x64; do \
+	  $(RUN) -m jax2tf.tools.sweeps.jax_tests --tests "$(JAX_TESTS)" $$x64 $(JAX_TESTS_ARGS) || failed=1; done; exit $$failed
 
 call-tf: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.call_tf_table

@@ -1,0 +1,206 @@
+"""`make jax-tests`: what a test of JAX computes, the converted function does too."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax2tf.tools.sweeps.jax_tests import causes, comparing, plan, processes, report, undetermined
+
+Rows = list[dict[str, Any]]
+
+# A file like those of JAX. One rule is wrong, one gives vectors of other signs, one is missing.
+TESTS = """
+import jax, jax.numpy as jnp, numpy as np
+import jax.extend.core.primitives as P
+import tensorflow as tf
+from absl.testing import parameterized
+import jax2tf
+from jax.numpy import gone
+from jax2tf import registry
+from jax._src import test_util as jtu
+from jax.test_util import check_grads
+
+jax2tf.convert(jnp.sin)(1.0)  # the rules are there from now on
+eigh = registry._RULES[jax.lax.linalg.eigh_p]
+signs = lambda vectors, values: (-vectors, values)
+registry._RULES[jax.lax.linalg.eigh_p] = lambda *args, **params: signs(*eigh(*args, **params))
+registry._RULES[P.sinh_p] = lambda ctx, x, **_: tf.sinh(x) + 1e-3
+unknown_p = jax.extend.core.Primitive("unknown")
+unknown_p.def_impl(np.positive)
+registry._RULES[unknown_p] = lambda ctx, x: ctx.refuse("nobody knows it", "leave it out")
+unknown_p.def_abstract_eval(lambda x: x)
+jax.interpreters.mlir.register_lowering(unknown_p, lambda ctx, x: [x])
+
+
+class OwnTest(jtu.JaxTestCase):
+  @parameterized.parameters(1, 2, 3)
+  def test_of_parameters(self, n):
+    self._CompileAndCheck(jnp.sin, lambda: [np.ones(n, np.float32)])
+
+  def test_of_another_version(self):
+    gone()
+
+  def test_equal(self):
+    jnp.cos(np.ones(3, np.float32))
+    check_grads(jnp.tanh, (np.ones(2, np.float32),), 1)
+
+  def test_signs(self):
+    jnp.linalg.eigh(np.diag([1.0, 2.0]))
+
+  def test_wrong(self):
+    jax.jit(jnp.sinh)(np.ones(3, np.float32))
+
+  def test_refused(self):
+    jax.jit(unknown_p.bind)(np.ones(3, np.float32))
+
+  def test_untraceable(self):
+    with self.assertRaises(TypeError):
+      jnp.dot(np.ones(3), np.ones(4))
+"""
+
+
+def test_what_differs_is_found(tmp_path: Path) -> None:
+  (tmp_path / "own_test.py").write_text(TESTS, encoding="utf-8")
+  (tmp_path / "broken_test.py").write_text("import jax.not_there", encoding="utf-8")
+  sample = processes.Sample(tmp_path / "out", per_test=2)
+  processes.run(sorted(tmp_path.glob("*.py")), sample, seconds=100)
+  rows = processes.rows(sample.folder)
+  statuses: dict[str, set[str]] = {}
+  for row in rows:
+    statuses.setdefault(row["test"].rpartition("::")[2], set()).add(row["status"])
+  of_parameters = [name for name in statuses if name.startswith("test_of_parameters")]
+  sampled = {name: statuses.pop(name) for name in of_parameters}
+  assert list(sampled.values()) == [{"agree"}] * 2
+  expected = {"equal": "agree", "signs": "agree", "wrong": "wrong", "refused": "refused"}
+  assert statuses.pop("import") == {"crash"}
+  expected |= {"untraceable": "untraceable"}
+  assert statuses == {f"test_{name}": {status} for name, status in expected.items()}
+  signs = [row for row in rows if row["function"] == "numpy.linalg.eigh"]
+  assert {row["against"] for row in signs} == {"what is determined"}
+  numbers = report.summary(rows, {"tests": len(processes.done(sample.folder))})
+  assert numbers["sample"]["tests"] == 9
+  broken, refused, wrong = sorted(report.faults(numbers))
+  assert broken.startswith("crash: import")
+  assert wrong.startswith("wrong: value: jit(sinh)")
+  assert refused == "refused, without a line in docs/limitations.md: unknown: nobody knows it"
+
+
+# In place of pytest: it writes the rows of tests a, b and c, and dies in b.
+FAKE = """
+import json, os, sys
+plan = json.load(open(sys.argv[1].partition("=")[2]))
+for test in "abc":
+  if test in plan["done"]:
+    continue
+  with open(plan["rows"], "a") as rows:
+    print(json.dumps({"test": test, "event": "start", "process": os.getpid()}), file=rows)
+    if test == "b":
+      rows.flush()
+      os._exit(3)
+    print(json.dumps({"test": test, "status": "agree"}), file=rows)
+    print(json.dumps({"test": test, "event": "end", "process": os.getpid()}), file=rows)
+"""
+
+
+def test_a_process_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  (tmp_path / "fake.py").write_text(FAKE, encoding="utf-8")
+  (tmp_path / "dies_test.py").write_text("", encoding="utf-8")
+  monkeypatch.setattr(processes, "_COMMAND", [sys.executable, str(tmp_path / "fake.py")])
+  monkeypatch.setattr(processes, "_BROKEN", ())
+  sample = processes.Sample(tmp_path / "out")
+  processes.run([tmp_path / "dies_test.py"], sample, seconds=60)
+  outcomes = [(row["test"], row["status"]) for row in processes.rows(sample.folder)]
+  assert outcomes == [("a", "agree"), ("b", "crash"), ("c", "agree")]
+  assert processes.done(sample.folder) == set("abc")
+
+
+def test_a_plan_is_read_as_written(tmp_path: Path) -> None:
+  written = plan.Plan("rows", ["a"], 2, 6, 0, 1.5, 5.0)
+  written.write(tmp_path / "plan")
+  assert plan.Plan.read(tmp_path / "plan") == written
+
+
+F32, ONE = np.float32, np.ones(3, np.float32)
+DIFFERENCES = [
+  ("", ONE, ONE * (1 + 5e-7), {}),
+  ("rounding", ONE, ONE * (1 + 2e-5), {}),
+  ("value", ONE, ONE * (1 + 1e-3), {}),
+  ("", ONE, ONE * (1 + 1e-3), {"rtol": 1e-2}),
+  ("", ONE, ONE * (1 + 1e-3), {"rtol": {np.float32: 1e-2}}),
+  ("value", 1e-9 * ONE, 2e-9 * ONE, {}),
+  ("", 1e-9 * ONE, 2e-9 * ONE, {"atol": 1e-6}),
+  ("nan", np.array([np.nan, 1], F32), np.array([1, np.nan], F32), {}),
+  ("", np.array([np.nan, np.inf], F32), np.array([np.nan, np.inf], F32), {}),
+  ("value", np.array([np.inf, 1], F32), np.array([-np.inf, 1], F32), {}),
+  ("value", np.array([2**63 - 1]), np.array([2**63 - 2]), {}),
+  ("dtype", ONE, ONE.astype(np.float64), {}),
+  ("shape", ONE, ONE[None], {}),
+  ("structure", [ONE], (ONE,), {}),
+  ("value", [ONE, ONE], [ONE, 2 * ONE], {}),
+  ("rounding", ONE.astype(jnp.bfloat16), ONE.astype(jnp.bfloat16) * jnp.bfloat16(1.02), {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "want", "got", "allowed"), DIFFERENCES)
+def test_kinds_of_difference(kind: str, want: Any, got: Any, allowed: dict[str, Any]) -> None:
+  assert comparing.compare(want, got, comparing.Tolerance(**allowed)).kind == kind
+
+
+def _spectral(name: str, results: Sequence[np.ndarray], *operands: np.ndarray) -> list[np.ndarray]:
+  params = {"compute_left_eigenvectors": False, "compute_right_eigenvectors": True, "dimension": 0}
+  return undetermined.DETERMINED[name](operands, results, params)
+
+
+MATRIX = np.random.default_rng(0).standard_normal((4, 4))
+SYMMETRIC = MATRIX + MATRIX.T
+VALUES, VECTORS = np.linalg.eigh(SYMMETRIC)
+U, S, VT = np.linalg.svd(MATRIX)
+Q, R = np.linalg.qr(MATRIX)
+SIGNS = np.array([1.0, -1.0, -1.0, 1.0])
+ROWS, TIED = np.array([1, 1, 2, 2]), np.array([0, 1, 2, 3])
+RIGHT = [
+  ("eigh", [SYMMETRIC], [VECTORS, VALUES], [VECTORS * SIGNS, VALUES]),
+  ("svd", [MATRIX], [S, U, VT], [S, U * SIGNS, SIGNS[:, None] * VT]),
+  ("qr", [MATRIX], [Q, R], [Q * SIGNS, SIGNS[:, None] * R]),
+  ("sort", [], [ROWS, TIED], [ROWS, TIED[[1, 0, 3, 2]]]),
+]
+WRONG = [
+  ("eigh", [SYMMETRIC], [VECTORS, VALUES], [VECTORS[:, ::-1], VALUES]),
+  ("svd", [MATRIX], [S, U, VT], [S, U * SIGNS, VT]),
+  ("qr", [MATRIX], [Q, R], [Q * SIGNS, R]),
+  ("sort", [], [ROWS, TIED], [ROWS, TIED[[0, 2, 1, 3]]]),
+]
+
+
+@pytest.mark.parametrize("row", [*((row, True) for row in RIGHT), *((row, False) for row in WRONG)])
+def test_what_is_determined_is_compared(row: Any) -> None:
+  (name, operands, theirs, ours), right = row
+  pairs = zip(_spectral(name, theirs, *operands), _spectral(name, ours, *operands), strict=True)
+  assert all(np.allclose(x, y) for x, y in pairs) == right
+
+
+def test_each_known_refusal_has_its_line_in_the_limitations() -> None:
+  assert causes.unknown_lines() == []
+  assert causes.limitation("pure_callback: it calls back into Python (f), which XLA cannot compile")
+  assert causes.limitation("unknown: nobody knows it") is None
+
+
+def test_the_report_has_every_status() -> None:
+  row = {"test": "lax_test.py::A::test_b", "call": 1, "function": "f", "way": "graph"}
+  refused = row | {"status": "refused", "cause": "eig: no (A.<locals>.f) at /x.py"}
+  crash = row | {"status": "crash", "kind": "ValueError", "where": "api.py:1", "detail": "7 of 8"}
+  agree = row | {"status": "agree", "against": "op by op"}
+  numbers = report.summary([refused, crash, agree], {"tests": 1})
+  text = report.markdown({"0.10.2": json.loads(json.dumps(numbers)), "0.12.0 x64": numbers})
+  assert "## By file, JAX 0.12.0 x64" in text
+  assert "| `lax_test` | 3 | 1 | 0 | 1 | 0 | 1 | 0 |" in text
+  assert "crash: ValueError api.py:1: # of #" in text
+  assert "| eig: no | 2 | none |" in text

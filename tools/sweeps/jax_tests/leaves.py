@@ -1,0 +1,86 @@
+"""The leaves of arguments and results: which of them become tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+_NO_NUMBERS = "OSUMm"  # objects, strings, times
+
+
+def is_key(x: Any) -> bool:
+  """Whether it is an array of typed PRNG keys."""
+  return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def is_tracer(x: Any) -> bool:
+  """Whether JAX is tracing it."""
+  return isinstance(x, jax.core.Tracer)
+
+
+def is_ref(x: Any) -> bool:
+  """Whether it is a mutable array of JAX."""
+  return type(getattr(x, "aval", None)).__name__ == "AbstractRef"
+
+
+def is_scalar(x: Any) -> bool:
+  """Whether it is a number of Python."""
+  return isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic)
+
+
+def is_array(x: Any) -> bool:
+  """Whether it becomes a tensor, an argument of the graph."""
+  if isinstance(x, np.ndarray | np.generic):
+    if x.dtype.kind in _NO_NUMBERS or x.dtype.names or x.dtype == jax.dtypes.float0:
+      return False
+    return type(x) is np.ndarray or isinstance(x, np.generic)
+  return isinstance(x, jax.Array) and is_passed(x) and not (is_key(x) or x.weak_type)
+
+
+def is_passed(x: Any) -> bool:
+  """Whether a converted function takes it as it is: typed keys, weak types, numbers of Python."""
+  if not isinstance(x, jax.Array) or is_tracer(x) or is_ref(x):
+    return is_scalar(x)
+  return not is_foreign(x)
+
+
+def is_foreign(x: Any) -> bool:
+  """Whether it is an array of a type that only private functions of JAX make."""
+  dtype = getattr(x, "dtype", None)
+  extended = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+  return extended and not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def is_value(x: Any) -> bool:
+  """Whether a result can be compared."""
+  return is_array(x) or is_passed(x)
+
+
+def is_inexact(x: Any) -> bool:
+  """Whether it can be differentiated."""
+  dtype = x.dtype if hasattr(x, "dtype") else np.dtype(type(x))
+  return bool(jax.dtypes.issubdtype(dtype, np.inexact))
+
+
+def own(x: Any) -> Any:
+  """A copy that outlives donation, and the caller's changes."""
+  return np.array(x) if is_array(x) else x
+
+
+def tensor(x: Any) -> Any:
+  """A tensor of an array; the array itself if TensorFlow has no such dtype."""
+  try:
+    return tf.constant(x)
+  except (TypeError, ValueError, tf.errors.OpError):
+    return x
+
+
+def as_numpy(x: Any) -> np.ndarray:
+  """A leaf of a result; typed keys as their words."""
+  if is_key(x):
+    x = jax.random.key_data(x)
+  # NumPy 2.5 takes no scalar tensor of bfloat16.
+  return np.asarray(x.numpy() if isinstance(x, tf.Tensor) else x)
