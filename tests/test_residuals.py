@@ -113,6 +113,77 @@ def test_equal_equations_with_different_results_are_two_values(fun: Any) -> None
   np.testing.assert_allclose(*gradient(x), rtol=1e-6)
 
 
+def _with_rule(factor: Any) -> Any:
+  """A function whose derivative is `factor`, which runs where a tape asks for it."""
+
+  @jax.custom_jvp
+  def total(x: Any) -> Any:
+    return x.sum()
+
+  total.defjvp(lambda primals, tangents: (total(*primals), (factor(*primals) * tangents[0]).sum()))
+  return total
+
+
+def _without_a_key(x: Any) -> Any:
+  return jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), x.shape)
+
+
+RANDOM = {
+  "rng_uniform": _without_a_key,
+  "in_a_call": jax.jit(_without_a_key),
+  "call_tf": jax2tf.call_tf(lambda x: x + tf.random.uniform(x.shape)),
+}
+
+
+def _gradient(fun: Any) -> Any:
+  @tf.function(autograph=False)
+  def gradient(x: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = jax2tf.convert(fun)(x)
+    return tape.gradient(y, x)
+
+  return gradient
+
+
+@pytest.mark.parametrize("draw", RANDOM.values(), ids=RANDOM)
+def test_two_draws_of_a_rule_are_two_values(draw: Any) -> None:
+  assert np.all(_gradient(_with_rule(lambda x: draw(x) - draw(x)))(tf.constant([1.0, 2.0])) != 0)
+
+
+@pytest.mark.parametrize("in_a_branch", [False, True])
+def test_effects_of_a_rule_are_kept(in_a_branch: bool, capfd: pytest.CaptureFixture[str]) -> None:
+  called: list[float] = []
+
+  def note(x: np.ndarray) -> np.ndarray:
+    called.append(float(x[0]))
+    return np.asarray(x)
+
+  def factor(x: Any) -> Any:
+    jax.debug.print("at {}", x[0])
+    twice = [jax.experimental.io_callback(note, x, x, ordered=False) for _ in range(2)]
+    return twice[0] + twice[1]
+
+  branches = lambda x: jax.lax.cond(x[0] > 0, factor, jnp.sin, x)  # noqa: E731
+  fun = _with_rule(branches if in_a_branch else factor)
+  np.testing.assert_array_equal(_gradient(fun)(tf.constant([1.0, 2.0])), [2, 4])
+  jax.effects_barrier()
+  assert called == [1.0, 1.0]
+  assert capfd.readouterr().out.count("at 1.0") == 1
+
+
+def test_effects_of_a_rule_are_refused_in_a_graph_that_is_the_same_without_a_tape() -> None:
+  def factor(x: Any) -> Any:
+    jax.debug.print("at {}", x[0])
+    return x
+
+  converted = tf.function(jax2tf.convert(_with_rule(factor)), autograph=False)
+  words = r"other effects than the function, .*\n.*\n +put the tape inside of the tf\.function"
+  with tf.GradientTape() as tape, pytest.raises(jax2tf.LoweringError, match=words):
+    tape.watch(x := tf.constant([1.0, 2.0]))
+    converted(x)  # TensorFlow makes the gradient of the graph now
+
+
 def test_both_zeros_are_two_values() -> None:
   def fun(w: Any) -> Any:
     x, i = jnp.cos(jnp.arange(3.0)), np.array([0, 9])

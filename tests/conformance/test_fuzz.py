@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
+from tests.conformance import control_differential
+from tests.conformance.control_programs import Generator
 from tests.conformance.differential import check
 from tests.conformance.programs import Program, programs
 
@@ -12,3 +14,10 @@ from tests.conformance.programs import Program, programs
 @given(programs())
 def test_random_programs(program: Program) -> None:
   assert check(program) == []
+
+
+def test_random_programs_with_control_flow() -> None:
+  """The second of this seed computes the same in both branches of a custom rule."""
+  generator = Generator(8)
+  for _ in range(8):
+    assert control_differential.check(generator.program()) == []
