@@ -89,10 +89,12 @@ for _primitive, _params in _FUNCTIONS.items():
 
 
 @lowers(_jax_compat.composite_p, on_keys=True)
-def _composite(ctx: RuleContext, *operands: tf.Tensor, name: str, version: int, attributes: Any, jaxpr: Any) -> Tensors:
-  """The decomposition of a StableHLO composite."""
+def _composite(
+  ctx: RuleContext, *operands: tf.Tensor, name: str, version: int, attributes: Any, jaxpr: Any = None, call_jaxpr: Any = None
+) -> Tensors:
+  """The decomposition of a StableHLO composite, `call_jaxpr` in JAX >= 0.12."""
   del version, attributes
-  return _call(ctx, *operands, jaxpr=jaxpr, name=name)
+  return _call(ctx, *operands, jaxpr=jaxpr, call_jaxpr=call_jaxpr, name=name)
 
 
 @lowers(_jax_compat.call_hi_primitive_p)

@@ -160,14 +160,13 @@ def _scan(
   length: Any,
   reverse: bool,
   unroll: int,
-  _split_transpose: bool = False,
   num_consts: int | None = None,
   num_carry: int | None = None,
   ft_in: Any = None,
   ft_out: Any = None,
 ) -> Tensors:
   """(consts, carry, xs f32[n,...]) -> (carry, ys f32[n,...])."""
-  del ft_out, _split_transpose  # the latter is for JAX's derivative
+  del ft_out
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
   consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
   body = closed(jaxpr)

@@ -43,6 +43,11 @@ def _with_vmap(size, batched, x):
   return x + 2, True
 
 
+@functools.partial(jax.lax.composite, name="my.composed", version=1)
+def composed(x, y):
+  return jnp.sin(x) * y, [x + y]
+
+
 def checked(x):
   checkify.check(x.sum() > 1e6, "sum is {s}", s=x.sum())
   return x
@@ -65,6 +70,8 @@ CASES = [
   Case("custom_vmap", with_vmap, [X], grad=False),
   Case("custom_vmap_vmapped", jax.vmap(with_vmap), [X], grad=False),
   Case("linear_call", lambda x: jax.custom_derivatives.linear_call(lambda r, x: x / r, lambda r, y: y / r, 2.0, x), [X]),
+  Case("composite", lambda x: composed(x, 2.0), [X], poly="b, _", grad=False),
+  Case("composite_in_jit", jax.jit(lambda x: composed(x, x)[0] + 1), [X], grad=False),
   Case("stop_gradient", lambda x: jax.lax.stop_gradient(x) * x, [X]),
   Case("optimization_barrier", lambda x: jax.lax.optimization_barrier((x, x + 1)), [X]),
   Case("device_put", lambda x: jax.device_put(x) + 1, [X]),
