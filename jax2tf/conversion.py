@@ -24,7 +24,7 @@ from jax2tf.interpreter import Lowering
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
-from jax2tf.program import Emitter, Prepare, Program, equations, prepare
+from jax2tf.program import Emitter, Prepare, Program, lowered_equations, prepare
 from jax2tf.trace import TracedFunction, is_tensorflows
 
 
@@ -38,7 +38,9 @@ class Conversion:
   def __init__(self, traced: TracedFunction, orders: int, destination: Destination, target: native.Target | None = None):
     self._target = target
     self._destination = destination
-    self._prepare: Prepare = prepare if target is None else functools.partial(native.prepare, target)
+    self._prepare: Prepare = (
+      functools.partial(prepare, destination=destination) if target is None else functools.partial(native.prepare, target)
+    )
     self._program = self._prepare(traced.jaxpr, traced.name, ())
     if target is None:
       _check_placement(traced, destination)
@@ -137,7 +139,7 @@ def _argument(operand: tf.Tensor, aval: Any, number: int) -> tf.Tensor:
 
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:
   """Raises ValueError for devices that TensorFlow lacks; warns about shardings that the graph drops."""
-  found = list(equations(traced.jaxpr))
+  found = list(lowered_equations(traced.jaxpr, destination))
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
     for eqn, where in found

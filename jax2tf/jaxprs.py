@@ -43,13 +43,13 @@ def inner_jaxprs(eqn: Any) -> list[Jaxpr]:
 
 
 def equations(
-  jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True, of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns
+  jaxpr: Any, inside: Callable[[Any], Sequence[Any]] = inner_jaxprs, of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns
 ) -> Iterator[tuple[Any, Callable[[], str]]]:
   """(equation, a function that returns the user's line) for all equations, those of inner jaxprs included, each jaxpr once.
 
   Args:
     jaxpr: open or closed.
-    enter: whether to enter the inner jaxprs of an equation.
+    inside: gives the inner jaxprs of an equation to enter, open or closed.
     of: gives the equations of one jaxpr.
   """
   seen: set[Jaxpr] = set()
@@ -61,9 +61,8 @@ def equations(
     for eqn in of(jaxpr):
       where = functools.partial(user_line, eqn, caller)
       yield eqn, where
-      if enter(eqn):
-        for inner in inner_jaxprs(eqn):
-          yield from walk(inner, where())
+      for inner in inside(eqn):
+        yield from walk(opened(inner), where())
 
   return walk(opened(jaxpr), definition(jaxpr))
 

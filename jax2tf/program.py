@@ -16,9 +16,9 @@ from jax2tf import _jax_compat, effects, errors, idioms, jaxprs, key_data
 from jax2tf.dtypes import data_of
 from jax2tf.expansion import expanded, why_not
 from jax2tf.jaxprs import ClosedJaxpr, opened
-from jax2tf.placement.devices import Place, place_of
+from jax2tf.placement.devices import HERE, Destination, Place, place_of
 from jax2tf.placement.propagation import Placement, placement, propagate
-from jax2tf.registry import UNSUPPORTED, rule_for
+from jax2tf.registry import UNSUPPORTED, lowered_inside, rule_for
 
 # Where the operands of a jaxpr are; empty if unspecified.
 Places = Sequence[Place | None]
@@ -63,8 +63,8 @@ class Memory(Emitter, Protocol):
 Prepare = Callable[[ClosedJaxpr, str, Places], Program]
 
 
-def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = ()) -> Program:
-  """The program of a jaxpr, for ordinary ops.
+def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = (), destination: Destination = HERE) -> Program:
+  """The program of a jaxpr, for ordinary ops that run at `destination`.
 
   Raises:
     LoweringError: it lists every primitive without a rule, in inner jaxprs too, with the user's lines.
@@ -73,7 +73,8 @@ def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = ()) -> Program:
   # After differentiation: a custom_vjp whose refs are discharged before it would be differentiated without its own rule.
   if jaxprs.contains(jaxpr, _jax_compat.NEW_REFS):
     jaxpr = _jax_compat.without_refs(jaxpr)
-  found = [(eqn, where()) for eqn, where in equations(jaxpr, _has_rule) if not _has_rule(eqn) or _foreign(eqn)]
+  needed = lowered_equations(jaxpr, destination)
+  found = [(eqn, where()) for eqn, where in needed if rule_for(eqn.primitive) is None or _foreign(eqn)]
   if found:
     raise errors.lowering_error(function, [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found])
   return program_of(jaxpr, places)
@@ -92,19 +93,29 @@ def gap(eqn: Any) -> tuple[str, str]:
   return UNSUPPORTED.get(eqn.primitive.name) or errors.no_rule(why_not(eqn))
 
 
-def _has_rule(eqn: Any) -> bool:
-  return rule_for(eqn.primitive) is not None
-
-
 def _foreign(eqn: Any) -> Any:
   """An extended dtype of the equation whose elements are arrays, and no typed PRNG key; or None."""
   found = (getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars))
   return next((dtype for dtype in found if (data := data_of(dtype)) and data[0]), None)
 
 
-def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[tuple[Any, Callable[[], str]]]:
+def equations(jaxpr: Any, inside: Callable[[Any], Sequence[Any]] = jaxprs.inner_jaxprs) -> Iterator[tuple[Any, Callable[[], str]]]:
   """As `jaxprs.equations`, with calls of JAX functions for the primitives of libraries."""
-  return jaxprs.equations(jaxpr, enter, expanded)
+  return jaxprs.equations(jaxpr, inside, expanded)
+
+
+def lowered_equations(jaxpr: Any, destination: Destination) -> Iterator[tuple[Any, Callable[[], str]]]:
+  """As `equations`, those that become ops at `destination`: no branch for another platform, nothing that a rule leaves out."""
+
+  def inside(eqn: Any) -> Sequence[Any]:
+    platforms = eqn.params.get("branches_platforms")
+    if eqn.primitive is not P.cond_p or platforms is None:
+      return lowered_inside(eqn)
+    chosen = destination.branch(platforms)
+    # Where there is not one branch, the rule of platform_index says so.
+    return [eqn.params["branches"][i] for i in chosen if i is not None] if len(chosen) == 1 else []
+
+  return equations(jaxpr, inside)
 
 
 @_jax_compat.weakly_cached

@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 from jax.extend.core import Primitive
 
+from jax2tf.jaxprs import inner_jaxprs
+
 Rule = Callable[..., Any]
 
 # Params for placement and accuracy, which do not change values; they are not passed to rules.
@@ -24,10 +26,13 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {}
 IN_TENSORFLOW: dict[Primitive, Callable[..., Sequence[tf.Variable]]] = {}
 
 _RULES: dict[Primitive, Rule] = {}
+_INNER: dict[Primitive, Callable[[Mapping[str, Any]], Sequence[Any]]] = {}
 _ON_KEYS: set[Primitive] = set()
 
 
-def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Rule], Rule]:
+def lowers(
+  *primitives: Primitive | None, on_keys: bool = False, inner: Callable[[Mapping[str, Any]], Sequence[Any]] | None = None
+) -> Callable[[Rule], Rule]:
   """Registers a lowering rule: `(ctx, *operands, **params) -> tensor`, or a list of tensors for a primitive with multiple results.
 
   The rule serves the graph lowering; the native lowering uses JAX's own rules. docs/developers/own-primitives.md has more.
@@ -36,6 +41,9 @@ def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Ru
     primitives: the jax.extend.core.Primitives that the rule lowers. None stands for a primitive that the installed JAX does not have.
     on_keys: whether the rule takes typed PRNG keys as their physical data, key<fry>[n] as u32[n,2]. For all other rules the interpreter
       adds a vmap over the physical axis.
+    inner: gives the jaxprs that the rule lowers, from the params of an equation. Before anything is lowered, one error lists the
+      equations in them that have no rule. By default these are all jaxprs among the params; `lambda params: []` is for a rule that
+      lowers none of them.
 
   Returns:
     a decorator that registers a rule and returns it.
@@ -67,6 +75,8 @@ def lowers(*primitives: Primitive | None, on_keys: bool = False) -> Callable[[Ru
     _RULES.update(dict.fromkeys(present, rule))
     if on_keys:
       _ON_KEYS.update(present)
+    if inner is not None:
+      _INNER.update(dict.fromkeys(present, inner))
     return rule
 
   return register
@@ -90,6 +100,14 @@ def lower_directly(table: Mapping[Primitive | None, Callable[..., Any]]) -> None
 def rule_for(primitive: Primitive) -> Rule | None:
   """The lowering rule of a primitive, or None."""
   return _RULES.get(primitive)
+
+
+def lowered_inside(eqn: Any) -> Sequence[Any]:
+  """The jaxprs among the params of an equation that its rule lowers; none without a rule."""
+  if eqn.primitive not in _RULES:
+    return []
+  inner = _INNER.get(eqn.primitive)
+  return inner_jaxprs(eqn) if inner is None else inner(eqn.params)
 
 
 def takes_keys(primitive: Primitive) -> bool:

@@ -65,10 +65,18 @@ def _with_wide_ends(param: Any) -> Any:
 
 
 @lowers(P.cond_p, on_keys=True)
-@_any_dtype_inside
 def _cond(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any], branches_platforms: Any = None) -> Tensors:
-  """index i32[] or bool[], operands -> results of branches[index]; an index out of range takes the last, as in XLA."""
-  del branches_platforms  # platform_index has chosen
+  """index i32[] or bool[], operands -> results of branches[index]; of a platform_dependent, the branch for the destination."""
+  if branches_platforms is not None:
+    chosen = ctx.destination.branch(branches_platforms)
+    (branch,) = [branches[i] for i in chosen if i is not None]  # platform_index has refused if there is not one
+    branches = [branch]
+  return _branch(ctx, index, *operands, branches=branches)
+
+
+@_any_dtype_inside
+def _branch(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any]) -> Tensors:
+  """As `_cond`; an index out of range takes the last branch, as in XLA."""
   bodies = [lambda b=branch: ctx.lower(closed(b), *operands) for branch in branches]
   if len(bodies) == 1:
     return bodies[0]()

@@ -38,7 +38,7 @@ from jax2tf.registry import lowers
 # --- systems ---
 
 
-@lowers(P.linear_solve_p)
+@lowers(P.linear_solve_p, inner=lambda params: [params["jaxprs"].solve])
 def _linear_solve(ctx: RuleContext, *operands: tf.Tensor, const_lengths: Any, jaxprs: Any) -> list[tf.Tensor]:
   """(constants of four jaxprs, b) -> x, by the user's own `solve`."""
   *constants, b = _split(operands, list(const_lengths))

@@ -78,6 +78,10 @@ class Destination:
     return None if any(_fits(wanted, d.name) for d in tf.config.list_logical_devices()) else device
 
 
+# This machine.
+HERE = Destination()
+
+
 def _here() -> tuple[str, ...]:
   if tf.config.list_logical_devices("TPU"):
     return ("tpu",)
