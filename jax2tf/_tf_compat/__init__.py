@@ -27,6 +27,8 @@ from tensorflow.python.ops import script_ops as _script_ops
 from tensorflow.python.saved_model import save_context as _save_context
 from tensorflow.python.trackable import data_structures as _data_structures
 
+from jax2tf._tf_compat import autograph as _autograph  # noqa: F401  (AutoGraph leaves us alone)
+
 _WRAPPERS = _data_structures.ListWrapper | _data_structures._DictWrapper | _data_structures._TupleWrapper
 
 
