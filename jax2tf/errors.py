@@ -19,10 +19,10 @@ class LoweringError(NotImplementedError):
   Examples:
     >>> import jax, jax2tf
     >>> try:
-    ...   jax2tf.convert(jax.lax.linalg.schur)(jax.numpy.eye(2))
+    ...   jax2tf.convert(lambda x: jax.ffi.ffi_call("kernel", x)(x))(jax.numpy.eye(2))
     ... except jax2tf.LoweringError as error:
     ...   print([gap.primitive for gap in error.gaps])
-    ['schur']
+    ['ffi_call']
   """
 
   def __init__(self, message: str, gaps: Iterable[Gap] = ()):

@@ -2,25 +2,30 @@
 
 A library's primitive (Equinox' `unvmap_any`, Lineax' `linear_solve`) has its own derivative and batching rules, which JAX has already
 applied; only its value is left to compute. If `mlir.lower_fun` made its lowering, the equation becomes a call of that function.
-Otherwise its `impl` may be a JAX function. An equation that cannot be traced stays, and preflight refuses it.
+Otherwise its `impl` may be a JAX function. `_OURS` has functions for what JAX computes outside of XLA.
+An equation that cannot be traced stays, and preflight refuses it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.core import ShapedArray
 from jax.extend import source_info_util
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal, Primitive
 
-from jax2tf import _jax_compat
+from jax2tf import _jax_compat, sparse
 from jax2tf.jaxprs import equations
 from jax2tf.registry import UNSUPPORTED, rule_for
 
 source_info_util.register_exclusion(__file__)
+
+# (module, name of a primitive in it) -> its definition. A function with the primitive has imported it.
+_OURS = {("jax.experimental.sparse.linalg", "spsolve_p"): sparse.spsolve}
 
 
 @_jax_compat.weakly_cached
@@ -55,7 +60,7 @@ def _call(eqn: Any) -> Any:
     raise ValueError("it has side effects")
   if not all(isinstance(v.aval, ShapedArray) for v in (*eqn.invars, *eqn.outvars)):
     raise ValueError("its operands or results are not arrays")
-  fun = _jax_compat.lowered_function(eqn.primitive)
+  fun = _ours(eqn.primitive) or _jax_compat.lowered_function(eqn.primitive)
   kind = "lowering" if fun else "impl"
   # Outside of jit, impl gets concrete operands; its result may depend on a constant.
   known = [None if fun else _constant(v) for v in eqn.invars]
@@ -80,6 +85,14 @@ def _call(eqn: Any) -> Any:
   if found != wanted:
     raise ValueError(f"its {kind} gives {found} where its abstract evaluation says {wanted}")
   return eqn.replace(primitive=called.primitive, params=called.params)
+
+
+def _ours(primitive: Primitive) -> Any:
+  """The function of ours that defines a primitive; None if there is none."""
+  for (module, name), fun in _OURS.items():
+    if getattr(sys.modules.get(module), name, None) is primitive:
+      return fun
+  return None
 
 
 def _constant(atom: Any) -> Any:

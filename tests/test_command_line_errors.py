@@ -111,11 +111,11 @@ def as_json(command: str, folder: Path, code: int) -> dict[str, Any]:
 
 
 def test_failures_are_json_too(folder: Path) -> None:
-  found = as_json("jax2tf convert small:schur --input x=f32[3,3] --out new", folder, 1)
-  assert found["verdict"].startswith("cannot lower 'schur'") and found["exit_code"] == 1
-  assert [(gap["op"], gap["primitive"], gap["where"]) for gap in found["gaps"]] == [("", "schur", f"{folder}/small.py:39:9 (schur)")]
+  found = as_json("jax2tf convert small:kernel --input x=f32[3,3] --out new", folder, 1)
+  assert found["verdict"].startswith("cannot lower 'kernel'") and found["exit_code"] == 1
+  assert [(gap["op"], gap["primitive"], gap["where"]) for gap in found["gaps"]] == [("", "ffi_call", f"{folder}/small.py:39:9 (kernel)")]
   assert all(gap["reason"] and gap["advice"] for gap in found["gaps"])
-  assert found["reason"].startswith("TensorFlow has no Schur") and {part: found[part] for part in _PARTS} == {
+  assert found["reason"].startswith("its body is a compiled kernel") and {part: found[part] for part in _PARTS} == {
     part: found["gaps"][0][part] for part in _PARTS
   }
   missing = as_json("jax2tf inspect missing", folder, 2)

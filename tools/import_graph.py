@@ -39,7 +39,16 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ),
   (
     "rule interface",
-    ("jax2tf.context", "jax2tf.nans", "jax2tf.registry", "jax2tf.shadows", "jax2tf.refs", "jax2tf.expansion", "jax2tf.key_data"),
+    (
+      "jax2tf.context",
+      "jax2tf.nans",
+      "jax2tf.registry",
+      "jax2tf.shadows",
+      "jax2tf.refs",
+      "jax2tf.sparse",
+      "jax2tf.expansion",
+      "jax2tf.key_data",
+    ),
   ),
   ("rule helpers", ("jax2tf.lowering._*",)),
   (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,13 +11,9 @@ import tensorflow as tf
 from jax.extend.core import primitives as P
 
 from jax2tf.context import RuleContext
+from jax2tf.lowering import _schur
 from jax2tf.lowering._matrices import adjoint, all_finite, nan_unless, real
-from jax2tf.registry import UNSUPPORTED, lowers
-
-UNSUPPORTED["schur"] = (
-  "TensorFlow has no Schur decomposition",
-  "use eigh for Hermitian matrices, jnp.linalg.eig if the eigenvectors will do, or lower natively",
-)
+from jax2tf.registry import lowers
 
 
 @lowers(P.eigh_p)
@@ -80,6 +77,22 @@ def _normalised(vectors: jax.Array) -> jax.Array:
   largest = jnp.take_along_axis(vectors, jnp.argmax(size, -2, keepdims=True), -2)
   vectors = vectors * (jnp.conj(largest) / jnp.abs(largest))
   return vectors / jnp.linalg.norm(vectors, axis=-2, keepdims=True)
+
+
+@lowers(P.schur_p)
+def _schur_form(
+  ctx: RuleContext, operand: tf.Tensor, *, compute_schur_vectors: bool, sort_eig_vals: bool, select_callable: Any
+) -> list[tf.Tensor]:
+  """operand f32[n,n] -> its Schur form f32[n,n] and, if wanted, vectors f32[n,n]; NaN if not finite.
+
+  The order of the eigenvalues is that of QR steps of our own, not LAPACK's.
+  """
+  del select_callable  # JAX does not use it
+  if sort_eig_vals:
+    ctx.refuse("JAX has no sorted Schur form either", "leave sort_eig_vals out")
+  if 0 in ctx.avals_in[0].shape:
+    return [operand for _ in ctx.avals_out]
+  return ctx.lower_fun(functools.partial(_schur.schur, vectors=compute_schur_vectors), operand)
 
 
 @lowers(P.svd_p)

@@ -338,12 +338,6 @@ CASES = [
 test_case, saved = run(CASES)
 
 
-def test_schur_is_refused() -> None:
-  """With the reason and the advice."""
-  with pytest.raises(NotImplementedError, match=r"'schur' not implemented(.|\n)*eigh for Hermitian"):
-    jax2tf.convert(lambda a: linalg.schur(a))(SQUARE)
-
-
 def test_equal_factorisations_share_their_body() -> None:
   """A second Cholesky of the same size is one more call, not one more loop."""
 
