@@ -88,15 +88,16 @@ def program_of(jaxpr: ClosedJaxpr, places: Places = ()) -> Program:
 def gap(eqn: Any) -> tuple[str, str]:
   """(reason, advice) for an equation without a rule."""
   if foreign := _foreign(eqn):
-    reason = f"{foreign} is an extended dtype, whose elements are arrays themselves"
-    return reason, "use an array of numbers with one more axis, or typed PRNG keys (jax.random.key)"
+    reason = f"{foreign} is an extended dtype, whose elements are arrays, or are added in a way of their own"
+    return reason, "use arrays of numbers, or typed PRNG keys (jax.random.key)"
   return UNSUPPORTED.get(eqn.primitive.name) or errors.no_rule(why_not(eqn))
 
 
 def _foreign(eqn: Any) -> Any:
-  """An extended dtype of the equation whose elements are arrays, and no typed PRNG key; or None."""
+  """An extended dtype of the equation, no typed PRNG key, whose data cannot stand for its elements; or None."""
   found = (getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars))
-  return next((dtype for dtype in found if (data := data_of(dtype)) and data[0]), None)
+  adds = eqn.primitive.name == "add_any"  # of cotangents, by a rule of the dtype
+  return next((dtype for dtype in found if (data := data_of(dtype)) and (data[0] or adds)), None)
 
 
 def equations(jaxpr: Any, inside: Callable[[Any], Sequence[Any]] = jaxprs.inner_jaxprs) -> Iterator[tuple[Any, Callable[[], str]]]:

@@ -171,6 +171,36 @@ with np.errstate(all="ignore"):
 test_case, saved = run(CASES)
 
 
+class _Largest(ExtendedDType):
+  """An extended dtype of numbers whose sum is the larger one."""
+
+  name, type = "largest", jax.dtypes.extended
+  _rules = types.SimpleNamespace(
+    physical_element_aval=lambda _: jax.core.ShapedArray((), np.dtype("float32")),
+    allow_conversion=True,
+    tangent_dtype=lambda dtype: dtype,
+    add=lambda dtype, x, y: lax.convert_element_type(jnp.maximum(x.astype("float32"), y.astype("float32")), dtype),
+  )
+
+
+def test_refuses_sums_of_extended_dtypes():
+  def with_cotangents_of(dtype):
+    identity = jax.custom_vjp(lambda x: x)
+    identity.defvjp(lambda x: (x, None), lambda _, cotangent: (lax.convert_element_type(cotangent, dtype),))
+    return identity
+
+  largest, numbers = with_cotangents_of(_Largest()), with_cotangents_of(np.float32)
+
+  def twice(x):
+    y = numbers(x)
+    return largest(y) + largest(y)
+
+  gradient = jax.grad(twice)
+  assert jax.jit(gradient)(np.float32(3)) == 1
+  with pytest.raises(NotImplementedError, match=r"'add_any' not implemented: .* is an extended dtype"):
+    jax2tf.convert(gradient)(np.float32(3))
+
+
 class _Pair(ExtendedDType):
   """An extended dtype whose elements are two numbers, and no key."""
 

@@ -13,7 +13,7 @@ _LINES: tuple[tuple[str, str], ...] = (
   ("its body is a compiled kernel|FFI|between devices", "Pallas, FFI and other kernels"),
   ("^bitcast_convert_type: TensorFlow has no bitcast", "Bitcasts of 4-bit types"),
   ("^dot_general: Unsupported precision", "Named dot algorithms"),
-  ("is an extended dtype, whose elements are arrays", "Extended dtypes whose elements are arrays"),
+  ("is an extended dtype, whose elements", "Extended dtypes whose elements are arrays"),
   ("no lowering rule is registered, and its (lowering|impl)", "Primitives of libraries"),
   ("TensorFlow has no cast", "int2, uint2, float4 and the `fnuz` float8 types"),
   ("^schur: ", "`schur`"),
