@@ -19,8 +19,11 @@ Array = np.ndarray
 _ALLOWED = {"bfloat16": 1e-2, "float16": 1e-3, "float32": 1e-6, "float64": 1e-15}
 _ALLOWED |= {"complex64": _ALLOWED["float32"], "complex128": _ALLOWED["float64"]}
 _ALLOWED_BELOW_16_BITS = 1e-1
-# A difference of so many tolerances, of the largest number, is one of rounding.
-_ROUNDING = 30
+# A difference of so many tolerances, or machine epsilons, of the largest number is one of rounding;
+# of types of 16 and 8 bits, of fewer.
+_TOLERANCES, _EPSILONS, _EPSILONS_OF_NARROW = 30, 240, 8
+_NARROW = 1e-4  # the least machine epsilon of those
+_MOST = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +159,6 @@ def _of_numbers(want: Array, got: Array, allowed: Tolerance, coarsest: float) ->
   relative = size / largest if largest else float(size > 0) * np.inf
   if close.all():
     return Difference("", size, relative)
-  # The default for f32 is 8 machine epsilons.
-  unit = max(rtol, 8 * epsilon)
-  return Difference("rounding" if relative <= _ROUNDING * unit else "value", size, relative)
+  of_epsilons = epsilon * (_EPSILONS if epsilon < _NARROW else _EPSILONS_OF_NARROW)
+  limit = min(max(_TOLERANCES * rtol, of_epsilons), _MOST)
+  return Difference("rounding" if relative <= limit else "value", size, relative)

@@ -163,9 +163,9 @@ project. The tests run as they are. What they compute with JAX, the converted fu
 - A **case** is one call of a function in one way. Each call is computed in a graph; by the seed
   some are also computed eagerly, compiled by XLA, or with a symbolic first axis. Gradients are
   those of a tape; some cases have second gradients and tangents.
-- **Differ by rounding**: beyond the tolerance of JAX's test, but by at most 30 of it relative to
-  the largest number of the result, or by at most 30 times what JAX's own result changes with the
-  last bits of the arguments.
+- **Differ by rounding**: beyond the tolerance of JAX's test, but by at most 30 of them, or 240
+  machine epsilons (8 of types of 16 bits), of the largest number of the result; or by at most 30
+  times what JAX's own result changes with the last bits of the arguments.
 - **Refused**: a `LoweringError`, each with its line below. **Untraceable**: JAX itself refuses;
   these are not counted as cases.
 """
