@@ -39,8 +39,8 @@ def define(file: pathlib.Path) -> list[str]:
 
 
 def _imported(file: pathlib.Path) -> Iterator[tuple[str, str]]:
-  """(module, name) for each `from jax... import name`."""
-  for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+  """(module, name) for each `from jax... import name` at the level of the module."""
+  for node in ast.parse(file.read_text(encoding="utf-8")).body:
     if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "jax":
       yield from ((str(node.module), alias.name) for alias in node.names)
 
