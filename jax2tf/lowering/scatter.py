@@ -19,6 +19,7 @@ from jax2tf.context import RuleContext
 from jax2tf.jaxprs import ClosedJaxpr, closed
 from jax2tf.lowering._common import where
 from jax2tf.lowering._indexing import Windows, wide
+from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._movement import any_dtype, is_one, transposed
 from jax2tf.registry import lowers
 
@@ -82,7 +83,7 @@ def _dynamic_update_slice(ctx: RuleContext, operand: tf.Tensor, update: tf.Tenso
     ctx.refuse_under_dtensor(
       "DTensor crashes when a part of a row is updated", "update whole rows, or slice with constant bounds, as x[:, 1:3]"
     )
-  return _scattered(ctx, operand, tf.stack([start_indices[d] for d in moved]), update, windows, _replaced, clip=True)
+  return _scattered(ctx, operand, stacked([start_indices[d] for d in moved]), update, windows, _replaced, clip=True)
 
 
 def _scattered(

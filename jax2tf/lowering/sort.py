@@ -11,6 +11,7 @@ import tensorflow as tf
 from jax2tf import _tf_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import NARROW, WIDER, cast, scalar, where
+from jax2tf.lowering._kernels import negative
 from jax2tf.registry import lowers
 
 _BITS = {tf.float16: tf.int16, tf.bfloat16: tf.int16, tf.float32: tf.int32, tf.float64: tf.int64}
@@ -93,7 +94,7 @@ def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
   if not operand.dtype.is_floating:
     return [tf.bitwise.invert(operand)]
   bits = tf.bitcast(operand, _BITS[operand.dtype])
-  descending = where(bits < 0, bits ^ bits.dtype.min, -bits)  # bits are sign and magnitude, so both zeros become 0
+  descending = where(bits < 0, bits ^ bits.dtype.min, negative(bits))  # bits are sign and magnitude, so both zeros become 0
   return [where(tf.not_equal(operand, operand), scalar(bits.dtype.min, bits), descending)]
 
 
