@@ -101,7 +101,7 @@ class Conversion:
         f"'{self.traced.name}' runs on several devices"
       )
     self._dimensions.check([x.shape for x in operands])
-    sizes = [operands[argument].shape[axis] for _, argument, axis in self._dimensions.sizes]
+    sizes = [tf.compat.dimension_value(operands[argument].shape[axis]) for _, argument, axis in self._dimensions.sizes]
     run = _Eager(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
     # Eagerly, unlike in a graph, the arguments that a tape watches are known here.
     wrt = [i for i in differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])]

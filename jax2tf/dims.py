@@ -82,7 +82,8 @@ class Dimensions:
     return DimensionValues({v: _cast(next(results), np.int32) if size is None else size for v, size in variables.items()}, lower)
 
   def _known(self, shapes: Sequence[Any]) -> tuple[int | None, ...]:
-    return tuple(shapes[argument][axis] for _, argument, axis in self.sizes)
+    # TensorFlow 1 has an object for each size.
+    return tuple(tf.compat.dimension_value(shapes[argument][axis]) for _, argument, axis in self.sizes)
 
 
 @_jax_compat.weakly_cached

@@ -148,7 +148,7 @@ class _Differentiable:
       like = functools.cache(lambda shape, dtype: tf.fill(shape, tf.zeros([], dtype)))
       # Built from shapes, not from the primals, which would become arguments of the saved function. The assertion fails first.
       wrt = [self.primals[i] for i in self.of.wrt]
-      return [like(tuple(x.shape), x.dtype) if x.shape.is_fully_defined() else tf.identity(x) for x in wrt]
+      return [like(tuple(x.shape.as_list()), x.dtype) if x.shape.is_fully_defined() else tf.identity(x) for x in wrt]
 
   def push(self, *tangents: tf.Tensor) -> list[tf.Tensor | None]:
     """Tangents of the arguments -> those of the results."""

@@ -100,9 +100,10 @@ class Lowering:
 
   def whole(self, program: Program, compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
     """Runs `compute` for an outermost program, and keeps its effects or warns that they are lost."""
-    if not program.jaxpr.effects:
-      return compute()
-    results = _tf_compat.keeping_effects(compute)
+    with _tf_compat.functional_control_flow():
+      if not program.jaxpr.effects:
+        return compute()
+      results = _tf_compat.keeping_effects(compute)
     self.notes.warn_of_what_is_left_out()
     return results
 

@@ -9,6 +9,7 @@ A test file lists its rows and ends with `test_case = run(CASES)`:
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +79,7 @@ DTYPES = [
 ]
 NARROW = ["int4", "uint4", "float8_e5m2", "float8_e4m3fn"]
 
-WAYS = ("eager", "graph", "xla", "gradient", "polymorphic", "saved")
+WAYS = ("eager", "graph", "xla", "gradient", "polymorphic", "saved", "tf1")
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class Case:
       ways.remove("polymorphic")
     if self.grad is False or not (self.grad or inexact(jax.tree.leaves(self.args))):
       ways.remove("gradient")
+    if zlib.crc32(self.name.encode()) % 12 and "tf1" in ways:
+      ways.remove("tf1")  # rules run alike in both kinds of graph, but for what conftest.py refuses
     return ways
 
 
@@ -169,7 +172,7 @@ def as_numpy(x: Any) -> np.ndarray:
 def _marks(case: Case, way: str) -> list[pytest.MarkDecorator]:
   known = [pytest.mark.xfail(reason=case.xfail[way], strict=True)] if way in case.xfail else []
   # They take two thirds of the time: they compile, or run ops or derivatives that rows share with others. A graph is made of every row.
-  return [*known, pytest.mark.sampled] if way in ("eager", "gradient", "xla") else known
+  return [*known, pytest.mark.sampled] if way in ("eager", "gradient", "xla", "tf1") else known
 
 
 def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:
@@ -244,7 +247,43 @@ def check_saved(case: Case, saved: Any) -> None:
   close(jax.tree.unflatten(jax.tree.structure(expected), results), expected, case)
 
 
-CHECKS = {"eager": check_eager, "graph": check_graph, "xla": check_xla, "gradient": check_gradient, "polymorphic": check_polymorphic}
+def check_tf1(case: Case) -> None:
+  """In a graph of TensorFlow 1, run by a Session; with tf.gradients where the row has a gradient.
+
+  A size is unknown where the row has a symbolic one, but no gradient: JAX may have none.
+  """
+  graph, rng = tf.Graph(), np.random.default_rng(0)
+  leaves, outs = jax.tree.leaves(case.args), jax.tree.leaves(reference(case))
+  wrt, results = (inexact(leaves), inexact(outs)) if "gradient" in case.ways else ([], [])
+  seeds = [random_like(rng, outs[i]) for i in results]
+  poly = None if results else case.poly
+  with graph.as_default():
+    converted = jax2tf.convert(case.fun, polymorphic_shapes=poly)
+    of_args = jax.tree.leaves(specs(case, poly))
+    xs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in of_args]
+    ys = converted(*jax.tree.unflatten(jax.tree.structure(case.args), xs))
+    flat, tree = jax.tree.flatten(ys)
+    gradients: list[Any] = []
+    if results:
+      seeded = list(map(tf.constant, seeds))
+      gradients = tf.gradients([flat[i] for i in results], [xs[i] for i in wrt], seeded)
+  fed = dict(zip(xs, map(np.asarray, leaves), strict=True))
+  with tf.compat.v1.Session(graph=graph) as session:
+    values, gradients = session.run((flat, gradients), fed)
+  close(jax.tree.unflatten(tree, values), reference(case), case)
+  if results:
+    pull = functools.partial(jax_pullback, restricted(case.fun, case.args, wrt, results), [seeds])
+    close(gradients, list(jax.jit(pull)(*[leaves[i] for i in wrt])), case, of_the_largest=True)
+
+
+CHECKS = {
+  "eager": check_eager,
+  "graph": check_graph,
+  "xla": check_xla,
+  "gradient": check_gradient,
+  "polymorphic": check_polymorphic,
+  "tf1": check_tf1,
+}
 
 
 def _save(cases: Sequence[Case], path: str) -> tuple[Any, dict[str, Exception]]:
@@ -296,11 +335,19 @@ def tensors(case: Case) -> tuple[Any, ...]:
 def concrete_function(case: Case, poly: Any = None) -> Any:
   """The graph of the converted function; with `poly`, every symbolic size unknown."""
   converted = jax2tf.convert(case.fun, polymorphic_shapes=poly)
+  return tf.function(converted, autograph=False).get_concrete_function(*specs(case, poly))
+
+
+def specs(case: Case, poly: Any = None) -> tuple[Any, ...]:
+  """The specs of the arguments; with `poly`, every symbolic size unknown."""
   avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.tree.map(np.asarray, tuple(case.args)))
   if poly is not None:
     avals = jax.export.symbolic_args_specs(avals, poly)
-  specs = jax.tree.map(lambda a: tf.TensorSpec([d if isinstance(d, int) else None for d in a.shape], a.dtype), avals)
-  return tf.function(converted, autograph=False).get_concrete_function(*specs)
+
+  def spec(aval: Any) -> tf.TensorSpec:
+    return tf.TensorSpec([d if isinstance(d, int) else None for d in aval.shape], aval.dtype)
+
+  return jax.tree.map(spec, avals)
 
 
 def _call(concrete: Any, case: Case) -> Any:

@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -89,6 +90,30 @@ def what_is_left() -> None:
   """Graphs and functions of earlier tests, which TensorFlow and JAX keep: LiteRT's converter would search them for garbage at each call."""
   gc.collect()
   gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_equality_of_tensors() -> Iterator[None]:
+  """Has `tensor == x` and `tensor != x` fail in jax2tf: graphs of TensorFlow 1 compare objects."""
+  tf = sys.modules.get("tensorflow")
+  if tf is None:  # no test of this session needs it
+    yield
+    return
+
+  def refusing(operator: Any) -> Any:
+    def compare(tensor: Any, other: Any) -> Any:
+      caller = sys._getframe(1)
+      if caller.f_globals.get("__name__", "").startswith("jax2tf."):
+        line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        pytest.fail(f"{line} compares tensors by == or !=: use tf.equal, tf.not_equal or `is`")
+      return operator(tensor, other)
+
+    return compare
+
+  with pytest.MonkeyPatch.context() as patch:
+    for name in ("__eq__", "__ne__"):
+      patch.setattr(tf.Tensor, name, refusing(getattr(tf.Tensor, name)))
+    yield
 
 
 @pytest.fixture(scope="session")

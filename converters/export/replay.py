@@ -174,7 +174,7 @@ class _Replay:
     def nested(k: int) -> list[Any]:
       if k == len(branches) - 1:
         return branches[k](rest)
-      return _condition(first == k, lambda: branches[k](rest), lambda: nested(k + 1))
+      return _condition(tf.equal(first, k), lambda: branches[k](rest), lambda: nested(k + 1))
 
     # A negative index equals no index tested before, so it takes the last branch too.
     return nested(0)

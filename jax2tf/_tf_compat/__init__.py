@@ -135,6 +135,23 @@ def keeping_effects(compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
   return results
 
 
+@contextlib.contextmanager
+def functional_control_flow() -> Iterator[None]:
+  """Makes loops and branches ops with functions, also after tf.compat.v1.disable_control_flow_v2.
+
+  TensorFlow 1 puts their ops into the graph itself, where a value that is computed in a branch cannot be used outside of it. This is
+  a setting of the whole process. TF 2.21 reads it in graphs of TensorFlow 1 only.
+  """
+  if tf.compat.v1.control_flow_v2_enabled():
+    yield
+    return
+  tf.compat.v1.enable_control_flow_v2()
+  try:
+    yield
+  finally:
+    tf.compat.v1.disable_control_flow_v2()
+
+
 def is_compiled_by_xla() -> bool:
   """Whether the graph under construction, or one around it, is of a tf.function with jit_compile=True."""
   return _control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())

@@ -75,7 +75,7 @@ def loop(steps: Any, body: Callable[..., Any], *state: tf.Tensor) -> tuple[tf.Te
 
 def size(x: tf.Tensor, axis: int) -> Any:
   """A size of an operand of a body: an int where the body is made for it, else a scalar."""
-  static = x.shape[axis]
+  static = tf.compat.dimension_value(x.shape[axis])  # an object in TensorFlow 1
   return static if static is not None else tf.shape(x)[axis]
 
 

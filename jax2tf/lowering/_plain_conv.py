@@ -152,7 +152,7 @@ def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: t
     kernel = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
       input=image, filter_sizes=sizes, out_backprop=cotangent, strides=strides, **pads
     )
-    if image.shape[0] is None:  # TF 2.21: without oneDNN the op does not write its result if there are no images
+    if tf.compat.dimension_value(image.shape[0]) is None:  # TF 2.21: without oneDNN the op does not write its result if there are no images
       kernel = tf.where(tf.shape(image)[0] > 0, kernel, tf.zeros([], kernel.dtype))
     return ctx.reshape(kernel, (*conv.out, 1, conv.outputs))
   op = tf.raw_ops.Conv2DBackpropFilter if conv.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2

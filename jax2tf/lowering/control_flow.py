@@ -303,7 +303,7 @@ def _rows(ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[in
   if rows is None or stacked != block or op.graph is not _tf_compat.current_graph():
     x = tf.reshape(x, tf.concat([[turns, *block], tf.shape(x)[1:]], 0)) if block else x
     return tf.TensorArray(x.dtype, turns).unstack(x).read
-  shape = [*block, *(-1 if n is None else n for n in x.shape[1:])]
+  shape = [*block, *(-1 if n is None else n for n in x.shape.as_list()[1:])]
   return lambda i: tf.raw_ops.TensorListGetItem(input_handle=rows, index=i, element_shape=shape, element_dtype=x.dtype)
 
 

@@ -134,7 +134,7 @@ def _round(ctx: RuleContext, x: tf.Tensor, *, rounding_method: Any) -> tf.Tensor
 
   def away_from_zero(x: tf.Tensor) -> tf.Tensor:
     nearest = tf.round(x)
-    return where(tf.abs(x - nearest) == scalar(0.5, x), x + tf.sign(x) * scalar(0.5, x), nearest)
+    return where(tf.equal(tf.abs(x - nearest), scalar(0.5, x)), x + tf.sign(x) * scalar(0.5, x), nearest)
 
   return widened(away_from_zero, *NARROW)(x)
 
@@ -378,4 +378,4 @@ def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))  # -0.0 and 0.0 count as one
   place = start + tf.sign(end - start)
   bits = where(place < 0, -(2**15) - place, place)
-  return where(tf.math.is_nan(x) | tf.math.is_nan(y), x + y, where(start == end, y, tf.bitcast(tf.cast(bits, tf.int16), x.dtype)))
+  return where(tf.math.is_nan(x) | tf.math.is_nan(y), x + y, where(tf.equal(start, end), y, tf.bitcast(tf.cast(bits, tf.int16), x.dtype)))

@@ -94,7 +94,7 @@ def _substitute(a: tf.Tensor, b: tf.Tensor, lower: bool, adjoint: bool) -> tf.Te
   def row(k: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor]:
     k = k if lower else n - 1 - k
     solved = (b[:, k] - tf.matmul(a[:, k, tf.newaxis], x)[:, 0]) / diagonal[:, k, tf.newaxis]
-    return (tf.where((tf.range(n) == k)[:, tf.newaxis], solved[:, tf.newaxis], x),)
+    return (tf.where(tf.equal(tf.range(n), k)[:, tf.newaxis], solved[:, tf.newaxis], x),)
 
   return loop(n, row, tf.zeros_like(b))[0]
 
@@ -238,13 +238,13 @@ def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
   def eliminate(k: tf.Tensor, a: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor, ...]:
     pivot = largest(modulus(a[:, :, k]), rows, k)
-    order = tf.where(rows == k, pivot, tf.where(rows == pivot, k, rows))
+    order = tf.where(tf.equal(rows, k), pivot, tf.where(tf.equal(rows, pivot), k, rows))
     a, permutation = (tf.gather(x, order, axis=1, batch_dims=1) for x in (a, permutation))
     row, column = a[:, k], a[:, :, k]
     top = row[:, k, tf.newaxis]
-    column = tf.where((rows > k) & (top != 0), column / top, column)
+    column = tf.where((rows > k) & tf.not_equal(top, 0), column / top, column)
     rest = tf.where((rows > k)[:, tf.newaxis] & (columns > k), a - outer(column, row), a)
-    return tf.where(columns == k, column[:, :, tf.newaxis], rest), permutation
+    return tf.where(tf.equal(columns, k), column[:, :, tf.newaxis], rest), permutation
 
   return loop(steps, eliminate, a, tf.broadcast_to(rows, [batch, m]))
 
@@ -259,7 +259,7 @@ def _lu_pivots_to_permutation(ctx: RuleContext, pivots: tf.Tensor, *, permutatio
 
   def exchange(k: tf.Tensor, permutation: tf.Tensor) -> tuple[tf.Tensor]:
     other = pivots[..., k, tf.newaxis]
-    order = tf.where(rows == k, other, tf.where(rows == other, k, rows))
+    order = tf.where(tf.equal(rows, k), other, tf.where(tf.equal(rows, other), k, rows))
     return (tf.gather(permutation, order, axis=-1, batch_dims=permutation.shape.rank - 1),)
 
   return loop(ctx.dim(ctx.avals_in[0].shape[-1]), exchange, start)[0]

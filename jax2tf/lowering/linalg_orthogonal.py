@@ -66,7 +66,7 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
   rows, columns = tf.range(m), tf.range(n)
   order = tf.broadcast_to(columns, [tf.shape(a)[0], n])
   if fixed is not None:
-    order = tf.argsort(tf.cast(fixed == 0, tf.int32), stable=True)
+    order = tf.argsort(tf.cast(tf.equal(fixed, 0), tf.int32), stable=True)
     a = tf.gather(a, order, axis=2, batch_dims=1)
     frozen = tf.math.count_nonzero(fixed, 1, keepdims=True, dtype=tf.int32)
 
@@ -76,16 +76,16 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
       rest = tf.norm(sizes / powers_of_two(tf.reduce_max(sizes, [1, 2], keepdims=True)), axis=1)
       pivot = largest(rest, columns, k)
       pivot = tf.where(k < frozen, k, pivot)
-      exchange = tf.where(columns == k, pivot, tf.where(columns == pivot, k, columns))
+      at_k, at_pivot = tf.equal(columns, k), tf.equal(columns, pivot)
+      exchange = tf.where(at_k, pivot, tf.where(at_pivot, k, columns))
       order = tf.gather(order, exchange, axis=1, batch_dims=1)
       # Two selects: a Gather of columns moves one element at a time.
       here, there = a[:, :, k, tf.newaxis], tf.gather(a, pivot, axis=2, batch_dims=1)
-      at_pivot = (columns == pivot)[:, tf.newaxis]
-      a = tf.where(columns == k, there, tf.where(at_pivot, here, a))
+      a = tf.where(at_k, there, tf.where(at_pivot[:, tf.newaxis], here, a))
     v, tau, column = _reflection(a[:, :, k], k, rows)
     a = tf.where(columns > k, a - outer(conj(tau) * v, _row_times(v, a)), a)
-    a = tf.where(columns == k, column[:, :, tf.newaxis], a)
-    return a, order, tf.where(tf.range(steps) == k, tau, taus)
+    a = tf.where(tf.equal(columns, k), column[:, :, tf.newaxis], a)
+    return a, order, tf.where(tf.equal(tf.range(steps), k), tau, taus)
 
   a, order, taus = loop(steps, reflect, a, order, tf.zeros([tf.shape(a)[0], steps], a.dtype))
   return (a, taus) if fixed is None else (a, order + 1, taus)
@@ -100,10 +100,11 @@ def _reflection(x: tf.Tensor, k: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor,
   scale = tf.reduce_max(sizes, 1, keepdims=True)
   length = scale * tf.norm(tf.math.divide_no_nan(sizes, scale), axis=1, keepdims=True)
   beta = tf.cast(tf.where(real(alpha) >= 0, -length, length), x.dtype)
-  trivial = tf.reduce_all(below == 0, 1, keepdims=True) & (alpha == tf.cast(real(alpha), x.dtype))
+  trivial = tf.reduce_all(tf.equal(below, 0), 1, keepdims=True) & tf.equal(alpha, tf.cast(real(alpha), x.dtype))
   tau = tf.where(trivial, 0 * one, (beta - alpha) / tf.where(trivial, one, beta))
   tail = below / tf.where(trivial, one, alpha - beta)
-  return tf.where(rows == k, one, tail), tau, tf.where(rows > k, tail, tf.where((rows == k) & ~trivial, beta, x))
+  at_k = tf.equal(rows, k)
+  return tf.where(at_k, one, tail), tau, tf.where(rows > k, tail, tf.where(at_k & ~trivial, beta, x))
 
 
 def _row_times(v: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
@@ -175,8 +176,8 @@ def hessenberg(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     v, tau, column = _reflection(a[:, :, k], k + 1, rows)
     right = a - outer(tau * tf.linalg.matvec(a, v), conj(v))
     both = right - outer(conj(tau) * v, _row_times(v, right))
-    a = tf.where(columns > k, both, tf.where(columns == k, column[:, :, tf.newaxis], a))
-    return a, tf.where(tf.range(n - 1) == k, tau, taus)
+    a = tf.where(columns > k, both, tf.where(tf.equal(columns, k), column[:, :, tf.newaxis], a))
+    return a, tf.where(tf.equal(tf.range(n - 1), k), tau, taus)
 
   return loop(n - 1, reflect, a, tf.zeros([tf.shape(a)[0], n - 1], a.dtype))
 

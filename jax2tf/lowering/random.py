@@ -284,7 +284,7 @@ def _split_for_halves(ctx: RuleContext, shape: Dims) -> list[Any]:
     return [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
   sizes = tf.cast(sizes, tf.int64)
   rank = len(shape)  # of equal values the first: tf.argmax does not specify which
-  axis = tf.argmax(tf.where(sizes % 2 == 0, sizes.dtype.max, sizes * rank) - tf.range(rank, dtype=tf.int64))
+  axis = tf.argmax(tf.where(tf.equal(sizes % 2, 0), sizes.dtype.max, sizes * rank) - tf.range(rank, dtype=tf.int64))
   return [tf.reduce_prod(sizes[:axis]), sizes[axis], tf.reduce_prod(sizes[axis + 1 :])]
 
 

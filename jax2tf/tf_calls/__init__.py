@@ -134,7 +134,7 @@ def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., A
 
   def apply(values: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     shapes = [tuple(jax.numpy.shape(x)) for x in values]
-    if shapes != (expected := [tuple(v.shape) for v in variables]):
+    if shapes != (expected := [tuple(v.shape.as_list()) for v in variables]):
       raise ValueError(f"functional: the variables of '{function.name}' have the shapes {expected}, not {shapes}")
     call, leaves = calls(args, kwargs)
     if writes := sorted(kind for kind in call.function.stateful if kind.startswith(_WRITES)):

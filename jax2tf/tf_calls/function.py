@@ -137,7 +137,7 @@ class TfFunction:
   def shapes(self) -> Sequence[tuple[Any, ...] | None]:
     """Those of the results, as TensorFlow infers them; None for one that it cannot."""
     shapes: Sequence[tuple[Any, ...] | None]
-    shapes = [tuple(y.shape) if y.shape.is_fully_defined() else None for y in self.concrete.outputs]
+    shapes = [tuple(y.shape.as_list()) if y.shape.is_fully_defined() else None for y in self.concrete.outputs]
     if None in shapes and any(shape_poly.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
       shapes = symbolic_shapes([aval.shape for aval in self.avals_in], self._infer)
     return shapes
