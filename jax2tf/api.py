@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from jax2tf.caches import BoundedCache
 from jax2tf.conversion import Conversion
 from jax2tf.dtypes import dtype_of_val as dtype_of_val  # noqa: PLC0414  (public here)
 from jax2tf.dtypes import is_key, key_dtype_of, mark_keys, tensor_of
+from jax2tf.errors import warn_user
 from jax2tf.idioms import fused
 from jax2tf.options import destination_of, native_target
 from jax2tf.trace import Traceable, TraceCache, TracedFunction
@@ -249,11 +249,9 @@ def jax_function_of(converted: Any) -> Callable[..., Any] | None:
 
 
 def _warn_of_many_conversions(name: str, count: int) -> None:
-  warnings.warn(
+  warn_user(
     f"'{name}' was called with more than {count} combinations of shapes, dtypes and static values; those that come back are traced "
-    'and built again. Make one graph for all sizes with polymorphic_shapes, such as ["b, ..."], or keep more with max_conversions',
-    UserWarning,
-    stacklevel=7,
+    'and built again. Make one graph for all sizes with polymorphic_shapes, such as ["b, ..."], or keep more with max_conversions'
   )
 
 

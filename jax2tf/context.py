@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -15,7 +14,7 @@ import tensorflow as tf
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import tf_dtype
-from jax2tf.errors import Gap, lowering_error
+from jax2tf.errors import Gap, lowering_error, warn_user
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.placement import dtensors
 from jax2tf.placement.devices import Destination
@@ -43,7 +42,7 @@ class Notes:
     if lines := dict.fromkeys(self.left_out):
       self.left_out.clear()
       listed = "".join(f"\n  {line}" for line in lines)
-      warnings.warn(f"TensorFlow's XLA compiles no callbacks: jit_compile=True omits prints and checks:{listed}", UserWarning, stacklevel=2)
+      warn_user(f"TensorFlow's XLA compiles no callbacks: jit_compile=True omits prints and checks:{listed}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,10 @@ from jax2tf import _jax_compat, _tf_compat, gradient, interpreter, native
 from jax2tf import lowering as _lowering  # noqa: F401  (registers the lowering rules)
 from jax2tf.caches import BoundedCache
 from jax2tf.context import scope_name
-from jax2tf.derivative import Derivative, derivative, differentiable
+from jax2tf.derivative import Derivative, derivative, derivatives_of, differentiable
 from jax2tf.dims import DimensionValues
 from jax2tf.dtypes import physical
-from jax2tf.errors import Gap, lowering_error
+from jax2tf.errors import Gap, lowering_error, warn_user
 from jax2tf.idioms import loop_rows
 from jax2tf.interpreter import Lowering
 from jax2tf.placement.devices import Destination
@@ -26,6 +25,8 @@ from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
 from jax2tf.program import Emitter, Prepare, Program, lowered_equations, prepare
 from jax2tf.trace import TracedFunction, is_tensorflows
+
+_MOST_EAGER_FUNCTIONS = 256
 
 
 class Conversion:
@@ -48,8 +49,9 @@ class Conversion:
     self.traced = traced
     self._dimensions = traced.dimensions
     self._orders = orders  # of derivatives that a SavedModel holds; 0 for a function that is not differentiable
-    self._derivatives: BoundedCache[Any, Derivative] = BoundedCache(maxsize=16)
-    self._eager_functions: BoundedCache[Program, Any] = BoundedCache(maxsize=16)
+    self._derivatives: BoundedCache[Any, Derivative] = derivatives_of(traced.name)
+    # Of the function itself, and of the passes of its derivatives.
+    self._eager_functions: BoundedCache[Program, Any] = derivatives_of(traced.name, _MOST_EAGER_FUNCTIONS)
     self.dtypes = [physical(aval)[1] for aval in traced.arguments]
 
   def __call__(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -157,11 +159,9 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
     raise lowering_error(traced.name, gaps)
   spread = dict.fromkeys(where() for eqn, where in found if has_sharding(eqn))
   if spread and not destination.spreads:
-    warnings.warn(
+    warn_user(
       f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in the graph: convert with keep_shardings=True "
-      "for XlaSharding ops, with dtensor_mesh, or natively",
-      UserWarning,
-      stacklevel=9,
+      "for XlaSharding ops, with dtensor_mesh, or natively"
     )
 
 

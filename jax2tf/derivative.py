@@ -25,6 +25,7 @@ from jax2tf._jax_compat import checkify
 from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import is_differentiable
 from jax2tf.effects import differing, repeated
+from jax2tf.errors import warn_user
 from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs
 from jax2tf.program import Prepare, Program, with_sources
 from jax2tf.registry import IN_TENSORFLOW
@@ -98,7 +99,7 @@ class Derivative:
     self.function = function
     self.wrt = wrt
     self.results = results
-    self._made: BoundedCache[Any, Any] = BoundedCache(maxsize=32)
+    self._made: BoundedCache[Any, Any] = derivatives_of(function)
 
   @functools.cached_property
   def jaxpr(self) -> ClosedJaxpr:
@@ -230,6 +231,23 @@ class Derivative:
     """A cotangent for each differentiable result, JAX's symbolic zero for those that are not given."""
     found = dict(zip(given, cotangents, strict=True))
     return [found[i] if i in found else Zero(self.jaxpr.out_avals[i]) for i in self.results]
+
+
+# How many passes and derivatives of one function are kept, each for other results with a cotangent, or other watched arguments.
+_MOST_DERIVATIVES = 64
+
+
+def derivatives_of(function: str, count: int | None = None) -> BoundedCache[Any, Any]:
+  """A cache of derivatives of `function`, or of what belongs to them; it warns when it first forgets one."""
+  count = count or _MOST_DERIVATIVES
+  return BoundedCache(count, functools.partial(_warn_of_many_derivatives, function, count))
+
+
+def _warn_of_many_derivatives(function: str, count: int) -> None:
+  warn_user(
+    f"'{function}' was differentiated for more than {count} combinations of watched arguments and of results with a cotangent; "
+    "those that come back are traced and built again. Differentiate inside a tf.function, which is built once, or use the same ones"
+  )
 
 
 def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], prepare: Prepare, saved_orders: int = 1) -> Derivative:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sys
+import types
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -97,6 +101,30 @@ def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:
       )
     )
   return LoweringError(f"cannot lower '{function}' to TensorFlow.\n" + "\n".join(entries), gaps)
+
+
+# Packages whose frames lie between ours and the user's.
+_LIBRARIES = frozenset({"jax2tf", "jax", "jaxlib", "tensorflow", "keras", "tf_keras", "contextlib", "functools", "threading"})
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+  """Issues a warning that names the line of the user's code from which the call came, whatever lies between."""
+  frame = _user_frame(sys._getframe(1))
+  namespace = frame.f_globals
+  warnings.warn_explicit(
+    message, category, frame.f_code.co_filename, frame.f_lineno, namespace.get("__name__"), namespace.setdefault("__warningregistry__", {})
+  )
+
+
+def _user_frame(frame: types.FrameType) -> types.FrameType:
+  """The innermost frame outside of the libraries; the outermost one, if all are theirs."""
+  while True:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    # What AutoGraph makes of a function of the user has the user's names, in a temporary file.
+    is_generated = os.path.basename(frame.f_code.co_filename).startswith("__autograph_generated_file")
+    if (package not in _LIBRARIES and not is_generated) or frame.f_back is None:
+      return frame
+    frame = frame.f_back
 
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<=|>|<) '(.+)' is inconclusive")

@@ -7,7 +7,6 @@ Tangents follow the same convention in both.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import tensorflow as tf
 from jax2tf import _tf_compat, nans
 from jax2tf._tf_compat import patches, scopes
 from jax2tf.derivative import Derivative, Forward, words_of
+from jax2tf.errors import warn_user
 from jax2tf.jaxprs import ClosedJaxpr
 from jax2tf.program import Emitter, Memory
 
@@ -134,11 +134,9 @@ class _Differentiable:
     if not _tf_compat.is_saving():
       raise words_of(error)
     if not self.of.is_repeated:
-      warnings.warn(
+      warn_user(
         f"the SavedModel is written without the gradient of '{self.of.function}', which has none: {error}. To save it without "
-        "this warning, convert with with_gradient=False",
-        UserWarning,
-        stacklevel=2,
+        "this warning, convert with with_gradient=False"
       )
     # TensorFlow rejects a fill that is known to fail, so the condition has a value in the loaded graph only.
     condition = tf.compat.v1.placeholder_with_default(False, [])

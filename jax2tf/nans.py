@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import tensorflow as tf
 
 from jax2tf import _tf_compat
+from jax2tf.errors import warn_user
 
 
 def checked(results: Sequence[tf.Tensor], what: str, again: Callable[[], Any] = lambda: None) -> list[tf.Tensor]:
@@ -46,7 +46,7 @@ def _parts(y: tf.Tensor) -> list[tf.Tensor]:
 
 def _asserted(results: Sequence[tf.Tensor], what: str, forbidden: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
   if _tf_compat.is_compiled_by_xla():
-    warnings.warn(f"jit_compile=True omits the assertions of jax_debug_nans and jax_debug_infs on {what}", UserWarning, stacklevel=2)
+    warn_user(f"jit_compile=True omits the assertions of jax_debug_nans and jax_debug_infs on {what}")
     return list(results)
   with tf.control_dependencies([tf.debugging.Assert(~found, [f"FloatingPointError: {_words(what, kind)}"]) for kind, found in forbidden]):
     return [tf.identity(y) for y in results]

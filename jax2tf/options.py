@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax import export
 
+from jax2tf.errors import warn_user
 from jax2tf.native import Target
 from jax2tf.native import stablehlo_version as stablehlo_version_of
 from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_of
@@ -48,10 +48,8 @@ def native_target(
   if platforms:
     check_platforms("native_serialization_platforms", platforms)
     if not native:
-      warnings.warn(
-        "using native_serialization_platforms without native_serialization has no effect: the graph lowering runs wherever TensorFlow does",
-        UserWarning,
-        stacklevel=3,
+      warn_user(
+        "using native_serialization_platforms without native_serialization has no effect: the graph lowering runs wherever TensorFlow does"
       )
   if not native:
     return None

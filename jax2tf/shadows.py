@@ -6,7 +6,6 @@ as operands: values come from the variables, derivatives go to the shadows.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import tensorflow as tf
 
+from jax2tf.errors import warn_user
 from jax2tf.jaxprs import ClosedJaxpr, equations
 from jax2tf.registry import IN_TENSORFLOW
 
@@ -34,11 +34,7 @@ def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
   variables = (v for eqn in calls for v in IN_TENSORFLOW[eqn.primitive](**eqn.params))
   found = list({v.ref(): v for v in variables}.values())
   if unknown := [v.name for v in found if v.trainable and not v.shape.is_fully_defined()]:
-    warnings.warn(
-      f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. Set them, or trainable=False",
-      UserWarning,
-      stacklevel=2,
-    )
+    warn_user(f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. Set them, or trainable=False")
   return [v for v in found if v.shape.is_fully_defined()]
 
 

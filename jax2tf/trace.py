@@ -8,7 +8,6 @@ import itertools
 import os
 import pickle
 import types
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -258,10 +257,9 @@ def _hashes(value: Any) -> bool:
 def _warn_of_large_constants(name: str, jaxpr: ClosedJaxpr) -> None:
   size = sum({id(c): getattr(c, "nbytes", 0) for c in jaxpr.consts}.values())
   if size > _LARGE_CONSTANTS:
-    warnings.warn(
+    errors.warn_user(
       f"'{name}' closes over {size / 2**20:.0f} MB of arrays, which become constants of the graph; a graph "
-      "ends at 2 GB: pass them as arguments, for instance as tf.Variables",
-      stacklevel=13,
+      "ends at 2 GB: pass them as arguments, for instance as tf.Variables"
     )
 
 
@@ -275,6 +273,7 @@ class TraceCache:
     self._traceable = traceable
     self._polymorphic_shapes = polymorphic_shapes
     self._scope = scope_of(polymorphic_shapes, constraints)
+    # What these two forget costs little, or `max_conversions` warns of it: each trace has a conversion.
     self._by_actual_shapes: BoundedCache[Any, TracedFunction] = BoundedCache(16 * size)
     self._by_specs: BoundedCache[Any, TracedFunction] = BoundedCache(size)
 

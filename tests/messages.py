@@ -28,6 +28,7 @@ _FIRST = {
   "failed",
   "invalid",
   "warn",
+  "warn_user",
   "Failure",
   "SystemExit",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from jax.experimental import checkify
 
 from jax2tf import pytrees, survey
 from jax2tf._tf_compat import callbacks
-from jax2tf.errors import Gap
+from jax2tf.errors import Gap, warn_user
 from jax2tf.idioms import fused
 
 from .. import stages
@@ -221,7 +220,7 @@ class Source:
       raise ExportError(target, f"{runtime} computes different outputs than the reference, so nothing was written:\n{lines}")
     if noted := [row for row in rows if row.problem and row.values == HOSTILE]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
-      warnings.warn(f"{runtime} computes different outputs than JAX for NaN, infinities or extreme numbers:\n{lines}", stacklevel=4)
+      warn_user(f"{runtime} computes different outputs than JAX for NaN, infinities or extreme numbers:\n{lines}")
     return report
 
 
@@ -286,7 +285,7 @@ def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
   if found := dict.fromkeys(callback for definition in definitions for callback in callbacks.callbacks_in(definition)):
     callbacks.refuse(found)
     lines = "".join(f"\n  {callback}" for callback in found)
-    warnings.warn(f"the export omits prints and checks, which only TensorFlow can run:{lines}", UserWarning, stacklevel=5)
+    warn_user(f"the export omits prints and checks, which only TensorFlow can run:{lines}")
   return signatures
 
 

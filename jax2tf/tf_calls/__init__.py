@@ -14,6 +14,7 @@ from jax2tf import _jax_compat, _tf_compat, shadows
 from jax2tf.api import jax_function_of
 from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tf_dtype
+from jax2tf.errors import warn_user
 from jax2tf.pytrees import argument_paths
 from jax2tf.tf_calls.function import Options, TfFunction, WithVariables
 from jax2tf.tf_calls.primitives import call_tf_p
@@ -151,7 +152,7 @@ class _Calls:
 
   def __init__(self, fun: Callable[..., Any], options: Options, declared: Any):
     self._make = functools.partial(_Call, fun, options, declared)
-    self._made: BoundedCache[Any, _Call] = BoundedCache(_MAX_SIGNATURES)
+    self._made: BoundedCache[Any, _Call] = BoundedCache(_MAX_SIGNATURES, functools.partial(_warn_of_many_signatures, fun))
 
   def __call__(self, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
     leaves, tree = tree_util.tree_flatten((args, kwargs))
@@ -220,6 +221,13 @@ class _Call:
       ) from error
     y = tf.convert_to_tensor(y)
     return y if is_key(dtype) or y.dtype == tf_dtype(dtype) else tf.cast(y, tf_dtype(dtype))
+
+
+def _warn_of_many_signatures(fun: Any) -> None:
+  warn_user(
+    f"'{getattr(fun, '__name__', type(fun).__name__)}' was called from JAX with more than {_MAX_SIGNATURES} combinations of structure, "
+    "shapes and dtypes; those that come back are traced again. Pad the arguments to fewer sizes"
+  )
 
 
 def _array(x: Any) -> Any:
