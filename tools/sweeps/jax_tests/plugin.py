@@ -25,10 +25,11 @@ from jax2tf.tools.sweeps.jax_tests.comparing import Tolerance
 from jax2tf.tools.sweeps.jax_tests.plan import LARGE, LATE, Plan
 from jax2tf.tools.sweeps.jax_tests.recording import CURRENT
 
-# JAX's and TensorFlow's caches grow; JAX's can be emptied.
-_TESTS_PER_CACHE = 300
 Fun = Callable[..., Any]
 
+# JAX's and TensorFlow's caches grow; JAX's can be emptied.
+_TESTS_PER_CACHE = 300
+# Of derivatives, by default.
 _MODES = ("fwd", "rev")
 # What a test needs that one CPU does not have, by its name.
 _ELSEWHERE = re.compile("pmap|shard|pallas|mosaic|multi_?device|cuda|on_gpu|on_tpu", re.IGNORECASE)
@@ -131,7 +132,7 @@ def _observe_helpers(suite: type) -> None:
   vars(suite).get("_default_thread_local_config", {}).pop("jax_enable_checks", None)
   if "_CompileAndCheck" in vars(suite):
     suite._CompileAndCheck = _compile_and_check  # type: ignore[attr-defined]
-    suite._CheckAgainstNumpy = _check_against_numpy  # type: ignore[attr-defined]
+    suite._CheckAgainstNumpy = _against_numpy  # type: ignore[attr-defined]
     sys.modules[suite.__module__].check_grads = check_grads  # type: ignore[attr-defined]
 
 
@@ -151,7 +152,7 @@ def _compile_and_check(self: Any, fun: Fun, args_maker: Fun, **options: Any) -> 
     CURRENT.compare(recording.name_of(fun), subject, want, Tolerance(rtol, atol))
 
 
-def _check_against_numpy(self: Any, _: Fun, lax_op: Fun, args_maker: Fun, **__: Any) -> None:
+def _against_numpy(self: Any, _: Fun, lax_op: Fun, args_maker: Fun, *__: Any, **___: Any) -> None:
   """In place of JAX's comparison with NumPy, which may allow more than ours needs."""
   del self
   if CURRENT.is_idle():

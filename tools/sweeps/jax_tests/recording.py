@@ -123,7 +123,7 @@ class Recorder:
     self._append({"test": test, "event": "start", "process": os.getpid()})
 
   def ended(self, test: str) -> None:
-    """Notes that a test ended, and with it nothing of the process."""
+    """Notes that a test ended."""
     self._append({"test": test, "event": "end", "process": os.getpid()})
 
   def _is_new(self, name: str, key: str) -> bool:
