@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import RegisteredGradient as _RegisteredGradient
-from tensorflow.python import pywrap_tfe as _pywrap_tfe
 from tensorflow.python.eager import backprop as _backprop
 from tensorflow.python.eager import execute as _execute
 from tensorflow.python.framework import ops as _ops
@@ -42,11 +42,22 @@ def _filling(make_zeros: Callable[..., Any]) -> Callable[..., Any]:
   return functools.wraps(make_zeros)(lambda *args: missing(make_zeros(*args)))
 
 
+def _replace_code(function: Any, new: Callable[[Any], Callable[..., Any]]) -> None:
+  """Replaces a function of Python where others hold it, by `new` of a copy of it."""
+  if not hasattr(function, "__wrapped__"):
+    function.__wrapped__ = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+    function.__code__, function.__kwdefaults__ = _calling.__code__, {"_new": new(function.__wrapped__)}
+
+
+def _calling(*args: Any, _new: Callable[..., Any]) -> Any:
+  return _new(*args)
+
+
 # Two places replace missing cotangents by zeros: a tape, and the gradients of the ops of a graph.
-_backprop._default_vspace = _backprop._default_vspace._replace(
-  zeros_fn=_filling(_backprop._default_vspace.zeros_fn), zeros_like_fn=_filling(_backprop._default_vspace.zeros_like_fn)
-)
-_pywrap_tfe.TFE_Py_RegisterVSpace(_backprop._default_vspace)
+# TF 2.21: each ForwardAccumulator holds the structure in C++ that has the functions of a tape. Another structure deletes this one, and
+# the process dies when an accumulator that began before uses it.
+_replace_code(_backprop._default_vspace.zeros_fn, _filling)
+_replace_code(_backprop._default_vspace.zeros_like_fn, _filling)
 _control_flow_state.ZerosLike = _filling(_control_flow_state.ZerosLike)
 
 
