@@ -9,7 +9,7 @@ so has the tangent function that `jax.jvp` makes for a tf.autodiff.ForwardAccumu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.ad import Zero
 
-from jax2tf import _jax_compat, _tf_compat
+from jax2tf import _jax_compat, _tf_compat, refs
 from jax2tf._jax_compat import checkify
 from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import is_differentiable
@@ -45,6 +45,7 @@ class Forward:
     program: primals -> results and residuals.
     residuals: their specs.
     structure: of the pullback, whose leaves they are.
+    refs: {position of a residual that is the value of a mutable array: whether the array's value is a result of the function}.
     reached: filled by each trace of the pullback with the primals that have a cotangent.
     unless_asked: the error if it runs although no derivative was requested, because its effects differ from the function's; or None.
   """
@@ -52,6 +53,7 @@ class Forward:
   program: Program
   residuals: Sequence[Any]
   structure: Any
+  refs: Mapping[int, bool]
   reached: set[int]
   unless_asked: Exception | None
 
@@ -119,21 +121,29 @@ class Derivative:
   def _trace_forward(self) -> Forward:
     structure: Any = None
     reached: set[int] = set()
+    mutable: set[int] = set()
+    of_refs: dict[int, bool] = {}
 
     def forward(*primals: Any) -> tuple[Sequence[Any], list[Any]]:
       nonlocal structure
       outs, pull = self._vjp(primals, reached)
       residuals, structure = tree_util.tree_flatten(pull)
-      return outs, residuals
+      mutable.update(i for i, residual in enumerate(residuals) if _jax_compat.is_ref(residual))
+      # The backward pass begins with the values that mutable arrays have now.
+      return outs, [x[...] if i in mutable else x for i, x in enumerate(residuals)]
 
     jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
+    if mutable:
+      n = len(self.jaxpr.out_avals)
+      jaxpr, are_results = refs.with_frozen(jaxpr, [n + i for i in sorted(mutable)])
+      of_refs = {i - n: is_result for i, is_result in are_results.items()}
     without_tape = "the function, and this graph is the same with a tape and without"
     unless_asked = differing(self.function, jaxpr, self.jaxpr, without_tape, "put the tape inside of the tf.function")
     if self.is_repeated or not self.keeps_values:  # the function itself runs too
       if unless_asked:
         raise unless_asked
       jaxpr = repeated(self.function, jaxpr)
-    return Forward(self.prepare(jaxpr, self.function, ()), residuals, structure, reached, unless_asked)
+    return Forward(self.prepare(jaxpr, self.function, ()), residuals, structure, of_refs, reached, unless_asked)
 
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
     """The backward pass for cotangents of the results in `given`; or the error.
@@ -147,10 +157,12 @@ class Derivative:
       raise forward
 
     def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-      return tree_util.tree_unflatten(forward.structure, residuals)(self._with_zeros(given, cotangents))
+      leaves = [jax.new_ref(x) if i in forward.refs else x for i, x in enumerate(residuals)]
+      return tree_util.tree_unflatten(forward.structure, leaves)(self._with_zeros(given, cotangents))
 
     forward.reached.clear()  # only this trace can reach it, which holds the lock of the cache
     jaxpr = _trace(backward, forward.residuals, self._cotangents(given))
+    refs.check_backward(f"gradient of {self.function}", jaxpr, [i for i, is_result in forward.refs.items() if is_result])
     # Equations on residuals and cotangents run where these are.
     places = forward.program.placement.of(forward.program.jaxpr.outvars)
     operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]

@@ -97,11 +97,16 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
   A dimension that TensorFlow does not know is None.
 
   Raises:
-    TypeError: not a numeric array, scalar, tf.Variable or tf.Tensor.
+    TypeError: not a numeric array, scalar, tf.Variable or tf.Tensor; a jax.Ref.
     ValueError: a tensor of unknown rank.
   """
   if type(val) in SCALARS:
     return (), _canonical(type(val)), type(val) is not bool
+  if isinstance(val, jax.Ref):
+    raise TypeError(
+      f"{path or 'the argument'} is a jax.Ref, and TensorFlow has variables: pass jax2tf.Ref(jax2tf.variable_of(ref)), which the function "
+      "reads and writes, or its value, ref[...]"
+    )
   if isinstance(val, jax.Array | jax.ShapeDtypeStruct):
     if is_key(val.dtype):
       return tuple(val.shape), val.dtype, False

@@ -72,12 +72,20 @@ def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = (), destination:
   """
   # After differentiation: a custom_vjp whose refs are discharged before it would be differentiated without its own rule.
   if jaxprs.contains(jaxpr, _jax_compat.NEW_REFS):
+    # JAX has no rule to discharge it.
+    _refuse(function, jaxpr, destination, lambda eqn: eqn.primitive.name == "custom_lin")
     jaxpr = _jax_compat.without_refs(jaxpr)
-  needed = lowered_equations(jaxpr, destination)
-  found = [(eqn, where()) for eqn, where in needed if rule_for(eqn.primitive) is None or _foreign(eqn)]
-  if found:
-    raise errors.lowering_error(function, [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found])
+  _refuse(function, jaxpr, destination, lambda eqn: rule_for(eqn.primitive) is None or _foreign(eqn))
   return program_of(jaxpr, places)
+
+
+def _refuse(function: str, jaxpr: ClosedJaxpr, destination: Destination, is_gap: Callable[[Any], Any]) -> None:
+  """Raises one error for all equations that are gaps at `destination`."""
+  needed = lowered_equations(jaxpr, destination)
+  found = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
+  if found:
+    gaps = [errors.Gap(eqn.primitive.name, *gap(eqn), where) for eqn, where in found]
+    raise errors.lowering_error(function, gaps)
 
 
 def program_of(jaxpr: ClosedJaxpr, places: Places = ()) -> Program:

@@ -16,7 +16,9 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf.dtypes import key_dtype_of, mark_keys
-from jax2tf.jaxprs import ClosedJaxpr, closed, opened
+from jax2tf.errors import Gap, lowering_error
+from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced, variables
+from jax2tf.lines import definition, user_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,3 +207,31 @@ def _writes(jaxpr: Jaxpr, count: int) -> Sequence[bool]:
     return not all(_jax_compat.only_reads(eqn, ref) for eqn in users)
 
   return [value not in frozen or may_be_written(frozen[value]) for value in jaxpr.outvars[-count:]]
+
+
+def with_frozen(jaxpr: ClosedJaxpr, reads: Sequence[int]) -> tuple[ClosedJaxpr, dict[int, bool]]:
+  """A jaxpr some of whose results are reads of mutable arrays, at its end: {their positions: whether the value is another result too}.
+
+  It is one if the array is an argument, or closed over. Such an array is frozen, and no longer read.
+  """
+  frozen: dict[Any, Any] = {e.invars[0]: e.outvars[0] for e in jaxpr.eqns if e.primitive is _jax_compat.freeze_p}
+  results: list[Any] = list(opened(jaxpr).outvars)
+  read = {results[i] for i in reads}
+  late = [eqn for eqn in jaxpr.eqns if not read.isdisjoint(eqn.outvars) and eqn.invars[0] in frozen]
+  instead = {eqn.outvars[0]: frozen[eqn.invars[0]] for eqn in late}
+  eqns = [eqn for eqn in jaxpr.eqns if eqn not in late]
+  outvars = [instead[v] if i in reads and v in instead else v for i, v in enumerate(results)]
+  return replaced(jaxpr, eqns=eqns, outvars=outvars), {i: results[i] in instead for i in reads}
+
+
+def check_backward(function: str, jaxpr: ClosedJaxpr, operands: Sequence[int]) -> None:
+  """Raises if a backward pass writes the mutable arrays whose values these operands are: TensorFlow's gradients write no variables."""
+  values = [opened(jaxpr).invars[i] for i in operands]
+  made = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive in _jax_compat.NEW_REFS and any(eqn.invars[0] is v for v in values)}
+  reason = "the gradient writes a jax.Ref of the caller, and a gradient of TensorFlow writes no variables"
+  advice = "differentiate with JAX before convert, where jax.grad writes the Ref, or return what it writes as a cotangent"
+  users = [(eqn, [v for v in variables(eqn.invars) if v in made]) for eqn in jaxpr.eqns]
+  writers = [eqn for eqn, refs in users if not all(_jax_compat.only_reads(eqn, ref) for ref in refs)]
+  if writers:
+    where = definition(jaxpr)
+    raise lowering_error(function, [Gap(eqn.primitive.name, reason, advice, user_line(eqn, where)) for eqn in writers])

@@ -129,6 +129,11 @@ NEW_REFS = (_core.ref_p, _core.empty_ref_p)
 freeze_p = _core.freeze_p
 
 
+def is_ref(x: Any) -> bool:
+  """Whether a traced value is a mutable array."""
+  return isinstance(_core.typeof(x), _AbstractRef)
+
+
 def only_reads(eqn: Any, ref: Any) -> bool:
   """Whether an equation declares a read of this mutable array, and no other effect on it."""
   effects = [e for e in eqn.effects if isinstance(e, _effects.JaxprInputEffect) and e.input is ref]

@@ -345,7 +345,13 @@ def anchored(x: tf.Tensor) -> tf.Tensor:
   TF 2.21: Grappler loses control dependencies on results of IdentityN, which every custom gradient creates, even through Identity
   and StopGradient. A variable could then be written before it is read. EnsureShape keeps them.
   """
-  return tf.ensure_shape(x, x.shape) if isinstance(x, tf.Tensor) and not tf.executing_eagerly() else x
+  if not isinstance(x, tf.Tensor) or tf.executing_eagerly():
+    return x
+  # TF 2.21: a ForwardAccumulator in a graph cannot differentiate the op, whose attribute has no TraceType.
+  with _record.stop_recording():
+    same = tf.ensure_shape(x, x.shape)
+  _record.record_operation("Jax2tf", [same], [x], lambda cotangent: [cotangent], lambda tangent: [tangent])
+  return same
 
 
 def orders_writes() -> bool:
