@@ -81,7 +81,7 @@ def _by_tensorflow(program: Program, spec: tf.TensorSpec) -> Callable[..., list[
 
 
 def check(program: Program) -> list[Mismatch]:
-  """What differs: nothing, or one mismatch."""
+  """What differs: nothing, or one mismatch; of the kind "jax" where JAX itself fails."""
   with jax.enable_x64(program.dtype == "float64"):
     rng = np.random.default_rng(0)
     arrays = program.arrays()

@@ -258,6 +258,8 @@ class Generator:
     self._rng = np.random.default_rng(seed)
     self._history: list[Node] = []
     self._left = 0
+    self._simple: list[str] = []
+    self._weights = np.array([])
 
   def program(self) -> Program:
     """The next program, of some 10 nodes."""
@@ -270,9 +272,9 @@ class Generator:
     # Its custom rules may have some nevertheless.
     is_plain = self._rng.random() < 0.5
     block = self._block(inputs, 0, _PLAIN if is_plain else tuple(NESTED))
-    program = Program(
-      block, inputs, int(self._rng.choice([2, 3, 4])), str(self._rng.choice(["float32", "float64"], p=[0.6, 0.4])), "tape", symbolic
-    )
+    size = int(self._rng.choice([2, 3, 4]))
+    dtype = str(self._rng.choice(["float32", "float64"], p=[0.6, 0.4]))
+    program = Program(block, inputs, size, dtype, "tape", symbolic)
     backwards_only = any(node.kind == "custom_vjp" for node in program.nodes())
     ways = {"tape": 10, "second": 2, "around": 2, "jit_compile": 2, "eager": 1, "forward": 3, "hvp": 1}
     if backwards_only:
