@@ -92,6 +92,11 @@ def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
   return _pfor.wrap(tf.raw_ops.PreventGradient(input=pfor_input.stacked_input(0), message=pfor_input.get_attr("message")), True)
 
 
+@_pfor.RegisterPFor("DeviceIndex")  # TF 2.21 has none; with a number for each row, Case fails
+def _vectorized_device_index(pfor_input: Any) -> Any:
+  return _pfor.wrap(tf.raw_ops.DeviceIndex(device_names=pfor_input.get_attr("device_names")), False)
+
+
 def _refuse_effects(pfor_input: Any) -> None:
   if EFFECTS in pfor_input.op.node_def.attr:
     raise ValueError(

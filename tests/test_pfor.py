@@ -1,0 +1,55 @@
+"""TensorFlow's pfor (tf.vectorized_map, Jacobians) over converted functions with an LU inside, whose kernel is a branch for CPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from jax import lax
+
+import jax2tf
+from tests.case import close
+
+SQUARES = (np.random.default_rng(0).random((4, 3, 3)) + 3 * np.eye(3)).astype(np.float32)
+SINGULAR = SQUARES * np.array([1, 0, 1, 1], np.float32)[:, np.newaxis, np.newaxis]
+ROWS = {
+  "lu": (lambda a: lax.linalg.lu(a), SQUARES),
+  "lu of a singular matrix": (lambda a: lax.linalg.lu(a), SINGULAR),
+  "inv": (jnp.linalg.inv, SQUARES),
+  "solve": (lambda a: jnp.linalg.solve(a, a + 1), SQUARES),
+  "slogdet": (jnp.linalg.slogdet, SQUARES),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_rows_with_an_lu(row):
+  fun, x = ROWS[row]
+  got = tf.vectorized_map(lambda a: jax2tf.convert(fun)(a), tf.constant(x))
+  close(got if isinstance(got, tf.Tensor) else list(got), jax.tree.map(np.asarray, _as_list(jax.vmap(fun)(x))), rtol=1e-5, atol=1e-5)
+
+
+def _as_list(results):
+  return results if isinstance(results, jax.Array) else list(results)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_jacobian_whose_backward_pass_has_an_lu(in_graph):
+  def fun(b):
+    def solve(_, b):
+      return jnp.linalg.solve(SQUARES[0] + jnp.sin(b), b)
+
+    return lax.custom_linear_solve(lambda x: SQUARES[0] @ x, b, solve, solve)
+
+  converted = jax2tf.convert(fun)
+
+  def jacobian(b):
+    with tf.GradientTape() as tape:
+      tape.watch(b)
+      x = converted(b)
+    return tape.jacobian(x, b)
+
+  b = np.arange(3, dtype=np.float32)
+  run = tf.function(jacobian, autograph=False) if in_graph else jacobian
+  close(run(tf.constant(b)), jax.jacrev(fun)(b), rtol=1e-4, of_the_largest=True)
