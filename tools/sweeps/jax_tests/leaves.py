@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import tensorflow as tf
+from jax.extend.core import valid_jaxtype
 
 _NO_NUMBERS = "OSUMm"  # objects, strings, times
 
@@ -48,10 +49,11 @@ def is_passed(x: Any) -> bool:
 
 
 def is_foreign(x: Any) -> bool:
-  """Whether it is an array of a type that only private functions of JAX make."""
-  dtype = getattr(x, "dtype", None)
-  extended = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
-  return extended and not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+  """Whether it is an array of a type or dtype that only private functions of JAX make."""
+  if not isinstance(x, jax.Array):
+    return valid_jaxtype(x) and not (is_scalar(x) or isinstance(x, np.ndarray | np.generic))
+  extended = jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+  return extended and not is_key(x)
 
 
 def is_value(x: Any) -> bool:
