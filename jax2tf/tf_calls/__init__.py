@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import tensorflow as tf
-from jax import tree_util
+from jax import export, tree_util
 
 from jax2tf import _jax_compat, _tf_compat, shadows
 from jax2tf.api import jax_function_of
@@ -16,7 +16,7 @@ from jax2tf.caches import BoundedCache
 from jax2tf.dtypes import describe, is_key, key_dtype_of, mark_keys, tf_dtype
 from jax2tf.errors import warn_user
 from jax2tf.pytrees import argument_paths
-from jax2tf.tf_calls.function import Options, TfFunction, WithVariables
+from jax2tf.tf_calls.function import Options, TfFunction, WithVariables, tensor_spec
 from jax2tf.tf_calls.primitives import call_tf_p
 
 _VMAP_METHODS = (None, "sequential", "sequential_unrolled", "expand_dims", "broadcast_all", "legacy_vectorized", "vectorized")
@@ -105,7 +105,7 @@ def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., A
 
   Args:
     fun_tf: as for `call_tf`.
-    specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` also takes other shapes.
+    specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` also takes other shapes. A size may be None.
 
   Returns:
     (apply, variables): a function, and a list of jax.Arrays in the order in which `fun_tf` first uses them. `apply.variables` is the list
@@ -126,6 +126,7 @@ def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., A
   if not callable(fun_tf):
     raise TypeError(f"Expected a callable value, got {fun_tf!r} of type {type(fun_tf).__name__}")
   calls = _Calls(fun_tf, Options(), UNSPECIFIED)
+  specs = tuple(tree_util.tree_map(_of_any_size, specs))
   function = calls(specs, {})[0].function
   variables = [v for v in function.variables if v.trainable]
   if not variables:
@@ -205,13 +206,16 @@ class _Call:
         f"The pytree of the TensorFlow function results does not match the declared output_shape_dtype: '{self.function.name}' returns "
         f"{tree}, declared is {declared}"
       )
-    results = [self._result(y) for y in outs]
+    declared = [None] * len(outs) if self._declared is None else self._declared[0]
+    results = [self._result(y, aval) for y, aval in zip(outs, declared, strict=True)]
     keys = [key_dtype_of(y) for y in outs]
     self._out = tree, [None if k is None else k._impl for k in keys]
     return results
 
-  def _result(self, y: Any) -> tf.Tensor:
-    """A result as a tensor of JAX's dtype."""
+  def _result(self, y: Any, declared: Any) -> tf.Tensor:
+    """A result as a tensor of JAX's dtype, and of the declared shape, if there is one."""
+    if declared is not None and isinstance(y, tf.Tensor) and y.shape.rank is None:
+      y = tf.ensure_shape(y, tensor_spec(declared).shape)
     try:
       dtype = describe(y)[1]
     except (TypeError, ValueError) as error:
@@ -220,7 +224,19 @@ class _Call:
         "tensors of known rank; other values, such as strings, may only be used inside the function"
       ) from error
     y = tf.convert_to_tensor(y)
-    return y if is_key(dtype) or y.dtype == tf_dtype(dtype) else tf.cast(y, tf_dtype(dtype))
+    if is_key(dtype):
+      return y
+    y = y if y.dtype == tf_dtype(dtype) else tf.cast(y, tf_dtype(dtype))
+    return y if declared is None else self.function.as_declared(y, declared)
+
+
+def _of_any_size(spec: Any) -> Any:
+  """A spec with a symbolic dimension for each size that TensorFlow does not know."""
+  if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape.is_fully_defined():
+    return spec
+  shape, dtype, _ = describe(spec)
+  names = [f"n{i}" if n is None else str(n) for i, n in enumerate(shape)]
+  return jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(names)), dtype)
 
 
 def _warn_of_many_signatures(fun: Any) -> None:

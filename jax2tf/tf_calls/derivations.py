@@ -168,6 +168,11 @@ class _Derived(TfFunction):
     return self.flat_call(list(tensors))
 
   @property
+  def declares(self) -> bool:
+    """Never: its shapes follow from those of the function."""
+    return False
+
+  @property
   def avals_out(self) -> Any:
     """Known before the graph is made: JAX asks for those of a map that it then transposes, and TensorFlow may only have the transpose."""
     return tuple(self._declared or ())

@@ -21,8 +21,8 @@ from jax import dtypes
 from jax2tf import _jax_compat, _tf_compat
 from jax2tf._jax_compat import shape_poly
 from jax2tf._tf_compat import functions
-from jax2tf.dtypes import is_differentiable, tf_dtype
-from jax2tf.tf_calls.shapes import Shape, symbolic_shapes
+from jax2tf.dtypes import is_differentiable, is_key, tf_dtype
+from jax2tf.tf_calls.shapes import Shape, contradiction, symbolic_shapes
 
 Run = Callable[..., list[tf.Tensor]]
 
@@ -117,14 +117,12 @@ class TfFunction:
     """
     outs = self.concrete.outputs
     if self._declared is not None:
-      for y, aval in zip(outs, self._declared, strict=True):
-        spec = tensor_spec(aval)
-        if y.dtype != spec.dtype or not y.shape.is_compatible_with(spec.shape):
-          raise ValueError(
-            "The shapes or dtypes returned by the TensorFlow function do not match the declared output_shape_dtype: "
-            f"'{self.name}' returns {y.dtype.name}{y.shape}, declared is {dtypes.canonicalize_dtype(aval.dtype)}{aval.shape}"
-          )
-      return tuple(self._declared)
+      declared = [declared_aval(aval) for aval in self._declared]
+      shapes_in, shapes_out = ([aval.shape for aval in avals] for avals in (self.avals_in, declared))
+      if found := contradiction(shapes_in, shapes_out, self._infer):
+        i, sizes, other = found
+        raise self.contradicts(outs[i].dtype, other, declared[i], f" for {sizes}")
+      return tuple(declared)
     shapes = self.shapes()
     for y, shape in zip(outs, shapes, strict=True):
       if shape is None:
@@ -133,6 +131,30 @@ class TfFunction:
           "Declare the shape of the result with output_shape_dtype"
         )
     return tuple(jax.ShapeDtypeStruct(shape, y.dtype.as_numpy_dtype) for y, shape in zip(outs, shapes, strict=True) if shape is not None)
+
+  def as_declared(self, y: tf.Tensor, aval: Any) -> tf.Tensor:
+    """A result with the declared shape, where TensorFlow does not know it. A running graph raises if it has another.
+
+    Raises:
+      ValueError: it has another shape or dtype.
+    """
+    spec = tensor_spec(aval := declared_aval(aval))
+    if y.dtype != spec.dtype or not y.shape.is_compatible_with(spec.shape):
+      raise self.contradicts(y.dtype, y.shape, aval)
+    known = y.shape.rank is not None and y.shape.merge_with(spec.shape) == y.shape
+    return y if known or tf.executing_eagerly() else tf.ensure_shape(y, spec.shape)
+
+  def contradicts(self, dtype: tf.DType, shape: Any, aval: Any, sizes: str = "") -> ValueError:
+    """The error for a result of another shape or dtype than is declared."""
+    return ValueError(
+      "The shapes or dtypes returned by the TensorFlow function do not match the declared output_shape_dtype: "
+      f"'{self.name}' returns {dtype.name}{shape}{sizes}, declared is {aval.dtype}({', '.join(map(str, aval.shape))})"
+    )
+
+  @property
+  def declares(self) -> bool:
+    """Whether the user declares the shapes of the results."""
+    return self._declared is not None
 
   def shapes(self) -> Sequence[tuple[Any, ...] | None]:
     """Those of the results, as TensorFlow infers them; None for one that it cannot."""
@@ -244,6 +266,11 @@ class WithVariables(TfFunction):
     return self.function.avals_out
 
   @property
+  def declares(self) -> bool:
+    """As of the function."""
+    return self.function.declares
+
+  @property
   def captured(self) -> Any:
     """Those of the function."""
     return self.function.captured
@@ -279,6 +306,13 @@ def packed_aval(v: tf.Variable) -> jax.ShapeDtypeStruct:
 def packed(y: tf.Tensor) -> tf.Tensor:
   """The bits of the value, in the dtype and shape of `packed_aval`."""
   return tf.bitcast(y, tf.uint32) if is_packed(y.dtype) else y
+
+
+def declared_aval(aval: Any) -> jax.ShapeDtypeStruct:
+  """The aval that `output_shape_dtype` means: of JAX's dtypes, and of the physical data of keys."""
+  dtype = aval.dtype if is_key(aval.dtype) else dtypes.canonicalize_dtype(aval.dtype)
+  physical = _jax_compat.physical_aval(jax.core.ShapedArray(aval.shape, dtype))
+  return jax.ShapeDtypeStruct(physical.shape, physical.dtype)
 
 
 def tensor_spec(aval: Any) -> tf.TensorSpec:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import tensorflow as tf
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from jax2tf import _jax_compat, _tf_compat
+from jax2tf._jax_compat import shape_poly
 from jax2tf.dtypes import is_differentiable
 from jax2tf.registry import lowers, stays_in_tensorflow
 from jax2tf.tf_calls import under_jit
@@ -159,7 +161,30 @@ stays_in_tensorflow({call_tf_p: lambda function: function.read, call_tf_linear_p
 @lowers(call_tf_p)
 def call_tf(ctx: Any, *operands: Any, function: TfFunction) -> Any:
   """The function's own ops."""
-  return _in_graph(function, operands)
+  results = _in_graph(function, operands)
+  if not function.declares:
+    return results
+  return [_sized(ctx, function, y, aval) for y, aval in zip(results, ctx.avals_out, strict=True)]
+
+
+def _sized(ctx: Any, function: TfFunction, y: Any, aval: Any) -> Any:
+  """A result of the declared symbolic sizes. Another one raises while the graph is built, or when it runs.
+
+  Raises:
+    ValueError: it is known to have another shape.
+  """
+  shape = ctx.dimensions.static_shape(aval.shape)
+  if not y.shape.is_compatible_with(shape):
+    raise function.contradicts(y.dtype, y.shape, aval, f" where that is {shape}")
+  if y.shape.is_fully_defined() or not any(map(shape_poly.is_symbolic_dim, aval.shape)):
+    return y
+  found, expected = tf.shape(y), ctx.shape(aval.shape)
+  is_declared = tf.reduce_all(tf.equal(found, expected))
+  message = str(function.contradicts(y.dtype, y.shape, aval))
+  with tf.control_dependencies([tf.debugging.Assert(is_declared, [message, found, expected], summarize=8)]):
+    checked = _tf_compat.fails_under_xla(is_declared, f"{message}, or the size depends on values")
+  with tf.control_dependencies([checked]):
+    return tf.identity(y)
 
 
 @lowers(call_tf_linear_p)

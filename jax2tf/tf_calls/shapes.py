@@ -32,12 +32,50 @@ def symbolic_shapes(shapes_in: Sequence[Sequence[Any]], infer: Callable[[list[Sh
   found = []
   for sample in sizes:
     values = dict(zip(names, sample, strict=True))
-    found.append(infer([tuple(int(shape_poly.evaluate_dimension(d, values)) for d in shape) for shape in shapes_in]))
+    found.append(infer([_at(shape, values) for shape in shapes_in]))
   results: list[tuple[Any, ...] | None] = []
   for shapes in zip(*found, strict=True):
     fitted = [_fit(axis, sizes, variables) for axis in zip(*shapes, strict=True)]
     results.append(None if any(d is None for d in fitted) else tuple(fitted))
   return results
+
+
+# Multiples of small numbers, because of conditions such as mod(b, 8) == 0; small and large ones, because of bounds.
+_TRIED = (4, 24, 240)
+
+
+def contradiction(
+  shapes_in: Sequence[Sequence[Any]], declared: Sequence[Sequence[Any]], infer: Callable[[list[Shape]], list[Shape]]
+) -> tuple[int, str, Shape] | None:
+  """(position of a result that has another shape than is declared at all sizes tried, such sizes, its shape); None without one.
+
+  Args:
+    shapes_in: of the arguments; without symbolic dimensions nothing is tried.
+    declared: of the results.
+    infer: as for `symbolic_shapes`.
+  """
+  names = sorted(frozenset().union(*(shape_poly.dimension_variables(d) for shape in shapes_in for d in shape)))
+  found = None
+  for size in _TRIED if names else ():
+    values = {name: size * (i + 1) for i, name in enumerate(names)}
+    sizes = [_at(shape, values) for shape in shapes_in]
+    try:
+      shapes = infer(sizes)
+    except Exception:  # the function does not take such sizes
+      continue
+    others = [i for i, shape in enumerate(shapes) if _differs(shape, _at(declared[i], values))]
+    if not others:
+      return None
+    found = found or (others[0], ", ".join(f"{name} = {n}" for name, n in values.items()), shapes[others[0]])
+  return found
+
+
+def _at(shape: Sequence[Any], values: dict[str, int]) -> Shape:
+  return tuple(int(shape_poly.evaluate_dimension(d, values)) for d in shape)
+
+
+def _differs(shape: Shape, expected: Shape) -> bool:
+  return any(n is not None and n != m for n, m in zip(shape, expected, strict=True))
 
 
 def _fit(found: Sequence[Any], sizes: Sequence[Sequence[int]], variables: Sequence[Any]) -> Any:

@@ -50,7 +50,14 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
     platform = _PLATFORMS[ctx.module_context.platforms[0]]
     code = function.kept(("hlo", platform), lambda: _hlo(function, platform)) if reason is None else reason
     if isinstance(code, bytes):
-      return _inlined(ctx, function, code, operands)
+      module = ir.Module.parse(_jax_compat.hlo_to_stablehlo(code))
+      main: Any = ir.SymbolTable(module.operation)["main"]
+      found = ir.FunctionType(main.type).results
+      if [tuple(ir.RankedTensorType(y).shape) for y in found] == [aval.shape for aval in ctx.avals_out]:
+        return _inlined(ctx, function, module, main, operands)
+      # XLA bounds a size that depends on values, and knows better than a shape function that is wrong.
+      in_xla, in_tensorflow = ", ".join(map(str, found)), ", ".join(str(a.shape) for a in ctx.avals_out)
+      code = f"its results in XLA are {in_xla}, and TensorFlow's shapes are {in_tensorflow}"
     if options.under_jit == "inline":
       raise ValueError(f"Error compiling TensorFlow function '{function.name}' with under_jit='inline': {code}. Leave under_jit out")
   return _called_back(ctx, function, operands)
@@ -89,13 +96,12 @@ def _hlo(function: TfFunction, platform: str) -> bytes | str:
     return str(error)
 
 
-def _inlined(ctx: Any, function: TfFunction, code: bytes, operands: Sequence[Any]) -> Sequence[Any]:
-  module = ir.Module.parse(_jax_compat.hlo_to_stablehlo(code))
-  main: Any = ir.SymbolTable(module.operation)["main"]
+def _inlined(ctx: Any, function: TfFunction, module: Any, main: Any, operands: Sequence[Any]) -> Sequence[Any]:
+  kind = ir.FunctionType(main.type)
   name = mlir.merge_mlir_modules(ctx.module_context.module, "call_tf", module, dst_symtab=ctx.module_context.symbol_table)
   bound = _bound(function)
   captured = [operands[bound[id(x)]] if id(x) in bound else mlir.ir_constant(np.asarray(x)) for x in function.concrete.captured_inputs]
-  return func.CallOp(ir.FunctionType(main.type).results, ir.FlatSymbolRefAttr.get(name), [*operands, *captured]).results
+  return func.CallOp(kind.results, ir.FlatSymbolRefAttr.get(name), [*operands, *captured]).results
 
 
 def _called_back(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[Any]:
