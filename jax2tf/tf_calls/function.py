@@ -97,7 +97,10 @@ class TfFunction:
   @functools.cached_property
   def flat_call(self) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
     """The graph, called on eager tensors."""
-    return functions.flat_call(self.concrete, self.held)
+    try:
+      return functions.flat_call(self.concrete, self.held)
+    except ValueError as error:
+      raise ValueError(f"'{self.name}' cannot take values in place of its variables: {error}. Read the variable before") from error
 
   def compiled(self, jit_compile: bool | None) -> Any:
     """The function as a tf.function."""

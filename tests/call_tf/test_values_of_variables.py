@@ -163,6 +163,16 @@ def test_every_way_to_read_a_variable(name):
   assert_close([y, *cotangents], [expected, *map(tf.convert_to_tensor, wanted)])
 
 
+def test_compiled_by_xla():
+  """Which knows no variable that exists for one call."""
+  apply, values = functional(dict(kinds(*variables_of(3)))["calls"], SPEC)
+  converted = jax2tf.convert(lambda p, x: 2 * apply(p, x))
+  f = tf.function(converted, autograph=False, jit_compile=True)
+  tensors = [*map(tf.constant, values)]
+  found = gradients(lambda x: f(tensors, x), tf.constant(X), *tensors)
+  assert_close(found, gradients(lambda x: converted(tensors, x), tf.constant(X), *tensors))
+
+
 def test_variables_in_a_dataset():
   a, b = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
 
