@@ -195,5 +195,7 @@ def scope_name(path: str) -> str:
 # Config flags such as x64 and threefry_partitionable affect the trace of `fun`, so they are part of the key.
 @_jax_compat.weakly_cached_by_all
 def _trace(fun: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], specs: tuple[Any, ...]) -> tuple[ClosedJaxpr, Any]:
-  jaxpr, out = jax.make_jaxpr(functools.partial(fun, *args, **keywords), return_shape=True)(*specs)
+  # `fun` is ours or JAX's. The user's strictness about promotion concerns the user's code, and has been applied to it.
+  with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    jaxpr, out = jax.make_jaxpr(functools.partial(fun, *args, **keywords), return_shape=True)(*specs)
   return jaxpr, jax.tree.structure(out)

@@ -132,7 +132,14 @@ class Derivative:
       # The backward pass begins with the values that mutable arrays have now.
       return outs, [x[...] if i in mutable else x for i, x in enumerate(residuals)]
 
-    jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
+    try:
+      jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
+    except TypeError as error:  # JAX 0.12: vmap of a custom_jvp with a constant result
+      error.add_note(
+        f"JAX raised this when it differentiated '{self.function}' as traced, as jax.grad(jax.jit(f)) does. "
+        "If jax.grad(f) is right, convert that: jax2tf.convert(jax.grad(f))"
+      )
+      raise
     if mutable:
       n = len(self.jaxpr.out_avals)
       jaxpr, are_results = refs.with_frozen(jaxpr, [n + i for i in sorted(mutable)])

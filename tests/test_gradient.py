@@ -337,3 +337,28 @@ def test_as_many_products_run_as_jax_asks_for(checkpoint):
 
   products = [op for op in executed_op_types(loss_and_gradient, tf.constant(w), tf.constant(x)) if "MatMul" in op]
   assert len(products) == count_dots(jax.make_jaxpr(jax.value_and_grad(loss))(w, x).jaxpr)
+
+
+@jax.custom_jvp
+def _constant(x):
+  return np.zeros(x.shape, x.dtype)
+
+
+_constant.defjvp(lambda primals, tangents: (_constant(*primals), tangents[0]))
+
+
+def test_vmap_of_a_custom_jvp_with_a_constant_result():
+  """JAX differentiates it, but not what it traces of it; the error says so, and what to do."""
+
+  def fun(x):
+    return jax.vmap(_constant)(x).sum()
+
+  x = tf.range(3, dtype=tf.float32)
+  with pytest.raises(TypeError, match="broadcast_dimensions"):
+    jax.grad(jax.jit(fun))(x.numpy())
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    with pytest.raises(TypeError, match="broadcast_dimensions") as error:
+      tape.gradient(jax2tf.convert(fun)(x), x)
+  assert "jax2tf.convert(jax.grad(f))" in error.value.__notes__[-1]
+  np.testing.assert_array_equal(jax2tf.convert(jax.grad(fun))(x), jax.grad(fun)(x.numpy()))

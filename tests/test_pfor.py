@@ -14,28 +14,17 @@ from tests.case import close
 
 SQUARES = (np.random.default_rng(0).random((4, 3, 3)) + 3 * np.eye(3)).astype(np.float32)
 SINGULAR = SQUARES * np.array([1, 0, 1, 1], np.float32)[:, np.newaxis, np.newaxis]
-ROWS = {
-  "lu": (lambda a: lax.linalg.lu(a), SQUARES),
-  "lu of a singular matrix": (lambda a: lax.linalg.lu(a), SINGULAR),
-  "inv": (jnp.linalg.inv, SQUARES),
-  "solve": (lambda a: jnp.linalg.solve(a, a + 1), SQUARES),
-  "slogdet": (jnp.linalg.slogdet, SQUARES),
-}
+ROWS = {"lu": (lambda a: list(lax.linalg.lu(a)), SINGULAR), "solve": (lambda a: [jnp.linalg.solve(a, a + 1)], SQUARES)}
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_rows_with_an_lu(row):
   fun, x = ROWS[row]
-  got = tf.vectorized_map(lambda a: jax2tf.convert(fun)(a), tf.constant(x))
-  close(got if isinstance(got, tf.Tensor) else list(got), jax.tree.map(np.asarray, _as_list(jax.vmap(fun)(x))), rtol=1e-5, atol=1e-5)
+  got = tf.vectorized_map(jax2tf.convert(fun), tf.constant(x))
+  close(list(got), jax.vmap(fun)(x), rtol=1e-5, atol=1e-5)
 
 
-def _as_list(results):
-  return results if isinstance(results, jax.Array) else list(results)
-
-
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_jacobian_whose_backward_pass_has_an_lu(in_graph):
+def test_jacobian_whose_backward_pass_has_an_lu():
   def fun(b):
     def solve(_, b):
       return jnp.linalg.solve(SQUARES[0] + jnp.sin(b), b)
@@ -44,6 +33,7 @@ def test_jacobian_whose_backward_pass_has_an_lu(in_graph):
 
   converted = jax2tf.convert(fun)
 
+  @tf.function(autograph=False)
   def jacobian(b):
     with tf.GradientTape() as tape:
       tape.watch(b)
@@ -51,5 +41,4 @@ def test_jacobian_whose_backward_pass_has_an_lu(in_graph):
     return tape.jacobian(x, b)
 
   b = np.arange(3, dtype=np.float32)
-  run = tf.function(jacobian, autograph=False) if in_graph else jacobian
-  close(run(tf.constant(b)), jax.jacrev(fun)(b), rtol=1e-4, of_the_largest=True)
+  close(jacobian(tf.constant(b)), jax.jacrev(fun)(b), rtol=1e-4, of_the_largest=True)

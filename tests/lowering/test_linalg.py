@@ -338,6 +338,20 @@ CASES = [
 test_case, saved = run(CASES)
 
 
+@pytest.mark.parametrize("strict", [jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")], ids=["dtype", "rank"])
+def test_promotion_in_rules_is_not_the_users(strict: Any) -> None:
+  """`eig` divides complex vectors by real lengths."""
+
+  def fun(a: Any) -> Any:
+    return jnp.abs(jnp.linalg.eigvals(a)).sum()
+
+  with strict:
+    gradient = jax2tf.convert(jax.grad(fun))(SQUARE[0])
+    values, vectors = jax2tf.convert(jnp.linalg.eig)(SQUARE[0])
+  np.testing.assert_allclose(gradient, jax.grad(fun)(SQUARE[0]), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(SQUARE[0] @ vectors.numpy(), vectors.numpy() * values.numpy(), atol=1e-5)
+
+
 def test_equal_factorisations_share_their_body() -> None:
   """A second Cholesky of the same size is one more call, not one more loop."""
 
