@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import re
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax2tf.tools.sweeps.jax_tests import causes, comparing, plan, processes, report, undetermined
+from jax2tf.tools.sweeps.jax_tests import causes, comparing, plan, plugin, processes, report
+from jax2tf.tools.sweeps.jax_tests.undetermined import DETERMINED
 
 Rows = list[dict[str, Any]]
 
@@ -122,6 +126,22 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.Mon
   assert processes.done(sample.folder) == set("abc")
 
 
+def test_functions_that_share_a_test_are_tests_of_their_own() -> None:
+  def item(name: str, method: str) -> types.SimpleNamespace:
+    function = types.FunctionType((lambda: None).__code__, {}, method)
+    return types.SimpleNamespace(nodeid=f"a_test.py::A::{name}", name=name, function=function)
+
+  items = [item(f"test_op_{name}_float{i}", "test_op") for name in ("abs", "cos") for i in range(9)]
+  items += [item(f"test_many{i}", "test_many") for i in range(40)]
+  items += [item("test_issue_1", "test_issue_1"), item("test_issue_2", "test_issue_2")]
+  items += [item("test_pmap", "test_pmap")]
+  numbers = collections.Counter(re.sub(r"\d+$", "", one.name) for one in plugin.chosen(items, 2, 0))
+  ops = {"test_op_abs_float": 2, "test_op_cos_float": 2}
+  assert numbers == ops | {"test_many": 4, "test_issue_": 2}
+  first = [one.name for one in plugin.chosen(items, 1, 0)]
+  assert first[:5] == [one.name for one in plugin.chosen(items, 2, 0)][:5]
+
+
 def test_a_plan_is_read_as_written(tmp_path: Path) -> None:
   written = plan.Plan("rows", ["a"], 2, 6, 0, 1.5, 5.0)
   written.write(tmp_path / "plan")
@@ -157,7 +177,7 @@ def test_kinds_of_difference(kind: str, want: Any, got: Any, allowed: dict[str, 
 
 def _spectral(name: str, results: Sequence[np.ndarray], *operands: np.ndarray) -> list[np.ndarray]:
   params = {"compute_left_eigenvectors": False, "compute_right_eigenvectors": True, "dimension": 0}
-  return undetermined.DETERMINED[name](operands, results, params)
+  return DETERMINED[name](operands, results, params)
 
 
 MATRIX = np.random.default_rng(0).standard_normal((4, 4))

@@ -29,6 +29,8 @@ Fun = Callable[..., Any]
 
 # JAX's and TensorFlow's caches grow; JAX's can be emptied.
 _TESTS_PER_CACHE = 300
+# Of long tables of parametrizations, one in so many runs at least.
+_PART = 10
 # Of derivatives, by default.
 _MODES = ("fwd", "rev")
 # What a test needs that one CPU does not have, by its name.
@@ -44,7 +46,7 @@ class Suite:
     CURRENT.file, CURRENT.seed, CURRENT.most = pathlib.Path(plan.rows), plan.seed, plan.calls
 
   def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-    """Chooses the tests: each method once, in random order, then each a second time."""
+    """Chooses the tests, breadth first: each method once, in random order, then each again."""
     for suite in {cls for item in items if item.cls for cls in item.cls.__mro__}:
       _observe_helpers(suite)
     done = set(self.plan.done)
@@ -110,15 +112,20 @@ def chosen(items: list[Any], per_test: int, seed: int) -> list[Any]:
   for name, members in sorted(methods.items()):
     rng = random.Random(f"{seed}{name}")
     rng.shuffle(members)
-    order += [(turn, rng.random(), item) for turn, item in enumerate(members[: per_test or None])]
+    number = max(per_test, len(members) // _PART) if per_test else len(members)
+    order += [(turn, rng.random(), item) for turn, item in enumerate(members[:number])]
   return [item for *_, item in sorted(order, key=lambda one: one[:2])]
 
 
 def _method_of(item: Any) -> str:
-  """A test without its parameters: absl makes a method of each of them."""
-  name = getattr(inspect.unwrap(item.function), "__name__", "")
-  class_of = item.nodeid.rpartition("::")[0]
-  return f"{class_of}::{name if name and item.name.startswith(name) else item.name}"
+  """A test without its parameters, of which absl makes methods: test_1, test_2, or test_abs_int32.
+
+  The words of the parameters stay, so that functions that share a test are tests of their own.
+  """
+  name = getattr(inspect.unwrap(item.function), "__name__", "") or item.name
+  parameters = item.name.removeprefix(name) if item.name.startswith(name) else ""
+  words = [part for part in re.split(r"[_\W]+", parameters) if part.isalpha()]
+  return "::".join([item.nodeid.rpartition("::")[0], name if parameters else item.name, *words])
 
 
 def _gigabytes() -> float:
