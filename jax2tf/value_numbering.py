@@ -84,6 +84,7 @@ class Naming:
     self._values, self._env = values, env
     self._made_by = {v: (eqn, i) for eqn in opened(jaxpr).eqns for i, v in enumerate(eqn.outvars)}
     self._known: dict[Any, Name] = {}
+    self._keys: dict[Any, Any] = {}
 
   def has(self, eqn: Any) -> bool:
     """Whether there are tensors of all results of an equation, which are then in the environment."""
@@ -109,7 +110,11 @@ class Naming:
     return self._known[atom]
 
   def _key(self, variable: Any) -> Any:
-    eqn, i = self._made_by[variable]
+    if variable not in self._keys:
+      self._keys[variable] = self._new_key(*self._made_by[variable])
+    return self._keys[variable]
+
+  def _new_key(self, eqn: Any, i: int) -> Any:
     if _may_differ(eqn):
       return object()
     params = [(name, _bits(value)) for name, value in eqn.params.items()]
@@ -124,16 +129,17 @@ class Naming:
 def _may_differ(eqn: Any) -> bool:
   """Whether an equation that runs twice has an effect twice, or other results, as random numbers
   without a key are. One such equation never stands for another."""
-  return bool(eqn.effects) or eqn.primitive in _undetermined() or any(map(_holds_undetermined, inner_jaxprs(eqn)))
+  if eqn.effects or eqn.primitive in _UNDETERMINED or eqn.primitive in IN_TENSORFLOW:
+    return True
+  return any(map(_holds_undetermined, inner_jaxprs(eqn)))
 
 
-def _undetermined() -> Sequence[Any]:
-  return (P.rng_uniform_p, _jax_compat.call_hi_primitive_p, *IN_TENSORFLOW)
+_UNDETERMINED: tuple[Any, ...] = (P.rng_uniform_p, _jax_compat.call_hi_primitive_p)
 
 
 @_jax_compat.weakly_cached
 def _holds_undetermined(jaxpr: Jaxpr) -> bool:
-  return contains(jaxpr, _undetermined())
+  return contains(jaxpr, (*_UNDETERMINED, *IN_TENSORFLOW))
 
 
 def _bits(param: Any) -> Any:
