@@ -56,6 +56,17 @@ def is_foreign(x: Any) -> bool:
   return extended and not is_key(x)
 
 
+def is_never_fixed(x: Any) -> bool:
+  """False: of a jitted function every leaf is an argument."""
+  del x
+  return False
+
+
+def is_index(x: Any) -> bool:
+  """Whether it is a number of Python, or an integer of NumPy, which may be a size or an axis."""
+  return is_scalar(x) or isinstance(x, np.integer)
+
+
 def is_value(x: Any) -> bool:
   """Whether a result can be compared."""
   return is_array(x) or is_passed(x)

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from jax2tf.tools.sweeps.jax_tests import leaves, recording, subjects
+from jax2tf.tools.sweeps.jax_tests.subjects import Subject
 
 Fun = Callable[..., Any]
 
@@ -41,7 +43,7 @@ get_scaled_dot_general_config
 """
 # They take functions, or make functions and primitives.
 _OF_FUNCTIONS = """
-fromfunction vectorize frompyfunc ufunc poly1d initializers custom_jvp custom_vjp
+composite fromfunction vectorize frompyfunc ufunc poly1d initializers custom_jvp custom_vjp
 standard_primitive naryop unop broadcasting_shape_rule register_primitive ops_with_index
 """
 # They need several devices, or leave their numbers to the platform.
@@ -98,11 +100,8 @@ class Observed:
     if tracers or recording.CURRENT.is_idle():
       return self._real(*args, **kwargs)
     with recording.CURRENT.busy():
-      jitted = self._hook == "jit"
       try:
-        scalars = self._hook != "call"
-        subject = subjects.Subject(self._real, args, kwargs, scalars=scalars, jitted=jitted)
-        result = self._real(*args, **kwargs) if jitted else subject.expected()
+        subject, result = self._computed(args, kwargs)
       except subjects.UntraceableError as error:
         recording.CURRENT.untraceable(self._name, error)
         return self._real(*args, **kwargs)
@@ -111,6 +110,22 @@ class Observed:
         if self._hook == "grad":
           self._differentiate(args, kwargs)
     return result
+
+  def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Subject, Any]:
+    """The call and JAX's result; of a public function, numbers that may be sizes are constants."""
+    if self._hook == "jit":
+      return Subject(self._real, args, kwargs, jitted=True), self._real(*args, **kwargs)
+    if self._hook != "call":
+      subject = Subject(self._real, args, kwargs)
+      return subject, subject.expected()
+    try:
+      subject = Subject(self._real, args, kwargs, leaves.is_scalar)
+      return subject, subject.expected()
+    except subjects.UntraceableError:
+      if not any(isinstance(x, np.integer) for x in jax.tree.leaves((args, kwargs))):
+        raise
+      subject = Subject(self._real, args, kwargs, leaves.is_index)
+      return subject, subject.expected()
 
   def _differentiate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compares a tape around the function of a `jax.grad`."""

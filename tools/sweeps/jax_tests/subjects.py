@@ -12,10 +12,13 @@ import numpy as np
 
 from jax2tf.tools.sweeps.jax_tests import leaves
 
+Fun = Callable[..., Any]
+Named = dict[str, Any]
+Test = Callable[[Any], bool]
+
 # `observing` replaces attributes of jax.
 jit, vjp, jvp, eval_shape = jax.jit, jax.vjp, jax.jvp, jax.eval_shape
-Fun = Callable[..., Any]
-
+_NONE = leaves.is_never_fixed
 # The time of one comparison, in seconds.
 PATIENCE = 60
 
@@ -69,17 +72,18 @@ class Arguments:
     plain: whether a converted function takes the others as they are.
   """
 
-  def __init__(self, args: Sequence[Any], kwargs: dict[str, Any], scalars: bool = True):
-    """`scalars` says whether numbers of Python are arguments, as of a jitted function."""
+  def __init__(self, args: Sequence[Any], kwargs: Named, is_fixed: Test = _NONE):
+    """`is_fixed` says of a leaf whether it is a constant of the function."""
     found, self.tree = jax.tree.flatten((tuple(args), kwargs))
     if any(map(leaves.is_ref, found)):  # a converted function takes a jax2tf.Ref in their place
       raise UntraceableError("a Ref is an argument")
     if any(map(leaves.is_foreign, found)):
       raise UntraceableError("an argument has a type that only private functions of JAX make")
     self.leaves = [leaves.own(x) for x in found]
-    self.at = [i for i, x in enumerate(self.leaves) if leaves.is_array(x)]
-    others = [x for x in self.leaves if not leaves.is_array(x)]
-    self.plain = all(leaves.is_passed(x) and (scalars or not leaves.is_scalar(x)) for x in others)
+    varying = [i for i, x in enumerate(self.leaves) if not is_fixed(x)]
+    self.at = [i for i in varying if leaves.is_array(self.leaves[i])]
+    passed = [i for i in varying if leaves.is_passed(self.leaves[i])]
+    self.plain = len({*self.at, *passed}) == len(self.leaves)
 
   @property
   def arrays(self) -> list[Any]:
@@ -103,16 +107,16 @@ class Subject:
     jitted: `fun` as jax.jit has it.
   """
 
-  def __init__(self, fun: Fun, args: Any, kwargs: Any, scalars: bool = True, jitted: bool = False):
+  def __init__(self, fun: Fun, args: Any, kwargs: Named, is_fixed: Test = _NONE, jitted: bool = False):
     """
     Args:
       fun: the function.
       args: its arguments.
       kwargs: those by name.
-      scalars: whether numbers of Python are arguments, as of a jitted function.
+      is_fixed: says of a leaf whether it is a constant of the function.
       jitted: whether `fun` comes from jax.jit, which knows its static arguments.
     """
-    whole = Arguments(args, kwargs, scalars)
+    whole = Arguments(args, kwargs, is_fixed)
     if jitted or whole.plain:
       self.fun, self.arguments = fun, whole
     else:
