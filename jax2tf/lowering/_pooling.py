@@ -54,8 +54,20 @@ class Axis:
     if dimension_bounds(self.out)[0] >= 1:
       return self
     (lo, hi), span = self.padding, (self.window - 1) * self.window_dilation + 1
-    dilated = max_dim((self.size - 1) * self.base_dilation + 1, 0)
-    return replace(self, padding=(lo, hi + max_dim(span - lo - dilated - hi, 0)), out=max_dim(self.out, 1))
+    return replace(self, padding=(lo, hi + max_dim(span - lo - self._dilated - hi, 0)), out=max_dim(self.out, 1))
+
+  @property
+  def ending_with_a_window(self) -> Axis:
+    """Padded or cut behind the last window. Sizes of slices then differ by numbers, and JAX can compare them."""
+    if isinstance(self.out, int):
+      return self
+    end = (self.out - 1) * self.stride + (self.window - 1) * self.window_dilation + 1
+    lo, _ = self.padding
+    return replace(self, padding=(lo, end - lo - self._dilated))
+
+  @property
+  def _dilated(self) -> Any:
+    return max_dim((self.size - 1) * self.base_dilation + 1, 0)
 
 
 def window_axes(

@@ -104,20 +104,27 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
   step = jnp.where(jnp.any(hit, -1), jnp.argmax(hit, -1), -1)
   beats_nothing = ((best == worst) & (last_nan < 0))[..., 0]
   positions = []
-  for i, (position, _) in enumerate(places):
+  for i, axis in enumerate(axes):
     within = step // math.prod(windows[i + 1 :]) % windows[i]
     window = lax.broadcasted_iota(jnp.int32, out, i)
-    taken = window if axes[i].is_trivial else jnp.take(position.reshape(-1), window * windows[i] + within, mode="clip")
-    positions.append(jnp.where(step < 0, axes[i].size, taken))
+    positions.append(jnp.where(step < 0, axis.size, _position(axis, window, within)))
   return tuple(positions), beats_nothing
 
 
 def _places(axis: Axis) -> tuple[Any, Any]:
   """([out, window] positions in the operand, whether an element stands there)."""
-  starts = lax.broadcasted_iota(jnp.int32, (axis.out, axis.window), 0) * axis.stride - axis.padding[0]
-  dilated = starts + lax.broadcasted_iota(jnp.int32, (axis.out, axis.window), 1) * axis.window_dilation
-  position = dilated // axis.base_dilation
-  return position, (dilated % axis.base_dilation == 0) & (position >= 0) & (position < axis.size)
+  window, within = (lax.broadcasted_iota(jnp.int32, (axis.out, axis.window), d) for d in (0, 1))
+  position, valid = _position(axis, window, within), _dilated(axis, window, within) % axis.base_dilation == 0
+  return position, valid & (position >= 0) & (position < axis.size)
+
+
+def _position(axis: Axis, window: Any, within: Any) -> Any:
+  """The position in the operand of an element of a window, both i32[...]."""
+  return _dilated(axis, window, within) // axis.base_dilation
+
+
+def _dilated(axis: Axis, window: Any, within: Any) -> Any:
+  return window * axis.stride - axis.padding[0] + within * axis.window_dilation
 
 
 def _worst(dtype: Any, greatest: bool) -> Any:

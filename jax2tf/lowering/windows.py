@@ -105,7 +105,7 @@ def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: 
   shape = [axis.out for axis in axes]
   if any(map(is_zero, shape)):  # no window fits, and the spans of `_windows_along` would be of negative size
     return [jnp.zeros(shape, x.dtype) for x in xs]
-  axes = [axis.with_a_window for axis in axes]
+  axes = [axis.with_a_window.ending_with_a_window for axis in axes]
   config = [(*axis.padding, axis.base_dilation - 1) for axis in axes]
   if set(config) != {(0, 0, 0)}:
     xs = [lax.pad(x, value, config) for x, value in zip(xs, outside, strict=True)]

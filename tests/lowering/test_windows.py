@@ -18,6 +18,7 @@ import jax2tf
 from tests.case import Case, close, run
 
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
+DILATED = [(2, 2, 2), (3, 2, 2), (3, 3, 3), (2, 3, 3)]  # window, stride, base dilation
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the elements of a window meet in another order
 MONOIDS = {"max": (lax.max, -np.inf), "min": (lax.min, np.inf), "sum": (lax.add, 0.0), "prod": (lax.mul, 1.0)}
 
@@ -154,6 +155,26 @@ CASES = [
     x64=True,
     rtol=1e-12,
   ),
+  *[
+    Case(
+      f"base_dilation_of_{size}_symbolic",
+      lambda x: [pool(name, (w,), (s,), "VALID", base_dilation=(d,))(x) for name in ("sum", "max") for w, s, d in DILATED],
+      [np.arange(1, size + 1, dtype=np.float32)],
+      poly="n",
+      skip=QUICK,
+    )
+    for size in (1, 5)
+  ],
+  *[
+    Case(
+      f"max_of_{size}_symbolic",
+      lambda x: [jvp(pool("max", (w,), (s,), "VALID"))(x) for w, s in [(2, 1), (2, 2), (3, 2)]],
+      [np.arange(1, size + 1, dtype=np.float32)],
+      poly="n",
+      skip=QUICK,
+    )
+    for size in (1, 5)
+  ],
   Case(
     "generic_init", lambda x: lax.reduce_window(x, np.int32(5), lambda a, b: a + b, (2, 3), (1, 2), "SAME"), [INTS.astype("i")], poly="b, n"
   ),
