@@ -107,7 +107,7 @@ class Subject:
     jitted: `fun` as jax.jit has it.
   """
 
-  def __init__(self, fun: Fun, args: Any, kwargs: Named, is_fixed: Test = _NONE, jitted: bool = False):
+  def __init__(self, fun: Fun, args: Any, kwargs: Any, is_fixed: Test = _NONE, jitted: bool = False):
     """
     Args:
       fun: the function.
