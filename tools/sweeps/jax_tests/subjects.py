@@ -107,16 +107,16 @@ class Subject:
     jitted: `fun` as jax.jit has it.
   """
 
-  def __init__(self, fun: Fun, args: Any, kwargs: Any, is_fixed: Test = _NONE, jitted: bool = False):
+  def __init__(self, fun: Fun, args: Any, kwargs: Any, fixed: Test = _NONE, jitted: bool = False):
     """
     Args:
       fun: the function.
       args: its arguments.
       kwargs: those by name.
-      is_fixed: says of a leaf whether it is a constant of the function.
+      fixed: says of a leaf whether it is a constant of the function.
       jitted: whether `fun` comes from jax.jit, which knows its static arguments.
     """
-    whole = Arguments(args, kwargs, is_fixed)
+    whole = Arguments(args, kwargs, fixed)
     if jitted or whole.plain:
       self.fun, self.arguments = fun, whole
     else:
