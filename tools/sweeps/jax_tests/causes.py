@@ -16,7 +16,6 @@ _LINES: tuple[tuple[str, str], ...] = (
   ("is an extended dtype, whose elements", "Extended dtypes whose elements are arrays"),
   ("no lowering rule is registered, and its (lowering|impl)", "Primitives of libraries"),
   ("TensorFlow has no cast", "int2, uint2, float4 and the `fnuz` float8 types"),
-  ("^schur: ", "`schur`"),
 )
 # Names and numbers.
 _PARTICULAR = re.compile(r"'[^']*'|\d+(\.\d+)?(e[+-]?\d+)?|0x[0-9a-f]+")
