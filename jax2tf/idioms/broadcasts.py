@@ -28,9 +28,10 @@ _OTHERS = (
 )
 _FLOATS_ONLY = (P.div_p, P.max_p, P.min_p)
 
-# TF 2.21: the binary ops broadcast in 5 dimensions on CPU, after neighbours that are repeated alike are made one; Betainc in none.
+# TF 2.21: the binary ops broadcast in 5 dimensions on CPU, after neighbours that are repeated alike are made one; Betainc repeats scalars
+# only.
 _BROADCAST = 5
-_LIMITS = {P.regularized_incomplete_beta_p: 1}
+_LIMITS = {P.regularized_incomplete_beta_p: 0}
 
 
 def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
@@ -74,7 +75,7 @@ def repeated(flow: Dataflow, eqn: Any) -> Equations | None:
   """mul(x f32[a,1,c,1,e,1], y f32[1,b,1,d,1,f]) -> mul of both, repeated to the shape of the result."""
   del flow
   shape = eqn.outvars[0].aval.shape
-  apart = [i for i, v in enumerate(eqn.invars) if not isinstance(v, Literal) and not same(v.aval.shape, shape)]
+  apart = [i for i, v in enumerate(eqn.invars) if v.aval.shape and not same(v.aval.shape, shape)]
   if not apart or _alternations([v.aval.shape for v in eqn.invars if v.aval.shape]) <= _LIMITS.get(eqn.primitive, _BROADCAST):
     return None
   operands, eqns = list(eqn.invars), []

@@ -135,6 +135,8 @@ def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
 @lowers(_jax_compat.cholesky_update_p)
 def _cholesky_update(ctx: RuleContext, r: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
   """r f32[n,n], w f32[n] -> f32[n,n], the upper factor of r^T r + w w^T, by Givens rotations."""
+  if 0 in ctx.aval_out.shape:
+    return r
   return ctx.lower_fun(_rotate_into, r, w)
 
 

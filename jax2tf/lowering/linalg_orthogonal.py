@@ -197,6 +197,7 @@ def _tridiagonal(ctx: RuleContext, operand: tf.Tensor, *, lower: bool) -> list[t
     packed, taus = full, tf.zeros(ctx.shape(taus_aval.shape), a.dtype)
   else:
     packed, taus = call(ctx, hessenberg, full, batch=len(aval.shape) - 2, shapes=[aval.shape, aval.shape, taus_aval.shape])
-  diagonal, beside = real(tf.linalg.diag_part(packed)), real(tf.linalg.diag_part(packed, k=-1))
+  # TF 2.21: a matrix of size 1 has no diagonal -1, the empty one below its first row has a diagonal 0.
+  diagonal, beside = (real(tf.linalg.diag_part(x)) for x in (packed, packed[..., 1:, :-1]))
   packed = tf.linalg.band_part(packed, -1, 0) + (a - tf.linalg.band_part(a, -1, 0))
   return [flip(packed, [-2, -1]), flip(diagonal, [-1]), flip(beside, [-1]), flip(taus, [-1])]

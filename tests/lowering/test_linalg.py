@@ -287,6 +287,17 @@ CASES = [
     for lower in (True, False)
     for dtype in (np.float32, C64)
   ],
+  *[
+    Case(
+      f"tridiagonal {lower} of size 1",
+      functools.partial(tridiagonal_of, lower=lower),
+      [np.ones((2, 1, 1), np.float32)],
+      poly="b, n, n",
+      grad=False,
+    )
+    for lower in (True, False)
+  ],
+  Case("cholesky update of nothing", linalg.cholesky_update, [np.zeros((0, 0), np.float32), np.zeros(0, np.float32)], grad=False),
   # spectral
   Case("eigh", eigen, [POSITIVE], poly="b, n, n", rtol=1e-4, atol=1e-4),  # the gradient divides by gaps between values
   *[

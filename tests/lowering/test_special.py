@@ -108,6 +108,22 @@ CASES = [
     rtol=RTOL_GAMMA,
     skip=QUICK,
   ),
+  Case(
+    "betainc of sizes 1 and n",
+    lambda a, b, x: [lax.betainc(a, b, x), lax.betainc(x, b, a), jax.scipy.stats.beta.cdf(x, a, 2.0)],
+    [np.array([2.0], np.float32), np.array([0.5], np.float32), np.array([0.1, 0.4, 0.8], np.float32)],
+    poly=[None, "1", "n"],
+    rtol=RTOL_GAMMA,
+    grad=False,
+  ),
+  Case(
+    "betainc of sizes 1 across each other",
+    lax.betainc,
+    [np.full(shape, 0.5, np.float32) for shape in [(3, 1, 2), (1, 4, 1), ()]],
+    poly=["a, 1, c", "1, b, 1", None],
+    rtol=RTOL_GAMMA,
+    grad=False,
+  ),
   Case("random_gamma_grad", lax.random_gamma_grad, grid(MILD, MILD), rtol=1e-3, atol=1e-5, grad=False),
   *(
     Case(f"{name} {dtype.__name__}", fun, [MILD.astype(dtype) / dtype(11)], skip=QUICK, grad=False)
