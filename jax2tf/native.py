@@ -24,7 +24,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from jax2tf import _jax_compat, _tf_compat, errors, jaxprs
-from jax2tf._jax_compat import shape_poly
+from jax2tf._jax_compat import jit_info, shape_poly
 from jax2tf.dtypes import as_dtype, in_bytes, physical, tf_dtype
 from jax2tf.effects import CALLBACKS
 from jax2tf.interpreter import Lowering
@@ -208,7 +208,7 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
     scope = _scope_of(jaxpr)
     sizes = jax.ShapeDtypeStruct((*export.symbolic_shape(", ".join(variables), scope=scope), 0), np.int8)
     specs, fun = [sizes, *specs], lambda _, *args: _on_bytes(inner, *args)
-    arguments = (_jax_compat.UNSPECIFIED, *arguments)
+    arguments = (jit_info.UNSPECIFIED, *arguments)
   jitted = jax.jit(fun, keep_unused=True, in_shardings=arguments, out_shardings=results)
   with _jax_compat.with_plain_shardings():
     exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
@@ -233,7 +233,7 @@ def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
     (eqn,) = eqns
     if eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars:
       return eqn.params["jaxpr"], tuple(eqn.params["in_shardings"]), list(eqn.params["out_shardings"])
-  return jaxpr, (_jax_compat.UNSPECIFIED,) * len(jaxpr.in_avals), _jax_compat.UNSPECIFIED
+  return jaxpr, (jit_info.UNSPECIFIED,) * len(jaxpr.in_avals), jit_info.UNSPECIFIED
 
 
 def _scope_of(jaxpr: ClosedJaxpr) -> Any:

@@ -18,6 +18,7 @@ from jax import tree_util
 from jax.extend import source_info_util
 
 from jax2tf import _jax_compat, _tf_compat, errors, pytrees, refs, shadows
+from jax2tf._jax_compat import jit_info
 from jax2tf.caches import BoundedCache
 from jax2tf.dims import Dimensions
 from jax2tf.dtypes import describe
@@ -92,11 +93,11 @@ class Traceable:
   @classmethod
   def of(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Traceable:
     inner, bound, bound_by_name = unbound(fun)
-    if static_argnums is None and static_argnames is None and _jax_compat.is_jitted(inner):
-      nums, names = _jax_compat.static_arguments(inner)
+    if static_argnums is None and static_argnames is None and jit_info.is_jitted(inner):
+      nums, names = jit_info.static_arguments(inner)
       only_static = set(range(len(bound))) <= set(nums) and bound_by_name.keys() <= set(names)
       # With shardings it stays a call, because the equation of the call holds them.
-      if only_static and not _jax_compat.shardings(inner):
+      if only_static and not jit_info.shardings(inner):
         return cls(fun, inner, *_static_arguments(fun), bound, bound_by_name)
     return cls.of_calls(fun, static_argnums, static_argnames)
 
@@ -111,7 +112,7 @@ class Traceable:
 
     nums, names = _static_arguments(fun)
     given = jax.jit(call, static_argnums=static_argnums, static_argnames=static_argnames)
-    given_nums, given_names = _jax_compat.static_arguments(given)
+    given_nums, given_names = jit_info.static_arguments(given)
     nums, names = tuple({*nums, *given_nums}), tuple({*names, *given_names})
     return cls(fun, jax.jit(call, static_argnums=nums, static_argnames=names), nums, names)
 
@@ -121,12 +122,12 @@ class Traceable:
 
   def __reduce__(self) -> Any:
     """Pickled as the function without jax.jit, and its static arguments: JAX 0.12 can call a jitted copy, but not trace it."""
-    if _jax_compat.shardings(self.fun):
+    if jit_info.shardings(self.fun):
       raise pickle.PicklingError(
         f"'{self.name}' is jitted with shardings, which name devices of this process; convert it in the process that runs it"
       )
     fun: Any = self.fun
-    plain = fun.__wrapped__ if _jax_compat.is_jitted(fun) else fun
+    plain = fun.__wrapped__ if jit_info.is_jitted(fun) else fun
     return Traceable.of_calls, (plain, self.static_argnums or None, self.static_argnames or None)
 
   @property
@@ -209,7 +210,7 @@ def unbound(fun: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
   if isinstance(fun, functools.partial):
     inner, args, kwargs = unbound(fun.func)
     return inner, (*args, *fun.args), {**kwargs, **fun.keywords}
-  if _jax_compat.is_jitted(call := inspect.getattr_static(type(fun), "__call__", None)):
+  if jit_info.is_jitted(call := inspect.getattr_static(type(fun), "__call__", None)):
     return call, (fun,), {}
   return fun, (), {}
 
@@ -217,7 +218,7 @@ def unbound(fun: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 def _static_arguments(fun: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
   """Those of the `jax.jit` inside, counted without the bound arguments."""
   inner, bound, _ = unbound(fun)
-  nums, names = _jax_compat.static_arguments(inner)
+  nums, names = jit_info.static_arguments(inner)
   if inner is fun or not (nums or names):
     return nums, names
   nums = tuple(n - len(bound) if n >= 0 else n for n in nums if n < 0 or n >= len(bound))

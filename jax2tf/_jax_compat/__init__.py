@@ -27,7 +27,6 @@ from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src import hijax as _hijax
 from jax._src import pjit as _pjit
-from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
@@ -164,24 +163,6 @@ def prefix_error(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: s
   return " ".join(str(first(name)).split())
 
 
-def is_jitted(fun: Any) -> bool:
-  """Whether `fun` is the result of `jax.jit` itself. A bound method of one has its attributes, but not its arguments.
-
-  An unpickled copy is not: it can be called, but not traced.
-  """
-  return isinstance(fun, _JITTED) and hasattr(fun, "_jit_info")
-
-
-_JITTED = type(jax.jit(lambda: None))
-
-
-def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-  """(static_argnums, static_argnames) of a `jax.jit`-ed function; empty for any other callable."""
-  if not is_jitted(jitted):
-    return (), ()
-  return tuple(jitted._jit_info.static_argnums), tuple(jitted._jit_info.static_argnames)
-
-
 def check_leaked_tracers(traced: Any) -> None:
   """Raises JAX's UnexpectedTracerError for a `jax.stages.Traced` that closes over a tracer of an earlier trace."""
   for const in traced._consts:
@@ -226,16 +207,6 @@ _config.default_device._update_thread_local_hook = _on_default_device
 def default_device_of(eqn: Any) -> str | None:
   """The device name that `default_device_recorded` recorded."""
   return (eqn.ctx.xla_metadata or {}).get(_DEFAULT_DEVICE)
-
-
-def shardings(jitted: Any) -> bool:
-  """Whether a `jax.jit`-ed function has shardings of arguments or results."""
-  info = getattr(jitted, "_jit_info", None)
-  # JAX resolves a PartitionSpec or None when it traces, by the mesh of the context.
-  return info is not None and any(s is not UNSPECIFIED for s in (*info.in_shardings_leaves, *info.out_shardings_leaves))
-
-
-UNSPECIFIED = _sharding_impls.UNSPECIFIED  # what jax.jit stores if no sharding is given
 
 
 def explicit_sharding(aval: Any) -> Sharding | None:
