@@ -113,7 +113,8 @@ def _collected(messages: Callable[[str], Found], *suffixes: str) -> dict[str, st
 def _files(*suffixes: str) -> list[Path]:
   """Those of the wheel."""
   paths = (path for folder in ("jax2tf", "converters", "tools") for path in (ROOT / folder).rglob("*.*"))
-  return sorted(path for path in paths if path.suffix in suffixes and path.parent.name not in ("sweeps", "site"))
+  outside = {"sweeps", "site"}
+  return sorted(p for p in paths if p.suffix in suffixes and not outside & {*p.relative_to(ROOT).parts})
 
 
 def _made(tree: ast.AST) -> Made:

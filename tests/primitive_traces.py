@@ -159,6 +159,7 @@ def _jaxprs() -> Iterator[Any]:
       for harness in (harnesses[0], harnesses[-1]):
         yield jax.make_jaxpr(harness.dyn_fun)(*harness.dyn_args_maker(np.random.RandomState(0)))
     for file in sorted(pathlib.Path(__file__).with_name("lowering").glob("test_*.py")):
-      for case in importlib.import_module(f"tests.lowering.{file.stem}").CASES:
+      module = importlib.import_module(f"tests.lowering.{file.stem}")
+      for case in getattr(module, "CASES", ()):  # some files have tests only
         with jax.enable_x64(case.x64):
           yield jax.make_jaxpr(case.fun)(*case.args)
