@@ -58,6 +58,9 @@ class RuleContext:
     where: a function that returns the user's `file:line:col (function)`.
     destination: where the graph will run.
     notes: facts that rules of the same lowering recorded.
+    compiled: whether XLA compiles the branch under construction; None if either it or kernels may run it.
+    inside: `inside(compiled, sizes)` is `lower` for such a branch; `sizes` has dimension variables of the
+      rule's own. None where inner jaxprs are lowered natively.
   """
 
   avals_in: Sequence[Any]
@@ -68,6 +71,8 @@ class RuleContext:
   where: Callable[[], str]
   destination: Destination
   notes: Notes
+  compiled: bool | None = None
+  inside: Callable[[bool, dict[str, Any]], Callable[..., list[tf.Tensor]]] | None = None
 
   @property
   def aval_out(self) -> Any:

@@ -187,6 +187,10 @@ class DimensionValues:
       return tuple(dims)
     return tuple(size if isinstance(size := self(d), int) else None for d in dims)
 
+  def also(self, sizes: dict[str, Size]) -> DimensionValues:
+    """The same with more variables, whose values belong to the current graph."""
+    return DimensionValues(self.variables | sizes, self._lower) if sizes else self
+
   def here(self) -> DimensionValues:
     """The same variables, in the current graph, which may be that of a backward pass."""
     if self._scope == scopes.scope_here():

@@ -93,6 +93,7 @@ class Lowering:
   watch: Watch = _unwatched
   values: Values | None = None
   reuse: bool = False
+  compiled: bool | None = None
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
     """The results of a program; equations without a line have that of its function, or of the user's call."""
@@ -163,7 +164,22 @@ class Lowering:
     def lower(jaxpr: ClosedJaxpr, *operands: tf.Tensor) -> list[tf.Tensor]:
       return (inner or self.lower)(where(), jaxpr, *operands, places=operand_places)
 
-    ctx = RuleContext(avals_in, avals_out, lower, self.dimensions, eqn.primitive.name, where, self.destination, self.notes)
+    def inside(compiled: bool, sizes: dict[str, Any]) -> Callable[..., list[tf.Tensor]]:
+      lowering = replace(self, compiled=compiled, dimensions=self.dimensions.also(sizes), values=None, reuse=False)
+      return functools.partial(lowering.lower, where())
+
+    ctx = RuleContext(
+      avals_in,
+      avals_out,
+      lower,
+      self.dimensions,
+      eqn.primitive.name,
+      where,
+      self.destination,
+      self.notes,
+      self.compiled,
+      inside if inner is None else None,
+    )
     try:
       with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
         results = _sharded(ctx, eqn, _results(ctx, eqn, operands))

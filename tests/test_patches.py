@@ -28,6 +28,7 @@ REPLACED: dict[str, tuple[Any, list[str]]] = {
   "backprop._default_vspace.zeros_like_fn": (backprop._default_vspace.zeros_like_fn, ["t"]),
   "control_flow_state.ZerosLike": (control_flow_state.ZerosLike, ["op", "index"]),
   "the pfor converter of IdentityN": (pfor._pfor_converter_registry["IdentityN"], ["pfor_input"]),
+  "the pfor converter of StatelessCase": (pfor._pfor_converter_registry["StatelessCase"], ["pfor_input"]),
   "save._trace_gradient_functions": (save._trace_gradient_functions, ["graph", "saveable_view"]),
   "save._verify_ops": (save._verify_ops, ["graph_def", "namespace_whitelist"]),
   "execute.execute": (execute.execute, ["op_name", "num_outputs", "inputs", "attrs", "ctx", "name"]),

@@ -104,6 +104,12 @@ def keep_constant(op: tf.Operation) -> None:
   op._set_attr(_WITH_CONSTANT, _TRUE)
 
 
+def take_last_in_pfor(index: tf.Tensor) -> None:
+  """Makes pfor convert the last branch alone of the Case with this index: it may lack converters for the others."""
+  index.op._set_attr(LAST_IN_PFOR, _TRUE)
+
+
+LAST_IN_PFOR = "_jax2tf_last_in_pfor"
 _TRUE = tf.compat.v1.AttrValue(b=True)
 # The attributes of the two, which copies of an op keep.
 AS_WRITTEN = (_ORDERED, _WITH_CONSTANT) = ("_grappler_ArithmeticOptimizer_AddOpsRewriteStage", "_jax2tf_tpu_as_written")

@@ -18,7 +18,7 @@ from tensorflow.python.ops import control_flow_state as _control_flow_state
 from tensorflow.python.ops.parallel_for import pfor as _pfor
 from tensorflow.python.saved_model import save as _save
 
-from jax2tf._tf_compat import EFFECTS, GRADIENT, with_derivatives
+from jax2tf._tf_compat import EFFECTS, GRADIENT, LAST_IN_PFOR, with_derivatives
 from jax2tf._tf_compat.callbacks import as_raised, say_in_tensorflow
 from jax2tf._tf_compat.sharing import share_constants
 
@@ -95,6 +95,22 @@ def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
 @_pfor.RegisterPFor("DeviceIndex")  # TF 2.21 has none; with a number for each row, Case fails
 def _vectorized_device_index(pfor_input: Any) -> Any:
   return _pfor.wrap(tf.raw_ops.DeviceIndex(device_names=pfor_input.get_attr("device_names")), False)
+
+
+_vectorized_case = _pfor._pfor_converter_registry["StatelessCase"]
+
+
+@functools.wraps(_vectorized_case)
+def _vectorized_stateless_case(pfor_input: Any) -> Any:
+  if LAST_IN_PFOR not in pfor_input.op.inputs[0].op.node_def.attr:
+    return _vectorized_case(pfor_input)
+  *_, last = pfor_input.get_attr("branches")
+  results = _pfor._outputs_for_branch(last.name, None, pfor_input, pfor_input.inputs[1:])
+  return [_pfor.wrap(y, True) for y in results]
+
+
+for _case in ("Case", "StatelessCase"):
+  _pfor._pfor_converter_registry[_case] = _vectorized_stateless_case
 
 
 def _refuse_effects(pfor_input: Any) -> None:

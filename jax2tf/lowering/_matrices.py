@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from jax2tf import _tf_compat
 from jax2tf.context import RuleContext
 
 # From this size on, a factorisation by columns works on blocks, the rest is matrix products.
@@ -51,13 +52,18 @@ def shared(body: Callable[..., Any], *operands: tf.Tensor) -> Any:
   return _function(body, tuple(tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in operands), ())
 
 
-def unless_compiled(by_kernels: Callable[[], Any], by_xla: Callable[[], Any]) -> Any:
+def unless_compiled(by_kernels: Callable[[], Any], by_xla: Callable[[], Any], by_pfor: bool = True) -> Any:
   """`by_kernels()`, whose ops XLA need not know, and `by_xla()` where XLA compiles the graph.
+
+  Without `by_pfor`, TensorFlow's pfor takes the latter too.
 
   TF 2.21: the kernel of DeviceIndex tells where it runs, and XLA takes it for a constant outside of the range of indices, so it compiles
   the default branch alone. Exporters do the same (converters/export/replay.py).
   """
-  return tf.switch_case(tf.raw_ops.DeviceIndex(device_names=["CPU"]), [by_kernels], by_xla)
+  index = tf.raw_ops.DeviceIndex(device_names=["CPU"])
+  if not by_pfor:
+    _tf_compat.take_last_in_pfor(index)
+  return tf.switch_case(index, [by_kernels], by_xla)
 
 
 def loop(steps: Any, body: Callable[..., Any], *state: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -20,6 +20,8 @@ from jax2tf.dtypes import physical, tf_dtype
 from jax2tf.jaxprs import ClosedJaxpr, closed, contains, equations, inner_jaxprs
 from jax2tf.lowering._common import NARROW, WIDER
 from jax2tf.lowering._kernels import stacked
+from jax2tf.lowering._lane_loops import may_run_by_lanes, run_by_lanes, select_lanes
+from jax2tf.lowering._lanes import lane_loop
 from jax2tf.registry import lowers
 
 Tensors = list[tf.Tensor]
@@ -116,6 +118,15 @@ def _platform_index(ctx: RuleContext, *, platforms: Sequence[Sequence[str] | Non
 @_any_dtype_inside
 def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any) -> Tensors:
   """(cond consts, body consts, carry) -> carry. A batched predicate, from vmap, stops each element on its own."""
+  whole = functools.partial(
+    _whole_while, cond_nconsts=cond_nconsts, cond_jaxpr=cond_jaxpr, body_nconsts=body_nconsts, body_jaxpr=body_jaxpr
+  )
+  loop = lane_loop(body_jaxpr, cond_jaxpr, cond_nconsts, body_nconsts) if may_run_by_lanes(ctx) else None
+  return run_by_lanes(ctx, loop, whole, *operands) if loop is not None else whole(ctx, *operands)
+
+
+def _whole_while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any) -> Tensors:
+  """As `_while`; all elements are computed until the last one stops."""
   cond_consts = operands[:cond_nconsts]
   body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
   carry = operands[cond_nconsts + body_nconsts :]
@@ -128,7 +139,7 @@ def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr
     return _loop(ctx, predicate, lambda *c: ctx.lower(body, *body_consts, *c), carry, ctx.avals_out)
 
   def step(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
-    return [_select(active, after, before) for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
+    return [select_lanes(active, after, before) for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
 
   if test.effects:  # as often as in JAX, which evaluates the predicate in the body too
     return _loop(ctx, lambda *c: tf.reduce_any(predicate(*c)), lambda *c: step(predicate(*c), *c), carry, ctx.avals_out)
@@ -139,14 +150,6 @@ def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr
 
   avals = [test.out_avals[0], *ctx.avals_out]
   return _loop(ctx, lambda active, *_: tf.reduce_any(active), step_and_test, [predicate(*carry), *carry], avals)[1:]
-
-
-def _select(active: tf.Tensor, after: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-  """active bool[b], after and before f32[b,...] -> f32[b,...]."""
-  extra = after.shape.rank - active.shape.rank
-  for _ in range(extra):
-    active = tf.expand_dims(active, -1)
-  return tf.where(active, after, before)
 
 
 def _loop(

@@ -155,7 +155,8 @@ def _round(x0: tf.Tensor, x1: tf.Tensor, rotation: tf.Tensor) -> tuple[tf.Tensor
 
 
 def _rotate_left(x: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
-  return tf.bitwise.left_shift(x, by) | tf.bitwise.right_shift(x, 32 - by)
+  # The bits do not meet, so the sum is the union. TF 2.21: Add is one of Eigen's vectorised ops, BitwiseOr is not.
+  return tf.bitwise.left_shift(x, by) + tf.bitwise.right_shift(x, 32 - by)
 
 
 @lowers(_jax_compat.threefry4x32_p)

@@ -1,0 +1,31 @@
+"""What JAX knows of its primitives: which of them compute each element alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src import source_info_util
+from jax._src.interpreters import batching
+from jax.extend.core import Primitive
+
+_ELEMENTWISE = (batching.vectorized_batcher, batching.broadcast_batcher)
+
+
+def is_elementwise(primitive: Primitive) -> bool:
+  """Whether vmap only adds an axis to all operands and results, so that no element depends on others.
+
+  An operand may also be a scalar. False for some primitives of this kind with a rule of their own.
+  """
+  rule = batching.fancy_primitive_batchers.get(primitive)
+  return getattr(rule, "func", None) in _ELEMENTWISE
+
+
+@contextlib.contextmanager
+def traced_as(eqn: Any) -> Iterator[None]:
+  """What is traced inside has the line, the name scopes and the configuration of an equation."""
+  info = eqn.source_info
+  scopes = source_info_util.current_name_stack() + info.name_stack
+  with source_info_util.user_context(info.traceback, name_stack=scopes), eqn.ctx.manager:
+    yield
