@@ -140,9 +140,7 @@ class _Differentiable:
       )
     # TensorFlow rejects a fill that is known to fail, so the condition has a value in the loaded graph only.
     condition = tf.compat.v1.placeholder_with_default(False, [])
-    with tf.control_dependencies([tf.debugging.Assert(condition, [str(error)])]):
-      failing = _tf_compat.fails_under_xla(condition, str(error))
-    with tf.control_dependencies([failing]):
+    with tf.control_dependencies([_tf_compat.asserted(condition, [str(error)], str(error))]):
       like = functools.cache(lambda shape, dtype: tf.fill(shape, tf.zeros([], dtype)))
       # Built from shapes, not from the primals, which would become arguments of the saved function. The assertion fails first.
       wrt = [self.primals[i] for i in self.of.wrt]

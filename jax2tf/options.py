@@ -14,8 +14,6 @@ from jax2tf.native import Target
 from jax2tf.native import stablehlo_version as stablehlo_version_of
 from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_of
 
-DisabledSafetyCheck = export.DisabledSafetyCheck
-
 
 def check_platforms(argument: str, platforms: Any) -> None:
   if not isinstance(platforms, list | tuple) or not platforms or not all(p in PLATFORMS for p in platforms):
@@ -42,7 +40,11 @@ def destination_of(platforms: Any, device_map: Any, keep_shardings: bool, dtenso
 
 
 def native_target(
-  enable_xla: bool, native: bool, platforms: Sequence[str] | None, disabled_checks: Sequence[DisabledSafetyCheck], version: str | None
+  enable_xla: bool,
+  native: bool,
+  platforms: Sequence[str] | None,
+  disabled_checks: Sequence[export.DisabledSafetyCheck],
+  version: str | None,
 ) -> Target | None:
   """The reader of the native modules; None for the graph lowering."""
   if platforms:

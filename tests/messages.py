@@ -40,6 +40,7 @@ _EACH = {
   "_refuse_on_several",
   "add_constraint",
   "assert_equal",
+  "asserted",
   "differing",
   "refuse",
   "refuse_under_dtensor",

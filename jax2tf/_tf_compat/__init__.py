@@ -115,15 +115,17 @@ _TRUE = tf.compat.v1.AttrValue(b=True)
 AS_WRITTEN = (_ORDERED, _WITH_CONSTANT) = ("_grappler_ArithmeticOptimizer_AddOpsRewriteStage", "_jax2tf_tpu_as_written")
 
 
-def fails_under_xla(condition: tf.Tensor, message: str) -> tf.Operation:
-  """An op that XLA compiles only if the condition holds, because XLA drops Asserts. Put it after an Assert, which fails without XLA.
+def asserted(condition: tf.Tensor, data: Sequence[Any], message: str, summarize: int | None = None) -> tf.Operation:
+  """An op that fails if the condition does not hold: with `data` when it runs, with `message` when XLA compiles it.
 
-  The condition may depend on sizes, which are static for XLA. XLA's error contains the name of the op, which is the message.
-  Without XLA, Grappler removes the op, because its result is unused.
+  XLA drops Asserts. So behind one there is an op that XLA compiles only if the condition holds, which may depend on sizes: they
+  are static for XLA. XLA's error contains the name of the op, which is the message. Without XLA, Grappler removes the op, because
+  its result is unused.
   """
   name = re.sub(r"[^\w.]+", "_", message).strip("_")
-  step = tf.cast(condition, tf.int32)
-  return tf.range(step, step, step, name=name).op  # a range has no steps of 0
+  with tf.control_dependencies([tf.debugging.Assert(condition, data, summarize=summarize)]):
+    step = tf.cast(condition, tf.int32)
+    return tf.range(step, step, step, name=name).op  # a range has no steps of 0
 
 
 def keeping_effects(compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:

@@ -33,8 +33,7 @@ def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
 def _checked(dim: Any, value: tf.Tensor, fits: tf.Tensor, shown: tf.Tensor) -> tf.Tensor:
   """The value of a dimension, or an error when the graph runs, which shows the number."""
   message = f"a size, {dim}, does not fit into {value.dtype.name}; enable jax_enable_x64"
-  with tf.control_dependencies([tf.debugging.Assert(fits, [message, shown])]):
-    checked = _tf_compat.fails_under_xla(fits, message)
+  checked = _tf_compat.asserted(fits, [message, shown], message)
   # The size is 0: XLA drops a control dependency of what it folds. TF.js 4.22 (wasm) has random numbers for the sum of no elements.
   return value + tf.size(checked.outputs[0], value.dtype)
 
@@ -52,6 +51,6 @@ def _shape_assertion(ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_
   data: list[Any] = []
   for words, index in parts:
     data += [words] if index is None else [words, inputs[int(index)]]
-  with tf.control_dependencies([tf.debugging.Assert(ok, data, summarize=8)]):
-    ctx.notes.assertions.append(_tf_compat.fails_under_xla(ok, "".join(words for words, _ in parts)))
+  message = "".join(words for words, _ in parts)
+  ctx.notes.assertions.append(_tf_compat.asserted(ok, data, message, summarize=8))
   return []

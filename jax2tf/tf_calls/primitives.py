@@ -181,8 +181,8 @@ def _sized(ctx: Any, function: TfFunction, y: Any, aval: Any) -> Any:
   found, expected = tf.shape(y), ctx.shape(aval.shape)
   is_declared = tf.reduce_all(tf.equal(found, expected))
   message = str(function.contradicts(y.dtype, y.shape, aval))
-  with tf.control_dependencies([tf.debugging.Assert(is_declared, [message, found, expected], summarize=8)]):
-    checked = _tf_compat.fails_under_xla(is_declared, f"{message}, or the size depends on values")
+  in_xla = f"{message}, or the size depends on values"
+  checked = _tf_compat.asserted(is_declared, [message, found, expected], in_xla, summarize=8)
   with tf.control_dependencies([checked]):
     return tf.identity(y)
 
