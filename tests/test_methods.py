@@ -1,6 +1,7 @@
 """Methods and partials of functions that `jax.jit` wraps with `self`, or another bound argument, static."""
 
 import functools
+import importlib
 
 import cloudpickle
 import jax
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import jax2tf
+from jax2tf._jax_compat import jit_info
 from jax2tf.converters import saved_model
 from tests.case import close
 
@@ -173,3 +175,15 @@ def test_another_librarys_jit_is_called():
   model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
   fun = nnx.jit(lambda x: model(x))
   close(jax2tf.convert(fun)(X), fun(X))
+
+
+def test_jitted_functions_are_known_where_a_program_replaces_jax_jit(monkeypatch):
+  """JAX's tests do, and so do profilers: what is imported after that sees another `jax.jit`."""
+  monkeypatch.setattr(jax, "jit", lambda fun, **options: functools.partial(fun))
+  reloaded = importlib.reload(jit_info)
+  assert reloaded.is_jitted(add_jitted)
+
+
+@jax.jit
+def add_jitted(x):
+  return x + 1

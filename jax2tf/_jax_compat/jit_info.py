@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 from jax._src import sharding_impls as _sharding_impls
+from jax._src.lib import _jax as _jaxlib
 
 UNSPECIFIED = _sharding_impls.UNSPECIFIED  # what jax.jit stores if no sharding is given
-_JITTED = type(jax.jit(lambda: None))
+# The class itself: a program may have replaced `jax.jit` before this module is imported.
+_JITTED = _jaxlib.PjitFunction
 
 
 def is_jitted(fun: Any) -> bool:
