@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax2tf.tools.sweeps.jax_tests import causes, comparing, plan, plugin, processes, report
+from jax2tf.tools.sweeps.jax_tests import causes, comparing, evaluations, leaves, plan, plugin, processes, report, subjects
 from jax2tf.tools.sweeps.jax_tests.undetermined import DETERMINED
 
 Rows = list[dict[str, Any]]
@@ -173,6 +173,13 @@ DIFFERENCES = [
 @pytest.mark.parametrize(("kind", "want", "got", "allowed"), DIFFERENCES)
 def test_kinds_of_difference(kind: str, want: Any, got: Any, allowed: dict[str, Any]) -> None:
   assert comparing.compare(want, got, comparing.Tolerance(**allowed)).kind == kind
+
+
+def test_last_bits_of_constants_change_too() -> None:
+  """A number of Python is a constant of the function; what cancels it is exposed to rounding."""
+  one = subjects.Subject(lambda x: x - 1, (1.0,), {}, leaves.is_scalar)
+  assert one.expected() == 0
+  assert 0 < one.of_others(evaluations.shaken) < 1e-6
 
 
 def _spectral(name: str, results: Sequence[np.ndarray], *operands: np.ndarray) -> list[np.ndarray]:

@@ -29,13 +29,19 @@ def op_by_op(fun: Callable[..., Any], *args: Any) -> Any:
     return or_none(fun, *args)
 
 
-def shaken(arrays: Sequence[Any]) -> list[Any]:
-  """The arrays; inexact ones with other last bits."""
+def shaken(values: Sequence[Any]) -> list[Any]:
+  """The arrays and numbers of Python; inexact ones with other last bits."""
   rng = np.random.default_rng(0)
-  return [_shaken(rng, x) if leaves.is_inexact(x) else x for x in arrays]
+  return [_shaken(rng, x) if _is_inexact(x) else x for x in values]
 
 
-def _shaken(rng: np.random.Generator, x: Any) -> np.ndarray:
+def _is_inexact(x: Any) -> bool:
+  return isinstance(x, float | complex) or (leaves.is_array(x) and leaves.is_inexact(x))
+
+
+def _shaken(rng: np.random.Generator, x: Any) -> Any:
+  if not leaves.is_array(x):  # JAX gives a number of Python its own widest type
+    return x * (1 + float(jnp.finfo(jnp.result_type(x)).eps))
   array = np.asarray(x)
   factors = 1 + float(jnp.finfo(array.dtype).eps) * rng.choice([-1.0, 1.0], array.shape)
   with np.errstate(all="ignore"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -127,6 +128,7 @@ class Subject:
 
       self.fun, self.arguments = closed, Arguments(whole.arrays, {})
     self.jitted = fun if jitted else jit(self.fun)
+    self._given = functools.partial(Subject, fun, fixed=fixed, jitted=jitted), whole
 
   def expected(self, fun: Fun | None = None, arrays: Sequence[Any] | None = None) -> Any:
     """The result of jax.jit, or of another function, of these arguments or of other arrays.
@@ -137,6 +139,16 @@ class Subject:
     copies = [np.array(x) for x in (self.arguments.arrays if arrays is None else arrays)]
     args, kwargs = self.arguments.rebuilt(copies)
     return by_jax(fun or self.jitted, *args, **kwargs)
+
+  def of_others(self, change: Callable[[list[Any]], list[Any]]) -> Any:
+    """JAX's result of other leaves, constants of the function included.
+
+    Raises:
+      UntraceableError: JAX raises.
+    """
+    make, whole = self._given
+    args, kwargs = jax.tree.unflatten(whole.tree, change(whole.leaves))
+    return make(args, kwargs).expected()
 
   def key(self) -> str:
     """Tells the calls in one test apart."""

@@ -116,7 +116,7 @@ def _explained(subject: Subject, want: Any, got: Any, tolerance: Tolerance) -> O
   parts = determined.by_parts(subject, tolerance)
   if parts is not None:
     return concluded(parts, "what is determined")
-  shaken = evaluations.or_none(subject.expected, None, evaluations.shaken(arrays))
+  shaken = evaluations.or_none(subject.of_others, evaluations.shaken)
   if np.isfinite(difference.size) and evaluations.explain(want, got, (op_by_op, shaken)):
     return concluded(dataclasses.replace(difference, kind="rounding"), "other last bits")
   return concluded(difference)
