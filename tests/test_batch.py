@@ -322,10 +322,14 @@ def test_workers_without_jax_load_the_version_that_the_plan_named(
     worker.load({"fingerprint": found.fingerprint, "model": str(tmp_path / "m" / "2")})
 
 
-def test_importing_tensorflow_for_rows_hides_no_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["batch", "serving"])
+def test_importing_tensorflow_for_rows_hides_no_jax(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.delitem(sys.modules, "jax")
-  spec = importlib.util.spec_from_file_location("jax2tf.tools.batch.again", model.__file__)
-  spec.loader.exec_module(importlib.util.module_from_spec(spec))  # type: ignore[union-attr,arg-type]
+  file = Path(model.__file__).parents[1] / name / "model.py"
+  spec = importlib.util.spec_from_file_location(f"jax2tf.tools.{name}.again", file)
+  again = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+  monkeypatch.setitem(sys.modules, again.__name__, again)
+  spec.loader.exec_module(again)  # type: ignore[union-attr]
   assert "jax" not in sys.modules
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import jax
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -43,9 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model_module(monkeypatch: pytest.MonkeyPatch) -> Any:
-  """The replicas' module, which keeps JAX out of its process; not out of this one."""
-  monkeypatch.setitem(sys.modules, "jax", jax)  # which puts it back afterwards
+def model_module() -> Any:
+  """The replicas' module."""
   return importlib.import_module("jax2tf.tools.serving.model")
 
 

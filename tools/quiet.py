@@ -10,12 +10,36 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def startup(*, on_cpu: bool = False) -> Iterator[None]:
+def startup(*, on_cpu: bool = False, without_jax: bool = False) -> Iterator[None]:
   """Hides the process's stderr while TensorFlow is imported; its C++ (2.21) writes there before any log level applies.
 
   Args:
     on_cpu: hides GPUs from TensorFlow, whose products there are less precise (TF32) than those of JAX on a CPU.
+    without_jax: TensorFlow does not import JAX, as it does for its TFLite converter where JAX is
+      installed. Programs import JAX afterwards if they want to.
   """
+  with contextlib.ExitStack() as stack:
+    if without_jax:
+      stack.enter_context(_hidden("jax"))
+    stack.enter_context(_silent(on_cpu))
+    yield
+
+
+@contextlib.contextmanager
+def _hidden(module: str) -> Iterator[None]:
+  """Nothing imports a module that has not been imported before."""
+  if module in sys.modules:
+    yield
+    return
+  sys.modules[module] = None  # type: ignore[assignment]
+  try:
+    yield
+  finally:
+    del sys.modules[module]
+
+
+@contextlib.contextmanager
+def _silent(on_cpu: bool) -> Iterator[None]:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   if on_cpu:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

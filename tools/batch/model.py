@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +15,9 @@ from jax2tf.tools.batch import THREADS, cells, contract
 for variable in THREADS:
   os.environ.setdefault(variable, "1")
 
-# TensorFlow imports JAX if it is installed (for its TFLite converter). The entry prevents that, and does not stay in a process of the user.
-_hide = "jax" not in sys.modules
-if _hide:
-  sys.modules["jax"] = None  # type: ignore[assignment]
-with quiet.startup(on_cpu=True):
+with quiet.startup(on_cpu=True, without_jax=True):
   import tensorflow as tf
   from tensorflow.core.protobuf import saved_model_pb2
-if _hide:
-  del sys.modules["jax"]
-
 
 # The longest row of a padded batch is at most _STRETCH times as long as the shortest, except in batches of at most _FEW rows.
 _STRETCH, _FEW = 1.25, 32

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,7 @@ import numpy as np
 
 from jax2tf.tools import dimensions, quiet
 
-# TensorFlow imports JAX if it is installed (for its TFLite converter). This entry prevents that.
-sys.modules["jax"] = None  # type: ignore[assignment]
-
-with quiet.startup(on_cpu=True):
+with quiet.startup(on_cpu=True, without_jax=True):
   import tensorflow as tf
   from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
