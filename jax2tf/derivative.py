@@ -295,8 +295,20 @@ def _noting(note: Callable[[list[int]], None]) -> Callable[..., Any]:
 
 
 def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:
+  """As `jax.make_jaxpr`.
+
+  Raises:
+    ValueError: a custom rule kept a tracer of the trace of its function.
+  """
   with _tf_compat.recording_again():
-    return jax.make_jaxpr(fun, **options)(*specs)
+    found = jax.make_jaxpr(fun, **options)(*specs)
+  jaxpr = found[0] if options else found
+  if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):  # JAX 0.10: scipy.special.expn
+    raise ValueError(
+      "a custom derivative rule uses a value of an earlier trace, so JAX cannot differentiate the function as traced, as "
+      "jax.grad(jax.jit(f)) does. If jax.grad(f) is right, convert that: jax2tf.convert(jax.grad(f))"
+    )
+  return found
 
 
 def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:

@@ -113,3 +113,25 @@ def test_a_refusal_keeps_its_words_and_no_array(wrap):
     del caught
   gc.collect()
   assert alive and not any(array() is not None for array in alive)
+
+
+def test_a_rule_that_kept_a_tracer_is_no_derivative():
+  """JAX 0.10: the rule of expn holds its order as it was traced, so jax.grad(jax.jit(f)) fails too."""
+  order, x = tf.constant(2), tf.constant(1.0)
+  fun = jax2tf.convert(jax.scipy.special.expn)
+  np.testing.assert_allclose(tf.function(fun, autograph=False)(order, x), jax.scipy.special.expn(2, np.float32(1)), rtol=1e-6)
+
+  @tf.function(autograph=False)
+  def gradient(x):
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = fun(order, x)
+    return tape.gradient(y, x)
+
+  try:
+    jax.grad(jax.jit(lambda n, x: jax.scipy.special.expn(n, x)), 1)(np.int32(2), np.float32(1))
+  except TypeError:
+    with pytest.raises(ValueError, match="a custom derivative rule uses a value of an earlier trace"):
+      gradient(x)
+  else:
+    np.testing.assert_allclose(gradient(x), jax.grad(jax.scipy.special.expn, 1)(2, np.float32(1)), rtol=1e-6)

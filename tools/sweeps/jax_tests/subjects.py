@@ -150,6 +150,21 @@ class Subject:
     args, kwargs = jax.tree.unflatten(whole.tree, change(whole.leaves))
     return make(args, kwargs).expected()
 
+  def computed_again(self) -> Any:
+    """JAX's result of a new trace, in which only the arrays are traced.
+
+    A function may keep a tracer of its first trace, which fails only from the second trace on.
+
+    Raises:
+      UntraceableError: JAX raises.
+    """
+
+    def again(*arrays: Any) -> Any:
+      args, kwargs = self.arguments.rebuilt(arrays)
+      return self.fun(*args, **kwargs)
+
+    return by_jax(jit(again), *[np.array(x) for x in self.arguments.arrays])
+
   def key(self) -> str:
     """Tells the calls in one test apart."""
     return "|".join(map(_told, self.arguments.leaves))
