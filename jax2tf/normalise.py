@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.extend.core.primitives as P
+import jax.numpy
 import numpy as np
 from jax.extend.core import Jaxpr, Literal, Primitive, Var
 
@@ -65,7 +67,9 @@ class Flat:
       self._atoms.update(zip(eqn.outvars, results, strict=True))
 
   def results(self, eqn: Any) -> list[Any]:
-    """The results of an equation, which is added unless an equal one is there."""
+    """The results of an equation, which is added unless an equal one is there, or its result is a number."""
+    if (number := _converted(eqn)) is not None:
+      return [number]
     key = key_of(eqn, [_key_of_atom(v) for v in eqn.invars])
     if key in self._known:
       return self._known[key]
@@ -85,6 +89,25 @@ class Flat:
     return results
 
 
+def _converted(eqn: Any) -> Literal | None:
+  """The result of the conversion of a number, as JAX computes it where it differentiates; else None."""
+  if eqn.primitive is not P.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
+    return None
+  aval, number = eqn.outvars[0].aval, np.asarray(eqn.invars[0].val, eqn.invars[0].aval.dtype)
+  if number.shape or not (_is_real(number.dtype) and _is_real(aval.dtype)):
+    return None
+  with np.errstate(all="ignore"):
+    new = number.astype(aval.dtype)
+    is_exact = bool(new.astype(number.dtype) == number)
+  rounds_as_xla = jax.dtypes.issubdtype(aval.dtype, np.floating) and abs(new) >= jax.numpy.finfo(aval.dtype).tiny
+  return Literal(new[()], aval) if is_exact or rounds_as_xla or number.dtype == aval.dtype else None
+
+
+def _is_real(dtype: Any) -> bool:
+  """Whether numbers of the dtype are bools, integers or floats."""
+  return isinstance(dtype, np.dtype) and not jax.dtypes.issubdtype(dtype, np.complexfloating)
+
+
 def key_of(eqn: Any, operands: Sequence[Any]) -> Any:
   """A key that equations with equal results share. One that has an effect or draws shares its key with none.
 
@@ -95,7 +118,8 @@ def key_of(eqn: Any, operands: Sequence[Any]) -> Any:
   if eqn.effects or _is_undetermined(eqn.primitive) or any(map(_draws, jaxprs.inner_jaxprs(eqn))):
     return object()
   params = [(name, _bits(value)) for name, value in eqn.params.items()]
-  key = eqn.primitive, eqn.ctx, *params, *operands
+  context = eqn.ctx.threefry_partitionable, *places_named_by(eqn)
+  key = eqn.primitive, context, *params, *operands
   try:
     hash(key)
   except TypeError:  # such as of NumPy arrays

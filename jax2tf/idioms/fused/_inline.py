@@ -21,7 +21,6 @@ _OF_NUMBERS: Mapping[Any, Callable[..., Any]] = {
   P.mul_p: np.multiply,
   P.gt_p: np.greater,
   P.sqrt_p: np.sqrt,
-  P.convert_element_type_p: np.asarray,
 }
 
 
