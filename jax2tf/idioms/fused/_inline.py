@@ -11,7 +11,7 @@ from jax.extend.core import Literal
 
 from jax2tf import normalise
 from jax2tf.idioms._dataflow import same
-from jax2tf.jaxprs import ClosedJaxpr, replaced
+from jax2tf.jaxprs import ClosedJaxpr, replaced, variables
 from jax2tf.lowering._movement import is_one
 
 # Equations that are folded if all operands are literals, such as the n - 0 of a variance.
@@ -55,7 +55,7 @@ class _Flat(normalise.Flat):
     if (source := self._before(eqn)) is not None:
       return [source]
     results = super().results(eqn)
-    self._maker.update((v, eqn) for v in results)
+    self._maker.update((v, eqn) for v in variables(results))
     return results
 
   def _inserting(self, eqn: Any) -> Any:
