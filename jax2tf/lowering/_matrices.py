@@ -66,6 +66,12 @@ def unless_compiled(by_kernels: Callable[[], Any], by_xla: Callable[[], Any], by
   return tf.switch_case(index, [by_kernels], by_xla)
 
 
+def refuse_xla(ctx: RuleContext, what: str) -> None:
+  """Refuses what TensorFlow's XLA has no kernel of, where it compiles the graph."""
+  if _tf_compat.is_compiled_by_xla():
+    ctx.refuse(f"TensorFlow's XLA has no kernel of {what}", "leave out jit_compile")
+
+
 def loop(steps: Any, body: Callable[..., Any], *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
   """`body(k, *state) -> state` for k = 0, 1 ... steps - 1; shapes do not change."""
 

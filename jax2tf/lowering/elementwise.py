@@ -96,10 +96,9 @@ lower_directly({primitive: widened(op, *NARROW, tf.bool) for primitive, op in _O
 
 @lowers(P.mul_p)
 def _mul(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor, *, out_dtype: Any = None) -> tf.Tensor:
-  """x f32[...], y f32[...] -> f32[...]; integers wrap."""
-  if out_dtype is not None and ctx.dtype_out != x.dtype:
-    x, y = tf.cast(x, ctx.dtype_out), tf.cast(y, ctx.dtype_out)
-  return _multiply(x, y)
+  """x f32[...], y f32[...] -> f32[...]; integers wrap. With an `out_dtype` their types may differ."""
+  del out_dtype  # that of the result
+  return _multiply(tf.cast(x, ctx.dtype_out), tf.cast(y, ctx.dtype_out))
 
 
 @lowers(P.neg_p)

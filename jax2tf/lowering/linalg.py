@@ -29,6 +29,7 @@ from jax2tf.lowering._matrices import (
   nan_unless,
   outer,
   real,
+  refuse_xla,
   shared,
   size,
   unless_compiled,
@@ -106,6 +107,7 @@ def _tridiagonal_solve(
   """lower f32[n], diagonal f32[n], upper f32[n], b f32[n,k] -> f32[n,k]; lower[0] and upper[n-1] are not read."""
   if 0 in ctx.aval_out.shape:
     return b
+  refuse_xla(ctx, "tridiagonal systems")
   return tf.raw_ops.TridiagonalSolve(
     diagonals=tf.stack([upper, diagonal, lower], -2), rhs=b, partial_pivoting=True, perturb_singular=perturb_singular
   )

@@ -12,7 +12,7 @@ from jax.extend.core import primitives as P
 
 from jax2tf.context import RuleContext
 from jax2tf.lowering import _schur
-from jax2tf.lowering._matrices import adjoint, all_finite, nan_unless, real
+from jax2tf.lowering._matrices import adjoint, all_finite, nan_unless, real, refuse_xla
 from jax2tf.registry import lowers
 
 
@@ -54,6 +54,7 @@ def _eig(
   """
   if 0 in ctx.avals_in[0].shape:
     return [tf.zeros(ctx.shape(aval.shape), dtype) for aval, dtype in zip(ctx.avals_out, 3 * [_complex(operand)], strict=False)]
+  refuse_xla(ctx, "eigenvalues of general matrices")
   ok = all_finite(operand)
   a = _zero_unless(ok, operand)
   if not (compute_left_eigenvectors or compute_right_eigenvectors):
@@ -108,6 +109,8 @@ def _svd(
   """operand f32[m,n] -> values f32[k] in descending order, u f32[m,k], v^H f32[k,n]; NaN if it is not finite."""
   if 0 in ctx.avals_in[0].shape:
     return _empty_svd(ctx, operand)
+  if operand.dtype.is_complex:
+    refuse_xla(ctx, "singular values of complex matrices")
   ok = all_finite(operand)
   a = _zero_unless(ok, operand)
   part = slice(*subset_by_index) if subset_by_index is not None else slice(None)

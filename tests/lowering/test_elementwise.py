@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
 
+import jax2tf
 from jax2tf import _jax_compat
 from tests.case import HOSTILE_F32, HOSTILE_I32, Case, run
 
@@ -301,3 +304,13 @@ CASES = [
   ],
 ]
 test_case, saved = run(CASES)
+
+
+def test_factors_of_two_types():
+  """The transpose of lax.mul with an `out_dtype` multiplies a cotangent of that type with a factor of another."""
+  x, y = np.array([1.5, -2, np.inf], np.float32), np.array([3, 0.1, 2], np.float32)
+  fun = functools.partial(lax.mul, out_dtype=jnp.bfloat16)
+  cotangent = np.ones(3, jnp.bfloat16)
+  pullback = lambda x, y: jax.vjp(fun, x, y)[1](cotangent)  # noqa: E731
+  for got, want in zip(jax2tf.convert(pullback)(x, y), pullback(x, y), strict=True):
+    np.testing.assert_array_equal(got, want)

@@ -388,3 +388,17 @@ def test_nan_stays_nan(compiled: bool) -> None:
   *expected, _ = jax.jit(fun)(bad)
   assert all(np.isnan(y.numpy()[np.isnan(e)]).all() for y, e in zip(found, expected, strict=True))
   np.testing.assert_array_equal(orders, np.broadcast_to(np.arange(4), orders.shape))
+
+
+@pytest.mark.parametrize("name", ["eig", "svd", "tridiagonal_solve"])
+def test_what_xla_has_no_kernel_of_is_refused(name):
+  """With the user's line, where TensorFlow's own error has only ops."""
+  square, rows = jnp.eye(3), jnp.ones(3)
+  funs = {
+    "eig": lambda x: jnp.linalg.eigvals(square * x),
+    "svd": lambda x: jnp.linalg.svd((1j * x) * square),
+    "tridiagonal_solve": lambda x: lax.linalg.tridiagonal_solve(rows, 4 * rows, rows, x * rows[:, None]),
+  }
+  fun = tf.function(jax2tf.convert(funs[name]), autograph=False, jit_compile=True)
+  with pytest.raises(jax2tf.LoweringError, match=r"XLA has no kernel of .*\n  at .*test_linalg.py.*\n  leave out jit_compile"):
+    fun(tf.constant(1.0))

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from jax.extend.core import InconclusiveDimensionOperation
+
 import jax2tf
 from jax2tf.tools.sweeps.jax_tests import comparing, subjects
 
@@ -58,6 +60,9 @@ def described(error: Exception) -> Outcome:
     return Outcome("untraceable", detail=str(error))
   if isinstance(error, subjects.TooLongError):
     return Outcome("crash", "time", detail=f"did not end in {subjects.PATIENCE} s")
+  if isinstance(error, InconclusiveDimensionOperation):
+    cause = f"{_where(error)}: JAX cannot compare the symbolic sizes"
+    return Outcome("refused", detail=str(error)[:_WORDS], cause=cause)
   message = " | ".join(str(error).strip().splitlines()[:6])[:_WORDS]
   if isinstance(error, jax2tf.LoweringError):
     causes = sorted({f"{gap.primitive}: {gap.reason}" for gap in error.gaps})
