@@ -20,6 +20,7 @@ from jax2tf.dtypes import physical
 from jax2tf.errors import Gap, lowering_error, warn_user
 from jax2tf.idioms import loop_rows
 from jax2tf.interpreter import Lowering
+from jax2tf.normalise import normalised
 from jax2tf.placement.devices import Destination
 from jax2tf.placement.propagation import places_named_by
 from jax2tf.placement.shardings import has_sharding
@@ -93,7 +94,9 @@ class Conversion:
     return gradient.call(found, run, *operands)
 
   def _derivative(self, wrt: Sequence[int]) -> Derivative:
-    jaxpr = self.traced.jaxpr if self._target is not None else loop_rows.everywhere(self.traced.jaxpr)
+    jaxpr = self.traced.jaxpr
+    if self._target is None:
+      jaxpr = loop_rows.everywhere(normalised(jaxpr))
     return derivative(jaxpr, self.traced.name, wrt, self._prepare, self._orders)
 
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:

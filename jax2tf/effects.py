@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core.primitives as P
-from jax.extend.core import Jaxpr, Primitive
+from jax.extend.core import Primitive
 
 from jax2tf import _jax_compat
 from jax2tf.errors import Gap, lowering_error
-from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs, replaced, variables
+from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs, map_inner, replaced
 
 PRINTS = (_jax_compat.debug_print_p, _jax_compat.debug_callback_p)
 _EFFECTFUL = (*PRINTS, _jax_compat.io_callback_p)
@@ -62,41 +62,17 @@ def _gaps(reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Sequence[Pri
   return [Gap(eqn.primitive.name, reason, advice, where()) for eqn, where in equations(jaxpr) if eqn.primitive in primitives]
 
 
-def needed(eqns: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-  """The equations, without a `pure_callback` whose results are unused: JAX does not run it, but TensorFlow would run its stateful op."""
-  if not any(eqn.primitive is _jax_compat.pure_callback_p for eqn in eqns):
-    return eqns
-  used, kept = set(variables(results)), []
-  for eqn in reversed(eqns):
-    if eqn.effects or not used.isdisjoint(eqn.outvars):
-      used.update(variables(eqn.invars))
-      kept.append(eqn)
-  return kept[::-1]
-
-
-def quiet(jaxpr: Any) -> Any:
-  """The jaxpr, open or closed, without prints; those in derivative rules that JAX has not applied yet stay."""
+def quiet(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+  """The jaxpr without prints; those in derivative rules that JAX has not applied yet stay."""
   if not (jaxpr.effects and contains(jaxpr, PRINTS)):
     return jaxpr
-  parts = {"eqns": [_quiet_equation(eqn) for eqn in jaxpr.eqns if eqn.primitive not in PRINTS], "effects": _without_debug(jaxpr.effects)}
-  return replaced(jaxpr, **parts) if isinstance(jaxpr, ClosedJaxpr) else jaxpr.replace(**parts)
+  eqns = [_quiet_equation(eqn) for eqn in jaxpr.eqns if eqn.primitive not in PRINTS]
+  return replaced(jaxpr, eqns=eqns, effects=_without_debug(jaxpr.effects))
 
 
 def _quiet_equation(eqn: Any) -> Any:
-  if not inner_jaxprs(eqn):
-    return eqn
-  params = {name: _quiet_param(value) for name, value in eqn.params.items()}
-  return eqn.replace(params=params, effects=_without_debug(eqn.effects))
-
-
-def _quiet_param(value: Any) -> Any:
-  if isinstance(value, tuple | list):
-    return type(value)(map(_quiet_param, value)) if any(map(_is_jaxpr, value)) else value
-  return quiet(value) if _is_jaxpr(value) else value
-
-
-def _is_jaxpr(value: Any) -> bool:
-  return isinstance(value, ClosedJaxpr | Jaxpr)
+  quiet_inside = map_inner(eqn, quiet)
+  return eqn if quiet_inside is eqn else quiet_inside.replace(effects=_without_debug(eqn.effects))
 
 
 def _without_debug(effects: Any) -> Any:

@@ -13,10 +13,14 @@ from typing import Any
 import jax.extend.core.primitives as P
 from jax.extend.core import Jaxpr, Literal, Primitive, jaxprs_in_params
 
+from jax2tf import _jax_compat
 from jax2tf._jax_compat import ClosedJaxpr as ClosedJaxpr  # noqa: PLC0414  (here is where to import these three from)
 from jax2tf._jax_compat import closed as closed  # noqa: PLC0414
 from jax2tf._jax_compat import replaced as replaced  # noqa: PLC0414
 from jax2tf.lines import definition, user_line
+
+# The primitives that run the jaxprs among their params, and that JAX differentiates as they are.
+BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
 
 
 def opened(jaxpr: Any) -> Jaxpr:
@@ -65,6 +69,59 @@ def equations(
         yield from walk(opened(inner), where())
 
   return walk(opened(jaxpr), definition(jaxpr))
+
+
+def transformation(change: Callable[[Jaxpr], Jaxpr]) -> Callable[[Any], Any]:
+  """Makes a function of open jaxprs one of open or closed jaxprs, whose results are kept as long as its arguments.
+
+  An argument that `change` returns is returned itself.
+  """
+
+  @_jax_compat.weakly_cached
+  def changed(jaxpr: Jaxpr) -> Jaxpr | None:
+    new = change(jaxpr)
+    return None if new is jaxpr else new  # the cache would keep its own key
+
+  @functools.wraps(change)
+  def of(jaxpr: Any) -> Any:
+    new = changed(opened(jaxpr))
+    if new is None:
+      return jaxpr
+    return new if isinstance(new, type(jaxpr)) else closed(new, jaxpr.consts)
+
+  return of
+
+
+def live(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+  """The equations that have effects, or whose values reach the results: what is left after dead-code elimination."""
+  used, kept = set(variables(results)), []
+  for eqn in reversed(eqns):
+    if eqn.effects or not used.isdisjoint(eqn.outvars):
+      used.update(variables(eqn.invars))
+      kept.append(eqn)
+  return kept[::-1]
+
+
+def map_inner(eqn: Any, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Any:
+  """The equation with each jaxpr among its params changed; the same object if no jaxpr is.
+
+  Args:
+    eqn: the equation.
+    change: closed jaxpr -> closed jaxpr.
+  """
+
+  def changed(value: Any) -> Any:
+    if isinstance(value, ClosedJaxpr):
+      return change(value)
+    if isinstance(value, Jaxpr):  # JAX 0.10: of jax.checkpoint
+      return opened(change(closed(value)))
+    if isinstance(value, tuple | list) and any(isinstance(item, ClosedJaxpr | Jaxpr) for item in value):
+      return type(value)(map(changed, value))
+    return value
+
+  params = {name: changed(value) for name, value in eqn.params.items()}
+  different = (params[name] is not value for name, value in eqn.params.items())
+  return eqn.replace(params=params) if any(different) else eqn
 
 
 def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:

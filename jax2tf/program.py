@@ -12,10 +12,11 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax.extend.core import Jaxpr, Primitive
 
-from jax2tf import _jax_compat, effects, errors, idioms, jaxprs, key_data
+from jax2tf import _jax_compat, errors, idioms, jaxprs, key_data
 from jax2tf.dtypes import data_of
 from jax2tf.expansion import expanded, why_not
 from jax2tf.jaxprs import ClosedJaxpr, opened
+from jax2tf.normalise import normalised
 from jax2tf.placement.devices import HERE, Destination, Place, place_of
 from jax2tf.placement.propagation import Placement, placement, propagate
 from jax2tf.registry import UNSUPPORTED, lowered_inside, rule_for
@@ -29,7 +30,7 @@ class Program:
   """A jaxpr, ready to be emitted; equal only to itself.
 
   Attributes:
-    jaxpr: as JAX traced it, with the values of its constants.
+    jaxpr: in its normal form, with the values of its constants.
     equations: those to emit in its place, in order.
     placement: where they run.
   """
@@ -75,6 +76,7 @@ def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = (), destination:
     # JAX has no rule to discharge it.
     _refuse(function, jaxpr, destination, lambda eqn: eqn.primitive.name == "custom_lin")
     jaxpr = _jax_compat.without_refs(jaxpr)
+  jaxpr = normalised(jaxpr)
   _refuse(function, jaxpr, destination, lambda eqn: rule_for(eqn.primitive) is None or _foreign(eqn))
   return program_of(jaxpr, places)
 
@@ -90,6 +92,7 @@ def _refuse(function: str, jaxpr: ClosedJaxpr, destination: Destination, is_gap:
 
 def program_of(jaxpr: ClosedJaxpr, places: Places = ()) -> Program:
   """As `prepare`, for an inner jaxpr, or one that a rule made: gaps are found when it is emitted."""
+  jaxpr = normalised(jaxpr)
   return Program(jaxpr, *_ready(opened(jaxpr), tuple(places) if any(places) else ()))
 
 
@@ -130,7 +133,7 @@ def lowered_equations(jaxpr: Any, destination: Destination) -> Iterator[tuple[An
 @_jax_compat.weakly_cached
 def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any], Placement]:
   """The equations to emit and their placement, cached by jaxpr. The result must not hold the jaxpr, or it would never be freed."""
-  eqns = idioms.rewritten([key_data.on_words(eqn) for eqn in effects.needed(expanded(jaxpr), jaxpr.outvars)], jaxpr.outvars)
+  eqns = idioms.rewritten([key_data.on_words(eqn) for eqn in expanded(jaxpr)], jaxpr.outvars)
   if jax.config.jax_enable_checks:
     _jax_compat.check_jaxpr(jaxpr.replace(eqns=list(eqns)))
   return eqns, propagate(jaxpr.invars, eqns, places)

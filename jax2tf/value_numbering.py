@@ -9,16 +9,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax.extend.core.primitives as P
-import numpy as np
 import tensorflow as tf
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Literal
 
-from jax2tf import _jax_compat
 from jax2tf._tf_compat import scopes
-from jax2tf.jaxprs import contains, inner_jaxprs, opened, variables
+from jax2tf.jaxprs import inner_jaxprs, opened, variables
+from jax2tf.normalise import key_of, key_of_literal
 from jax2tf.program import Program
-from jax2tf.registry import IN_TENSORFLOW
 
 # The tensors of the variables of one jaxpr.
 Env = dict[Any, tf.Tensor]
@@ -104,7 +101,7 @@ class Naming:
 
   def _name(self, atom: Any) -> Name:
     if isinstance(atom, Literal):
-      return self._values.name_of((str(atom.aval), np.asarray(atom.val).tobytes()))
+      return self._values.name_of(key_of_literal(atom))
     if atom not in self._known:
       self._known[atom] = self._values.of(self._env[atom]) if atom in self._env else self._values.name_of(self._key(atom))
     return self._known[atom]
@@ -115,36 +112,7 @@ class Naming:
     return self._keys[variable]
 
   def _new_key(self, eqn: Any, i: int) -> Any:
-    if _may_differ(eqn):
-      return object()
-    params = [(name, _bits(value)) for name, value in eqn.params.items()]
-    key = eqn.primitive, eqn.ctx.threefry_partitionable, *params, *map(self._name, eqn.invars), i
-    try:
-      hash(key)
-    except TypeError:  # such as of NumPy arrays
-      return object()
-    return key
-
-
-def _may_differ(eqn: Any) -> bool:
-  """Whether an equation that runs twice has an effect twice, or other results, as random numbers
-  without a key are. One such equation never stands for another."""
-  if eqn.effects or eqn.primitive in _UNDETERMINED or eqn.primitive in IN_TENSORFLOW:
-    return True
-  return any(map(_holds_undetermined, inner_jaxprs(eqn)))
-
-
-_UNDETERMINED: tuple[Any, ...] = (P.rng_uniform_p, _jax_compat.call_hi_primitive_p)
-
-
-@_jax_compat.weakly_cached
-def _holds_undetermined(jaxpr: Jaxpr) -> bool:
-  return contains(jaxpr, (*_UNDETERMINED, *IN_TENSORFLOW))
-
-
-def _bits(param: Any) -> Any:
-  """A param, such that 0.0 and -0.0 differ, which are equal as keys."""
-  return (type(param), np.asarray(param).tobytes()) if isinstance(param, float | np.inexact) else param
+    return key_of(eqn, [self._name(v) for v in eqn.invars]), i
 
 
 def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:

@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
       "jax2tf.sparse",
       "jax2tf.expansion",
       "jax2tf.key_data",
+      "jax2tf.normalise",
     ),
   ),
   ("rule helpers", ("jax2tf.lowering._*",)),

@@ -13,11 +13,10 @@ import jax.extend.core.primitives as P
 import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
-from jax2tf import effects
 from jax2tf.idioms._counters import counter_p
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, same
 from jax2tf.idioms._loops import MAPPED, SHAPES, Room, Scan, call_of, for_all_steps, taken_apart
-from jax2tf.jaxprs import replaced, variables
+from jax2tf.jaxprs import live, replaced, variables
 from jax2tf.lowering._movement import is_one
 
 
@@ -95,7 +94,7 @@ def _left_to_ops(scan: Scan, early: Sequence[Any]) -> set[Any]:
 def _divided(scan: Scan, early: Sequence[Any]) -> tuple[list[Any], set[Any]]:
   """(early results that are asked for, all that the rest of a step uses)."""
   body, ids = scan.body, set(map(id, early))
-  eqns = effects.needed([e for e in body.eqns if id(e) not in ids], body.outvars)
+  eqns = live([e for e in body.eqns if id(e) not in ids], body.outvars)
   made = [v for e in early for v in e.outvars]
   rest = {*variables(body.outvars[: scan.n_carry]), *(v for e in eqns for v in variables(e.invars))}
   stacked = set(variables(scan.ys))
@@ -112,7 +111,7 @@ def _call(scan: Scan, early: Sequence[Any], wanted: Sequence[Any], inside: Seque
   stacked = scan.ys
   rows |= {v: jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape)) for v in variables(stacked) if v in fixed}
   outvars = [*scan.carried, *(v for v in stacked if isinstance(v, Literal) or v not in rows)]
-  eqns = effects.needed([e for e in body.eqns if id(e) not in ids], outvars)
+  eqns = live([e for e in body.eqns if id(e) not in ids], outvars)
   used = {*variables(outvars), *(v for e in eqns for v in variables(e.invars))}
   consts, xs = [v for v in (*consts, *inside) if v in used and v in fixed], [v for v in rows if v in used and v not in fixed]
   lean = jaxpr_as_fun(replaced(body, eqns=eqns, invars=[*consts, *scan.carry, *xs], outvars=outvars))

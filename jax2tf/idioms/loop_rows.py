@@ -18,19 +18,16 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
-from jax2tf import effects
 from jax2tf.idioms._counters import counter_p, even, numbers_of
 from jax2tf.idioms._dataflow import Dataflow, Equations, is_array, new_var, reshape, same
 from jax2tf.idioms._loops import Scan, call_of, taken_apart
-from jax2tf.jaxprs import ClosedJaxpr, closed, contains, opened, replaced, variables
+from jax2tf.jaxprs import BODIES, contains, live, map_inner, replaced, transformation, variables
 
 # Combines the old row and the update; None takes the update.
 _WRITES = {P.dynamic_update_slice_p: None, P.scatter_p: None, P.scatter_add_p: P.add_p, P.scatter_mul_p: P.mul_p}
 
 
 _ADDS = (P.add_p, P.add_jaxvals_p)
-# The primitives that run their jaxprs.
-_BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
 
 
 @dataclass(frozen=True)
@@ -89,32 +86,20 @@ def by_rows(flow: Dataflow, eqn: Any) -> Equations | None:
   return call_of(eqn, loop.call) if loop.counters or loop.taken or loop.written or loop.counted_xs else None
 
 
-def everywhere(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+@transformation
+def everywhere(jaxpr: Jaxpr) -> Jaxpr:
   """The same function with `by_rows` applied to all its loops, also in calls, loops and branches.
 
   For a derivative: JAX differentiates a read of a row as a sum of whole arrays.
   """
-  done: dict[int, Any] = {}
-
-  def inside(value: Any) -> Any:
-    if isinstance(value, tuple):
-      return tuple(map(inside, value))
-    if not isinstance(value, ClosedJaxpr | Jaxpr) or not contains(value, (P.scan_p,)):
-      return value
-    if id(value) not in done:
-      found = rewritten(closed(value))
-      done[id(value)] = found if isinstance(value, ClosedJaxpr) else opened(found)
-    return done[id(value)]
-
-  def rewritten(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    eqns = [e.replace(params={k: inside(v) for k, v in e.params.items()}) if e.primitive in _BODIES else e for e in jaxpr.eqns]
-    flow = Dataflow(eqns, jaxpr.outvars)
-    for place, eqn in enumerate(eqns):
-      if eqn.primitive is P.scan_p and (found := by_rows(flow, eqn)) is not None:
-        flow.put(place, found)
-    return replaced(jaxpr, eqns=list(flow.equations()))
-
-  return inside(jaxpr)
+  if not contains(jaxpr, (P.scan_p,)):
+    return jaxpr
+  eqns = [map_inner(eqn, everywhere) if eqn.primitive in BODIES else eqn for eqn in jaxpr.eqns]
+  flow = Dataflow(eqns, jaxpr.outvars)
+  for place, eqn in enumerate(eqns):
+    if eqn.primitive is P.scan_p and (found := by_rows(flow, eqn)) is not None:
+      flow.put(place, found)
+  return jaxpr.replace(eqns=list(flow.equations()))
 
 
 class _Loop:
@@ -262,7 +247,7 @@ class _Loop:
     stacked = [*(v for v in scan.ys if _hashed(v) not in even), *(row for _, row in self.written.values())]
     outvars = [*(out for _, out in carries), *stacked]
     eqns = [e for eqn in body.eqns for e in self._replaced.get(id(eqn), [eqn]) if not self._is_counted(eqn)]
-    needed = effects.needed(eqns, outvars)
+    needed = live(eqns, outvars)
     used = {*variables(outvars), *(v for eqn in needed for v in variables(eqn.invars))}
     made = {v for eqn in needed for v in eqn.outvars}
     xs = {row: rows.read(given[v], scan.length) for (v, rows), row in self.taken.items() if row in used}

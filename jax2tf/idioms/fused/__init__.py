@@ -10,18 +10,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.extend.core.primitives as P
-from jax.extend.core import Jaxpr, Primitive
+from jax.extend.core import Primitive
 
 from jax2tf.idioms._dataflow import Dataflow
 from jax2tf.idioms.fused._inline import inlined
 from jax2tf.idioms.fused._primitives import ELEMENTWISE, Entry, Idiom
 from jax2tf.idioms.fused._template import Templates
-from jax2tf.jaxprs import ClosedJaxpr, closed, opened, replaced
-
-# Calls whose inner jaxprs JAX differentiates as they are.
-_BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
-
+from jax2tf.jaxprs import BODIES, ClosedJaxpr, map_inner, replaced
 
 # The names for `idioms=`. Listed here, because importing the modules is slow: they trace templates.
 NAMES = frozenset(
@@ -93,10 +88,8 @@ def with_composite_ops(jaxpr: ClosedJaxpr, names: frozenset[str] = NAMES) -> Clo
   `names`: of the idioms.
   """
   jaxpr = inlined(jaxpr)
-  eqns = [
-    eqn.replace(params={key: _inside(value, names) for key, value in eqn.params.items()}) if eqn.primitive in _BODIES else eqn
-    for eqn in jaxpr.eqns
-  ]
+  within = functools.partial(with_composite_ops, names=names)
+  eqns = [map_inner(eqn, within) if eqn.primitive in BODIES else eqn for eqn in jaxpr.eqns]
   templates = Templates()
   for table in _tables(names):
     if any(eqn.primitive in table for eqn in eqns):
@@ -108,13 +101,3 @@ def with_composite_ops(jaxpr: ClosedJaxpr, names: frozenset[str] = NAMES) -> Clo
             break
       eqns = list(flow.equations())
   return replaced(jaxpr, eqns=eqns)
-
-
-def _inside(value: Any, names: frozenset[str]) -> Any:
-  if isinstance(value, tuple):
-    return tuple(_inside(item, names) for item in value)
-  if isinstance(value, ClosedJaxpr):
-    return with_composite_ops(value, names)
-  if isinstance(value, Jaxpr):  # JAX 0.10: of jax.checkpoint
-    return opened(with_composite_ops(closed(value), names))
-  return value

@@ -1,0 +1,167 @@
+"""Normalises jaxprs before anything looks at them: calls are inlined, equal equations merged, dead ones dropped.
+
+What a user wraps in `jax.jit` costs nothing and hides nothing: a pass sees one jaxpr, and `jax.nn`,
+`jax.numpy` and `jax.lax` wrap many of their functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core.primitives as P
+import jax.numpy
+import numpy as np
+from jax.extend.core import Jaxpr, Literal, Primitive, Var
+
+from jax2tf import _jax_compat, jaxprs
+from jax2tf.jaxprs import opened
+from jax2tf.placement.propagation import places_named_by
+from jax2tf.placement.shardings import has_sharding
+from jax2tf.registry import IN_TENSORFLOW
+
+
+@jaxprs.transformation
+def normalised(jaxpr: Jaxpr) -> Jaxpr:
+  """The same function, in which no plain call is left; also in the bodies of loops and branches.
+
+  Functions with custom derivative rules stay calls, and so do those with effects or a placement.
+  """
+  inside = [jaxprs.map_inner(eqn, normalised) if eqn.primitive in jaxprs.BODIES else eqn for eqn in jaxpr.eqns]
+  eqns, results = flattened(Flat(), inside, jaxpr.outvars)
+  as_before = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+  return jaxpr if as_before else jaxpr.replace(eqns=eqns, outvars=results)
+
+
+def flattened(flat: Flat, eqns: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+  """(equations without calls, results), those that `flat` makes of these."""
+  flat.add(eqns)
+  new_results = [flat.read(v) for v in results]
+  return jaxprs.live(flat.eqns, new_results), new_results
+
+
+class Flat:
+  """A sequence of equations without plain calls and without duplicates.
+
+  Args:
+    atoms: {variable of the equations to add: its replacement}.
+    inside: whether to make new variables, because the equations may be added twice.
+  """
+
+  def __init__(self, atoms: dict[Any, Any] | None = None, *, inside: bool = False):
+    self.eqns: list[Any] = []
+    self._atoms = atoms or {}
+    self._inside = inside
+    self._known: dict[Any, list[Any]] = {}
+
+  def read(self, atom: Any) -> Any:
+    """The replacement of an atom of the added equations."""
+    return atom if isinstance(atom, Literal) else self._atoms.get(atom, atom)
+
+  def add(self, eqns: Sequence[Any]) -> None:
+    """Adds equations, with the calls among them inlined."""
+    for eqn in eqns:
+      operands = [self.read(v) for v in eqn.invars]
+      results = self._called(eqn, operands) if _is_plain(eqn) else self.results(_with_operands(eqn, operands))
+      self._atoms.update(zip(eqn.outvars, results, strict=True))
+
+  def results(self, eqn: Any) -> list[Any]:
+    """The results of an equation, which is added unless an equal one is there, or its result is a number."""
+    if (number := _converted(eqn)) is not None:
+      return [number]
+    key = key_of(eqn, [_key_of_atom(v) for v in eqn.invars])
+    if key in self._known:
+      return self._known[key]
+    if self._inside:
+      eqn = eqn.replace(outvars=[Var(v.aval) for v in eqn.outvars])
+    self.eqns.append(eqn)
+    self._known[key] = list(eqn.outvars)
+    return self._known[key]
+
+  def _called(self, call: Any, operands: Sequence[Any]) -> list[Any]:
+    inner = opened(call.params["jaxpr"])
+    atoms, was_inside = self._atoms, self._inside
+    self._atoms, self._inside = dict(zip(inner.invars, operands, strict=True)), True
+    self.add([_jax_compat.in_place_of(call, eqn) for eqn in inner.eqns])
+    results = [self.read(v) for v in inner.outvars]
+    self._atoms, self._inside = atoms, was_inside
+    return results
+
+
+def _converted(eqn: Any) -> Literal | None:
+  """The result of the conversion of a number, as JAX computes it where it differentiates; else None."""
+  if eqn.primitive is not P.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
+    return None
+  aval, number = eqn.outvars[0].aval, np.asarray(eqn.invars[0].val, eqn.invars[0].aval.dtype)
+  if number.shape or not (_is_real(number.dtype) and _is_real(aval.dtype)):
+    return None
+  with np.errstate(all="ignore"):
+    new = number.astype(aval.dtype)
+    is_exact = bool(new.astype(number.dtype) == number)
+  rounds_as_xla = jax.dtypes.issubdtype(aval.dtype, np.floating) and abs(new) >= jax.numpy.finfo(aval.dtype).tiny
+  return Literal(new[()], aval) if is_exact or rounds_as_xla or number.dtype == aval.dtype else None
+
+
+def _is_real(dtype: Any) -> bool:
+  """Whether numbers of the dtype are bools, integers or floats."""
+  return isinstance(dtype, np.dtype) and not jax.dtypes.issubdtype(dtype, np.complexfloating)
+
+
+def key_of(eqn: Any, operands: Sequence[Any]) -> Any:
+  """A key that equations with equal results share. One that has an effect or draws shares its key with none.
+
+  Args:
+    eqn: the equation.
+    operands: keys of its operands.
+  """
+  if eqn.effects or _is_undetermined(eqn.primitive) or any(map(_draws, jaxprs.inner_jaxprs(eqn))):
+    return object()
+  params = [(name, _bits(value)) for name, value in eqn.params.items()]
+  context = eqn.ctx.threefry_partitionable, *places_named_by(eqn)
+  key = eqn.primitive, context, *params, *operands
+  try:
+    hash(key)
+  except TypeError:  # such as of NumPy arrays
+    return object()
+  return key
+
+
+# Random numbers without a key, and what may hold them.
+_UNDETERMINED = (P.rng_uniform_p, _jax_compat.call_hi_primitive_p)
+
+
+def _is_undetermined(primitive: Primitive) -> bool:
+  """Whether two equal equations may give different numbers."""
+  return primitive in _UNDETERMINED or primitive in IN_TENSORFLOW
+
+
+@_jax_compat.weakly_cached
+def _draws(jaxpr: Jaxpr) -> bool:
+  return any(_is_undetermined(eqn.primitive) for eqn, _ in jaxprs.equations(jaxpr))
+
+
+def key_of_literal(literal: Literal) -> Any:
+  """A key that literals of one type and with the same bits share."""
+  return str(literal.aval), np.asarray(literal.val).tobytes()
+
+
+def _key_of_atom(atom: Any) -> Any:
+  return key_of_literal(atom) if isinstance(atom, Literal) else atom
+
+
+def _bits(param: Any) -> Any:
+  """A param, such that 0.0 and -0.0 differ, which are equal as keys; and so do 1, 1.0 and True."""
+  return (type(param), np.asarray(param).tobytes()) if isinstance(param, bool | int | float | np.generic) else param
+
+
+def _with_operands(eqn: Any, operands: Sequence[Any]) -> Any:
+  same = all(a is b for a, b in zip(eqn.invars, operands, strict=True))
+  return eqn if same else eqn.replace(invars=list(operands))
+
+
+def _is_plain(eqn: Any) -> bool:
+  """Whether an equation is a call that does nothing but call."""
+  if eqn.primitive is not P.jit_p or eqn.effects or eqn.params["jaxpr"].consts:
+    return False
+  return not (has_sharding(eqn) or places_named_by(eqn))
