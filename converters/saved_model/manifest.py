@@ -141,7 +141,7 @@ def read(directory: Path) -> Manifest:
       raise ValueError("of another format")
     found["signatures"] = {name: SignatureRecord(**record) for name, record in found["signatures"].items()}
     return Manifest(**found)
-  except (ValueError, TypeError, KeyError, AttributeError) as error:
+  except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise ValueError(f"{file} cannot be read by this jax2tf ({error}); save the model again") from error
 
 
