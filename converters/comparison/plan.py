@@ -27,6 +27,7 @@ _SIZES = (1, 3, 7, 32)  # one, primes, and a larger size
 _WIDER = range(1, 65)  # used if constraints allow few of these
 _LARGEST = 4_096  # the largest size taken from a constraint; the caller can ask for larger ones
 _MOST_TRIED = 1_000
+_UNKNOWN = 3  # for a size that the caller leaves open, in inputs of TensorFlow functions
 
 
 class Options(TypedDict, total=False):
@@ -129,7 +130,7 @@ class Run:
 def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping[str, Any], samples: int, inputs: Given) -> list[Run]:
   """All runs, with their inputs."""
   rng = np.random.default_rng(0)
-  domains = {s.name: Domain(s.record, constraints) for s in subjects if s.only_jax}
+  domains = {s.name: Domain(s.record, constraints) for s in subjects if not s.record.resets}
   known = sorted({name for domain in domains.values() for name in domain.variables})
   if unknown := [name for name in sizes if name not in known]:
     raise ValueError(f"sizes names {unknown[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}")
@@ -141,11 +142,22 @@ def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping
     elif subject.only_jax:
       runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
     else:
-      free = subject.record.stateful or any(callable(inputs[name]) for name in subject.record.inputs if name in inputs)
-      for timed, continues in subject.series(samples if free else 1):
-        drawn = {name: _tensor(name, spec, inputs.get(name), rng) for name, spec in subject.record.inputs.items()}
-        runs.append(Run(subject, {}, "given", drawn, timed, continues))
+      runs += _processed_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
   return runs
+
+
+def _processed_runs(
+  subject: Subject, domain: Domain, wanted: Mapping[str, list[int]], samples: int, inputs: Given, rng: np.random.Generator
+) -> Iterator[Run]:
+  """Runs of a signature with processors, at the sizes that the caller asks for, and one size of each other variable."""
+  record = subject.record
+  free = record.stateful or any(callable(inputs[name]) for name in record.inputs if name in inputs)
+  for sizes in domain.few(wanted, inputs):
+    shapes = domain.shapes(sizes)
+    for timed, continues in subject.series(samples if free else 1):
+      drawn = {name: _tensor(name, text, inputs.get(name), rng, shapes.get(name)) for name, text in record.inputs.items()}
+      named = {name: size for name, size in sizes.items() if name in domain.variables}
+      yield Run(subject, named, "given", drawn, timed, continues)
 
 
 def _drawn_runs(
@@ -171,12 +183,13 @@ class Domain:
   """The inputs of a signature, and their valid sizes.
 
   Attributes:
-    avals: {input: aval}, without passed-through inputs.
+    avals: {input: aval}, without passed-through inputs; strings of a `preprocess` count as bools, and its unknown sizes as 3.
     variables: the dimension variables of the inputs.
   """
 
   def __init__(self, record: manifest.SignatureRecord, constraints: Sequence[str]):
-    specs = {name: record.inputs[name] for name in record.own_inputs}
+    self._texts = {name: record.declared.get(name, record.inputs[name]) for name in record.own_inputs}
+    specs = {name: _countable(text) for name, text in self._texts.items()} if record.preprocessed else self._texts
     scope = export.SymbolicScope(constraints)
     self.avals = dict(zip(specs, Arguments.of(specs, {}, scope).avals, strict=True))
     shapes = [aval.shape for aval in self.avals.values()]
@@ -227,6 +240,15 @@ class Domain:
       raise ValueError(f"no sizes were found that meet {conditions}; give some: sizes={{{self._all[0]!r}: 5}}{why}")
     return chosen
 
+  def few(self, wanted: Mapping[str, Sequence[int]], inputs: Given) -> list[dict[str, int]]:
+    """As `assignments`, but with one size of each variable that is not wanted: 3, if the constraints allow it."""
+    fixed = {name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all}
+    try:
+      return self.assignments({name: [_UNKNOWN] for name in self._all} | fixed, inputs)
+    except ValueError:
+      found = self.assignments(fixed, inputs)
+      return found if fixed else found[:1]
+
   def _feasible(self, name: str) -> Iterator[int]:
     """Sizes that satisfy the constraints on this variable alone, the usual sizes first."""
     own = [text for text in self._constraints if variables([text]) == [name]]
@@ -257,7 +279,7 @@ class Domain:
       if name in inputs and not callable(inputs[name]):
         shape = np.shape(inputs[name])
         if len(shape) != len(aval.shape):
-          raise ValueError(f"inputs[{name!r}] has the shape {shape}, and the signature takes {Spec.of(aval)}")
+          raise ValueError(f"inputs[{name!r}] has the shape {shape}, and the signature takes {self._texts[name]}")
         for dim, size in zip(map(str, aval.shape), shape, strict=True):
           if dim in self.variables and list(fixed.get(dim, [size])) != [size]:
             raise ValueError(f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; use the same size")
@@ -302,20 +324,29 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any],
 
 def _checked(name: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
   array = np.asarray(given(rng, shape, dtype) if callable(given) else given)
+  if array.dtype.kind in "iu" and dtype.kind in "iu" and np.array_equal(array.astype(dtype), array):
+    array = array.astype(dtype)  # NumPy makes int64 of Python's integers, and of those that it draws
   if array.shape != shape or array.dtype != dtype:
     raise ValueError(f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes {dtype}{list(shape)} here")
   return array
 
 
-def _tensor(name: str, text: str, given: Any, rng: np.random.Generator) -> np.ndarray:
+def _countable(text: str) -> str:
+  """The spec of an input of `preprocess` as one that JAX can have: "string[b,?]" -> "bool[b,3]"."""
+  spec = Spec.parse(text)
+  dims = tuple(_UNKNOWN if dim == "?" else dim for dim in spec.dims or ())
+  return str(Spec(np.dtype(bool) if spec.is_string else spec.dtype, dims))
+
+
+def _tensor(name: str, text: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...] | None = None) -> np.ndarray:
   """An input of TensorFlow functions, "string[?,2]": the caller's, or an arbitrary one if it is passed through."""
   spec = Spec.parse(text)
   if given is not None:
-    array = as_numpy(given(rng, spec.sizes or (), spec.dtype) if callable(given) else given)
+    array = as_numpy(given(rng, shape or spec.sizes or (), spec.dtype) if callable(given) else given)
     if array.dtype != spec.dtype:
       raise ValueError(f"inputs[{name!r}] is {array.dtype}, and the signature takes {spec}")
     return array
-  known = tuple(3 if d is None else d for d in spec.sizes or ())
+  known = shape if shape is not None else tuple(_UNKNOWN if d is None else d for d in spec.sizes or ())
   if spec.is_string:
     return np.array([rng.bytes(4) for _ in range(math.prod(known))], object).reshape(known)
   return draw(rng, known, spec.dtype, "ordinary", 0)

@@ -60,7 +60,7 @@ def frozen(
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     replay = _Replay(library, replacements, held, {id(variable): tensors[name] for name, variable in state.items()})
-    values = replay.run(signature.graph, [*inputs, *inner], [*(tensors[name] for name in names), *captured])
+    values = replay.run(signature.graph, [*inputs, *inner], [*(tensors[name] for name in names), *map(replay.constant, captured)])
     found = {name: tf.identity(values(tensor), op_name(name)) for name, tensor in zip(outputs, signature.graph.outputs, strict=True)}
     return found | {name: tf.identity(replay.state[id(variable)]) for name, variable in state.items()}
 
@@ -145,6 +145,14 @@ class _Replay:
       with outermost().as_default(), tf.control_dependencies(None):
         self._constants[id(variable)] = tf.constant(value, name=variable.name.split(":")[0])
     return self._constants[id(variable)]
+
+  def constant(self, captured: Any) -> Any:
+    """A constant for a captured tensor of values, such as strings or a table of weights; variables and resources unchanged."""
+    if not isinstance(captured, tf.Tensor) or captured.dtype in (tf.resource, tf.variant):
+      return captured
+    with tf.init_scope():
+      value = captured.numpy()
+    return tf.constant(value, self._held.get(captured.dtype, captured.dtype))
 
   def _function(self, attribute: Any) -> Callable[[Sequence[Any]], list[Any]]:
     """A function that replays a function of the library."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -342,6 +343,15 @@ def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Call
 
   def run(*arrays: Any) -> dict[str, np.ndarray]:
     tensors = {n: tf.constant(np.asarray(x)) for n, x in zip(record.own_inputs, arrays, strict=True)}
-    return {n: y.numpy() for n, y in model.signatures[name](**tensors).items()}
+    try:
+      return {n: y.numpy() for n, y in model.signatures[name](**tensors).items()}
+    except tf.errors.InvalidArgumentError as error:
+      given = ", ".join(f"{n} {list(x.shape)}" for n, x in tensors.items())
+      lines = [line.strip() for line in error.message.splitlines()]
+      reason = next(re.sub(r"\{\{.*?\}\} ", "", line) for line in reversed(lines) if line and not line.startswith("[["))
+      raise ValueError(
+        f"signature {name!r} fails in TensorFlow with the inputs {given} ({reason}); give sizes={{variable: size}} or "
+        "examples={input: array} that it takes"
+      ) from error
 
   return run

@@ -16,6 +16,7 @@ from jax2tf import errors
 
 from . import parameters
 from .arguments import Arguments, check_order
+from .notation import Spec
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,14 @@ def with_values(whole: Whole, values: Any, what: str) -> Whole:
   found, wrong = [], []
   for path, leaf in zip(layout.paths, tree_util.tree_leaves(whole.tree), strict=True):
     key = next((key for key in (path, f"{path}/value", path.removeprefix("model/")) if key in given), path)
-    new = given.pop(key, None)
-    if new is None and whole.is_parameter(path):
-      wrong.append(f"{path} is missing")
-    elif new is not None and new.shape != parameters.words(leaf).shape:
-      wrong.append(f"{path} has shape {new.shape}, the model has {leaf.shape}")
-    found.append(parameters.words(leaf) if new is None else new)
+    own, new = parameters.words(leaf), given.pop(key, None)
+    if new is None:
+      wrong += [f"{path} is missing"] * whole.is_parameter(path)
+    elif parameters.key_of(new) not in (None, parameters.key_of(leaf)):
+      wrong.append(f"{path} is a key of {parameters.key_of(new)}, the model has {parameters.key_of(leaf) or Spec.of(own)}")
+    elif parameters.words(new).shape != own.shape:
+      wrong.append(f"{path} has shape {parameters.words(new).shape}, the model has {own.shape}")
+    found.append(own if new is None else parameters.words(new))
   wrong += [f"{path} is not in the model" for path in given]
   if wrong:
     raise ValueError(f"{what} does not fit {whole.name}: {', '.join(wrong[:5])}{' ...' * (len(wrong) > 5)}")

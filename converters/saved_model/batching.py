@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from . import manifest
 from .notation import Spec, variables
 
 
@@ -103,15 +102,19 @@ class Batching:
     return call
 
 
-def check_rows(record: manifest.SignatureRecord, name: str) -> None:
-  """Raises ValueError for a signature that cannot be batched: some input or output does not begin with the same `b`."""
-  shapes: Mapping[str, str] = {**record.inputs, **record.outputs}
-  sizes = {tensor: [str(d) for d in Spec.parse(spec).dims or ("",)] for tensor, spec in shapes.items()}
-  found = {dims[0] for tensor, dims in sizes.items() if tensor not in record.passed_through}
-  others = [d for dims in sizes.values() for d in dims[1:] if found.intersection(variables([d]))]
-  strange = [tensor for tensor in record.passed_through if sizes[tensor][0] != "?"]  # inputs of TensorFlow functions have unknown sizes
-  if len(found) != 1 or not next(iter(found)).isidentifier() or others or strange:
-    listed = ", ".join(f"{tensor}: {spec}" for tensor, spec in shapes.items())
+def check_rows(inputs: Mapping[str, str], outputs: Mapping[str, str], name: str) -> None:
+  """Raises ValueError for a function that cannot be batched: some input or output does not begin with the same `b`.
+
+  Args:
+    inputs, outputs: {name: dtype and shape in jaxpr notation} of the JAX function.
+    name: the name of the signature.
+  """
+  shapes = [*inputs.items(), *outputs.items()]
+  sizes = [[str(d) for d in Spec.parse(spec).dims or ("",)] for _, spec in shapes]
+  found = {dims[0] for dims in sizes}
+  others = [d for dims in sizes for d in dims[1:] if found.intersection(variables([d]))]
+  if len(found) != 1 or not next(iter(found)).isidentifier() or others:
+    listed = ", ".join(f"{tensor}: {spec}" for tensor, spec in shapes)
     raise ValueError(
       f"batching: signature {name!r} has {listed}; to run requests together, each must begin with one dimension variable, and no other "
       "dimension may hold it"

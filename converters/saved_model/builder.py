@@ -8,17 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import tensorflow as tf
-from jax import export, tree_util
-
-import jax2tf
-from jax2tf import _tf_compat, errors
 
 from .. import collector, stages
-from . import manifest, optional, parameters, publish, serialized, warmup
-from .arguments import Added, Arguments, Given, check_order, checked_results, output_names, tensor_specs
-from .batching import Batching, check_rows
+from . import manifest, parameters, publish, signature, warmup
+from .arguments import Added, Given
+from .batching import Batching
 from .notation import Spec
 from .optional import Tensors
 from .state import State
@@ -168,7 +163,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       postprocess: TensorFlow function {output name: tensor} -> {output name: tensor}.
       pass_through: {name: spec} for inputs that the signature returns unchanged, such as {"id": "string[b]"}.
       resources: lookup tables, assets and other trackables that the processors use.
-      batching: batches concurrent requests, in any server. The rows of `fun` must be independent of each other.
+      batching: batches concurrent requests, in any server. The rows of `fun` must be independent of each other. `preprocess` and
+        `postprocess` run for each request by itself.
       stateful: whether `fun` is `fun(params, state, *inputs) -> (state, outputs)`. A call reads the model's state and stores the new one.
         Calls of stateful signatures run one at a time.
       examples: whether the signature takes serialized tf.train.Example protos, "examples", with one feature for each input.
@@ -183,74 +179,38 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
     """
     state = self._checked_state(batching) if stateful else None
-    constraints, options = self._options.value
-    arguments = Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
-    constraints = arguments.concerned_by(constraints)
-    check_order(fun, list(inputs), ["params", *["state"] * stateful])
+    names = self._checked_names(signatures, method)
+    resources = [*resources, preprocess, postprocess]  # processors may be trackables themselves
+    around = signature.Around(raw_inputs, preprocess, postprocess, pass_through, defaults, batching, examples)
+    owner = signature.Owner(self._layout.value, self.variables, state, *self._options.value)
+    made = signature.made(owner, fun, inputs, outputs, input_names or {}, around, names[0])
+    # Up to here the model is unchanged, and from here on nothing fails: a function that is refused leaves nothing behind.
+    self._keep(made, names, method, resources)
+    return self
+
+  def _checked_names(self, signatures: str | Iterable[str], method: str | None) -> list[str]:
     names = [signatures] if isinstance(signatures, str) else list(signatures)
-    if not all(names):
+    if not names or not all(names):
       raise ValueError("signatures = '': a signature needs a name")
     if taken := [name for name in names if name in self._signatures.value]:
       raise ValueError(f"signature {taken[0]!r} already exists; choose another name in `signatures`")
     if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):
       raise ValueError(f"method {method!r} is already an attribute of the model, or not a valid name; choose another")
-    resources = [*resources, preprocess, postprocess]  # processors may be trackables themselves
-    raw_inputs, preprocess = serialized.processed(raw_inputs, preprocess, arguments, examples, [*(pass_through or ()), *(defaults or ())])
-    shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
-    layout = self._layout.value
-    pure = layout.of_stored(state.layout.of_stored(fun) if state else fun)
-    converted = checked_results(_name(fun), jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **options))
+    return names
 
-    def of_parameters(*args: Any) -> Any:
-      leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(self.variables, layout.dtypes, strict=True)]
-      params = layout.argument(leaves)
-      return state.updated(lambda stored: converted(params, stored, *args)) if state else converted(params, *args)
-
-    # Signatures and methods share one function, because each function holds its gradients.
-    call = tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
-    specs = tensor_specs(raw_inputs) if raw_inputs is not None else arguments.specs()
-    passed = tensor_specs(pass_through or {})
-    if twice := specs.keys() & passed.keys():
-      raise ValueError(f"pass_through: {', '.join(sorted(twice))} is already an input; choose another name")
-    defaults = optional.defaults(defaults or {}, specs, arguments)
-
-    def run(*tensors: tf.Tensor) -> Tensors:
-      given = dict(zip([*specs, *passed], tensors, strict=True))
-      through = {name: tf.identity(given.pop(name)) for name in passed}
-      made = dict(preprocess(given)) if preprocess else given
-      if missing := [name for name in arguments.names if name not in made]:
-        raise ValueError(f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{_name(fun)}' takes")
-      result = call(*arguments.unflatten([made[name] for name in arguments.names]))
-      found = dict(zip(output_names(result, outputs), tree_util.tree_leaves(result), strict=True))
-      found = dict(postprocess(found)) if postprocess else found
-      if twice := found.keys() & through.keys():
-        raise ValueError(f"pass_through: {', '.join(sorted(twice))} is already an output; choose another name")
-      return found | through
-
-    types = [*specs.values(), *passed.values()]
-    queued = batching.batched(tf.function(run, autograph=False, input_signature=types), names[0]) if batching else run
-
-    def serve(*tensors: tf.Tensor) -> Tensors:
-      given = dict(zip([*specs, *passed], tensors, strict=True))
-      given.update({name: optional.repeated(name, given, arguments) for name in defaults})
-      return queued(*given.values())
-
-    signature = tf.function(optional.named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
-    self._resources += [x for x in resources if isinstance(x, tf.__internal__.tracking.Trackable)]
-    self._record(pure, arguments, signature, names, list(passed), list(defaults), preprocess is not None, postprocess is not None, stateful)
+  def _keep(self, made: signature.Made, names: Sequence[str], method: str | None, resources: Sequence[Any]) -> None:
     known = {v.ref() for v in (*self.variables, *self.captured_variables, *self.state_variables)}
-    captured = [v for v in _tf_compat.traced_for_saving(signature).graph.variables if v.ref() not in known]
+    captured = [v for v in made.variables if v.ref() not in known]
     self.captured_variables += captured
     self.trainable_variables += [v for v in captured if v.trainable]
-    if batching:
-      check_rows(self.records[names[0]], names[0])
+    self._resources += [x for x in resources if isinstance(x, tf.__internal__.tracking.Trackable)]
     if not self._functions.value:
-      self.__call__ = call
-    self._signatures.value.update(dict.fromkeys(names, signature))
-    self._functions.value.update(dict.fromkeys(names, Added(fun, arguments, stateful)))
+      self.__call__ = made.call
     if method:
-      setattr(self, method, call)
-    return self
+      setattr(self, method, made.call)
+    self._records.value.update(dict.fromkeys(names, made.record))
+    self._signatures.value.update(dict.fromkeys(names, made.signature))
+    self._functions.value.update(dict.fromkeys(names, made.added))
 
   def _checked_state(self, batching: Batching | None) -> State:
     if self._state is None:
@@ -279,44 +239,6 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     self._signatures.value[name] = tf.function(self._state.reset, autograph=False, input_signature=[])
     self._records.value[name] = manifest.SignatureRecord({}, {"reset": "i32[]"}, stateful=True, resets=True)
     return self
-
-  def _record(
-    self,
-    fun: Callable[..., Any],
-    arguments: Arguments,
-    signature: Any,
-    names: Sequence[str],
-    passed: list[str],
-    defaults: list[str],
-    preprocessed: bool,
-    postprocessed: bool,
-    stateful: bool,
-  ) -> None:
-    """Records the signatures for the manifest. Tracing both functions here reports their errors early."""
-    layout = self._layout.value
-    dtypes = map(jax.dtypes.canonicalize_dtype, layout.dtypes)
-    params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(self.variables, dtypes, strict=True)]
-    state = [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in self.state_variables]] * stateful
-    with stages.stage("trace"), collector.paused(), errors.hints():
-      traced = jax.jit(fun).trace(layout.argument(params), *state, *arguments.unflatten(arguments.avals))
-    with stages.stage("lower"), collector.paused():
-      concrete = _tf_compat.traced_for_saving(signature)
-    inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
-    results = concrete.structured_outputs
-    if not postprocessed:
-      avals = tree_util.tree_leaves(traced.out_info[1] if stateful else traced.out_info)
-      results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {name: results[name] for name in passed}
-    record = manifest.SignatureRecord(
-      inputs=inputs if preprocessed else inputs | arguments.notation(),
-      outputs={name: str(Spec.of(y)) for name, y in results.items()},
-      defaults=defaults,
-      passed_through=passed,
-      jaxpr=manifest.hash_of_jaxpr(traced.jaxpr),
-      preprocessed=preprocessed,
-      postprocessed=postprocessed,
-      stateful=stateful,
-    )
-    self._records.value.update(dict.fromkeys(names, record))
 
   def update(self, params: Any) -> None:
     """Assigns new values to all parameters, without a new trace. On an error it assigns none. The state is unchanged.
@@ -394,7 +316,3 @@ class _Untracked:
 
   def __init__(self, value: Any):
     self.value = value
-
-
-def _name(fun: Callable[..., Any]) -> str:
-  return getattr(fun, "__name__", type(fun).__name__)

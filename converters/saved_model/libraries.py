@@ -124,7 +124,7 @@ def from_haiku(
   """A `Model` of a Haiku transform.
 
   Args:
-    transformed: the result of `hk.transform` or `hk.transform_with_state`. `hk.without_apply_rng` is not needed.
+    transformed: the result of `hk.transform` or `hk.transform_with_state`, also of `hk.without_apply_rng` around one.
     params, state: the result of its `init`.
     inputs, training, arguments, options: as for `from_flax_nnx`.
     rng: a key if the model draws random numbers. Each call splits it, so it is state.
@@ -250,17 +250,22 @@ def haiku(
     asked = "the state that its init gives beside the parameters" if with_state else "no state; hk.transform_with_state makes one that has"
     raise TypeError(f"from_haiku: this {type(transformed).__name__} takes {asked}")
   given = _given(transformed.apply, training, arguments)
+  # `init` takes a key and the inputs, `apply` the parameters, the state, the key (not after hk.without_apply_rng) and the inputs.
+  takes = {name: len(inspect.signature(getattr(transformed, name)).parameters) for name in ("init", "apply")}
+  with_key = takes["apply"] - with_state > takes["init"]
+  if rng is not None and not with_key:
+    raise TypeError("from_haiku: rng is given, and hk.without_apply_rng made a function that takes none; leave out one of the two")
 
   def whole(tree: Any, *inputs: Any) -> Any:
     after, used = _split({"rng": tree["rng"]} if "rng" in tree else {})
-    key = used.get("rng")
+    key = [used.get("rng")] * with_key
     if not with_state:
-      return {"params": tree["params"], **after}, transformed.apply(tree["params"], key, *inputs, **given)
-    outputs, changed = transformed.apply(tree["params"], tree["state"], key, *inputs, **given)
+      return {"params": tree["params"], **after}, transformed.apply(tree["params"], *key, *inputs, **given)
+    outputs, changed = transformed.apply(tree["params"], tree["state"], *key, *inputs, **given)
     return {"params": tree["params"], "state": changed, **after}, outputs
 
   tree = {"params": params, **({"state": state} if with_state else {}), **({} if rng is None else {"rng": rng})}
-  return Whole("haiku", whole, tree, lambda path: path.startswith("params/"), _takes(transformed.apply, given)[2 + with_state :])
+  return Whole("haiku", whole, tree, lambda path: path.startswith("params/"), _takes(transformed.apply, given)[1 + with_state + with_key :])
 
 
 def equinox(

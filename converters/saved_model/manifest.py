@@ -48,6 +48,7 @@ class SignatureRecord:
     preprocessed, postprocessed: whether TensorFlow functions run before and after the JAX function.
     stateful: whether a call reads and changes the state.
     resets: whether it only restores the initial state.
+    declared: the inputs of `preprocess` as they were given, with their dimension variables, "string[b]".
   """
 
   inputs: Mapping[str, str]
@@ -59,6 +60,7 @@ class SignatureRecord:
   postprocessed: bool = False
   stateful: bool = False
   resets: bool = False
+  declared: Mapping[str, str] = field(default_factory=dict)
 
   @property
   def own_inputs(self) -> list[str]:
@@ -139,7 +141,7 @@ def read(directory: Path) -> Manifest:
       raise ValueError("of another format")
     found["signatures"] = {name: SignatureRecord(**record) for name, record in found["signatures"].items()}
     return Manifest(**found)
-  except (ValueError, TypeError, KeyError, AttributeError) as error:
+  except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
     raise ValueError(f"{file} cannot be read by this jax2tf ({error}); save the model again") from error
 
 

@@ -160,3 +160,59 @@ def test_exporters_leave_the_queue_out(target: str, tmp_path: Path) -> None:
   model = saved_model.Model(PARAMS)
   model.add(lambda params, x: {"y": x @ params["w"]}, inputs={"x": "f32[b,4]"}, batching=Batching(max_batch_size=8))
   assert exporter.save_model(model, tmp_path / "m").report.ok
+
+
+class Words:
+  """{"text": string[b]} -> {"x": f32[b,4]}; a text of a number that is none fails."""
+
+  def __call__(self, raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return {"x": tf.tile(tf.strings.to_number(raw["text"])[:, None], [1, 4])}
+
+
+def asked_together(signature: Any, requests: list[dict[str, tf.Tensor]]) -> list[Any]:
+  """The answer of each request, or the error that it got."""
+  answers: list[Any] = [None] * len(requests)
+
+  def ask(i: int) -> None:
+    try:
+      answers[i] = signature(**requests[i])
+    except tf.errors.OpError as error:
+      answers[i] = error
+
+  threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(requests))]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  return answers
+
+
+def test_preprocessed_requests_run_together_and_a_bad_one_fails_alone(tmp_path: Path) -> None:
+  options = Batching(max_batch_size=3, batch_timeout_micros=3_000_000, num_batch_threads=1)
+  names = tf.constant(["zero", "more"])
+  model = saved_model.Model(PARAMS).add(
+    logits,
+    inputs={"x": "f32[b,4]"},
+    raw_inputs={"text": "string[b]"},
+    preprocess=Words(),
+    postprocess=lambda found: found | {"name": tf.gather(names, tf.cast(found["rows"] > 0, tf.int32))},
+    batching=options,
+  )
+  model.add(logits, inputs={"x": "f32[b,4]"}, signatures="examples", examples=True, batching=options)
+  loaded = tf.saved_model.load(str(model.save(tmp_path)))
+  one, bad, two = asked_together(loaded.signatures["serving_default"], [{"text": tf.constant(t)} for t in (["1"], ["no"], ["2", "3"])])
+  assert isinstance(bad, tf.errors.InvalidArgumentError)
+  for answer, rows in ((one, [1.0]), (two, [2.0, 3.0])):
+    np.testing.assert_allclose(answer["y"], np.repeat(np.float32(rows)[:, None], 4, 1) @ PARAMS["w"] * 3, rtol=1e-6, atol=1e-6)
+    assert answer["rows"].numpy().tolist() == [3] * len(rows)  # both ran in one batch
+    assert answer["name"].numpy().tolist() == [b"more"] * len(rows)
+  row = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0, 3.0, 4.0]))
+  example = tf.train.Example(features=tf.train.Features(feature={"x": row})).SerializeToString()
+  first, second = asked_together(loaded.signatures["examples"], [{"examples": tf.constant([example] * n)} for n in (1, 2)])
+  assert first["rows"].numpy().tolist() == [3] and second["rows"].numpy().tolist() == [3, 3]
+
+
+def test_what_preprocess_gives_to_a_batch_is_checked() -> None:
+  wrong = {"raw_inputs": {"text": "string[b]"}, "preprocess": lambda raw: {"x": tf.strings.length(raw["text"])[:, None]}}
+  with pytest.raises((TypeError, ValueError), match=r"f(loa)?t?32|shape"):
+    saved_model.Model(PARAMS).add(logits, inputs={"x": "f32[b,4]"}, batching=Batching(max_batch_size=4), **wrong)

@@ -59,6 +59,30 @@ def test_values_of_a_checkpoint_of_the_state() -> None:
     adapted.with_values(whole, {"kernel": tree["kernel"], "bias": {"values": X}}, "it")
 
 
+def test_typed_keys_of_a_checkpoint() -> None:
+  whole = libraries.nnx(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), training=True)
+  found = adapted.with_values(whole, {"rngs": {"key": jax.random.key(7), "count": np.uint32(3)}}, "it").tree["rngs"]
+  assert jax.random.key_data(found["key"]).tolist() == [0, 7] and found["count"] == 3
+  for key, words in (
+    (jax.random.key(7, impl="rbg"), "is a key of rbg, the model has threefry2x32"),
+    (np.ones(3, np.uint32), r"has shape \(3,\)"),
+  ):
+    with pytest.raises(ValueError, match=f"rngs/key {words}"):
+      adapted.with_values(whole, {"rngs": {"key": key}}, "it")
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_haiku_transform_without_a_key(with_state: bool) -> None:
+  transform = hk.without_apply_rng((hk.transform_with_state if with_state else hk.transform)(lambda x: hk.Linear(3)(x)))
+  made = transform.init(KEY, X)
+  given = made if with_state else (made,)
+  model = saved_model.from_haiku(transform, *given, inputs={"x": "f32[b,4]"})
+  result = transform.apply(*given, X)
+  np.testing.assert_allclose(model.signatures["serving_default"](x=X)["output"], result[0] if with_state else result, **CLOSE)
+  with pytest.raises(TypeError, match=r"rng is given, and hk.without_apply_rng made a function that takes none"):
+    saved_model.from_haiku(transform, *given, inputs={"x": "f32[b,4]"}, rng=KEY)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_method_that_is_not_there(library: str) -> None:
   if library == "from_haiku":  # whose transforms have one

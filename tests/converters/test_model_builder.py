@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
+import jax2tf
 from jax2tf.converters import saved_model
 from jax2tf.converters.saved_model import manifest, publish, warmup
 
@@ -402,3 +403,52 @@ def test_the_garbage_collector_is_as_before(is_on: bool, tmp_path: Path) -> None
     (gc.enable if was_on else gc.disable)()
   assert seen
   assert not any(seen)
+
+
+def refused_functions() -> dict[str, dict[str, Any]]:
+  x = {"inputs": {"x": "f32[b,2]"}}
+  return {
+    "batching": {**x, "fun": lambda w, x: (x @ w).sum(), "batching": saved_model.Batching(max_batch_size=4)},
+    "names of outputs": {**x, "fun": lambda w, x: x @ w, "outputs": ["y", "z"]},
+    "an error of the function": {**x, "fun": lambda w, x: x @ w[0, 0, 0]},
+    "a postprocess that fails": {**x, "fun": lambda w, x: x @ w, "postprocess": lambda found: found["none"]},
+    "a preprocess without the input": {
+      **x,
+      "fun": lambda w, x: x @ w,
+      "raw_inputs": {"text": "string[b]"},
+      "preprocess": lambda raw: raw,
+      "resources": [tf.Variable(1.0)],
+    },
+    "a variable captured before the error": {
+      **x,
+      "fun": lambda w, x: (jax2tf.call_tf(lambda x: x * CAPTURED)(x) @ w).sum(),
+      "batching": saved_model.Batching(max_batch_size=4),
+      "method": "m",
+    },
+    "a state that is returned with another shape": {**x, "fun": lambda w, state, x: (state[None], x @ w), "stateful": True, "method": "m"},
+    "a default of an unknown input": {**x, "fun": lambda w, x: x @ w, "defaults": {"y": 1}},
+  }
+
+
+CAPTURED = tf.Variable(3.0)
+
+
+@pytest.mark.parametrize("case", refused_functions())
+def test_a_function_that_is_refused_leaves_nothing_behind(case: str) -> None:
+  model = saved_model.Model(np.eye(2, dtype=np.float32), state=np.float32(0))
+  model.add(lambda w, x: x @ w, inputs={"x": "f32[b,2]"}, signatures="first")
+
+  def kept() -> Any:
+    lists = ("captured_variables", "trainable_variables", "state_variables", "_resources")
+    return (
+      {name: len(getattr(model, name)) for name in lists},
+      list(model.signatures),
+      list(model.records),
+      list(model.functions),
+      hasattr(model, "m"),
+    )
+
+  before, call = kept(), model.__call__
+  with pytest.raises((ValueError, KeyError, TypeError, IndexError, RuntimeError)):
+    model.add(signatures=["bad", "worse"], **refused_functions()[case])
+  assert kept() == before and model.__call__ is call

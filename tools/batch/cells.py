@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ Faults = dict[int, str]
 _BOOLS: dict[str | bytes, bool] = {"True": True, "False": False}  # as pandas writes them
 # The dtype represents all integers up to this magnitude.
 _INTEGERS = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
+# The deepest nesting of lists and objects in a row. Python's limit is 1,000 calls, and writing a row needs some as well.
+DEEPEST = 500
 
 
 @dataclass(frozen=True)
@@ -177,10 +180,37 @@ def parsed(value: Any) -> Any:
     return value
   if value in _BOOLS:
     return _BOOLS[value]
-  for parse in (json.loads, int, float):  # int reads "+5" and "007", which are no JSON, without rounding
-    with contextlib.suppress(ValueError):
+  for parse in (read_json, int, float):  # int reads "+5" and "007", which are no JSON, without rounding
+    with contextlib.suppress(ValueError, RecursionError):
       return parse(value)
   return value
+
+
+def read_json(text: str | bytes) -> Any:
+  """The value of a JSON text.
+
+  Raises:
+    ValueError: it is not JSON.
+    RecursionError: it is nested deeper than `DEEPEST`. Python's own limit depends on its version and on the calls under way.
+  """
+  if _nesting(text) > DEEPEST:
+    raise RecursionError(f"is nested deeper than {DEEPEST} levels")
+  return json.loads(text)
+
+
+def _nesting(text: str | bytes) -> int:
+  """The depth of lists and objects in a JSON text; an upper bound if it is small."""
+  opening = ("[", "{") if isinstance(text, str) else (b"[", b"{")
+  if (most := sum(map(text.count, opening))) <= DEEPEST:  # type: ignore[arg-type]
+    return most
+  raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+  brackets = _STRING.sub(b"", raw).translate(None, _NO_BRACKETS)
+  steps = np.where(np.isin(np.frombuffer(brackets, np.uint8), list(b"[{")), 1, -1)
+  return int(np.cumsum(steps).max(initial=0))
+
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
 
 
 def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:

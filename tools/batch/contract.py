@@ -71,7 +71,7 @@ def read(model: str | Path, signature: str = "serving_default", mask: str = "") 
   try:
     manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
     signatures, constraints = manifest["signatures"], manifest["constraints"]
-  except (ValueError, KeyError) as error:
+  except (ValueError, KeyError, RecursionError) as error:
     raise ValueError(f"{directory / _MANIFEST} cannot be read by this jax2tf ({error}); save the model again") from error
   if signature not in signatures:
     raise ValueError(f"{directory} has no signature {signature!r}; it has {', '.join(map(repr, sorted(signatures)))}")

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jax2tf.tools.batch.cells import Answer, check_names, is_text, objects, plain
+from jax2tf.tools.batch.cells import Answer, check_names, is_text, objects, plain, read_json
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,10 @@ class JsonLines(_Lines):
         if not line.strip():
           continue
         try:
-          row = json.loads(line)
+          row = read_json(line)
+        except RecursionError as error:
+          yield {}, str(error), binary.tell()
+          continue
         except ValueError as error:
           yield {}, f"is not JSON: {error}", binary.tell()
           continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,12 +64,15 @@ class Runner:
       raise ValueError(f"output {strange[0]!r} is {dtypes[strange[0]].name}, which no file format can hold; return its parts")
     self._types = {name: (dtype, self.contract.outputs[name]) for name, dtype in dtypes.items()}
 
-  def __call__(self, table: Mapping[str, np.ndarray], faults: cells.Faults | None = None) -> cells.Answer:
+  def __call__(
+    self, table: Mapping[str, np.ndarray], faults: cells.Faults | None = None, ran: Callable[[int], None] = lambda rows: None
+  ) -> cells.Answer:
     """Runs rows, in batches of equal or similar lengths.
 
     Args:
       table: column -> its rows; an object array if rows have several shapes, are strings or are missing.
       faults: row -> fault, of rows that are already known to be bad.
+      ran: called after each call of the model, with the number of rows that it ran.
     """
     faults = dict(faults or {})
     values: dict[str, np.ndarray] = {}
@@ -87,7 +90,9 @@ class Runner:
     total = len(next(iter(table.values()))) if table else 0
     sizes = self._sizes(values, total, faults)
     good = np.array([i for i in range(total) if i not in faults], int)
-    parts = [part for rows in self._batches(sizes, good) for part in self._run(values, sizes, rows, faults)]
+    parts = []
+    for rows in self._batches(sizes, good):
+      parts += self._run(values, sizes, rows, faults, ran)
     done = np.array([i for i in good if i not in faults], int)
     outputs = {name: self._joined(name, parts, done, total) for name in self.outputs}
     return cells.Answer(done, outputs, self._types, faults)
@@ -124,7 +129,12 @@ class Runner:
         i = end
 
   def _run(
-    self, values: Mapping[str, np.ndarray], sizes: Mapping[str, np.ndarray], rows: np.ndarray, faults: cells.Faults
+    self,
+    values: Mapping[str, np.ndarray],
+    sizes: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    faults: cells.Faults,
+    ran: Callable[[int], None],
   ) -> list[tuple[np.ndarray, dict[str, Any]]]:
     """[(rows, their outputs)]. If the model rejects a batch, each half runs by itself, until the bad rows are found."""
     feeds = {name: self._gathered(name, array, rows) for name, array in values.items()}
@@ -135,11 +145,13 @@ class Runner:
     try:
       found = self._function(**{name: tf.constant(x, tf.as_dtype(self._dtypes[name])) for name, x in feeds.items()})
     except tf.errors.InvalidArgumentError as error:
+      ran(0)
       if len(rows) > 1:
-        return [part for half in np.array_split(rows, 2) for part in self._run(values, sizes, half, faults)]
+        return [part for half in np.array_split(rows, 2) for part in self._run(values, sizes, half, faults, ran)]
       faults[int(rows[0])] = f"the model refuses it: {quiet.sentence(error.message)}"
       return []
     outputs = {name: found[name].numpy() for name in self.outputs}
+    ran(len(rows))
     for name, array in outputs.items():
       if array.shape[:1] != rows.shape:
         raise ValueError(f"output {name!r} has the shape {list(array.shape)} for {len(rows)} rows, so it has no batch dimension")

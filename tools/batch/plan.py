@@ -5,15 +5,17 @@ A ledger in the results folder records model, options and files: lines of JSON, 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jax2tf.tools.batch import cells, contract, formats, worker
 
@@ -39,14 +41,13 @@ class Shard:
 
   Attributes:
     source, target: the file, and the file of its results.
-    size, changed: size and modification time of the source, in bytes and nanoseconds.
+    state: what the source was when the command began.
     rows, bad: the numbers of rows that ran and that did not; None until the shard is done.
   """
 
   source: Path
   target: Path
-  size: int
-  changed: int
+  state: worker.State
   rows: int | None = None
   bad: int | None = None
 
@@ -75,7 +76,7 @@ class Plan:
   def note(self, shard: Shard, rows: int, bad: int) -> None:
     """Records in the ledger that a shard is done."""
     shard.rows, shard.bad = rows, bad
-    with (self.folder / LEDGER).open("a", encoding="utf-8") as file:
+    with _writing(self.folder / LEDGER, "a") as file:
       file.write(json.dumps({"shard": shard.target.name, "rows": rows, "bad": bad}) + "\n")
 
 
@@ -105,14 +106,30 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
 
 
 @contextmanager
+def _writing(path: Path, mode: str) -> Iterator[IO[str]]:
+  """A text file. Its errors name it, as of a full disk, which those of Python do not."""
+  try:
+    with path.open(mode, encoding="utf-8") as file:
+      yield file
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-  """Keeps other commands out of a folder, and removes incomplete files at the beginning and at the end."""
+  """Keeps other commands of this machine out of a folder, and removes incomplete files at the beginning and at the end.
+
+  A file system may lack locks (ENOLCK, ENOSYS, EOPNOTSUPP, of some network file systems). Two commands then repeat each other's work,
+  but lose nothing, because every file gets its name when it is complete.
+  """
   lock = os.open(folder, os.O_RDONLY)
   try:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-      raise ValueError(f"another jax2tf batch is running in {folder}; wait until it finishes") from error
+      if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+        raise ValueError(f"another jax2tf batch is running in {folder}; wait until it finishes") from error
+      warnings.warn(f"{folder} is on a file system without locks ({error.strerror}); run one jax2tf batch at a time there", stacklevel=3)
     worker.clean(folder)
     try:
       yield
@@ -133,6 +150,7 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
   for path in paths:
     if not path.is_file():
       raise ValueError(f"{path} is not a file; name the files in it, as {str(path / '*.parquet')!r}")
+    worker.check_name(path)
     if path.name in shards:
       raise ValueError(
         f"{shards[path.name].source} and {path} have the same name, so their results would collide; "
@@ -141,8 +159,7 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
     target = folder / path.name
     if target.resolve() == path.resolve():
       raise ValueError(f"{path} is in {folder}, where its results would overwrite it; name another folder")
-    state = path.stat()
-    shards[path.name] = Shard(path.absolute(), target.absolute(), state.st_size, state.st_mtime_ns)
+    shards[path.name] = Shard(path.absolute(), target.absolute(), worker.State.of(path))
   return list(shards.values())
 
 
@@ -177,12 +194,15 @@ def _begin(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], exist
   elif existed and any(folder.iterdir()):
     raise ValueError(f"{folder} has files that jax2tf batch did not write; name a new folder")
   for shard in shards:
-    known = ledger.setdefault(shard.target.name, {"source": str(shard.source), "size": shard.size, "changed": shard.changed})
-    if (known["size"], known["changed"]) != (shard.size, shard.changed):
-      raise ValueError(f"{shard.source} has changed since {folder} was started; name a new directory")
+    now = {"source": str(shard.source), "size": shard.state.size, "changed": shard.state.changed}
+    known = ledger.setdefault(shard.target.name, now)
+    if (known["size"], known["changed"]) != (now["size"], now["changed"]):
+      if shard.target.exists():
+        raise ValueError(f"{shard.source} has changed since {folder} was started; name a new directory")
+      known.update(now)  # nothing of its former rows was kept
     shard.rows, shard.bad = known.get("rows"), known.get("bad")
   temporary = worker.temporary(file, os.getpid())
-  with temporary.open("w", encoding="utf-8") as written:
+  with _writing(temporary, "w") as written:
     for line in ({"format": _FORMAT, "made": made}, *({"shard": name, **known} for name, known in ledger.items())):
       written.write(json.dumps(line) + "\n")
     written.flush()
@@ -200,7 +220,7 @@ def _read(file: Path, made: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     ledger: dict[str, dict[str, Any]] = {}
     for line in rest:
       ledger.setdefault(line.pop("shard"), {}).update(line)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
     raise ValueError(f"{file} cannot be read ({error}); name a new folder") from error
   if format_ != _FORMAT:
     raise ValueError(f"{file} was written by another version of jax2tf; name a new directory")

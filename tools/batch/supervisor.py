@@ -20,8 +20,12 @@ import tqdm
 from jax2tf.tools.batch import THREADS, worker
 from jax2tf.tools.batch.plan import Plan, Shard
 
+_COMMAND = [sys.executable, "-P", "-m", "jax2tf.tools.batch.worker"]  # -P: the working directory is not on the module path
 _ATTEMPTS = 3
 _TELL_SECONDS = 10.0  # between two lines of progress if stderr is no terminal
+_LOOK_SECONDS = 1.0  # the longest wait for messages
+_END_SECONDS = 10.0  # the longest wait for the end of a killed worker
+STALL_SECONDS = 600.0
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Outcome:
     failed: name of a shard -> the reason of its last failure.
     seconds: the duration of the run.
     started: the mean time until a worker has loaded the model, in seconds.
-    renewed: the number of workers that died and were restarted.
+    renewed: the number of workers that died or stalled and were restarted.
   """
 
   shards: int = 0
@@ -47,24 +51,31 @@ class Outcome:
 
 
 class _Worker:
-  """A worker process and its current shard."""
+  """A worker process and its current shard.
+
+  Attributes:
+    shard, attempt: the shard that it runs, and how often this shard was begun; None if it waits for one.
+    rows, part: the progress of the shard, in rows and from 0 to 1.
+    ready: whether it has loaded the model.
+    silent: for how many seconds it has reported nothing while it had work.
+  """
 
   def __init__(self, options: dict[str, Any], threads: int):
     self.shard: Shard | None = None
-    self.rows, self.part = 0, 0.0
-    self.ready = False
+    self.attempt, self.rows, self.part = 0, 0, 0.0
+    self.ready, self.silent = False, 0.0
+    self._heard = b""  # the beginning of a line
     self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
-    # -P: the working directory is not on the module path. A new session: Ctrl-C goes to the command only.
-    command = [sys.executable, "-P", "-m", "jax2tf.tools.batch.worker"]
+    # A new session: Ctrl-C goes to the command only.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **dict.fromkeys(THREADS, str(threads))}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._said}
     # Unbuffered, because `select` does not see lines in a buffer of this process.
-    self.process = subprocess.Popen(command, bufsize=0, start_new_session=True, env=environment, **pipes)
+    self.process = subprocess.Popen(_COMMAND, bufsize=0, start_new_session=True, env=environment, **pipes)
     self._send(options)
 
-  def give(self, shard: Shard) -> None:
-    self.shard, self.rows, self.part = shard, 0, 0.0
-    self._send([str(shard.source), str(shard.target)])
+  def give(self, shard: Shard, attempt: int) -> None:
+    self.shard, self.attempt, self.rows, self.part, self.silent = shard, attempt, 0, 0.0, 0.0
+    self._send([str(shard.source), str(shard.target), shard.state])
 
   def _send(self, value: Any) -> None:
     assert self.process.stdin is not None
@@ -72,16 +83,21 @@ class _Worker:
       self.process.stdin.write(json.dumps(value).encode() + b"\n")
       self.process.stdin.flush()
 
-  def hear(self) -> dict[str, Any] | None:
-    """Its next message; None if it died."""
+  def hear(self) -> list[dict[str, Any]] | None:
+    """Its messages that have come, without waiting for the end of a line; None if it died."""
     assert self.process.stdout is not None
-    line = self.process.stdout.readline()
-    return json.loads(line) if line.endswith(b"\n") else None
+    if not (found := os.read(self.process.stdout.fileno(), 1 << 16)):
+      return None
+    *lines, self._heard = (self._heard + found).split(b"\n")
+    return [json.loads(line) for line in lines]
 
   def end(self) -> str:
     """Kills it, removes its incomplete files, and returns how it ended."""
     self.process.kill()
-    code = self.process.wait()
+    try:
+      how = f"ended with {self.process.wait(_END_SECONDS)}"
+    except subprocess.TimeoutExpired:  # the system holds it, for example in a read from a server that is gone
+      how = "was killed and has not ended yet"
     assert self.process.stdin is not None and self.process.stdout is not None
     with contextlib.suppress(BrokenPipeError):
       self.process.stdin.close()
@@ -92,62 +108,99 @@ class _Worker:
     if self.shard:
       for target in (self.shard.target, worker.bad_rows(self.shard.target)):
         worker.temporary(target, self.process.pid).unlink(missing_ok=True)
-    return f"its worker ended with {code}" + (f": {last[0][:300]}" if last else "")
+    return f"its worker {how}" + (f": {last[0][:300]}" if last else "")
 
 
-def run(plan: Plan, workers: int, threads: int) -> Outcome:
+def run(plan: Plan, workers: int, threads: int, stall_seconds: float = STALL_SECONDS) -> Outcome:
   """Runs the shards that are left in a plan.
+
+  Args:
+    plan: the shards, with their files.
+    workers, threads: the number of processes, and of TensorFlow's threads in each.
+    stall_seconds: how long a worker may run no batch of rows before it is killed, and its shard repeated.
 
   Raises:
     ValueError: the model cannot be loaded; the message is the worker's.
   """
-  outcome, begin = Outcome(), time.monotonic()
-  left = collections.deque((shard, 1) for shard in plan.left)
+  left = plan.left
   if not left:
-    return outcome
-  crew = _Crew(asdict(plan.asked) | {"fingerprint": plan.fingerprint}, threads, min(workers, len(left)))
-  with crew.working(), _Progress(sum(shard.size for shard, _ in left)) as progress:
-    attempts: dict[str, int] = {}
-    deaths = 0  # consecutive deaths of workers that had not loaded the model
-    while left or crew.busy:
-      for each in crew.idle:
-        if left:
-          shard, attempts[shard.target.name] = left.popleft()
-          each.give(shard)
-      for each in crew.that_speak():
-        said, given = each.hear(), each.shard
-        if said is None:
-          deaths = 0 if each.ready else deaths + 1
-          reason = crew.renew(each)
-          outcome.renewed += 1
-          if deaths >= _ATTEMPTS:
-            raise ValueError(f"cannot start a worker: {reason}")
-          said = {"failed": reason} if given else {}
-        if "fatal" in said:
-          raise ValueError(said["fatal"])
-        if "ready" in said:
-          each.ready, deaths = True, 0
-          outcome.started += (time.monotonic() - begin) / crew.number if outcome.renewed == 0 else 0
-        elif "part" in said:
-          each.rows, each.part = each.rows + said["rows"], said["part"]
-        elif "done" in said and given:
-          plan.note(given, **said["done"])
-          outcome.shards += 1
-          outcome.rows += said["done"]["rows"]
-          outcome.bad += said["done"]["bad"]
-          progress.over(given.size)
-          each.shard = None
-        elif "failed" in said and given:
-          if (attempt := attempts[given.target.name]) < _ATTEMPTS:
-            left.append((given, attempt + 1))
-          else:
-            outcome.failed[given.source.name] = said["failed"]
-            progress.over(given.size)
-          each.shard = None
-      under_way = [(each.shard.size * each.part, each.rows) for each in crew.busy if each.shard]
-      progress.show(sum(size for size, _ in under_way), outcome.rows + sum(rows for _, rows in under_way))
-  outcome.seconds = time.monotonic() - begin
-  return outcome
+    return Outcome()
+  options = asdict(plan.asked) | {"fingerprint": plan.fingerprint}
+  crew = _Crew(options, threads, min(workers, len(left)))
+  with crew.working(), _Progress(sum(shard.state.size for shard in left)) as progress:
+    return _Run(plan, crew, progress, stall_seconds).finished()
+
+
+class _Run:
+  """Gives shards to workers until none is left."""
+
+  def __init__(self, plan: Plan, crew: _Crew, progress: _Progress, stall_seconds: float):
+    self._plan, self._crew, self._progress, self._stall_seconds = plan, crew, progress, stall_seconds
+    self._left = collections.deque((shard, 1) for shard in plan.left)
+    self._outcome, self._began = Outcome(), time.monotonic()
+    self._deaths = 0  # consecutive deaths of workers that had not loaded the model
+
+  def finished(self) -> Outcome:
+    while self._left or self._crew.busy:
+      for each in self._crew.idle:
+        if self._left:
+          each.give(*self._left.popleft())
+      for each, said in self._crew.messages():
+        self._hear(each, said)
+      for each in self._crew.silent_for(self._stall_seconds):
+        self._lost(each, f"it ran no rows for {self._stall_seconds:.0f} s (--stall_seconds), so ")
+      self._show()
+    self._outcome.seconds = time.monotonic() - self._began
+    return self._outcome
+
+  def _hear(self, each: _Worker, said: dict[str, Any] | None) -> None:
+    if said is None:
+      self._lost(each)
+    elif "fatal" in said:
+      raise ValueError(said["fatal"])
+    elif "ready" in said:
+      each.ready, self._deaths = True, 0
+      if self._outcome.renewed == 0:
+        self._outcome.started += (time.monotonic() - self._began) / self._crew.number
+    elif "part" in said:
+      each.rows, each.part = each.rows + said["rows"], said["part"]
+    elif "done" in said:
+      self._done(each, **said["done"])
+    elif "failed" in said:
+      self._failed(each, said["failed"])
+
+  def _lost(self, each: _Worker, why: str = "") -> None:
+    """Replaces a worker that died, or that has to."""
+    self._deaths = 0 if each.ready else self._deaths + 1
+    reason = why + self._crew.renew(each)
+    self._outcome.renewed += 1
+    if self._deaths >= _ATTEMPTS:
+      raise ValueError(f"cannot start a worker: {reason}")
+    if each.shard:
+      self._failed(each, reason)
+
+  def _done(self, each: _Worker, rows: int, bad: int) -> None:
+    shard, each.shard = each.shard, None
+    assert shard is not None
+    self._plan.note(shard, rows, bad)
+    self._outcome.shards += 1
+    self._outcome.rows += rows
+    self._outcome.bad += bad
+    self._progress.over(shard.state.size)
+
+  def _failed(self, each: _Worker, reason: str) -> None:
+    shard, each.shard = each.shard, None
+    assert shard is not None
+    if each.attempt < _ATTEMPTS:
+      self._left.append((shard, each.attempt + 1))
+    else:
+      self._outcome.failed[shard.source.name] = reason
+      self._progress.over(shard.state.size)
+
+  def _show(self) -> None:
+    under_way = [(each.shard.state.size * each.part, each.rows) for each in self._crew.busy if each.shard]
+    rows = self._outcome.rows + sum(rows for _, rows in under_way)
+    self._progress.show(sum(size for size, _ in under_way), rows)
 
 
 class _Crew:
@@ -157,6 +210,7 @@ class _Crew:
     self._options, self._threads, self.number = options, threads, number
     self._members: list[_Worker] = []
     self._selector = selectors.DefaultSelector()
+    self._looked = time.monotonic()
 
   @contextlib.contextmanager
   def working(self) -> Iterator[None]:
@@ -177,9 +231,22 @@ class _Crew:
   def busy(self) -> list[_Worker]:
     return [each for each in self._members if each.shard]
 
-  def that_speak(self) -> list[_Worker]:
-    """Waits for messages, and returns the workers that sent one."""
-    return [key.data for key, _ in self._selector.select(1.0)]
+  def messages(self) -> Iterator[tuple[_Worker, dict[str, Any] | None]]:
+    """Waits for messages, at most a second; None for a worker that died."""
+    spoke = [key.data for key, _ in self._selector.select(_LOOK_SECONDS)]
+    # A command that was stopped itself (Ctrl-Z, a paused machine) counts its pause as one look.
+    passed = min(time.monotonic() - self._looked, 2 * _LOOK_SECONDS)
+    self._looked = time.monotonic()
+    for each in self._members:
+      each.silent += passed
+    for each in spoke:
+      each.silent = 0.0
+      said = each.hear()
+      yield from ((each, message) for message in (said if said is not None else [None]))
+
+  def silent_for(self, seconds: float) -> list[_Worker]:
+    """The workers that load the model or run a shard and have reported nothing for so long."""
+    return [each for each in self._members if (each.shard or not each.ready) and each.silent > seconds]
 
   def renew(self, each: _Worker) -> str:
     """Replaces a worker that ended, and returns how it ended."""

@@ -10,18 +10,35 @@ import json
 import os
 import platform
 import queue
+import re
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax2tf.tools import quiet
 from jax2tf.tools.batch import contract, formats
 from jax2tf.tools.batch.cells import Answer
 
 __all__ = ["run"]
+
+_TELL_SECONDS = 1.0  # between two reports of progress within a window
+
+
+class State(NamedTuple):
+  """What tells whether a file was changed: its size in bytes, modification time in nanoseconds, and inode."""
+
+  size: int
+  changed: int
+  inode: int
+
+  @classmethod
+  def of(cls, path: Path) -> State:
+    """The state of a file now."""
+    found = path.stat()
+    return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def temporary(path: Path, pid: int) -> Path:
@@ -40,7 +57,19 @@ def bad_rows(path: Path) -> Path:
   return path.with_name(f"_{path.name}.bad.jsonl")
 
 
-def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -> dict[str, int]:
+def check_name(path: Path) -> None:
+  """Raises ValueError for a file of rows whose results would have the name of another file that a worker writes."""
+  if _OWN_NAMES.fullmatch(path.name):
+    raise ValueError(
+      f"{path} has a name that jax2tf batch gives to its lists of bad rows or to incomplete files, which would replace its results; "
+      "leave it out, or rename it"
+    )
+
+
+_OWN_NAMES = re.compile(r"_.*\.bad\.jsonl|\..*\.writing\..*", re.IGNORECASE | re.DOTALL)
+
+
+def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None, state: State | None = None) -> dict[str, int]:
   """Writes the outputs of one file to a temporary file, and renames it when it is complete.
 
   Bad rows are left out; `_<name>.bad.jsonl` beside the results lists them.
@@ -49,13 +78,17 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -
     runner: the model, the `runner` of an `engines.Rows`.
     source: a file that `jax2tf batch` reads.
     target: the file of results, whose name has the same ending.
-    tell: called after each window of rows, with their number `rows` and the part of the file that is done, `part`.
+    tell: called after each window of rows, and at most once a second within it, with the number of rows since the last call,
+      `rows`, and the part of the file that is done, `part`.
+    state: the `State` that the file must have; by default the one that it has now.
 
   Returns:
     the numbers of rows that ran, "rows", and of those that did not, "bad".
 
   Raises:
-    ValueError: the file cannot be read, the model can run none of its rows, or another process removed the temporary file.
+    ValueError: the file cannot be read or changes before it is read to its end, the model can run none of its rows, the target has a
+      name that the lists of bad rows have, or another process removed the temporary file.
+    OSError: the results cannot be written.
 
   Examples:
     >>> import numpy as np, pathlib
@@ -69,16 +102,19 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -
     >>> target.read_text()
     '{"y": 3.0}\\n'
   """
+  check_name(target)
+  state = state or State.of(source)
+  _check_unchanged(source, state)
   form = formats.of(source)
   names = [runner.contract.needed[0]] if isinstance(form, formats.Npy) else list(runner.columns)
   columns = [column for name in names for column in runner.columns[name]]
   first = done = bad = 0
-  reason = ""
+  reason, progress = "", _Progress(tell)
   path, bad_path = (temporary(each, os.getpid()) for each in (target, bad_rows(target)))
   try:
     with contextlib.closing(form.writer(path)) as writer, bad_path.open("w", encoding="utf-8") as bad_file:
       for window in form.read(source, columns, runner.contract.window(runner.batch_size)):
-        answer: Answer = runner(window.columns, window.faults)
+        answer: Answer = runner(window.columns, window.faults, progress.ran)
         writer.write(window.carried, answer)
         for i in sorted(answer.faults):
           reason = reason or answer.faults[i]
@@ -86,7 +122,8 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -
         first += len(answer.rows) + len(answer.faults)
         done += len(answer.rows)
         bad += len(answer.faults)
-        tell(rows=len(answer.rows), part=window.done)
+        progress.read(window.done)
+    _check_unchanged(source, state)
     if bad and not done:
       raise ValueError(f"none of its rows can be run; the first {reason}")
     if bad:
@@ -98,6 +135,30 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None) -
     for each in (path, bad_path):
       each.unlink(missing_ok=True)
   return {"rows": done, "bad": bad}
+
+
+def _check_unchanged(source: Path, state: State) -> None:
+  if State.of(source) != state:
+    raise ValueError(f"{source} has changed since the command began, so it gets no results; run the command again")
+
+
+class _Progress:
+  """Counts rows, and tells their number after each window and once a second."""
+
+  def __init__(self, tell: Any):
+    self._tell, self._rows, self._part = tell, 0, 0.0
+    self._told = time.monotonic()
+
+  def ran(self, rows: int) -> None:
+    """Counts the rows of a call of the model."""
+    self._rows += rows
+    if time.monotonic() > self._told + _TELL_SECONDS:
+      self.read(self._part)
+
+  def read(self, part: float) -> None:
+    """Tells how much of the file is done, from 0 to 1."""
+    self._tell(rows=self._rows, part=part)
+    self._rows, self._part, self._told = 0, part, time.monotonic()
 
 
 def _publish(path: Path, target: Path) -> None:
@@ -150,15 +211,17 @@ def main() -> None:
     return
   tell(ready=time.monotonic() - begin)
   while True:
-    source, target = json.loads(lines.get())
+    source, target, state = json.loads(lines.get())
     try:
-      tell(done=run(runner, Path(source), Path(target), tell))
+      tell(done=run(runner, Path(source), Path(target), tell, State(*state)))
     except Exception as error:
-      tell(failed=_reason(error))
+      tell(failed=_reason(error, target))
 
 
-def _reason(error: Exception) -> str:
-  return quiet.sentence(str(error)) if str(error) else type(error).__name__
+def _reason(error: Exception, written: str = "") -> str:
+  """One line. An error of the system that names no file is one of writing."""
+  words = quiet.sentence(str(error)) if str(error) else type(error).__name__
+  return f"{written}: {words}" if isinstance(error, OSError) and not error.filename and written else words
 
 
 if __name__ == "__main__":

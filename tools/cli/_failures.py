@@ -7,6 +7,7 @@ import dataclasses
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -62,6 +63,15 @@ def failures(*, debug: bool, without_params: bool = False) -> Iterator[None]:
     if debug:
       traceback.print_exception(error)
     raise _failure(error, without_params) from error
+
+
+@contextlib.contextmanager
+def warnings_as_lines() -> Iterator[None]:
+  """Prints each warning as one line on stderr, with the flags of the command in place of Python's arguments."""
+  path = click.get_current_context().command_path
+  with warnings.catch_warnings():
+    warnings.showwarning = lambda message, *_: print(f"{path}: warning: {as_flags(one_line(str(message)))}", file=sys.stderr)
+    yield
 
 
 def say(text: str) -> None:

@@ -91,6 +91,7 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
   if named.batched and library != "equinox":
     raise UsageError(f"--batched is for a model of equinox, and {name} is none; leave it out")
   if library is None:
+    _check_function(found, name)
     return Adapted(function(name), parameters(params), state(named.state))
   if library in ("nnx", "equinox"):
     whole = libraries.nnx(found) if library == "nnx" else libraries.equinox(*_with_state(found), batched=named.batched)
@@ -103,6 +104,23 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
   else:
     whole = libraries.haiku(found, parameters(params, haiku=True), state(named.state, haiku=True))
   return adapted(whole, inputs(), named.constraints)
+
+
+def _check_function(found: Any, name: str) -> None:
+  """Raises UsageError for what makes a model, where a function of parameters and inputs is expected."""
+  if inspect.isclass(found):
+    raise UsageError(f"{name} is a class; name a model, or a function without arguments that makes one, with --library")
+  if not callable(found):
+    return  # `function` says what it is
+  try:
+    takes = inspect.signature(found).parameters
+  except (ValueError, TypeError):  # a callable implemented in C
+    return
+  if not takes:
+    raise UsageError(
+      f"{name} takes no arguments, and a function to convert takes (params, *inputs); if it makes a model, give "
+      "--library nnx, linen, haiku or equinox"
+    )
 
 
 def _library_of(found: Any) -> str | None:
@@ -171,7 +189,26 @@ def _orbax(path: Path) -> Any:
     import orbax.checkpoint  # noqa: PLC0415  (an extra)
   except ModuleNotFoundError as error:
     raise UsageError("reading an Orbax checkpoint needs a package: pip install orbax-checkpoint") from error
-  return orbax.checkpoint.PyTreeCheckpointer().restore(path.absolute())
+  return orbax.checkpoint.PyTreeCheckpointer().restore(_orbax_item(path).absolute())
+
+
+def _orbax_item(path: Path) -> Path:
+  """The folder that holds the arrays: the checkpoint itself, or the only tree of a step of a CheckpointManager, of its newest step."""
+  if _is_tree(path):
+    return path
+  numbered = [(match, each) for each in path.iterdir() if each.is_dir() and (match := re.fullmatch(r"(?:.*[_-])?(\d+)", each.name))]
+  step = max(numbered, key=lambda pair: int(pair[0][1]))[1] if numbered else path
+  if _is_tree(step):
+    return step
+  items = sorted(each for each in step.iterdir() if _is_tree(each))
+  if len(items) > 1:
+    raise UsageError(f"{step} holds {', '.join(each.name for each in items)}; name one, as in {items[0]}")
+  return items[0] if items else path
+
+
+def _is_tree(path: Path) -> bool:
+  """Whether Orbax wrote a tree of arrays there; `checkpoint` is the file of versions before `_METADATA`."""
+  return any((path / name).is_file() for name in ("_METADATA", "manifest.ocdbt", "checkpoint"))
 
 
 def nested(flat: dict[str, Any], haiku: bool = False) -> Any:

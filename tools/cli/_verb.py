@@ -7,16 +7,15 @@ import dataclasses
 import functools
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from jax2tf.tools import quiet
-from jax2tf.tools.cli._failures import failures, say
+from jax2tf.tools.cli._failures import failures, say, warnings_as_lines
 from jax2tf.tools.cli._progress import Progress
-from jax2tf.tools.cli._words import as_flags, dumps, one_line
+from jax2tf.tools.cli._words import dumps
 
 # (value for --json, with a verdict; text; exit code)
 Answer = tuple[Mapping[str, Any], str, int]
@@ -51,9 +50,7 @@ def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progr
 
   absl_logging.set_verbosity(absl_logging.ERROR)
   logging.getLogger().setLevel(logging.ERROR)
-  path = click.get_current_context().command_path
-  with stages.shown_by(progress.stage), warnings.catch_warnings():
-    warnings.showwarning = lambda message, *_: print(f"{path}: warning: {as_flags(one_line(str(message)))}", file=sys.stderr)
+  with stages.shown_by(progress.stage), warnings_as_lines():
     return function(**arguments)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from jax2tf.tools.cli._failures import NO, failures, say
+from jax2tf.tools.cli._failures import NO, failures, say, warnings_as_lines
 from jax2tf.tools.cli._verb import takes_debug
 from jax2tf.tools.cli._words import dumps
 
@@ -29,6 +29,12 @@ from jax2tf.tools.cli._words import dumps
   "--mask", default="", help="The input that marks the valid elements of a padded row by 1, or none; by default mask or attention_mask."
 )
 @click.option("--batch_size", type=click.IntRange(1), default=256, help="The largest number of rows in a call.")
+@click.option(
+  "--stall_seconds",
+  type=click.IntRange(10),
+  default=600,
+  help="Kill a process that runs no rows for so long, or does not load the model, and repeat its file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug
 def batch(
@@ -37,6 +43,7 @@ def batch(
   directory: str,
   workers: int | None,
   threads: int,
+  stall_seconds: int,
   columns: tuple[str, ...],
   as_json: bool,
   debug: bool,
@@ -50,13 +57,13 @@ def batch(
   Example:
     jax2tf batch build/model rows/*.parquet answers
   """
-  with failures(debug=debug):
+  with failures(debug=debug), warnings_as_lines():
     from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)
 
     named = dict(map(_column, columns))
     options = plan.Asked(model=os.path.abspath(model), columns=named, **asked)  # type: ignore[arg-type]
     with plan.opened(inputs, Path(directory), options) as found:
-      outcome = supervisor.run(found, workers or _cores(), threads)
+      outcome = supervisor.run(found, workers or _cores(), threads, stall_seconds)
     value = {"verdict": _verdict(outcome, len(found.shards))} | dataclasses.asdict(outcome)
     say(dumps(value) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))
   return NO if outcome.failed else 0

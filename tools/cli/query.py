@@ -86,7 +86,7 @@ def _read(inputs: str) -> dict[str, Any]:
       raise ValueError(f"{inputs} is not a readable .npz file: {error}") from error
   try:
     found = json.load(sys.stdin) if inputs == "-" else json.loads(Path(inputs).read_text(encoding="utf-8"))
-  except (UnicodeDecodeError, json.JSONDecodeError) as error:
+  except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
     raise ValueError(f"{inputs} is neither .npz nor JSON: {error}") from error
   if not isinstance(found, dict) or not found:
     raise ValueError(f'{inputs} must have an object with a value for each input, such as {{"x": [[0.5, 1.0]]}}')

@@ -1,0 +1,226 @@
+"""Makes one signature of a `Model`: tf.functions and a record, whole before the model gets any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import tensorflow as tf
+from jax import export, tree_util
+
+import jax2tf
+from jax2tf import _tf_compat, errors
+
+from .. import collector, stages
+from . import manifest, optional, parameters, serialized
+from .arguments import Added, Arguments, Given, check_order, checked_results, output_names, tensor_specs
+from .batching import Batching, check_rows
+from .notation import Spec
+from .optional import Tensors
+from .state import State
+
+
+@dataclass(frozen=True)
+class Owner:
+  """What the functions of a model share.
+
+  Attributes:
+    layout, variables: the parameters.
+    state: the state, for a function that takes it.
+    constraints: conditions on the dimension variables.
+    options: of `jax2tf.convert`.
+  """
+
+  layout: parameters.Layout
+  variables: Sequence[tf.Variable]
+  state: State | None
+  constraints: tuple[str, ...]
+  options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Around:
+  """What TensorFlow does around a JAX function: the arguments of `Model.add` of these names."""
+
+  raw_inputs: Mapping[str, Given] | None = None
+  preprocess: Callable[[Tensors], Tensors] | None = None
+  postprocess: Callable[[Tensors], Tensors] | None = None
+  pass_through: Mapping[str, Given] | None = None
+  defaults: Mapping[str, Any] | None = None
+  batching: Batching | None = None
+  examples: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+  """A signature, and what the model keeps of it.
+
+  Attributes:
+    signature: tf.function of named tensors that returns a dict of named tensors.
+    call: tf.function of the inputs of the JAX function.
+    record: the signature in the manifest.
+    added: the JAX function.
+    variables: all variables that the signature reads.
+  """
+
+  signature: Any
+  call: Any
+  record: manifest.SignatureRecord
+  added: Added
+  variables: Sequence[tf.Variable]
+
+
+def made(
+  owner: Owner,
+  fun: Callable[..., Any],
+  inputs: Mapping[str, Any],
+  outputs: Sequence[str] | Mapping[str, str] | None,
+  input_names: Mapping[str, str],
+  around: Around,
+  name: str,
+) -> Made:
+  """Converts and traces `fun(params, *inputs)`, or with a state `fun(params, state, *inputs)`.
+
+  Args:
+    owner: what it shares with the model's other functions.
+    fun, inputs, outputs, input_names, around: as for `Model.add`.
+    name: the name of the signature.
+
+  Raises:
+    ValueError, NotImplementedError: as for `Model.add`.
+  """
+  arguments = Arguments.of(inputs, input_names, export.SymbolicScope(owner.constraints))
+  check_order(fun, list(inputs), ["params", *["state"] * (owner.state is not None)])
+  others = [*(around.pass_through or ()), *(around.defaults or ())]
+  raw, preprocess = serialized.processed(around.raw_inputs, around.preprocess, arguments, around.examples, others)
+  pure = owner.layout.of_stored(owner.state.layout.of_stored(fun) if owner.state else fun)
+  call = _call(owner, fun, pure, arguments)
+  specs = tensor_specs(raw) if raw is not None else arguments.specs()
+  passed = tensor_specs(around.pass_through or {})
+  if twice := specs.keys() & passed.keys():
+    raise ValueError(f"pass_through: {', '.join(sorted(twice))} is already an input; choose another name")
+  defaults = optional.defaults(around.defaults or {}, specs, arguments)  # moves these specs to the end
+  run = _run(_named_results(call, arguments, outputs), arguments, fun, preprocess, around, [*specs], [*passed], name)
+
+  def serve(*tensors: tf.Tensor) -> Tensors:
+    given = dict(zip([*specs, *passed], tensors, strict=True))
+    given.update({name: optional.repeated(name, given, arguments) for name in defaults})
+    return run(given)
+
+  types = [*specs.values(), *passed.values()]
+  signature = tf.function(optional.named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
+  traced = _traced(owner, pure, arguments)
+  with stages.stage("lower"), collector.paused():
+    concrete = _tf_compat.traced_for_saving(signature)
+  if around.batching:
+    results = zip(output_names(traced.out_info, outputs), tree_util.tree_leaves(traced.out_info), strict=True)
+    check_rows(arguments.notation(), {output: str(Spec.of(y)) for output, y in results}, name)
+  record = _record(concrete, traced, arguments, around, raw, [*passed], [*defaults], owner.state is not None)
+  return Made(signature, call, record, Added(fun, arguments, owner.state is not None), concrete.graph.variables)
+
+
+def name_of(fun: Callable[..., Any]) -> str:
+  """The name of a function, or of its class."""
+  return getattr(fun, "__name__", type(fun).__name__)
+
+
+def _call(owner: Owner, fun: Callable[..., Any], pure: Callable[..., Any], arguments: Arguments) -> Any:
+  """tf.function of the inputs of `fun`. Signatures and methods share it, because each function holds its gradients."""
+  layout, state = owner.layout, owner.state
+  shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
+  constraints = arguments.concerned_by(owner.constraints)
+  converted = jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **owner.options)
+  checked = checked_results(name_of(fun), converted)
+
+  def of_parameters(*args: Any) -> Any:
+    leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(owner.variables, layout.dtypes, strict=True)]
+    params = layout.argument(leaves)
+    return state.updated(lambda stored: checked(params, stored, *args)) if state else checked(params, *args)
+
+  return tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
+
+
+def _named_results(call: Any, arguments: Arguments, outputs: Sequence[str] | Mapping[str, str] | None) -> Callable[..., Tensors]:
+  """`call` of the leaves of its inputs, with a name for each leaf of its result."""
+
+  def named(*leaves: tf.Tensor) -> Tensors:
+    result = call(*arguments.unflatten(leaves))
+    return dict(zip(output_names(result, outputs), tree_util.tree_leaves(result), strict=True))
+
+  return named
+
+
+def _run(
+  compute: Callable[..., Tensors],
+  arguments: Arguments,
+  fun: Callable[..., Any],
+  preprocess: Callable[[Tensors], Tensors] | None,
+  around: Around,
+  specs: Sequence[str],
+  passed: Sequence[str],
+  name: str,
+) -> Callable[[Tensors], Tensors]:
+  """{input: tensor} -> {output: tensor}, with the processors.
+
+  Each request runs the processors alone, so that one that they refuse fails no other. Only the JAX function takes batches of requests.
+  """
+  postprocess = around.postprocess
+  if around.batching:
+    types = list(arguments.specs().values())
+    compute = around.batching.batched(tf.function(compute, autograph=False, input_signature=types), name)
+    if preprocess:  # a function checks the dtypes and shapes of what that gives; BatchFunction does not
+      compute = tf.function(compute, autograph=False, input_signature=types)
+
+  def run(given: Tensors) -> Tensors:
+    through = {each: tf.identity(given.pop(each)) for each in passed}
+    made = dict(preprocess(given)) if preprocess else given
+    if missing := [each for each in arguments.names if each not in made]:
+      raise ValueError(f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{name_of(fun)}' takes")
+    shapes = {spec.name: spec.shape for spec in arguments.specs().values()}
+    leaves = [tf.ensure_shape(made[each], shapes[each]) if preprocess else made[each] for each in arguments.names]
+    found = dict(compute(*leaves))
+    found = dict(postprocess(found)) if postprocess else found
+    if twice := found.keys() & through.keys():
+      raise ValueError(f"pass_through: {', '.join(sorted(twice))} is already an output; choose another name")
+    return found | through
+
+  return run
+
+
+def _traced(owner: Owner, pure: Callable[..., Any], arguments: Arguments) -> Any:
+  """The traced JAX function. Tracing it here reports its errors early."""
+  dtypes = map(jax.dtypes.canonicalize_dtype, owner.layout.dtypes)
+  params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(owner.variables, dtypes, strict=True)]
+  state = [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in owner.state.variables]] if owner.state else []
+  with stages.stage("trace"), collector.paused(), errors.hints():
+    return jax.jit(pure).trace(owner.layout.argument(params), *state, *arguments.unflatten(arguments.avals))
+
+
+def _record(
+  concrete: Any,
+  traced: Any,
+  arguments: Arguments,
+  around: Around,
+  raw: Mapping[str, Given] | None,
+  passed: list[str],
+  defaults: list[str],
+  stateful: bool,
+) -> manifest.SignatureRecord:
+  inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
+  results = concrete.structured_outputs
+  if not around.postprocess:
+    avals = tree_util.tree_leaves(traced.out_info[1] if stateful else traced.out_info)
+    results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {name: results[name] for name in passed}
+  return manifest.SignatureRecord(
+    inputs=inputs if raw is not None else inputs | arguments.notation(),
+    outputs={name: str(Spec.of(y)) for name, y in results.items()},
+    defaults=defaults,
+    passed_through=passed,
+    jaxpr=manifest.hash_of_jaxpr(traced.jaxpr),
+    preprocessed=raw is not None,
+    postprocessed=around.postprocess is not None,
+    stateful=stateful,
+    declared={each: str(Spec.parse(given)) for each, given in (raw or {}).items() if isinstance(given, str)},
+  )
