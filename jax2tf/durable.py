@@ -35,12 +35,16 @@ def exchange(written: Path, target: Path) -> bool:
     OSError: `written` cannot be written.
   """
   sync(written)
-  rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-  if rename is None or rename(_AT_FDCWD, os.fsencode(written), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE):
+  if not _swapped(written, target):
     return False
   sync_names(target.parent)
   sync_names(written.parent)
   return True
+
+
+def _swapped(one: Path, other: Path) -> bool:
+  rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+  return rename is not None and rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 def make_folder(folder: Path) -> list[Path]:

@@ -221,6 +221,7 @@ class Report:
     Raises:
       ImportError: a package of jax2tf[verify] is missing.
       OSError: the folder cannot be written.
+      ValueError: the folder is in a file system that TensorFlow does not have.
     """
     folder = paths.of(folder, "folder")
     with stages.stage("write the report"), publish.beside(folder) as place:

@@ -58,7 +58,7 @@ def save(
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, OSError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:
@@ -109,10 +109,11 @@ def save_model(
   Raises:
     ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an output differs from the reference's.
     FileExistsError: the file exists and `overwrite` is False.
-    OSError: the file cannot be written, or `path` is a folder.
+    IsADirectoryError: `path` is a folder.
+    OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[onnx] is missing.
-    ValueError: there are several signatures; `signatures` or `opset` is invalid; an input and an output have one name; the function calls
+    ValueError: there are several signatures; `signatures`, `opset` or the address is invalid; an input and an output have one name; the function calls
       back into Python.
 
   Examples:
@@ -167,7 +168,7 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
     {output: array}.
 
   Raises:
-    FileNotFoundError, IsADirectoryError: `path` is no file.
+    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that TensorFlow does not have.
     ImportError: onnxruntime is missing.
     RuntimeError: ONNX Runtime fails. The message quotes it.
 

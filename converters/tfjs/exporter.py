@@ -226,6 +226,7 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str
 
   Raises:
     FileNotFoundError: the folder has no model.json.
+    ValueError: the folder is in a file system that TensorFlow does not have.
     ImportError: Node.js or npm is missing, or npm cannot install TF.js.
     RuntimeError: TF.js fails. The message quotes it.
 

@@ -60,7 +60,7 @@ def save(
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, OSError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:
@@ -127,7 +127,8 @@ def save_model(
   Raises:
     ExportError: LiteRT lacks ops, all listed with their source lines; or an output differs from the reference's.
     FileExistsError: the file exists and `overwrite` is False.
-    OSError: the file cannot be written, or `path` is a folder.
+    IsADirectoryError: `path` is a folder.
+    OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[tflite] is missing.
     ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an option does not apply to it; the function
@@ -177,7 +178,7 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, signature: s
     {output: array}.
 
   Raises:
-    FileNotFoundError, IsADirectoryError: `path` is no file.
+    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that TensorFlow does not have.
     ImportError: ai-edge-litert is missing.
     RuntimeError: LiteRT fails. The message quotes it.
 
@@ -237,6 +238,7 @@ def save_training(
   Raises:
     ExportError: LiteRT lacks ops; or losses, parameters or outputs differ from those of the same steps in JAX.
     FileExistsError: the file exists and `overwrite` is False.
+    IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
     ImportError: a package of jax2tf[tflite] is missing.
     ValueError: a parameter is not float32, or the loss is not a scalar.

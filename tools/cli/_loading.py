@@ -140,11 +140,11 @@ def parameters(source: str | None, option: str = "--params", *, haiku: bool = Fa
   if not place.exists():
     raise UsageError(f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
   with paths.fetched(place) as path:
-    return _read(path, f"{option}={source}", haiku)
+    return _read(path, option, source, haiku)
 
 
-def _read(path: Path, what: str, haiku: bool) -> Any:
-  """The pytree in a file or a checkpoint; `what` names it in errors."""
+def _read(path: Path, option: str, source: str, haiku: bool) -> Any:
+  """The pytree in a file or a checkpoint, which the user gave as `option=source`."""
   try:
     if path.is_dir():
       return _orbax(path)
@@ -156,8 +156,8 @@ def _read(path: Path, what: str, haiku: bool) -> Any:
   except UsageError:
     raise
   except Exception as error:  # each format has its own errors
-    raise UsageError(f"{what} cannot be read: {error}") from error
-  raise UsageError(f"{what}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+    raise UsageError(f"{option}={source} cannot be read: {error}") from error
+  raise UsageError(f"{option}={source}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
 
 
 def state(source: str | None, *, haiku: bool = False) -> Any:
