@@ -113,8 +113,8 @@ def save_model(
     OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[onnx] is missing.
-    ValueError: there are several signatures; `signatures`, `opset` or the address is invalid; an input and an output have one name; the function calls
-      back into Python.
+    ValueError: there are several signatures; `signatures`, `opset` or an address is not valid; an input and an output have one name; the
+      function calls back into Python.
 
   Examples:
     >>> from jax2tf.converters import onnx, saved_model

@@ -46,7 +46,7 @@ def beside(directory: Path) -> Iterator[Path]:
   try:
     yield place / "model"
   finally:
-    shutil.rmtree(place, ignore_errors=True)
+    _clear(place)
     if lock is not None:
       os.close(lock)
     with contextlib.suppress(OSError):  # it holds a version
@@ -57,17 +57,26 @@ def beside(directory: Path) -> Iterator[Path]:
 def recover(directory: Path, *, clear: bool) -> None:
   """What an ended process had moved aside, and not replaced, gets its name back. `clear`: also removes what such processes left."""
   for place in directory.glob(f"{_PREFIX}*"):
-    aside = [*place.glob(f"{_REPLACED}/*")]
-    if not (aside or clear) or (lock := _lock(place, wait=False)) is None:
-      continue
-    with contextlib.suppress(OSError):  # another user's
-      for lost in aside:
-        if not (directory / lost.name).exists():
-          lost.rename(directory / lost.name)
-          durable.sync_names(directory)
-      if clear:
-        shutil.rmtree(place)
-    os.close(lock)
+    if (clear or any(place.glob(f"{_REPLACED}/*"))) and (lock := _lock(place, wait=False)) is not None:
+      _clear(place) if clear else _give_back(place)
+      os.close(lock)
+
+
+def _clear(place: Path) -> None:
+  if _give_back(place):
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _give_back(place: Path) -> bool:
+  """What was moved aside, and not replaced, gets its name back. Returns whether nothing is left."""
+  try:
+    for aside in place.glob(f"{_REPLACED}/*"):
+      if not (target := place.parent / aside.name).exists():
+        aside.rename(target)
+        durable.sync_names(target.parent)
+  except OSError:  # another user's
+    return False
+  return True
 
 
 def _lock(place: Path, *, wait: bool) -> int | None:
@@ -127,12 +136,8 @@ def replace_folder(written: Path, target: Path) -> None:
     return
   aside = written.with_name(_REPLACED)
   durable.make_folder(aside)
-  target.rename(aside / target.name)  # until `target` is there again, `recover` finds it
-  try:
-    written.rename(target)
-  except OSError:
-    (aside / target.name).rename(target)
-    raise
+  target.rename(aside / target.name)  # until `target` is there again, `beside` or `recover` gives it back
+  written.rename(target)
   durable.sync_names(target.parent)
   aside.rename(aside.with_name("removed"))
 

@@ -139,21 +139,18 @@ def test_a_version_is_replaced(exchanges: bool, model: saved_model.Model, tmp_pa
   assert not (before / "old").exists()
 
 
-def test_a_version_that_cannot_be_replaced_is_still_there(model: saved_model.Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
+def test_a_version_that_cannot_be_replaced_is_still_there(error: BaseException, model: saved_model.Model, tmp_path: Path) -> None:
   before = model.save(tmp_path, version=1)
   (before / "old").touch()
   rename = Path.rename
 
   def fails(path: Path, target: Path) -> Path:
     if path.name == "model":
-      raise OSError(28, "No space left on device")
+      raise error
     return rename(path, target)
 
-  with (
-    mock.patch.object(durable, "_swapped", cannot_exchange),
-    mock.patch.object(Path, "rename", fails),
-    pytest.raises(OSError, match="No space left"),
-  ):
+  with mock.patch.object(durable, "_swapped", cannot_exchange), mock.patch.object(Path, "rename", fails), pytest.raises(type(error)):
     model.save(tmp_path, version=1, overwrite=True)
   assert [path.name for path in tmp_path.iterdir()] == ["1"]
   assert (before / "old").exists()
