@@ -16,7 +16,7 @@ import tensorflow as tf
 from jax2tf import paths
 from jax2tf.converters import onnx, saved_model, tfjs, tflite
 from jax2tf.converters.comparison.report import Report
-from jax2tf.converters.saved_model import publish
+from jax2tf.converters.saved_model import manifest, publish
 from jax2tf.converters.verify import verify
 from jax2tf.tools.batch import contract
 from jax2tf.tools.cli import _loading
@@ -58,6 +58,7 @@ def test_versions_at_an_address(place: str, model: saved_model.Model, tmp_path: 
   assert (str(first), str(second), second.name) == (f"{place}/net/1", f"{place}/net/2", "2")
   assert len([name for name in files(place) if name.startswith("net/2/")]) == 5
   np.testing.assert_array_equal(tf.saved_model.load(str(second)).signatures["serving_default"](x=W)["y"], 2 * W)
+  assert manifest.read(second).parameters == manifest.read(f"{place}/net/1").parameters
   assert [*tmp_path.iterdir()] == []
 
 
