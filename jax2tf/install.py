@@ -8,11 +8,15 @@ from pathlib import Path
 
 import jax2tf
 
+_USAGE = "usage: python -m jax2tf.install script.py [arguments]"
+
 
 def main() -> None:
   """Runs the script as `python script.py ...` would."""
-  if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
-    sys.exit(f"usage: python -m jax2tf.install script.py [arguments]; got {sys.argv[1:]}")
+  if len(sys.argv) < 2:
+    sys.exit(f"no script is named; {_USAGE}")
+  if not Path(sys.argv[1]).is_file():
+    sys.exit(f"there is no file {sys.argv[1]!r} in {Path.cwd()}; {_USAGE}")
   jax2tf.install()
   del sys.argv[0]
   sys.path[0] = str(Path(sys.argv[0]).parent)

@@ -32,6 +32,7 @@ ONE_PYTHON = {
   "tests/call_tf/test_in_workers.py": "processes of a fork server and of Ray",
   "tests/converters/test_c_loader.py": "C code that loads a SavedModel",
   "tests/converters/test_on_disk.py": "files, and when they are there",
+  "tests/converters/test_publish.py": "files, and when they are there",
   "tests/converters/test_tfjs_page.py": "a page for the browser",
   "tests/test_batch": "processes without JAX, and files",
   "tests/test_browser.py": "a browser",

@@ -19,7 +19,7 @@ FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   (
     "servers",
-    ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.quiet"),
+    ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.quiet", "jax2tf.durable", "jax2tf.paths"),
   ),  # they import no module of ours that imports JAX
   ("compatibility", ("jax2tf.errors", "jax2tf.caches", "jax2tf._jax_compat*", "jax2tf._tf_compat*")),
   (
@@ -72,8 +72,10 @@ PRIVATE = {"jax._src": "jax2tf._jax_compat*", "tensorflow.python": "jax2tf._tf_c
 OPEN_TO_CONVERTERS = (
   "jax2tf",
   "jax2tf.coefficients",
+  "jax2tf.durable",
   "jax2tf.errors",
   "jax2tf.idioms.fused",  # for its names
+  "jax2tf.paths",
   "jax2tf.pytrees",
   "jax2tf.survey",
   "jax2tf._tf_compat",

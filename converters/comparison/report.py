@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jax2tf import paths
+
 from .. import extras, stages
 from ..saved_model import publish
 
@@ -219,14 +221,15 @@ class Report:
     Raises:
       ImportError: a package of jax2tf[verify] is missing.
       OSError: the folder cannot be written.
+      ValueError: the folder is in a file system that TensorFlow does not have.
     """
-    folder = Path(folder)
+    folder = paths.of(folder, "folder")
     with stages.stage("write the report"), publish.beside(folder) as place:
       place.mkdir()
       for suffix, text in {"txt": self.text(), "json": self.json(), "html": self.html()}.items():
         (place / f"verification.{suffix}").write_text(text, encoding="utf-8")
       for file in [*place.iterdir()]:
-        file.replace(folder / file.name)
+        publish.move(file, folder / file.name)
     return folder
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +20,7 @@ import tensorflow as tf
 import tqdm
 from jax.experimental import checkify
 
-from jax2tf import pytrees, survey
+from jax2tf import paths, pytrees, survey
 from jax2tf._tf_compat import callbacks
 from jax2tf.errors import Gap, warn_user
 from jax2tf.idioms import fused
@@ -141,23 +143,18 @@ class Source:
       _check_idioms(idioms, model.idioms, "this builder")
       found = _of_builder(model, _chosen(model.records, signatures))
       return cls(_warned(found), model.polymorphic_constraints, "the model", model.idioms)
-    if (directory := publish.saved_model_in(Path(model))) is None:
+    if (place := publish.saved_model_in(paths.of(model, "model"))) is None:
       raise FileNotFoundError(f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
-    record = manifest.read(directory)
-    _check_idioms(idioms, record.idioms, str(directory))
-    chosen = _chosen(record.signatures, signatures)
-    functions = reference if isinstance(reference, Mapping) else dict.fromkeys(chosen, reference)
-    if unknown := [name for name in functions if name not in chosen]:
-      raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to export are: {', '.join(chosen)}")
-    loaded = tf.saved_model.load(str(directory))
-    found = {}
-    for name, one in chosen.items():
-      function = loaded.signatures[name]
-      fun = functions.get(name)
-      called = _closed if one.preprocessed or one.postprocessed else _jitted
-      against = _tensorflow(loaded, name, one) if fun is None else called(_unchecked(fun, function), params)
-      found[name] = Signature(name, one, function, against, None, loaded)
-    return cls(_warned(found), record.constraints, str(directory), record.idioms)
+    with contextlib.ExitStack() as stack:
+      directory = stack.enter_context(paths.fetched(place))
+      record = manifest.read(directory)
+      _check_idioms(idioms, record.idioms, str(place))
+      chosen = _chosen(record.signatures, signatures)
+      functions = _functions(reference, chosen)
+      loaded = tf.saved_model.load(str(directory))
+      weakref.finalize(loaded, stack.pop_all().close)  # the model may read its assets later
+    found = {name: _of_loaded(loaded, name, one, functions.get(name), params) for name, one in chosen.items()}
+    return cls(_warned(found), record.constraints, str(place), record.idioms)
 
   def refuse_writers(self, target: str, runtime: str, has_state: bool = False) -> None:
     """Raises ExportError for a signature that writes variables, whose values the file would lose. A target may support a state."""
@@ -261,6 +258,21 @@ def single(answer: Runner, inputs: Mapping[str, Any], signature: str = "serving_
   if found["error"]:
     raise RuntimeError(found["error"])
   return found["outputs"]
+
+
+def _functions(reference: Any, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+  """{signature: its JAX function, or None}."""
+  functions = reference if isinstance(reference, Mapping) else dict.fromkeys(chosen, reference)
+  if unknown := [name for name in functions if name not in chosen]:
+    raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to export are: {', '.join(chosen)}")
+  return functions
+
+
+def _of_loaded(loaded: Any, name: str, record: manifest.SignatureRecord, fun: Any, params: Any) -> Signature:
+  function = loaded.signatures[name]
+  called = _closed if record.preprocessed or record.postprocessed else _jitted
+  against = _tensorflow(loaded, name, record) if fun is None else called(_unchecked(fun, function), params)
+  return Signature(name, record, function, against, None, loaded)
 
 
 def _check_idioms(asked: str | None, made: str, what: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from jax2tf import paths
 from jax2tf.idioms import fused as fused_idioms
 
 from ..comparison import calls, plan
@@ -57,7 +58,7 @@ def save(
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, OSError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:
@@ -68,7 +69,7 @@ def save(
     >>> onnx.run("model.onnx", {"x": np.zeros((1, 2), np.float32)})
     {'y': array([[0., 0.]], dtype=float32)}
   """
-  _check(Path(path), overwrite, opset)
+  _check(paths.of(path), overwrite, opset)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
   return save_model(model, path, overwrite=overwrite, opset=opset, external_data_threshold=external_data_threshold, **comparison)
@@ -91,7 +92,8 @@ def save_model(
 
   Args:
     model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
-    path: the file, `model.onnx`. Large parameters go into a second file beside it, `model-<hash>.data`, to which it refers.
+    path: the file, `model.onnx`, or its address in another file system of TensorFlow. Large parameters go into a second file beside it,
+      `model-<hash>.data`, to which it refers.
     signatures: [name], if the model has several signatures. An ONNX model has one.
     reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel run by TensorFlow.
     params: the parameters of `reference`.
@@ -107,11 +109,12 @@ def save_model(
   Raises:
     ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an output differs from the reference's.
     FileExistsError: the file exists and `overwrite` is False.
+    IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[onnx] is missing.
-    ValueError: there are several signatures; `signatures` or `opset` is invalid; an input and an output have one name; the function calls
-      back into Python.
+    ValueError: there are several signatures; `signatures`, `opset` or an address is not valid; an input and an output have one name; the
+      function calls back into Python.
 
   Examples:
     >>> from jax2tf.converters import onnx, saved_model
@@ -120,7 +123,7 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.onnx', True)
   """
-  path, options = Path(path), plan.Comparison(**comparison)
+  path, options = paths.of(path), plan.Comparison(**comparison)
   _check(path, overwrite, opset)
   source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
   if len(source.signatures) != 1:
@@ -145,14 +148,13 @@ def save_model(
     )
     if not overwrite:
       publish.refuse_existing(path, "or another path")
-    outdated = _data_files(path)
+    outdated, size = _data_files(path), sum(written.stat().st_size for written in [file, *data])
     for written in data:  # before the model, which refers to them; their names are new
-      written.replace(path.parent / written.name)
-    file.replace(path)
-    files = [path.parent / written.name for written in data]
-    for old in outdated - set(files):
+      publish.move(written, path.parent / written.name)
+    publish.move(file, path)
+    for old in outdated - {path.parent / written.name for written in data}:
       old.unlink(missing_ok=True)
-  return Exported(path, report, sum(f.stat().st_size for f in [path, *files]))
+  return Exported(path, report, size)
 
 
 def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -166,6 +168,7 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
     {output: array}.
 
   Raises:
+    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that TensorFlow does not have.
     ImportError: onnxruntime is missing.
     RuntimeError: ONNX Runtime fails. The message quotes it.
 
@@ -176,14 +179,17 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
     >>> onnx.run("model.onnx", {"x": np.ones(3, np.float32)})
     {'y': array([2., 2., 2.], dtype=float32)}
   """
-  session = extra("onnxruntime").InferenceSession(os.fspath(path), quiet_options(), providers=["CPUExecutionProvider"])
-  return single(functools.partial(_answers, session), inputs)
+  with paths.opened(path) as file:
+    for data in _data_files(paths.of(path)):
+      if isinstance(data, paths.Address):
+        data.fetch(file.parent)
+    session = extra("onnxruntime").InferenceSession(os.fspath(file), quiet_options(), providers=["CPUExecutionProvider"])
+    return single(functools.partial(_answers, session), inputs)
 
 
 def _check(path: Path, overwrite: bool, opset: int) -> None:
   """Raises the errors that need no conversion."""
-  if not overwrite:
-    publish.refuse_existing(path, "or another path")
+  publish.check_file(path, overwrite, "model.onnx")
   for module in ("tf2onnx", "onnxruntime"):
     extra(module)
   newest = extra("onnx.defs").onnx_opset_version()
@@ -234,7 +240,8 @@ def _data_files(path: Path) -> set[Path]:
   if not path.exists():
     return set()
   try:
-    proto = extra("onnx").load_model(str(path), load_external_data=False)
+    with paths.fetched(path) as file:
+      proto = extra("onnx").load_model(str(file), load_external_data=False)
   except extra("google.protobuf.message").DecodeError:
     return set()
   found = {entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"}

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from jax2tf import paths
+
 from .. import collector, stages
 from . import manifest, parameters, publish, signature, warmup
 from .arguments import Added, Given
@@ -270,12 +272,12 @@ class Model(tf.__internal__.tracking.AutoTrackable):
   def save(
     self, path: str | os.PathLike[str], *, version: int | None = None, overwrite: bool = False, warmup_requests: warmup.Requests = ()
   ) -> Path:
-    """Saves as `path/<version>/`. TF Serving can watch `path`: a version appears by a rename, once it is complete.
+    """Saves as `path/<version>/`. TF Serving can watch `path`: a version appears by a rename, once it is complete and on the disk.
 
     Args:
-      path: the model's directory, which holds its versions.
+      path: the model's directory, which holds its versions; or its address, `gs://bucket/model` (docs/guide/saved-models.md).
       version: the number of the version. By default, the next free number.
-      overwrite: whether to replace an existing version, atomically.
+      overwrite: whether to replace an existing version, atomically. Not at an address.
       warmup_requests: requests that TF Serving runs before the model is ready: [{input name: array}], or {signature: [...]}.
         `warmup.from_specs(model)` generates some.
 
@@ -301,14 +303,14 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError("the model has no function; add one with Model.add")
     if self._state and not any(added.stateful for added in self.functions.values()):
       raise ValueError("the model has a state, and no signature takes it: add(..., stateful=True), or leave out the state")
-    publish.check_version(Path(path), version, overwrite)  # checked before the work; `publish` checks again after it
+    publish.check_version(folder := paths.of(path), version, overwrite)  # checked before the work; `publish` checks again after it
     requests = warmup.prepared(warmup_requests, self.signatures, [name for name, record in self.records.items() if record.stateful])
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=self._options.value[1]["with_gradient"])
-    with stages.stage("save"), collector.paused(), publish.beside(Path(path)) as written:
+    with stages.stage("save"), collector.paused(), publish.beside(folder) as written:
       tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
       self.manifest().write(written)
-      warmup.write(requests, written, Path(path).name)
-      return publish.publish(written, Path(path), version, overwrite)
+      warmup.write(requests, written, folder.name)
+      return publish.publish(written, folder, version, overwrite)
 
 
 class _Untracked:

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from jax2tf import paths
+
 __all__ = ["Manifest", "SignatureRecord", "read"]
 
 FILE = Path("assets.extra", "jax2tf.json")
@@ -110,11 +112,11 @@ class Manifest:
     file.write_text(json.dumps({"format": _FORMAT} | asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
-def read(directory: Path) -> Manifest:
+def read(directory: paths.Given) -> Manifest:
   """The manifest of a SavedModel.
 
   Args:
-    directory: the directory of one version.
+    directory: the directory of one version, or its address.
 
   Returns:
     the manifest that `Model.save` wrote.
@@ -132,17 +134,19 @@ def read(directory: Path) -> Manifest:
     >>> manifest.read(path).signatures["serving_default"].outputs
     {'y': 'f32[b,2]'}
   """
-  file = directory / FILE
-  if not file.exists():
+  place = paths.of(directory, "directory") / FILE
+  if not place.exists():
     raise FileNotFoundError(f"{directory} has no {FILE}: jax2tf.converters.saved_model did not save it")
+  with paths.fetched(place) as file:
+    text = file.read_bytes()
   try:
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = json.loads(text)
     if found.pop("format") != _FORMAT:
       raise ValueError("of another format")
     found["signatures"] = {name: SignatureRecord(**record) for name, record in found["signatures"].items()}
     return Manifest(**found)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-    raise ValueError(f"{file} cannot be read by this jax2tf ({error}); save the model again") from error
+    raise ValueError(f"{place} cannot be read by this jax2tf ({error}); save the model again") from error
 
 
 def hash_of_arrays(arrays: Iterable[Any]) -> str:

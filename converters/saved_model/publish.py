@@ -1,9 +1,11 @@
-"""Atomic publication of directories: written under a temporary name beside their target, then renamed."""
+"""Publication of files and folders: written under a temporary name beside their target, then renamed, for good (`durable`).
+
+At an `Address` in another file system they are written to a local folder, then copied.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import tempfile
@@ -15,22 +17,27 @@ from typing import Any
 from google.protobuf import message
 from tensorflow.core.protobuf import saved_model_pb2
 
-# linux/fs.h: swap two paths atomically.
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+from jax2tf import durable, paths
+
+# What readers look for. It is copied last.
+SAVED_MODEL = "saved_model.pb"
+_PREFIX = ".saving-"
+# The folder in a temporary place for a version that is moved aside where two paths cannot be exchanged; its name there is its own.
+_REPLACED = "replaced"
 
 
 @contextlib.contextmanager
 def beside(directory: Path) -> Iterator[Path]:
-  """A temporary place in `directory`, removed at the end. Servers do not take its name for a version.
+  """A temporary place in `directory`, removed at the end. Servers do not take its name for a version. For an Address it is a local place.
 
-  First removes places that killed processes left. If nothing was published, also removes the folders that this call made.
+  First clears places that killed processes left. If nothing was published, also removes the folders that this call made.
   """
-  new = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-  directory.mkdir(parents=True, exist_ok=True)
-  for place in directory.glob(f"{_PREFIX}*"):
-    if (lock := _lock(place, wait=False)) is not None:  # its process has ended
-      shutil.rmtree(place, ignore_errors=True)
-      os.close(lock)
+  if isinstance(directory, paths.Address):
+    with tempfile.TemporaryDirectory(prefix="jax2tf-") as local:
+      yield Path(local) / "model"
+    return
+  new = durable.make_folder(directory)
+  recover(directory, clear=True)
   while True:
     place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
     lock = _lock(place, wait=True)
@@ -39,7 +46,7 @@ def beside(directory: Path) -> Iterator[Path]:
   try:
     yield place / "model"
   finally:
-    shutil.rmtree(place, ignore_errors=True)
+    _clear(place)
     if lock is not None:
       os.close(lock)
     with contextlib.suppress(OSError):  # it holds a version
@@ -47,7 +54,29 @@ def beside(directory: Path) -> Iterator[Path]:
         folder.rmdir()
 
 
-_PREFIX = ".saving-"
+def recover(directory: Path, *, clear: bool) -> None:
+  """What an ended process had moved aside, and not replaced, gets its name back. `clear`: also removes what such processes left."""
+  for place in directory.glob(f"{_PREFIX}*"):
+    if (clear or any(place.glob(f"{_REPLACED}/*"))) and (lock := _lock(place, wait=False)) is not None:
+      _clear(place) if clear else _give_back(place)
+      os.close(lock)
+
+
+def _clear(place: Path) -> None:
+  if _give_back(place):
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _give_back(place: Path) -> bool:
+  """What was moved aside, and not replaced, gets its name back. Returns whether nothing is left."""
+  try:
+    for aside in place.glob(f"{_REPLACED}/*"):
+      if not (target := place.parent / aside.name).exists():
+        aside.rename(target)
+        durable.sync_names(target.parent)
+  except OSError:  # another user's
+    return False
+  return True
 
 
 def _lock(place: Path, *, wait: bool) -> int | None:
@@ -67,18 +96,20 @@ def _lock(place: Path, *, wait: bool) -> int | None:
 
 
 def publish(written: Path, directory: Path, version: int | None, overwrite: bool) -> Path:
-  """Renames `written` to its version. A rename onto an existing version fails, so concurrent savers get different versions.
+  """Gives `written` the name of its version. A rename onto an existing version fails, so concurrent savers get different versions.
 
   Raises:
     FileExistsError: the version exists and `overwrite` is False.
   """
   while True:
     target = directory / str(next_version(directory) if version is None else version)
-    if overwrite and version is not None and target.exists():
-      exchange(written, target)
+    if target.exists() and version is not None:
+      if not overwrite:
+        refuse_existing(target)
+      replace_folder(written, target)
       return target
     try:
-      written.rename(target)
+      move(written, target, last=SAVED_MODEL)
       return target
     except OSError:
       if version is not None or not target.exists():
@@ -86,12 +117,29 @@ def publish(written: Path, directory: Path, version: int | None, overwrite: bool
         raise
 
 
-def exchange(written: Path, target: Path) -> None:
-  """Swaps the two paths, so that `target` always exists. What it held is removed with the temporary place of `beside`."""
-  rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-  if rename is None or rename(_AT_FDCWD, os.fsencode(written), _AT_FDCWD, os.fsencode(target), _RENAME_EXCHANGE):
-    target.rename(written.with_name("replaced"))  # the file system cannot exchange paths
-    written.rename(target)
+def move(written: Path, target: Path, last: str = "") -> None:
+  """Gives a file or a folder its name, or copies it to its Address, of a folder the file `last` at the end.
+
+  Raises:
+    OSError: it cannot be written. What was at `target` is still there.
+  """
+  if isinstance(target, paths.Address):
+    target.put(written, last)
+  else:
+    durable.move(written, target)
+
+
+def replace_folder(written: Path, target: Path) -> None:
+  """Swaps the two folders. What `target` held is removed with the temporary place of `beside`, once the new one is on the disk."""
+  check_replaceable(target)
+  if durable.exchange(written, target):
+    return
+  aside = written.with_name(_REPLACED)
+  durable.make_folder(aside)
+  target.rename(aside / target.name)  # until `target` is there again, `beside` or `recover` gives it back
+  written.rename(target)
+  durable.sync_names(target.parent)
+  aside.rename(aside.with_name("removed"))
 
 
 def next_version(directory: Path) -> int:
@@ -101,15 +149,18 @@ def next_version(directory: Path) -> int:
 
 def versions(directory: Path) -> list[int]:
   """The version numbers that a server would find, in order."""
-  return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
+  return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal()) if directory.exists() else []
 
 
 def saved_model_in(path: Path) -> Path | None:
   """`path` if it is a SavedModel, or the newest version in it; None if it is neither."""
-  if (path / "saved_model.pb").exists():
+  if not isinstance(path, paths.Address):
+    for folder in (path, path.parent):
+      recover(folder, clear=False)
+  if (path / SAVED_MODEL).exists():
     return path
   found = path.iterdir() if path.is_dir() else ()
-  return max((p for p in found if p.name.isdecimal() and (p / "saved_model.pb").exists()), key=lambda p: int(p.name), default=None)
+  return max((p for p in found if p.name.isdecimal() and (p / SAVED_MODEL).exists()), key=lambda p: int(p.name), default=None)
 
 
 def meta_graph(directory: Path) -> Any:
@@ -118,7 +169,7 @@ def meta_graph(directory: Path) -> Any:
   Raises:
     ValueError: the file is damaged.
   """
-  file = directory / "saved_model.pb"
+  file = directory / SAVED_MODEL
   try:
     (found,) = saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs
   except (message.DecodeError, ValueError) as error:
@@ -127,20 +178,63 @@ def meta_graph(directory: Path) -> Any:
 
 
 def check_version(directory: Path, version: int | None, overwrite: bool) -> None:
-  """Raises ValueError for an invalid version number, and FileExistsError for a version that exists without `overwrite`."""
-  if version is None:
-    return
-  if isinstance(version, bool) or not isinstance(version, Integral) or version < 0:
+  """Checks the folder of a model, and the version to save there.
+
+  Raises:
+    ValueError: the version number is invalid, or an Address cannot be overwritten.
+    FileExistsError: the version exists without `overwrite`, or `directory` is a version itself.
+    OSError: the folder cannot be written.
+  """
+  if version is not None and (isinstance(version, bool) or not isinstance(version, Integral) or version < 0):
     raise ValueError(f"version = {version!r} is not a nonnegative integer, which servers require")
-  if not overwrite:
+  refuse_version(directory)
+  if version is not None and not overwrite:
     refuse_existing(directory / str(version))
+  check_writable(directory)
+  if version is not None and overwrite:
+    check_replaceable(directory / str(version))
+
+
+def refuse_version(directory: Path) -> None:
+  """Raises FileExistsError for a folder that is, or would be, a version: servers find no version in a version."""
+  others = directory.parent.iterdir() if directory.name.isdecimal() and not directory.exists() and directory.parent.is_dir() else ()
+  if (directory / SAVED_MODEL).exists() or any(each.name.isdecimal() and (each / SAVED_MODEL).exists() for each in others):
+    raise FileExistsError(
+      f"{directory} is a version of a model, and not its folder; pass {directory.parent} with version={directory.name}, or another folder"
+    )
+
+
+def check_file(path: Path, overwrite: bool, example: str) -> None:
+  """Checks the path of a file to write; `example` is the name of one.
+
+  Raises:
+    IsADirectoryError: it is a folder.
+    FileExistsError: it exists and `overwrite` is False.
+    OSError: the folder of the file cannot be written.
+  """
+  if path.is_dir():
+    raise IsADirectoryError(f"path = {str(path)!r} is a folder; name a file in it, such as {str(path / example)!r}")
+  if not overwrite:
+    refuse_existing(path, "or another path")
+  check_writable(path.parent)
+
+
+def check_replaceable(folder: Path) -> None:
+  """Raises ValueError for a folder that exists at an Address, where no file system replaces a folder at once."""
+  if isinstance(folder, paths.Address) and folder.exists():
+    raise ValueError(
+      f"overwrite=True cannot replace {folder}, because {folder.scheme}:// exchanges no folders; choose another path or version"
+    )
 
 
 def check_writable(folder: Path) -> None:
   """Raises OSError if the folder cannot be made or written. Leaves no file behind."""
+  if isinstance(folder, paths.Address):
+    folder.check_writable()
+    return
   there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
   try:
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=there):  # access(2) answers yes for the superuser even where writes fail
+    with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):  # access(2) answers yes for the superuser even where writes fail
       pass
   except OSError as error:
     raise OSError(error.errno, f"cannot write there ({error.strerror}: {there})", str(folder)) from error

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax2tf import paths
+
 from . import parameters, publish, warmup
 from .builder import Model
 
@@ -32,7 +34,7 @@ def save(
   Args:
     fun: a JAX function of the parameters and the inputs.
     params: a pytree of arrays, which become tf.Variables named by their paths.
-    path: the model's directory, which holds its versions.
+    path: the model's directory, which holds its versions; or its address, as for `Model.save`.
     inputs: {name: dtype and shape in jaxpr notation}, such as {"x": "f32[b,784]"}, as for `Model.add`.
     outputs: names for the leaves of the result, as for `Model.add`.
     trainable, polymorphic_constraints, with_gradient, gradient_orders, idioms: as for `Model`.
@@ -57,7 +59,7 @@ def save(
     >>> serve(x=tf.zeros([3, 2]))["y"].shape
     TensorShape([3, 2])
   """
-  publish.check_version(Path(path), version, overwrite)
+  publish.check_version(paths.of(path), version, overwrite)
   options: dict[str, Any] = {"with_gradient": with_gradient, "gradient_orders": gradient_orders, "idioms": idioms}
   model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, **options)
   model.add(fun, inputs=inputs, outputs=outputs)

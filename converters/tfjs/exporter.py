@@ -19,6 +19,7 @@ from typing import Any, Unpack
 import numpy as np
 import tensorflow as tf
 
+from jax2tf import paths
 from jax2tf.idioms import fused as fused_idioms
 
 from ..comparison import plan
@@ -37,6 +38,7 @@ from .replacements import FUSED_TABLE, TABLE
 packages = runtime.packages
 BACKENDS = ("wasm", "cpu")  # the backends of Node.js, the fastest first
 RUNTIME = f"TF.js {runtime.VERSION}"
+_MODEL = "model.json"
 # For outputs of about 1 and weights rounded to 8, 16 or 11 bits.
 _QUANTIZATION_TOLERANCES = {"uint8": 0.1, "uint16": 1e-3, "float16": 1e-2}
 
@@ -82,7 +84,7 @@ def save(
     >>> sorted(file.name for file in made.path.iterdir())
     ['group1-shard1of1.bin', 'model.json']
   """
-  _check(Path(path), overwrite, quantization, backends)
+  _check(paths.of(path), overwrite, quantization, backends)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
   return save_model(model, path, overwrite=overwrite, quantization=quantization, page=page, backends=backends, **comparison)
@@ -106,12 +108,12 @@ def save_model(
 
   Args:
     model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
-    path: the folder of the TF.js model.
+    path: the folder of the TF.js model, or its address in another file system of TensorFlow.
     signatures: [name], if the model has several signatures. A TF.js model has one.
     reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel run by TensorFlow.
     params: the parameters of `reference`.
     idioms: the idioms that the model must have; they are those that it was made with.
-    overwrite: whether to replace the folder of an earlier TF.js model, at once.
+    overwrite: whether to replace the folder of an earlier TF.js model, at once. Not for an address.
     quantization: the dtype that stores large weights: "uint8", "uint16" or "float16". TF.js computes in float32. The model is compared
       twice: without quantisation within the usual tolerances, and with it.
     page: whether to write page.html too, a single file that runs the model in a browser. A `Page` sets what it shows.
@@ -139,7 +141,7 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model', True)
   """
-  path, options = Path(path), plan.Comparison(**comparison)
+  path, options = paths.of(path), plan.Comparison(**comparison)
   _check(path, overwrite, quantization, backends)
   if page:
     # Raise errors about the page before the conversion.
@@ -203,11 +205,12 @@ def save_model(
     if isinstance(page, Page):
       write_page(written, folder_of_tfjs, page, verified=backends, constraints=source.constraints, runs=compared_runs)
     _check_path(path, overwrite)  # again, because the comparison may have taken minutes
+    size = sum(file.stat().st_size for file in written.iterdir())
     if path.exists():
-      publish.exchange(written, path)
+      publish.replace_folder(written, path)
     else:
-      written.rename(path)
-  return Exported.at(path, report)
+      publish.move(written, path, last=_MODEL)
+  return Exported(path, report, size)
 
 
 def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str = "wasm") -> dict[str, np.ndarray]:
@@ -223,6 +226,7 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str
 
   Raises:
     FileNotFoundError: the folder has no model.json.
+    ValueError: the folder is in a file system that TensorFlow does not have.
     ImportError: Node.js or npm is missing, or npm cannot install TF.js.
     RuntimeError: TF.js fails. The message quotes it.
 
@@ -234,8 +238,11 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str
     >>> tfjs.run("model", {"x": np.ones(3, np.float32)})
     {'y': array([2., 2., 2.], dtype=float32)}
   """
-  outputs = json.loads(Path(path, "model.json").read_text(encoding="utf-8"))["userDefinedMetadata"]["outputs"]
-  return single(functools.partial(runtime.answers, packages(), Path(path), backend, outputs), inputs)
+  with paths.fetched(paths.of(path)) as folder:
+    if not (folder / _MODEL).is_file():
+      raise FileNotFoundError(f"path = {os.fspath(path)!r} holds no {_MODEL}; pass the folder of a TF.js model")
+    outputs = json.loads((folder / _MODEL).read_text(encoding="utf-8"))["userDefinedMetadata"]["outputs"]
+    return single(functools.partial(runtime.answers, packages(), folder, backend, outputs), inputs)
 
 
 def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequence[str]) -> None:
@@ -249,10 +256,12 @@ def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequ
 
 def _check_path(path: Path, overwrite: bool) -> None:
   """Raises FileExistsError if the export would replace a TF.js model without `overwrite`, or anything else but an empty folder."""
-  if path.exists() and not (path / "model.json").is_file() and not (path.is_dir() and not any(path.iterdir())):
+  if path.exists() and not (path / _MODEL).is_file() and not (path.is_dir() and not any(path.iterdir())):
     raise FileExistsError(f"{path} exists, and it is not a TF.js model (model.json), so it is not replaced; choose another path")
   if not overwrite:
     publish.refuse_existing(path, "or another path")
+  publish.check_replaceable(path)
+  publish.check_writable(path.parent)
 
 
 def _check_dtypes(signature: Signature) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from jax2tf import paths
+
 from .. import extras
 from ..comparison.plan import Run
 from . import files
@@ -56,7 +58,8 @@ class Page:
     if self.tokenizer is None:
       return None
     try:
-      found = json.loads(Path(self.tokenizer).read_text(encoding="utf-8"))
+      with paths.opened(self.tokenizer, "tokenizer") as file:
+        found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
       raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is not JSON: {error}") from error
     if not isinstance(found, dict) or "model" not in found:

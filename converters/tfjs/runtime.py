@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from jax2tf import durable
+
 from ..comparison import answers as compare
 from ..comparison import plan
 from ..comparison.calls import Answer
@@ -57,7 +59,7 @@ def packages() -> Path:
     if done.returncode:
       raise ImportError(f"exporting to TF.js needs its packages, and npm ci failed:\n{done.stderr.strip()[-1000:]}")
     try:
-      place.rename(folder)
+      durable.move(place, folder)
     except OSError:  # another process installed it first
       if not folder.is_dir():
         raise

@@ -17,6 +17,7 @@ from typing import Any, Unpack
 import numpy as np
 import tensorflow as tf
 
+from jax2tf import paths
 from jax2tf.idioms import fused as fused_idioms
 
 from ..comparison import plan
@@ -59,7 +60,7 @@ def save(
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, OSError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
 
   Examples:
@@ -70,7 +71,7 @@ def save(
     >>> made.path.name
     'model.tflite'
   """
-  _check(Path(path), overwrite, quantization, representative_dataset)
+  _check(paths.of(path), overwrite, quantization, representative_dataset)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
   return save_model(
@@ -105,7 +106,7 @@ def save_model(
 
   Args:
     model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
-    path: the file, `model.tflite`.
+    path: the file, `model.tflite`, or its address in another file system of TensorFlow.
     signatures: names of the signatures to export. By default all; of several names of one function, the first.
     reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}. By default, the SavedModel run by
       TensorFlow.
@@ -126,6 +127,7 @@ def save_model(
   Raises:
     ExportError: LiteRT lacks ops, all listed with their source lines; or an output differs from the reference's.
     FileExistsError: the file exists and `overwrite` is False.
+    IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[tflite] is missing.
@@ -141,7 +143,7 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.tflite', True)
   """
-  path, asked = Path(path), plan.Comparison(**comparison)
+  path, asked = paths.of(path), plan.Comparison(**comparison)
   _check(path, overwrite, quantization, representative_dataset)
   if quantization is None and least_cosine is not None:
     raise ValueError(f"least_cosine = {least_cosine} is for a quantised model; this one is compared with rtol and atol")
@@ -161,7 +163,7 @@ def save_model(
     else:
       least = LEAST_COSINE[quantization] if least_cosine is None else least_cosine
       report = quantized.compared(source, file, quantization, asked, least_cosine=least, versions=_versions())
-  return Exported.at(path, report)
+  return Exported(path, report, len(contents))
 
 
 def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, signature: str = "serving_default") -> dict[str, np.ndarray]:
@@ -176,6 +178,7 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, signature: s
     {output: array}.
 
   Raises:
+    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that TensorFlow does not have.
     ImportError: ai-edge-litert is missing.
     RuntimeError: LiteRT fails. The message quotes it.
 
@@ -187,7 +190,8 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, signature: s
     {'y': array([2., 2., 2.], dtype=float32)}
   """
   runtime.extra("ai_edge_litert")
-  return single(functools.partial(runtime.answers, Path(path)), inputs, signature)
+  with paths.opened(path) as file:
+    return single(functools.partial(runtime.answers, file), inputs, signature)
 
 
 def save_training(
@@ -234,6 +238,7 @@ def save_training(
   Raises:
     ExportError: LiteRT lacks ops; or losses, parameters or outputs differ from those of the same steps in JAX.
     FileExistsError: the file exists and `overwrite` is False.
+    IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
     ImportError: a package of jax2tf[tflite] is missing.
     ValueError: a parameter is not float32, or the loss is not a scalar.
@@ -250,18 +255,18 @@ def save_training(
     >>> made.report.ok
     True
   """
-  path = Path(path)
+  path = paths.of(path)
   _check(path, overwrite, None, None)
   trained = training.Training.of(loss, fun, params, batch, inputs, outputs, learning_rate)
-  with _written(trained.converted(), path, overwrite) as file:
+  contents = trained.converted()
+  with _written(contents, path, overwrite) as file:
     report = trained.compared(file, steps, sizes or {}, examples or {}, _versions(), rtol, atol)
-  return Exported.at(path, report)
+  return Exported(path, report, len(contents))
 
 
 def _check(path: Path, overwrite: bool, quantization: str | None, representative_dataset: Any) -> None:
   """Raises the errors that need no conversion."""
-  if not overwrite:
-    publish.refuse_existing(path, "or another path")
+  publish.check_file(path, overwrite, "model.tflite")
   quantized.check(quantization, representative_dataset)
   runtime.extra("ai_edge_litert")
   if quantization == "int4":
@@ -319,4 +324,4 @@ def _written(contents: bytes, path: Path, overwrite: bool) -> Iterator[Path]:
     yield place
     if not overwrite:
       publish.refuse_existing(path, "or another path")
-    place.replace(path)
+    publish.move(place, path)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jax2tf import paths
+
 from ..comparison.report import extra
 from ..export.source import ExportError
 from ..saved_model.builder import Model
@@ -98,7 +100,7 @@ def quantization_report(
     >>> [(row.scheme, row.size < 30_000) for row in report.rows]
     [('None', False), ('dynamic_int8', True)]
   """
-  folder = Path(folder)
+  folder = paths.of(folder, "folder")
   rows = []
   for scheme in schemes:
     if scheme == "int8" and representative_dataset is None and schemes == (None, *LEAST_COSINE):

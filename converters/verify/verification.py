@@ -15,6 +15,8 @@ import jax
 import numpy as np
 import tqdm
 
+from jax2tf import paths
+
 from .. import stages
 from ..comparison import answers as compare
 from ..comparison import calls, plan, subjects
@@ -86,35 +88,36 @@ def verify(
     with stages.stage("import what the report needs"):
       for package in ("tabulate", "jinja2", "matplotlib"):
         extra(package)
-    publish.check_writable(Path(report))
+    publish.check_writable(paths.of(report, "report"))
   if samples < 1:
     raise ValueError(f"samples = {samples}; at least one draw is needed")
-  directory = _directory(Path(path))
-  record = manifest.read(directory)
-  inputs = inputs or {}
-  chosen = subjects.chosen(record, signatures, inputs)
-  lead = () if params is None else (params,)
-  remembered = _state(record, chosen, state)
-  compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
-  for text in polymorphic_constraints:
-    notation.check_constraint(text, notation.dimensions({name: spec for one in chosen.values() for name, spec in one.inputs.items()}))
-  with stages.stage("read the graph"):  # fails early if a file is damaged
-    graph = publish.meta_graph(directory)
-    values.readers(directory, graph)
-  runs = plan.plan(compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs)
-  with stages.stage("compare"), tqdm.tqdm(total=2 * len(runs), desc=f"verify {directory.name}", leave=False, disable=None) as progress:
-    expected = list(compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ()))
-    response = _run_without_jax(directory, runs, progress)
-  if not response["runs"]:  # the model was not loaded
-    values.check(directory, graph)
-  found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(runs)
-  rows = list(compare.rows(runs, found, expected, rtol, atol, noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE)))
-  if signatures is None:
-    unknown = [name for name in response["signatures"] if name not in record.signatures and not name.startswith("__")]
-    skipped |= dict.fromkeys(unknown, f"the manifest does not know it; save the model again, or leave it out: signatures={list(chosen)}")
-  latencies = compare.latencies(runs, found, expected)
-  versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
-  result = Report(str(directory), tuple(rows), latencies, skipped, versions)
+  place = _directory(paths.of(path))
+  with paths.fetched(place) as directory:
+    record = manifest.read(directory)
+    inputs = inputs or {}
+    chosen = subjects.chosen(record, signatures, inputs)
+    lead = () if params is None else (params,)
+    remembered = _state(record, chosen, state)
+    compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
+    for text in polymorphic_constraints:
+      notation.check_constraint(text, notation.dimensions({name: spec for one in chosen.values() for name, spec in one.inputs.items()}))
+    with stages.stage("read the graph"):  # fails early if a file is damaged
+      graph = publish.meta_graph(directory)
+      values.readers(directory, graph)
+    runs = plan.plan(compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs)
+    with stages.stage("compare"), tqdm.tqdm(total=2 * len(runs), desc=f"verify {place.name}", leave=False, disable=None) as progress:
+      expected = list(compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ()))
+      response = _run_without_jax(directory, runs, progress)
+    if not response["runs"]:  # the model was not loaded
+      values.check(directory, graph)
+    found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(runs)
+    rows = list(compare.rows(runs, found, expected, rtol, atol, noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE)))
+    if signatures is None:
+      unknown = [name for name in response["signatures"] if name not in record.signatures and not name.startswith("__")]
+      skipped |= dict.fromkeys(unknown, f"the manifest does not know it; save the model again, or leave it out: signatures={list(chosen)}")
+    latencies = compare.latencies(runs, found, expected)
+    versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
+    result = Report(str(place), tuple(rows), latencies, skipped, versions)
   if report is not None:
     result.write(report)
   return result

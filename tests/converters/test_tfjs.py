@@ -294,15 +294,15 @@ def test_an_existing_folder_is_replaced_only_on_demand(tmp_path: Path, monkeypat
     tfjs.save(dense, params(), tmp_path / "m", **options)
   (tmp_path / "m" / "old").touch()
   there: list[bool] = []  # Ctrl-C at any moment leaves the one or the other
-  exchange = publish.exchange
+  replace_folder = publish.replace_folder
 
   def watched(written: Path, target: Path) -> None:
-    exchange(written, target)
+    replace_folder(written, target)
     there.append((written / "old").exists() and (target / "model.json").exists())
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(publish, "exchange", watched)
+    patch.setattr(publish, "replace_folder", watched)
     tfjs.save(dense, params(), tmp_path / "m", overwrite=True, **options)
   assert there == [True]
   assert not (tmp_path / "m" / "old").exists() and [path.name for path in tmp_path.iterdir()] == ["m"]

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tqdm
 from jax.experimental import checkify
 
+from jax2tf import paths
 from jax2tf.converters import saved_model, stages, verify
 from jax2tf.converters.comparison import answers as compare
 from jax2tf.converters.comparison import plan
@@ -90,6 +91,13 @@ def test_a_right_model_passes(model: Path, tmp_path: Path) -> None:
   assert report.verdict in written[".txt"] and "of tolerance" in written[".txt"]
   assert report.verdict in written[".html"] and written[".html"].count('src="data:image/svg+xml;base64,') == 2
   assert not re.findall(r"https?://|<link|<script|url\(", written[".html"])
+
+
+def test_a_model_at_an_address(model: Path) -> None:
+  tf.io.gfile.makedirs("ram://verified")
+  paths.Address("ram://verified/1").put(model)
+  report = verify.verify("ram://verified", affine, params=PARAMS, samples=1, sizes={"b": 1})
+  assert (report.ok, report.model) == (True, "ram://verified/1")
 
 
 def test_a_check_of_the_function_must_fail_in_the_model_too(tmp_path: Path) -> None:

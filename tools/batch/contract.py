@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jax2tf import paths
 from jax2tf.tools import dimensions
 from jax2tf.tools.serving import config
 
@@ -65,7 +66,7 @@ def read(model: str | Path, signature: str = "serving_default", mask: str = "") 
     FileNotFoundError: there is no SavedModel, or it has no manifest.
     ValueError: there is no such signature, or its rows are not independent.
   """
-  directory = _newest(Path(model))
+  directory = _newest(paths.local(model, "model"))
   if not (directory / _MANIFEST).exists():
     raise FileNotFoundError(f"{directory} has no {_MANIFEST}: jax2tf.converters.saved_model did not save it")
   try:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from jax2tf import durable
 from jax2tf.tools.batch import cells, contract, formats, worker
 
 LEDGER = "_jax2tf_batch.json"  # pyarrow and Spark ignore files whose names begin with _
@@ -205,9 +206,7 @@ def _begin(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], exist
   with _writing(temporary, "w") as written:
     for line in ({"format": _FORMAT, "made": made}, *({"shard": name, **known} for name, known in ledger.items())):
       written.write(json.dumps(line) + "\n")
-    written.flush()
-    os.fsync(written.fileno())
-  temporary.rename(file)
+  durable.move(temporary, file)
 
 
 def _read(file: Path, made: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jax2tf import durable
 from jax2tf.tools import quiet
 from jax2tf.tools.batch import contract, formats
 from jax2tf.tools.batch.cells import Answer
@@ -164,9 +165,7 @@ class _Progress:
 def _publish(path: Path, target: Path) -> None:
   """Gives a complete file its name."""
   try:
-    with path.open("rb") as file:
-      os.fsync(file.fileno())
-    path.rename(target)
+    durable.move(path, target)
   except FileNotFoundError as error:
     raise ValueError(f"another process removed {path} before it was complete") from error
 

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from rich import box, console, table
 
+from jax2tf import paths
 from jax2tf.converters import stages
 from jax2tf.converters.saved_model import manifest, publish, warmup
 from jax2tf.tools.cli import _graphs, _weights
@@ -22,7 +23,7 @@ def version_directory(directory: str | Path) -> Path:
   Raises:
     FileNotFoundError: the folder is neither of the two.
   """
-  if (found := publish.saved_model_in(Path(directory))) is None:
+  if (found := publish.saved_model_in(paths.of(directory, "DIR"))) is None:
     raise FileNotFoundError(f"{directory} is neither a SavedModel nor a directory of versions: there is no saved_model.pb")
   return found
 
@@ -33,13 +34,17 @@ def inspect(directory: str | Path) -> dict[str, Any]:
   Raises:
     FileNotFoundError: there is no SavedModel.
   """
-  path = version_directory(directory)
+  place = version_directory(directory)
+  with paths.fetched(place) as path:
+    return {"path": str(place)} | _contents(path)
+
+
+def _contents(path: Path) -> dict[str, Any]:
   with stages.stage("read the graph"):
     graph = publish.meta_graph(path)
     functions = _graphs.of_functions(graph)
   nodes = [*graph.graph_def.node, *(n for f in graph.graph_def.library.function for n in f.node_def)]
   found: dict[str, Any] = {
-    "path": str(path),
     "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file()),
     "signatures": {
       name: {
@@ -164,8 +169,8 @@ def diff(before: str | Path, after: str | Path) -> tuple[list[dict[str, Any]], l
   for found in (old, new):
     if found["manifest"]:
       del found["manifest"]["created"]
-  with stages.stage("read the variables"):
-    weights = _weights.differences(Path(old["path"]), Path(new["path"]))
+  with stages.stage("read the variables"), paths.fetched(paths.of(old["path"])) as one, paths.fetched(paths.of(new["path"])) as other:
+    weights = _weights.differences(one, other)
   said = _differences("", {k: v for k, v in old.items() if k not in _OF_EACH}, {k: v for k, v in new.items() if k not in _OF_EACH})
   values = [{"what": f"values/{d['path']}", "before": d["before"], "after": d["after"]} for d in weights]
   return [*said, *values], weights

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from jax2tf import paths
 from jax2tf.converters import stages
 from jax2tf.converters.saved_model import libraries, notation
 from jax2tf.converters.saved_model.adapted import Adapted, adapted, with_values
@@ -151,11 +152,17 @@ def parameters(source: str | None, option: str = "--params", *, haiku: bool = Fa
   """
   if source is None:
     return {}
-  if ":" in source and not Path(source).exists():
+  if ":" in source and "://" not in source and not Path(source).exists():
     return _made(function(source), f"{option}={source}")
-  path = Path(source)
-  if not path.exists():
+  place = paths.of(source, option)
+  if not place.exists():
     raise UsageError(f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+  with paths.fetched(place) as path:
+    return _read(path, option, source, haiku)
+
+
+def _read(path: Path, option: str, source: str, haiku: bool) -> Any:
+  """The pytree in a file or a checkpoint, which the user gave as `option=source`."""
   try:
     if path.is_dir():
       return _orbax(path)

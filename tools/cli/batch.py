@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import Any
 
 import click
 
+from jax2tf import paths
 from jax2tf.tools.cli._failures import NO, failures, say, warnings_as_lines
 from jax2tf.tools.cli._verb import takes_debug
 from jax2tf.tools.cli._words import dumps
@@ -61,8 +61,9 @@ def batch(
     from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)
 
     named = dict(map(_column, columns))
-    options = plan.Asked(model=os.path.abspath(model), columns=named, **asked)  # type: ignore[arg-type]
-    with plan.opened(inputs, Path(directory), options) as found:
+    options = plan.Asked(model=os.path.abspath(paths.local(model, "MODEL")), columns=named, **asked)  # type: ignore[arg-type]
+    files = [str(paths.local(each, "FILES")) for each in inputs]
+    with plan.opened(files, paths.local(directory, "DIR"), options) as found:
       outcome = supervisor.run(found, workers or _cores(), threads, stall_seconds)
     value = {"verdict": _verdict(outcome, len(found.shards))} | dataclasses.asdict(outcome)
     say(dumps(value) if as_json else "\n".join([value["verdict"], *_failed(outcome)]))

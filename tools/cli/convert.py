@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from jax2tf import paths
 from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, takes_sizes, verb
 
 _OF_PAGE = ("title", "labels", "tokenizer")
@@ -79,7 +80,13 @@ def convert(
     raise _loading.UsageError(f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}")
   if overwrite and to == "saved_model" and "version" not in given:
     raise _loading.UsageError("--overwrite replaces a version of a SavedModel; name it as --version, or leave out --overwrite to add one")
-  publish.check_writable(Path(out) if to == "saved_model" else Path(out).parent)
+  place = paths.of(out, "--out")
+  if to in ("onnx", "tflite"):
+    publish.check_file(place, overwrite, f"model.{to}")
+  elif to == "saved_model":
+    publish.check_version(place, given.get("version"), overwrite)
+  else:
+    publish.check_writable(place.parent)
   specs = _loading.inputs(inputs, named.constraints)
   found = _loading.model(named, lambda: specs)
   with stages.stage(f"import what --to={to} needs"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from jax2tf import durable, paths
 from jax2tf.tools.cli._failures import failures, say
 from jax2tf.tools.cli._progress import Progress
 from jax2tf.tools.cli._verb import takes_debug
@@ -115,11 +116,11 @@ def _appearing(out: str | None) -> Iterator[Path | None]:
   if not out:
     yield None
     return
-  path = Path(out if out.endswith(".npz") else f"{out}.npz")  # as NumPy names it
+  path = paths.local(out if out.endswith(".npz") else f"{out}.npz", "--out")  # as NumPy names it
   try:
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=path.parent) as place:
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as place:
       yield Path(place, path.name)
-      Path(place, path.name).replace(path)
+      durable.move(Path(place, path.name), path)
   except OSError as error:
     raise ValueError(f"{out} cannot be written: {error.strerror or error}") from error
 

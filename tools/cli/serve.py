@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from jax2tf import paths
 from jax2tf.tools.cli._failures import failures
 from jax2tf.tools.cli._verb import takes_debug
 
@@ -44,5 +45,8 @@ def serve(debug: bool, **arguments: Any) -> int:
   with failures(debug=debug):
     from jax2tf.tools.serving import server  # noqa: PLC0415
 
+    for name, what in (("directory", "DIR"), ("model_config_file", "--model_config_file")):
+      if arguments[name] is not None:
+        arguments[name] = str(paths.local(arguments[name], what))
     server.run(**arguments)
   return 0

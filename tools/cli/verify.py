@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import click
 
+from jax2tf import paths
 from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_sizes, verb
 from jax2tf.tools.cli._words import as_flags
 
@@ -35,7 +35,7 @@ def verify(
   from jax2tf.tools.cli import _loading  # noqa: PLC0415
 
   extra("tabulate")  # the answer needs it; the comparison takes a minute
-  model = _loading.model(named, lambda: _inputs_of(Path(directory)))
+  model = _loading.model(named, lambda: _inputs_of(directory))
   found = verify.verify(
     directory,
     model.fun,
@@ -52,9 +52,11 @@ def verify(
   return json.loads(found.json()), found.text(), int(not found.ok)
 
 
-def _inputs_of(directory: Path) -> Mapping[str, str]:
+def _inputs_of(directory: str) -> Mapping[str, str]:
   """The inputs of the function of the first signature."""
   from jax2tf.converters.saved_model import manifest, publish  # noqa: PLC0415
 
-  record = next(iter(manifest.read(publish.saved_model_in(directory) or directory).signatures.values()))
+  folder = paths.of(directory, "DIR")
+  with paths.fetched(publish.saved_model_in(folder) or folder) as found:
+    record = next(iter(manifest.read(found).signatures.values()))
   return {name: spec for name, spec in record.inputs.items() if name not in record.passed_through}
