@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
 import re
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export, tree_util
 
-from ..saved_model import manifest
+from ..saved_model import kinds, manifest
 from ..saved_model.arguments import Arguments
 from ..saved_model.manifest import hash_of_arrays
 from ..saved_model.notation import Spec, variables
@@ -58,8 +59,24 @@ class Comparison:
 
   def __post_init__(self) -> None:
     for name, of, value in (("sizes", "dimension variable: size", self.sizes), ("examples", "input: array", self.examples)):
-      if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{name} = {value!r} is not a mapping {{{of}}}")
+      kinds.check_mapping(name, value, of)
+    if not isinstance(self.samples, int) or self.samples < 1:
+      raise ValueError(f"samples = {self.samples!r}; at least one draw is needed")
+
+  @classmethod
+  def of(cls, options: Mapping[str, Any], exporter: Callable[..., Any]) -> Comparison:
+    """From the options that an exporter passes on.
+
+    Raises:
+      TypeError: an option is unknown. The message lists those of the exporter.
+      ValueError: an option has another kind.
+    """
+    if unknown := [name for name in options if name not in Options.__annotations__]:
+      own = [p.name for p in inspect.signature(exporter).parameters.values() if p.kind is p.KEYWORD_ONLY]
+      known = ", ".join(sorted([*own, *Options.__annotations__]))
+      where = f"{exporter.__module__.split('.')[-2]}.{exporter.__name__}"
+      raise TypeError(f"{where} has no option {unknown[0]!r}; its options are: {known}")
+    return cls(**options)
 
   def key(self) -> Any:
     """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by identity."""

@@ -27,7 +27,7 @@ from ..comparison import answers as compare
 from ..comparison import calls, plan
 from ..comparison.calls import Answer
 from ..comparison.report import HOSTILE, SUBNORMAL, Report
-from ..saved_model import manifest, publish
+from ..saved_model import kinds, manifest, publish
 from ..saved_model.builder import Model
 from ..saved_model.state import State
 from . import replay
@@ -268,6 +268,7 @@ def _check_idioms(asked: str | None, made: str, what: str) -> None:
 
 
 def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None) -> dict[str, manifest.SignatureRecord]:
+  kinds.check_names("signatures", wanted)
   if unknown := [name for name in wanted or () if name not in records]:
     raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(records)}")
   if wanted is not None:

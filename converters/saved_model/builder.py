@@ -16,7 +16,7 @@ import jax2tf
 from jax2tf import _tf_compat, errors
 
 from .. import collector, stages
-from . import manifest, optional, parameters, publish, serialized, warmup
+from . import kinds, manifest, optional, parameters, publish, serialized, warmup
 from .arguments import Added, Arguments, Given, check_order, checked_results, output_names, tensor_specs
 from .batching import Batching, check_rows
 from .notation import Spec
@@ -70,6 +70,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     idioms: str = "exact",
   ):
     super().__init__()
+    kinds.check_names("polymorphic_constraints", polymorphic_constraints)
     self._state = None if state is None else State(state)
     self._layout = _Untracked(parameters.Layout.of(params))
     # Attributes, because a loaded model has no properties; lists, because TensorFlow tracks no other pytrees.
@@ -184,12 +185,11 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     """
     state = self._checked_state(batching) if stateful else None
     constraints, options = self._options.value
+    kinds.check_added(inputs, outputs, input_names=input_names, defaults=defaults, raw_inputs=raw_inputs, pass_through=pass_through)
     arguments = Arguments.of(inputs, input_names or {}, export.SymbolicScope(constraints))
     constraints = arguments.concerned_by(constraints)
     check_order(fun, list(inputs), ["params", *["state"] * stateful])
-    names = [signatures] if isinstance(signatures, str) else list(signatures)
-    if not all(names):
-      raise ValueError("signatures = '': a signature needs a name")
+    names = kinds.signature_names(signatures)
     if taken := [name for name in names if name in self._signatures.value]:
       raise ValueError(f"signature {taken[0]!r} already exists; choose another name in `signatures`")
     if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):

@@ -61,6 +61,7 @@ def save(
   Raises:
     ExportError, FileExistsError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+    TypeError: an option is unknown.
 
   Examples:
     >>> import jax.numpy as jnp, numpy as np
@@ -70,6 +71,7 @@ def save(
     >>> made.path.name
     'model.tflite'
   """
+  plan.Comparison.of(comparison, save)
   _check(Path(path), overwrite, quantization, representative_dataset)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
@@ -141,7 +143,7 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.tflite', True)
   """
-  path, asked = Path(path), plan.Comparison(**comparison)
+  path, asked = Path(path), plan.Comparison.of(comparison, save_model)
   _check(path, overwrite, quantization, representative_dataset)
   if quantization is None and least_cosine is not None:
     raise ValueError(f"least_cosine = {least_cosine} is for a quantised model; this one is compared with rtol and atol")

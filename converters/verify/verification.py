@@ -19,7 +19,7 @@ from .. import stages
 from ..comparison import answers as compare
 from ..comparison import calls, plan, subjects
 from ..comparison.report import HOSTILE, SUBNORMAL, Report, extra
-from ..saved_model import manifest, notation, publish, values
+from ..saved_model import kinds, manifest, notation, publish, values
 from ..saved_model.notation import Spec
 from ..saved_model.state import Layout
 
@@ -89,6 +89,8 @@ def verify(
     publish.check_writable(Path(report))
   if samples < 1:
     raise ValueError(f"samples = {samples}; at least one draw is needed")
+  kinds.check_names("polymorphic_constraints", polymorphic_constraints)
+  kinds.check_mapping("sizes", sizes, "dimension variable: size")
   directory = _directory(Path(path))
   record = manifest.read(directory)
   inputs = inputs or {}
