@@ -148,7 +148,7 @@ def _wide_jaxpr(value: Any) -> Any:
   if hasattr(value, "jaxpr"):
     return closed
   if closed.consts:
-    raise NotImplementedError("an open jaxpr cannot hold arrays")
+    raise NotImplementedError  # an open jaxpr holds no arrays
   return closed.jaxpr
 
 

@@ -173,6 +173,13 @@ class Source:
     """{key of the comparison: (runs, answers of the reference)}, shared by several runtimes or forms of a file."""
     return {}
 
+  def subjects(self) -> list[plan.Subject]:
+    """The signatures with their references."""
+    return [
+      plan.Subject(s.name, s.record, s.reference, s.record.own_inputs, s.state.layout.paths if s.state else ())
+      for s in self.signatures.values()
+    ]
+
   def runs(self, options: plan.Comparison) -> list[plan.Run]:
     """The runs of `compared`: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
     given = dict(options.examples or {})
@@ -181,11 +188,7 @@ class Source:
         raise ValueError(
           f"examples names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
         )
-    subjects = [
-      plan.Subject(s.name, s.record, s.reference, s.record.own_inputs, s.state.layout.paths if s.state else ())
-      for s in self.signatures.values()
-    ]
-    return plan.plan(subjects, self.constraints, options.sizes or {}, options.samples, given)
+    return plan.plan(self.subjects(), self.constraints, options.sizes or {}, options.samples, given)
 
   def compared(
     self,
