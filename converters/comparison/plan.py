@@ -20,6 +20,7 @@ from ..saved_model import kinds, manifest
 from ..saved_model.arguments import Arguments
 from ..saved_model.manifest import hash_of_arrays
 from ..saved_model.notation import Spec, variables
+from . import levels
 from .report import HOSTILE, SUBNORMAL
 
 Given = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
@@ -143,8 +144,10 @@ class Run:
   continues: bool = False
 
 
-def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping[str, Any], samples: int, inputs: Given) -> list[Run]:
-  """All runs, with their inputs."""
+def plan(
+  subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping[str, Any], samples: int, inputs: Given, lead: Sequence[Any] = ()
+) -> list[Run]:
+  """All runs, with their inputs. `lead`: the arguments of the references before the inputs."""
   rng = np.random.default_rng(0)
   domains = {s.name: Domain(s.record, constraints) for s in subjects if s.only_jax}
   known = sorted({name for domain in domains.values() for name in domain.variables})
@@ -156,7 +159,7 @@ def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping
     if subject.record.resets:
       runs.append(Run(subject, {}, "given", {}, timed=False, continues=True))
     elif subject.only_jax:
-      runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
+      runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, lead, rng)
     else:
       free = subject.record.stateful or any(callable(inputs[name]) for name in subject.record.inputs if name in inputs)
       for timed, continues in subject.series(samples if free else 1):
@@ -166,7 +169,13 @@ def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping
 
 
 def _drawn_runs(
-  subject: Subject, domain: Domain, wanted: Mapping[str, list[int]], samples: int, inputs: Given, rng: np.random.Generator
+  subject: Subject,
+  domain: Domain,
+  wanted: Mapping[str, list[int]],
+  samples: int,
+  inputs: Given,
+  lead: Sequence[Any],
+  rng: np.random.Generator,
 ) -> Iterator[Run]:
   drawn = [name for name in domain.avals if name not in inputs]
   dtypes = [np.dtype(domain.avals[name].dtype) for name in drawn]
@@ -174,14 +183,28 @@ def _drawn_runs(
   kinds += [HOSTILE] * any(dtype.kind != "b" for dtype in dtypes)
   kinds += [SUBNORMAL] * any(jnp.issubdtype(dtype, np.inexact) for dtype in dtypes)
   repeats = samples if drawn or subject.record.stateful or any(map(callable, inputs.values())) else 1
+  full: set[str] | None = None
   for sizes in domain.assignments(wanted, inputs):
+    full = _levels(subject, domain, sizes, lead) if full is None else full
     for kind, (sample, (timed, continues)) in itertools.product(kinds, enumerate(subject.series(repeats))):
       arrays = {}
       for name, shape in domain.shapes(sizes).items():
         dtype = np.dtype(domain.avals[name].dtype)
-        arrays[name] = _checked(name, inputs[name], rng, shape, dtype) if name in inputs else draw(rng, shape, dtype, kind, sample)
+        if name in inputs:
+          arrays[name] = _checked(name, inputs[name], rng, shape, dtype)
+        else:
+          arrays[name] = draw(rng, shape, dtype, kind, sample, name in full)
       passed = {name: _tensor(name, subject.record.inputs[name], inputs.get(name), rng) for name in subject.record.passed_through}
       yield Run(subject, sizes, kind, arrays | passed, timed and kind == kinds[0], continues)
+
+
+def _levels(subject: Subject, domain: Domain, sizes: Mapping[str, int], lead: Sequence[Any]) -> set[str]:
+  """The 8-bit inputs that the reference computes with as floats, such as pixels."""
+  if subject.record.stateful or not any(levels.is_8_bit(aval.dtype) for aval in domain.avals.values()):
+    return set()
+  shapes = domain.shapes(sizes)
+  specs = [jax.ShapeDtypeStruct(shapes[name], domain.avals[name].dtype) for name in subject.order]
+  return {name for name, found in zip(subject.order, levels.of(subject.reference, lead, specs), strict=True) if found}
 
 
 class Domain:
@@ -293,14 +316,16 @@ def _shapes_at(exported: export.Exported, sizes: Sequence[int]) -> list[tuple[in
   return [x.shape for x in jax.eval_shape(exported.call, jax.ShapeDtypeStruct(tuple(sizes), np.bool_))]
 
 
-def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int) -> np.ndarray:
-  """Normally distributed floats, or integers from 0 to 9. In a hostile draw half of the rows have a special value at random places."""
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int, full: bool = False) -> np.ndarray:
+  """Normally distributed floats, or integers from 0 to 9; `full`: of the whole range of the dtype. In a hostile draw half of the rows have
+  a special value at random places."""
   if dtype.kind == "b":
     return rng.integers(0, 2, shape).astype(bool)
   inexact = jnp.issubdtype(dtype, np.inexact)
   if not inexact:
     limits = jnp.iinfo(dtype)
-    array = rng.integers(0, min(9, int(limits.max)), shape, endpoint=True).astype(dtype)
+    least, most = (int(limits.min), int(limits.max)) if full else (0, min(9, int(limits.max)))
+    array = rng.integers(least, most, shape, endpoint=True).astype(dtype)
     specials: list[Any] = [limits.min, limits.max, 0] + [-1] * (limits.min < 0) if kind == HOSTILE else []
   else:
     array = rng.standard_normal(shape).astype(dtype)

@@ -151,3 +151,16 @@ def test_a_function_that_cannot_be_measured_keeps_the_fixed_tolerances() -> None
 
   with pytest.raises(RuntimeError):
     Measure(once).of(X)
+
+
+def test_pixels_are_compared_over_their_whole_range() -> None:
+  def fun(p: Any, pixels: jax.Array, signed: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
+    centred = jax.jit(lambda x: x.reshape(-1).astype(jnp.int32) - 128)(pixels).astype(jnp.float32)
+    return centred.sum() + signed.astype(jnp.float32) / 128 + jnp.ones(9)[index] + n
+
+  inputs = {"pixels": "u8[b,5,3]", "signed": "i8[64]", "index": "u8[64]", "n": "i32[64]"}
+  source = Source.of(saved_model.Model({}).add(fun, inputs=inputs))
+  run = next(run for run in source.runs(Comparison(samples=1, sizes={"b": 8})) if run.values == "ordinary")
+  assert run.inputs["pixels"].max() > 200 and run.inputs["pixels"].min() < 20
+  assert run.inputs["signed"].max() > 64 and run.inputs["signed"].min() < -64
+  assert max(run.inputs["index"].max(), run.inputs["n"].max()) <= 9
