@@ -23,7 +23,6 @@ from ..saved_model.notation import Spec
 HELD_BACK = 5
 _IMAGE_RANK = 3  # an 8-bit input of at least this rank holds images
 _NARROW = 32  # images with fewer values than this, of 256, are not ordinary
-_WHAT = "representative_dataset"
 _FORM = "give [{input: array}, ...], a list or another iterable of mappings"
 
 Sample = Mapping[str, np.ndarray]
@@ -53,10 +52,10 @@ class Dataset:
       return given
     given = given() if callable(given) and not isinstance(given, tf.data.Dataset) else given
     if not isinstance(given, Mapping):
-      return cls({"": _read(given, _WHAT)})
+      return cls({"": _read(given, "representative_dataset")})
     if arrays := [name for name, value in given.items() if hasattr(value, "dtype") or isinstance(value, int | float)]:
-      raise ValueError(f"{_WHAT} is one mapping of arrays, with {arrays[0]!r}; {_FORM}")
-    return cls({name: _read(value, f"{_WHAT}[{name!r}]") for name, value in given.items()})
+      raise ValueError(f"representative_dataset is one mapping of arrays, with {arrays[0]!r}; {_FORM}")
+    return cls({name: _read(value, f"representative_dataset[{name!r}]") for name, value in given.items()})
 
   def checked(self, records: Mapping[str, manifest.SignatureRecord], narrow: Sequence[str] = ()) -> Dataset:
     """The samples in the dtypes of the signatures.
@@ -72,7 +71,9 @@ class Dataset:
     kinds.check_names("narrow_inputs", narrow)
     by_signature = {next(iter(records)): self.samples[""]} if "" in self.samples and len(records) == 1 else self.samples
     if set(by_signature) != set(records):
-      raise ValueError(f"{_WHAT} is not for the signatures {', '.join(records)}; give {{signature: [{{input: array}}, ...]}}")
+      raise ValueError(
+        f"representative_dataset is not for the signatures {', '.join(records)}; give {{signature: [{{input: array}}, ...]}}"
+      )
     found = {name: [_fitting(sample, name, records[name], i) for i, sample in enumerate(given)] for name, given in by_signature.items()}
     for name, samples in found.items():
       _check_values(samples, name, narrow)
@@ -129,9 +130,14 @@ def _kind(value: Any) -> str:
 
 def _fitting(sample: Sample, signature: str, record: manifest.SignatureRecord, index: int) -> Sample:
   if sample.keys() != record.inputs.keys():
-    raise ValueError(f"{_WHAT} has a sample of {', '.join(sample)}, and signature {signature!r} takes {', '.join(record.inputs)}")
+    raise ValueError(
+      f"representative_dataset has a sample of {', '.join(sample)}, and signature {signature!r} takes {', '.join(record.inputs)}"
+    )
   sizes: dict[str, int] = {}
-  return {name: _array(sample[name], Spec.parse(spec), f"{_WHAT}: sample {index}, {name!r}", sizes) for name, spec in record.inputs.items()}
+  return {
+    name: _array(sample[name], Spec.parse(spec), f"representative_dataset: sample {index}, {name!r}", sizes)
+    for name, spec in record.inputs.items()
+  }
 
 
 def _array(array: np.ndarray, spec: Spec, what: str, sizes: dict[str, int]) -> np.ndarray:
@@ -168,23 +174,28 @@ def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[st
   for name in samples[0]:
     arrays = [sample[name] for sample in samples if sample[name].size]
     if any(jnp.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all() for array in arrays):
-      raise ValueError(f"{_WHAT} has NaN or an infinity in input {name!r} of signature {signature!r}; give finite numbers")
+      raise ValueError(f"representative_dataset has NaN or an infinity in input {name!r} of signature {signature!r}; give finite numbers")
     if sum(array.size for array in arrays) > 1:
       ranges[name] = min(array.min() for array in arrays), max(array.max() for array in arrays)
   constant = {name: least for name, (least, most) in ranges.items() if least == most}
   if ranges and constant.keys() == ranges.keys():
     values = ", ".join(f"{value} in {name!r}" for name, value in constant.items())
-    raise ValueError(f"{_WHAT} has one value in all samples of signature {signature!r}, {values}; give typical inputs that differ")
+    raise ValueError(
+      f"representative_dataset has one value in all samples of signature {signature!r}, {values}; give typical inputs that differ"
+    )
   for name, value in constant.items():
     if jnp.issubdtype(samples[0][name].dtype, np.inexact) or _is_image(samples[0][name]):
-      warn_user(f"{_WHAT} has one value in all samples of input {name!r}, {value}; other values would be outside of its calibrated range")
+      warn_user(
+        f"representative_dataset has one value in all samples of input {name!r}, {value}; other values would be outside "
+        "of its calibrated range"
+      )
   for name, (least, most) in ranges.items():
     if _is_image(samples[0][name]) and int(most) - int(least) < _NARROW and name not in [*narrow, *constant]:
       dtype = samples[0][name].dtype
       limits = np.iinfo(dtype)
       raise ValueError(
-        f"{_WHAT} has values from {least} to {most} in input {name!r}, whose {dtype} has {limits.min} to {limits.max}; give images as the "
-        f"model gets them, or narrow_inputs=[{name!r}] if all are so"
+        f"representative_dataset has values from {least} to {most} in input {name!r}, whose {dtype} has {limits.min} to "
+        f"{limits.max}; give images as the model gets them, or narrow_inputs=[{name!r}] if all are so"
       )
 
 
