@@ -111,7 +111,7 @@ def _read(given: Any, what: str) -> list[Sample]:
   if isinstance(given, tf.data.Dataset) and given.cardinality().numpy() == tf.data.INFINITE_CARDINALITY:
     raise ValueError(f"{what} is a tf.data.Dataset without an end; give a part of it, such as dataset.take(200)")
   if not isinstance(given, Iterable) or isinstance(given, str | bytes) or hasattr(given, "dtype"):
-    raise ValueError(f"{what} is {_kind(given)}; {_FORM}")
+    raise ValueError(f"{what} is {_kind(given)}, not an iterable of samples; {_FORM}")
   samples: list[Sample] = []
   for i, sample in enumerate(tqdm.tqdm(given, desc=what, leave=False, disable=None)):
     if not isinstance(sample, Mapping):
