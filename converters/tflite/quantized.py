@@ -221,7 +221,7 @@ def _judged(row: Row, agreement: Agreement | None, quantization: Quantization) -
   figures = asdict(row) | {"cosine": agreement.cosine, "variation": agreement.variation, "top_1": agreement.top_1, "of_tolerance": share}
   if not row.problem or (row.max_abs is not None and "NaN" not in row.problem):
     least_top_1 = LEAST_TOP_1 if quantization.least_top_1 is None else quantization.least_top_1
-    integers = not jnp.issubdtype(np.dtype(row.dtype), np.inexact) and row.values == REPRESENTATIVE
+    integers = not jnp.issubdtype(jnp.dtype(row.dtype), np.inexact) and row.values == REPRESENTATIVE
     figures["problem"] = agreement.problem(-math.inf if integers else wanted, least_top_1)
   return QuantizedRow(**figures)
 

@@ -125,6 +125,10 @@ def _check_quantization(to: str, options: Mapping[str, Any]) -> None:
   scheme, data = options["quantization"], options["representative_dataset"]
   if to not in _SCHEMES:
     return
+  if scheme is None and data is not None:
+    raise click.UsageError("--representative_dataset is for a quantised model; name a scheme as --quantization")
+  if scheme != "int8" and (named := [name for name in ("inference_input_type", "inference_output_type") if options[name]]):
+    raise click.UsageError(f"--{named[0]} is for --quantization=int8; leave it out")
   if scheme is not None and scheme not in _SCHEMES[to]:
     raise click.UsageError(f"--quantization={scheme!r}; give one of: {', '.join(_SCHEMES[to])}")
   if scheme == "int8" and data is None:
