@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class Quantization:
       raise ValueError("quantization = None with representative_dataset given; name a scheme, or give examples= for the comparison")
     given = cls(scheme, **options)
     given._check()
-    return given if representative_dataset is None else cls(scheme, Dataset.of(representative_dataset), **options)
+    return given if representative_dataset is None else replace(given, dataset=Dataset.of(representative_dataset))
 
   def _check(self) -> None:
     kinds.check_names("scores", self.scores)
@@ -110,7 +110,7 @@ class Quantization:
     if strange := [name for name in self.scores or () if name not in outputs]:
       raise ValueError(f"scores names {strange[0]!r}, but the outputs are: {', '.join(sorted(outputs))}")
     dataset = self.dataset.checked(records, self.narrow_inputs) if self.dataset else None
-    return Quantization(**{**vars(self), "dataset": dataset})
+    return replace(self, dataset=dataset)
 
   def configure(self, converter: Any) -> None:
     """Sets the converter's options, for None or a scheme that is not in `FROM_FLOAT`."""
