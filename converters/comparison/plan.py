@@ -61,7 +61,7 @@ class Comparison:
   def __post_init__(self) -> None:
     for name, of, value in (("sizes", "dimension variable: size", self.sizes), ("examples", "input: array", self.examples)):
       kinds.check_mapping(name, value, of)
-    if not isinstance(self.samples, int) or self.samples < 1:
+    if not isinstance(self.samples, int | np.integer) or self.samples < 1:
       raise ValueError(f"samples = {self.samples!r}; at least one draw is needed")
 
   @classmethod

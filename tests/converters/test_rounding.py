@@ -84,9 +84,9 @@ def runner(name: str, fun: Callable[[np.ndarray], np.ndarray]) -> Runner:
 
 @functools.cache
 def wide_layer() -> tuple[Source, Any]:
-  """A layer of 16,384 inputs, and the same in another order of sums, which the fixed tolerances refuse."""
-  w = (np.random.default_rng(3).standard_normal((16384, 24)) / 128).astype(np.float32)
-  model = saved_model.Model(w, trainable=False).add(lambda w, x: x @ w, inputs={"x": "f32[128,16384]"}, outputs=["y"])
+  """A layer of 32,768 inputs, and the same in another order of sums, which the fixed tolerances refuse."""
+  w = (np.random.default_rng(3).standard_normal((32768, 24)) / 181).astype(np.float32)
+  model = saved_model.Model(w, trainable=False).add(lambda w, x: x @ w, inputs={"x": "f32[128,32768]"}, outputs=["y"])
   return Source.of(model), functools.partial(running_sums, w)
 
 
@@ -100,7 +100,7 @@ def test_another_order_of_sums_is_accepted() -> None:
   right = np.asarray(source.signatures["serving_default"].reference(run.inputs["x"]))
   assert "elements differ" in compare.problem(summed(run.inputs["x"]), right), "the fixed tolerances refuse it"
   (row,) = (row for row in compared(summed).rows if row.values == "ordinary")
-  assert not row.problem and 0.02 < row.of_tolerance < 0.8
+  assert not row.problem and row.of_tolerance < 0.8
 
 
 @pytest.mark.parametrize("by", [0.02, -0.02])
