@@ -93,7 +93,9 @@ def _converted(eqn: Any) -> Literal | None:
   """The result of the conversion of a number, as JAX computes it where it differentiates; else None."""
   if eqn.primitive is not P.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
     return None
-  aval, number = eqn.outvars[0].aval, np.asarray(eqn.invars[0].val, eqn.invars[0].aval.dtype)
+  aval: Any = eqn.outvars[0].aval
+  literal: Any = eqn.invars[0]
+  number = np.asarray(literal.val, literal.aval.dtype)
   if number.shape or not (_is_real(number.dtype) and _is_real(aval.dtype)):
     return None
   with np.errstate(all="ignore"):

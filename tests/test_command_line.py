@@ -217,13 +217,14 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
   ("target", "file", "options"),
   [
     ("onnx", "out.onnx", ("--opset", "20")),
-    ("tflite", "out.tflite", ("--quantization", "float16")),
+    ("tflite", "out.tflite", ("--quantization", "int8", "--representative_dataset", "data.npz", "--inference_input_type", "int8")),
     ("tfjs", "out", ("--title", "Two", "--labels", "two.txt")),
   ],
 )
 @pytest.mark.usefixtures("tfjs_packages")
 def test_convert_to_other_runtimes(target: str, file: str, options: tuple[str, ...], here: Path, capsys: Any) -> None:
   Path("two.txt").write_text("a first class\na second class\n")
+  np.savez("data.npz", x=np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32))
   command = ("convert", "MODEL:predict", "--input", "x=f32[b,4]", "--params", "MODEL:params", "--out", file, "--to", target)
   run(*command, *options, "--json")
   found = json.loads(capsys.readouterr().out)

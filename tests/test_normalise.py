@@ -107,8 +107,7 @@ scaled_p.def_abstract_eval(lambda x, *, by: x)
 
 
 @pytest.mark.parametrize(
-  ("numbers", "count"),
-  [((0.0, -0.0), 2), ((1, 1.0), 2), ((True, 1), 2), ((np.nan, np.nan), 1), ((2.0, 2.0), 1), (((0.0,), (0.0,)), 1)],
+  ("numbers", "count"), [((0.0, -0.0), 2), ((1, 1.0), 2), ((True, 1), 2), ((np.nan, np.nan), 1), ((2.0, 2.0), 1), (((0.0,), (0.0,)), 1)]
 )
 def test_params_are_equal_by_their_bits(numbers: tuple[Any, Any], count: int) -> None:
   assert len(primitives(lambda x: [scaled_p.bind(x, by=number) for number in numbers], X)) == count

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +20,13 @@ from . import plan
 from .calls import Answer, median_seconds
 from .precision import of_results as precision_of_results
 from .report import SUBNORMAL, Latency, Row
+from .rounding import SHARE_OF_LARGEST, Measure, Rounding
 
 # |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for float32); `precision` gives the dtype.
 # TensorFlow's kernels and XLA add in different orders and round different products. So a sum of n terms differs by about sqrt(n) units,
 # and the errors of layers add up. Narrow dtypes are summed in float32 and rounded only a few times. If terms cancel, the error is
-# relative to the terms: hence atol, which fits outputs of about 1 and grows with their median size.
+# relative to the terms: hence atol, which fits outputs of about 1 and grows with their median size. A difference beyond these tolerances is
+# compared with JAX's own rounding too; see `rounding`.
 _RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by itemsize
 _ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
 
@@ -39,12 +43,14 @@ class Expected:
     precisions: {output: the dtype that sets the tolerance}, where it differs from the dtype of the array.
     seconds: the median time of a timed call.
     refuses: the message of a failing `checkify.check`; empty without one.
+    rounding: measures the rounding of each output, at the first call; None where it cannot be measured.
   """
 
   outputs: Mapping[str, np.ndarray]
   precisions: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
   seconds: float | None = None
   refuses: str = ""
+  rounding: Callable[[], Mapping[str, Rounding]] | None = None
 
 
 def reference_answers(
@@ -52,6 +58,7 @@ def reference_answers(
 ) -> Iterator[Expected]:
   """Yields the answer of the reference to each run. A stateful run starts from the state of the previous one, or from `initial`."""
   precisions: dict[str, Mapping[str, np.dtype[Any]]] = {}  # by signature, because they are the same at all sizes
+  measures: dict[str, Measure] = {}
   state = initial
   on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, lead)
   for run in runs:
@@ -80,7 +87,10 @@ def reference_answers(
       state = result[0]
     if subject.name not in precisions:
       precisions[subject.name] = _precisions(subject, arguments, run.inputs) if subject.only_jax else {}
-    yield Expected(outputs, precisions[subject.name], median_seconds(call) if run.timed else None)
+    measure = measures.setdefault(subject.name, Measure(subject.reference))
+    rounding = functools.cache(functools.partial(_rounding, measure, subject, arguments, run.inputs)) if subject.only_jax else None
+    seconds = median_seconds(call) if run.timed else None
+    yield Expected(outputs, precisions[subject.name], seconds, rounding=rounding)
     progress.update()
 
 
@@ -91,6 +101,16 @@ def _precisions(subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping
     return {}
   named = subject.named(zeros, inputs)
   return {name: array.dtype for name, array in named.items()}
+
+
+def _rounding(measure: Measure, subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, Rounding]:
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):
+      distances, terms = measure.of(*arguments)
+    named = subject.named(distances, inputs)
+  except Exception:  # a function that cannot be called again, or not with other inputs: the fixed tolerances remain
+    return {}
+  return {name: Rounding(array, terms) for name, array in named.items() if name not in subject.record.passed_through}
 
 
 def rows(
@@ -105,7 +125,8 @@ def rows(
   kinds do not count."""
   joined: dict[tuple[Any, ...], Row] = {}
   for run, answer, right in zip(runs, found, expected, strict=True):
-    for output, difference in _differences(answer, right, rtol, atol):
+    measured = right.rounding if run.values != SUBNORMAL and rtol is None and atol is None else None
+    for output, difference in _differences(answer, right, rtol, atol, measured):
       key = (run.subject.name, *run.sizes.items(), run.values, output)
       joined[key] = difference.joined(
         joined.get(key) or Row(run.subject.name, output, run.sizes, run.values, counts=run.values not in noted)
@@ -133,6 +154,11 @@ class _Difference:
   max_ulp: float | None = None
   of_tolerance: float | None = None
 
+  @property
+  def beyond_tolerance(self) -> bool:
+    """Whether it may be one of rounding, unlike one of dtypes, shapes, integers, NaN and infinities."""
+    return self.of_tolerance is not None and 1 < self.of_tolerance < float("inf")
+
   def joined(self, row: Row) -> Row:
     """Adds a sample to the row: keeps the largest figures and the first problem."""
     figures: dict[str, Any] = {}
@@ -142,7 +168,9 @@ class _Difference:
     return replace(row, dtype=row.dtype or self.dtype, samples=row.samples + 1, problem=row.problem or self.problem, **figures)
 
 
-def _differences(answer: Answer, right: Expected, rtol: float | None, atol: float | None) -> Iterator[tuple[str, _Difference]]:
+def _differences(
+  answer: Answer, right: Expected, rtol: float | None, atol: float | None, measured: Callable[[], Mapping[str, Rounding]] | None = None
+) -> Iterator[tuple[str, _Difference]]:
   found, expected = answer["outputs"], right.outputs
   if right.refuses:  # the model must fail too, with TensorFlow's message
     yield "(a check)", _Difference("", "" if answer["error"] else f"the reference refuses, and the model does not: {right.refuses}")
@@ -155,7 +183,11 @@ def _differences(answer: Answer, right: Expected, rtol: float | None, atol: floa
     elif name not in expected:
       yield name, _Difference("", f"the reference has no output {name!r}; it has: {', '.join(expected)}")
     else:
-      yield name, _difference(plan.as_numpy(found[name]), expected[name], rtol, atol, right.precisions.get(name))
+      compared = functools.partial(_difference, plan.as_numpy(found[name]), expected[name], rtol, atol, right.precisions.get(name))
+      difference = compared()
+      if measured and difference.beyond_tolerance and (rounding := measured().get(name)):
+        difference = compared(rounding)
+      yield name, difference
 
 
 def problem(found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | None = None) -> str:
@@ -164,7 +196,12 @@ def problem(found: np.ndarray, expected: np.ndarray, precision: np.dtype[Any] | 
 
 
 def _difference(
-  found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any] | None = None
+  found: np.ndarray,
+  expected: np.ndarray,
+  rtol: float | None,
+  atol: float | None,
+  precision: np.dtype[Any] | None = None,
+  rounding: Rounding | None = None,
 ) -> _Difference:
   """Compares the model's array with the reference's."""
   dtype = _dtype_name(expected)
@@ -173,7 +210,7 @@ def _difference(
   if found.shape != expected.shape:
     return _Difference(dtype, f"the model's shape is {found.shape}, the reference's {expected.shape}")
   if jnp.issubdtype(expected.dtype, np.inexact):
-    return _inexact_difference(found, expected, rtol, atol, precision or expected.dtype)
+    return _inexact_difference(found, expected, rtol, atol, precision or expected.dtype, rounding)
   wrong = np.asarray(found != expected)
   if dtype in ("string", "bool"):
     return _Difference(dtype, _places(wrong, found, expected))
@@ -182,28 +219,52 @@ def _difference(
 
 
 def _inexact_difference(
-  found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any]
+  found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any], rounding: Rounding | None
 ) -> _Difference:
   """Compares floating point and complex arrays. NaN equals NaN, and an infinity equals the same infinity."""
   info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
   x, y = _parts(found), _parts(expected)
   size = np.abs(y).max(-1, keepdims=True)  # for a complex number, the larger part, because both parts share the error
   ordinary = np.where(np.isfinite(size), size, 0)
+  largest = float(np.max(ordinary, initial=0.0))
   rtol = _RTOL_UNITS[allowed.bits // 8] * float(allowed.eps) if rtol is None else rtol
   if atol is None:
     finite = size[np.isfinite(size)]
     atol = _ATOL_UNITS[allowed.bits // 8] * float(allowed.eps) * max(1.0, float(np.median(finite)) if finite.size else 0.0)
+  more = rounding.allowed(ordinary[..., 0])[..., None] if rounding else np.zeros_like(ordinary)
+  apart = ~((x == y) | (np.isnan(x) & np.isnan(y))).all(-1)  # the other elements are equal
+  x, y, size, ordinary, more = (array[apart] for array in (x, y, size, ordinary, more))
+  nan = np.isnan(x).any(-1) != np.isnan(y).any(-1)
   with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
     difference = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.abs(x - y))
     difference = np.where(np.isnan(difference), np.inf, difference)
-    share = np.where(difference == 0, 0, difference / (atol + rtol * ordinary))
+    share = np.where(difference == 0, 0, difference / (atol + rtol * ordinary + more))
     relative = np.where((difference == 0) | (size <= atol), 0, difference / size)
     exponent = np.maximum(np.frexp(ordinary)[1] - 1, info.minexp)
     ulp = np.where((difference == 0) | (size <= atol), 0, difference / np.ldexp(1.0, exponent - info.nmant))
-  nan = np.isnan(x).any(-1) != np.isnan(y).any(-1)
-  problem = f"NaN at other places: {_places(nan, found, expected)}" if nan.any() else _places((share > 1).any(-1), found, expected)
+  if nan.any():
+    problem = f"NaN at other places: {_places(_spread(nan, apart), found, expected)}"
+  elif problem := _places(_spread((share > 1).any(-1), apart), found, expected):
+    problem += _advice(difference, ordinary, share, rtol, largest)
   figures = [float(np.where(np.isnan(a), np.inf, a).max(initial=0)) for a in (difference, relative, ulp, share)]
   return _Difference(_dtype_name(expected), problem, *figures)
+
+
+def _spread(found: np.ndarray, places: np.ndarray) -> np.ndarray:
+  """bool[...], with `found` at the `places` that are True."""
+  spread = np.zeros(places.shape, bool)
+  spread[places] = found
+  return spread
+
+
+def _advice(difference: np.ndarray, ordinary: np.ndarray, share: np.ndarray, rtol: float, largest: float) -> str:
+  """How far beyond the tolerance, and the tolerances that would accept it, unless that is far more than rounding."""
+  worst = f"; the largest is {np.max(share):.3g} times the tolerance"
+  needed = float(np.max(difference - rtol * ordinary))
+  if not 0 < needed <= SHARE_OF_LARGEST * largest:
+    return worst
+  step = 10.0 ** (math.floor(math.log10(needed)) - 1)
+  return f"{worst}: atol={math.ceil(1.001 * needed / step) * step:.1e} with rtol={rtol:.1e} accepts it"
 
 
 def _parts(array: np.ndarray) -> np.ndarray:

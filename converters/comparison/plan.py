@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
 import re
@@ -15,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export, tree_util
 
-from ..saved_model import manifest
+from ..saved_model import kinds, manifest
 from ..saved_model.arguments import Arguments
 from ..saved_model.manifest import hash_of_arrays
 from ..saved_model.notation import Spec, variables
+from . import levels
 from .report import HOSTILE, SUBNORMAL
 
 Given = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
@@ -59,8 +61,24 @@ class Comparison:
 
   def __post_init__(self) -> None:
     for name, of, value in (("sizes", "dimension variable: size", self.sizes), ("examples", "input: array", self.examples)):
-      if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{name} = {value!r} is not a mapping {{{of}}}")
+      kinds.check_mapping(name, value, of)
+    if not isinstance(self.samples, int | np.integer) or self.samples < 1:
+      raise ValueError(f"samples = {self.samples!r}; at least one draw is needed")
+
+  @classmethod
+  def of(cls, options: Mapping[str, Any], exporter: Callable[..., Any]) -> Comparison:
+    """From the options that an exporter passes on.
+
+    Raises:
+      TypeError: an option is unknown. The message lists those of the exporter.
+      ValueError: an option has another kind.
+    """
+    if unknown := [name for name in options if name not in Options.__annotations__]:
+      own = [p.name for p in inspect.signature(exporter).parameters.values() if p.kind is p.KEYWORD_ONLY]
+      known = ", ".join(sorted([*own, *Options.__annotations__]))
+      where = f"{exporter.__module__.split('.')[-2]}.{exporter.__name__}"
+      raise TypeError(f"{where} has no option {unknown[0]!r}; its options are: {known}")
+    return cls(**options)
 
   def key(self) -> Any:
     """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by identity."""
@@ -127,8 +145,10 @@ class Run:
   continues: bool = False
 
 
-def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping[str, Any], samples: int, inputs: Given) -> list[Run]:
-  """All runs, with their inputs."""
+def plan(
+  subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping[str, Any], samples: int, inputs: Given, lead: Sequence[Any] = ()
+) -> list[Run]:
+  """All runs, with their inputs. `lead`: the arguments of the references before the inputs."""
   rng = np.random.default_rng(0)
   domains = {s.name: Domain(s.record, constraints) for s in subjects if not s.record.resets}
   known = sorted({name for domain in domains.values() for name in domain.variables})
@@ -140,7 +160,7 @@ def plan(subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping
     if subject.record.resets:
       runs.append(Run(subject, {}, "given", {}, timed=False, continues=True))
     elif subject.only_jax:
-      runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
+      runs += _drawn_runs(subject, domains[subject.name], wanted, samples, inputs, lead, rng)
     else:
       runs += _processed_runs(subject, domains[subject.name], wanted, samples, inputs, rng)
   return runs
@@ -161,7 +181,13 @@ def _processed_runs(
 
 
 def _drawn_runs(
-  subject: Subject, domain: Domain, wanted: Mapping[str, list[int]], samples: int, inputs: Given, rng: np.random.Generator
+  subject: Subject,
+  domain: Domain,
+  wanted: Mapping[str, list[int]],
+  samples: int,
+  inputs: Given,
+  lead: Sequence[Any],
+  rng: np.random.Generator,
 ) -> Iterator[Run]:
   drawn = [name for name in domain.avals if name not in inputs]
   dtypes = [np.dtype(domain.avals[name].dtype) for name in drawn]
@@ -169,14 +195,28 @@ def _drawn_runs(
   kinds += [HOSTILE] * any(dtype.kind != "b" for dtype in dtypes)
   kinds += [SUBNORMAL] * any(jnp.issubdtype(dtype, np.inexact) for dtype in dtypes)
   repeats = samples if drawn or subject.record.stateful or any(map(callable, inputs.values())) else 1
+  full: set[str] | None = None
   for sizes in domain.assignments(wanted, inputs):
+    full = _levels(subject, domain, sizes, lead) if full is None else full
     for kind, (sample, (timed, continues)) in itertools.product(kinds, enumerate(subject.series(repeats))):
       arrays = {}
       for name, shape in domain.shapes(sizes).items():
         dtype = np.dtype(domain.avals[name].dtype)
-        arrays[name] = _checked(name, inputs[name], rng, shape, dtype) if name in inputs else draw(rng, shape, dtype, kind, sample)
+        if name in inputs:
+          arrays[name] = _checked(name, inputs[name], rng, shape, dtype)
+        else:
+          arrays[name] = draw(rng, shape, dtype, kind, sample, name in full)
       passed = {name: _tensor(name, subject.record.inputs[name], inputs.get(name), rng) for name in subject.record.passed_through}
       yield Run(subject, sizes, kind, arrays | passed, timed and kind == kinds[0], continues)
+
+
+def _levels(subject: Subject, domain: Domain, sizes: Mapping[str, int], lead: Sequence[Any]) -> set[str]:
+  """The 8-bit inputs that the reference computes with as floats, such as pixels."""
+  if subject.record.stateful or not any(levels.is_8_bit(aval.dtype) for aval in domain.avals.values()):
+    return set()
+  shapes = domain.shapes(sizes)
+  specs = [jax.ShapeDtypeStruct(shapes[name], domain.avals[name].dtype) for name in subject.order]
+  return {name for name, found in zip(subject.order, levels.of(subject.reference, lead, specs), strict=True) if found}
 
 
 class Domain:
@@ -298,14 +338,16 @@ def _shapes_at(exported: export.Exported, sizes: Sequence[int]) -> list[tuple[in
   return [x.shape for x in jax.eval_shape(exported.call, jax.ShapeDtypeStruct(tuple(sizes), np.bool_))]
 
 
-def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int) -> np.ndarray:
-  """Normally distributed floats, or integers from 0 to 9. In a hostile draw half of the rows have a special value at random places."""
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int, full: bool = False) -> np.ndarray:
+  """Normally distributed floats, or integers from 0 to 9; `full`: of the whole range of the dtype. In a hostile draw half of the rows have
+  a special value at random places."""
   if dtype.kind == "b":
     return rng.integers(0, 2, shape).astype(bool)
   inexact = jnp.issubdtype(dtype, np.inexact)
   if not inexact:
     limits = jnp.iinfo(dtype)
-    array = rng.integers(0, min(9, int(limits.max)), shape, endpoint=True).astype(dtype)
+    least, most = (int(limits.min), int(limits.max)) if full else (0, min(9, int(limits.max)))
+    array = rng.integers(least, most, shape, endpoint=True).astype(dtype)
     specials: list[Any] = [limits.min, limits.max, 0] + [-1] * (limits.min < 0) if kind == HOSTILE else []
   else:
     array = rng.standard_normal(shape).astype(dtype)

@@ -19,7 +19,7 @@ from jax2tf import paths
 from .. import extras, stages
 from ..saved_model import publish
 
-SUBNORMAL, HOSTILE = "subnormal", "hostile"
+SUBNORMAL, HOSTILE, REPRESENTATIVE = "subnormal", "hostile", "representative"
 _WORDS = {HOSTILE: "hostile inputs (NaN, infinities, extreme numbers)", SUBNORMAL: "subnormal inputs"}
 _NOTE = (
   "Rows that are noted do not count: those of hostile inputs (NaN, infinities, extreme numbers), unless they were asked for, and those of "
@@ -58,7 +58,8 @@ class Row:
     signature: of the SavedModel.
     output: its name.
     sizes: {symbolic dimension: its size}.
-    values: the kind of inputs: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers), "subnormal", or "given" by the caller.
+    values: the kind of inputs: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers), "subnormal", "given" by the caller, or
+      "representative", of the data of a quantisation.
     dtype: of the output; empty if there is none to compare.
     samples: the number of inputs.
     counts: whether a problem makes the model wrong; otherwise it is only noted.
@@ -118,6 +119,7 @@ class Report:
     versions: {package: version}.
     machine: the cores of the machine, and their load after the latencies were measured.
     created: the time in UTC, as in ISO 8601.
+    remark: what was compared besides, in words; it ends the verdict.
   """
 
   model: str
@@ -127,6 +129,7 @@ class Report:
   versions: Mapping[str, str]
   machine: str = field(default_factory=machine)
   created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+  remark: str = ""
 
   @property
   def ok(self) -> bool:
@@ -144,7 +147,8 @@ class Report:
     how = "verified" if self.ok else "verified in part" if self.rows else "NOT verified"
     noted = collections.Counter(row.values for row in self.rows if row.problem)
     differ = "".join(f", and {noted[kind]} of {words} differ" for kind, words in _WORDS.items() if noted[kind])
-    return f"{how}: {agree} comparisons agree{differ}{skipped}"
+    remark = f"; {self.remark}" if self.remark else ""
+    return f"{how}: {agree} comparisons agree{differ}{skipped}{remark}"
 
   def raise_for_mismatch(self) -> None:
     """Returns if `ok` is true.
@@ -264,7 +268,13 @@ def _errors_picture(rows: Sequence[Row]) -> str:
       shown.setdefault(f"{row.signature}: {row.output}, {_text(row.sizes)}", {})[row.values] = row.of_tolerance
   lines = [*shown][:_MOST_PICTURED]
   edge = 10 * max([10.0, *(share for line in lines for share in shown[line].values() if math.isfinite(share))])
-  kinds = {"ordinary": ("tab:blue", -0.2), "given": ("tab:blue", -0.2), HOSTILE: ("tab:orange", 0), SUBNORMAL: ("tab:purple", 0.2)}
+  kinds = {
+    "ordinary": ("tab:blue", -0.2),
+    "given": ("tab:blue", -0.2),
+    REPRESENTATIVE: ("tab:blue", -0.2),
+    HOSTILE: ("tab:orange", 0),
+    SUBNORMAL: ("tab:purple", 0.2),
+  }
 
   def draw(axes: Any) -> None:
     for values, (colour, shift) in kinds.items():

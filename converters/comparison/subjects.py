@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
-from ..saved_model import manifest
+from ..saved_model import kinds, manifest
 from ..saved_model.state import Layout
 from . import plan
 
 
 def chosen(record: manifest.Manifest, signatures: Sequence[str] | None, inputs: plan.Given) -> dict[str, manifest.SignatureRecord]:
+  kinds.check_names("signatures", signatures)
+  kinds.check_mapping("inputs", inputs, "input: array")
   names = list(record.signatures) if signatures is None else list(signatures)
   if unknown := [name for name in names if name not in record.signatures]:
     raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(record.signatures)}")

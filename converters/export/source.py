@@ -30,7 +30,7 @@ from ..comparison import answers as compare
 from ..comparison import calls, plan
 from ..comparison.calls import Answer
 from ..comparison.report import HOSTILE, SUBNORMAL, Report
-from ..saved_model import manifest, publish
+from ..saved_model import kinds, manifest, publish
 from ..saved_model.builder import Model
 from ..saved_model.state import State
 from . import replay
@@ -171,6 +171,13 @@ class Source:
     """{key of the comparison: (runs, answers of the reference)}, shared by several runtimes or forms of a file."""
     return {}
 
+  def subjects(self) -> list[plan.Subject]:
+    """The signatures with their references."""
+    return [
+      plan.Subject(s.name, s.record, s.reference, s.record.own_inputs, s.state.layout.paths if s.state else ())
+      for s in self.signatures.values()
+    ]
+
   def runs(self, options: plan.Comparison) -> list[plan.Run]:
     """The runs of `compared`: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
     given = dict(options.examples or {})
@@ -179,11 +186,7 @@ class Source:
         raise ValueError(
           f"examples names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
         )
-    subjects = [
-      plan.Subject(s.name, s.record, s.reference, s.record.own_inputs, s.state.layout.paths if s.state else ())
-      for s in self.signatures.values()
-    ]
-    return plan.plan(subjects, self.constraints, options.sizes or {}, options.samples, given)
+    return plan.plan(self.subjects(), self.constraints, options.sizes or {}, options.samples, given)
 
   def compared(
     self,
@@ -281,6 +284,7 @@ def _check_idioms(asked: str | None, made: str, what: str) -> None:
 
 
 def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None) -> dict[str, manifest.SignatureRecord]:
+  kinds.check_names("signatures", wanted)
   if unknown := [name for name in wanted or () if name not in records]:
     raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(records)}")
   if wanted is not None:

@@ -60,6 +60,7 @@ def save(
   Raises:
     ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+    TypeError: an option is unknown.
 
   Examples:
     >>> import jax.numpy as jnp, numpy as np
@@ -69,6 +70,7 @@ def save(
     >>> onnx.run("model.onnx", {"x": np.zeros((1, 2), np.float32)})
     {'y': array([[0., 0.]], dtype=float32)}
   """
+  plan.Comparison.of(comparison, save)
   _check(paths.of(path), overwrite, opset)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
@@ -123,7 +125,7 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.onnx', True)
   """
-  path, options = paths.of(path), plan.Comparison(**comparison)
+  path, options = paths.of(path), plan.Comparison.of(comparison, save_model)
   _check(path, overwrite, opset)
   source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
   if len(source.signatures) != 1:

@@ -118,6 +118,13 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
   try:
     own = list(signature.bind(*leading, *names).arguments)[len(leading) :]
   except TypeError as error:
+    own = list(signature.parameters)
+    if len(own) == len(names) and own[:1] != list(leading[:1]):  # perhaps the function of the inputs alone
+      called = ", ".join([*leading, *names])
+      raise ValueError(
+        f"inputs = {given}: '{name}' takes ({', '.join(own)}), and it is called with ({called}); name an input for each argument after "
+        f"{leading[-1]}; if it takes no {leading[-1]}, pass lambda {called}: fun({given})"
+      ) from None
     raise ValueError(f"inputs = {given}: '{name}' takes ({takes}): {error}; name an input for each argument after {leading[-1]}") from None
   if own != list(names) and set(own) == set(names):
     raise ValueError(f"inputs = {given}: '{name}' takes ({takes}), in this order; name the inputs in the order of the arguments")

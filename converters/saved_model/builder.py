@@ -13,7 +13,7 @@ import tensorflow as tf
 from jax2tf import paths
 
 from .. import collector, stages
-from . import manifest, parameters, publish, signature, warmup
+from . import kinds, manifest, parameters, publish, signature, warmup
 from .arguments import Added, Given
 from .batching import Batching
 from .notation import Spec
@@ -67,6 +67,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     idioms: str = "exact",
   ):
     super().__init__()
+    kinds.check_names("polymorphic_constraints", polymorphic_constraints)
     self._state = None if state is None else State(state)
     self._layout = _Untracked(parameters.Layout.of(params))
     # Attributes, because a loaded model has no properties; lists, because TensorFlow tracks no other pytrees.
@@ -181,6 +182,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
     """
     state = self._checked_state(batching) if stateful else None
+    kinds.check_added(inputs, outputs, input_names=input_names, defaults=defaults, raw_inputs=raw_inputs, pass_through=pass_through)
     names = self._checked_names(signatures, method)
     resources = [*resources, preprocess, postprocess]  # processors may be trackables themselves
     around = signature.Around(raw_inputs, preprocess, postprocess, pass_through, defaults, batching, examples)
@@ -191,9 +193,7 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     return self
 
   def _checked_names(self, signatures: str | Iterable[str], method: str | None) -> list[str]:
-    names = [signatures] if isinstance(signatures, str) else list(signatures)
-    if not names or not all(names):
-      raise ValueError("signatures = '': a signature needs a name")
+    names = kinds.signature_names(signatures)
     if taken := [name for name in names if name in self._signatures.value]:
       raise ValueError(f"signature {taken[0]!r} already exists; choose another name in `signatures`")
     if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):

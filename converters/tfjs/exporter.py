@@ -74,6 +74,7 @@ def save(
   Raises:
     ExportError, FileExistsError, OSError, ImportError, RuntimeError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+    TypeError: an option is unknown.
 
   Examples:
     >>> import jax.numpy as jnp, numpy as np
@@ -84,6 +85,7 @@ def save(
     >>> sorted(file.name for file in made.path.iterdir())
     ['group1-shard1of1.bin', 'model.json']
   """
+  plan.Comparison.of(comparison, save)
   _check(paths.of(path), overwrite, quantization, backends)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
@@ -141,7 +143,7 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model', True)
   """
-  path, options = paths.of(path), plan.Comparison(**comparison)
+  path, options = paths.of(path), plan.Comparison.of(comparison, save_model)
   _check(path, overwrite, quantization, backends)
   if page:
     # Raise errors about the page before the conversion.

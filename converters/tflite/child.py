@@ -9,16 +9,18 @@ import functools
 import pickle
 import runpy
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ai_edge_litert import interpreter
 
 _calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py"))
 
 
 def main(request_file: str, response_file: str) -> None:
-  """{"model": path, "runs": [{"signature", "inputs", "timed", "anew"}]} -> the list of answers, in order."""
+  """{"model": path, "runs": [{"signature", "inputs", "timed", "anew", "floats"}]} -> the list of answers, in order."""
   request = pickle.loads(Path(request_file).read_bytes())
   answers: list[dict[str, Any]] = []
   try:
@@ -26,12 +28,36 @@ def main(request_file: str, response_file: str) -> None:
     for run in request["runs"]:
       if run["anew"]:
         runners = _opened(request["model"])
-      runner = runners.get(run["signature"])
-      answers.append(_calls["answered"](lambda run=run, runner=runner: functools.partial(runner, **run["inputs"]), run["timed"]))
+      answers.append(_calls["answered"](functools.partial(_prepared, runners.get(run["signature"]), run), run["timed"]))
       print("done", flush=True)
   except Exception as error:  # the file cannot be opened
     answers = [_calls["failed"](_calls["sentence"](error))] * len(request["runs"])
   Path(response_file).write_bytes(pickle.dumps(answers))
+
+
+def _prepared(runner: Any, run: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+  if run["floats"] is None:
+    return functools.partial(runner, **run["inputs"])
+  takes, gives = runner.get_input_details(), runner.get_output_details()
+  inputs = {name: _quantized(x, takes[name]) if name in run["floats"] else x for name, x in run["inputs"].items()}
+
+  def call() -> dict[str, Any]:
+    return {name: _dequantized(y, gives[name]) if name in run["floats"] else y for name, y in runner(**inputs).items()}
+
+  return call
+
+
+def _quantized(x: Any, tensor: Mapping[str, Any]) -> Any:
+  scale, zero_point = tensor["quantization"]
+  if not scale or tensor["dtype"] not in (np.int8, np.uint8):
+    return x
+  limits = np.iinfo(tensor["dtype"])
+  return np.clip(np.round(x / np.float32(scale)) + zero_point, limits.min, limits.max).astype(tensor["dtype"])
+
+
+def _dequantized(y: Any, tensor: Mapping[str, Any]) -> Any:
+  scale, zero_point = tensor["quantization"]
+  return np.float32(scale) * (y.astype(np.float32) - zero_point) if scale and y.dtype in (np.int8, np.uint8) else y
 
 
 def _opened(path: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..export.source import Exported, ExportError, Source, single
 from ..saved_model import publish
 from ..saved_model.builder import Model
 from . import quantized, runtime, state, training
-from .quantized import LEAST_COSINE
+from .quantized import Quantization
 from .replacements import FUSED, TABLE
 from .runtime import RUNTIME, TARGET
 
@@ -47,6 +47,11 @@ def save(
   quantization: str | None = None,
   representative_dataset: Any = None,
   least_cosine: float | None = None,
+  least_top_1: float | None = None,
+  scores: Sequence[str] | None = None,
+  narrow_inputs: Sequence[str] = (),
+  inference_input_type: str | None = None,
+  inference_output_type: str | None = None,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
   """Exports `fun(params, *inputs)`.
@@ -54,7 +59,8 @@ def save(
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's values (docs/guide/fused.md).
-    path, overwrite, quantization, representative_dataset, least_cosine, comparison: as for `save_model`.
+    path, overwrite, quantization, representative_dataset, least_cosine, least_top_1, scores, narrow_inputs, inference_input_type,
+      inference_output_type, comparison: as for `save_model`.
 
   Returns:
     as `save_model`.
@@ -62,6 +68,7 @@ def save(
   Raises:
     ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
+    TypeError: an option is unknown.
 
   Examples:
     >>> import jax.numpy as jnp, numpy as np
@@ -71,18 +78,19 @@ def save(
     >>> made.path.name
     'model.tflite'
   """
-  _check(paths.of(path), overwrite, quantization, representative_dataset)
+  options = {
+    "least_cosine": least_cosine,
+    "least_top_1": least_top_1,
+    "scores": scores,
+    "narrow_inputs": narrow_inputs,
+    "inference_input_type": inference_input_type,
+    "inference_output_type": inference_output_type,
+  }
+  _, asked = _asked(save, paths.of(path), overwrite, quantization, representative_dataset, options, comparison)
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
-  return save_model(
-    model,
-    path,
-    overwrite=overwrite,
-    quantization=quantization,
-    representative_dataset=representative_dataset,
-    least_cosine=least_cosine,
-    **comparison,
-  )
+  given: Any = options | dict(comparison)
+  return save_model(model, path, overwrite=overwrite, quantization=quantization, representative_dataset=asked.dataset, **given)
 
 
 def save_model(
@@ -97,6 +105,11 @@ def save_model(
   quantization: str | None = None,
   representative_dataset: Any = None,
   least_cosine: float | None = None,
+  least_top_1: float | None = None,
+  scores: Sequence[str] | None = None,
+  narrow_inputs: Sequence[str] = (),
+  inference_input_type: str | None = None,
+  inference_output_type: str | None = None,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
   """Exports the signatures of a model as one file, which keeps the names of signatures, inputs and outputs.
@@ -114,10 +127,21 @@ def save_model(
     idioms: the idioms that the model must have; they are those that it was made with.
     overwrite: whether to replace an existing file.
     quantization: None; "float16": weights, dequantised to float32 when the model is loaded; "dynamic_int8": weights, and activations at
-      run time; "int8": weights and activations, calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer. Inputs and
-      outputs keep their dtypes.
-    representative_dataset: calibration data for "int8": an iterable of {input: array}, or {signature: iterable} for several signatures.
+      run time; "int8": weights and activations, calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer.
+    representative_dataset: typical inputs of the model, for "int8", which needs them, and for the comparison of the other schemes: an
+      iterable of {input: array}, {signature: iterable} for several signatures, or a function without arguments that returns one of them.
+      "int8" holds every fifth sample back from the calibration, and is compared with the reference on these. If there are fewer than five,
+      all calibrate and all are compared.
     least_cosine: the least cosine between an output of a quantised model and the reference's. By default `LEAST_COSINE[quantization]`.
+      On representative samples the cosine without the mean of the outputs must be at least 1 - 10 * (1 - least_cosine).
+    least_top_1: the least share of representative rows for which the largest of an output's scores is the reference's, or for which an
+      integer output is equal. By default `LEAST_TOP_1`.
+    scores: the outputs that are scores of classes, along the last axis. By default those whose values, in the reference, are at least 0
+      and have the sum 1.
+    narrow_inputs: the 8-bit inputs of rank 3 and more whose representative values may lie within 32 numbers, as those of masks do.
+    inference_input_type, inference_output_type: for "int8", "int8" or "uint8": the dtype of the floating point inputs or outputs of the
+      file. Its quantization parameters are in the file: `get_input_details()[name]["quantization"]` of a signature runner. By default
+      they keep their dtypes.
     comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in `comparison.plan.Comparison`. A quantised model takes neither
       rtol nor atol.
 
@@ -131,8 +155,10 @@ def save_model(
     OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[tflite] is missing.
-    ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an option does not apply to it; the function
-      calls back into Python.
+    ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an option does not apply to it;
+      `representative_dataset` does not fit the inputs, has one value everywhere, or images of few values; the function calls back into
+      Python.
+    TypeError: an option is unknown.
 
   Examples:
     >>> from jax2tf.converters import saved_model, tflite
@@ -143,26 +169,30 @@ def save_model(
     >>> made.path.name, made.report.ok
     ('model.tflite', True)
   """
-  path, asked = paths.of(path), plan.Comparison(**comparison)
-  _check(path, overwrite, quantization, representative_dataset)
-  if quantization is None and least_cosine is not None:
-    raise ValueError(f"least_cosine = {least_cosine} is for a quantised model; this one is compared with rtol and atol")
-  if quantization is not None and (asked.rtol is not None or asked.atol is not None):
-    raise ValueError(f"rtol and atol are not for quantization={quantization!r}, whose outputs are compared by least_cosine")
+  path = paths.of(path)
+  options = {
+    "least_cosine": least_cosine,
+    "least_top_1": least_top_1,
+    "scores": scores,
+    "narrow_inputs": narrow_inputs,
+    "inference_input_type": inference_input_type,
+    "inference_output_type": inference_output_type,
+  }
+  asked, quantized_so = _asked(save_model, path, overwrite, quantization, representative_dataset, options, comparison)
   source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
   source.refuse_writers(TARGET, f"{RUNTIME} with quantization={quantization!r}" if quantization else RUNTIME, has_state=not quantization)
   _refuse_empty(source)
+  quantized_so = quantized_so.fitting(source)
   if from_float := quantized.FROM_FLOAT.get(quantization or ""):
-    contents = from_float(_converted(source, None, None))
+    contents = from_float(_converted(source, Quantization()))
   else:
-    contents = _converted(source, quantization, representative_dataset)
+    contents = _converted(source, quantized_so)
   with _written(contents, path, overwrite) as file:
     if quantization is None:
       answer = state.with_state(functools.partial(runtime.answers, file))
       report = source.compared(answer, TARGET, RUNTIME, asked, versions=_versions())
     else:
-      least = LEAST_COSINE[quantization] if least_cosine is None else least_cosine
-      report = quantized.compared(source, file, quantization, asked, least_cosine=least, versions=_versions())
+      report = quantized.compared(source, file, asked, quantized_so, versions=_versions())
   return Exported(path, report, len(contents))
 
 
@@ -256,7 +286,7 @@ def save_training(
     True
   """
   path = paths.of(path)
-  _check(path, overwrite, None, None)
+  _check(path, overwrite, None)
   trained = training.Training.of(loss, fun, params, batch, inputs, outputs, learning_rate)
   contents = trained.converted()
   with _written(contents, path, overwrite) as file:
@@ -264,16 +294,32 @@ def save_training(
   return Exported(path, report, len(contents))
 
 
-def _check(path: Path, overwrite: bool, quantization: str | None, representative_dataset: Any) -> None:
-  """Raises the errors that need no conversion."""
+def _asked(
+  exporter: Callable[..., Any],
+  path: Path,
+  overwrite: bool,
+  scheme: str | None,
+  representative_dataset: Any,
+  options: Mapping[str, Any],
+  comparison: Mapping[str, Any],
+) -> tuple[plan.Comparison, Quantization]:
+  """The comparison and the quantization that the caller asks for. Raises the errors that need no conversion."""
+  asked = plan.Comparison.of(comparison, exporter)
+  _check(path, overwrite, scheme)
+  if scheme is not None and (asked.rtol is not None or asked.atol is not None):
+    raise ValueError(f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by least_cosine")
+  return asked, Quantization.of(scheme, representative_dataset, options)
+
+
+def _check(path: Path, overwrite: bool, quantization: str | None) -> None:
+  """Raises the errors about the path and about missing packages."""
   publish.check_file(path, overwrite, "model.tflite")
-  quantized.check(quantization, representative_dataset)
   runtime.extra("ai_edge_litert")
   if quantization == "int4":
     runtime.extra("ai_edge_quantizer")
 
 
-def _converted(source: Source, quantization: str | None, representative_dataset: Any) -> bytes:
+def _converted(source: Source, quantization: Quantization) -> bytes:
   """The converted model. Keeps erf where the converter can fuse it into GELU."""
   if remembered := state.of(source):
     return state.converted(source, remembered, TABLE, functools.partial(_refuse, source))
@@ -281,13 +327,12 @@ def _converted(source: Source, quantization: str | None, representative_dataset:
   if any(op in FUSED for signature in source.signatures.values() for op in replay.op_types(signature.function)):
     fused = _frozen(source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED})
     with contextlib.suppress(ExportError):
-      contents = runtime.converted(fused, quantized.options(None, None, fused), functools.partial(_refuse, source))
-      if quantization is None:
+      contents = runtime.converted(fused, Quantization().configure, functools.partial(_refuse, source))
+      if quantization.scheme is None:
         return contents
       functions = fused
   functions = functions or _frozen(source, TABLE)
-  configure = quantized.options(quantization, representative_dataset, functions)
-  return runtime.converted(functions, configure, functools.partial(_refuse, source))
+  return runtime.converted(functions, quantization.configure, functools.partial(_refuse, source))
 
 
 def _frozen(source: Source, table: Mapping[str, replay.Replacement]) -> dict[str, Any]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 import tqdm
 
 from ..comparison import answers as compare
 from ..comparison import plan
-from ..comparison.report import Report, Row
+from ..comparison.report import REPRESENTATIVE, Report, Row
 from ..export.source import ExportError, Source
+from ..saved_model import kinds
 from . import runtime
+from .agreement import Agreement, cosine
+from .calibration import Dataset
 from .float16 import half_precision
 from .runtime import RUNTIME, TARGET
-
-Samples = Iterable[Mapping[str, Any]]
 
 # {scheme: the least cosine between an output and the reference's}. It does not bound single elements: the error of a quantised weight is
 # proportional to the largest weight of its row, so the relative error of a small output can be large. The values leave a margin below
@@ -29,60 +32,100 @@ Samples = Iterable[Mapping[str, Any]]
 LEAST_COSINE: Mapping[str, float] = {"float16": 0.9999, "dynamic_int8": 0.99, "int8": 0.98, "int4": 0.9}
 
 
+# The least share of rows with the reference's first class, for outputs that are scores; of few rows, rounded down to whole rows.
+LEAST_TOP_1 = 0.9
+_INTEGERS = {"int8": tf.int8, "uint8": tf.uint8}
+
+
 @dataclass(frozen=True)
 class QuantizedRow(Row):
   """A row of the report for a quantised model, which is compared by cosine.
 
   Attributes:
-    cosine: the least cosine of all samples.
+    cosine: of representative samples, of all elements of all samples; of other inputs, the least of all samples.
+    variation: of representative samples, the cosine without the mean of the reference; see `agreement.Agreement`.
+    top_1: of representative samples, the share of rows with the reference's first class; None if the output is not scores.
   """
 
   cosine: float = 0.0
+  variation: float | None = None
+  top_1: float | None = None
 
 
-def check(scheme: str | None, representative_dataset: Any) -> None:
-  """Raises ValueError if the scheme is unknown, or its calibration data are missing."""
-  if scheme is not None and scheme not in LEAST_COSINE:
-    raise ValueError(f"quantization = {scheme!r}; give None, or one of: {', '.join(LEAST_COSINE)}")
-  if (scheme == "int8") != (representative_dataset is not None):
-    raise ValueError(
-      f"quantization = {scheme!r} with representative_dataset {'missing' if scheme == 'int8' else 'given'}; "
-      'quantization="int8", and only it, needs one: typical inputs of the model, [{input: array}, ...]'
-    )
+@dataclass(frozen=True)
+class Quantization:
+  """How a model is quantised and compared; see `exporter.save_model`."""
 
+  scheme: str | None = None
+  dataset: Dataset | None = None
+  least_cosine: float | None = None
+  least_top_1: float | None = None
+  scores: Sequence[str] | None = None
+  narrow_inputs: Sequence[str] = ()
+  inference_input_type: str | None = None
+  inference_output_type: str | None = None
 
-def options(scheme: str | None, representative_dataset: Any, functions: Mapping[str, Any]) -> Callable[[Any], None]:
-  """A function that sets the converter's options, for None or a scheme that is not in `FROM_FLOAT`."""
+  @classmethod
+  def of(cls, scheme: str | None, representative_dataset: Any, options: Mapping[str, Any]) -> Quantization:
+    """Checks the options, and reads the samples.
 
-  def configure(converter: Any) -> None:
+    Raises:
+      ValueError: the scheme is unknown; an option does not apply to it, or has another kind; the samples are missing, or not samples.
+    """
+    if scheme is not None and scheme not in LEAST_COSINE:
+      raise ValueError(f"quantization = {scheme!r}; give None, or one of: {', '.join(LEAST_COSINE)}")
+    if scheme == "int8" and representative_dataset is None:
+      raise ValueError(
+        f"quantization = {scheme!r} with representative_dataset missing; it needs typical inputs of the model, [{{input: array}}, ...]"
+      )
+    if scheme is None and representative_dataset is not None:
+      raise ValueError("quantization = None with representative_dataset given; name a scheme, or give examples= for the comparison")
+    given = cls(scheme, **options)
+    given._check()
+    return given if representative_dataset is None else replace(given, dataset=Dataset.of(representative_dataset))
+
+  def _check(self) -> None:
+    kinds.check_names("scores", self.scores)
+    kinds.check_names("narrow_inputs", self.narrow_inputs)
+    for name, least in (("least_cosine", self.least_cosine), ("least_top_1", self.least_top_1)):
+      if least is not None and self.scheme is None:
+        raise ValueError(f"{name} = {least} is for a quantised model; this one is compared with rtol and atol")
+      if least is not None and not 0 <= least <= 1:
+        raise ValueError(f"{name} = {least}; give a number from 0 to 1")
+    types = {name: vars(self)[name] for name in ("inference_input_type", "inference_output_type")}
+    for name, dtype in types.items():
+      if dtype is not None and (dtype not in _INTEGERS or self.scheme != "int8"):
+        raise ValueError(
+          f"{name} = {dtype!r} with quantization = {self.scheme!r}; give 'int8' or 'uint8' with quantization=\"int8\", or None"
+        )
+
+  def fitting(self, source: Source) -> Quantization:
+    """The same with samples in the dtypes of the signatures.
+
+    Raises:
+      ValueError: the samples do not fit the signatures, or calibrate nothing; `scores` names an unknown output.
+    """
+    records = {name: signature.record for name, signature in source.signatures.items()}
+    outputs = {name for record in records.values() for name in record.outputs}
+    if strange := [name for name in self.scores or () if name not in outputs]:
+      raise ValueError(f"scores names {strange[0]!r}, but the outputs are: {', '.join(sorted(outputs))}")
+    dataset = self.dataset.checked(records, self.narrow_inputs) if self.dataset else None
+    return replace(self, dataset=dataset)
+
+  def configure(self, converter: Any) -> None:
+    """Sets the converter's options, for None or a scheme that is not in `FROM_FLOAT`."""
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-    if scheme is not None:
+    if self.scheme is not None:
       converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    if scheme == "int8":
+    if self.scheme == "int8":
+      assert self.dataset
       # Ops without an int8 kernel stay float32.
       converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, tf.lite.OpsSet.TFLITE_BUILTINS]
-      converter.representative_dataset = lambda: _samples(representative_dataset, functions)
-
-  return configure
-
-
-def _samples(given: Any, functions: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-  """Yields (signature, inputs) for each sample."""
-  by_signature = given if isinstance(given, Mapping) else dict.fromkeys(functions, given)
-  if set(by_signature) != set(functions) or (len(functions) > 1 and not isinstance(given, Mapping)):
-    raise ValueError(
-      f"representative_dataset is not for the signatures {', '.join(functions)}; give {{signature: [{{input: array}}, ...]}}"
-    )
-  for name, samples in by_signature.items():
-    count = 0
-    for sample in tqdm.tqdm(samples, desc=f"calibrate {name}", leave=False, disable=None):
-      count += 1
-      specs = functions[name].structured_input_signature[1]
-      if sample.keys() != specs.keys():
-        raise ValueError(f"representative_dataset has a sample of {', '.join(sample)}, and signature {name!r} takes {', '.join(specs)}")
-      yield name, {key: np.asarray(value, specs[key].dtype.as_numpy_dtype) for key, value in sample.items()}
-    if not count:
-      raise ValueError(f"representative_dataset has no sample for signature {name!r}; pass a list, or an iterator that is not exhausted")
+      converter.representative_dataset = self.dataset.calibrating
+    if self.inference_input_type:
+      converter.inference_input_type = _INTEGERS[self.inference_input_type]
+    if self.inference_output_type:
+      converter.inference_output_type = _INTEGERS[self.inference_output_type]
 
 
 def four_bits(model: bytes) -> bytes:
@@ -96,54 +139,98 @@ def four_bits(model: bytes) -> bytes:
 FROM_FLOAT: Mapping[str, Callable[[bytes], bytes]] = {"float16": half_precision, "int4": four_bits}
 
 
-def compared(
-  source: Source, file: Path, scheme: str, asked: plan.Comparison, *, least_cosine: float, versions: Mapping[str, str]
-) -> Report:
-  """Compares the quantised file with the reference, on ordinary inputs and those of the caller.
+def compared(source: Source, file: Path, asked: plan.Comparison, quantization: Quantization, *, versions: Mapping[str, str]) -> Report:
+  """Compares the quantised file with the reference: on the representative samples, and on the inputs of the caller.
 
-  NaN, infinities and extreme numbers are left out, because they are outside the range of a quantised tensor.
+  Without calibration also on random ordinary inputs, which may be outside of a calibrated range. NaN, infinities and extreme numbers are
+  left out, because they are outside the range of a quantised tensor.
 
   Raises:
-    ExportError: the file fails, has a NaN where the reference has none, or the cosine of an output is too small.
+    ExportError: the file fails, has a NaN where the reference has none, or an output agrees too little.
   """
-  runs = [run for run in source.runs(asked) if run.values in ("ordinary", "given")]
+  scheme = quantization.scheme
+  kinds_of_inputs = ("given",) if scheme == "int8" else ("ordinary", "given")
+  runs = [run for run in source.runs(asked) if run.values in kinds_of_inputs]
+  runs += _representative(source, quantization)
   with tqdm.tqdm(total=len(runs), desc=f"compare {scheme}", leave=False, disable=None) as progress:
     expected = list(compare.reference_answers(runs, (), progress))
-  found = runtime.answers(file, runs)
-  cosines: dict[tuple[Any, ...], list[float]] = {}
-  for run, answer, right in zip(runs, found, expected, strict=True):
-    for name, y in right.outputs.items():
-      if name in answer["outputs"] and answer["outputs"][name].shape == y.shape:
-        cosines.setdefault((run.subject.name, *run.sizes.items(), run.values, name), []).append(cosine(answer["outputs"][name], y))
-  rows = []
-  for row in compare.rows(runs, found, expected, 0.0, float("inf")):
-    least = min(cosines.get((row.signature, *row.sizes.items(), row.values, row.output), [0.0]))
-    rows.append(_judged(row, least, least_cosine))
+  found = runtime.answers(file, runs, dequantized=True)
+  agreements = _agreements(runs, found, expected, quantization.scores)
+  rows = [
+    _judged(row, agreements.get(_key(row.signature, row.sizes, row.values, row.output)), quantization)
+    for row in compare.rows(runs, found, expected, 0.0, float("inf"))
+  ]
   report = Report(
-    f"{source.label} in {RUNTIME}, {scheme}: an output agrees from a cosine of {least_cosine} on",
+    f"{source.label} in {RUNTIME}, {scheme}: an output agrees from a cosine of {_least_cosine(quantization)} on",
     tuple(rows),
     compare.latencies(runs, found, expected),
     {},
     {"jax": jax.__version__, **versions},
+    remark=_remark(rows, agreements, quantization),
   )
   if wrong := [row for row in rows if row.problem]:
     lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
-    raise ExportError(TARGET, f"{RUNTIME} with quantization={scheme!r} is too far from the reference, so nothing was written:\n{lines}")
+    accepted = "least_cosine= and least_top_1= set the limits"
+    raise ExportError(
+      TARGET, f"{RUNTIME} with quantization={scheme!r} is too far from the reference, so nothing was written ({accepted}):\n{lines}"
+    )
   return report
 
 
-def _judged(row: Row, least: float, wanted: float) -> QuantizedRow:
-  """Judges a row by its cosine. Integers may differ, for example an argmax of almost equal values."""
-  figures = asdict(row) | {"cosine": least, "of_tolerance": (1 - least) / (1 - wanted) if wanted < 1 else None}
+def _representative(source: Source, quantization: Quantization) -> Iterator[plan.Run]:
+  if not quantization.dataset:
+    return
+  subjects = {subject.name: subject for subject in source.subjects()}
+  for name, samples in quantization.dataset.compared(quantization.scheme == "int8").items():
+    for i, sample in enumerate(samples):
+      yield plan.Run(subjects[name], {}, REPRESENTATIVE, sample, timed=i == 0)
+
+
+def _key(signature: str, sizes: Mapping[str, int], values: str, output: str) -> tuple[Any, ...]:
+  return signature, *sizes.items(), values, output
+
+
+def _agreements(
+  runs: Sequence[plan.Run], found: Sequence[Any], expected: Sequence[compare.Expected], scores: Sequence[str] | None
+) -> dict[tuple[Any, ...], Agreement]:
+  """{key of a row: the agreement}, for outputs of the right shapes."""
+  pairs: dict[tuple[Any, ...], list[tuple[np.ndarray, np.ndarray]]] = {}
+  for run, answer, right in zip(runs, found, expected, strict=True):
+    for name, y in right.outputs.items():
+      if name in answer["outputs"] and answer["outputs"][name].shape == y.shape:
+        pairs.setdefault(_key(run.subject.name, run.sizes, run.values, name), []).append((answer["outputs"][name], y))
+  agreements = {}
+  for key, both in pairs.items():
+    if key[-2] == REPRESENTATIVE:
+      outputs, references = zip(*both, strict=True)
+      agreements[key] = Agreement.of(outputs, references, None if scores is None else key[-1] in scores)
+    else:
+      agreements[key] = Agreement(min(cosine(x, y) for x, y in both))
+  return agreements
+
+
+def _least_cosine(quantization: Quantization) -> float:
+  return LEAST_COSINE[quantization.scheme or ""] if quantization.least_cosine is None else quantization.least_cosine
+
+
+def _judged(row: Row, agreement: Agreement | None, quantization: Quantization) -> QuantizedRow:
+  """Judges a row by its agreement. Integers may differ, for example an argmax of almost equal values."""
+  wanted = _least_cosine(quantization)
+  agreement = agreement or Agreement(0.0)
+  share = (1 - agreement.cosine) / (1 - wanted) if wanted < 1 else None
+  figures = asdict(row) | {"cosine": agreement.cosine, "variation": agreement.variation, "top_1": agreement.top_1, "of_tolerance": share}
   if not row.problem or (row.max_abs is not None and "NaN" not in row.problem):
-    figures["problem"] = "" if least >= wanted else f"the cosine with the reference is {least:.6f}, less than {wanted}"
+    least_top_1 = LEAST_TOP_1 if quantization.least_top_1 is None else quantization.least_top_1
+    integers = not jnp.issubdtype(jnp.dtype(row.dtype), np.inexact) and row.values == REPRESENTATIVE
+    figures["problem"] = agreement.problem(-math.inf if integers else wanted, least_top_1)
   return QuantizedRow(**figures)
 
 
-def cosine(x: Any, y: Any) -> float:
-  """The cosine of two arrays as vectors; 1 if both are zero, or empty."""
-  x, y = (np.asarray(a).astype(np.float64).ravel() for a in (x, y))
-  both = np.isfinite(x) & np.isfinite(y)
-  x, y = x[both], y[both]
-  lengths = float(np.linalg.norm(x) * np.linalg.norm(y))
-  return float(x @ y) / lengths if lengths else float(not (x.any() or y.any()))
+def _remark(rows: Sequence[QuantizedRow], agreements: Mapping[tuple[Any, ...], Agreement], quantization: Quantization) -> str:
+  """The agreement on the representative samples, in words."""
+  own = [key for key in agreements if key[-2] == REPRESENTATIVE]
+  if not quantization.dataset or not own:
+    return ""
+  several = len({row.output for row in rows}) > 1
+  figures = [f"{f'{key[-1]}: ' if several else ''}{agreements[key].text()}" for key in own]
+  return f"{'; '.join(figures)} {quantization.dataset.how(quantization.scheme == 'int8')}"

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import tensorflow as tf
 
 from .. import extras
@@ -22,6 +24,8 @@ from ..comparison import answers as compare
 from ..comparison import plan
 from ..comparison.calls import Answer, failed
 from ..export.source import ExportError
+from ..saved_model.manifest import SignatureRecord
+from ..saved_model.notation import Spec
 
 TARGET, RUNTIME = "tflite", "LiteRT"
 # Matches the ops without a kernel, and the types of their operands, in the last lines of the converter's error.
@@ -59,8 +63,6 @@ def converted(
     try:
       return bytes(converter.convert())
     except Exception as error:
-      if isinstance(error, ValueError) and str(error).startswith("representative_dataset"):
-        raise  # our own errors about the caller's data
       if lacking := {op: f"no kernel for {op} of {types}" for op, types in _LACKING.findall(str(error))}:
         raise refuse(lacking) from error
       raise ExportError(TARGET, f"TensorFlow's TFLite converter fails: {_complaint(str(error))}") from error
@@ -84,13 +86,20 @@ def _complaint(message: str) -> str:
   return re.sub(r"^loc\(.*\): ", "", (errors or lines)[0])
 
 
-def answers(model: Path, runs: Sequence[plan.Run]) -> Sequence[Answer]:
+def answers(model: Path, runs: Sequence[plan.Run], *, dequantized: bool = False) -> Sequence[Answer]:
   """The answers of the file to the runs, in order, in a separate process that keeps variables between runs.
 
-  A run of a stateful signature that does not continue the previous run starts from the variables of the file.
+  A run of a stateful signature that does not continue the previous run starts from the variables of the file. `dequantized`: quantise
+  floats for integer inputs of the file, and dequantise its integer outputs that are floats in the signature.
   """
   requests = [
-    {"signature": run.subject.name, "inputs": dict(run.inputs), "timed": run.timed, "anew": bool(run.subject.paths) and not run.continues}
+    {
+      "signature": run.subject.name,
+      "inputs": dict(run.inputs),
+      "timed": run.timed,
+      "anew": bool(run.subject.paths) and not run.continues,
+      "floats": _floats(run.subject.record) if dequantized else None,
+    }
     for run in runs
   ]
   with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder:
@@ -109,6 +118,12 @@ def answers(model: Path, runs: Sequence[plan.Run]) -> Sequence[Answer]:
   where = f"run {done} of signature {runs[min(done, len(runs) - 1)].subject.name!r}"
   problem = f"{RUNTIME} ended its process with {child.returncode} in {where}: {last}"
   return [failed(problem)] * len(runs)
+
+
+def _floats(record: SignatureRecord) -> list[str]:
+  """The names of floating point inputs and outputs."""
+  specs = {**record.inputs, **record.outputs}
+  return [name for name, text in specs.items() if jnp.issubdtype(Spec.parse(text).dtype, np.floating)]
 
 
 @contextlib.contextmanager

@@ -10,12 +10,15 @@ from typing import Any
 
 from jax2tf import paths
 
-from ..comparison.report import extra
+from ..comparison.report import REPRESENTATIVE, extra
 from ..export.source import ExportError
 from ..saved_model.builder import Model
 from . import quantized
+from .calibration import Dataset
 from .exporter import save_model
 from .quantized import LEAST_COSINE
+
+_OF_SCHEMES = ("least_cosine", "least_top_1", "scores", "narrow_inputs")  # which float32 does not take
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ def quantization_report(
     model: as for `save_model`.
     folder: the folder of the files, `<scheme>.tflite`, and `float32.tflite` for None. If the export by a scheme fails, its row says why.
     schemes: values of `quantization`.
-    representative_dataset: calibration data for "int8". Without it, the default schemes exclude "int8".
-    options: other arguments of `save_model`, except rtol and atol.
+    representative_dataset: as for `save_model`, for all schemes but None. Without it, the default schemes exclude "int8".
+    options: other arguments of `save_model`, except rtol and atol. Those of one scheme apply to this scheme alone.
 
   Returns:
     one row for each scheme.
@@ -101,6 +104,9 @@ def quantization_report(
     [('None', False), ('dynamic_int8', True)]
   """
   folder = paths.of(folder, "folder")
+  representative_dataset = (
+    None if representative_dataset is None else Dataset.of(representative_dataset)
+  )  # an iterator gives its samples once
   rows = []
   for scheme in schemes:
     if scheme == "int8" and representative_dataset is None and schemes == (None, *LEAST_COSINE):
@@ -110,11 +116,13 @@ def quantization_report(
 
 
 def _measured(model: Any, path: Path, scheme: str | None, representative_dataset: Any, options: Mapping[str, Any]) -> Quantized:
-  data = representative_dataset if scheme == "int8" else None
+  data = representative_dataset if scheme else None
+  kept = {name: value for name, value in options.items() if scheme or name not in _OF_SCHEMES}
+  kept = {name: value for name, value in kept.items() if scheme == "int8" or not name.startswith("inference_")}
   try:
-    made = save_model(model, path, quantization=scheme, representative_dataset=data, **options)
+    made = save_model(model, path, quantization=scheme, representative_dataset=data, **kept)
   except ExportError as error:
     return Quantized(str(scheme), None, None, None, " ".join(str(error).split()))
-  rows = [row for row in made.report.rows if row.values in ("ordinary", "given")]
+  rows = [row for row in made.report.rows if row.values in ("ordinary", "given", REPRESENTATIVE)]
   cosines = [row.cosine for row in rows if isinstance(row, quantized.QuantizedRow)]
   return Quantized(str(scheme), made.size, max((row.max_abs or 0.0 for row in rows), default=0.0), min(cosines, default=None))

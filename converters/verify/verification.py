@@ -21,7 +21,7 @@ from .. import stages
 from ..comparison import answers as compare
 from ..comparison import calls, plan, subjects
 from ..comparison.report import HOSTILE, SUBNORMAL, Report, extra
-from ..saved_model import manifest, notation, publish, values
+from ..saved_model import kinds, manifest, notation, publish, values
 from ..saved_model.notation import Spec
 from ..saved_model.state import Layout
 
@@ -58,8 +58,8 @@ def verify(
     samples: the number of draws for each combination of sizes, of ordinary inputs and of hostile ones.
     rtol, atol: tolerances of all floating point outputs, in place of those of their dtypes. Integers, bools and strings must be equal.
     signatures: the names of the signatures to compare. By default all.
-    inputs: {input: array, or callable(rng, shape, dtype)}, in place of normally distributed numbers, or integers from 0 to 9. An array
-      fixes the sizes of its input.
+    inputs: {input: array, or callable(rng, shape, dtype)}, in place of normally distributed numbers, or integers from 0 to 9, or of the
+      whole range for 8-bit inputs that the function computes with as floats. An array fixes the sizes of its input.
     hostile: whether differences for hostile inputs (NaN, infinities, extreme numbers) make the model wrong. By default the verdict and
       the report list them, because kernels of TensorFlow and XLA may differ there.
     report: a folder for `Report.write`. It must be writable before the model runs.
@@ -91,6 +91,8 @@ def verify(
     publish.check_writable(paths.of(report, "report"))
   if samples < 1:
     raise ValueError(f"samples = {samples}; at least one draw is needed")
+  kinds.check_names("polymorphic_constraints", polymorphic_constraints)
+  kinds.check_mapping("sizes", sizes, "dimension variable: size")
   place = _directory(paths.of(path))
   with paths.fetched(place) as directory:
     record = manifest.read(directory)
@@ -104,7 +106,7 @@ def verify(
     with stages.stage("read the graph"):  # fails early if a file is damaged
       graph = publish.meta_graph(directory)
       values.readers(directory, graph)
-    runs = plan.plan(compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs)
+    runs = plan.plan(compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs, lead)
     with stages.stage("compare"), tqdm.tqdm(total=2 * len(runs), desc=f"verify {place.name}", leave=False, disable=None) as progress:
       expected = list(compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ()))
       response = _run_without_jax(directory, runs, progress)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from jax.scipy.linalg import solve_triangular
 
 from jax2tf import _tf_compat, survey
-from jax2tf.converters import saved_model
+from jax2tf.converters import onnx, saved_model, tfjs, tflite
 from jax2tf.converters.comparison.plan import Comparison
 from jax2tf.converters.export import replay
 from jax2tf.converters.export.source import ExportError, Runner, Signature, Source
@@ -242,3 +242,48 @@ def test_a_comparison_takes_mappings(given: Any) -> None:
   (name,) = given
   with pytest.raises(ValueError, match=rf"{name} = \[.*\] is not a mapping \{{"):
     Comparison(**given)
+
+
+WRONG_KINDS = {
+  "inputs as a list": ({"inputs": ["f32[b]"]}, ValueError, r"inputs = \['f32\[b\]'\] is not a mapping \{input: spec\}"),
+  "no inputs": ({"inputs": None}, ValueError, "inputs = None is not a mapping"),
+  "outputs as a string": (
+    {"outputs": "scores"},
+    ValueError,
+    r"outputs = 'scores' is a string, .*letter by letter; give a list: outputs=\['scores'\]",
+  ),
+  "outputs of numbers": ({"outputs": [1]}, ValueError, r"outputs = \[1\] is not a list of strings"),
+  "constraints as a string": ({"polymorphic_constraints": "b >= 1"}, ValueError, r"polymorphic_constraints=\['b >= 1'\]"),
+  "no samples": ({"samples": 0}, ValueError, "samples = 0; at least one draw"),
+  "an unknown option": ({"quantisation": "int8"}, TypeError, r"\w+\.save has no option 'quantisation'; its options are: atol, .*overwrite"),
+}
+
+
+@pytest.mark.parametrize("module", [onnx, tflite, tfjs], ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize("kind", WRONG_KINDS)
+def test_arguments_of_a_wrong_kind_are_named_before_any_work(module: Any, kind: str, tmp_path: Path) -> None:
+  def untraced(params: Any, x: Any) -> Any:
+    raise AssertionError("the function is traced")
+
+  wrong, error, words = WRONG_KINDS[kind]
+  with pytest.raises(error, match=words):
+    module.save(untraced, {}, tmp_path / "made", **{"inputs": {"x": "f32[b]"}, **wrong})
+
+
+def test_names_are_not_taken_letter_by_letter(tmp_path: Path) -> None:
+  model = saved_model.Model({}).add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures="a")
+  with pytest.raises(ValueError, match=r"signatures = 'a' is a string.*give a list: signatures=\['a'\]"):
+    Source.of(model, signatures="a")
+  for name in ("raw_inputs", "pass_through", "defaults", "input_names"):
+    wrong: Any = {name: ["x"]}
+    with pytest.raises(ValueError, match=rf"{name} = \['x'\] is not a mapping"):
+      model.add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures="b", **wrong)
+  with pytest.raises(ValueError, match="a signature needs a name"):
+    model.add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures=[])
+
+
+@pytest.mark.parametrize("inputs", [{"x": "f32[b]"}, {"x": "f32[b]", "y": "f32[b]"}])
+def test_a_function_without_params(inputs: dict[str, str]) -> None:
+  functions: dict[int, Any] = {1: lambda image: image, 2: lambda left, right: left + right}
+  with pytest.raises(ValueError, match=r"if it takes no params, pass lambda params, x.*: fun\(x"):
+    saved_model.Model({}).add(functions[len(inputs)], inputs=inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, 
 
 _OF_PAGE = ("title", "labels", "tokenizer")
 _FILE = click.Path(exists=True, dir_okay=False)
+_INTEGERS = click.Choice(["int8", "uint8"])
+_SCHEMES = {"tflite": ("float16", "dynamic_int8", "int8", "int4"), "tfjs": ("float16", "uint8", "uint16")}
 _OPTIONS_OF = {
   "saved_model": ("version", "warmup", "with_gradient", "gradient_orders"),
-  "tflite": ("size", "quantization"),
+  "tflite": ("size", "quantization", "representative_dataset", "inference_input_type", "inference_output_type"),
   "tfjs": ("size", "quantization", "page", *_OF_PAGE),
   "onnx": ("size", "opset"),
 }
@@ -34,7 +36,15 @@ _OPTIONS_OF = {
 @click.option("--version", type=click.IntRange(0), help="The version to write; by default the next free one.")
 @click.option("--overwrite", is_flag=True, help="Replace the file, or the SavedModel's --version.")
 @takes_sizes
-@click.option("--quantization", help="For tflite float16, dynamic_int8 or int4; for tfjs float16, uint8 or uint16.")
+@click.option("--quantization", help="For tflite float16, dynamic_int8, int8 or int4; for tfjs float16, uint8 or uint16.")
+@click.option(
+  "--representative_dataset",
+  metavar="SOURCE",
+  help="Typical inputs, for --quantization=int8: an .npz file with an array for each input, whose first axis counts the samples; or "
+  "module:function, which returns an iterable of {input: array}.",
+)
+@click.option("--inference_input_type", type=_INTEGERS, help="For int8: the dtype of the file's floating point inputs.")
+@click.option("--inference_output_type", type=_INTEGERS, help="For int8: the dtype of the file's floating point outputs.")
 @click.option(
   "--idioms",
   metavar="NAMES",
@@ -67,9 +77,10 @@ def convert(
   Example:
     jax2tf convert model:predict --params weights.npz --input "x=f32[b,784]" --out build/model
   """
+  _check_quantization(to, others)
   from jax2tf.converters import saved_model, stages  # noqa: PLC0415
   from jax2tf.converters.saved_model import publish, warmup  # noqa: PLC0415
-  from jax2tf.tools.cli import _loading  # noqa: PLC0415
+  from jax2tf.tools.cli import _loading, _samples  # noqa: PLC0415
 
   given = {name: value for name, value in others.items() if value is not None and value is not False}
   if sizes:
@@ -88,6 +99,7 @@ def convert(
   else:
     publish.check_writable(place.parent)
   specs = _loading.inputs(inputs, named.constraints)
+  data = _samples.samples(given["representative_dataset"], specs) if "representative_dataset" in given else None
   found = _loading.model(named, lambda: specs)
   with stages.stage(f"import what --to={to} needs"):
     exporter: Any = importlib.import_module(f"jax2tf.converters.{to}")
@@ -108,6 +120,25 @@ def convert(
       if "labels" in shown:
         shown["labels"] = Path(shown["labels"]).read_text(encoding="utf-8").rstrip().splitlines()
       given["page"] = exporter.Page(**shown)
+    if "representative_dataset" in given:
+      given["representative_dataset"] = data
     made = exporter.save_model(model, out, overwrite=overwrite, sizes=given.pop("size", None), **given)
   value = {"verdict": made.report.verdict, "path": str(made.path), "bytes": made.size}
   return value, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0
+
+
+def _check_quantization(to: str, options: Mapping[str, Any]) -> None:
+  """Refuses at once what the exporter would refuse after the model is loaded."""
+  scheme, data = options["quantization"], options["representative_dataset"]
+  if to not in _SCHEMES:
+    return
+  if scheme is None and data is not None:
+    raise click.UsageError("--representative_dataset is for a quantised model; name a scheme as --quantization")
+  if scheme != "int8" and (named := [name for name in ("inference_input_type", "inference_output_type") if options[name]]):
+    raise click.UsageError(f"--{named[0]} is for --quantization=int8; leave it out")
+  if scheme is not None and scheme not in _SCHEMES[to]:
+    raise click.UsageError(f"--quantization={scheme!r}; give one of: {', '.join(_SCHEMES[to])}")
+  if scheme == "int8" and data is None:
+    raise click.UsageError(
+      "--quantization=int8 needs typical inputs of the model; give --representative_dataset, an .npz file or module:function"
+    )

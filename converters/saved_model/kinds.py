@@ -1,0 +1,52 @@
+"""Arguments of the wrong kind: a string for a list of names, which Python would take letter by letter, or a list for a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def check_mapping(name: str, value: Any, form: str) -> None:
+  """Raises ValueError unless `value` is a mapping or None. `form` is the form of one item, such as "input: array"."""
+  if value is not None and not isinstance(value, Mapping):
+    raise ValueError(f"{name} = {shown(value)} is not a mapping {{{form}}}")
+
+
+def check_names(name: str, value: Any) -> None:
+  """Raises ValueError unless `value` is an iterable of strings, a mapping of them, or None."""
+  if isinstance(value, str):
+    raise ValueError(f"{name} = {value!r} is a string, which would be taken letter by letter; give a list: {name}=[{value!r}]")
+  if value is not None and (not isinstance(value, Iterable) or not all(isinstance(one, str) for one in value)):
+    raise ValueError(f"{name} = {shown(value)} is not a list of strings")
+
+
+def check_added(inputs: Any, outputs: Any, **mappings: Any) -> None:
+  """Checks the arguments of `Model.add` that are mappings or lists of names.
+
+  Raises:
+    ValueError: an argument is of another kind.
+  """
+  if inputs is None:
+    raise ValueError("inputs = None is not a mapping {input: spec}")
+  check_mapping("inputs", inputs, "input: spec")
+  check_names("outputs", outputs)
+  for name, value in mappings.items():
+    check_mapping(name, value, "name: value")
+
+
+def signature_names(signatures: str | Iterable[str]) -> list[str]:
+  """The names of a signature, of which there may be several."""
+  if isinstance(signatures, str):
+    names = [signatures]
+  else:
+    check_names("signatures", signatures)
+    names = list(signatures)
+  if not names or not all(names):
+    raise ValueError(f"signatures = {signatures!r}: a signature needs a name")
+  return names
+
+
+def shown(value: Any) -> str:
+  """The value in an error message: its repr, or the beginning of it."""
+  text = " ".join(repr(value).split())
+  return text if len(text) <= 80 else f"{text[:80]}..."
