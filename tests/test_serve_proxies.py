@@ -152,7 +152,7 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
   async def answer(data: bytes, context: Any) -> bytes:
     held[1].set()
     await held[0].wait()
-    context.set_trailing_metadata(((balance.MODEL, b"m"),))
+    context.set_trailing_metadata(balance.Served("m", "1", "serving_default").metadata)
     return b"200\n{}" if data.startswith(b"POST") else data
 
   def get(path: str, body: bytes | None = None) -> tuple[int, str]:
@@ -186,12 +186,13 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
     counted = {
       line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in body.splitlines() if line.startswith("jax2tf_requests_t")
     }
-    written = 'jax2tf_requests_total{{code="{}",interface="{}",method="{}",model="{}"}}'.format
+    written = 'jax2tf_requests_total{{code="{}",interface="{}",method="{}",model="{}",signature="{}",version="{}"}}'.format
+    served, unknown = ("m", "serving_default", "1"), ("", "", "")
     assert counted == {
-      written("200", "rest", "predict", "m"): 1,
-      written("429", "rest", "predict", ""): 1,
-      written("OK", "grpc", "Predict", "m"): 1,
-      written("RESOURCE_EXHAUSTED", "grpc", "Predict", ""): 1,
+      written("200", "rest", "predict", *served): 1,
+      written("429", "rest", "predict", *unknown): 1,
+      written("OK", "grpc", "Predict", *served): 1,
+      written("RESOURCE_EXHAUSTED", "grpc", "Predict", *unknown): 1,
     }
 
   with child.start("proxy", with_tls) as process:

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf import message, wrappers_pb2
 
-from jax2tf.tools.serving.balance import SERVICES, Queue, RefusedError, Replicas
+from jax2tf.tools.serving.balance import SERVICES, UNKNOWN, Queue, RefusedError, Replicas
+from jax2tf.tools.serving.bodies import Bodies
 from jax2tf.tools.serving.child import DRAIN_SECONDS
 from jax2tf.tools.serving.metrics import Metrics
 
@@ -26,9 +27,8 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 class Service:
   """The services of the gRPC server."""
 
-  def __init__(self, replicas: Replicas, queue: Queue, metrics: Metrics, client_seconds: float):
-    self._replicas, self._queue, self._metrics = replicas, queue, metrics
-    self._client_seconds = client_seconds
+  def __init__(self, replicas: Replicas, queue: Queue, bodies: Bodies, metrics: Metrics):
+    self._replicas, self._queue, self._bodies, self._metrics = replicas, queue, bodies, metrics
     self._ends = False
 
   async def end(self) -> None:
@@ -57,33 +57,26 @@ class Service:
   def _answer_for(self, service: str, method: str) -> Any:
     # Handled as a stream, which is the same on the wire: a unary handler starts after the whole request, too late for a time limit.
     async def answer(requests: AsyncIterator[bytes], context: _Context) -> bytes:
-      start, model, code, reason = time.monotonic(), "", grpc.StatusCode.CANCELLED, ""
+      start, served, code, reason = time.monotonic(), UNKNOWN, grpc.StatusCode.CANCELLED, ""
       try:
         if self._ends:
           raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; send it again")
-        with self._queue.place():
-          request = await self._request(requests)
-          data, model = await self._replicas.ask(service, method, request, context.time_remaining())
+        with self._queue.place(), self._bodies.share() as share:
+          async with self._bodies.reading_message():
+            request = await anext(aiter(requests), None)
+          if request is None:
+            raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+          share.take(len(request))
+          data, served = await self._replicas.ask(service, method, request, context.time_remaining())
         code = grpc.StatusCode.OK
         return data
       except RefusedError as refusal:
-        code, reason, model = refusal.code, refusal.reason, refusal.model
+        code, reason, served = refusal.code, refusal.reason, refusal.served
       finally:
-        self._metrics.count("grpc", method, model, code.name, time.monotonic() - start)
+        self._metrics.count("grpc", method, served, code.name, time.monotonic() - start)
       return await context.abort(code, reason)  # this raises
 
     return answer
-
-  async def _request(self, requests: AsyncIterator[bytes]) -> bytes:
-    try:
-      async with asyncio.timeout(self._client_seconds):
-        request = await anext(aiter(requests), None)
-    except TimeoutError:
-      reason = f"the request did not arrive within {self._client_seconds:g} s"
-      raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
-    if request is None:
-      raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
-    return request
 
   def _health(self, request: bytes) -> int:
     # The messages of grpc.health.v1 have one field each, so StringValue and Int32Value have the same bytes.

@@ -21,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from jax2tf.tools.serving import by_grpc, by_http, child
 from jax2tf.tools.serving.balance import Queue, Replicas
+from jax2tf.tools.serving.bodies import Bodies
 from jax2tf.tools.serving.child import DRAIN_SECONDS, Options
 from jax2tf.tools.serving.metrics import Metrics
 
@@ -79,9 +80,10 @@ async def _serve(options: Options) -> None:
   replicas, queue = Replicas(Path(options.run)), Queue(options.max_queued_requests)
   metrics = Metrics(Path(options.run), lambda: queue.taken, lambda: replicas.count)
   looking = [asyncio.create_task(replicas.look()), asyncio.create_task(_count(metrics))]
-  service = by_grpc.Service(replicas, queue, metrics, options.client_seconds)
+  bodies = Bodies(options.max_bytes, options.client_seconds)
+  service = by_grpc.Service(replicas, queue, bodies, metrics)
   grpc_server = _grpc_server(service, options)
-  http_server = _http_server(by_http.Application(replicas, queue, metrics, options), options)
+  http_server = _http_server(by_http.Application(replicas, queue, bodies, metrics, options), options)
   listener = child.bound(options.host, options.http_port)
   loop, stop = asyncio.get_running_loop(), asyncio.Event()
   loop.add_reader(0, stop.set)

@@ -20,7 +20,7 @@ import ray.serve._private.replica
 from ray import serve
 
 from jax2tf.tools.serving import child, config
-from jax2tf.tools.serving.balance import MODEL, REST, REST_SERVICE, SERVICES, UNLIMITED
+from jax2tf.tools.serving.balance import REST, REST_SERVICE, SERVICES, UNLIMITED, Served
 from jax2tf.tools.serving.child import Options
 
 if TYPE_CHECKING:
@@ -106,8 +106,11 @@ class Replica:
 
   def _find(self, context: _Context, name: str, version: int | None, label: str) -> Model:
     model = self._models.get(name, version, label)
-    context.set_trailing_metadata(((MODEL, name.encode()),))  # for the proxy's metrics
+    self._say_who_answers(context, name, model)
     return model
+
+  def _say_who_answers(self, context: _Context, name: str, model: Model, signature: str = "") -> None:
+    context.set_trailing_metadata(Served(name, str(model.version), signature).metadata)  # for the proxy's metrics
 
   async def _predict(self, data: bytes, context: _Context) -> bytes:
     """Answers a PredictRequest with a PredictResponse."""
@@ -116,6 +119,7 @@ class Replica:
     spec = request.model_spec
     model = self._find(context, *protobuf.asked(spec))
     signature, size = protobuf.check(model, request, self._options.max_bytes)
+    self._say_who_answers(context, spec.name, model, signature.name)
     async with self._memory.hold(size):
       call = protobuf.call(signature, request)
       outputs = await self._run(call)
@@ -164,6 +168,7 @@ class Replica:
       return self._json.metadata_body(asked[0], model)
     async with self._memory.hold(_JSON_GROWTH * len(body)):
       parsed = await asyncio.to_thread(self._json.parse_predict, model, body)  # parsing a large body would block other requests
+      self._say_who_answers(context, asked[0], model, parsed.call.signature.name)
       outputs = await self._run(parsed.call)
       return await asyncio.to_thread(self._json.predict_body, parsed, outputs)
 
