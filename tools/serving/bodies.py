@@ -50,7 +50,7 @@ class Bodies:
   def take(self, size: int) -> None:
     """Counts bytes. Raises RefusedError if they are more than what is left."""
     if self.held + size > self._limit:
-      raise _full(f"the bodies of the requests in progress have {self.held} bytes, and the limit is {self._limit}")
+      raise refused(f"the bodies of the requests in progress have {self.held} bytes, and the limit is {self._limit}")
     self.held += size
 
   @contextlib.asynccontextmanager
@@ -62,14 +62,14 @@ class Bodies:
     Raises:
       RefusedError: the message did not arrive in time, or too many clients are slow.
     """
-    loop, slow, refused = asyncio.get_running_loop(), False, False
+    loop, slow, crowded = asyncio.get_running_loop(), False, False
 
     def late() -> None:
-      nonlocal slow, refused
+      nonlocal slow, crowded
       slow = self._slow < _LARGEST_TOGETHER
-      refused = not slow
+      crowded = not slow
       self._slow += slow
-      if refused:
+      if crowded:
         limit.reschedule(loop.time())
 
     timer = loop.call_later(_SLOW_SECONDS, late)
@@ -77,8 +77,8 @@ class Bodies:
       async with asyncio.timeout(self._seconds) as limit:
         yield
     except TimeoutError:
-      if refused:
-        raise _full(f"{_LARGEST_TOGETHER} clients are slow to send a request, and that is the limit") from None
+      if crowded:
+        raise refused(f"{_LARGEST_TOGETHER} clients are slow to send a request, and that is the limit") from None
       reason = f"the request did not arrive within {self._seconds:g} s"
       raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
     finally:
@@ -111,7 +111,8 @@ class Share:
     self._size = self.counted = 0
 
 
-def _full(reason: str) -> RefusedError:
+def refused(reason: str) -> RefusedError:
+  """The error for a request that may be sent again."""
   return RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; send it later")
 
 

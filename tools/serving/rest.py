@@ -154,8 +154,8 @@ def _check_kinds(name: str, leaves: list[Any], dtype: tf.DType) -> None:
 
 def _integers(name: str, leaves: list[int], dtype: tf.DType) -> np.ndarray:
   if leaves and not dtype.min <= min(leaves) <= max(leaves) <= dtype.max:
-    found = f"{_shown(min(leaves))} to {_shown(max(leaves))}"
-    raise invalid(f"input {name!r} is a tensor of {dtype.name}; {found} is outside of its range")
+    least, most = _shown(min(leaves)), _shown(max(leaves))
+    raise invalid(f"input {name!r} is a tensor of {dtype.name}; {least} to {most} is outside of its range")
   return np.array(leaves, np.uint64 if dtype == tf.uint64 else np.int64).astype(dtype.as_numpy_dtype)
 
 
