@@ -19,7 +19,7 @@ FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   (
     "servers",
-    ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.quiet"),
+    ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.outside*", "jax2tf.tools.quiet"),
   ),  # they import no module of ours that imports JAX
   ("compatibility", ("jax2tf.errors", "jax2tf.caches", "jax2tf._jax_compat*", "jax2tf._tf_compat*")),
   (

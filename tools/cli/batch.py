@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from jax2tf.tools.cli._failures import NO, failures, say
-from jax2tf.tools.cli._verb import takes_debug
+from jax2tf.tools.cli._verb import ALLOW_OPS, takes_debug
 from jax2tf.tools.cli._words import dumps
 
 
@@ -29,6 +29,7 @@ from jax2tf.tools.cli._words import dumps
   "--mask", default="", help="The input that marks the valid elements of a padded row by 1, or none; by default mask or attention_mask."
 )
 @click.option("--batch_size", type=click.IntRange(1), default=256, help="The largest number of rows in a call.")
+@click.option("--allow-ops", multiple=True, metavar="OP,OP", help=ALLOW_OPS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug
 def batch(
@@ -38,6 +39,7 @@ def batch(
   workers: int | None,
   threads: int,
   columns: tuple[str, ...],
+  allow_ops: tuple[str, ...],
   as_json: bool,
   debug: bool,
   **asked: object,
@@ -51,10 +53,11 @@ def batch(
     jax2tf batch build/model rows/*.parquet answers
   """
   with failures(debug=debug):
+    from jax2tf.tools import outside  # noqa: PLC0415
     from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)
 
-    named = dict(map(_column, columns))
-    options = plan.Asked(model=os.path.abspath(model), columns=named, **asked)  # type: ignore[arg-type]
+    named, allowed = dict(map(_column, columns)), outside.named(allow_ops)
+    options = plan.Asked(model=os.path.abspath(model), columns=named, allow_ops=allowed, **asked)  # type: ignore[arg-type]
     with plan.opened(inputs, Path(directory), options) as found:
       outcome = supervisor.run(found, workers or _cores(), threads)
     value = {"verdict": _verdict(outcome, len(found.shards))} | dataclasses.asdict(outcome)

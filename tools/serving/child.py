@@ -32,6 +32,7 @@ class Options:
     max_request_mb: the size limit of a request, also decompressed and as arrays.
     max_queued_requests: the limit of requests in progress in a proxy.
     client_seconds: the time limit for a client to send a request.
+    allow_ops: ops that models may have although they reach outside of them.
     run: the folder of the processes' files. PID.server: the server's ports. PID.sock: the socket of a replica. PID.failed: why a process
       ended. PID.faults: JSON of what a replica does not serve. PID.ready: a proxy is ready. PID.ending: the number of requests that a
       proxy still answers. Also the models and the metrics.
@@ -53,6 +54,7 @@ class Options:
   max_request_mb: int
   max_queued_requests: int
   client_seconds: float
+  allow_ops: list[str]
   run: str
   of_all: int = 1
 

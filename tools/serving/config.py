@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ class Source:
     latest: the number of newest versions to serve.
     only: the versions that may be served; None for any.
     labels: label -> version, for clients.
+    allow_ops: ops that a version may have although they reach outside of the model (`tools.outside`).
   """
 
   folder: Path
   latest: float = 1
   only: frozenset[int] | None = None
   labels: Mapping[str, int] = field(default_factory=dict)
+  allow_ops: frozenset[str] = frozenset()
 
 
 def versions_in(folder: Path) -> list[Path]:
@@ -43,7 +45,13 @@ def versions_in(folder: Path) -> list[Path]:
 def write(run: Path, found: Mapping[str, Source]) -> None:
   """Writes the models for the replicas, which `read` them."""
   values = {
-    name: [str(source.folder), source.latest, None if source.only is None else sorted(source.only), dict(source.labels)]
+    name: [
+      str(source.folder),
+      source.latest,
+      None if source.only is None else sorted(source.only),
+      dict(source.labels),
+      sorted(source.allow_ops),
+    ]
     for name, source in found.items()
   }
   (run / "models.writing").write_text(json.dumps(values), encoding="utf-8")
@@ -54,8 +62,8 @@ def read(run: Path) -> dict[str, Source]:
   """The models that `write` wrote last."""
   values = json.loads((run / "models.json").read_text(encoding="utf-8"))
   return {
-    name: Source(Path(folder), latest, None if only is None else frozenset(only), labels)
-    for name, (folder, latest, only, labels) in values.items()
+    name: Source(Path(folder), latest, None if only is None else frozenset(only), labels, frozenset(allow_ops))
+    for name, (folder, latest, only, labels, allow_ops) in values.items()
   }
 
 
@@ -66,6 +74,11 @@ def sources(options: Options) -> dict[str, Source]:
     ValueError: the config file is not valid, or has an unsupported setting.
     OSError: the folder or the file cannot be read.
   """
+  allowed = frozenset(options.allow_ops)
+  return {name: replace(source, allow_ops=allowed) for name, source in _sources(options).items()}
+
+
+def _sources(options: Options) -> dict[str, Source]:
   if options.model_config_file:
     return _from_file(Path(options.model_config_file))
   folder = Path(options.folder)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax2tf.tools import outside
 from jax2tf.tools.serving import certificates, config
 from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held, is_alive, start
 
@@ -129,6 +130,7 @@ def run(
   signals = _Signals()
   place = tempfile.TemporaryDirectory(prefix=_RUN, ignore_cleanup_errors=True)
   with signals.noted(), place as folder, contextlib.ExitStack() as stack:
+    rest["allow_ops"] = outside.named(rest["allow_ops"])
     what = _what(directory, model_name, model_config_file)
     given: dict[str, Any] = {name: "" if value is None else value for name, value in rest.items()}
     options = Options(*what, host=_address(host), run=folder, of_all=given["replicas"], **given)

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import grpc
 
+from jax2tf.tools import outside
 from jax2tf.tools.serving import protobuf
 from jax2tf.tools.serving.config import Source, versions_in
 from jax2tf.tools.serving.model import Model, RefusedError, invalid, run
@@ -148,7 +149,7 @@ class Versions:
     if failure and time.monotonic() < failure.again:
       return None
     try:
-      model = _warm(directory, self._replicas)
+      model = _warm(directory, self._replicas, self.source.allow_ops)
       if _stamp(directory) != stamp:
         raise RuntimeError("it changed while it was loaded")
     except Exception as error:
@@ -161,8 +162,13 @@ class Versions:
     return stamp, model
 
 
-def _warm(directory: Path, replicas: int) -> Model:
-  """Loads a model and runs its stored warm-up requests. Raises ValueError if several replicas would each have a state of their own."""
+def _warm(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Model:
+  """Loads a model and runs its stored warm-up requests.
+
+  Raises:
+    ValueError: the model reaches outside, or several replicas would each have a state of their own.
+  """
+  outside.check(directory, allow_ops)
   model = Model(directory)
   if replicas > 1 and (stateful := [name for name, signature in model.signatures.items() if signature.stateful]):
     raise ValueError(
