@@ -194,8 +194,8 @@ def test_names_of_a_model_do_not_control_the_terminal(evil: tuple[Path, Path], t
   said = capsys.readouterr().out
   assert "\x1b" not in said
   assert "[bold red]y[/]" in said
-  for function in graph.graph_def.library.function:
-    function.signature.name = name
+  for i, function in enumerate(graph.graph_def.library.function):
+    function.signature.name = f"{name} {i}"
   (tmp_path / "saved_model.pb").write_bytes(model.SerializeToString())
   with pytest.raises(ValueError, match="WriteFile writes files") as caught:
     outside.check(tmp_path)
@@ -345,7 +345,9 @@ def test_models_of_jax2tf_reach_nothing(tmp_path: Path) -> None:
   assert outside.in_graph(native) == {}
 
 
-def test_a_damaged_file(tmp_path: Path) -> None:
+def test_a_damaged_file(tmp_path: Path, with_assets: meta_graph_pb2.MetaGraphDef) -> None:
+  with pytest.raises(ValueError, match="two nodes or functions named"):
+    _changed(with_assets, lambda graph: graph.graph_def.library.function.add(signature=graph.graph_def.library.function[0].signature))
   (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff")
   with pytest.raises(ValueError, match="is damaged, so TensorFlow cannot parse it"):
     outside.check(tmp_path)

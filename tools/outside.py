@@ -78,7 +78,11 @@ def in_directory(directory: Path) -> dict[str, Found]:
 
 
 def in_graph(meta: Any) -> dict[str, Found]:
-  """{op that reaches outside: where} of a MetaGraphDef, by name. All functions count, whether or not something calls them."""
+  """{op that reaches outside: where} of a MetaGraphDef, by name. All functions count, whether or not something calls them.
+
+  Raises:
+    ValueError: two nodes or functions have one name.
+  """
   graph = _Graph(meta)
   saves, restores = graph.of_saver_only()
   places: dict[str, dict[str, None]] = {}
@@ -99,9 +103,9 @@ class _Graph:
 
   def __init__(self, meta: Any):
     self._meta = meta
-    self._nodes = {node.name: node for node in meta.graph_def.node}
-    self._functions = {function.signature.name: function for function in meta.graph_def.library.function}
-    self._inner = {name: {node.name: node for node in function.node_def} for name, function in self._functions.items()}
+    self._nodes = _by_name((node.name, node) for node in meta.graph_def.node)
+    self._functions = _by_name((function.signature.name, function) for function in meta.graph_def.library.function)
+    self._inner = {name: _by_name((node.name, node) for node in function.node_def) for name, function in self._functions.items()}
     self._assets = {asset.tensor_info.name.partition(":")[0]: asset.filename for asset in _assets(meta)}
     self._concrete = {name: list(each.bound_inputs) for name, each in meta.object_graph_def.concrete_functions.items()}
     self._calls: dict[str, list[tuple[_Place, Any]]] = {}
@@ -236,6 +240,15 @@ _IF: dict[str, Callable[[Any], bool]] = {
     lambda node: bool(node.attr["debug_urls"].list.s),
   ),
 }
+
+
+def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+  """Raises ValueError for a name that occurs twice, because TensorFlow could take the other one."""
+  found: dict[str, Any] = {}
+  for name, each in named:
+    if found.setdefault(name, each) is not each:
+      raise ValueError(f"the graph has two nodes or functions named {name!r}, so it is damaged; save the model again")
+  return found
 
 
 def _roots(signatures: Iterable[Any]) -> list[_Vertex]:
