@@ -65,7 +65,13 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 # Private packages, which change without notice, and the modules that may import them.
-PRIVATE = {"jax._src": "jax2tf._jax_compat*", "tensorflow.python": "jax2tf._tf_compat*", "tensorflow.compiler": "jax2tf._tf_compat*"}
+PRIVATE = {
+  "jax._src": "jax2tf._jax_compat*",
+  "tensorflow.python": "jax2tf._tf_compat*",
+  "tensorflow.compiler": "jax2tf._tf_compat*",
+  "ray._private": "jax2tf.tools.serving.ray_settings",
+  "ray.serve._private": "jax2tf.tools.serving.ray_settings",
+}
 
 # The public names, the coefficients, the gaps and ops with the user's lines (for errors of the exporters), and TensorFlow's private parts.
 OPEN_TO_CONVERTERS = (

@@ -93,9 +93,10 @@ class Replicas:
   async def look(self) -> None:
     """Connects to each new socket."""
     while True:
-      for path in self._folder.glob("*.sock"):
-        if path not in self._known or self._known[path].done():
-          self._known[path] = asyncio.create_task(self._follow(path))
+      with contextlib.suppress(OSError):  # such as no free descriptor, for a while
+        for path in self._folder.glob("*.sock"):
+          if path not in self._known or self._known[path].done():
+            self._known[path] = asyncio.create_task(self._follow(path))
       await asyncio.sleep(_POLL_SECONDS)
 
   async def _follow(self, path: Path) -> None:

@@ -1,12 +1,15 @@
 """The served versions of one model. A version is served once it is loaded and warm, until its successor is.
 
 As in TF Serving, a version is a folder with a number as its name. Folders that are still being written (`.saving-*`) do not count. A
-folder is loaded when it has not changed between two checks, and again whenever a file in it changes.
+folder is loaded when it has not changed between two checks, and again whenever a file in it changes. Each model has a thread for this, so
+that a file system that does not answer stops no other model.
 """
 
 from __future__ import annotations
 
 import logging
+import stat
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +47,7 @@ class Failure:
   again: float
 
 
-def stamps(folder: Path) -> dict[Path, Stamp]:
+def _stamps(folder: Path) -> dict[Path, Stamp]:
   """The stamps of the versions that have a saved_model.pb, newest first."""
   return {directory: _stamp(directory) for directory in sorted(versions_in(folder), key=_number, reverse=True)}
 
@@ -57,10 +60,10 @@ def _stamp(directory: Path) -> Stamp:
   found = []
   for file in sorted(directory.rglob("*")):
     try:
-      stat = file.stat()
+      status = file.stat()
     except OSError:  # removed meanwhile
       continue
-    found.append((str(file.relative_to(directory)), stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    found.append((str(file.relative_to(directory)), status.st_ino, status.st_size, status.st_mtime_ns))
   return tuple(found)
 
 
@@ -71,12 +74,13 @@ class Versions:
     source: which versions to serve; may be replaced by one with the same folder.
   """
 
-  def __init__(self, name: str, source: Source, seen: Mapping[Path, Stamp], replicas: int):
-    """`seen` are the stamps of the last check: a version that is unchanged at the next one is complete. `replicas` serve the model."""
+  def __init__(self, name: str, source: Source, replicas: int, complete: bool):
+    """`replicas` serve the model. `complete`: the versions that are there at the first check are taken for complete."""
     self.name = name
     self.source = source
-    self._seen = seen
+    self._seen: Mapping[Path, Stamp] | None = None if complete else {}
     self._replicas = replicas
+    self._thread: threading.Thread | None = None
     self._served: Mapping[int, tuple[Stamp, Model]] = {}
     self._failed: dict[Path, Failure] = {}
 
@@ -121,17 +125,35 @@ class Versions:
     """Why no version, or no newer one, is served."""
     for directory, failure in list(self._failed.items()):
       return f"version {directory.name} in {self.source.folder} cannot be loaded: {failure.reason}"
+    if self._is_busy:
+      return f"{self.source.folder} is still being read"
     return f"{self.source.folder} has no version to serve: put a SavedModel into {self.source.folder}/1/"
 
-  def refresh(self) -> None:
+  @property
+  def _is_busy(self) -> bool:
+    return self._thread is not None and self._thread.is_alive()
+
+  def refresh(self, seconds: float) -> None:
     """Serves the newest versions that are unchanged and load. If there are none, it keeps the previous ones.
 
-    Raises:
-      OSError: the folder cannot be read.
+    It works in a thread and waits for it, for at most `seconds`. While that thread works on, another call does nothing.
     """
+    if self._is_busy:
+      return
+    self._thread = threading.Thread(target=self._refresh, name=f"versions of {self.name}", daemon=True)
+    self._thread.start()
+    self._thread.join(seconds)
+
+  def _refresh(self) -> None:
+    try:
+      self._serve_newest()
+    except Exception:  # such as a removed folder; an error now may be gone in a second
+      _LOG.exception("cannot look for versions in %s", self.source.folder)
+
+  def _serve_newest(self) -> None:
     only = self.source.only
-    found = {directory: stamp for directory, stamp in stamps(self.source.folder).items() if only is None or _number(directory) in only}
-    before, self._seen = self._seen, found
+    found = {directory: stamp for directory, stamp in _stamps(self.source.folder).items() if only is None or _number(directory) in only}
+    before, self._seen = found if self._seen is None else self._seen, found
     self._failed = {directory: failure for directory, failure in self._failed.items() if found.get(directory) == failure.stamp}
     kept: dict[int, tuple[Stamp, Model]] = {}
     for directory, stamp in found.items():
@@ -166,8 +188,10 @@ def _warm(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Model:
   """Loads a model and runs its stored warm-up requests.
 
   Raises:
-    ValueError: the model reaches outside, or several replicas would each have a state of their own.
+    ValueError: the folder has a file that may block whoever opens it, the model reaches outside, or several replicas would each have a
+      state of their own.
   """
+  _check_files(directory)
   outside.check(directory, allow_ops)
   model = Model(directory)
   if replicas > 1 and (stateful := [name for name, signature in model.signatures.items() if signature.stateful]):
@@ -179,6 +203,14 @@ def _warm(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Model:
     if isinstance(outcome, RefusedError):
       raise outcome
   return model
+
+
+def _check_files(directory: Path) -> None:
+  for file in directory.rglob("*"):
+    mode = file.stat().st_mode if file.exists() else stat.S_IFREG  # removed meanwhile
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+      kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket or a device"
+      raise ValueError(f"{file.relative_to(directory)} is {kind}; a version has files and folders only")
 
 
 def _state(version: int, state: str, code: str, message: str) -> dict[str, object]:
