@@ -27,9 +27,9 @@ class Source:
 
   Attributes:
     folder: holds the versions.
-    latest: the number of newest versions to serve.
+    latest: the number of newest versions to serve, besides those with a label.
     only: the versions that may be served; None for any.
-    labels: label -> version, for clients.
+    labels: label -> version, for clients. A label that moves answers with its old version until the new one is loaded.
     allow_ops: ops that a version may have although they reach outside of the model (`tools.outside`).
   """
 

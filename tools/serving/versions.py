@@ -81,7 +81,8 @@ class Versions:
     self._seen: Mapping[Path, Stamp] | None = None if complete else {}
     self._replicas = replicas
     self._thread: threading.Thread | None = None
-    self._served: Mapping[int, tuple[Stamp, Model]] = {}
+    # The versions that are served, and the one that answers for each label. Replaced together, so that no label misses.
+    self._state: tuple[Mapping[int, tuple[Stamp, Model]], Mapping[str, int]] = {}, {}
     self._failed: dict[Path, Failure] = {}
 
   def get(self, version: int | None, label: str) -> Model:
@@ -90,11 +91,9 @@ class Versions:
     Raises:
       RefusedError: the version is not served, or the label does not exist.
     """
+    served, labels = self._state
     if label:
-      if label not in self.source.labels:
-        raise invalid(f"{self.name!r} has no version_label {label!r}; it has {sorted(self.source.labels) or 'none'}")
-      version = self.source.labels[label]
-    served = self._served
+      version = self._labelled(label, labels)
     if not served:
       raise RefusedError(grpc.StatusCode.NOT_FOUND, f"no version of {self.name!r} is served; {self.fault}")
     if version is not None and version not in served:
@@ -102,13 +101,20 @@ class Versions:
       raise RefusedError(grpc.StatusCode.NOT_FOUND, f"version {version} of {self.name!r} is not served; {others}")
     return served[max(served) if version is None else version][1]
 
+  def _labelled(self, label: str, labels: Mapping[str, int]) -> int:
+    """The version of a label: of the last one that is served, until the one that it names now is."""
+    named = self.source.labels
+    if label not in named:
+      raise invalid(f"{self.name!r} has no version_label {label!r}; it has {sorted(named) or 'none'}")
+    return labels.get(label, named[label])
+
   def status(self, version: int | None, label: str) -> list[dict[str, object]]:
     """The states of the versions, newest first, as in TF Serving's REST API. Raises the errors of `get`."""
     failed = {_number(directory): failure.reason for directory, failure in list(self._failed.items())}
-    served = self._served
+    served, labels = self._state
     numbers = served.keys() | failed.keys()
     if label or version is not None:
-      numbers &= {self.source.labels.get(label) if label else version}
+      numbers &= {self._labelled(label, labels) if label else version}
     if not numbers:
       self.get(version, label)  # it raises RefusedError
     return [
@@ -118,7 +124,7 @@ class Versions:
 
   @property
   def served(self) -> bool:
-    return bool(self._served)
+    return bool(self._state[0])
 
   @property
   def fault(self) -> str:
@@ -151,20 +157,30 @@ class Versions:
       _LOG.exception("cannot look for versions in %s", self.source.folder)
 
   def _serve_newest(self) -> None:
-    only = self.source.only
-    found = {directory: stamp for directory, stamp in _stamps(self.source.folder).items() if only is None or _number(directory) in only}
+    source, (served_before, labels_before) = self.source, self._state
+    only, labelled = source.only, {*source.labels.values()}
+    found = {directory: stamp for directory, stamp in _stamps(source.folder).items() if only is None or _number(directory) in only}
     before, self._seen = found if self._seen is None else self._seen, found
     self._failed = {directory: failure for directory, failure in self._failed.items() if found.get(directory) == failure.stamp}
     kept: dict[int, tuple[Stamp, Model]] = {}
     for directory, stamp in found.items():
-      if len(kept) >= self.source.latest:
-        break
-      served = self._served.get(_number(directory))
+      number = _number(directory)
+      if len(kept) >= source.latest and number not in labelled:
+        continue
+      served = served_before.get(number)
       if not (served and served[0] == stamp) and before.get(directory) == stamp:
         served = self._load(directory, stamp) or served
       if served:
-        kept[_number(directory)] = served
-    self._served = kept or self._served
+        kept[number] = served
+    labels: dict[str, int] = {}
+    for label, named in source.labels.items():
+      old = labels_before.get(label)
+      if old is not None and old in served_before and old != named and named not in kept:
+        kept[old] = served_before[old]  # the label has moved, and its new version is not loaded yet
+        labels[label] = old
+      elif named in kept:
+        labels[label] = named
+    self._state = kept or served_before, labels
 
   def _load(self, directory: Path, stamp: Stamp) -> tuple[Stamp, Model] | None:
     failure = self._failed.get(directory)
