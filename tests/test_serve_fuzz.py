@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from jax2tf.tools.serving import bodies
-from jax2tf.tools.sweeps import server_fuzz, server_requests
+from jax2tf.tools.sweeps import reports, server_fuzz, server_requests
 
 MAX_BYTES = server_fuzz.MAX_REQUEST_MB << 20
 
@@ -75,3 +75,12 @@ def test_random_requests(modules: Any, interface: str) -> None:
         faults.append(f"{seed}: {case.kind}, {case.signature}: {fault}: {case.body[:200]!r}")
   assert faults == []
   assert count / 4 < answered < count
+
+
+def test_the_page_of_the_random_requests_has_its_numbers() -> None:
+  page = server_fuzz.markdown(reports.read("server-fuzz"))
+  assert reports.page("server-fuzz").read_text(encoding="utf-8") == page
+  for section in reports.read("server-fuzz").values():
+    assert [*server_fuzz.faults(section)] == []
+    for interface in ("REST", "gRPC"):
+      assert sum(numbers["requests"] for numbers in section[interface].values()) == 4000

@@ -44,7 +44,9 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
     # Ray's ports require the token.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    # They listen on 127.0.0.1 only, including metrics, if Ray believes that this machine cannot be part of a larger cluster.
+    # Its port for metrics would require none. `/metrics` has those of the server.
+    "RAY_enable_metrics_collection": "0",
+    # They listen on 127.0.0.1 only, if Ray believes that this machine cannot be part of a larger cluster.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # After its store (GCS) dies, a node lives for a minute without replacing replicas; 3 s are enough here.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3",

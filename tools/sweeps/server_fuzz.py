@@ -196,7 +196,7 @@ def _roll(folder: pathlib.Path, rest: _Rest) -> dict[str, Any]:
   return {"by version 1": answers[1.0], "by version 2": answers[2.0], "missed": missed}
 
 
-def _faults(report: Mapping[str, Any]) -> Iterator[str]:
+def faults(report: Mapping[str, Any]) -> Iterator[str]:
   for interface in ("REST", "gRPC"):
     for kind, numbers in report[interface].items():
       if numbers["wrong"] or numbers["lost"]:
@@ -266,8 +266,8 @@ def main(requests: int, seed: int, keep: bool) -> None:
   print(reports.lines(report))
   if keep:
     reports.update("server-fuzz", report, [*report], markdown)
-  if faults := [*_faults(report)]:
-    raise SystemExit(f"{len(faults)} faults, such as: {faults[0]}")
+  if found := [*faults(report)]:
+    raise SystemExit(f"{len(found)} faults, such as: {found[0]}")
 
 
 if __name__ == "__main__":
