@@ -28,7 +28,8 @@ import tensorflow as tf
 
 from jax2tf.converters import saved_model
 from jax2tf.tools.cli import main as command
-from jax2tf.tools.serving import child, config, server
+from jax2tf.tools.serving import child, config, deaths, place, server, signals, supervisor
+from jax2tf.tools.serving.follower import Follower
 from jax2tf.tools.sweeps import clients, reports, serving_report
 from tests.serve_models import encode, inputs_of, options, params, save
 
@@ -230,11 +231,12 @@ def test_a_config_file_of_tf_serving(tmp_path: Path) -> None:
 
 
 def test_a_config_file_that_is_wrong_for_a_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-  file, fault = tmp_path / "models.config", ""
+  file = tmp_path / "models.config"
+  follower = Follower(options(tmp_path, model_config_file=str(file)))
   config.write(tmp_path, {})
   for text, said in ((_listed(MODEL), 0), ("no proto", 1), ("no proto", 0)):
     file.write_text(text)
-    fault = server._followed(options(tmp_path, model_config_file=str(file)), fault)
+    follower.look()
     assert config.read(tmp_path) == {"m": config.Source(tmp_path / "folder")}
     assert capsys.readouterr().err.count("still serving the earlier models: ") == said
 
@@ -265,11 +267,11 @@ def test_a_port_is_of_one_server() -> None:
     with contextlib.closing(child.bound("127.0.0.1", port)) as own:
       for _ in ("held", "held and listening"):
         with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be used"):
-          server._held("127.0.0.1", port, server._Signals())
+          server._held("127.0.0.1", port, signals.Signals())
         own.listen()
       with socket.create_connection(("127.0.0.1", port)):
         own.accept()[0].close()
-  server._held("127.0.0.1", port, server._Signals()).close()  # although a connection of before is in TIME_WAIT
+  server._held("127.0.0.1", port, signals.Signals()).close()  # although a connection of before is in TIME_WAIT
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
@@ -300,25 +302,25 @@ def test_the_ports_of_a_killed_server_are_waited_for(tmp_path: Path, monkeypatch
     port = proxy.getsockname()[1]
     (run / f"{ended.pid}.server").write_text(f"[{port}, 1]")
     (run / f"{os.getpid()}.ready").touch()
-    assert server._ports_of_killed() == {port, 1}
+    assert place.ports_of_killed() == {port, 1}
     for number, ends in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)):
-      signals = server._Signals()
-      signals._note(number, None)
+      noted = signals.Signals()
+      noted._note(number, None)
       with pytest.raises(ends):
-        server._held("127.0.0.1", port, signals)
+        server._held("127.0.0.1", port, noted)
     closing = threading.Timer(0.3, proxy.close)
     closing.start()
-    server._held("127.0.0.1", port, server._Signals()).close()
+    server._held("127.0.0.1", port, signals.Signals()).close()
     closing.join()
   (run / f"{os.getpid()}.ready").unlink()
-  assert server._ports_of_killed() == {port, 1}
+  assert place.ports_of_killed() == {port, 1}
   assert not run.exists()
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / "7.failed").write_text("'m': version 1 in m cannot be loaded:\nDataLossError")
   with pytest.raises(ValueError, match="the server cannot start: 'm': version 1 in m cannot be loaded: DataLossError"):
-    server._wait(options(tmp_path), [], server._Signals())
+    supervisor._wait(options(tmp_path), [], signals.Signals(), deaths.Deaths(tmp_path))
   assert capsys.readouterr().err.startswith("starting 2 proxies, Ray and 1 replicas")
 
 
@@ -342,10 +344,10 @@ def test_a_process_that_fails_says_why_in_one_line(
   monkeypatch.setattr(child, "options", lambda: options(tmp_path))
   monkeypatch.setitem(sys.modules, "jax2tf.tools.serving.cluster", module)
   assert process.main("cluster") == 1
-  assert [*server._reasons(options(tmp_path))] == [reason]
+  assert deaths.failures(tmp_path) == [(os.getpid(), reason)]
   (tmp_path / "7.failed").write_text("of a replica")
   assert process.main("cluster") == 1
-  assert [*server._reasons(options(tmp_path))] == ["of a replica"]
+  assert deaths.failures(tmp_path) == [(7, "of a replica")]
   assert capsys.readouterr() == ("", "")
 
 
@@ -398,7 +400,7 @@ def test_a_signal_before_the_server_is_ready(
       os.kill(os.getpid(), number)
     return started[-1]
 
-  monkeypatch.setattr(server, "start", start)
+  monkeypatch.setattr(supervisor, "start", start)
   before = signal.getsignal(number)
   ports = (f"--{name}_port={port}" for name, port in zip(("grpc", "http"), clients.free_ports(2), strict=True))
   found, out, error = _serve(folder, capsys, "--replicas=1", *ports)
@@ -441,27 +443,36 @@ def test_what_is_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
   config.write(tmp_path, {name: config.Source(tmp_path) for name in ("good", "bad")})
   line = "serving 'good': gRPC [::1]:8500, REST https://[::1]:8501/v1/models/good"
   served = options(tmp_path, host="::1", grpc_port=8500, http_port=8501, tls_cert="c")
-  server._report(served, as_json=False)
+  supervisor._report(served, as_json=False)
   assert capsys.readouterr() == (f"{line}\n", "not served: 'bad': version 1 cannot be loaded\n")
-  server._report(served, as_json=True)
+  supervisor._report(served, as_json=True)
   addresses = {"grpc": "[::1]:8500", "rest": "https://[::1]:8501"}
   faults = {"bad": "version 1 cannot be loaded"}
   assert json.loads(capsys.readouterr().out) == {"verdict": line, "models": ["good"], "not served": faults, **addresses}
 
 
 DYING = """
-import time, types
+import os, subprocess, sys, time, types
 from jax2tf.tools.serving import cluster
-cluster._start_ray = lambda _: None
-cluster.worker.global_worker.node = types.SimpleNamespace(dead_processes=lambda: [("raylet", None)])
+
+def start(_):
+  with open("raylet", "w") as file:  # a process of this name
+    file.write("#!/bin/sh\\nsleep 0.5\\nkill -9 $$\\n")
+  os.chmod("raylet", 0o700)
+  subprocess.Popen([os.path.abspath("raylet")])
+  time.sleep(0.3)
+
+cluster._start_ray = start
 cluster.serve.start = lambda **_: time.sleep(60)  # as Ray Serve waits for what died with the raylet
-cluster.main(types.SimpleNamespace(replicas=1))
+cluster.main(types.SimpleNamespace(replicas=1, run=sys.argv[1]))
 """
 
 
-def test_a_cluster_ends_with_its_raylet_although_it_still_starts() -> None:
-  done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, check=False, timeout=30)
-  assert (done.returncode, done.stderr) == (1, "raylet of Ray died; its replicas restart\n")
+def test_a_cluster_ends_with_its_raylet_although_it_still_starts(tmp_path: Path) -> None:
+  command = [sys.executable, "-c", DYING, str(tmp_path)]
+  assert subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False, timeout=30).returncode == 1
+  [(_, reason)] = deaths.failures(tmp_path)
+  assert reason == "raylet of Ray was killed by SIGKILL"
 
 
 def test_what_a_load_is_expected_to_show() -> None:

@@ -7,6 +7,7 @@ server. It keeps one connection to each process, so that a call needs no new des
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -19,10 +20,11 @@ import psutil
 from jax2tf.tools.serving import child
 
 SUFFIX = ".health"
-_PERIOD_SECONDS = 1.0
+_LOG = logging.getLogger("ray.serve")
+_PERIOD_SECONDS = 0.5
 # How long a process may leave a call unanswered: one that sleeps, such as a stopped one or one in a deadlock, and one that computes
 # with Python's lock held, such as a parser of much JSON.
-_ASLEEP_SECONDS, _BUSY_SECONDS = 4.0, 60.0
+_ASLEEP_SECONDS, _BUSY_SECONDS = 3.0, 60.0
 # Ray is slow on a busy machine, and a new cluster has to load all models again.
 CLUSTER_SECONDS = 30.0
 # The share of a core from which on a process computes.
@@ -32,16 +34,25 @@ _LONGEST_LOOK = 0.5
 
 
 async def answer(run: Path, check: Callable[[], None] | None = None) -> asyncio.Server:
-  """Answers health calls until the server that it returns is closed. `check` raises if there is no answer to give."""
+  """Answers health calls until the server that it returns is closed. `check` raises while there is no answer to give."""
 
   async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(1):
-      if check:
-        await asyncio.to_thread(check)
+      while check and not await asyncio.to_thread(_succeeds, check):
+        await asyncio.sleep(_PERIOD_SECONDS)
       writer.write(data)
     writer.close()
 
   return await asyncio.start_unix_server(echo, run / f"{os.getpid()}{SUFFIX}")
+
+
+def _succeeds(check: Callable[[], None]) -> bool:
+  try:
+    check()
+  except Exception:
+    _LOG.exception("a health check failed")
+    return False
+  return True
 
 
 @dataclass
@@ -70,7 +81,7 @@ class Watchdog:
     self._last = clock()
 
   def look(self, limits: Mapping[int, float]) -> dict[int, float]:
-    """Calls each process once in a second and reads the answers, without waiting. It has to be called often.
+    """Calls each process twice in a second and reads the answers, without waiting. It has to be called often.
 
     Args:
       limits: process id -> seconds that the process may leave a call unanswered, where these are not the usual ones.
@@ -83,6 +94,11 @@ class Watchdog:
     for pid in self._new():
       self._connect(pid, now)
     return dict(self._hung(now, passed, limits))
+
+  def close(self) -> None:
+    """Closes the connections."""
+    while self._known:
+      self._known.popitem()[1].connection.close()
 
   def _new(self) -> list[int]:
     found = {int(file.stem) for file in self._run.glob(f"*{SUFFIX}")}
