@@ -34,7 +34,7 @@ from jax2tf.tools.cli import main as command
 from jax2tf.tools.serving import place
 from jax2tf.tools.sweeps import clients
 from tests.serve_models import Strings, configure, encode, inputs_of, params, save
-from tests.serve_requests import BAD_BODIES, BAD_REQUESTS, EXHAUSTED, INVALID, MAX_BYTES, NOT_FOUND, ROW, refusal, request_of
+from tests.serve_requests import BAD_BODIES, BAD_REQUESTS, EXHAUSTED, INVALID, MAX_BYTES, NOT_FOUND, ROW, is_answered, refusal, request_of
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 CLIENT_SECONDS = 5.0
@@ -104,7 +104,7 @@ def test_nan_is_a_value(stub: Any, curl: Any) -> None:
   np.testing.assert_array_equal(np.isnan(answer["outputs"]["y"]), np.isnan(found))
 
 
-def test_version_signature_and_filter_of_arequest(stub: Any) -> None:
+def test_version_signature_and_filter_of_a_request(stub: Any) -> None:
   request = request_of(inputs_of(2, 3), version=1, signature_name="serving_default")
   request.output_filter.append("total")
   assert list(stub.Predict(request, timeout=30).outputs) == ["total"]
@@ -219,7 +219,7 @@ def test_few_bytes_that_stand_for_many_are_refused(stub: Any) -> None:
   assert "the inputs would have" in details
 
 
-def test_bytes_that_are_norequest(channel: grpc.Channel) -> None:
+def test_bytes_that_are_no_request(channel: grpc.Channel) -> None:
   code, details = refusal(lambda: channel.unary_unary(PREDICT)(b"\xff\xff\xff", timeout=30))
   assert code == INVALID
   assert "not a tensorflow.serving.PredictRequest" in details
@@ -476,7 +476,7 @@ def test_what_hangs_and_what_ends_with_the_server(folder: Path, server: clients.
   hangs = server.pids("proxy")[0]
   os.kill(hangs, signal.SIGSTOP)
   _until(lambda: hangs not in server.pids("proxy") and len(server.pids("proxy")) == 2)
-  _until(lambda: all(_is_answered(stub, request) for _ in range(8)))
+  _until(lambda: all(is_answered(stub, request) for _ in range(8)))
   [hangs, lives] = server.pids("replica")
   os.kill(hangs, signal.SIGSTOP)
   stopped = time.monotonic()
@@ -497,12 +497,4 @@ def test_what_hangs_and_what_ends_with_the_server(folder: Path, server: clients.
   assert kept.result().model_spec.version.value == 9
   assert server.process.wait(60) == 0
   assert not server.processes.keys() - {server.process.pid}
-  assert not any(place.parents()[0].glob("jax2tf-serve-*/*.server"))
-
-
-def _is_answered(stub: Any, request: predict_pb2.PredictRequest) -> bool:
-  try:
-    stub.Predict(request, timeout=30)
-  except grpc.RpcError:
-    return False
-  return True
+  assert not any(place.parents()[0].glob(f"jax2tf-serve-*/{server.process.pid}.server"))
