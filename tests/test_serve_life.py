@@ -78,36 +78,48 @@ def watched(short: Path) -> Iterator[Callable[..., watchdog.Watchdog]]:
     yield make
 
 
-def _hangs_after(watched: Any, process: Process, share: float = 0.0, step: float = 0.1, limits: dict[int, float] | None = None) -> float:
+def _hangs_after(
+  watched: Any, process: Process, share: float = 0.0, step: float = 0.1, waits: bool = False, limits: Any = types.MappingProxyType({})
+) -> float:
   """The seconds until the watchdog finds that a process hangs which answers for 5 s and then uses `share` of a core; at most 90."""
   now = 1000.0
-  dog = watched(lambda: now, lambda _: process.cpu)
+  dog = watched(lambda: now, lambda _: process.cpu, lambda _: waits)
   for _ in range(50):
-    assert dog.look(limits or {}) == {}
+    assert dog.look(limits) == {}
     process.answer()
     now += 0.1
   begin = now
   while now < begin + 90:
     now += step
     process.cpu += share * step
-    if process.pid in dog.look(limits or {}):
+    if process.pid in dog.look(limits):
       break
   return now - begin
 
 
 @pytest.mark.parametrize(
-  ("share", "step", "limits", "expected"),
-  [(0.0, 0.1, {}, 3), (0.01, 0.1, {}, 3), (0.9, 0.1, {}, 60), (0.0, 0.1, {os.getpid(): 30.0}, 30), (0.0, 10.0, {}, 70)],
-  ids=["stopped", "almost", "computes", "cluster", "the server was stopped too"],
+  ("expected", "how"),
+  [(3, {}), (3, {"share": 0.01}), (60, {"share": 0.9}), (60, {"waits": True}), (30, {"limits": {os.getpid(): 30.0}}), (70, {"step": 10.0})],
+  ids=["stopped", "almost", "computes", "no processor is free", "cluster", "the server was stopped too"],
 )
-def test_which_process_hangs(watched: Any, process: Process, share: float, step: float, limits: Any, expected: float) -> None:
+def test_which_process_hangs(watched: Any, process: Process, expected: float, how: Any) -> None:
   """One that does not answer and does not compute; one that computes may hold Python's lock, so it has more time."""
-  assert expected <= _hangs_after(watched, process, share, step, limits) <= expected + max(step, 1)
+  assert expected <= _hangs_after(watched, process, **how) <= expected + how.get("step", 1)
+
+
+def test_a_process_that_computes_waits_for_the_machine() -> None:
+  with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy, subprocess.Popen(["sleep", "60"]) as idle:
+    while not watchdog._waits_for_machine(busy.pid):
+      time.sleep(0.01)
+    while watchdog._waits_for_machine(idle.pid):
+      time.sleep(0.01)
+    for each in (busy, idle):
+      each.kill()
 
 
 def test_a_process_that_ends_does_not_hang(watched: Any, process: Process) -> None:
   now = 0.0
-  dog = watched(lambda: now, lambda _: 0.0)
+  dog = watched(lambda: now, lambda _: 0.0, lambda _: False)
   dog.look({})
   process.answer()
   process.close()

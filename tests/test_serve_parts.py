@@ -320,5 +320,5 @@ def test_what_a_load_is_expected_to_show() -> None:
 
 
 def test_the_page_of_the_load_has_its_numbers() -> None:
-  page = serving_report.markdown(reports.read(serving_report.LOAD), reports.read(serving_report.SOAK))
+  page = serving_report.markdown(*map(reports.read, (serving_report.LOAD, serving_report.SOAK, serving_report.DRILLS)))
   assert reports.page("serving").read_text(encoding="utf-8") == page

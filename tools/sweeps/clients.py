@@ -100,7 +100,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports: Sequence[int] = ()) -> Iterator[Server]:
+def serving(
+  model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports: Sequence[int] = (), prefix: Sequence[str] = ()
+) -> Iterator[Server]:
   """Starts the server, waits until it is ready, and ends it with SIGTERM.
 
   Args:
@@ -108,13 +110,14 @@ def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports:
     arguments: more flags of the server.
     seconds: the time limit for the start.
     ports: for gRPC and REST; by default free ones.
+    prefix: a command that runs the server, such as `env`.
 
   Raises:
     RuntimeError: the server did not become ready, or did not end after SIGTERM.
   """
   grpc_port, http_port = ports or free_ports(2)
   what = f"--model_config_file={model}" if model.is_file() else str(model)
-  command = [*COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
+  command = [*prefix, *COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
   start = time.perf_counter()
   with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
     try:
