@@ -18,7 +18,7 @@
 #   make cost         time and size of the rules against jax.jit, and the report docs/reports/cost.md
 #   make speed        models and functions against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md, functions.md and saving.md
 #   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and the report docs/reports/serving.md; 5 minutes
-#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and the report docs/reports/serving.md
+#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, drills of processes that hang, and the report docs/reports/serving.md
 #   make fuzz-server  4,000 random requests by REST and by gRPC against `jax2tf serve`, each checked, a version that is replaced under load, and the report docs/reports/server-fuzz.md; 10 minutes
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/reports/model-table.md
@@ -128,6 +128,7 @@ load: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.load
 
 soak: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.drills
 	$(RUN) -m jax2tf.tools.sweeps.soak
 
 fuzz-server: $(VENV)/.dev

@@ -20,7 +20,7 @@ import grpc
 import pytest
 import uvicorn
 
-from jax2tf.tools.serving import balance, by_http, child, server
+from jax2tf.tools.serving import balance, by_http, child, signals, supervisor
 from jax2tf.tools.sweeps import clients
 from tests.certificates import certificate
 from tests.serve_models import options
@@ -103,7 +103,7 @@ def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
   """The server says how many requests it still answers, and Ctrl-C then leaves them without an answer."""
   grpc_port, http_port = clients.free_ports(2)
-  monkeypatch.setattr(server, "_PROXIES", 1)
+  monkeypatch.setattr(supervisor, "_PROXIES", 1)
 
   async def never(data: bytes, context: Any) -> bytes:
     del context
@@ -111,9 +111,9 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     await asyncio.sleep(60)
     return data
 
-  def is_interrupted(signals: server._Signals) -> bool:
+  def is_interrupted(noted: signals.Signals) -> bool:
     with pytest.raises(KeyboardInterrupt):
-      server._end(served, [proxy], True, signals)
+      supervisor._end(served, [proxy], True, noted)
     return True
 
   async def run() -> None:
@@ -121,19 +121,19 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
       await asyncio.wait_for(channel.channel_ready(), 60)
       call = channel.unary_unary(f"/{SERVICE}/Predict")(b"x", timeout=60)
       await asyncio.wait_for(taken.wait(), 60)
-      signals = server._Signals()
-      ending = asyncio.create_task(asyncio.to_thread(is_interrupted, signals))
+      noted = signals.Signals()
+      ending = asyncio.create_task(asyncio.to_thread(is_interrupted, noted))
       said = ""
       while "ending: 1 accepted requests are answered first" not in said:
         await asyncio.sleep(0.02)
         said += capsys.readouterr().err
-      signals._note(signal.SIGINT, None)
+      noted._note(signal.SIGINT, None)
       assert await ending
       assert await call.code() == grpc.StatusCode.UNAVAILABLE
 
   taken = asyncio.Event()
   served = options(tmp_path, grpc_port=grpc_port, http_port=http_port)
-  proxy = server._Child("proxy", served)
+  proxy = supervisor.Child("proxy", served)
   asyncio.run(run())
   assert proxy.process.returncode == -signal.SIGKILL
 

@@ -92,6 +92,7 @@ def serve(options: Options, signals: Signals, as_json: bool) -> None:
       _look_after(children, seen, dog)
   finally:
     follower.end()
+    dog.close()
     _end(options, children, ready, signals)
 
 

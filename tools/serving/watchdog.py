@@ -7,6 +7,7 @@ server. It keeps one connection to each process, so that a call needs no new des
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -19,12 +20,13 @@ import psutil
 from jax2tf.tools.serving import child
 
 SUFFIX = ".health"
-_PERIOD_SECONDS = 1.0
+_LOG = logging.getLogger("ray.serve")
+_PERIOD_SECONDS = 0.5
 # How long a process may leave a call unanswered: one that sleeps, such as a stopped one or one in a deadlock, and one that computes
-# with Python's lock held, such as a parser of much JSON.
-_ASLEEP_SECONDS, _BUSY_SECONDS = 4.0, 60.0
+# with Python's lock held, such as a parser of much JSON, or that waits for a processor or a disk.
+_ASLEEP_SECONDS, _BUSY_SECONDS = 3.0, 60.0
 # Ray is slow on a busy machine, and a new cluster has to load all models again.
-CLUSTER_SECONDS = 30.0
+CLUSTER_SECONDS = 60.0
 # The share of a core from which on a process computes.
 _BUSY = 0.05
 # The most that one look adds to the waiting time. If the server was stopped too, as in a paused container, the others get time to answer.
@@ -32,16 +34,25 @@ _LONGEST_LOOK = 0.5
 
 
 async def answer(run: Path, check: Callable[[], None] | None = None) -> asyncio.Server:
-  """Answers health calls until the server that it returns is closed. `check` raises if there is no answer to give."""
+  """Answers health calls until the server that it returns is closed. `check` raises while there is no answer to give."""
 
   async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(1):
-      if check:
-        await asyncio.to_thread(check)
+      while check and not await asyncio.to_thread(_succeeds, check):
+        await asyncio.sleep(_PERIOD_SECONDS)
       writer.write(data)
     writer.close()
 
   return await asyncio.start_unix_server(echo, run / f"{os.getpid()}{SUFFIX}")
+
+
+def _succeeds(check: Callable[[], None]) -> bool:
+  try:
+    check()
+  except Exception:
+    _LOG.exception("a health check failed")
+    return False
+  return True
 
 
 @dataclass
@@ -62,15 +73,28 @@ class _Asked:
 
 
 class Watchdog:
-  """Calls the processes whose sockets are in `run`. `clock` gives the time, `cpu` the CPU time of a process, in seconds."""
+  """Calls the processes whose sockets are in a folder.
 
-  def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic, cpu: Callable[[int], float] | None = None):
-    self._run, self._clock, self._cpu = run, clock, cpu or _cpu_seconds
+  Args:
+    run: the server's folder.
+    clock: gives the time in seconds.
+    cpu: the CPU time of a process, in seconds.
+    waits: whether a process waits for a processor or a disk.
+  """
+
+  def __init__(
+    self,
+    run: Path,
+    clock: Callable[[], float] = time.monotonic,
+    cpu: Callable[[int], float] | None = None,
+    waits: Callable[[int], bool] | None = None,
+  ):
+    self._run, self._clock, self._cpu, self._waits = run, clock, cpu or _cpu_seconds, waits or _waits_for_machine
     self._known: dict[int, _Asked] = {}
     self._last = clock()
 
   def look(self, limits: Mapping[int, float]) -> dict[int, float]:
-    """Calls each process once in a second and reads the answers, without waiting. It has to be called often.
+    """Calls each process twice in a second and reads the answers, without waiting. It has to be called often.
 
     Args:
       limits: process id -> seconds that the process may leave a call unanswered, where these are not the usual ones.
@@ -83,6 +107,11 @@ class Watchdog:
     for pid in self._new():
       self._connect(pid, now)
     return dict(self._hung(now, passed, limits))
+
+  def close(self) -> None:
+    """Closes the connections."""
+    while self._known:
+      self._known.popitem()[1].connection.close()
 
   def _new(self) -> list[int]:
     found = {int(file.stem) for file in self._run.glob(f"*{SUFFIX}")}
@@ -130,7 +159,7 @@ class Watchdog:
     if pid in limits:
       return limits[pid]
     assert process.waits is not None
-    is_busy = self._cpu(pid) - process.used > _BUSY * process.waits
+    is_busy = self._cpu(pid) - process.used > _BUSY * process.waits or self._waits(pid)
     return _BUSY_SECONDS if is_busy else _ASLEEP_SECONDS
 
 
@@ -140,3 +169,15 @@ def _cpu_seconds(pid: int) -> float:
   except psutil.NoSuchProcess:
     return 0.0
   return float(times.user + times.system)
+
+
+def _waits_for_machine(pid: int) -> bool:
+  """Whether a thread runs, or could run if the machine had a free processor or a faster disk."""
+  for file in Path("/proc", str(pid), "task").glob("*/stat"):
+    try:
+      state = file.read_text(encoding="utf-8", errors="replace").rpartition(") ")[2][:1]
+    except OSError:  # the thread ended
+      continue
+    if state in ("R", "D"):
+      return True
+  return False
