@@ -74,7 +74,7 @@ def _end_with_ray(options: Options, ending: threading.Event) -> None:
 
 
 def _death(pid: int, name: str) -> str:
-  """How a child of this process ended, which stays for Ray to wait for; "" if it runs."""
+  """Why a child of this process ended, which stays for Ray to wait for; "" if it runs."""
   try:
     state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
   except ChildProcessError:  # Ray was first to wait for it

@@ -52,18 +52,18 @@ def ignored_in(folder: Path) -> dict[Path, str]:
 
 def _numbered(folder: Path) -> tuple[list[Path], dict[Path, str]]:
   chosen: dict[int, Path] = {}
-  ignored: dict[Path, str] = {}
+  skipped: dict[Path, str] = {}
   folders = (file.parent for file in folder.glob("*/saved_model.pb"))
   numbered = (each for each in folders if each.name.isascii() and each.name.isdecimal())
   for directory in sorted(numbered, key=lambda each: (len(each.name), each.name)):  # 1 is before 01
     number = int(directory.name)
     if number > LARGEST_VERSION:
-      ignored[directory] = f"a version is at most {LARGEST_VERSION}; give the folder a smaller number"
+      skipped[directory] = f"a version is at most {LARGEST_VERSION}; give the folder a smaller number"
     elif number in chosen:
-      ignored[directory] = f"{chosen[number].name} is the same version; remove one of the folders"
+      skipped[directory] = f"{chosen[number].name} is the same version; remove one of the folders"
     else:
       chosen[number] = directory
-  return list(chosen.values()), ignored
+  return list(chosen.values()), skipped
 
 
 def write(run: Path, found: Mapping[str, Source]) -> None:

@@ -145,6 +145,7 @@ def _runs(process: psutil.Process | None) -> bool:
 
 
 def _by_code(code: int | None) -> str:
+  """Why a process died, by its exit code."""
   if code is None:
     return "it was killed, or ended without a word"
   return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
