@@ -187,7 +187,7 @@ def test_a_model_that_is_read_for_ever_stops_no_other(
   versions, release = importlib.import_module("jax2tf.tools.serving.versions"), threading.Event()
   warm = versions._warm
 
-  def load(directory: Path, replicas: int) -> Any:
+  def load(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Any:
     if directory.parent.name == "a_stuck":
       release.wait(60)
     return warm(directory, replicas)
