@@ -190,7 +190,7 @@ def test_a_model_that_is_read_for_ever_stops_no_other(
   def load(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Any:
     if directory.parent.name == "a_stuck":
       release.wait(60)
-    return warm(directory, replicas)
+    return warm(directory, replicas, allow_ops)
 
   many = options(tmp_path, folder=str(tmp_path))
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
