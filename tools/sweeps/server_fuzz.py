@@ -35,7 +35,7 @@ from jax2tf.tools.sweeps.server_requests import Arrays, Case
 MAX_REQUEST_MB = 4
 # The warm-up is a part of the requests, of other seeds.
 _WARM_UP = 0.5
-# The proxies alone are small, so that what malloc keeps of the largest bodies is more than 5 % of them.
+# The proxies alone are small, so that a few MB are more than 5 % of them.
 _WEIGHED = ("replicas", "all processes")
 _CLIENTS = 8
 _GROWTH = 1.05
@@ -233,6 +233,8 @@ def markdown(report: Mapping[str, Any]) -> str:
       lines.append(f"| {name} | {before:,} | {after:,} | {after / before:.3f} |")
     label = section["label"]
     lines += [
+      "",
+      "The replicas, and all processes together, may grow by 5 % at most. The proxies are small: a few MB show there.",
       "",
       f"While version 2 replaced version 1, {label['by version 1']:,} requests for the label `stable` were answered by version 1 and",
       f"{label['by version 2']:,} by version 2; {label['missed']} missed.",
