@@ -146,6 +146,8 @@ def test_a_process_answers_beside_its_work_and_not_while_its_check_fails(short: 
         found.append(time.monotonic() - begin)
       assert not busy.done()
       writer.close()
+      await writer.wait_closed()
+      await asyncio.sleep(0.1)  # the other end closes too
       return found
 
   at_once, later = asyncio.run(seconds())

@@ -302,7 +302,7 @@ cluster.main(types.SimpleNamespace(replicas=1, run=sys.argv[1]))
 
 def test_a_cluster_ends_with_its_raylet_although_it_still_starts(tmp_path: Path) -> None:
   command = [sys.executable, "-c", DYING, str(tmp_path)]
-  assert subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False, timeout=30).returncode == 1
+  assert subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False, timeout=120).returncode == 1
   [(_, reason)] = deaths.failures(tmp_path)
   assert reason == "raylet of Ray was killed by SIGKILL"
 
