@@ -18,8 +18,9 @@
 #   make cost         time and size of the rules against jax.jit, and the report docs/reports/cost.md
 #   make speed        models and functions against jax.jit and hand-written TensorFlow, and the reports docs/reports/speed.md, functions.md and saving.md
 #   make load         200 concurrent requests against `jax2tf serve`, each kind of process killed, and the report docs/reports/serving.md; 5 minutes
-#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and the report docs/reports/serving.md
+#   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, drills of processes that hang, and the report docs/reports/serving.md
 #   make power-cut    100 saves cut off as by a power failure, on a loop device (Linux, root), and the report docs/reports/power-cut.md; 30 minutes
+#   make fuzz-server  4,000 random requests by REST and by gRPC against `jax2tf serve`, each checked, a version that is replaced under load, and the report docs/reports/server-fuzz.md; 10 minutes
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/reports/model-table.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
@@ -46,7 +47,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut minilm fused models readers speed targets three-models charts golden clean
+.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets three-models charts golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -128,10 +129,14 @@ load: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.load
 
 soak: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.drills
 	$(RUN) -m jax2tf.tools.sweeps.soak
 
 power-cut: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.power_cut
+
+fuzz-server: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.server_fuzz
 
 targets: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.target_sweep

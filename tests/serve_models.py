@@ -61,6 +61,7 @@ def options(run: Path, **changes: Any) -> child.Options:
     **limits,
     **unset,
     "run": str(run),
+    "allow_ops": [],
     "replicas": 1,
     "host": "127.0.0.1",
     "grpc_port": 0,

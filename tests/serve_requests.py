@@ -29,6 +29,14 @@ def request_of(inputs: dict[str, np.ndarray], name: str = "encoder", **spec: Any
   return made
 
 
+def is_answered(stub: Any, request: predict_pb2.PredictRequest) -> bool:
+  try:
+    stub.Predict(request, timeout=30)
+  except grpc.RpcError:
+    return False
+  return True
+
+
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
   """How a call ends that gets no answer."""
   with pytest.raises(grpc.RpcError) as caught:

@@ -31,9 +31,10 @@ from tensorflow_serving.apis import (
 )
 
 from jax2tf.tools.cli import main as command
+from jax2tf.tools.serving import place
 from jax2tf.tools.sweeps import clients
 from tests.serve_models import Strings, configure, encode, inputs_of, params, save
-from tests.serve_requests import BAD_BODIES, BAD_REQUESTS, EXHAUSTED, INVALID, MAX_BYTES, NOT_FOUND, ROW, refusal, request_of
+from tests.serve_requests import BAD_BODIES, BAD_REQUESTS, EXHAUSTED, INVALID, MAX_BYTES, NOT_FOUND, ROW, is_answered, refusal, request_of
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 CLIENT_SECONDS = 5.0
@@ -103,7 +104,7 @@ def test_nan_is_a_value(stub: Any, curl: Any) -> None:
   np.testing.assert_array_equal(np.isnan(answer["outputs"]["y"]), np.isnan(found))
 
 
-def test_version_signature_and_filter_of_arequest(stub: Any) -> None:
+def test_version_signature_and_filter_of_a_request(stub: Any) -> None:
   request = request_of(inputs_of(2, 3), version=1, signature_name="serving_default")
   request.output_filter.append("total")
   assert list(stub.Predict(request, timeout=30).outputs) == ["total"]
@@ -218,7 +219,7 @@ def test_few_bytes_that_stand_for_many_are_refused(stub: Any) -> None:
   assert "the inputs would have" in details
 
 
-def test_bytes_that_are_norequest(channel: grpc.Channel) -> None:
+def test_bytes_that_are_no_request(channel: grpc.Channel) -> None:
   code, details = refusal(lambda: channel.unary_unary(PREDICT)(b"\xff\xff\xff", timeout=30))
   assert code == INVALID
   assert "not a tensorflow.serving.PredictRequest" in details
@@ -347,8 +348,8 @@ def test_metrics(curl: Any) -> None:
   code, text = curl("/metrics")
   assert code == 200
   counted = [line for line in text.splitlines() if line.startswith("jax2tf_requests_total{")]
-  assert any('interface="grpc",method="Predict",model="encoder"' in line and 'code="OK"' in line for line in counted), counted
-  assert any('code="INVALID_ARGUMENT",interface="grpc",method="Predict",model="encoder"' in line for line in counted), counted
+  for labels in ('model="encoder",signature="serving_default",version="1"', 'code="INVALID_ARGUMENT",interface="grpc",method="Predict"'):
+    assert any(labels in line for line in counted), counted
   assert 'model="other"' not in text  # clients make up no names
   assert "\njax2tf_replicas 2.0\n" in text
 
@@ -468,20 +469,26 @@ def _strings_claimed(stub: Any, count: int, value: bytes) -> str:
   return ""
 
 
-def test_what_dies_and_what_ends_with_the_server(folder: Path, server: clients.Server, stub: Any) -> None:
-  """The last test of this file, for it ends the server."""
+def test_what_hangs_and_what_ends_with_the_server(folder: Path, server: clients.Server, stub: Any) -> None:
+  """The last test of this file, for it ends the server. Processes that hang are killed and replaced; the last answers are given."""
   save(folder, 0, version=9)
   request = request_of(inputs_of(1, 1), version=9)
-  _until(lambda: all(_is_answered(stub, request) for _ in range(8)))
-  [dies, lives] = server.pids("replica")
-  for pid in (dies, lives):
-    os.kill(pid, signal.SIGSTOP)
+  hangs = server.pids("proxy")[0]
+  os.kill(hangs, signal.SIGSTOP)
+  _until(lambda: hangs not in server.pids("proxy") and len(server.pids("proxy")) == 2)
+  _until(lambda: all(is_answered(stub, request) for _ in range(8)))
+  [hangs, lives] = server.pids("replica")
+  os.kill(hangs, signal.SIGSTOP)
+  stopped = time.monotonic()
   calls = [stub.Predict.future(request, timeout=60) for _ in range(2)]  # one goes to each replica
-  time.sleep(1)
-  os.kill(dies, signal.SIGKILL)
-  _until(lambda: any(call.done() for call in calls))
-  [lost, kept] = sorted(calls, key=lambda call: not call.done())
+  _until(lambda: all(call.done() for call in calls))
+  assert time.monotonic() < stopped + 10
+  [lost] = [call for call in calls if call.code() != grpc.StatusCode.OK]
   assert (lost.code(), lost.details()) == (grpc.StatusCode.UNAVAILABLE, "the replica that had this request died; send it again")
+  _until(lambda: f"a replica (process {hangs}) ended and is replaced: it did not answer health calls for 3 s" in server.said())
+  os.kill(lives, signal.SIGSTOP)
+  kept = stub.Predict.future(request, timeout=60)
+  time.sleep(0.5)
   server.process.send_signal(signal.SIGTERM)
   time.sleep(1)
   with pytest.raises(OSError, match="refused"):
@@ -489,12 +496,5 @@ def test_what_dies_and_what_ends_with_the_server(folder: Path, server: clients.S
   os.kill(lives, signal.SIGCONT)
   assert kept.result().model_spec.version.value == 9
   assert server.process.wait(60) == 0
-  _until(lambda: not server.processes.keys() - {server.process.pid})
-
-
-def _is_answered(stub: Any, request: predict_pb2.PredictRequest) -> bool:
-  try:
-    stub.Predict(request, timeout=30)
-  except grpc.RpcError:
-    return False
-  return True
+  assert not server.processes.keys() - {server.process.pid}
+  assert not any(place.parents()[0].glob(f"jax2tf-serve-*/{server.process.pid}.server"))

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import tensorflow as tf
 
 from jax2tf.converters import saved_model
 from jax2tf.tools.cli import main as command
-from jax2tf.tools.serving import child, config, server
+from jax2tf.tools.serving import child, config, deaths, place, server, signals, supervisor
 from jax2tf.tools.sweeps import clients, reports, serving_report
 from tests.serve_models import encode, inputs_of, options, params, save
 
@@ -103,171 +102,17 @@ def test_which_signatures_are_batched(
   assert model_module.Model(path).signature("").batched is batched
 
 
-@pytest.fixture
-def models_module(model_module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-  """The replicas' module of models, which looks when it is told."""
-  module = importlib.import_module("jax2tf.tools.serving.models")
-  monkeypatch.setattr(module, "POLL_SECONDS", 1e9)
-  return module
-
-
-def _encoder(models_module: Any, folder: Path, replicas: int = 1) -> Any:
-  return models_module.Models(lambda: {"encoder": config.Source(folder / "encoder")}, replicas)
-
-
-def _looks(models: Any, count: int = 2) -> int:
-  for _ in range(count):
-    models.refresh()
-  return int(models.get("encoder", None).version)
-
-
-def test_a_copy_that_takes_long_is_served_when_it_is_whole(folder: Path, tmp_path: Path, models_module: Any) -> None:
-  shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
-  models = _encoder(models_module, tmp_path)
-  (tmp_path / "encoder" / "2").mkdir()
-  shutil.copy2(folder / "1" / "saved_model.pb", tmp_path / "encoder" / "2")
-  assert _looks(models, 6) == 1
-  assert [state["version"] for state in models.status("encoder", None)] == ["2", "1"]
-  shutil.copytree(folder / "1", tmp_path / "encoder" / "2", dirs_exist_ok=True)
-  assert _looks(models) == 2
-  assert [state["state"] for state in models.status("encoder", None)] == ["AVAILABLE"]
-
-
-def test_a_version_is_not_loaded_while_it_changes(folder: Path, tmp_path: Path, models_module: Any) -> None:
-  shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
-  models = _encoder(models_module, tmp_path)
-  shutil.copytree(folder / "1", tmp_path / "encoder" / "2")
-  words = tmp_path / "encoder" / "2" / "assets" / "words.txt"
-  words.parent.mkdir(exist_ok=True)
-  for i in range(4):  # a vocabulary that has half of its lines would load, and be wrong
-    with words.open("a") as file:
-      file.write(f"word {i}\n")
-    assert _looks(models, 1) == 1
-  assert _looks(models, 1) == 2
-  served = models.get("encoder", None)
-  words.write_text("other words\n")
-  _looks(models)
-  assert models.get("encoder", None) is not served
-
-
-def test_a_replica_starts_with_the_newest_version_that_loads(folder: Path, tmp_path: Path, models_module: Any) -> None:
-  shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
-  (tmp_path / "encoder" / "2").mkdir()
-  (tmp_path / "encoder" / "2" / "saved_model.pb").write_bytes(b"broken")
-  models = _encoder(models_module, tmp_path)
-  assert _looks(models) == 1
-  assert [state["version"] for state in models.status("encoder", None)] == ["2", "1"]
-  shutil.rmtree(tmp_path / "encoder" / "1")
-  assert _looks(models) == 1
-  with pytest.raises(RuntimeError, match=r"'encoder': version 2 in .* cannot be loaded: .*parse"):
-    _encoder(models_module, tmp_path)
-
-
-def _code(call: Callable[[], Any]) -> grpc.StatusCode:
-  try:
-    call()
-  except Exception as refusal:
-    assert type(refusal).__name__ == "RefusedError"  # of a module that is imported anew
-    return refusal.code  # type: ignore[attr-defined, no-any-return]
-  return grpc.StatusCode.OK
-
-
-@pytest.mark.parametrize(
-  ("source", "served"),
-  [({}, {4}), ({"latest": 2}, {4, 2}), ({"latest": 9}, {4, 2, 1}), ({"latest": 9, "only": frozenset([1, 2])}, {2, 1})],
-  ids=["newest", "two", "all", "specific"],
-)
-def test_which_versions_are_served(folder: Path, tmp_path: Path, models_module: Any, source: Any, served: set[int]) -> None:
-  for version in (1, 2, 4):
-    os.symlink(folder / "1", tmp_path / str(version))
-  (tmp_path / "5").mkdir()
-  (tmp_path / "5" / "saved_model.pb").write_bytes(b"broken")
-  found = {"encoder": config.Source(tmp_path, labels={"old": 1, "gone": 9}, **source)}
-  models = models_module.Models(lambda: found)
-  assert {version for version in range(9) if _code(lambda: models.get("encoder", version)) == grpc.StatusCode.OK} == served  # noqa: B023
-  assert models.get("encoder", None).version == max(served)
-  assert (_code(lambda: models.get("encoder", None, "old")) == grpc.StatusCode.OK) == (1 in served)
-  assert _code(lambda: models.get("encoder", None, "gone")) == NOT_FOUND
-  assert _code(lambda: models.get("encoder", None, "new")) == INVALID
-
-
-def test_models_come_and_go(folder: Path, tmp_path: Path, models_module: Any) -> None:
-  many = options(tmp_path, folder=str(tmp_path))
-  shutil.copytree(folder / "1", tmp_path / "a" / "1")
-  (tmp_path / "broken" / "1").mkdir(parents=True)
-  (tmp_path / "broken" / "1" / "saved_model.pb").write_bytes(b"broken")
-  models = models_module.Models(lambda: config.sources(many))
-  [(name, fault)] = models.faults.items()
-  assert (name, fault.startswith("version 1 in ")) == ("broken", True)
-  assert (_code(lambda: models.get("broken", None)), _code(lambda: models.get("b", None))) == (NOT_FOUND, NOT_FOUND)
-  (tmp_path / "a").rename(tmp_path / "b")
-  for _ in range(2):
-    models.refresh()
-  assert models.get("b", None).version == 1
-  assert _code(lambda: models.get("a", None)) == NOT_FOUND
-
-
-MODEL = 'name: "m" base_path: "folder" '
-
-
-def _listed(*models: str) -> str:
-  return f"model_config_list {{ {' '.join(f'config {{ {model} }}' for model in models)} }}"
-
-
-def test_a_config_file_of_tf_serving(tmp_path: Path) -> None:
-  file = tmp_path / "models.config"
-  policies = ["", "model_version_policy { latest { num_versions: 2 } }", "model_version_policy { all {} }"]
-  policies += ['model_platform: "tensorflow" model_version_policy { specific { versions: 3 } } version_labels { key: "stable" value: 3 }']
-  file.write_text(_listed(*(f'name: "{i}" base_path: "{"/" * i}m" {policy}' for i, policy in enumerate(policies))))
-  found = config.sources(options(tmp_path, model_config_file=str(file)))
-  assert [source.latest for source in found.values()] == [1, 2, float("inf"), float("inf")]
-  assert (found["0"].folder, found["1"].folder) == (tmp_path / "m", Path("/m"))
-  assert (found["3"].only, found["3"].labels) == (frozenset([3]), {"stable": 3})
-  config.write(tmp_path, found)
-  assert config.read(tmp_path) == found
-
-
-def test_a_config_file_that_is_wrong_for_a_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-  file, fault = tmp_path / "models.config", ""
-  config.write(tmp_path, {})
-  for text, said in ((_listed(MODEL), 0), ("no proto", 1), ("no proto", 0)):
-    file.write_text(text)
-    fault = server._followed(options(tmp_path, model_config_file=str(file)), fault)
-    assert config.read(tmp_path) == {"m": config.Source(tmp_path / "folder")}
-    assert capsys.readouterr().err.count("still serving the earlier models: ") == said
-
-
-@pytest.mark.parametrize(
-  ("text", "words"),
-  [
-    ("model_config_list { config { nam", "is not a text proto of tensorflow.serving.ModelServerConfig"),
-    ("", "names no model"),
-    ("custom_model_config {}", "names no model"),
-    (_listed('name: "m"'), "a name and a base_path"),
-    (_listed(MODEL, MODEL), "model 'm' twice"),
-    (_listed('name: "m" base_path: "gs://bucket"'), "only folders of this machine"),
-    (_listed(MODEL + 'model_platform: "caffe"'), "only 'tensorflow'"),
-    (_listed(MODEL + "model_version_policy { specific {} }"), "names no version"),
-    (_listed(MODEL + "logging_config {}"), "no requests are logged"),
-  ],
-)
-def test_what_a_config_file_may_not_say(tmp_path: Path, text: str, words: str) -> None:
-  (tmp_path / "models.config").write_text(text)
-  with pytest.raises(ValueError, match=words):
-    config.sources(options(tmp_path, model_config_file=str(tmp_path / "models.config")))
-
-
 def test_a_port_is_of_one_server() -> None:
   with contextlib.closing(child.held("127.0.0.1", 0)) as first:
     port = first.getsockname()[1]
     with contextlib.closing(child.bound("127.0.0.1", port)) as own:
       for _ in ("held", "held and listening"):
         with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be used"):
-          server._held("127.0.0.1", port, server._Signals())
+          server._held("127.0.0.1", port, signals.Signals())
         own.listen()
       with socket.create_connection(("127.0.0.1", port)):
         own.accept()[0].close()
-  server._held("127.0.0.1", port, server._Signals()).close()  # although a connection of before is in TIME_WAIT
+  server._held("127.0.0.1", port, signals.Signals()).close()  # although a connection of before is in TIME_WAIT
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
@@ -298,25 +143,25 @@ def test_the_ports_of_a_killed_server_are_waited_for(tmp_path: Path, monkeypatch
     port = proxy.getsockname()[1]
     (run / f"{ended.pid}.server").write_text(f"[{port}, 1]")
     (run / f"{os.getpid()}.ready").touch()
-    assert server._ports_of_killed() == {port, 1}
+    assert place.ports_of_killed() == {port, 1}
     for number, ends in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)):
-      signals = server._Signals()
-      signals._note(number, None)
+      noted = signals.Signals()
+      noted._note(number, None)
       with pytest.raises(ends):
-        server._held("127.0.0.1", port, signals)
+        server._held("127.0.0.1", port, noted)
     closing = threading.Timer(0.3, proxy.close)
     closing.start()
-    server._held("127.0.0.1", port, server._Signals()).close()
+    server._held("127.0.0.1", port, signals.Signals()).close()
     closing.join()
   (run / f"{os.getpid()}.ready").unlink()
-  assert server._ports_of_killed() == {port, 1}
+  assert place.ports_of_killed() == {port, 1}
   assert not run.exists()
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / "7.failed").write_text("'m': version 1 in m cannot be loaded:\nDataLossError")
   with pytest.raises(ValueError, match="the server cannot start: 'm': version 1 in m cannot be loaded: DataLossError"):
-    server._wait(options(tmp_path), [], server._Signals())
+    supervisor._wait(options(tmp_path), [], signals.Signals(), deaths.Deaths(tmp_path))
   assert capsys.readouterr().err.startswith("starting 2 proxies, Ray and 1 replicas")
 
 
@@ -340,10 +185,10 @@ def test_a_process_that_fails_says_why_in_one_line(
   monkeypatch.setattr(child, "options", lambda: options(tmp_path))
   monkeypatch.setitem(sys.modules, "jax2tf.tools.serving.cluster", module)
   assert process.main("cluster") == 1
-  assert [*server._reasons(options(tmp_path))] == [reason]
+  assert deaths.failures(tmp_path) == [(os.getpid(), reason)]
   (tmp_path / "7.failed").write_text("of a replica")
   assert process.main("cluster") == 1
-  assert [*server._reasons(options(tmp_path))] == ["of a replica"]
+  assert deaths.failures(tmp_path) == [(7, "of a replica")]
   assert capsys.readouterr() == ("", "")
 
 
@@ -396,24 +241,13 @@ def test_a_signal_before_the_server_is_ready(
       os.kill(os.getpid(), number)
     return started[-1]
 
-  monkeypatch.setattr(server, "start", start)
+  monkeypatch.setattr(supervisor, "start", start)
   before = signal.getsignal(number)
   ports = (f"--{name}_port={port}" for name, port in zip(("grpc", "http"), clients.free_ports(2), strict=True))
   found, out, error = _serve(folder, capsys, "--replicas=1", *ports)
   assert (found, out, error.splitlines()[-1][: len(words)]) == (code, "", words)
   assert [process.returncode for process in started] == [0, 0, 0]
   assert signal.getsignal(number) is before
-
-
-def test_a_state_is_served_by_one_replica(tmp_path: Path, model_module: Any, models_module: Any) -> None:
-  model = saved_model.Model({}, state=np.int32(0)).add(lambda _, n, x: (n + 1, x), inputs={"x": "f32[b]"}, stateful=True)
-  path = model.save(tmp_path / "encoder")
-  signature = model_module.Model(path).signature("")
-  assert signature.stateful
-  assert not signature.batched
-  assert _encoder(models_module, tmp_path).get("encoder", None).version == 1
-  with pytest.raises(RuntimeError, match="each of 2 replicas would have its own; serve with --replicas=1"):
-    _encoder(models_module, tmp_path, 2)
 
 
 def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> None:
@@ -439,27 +273,36 @@ def test_what_is_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
   config.write(tmp_path, {name: config.Source(tmp_path) for name in ("good", "bad")})
   line = "serving 'good': gRPC [::1]:8500, REST https://[::1]:8501/v1/models/good"
   served = options(tmp_path, host="::1", grpc_port=8500, http_port=8501, tls_cert="c")
-  server._report(served, as_json=False)
+  supervisor._report(served, as_json=False)
   assert capsys.readouterr() == (f"{line}\n", "not served: 'bad': version 1 cannot be loaded\n")
-  server._report(served, as_json=True)
+  supervisor._report(served, as_json=True)
   addresses = {"grpc": "[::1]:8500", "rest": "https://[::1]:8501"}
   faults = {"bad": "version 1 cannot be loaded"}
   assert json.loads(capsys.readouterr().out) == {"verdict": line, "models": ["good"], "not served": faults, **addresses}
 
 
 DYING = """
-import time, types
+import os, subprocess, sys, time, types
 from jax2tf.tools.serving import cluster
-cluster._start_ray = lambda _: None
-cluster.worker.global_worker.node = types.SimpleNamespace(dead_processes=lambda: [("raylet", None)])
+
+def start(_):
+  with open("raylet", "w") as file:  # a process of this name
+    file.write("#!/bin/sh\\nsleep 0.5\\nkill -9 $$\\n")
+  os.chmod("raylet", 0o700)
+  subprocess.Popen([os.path.abspath("raylet")])
+  time.sleep(0.3)
+
+cluster._start_ray = start
 cluster.serve.start = lambda **_: time.sleep(60)  # as Ray Serve waits for what died with the raylet
-cluster.main(types.SimpleNamespace(replicas=1))
+cluster.main(types.SimpleNamespace(replicas=1, run=sys.argv[1]))
 """
 
 
-def test_a_cluster_ends_with_its_raylet_although_it_still_starts() -> None:
-  done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, check=False, timeout=30)
-  assert (done.returncode, done.stderr) == (1, "raylet of Ray died; its replicas restart\n")
+def test_a_cluster_ends_with_its_raylet_although_it_still_starts(tmp_path: Path) -> None:
+  command = [sys.executable, "-c", DYING, str(tmp_path)]
+  assert subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False, timeout=120).returncode == 1
+  [(_, reason)] = deaths.failures(tmp_path)
+  assert reason == "raylet of Ray was killed by SIGKILL"
 
 
 def test_what_a_load_is_expected_to_show() -> None:
@@ -475,5 +318,5 @@ def test_what_a_load_is_expected_to_show() -> None:
 
 
 def test_the_page_of_the_load_has_its_numbers() -> None:
-  page = serving_report.markdown(reports.read(serving_report.LOAD), reports.read(serving_report.SOAK))
+  page = serving_report.markdown(*map(reports.read, (serving_report.LOAD, serving_report.SOAK, serving_report.DRILLS)))
   assert reports.page("serving").read_text(encoding="utf-8") == page

@@ -20,7 +20,7 @@ import grpc
 import pytest
 import uvicorn
 
-from jax2tf.tools.serving import balance, by_http, child, server
+from jax2tf.tools.serving import balance, by_http, child, signals, supervisor
 from jax2tf.tools.sweeps import clients
 from tests.certificates import certificate
 from tests.serve_models import options
@@ -103,7 +103,7 @@ def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
   """The server says how many requests it still answers, and Ctrl-C then leaves them without an answer."""
   grpc_port, http_port = clients.free_ports(2)
-  monkeypatch.setattr(server, "_PROXIES", 1)
+  monkeypatch.setattr(supervisor, "_PROXIES", 1)
 
   async def never(data: bytes, context: Any) -> bytes:
     del context
@@ -111,9 +111,9 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     await asyncio.sleep(60)
     return data
 
-  def is_interrupted(signals: server._Signals) -> bool:
+  def is_interrupted(noted: signals.Signals) -> bool:
     with pytest.raises(KeyboardInterrupt):
-      server._end(served, [proxy], True, signals)
+      supervisor._end(served, [proxy], True, noted)
     return True
 
   async def run() -> None:
@@ -121,19 +121,19 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
       await asyncio.wait_for(channel.channel_ready(), 60)
       call = channel.unary_unary(f"/{SERVICE}/Predict")(b"x", timeout=60)
       await asyncio.wait_for(taken.wait(), 60)
-      signals = server._Signals()
-      ending = asyncio.create_task(asyncio.to_thread(is_interrupted, signals))
+      noted = signals.Signals()
+      ending = asyncio.create_task(asyncio.to_thread(is_interrupted, noted))
       said = ""
       while "ending: 1 accepted requests are answered first" not in said:
         await asyncio.sleep(0.02)
         said += capsys.readouterr().err
-      signals._note(signal.SIGINT, None)
+      noted._note(signal.SIGINT, None)
       assert await ending
       assert await call.code() == grpc.StatusCode.UNAVAILABLE
 
   taken = asyncio.Event()
   served = options(tmp_path, grpc_port=grpc_port, http_port=http_port)
-  proxy = server._Child("proxy", served)
+  proxy = supervisor.Child("proxy", served)
   asyncio.run(run())
   assert proxy.process.returncode == -signal.SIGKILL
 
@@ -152,7 +152,7 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
   async def answer(data: bytes, context: Any) -> bytes:
     held[1].set()
     await held[0].wait()
-    context.set_trailing_metadata(((balance.MODEL, b"m"),))
+    context.set_trailing_metadata(balance.Served("m", "1", "serving_default").metadata)
     return b"200\n{}" if data.startswith(b"POST") else data
 
   def get(path: str, body: bytes | None = None) -> tuple[int, str]:
@@ -186,12 +186,13 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
     counted = {
       line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in body.splitlines() if line.startswith("jax2tf_requests_t")
     }
-    written = 'jax2tf_requests_total{{code="{}",interface="{}",method="{}",model="{}"}}'.format
+    written = 'jax2tf_requests_total{{code="{}",interface="{}",method="{}",model="{}",signature="{}",version="{}"}}'.format
+    served, unknown = ("m", "serving_default", "1"), ("", "", "")
     assert counted == {
-      written("200", "rest", "predict", "m"): 1,
-      written("429", "rest", "predict", ""): 1,
-      written("OK", "grpc", "Predict", "m"): 1,
-      written("RESOURCE_EXHAUSTED", "grpc", "Predict", ""): 1,
+      written("200", "rest", "predict", *served): 1,
+      written("429", "rest", "predict", *unknown): 1,
+      written("OK", "grpc", "Predict", *served): 1,
+      written("RESOURCE_EXHAUSTED", "grpc", "Predict", *unknown): 1,
     }
 
   with child.start("proxy", with_tls) as process:

@@ -19,7 +19,15 @@ FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   (
     "servers",
-    ("jax2tf.tools.serving*", "jax2tf.tools.batch*", "jax2tf.tools.dimensions", "jax2tf.tools.quiet", "jax2tf.durable", "jax2tf.paths"),
+    (
+      "jax2tf.tools.serving*",
+      "jax2tf.tools.batch*",
+      "jax2tf.tools.dimensions",
+      "jax2tf.tools.outside*",
+      "jax2tf.tools.quiet",
+      "jax2tf.durable",
+      "jax2tf.paths",
+    ),
   ),  # they import no module of ours that imports JAX
   ("compatibility", ("jax2tf.errors", "jax2tf.caches", "jax2tf._jax_compat*", "jax2tf._tf_compat*")),
   (
@@ -66,7 +74,13 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 # Private packages, which change without notice, and the modules that may import them.
-PRIVATE = {"jax._src": "jax2tf._jax_compat*", "tensorflow.python": "jax2tf._tf_compat*", "tensorflow.compiler": "jax2tf._tf_compat*"}
+PRIVATE = {
+  "jax._src": "jax2tf._jax_compat*",
+  "tensorflow.python": "jax2tf._tf_compat*",
+  "tensorflow.compiler": "jax2tf._tf_compat*",
+  "ray._private": "jax2tf.tools.serving.ray_settings",
+  "ray.serve._private": "jax2tf.tools.serving.ray_settings",
+}
 
 # The public names, the coefficients, the gaps and ops with the user's lines (for errors of the exporters), and TensorFlow's private parts.
 OPEN_TO_CONVERTERS = (

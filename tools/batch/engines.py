@@ -39,7 +39,7 @@ class Rows:
 
   Args:
     model: a SavedModel of jax2tf, or the folder of its versions.
-    options: signature, columns, outputs, mask and batch_size, as for `jax2tf batch` (docs/guide/batch.md).
+    options: signature, columns, outputs, mask, batch_size and allow_ops, as for `jax2tf batch` (docs/guide/batch.md).
 
   Examples:
     >>> import numpy as np

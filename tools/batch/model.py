@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax2tf.tools import quiet
+from jax2tf.tools import outside, quiet
 from jax2tf.tools.batch import THREADS, cells, contract
 
 # Other workers use the other cores.
@@ -33,9 +33,10 @@ class Runner:
     outputs: the names of the requested outputs; all if empty.
     mask: the input that marks the valid elements of a padded row by 1; "mask" or "attention_mask" if empty, and "none" for no padding.
     batch_size: the largest number of rows in a call.
+    allow_ops: ops that the model may have although they reach outside of it.
 
   Raises:
-    ValueError: as for `contract.read`; there is no such output or input, or an output is complex.
+    ValueError: as for `contract.read` and `outside.check`; there is no such output or input, or an output is complex.
     FileNotFoundError: as for `contract.read`.
   """
 
@@ -47,12 +48,14 @@ class Runner:
     outputs: Sequence[str] = (),
     mask: str = "",
     batch_size: int = 256,
+    allow_ops: Sequence[str] = (),
   ):
     self.contract = contract.read(model, signature, mask)
     self.columns = contract.columns(self.contract, columns or {})
     self.outputs = contract.wanted(self.contract, outputs)
     self.batch_size = min(batch_size, self.contract.max_rows or batch_size)
     directory = self.contract.directory
+    outside.check(directory, allow_ops)
     self._loaded = tf.saved_model.load(str(directory))  # kept alive, because its functions do not keep its variables alive
     self._function = self._loaded.signatures[signature]
     [graph] = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes()).meta_graphs

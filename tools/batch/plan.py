@@ -34,6 +34,7 @@ class Asked:
   outputs: Sequence[str]
   mask: str
   batch_size: int
+  allow_ops: Sequence[str] = ()
 
 
 @dataclass
@@ -96,6 +97,7 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
     _check(shard.source, found, columns, outputs)
   fingerprint = contract.fingerprint(found.directory)
   made = json.loads(json.dumps(asdict(asked) | {"model": fingerprint}))  # comparable with the ledger
+  del made["allow_ops"]  # which determines whether the model runs, not its results
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"{folder} is not a directory; name one for the results")
   existed = folder.exists()

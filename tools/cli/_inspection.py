@@ -10,10 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 from rich import box, console, table
+from rich import text as rich_text
 
 from jax2tf import paths
 from jax2tf.converters import stages
 from jax2tf.converters.saved_model import manifest, publish, warmup
+from jax2tf.tools import outside
 from jax2tf.tools.cli import _graphs, _weights
 
 
@@ -58,6 +60,7 @@ def _contents(path: Path) -> dict[str, Any]:
     "variables": _variables(graph),
     "functions": functions,
     "ops": dict(sorted(collections.Counter(n.op for n in nodes).items(), key=lambda item: (-item[1], item[0]))),
+    "outside": {op: {"effect": each.effect, "in": list(each.places)} for op, each in outside.in_graph(graph).items()},
     "devices": sorted({n.device for n in nodes if n.device}),
     "gradients": len(graph.graph_def.library.registered_gradients),
     "assets": _graphs.of_assets(path),
@@ -130,6 +133,9 @@ def text(found: Mapping[str, Any]) -> str:
   ]
   if found["assets"]:
     parts.append(_table(("asset", "hash"), found["assets"].items()))
+  if found["outside"]:
+    reached = [(op, each["effect"], ", ".join(each["in"])) for op, each in found["outside"].items()]
+    parts.append(_table(("op that serve and batch refuse", "because it", "in"), reached))
   if found["devices"]:
     parts.append("devices: " + ", ".join(found["devices"]))
   if record := found["manifest"]:
@@ -142,16 +148,21 @@ def text(found: Mapping[str, Any]) -> str:
     )
   else:
     parts.append("no manifest: not saved by jax2tf")
-  return "\n".join(parts)
+  return _visible("\n".join(parts))
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   made = table.Table(*header, box=box.SIMPLE)
   for row in rows:
-    made.add_row(*row)
+    made.add_row(*(rich_text.Text(_visible(cell)) for cell in row))  # no markup, because a model may have any names
   out = io.StringIO()
   console.Console(file=out, width=140).print(made)
   return out.getvalue().rstrip()
+
+
+def _visible(said: str) -> str:
+  """The text with its control characters written out."""
+  return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in said)
 
 
 # Entries in which two SavedModels always differ.

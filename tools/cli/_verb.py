@@ -20,6 +20,8 @@ from jax2tf.tools.cli._words import dumps
 # (value for --json, with a verdict; text; exit code)
 Answer = tuple[Mapping[str, Any], str, int]
 
+ALLOW_OPS = "Ops that a model may have although they reach files, the network or Python; `jax2tf inspect` lists them. May be repeated."
+
 takes_debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 
 

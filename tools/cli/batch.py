@@ -10,7 +10,7 @@ import click
 
 from jax2tf import paths
 from jax2tf.tools.cli._failures import NO, failures, say, warnings_as_lines
-from jax2tf.tools.cli._verb import takes_debug
+from jax2tf.tools.cli._verb import ALLOW_OPS, takes_debug
 from jax2tf.tools.cli._words import dumps
 
 
@@ -35,6 +35,7 @@ from jax2tf.tools.cli._words import dumps
   default=600,
   help="Kill a process that runs no rows for so long, or does not load the model, and repeat its file.",
 )
+@click.option("--allow-ops", multiple=True, metavar="OP,OP", help=ALLOW_OPS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug
 def batch(
@@ -45,6 +46,7 @@ def batch(
   threads: int,
   stall_seconds: int,
   columns: tuple[str, ...],
+  allow_ops: tuple[str, ...],
   as_json: bool,
   debug: bool,
   **asked: object,
@@ -58,10 +60,12 @@ def batch(
     jax2tf batch build/model rows/*.parquet answers
   """
   with failures(debug=debug), warnings_as_lines():
+    from jax2tf.tools import outside  # noqa: PLC0415
     from jax2tf.tools.batch import plan, supervisor  # noqa: PLC0415  (NumPy)
 
-    named = dict(map(_column, columns))
-    options = plan.Asked(model=os.path.abspath(paths.local(model, "MODEL")), columns=named, **asked)  # type: ignore[arg-type]
+    named, allowed = dict(map(_column, columns)), outside.named(allow_ops)
+    place = os.path.abspath(paths.local(model, "MODEL"))
+    options = plan.Asked(model=place, columns=named, allow_ops=allowed, **asked)  # type: ignore[arg-type]
     files = [str(paths.local(each, "FILES")) for each in inputs]
     with plan.opened(files, paths.local(directory, "DIR"), options) as found:
       outcome = supervisor.run(found, workers or _cores(), threads, stall_seconds)

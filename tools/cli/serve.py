@@ -8,7 +8,7 @@ import click
 
 from jax2tf import paths
 from jax2tf.tools.cli._failures import failures
-from jax2tf.tools.cli._verb import takes_debug
+from jax2tf.tools.cli._verb import ALLOW_OPS, takes_debug
 
 _PORT = click.IntRange(1, 65535)
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
@@ -30,6 +30,7 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 @click.option("--max_request_mb", type=click.IntRange(1, 2047), default=64, help="The size limit of a request in MB.")
 @click.option("--max_queued_requests", type=click.IntRange(1), default=1000, help="The limit of requests in progress in a proxy.")
 @click.option("--client_seconds", type=click.FloatRange(0.1), default=30.0, help="The time limit for a client to send a request.")
+@click.option("--allow-ops", multiple=True, metavar="OP,OP", help=ALLOW_OPS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug
 def serve(debug: bool, **arguments: Any) -> int:

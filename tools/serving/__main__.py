@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from jax2tf.tools.serving import child
+from jax2tf.tools.serving import child, deaths
 
 
 def main(kind: str) -> int:
@@ -17,7 +17,7 @@ def main(kind: str) -> int:
     return int(importlib.import_module(f"{__package__}.{kind}").main(options))
   except Exception as error:
     if not any(Path(options.run).glob("*.failed")):  # such as the reason of a replica, of which Ray makes a traceback
-      child.note(options, "failed", f"{kind}: {type(error).__name__}: {error}")
+      deaths.fail(options, f"{kind}: {type(error).__name__}: {error}")
     return 1
 
 

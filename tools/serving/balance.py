@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import grpc
@@ -15,8 +16,6 @@ from jax2tf.tools.serving.child import DRAIN_SECONDS
 # The gRPC methods that proxies forward without parsing.
 SERVICES = {"tensorflow.serving.PredictionService": ("Predict", "GetModelMetadata"), "tensorflow.serving.ModelService": ("GetModelStatus",)}
 REST, REST_SERVICE = "Ask", "jax2tf.Rest"
-# A key of the trailing metadata of an answer: the name of the model, in bytes because it may be any Unicode.
-MODEL = "model-bin"
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.max_concurrent_streams", 2**31 - 1)]
 _POLL_SECONDS = 0.1
 # How long a request waits for a replica while none is ready.
@@ -24,12 +23,39 @@ _PATIENCE_SECONDS = 60.0
 _LOST = "the replica that had this request died; send it again"
 
 
+@dataclass(frozen=True)
+class Served:
+  """What answered a request, for the metrics. The fields are empty unless this server has it: clients could make up any number of names.
+
+  Attributes:
+    model, version, signature: their names.
+  """
+
+  model: str = ""
+  version: str = ""
+  signature: str = ""
+
+  @property
+  def metadata(self) -> tuple[tuple[str, bytes], ...]:
+    """Trailing metadata of an answer; in bytes, because a name may be any Unicode."""
+    return tuple((f"{name}-bin", value.encode()) for name, value in vars(self).items())
+
+  @classmethod
+  def of(cls, metadata: grpc.aio.Metadata | None) -> Served:
+    """The reverse of `metadata`."""
+    found = {field.name: metadata.get(f"{field.name}-bin", b"") for field in fields(cls)} if metadata else {}
+    return cls(**{name: value.decode(errors="replace") for name, value in found.items() if isinstance(value, bytes)})
+
+
+UNKNOWN = Served()
+
+
 class RefusedError(Exception):
   """A rejected request."""
 
-  def __init__(self, code: grpc.StatusCode, reason: str, model: str = ""):
+  def __init__(self, code: grpc.StatusCode, reason: str, served: Served = UNKNOWN):
     super().__init__(reason)
-    self.code, self.reason, self.model = code, reason, model
+    self.code, self.reason, self.served = code, reason, served
 
 
 class Queue:
@@ -67,9 +93,10 @@ class Replicas:
   async def look(self) -> None:
     """Connects to each new socket."""
     while True:
-      for path in self._folder.glob("*.sock"):
-        if path not in self._known or self._known[path].done():
-          self._known[path] = asyncio.create_task(self._follow(path))
+      with contextlib.suppress(OSError):  # such as no free descriptor, for a while
+        for path in self._folder.glob("*.sock"):
+          if path not in self._known or self._known[path].done():
+            self._known[path] = asyncio.create_task(self._follow(path))
       await asyncio.sleep(_POLL_SECONDS)
 
   async def _follow(self, path: Path) -> None:
@@ -92,8 +119,8 @@ class Replicas:
         if not self._under_way:
           self._some.clear()
 
-  async def ask(self, service: str, method: str, data: bytes, seconds: float | None) -> tuple[bytes, str]:
-    """Sends a request to the replica with the fewest requests. Returns the answer, and the name of the model.
+  async def ask(self, service: str, method: str, data: bytes, seconds: float | None) -> tuple[bytes, Served]:
+    """Sends a request to the replica with the fewest requests. Returns the answer, and what answered.
 
     Raises:
       RefusedError: the replica rejects the request or dies, or no replica is ready.
@@ -106,17 +133,12 @@ class Replicas:
     self._under_way[channel] = self._under_way.pop(channel) + 1  # last of those that have as many, so that they take turns
     try:
       call = channel.unary_unary(f"/{service}/{method}")(data, timeout=seconds)
-      return await call, _model(await call.trailing_metadata())
+      return await call, Served.of(await call.trailing_metadata())
     except grpc.aio.AioRpcError as error:
-      model = _model(error.trailing_metadata())
+      served = Served.of(error.trailing_metadata())
       if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # killed, or ended by Ray
-        raise RefusedError(grpc.StatusCode.UNAVAILABLE, _LOST, model) from error
-      raise RefusedError(error.code(), error.details() or "", model) from error
+        raise RefusedError(grpc.StatusCode.UNAVAILABLE, _LOST, served) from error
+      raise RefusedError(error.code(), error.details() or "", served) from error
     finally:
       if channel in self._under_way:
         self._under_way[channel] -= 1
-
-
-def _model(metadata: grpc.aio.Metadata | None) -> str:
-  value = metadata.get(MODEL, b"") if metadata else b""
-  return value.decode(errors="replace") if isinstance(value, bytes) else value

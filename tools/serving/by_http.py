@@ -17,21 +17,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from jax2tf.tools.serving import metrics
-from jax2tf.tools.serving.balance import REST, REST_SERVICE, Queue, RefusedError, Replicas
+from jax2tf.tools.serving import bodies, metrics
+from jax2tf.tools.serving.balance import REST, REST_SERVICE, UNKNOWN, Queue, RefusedError, Replicas, Served
 from jax2tf.tools.serving.child import Options
 
 # The second path is TF Serving's.
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")
 _METHOD = re.compile(r"/v1/models/[^:]*?(:predict|/metadata|)", re.IGNORECASE)
-_GZIP = 16 + zlib.MAX_WBITS
+# RFC 9110, 8.4.1: the names have no case, and x-gzip is another one for gzip.
+_PLAIN, _GZIPPED = ("", "identity"), ("gzip", "x-gzip")
 
 
 class Application:
   """The ASGI application."""
 
-  def __init__(self, replicas: Replicas, queue: Queue, counted: metrics.Metrics, options: Options):
-    self._replicas, self._queue, self._metrics = replicas, queue, counted
+  def __init__(self, replicas: Replicas, queue: Queue, held: bodies.Bodies, counted: metrics.Metrics, options: Options):
+    self._replicas, self._queue, self._bodies, self._metrics = replicas, queue, held, counted
     self._options = options
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,6 +45,8 @@ class Application:
 
   async def _answer(self, request: Request) -> Response:
     path = request.scope["raw_path"].decode("ascii")
+    if _has_two_lengths(request):
+      return _error(400, "the request has Content-Length and Transfer-Encoding; send one of them", {"connection": "close"})
     if path == "/-/healthz":
       return Response("success") if self._replicas.count else Response("no replica is ready", 503)
     if path in _METRICS:
@@ -51,57 +54,78 @@ class Application:
     start = time.monotonic()
     try:
       with self._queue.place():
-        response, model = await self._rest(request, path)
+        response, served = await self._rest(request, path)
     except RefusedError as refusal:
       with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(self._options.client_seconds):
-          await _all_of(request)
-      response, model = _error(429, refusal.reason, {"retry-after": "1", "connection": "close"}), ""
+          async for _ in request.stream():
+            pass
+      response, served = _later(refusal), UNKNOWN
     known = _METHOD.fullmatch(path)
     method = (known[1][1:].lower() or "status") if known else "other"
-    self._metrics.count("rest", method, model, str(response.status_code), time.monotonic() - start)
+    self._metrics.count("rest", method, served, str(response.status_code), time.monotonic() - start)
     return response
 
-  async def _rest(self, request: Request, path: str) -> tuple[Response, str]:
+  async def _rest(self, request: Request, path: str) -> tuple[Response, Served]:
     most, seconds = self._options.max_bytes, self._options.client_seconds
+    with self._bodies.share() as share:
+      try:
+        async with asyncio.timeout(seconds):
+          body = await _all_of(request, most, share)
+        if body is not None and (coding := _coding(request)) in _GZIPPED:  # TF Serving accepts gzip too
+          body = await asyncio.to_thread(bodies.decompressed, body, most)
+          share.take(len(body or b""))
+      except TimeoutError:
+        return _error(408, f"the body did not arrive within {seconds:g} s", {"connection": "close"}), UNKNOWN
+      except zlib.error as error:
+        return _error(400, f"the body is not gzip, although its Content-Encoding says so: {error}"), UNKNOWN
+      except RefusedError as refusal:
+        return _later(refusal), UNKNOWN
+      if body is None:
+        return _error(413, f"the body has more than {most} bytes; send fewer rows"), UNKNOWN
+      if coding not in (*_PLAIN, *_GZIPPED):
+        return _error(415, f"the Content-Encoding of the body is {coding[:100]!r}; send gzip, or none"), UNKNOWN
+      return await self._asked(request.method, path, body)
+
+  async def _asked(self, method: str, path: str, body: bytes) -> tuple[Response, Served]:
     try:
-      async with asyncio.timeout(seconds):
-        body = await _all_of(request, most)
-      if body is not None and request.headers.get("content-encoding") == "gzip":  # TF Serving accepts gzip too
-        body = _decompressed(body, most)
-    except TimeoutError:
-      return _error(408, f"the body did not arrive within {seconds:g} s", {"connection": "close"}), ""
-    except zlib.error as error:
-      return _error(400, f"the body is not gzip, although its Content-Encoding says so: {error}"), ""
-    if body is None:
-      return _error(413, f"the body has more than {most} bytes; send fewer rows"), ""
-    try:
-      answer, model = await self._replicas.ask(REST_SERVICE, REST, f"{request.method} {path}\n".encode() + body, None)
+      answer, served = await self._replicas.ask(REST_SERVICE, REST, f"{method} {path}\n".encode() + body, None)
     except RefusedError as refusal:
-      return _error(503 if refusal.code == grpc.StatusCode.UNAVAILABLE else 500, refusal.reason), refusal.model
+      return _error(503 if refusal.code == grpc.StatusCode.UNAVAILABLE else 500, refusal.reason), refusal.served
     status, _, content = answer.partition(b"\n")
-    return Response(content, int(status), media_type="application/json"), model
+    return Response(content, int(status), media_type="application/json"), served
 
 
-async def _all_of(request: Request, most: int = 0) -> bytes | None:
-  """The body of a request; None if it is larger than `most`."""
-  body, size = bytearray(), 0
+async def _all_of(request: Request, most: int, share: bodies.Share) -> bytes | None:
+  """The body of a request; None if it is larger than `most`. Raises RefusedError if the other bodies leave too few bytes for it."""
+  body, size, refusal = bytearray(), 0, None
   async for part in request.stream():  # reads to the end, because a client that is disconnected while it sends does not see the answer
     size += len(part)
-    if size <= most:
-      body += part
+    try:
+      if size <= most and not refusal:
+        share.take(len(part))
+        body += part
+        continue
+    except RefusedError as error:
+      refusal = error
+    share.give_back()
+    body.clear()
+  if refusal:
+    raise refusal
   return bytes(body) if size <= most else None
 
 
-def _decompressed(body: bytes, most: int) -> bytes | None:
-  """The decompressed body; None if it is larger than `most`."""
-  reader = zlib.decompressobj(_GZIP)
-  found = reader.decompress(body, most + 1)
-  if len(found) > most:
-    return None
-  if not reader.eof:
-    raise zlib.error("it ends too early")
-  return found
+def _coding(request: Request) -> str:
+  return ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+
+
+def _has_two_lengths(request: Request) -> bool:
+  """Whether a proxy before this server may see another end of the body, and so another next request (RFC 9112, 6.1)."""
+  return "transfer-encoding" in request.headers and "content-length" in request.headers
+
+
+def _later(refusal: RefusedError) -> Response:
+  return _error(429, refusal.reason, {"retry-after": "1", "connection": "close"})
 
 
 def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:

@@ -13,6 +13,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from jax2tf.tools.serving import ray_settings
+
 
 @dataclass(frozen=True)
 class Options:
@@ -32,9 +34,11 @@ class Options:
     max_request_mb: the size limit of a request, also decompressed and as arrays.
     max_queued_requests: the limit of requests in progress in a proxy.
     client_seconds: the time limit for a client to send a request.
-    run: the folder of the processes' files. PID.server: the server's ports. PID.sock: the socket of a replica. PID.failed: why a process
-      ended. PID.faults: JSON of what a replica does not serve. PID.ready: a proxy is ready. PID.ending: the number of requests that a
-      proxy still answers. Also the models and the metrics.
+    allow_ops: ops that models may have although they reach outside of them.
+    run: the private folder of the processes' files. PID.server: the server's ports. PID.replica: the process of its cluster. PID.sock: the
+      socket of a replica. PID.health: a socket for health calls. PID.failed, PID.crash: why a process ended. PID.faults: JSON of what a
+      replica does not serve. PID.ready: a proxy is ready. PID.ending: the number of requests that a proxy still answers. Also the models,
+      the metrics, and Ray's sockets and logs.
     of_all: the number of replicas in all clusters.
   """
 
@@ -53,6 +57,7 @@ class Options:
   max_request_mb: int
   max_queued_requests: int
   client_seconds: float
+  allow_ops: list[str]
   run: str
   of_all: int = 1
 
@@ -75,7 +80,10 @@ def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
   command = [sys.executable, "-P", "-m", __package__, kind]
   # gRPC (1.85) logs each client whose handshake fails, so any client could fill the log.
   environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
-  process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
+  if kind == "cluster":
+    environment = ray_settings.environment(environment, options.run)
+  # Only the server writes to stdout. Ray (2.60) would too, where a replica dies.
+  process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=environment)
   assert process.stdin is not None
   process.stdin.write(json.dumps(asdict(options)).encode() + b"\n")
   process.stdin.flush()

@@ -5,70 +5,86 @@ The server starts this process. It ends when Ray's own processes die, because on
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-import secrets
-import select
-import shutil
-import sys
+import signal
 import threading
 import time
 from pathlib import Path
 
-# Ray (2.60) reads these at import, and its processes inherit them. Its ports require the token. They listen on 127.0.0.1 only, including
-# metrics, if Ray believes that this machine cannot be part of a larger cluster. After its store (GCS) dies, a node lives for a minute
-# without replacing replicas; 3 s are enough here.
-os.environ.update(
-  RAY_USAGE_STATS_ENABLED="0",
-  RAY_AUTH_MODE="token",
-  RAY_AUTH_TOKEN=secrets.token_hex(32),
-  RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
-  RAY_gcs_rpc_server_reconnect_timeout_s="3",
-)
-
+import psutil
 import ray
 from ray import serve
-from ray._private import node, worker
 
-from jax2tf.tools.serving import child
+from jax2tf.tools.serving import child, deaths, place, ray_settings, watchdog
 from jax2tf.tools.serving.child import DRAIN_SECONDS, Options
 from jax2tf.tools.serving.replica import Replica
 
-# Ray (2.60): a single node does not need these services, which scale clusters, forward logs and show pages. Each is a Python process
-# that takes up to a second of CPU to start, and 100 MB.
-for _idle in ("start_monitor", "start_log_monitor", "start_api_server"):
-  setattr(node.Node, _idle, lambda *_, **__: None)
+# The processes that a cluster cannot do without, by the names that Linux has for them.
+_VITAL = ("gcs_server", "raylet")
 
 
 def main(options: Options) -> int:
   """Keeps the replicas alive until standard input ends and the proxies are done. Returns the exit code. Raises Ray's errors."""
   logging.getLogger("ray.serve").setLevel(logging.ERROR)
+  ray_settings.without_idle_services()
   _start_ray(options.replicas)
   ending = threading.Event()
-  threading.Thread(target=_end_with_ray, args=[ending], daemon=True).start()
+  threading.Thread(target=_end_with_ray, args=[options, ending], daemon=True).start()
   serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
+  # The server's watchdog finds replicas that hang, sooner. Ray Serve learns by this check that a replica has died.
   deployment = serve.deployment(
-    num_replicas=options.replicas, health_check_period_s=5, health_check_timeout_s=30, graceful_shutdown_timeout_s=10
+    num_replicas=options.replicas, health_check_period_s=1, health_check_timeout_s=30, graceful_shutdown_timeout_s=10
   )
-  serve.run(deployment(Replica).bind(options), name="models", route_prefix=None)
-  select.select([0], [], [])
+  serve.run(deployment(Replica).bind(options, os.getpid()), name="models", route_prefix=None)
+  asyncio.run(_until_the_input_ends(Path(options.run)))
   ending.set()
   end = time.monotonic() + DRAIN_SECONDS
   while time.monotonic() < end and any(map(child.is_alive, Path(options.run).glob("*.ready"))):
     time.sleep(0.05)
   ray.shutdown()
-  shutil.rmtree(options.run, ignore_errors=True)  # a killed server cannot do it
+  deaths.end_sessions({os.getsid(0)})
+  if not any(map(child.is_alive, Path(options.run).glob("*.server"))):  # a killed server cannot do it
+    place.remove(Path(options.run))
   return 0
 
 
-def _end_with_ray(ending: threading.Event) -> None:
+async def _until_the_input_ends(run: Path) -> None:
+  ended = asyncio.Event()
+  asyncio.get_running_loop().add_reader(0, ended.set)
+  async with await watchdog.answer(run, _ask_ray):
+    await ended.wait()
+
+
+def _ask_ray() -> None:
+  """Returns if Ray answers: its store, its node and the controller of Ray Serve. Raises Ray's errors."""
+  if not all(each["Alive"] for each in ray.nodes()):
+    raise RuntimeError("the node of Ray is dead")
+  serve.status()
+
+
+def _end_with_ray(options: Options, ending: threading.Event) -> None:
   # In a thread: Ray Serve (2.60) waits forever for a replica that starts on a dead node.
-  own = worker.global_worker.node
-  assert own is not None
+  vital = {each.pid: each.name() for each in psutil.Process().children() if each.name() in _VITAL}
   while not ending.wait(0.2):
-    if dead := {kind for kind, _ in own.dead_processes()} & {"gcs_server", "raylet"}:
-      print(f"{' and '.join(sorted(dead))} of Ray died; its replicas restart", file=sys.stderr, flush=True)
+    if dead := [reason for pid, name in vital.items() if (reason := _death(pid, name))]:
+      deaths.fail(options, " and ".join(dead))
       os._exit(1)
+
+
+def _death(pid: int, name: str) -> str:
+  """Why a child of this process ended, which stays for Ray to wait for; "" if it runs."""
+  try:
+    state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+  except ChildProcessError:  # Ray was first to wait for it
+    return f"{name} of Ray ended"
+  if state is None:
+    return ""
+  by_signal = state.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+  return f"{name} of Ray " + (
+    f"was killed by {signal.Signals(state.si_status).name}" if by_signal else f"ended with code {state.si_status}"
+  )
 
 
 def _start_ray(replicas: int, tries: int = 3) -> None:
@@ -83,7 +99,6 @@ def _start_ray(replicas: int, tries: int = 3) -> None:
         logging_level=logging.ERROR,
         log_to_driver=False,
         object_store_memory=100 << 20,  # requests bypass Ray's proxy
-        _node_ip_address="127.0.0.1",
       )
       return
     except Exception as error:

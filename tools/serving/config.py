@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
 
 from jax2tf.tools.serving.child import Options
+
+# As in TF Serving, a version is an int64.
+LARGEST_VERSION = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -24,26 +27,55 @@ class Source:
 
   Attributes:
     folder: holds the versions.
-    latest: the number of newest versions to serve.
+    latest: the number of newest versions to serve, besides those with a label.
     only: the versions that may be served; None for any.
-    labels: label -> version, for clients.
+    labels: label -> version, for clients. A label that moves answers with its old version until the new one is loaded.
+    allow_ops: ops that a version may have although they reach outside of the model (`tools.outside`).
   """
 
   folder: Path
   latest: float = 1
   only: frozenset[int] | None = None
   labels: Mapping[str, int] = field(default_factory=dict)
+  allow_ops: frozenset[str] = frozenset()
 
 
 def versions_in(folder: Path) -> list[Path]:
-  """The subfolders that have a number as their name and hold a SavedModel."""
-  return [file.parent for file in folder.glob("*/saved_model.pb") if file.parent.name.isdecimal()]
+  """The version folders: each has a number up to `LARGEST_VERSION` as its name and holds a SavedModel. One for each number."""
+  return _numbered(folder)[0]
+
+
+def ignored_in(folder: Path) -> dict[Path, str]:
+  """The folders that have a number as their name and are not served -> the reason."""
+  return _numbered(folder)[1]
+
+
+def _numbered(folder: Path) -> tuple[list[Path], dict[Path, str]]:
+  chosen: dict[int, Path] = {}
+  skipped: dict[Path, str] = {}
+  folders = (file.parent for file in folder.glob("*/saved_model.pb"))
+  numbered = (each for each in folders if each.name.isascii() and each.name.isdecimal())
+  for directory in sorted(numbered, key=lambda each: (len(each.name), each.name)):  # 1 is before 01
+    number = int(directory.name)
+    if number > LARGEST_VERSION:
+      skipped[directory] = f"a version is at most {LARGEST_VERSION}; give the folder a smaller number"
+    elif number in chosen:
+      skipped[directory] = f"{chosen[number].name} is the same version; remove one of the folders"
+    else:
+      chosen[number] = directory
+  return list(chosen.values()), skipped
 
 
 def write(run: Path, found: Mapping[str, Source]) -> None:
   """Writes the models for the replicas, which `read` them."""
   values = {
-    name: [str(source.folder), source.latest, None if source.only is None else sorted(source.only), dict(source.labels)]
+    name: [
+      str(source.folder),
+      source.latest,
+      None if source.only is None else sorted(source.only),
+      dict(source.labels),
+      sorted(source.allow_ops),
+    ]
     for name, source in found.items()
   }
   (run / "models.writing").write_text(json.dumps(values), encoding="utf-8")
@@ -54,8 +86,8 @@ def read(run: Path) -> dict[str, Source]:
   """The models that `write` wrote last."""
   values = json.loads((run / "models.json").read_text(encoding="utf-8"))
   return {
-    name: Source(Path(folder), latest, None if only is None else frozenset(only), labels)
-    for name, (folder, latest, only, labels) in values.items()
+    name: Source(Path(folder), latest, None if only is None else frozenset(only), labels, frozenset(allow_ops))
+    for name, (folder, latest, only, labels, allow_ops) in values.items()
   }
 
 
@@ -66,6 +98,11 @@ def sources(options: Options) -> dict[str, Source]:
     ValueError: the config file is not valid, or has an unsupported setting.
     OSError: the folder or the file cannot be read.
   """
+  allowed = frozenset(options.allow_ops)
+  return {name: replace(source, allow_ops=allowed) for name, source in _sources(options).items()}
+
+
+def _sources(options: Options) -> dict[str, Source]:
   if options.model_config_file:
     return _from_file(Path(options.model_config_file))
   folder = Path(options.folder)

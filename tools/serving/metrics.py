@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jax2tf.tools.serving import child
+from jax2tf.tools.serving.balance import Served
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # From a small model without load to a large one behind a long queue.
@@ -26,10 +27,10 @@ class Metrics:
     self._registry = prometheus_client.CollectorRegistry()
     multiprocess.MultiProcessCollector(self._registry, str(folder))
     own = prometheus_client.CollectorRegistry()
-    labels = ("interface", "method", "model", "code")
-    self._requests = prometheus_client.Counter("jax2tf_requests", "Requests by what became of them.", labels, registry=own)
+    labels = ("interface", "method", "model", "version", "signature")
+    self._requests = prometheus_client.Counter("jax2tf_requests", "Requests by what became of them.", (*labels, "code"), registry=own)
     self._seconds = prometheus_client.Histogram(
-      "jax2tf_request_seconds", "Time from a request to its answer.", labels[:3], registry=own, buckets=_SECONDS
+      "jax2tf_request_seconds", "Time from a request to its answer.", labels, registry=own, buckets=_SECONDS
     )
     self._under_way = prometheus_client.Gauge(
       "jax2tf_requests_under_way", "Requests that were taken and are not answered.", registry=own, multiprocess_mode="livesum"
@@ -37,10 +38,11 @@ class Metrics:
     self._replicas = prometheus_client.Gauge("jax2tf_replicas", "Replicas that can be reached.", registry=own, multiprocess_mode="livemax")
     self._read = {self._under_way: under_way, self._replicas: replicas}
 
-  def count(self, interface: str, method: str, model: str, code: str, seconds: float) -> None:
-    """Counts one request. The name of an unknown model is "", because clients could create any number of names."""
-    self._requests.labels(interface, method, model, code).inc()
-    self._seconds.labels(interface, method, model).observe(seconds)
+  def count(self, interface: str, method: str, served: Served, code: str, seconds: float) -> None:
+    """Counts one request."""
+    labels = interface, method, served.model, served.version, served.signature
+    self._requests.labels(*labels, code).inc()
+    self._seconds.labels(*labels).observe(seconds)
 
   def look(self) -> None:
     """Updates the gauges of this proxy."""

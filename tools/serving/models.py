@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import grpc
 
 from jax2tf.tools.serving.config import Source
 from jax2tf.tools.serving.model import Model, RefusedError
-from jax2tf.tools.serving.versions import Versions, stamps
+from jax2tf.tools.serving.versions import Versions
 
 POLL_SECONDS = 1.0
+# How long a check of one model holds up those of the others: in a running replica, and at its start, where large models load.
+_PATIENCE_SECONDS, _START_PATIENCE_SECONDS = 10.0, 300.0
 _LOG = logging.getLogger("ray.serve")
 
 
@@ -29,8 +32,9 @@ class Models:
       ValueError, OSError: the errors of `find`.
     """
     self._find, self._replicas = find, replicas
-    self._models = {name: Versions(name, source, stamps(source.folder), replicas) for name, source in find().items()}
-    self.refresh()
+    self._models = {}
+    self._known: Mapping[tuple[str, Path], Versions] = {}
+    self._refresh(_START_PATIENCE_SECONDS, complete=True)
     if not any(versions.served for versions in self._models.values()):
       raise RuntimeError("; ".join(f"{name!r}: {fault}" for name, fault in self.faults.items()) or "there is no model to serve")
     self._watcher = threading.Thread(target=self._watch, name="models", daemon=True)
@@ -73,15 +77,19 @@ class Models:
 
   def refresh(self) -> None:
     """Applies additions, changes and removals since the last call. Raises the errors of `find`."""
-    found = {}
+    self._refresh(_PATIENCE_SECONDS, complete=False)
+
+  def _refresh(self, seconds: float, complete: bool) -> None:
+    found: dict[str, Versions] = {}
+    known: dict[tuple[str, Path], Versions] = {}
     for name, source in self._find().items():
-      known = self._models.get(name)
-      found[name] = versions = known if known and known.source.folder == source.folder else Versions(name, source, {}, self._replicas)
+      key = name, source.folder
+      versions = self._known.get(key) or Versions(name, source, self._replicas, complete)
       versions.source = source
-      try:
-        versions.refresh()
-      except OSError:  # such as a removed folder; the other models continue
-        _LOG.exception("cannot look for versions in %s", source.folder)
-      if known and not versions.served:  # the name has a new folder, and no version of it is loaded yet
-        found[name] = known
-    self._models = found
+      versions.refresh(seconds)
+      known[key] = versions
+      before = self._models.get(name)
+      found[name] = (
+        before if before and before.served and not versions.served else versions
+      )  # a new folder, and no version of it is loaded yet
+    self._models, self._known = found, known

@@ -7,6 +7,7 @@ nor TensorFlow, so a new one starts within a second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import os
@@ -17,14 +18,18 @@ from typing import Any
 
 import grpc
 import uvicorn
+from grpc_health.v1 import health_pb2_grpc
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from jax2tf.tools.serving import by_grpc, by_http, child
+from jax2tf.tools.serving import by_grpc, by_http, child, connections, watchdog
 from jax2tf.tools.serving.balance import Queue, Replicas
+from jax2tf.tools.serving.bodies import Bodies
 from jax2tf.tools.serving.child import DRAIN_SECONDS, Options
 from jax2tf.tools.serving.metrics import Metrics
 
 _LOOK_SECONDS = 1.0
+# A gRPC connection without a call is closed after this time, so that others can take its place. Clients open it again at their next call.
+_IDLE_SECONDS = 60.0
 
 
 def _grpc_server(service: by_grpc.Service, options: Options) -> grpc.aio.Server:
@@ -34,9 +39,12 @@ def _grpc_server(service: by_grpc.Service, options: Options) -> grpc.aio.Server:
       ("grpc.max_receive_message_length", options.max_bytes),
       ("grpc.max_send_message_length", -1),
       ("grpc.server_handshake_timeout_ms", int(1e3 * options.client_seconds)),
+      ("grpc.max_allowed_incoming_connections", connections.most()),
+      ("grpc.max_connection_idle_ms", int(1e3 * max(options.client_seconds, _IDLE_SECONDS))),
     ]
   )
   server.add_generic_rpc_handlers(service.handlers())
+  health_pb2_grpc.add_HealthServicer_to_server(service.health, server)
   address = f"{options.url_host}:{options.grpc_port}"
   if not options.tls_cert:
     server.add_insecure_port(address)
@@ -54,7 +62,7 @@ def _http_server(application: Any, options: Options) -> by_http.Server:
   return by_http.Server(
     uvicorn.Config(
       application,
-      http=by_http.protocol(options.client_seconds),
+      http=connections.bounded(by_http.protocol(options.client_seconds), connections.most()),
       ws="none",
       lifespan="off",
       log_config=None,
@@ -71,23 +79,26 @@ def _http_server(application: Any, options: Options) -> by_http.Server:
 
 async def _count(metrics: Metrics) -> None:
   while True:
-    metrics.look()
+    with contextlib.suppress(OSError):  # such as no free descriptor, for a while
+      metrics.look()
     await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _serve(options: Options) -> None:
   replicas, queue = Replicas(Path(options.run)), Queue(options.max_queued_requests)
   metrics = Metrics(Path(options.run), lambda: queue.taken, lambda: replicas.count)
-  looking = [asyncio.create_task(replicas.look()), asyncio.create_task(_count(metrics))]
-  service = by_grpc.Service(replicas, queue, metrics, options.client_seconds)
+  bodies = Bodies(options.max_bytes, options.client_seconds)
+  service = by_grpc.Service(replicas, queue, bodies, metrics)
+  looking = [asyncio.create_task(each) for each in (replicas.look(), _count(metrics), service.watch_health())]
   grpc_server = _grpc_server(service, options)
-  http_server = _http_server(by_http.Application(replicas, queue, metrics, options), options)
+  http_server = _http_server(by_http.Application(replicas, queue, bodies, metrics, options), options)
   listener = child.bound(options.host, options.http_port)
   loop, stop = asyncio.get_running_loop(), asyncio.Event()
   loop.add_reader(0, stop.set)
   loop.add_signal_handler(signal.SIGTERM, stop.set)
   await grpc_server.start()
   http = asyncio.create_task(http_server.serve([listener]))
+  health = await watchdog.answer(Path(options.run))
   ready = Path(options.run, f"{os.getpid()}.ready")
   ready.touch()
   for task in looking:
@@ -96,6 +107,7 @@ async def _serve(options: Options) -> None:
   loop.remove_reader(0)
   child.note(options, "ending", str(queue.taken))
   http_server.should_exit = True
+  health.close()
   await asyncio.gather(service.end(), http)
   ready.unlink(missing_ok=True)
   os._exit(0)  # exit immediately: asyncio would cancel calls that arrived meanwhile

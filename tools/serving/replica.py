@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 import grpc
-import ray.serve._private.replica
 from ray import serve
 
-from jax2tf.tools.serving import child, config
-from jax2tf.tools.serving.balance import MODEL, REST, REST_SERVICE, SERVICES, UNLIMITED
+from jax2tf.tools.serving import child, config, deaths, ray_settings, watchdog
+from jax2tf.tools.serving.balance import REST, REST_SERVICE, SERVICES, UNLIMITED, Served
 from jax2tf.tools.serving.child import Options
 
 if TYPE_CHECKING:
@@ -53,15 +52,15 @@ _LARGEST_TOGETHER = 32
 class Replica:
   """A replica. Ray Serve starts it and checks its health; the proxies send requests through a Unix socket."""
 
-  async def __init__(self, options: Options):  # type: ignore[misc]  # Ray awaits it
-    """Loads the models. Raises the errors of `models.Models`."""
-    # Ray Serve (2.60) opens a port on all interfaces for calls between deployments, and unpickles what arrives. Nothing here needs it.
-    ray.serve._private.replica.add_port_to_grpc_server = lambda server, _: server.add_insecure_port("127.0.0.1:0")
+  async def __init__(self, options: Options, cluster: int):  # type: ignore[misc]  # Ray awaits it
+    """Loads the models. `cluster` is the process that started Ray. Raises the errors of `models.Models`."""
     self._options = options
+    deaths.enter(options, cluster)
     try:
+      ray_settings.listen_on_loopback()
       await self._start(options)
     except Exception as error:
-      child.note(options, "failed", str(error) or repr(error))  # Ray does not tell it
+      deaths.fail(options, str(error) or repr(error))  # Ray does not tell it
       raise
 
   async def _start(self, options: Options) -> None:
@@ -79,6 +78,7 @@ class Replica:
     self._server.add_generic_rpc_handlers(tuple(grpc.method_handlers_generic_handler(*each) for each in served.items()))
     self._server.add_insecure_port(f"unix:{Path(options.run, f'{os.getpid()}.sock')}")
     await self._server.start()
+    self._health = await watchdog.answer(Path(options.run))
 
   def _load(self) -> None:
     from jax2tf.tools.serving import model, models, protobuf, rest  # noqa: PLC0415  (TensorFlow's)
@@ -89,7 +89,9 @@ class Replica:
   def check_health(self) -> None:
     """Ray Serve calls this every few seconds, and replaces a replica that raises or hangs."""
     if not self._models.healthy:
-      raise RuntimeError("the thread that looks for new versions has ended")
+      reason = "the thread that looks for new versions has ended"
+      deaths.fail(self._options, reason)
+      raise RuntimeError(reason)
 
   def _unary(self, method: Callable[[bytes, _Context], Awaitable[bytes]]) -> grpc.RpcMethodHandler:
     async def answer(data: bytes, context: _Context) -> bytes:
@@ -106,8 +108,11 @@ class Replica:
 
   def _find(self, context: _Context, name: str, version: int | None, label: str) -> Model:
     model = self._models.get(name, version, label)
-    context.set_trailing_metadata(((MODEL, name.encode()),))  # for the proxy's metrics
+    self._say_who_answers(context, name, model)
     return model
+
+  def _say_who_answers(self, context: _Context, name: str, model: Model, signature: str = "") -> None:
+    context.set_trailing_metadata(Served(name, str(model.version), signature).metadata)  # for the proxy's metrics
 
   async def _predict(self, data: bytes, context: _Context) -> bytes:
     """Answers a PredictRequest with a PredictResponse."""
@@ -116,6 +121,7 @@ class Replica:
     spec = request.model_spec
     model = self._find(context, *protobuf.asked(spec))
     signature, size = protobuf.check(model, request, self._options.max_bytes)
+    self._say_who_answers(context, spec.name, model, signature.name)
     async with self._memory.hold(size):
       call = protobuf.call(signature, request)
       outputs = await self._run(call)
@@ -164,6 +170,7 @@ class Replica:
       return self._json.metadata_body(asked[0], model)
     async with self._memory.hold(_JSON_GROWTH * len(body)):
       parsed = await asyncio.to_thread(self._json.parse_predict, model, body)  # parsing a large body would block other requests
+      self._say_who_answers(context, asked[0], model, parsed.call.signature.name)
       outputs = await self._run(parsed.call)
       return await asyncio.to_thread(self._json.predict_body, parsed, outputs)
 

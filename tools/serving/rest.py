@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import numpy as np
 from google.protobuf import json_format
 
 from jax2tf.tools.serving import protobuf
-from jax2tf.tools.serving.model import Arrays, Call, Model, Signature, invalid, spec_of, tf, type_of
+from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signature, invalid, spec_of, tf, type_of
 
 _RAGGED = "lists side by side must have one length, and nest to a depth of 64 at most"
 _MAX_RANK = 64  # NumPy's
+_KINDS = {bool: "true or false", int: "integers", float: "numbers with a fraction or exponent", str: "strings"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def parse_predict(model: Model, body: bytes) -> Request:
     RefusedError: the body is no JSON or no request, or the signature does not take its values.
   """
   try:
-    found = json.loads(body, parse_float=_float)
+    found = json.loads(body, parse_float=_float, object_pairs_hook=_object)
   except (ValueError, RecursionError) as error:
     raise invalid(f"the body is not JSON: {error}") from error
   if not isinstance(found, dict) or ("instances" in found) == ("inputs" in found):
@@ -68,6 +70,15 @@ def _float(text: str) -> float:
   if math.isinf(value):
     raise invalid(f"{text[:50]} is outside of the range of float64")
   return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found = dict(pairs)
+  if len(found) < len(pairs):  # Python would keep the last value, and other readers the first
+    seen: set[str] = set()
+    twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    raise invalid(f"the body names {_shown(twice)} twice in one object")
+  return found
 
 
 def _is_named(value: Any) -> bool:
@@ -102,45 +113,66 @@ def _call(signature: Signature, columns: dict[str, Any]) -> Call:
 
 
 def _array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
-  """Converts JSON to an array of a dtype, without loss.
+  """Converts JSON to an array of a dtype. Integers stay exact; a float is the nearest one, also for an integer literal.
 
   Raises:
     RefusedError: the lists are ragged, or a value is of another kind or out of range.
   """
+  shape, leaves = _flattened(name, value)
   if dtype == tf.string:
-    return _strings(name, value)
+    strings = np.empty(len(leaves), object)
+    strings[:] = [_string(name, leaf) for leaf in leaves]
+    return strings.reshape(shape)
+  _check_kinds(name, leaves, dtype)
+  if dtype.is_integer:
+    return _integers(name, leaves, dtype).reshape(shape)
+  if dtype.is_floating:
+    return _floats(name, leaves, dtype).reshape(shape)
+  return np.array(leaves, dtype.as_numpy_dtype).reshape(shape)
+
+
+def _flattened(name: str, value: Any) -> tuple[list[int], list[Any]]:
+  """(the shape of nested lists, their elements in row-major order). Raises RefusedError if they are ragged or too deep."""
+  shape: list[int] = []
+  leaves = [value]
+  while list in (kinds := set(map(type, leaves))):
+    sizes = set(map(len, leaves)) if len(kinds) == 1 else set()
+    if len(sizes) != 1 or len(shape) == _MAX_RANK:
+      raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
+    shape += sizes
+    leaves = list(itertools.chain.from_iterable(leaves))
+  return shape, leaves
+
+
+def _check_kinds(name: str, leaves: list[Any], dtype: tf.DType) -> None:
+  # By the types of the elements: NumPy would take true for 1, and make floats of integers on both sides of 2**63.
+  allowed = {bool} if dtype.is_bool else {int} if dtype.is_integer else {int, float} if dtype.is_floating else set()
+  if others := {type(leaf) for leaf in leaves} - allowed:
+    kinds = sorted(_KINDS.get(kind, "null or objects") for kind in others)
+    raise invalid(f"input {name!r} is a tensor of {dtype.name}; the JSON holds {' and '.join(dict.fromkeys(kinds))}")
+
+
+def _integers(name: str, leaves: list[int], dtype: tf.DType) -> np.ndarray:
+  if leaves and not dtype.min <= min(leaves) <= max(leaves) <= dtype.max:
+    least, most = _shown(min(leaves)), _shown(max(leaves))
+    raise invalid(f"input {name!r} is a tensor of {dtype.name}; {least} to {most} is outside of its range")
+  return np.array(leaves, np.uint64 if dtype == tf.uint64 else np.int64).astype(dtype.as_numpy_dtype)
+
+
+def _floats(name: str, leaves: list[float], dtype: tf.DType) -> np.ndarray:
   try:
-    found = np.array(value)
-  except (ValueError, OverflowError) as error:
-    raise invalid(f"input {name!r} is no tensor: {_RAGGED}, and integers at most 64 bits") from error
-  kinds = "b" if dtype.is_bool else "iu" if dtype.is_integer else "iuf" if dtype.is_floating else ""
-  if found.dtype.kind not in kinds and found.size:
-    raise invalid(f"input {name!r} is a tensor of {dtype.name}; the JSON holds {_kind(found)}")
-  if dtype.is_integer and found.size and not dtype.min <= int(found.min()) <= int(found.max()) <= dtype.max:
-    raise invalid(f"input {name!r} is a tensor of {dtype.name}; {found.min()} to {found.max()} is outside of its range")
+    found = np.array(leaves, np.float64)
+  except OverflowError as error:  # of an integer of hundreds of digits
+    raise _too_large(name, dtype) from error
   with np.errstate(over="ignore"):
     result = found.astype(dtype.as_numpy_dtype)
-  if dtype.is_floating and not np.array_equal(np.isfinite(found), np.isfinite(result)):
-    raise invalid(f"input {name!r} is a tensor of {dtype.name}; a finite value is outside of its range")
+  if not np.array_equal(np.isfinite(found), np.isfinite(result)):
+    raise _too_large(name, dtype)
   return result
 
 
-def _kind(array: np.ndarray) -> str:
-  kinds = {"b": "true or false", "i": "integers", "u": "integers", "f": "numbers with a fraction or exponent", "U": "strings"}
-  return kinds.get(array.dtype.kind, "values of several kinds, null or objects")
-
-
-def _strings(name: str, value: Any) -> np.ndarray:
-  shape: list[int] = []
-  leaves = [value]
-  while leaves and all(isinstance(leaf, list) for leaf in leaves):
-    shape.append(len(leaves[0]))
-    if len(shape) > _MAX_RANK or any(len(leaf) != shape[-1] for leaf in leaves):
-      raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
-    leaves = [element for leaf in leaves for element in leaf]
-  array = np.empty(len(leaves), object)
-  array[:] = [_string(name, leaf) for leaf in leaves]
-  return array.reshape(shape)
+def _too_large(name: str, dtype: tf.DType) -> RefusedError:
+  return invalid(f"input {name!r} is a tensor of {dtype.name}; a finite value is outside of its range")
 
 
 def _string(name: str, value: Any) -> bytes:

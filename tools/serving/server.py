@@ -1,108 +1,30 @@
 """Serves models by gRPC and REST, and restarts processes that die.
 
 It implements TF Serving's interfaces, so clients of TF Serving need no change: tensorflow.serving.PredictionService (Predict,
-GetModelMetadata), ModelService (GetModelStatus) and /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]. Ray Serve keeps the
-replicas alive. Two proxies share the ports and two Ray clusters share the replicas, so there is no single point of failure below the
-server. On SIGTERM or Ctrl-C it answers the accepted requests and exits. docs/guide/serving.md has more.
+GetModelMetadata), ModelService (GetModelStatus) and /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]. This module checks the
+options before anything starts; `supervisor.py` starts the processes. docs/guide/serving.md has more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import importlib.util
 import json
 import os
-import shutil
-import signal
 import socket
 import ssl
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax2tf.tools.serving import certificates, config
-from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held, is_alive, start
+from jax2tf.tools import outside
+from jax2tf.tools.serving import certificates, config, connections, place
+from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held
+from jax2tf.tools.serving.signals import Signals, say
 
 # What the extra brings.
-_PACKAGES = ("ray", "tensorflow_serving", "prometheus_client", "uvicorn", "starlette", "grpc")
-_PROXIES = 2
-_CLUSTERS = 2
-_RUN = "jax2tf-serve-"
-# Seconds between two lines of progress during the start.
-_PROGRESS_SECONDS = 5.0
-
-
-class _Signals:
-  """SIGTERM and SIGINT so far. They are only noted, so that no process is started and forgotten.
-
-  Attributes:
-    ended: set by the first one.
-    interrupts: the number of SIGINT.
-  """
-
-  def __init__(self) -> None:
-    self.ended, self.interrupts = threading.Event(), 0
-
-  @contextlib.contextmanager
-  def noted(self) -> Iterator[None]:
-    """Notes the signals that arrive during the block."""
-    before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-      yield
-    finally:
-      for number, handler in before.items():
-        signal.signal(number, handler)
-
-  def _note(self, number: int, _: object) -> None:
-    self.interrupts += number == signal.SIGINT
-    self.ended.set()
-
-  def pause(self) -> None:
-    """Waits for a moment of the start. Raises KeyboardInterrupt after SIGINT, and SystemExit after SIGTERM."""
-    if not self.ended.wait(0.1):
-      return
-    if self.interrupts:
-      raise KeyboardInterrupt
-    _say("ending before the server is ready")
-    raise SystemExit(0)
-
-
-class _Child:
-  """A process that is restarted when it ends."""
-
-  def __init__(self, kind: str, options: Options):
-    self.kind, self._options = kind, options
-    self._told: set[str] = set()
-    self._start()
-
-  def _start(self) -> None:
-    self._started = time.monotonic()
-    self.process = start(self.kind, self._options)
-
-  def keep_alive(self) -> None:
-    if self.process.poll() is not None and time.monotonic() > self._started + 1:  # a process that cannot start must not take all the CPU
-      for reason in {*_reasons(self._options)} - self._told:
-        self._told.add(reason)
-        _say(f"a {self.kind} ended and restarts: {reason}")
-      self._start()
-
-  def end(self) -> None:
-    assert self.process.stdin is not None
-    self.process.stdin.close()
-
-  def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
-    """Waits until the process has ended; kills it after so many seconds, or once `given_up()`."""
-    end = time.monotonic() + seconds
-    while self.process.poll() is None and time.monotonic() < end and not given_up():
-      time.sleep(0.02)
-    self.process.kill()
-    self.process.wait()
+_PACKAGES = ("ray", "tensorflow_serving", "prometheus_client", "uvicorn", "starlette", "grpc", "grpc_health", "psutil")
 
 
 def run(
@@ -126,9 +48,11 @@ def run(
   missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
   if missing:
     raise ModuleNotFoundError(f"the server needs {' and '.join(missing)}: pip install 'jax2tf[serving]'")
-  signals = _Signals()
-  place = tempfile.TemporaryDirectory(prefix=_RUN, ignore_cleanup_errors=True)
-  with signals.noted(), place as folder, contextlib.ExitStack() as stack:
+  from jax2tf.tools.serving import supervisor  # noqa: PLC0415  (an extra)
+
+  signals = Signals()
+  with signals.noted(), place.private() as folder, contextlib.ExitStack() as stack:
+    rest["allow_ops"] = outside.named(rest["allow_ops"])
     what = _what(directory, model_name, model_config_file)
     given: dict[str, Any] = {name: "" if value is None else value for name, value in rest.items()}
     options = Options(*what, host=_address(host), run=folder, of_all=given["replicas"], **given)
@@ -141,7 +65,8 @@ def run(
       stack.enter_context(_held(options.host, port, signals))
     Path(options.run, f"{os.getpid()}.server").write_text(json.dumps(ports), encoding="utf-8")
     config.write(Path(options.run), sources)
-    _serve(options, signals, as_json)
+    connections.raise_limit()
+    supervisor.serve(options, signals, as_json)
 
 
 def _what(directory: str | None, model_name: str | None, model_config_file: str | None) -> tuple[str, str, str]:
@@ -190,7 +115,7 @@ def _check_certificates(options: Options) -> None:
   certificates.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files, "--tls_client_ca")
 
 
-def _held(host: str, port: int, signals: _Signals) -> socket.socket:
+def _held(host: str, port: int, signals: Signals) -> socket.socket:
   # The proxies share their ports, and would silently share them with another server too.
   end, told = time.monotonic() + DRAIN_SECONDS + 5, False
   while True:
@@ -199,126 +124,9 @@ def _held(host: str, port: int, signals: _Signals) -> socket.socket:
     except OSError as error:
       if error.errno == errno.EADDRNOTAVAIL:
         raise _no_address(host, error) from error
-      if port not in _ports_of_killed() or time.monotonic() > end:
+      if port not in place.ports_of_killed() or time.monotonic() > end:
         raise ValueError(f"port {port} of {host} cannot be used ({error.strerror}); give --grpc_port and --http_port") from error
     if not told:
-      _say(f"waiting for port {port}: a killed server is finishing accepted requests")
+      say(f"waiting for port {port}: a killed server is finishing accepted requests")
       told = True
-    signals.pause()
-
-
-def _ports_of_killed() -> set[int]:
-  """The ports of killed servers. Their proxies listen until they have answered the accepted requests; then their files are removed."""
-  ports: set[int] = set()
-  for file in Path(tempfile.gettempdir()).glob(f"{_RUN}*/*.server"):
-    with contextlib.suppress(FileNotFoundError):  # another server may remove it at the same time
-      if not is_alive(file):
-        ports |= {*json.loads(file.read_text(encoding="utf-8"))}
-        if not any(is_alive(proxy) for proxy in file.parent.glob("*.ready")):
-          shutil.rmtree(file.parent, ignore_errors=True)
-  return ports
-
-
-def _serve(options: Options, signals: _Signals, as_json: bool) -> None:
-  shares = [options.replicas // _CLUSTERS + (i < options.replicas % _CLUSTERS) for i in range(_CLUSTERS)]
-  clusters = [dataclasses.replace(options, replicas=share) for share in shares if share]
-  # The proxies are first, because they end first.
-  children = [_Child("proxy", options) for _ in range(_PROXIES)] + [_Child("cluster", each) for each in clusters]
-  ready = False
-  try:
-    _wait(options, children, signals)
-    ready = True
-    _report(options, as_json)
-    fault, look = "", 0.0
-    while not signals.ended.wait(0.1):
-      for child in children:
-        child.keep_alive()
-      if time.monotonic() > look:
-        fault, look = _followed(options, fault), time.monotonic() + 1
-  finally:
-    _end(options, children, ready, signals)
-
-
-def _end(options: Options, children: Sequence[_Child], ready: bool, signals: _Signals) -> None:
-  """Ends the processes. Raises KeyboardInterrupt after one more SIGINT, which kills them."""
-  interrupts = signals.interrupts
-  for child in children:
-    child.end()
-  if ready:
-    taken = _taken(Path(options.run))
-    wait = f": {taken} accepted requests are answered first, for at most {DRAIN_SECONDS:g} s; Ctrl-C ends at once"
-    _say(f"ending{wait if taken else ''}")
-  # A cluster ends after the proxies, and one that is starting does not look: then nothing waits for it.
-  patience = {"proxy": DRAIN_SECONDS + 5, "cluster": 5.0 if ready else 1.0}
-  for child in children:
-    child.wait(patience[child.kind], lambda: signals.interrupts > interrupts)
-  if signals.interrupts > interrupts:
-    raise KeyboardInterrupt
-
-
-def _taken(run: Path) -> int:
-  """The number of requests that the ending proxies still have to answer."""
-  end = time.monotonic() + 1
-  while len(files := list(run.glob("*.ending"))) < _PROXIES and time.monotonic() < end:
-    time.sleep(0.02)
-  return sum(int(file.read_text(encoding="utf-8")) for file in files)
-
-
-def _followed(options: Options, before: str) -> str:
-  """Writes the current models for the replicas. Returns the error if they cannot be found, and reports it once."""
-  try:
-    found, run = config.sources(options), Path(options.run)
-    if found != config.read(run):
-      config.write(run, found)
-  except (ValueError, OSError) as error:
-    if str(error) != before:
-      _say(f"still serving the earlier models: {error}")
-    return str(error)
-  return ""
-
-
-def _say(line: str) -> None:
-  print(line, file=sys.stderr, flush=True)
-
-
-def _report(options: Options, as_json: bool) -> None:
-  """Prints one line on stdout with the served models, and a line on stderr for each model that is not served."""
-  faults: dict[str, str] = {}
-  for file in Path(options.run).glob("*.faults"):
-    faults |= json.loads(file.read_text(encoding="utf-8"))
-  for name, fault in faults.items():
-    _say(f"not served: {name!r}: {fault}")
-  names = [name for name in config.read(Path(options.run)) if name not in faults]
-  scheme = "https" if options.tls_cert else "http"
-  path = f"/v1/models/{names[0] if len(names) == 1 else 'NAME'}"
-  grpc, rest = f"{options.url_host}:{options.grpc_port}", f"{scheme}://{options.url_host}:{options.http_port}"
-  verdict = f"serving {', '.join(map(repr, names))}: gRPC {grpc}, REST {rest}{path}"
-  value = {"verdict": verdict, "models": names, "not served": faults, "grpc": grpc, "rest": rest}
-  print(json.dumps(value) if as_json else verdict, flush=True)
-
-
-def _reasons(options: Options) -> Iterator[str]:
-  """Why processes ended: the text of each PID.failed, which is removed."""
-  for file in Path(options.run).glob("*.failed"):
-    yield " ".join(file.read_text(encoding="utf-8").split())
-    file.unlink()
-
-
-def _wait(options: Options, children: Sequence[_Child], signals: _Signals) -> None:
-  """Waits for all processes. Raises ValueError with the reason if one cannot start."""
-  run, begin, told = Path(options.run), time.monotonic(), 0.0
-  _say(f"starting {_PROXIES} proxies, Ray and {options.replicas} replicas, which load TensorFlow and the models")
-  while True:
-    proxies, replicas = len(list(run.glob("*.ready"))), len(list(run.glob("*.sock")))
-    if replicas >= options.replicas and proxies >= _PROXIES:
-      return
-    ended = any(child.process.poll() is not None for child in children)
-    for reason in _reasons(options):
-      raise ValueError(f"the server cannot start: {reason}")
-    if ended:
-      raise ValueError("the server cannot start: one of its processes ended; the lines above, or Ray's logs in /tmp/ray, say why")
-    seconds = time.monotonic() - begin
-    if seconds > told + _PROGRESS_SECONDS:
-      told = seconds
-      _say(f"starting: {seconds:.0f} s, {proxies} of {_PROXIES} proxies, {replicas} of {options.replicas} replicas are ready")
     signals.pause()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pathlib
 import select
 import signal
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import jax
@@ -47,12 +48,17 @@ _CLIENTS_OF_A_CHANNEL = 50
 
 @dataclass(frozen=True)
 class Server:
-  """A running `jax2tf serve`."""
+  """A running `jax2tf serve`, which writes its stderr to `errors`."""
 
   process: subprocess.Popen[str]
   grpc_port: int
   http_port: int
   start_seconds: float
+  errors: IO[str]
+
+  def said(self) -> str:
+    """What the server has written to stderr so far."""
+    return os.pread(self.errors.fileno(), 1 << 20, 0).decode()
 
   def pids(self, kind: str) -> list[int]:
     """The process ids of one of `KINDS`."""
@@ -94,7 +100,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports: Sequence[int] = ()) -> Iterator[Server]:
+def serving(
+  model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports: Sequence[int] = (), prefix: Sequence[str] = ()
+) -> Iterator[Server]:
   """Starts the server, waits until it is ready, and ends it with SIGTERM.
 
   Args:
@@ -102,18 +110,19 @@ def serving(model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports:
     arguments: more flags of the server.
     seconds: the time limit for the start.
     ports: for gRPC and REST; by default free ones.
+    prefix: a command that runs the server, such as `env`.
 
   Raises:
     RuntimeError: the server did not become ready, or did not end after SIGTERM.
   """
   grpc_port, http_port = ports or free_ports(2)
   what = f"--model_config_file={model}" if model.is_file() else str(model)
-  command = [*COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
+  command = [*prefix, *COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
   start = time.perf_counter()
   with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
     try:
       _wait_for_line(process, seconds, errors)
-      yield Server(process, grpc_port, http_port, time.perf_counter() - start)
+      yield Server(process, grpc_port, http_port, time.perf_counter() - start, errors)
     finally:
       process.send_signal(signal.SIGTERM)
       try:

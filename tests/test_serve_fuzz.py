@@ -1,0 +1,86 @@
+"""Random requests for `jax2tf serve`, by REST and by gRPC, without a server: the parsers and the models of a replica."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from jax2tf.tools.serving import bodies
+from jax2tf.tools.sweeps import reports, server_fuzz, server_requests
+
+MAX_BYTES = server_fuzz.MAX_REQUEST_MB << 20
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+  """(the replicas' modules model, rest and protobuf; the models by name)."""
+  folder = tmp_path_factory.mktemp("models")
+  with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
+    server_requests.save(folder)
+    patch.setitem(sys.modules, "jax", jax)  # the replicas' modules keep it out of their process
+    model, rest, protobuf = (importlib.import_module(f"jax2tf.tools.serving.{name}") for name in ("model", "rest", "protobuf"))
+    yield model, rest, protobuf, {name: model.Model(folder / name / "1") for name in ("types", "linear", "strings")}
+
+
+def _rest(modules: Any, case: server_requests.Case) -> Mapping[str, np.ndarray] | None:
+  model, rest, _, models = modules
+  body = case.body
+  try:
+    if coding := case.headers.get("Content-Encoding", ""):
+      body = bodies.decompressed(body, MAX_BYTES) or b"" if coding != "br" else b""
+    request = rest.parse_predict(models[case.model], body)
+    [outcome] = model.run([request.call], 1)
+    if isinstance(outcome, model.RefusedError):
+      return None
+    return server_requests.read(case, rest.predict_body(request, outcome))
+  except (model.RefusedError, bodies.zlib.error):
+    return None
+
+
+def _grpc(modules: Any, case: server_requests.Case) -> Mapping[str, np.ndarray] | None:
+  model, _, protobuf, models = modules
+  try:
+    request = protobuf.parse_predict(case.body)
+    name, version, label = protobuf.asked(request.model_spec)
+    if name not in models or version not in (None, 1) or label:
+      return None
+    call = protobuf.call(protobuf.check(models[name], request, MAX_BYTES)[0], request)
+    [outcome] = model.run([call], 1)
+    if isinstance(outcome, model.RefusedError):
+      return None
+    response = protobuf.predict_response(name, models[name], call, outcome, request.output_filter)
+    return {key: tf.make_ndarray(proto) for key, proto in response.outputs.items()}
+  except model.RefusedError:
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:Setting the dtype on a NumPy array")  # TF 2.21 does, for float16
+@pytest.mark.parametrize("interface", ["rest", "grpc"])
+def test_random_requests(modules: Any, interface: str) -> None:
+  made, asked = {"rest": (server_requests.rest, _rest), "grpc": (server_requests.by_grpc, _grpc)}[interface]
+  faults, answered, count = [], 0, 100
+  for seed in range(count):
+    case = made(seed)
+    if case.path.lower().endswith(":predict") and "/versions/7" not in case.path and "/labels" not in case.path and len(case.path) < 40:
+      outputs = asked(modules, case)
+      answered += outputs is not None
+      if fault := case.fault(outputs):
+        faults.append(f"{seed}: {case.kind}, {case.signature}: {fault}: {case.body[:200]!r}")
+  assert faults == []
+  assert count / 4 < answered < count
+
+
+def test_the_page_of_the_random_requests_has_its_numbers() -> None:
+  page = server_fuzz.markdown(reports.read("server-fuzz"))
+  assert reports.page("server-fuzz").read_text(encoding="utf-8") == page
+  for section in reports.read("server-fuzz").values():
+    assert [*server_fuzz.faults(section)] == []
+    for interface in ("REST", "gRPC"):
+      assert sum(numbers["requests"] for numbers in section[interface].values()) == 4000
