@@ -17,18 +17,42 @@ from . import bits, division, lists, scatters, special  # noqa: F401  (which reg
 from .rule import WIDER, of_operands, widened
 
 
-@replaces("Maximum", "Minimum", on="tflite", because="LiteRT 2.3: loses NaN")
+@replaces(
+  "Maximum", "Minimum", on="tflite", because="LiteRT 2.3: loses NaN; TensorFlow 2.21's converter: makes Relu6 of integers, without a kernel"
+)
 @functools.partial(widened, ordered=True)
 def _larger(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
+  return [_extreme(op.type, x, y)]
+
+
+def _extreme(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """Maximum and Minimum, which lose a NaN. With a constant number the op stays, because XNNPACK then clamps: relu, clip."""
-  [found] = again(op, (x, y), WIDER)
+  # TF 2.21: of max(min(x, 6), 0) the converter makes Relu6, which has no kernel for integers; not with a constant first.
+  x, y = (y, x) if x.dtype.is_integer and _is_constant(y) else (x, y)
+  found = getattr(tf.raw_ops, kind)(x=x, y=y)
   for operand in (x, y) if x.dtype.is_floating and not (_is_number(x) or _is_number(y)) else ():
     found = tf.where(tf.math.is_nan(operand), operand, found)
-  return [found]
+  return found
+
+
+@replaces("Relu", "Relu6", on="tflite", because="LiteRT 2.3: no kernel for integers")
+@widened
+def _rectified(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
+  if not x.dtype.is_integer:
+    return again(op, (x,), WIDER)
+  positive = _extreme("Maximum", x, tf.constant(0, x.dtype))
+  return [_extreme("Minimum", positive, tf.constant(6, x.dtype)) if op.type == "Relu6" else positive]
 
 
 def _is_number(x: tf.Tensor) -> bool:
   return x.shape.num_elements() == 1 and tf.get_static_value(x) is not None
+
+
+@replaces("ClipByValue", on="tflite", because="TensorFlow 2.21's converter: no kernel")
+@functools.partial(widened, ordered=True)
+def _clipped(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> Sequence[tf.Tensor]:
+  del op
+  return [_extreme("Maximum", _extreme("Minimum", x, high), low)]
 
 
 @replaces("Max", "Min", on="tflite", because="LiteRT 2.3: loses NaN")
@@ -153,8 +177,9 @@ def _ends_softmax(op: tf.Operation, x: tf.Tensor) -> bool:
   if most.type != "Max" or most.inputs[0] is not z:
     return False
   axes = [tf.get_static_value(reduction.inputs[1]) for reduction in (total, most)]
-  last = all(a is not None and a.ravel().tolist() in ([z.shape.rank - 1], [-1]) for a in axes)
-  return last and x.op.type == "SelectV2" and x.op.inputs[1].op.type == "Sub"
+  last = (-1,) if x.shape.rank is None else (-1, x.shape.rank - 1)
+  of_rows = all(a is not None and a.size == 1 and a.item() in last for a in axes)
+  return of_rows and x.op.type == "SelectV2" and x.op.inputs[1].op.type == "Sub"
 
 
 def _unshaped(x: tf.Tensor) -> tf.Tensor:
@@ -193,7 +218,7 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
   """Pads tensors above rank 4 axis by axis, as [before, axis, after]."""
   made = paddings.op  # the lowering rule reshapes a constant
   known = tf.get_static_value(made.inputs[0] if made.type == "Reshape" else paddings)
-  if x.shape.rank <= 4 or known is None:
+  if known is None or known.size <= 2 * 4:
     return again(op, (x, paddings, *value), WIDER)
   for axis, sides in enumerate(known.reshape(-1, 2).tolist()):
     if any(sides):
@@ -261,7 +286,7 @@ _WIDENED = re.findall(
   Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv2DBackpropInput Conv3D Cumsum
   DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
   MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
-  Range Reciprocal Relu Relu6 Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax SpaceToBatchND
+  Range Reciprocal Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax SpaceToBatchND
   SplitV Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
   ZerosLike
   """,

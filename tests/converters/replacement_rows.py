@@ -72,6 +72,11 @@ def rows() -> Iterator[Row]:
     yield row(op, I, I[::-1].copy())
     if op != "Add":  # none of unsigned integers
       yield row(op, I.view(np.uint32), I[::-1].copy().view(np.uint32))
+  for least, most in ((0, 6), (0, 1), (-1, 1)):
+    for op, clamps in _clamps(least, most):
+      yield Row(op, clamps, (I,))
+  for op in ("Relu", "Relu6"):
+    yield row(op, I)
   for op in "FloorDiv FloorMod TruncateDiv TruncateMod".split():  # noqa: SIM905
     yield row(op, I[1:], DIVISORS[1:])
     if op != "TruncateMod":  # none of unsigned integers
@@ -103,6 +108,15 @@ def rows() -> Iterator[Row]:
   yield from _moves()
   yield from _scatters()
   yield from _layers()
+
+
+def _clamps(least: int, most: int) -> Iterator[tuple[str, Callable[..., Any]]]:
+  """Clamps of integers, of which converters make Relu6, Relu0To1 and ReluN1To1 if they are floats."""
+  yield "Maximum", lambda x: tf.maximum(tf.minimum(x, most), least)
+  yield "Minimum", lambda x: tf.minimum(tf.maximum(x, least), most)
+  yield "Maximum", lambda x: tf.maximum(tf.minimum(x, tf.fill([12], most)), tf.fill([12], least))
+  yield "Relu", lambda x: tf.nn.relu(tf.minimum(x, most))
+  yield "ClipByValue", lambda x: tf.raw_ops.ClipByValue(t=x, clip_value_min=least, clip_value_max=most)
 
 
 def _matrices() -> Iterator[Row]:
