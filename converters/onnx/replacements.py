@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import masks, registry, replay
+from ..export import convolutions, masks, registry, replay
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement
 from . import bits, special
@@ -328,6 +328,19 @@ _replaces_each(
     for op, function in {"Erf": special.erf, "Sinh": special.sinh, "Cosh": special.cosh, "Tan": special.tan}.items()
   },
   because="ONNX Runtime 1.31: no kernel for float64",
+)
+_replaces_each(
+  dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), convolutions.input_gradient),
+  because="tf2onnx 1.17: splits explicit padding into halves, and pads with negative numbers where windows do not fill the image",
+)
+_replaces_each(
+  {
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), convolutions.filter_gradient),
+    "MaxPoolGrad": convolutions.max_pool_gradient,
+    "DepthwiseConv2dNativeBackpropFilter": convolutions.depthwise_filter_gradient,
+    "DepthwiseConv2dNativeBackpropInput": convolutions.depthwise_input_gradient,
+  },
+  because="tf2onnx 1.17: no handler",
 )
 _replaces_each(
   {"Cast": lambda op, x: [tf.cast(x, op.outputs[0].dtype)]}, because="the operand may be held in another dtype: see `bfloat16`"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import angles, registry
+from ..export import angles, convolutions, registry
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement, again, with_shape
 from . import bits, division, lists, scatters, special  # noqa: F401  (which register their own)
@@ -283,7 +283,7 @@ _MATH: Mapping[str, Callable[..., Any]] = {
 _WIDENED = re.findall(
   r"\w+",
   """
-  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv2DBackpropInput Conv3D Cumsum
+  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv3D Cumsum
   DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
   MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
   Range Reciprocal Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax SpaceToBatchND
@@ -298,6 +298,19 @@ FUSED = ("Erf", "Erfc")
 _replaces_each = functools.partial(replaces_each, on="tflite")
 _replaces_each(
   lists.replacements(again, WIDER), because="TensorFlow 2.21's converter: needs rows of a static size, and copies all of them at each write"
+)
+_replaces_each(
+  dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), widened(convolutions.input_gradient)),
+  because="LiteRT 2.3: no explicit padding, nor narrow dtypes",
+)
+_replaces_each(
+  {
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), widened(convolutions.filter_gradient)),
+    "MaxPoolGrad": widened(convolutions.max_pool_gradient),
+    "DepthwiseConv2dNativeBackpropFilter": widened(convolutions.depthwise_filter_gradient),
+    "DepthwiseConv2dNativeBackpropInput": widened(convolutions.depthwise_input_gradient),
+  },
+  because="LiteRT 2.3: no kernel",
 )
 _replaces_each({name: widened() for name in _WIDENED}, because="LiteRT 2.3: no kernel for some narrow dtypes")
 _replaces_each(

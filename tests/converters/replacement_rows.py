@@ -17,6 +17,7 @@ I = np.array([-(2**31), 2**31 - 1, -1, 0, 1, 7, -8, 12345, 65536, -300, 3, 31], 
 LARGE = np.array([3.4e38, 2.0**126, 2.0**125, 1e38, -1e38, 88.6, 88.8, 87, -87, np.inf, -np.inf, np.nan], np.float32)
 DIVISORS = np.array([3, -7, -1, 5, -2, 7, 3, -11, 255, 7, 100000, 2], np.int32)
 COUNTS = np.arange(12, dtype=np.int32) * 2
+RNG = np.random.default_rng(0)
 IMAGE = np.linspace(-1, 1, 2 * 4 * 4 * 2, dtype=np.float32).reshape(2, 4, 4, 2)
 BOOLS = F > 0
 INDICES = np.array([[1], [0], [1]], np.int32)
@@ -211,6 +212,7 @@ def _layers() -> Iterator[Row]:
   yield row("MaxPool", IMAGE, **window)
   yield row("Conv2D", IMAGE, kernel, strides=[1, 1, 1, 1], padding="SAME")
   yield row("Conv2DBackpropInput", [2, 4, 4, 2], kernel, IMAGE[..., :1].copy(), strides=[1, 1, 1, 1], padding="SAME")
+  yield from _gradients_of_convolutions()
   yield row("DepthwiseConv2dNative", IMAGE, kernel, strides=[1, 1, 1, 1], padding="SAME")
   yield row("Conv3D", IMAGE[None], kernel[None], strides=[1, 1, 1, 1, 1], padding="VALID")
   for op in ("AvgPool3D", "MaxPool3D"):
@@ -227,3 +229,24 @@ def _layers() -> Iterator[Row]:
     return tf.raw_ops.FusedBatchNormV3(x=x, scale=scale, offset=offset, mean=mean, variance=variance, is_training=False)[0]
 
   yield Row("FusedBatchNormV3", batch_norm, (IMAGE, *channels))
+
+
+def _gradients_of_convolutions() -> Iterator[Row]:
+  image, kernel = RNG.standard_normal((2, 5, 6, 3)).astype("f"), RNG.standard_normal((3, 2, 3, 4)).astype("f")
+  explicit = [0, 0, 1, 2, 2, 0, 0, 0]
+  for stride, padding in ((1, "SAME"), (2, "VALID"), (2, "SAME"), (2, explicit)):
+    pads = {"padding": padding} if isinstance(padding, str) else {"padding": "EXPLICIT", "explicit_paddings": padding}
+    attributes = {"strides": [1, stride, stride, 1], **pads}
+    for kind in ("Conv2D", "DepthwiseConv2dNative"):
+      forward = getattr(tf.raw_ops, kind)(input=image, filter=kernel, **attributes)
+      cotangent = RNG.standard_normal(forward.shape).astype("f")
+      yield row(f"{kind}BackpropInput", list(image.shape), kernel, cotangent, **attributes)
+      yield row(f"{kind}BackpropFilter", image, list(kernel.shape), cotangent, **attributes)
+  for size, stride, padding in ((2, 2, "VALID"), (3, 2, "SAME"), (3, 1, "VALID")):
+    attributes = {"ksize": [1, size, size, 1], "strides": [1, stride, stride, 1], "padding": padding}
+    pooled = tf.raw_ops.MaxPool(input=np.round(image), **attributes).numpy()  # of equal elements
+    yield row("MaxPoolGrad", np.round(image), pooled, RNG.standard_normal(pooled.shape).astype("f"), **attributes)
+  volume, part = IMAGE[None], IMAGE[None, :, :2, :2, :1].copy()
+  strides = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
+  yield row("Conv3DBackpropFilterV2", volume, [1, 2, 2, 2, 1], part, **strides)
+  yield row("Conv3DBackpropInputV2", list(volume.shape), kernel[None, :2, :, :2, :1].copy(), part, **strides)

@@ -78,16 +78,18 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 # To add an op here is to have asked whether that is so.
 NOT_REPLACED_AGAIN = {
   "onnx": """
-    BatchMatMulV2 Cast Erf Fill Maximum Minimum Range RightShift SelectV2 Sign TensorScatterAdd TruncateDiv TruncateMod
+    BatchMatMulV2 Cast Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape RightShift SelectV2 Sign Sum TensorScatterAdd
+    TruncateDiv TruncateMod
   """,
   "tflite": """
-    Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos Equal Exp Fill Floor FloorMod GatherV2 Greater GreaterEqual IsNan Less Log Max
-    Maximum Minimum Mul Neg Pack Prod Range RealDiv Relu ReverseV2 RightShift Round SelectV2 Sin Sqrt Square StridedSlice Sub Sum
-    TensorScatterAdd Transpose TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
+    Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos DepthwiseConv2dNative Equal Exp ExpandDims Fill Floor FloorMod GatherV2
+    Greater GreaterEqual IsNan Less Log MatMul Max Maximum Minimum Mul Neg Pack Pad PadV2 Prod Range RealDiv Relu ReverseV2
+    RightShift Round SelectV2 Sin Slice Sqrt Square StridedSlice Sub Sum TensorScatterAdd Transpose TruncateDiv Unpack
+    UnsortedSegmentMax UnsortedSegmentMin
   """,
   "tfjs": """
-    Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual Max Maximum Minimum Mul Neg NotEqual Prod
-    Range ScatterNd SelectV2 Sin StridedSlice Sub Sum TensorScatterUpdate
+    Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual Max Maximum Minimum Mul Neg
+    NotEqual Prod Range ScatterNd SelectV2 Sin StridedSlice Sub Sum TensorScatterUpdate
   """,
 }
 
@@ -131,9 +133,12 @@ def test_litert_divides_by_no_variance(epsilon: float, divides: bool) -> None:
 
 
 # The ops whose replacements need the rank of an operand.
+_GRADIENTS = (
+  "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput MaxPoolGrad "
+)
 NEEDS_RANK = {
-  "onnx": "Prod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
-  "tflite": "Cumprod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
+  "onnx": _GRADIENTS + "Prod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
+  "tflite": _GRADIENTS + "Cumprod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
   "tfjs": "GatherV2 MatMul MaxPool3D OneHot TensorScatterAdd TensorScatterSub TensorScatterUpdate",
 }
 
