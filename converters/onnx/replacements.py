@@ -31,7 +31,7 @@ _WIDENED: dict[str, _Wider] = {
   "MatrixDiagPartV3": _PADDED,
   "UnsortedSegmentProd": {tf.float16: tf.float32},
   "Range": {tf.uint8: tf.int32, tf.int8: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64, tf.float16: tf.float32},
-  "SelectV2": {tf.bool: tf.uint8} | _CARRIED,
+  "SelectV2": {tf.bool: tf.uint8, tf.uint32: tf.int64} | _CARRIED,  # of uint32 from ONNX Runtime 1.31 on
   **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _PADDED),
 }
 
@@ -84,6 +84,14 @@ def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
   if known.rank is None or 0 not in known.as_list():
     return same(op, x, shape)
   return [tf.zeros(known, x.dtype) if known.is_fully_defined() else tf.broadcast_to(tf.zeros([], x.dtype), shape)]
+
+
+@replaces("Slice", on="onnx", because="tf2onnx 1.17: adds the largest int32 to a start that is no constant, for a slice to the end")
+def _slice(op: Any, x: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
+  known = tf.get_static_value(size)
+  if known is not None and -1 in known and tf.get_static_value(begin) is None:
+    size = tf.where(tf.constant(known == -1), tf.shape(x, begin.dtype) - begin, size)
+  return same(op, x, begin, size)
 
 
 @replaces("ScatterNd", on="onnx", because="tf2onnx 1.17: one of the updates of a place stays, and not their sum")

@@ -98,7 +98,7 @@ def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf
   first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
   x = tf.linalg.matrix_transpose(x) if op.get_attr(first) else x
   y = tf.linalg.matrix_transpose(y) if op.get_attr(second) else y
-  return [tf.reduce_sum(x[..., :, :, None] * y[..., None, :, :], -2)]
+  return [tf.reduce_sum(tf.expand_dims(x, -1) * tf.expand_dims(y, -3), -2)]
 
 
 @replaces("RealDiv", on="tflite", because="TensorFlow 2.21's converter: has x / constant for constant / x behind a transposition")
@@ -216,6 +216,8 @@ def _is_from_vector(op: tf.Operation) -> bool:
 @widened
 def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tensor) -> Sequence[tf.Tensor]:
   """Pads tensors above rank 4 axis by axis, as [before, axis, after]."""
+  if (sides := _dynamic_sides(paddings)) is not None and len(sides) == x.shape.rank:
+    return [with_shape(_appended(x, sides, value[0] if value else tf.zeros([], x.dtype)), op.outputs[0].shape)]
   made = paddings.op  # the lowering rule reshapes a constant
   known = tf.get_static_value(made.inputs[0] if made.type == "Reshape" else paddings)
   if known is None or known.size <= 2 * 4:
@@ -227,6 +229,28 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
       flat = tf.pad(flat, [[0, 0], sides, [0, 0]], constant_values=value[0] if value else 0)
       x = tf.reshape(flat, tf.concat([shape[:axis], tf.shape(flat)[1:2], shape[axis + 1 :]], 0))
   return [with_shape(x, op.outputs[0].shape)]
+
+
+def _dynamic_sides(paddings: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]] | None:
+  """The scalars before and after each axis, if they are stacked and some are no constants."""
+  packed = paddings.op.inputs[0].op if paddings.op.type == "Reshape" else paddings.op
+  if packed.type != "Pack" or packed.inputs[0].shape.rank != 0 or tf.get_static_value(packed.outputs[0]) is not None:
+    return None
+  return list(zip(packed.inputs[::2], packed.inputs[1::2], strict=True))
+
+
+def _appended(x: tf.Tensor, sides: Sequence[tuple[tf.Tensor, tf.Tensor]], value: tf.Tensor) -> tf.Tensor:
+  """Pads one axis at a time by concatenation. TF 2.21's converter forgets all sizes of a Pad by numbers that are no constants."""
+  for axis, (before, after) in enumerate(sides):
+    sizes = [tf.shape(x)[i] if n is None else n for i, n in enumerate(x.shape.as_list())]
+
+    def filled(count: tf.Tensor, sizes: list[Any] = sizes, axis: int = axis) -> list[tf.Tensor]:
+      known = tf.get_static_value(count)
+      return [] if known == 0 else [tf.fill(tf.stack([*sizes[:axis], tf.cast(count, tf.int32), *sizes[axis + 1 :]]), value)]
+
+    parts = [*filled(before), x, *filled(after)]
+    x = tf.concat(parts, axis) if len(parts) > 1 else x
+  return x
 
 
 @replaces("ReverseV2", on="tflite", because="LiteRT 2.3: of neighbouring axes only")
