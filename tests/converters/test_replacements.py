@@ -78,7 +78,7 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 # To add an op here is to have asked whether that is so.
 NOT_REPLACED_AGAIN = {
   "onnx": """
-    BatchMatMulV2 Cast Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape RightShift SelectV2 Sign Sum TensorScatterAdd
+    BatchMatMulV2 Cast Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape RightShift SelectV2 Sign Slice Sum TensorScatterAdd
     TruncateDiv TruncateMod
   """,
   "tflite": """
