@@ -234,14 +234,25 @@ def _dimension_jaxpr(dim: Any, names: tuple[str, ...], dtype: Any) -> ClosedJaxp
 
 
 def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
-  """The equations that multiply, also inside, or compute with products."""
+  """The equations whose products, also inside, may be larger than sizes, or that compute with such products."""
   found, made = [], set[Any]()
+  makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
   for eqn in jaxpr.eqns:
     names = {eqn.primitive.name}.union(*map(_primitives, inner_jaxprs(eqn)))
-    if names & _PRODUCTS or any(not isinstance(v, Literal) and v in made for v in eqn.invars):
+    if (names & _PRODUCTS and not _is_within_sizes(eqn, makers)) or any(not isinstance(v, Literal) and v in made for v in eqn.invars):
       found.append(eqn)
       made.update(eqn.outvars)
   return found
+
+
+def _is_within_sizes(eqn: Any, makers: dict[Any, Any]) -> bool:
+  """Whether the product is not larger than the size that it is made of: -1 times a size, or 2 times the half of one."""
+  if eqn.primitive.name != "mul" or sum(isinstance(v, Literal) for v in eqn.invars) != 1:
+    return False
+  size, factor = sorted(eqn.invars, key=lambda v: isinstance(v, Literal))
+  maker = None if isinstance(size, Literal) else makers.get(size)
+  divisor = maker.invars[1] if maker is not None and maker.params.get("name") == "divmod" and size is maker.outvars[0] else None
+  return bool(abs(factor.val) <= (abs(divisor.val) if isinstance(divisor, Literal) else 1))
 
 
 @functools.lru_cache(maxsize=4096)

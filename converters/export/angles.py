@@ -64,7 +64,7 @@ def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
   t -= parts[0]
   parts.insert(0, tf.floor(t * up))
   parts.insert(0, (t - parts[0] * down) * (up * up))
-  columns = tf.unstack(tf.gather(_table(), scale), axis=-1)
+  columns = tf.unstack(tf.gather(table := _table(), scale), table.shape[1], axis=-1)
   carry = tf.zeros_like(size)
   digits: list[tf.Tensor] = []
   for j in reversed(range(_DIGITS)):

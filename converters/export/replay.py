@@ -113,7 +113,7 @@ class _Replay:
 
   def _op(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
     if op.type in self._replacements:
-      return self._replacements[op.type](op, *operands)
+      return self._replaced(op, operands)
     if op.type in _SAME:
       return operands
     if op.type == "ReadVariableOp":
@@ -129,6 +129,14 @@ class _Replay:
     if op.type in _LOOPS:
       return self._loop(op, operands)
     return again(op, operands)
+
+  def _replaced(self, op: tf.Operation, operands: list[Any]) -> Sequence[Any]:
+    try:
+      return self._replacements[op.type](op, *operands)
+    except (TypeError, ValueError) as error:
+      if all(not isinstance(x, tf.Tensor) or x.shape.rank is not None for x in operands):
+        raise
+      raise ValueError(f"{op.type} {op.name!r} has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code") from error
 
   def _write(self, variable: Any, value: tf.Tensor) -> None:
     if id(variable) not in self.state or graph() is not outermost():

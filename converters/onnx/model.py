@@ -24,7 +24,6 @@ from .replacements import TABLE
 OPSET = 18  # the newest opset of tf2onnx 1.17
 RUNTIME = "ONNX Runtime"
 _DTYPES = {tf.dtypes.as_dtype(name).as_datatype_enum: name for name in ("bfloat16", "complex64", "complex128")}
-# Not its BackToBackOptimizer, which removes a Cast to float16 and back, and so a rounding.
 _PASSES = (
   "TransposeOptimizer",
   "ConstFoldOptimizer",
@@ -32,7 +31,10 @@ _PASSES = (
   "MergeDuplicatedNodesOptimizer",
   "ReshapeOptimizer",
   "IdentityOptimizer",
+  "BackToBackOptimizer",
 )
+# The pairs of ops that its BackToBackOptimizer joins. Not Cast: a Cast to float16 and back rounds.
+_JOINED = (("Transpose",), ("Conv", "BatchNormalization"))
 
 
 def extra(module: str) -> Any:
@@ -208,12 +210,24 @@ def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
   optimizer = extra("tf2onnx.optimizer")
   passes = {name: getattr(optimizer, name) for name in _PASSES}
   graph.update_proto = lambda: None
-  try:
-    graph = optimizer.optimize_graph(graph, catch_errors=False, optimizers=passes)
-  except Exception:
-    return optimizer.optimize_graph(translate(), optimizers=passes)
+  with _joining():
+    try:
+      graph = optimizer.optimize_graph(graph, catch_errors=False, optimizers=passes)
+    except Exception:
+      return optimizer.optimize_graph(translate(), optimizers=passes)
   del graph.update_proto
   return graph
+
+
+@contextlib.contextmanager
+def _joining() -> Iterator[None]:
+  """Limits tf2onnx's BackToBackOptimizer to `_JOINED`. tf2onnx 1.17 keeps its handlers in a table of the module."""
+  table = extra("tf2onnx.optimizer.back_to_back_optimizer")._func_map
+  left_out = {ops: table.pop(ops) for ops in set(table) - set(_JOINED)}
+  try:
+    yield
+  finally:
+    table.update(left_out)
 
 
 def _failure(signature: Signature, error: Exception, log: Sequence[logging.LogRecord]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import masks, registry, replay
+from ..export import convolutions, masks, registry, replay
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement
 from . import bits, special
@@ -31,7 +31,7 @@ _WIDENED: dict[str, _Wider] = {
   "MatrixDiagPartV3": _PADDED,
   "UnsortedSegmentProd": {tf.float16: tf.float32},
   "Range": {tf.uint8: tf.int32, tf.int8: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64, tf.float16: tf.float32},
-  "SelectV2": {tf.bool: tf.uint8} | _CARRIED,
+  "SelectV2": {tf.bool: tf.uint8, tf.uint32: tf.int64} | _CARRIED,  # of uint32 from ONNX Runtime 1.31 on
   **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _PADDED),
 }
 
@@ -84,6 +84,14 @@ def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
   if known.rank is None or 0 not in known.as_list():
     return same(op, x, shape)
   return [tf.zeros(known, x.dtype) if known.is_fully_defined() else tf.broadcast_to(tf.zeros([], x.dtype), shape)]
+
+
+@replaces("Slice", on="onnx", because="tf2onnx 1.17: adds the largest int32 to a start that is no constant, for a slice to the end")
+def _slice(op: Any, x: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
+  known = tf.get_static_value(size)
+  if known is not None and -1 in known and tf.get_static_value(begin) is None:
+    size = tf.where(tf.constant(known == -1), tf.shape(x, begin.dtype) - begin, size)
+  return same(op, x, begin, size)
 
 
 @replaces("ScatterNd", on="onnx", because="tf2onnx 1.17: one of the updates of a place stays, and not their sum")
@@ -328,6 +336,19 @@ _replaces_each(
     for op, function in {"Erf": special.erf, "Sinh": special.sinh, "Cosh": special.cosh, "Tan": special.tan}.items()
   },
   because="ONNX Runtime 1.31: no kernel for float64",
+)
+_replaces_each(
+  dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), convolutions.input_gradient),
+  because="tf2onnx 1.17: splits explicit padding into halves, and pads with negative numbers where windows do not fill the image",
+)
+_replaces_each(
+  {
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), convolutions.filter_gradient),
+    "MaxPoolGrad": convolutions.max_pool_gradient,
+    "DepthwiseConv2dNativeBackpropFilter": convolutions.depthwise_filter_gradient,
+    "DepthwiseConv2dNativeBackpropInput": convolutions.depthwise_input_gradient,
+  },
+  because="tf2onnx 1.17: no handler",
 )
 _replaces_each(
   {"Cast": lambda op, x: [tf.cast(x, op.outputs[0].dtype)]}, because="the operand may be held in another dtype: see `bfloat16`"

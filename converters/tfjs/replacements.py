@@ -282,7 +282,7 @@ _replaces_each(
 )
 _replaces_each(
   {"Maximum": guarded(_extreme(floats.maximum)), "Minimum": guarded(_extreme(floats.minimum)), "ClipByValue": one(_clip)}
-  | {"Relu6": _on_floats(lambda x: floats.minimum(floats.maximum(x, tf.constant(0.0)), tf.constant(6.0)))},
+  | {"Relu6": one(lambda op, x: _clip(op, x, tf.constant(0, x.dtype), tf.constant(6, x.dtype)))},
   because="TF.js 4.22: wasm takes the number where one operand is NaN",
 )
 _replaces_each(

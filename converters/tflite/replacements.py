@@ -10,25 +10,49 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..export import angles, registry
+from ..export import angles, convolutions, registry
 from ..export.registry import replaces, replaces_each
 from ..export.replay import Replacement, again, with_shape
 from . import bits, division, lists, scatters, special  # noqa: F401  (which register their own)
 from .rule import WIDER, of_operands, widened
 
 
-@replaces("Maximum", "Minimum", on="tflite", because="LiteRT 2.3: loses NaN")
+@replaces(
+  "Maximum", "Minimum", on="tflite", because="LiteRT 2.3: loses NaN; TensorFlow 2.21's converter: makes Relu6 of integers, without a kernel"
+)
 @functools.partial(widened, ordered=True)
 def _larger(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
+  return [_extreme(op.type, x, y)]
+
+
+def _extreme(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """Maximum and Minimum, which lose a NaN. With a constant number the op stays, because XNNPACK then clamps: relu, clip."""
-  [found] = again(op, (x, y), WIDER)
+  # TF 2.21: of max(min(x, 6), 0) the converter makes Relu6, which has no kernel for integers; not with a constant first.
+  x, y = (y, x) if x.dtype.is_integer and _is_constant(y) else (x, y)
+  found = getattr(tf.raw_ops, kind)(x=x, y=y)
   for operand in (x, y) if x.dtype.is_floating and not (_is_number(x) or _is_number(y)) else ():
     found = tf.where(tf.math.is_nan(operand), operand, found)
-  return [found]
+  return found
+
+
+@replaces("Relu", "Relu6", on="tflite", because="LiteRT 2.3: no kernel for integers")
+@widened
+def _rectified(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
+  if not x.dtype.is_integer:
+    return again(op, (x,), WIDER)
+  positive = _extreme("Maximum", x, tf.constant(0, x.dtype))
+  return [_extreme("Minimum", positive, tf.constant(6, x.dtype)) if op.type == "Relu6" else positive]
 
 
 def _is_number(x: tf.Tensor) -> bool:
   return x.shape.num_elements() == 1 and tf.get_static_value(x) is not None
+
+
+@replaces("ClipByValue", on="tflite", because="TensorFlow 2.21's converter: no kernel")
+@functools.partial(widened, ordered=True)
+def _clipped(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> Sequence[tf.Tensor]:
+  del op
+  return [_extreme("Maximum", _extreme("Minimum", x, high), low)]
 
 
 @replaces("Max", "Min", on="tflite", because="LiteRT 2.3: loses NaN")
@@ -74,7 +98,7 @@ def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf
   first, second = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
   x = tf.linalg.matrix_transpose(x) if op.get_attr(first) else x
   y = tf.linalg.matrix_transpose(y) if op.get_attr(second) else y
-  return [tf.reduce_sum(x[..., :, :, None] * y[..., None, :, :], -2)]
+  return [tf.reduce_sum(tf.expand_dims(x, -1) * tf.expand_dims(y, -3), -2)]
 
 
 @replaces("RealDiv", on="tflite", because="TensorFlow 2.21's converter: has x / constant for constant / x behind a transposition")
@@ -153,8 +177,9 @@ def _ends_softmax(op: tf.Operation, x: tf.Tensor) -> bool:
   if most.type != "Max" or most.inputs[0] is not z:
     return False
   axes = [tf.get_static_value(reduction.inputs[1]) for reduction in (total, most)]
-  last = all(a is not None and a.ravel().tolist() in ([z.shape.rank - 1], [-1]) for a in axes)
-  return last and x.op.type == "SelectV2" and x.op.inputs[1].op.type == "Sub"
+  last = (-1,) if x.shape.rank is None else (-1, x.shape.rank - 1)
+  of_rows = all(a is not None and a.size == 1 and a.item() in last for a in axes)
+  return of_rows and x.op.type == "SelectV2" and x.op.inputs[1].op.type == "Sub"
 
 
 def _unshaped(x: tf.Tensor) -> tf.Tensor:
@@ -191,9 +216,11 @@ def _is_from_vector(op: tf.Operation) -> bool:
 @widened
 def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tensor) -> Sequence[tf.Tensor]:
   """Pads tensors above rank 4 axis by axis, as [before, axis, after]."""
+  if (sides := _dynamic_sides(paddings)) is not None and len(sides) == x.shape.rank:
+    return [with_shape(_appended(x, sides, value[0] if value else tf.zeros([], x.dtype)), op.outputs[0].shape)]
   made = paddings.op  # the lowering rule reshapes a constant
   known = tf.get_static_value(made.inputs[0] if made.type == "Reshape" else paddings)
-  if x.shape.rank <= 4 or known is None:
+  if known is None or known.size <= 2 * 4:
     return again(op, (x, paddings, *value), WIDER)
   for axis, sides in enumerate(known.reshape(-1, 2).tolist()):
     if any(sides):
@@ -202,6 +229,28 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
       flat = tf.pad(flat, [[0, 0], sides, [0, 0]], constant_values=value[0] if value else 0)
       x = tf.reshape(flat, tf.concat([shape[:axis], tf.shape(flat)[1:2], shape[axis + 1 :]], 0))
   return [with_shape(x, op.outputs[0].shape)]
+
+
+def _dynamic_sides(paddings: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]] | None:
+  """The scalars before and after each axis, if they are stacked and some are no constants."""
+  packed = paddings.op.inputs[0].op if paddings.op.type == "Reshape" else paddings.op
+  if packed.type != "Pack" or packed.inputs[0].shape.rank != 0 or tf.get_static_value(packed.outputs[0]) is not None:
+    return None
+  return list(zip(packed.inputs[::2], packed.inputs[1::2], strict=True))
+
+
+def _appended(x: tf.Tensor, sides: Sequence[tuple[tf.Tensor, tf.Tensor]], value: tf.Tensor) -> tf.Tensor:
+  """Pads one axis at a time by concatenation. TF 2.21's converter forgets all sizes of a Pad by numbers that are no constants."""
+  for axis, (before, after) in enumerate(sides):
+    sizes = [tf.shape(x)[i] if n is None else n for i, n in enumerate(x.shape.as_list())]
+
+    def filled(count: tf.Tensor, sizes: list[Any] = sizes, axis: int = axis) -> list[tf.Tensor]:
+      known = tf.get_static_value(count)
+      return [] if known == 0 else [tf.fill(tf.stack([*sizes[:axis], tf.cast(count, tf.int32), *sizes[axis + 1 :]]), value)]
+
+    parts = [*filled(before), x, *filled(after)]
+    x = tf.concat(parts, axis) if len(parts) > 1 else x
+  return x
 
 
 @replaces("ReverseV2", on="tflite", because="LiteRT 2.3: of neighbouring axes only")
@@ -258,10 +307,10 @@ _MATH: Mapping[str, Callable[..., Any]] = {
 _WIDENED = re.findall(
   r"\w+",
   """
-  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv2DBackpropInput Conv3D Cumsum
+  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv3D Cumsum
   DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
   MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
-  Range Reciprocal Relu Relu6 Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax SpaceToBatchND
+  Range Reciprocal Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax SpaceToBatchND
   SplitV Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
   ZerosLike
   """,
@@ -273,6 +322,19 @@ FUSED = ("Erf", "Erfc")
 _replaces_each = functools.partial(replaces_each, on="tflite")
 _replaces_each(
   lists.replacements(again, WIDER), because="TensorFlow 2.21's converter: needs rows of a static size, and copies all of them at each write"
+)
+_replaces_each(
+  dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), widened(convolutions.input_gradient)),
+  because="LiteRT 2.3: no explicit padding, nor narrow dtypes",
+)
+_replaces_each(
+  {
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), widened(convolutions.filter_gradient)),
+    "MaxPoolGrad": widened(convolutions.max_pool_gradient),
+    "DepthwiseConv2dNativeBackpropFilter": widened(convolutions.depthwise_filter_gradient),
+    "DepthwiseConv2dNativeBackpropInput": widened(convolutions.depthwise_input_gradient),
+  },
+  because="LiteRT 2.3: no kernel",
 )
 _replaces_each({name: widened() for name in _WIDENED}, because="LiteRT 2.3: no kernel for some narrow dtypes")
 _replaces_each(

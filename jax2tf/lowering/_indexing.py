@@ -109,7 +109,8 @@ def wide(indices: tf.Tensor) -> tf.Tensor:
 def clamped(indices: tf.Tensor, last: Any) -> tf.Tensor:
   """The indices, in int32 or int64, moved into [0, last]."""
   indices = wide(indices)
-  return tf.maximum(tf.minimum(indices, tf.cast(last, indices.dtype)), 0)
+  # TF 2.21: of max(min(x, 6), 0) the TFLite converter makes Relu6, which has no kernel for integers; not with the 0 first.
+  return tf.maximum(tf.constant(0, indices.dtype), tf.minimum(indices, tf.cast(last, indices.dtype)))
 
 
 def _multiples(ctx: RuleContext, count: Any, step: Any, dtype: tf.DType) -> tf.Tensor:

@@ -285,7 +285,9 @@ def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.logical_or(x, y)
   if x.dtype.is_complex:
     return where(_complex_greater(x, y), x, y)
-  return widened(tf.maximum, *NARROW)(*_constant_last(x, y))
+  x, y = _constant_last(x, y)
+  # TF 2.21: of max(min(x, 6), 0) the TFLite converter makes Relu6, which has no kernel for integers; not with the 0 first.
+  return widened(tf.maximum, *NARROW)(*((y, x) if x.dtype.is_integer else (x, y)))
 
 
 @lowers(P.min_p)

@@ -17,6 +17,7 @@ I = np.array([-(2**31), 2**31 - 1, -1, 0, 1, 7, -8, 12345, 65536, -300, 3, 31], 
 LARGE = np.array([3.4e38, 2.0**126, 2.0**125, 1e38, -1e38, 88.6, 88.8, 87, -87, np.inf, -np.inf, np.nan], np.float32)
 DIVISORS = np.array([3, -7, -1, 5, -2, 7, 3, -11, 255, 7, 100000, 2], np.int32)
 COUNTS = np.arange(12, dtype=np.int32) * 2
+RNG = np.random.default_rng(0)
 IMAGE = np.linspace(-1, 1, 2 * 4 * 4 * 2, dtype=np.float32).reshape(2, 4, 4, 2)
 BOOLS = F > 0
 INDICES = np.array([[1], [0], [1]], np.int32)
@@ -72,6 +73,11 @@ def rows() -> Iterator[Row]:
     yield row(op, I, I[::-1].copy())
     if op != "Add":  # none of unsigned integers
       yield row(op, I.view(np.uint32), I[::-1].copy().view(np.uint32))
+  for least, most in ((0, 6), (0, 1), (-1, 1)):
+    for op, clamps in _clamps(least, most):
+      yield Row(op, clamps, (I,))
+  for op in ("Relu", "Relu6"):
+    yield row(op, I)
   for op in "FloorDiv FloorMod TruncateDiv TruncateMod".split():  # noqa: SIM905
     yield row(op, I[1:], DIVISORS[1:])
     if op != "TruncateMod":  # none of unsigned integers
@@ -103,6 +109,15 @@ def rows() -> Iterator[Row]:
   yield from _moves()
   yield from _scatters()
   yield from _layers()
+
+
+def _clamps(least: int, most: int) -> Iterator[tuple[str, Callable[..., Any]]]:
+  """Clamps of integers, of which converters make Relu6, Relu0To1 and ReluN1To1 if they are floats."""
+  yield "Maximum", lambda x: tf.maximum(tf.minimum(x, most), least)
+  yield "Minimum", lambda x: tf.minimum(tf.maximum(x, least), most)
+  yield "Maximum", lambda x: tf.maximum(tf.minimum(x, tf.fill([12], most)), tf.fill([12], least))
+  yield "Relu", lambda x: tf.nn.relu(tf.minimum(x, most))
+  yield "ClipByValue", lambda x: tf.raw_ops.ClipByValue(t=x, clip_value_min=least, clip_value_max=most)
 
 
 def _matrices() -> Iterator[Row]:
@@ -197,6 +212,7 @@ def _layers() -> Iterator[Row]:
   yield row("MaxPool", IMAGE, **window)
   yield row("Conv2D", IMAGE, kernel, strides=[1, 1, 1, 1], padding="SAME")
   yield row("Conv2DBackpropInput", [2, 4, 4, 2], kernel, IMAGE[..., :1].copy(), strides=[1, 1, 1, 1], padding="SAME")
+  yield from _gradients_of_convolutions()
   yield row("DepthwiseConv2dNative", IMAGE, kernel, strides=[1, 1, 1, 1], padding="SAME")
   yield row("Conv3D", IMAGE[None], kernel[None], strides=[1, 1, 1, 1, 1], padding="VALID")
   for op in ("AvgPool3D", "MaxPool3D"):
@@ -213,3 +229,24 @@ def _layers() -> Iterator[Row]:
     return tf.raw_ops.FusedBatchNormV3(x=x, scale=scale, offset=offset, mean=mean, variance=variance, is_training=False)[0]
 
   yield Row("FusedBatchNormV3", batch_norm, (IMAGE, *channels))
+
+
+def _gradients_of_convolutions() -> Iterator[Row]:
+  image, kernel = RNG.standard_normal((2, 5, 6, 3)).astype("f"), RNG.standard_normal((3, 2, 3, 4)).astype("f")
+  explicit = [0, 0, 1, 2, 2, 0, 0, 0]
+  for stride, padding in ((1, "SAME"), (2, "VALID"), (2, "SAME"), (2, explicit)):
+    pads = {"padding": padding} if isinstance(padding, str) else {"padding": "EXPLICIT", "explicit_paddings": padding}
+    attributes = {"strides": [1, stride, stride, 1], **pads}
+    for kind in ("Conv2D", "DepthwiseConv2dNative"):
+      forward = getattr(tf.raw_ops, kind)(input=image, filter=kernel, **attributes)
+      cotangent = RNG.standard_normal(forward.shape).astype("f")
+      yield row(f"{kind}BackpropInput", list(image.shape), kernel, cotangent, **attributes)
+      yield row(f"{kind}BackpropFilter", image, list(kernel.shape), cotangent, **attributes)
+  for size, stride, padding in ((2, 2, "VALID"), (3, 2, "SAME"), (3, 1, "VALID")):
+    attributes = {"ksize": [1, size, size, 1], "strides": [1, stride, stride, 1], "padding": padding}
+    pooled = tf.raw_ops.MaxPool(input=np.round(image), **attributes).numpy()  # of equal elements
+    yield row("MaxPoolGrad", np.round(image), pooled, RNG.standard_normal(pooled.shape).astype("f"), **attributes)
+  volume, part = IMAGE[None], IMAGE[None, :, :2, :2, :1].copy()
+  strides = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
+  yield row("Conv3DBackpropFilterV2", volume, [1, 2, 2, 2, 1], part, **strides)
+  yield row("Conv3DBackpropInputV2", list(volume.shape), kernel[None, :2, :, :2, :1].copy(), part, **strides)

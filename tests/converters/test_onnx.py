@@ -391,3 +391,32 @@ def test_arguments(tmp_path: Path) -> None:
   path.touch()
   with pytest.raises(FileExistsError, match="pass overwrite=True"):
     onnx.save_model(model, path, signatures=["a"])
+
+
+def test_slices_to_the_end_of_a_dynamic_size(tmp_path: Path) -> None:
+  exported(tmp_path, lambda x: (jnp.roll(x, 1, 0), jnp.roll(x, (-3, 1), (0, 1))), {"x": "f32[n,m]"}, sizes={"n": [2, 5], "m": [3]})
+
+
+def test_older_runtimes_select_no_uint32(tmp_path: Path) -> None:
+  path = exported(tmp_path, lambda c, x: jnp.where(c, x, x + 1), {"c": "bool[3]", "x": "u32[3]"})
+  inferred = onnx_library.shape_inference.infer_shapes(onnx_library.load(path)).graph
+  dtypes = {info.name: info.type.tensor_type.elem_type for info in inferred.value_info}
+  # ONNX Runtime 1.30, the newest on npm, has no Where of uint32.
+  assert [dtypes[node.output[0]] for node in inferred.node if node.op_type == "Where"] == [onnx_library.TensorProto.INT64]
+
+
+def test_blocks_of_convolution_normalization_and_relu_have_no_more_ops_than_they_need(tmp_path: Path) -> None:
+  kernel, scale = NORMAL.standard_normal((3, 3, 4, 4)).astype("f"), NORMAL.standard_normal(4).astype("f")
+
+  def fun(x: jax.Array) -> jax.Array:
+    for _ in range(2):
+      x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+      x = jax.nn.relu((x - scale) * scale + 1 / scale)
+    return x
+
+  nodes = [node.op_type for node in onnx_library.load(exported(tmp_path, fun, {"x": "f32[1,8,8,4]"})).graph.node]
+  assert nodes.count("Transpose") == 2 and "BatchNormalization" not in nodes, nodes
+
+
+def test_a_rounding_to_float16_is_kept(tmp_path: Path) -> None:
+  check(tmp_path, lambda x: x.astype(jnp.float16).astype(jnp.float32), x=np.array([1.0003, 2049.0], "f"))

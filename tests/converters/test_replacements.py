@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from jax2tf.converters.export.source import Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE as ONNX
 from jax2tf.converters.saved_model.manifest import SignatureRecord
 from jax2tf.converters.saved_model.notation import Spec
+from jax2tf.converters.tfjs.dtypes import HELD as HELD_BY_TFJS
 from jax2tf.converters.tfjs.names import CONTROL, SUPPORTED
 from jax2tf.converters.tfjs.replacements import TABLE as TFJS
 from jax2tf.converters.tflite import exporter as exporter_of_tflite
@@ -75,16 +78,18 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 # To add an op here is to have asked whether that is so.
 NOT_REPLACED_AGAIN = {
   "onnx": """
-    BatchMatMulV2 Cast Erf Fill Maximum Minimum Range RightShift SelectV2 Sign TensorScatterAdd TruncateDiv TruncateMod
+    BatchMatMulV2 Cast Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape RightShift SelectV2 Sign Slice Sum TensorScatterAdd
+    TruncateDiv TruncateMod
   """,
   "tflite": """
-    Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos Equal Exp Fill Floor FloorMod GatherV2 Greater GreaterEqual IsNan Less Log Max
-    Maximum Minimum Mul Neg Pack Prod Range RealDiv Relu ReverseV2 RightShift Round SelectV2 Sin Sqrt Square StridedSlice Sub Sum
-    TensorScatterAdd Transpose TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
+    Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos DepthwiseConv2dNative Equal Exp ExpandDims Fill Floor FloorMod GatherV2
+    Greater GreaterEqual IsNan Less Log MatMul Max Maximum Minimum Mul Neg Pack Pad PadV2 Prod Range RealDiv Relu ReverseV2
+    RightShift Round SelectV2 Sin Slice Sqrt Square StridedSlice Sub Sum TensorScatterAdd Transpose TruncateDiv Unpack
+    UnsortedSegmentMax UnsortedSegmentMin
   """,
   "tfjs": """
-    Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual Max Maximum Minimum Mul Neg NotEqual Prod
-    Range ScatterNd SelectV2 Sin StridedSlice Sub Sum TensorScatterUpdate
+    Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual Max Maximum Minimum Mul Neg
+    NotEqual Prod Range ScatterNd SelectV2 Sin StridedSlice Sub Sum TensorScatterUpdate
   """,
 }
 
@@ -125,3 +130,50 @@ def test_litert_divides_by_no_variance(epsilon: float, divides: bool) -> None:
 
   function = tf.function(normalized, autograph=False).get_concrete_function(x=tf.TensorSpec([2, 3], name="x"))
   assert ("RealDiv" in [op.type for op in replay.frozen(function, TFLITE).graph.get_operations()]) == divides
+
+
+# The ops whose replacements need the rank of an operand.
+_GRADIENTS = (
+  "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput MaxPoolGrad "
+)
+NEEDS_RANK = {
+  "onnx": _GRADIENTS + "Prod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
+  "tflite": _GRADIENTS + "Cumprod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
+  "tfjs": "GatherV2 MatMul MaxPool3D OneHot TensorScatterAdd TensorScatterSub TensorScatterUpdate",
+}
+
+
+def unknown(x: tf.Tensor) -> tf.Tensor:
+  return tf.raw_ops.PlaceholderWithDefault(input=x, shape=None)
+
+
+def without_ranks(row: Row) -> Any:
+  """A function of the op whose operands have an unknown rank. Raises ValueError or TypeError if TensorFlow asks for the rank."""
+
+  def call(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    results = row.call(*map(unknown, tensors.values()))
+    return {f"y{i}": y for i, y in enumerate(tf.nest.flatten(results))}
+
+  specs = {f"x{i}": tf.TensorSpec(x.shape, x.dtype, f"x{i}") for i, x in enumerate(row.operands)}
+  return tf.function(call, autograph=False).get_concrete_function(**specs)
+
+
+@functools.cache
+def functions_without_ranks() -> dict[str, Any]:
+  found = {}
+  for op, row in {row.op: row for row in ROWS}.items():  # the last row of each op
+    with contextlib.suppress(ValueError, TypeError):
+      found[op] = without_ranks(row)
+  return found
+
+
+@pytest.mark.parametrize("target", TABLES)
+def test_an_operand_of_unknown_rank_is_kept_or_refused(target: str) -> None:
+  refused, table = set(), {**registry.TABLES[target], "PlaceholderWithDefault": lambda op, x: [unknown(x)]}
+  for op, function in functions_without_ranks().items():
+    try:
+      replay.frozen(function, table, HELD_BY_TFJS if target == "tfjs" else None)
+    except ValueError as error:
+      assert str(error).endswith("has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code"), op
+      refused.add(op)
+  assert refused == set(NEEDS_RANK[target].split())

@@ -16,6 +16,7 @@ import tensorflow as tf
 from ai_edge_litert import interpreter
 from jax import lax
 
+import jax2tf
 from jax2tf.converters import saved_model, tflite
 from jax2tf.converters.export import replay, special
 from jax2tf.converters.tflite import runtime
@@ -389,6 +390,24 @@ def test_moves_of_narrow_dtypes(dtype: Any, tmp_path: Path) -> None:
   found = in_litert(tmp_path, moved, x, i)
   for name, expected in jax.jit(moved)(x, i).items():
     np.testing.assert_array_equal(found[name], expected, err_msg=name)
+
+
+def test_convolutions_of_images_of_a_dynamic_size(tmp_path: Path) -> None:
+  kernel = RNG.standard_normal((3, 3, 2, 2)).astype(np.float32)
+
+  def fun(_: Any, x: jax.Array) -> jax.Array:
+    for padding in ("VALID", "SAME", "SAME"):
+      x = lax.conv_general_dilated(x, kernel, (2, 2), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return x
+
+  made = tflite.save(fun, {}, tmp_path / "m.tflite", inputs={"x": "f32[1,h,w,2]"}, samples=1, sizes={"h": [5, 12], "w": [9]})
+  assert made.report.ok
+
+
+def test_a_plain_converter_takes_indices_of_seven_rows() -> None:
+  function = tf.function(jax2tf.convert(lambda x, i: x[i] + jnp.maximum(jnp.minimum(i, 6), 0)[:, None]), autograph=False)
+  concrete = function.get_concrete_function(tf.TensorSpec([7, 4], name="x"), tf.TensorSpec([9], tf.int32, name="i"))
+  assert tf.lite.TFLiteConverter.from_concrete_functions([concrete], function).convert()[4:8] == b"TFL3"
 
 
 def test_high_ranks(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from jax.extend.core import jaxpr_as_fun
 
 import jax2tf
+from jax2tf import dims
 from jax2tf.dims import DimensionValues
 
 X = np.ones(300, np.float32)
@@ -123,3 +124,13 @@ def test_products_of_quotients_divide_in_32_bits():
 def _operations(function):
   graph = function.get_concrete_function().graph
   return [op for each in [graph, *(f.graph for f in graph._functions.values())] for op in each.get_operations()]
+
+
+@pytest.mark.parametrize(
+  ("formula", "is_wide"),
+  [("(2*floordiv(h + 1, 2) - h)//2", False), ("floordiv(h, 2)*3//2", True), ("floordiv(-h, 2)", False), ("(2*h)//3", True)],
+)
+def test_a_product_of_a_quotient_fits_where_the_size_does(formula: str, is_wide: bool) -> None:
+  (h,) = jax.export.symbolic_shape("h")
+  dim = eval(formula, {"h": h, "floordiv": lambda x, y: x // y})
+  assert dims._needs_products(dim) == is_wide
