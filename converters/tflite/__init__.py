@@ -2,6 +2,7 @@
 
 from .exporter import IDIOMS, LEAST_COSINE, Exported, ExportError, run, save, save_model, save_training
 from .schemes import QuantizationReport, quantization_report
+from .scripts import converter
 
 __all__ = [
   "IDIOMS",
@@ -9,6 +10,7 @@ __all__ = [
   "ExportError",
   "Exported",
   "QuantizationReport",
+  "converter",
   "quantization_report",
   "run",
   "save",
