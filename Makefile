@@ -21,6 +21,7 @@
 #   make soak         20,000 requests in 30 minutes while models come, change and go and replicas are killed, and the report docs/reports/serving.md
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/reports/model-table.md
+#   make plain-tools  24 architectures in plain tf2onnx and TFLiteConverter, and with our calls, and the report docs/reports/plain-tools.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
 #   make fused        three models with exact and fused idioms in LiteRT, ONNX Runtime and TF.js, and the report docs/reports/fused.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/reports/readers.md
@@ -45,7 +46,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak minilm fused models readers speed targets three-models charts golden clean
+.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak minilm fused models readers speed targets plain-tools three-models charts golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -134,6 +135,9 @@ targets: $(VENV)/.dev
 
 models: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.model_table
+
+plain-tools: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.plain_tools
 
 minilm: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.minilm_table

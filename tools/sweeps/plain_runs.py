@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -26,49 +27,60 @@ RIGHT, REFUSED, WRONG = "right", "refused", "wrong"
 Verdict = tuple[str, str]  # one of these, and why
 
 
-def verdict(case: Case, tool: str, with_call: bool) -> Verdict:
-  """What a tool makes of a model: whether its file agrees with jax.jit on ordinary inputs, at two sizes of each dimension.
+class Asked:
+  """A model of the zoo, converted once, with the runs and the answers of jax.jit.
+
+  Attributes:
+    entry: its entry in the zoo.
+  """
+
+  def __init__(self, case: Case):
+    self._case, self.entry = case, case.entry
+
+  @functools.cached_property
+  def function(self) -> Any:
+    """The model as a tf.function with its input signature, with variables for its parameters."""
+    fun, params = self._case.built
+    specs = {name: Spec.parse(text) for name, text in self.entry.inputs.items()}
+    shapes = [f"({', '.join(map(str, spec.dims or ()))})" for spec in specs.values()]
+    convert = jax2tf.convert(fun, polymorphic_shapes=[None, *shapes], polymorphic_constraints=self.entry.constraints)
+    variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
+    names = list(self._case.signature.record.outputs)
+
+    @tf.function(autograph=False, input_signature=[spec.tensor(name) for name, spec in specs.items()])
+    def function(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+      return dict(zip(names, jax.tree.leaves(convert(variables, *inputs)), strict=True))
+
+    return function
+
+  @functools.cached_property
+  def answers(self) -> tuple[list[plan.Run], list[answers.Expected]]:
+    """Runs on ordinary inputs at two sizes of each dimension, and the answers of jax.jit."""
+    options = plan.Comparison(examples=self.entry.examples, **self._case.comparison)
+    runs = [run for run in self._case.source.runs(options) if run.values not in (HOSTILE, SUBNORMAL)]
+    with tqdm.tqdm(total=len(runs), disable=True) as progress:
+      return runs, list(answers.reference_answers([replace(run, timed=False) for run in runs], (), progress))
+
+
+def verdict(model: Asked, tool: str, with_call: bool) -> Verdict:
+  """What a tool makes of a model: whether its file agrees with jax.jit.
 
   Args:
-    case: the model.
+    model: the model.
     tool: a key of `TOOLS`.
     with_call: whether the script has our published call.
   """
   try:
-    answer = TOOLS[tool](converted(case), with_call)
+    answer = TOOLS[tool](model.function, with_call)
   except Exception as error:  # whatever the tool raises
     return REFUSED, calls.sentence(error)
-  runs, expected = _asked(case)
+  runs, expected = model.answers
   found = answer(runs)
   if errors := [one["error"] for one in found if one["error"]]:
     return REFUSED, errors[0]
-  rows = answers.rows(runs, found, expected, case.entry.rtol, case.entry.atol)
+  rows = answers.rows(runs, found, expected, model.entry.rtol, model.entry.atol)
   problems = [f"{row.place}: {row.problem}" for row in rows if row.problem]
   return (WRONG, problems[0]) if problems else (RIGHT, "")
-
-
-def converted(case: Case) -> Any:
-  """The model as a tf.function with its input signature, with variables for its parameters."""
-  fun, params = case.built
-  specs = {name: Spec.parse(text) for name, text in case.entry.inputs.items()}
-  shapes = [f"({', '.join(map(str, spec.dims or ()))})" for spec in specs.values()]
-  convert = jax2tf.convert(fun, polymorphic_shapes=[None, *shapes], polymorphic_constraints=case.entry.constraints)
-  variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
-  names = list(case.signature.record.outputs)
-  signature = [spec.tensor(name) for name, spec in specs.items()]
-
-  @tf.function(autograph=False, input_signature=signature)
-  def function(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    return dict(zip(names, jax.tree.leaves(convert(variables, *inputs)), strict=True))
-
-  return function
-
-
-def _asked(case: Case) -> tuple[list[plan.Run], list[answers.Expected]]:
-  options = plan.Comparison(examples=case.entry.examples, **case.comparison)
-  runs = [run for run in case.source.runs(options) if run.values not in (HOSTILE, SUBNORMAL)]
-  with tqdm.tqdm(total=len(runs), disable=True) as progress:
-    return runs, list(answers.reference_answers(runs, (), progress))
 
 
 def _tf2onnx(function: Any, with_call: bool) -> Runner:
@@ -91,10 +103,8 @@ def _tflite(function: Any, with_call: bool) -> Runner:
   from ai_edge_litert import interpreter  # noqa: PLC0415  (an extra)
 
   concrete = function.get_concrete_function()
-  if with_call:
-    converter = tflite.converter([concrete])
-  else:
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], function)
+  made = tflite.converter if with_call else tf.lite.TFLiteConverter.from_concrete_functions
+  converter = made([concrete], function)
   with runtime.quiet():
     contents = converter.convert()
 
@@ -118,7 +128,7 @@ def _each(call: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]) -> 
 
 
 @contextlib.contextmanager
-def _silent(name: str) -> Any:
+def _silent(name: str) -> Iterator[None]:
   logger = logging.getLogger(name)
   before, logger.disabled = logger.disabled, True
   try:
