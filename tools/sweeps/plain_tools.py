@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import importlib
+import os
 import pathlib
 import re
 import tempfile
@@ -91,6 +92,7 @@ def _reasons(section: Mapping[str, Any]) -> Iterator[str]:
 @click.option("--seconds", type=click.IntRange(1), default=900, help="The time limit of one model.")
 def main(models: str, again: bool, seconds: int) -> None:
   """Runs the missing rows and writes the report of all. Fails if a model is wrong with our call."""
+  os.environ.setdefault("KERAS_BACKEND", "jax")  # for the processes of the models
   known = {} if again else reports.read("plain-tools").get(jax.__version__, {})
   wanted = [name for name in MODELS if re.search(models, name) and name not in known]
   for name in tqdm.tqdm(wanted, unit="model"):
