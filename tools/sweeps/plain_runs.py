@@ -56,7 +56,7 @@ class Asked:
   @functools.cached_property
   def answers(self) -> tuple[list[plan.Run], list[answers.Expected]]:
     """Runs on ordinary inputs at two sizes of each dimension, and the answers of jax.jit."""
-    options = plan.Comparison(examples=self.entry.examples, **self._case.comparison)
+    options = plan.Comparison(samples=1, examples=self.entry.examples, **self._case.comparison)
     runs = [run for run in self._case.source.runs(options) if run.values not in (HOSTILE, SUBNORMAL)]
     with tqdm.tqdm(total=len(runs), disable=True) as progress:
       return runs, list(answers.reference_answers([replace(run, timed=False) for run in runs], (), progress))

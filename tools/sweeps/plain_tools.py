@@ -2,8 +2,8 @@
 
 Usage: python -m jax2tf.tools.sweeps.plain_tools [--models=regular expression] [--again]
 
-Each model runs in its own process with a time limit. The report keeps the rows of other models and versions of JAX, so a second run goes on
-where the last one stopped.
+The models run in another process, with a time limit for each. The report keeps the rows of other models and versions of JAX, so a second
+run goes on where the last one stopped.
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ import tqdm
 
 from jax2tf.tools.sweeps import plain_runs, reports, runtimes, workers
 
-# Of tests.models. The last four are for this table only.
-MODELS = """mlp cnn resnet mobilenet convnext vit mlp_mixer unet autoencoder gan_generator vae transformer_encoder rotary_decoder
-  mixture_of_experts lstm_language_model seq2seq_lstm bidirectional_gru state_space wavenet pointnet
-  keras_cnn transposed_unet bidirectional_lstm masked_encoder""".split()  # noqa: SIM905
+# Of tests.plain_models and tests.models.
+MODELS = """cnn transposed_unet bidirectional_lstm masked_encoder keras_cnn vae mlp autoencoder gan_generator mixture_of_experts
+  bidirectional_gru wavenet unet resnet convnext vit mlp_mixer transformer_encoder lstm_language_model seq2seq_lstm state_space
+  pointnet rotary_decoder mobilenet""".split()  # noqa: SIM905
 _WAYS = {"plain": False, "with our call": True}
 COLUMNS = [f"{tool}, {way}" for tool in plain_runs.TOOLS for way in _WAYS]
+
+
+def _entry(model: str) -> Any:
+  own = importlib.import_module("tests.plain_models").ENTRIES
+  return own[model] if model in own else importlib.import_module("tests.models").load(model)
 
 
 def row(model: str) -> dict[str, Any]:
   """{"library": its library, column: [verdict, why]} of a model."""
   with tempfile.TemporaryDirectory(prefix="jax2tf-plain-") as folder, warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    case = plain_runs.Asked(runtimes.Case(model, pathlib.Path(folder)))
+    case = plain_runs.Asked(runtimes.Case(_entry(model), pathlib.Path(folder)))
     found = {f"{tool}, {way}": plain_runs.verdict(case, tool, _WAYS[way]) for tool in plain_runs.TOOLS for way in _WAYS}
     return {"library": case.entry.library, **{column: list(result) for column, result in found.items()}}
 
 
 def _lost(error: workers.LostError, model: str) -> dict[str, Any]:
-  library = importlib.import_module("tests.models").load(model).library
-  return {"library": library, **{column: [plain_runs.REFUSED, str(error)] for column in COLUMNS}}
+  return {"library": _entry(model).library, **{column: [plain_runs.REFUSED, str(error)] for column in COLUMNS}}
 
 
 def markdown(report: Mapping[str, Mapping[str, Any]]) -> str:
@@ -95,9 +99,9 @@ def main(models: str, again: bool, seconds: int) -> None:
   os.environ.setdefault("KERAS_BACKEND", "jax")  # for the processes of the models
   known = {} if again else reports.read("plain-tools").get(jax.__version__, {})
   wanted = [name for name in MODELS if re.search(models, name) and name not in known]
-  for name in tqdm.tqdm(wanted, unit="model"):
-    (found,) = workers.each(row, [(name,)], _lost, seconds=seconds)
-    reports.update("plain-tools", {name: found}, MODELS, markdown)
+  found = workers.each(row, [(name,) for name in wanted], _lost, seconds=seconds)
+  for name, one in tqdm.tqdm(zip(wanted, found, strict=True), total=len(wanted), unit="model"):
+    reports.update("plain-tools", {name: one}, MODELS, markdown)
   section = reports.read("plain-tools").get(jax.__version__, {})
   if wrong := [name for name in section if any(section[name][c][0] == plain_runs.WRONG for c in COLUMNS if c.endswith("our call"))]:
     raise click.ClickException(f"wrong with our call: {', '.join(wrong)}")
