@@ -44,7 +44,13 @@ class Prepared:
   function: Any
 
   def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
-    """The ConcreteFunction for these tf.TensorSpecs. Of a ConcreteFunction they are not used, because it has its own.
+    """The prepared ConcreteFunction, as tf2onnx asks for it.
+
+    Args:
+      args, kwargs: tf.TensorSpecs of the arguments. For a ConcreteFunction they are not used, because it has its own.
+
+    Returns:
+      a ConcreteFunction with the same names and structure of arguments and results.
 
     Raises:
       ValueError: it writes variables, or takes or returns bfloat16.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -257,18 +257,13 @@ def _scan_loop(
   xs: Sequence[tf.Tensor],
   row_avals: Sequence[Any],
 ) -> Tensors:
-  """A While with a counter; rows, or blocks of those of one turn, are read from and written to TensorArrays.
-
-  The rows of a reversed scan are written in the order of the turns, and reversed at last: ONNX's Loop has no other order, and tf2onnx
-  1.17 takes any for that. XLA writes them where they belong, because there the reversal takes time: 1.4 times that of a loop of copies.
-  """
+  """A While with a counter; rows, or blocks of those of one turn, are read from and written to TensorArrays."""
   turns = size if turn == 1 else size // turn
   block = [] if turn == 1 else [turn]
   inputs = [_rows(ctx, x, turns, block) for x in xs]
   rows = [physical(aval) for aval in row_avals]
   outputs = [tf.TensorArray(dtype, turns, element_shape=[*block, *ctx.dimensions.static_shape(shape)]) for shape, dtype in rows]
-  reversible = all(len(block) + len(shape) < 8 for shape, _ in rows)  # TF 2.21: of at most 8 dimensions
-  turned = reverse and reversible and not _tf_compat.is_compiled_by_xla()
+  turned = reverse and _is_turned(len(block) + len(shape) for shape, _ in rows)
 
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
     row = turns - 1 - i if reverse else i
@@ -290,6 +285,15 @@ def _scan_loop(
     stacks = [ctx.reshape(y, [size, *shape]) for y, (shape, _) in zip(stacks, rows, strict=True)]
   ctx.notes.stacked.update((y.op, (block, turned, o.flow)) for y, o in zip(stacks, outputs, strict=True))
   return [*carry, *stacks]
+
+
+def _is_turned(ranks: Iterable[int]) -> bool:
+  """Whether the rows of a reversed scan are written in the order of the turns, and reversed at last.
+
+  ONNX's Loop has no other order, and tf2onnx 1.17 takes any for that. XLA writes them where they belong: there the reversal takes time, at
+  worst 1.4 times that of a loop that only copies. TF 2.21 reverses tensors of at most 8 dimensions.
+  """
+  return all(rank < 8 for rank in ranks) and not _tf_compat.is_compiled_by_xla()
 
 
 def _stacked(ctx: RuleContext, array: tf.TensorArray, turns: int | tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:

@@ -71,7 +71,6 @@ def of_all(x: Any, rows: Any, image: Any, i: Any) -> dict[str, Any]:
     "selected_beside_nan": jnp.where(x > 0, jnp.log(x), x),
     "rounded_to_float16": x.astype(jnp.float16).astype(jnp.float32),
     "rounded_to_bfloat16": x.astype(jnp.bfloat16).astype(jnp.float32),
-    "rounded_on_purpose": (x + 12582912.0) - 12582912.0,
   }
 
 
