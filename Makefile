@@ -23,6 +23,7 @@
 #   make fuzz-server  4,000 random requests by REST and by gRPC against `jax2tf serve`, each checked, a version that is replaced under load, and the report docs/reports/server-fuzz.md; 10 minutes
 #   make targets      primitives and random programs exported to ONNX Runtime, LiteRT and TF.js, and the report docs/reports/targets.md
 #   make models       the zoo of tests/models in every runtime, and the report docs/reports/model-table.md
+#   make plain-tools  24 architectures in plain tf2onnx and TFLiteConverter, and with our calls, and the report docs/reports/plain-tools.md
 #   make minilm       MiniLM at every target and quantization, and the report docs/reports/minilm.md
 #   make fused        three models with exact and fused idioms in LiteRT, ONNX Runtime and TF.js, and the report docs/reports/fused.md
 #   make readers      native modules read by TensorFlow 2.14 to 2.21, each installed for it, and the report docs/reports/readers.md
@@ -47,7 +48,7 @@ PIP := $(RUN) -m pip install --progress-bar on --disable-pip-version-check
 # TensorFlow's start-up notes say nothing about the user's model.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets three-models charts golden clean
+.PHONY: quickstart quickstart-picture start generate test every-row pipelines tfx deploy-schemas docs lint bench coverage conformance jax-tests call-tf growth cost libraries load soak power-cut fuzz-server minilm fused models readers speed targets plain-tools three-models charts golden clean
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.examples
@@ -143,6 +144,9 @@ targets: $(VENV)/.dev
 
 models: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.model_table
+
+plain-tools: $(VENV)/.dev
+	$(RUN) -m jax2tf.tools.sweeps.plain_tools
 
 minilm: $(VENV)/.dev
 	$(RUN) -m jax2tf.tools.sweeps.minilm_table

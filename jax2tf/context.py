@@ -27,13 +27,13 @@ class Notes:
 
   Attributes:
     assertions: assertion ops; ops that rely on an assertion wait for them.
-    stacked: op that stacks the rows of a loop -> the TensorList that holds them.
+    stacked: op that stacks the rows of a loop -> their block, whether the op is their reversal, and the TensorList that holds them.
     counters: op that makes numbers with constant differences -> the first number and the difference.
     left_out: prints and checks that the graph omits, each with its line.
   """
 
   assertions: list[tf.Operation] = field(default_factory=list)
-  stacked: dict[tf.Operation, tf.Tensor] = field(default_factory=dict)
+  stacked: dict[tf.Operation, tuple[list[int], bool, tf.Tensor]] = field(default_factory=dict)
   counters: dict[tf.Operation, tuple[int, int]] = field(default_factory=dict)
   left_out: list[str] = field(default_factory=list)
 

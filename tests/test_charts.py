@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from jax2tf.tools import palette
-from jax2tf.tools.sweeps import model_table, redraw, reports, runtimes
+from jax2tf.tools.sweeps import model_table, plain_tools, redraw, reports, runtimes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,8 +22,9 @@ def test_every_chart_is_drawn_from_what_is_kept(tmp_path: Path, monkeypatch: pyt
   assert drawn == {*redraw.PICTURES} == kept
 
 
-def test_the_page_of_the_zoo_has_its_numbers() -> None:
-  assert reports.page("model-table").read_text(encoding="utf-8") == model_table.markdown(reports.read("model-table"))
+@pytest.mark.parametrize(("name", "markdown"), [("model-table", model_table.markdown), ("plain-tools", plain_tools.markdown)])
+def test_a_page_of_models_has_its_numbers(name: str, markdown: Callable[..., str]) -> None:
+  assert reports.page(name).read_text(encoding="utf-8") == markdown(reports.read(name))
 
 
 def test_each_runtime_has_a_colour_of_its_own() -> None:

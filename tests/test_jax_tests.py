@@ -182,6 +182,14 @@ def test_last_bits_of_constants_change_too() -> None:
   assert 0 < one.of_others(evaluations.shaken) < 1e-6
 
 
+def test_what_cancels_is_rounding() -> None:
+  zeros, left = np.zeros(2, np.float32), np.float32([0, 6e-8])
+  assert evaluations.cancel(zeros, left, [np.float32([0.3, -0.9])])
+  assert not evaluations.cancel(zeros, left, [np.float32([1e-3])])
+  assert not evaluations.cancel(left, zeros, [np.float32([0.3])])
+  assert not evaluations.cancel(np.int32([0]), np.int32([1]), [np.int32([3])])
+
+
 def _spectral(name: str, results: Sequence[np.ndarray], *operands: np.ndarray) -> list[np.ndarray]:
   params = {"compute_left_eigenvectors": False, "compute_right_eigenvectors": True, "dimension": 0}
   return DETERMINED[name](operands, results, params)

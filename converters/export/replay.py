@@ -46,27 +46,51 @@ def frozen(
   """
   held, state = held or {}, state or {}
   specs = signature.structured_input_signature[1] or {spec.name: spec for spec in signature.structured_input_signature[0]}
-  variables = {id(v.handle): v for v in signature.graph.variables}
-  captured = [variables.get(id(outer), outer) for outer, _ in signature.graph.captures]
-  inner = [inside for _, inside in signature.graph.captures]
-  inputs = [tensor for tensor in signature.graph.inputs if not any(tensor is x for x in inner)]
   # The placeholders are in the order of the function's arguments, which here is the order of their names.
-  names = [tensor.op.name for tensor in inputs]
+  names = [tensor.op.name for tensor in own_inputs(signature)]
   outputs = sorted(signature.structured_outputs)  # TensorFlow sorts a dict by its keys
-  definition = signature.graph.as_graph_def()
-  if written := [op for op in calls.writers(definition) if not (state and op == _ASSIGN)]:
-    raise ValueError(f"it writes variables ({', '.join(written)}), which would be dropped silently")
-  library = definition.library
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    replay = _Replay(library, replacements, held, {id(variable): tensors[name] for name, variable in state.items()})
-    values = replay.run(signature.graph, [*inputs, *inner], [*(tensors[name] for name in names), *map(replay.constant, captured)])
-    found = {name: tf.identity(values(tensor), op_name(name)) for name, tensor in zip(outputs, signature.graph.outputs, strict=True)}
-    return found | {name: tf.identity(replay.state[id(variable)]) for name, variable in state.items()}
+    before = {id(variable): tensors[name] for name, variable in state.items()}
+    results, after = replayed(signature, [tensors[name] for name in names], replacements, held, before)
+    found = {name: tf.identity(result, op_name(name)) for name, result in zip(outputs, results, strict=True)}
+    return found | {name: tf.identity(after[id(variable)]) for name, variable in state.items()}
 
   ordered = {name: tf.TensorSpec(specs[name].shape, held.get(specs[name].dtype, specs[name].dtype), name) for name in names}
   ordered |= {name: tf.TensorSpec(variable.shape, variable.dtype, name) for name, variable in state.items()}
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
+
+
+def own_inputs(concrete: Any) -> list[tf.Tensor]:
+  """The placeholders of the arguments of a ConcreteFunction, without those of what it captures."""
+  captures = [inside for _, inside in concrete.graph.captures]
+  return [tensor for tensor in concrete.graph.inputs if not any(tensor is x for x in captures)]
+
+
+def replayed(
+  concrete: Any,
+  given: Sequence[tf.Tensor],
+  replacements: Mapping[str, Replacement],
+  held: Mapping[tf.DType, tf.DType],
+  state: Mapping[int, tf.Tensor],
+) -> tuple[list[Any], dict[int, tf.Tensor]]:
+  """Copies the ops of a ConcreteFunction into the graph under construction, with `given` in place of its inputs; see `frozen`.
+
+  Args:
+    state: {id of a variable that it may write: its value before}.
+
+  Returns:
+    its flat results, and the state after it.
+  """
+  definition = concrete.graph.as_graph_def()
+  if written := [op for op in calls.writers(definition) if not (state and op == _ASSIGN)]:
+    raise ValueError(f"it writes variables ({', '.join(written)}), which would be dropped silently")
+  variables = {id(v.handle): v for v in concrete.graph.variables}
+  captured = [variables.get(id(outer), outer) for outer, _ in concrete.graph.captures]
+  inner = [inside for _, inside in concrete.graph.captures]
+  replay = _Replay(definition.library, replacements, held, dict(state))
+  values = replay.run(concrete.graph, [*own_inputs(concrete), *inner], [*given, *map(replay.constant, captured)])
+  return [values(tensor) for tensor in concrete.graph.outputs], replay.state
 
 
 def op_name(name: str) -> str:
@@ -149,7 +173,8 @@ class _Replay:
       return self.state[id(variable)]
     if id(variable) not in self._constants:
       with tf.init_scope():
-        value = variable.numpy().astype(self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False)
+        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)  # unlike numpy(), the graph does not record it
+        value = read.numpy().astype(self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False)
       with outermost().as_default(), tf.control_dependencies(None):
         self._constants[id(variable)] = tf.constant(value, name=variable.name.split(":")[0])
     return self._constants[id(variable)]

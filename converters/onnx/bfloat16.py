@@ -26,11 +26,14 @@ _EXACT = MOVES | {"Abs", "Max", "Maximum", "Min", "Minimum", "Neg", "TensorListG
 
 def held(function: Any) -> Any:
   """The ConcreteFunction without bfloat16, also in inputs and outputs; itself if it has none. Its variables are kept."""
+  return replay.frozen(function, TABLE, HELD) if is_in(function) else function
+
+
+def is_in(function: Any) -> bool:
+  """Whether an op of the ConcreteFunction has it."""
   definition = function.graph.as_graph_def()
   nodes = [*definition.node, *(node for inner in definition.library.function for node in inner.node_def)]
-  if not any(tf.bfloat16.as_datatype_enum in (value.type, *value.list.type) for node in nodes for value in node.attr.values()):
-    return function
-  return replay.frozen(function, _Table(), HELD)
+  return any(tf.bfloat16.as_datatype_enum in (value.type, *value.list.type) for node in nodes for value in node.attr.values())
 
 
 def as_held(array: np.ndarray) -> np.ndarray:
@@ -123,3 +126,4 @@ _SPECIAL: Mapping[str, Replacement] = {
   "NextAfter": _as_it_is,
   "ReadVariableOp": _read,
 }
+TABLE: Mapping[str, Replacement] = _Table()

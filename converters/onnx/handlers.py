@@ -20,7 +20,7 @@ _BACKWARDS = "jax2tf_backwards"  # attribute of a list write whose rows arrive f
 Handler = Callable[[Any, Any, str, Sequence[Any]], None]
 
 
-def _as_it_is(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
+def as_it_is(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """Keeps operands and attributes, which are those of ONNX."""
 
 
@@ -127,10 +127,10 @@ def _const(graph: Any, name: str, label: str, value: Any) -> str:
 
 
 HANDLERS: dict[str, tuple[Handler, list[str]]] = {
-  "SelectV2": (_as_it_is, ["Where"]),  # tf2onnx computes c x + (1 - c) y
-  "Log": (_as_it_is, ["Log"]),  # tf2onnx computes float64 in float32
-  "Less": (_as_it_is, ["Less"]),  # tf2onnx compares integers in float32
-  "Greater": (_as_it_is, ["Greater"]),
+  "SelectV2": (as_it_is, ["Where"]),  # tf2onnx computes c x + (1 - c) y
+  "Log": (as_it_is, ["Log"]),  # tf2onnx computes float64 in float32
+  "Less": (as_it_is, ["Less"]),  # tf2onnx compares integers in float32
+  "Greater": (as_it_is, ["Greater"]),
   "TruncateMod": (_remainder, ["Mod"]),
   ROUNDING: (_rounding, []),
   "TensorListSetItem": (_write, []),

@@ -3,6 +3,7 @@
 from .exporter import IDIOMS, Exported, ExportError, run, save, save_model, save_training
 from .quantized import LEAST_COSINE, LEAST_TOP_1
 from .schemes import QuantizationReport, quantization_report
+from .scripts import converter
 
 __all__ = [
   "IDIOMS",
@@ -11,6 +12,7 @@ __all__ = [
   "ExportError",
   "Exported",
   "QuantizationReport",
+  "converter",
   "quantization_report",
   "run",
   "save",

@@ -197,7 +197,8 @@ def max_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: i
   zero, one = scalar(0, x), scalar(1, x)
   kinds = tf.where(tf.math.is_nan(x), scalar(2, x), tf.where(tf.equal(x, scalar(float("-inf"), x)), zero, one))
   y, kind = (tf.raw_ops.MaxPool(input=z, **attributes) for z in (x, kinds))
-  y = tf.where(tf.equal(kind, one), y, tf.where(kind > one, scalar(float("nan"), x), scalar(float("-inf"), x)))
+  # Each selects a constant that is not finite: tf2onnx 1.17 computes other selections as c * x + (1 - c) * y, here NaN.
+  y = tf.where(kind > one, scalar(float("nan"), x), tf.where(tf.equal(kind, zero), scalar(float("-inf"), x), y))
   y = images.pooled(ctx, y)
   return y if sign > 0 else -y
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -263,12 +263,13 @@ def _scan_loop(
   inputs = [_rows(ctx, x, turns, block) for x in xs]
   rows = [physical(aval) for aval in row_avals]
   outputs = [tf.TensorArray(dtype, turns, element_shape=[*block, *ctx.dimensions.static_shape(shape)]) for shape, dtype in rows]
+  turned = reverse and _is_turned(len(block) + len(shape) for shape, _ in rows)
 
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
     row = turns - 1 - i if reverse else i
     x = [read(row) for read in inputs]
     carry, ys = _unrolled(ctx, step, turn, reverse, carry, x) if block else step(carry, x)
-    return i + 1, tuple(carry), tuple(o.write(row, y) for o, y in zip(outputs, ys, strict=True))
+    return i + 1, tuple(carry), tuple(o.write(i if turned else row, y) for o, y in zip(outputs, ys, strict=True))
 
   shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in ctx.avals_out[: len(carry)]]
   _, carry, outputs = tf.while_loop(
@@ -278,10 +279,21 @@ def _scan_loop(
     shape_invariants=(tf.TensorShape([]), tuple(shapes), tuple(tf.TensorShape(None) for _ in outputs)),
   )
   stacks = [_stacked(ctx, o, turns, [*block, *shape]) for o, (shape, _) in zip(outputs, rows, strict=True)]
+  if turned:
+    stacks = [tf.reverse(y, [0]) for y in stacks]
   if block:
     stacks = [ctx.reshape(y, [size, *shape]) for y, (shape, _) in zip(stacks, rows, strict=True)]
-  ctx.notes.stacked.update((y.op, (block, o.flow)) for y, o in zip(stacks, outputs, strict=True))
+  ctx.notes.stacked.update((y.op, (block, turned, o.flow)) for y, o in zip(stacks, outputs, strict=True))
   return [*carry, *stacks]
+
+
+def _is_turned(ranks: Iterable[int]) -> bool:
+  """Whether the rows of a reversed scan are written in the order of the turns, and reversed at last.
+
+  ONNX's Loop has no other order, and tf2onnx 1.17 takes any for that. XLA writes them where they belong: there the reversal takes time, at
+  worst 1.4 times that of a loop that only copies. TF 2.21 reverses tensors of at most 8 dimensions.
+  """
+  return all(rank < 8 for rank in ranks) and not _tf_compat.is_compiled_by_xla()
 
 
 def _stacked(ctx: RuleContext, array: tf.TensorArray, turns: int | tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
@@ -302,12 +314,17 @@ def _rows(ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[in
     op = op.inputs[0].op
   if op in ctx.notes.counters:
     return functools.partial(_count, *ctx.notes.counters[op], block, x.dtype)
-  stacked, rows = ctx.notes.stacked.get(op, (block, None))
+  stacked, turned, rows = ctx.notes.stacked.get(op, (block, False, None))
   if rows is None or stacked != block or op.graph is not _tf_compat.current_graph():
     x = tf.reshape(x, tf.concat([[turns, *block], tf.shape(x)[1:]], 0)) if block else x
     return tf.TensorArray(x.dtype, turns).unstack(x).read
   shape = [*block, *(-1 if n is None else n for n in x.shape.as_list()[1:])]
-  return lambda i: tf.raw_ops.TensorListGetItem(input_handle=rows, index=i, element_shape=shape, element_dtype=x.dtype)
+
+  def read(i: tf.Tensor) -> tf.Tensor:
+    place = turns - 1 - i if turned else i
+    return tf.raw_ops.TensorListGetItem(input_handle=rows, index=place, element_shape=shape, element_dtype=x.dtype)
+
+  return read
 
 
 def _count(first: int, step: int, block: list[int], dtype: tf.DType, i: tf.Tensor) -> tf.Tensor:

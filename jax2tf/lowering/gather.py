@@ -11,6 +11,7 @@ import jax.extend.core.primitives as P
 import tensorflow as tf
 from jax import lax
 
+from jax2tf._jax_compat.shape_poly import is_symbolic_dim
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import where
 from jax2tf.lowering._indexing import Windows
@@ -62,7 +63,9 @@ def _gather(
   if not fill:
     return result
   inside = windows.inside(ctx, vectors, starts, [1 if kind == "window" else batch[i] for kind, i in wanted])
-  return where(inside, result, tf.constant(fill_value, result.dtype))
+  is_size = is_symbolic_dim(fill_value)  # such as x.size of jnp.intersect1d
+  other = tf.cast(ctx.dim(fill_value), result.dtype) if is_size else tf.constant(fill_value, result.dtype)
+  return where(inside, result, other)
 
 
 def _interleaved(kept: dict[int, int], rank: int) -> list[_Axis]:

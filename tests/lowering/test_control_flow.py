@@ -102,6 +102,8 @@ CASES = [
   Case("fori_loop_static", lambda x: lax.fori_loop(0, 4, lambda i, x: jnp.sin(x) * i, x), [X], poly="b, _"),
   Case("scan", cumulate, [X], poly="b, _"),
   Case("scan_reversed", lambda x: cumulate(x, reverse=True), [X], poly="b, _"),
+  # TensorFlow reverses 8 dimensions at most.
+  Case("scan_reversed_of_nine_dimensions", lambda x: cumulate(x.reshape(-1, *[1] * 8), reverse=True), [np.ones(50, np.float32)]),
   Case("scan_unrolled", lambda x: cumulate(x, unroll=2), [X]),
   Case("scan_fully_unrolled", lambda x: cumulate(x, reverse=True, unroll=5), [X]),
   Case("scan_length_1", cumulate, [X[:1]]),

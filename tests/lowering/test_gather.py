@@ -56,6 +56,7 @@ def loss(x, labels):
 
 CASES = [
   Case("take", by_value, [TABLE, FAR], poly=["a, b", "c"]),
+  Case("take-filled-with-a-size", lambda x, i: x.take(i, mode="fill", fill_value=x.size), [TABLE, FAR], poly=["a, b", "c"]),
   Case("take-wrap", lambda x, i: jnp.take(x, i, axis=0, mode="wrap"), [TABLE, FAR]),
   Case("take-axis", lambda x, i: jnp.take(x, i.reshape(2, 4), axis=1), [CUBE, FAR], poly=["a, b, c", "_"]),
   Case("take-flat", jnp.take, [CUBE, FAR], poly=["_, b, c", "d"]),

@@ -36,8 +36,9 @@ class Case:
     folder: the folder of its files.
   """
 
-  def __init__(self, name: str, folder: pathlib.Path):
-    self.entry = importlib.import_module("tests.models").load(name)
+  def __init__(self, model: Any, folder: pathlib.Path):
+    """From the name of a model, or an entry as the zoo has them."""
+    self.entry = importlib.import_module("tests.models").load(model) if isinstance(model, str) else model
     self.folder = folder
 
   @functools.cached_property

@@ -123,9 +123,12 @@ def _explained(subject: Subject, want: Any, got: Any, tolerance: Tolerance) -> O
   if difference.kind == "rounding":
     return concluded(difference)
   parts = determined.by_parts(subject, tolerance)
-  if parts is not None:
+  if parts is not None and not parts.kind:
     return concluded(parts, "what is determined")
   shaken = evaluations.or_none(subject.of_others, evaluations.shaken)
-  if np.isfinite(difference.size) and evaluations.explain(want, got, (op_by_op, shaken)):
-    return concluded(dataclasses.replace(difference, kind="rounding"), "other last bits")
-  return concluded(difference)
+  if np.isfinite(difference.size):
+    if evaluations.explain(want, got, (op_by_op, shaken)):
+      return concluded(dataclasses.replace(difference, kind="rounding"), "other last bits")
+    if evaluations.cancel(want, got, arrays):
+      return concluded(dataclasses.replace(difference, kind="rounding"), "the arguments")
+  return concluded(difference) if parts is None else concluded(parts, "what is determined")

@@ -1,0 +1,41 @@
+"""The call for scripts that use TensorFlow's TFLite converter themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..export import prepared as export
+from .replacements import TABLE
+
+
+def converter(concrete_functions: Sequence[Any], trackable_obj: Any = None) -> tf.lite.TFLiteConverter:
+  """A TFLiteConverter, for LiteRT to compute as JAX does. It replaces `tf.lite.TFLiteConverter.from_concrete_functions`.
+
+  That lacks some ops of converted functions, LiteRT computes others differently, and an infinity becomes the largest finite number.
+  Here the functions are made of builtin ops that LiteRT computes right, with constants for their parameters, and infinities stay.
+
+  Args:
+    concrete_functions: ConcreteFunctions, or signatures of a SavedModel.
+    trackable_obj: as for `from_concrete_functions`. With a `tf.Module()` the file has signatures, but its outputs in any order; without
+      it they are in the order of the function's, and there is no signature.
+
+  Returns:
+    the converter. Its options, such as `optimizations`, are free.
+
+  Raises:
+    ValueError: a function writes variables.
+
+  Examples:
+    >>> import jax.numpy as jnp, jax2tf, tensorflow as tf
+    >>> from jax2tf.converters import tflite
+    >>> f = tf.function(jax2tf.convert(jnp.log1p), autograph=False, input_signature=[tf.TensorSpec([2], tf.float32, "x")])
+    >>> tflite.converter([f.get_concrete_function()]).convert()[4:8]
+    b'TFL3'
+  """
+  functions = [export.prepared(concrete, [(TABLE, {})]) for concrete in concrete_functions]
+  made = tf.lite.TFLiteConverter.from_concrete_functions(functions, trackable_obj)
+  made.canonicalizing_inf_as_min_max_float = False  # otherwise also where(x > 0, inf, x) is finite
+  return made
