@@ -16,7 +16,7 @@ import numpy as np
 import tqdm
 from jax.experimental import checkify
 
-from . import plan
+from . import draws, plan
 from .calls import Answer, median_seconds
 from .precision import of_results as precision_of_results
 from .report import SUBNORMAL, Latency, Row
@@ -183,7 +183,7 @@ def _differences(
     elif name not in expected:
       yield name, _Difference("", f"the reference has no output {name!r}; it has: {', '.join(expected)}")
     else:
-      compared = functools.partial(_difference, plan.as_numpy(found[name]), expected[name], rtol, atol, right.precisions.get(name))
+      compared = functools.partial(_difference, draws.as_numpy(found[name]), expected[name], rtol, atol, right.precisions.get(name))
       difference = compared()
       if measured and difference.beyond_tolerance and (rounding := measured().get(name)):
         difference = compared(rounding)

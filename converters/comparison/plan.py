@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from jax import export, tree_util
 from ..saved_model import kinds, manifest
 from ..saved_model.arguments import Arguments
 from ..saved_model.manifest import hash_of_arrays
-from ..saved_model.notation import Spec, variables
-from . import levels
+from ..saved_model.notation import variables
+from . import draws, levels
 from .report import HOSTILE, SUBNORMAL
 
 Given = Mapping[str, Any]  # {input: array, or callable(rng, shape, dtype) -> array}
@@ -29,7 +28,6 @@ _SIZES = (1, 3, 7, 32)  # one, primes, and a larger size
 _WIDER = range(1, 65)  # used if constraints allow few of these
 _LARGEST = 4_096  # the largest size taken from a constraint; the caller can ask for larger ones
 _MOST_TRIED = 1_000
-_UNKNOWN = 3  # for a size that the caller leaves open, in inputs of TensorFlow functions
 
 
 class Options(TypedDict, total=False):
@@ -83,7 +81,7 @@ class Comparison:
   def key(self) -> Any:
     """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by identity."""
     sizes = {name: tuple(np.atleast_1d(size).tolist()) for name, size in (self.sizes or {}).items()}
-    examples = {name: given if callable(given) else _contents(as_numpy(given)) for name, given in (self.examples or {}).items()}
+    examples = {name: given if callable(given) else _contents(draws.as_numpy(given)) for name, given in (self.examples or {}).items()}
     return frozenset(sizes.items()), self.samples, frozenset(examples.items())
 
 
@@ -129,7 +127,7 @@ class Subject:
       found = dict(zip(names, leaves, strict=True))
     else:
       raise ValueError(f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: {', '.join(names)}")
-    named = {name: as_numpy(x) for name, x in found.items()} | {name: as_numpy(inputs[name]) for name in self.record.passed_through}
+    named = {name: draws.as_numpy(x) for name, x in found.items()} | {name: draws.as_numpy(inputs[name]) for name in self.record.passed_through}
     return named | state
 
 
@@ -175,7 +173,7 @@ def _processed_runs(
   for sizes in domain.few(wanted, inputs):
     shapes = domain.shapes(sizes)
     for timed, continues in subject.series(samples if free else 1):
-      drawn = {name: _tensor(name, text, inputs.get(name), rng, shapes.get(name)) for name, text in record.inputs.items()}
+      drawn = {name: draws.tensor(name, text, inputs.get(name), rng, shapes.get(name)) for name, text in record.inputs.items()}
       named = {name: size for name, size in sizes.items() if name in domain.variables}
       yield Run(subject, named, "given", drawn, timed, continues)
 
@@ -203,10 +201,10 @@ def _drawn_runs(
       for name, shape in domain.shapes(sizes).items():
         dtype = np.dtype(domain.avals[name].dtype)
         if name in inputs:
-          arrays[name] = _checked(name, inputs[name], rng, shape, dtype)
+          arrays[name] = draws.checked(name, inputs[name], rng, shape, dtype)
         else:
-          arrays[name] = draw(rng, shape, dtype, kind, sample, name in full)
-      passed = {name: _tensor(name, subject.record.inputs[name], inputs.get(name), rng) for name in subject.record.passed_through}
+          arrays[name] = draws.draw(rng, shape, dtype, kind, sample, name in full)
+      passed = {name: draws.tensor(name, subject.record.inputs[name], inputs.get(name), rng) for name in subject.record.passed_through}
       yield Run(subject, sizes, kind, arrays | passed, timed and kind == kinds[0], continues)
 
 
@@ -229,7 +227,7 @@ class Domain:
 
   def __init__(self, record: manifest.SignatureRecord, constraints: Sequence[str]):
     self._texts = {name: record.declared.get(name, record.inputs[name]) for name in record.own_inputs}
-    specs = {name: _countable(text) for name, text in self._texts.items()} if record.preprocessed else self._texts
+    specs = {name: draws.countable(text) for name, text in self._texts.items()} if record.preprocessed else self._texts
     scope = export.SymbolicScope(constraints)
     self.avals = dict(zip(specs, Arguments.of(specs, {}, scope).avals, strict=True))
     shapes = [aval.shape for aval in self.avals.values()]
@@ -284,7 +282,7 @@ class Domain:
     """As `assignments`, but with one size of each variable that is not wanted: 3, if the constraints allow it."""
     fixed = {name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all}
     try:
-      return self.assignments({name: [_UNKNOWN] for name in self._all} | fixed, inputs)
+      return self.assignments({name: [draws.UNKNOWN] for name in self._all} | fixed, inputs)
     except ValueError:
       found = self.assignments(fixed, inputs)
       return found if fixed else found[:1]
@@ -336,69 +334,3 @@ def _exported(names: Sequence[str], shapes: Sequence[Any], scope: export.Symboli
 
 def _shapes_at(exported: export.Exported, sizes: Sequence[int]) -> list[tuple[int, ...]]:
   return [x.shape for x in jax.eval_shape(exported.call, jax.ShapeDtypeStruct(tuple(sizes), np.bool_))]
-
-
-def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int, full: bool = False) -> np.ndarray:
-  """Normally distributed floats, or integers from 0 to 9; `full`: of the whole range of the dtype. In a hostile draw half of the rows have
-  a special value at random places."""
-  if dtype.kind == "b":
-    return rng.integers(0, 2, shape).astype(bool)
-  inexact = jnp.issubdtype(dtype, np.inexact)
-  if not inexact:
-    limits = jnp.iinfo(dtype)
-    least, most = (int(limits.min), int(limits.max)) if full else (0, min(9, int(limits.max)))
-    array = rng.integers(least, most, shape, endpoint=True).astype(dtype)
-    specials: list[Any] = [limits.min, limits.max, 0] + [-1] * (limits.min < 0) if kind == HOSTILE else []
-  else:
-    array = rng.standard_normal(shape).astype(dtype)
-    if jnp.issubdtype(dtype, np.complexfloating):
-      array = (array + 1j * rng.standard_normal(shape)).astype(dtype)
-    tiny = float(jnp.finfo(dtype).tiny)
-    specials = {HOSTILE: [np.nan, np.inf, -np.inf, -0.0, 0.0], SUBNORMAL: [tiny / 2, -tiny / 4]}.get(kind, [])
-  if specials and array.size:
-    rows = array.reshape(shape[0], -1) if array.ndim > 1 else array.reshape(-1, 1)
-    for i in range(math.ceil(len(rows) / 2)):
-      places = rng.random(rows.shape[1]) < 0.2
-      places[rng.integers(rows.shape[1])] = True
-      rows[i, places] = np.array(specials[(i + sample) % len(specials)]).astype(dtype)
-  return array
-
-
-def _checked(name: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-  array = np.asarray(given(rng, shape, dtype) if callable(given) else given)
-  if array.dtype.kind in "iu" and dtype.kind in "iu" and np.array_equal(array.astype(dtype), array):
-    array = array.astype(dtype)  # NumPy makes int64 of Python's integers, and of those that it draws
-  if array.shape != shape or array.dtype != dtype:
-    raise ValueError(f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes {dtype}{list(shape)} here")
-  return array
-
-
-def _countable(text: str) -> str:
-  """The spec of an input of `preprocess` as one that JAX can have: "string[b,?]" -> "bool[b,3]"."""
-  spec = Spec.parse(text)
-  dims = tuple(_UNKNOWN if dim == "?" else dim for dim in spec.dims or ())
-  return str(Spec(np.dtype(bool) if spec.is_string else spec.dtype, dims))
-
-
-def _tensor(name: str, text: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...] | None = None) -> np.ndarray:
-  """An input of TensorFlow functions, "string[?,2]": the caller's, or an arbitrary one if it is passed through."""
-  spec = Spec.parse(text)
-  if given is not None:
-    array = as_numpy(given(rng, shape or spec.sizes or (), spec.dtype) if callable(given) else given)
-    if array.dtype != spec.dtype:
-      raise ValueError(f"inputs[{name!r}] is {array.dtype}, and the signature takes {spec}")
-    return array
-  known = shape if shape is not None else tuple(_UNKNOWN if d is None else d for d in spec.sizes or ())
-  if spec.is_string:
-    return np.array([rng.bytes(4) for _ in range(math.prod(known))], object).reshape(known)
-  return draw(rng, known, spec.dtype, "ordinary", 0)
-
-
-def as_numpy(x: Any) -> np.ndarray:
-  """As a NumPy array. A typed PRNG key becomes its words; strings become bytes."""
-  if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-    x = jax.random.key_data(x)
-  array = np.asarray(x)
-  if array.dtype.kind not in "SUO":
-    return array
-  return np.array([s.encode() if isinstance(s, str) else bytes(s) for s in array.reshape(-1)], object).reshape(array.shape)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..comparison import plan
+from ..comparison import draws, plan
 
 __all__ = ["from_specs"]
 
@@ -95,7 +95,7 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
     domain, rng = plan.Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)
     sizes = itertools.islice(itertools.cycle(domain.assignments({}, {})), count)
     requests[name] = [
-      {key: plan.draw(rng, shape, np.dtype(domain.avals[key].dtype), "ordinary", 0) for key, shape in domain.shapes(of).items()}
+      {key: draws.draw(rng, shape, np.dtype(domain.avals[key].dtype), "ordinary", 0) for key, shape in domain.shapes(of).items()}
       for of in sizes
     ]
   return requests

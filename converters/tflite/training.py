@@ -15,7 +15,7 @@ import tqdm
 from jax import tree_util
 
 from ..comparison import answers as compare
-from ..comparison import plan
+from ..comparison import draws, plan
 from ..comparison.report import Report
 from ..export.source import ExportError, Source
 from ..saved_model import manifest
@@ -200,5 +200,5 @@ class Training:
       dtype = np.dtype(domain.avals[name].dtype)
       given = examples.get(name)
       drawn = given(rng, shape, dtype) if callable(given) else given
-      found[name] = plan.draw(rng, shape, dtype, "ordinary", 0) if drawn is None else np.asarray(drawn, dtype)
+      found[name] = draws.draw(rng, shape, dtype, "ordinary", 0) if drawn is None else np.asarray(drawn, dtype)
     return found
