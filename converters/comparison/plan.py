@@ -127,7 +127,9 @@ class Subject:
       found = dict(zip(names, leaves, strict=True))
     else:
       raise ValueError(f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: {', '.join(names)}")
-    named = {name: draws.as_numpy(x) for name, x in found.items()} | {name: draws.as_numpy(inputs[name]) for name in self.record.passed_through}
+    named = {name: draws.as_numpy(x) for name, x in found.items()} | {
+      name: draws.as_numpy(inputs[name]) for name in self.record.passed_through
+    }
     return named | state
 
 
