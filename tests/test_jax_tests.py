@@ -186,7 +186,8 @@ def test_what_cancels_is_rounding() -> None:
   zeros, left = np.zeros(2, np.float32), np.float32([0, 6e-8])
   assert evaluations.cancel(zeros, left, [np.float32([0.3, -0.9])])
   assert not evaluations.cancel(zeros, left, [np.float32([1e-3])])
-  assert not evaluations.cancel(left, zeros, [np.float32([0.3])])
+  assert evaluations.cancel(left, zeros, [np.float32([0.3])])
+  assert not evaluations.cancel(left + 1, left, [np.float32([0.3])])
   assert not evaluations.cancel(np.int32([0]), np.int32([1]), [np.int32([3])])
 
 

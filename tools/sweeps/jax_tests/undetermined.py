@@ -55,9 +55,9 @@ def _lu(operands: Arrays, results: Arrays, params: dict[str, Any]) -> list[np.nd
 
 
 def _eig(operands: Arrays, results: Arrays, params: dict[str, Any]) -> list[np.ndarray]:
-  """(values, left vectors, right vectors): sorted values, and what vectors lack."""
+  """(values, left vectors, right vectors): the polynomial of the values, and what vectors lack."""
   [a], (values, *vectors) = operands, results
-  found = [np.sort_complex(values)]
+  found = [_polynomial(values)]
   left, right = params["compute_left_eigenvectors"], params["compute_right_eigenvectors"]
   sides = [(_t(a), np.conj(values))] * bool(left) + [(a, values)] * bool(right)
   for (of_side, numbers), v in zip(sides, vectors, strict=True):
@@ -66,11 +66,20 @@ def _eig(operands: Arrays, results: Arrays, params: dict[str, Any]) -> list[np.n
   return found
 
 
+def _polynomial(values: np.ndarray) -> np.ndarray:
+  """[..., n] -> [..., n + 1]: the coefficients of the polynomial with these roots.
+
+  Of a multiple eigenvalue half of the digits are open, or more; of these coefficients none are.
+  """
+  rows = values.reshape(-1, values.shape[-1])
+  polynomials = [np.poly(row) if np.isfinite(row).all() else np.full(len(row) + 1, np.nan) for row in rows]
+  return np.array(polynomials).reshape(*values.shape[:-1], -1)
+
+
 def _schur(operands: Arrays, results: Arrays, params: dict[str, Any]) -> list[np.ndarray]:
   """(t, q), or t alone: the product, and what is below the diagonal blocks of t."""
   t, *q = results
-  values = np.sort_complex(np.linalg.eigvals(t))
-  return [values, np.tril(t, -2), *(x for v in q for x in (v @ t @ _t(v), _t(v) @ v))]
+  return [_polynomial(np.linalg.eigvals(t)), np.tril(t, -2), *(x for v in q for x in (v @ t @ _t(v), _t(v) @ v))]
 
 
 def _tridiagonal(operands: Arrays, results: Arrays, params: dict[str, Any]) -> list[np.ndarray]:
