@@ -51,7 +51,7 @@ _TYPES = {"value": 3, "enable": 8, "path": 9, "pad_variable_length_inputs": 8}
 
 
 def test_tf_serving_and_our_server_take_the_list_of_models():
-  options = SimpleNamespace(model_config_file=DEPLOY / "tf-serving" / "models.config")
+  options = SimpleNamespace(model_config_file=DEPLOY / "tf-serving" / "models.config", allow_ops=())
   [(name, source)] = config.sources(options).items()
   assert (name, source.folder, source.latest) == ("net", Path("/models/net"), 2)
 

@@ -118,7 +118,7 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
   try:
     own = list(signature.bind(*leading, *names).arguments)[len(leading) :]
   except TypeError as error:
-    own = list(signature.parameters)
+    own = [parameter.removeprefix("jax2tf_") for parameter in signature.parameters]  # of a model of a library
     if len(own) == len(names) and own[:1] != list(leading[:1]):  # perhaps the function of the inputs alone
       called = ", ".join([*leading, *names])
       raise ValueError(

@@ -59,8 +59,8 @@ def save(
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's values (docs/guide/fused.md).
-    path, overwrite, quantization, representative_dataset, least_cosine, least_top_1, scores, narrow_inputs, inference_input_type,
-      inference_output_type, comparison: as for `save_model`.
+    path, overwrite, quantization, representative_dataset, comparison: as for `save_model`.
+    least_cosine, least_top_1, scores, narrow_inputs, inference_input_type, inference_output_type: as for `save_model`.
 
   Returns:
     as `save_model`.
@@ -135,7 +135,7 @@ def save_model(
     least_cosine: the least cosine between an output of a quantised model and the reference's. By default `LEAST_COSINE[quantization]`.
       On representative samples the cosine without the mean of the outputs must be at least 1 - 10 * (1 - least_cosine).
     least_top_1: the least share of representative rows for which the largest of an output's scores is the reference's, or for which an
-      integer output is equal. By default `LEAST_TOP_1`.
+      integer output is equal. By default `LEAST_TOP_1[quantization]`.
     scores: the outputs that are scores of classes, along the last axis. By default those whose values, in the reference, are at least 0
       and have the sum 1.
     narrow_inputs: the 8-bit inputs of rank 3 and more whose representative values may lie within 32 numbers, as those of masks do.

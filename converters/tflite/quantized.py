@@ -33,7 +33,7 @@ LEAST_COSINE: Mapping[str, float] = {"float16": 0.9999, "dynamic_int8": 0.99, "i
 
 
 # The least share of rows with the reference's first class, for outputs that are scores; of few rows, rounded down to whole rows.
-LEAST_TOP_1 = 0.9
+LEAST_TOP_1: Mapping[str, float] = {"float16": 0.9, "dynamic_int8": 0.9, "int8": 0.9, "int4": 0.75}
 _INTEGERS = {"int8": tf.int8, "uint8": tf.uint8}
 
 
@@ -220,7 +220,7 @@ def _judged(row: Row, agreement: Agreement | None, quantization: Quantization) -
   share = (1 - agreement.cosine) / (1 - wanted) if wanted < 1 else None
   figures = asdict(row) | {"cosine": agreement.cosine, "variation": agreement.variation, "top_1": agreement.top_1, "of_tolerance": share}
   if not row.problem or (row.max_abs is not None and "NaN" not in row.problem):
-    least_top_1 = LEAST_TOP_1 if quantization.least_top_1 is None else quantization.least_top_1
+    least_top_1 = LEAST_TOP_1[str(quantization.scheme)] if quantization.least_top_1 is None else quantization.least_top_1
     integers = not jnp.issubdtype(jnp.dtype(row.dtype), np.inexact) and row.values == REPRESENTATIVE
     figures["problem"] = agreement.problem(-math.inf if integers else wanted, least_top_1)
   return QuantizedRow(**figures)
