@@ -31,6 +31,7 @@ _FIRST = {
   "kill",
   "say",
   "warn",
+  "warn_explicit",
   "warn_user",
   "Failure",
   "SystemExit",

@@ -63,9 +63,12 @@ def _gather(
   if not fill:
     return result
   inside = windows.inside(ctx, vectors, starts, [1 if kind == "window" else batch[i] for kind, i in wanted])
-  is_size = is_symbolic_dim(fill_value)  # such as x.size of jnp.intersect1d
-  other = tf.cast(ctx.dim(fill_value), result.dtype) if is_size else tf.constant(fill_value, result.dtype)
-  return where(inside, result, other)
+  return where(inside, result, _filling(ctx, fill_value, result.dtype))
+
+
+def _filling(ctx: RuleContext, value: Any, dtype: tf.DType) -> tf.Tensor:
+  """The number for what is outside, which may be a size, such as x.size of jnp.intersect1d."""
+  return tf.cast(ctx.dim(value), dtype) if is_symbolic_dim(value) else tf.constant(value, dtype)
 
 
 def _interleaved(kept: dict[int, int], rank: int) -> list[_Axis]:

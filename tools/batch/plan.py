@@ -132,8 +132,12 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
       if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
         raise ValueError(f"another jax2tf batch is running in {folder}; wait until it finishes") from error
-      text = f"{folder} is on a file system without locks ({error.strerror}); run one jax2tf batch at a time there"
-      warnings.warn_explicit(text, UserWarning, "jax2tf batch", lineno=1)  # a command has no line of the user's
+      warnings.warn_explicit(  # a command has no line of the user's
+        f"{folder} is on a file system without locks ({error.strerror}); run one jax2tf batch at a time there",
+        category=UserWarning,
+        filename="jax2tf batch",
+        lineno=1,
+      )
     worker.clean(folder)
     try:
       yield

@@ -28,7 +28,7 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
   """The environment of a cluster. Ray (2.60) reads these at import, and its processes inherit them.
 
   Args:
-    given: the environment of the server. What it says of the memory monitor counts.
+    given: the environment of the server. What it says of the memory monitor and of niceness counts.
     run: the private folder of the server.
   """
   memory = {
@@ -37,8 +37,11 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_worker_oom_score_adjustment": "0",
   }
+  # By default Ray gives way to every other process of the machine.
+  niceness = {"RAY_worker_niceness": "0"}
   return {
     **memory,
+    **niceness,
     **given,
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's ports require the token.
