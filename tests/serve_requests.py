@@ -44,6 +44,15 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
   return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]
 
 
+def code(call: Callable[[], object]) -> grpc.StatusCode:
+  """How a call ends."""
+  try:
+    call()
+  except grpc.RpcError as error:
+    return error.code()  # type: ignore[attr-defined, no-any-return]
+  return grpc.StatusCode.OK
+
+
 def _changed(**changes: Any) -> Callable[[], predict_pb2.PredictRequest]:
   return lambda: request_of({**inputs_of(2, 3), **changes})
 
@@ -120,7 +129,7 @@ BAD_BODIES: dict[str, tuple[str, str | None, int, str]] = {
   "fraction": (":predict", json.dumps({"instances": [{**ROW, "ids": [1.5]}]}), 400, "a tensor of int32; the JSON holds numbers with"),
   "range": (":predict", json.dumps({"instances": [{**ROW, "ids": [2**31]}]}), 400, "outside of its range"),
   "string": (":predict", json.dumps({"instances": [{**ROW, "x": ["a"] * 8}]}), 400, "the JSON holds strings"),
-  "null": (":predict", json.dumps({"instances": [{**ROW, "x": [None] * 8}]}), 400, "the JSON holds values of several kinds"),
+  "null": (":predict", json.dumps({"instances": [{**ROW, "x": [None] * 8}]}), 400, "the JSON holds null or objects"),
   "float32": (":predict", json.dumps({"instances": [{**ROW, "x": [1e39] * 8}]}), 400, "a finite value is outside"),
   "float64": (":predict", json.dumps({"instances": [{**ROW, "x": [0] * 8}]}).replace("[0,", "[1e400,"), 400, "1e400 is outside"),
   "large": (":predict", " " * (MAX_BYTES + 1), 413, "send fewer rows"),

@@ -21,6 +21,7 @@ from tests.test_documents import PUBLIC, exported
 # What needs more than a doctest has, or only holds values.
 WITHOUT_EXAMPLE = {
   "jax2tf.RuleContext",  # in the example of `lowers`
+  "jax2tf.converters.onnx.Prepared",  # in the example of `prepared`
   "jax2tf.converters.saved_model.Added",
   "jax2tf.converters.saved_model.manifest.Manifest",
   "jax2tf.converters.saved_model.manifest.SignatureRecord",

@@ -303,7 +303,9 @@ def test_the_private_names_of_ray_are_there() -> None:
   assert ray_settings.missing() == []
 
 
-@pytest.mark.parametrize("name", ["memory_monitor_refresh_ms", "worker_oom_score_adjustment", "worker_niceness", "gcs_rpc_server_reconnect_timeout_s"])
+@pytest.mark.parametrize(
+  "name", ["memory_monitor_refresh_ms", "worker_oom_score_adjustment", "worker_niceness", "gcs_rpc_server_reconnect_timeout_s"]
+)
 def test_ray_has_the_settings(name: str) -> None:
   raylet = Path(ray.__file__).parent / "core/src/ray/raylet/raylet"
   with raylet.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
