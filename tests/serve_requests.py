@@ -44,15 +44,6 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
   return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]
 
 
-def code(call: Callable[[], object]) -> grpc.StatusCode:
-  """How a call ends."""
-  try:
-    call()
-  except grpc.RpcError as error:
-    return error.code()  # type: ignore[attr-defined, no-any-return]
-  return grpc.StatusCode.OK
-
-
 def _changed(**changes: Any) -> Callable[[], predict_pb2.PredictRequest]:
   return lambda: request_of({**inputs_of(2, 3), **changes})
 
