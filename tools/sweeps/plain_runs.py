@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,7 +74,7 @@ def verdict(model: Asked, tool: str, with_call: bool) -> Verdict:
   try:
     answer = TOOLS[tool](model.function, with_call)
   except Exception as error:  # whatever the tool raises
-    return REFUSED, calls.sentence(error)
+    return REFUSED, calls.sentence(error).replace(f"{os.getcwd()}/", "")  # of whoever runs it
   runs, expected = model.answers
   found = answer(runs)
   if errors := [one["error"] for one in found if one["error"]]:
