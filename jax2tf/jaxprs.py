@@ -7,6 +7,7 @@ handles the difference: elsewhere, a `ClosedJaxpr` has constants, `eqns`, `invar
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -74,18 +75,21 @@ def equations(
 def transformation(change: Callable[[Jaxpr], Jaxpr]) -> Callable[[Any], Any]:
   """Makes a function of open jaxprs one of open or closed jaxprs, whose results are kept as long as its arguments.
 
-  An argument that `change` returns is returned itself.
+  An argument that `change` returns is returned itself, and so is a result: `change` has nothing left to do there.
   """
+  results: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 
   @_jax_compat.weakly_cached
   def changed(jaxpr: Jaxpr) -> Jaxpr | None:
     new = change(jaxpr)
-    return None if new is jaxpr else new  # the cache would keep its own key
+    if new is jaxpr:
+      return None  # the cache would keep its own key
+    results.add(new)
+    return new
 
   @functools.wraps(change)
   def of(jaxpr: Any) -> Any:
-    new = changed(opened(jaxpr))
-    if new is None:
+    if opened(jaxpr) in results or (new := changed(opened(jaxpr))) is None:
       return jaxpr
     return new if isinstance(new, type(jaxpr)) else closed(new, jaxpr.consts)
 

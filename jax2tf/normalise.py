@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.extend.core.primitives as P
-import jax.numpy
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, Literal, Primitive, Var
 
@@ -101,7 +101,7 @@ def _converted(eqn: Any) -> Literal | None:
   with np.errstate(all="ignore"):
     new = number.astype(aval.dtype)
     is_exact = bool(new.astype(number.dtype) == number)
-  rounds_as_xla = jax.dtypes.issubdtype(aval.dtype, np.floating) and abs(new) >= jax.numpy.finfo(aval.dtype).tiny
+  rounds_as_xla = jax.dtypes.issubdtype(aval.dtype, np.floating) and abs(new) >= jnp.finfo(aval.dtype).tiny
   return Literal(new[()], aval) if is_exact or rounds_as_xla or number.dtype == aval.dtype else None
 
 
@@ -154,7 +154,9 @@ def _key_of_atom(atom: Any) -> Any:
 
 def _bits(param: Any) -> Any:
   """A param, such that 0.0 and -0.0 differ, which are equal as keys; and so do 1, 1.0 and True."""
-  return (type(param), np.asarray(param).tobytes()) if isinstance(param, bool | int | float | np.generic) else param
+  if isinstance(param, float | np.inexact):
+    return type(param), np.asarray(param).tobytes()
+  return (type(param), param) if isinstance(param, bool | int | np.generic) else param
 
 
 def _with_operands(eqn: Any, operands: Sequence[Any]) -> Any:

@@ -67,7 +67,7 @@ def unless_compiled(by_kernels: Callable[[], Any], by_xla: Callable[[], Any], by
 
 
 def refuse_xla(ctx: RuleContext, what: str) -> None:
-  """Refuses what TensorFlow's XLA has no kernel of, where it compiles the graph."""
+  """Refuses what TensorFlow's XLA (2.21) has no kernel of, where it compiles the graph: its error would name neither line nor remedy."""
   if _tf_compat.is_compiled_by_xla():
     ctx.refuse(f"TensorFlow's XLA has no kernel of {what}", "leave out jit_compile")
 
