@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from jax2tf.tools.serving import bodies
+from jax2tf.tools.serving import bodies, model, protobuf, rest
 from jax2tf.tools.sweeps import reports, server_fuzz, server_requests
 
 MAX_BYTES = server_fuzz.MAX_REQUEST_MB << 20
 
 
 @pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-  """(the replicas' modules model, rest and protobuf; the models by name)."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, model.Model]]:
+  """The models by name."""
   folder = tmp_path_factory.mktemp("models")
-  with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
+  with jax.enable_x64(True):
     server_requests.save(folder)
-    patch.setitem(sys.modules, "jax", jax)  # the replicas' modules keep it out of their process
-    model, rest, protobuf = (importlib.import_module(f"jax2tf.tools.serving.{name}") for name in ("model", "rest", "protobuf"))
-    yield model, rest, protobuf, {name: model.Model(folder / name / "1") for name in ("types", "linear", "strings")}
+    yield {name: model.Model(folder / name / "1") for name in ("types", "linear", "strings")}
 
 
-def _rest(modules: Any, case: server_requests.Case) -> Mapping[str, np.ndarray] | None:
-  model, rest, _, models = modules
+def _rest(models: Mapping[str, model.Model], case: server_requests.Case) -> Mapping[str, np.ndarray] | None:
   body = case.body
   try:
     if coding := case.headers.get("Content-Encoding", ""):
@@ -44,8 +38,7 @@ def _rest(modules: Any, case: server_requests.Case) -> Mapping[str, np.ndarray] 
     return None
 
 
-def _grpc(modules: Any, case: server_requests.Case) -> Mapping[str, np.ndarray] | None:
-  model, _, protobuf, models = modules
+def _grpc(models: Mapping[str, model.Model], case: server_requests.Case) -> Mapping[str, np.ndarray] | None:
   try:
     request = protobuf.parse_predict(case.body)
     name, version, label = protobuf.asked(request.model_spec)
@@ -63,13 +56,13 @@ def _grpc(modules: Any, case: server_requests.Case) -> Mapping[str, np.ndarray] 
 
 @pytest.mark.filterwarnings("ignore:Setting the dtype on a NumPy array")  # TF 2.21 does, for float16
 @pytest.mark.parametrize("interface", ["rest", "grpc"])
-def test_random_requests(modules: Any, interface: str) -> None:
+def test_random_requests(models: Mapping[str, model.Model], interface: str) -> None:
   made, asked = {"rest": (server_requests.rest, _rest), "grpc": (server_requests.by_grpc, _grpc)}[interface]
   faults, answered, count = [], 0, 100
   for seed in range(count):
     case = made(seed)
     if case.path.lower().endswith(":predict") and "/versions/7" not in case.path and "/labels" not in case.path and len(case.path) < 40:
-      outputs = asked(modules, case)
+      outputs = asked(models, case)
       answered += outputs is not None
       if fault := case.fault(outputs):
         faults.append(f"{seed}: {case.kind}, {case.signature}: {fault}: {case.body[:200]!r}")

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import types
 from typing import Any
 
 import grpc
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
 
-
-@pytest.fixture
-def rest(monkeypatch: pytest.MonkeyPatch) -> Any:
-  """The replicas' module, which keeps JAX out of its process; not out of this one."""
-  monkeypatch.setitem(sys.modules, "jax", jax)  # which puts it back afterwards
-  return importlib.import_module("jax2tf.tools.serving.rest")
+from jax2tf.tools.serving import rest
 
 
-def _parsed(rest: Any, dtype: tf.DType, values: str, form: str = "inputs") -> np.ndarray:
+def _parsed(dtype: tf.DType, values: str, form: str = "inputs") -> np.ndarray:
   """What a signature gets that takes a tensor of any shape."""
   spec = {"x": tf.TensorSpec(None, dtype)}
   signature = rest.Signature("serving_default", None, spec, spec, {}, {}, batched=False, stateful=False)
@@ -32,9 +24,9 @@ def _parsed(rest: Any, dtype: tf.DType, values: str, form: str = "inputs") -> np
   return found
 
 
-def _refusal(rest: Any, dtype: tf.DType, values: str) -> str:
+def _refusal(dtype: tf.DType, values: str) -> str:
   with pytest.raises(Exception) as caught:
-    _parsed(rest, dtype, values)
+    _parsed(dtype, values)
   assert type(caught.value).__name__ == "RefusedError"
   assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
   return str(caught.value)
@@ -61,8 +53,8 @@ def _refusal(rest: Any, dtype: tf.DType, values: str) -> str:
   ],
   ids=lambda value: str(value)[:30],
 )
-def test_values(rest: Any, dtype: tf.DType, values: Any) -> None:
-  found = _parsed(rest, dtype, json.dumps(values))
+def test_values(dtype: tf.DType, values: Any) -> None:
+  found = _parsed(dtype, json.dumps(values))
   floating = dtype.is_floating
   expected = np.array(values, np.float64).astype(dtype.as_numpy_dtype) if floating else np.array(values, dtype.as_numpy_dtype)
   np.testing.assert_array_equal(found, expected)
@@ -71,8 +63,8 @@ def test_values(rest: Any, dtype: tf.DType, values: Any) -> None:
     assert found.tolist() == values
 
 
-def test_infinities_and_nan_are_values(rest: Any) -> None:
-  found = _parsed(rest, tf.float16, "[Infinity, -Infinity, NaN, -0.0]")
+def test_infinities_and_nan_are_values() -> None:
+  found = _parsed(tf.float16, "[Infinity, -Infinity, NaN, -0.0]")
   np.testing.assert_array_equal(found, np.array([np.inf, -np.inf, np.nan, -0.0], np.float16))
   assert np.signbit(found[3])
   assert found.dtype != ml_dtypes.bfloat16
@@ -117,18 +109,18 @@ def test_infinities_and_nan_are_values(rest: Any) -> None:
   ],
   ids=lambda value: str(value)[:30],
 )
-def test_what_is_refused(rest: Any, dtype: tf.DType, values: str, words: str) -> None:
-  assert words in _refusal(rest, dtype, values)
+def test_what_is_refused(dtype: tf.DType, values: str, words: str) -> None:
+  assert words in _refusal(dtype, values)
 
 
-def test_names_are_given_once(rest: Any) -> None:
+def test_names_are_given_once() -> None:
   with pytest.raises(Exception, match='names "inputs" twice'):
-    _parsed(rest, tf.float32, '[1], "inputs": [2]')
+    _parsed(tf.float32, '[1], "inputs": [2]')
   many = ", ".join(f'"{i}": 0' for i in range(50_000))
-  assert 'names "49999" twice' in _refusal(rest, tf.float32, f'{{{many}, "49999": 1}}')
+  assert 'names "49999" twice' in _refusal(tf.float32, f'{{{many}, "49999": 1}}')
 
 
-def test_rows(rest: Any) -> None:
-  np.testing.assert_array_equal(_parsed(rest, tf.uint64, f"[{2**63}, 1]", "instances"), np.array([2**63, 1], np.uint64))
+def test_rows() -> None:
+  np.testing.assert_array_equal(_parsed(tf.uint64, f"[{2**63}, 1]", "instances"), np.array([2**63, 1], np.uint64))
   with pytest.raises(Exception, match="true or false"):
-    _parsed(rest, tf.float32, '[{"x": 1}, {"x": true}]', "instances")
+    _parsed(tf.float32, '[{"x": 1}, {"x": true}]', "instances")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
-import jax
 import numpy as np
 import pytest
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.serving import config
+from jax2tf.tools.serving import config, models
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class _Roll:
   """A model whose config and versions change, with a client that asks for a label all the time."""
 
-  def __init__(self, models_module: Any, saved: Path, folder: Path):
+  def __init__(self, saved: Path, folder: Path):
     self._saved, self._folder = saved, folder
     self.publish(1)
     self.set({1}, 1)
-    self.models = models_module.Models(lambda: {"m": self._source})
+    self.models = models.Models(lambda: {"m": self._source})
     self.refusals: list[str] = []
     self.answers: set[int] = set()
 
@@ -64,10 +60,8 @@ class _Roll:
 
 @pytest.fixture
 def roll(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Roll]:
-  monkeypatch.setitem(sys.modules, "jax", jax)  # the replicas' modules keep it out of their process
-  module = importlib.import_module("jax2tf.tools.serving.models")
-  monkeypatch.setattr(module, "POLL_SECONDS", 1e9)
-  made, ended = _Roll(module, folder, tmp_path), threading.Event()
+  monkeypatch.setattr(models, "POLL_SECONDS", 1e9)
+  made, ended = _Roll(folder, tmp_path), threading.Event()
   client = threading.Thread(target=made.ask, args=[ended])
   client.start()
   yield made

@@ -27,6 +27,7 @@ import tensorflow as tf
 from jax2tf.converters import saved_model
 from jax2tf.tools.cli import main as command
 from jax2tf.tools.serving import child, config, deaths, place, server, signals, supervisor
+from jax2tf.tools.serving.model import Call, Memory, Model, run
 from jax2tf.tools.sweeps import clients, reports, serving_report
 from tests.serve_models import encode, inputs_of, options, params, save
 
@@ -38,12 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
   path = tmp_path_factory.mktemp("models") / "encoder"
   save(path, 0)
   return path
-
-
-@pytest.fixture
-def model_module() -> Any:
-  """The replicas' module."""
-  return importlib.import_module("jax2tf.tools.serving.model")
 
 
 def _counted(signature: Any) -> tuple[Any, list[int]]:
@@ -70,13 +65,11 @@ def _counted(signature: Any) -> tuple[Any, list[int]]:
   ],
   ids=["one run", "other dimensions", "limit", "larger than the limit", "refused together", "no rows"],
 )
-def test_which_requests_run_together(
-  folder: Path, model_module: Any, sizes: list[tuple[int, int]], max_rows: int, expected: list[int]
-) -> None:
-  model = model_module.Model(folder / "1")
+def test_which_requests_run_together(folder: Path, sizes: list[tuple[int, int]], max_rows: int, expected: list[int]) -> None:
+  model = Model(folder / "1")
   signature, rows = _counted(model.signature(""))
   inputs = [inputs_of(b, s) for b, s in sizes]
-  outcomes = model_module.run([model_module.Call(signature, each) for each in inputs], max_rows)
+  outcomes = run([Call(signature, each) for each in inputs], max_rows)
   assert rows == expected
   for each, outcome in zip(inputs, outcomes, strict=True):
     if len(each["x"]):
@@ -95,11 +88,9 @@ def test_which_requests_run_together(
   ],
   ids=["bounded", "at least", "twice", "fixed"],
 )
-def test_which_signatures_are_batched(
-  tmp_path: Path, model_module: Any, inputs: dict[str, str], constraints: list[str], batched: bool
-) -> None:
+def test_which_signatures_are_batched(tmp_path: Path, inputs: dict[str, str], constraints: list[str], batched: bool) -> None:
   path = saved_model.save(encode, params(0), tmp_path, inputs=inputs, polymorphic_constraints=constraints)
-  assert model_module.Model(path).signature("").batched is batched
+  assert Model(path).signature("").batched is batched
 
 
 def test_a_port_is_of_one_server() -> None:
@@ -250,9 +241,9 @@ def test_a_signal_before_the_server_is_ready(
   assert signal.getsignal(number) is before
 
 
-def test_requests_that_become_large_wait_for_each_other(model_module: Any) -> None:
+def test_requests_that_become_large_wait_for_each_other() -> None:
   async def most_at_once() -> int:
-    memory, most, now = model_module.Memory(100), 0, 0
+    memory, most, now = Memory(100), 0, 0
 
     async def hold() -> None:
       nonlocal most, now

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import jax
 import numpy as np
 import pytest
 
 from jax2tf.converters import saved_model
-from jax2tf.tools.serving import config
+from jax2tf.tools.serving import config, versions
+from jax2tf.tools.serving import models as served_models
 from jax2tf.tools.serving.follower import Follower
+from jax2tf.tools.serving.model import Model
 from tests.serve_models import options, save
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -33,19 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model_module(monkeypatch: pytest.MonkeyPatch) -> Any:
-  """The replicas' module, which keeps JAX out of its process; not out of this one."""
-  monkeypatch.setitem(sys.modules, "jax", jax)  # which puts it back afterwards
-  return importlib.import_module("jax2tf.tools.serving.model")
-
-
-@pytest.fixture
-def models_module(model_module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def models_module(monkeypatch: pytest.MonkeyPatch) -> Any:
   """The replicas' module of models, which looks when it is told."""
-  module = importlib.import_module("jax2tf.tools.serving.models")
-  monkeypatch.setattr(module, "POLL_SECONDS", 1e9)
-  monkeypatch.setattr(module, "_PATIENCE_SECONDS", 120.0)
-  return module
+  monkeypatch.setattr(served_models, "POLL_SECONDS", 1e9)
+  monkeypatch.setattr(served_models, "_PATIENCE_SECONDS", 120.0)
+  return served_models
 
 
 def _encoder(models_module: Any, folder: Path, replicas: int = 1) -> Any:
@@ -144,10 +135,10 @@ def test_models_come_and_go(folder: Path, tmp_path: Path, models_module: Any) ->
   assert _code(lambda: models.get("a", None)) == NOT_FOUND
 
 
-def test_a_state_is_served_by_one_replica(tmp_path: Path, model_module: Any, models_module: Any) -> None:
+def test_a_state_is_served_by_one_replica(tmp_path: Path, models_module: Any) -> None:
   model = saved_model.Model({}, state=np.int32(0)).add(lambda _, n, x: (n + 1, x), inputs={"x": "f32[b]"}, stateful=True)
   path = model.save(tmp_path / "encoder")
-  signature = model_module.Model(path).signature("")
+  signature = Model(path).signature("")
   assert signature.stateful
   assert not signature.batched
   assert _encoder(models_module, tmp_path).get("encoder", None).version == 1
@@ -186,7 +177,7 @@ def test_a_model_that_is_read_for_ever_stops_no_other(
 ) -> None:
   """As on a file system that does not answer."""
   monkeypatch.setattr(models_module, "_PATIENCE_SECONDS", 0.2)
-  versions, release = importlib.import_module("jax2tf.tools.serving.versions"), threading.Event()
+  release = threading.Event()
   warm = versions._warm
 
   def load(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Any:
