@@ -33,19 +33,23 @@ class Found:
   places: tuple[str, ...]
 
 
-def check(directory: Path, allowed: Collection[str] = ()) -> None:
+def check(directory: Path, allowed: Collection[str] = ()) -> list[Any]:
   """Refuses a SavedModel with ops that reach outside of it, before anything of it runs.
 
   Args:
     directory: the SavedModel.
     allowed: names of ops that it may have.
 
+  Returns:
+    the MetaGraphDefs that it read.
+
   Raises:
     ValueError: it has such an op, or the file is damaged.
   """
-  found = {op: each for op, each in in_directory(directory).items() if op not in allowed}
+  graphs = _graphs(directory)
+  found = {op: each for op, each in _in_graphs(graphs).items() if op not in allowed}
   if not found:
-    return
+    return graphs
   said = "; ".join(f"{op} {each.effect} (in {each.places[0]!r})" for op, each in found.items())
   raise ValueError(
     f"{directory} reaches outside of the model: {said}. A SavedModel is a program, and can do this when it is loaded; "
@@ -63,14 +67,21 @@ def named(names: Iterable[str]) -> list[str]:
 
 def in_directory(directory: Path) -> dict[str, Found]:
   """`in_graph` of a SavedModel. Raises ValueError if its file is damaged."""
+  return _in_graphs(_graphs(directory))
+
+
+def _graphs(directory: Path) -> list[Any]:
   from google.protobuf import message  # noqa: PLC0415
   from tensorflow.core.protobuf import saved_model_pb2  # noqa: PLC0415
 
   file = directory / "saved_model.pb"
   try:
-    graphs = saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs
+    return list(saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs)
   except message.DecodeError as error:
     raise ValueError(f"{file} is damaged, so TensorFlow cannot parse it: {error}") from error
+
+
+def _in_graphs(graphs: Iterable[Any]) -> dict[str, Found]:
   found: dict[str, Found] = {}
   for graph in graphs:
     found |= in_graph(graph)

@@ -17,7 +17,6 @@ for variable in THREADS:
 
 with quiet.startup(on_cpu=True, without_jax=True):
   import tensorflow as tf
-  from tensorflow.core.protobuf import saved_model_pb2
 
 # The longest row of a padded batch is at most _STRETCH times as long as the shortest, except in batches of at most _FEW rows.
 _STRETCH, _FEW = 1.25, 32
@@ -55,10 +54,9 @@ class Runner:
     self.outputs = contract.wanted(self.contract, outputs)
     self.batch_size = min(batch_size, self.contract.max_rows or batch_size)
     directory = self.contract.directory
-    outside.check(directory, allow_ops)
+    [graph] = outside.check(directory, allow_ops)
     self._loaded = tf.saved_model.load(str(directory))  # kept alive, because its functions do not keep its variables alive
     self._function = self._loaded.signatures[signature]
-    [graph] = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes()).meta_graphs
     stored = graph.signature_def[signature]
     self._defaults = {name: tf.make_ndarray(value) for name, value in stored.defaults.items()}
     self._dtypes = {name: np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype) for name, info in stored.inputs.items()}

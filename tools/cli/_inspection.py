@@ -14,6 +14,7 @@ from rich import text as rich_text
 
 from jax2tf import paths
 from jax2tf.converters import stages
+from jax2tf.converters.comparison import calls
 from jax2tf.converters.saved_model import manifest, publish, warmup
 from jax2tf.tools import outside
 from jax2tf.tools.cli import _graphs, _weights
@@ -45,7 +46,7 @@ def _contents(path: Path) -> dict[str, Any]:
   with stages.stage("read the graph"):
     graph = publish.meta_graph(path)
     functions = _graphs.of_functions(graph)
-  nodes = [*graph.graph_def.node, *(n for f in graph.graph_def.library.function for n in f.node_def)]
+  nodes = calls.nodes(graph.graph_def)
   found: dict[str, Any] = {
     "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file()),
     "signatures": {

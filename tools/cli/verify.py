@@ -57,6 +57,5 @@ def _inputs_of(directory: str) -> Mapping[str, str]:
   from jax2tf.converters.saved_model import manifest, publish  # noqa: PLC0415
 
   folder = paths.of(directory, "DIR")
-  with paths.fetched(publish.saved_model_in(folder) or folder) as found:
-    record = next(iter(manifest.read(found).signatures.values()))
+  record = next(iter(manifest.read(publish.saved_model_in(folder) or folder).signatures.values()))
   return {name: spec for name, spec in record.inputs.items() if name not in record.passed_through}

@@ -124,7 +124,7 @@ class Deaths:
     """Why a process died. `code` is the exit code as `subprocess` gives it, or None if it is not known."""
     said, crash = self._run / f"{pid}.{_FAILED}", self._run / f"{pid}.{_CRASH}"
     before, self._memory = self._memory, _memory_kills()
-    found = self._killed.pop(pid, "") or _one_line(said) or _first_line(crash) or _by_code(code)
+    found = self._killed.pop(pid, "") or _one_line(said) or _text(crash).partition("\n")[0] or _by_code(code)
     for file in (said, crash):
       file.unlink(missing_ok=True)
     return f"{found}; {_MEMORY}" if self._memory > before and code in (None, -signal.SIGKILL) else found
@@ -152,15 +152,13 @@ def _by_code(code: int | None) -> str:
 
 
 def _one_line(file: Path) -> str:
-  try:
-    return " ".join(file.read_text(encoding="utf-8").split())
-  except FileNotFoundError:
-    return ""
+  return " ".join(_text(file).split())
 
 
-def _first_line(file: Path) -> str:
+def _text(file: Path) -> str:
+  """What a file holds; "" if there is none."""
   try:
-    return file.read_text(encoding="utf-8").partition("\n")[0]
+    return file.read_text(encoding="utf-8")
   except FileNotFoundError:
     return ""
 

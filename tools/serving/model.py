@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 import grpc
 import numpy as np
 
-from jax2tf.tools import dimensions, quiet
+from jax2tf.tools import dimensions, outside, quiet
 
 with quiet.startup(on_cpu=True, without_jax=True):
   import tensorflow as tf
-  from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+  from tensorflow.core.protobuf import meta_graph_pb2
 
 MANIFEST = Path("assets.extra", "jax2tf.json")
 
@@ -200,11 +200,15 @@ class Model:
     signature_defs: the stored ones, for clients that request them.
   """
 
-  def __init__(self, directory: Path):
-    """Raises TensorFlow's own errors for a directory without a complete SavedModel."""
+  def __init__(self, directory: Path, allow_ops: Collection[str] = ()):
+    """Loads the model, unless it has ops that reach outside of it and that `allow_ops` does not name.
+
+    Raises:
+      ValueError: as `outside.check`. For a directory without a complete SavedModel TensorFlow has its own errors.
+    """
     self.version = int(directory.name)
+    [meta_graph] = outside.check(directory, allow_ops)
     self._loaded = tf.saved_model.load(str(directory))  # kept alive, because its functions do not keep its variables alive
-    [meta_graph] = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes()).meta_graphs
     self.signature_defs = dict(meta_graph.signature_def)
     manifest = directory / MANIFEST
     recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {"signatures": {}, "constraints": []}

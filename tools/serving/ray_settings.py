@@ -31,17 +31,16 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
     given: the environment of the server. What it says of the memory monitor and of niceness counts.
     run: the private folder of the server.
   """
-  memory = {
+  defaults = {
     # The monitor kills replicas when the machine is short of memory, whoever uses it. The kernel then kills a process anyway, by size
     # alone if Ray does not put replicas first. A dead replica is replaced.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_worker_oom_score_adjustment": "0",
+    # Ray lets its processes give way to every other process of the machine.
+    "RAY_worker_niceness": "0",
   }
-  # By default Ray gives way to every other process of the machine.
-  niceness = {"RAY_worker_niceness": "0"}
   return {
-    **memory,
-    **niceness,
+    **defaults,
     **given,
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's ports require the token.

@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import grpc
 
-from jax2tf.tools import outside
 from jax2tf.tools.serving import protobuf
 from jax2tf.tools.serving.config import Source, versions_in
 from jax2tf.tools.serving.model import Model, RefusedError, invalid, run
@@ -208,8 +207,7 @@ def _warm(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Model:
       state of their own.
   """
   _check_files(directory)
-  outside.check(directory, allow_ops)
-  model = Model(directory)
+  model = Model(directory, allow_ops)
   if replicas > 1 and (stateful := [name for name, signature in model.signatures.items() if signature.stateful]):
     raise ValueError(
       f"signature {stateful[0]!r} keeps a state, and each of {replicas} replicas would have its own; serve with --replicas=1"
