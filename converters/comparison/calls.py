@@ -43,10 +43,14 @@ def sentence(error: Exception) -> str:
   return text if len(text) <= 400 else text[:400] + " ..."
 
 
+def nodes(definition: Any) -> list[Any]:
+  """The nodes of a GraphDef, those of its functions included."""
+  return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+
+
 def writers(definition: Any) -> list[str]:
   """The types of ops in a GraphDef that write a variable."""
-  nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-  return sorted({node.op for node in nodes if node.op.startswith(_WRITERS)})
+  return sorted({node.op for node in nodes(definition) if node.op.startswith(_WRITERS)})
 
 
 def median_seconds(call: Callable[[], Any]) -> float:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
-# Equations that only call their jaxpr.
-_CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+# Equations that only call their jaxpr, the first one among their parameters.
+CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 # They keep their dtypes: what they compute depends on the bits, or a function of Python computes it.
 _AS_IT_IS = {"bitcast_convert_type", "nextafter", "pure_callback", "io_callback"}
 _SUMS = {"reduce_sum", "cumsum", "cumlogsumexp", "reduce_window_sum", "reduce_prod", "cumprod"}
@@ -105,7 +105,7 @@ def _evaluated(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> l
 
 
 def _results(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
-  if eqn.primitive.name in _CALLS:
+  if eqn.primitive.name in CALLS:
     called = next(value for value in eqn.params.values() if hasattr(value, "eqns"))
     return _evaluated(*_opened(called), operands)
   if eqn.primitive.name not in _AS_IT_IS:

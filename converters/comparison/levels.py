@@ -11,10 +11,11 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
+from .float64 import CALLS
+
 # Equations whose result has the values of their operand, or integers computed from them.
 _KEEP = {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "rev", "pad", "concatenate", "copy", "copy_p"}
 _KEEP |= {"add", "sub", "mul", "convert_element_type"}
-_CALLS = {"jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 
 
 def of(fun: Callable[..., Any], lead: Sequence[Any], inputs: Sequence[Any]) -> list[bool]:
@@ -39,7 +40,7 @@ def _becomes_float(jaxpr: Jaxpr, known: set[Any]) -> bool:
     reached = [not isinstance(x, Literal) and x in known for x in eqn.invars]
     if not any(reached):
       continue
-    if name in _CALLS:
+    if name in CALLS:
       inner = next(iter(jaxprs_in_params(eqn.params)))
       within = {variable for variable, has in zip(inner.invars, reached, strict=True) if has}
       if _becomes_float(inner, within):

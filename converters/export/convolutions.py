@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from .replay import again, with_shape
+from .replay import again, sizes_of, with_shape
 
 _Size: TypeAlias = Any  # int | tf.Tensor, i32[]
 
@@ -30,7 +30,7 @@ def input_gradient(op: Any, sizes: tf.Tensor, kernel: tf.Tensor, cotangent: tf.T
   if op.get_attr("padding") != b"EXPLICIT" and all(n <= f for n, f in zip(image, full, strict=True)):
     return again(op, [sizes, kernel, cotangent])
   low = [lo for lo, _ in _padding(op, image, shape, strides)]
-  whole = tf.stack([_sizes(cotangent)[0], *full, kernel.shape[-2]])
+  whole = tf.stack([sizes_of(cotangent)[0], *full, kernel.shape[-2]])
   attributes = {"strides": op.get_attr("strides"), "padding": "VALID", "data_format": op.get_attr("data_format").decode()}
   filled = getattr(tf.raw_ops, op.type)(input_sizes=whole, filter=kernel, out_backprop=cotangent, **attributes)
   found = filled[(slice(None), *(slice(lo, lo + n) for lo, n in zip(low, image, strict=True)))]
@@ -91,11 +91,11 @@ def max_pool_gradient(op: Any, image: tf.Tensor, pooled: tf.Tensor, cotangent: t
   window, strides = op.get_attr("ksize")[1:-1], op.get_attr("strides")[1:-1]
   if op.get_attr("data_format") != b"NHWC" or op.get_attr("ksize")[-1] != 1:
     return again(op, [image, pooled, cotangent])
-  pads = _padding(op, _sizes(image)[1:-1], window, strides)
+  pads = _padding(op, sizes_of(image)[1:-1], window, strides)
   padded = tf.pad(image, [[0, 0], *map(list, pads), [0, 0]], constant_values=image.dtype.min)
-  sizes = [lo + n + hi for n, (lo, hi) in zip(_sizes(image)[1:-1], pads, strict=True)]
+  sizes = [lo + n + hi for n, (lo, hi) in zip(sizes_of(image)[1:-1], pads, strict=True)]
   free, total = tf.ones_like(pooled, tf.bool), tf.zeros([], image.dtype)
-  for place, values in _windows(padded, _sizes(pooled)[1:-1], window, strides):
+  for place, values in _windows(padded, sizes_of(pooled)[1:-1], window, strides):
     here = tf.equal(values, pooled)
     part = tf.where(here & free, cotangent, tf.zeros([], cotangent.dtype))
     free &= ~here
@@ -103,7 +103,7 @@ def max_pool_gradient(op: Any, image: tf.Tensor, pooled: tf.Tensor, cotangent: t
       part = _with_zeros_between(part, axis, stride)
     part = tf.pad(part, [[0, 0], *([first, size - 1] for first, size in zip(place, window, strict=True)), [0, 0]])
     total += tf.slice(part, [0] * 4, [-1, *sizes, -1])
-  cut = tf.slice(total, [0, *(lo for lo, _ in pads), 0], [-1, *_sizes(image)[1:-1], -1])
+  cut = tf.slice(total, [0, *(lo for lo, _ in pads), 0], [-1, *sizes_of(image)[1:-1], -1])
   return [with_shape(cut, op.outputs[0].shape)]
 
 
@@ -111,7 +111,7 @@ def _with_zeros_between(x: tf.Tensor, axis: int, stride: int) -> tf.Tensor:
   """Each element of an axis, and stride - 1 zeros after it."""
   if stride == 1:
     return x
-  sizes = _sizes(x)
+  sizes = sizes_of(x)
   apart = tf.pad(tf.expand_dims(x, axis + 1), [[0, (stride - 1) * (d == axis + 1)] for d in range(len(sizes) + 1)])
   return tf.reshape(apart, [*sizes[:axis], sizes[axis] * stride, *sizes[axis + 1 :]])
 
@@ -124,10 +124,10 @@ def _by_places(
   if not _is_plain(op) or None in shape:
     return again(op, [image, sizes, cotangent])
   strides = op.get_attr("strides")[1:-1]
-  pads = _padding(op, _sizes(image)[1:-1], shape[:-2], strides)
+  pads = _padding(op, sizes_of(image)[1:-1], shape[:-2], strides)
   if any(not isinstance(p, int) or p > 0 for pair in pads for p in pair):
     image = tf.pad(image, [[0, 0], *map(list, pads), [0, 0]])
-  windows = _windows(image, _sizes(cotangent)[1:-1], shape[:-2], strides)
+  windows = _windows(image, sizes_of(cotangent)[1:-1], shape[:-2], strides)
   return [tf.reshape(tf.stack([product(window, *shape[-2:]) for _, window in windows]), shape)]
 
 
@@ -160,11 +160,6 @@ def _positive(size: _Size) -> _Size:
 
 def _pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
   return list(zip(numbers[::2], numbers[1::2], strict=True))
-
-
-def _sizes(x: tf.Tensor) -> list[_Size]:
-  """The sizes of a tensor: ints where they are known."""
-  return [tf.shape(x)[i] if size is None else size for i, size in enumerate(x.shape.as_list())]
 
 
 def _known(x: tf.Tensor) -> list[Any]:

@@ -98,6 +98,11 @@ def op_name(name: str) -> str:
   return re.sub("^[^A-Za-z0-9.]|[^A-Za-z0-9_.]", ".", name)
 
 
+def sizes_of(x: tf.Tensor) -> list[Any]:
+  """The sizes of a tensor of known rank: ints where they are known, else i32[]."""
+  return [tf.shape(x)[i] if size is None else size for i, size in enumerate(x.shape.as_list())]
+
+
 def with_shape(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
   """`x` with this static shape."""
   y = tf.identity(x)

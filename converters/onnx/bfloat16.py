@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..comparison import calls
 from ..export import replay
 from ..export.registry import MOVES
 from ..export.replay import Replacement
@@ -31,9 +32,8 @@ def held(function: Any) -> Any:
 
 def is_in(function: Any) -> bool:
   """Whether an op of the ConcreteFunction has it."""
-  definition = function.graph.as_graph_def()
-  nodes = [*definition.node, *(node for inner in definition.library.function for node in inner.node_def)]
-  return any(tf.bfloat16.as_datatype_enum in (value.type, *value.list.type) for node in nodes for value in node.attr.values())
+  values = (value for node in calls.nodes(function.graph.as_graph_def()) for value in node.attr.values())
+  return any(tf.bfloat16.as_datatype_enum in (value.type, *value.list.type) for value in values)
 
 
 def as_held(array: np.ndarray) -> np.ndarray:

@@ -101,6 +101,11 @@ def _check_classes(what: str, tree: Any) -> None:
     )
 
 
+def name_of(fun: Callable[..., Any]) -> str:
+  """The name of a function, or of its class."""
+  return getattr(fun, "__name__", type(fun).__name__)
+
+
 def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence[str]) -> None:
   """Raises ValueError if `fun` does not take these inputs: too few, too many, or its own argument names in another order.
 
@@ -113,7 +118,7 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
     signature = inspect.signature(fun)
   except (ValueError, TypeError):  # a callable implemented in C
     return
-  given, name = ", ".join(names) or "nothing", getattr(fun, "__name__", type(fun).__name__)
+  given, name = ", ".join(names) or "nothing", name_of(fun)
   takes = ", ".join([*leading, *list(signature.parameters)[len(leading) :]])
   try:
     own = list(signature.bind(*leading, *names).arguments)[len(leading) :]

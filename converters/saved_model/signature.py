@@ -15,7 +15,7 @@ from jax2tf import _tf_compat, errors
 
 from .. import collector, stages
 from . import manifest, optional, parameters, serialized
-from .arguments import Added, Arguments, Given, check_order, checked_results, output_names, tensor_specs
+from .arguments import Added, Arguments, Given, check_order, checked_results, name_of, output_names, tensor_specs
 from .batching import Batching, check_rows
 from .notation import Spec
 from .optional import Tensors
@@ -119,11 +119,6 @@ def made(
     check_rows(arguments.notation(), {output: str(Spec.of(y)) for output, y in results}, name)
   record = _record(concrete, traced, arguments, around, raw, [*passed], [*defaults], owner.state is not None)
   return Made(signature, call, record, Added(fun, arguments, owner.state is not None), concrete.graph.variables)
-
-
-def name_of(fun: Callable[..., Any]) -> str:
-  """The name of a function, or of its class."""
-  return getattr(fun, "__name__", type(fun).__name__)
 
 
 def _call(owner: Owner, fun: Callable[..., Any], pure: Callable[..., Any], arguments: Arguments) -> Any:

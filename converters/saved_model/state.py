@@ -20,6 +20,7 @@ from jax import tree_util
 from jax2tf import _tf_compat
 
 from . import parameters
+from .arguments import name_of
 from .notation import Spec
 from .parameters import is_key, key_of, words, wrapped
 
@@ -84,7 +85,7 @@ class Layout:
     @functools.wraps(fun)
     def of_stored(*args: Any) -> tuple[list[jax.Array], Any]:
       result = fun(*args[:lead], self.restored(args[lead]), *args[lead + 1 :])
-      name = getattr(fun, "__name__", type(fun).__name__)
+      name = name_of(fun)
       if not (isinstance(result, tuple) and len(result) == 2):
         raise ValueError(f"'{name}' is stateful, so it returns a pair: (state, outputs); it returns {type(result).__name__}")
       return self.stored(result[0], f"the state that '{name}' returns"), result[1]

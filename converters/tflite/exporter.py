@@ -78,19 +78,21 @@ def save(
     >>> made.path.name
     'model.tflite'
   """
-  options = {
-    "least_cosine": least_cosine,
-    "least_top_1": least_top_1,
-    "scores": scores,
-    "narrow_inputs": narrow_inputs,
-    "inference_input_type": inference_input_type,
-    "inference_output_type": inference_output_type,
-  }
-  _, asked = _asked(save, paths.of(path), overwrite, quantization, representative_dataset, options, comparison)
+  path = paths.of(path)
+  asked = _asked(save, path, overwrite, quantization, comparison)
+  quantized_so = Quantization.of(
+    quantization,
+    representative_dataset,
+    least_cosine=least_cosine,
+    least_top_1=least_top_1,
+    scores=scores,
+    narrow_inputs=narrow_inputs,
+    inference_input_type=inference_input_type,
+    inference_output_type=inference_output_type,
+  )
   model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
   model.add(fun, inputs=inputs, outputs=outputs)
-  given: Any = options | dict(comparison)
-  return save_model(model, path, overwrite=overwrite, quantization=quantization, representative_dataset=asked.dataset, **given)
+  return _saved(Source.of(model), path, overwrite, asked, quantized_so)
 
 
 def save_model(
@@ -170,29 +172,36 @@ def save_model(
     ('model.tflite', True)
   """
   path = paths.of(path)
-  options = {
-    "least_cosine": least_cosine,
-    "least_top_1": least_top_1,
-    "scores": scores,
-    "narrow_inputs": narrow_inputs,
-    "inference_input_type": inference_input_type,
-    "inference_output_type": inference_output_type,
-  }
-  asked, quantized_so = _asked(save_model, path, overwrite, quantization, representative_dataset, options, comparison)
+  asked = _asked(save_model, path, overwrite, quantization, comparison)
+  quantized_so = Quantization.of(
+    quantization,
+    representative_dataset,
+    least_cosine=least_cosine,
+    least_top_1=least_top_1,
+    scores=scores,
+    narrow_inputs=narrow_inputs,
+    inference_input_type=inference_input_type,
+    inference_output_type=inference_output_type,
+  )
   source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
-  source.refuse_writers(TARGET, f"{RUNTIME} with quantization={quantization!r}" if quantization else RUNTIME, has_state=not quantization)
+  return _saved(source, path, overwrite, asked, quantized_so)
+
+
+def _saved(source: Source, path: Path, overwrite: bool, asked: plan.Comparison, quantization: Quantization) -> Exported:
+  scheme = quantization.scheme
+  source.refuse_writers(TARGET, f"{RUNTIME} with quantization={scheme!r}" if scheme else RUNTIME, has_state=not scheme)
   _refuse_empty(source)
-  quantized_so = quantized_so.fitting(source)
-  if from_float := quantized.FROM_FLOAT.get(quantization or ""):
+  quantization = quantization.fitting(source)
+  if from_float := quantized.FROM_FLOAT.get(scheme or ""):
     contents = from_float(_converted(source, Quantization()))
   else:
-    contents = _converted(source, quantized_so)
+    contents = _converted(source, quantization)
   with _written(contents, path, overwrite) as file:
-    if quantization is None:
+    if scheme is None:
       answer = state.with_state(functools.partial(runtime.answers, file))
       report = source.compared(answer, TARGET, RUNTIME, asked, versions=_versions())
     else:
-      report = quantized.compared(source, file, asked, quantized_so, versions=_versions())
+      report = quantized.compared(source, file, asked, quantization, versions=_versions())
   return Exported(path, report, len(contents))
 
 
@@ -294,21 +303,13 @@ def save_training(
   return Exported(path, report, len(contents))
 
 
-def _asked(
-  exporter: Callable[..., Any],
-  path: Path,
-  overwrite: bool,
-  scheme: str | None,
-  representative_dataset: Any,
-  options: Mapping[str, Any],
-  comparison: Mapping[str, Any],
-) -> tuple[plan.Comparison, Quantization]:
-  """The comparison and the quantization that the caller asks for. Raises the errors that need no conversion."""
+def _asked(exporter: Callable[..., Any], path: Path, overwrite: bool, scheme: str | None, comparison: Mapping[str, Any]) -> plan.Comparison:
+  """The comparison that the caller asks for. Raises the errors about it, the path and missing packages."""
   asked = plan.Comparison.of(comparison, exporter)
   _check(path, overwrite, scheme)
   if scheme is not None and (asked.rtol is not None or asked.atol is not None):
     raise ValueError(f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by least_cosine")
-  return asked, Quantization.of(scheme, representative_dataset, options)
+  return asked
 
 
 def _check(path: Path, overwrite: bool, quantization: str | None) -> None:

@@ -66,8 +66,8 @@ class Quantization:
   inference_output_type: str | None = None
 
   @classmethod
-  def of(cls, scheme: str | None, representative_dataset: Any, options: Mapping[str, Any]) -> Quantization:
-    """Checks the options, and reads the samples.
+  def of(cls, scheme: str | None, representative_dataset: Any, **options: Any) -> Quantization:
+    """Checks the options, which are the other fields, and reads the samples.
 
     Raises:
       ValueError: the scheme is unknown; an option does not apply to it, or has another kind; the samples are missing, or not samples.
@@ -98,6 +98,16 @@ class Quantization:
         raise ValueError(
           f"{name} = {dtype!r} with quantization = {self.scheme!r}; give 'int8' or 'uint8' with quantization=\"int8\", or None"
         )
+
+  @property
+  def cosine_limit(self) -> float:
+    """The least cosine, of the caller or of the scheme."""
+    return LEAST_COSINE[self.scheme or ""] if self.least_cosine is None else self.least_cosine
+
+  @property
+  def top_1_limit(self) -> float:
+    """The least share of rows with the reference's first class, likewise."""
+    return LEAST_TOP_1[self.scheme or ""] if self.least_top_1 is None else self.least_top_1
 
   def fitting(self, source: Source) -> Quantization:
     """The same with samples in the dtypes of the signatures.
@@ -161,7 +171,7 @@ def compared(source: Source, file: Path, asked: plan.Comparison, quantization: Q
     for row in compare.rows(runs, found, expected, 0.0, float("inf"))
   ]
   report = Report(
-    f"{source.label} in {RUNTIME}, {scheme}: an output agrees from a cosine of {_least_cosine(quantization)} on",
+    f"{source.label} in {RUNTIME}, {scheme}: an output agrees from a cosine of {quantization.cosine_limit} on",
     tuple(rows),
     compare.latencies(runs, found, expected),
     {},
@@ -209,20 +219,15 @@ def _agreements(
   return agreements
 
 
-def _least_cosine(quantization: Quantization) -> float:
-  return LEAST_COSINE[quantization.scheme or ""] if quantization.least_cosine is None else quantization.least_cosine
-
-
 def _judged(row: Row, agreement: Agreement | None, quantization: Quantization) -> QuantizedRow:
   """Judges a row by its agreement. Integers may differ, for example an argmax of almost equal values."""
-  wanted = _least_cosine(quantization)
+  wanted = quantization.cosine_limit
   agreement = agreement or Agreement(0.0)
   share = (1 - agreement.cosine) / (1 - wanted) if wanted < 1 else None
   figures = asdict(row) | {"cosine": agreement.cosine, "variation": agreement.variation, "top_1": agreement.top_1, "of_tolerance": share}
   if not row.problem or (row.max_abs is not None and "NaN" not in row.problem):
-    least_top_1 = LEAST_TOP_1[str(quantization.scheme)] if quantization.least_top_1 is None else quantization.least_top_1
     integers = not jnp.issubdtype(jnp.dtype(row.dtype), np.inexact) and row.values == REPRESENTATIVE
-    figures["problem"] = agreement.problem(-math.inf if integers else wanted, least_top_1)
+    figures["problem"] = agreement.problem(-math.inf if integers else wanted, quantization.top_1_limit)
   return QuantizedRow(**figures)
 
 

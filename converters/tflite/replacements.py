@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ..export import angles, convolutions, registry
 from ..export.registry import replaces, replaces_each
-from ..export.replay import Replacement, again, with_shape
+from ..export.replay import Replacement, again, sizes_of, with_shape
 from . import bits, division, lists, scatters, special  # noqa: F401  (which register their own)
 from .rule import WIDER, of_operands, widened
 
@@ -242,7 +242,7 @@ def _dynamic_sides(paddings: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]] | N
 def _appended(x: tf.Tensor, sides: Sequence[tuple[tf.Tensor, tf.Tensor]], value: tf.Tensor) -> tf.Tensor:
   """Pads one axis at a time by concatenation. TF 2.21's converter forgets all sizes of a Pad by numbers that are no constants."""
   for axis, (before, after) in enumerate(sides):
-    sizes = [tf.shape(x)[i] if n is None else n for i, n in enumerate(x.shape.as_list())]
+    sizes = sizes_of(x)
 
     def filled(count: tf.Tensor, sizes: list[Any] = sizes, axis: int = axis) -> list[tf.Tensor]:
       known = tf.get_static_value(count)

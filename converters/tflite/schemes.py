@@ -104,9 +104,8 @@ def quantization_report(
     [('None', False), ('dynamic_int8', True)]
   """
   folder = paths.of(folder, "folder")
-  representative_dataset = (
-    None if representative_dataset is None else Dataset.of(representative_dataset)
-  )  # an iterator gives its samples once
+  if representative_dataset is not None:
+    representative_dataset = Dataset.of(representative_dataset)  # an iterator gives its samples once
   rows = []
   for scheme in schemes:
     if scheme == "int8" and representative_dataset is None and schemes == (None, *LEAST_COSINE):
