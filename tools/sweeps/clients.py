@@ -81,6 +81,15 @@ class Server:
     return found
 
   @property
+  def megabytes(self) -> dict[int, float]:
+    """{process id: resident memory in MiB} of the server and its descendants."""
+    found = {}
+    for pid in self.processes:
+      with contextlib.suppress(psutil.NoSuchProcess):
+        found[pid] = psutil.Process(pid).memory_info().rss / 2**20
+    return found
+
+  @property
   def processes(self) -> dict[int, str]:
     """{process id: title} of the server and its descendants."""
     children: dict[int, list[int]] = {}
@@ -185,6 +194,11 @@ class Tally:
   wrong: int = 0
   errors: list[str] = field(default_factory=list)
   seconds: float = 0.0
+
+  def add(self, other: Tally) -> None:
+    """Adds the results of a later run."""
+    for name, figure in vars(other).items():
+      setattr(self, name, getattr(self, name) + figure)
 
   def summary(self) -> dict[str, float | int]:
     """The figures for the report."""

@@ -85,13 +85,7 @@ class _Drills:
     """Keeps requests in progress until the event."""
     found = clients.Tally()
     while not stop.is_set():
-      part = await clients.load(port, self._questions, _CONCURRENCY, 2.0)
-      found.milliseconds += part.milliseconds
-      found.answered += part.answered
-      found.retries += part.retries
-      found.wrong += part.wrong
-      found.errors += part.errors
-      found.seconds += part.seconds
+      found.add(await clients.load(port, self._questions, _CONCURRENCY, 2.0))
     return found
 
   def flood(self, server: clients.Server, name: str, port: int, greeting: bytes) -> None:
@@ -175,7 +169,7 @@ def _start(model: pathlib.Path, prefix: tuple[str, ...], number: int = 0, second
 
 
 def _left(what: str, pid: int) -> list[str]:
-  """What is left of a server: its folder, and processes that have sockets or logs there."""
+  """What is left of a server: its folder, which is removed after its processes have ended."""
   folders = [str(path.parent) for parent in place.parents() for path in parent.glob(f"jax2tf-serve-*/{pid}.server")]
   return [f"{what} left {folders}"] if folders else []
 

@@ -12,7 +12,6 @@ import collections
 import concurrent.futures
 import http.client
 import json
-import os
 import pathlib
 import tempfile
 import threading
@@ -41,7 +40,6 @@ _CLIENTS = 8
 _GROWTH = 1.05
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 _SECONDS = 60.0
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _REFUSALS = {400, 404, 413, 415, 501}
 _REFUSED = {
   grpc.StatusCode.INVALID_ARGUMENT,
@@ -130,15 +128,11 @@ def _run(make: Callable[[int], Case], ask: Callable[[Case], Arrays | None], seed
 
 def _megabytes(server: clients.Server) -> dict[str, float]:
   """The resident memory of the proxies, of the replicas, and of all processes."""
-  found = {"proxies": 0.0, "replicas": 0.0, "all processes": 0.0}
-  for pid, title in server.processes.items():
-    try:
-      size = int(pathlib.Path("/proc", str(pid), "statm").read_text().split()[1]) * _PAGE / 2**20
-    except OSError:  # it ended
-      continue
-    found["all processes"] += size
-    for name, kind in (("proxies", "proxy"), ("replicas", "replica")):
-      found[name] += size * (clients.KINDS[kind] in title)
+  found = dict.fromkeys(("proxies", "replicas", "all processes"), 0.0)
+  sizes = server.megabytes
+  found["all processes"] = sum(sizes.values())
+  for name, kind in (("proxies", "proxy"), ("replicas", "replica")):
+    found[name] = sum(sizes.get(pid, 0.0) for pid in server.pids(kind))
   return {name: round(size) for name, size in found.items()}
 
 

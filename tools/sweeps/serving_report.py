@@ -132,7 +132,7 @@ def _of_drills(drills: Mapping[str, Any]) -> list[str]:
     "",
     "A server with two replicas and a limit of 1,024 open files. One process of each kind is stopped (SIGSTOP) under load, silent",
     "connections are opened, and servers are started that get a signal. `make soak` fails if a proxy or a replica that hangs is not killed",
-    "within 10 s, if an answer is lost or wrong, or if a file or a process is left.",
+    "within 10 s, if an answer is lost or wrong, or if the folder of a server is left.",
     "",
     "| drill | |",
     "|---|---|",

@@ -40,7 +40,6 @@ _REST_SHARE = 0.25
 # Answers in a row that probably came from every replica.
 _IN_A_ROW = 20
 _PATIENCE_SECONDS = 60.0
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class _LostError(Exception):
@@ -252,14 +251,8 @@ def _events(soak: _Soak, server: clients.Server, channel: grpc.aio.Channel) -> I
 
 def _megabytes(server: clients.Server) -> tuple[float, float]:
   """The resident memory of the largest replica, and of all processes together."""
-  pages = {}
-  for pid, title in server.processes.items():
-    try:
-      pages[pid, clients.KINDS["replica"] in title] = int(pathlib.Path("/proc", str(pid), "statm").read_text().split()[1])
-    except OSError:  # it ended
-      continue
-  scale = _PAGE / 2**20
-  return scale * max((n for (_, is_replica), n in pages.items() if is_replica), default=0), scale * sum(pages.values())
+  sizes = server.megabytes
+  return max((sizes.get(pid, 0.0) for pid in server.pids("replica")), default=0.0), sum(sizes.values())
 
 
 async def _run(soak: _Soak, server: clients.Server, seconds: float, requests: int, events: int) -> dict[str, Any]:
