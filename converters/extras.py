@@ -15,4 +15,6 @@ def module(name: str, extra: str, purpose: str) -> Any:
   try:
     return importlib.import_module(name)
   except ImportError as error:
-    raise ImportError(f"{purpose} needs {name.partition('.')[0]}: pip install 'jax2tf[{extra}]'") from error
+    raise ImportError(
+      f"{purpose} needs {name.partition('.')[0]}: pip install 'jax2tf[{extra}]'"
+    ) from error

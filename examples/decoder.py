@@ -34,12 +34,19 @@ def init(seed: int) -> Tree:
       "scales": np.ones((2, WIDTH), np.float32),
     }
 
-  return {"tokens": matrix(WIDTH, VOCABULARY).T.copy(), "layers": [layer() for _ in range(LAYERS)], "scale": np.ones(WIDTH, np.float32)}
+  return {
+    "tokens": matrix(WIDTH, VOCABULARY).T.copy(),
+    "layers": [layer() for _ in range(LAYERS)],
+    "scale": np.ones(WIDTH, np.float32),
+  }
 
 
 def empty_cache(slots: int, length: int = LENGTH) -> Tree:
   """An empty cache: keys and values f32[slots,length,h,d] of each layer, and the number of tokens in each slot, i32[slots]."""
-  layers = [{name: np.zeros((slots, length, HEADS, HEAD), np.float32) for name in ("keys", "values")} for _ in range(LAYERS)]
+  layers = [
+    {name: np.zeros((slots, length, HEADS, HEAD), np.float32) for name in ("keys", "values")}
+    for _ in range(LAYERS)
+  ]
   return {"layers": layers, "lengths": np.zeros(slots, np.int32)}
 
 
@@ -54,7 +61,9 @@ def logits(params: Tree, tokens: jax.Array) -> jax.Array:
   return _head(params, x)
 
 
-def prefill(params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array, lengths: jax.Array) -> tuple[Tree, jax.Array]:
+def prefill(
+  params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array, lengths: jax.Array
+) -> tuple[Tree, jax.Array]:
   """Reads texts into empty slots: slots i32[b], tokens i32[b,s], lengths i32[b] <= s -> (cache, logits of the next tokens f32[b,v])."""
   positions = jnp.arange(tokens.shape[1])[None]
   seen = positions[:, None, :] <= positions[:, :, None]
@@ -62,14 +71,21 @@ def prefill(params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array, leng
   for layer, kept in zip(params["layers"], cache["layers"], strict=True):
     query, key, value = _qkv(layer, x, positions)
     layers.append(
-      {"keys": kept["keys"].at[slots[:, None], positions].set(key), "values": kept["values"].at[slots[:, None], positions].set(value)}
+      {
+        "keys": kept["keys"].at[slots[:, None], positions].set(key),
+        "values": kept["values"].at[slots[:, None], positions].set(value),
+      }
     )
     x = _mlp(layer, x + _attend(query, key, value, seen) @ layer["out"])
   last = jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
-  return {"layers": layers, "lengths": cache["lengths"].at[slots].set(lengths)}, _head(params, last)[:, 0]
+  return {"layers": layers, "lengths": cache["lengths"].at[slots].set(lengths)}, _head(
+    params, last
+  )[:, 0]
 
 
-def decode(params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array) -> tuple[Tree, jax.Array]:
+def decode(
+  params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array
+) -> tuple[Tree, jax.Array]:
   """Appends a token to each slot: slots i32[b], tokens i32[b] -> (cache, logits of the next tokens f32[b,v])."""
   position = cache["lengths"][slots]
   seen = jnp.arange(cache["layers"][0]["keys"].shape[1])[None, None] <= position[:, None, None]
@@ -83,7 +99,9 @@ def decode(params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array) -> tu
   return {"layers": layers, "lengths": cache["lengths"].at[slots].add(1)}, _head(params, x)[:, 0]
 
 
-def sample(logits: jax.Array, seeds: jax.Array, positions: jax.Array, temperature: jax.Array) -> jax.Array:
+def sample(
+  logits: jax.Array, seeds: jax.Array, positions: jax.Array, temperature: jax.Array
+) -> jax.Array:
   """Samples from the TOP_K most likely tokens: logits f32[b,v], seeds i32[b], positions i32[b], temperature f32[] -> i32[b].
 
   The random key depends only on (seed, position), so a text is independent of its batch. Temperature 0 takes the most likely token.
@@ -91,14 +109,22 @@ def sample(logits: jax.Array, seeds: jax.Array, positions: jax.Array, temperatur
 
   def of_row(logits: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
     values, tokens = jax.lax.top_k(logits, TOP_K)
-    drawn = jax.random.categorical(jax.random.fold_in(jax.random.key(seed), position), values / jnp.maximum(temperature, 1e-3))
+    drawn = jax.random.categorical(
+      jax.random.fold_in(jax.random.key(seed), position), values / jnp.maximum(temperature, 1e-3)
+    )
     return tokens[jnp.where(temperature > 0, drawn, 0)]
 
   return jax.vmap(of_row)(logits, seeds, positions)
 
 
 def generate(
-  params: Tree, tokens: jax.Array, lengths: jax.Array, seeds: jax.Array, temperature: jax.Array, count: jax.Array, room: int = 512
+  params: Tree,
+  tokens: jax.Array,
+  lengths: jax.Array,
+  seeds: jax.Array,
+  temperature: jax.Array,
+  count: jax.Array,
+  room: int = 512,
 ) -> jax.Array:
   """Whole texts in one call: tokens i32[b,s], lengths i32[b], seeds i32[b], count i32[] <= room -> i32[b,room], `count` of them set."""
   b, s = tokens.shape
@@ -114,13 +140,17 @@ def generate(
     cache, scores = decode(params, cache, slots, token)
     return cache, sample(scores, seeds, cache["lengths"], temperature), made
 
-  *_, made = jax.lax.fori_loop(0, jnp.minimum(count, room), step, (cache, token, jnp.zeros((b, room), jnp.int32)))
+  *_, made = jax.lax.fori_loop(
+    0, jnp.minimum(count, room), step, (cache, token, jnp.zeros((b, room), jnp.int32))
+  )
   return made
 
 
 def _qkv(p: Tree, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
   """x f32[b,s,w] -> queries and keys rotated by their positions, and values; each f32[b,s,h,d]."""
-  query, key, value = jnp.moveaxis(jnp.einsum("bsw,wnhd->bsnhd", _norm(x, p["scales"][0]), p["qkv"]), 2, 0)
+  query, key, value = jnp.moveaxis(
+    jnp.einsum("bsw,wnhd->bsnhd", _norm(x, p["scales"][0]), p["qkv"]), 2, 0
+  )
   angles = positions[..., None] * jnp.exp2(-jnp.arange(HEAD // 2) * (16 / HEAD))
   cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
 

@@ -28,14 +28,18 @@ def text() -> str:
 def tokenizer(of: str) -> tokenizers.Tokenizer:
   """Trains a byte-level BPE, which encodes any text without loss."""
   made = tokenizers.ByteLevelBPETokenizer()
-  made.train_from_iterator(of.splitlines(keepends=True), vocab_size=decoder.VOCABULARY, show_progress=False)
+  made.train_from_iterator(
+    of.splitlines(keepends=True), vocab_size=decoder.VOCABULARY, show_progress=False
+  )
   return made
 
 
 def train(tokens: np.ndarray, steps: int = STEPS, seed: int = 0) -> tuple[decoder.Tree, np.ndarray]:
   """(parameters, the loss of each step in nats per token), by optax.adamw on random pieces of the text."""
   params, rng = decoder.init(seed), np.random.default_rng(seed)
-  optimiser = optax.adamw(optax.warmup_cosine_decay_schedule(0, 3e-3, steps // 10, steps), weight_decay=0.01)
+  optimiser = optax.adamw(
+    optax.warmup_cosine_decay_schedule(0, 3e-3, steps // 10, steps), weight_decay=0.01
+  )
 
   def loss(params: decoder.Tree, batch: jax.Array) -> jax.Array:
     scores = decoder.logits(params, batch[:, :-1])
@@ -65,7 +69,9 @@ def load(directory: Path, steps: int = STEPS) -> tuple[decoder.Tree, tokenizers.
   leaves, tree = jax.tree.flatten(decoder.init(0))
   if not weights.exists():
     params, losses = train(np.array(vocabulary.encode(text()).ids, np.int32), steps)
-    print(f"trained {sum(x.size for x in leaves):,} parameters: loss {losses[:10].mean():.2f} -> {losses[-50:].mean():.2f} nats a token")
+    print(
+      f"trained {sum(x.size for x in leaves):,} parameters: loss {losses[:10].mean():.2f} -> {losses[-50:].mean():.2f} nats a token"
+    )
     directory.mkdir(parents=True, exist_ok=True)
     beside = weights.with_suffix(".part")
     safetensors.numpy.save_file({str(i): x for i, x in enumerate(jax.tree.leaves(params))}, beside)

@@ -65,7 +65,9 @@ def main(folder: Path) -> list[float]:
     variable.assign(value)
   tf.saved_model.save(model, str(folder / "tuned"))
   tuned = tf.saved_model.load(str(folder / "tuned"))
-  print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; {np.mean(np.argmax(tuned(x), 1) == labels):.0%} right after loading")
+  print(
+    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; {np.mean(np.argmax(tuned(x), 1) == labels):.0%} right after loading"
+  )
   return losses
 
 

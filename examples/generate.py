@@ -38,7 +38,9 @@ SLOTS, TOKENS, TEMPERATURE = 4, 512, 0.7
 PROMPTS = ['The "with" statement', "A list is", "class Counter:\n", "Functions"]
 
 
-def prefill(params: Any, cache: Any, slots: Any, tokens: Any, lengths: Any, seeds: Any, temperature: Any) -> Any:
+def prefill(
+  params: Any, cache: Any, slots: Any, tokens: Any, lengths: Any, seeds: Any, temperature: Any
+) -> Any:
   """(cache with new texts, the next token of each)."""
   cache, scores = decoder.prefill(params, cache, slots, tokens, lengths)
   return cache, {"token": decoder.sample(scores, seeds, lengths, temperature)}
@@ -52,12 +54,26 @@ def decode(params: Any, cache: Any, slots: Any, tokens: Any, seeds: Any, tempera
 
 def build(params: Any, slots: int = SLOTS, length: int = decoder.LENGTH) -> saved_model.Model:
   """The three signatures; batch and length of the prompts are symbolic."""
-  model = saved_model.Model(params, state=decoder.empty_cache(slots, length), polymorphic_constraints=[f"s <= {length}"])
+  model = saved_model.Model(
+    params, state=decoder.empty_cache(slots, length), polymorphic_constraints=[f"s <= {length}"]
+  )
   common = {"seeds": "i32[b]", "temperature": "f32[]"}
   prompts = {"tokens": "i32[b,s]", "lengths": "i32[b]"}
-  model.add(prefill, inputs={"slots": "i32[b]", **prompts, **common}, signatures="prefill", stateful=True)
-  model.add(decode, inputs={"slots": "i32[b]", "tokens": "i32[b]", **common}, signatures="decode", stateful=True)
-  model.add(decoder.generate, inputs={**prompts, **common, "count": "i32[]"}, outputs=["tokens"], signatures="generate")
+  model.add(
+    prefill, inputs={"slots": "i32[b]", **prompts, **common}, signatures="prefill", stateful=True
+  )
+  model.add(
+    decode,
+    inputs={"slots": "i32[b]", "tokens": "i32[b]", **common},
+    signatures="decode",
+    stateful=True,
+  )
+  model.add(
+    decoder.generate,
+    inputs={**prompts, **common, "count": "i32[]"},
+    outputs=["tokens"],
+    signatures="generate",
+  )
   return model
 
 
@@ -81,7 +97,15 @@ def in_jax(params: Any, given: dict[str, np.ndarray], count: int) -> tuple[np.nd
   first, after = jax.jit(prefill, donate_argnums=1), jax.jit(decode, donate_argnums=1)
   seeds, temperature = given["seeds"], given["temperature"]
   slots, params = np.arange(len(seeds), dtype=np.int32), jax.device_put(params)
-  cache, made = first(params, jax.device_put(decoder.empty_cache(SLOTS)), slots, given["tokens"], given["lengths"], seeds, temperature)
+  cache, made = first(
+    params,
+    jax.device_put(decoder.empty_cache(SLOTS)),
+    slots,
+    given["tokens"],
+    given["lengths"],
+    seeds,
+    temperature,
+  )
   found, seconds = [made["token"]], []
   for _ in tqdm(range(count - 1), "JAX, with its cache"):
     start = time.perf_counter()
@@ -107,7 +131,9 @@ def _seconds(call: Callable[[], Any]) -> float:
   return time.perf_counter() - start
 
 
-def main(directory: Path = BUILD, *, steps: int = decoder_training.STEPS, count: int = TOKENS) -> None:
+def main(
+  directory: Path = BUILD, *, steps: int = decoder_training.STEPS, count: int = TOKENS
+) -> None:
   params, vocabulary = decoder_training.load(directory, steps)
   given = request(vocabulary)
   expected, seconds = in_jax(params, given, count)
@@ -125,13 +151,26 @@ def main(directory: Path = BUILD, *, steps: int = decoder_training.STEPS, count:
   draw({"JAX": seconds, "TensorFlow without JAX": in_tf}, sizes, again, directory / "speed.png")
 
 
-def draw(with_cache: dict[str, np.ndarray], sizes: list[int], again: np.ndarray, file: Path) -> None:
+def draw(
+  with_cache: dict[str, np.ndarray], sizes: list[int], again: np.ndarray, file: Path
+) -> None:
   figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-  for (name, seconds), colour in zip(with_cache.items(), (COLOURS["jax"], COLOURS["ours"]), strict=True):
-    steady = np.median(np.lib.stride_tricks.sliding_window_view(seconds, 9), axis=1)  # other processes cause outliers
+  for (name, seconds), colour in zip(
+    with_cache.items(), (COLOURS["jax"], COLOURS["ours"]), strict=True
+  ):
+    steady = np.median(
+      np.lib.stride_tricks.sliding_window_view(seconds, 9), axis=1
+    )  # other processes cause outliers
     axes.plot(4 + np.arange(len(steady)), 1e3 * steady, colour, label=f"{name}, with its cache")
-  axes.plot(sizes, 1e3 * again, COLOURS["hand"], marker="o", label="JAX, reading the whole text again")
-  axes.set(title=f"One token more for {SLOTS} texts", xlabel="tokens in each text", ylabel="milliseconds", yscale="log")
+  axes.plot(
+    sizes, 1e3 * again, COLOURS["hand"], marker="o", label="JAX, reading the whole text again"
+  )
+  axes.set(
+    title=f"One token more for {SLOTS} texts",
+    xlabel="tokens in each text",
+    ylabel="milliseconds",
+    yscale="log",
+  )
   axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
   axes.yaxis.set_major_formatter("{x:g}")
   axes.yaxis.set_minor_formatter("")

@@ -34,26 +34,44 @@ def main(directory: str) -> None:
   made, seconds = by_token(model.signatures, given, expected.shape[1])
   np.save(Path(directory, "seconds.npy"), seconds)
   whole, start = model.signatures["generate"], time.perf_counter()
-  at_once = whole(**given, count=tf.constant(expected.shape[1]))["tokens"].numpy()[:, : expected.shape[1]]
-  print(f"{made.size / seconds.sum():,.0f} tokens/s by the cache, {made.size / (time.perf_counter() - start):,.0f} in one call")
+  at_once = whole(**given, count=tf.constant(expected.shape[1]))["tokens"].numpy()[
+    :, : expected.shape[1]
+  ]
+  print(
+    f"{made.size / seconds.sum():,.0f} tokens/s by the cache, {made.size / (time.perf_counter() - start):,.0f} in one call"
+  )
 
   vocabulary = tokenizers.Tokenizer.from_file(str(Path(directory, "tokenizer.json")))
   prompt = given["tokens"][0, : given["lengths"][0]].numpy().tolist()
-  Console(width=110).print(Panel(vocabulary.decode([*prompt, *made[0, :120].tolist()]), title="the first text"))
-  assert (made == expected).all(), f"by the cache, {np.mean(made != expected):.1%} of the tokens are not JAX's"
-  assert (at_once == expected).all(), f"in one call, {np.mean(at_once != expected):.1%} of the tokens are not JAX's"
-  assert not [name for name, module in sys.modules.items() if name.partition(".")[0] in ("jax", "jaxlib") and module], "JAX was imported"
+  Console(width=110).print(
+    Panel(vocabulary.decode([*prompt, *made[0, :120].tolist()]), title="the first text")
+  )
+  assert (made == expected).all(), (
+    f"by the cache, {np.mean(made != expected):.1%} of the tokens are not JAX's"
+  )
+  assert (at_once == expected).all(), (
+    f"in one call, {np.mean(at_once != expected):.1%} of the tokens are not JAX's"
+  )
+  assert not [
+    name
+    for name, module in sys.modules.items()
+    if name.partition(".")[0] in ("jax", "jaxlib") and module
+  ], "JAX was imported"
   print(f"JAX was not imported; all {made.size:,} tokens are JAX's")
 
 
-def by_token(signatures: Any, given: dict[str, tf.Tensor], count: int) -> tuple[np.ndarray, np.ndarray]:
+def by_token(
+  signatures: Any, given: dict[str, tf.Tensor], count: int
+) -> tuple[np.ndarray, np.ndarray]:
   """(tokens i32[b,count], seconds of each after the first)."""
   slots = tf.range(len(given["seeds"]))
   token = signatures["prefill"](slots=slots, **given)["token"]
   found, seconds = [token.numpy()], []
   for _ in tqdm(range(count - 1), "TensorFlow without JAX"):
     start = time.perf_counter()
-    token = signatures["decode"](slots=slots, tokens=token, seeds=given["seeds"], temperature=given["temperature"])["token"]
+    token = signatures["decode"](
+      slots=slots, tokens=token, seeds=given["seeds"], temperature=given["temperature"]
+    )["token"]
     found.append(token.numpy())
     seconds.append(time.perf_counter() - start)
   return np.stack(found, axis=1), np.array(seconds)

@@ -50,7 +50,9 @@ def main(folder: Path, python: str = sys.executable) -> float:
   directory = model.save(folder / "model")
   x = np.arange(6, dtype=np.float32).reshape(2, 3)
   np.save(folder / "x.npy", x)
-  subprocess.run([python, "-c", SERVE, str(directory), str(folder / "y.npy"), str(folder / "x.npy")], check=True)
+  subprocess.run(
+    [python, "-c", SERVE, str(directory), str(folder / "y.npy"), str(folder / "x.npy")], check=True
+  )
   difference = float(jnp.abs(np.load(folder / "y.npy") - jax.jit(predict)(params, x)).max())
   print(f"largest difference between JAX and the SavedModel: {difference:.1e}")
   return difference

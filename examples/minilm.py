@@ -42,7 +42,9 @@ def encode(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> j
   x = _embed(params["embeddings"], input_ids)
   for i in range(LAYERS):
     layer = params["encoder"]["layer"][str(i)]
-    x = _layer_norm(layer["attention"]["output"]["LayerNorm"], x + _attention(layer["attention"], x, mask))
+    x = _layer_norm(
+      layer["attention"]["output"]["LayerNorm"], x + _attention(layer["attention"], x, mask)
+    )
     x = _layer_norm(layer["output"]["LayerNorm"], x + _mlp(layer, x))
   weights = attention_mask[:, :, None].astype(x.dtype)
   mean = jnp.sum(x * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1e-9)
@@ -50,13 +52,18 @@ def encode(params: Params, input_ids: jax.Array, attention_mask: jax.Array) -> j
 
 
 def _embed(p: Params, input_ids: jax.Array) -> jax.Array:
-  word, position, kind = (p[f"{name}_embeddings"]["weight"] for name in ("word", "position", "token_type"))
+  word, position, kind = (
+    p[f"{name}_embeddings"]["weight"] for name in ("word", "position", "token_type")
+  )
   return _layer_norm(p["LayerNorm"], word[input_ids] + position[: input_ids.shape[1]] + kind[0])
 
 
 def _attention(p: Params, x: jax.Array, mask: jax.Array) -> jax.Array:
   b, s, width = x.shape
-  query, key, value = (_dense(p["self"][name], x).reshape(b, s, HEADS, width // HEADS) for name in ("query", "key", "value"))
+  query, key, value = (
+    _dense(p["self"][name], x).reshape(b, s, HEADS, width // HEADS)
+    for name in ("query", "key", "value")
+  )
   scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * (width // HEADS) ** -0.5
   scores = jnp.where(mask[:, None, None, :], scores, jnp.finfo(x.dtype).min)
   mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
@@ -64,7 +71,9 @@ def _attention(p: Params, x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _mlp(p: Params, x: jax.Array) -> jax.Array:
-  return _dense(p["output"]["dense"], jax.nn.gelu(_dense(p["intermediate"]["dense"], x), approximate=False))
+  return _dense(
+    p["output"]["dense"], jax.nn.gelu(_dense(p["intermediate"]["dense"], x), approximate=False)
+  )
 
 
 def _dense(p: Params, x: jax.Array) -> jax.Array:

@@ -36,4 +36,6 @@ def tokenize(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
   tokenizer.enable_truncation(MAX_TOKENS)
   tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
   encodings = tokenizer.encode_batch(list(sentences))
-  return np.array([e.ids for e in encodings], np.int32), np.array([e.attention_mask for e in encodings], np.int32)
+  return np.array([e.ids for e in encodings], np.int32), np.array(
+    [e.attention_mask for e in encodings], np.int32
+  )

@@ -41,7 +41,9 @@ def main() -> tuple[float, np.ndarray]:
   AVERAGE.assign(0.0)
   _, averages = walk(jnp.float32(0), jnp.ones(10))
   jax.effects_barrier()
-  print(f"the average after ten steps is {AVERAGE.numpy():.4f}, and the scan has seen {averages[-1]:.4f}")
+  print(
+    f"the average after ten steps is {AVERAGE.numpy():.4f}, and the scan has seen {averages[-1]:.4f}"
+  )
   return float(AVERAGE.numpy()), np.asarray(averages)
 
 

@@ -32,16 +32,24 @@ CONSTRAINTS = [f"s <= {minilm_text.MAX_TOKENS}"]
 def main(build: Path = BUILD) -> None:
   params = minilm.load(minilm_text.DIRECTORY)
   leaves = jax.tree.leaves(params)
-  print(f"all-MiniLM-L6-v2, {sum(x.size for x in leaves):,} parameters; JAX {jax.__version__}, TensorFlow {tf.__version__}")
+  print(
+    f"all-MiniLM-L6-v2, {sum(x.size for x in leaves):,} parameters; JAX {jax.__version__}, TensorFlow {tf.__version__}"
+  )
   expected = _embeddings(params)
 
-  encode = jax2tf.convert(minilm.encode, polymorphic_shapes=[None, "b, s", "b, s"], polymorphic_constraints=CONSTRAINTS)
+  encode = jax2tf.convert(
+    minilm.encode, polymorphic_shapes=[None, "b, s", "b, s"], polymorphic_constraints=CONSTRAINTS
+  )
   variables, tokens = jax.tree.map(tf.Variable, params), tf.TensorSpec([None, None], tf.int32)
   start = time.perf_counter()
-  graph = tf.function(lambda *inputs: encode(variables, *inputs), autograph=False).get_concrete_function(tokens, tokens)
+  graph = tf.function(
+    lambda *inputs: encode(variables, *inputs), autograph=False
+  ).get_concrete_function(tokens, tokens)
   seconds = time.perf_counter() - start
   embeddings = graph(*map(tf.constant, minilm_text.tokenize(minilm_text.SENTENCES)))
-  print(f"converted in {seconds:.1f} s; within {np.abs(embeddings - expected['all']).max():.1e} of JAX in this process")
+  print(
+    f"converted in {seconds:.1f} s; within {np.abs(embeddings - expected['all']).max():.1e} of JAX in this process"
+  )
 
   start = time.perf_counter()
   directory = saved_model.save(
@@ -58,14 +66,20 @@ def main(build: Path = BUILD) -> None:
   print(f"saved {directory}: {size / 1e6:.1f} MB in {time.perf_counter() - start:.1f} s")
 
   np.savez(build / "jax.npz", allow_pickle=False, **expected)
-  subprocess.run([sys.executable, str(HERE / "quickstart_serve.py"), str(directory), str(build / "jax.npz")], check=True)
+  subprocess.run(
+    [sys.executable, str(HERE / "quickstart_serve.py"), str(directory), str(build / "jax.npz")],
+    check=True,
+  )
 
 
 def _embeddings(params: minilm.Params) -> dict[str, np.ndarray]:
   """JAX's embeddings of each batch of sentences that the other process will encode."""
   encode = jax.jit(minilm.encode)
   batches = tqdm(minilm_text.BATCHES.items(), "JAX embeddings", leave=False)
-  return {name: np.asarray(encode(params, *minilm_text.tokenize(sentences))) for name, sentences in batches}
+  return {
+    name: np.asarray(encode(params, *minilm_text.tokenize(sentences)))
+    for name, sentences in batches
+  }
 
 
 if __name__ == "__main__":

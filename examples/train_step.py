@@ -45,9 +45,18 @@ def init(rng: np.random.Generator) -> dict[str, Any]:
     return (rng.standard_normal(shape) / np.sqrt(shape[-2])).astype(np.float32)
 
   def layer() -> dict[str, np.ndarray]:
-    return {"qkv": matrix(3, WIDTH, WIDTH), "out": matrix(WIDTH, WIDTH), "up": matrix(WIDTH, 2 * WIDTH), "down": matrix(2 * WIDTH, WIDTH)}
+    return {
+      "qkv": matrix(3, WIDTH, WIDTH),
+      "out": matrix(WIDTH, WIDTH),
+      "up": matrix(WIDTH, 2 * WIDTH),
+      "down": matrix(2 * WIDTH, WIDTH),
+    }
 
-  tables = {"tokens": matrix(VOCABULARY, WIDTH), "places": matrix(LENGTH, WIDTH), "head": matrix(WIDTH, VOCABULARY)}
+  tables = {
+    "tokens": matrix(VOCABULARY, WIDTH),
+    "places": matrix(LENGTH, WIDTH),
+    "head": matrix(WIDTH, VOCABULARY),
+  }
   return {**tables, "layers": [layer(), layer()]}
 
 
@@ -55,14 +64,18 @@ def logits(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
   """tokens i32[b,s] -> f32[b,s,v]."""
   x = params["tokens"][tokens] + params["places"]
   for layer in params["layers"]:
-    query, key, value = (jax.nn.standardize(x) @ layer["qkv"][:, None]).reshape(3, *x.shape[:2], HEADS, -1)
+    query, key, value = (jax.nn.standardize(x) @ layer["qkv"][:, None]).reshape(
+      3, *x.shape[:2], HEADS, -1
+    )
     x += jax.nn.dot_product_attention(query, key, value).reshape(x.shape) @ layer["out"]
     x += jax.nn.gelu(jax.nn.standardize(x) @ layer["up"]) @ layer["down"]
   return jax.nn.standardize(x) @ params["head"]
 
 
 def loss(params: dict[str, Any], batch: Batch) -> jax.Array:
-  return optax.softmax_cross_entropy_with_integer_labels(logits(params, batch["tokens"]), batch["targets"]).mean()
+  return optax.softmax_cross_entropy_with_integer_labels(
+    logits(params, batch["tokens"]), batch["targets"]
+  ).mean()
 
 
 def batches(rng: np.random.Generator, size: int = 32) -> Batch:
@@ -82,7 +95,9 @@ def make_step(loss: Callable[[Any, Batch], Any], optimiser: optax.GradientTransf
   return train_step
 
 
-def train(step: Step, params: Any, opt_state: Any, batches: Batch, description: str) -> tuple[Any, Any, np.ndarray]:
+def train(
+  step: Step, params: Any, opt_state: Any, batches: Batch, description: str
+) -> tuple[Any, Any, np.ndarray]:
   """Trains in JAX. Returns (params, optimiser state, the loss before each step)."""
   step, losses = jax.jit(step), []
   for i in tqdm(range(len(next(iter(batches.values())))), description):
@@ -102,7 +117,9 @@ class Trainer(tf.Module):
   def __init__(self, step: Step, params: Any, opt_state: Any, batch: Batch):
     super().__init__()
     leaves, tree = jax.tree.flatten((params, opt_state))
-    self.state = [tf.Variable(leaf) for leaf in leaves]  # a list, because tf.Module does not know optax's pytrees
+    self.state = [
+      tf.Variable(leaf) for leaf in leaves
+    ]  # a list, because tf.Module does not know optax's pytrees
     # The gradient is inside; TensorFlow has nothing to differentiate.
     converted = jax2tf.convert(step, polymorphic_shapes=[None, None, "b, ..."], with_gradient=False)
     specs = {name: tf.TensorSpec([None, *x.shape[1:]], x.dtype, name) for name, x in batch.items()}
@@ -132,31 +149,46 @@ def train_without_jax(directory: Path, batches: Batch) -> np.ndarray:
 def main(build: Path = BUILD) -> None:
   optimiser, rng = optax.adam(3e-3), np.random.default_rng(0)
   step, data, params = make_step(loss, optimiser), batches(rng), init(rng)
-  first, rest = ({name: x[part] for name, x in data.items()} for part in (slice(STEPS_IN_JAX), slice(STEPS_IN_JAX, None)))
+  first, rest = (
+    {name: x[part] for name, x in data.items()}
+    for part in (slice(STEPS_IN_JAX), slice(STEPS_IN_JAX, None))
+  )
 
   params, opt_state, before = train(step, params, optimiser.init(params), first, "JAX")
   save(Trainer(step, params, opt_state, {name: x[0] for name, x in data.items()}), build)
-  print(f"after {STEPS_IN_JAX} steps in JAX the loss is {before[-1]:.3f}; saved {build}", flush=True)
+  print(
+    f"after {STEPS_IN_JAX} steps in JAX the loss is {before[-1]:.3f}; saved {build}", flush=True
+  )
 
   without_jax = train_without_jax(build, rest)
   _, _, in_jax = train(step, params, opt_state, rest, "JAX, to compare")
   difference = np.abs(without_jax - in_jax) / in_jax
-  print(f"after {STEPS} steps the loss is {in_jax[-1]:.4f} in JAX, {without_jax[-1]:.4f} without it")
-  print(f"largest relative difference of the losses: {difference[:20].max():.1e} in the first 20 steps, {difference.max():.1e} in all")
+  print(
+    f"after {STEPS} steps the loss is {in_jax[-1]:.4f} in JAX, {without_jax[-1]:.4f} without it"
+  )
+  print(
+    f"largest relative difference of the losses: {difference[:20].max():.1e} in the first 20 steps, {difference.max():.1e} in all"
+  )
   draw(before, in_jax, without_jax, build / "loss.png")
   assert difference[:20].max() < 1e-5, "the first steps should agree to a few roundings"
-  assert difference.max() < 1e-3, "the roundings should not grow beyond this"  # tests/test_training.py says why they grow
+  assert difference.max() < 1e-3, (
+    "the roundings should not grow beyond this"
+  )  # tests/test_training.py says why they grow
 
 
 def draw(before: np.ndarray, in_jax: np.ndarray, without_jax: np.ndarray, file: Path) -> None:
   steps = np.arange(len(before), len(before) + len(in_jax))
-  figure, (losses, differences) = plt.subplots(2, 1, sharex=True, height_ratios=(3, 1), figsize=(8, 5), layout="constrained")
+  figure, (losses, differences) = plt.subplots(
+    2, 1, sharex=True, height_ratios=(3, 1), figsize=(8, 5), layout="constrained"
+  )
   losses.semilogy(before, "0.6", label="JAX, before the conversion")
   losses.semilogy(steps, in_jax, linewidth=4, alpha=0.4, label="JAX, trained on")
   losses.semilogy(steps, without_jax, "k--", linewidth=1, label="TensorFlow without JAX")
   losses.set(title="One step of training, converted: the loss on the same batches", ylabel="loss")
   losses.legend()
-  differences.semilogy(steps, np.maximum(np.abs(without_jax - in_jax) / in_jax, 1e-8), "k", linewidth=1)
+  differences.semilogy(
+    steps, np.maximum(np.abs(without_jax - in_jax) / in_jax, 1e-8), "k", linewidth=1
+  )
   differences.set(xlabel="step", ylabel="relative difference")
   figure.savefig(file, dpi=120)
   plt.close(figure)

@@ -25,13 +25,26 @@ def main(directory: str, batches_file: str, losses_file: str) -> None:
   with np.load(batches_file) as file:
     batches = {name: tf.constant(x) for name, x in file.items()}
   steps = range(len(next(iter(batches.values()))))
-  losses = [train_step(**{name: x[i] for name, x in batches.items()})["loss"] for i in tqdm(steps, "TensorFlow without JAX")]
+  losses = [
+    train_step(**{name: x[i] for name, x in batches.items()})["loss"]
+    for i in tqdm(steps, "TensorFlow without JAX")
+  ]
   np.save(losses_file, np.array(losses))
 
   graph = train_step.graph.as_graph_def()
-  ops = {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
-  assert not [op for op in ops if op.startswith("Xla")], "the graph should hold ordinary TensorFlow ops only"
-  assert not [name for name, module in sys.modules.items() if name.partition(".")[0] in ("jax", "jaxlib") and module], "JAX was imported"
+  ops = {
+    node.op
+    for nodes in (graph.node, *(f.node_def for f in graph.library.function))
+    for node in nodes
+  }
+  assert not [op for op in ops if op.startswith("Xla")], (
+    "the graph should hold ordinary TensorFlow ops only"
+  )
+  assert not [
+    name
+    for name, module in sys.modules.items()
+    if name.partition(".")[0] in ("jax", "jaxlib") and module
+  ], "JAX was imported"
 
 
 if __name__ == "__main__":

@@ -17,14 +17,18 @@ with quiet.startup():
   import jax2tf
 
 WORDS, LENGTH = ["the", "cat", "sat"], 8
-TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(WORDS, tf.range(1, 4)), default_value=0)
+TABLE = tf.lookup.StaticHashTable(
+  tf.lookup.KeyValueTensorInitializer(WORDS, tf.range(1, 4)), default_value=0
+)
 
 
 @jax2tf.call_tf
 def identify(words: tf.Tensor) -> tf.Tensor:
   """words u8[n,8], padded with zeros -> i32[n]; 0 for a word that is not in the vocabulary."""
   characters = tf.strings.unicode_encode(tf.cast(words, tf.int32), "UTF-8")
-  return tf.ensure_shape(TABLE.lookup(tf.strings.regex_replace(characters, "\\x00", "")), [words.shape[0]])
+  return tf.ensure_shape(
+    TABLE.lookup(tf.strings.regex_replace(characters, "\\x00", "")), [words.shape[0]]
+  )
 
 
 @jax.jit

@@ -8,7 +8,14 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from jax2tf.api import DisabledSafetyCheck, PolyShape, convert, dtype_of_val, eval_polymorphic_shape, split_to_logical_devices
+  from jax2tf.api import (
+    DisabledSafetyCheck,
+    PolyShape,
+    convert,
+    dtype_of_val,
+    eval_polymorphic_shape,
+    split_to_logical_devices,
+  )
   from jax2tf.context import RuleContext
   from jax2tf.drop_in import install
   from jax2tf.errors import LoweringError

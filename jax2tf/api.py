@@ -127,10 +127,16 @@ def convert(
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
   target = native_target(
-    enable_xla, native_serialization, native_serialization_platforms, native_serialization_disabled_checks, stablehlo_version
+    enable_xla,
+    native_serialization,
+    native_serialization_platforms,
+    native_serialization_disabled_checks,
+    stablehlo_version,
   )
   if gradient_orders < 1:
-    raise ValueError(f"gradient_orders = {gradient_orders}: it must be at least 1; with_gradient=False saves none")
+    raise ValueError(
+      f"gradient_orders = {gradient_orders}: it must be at least 1; with_gradient=False saves none"
+    )
   composites = fused.names_of(idioms)
   if target and composites:
     raise ValueError(
@@ -139,7 +145,9 @@ def convert(
   orders = gradient_orders if with_gradient else 0
   destination = destination_of(platforms, device_map, keep_shardings, dtensor_mesh)
   if dtensor_mesh is not None and (keep_shardings or target):
-    raise ValueError("dtensor_mesh makes layouts of sharding annotations, and keep_shardings and native_serialization XLA's; choose one")
+    raise ValueError(
+      "dtensor_mesh makes layouts of sharding annotations, and keep_shardings and native_serialization XLA's; choose one"
+    )
   traceable = Traceable.of(fun_jax, static_argnums, static_argnames)
   traces = TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
   of_refs: BoundedCache[Any, TraceCache] = BoundedCache(1)
@@ -163,7 +171,12 @@ def convert(
       tree = traced.out_tree
     else:
       refs.check((args, kwargs), traceable.name)
-      of_values = of_refs.get((), lambda: TraceCache(traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions))
+      of_values = of_refs.get(
+        (),
+        lambda: TraceCache(
+          traceable.of_refs(), polymorphic_shapes, polymorphic_constraints, max_conversions
+        ),
+      )
       traced, flat = values(refs.as_values(fun_jax), of_values, args, kwargs)
       tree, _ = traced.out_tree.children()
     # The results, the values of the refs among the arguments, those of the refs that the function closes over.
@@ -182,17 +195,30 @@ def convert(
     if traced.n_refs:
       refs.check_order(traceable.name)
     refs.check_captured((args, kwargs), traced.variables, traceable.name)
-    conversion = conversions.get(traced, lambda: Conversion(_with_composite_ops(traced, composites), orders, destination, target))
+    conversion = conversions.get(
+      traced,
+      lambda: Conversion(_with_composite_ops(traced, composites), orders, destination, target),
+    )
     operands = [tensor_of(x, dtype) for x, dtype in zip(leaves, conversion.dtypes, strict=True)]
-    results = nans.checked(conversion(operands), f"'{traceable.name}'", lambda: _run_by_jax(fun, args, kwargs))
-    return traced, [mark_keys(y, aval.dtype) if is_key(aval.dtype) else y for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)]
+    results = nans.checked(
+      conversion(operands), f"'{traceable.name}'", lambda: _run_by_jax(fun, args, kwargs)
+    )
+    return traced, [
+      mark_keys(y, aval.dtype) if is_key(aval.dtype) else y
+      for y, aval in zip(results, traced.jaxpr.out_avals, strict=True)
+    ]
 
   # AutoGraph would rewrite the user's JAX code along with ours.
   result = tf.autograph.experimental.do_not_convert(converted)
   static = traceable.static_argnums or traceable.static_argnames
   # TF 2.21: a Mesh that is compared with None raises.
   plain = target is None and not composites and not static and dtensor_mesh is None
-  if polymorphic_shapes is None and with_gradient and plain and destination == destination_of(None, None, False):
+  if (
+    polymorphic_shapes is None
+    and with_gradient
+    and plain
+    and destination == destination_of(None, None, False)
+  ):
     setattr(result, _ORIGIN, _Origin(weakref.ref(result), fun_jax))
   return result
 
@@ -210,13 +236,21 @@ def _in_structure(tree: Any, tensors: Sequence[tf.Tensor], name: str) -> Any:
 
 
 def _with_composite_ops(traced: TracedFunction, names: frozenset[str]) -> TracedFunction:
-  return dataclasses.replace(traced, jaxpr=fused.with_composite_ops(traced.jaxpr, names)) if names else traced
+  return (
+    dataclasses.replace(traced, jaxpr=fused.with_composite_ops(traced.jaxpr, names))
+    if names
+    else traced
+  )
 
 
 def _run_by_jax(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
   """Calls the JAX function on the arguments of the converted function."""
   tensors = tf.Tensor | tf.Variable
-  of = lambda x: checkify.array(x.numpy(), key_dtype_of(x) or x.dtype.as_numpy_dtype) if isinstance(x, tensors) else x  # noqa: E731
+  of = lambda x: (
+    checkify.array(x.numpy(), key_dtype_of(x) or x.dtype.as_numpy_dtype)
+    if isinstance(x, tensors)
+    else x
+  )  # noqa: E731
   args, kwargs = tree_util.tree_map(of, _tf_compat.unwrapped((args, kwargs)))
   return fun(*args, **kwargs)
 
@@ -256,7 +290,10 @@ def _warn_of_many_conversions(name: str, count: int) -> None:
 
 
 def eval_polymorphic_shape(
-  fun_jax: Callable[..., Any], *, polymorphic_shapes: Any = None, polymorphic_constraints: Sequence[str] = ()
+  fun_jax: Callable[..., Any],
+  *,
+  polymorphic_shapes: Any = None,
+  polymorphic_constraints: Sequence[str] = (),
 ) -> Callable[..., Any]:
   """Returns a function from argument specs to the result's specs. It traces `fun_jax` and computes nothing.
 
@@ -279,7 +316,9 @@ def eval_polymorphic_shape(
   """
   if not callable(fun_jax):
     raise TypeError(f"Expected a callable value, got {fun_jax!r} of type {type(fun_jax).__name__}")
-  traces = TraceCache(Traceable.of(fun_jax), polymorphic_shapes, polymorphic_constraints, _MAX_CONVERSIONS)
+  traces = TraceCache(
+    Traceable.of(fun_jax), polymorphic_shapes, polymorphic_constraints, _MAX_CONVERSIONS
+  )
 
   def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
     _, traced = traces(args, kwargs)
@@ -311,7 +350,9 @@ class _ShapeText(str):
     return str, (str(self),)
 
 
-def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[int] | None) -> tf.Tensor:
+def split_to_logical_devices(
+  tensor: tf.Tensor, partition_dimensions: Sequence[int] | None
+) -> tf.Tensor:
   """Annotates a tensor of a graph for XLA's partitioner, with an XlaSharding op. Eagerly it returns the tensor without annotation.
 
   Args:
@@ -332,22 +373,32 @@ def split_to_logical_devices(tensor: tf.Tensor, partition_dimensions: Sequence[i
   rank = tensor.shape.rank
   if partition_dimensions is not None:
     if rank is not None and len(partition_dimensions) != rank:
-      raise ValueError(f"partition_dimensions = {partition_dimensions} has {len(partition_dimensions)} entries for a tensor of rank {rank}")
+      raise ValueError(
+        f"partition_dimensions = {partition_dimensions} has {len(partition_dimensions)} entries for a tensor of rank {rank}"
+      )
     if any(n < 1 for n in partition_dimensions):
-      raise ValueError(f"partition_dimensions = {partition_dimensions}: each dimension needs at least 1 part")
+      raise ValueError(
+        f"partition_dimensions = {partition_dimensions}: each dimension needs at least 1 part"
+      )
   if _tf_compat.current_graph() is None:
     return tf.identity(tensor)
   parts = partition_dimensions
-  return _tf_compat.xla_sharding(tensor, None if parts is None else (parts, range(math.prod(parts)), False))
+  return _tf_compat.xla_sharding(
+    tensor, None if parts is None else (parts, range(math.prod(parts)), False)
+  )
 
 
 def _wraps(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
   """The user's name and docstring, but not the signature: TensorFlow would check its annotations."""
 
   def wrap(converted: Callable[..., Any]) -> Callable[..., Any]:
-    functools.update_wrapper(converted, fun, assigned=("__module__", "__name__", "__qualname__"), updated=())
+    functools.update_wrapper(
+      converted, fun, assigned=("__module__", "__name__", "__qualname__"), updated=()
+    )
     del converted.__wrapped__  # type: ignore[attr-defined]
-    converted.__doc__ = f"TensorFlow version of {getattr(fun, '__name__', fun)}.\n\n{inspect.getdoc(fun) or ''}"
+    converted.__doc__ = (
+      f"TensorFlow version of {getattr(fun, '__name__', fun)}.\n\n{inspect.getdoc(fun) or ''}"
+    )
     return converted
 
   return wrap

@@ -42,7 +42,9 @@ class Notes:
     if lines := dict.fromkeys(self.left_out):
       self.left_out.clear()
       listed = "".join(f"\n  {line}" for line in lines)
-      warn_user(f"TensorFlow's XLA compiles no callbacks: jit_compile=True omits prints and checks:{listed}")
+      warn_user(
+        f"TensorFlow's XLA compiles no callbacks: jit_compile=True omits prints and checks:{listed}"
+      )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,13 @@ class RuleContext:
     unknown = static.count(None)
     if unknown > 1 or (unknown and 0 in static):
       return tf.reshape(operand, self.shape(sizes))
-    return tf.reshape(operand, self.dimensions.constant_shape([-1 if size is None else size for size in static]))
+    return tf.reshape(
+      operand, self.dimensions.constant_shape([-1 if size is None else size for size in static])
+    )
 
-  def lower_fun(self, fun: Callable[..., Any], *operands: Any, avals: Sequence[Any] | None = None) -> Any:
+  def lower_fun(
+    self, fun: Callable[..., Any], *operands: Any, avals: Sequence[Any] | None = None
+  ) -> Any:
     """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.
 
     Args:
@@ -139,8 +145,12 @@ class RuleContext:
     Raises:
       LoweringError: `fun` has an equation without a lowering.
     """
-    specs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (self.avals_in if avals is None else avals))
-    bound = (fun.func, fun.args, fun.keywords) if isinstance(fun, functools.partial) else (fun, (), {})
+    specs = tuple(
+      jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (self.avals_in if avals is None else avals)
+    )
+    bound = (
+      (fun.func, fun.args, fun.keywords) if isinstance(fun, functools.partial) else (fun, (), {})
+    )
     jaxpr, out_tree = _trace(*bound, specs)
     return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
 
@@ -165,7 +175,9 @@ class RuleContext:
         return dtensors.relayout(operand, sharding, mesh, free)
       except ValueError as error:
         self.refuse(str(error), "use another sharding, or pass another dtensor_mesh to convert")
-    return _tf_compat.xla_sharding(operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank), free)
+    return _tf_compat.xla_sharding(
+      operand, _jax_compat.hlo_sharding(sharding, operand.shape.rank), free
+    )
 
   def refuse_under_dtensor(self, reason: str, advice: str) -> None:
     """Refuses what DTensor cannot run in any layout, if `convert` was called with `dtensor_mesh`.
@@ -194,13 +206,19 @@ class RuleContext:
 
 def scope_name(path: str) -> str:
   """The name of a function, or a path of names, as a TensorFlow scope name: `<lambda>` -> `lambda`."""
-  return "/".join(re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") or "fun" for part in path.split("/"))
+  return "/".join(
+    re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") or "fun" for part in path.split("/")
+  )
 
 
 # Config flags such as x64 and threefry_partitionable affect the trace of `fun`, so they are part of the key.
 @_jax_compat.weakly_cached_by_all
-def _trace(fun: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], specs: tuple[Any, ...]) -> tuple[ClosedJaxpr, Any]:
+def _trace(
+  fun: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], specs: tuple[Any, ...]
+) -> tuple[ClosedJaxpr, Any]:
   # `fun` is ours or JAX's. The user's strictness about promotion concerns the user's code, and has been applied to it.
   with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-    jaxpr, out = jax.make_jaxpr(functools.partial(fun, *args, **keywords), return_shape=True)(*specs)
+    jaxpr, out = jax.make_jaxpr(functools.partial(fun, *args, **keywords), return_shape=True)(
+      *specs
+    )
   return jaxpr, jax.tree.structure(out)

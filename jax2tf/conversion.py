@@ -37,11 +37,19 @@ class Conversion:
   later calls cost one op.
   """
 
-  def __init__(self, traced: TracedFunction, orders: int, destination: Destination, target: native.Target | None = None):
+  def __init__(
+    self,
+    traced: TracedFunction,
+    orders: int,
+    destination: Destination,
+    target: native.Target | None = None,
+  ):
     self._target = target
     self._destination = destination
     self._prepare: Prepare = (
-      functools.partial(prepare, destination=destination) if target is None else functools.partial(native.prepare, target)
+      functools.partial(prepare, destination=destination)
+      if target is None
+      else functools.partial(native.prepare, target)
     )
     self._program = self._prepare(traced.jaxpr, traced.name, ())
     if target is None:
@@ -49,10 +57,14 @@ class Conversion:
     self._on_several_devices = target is not None and native.runs_on_several_devices(traced.jaxpr)
     self.traced = traced
     self._dimensions = traced.dimensions
-    self._orders = orders  # of derivatives that a SavedModel holds; 0 for a function that is not differentiable
+    self._orders = (
+      orders  # of derivatives that a SavedModel holds; 0 for a function that is not differentiable
+    )
     self._derivatives: BoundedCache[Any, Derivative] = derivatives_of(traced.name)
     # Of the function itself, and of the passes of its derivatives.
-    self._eager_functions: BoundedCache[Program, Any] = derivatives_of(traced.name, _MOST_EAGER_FUNCTIONS)
+    self._eager_functions: BoundedCache[Program, Any] = derivatives_of(
+      traced.name, _MOST_EAGER_FUNCTIONS
+    )
     self.dtypes = [physical(aval)[1] for aval in traced.arguments]
 
   def __call__(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -62,18 +74,33 @@ class Conversion:
       ValueError: a static shape does not fit the polymorphic shapes; in JAX's words.
     """
     avals = self.traced.jaxpr.in_avals[len(operands) :]
-    operands = [*operands, *(tf.cast(v.read_value(), physical(aval)[1]) for v, aval in zip(self.traced.variables, avals, strict=True))]
+    operands = [
+      *operands,
+      *(
+        tf.cast(v.read_value(), physical(aval)[1])
+        for v, aval in zip(self.traced.variables, avals, strict=True)
+      ),
+    ]
     if _tf_compat.current_graph() is None:
       return self._eagerly(operands)
-    dimensions, assertions = interpreter.dimension_values(lambda lower: self._dimensions.values(operands, lower))
+    dimensions, assertions = interpreter.dimension_values(
+      lambda lower: self._dimensions.values(operands, lower)
+    )
     # All ops of the function depend on these assertions.
     with tf.control_dependencies(assertions):
       avals = self.traced.jaxpr.in_avals
-      named = [_argument(x, aval, i) for i, (x, aval) in enumerate(zip(operands, avals, strict=True))]
+      named = [
+        _argument(x, aval, i) for i, (x, aval) in enumerate(zip(operands, avals, strict=True))
+      ]
       operands = [self._at_the_boundary(x, f"argument {i}") for i, x in enumerate(named)]
     with tf.name_scope(f"jax2tf_{scope_name(self.traced.name)}_"):
-      results = self._differentiable(self._run(dimensions), operands, differentiable(self.traced.jaxpr.in_avals))
-    return [tf.identity(self._at_the_boundary(y, f"result {i}"), "jax2tf_out") for i, y in enumerate(results)]
+      results = self._differentiable(
+        self._run(dimensions), operands, differentiable(self.traced.jaxpr.in_avals)
+      )
+    return [
+      tf.identity(self._at_the_boundary(y, f"result {i}"), "jax2tf_out")
+      for i, y in enumerate(results)
+    ]
 
   def _at_the_boundary(self, x: tf.Tensor, what: str) -> tf.Tensor:
     return _tf_compat.at_the_boundary(x, f"{what} of '{self.traced.name}'")
@@ -83,11 +110,15 @@ class Conversion:
     graph = Lowering(dimensions, self._destination)
     return graph if self._target is None else native.Native(graph, self._target)
 
-  def _differentiable(self, run: Emitter, operands: Sequence[tf.Tensor], wrt: Sequence[int]) -> list[tf.Tensor]:
+  def _differentiable(
+    self, run: Emitter, operands: Sequence[tf.Tensor], wrt: Sequence[int]
+  ) -> list[tf.Tensor]:
     if not self._orders:
       reason = "The jax2tf-converted function does not support gradients. Use `with_gradient` parameter to enable gradients"
       has_effects = bool(self.traced.jaxpr.effects)
-      return _tf_compat.without_derivatives(lambda: run(self._program, *operands), [operands[i] for i in wrt], reason, has_effects)
+      return _tf_compat.without_derivatives(
+        lambda: run(self._program, *operands), [operands[i] for i in wrt], reason, has_effects
+      )
     if is_tensorflows(self.traced.jaxpr):
       return run(self._program, *operands)
     found = self._derivatives.get(tuple(wrt), lambda: self._derivative(wrt))
@@ -106,13 +137,20 @@ class Conversion:
         f"'{self.traced.name}' runs on several devices"
       )
     self._dimensions.check([x.shape for x in operands])
-    sizes = [tf.compat.dimension_value(operands[argument].shape[axis]) for _, argument, axis in self._dimensions.sizes]
+    sizes = [
+      tf.compat.dimension_value(operands[argument].shape[axis])
+      for _, argument, axis in self._dimensions.sizes
+    ]
     run = _Eager(self._run_eagerly, [tf.constant(s, tf.int32) for s in sizes])
     # Eagerly, unlike in a graph, the arguments that a tape watches are known here.
-    wrt = [i for i in differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])]
+    wrt = [
+      i for i in differentiable(self.traced.jaxpr.in_avals) if _tf_compat.is_watched(operands[i])
+    ]
     return self._differentiable(run, operands, wrt) if wrt else run(self._program, *operands)
 
-  def _run_eagerly(self, sizes: list[tf.Tensor], program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
+  def _run_eagerly(
+    self, sizes: list[tf.Tensor], program: Program, *operands: tf.Tensor
+  ) -> list[tf.Tensor]:
     function = self._eager_functions.get(program, lambda: self._eager_function(program))
     return list(function(*sizes, *operands))
 
@@ -121,12 +159,17 @@ class Conversion:
     n_sizes = len(self._dimensions.sizes)
     size_specs = [tf.TensorSpec([], tf.int32)] * n_sizes
     avals = map(physical, program.jaxpr.in_avals)
-    specs = [tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype) for shape, dtype in avals]
+    specs = [
+      tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype)
+      for shape, dtype in avals
+    ]
 
     @tf.function(autograph=False, input_signature=[*size_specs, *specs])
     def function(*args: tf.Tensor) -> list[tf.Tensor]:
       sizes, operands = args[:n_sizes], args[n_sizes:]
-      dimensions, _ = interpreter.dimension_values(lambda lower: self._dimensions.values_of(sizes, lower))
+      dimensions, _ = interpreter.dimension_values(
+        lambda lower: self._dimensions.values_of(sizes, lower)
+      )
       return self._run(dimensions)(program, *operands)
 
     return function.get_concrete_function()
@@ -158,7 +201,9 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
       + "\n".join(sorted(missing))
       + "\n  name others with device_map, or with platforms the machine on which the graph will run"
     )
-  if destination.dtensor_mesh is not None and (gaps := [Gap("scan", *_STACKS, where()) for eqn, where in found if _stacks(eqn)]):
+  if destination.dtensor_mesh is not None and (
+    gaps := [Gap("scan", *_STACKS, where()) for eqn, where in found if _stacks(eqn)]
+  ):
     raise lowering_error(traced.name, gaps)
   spread = dict.fromkeys(where() for eqn, where in found if has_sharding(eqn))
   if spread and not destination.spreads:
@@ -169,14 +214,19 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
 
 
 # TF 2.21: "'tf.TensorListStack' op does not implement layout propagation".
-_STACKS = ("DTensor has no layout for stacked scan outputs", "write each step's row into the carry, or convert without dtensor_mesh")
+_STACKS = (
+  "DTensor has no layout for stacked scan outputs",
+  "write each step's row into the carry, or convert without dtensor_mesh",
+)
 
 
 def _stacks(eqn: Any) -> bool:
   """Whether an equation is a scan that stacks the outputs of its steps."""
   if eqn.primitive is not P.scan_p:
     return False
-  n_carry = _jax_compat.scan_split(*(eqn.params.get(name) for name in ("num_consts", "num_carry", "ft_in")))[1]
+  n_carry = _jax_compat.scan_split(
+    *(eqn.params.get(name) for name in ("num_consts", "num_carry", "ft_in"))
+  )[1]
   return len(eqn.outvars) > n_carry
 
 

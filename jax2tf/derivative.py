@@ -32,7 +32,17 @@ from jax2tf.registry import IN_TENSORFLOW
 
 # Primitives that define their residuals, that JAX differentiates as a more expensive equation, or whose results differ from call to call.
 _WITH_RESIDUALS: tuple[Any, ...] = (
-  *(P.cond_p, P.cumlogsumexp_p, P.custom_vjp_call_p, P.remat_p, P.scan_p, P.sort_p, P.svd_p, P.while_p, P.rng_uniform_p),
+  *(
+    P.cond_p,
+    P.cumlogsumexp_p,
+    P.custom_vjp_call_p,
+    P.remat_p,
+    P.scan_p,
+    P.sort_p,
+    P.svd_p,
+    P.while_p,
+    P.rng_uniform_p,
+  ),
   _jax_compat.call_hi_primitive_p,  # with jax_remat3 the one of rematerialisation
 )
 
@@ -111,7 +121,9 @@ class Derivative:
   @functools.cached_property
   def program(self) -> Program:
     """The program of the differentiated jaxpr."""
-    return self.prepare(repeated(self.function, self.jaxpr) if self.is_repeated else self.jaxpr, self.function, ())
+    return self.prepare(
+      repeated(self.function, self.jaxpr) if self.is_repeated else self.jaxpr, self.function, ()
+    )
 
   @property
   def forward(self) -> Forward | Exception:
@@ -145,19 +157,25 @@ class Derivative:
       jaxpr, are_results = refs.with_frozen(jaxpr, [n + i for i in sorted(mutable)])
       of_refs = {i - n: is_result for i, is_result in are_results.items()}
     without_tape = "the function, and this graph is the same with a tape and without"
-    unless_asked = differing(self.function, jaxpr, self.jaxpr, without_tape, "put the tape inside of the tf.function")
+    unless_asked = differing(
+      self.function, jaxpr, self.jaxpr, without_tape, "put the tape inside of the tf.function"
+    )
     if self.is_repeated or not self.keeps_values:  # the function itself runs too
       if unless_asked:
         raise unless_asked
       jaxpr = repeated(self.function, jaxpr)
-    return Forward(self.prepare(jaxpr, self.function, ()), residuals, structure, of_refs, reached, unless_asked)
+    return Forward(
+      self.prepare(jaxpr, self.function, ()), residuals, structure, of_refs, reached, unless_asked
+    )
 
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
     """The backward pass for cotangents of the results in `given`; or the error.
 
     The other results get symbolic-zero cotangents: JAX prunes their transposes, so 0 * inf never arises.
     """
-    return self._made.get(("backward", given), lambda: _or_error(lambda: self._trace_backward(given)))
+    return self._made.get(
+      ("backward", given), lambda: _or_error(lambda: self._trace_backward(given))
+    )
 
   def _trace_backward(self, given: tuple[int, ...]) -> Backward:
     if isinstance(forward := self.forward, Exception):
@@ -165,15 +183,23 @@ class Derivative:
 
     def backward(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Any:
       leaves = [jax.new_ref(x) if i in forward.refs else x for i, x in enumerate(residuals)]
-      return tree_util.tree_unflatten(forward.structure, leaves)(self._with_zeros(given, cotangents))
+      return tree_util.tree_unflatten(forward.structure, leaves)(
+        self._with_zeros(given, cotangents)
+      )
 
     forward.reached.clear()  # only this trace can reach it, which holds the lock of the cache
     jaxpr = _trace(backward, forward.residuals, self._cotangents(given))
-    refs.check_backward(f"gradient of {self.function}", jaxpr, [i for i, is_result in forward.refs.items() if is_result])
+    refs.check_backward(
+      f"gradient of {self.function}",
+      jaxpr,
+      [i for i, is_result in forward.refs.items() if is_result],
+    )
     # Equations on residuals and cotangents run where these are.
     places = forward.program.placement.of(forward.program.jaxpr.outvars)
     operands = [*places[len(self.jaxpr.out_avals) :], *(places[i] for i in given)]
-    return Backward(self.prepare(jaxpr, f"gradient of {self.function}", operands), frozenset(forward.reached))
+    return Backward(
+      self.prepare(jaxpr, f"gradient of {self.function}", operands), frozenset(forward.reached)
+    )
 
   @functools.cached_property
   def keeps_values(self) -> bool:
@@ -182,7 +208,9 @@ class Derivative:
     JAX's derivative rule of eigh symmetrises its operand, that of reduce starts from the identity of its monoid, that of
     rematerialisation omits the barrier before the recomputation, and that of a loop drops the checks in its body.
     """
-    barriers = (eqn.params["differentiated"] for eqn, _ in equations(self.jaxpr) if eqn.primitive is P.remat_p)
+    barriers = (
+      eqn.params["differentiated"] for eqn, _ in equations(self.jaxpr) if eqn.primitive is P.remat_p
+    )
     loops = (eqn for eqn, _ in equations(self.jaxpr) if eqn.primitive in (P.scan_p, P.while_p))
     checks = (contains(body, (checkify.check_p,)) for eqn in loops for body in inner_jaxprs(eqn))
     return not (contains(self.jaxpr, (P.eigh_p, P.reduce_p)) or any(barriers) or any(checks))
@@ -204,8 +232,15 @@ class Derivative:
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(given))]
-    name, results, orders = f"gradient of {self.function}", range(len(self.wrt)), max(self.saved_orders - 1, 0)
-    return self._made.get(("pullback", given), lambda: Derivative(make, name, wrt, results, self.prepare, orders, is_repeated=True))
+    name, results, orders = (
+      f"gradient of {self.function}",
+      range(len(self.wrt)),
+      max(self.saved_orders - 1, 0),
+    )
+    return self._made.get(
+      ("pullback", given),
+      lambda: Derivative(make, name, wrt, results, self.prepare, orders, is_repeated=True),
+    )
 
   @functools.cached_property
   def pushforward(self) -> Derivative:
@@ -213,29 +248,51 @@ class Derivative:
 
     def whole(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
       of_differentiable = functools.partial(self._of_differentiable, primals)
-      return jax.jvp(lambda *changing: of_differentiable(*changing)[0], [primals[i] for i in self.wrt], list(tangents))[1]
+      return jax.jvp(
+        lambda *changing: of_differentiable(*changing)[0],
+        [primals[i] for i in self.wrt],
+        list(tangents),
+      )[1]
 
     def make() -> ClosedJaxpr:
       avals = _specs(self.jaxpr.in_avals)
       jaxpr = _trace(whole, avals, [avals[i] for i in self.wrt])
       ran = forward.program.jaxpr if isinstance(forward := self.forward, Forward) else self.jaxpr
-      error = differing(self.function, jaxpr, ran, "the results, which have been computed before", "use jax.jvp before convert")
+      error = differing(
+        self.function,
+        jaxpr,
+        ran,
+        "the results, which have been computed before",
+        "use jax.jvp before convert",
+      )
       if error and not self.is_repeated:
         raise error
       return jaxpr
 
     n_primals = len(self.jaxpr.in_avals)
     wrt = [*self.wrt, *range(n_primals, n_primals + len(self.wrt))]
-    name, results, orders = f"tangents of {self.function}", range(len(self.results)), max(self.saved_orders - 1, 0)
+    name, results, orders = (
+      f"tangents of {self.function}",
+      range(len(self.results)),
+      max(self.saved_orders - 1, 0),
+    )
     return Derivative(make, name, wrt, results, self.prepare, orders, is_repeated=True)
 
-  def _vjp(self, primals: Sequence[Any], reached: set[int]) -> tuple[Sequence[Any], Callable[..., Any]]:
+  def _vjp(
+    self, primals: Sequence[Any], reached: set[int]
+  ) -> tuple[Sequence[Any], Callable[..., Any]]:
     of_differentiable = functools.partial(self._of_differentiable, primals)
     noted = _noting(lambda positions: reached.update(self.wrt[k] for k in positions))
-    _, pull, outs = jax.vjp(lambda *changing: of_differentiable(*noted(*changing)), *(primals[i] for i in self.wrt), has_aux=True)
+    _, pull, outs = jax.vjp(
+      lambda *changing: of_differentiable(*noted(*changing)),
+      *(primals[i] for i in self.wrt),
+      has_aux=True,
+    )
     return outs, pull
 
-  def _of_differentiable(self, primals: Sequence[Any], *changing: Any) -> tuple[list[Any], list[Any]]:
+  def _of_differentiable(
+    self, primals: Sequence[Any], *changing: Any
+  ) -> tuple[list[Any], list[Any]]:
     """(differentiable results, all results), as a function of the arguments in `wrt`."""
     operands = list(primals)
     for i, x in zip(self.wrt, changing, strict=True):
@@ -269,9 +326,18 @@ def _warn_of_many_derivatives(function: str, count: int) -> None:
   )
 
 
-def derivative(jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], prepare: Prepare, saved_orders: int = 1) -> Derivative:
+def derivative(
+  jaxpr: ClosedJaxpr, function: str, wrt: Sequence[int], prepare: Prepare, saved_orders: int = 1
+) -> Derivative:
   """The derivatives of a user's function."""
-  return Derivative(lambda: with_sources(jaxpr), function, wrt, differentiable(jaxpr.out_avals), prepare, saved_orders)
+  return Derivative(
+    lambda: with_sources(jaxpr),
+    function,
+    wrt,
+    differentiable(jaxpr.out_avals),
+    prepare,
+    saved_orders,
+  )
 
 
 def differentiable(avals: Sequence[Any]) -> list[int]:
@@ -303,7 +369,9 @@ def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:
   with _tf_compat.recording_again():
     found = jax.make_jaxpr(fun, **options)(*specs)
   jaxpr = found[0] if options else found
-  if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):  # JAX 0.10: scipy.special.expn
+  if any(
+    isinstance(const, jax.core.Tracer) for const in jaxpr.consts
+  ):  # JAX 0.10: scipy.special.expn
     raise ValueError(
       "a custom derivative rule uses a value of an earlier trace, so JAX cannot differentiate the function as traced, as "
       "jax.grad(jax.jit(f)) does. If jax.grad(f) is right, convert that: jax2tf.convert(jax.grad(f))"

@@ -65,12 +65,19 @@ class Dimensions:
     shape_of = functools.cache(lambda argument: tf.shape(operands[argument]))
     vector = functools.cache(lambda n: tf.constant([n]))
 
-    def size_of(argument: int, axis: int) -> tf.Tensor:  # shape_of(argument)[axis], whose constants serve all sizes
-      return tf.strided_slice(shape_of(argument), vector(axis), vector(axis + 1), vector(1), shrink_axis_mask=1)
+    def size_of(
+      argument: int, axis: int
+    ) -> tf.Tensor:  # shape_of(argument)[axis], whose constants serve all sizes
+      return tf.strided_slice(
+        shape_of(argument), vector(axis), vector(axis + 1), vector(1), shrink_axis_mask=1
+      )
 
     known = self._known([x.shape for x in operands])
     places = zip(known, self.sizes, strict=True)
-    return self.values_of([size_of(argument, axis) if size is None else size for size, (_, argument, axis) in places], lower)
+    return self.values_of(
+      [size_of(argument, axis) if size is None else size for size, (_, argument, axis) in places],
+      lower,
+    )
 
   def values_of(self, sizes: Sequence[Size], lower: Lower) -> DimensionValues:
     """As `values`, from the argument sizes themselves, in the order of `self.sizes`."""
@@ -78,28 +85,44 @@ class Dimensions:
       return DimensionValues({}, lower)
     jaxpr, variables = _formula(self, tuple(s if isinstance(s, int) else None for s in sizes))
     unknown = [s for s in sizes if not isinstance(s, int)]
-    results = iter(lower(jaxpr, *(_cast(s, aval.dtype) for s, aval in zip(unknown, jaxpr.in_avals, strict=True))))
-    return DimensionValues({v: _cast(next(results), np.int32) if size is None else size for v, size in variables.items()}, lower)
+    results = iter(
+      lower(jaxpr, *(_cast(s, aval.dtype) for s, aval in zip(unknown, jaxpr.in_avals, strict=True)))
+    )
+    return DimensionValues(
+      {
+        v: _cast(next(results), np.int32) if size is None else size for v, size in variables.items()
+      },
+      lower,
+    )
 
   def _known(self, shapes: Sequence[Any]) -> tuple[int | None, ...]:
     # TensorFlow 1 has an object for each size.
-    return tuple(tf.compat.dimension_value(shapes[argument][axis]) for _, argument, axis in self.sizes)
+    return tuple(
+      tf.compat.dimension_value(shapes[argument][axis]) for _, argument, axis in self.sizes
+    )
 
 
 @_jax_compat.weakly_cached
-def _formula(dimensions: Dimensions, known: tuple[int | None, ...]) -> tuple[ClosedJaxpr, dict[str, int | None]]:
+def _formula(
+  dimensions: Dimensions, known: tuple[int | None, ...]
+) -> tuple[ClosedJaxpr, dict[str, int | None]]:
   """(jaxpr: unknown sizes -> unknown variables, with the assertions; variable -> int or None)."""
   variables: dict[str, int | None] = {}
 
   def solve(*unknown: Any) -> list[Any]:
     traced = iter(unknown)
-    sizes = {name: next(traced) if size is None else size for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)}
+    sizes = {
+      name: next(traced) if size is None else size
+      for size, (name, _, _) in zip(known, dimensions.sizes, strict=True)
+    }
     try:
       shape_poly.check_constraints(dimensions.constraints, sizes)
     except ValueError as error:
       raise SizeError(str(error)) from None
     values = {v: shape_poly.evaluate_dimension(e, sizes) for v, e in dimensions.solution.items()}
-    variables.update({v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()})
+    variables.update(
+      {v: None if isinstance(value, jax.Array) else int(value) for v, value in values.items()}
+    )
     return [value for v, value in values.items() if variables[v] is None]
 
   jaxpr = _jaxpr_of_sizes(solve, known.count(None))
@@ -134,7 +157,9 @@ class DimensionValues:
       return int(dim)
     if dim not in self._dims:
       # The size of an array fits in 32 bits; a product from which it follows by a division may not.
-      self._dims[dim] = self._narrowed(self.wide(dim)) if _needs_products(dim) else self._evaluate(dim)
+      self._dims[dim] = (
+        self._narrowed(self.wide(dim)) if _needs_products(dim) else self._evaluate(dim)
+      )
     return self._dims[dim]
 
   def wide(self, dim: Any) -> Size:
@@ -167,7 +192,9 @@ class DimensionValues:
       if all(isinstance(size, int) for size in sizes):
         return sizes
       with self._outermost():
-        self._shapes[dims] = tf.stack([self._constant(s) if isinstance(s, int) else s for s in sizes])
+        self._shapes[dims] = tf.stack(
+          [self._constant(s) if isinstance(s, int) else s for s in sizes]
+        )
     return self._shapes[dims]
 
   def constant_shape(self, sizes: Sequence[int]) -> Sequence[int] | tf.Tensor:
@@ -197,7 +224,11 @@ class DimensionValues:
       return self
     # Identities, because a nested gradient function may only close over tensors of its own graph.
     return DimensionValues(
-      {name: size if isinstance(size, int) else tf.identity(size) for name, size in self.variables.items()}, self._lower
+      {
+        name: size if isinstance(size, int) else tf.identity(size)
+        for name, size in self.variables.items()
+      },
+      self._lower,
     )
 
   def _narrowed(self, size: Size) -> Size:
@@ -215,10 +246,20 @@ class DimensionValues:
       return self.variables[str(dim)]
     jaxpr = _dimension_jaxpr(dim, tuple(names), dtype)
     with self._outermost():
-      return self._lower(jaxpr, *(_cast(tf.convert_to_tensor(size), a.dtype) for size, a in zip(sizes, jaxpr.in_avals, strict=True)))[0]
+      return self._lower(
+        jaxpr,
+        *(
+          _cast(tf.convert_to_tensor(size), a.dtype)
+          for size, a in zip(sizes, jaxpr.in_avals, strict=True)
+        ),
+      )[0]
 
   def _outermost(self) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if self._scope in (None, scopes.scope_here()) else self._scope.entered()
+    return (
+      contextlib.nullcontext()
+      if self._scope in (None, scopes.scope_here())
+      else self._scope.entered()
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -239,7 +280,9 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
   makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
   for eqn in jaxpr.eqns:
     names = {eqn.primitive.name}.union(*map(_primitives, inner_jaxprs(eqn)))
-    if (names & _PRODUCTS and not _is_within_sizes(eqn, makers)) or any(not isinstance(v, Literal) and v in made for v in eqn.invars):
+    if (names & _PRODUCTS and not _is_within_sizes(eqn, makers)) or any(
+      not isinstance(v, Literal) and v in made for v in eqn.invars
+    ):
       found.append(eqn)
       made.update(eqn.outvars)
   return found
@@ -251,7 +294,11 @@ def _is_within_sizes(eqn: Any, makers: dict[Any, Any]) -> bool:
     return False
   size, factor = sorted(eqn.invars, key=lambda v: isinstance(v, Literal))
   maker = None if isinstance(size, Literal) else makers.get(size)
-  divisor = maker.invars[1] if maker is not None and maker.params.get("name") == "divmod" and size is maker.outvars[0] else None
+  divisor = (
+    maker.invars[1]
+    if maker is not None and maker.params.get("name") == "divmod" and size is maker.outvars[0]
+    else None
+  )
   return bool(abs(factor.val) <= (abs(divisor.val) if isinstance(divisor, Literal) else 1))
 
 
@@ -259,7 +306,9 @@ def _is_within_sizes(eqn: Any, makers: dict[Any, Any]) -> bool:
 def _primitives_by_products(dim: Any) -> frozenset[str]:
   """The primitives that multiply, or compute with products, in the formula of a symbolic dimension."""
   names = tuple(sorted(shape_poly.dimension_variables(dim)))
-  return frozenset(eqn.primitive.name for eqn in _by_products(_dimension_jaxpr(dim, names, np.int32)))
+  return frozenset(
+    eqn.primitive.name for eqn in _by_products(_dimension_jaxpr(dim, names, np.int32))
+  )
 
 
 def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
@@ -273,7 +322,9 @@ def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
       if id(eqn) in wide:
         operands = [lax.convert_element_type(x, dtype) for x in operands]
       results = eqn.primitive.bind(*operands, **eqn.params)
-      values.update(zip(eqn.outvars, results if eqn.primitive.multiple_results else [results], strict=True))
+      values.update(
+        zip(eqn.outvars, results if eqn.primitive.multiple_results else [results], strict=True)
+      )
     return lax.convert_element_type(values[jaxpr.outvars[0]], dtype)
 
   with jax.enable_x64(True):

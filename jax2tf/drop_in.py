@@ -15,7 +15,14 @@ from jax2tf import api
 from jax2tf.tf_calls import call_tf
 
 _PACKAGE = "jax.experimental.jax2tf"
-_PUBLIC = ("DisabledSafetyCheck", "PolyShape", "convert", "dtype_of_val", "eval_polymorphic_shape", "split_to_logical_devices")
+_PUBLIC = (
+  "DisabledSafetyCheck",
+  "PolyShape",
+  "convert",
+  "dtype_of_val",
+  "eval_polymorphic_shape",
+  "split_to_logical_devices",
+)
 
 
 def install() -> contextlib.ExitStack:
@@ -46,7 +53,11 @@ def install() -> contextlib.ExitStack:
 
 def _take_away() -> dict[str, Any]:
   """Removes all modules of the package from sys.modules, and returns them."""
-  return {name: sys.modules.pop(name) for name in list(sys.modules) if f"{name}.".startswith(f"{_PACKAGE}.")}
+  return {
+    name: sys.modules.pop(name)
+    for name in list(sys.modules)
+    if f"{name}.".startswith(f"{_PACKAGE}.")
+  }
 
 
 def _put_back(modules: dict[str, Any], package: Any) -> None:

@@ -65,13 +65,17 @@ def tensor(array: Any, mesh: Any, *axes: str | None) -> tf.Tensor:
   values, dtensor = np.asarray(array), tf.experimental.dtensor
   sharding = getattr(array, "sharding", None)
   if axes:
-    wanted = dtensor.Layout([axis or dtensor.UNSHARDED for axis in (*axes, *[None] * (values.ndim - len(axes)))], mesh)
+    wanted = dtensor.Layout(
+      [axis or dtensor.UNSHARDED for axis in (*axes, *[None] * (values.ndim - len(axes)))], mesh
+    )
   elif isinstance(sharding, NamedSharding) and sharding.spec != PartitionSpec():
     wanted = layout(sharding, values.ndim, mesh)
   else:
     wanted = dtensor.Layout.replicated(mesh, values.ndim)
   # Each device gets its shard alone. `copy_to_mesh` would put the whole array on each.
-  return dtensor.pack([values[_shard(values.shape, wanted, place)] for place in mesh.local_device_locations()], wanted)
+  return dtensor.pack(
+    [values[_shard(values.shape, wanted, place)] for place in mesh.local_device_locations()], wanted
+  )
 
 
 def _shard(shape: Sequence[int], wanted: Any, place: Mapping[str, int]) -> tuple[slice, ...]:
@@ -82,7 +86,9 @@ def _shard(shape: Sequence[int], wanted: Any, place: Mapping[str, int]) -> tuple
       return slice(None)
     each, left = divmod(size, wanted.mesh.dim_size(axis))
     if left:
-      raise ValueError(f"a dimension of size {size} cannot be split over the {wanted.mesh.dim_size(axis)} devices of {axis!r}")
+      raise ValueError(
+        f"a dimension of size {size} cannot be split over the {wanted.mesh.dim_size(axis)} devices of {axis!r}"
+      )
     return slice(place[axis] * each, (place[axis] + 1) * each)
 
   return tuple(map(share, shape, wanted.sharding_specs))

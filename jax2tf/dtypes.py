@@ -167,7 +167,9 @@ def tensor_of(val: Any, dtype: tf.DType) -> tf.Tensor:
   if isinstance(val, tf.Tensor):
     return val if val.dtype == dtype else tf.cast(val, dtype)
   if type(val) is int and dtype.is_integer and not dtype.min <= val <= dtype.max:
-    raise OverflowError(f"argument {val} does not fit {dtype.name}; enable jax_enable_x64, or pass an array")
+    raise OverflowError(
+      f"argument {val} does not fit {dtype.name}; enable jax_enable_x64, or pass an array"
+    )
   if isinstance(val, jax.Array):
     val = jax.random.key_data(val) if is_key(val.dtype) else val
     return tf.constant(np.asarray(val), dtype)

@@ -44,7 +44,10 @@ def exchange(written: Path, target: Path) -> bool:
 
 def _swapped(one: Path, other: Path) -> bool:
   rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-  return rename is not None and rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+  return (
+    rename is not None
+    and rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+  )
 
 
 def make_folder(folder: Path) -> list[Path]:

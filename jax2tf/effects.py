@@ -19,7 +19,9 @@ _EFFECTFUL = (*PRINTS, _jax_compat.io_callback_p)
 CALLBACKS = (*_EFFECTFUL, _jax_compat.pure_callback_p)
 
 
-def differing(function: str, derivative: ClosedJaxpr, ran: ClosedJaxpr, otherwise: str, advice: str) -> Exception | None:
+def differing(
+  function: str, derivative: ClosedJaxpr, ran: ClosedJaxpr, otherwise: str, advice: str
+) -> Exception | None:
   """The error for a derivative whose effects differ from those of `ran`, with the lines; None if they are equal.
 
   `otherwise` ends the reason. For example, a custom rule may print other text than its function.
@@ -38,7 +40,11 @@ def repeated(function: str, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     LoweringError: it has other effects, which would be repeated; with the lines.
   """
   reason = "the function calls back for its effects, which derivatives of this order would repeat"
-  if jaxpr.effects and (gaps := _gaps(reason, "differentiate with JAX before convert", jaxpr, [_jax_compat.io_callback_p])):
+  if jaxpr.effects and (
+    gaps := _gaps(
+      reason, "differentiate with JAX before convert", jaxpr, [_jax_compat.io_callback_p]
+    )
+  ):
     raise lowering_error(function, gaps)
   return quiet(jaxpr)
 
@@ -58,8 +64,14 @@ def _effects(jaxpr: Any) -> Counter[Any]:
   return found
 
 
-def _gaps(reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Sequence[Primitive]) -> list[Gap]:
-  return [Gap(eqn.primitive.name, reason, advice, where()) for eqn, where in equations(jaxpr) if eqn.primitive in primitives]
+def _gaps(
+  reason: str, advice: str, jaxpr: ClosedJaxpr, primitives: Sequence[Primitive]
+) -> list[Gap]:
+  return [
+    Gap(eqn.primitive.name, reason, advice, where())
+    for eqn, where in equations(jaxpr)
+    if eqn.primitive in primitives
+  ]
 
 
 def quiet(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

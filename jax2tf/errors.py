@@ -104,7 +104,19 @@ def lowering_error(function: str, gaps: Iterable[Gap]) -> LoweringError:
 
 
 # Packages whose frames lie between ours and the user's.
-_LIBRARIES = frozenset({"jax2tf", "jax", "jaxlib", "tensorflow", "keras", "tf_keras", "contextlib", "functools", "threading"})
+_LIBRARIES = frozenset(
+  {
+    "jax2tf",
+    "jax",
+    "jaxlib",
+    "tensorflow",
+    "keras",
+    "tf_keras",
+    "contextlib",
+    "functools",
+    "threading",
+  }
+)
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
@@ -112,7 +124,12 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
   frame = _user_frame(sys._getframe(1))
   namespace = frame.f_globals
   warnings.warn_explicit(
-    message, category, frame.f_code.co_filename, frame.f_lineno, namespace.get("__name__"), namespace.setdefault("__warningregistry__", {})
+    message,
+    category,
+    frame.f_code.co_filename,
+    frame.f_lineno,
+    namespace.get("__name__"),
+    namespace.setdefault("__warningregistry__", {}),
   )
 
 
@@ -121,7 +138,9 @@ def _user_frame(frame: types.FrameType) -> types.FrameType:
   while True:
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     # What AutoGraph makes of a function of the user has the user's names, in a temporary file.
-    is_generated = os.path.basename(frame.f_code.co_filename).startswith("__autograph_generated_file")
+    is_generated = os.path.basename(frame.f_code.co_filename).startswith(
+      "__autograph_generated_file"
+    )
     if (package not in _LIBRARIES and not is_generated) or frame.f_back is None:
       return frame
     frame = frame.f_back
@@ -136,9 +155,19 @@ def settling_constraints(error: Exception) -> tuple[str, str] | None:
   does not, if there is one. None for other errors."""
   if found := _COMPARISON.search(str(error)):
     left, relation, right = found.groups()
-    above, below = (str(int(right) + one) if right.lstrip("-").isdecimal() else f"{right} {sign} 1" for one, sign in ((1, "+"), (-1, "-")))
-    holds = {">": f"{left} >= {above}", "<": f"{left} <= {below}"}.get(relation, f"{left} {relation} {right}")
-    fails = {">": f"{left} <= {right}", "<": f"{left} >= {right}", ">=": f"{left} <= {below}", "<=": f"{left} >= {above}"}[relation]
+    above, below = (
+      str(int(right) + one) if right.lstrip("-").isdecimal() else f"{right} {sign} 1"
+      for one, sign in ((1, "+"), (-1, "-"))
+    )
+    holds = {">": f"{left} >= {above}", "<": f"{left} <= {below}"}.get(
+      relation, f"{left} {relation} {right}"
+    )
+    fails = {
+      ">": f"{left} <= {right}",
+      "<": f"{left} >= {right}",
+      ">=": f"{left} <= {below}",
+      "<=": f"{left} >= {above}",
+    }[relation]
     return holds, fails
   if found := _REMAINDER.search(str(error)):
     return f"{found[1]} == 0", ""
@@ -162,6 +191,4 @@ def _hint(holds: str, fails: str) -> str:
       f'If it holds for all sizes that you use, pass polymorphic_constraints=["{holds}"]; if for none, ["{fails}"]. '
       "Or give the dimension a number"
     )
-  return (
-    f'If it is 0 for all sizes that you use, pass polymorphic_constraints=["{holds}"], or write the dimension as a multiple, such as "4*b"'
-  )
+  return f'If it is 0 for all sizes that you use, pass polymorphic_constraints=["{holds}"], or write the dimension as a multiple, such as "4*b"'

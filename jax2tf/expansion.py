@@ -45,7 +45,9 @@ def why_not(eqn: Any) -> str | None:
 
 def _expanded(eqn: Any) -> Any:
   if rule_for(eqn.primitive) is None and eqn.primitive.name not in UNSUPPORTED:
-    with contextlib.suppress(Exception):  # any exception of a library's code; preflight reports it by `why_not`
+    with contextlib.suppress(
+      Exception
+    ):  # any exception of a library's code; preflight reports it by `why_not`
       return _call(eqn)
   return eqn
 
@@ -70,13 +72,17 @@ def _call(eqn: Any) -> Any:
     return (fun or eqn.primitive.impl)(*given, **eqn.params)
 
   call.__name__ = eqn.primitive.name
-  specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
+  specs = [
+    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars
+  ]
   try:
     with eqn.ctx.manager:
       traced = jax.make_jaxpr(jax.jit(call))(*specs).jaxpr
       [called] = traced.eqns
   except Exception as error:
-    raise ValueError(f"its {kind} is not a JAX function: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+    raise ValueError(
+      f"its {kind} is not a JAX function: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    ) from error
   if (called.invars, called.outvars) != (traced.invars, traced.outvars):
     raise ValueError(f"its {kind} holds a tracer of another trace")
   if any(_same(inner, eqn) for inner, _ in equations(called.params["jaxpr"])):

@@ -32,7 +32,9 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
   """
   if not (of.wrt and of.results):
     return run(of.program, *primals)
-  found = _Differentiable(of, run, primals, is_asked=any(_tf_compat.is_watched(primals[i]) for i in of.wrt))
+  found = _Differentiable(
+    of, run, primals, is_asked=any(_tf_compat.is_watched(primals[i]) for i in of.wrt)
+  )
   if of.may_wait and not _tf_compat.is_saving() and (remembering := run.remembering()):
     return found.call(functools.partial(_results, of, remembering, primals), of.jaxpr)
   return found.call(functools.partial(_forward, of, run, primals, found.is_asked), of.jaxpr)
@@ -42,7 +44,9 @@ def call(of: Derivative, run: Emitter, *primals: tf.Tensor) -> list[tf.Tensor]:
 _Residuals = Callable[[Emitter], Sequence[tf.Tensor]] | Exception
 
 
-def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_asked: bool) -> tuple[list[tf.Tensor], _Residuals]:
+def _forward(
+  of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_asked: bool
+) -> tuple[list[tf.Tensor], _Residuals]:
   """(results, residuals), both computed now; `is_asked` if a tape around is known to ask for derivatives."""
   if isinstance(forward := of.forward, Exception):  # which matters only if the derivative is used
     return run(of.program, *primals), forward
@@ -54,13 +58,19 @@ def _forward(of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_aske
   return outs[:n_out] if of.keeps_values else run(of.program, *primals), lambda here: residuals
 
 
-def _results(of: Derivative, run: Memory, primals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], _Residuals]:
+def _results(
+  of: Derivative, run: Memory, primals: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], _Residuals]:
   """(results, residuals). Residuals are computed when a tape needs them, in the same scope, reusing its tensors.
 
   The graph may still grow while TensorFlow builds gradients, which capture more of its tensors. A function that is saved is complete.
   """
   outs = run(of.program, *primals)
-  here, device, name_scope = next(scopes.scopes_around()), primals[0].device, f"{tf.get_current_name_scope()}/"
+  here, device, name_scope = (
+    next(scopes.scopes_around()),
+    primals[0].device,
+    f"{tf.get_current_name_scope()}/",
+  )
 
   @functools.cache
   def residuals() -> list[tf.Tensor]:
@@ -68,7 +78,10 @@ def _results(of: Derivative, run: Memory, primals: Sequence[tf.Tensor]) -> tuple
     with here.entered(), tf.device(device), tf.name_scope(name_scope):
       return _cut(run.again(_forward_of(of).program, *primals)[len(outs) :])
 
-  return outs, lambda here: _recomputed(of, primals, here) if _tf_compat.is_saving() else residuals()
+  return (
+    outs,
+    lambda here: _recomputed(of, primals, here) if _tf_compat.is_saving() else residuals(),
+  )
 
 
 def _recomputed(of: Derivative, primals: Sequence[tf.Tensor], here: Emitter) -> list[tf.Tensor]:
@@ -97,7 +110,9 @@ class _Differentiable:
   primals: Sequence[tf.Tensor]
   is_asked: bool = False
 
-  def call(self, compute: Callable[[], tuple[list[tf.Tensor], _Residuals]], of: ClosedJaxpr) -> list[tf.Tensor]:
+  def call(
+    self, compute: Callable[[], tuple[list[tf.Tensor], _Residuals]], of: ClosedJaxpr
+  ) -> list[tf.Tensor]:
     """The results, with derivatives; `compute`, which has the effects of `of`, gives them and the residuals."""
     operands = [self.primals[i] for i in self.of.wrt]
     pull, push = _in_scope("jax2tf_vjp", self.pull), _in_scope("jax2tf_jvp", self.push)
@@ -108,7 +123,11 @@ class _Differentiable:
     if isinstance(residuals, Exception):
       return self._refuse(residuals)
     if not self.of.saved_orders and patches.is_saved_gradient():
-      return self._refuse(LookupError("the SavedModel holds no derivative of this order: save it with a larger gradient_orders"))
+      return self._refuse(
+        LookupError(
+          "the SavedModel holds no derivative of this order: save it with a larger gradient_orders"
+        )
+      )
     given = tuple(i for i in self.of.results if not patches.is_missing(cotangents[i]))
     if isinstance(backward := self.of.backward(given), Exception):
       return self._refuse(backward)
@@ -126,8 +145,14 @@ class _Differentiable:
       return results, functools.partial(_recomputed, pullback, arguments)
 
     found = _Differentiable(pullback, here, arguments).call(compute, backward.program.jaxpr)
-    named = [tf.identity(_conjugate(x), "jax2tf_out") for x in nans.checked(found, f"the gradient of '{self.of.function}'")]
-    return [x if i in backward.reached else patches.missing(x) for i, x in zip(self.of.wrt, named, strict=True)]
+    named = [
+      tf.identity(_conjugate(x), "jax2tf_out")
+      for x in nans.checked(found, f"the gradient of '{self.of.function}'")
+    ]
+    return [
+      x if i in backward.reached else patches.missing(x)
+      for i, x in zip(self.of.wrt, named, strict=True)
+    ]
 
   def _refuse(self, error: Exception) -> Sequence[tf.Tensor]:
     """Raises the error. In a SavedModel, where no Python runs, the cotangents raise an InvalidArgumentError with the same message."""
@@ -144,11 +169,20 @@ class _Differentiable:
       like = functools.cache(lambda shape, dtype: tf.fill(shape, tf.zeros([], dtype)))
       # Built from shapes, not from the primals, which would become arguments of the saved function. The assertion fails first.
       wrt = [self.primals[i] for i in self.of.wrt]
-      return [like(tuple(x.shape.as_list()), x.dtype) if x.shape.is_fully_defined() else tf.identity(x) for x in wrt]
+      return [
+        like(tuple(x.shape.as_list()), x.dtype) if x.shape.is_fully_defined() else tf.identity(x)
+        for x in wrt
+      ]
 
   def push(self, *tangents: tf.Tensor) -> list[tf.Tensor | None]:
     """Tangents of the arguments -> those of the results."""
-    found = dict(zip(self.of.results, call(self.of.pushforward, self.run.here(), *self.primals, *tangents), strict=True))
+    found = dict(
+      zip(
+        self.of.results,
+        call(self.of.pushforward, self.run.here(), *self.primals, *tangents),
+        strict=True,
+      )
+    )
     return [found.get(i) for i in range(len(self.of.jaxpr.out_avals))]
 
 

@@ -49,7 +49,9 @@ class Constants:
   def __init__(self) -> None:
     self._outermost = scopes.scope_here()
     self._name_scope = "/".join(filter(None, [tf.get_current_name_scope(), "constants/"]))
-    self._tensors: dict[int, tuple[Any, tf.Tensor]] = {}  # keeps the array alive, so that its id stays unique
+    self._tensors: dict[
+      int, tuple[Any, tf.Tensor]
+    ] = {}  # keeps the array alive, so that its id stays unique
     self._small: dict[tuple[scopes.Scope, bytes, str], tf.Tensor] = {}
 
   def __call__(self, value: Any, aval: Any) -> tf.Tensor:
@@ -110,7 +112,9 @@ class Lowering:
 
   def here(self) -> Lowering:
     """The same for the graph under construction now, which may be that of a gradient function."""
-    return replace(self, dimensions=self.dimensions.here(), constants=Constants(), values=None, reuse=False)
+    return replace(
+      self, dimensions=self.dimensions.here(), constants=Constants(), values=None, reuse=False
+    )
 
   def remembering(self) -> Lowering:
     """The same, but caching computed values."""
@@ -120,7 +124,9 @@ class Lowering:
     """The results of a program, reusing cached values."""
     return replace(self, reuse=True)(program, *operands)
 
-  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
+  def lower(
+    self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()
+  ) -> list[tf.Tensor]:
     """As `emit`, of an inner jaxpr, whose operands are in `places`."""
     return self.emit(caller, program_of(jaxpr, places), *operands)
 
@@ -135,14 +141,22 @@ class Lowering:
         for eqn in group:
           operands = self.read(env, eqn.invars)
           with self._on(placed.run(eqn)), self.watch(eqn, caller):
-            env.update(zip(eqn.outvars, self.equation(eqn, operands, caller, placed.of(eqn.invars)), strict=True))
+            env.update(
+              zip(
+                eqn.outvars,
+                self.equation(eqn, operands, caller, placed.of(eqn.invars)),
+                strict=True,
+              )
+            )
           if values:
             values.name(eqn)
     return self.read(env, program.jaxpr.outvars)
 
   def environment(self, jaxpr: ClosedJaxpr, operands: Sequence[tf.Tensor]) -> Env:
     """The tensors of the constants and arguments of a jaxpr."""
-    constants = {v: self.constants(c, v.aval) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True)}
+    constants = {
+      v: self.constants(c, v.aval) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True)
+    }
     return constants | dict(zip(jaxpr.invars, operands, strict=True))
 
   def _on(self, place: str | None) -> contextlib.AbstractContextManager[Any]:
@@ -154,7 +168,12 @@ class Lowering:
     return [self.constants(v.val, v.aval) if isinstance(v, Literal) else env[v] for v in atoms]
 
   def equation(
-    self, eqn: Any, operands: list[tf.Tensor], caller: str, places: Places = (), inner: Lower | None = None
+    self,
+    eqn: Any,
+    operands: list[tf.Tensor],
+    caller: str,
+    places: Places = (),
+    inner: Lower | None = None,
   ) -> Sequence[tf.Tensor]:
     """The results of one equation by its rule, whose inner jaxprs `inner` lowers; by default this lowering."""
     where = functools.partial(user_line, eqn, caller)
@@ -165,7 +184,9 @@ class Lowering:
       return (inner or self.lower)(where(), jaxpr, *operands, places=operand_places)
 
     def inside(compiled: bool, sizes: dict[str, Any]) -> Callable[..., list[tf.Tensor]]:
-      lowering = replace(self, compiled=compiled, dimensions=self.dimensions.also(sizes), values=None, reuse=False)
+      lowering = replace(
+        self, compiled=compiled, dimensions=self.dimensions.also(sizes), values=None, reuse=False
+      )
       return functools.partial(lowering.lower, where())
 
     ctx = RuleContext(
@@ -183,9 +204,13 @@ class Lowering:
     try:
       with eqn.ctx.manager:  # jax_threefry_partitionable, as it was when JAX traced the equation
         results = _sharded(ctx, eqn, _results(ctx, eqn, operands))
-      return [self._checked(tensor, aval, ctx) for tensor, aval in zip(results, avals_out, strict=True)]
+      return [
+        self._checked(tensor, aval, ctx) for tensor, aval in zip(results, avals_out, strict=True)
+      ]
     except Exception as error:
-      if not getattr(error, "__notes__", None) and not isinstance(error, errors.LoweringError | errors.InternalError):
+      if not getattr(error, "__notes__", None) and not isinstance(
+        error, errors.LoweringError | errors.InternalError
+      ):
         error.add_note(f"while lowering '{eqn.primitive}' at {where()}")
       raise
 
@@ -211,7 +236,9 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
   rule = rule_for(eqn.primitive)
   if rule is None:  # `prepare` checked the user's jaxpr, but a rule created this one
     ctx.refuse(*gap(eqn))
-  results = rule(ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS})
+  results = rule(
+    ctx, *operands, **{k: v for k, v in eqn.params.items() if k not in PLACEMENT_PARAMS}
+  )
   if not eqn.primitive.multiple_results:
     return (results,)
   return results
@@ -221,12 +248,21 @@ def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequen
   """The results with the shardings of the equation or of their avals; calls, loops and branches did this inside."""
   if not ctx.destination.spreads or inner_jaxprs(eqn):
     return results
-  said = None if eqn.primitive.multiple_results else eqn.params.get("out_sharding", eqn.params.get("sharding"))
+  said = (
+    None
+    if eqn.primitive.multiple_results
+    else eqn.params.get("out_sharding", eqn.params.get("sharding"))
+  )
   free = eqn.params.get("unconstrained_dims", ())
-  return [ctx.sharded(y, said or _jax_compat.explicit_sharding(aval), free) for y, aval in zip(results, ctx.avals_out, strict=True)]
+  return [
+    ctx.sharded(y, said or _jax_compat.explicit_sharding(aval), free)
+    for y, aval in zip(results, ctx.avals_out, strict=True)
+  ]
 
 
-def dimension_values(of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues]) -> tuple[DimensionValues, list[tf.Operation]]:
+def dimension_values(
+  of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues],
+) -> tuple[DimensionValues, list[tf.Operation]]:
   """The dimension variables that `of` makes, given a function that lowers jaxprs without symbolic shapes; and their assertions."""
   lowering = Lowering(DimensionValues({}, _no_dimensions))
   return of(functools.partial(lowering.lower, UNKNOWN)), lowering.notes.assertions

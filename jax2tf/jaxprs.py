@@ -37,9 +37,15 @@ def variables(atoms: Iterable[Any]) -> list[Any]:
 def part(jaxpr: Any, eqns: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
   """Some equations of a jaxpr as a separate jaxpr: values from the rest -> `results`."""
   made = {v for eqn in eqns for v in eqn.outvars}
-  operands = [v for v in dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars)) if v not in made]
+  operands = [
+    v for v in dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars)) if v not in made
+  ]
   names = jaxpr.debug_info.with_unknown_names()
-  return closed(opened(jaxpr).replace(constvars=[], invars=operands, outvars=list(results), eqns=list(eqns), debug_info=names))
+  return closed(
+    opened(jaxpr).replace(
+      constvars=[], invars=operands, outvars=list(results), eqns=list(eqns), debug_info=names
+    )
+  )
 
 
 def inner_jaxprs(eqn: Any) -> list[Jaxpr]:
@@ -48,7 +54,9 @@ def inner_jaxprs(eqn: Any) -> list[Jaxpr]:
 
 
 def equations(
-  jaxpr: Any, inside: Callable[[Any], Sequence[Any]] = inner_jaxprs, of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns
+  jaxpr: Any,
+  inside: Callable[[Any], Sequence[Any]] = inner_jaxprs,
+  of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns,
 ) -> Iterator[tuple[Any, Callable[[], str]]]:
   """(equation, a function that returns the user's line) for all equations, those of inner jaxprs included, each jaxpr once.
 
@@ -119,7 +127,9 @@ def map_inner(eqn: Any, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Any:
       return change(value)
     if isinstance(value, Jaxpr):  # JAX 0.10: of jax.checkpoint
       return opened(change(closed(value)))
-    if isinstance(value, tuple | list) and any(isinstance(item, ClosedJaxpr | Jaxpr) for item in value):
+    if isinstance(value, tuple | list) and any(
+      isinstance(item, ClosedJaxpr | Jaxpr) for item in value
+    ):
       return type(value)(map(changed, value))
     return value
 
@@ -136,4 +146,10 @@ def contains(jaxpr: Any, primitives: Sequence[Primitive]) -> bool:
 def function_of(eqn: Any) -> Jaxpr | None:
   """The inner jaxpr of an equation that calls it once with its own operands."""
   inner = inner_jaxprs(eqn)
-  return inner[0] if len(inner) == 1 and len(inner[0].invars) == len(eqn.invars) and eqn.primitive not in (P.scan_p, P.while_p) else None
+  return (
+    inner[0]
+    if len(inner) == 1
+    and len(inner[0].invars) == len(eqn.invars)
+    and eqn.primitive not in (P.scan_p, P.while_p)
+    else None
+  )

@@ -28,7 +28,9 @@ on_key_data_p.def_abstract_eval(lambda *_, jaxpr, avals_out: avals_out)
 
 
 @lowers(on_key_data_p, on_keys=True)
-def _on_key_data(ctx: RuleContext, *operands: tf.Tensor, jaxpr: ClosedJaxpr, avals_out: Sequence[Any]) -> list[tf.Tensor]:
+def _on_key_data(
+  ctx: RuleContext, *operands: tf.Tensor, jaxpr: ClosedJaxpr, avals_out: Sequence[Any]
+) -> list[tf.Tensor]:
   """key<fry>[b] u32[b,2], f32[b] ... -> what the jaxpr gives."""
   del avals_out
   return ctx.lower(jaxpr, *operands)
@@ -37,7 +39,9 @@ def _on_key_data(ctx: RuleContext, *operands: tf.Tensor, jaxpr: ClosedJaxpr, ava
 def on_words(eqn: Any) -> Any:
   """The equation; of a primitive that moves or compares keys, the same primitive for each uint32 word of the keys."""
   avals_in, avals_out = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
-  if takes_keys(eqn.primitive) or not any(hasattr(a, "dtype") and is_key(a.dtype) for a in (*avals_in, *avals_out)):
+  if takes_keys(eqn.primitive) or not any(
+    hasattr(a, "dtype") and is_key(a.dtype) for a in (*avals_in, *avals_out)
+  ):
     return eqn
 
   def words(avals: Sequence[Any]) -> list[int | None]:
@@ -53,4 +57,6 @@ def on_words(eqn: Any) -> Any:
   physical = [_jax_compat.physical_aval(aval) for aval in avals_in]
   with eqn.ctx.manager:
     jaxpr = jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in physical])
-  return eqn.replace(primitive=on_key_data_p, params={"jaxpr": jaxpr, "avals_out": tuple(avals_out)})
+  return eqn.replace(
+    primitive=on_key_data_p, params={"jaxpr": jaxpr, "avals_out": tuple(avals_out)}
+  )

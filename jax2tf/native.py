@@ -37,15 +37,40 @@ from jax2tf.registry import IN_TENSORFLOW
 
 # Primitives that JAX lowers to LAPACK on CPU; tests/test_native.py checks that the list is complete.
 LAPACK = (
-  *(P.cholesky_p, P.eig_p, P.eigh_p, P.hessenberg_p, P.householder_product_p, P.lu_p, P.qr_p, P.schur_p, P.svd_p),
-  *(P.triangular_solve_p, P.tridiagonal_p, P.tridiagonal_solve_p, _jax_compat.geqrf_p, _jax_compat.geqp3_p, _jax_compat.ormqr_p),
+  *(
+    P.cholesky_p,
+    P.eig_p,
+    P.eigh_p,
+    P.hessenberg_p,
+    P.householder_product_p,
+    P.lu_p,
+    P.qr_p,
+    P.schur_p,
+    P.svd_p,
+  ),
+  *(
+    P.triangular_solve_p,
+    P.tridiagonal_p,
+    P.tridiagonal_solve_p,
+    _jax_compat.geqrf_p,
+    _jax_compat.geqp3_p,
+    _jax_compat.ormqr_p,
+  ),
 )
 
 
 # The StableHLO version that releases of TensorFlow report (last patches; each has read our modules: docs/reports/readers.md). 2.17 reports
 # 1.1.1, and reads scatters with batching dimensions, but its XLA refuses them.
 _OF_TENSORFLOW = {
-  **{"2.14": "0.14.8", "2.15": "0.14.24", "2.16": "0.17.7", "2.17": "1.0.0", "2.18": "1.7.3", "2.19": "1.9.1", "2.20": "1.12.1"},
+  **{
+    "2.14": "0.14.8",
+    "2.15": "0.14.24",
+    "2.16": "0.17.7",
+    "2.17": "1.0.0",
+    "2.18": "1.7.3",
+    "2.19": "1.9.1",
+    "2.20": "1.12.1",
+  },
   "2.21": "1.13.7",
 }
 
@@ -61,7 +86,9 @@ def stablehlo_version(reader: str | None) -> str:
   if (release := ".".join(reader.split(".")[:2])) in _OF_TENSORFLOW:
     return _OF_TENSORFLOW[release]
   numbers = _numbers(reader)
-  if len(numbers) != 3 or not _numbers("0.9.0") <= numbers <= _numbers(stablehlo.get_current_version()):
+  if len(numbers) != 3 or not _numbers("0.9.0") <= numbers <= _numbers(
+    stablehlo.get_current_version()
+  ):
     raise ValueError(
       f"stablehlo_version = {reader!r} is neither a TensorFlow release among {', '.join(_OF_TENSORFLOW)} nor a StableHLO version "
       f"from 0.9.0 to {stablehlo.get_current_version()}, the newest that this JAX writes"
@@ -111,7 +138,9 @@ class Native:
   def remembering(self) -> None:
     """A module gives all of its results."""
 
-  def lower(self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()) -> list[tf.Tensor]:
+  def lower(
+    self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()
+  ) -> list[tf.Tensor]:
     """As `Lowering.lower`. Equations that no module can hold go to their graph rules; all between two of these is one module."""
     del places  # JAX has them
     kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *CALLBACKS, *IN_TENSORFLOW)
@@ -123,7 +152,13 @@ class Native:
       if is_outside:
         for eqn in part.eqns:  # the inside of a call, a loop or a branch is lowered natively
           inner = self.graph.lower if eqn.primitive in kinds else self.lower
-          env.update(zip(eqn.outvars, self.graph.equation(eqn, read(env, eqn.invars), caller, inner=inner), strict=True))
+          env.update(
+            zip(
+              eqn.outvars,
+              self.graph.equation(eqn, read(env, eqn.invars), caller, inner=inner),
+              strict=True,
+            )
+          )
       else:
         env.update(zip(part.outvars, self._module(part, read(env, part.invars)), strict=True))
     return read(env, jaxpr.outvars)
@@ -133,7 +168,10 @@ class Native:
     version, module = _exported(jaxpr, tuple(dimensions.variables), self.target)
     shardings = operand_shardings(jaxpr)
     outs = [None if isinstance(v, Literal) else v for v in jaxpr.outvars]
-    bytes_in, bytes_out = ([tf_dtype(in_bytes(aval.dtype)) for aval in avals] for avals in (jaxpr.in_avals, jaxpr.out_avals))
+    bytes_in, bytes_out = (
+      [tf_dtype(in_bytes(aval.dtype)) for aval in avals]
+      for avals in (jaxpr.in_avals, jaxpr.out_avals)
+    )
     operands = [tf.cast(x, dtype) for x, dtype in zip(operands, bytes_in, strict=True)]
     operands = _annotated(operands, [*map(shardings.get, jaxpr.invars)])
     if variables := dimensions.variables.values():
@@ -156,7 +194,9 @@ class Native:
 def _annotated(tensors: Sequence[tf.Tensor], shardings: Sequence[Any]) -> list[tf.Tensor]:
   """The module has the shardings of its arguments and results; TensorFlow needs them outside of it as well."""
   return [
-    x if sharding is None else _tf_compat.xla_sharding(x, _jax_compat.hlo_sharding(sharding, x.shape.rank))
+    x
+    if sharding is None
+    else _tf_compat.xla_sharding(x, _jax_compat.hlo_sharding(sharding, x.shape.rank))
     for x, sharding in zip(tensors, shardings, strict=True)
   ]
 
@@ -169,22 +209,37 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
   """
   del places
   graphs = [
-    ("call_tf", where()) for eqn, where in jaxprs.equations(jaxpr) if eqn.primitive.name == "call_tf" and eqn.params.get("call_tf_graph")
+    ("call_tf", where())
+    for eqn, where in jaxprs.equations(jaxpr)
+    if eqn.primitive.name == "call_tf" and eqn.params.get("call_tf_graph")
   ]
   if graphs:
     reason = "with call_tf_graph=True the module only refers to the function, which only JAX's own jax2tf.convert supports"
-    raise errors.lowering_error(function, [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs])
-  if runs_on_several_devices(jaxpr):  # between modules of several, nothing can be lowered to one device
-    _refuse_on_several(jaxpr, function, CALLBACKS, "it calls back into Python", "remove this line before conversion")
+    raise errors.lowering_error(
+      function,
+      [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs],
+    )
+  if runs_on_several_devices(
+    jaxpr
+  ):  # between modules of several, nothing can be lowered to one device
+    _refuse_on_several(
+      jaxpr, function, CALLBACKS, "it calls back into Python", "remove this line before conversion"
+    )
     if "cpu" in target.platforms:
       advice = "convert the single-device function, or choose other native_serialization_platforms"
-      _refuse_on_several(jaxpr, function, LAPACK, "TensorFlow's XLA has no handler for it on CPU", advice)
+      _refuse_on_several(
+        jaxpr, function, LAPACK, "TensorFlow's XLA has no handler for it on CPU", advice
+      )
   return Program(jaxpr, jaxpr.eqns, NOWHERE)
 
 
-def _refuse_on_several(jaxpr: ClosedJaxpr, function: str, primitives: Sequence[Any], reason: str, advice: str) -> None:
+def _refuse_on_several(
+  jaxpr: ClosedJaxpr, function: str, primitives: Sequence[Any], reason: str, advice: str
+) -> None:
   gaps = [
-    errors.Gap(eqn.primitive.name, f"{reason}, and the function runs on several devices", advice, where())
+    errors.Gap(
+      eqn.primitive.name, f"{reason}, and the function runs on several devices", advice, where()
+    )
     for eqn, where in equations(jaxpr)
     if eqn.primitive in primitives
   ]
@@ -206,12 +261,16 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
   fun: Any = functools.partial(_on_bytes, inner)
   if variables:
     scope = _scope_of(jaxpr)
-    sizes = jax.ShapeDtypeStruct((*export.symbolic_shape(", ".join(variables), scope=scope), 0), np.int8)
+    sizes = jax.ShapeDtypeStruct(
+      (*export.symbolic_shape(", ".join(variables), scope=scope), 0), np.int8
+    )
     specs, fun = [sizes, *specs], lambda _, *args: _on_bytes(inner, *args)
     arguments = (jit_info.UNSPECIFIED, *arguments)
   jitted = jax.jit(fun, keep_unused=True, in_shardings=arguments, out_shardings=results)
   with _jax_compat.with_plain_shardings():
-    exported = export.export(jitted, platforms=target.platforms, disabled_checks=target.disabled_checks)(*specs)
+    exported = export.export(
+      jitted, platforms=target.platforms, disabled_checks=target.disabled_checks
+    )(*specs)
     _jax_compat.forget_lowering(jitted.trace(*specs).jaxpr)
   # Version 10 of the convention adds whether shardings are in Shardy, and these are not; 9 adds tokens, and there are none here.
   convention = 8 if _numbers(target.stablehlo_version) < _numbers(_OF_TENSORFLOW["2.16"]) else 9
@@ -232,13 +291,19 @@ def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
   if len(eqns := jaxpr.eqns) == 1 and eqns[0].primitive is P.jit_p:
     (eqn,) = eqns
     if eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars:
-      return eqn.params["jaxpr"], tuple(eqn.params["in_shardings"]), list(eqn.params["out_shardings"])
+      return (
+        eqn.params["jaxpr"],
+        tuple(eqn.params["in_shardings"]),
+        list(eqn.params["out_shardings"]),
+      )
   return jaxpr, (jit_info.UNSPECIFIED,) * len(jaxpr.in_avals), jit_info.UNSPECIFIED
 
 
 def _scope_of(jaxpr: ClosedJaxpr) -> Any:
   avals = [*jaxpr.in_avals, *(v.aval for eqn in jaxpr.eqns for v in eqn.outvars)]
-  symbolic = (d for aval in avals for d in getattr(aval, "shape", ()) if shape_poly.is_symbolic_dim(d))
+  symbolic = (
+    d for aval in avals for d in getattr(aval, "shape", ()) if shape_poly.is_symbolic_dim(d)
+  )
   dim = next(symbolic, None)
   return export.SymbolicScope() if dim is None else dim.scope
 
@@ -267,7 +332,9 @@ def _serialized(text: str, version: str) -> bytes:
     with context.attach_diagnostic_handler(note):
       try:
         artifact = stablehlo.serialize_portable_artifact(module, version)
-        if _numbers(version) < _numbers(_OLDER):  # with lines, for the error; without, because MLIR's ranges of lines are newer
+        if _numbers(version) < _numbers(
+          _OLDER
+        ):  # with lines, for the error; without, because MLIR's ranges of lines are newer
           plain = ir.Module.parse(str(module.operation.get_asm(enable_debug_info=False)))
           artifact = stablehlo.serialize_portable_artifact(plain, version)
         return artifact
@@ -303,7 +370,9 @@ def _call_decompositions(module: Any) -> None:
   module.operation.walk(visit)
   for op in composites:
     with ir.InsertionPoint(op), op.location:
-      call = func.CallOp([result.type for result in op.results], op.attributes["decomposition"], list(op.operands))
+      call = func.CallOp(
+        [result.type for result in op.results], op.attributes["decomposition"], list(op.operands)
+      )
     for old, new in zip(op.results, call.operation.results, strict=True):
       old.replace_all_uses_with(new)
     op.erase()

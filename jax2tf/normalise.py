@@ -28,13 +28,20 @@ def normalised(jaxpr: Jaxpr) -> Jaxpr:
 
   Functions with custom derivative rules stay calls, and so do those with effects or a placement.
   """
-  inside = [jaxprs.map_inner(eqn, normalised) if eqn.primitive in jaxprs.BODIES else eqn for eqn in jaxpr.eqns]
+  inside = [
+    jaxprs.map_inner(eqn, normalised) if eqn.primitive in jaxprs.BODIES else eqn
+    for eqn in jaxpr.eqns
+  ]
   eqns, results = flattened(Flat(), inside, jaxpr.outvars)
-  as_before = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+  as_before = len(eqns) == len(jaxpr.eqns) and all(
+    a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)
+  )
   return jaxpr if as_before else jaxpr.replace(eqns=eqns, outvars=results)
 
 
-def flattened(flat: Flat, eqns: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def flattened(
+  flat: Flat, eqns: Sequence[Any], results: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
   """(equations without calls, results), those that `flat` makes of these."""
   flat.add(eqns)
   new_results = [flat.read(v) for v in results]
@@ -63,7 +70,11 @@ class Flat:
     """Adds equations, with the calls among them inlined."""
     for eqn in eqns:
       operands = [self.read(v) for v in eqn.invars]
-      results = self._called(eqn, operands) if _is_plain(eqn) else self.results(_with_operands(eqn, operands))
+      results = (
+        self._called(eqn, operands)
+        if _is_plain(eqn)
+        else self.results(_with_operands(eqn, operands))
+      )
       self._atoms.update(zip(eqn.outvars, results, strict=True))
 
   def results(self, eqn: Any) -> list[Any]:
@@ -101,7 +112,9 @@ def _converted(eqn: Any) -> Literal | None:
   with np.errstate(all="ignore"):
     new = number.astype(aval.dtype)
     is_exact = bool(new.astype(number.dtype) == number)
-  rounds_as_xla = jax.dtypes.issubdtype(aval.dtype, np.floating) and abs(new) >= jnp.finfo(aval.dtype).tiny
+  rounds_as_xla = (
+    jax.dtypes.issubdtype(aval.dtype, np.floating) and abs(new) >= jnp.finfo(aval.dtype).tiny
+  )
   return Literal(new[()], aval) if is_exact or rounds_as_xla or number.dtype == aval.dtype else None
 
 

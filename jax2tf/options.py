@@ -16,15 +16,23 @@ from jax2tf.placement.devices import PLATFORMS, Destination, place_named, place_
 
 
 def check_platforms(argument: str, platforms: Any) -> None:
-  if not isinstance(platforms, list | tuple) or not platforms or not all(p in PLATFORMS for p in platforms):
-    raise ValueError(f"{argument} must be a sequence containing a subset of {PLATFORMS}, got {platforms!r}")
+  if (
+    not isinstance(platforms, list | tuple)
+    or not platforms
+    or not all(p in PLATFORMS for p in platforms)
+  ):
+    raise ValueError(
+      f"{argument} must be a sequence containing a subset of {PLATFORMS}, got {platforms!r}"
+    )
 
 
 _PLACE = re.compile(r"(cpu|gpu|cuda|rocm|tpu)(:\d+)?|host")
 _TF_DEVICE = re.compile(r"(/job:\w+)?(/replica:\d+)?(/task:\d+)?(/device:|/)?[A-Za-z_]+:\d+")
 
 
-def destination_of(platforms: Any, device_map: Any, keep_shardings: bool, dtensor_mesh: Any = None) -> Destination:
+def destination_of(
+  platforms: Any, device_map: Any, keep_shardings: bool, dtensor_mesh: Any = None
+) -> Destination:
   """Validates where the graph will run."""
   if platforms is not None:
     check_platforms("platforms", platforms)
@@ -32,9 +40,13 @@ def destination_of(platforms: Any, device_map: Any, keep_shardings: bool, dtenso
   for key, device in (device_map or {}).items():
     place = place_named(key) if isinstance(key, str) and _PLACE.fullmatch(key) else place_of(key)
     if place is None:
-      raise ValueError(f'device_map: {key!r} is not a JAX device; name one by a jax.Device, "gpu:1", "gpu" or "host"')
+      raise ValueError(
+        f'device_map: {key!r} is not a JAX device; name one by a jax.Device, "gpu:1", "gpu" or "host"'
+      )
     if device is not None and not (isinstance(device, str) and _TF_DEVICE.fullmatch(device)):
-      raise ValueError(f'device_map[{key!r}] = {device!r} is not a TensorFlow device, such as "/device:GPU:1"')
+      raise ValueError(
+        f'device_map[{key!r}] = {device!r} is not a TensorFlow device, such as "/device:GPU:1"'
+      )
     devices[place] = device
   return Destination(tuple(platforms or ()), devices, keep_shardings, dtensor_mesh)
 
@@ -56,7 +68,11 @@ def native_target(
   if not native:
     return None
   if not enable_xla:
-    raise ValueError("native_serialization is not supported with enable_xla=False; drop one of the two")
+    raise ValueError(
+      "native_serialization is not supported with enable_xla=False; drop one of the two"
+    )
   # JAX calls the backend "gpu" that it exports to as cuda or rocm.
   default = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-  return Target(tuple(platforms or (default,)), tuple(disabled_checks), stablehlo_version_of(version))
+  return Target(
+    tuple(platforms or (default,)), tuple(disabled_checks), stablehlo_version_of(version)
+  )

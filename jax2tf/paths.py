@@ -124,13 +124,19 @@ def of(path: Given, what: str = "path") -> Path:
   if not mark or not re.fullmatch(_SCHEME, scheme):
     if _JOINED.match(text):
       whole = text.replace(":/", "://", 1)
-      raise ValueError(f"{what} = {text!r} has lost a slash, as pathlib joins them; pass the text {whole!r}, or ./{text} for a local file")
+      raise ValueError(
+        f"{what} = {text!r} has lost a slash, as pathlib joins them; pass the text {whole!r}, or ./{text} for a local file"
+      )
     return Path(text)
   if scheme == "file":
     if not rest.startswith("/"):
-      raise ValueError(f"{what} = {text!r} is not absolute; write file:///folder/name, or a plain path")
+      raise ValueError(
+        f"{what} = {text!r} is not absolute; write file:///folder/name, or a plain path"
+      )
     return Path(rest)
-  known = [name for name in _tensorflow().io.gfile.get_registered_schemes() if name not in ("", "file")]
+  known = [
+    name for name in _tensorflow().io.gfile.get_registered_schemes() if name not in ("", "file")
+  ]
   if scheme not in known:
     raise ValueError(
       f"{what} = {text!r}: TensorFlow has no file system for {scheme}://, only for {', '.join(f'{name}://' for name in sorted(known))}; "
@@ -152,7 +158,9 @@ def local(path: Given, what: str = "path") -> Path:
   text = os.fspath(path)
   scheme, mark, _ = text.partition("://")
   if mark and scheme != "file" and re.fullmatch(_SCHEME, scheme):
-    raise ValueError(f"{what} = {text!r} is not on this machine, and only local files are taken here; copy it first")
+    raise ValueError(
+      f"{what} = {text!r} is not on this machine, and only local files are taken here; copy it first"
+    )
   return of(path, what)
 
 
@@ -211,4 +219,6 @@ def _reported(place: PurePath) -> Iterator[None]:
   try:
     yield
   except _tensorflow().errors.OpError as error:
-    raise OSError(f"{place}: its file system does not answer as it should ({' '.join(error.message.split())})") from error
+    raise OSError(
+      f"{place}: its file system does not answer as it should ({' '.join(error.message.split())})"
+    ) from error

@@ -64,7 +64,9 @@ class Memory(Emitter, Protocol):
 Prepare = Callable[[ClosedJaxpr, str, Places], Program]
 
 
-def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = (), destination: Destination = HERE) -> Program:
+def prepare(
+  jaxpr: ClosedJaxpr, function: str, places: Places = (), destination: Destination = HERE
+) -> Program:
   """The program of a jaxpr, for ordinary ops that run at `destination`.
 
   Raises:
@@ -77,11 +79,15 @@ def prepare(jaxpr: ClosedJaxpr, function: str, places: Places = (), destination:
     _refuse(function, jaxpr, destination, lambda eqn: eqn.primitive.name == "custom_lin")
     jaxpr = _jax_compat.without_refs(jaxpr)
   jaxpr = normalised(jaxpr)
-  _refuse(function, jaxpr, destination, lambda eqn: rule_for(eqn.primitive) is None or _foreign(eqn))
+  _refuse(
+    function, jaxpr, destination, lambda eqn: rule_for(eqn.primitive) is None or _foreign(eqn)
+  )
   return program_of(jaxpr, places)
 
 
-def _refuse(function: str, jaxpr: ClosedJaxpr, destination: Destination, is_gap: Callable[[Any], Any]) -> None:
+def _refuse(
+  function: str, jaxpr: ClosedJaxpr, destination: Destination, is_gap: Callable[[Any], Any]
+) -> None:
   """Raises one error for all equations that are gaps at `destination`."""
   needed = lowered_equations(jaxpr, destination)
   found = [(eqn, where()) for eqn, where in needed if is_gap(eqn)]
@@ -111,12 +117,16 @@ def _foreign(eqn: Any) -> Any:
   return next((dtype for dtype in found if (data := data_of(dtype)) and (data[0] or adds)), None)
 
 
-def equations(jaxpr: Any, inside: Callable[[Any], Sequence[Any]] = jaxprs.inner_jaxprs) -> Iterator[tuple[Any, Callable[[], str]]]:
+def equations(
+  jaxpr: Any, inside: Callable[[Any], Sequence[Any]] = jaxprs.inner_jaxprs
+) -> Iterator[tuple[Any, Callable[[], str]]]:
   """As `jaxprs.equations`, with calls of JAX functions for the primitives of libraries."""
   return jaxprs.equations(jaxpr, inside, expanded)
 
 
-def lowered_equations(jaxpr: Any, destination: Destination) -> Iterator[tuple[Any, Callable[[], str]]]:
+def lowered_equations(
+  jaxpr: Any, destination: Destination
+) -> Iterator[tuple[Any, Callable[[], str]]]:
   """As `equations`, those that become ops at `destination`: no branch for another platform, nothing that a rule leaves out."""
 
   def inside(eqn: Any) -> Sequence[Any]:
@@ -153,7 +163,14 @@ def parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[boo
   found = []
   for held, group in itertools.groupby(enumerate(eqns), key=lambda item: holds(item[1])):
     numbers, some = zip(*group, strict=True)
-    found.append((held, jaxprs.part(jaxpr, some, [v for eqn in some for v in eqn.outvars if uses.get(v, -1) > numbers[-1]])))
+    found.append(
+      (
+        held,
+        jaxprs.part(
+          jaxpr, some, [v for eqn in some for v in eqn.outvars if uses.get(v, -1) > numbers[-1]]
+        ),
+      )
+    )
   return found
 
 
@@ -161,7 +178,9 @@ def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
   """The same, to be differentiated: each device_put has the device of its operand, and its transpose moves the cotangent back there."""
   placed = placement(jaxpr)
   puts = [eqn for eqn in jaxpr.eqns if eqn.primitive is P.device_put_p]
-  targets = {place_of(d): d for eqn in puts for d in eqn.params["devices"] if isinstance(d, jax.Device)}
+  targets = {
+    place_of(d): d for eqn in puts for d in eqn.params["devices"] if isinstance(d, jax.Device)
+  }
   if not (placed.values and targets):
     return jaxpr
 

@@ -36,7 +36,9 @@ class Leaves:
   @classmethod
   def with_paths(cls, leaves: Sequence[Any], tree: Any, paths: Sequence[str]) -> Any:
     """As `of`, from the treedef and the name of each leaf."""
-    is_leaf = len(leaves) == 1 and tree_util.treedef_is_leaf(tree)  # None without leaves is a "leaf" too
+    is_leaf = len(leaves) == 1 and tree_util.treedef_is_leaf(
+      tree
+    )  # None without leaves is a "leaf" too
     return leaves[0] if is_leaf else cls(leaves, tree, paths)
 
 
@@ -66,7 +68,11 @@ def unknown_class(tree: Any) -> type | None:
   if data is None:  # a leaf
     return None
   kind = data[0]
-  if not (kind is type(None) or issubclass(kind, Mapping | list | tuple) or hasattr(kind, "__tf_flatten__")):
+  if not (
+    kind is type(None)
+    or issubclass(kind, Mapping | list | tuple)
+    or hasattr(kind, "__tf_flatten__")
+  ):
     return kind
   return next(filter(None, map(unknown_class, tree.children())), None)
 

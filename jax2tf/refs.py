@@ -71,7 +71,9 @@ def check(arguments: Any, name: str) -> None:
     place = ("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:])
     variable = x.variable
     if not isinstance(variable, tf.Variable):
-      raise TypeError(f"'{name}': jax2tf.Ref takes a tf.Variable, and {place} has a {type(variable).__name__}; pass jax2tf.Ref(variable)")
+      raise TypeError(
+        f"'{name}': jax2tf.Ref takes a tf.Variable, and {place} has a {type(variable).__name__}; pass jax2tf.Ref(variable)"
+      )
     dtype = variable.dtype.as_numpy_dtype
     if (canonical := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
       raise TypeError(
@@ -98,9 +100,13 @@ def check_order(name: str) -> None:
 
 def check_captured(arguments: Any, captured: Sequence[tf.Variable], name: str) -> None:
   """Raises if a TensorFlow function inside (`call_tf`) captures the variable of a ref: it would not see the writes of this call."""
-  if captured and (both := {ref.variable.ref() for ref in refs_of(arguments)} & {v.ref() for v in captured}):
+  if captured and (
+    both := {ref.variable.ref() for ref in refs_of(arguments)} & {v.ref() for v in captured}
+  ):
     names = ", ".join(sorted(v.deref().name for v in both))
-    raise ValueError(f"'{name}' takes {names} as a jax2tf.Ref, and a TensorFlow function inside uses the same variable; pass its value")
+    raise ValueError(
+      f"'{name}' takes {names} as a jax2tf.Ref, and a TensorFlow function inside uses the same variable; pass its value"
+    )
 
 
 def as_values(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +158,11 @@ def variable_of(ref: jax.Ref) -> tf.Variable:
   known = _variables.get(id(ref))
   if known is None or known[0]() is not ref:
     value = ref[...]
-    words = jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+    words = (
+      jax.random.key_data(value)
+      if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+      else value
+    )
     with tf.init_scope():
       variable = tf.Variable(np.asarray(words), trainable=False, name="jax_ref")
     known = _variables[id(ref)] = weakref.ref(ref, functools.partial(_forget, id(ref))), variable
@@ -176,15 +186,23 @@ def of_closed_over(jaxpr: ClosedJaxpr) -> Callable[..., Any]:
     made = [jax.new_ref(value) for value in values]
     fresh = iter(made)
     constants = [next(fresh) if isinstance(c, jax.Ref) else c for c in jaxpr.consts]
-    return jaxpr_as_fun(closed(opened(jaxpr), constants))(*leaves), [jax.freeze(ref) for ref in made]
+    return jaxpr_as_fun(closed(opened(jaxpr), constants))(*leaves), [
+      jax.freeze(ref) for ref in made
+    ]
 
   return pure
 
 
-def written(variables: Sequence[tf.Variable], jaxpr: ClosedJaxpr, values: Sequence[tf.Tensor], results: Any) -> Any:
+def written(
+  variables: Sequence[tf.Variable], jaxpr: ClosedJaxpr, values: Sequence[tf.Tensor], results: Any
+) -> Any:
   """The results, once the variables that the jaxpr of such a function writes have their new values."""
   writes = _writes(opened(jaxpr), len(variables))
-  changed = [(variable, value) for variable, value, is_written in zip(variables, values, writes, strict=True) if is_written]
+  changed = [
+    (variable, value)
+    for variable, value, is_written in zip(variables, values, writes, strict=True)
+    if is_written
+  ]
   if not changed:
     return results
   changed = [(variable, _tf_compat.anchored(value)) for variable, value in changed]
@@ -193,16 +211,24 @@ def written(variables: Sequence[tf.Variable], jaxpr: ClosedJaxpr, values: Sequen
   with tf.control_dependencies([*(value for _, value in changed), *tree_util.tree_leaves(held)]):
     ops = [variable.assign(value, read_value=False) for variable, value in changed]
   with tf.control_dependencies([op for op in ops if op is not None]):
-    return tree_util.tree_map(lambda y, x: mark_keys(tf.identity(x), key_dtype_of(y)), results, held)
+    return tree_util.tree_map(
+      lambda y, x: mark_keys(tf.identity(x), key_dtype_of(y)), results, held
+    )
 
 
 @_jax_compat.weakly_cached
 def _writes(jaxpr: Jaxpr, count: int) -> Sequence[bool]:
   """Whether each of the refs, whose values are the last results, may be written."""
-  frozen = {eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive is _jax_compat.freeze_p}
+  frozen = {
+    eqn.outvars[0]: eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive is _jax_compat.freeze_p
+  }
 
   def may_be_written(ref: Any) -> bool:
-    users = (eqn for eqn in jaxpr.eqns if eqn.primitive is not _jax_compat.freeze_p and any(x is ref for x in eqn.invars))
+    users = (
+      eqn
+      for eqn in jaxpr.eqns
+      if eqn.primitive is not _jax_compat.freeze_p and any(x is ref for x in eqn.invars)
+    )
     # Assume the worst of an equation that takes a ref but declares no effect on it.
     return not all(_jax_compat.only_reads(eqn, ref) for eqn in users)
 
@@ -214,7 +240,9 @@ def with_frozen(jaxpr: ClosedJaxpr, reads: Sequence[int]) -> tuple[ClosedJaxpr, 
 
   It is one if the array is an argument, or closed over. Such an array is frozen, and no longer read.
   """
-  frozen: dict[Any, Any] = {e.invars[0]: e.outvars[0] for e in jaxpr.eqns if e.primitive is _jax_compat.freeze_p}
+  frozen: dict[Any, Any] = {
+    e.invars[0]: e.outvars[0] for e in jaxpr.eqns if e.primitive is _jax_compat.freeze_p
+  }
   results: list[Any] = list(opened(jaxpr).outvars)
   read = {results[i] for i in reads}
   late = [eqn for eqn in jaxpr.eqns if not read.isdisjoint(eqn.outvars) and eqn.invars[0] in frozen]
@@ -227,11 +255,21 @@ def with_frozen(jaxpr: ClosedJaxpr, reads: Sequence[int]) -> tuple[ClosedJaxpr, 
 def check_backward(function: str, jaxpr: ClosedJaxpr, operands: Sequence[int]) -> None:
   """Raises if a backward pass writes the mutable arrays whose values these operands are: TensorFlow's gradients write no variables."""
   values = [opened(jaxpr).invars[i] for i in operands]
-  made = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive in _jax_compat.NEW_REFS and any(eqn.invars[0] is v for v in values)}
-  reason = "the gradient writes a jax.Ref of the caller, and a gradient of TensorFlow writes no variables"
+  made = {
+    eqn.outvars[0]
+    for eqn in jaxpr.eqns
+    if eqn.primitive in _jax_compat.NEW_REFS and any(eqn.invars[0] is v for v in values)
+  }
+  reason = (
+    "the gradient writes a jax.Ref of the caller, and a gradient of TensorFlow writes no variables"
+  )
   advice = "differentiate with JAX before convert, where jax.grad writes the Ref, or return what it writes as a cotangent"
   users = [(eqn, [v for v in variables(eqn.invars) if v in made]) for eqn in jaxpr.eqns]
-  writers = [eqn for eqn, refs in users if not all(_jax_compat.only_reads(eqn, ref) for ref in refs)]
+  writers = [
+    eqn for eqn, refs in users if not all(_jax_compat.only_reads(eqn, ref) for ref in refs)
+  ]
   if writers:
     where = definition(jaxpr)
-    raise lowering_error(function, [Gap(eqn.primitive.name, reason, advice, user_line(eqn, where)) for eqn in writers])
+    raise lowering_error(
+      function, [Gap(eqn.primitive.name, reason, advice, user_line(eqn, where)) for eqn in writers]
+    )

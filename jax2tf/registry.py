@@ -31,7 +31,9 @@ _ON_KEYS: set[Primitive] = set()
 
 
 def lowers(
-  *primitives: Primitive | None, on_keys: bool = False, inner: Callable[[Mapping[str, Any]], Sequence[Any]] | None = None
+  *primitives: Primitive | None,
+  on_keys: bool = False,
+  inner: Callable[[Mapping[str, Any]], Sequence[Any]] | None = None,
 ) -> Callable[[Rule], Rule]:
   """Registers a lowering rule: `(ctx, *operands, **params) -> tensor`, or a list of tensors for a primitive with multiple results.
 
@@ -71,7 +73,9 @@ def lowers(
   def register(rule: Rule) -> Rule:
     for primitive in present:
       if (known := _RULES.get(primitive)) is not None:
-        raise ValueError(f"primitive '{primitive}' already has a lowering rule: {getattr(known, '__module__', '')} {known}")
+        raise ValueError(
+          f"primitive '{primitive}' already has a lowering rule: {getattr(known, '__module__', '')} {known}"
+        )
     _RULES.update(dict.fromkeys(present, rule))
     if on_keys:
       _ON_KEYS.update(present)

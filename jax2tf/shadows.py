@@ -34,7 +34,9 @@ def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
   variables = (v for eqn in calls for v in IN_TENSORFLOW[eqn.primitive](**eqn.params))
   found = list({v.ref(): v for v in variables}.values())
   if unknown := [v.name for v in found if v.trainable and not v.shape.is_fully_defined()]:
-    warn_user(f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. Set them, or trainable=False")
+    warn_user(
+      f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. Set them, or trainable=False"
+    )
   return [v for v in found if v.shape.is_fully_defined()]
 
 

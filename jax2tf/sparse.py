@@ -13,7 +13,9 @@ from jax import lax
 _SOLVED = tuple(map(np.dtype, (np.float32, np.float64, np.complex64, np.complex128)))
 
 
-def spsolve(data: jax.Array, indices: jax.Array, indptr: jax.Array, b: jax.Array, **how: Any) -> jax.Array:
+def spsolve(
+  data: jax.Array, indices: jax.Array, indptr: jax.Array, b: jax.Array, **how: Any
+) -> jax.Array:
   """A in CSR as data f32[k], indices i32[k], indptr i32[n+1]; b f32[n] -> x f32[n] with A x = b.
 
   SciPy's definition, which JAX calls on CPU: equal indices are added, elements behind the last row

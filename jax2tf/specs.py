@@ -40,14 +40,18 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
   except (ValueError, tokenize.TokenError) as error:
     if "onstraint" in str(error) or "syntax error" in str(error):
       raise
-    raise ValueError(f"syntax error in polymorphic_constraints = {constraints}: {error}") from None  # JAX's traceback adds nothing
+    raise ValueError(
+      f"syntax error in polymorphic_constraints = {constraints}: {error}"
+    ) from None  # JAX's traceback adds nothing
   refuse_contradictions(scope)
   return scope
 
 
 def _is_shape(x: Any) -> bool:
   """Whether `x` is a shape: of `jax.export.symbolic_shape`, or a PolyShape, and not a tuple of the specifications of several arguments."""
-  return isinstance(x, shape_poly.PolyShape) or (isinstance(x, tuple) and any(map(shape_poly.is_symbolic_dim, x)))
+  return isinstance(x, shape_poly.PolyShape) or (
+    isinstance(x, tuple) and any(map(shape_poly.is_symbolic_dim, x))
+  )
 
 
 def _is_spec(x: Any) -> bool:
@@ -73,7 +77,9 @@ class Call:
   positions: Sequence[int]
   count: int
 
-  def specs(self, described: Sequence[Described], polymorphic_shapes: Any, scope: export.SymbolicScope) -> list[jax.ShapeDtypeStruct]:
+  def specs(
+    self, described: Sequence[Described], polymorphic_shapes: Any, scope: export.SymbolicScope
+  ) -> list[jax.ShapeDtypeStruct]:
     """The specs of the leaves of (args, kwargs), with symbolic dimensions.
 
     Raises:
@@ -163,7 +169,9 @@ class Call:
     for name in sorted(self.kwargs):
       yield f"polymorphic_shapes[{name!r}]", shapes.get(name)
 
-  def _symbolic_shape(self, shape: Any, like: Sequence[int | None], scope: export.SymbolicScope, leaf: int) -> tuple[Any, ...]:
+  def _symbolic_shape(
+    self, shape: Any, like: Sequence[int | None], scope: export.SymbolicScope, leaf: int
+  ) -> tuple[Any, ...]:
     if _is_shape(shape) and not isinstance(shape, shape_poly.PolyShape):
       for d in filter(shape_poly.is_symbolic_dim, shape):
         shape_poly.check_same_scope(scope, d, f"in polymorphic_shapes = {shape}")
@@ -172,7 +180,9 @@ class Call:
     try:
       dims: tuple[Any, ...] | None = tuple(export.symbolic_shape(shape, like=sizes, scope=scope))
     except tokenize.TokenError as error:  # Python 3.11, for a parenthesis that is not closed
-      raise ValueError(f"syntax error in symbolic shape {shape!r} for {self._path(leaf)}: {error.args[0]}") from None
+      raise ValueError(
+        f"syntax error in symbolic shape {shape!r} for {self._path(leaf)}: {error.args[0]}"
+      ) from None
     except IndexError:  # JAX's own, for a number behind the last dimension
       dims = None
     if dims is not None and any(d is _UNKNOWN for d in dims):
@@ -185,7 +195,9 @@ class Call:
       raise mismatch
     return dims
 
-  def _unnamed(self, shape: Any, like: Sequence[int | None], scope: export.SymbolicScope, leaf: int) -> str:
+  def _unnamed(
+    self, shape: Any, like: Sequence[int | None], scope: export.SymbolicScope, leaf: int
+  ) -> str:
     """The error for an unknown size without a variable."""
     words = ""
     try:
@@ -194,7 +206,11 @@ class Call:
       words = str(error)
     path, example = self._path(leaf), _example(like)
     name = path.removeprefix("kwargs['").partition("'")[0]
-    advice = f'polymorphic_shapes={{"{name}": "{example}"}}' if path.startswith("kwargs") else f'"{example}"'
+    advice = (
+      f'polymorphic_shapes={{"{name}": "{example}"}}'
+      if path.startswith("kwargs")
+      else f'"{example}"'
+    )
     return (
       f"{path} of '{self.name}' has shape {tuple(like)}, and polymorphic_shapes has {shape!r} for it, which names no "
       f"dimension variable for its unknown size; give it {advice} ({words})"

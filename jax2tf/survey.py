@@ -46,18 +46,29 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
     graph: Any = _tf_compat.current_graph()
     before = len(graph.operations)
     yield
-    found.update((op, (eqn.primitive.name, lines.user_line(eqn, caller))) for op in graph.operations[before:] if op not in found)
+    found.update(
+      (op, (eqn.primitive.name, lines.user_line(eqn, caller)))
+      for op in graph.operations[before:]
+      if op not in found
+    )
 
   def lower(*operands: tf.Tensor) -> list[tf.Tensor]:
-    dimensions, _ = interpreter.dimension_values(lambda lower: traced.dimensions.values(operands, lower))
+    dimensions, _ = interpreter.dimension_values(
+      lambda lower: traced.dimensions.values(operands, lower)
+    )
     lowering = Lowering(dimensions, watch=note)
     return lowering.emit(lines.definition(traced.jaxpr), ready, *operands)
 
   specs_of = [
-    tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype) for shape, dtype in map(physical, traced.jaxpr.in_avals)
+    tf.TensorSpec([d if isinstance(d, int) else None for d in shape], dtype)
+    for shape, dtype in map(physical, traced.jaxpr.in_avals)
   ]
   tf.function(lower, autograph=False).get_concrete_function(*specs_of)
-  return list(dict.fromkeys(Use(inner.type, *asked) for op, asked in found.items() for inner in (op, *_inside(op, found))))
+  return list(
+    dict.fromkeys(
+      Use(inner.type, *asked) for op, asked in found.items() for inner in (op, *_inside(op, found))
+    )
+  )
 
 
 def _inside(op: tf.Operation, others: Collection[tf.Operation]) -> Iterator[tf.Operation]:

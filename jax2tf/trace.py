@@ -91,7 +91,9 @@ class Traceable:
   bound_by_name: Mapping[str, Any] = field(default_factory=dict)
 
   @classmethod
-  def of(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Traceable:
+  def of(
+    cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None
+  ) -> Traceable:
     inner, bound, bound_by_name = unbound(fun)
     if static_argnums is None and static_argnames is None and jit_info.is_jitted(inner):
       nums, names = jit_info.static_arguments(inner)
@@ -102,7 +104,9 @@ class Traceable:
     return cls.of_calls(fun, static_argnums, static_argnames)
 
   @classmethod
-  def of_calls(cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None) -> Traceable:
+  def of_calls(
+    cls, fun: Callable[..., Any], static_argnums: Any = None, static_argnames: Any = None
+  ) -> Traceable:
     """As `of`, where a `jax.jit`-ed function becomes a call in the jaxpr."""
 
     # A wrapper, because `fun` may be an object that jax.jit cannot hash.
@@ -118,7 +122,9 @@ class Traceable:
 
   def of_refs(self) -> Traceable:
     """The function of values in place of refs."""
-    return Traceable.of(refs.as_values(self.fun), self.static_argnums or None, self.static_argnames or None)
+    return Traceable.of(
+      refs.as_values(self.fun), self.static_argnums or None, self.static_argnames or None
+    )
 
   def __reduce__(self) -> Any:
     """Pickled as the function without jax.jit, and its static arguments: JAX 0.12 can call a jitted copy, but not trace it."""
@@ -135,7 +141,9 @@ class Traceable:
     """The name of the user's function."""
     return getattr(self.fun, "__name__", type(self.fun).__name__)
 
-  def split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], dict[Any, Any]]:
+  def split(
+    self, args: Sequence[Any], kwargs: dict[str, Any]
+  ) -> tuple[tuple[Any, ...], dict[str, Any], dict[Any, Any]]:
     """(dynamic args, dynamic kwargs, {position or name: static value}).
 
     Raises:
@@ -150,7 +158,11 @@ class Traceable:
     static.update({name: value for name, value in kwargs.items() if name in self.static_argnames})
     for place, value in static.items():
       self._check_hashable(place, value)
-    return (tuple(a for i, a in enumerate(args) if i not in nums), {k: v for k, v in kwargs.items() if k not in static}, static)
+    return (
+      tuple(a for i, a in enumerate(args) if i not in nums),
+      {k: v for k, v in kwargs.items() if k not in static},
+      static,
+    )
 
   def _check_hashable(self, place: object, value: Any) -> None:
     if not isinstance(value, Hashable) or not _hashes(value):
@@ -159,7 +171,9 @@ class Traceable:
         f"type {type(value).__name__}; pass a hashable value, for instance a tuple for a list"
       )
 
-  def join(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> tuple[list[Any], dict[str, Any]]:
+  def join(
+    self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]
+  ) -> tuple[list[Any], dict[str, Any]]:
     """The inverse of `split`, with the bound arguments: those of `jitted`."""
     dynamic = iter(args)
     count = len(args) + sum(isinstance(place, int) for place in static)
@@ -167,7 +181,9 @@ class Traceable:
     by_name = {place: value for place, value in static.items() if isinstance(place, str)}
     return [*self.bound, *positional], {**self.bound_by_name, **kwargs, **by_name}
 
-  def trace(self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]) -> TracedFunction:
+  def trace(
+    self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]
+  ) -> TracedFunction:
     """The jaxpr for these trees of jax.ShapeDtypeStruct, or `pytrees.Leaves` of them. The user's Python runs here and only here.
 
     Raises:
@@ -179,12 +195,17 @@ class Traceable:
     with errors.hints(), _jax_compat.default_device_recorded(place_of), shadows.given({}):
       traced = self.jitted.trace(*joined, **named)
       if not is_tensorflows(traced.jaxpr) and (variables := shadows.captured(traced.jaxpr)):
-        values = [jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype)) for v in variables]
+        values = [
+          jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype.as_numpy_dtype))
+          for v in variables
+        ]
         traced = self._with_shadows(variables, static).trace(tuple(args), kwargs, values)
       jaxpr, found = traced.jaxpr, refs.closed_over(traced.jaxpr)
       if found:
         values = [jax.ShapeDtypeStruct(ref.shape, ref.dtype) for ref in found]
-        jaxpr = jax.jit(refs.of_closed_over(jaxpr)).trace([*map(_spec, jaxpr.in_avals)], values).jaxpr
+        jaxpr = (
+          jax.jit(refs.of_closed_over(jaxpr)).trace([*map(_spec, jaxpr.in_avals)], values).jaxpr
+        )
     _jax_compat.check_leaked_tracers(traced)
     _warn_of_large_constants(self.name, jaxpr)
     captured = (*variables, *map(refs.variable_of, found))
@@ -270,7 +291,9 @@ class TraceCache:
   One scope serves all calls: equal polymorphic shapes give equal symbolic dimensions, and calls of different sizes share one trace.
   """
 
-  def __init__(self, traceable: Traceable, polymorphic_shapes: Any, constraints: Sequence[str], size: int):
+  def __init__(
+    self, traceable: Traceable, polymorphic_shapes: Any, constraints: Sequence[str], size: int
+  ):
     self._traceable = traceable
     self._polymorphic_shapes = polymorphic_shapes
     self._scope = scope_of(polymorphic_shapes, constraints)
@@ -278,7 +301,9 @@ class TraceCache:
     self._by_actual_shapes: BoundedCache[Any, TracedFunction] = BoundedCache(16 * size)
     self._by_specs: BoundedCache[Any, TracedFunction] = BoundedCache(size)
 
-  def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TracedFunction]:
+  def __call__(
+    self, args: Sequence[Any], kwargs: dict[str, Any]
+  ) -> tuple[list[Any], TracedFunction]:
     count = len(args)
     args, kwargs, static = self._traceable.split(args, kwargs)
     arguments = _tf_compat.unwrapped((args, kwargs))
@@ -296,7 +321,15 @@ class TraceCache:
 
     return leaves, self._by_actual_shapes.get((tree, described, context), make)
 
-  def _trace(self, arguments: Any, count: int, tree: Any, described: Any, static: dict[Any, Any], context: Any) -> TracedFunction:
+  def _trace(
+    self,
+    arguments: Any,
+    count: int,
+    tree: Any,
+    described: Any,
+    static: dict[Any, Any],
+    context: Any,
+  ) -> TracedFunction:
     args, kwargs = arguments
     positions = [i for i in range(count) if i not in static]
     call = Call(self._traceable.fun, self._traceable.name, args, kwargs, positions, count)

@@ -34,7 +34,9 @@ class Values:
   def __init__(self) -> None:
     self._fresh = itertools.count()
     self._names: dict[Any, Name] = {}
-    self._of_tensor: dict[int, tuple[tf.Tensor, Name]] = {}  # keeps the tensor alive, so that its id stays unique
+    self._of_tensor: dict[
+      int, tuple[tf.Tensor, Name]
+    ] = {}  # keeps the tensor alive, so that its id stays unique
     self._tensors: dict[tuple[scopes.Scope, Name], tf.Tensor] = {}
 
   def name_of(self, key: Any) -> Name:
@@ -51,7 +53,9 @@ class Values:
 
   def add(self, key: Any, tensor: tf.Tensor) -> Name:
     """The value of a tensor, which `key` names too."""
-    if id(tensor) in self._of_tensor:  # a rule returned its operand, or an equation inside a call named it
+    if (
+      id(tensor) in self._of_tensor
+    ):  # a rule returned its operand, or an equation inside a call named it
       return self._names.setdefault(key, self._of_tensor[id(tensor)][1])
     self._add(tensor, name := self.name_of(key))
     return name
@@ -103,7 +107,11 @@ class Naming:
     if isinstance(atom, Literal):
       return self._values.name_of(key_of_literal(atom))
     if atom not in self._known:
-      self._known[atom] = self._values.of(self._env[atom]) if atom in self._env else self._values.name_of(self._key(atom))
+      self._known[atom] = (
+        self._values.of(self._env[atom])
+        if atom in self._env
+        else self._values.name_of(self._key(atom))
+      )
     return self._known[atom]
 
   def _key(self, variable: Any) -> Any:
@@ -129,7 +137,11 @@ def needed(program: Program, env: Env, values: Naming) -> Iterator[Any]:
       eqn = made_by.get(v := waiting[-1])
       if v in env or eqn is None or values.has(eqn):
         waiting.pop()
-      elif missing := [u for u in variables(eqn.invars) if u not in env and not (u in made_by and values.has(made_by[u]))]:
+      elif missing := [
+        u
+        for u in variables(eqn.invars)
+        if u not in env and not (u in made_by and values.has(made_by[u]))
+      ]:
         waiting.extend(reversed(missing))
       else:
         yield eqn

@@ -138,16 +138,23 @@ def close(
   """
   rtol = case.rtol if rtol is None and case else rtol
   atol = (case.atol if case else 0.0) if atol is None else atol
-  jax.tree.map(functools.partial(_close, rtol=rtol, atol=atol, of_the_largest=of_the_largest), actual, jax.tree.map(as_numpy, expected))
+  jax.tree.map(
+    functools.partial(_close, rtol=rtol, atol=atol, of_the_largest=of_the_largest),
+    actual,
+    jax.tree.map(as_numpy, expected),
+  )
 
 
-def _close(actual: Any, expected: np.ndarray, *, rtol: float | None, atol: float, of_the_largest: bool) -> None:
+def _close(
+  actual: Any, expected: np.ndarray, *, rtol: float | None, atol: float, of_the_largest: bool
+) -> None:
   actual = as_numpy(actual)
   assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, JAX has {expected.dtype}"
   assert actual.shape == expected.shape, f"shape {actual.shape}, JAX has {expected.shape}"
   if not jnp.issubdtype(expected.dtype, np.inexact):
     np.testing.assert_array_equal(
-      actual.astype(np.int64) if actual.dtype.kind == "V" else actual, expected.astype(np.int64) if expected.dtype.kind == "V" else expected
+      actual.astype(np.int64) if actual.dtype.kind == "V" else actual,
+      expected.astype(np.int64) if expected.dtype.kind == "V" else expected,
     )
     return
   rtol = RTOL.get(expected.dtype, 0.0) if rtol is None else rtol
@@ -158,14 +165,18 @@ def _close(actual: Any, expected: np.ndarray, *, rtol: float | None, atol: float
   # TensorFlow's CPU kernels run with subnormal numbers flushed to zero (docs/limitations.md); XLA's keep them.
   subnormal = float(jnp.finfo(dtype).tiny)
   finite = np.abs(expected[np.isfinite(expected)])
-  np.testing.assert_allclose(actual, expected, rtol=rtol, atol=max(atol * finite.max(initial=0.0), subnormal))
+  np.testing.assert_allclose(
+    actual, expected, rtol=rtol, atol=max(atol * finite.max(initial=0.0), subnormal)
+  )
 
 
 def as_numpy(x: Any) -> np.ndarray:
   """A leaf as NumPy; typed keys as their physical data, float0 as bool."""
   if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
-  x = np.asarray(x.numpy() if isinstance(x, tf.Tensor) else x)  # np.asarray of a scalar bf16 tensor fails in TF 2.21
+  x = np.asarray(
+    x.numpy() if isinstance(x, tf.Tensor) else x
+  )  # np.asarray of a scalar bf16 tensor fails in TF 2.21
   return np.zeros(x.shape, np.bool_) if x.dtype == jax.dtypes.float0 else x
 
 
@@ -178,8 +189,14 @@ def _marks(case: Case, way: str) -> list[pytest.MarkDecorator]:
 def run(cases: Sequence[Case]) -> tuple[Callable[..., None], Any]:
   """(test function over all rows and ways, fixture with the SavedModel of all rows)."""
   names = [c.name for c in cases]
-  assert len(set(names)) == len(names), f"duplicate rows: {sorted({n for n in names if names.count(n) > 1})}"
-  params = [pytest.param(c, way, id=f"{c.name}-{way}", marks=_marks(c, way)) for c in cases for way in c.ways]
+  assert len(set(names)) == len(names), (
+    f"duplicate rows: {sorted({n for n in names if names.count(n) > 1})}"
+  )
+  params = [
+    pytest.param(c, way, id=f"{c.name}-{way}", marks=_marks(c, way))
+    for c in cases
+    for way in c.ways
+  ]
 
   @pytest.fixture(scope="module")
   def saved(tmp_path_factory: Any) -> Any:
@@ -222,8 +239,12 @@ def check_gradient(case: Case) -> None:
   assert wrt and results, "nothing to differentiate: say grad=False"
   rng = np.random.default_rng(0)
   primals, seeds = [leaves[i] for i in wrt], [[random_like(rng, outs[i]) for i in results]]
-  expected = jax.jit(functools.partial(jax_pullback, restricted(case.fun, case.args, wrt, results)))(seeds, *primals)
-  pullback = functools.partial(tf_pullback, restricted(jax2tf.convert(case.fun), case.args, wrt, results))
+  expected = jax.jit(
+    functools.partial(jax_pullback, restricted(case.fun, case.args, wrt, results))
+  )(seeds, *primals)
+  pullback = functools.partial(
+    tf_pullback, restricted(jax2tf.convert(case.fun), case.args, wrt, results)
+  )
   function = tf.function(pullback, autograph=False)
   operands = jax.tree.map(tf.constant, seeds), *map(tf.constant, primals)
   assert not xla_ops(function.get_concrete_function(*operands).graph)
@@ -340,7 +361,9 @@ def concrete_function(case: Case, poly: Any = None) -> Any:
 
 def specs(case: Case, poly: Any = None) -> tuple[Any, ...]:
   """The specs of the arguments; with `poly`, every symbolic size unknown."""
-  avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.tree.map(np.asarray, tuple(case.args)))
+  avals = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.tree.map(np.asarray, tuple(case.args))
+  )
   if poly is not None:
     avals = jax.export.symbolic_args_specs(avals, poly)
 
@@ -394,4 +417,6 @@ def executed_op_types(function: Any, *args: Any) -> list[str]:
     metadata = context.context().export_run_metadata()
   finally:
     context.disable_graph_collection()
-  return [node.op for graphs in metadata.function_graphs for node in graphs.post_optimization_graph.node]
+  return [
+    node.op for graphs in metadata.function_graphs for node in graphs.post_optimization_graph.node
+  ]

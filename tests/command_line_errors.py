@@ -20,7 +20,9 @@ from jax2tf.tools.cli import _progress
 from jax2tf.tools.cli.main import main
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line-errors.md"
-_ROW = re.compile(r"\| (?:without `(?P<without>[\w.]+)` )?\| `(?P<command>jax2tf.*?)` \| `(?P<line>.*)` \| (?P<code>\d+) \|")
+_ROW = re.compile(
+  r"\| (?:without `(?P<without>[\w.]+)` )?\| `(?P<command>jax2tf.*?)` \| `(?P<line>.*)` \| (?P<code>\d+) \|"
+)
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,26 @@ class Row:
 
 def rows() -> list[Row]:
   """Those of the page."""
-  found = [_ROW.fullmatch(line) for line in PAGE.read_text(encoding="utf-8").splitlines() if "`jax2tf" in line and line.startswith("|")]
-  return [Row(m["command"], m["without"], m["line"].replace("\\|", "|"), int(m["code"])) for m in found if m]
+  found = [
+    _ROW.fullmatch(line)
+    for line in PAGE.read_text(encoding="utf-8").splitlines()
+    if "`jax2tf" in line and line.startswith("|")
+  ]
+  return [
+    Row(m["command"], m["without"], m["line"].replace("\\|", "|"), int(m["code"]))
+    for m in found
+    if m
+  ]
 
 
 def make(folder: Path) -> None:
   """Writes what the commands name: the modules of the page, files of all kinds, a model and damaged copies of it."""
-  for name, text in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-    (folder / f"{name}.py").write_text(f"\n{text}")  # the line of the name, so that lines are those of the page
+  for name, text in re.findall(
+    r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+  ):
+    (folder / f"{name}.py").write_text(
+      f"\n{text}"
+    )  # the line of the name, so that lines are those of the page
   (folder / "notes.txt").write_text("no model")
   (folder / "empty").mkdir()
   (folder / "rows.csv").write_text("id,values\n")
@@ -51,7 +65,9 @@ def make(folder: Path) -> None:
   (folder / "cut.npz").write_bytes((folder / "weights.npz").read_bytes()[:100])
   np.savez(folder / "nested.npz", **{"a": np.ones(2), "a/b": np.ones(2)})
   (folder / "cut.safetensors").write_bytes(b"\x10")
-  assert run("jax2tf convert small:predict --input x=f32[b,4] --params weights.npz --out model", folder) == (0, "")
+  assert run(
+    "jax2tf convert small:predict --input x=f32[b,4] --params weights.npz --out model", folder
+  ) == (0, "")
   shutil.copytree(folder / "model", folder / "cut")
   os.truncate(folder / "cut" / "1" / "variables" / "variables.data-00000-of-00001", 10)
   shutil.copytree(folder / "model", folder / "gone")
@@ -65,13 +81,25 @@ def make(folder: Path) -> None:
 
 
 def run(
-  command: str, folder: Path, without: str | None = None, out: io.StringIO | None = None, patience: float = float("inf")
+  command: str,
+  folder: Path,
+  without: str | None = None,
+  out: io.StringIO | None = None,
+  patience: float = float("inf"),
 ) -> tuple[int, str]:
   """(exit code, stderr) of a command, without the name of the folder; in this process, for importing TensorFlow takes seconds."""
   said = io.StringIO()
-  patient = mock.patch.object(_progress, "PATIENCE", patience)  # a machine under load has stages of its own to tell of
+  patient = mock.patch.object(
+    _progress, "PATIENCE", patience
+  )  # a machine under load has stages of its own to tell of
   quiet = contextlib.redirect_stdout(out or io.StringIO())
-  with patient, quiet, contextlib.redirect_stderr(said), contextlib.chdir(folder), _modules(folder, without):
+  with (
+    patient,
+    quiet,
+    contextlib.redirect_stderr(said),
+    contextlib.chdir(folder),
+    _modules(folder, without),
+  ):
     try:
       main(shlex.split(command)[1:])
       code = 0

@@ -22,7 +22,9 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # JAX compiles each reference for one run: as JAX's own tests, without the optimisations, which take a third of that time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # TensorFlow's XLA compiles for one run too: the optimisations of LLVM, behind all of XLA's own, take a third of its time.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault(
+  "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 # Equinox reads it when it is imported: its checks are callbacks otherwise, which no graph can hold.
 os.environ.setdefault("EQX_ON_ERROR", "nan")
 
@@ -66,7 +68,9 @@ LONG = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption(
-    "--every-row", action="store_true", help="run the longest tables whole and the longest tests, as `make every-row` and `.ci/run` do"
+    "--every-row",
+    action="store_true",
+    help="run the longest tables whole and the longest tests, as `make every-row` and `.ci/run` do",
   )
 
 
@@ -80,8 +84,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
   if config.getoption("--every-row"):
     return
   sixth = int(importlib.metadata.version("jax").split(".")[1]) >= 12
-  others = {item for item in items if item.get_closest_marker("sampled") and zlib.crc32(item.name.encode()) % 6 != sixth}
-  others |= {item for item in items if item.get_closest_marker("pipelines") or item.nodeid.startswith(tuple(LONG))}
+  others = {
+    item
+    for item in items
+    if item.get_closest_marker("sampled") and zlib.crc32(item.name.encode()) % 6 != sixth
+  }
+  others |= {
+    item
+    for item in items
+    if item.get_closest_marker("pipelines") or item.nodeid.startswith(tuple(LONG))
+  }
   config.hook.pytest_deselected(items=list(others))
   items[:] = [item for item in items if item not in others]
 
@@ -121,7 +133,10 @@ def no_equality_of_tensors() -> Iterator[None]:
 def without_jax() -> Iterator[str]:
   """The executable of a Python that has imported TensorFlow and can import no JAX."""
   # A socket's name has to be short, so it is not in pytest's folder.
-  with tempfile.TemporaryDirectory(prefix="warm-") as folder, warm_python.started(pathlib.Path(folder)) as executable:
+  with (
+    tempfile.TemporaryDirectory(prefix="warm-") as folder,
+    warm_python.started(pathlib.Path(folder)) as executable,
+  ):
     yield executable
 
 
@@ -138,13 +153,17 @@ def browser() -> Iterator[Any]:
   """Headless Chromium. Without it, tests are skipped; they fail if JAX2TF_BROWSER=required, which .ci/run sets where it can install it."""
   from playwright import sync_api  # noqa: PLC0415  (which few sessions need)
 
-  chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+  chromium = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+  )
   if chromium is None:
     if os.environ.get("JAX2TF_BROWSER") == "required":
       pytest.fail("there is no chromium: apt-get install chromium", pytrace=False)
     pytest.skip(reason="there is no chromium: apt-get install chromium")
   with sync_api.sync_playwright() as playwright:
-    opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--enable-unsafe-swiftshader"])
+    opened = playwright.chromium.launch(
+      executable_path=chromium, args=["--no-sandbox", "--enable-unsafe-swiftshader"]
+    )
     yield opened
     opened.close()
 

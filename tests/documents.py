@@ -21,7 +21,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-BLOCK = re.compile(r"(?P<left_out><!-- not run: [^>]+ -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+  r"(?P<left_out><!-- not run: [^>]+ -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$",
+  re.MULTILINE | re.DOTALL,
+)
 RUN = ("python", "sh", "console", "text")
 SECONDS = 600
 _DONE = "the command is done"
@@ -29,7 +32,11 @@ _DONE = "the command is done"
 
 def blocks(text: str, languages: Sequence[str] = RUN) -> Iterator[re.Match[str]]:
   """The blocks that run."""
-  return (found for found in BLOCK.finditer(text) if found["language"] in languages and not found["left_out"])
+  return (
+    found
+    for found in BLOCK.finditer(text)
+    if found["language"] in languages and not found["left_out"]
+  )
 
 
 def run(path: Path, languages: Sequence[str] = RUN) -> None:
@@ -51,7 +58,9 @@ def run(path: Path, languages: Sequence[str] = RUN) -> None:
           case "sh":
             said = shell.run(block["code"])
           case "console":
-            for command, shown in re.findall(r"^\$ ((?:.*\\\n)*.*\n)((?:(?!\$ ).*\n)*)", block["code"], re.MULTILINE):
+            for command, shown in re.findall(
+              r"^\$ ((?:.*\\\n)*.*\n)((?:(?!\$ ).*\n)*)", block["code"], re.MULTILINE
+            ):
               said = shell.run(command, shown)
               _compare(shown, said)
           case "text":
@@ -62,7 +71,9 @@ def run(path: Path, languages: Sequence[str] = RUN) -> None:
 
 
 def _agree(shown: str, said: str) -> bool:
-  return doctest.OutputChecker().check_output(shown, said, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+  return doctest.OutputChecker().check_output(
+    shown, said, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+  )
 
 
 def _compare(shown: str, said: str) -> None:
@@ -101,7 +112,9 @@ class _Shell:
         said += line
       if done and (not command.rstrip().endswith("&") or _agree(shown, said)):
         return said
-    raise AssertionError(f"`{command.strip()}` failed:\n{said}\n{Path('stderr.txt').read_text()[-3000:]}")
+    raise AssertionError(
+      f"`{command.strip()}` failed:\n{said}\n{Path('stderr.txt').read_text()[-3000:]}"
+    )
 
   def __exit__(self, *error: object) -> None:
     os.close(self._commands)

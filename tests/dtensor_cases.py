@@ -18,9 +18,13 @@ from jax.sharding import PartitionSpec as P
 
 jax.config.update("jax_num_cpu_devices", 4)
 _HERE = 4 // len(os.environ.get("DTENSOR_JOBS", "one").split(","))  # devices of this process
-tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * _HERE)
+tf.config.set_logical_device_configuration(
+  tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * _HERE
+)
 
-tf.config.threading.set_inter_op_parallelism_threads(8)  # a device that waits for the others holds a thread
+tf.config.threading.set_inter_op_parallelism_threads(
+  8
+)  # a device that waits for the others holds a thread
 
 import jax2tf  # noqa: E402  (after the devices are made)
 import jax2tf.dtensor  # noqa: E402
@@ -69,7 +73,9 @@ class Case:
 def encoder(p: Any, x: Any) -> Any:
   """A layer of an encoder: heads and the width of the MLP are over "model"."""
   x = spread(x, "data", None, None)
-  q, k, v = (spread(jnp.einsum("btc,chd->bthd", x, p[name]), "data", None, "model", None) for name in "qkv")
+  q, k, v = (
+    spread(jnp.einsum("btc,chd->bthd", x, p[name]), "data", None, "model", None) for name in "qkv"
+  )
   weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
   x = x + spread(jnp.einsum("bhqk,bkhd,hdc->bqc", weights, v, p["o"]), "data", None, None)
   return x + spread(jnp.tanh(x @ p["up"]) @ p["down"], "data", None, None)
@@ -86,23 +92,35 @@ def halved(p: Any, x: Any) -> Any:
 
 
 def convolve(p: Any, x: Any) -> Any:
-  return lax.conv_general_dilated(x, p["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+  return lax.conv_general_dilated(
+    x, p["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
 
 
 def minilm_case(data_parallel: bool = False) -> Case:
   """all-MiniLM-L6-v2; a quarter of each kernel of its layers is on a device, or a quarter of the rows."""
   leaves, tree = jax.tree_util.tree_flatten_with_path(minilm.parameters())
-  params = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+  params = {
+    jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+    for path, leaf in leaves
+  }
 
   def axes(path: str) -> tuple[str | None, ...]:
-    if data_parallel or "layer" not in path or "LayerNorm" in path or (path.endswith("bias") and "output" in path):
+    if (
+      data_parallel
+      or "layer" not in path
+      or "LayerNorm" in path
+      or (path.endswith("bias") and "output" in path)
+    ):
       return (None,) * params[path].ndim
     if path.endswith("bias"):
       return ("model",)
     return ("model", None) if "output" in path else (None, "model")
 
   def encode(p: Any, ids: Any) -> Any:
-    return minilm.encode(jax.tree.unflatten(tree, [p[path] for path in params]), ids, (ids != 0).astype(jnp.int32))
+    return minilm.encode(
+      jax.tree.unflatten(tree, [p[path] for path in params]), ids, (ids != 0).astype(jnp.int32)
+    )
 
   ids = np.random.default_rng(0).integers(1, 30_000, (4, 7), np.int32)
   ids[1, 5:] = 0
@@ -112,23 +130,49 @@ def minilm_case(data_parallel: bool = False) -> Case:
 
 
 HEADS = {name: (draw(4, 2, 3), (None, "model", None)) for name in "qkv"}
-WIDE = {"o": (draw(2, 3, 4), ("model", None, None)), "up": (draw(4, 8), (None, "model")), "down": (draw(8, 4), ("model", None))}
+WIDE = {
+  "o": (draw(2, 3, 4), ("model", None, None)),
+  "up": (draw(4, 8), (None, "model")),
+  "down": (draw(8, 4), ("model", None)),
+}
 UP_DOWN = {name: WIDE[name] for name in ("up", "down")}
 PLAIN = {"w": (draw(4, 4), (None, None))}
 CASES = {
   "minilm": minilm_case,
   "minilm data parallel": lambda: minilm_case(data_parallel=True),
   "encoder": lambda: Case(encoder, HEADS | WIDE, draw(4, 3, 4), "b, t, _", gradient=False),
-  "mlp": lambda: Case(lambda p, x: spread(spread(jnp.tanh(x @ p["up"]), "data", "model") @ p["down"], "data"), UP_DOWN, draw(4, 4), "b, _"),
-  "cholesky of rows": lambda: Case(
-    lambda p, x: jnp.linalg.cholesky(gram(x @ p["w"])), PLAIN, draw(4, 3, 4), "b, _, _", False, tolerance=1e-5
+  "mlp": lambda: Case(
+    lambda p, x: spread(spread(jnp.tanh(x @ p["up"]), "data", "model") @ p["down"], "data"),
+    UP_DOWN,
+    draw(4, 4),
+    "b, _",
   ),
-  "bfloat16": lambda: Case(halved, {"w": (draw(4, 4), (None, "model"))}, draw(4, 4), "b, _", tolerance=3e-2),
+  "cholesky of rows": lambda: Case(
+    lambda p, x: jnp.linalg.cholesky(gram(x @ p["w"])),
+    PLAIN,
+    draw(4, 3, 4),
+    "b, _, _",
+    False,
+    tolerance=1e-5,
+  ),
+  "bfloat16": lambda: Case(
+    halved, {"w": (draw(4, 4), (None, "model"))}, draw(4, 4), "b, _", tolerance=3e-2
+  ),
   # What DTensor does not run. The layouts of arguments decide, so a jaxpr does not tell: test_dtensor.py has the errors.
-  "output channels": lambda: Case(convolve, {"k": (draw(3, 3, 2, 4), (None, None, None, "model"))}, draw(4, 5, 5, 2), "b, _, _, _", False),
-  "column of rows": lambda: Case(lambda p, x: x.at[:, 1].set(p["w"][0, 0]), PLAIN, draw(4, 4), "b, _", False),
+  "output channels": lambda: Case(
+    convolve,
+    {"k": (draw(3, 3, 2, 4), (None, None, None, "model"))},
+    draw(4, 5, 5, 2),
+    "b, _, _, _",
+    False,
+  ),
+  "column of rows": lambda: Case(
+    lambda p, x: x.at[:, 1].set(p["w"][0, 0]), PLAIN, draw(4, 4), "b, _", False
+  ),
   "tensor-parallel gradient": lambda: Case(encoder, HEADS | WIDE, draw(4, 3, 4), "b, t, _"),
-  "data parallel": lambda: Case(lambda p, x: spread(jnp.tanh(spread(x, "data") @ p["w"]), "data"), PLAIN, draw(4, 4), "b, _"),
+  "data parallel": lambda: Case(
+    lambda p, x: spread(jnp.tanh(spread(x, "data") @ p["w"]), "data"), PLAIN, draw(4, 4), "b, _"
+  ),
 }
 
 
@@ -136,23 +180,35 @@ def main(name: str) -> None:
   dtensor = tf.experimental.dtensor
   dtensor.initialize_accelerator_system("CPU")
   case = CASES[name]()
-  there = dtensor.create_distributed_mesh(list(zip(("data", "model"), case.mesh, strict=True)), device_type="CPU")
+  there = dtensor.create_distributed_mesh(
+    list(zip(("data", "model"), case.mesh, strict=True)), device_type="CPU"
+  )
   arrays = {k: array for k, (array, _) in case.params.items()}
-  placed = {k: jax.device_put(array, NamedSharding(mesh(case.mesh), P(*axes))) for k, (array, axes) in case.params.items()}
+  placed = {
+    k: jax.device_put(array, NamedSharding(mesh(case.mesh), P(*axes)))
+    for k, (array, axes) in case.params.items()
+  }
   variables = jax2tf.dtensor.variables(placed, there)
   for k, (array, axes) in case.params.items():
     parts = {tuple(part.shape) for part in dtensor.unpack(variables[k].read_value())}
     over = {"data": case.mesh[0], "model": case.mesh[1], None: 1}
-    assert parts == {tuple(size // over[axis] for size, axis in zip(array.shape, axes, strict=True))}, (k, parts)
+    assert parts == {
+      tuple(size // over[axis] for size, axis in zip(array.shape, axes, strict=True))
+    }, (k, parts)
   x = jax2tf.dtensor.tensor(case.x, there, "data")
   options = {"polymorphic_shapes": [None, case.poly], "polymorphic_constraints": case.constraints}
   converted = jax2tf.convert(case.fun, dtensor_mesh=there, with_gradient=case.gradient, **options)
   whole = lambda y: dtensor.relayout(y, dtensor.Layout.replicated(there, y.shape.rank)).numpy()  # noqa: E731
 
   def close(actual: Any, expected: Any) -> None:
-    np.testing.assert_allclose(whole(actual), expected, rtol=0, atol=case.tolerance * max(1, np.abs(expected).max()))
+    np.testing.assert_allclose(
+      whole(actual), expected, rtol=0, atol=case.tolerance * max(1, np.abs(expected).max())
+    )
 
-  close(tf.function(lambda x: converted(dict(variables), x), autograph=False)(x), jax.jit(case.fun)(arrays, case.x))
+  close(
+    tf.function(lambda x: converted(dict(variables), x), autograph=False)(x),
+    jax.jit(case.fun)(arrays, case.x),
+  )
   if case.gradient:
 
     @tf.function(autograph=False)

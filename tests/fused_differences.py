@@ -23,14 +23,39 @@ Form = Callable[[Any, Any, Any], Any]
 Table = dict[tuple[str, str], dict[str, str]]
 
 _N = 32  # numbers in a row, which is also an image of 4 x 4 x 2, or 4 tokens with 2 heads of 4
-_ORDINARY = [0, -0.0, 1e-4, -1e-4, 0.5, -0.5, 1, -1, 2, -2, 3, -3, 5.9999, 6, 6.0001, -6, 9, -9, 20, -20, 80, -80]
+_ORDINARY = [
+  0,
+  -0.0,
+  1e-4,
+  -1e-4,
+  0.5,
+  -0.5,
+  1,
+  -1,
+  2,
+  -2,
+  3,
+  -3,
+  5.9999,
+  6,
+  6.0001,
+  -6,
+  9,
+  -9,
+  20,
+  -20,
+  80,
+  -80,
+]
 _SAME = "≈"
 
 
 def inputs(dtype: Any) -> dict[str, np.ndarray]:
   """{kind: rows}; a row of NaN or infinities has one of it, or nothing else."""
   rng = np.random.default_rng(0)
-  ordinary = np.concatenate([_ORDINARY, rng.standard_normal(2 * _N - len(_ORDINARY))]).reshape(2, _N)
+  ordinary = np.concatenate([_ORDINARY, rng.standard_normal(2 * _N - len(_ORDINARY))]).reshape(
+    2, _N
+  )
   kinds = {
     "ordinary": ordinary,
     "1e13 to 1e18": 10 ** rng.uniform(13, 18, (2, _N)) * rng.choice([-1, 1], (2, _N)),
@@ -54,7 +79,9 @@ def _dense(f: Plain) -> Form:
 
 
 def _conv(x: Any, kernel: Any) -> Any:
-  return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+  return lax.conv_general_dilated(
+    x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
 
 
 def _convolved(f: Plain) -> Form:
@@ -78,7 +105,9 @@ def _attention(x: Any) -> Any:
 
 
 _ACTIVATIONS: dict[str, Plain] = {
-  **{name: getattr(jax.nn, name) for name in ("relu", "relu6", "elu", "selu", "silu", "hard_swish")},
+  **{
+    name: getattr(jax.nn, name) for name in ("relu", "relu6", "elu", "selu", "silu", "hard_swish")
+  },
   "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=0.25),
   "gelu": functools.partial(jax.nn.gelu, approximate=True),
   "gelu by erf": functools.partial(jax.nn.gelu, approximate=False),
@@ -107,7 +136,10 @@ def table() -> list[str]:
     idioms[way, *cells.values()].append(name)
   columns = "idiom", "", *inputs(np.float32)
   lines = [columns, ["---"] * len(columns)]
-  lines += [(", ".join(map(said, names)), *cells) for cells, names in sorted(idioms.items(), key=lambda row: row[0][0], reverse=True)]
+  lines += [
+    (", ".join(map(said, names)), *cells)
+    for cells, names in sorted(idioms.items(), key=lambda row: row[0][0], reverse=True)
+  ]
   return [f"| {' | '.join(line)} |" for line in lines]
 
 
@@ -115,9 +147,14 @@ def _measured() -> Table:
   """{(form, way): {kind: what differs}}; Grappler fuses nothing of float64, and no gradient with the layer before."""
   plain = {name: _alone(f) for name, f in PLAIN.items()}
   single, double = _of_dtype(np.float32, plain), _of_dtype(np.float64, plain)
-  found = {row: {kind: _both(cell, double[row][kind]) for kind, cell in cells.items()} for row, cells in single.items()}
+  found = {
+    row: {kind: _both(cell, double[row][kind]) for kind, cell in cells.items()}
+    for row, cells in single.items()
+  }
   for layer, of in _AFTER.items():
-    for (name, way), cells in _of_dtype(np.float32, {name: of(f) for name, f in _ACTIVATIONS.items()}, ways=("value",)).items():
+    for (name, way), cells in _of_dtype(
+      np.float32, {name: of(f) for name, f in _ACTIVATIONS.items()}, ways=("value",)
+    ).items():
       if cells != single[name, way]:
         found[f"{name} after a {layer}", way] = cells
   return found
@@ -127,15 +164,29 @@ def _both(single: str, double: str) -> str:
   return single if single == double else f"{single}; f64: {double}"
 
 
-def _of_dtype(dtype: Any, named: Mapping[str, Form], ways: Sequence[str] = ("value", "gradient")) -> Table:
+def _of_dtype(
+  dtype: Any, named: Mapping[str, Form], ways: Sequence[str] = ("value", "gradient")
+) -> Table:
   kinds = inputs(dtype)
-  calls = {(name, kind): _INSTEAD.get((name, kind), form) for name, form in named.items() for kind in kinds}
+  calls = {
+    (name, kind): _INSTEAD.get((name, kind), form) for name, form in named.items() for kind in kinds
+  }
   forms = list(dict.fromkeys(calls.values()))  # each once, of all rows
-  x, zeros, weights = np.concatenate(list(kinds.values())), np.zeros(16, dtype), [np.ones((16, 16), dtype) for _ in forms]
+  x, zeros, weights = (
+    np.concatenate(list(kinds.values())),
+    np.zeros(16, dtype),
+    [np.ones((16, 16), dtype) for _ in forms],
+  )
   with jax.enable_x64(dtype == np.float64):
-    expected = jax.jit(lambda x, zeros, weights: [_in_jax(form, ways, x, w, zeros) for form, w in zip(forms, weights, strict=True)])
+    expected = jax.jit(
+      lambda x, zeros, weights: [
+        _in_jax(form, ways, x, w, zeros) for form, w in zip(forms, weights, strict=True)
+      ]
+    )
     wanted = expected(x, zeros, weights)
-    converted = [jax2tf.convert(form, idioms="fused", with_gradient="gradient" in ways) for form in forms]
+    converted = [
+      jax2tf.convert(form, idioms="fused", with_gradient="gradient" in ways) for form in forms
+    ]
 
     @tf.function(autograph=False)
     def fused(x: tf.Tensor, zeros: tf.Tensor, weights: list[tf.Tensor]) -> list[Any]:
@@ -158,7 +209,9 @@ def _in_jax(form: Form, ways: Sequence[str], x: Any, ones: Any, zeros: Any) -> l
   return [y, *pullback(_cotangent(y.shape, x.dtype))]
 
 
-def _in_tf(call: Form, ways: Sequence[str], x: tf.Tensor, ones: tf.Tensor, zeros: tf.Tensor) -> list[Any]:
+def _in_tf(
+  call: Form, ways: Sequence[str], x: tf.Tensor, ones: tf.Tensor, zeros: tf.Tensor
+) -> list[Any]:
   if "gradient" not in ways:
     return [call(x, ones, zeros)]
   with tf.GradientTape() as tape:
@@ -177,11 +230,19 @@ _KINDS = {"NaN": np.isnan, "inf": np.isposinf, "-inf": np.isneginf, "number": np
 def _cell(found: np.ndarray, expected: np.ndarray) -> str:
   """What differs: kinds of numbers, JAX's first, and by how much the largest number of a row, or 1, is missed."""
   said = [
-    f"{a} → {b}" for a, of_jax in _KINDS.items() for b, of_ours in _KINDS.items() if a != b and (of_jax(expected) & of_ours(found)).any()
+    f"{a} → {b}"
+    for a, of_jax in _KINDS.items()
+    for b, of_ours in _KINDS.items()
+    if a != b and (of_jax(expected) & of_ours(found)).any()
   ]
   both = np.isfinite(found) & np.isfinite(expected)
-  largest = np.max(np.abs(expected), axis=tuple(range(1, expected.ndim)), keepdims=True, where=both, initial=1)
-  error = np.max(np.abs(np.subtract(found, expected, where=both, out=np.zeros_like(expected))) / largest, initial=0)
+  largest = np.max(
+    np.abs(expected), axis=tuple(range(1, expected.ndim)), keepdims=True, where=both, initial=1
+  )
+  error = np.max(
+    np.abs(np.subtract(found, expected, where=both, out=np.zeros_like(expected))) / largest,
+    initial=0,
+  )
   error /= np.finfo(expected.dtype).eps
   if error > 64:
     said.append("to 1e5 eps" if error <= 1e5 else "another number")

@@ -18,7 +18,16 @@ import jax2tf
 from tests.case import executed_op_types
 
 # What computes nothing.
-_SILENT = {"_Arg", "_Retval", "Const", "Identity", "NoOp", "Reshape", "Transpose", "PreventGradient"}
+_SILENT = {
+  "_Arg",
+  "_Retval",
+  "Const",
+  "Identity",
+  "NoOp",
+  "Reshape",
+  "Transpose",
+  "PreventGradient",
+}
 _SHAPES = {
   "dense": [(8, 16), (16, 16), (16,), (8, 16)],
   "dense_3d": [(2, 4, 16), (16, 16), (16,), (2, 4, 16)],
@@ -45,7 +54,9 @@ def _dense(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def _conv(x: Any, w: Any) -> Any:
   groups = x.shape[-1] // w.shape[2]
-  return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups)
+  return lax.conv_general_dilated(
+    x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
+  )
 
 
 def _biased(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +78,13 @@ LINES = [
     "MatMul, BiasAdd, and Relu, Relu6, Elu, LeakyRelu, Tanh, Sigmoid, GELU (both) or Add",
     "one `_FusedMatMul`",
     "dense",
-    [*map(_dense, (_nn.relu, _nn.relu6, _nn.elu, _nn.leaky_relu, jnp.tanh, _nn.sigmoid, _nn.gelu, _erf)), lambda x, w, b, y: x @ w + b + y],
+    [
+      *map(
+        _dense,
+        (_nn.relu, _nn.relu6, _nn.elu, _nn.leaky_relu, jnp.tanh, _nn.sigmoid, _nn.gelu, _erf),
+      ),
+      lambda x, w, b, y: x @ w + b + y,
+    ],
     {"_FusedMatMul": 9},
   ),
   Line(
@@ -77,7 +94,13 @@ LINES = [
     [*map(_dense, (_nn.relu, _nn.gelu))],
     {"_FusedMatMul": 2},
   ),
-  Line("MatMul, BiasAdd, Selu", "`_FusedMatMul`; Selu alone", "dense", [_dense(_nn.selu)], {"_FusedMatMul": 1, "Selu": 1}),
+  Line(
+    "MatMul, BiasAdd, Selu",
+    "`_FusedMatMul`; Selu alone",
+    "dense",
+    [_dense(_nn.selu)],
+    {"_FusedMatMul": 1, "Selu": 1},
+  ),
   Line(
     "MatMul, BiasAdd, Add, Relu",
     "not fused",
@@ -141,10 +164,19 @@ LINES = [
     "BatchMatMul, Mul by a number, Add of a mask f32[b,1,1,k] or f32[b,1,q,k]",
     "one `_MklFusedBatchMatMulV2`",
     "attention",
-    [lambda x: _masked(x, np.arange(5) < np.array([4, 3])[:, None, None, None]), lambda x: _masked(x, np.tril(np.ones((5, 5), bool)))],
+    [
+      lambda x: _masked(x, np.arange(5) < np.array([4, 3])[:, None, None, None]),
+      lambda x: _masked(x, np.tril(np.ones((5, 5), bool))),
+    ],
     {"_MklFusedBatchMatMulV2": 2},
   ),
-  Line("BatchMatMul, Mul by a number", "not fused", "attention", [_masked], {"BatchMatMulV2": 1, "Mul": 1}),
+  Line(
+    "BatchMatMul, Mul by a number",
+    "not fused",
+    "attention",
+    [_masked],
+    {"BatchMatMulV2": 1, "Mul": 1},
+  ),
   Line("Mul of x and Sigmoid of x", "`_MklSwish`", "attention", [_nn.silu], {"_MklSwish": 1}),
 ]
 
@@ -152,14 +184,25 @@ LINES = [
 def ran(line: Line) -> Mapping[str, int]:
   """The ops that run; each function has arrays of its own."""
   rng = np.random.default_rng(0)
-  args = [[rng.uniform(0.5, 1, shape).astype(np.float32) for shape in _SHAPES[line.of]] for _ in line.functions]
+  args = [
+    [rng.uniform(0.5, 1, shape).astype(np.float32) for shape in _SHAPES[line.of]]
+    for _ in line.functions
+  ]
   converted = jax2tf.convert(
-    lambda *args: [f(*of) for f, of in zip(line.functions, args, strict=True)], idioms="fused", with_gradient=False
+    lambda *args: [f(*of) for f, of in zip(line.functions, args, strict=True)],
+    idioms="fused",
+    with_gradient=False,
   )
-  found = executed_op_types(tf.function(converted, autograph=False), *([*map(tf.constant, of)] for of in args))
+  found = executed_op_types(
+    tf.function(converted, autograph=False), *([*map(tf.constant, of)] for of in args)
+  )
   return collections.Counter(op for op in found if op not in _SILENT)
 
 
 def table() -> list[str]:
   """The lines of the page."""
-  return ["| form | what runs |", "| --- | --- |", *(f"| {line.form} | {line.runs} |" for line in LINES)]
+  return [
+    "| form | what runs |",
+    "| --- | --- |",
+    *(f"| {line.form} | {line.runs} |" for line in LINES),
+  ]

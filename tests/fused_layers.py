@@ -18,7 +18,9 @@ from jax2tf import program
 from jax2tf.idioms.fused import pooling, with_composite_ops
 
 RNG = np.random.default_rng(0)
-X, IMAGE, TOKENS = (RNG.standard_normal(shape, np.float32) for shape in ((4, 5, 8), (2, 6, 6, 3), (2, 5, 2, 4)))
+X, IMAGE, TOKENS = (
+  RNG.standard_normal(shape, np.float32) for shape in ((4, 5, 8), (2, 6, 6, 3), (2, 5, 2, 4))
+)
 FEATURES_FIRST = IMAGE.transpose(0, 3, 1, 2)
 KEY = jax.random.key(0)
 PADDED = np.arange(5) < np.array([[5], [3]])  # which tokens count
@@ -29,7 +31,18 @@ _POOLS = {pooling.max_pool_p: "max_pool", pooling.mean_pool_p: "mean_pool"}
 # What the idiom of a layer becomes in the jaxpr: a primitive.
 PRIMITIVES = {"gelu by erf": "gelu", "layer_norm": "normalize", "attention": "masked"}
 LIBRARIES = {"jax.nn": jax.nn, "linen": linen, "nnx": nnx, "haiku": hk, "equinox": eqx.nn}
-ACTIVATIONS = ("relu", "relu6", "leaky_relu", "elu", "selu", "silu", "hard_swish", "gelu", "softmax", "log_softmax")
+ACTIVATIONS = (
+  "relu",
+  "relu6",
+  "leaky_relu",
+  "elu",
+  "selu",
+  "silu",
+  "hard_swish",
+  "gelu",
+  "softmax",
+  "log_softmax",
+)
 # A function and its arguments, or why there is none.
 Cell = tuple[Callable[..., Any], tuple[Any, ...]] | str
 JAX_NN, NONE = "as `jax.nn`", "-"
@@ -39,7 +52,9 @@ def of_haiku(module: Callable[..., Any], **options: Any) -> Callable[..., Any]:
   """A module of Haiku as a function, which makes its parameters itself."""
 
   def call(*args: Any) -> Any:
-    pair = hk.without_apply_rng(hk.transform_with_state(lambda *args, **options: module()(*args, **options)))
+    pair = hk.without_apply_rng(
+      hk.transform_with_state(lambda *args, **options: module()(*args, **options))
+    )
     with jax.ensure_compile_time_eval():
       params, state = pair.init(KEY, *map(jnp.ones_like, args), **dict.fromkeys(options, True))
     return pair.apply(params, state, *args, **options)[0]
@@ -114,9 +129,15 @@ def _function(library: Any, name: str) -> Cell:
 
 
 LAYERS: dict[str, dict[str, Cell]] = {
-  **{name: {library: _function(module, name) for library, module in LIBRARIES.items()} for name in ACTIVATIONS},
+  **{
+    name: {library: _function(module, name) for library, module in LIBRARIES.items()}
+    for name in ACTIVATIONS
+  },
   "gelu by erf": {
-    **{library: (functools.partial(LIBRARIES[library].gelu, approximate=False), (X,)) for library in ("jax.nn", "linen", "nnx")},
+    **{
+      library: (functools.partial(LIBRARIES[library].gelu, approximate=False), (X,))
+      for library in ("jax.nn", "linen", "nnx")
+    },
     "haiku": JAX_NN,
     "equinox": JAX_NN,
   },
@@ -138,7 +159,10 @@ LAYERS: dict[str, dict[str, Cell]] = {
     "jax.nn": NONE,
     "linen": (of_linen(linen.Conv(4, (3, 3)), linen.BatchNorm(use_running_average=True)), (IMAGE,)),
     "nnx": (
-      of_nnx(lambda rngs: nnx.Conv(3, 4, (3, 3), rngs=rngs), lambda rngs: nnx.BatchNorm(4, use_running_average=True, rngs=rngs)),
+      of_nnx(
+        lambda rngs: nnx.Conv(3, 4, (3, 3), rngs=rngs),
+        lambda rngs: nnx.BatchNorm(4, use_running_average=True, rngs=rngs),
+      ),
       (IMAGE,),
     ),
     "haiku": (of_haiku(_haiku_conv_norm, is_training=False), (IMAGE,)),
@@ -146,18 +170,27 @@ LAYERS: dict[str, dict[str, Cell]] = {
   },
   "max_pool": {
     "jax.nn": NONE,
-    **{library: (lambda x, of=LIBRARIES[library]: of.max_pool(x, (2, 2), (2, 2)), (IMAGE,)) for library in ("linen", "nnx")},
+    **{
+      library: (lambda x, of=LIBRARIES[library]: of.max_pool(x, (2, 2), (2, 2)), (IMAGE,))
+      for library in ("linen", "nnx")
+    },
     "haiku": (lambda x: hk.max_pool(x, (1, 2, 2, 1), (1, 2, 2, 1), "SAME"), (IMAGE,)),
     "equinox": (jax.vmap(eqx.nn.MaxPool2d(2, 2)), (FEATURES_FIRST,)),
   },
   "mean_pool": {
     "jax.nn": NONE,
-    **{library: (lambda x, of=LIBRARIES[library]: of.avg_pool(x, (2, 2), (2, 2)), (IMAGE,)) for library in ("linen", "nnx")},
+    **{
+      library: (lambda x, of=LIBRARIES[library]: of.avg_pool(x, (2, 2), (2, 2)), (IMAGE,))
+      for library in ("linen", "nnx")
+    },
     "haiku": (lambda x: hk.avg_pool(x, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"), (IMAGE,)),
     "equinox": (jax.vmap(eqx.nn.AvgPool2d(2, 2)), (FEATURES_FIRST,)),
   },
   "attention": {
-    "jax.nn": (lambda x, mask: jax.nn.dot_product_attention(x, x, x, mask=mask, is_causal=True), (TOKENS, MASK)),
+    "jax.nn": (
+      lambda x, mask: jax.nn.dot_product_attention(x, x, x, mask=mask, is_causal=True),
+      (TOKENS, MASK),
+    ),
     "linen": (_linen_attention, (X,)),
     "nnx": (_nnx_attention, (X,)),
     "haiku": (of_haiku(_haiku_attention), (X[:2], MASK)),
@@ -166,17 +199,29 @@ LAYERS: dict[str, dict[str, Cell]] = {
 }
 # {layer: why no idiom takes it, the name of the idiom, a function, its arguments}
 NOT_TAKEN: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
-  "`eqx.nn.PReLU`": ("the slope is a parameter, LeakyRelu's is a number", "leaky_relu", jax.vmap(eqx.nn.PReLU()), (X,)),
+  "`eqx.nn.PReLU`": (
+    "the slope is a parameter, LeakyRelu's is a number",
+    "leaky_relu",
+    jax.vmap(eqx.nn.PReLU()),
+    (X,),
+  ),
   '`hk.avg_pool` with "SAME", `linen.avg_pool(count_include_pad=False)`': (
     "divides by the number of elements that are in the window",
     "mean_pool",
-    lambda x: (hk.avg_pool(x, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"), linen.avg_pool(x, (3, 3), (2, 2), "SAME", count_include_pad=False)),
+    lambda x: (
+      hk.avg_pool(x, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+      linen.avg_pool(x, (3, 3), (2, 2), "SAME", count_include_pad=False),
+    ),
     (IMAGE,),
   ),
   "`RMSNorm`, `GroupNorm`": (
     "TensorFlow has no op for them",
     "layer_norm",
-    lambda x: (of_linen(linen.RMSNorm())(x), of_linen(linen.GroupNorm(2))(x), jax.vmap(jax.vmap(eqx.nn.RMSNorm(8)))(x)),
+    lambda x: (
+      of_linen(linen.RMSNorm())(x),
+      of_linen(linen.GroupNorm(2))(x),
+      jax.vmap(jax.vmap(eqx.nn.RMSNorm(8)))(x),
+    ),
     (X,),
   ),
   "BatchNorm in training": (
@@ -190,7 +235,13 @@ NOT_TAKEN: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     "attention",
     lambda x: (
       jax.nn.softmax(jnp.where(MASK, jnp.einsum("bqhd,bkhd->bhqk", x, x) / 2, -1e9)),
-      jax.nn.softmax(jnp.where(np.eye(5, dtype=bool) | np.array([[[True]], [[False]]]), jnp.einsum("bqhd,bkhd->bhqk", x, x) / 2, -1e30)),
+      jax.nn.softmax(
+        jnp.where(
+          np.eye(5, dtype=bool) | np.array([[[True]], [[False]]]),
+          jnp.einsum("bqhd,bkhd->bhqk", x, x) / 2,
+          -1e30,
+        )
+      ),
     ),
     (TOKENS,),
   ),
@@ -206,7 +257,10 @@ NOT_TAKEN: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
 def taken() -> list[str]:
   """The lines of the table of layers."""
   rows = [["layer", *LIBRARIES], ["---"] * (1 + len(LIBRARIES))]
-  rows += [[said(layer), *("yes" if isinstance(cell, tuple) else cell for cell in cells.values())] for layer, cells in LAYERS.items()]
+  rows += [
+    [said(layer), *("yes" if isinstance(cell, tuple) else cell for cell in cells.values())]
+    for layer, cells in LAYERS.items()
+  ]
   return _lines(rows)
 
 
@@ -218,7 +272,13 @@ def said(name: str) -> str:
 
 def others() -> list[str]:
   """The lines of the table of what is not taken."""
-  return _lines([["not taken", "because"], ["---"] * 2, *([layer, reason] for layer, (reason, *_) in NOT_TAKEN.items())])
+  return _lines(
+    [
+      ["not taken", "because"],
+      ["---"] * 2,
+      *([layer, reason] for layer, (reason, *_) in NOT_TAKEN.items()),
+    ]
+  )
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> list[str]:

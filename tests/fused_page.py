@@ -12,7 +12,12 @@ PAGE = Path(__file__).parents[1] / "docs/guide/fused.md"
 
 def tables() -> list[list[str]]:
   """The lines of each."""
-  return [fused_layers.taken(), fused_layers.others(), fused_differences.table(), fused_grappler.table()]
+  return [
+    fused_layers.taken(),
+    fused_layers.others(),
+    fused_differences.table(),
+    fused_grappler.table(),
+  ]
 
 
 def on_page(head: str) -> list[str]:
@@ -24,7 +29,9 @@ def on_page(head: str) -> list[str]:
 
 def _place(lines: Sequence[str], head: str) -> tuple[int, int]:
   start = lines.index(head)
-  return start, next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
+  return start, next(
+    (i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines)
+  )
 
 
 def main() -> None:

@@ -22,10 +22,22 @@ def attention() -> keras.Model:
 
 # name -> (model, shape of a batch)
 MODELS = {
-  "dense": (lambda: keras.Sequential([keras.Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(3)]), (5, 4)),
+  "dense": (
+    lambda: keras.Sequential(
+      [keras.Input((4,)), layers.Dense(8, activation="relu"), layers.Dense(3)]
+    ),
+    (5, 4),
+  ),
   "convolution": (
     lambda: keras.Sequential(
-      [keras.Input((16, 16, 3)), layers.Conv2D(8, 3), layers.BatchNormalization(), layers.Dropout(0.2), layers.Flatten(), layers.Dense(3)]
+      [
+        keras.Input((16, 16, 3)),
+        layers.Conv2D(8, 3),
+        layers.BatchNormalization(),
+        layers.Dropout(0.2),
+        layers.Flatten(),
+        layers.Dense(3),
+      ]
     ),
     (2, 16, 16, 3),
   ),

@@ -69,7 +69,9 @@ class Equinox(eqx.Module):
 
 
 def haiku_net(x: Any, is_training: bool) -> Any:
-  x = hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(hk.Linear(3)(x), is_training)
+  x = hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(
+    hk.Linear(3)(x), is_training
+  )
   return hk.dropout(hk.next_rng_key(), 0.5, x) if is_training else x
 
 
@@ -79,7 +81,12 @@ def second(key: Any) -> Any:
 
 def of(library: str) -> Case:
   """The case of one of LIBRARIES."""
-  return {"from_flax_nnx": _nnx, "from_flax_linen": _linen, "from_haiku": _haiku, "from_equinox": _equinox}[library]()
+  return {
+    "from_flax_nnx": _nnx,
+    "from_flax_linen": _linen,
+    "from_haiku": _haiku,
+    "from_equinox": _equinox,
+  }[library]()
 
 
 def _nnx() -> Case:
@@ -96,10 +103,21 @@ def _nnx() -> Case:
 def _linen() -> Case:
   net = Linen()
   variables = net.init(jax.random.key(0), X, False)
-  layers = {"params/Dense_0/bias", "params/Dense_0/kernel", "params/BatchNorm_0/bias", "params/BatchNorm_0/scale"}
+  layers = {
+    "params/Dense_0/bias",
+    "params/Dense_0/kernel",
+    "params/BatchNorm_0/bias",
+    "params/BatchNorm_0/scale",
+  }
 
   def expected(training: bool) -> Any:
-    return net.apply(variables, X, training, rngs={"dropout": second(KEY)} if training else None, mutable=["batch_stats"])[0]
+    return net.apply(
+      variables,
+      X,
+      training,
+      rngs={"dropout": second(KEY)} if training else None,
+      mutable=["batch_stats"],
+    )[0]
 
   return Case((net, variables), expected, layers, {"rngs": {"dropout": KEY}})
 
@@ -107,13 +125,25 @@ def _linen() -> Case:
 def _haiku() -> Case:
   net = hk.transform_with_state(haiku_net)
   params, state = net.init(jax.random.key(0), X, True)
-  layers = {"params/batch_norm/offset", "params/batch_norm/scale", "params/linear/b", "params/linear/w"}
-  return Case((net, params, state), lambda training: net.apply(params, state, second(KEY), X, training)[0], layers, {"rng": KEY})
+  layers = {
+    "params/batch_norm/offset",
+    "params/batch_norm/scale",
+    "params/linear/b",
+    "params/linear/w",
+  }
+  return Case(
+    (net, params, state),
+    lambda training: net.apply(params, state, second(KEY), X, training)[0],
+    layers,
+    {"rng": KEY},
+  )
 
 
 def _equinox() -> Case:
   make = eqx.nn.make_with_state(
-    lambda key: Equinox(eqx.nn.Linear(4, 3, key=key), eqx.nn.BatchNorm(3, "batch", mode="batch"), eqx.nn.Dropout(0.5))
+    lambda key: Equinox(
+      eqx.nn.Linear(4, 3, key=key), eqx.nn.BatchNorm(3, "batch", mode="batch"), eqx.nn.Dropout(0.5)
+    )
   )
   net, state = make(jax.random.key(0))
 

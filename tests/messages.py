@@ -13,7 +13,9 @@ from typing import TypeGuard
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/reference/troubleshooting.md"
-TARGETS = ROOT / "docs/reports/targets.md"  # has the reasons of replacements, which `make targets` writes
+TARGETS = (
+  ROOT / "docs/reports/targets.md"
+)  # has the reasons of replacements, which `make targets` writes
 
 # Calls whose first words are a message, beside names that end in Error.
 _FIRST = {
@@ -61,7 +63,11 @@ def in_source() -> dict[str, str]:
   """Each message, with `...` for what is filled in -> a place that makes it."""
   shared: Made = {}  # constants that other modules import
   for path in _files(".py"):
-    shared |= {name: values for name, values in _made(ast.parse(path.read_text(encoding="utf-8"))).items() if name.isupper()}
+    shared |= {
+      name: values
+      for name, values in _made(ast.parse(path.read_text(encoding="utf-8"))).items()
+      if name.isupper()
+    }
   python = _collected(lambda text: of_python(text, shared), ".py")
   return python | _collected(of_javascript, ".js", ".cjs")
 
@@ -80,7 +86,13 @@ def in_page() -> list[str]:
     if row.startswith("| ") and not row.startswith("| `"):  # the head of a table
       columns = 2 if cells[-1].startswith("Advice") else 1
     elif row.startswith("| `"):
-      codes = (code for cell in cells[:columns] for pair in re.findall(r"`` (.+?) ``|`([^`]+)`", cell) for code in pair if code)
+      codes = (
+        code
+        for cell in cells[:columns]
+        for pair in re.findall(r"`` (.+?) ``|`([^`]+)`", cell)
+        for code in pair
+        if code
+      )
       found += [code.replace("\\|", "|") for code in codes]
   return found
 
@@ -103,7 +115,9 @@ def of_javascript(source: str) -> Found:
 def of_replacements(source: str) -> Found:
   """The reasons `because=` of replacements of ops."""
   calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-  because = (keyword.value for call in calls for keyword in call.keywords if keyword.arg == "because")
+  because = (
+    keyword.value for call in calls for keyword in call.keywords if keyword.arg == "because"
+  )
   return ((value.lineno, text) for value in because for text in _texts(value, {}))
 
 
@@ -117,9 +131,13 @@ def _collected(messages: Callable[[str], Found], *suffixes: str) -> dict[str, st
 
 def _files(*suffixes: str) -> list[Path]:
   """Those of the wheel."""
-  paths = (path for folder in ("jax2tf", "converters", "tools") for path in (ROOT / folder).rglob("*.*"))
+  paths = (
+    path for folder in ("jax2tf", "converters", "tools") for path in (ROOT / folder).rglob("*.*")
+  )
   outside = {"sweeps", "site"}
-  return sorted(p for p in paths if p.suffix in suffixes and not outside & {*p.relative_to(ROOT).parts})
+  return sorted(
+    p for p in paths if p.suffix in suffixes and not outside & {*p.relative_to(ROOT).parts}
+  )
 
 
 def _made(tree: ast.AST) -> Made:
@@ -128,11 +146,16 @@ def _made(tree: ast.AST) -> Made:
   for node in ast.walk(tree):
     match node:
       case ast.FunctionDef(name=name):
-        made.setdefault(name, []).extend(part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value)
+        made.setdefault(name, []).extend(
+          part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value
+        )
       case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
         for target, value in zip(names, values, strict=False):
           made.setdefault(_name(target), []).append(value)
-      case ast.Assign(targets=[ast.Name(id=name)], value=value) | ast.NamedExpr(target=ast.Name(id=name), value=value):
+      case (
+        ast.Assign(targets=[ast.Name(id=name)], value=value)
+        | ast.NamedExpr(target=ast.Name(id=name), value=value)
+      ):
         made.setdefault(name, []).append(value)
   return made
 
@@ -144,13 +167,22 @@ def _messages(node: ast.AST, made: Made) -> Sequence[ast.expr]:
       return args
     case ast.Call(func=func, args=args) if name.endswith("Error") or name in _FIRST:
       return [value for value in args if any(_sentences(value, made))][:1]
-    case ast.Call(func=ast.Name(id="print"), args=args) if any(ast.unparse(keyword) == "file=sys.stderr" for keyword in node.keywords):
+    case ast.Call(func=ast.Name(id="print"), args=args) if any(
+      ast.unparse(keyword) == "file=sys.stderr" for keyword in node.keywords
+    ):
       return args
-    case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="setdefault"), args=args) if name in _FAULTS:
+    case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="setdefault"), args=args) if (
+      name in _FAULTS
+    ):
       return args
-    case ast.Assign(targets=[target]) | ast.AugAssign(target=target) if _name(getattr(target, "value", target)) in _FAULTS:
+    case ast.Assign(targets=[target]) | ast.AugAssign(target=target) if (
+      _name(getattr(target, "value", target)) in _FAULTS
+    ):
       return [node.value]
-    case ast.Assign(targets=[ast.Name() | ast.Subscript()], value=ast.Tuple() as pair) | ast.Return(value=ast.Tuple() as pair):
+    case (
+      ast.Assign(targets=[ast.Name() | ast.Subscript()], value=ast.Tuple() as pair)
+      | ast.Return(value=ast.Tuple() as pair)
+    ):
       return pair.elts if _is_reason(pair, made) else []
     case ast.Dict(values=values):
       return [text for value in values if _is_reason(value, made) for text in value.elts]
@@ -163,7 +195,11 @@ def _messages(node: ast.AST, made: Made) -> Sequence[ast.expr]:
 
 def _is_reason(node: ast.expr, made: Made) -> TypeGuard[ast.Tuple]:
   """A pair of sentences is a reason and its advice."""
-  return isinstance(node, ast.Tuple) and len(node.elts) == 2 and all(any(_sentences(value, made)) for value in node.elts)
+  return (
+    isinstance(node, ast.Tuple)
+    and len(node.elts) == 2
+    and all(any(_sentences(value, made)) for value in node.elts)
+  )
 
 
 def _sentences(value: ast.expr, made: Made) -> Iterator[str]:
@@ -179,7 +215,11 @@ def _texts(node: ast.expr, made: Made) -> list[str]:
     case ast.Constant(value=str(text)):
       return [text]
     case ast.JoinedStr(values=parts):
-      return ["".join(part.value if isinstance(part, ast.Constant) else _filled(part, made) for part in parts)]
+      return [
+        "".join(
+          part.value if isinstance(part, ast.Constant) else _filled(part, made) for part in parts
+        )
+      ]
     case ast.IfExp(body=one, orelse=other):
       return _texts(one, made) + _texts(other, made)
     case ast.BoolOp(values=values):

@@ -15,8 +15,12 @@ import tensorflow as tf
 
 WORKERS = "TF_CONFIG" in os.environ
 DEVICES = 1 if WORKERS else 4
-tf.config.threading.set_inter_op_parallelism_threads(2 * DEVICES)  # a replica that waits for the others holds a thread
-tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+tf.config.threading.set_inter_op_parallelism_threads(
+  2 * DEVICES
+)  # a replica that waits for the others holds a thread
+tf.config.set_logical_device_configuration(
+  tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES
+)
 
 import jax2tf  # noqa: E402  (after the devices are made)
 import jax2tf.keras  # noqa: E402
@@ -42,7 +46,9 @@ def train_by_hand(strategy: tf.distribute.Strategy) -> None:
   with strategy.scope():
     variables = {name: tf.Variable(x) for name, x in PARAMS.items()}
   converted = jax2tf.convert(loss, polymorphic_shapes=[None, "b, _", "b, _"])
-  data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8))
+  data = strategy.experimental_distribute_dataset(
+    tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+  )
 
   def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     with tf.GradientTape() as tape:
@@ -57,10 +63,15 @@ def train_by_hand(strategy: tf.distribute.Strategy) -> None:
     return strategy.reduce("sum", strategy.run(replica_step, (x, y)), axis=None)
 
   losses = [float(step(x, y)) for x, y in data]
-  params, expected = train_in_jax(PARAMS, optax.sgd(0.1), [(X[i : i + 8], Y[i : i + 8]) for i in (0, 8, 16)])
+  params, expected = train_in_jax(
+    PARAMS, optax.sgd(0.1), [(X[i : i + 8], Y[i : i + 8]) for i in (0, 8, 16)]
+  )
   np.testing.assert_allclose(losses, expected, rtol=1e-5)
   for replica in range(DEVICES):  # each has its own copy
-    copies = {name: strategy.experimental_local_results(v)[replica].read_value() for name, v in variables.items()}
+    copies = {
+      name: strategy.experimental_local_results(v)[replica].read_value()
+      for name, v in variables.items()
+    }
     close(copies, params, rtol=1e-5, of_the_largest=True)
 
 

@@ -31,7 +31,9 @@ def from_text(texts: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def with_label(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  return outputs | {"label": tf.gather(tf.constant(["low", "middle", "high"]), tf.argmax(outputs["logits"], -1))}
+  return outputs | {
+    "label": tf.gather(tf.constant(["low", "middle", "high"]), tf.argmax(outputs["logits"], -1))
+  }
 
 
 def main(folder: str) -> None:
@@ -66,14 +68,20 @@ def main(folder: str) -> None:
     x = np.random.default_rng(size).standard_normal((size, 4)).astype(np.float32)
     expected = logits(PARAMS, {"x": x})["logits"]
     for name in ("serving_default", "logits"):
-      np.testing.assert_allclose(loaded.signatures[name](x=tf.constant(x))["logits"], expected, rtol=1e-6)
+      np.testing.assert_allclose(
+        loaded.signatures[name](x=tf.constant(x))["logits"], expected, rtol=1e-6
+      )
     np.testing.assert_allclose(
-      loaded.signatures["embedding"](x=tf.constant(x))["embedding"], embedding(PARAMS, {"x": x})["embedding"], rtol=1e-6
+      loaded.signatures["embedding"](x=tf.constant(x))["embedding"],
+      embedding(PARAMS, {"x": x})["embedding"],
+      rtol=1e-6,
     )
     texts = tf.constant([" ".join(map(repr, map(float, row))) for row in x])
     found = loaded.signatures["text"](texts=texts)
     np.testing.assert_allclose(found["logits"], expected, rtol=1e-5)
-    assert [label.decode() for label in found["label"].numpy()] == [("low", "middle", "high")[i] for i in np.argmax(expected, -1)]
+    assert [label.decode() for label in found["label"].numpy()] == [
+      ("low", "middle", "high")[i] for i in np.argmax(expected, -1)
+    ]
 
   converted = module.methods["logits"]
   with tf.GradientTape() as tape:

@@ -20,7 +20,9 @@ from tests.test_gradient_training import PARAMS, X, Y, loss
 def main() -> None:
   signal.alarm(120)  # the coordinator waits for its servers without end
   cluster = tf.train.ClusterSpec(json.loads(sys.argv[1]))
-  strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc"))
+  strategy = tf.distribute.ParameterServerStrategy(
+    tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
+  )
   with strategy.scope():
     variables = {name: tf.Variable(x) for name, x in PARAMS.items()}
   coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -40,7 +42,9 @@ def main() -> None:
     expected, expected_gradient = jax.value_and_grad(loss)(PARAMS, *batch)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     for name, g in gradient.items():
-      np.testing.assert_allclose(g, expected_gradient[name], rtol=0, atol=1e-5 * np.abs(expected_gradient[name]).max())
+      np.testing.assert_allclose(
+        g, expected_gradient[name], rtol=0, atol=1e-5 * np.abs(expected_gradient[name]).max()
+      )
   print("equal")
 
 

@@ -27,16 +27,32 @@ def _keras_cnn() -> tuple[Function, Any]:
 
   keras.utils.set_random_seed(0)
   image = keras.Input((32, 32, 3))
-  x = layers.MaxPooling2D()(layers.Activation("elu")(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(image))))
-  x = layers.AveragePooling2D(2)(layers.Activation("gelu")(layers.SeparableConv2D(16, 3, padding="same")(x)))
+  x = layers.MaxPooling2D()(
+    layers.Activation("elu")(
+      layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(image))
+    )
+  )
+  x = layers.AveragePooling2D(2)(
+    layers.Activation("gelu")(layers.SeparableConv2D(16, 3, padding="same")(x))
+  )
   heat = layers.Conv2DTranspose(1, 3, strides=2, padding="same", activation="softplus")(x)
   scores = layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling2D()(x))
   model = keras.Model(image, [scores, heat])
-  values = [[np.asarray(v.value) for v in group] for group in (model.trainable_variables, model.non_trainable_variables)]
+  values = [
+    [np.asarray(v.value) for v in group]
+    for group in (model.trainable_variables, model.non_trainable_variables)
+  ]
   return lambda params, image: model.stateless_call(*params, image)[0], values
 
 
-KERAS_CNN = Entry("keras_cnn", "Keras on JAX", _keras_cnn, {"image": "f32[b,32,32,3]"}, ["scores", "heat"], {"b": (1, 3)})
+KERAS_CNN = Entry(
+  "keras_cnn",
+  "Keras on JAX",
+  _keras_cnn,
+  {"image": "f32[b,32,32,3]"},
+  ["scores", "heat"],
+  {"b": (1, 3)},
+)
 
 
 class TransposedUNet(eqx.Module):
@@ -49,7 +65,10 @@ class TransposedUNet(eqx.Module):
 
   def __init__(self, key: Any):
     keys = jax.random.split(key, 6)
-    self.down = [eqx.nn.Conv2d(a, b, 3, padding=1, key=k) for (a, b), k in zip(((3, 8), (8, 16), (16, 32)), keys[:3], strict=True)]
+    self.down = [
+      eqx.nn.Conv2d(a, b, 3, padding=1, key=k)
+      for (a, b), k in zip(((3, 8), (8, 16), (16, 32)), keys[:3], strict=True)
+    ]
     self.up = [
       eqx.nn.ConvTranspose2d(a, b, 3, stride=2, padding=1, output_padding=1, key=k)
       for (a, b), k in zip(((32, 16), (32, 8)), keys[3:5], strict=True)
@@ -73,7 +92,14 @@ def _transposed_unet() -> tuple[Function, Any]:
   return of_equinox(TransposedUNet(KEY))
 
 
-TRANSPOSED_UNET = Entry("transposed_unet", "Equinox", _transposed_unet, {"image": "f32[b,3,32,32]"}, ["scores"], {"b": (1, 3)})
+TRANSPOSED_UNET = Entry(
+  "transposed_unet",
+  "Equinox",
+  _transposed_unet,
+  {"image": "f32[b,3,32,32]"},
+  ["scores"],
+  {"b": (1, 3)},
+)
 
 
 class Tagger(nn.Module):
@@ -81,7 +107,10 @@ class Tagger(nn.Module):
 
   @nn.compact
   def __call__(self, x: Any) -> Any:
-    forward, backward = (nn.RNN(nn.OptimizedLSTMCell(12), reverse=reverse, keep_order=True) for reverse in (False, True))
+    forward, backward = (
+      nn.RNN(nn.OptimizedLSTMCell(12), reverse=reverse, keep_order=True)
+      for reverse in (False, True)
+    )
     both = jnp.concatenate([forward(x), backward(x)], -1)
     scores = nn.Dense(5)(jnp.where(jnp.any(x != 0, -1, keepdims=True), both, 0))
     return nn.log_softmax(scores)
@@ -92,7 +121,12 @@ def _bidirectional_lstm() -> tuple[Function, Any]:
 
 
 BIDIRECTIONAL_LSTM = Entry(
-  "bidirectional_lstm", "Flax linen", _bidirectional_lstm, {"x": f"f32[b,{LENGTH},{FEATURES}]"}, ["log_probs"], {"b": (1, 3)}
+  "bidirectional_lstm",
+  "Flax linen",
+  _bidirectional_lstm,
+  {"x": f"f32[b,{LENGTH},{FEATURES}]"},
+  ["log_probs"],
+  {"b": (1, 3)},
 )
 
 
@@ -109,7 +143,9 @@ def encode(params: Any, ids: Any) -> tuple[Any, Any]:
 
 def _attention(layer: Any, x: Any, real: Any) -> Any:
   b, s, _ = x.shape
-  q, k, v = (jnp.reshape(x @ layer[name], (b, s, HEADS, WIDTH // HEADS)) for name in ("q", "k", "v"))
+  q, k, v = (
+    jnp.reshape(x @ layer[name], (b, s, HEADS, WIDTH // HEADS)) for name in ("q", "k", "v")
+  )
   scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / (WIDTH // HEADS) ** 0.5
   # The first token is real, so no row is masked as a whole.
   masked = jnp.where(real[:, None, None, :] | (jnp.arange(s) == 0), scores, -jnp.inf)
@@ -124,9 +160,16 @@ def _normalized(x: Any) -> Any:
 
 def _masked_encoder() -> tuple[Function, Any]:
   keys = iter(jax.random.split(KEY, 20))
-  sizes = dict.fromkeys("qkvo", (WIDTH, WIDTH)) | {"wide": (WIDTH, 2 * WIDTH), "narrow": (2 * WIDTH, WIDTH)}
+  sizes = dict.fromkeys("qkvo", (WIDTH, WIDTH)) | {
+    "wide": (WIDTH, 2 * WIDTH),
+    "narrow": (2 * WIDTH, WIDTH),
+  }
   layers = [{name: weights(next(keys), *size) for name, size in sizes.items()} for _ in range(2)]
-  return encode, {"embedding": weights(next(keys), VOCABULARY, WIDTH), "positions": weights(next(keys), 32, WIDTH), "layers": layers}
+  return encode, {
+    "embedding": weights(next(keys), VOCABULARY, WIDTH),
+    "positions": weights(next(keys), 32, WIDTH),
+    "layers": layers,
+  }
 
 
 MASKED_ENCODER = Entry(
@@ -140,4 +183,6 @@ MASKED_ENCODER = Entry(
 )
 
 
-ENTRIES = {entry.name: entry for entry in (KERAS_CNN, TRANSPOSED_UNET, BIDIRECTIONAL_LSTM, MASKED_ENCODER)}
+ENTRIES = {
+  entry.name: entry for entry in (KERAS_CNN, TRANSPOSED_UNET, BIDIRECTIONAL_LSTM, MASKED_ENCODER)
+}

@@ -60,7 +60,9 @@ def _called_back(x: Any) -> Any:
 def _symbolic(x: Any) -> Any:
   sizes = {"b": jax_shape_poly.dimension_size_p.bind(x, dimension=0)}
   for _, dim, _ in shape_poly.explicit_constraints(x.shape[0].scope):
-    jax_shape_poly.shape_assertion(shape_poly.evaluate_dimension(dim, sizes) >= 0, sizes["b"], error_message="wrong {0}")
+    jax_shape_poly.shape_assertion(
+      shape_poly.evaluate_dimension(dim, sizes) >= 0, sizes["b"], error_message="wrong {0}"
+    )
   return x * x.shape[0]
 
 
@@ -69,7 +71,9 @@ def _with_optimized_remat(x: Any) -> Any:
   return jnp.sin(x)
 
 
-_with_optimized_remat.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),), optimize_remat=True)
+_with_optimized_remat.defvjp(
+  lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),), optimize_remat=True
+)
 
 
 def _on_the_host(x: Any) -> Any:
@@ -79,7 +83,11 @@ def _on_the_host(x: Any) -> Any:
 
 def _with_metadata(x: Any) -> Any:
   x = xla_metadata.set_xla_metadata(x, a=1)
-  return xla_metadata.xla_metadata_call(jnp.sin, a=1)(x) if hasattr(xla_metadata, "xla_metadata_call") else x
+  return (
+    xla_metadata.xla_metadata_call(jnp.sin, a=1)(x)
+    if hasattr(xla_metadata, "xla_metadata_call")
+    else x
+  )
 
 
 def _mesh(kind: Any = jax.sharding.AxisType.Auto) -> Any:
@@ -88,7 +96,9 @@ def _mesh(kind: Any = jax.sharding.AxisType.Auto) -> Any:
 
 def _resharded() -> tuple[Callable[..., Any], tuple[Any, ...]]:
   explicit = _mesh(jax.sharding.AxisType.Explicit)
-  split, whole = (jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec(*axes)) for axes in [("a",), ()])
+  split, whole = (
+    jax.sharding.NamedSharding(explicit, jax.sharding.PartitionSpec(*axes)) for axes in [("a",), ()]
+  )
   return lambda x: jax.sharding.reshard(x, split), (jax.device_put(X, whole),)
 
 
@@ -103,13 +113,17 @@ def _placed(x: Any) -> Any:
   if hasattr(pjit, "relayout"):
     x = pjit.relayout(x, Layout(major_to_minor=(0, 1)))
   if hasattr(state_primitives, "with_memory_space_constraint_p"):
-    x = state_primitives.with_memory_space_constraint_p.bind(x, memory_space=jax.memory.Space.Device)
+    x = state_primitives.with_memory_space_constraint_p.bind(
+      x, memory_space=jax.memory.Space.Device
+    )
   return x
 
 
 def _selected(x: Any) -> Any:
   unpadded = ((0, 0), (0, 0))
-  return jax_windows._select_and_scatter(x, lax.ge, (1, 3), (1, 3), unpadded, x[:, :1], np.float32(0), lax.add)
+  return jax_windows._select_and_scatter(
+    x, lax.ge, (1, 3), (1, 3), unpadded, x[:, :1], np.float32(0), lax.add
+  )
 
 
 TRACES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -124,14 +138,18 @@ TRACES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
   "layouts": (_placed, (X,)),
   "metadata": (_with_metadata, (X,)),
   "broadcast": (lambda x: state_primitives.broadcast_to(x, (4, 2, 3)), (X,)),
-  "generators": (lambda: [prng.prngs[name].random_bits(_words(name), 32, (3,)) for name in GENERATORS], ()),
+  "generators": (
+    lambda: [prng.prngs[name].random_bits(_words(name), 32, (3,)) for name in GENERATORS],
+    (),
+  ),
   "remat": (jax.grad(lambda x: jnp.sum(jax.checkpoint(_with_optimized_remat)(x))), (X,)),
   "optimized remat": (jax.grad(lambda x: jnp.sum(_with_optimized_remat(x))), (X,)),
   "random bits": (lambda a, b: lax.rng_uniform(a, b, (3,)), (np.float32(0), np.float32(1))),
   "selected and scattered": (_selected, (X,)),
   "scaled dot": (
     lambda x, y, a, b: lax.scaled_dot(x, y, lhs_scale=a, rhs_scale=b),
-    tuple(jnp.ones(s, jnp.float8_e4m3fn) for s in [(2, 64), (64, 2)]) + tuple(jnp.ones(s, jnp.float8_e8m0fnu) for s in [(2, 2), (2, 2)]),
+    tuple(jnp.ones(s, jnp.float8_e4m3fn) for s in [(2, 64), (64, 2)])
+    + tuple(jnp.ones(s, jnp.float8_e8m0fnu) for s in [(2, 2), (2, 2)]),
   ),
 }
 

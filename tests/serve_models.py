@@ -27,7 +27,13 @@ def save(folder: Path, seed: int, **kwargs: Any) -> Path:
   inputs = {"x": "f32[b,8]", "ids": "i32[b,s]"}
   constraints = ["b <= 100"]
   return saved_model.save(
-    encode, params(seed), folder, inputs=inputs, outputs=["total", "y"], polymorphic_constraints=constraints, **kwargs
+    encode,
+    params(seed),
+    folder,
+    inputs=inputs,
+    outputs=["total", "y"],
+    polymorphic_constraints=constraints,
+    **kwargs,
   )
 
 
@@ -41,7 +47,10 @@ class Strings(tf.Module):
 
 def inputs_of(b: int, s: int) -> dict[str, np.ndarray]:
   random = np.random.default_rng(b)
-  return {"x": random.normal(size=(b, 8)).astype(np.float32), "ids": random.integers(0, 99, (b, s), np.int32)}
+  return {
+    "x": random.normal(size=(b, 8)).astype(np.float32),
+    "ids": random.integers(0, 99, (b, s), np.int32),
+  }
 
 
 def configure(folder: Path, *others: str) -> None:
@@ -55,8 +64,16 @@ def configure(folder: Path, *others: str) -> None:
 
 def options(run: Path, **changes: Any) -> child.Options:
   """Those of a server that has its sockets in `run`."""
-  limits = {"max_batch_size": 1, "batch_wait_ms": 0.0, "max_request_mb": 1, "max_queued_requests": 1000, "client_seconds": 30.0}
-  unset = dict.fromkeys(("folder", "name", "model_config_file", "tls_cert", "tls_key", "tls_client_ca"), "")
+  limits = {
+    "max_batch_size": 1,
+    "batch_wait_ms": 0.0,
+    "max_request_mb": 1,
+    "max_queued_requests": 1000,
+    "client_seconds": 30.0,
+  }
+  unset = dict.fromkeys(
+    ("folder", "name", "model_config_file", "tls_cert", "tls_key", "tls_client_ca"), ""
+  )
   given: dict[str, Any] = {
     **limits,
     **unset,

@@ -33,7 +33,9 @@ def counted(x):
 
 
 def of_shapes(x):
-  specs, _ = jax2tf.eval_polymorphic_shape(jnp.sin, polymorphic_shapes="b")(jax.ShapeDtypeStruct((2,), "float32"))
+  specs, _ = jax2tf.eval_polymorphic_shape(jnp.sin, polymorphic_shapes="b")(
+    jax.ShapeDtypeStruct((2,), "float32")
+  )
   return x + float(len(specs.shape))
 
 
@@ -70,8 +72,12 @@ def test_only_the_user_s_function_is_rewritten(name, rewritten, caplog):
   call = CALLS[name]
   with caplog.at_level(logging.WARNING):
     found = tf.function(call).get_concrete_function(tf.TensorSpec([2]))
-  assert [entity for entity in rewritten if not inspect.getmodule(entity).__name__.startswith(__name__)] == []
-  assert not [record for record in caplog.records if "AutoGraph could not transform" in record.getMessage()]
+  assert [
+    entity for entity in rewritten if not inspect.getmodule(entity).__name__.startswith(__name__)
+  ] == []
+  assert not [
+    record for record in caplog.records if "AutoGraph could not transform" in record.getMessage()
+  ]
   if name != "Ref":
     close(found(X), tf.function(call, autograph=False)(X))
 
@@ -84,11 +90,21 @@ def test_in_a_dataset(rewritten):
 
 
 @pytest.mark.parametrize(
-  "module", ["", ".keras", ".converters.saved_model", ".converters.onnx", ".converters.tflite", ".converters.verify"]
+  "module",
+  [
+    "",
+    ".keras",
+    ".converters.saved_model",
+    ".converters.onnx",
+    ".converters.tflite",
+    ".converters.verify",
+  ],
 )
 def test_public_names(module):
   package = importlib.import_module(f"jax2tf{module}")
-  functions = [getattr(package, name) for name in package.__all__ if inspect.isfunction(getattr(package, name))]
+  functions = [
+    getattr(package, name) for name in package.__all__ if inspect.isfunction(getattr(package, name))
+  ]
   assert functions or module == ".keras"
   assert [f for f in functions if not conversion.is_allowlisted(f)] == []
 

@@ -22,7 +22,13 @@ from jax2tf.tools.batch import arrow, cells, contract, engines, formats, model, 
 @pytest.fixture(scope="module")
 def doubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
   """x f32[b] -> y f32[b]."""
-  return saved_model.save(lambda p, x: p * x, np.float32(2), tmp_path_factory.mktemp("doubled"), inputs={"x": "f32[b]"}, outputs=["y"])
+  return saved_model.save(
+    lambda p, x: p * x,
+    np.float32(2),
+    tmp_path_factory.mktemp("doubled"),
+    inputs={"x": "f32[b]"},
+    outputs=["y"],
+  )
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,9 @@ def refused_plan(files: list[str], folder: Path, asked: plan.Asked) -> str:
 ROWS = "".join(json.dumps({"id": i, "x": i}) + "\n" for i in range(8192))
 
 
-@pytest.mark.parametrize("last", ['\n{"x"', '{"id": 1}\n'], ids=["a blank and a cut line", "a row without the column"])
+@pytest.mark.parametrize(
+  "last", ['\n{"x"', '{"id": 1}\n'], ids=["a blank and a cut line", "a row without the column"]
+)
 def test_a_bad_row_alone_in_the_last_window(last: str, runner: Any, tmp_path: Path) -> None:
   (tmp_path / "a.jsonl").write_text(ROWS + last)
   assert worker.run(runner, tmp_path / "a.jsonl", tmp_path / "b.jsonl") == {"rows": 8192, "bad": 1}
@@ -72,15 +80,29 @@ def test_columns_of_one_name_are_refused(runner: Any, tmp_path: Path) -> None:
 
 
 def example(**features: Any) -> bytes:
-  made = {name: tf.train.Feature(float_list=tf.train.FloatList(value=[v])) if v else tf.train.Feature() for name, v in features.items()}
+  made = {
+    name: tf.train.Feature(float_list=tf.train.FloatList(value=[v])) if v else tf.train.Feature()
+    for name, v in features.items()
+  }
   return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
 
 
-@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.tfrecord-00000-of-00010", "a.tfrecord.gz", "a.tfrecord-00003-of-00010.gz"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "a.csv.gz",
+    "a.jsonl.gz",
+    "a.tfrecord-00000-of-00010",
+    "a.tfrecord.gz",
+    "a.tfrecord-00003-of-00010.gz",
+  ],
+)
 def test_compressed_files_and_numbered_shards(name: str, runner: Any, tmp_path: Path) -> None:
   (tmp_path / "out").mkdir()
   if "tfrecord" in name:
-    with tf.io.TFRecordWriter(str(tmp_path / name), "GZIP" if name.endswith("gz") else None) as writer:
+    with tf.io.TFRecordWriter(
+      str(tmp_path / name), "GZIP" if name.endswith("gz") else None
+    ) as writer:
       writer.write(example(x=1.5, nothing=None))
   else:
     (tmp_path / name).write_bytes(gzip.compress(b"x\n1.5\n" if "csv" in name else b'{"x": 1.5}\n'))
@@ -105,14 +127,20 @@ def test_what_a_plan_finds_before_it_starts(doubled: Path, tmp_path: Path) -> No
   (tmp_path / "a.jsonl").write_text('{"id": 1}\n{"x": 2}\n')
   (tmp_path / "empty.csv").write_bytes(b"")
   asked = plan.Asked(str(doubled), "serving_default", {}, [], "", 4)
-  with plan.opened([str(tmp_path / "a.jsonl"), str(tmp_path / "empty.csv")], tmp_path / "out", asked) as found:
+  with plan.opened(
+    [str(tmp_path / "a.jsonl"), str(tmp_path / "empty.csv")], tmp_path / "out", asked
+  ) as found:
     assert len(found.left) == 2
   (tmp_path / "y.csv").write_text("x,y\n1,2\n")
-  assert "'y' is the name of a column and of an output" in refused_plan([str(tmp_path / "y.csv")], tmp_path / "y", asked)
+  assert "'y' is the name of a column and of an output" in refused_plan(
+    [str(tmp_path / "y.csv")], tmp_path / "y", asked
+  )
   for day in "12":
     (tmp_path / f"day={day}").mkdir()
     (tmp_path / f"day={day}" / "part-0.csv").write_text("x\n1\n")
-  assert "run one folder at a time, each into a folder of its own" in refused_plan([f"{tmp_path}/day=*/*.csv"], tmp_path / "z", asked)
+  assert "run one folder at a time, each into a folder of its own" in refused_plan(
+    [f"{tmp_path}/day=*/*.csv"], tmp_path / "z", asked
+  )
 
 
 BIG = 2**53 + 1
@@ -125,13 +153,20 @@ NUMBERS: list[tuple[Any, str, tuple[str, ...], Any]] = [
   (["True", "[false, true]"], "bool", (), "'x' has the shape [2], where [] is expected"),
   (np.array([1 + 2j]), "float32", (), "'x' is '(1+2j)', where numbers of one shape are expected"),
   (np.array([1 + 2j]), "complex64", (), [1 + 2j]),
-  (np.array(["2020-01-01"], "M8[D]"), "int64", (), "'x' is '2020-01-01', where numbers of one shape are expected"),
+  (
+    np.array(["2020-01-01"], "M8[D]"),
+    "int64",
+    (),
+    "'x' is '2020-01-01', where numbers of one shape are expected",
+  ),
   (["\ud800"], "O", (), r"'x' is '\ud800', where a text is expected"),
 ]
 
 
 @pytest.mark.parametrize(("column", "dtype", "dims", "expected"), NUMBERS)
-def test_no_value_changes_in_silence(column: Any, dtype: str, dims: tuple[str, ...], expected: Any) -> None:
+def test_no_value_changes_in_silence(
+  column: Any, dtype: str, dims: tuple[str, ...], expected: Any
+) -> None:
   rows = cells.objects(column) if isinstance(column, list) else column
   found, wrong = cells.convert("x", rows, np.dtype(dtype), dims)
   if isinstance(expected, str):
@@ -143,16 +178,29 @@ def test_no_value_changes_in_silence(column: Any, dtype: str, dims: tuple[str, .
 
 def test_decimals_of_parquet() -> None:
   numbers = [Decimal(BIG), Decimal("1.25")]
-  table = pa.table({"n": pa.array(numbers[:1], pa.decimal128(18, 0)), "d": pa.array(numbers[1:], pa.decimal128(10, 2))})
+  table = pa.table(
+    {
+      "n": pa.array(numbers[:1], pa.decimal128(18, 0)),
+      "d": pa.array(numbers[1:], pa.decimal128(10, 2)),
+    }
+  )
   found = arrow.columns(table, ["n", "d"])
   assert (found["n"][0], found["d"][0]) == (BIG, 1.25)
 
 
 def test_a_column_for_two_inputs_takes_no_other_with_it(tmp_path: Path, doubled: Path) -> None:
   columns = {"a": ["v"], "b": ["v"]}
-  saved_model.save(lambda p, a, b: a + b, np.float32(0), tmp_path / "m", inputs={"a": "f32[b]", "b": "f32[b]"}, outputs=["y"])
+  saved_model.save(
+    lambda p, a, b: a + b,
+    np.float32(0),
+    tmp_path / "m",
+    inputs={"a": "f32[b]", "b": "f32[b]"},
+    outputs=["y"],
+  )
   rows = engines.Rows(str(tmp_path / "m"), columns=columns)
-  assert rows.arrow(pa.table({"id": [7], "v": [1.0], "w": [5]})).to_pylist() == [{"id": 7, "w": 5, "y": 2.0}]
+  assert rows.arrow(pa.table({"id": [7], "v": [1.0], "w": [5]})).to_pylist() == [
+    {"id": 7, "w": 5, "y": 2.0}
+  ]
   with pytest.raises(ValueError, match="'y' is the name of a column and of an output"):
     engines.Rows(str(doubled))({"x": np.ones(1), "y": np.zeros(1)})
 
@@ -173,25 +221,39 @@ MASKS = [
   ("key_padding_mask", (), "", ("", "")),  # in Flax and PyTorch True means padding there
   ("key_padding_mask", (), "key_padding_mask", ("key_padding_mask", "s")),
   ("mask", (), "none", ("", "")),
-  ("mask", ("s>=2",), "", ("", "")),  # a row of one element, refused alone, would run beside a longer one
+  (
+    "mask",
+    ("s>=2",),
+    "",
+    ("", ""),
+  ),  # a row of one element, refused alone, would run beside a longer one
 ]
 
 
 @pytest.mark.parametrize(("name", "constraints", "asked", "expected"), MASKS)
-def test_which_input_is_a_mask(name: str, constraints: Any, asked: str, expected: tuple[str, str], tmp_path: Path) -> None:
-  found = contract.read(manifest(tmp_path / "m", constraints, inputs={"ids": "i32[b,s]", name: "i32[b,s]"}), mask=asked)
+def test_which_input_is_a_mask(
+  name: str, constraints: Any, asked: str, expected: tuple[str, str], tmp_path: Path
+) -> None:
+  found = contract.read(
+    manifest(tmp_path / "m", constraints, inputs={"ids": "i32[b,s]", name: "i32[b,s]"}), mask=asked
+  )
   assert (found.mask, found.padded) == expected
 
 
 def test_large_rows_are_read_a_few_at_a_time(tmp_path: Path) -> None:
-  images = contract.read(manifest(tmp_path / "images", inputs={"x": "f32[b,224,224,3]", "flags": "bool[b,8]"}))
+  images = contract.read(
+    manifest(tmp_path / "images", inputs={"x": "f32[b,224,224,3]", "flags": "bool[b,8]"})
+  )
   assert images.row_bytes == 224 * 224 * 3 * 4 + 8 + 4
   assert (images.window(64), images.window(256)) == (111, 256)
   assert contract.read(manifest(tmp_path / "small", inputs={"x": "f32[b,784]"})).window(256) == 8192
 
 
 def test_a_stateful_signature_is_refused(tmp_path: Path) -> None:
-  with pytest.raises(ValueError, match="'serving_default' keeps a state between calls, so its rows are not independent"):
+  with pytest.raises(
+    ValueError,
+    match="'serving_default' keeps a state between calls, so its rows are not independent",
+  ):
     contract.read(manifest(tmp_path / "m", inputs={"x": "f32[b]"}, stateful=True))
 
 
@@ -199,15 +261,24 @@ def test_rows_without_elements_are_bad_in_any_batch(tmp_path: Path) -> None:
   def mean(params: Any, x: Any, mask: Any) -> Any:
     return (x * mask).sum(1) / mask.sum(1)
 
-  saved_model.save(mean, np.float32(0), tmp_path / "m", inputs={"x": "f32[b,s]", "mask": "f32[b,s]"}, outputs=["y"])
+  saved_model.save(
+    mean, np.float32(0), tmp_path / "m", inputs={"x": "f32[b,s]", "mask": "f32[b,s]"}, outputs=["y"]
+  )
   lists = [[1.0, 2.0], [], [5.0]]
   pq.write_table(pa.table({"x": pa.array(lists, pa.list_(pa.float32()))}), tmp_path / "in.parquet")
-  pq.write_table(pa.table({"x": pa.array(lists[1:2], pa.list_(pa.float32()))}), tmp_path / "alone.parquet")
+  pq.write_table(
+    pa.table({"x": pa.array(lists[1:2], pa.list_(pa.float32()))}), tmp_path / "alone.parquet"
+  )
   found = model.Runner(str(tmp_path / "m"))
-  assert worker.run(found, tmp_path / "in.parquet", tmp_path / "out.parquet") == {"rows": 2, "bad": 1}
+  assert worker.run(found, tmp_path / "in.parquet", tmp_path / "out.parquet") == {
+    "rows": 2,
+    "bad": 1,
+  }
   assert pq.read_table(tmp_path / "out.parquet").to_pydict() == {"y": [1.5, 5.0]}
   reason = json.loads((tmp_path / "_out.parquet.bad.jsonl").read_text())["reason"]
   assert reason == "dimension s is 0, and has to be 1 or more"
   with pytest.raises(ValueError, match=reason):
     worker.run(found, tmp_path / "alone.parquet", tmp_path / "none.parquet")
-  assert jnp.isnan(mean(None, jnp.zeros((1, 2)), jnp.zeros((1, 2))))[0]  # what such a row would give
+  assert jnp.isnan(mean(None, jnp.zeros((1, 2)), jnp.zeros((1, 2))))[
+    0
+  ]  # what such a row would give

@@ -21,7 +21,11 @@ from jax2tf.tools.batch import cells, model, plan, supervisor, worker
 def doubled(tmp_path_factory: pytest.TempPathFactory) -> str:
   """x f32[b] -> y f32[b]."""
   folder = tmp_path_factory.mktemp("doubled")
-  return str(saved_model.save(lambda p, x: p * x, np.float32(2), folder, inputs={"x": "f32[b]"}, outputs=["y"]))
+  return str(
+    saved_model.save(
+      lambda p, x: p * x, np.float32(2), folder, inputs={"x": "f32[b]"}, outputs=["y"]
+    )
+  )
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +50,16 @@ DEEP = {
 
 
 @pytest.mark.parametrize("row", DEEP.values(), ids=list(DEEP))
-def test_a_row_that_is_nested_too_deeply_is_one_bad_row(row: str, runner: Any, tmp_path: Path) -> None:
+def test_a_row_that_is_nested_too_deeply_is_one_bad_row(
+  row: str, runner: Any, tmp_path: Path
+) -> None:
   strings = json.dumps({"x": 2, "t": '"[\\' * 1000, "note": json.loads(deep(cells.DEEPEST - 1))})
   (tmp_path / "a.jsonl").write_text("\n".join(['{"x": 1}', row, strings]) + "\n")
   assert worker.run(runner, tmp_path / "a.jsonl", tmp_path / "b.jsonl") == {"rows": 2, "bad": 1}
-  assert json.loads((tmp_path / "_b.jsonl.bad.jsonl").read_text()) == {"row": 1, "reason": "is nested deeper than 500 levels"}
+  assert json.loads((tmp_path / "_b.jsonl.bad.jsonl").read_text()) == {
+    "row": 1,
+    "reason": "is nested deeper than 500 levels",
+  }
 
 
 def test_a_cell_of_csv_that_is_nested_too_deeply_is_a_bad_row(runner: Any, tmp_path: Path) -> None:
@@ -80,7 +89,9 @@ def longer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [in_place, by_rename, longer])
-def test_a_file_that_changes_while_it_is_read_gets_no_results(change: Any, doubled: str, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_gets_no_results(
+  change: Any, doubled: str, tmp_path: Path
+) -> None:
   source = tmp_path / "a.jsonl"
   source.write_text('{"x": 1}\n{"x": 2}\n{"x": 3}\n')
 
@@ -90,14 +101,18 @@ def test_a_file_that_changes_while_it_is_read_gets_no_results(change: Any, doubl
       return super().__call__(*args)
 
   before = worker.State.of(source)
-  with pytest.raises(ValueError, match=r"a\.jsonl has changed since the command began, so it gets no results"):
+  with pytest.raises(
+    ValueError, match=r"a\.jsonl has changed since the command began, so it gets no results"
+  ):
     worker.run(Meanwhile(doubled), source, tmp_path / "b.jsonl")
   with pytest.raises(ValueError, match="has changed since"):
     worker.run(Meanwhile(doubled), source, tmp_path / "b.jsonl", state=before)
   assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_a_changed_file_without_results_does_not_end_the_folder(doubled: str, tmp_path: Path) -> None:
+def test_a_changed_file_without_results_does_not_end_the_folder(
+  doubled: str, tmp_path: Path
+) -> None:
   for name in "ab":
     (tmp_path / f"{name}.jsonl").write_text('{"x": 1}\n')
   files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
@@ -107,16 +122,26 @@ def test_a_changed_file_without_results_does_not_end_the_folder(doubled: str, tm
   with plan.opened(files, tmp_path / "out", asked(doubled)) as found:
     assert [shard.source.name for shard in found.left] == ["a.jsonl"]
   longer(tmp_path / "b.jsonl")
-  with pytest.raises(ValueError, match=r"b\.jsonl has changed since"), plan.opened(files, tmp_path / "out", asked(doubled)):
+  with (
+    pytest.raises(ValueError, match=r"b\.jsonl has changed since"),
+    plan.opened(files, tmp_path / "out", asked(doubled)),
+  ):
     pass
 
 
-@pytest.mark.parametrize("name", ["_x.jsonl.bad.jsonl", "_X.JSONL.BAD.JSONL", ".1.host.writing.x.jsonl"])
-def test_a_file_with_the_name_of_another_result_is_refused(name: str, doubled: str, runner: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+  "name", ["_x.jsonl.bad.jsonl", "_X.JSONL.BAD.JSONL", ".1.host.writing.x.jsonl"]
+)
+def test_a_file_with_the_name_of_another_result_is_refused(
+  name: str, doubled: str, runner: Any, tmp_path: Path
+) -> None:
   for each in (name, "x.jsonl"):
     (tmp_path / each).write_text('{"x": 1}\n{"x": "a"}\n')
   files = [str(tmp_path / name), str(tmp_path / "x.jsonl")]
-  with pytest.raises(ValueError, match="has a name that jax2tf batch gives to"), plan.opened(files, tmp_path / "out", asked(doubled)):
+  with (
+    pytest.raises(ValueError, match="has a name that jax2tf batch gives to"),
+    plan.opened(files, tmp_path / "out", asked(doubled)),
+  ):
     pass
   assert not (tmp_path / "out").exists()
   with pytest.raises(ValueError, match="has a name that jax2tf batch gives to"):
@@ -124,14 +149,18 @@ def test_a_file_with_the_name_of_another_result_is_refused(name: str, doubled: s
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_no_other_command(code: int, doubled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_no_other_command(
+  code: int, doubled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   def fails(*_: object) -> None:
     raise OSError(code, os.strerror(code))
 
   monkeypatch.setattr(fcntl, "flock", fails)
   (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
   files = [str(tmp_path / "a.jsonl")]
-  warned = pytest.warns(UserWarning, match=f"without locks .{os.strerror(code)}.*one jax2tf batch at a time")
+  warned = pytest.warns(
+    UserWarning, match=f"without locks .{os.strerror(code)}.*one jax2tf batch at a time"
+  )
   with warned, plan.opened(files, tmp_path / "out", asked(doubled)) as found:
     assert len(found.left) == 1
 
@@ -182,10 +211,13 @@ def test_a_worker_that_runs_nothing_is_replaced(
   with plan.opened([str(tmp_path / "*.jsonl")], tmp_path / "out", asked(doubled)) as found:
     outcome = supervisor.run(found, workers=2, threads=1, stall_seconds=1)
     assert (outcome.shards, outcome.rows, outcome.renewed, outcome.failed) == (2, 18, renewed, {})
-    monkeypatch.setattr(supervisor, "_COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(
+      supervisor, "_COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"]
+    )
     (tmp_path / "out" / "other.jsonl").unlink()
     if renewed:
       with pytest.raises(
-        ValueError, match=r"cannot start a worker: it ran no rows for 0 s \(--stall_seconds\), so its worker ended with -9"
+        ValueError,
+        match=r"cannot start a worker: it ran no rows for 0 s \(--stall_seconds\), so its worker ended with -9",
       ):
         supervisor.run(found, workers=1, threads=1, stall_seconds=0.2)

@@ -28,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("tfjs_packages")
 
 
 def _example() -> Any:
-  spec = importlib.util.spec_from_file_location("browser_export", REPOSITORY / "examples" / "browser" / "export.py")
+  spec = importlib.util.spec_from_file_location(
+    "browser_export", REPOSITORY / "examples" / "browser" / "export.py"
+  )
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
@@ -65,7 +67,9 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("backend", ["wasm", "webgl"])
 def test_the_page_computes_jaxs_embeddings(page: Any, address: str, backend: str) -> None:
-  expected = np.asarray(jax.jit(minilm.encode)(minilm.parameters(), *minilm_text.tokenize(SENTENCES)))
+  expected = np.asarray(
+    jax.jit(minilm.encode)(minilm.parameters(), *minilm_text.tokenize(SENTENCES))
+  )
   page.goto(address)
   page.wait_for_function("document.getElementById('status').textContent.includes('sentences in')")
   script = "async ([sentences, backend]) => [tf.getBackend(), (await embed(sentences, backend)).map(e => Array.from(e))]"
@@ -83,7 +87,9 @@ def test_the_page_shows_which_sentences_are_alike(page: Any, address: str) -> No
   page.wait_for_function("document.getElementById('status').textContent.includes('8 sentences in')")
   cells = page.evaluate("[...document.querySelectorAll('td')].map(cell => +cell.textContent)")
   embeddings = np.asarray(minilm.encode(minilm.parameters(), *minilm_text.tokenize(SENTENCES[:8])))
-  np.testing.assert_allclose(np.array(cells).reshape(8, 8), embeddings @ embeddings.T, atol=0.006)  # two digits are shown
+  np.testing.assert_allclose(
+    np.array(cells).reshape(8, 8), embeddings @ embeddings.T, atol=0.006
+  )  # two digits are shown
   picture = REPOSITORY / "build" / "browser.png"
   picture.parent.mkdir(exist_ok=True)
   page.screenshot(path=str(picture), full_page=True)
@@ -93,7 +99,9 @@ def test_the_page_shows_which_sentences_are_alike(page: Any, address: str) -> No
 def test_search_finds_modules_by_what_they_do(site: Path, tmp_path: Path) -> None:
   """In a thread of its own, because the example starts a Playwright of its own."""
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
-    found = thread.submit(sentence_search.main, [f"--site={site}", f"--picture={tmp_path / 'picture.png'}"]).result()
+    found = thread.submit(
+      sentence_search.main, [f"--site={site}", f"--picture={tmp_path / 'picture.png'}"]
+    ).result()
   assert {query: titles[0] for query, titles in found.items() if "mailbox" not in query} == {
     "measure how long my code takes": "timeit",
     "read a compressed archive": "tarfile",
@@ -114,7 +122,15 @@ def test_one_file_holds_the_model_and_runs_it(page: Any, tmp_path: Path, backend
 
   shown = tfjs.Page(labels=["cat", "dog", "owl"])
   specs, names = {"x": "f32[b,4]", "n": "i32[]"}, ["probabilities", HOSTILE]
-  tfjs.save(fun, weights, tmp_path / "three birds", inputs=specs, outputs=names, page=shown, examples={"n": np.int32(2)})
+  tfjs.save(
+    fun,
+    weights,
+    tmp_path / "three birds",
+    inputs=specs,
+    outputs=names,
+    page=shown,
+    examples={"n": np.int32(2)},
+  )
   page.context.set_offline(True)
   page.goto((tmp_path / "three birds" / "page.html").as_uri())
   assert page.title() == page.text_content("h1") == "three birds"
@@ -131,17 +147,23 @@ def test_one_file_holds_the_model_and_runs_it(page: Any, tmp_path: Path, backend
   ):
     page.fill("#input-x", text)
     page.click("#run")
-    page.wait_for_function("words => document.getElementById('status').textContent.includes(words)", arg=words)
+    page.wait_for_function(
+      "words => document.getElementById('status').textContent.includes(words)", arg=words
+    )
   page.fill("#input-x", json.dumps(x.tolist()))
   page.click("#run")
   page.wait_for_function("document.getElementById('status').textContent.includes(' ms on ')")
   page.context.set_offline(False)
   assert page.text_content("#status").endswith(backend)
-  found = page.evaluate("[...document.querySelectorAll('section')].map(e => [e.dataset.name, e.querySelector('pre').textContent])")
+  found = page.evaluate(
+    "[...document.querySelectorAll('section')].map(e => [e.dataset.name, e.querySelector('pre').textContent])"
+  )
   expected = dict(zip(names, fun(weights, x, np.int32(2)), strict=True))
   assert {name for name, _ in found} == {*names}
   for name, numbers in found:
-    np.testing.assert_allclose(np.array(numbers.split(), np.float32).reshape(expected[name].shape), expected[name], atol=1e-5)
+    np.testing.assert_allclose(
+      np.array(numbers.split(), np.float32).reshape(expected[name].shape), expected[name], atol=1e-5
+    )
   best = page.evaluate("document.querySelector('.bars').innerText.split('\\n').filter(Boolean)")
   assert best[0] == shown.labels[int(expected[HOSTILE][0])]
   assert best[1] == f"{100 * float(expected['probabilities'][0].max()):.1f} %"
@@ -178,9 +200,13 @@ def test_the_page_takes_images_and_text(page: Any, tmp_path: Path) -> None:
   )
   np.testing.assert_allclose(np.array(answers["mean"].split(), np.float32), [1, 0.2, 0], atol=1e-6)
   ids, mask = minilm_text.tokenize([*SENTENCES[:2], *SENTENCES[-1:]])
-  cut = np.concatenate([ids[:, :7], np.where(mask[:, 7:8] == 1, 102, 0)], axis=1)  # 102: [SEP], which ends them all
+  cut = np.concatenate(
+    [ids[:, :7], np.where(mask[:, 7:8] == 1, 102, 0)], axis=1
+  )  # 102: [SEP], which ends them all
   expected = np.where(mask[:, :8] == 1, cut, -1)
-  np.testing.assert_array_equal(np.array(answers["tokens"].split(), np.int32).reshape(3, 8), expected)
+  np.testing.assert_array_equal(
+    np.array(answers["tokens"].split(), np.int32).reshape(3, 8), expected
+  )
 
 
 def test_images_may_be_typed_as_numbers_and_every_row_is_shown(page: Any, tmp_path: Path) -> None:
@@ -190,7 +216,12 @@ def test_images_may_be_typed_as_numbers_and_every_row_is_shown(page: Any, tmp_pa
   images = np.arange(128, dtype=np.float32).reshape(2, 8, 8, 1)
   images[0, 0, 0, :] = np.nan
   images[1, 7, 7, :] = -np.inf
-  options = {"inputs": {"image": "f32[b,8,8,1]"}, "examples": {"image": images}, "backends": ["wasm"], "page": True}
+  options = {
+    "inputs": {"image": "f32[b,8,8,1]"},
+    "examples": {"image": images},
+    "backends": ["wasm"],
+    "page": True,
+  }
   tfjs.save(fun, {}, tmp_path / "m", **options)
   page.goto((tmp_path / "m" / "page.html").as_uri())
   page.check("#typed-image")
@@ -205,26 +236,52 @@ def test_images_may_be_typed_as_numbers_and_every_row_is_shown(page: Any, tmp_pa
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_report_of_a_verification_shows_what_differs_first_and_cuts_nothing_off(browser: Any, tmp_path: Path, scheme: str) -> None:
-  long, sizes = "a_signature_of_which_the_name_is_rather_long_" * 2, {"batch": 32, "sequence_length": 224}
-  agrees = [Row(long, f"output_{i}", sizes, "ordinary", "float32", 3, 1e-6, 1e-6, 3.0, 0.5) for i in range(9)]
-  differs = Row(
-    long, "state/encoder/layers/3/attention/query_projection", sizes, "ordinary", "float32", 3, 1.0, 1.0, 1e9, 2e5, "wrong " * 60
+def test_the_report_of_a_verification_shows_what_differs_first_and_cuts_nothing_off(
+  browser: Any, tmp_path: Path, scheme: str
+) -> None:
+  long, sizes = (
+    "a_signature_of_which_the_name_is_rather_long_" * 2,
+    {"batch": 32, "sequence_length": 224},
   )
-  report = Report("model", (*agrees, differs), (Latency(long, sizes, 2e-3, 1e-3),), {}, {"jax": "1"}, machine="Measured on a busy machine.")
+  agrees = [
+    Row(long, f"output_{i}", sizes, "ordinary", "float32", 3, 1e-6, 1e-6, 3.0, 0.5)
+    for i in range(9)
+  ]
+  differs = Row(
+    long,
+    "state/encoder/layers/3/attention/query_projection",
+    sizes,
+    "ordinary",
+    "float32",
+    3,
+    1.0,
+    1.0,
+    1e9,
+    2e5,
+    "wrong " * 60,
+  )
+  report = Report(
+    "model",
+    (*agrees, differs),
+    (Latency(long, sizes, 2e-3, 1e-3),),
+    {},
+    {"jax": "1"},
+    machine="Measured on a busy machine.",
+  )
   page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme=scheme)
   page.goto((report.write(tmp_path) / "verification.html").as_uri())
-  assert page.evaluate("[...document.querySelectorAll('details')].map(e => [e.innerText.split('\\n')[0], e.open])") == [
-    ["Differ: 1", True],
-    ["Agree: 9", False],
-  ]
+  assert page.evaluate(
+    "[...document.querySelectorAll('details')].map(e => [e.innerText.split('\\n')[0], e.open])"
+  ) == [["Differ: 1", True], ["Agree: 9", False]]
   assert page.evaluate(
     "[document.documentElement, ...document.querySelectorAll('.scroll, img')].every(e => e.scrollWidth <= e.clientWidth)"
   )
   assert page.evaluate(
     "getComputedStyle(document.querySelector('tr.wrong td')).backgroundColor !== getComputedStyle(document.body).backgroundColor"
   )
-  lightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+  lightness = page.evaluate(
+    "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+  )
   assert (lightness > 200) == (scheme == "light")
   assert page.inner_text("h2:has-text('Latency') + p") == "Measured on a busy machine."
   page.close()

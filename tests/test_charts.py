@@ -14,15 +14,23 @@ from jax2tf.tools.sweeps import model_table, plain_tools, redraw, reports, runti
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_every_chart_is_drawn_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_chart_is_drawn_from_what_is_kept(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.chdir(tmp_path)
   shutil.copytree(ROOT / reports.data("speed").parent, reports.data("speed").parent)
   redraw.main()
-  drawn, kept = ({file.stem for file in (root / "docs" / "reports").glob("*.[ps][nv]g")} for root in (tmp_path, ROOT))
+  drawn, kept = (
+    {file.stem for file in (root / "docs" / "reports").glob("*.[ps][nv]g")}
+    for root in (tmp_path, ROOT)
+  )
   assert drawn == {*redraw.PICTURES} == kept
 
 
-@pytest.mark.parametrize(("name", "markdown"), [("model-table", model_table.markdown), ("plain-tools", plain_tools.markdown)])
+@pytest.mark.parametrize(
+  ("name", "markdown"),
+  [("model-table", model_table.markdown), ("plain-tools", plain_tools.markdown)],
+)
 def test_a_page_of_models_has_its_numbers(name: str, markdown: Callable[..., str]) -> None:
   assert reports.page(name).read_text(encoding="utf-8") == markdown(reports.read(name))
 

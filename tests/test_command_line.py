@@ -94,7 +94,18 @@ def run(*args: str, code: int = 0) -> None:
   assert ended.value.code == code
 
 
-CONVERT = ("convert", "MODEL:predict", "--input", "x=f32[b,4]", "--out", "out", "--output", "y", "--constraint", "b<=8")
+CONVERT = (
+  "convert",
+  "MODEL:predict",
+  "--input",
+  "x=f32[b,4]",
+  "--out",
+  "out",
+  "--output",
+  "y",
+  "--constraint",
+  "b<=8",
+)
 
 
 def save_params(kind: str) -> str:
@@ -105,12 +116,16 @@ def save_params(kind: str) -> str:
   if kind == "safetensors":
     import safetensors.numpy  # noqa: PLC0415  (one of four)
 
-    safetensors.numpy.save_file({name.replace("/", "."): x for name, x in tree.items()}, "params.safetensors")
+    safetensors.numpy.save_file(
+      {name.replace("/", "."): x for name, x in tree.items()}, "params.safetensors"
+    )
     return "params.safetensors"
   if kind == "orbax":
     import orbax.checkpoint  # noqa: PLC0415  (seconds)
 
-    orbax.checkpoint.PyTreeCheckpointer().save(Path("checkpoint").absolute(), {"encoder": {"w": tree["encoder/w"]}, "b": tree["b"]})
+    orbax.checkpoint.PyTreeCheckpointer().save(
+      Path("checkpoint").absolute(), {"encoder": {"w": tree["encoder/w"]}, "b": tree["b"]}
+    )
     return "checkpoint"
   return "MODEL:params"
 
@@ -175,38 +190,83 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
   """Guessed where it is clear; an .npz with numbers in its names restores lists."""
   (here / f"{os.environ['MODEL']}.py").write_text(LIBRARIES)
   shapes = {"0/kernel": (4, 4), "0/bias": (4,), "1/kernel": (4, 2), "1/bias": (2,)}
-  np.savez("weights.npz", **{f"layers/{name}": np.ones(shape, np.float32) for name, shape in shapes.items()})
+  np.savez(
+    "weights.npz",
+    **{f"layers/{name}": np.ones(shape, np.float32) for name, shape in shapes.items()},
+  )
   np.savez("linear.npz", weight=np.ones((2, 4), np.float32), bias=np.ones(2, np.float32))
-  np.savez("stateful.npz", **{"linear/weight": np.ones((2, 4), np.float32), "linear/bias": np.ones(2, np.float32)})
-  mlp, ema = {"linear_0/w": np.ones((4, 2), np.float32), "linear_0/b": np.ones(2, np.float32)}, "normed/~/batch_norm/~"
+  np.savez(
+    "stateful.npz",
+    **{"linear/weight": np.ones((2, 4), np.float32), "linear/bias": np.ones(2, np.float32)},
+  )
+  mlp, ema = (
+    {"linear_0/w": np.ones((4, 2), np.float32), "linear_0/b": np.ones(2, np.float32)},
+    "normed/~/batch_norm/~",
+  )
   np.savez("haiku.npz", **{f"normed/~/mlp/~/{name}": array for name, array in mlp.items()})
-  statistics = {"hidden": np.zeros((1, 2), np.float32), "average": np.ones((1, 2), np.float32), "counter": np.int32(0)}
-  np.savez("state.npz", **{f"{ema}/{kind}_ema/{name}": array for kind in ("mean", "var") for name, array in statistics.items()})
+  statistics = {
+    "hidden": np.zeros((1, 2), np.float32),
+    "average": np.ones((1, 2), np.float32),
+    "counter": np.int32(0),
+  }
+  np.savez(
+    "state.npz",
+    **{
+      f"{ema}/{kind}_ema/{name}": array
+      for kind in ("mean", "var")
+      for name, array in statistics.items()
+    },
+  )
   for i, (name, shape, expected, options) in enumerate(
     [
       ("make", "f32[b,4]", [[21, 21]], ("--library", "nnx", "--params", "weights.npz")),
       ("linen", "f32[b,4]", [[5, 5]], ("--params", "MODEL:variables")),
       ("hk", "f32[b,4]", [[4, 4]], ("--params", "haiku.npz", "--state", "state.npz")),
       ("batch", "f32[4]", [5, 5], ("--params", "linear.npz")),
-      ("with_state", "f32[b,4]", [[5 / 1e-5**0.5] * 2], ("--library", "equinox", "--batched", "--params", "stateful.npz")),
+      (
+        "with_state",
+        "f32[b,4]",
+        [[5 / 1e-5**0.5] * 2],
+        ("--library", "equinox", "--batched", "--params", "stateful.npz"),
+      ),
     ]
   ):
     run("convert", f"MODEL:{name}", "--input", f"x={shape}", "--out", f"out{i}", "--json", *options)
     path = json.loads(capsys.readouterr().out)["path"]
-    y = tf.saved_model.load(path).signatures["serving_default"](tf.ones((*np.shape(expected)[:-1], 4)))["output"]
+    y = tf.saved_model.load(path).signatures["serving_default"](
+      tf.ones((*np.shape(expected)[:-1], 4))
+    )["output"]
     np.testing.assert_allclose(y, expected, rtol=1e-5)
   run("verify", "out1", "MODEL:linen", "--params", "MODEL:variables", "--samples", "1")
   run("convert", "MODEL:linen", "--input", "x=f32[b,4]", "--out", "out", code=2)
-  assert "is a model of linen, which holds no parameters; give the result of its init as --params" in capsys.readouterr().err
+  assert (
+    "is a model of linen, which holds no parameters; give the result of its init as --params"
+    in capsys.readouterr().err
+  )
   np.savez("other.npz", weight=np.ones((2, 3), np.float32))
-  run("convert", "MODEL:batch", "--input", "x=f32[4]", "--out", "out", "--params", "other.npz", code=2)
-  assert "model/weight has shape (2, 3), the model has (2, 4), model/bias is missing" in capsys.readouterr().err
+  run(
+    "convert", "MODEL:batch", "--input", "x=f32[4]", "--out", "out", "--params", "other.npz", code=2
+  )
+  assert (
+    "model/weight has shape (2, 3), the model has (2, 4), model/bias is missing"
+    in capsys.readouterr().err
+  )
   for name, words in (
     ("make --library nnx", "is not for a model of nnx; the model holds its state, so leave it out"),
     ("linen", "is not for a model of linen; --params holds the collections of the state too"),
     ("batch", "is not for a model of equinox; name a factory that returns (model, state)"),
   ):
-    run("convert", *f"MODEL:{name}".split(), "--input", "x=f32[b,4]", "--out", "out", "--state", "state.npz", code=2)
+    run(
+      "convert",
+      *f"MODEL:{name}".split(),
+      "--input",
+      "x=f32[b,4]",
+      "--out",
+      "out",
+      "--state",
+      "state.npz",
+      code=2,
+    )
     assert f"--state=state.npz {words}" in capsys.readouterr().err
   run("convert", "MODEL:linen", "--library", "nnx", "--input", "x=f32[b,4]", "--out", "out", code=2)
   words = "--library=nnx takes a flax.nnx.Module, and this is of type Dense, which is a model of linen; use --library=linen"
@@ -217,15 +277,39 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
   ("target", "file", "options"),
   [
     ("onnx", "out.onnx", ("--opset", "20")),
-    ("tflite", "out.tflite", ("--quantization", "int8", "--representative_dataset", "data.npz", "--inference_input_type", "int8")),
+    (
+      "tflite",
+      "out.tflite",
+      (
+        "--quantization",
+        "int8",
+        "--representative_dataset",
+        "data.npz",
+        "--inference_input_type",
+        "int8",
+      ),
+    ),
     ("tfjs", "out", ("--title", "Two", "--labels", "two.txt")),
   ],
 )
 @pytest.mark.usefixtures("tfjs_packages")
-def test_convert_to_other_runtimes(target: str, file: str, options: tuple[str, ...], here: Path, capsys: Any) -> None:
+def test_convert_to_other_runtimes(
+  target: str, file: str, options: tuple[str, ...], here: Path, capsys: Any
+) -> None:
   Path("two.txt").write_text("a first class\na second class\n")
   np.savez("data.npz", x=np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32))
-  command = ("convert", "MODEL:predict", "--input", "x=f32[b,4]", "--params", "MODEL:params", "--out", file, "--to", target)
+  command = (
+    "convert",
+    "MODEL:predict",
+    "--input",
+    "x=f32[b,4]",
+    "--params",
+    "MODEL:params",
+    "--out",
+    file,
+    "--to",
+    target,
+  )
   run(*command, *options, "--json")
   found = json.loads(capsys.readouterr().out)
   assert found["path"] == file
@@ -249,7 +333,9 @@ def test_the_version_may_be_zero_and_replaced(here: Path, capsys: Any) -> None:
 
 def test_convert_with_the_idioms_that_are_asked_for(here: Path, capsys: Any) -> None:
   for idioms in ("exact", "fused", "softmax,gelu"):
-    run("convert", "MODEL:probabilities", "--input", "x=f32[b,4]", "--out", idioms, "--idioms", idioms)
+    run(
+      "convert", "MODEL:probabilities", "--input", "x=f32[b,4]", "--out", idioms, "--idioms", idioms
+    )
     run("inspect", f"{idioms}/1")
     assert capsys.readouterr().out.endswith(f"; idioms: {idioms}\n")
 
@@ -285,11 +371,18 @@ def test_inspect_and_diff(here: Path, capsys: Any) -> None:
   assert [(d["path"], d["differing"], d["max_abs"]) for d in said["weights"]] == [("b", 1, 0.5)]
   run("diff", "out/1", "out/4", "--weights", code=1)
   assert re.search(r"^\s*b\s+1\s+0\.5\s", capsys.readouterr().out, re.MULTILINE)
-  assert {"signatures/serving_default/outputs/y", "signatures/serving_default/outputs/z", "gradients", "warmup_requests"} <= places
+  assert {
+    "signatures/serving_default/outputs/y",
+    "signatures/serving_default/outputs/z",
+    "gradients",
+    "warmup_requests",
+  } <= places
 
 
 def _constant(folder: Path, name: str, value: float) -> str:
-  (folder / f"{name}.py").write_text(f"import numpy as np\ndef predict(params, x):\n  return x - np.float32([1, 2, 3, {value}])\n")
+  (folder / f"{name}.py").write_text(
+    f"import numpy as np\ndef predict(params, x):\n  return x - np.float32([1, 2, 3, {value}])\n"
+  )
   run("convert", f"{name}:predict", "--input", "x=f32[b,4]", "--out", name)
   return f"{name}/1"
 
@@ -297,12 +390,21 @@ def _constant(folder: Path, name: str, value: float) -> str:
 def _foreign(name: str, function: Any, *, entry: str = "value", words: str = "word") -> str:
   """A model of TensorFlow's own, with two variables of one name, a table and an asset."""
   module = tf.Module()
-  module.first, module.second = tf.Variable(tf.ones([4, 4]), name="w"), tf.Variable(tf.ones([4, 4]), name="w")
-  module.table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["key"], [entry]), "none")
+  module.first, module.second = (
+    tf.Variable(tf.ones([4, 4]), name="w"),
+    tf.Variable(tf.ones([4, 4]), name="w"),
+  )
+  module.table = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(["key"], [entry]), "none"
+  )
   Path("words.txt").write_text(words)
   module.asset = tf.saved_model.Asset("words.txt")
   spec = tf.TensorSpec([None, 4], tf.float32, "x")
-  serve = tf.function(lambda x: {"y": function(x, module.first, module.second)}, input_signature=[spec], autograph=False)
+  serve = tf.function(
+    lambda x: {"y": function(x, module.first, module.second)},
+    input_signature=[spec],
+    autograph=False,
+  )
   tf.saved_model.save(module, name, signatures=serve)
   return name
 
@@ -314,33 +416,56 @@ def test_diff_sees_constants_wiring_tables_and_assets(here: Path, capsys: Any) -
       main(["diff", before, after, "--json"])
     return {d["what"] for d in json.loads(capsys.readouterr().out)["differences"]}
 
-  first, same, other = _constant(here, "first", 4), _constant(here, "same", 4), _constant(here, "other", 5)
+  first, same, other = (
+    _constant(here, "first", 4),
+    _constant(here, "same", 4),
+    _constant(here, "other", 5),
+  )
   assert differences(first, same) == set()
-  assert differences(first, other) == {"functions/of_parameters", "functions/signature serving_default"}
+  assert differences(first, other) == {
+    "functions/of_parameters",
+    "functions/signature serving_default",
+  }
   base = _foreign("base", lambda x, v, w: x @ v - w[0])
   assert differences(base, _foreign("again", lambda x, v, w: x @ v - w[0])) == set()
-  assert differences(base, _foreign("order", lambda x, v, w: w[0] - x @ v)) == {"functions/signature serving_default"}
-  assert differences(base, _foreign("swapped", lambda x, v, w: x @ w - v[0])) == {"functions/signature serving_default"}
+  assert differences(base, _foreign("order", lambda x, v, w: w[0] - x @ v)) == {
+    "functions/signature serving_default"
+  }
+  assert differences(base, _foreign("swapped", lambda x, v, w: x @ w - v[0])) == {
+    "functions/signature serving_default"
+  }
   table = differences(base, _foreign("table", lambda x, v, w: x @ v - w[0], entry="other"))
   assert table == {"functions/_initializer", "functions/signature __saved_model_init_op"}
-  assert differences(base, _foreign("asset", lambda x, v, w: x @ v - w[0], words="another")) == {"assets/words.txt"}
+  assert differences(base, _foreign("asset", lambda x, v, w: x @ v - w[0], words="another")) == {
+    "assets/words.txt"
+  }
   tf.saved_model.save(tf.Module(), "empty")
-  assert {what for what in differences(base, "empty") if what.startswith("v")} >= {"variables/w", "variables/w (2)"}
+  assert {what for what in differences(base, "empty") if what.startswith("v")} >= {
+    "variables/w",
+    "variables/w (2)",
+  }
 
 
 def test_diff_sees_the_loops_of_tensorflow_1(here: Path, capsys: Any) -> None:
   for name, factor in (("one", 2.0), ("two", 3.0)):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-      x, v = tf.compat.v1.placeholder(tf.float32, [None], "x"), tf.compat.v1.get_variable("v", [1], use_resource=False)
+      x, v = (
+        tf.compat.v1.placeholder(tf.float32, [None], "x"),
+        tf.compat.v1.get_variable("v", [1], use_resource=False),
+      )
       tf.compat.v1.disable_control_flow_v2()
       try:
-        y = tf.compat.v1.while_loop(lambda i, _: i < 3, lambda i, y, factor=factor, v=v: (i + 1, y * factor + v), [0, x])[1]
+        y = tf.compat.v1.while_loop(
+          lambda i, _: i < 3, lambda i, y, factor=factor, v=v: (i + 1, y * factor + v), [0, x]
+        )[1]
       finally:
         tf.compat.v1.enable_control_flow_v2()
       session.run(v.assign([1.0]))
       tf.compat.v1.saved_model.simple_save(session, name, {"x": x}, {"y": y})
   run("diff", "one", "two", "--json", code=1)
-  assert [d["what"] for d in json.loads(capsys.readouterr().out)["differences"]] == ["functions/signature serving_default"]
+  assert [d["what"] for d in json.loads(capsys.readouterr().out)["differences"]] == [
+    "functions/signature serving_default"
+  ]
 
 
 @pytest.mark.parametrize(
@@ -357,14 +482,21 @@ def test_diff_sees_the_loops_of_tensorflow_1(here: Path, capsys: Any) -> None:
   ],
   ids=str,
 )
-def test_figures_of_two_variables(before: np.ndarray, after: np.ndarray, expected: tuple[Any, ...]) -> None:
+def test_figures_of_two_variables(
+  before: np.ndarray, after: np.ndarray, expected: tuple[Any, ...]
+) -> None:
   assert tuple(_weights._figures(before, after).values()) == expected
 
 
 def test_variables_of_one_side_or_of_another_shape_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-  models = {"a": {"x": np.ones(2), "y": np.array([b"s"], object)}, "b": {"x": np.ones(3), "y": np.array([b"s"], object), "z": np.ones(1)}}
+  models = {
+    "a": {"x": np.ones(2), "y": np.array([b"s"], object)},
+    "b": {"x": np.ones(3), "y": np.array([b"s"], object), "z": np.ones(1)},
+  }
   monkeypatch.setattr(_weights.publish, "meta_graph", lambda path: None)
-  monkeypatch.setattr(_weights.values, "readers", lambda path, _: {n: lambda x=x: x for n, x in models[path].items()})
+  monkeypatch.setattr(
+    _weights.values, "readers", lambda path, _: {n: lambda x=x: x for n, x in models[path].items()}
+  )
   found = {d["path"]: (d["before"] is None, d["differing"]) for d in _weights.differences("a", "b")}  # type: ignore[arg-type]
   assert found == {"x": (False, None), "z": (True, None)}
 
@@ -375,8 +507,12 @@ def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsy
   inputs = ("--input", "x=f32[b,4]", "--params", "MODEL:params")
   run("check", "MODEL:predict", *inputs, "--for", "serving")
   assert capsys.readouterr().out == "serving: nothing is missing\n"
-  run("check", "MODEL:predict", *inputs, "--for", "tflite,onnx,tfjs")  # though none of the three has Erfc
-  assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == ["nothing is missing"] * 3
+  run(
+    "check", "MODEL:predict", *inputs, "--for", "tflite,onnx,tfjs"
+  )  # though none of the three has Erfc
+  assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == [
+    "nothing is missing"
+  ] * 3
   run("check", "MODEL:factor", *inputs, "--for", "serving,tflite,onnx,tfjs", "--json", code=1)
   found = json.loads(capsys.readouterr().out)["targets"]
   line = MODULE.splitlines().index("  return jnp.linalg.cholesky(x.T @ x + 4 * jnp.eye(4))") + 1
@@ -386,33 +522,74 @@ def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsy
     assert all(f".py:{line}:" in gap["where"] and "(factor)" in gap["where"] for gap in gaps), gaps
     assert all(gap["reason"] and gap["advice"] for gap in gaps), gaps
   run("check", "MODEL:factor", *inputs, "--for", "serving,onnx", "--quick")  # which only lowers
-  assert capsys.readouterr().out.splitlines()[1] == "onnx: nothing is missing in TensorFlow; without --quick it is exported too"
+  assert (
+    capsys.readouterr().out.splitlines()[1]
+    == "onnx: nothing is missing in TensorFlow; without --quick it is exported too"
+  )
   run("check", "MODEL:prints", *inputs, "--for", "serving,onnx")
   line = r" at .*\.py:\d+:\d+ "
   assert re.fullmatch(
-    rf"serving: nothing is missing\nonnx: nothing is missing\n  left out \(of 'debug_print'\){line}\(prints\)\n", capsys.readouterr().out
+    rf"serving: nothing is missing\nonnx: nothing is missing\n  left out \(of 'debug_print'\){line}\(prints\)\n",
+    capsys.readouterr().out,
   )
   run("check", "MODEL:calls", *inputs, "--for", "serving,onnx", code=1)
-  assert len(re.findall(rf"PyFunc \(of 'debug_callback \(print\)'\){line}\(calls\)", capsys.readouterr().out)) == 2
+  assert (
+    len(
+      re.findall(
+        rf"PyFunc \(of 'debug_callback \(print\)'\){line}\(calls\)", capsys.readouterr().out
+      )
+    )
+    == 2
+  )
   assert [p for p in sorted(here.iterdir()) if p.name != "__pycache__"] == before
 
 
-def test_verify_says_no_to_another_function(here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_says_no_to_another_function(
+  here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.setattr(sys, "executable", without_jax)
   run(*CONVERT, "--params", "MODEL:params")
-  run("verify", "out", "MODEL:predict", "--params", "MODEL:params", "--samples", "1", "--report", "report", "--constraint", "b<=3")
-  sizes = {row["sizes"]["b"] for row in json.loads(Path("report/verification.json").read_text())["rows"]}
+  run(
+    "verify",
+    "out",
+    "MODEL:predict",
+    "--params",
+    "MODEL:params",
+    "--samples",
+    "1",
+    "--report",
+    "report",
+    "--constraint",
+    "b<=3",
+  )
+  sizes = {
+    row["sizes"]["b"] for row in json.loads(Path("report/verification.json").read_text())["rows"]
+  }
   assert max(sizes) == 3
   assert {p.suffix for p in Path("report").iterdir()} >= {".html", ".json"}
   capsys.readouterr()
-  run("verify", "out", "MODEL:prints", "--params", "MODEL:params", "--samples", "1", "--json", code=1)
+  run(
+    "verify", "out", "MODEL:prints", "--params", "MODEL:params", "--samples", "1", "--json", code=1
+  )
   assert json.loads(capsys.readouterr().out)  # and nothing that the function prints
 
 
-def test_verify_notes_hostile_inputs_unless_asked(here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_notes_hostile_inputs_unless_asked(
+  here: Path, capsys: Any, without_jax: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.setattr(sys, "executable", without_jax)
   run("convert", "MODEL:cleans", "--input", "x=f32[b,4]", "--out", "out")
-  of = ("out", "MODEL:keeps", "--samples", "1", "--size", "b=3", "--signature", "serving_default", "--json")
+  of = (
+    "out",
+    "MODEL:keeps",
+    "--samples",
+    "1",
+    "--size",
+    "b=3",
+    "--signature",
+    "serving_default",
+    "--json",
+  )
   for options, ok in (((), True), (("--hostile",), False)):
     capsys.readouterr()
     run("verify", *of, *options, code=int(not ok))
@@ -430,7 +607,9 @@ def test_a_state_is_converted_shown_checked_and_verified(
   run("verify", "out", *of, "--samples", "2")
   capsys.readouterr()
   run("verify", "out", *of[:3], code=2)
-  assert capsys.readouterr().err.endswith("is stateful; pass --state, the initial state, or choose others with --signature\n")
+  assert capsys.readouterr().err.endswith(
+    "is stateful; pass --state, the initial state, or choose others with --signature\n"
+  )
   run("inspect", "out", "--json")
   assert json.loads(capsys.readouterr().out)["manifest"]["state"] == {"n": "i32[]"}
   run("check", *of, "--input", "x=f32[2,4]", "--for", "serving,onnx", code=1)
@@ -439,7 +618,14 @@ def test_a_state_is_converted_shown_checked_and_verified(
 
 
 @pytest.mark.parametrize(
-  "args", [(), ("bogus",), ("convert",), ("inspect", "a", "b"), ("convert", "m:f", "--input", "x=f32[]", "--out", "o", "--no")]
+  "args",
+  [
+    (),
+    ("bogus",),
+    ("convert",),
+    ("inspect", "a", "b"),
+    ("convert", "m:f", "--input", "x=f32[]", "--out", "o", "--no"),
+  ],
 )
 def test_bad_flags(args: tuple[str, ...], capsys: Any) -> None:
   with pytest.raises(SystemExit) as ended:
@@ -455,19 +641,28 @@ def test_the_docs_as_typed(tmp_path: Path) -> None:
   text = (ROOT / "docs" / "reference" / "command-line.md").read_text()
   block = re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].replace("\\\n", " ")  # type: ignore[index]
   commands = [shlex.split(line) for line in block.splitlines()]
-  assert [c[:2] for c in commands] == [["jax2tf", name] for name in ("convert", "inspect", "check", "verify", "serve")]
+  assert [c[:2] for c in commands] == [
+    ["jax2tf", name] for name in ("convert", "inspect", "check", "verify", "serve")
+  ]
   environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
   verbs = [sys.executable, "-c", VERBS, json.dumps([command[1:] for command in commands[:-1]])]
-  done = subprocess.run(verbs, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900)
+  done = subprocess.run(
+    verbs, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900
+  )
   assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
   assert "cuda" not in done.stderr.lower(), done.stderr
   said = dict(zip((command[1] for command in commands), done.stdout.split("\0"), strict=False))
   assert said["convert"] == "saved build/minilm/1\n"
   assert "embedding" in said["inspect"]
-  assert said["check"].splitlines() == [f"{target}: nothing is missing" for target in ("serving", "onnx", "tflite")]
+  assert said["check"].splitlines() == [
+    f"{target}: nothing is missing" for target in ("serving", "onnx", "tflite")
+  ]
 
   serve = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
-  with documents.default_ports(), subprocess.Popen([*COMMAND, *commands[-1][1:]], **serve) as server:
+  with (
+    documents.default_ports(),
+    subprocess.Popen([*COMMAND, *commands[-1][1:]], **serve) as server,
+  ):
     try:
       assert server.stdout
       assert server.stdout.readline()  # one line when it is ready

@@ -41,7 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_has_its_rows() -> None:
-  shown = sum(line.startswith("|") and "`jax2tf" in line for line in errors.PAGE.read_text().splitlines())
+  shown = sum(
+    line.startswith("|") and "`jax2tf" in line for line in errors.PAGE.read_text().splitlines()
+  )
   assert len(ROWS) == shown >= 50
 
 
@@ -62,7 +64,13 @@ def test_one_line_and_nothing_left_behind(
 
 def arguments() -> set[str]:
   """Those of the Python functions behind the commands that are no words of English."""
-  functions: list[Any] = [saved_model.save, saved_model.Model.__init__, saved_model.Model.add, saved_model.Model.save, verify.verify]
+  functions: list[Any] = [
+    saved_model.save,
+    saved_model.Model.__init__,
+    saved_model.Model.add,
+    saved_model.Model.save,
+    verify.verify,
+  ]
   functions += [
     plan.Comparison,
     jax2tf.convert,
@@ -78,7 +86,9 @@ def test_the_words_are_those_of_the_command(row: errors.Row) -> None:
   """No argument of a Python function: neither `name =`, nor a name with an underscore, unless it is a flag or the user's own."""
   line = row.line.replace("as in --input", "").replace("name=dtype[shape]", "")
   for name in arguments():
-    used = re.findall(rf"(?<![-\w.'/])`?{name}(?: ?=(?!=)|`)", line) + (re.findall(rf"(?<![-\w.]){name}\b", line) if "_" in name else [])
+    used = re.findall(rf"(?<![-\w.'/])`?{name}(?: ?=(?!=)|`)", line) + (
+      re.findall(rf"(?<![-\w.]){name}\b", line) if "_" in name else []
+    )
     assert not used, (name, line)
 
 
@@ -113,13 +123,20 @@ def as_json(command: str, folder: Path, code: int) -> dict[str, Any]:
 def test_failures_are_json_too(folder: Path) -> None:
   found = as_json("jax2tf convert small:kernel --input x=f32[3,3] --out new", folder, 1)
   assert found["verdict"].startswith("cannot lower 'kernel'") and found["exit_code"] == 1
-  assert [(gap["op"], gap["primitive"], gap["where"]) for gap in found["gaps"]] == [("", "ffi_call", f"{folder}/small.py:39:9 (kernel)")]
+  assert [(gap["op"], gap["primitive"], gap["where"]) for gap in found["gaps"]] == [
+    ("", "ffi_call", f"{folder}/small.py:39:9 (kernel)")
+  ]
   assert all(gap["reason"] and gap["advice"] for gap in found["gaps"])
-  assert found["reason"].startswith("its body is a compiled kernel") and {part: found[part] for part in _PARTS} == {
-    part: found["gaps"][0][part] for part in _PARTS
-  }
+  assert found["reason"].startswith("its body is a compiled kernel") and {
+    part: found[part] for part in _PARTS
+  } == {part: found["gaps"][0][part] for part in _PARTS}
   missing = as_json("jax2tf inspect missing", folder, 2)
-  assert missing == dict.fromkeys(_PARTS) | {"verdict": missing["reason"], "reason": missing["reason"], "exit_code": 2, "gaps": []}
+  assert missing == dict.fromkeys(_PARTS) | {
+    "verdict": missing["reason"],
+    "reason": missing["reason"],
+    "exit_code": 2,
+    "gaps": [],
+  }
   assert as_json("jax2tf inspect", folder, 2)["reason"] == "Missing argument 'DIR'."
   raised = as_json("jax2tf convert small:predict --input x=f32[b,4] --out new", folder, 2)
   assert (raised["reason"], raised["where"]) == ("KeyError: 'w'", f"{folder}/small.py:11 (predict)")
@@ -127,28 +144,48 @@ def test_failures_are_json_too(folder: Path) -> None:
   advised = as_json("jax2tf convert small --input x=f32[b] --out new --overwrite", folder, 2)
   assert advised["advice"] == "name it as --version, or leave out --overwrite to add one"
   (folder / "stopped.py").write_text("raise KeyboardInterrupt\n")
-  assert as_json("jax2tf convert stopped:f --input x=f32[b] --out new", folder, 130)["reason"].startswith("interrupted")
+  assert as_json("jax2tf convert stopped:f --input x=f32[b] --out new", folder, 130)[
+    "reason"
+  ].startswith("interrupted")
 
 
 _PARTS = ("op", "reason", "advice", "where")
 
 
 def test_stdout_has_the_result_alone(folder: Path) -> None:
-  (folder / "loud.py").write_text("print('loaded')\ndef predict(params, x):\n  print('traced')\n  return x\n")
+  (folder / "loud.py").write_text(
+    "print('loaded')\ndef predict(params, x):\n  print('traced')\n  return x\n"
+  )
   out = io.StringIO()
-  code, said = errors.run("jax2tf convert loud:predict --input x=f32[b] --out loud --json", folder, out=out)
+  code, said = errors.run(
+    "jax2tf convert loud:predict --input x=f32[b] --out loud --json", folder, out=out
+  )
   assert code == 0 and said.startswith("loaded\ntraced\n")
   assert json.loads(out.getvalue()) == {"verdict": "saved", "path": "loud/1"}
 
 
 def test_json_has_no_numbers_that_json_lacks() -> None:
-  value = {"largest": float("inf"), "least": (np.float64(np.nan).item(), -0.5), "default": [b"a\xff", 1j], 3: True}
-  assert json.loads(_words.dumps(value)) == {"largest": "inf", "least": ["nan", -0.5], "default": ["a\\xff", "1j"], "3": True}
+  value = {
+    "largest": float("inf"),
+    "least": (np.float64(np.nan).item(), -0.5),
+    "default": [b"a\xff", 1j],
+    3: True,
+  }
+  assert json.loads(_words.dumps(value)) == {
+    "largest": "inf",
+    "least": ["nan", -0.5],
+    "default": ["a\\xff", "1j"],
+    "3": True,
+  }
 
 
 def test_debug_shows_the_traceback(folder: Path) -> None:
   code, said = errors.run("jax2tf convert small:raises --input x=f32[b] --out new --debug", folder)
-  assert code == 2 and said.startswith("Traceback") and said.endswith("RuntimeError: the scale is missing\n")
+  assert (
+    code == 2
+    and said.startswith("Traceback")
+    and said.endswith("RuntimeError: the scale is missing\n")
+  )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +196,9 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
   ],
   ids=repr,
 )
-def test_an_error_of_a_library(error: Exception, code: int, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_library(
+  error: Exception, code: int, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   namespace: dict[str, Any] = {"__name__": "library", "error": error}
   exec(compile("def raises(path):\n  raise error", "/site-packages/library.py", "exec"), namespace)
   monkeypatch.setattr(publish, "meta_graph", namespace["raises"])
@@ -170,7 +209,10 @@ def test_an_error_of_a_library(error: Exception, code: int, line: str, folder: P
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
   """The executable of a Python that has imported TensorFlow, JAX and this package."""
   # A socket's name has to be short, so it is not in pytest's folder.
-  with tempfile.TemporaryDirectory(prefix="warm-") as name, warm_python.started(Path(name), jax=True) as executable:
+  with (
+    tempfile.TemporaryDirectory(prefix="warm-") as name,
+    warm_python.started(Path(name), jax=True) as executable,
+  ):
     yield executable
 
 
@@ -192,24 +234,64 @@ main(words)
 
 @pytest.mark.parametrize("moment", ["weights.npz", "jax2tf.json"])
 def test_a_signal_leaves_nothing(moment: str, folder: Path, warm: str) -> None:
-  words = ["convert", "small:predict", "--params", "weights.npz", "--input", "x=f32[b,4]", "--out", "above/killed", "--json"]
-  done = subprocess.run([warm, "-c", COMMAND, moment, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=120)
-  assert (done.returncode, done.stderr) == (130, "jax2tf convert: interrupted; no partial output remains\n")
+  words = [
+    "convert",
+    "small:predict",
+    "--params",
+    "weights.npz",
+    "--input",
+    "x=f32[b,4]",
+    "--out",
+    "above/killed",
+    "--json",
+  ]
+  done = subprocess.run(
+    [warm, "-c", COMMAND, moment, *words],
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=120,
+  )
+  assert (done.returncode, done.stderr) == (
+    130,
+    "jax2tf convert: interrupted; no partial output remains\n",
+  )
   assert json.loads(done.stdout)["exit_code"] == 130
   assert not (folder / "above").exists()
 
 
 def test_a_full_disk_a_closed_pipe_and_a_closed_stderr(folder: Path, warm: str) -> None:
   with open("/dev/full", "w") as full:
-    done = subprocess.run([warm, "-c", COMMAND, "none", "inspect", "model"], cwd=folder, stdout=full, stderr=-1, text=True, check=False)
+    done = subprocess.run(
+      [warm, "-c", COMMAND, "none", "inspect", "model"],
+      cwd=folder,
+      stdout=full,
+      stderr=-1,
+      text=True,
+      check=False,
+    )
   assert (done.returncode, done.stderr) == (2, "jax2tf inspect: stdout: No space left on device\n")
   reader, writer = os.pipe()
   os.close(reader)  # as of `jax2tf inspect model | true`
-  done = subprocess.run([warm, "-c", COMMAND, "none", "inspect", "model"], cwd=folder, stdout=writer, stderr=-1, text=True, check=False)
+  done = subprocess.run(
+    [warm, "-c", COMMAND, "none", "inspect", "model"],
+    cwd=folder,
+    stdout=writer,
+    stderr=-1,
+    text=True,
+    check=False,
+  )
   os.close(writer)
   assert (done.returncode, done.stderr) == (1, "")
   for name, code in (("model", 0), ("missing", 2)):
-    done = subprocess.run([warm, "-c", COMMAND, "closed", "inspect", name], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+      [warm, "-c", COMMAND, "closed", "inspect", name],
+      cwd=folder,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
     assert (done.returncode, bool(done.stdout)) == (code, code == 0)
 
 
@@ -231,16 +313,23 @@ def test_ctrl_c_leaves_nothing(moment: str, folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
   ("stage", "command"),
   [
-    ("load the function and its parameters", "jax2tf convert slow:predict --input x=f32[b] --out slow"),
+    (
+      "load the function and its parameters",
+      "jax2tf convert slow:predict --input x=f32[b] --out slow",
+    ),
     ("read the graph", "jax2tf inspect model"),
     ("read the graph", "jax2tf diff model model"),
     ("read the graph", "jax2tf verify gone small:predict --params weights.npz"),
     ("wait for the server", "jax2tf query model slow.json --rest 127.0.0.1:{port} --seconds 2"),
   ],
 )
-def test_what_takes_long_says_its_stage(stage: str, command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_says_its_stage(
+  stage: str, command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.setattr(_progress, "_MOMENT", 0.02)
-  (folder / "slow.py").write_text("import time\ntime.sleep(0.2)\ndef predict(params, x):\n  return x\n")
+  (folder / "slow.py").write_text(
+    "import time\ntime.sleep(0.2)\ndef predict(params, x):\n  return x\n"
+  )
   (folder / "slow.json").write_text('{"x": 1.0}')
   read = publish.meta_graph
   monkeypatch.setattr(publish, "meta_graph", lambda path: (time.sleep(0.2), read(path))[1])
@@ -262,7 +351,10 @@ def test_stages_are_told_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
       with progress.stage("compare"):
         time.sleep(0.1)
       time.sleep(0.1)  # in the outer stage again
-  assert [line.rsplit(": ")[-1] for line in said.getvalue().splitlines()] == ["convert to onnx", "compare"]
+  assert [line.rsplit(": ")[-1] for line in said.getvalue().splitlines()] == [
+    "convert to onnx",
+    "compare",
+  ]
 
 
 def test_imports_of_a_target_are_a_stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,12 @@ def test_folders_of_a_checkpoint_manager(tmp_path: Path) -> None:
     for step in (9, 10):
       manager.save(step, args=save({"w": np.full(2, step, np.float32)}))
   with orbax.checkpoint.CheckpointManager(tmp_path / "two") as manager:
-    manager.save(1, args=orbax.checkpoint.args.Composite(params=save({"w": np.ones(2)}), ema=save({"w": np.ones(2)})))
+    manager.save(
+      1,
+      args=orbax.checkpoint.args.Composite(
+        params=save({"w": np.ones(2)}), ema=save({"w": np.ones(2)})
+      ),
+    )
   for source, value in (("one", 10), ("one/9", 9), ("one/9/default", 9), ("two/1/ema", 1)):
     assert _loading.parameters(str(tmp_path / source))["w"].tolist() == [value] * 2
   with pytest.raises(_loading.UsageError, match=r"1 holds ema, params; name one, as in .*1/ema"):
@@ -27,6 +32,9 @@ def test_folders_of_a_checkpoint_manager(tmp_path: Path) -> None:
 
 
 def test_what_makes_a_model_is_no_function_to_convert() -> None:
-  for name, words in (("numpy:ndarray", "is a class; name a model, or a function"), ("os:getcwd", "takes no arguments.*--library nnx")):
+  for name, words in (
+    ("numpy:ndarray", "is a class; name a model, or a function"),
+    ("os:getcwd", "takes no arguments.*--library nnx"),
+  ):
     with pytest.raises(_loading.UsageError, match=words):
       _loading.model(Named(name, None, None, None, False, ()), dict)

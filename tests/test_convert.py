@@ -25,8 +25,30 @@ def f(x: Any) -> Any:
 
 @pytest.mark.parametrize(
   "x",
-  [X, X[0, 0], 1.5, 2, True, tf.constant(X), tf.Variable(X), jnp.asarray(X), np.float64(1.0), 1 + 2j],
-  ids=["numpy", "numpy_scalar", "float", "int", "bool", "tensor", "variable", "jax", "float64", "complex"],
+  [
+    X,
+    X[0, 0],
+    1.5,
+    2,
+    True,
+    tf.constant(X),
+    tf.Variable(X),
+    jnp.asarray(X),
+    np.float64(1.0),
+    1 + 2j,
+  ],
+  ids=[
+    "numpy",
+    "numpy_scalar",
+    "float",
+    "int",
+    "bool",
+    "tensor",
+    "variable",
+    "jax",
+    "float64",
+    "complex",
+  ],
 )
 def test_takes_every_kind_of_value(x):
   given = x.numpy() if isinstance(x, tf.Tensor | tf.Variable) else x
@@ -37,7 +59,11 @@ def test_takes_every_kind_of_value(x):
 
 def test_under_tf_function_jit_compile_and_dataset_map():
   converted = jax2tf.convert(f)
-  for function in (tf.function(converted), tf.function(converted, jit_compile=True), tf.function(converted, autograph=False)):
+  for function in (
+    tf.function(converted),
+    tf.function(converted, jit_compile=True),
+    tf.function(converted, autograph=False),
+  ):
     close(function(tf.constant(X)), f(X))
   dataset = tf.data.Dataset.from_tensor_slices(X).map(converted, num_parallel_calls=2)
   close(tf.stack(list(dataset)), f(X))
@@ -56,7 +82,9 @@ def test_in_a_keras_layer():
   model = keras.Model(inputs, keras.layers.Dense(1)(Layer()(inputs)))
   model.compile("sgd", "mse")
   before = [np.array(w) for w in model.get_weights()]
-  model.fit(np.ones((8, 3), np.float32), np.zeros((8, 1), np.float32), epochs=2, batch_size=4, verbose=0)
+  model.fit(
+    np.ones((8, 3), np.float32), np.zeros((8, 1), np.float32), epochs=2, batch_size=4, verbose=0
+  )
   assert all((a != b).any() for a, b in zip(before[:2], model.get_weights()[:2], strict=True))
 
 
@@ -78,7 +106,14 @@ class Box:
 
 def test_pytrees_keep_their_structure():
   def g(d, lst, point, box, nothing=None):
-    return {"d": d["a"] + 1, "l": [lst[0], (lst[1],)], "p": Point(point.y, point.x), "b": Box(box.content * 2), "n": nothing, "e": ()}
+    return {
+      "d": d["a"] + 1,
+      "l": [lst[0], (lst[1],)],
+      "p": Point(point.y, point.x),
+      "b": Box(box.content * 2),
+      "n": nothing,
+      "e": (),
+    }
 
   args = ({"a": X}, [X, X + 1], Point(X, X + 2), Box(X))
   result = jax2tf.convert(g)(*args)
@@ -105,7 +140,9 @@ def test_keyword_arguments():
     return x * scale + shift
 
   close(jax2tf.convert(g)(X, scale=X), g(X, scale=X))
-  close(tf.function(jax2tf.convert(g))(X, scale=X, shift=tf.constant(3.0)), g(X, scale=X, shift=3.0))
+  close(
+    tf.function(jax2tf.convert(g))(X, scale=X, shift=tf.constant(3.0)), g(X, scale=X, shift=3.0)
+  )
 
 
 def test_results_that_are_arguments_or_constants():
@@ -116,7 +153,9 @@ def test_results_that_are_arguments_or_constants():
 
 
 @pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64, np.complex128, np.int8, np.float16, bool])
+@pytest.mark.parametrize(
+  "dtype", [np.float64, np.int64, np.uint64, np.complex128, np.int8, np.float16, bool]
+)
 def test_dtypes_are_canonical(dtype, x64):
   x = np.ones(3, dtype)
   with jax.enable_x64(x64):
@@ -133,7 +172,17 @@ def test_64_bit_input_without_x64_wraps_as_in_jax():
     jax2tf.convert(lambda x: x)(2**40)
 
 
-@pytest.mark.parametrize("pair", [(np.float16(2), 1.5), (np.int8(3), 2), (True, 2), (jnp.bfloat16(1), 3), (1, 2.5), (np.uint8(3), 1j)])
+@pytest.mark.parametrize(
+  "pair",
+  [
+    (np.float16(2), 1.5),
+    (np.int8(3), 2),
+    (True, 2),
+    (jnp.bfloat16(1), 3),
+    (1, 2.5),
+    (np.uint8(3), 1j),
+  ],
+)
 def test_weak_types_promote_as_in_jax(pair):
   x = np.asarray(pair[0])[None]
   close(jax2tf.convert(lambda x, y: x + y)(x, pair[1]), jax.jit(lambda x, y: x + y)(x, pair[1]))
@@ -151,7 +200,11 @@ def test_names_of_arguments_results_and_scopes():
   def g(x):
     return jnp.sin(x), jnp.cos(x)
 
-  graph = tf.function(jax2tf.convert(g, with_gradient=False)).get_concrete_function(tf.TensorSpec([2])).graph
+  graph = (
+    tf.function(jax2tf.convert(g, with_gradient=False))
+    .get_concrete_function(tf.TensorSpec([2]))
+    .graph
+  )
   names = [op.name for op in graph.get_operations()]
   assert {"jax2tf_arg_0", "jax2tf_out", "jax2tf_out_1", "jax2tf_g_/attention/Sin"} <= set(names)
 
@@ -173,13 +226,17 @@ def test_constants_are_shared_by_bodies_and_branches():
   concrete = tf.function(jax2tf.convert(g)).get_concrete_function(tf.TensorSpec([64, 64]))
   definition = concrete.graph.as_graph_def()
   nodes = [*definition.node, *(n for fn in definition.library.function for n in fn.node_def)]
-  assert sum(n.attr["value"].tensor.ByteSize() > table.nbytes for n in nodes if n.op == "Const") == 1
+  assert (
+    sum(n.attr["value"].tensor.ByteSize() > table.nbytes for n in nodes if n.op == "Const") == 1
+  )
   close(concrete(tf.constant(table)), jax.jit(g)(table), rtol=1e-5, atol=1e-5)
 
 
 def test_large_constants_warn():
   big = np.zeros((101, 2**18), np.float32)
-  with pytest.warns(UserWarning, match="closes over 101 MB of arrays.*pass them as arguments") as warned:
+  with pytest.warns(
+    UserWarning, match="closes over 101 MB of arrays.*pass them as arguments"
+  ) as warned:
     jax2tf.convert(lambda i: jnp.asarray(big)[0, :4] + i)(0)
   assert warned[0].filename == __file__
 
@@ -214,7 +271,9 @@ def test_a_graph_has_only_ordinary_ops():
 
 def test_enable_xla_changes_nothing():
   def types(enable):
-    concrete = tf.function(jax2tf.convert(f, enable_xla=enable)).get_concrete_function(tf.TensorSpec([4]))
+    concrete = tf.function(jax2tf.convert(f, enable_xla=enable)).get_concrete_function(
+      tf.TensorSpec([4])
+    )
     return op_types(concrete.graph)
 
   assert types(True) == types(False)
@@ -249,13 +308,18 @@ def test_keys_round_trip(impl):
     return jax.vmap(lambda key: jax.random.normal(key, (2,)))(keys)
 
   close(jax2tf.convert(normal)(data), normal(keys))
-  in_graph = tf.function(lambda: jax2tf.convert(normal)(jax2tf.convert(lambda keys: keys[::-1])(keys)), autograph=False)
+  in_graph = tf.function(
+    lambda: jax2tf.convert(normal)(jax2tf.convert(lambda keys: keys[::-1])(keys)), autograph=False
+  )
   close(in_graph(), normal(keys[::-1]))
 
 
 def test_run_functions_eagerly():
   tf.config.run_functions_eagerly(True)
   try:
-    close(tf.function(jax2tf.convert(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2, x)))(X), X * 8)
+    close(
+      tf.function(jax2tf.convert(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x * 2, x)))(X),
+      X * 8,
+    )
   finally:
     tf.config.run_functions_eagerly(False)

@@ -62,8 +62,14 @@ def test_ragged_rows_with_a_mask():
     return jnp.where(jnp.arange(x.shape[1]) < lengths[:, None], jnp.exp(x), 0).sum(1)
 
   converted = jax2tf.convert(of_lengths, polymorphic_shapes=["b, t", "b"], with_gradient=False)
-  dataset = tf.data.Dataset.from_tensor_slices(rows).ragged_batch(2).map(lambda r: converted(r.to_tensor(), r.row_lengths()))
-  close(joined(dataset), np.array([np.exp(row).sum() for row in rows.to_list()], np.float32), rtol=1e-5)
+  dataset = (
+    tf.data.Dataset.from_tensor_slices(rows)
+    .ragged_batch(2)
+    .map(lambda r: converted(r.to_tensor(), r.row_lengths()))
+  )
+  close(
+    joined(dataset), np.array([np.exp(row).sum() for row in rows.to_list()], np.float32), rtol=1e-5
+  )
 
 
 def test_a_snapshot_is_read_without_the_function(tmp_path):
@@ -101,7 +107,9 @@ sys.stdin.read()
 @contextlib.contextmanager
 def served(python: str, *arguments: str) -> Iterator[str]:
   """A server in a process without JAX, which ends with its input, and its first line."""
-  with subprocess.Popen([python, "-c", SERVER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+  with subprocess.Popen(
+    [python, "-c", SERVER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+  ) as process:
     assert process.stdout
     yield process.stdout.readline().strip()
     process.communicate(timeout=30)
@@ -120,7 +128,11 @@ def within(seconds: float, compute: Any) -> Any:
 @pytest.fixture(scope="module")
 def workers(without_jax: str) -> Iterator[str]:
   """The address of a dispatcher with two workers."""
-  with served(without_jax) as address, served(without_jax, address) as one, served(without_jax, address) as two:
+  with (
+    served(without_jax) as address,
+    served(without_jax, address) as one,
+    served(without_jax, address) as two,
+  ):
     assert (one, two) == ("ready", "ready")
     yield f"grpc://{address}"
 
@@ -132,7 +144,9 @@ def distributed(dataset: Any, workers: str) -> Any:
 def test_workers_without_jax_share_the_rows(workers):
   # The numbers are in the source: those of `enumerate` belong to other rows here, for each worker counts for itself (TF 2.21).
   numbered = tf.data.Dataset.from_tensor_slices((np.arange(24, dtype=np.uint32), X))
-  rows = distributed(numbered.map(lambda i, x: (i, CONVERTED(PARAMS, x[None])[0], NOISY(i, x))), workers)
+  rows = distributed(
+    numbered.map(lambda i, x: (i, CONVERTED(PARAMS, x[None])[0], NOISY(i, x))), workers
+  )
   found = sorted(within(60, lambda: list(rows.as_numpy_iterator())), key=lambda row: row[0])
   assert [i for i, *_ in found] == [*range(24)]
   close_to_jax(np.stack([y for _, y, _ in found]))
@@ -144,4 +158,6 @@ def test_workers_have_the_variables_of_when_the_dataset_was_made(workers):
   before = distributed(mapped(variables, 24), workers)
   variables["w"].assign(2 * variables["w"])
   found = within(60, lambda: joined(before))
-  close_to_jax(found[np.argsort(found[:, 0])], EXPECTED[np.argsort(EXPECTED[:, 0])])  # the workers take turns as they like
+  close_to_jax(
+    found[np.argsort(found[:, 0])], EXPECTED[np.argsort(EXPECTED[:, 0])]
+  )  # the workers take turns as they like

@@ -37,11 +37,19 @@ def yamls(path: str) -> list[Any]:
 def message(name: str, **fields: tuple[str, ...]) -> Any:
   """A proto message as TF Serving documents it: tensorflow-serving-api 2.21 has none of batching and monitoring."""
   proto = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", syntax="proto3")
-  for number, (kind, members) in enumerate({"Part": fields.pop("part"), name: tuple(fields)}.items()):
+  for number, (kind, members) in enumerate(
+    {"Part": fields.pop("part"), name: tuple(fields)}.items()
+  ):
     added = proto.message_type.add(name=kind)
     for i, member in enumerate(members):
       of_part = number and fields[member] != ("bool",)
-      added.field.add(name=member, number=i + 1, label=1, type=11 if of_part else _TYPES[member], type_name=".Part" if of_part else None)
+      added.field.add(
+        name=member,
+        number=i + 1,
+        label=1,
+        type=11 if of_part else _TYPES[member],
+        type_name=".Part" if of_part else None,
+      )
   pool = descriptor_pool.DescriptorPool()
   pool.Add(proto)
   return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))()
@@ -58,11 +66,18 @@ def test_tf_serving_and_our_server_take_the_list_of_models():
 
 def test_batching_and_monitoring_have_the_fields_of_tf_serving():
   numbers = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
-  batching = message("Batching", part=("value",), **dict.fromkeys(numbers, ("part",)), pad_variable_length_inputs=("bool",))
+  batching = message(
+    "Batching",
+    part=("value",),
+    **dict.fromkeys(numbers, ("part",)),
+    pad_variable_length_inputs=("bool",),
+  )
   text_format.Parse((DEPLOY / "tf-serving/batching.config").read_text(encoding="utf-8"), batching)
   assert all(getattr(batching, name).value for name in numbers)
   monitoring = message("Monitoring", part=("enable", "path"), prometheus_config=("part",))
-  text_format.Parse((DEPLOY / "tf-serving/monitoring.config").read_text(encoding="utf-8"), monitoring)
+  text_format.Parse(
+    (DEPLOY / "tf-serving/monitoring.config").read_text(encoding="utf-8"), monitoring
+  )
   [job] = yamls("tf-serving/prometheus.yaml")[0]["scrape_configs"]
   assert monitoring.prometheus_config.enable
   assert job["metrics_path"] == monitoring.prometheus_config.path
@@ -78,24 +93,46 @@ def test_compose_mounts_what_its_flags_name():
   named = [flag.partition("=")[2] for flag in services["tf-serving"]["command"] if "_file=" in flag]
   assert len(named) == 3
   assert {*named, "/models"} <= {*mounts}
-  [target] = yamls("tf-serving/prometheus.yaml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
+  [target] = yamls("tf-serving/prometheus.yaml")[0]["scrape_configs"][0]["static_configs"][0][
+    "targets"
+  ]
   assert target.partition(":")[0] in services
-  assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
+  assert all(
+    port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"]
+  )
 
 
 def test_kubernetes_manifests_name_each_other():
   deployment, service, scaler = yamls("kubernetes/tf-serving.yaml")
   pod = deployment["spec"]["template"]
   [container] = pod["spec"]["containers"]
-  assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == pod["metadata"]["labels"]
-  assert {p["targetPort"] for p in service["spec"]["ports"]} == {p["name"] for p in container["ports"]}
+  assert (
+    deployment["spec"]["selector"]["matchLabels"]
+    == service["spec"]["selector"]
+    == pod["metadata"]["labels"]
+  )
+  assert {p["targetPort"] for p in service["spec"]["ports"]} == {
+    p["name"] for p in container["ports"]
+  }
   assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
   assert scaler["spec"]["minReplicas"] == deployment["spec"]["replicas"]
-  assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["spec"]["volumes"]}
+  assert {m["name"] for m in container["volumeMounts"]} == {
+    v["name"] for v in pod["spec"]["volumes"]
+  }
   [customized] = yamls("kubernetes/kustomization.yaml")
-  assert (customized["apiVersion"], customized["kind"]) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
-  command = (DEPLOY / "kubernetes" / "kustomization.yaml").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-  assert command in (DEPLOY.parents[1] / "docs/guide/deploy.md").read_text(encoding="utf-8").replace("\\|", "|")
+  assert (customized["apiVersion"], customized["kind"]) == (
+    "kustomize.config.k8s.io/v1beta1",
+    "Kustomization",
+  )
+  command = (
+    (DEPLOY / "kubernetes" / "kustomization.yaml")
+    .read_text(encoding="utf-8")
+    .partition("\n")[0]
+    .removeprefix("# ")
+  )
+  assert command in (DEPLOY.parents[1] / "docs/guide/deploy.md").read_text(
+    encoding="utf-8"
+  ).replace("\\|", "|")
   [made] = customized["configMapGenerator"]
   assert made["name"] == pod["spec"]["volumes"][0]["configMap"]["name"]
   files = {Path(file).name for file in made["files"] if (DEPLOY / "kubernetes" / file).is_file()}
@@ -108,7 +145,9 @@ def test_triton_reads_our_onnx(tmp_path):
   onnx.save(predict, PARAMS, path, **SPECS)
   session = onnxruntime.InferenceSession(str(path))
   text = (DEPLOY / "triton" / "net" / "config.pbtxt").read_text(encoding="utf-8")
-  found = re.findall(r'(input|output) \[ \{ name: "(\w+)" data_type: TYPE_FP32 dims: \[ (\d+) \]', text)
+  found = re.findall(
+    r'(input|output) \[ \{ name: "(\w+)" data_type: TYPE_FP32 dims: \[ (\d+) \]', text
+  )
   ours = [("input", session.get_inputs()), ("output", session.get_outputs())]
   assert found == [(kind, x.name, str(x.shape[1])) for kind, [x] in ours]
   assert all(x.type == "tensor(float)" and not isinstance(x.shape[0], int) for _, [x] in ours)
@@ -116,12 +155,18 @@ def test_triton_reads_our_onnx(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_openvino_reads_our_folder(tmp_path):
-  with mock.patch.dict(os.environ, CI="true"):  # else its import forks, and calls its makers over the network
+  with mock.patch.dict(
+    os.environ, CI="true"
+  ):  # else its import forks, and calls its makers over the network
     import openvino  # noqa: PLC0415
 
   saved_model.save(predict, PARAMS, tmp_path / "net", **SPECS)
-  [model] = json.loads((DEPLOY / "openvino" / "config.json").read_text(encoding="utf-8"))["model_config_list"]
+  [model] = json.loads((DEPLOY / "openvino" / "config.json").read_text(encoding="utf-8"))[
+    "model_config_list"
+  ]
   read = openvino.Core().read_model(tmp_path / Path(model["config"]["base_path"]).name / "1")
-  read.reshape({name: json.loads(f"[{shape[1:-1]}]") for name, shape in model["config"]["shape"].items()})
+  read.reshape(
+    {name: json.loads(f"[{shape[1:-1]}]") for name, shape in model["config"]["shape"].items()}
+  )
   [y] = openvino.compile_model(read, "CPU")(X).values()
   np.testing.assert_allclose(y, predict(PARAMS, X), rtol=1e-5)

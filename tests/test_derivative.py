@@ -81,7 +81,9 @@ def test_a_trace_in_another_thread_reaches_nothing_of_this_one():
   assert of.backward((0,)).reached == {0}
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: tf.function(f, autograph=False)], ids=["eager", "graph"])
+@pytest.mark.parametrize(
+  "wrap", [lambda f: f, lambda f: tf.function(f, autograph=False)], ids=["eager", "graph"]
+)
 def test_a_refusal_keeps_its_words_and_no_array(wrap):
   alive = []
 
@@ -119,7 +121,9 @@ def test_a_rule_that_kept_a_tracer_is_no_derivative():
   """JAX 0.10: the rule of expn holds its order as it was traced, so jax.grad(jax.jit(f)) fails too."""
   order, x = tf.constant(2), tf.constant(1.0)
   fun = jax2tf.convert(jax.scipy.special.expn)
-  np.testing.assert_allclose(tf.function(fun, autograph=False)(order, x), jax.scipy.special.expn(2, np.float32(1)), rtol=1e-6)
+  np.testing.assert_allclose(
+    tf.function(fun, autograph=False)(order, x), jax.scipy.special.expn(2, np.float32(1)), rtol=1e-6
+  )
 
   @tf.function(autograph=False)
   def gradient(x):
@@ -131,7 +135,11 @@ def test_a_rule_that_kept_a_tracer_is_no_derivative():
   try:
     jax.grad(jax.jit(lambda n, x: jax.scipy.special.expn(n, x)), 1)(np.int32(2), np.float32(1))
   except TypeError:
-    with pytest.raises(ValueError, match="a custom derivative rule uses a value of an earlier trace"):
+    with pytest.raises(
+      ValueError, match="a custom derivative rule uses a value of an earlier trace"
+    ):
       gradient(x)
   else:
-    np.testing.assert_allclose(gradient(x), jax.grad(jax.scipy.special.expn, 1)(2, np.float32(1)), rtol=1e-6)
+    np.testing.assert_allclose(
+      gradient(x), jax.grad(jax.scipy.special.expn, 1)(2, np.float32(1)), rtol=1e-6
+    )

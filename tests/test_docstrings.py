@@ -39,37 +39,55 @@ WITHOUT_EXAMPLE = {
 
 def public() -> Iterator[tuple[str, Any]]:
   """(name, function or class), methods too."""
-  for module, names in [("jax2tf", jax2tf.__all__), *((module, exported(file)) for module, file in PUBLIC.items())]:
+  for module, names in [
+    ("jax2tf", jax2tf.__all__),
+    *((module, exported(file)) for module, file in PUBLIC.items()),
+  ]:
     for name in names:
       value = getattr(importlib.import_module(module), name)
       if inspect.isfunction(value):
         yield f"{module}.{name}", value
       elif inspect.isclass(value) and value.__module__.startswith("jax2tf"):
         yield f"{module}.{name}", value
-        methods = {method: getattr(f, "__func__", f) for method, f in vars(value).items() if method[0] != "_"}
-        yield from ((f"{module}.{name}.{method}", f) for method, f in methods.items() if inspect.isfunction(f))
+        methods = {
+          method: getattr(f, "__func__", f) for method, f in vars(value).items() if method[0] != "_"
+        }
+        yield from (
+          (f"{module}.{name}.{method}", f) for method, f in methods.items() if inspect.isfunction(f)
+        )
 
 
 DOCUMENTED = dict(public())
 EXAMPLES = {
-  name: found for name, value in DOCUMENTED.items() for found in doctest.DocTestFinder(recurse=False).find(value, name) if found.examples
+  name: found
+  for name, value in DOCUMENTED.items()
+  for found in doctest.DocTestFinder(recurse=False).find(value, name)
+  if found.examples
 }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_jax: str) -> None:
+def test_example(
+  name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_jax: str
+) -> None:
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "executable", without_jax)  # for `verify`
   said: list[str] = []
   example = EXAMPLES[name]
   example.globs = {}
-  failed, _ = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=said.append)
+  failed, _ = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(
+    example, out=said.append
+  )
   assert not failed, "".join(said)
 
 
 def test_each_name_has_an_example() -> None:
   """Methods and errors may do without."""
-  named = {name for name, value in DOCUMENTED.items() if "." not in value.__qualname__ and not name.endswith(("Error", ".Exported"))}
+  named = {
+    name
+    for name, value in DOCUMENTED.items()
+    if "." not in value.__qualname__ and not name.endswith(("Error", ".Exported"))
+  }
   assert named - EXAMPLES.keys() == WITHOUT_EXAMPLE
 
 
@@ -80,15 +98,33 @@ def sections(value: Any) -> dict[str, str]:
 def raised(value: Any, depth: int = 2) -> set[str]:
   """The exceptions that a function raises in its own source, and in functions of the package that it calls; of a class, its constructor."""
   if inspect.isclass(value):
-    return set().union(*(raised(vars(value)[name], depth) for name in ("__init__", "__post_init__") if name in vars(value)))
+    return set().union(
+      *(
+        raised(vars(value)[name], depth)
+        for name in ("__init__", "__post_init__")
+        if name in vars(value)
+      )
+    )
   value = inspect.unwrap(value)
-  if not inspect.isfunction(value) or value.__code__.co_filename == "<string>":  # the __init__ of a dataclass
+  if (
+    not inspect.isfunction(value) or value.__code__.co_filename == "<string>"
+  ):  # the __init__ of a dataclass
     return set()
   [tree] = ast.parse(textwrap.dedent(inspect.getsource(value))).body
-  errors = (node.exc.func for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call))
+  errors = (
+    node.exc.func
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+  )
   found = {name for error in errors if (name := ast.unparse(error)).endswith("Error")}
   called = (named(call.func, value.__globals__) for call in calls(tree)) if depth else ()
-  return found.union(*(raised(each, depth - 1) for each in called if getattr(each, "__module__", "").startswith("jax2tf")))
+  return found.union(
+    *(
+      raised(each, depth - 1)
+      for each in called
+      if getattr(each, "__module__", "").startswith("jax2tf")
+    )
+  )
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -114,25 +150,46 @@ def named(func: ast.AST, scope: dict[str, Any]) -> Any:
 def undocumented(value: Any) -> list[str]:
   """Arguments, results and errors that the sections of a docstring omit, and arguments that do not exist."""
   documented = sections(value)
-  described = documented.get("Args", documented.get("Attributes", "") if inspect.isclass(value) else "")
-  entries = {x.strip("* ") for entry in re.findall(r"^  ([\w*][\w*, ]*):", described, re.MULTILINE) for x in entry.split(",")}
+  described = documented.get(
+    "Args", documented.get("Attributes", "") if inspect.isclass(value) else ""
+  )
+  entries = {
+    x.strip("* ")
+    for entry in re.findall(r"^  ([\w*][\w*, ]*):", described, re.MULTILINE)
+    for x in entry.split(",")
+  }
   signature = inspect.signature(value)
   wrong = [f"argument {name}" for name in entries ^ (signature.parameters.keys() - {"self", "cls"})]
   # The summary line of a method without arguments says what it returns.
-  returns = inspect.isfunction(value) and signature.return_annotation not in ("None", "NoReturn") and [*signature.parameters] != ["self"]
+  returns = (
+    inspect.isfunction(value)
+    and signature.return_annotation not in ("None", "NoReturn")
+    and [*signature.parameters] != ["self"]
+  )
   if returns and "Returns" not in documented:
     wrong.append("Returns")
-  return wrong + [error for error in raised(value) if not re.search(rf"\b{error}\b", documented.get("Raises", ""))]
+  return wrong + [
+    error for error in raised(value) if not re.search(rf"\b{error}\b", documented.get("Raises", ""))
+  ]
 
 
 def test_what_writes_files_may_be_refused() -> None:
-  writers = {name: value for name, value in DOCUMENTED.items() if re.search(r"\.(save\w*|write)$", name)}
+  writers = {
+    name: value for name, value in DOCUMENTED.items() if re.search(r"\.(save\w*|write)$", name)
+  }
   assert len(writers) > 8
-  assert [name for name, value in writers.items() if "OSError" not in sections(value).get("Raises", "")] == []
+  assert [
+    name for name, value in writers.items() if "OSError" not in sections(value).get("Raises", "")
+  ] == []
 
 
 @pytest.mark.parametrize(
-  "name", [name for name, value in DOCUMENTED.items() if inspect.isfunction(value) or not issubclass(value, Exception)]
+  "name",
+  [
+    name
+    for name, value in DOCUMENTED.items()
+    if inspect.isfunction(value) or not issubclass(value, Exception)
+  ],
 )
 def test_the_arguments_results_and_errors_are_documented(name: str) -> None:
   assert undocumented(DOCUMENTED[name]) == []

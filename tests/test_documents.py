@@ -18,7 +18,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # `tests/case.py`, `converters/onnx/`: in backquotes, below a folder of the repository.
-FILE = re.compile(r"`((?:jax2tf|converters|tools|tests|examples|docs)/[\w./-]*)(?![\w./<*{-])(?:::(\w+))?[^`\n]*`")
+FILE = re.compile(
+  r"`((?:jax2tf|converters|tools|tests|examples|docs)/[\w./-]*)(?![\w./<*{-])(?:::(\w+))?[^`\n]*`"
+)
 # `trace.py`, `lowering/conv.py`: where a document speaks of our own source.
 SOURCE = re.compile(r"`(\w[\w/-]*\.(?:py|md|json|cjs|yml))`")
 
@@ -40,7 +42,9 @@ def anchors(page: Path) -> set[str]:
 def broken(page: Path, target: str) -> bool:
   url = urllib.parse.urlsplit(target)
   if url.scheme:
-    return url.scheme not in ("https", "mailto") or (url.scheme == "https" and "." not in url.netloc)
+    return url.scheme not in ("https", "mailto") or (
+      url.scheme == "https" and "." not in url.netloc
+    )
   file = page.parent / url.path if url.path else page
   return not file.exists() or (bool(url.fragment) and url.fragment not in anchors(file.resolve()))
 
@@ -49,10 +53,15 @@ def test_links_lead_somewhere() -> None:
   """Into the repository: files and headings. Of others only the form."""
   links = [(page, target) for page in PAGES for target in LINK.findall(text_of(page))]
   assert len(links) > 100
-  assert [f"{page.relative_to(ROOT)}: {target}" for page, target in links if broken(page, target)] == []
+  assert [
+    f"{page.relative_to(ROOT)}: {target}" for page, target in links if broken(page, target)
+  ] == []
 
 
-@pytest.mark.parametrize("target", ["no.md", "docs/limitations.md#no", "#no", "http://jax.dev", "https://jax", "htps://jax.dev"])
+@pytest.mark.parametrize(
+  "target",
+  ["no.md", "docs/limitations.md#no", "#no", "http://jax.dev", "https://jax", "htps://jax.dev"],
+)
 def test_a_broken_link_is_seen(target: str) -> None:
   assert broken(ROOT / "README.md", target)
 
@@ -63,7 +72,8 @@ def test_the_files_that_documents_name_are_there() -> None:
   assert [
     (page, file, test)
     for page, file, test in named
-    if not (ROOT / file).exists() or (test and f"def {test}" not in (ROOT / file).read_text(encoding="utf-8"))
+    if not (ROOT / file).exists()
+    or (test and f"def {test}" not in (ROOT / file).read_text(encoding="utf-8"))
   ] == []
 
 
@@ -71,7 +81,9 @@ def test_the_source_files_that_developers_read_of_are_there() -> None:
   pages = [ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "developers").glob("*.md")]
   named = {name for page in pages for name in SOURCE.findall(text_of(page))}
   folders = ("jax2tf", "converters", "tools", "tests", "docs", "examples")
-  ours = [f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.*")]
+  ours = [
+    f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.*")
+  ]
   assert len(named) > 10
   assert [name for name in named if not any(file.endswith(f"/{name}") for file in ours)] == []
 
@@ -97,16 +109,35 @@ PUBLIC = {
 def exported(file: str) -> list[str]:
   """`__all__`, without an import: some need packages that a user may not have."""
   body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
-  [names] = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+  [names] = [
+    node.value
+    for node in body
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+  ]
   return list(ast.literal_eval(names))
 
 
 def test_the_code_of_contributing_is_that_of_the_source() -> None:
-  blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
-  shown = {line.strip().rstrip(",") for block in blocks for line in block.splitlines()} - {"", "..."}
-  files = (path for folder in ("jax2tf", "converters", "tests") for path in (ROOT / folder).rglob("*.py"))
+  blocks = re.findall(
+    r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL
+  )
+  shown = {line.strip().rstrip(",") for block in blocks for line in block.splitlines()} - {
+    "",
+    "...",
+  }
+  files = (
+    path for folder in ("jax2tf", "converters", "tests") for path in (ROOT / folder).rglob("*.py")
+  )
   assert len(shown) > 8
-  assert shown - {line.strip().rstrip(",") for path in files for line in path.read_text(encoding="utf-8").splitlines()} == set()
+  assert (
+    shown
+    - {
+      line.strip().rstrip(",")
+      for path in files
+      for line in path.read_text(encoding="utf-8").splitlines()
+    }
+    == set()
+  )
 
 
 def test_the_readme_is_short_and_its_table_says_yes_partly_or_no() -> None:
@@ -115,26 +146,49 @@ def test_the_readme_is_short_and_its_table_says_yes_partly_or_no() -> None:
   rows = re.findall(r"^\| .+ \|$", readme, re.MULTILINE)[1:]
   cells = [cell for row in rows for cell in row.strip("| ").split(" | ")[1:]]
   assert len(cells) == 6 * len(rows) > 60
-  assert [cell for cell in cells if not re.fullmatch(r"yes|no|\[(yes|partly)\]\([^)]+\)", cell)] == []  # a page says which part
+  assert [
+    cell for cell in cells if not re.fullmatch(r"yes|no|\[(yes|partly)\]\([^)]+\)", cell)
+  ] == []  # a page says which part
 
 
 def test_the_largest_differences_are_those_of_the_report() -> None:
-  versions = [entry["groups"] for entry in json.loads((ROOT / "docs/reports/data/coverage.json").read_text(encoding="utf-8")).values()]
-  table = (ROOT / "docs/guide/numerics.md").read_text(encoding="utf-8").partition("| Family |")[2].partition("\n\n")[0]
+  versions = [
+    entry["groups"]
+    for entry in json.loads(
+      (ROOT / "docs/reports/data/coverage.json").read_text(encoding="utf-8")
+    ).values()
+  ]
+  table = (
+    (ROOT / "docs/guide/numerics.md")
+    .read_text(encoding="utf-8")
+    .partition("| Family |")[2]
+    .partition("\n\n")[0]
+  )
   rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
   named = [re.findall(r"`(\w+)`", row[3]) for row in rows]
   others = {group for groups in versions for group in groups}.difference(*named)
   assert [bool(groups) for groups in named] == [True] * 5 + [False]
   for (family, *shown, _), groups in zip(rows, named, strict=True):
     for cell, way in zip(shown, ("graph", "gradient"), strict=True):
-      found = [(each[way]["worst"], group) for one in versions for group in groups or others if way in (each := one.get(group, {}))]
+      found = [
+        (each[way]["worst"], group)
+        for one in versions
+        for group in groups or others
+        if way in (each := one.get(group, {}))
+      ]
       worst, group = max(found)
-      assert cell == (f"{worst:.0f}" if worst >= 10 or not worst else f"{worst:.1f}") + f", `{group}`" * bool(worst), family
+      assert cell == (
+        f"{worst:.0f}" if worst >= 10 or not worst else f"{worst:.1f}"
+      ) + f", `{group}`" * bool(worst), family
 
 
 def test_the_reference_has_every_public_name() -> None:
   pages = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
-  entries = [entry for page in pages for entry in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)]
+  entries = [
+    entry
+    for page in pages
+    for entry in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+  ]
   # `jax2tf.install` is a module too, by which `python -m jax2tf.install` runs; MkDocs takes that one for it.
   entries = ["jax2tf.install" if entry == "jax2tf.drop_in.install" else entry for entry in entries]
   names = {f"{module}.{name}" for module, file in PUBLIC.items() for name in exported(file)}
@@ -143,7 +197,13 @@ def test_the_reference_has_every_public_name() -> None:
 
 def test_each_module_that_documents_import_is_public() -> None:
   """`from jax2tf.x import ...` of the guides: what they show, the reference has."""
-  code = "\n".join(block for page in (ROOT / "docs").rglob("*.md") for block in CODE.findall(page.read_text(encoding="utf-8")))
+  code = "\n".join(
+    block
+    for page in (ROOT / "docs").rglob("*.md")
+    for block in CODE.findall(page.read_text(encoding="utf-8"))
+  )
   shown = set(re.findall(r"^\s*(?:from|import) (jax2tf\.[\w.]+)", code, re.MULTILINE))
-  parents = {".".join(module.split(".")[:n]) for module in PUBLIC for n in range(1, module.count(".") + 2)}
+  parents = {
+    ".".join(module.split(".")[:n]) for module in PUBLIC for n in range(1, module.count(".") + 2)
+  }
   assert shown - parents - {"jax2tf.examples"} == set()

@@ -34,7 +34,9 @@ def with_shapes(*shapes, fun=lambda *args: args, args=(X,), **options):
 
 def traced(shape, **options):
   """A call with an unknown first dimension."""
-  return lambda package: tf.function(package.convert(lambda x: x, **options), autograph=False).get_concrete_function(tf.TensorSpec(shape))
+  return lambda package: tf.function(
+    package.convert(lambda x: x, **options), autograph=False
+  ).get_concrete_function(tf.TensorSpec(shape))
 
 
 def nested(package):
@@ -63,16 +65,28 @@ def forever(x):
 # What programs that were written for jax.experimental.jax2tf catch: the words are in both packages' messages, the types agree.
 REFUSED = {
   "not callable": (lambda package: package.convert(5.0), "Expected a callable value, got 5.0"),
-  "evaluated, not callable": (lambda package: package.eval_polymorphic_shape(5.0)(X), "Expected a callable value, got 5.0"),
+  "evaluated, not callable": (
+    lambda package: package.eval_polymorphic_shape(5.0)(X),
+    "Expected a callable value, got 5.0",
+  ),
   "no array": (lambda package: package.convert(jnp.sin)(object()), "is not a valid JAX type"),
-  "no dtype": (lambda package: package.dtype_of_val("text"), "Argument .*'text' of type .*str.* is not a valid JAX type"),
+  "no dtype": (
+    lambda package: package.dtype_of_val("text"),
+    "Argument .*'text' of type .*str.* is not a valid JAX type",
+  ),
   "string": (
     lambda package: package.convert(jnp.sin)(tf.constant("text")),
     "is not a valid JAX array type. Only arrays of numeric types are supported by JAX",
   ),
   "large int": (lambda package: package.convert(jnp.sin)(2**40), "int"),
-  "no array returned": (lambda package: package.convert(lambda x: "text")(X), "which is not a valid JAX type"),
-  "under jit": (lambda package: jax.jit(package.convert(jnp.sin))(X), "convert must be used outside all JAX transformations"),
+  "no array returned": (
+    lambda package: package.convert(lambda x: "text")(X),
+    "which is not a valid JAX type",
+  ),
+  "under jit": (
+    lambda package: jax.jit(package.convert(jnp.sin))(X),
+    "convert must be used outside all JAX transformations",
+  ),
   "under convert": (nested, "convert must be used outside all JAX transformations"),
   "platforms": (
     lambda package: package.convert(jnp.sin, native_serialization_platforms=["gpu"]),
@@ -80,28 +94,61 @@ REFUSED = {
   ),
   "spec of another type": (with_shapes(3), "polymorphic shape spec should be None or a string"),
   "spec of another tree": (with_shapes(["b"]), "pytree structure error: different types"),
-  "too many specs": (with_shapes("b, _", None), "pytree structure error: different lengths of tuple"),
-  "no spec": (traced([None, 3]), re.escape("unexpected placeholder for unknown dimension; like=(None, 3)")),
-  "placeholder": (traced([None, 3], polymorphic_shapes="_, b"), "syntax error in symbolic shape '_, b' in dimension 0"),
+  "too many specs": (
+    with_shapes("b, _", None),
+    "pytree structure error: different lengths of tuple",
+  ),
+  "no spec": (
+    traced([None, 3]),
+    re.escape("unexpected placeholder for unknown dimension; like=(None, 3)"),
+  ),
+  "placeholder": (
+    traced([None, 3], polymorphic_shapes="_, b"),
+    "syntax error in symbolic shape '_, b' in dimension 0",
+  ),
   "unknown rank": (traced(None), "Cannot iterate over a shape with unknown rank"),
   "another size": (with_shapes("b, 4"), "different size 4 for known dimension"),
   "another rank": (with_shapes("b"), r"\(|,"),
-  "grammar": (with_shapes("b+, 3"), "syntax error in symbolic shape 'b\\+, 3' in dimension 0: expecting one of"),
-  "constraint": (with_shapes("a, b", polymorphic_constraints=["a b"]), "Constraint parsing error: must contain one of"),
-  "unsolvable": (with_shapes("a+b, 3"), "Cannot solve for values of dimension variables {.*}.*Unprocessed specifications"),
+  "grammar": (
+    with_shapes("b+, 3"),
+    "syntax error in symbolic shape 'b\\+, 3' in dimension 0: expecting one of",
+  ),
+  "constraint": (
+    with_shapes("a, b", polymorphic_constraints=["a b"]),
+    "Constraint parsing error: must contain one of",
+  ),
+  "unsolvable": (
+    with_shapes("a+b, 3"),
+    "Cannot solve for values of dimension variables {.*}.*Unprocessed specifications",
+  ),
   "unsolvable by JAX, and sizes that do not fit": (
     with_shapes("b*b, b*d*d, d", args=[np.zeros((4, 36, 3), np.float32)]),
     "Cannot solve for values of dimension variables {'b'}",
   ),
-  "comparison": (with_shapes("a, b", fun=lambda x: x.shape[0] + 1 >= x.shape[1]), r"comparison 'a \+ 1' >= 'b' is inconclusive"),
-  "constant": (with_shapes("a, b", fun=lambda x: int(x.shape[0])), "used in a context that requires a constant"),
+  "comparison": (
+    with_shapes("a, b", fun=lambda x: x.shape[0] + 1 >= x.shape[1]),
+    r"comparison 'a \+ 1' >= 'b' is inconclusive",
+  ),
+  "constant": (
+    with_shapes("a, b", fun=lambda x: int(x.shape[0])),
+    "used in a context that requires a constant",
+  ),
   "division": (
     with_shapes("a, 3", fun=lambda x: x.reshape(2, -1)),
     re.escape("Cannot divide evenly the sizes of shapes (a, 3) and (2, -1)"),
   ),
-  "broadcast": (with_shapes("a, 3", fun=lambda x: x + X), re.escape("add got incompatible shapes for broadcasting: (a, 3), (2, 3)")),
-  "contraction": (with_shapes("a, 3", fun=lambda x: X.T @ x), "requires contracting dimensions to have the same shape"),
-  "scan": (with_shapes("a, 3", fun=lambda x: lax.associative_scan(jnp.add, x)), "associative scan over axis of non-constant size"),
+  "broadcast": (
+    with_shapes("a, 3", fun=lambda x: x + X),
+    re.escape("add got incompatible shapes for broadcasting: (a, 3), (2, 3)"),
+  ),
+  "contraction": (
+    with_shapes("a, 3", fun=lambda x: X.T @ x),
+    "requires contracting dimensions to have the same shape",
+  ),
+  "scan": (
+    with_shapes("a, 3", fun=lambda x: lax.associative_scan(jnp.add, x)),
+    "associative scan over axis of non-constant size",
+  ),
   "no derivative": (
     lambda package: differentiated(package.convert(forever)),
     "Reverse-mode differentiation does not work for lax.while_loop",
@@ -126,9 +173,14 @@ SIZES = {
   "below one": (with_shapes("b + 2, a"), "Expected value >= 1 for dimension variable 'b'"),
   "inconsistent": (
     with_shapes("a, a"),
-    re.escape("Found inconsistency between dimension size args[0].shape[1] (= 3) and the specification 'a' (= 2)"),
+    re.escape(
+      "Found inconsistency between dimension size args[0].shape[1] (= 3) and the specification 'a' (= 2)"
+    ),
   ),
-  "constraint": (with_shapes("a, b", polymorphic_constraints=["a >= b"]), "Input shapes do not match the symbolic shape constraint a >= b"),
+  "constraint": (
+    with_shapes("a, b", polymorphic_constraints=["a >= b"]),
+    "Input shapes do not match the symbolic shape constraint a >= b",
+  ),
 }
 
 
@@ -146,23 +198,44 @@ def specs(*shapes):
 
 
 GIVEN = {
-  "shapes": lambda package: package.eval_polymorphic_shape(lambda x, y: x @ y, polymorphic_shapes=["a, b", "b, c"])(*specs((2, 3), (3, 4))),
+  "shapes": lambda package: package.eval_polymorphic_shape(
+    lambda x, y: x @ y, polymorphic_shapes=["a, b", "b, c"]
+  )(*specs((2, 3), (3, 4))),
   "tree of shapes": lambda package: package.eval_polymorphic_shape(
-    lambda x: {"scalar": x.sum(), "row": x[0], "constant": jnp.ones((3, 10))}, polymorphic_shapes="a, b"
+    lambda x: {"scalar": x.sum(), "row": x[0], "constant": jnp.ones((3, 10))},
+    polymorphic_shapes="a, b",
   )(*specs((2, 3))),
   "dtypes": lambda package: [
-    package.dtype_of_val(x) for x in (1, 1.0, True, 1j, np.float64(3), np.arange(3), tf.constant(2, tf.int64), jax.random.key(0))
+    package.dtype_of_val(x)
+    for x in (
+      1,
+      1.0,
+      True,
+      1j,
+      np.float64(3),
+      np.arange(3),
+      tf.constant(2, tf.int64),
+      jax.random.key(0),
+    )
   ],
-  "checks": lambda package: (str(package.DisabledSafetyCheck.platform()), str(package.DisabledSafetyCheck.custom_call("x"))),
-  "no platforms": lambda package: package.convert(jnp.sin, native_serialization_platforms=[])(0.0).numpy(),
+  "checks": lambda package: (
+    str(package.DisabledSafetyCheck.platform()),
+    str(package.DisabledSafetyCheck.custom_call("x")),
+  ),
+  "no platforms": lambda package: package.convert(jnp.sin, native_serialization_platforms=[])(
+    0.0
+  ).numpy(),
   "none": lambda package: package.convert(lambda x, y: (x, y))(1.0, None)[1],
   "float0": lambda package: (
-    package.convert(jax.grad(lambda x: x.astype(np.float32).sum(), allow_int=True))(np.ones(2, int)).numpy().tolist()
+    package.convert(jax.grad(lambda x: x.astype(np.float32).sum(), allow_int=True))(np.ones(2, int))
+    .numpy()
+    .tolist()
   ),
   "partitions": lambda package: [
     (op.type, op.get_attr("sharding"))
     for op in graph_of(
-      lambda x: [package.split_to_logical_devices(x, parts) for parts in [(1, 2), (2, 2), None]], tf.TensorSpec((4, 4))
+      lambda x: [package.split_to_logical_devices(x, parts) for parts in [(1, 2), (2, 2), None]],
+      tf.TensorSpec((4, 4)),
     ).get_operations()
     if op.type == "XlaSharding"
   ],
@@ -187,8 +260,14 @@ def test_names_of_arguments_and_results_as_there(convert):
     return tape.gradient(results, xs)
 
   spec = tf.TensorSpec([])
-  graphs = [graph_of(functools.partial(gradients, c), [spec, spec, spec], spec) for c in (convert, jaxs.convert)]
-  here, there = ({op.name for op in graph.get_operations() if re.search(r"jax2tf_(arg|out)", op.name)} for graph in graphs)
+  graphs = [
+    graph_of(functools.partial(gradients, c), [spec, spec, spec], spec)
+    for c in (convert, jaxs.convert)
+  ]
+  here, there = (
+    {op.name for op in graph.get_operations() if re.search(r"jax2tf_(arg|out)", op.name)}
+    for graph in graphs
+  )
   assert here == there
 
 
@@ -212,17 +291,27 @@ def test_scopes_name_the_users_functions():
       return tape.gradient(y, x)
 
   graph = graph_of(back, tf.TensorSpec([]))
-  bodies = [op.name for function in graph._functions.values() for op in function.graph.get_operations()]
+  bodies = [
+    op.name for function in graph._functions.values() for op in function.graph.get_operations()
+  ]
   names = [*bodies, *(op.name for op in graph.get_operations() if op.name not in ("x", "Identity"))]
   assert len(bodies) > 20
-  assert not [name for name in bodies if not name.startswith(("mine/jax2tf_in_scopes_/outer/cond", "mine/jax2tf_vjp/outer/cond"))]
+  assert not [
+    name
+    for name in bodies
+    if not name.startswith(("mine/jax2tf_in_scopes_/outer/cond", "mine/jax2tf_vjp/outer/cond"))
+  ]
   assert not [name for name in names if not name.startswith("mine/")]
   assert not [name for name in names if re.search(r"(?<!jax2tf_)vjp|jvp|transpose|vmap", name)]
 
 
 def test_disabled_gradient_of_a_loaded_model_is_refused_at_the_call(tmp_path):
   module = tf.Module()
-  module.f = tf.function(jax2tf.convert(forever, with_gradient=False), autograph=False, input_signature=[tf.TensorSpec([])])
+  module.f = tf.function(
+    jax2tf.convert(forever, with_gradient=False),
+    autograph=False,
+    input_signature=[tf.TensorSpec([])],
+  )
   tf.saved_model.save(module, str(tmp_path))
   loaded = tf.saved_model.load(str(tmp_path))
   assert loaded.f(tf.constant(2.0)) == 16.0
@@ -250,13 +339,21 @@ def test_disabled_gradient_under_pfor():
 
 @pytest.mark.parametrize(
   "convert",
-  [NATIVE, pytest.param(jax2tf.convert, marks=pytest.mark.xfail(strict=True, reason="XLA drops the control dependencies"))],
+  [
+    NATIVE,
+    pytest.param(
+      jax2tf.convert,
+      marks=pytest.mark.xfail(strict=True, reason="XLA drops the control dependencies"),
+    ),
+  ],
   ids=["native", "graph"],
 )
 def test_rematerialisation_stays_behind_its_barrier(convert):
   """In the forward pass of what has a gradient, too: else XLA merges what is computed twice, and keeps it in between."""
   converted = convert(jax.grad(jax.checkpoint(lambda x: jnp.sum(jnp.sin(jnp.sin(x))))))
-  hlo = in_graph(converted, jit_compile=True).experimental_get_compiler_ir(tf.constant(3.0))(stage="hlo")
+  hlo = in_graph(converted, jit_compile=True).experimental_get_compiler_ir(tf.constant(3.0))(
+    stage="hlo"
+  )
   assert "opt-barrier" in hlo
   expected = jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(jnp.sin(jnp.sin(x))))(x)))(X)
   np.testing.assert_allclose(differentiated(converted), expected, rtol=1e-5, atol=1e-5)
@@ -264,20 +361,28 @@ def test_rematerialisation_stays_behind_its_barrier(convert):
 
 @pytest.mark.parametrize(
   ("convert", "options", "advice"),
-  [(jax2tf.convert, {}, "lower natively"), (NATIVE, {"call_tf_graph": True}, "leave call_tf_graph out")],
+  [
+    (jax2tf.convert, {}, "lower natively"),
+    (NATIVE, {"call_tf_graph": True}, "leave call_tf_graph out"),
+  ],
   ids=["graph", "native"],
 )
 def test_jaxs_own_call_tf_is_refused_at_the_users_line(convert, options, advice):
   called = jaxs.call_tf(tf.sin, **options)
   for call in (convert(lambda x: called(x) + 1), convert(called), in_graph(convert(called))):
-    with pytest.raises(jax2tf.LoweringError, match=rf"(?s)'call_tf' not implemented.*\n  at \S*test_drop_in.py:\d+.*{advice}"):
+    with pytest.raises(
+      jax2tf.LoweringError,
+      match=rf"(?s)'call_tf' not implemented.*\n  at \S*test_drop_in.py:\d+.*{advice}",
+    ):
       call(X)
 
 
 def run(*arguments, backend=None):
   environment = os.environ | ({"KERAS_BACKEND": backend} if backend else {})
   command = [sys.executable, *map(str, arguments)]
-  return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+  return subprocess.run(
+    command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+  )
 
 
 def test_install_for_a_while():
@@ -292,7 +397,15 @@ def test_install_for_a_while():
     assert package.convert is convert is jax2tf.convert
     assert TfVal is tf.Tensor
     assert {name for name in dir(package) if name in dir(before)} >= {
-      *("DisabledSafetyCheck", "PolyShape", "call_tf", "convert", "dtype_of_val", "eval_polymorphic_shape", "split_to_logical_devices")
+      *(
+        "DisabledSafetyCheck",
+        "PolyShape",
+        "call_tf",
+        "convert",
+        "dtype_of_val",
+        "eval_polymorphic_shape",
+        "split_to_logical_devices",
+      )
     }
     assert call_tf is jax2tf.call_tf
     np.testing.assert_allclose(call_tf(tf.sin)(jnp.ones(3)), np.sin(np.ones(3)), rtol=1e-6)
@@ -305,7 +418,9 @@ def test_install_for_a_while():
 
 def test_as_a_command(tmp_path):
   script = tmp_path / "script.py"
-  script.write_text("import sys\nfrom jax.experimental import jax2tf\nprint(jax2tf.convert.__module__, sys.argv[1:], __name__)\n")
+  script.write_text(
+    "import sys\nfrom jax.experimental import jax2tf\nprint(jax2tf.convert.__module__, sys.argv[1:], __name__)\n"
+  )
   done = run("-m", "jax2tf.install", script, "--flag", "value")
   assert done.stdout.strip() == "jax2tf.api ['--flag', 'value'] __main__", done.stderr
   said = run("-m", "jax2tf.install", tmp_path / "none.py").stderr
@@ -326,7 +441,10 @@ def keras_folder(tmp_path_factory):
 def test_keras_exports_with_the_jax_backend(name, keras_folder):
   """Values and gradients of a reloaded model, here, where Keras runs on TensorFlow."""
   saved = np.load(keras_folder / f"{name}.npz")
-  layer, x = keras.layers.TFSMLayer(str(keras_folder / name), call_endpoint="serve"), tf.constant(saved["x"])
+  layer, x = (
+    keras.layers.TFSMLayer(str(keras_folder / name), call_endpoint="serve"),
+    tf.constant(saved["x"]),
+  )
   with tf.GradientTape() as tape:
     tape.watch(x)
     y = layer(x)

@@ -50,13 +50,23 @@ LONG = [
 def test_four_devices_give_the_values_of_jax(name, processes):
   """Of tests/dtensor_cases.py."""
   command = [sys.executable, "-m", "tests.dtensor_cases", name]
-  jobs = {} if processes == 1 else {"DTENSOR_JOBS": ",".join(f"localhost:{port}" for port in clients.free_ports(processes))}
+  jobs = (
+    {}
+    if processes == 1
+    else {"DTENSOR_JOBS": ",".join(f"localhost:{port}" for port in clients.free_ports(processes))}
+  )
   with contextlib.ExitStack() as stack:
     started = []
     for i in range(processes):
-      environment = os.environ | jobs | ({"DTENSOR_CLIENT_ID": str(i), "DTENSOR_NUM_CLIENTS": str(processes)} if jobs else {})
+      environment = (
+        os.environ
+        | jobs
+        | ({"DTENSOR_CLIENT_ID": str(i), "DTENSOR_NUM_CLIENTS": str(processes)} if jobs else {})
+      )
       pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-      started.append(stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)))
+      started.append(
+        stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=environment, **pipes))
+      )
       stack.callback(started[-1].kill)
     for process in started:
       out, err = process.communicate(timeout=180)
@@ -76,13 +86,23 @@ def test_four_devices_give_the_values_of_jax(name, processes):
 def test_errors_of_dtensor_that_the_guide_lists(name, words):
   """TensorFlow 2.21; when one of them works, move it to the cases with values."""
   done = subprocess.run(
-    [sys.executable, "-m", "tests.dtensor_cases", name], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
+    [sys.executable, "-m", "tests.dtensor_cases", name],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=180,
+    check=False,
   )
   assert done.returncode == 1 and words in done.stderr, done.stderr[-3000:]
 
 
 def test_layouts(mesh):
-  specs = {(): ["unsharded"] * 2, ("x",): ["x", "unsharded"], (None, ("y",)): ["unsharded", "y"], (P.UNCONSTRAINED, "x"): ["match", "x"]}
+  specs = {
+    (): ["unsharded"] * 2,
+    ("x",): ["x", "unsharded"],
+    (None, ("y",)): ["unsharded", "y"],
+    (P.UNCONSTRAINED, "x"): ["match", "x"],
+  }
   for spec, expected in specs.items():
     assert layout(NamedSharding(MESH, P(*spec)), 2, mesh).sharding_specs == expected
 
@@ -91,8 +111,14 @@ def test_layouts(mesh):
   ("sharding", "words"),
   [
     (NamedSharding(MESH, P(("x", "y"))), "over 2 axes, and DTensor over one"),
-    (NamedSharding(AbstractMesh((1,), ("z",)), P("z")), "names the axis 'z', and the DTensor mesh has x, y"),
-    (NamedSharding(AbstractMesh((2,), ("x",)), P("x")), "'x' has 2 devices in JAX's mesh, and 1 in the DTensor mesh"),
+    (
+      NamedSharding(AbstractMesh((1,), ("z",)), P("z")),
+      "names the axis 'z', and the DTensor mesh has x, y",
+    ),
+    (
+      NamedSharding(AbstractMesh((2,), ("x",)), P("x")),
+      "'x' has 2 devices in JAX's mesh, and 1 in the DTensor mesh",
+    ),
     (SingleDeviceSharding(jax.devices()[0]), "SingleDeviceSharding names no axes"),
   ],
 )
@@ -105,7 +131,10 @@ def test_what_dtensor_lacks_is_refused_with_its_line(mesh):
   def stacked(x):
     return jax.lax.scan(lambda c, _: (jnp.sin(c), c), x, None, length=3)[1]
 
-  with pytest.raises(jax2tf.LoweringError, match=r"'scan' not implemented: DTensor has no layout(.|\n)*test_dtensor.py") as caught:
+  with pytest.raises(
+    jax2tf.LoweringError,
+    match=r"'scan' not implemented: DTensor has no layout(.|\n)*test_dtensor.py",
+  ) as caught:
     jax2tf.convert(stacked, dtensor_mesh=mesh)(np.ones(2, np.float32))
   assert "write each step's row into the carry" in str(caught.value)
 
@@ -118,7 +147,11 @@ def test_what_dtensor_lacks_is_refused_with_its_line(mesh):
       np.ones((2, 4), np.float32),
       "'dynamic_update_slice' not implemented: DTensor crashes",
     ),
-    (jnp.linalg.cholesky, np.eye(2, dtype=np.float32), "'triangular_solve' not implemented: DTensor has no layout for triangular systems"),
+    (
+      jnp.linalg.cholesky,
+      np.eye(2, dtype=np.float32),
+      "'triangular_solve' not implemented: DTensor has no layout for triangular systems",
+    ),
   ],
 )
 def test_gradients_that_dtensor_lacks_are_refused_with_their_lines(fun, x, words, mesh):
@@ -132,7 +165,10 @@ def test_gradients_that_dtensor_lacks_are_refused_with_their_lines(fun, x, words
 
 def test_each_device_gets_its_shard(mesh):
   place = {"x": 2, "y": 1}
-  wanted = types.SimpleNamespace(mesh=types.SimpleNamespace(dim_size={"x": 4, "y": 2}.__getitem__), sharding_specs=["unsharded", "x", "y"])
+  wanted = types.SimpleNamespace(
+    mesh=types.SimpleNamespace(dim_size={"x": 4, "y": 2}.__getitem__),
+    sharding_specs=["unsharded", "x", "y"],
+  )
   assert dtensor._shard((3, 8, 4), wanted, place) == (slice(None), slice(4, 6), slice(2, 4))
   with pytest.raises(ValueError, match="size 6 cannot be split over the 4 devices of 'x'"):
     dtensor._shard((3, 6, 4), wanted, place)

@@ -27,9 +27,16 @@ def test_not_callable():
     jax2tf.eval_polymorphic_shape("f")
 
 
-@pytest.mark.parametrize("bad", [object(), "text", X.__class__, [object()]], ids=["object", "str", "class", "nested"])
+@pytest.mark.parametrize(
+  "bad", [object(), "text", X.__class__, [object()]], ids=["object", "str", "class", "nested"]
+)
 def test_argument_that_is_not_an_array(bad):
-  with raises(TypeError, "Argument args[1]", "is not a valid JAX type", "should be NumPy array, scalar, tf.Variable, or tf.Tensor"):
+  with raises(
+    TypeError,
+    "Argument args[1]",
+    "is not a valid JAX type",
+    "should be NumPy array, scalar, tf.Variable, or tf.Tensor",
+  ):
     jax2tf.convert(lambda x, y: x)(X, bad)
 
 
@@ -45,9 +52,17 @@ def test_ragged_and_sparse_tensors():
     jax2tf.convert(lambda x: x)(tf.sparse.from_dense(X))
 
 
-@pytest.mark.parametrize("value", [tf.constant("text"), np.array(["text"]), np.array([object()])], ids=["tensor", "numpy", "object"])
+@pytest.mark.parametrize(
+  "value",
+  [tf.constant("text"), np.array(["text"]), np.array([object()])],
+  ids=["tensor", "numpy", "object"],
+)
 def test_strings(value):
-  with raises(TypeError, "args[0]", "is not a valid JAX array type. Only arrays of numeric types are supported by JAX"):
+  with raises(
+    TypeError,
+    "args[0]",
+    "is not a valid JAX array type. Only arrays of numeric types are supported by JAX",
+  ):
     jax2tf.convert(lambda x: x)(value)
 
 
@@ -65,18 +80,29 @@ def test_spec_that_is_not_a_string():
 
 
 def test_unknown_rank():
-  with raises(ValueError, "Cannot iterate over a shape with unknown rank", "args[0]", "give its tf.TensorSpec a rank"):
+  with raises(
+    ValueError,
+    "Cannot iterate over a shape with unknown rank",
+    "args[0]",
+    "give its tf.TensorSpec a rank",
+  ):
     tf.function(jax2tf.convert(lambda x: x)).get_concrete_function(tf.TensorSpec(None))
 
 
 def test_unknown_dimension_without_a_spec():
-  with raises(ValueError, "syntax error in symbolic shape", "unexpected placeholder for unknown dimension"):
+  with raises(
+    ValueError, "syntax error in symbolic shape", "unexpected placeholder for unknown dimension"
+  ):
     tf.function(jax2tf.convert(lambda x: x)).get_concrete_function(tf.TensorSpec([None, 3]))
 
 
 def test_inside_a_jax_transformation():
   converted = jax2tf.convert(jnp.sin)
-  for transformed in (jax.jit(converted), jax.grad(lambda x: converted(x).sum()), jax.vmap(converted)):
+  for transformed in (
+    jax.jit(converted),
+    jax.grad(lambda x: converted(x).sum()),
+    jax.vmap(converted),
+  ):
     with raises(ValueError, "convert must be used outside all JAX transformations"):
       transformed(X)
 
@@ -112,7 +138,9 @@ def test_jax_errors_come_through(fun, error, in_graph):
   with pytest.raises(error) as caught:
     (tf.function(converted) if in_graph else converted)(1)
   frames = traceback.extract_tb(caught.value.__traceback__)
-  assert any(frame.filename == __file__ and frame.name in (fun.__name__, "<lambda>") for frame in frames)
+  assert any(
+    frame.filename == __file__ and frame.name in (fun.__name__, "<lambda>") for frame in frames
+  )
   assert not any("/autograph/operators" in frame.filename for frame in frames)
 
 
@@ -147,7 +175,13 @@ def calls_a_kernel(x):
   ids=["inspect_sharding", "ffi_call", "no results"],
 )
 def test_what_has_no_rule_is_named_with_its_line(fun, line):
-  with raises(NotImplementedError, "TensorFlow interpretation rule for '", "' not implemented", "test_errors.py", line):
+  with raises(
+    NotImplementedError,
+    "TensorFlow interpretation rule for '",
+    "' not implemented",
+    "test_errors.py",
+    line,
+  ):
     jax2tf.convert(fun)(X)
 
 
@@ -165,11 +199,18 @@ def test_all_gaps_in_one_error_each_with_its_line():
 
 
 def test_bad_platforms():
-  with raises(ValueError, "native_serialization_platforms must be a sequence containing a subset of", "'cpu'", "gpu"):
+  with raises(
+    ValueError,
+    "native_serialization_platforms must be a sequence containing a subset of",
+    "'cpu'",
+    "gpu",
+  ):
     jax2tf.convert(jnp.sin, native_serialization_platforms=["gpu"])
   with raises(ValueError, "native_serialization_platforms must be a sequence"):
     jax2tf.convert(jnp.sin, native_serialization_platforms="cpu")
-  with pytest.warns(UserWarning, match="using native_serialization_platforms without native_serialization"):
+  with pytest.warns(
+    UserWarning, match="using native_serialization_platforms without native_serialization"
+  ):
     jax2tf.convert(jnp.sin, native_serialization_platforms=["cpu"])
   with raises(ValueError, "native_serialization is not supported with enable_xla=False"):
     jax2tf.convert(jnp.sin, native_serialization=True, enable_xla=False)

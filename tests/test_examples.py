@@ -22,7 +22,13 @@ RUN_BY = {
     "training": ("train_step",),
     "generate": ("generate",),
     "browser": ("sentence_search",),
-    "stories": ("fine_tune", "image_and_signal", "vocabulary", "moving_average", "jax_and_tensorflow"),
+    "stories": (
+      "fine_tune",
+      "image_and_signal",
+      "vocabulary",
+      "moving_average",
+      "jax_and_tensorflow",
+    ),
     "gallery": (
       "physics_in_tf_data",
       "gaussian_process",
@@ -41,13 +47,19 @@ RUN_BY = {
 def test_each_example_is_run_by_a_test() -> None:
   """As a program, or by one: a program imports its parts, or names the scripts that it starts."""
   for name, test in RUN_BY.items():
-    assert re.search(rf'"{name}\.py"|\b{name}\.(__file__|main\b|ask\b)', (HERE / test).read_text(encoding="utf-8")), (
-      f"{test} does not start {name}.py"
-    )
+    assert re.search(
+      rf'"{name}\.py"|\b{name}\.(__file__|main\b|ask\b)', (HERE / test).read_text(encoding="utf-8")
+    ), f"{test} does not start {name}.py"
   texts, reached = {path.stem: path.read_text(encoding="utf-8") for path in EXAMPLES}, set(RUN_BY)
   for _ in texts:
     said = "\n".join(texts[name] for name in reached)
-    reached |= {name for name in texts if re.search(rf'(?m)^\s*(from jax2tf\.examples[\w.]* )?import .*\b{name}\b|"{name}\.py"', said)}
+    reached |= {
+      name
+      for name in texts
+      if re.search(
+        rf'(?m)^\s*(from jax2tf\.examples[\w.]* )?import .*\b{name}\b|"{name}\.py"', said
+      )
+    }
   assert reached == texts.keys()
 
 

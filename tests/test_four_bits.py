@@ -28,8 +28,12 @@ def as_ints(x):
 @pytest.mark.parametrize("row", ROWS)
 def test_values_without_jit_compile(row, dtype, native):
   fun, x = ROWS[row](dtype)
-  converted = jax2tf.convert(fun, native_serialization=native, polymorphic_shapes="n" if native else None)
-  graph = tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([None] if native else [7], x.dtype)])
+  converted = jax2tf.convert(
+    fun, native_serialization=native, polymorphic_shapes="n" if native else None
+  )
+  graph = tf.function(
+    converted, autograph=False, input_signature=[tf.TensorSpec([None] if native else [7], x.dtype)]
+  )
   for run in (converted, graph):
     got = run(tf.constant(x)).numpy()
     assert got.dtype == fun(jnp.asarray(x)).dtype
@@ -41,10 +45,15 @@ def test_values_without_jit_compile(row, dtype, native):
 @pytest.mark.parametrize("row", ROWS)
 def test_jit_compile_refuses_by_name(row, dtype, native):
   fun, x = ROWS[row](dtype)
-  function = tf.function(jax2tf.convert(fun, native_serialization=native), autograph=False, jit_compile=True)
+  function = tf.function(
+    jax2tf.convert(fun, native_serialization=native), autograph=False, jit_compile=True
+  )
   name = np.dtype(dtype).name
   where = "result" if row == "result" else "argument"
-  with pytest.raises(NotImplementedError, match=f"{where} 0 of '.*' is {name} inside a tf.function with jit_compile=True"):
+  with pytest.raises(
+    NotImplementedError,
+    match=f"{where} 0 of '.*' is {name} inside a tf.function with jit_compile=True",
+  ):
     function(tf.constant(x))
 
 
@@ -52,13 +61,20 @@ def test_jit_compile_refuses_by_name(row, dtype, native):
 def test_jit_compile_around_a_finished_graph_is_refused(row, tmp_path):
   fun, x = ROWS[row](ml_dtypes.int4)
   module = tf.Module()
-  module.f = tf.function(jax2tf.convert(fun, with_gradient=False), autograph=False, input_signature=[tf.TensorSpec([7], x.dtype)])
+  module.f = tf.function(
+    jax2tf.convert(fun, with_gradient=False),
+    autograph=False,
+    input_signature=[tf.TensorSpec([7], x.dtype)],
+  )
   tf.saved_model.save(module, str(tmp_path))
   loaded = tf.saved_model.load(str(tmp_path))
   for f in (module.f, loaded.f):
     np.testing.assert_array_equal(as_ints(f(tf.constant(x)).numpy()), as_ints(fun(jnp.asarray(x))))
     compiled = tf.function(lambda x, f=f: f(x), autograph=False, jit_compile=True)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="jit_compile_garbles_int4_take_and_return_int8_with_casts_inside"):
+    with pytest.raises(
+      tf.errors.InvalidArgumentError,
+      match="jit_compile_garbles_int4_take_and_return_int8_with_casts_inside",
+    ):
       compiled(tf.constant(x))
 
 
@@ -80,9 +96,13 @@ def test_residuals(native, jit_compile):
   def quantized(x):
     return x * 2
 
-  quantized.defvjp(lambda x: (x * 2, jnp.round(x).astype(jnp.int4)), lambda r, ct: (ct * r.astype(jnp.float32),))
+  quantized.defvjp(
+    lambda x: (x * 2, jnp.round(x).astype(jnp.int4)), lambda r, ct: (ct * r.astype(jnp.float32),)
+  )
   x = tf.range(7, dtype=tf.float32)
-  function = tf.function(jax2tf.convert(quantized, native_serialization=native), autograph=False, jit_compile=jit_compile)
+  function = tf.function(
+    jax2tf.convert(quantized, native_serialization=native), autograph=False, jit_compile=jit_compile
+  )
   with tf.GradientTape() as tape:
     tape.watch(x)
     y = function(x)

@@ -69,13 +69,29 @@ NEAR_MISSES: dict[str, tuple[Callable[..., Any], Any, str]] = {
   "integers": (lambda x: jnp.maximum(x, 0), X.astype(np.int32), "relu"),
   "halves": (jax.nn.gelu, X.astype(np.float16), "gelu"),
   "another_elu": (functools.partial(jax.nn.elu, alpha=0.5), X, "elu"),
-  "used_between": (lambda x: (jax.nn.gelu(x), jnp.tanh(0.7978845834732056 * (x + 0.044714998453855515 * x**3))), X, "gelu"),
+  "used_between": (
+    lambda x: (jax.nn.gelu(x), jnp.tanh(0.7978845834732056 * (x + 0.044714998453855515 * x**3))),
+    X,
+    "gelu",
+  ),
   "of_another": (lambda x: x * jax.nn.sigmoid(x + 1), X, "silu"),
   "another_axis": (functools.partial(jax.nn.softmax, axis=0), X, "softmax"),
   "another_factor": (lambda x: 0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.044715 * x**3))), X, "gelu"),
-  "normalized_columns": (lambda x: (x - x.mean(0, keepdims=True)) / jnp.sqrt(x.var(0, keepdims=True) + 1e-5), X, "normalize"),
-  "another_mean": (lambda x: (x - x[:1].mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5), X, "normalize"),
-  "norm_in_training": (lambda x: ((y := conv(x, KERNEL)) - y.mean((0, 1, 2))) * _SCALE, IMAGE, "batch_norm"),
+  "normalized_columns": (
+    lambda x: (x - x.mean(0, keepdims=True)) / jnp.sqrt(x.var(0, keepdims=True) + 1e-5),
+    X,
+    "normalize",
+  ),
+  "another_mean": (
+    lambda x: (x - x[:1].mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5),
+    X,
+    "normalize",
+  ),
+  "norm_in_training": (
+    lambda x: ((y := conv(x, KERNEL)) - y.mean((0, 1, 2))) * _SCALE,
+    IMAGE,
+    "batch_norm",
+  ),
   "bias_alone": (lambda x: conv(x, KERNEL) + _SCALE, IMAGE, "batch_norm"),
   "per_pixel": (lambda x: conv(x, KERNEL) * np.ones((6, 1), np.float32), IMAGE, "batch_norm"),
 }
@@ -109,7 +125,9 @@ def _select_twice(primals: Any, tangents: Any) -> Any:
 
 # Rules of the user's: for relu with another derivative, for two results, and one that JAX calls only to differentiate.
 RULES = {
-  "another_derivative": _with_rule(lambda x: jnp.maximum(x, 0), lambda p, t: (jnp.maximum(*p, 0), 3 * t[0])),
+  "another_derivative": _with_rule(
+    lambda x: jnp.maximum(x, 0), lambda p, t: (jnp.maximum(*p, 0), 3 * t[0])
+  ),
   "two_results": _with_rule(lambda x: (jnp.maximum(x, 0), 2 * jnp.maximum(x, 0)), _select_twice),
   "raises": _with_rule(lambda x: jnp.maximum(x, 0), _raise),
 }
@@ -119,7 +137,9 @@ RULES = {
 def test_a_rule_of_the_users_is_another_function(name: str) -> None:
   assert primitives(RULES[name], X) == ["custom_jvp_call"]
   converted = jax2tf.convert(RULES[name], idioms="fused", with_gradient=False)
-  for actual, wanted in zip(jax.tree.leaves(converted(X)), jax.tree.leaves(RULES[name](X)), strict=True):
+  for actual, wanted in zip(
+    jax.tree.leaves(converted(X)), jax.tree.leaves(RULES[name](X)), strict=True
+  ):
     np.testing.assert_array_equal(actual, wanted)
 
 
@@ -128,7 +148,11 @@ def test_a_rule_like_jaxs_is_the_same() -> None:
 
 
 def test_draws_are_not_shared() -> None:
-  draws = jax2tf.convert(lambda a, b: [lax.rng_uniform(a, b, (4,)) for _ in range(2)], idioms="fused", with_gradient=False)
+  draws = jax2tf.convert(
+    lambda a, b: [lax.rng_uniform(a, b, (4,)) for _ in range(2)],
+    idioms="fused",
+    with_gradient=False,
+  )
   first, second = draws(0.0, 1.0)
   assert not np.array_equal(first, second)
 
@@ -158,7 +182,9 @@ def test_unusual_slopes(slope: float) -> None:
     return leaky(x), leaky(x @ w + b), leaky(conv(images, w[None, None, :3]) + b)
 
   args = X[0], IMAGE, np.eye(8, dtype=np.float32), np.linspace(-1, 1, 8, dtype=np.float32)
-  found = tf.function(jax2tf.convert(fun, idioms="fused", with_gradient=False), autograph=False)(*args)
+  found = tf.function(jax2tf.convert(fun, idioms="fused", with_gradient=False), autograph=False)(
+    *args
+  )
   for actual, wanted in zip(found, fun(*args), strict=True):
     np.testing.assert_allclose(actual, wanted, rtol=1e-6, atol=1e-6)
 
@@ -176,7 +202,11 @@ def test_a_window_of_symbolic_size() -> None:
   def fun(x: Any) -> Any:
     return lax.reduce_window(x, 0.0, lax.add, (1, *x.shape[1:3], 1), (1, 1, 1, 1), "VALID") / 4.0
 
-  np.testing.assert_allclose(jax2tf.convert(fun, polymorphic_shapes="b, h, w, _", idioms="fused")(IMAGE), fun(IMAGE), rtol=1e-5)
+  np.testing.assert_allclose(
+    jax2tf.convert(fun, polymorphic_shapes="b, h, w, _", idioms="fused")(IMAGE),
+    fun(IMAGE),
+    rtol=1e-5,
+  )
 
 
 def _scores(x: Any) -> Any:
@@ -188,10 +218,14 @@ _SOME = np.arange(5) < np.array([[5], [3], [1], [4], [2]])
 _SEEN = np.stack([np.where(np.arange(5)[:, None] == 1, False, _SOME), _SOME])[:, None]
 MASKED: dict[str, Callable[[Any], Any]] = {
   "rows": lambda x: jax.nn.softmax(jnp.where(_SEEN, _scores(x), -1e30)),
-  "keys": lambda x: jax.nn.softmax(jnp.where(_SEEN[:, :, 2:3], _scores(x), jnp.finfo(jnp.float32).min)),
+  "keys": lambda x: jax.nn.softmax(
+    jnp.where(_SEEN[:, :, 2:3], _scores(x), jnp.finfo(jnp.float32).min)
+  ),
   "the_other_way": lambda x: jax.nn.softmax(jnp.where(_SEEN[1, 0], -1e30, _scores(x))),
   "for_all": lambda x: jax.nn.dot_product_attention(x, x, x, mask=_SEEN[1:], is_causal=True),
-  "bias": lambda x: jax.nn.dot_product_attention(x, x, x, bias=jnp.cos(x[:1, :, 0, 0] + x[0, :, 1, :1])[None]),
+  "bias": lambda x: jax.nn.dot_product_attention(
+    x, x, x, bias=jnp.cos(x[:1, :, 0, 0] + x[0, :, 1, :1])[None]
+  ),
 }
 
 
@@ -199,10 +233,18 @@ MASKED: dict[str, Callable[[Any], Any]] = {
 def test_attention_is_one_op(name: str) -> None:
   assert {"masked", "biased"}.intersection(primitives(MASKED[name], TOKENS))
   for shapes in (None, "b, _, _, _"):
-    converted = jax2tf.convert(MASKED[name], polymorphic_shapes=shapes, idioms="fused", with_gradient=False)
+    converted = jax2tf.convert(
+      MASKED[name], polymorphic_shapes=shapes, idioms="fused", with_gradient=False
+    )
     if shapes is None or name in ("the_other_way", "for_all", "bias"):
-      function = tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([None if shapes else 2, 5, 2, 4])])
-      assert ("_MklFusedBatchMatMulV2" in executed_op_types(function, tf.constant(TOKENS))) == onednn.ENABLED
+      function = tf.function(
+        converted,
+        autograph=False,
+        input_signature=[tf.TensorSpec([None if shapes else 2, 5, 2, 4])],
+      )
+      assert (
+        "_MklFusedBatchMatMulV2" in executed_op_types(function, tf.constant(TOKENS))
+      ) == onednn.ENABLED
       np.testing.assert_allclose(function(TOKENS), MASKED[name](TOKENS), rtol=1e-5, atol=1e-6)
 
 
@@ -219,10 +261,17 @@ def test_scores_that_stay_as_they_are() -> None:
     return jnp.where(_SEEN, _scores(x) / np.float32(0), -1e30)
 
   def by_integer(x: Any) -> Any:
-    return lax.select_n(jnp.broadcast_to(mask, (2, 2, 5, 5)), jnp.full((2, 2, 5, 5), -1e30), _scores(x))
+    return lax.select_n(
+      jnp.broadcast_to(mask, (2, 2, 5, 5)), jnp.full((2, 2, 5, 5), -1e30), _scores(x)
+    )
 
   for fun, x in ((rounded, halves), (by_zero, TOKENS), (by_integer, TOKENS)):
-    np.testing.assert_allclose(jax2tf.convert(fun, idioms="fused", with_gradient=False)(x), jax.jit(fun)(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+      jax2tf.convert(fun, idioms="fused", with_gradient=False)(x),
+      jax.jit(fun)(x),
+      rtol=1e-5,
+      atol=1e-6,
+    )
     assert "masked" not in primitives(fun, x)
 
 
@@ -233,7 +282,9 @@ def test_a_tanh_behind_batch_norm() -> None:
     return jnp.tanh(conv(x, KERNEL) * scale + scale)
 
   function = tf.function(jax2tf.convert(fun, idioms="fused"), autograph=False)
-  np.testing.assert_allclose(function(IMAGE, 2 * _SCALE), fun(IMAGE, 2 * _SCALE), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(
+    function(IMAGE, 2 * _SCALE), fun(IMAGE, 2 * _SCALE), rtol=1e-5, atol=1e-5
+  )
 
 
 def test_empty_arrays() -> None:
@@ -241,15 +292,26 @@ def test_empty_arrays() -> None:
   rows, images = np.zeros((0, 8), np.float32), np.zeros((0, 6, 6, 3), np.float32)
 
   def fun(x: Any, images: Any) -> Any:
-    activated = {name: (f(x), f(x @ np.eye(8, dtype=np.float32) + 1)) for name, f in (ELEMENTWISE | ROWS).items()}
+    activated = {
+      name: (f(x), f(x @ np.eye(8, dtype=np.float32) + 1))
+      for name, f in (ELEMENTWISE | ROWS).items()
+    }
     features = jax.nn.relu(conv(images, KERNEL) * _SCALE + _SCALE)
     tokens = jnp.zeros((x.shape[0], *TOKENS.shape[1:])) + x[:, :1, None, None]
-    return activated, normalized(x), features, DIFFERENTIATED["pooling"][0](images), MASKED["the_other_way"](tokens)
+    return (
+      activated,
+      normalized(x),
+      features,
+      DIFFERENTIATED["pooling"][0](images),
+      MASKED["the_other_way"](tokens),
+    )
 
   converted = jax2tf.convert(fun, polymorphic_shapes=("b-1, ...", "b-1, ..."), idioms="fused")
 
   # TF 2.21: a gradient of static size 0 may end the process, in hand-written graphs too.
-  @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, *x.shape[1:]]) for x in (rows, images)])
+  @tf.function(
+    autograph=False, input_signature=[tf.TensorSpec([None, *x.shape[1:]]) for x in (rows, images)]
+  )
   def both(x: tf.Tensor, images: tf.Tensor) -> Any:
     with tf.GradientTape() as tape:
       tape.watch([x, images])
@@ -257,7 +319,11 @@ def test_empty_arrays() -> None:
     return result, tape.gradient(result, [x, images])
 
   result, gradients = both(*map(tf.constant, (rows, images)))
-  for actual, wanted in zip(tf.nest.flatten([result, gradients]), jax.tree.leaves([fun(rows, images), [rows, images]]), strict=True):
+  for actual, wanted in zip(
+    tf.nest.flatten([result, gradients]),
+    jax.tree.leaves([fun(rows, images), [rows, images]]),
+    strict=True,
+  ):
     np.testing.assert_array_equal(actual, wanted)
 
 
@@ -268,7 +334,9 @@ def test_the_variance_by_squares(mean: float) -> None:
   wide = x.astype(np.float64)
   truth = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
   wanted = jax.nn.standardize(x)
-  exact, fused = (jax2tf.convert(jax.nn.standardize, idioms=idioms)(x) for idioms in ("exact", "fused"))
+  exact, fused = (
+    jax2tf.convert(jax.nn.standardize, idioms=idioms)(x) for idioms in ("exact", "fused")
+  )
   assert "normalize" in primitives(jax.nn.standardize, x)
 
   def off(found: Any, of: Any) -> float:
@@ -284,11 +352,15 @@ def _norm(x: Any, mean: Any, variance: Any, scale: Any) -> Any:
 
 def _depthwise(x: Any, kernel: Any) -> Any:
   numbers = ("NHWC", "HWIO", "NHWC")
-  return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=3)
+  return lax.conv_general_dilated(
+    x, kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=3
+  )
 
 
 def _features_first(x: Any, scale: Any) -> Any:
-  y = lax.conv_general_dilated(x, KERNEL, (1, 1), "SAME", dimension_numbers=("NCHW", "HWIO", "NCHW"))
+  y = lax.conv_general_dilated(
+    x, KERNEL, (1, 1), "SAME", dimension_numbers=("NCHW", "HWIO", "NCHW")
+  )
   return jax.nn.elu(2 - (y - scale[:, None, None]) / (1 + scale[:, None, None]) / 9)
 
 
@@ -298,10 +370,19 @@ DIFFERENTIATED: dict[str, tuple[Callable[..., Any], list[Any]]] = {
   "normalize": (normalized, [X]),
   "batch_norm": (_norm, [IMAGE, _SCALE, 2 * _SCALE, 3 * _SCALE]),
   "masked": (lambda x: [f(x) for f in MASKED.values()], [TOKENS]),
-  "depthwise": (lambda x, k, s: jax.nn.relu6(_depthwise(x, k) * s + s), [IMAGE, KERNEL[:, :, :1, :3], 2 * _SCALE[:3]]),
+  "depthwise": (
+    lambda x, k, s: jax.nn.relu6(_depthwise(x, k) * s + s),
+    [IMAGE, KERNEL[:, :, :1, :3], 2 * _SCALE[:3]],
+  ),
   "tanh_of_norm": (lambda x, s: jnp.tanh(conv(x, KERNEL) * s / 9), [IMAGE, _SCALE]),
   "features_first": (_features_first, [IMAGE.transpose(0, 3, 1, 2), _SCALE]),
-  "pooling": (lambda x: (linen.max_pool(x, (3, 3), (2, 2), "SAME"), linen.avg_pool(x, (2, 3), padding="SAME")), [IMAGE]),
+  "pooling": (
+    lambda x: (
+      linen.max_pool(x, (3, 3), (2, 2), "SAME"),
+      linen.avg_pool(x, (2, 3), padding="SAME"),
+    ),
+    [IMAGE],
+  ),
   "dense": (lambda x, w, b: jax.nn.gelu(x @ w + b), [X, X[0, :3].T, X[0, 0, :3]]),
   "scan": (lambda x: lax.scan(lambda c, y: (jax.nn.relu(c + y), jax.nn.gelu(c)), x[0], x), [X / 4]),
 }
@@ -317,7 +398,10 @@ def test_values_and_derivatives_of_two_orders() -> None:
 
   def loss(args: Any) -> Any:
     leaves = jax.tree.leaves(_all(functions, args))
-    return sum(jnp.sum(leaf * jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape)) for leaf in leaves)
+    return sum(
+      jnp.sum(leaf * jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape))
+      for leaf in leaves
+    )
 
   def of_gradient(args: Any) -> Any:
     return sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(jax.grad(loss)(args)))
@@ -336,7 +420,9 @@ def test_values_and_derivatives_of_two_orders() -> None:
       squares = tf.add_n([tf.reduce_sum(tf.square(g)) for g in first])
     return value, first, outer.gradient(squares, leaves)
 
-  expected = jax.jit(lambda args: (loss(args), jax.grad(loss)(args), jax.grad(of_gradient)(args)))(arguments)
+  expected = jax.jit(lambda args: (loss(args), jax.grad(loss)(args), jax.grad(of_gradient)(args)))(
+    arguments
+  )
   found = derivatives(tf.nest.map_structure(tf.constant, arguments))
   for actual, wanted in zip(tf.nest.flatten(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=1e-4 * np.abs(wanted).max())
@@ -359,7 +445,9 @@ def test_symbolic_sizes_and_loops() -> None:
   def fun(x: Any) -> Any:
     return lax.scan(lambda c, y: (jax.nn.relu(c + y), jax.nn.softmax(y)), x[0], normalized(x))
 
-  converted = tf.function(jax2tf.convert(fun, polymorphic_shapes="b, c, _", idioms="fused"), autograph=False)
+  converted = tf.function(
+    jax2tf.convert(fun, polymorphic_shapes="b, c, _", idioms="fused"), autograph=False
+  )
   graph = converted.get_concrete_function(tf.TensorSpec([None, None, 8])).graph
   assert {"Relu", "Softmax", "SquaredDifference"} <= {*op_types(graph)}
   for a, e in zip(tf.nest.flatten(converted(X)), jax.tree.leaves(fun(X)), strict=True):
@@ -379,26 +467,45 @@ def test_equal_equations_of_other_contexts_are_not_one() -> None:
 
 
 def test_a_saved_model_has_them(tmp_path: Path) -> None:
-  path = saved_model.save(lambda p, x: jax.nn.softmax(x * p), 2.0, tmp_path, inputs={"x": "f32[b,8]"}, idioms="fused", with_gradient=True)
+  path = saved_model.save(
+    lambda p, x: jax.nn.softmax(x * p),
+    2.0,
+    tmp_path,
+    inputs={"x": "f32[b,8]"},
+    idioms="fused",
+    with_gradient=True,
+  )
   function = tf.saved_model.load(str(path))
   assert "Softmax" in op_types(function.signatures["serving_default"].graph)
   x = tf.constant(X[0])
   with tf.GradientTape() as tape:
     tape.watch(x)
     y = function(x)[..., 0]
-  np.testing.assert_allclose(tape.gradient(y, x), jax.grad(lambda x: jax.nn.softmax(x * 2)[..., 0].sum())(X[0]), rtol=1e-5, atol=1e-7)
+  np.testing.assert_allclose(
+    tape.gradient(y, x),
+    jax.grad(lambda x: jax.nn.softmax(x * 2)[..., 0].sum())(X[0]),
+    rtol=1e-5,
+    atol=1e-7,
+  )
 
 
 def test_a_bad_choice_is_an_error() -> None:
-  with pytest.raises(ValueError, match=r"idioms = 'gelu,fast': choose 'exact', 'fused', or names of .*; 'fast' is none of them"):
+  with pytest.raises(
+    ValueError,
+    match=r"idioms = 'gelu,fast': choose 'exact', 'fused', or names of .*; 'fast' is none of them",
+  ):
     jax2tf.convert(jnp.sin, idioms="gelu,fast")
-  with pytest.raises(ValueError, match="native_serialization is not supported with idioms = 'fused'"):
+  with pytest.raises(
+    ValueError, match="native_serialization is not supported with idioms = 'fused'"
+  ):
     jax2tf.convert(jnp.sin, idioms="fused", native_serialization=True)
 
 
 def test_functions_of_more_arguments_than_a_template() -> None:
   """The `custom_jvp` of softplus has two, that of the activations one."""
-  np.testing.assert_allclose(jax2tf.convert(jax.nn.softplus, idioms="fused")(X), jax.nn.softplus(X), rtol=1e-6)
+  np.testing.assert_allclose(
+    jax2tf.convert(jax.nn.softplus, idioms="fused")(X), jax.nn.softplus(X), rtol=1e-6
+  )
 
 
 def test_some_idioms_by_name() -> None:
@@ -409,7 +516,11 @@ def test_some_idioms_by_name() -> None:
 
   found = []
   for idioms in ("exact", "softmax, elu", "fused"):
-    converted = tf.function(jax2tf.convert(fun, idioms=idioms, with_gradient=False), autograph=False)
-    found.append(sorted({"Softmax", "Relu"}.intersection(op_types(converted.get_concrete_function(X).graph))))
+    converted = tf.function(
+      jax2tf.convert(fun, idioms=idioms, with_gradient=False), autograph=False
+    )
+    found.append(
+      sorted({"Softmax", "Relu"}.intersection(op_types(converted.get_concrete_function(X).graph)))
+    )
   assert found == [[], ["Softmax"], ["Relu", "Softmax"]]
   assert {name for some in entries() for name, _, _ in some} == NAMES

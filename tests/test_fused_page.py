@@ -26,7 +26,12 @@ def _primitive(layer: str) -> str:
 
 @pytest.mark.parametrize(
   ("layer", "library"),
-  [(layer, library) for layer, cells in LAYERS.items() for library, cell in cells.items() if not isinstance(cell, str)],
+  [
+    (layer, library)
+    for layer, cells in LAYERS.items()
+    for library, cell in cells.items()
+    if not isinstance(cell, str)
+  ],
 )
 def test_a_layer_matches(layer: str, library: str) -> None:
   fun, args = LAYERS[layer][library]
@@ -40,7 +45,9 @@ def test_a_layer_does_not_match(what: str) -> None:
 
 
 @only_with_onednn
-@pytest.mark.parametrize("line", fused_grappler.LINES, ids=lambda line: line.form.replace(",", "").replace(" ", "_"))
+@pytest.mark.parametrize(
+  "line", fused_grappler.LINES, ids=lambda line: line.form.replace(",", "").replace(" ", "_")
+)
 def test_grappler_fuses(line: fused_grappler.Line) -> None:
   assert fused_grappler.ran(line) == line.ops
 
@@ -49,12 +56,19 @@ def test_each_idiom_is_measured() -> None:
   assert {name.split()[0] for name in fused_differences.PLAIN} == NAMES
 
 
-@pytest.mark.parametrize("make", [fused_layers.taken, fused_layers.others, fused_grappler.table], ids=["layers", "not_taken", "grappler"])
+@pytest.mark.parametrize(
+  "make",
+  [fused_layers.taken, fused_layers.others, fused_grappler.table],
+  ids=["layers", "not_taken", "grappler"],
+)
 def test_the_page_has_the_rows(make: Any) -> None:
   _compare(make())
 
 
-@pytest.mark.skipif(not (_AVX_512 and ENABLED), reason="the page is measured with AVX-512: oneDNN has other kernels without")
+@pytest.mark.skipif(
+  not (_AVX_512 and ENABLED),
+  reason="the page is measured with AVX-512: oneDNN has other kernels without",
+)
 def test_the_page_has_what_differs() -> None:
   _compare(fused_differences.table())
 

@@ -21,7 +21,9 @@ from jax2tf.examples.gallery import (
 )
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGES = sorted(path for path in (REPOSITORY / "docs" / "gallery").glob("*.md") if path.stem != "index")
+PAGES = sorted(
+  path for path in (REPOSITORY / "docs" / "gallery").glob("*.md") if path.stem != "index"
+)
 
 
 @pytest.fixture
@@ -49,7 +51,9 @@ def test_image_classifier(picture):
 
 
 def test_on_device_training(picture):
-  on_device, in_jax, accuracies = on_device_training.main([picture, "--steps=20", "--pretraining=20"])
+  on_device, in_jax, accuracies = on_device_training.main(
+    [picture, "--steps=20", "--pretraining=20"]
+  )
   np.testing.assert_allclose(on_device, in_jax, rtol=1e-5)
   assert len(accuracies) == 21
 
@@ -92,9 +96,15 @@ def test_a_page_shows_its_example(page):
   [example] = re.findall(r"The whole program: \[\w+\.py\]\(../../(examples/[\w/]+)\.py\)", text)
   assert f"python -m jax2tf.{example.replace('/', '.')}" in text
   files = re.findall(r"\(../../(examples/[\w/]+\.py)\)", text)
-  source = {line.strip() for file in files for line in (REPOSITORY / file).read_text(encoding="utf-8").splitlines()}
+  source = {
+    line.strip()
+    for file in files
+    for line in (REPOSITORY / file).read_text(encoding="utf-8").splitlines()
+  }
   blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
   assert blocks
-  assert [line for line in "".join(blocks).splitlines() if line.strip() not in source | {"", "..."}] == []
+  assert [
+    line for line in "".join(blocks).splitlines() if line.strip() not in source | {"", "..."}
+  ] == []
   assert f"]({page.stem}.png)" in text
   assert page.with_suffix(".png").stat().st_size < 500_000

@@ -78,7 +78,12 @@ FUNCTIONS = {
 def test_orders(name, order, mode):
   f = FUNCTIONS[name]
   # Two or three derivatives deep, a rounding difference grows with the factors it meets.
-  close(mode(gradient(jax2tf.convert(f), order))(tf.constant(X)), jax_gradient(f, order)(X), rtol=1e-5 * 10 ** (order - 1), atol=1e-6)
+  close(
+    mode(gradient(jax2tf.convert(f), order))(tf.constant(X)),
+    jax_gradient(f, order)(X),
+    rtol=1e-5 * 10 ** (order - 1),
+    atol=1e-6,
+  )
 
 
 def test_gradient_at_a_nan_of_where_is_jaxs():
@@ -93,7 +98,13 @@ def test_integers_bools_and_unused_arguments(mode):
   def f(x, n, b, unused, p):
     return jnp.where(b, x * n, x), n + 1, p
 
-  args = [tf.constant(X), tf.constant([1, 2, 3]), tf.constant([True, False, True]), tf.constant(X), tf.constant(2.0)]
+  args = [
+    tf.constant(X),
+    tf.constant([1, 2, 3]),
+    tf.constant([True, False, True]),
+    tf.constant(X),
+    tf.constant(2.0),
+  ]
 
   def grads(*args):
     with tf.GradientTape(persistent=True) as tape:
@@ -129,7 +140,9 @@ def test_variables_in_pytrees():
 
   with tf.GradientTape() as tape:
     y = jax2tf.convert(loss)(params, X[None])
-  expected = jax.grad(loss)({"layer": Pair(np.ones((3, 2), np.float32), np.array([0.5, -0.5], np.float32))}, X[None])
+  expected = jax.grad(loss)(
+    {"layer": Pair(np.ones((3, 2), np.float32), np.array([0.5, -0.5], np.float32))}, X[None]
+  )
   close(tape.gradient(y, params)["layer"], expected["layer"])
 
 
@@ -142,7 +155,13 @@ def test_float64_arguments_get_float64_gradients():
 
 @pytest.mark.parametrize(
   "f",
-  [lambda z: z * z, jnp.sin, jnp.conj, lambda z: jnp.abs(z) ** 2 + 0j, lambda z: z.real + 2j * z.imag],
+  [
+    lambda z: z * z,
+    jnp.sin,
+    jnp.conj,
+    lambda z: jnp.abs(z) ** 2 + 0j,
+    lambda z: z.real + 2j * z.imag,
+  ],
   ids=["square", "sin", "conj", "abs", "parts"],
 )
 def test_complex_gradients_follow_tensorflows_convention(f, mode):
@@ -174,7 +193,10 @@ def test_complex_square_is_what_tensorflow_itself_gives():
 def test_no_gradient_when_disabled(mode):
   converted = jax2tf.convert(jnp.sin, with_gradient=False)
   close(mode(converted)(tf.constant(X)), jnp.sin(X))
-  with pytest.raises(LookupError, match=r"Gradient explicitly disabled.*The jax2tf-converted function does not support gradients"):
+  with pytest.raises(
+    LookupError,
+    match=r"Gradient explicitly disabled.*The jax2tf-converted function does not support gradients",
+  ):
     gradient(converted)(tf.constant(X))
 
 
@@ -185,7 +207,9 @@ def forever(x):
 def test_function_without_a_derivative_works_until_one_is_asked_for(mode):
   converted = jax2tf.convert(forever)
   close(mode(converted)(tf.constant(X)), forever(X))
-  with pytest.raises(ValueError, match=r"Reverse-mode differentiation does not work for lax\.while_loop"):
+  with pytest.raises(
+    ValueError, match=r"Reverse-mode differentiation does not work for lax\.while_loop"
+  ):
     mode(gradient(converted))(tf.constant(X))
 
 
@@ -197,12 +221,19 @@ def mlp(params, x):
 
 def mlp_params():
   rng = np.random.default_rng(0)
-  return [(rng.standard_normal((8, 8)).astype(np.float32), rng.standard_normal(8).astype(np.float32)) for _ in range(4)]
+  return [
+    (rng.standard_normal((8, 8)).astype(np.float32), rng.standard_normal(8).astype(np.float32))
+    for _ in range(4)
+  ]
 
 
 def count_dots(jaxpr):
   dots = sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns)
-  return dots + sum(count_dots(inner) for eqn in jaxpr.eqns for inner in jax.extend.core.jaxprs_in_params(eqn.params))
+  return dots + sum(
+    count_dots(inner)
+    for eqn in jaxpr.eqns
+    for inner in jax.extend.core.jaxprs_in_params(eqn.params)
+  )
 
 
 def test_loss_and_gradient_of_an_mlp_recompute_nothing():
@@ -221,7 +252,9 @@ def test_loss_and_gradient_of_an_mlp_recompute_nothing():
   loss, grads = loss_and_gradient(x)
   expected_loss, expected = jax.value_and_grad(mlp)(params, x)
   close(loss, expected_loss)
-  close(grads, expected, rtol=1e-5, atol=1e-5)  # sums of products of both signs: relative to the largest entry
+  close(
+    grads, expected, rtol=1e-5, atol=1e-5
+  )  # sums of products of both signs: relative to the largest entry
 
 
 def test_unused_residuals_cost_an_inference_graph_nothing():
@@ -241,7 +274,9 @@ def test_unused_residuals_cost_an_inference_graph_nothing():
 def test_a_result_that_nobody_differentiates_has_no_cotangent(mode, size, spec):
   """Zeros in its place would give 0 * inf."""
   x = np.zeros(size, np.float32)
-  converted = jax2tf.convert(lambda x: (2 * x, jnp.log(x), jnp.sqrt(x) @ x), polymorphic_shapes=[spec])
+  converted = jax2tf.convert(
+    lambda x: (2 * x, jnp.log(x), jnp.sqrt(x) @ x), polymorphic_shapes=[spec]
+  )
   first = mode(gradient(lambda x: converted(x)[0]))(tf.constant(x))
   close(first, np.full(size, 2.0, np.float32))
   log = mode(gradient(lambda x: converted(x)[1]))(tf.constant(x))
@@ -282,10 +317,15 @@ def test_long_chains_of_one_op_are_cut(dtype, marked):
     return x
 
   converted = jax2tf.convert(products, polymorphic_shapes=["2, n"])
-  concrete = tf.function(converted, autograph=False).get_concrete_function(tf.TensorSpec([2, None], dtype))
+  concrete = tf.function(converted, autograph=False).get_concrete_function(
+    tf.TensorSpec([2, None], dtype)
+  )
   ops = [op for op in concrete.graph.get_operations() if op.type == "Mul"]
   assert len(ops) == 100
-  assert sum("_grappler_ArithmeticOptimizer_AddOpsRewriteStage" in op.node_def.attr for op in ops) == marked
+  assert (
+    sum("_grappler_ArithmeticOptimizer_AddOpsRewriteStage" in op.node_def.attr for op in ops)
+    == marked
+  )
   ones = np.ones([2, 3], dtype)
   close(concrete(tf.constant(ones)), jax.jit(products)(ones), rtol=1e-5)
 
@@ -335,7 +375,11 @@ def test_as_many_products_run_as_jax_asks_for(checkpoint):
       y = converted(w, x)
     return y, tape.gradient(y, w)
 
-  products = [op for op in executed_op_types(loss_and_gradient, tf.constant(w), tf.constant(x)) if "MatMul" in op]
+  products = [
+    op
+    for op in executed_op_types(loss_and_gradient, tf.constant(w), tf.constant(x))
+    if "MatMul" in op
+  ]
   assert len(products) == count_dots(jax.make_jaxpr(jax.value_and_grad(loss))(w, x).jaxpr)
 
 

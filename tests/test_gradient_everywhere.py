@@ -49,8 +49,14 @@ def _with_zeros_forward(x, y):
 
 def _with_zeros_backward(residuals, cotangents):
   x, y = residuals
-  product, sine = (jnp.zeros(c.shape, c.dtype) if isinstance(c, jax.custom_derivatives.SymbolicZero) else c for c in cotangents)
-  return 2 * product * y + sine, 3 * product * x  # neither is the true derivative, so nothing else can have made it
+  product, sine = (
+    jnp.zeros(c.shape, c.dtype) if isinstance(c, jax.custom_derivatives.SymbolicZero) else c
+    for c in cotangents
+  )
+  return (
+    2 * product * y + sine,
+    3 * product * x,
+  )  # neither is the true derivative, so nothing else can have made it
 
 
 with_zeros.defvjp(_with_zeros_forward, _with_zeros_backward, symbolic_zeros=True)
@@ -68,7 +74,9 @@ def spd(x):
 
 
 def loop(x):
-  return jax.lax.scan(lambda c, row: (jnp.tanh(c * row + x), c * c), x, jnp.asarray(BATCH), reverse=True)
+  return jax.lax.scan(
+    lambda c, row: (jnp.tanh(c * row + x), c * c), x, jnp.asarray(BATCH), reverse=True
+  )
 
 
 @dataclass(frozen=True)
@@ -93,31 +101,48 @@ ROWS = {
   "stop_gradient": Row(lambda x: x * jax.lax.stop_gradient(jnp.exp(x)) + jax.lax.stop_gradient(x)),
   "nothing_saveable": Row(jax.checkpoint(network, policy=POLICIES.nothing_saveable)),
   "dots_saveable": Row(jax.checkpoint(network, policy=POLICIES.dots_saveable), second=True),
-  "saved_by_name": Row(jax.checkpoint(network, policy=POLICIES.save_only_these_names("hidden"), prevent_cse=False)),
+  "saved_by_name": Row(
+    jax.checkpoint(network, policy=POLICIES.save_only_these_names("hidden"), prevent_cse=False)
+  ),
   "scan": Row(loop, second=True),
-  "scan_of_checkpoint": Row(lambda x: jax.lax.scan(jax.checkpoint(lambda c, r: (jnp.sin(c) * r, c)), x, jnp.asarray(BATCH))[0]),
+  "scan_of_checkpoint": Row(
+    lambda x: jax.lax.scan(jax.checkpoint(lambda c, r: (jnp.sin(c) * r, c)), x, jnp.asarray(BATCH))[
+      0
+    ]
+  ),
   "fori": Row(lambda x: jax.lax.fori_loop(0, 3, lambda i, c: c * jnp.cos(x) + i, x)),
   "cond": Row(lambda x: jax.lax.cond(x[0] > x[1], lambda x: x**3, jnp.cos, x) * x[2]),
   "switch_in_scan": Row(
-    lambda x: jax.lax.scan(lambda c, i: (jax.lax.switch(i, [jnp.sin, jnp.exp, lambda c: c * x], c), c), x, np.arange(3))
+    lambda x: jax.lax.scan(
+      lambda c, i: (jax.lax.switch(i, [jnp.sin, jnp.exp, lambda c: c * x], c), c), x, np.arange(3)
+    )
   ),
   "sort": Row(lambda x: jnp.sort(jnp.sin(3 * x)) * jnp.arange(4.0), second=True),
   "sort_pairs": Row(lambda x: jax.lax.sort((jnp.sin(x), x**3), num_keys=1)[1] * jnp.arange(4.0)),
   "top_k": Row(lambda x: jax.lax.top_k(x**3, 2)[0] * jnp.arange(1.0, 3.0)),
   "cumulative": Row(lambda x: jnp.cumprod(x) + jax.lax.cummax(x) + jnp.cumsum(x**2)),
-  "gather": Row(lambda x: (x**2)[np.array([3, 0, 0, 9])] * jnp.take(jnp.sin(x), np.array([1, -1, 2, 2]))),
-  "gather_traced": Row(lambda x: (x**2)[jnp.argsort(x)] * jax.lax.dynamic_slice(x, (jnp.argmax(x) - 1,), (2,)).sum(), second=True),
+  "gather": Row(
+    lambda x: (x**2)[np.array([3, 0, 0, 9])] * jnp.take(jnp.sin(x), np.array([1, -1, 2, 2]))
+  ),
+  "gather_traced": Row(
+    lambda x: (x**2)[jnp.argsort(x)] * jax.lax.dynamic_slice(x, (jnp.argmax(x) - 1,), (2,)).sum(),
+    second=True,
+  ),
   "scatter_add": Row(lambda x: jnp.zeros(6).at[np.array([0, 5, 0, 7])].add(jnp.sin(x)) ** 2),
   "scatter_set": Row(lambda x: (x**2).at[np.array([2, 0])].set(jnp.exp(x[1:3])) * x, second=True),
   "scatter_max": Row(lambda x: jnp.zeros(3).at[np.array([0, 1, 0, 2])].max(x**3)),
   "cholesky": Row(lambda x: jnp.linalg.cholesky(spd(x)), rtol=1e-4, second=True),
   "solve": Row(lambda x: jnp.linalg.solve(MATRIX * jnp.cos(x), jnp.sin(x)), rtol=1e-4, second=True),
-  "solve_triangular": Row(lambda x: jax.scipy.linalg.solve_triangular(MATRIX * jnp.cos(x), x, lower=True), rtol=1e-4),
+  "solve_triangular": Row(
+    lambda x: jax.scipy.linalg.solve_triangular(MATRIX * jnp.cos(x), x, lower=True), rtol=1e-4
+  ),
   "eigvalsh": Row(lambda x: jnp.linalg.eigvalsh(spd(x)), rtol=1e-4, second=True),
   "slogdet": Row(lambda x: jnp.linalg.slogdet(MATRIX * jnp.exp(x))[1], rtol=1e-4),
   "inv": Row(lambda x: jnp.linalg.inv(spd(x)), rtol=1e-4),
   "reparametrised": Row(lambda x: x + jnp.exp(x) * jax.random.normal(KEY, (4,))),
-  "gumbel_softmax": Row(lambda x: jax.nn.softmax(2 * (x + jax.random.gumbel(KEY, (4,)))), second=True),
+  "gumbel_softmax": Row(
+    lambda x: jax.nn.softmax(2 * (x + jax.random.gumbel(KEY, (4,)))), second=True
+  ),
   "dropout": Row(lambda x: jnp.where(jax.random.bernoulli(KEY, 0.5, (4,)), x**2, 0.0)),
   "logsumexp_with_inf": Row(lambda x: jax.nn.logsumexp(jnp.where(jnp.arange(4) < 3, x, -jnp.inf))),
   "norm_fft": Row(lambda x: jnp.abs(jnp.fft.rfft(x)) + jnp.linalg.norm(x), second=True),
@@ -144,23 +169,54 @@ def nearly(actual: Any, expected: Any, rtol: float) -> None:
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_gradient_eagerly(row):
-  nearly(gradient(jax2tf.convert(total(row.fun)))(tf.constant(X)), jax.jit(jax.grad(total(row.fun)))(X), row.rtol)
+  nearly(
+    gradient(jax2tf.convert(total(row.fun)))(tf.constant(X)),
+    jax.jit(jax.grad(total(row.fun)))(X),
+    row.rtol,
+  )
 
 
 # One of each kind that XLA compiles differently from TensorFlow's own kernels.
 COMPILED = {
-  *("nondiff_argnums", "dots_saveable", "scan", "scan_of_checkpoint", "cond", "switch_in_scan", "sort", "top_k", "cumulative", "gather"),
-  *("gather_traced", "scatter_add", "scatter_set", "scatter_max", "cholesky", "solve", "solve_triangular", "eigvalsh", "norm_fft"),
+  *(
+    "nondiff_argnums",
+    "dots_saveable",
+    "scan",
+    "scan_of_checkpoint",
+    "cond",
+    "switch_in_scan",
+    "sort",
+    "top_k",
+    "cumulative",
+    "gather",
+  ),
+  *(
+    "gather_traced",
+    "scatter_add",
+    "scatter_set",
+    "scatter_max",
+    "cholesky",
+    "solve",
+    "solve_triangular",
+    "eigvalsh",
+    "norm_fft",
+  ),
 }
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items() if name in COMPILED])
+@pytest.mark.parametrize(
+  "row", [pytest.param(row, id=name) for name, row in ROWS.items() if name in COMPILED]
+)
 def test_gradient_under_xla(row):
-  function = tf.function(gradient(jax2tf.convert(total(row.fun))), autograph=False, jit_compile=True)
+  function = tf.function(
+    gradient(jax2tf.convert(total(row.fun))), autograph=False, jit_compile=True
+  )
   nearly(function(tf.constant(X)), jax.jit(jax.grad(total(row.fun)))(X), row.rtol)
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items() if row.second])
+@pytest.mark.parametrize(
+  "row", [pytest.param(row, id=name) for name, row in ROWS.items() if row.second]
+)
 def test_second_order_in_a_graph(row):
   def jax_second(x):
     return jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(total(row.fun))(x))))(x)
@@ -168,13 +224,27 @@ def test_second_order_in_a_graph(row):
   def tf_second(x):
     return gradient(lambda x: tf.reduce_sum(tf.sin(gradient(jax2tf.convert(total(row.fun)))(x))))(x)
 
-  nearly(tf.function(tf_second, autograph=False)(tf.constant(X)), jax.jit(jax_second)(X), 10 * row.rtol)
+  nearly(
+    tf.function(tf_second, autograph=False)(tf.constant(X)), jax.jit(jax_second)(X), 10 * row.rtol
+  )
 
 
-JACOBIANS = ["symbolic_zeros", "scan", "cond", "sort", "scatter_add", "solve", "eigvalsh", "norm_fft", "nothing_saveable"]
+JACOBIANS = [
+  "symbolic_zeros",
+  "scan",
+  "cond",
+  "sort",
+  "scatter_add",
+  "solve",
+  "eigvalsh",
+  "norm_fft",
+  "nothing_saveable",
+]
 
 
-@pytest.mark.parametrize(("name", "pfor"), [*((name, True) for name in JACOBIANS), ("scan", False), ("solve", False)])
+@pytest.mark.parametrize(
+  ("name", "pfor"), [*((name, True) for name in JACOBIANS), ("scan", False), ("solve", False)]
+)
 def test_jacobian(name, pfor):
   def fun(x):
     return jax.tree.leaves(ROWS[name].fun(x))[0]
@@ -186,7 +256,9 @@ def test_jacobian(name, pfor):
   nearly(tape.jacobian(y, x, experimental_use_pfor=pfor), jax.jacrev(fun)(X), ROWS[name].rtol)
 
 
-@pytest.mark.parametrize(("name", "pfor"), [("scan", True), ("sort", True), ("gather", True), ("scan", False)])
+@pytest.mark.parametrize(
+  ("name", "pfor"), [("scan", True), ("sort", True), ("gather", True), ("scan", False)]
+)
 def test_batch_jacobian_with_an_unknown_batch(name, pfor):
   def fun(x):
     return jax.tree.leaves(ROWS[name].fun(x))[0]
@@ -213,10 +285,16 @@ def hessian(converted, x):
   return outer.jacobian(g, x)
 
 
-@pytest.mark.parametrize(("name", "mode"), [("nondiff_argnums", "eager"), ("fori", "eager"), ("cond", "graph")])
+@pytest.mark.parametrize(
+  ("name", "mode"), [("nondiff_argnums", "eager"), ("fori", "eager"), ("cond", "graph")]
+)
 def test_hessian(name, mode):
   fun = total(ROWS[name].fun)
-  nearly(MODES[mode](functools.partial(hessian, jax2tf.convert(fun)))(tf.constant(X)), jax.hessian(fun)(X), 10 * ROWS[name].rtol)
+  nearly(
+    MODES[mode](functools.partial(hessian, jax2tf.convert(fun)))(tf.constant(X)),
+    jax.hessian(fun)(X),
+    10 * ROWS[name].rtol,
+  )
 
 
 def penalty_gradient(converted, **options):
@@ -240,15 +318,24 @@ def test_derivative_of_a_jacobian(mode):
     return jnp.sin(x) * x[0]
 
   expected = jax.grad(lambda x: jnp.sum(jax.jacrev(fun)(x) ** 2))(X)
-  nearly(MODES[mode](penalty_gradient(jax2tf.convert(fun), experimental_use_pfor=False))(tf.constant(X)), expected, 1e-4)
+  nearly(
+    MODES[mode](penalty_gradient(jax2tf.convert(fun), experimental_use_pfor=False))(tf.constant(X)),
+    expected,
+    1e-4,
+  )
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_derivatives_through_pfor_are_refused(mode):
   """TF 2.21: pfor makes a plain IdentityN of one with a gradient function, and would differentiate the ops behind it."""
   converted = jax2tf.convert(jnp.sin)
-  for derivative in (penalty_gradient(converted), gradient(lambda x: tf.vectorized_map(converted, x))):
-    with pytest.raises(LookupError, match=r"Use jax\.vmap before convert, or experimental_use_pfor=False"):
+  for derivative in (
+    penalty_gradient(converted),
+    gradient(lambda x: tf.vectorized_map(converted, x)),
+  ):
+    with pytest.raises(
+      LookupError, match=r"Use jax\.vmap before convert, or experimental_use_pfor=False"
+    ):
       MODES[mode](derivative)(tf.constant(X))
 
 
@@ -258,11 +345,15 @@ def _doubled(x):
 
 
 def through_while(f):
-  return lambda x: tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, f(x)), (0, x), maximum_iterations=3)[1]
+  return lambda x: tf.while_loop(
+    lambda i, x: i < 3, lambda i, x: (i + 1, f(x)), (0, x), maximum_iterations=3
+  )[1]
 
 
 def through_while_of_unknown_length(f):
-  return lambda x: tf.while_loop(lambda x: tf.reduce_sum(tf.abs(x)) > 3.0, lambda x: (f(x) / 2,), (x,))[0]
+  return lambda x: tf.while_loop(
+    lambda x: tf.reduce_sum(tf.abs(x)) > 3.0, lambda x: (f(x) / 2,), (x,)
+  )[0]
 
 
 def jax_while_of_unknown_length(f):
@@ -299,27 +390,53 @@ class Place:
 
 PLACES = {
   "recompute_grad": Place(tf.recompute_grad, also=("eager", "xla")),
-  "between_ops": Place(lambda f: lambda x: tf.exp(f(tf.sin(x))), lambda f: lambda x: jnp.exp(f(jnp.sin(x)))),
-  "twice": Place(lambda f: lambda x: f(f(x)) * f(x), lambda f: lambda x: f(f(x)) * f(x), also=("eager",)),
+  "between_ops": Place(
+    lambda f: lambda x: tf.exp(f(tf.sin(x))), lambda f: lambda x: jnp.exp(f(jnp.sin(x)))
+  ),
+  "twice": Place(
+    lambda f: lambda x: f(f(x)) * f(x), lambda f: lambda x: f(f(x)) * f(x), also=("eager",)
+  ),
   "tf_function": Place(tf.function, also=("eager",)),
   "nested_tf_functions": Place(lambda f: tf.function(tf.function(f)), also=("eager", "xla")),
   "while_loop": Place(through_while, lambda f: lambda x: f(f(f(x))), also=("xla",)),
-  "while_loop_of_unknown_length": Place(through_while_of_unknown_length, jax_while_of_unknown_length),
+  "while_loop_of_unknown_length": Place(
+    through_while_of_unknown_length, jax_while_of_unknown_length
+  ),
   "cond": Place(lambda f: lambda x: tf.cond(x[0] > 0, lambda: f(x), lambda: -x), also=("xla",)),
-  "cond_the_other_way": Place(lambda f: lambda x: tf.cond(x[0] < 0, lambda: f(x), lambda: -x), lambda f: lambda x: -x),
-  "switch_case": Place(lambda f: lambda x: tf.switch_case(tf.constant(1), [lambda: x, lambda: f(x)])),
+  "cond_the_other_way": Place(
+    lambda f: lambda x: tf.cond(x[0] < 0, lambda: f(x), lambda: -x), lambda f: lambda x: -x
+  ),
+  "switch_case": Place(
+    lambda f: lambda x: tf.switch_case(tf.constant(1), [lambda: x, lambda: f(x)])
+  ),
   "map_fn": Place(lambda f: lambda x: tf.map_fn(f, twice(x)), batched),
-  "scan": Place(lambda f: lambda x: tf.scan(lambda c, _: f(c), tf.zeros(3), x), lambda f: lambda x: jnp.stack([f(x), f(f(x)), f(f(f(x)))])),
-  "custom_gradient": Place(lambda f: lambda x: f(_doubled(x)), lambda f: lambda x: f(x) + (f(x) - jax.lax.stop_gradient(f(x)))),
-  "stop_gradient": Place(lambda f: lambda x: x * tf.stop_gradient(f(x)), lambda f: lambda x: x * jax.lax.stop_gradient(f(x))),
+  "scan": Place(
+    lambda f: lambda x: tf.scan(lambda c, _: f(c), tf.zeros(3), x),
+    lambda f: lambda x: jnp.stack([f(x), f(f(x)), f(f(f(x)))]),
+  ),
+  "custom_gradient": Place(
+    lambda f: lambda x: f(_doubled(x)),
+    lambda f: lambda x: f(x) + (f(x) - jax.lax.stop_gradient(f(x))),
+  ),
+  "stop_gradient": Place(
+    lambda f: lambda x: x * tf.stop_gradient(f(x)),
+    lambda f: lambda x: x * jax.lax.stop_gradient(f(x)),
+  ),
   "tf_gradients": Place(
-    lambda f: tf.function(lambda x: tf.gradients(f(x), x)[0]), lambda f: jax.grad(lambda x: f(x).sum()), also=("eager",)
+    lambda f: tf.function(lambda x: tf.gradients(f(x), x)[0]),
+    lambda f: jax.grad(lambda x: f(x).sum()),
+    also=("eager",),
   ),
 }
 IN_PLACES = {
   "custom_vjp": lambda x: reversed_rule(jnp.cosh, x, 3.0) / 4,
   "scan_of_cond": lambda x: jax.lax.scan(
-    lambda c, r: (jax.lax.cond(r[0] > 0, lambda c: jnp.tanh(c * r + x), lambda c: jnp.cos(c) * x, c), None), x, jnp.asarray(BATCH)
+    lambda c, r: (
+      jax.lax.cond(r[0] > 0, lambda c: jnp.tanh(c * r + x), lambda c: jnp.cos(c) * x, c),
+      None,
+    ),
+    x,
+    jnp.asarray(BATCH),
   )[0],
 }
 
@@ -350,7 +467,9 @@ def test_persistent_tape_tells_variables_watched_and_other_tensors_apart():
     tape.watch(x)
     a, b = jax2tf.convert(fun)({"w": w, "frozen": frozen}, x, y)
   for k, result in enumerate((a, b)):
-    expected = jax.grad(lambda p, x, k=k: fun(p, x, y.numpy())[k].sum(), (0, 1))({"w": X, "frozen": X + 1}, X + 2)
+    expected = jax.grad(lambda p, x, k=k: fun(p, x, y.numpy())[k].sum(), (0, 1))(
+      {"w": X, "frozen": X + 1}, X + 2
+    )
     for _ in range(2):  # persistent
       found = tape.gradient(result, [w, x, frozen, y])
       nearly(found[:2], [expected[0]["w"], expected[1]], 1e-5)
@@ -390,8 +509,14 @@ COMPLEX = {
   "abs": (jnp.abs, tf.abs),
   "norm": (lambda z: jnp.real(z * jnp.conj(z)), lambda z: tf.math.real(z * tf.math.conj(z))),
   "imag": (jnp.imag, tf.math.imag),
-  "made_of_parts": (lambda z: jax.lax.complex(jnp.imag(z), jnp.real(z) ** 2), lambda z: tf.complex(tf.math.imag(z), tf.math.real(z) ** 2)),
-  "matmul": (lambda z: z[:, None] @ jnp.conj(z)[None], lambda z: z[:, None] @ tf.math.conj(z)[None]),
+  "made_of_parts": (
+    lambda z: jax.lax.complex(jnp.imag(z), jnp.real(z) ** 2),
+    lambda z: tf.complex(tf.math.imag(z), tf.math.real(z) ** 2),
+  ),
+  "matmul": (
+    lambda z: z[:, None] @ jnp.conj(z)[None],
+    lambda z: z[:, None] @ tf.math.conj(z)[None],
+  ),
   "fft": (lambda z: jnp.fft.fft(z) * jnp.conj(z), lambda z: tf.signal.fft(z) * tf.math.conj(z)),
 }
 
@@ -410,7 +535,12 @@ def test_integers_bools_and_keys_have_no_gradient(mode):
     return jnp.where(b, x * n, 0.0) * jax.random.normal(key, x.shape)
 
   key = jax2tf.convert(lambda: jax.random.key(3))()
-  args = [tf.constant(X), tf.constant([1, 2, 3, 4]), tf.constant([True, False, True, True]), tf.constant(jax.random.key_data(KEY))]
+  args = [
+    tf.constant(X),
+    tf.constant([1, 2, 3, 4]),
+    tf.constant([True, False, True, True]),
+    tf.constant(jax.random.key_data(KEY)),
+  ]
 
   def gradients(*args):
     with tf.GradientTape(persistent=True) as tape:
@@ -421,9 +551,13 @@ def test_integers_bools_and_keys_have_no_gradient(mode):
     assert plain[1:] == (None, None, None)
     return zeros
 
-  args[3] = key if mode is MODES["eager"] else args[3]  # a typed key keeps its dtype in eager calls only
+  args[3] = (
+    key if mode is MODES["eager"] else args[3]
+  )  # a typed key keeps its dtype in eager calls only
   used = jax.random.wrap_key_data(args[3].numpy())
-  expected = jax.grad(lambda *args: fun(*args).sum())(X, np.array([1, 2, 3, 4]), np.array([True, False, True, True]), used)
+  expected = jax.grad(lambda *args: fun(*args).sum())(
+    X, np.array([1, 2, 3, 4]), np.array([True, False, True, True]), used
+  )
   found = mode(gradients)(*args)
   nearly(found[0], expected, 1e-5)
   for zeros, arg in zip(found[1:], args[1:], strict=True):
@@ -444,13 +578,19 @@ def test_cotangents_of_some_outputs_only(used, mode):
       y = [ys[i] for i in used]
     return tape.gradient(y, x)
 
-  nearly(mode(gradient)(tf.constant(X)), jax.grad(lambda x: sum(jax.tree.leaves(fun(x))[i].sum() for i in used))(X), 1e-6)
+  nearly(
+    mode(gradient)(tf.constant(X)),
+    jax.grad(lambda x: sum(jax.tree.leaves(fun(x))[i].sum() for i in used))(X),
+    1e-6,
+  )
 
 
 def test_unused_arguments_have_zeros_and_unconnected_ones_none():
   variable, x, elsewhere = tf.Variable(X), tf.constant(X), tf.Variable(1.0)
   with tf.GradientTape() as tape:
-    y = jax2tf.convert(lambda p, x: (x * 2).sum() + 0 * p["unused"].shape[0])({"unused": variable}, x)
+    y = jax2tf.convert(lambda p, x: (x * 2).sum() + 0 * p["unused"].shape[0])(
+      {"unused": variable}, x
+    )
   found = tape.gradient(y, [variable, elsewhere])
   close(found[0], np.zeros(4, np.float32))
   assert found[1] is None

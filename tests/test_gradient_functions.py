@@ -26,13 +26,20 @@ def lowering(request):
 
 FUNCTIONS = {
   "pair": lambda x: (x * x, x * jnp.sin(x))[1],
-  "without_a_gradient_in_tensorflow": lambda x: jax.scipy.special.gammainc(x + 1, 2.0),  # a residual is an IgammaGradA
-  "infinite_residual": lambda x: jnp.sqrt(x) * jnp.where(x > 0, x, 1.0),  # a cotangent of zeros for 1 / sqrt(0) would be NaN
+  "without_a_gradient_in_tensorflow": lambda x: jax.scipy.special.gammainc(
+    x + 1, 2.0
+  ),  # a residual is an IgammaGradA
+  "infinite_residual": lambda x: (
+    jnp.sqrt(x) * jnp.where(x > 0, x, 1.0)
+  ),  # a cotangent of zeros for 1 / sqrt(0) would be NaN
   "scan": lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c) * (x + 1), None), x, None, length=3)[0],
 }
 
 
-@pytest.mark.parametrize(("name", "way"), [*((name, "ops") for name in FUNCTIONS), ("pair", "native"), ("infinite_residual", "native")])
+@pytest.mark.parametrize(
+  ("name", "way"),
+  [*((name, "ops") for name in FUNCTIONS), ("pair", "native"), ("infinite_residual", "native")],
+)
 def test_persistent_tape(name, way):
   f = FUNCTIONS[name]
   function = tf.function(jax2tf.convert(f, **LOWERINGS[way]), autograph=False)
@@ -58,14 +65,23 @@ def test_saved_models(lowering, tmp_path):
   module, f = tf.Module(), FUNCTIONS["pair"]
   twice = jax2tf.convert(f, polymorphic_shapes="b", gradient_orders=2, **lowering)
   module.f = tf.function(twice, autograph=False, input_signature=[spec])
-  inner = tf.function(jax2tf.convert(f, polymorphic_shapes="b", **lowering), autograph=False, input_signature=[spec])
+  inner = tf.function(
+    jax2tf.convert(f, polymorphic_shapes="b", **lowering), autograph=False, input_signature=[spec]
+  )
   module.second = tf.function(gradient(inner, 2), autograph=False, input_signature=[spec])
-  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  tf.saved_model.save(
+    module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+  )
   loaded = tf.saved_model.load(str(tmp_path))
   close(loaded.second(tf.constant(X)), jax_gradient(f, 2)(X), rtol=1e-5, atol=1e-6)
   close(gradient(loaded.f, 2)(tf.constant(X)), jax_gradient(f, 2)(X), rtol=1e-5, atol=1e-6)
   for function in (module.f, loaded.f):
-    close(jax.grad(lambda x, function=function: call_tf(function)(x).sum())(X), jax_gradient(f)(X), rtol=1e-5, atol=1e-6)
+    close(
+      jax.grad(lambda x, function=function: call_tf(function)(x).sum())(X),
+      jax_gradient(f)(X),
+      rtol=1e-5,
+      atol=1e-6,
+    )
 
 
 def test_call_tf_inside():
@@ -116,7 +132,10 @@ first.defvjp(lambda x, y: (2 * x, None), lambda _, g: (2 * g, jnp.zeros_like(g))
 def test_between_two_converted_functions(mode):
   """What the second does not differentiate, the first leaves out, as JAX does; zeros from a rule of the user's are zeros."""
   pair = jax2tf.convert(lambda x: (2 * x, jnp.log(x)))
-  seconds = {f: jax2tf.convert(f) for f in (lambda x, y: 2 * x, lambda x, y: 2 * x + 0 * jax.lax.stop_gradient(x), first)}
+  seconds = {
+    f: jax2tf.convert(f)
+    for f in (lambda x, y: 2 * x, lambda x, y: 2 * x + 0 * jax.lax.stop_gradient(x), first)
+  }
 
   def gradients(x):
     with tf.GradientTape(persistent=True) as tape:
@@ -150,4 +169,7 @@ def test_static_shapes_of_a_polymorphic_gradient(lowering):
 
 @pytest.mark.parametrize("args", [(), (1,), (1.0,)], ids=str)
 def test_no_results_and_no_gradient(args):
-  assert tf.function(jax2tf.convert(lambda *_: None, with_gradient=False), autograph=False)(*args) is None
+  assert (
+    tf.function(jax2tf.convert(lambda *_: None, with_gradient=False), autograph=False)(*args)
+    is None
+  )

@@ -28,7 +28,12 @@ PARAMS = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in
 
 def hidden(params: Any, x: Any) -> Any:
   """f32[b,n] -> f32[b,m], with a loop, so that its gradient is not of one op."""
-  return jax.lax.scan(lambda c, _: (jnp.tanh(c + x @ params["w"]), None), jnp.zeros((x.shape[0], params["w"].shape[1])), None, length=2)[0]
+  return jax.lax.scan(
+    lambda c, _: (jnp.tanh(c + x @ params["w"]), None),
+    jnp.zeros((x.shape[0], params["w"].shape[1])),
+    None,
+    length=2,
+  )[0]
 
 
 def predict(params: Any, x: Any) -> Any:
@@ -39,7 +44,9 @@ def loss(params: Any, x: Any, y: Any) -> Any:
   return jnp.mean((predict(params, x) - y) ** 2)
 
 
-def train_in_jax(params: Any, optimiser: Any, batches: Any, loss: Any = loss) -> tuple[Any, list[float]]:
+def train_in_jax(
+  params: Any, optimiser: Any, batches: Any, loss: Any = loss
+) -> tuple[Any, list[float]]:
   """(parameters, the loss before each step)."""
   state, losses, of = optimiser.init(params), [], jax.jit(jax.value_and_grad(loss))
   for batch in batches:
@@ -57,19 +64,28 @@ class JaxLayer(keras.layers.Layer):
     super().__init__(**options)
     self._converted = jax2tf.convert(fun, polymorphic_shapes=[None, "b, _"])
     self.params = {
-      name: self.add_weight(name=name, shape=x.shape, initializer=keras.initializers.Constant(x)) for name, x in params.items()
+      name: self.add_weight(name=name, shape=x.shape, initializer=keras.initializers.Constant(x))
+      for name, x in params.items()
     }
 
   def call(self, x: Any) -> Any:
     return self._converted({name: tf.convert_to_tensor(w) for name, w in self.params.items()}, x)
 
 
-@pytest.mark.parametrize("how", [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize(
+  "how", [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}], ids=str
+)
 def test_keras_fit_with_a_converted_layer_among_its_own(how):
   first = keras.layers.Dense(3, activation="tanh")
   last = keras.layers.Dense(1)
   model = keras.Sequential([keras.Input((3,)), first, JaxLayer(hidden, {"w": PARAMS["w"]}), last])
-  start = {"k": first.kernel.numpy(), "c": first.bias.numpy(), **PARAMS, "v": last.kernel.numpy(), "b": last.bias.numpy()}
+  start = {
+    "k": first.kernel.numpy(),
+    "c": first.bias.numpy(),
+    **PARAMS,
+    "v": last.kernel.numpy(),
+    "b": last.bias.numpy(),
+  }
   model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **how)
   history = model.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0).history["loss"]
 
@@ -78,7 +94,9 @@ def test_keras_fit_with_a_converted_layer_among_its_own(how):
 
   batches = [(X[i : i + 8], Y[i : i + 8]) for i in (0, 8, 16)] * 3
   params, losses = train_in_jax(start, optax.sgd(0.1, momentum=0.9), batches, whole)
-  np.testing.assert_allclose(history, np.reshape(losses, (3, 3)).mean(1), rtol=1e-5)  # Keras' epoch is the mean of its batches
+  np.testing.assert_allclose(
+    history, np.reshape(losses, (3, 3)).mean(1), rtol=1e-5
+  )  # Keras' epoch is the mean of its batches
   names = ["k", "c", "w", "v", "b"]
   assert len(model.trainable_variables) == len(names)
   for variable, name in zip(model.trainable_variables, names, strict=True):
@@ -105,16 +123,23 @@ def test_loop_over_a_dataset_inside_a_tf_function():
 
   total, count = train(data)
   normalised = X / (1 + np.abs(X))
-  params, losses = train_in_jax(PARAMS, optax.sgd(0.1), [(normalised[i : i + 10], Y[i : i + 10]) for i in (0, 10, 20)] * 2)
+  params, losses = train_in_jax(
+    PARAMS, optax.sgd(0.1), [(normalised[i : i + 10], Y[i : i + 10]) for i in (0, 10, 20)] * 2
+  )
   assert count == 6
   np.testing.assert_allclose(total, np.sum(losses), rtol=1e-5)
-  close({name: v.read_value() for name, v in variables.items()}, params, rtol=1e-4, of_the_largest=True)
+  close(
+    {name: v.read_value() for name, v in variables.items()}, params, rtol=1e-4, of_the_largest=True
+  )
 
 
 def half_loss(params: Any, x: Any, y: Any) -> Any:
   """Computed in f16 from parameters in f32, as mixed precision does."""
   half = jax.tree.map(lambda p: p.astype(jnp.float16), params)
-  return jnp.mean((jnp.tanh(x.astype(jnp.float16) @ half["w"]) @ half["v"] + half["b"] - y.astype(jnp.float16)) ** 2)
+  return jnp.mean(
+    (jnp.tanh(x.astype(jnp.float16) @ half["w"]) @ half["v"] + half["b"] - y.astype(jnp.float16))
+    ** 2
+  )
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "graph"])
@@ -128,7 +153,10 @@ def test_loss_scaling_gives_jaxs_scaled_gradients(wrap, factor):
 
   def step(y: Any) -> Any:
     with tf.GradientTape() as tape:
-      value = tf.cast(converted(dict(zip(("w", "v", "b"), variables, strict=True)), X, y), tf.float32) * factor
+      value = (
+        tf.cast(converted(dict(zip(("w", "v", "b"), variables, strict=True)), X, y), tf.float32)
+        * factor
+      )
       scaled = optimiser.scale_loss(value)
     gradients = tape.gradient(scaled, variables)
     optimiser.apply(gradients)
@@ -139,8 +167,12 @@ def test_loss_scaling_gives_jaxs_scaled_gradients(wrap, factor):
   scale = np.float16(2.0**10 * factor)
   expected = jax.grad(lambda p: half_loss(p, X, Y) * scale)(PARAMS)
   for name, gradient, variable in zip(("w", "v", "b"), gradients, variables, strict=True):
-    close(gradient, expected[name], rtol=5e-3, of_the_largest=True)  # a few roundings of f16, 5e-4 each
-    np.testing.assert_allclose(variable, PARAMS[name] - 0.5 * gradient / 2**10, rtol=1e-5, atol=1e-6)
+    close(
+      gradient, expected[name], rtol=5e-3, of_the_largest=True
+    )  # a few roundings of f16, 5e-4 each
+    np.testing.assert_allclose(
+      variable, PARAMS[name] - 0.5 * gradient / 2**10, rtol=1e-5, atol=1e-6
+    )
   before = [v.numpy() for v in variables]
   gradients = run(tf.constant(Y * 0 + 6e4))  # in f16, 2 * 6e4 is infinite
   assert not all(np.isfinite(g).all() for g in gradients)
@@ -156,7 +188,9 @@ def test_keras_mixed_precision_policy():
     value = tf.reduce_sum(tf.cast(y, tf.float32))
   gradient = tape.gradient(value, layer.trainable_variables[0].value)
   assert y.dtype == tf.float16
-  expected = jax.grad(lambda w: jnp.tanh(X.astype(np.float16) @ w.astype(jnp.float16)).astype(jnp.float32).sum())(PARAMS["w"])
+  expected = jax.grad(
+    lambda w: jnp.tanh(X.astype(np.float16) @ w.astype(jnp.float16)).astype(jnp.float32).sum()
+  )(PARAMS["w"])
   close(gradient, expected, rtol=1e-2, of_the_largest=True)
 
 
@@ -165,6 +199,14 @@ def test_mirrored_replicas_average_to_jaxs_step():
   here = Path(__file__).resolve().parent
   environment = {**os.environ, "PYTHONPATH": str(here.parent)}
   command = [sys.executable, "-m", "tests.mirrored_replicas"]
-  run = subprocess.run(command, cwd=here.parent, env=environment, capture_output=True, text=True, timeout=300, check=False)
+  run = subprocess.run(
+    command,
+    cwd=here.parent,
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
   assert run.returncode == 0, run.stderr[-4000:]
   assert run.stdout.split()[-1] == "equal"

@@ -16,9 +16,15 @@ import pytest
 from tests import documents, warm_python
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted(path for pattern in ("*.md", "guide/*.md", "developers/*.md") for path in (ROOT / "docs").glob(pattern))
+PAGES = sorted(
+  path
+  for pattern in ("*.md", "guide/*.md", "developers/*.md")
+  for path in (ROOT / "docs").glob(pattern)
+)
 # What is typed into a new environment runs in one: tests/test_wheel.py, and for the README tests/test_quickstart.py.
-LANGUAGES = {ROOT / "README.md": ["python"]} | {path: documents.RUN for path in PAGES if path.name != "start.md"}
+LANGUAGES = {ROOT / "README.md": ["python"]} | {
+  path: documents.RUN for path in PAGES if path.name != "start.md"
+}
 # A server gets signals, which a process of warm_python.py does not.
 JAX2TF = """#!/bin/sh
 if [ "$1" = serve ]; then exec {python} -c "from jax2tf.tools.cli.main import main; main()" "$@"; fi
@@ -30,7 +36,10 @@ exec {warm} -c "from jax2tf.tools.cli.main import main; main()" "$@"
 def commands() -> Iterator[Path]:
   """The folder of `python` and `jax2tf`; both have imported JAX and TensorFlow already."""
   # A socket's name has to be short, so it is not in pytest's folder.
-  with tempfile.TemporaryDirectory(prefix="guides-") as name, warm_python.started(Path(name), jax=True) as warm:
+  with (
+    tempfile.TemporaryDirectory(prefix="guides-") as name,
+    warm_python.started(Path(name), jax=True) as warm,
+  ):
     command = Path(name, "jax2tf")
     command.write_text(JAX2TF.format(warm=warm, python=sys.executable))
     command.chmod(0o700)
@@ -38,8 +47,14 @@ def commands() -> Iterator[Path]:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("path", [path for path in LANGUAGES if any(documents.blocks(path.read_text()))], ids=lambda path: path.stem)
-def test_every_block_runs_as_it_stands(path: Path, commands: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+  "path",
+  [path for path in LANGUAGES if any(documents.blocks(path.read_text()))],
+  ids=lambda path: path.stem,
+)
+def test_every_block_runs_as_it_stands(
+  path: Path, commands: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
   if "tfjs.save(" in "".join(block["code"] for block in documents.blocks(path.read_text())):
     request.getfixturevalue("tfjs_packages")
   # CI: or importing OpenVINO forks, and calls its makers.
@@ -57,7 +72,12 @@ def test_every_block_runs_as_it_stands(path: Path, commands: Path, tmp_path: Pat
 
 def test_what_is_left_out() -> None:
   """Other engines and servers; each block has its reason in a comment."""
-  left_out = [path.stem for path in LANGUAGES for block in documents.BLOCK.finditer(path.read_text()) if block["left_out"]]
+  left_out = [
+    path.stem
+    for path in LANGUAGES
+    for block in documents.BLOCK.finditer(path.read_text())
+    if block["left_out"]
+  ]
   assert collections.Counter(left_out) == {"batch": 4, "serving": 3}
 
 
@@ -65,12 +85,17 @@ def test_what_is_left_out() -> None:
   ("document", "words"),
   [
     ("```console\n$ echo b\na\n```\n", "the document shows\na\n\nand the output is\nb"),
-    ('```python\nprint("b")\n```\n\n```text\na\n```\n', "the document shows\na\n\nand the output is\nb"),
+    (
+      '```python\nprint("b")\n```\n\n```text\na\n```\n',
+      "the document shows\na\n\nand the output is\nb",
+    ),
     ("```sh\nfalse\necho a\n```\n", "`false\necho a` failed"),
     ("```python\n1 / 0\n```\n", "division by zero"),
   ],
 )
-def test_a_document_that_is_not_true_fails(document: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_that_is_not_true_fails(
+  document: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.chdir(tmp_path)
   (tmp_path / "page.md").write_text(document)
   with pytest.raises((AssertionError, ZeroDivisionError), match=re.escape(words)) as failed:

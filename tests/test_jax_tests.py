@@ -15,7 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax2tf.tools.sweeps.jax_tests import causes, comparing, evaluations, leaves, plan, plugin, processes, report, subjects
+from jax2tf.tools.sweeps.jax_tests import (
+  causes,
+  comparing,
+  evaluations,
+  leaves,
+  plan,
+  plugin,
+  processes,
+  report,
+  subjects,
+)
 from jax2tf.tools.sweeps.jax_tests.undetermined import DETERMINED
 
 Rows = list[dict[str, Any]]

@@ -22,7 +22,9 @@ from jax2tf.converters import saved_model
 from tests.case import xla_ops
 
 # Keras 3.15 copies variables by np.array, which asks them for more than they offer.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+  "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((48, 4)).astype(np.float32)
@@ -44,15 +46,25 @@ STATE = {"batch_stats": VARIABLES["batch_stats"]}
 
 
 def apply(params, state, x, training, key):
-  y, state = NET.apply({"params": params, **state}, x, training, mutable=[*state], rngs={"dropout": key} if training else None)
+  y, state = NET.apply(
+    {"params": params, **state},
+    x,
+    training,
+    mutable=[*state],
+    rngs={"dropout": key} if training else None,
+  )
   return state, y
 
 
 def layer(**options: Any) -> jax2tf.keras.Layer:
-  return jax2tf.keras.Layer(apply, VARIABLES["params"], state=STATE, inputs={"x": "f32[b,4]"}, seed=3, name="net", **options)
+  return jax2tf.keras.Layer(
+    apply, VARIABLES["params"], state=STATE, inputs={"x": "f32[b,4]"}, seed=3, name="net", **options
+  )
 
 
-def fit(layers: list[Any], epochs: int = 1, *, optimizer: Any = None, **options: Any) -> tuple[keras.Model, list[float]]:
+def fit(
+  layers: list[Any], epochs: int = 1, *, optimizer: Any = None, **options: Any
+) -> tuple[keras.Model, list[float]]:
   model = keras.Sequential([keras.Input((4,)), *layers])
   model.compile(optimizer or keras.optimizers.SGD(0.1, momentum=0.9), "mse", **options)
   return model, losses(model, epochs)
@@ -80,7 +92,9 @@ def by_optax() -> tuple[list[float], Any]:
   now = VARIABLES["params"], STATE, optimiser.init(VARIABLES["params"])
   found = []
   for n in range(6):
-    *now, value = step(*now, jnp.array([3, n], jnp.uint32), X[n % 3 * 16 :][:16], Y[n % 3 * 16 :][:16])
+    *now, value = step(
+      *now, jnp.array([3, n], jnp.uint32), X[n % 3 * 16 :][:16], Y[n % 3 * 16 :][:16]
+    )
     found.append(value)
   return np.reshape(found, (2, 3)).mean(1), apply(now[0], now[1], X, False, None)[1]
 
@@ -102,7 +116,9 @@ def test_jit_compile(by_optax):
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
 def test_mixed_precision(dtype, bits, by_optax):
   """The function computes in a dtype that rounds to so many bits; weights and statistics are float32."""
-  optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=2.0**8)
+  optimizer = keras.optimizers.LossScaleOptimizer(
+    keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=2.0**8
+  )
   model, [loss] = fit([layer(dtype=f"mixed_{dtype}")], optimizer=optimizer, jit_compile=False)
   assert {w.dtype for w in model.weights} == {"float32"}
   assert model(X).dtype == dtype
@@ -111,7 +127,9 @@ def test_mixed_precision(dtype, bits, by_optax):
 
 def test_weights_are_the_leaves_by_their_paths():
   found = layer(trainable=lambda path: "Dense" in path)
-  assert [w.path for w in found.trainable_weights] == [f"net/Dense_{i}/{name}" for i, name in ((0, "kernel"), (1, "bias"), (1, "kernel"))]
+  assert [w.path for w in found.trainable_weights] == [
+    f"net/Dense_{i}/{name}" for i, name in ((0, "kernel"), (1, "bias"), (1, "kernel"))
+  ]
   assert [w.path for w in found.non_trainable_weights] == [
     *(f"net/BatchNorm_0/{name}" for name in ("bias", "scale")),
     *(f"net/state/batch_stats/BatchNorm_0/{name}" for name in ("mean", "var")),
@@ -153,7 +171,13 @@ def test_a_file_is_loaded_and_trained_further_without_jax(trained, without_jax, 
   np.testing.assert_allclose(exported.serve(X[:5]), model.predict(X[:5], verbose=0), rtol=1e-6)
   np.save(tmp_path / "x.npy", X)
   np.save(tmp_path / "y.npy", Y)
-  run = subprocess.run([without_jax, "-c", LOADS, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120)
+  run = subprocess.run(
+    [without_jax, "-c", LOADS, str(tmp_path)],
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=120,
+  )
   assert run.returncode == 0, run.stderr[-2000:]
   predicted, further, difference = json.loads(run.stdout.splitlines()[-1])
   np.testing.assert_array_equal(np.float32(predicted), model.predict(X, verbose=0))
@@ -166,25 +190,34 @@ def test_a_file_is_loaded_and_trained_further_without_jax(trained, without_jax, 
 
 
 def test_keras_safe_mode_takes_no_graphs(tmp_path):
-  model = keras.Sequential([keras.Input((4,)), jax2tf.keras.Layer(lambda _, x: jnp.tanh(x), inputs={"x": "f32[b,4]"})])
+  model = keras.Sequential(
+    [keras.Input((4,)), jax2tf.keras.Layer(lambda _, x: jnp.tanh(x), inputs={"x": "f32[b,4]"})]
+  )
   model.save(tmp_path / "m.keras")
   with pytest.raises(ValueError, match="safe_mode=False"):
     keras.models.load_model(tmp_path / "m.keras")
-  np.testing.assert_array_equal(keras.models.load_model(tmp_path / "m.keras", safe_mode=False)(X), model(X))
+  np.testing.assert_array_equal(
+    keras.models.load_model(tmp_path / "m.keras", safe_mode=False)(X), model(X)
+  )
 
 
 def masked(params, ids, mask):
   return {"rows": params["~t"]["_w"][ids] * mask[..., None], "count": mask.sum(1)}
 
 
-TABLE = {"~t": {"_w": np.arange(30, dtype=np.float32).reshape(10, 3)}}  # names that TensorFlow cannot make scopes of
+TABLE = {
+  "~t": {"_w": np.arange(30, dtype=np.float32).reshape(10, 3)}
+}  # names that TensorFlow cannot make scopes of
 
 
 def test_several_inputs_and_outputs_of_unknown_sizes(tmp_path):
   table = jax2tf.keras.Layer(masked, TABLE, inputs={"ids": "i32[b,t]", "mask": "f32[b,t]"})
   ids, mask = keras.Input((None,), dtype="int64"), keras.Input((None,))
   model = keras.Model([ids, mask], table({"ids": ids, "mask": mask}))
-  assert {name: tuple(x.shape) for name, x in model.output.items()} == {"rows": (None, None, 3), "count": (None,)}
+  assert {name: tuple(x.shape) for name, x in model.output.items()} == {
+    "rows": (None, None, 3),
+    "count": (None,),
+  }
   model.compile("adam", {"rows": "mse"}, jit_compile=False)
   given = [np.arange(6).reshape(2, 3), np.float32([[1, 1, 0], [1, 0, 0]])]
   model.fit(given, {"rows": np.zeros((2, 3, 3))}, verbose=0)
@@ -200,10 +233,14 @@ def test_several_inputs_and_outputs_of_unknown_sizes(tmp_path):
 
 
 def test_a_layer_without_its_weights_says_so_by_nan():
-  made = jax2tf.keras.Layer(lambda w, x: x @ w, np.ones((4, 2), np.float32), inputs={"x": "f32[b,4]"})
+  made = jax2tf.keras.Layer(
+    lambda w, x: x @ w, np.ones((4, 2), np.float32), inputs={"x": "f32[b,4]"}
+  )
   config = json.loads(json.dumps(made.get_config()))
   with serialization_lib.SafeModeScope(False):
-    again, _ = (jax2tf.keras.Layer.from_config(config) for _ in range(2))  # which leaves the caller's config as it is
+    again, _ = (
+      jax2tf.keras.Layer.from_config(config) for _ in range(2)
+    )  # which leaves the caller's config as it is
   assert np.isnan(again(X)).all()
   again.set_weights(made.get_weights())
   np.testing.assert_array_equal(again(X), made(X))
@@ -237,16 +274,27 @@ def test_adam_trains_a_saved_model(directory):
   assert last < first
 
 
-@pytest.mark.xfail(raises=ValueError, strict=True, reason="Keras 3.15 names a slot of Adam 'kernel:0_momentum', no name to TensorFlow")
+@pytest.mark.xfail(
+  raises=ValueError,
+  strict=True,
+  reason="Keras 3.15 names a slot of Adam 'kernel:0_momentum', no name to TensorFlow",
+)
 def test_adam_trains_it_in_the_layer_of_keras(directory):
-  fit([keras.layers.TFSMLayer(directory, call_endpoint="__call__")], optimizer="adam", jit_compile=False)
+  fit(
+    [keras.layers.TFSMLayer(directory, call_endpoint="__call__")],
+    optimizer="adam",
+    jit_compile=False,
+  )
 
 
 class TestLayersOfKeras:
   """FlaxLayer and JaxLayer, unmodified, on the TensorFlow backend."""
 
   def layers(self) -> list[Any]:
-    return [keras.layers.FlaxLayer(NET, seed=3), keras.layers.JaxLayer(lambda params, inputs: inputs * params, params=jnp.ones(1))]
+    return [
+      keras.layers.FlaxLayer(NET, seed=3),
+      keras.layers.JaxLayer(lambda params, inputs: inputs * params, params=jnp.ones(1)),
+    ]
 
   def test_they_fit_after_install(self, tmp_path):
     with jax2tf.install():
@@ -256,6 +304,10 @@ class TestLayersOfKeras:
     assert not xla_ops(tf.saved_model.load(str(tmp_path)).signatures["serving_default"].graph)
 
   @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-  @pytest.mark.xfail(jax.__version_info__ >= (0, 12), strict=True, reason="TensorFlow 2.21 reads no StableHLO of JAX 0.12's jax2tf")
+  @pytest.mark.xfail(
+    jax.__version_info__ >= (0, 12),
+    strict=True,
+    reason="TensorFlow 2.21 reads no StableHLO of JAX 0.12's jax2tf",
+  )
   def test_they_fit_as_they_are(self):
     fit(self.layers(), jit_compile=False)

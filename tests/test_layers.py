@@ -27,17 +27,34 @@ def test_mypy_finds_what_stands_beside_the_package(folder: str) -> None:
 
 
 def test_no_long_file() -> None:
-  files = [(f, most) for folder, most in MAX_LINES.items() for f in (REPOSITORY / folder).rglob("*.py")]
-  lengths = {str(f.relative_to(REPOSITORY)): (len(f.read_text(encoding="utf-8").splitlines()), most) for f, most in files}
+  files = [
+    (f, most) for folder, most in MAX_LINES.items() for f in (REPOSITORY / folder).rglob("*.py")
+  ]
+  lengths = {
+    str(f.relative_to(REPOSITORY)): (len(f.read_text(encoding="utf-8").splitlines()), most)
+    for f, most in files
+  }
   assert len(lengths) > 20
   assert {name: n for name, (n, most) in lengths.items() if n > most} == {}
 
 
 def test_rules_fit_on_a_screen() -> None:
   """At most 40 lines: who reads a rule sees all of it."""
-  trees = [(f.stem, ast.parse(f.read_text(encoding="utf-8"))) for f in (REPOSITORY / "jax2tf" / "lowering").glob("*.py")]
-  functions = [(file, node) for file, tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-  assert {f"{file}.{node.name}": n for file, node in functions if (n := node.end_lineno - node.lineno + 1) > 40} == {}
+  trees = [
+    (f.stem, ast.parse(f.read_text(encoding="utf-8")))
+    for f in (REPOSITORY / "jax2tf" / "lowering").glob("*.py")
+  ]
+  functions = [
+    (file, node)
+    for file, tree in trees
+    for node in ast.walk(tree)
+    if isinstance(node, ast.FunctionDef)
+  ]
+  assert {
+    f"{file}.{node.name}": n
+    for file, node in functions
+    if (n := node.end_lineno - node.lineno + 1) > 40
+  } == {}
 
 
 def test_jaxprs_are_closed_at_one_address() -> None:
@@ -65,7 +82,9 @@ def test_a_wrong_import_is_named(module: str, imported: str, words: str) -> None
 
 
 def test_a_cycle_is_named() -> None:
-  [sentence] = import_graph.violations({"jax2tf.dims": {"jax2tf.dtypes"}, "jax2tf.dtypes": {"jax2tf.dims"}})
+  [sentence] = import_graph.violations(
+    {"jax2tf.dims": {"jax2tf.dtypes"}, "jax2tf.dtypes": {"jax2tf.dims"}}
+  )
   assert sentence.startswith("cycle: jax2tf.d")
 
 

@@ -32,7 +32,9 @@ def two_arrays(x: Any) -> Any:
 
 
 def counted(x: Any, **how: Any) -> Any:
-  return lax.scan(lambda c, i: (c.at[i].set(c[i] * 2 + i), (i, x[0, 0])), x, jnp.arange(5, dtype=jnp.uint8), **how)
+  return lax.scan(
+    lambda c, i: (c.at[i].set(c[i] * 2 + i), (i, x[0, 0])), x, jnp.arange(5, dtype=jnp.uint8), **how
+  )
 
 
 def dense(x: Any) -> Any:
@@ -41,12 +43,16 @@ def dense(x: Any) -> Any:
 
 def short(x: Any) -> Any:
   """4 * 10 steps: a carry, rows read, rows stacked."""
-  return lax.scan(lambda c, v: (c * 0.5 + v, (c.sum(), v * c)), x[0], jnp.tile(x[:4], (10, 1)), reverse=True)
+  return lax.scan(
+    lambda c, v: (c * 0.5 + v, (c.sum(), v * c)), x[0], jnp.tile(x[:4], (10, 1)), reverse=True
+  )
 
 
 def with_rest(x: Any, reverse: bool = False) -> Any:
   """A prime number of steps, with a counter."""
-  return lax.scan(lambda c, i: (c * 0.5 + x[1], (c, i * 3 - 1)), x[0], jnp.arange(59), reverse=reverse)
+  return lax.scan(
+    lambda c, i: (c * 0.5 + x[1], (c, i * 3 - 1)), x[0], jnp.arange(59), reverse=reverse
+  )
 
 
 def readout(x: Any) -> Any:
@@ -77,12 +83,18 @@ def wide_product(x: Any) -> Any:
 
 
 def wrapping(x: Any) -> Any:
-  return lax.scan(lambda c, _: ((c[0] + np.uint8(30), c[1] * 0.5 + c[0]), c[0]), (np.uint8(7), x), None, length=20)
+  return lax.scan(
+    lambda c, _: ((c[0] + np.uint8(30), c[1] * 0.5 + c[0]), c[0]), (np.uint8(7), x), None, length=20
+  )
 
 
 def otherwise_counted(x: Any) -> Any:
-  up = lax.scan(lambda c, _: ((1 + c[0], c[1].at[c[0]].set(x[c[0]] * 2)), None), (0, x), None, length=7)[0]
-  return up, lax.scan(lambda c, _: ((c[0] - 1, c[1].at[c[0]].set(x[c[0]] * 2)), None), (6, x), None, length=7)[0]
+  up = lax.scan(
+    lambda c, _: ((1 + c[0], c[1].at[c[0]].set(x[c[0]] * 2)), None), (0, x), None, length=7
+  )[0]
+  return up, lax.scan(
+    lambda c, _: ((c[0] - 1, c[1].at[c[0]].set(x[c[0]] * 2)), None), (6, x), None, length=7
+  )[0]
 
 
 def call_without_results(x: Any) -> Any:
@@ -97,7 +109,9 @@ def vmapped(in_axes: Any, x: Any) -> Any:
   def add(c: Any, x: Any) -> Any:
     return lax.fori_loop(0, 7, lambda i, c: c.at[i].add(x[i] * 2), c)
 
-  return jax.vmap(add, in_axes)(*(x[None] * jnp.arange(1.0, 3)[:, None, None] if axis == 0 else x for axis in in_axes))
+  return jax.vmap(add, in_axes)(
+    *(x[None] * jnp.arange(1.0, 3)[:, None, None] if axis == 0 else x for axis in in_axes)
+  )
 
 
 # name -> (function, loops that are left)
@@ -107,7 +121,12 @@ LOOPS = {
   "add_negative": (loop(lambda i, c, x: c.at[i].add(x[i] * 2), -4, -1), 0),
   "multiply_columns": (loop(lambda i, c, x: c.at[:, i].multiply(c[:, i]), 0, 3), 0),
   "backwards": (loop(lambda i, c, x: c.at[6 - i].set(x[i])), 0),
-  "dynamic_slices": (loop(lambda i, c, x: lax.dynamic_update_slice(c, lax.dynamic_slice(c, (i, 0), (1, 3)) * 2, (i, 0))), 0),
+  "dynamic_slices": (
+    loop(
+      lambda i, c, x: lax.dynamic_update_slice(c, lax.dynamic_slice(c, (i, 0), (1, 3)) * 2, (i, 0))
+    ),
+    0,
+  ),
   "carry_and_rows": (two_arrays, 1),
   "counted": (counted, 0),
   "counted_reversed": (lambda x: counted(x, reverse=True), 0),
@@ -135,27 +154,49 @@ LOOPS = {
 
 CASES = [
   # A recurrence: what one product rounds otherwise grows.
-  *[Case(name, fun, [X], rtol=2e-5 if name in ("dense", "readout") else None, skip=LIGHT) for name, (fun, _) in LOOPS.items()],
+  *[
+    Case(name, fun, [X], rtol=2e-5 if name in ("dense", "readout") else None, skip=LIGHT)
+    for name, (fun, _) in LOOPS.items()
+  ],
   # One product, and one sum, round differently from many.
   Case("distances", distances, [X, X[0, 0]], poly=["7, b", ""], rtol=1e-5, skip=LIGHT),
-  Case("hostile", loop(lambda i, c, x: c.at[i].add(jnp.where(x[i] > 0, x[i] * i, -x[i])), 0, 4), [HOSTILE], grad=False, skip=LIGHT),
-  Case("symbolic", loop(lambda i, c, x: c.at[i].set(c[i] * 2 + i)), [X], poly="7, b", grad=False, skip=LIGHT),
+  Case(
+    "hostile",
+    loop(lambda i, c, x: c.at[i].add(jnp.where(x[i] > 0, x[i] * i, -x[i])), 0, 4),
+    [HOSTILE],
+    grad=False,
+    skip=LIGHT,
+  ),
+  Case(
+    "symbolic",
+    loop(lambda i, c, x: c.at[i].set(c[i] * 2 + i)),
+    [X],
+    poly="7, b",
+    grad=False,
+    skip=LIGHT,
+  ),
 ]
 test_case, saved = run(CASES)
 test_case = pytest.mark.usefixtures("one_step")(test_case)
 
 
-@pytest.mark.parametrize("name", ["short", "wrapping", "with_rest", "with_rest_reversed", "dense", "carry_and_rows"])
+@pytest.mark.parametrize(
+  "name", ["short", "wrapping", "with_rest", "with_rest_reversed", "dense", "carry_and_rows"]
+)
 def test_several_steps_in_a_turn_have_the_values_of_jax(name: str) -> None:
   fun = LOOPS[name][0]
-  for y, expected in zip(jax.tree.leaves(jax2tf.convert(fun)(X)), jax.tree.leaves(jax.jit(fun)(X)), strict=True):
+  for y, expected in zip(
+    jax.tree.leaves(jax2tf.convert(fun)(X)), jax.tree.leaves(jax.jit(fun)(X)), strict=True
+  ):
     np.testing.assert_allclose(y, expected, rtol=2e-5 if name == "dense" else 2e-6)
 
 
 def body_ops(function: Any, *args: Any, **how: Any) -> list[list[str]]:
   """The op types inside each loop, in called functions too."""
   graph = (
-    tf.function(jax2tf.convert(function, **how), autograph=False).get_concrete_function(*tf.nest.map_structure(tf.constant, args)).graph
+    tf.function(jax2tf.convert(function, **how), autograph=False)
+    .get_concrete_function(*tf.nest.map_structure(tf.constant, args))
+    .graph
   )
   return bodies_of(graph)
 
@@ -166,11 +207,21 @@ def bodies_of(graph: Any) -> list[list[str]]:
 
   def ops(name: str) -> list[str]:
     nodes = functions[name]
-    inner = [op for node in nodes if node.op.endswith("PartitionedCall") for op in ops(node.attr["f"].func.name)]
+    inner = [
+      op
+      for node in nodes
+      if node.op.endswith("PartitionedCall")
+      for op in ops(node.attr["f"].func.name)
+    ]
     return [*(node.op for node in nodes if not node.op.endswith("PartitionedCall")), *inner]
 
   loops = [
-    node for node in (*graph.as_graph_def().node, *(node for nodes in functions.values() for node in nodes)) if node.op.endswith("While")
+    node
+    for node in (
+      *graph.as_graph_def().node,
+      *(node for nodes in functions.values() for node in nodes),
+    )
+    if node.op.endswith("While")
   ]
   return [ops(name) for name in dict.fromkeys(node.attr["body"].func.name for node in loops)]
 
@@ -201,7 +252,9 @@ def test_a_turn_of_a_short_loop_makes_several_steps() -> None:
 def test_a_loop_of_few_short_steps_is_unrolled(steps: int) -> None:
   x = np.tile(X, (2, 1))[:steps]
   for reverse in (False, True):
-    fun = lambda x: lax.scan(lambda c, v: (c * 0.5 + v, (v * c, c)), np.ones(3, np.float32), x, reverse=reverse)  # noqa: B023, E731
+    fun = lambda x: lax.scan(
+      lambda c, v: (c * 0.5 + v, (v * c, c)), np.ones(3, np.float32), x, reverse=reverse
+    )  # noqa: B023, E731
     function = tf.function(jax2tf.convert(fun), autograph=False)
     assert not bodies_of(function.get_concrete_function(tf.constant(x)).graph)
     for y, expected in zip(jax.tree.leaves(function(x)), jax.tree.leaves(fun(x)), strict=True):
@@ -209,8 +262,12 @@ def test_a_loop_of_few_short_steps_is_unrolled(steps: int) -> None:
 
 
 def test_a_loop_of_few_long_steps_stays() -> None:
-  long = lambda x: lax.scan(lambda c, v: (jax.random.normal(jax.random.key(v[0].astype(int))) + c, None), x[0, 0], x)[0]  # noqa: E731
-  assert bodies_of(tf.function(jax2tf.convert(long), autograph=False).get_concrete_function(tf.constant(X)).graph)
+  long = lambda x: lax.scan(
+    lambda c, v: (jax.random.normal(jax.random.key(v[0].astype(int))) + c, None), x[0, 0], x
+  )[0]  # noqa: E731
+  assert bodies_of(
+    tf.function(jax2tf.convert(long), autograph=False).get_concrete_function(tf.constant(X)).graph
+  )
 
 
 @pytest.mark.usefixtures("one_step")
@@ -227,8 +284,14 @@ def test_the_gradient_of_a_weight_is_one_product() -> None:
       y = converted(w, x)
     return tape.gradient(y, w)
 
-  converted = jax2tf.convert(lambda w, x: lax.scan(lambda h, v: ((h := jnp.tanh(v @ w + h @ w)), h), x[0], x)[1].sum())
-  graph = tf.function(gradient, autograph=False).get_concrete_function(tf.constant(W), tf.constant(X)).graph
+  converted = jax2tf.convert(
+    lambda w, x: lax.scan(lambda h, v: ((h := jnp.tanh(v @ w + h @ w)), h), x[0], x)[1].sum()
+  )
+  graph = (
+    tf.function(gradient, autograph=False)
+    .get_concrete_function(tf.constant(W), tf.constant(X))
+    .graph
+  )
   assert [ops.count("MatMul") for ops in bodies_of(graph)] == [1, 1]
 
 
@@ -244,8 +307,12 @@ def test_gradients_by_rows_have_no_loops(name: str) -> None:
   converted = jax2tf.convert(fun := LOOPS[name][0])
   by_tape = tf.function(gradient, autograph=False).get_concrete_function(tf.constant(X))
   in_jax = jax.grad(lambda x: jnp.sum(fun(x) ** 2))
-  by_jax = tf.function(jax2tf.convert(in_jax, with_gradient=False), autograph=False).get_concrete_function(tf.constant(X))
-  assert not any(op.endswith("While") for graph in (by_tape.graph, by_jax.graph) for op in op_types(graph))
+  by_jax = tf.function(
+    jax2tf.convert(in_jax, with_gradient=False), autograph=False
+  ).get_concrete_function(tf.constant(X))
+  assert not any(
+    op.endswith("While") for graph in (by_tape.graph, by_jax.graph) for op in op_types(graph)
+  )
   np.testing.assert_allclose(by_jax(tf.constant(X)), in_jax(X), rtol=2e-6)
 
 
@@ -253,10 +320,16 @@ def test_counters_are_those_of_the_loop() -> None:
   """Neither lists nor constants of numbers, however many steps there are; TF 2.21: a list of 2^20 numbers takes 1.7 GB."""
 
   def long(x: Any) -> Any:
-    body = lambda i, c: jnp.tanh(c * i + (i * i % 7) + 2.0) * jnp.sin(c - i) / (c * c + 1.5) + jnp.cos(c + x) * i  # noqa: E731
+    body = lambda i, c: (
+      jnp.tanh(c * i + (i * i % 7) + 2.0) * jnp.sin(c - i) / (c * c + 1.5) + jnp.cos(c + x) * i
+    )  # noqa: E731
     return lax.fori_loop(0, 500_000, body, x)
 
-  graph = tf.function(jax2tf.convert(long, with_gradient=False), autograph=False).get_concrete_function(tf.constant(0.0)).graph
+  graph = (
+    tf.function(jax2tf.convert(long, with_gradient=False), autograph=False)
+    .get_concrete_function(tf.constant(0.0))
+    .graph
+  )
   assert graph.as_graph_def().ByteSize() < 30_000
   (ops,) = bodies_of(graph)
   assert "TensorListGetItem" not in ops
@@ -266,15 +339,29 @@ def test_counters_are_those_of_the_loop() -> None:
 def test_symbolic_sizes_are_not_held_for_all_steps() -> None:
   """A value of b * b in each step, beside rows of b."""
   converted = jax2tf.convert(distances, polymorphic_shapes=["7, b", ""], with_gradient=False)
-  graph = tf.function(converted, autograph=False).get_concrete_function(tf.TensorSpec((7, None)), tf.TensorSpec(())).graph
+  graph = (
+    tf.function(converted, autograph=False)
+    .get_concrete_function(tf.TensorSpec((7, None)), tf.TensorSpec(()))
+    .graph
+  )
   assert [ops.count("Sum") for ops in bodies_of(graph)] == [1]
 
 
 # {name: (in JAX, by hand, parameters, input)}.
 BY_HAND: dict[str, tuple[Any, Any, Any, np.ndarray]] = {
   "lstm": (*((m := speed_models.MODELS[-1]).in_jax, m.in_tf), m.params(), m.x()),
-  "gru": (loop_models.gru_jax, loop_models.gru_tf, loop_models.gru_params(128), np.zeros((64, 1, 128), np.float32)),
-  "keys": (lambda _, key: loop_models.keys_jax(key), lambda _, key: loop_models.keys_tf(key), (), np.array([0, 42], np.uint32)),
+  "gru": (
+    loop_models.gru_jax,
+    loop_models.gru_tf,
+    loop_models.gru_params(128),
+    np.zeros((64, 1, 128), np.float32),
+  ),
+  "keys": (
+    lambda _, key: loop_models.keys_jax(key),
+    lambda _, key: loop_models.keys_tf(key),
+    (),
+    np.array([0, 42], np.uint32),
+  ),
 }
 
 
@@ -284,7 +371,8 @@ def test_a_loop_runs_no_more_ops_than_one_by_hand(name: str) -> None:
   in_jax, in_tf, params, x = BY_HAND[name]
   variables = tf.nest.map_structure(tf.Variable, params)
   ours, by_hand = (
-    executed_op_types(tf.function(lambda x, f=f: f(variables, x), autograph=False), tf.constant(x)) for f in (jax2tf.convert(in_jax), in_tf)
+    executed_op_types(tf.function(lambda x, f=f: f(variables, x), autograph=False), tf.constant(x))
+    for f in (jax2tf.convert(in_jax), in_tf)
   )
   assert len(ours) <= len(by_hand)
 
@@ -293,7 +381,11 @@ def test_xla_slices_where_a_start_is_computed() -> None:
   """TF 2.21: XLA pads and masks what a size of -1 leaves open where any start is a tensor, in a loop 400 times as slow."""
 
   def sums(x: Any, n: Any) -> Any:
-    return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 2, c[1] + lax.dynamic_slice(x, (c[0], 0), (1, 3))), (0, x[:1]))[1]
+    return lax.while_loop(
+      lambda c: c[0] < n,
+      lambda c: (c[0] + 2, c[1] + lax.dynamic_slice(x, (c[0], 0), (1, 3))),
+      (0, x[:1]),
+    )[1]
 
   compiled = tf.function(jax2tf.convert(sums), autograph=False, jit_compile=True)
   hlo = compiled.experimental_get_compiler_ir(X, tf.constant(1))(stage="hlo")
@@ -304,7 +396,10 @@ def test_xla_slices_where_a_start_is_computed() -> None:
 
 def test_carried_arrays_are_jax_arrays_of_any_dtype() -> None:
   def fun(x: Any) -> Any:
-    return [lax.fori_loop(0, 3, lambda i, c: c.at[i].add(c[i]), x.astype(dtype)) for dtype in (jnp.int8, jnp.bfloat16, jnp.uint16)]
+    return [
+      lax.fori_loop(0, 3, lambda i, c: c.at[i].add(c[i]), x.astype(dtype))
+      for dtype in (jnp.int8, jnp.bfloat16, jnp.uint16)
+    ]
 
   for actual, expected in zip(jax2tf.convert(fun)(X * 99), jax.jit(fun)(X * 99), strict=True):
     np.testing.assert_array_equal(np.asarray(actual), np.asarray(expected))

@@ -52,11 +52,16 @@ def _loops(w: jax.Array, x: Any) -> Any:
   step = jax.jit(lambda carry: jnp.tanh(carry @ w))
   x = jax.device_put(x, jax.devices()[0])  # so that prepare looks for where each equation runs
   y, _ = lax.scan(lambda carry, i: (step(carry) + i, None), x, jnp.arange(3.0))
-  return lax.cond(x.sum() > 0, step, jnp.sin, y) + lax.scan(lambda _, i: (None, jnp.sin(i)), None, jnp.arange(3.0))[1]
+  return (
+    lax.cond(x.sum() > 0, step, jnp.sin, y)
+    + lax.scan(lambda _, i: (None, jnp.sin(i)), None, jnp.arange(3.0))[1]
+  )
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["graph", "native"])
-@pytest.mark.parametrize("use", [_eagerly, _in_a_graph, _under_a_tape, _around_a_graph, _in_a_graph_with_its_tape])
+@pytest.mark.parametrize(
+  "use", [_eagerly, _in_a_graph, _under_a_tape, _around_a_graph, _in_a_graph_with_its_tape]
+)
 def test_closed_over_arrays_die_with_the_function(use, native):
   weights = jnp.eye(3)
   alive = weakref.ref(weights)

@@ -71,7 +71,9 @@ class Weights:
     return self.w @ x * n if isinstance(n, int) else None
 
 
-jax.tree_util.register_pytree_node(Weights, lambda node: ((node.w,), None), lambda _, leaves: Weights(*leaves))
+jax.tree_util.register_pytree_node(
+  Weights, lambda node: ((node.w,), None), lambda _, leaves: Weights(*leaves)
+)
 
 NET = Net(3.0)
 WEIGHTS = Weights(np.ones((2, 3), np.float32))
@@ -166,7 +168,9 @@ def test_a_static_self_that_is_not_hashable():
   class Unhashable(Net):
     __hash__ = None
 
-  with pytest.raises(ValueError, match="Non-hashable static arguments are used in 'by_number': argument 0"):
+  with pytest.raises(
+    ValueError, match="Non-hashable static arguments are used in 'by_number': argument 0"
+  ):
     jax2tf.convert(Unhashable(2.0).by_number)(X)
 
 

@@ -32,7 +32,9 @@ def definite(x):
 
 
 def conv(x):
-  return lax.conv_general_dilated(x[None, :, :, None], WEIGHTS, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+  return lax.conv_general_dilated(
+    x[None, :, :, None], WEIGHTS, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
 
 
 @jax.custom_vjp
@@ -58,8 +60,18 @@ FUNCTIONS = {
   "integers": (lambda x: ((x * 3).astype(jnp.int32), x > 0, x), [], 1),
   # LAPACK between modules: its own rules, also behind a call and in a loop
   "cholesky": (lambda x: jnp.sin(jnp.linalg.cholesky(definite(jnp.cos(x)))), [], 4),
-  "solve_in_jit": (lambda x: jax.jit(lambda y: jnp.linalg.solve(definite(y), y))(jnp.tanh(x)) * 2, [], None),
-  "cholesky_in_scan": (lambda x: lax.scan(lambda c, _: (jnp.linalg.cholesky(definite(c)), c.sum()), x @ x.T, None, length=2), [], None),
+  "solve_in_jit": (
+    lambda x: jax.jit(lambda y: jnp.linalg.solve(definite(y), y))(jnp.tanh(x)) * 2,
+    [],
+    None,
+  ),
+  "cholesky_in_scan": (
+    lambda x: lax.scan(
+      lambda c, _: (jnp.linalg.cholesky(definite(c)), c.sum()), x @ x.T, None, length=2
+    ),
+    [],
+    None,
+  ),
 }
 
 
@@ -75,7 +87,9 @@ def text(node):
 
 
 def loss(f):
-  return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)) if jnp.issubdtype(y.dtype, jnp.inexact))
+  return lambda x: sum(
+    jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)) if jnp.issubdtype(y.dtype, jnp.inexact)
+  )
 
 
 def gradient(converted):
@@ -101,31 +115,46 @@ WAYS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_gradients_of_any_size(name, way):
   f, constraints, _ = FUNCTIONS[name]
-  options = {"polymorphic_shapes": ["b, c"], "polymorphic_constraints": constraints, "native_serialization": True}
+  options = {
+    "polymorphic_shapes": ["b, c"],
+    "polymorphic_constraints": constraints,
+    "native_serialization": True,
+  }
   values = WAYS[way](jax2tf.convert(f, **options))
   gradients = WAYS[way](gradient(jax2tf.convert(loss(f), **options)))
   for x in (X, X[:3, :2]):
     # XLA is the same; a factorisation is another one.
     rtol = 3e-5 if "cholesky" in name or "solve" in name else 1e-6
     close(values(tf.constant(x)), jax.jit(f)(x), rtol=rtol, of_the_largest=True)
-    close(gradients(tf.constant(x)), jax.jit(jax.grad(loss(f)))(x), rtol=10 * rtol, of_the_largest=True)
+    close(
+      gradients(tf.constant(x)), jax.jit(jax.grad(loss(f)))(x), rtol=10 * rtol, of_the_largest=True
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_op(name):
   f, constraints, count = FUNCTIONS[name]
-  converted = jax2tf.convert(f, polymorphic_shapes=["b, c"], polymorphic_constraints=constraints, native_serialization=True)
+  converted = jax2tf.convert(
+    f, polymorphic_shapes=["b, c"], polymorphic_constraints=constraints, native_serialization=True
+  )
   found = modules(WAYS["graph"](converted).get_concrete_function().graph)
   if count:
     assert len(found) == count
   assert not any("lapack" in text(node) or "stablehlo.composite" in text(node) for node in found)
-  assert all(node.attr["module"].s.startswith(b"ML\xefR") and b"StableHLO_v1.13.7" in node.attr["module"].s for node in found)
+  assert all(
+    node.attr["module"].s.startswith(b"ML\xefR") and b"StableHLO_v1.13.7" in node.attr["module"].s
+    for node in found
+  )
 
 
 def test_second_order_and_tangents():
   f, _, _ = FUNCTIONS["custom_vjp"]
   converted = jax2tf.convert(loss(f), native_serialization=True)
-  close(gradient(gradient(converted))(tf.constant(X)), jax.grad(lambda x: jax.grad(loss(f))(x).sum())(X), rtol=1e-5)
+  close(
+    gradient(gradient(converted))(tf.constant(X)),
+    jax.grad(lambda x: jax.grad(loss(f))(x).sum())(X),
+    rtol=1e-5,
+  )
   x = tf.constant(X)
   with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
     y = jax2tf.convert(jnp.sin, native_serialization=True)(x)
@@ -135,7 +164,11 @@ def test_second_order_and_tangents():
 def test_residuals_are_not_computed_twice():
   f = jax.value_and_grad(lambda x: jnp.sum(jnp.sin(x @ x.T) @ x))
   converted = jax2tf.convert(lambda x: jnp.sum(jnp.sin(x @ x.T) @ x), native_serialization=True)
-  found = modules(tf.function(gradient(converted), autograph=False).get_concrete_function(tf.TensorSpec(X.shape)).graph)
+  found = modules(
+    tf.function(gradient(converted), autograph=False)
+    .get_concrete_function(tf.TensorSpec(X.shape))
+    .graph
+  )
   assert len(found) == 2
   products = sum(text(node).count("stablehlo.dot_general") for node in found)
   assert products <= str(jax.make_jaxpr(f)(X)).count("dot_general")
@@ -143,7 +176,10 @@ def test_residuals_are_not_computed_twice():
 
 def test_static_shapes_and_constraints():
   converted = jax2tf.convert(
-    lambda x: x[:2] * 2, polymorphic_shapes=["b, 4"], polymorphic_constraints=["b >= 2"], native_serialization=True
+    lambda x: x[:2] * 2,
+    polymorphic_shapes=["b, 4"],
+    polymorphic_constraints=["b >= 2"],
+    native_serialization=True,
   )
   concrete = tf.function(converted, autograph=False).get_concrete_function(tf.TensorSpec([None, 4]))
   assert concrete.structured_outputs.shape == (2, 4)
@@ -158,11 +194,22 @@ def test_static_shapes_and_constraints():
 
 
 @pytest.mark.parametrize(
-  ("reader", "version"), [(None, "1.13.7"), ("1.0.0", "1.0.0"), ("2.16", "0.17.7"), ("2.16.1", "0.17.7"), ("0.9.0", "0.9.0")]
+  ("reader", "version"),
+  [
+    (None, "1.13.7"),
+    ("1.0.0", "1.0.0"),
+    ("2.16", "0.17.7"),
+    ("2.16.1", "0.17.7"),
+    ("0.9.0", "0.9.0"),
+  ],
 )
 def test_the_module_is_written_for_its_reader(reader, version):
   f, constraints, _ = FUNCTIONS["top_k"]
-  options = {"polymorphic_shapes": ["b, c"], "polymorphic_constraints": constraints, "native_serialization": True}
+  options = {
+    "polymorphic_shapes": ["b, c"],
+    "polymorphic_constraints": constraints,
+    "native_serialization": True,
+  }
   converted = jax2tf.convert(f, **options, stablehlo_version=reader)
   (node,) = modules(WAYS["graph"](converted).get_concrete_function().graph)
   assert f"StableHLO_v{version}".encode() in node.attr["module"].s
@@ -171,7 +218,10 @@ def test_the_module_is_written_for_its_reader(reader, version):
 
 @pytest.mark.parametrize("version", ["2.1", "99.0.0", "0.8.0", "newest", "1.0"])
 def test_readers_that_are_not_known(version):
-  with pytest.raises(ValueError, match=f"stablehlo_version = '{version}' is neither a TensorFlow release .* nor a StableHLO version"):
+  with pytest.raises(
+    ValueError,
+    match=f"stablehlo_version = '{version}' is neither a TensorFlow release .* nor a StableHLO version",
+  ):
     jax2tf.convert(jnp.sin, native_serialization=True, stablehlo_version=version)
 
 
@@ -201,10 +251,16 @@ np.savez(sys.argv[1] + "/y.npz", y=y, g=tape.gradient(y, x))
 def test_after_a_saved_model_without_jax(tmp_path, without_jax):
   f = lambda x: jnp.sin(jnp.linalg.cholesky(definite(x))) @ jnp.tanh(x)  # noqa: E731
   module = tf.Module()
-  module.f = WAYS["graph"](jax2tf.convert(f, polymorphic_shapes=["b, c"], native_serialization=True))
-  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  module.f = WAYS["graph"](
+    jax2tf.convert(f, polymorphic_shapes=["b, c"], native_serialization=True)
+  )
+  tf.saved_model.save(
+    module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+  )
   np.save(tmp_path / "x.npy", X)
-  subprocess.run([without_jax, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, timeout=300)
+  subprocess.run(
+    [without_jax, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, timeout=300
+  )
   found = np.load(tmp_path / "y.npz")
   np.testing.assert_allclose(found["y"], jax.jit(f)(X), rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(found["g"], jax.grad(lambda x: f(x).sum())(X), rtol=1e-4, atol=1e-4)
@@ -215,11 +271,18 @@ def test_after_a_saved_model_without_jax(tmp_path, without_jax):
 
 def test_platforms():
   options = {"native_serialization": True, "native_serialization_platforms": ["cuda"]}
-  (node,) = modules(tf.function(jax2tf.convert(jnp.sin, **options)).get_concrete_function(tf.TensorSpec([3])).graph)
+  (node,) = modules(
+    tf.function(jax2tf.convert(jnp.sin, **options)).get_concrete_function(tf.TensorSpec([3])).graph
+  )
   assert list(node.attr["platforms"].list.s) == [b"CUDA"]
-  with pytest.raises(tf.errors.NotFoundError, match="The current platform CPU is not among the platforms required by the module"):
+  with pytest.raises(
+    tf.errors.NotFoundError,
+    match="The current platform CPU is not among the platforms required by the module",
+  ):
     jax2tf.convert(jnp.sin, **options)(X)
-  unchecked = jax2tf.convert(jnp.sin, **options, native_serialization_disabled_checks=[jax2tf.DisabledSafetyCheck.platform()])
+  unchecked = jax2tf.convert(
+    jnp.sin, **options, native_serialization_disabled_checks=[jax2tf.DisabledSafetyCheck.platform()]
+  )
   close(unchecked(X), jnp.sin(X))
 
 
@@ -227,7 +290,9 @@ def test_one_module_for_several_platforms():
   def f(x):
     return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
 
-  converted = jax2tf.convert(f, native_serialization=True, native_serialization_platforms=("cpu", "cuda", "tpu"))
+  converted = jax2tf.convert(
+    f, native_serialization=True, native_serialization_platforms=("cpu", "cuda", "tpu")
+  )
   (node,) = modules(tf.function(converted).get_concrete_function(tf.TensorSpec([3])).graph)
   assert list(node.attr["platforms"].list.s) == [b"CPU", b"CUDA", b"TPU"]
   close(converted(X), jnp.sin(X))
@@ -237,7 +302,12 @@ def test_one_module_for_several_platforms():
 def test_a_module_for_another_machine(platform):
   """Exported on this CPU."""
   f = lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos) @ x.T  # noqa: E731
-  converted = jax2tf.convert(f, polymorphic_shapes=["b, c"], native_serialization=True, native_serialization_platforms=[platform])
+  converted = jax2tf.convert(
+    f,
+    polymorphic_shapes=["b, c"],
+    native_serialization=True,
+    native_serialization_platforms=[platform],
+  )
   (node,) = modules(WAYS["graph"](converted).get_concrete_function().graph)
   assert list(node.attr["platforms"].list.s) == [platform.upper().encode()]
   assert list(node.attr["disabled_checks"].list.s) == []
@@ -252,9 +322,16 @@ def test_custom_calls_without_a_promise():
     return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
   options = {"native_serialization": True, "with_gradient": False}
-  with pytest.raises(ValueError, match="Cannot serialize code with custom calls whose targets have no compatibility guarantees"):
+  with pytest.raises(
+    ValueError,
+    match="Cannot serialize code with custom calls whose targets have no compatibility guarantees",
+  ):
     jax2tf.convert(f, **options)(X)
-  converted = jax2tf.convert(f, **options, native_serialization_disabled_checks=[jax2tf.DisabledSafetyCheck.custom_call(target)])
+  converted = jax2tf.convert(
+    f,
+    **options,
+    native_serialization_disabled_checks=[jax2tf.DisabledSafetyCheck.custom_call(target)],
+  )
   (node,) = modules(tf.function(converted).get_concrete_function(tf.TensorSpec(X.shape)).graph)
   assert list(node.attr["disabled_checks"].list.s) == [f"custom_call:{target}".encode()]
   assert f"@{target}" in text(node)
@@ -262,8 +339,14 @@ def test_custom_calls_without_a_promise():
 
 def test_lapack_is_for_cpu_only():
   """A GPU has handlers of its own, so nothing is split off."""
-  converted = jax2tf.convert(lambda x: jnp.linalg.cholesky(definite(x)), native_serialization=True, native_serialization_platforms=["tpu"])
-  assert len(modules(tf.function(converted).get_concrete_function(tf.TensorSpec([3, 3])).graph)) == 1
+  converted = jax2tf.convert(
+    lambda x: jnp.linalg.cholesky(definite(x)),
+    native_serialization=True,
+    native_serialization_platforms=["tpu"],
+  )
+  assert (
+    len(modules(tf.function(converted).get_concrete_function(tf.TensorSpec([3, 3])).graph)) == 1
+  )
 
 
 def test_every_lapack_primitive_is_known():
@@ -280,4 +363,6 @@ def test_every_lapack_primitive_is_known():
       module = export.export(jitted, platforms=["cpu"])(*args).mlir_module()
     except Exception:  # JAX has no such export
       continue
-    assert ("@lapack" in module) <= contains(jax.make_jaxpr(jitted)(*args).jaxpr, native.LAPACK), group
+    assert ("@lapack" in module) <= contains(jax.make_jaxpr(jitted)(*args).jaxpr, native.LAPACK), (
+      group
+    )

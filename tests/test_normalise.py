@@ -36,8 +36,15 @@ def op_counts(fun: Callable[..., Any]) -> collections.Counter[str]:
       y = tf.reduce_sum(converted(x))
     return y, tape.gradient(y, x)
 
-  graph = tf.function(gradient, autograph=False).get_concrete_function(tf.TensorSpec(X.shape)).graph.as_graph_def()
-  nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+  graph = (
+    tf.function(gradient, autograph=False)
+    .get_concrete_function(tf.TensorSpec(X.shape))
+    .graph.as_graph_def()
+  )
+  nodes = [
+    *graph.node,
+    *(node for function in graph.library.function for node in function.node_def),
+  ]
   return collections.Counter(node.op for node in nodes)
 
 
@@ -51,7 +58,10 @@ def over_rows(read: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
 
 READ_BY_INDEX = over_rows(lambda a, i: a[i])
 SAME_GRAPHS = {
-  "dynamic_index_in_dim": (READ_BY_INDEX, over_rows(lambda a, i: lax.dynamic_index_in_dim(a, i, keepdims=False))),
+  "dynamic_index_in_dim": (
+    READ_BY_INDEX,
+    over_rows(lambda a, i: lax.dynamic_index_in_dim(a, i, keepdims=False)),
+  ),
   "a read in jit": (READ_BY_INDEX, over_rows(jax.jit(lambda a, i: a[i]))),
   "a step of a scan in jit": (
     lambda xs: lax.scan(lambda h, x: (cell(h, x), None), jnp.zeros(8), xs)[0],
@@ -71,7 +81,9 @@ _PLUMBING = ("Const", "Identity", "NoOp", "Placeholder")
 def test_a_call_costs_nothing(name: str) -> None:
   plain, called = SAME_GRAPHS[name]
   np.testing.assert_array_equal(jax2tf.convert(called)(X), jax2tf.convert(plain)(X))
-  counts = [{op: n for op, n in op_counts(fun).items() if op not in _PLUMBING} for fun in (plain, called)]
+  counts = [
+    {op: n for op, n in op_counts(fun).items() if op not in _PLUMBING} for fun in (plain, called)
+  ]
   assert counts[0] == counts[1]
 
 
@@ -87,7 +99,10 @@ def primitives(fun: Callable[..., Any], *args: Any) -> list[str]:
     (lambda x: doubled(x) * 0 + x.size, ["mul", "mul", "add"]),
     (lambda x: (jnp.cos(x), x)[1], []),
     (lambda x: x + jnp.float32(np.int32(3)), ["add"]),
-    (lambda x: jax.jit(lambda x: jax.debug.print("{}", x) or x)(x), ["jit"]),  # an effect stays where it is
+    (
+      lambda x: jax.jit(lambda x: jax.debug.print("{}", x) or x)(x),
+      ["jit"],
+    ),  # an effect stays where it is
   ],
   ids=["calls in calls", "twice", "used", "dead", "number", "effect"],
 )
@@ -107,7 +122,15 @@ scaled_p.def_abstract_eval(lambda x, *, by: x)
 
 
 @pytest.mark.parametrize(
-  ("numbers", "count"), [((0.0, -0.0), 2), ((1, 1.0), 2), ((True, 1), 2), ((np.nan, np.nan), 1), ((2.0, 2.0), 1), (((0.0,), (0.0,)), 1)]
+  ("numbers", "count"),
+  [
+    ((0.0, -0.0), 2),
+    ((1, 1.0), 2),
+    ((True, 1), 2),
+    ((np.nan, np.nan), 1),
+    ((2.0, 2.0), 1),
+    (((0.0,), (0.0,)), 1),
+  ],
 )
 def test_params_are_equal_by_their_bits(numbers: tuple[Any, Any], count: int) -> None:
   assert len(primitives(lambda x: [scaled_p.bind(x, by=number) for number in numbers], X)) == count

@@ -24,7 +24,10 @@ from jax2tf.tools.cli import main as command
 from jax2tf.tools.outside_ops import HIDDEN, NETWORK, OPS, PROCESS, PYTHON, READS, WRITES
 from jax2tf.tools.serving import config, models
 
-TEXT, NUMBERS = tf.TensorSpec([None], tf.string, name="x"), tf.TensorSpec([None, 2], tf.float32, name="x")
+TEXT, NUMBERS = (
+  tf.TensorSpec([None], tf.string, name="x"),
+  tf.TensorSpec([None, 2], tf.float32, name="x"),
+)
 
 
 def _graph(function: Callable[..., Any], *specs: tf.TensorSpec) -> meta_graph_pb2.MetaGraphDef:
@@ -106,16 +109,28 @@ def test_nodes_with_and_without_an_effect(graph: Any, effect: str | None) -> Non
 
 
 # Ops whose operands are called so, and that touch no file.
-_HARMLESS = {"RegexFullMatch", "RegexReplace", "StaticRegexFullMatch", "StaticRegexReplace", "OptionsDataset"}
+_HARMLESS = {
+  "RegexFullMatch",
+  "RegexReplace",
+  "StaticRegexFullMatch",
+  "StaticRegexReplace",
+  "OptionsDataset",
+}
 
 
 def test_the_table_has_each_op_of_files_and_addresses() -> None:
   """By the names of operands in TensorFlow's registry, so that an op of a new release is not overlooked."""
-  known = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList()))
-  suspicious = re.compile(r"file(s|name|names|path)?$|path$|_path|dir$|address|^prefix$|url|pattern|graph_def|mlir_module")
+  known = op_def_pb2.OpList.FromString(
+    pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
+  )
+  suspicious = re.compile(
+    r"file(s|name|names|path)?$|path$|_path|dir$|address|^prefix$|url|pattern|graph_def|mlir_module"
+  )
   found = set()
   for op in known.op:
-    operands = [each.name for each in op.input_arg] + [each.name for each in op.attr if each.type in ("string", "list(string)")]
+    operands = [each.name for each in op.input_arg] + [
+      each.name for each in op.attr if each.type in ("string", "list(string)")
+    ]
     found |= {op.name} if any(map(suspicious.search, operands)) else set()
   assert len(found) > 50
   assert found - OPS.keys() - _HARMLESS == set()
@@ -148,17 +163,26 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
   module.handle = module.resource.resource_handle
   double = tf.function(lambda x: {"y": 2 * x}, input_signature=[NUMBERS])
   tf.saved_model.save(module, str(folder / "m" / "1"), signatures=double.get_concrete_function())
-  good = saved_model.save(lambda w, x: w * x, np.float32(2), folder / "good", inputs={"x": "f32[b,2]"}, outputs=["y"])
+  good = saved_model.save(
+    lambda w, x: w * x, np.float32(2), folder / "good", inputs={"x": "f32[b,2]"}, outputs=["y"]
+  )
   (folder / "m" / "1" / "assets.extra").mkdir()
-  (folder / "m" / "1" / "assets.extra" / "jax2tf.json").write_bytes((good / "assets.extra" / "jax2tf.json").read_bytes())
+  (folder / "m" / "1" / "assets.extra" / "jax2tf.json").write_bytes(
+    (good / "assets.extra" / "jax2tf.json").read_bytes()
+  )
   written.unlink(missing_ok=True)
   return folder / "m", written
 
 
-def test_the_server_refuses_before_anything_runs(evil: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_refuses_before_anything_runs(
+  evil: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
   folder, written = evil
   monkeypatch.setattr(models, "POLL_SECONDS", 1e9)
-  with pytest.raises(RuntimeError, match=r"reaches outside of the model: WriteFile writes files \(in '__inference__initializer_\d+'\)"):
+  with pytest.raises(
+    RuntimeError,
+    match=r"reaches outside of the model: WriteFile writes files \(in '__inference__initializer_\d+'\)",
+  ):
     models.Models(lambda: {"m": config.Source(folder)})
   assert not written.exists()
   served = models.Models(lambda: {"m": config.Source(folder, allow_ops=frozenset(["WriteFile"]))})
@@ -177,11 +201,15 @@ def test_batch_refuses_before_anything_runs(evil: tuple[Path, Path]) -> None:
   written.unlink()
 
 
-def test_names_of_a_model_do_not_control_the_terminal(evil: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_a_model_do_not_control_the_terminal(
+  evil: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
   model = saved_model_pb2.SavedModel.FromString((evil[0] / "1" / "saved_model.pb").read_bytes())
   name = "\x1b]0;title\x07\x1b[2J[bold red]y[/]"
   [graph] = model.meta_graphs
-  graph.signature_def["serving_default"].outputs[name].CopyFrom(graph.signature_def["serving_default"].outputs["y"])
+  graph.signature_def["serving_default"].outputs[name].CopyFrom(
+    graph.signature_def["serving_default"].outputs["y"]
+  )
   (tmp_path / "saved_model.pb").write_bytes(model.SerializeToString())
   with pytest.raises(SystemExit):
     command.main(["inspect", str(tmp_path)])
@@ -204,11 +232,17 @@ def test_inspect_lists_them(evil: tuple[Path, Path], capsys: pytest.CaptureFixtu
     assert "writes files" in said
     if flags:
       [(op, each)] = json.loads(said)["outside"].items()
-      assert (op, each["effect"], each["in"][0].startswith("__inference__initializer_")) == ("WriteFile", "writes files", True)
+      assert (op, each["effect"], each["in"][0].startswith("__inference__initializer_")) == (
+        "WriteFile",
+        "writes files",
+        True,
+      )
   assert not evil[1].exists()
 
 
-@pytest.mark.parametrize("verb", [["serve", "m"], ["batch", "m", "rows.npy", "out"]], ids=["serve", "batch"])
+@pytest.mark.parametrize(
+  "verb", [["serve", "m"], ["batch", "m", "rows.npy", "out"]], ids=["serve", "batch"]
+)
 def test_an_op_that_nothing_refuses(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
   with pytest.raises(SystemExit) as ended:
     command.main([*verb, "--allow-ops", "ReadFile,Wrte"])
@@ -223,7 +257,11 @@ class _Assets(tf.Module):
   def __init__(self, file: Path):
     super().__init__()
     words = tf.lookup.TextFileInitializer(
-      str(file), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+      str(file),
+      tf.string,
+      tf.lookup.TextFileIndex.WHOLE_LINE,
+      tf.int64,
+      tf.lookup.TextFileIndex.LINE_NUMBER,
     )
     self.table = tf.lookup.StaticHashTable(words, -1)
     self.asset = tf.saved_model.Asset(str(file))
@@ -231,7 +269,10 @@ class _Assets(tf.Module):
 
   @tf.function(input_signature=[TEXT])
   def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-    return {"i": self.table.lookup(x), "n": tf.strings.length(tf.io.read_file(self.asset.asset_path)) + self.bias}
+    return {
+      "i": self.table.lookup(x),
+      "n": tf.strings.length(tf.io.read_file(self.asset.asset_path)) + self.bias,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +281,9 @@ def with_assets(tmp_path_factory: pytest.TempPathFactory) -> meta_graph_pb2.Meta
   (folder / "words.txt").write_text("a\nb\n")
   model = _Assets(folder / "words.txt")
   tf.saved_model.save(model, str(folder / "1"), signatures=model.__call__)
-  [graph] = saved_model_pb2.SavedModel.FromString((folder / "1" / "saved_model.pb").read_bytes()).meta_graphs
+  [graph] = saved_model_pb2.SavedModel.FromString(
+    (folder / "1" / "saved_model.pb").read_bytes()
+  ).meta_graphs
   return graph
 
 
@@ -251,7 +294,9 @@ def _changed(graph: Any, change: Callable[[Any], object]) -> list[str]:
 
 
 def _functions(graph: Any, part: str) -> list[Any]:
-  return [function for function in graph.graph_def.library.function if part in function.signature.name]
+  return [
+    function for function in graph.graph_def.library.function if part in function.signature.name
+  ]
 
 
 def _read_constants(graph: Any) -> None:
@@ -276,7 +321,9 @@ def _capture_a_variable(graph: Any) -> None:
   nodes = graph.object_graph_def.nodes
   variable = next(i for i, node in enumerate(nodes) if node.HasField("variable"))
   for function in graph.object_graph_def.concrete_functions.values():
-    function.bound_inputs[:] = [variable if nodes[i].HasField("asset") else i for i in function.bound_inputs]
+    function.bound_inputs[:] = [
+      variable if nodes[i].HasField("asset") else i for i in function.bound_inputs
+    ]
 
 
 def _save_in_a_signature(graph: Any) -> None:
@@ -285,12 +332,18 @@ def _save_in_a_signature(graph: Any) -> None:
 
 
 def _restore_in_a_concrete_function(graph: Any) -> None:
-  graph.object_graph_def.concrete_functions[_functions(graph, "traced_restore")[0].signature.name].bound_inputs.append(0)
+  graph.object_graph_def.concrete_functions[
+    _functions(graph, "traced_restore")[0].signature.name
+  ].bound_inputs.append(0)
 
 
 def _named_as_the_graph(graph: Any) -> None:
   """A function with the name and the nodes of what is not refused."""
-  save = next(node for node in graph.graph_def.node if node.name == graph.saver_def.save_tensor_name.partition(":")[0])
+  save = next(
+    node
+    for node in graph.graph_def.node
+    if node.name == graph.saver_def.save_tensor_name.partition(":")[0]
+  )
   evil = graph.graph_def.library.function.add()
   evil.signature.name = "the graph"
   evil.node_def.add(name=save.name, op="SaveV2", input=["a", "b", "c"])
@@ -313,7 +366,9 @@ ASSET_OPS = ["InitializeTableFromTextFileV2", "ReadFile"]
   ],
   ids=["as saved", "constants", "outside", "absolute", "variable", "save", "restore", "the graph"],
 )
-def test_assets_and_checkpoints_are_of_the_model(with_assets: Any, change: Callable[[Any], object], expected: list[str]) -> None:
+def test_assets_and_checkpoints_are_of_the_model(
+  with_assets: Any, change: Callable[[Any], object], expected: list[str]
+) -> None:
   assert _changed(with_assets, change) == expected
 
 
@@ -322,26 +377,41 @@ def test_a_graph_of_tensorflow_1(tmp_path: Path) -> None:
   with tf.Graph().as_default(), tf.compat.v1.Session() as session:
     x, _ = tf.compat.v1.placeholder(tf.string, [None]), tf.compat.v1.get_variable("v", [2])
     index = tf.lookup.TextFileIndex
-    words = tf.lookup.TextFileInitializer(str(tmp_path / "words.txt"), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER)
+    words = tf.lookup.TextFileInitializer(
+      str(tmp_path / "words.txt"), tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER
+    )
     y = tf.lookup.StaticHashTable(words, -1).lookup(x)
     session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.tables_initializer()])
     init = tf.compat.v1.tables_initializer()
-    tf.compat.v1.saved_model.simple_save(session, str(tmp_path / "1"), {"x": x}, {"y": y}, legacy_init_op=init)
+    tf.compat.v1.saved_model.simple_save(
+      session, str(tmp_path / "1"), {"x": x}, {"y": y}, legacy_init_op=init
+    )
   assert outside.in_directory(tmp_path / "1") == {}
 
 
 def test_models_of_jax2tf_reach_nothing(tmp_path: Path) -> None:
   """With a state, and as a native module, which calls nothing of the host."""
-  state = saved_model.Model({}, state=np.int32(0)).add(lambda _, n, x: (n + 1, x), inputs={"x": "f32[b]"}, stateful=True)
+  state = saved_model.Model({}, state=np.int32(0)).add(
+    lambda _, n, x: (n + 1, x), inputs={"x": "f32[b]"}, stateful=True
+  )
   outside.check(state.save(tmp_path / "state"))
-  native = _graph(jax2tf.convert(jnp.sort, native_serialization=True), tf.TensorSpec([2, 2], tf.float32))
-  assert "XlaCallModule" in {node.op for function in native.graph_def.library.function for node in function.node_def}
+  native = _graph(
+    jax2tf.convert(jnp.sort, native_serialization=True), tf.TensorSpec([2, 2], tf.float32)
+  )
+  assert "XlaCallModule" in {
+    node.op for function in native.graph_def.library.function for node in function.node_def
+  }
   assert outside.in_graph(native) == {}
 
 
 def test_a_damaged_file(tmp_path: Path, with_assets: meta_graph_pb2.MetaGraphDef) -> None:
   with pytest.raises(ValueError, match="two nodes or functions named"):
-    _changed(with_assets, lambda graph: graph.graph_def.library.function.add(signature=graph.graph_def.library.function[0].signature))
+    _changed(
+      with_assets,
+      lambda graph: graph.graph_def.library.function.add(
+        signature=graph.graph_def.library.function[0].signature
+      ),
+    )
   (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff")
   with pytest.raises(ValueError, match="is damaged, so TensorFlow cannot parse it"):
     outside.check(tmp_path)

@@ -27,7 +27,9 @@ assert not {"numpy", "ray"} & {*sys.modules}
 
 
 def test_nothing_is_imported_or_printed_before_a_name_is_asked_for() -> None:
-  done = subprocess.run([sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, check=False, timeout=60)
+  done = subprocess.run(
+    [sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, check=False, timeout=60
+  )
   assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -37,7 +39,12 @@ def test_public_names_are_those_that_type_checkers_see() -> None:
     for node in ast.parse(Path(jax2tf.__file__).read_text()).body
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
   ][:1]
-  seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+  seen = {
+    alias.name: node.module
+    for node in block.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+  }
   assert sorted(seen) == jax2tf.__all__
   for name, module in seen.items():
     assert getattr(jax2tf, name) is getattr(sys.modules[str(module)], name)
@@ -53,8 +60,14 @@ def test_modules_are_attributes_and_other_names_are_not() -> None:
 
 
 def test_each_sweep_takes_its_defaults() -> None:
-  scripts = [path.stem for path in Path(sweeps.__path__[0]).glob("*.py") if "@click.command" in path.read_text(encoding="utf-8")]
+  scripts = [
+    path.stem
+    for path in Path(sweeps.__path__[0]).glob("*.py")
+    if "@click.command" in path.read_text(encoding="utf-8")
+  ]
   assert len(scripts) > 10
   for name in scripts:
     main = importlib.import_module(f"{sweeps.__name__}.{name}").main
-    assert main.make_context(name, []).params.keys() == {parameter.name for parameter in main.params}
+    assert main.make_context(name, []).params.keys() == {
+      parameter.name for parameter in main.params
+    }

@@ -44,7 +44,11 @@ def place() -> Iterator[str]:
 
 
 def files(folder: str) -> list[str]:
-  return sorted(str(Path(where[len(folder) :], name)).lstrip("/") for where, _, names in tf.io.gfile.walk(folder) for name in names)
+  return sorted(
+    str(Path(where[len(folder) :], name)).lstrip("/")
+    for where, _, names in tf.io.gfile.walk(folder)
+    for name in names
+  )
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +56,23 @@ def model() -> saved_model.Model:
   return saved_model.Model(W, trainable=False).add(f, **GIVEN)
 
 
-def test_versions_at_an_address(place: str, model: saved_model.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_at_an_address(
+  place: str, model: saved_model.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.chdir(tmp_path)
   first, second = model.save(f"{place}/net"), saved_model.save(f, 2 * W, f"{place}/net", **GIVEN)
   assert (str(first), str(second), second.name) == (f"{place}/net/1", f"{place}/net/2", "2")
   assert len([name for name in files(place) if name.startswith("net/2/")]) == 5
-  np.testing.assert_array_equal(tf.saved_model.load(str(second)).signatures["serving_default"](x=W)["y"], 2 * W)
+  np.testing.assert_array_equal(
+    tf.saved_model.load(str(second)).signatures["serving_default"](x=W)["y"], 2 * W
+  )
   assert manifest.read(second).parameters == manifest.read(f"{place}/net/1").parameters
   assert [*tmp_path.iterdir()] == []
 
 
-def test_the_file_that_readers_look_for_is_copied_last(place: str, model: saved_model.Model) -> None:
+def test_the_file_that_readers_look_for_is_copied_last(
+  place: str, model: saved_model.Model
+) -> None:
   with mock.patch.object(tf.io.gfile, "copy", wraps=tf.io.gfile.copy) as copy:
     model.save(place)
   assert copy.call_count == 5
@@ -77,7 +87,10 @@ def test_a_copy_that_fails_leaves_nothing(place: str, model: saved_model.Model) 
       raise tf.errors.UnavailableError(None, None, "the network is gone")
     original(written, target, **options)
 
-  with mock.patch.object(tf.io.gfile, "copy", fails), pytest.raises(OSError, match=r"does not answer as it should \(the network is gone"):
+  with (
+    mock.patch.object(tf.io.gfile, "copy", fails),
+    pytest.raises(OSError, match=r"does not answer as it should \(the network is gone"),
+  ):
     model.save(place)
   assert files(place) == []
 
@@ -87,7 +100,10 @@ def test_a_copy_that_is_cut_is_seen(place: str, model: saved_model.Model) -> Non
     with tf.io.gfile.GFile(target, "wb") as file:
       file.write(Path(written).read_bytes()[:-1])
 
-  with mock.patch.object(tf.io.gfile, "copy", cut), pytest.raises(OSError, match=r"has \d+ of \d+ bytes after it was copied"):
+  with (
+    mock.patch.object(tf.io.gfile, "copy", cut),
+    pytest.raises(OSError, match=r"has \d+ of \d+ bytes after it was copied"),
+  ):
     model.save(place)
   assert files(place) == []
 
@@ -97,7 +113,9 @@ def test_what_is_at_an_address_is_not_overwritten(place: str, model: saved_model
   before = files(place)
   with pytest.raises(FileExistsError, match="exists already"):
     model.save(place, version=3)
-  with pytest.raises(ValueError, match=r"overwrite=True cannot replace ram://.*, because ram:// exchanges no folders"):
+  with pytest.raises(
+    ValueError, match=r"overwrite=True cannot replace ram://.*, because ram:// exchanges no folders"
+  ):
     model.save(place, version=3, overwrite=True)
   with pytest.raises(FileExistsError, match="is a version of a model, and not its folder"):
     model.save(f"{place}/3")
@@ -128,7 +146,10 @@ def test_models_and_parameters_at_an_address_are_read(
 
 def test_onnx_files_at_an_address(place: str, model: saved_model.Model) -> None:
   made = onnx.save_model(model, f"{place}/a.onnx", external_data_threshold=0, **ONCE)
-  assert (str(made.path), made.size) == (f"{place}/a.onnx", sum(tf.io.gfile.stat(f"{place}/{name}").length for name in files(place)))
+  assert (str(made.path), made.size) == (
+    f"{place}/a.onnx",
+    sum(tf.io.gfile.stat(f"{place}/{name}").length for name in files(place)),
+  )
   assert len(files(place)) == 2
   np.testing.assert_array_equal(onnx.run(f"{place}/a.onnx", {"x": W})["y"], W)
   with pytest.raises(FileExistsError, match=r"a\.onnx exists already"):
@@ -152,7 +173,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
   "onnx.run": lambda path: onnx.run(path, {}),
   "tflite.save": lambda path: tflite.save(f, W, path, **GIVEN),
   "tflite.run": lambda path: tflite.run(path, {}),
-  "tflite.save_training": lambda path: tflite.save_training(f, f, W, path, batch={}, inputs={}, learning_rate=1.0),
+  "tflite.save_training": lambda path: tflite.save_training(
+    f, f, W, path, batch={}, inputs={}, learning_rate=1.0
+  ),
   "tflite.quantization_report": lambda path: tflite.quantization_report("missing", path),
   "tfjs.save": lambda path: tfjs.save(f, W, path, **GIVEN),
   "tfjs.run": lambda path: tfjs.run(path, {}),
@@ -164,11 +187,16 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_unknown_file_system_is_refused_before_the_work(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_file_system_is_refused_before_the_work(
+  name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.chdir(tmp_path)
   with (
     mock.patch.object(saved_model.Model, "add", side_effect=AssertionError("the work began")),
-    pytest.raises(ValueError, match=r"= 's3://bucket/x(/.*)?'(: TensorFlow has no file system for s3://| is not on this machine)"),
+    pytest.raises(
+      ValueError,
+      match=r"= 's3://bucket/x(/.*)?'(: TensorFlow has no file system for s3://| is not on this machine)",
+    ),
   ):
     CALLS[name]("s3://bucket/x")
   with pytest.raises(ValueError, match="has lost a slash"):
@@ -176,10 +204,15 @@ def test_an_unknown_file_system_is_refused_before_the_work(name: str, tmp_path: 
   assert [*tmp_path.iterdir()] == []
 
 
-def test_a_file_system_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_does_not_answer(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.chdir(tmp_path)
   error = tf.errors.FailedPreconditionError(None, None, "Could not resolve host")
-  with mock.patch.object(tf.io.gfile, "exists", side_effect=error), pytest.raises(OSError, match=r"gs://b/m: its .*Could not resolve host"):
+  with (
+    mock.patch.object(tf.io.gfile, "exists", side_effect=error),
+    pytest.raises(OSError, match=r"gs://b/m: its .*Could not resolve host"),
+  ):
     saved_model.save(f, W, "gs://b/m", **GIVEN)
   assert [*tmp_path.iterdir()] == []
 
@@ -199,7 +232,14 @@ def test_addresses_that_are_none(given: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-  ("given", "local"), [("a/b", "a/b"), ("file:///a/b", "/a/b"), ("C:/a", "C:/a"), ("./gs:/a", "gs:/a"), ("aa://b c", None)]
+  ("given", "local"),
+  [
+    ("a/b", "a/b"),
+    ("file:///a/b", "/a/b"),
+    ("C:/a", "C:/a"),
+    ("./gs:/a", "gs:/a"),
+    ("aa://b c", None),
+  ],
 )
 def test_what_is_local(given: str, local: str | None) -> None:
   if local is None:
@@ -212,17 +252,26 @@ def test_what_is_local(given: str, local: str | None) -> None:
 def test_an_address_has_the_names_of_a_path() -> None:
   address = paths.Address("gs://bucket/models/net.onnx")
   assert str(address) == address.as_posix() == address.__fspath__() == "gs://bucket/models/net.onnx"
-  assert (address.name, address.stem, address.suffix, str(address.parent)) == ("net.onnx", "net", ".onnx", "gs://bucket/models")
+  assert (address.name, address.stem, address.suffix, str(address.parent)) == (
+    "net.onnx",
+    "net",
+    ".onnx",
+    "gs://bucket/models",
+  )
   assert str(address.parent / "1") == "gs://bucket/models/1"
   assert address == paths.Address("gs://bucket/models") / "net.onnx"
   assert len({address, paths.Address(str(address))}) == 1
 
 
-@pytest.mark.parametrize("save", [CALLS["onnx.save"], CALLS["tflite.save"], CALLS["tflite.save_training"]])
+@pytest.mark.parametrize(
+  "save", [CALLS["onnx.save"], CALLS["tflite.save"], CALLS["tflite.save_training"]]
+)
 def test_a_folder_is_no_file(save: Callable[[Any], Any], tmp_path: Path) -> None:
   with (
     mock.patch.object(saved_model.Model, "add", side_effect=AssertionError("the work began")),
-    pytest.raises(IsADirectoryError, match=r"is a folder; name a file in it, such as '.*/model\.(onnx|tflite)'"),
+    pytest.raises(
+      IsADirectoryError, match=r"is a folder; name a file in it, such as '.*/model\.(onnx|tflite)'"
+    ),
   ):
     save(tmp_path)
 
@@ -238,7 +287,10 @@ def test_what_is_read_is_a_file(run: Callable[[Any], Any], tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["1", "2"])
 def test_a_version_holds_no_versions(name: str, model: saved_model.Model, tmp_path: Path) -> None:
   model.save(tmp_path / "net")
-  with pytest.raises(FileExistsError, match=f"net/{name} is a version of a model, and not its folder; pass .*/net with version={name}"):
+  with pytest.raises(
+    FileExistsError,
+    match=f"net/{name} is a version of a model, and not its folder; pass .*/net with version={name}",
+  ):
     saved_model.save(f, W, tmp_path / "net" / name, **GIVEN)
   assert [path.name for path in (tmp_path / "net").iterdir()] == ["1"]
 
@@ -258,7 +310,17 @@ def test_paths_of_users_are_known_at_one_address() -> None:
       if not isinstance(node, ast.FunctionDef):
         continue
       args = [*node.args.args, *node.args.kwonlyargs]
-      given = {arg.arg for arg in args if arg.annotation and "PathLike" in ast.unparse(arg.annotation)}
-      calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and ast.unparse(call.func) == "Path"]
-      found += [f"{file.name}:{call.lineno}" for call in calls if any(ast.unparse(arg) in given for arg in call.args)]
+      given = {
+        arg.arg for arg in args if arg.annotation and "PathLike" in ast.unparse(arg.annotation)
+      }
+      calls = [
+        call
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Path"
+      ]
+      found += [
+        f"{file.name}:{call.lineno}"
+        for call in calls
+        if any(ast.unparse(arg) in given for arg in call.args)
+      ]
   assert found == []

@@ -14,7 +14,10 @@ from tests.case import close
 
 SQUARES = (np.random.default_rng(0).random((4, 3, 3)) + 3 * np.eye(3)).astype(np.float32)
 SINGULAR = SQUARES * np.array([1, 0, 1, 1], np.float32)[:, np.newaxis, np.newaxis]
-ROWS = {"lu": (lambda a: list(lax.linalg.lu(a)), SINGULAR), "solve": (lambda a: [jnp.linalg.solve(a, a + 1)], SQUARES)}
+ROWS = {
+  "lu": (lambda a: list(lax.linalg.lu(a)), SINGULAR),
+  "solve": (lambda a: [jnp.linalg.solve(a, a + 1)], SQUARES),
+}
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -14,11 +14,26 @@ from jax2tf.tools.sweeps import pipeline_data, pipeline_kills, pipeline_report, 
 
 
 def measured(**rates: float) -> dict[str, Any]:
-  ways = {"batch 1": 10.0, "batch 2": 19.0, "bare 1": 10.0, "bare 2": 18.0, "ray": 18.0, "dask": 15.0, "beam tables": 9.0}
+  ways = {
+    "batch 1": 10.0,
+    "batch 2": 19.0,
+    "bare 1": 10.0,
+    "bare 2": 18.0,
+    "ray": 18.0,
+    "dask": 15.0,
+    "beam tables": 9.0,
+  }
   ways |= {way.replace("_", " "): rate for way, rate in rates.items()}
   rows = {way: [rate] * 3 for way, rate in ways.items() if rate}
   start = {way: [3.0, 4.0, 5.0] for way in rows}
-  return {"rows": 100, "rows_per_second": rows, "start_seconds": start, "ray_shares": [0.5] * 3, "faults": [], "load_at_end": 0.5}
+  return {
+    "rows": 100,
+    "rows_per_second": rows,
+    "start_seconds": start,
+    "ray_shares": [0.5] * 3,
+    "faults": [],
+    "load_at_end": 0.5,
+  }
 
 
 def killed(**changes: Any) -> dict[str, Any]:
@@ -28,28 +43,58 @@ def killed(**changes: Any) -> dict[str, Any]:
   return moments | {"rows": 100, "one_checksum": changes.get("one_checksum", True)}
 
 
-MILLIONS = {"rows": 9, "seconds": 150.0, "start_seconds": 4.0, "window_seconds": 60.0, "last_by_first": 0.95, "megabytes": [700.0, 710.0]}
+MILLIONS = {
+  "rows": 9,
+  "seconds": 150.0,
+  "start_seconds": 4.0,
+  "window_seconds": 60.0,
+  "last_by_first": 0.95,
+  "megabytes": [700.0, 710.0],
+}
 BEAM = "Beam's DirectRunner"
 MISSED = [
   ("encoder", measured(), []),
   (
     "encoder",
     measured(batch_2=17.0),
-    ["encoder, batch 2 / batch 1: 1.70, required >= 1.8", "encoder, batch 2 / bare 2: 0.94, required >= 0.95"],
+    [
+      "encoder, batch 2 / batch 1: 1.70, required >= 1.8",
+      "encoder, batch 2 / bare 2: 0.94, required >= 0.95",
+    ],
   ),
   ("encoder", measured(beam_tables=0), ["encoder, beam tables / bare 1: not run, required >= 0.8"]),
-  ("mlp", measured() | {"ray_shares": [0.5, 0.3, 0.5]}, ["mlp, smallest share of a Ray actor: 0.30, required >= 0.4"]),
+  (
+    "mlp",
+    measured() | {"ray_shares": [0.5, 0.3, 0.5]},
+    ["mlp, smallest share of a Ray actor: 0.30, required >= 0.4"],
+  ),
   ("engines", measured() | {"faults": ["mlp, spark: no Java"]}, ["mlp, spark: no Java"]),
   ("kills", {"Ray": killed(), "load_at_end": 0.5}, []),
   ("kills", {"Ray": killed(killed=0)}, ["kills, Ray, write: 0 processes were killed"]),
   ("kills", {"Ray": killed(one_checksum=False)}, ["kills, Ray: the results of its runs differ"]),
   ("kills", {"Ray": killed(temporary=["left"])}, ["kills, Ray, write: it left left"]),
   ("kills", {"Ray": killed(wrong="9 rows went in")}, ["kills, Ray, write: 9 rows went in"]),
-  ("kills", {BEAM: killed()}, [f"kills, {BEAM}, {moment}: the run did not fail" for moment in ("write", "middle")]),
+  (
+    "kills",
+    {BEAM: killed()},
+    [f"kills, {BEAM}, {moment}: the run did not fail" for moment in ("write", "middle")],
+  ),
   ("millions", MILLIONS, []),
-  ("millions", MILLIONS | {"last_by_first": 0.8}, ["millions: the last rate is 0.80 of the first, required >= 0.9"]),
-  ("millions", MILLIONS | {"megabytes": [700.0, 800.0]}, ["millions: memory grew from 700 to 800 MB"]),
-  ("millions", MILLIONS | {"window_seconds": 30.0}, ["millions: the rates are of 30 s, required >= 60; give more --rows"]),
+  (
+    "millions",
+    MILLIONS | {"last_by_first": 0.8},
+    ["millions: the last rate is 0.80 of the first, required >= 0.9"],
+  ),
+  (
+    "millions",
+    MILLIONS | {"megabytes": [700.0, 800.0]},
+    ["millions: memory grew from 700 to 800 MB"],
+  ),
+  (
+    "millions",
+    MILLIONS | {"window_seconds": 30.0},
+    ["millions: the rates are of 30 s, required >= 60; give more --rows"],
+  ),
 ]
 
 
@@ -63,7 +108,9 @@ def test_what_is_missed_is_said(part: str, found: dict[str, Any], expected: list
 
 
 def test_the_page_has_the_numbers() -> None:
-  assert reports.page("pipelines").read_text(encoding="utf-8") == pipeline_report.page(reports.read("pipelines"))
+  assert reports.page("pipelines").read_text(encoding="utf-8") == pipeline_report.page(
+    reports.read("pipelines")
+  )
 
 
 def test_outputs_are_compared_by_id(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ class Node:
     self.w = w
 
   def __init_subclass__(cls):
-    tree_util.register_pytree_node(cls, lambda node: ((node.w,), None), lambda _, leaves: cls(*leaves))
+    tree_util.register_pytree_node(
+      cls, lambda node: ((node.w,), None), lambda _, leaves: cls(*leaves)
+    )
 
   def check(self, w):
     raise NotImplementedError
@@ -81,7 +83,9 @@ class OfJax:
 NODES = [Ranked, Sized, OfFloats, OfArrays, Given, OfFlax, OfJax]
 
 
-@pytest.mark.parametrize("node", [n for n in NODES if n is not Sized])  # a tf.Tensor of a graph has no len()
+@pytest.mark.parametrize(
+  "node", [n for n in NODES if n is not Sized]
+)  # a tf.Tensor of a graph has no len()
 def test_a_result(node):
   converted = jax2tf.convert(lambda x: {"y": node(x * 2), "z": jnp.sum(x)})
   found = converted(X)
@@ -106,7 +110,9 @@ def test_an_argument(node):
   close(gradient(argument)["p"].w, 2 * X)
 
 
-@pytest.mark.parametrize("node", [n for n in NODES if n is not Sized])  # len() of a symbolic size is an error of JAX
+@pytest.mark.parametrize(
+  "node", [n for n in NODES if n is not Sized]
+)  # len() of a symbolic size is an error of JAX
 def test_symbolic_sizes(node):
   fun = lambda given, x: given["p"].w @ x  # noqa: E731
   shapes = [{"p": "b, 3"}, None]
@@ -146,7 +152,9 @@ def test_a_state_and_the_precision_of_results():
   model = saved_model.Model(OfArrays(W), state=OfArrays(W))
   model.add(count, inputs={"x": "f32[b,3]"}, stateful=True)
   close(model.signatures["serving_default"](x=X4)["output"], X4 @ W + W[0])
-  half = of_results(lambda params, x: OfArrays((x @ params.w).astype(jnp.bfloat16)), OfArrays(W), X4)
+  half = of_results(
+    lambda params, x: OfArrays((x @ params.w).astype(jnp.bfloat16)), OfArrays(W), X4
+  )
   assert half.w.dtype == jnp.bfloat16
 
 

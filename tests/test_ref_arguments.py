@@ -40,7 +40,9 @@ def test_variables_are_as_the_refs_of_jax(way):
   refs = jax.tree.map(jax.new_ref, _state())
   expected = [_step(refs, X) for _ in range(3)]
   variables = _variables()
-  converted = jax2tf.convert(_step, polymorphic_shapes=[{"n": "_", "sum": "b"}, "b"] if way == "shapes" else None)
+  converted = jax2tf.convert(
+    _step, polymorphic_shapes=[{"n": "_", "sum": "b"}, "b"] if way == "shapes" else None
+  )
 
   def call(x):
     return converted(_given(variables), x)
@@ -56,7 +58,11 @@ def test_variables_are_as_the_refs_of_jax(way):
 
     results = loop(X)
   else:
-    fun = tf.function(call, autograph=False, jit_compile=way == "xla") if way in ("graph", "xla") else call
+    fun = (
+      tf.function(call, autograph=False, jit_compile=way == "xla")
+      if way in ("graph", "xla")
+      else call
+    )
     results = [fun(tf.constant(X)) for _ in range(3)]
   np.testing.assert_allclose(results, expected, rtol=1e-6)
   for name, variable in variables.items():
@@ -99,9 +105,15 @@ def test_saved_with_the_module_that_owns_the_variables(tmp_path):
     return n[...]
 
   converted = jax2tf.convert(flip)
-  module.flip = tf.function(lambda: converted(jax2tf.Ref(module.n), low=jax2tf.Ref(module.low)), autograph=False, input_signature=[])
+  module.flip = tf.function(
+    lambda: converted(jax2tf.Ref(module.n), low=jax2tf.Ref(module.low)),
+    autograph=False,
+    input_signature=[],
+  )
   module.flip()
-  tf.saved_model.save(module, tmp_path / "m", signatures={"flip": module.flip.get_concrete_function()})
+  tf.saved_model.save(
+    module, tmp_path / "m", signatures={"flip": module.flip.get_concrete_function()}
+  )
   loaded = tf.saved_model.load(tmp_path / "m")
   assert [loaded.flip()[0].numpy() for _ in range(3)] == [True, False, True]
   np.testing.assert_array_equal(tf.cast(loaded.low, tf.float32), X * 16)
@@ -130,8 +142,12 @@ def _put(ref):
 )
 def test_what_is_only_read_is_not_written(fun, writes):
   a, b = tf.Variable(X), tf.Variable(X)
-  converted = jax2tf.convert(lambda a, b: jax.tree.map(lambda x: 0.0 if isinstance(x, jax.Ref) else x, fun(a, b)))
-  call = tf.function(lambda: converted(jax2tf.Ref(a), jax2tf.Ref(b)), autograph=False).get_concrete_function()
+  converted = jax2tf.convert(
+    lambda a, b: jax.tree.map(lambda x: 0.0 if isinstance(x, jax.Ref) else x, fun(a, b))
+  )
+  call = tf.function(
+    lambda: converted(jax2tf.Ref(a), jax2tf.Ref(b)), autograph=False
+  ).get_concrete_function()
   assert [op.type for op in call.graph.get_operations()].count("AssignVariableOp") == writes
   call()
   ref = jax.new_ref(X)
@@ -143,7 +159,9 @@ def test_what_is_only_read_is_not_written(fun, writes):
 def test_refused_in_words():
   converted = jax2tf.convert(lambda a, b: a[...] + b[...])
   variable = tf.Variable(X)
-  with pytest.raises(ValueError, match=r"only one reference to a mutable array .* at both args\[0\] and args\[1\]"):
+  with pytest.raises(
+    ValueError, match=r"only one reference to a mutable array .* at both args\[0\] and args\[1\]"
+  ):
     converted(jax2tf.Ref(variable), jax2tf.Ref(variable))
   with pytest.raises(TypeError, match=r"takes a tf.Variable, and args\[1\] has a ndarray"):
     converted(X, jax2tf.Ref(X))
@@ -160,7 +178,10 @@ def test_a_variable_that_call_tf_captures_too_is_refused() -> None:
     ref[...] += 1
     return jax2tf.call_tf(lambda x: x * n)(x) + ref[...]
 
-  with pytest.raises(ValueError, match=r"'fun' takes n:0 as a jax2tf\.Ref, and a TensorFlow function inside uses the same variable"):
+  with pytest.raises(
+    ValueError,
+    match=r"'fun' takes n:0 as a jax2tf\.Ref, and a TensorFlow function inside uses the same variable",
+  ):
     jax2tf.convert(fun)(jax2tf.Ref(n), 2.0)
 
 
@@ -176,7 +197,10 @@ def test_debug_nans_runs_the_function_of_refs() -> None:
 def test_prints_calls_of_tensorflow_and_writes_are_in_the_order_of_the_program(capfd):
   seen = []
   note = jax2tf.call_tf(
-    lambda x: tf.ensure_shape(tf.numpy_function(lambda x: (seen.append(float(x)), x)[1], [x], tf.float32), []), ordered=True
+    lambda x: tf.ensure_shape(
+      tf.numpy_function(lambda x: (seen.append(float(x)), x)[1], [x], tf.float32), []
+    ),
+    ordered=True,
   )
 
   def fun(ref, x):
@@ -193,7 +217,9 @@ def test_prints_calls_of_tensorflow_and_writes_are_in_the_order_of_the_program(c
   jax.effects_barrier()
   text, calls = capfd.readouterr().out, seen.copy()
   seen.clear()
-  assert [float(run(jax2tf.Ref(variable), tf.constant(np.float32(i)))) for i in range(2)] == expected
+  assert [
+    float(run(jax2tf.Ref(variable), tf.constant(np.float32(i)))) for i in range(2)
+  ] == expected
   assert (capfd.readouterr().out, seen) == (text, calls)
   np.testing.assert_array_equal(variable, ref[...])
 
@@ -201,7 +227,10 @@ def test_prints_calls_of_tensorflow_and_writes_are_in_the_order_of_the_program(c
 def test_the_refs_of_an_nnx_module():
   class Net(nnx.Module):
     def __init__(self):
-      self.linear, self.norm = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+      self.linear, self.norm = (
+        nnx.Linear(3, 2, rngs=nnx.Rngs(0)),
+        nnx.BatchNorm(2, rngs=nnx.Rngs(0)),
+      )
 
     def __call__(self, x):
       return self.norm(self.linear(x))
@@ -211,10 +240,16 @@ def test_the_refs_of_an_nnx_module():
   fun = lambda refs, x: nnx.merge(graph, refs)(x)  # noqa: E731
   variables = jax.tree.map(lambda ref: tf.Variable(np.asarray(ref[...])), refs)
   converted = jax2tf.convert(fun)
-  run = tf.function(lambda x: converted(_given(variables), x), autograph=False)  # tf.function takes no nnx.State
+  run = tf.function(
+    lambda x: converted(_given(variables), x), autograph=False
+  )  # tf.function takes no nnx.State
   for _ in range(2):  # each moves the statistics
-    np.testing.assert_allclose(run(np.eye(3, dtype=np.float32)), jax.jit(fun)(refs, jnp.eye(3)), rtol=1e-5, atol=1e-6)
-  jax.tree.map(lambda variable, ref: np.testing.assert_allclose(variable, ref[...], rtol=1e-5), variables, refs)
+    np.testing.assert_allclose(
+      run(np.eye(3, dtype=np.float32)), jax.jit(fun)(refs, jnp.eye(3)), rtol=1e-5, atol=1e-6
+    )
+  jax.tree.map(
+    lambda variable, ref: np.testing.assert_allclose(variable, ref[...], rtol=1e-5), variables, refs
+  )
 
 
 def test_a_key_in_a_process_without_jax(tmp_path, without_jax):
@@ -227,11 +262,17 @@ def test_a_key_in_a_process_without_jax(tmp_path, without_jax):
     return jax.random.uniform(now)
 
   converted = jax2tf.convert(draw, with_gradient=False)
-  module.draw = tf.function(lambda: converted(jax2tf.Ref(module.key)), autograph=False, input_signature=[])
-  tf.saved_model.save(module, tmp_path / "m", signatures={"draw": module.draw.get_concrete_function()})
+  module.draw = tf.function(
+    lambda: converted(jax2tf.Ref(module.key)), autograph=False, input_signature=[]
+  )
+  tf.saved_model.save(
+    module, tmp_path / "m", signatures={"draw": module.draw.get_concrete_function()}
+  )
   script = "import sys, tensorflow as tf\nm = tf.saved_model.load(sys.argv[1])\nfor _ in range(3): print(repr(float(m.draw())))"
   command = [without_jax, "-c", script, str(tmp_path / "m")]
-  found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+  found = subprocess.run(
+    command, capture_output=True, text=True, check=True, timeout=120
+  ).stdout.split()
   key, expected = jax.random.key(0), []
   for _ in range(3):
     now, key = jax.random.split(key)

@@ -60,7 +60,9 @@ def _cube(x):
   return ref[...]
 
 
-_cube.defvjp(lambda x: (_cube(x), x), lambda x, g: (g * 7 * x,))  # not the derivative of a cube: JAX uses it all the same
+_cube.defvjp(
+  lambda x: (_cube(x), x), lambda x, g: (g * 7 * x,)
+)  # not the derivative of a cube: JAX uses it all the same
 
 
 def _indexing(m):
@@ -125,7 +127,9 @@ def _stashed(x):
 def _sum_of_gradients(x):
   ref = jax.new_ref(jnp.zeros_like(x))
   for i in (0, 2, 0):
-    jax.vjp(lambda x, i=i: jnp.sin(x * i).sum(), x)[1].with_refs(ref)(jnp.float32(1))  # of x[i] JAX 0.10.2 has none
+    jax.vjp(lambda x, i=i: jnp.sin(x * i).sum(), x)[1].with_refs(ref)(
+      jnp.float32(1)
+    )  # of x[i] JAX 0.10.2 has none
   return ref[...]
 
 
@@ -178,13 +182,17 @@ test_case, saved = run(
     Case("gradients_in_a_ref", _sum_of_gradients, [X], grad=False, skip=_SAVED),
     Case("microbatches", _microbatches, [M], grad=False, atol=1e-6, skip=_SAVED),
     Case("keys", _keys, [X], skip=_SAVED),
-    Case("second_derivative_of_a_ref", lambda x: jax.jvp(_GRADIENT, (x,), (x,))[1], [X], grad=False),
+    Case(
+      "second_derivative_of_a_ref", lambda x: jax.jvp(_GRADIENT, (x,), (x,))[1], [X], grad=False
+    ),
   ]
 )
 
 
 @pytest.mark.parametrize(
-  "fun", [_straight, jax.jit(_straight), _loop, jax.jit(_loop), _branch], ids=["straight", "in_jit", "loop", "loop_in_jit", "branch"]
+  "fun",
+  [_straight, jax.jit(_straight), _loop, jax.jit(_loop), _branch],
+  ids=["straight", "in_jit", "loop", "loop_in_jit", "branch"],
 )
 def test_second_derivatives_are_those_that_jax_has(fun) -> None:
   """JAX 0.10.2 has none where a ref is both read and written, under jax.jit too."""
@@ -200,4 +208,6 @@ def test_second_derivatives_are_those_that_jax_has(fun) -> None:
     with pytest.raises(AttributeError, match=re.escape(str(error).split()[-1])):
       outer.gradient(gradient, x, v)
     return
-  np.testing.assert_allclose(outer.gradient(gradient, x, v), expected, rtol=1e-5, atol=1e-6)  # float32 sums in another order
+  np.testing.assert_allclose(
+    outer.gradient(gradient, x, v), expected, rtol=1e-5, atol=1e-6
+  )  # float32 sums in another order

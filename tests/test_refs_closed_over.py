@@ -53,7 +53,10 @@ def test_values_and_writes_are_those_of_jax(how: str) -> None:
 
 def test_each_side_has_its_own_value_and_all_functions_share_it() -> None:
   ref = jax.new_ref(jnp.float32(1))
-  double, read = jax2tf.convert(lambda: ref.__setitem__(..., 2.0 * ref[...])), jax2tf.convert(lambda x: x + ref[...])
+  double, read = (
+    jax2tf.convert(lambda: ref.__setitem__(..., 2.0 * ref[...])),
+    jax2tf.convert(lambda x: x + ref[...]),
+  )
   double()
   assert read(tf.constant(0.0)) == 2 and ref[...] == 1
   ref[...] = 7.0
@@ -74,7 +77,9 @@ def test_gradients_are_of_the_value_before_the_call() -> None:
   x, converted = tf.Variable(X), jax2tf.convert(fun)
   with tf.GradientTape() as tape:
     y = converted(x)
-  np.testing.assert_allclose(tape.gradient(y, x), jax.grad(lambda x: ((1 + jnp.sin(x)) * x).sum())(X), rtol=1e-5)
+  np.testing.assert_allclose(
+    tape.gradient(y, x), jax.grad(lambda x: ((1 + jnp.sin(x)) * x).sum())(X), rtol=1e-5
+  )
   np.testing.assert_allclose(jax2tf.variable_of(total), 1 + np.sin(X), rtol=1e-6)  # written once
 
 
@@ -89,14 +94,20 @@ def test_two_refs_change_places(with_gradient: bool) -> None:
       return x
 
     variable = tf.Variable(3.0)
-    tf.function(jax2tf.convert(swap, with_gradient=with_gradient), autograph=False)(jax2tf.Ref(variable), tf.constant(10.0))
+    tf.function(jax2tf.convert(swap, with_gradient=with_gradient), autograph=False)(
+      jax2tf.Ref(variable), tf.constant(10.0)
+    )
     assert (variable.numpy(), jax2tf.variable_of(ref).numpy()) == (11, 3)
 
 
 def test_two_leaves_of_a_state_change_places() -> None:
   state = {"a": np.float32(3), "b": np.float32(1)}
   model = saved_model.Model({}, state=state, with_gradient=True)
-  model.add(lambda p, s, x: ({"a": s["b"] + x, "b": s["a"]}, x * s["b"]), inputs={"x": "f32[]"}, stateful=True)
+  model.add(
+    lambda p, s, x: ({"a": s["b"] + x, "b": s["a"]}, x * s["b"]),
+    inputs={"x": "f32[]"},
+    stateful=True,
+  )
   a, b = 3.0, 1.0
   for _ in range(20):
     a, b, y = b + 10, a, b * 10
@@ -119,7 +130,9 @@ def test_a_typed_key_and_a_symbolic_size() -> None:
 
 def test_a_saved_model_keeps_it(tmp_path: Path) -> None:
   fun, (n, _) = counter()
-  model = saved_model.Model({}).add(lambda params, x: fun(x), inputs={"x": "f32[3]"}, outputs=["y", "n"])
+  model = saved_model.Model({}).add(
+    lambda params, x: fun(x), inputs={"x": "f32[3]"}, outputs=["y", "n"]
+  )
   loaded = tf.saved_model.load(str(model.save(tmp_path)))
   run = loaded.signatures["serving_default"]
   assert [int(run(x=X)["n"]) for _ in range(3)] == [1, 2, 3]
@@ -129,5 +142,8 @@ def test_a_saved_model_keeps_it(tmp_path: Path) -> None:
 
 def test_a_graph_of_tensorflow_1_is_refused() -> None:
   fun, _ = counter()
-  with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="does not order reads and writes"):
+  with (
+    tf.Graph().as_default(),
+    pytest.raises(NotImplementedError, match="does not order reads and writes"),
+  ):
     jax2tf.convert(fun)(tf.constant(X))

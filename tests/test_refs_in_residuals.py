@@ -93,10 +93,20 @@ WAYS = {
   "eager": lambda fun: lambda x: gradient(jax2tf.convert(fun), x),
   "graph": lambda fun: tf.function(lambda x: gradient(jax2tf.convert(fun), x), autograph=False),
   "sizes": lambda fun: tf.function(
-    lambda x: gradient(jax2tf.convert(fun, polymorphic_shapes="b"), x), autograph=False, input_signature=[tf.TensorSpec([None])]
+    lambda x: gradient(jax2tf.convert(fun, polymorphic_shapes="b"), x),
+    autograph=False,
+    input_signature=[tf.TensorSpec([None])],
   ),
 }
-FUNCTIONS = [once, one_array_in_two_calls, two_arrays, written_after, in_an_inner_function, in_a_loop, rematerialised]
+FUNCTIONS = [
+  once,
+  one_array_in_two_calls,
+  two_arrays,
+  written_after,
+  in_an_inner_function,
+  in_a_loop,
+  rematerialised,
+]
 if jax.__version_info__ >= (0, 12):  # JAX 0.10 has no gradient of it
   FUNCTIONS += [in_a_branch]
 
@@ -156,7 +166,9 @@ def test_a_tape_reads_an_array_of_the_caller() -> None:
   def scaled(x, ref):
     return x * ref[...]
 
-  scaled.defvjp(lambda x, ref: (x * ref[...], ref), lambda ref, cotangent: (cotangent * ref[...], None))
+  scaled.defvjp(
+    lambda x, ref: (x * ref[...], ref), lambda ref, cotangent: (cotangent * ref[...], None)
+  )
   variable = tf.Variable(3.0)
 
   def fun(ref, x):
@@ -173,7 +185,10 @@ def test_a_tape_reads_an_array_of_the_caller() -> None:
 
 def test_tangents_of_a_custom_vjp_are_refused_as_without_arrays() -> None:
   x = tf.constant(X)
-  with pytest.raises(LoweringError, match="can't apply forward-mode"), tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
+  with (
+    pytest.raises(LoweringError, match="can't apply forward-mode"),
+    tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)),
+  ):
     jax2tf.convert(once)(x)
 
 

@@ -36,7 +36,11 @@ def value_and_gradient(w: tf.Tensor) -> Any:
 
 def op_counts() -> collections.Counter[str]:
   """Of the ops that value and gradient need."""
-  graph = tf.function(value_and_gradient, autograph=False).get_concrete_function(tf.TensorSpec(W.shape)).graph
+  graph = (
+    tf.function(value_and_gradient, autograph=False)
+    .get_concrete_function(tf.TensorSpec(W.shape))
+    .graph
+  )
   needed: set[tf.Operation] = set()
   waiting = [y.op for y in graph.outputs]
   while waiting:
@@ -52,14 +56,20 @@ def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(Derivative, "may_wait", False)
   early = op_counts()
   assert early["MatMul"] + early["BatchMatMulV2"] >= 10
-  assert not {op: n for op, n in (late - early).items() if op not in ("Const", "Identity", "Transpose")}
-  assert late["Transpose"] <= early["Transpose"] + 1  # that of a residual, which an idiom did without
+  assert not {
+    op: n for op, n in (late - early).items() if op not in ("Const", "Identity", "Transpose")
+  }
+  assert (
+    late["Transpose"] <= early["Transpose"] + 1
+  )  # that of a residual, which an idiom did without
 
 
 def test_a_graph_without_a_tape_traces_no_pullback(monkeypatch: pytest.MonkeyPatch) -> None:
   traced: list[Any] = []
   vjp = Derivative._vjp
-  monkeypatch.setattr(Derivative, "_vjp", lambda self, *args: traced.append(self) or vjp(self, *args))
+  monkeypatch.setattr(
+    Derivative, "_vjp", lambda self, *args: traced.append(self) or vjp(self, *args)
+  )
   converted = tf.function(jax2tf.convert(attention), autograph=False)
   expected, pull = jax.vjp(attention, W, X)
   np.testing.assert_allclose(converted(W, X), expected, rtol=1e-5)
@@ -68,22 +78,32 @@ def test_a_graph_without_a_tape_traces_no_pullback(monkeypatch: pytest.MonkeyPat
     with tf.GradientTape(persistent=True) as tape:
       tape.watch(w := tf.constant(W))
       y = converted(w, X)
-    np.testing.assert_allclose(tape.gradient(y, w), pull(np.ones_like(expected))[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+      tape.gradient(y, w), pull(np.ones_like(expected))[0], rtol=1e-4, atol=1e-5
+    )
   assert len(traced) <= 4  # forward, backward, and the pullback that TensorFlow may differentiate
 
 
 def test_a_function_saved_after_it_was_traced_has_its_gradient(tmp_path: Path) -> None:
   module = tf.Module()
-  module.f = tf.function(jax2tf.convert(attention), autograph=False, input_signature=[tf.TensorSpec(W.shape), tf.TensorSpec(X.shape)])
+  module.f = tf.function(
+    jax2tf.convert(attention),
+    autograph=False,
+    input_signature=[tf.TensorSpec(W.shape), tf.TensorSpec(X.shape)],
+  )
   module.f(W, X)
-  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  tf.saved_model.save(
+    module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+  )
   loaded = tf.saved_model.load(str(tmp_path))
   with tf.GradientTape() as tape:
     tape.watch(w := tf.constant(W))
     y = loaded.f(w, X)
   expected, pull = jax.vjp(attention, W, X)
   np.testing.assert_allclose(y, expected, rtol=1e-5)
-  np.testing.assert_allclose(tape.gradient(y, w), pull(np.ones_like(expected))[0], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    tape.gradient(y, w), pull(np.ones_like(expected))[0], rtol=1e-4, atol=1e-5
+  )
 
 
 def _two_draws(x: Any) -> Any:

@@ -35,9 +35,22 @@ PASSED_ON = {
 BOUND_HERE = {"op", "combine"}
 # What a rule takes and no primitive binds: of variants and fused idioms of ours, or of a function that several rules share.
 OURS = {
-  *{("conv_general_dilated", "reversed_kernel"), ("reduce_window_max", "plain"), ("reduce_window_sum", "mean")},
-  *{(p, f"{which}_dilation") for p in ("select_and_scatter", "select_and_scatter_add") for which in ("base", "window")},
-  *{("eval_jaxpr", "jaxpr"), ("eval_jaxpr", "name"), ("closed_call", "jaxpr"), ("closed_call", "name")},
+  *{
+    ("conv_general_dilated", "reversed_kernel"),
+    ("reduce_window_max", "plain"),
+    ("reduce_window_sum", "mean"),
+  },
+  *{
+    (p, f"{which}_dilation")
+    for p in ("select_and_scatter", "select_and_scatter_add")
+    for which in ("base", "window")
+  },
+  *{
+    ("eval_jaxpr", "jaxpr"),
+    ("eval_jaxpr", "name"),
+    ("closed_call", "jaxpr"),
+    ("closed_call", "name"),
+  },
   *{("layout_constraint", "dst_layout"), ("relayout", "layout")},
 }
 OTHER_JAX = {
@@ -125,7 +138,9 @@ def test_rules_take_nothing_else() -> None:
   for primitive, sets in seen().items():
     _, optional = taken(primitive.name, rule_of(primitive))
     unbound |= {(primitive.name, name) for name in optional - frozenset().union(*sets)}
-  of_another = {name for name, version in OTHER_JAX.items() if version != jax.version.__version_info__[:2]}
+  of_another = {
+    name for name, version in OTHER_JAX.items() if version != jax.version.__version_info__[:2]
+  }
   assert unbound - OURS - POSITIONAL == of_another
 
 
@@ -137,7 +152,9 @@ def test_a_renamed_parameter_is_found() -> None:
     if isinstance(rule, functools.partial):
       continue
     for parameter in inspect.signature(rule).parameters.values():
-      if parameter.kind is parameter.KEYWORD_ONLY and any(parameter.name in params for params in sets):
+      if parameter.kind is parameter.KEYWORD_ONLY and any(
+        parameter.name in params for params in sets
+      ):
         copy = without(parameter.name, rule, "renamed")
         assert any(misfits(primitive.name, copy, params) for params in sets), (primitive, parameter)
         tried += 1
@@ -149,10 +166,15 @@ def test_a_parameter_renamed_by_jax_is_found() -> None:
   for primitive, sets in seen().items():
     for params in sets:
       for name in params - registry.PLACEMENT_PARAMS:
-        assert misfits(primitive.name, rule_of(primitive), params - {name} | {"renamed"}), (primitive, name)
+        assert misfits(primitive.name, rule_of(primitive), params - {name} | {"renamed"}), (
+          primitive,
+          name,
+        )
 
 
 def test_every_primitive_with_a_rule_is_traced() -> None:
   with_rule = {p.name for p in PRIMITIVES if registry.rule_for(p) is not None}
   unreached = with_rule - {p.name for p in seen()}
-  assert unreached <= NEVER_TRACED.keys(), "give it a trace in primitive_traces.py, or a reason here"
+  assert unreached <= NEVER_TRACED.keys(), (
+    "give it a trace in primitive_traces.py, or a reason here"
+  )

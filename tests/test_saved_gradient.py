@@ -56,10 +56,21 @@ def found(tmp_path_factory, without_jax):
   for name, f in {**FUNCTIONS, "forever": forever}.items():
     setattr(module, name, saved(f))
   module.once = saved(FUNCTIONS["sin_exp"], orders=1)
-  with pytest.warns(UserWarning, match=r"without the gradient of 'forever', which has none: .*convert with with_gradient=False"):
-    tf.saved_model.save(module, str(folder / "model"), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  with pytest.warns(
+    UserWarning,
+    match=r"without the gradient of 'forever', which has none: .*convert with with_gradient=False",
+  ):
+    tf.saved_model.save(
+      module,
+      str(folder / "model"),
+      options=tf.saved_model.SaveOptions(experimental_custom_gradients=True),
+    )
   np.savez(folder / "x.npz", x=X)
-  subprocess.run([without_jax, "-c", READER, folder / "model", folder / "x.npz", folder / "results.npz"], check=True, cwd=folder)
+  subprocess.run(
+    [without_jax, "-c", READER, folder / "model", folder / "x.npz", folder / "results.npz"],
+    check=True,
+    cwd=folder,
+  )
   return np.load(folder / "results.npz")
 
 
@@ -67,11 +78,15 @@ def found(tmp_path_factory, without_jax):
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_orders(found, name, order, way):
-  np.testing.assert_allclose(found[f"{name} {order} {way}"], jax_gradient(FUNCTIONS[name], order)(X), rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(
+    found[f"{name} {order} {way}"], jax_gradient(FUNCTIONS[name], order)(X), rtol=1e-4, atol=1e-6
+  )
 
 
 def test_first_derivatives_alone(found):
-  np.testing.assert_allclose(found["once 1 eager"], jax_gradient(FUNCTIONS["sin_exp"], 1)(X), rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(
+    found["once 1 eager"], jax_gradient(FUNCTIONS["sin_exp"], 1)(X), rtol=1e-4, atol=1e-6
+  )
 
 
 def test_what_is_saved_takes_all_derivatives_itself(tmp_path):
@@ -87,14 +102,22 @@ def test_what_is_saved_takes_all_derivatives_itself(tmp_path):
     return outer.gradient(first, x)
 
   module = tf.Module()
-  module.f = tf.function(second, autograph=False, input_signature=[tf.TensorSpec([len(X)])])  # which is traced by the save
-  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  module.f = tf.function(
+    second, autograph=False, input_signature=[tf.TensorSpec([len(X)])]
+  )  # which is traced by the save
+  tf.saved_model.save(
+    module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+  )
   found = tf.saved_model.load(str(tmp_path)).f(tf.constant(X))
   np.testing.assert_allclose(found, jax_gradient(FUNCTIONS["sin_exp"], 2)(X), rtol=1e-4, atol=1e-6)
 
 
 _FURTHER = "the SavedModel holds no derivative of this order: save it with a larger gradient_orders"
-REFUSED = {"sin_exp 3": _FURTHER, "once 2": _FURTHER, "forever 1": "Reverse-mode differentiation does not work for lax.while_loop"}
+REFUSED = {
+  "sin_exp 3": _FURTHER,
+  "once 2": _FURTHER,
+  "forever 1": "Reverse-mode differentiation does not work for lax.while_loop",
+}
 
 
 @pytest.mark.parametrize("way", ["eager", "graph", "xla"])
@@ -108,8 +131,14 @@ def test_missing_derivatives_are_refused_in_words(found, name, way):
 def test_a_saved_gradient_takes_residuals_without_copies(tmp_path):
   module = tf.Module()
   module.f = saved(lambda x: jnp.sin(jnp.sin(jnp.sin(jnp.sin(jnp.sin(x))))), orders=1)
-  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
-  library = saved_model_pb2.SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes()).meta_graphs[0].graph_def.library
+  tf.saved_model.save(
+    module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+  )
+  library = (
+    saved_model_pb2.SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
+    .meta_graphs[0]
+    .graph_def.library
+  )
   backward = [f for f in library.function if sum(node.op == "Mul" for node in f.node_def) == 5]
   assert [sum("jax2tf_r" in arg.name for arg in f.signature.input_arg) for f in backward] == [5]
   # Those of the size, of x, of the cotangent, and two of the result, of which TensorFlow makes one.
@@ -123,11 +152,17 @@ def test_a_file_holds_equal_constants_once(tmp_path):
     autograph=False,
     input_signature=[tf.TensorSpec([2, 3])],
   )
-  tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+  tf.saved_model.save(
+    module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+  )
   definition = saved_model_pb2.SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
   for function in definition.meta_graphs[0].graph_def.library.function:
     if any("jax2tf" in node.name for node in function.node_def):
-      values = [node.attr["value"].SerializeToString(deterministic=True) for node in function.node_def if node.op == "Const"]
+      values = [
+        node.attr["value"].SerializeToString(deterministic=True)
+        for node in function.node_def
+        if node.op == "Const"
+      ]
       assert len(values) == len(set(values)) > 1
   x = tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
   loaded = tf.saved_model.load(str(tmp_path))

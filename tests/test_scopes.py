@@ -51,7 +51,9 @@ def bisection(f: Callable[[Any], Any], start: Any) -> Any:
 def root(x: Any) -> Any:
   """x ** 1.5, as the zero of y ** 2 - x ** 3."""
   zeros = jnp.zeros_like(x)
-  return lax.custom_root(lambda y: y**2 - x**3, zeros, bisection, lambda g, y: y / g(jnp.ones_like(y)))
+  return lax.custom_root(
+    lambda y: y**2 - x**3, zeros, bisection, lambda g, y: y / g(jnp.ones_like(y))
+  )
 
 
 def matrix(x: Any) -> Any:
@@ -69,32 +71,49 @@ def steps(x: Any, length: int) -> Any:
 
 
 def raised(x: Any) -> Any:
-  return lax.while_loop(lambda c: c[0] < 5, lambda c: c + jnp.abs(jnp.cos(x)) + 1, jnp.zeros_like(x))
+  return lax.while_loop(
+    lambda c: c[0] < 5, lambda c: c + jnp.abs(jnp.cos(x)) + 1, jnp.zeros_like(x)
+  )
 
 
 def passed(x: Any) -> Any:
-  return lax.while_loop(lambda c: (c < jnp.cos(x)).any(), lambda c: c + jnp.exp(-x), jnp.zeros_like(x))
+  return lax.while_loop(
+    lambda c: (c < jnp.cos(x)).any(), lambda c: c + jnp.exp(-x), jnp.zeros_like(x)
+  )
 
 
 ROWS = {
-  "in_a_branch": with_factor(lambda x: lax.cond(x[0] > 0, lambda x: jnp.cos(x) * 2, lambda x: x, x) * jnp.cos(x)),
-  "in_both_branches": with_factor(lambda x: lax.cond(x[0] > 0, lambda x: jnp.cos(x) * 2, jnp.cos, x)),
+  "in_a_branch": with_factor(
+    lambda x: lax.cond(x[0] > 0, lambda x: jnp.cos(x) * 2, lambda x: x, x) * jnp.cos(x)
+  ),
+  "in_both_branches": with_factor(
+    lambda x: lax.cond(x[0] > 0, lambda x: jnp.cos(x) * 2, jnp.cos, x)
+  ),
   "in_a_branch_of_several": with_factor(
-    lambda x: lax.switch(jnp.int32(x[1]), [jnp.exp, jnp.cos, lambda x: jnp.cos(x) * jnp.exp(x)], x) * jnp.exp(x)
+    lambda x: (
+      lax.switch(jnp.int32(x[1]), [jnp.exp, jnp.cos, lambda x: jnp.cos(x) * jnp.exp(x)], x)
+      * jnp.exp(x)
+    )
   ),
   "in_a_body": with_factor(lambda x: raised(x) * jnp.cos(x)),
   "in_a_condition": with_factor(lambda x: passed(x) * jnp.cos(x) * jnp.exp(-x)),
   "in_a_body_in_a_branch": with_factor(
-    lambda x: lax.cond(x[0] > 0, lambda x: steps(x, 99) * jnp.cos(x), lambda x: jnp.cos(x), x) * jnp.cos(x)
+    lambda x: (
+      lax.cond(x[0] > 0, lambda x: steps(x, 99) * jnp.cos(x), lambda x: jnp.cos(x), x) * jnp.cos(x)
+    )
   ),
   "a_size": with_factor(lambda x: lax.cond(x[0] > 0, widened, lambda x: x, x) * widened(x)),
-  "numbers": with_factor(lambda x: lax.cond(x[0] > 0, lambda x: x * jnp.arange(3.0), jnp.cos, x) * jnp.arange(3.0)),
+  "numbers": with_factor(
+    lambda x: lax.cond(x[0] > 0, lambda x: x * jnp.arange(3.0), jnp.cos, x) * jnp.arange(3.0)
+  ),
   "det_2": lambda x: jnp.linalg.det(matrix(x[:2])),
   "det_3": lambda x: jnp.linalg.det(matrix(x)),
   "det_4": lambda x: jnp.linalg.det(matrix(jnp.concatenate([x, x[:1] + 1]))),
   "det_of_a_singular_matrix": lambda x: jnp.linalg.det(jnp.outer(x, x)),
   "custom_root": lambda x: (root(x) * x).sum(),
-  "checkpoint_of_cond": jax.checkpoint(lambda x: (lax.cond(x[0] > 0, jnp.sin, jnp.cos, x) * jnp.sin(x)).sum()),
+  "checkpoint_of_cond": jax.checkpoint(
+    lambda x: (lax.cond(x[0] > 0, jnp.sin, jnp.cos, x) * jnp.sin(x)).sum()
+  ),
   "checkpoint_of_scan": jax.checkpoint(lambda x: (steps(x, 99) * jnp.cos(x)).sum()),
 }
 # The same with one symbolic size.
@@ -124,7 +143,9 @@ def agrees(actual: Any, f: Callable[[Any], Any], x: np.ndarray = X) -> None:
 LONGER = ("det_2", "det_4", "det_of_a_singular_matrix", "checkpoint_of_cond", "checkpoint_of_scan")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.sampled if name in LONGER else ()) for name in ROWS])
+@pytest.mark.parametrize(
+  "name", [pytest.param(name, marks=pytest.mark.sampled if name in LONGER else ()) for name in ROWS]
+)
 def test_a_tape_in_a_graph(name: str) -> None:
   check_in_a_graph(ROWS[name])
 
@@ -166,7 +187,9 @@ def test_other_ways(way: str, tmp_path: Path) -> None:
     run = gradient(module.f)
   if way == "saved":
     run(tf.constant(X))  # a graph that was made before
-    tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+    tf.saved_model.save(
+      module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    )
     run = gradient(tf.saved_model.load(str(tmp_path)).f)
   agrees(run(tf.constant(X)), several(ANY_WAY))
 

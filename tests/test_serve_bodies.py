@@ -27,7 +27,9 @@ class _Echo:
 
   count = 1
 
-  async def ask(self, service: str, method: str, data: bytes, seconds: float | None) -> tuple[bytes, balance.Served]:
+  async def ask(
+    self, service: str, method: str, data: bytes, seconds: float | None
+  ) -> tuple[bytes, balance.Served]:
     del service, method, seconds
     return b"200\n" + data.partition(b"\n")[2], balance.UNKNOWN
 
@@ -38,7 +40,13 @@ async def _proxy(tmp_path: Path) -> AsyncIterator[tuple[int, bodies.Bodies]]:
   given, counted = options(tmp_path), types.SimpleNamespace(count=lambda *_: None)
   held = bodies.Bodies(given.max_bytes, given.client_seconds)
   application: Any = by_http.Application(_Echo(), balance.Queue(1000), held, counted, given)  # type: ignore[arg-type]
-  config = uvicorn.Config(application, port=0, http=by_http.protocol(given.client_seconds), lifespan="off", log_config=None)
+  config = uvicorn.Config(
+    application,
+    port=0,
+    http=by_http.protocol(given.client_seconds),
+    lifespan="off",
+    log_config=None,
+  )
   running = by_http.Server(config)
   serving = asyncio.create_task(running.serve())
   while not running.started:
@@ -50,7 +58,9 @@ async def _proxy(tmp_path: Path) -> AsyncIterator[tuple[int, bodies.Bodies]]:
 
 def _request(body: bytes, *headers: bytes, size: int | None = None) -> bytes:
   lines = [b"POST /v1/models/m:predict HTTP/1.1", b"Host: localhost", *headers]
-  return b"\r\n".join([*lines, b"Content-Length: %d" % (len(body) if size is None else size), b"", body])
+  return b"\r\n".join(
+    [*lines, b"Content-Length: %d" % (len(body) if size is None else size), b"", body]
+  )
 
 
 async def _sent(port: int, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -79,14 +89,42 @@ REQUESTS: dict[str, tuple[bytes, bytes, bytes]] = {
   "gzip": (_request(PACKED, b"Content-Encoding: GZip", CLOSE), b" 200 ", BODY),
   "x-gzip": (_request(PACKED, b"Content-Encoding: x-gzip", CLOSE), b" 200 ", BODY),
   "gzip of two members": (_request(TWO, b"Content-Encoding: gzip", CLOSE), b" 200 ", BODY),
-  "bytes after gzip": (_request(PACKED + b"more", b"Content-Encoding: gzip", CLOSE), b" 400 ", b"not gzip"),
-  "gzip of half a member": (_request(TWO[:-9], b"Content-Encoding: gzip", CLOSE), b" 400 ", b"ends too early"),
-  "gzip without a member": (_request(b"", b"Content-Encoding: gzip", CLOSE), b" 400 ", b"ends too early"),
-  "members too large together": (_request(HALF * 3, b"Content-Encoding: gzip", CLOSE), b" 413 ", b"more than 1048576 bytes"),
-  "tiny members": (_request(gzip.compress(b"") * 2000, b"Content-Encoding: gzip", CLOSE), b" 400 ", b"more than 1000 members"),
+  "bytes after gzip": (
+    _request(PACKED + b"more", b"Content-Encoding: gzip", CLOSE),
+    b" 400 ",
+    b"not gzip",
+  ),
+  "gzip of half a member": (
+    _request(TWO[:-9], b"Content-Encoding: gzip", CLOSE),
+    b" 400 ",
+    b"ends too early",
+  ),
+  "gzip without a member": (
+    _request(b"", b"Content-Encoding: gzip", CLOSE),
+    b" 400 ",
+    b"ends too early",
+  ),
+  "members too large together": (
+    _request(HALF * 3, b"Content-Encoding: gzip", CLOSE),
+    b" 413 ",
+    b"more than 1048576 bytes",
+  ),
+  "tiny members": (
+    _request(gzip.compress(b"") * 2000, b"Content-Encoding: gzip", CLOSE),
+    b" 400 ",
+    b"more than 1000 members",
+  ),
   "identity": (_request(BODY, b"Content-Encoding: identity", CLOSE), b" 200 ", BODY),
-  "another coding": (_request(BODY, b"Content-Encoding: br", CLOSE), b" 415 ", b"send gzip, or none"),
-  "gzip twice": (_request(PACKED, b"Content-Encoding: gzip", b"Content-Encoding: gzip", CLOSE), b" 415 ", b"'gzip, gzip'"),
+  "another coding": (
+    _request(BODY, b"Content-Encoding: br", CLOSE),
+    b" 415 ",
+    b"send gzip, or none",
+  ),
+  "gzip twice": (
+    _request(PACKED, b"Content-Encoding: gzip", b"Content-Encoding: gzip", CLOSE),
+    b" 415 ",
+    b"'gzip, gzip'",
+  ),
 }
 
 
@@ -98,9 +136,15 @@ def test_how_a_body_may_be_sent(tmp_path: Path) -> None:
       return found
 
   found = asyncio.run(run())
-  assert {name: words in found[name] for name, (_, _, words) in REQUESTS.items()} == dict.fromkeys(REQUESTS, True), found
-  assert {name: found[name].split(b"\r\n")[0].count(code) for name, (_, code, _) in REQUESTS.items()} == dict.fromkeys(REQUESTS, 1)
-  assert {name: answer.count(b"HTTP/1.1 ") for name, answer in found.items()} == dict.fromkeys(REQUESTS, 1)
+  assert {name: words in found[name] for name, (_, _, words) in REQUESTS.items()} == dict.fromkeys(
+    REQUESTS, True
+  ), found
+  assert {
+    name: found[name].split(b"\r\n")[0].count(code) for name, (_, code, _) in REQUESTS.items()
+  } == dict.fromkeys(REQUESTS, 1)
+  assert {name: answer.count(b"HTTP/1.1 ") for name, answer in found.items()} == dict.fromkeys(
+    REQUESTS, 1
+  )
 
 
 def test_slow_clients_share_a_budget_of_memory(tmp_path: Path) -> None:
@@ -115,7 +159,9 @@ def test_slow_clients_share_a_budget_of_memory(tmp_path: Path) -> None:
       assert await _answers(port, _request(BODY, CLOSE)) != b""
       for _, writer in connections:
         writer.write(body[-1:])
-      codes = [(await asyncio.wait_for(reader.readline(), 30)).split()[1] for reader, _ in connections]
+      codes = [
+        (await asyncio.wait_for(reader.readline(), 30)).split()[1] for reader, _ in connections
+      ]
       assert held.held <= 16 * MEGABYTE
       assert codes.count(b"200") in (16, 17), codes  # 64 KB of each body are free
       assert codes.count(b"429") == 24 - codes.count(b"200")
@@ -152,7 +198,10 @@ def test_slow_clients_by_grpc_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     await asyncio.sleep(0.2)
     assert await read(asyncio.sleep(0)) == "OK"
     codes = await asyncio.gather(*slow)
-    assert {code: codes.count(code) for code in codes} == {"DEADLINE_EXCEEDED": 16, "RESOURCE_EXHAUSTED": 4}
+    assert {code: codes.count(code) for code in codes} == {
+      "DEADLINE_EXCEEDED": 16,
+      "RESOURCE_EXHAUSTED": 4,
+    }
     assert await read(asyncio.sleep(0.2)) == "OK"
 
   asyncio.run(run())
@@ -164,7 +213,10 @@ def test_a_message_counts_until_it_is_answered() -> None:
     for _ in range(16):
       stack.enter_context(held.share()).take(MEGABYTE)
     stack.enter_context(held.share()).take(MEGABYTE)
-    with held.share() as share, _refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the limit is 16777216; send it later"):
+    with (
+      held.share() as share,
+      _refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the limit is 16777216; send it later"),
+    ):
       share.take(MEGABYTE)
     with held.share() as share:
       share.take(60_000)

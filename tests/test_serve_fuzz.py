@@ -24,7 +24,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, model
     yield {name: model.Model(folder / name / "1") for name in ("types", "linear", "strings")}
 
 
-def _rest(models: Mapping[str, model.Model], case: server_requests.Case) -> Mapping[str, np.ndarray] | None:
+def _rest(
+  models: Mapping[str, model.Model], case: server_requests.Case
+) -> Mapping[str, np.ndarray] | None:
   body = case.body
   try:
     if coding := case.headers.get("Content-Encoding", ""):
@@ -38,7 +40,9 @@ def _rest(models: Mapping[str, model.Model], case: server_requests.Case) -> Mapp
     return None
 
 
-def _grpc(models: Mapping[str, model.Model], case: server_requests.Case) -> Mapping[str, np.ndarray] | None:
+def _grpc(
+  models: Mapping[str, model.Model], case: server_requests.Case
+) -> Mapping[str, np.ndarray] | None:
   try:
     request = protobuf.parse_predict(case.body)
     name, version, label = protobuf.asked(request.model_spec)
@@ -54,14 +58,23 @@ def _grpc(models: Mapping[str, model.Model], case: server_requests.Case) -> Mapp
     return None
 
 
-@pytest.mark.filterwarnings("ignore:Setting the dtype on a NumPy array")  # TF 2.21 does, for float16
+@pytest.mark.filterwarnings(
+  "ignore:Setting the dtype on a NumPy array"
+)  # TF 2.21 does, for float16
 @pytest.mark.parametrize("interface", ["rest", "grpc"])
 def test_random_requests(models: Mapping[str, model.Model], interface: str) -> None:
-  made, asked = {"rest": (server_requests.rest, _rest), "grpc": (server_requests.by_grpc, _grpc)}[interface]
+  made, asked = {"rest": (server_requests.rest, _rest), "grpc": (server_requests.by_grpc, _grpc)}[
+    interface
+  ]
   faults, answered, count = [], 0, 100
   for seed in range(count):
     case = made(seed)
-    if case.path.lower().endswith(":predict") and "/versions/7" not in case.path and "/labels" not in case.path and len(case.path) < 40:
+    if (
+      case.path.lower().endswith(":predict")
+      and "/versions/7" not in case.path
+      and "/labels" not in case.path
+      and len(case.path) < 40
+    ):
       outputs = asked(models, case)
       answered += outputs is not None
       if fault := case.fault(outputs):

@@ -18,7 +18,9 @@ from jax2tf.tools.serving import rest
 def _parsed(dtype: tf.DType, values: str, form: str = "inputs") -> np.ndarray:
   """What a signature gets that takes a tensor of any shape."""
   spec = {"x": tf.TensorSpec(None, dtype)}
-  signature = rest.Signature("serving_default", None, spec, spec, {}, {}, batched=False, stateful=False)
+  signature = rest.Signature(
+    "serving_default", None, spec, spec, {}, {}, batched=False, stateful=False
+  )
   model = types.SimpleNamespace(signature=lambda _: signature)
   found: np.ndarray = rest.parse_predict(model, f'{{"{form}": {values}}}'.encode()).call.inputs["x"]
   return found
@@ -56,7 +58,11 @@ def _refusal(dtype: tf.DType, values: str) -> str:
 def test_values(dtype: tf.DType, values: Any) -> None:
   found = _parsed(dtype, json.dumps(values))
   floating = dtype.is_floating
-  expected = np.array(values, np.float64).astype(dtype.as_numpy_dtype) if floating else np.array(values, dtype.as_numpy_dtype)
+  expected = (
+    np.array(values, np.float64).astype(dtype.as_numpy_dtype)
+    if floating
+    else np.array(values, dtype.as_numpy_dtype)
+  )
   np.testing.assert_array_equal(found, expected)
   assert found.dtype == expected.dtype
   if values and not floating:
@@ -121,6 +127,8 @@ def test_names_are_given_once() -> None:
 
 
 def test_rows() -> None:
-  np.testing.assert_array_equal(_parsed(tf.uint64, f"[{2**63}, 1]", "instances"), np.array([2**63, 1], np.uint64))
+  np.testing.assert_array_equal(
+    _parsed(tf.uint64, f"[{2**63}, 1]", "instances"), np.array([2**63, 1], np.uint64)
+  )
   with pytest.raises(Exception, match="true or false"):
     _parsed(tf.float32, '[{"x": 1}, {"x": true}]', "instances")

@@ -42,7 +42,9 @@ class _Roll:
 
   def set(self, only: set[int] | None, stable: int) -> None:
     latest = 1 if only is None else float("inf")
-    self._source = config.Source(self._folder, latest, None if only is None else frozenset(only), {"stable": stable})
+    self._source = config.Source(
+      self._folder, latest, None if only is None else frozenset(only), {"stable": stable}
+    )
 
   def refresh(self, count: int = 3) -> int:
     """The version of the label afterwards."""
@@ -111,7 +113,9 @@ def _to_a_broken_version(roll: _Roll) -> None:
   roll.set({2, 3}, 3)
   assert roll.refresh() == 1
   assert roll.models.get("m", None).version == 2
-  assert [(state["version"], state["state"]) for state in roll.models.status("m", 3)] == [("3", "END")]
+  assert [(state["version"], state["state"]) for state in roll.models.status("m", 3)] == [
+    ("3", "END")
+  ]
   roll.set({2}, 2)
   assert roll.refresh(1) == 2
 

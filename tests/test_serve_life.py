@@ -23,7 +23,16 @@ import psutil
 import pytest
 import ray
 
-from jax2tf.tools.serving import child, connections, deaths, place, ray_settings, signals, supervisor, watchdog
+from jax2tf.tools.serving import (
+  child,
+  connections,
+  deaths,
+  place,
+  ray_settings,
+  signals,
+  supervisor,
+  watchdog,
+)
 from jax2tf.tools.sweeps import clients
 from tests.serve_models import options
 
@@ -79,7 +88,12 @@ def watched(short: Path) -> Iterator[Callable[..., watchdog.Watchdog]]:
 
 
 def _hangs_after(
-  watched: Any, process: Process, share: float = 0.0, step: float = 0.1, waits: bool = False, limits: Any = types.MappingProxyType({})
+  watched: Any,
+  process: Process,
+  share: float = 0.0,
+  step: float = 0.1,
+  waits: bool = False,
+  limits: Any = types.MappingProxyType({}),
 ) -> float:
   """The seconds until the watchdog finds that a process hangs which answers for 5 s and then uses `share` of a core; at most 90."""
   now = 1000.0
@@ -99,8 +113,22 @@ def _hangs_after(
 
 @pytest.mark.parametrize(
   ("expected", "how"),
-  [(3, {}), (3, {"share": 0.01}), (60, {"share": 0.9}), (60, {"waits": True}), (30, {"limits": {os.getpid(): 30.0}}), (70, {"step": 10.0})],
-  ids=["stopped", "almost", "computes", "no processor is free", "cluster", "the server was stopped too"],
+  [
+    (3, {}),
+    (3, {"share": 0.01}),
+    (60, {"share": 0.9}),
+    (60, {"waits": True}),
+    (30, {"limits": {os.getpid(): 30.0}}),
+    (70, {"step": 10.0}),
+  ],
+  ids=[
+    "stopped",
+    "almost",
+    "computes",
+    "no processor is free",
+    "cluster",
+    "the server was stopped too",
+  ],
 )
 def test_which_process_hangs(watched: Any, process: Process, expected: float, how: Any) -> None:
   """One that does not answer and does not compute; one that computes may hold Python's lock, so it has more time."""
@@ -108,7 +136,10 @@ def test_which_process_hangs(watched: Any, process: Process, expected: float, ho
 
 
 def test_a_process_that_computes_waits_for_the_machine() -> None:
-  with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy, subprocess.Popen(["sleep", "60"]) as idle:
+  with (
+    subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy,
+    subprocess.Popen(["sleep", "60"]) as idle,
+  ):
     while not watchdog._waits_for_machine(busy.pid):
       time.sleep(0.01)
     while watchdog._waits_for_machine(idle.pid):
@@ -160,13 +191,20 @@ def test_a_process_answers_beside_its_work_and_not_while_its_check_fails(short: 
     ("os._exit(3)", "it ended with exit code 3"),
     ("os.kill(os.getpid(), signal.SIGKILL)", "it was killed by SIGKILL"),
     ("deaths.fail(options, 'no\\nmemory'); os._exit(3)", "no memory"),
-    ("deaths.enter(options, 1); os.kill(os.getpid(), signal.SIGSEGV)", "Fatal Python error: Segmentation fault"),
+    (
+      "deaths.enter(options, 1); os.kill(os.getpid(), signal.SIGSEGV)",
+      "Fatal Python error: Segmentation fault",
+    ),
   ],
   ids=["exit", "signal", "said", "crash"],
 )
 def test_why_a_process_died(tmp_path: Path, program: str, words: str) -> None:
   start = "import os, signal, types; from jax2tf.tools.serving import deaths; options = types.SimpleNamespace(run='.'); "
-  done = subprocess.Popen([sys.executable, "-c", start + program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
+  done = subprocess.Popen(
+    [sys.executable, "-c", start + program],
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": os.getcwd()},
+  )
   assert deaths.Deaths(tmp_path).reason(done.pid, done.wait(30)) == words
   assert [file.suffix for file in tmp_path.iterdir()] in ([], [".replica"])
 
@@ -195,7 +233,9 @@ def sleeper() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     ("without memory", f"it was killed, or ended without a word; {deaths._MEMORY}"),
   ],
 )
-def test_why_a_replica_died(how: str, reason: str, sleeper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_replica_died(
+  how: str, reason: str, sleeper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   """It is no child of the server, so there is no exit code."""
   kills = [3]
   monkeypatch.setattr(deaths, "_memory_kills", lambda: kills[0])
@@ -238,21 +278,34 @@ def test_a_process_that_dies_again_and_again_waits_longer(
     pauses.append(now - begin)
   assert pauses == [3.0, 4.5, 8.5, 16.5, 30.5, 30.5]
   said = capsys.readouterr().err.splitlines()
-  assert [line.partition(") ")[2] for line in said] == ["ended and restarts: it was killed by SIGKILL"] * 6
+  assert [line.partition(") ")[2] for line in said] == [
+    "ended and restarts: it was killed by SIGKILL"
+  ] * 6
 
 
-def test_a_start_whose_replicas_die_fails(tmp_path: Path, sleeper: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_whose_replicas_die_fails(
+  tmp_path: Path, sleeper: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
   for _ in range(supervisor._DEATHS_OF_A_START):
     dead = sleeper()
     (tmp_path / f"{dead.pid}.replica").write_text(f'{{"cluster": {os.getpid()}}}')
     dead.kill()
     dead.wait()
-  with pytest.raises(ValueError, match="the server cannot start: 3 replicas ended while they started: it was killed"):
+  with pytest.raises(
+    ValueError, match="the server cannot start: 3 replicas ended while they started: it was killed"
+  ):
     supervisor._wait(options(tmp_path), [], signals.Signals(), deaths.Deaths(tmp_path))
-  assert capsys.readouterr().err.count("ended while it started: it was killed, or ended without a word\n") == 3
+  assert (
+    capsys.readouterr().err.count(
+      "ended while it started: it was killed, or ended without a word\n"
+    )
+    == 3
+  )
 
 
-def test_a_start_fails_with_the_last_words_of_ray(tmp_path: Path, sleeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_fails_with_the_last_words_of_ray(
+  tmp_path: Path, sleeper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.setattr(supervisor, "start", lambda *_: sleeper())
   cluster = supervisor.Child("cluster", options(tmp_path))
   cluster.process.kill()
@@ -267,12 +320,22 @@ def test_a_start_fails_with_the_last_words_of_ray(tmp_path: Path, sleeper: Any, 
 
 def test_nothing_of_a_session_is_left() -> None:
   """Also a process whose parent has died, as those of Ray."""
-  orphan = "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
-  parent = subprocess.run([sys.executable, "-c", orphan], stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
+  orphan = (
+    "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
+  )
+  parent = subprocess.run(
+    [sys.executable, "-c", orphan],
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+    start_new_session=True,
+  )
   child_id = int(parent.stdout)
   leader = os.getsid(child_id)
   deaths.end_sessions({leader})
-  assert not psutil.pid_exists(child_id) or psutil.Process(child_id).status() == psutil.STATUS_ZOMBIE
+  assert (
+    not psutil.pid_exists(child_id) or psutil.Process(child_id).status() == psutil.STATUS_ZOMBIE
+  )
 
 
 def test_the_folder_of_a_server_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,15 +348,25 @@ def test_the_folder_of_a_server_is_its_own(tmp_path: Path, monkeypatch: pytest.M
     with socket.socket(socket.AF_UNIX) as longest:
       (folder / place._LONGEST[1:]).parent.mkdir(parents=True)
       longest.bind(f"{folder}{place._LONGEST}")
-    writes = subprocess.Popen(["sh", "-c", f"for i in $(seq 20); do touch {folder}/$i; sleep 0.02; done"])
+    writes = subprocess.Popen(
+      ["sh", "-c", f"for i in $(seq 20); do touch {folder}/$i; sleep 0.02; done"]
+    )
   assert not folder.exists()
   assert writes.wait() == 0
   assert not folder.exists()
 
 
-def test_a_temporary_directory_with_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_directory_with_a_long_path(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.setattr(place, "parents", lambda: [tmp_path / ("long" * 20)])
-  with pytest.raises(ValueError, match="is too long a path for Unix sockets; set TMPDIR to a folder of at most 17 bytes"), place.private():
+  with (
+    pytest.raises(
+      ValueError,
+      match="is too long a path for Unix sockets; set TMPDIR to a folder of at most 17 bytes",
+    ),
+    place.private(),
+  ):
     pass
 
 
@@ -304,7 +377,13 @@ def test_the_private_names_of_ray_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-  "name", ["memory_monitor_refresh_ms", "worker_oom_score_adjustment", "worker_niceness", "gcs_rpc_server_reconnect_timeout_s"]
+  "name",
+  [
+    "memory_monitor_refresh_ms",
+    "worker_oom_score_adjustment",
+    "worker_niceness",
+    "gcs_rpc_server_reconnect_timeout_s",
+  ],
 )
 def test_ray_has_the_settings(name: str) -> None:
   raylet = Path(ray.__file__).parent / "core/src/ray/raylet/raylet"
@@ -328,15 +407,22 @@ def test_a_private_name_that_is_gone(name: str, monkeypatch: pytest.MonkeyPatch)
   monkeypatch.delattr(owner, name.rpartition(".")[2])
   assert [each.rpartition(name)[1] for each in ray_settings.missing()] == [name]
   if name == "add_port_to_grpc_server":
-    with pytest.raises(RuntimeError, match=r"this Ray has no ray.serve._private.replica.add_port_to_grpc_server, so a port would be open"):
+    with pytest.raises(
+      RuntimeError,
+      match=r"this Ray has no ray.serve._private.replica.add_port_to_grpc_server, so a port would be open",
+    ):
       ray_settings.listen_on_loopback()
 
 
 def test_the_soft_limit_of_open_files_is_raised() -> None:
   limits = "import resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, (64, int(sys.argv[1]))); "
-  program = limits + "from jax2tf.tools.serving import connections as c; c.raise_limit(); print(c.most())"
+  program = (
+    limits + "from jax2tf.tools.serving import connections as c; c.raise_limit(); print(c.most())"
+  )
   commands = [[sys.executable, "-c", program, hard] for hard in ("1024", "100")]
-  assert [subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in commands] == ["448\n", "1\n"]
+  assert [
+    subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in commands
+  ] == ["448\n", "1\n"]
 
 
 def _connect(port: int, greeting: bytes) -> socket.socket:
@@ -356,7 +442,9 @@ def test_silent_connections_take_no_place_of_others(short: Path) -> None:
   """Each of the proxy's ports has 32 places, and stays open to others by REST at once, by gRPC when there is one."""
   grpc_port, http_port = clients.free_ports(2)
   before = resource.getrlimit(resource.RLIMIT_NOFILE)
-  resource.setrlimit(resource.RLIMIT_NOFILE, (connections._OWN_FILES + 64, before[1]))  # which the process inherits
+  resource.setrlimit(
+    resource.RLIMIT_NOFILE, (connections._OWN_FILES + 64, before[1])
+  )  # which the process inherits
   process = child.start("proxy", options(short, grpc_port=grpc_port, http_port=http_port))
   resource.setrlimit(resource.RLIMIT_NOFILE, before)
   with process, contextlib.ExitStack() as stack:
@@ -364,7 +452,10 @@ def test_silent_connections_take_no_place_of_others(short: Path) -> None:
     while not any(short.glob("*.health")):
       time.sleep(0.05)
     silent = [_connect(http_port, b"") for _ in range(150)]
-    half = [_connect(http_port, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{") for _ in range(150)]
+    half = [
+      _connect(http_port, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+      for _ in range(150)
+    ]
     for _ in range(5):
       assert _rest_status(http_port) == 503  # no replica is ready
     greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
@@ -374,5 +465,8 @@ def test_silent_connections_take_no_place_of_others(short: Path) -> None:
     for connection in (*silent, *half, *silent_grpc):
       connection.close()
     with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-      assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20, wait_for_ready=True) == b"\x08\x02"  # NOT_SERVING
+      assert (
+        channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20, wait_for_ready=True)
+        == b"\x08\x02"
+      )  # NOT_SERVING
     assert process.poll() is None

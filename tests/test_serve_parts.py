@@ -63,9 +63,18 @@ def _counted(signature: Any) -> tuple[Any, list[int]]:
     ([(60, 1), (60, 1)], 256, [120, 60, 60]),
     ([(2, 3), (0, 3)], 256, [2, 0]),
   ],
-  ids=["one run", "other dimensions", "limit", "larger than the limit", "refused together", "no rows"],
+  ids=[
+    "one run",
+    "other dimensions",
+    "limit",
+    "larger than the limit",
+    "refused together",
+    "no rows",
+  ],
 )
-def test_which_requests_run_together(folder: Path, sizes: list[tuple[int, int]], max_rows: int, expected: list[int]) -> None:
+def test_which_requests_run_together(
+  folder: Path, sizes: list[tuple[int, int]], max_rows: int, expected: list[int]
+) -> None:
   model = Model(folder / "1")
   signature, rows = _counted(model.signature(""))
   inputs = [inputs_of(b, s) for b, s in sizes]
@@ -88,8 +97,12 @@ def test_which_requests_run_together(folder: Path, sizes: list[tuple[int, int]],
   ],
   ids=["bounded", "at least", "twice", "fixed"],
 )
-def test_which_signatures_are_batched(tmp_path: Path, inputs: dict[str, str], constraints: list[str], batched: bool) -> None:
-  path = saved_model.save(encode, params(0), tmp_path, inputs=inputs, polymorphic_constraints=constraints)
+def test_which_signatures_are_batched(
+  tmp_path: Path, inputs: dict[str, str], constraints: list[str], batched: bool
+) -> None:
+  path = saved_model.save(
+    encode, params(0), tmp_path, inputs=inputs, polymorphic_constraints=constraints
+  )
   assert Model(path).signature("").batched is batched
 
 
@@ -103,7 +116,9 @@ def test_a_port_is_of_one_server() -> None:
         own.listen()
       with socket.create_connection(("127.0.0.1", port)):
         own.accept()[0].close()
-  server._held("127.0.0.1", port, signals.Signals()).close()  # although a connection of before is in TIME_WAIT
+  server._held(
+    "127.0.0.1", port, signals.Signals()
+  ).close()  # although a connection of before is in TIME_WAIT
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
@@ -112,7 +127,9 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
     with contextlib.closing(child.bound("127.0.0.1", 0)) as listener:
 
       async def asked(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        found.set_result(
+          writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        )
         writer.close()
 
       async with await asyncio.start_server(asked, sock=listener):
@@ -123,7 +140,9 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
   assert asyncio.run(without_delay()) == 1
 
 
-def test_the_ports_of_a_killed_server_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ports_of_a_killed_server_are_waited_for(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
   ended = subprocess.Popen(["true"])
   ended.wait()
@@ -151,7 +170,9 @@ def test_the_ports_of_a_killed_server_are_waited_for(tmp_path: Path, monkeypatch
 
 def test_a_start_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / "7.failed").write_text("'m': version 1 in m cannot be loaded:\nDataLossError")
-  with pytest.raises(ValueError, match="the server cannot start: 'm': version 1 in m cannot be loaded: DataLossError"):
+  with pytest.raises(
+    ValueError, match="the server cannot start: 'm': version 1 in m cannot be loaded: DataLossError"
+  ):
     supervisor._wait(options(tmp_path), [], signals.Signals(), deaths.Deaths(tmp_path))
   assert capsys.readouterr().err.startswith("starting 2 proxies, Ray and 1 replicas")
 
@@ -164,12 +185,19 @@ def _without_ray(_: child.Options) -> int:
   ("module", "reason"),
   [
     (types.SimpleNamespace(main=_without_ray), "cluster: RuntimeError: no Ray: no memory"),
-    (None, "cluster: ModuleNotFoundError: import of jax2tf.tools.serving.cluster halted; None in sys.modules"),
+    (
+      None,
+      "cluster: ModuleNotFoundError: import of jax2tf.tools.serving.cluster halted; None in sys.modules",
+    ),
   ],
   ids=["run", "import"],
 )
 def test_a_process_that_fails_says_why_in_one_line(
-  module: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+  module: Any,
+  reason: str,
+  tmp_path: Path,
+  monkeypatch: pytest.MonkeyPatch,
+  capsys: pytest.CaptureFixture[str],
 ) -> None:
   """The reason of a replica comes before that of Ray, which has none."""
   process = importlib.import_module("jax2tf.tools.serving.__main__")
@@ -188,7 +216,11 @@ def test_a_package_that_is_missing_is_named(
   package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
   monkeypatch.setitem(sys.modules, package, None)
-  assert _serve(folder, capsys) == (2, "", f"jax2tf serve: the server needs {package}: pip install 'jax2tf[serving]'\n")
+  assert _serve(folder, capsys) == (
+    2,
+    "",
+    f"jax2tf serve: the server needs {package}: pip install 'jax2tf[serving]'\n",
+  )
 
 
 def _serve(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
@@ -197,13 +229,24 @@ def _serve(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tup
   return int(ended.value.code or 0), *capsys.readouterr()
 
 
-def test_where_the_versions_are(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_versions_are(
+  folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
   shutil.copytree(folder / "1", tmp_path / "plain")
   name = os.path.relpath(folder)
   for given, words in (
-    (folder / "1", f"has no version to serve; it is version 1 itself; name the directory of the versions, {name}\n"),
-    (tmp_path / "plain", f"has no version to serve; it is a SavedModel itself; move its files to {tmp_path / 'plain' / '1'}\n"),
-    (tmp_path / "plain" / "variables", "has no version to serve; `jax2tf convert --out DIR` writes DIR/1/\n"),
+    (
+      folder / "1",
+      f"has no version to serve; it is version 1 itself; name the directory of the versions, {name}\n",
+    ),
+    (
+      tmp_path / "plain",
+      f"has no version to serve; it is a SavedModel itself; move its files to {tmp_path / 'plain' / '1'}\n",
+    ),
+    (
+      tmp_path / "plain" / "variables",
+      "has no version to serve; `jax2tf convert --out DIR` writes DIR/1/\n",
+    ),
   ):
     assert _serve(given, capsys) == (2, "", f"jax2tf serve: {given} {words}")
 
@@ -216,11 +259,19 @@ def test_an_address_of_another_machine(folder: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
   ("number", "code", "words"),
-  [(signal.SIGINT, 130, "jax2tf serve: interrupted"), (signal.SIGTERM, 0, "ending before the server is ready")],
+  [
+    (signal.SIGINT, 130, "jax2tf serve: interrupted"),
+    (signal.SIGTERM, 0, "ending before the server is ready"),
+  ],
   ids=["Ctrl-C", "SIGTERM"],
 )
 def test_a_signal_before_the_server_is_ready(
-  number: int, code: int, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+  number: int,
+  code: int,
+  words: str,
+  folder: Path,
+  monkeypatch: pytest.MonkeyPatch,
+  capsys: pytest.CaptureFixture[str],
 ) -> None:
   started: list[subprocess.Popen[bytes]] = []
 
@@ -234,7 +285,10 @@ def test_a_signal_before_the_server_is_ready(
 
   monkeypatch.setattr(supervisor, "start", start)
   before = signal.getsignal(number)
-  ports = (f"--{name}_port={port}" for name, port in zip(("grpc", "http"), clients.free_ports(2), strict=True))
+  ports = (
+    f"--{name}_port={port}"
+    for name, port in zip(("grpc", "http"), clients.free_ports(2), strict=True)
+  )
   found, out, error = _serve(folder, capsys, "--replicas=1", *ports)
   assert (found, out, error.splitlines()[-1][: len(words)]) == (code, "", words)
   assert [process.returncode for process in started] == [0, 0, 0]
@@ -269,7 +323,12 @@ def test_what_is_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
   supervisor._report(served, as_json=True)
   addresses = {"grpc": "[::1]:8500", "rest": "https://[::1]:8501"}
   faults = {"bad": "version 1 cannot be loaded"}
-  assert json.loads(capsys.readouterr().out) == {"verdict": line, "models": ["good"], "not served": faults, **addresses}
+  assert json.loads(capsys.readouterr().out) == {
+    "verdict": line,
+    "models": ["good"],
+    "not served": faults,
+    **addresses,
+  }
 
 
 DYING = """
@@ -291,14 +350,21 @@ cluster.main(types.SimpleNamespace(replicas=1, run=sys.argv[1]))
 
 def test_a_cluster_ends_with_its_raylet_although_it_still_starts(tmp_path: Path) -> None:
   command = [sys.executable, "-c", DYING, str(tmp_path)]
-  assert subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False, timeout=120).returncode == 1
+  assert (
+    subprocess.run(
+      command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False, timeout=120
+    ).returncode
+    == 1
+  )
   [(_, reason)] = deaths.failures(tmp_path)
   assert reason == "raylet of Ray was killed by SIGKILL"
 
 
 def test_what_a_load_is_expected_to_show() -> None:
   """Replicas add up until all cores are busy, and memory and starts have bounds."""
-  one = {"requests per second": 400.0} | dict.fromkeys(serving_report.COSTS, 0.5)  # 2 ms of CPU time for each request
+  one = {"requests per second": 400.0} | dict.fromkeys(
+    serving_report.COSTS, 0.5
+  )  # 2 ms of CPU time for each request
   assert [serving_report.predicted(one, count, cores=2) for count in (1, 2, 3)] == [400, 800, 1000]
   assert [len(serving_report.late(starts)) for starts in ([29.9, 8.0], [31.0, 8.0])] == [0, 1]
   soak = {"minutes": 30, "all processes MB by thirds": [1000, 2000, 2099]}
@@ -309,5 +375,7 @@ def test_what_a_load_is_expected_to_show() -> None:
 
 
 def test_the_page_of_the_load_has_its_numbers() -> None:
-  page = serving_report.markdown(*map(reports.read, (serving_report.LOAD, serving_report.SOAK, serving_report.DRILLS)))
+  page = serving_report.markdown(
+    *map(reports.read, (serving_report.LOAD, serving_report.SOAK, serving_report.DRILLS))
+  )
   assert reports.page("serving").read_text(encoding="utf-8") == page

@@ -37,7 +37,9 @@ def test_a_client_that_does_not_take_its_answer_is_cut() -> None:
     await send({"type": "http.response.body", "body": bytes(64 << 20)})
 
   async def connections() -> int:
-    server = by_http.Server(uvicorn.Config(application, http=by_http.protocol(0.2), lifespan="off", log_config=None))
+    server = by_http.Server(
+      uvicorn.Config(application, http=by_http.protocol(0.2), lifespan="off", log_config=None)
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve([listener]))
     _, writer = await asyncio.open_connection(*listener.getsockname())
@@ -59,7 +61,9 @@ async def _answering(run: Path, answer: Any) -> AsyncIterator[None]:
   replica = grpc.aio.server()
   handler = grpc.unary_unary_rpc_method_handler(answer)
   for service, method in ((SERVICE, "Predict"), (balance.REST_SERVICE, balance.REST)):
-    replica.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    replica.add_generic_rpc_handlers(
+      (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
   replica.add_insecure_port(f"unix:{run}/{os.getpid()}.sock")
   await replica.start()
   yield
@@ -85,9 +89,14 @@ def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
         return
 
   async def run(process: subprocess.Popen[bytes]) -> None:
-    async with _answering(tmp_path, echo), grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+    async with (
+      _answering(tmp_path, echo),
+      grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+    ):
       await asyncio.wait_for(channel.channel_ready(), 60)
-      asking = [asyncio.create_task(ask(channel.unary_unary(f"/{SERVICE}/Predict"))) for _ in range(200)]
+      asking = [
+        asyncio.create_task(ask(channel.unary_unary(f"/{SERVICE}/Predict"))) for _ in range(200)
+      ]
       await asyncio.sleep(1)
       assert process.stdin is not None
       process.stdin.close()
@@ -100,7 +109,9 @@ def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
   assert codes["UNAVAILABLE"] == 200
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_ctrl_c_ends_at_once(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
   """The server says how many requests it still answers, and Ctrl-C then leaves them without an answer."""
   grpc_port, http_port = clients.free_ports(2)
   monkeypatch.setattr(supervisor, "_PROXIES", 1)
@@ -117,7 +128,10 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     return True
 
   async def run() -> None:
-    async with _answering(tmp_path, never), grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+    async with (
+      _answering(tmp_path, never),
+      grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+    ):
       await asyncio.wait_for(channel.channel_ready(), 60)
       call = channel.unary_unary(f"/{SERVICE}/Predict")(b"x", timeout=60)
       await asyncio.wait_for(taken.wait(), 60)
@@ -143,7 +157,13 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
   grpc_port, http_port = clients.free_ports(2)
   cert, key = certificate(tmp_path)
   with_tls = options(
-    tmp_path, grpc_port=grpc_port, http_port=http_port, tls_cert=cert, tls_key=key, tls_client_ca=cert, max_queued_requests=1
+    tmp_path,
+    grpc_port=grpc_port,
+    http_port=http_port,
+    tls_cert=cert,
+    tls_key=key,
+    tls_client_ca=cert,
+    max_queued_requests=1,
   )
   url = f"https://127.0.0.1:{http_port}"
   context = ssl.create_default_context(cafile=cert)
@@ -157,7 +177,9 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
 
   def get(path: str, body: bytes | None = None) -> tuple[int, str]:
     try:
-      with urllib.request.urlopen(urllib.request.Request(url + path, body), context=context, timeout=30) as found:
+      with urllib.request.urlopen(
+        urllib.request.Request(url + path, body), context=context, timeout=30
+      ) as found:
         return found.status, found.read().decode()
     except urllib.error.HTTPError as error:
       return error.code, error.read().decode()
@@ -166,7 +188,10 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
     held[:] = [asyncio.Event(), asyncio.Event()]
     files = [Path(cert).read_bytes(), Path(key).read_bytes(), Path(cert).read_bytes()]
     credentials = grpc.ssl_channel_credentials(*files)
-    async with _answering(tmp_path, answer), grpc.aio.secure_channel(f"127.0.0.1:{grpc_port}", credentials) as channel:
+    async with (
+      _answering(tmp_path, answer),
+      grpc.aio.secure_channel(f"127.0.0.1:{grpc_port}", credentials) as channel,
+    ):
       await asyncio.wait_for(channel.channel_ready(), 60)
       with pytest.raises(OSError):  # an alert of TLS, or no answer
         await asyncio.to_thread(get, "/-/healthz")
@@ -178,13 +203,17 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
       assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
       code, body = await asyncio.to_thread(get, "/v1/models/m:predict", b"{}")
       assert (code, "1 requests are in progress" in body) == (429, True)
-      assert (await asyncio.to_thread(get, "/-/healthz"))[0] == 200  # which is no request in this sense
+      assert (await asyncio.to_thread(get, "/-/healthz"))[
+        0
+      ] == 200  # which is no request in this sense
       held[0].set()
       assert await first == (200, "{}")
       await channel.unary_unary(f"/{SERVICE}/Predict")(b"x", timeout=30)
     code, body = await asyncio.to_thread(get, "/metrics")
     counted = {
-      line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in body.splitlines() if line.startswith("jax2tf_requests_t")
+      line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+      for line in body.splitlines()
+      if line.startswith("jax2tf_requests_t")
     }
     written = 'jax2tf_requests_total{{code="{}",interface="{}",method="{}",model="{}",signature="{}",version="{}"}}'.format
     served, unknown = ("m", "serving_default", "1"), ("", "", "")

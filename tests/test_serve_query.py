@@ -35,14 +35,18 @@ ANSWER = {
 }
 SIGNATURE = meta_graph_pb2.SignatureDef(
   inputs={"x": {"dtype": tf.float32.as_datatype_enum}},
-  outputs={name: {"dtype": tf.as_dtype(array.dtype).as_datatype_enum} for name, array in ANSWER.items()},
+  outputs={
+    name: {"dtype": tf.as_dtype(array.dtype).as_datatype_enum} for name, array in ANSWER.items()
+  },
 )
 
 
 def _metadata(_: bytes, context: Any) -> bytes:
   del context
   response = get_model_metadata_pb2.GetModelMetadataResponse()
-  response.metadata["signature_def"].Pack(get_model_metadata_pb2.SignatureDefMap(signature_def={"serving_default": SIGNATURE}))
+  response.metadata["signature_def"].Pack(
+    get_model_metadata_pb2.SignatureDefMap(signature_def={"serving_default": SIGNATURE})
+  )
   return response.SerializeToString()
 
 
@@ -50,18 +54,32 @@ def _predict(data: bytes, context: Any) -> bytes:
   del context
   request = predict_pb2.PredictRequest.FromString(data)
   np.testing.assert_array_equal(tf.make_ndarray(request.inputs["x"]), [0.5])
-  return predict_pb2.PredictResponse(outputs={name: tf.make_tensor_proto(array) for name, array in ANSWER.items()}).SerializeToString()
+  return predict_pb2.PredictResponse(
+    outputs={name: tf.make_tensor_proto(array) for name, array in ANSWER.items()}
+  ).SerializeToString()
 
 
 def _rest(data: bytes, context: Any) -> bytes:
   del context
   if data.startswith(b"GET"):
-    dtypes = {name: {"dtype": tf.DType(info.dtype).as_datatype_enum} for name, info in SIGNATURE.outputs.items()}
-    found = {name: {"dtype": "DT_" + tf.as_dtype(each["dtype"]).name.upper()} for name, each in dtypes.items()}
+    dtypes = {
+      name: {"dtype": tf.DType(info.dtype).as_datatype_enum}
+      for name, info in SIGNATURE.outputs.items()
+    }
+    found = {
+      name: {"dtype": "DT_" + tf.as_dtype(each["dtype"]).name.upper()}
+      for name, each in dtypes.items()
+    }
     signatures = {"serving_default": {"inputs": {"x": {}}, "outputs": found}}
-    return b"200\n" + json.dumps({"metadata": {"signature_def": {"signature_def": signatures}}}).encode()
+    return (
+      b"200\n" + json.dumps({"metadata": {"signature_def": {"signature_def": signatures}}}).encode()
+    )
   assert json.loads(data.partition(b"\n")[2])["inputs"] == {"x": [0.5]}
-  outputs = {"text": ["größer", {"b64": "/wD+"}, ""], "number": [float("nan"), float("-inf"), 0.5], "half": [1.5]}
+  outputs = {
+    "text": ["größer", {"b64": "/wD+"}, ""],
+    "number": [float("nan"), float("-inf"), 0.5],
+    "half": [1.5],
+  }
   return b"200\n" + json.dumps({"outputs": outputs}).encode()
 
 
@@ -71,19 +89,29 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[s
   run = tmp_path_factory.mktemp("run")
   cert, key = certificate(run)
   grpc_port, http_port = clients.free_ports(2)
-  served = {SERVICE: {"Predict": _predict, "GetModelMetadata": _metadata}, balance.REST_SERVICE: {balance.REST: _rest}}
+  served = {
+    SERVICE: {"Predict": _predict, "GetModelMetadata": _metadata},
+    balance.REST_SERVICE: {balance.REST: _rest},
+  }
   replica = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
   for service, methods in served.items():
-    handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    handlers = {
+      name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()
+    }
     replica.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
   replica.add_insecure_port(f"unix:{run}/{os.getpid()}.sock")
   replica.start()
   files = [f"--tls_ca={cert}", f"--tls_cert={cert}", f"--tls_key={key}"]
-  with_tls = options(run, grpc_port=grpc_port, http_port=http_port, tls_cert=cert, tls_key=key, tls_client_ca=cert)
+  with_tls = options(
+    run, grpc_port=grpc_port, http_port=http_port, tls_cert=cert, tls_key=key, tls_client_ca=cert
+  )
   with child.start("proxy", with_tls) as proxy:
     with grpc.secure_channel(f"127.0.0.1:{grpc_port}", _credentials(cert, key)) as channel:
       grpc.channel_ready_future(channel).result(60)
-    yield {"rest": [f"--rest=127.0.0.1:{http_port}", *files], "grpc": [f"--grpc=127.0.0.1:{grpc_port}", *files]}
+    yield {
+      "rest": [f"--rest=127.0.0.1:{http_port}", *files],
+      "grpc": [f"--grpc=127.0.0.1:{grpc_port}", *files],
+    }
     assert proxy.stdin
     proxy.stdin.close()
   replica.stop(None)
@@ -114,15 +142,29 @@ def inputs(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("interface", ["rest", "grpc"])
 def test_strings_and_numbers_that_json_lacks(
-  interface: str, flags: dict[str, list[str]], inputs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+  interface: str,
+  flags: dict[str, list[str]],
+  inputs: str,
+  tmp_path: Path,
+  capsys: pytest.CaptureFixture[str],
 ) -> None:
   (tmp_path / "out.npz").write_bytes(b"of before")
-  code, printed, error = _query(capsys, [inputs, *flags[interface], "--json", f"--out={tmp_path / 'out'}"])
+  code, printed, error = _query(
+    capsys, [inputs, *flags[interface], "--json", f"--out={tmp_path / 'out'}"]
+  )
   assert (error, code) == ("", 0)
   found = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
   assert found["verdict"].startswith("'m' answered in ")
-  assert found["outputs"]["text"] == {"dtype": "string", "shape": [3], "values": ["größer", {"b64": "/wD+"}, ""]}
-  assert found["outputs"]["number"] == {"dtype": "float32", "shape": [3], "values": ["nan", "-inf", 0.5]}
+  assert found["outputs"]["text"] == {
+    "dtype": "string",
+    "shape": [3],
+    "values": ["größer", {"b64": "/wD+"}, ""],
+  }
+  assert found["outputs"]["number"] == {
+    "dtype": "float32",
+    "shape": [3],
+    "values": ["nan", "-inf", 0.5],
+  }
   assert found["outputs"]["half"] == {"dtype": "float32", "shape": [1], "values": [1.5]}
   with np.load(tmp_path / "out.npz") as stored:
     assert stored["text"].tolist() == ANSWER["text"].tolist()
@@ -147,13 +189,19 @@ def test_a_full_disk_leaves_the_file(
   monkeypatch.setattr(np, "savez", half)
   (tmp_path / "out.npz").write_bytes(b"of before")
   code, _, error = _query(capsys, [inputs, *flags[interface], f"--out={tmp_path / 'out.npz'}"])
-  assert (code, error) == (2, f"jax2tf query: {tmp_path / 'out.npz'} cannot be written: No space left\n")
+  assert (code, error) == (
+    2,
+    f"jax2tf query: {tmp_path / 'out.npz'} cannot be written: No space left\n",
+  )
   assert (tmp_path / "out.npz").read_bytes() == b"of before"
   assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_import_is_a_stage_of_its_own(
-  flags: dict[str, list[str]], inputs: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+  flags: dict[str, list[str]],
+  inputs: str,
+  capsys: pytest.CaptureFixture[str],
+  monkeypatch: pytest.MonkeyPatch,
 ) -> None:
   monkeypatch.setattr(_progress, "PATIENCE", 0.0)
   monkeypatch.setattr(_progress, "_MOMENT", 0.02)
@@ -167,7 +215,11 @@ def test_a_string_that_ends_in_a_zero_byte_is_no_npz() -> None:
 
 
 def test_certificates_that_cannot_be_used(
-  flags: dict[str, list[str]], inputs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+  flags: dict[str, list[str]],
+  inputs: str,
+  tmp_path: Path,
+  capsys: pytest.CaptureFixture[str],
+  monkeypatch: pytest.MonkeyPatch,
 ) -> None:
   """One line each, and no question for a password on the terminal."""
   monkeypatch.setattr(_progress, "PATIENCE", float("inf"))
@@ -178,10 +230,19 @@ def test_certificates_that_cannot_be_used(
   for given, words in (
     ([*rest, f"--tls_ca={tmp_path / 'no.pem'}"], "--tls_ca cannot be used: "),
     ([*by_grpc, f"--tls_ca={tmp_path / 'no.pem'}"], "--tls_ca cannot be used: "),
-    ([*rest, ca, f"--tls_cert={cert}", f"--tls_key={key}"], "--tls_cert and --tls_key cannot be used: "),
-    ([*by_grpc, ca, f"--tls_cert={cert}", f"--tls_key={key}"], "--tls_cert and --tls_key cannot be used: "),
+    (
+      [*rest, ca, f"--tls_cert={cert}", f"--tls_key={key}"],
+      "--tls_cert and --tls_key cannot be used: ",
+    ),
+    (
+      [*by_grpc, ca, f"--tls_cert={cert}", f"--tls_key={key}"],
+      "--tls_cert and --tls_key cannot be used: ",
+    ),
     ([*rest, ca, f"--tls_key={key}"], "TLS needs both --tls_cert and --tls_key"),
-    ([*rest, f"--tls_cert={cert}", f"--tls_key={key}"], "--tls_cert and --tls_key go together, and with --tls_ca"),
+    (
+      [*rest, f"--tls_cert={cert}", f"--tls_key={key}"],
+      "--tls_cert and --tls_key go together, and with --tls_ca",
+    ),
     ([*rest, f"--tls_ca={cert}"], "ends the connection: "),
     ([*rest, ca], "ends the connection: "),  # a client without a certificate
     ([*by_grpc, ca, "--seconds=5"], "refuses (UNAVAILABLE): "),

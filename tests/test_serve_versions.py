@@ -49,7 +49,9 @@ def _looks(models: Any, count: int = 2) -> int:
   return int(models.get("encoder", None).version)
 
 
-def test_a_copy_that_takes_long_is_served_when_it_is_whole(folder: Path, tmp_path: Path, models_module: Any) -> None:
+def test_a_copy_that_takes_long_is_served_when_it_is_whole(
+  folder: Path, tmp_path: Path, models_module: Any
+) -> None:
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
   models = _encoder(models_module, tmp_path)
   (tmp_path / "encoder" / "2").mkdir()
@@ -61,7 +63,9 @@ def test_a_copy_that_takes_long_is_served_when_it_is_whole(folder: Path, tmp_pat
   assert [state["state"] for state in models.status("encoder", None)] == ["AVAILABLE"]
 
 
-def test_a_version_is_not_loaded_while_it_changes(folder: Path, tmp_path: Path, models_module: Any) -> None:
+def test_a_version_is_not_loaded_while_it_changes(
+  folder: Path, tmp_path: Path, models_module: Any
+) -> None:
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
   models = _encoder(models_module, tmp_path)
   shutil.copytree(folder / "1", tmp_path / "encoder" / "2")
@@ -78,7 +82,9 @@ def test_a_version_is_not_loaded_while_it_changes(folder: Path, tmp_path: Path, 
   assert models.get("encoder", None) is not served
 
 
-def test_a_replica_starts_with_the_newest_version_that_loads(folder: Path, tmp_path: Path, models_module: Any) -> None:
+def test_a_replica_starts_with_the_newest_version_that_loads(
+  folder: Path, tmp_path: Path, models_module: Any
+) -> None:
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
   (tmp_path / "encoder" / "2").mkdir()
   (tmp_path / "encoder" / "2" / "saved_model.pb").write_bytes(b"broken")
@@ -102,19 +108,32 @@ def _code(call: Callable[[], Any]) -> grpc.StatusCode:
 
 @pytest.mark.parametrize(
   ("source", "served"),
-  [({}, {4, 1}), ({"latest": 2}, {4, 2, 1}), ({"latest": 9}, {4, 2, 1}), ({"latest": 9, "only": frozenset([1, 2])}, {2, 1})],
+  [
+    ({}, {4, 1}),
+    ({"latest": 2}, {4, 2, 1}),
+    ({"latest": 9}, {4, 2, 1}),
+    ({"latest": 9, "only": frozenset([1, 2])}, {2, 1}),
+  ],
   ids=["newest", "two", "all", "specific"],
 )
-def test_which_versions_are_served(folder: Path, tmp_path: Path, models_module: Any, source: Any, served: set[int]) -> None:
+def test_which_versions_are_served(
+  folder: Path, tmp_path: Path, models_module: Any, source: Any, served: set[int]
+) -> None:
   for version in (1, 2, 4):
     os.symlink(folder / "1", tmp_path / str(version))
   (tmp_path / "5").mkdir()
   (tmp_path / "5" / "saved_model.pb").write_bytes(b"broken")
   found = {"encoder": config.Source(tmp_path, labels={"old": 1, "gone": 9}, **source)}
   models = models_module.Models(lambda: found)
-  assert {version for version in range(9) if _code(lambda: models.get("encoder", version)) == grpc.StatusCode.OK} == served  # noqa: B023
+  assert {
+    version
+    for version in range(9)
+    if _code(lambda: models.get("encoder", version)) == grpc.StatusCode.OK
+  } == served  # noqa: B023
   assert models.get("encoder", None).version == max(served)
-  assert models.get("encoder", None, "old").version == 1  # the policy would not serve it, but a client may ask for it
+  assert (
+    models.get("encoder", None, "old").version == 1
+  )  # the policy would not serve it, but a client may ask for it
   assert _code(lambda: models.get("encoder", None, "gone")) == NOT_FOUND
   assert _code(lambda: models.get("encoder", None, "new")) == INVALID
 
@@ -127,7 +146,10 @@ def test_models_come_and_go(folder: Path, tmp_path: Path, models_module: Any) ->
   models = models_module.Models(lambda: config.sources(many))
   [(name, fault)] = models.faults.items()
   assert (name, fault.startswith("version 1 in ")) == ("broken", True)
-  assert (_code(lambda: models.get("broken", None)), _code(lambda: models.get("b", None))) == (NOT_FOUND, NOT_FOUND)
+  assert (_code(lambda: models.get("broken", None)), _code(lambda: models.get("b", None))) == (
+    NOT_FOUND,
+    NOT_FOUND,
+  )
   (tmp_path / "a").rename(tmp_path / "b")
   for _ in range(2):
     models.refresh()
@@ -136,13 +158,17 @@ def test_models_come_and_go(folder: Path, tmp_path: Path, models_module: Any) ->
 
 
 def test_a_state_is_served_by_one_replica(tmp_path: Path, models_module: Any) -> None:
-  model = saved_model.Model({}, state=np.int32(0)).add(lambda _, n, x: (n + 1, x), inputs={"x": "f32[b]"}, stateful=True)
+  model = saved_model.Model({}, state=np.int32(0)).add(
+    lambda _, n, x: (n + 1, x), inputs={"x": "f32[b]"}, stateful=True
+  )
   path = model.save(tmp_path / "encoder")
   signature = Model(path).signature("")
   assert signature.stateful
   assert not signature.batched
   assert _encoder(models_module, tmp_path).get("encoder", None).version == 1
-  with pytest.raises(RuntimeError, match="each of 2 replicas would have its own; serve with --replicas=1"):
+  with pytest.raises(
+    RuntimeError, match="each of 2 replicas would have its own; serve with --replicas=1"
+  ):
     _encoder(models_module, tmp_path, 2)
 
 
@@ -158,7 +184,9 @@ def test_a_name_gets_another_folder(folder: Path, tmp_path: Path, models_module:
 
 
 @pytest.mark.parametrize("where", ["saved_model.pb", "assets/pipe", "assets.extra/jax2tf.json"])
-def test_a_version_with_a_named_pipe_is_refused(where: str, folder: Path, tmp_path: Path, models_module: Any) -> None:
+def test_a_version_with_a_named_pipe_is_refused(
+  where: str, folder: Path, tmp_path: Path, models_module: Any
+) -> None:
   """Whoever opens it would wait for a writer."""
   shutil.copytree(folder / "1", tmp_path / "encoder" / "1")
   models = _encoder(models_module, tmp_path)
@@ -169,7 +197,10 @@ def test_a_version_with_a_named_pipe_is_refused(where: str, folder: Path, tmp_pa
   os.mkfifo(pipe)
   assert _looks(models) == 1
   [newest, _] = models.status("encoder", None)
-  assert newest["status"]["error_message"] == f"ValueError: {where} is a named pipe; a version has files and folders only"
+  assert (
+    newest["status"]["error_message"]
+    == f"ValueError: {where} is a named pipe; a version has files and folders only"
+  )
 
 
 def test_a_model_that_is_read_for_ever_stops_no_other(
@@ -203,7 +234,9 @@ def test_a_model_that_is_read_for_ever_stops_no_other(
   assert models.get("a_stuck", None).version == 1
 
 
-def test_a_version_is_an_int64_and_has_one_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_version_is_an_int64_and_has_one_folder(
+  folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
   largest, names = str(2**63 - 1), ("1", "01", str(2**63), "9" * 20, "\u0661")
   for name in (*names, largest):
     os.symlink(folder / "1", tmp_path / name)
@@ -229,9 +262,17 @@ def _listed(*models: str) -> str:
 
 def test_a_config_file_of_tf_serving(tmp_path: Path) -> None:
   file = tmp_path / "models.config"
-  policies = ["", "model_version_policy { latest { num_versions: 2 } }", "model_version_policy { all {} }"]
-  policies += ['model_platform: "tensorflow" model_version_policy { specific { versions: 3 } } version_labels { key: "stable" value: 3 }']
-  file.write_text(_listed(*(f'name: "{i}" base_path: "{"/" * i}m" {policy}' for i, policy in enumerate(policies))))
+  policies = [
+    "",
+    "model_version_policy { latest { num_versions: 2 } }",
+    "model_version_policy { all {} }",
+  ]
+  policies += [
+    'model_platform: "tensorflow" model_version_policy { specific { versions: 3 } } version_labels { key: "stable" value: 3 }'
+  ]
+  file.write_text(
+    _listed(*(f'name: "{i}" base_path: "{"/" * i}m" {policy}' for i, policy in enumerate(policies)))
+  )
   found = config.sources(options(tmp_path, model_config_file=str(file)))
   assert [source.latest for source in found.values()] == [1, 2, float("inf"), float("inf")]
   assert (found["0"].folder, found["1"].folder) == (tmp_path / "m", Path("/m"))
@@ -240,7 +281,9 @@ def test_a_config_file_of_tf_serving(tmp_path: Path) -> None:
   assert config.read(tmp_path) == found
 
 
-def test_a_config_file_that_is_wrong_for_a_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_file_that_is_wrong_for_a_while(
+  tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
   file = tmp_path / "models.config"
   follower = Follower(options(tmp_path, model_config_file=str(file)))
   config.write(tmp_path, {})
@@ -254,7 +297,10 @@ def test_a_config_file_that_is_wrong_for_a_while(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
   ("text", "words"),
   [
-    ("model_config_list { config { nam", "is not a text proto of tensorflow.serving.ModelServerConfig"),
+    (
+      "model_config_list { config { nam",
+      "is not a text proto of tensorflow.serving.ModelServerConfig",
+    ),
     ("", "names no model"),
     ("custom_model_config {}", "names no model"),
     (_listed('name: "m"'), "a name and a base_path"),

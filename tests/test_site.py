@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 SITE = Path(__file__).resolve().parent.parent / "build" / "site"
-PAGES = ["index.html", "guide/start.html", "guide/serving.html", "reference/troubleshooting.html", "reference/api/jax2tf.html"]
+PAGES = [
+  "index.html",
+  "guide/start.html",
+  "guide/serving.html",
+  "reference/troubleshooting.html",
+  "reference/api/jax2tf.html",
+]
 
-pytestmark = pytest.mark.skipif(not (SITE / "index.html").exists(), reason="there is no site: make docs")
+pytestmark = pytest.mark.skipif(
+  not (SITE / "index.html").exists(), reason="there is no site: make docs"
+)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -21,7 +29,9 @@ def test_pages_fit_into_the_window(browser: Any, scheme: str, width: int) -> Non
   for name in PAGES:
     page.goto((SITE / name).as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-    lightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+    lightness = page.evaluate(
+      "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    )
     assert (lightness > 200) == (scheme == "light"), name
   page.close()
 
@@ -32,5 +42,7 @@ def test_search_finds_a_public_name(browser: Any) -> None:
   page.goto((SITE / "index.html").as_uri())
   page.click("input.md-search__input")
   page.keyboard.type("eval_polymorphic_shape")
-  page.wait_for_selector(".md-search-result__link[href$='#jax2tf.eval_polymorphic_shape']", state="attached")
+  page.wait_for_selector(
+    ".md-search-result__link[href$='#jax2tf.eval_polymorphic_shape']", state="attached"
+  )
   page.close()

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from jax2tf.examples import fine_tune, image_and_signal, jax_and_tensorflow, moving_average, vocabulary
+from jax2tf.examples import (
+  fine_tune,
+  image_and_signal,
+  jax_and_tensorflow,
+  moving_average,
+  vocabulary,
+)
 
 
 def test_fine_tune(tmp_path, capsys):

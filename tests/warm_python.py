@@ -33,7 +33,11 @@ def started(folder: Path, *, jax: bool = False) -> Iterator[str]:
   address, client = str(folder / "socket"), folder / "python"
   client.write_text(CLIENT.format(python=sys.executable, address=address))
   client.chmod(0o700)
-  with subprocess.Popen([sys.executable, "-P", __file__, address, *["jax"] * jax], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+  with subprocess.Popen(
+    [sys.executable, "-P", __file__, address, *["jax"] * jax],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  ) as server:
     assert server.stdout and server.stdout.readline() == b"ready\n"
     yield str(client)
     server.communicate()  # the end of its input is its end

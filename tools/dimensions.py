@@ -14,9 +14,13 @@ def of(written: str) -> Dimensions:
   return tuple(dim.strip() for dim in re.split(r",(?![^()]*\))", shape)) if shape else ()
 
 
-def fault(inputs: Mapping[str, Dimensions], outputs: Mapping[str, Dimensions], constraints: Sequence[str]) -> str:
+def fault(
+  inputs: Mapping[str, Dimensions], outputs: Mapping[str, Dimensions], constraints: Sequence[str]
+) -> str:
   """Why rows of several requests cannot form one batch: dimension 0 is not one symbolic size everywhere, or it also occurs elsewhere."""
-  named = [(f"input {name!r}", dims) for name, dims in inputs.items()] + [(f"output {name!r}", dims) for name, dims in outputs.items()]
+  named = [(f"input {name!r}", dims) for name, dims in inputs.items()] + [
+    (f"output {name!r}", dims) for name, dims in outputs.items()
+  ]
   for what, dims in named:
     if not dims or not dims[0].isidentifier():
       return f"{what} is [{','.join(dims)}], which has no batch dimension"
@@ -27,7 +31,11 @@ def fault(inputs: Mapping[str, Dimensions], outputs: Mapping[str, Dimensions], c
     if any(_has(first, dim) for dim in dims[1:]):
       return f"{what} is [{','.join(dims)}], where the batch dimension is not the first alone"
   # A request that is rejected alone must be rejected in a batch. Only for an upper bound do more rows never make a bad request valid.
-  others = [text for text in constraints if _has(first, text) and not re.fullmatch(rf"\s*{first}\s*<=\s*\d+\s*", text)]
+  others = [
+    text
+    for text in constraints
+    if _has(first, text) and not re.fullmatch(rf"\s*{first}\s*<=\s*\d+\s*", text)
+  ]
   return f"its rows depend on each other by {others[0]!r}" if first and others else ""
 
 

@@ -13,7 +13,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = {"jax2tf": "jax2tf", "converters": "jax2tf.converters", "tools": "jax2tf.tools", "examples": "jax2tf.examples"}
+FOLDERS = {
+  "jax2tf": "jax2tf",
+  "converters": "jax2tf.converters",
+  "tools": "jax2tf.tools",
+  "examples": "jax2tf.examples",
+}
 
 # A module imports only from its own layer or from one above it in this table. The first pattern that matches decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -29,7 +34,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
       "jax2tf.paths",
     ),
   ),  # they import no module of ours that imports JAX
-  ("compatibility", ("jax2tf.errors", "jax2tf.caches", "jax2tf._jax_compat*", "jax2tf._tf_compat*")),
+  (
+    "compatibility",
+    ("jax2tf.errors", "jax2tf.caches", "jax2tf._jax_compat*", "jax2tf._tf_compat*"),
+  ),
   (
     "values",
     (
@@ -62,7 +70,14 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   ("rule helpers", ("jax2tf.lowering._*",)),
   (
     "rules and stages",
-    ("jax2tf.lowering.*", "jax2tf.idioms*", "jax2tf.program", "jax2tf.value_numbering", "jax2tf.interpreter", "jax2tf.trace"),
+    (
+      "jax2tf.lowering.*",
+      "jax2tf.idioms*",
+      "jax2tf.program",
+      "jax2tf.value_numbering",
+      "jax2tf.interpreter",
+      "jax2tf.trace",
+    ),
   ),
   ("derivatives", ("jax2tf.derivative", "jax2tf.gradient", "jax2tf.native", "jax2tf.options")),
   ("conversion", ("jax2tf.conversion", "jax2tf.lowering", "jax2tf.survey")),
@@ -109,7 +124,12 @@ def import_graph(repository: Path) -> dict[str, set[str]]:
 
 def violations(graph: dict[str, set[str]]) -> list[str]:
   """One sentence for each forbidden import."""
-  found = [sentence for module, imported in sorted(graph.items()) for other in sorted(imported) if (sentence := _objection(module, other))]
+  found = [
+    sentence
+    for module, imported in sorted(graph.items())
+    for other in sorted(imported)
+    if (sentence := _objection(module, other))
+  ]
   try:
     graphlib.TopologicalSorter(graph).prepare()
   except graphlib.CycleError as error:
@@ -119,12 +139,20 @@ def violations(graph: dict[str, set[str]]) -> list[str]:
 
 def _objection(module: str, other: str) -> str | None:
   if other in PRIVATE:
-    return None if fnmatch.fnmatchcase(module, PRIVATE[other]) else f"{module} imports {other}; only {PRIVATE[other]} may"
+    return (
+      None
+      if fnmatch.fnmatchcase(module, PRIVATE[other])
+      else f"{module} imports {other}; only {PRIVATE[other]} may"
+    )
   if _layer(other) > _layer(module):
     return f"{module} ({LAYERS[_layer(module)][0]}) imports {other} ({LAYERS[_layer(other)][0]}), which is below it"
   if _is_rules(module) and (_is_rules(other) or other == "jax2tf.interpreter"):
     return f"{module} imports {other}; a family of rules sees neither another one nor the interpreter: use the context or a _helper"
-  if module.startswith("jax2tf.converters") and other not in OPEN_TO_CONVERTERS and not other.startswith("jax2tf.converters"):
+  if (
+    module.startswith("jax2tf.converters")
+    and other not in OPEN_TO_CONVERTERS
+    and not other.startswith("jax2tf.converters")
+  ):
     return f"{module} imports {other}; converters use the public names of jax2tf only"
   return None
 
@@ -134,7 +162,11 @@ def _is_rules(module: str) -> bool:
 
 
 def _layer(module: str) -> int:
-  return next(i for i, (_, patterns) in enumerate(LAYERS) if any(fnmatch.fnmatchcase(module, p) for p in patterns))
+  return next(
+    i
+    for i, (_, patterns) in enumerate(LAYERS)
+    if any(fnmatch.fnmatchcase(module, p) for p in patterns)
+  )
 
 
 def _module(folder: str, file: Path) -> str:

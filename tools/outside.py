@@ -61,7 +61,9 @@ def named(names: Iterable[str]) -> list[str]:
   """The ops of "A,B" and "C". Raises ValueError for one that is not in the table."""
   found = [name.strip() for text in names for name in text.split(",") if name.strip()]
   if unknown := [name for name in found if name not in OPS]:
-    raise ValueError(f"--allow-ops has {unknown[0]!r}, which is no op that is refused; `jax2tf inspect` lists those of a model")
+    raise ValueError(
+      f"--allow-ops has {unknown[0]!r}, which is no op that is refused; `jax2tf inspect` lists those of a model"
+    )
   return found
 
 
@@ -99,7 +101,9 @@ def in_graph(meta: Any) -> dict[str, Found]:
   places: dict[str, dict[str, None]] = {}
   for place, node in graph.nodes():
     here = (True, node.name) if place is None else (False, place)
-    ours = (here in saves and node.op in SAVER_OPS) or (here in restores and node.op in RESTORER_OPS)
+    ours = (here in saves and node.op in SAVER_OPS) or (
+      here in restores and node.op in RESTORER_OPS
+    )
     if node.op in OPS and not ours and graph.reaches_outside(place, node):
       places.setdefault(node.op, {})[_GRAPH if place is None else place] = None
   return {op: Found(OPS[op], tuple(places[op])) for op in sorted(places)}
@@ -115,15 +119,27 @@ class _Graph:
   def __init__(self, meta: Any):
     self._meta = meta
     self._nodes = _by_name((node.name, node) for node in meta.graph_def.node)
-    self._functions = _by_name((function.signature.name, function) for function in meta.graph_def.library.function)
-    self._inner = {name: _by_name((node.name, node) for node in function.node_def) for name, function in self._functions.items()}
-    self._assets = {asset.tensor_info.name.partition(":")[0]: asset.filename for asset in _assets(meta)}
-    self._concrete = {name: list(each.bound_inputs) for name, each in meta.object_graph_def.concrete_functions.items()}
+    self._functions = _by_name(
+      (function.signature.name, function) for function in meta.graph_def.library.function
+    )
+    self._inner = {
+      name: _by_name((node.name, node) for node in function.node_def)
+      for name, function in self._functions.items()
+    }
+    self._assets = {
+      asset.tensor_info.name.partition(":")[0]: asset.filename for asset in _assets(meta)
+    }
+    self._concrete = {
+      name: list(each.bound_inputs)
+      for name, each in meta.object_graph_def.concrete_functions.items()
+    }
     self._calls: dict[str, list[tuple[_Place, Any]]] = {}
     for place, node in self.nodes():
       for called in self._called(node):
         self._calls.setdefault(called, []).append((place, node))
-    self._asked = self._behind(_roots(signature for name, signature in meta.signature_def.items() if name != _INIT))
+    self._asked = self._behind(
+      _roots(signature for name, signature in meta.signature_def.items() if name != _INIT)
+    )
 
   def nodes(self) -> Iterator[tuple[_Place, Any]]:
     """(the function or None for the graph, a node of it)."""
@@ -134,16 +150,27 @@ class _Graph:
         yield name, node
 
   def _called(self, node: Any) -> list[str]:
-    named = [function.name for attr in node.attr.values() for function in ([attr.func] * attr.HasField("func") + [*attr.list.func])]
+    named = [
+      function.name
+      for attr in node.attr.values()
+      for function in ([attr.func] * attr.HasField("func") + [*attr.list.func])
+    ]
     return [name for name in (node.op, *named) if name in self._functions]
 
   def of_saver_only(self) -> tuple[set[_Vertex], set[_Vertex]]:
     """(what only saving a checkpoint runs, what only restoring it runs)."""
     saver = self._meta.saver_def
     roots = _roots(self._meta.signature_def.values())
-    roots += [(True, _node(name)) for collection in self._meta.collection_def.values() for name in collection.node_list.value]
+    roots += [
+      (True, _node(name))
+      for collection in self._meta.collection_def.values()
+      for name in collection.node_list.value
+    ]
     others = self._behind(roots + [(False, name) for name in self._concrete])
-    save, restore = (self._behind([(True, _node(name))]) for name in (saver.save_tensor_name, saver.restore_op_name))
+    save, restore = (
+      self._behind([(True, _node(name))])
+      for name in (saver.save_tensor_name, saver.restore_op_name)
+    )
     return save - others - restore, restore - others - save
 
   def _behind(self, vertices: list[_Vertex]) -> set[_Vertex]:
@@ -166,7 +193,9 @@ class _Graph:
       return not self._is_asset(place, _data(node)[ASSET_INPUTS[node.op]])
     if node.op in ("CacheDataset", "CacheDatasetV2"):  # without a file name it caches in memory
       name = self._in(place).get(_node(_data(node)[1]))
-      return name is None or name.op != "Const" or list(name.attr["value"].tensor.string_val) != [b""]
+      return (
+        name is None or name.op != "Const" or list(name.attr["value"].tensor.string_val) != [b""]
+      )
     return _IF.get(node.op, lambda _: True)(node)
 
   def _in(self, place: _Place) -> Mapping[str, Any]:
@@ -192,8 +221,14 @@ class _Graph:
       return None if place is None else self._of_argument(place, name)
     if node.op in ("Identity", "PlaceholderWithDefault"):
       return [(place, node.input[0])]
-    if node.op == "ReadVariableOp" and place is None:  # the graph assigns the paths of its assets to variables
-      assigned = [n.input[1] for n in nodes.values() if n.op == "AssignVariableOp" and _node(n.input[0]) == _node(node.input[0])]
+    if (
+      node.op == "ReadVariableOp" and place is None
+    ):  # the graph assigns the paths of its assets to variables
+      assigned = [
+        n.input[1]
+        for n in nodes.values()
+        if n.op == "AssignVariableOp" and _node(n.input[0]) == _node(node.input[0])
+      ]
       return [(None, value) for value in assigned] or None
     # The loader feeds the path. A signature is run without that feed, so a constant then has its own value.
     fed = node.op == "Placeholder" or (node.op == "Const" and (True, name) not in self._asked)
@@ -209,7 +244,9 @@ class _Graph:
       if node.op not in (*_CALLS, function) or i >= len(_data(node)):
         return None
       found.append((place, _data(node)[i]))
-    if function in self._concrete and not self._binds_asset(self._concrete[function], i - len(arguments)):
+    if function in self._concrete and not self._binds_asset(
+      self._concrete[function], i - len(arguments)
+    ):
       return None
     return found
 
@@ -258,12 +295,18 @@ def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
   found: dict[str, Any] = {}
   for name, each in named:
     if found.setdefault(name, each) is not each:
-      raise ValueError(f"the graph has two nodes or functions named {name!r}, so it is damaged; save the model again")
+      raise ValueError(
+        f"the graph has two nodes or functions named {name!r}, so it is damaged; save the model again"
+      )
   return found
 
 
 def _roots(signatures: Iterable[Any]) -> list[_Vertex]:
-  return [(True, _node(info.name)) for signature in signatures for info in (*signature.inputs.values(), *signature.outputs.values())]
+  return [
+    (True, _node(info.name))
+    for signature in signatures
+    for info in (*signature.inputs.values(), *signature.outputs.values())
+  ]
 
 
 def _node(reference: str) -> str:

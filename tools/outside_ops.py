@@ -6,7 +6,12 @@ whose ops are looked up here as well. An op of a library that is not loaded cann
 
 from __future__ import annotations
 
-READS, WRITES, NETWORK, PYTHON = "reads files", "writes files", "uses the network", "calls Python or code of the host"
+READS, WRITES, NETWORK, PYTHON = (
+  "reads files",
+  "writes files",
+  "uses the network",
+  "calls Python or code of the host",
+)
 HIDDEN, PROCESS = "runs a program that the graph does not show", "ends or changes the process"
 
 _READS = """
@@ -47,7 +52,14 @@ _PROCESS = "Abort FileSystemSetConfiguration"
 
 OPS: dict[str, str] = {
   name: effect
-  for effect, names in ((READS, _READS), (WRITES, _WRITES), (NETWORK, _NETWORK), (PYTHON, _PYTHON), (HIDDEN, _HIDDEN), (PROCESS, _PROCESS))
+  for effect, names in (
+    (READS, _READS),
+    (WRITES, _WRITES),
+    (NETWORK, _NETWORK),
+    (PYTHON, _PYTHON),
+    (HIDDEN, _HIDDEN),
+    (PROCESS, _PROCESS),
+  )
   for name in names.split()
 }
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-_ORANGE, _SKY, _GREEN, _BLUE, _RED, _PINK = "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"
+_ORANGE, _SKY, _GREEN, _BLUE, _RED, _PINK = (
+  "#e69f00",
+  "#56b4e9",
+  "#009e73",
+  "#0072b2",
+  "#d55e00",
+  "#cc79a7",
+)
 
 COLOURS = {
   "jax": "#000000",

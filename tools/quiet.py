@@ -48,7 +48,9 @@ def _silent(on_cpu: bool) -> Iterator[None]:
   try:
     yield
     tf = sys.modules["tensorflow"]
-    tf.function(lambda x: x + 1, autograph=False)(tf.constant(1))  # the first graph looks for a GPU driver, and says so
+    tf.function(lambda x: x + 1, autograph=False)(
+      tf.constant(1)
+    )  # the first graph looks for a GPU driver, and says so
   finally:
     os.dup2(stderr, 2)
     os.close(stderr)
@@ -59,6 +61,13 @@ def sentence(message: str) -> str:
   """The message of an Assert op or a kernel, without the list of graph nodes."""
   lines = [line.strip() for line in message.splitlines()]
   kept = [
-    line for line in lines if line and not line.startswith(("Graph execution error", "Detected at node", "File ", "[[", "Node:", "<stack"))
+    line
+    for line in lines
+    if line
+    and not line.startswith(
+      ("Graph execution error", "Detected at node", "File ", "[[", "Node:", "<stack")
+    )
   ]
-  return re.sub(r"\{\{.*?\}\} | ?\[Op:\w+\] name:.*", "", " ".join(kept))[:1000] or "no reason given"
+  return (
+    re.sub(r"\{\{.*?\}\} | ?\[Op:\w+\] name:.*", "", " ".join(kept))[:1000] or "no reason given"
+  )

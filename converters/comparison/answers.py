@@ -57,13 +57,20 @@ def reference_answers(
   runs: Sequence[plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm, initial: Sequence[Any] = ()
 ) -> Iterator[Expected]:
   """Yields the answer of the reference to each run. A stateful run starts from the state of the previous one, or from `initial`."""
-  precisions: dict[str, Mapping[str, np.dtype[Any]]] = {}  # by signature, because they are the same at all sizes
+  precisions: dict[
+    str, Mapping[str, np.dtype[Any]]
+  ] = {}  # by signature, because they are the same at all sizes
   measures: dict[str, Measure] = {}
   state = initial
-  on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, lead)
+  on_device = jax.tree.map(
+    lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, lead
+  )
   for run in runs:
     subject = run.subject
-    args = [jnp.asarray(run.inputs[name]) if subject.only_jax else run.inputs[name] for name in subject.order]
+    args = [
+      jnp.asarray(run.inputs[name]) if subject.only_jax else run.inputs[name]
+      for name in subject.order
+    ]
     before = [list(state if run.continues else initial)] * subject.record.stateful
     arguments = (*(on_device if subject.only_jax else lead), *before, *args)
 
@@ -81,20 +88,30 @@ def reference_answers(
       progress.update()
       continue
     except Exception as error:
-      error.add_note(f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} inputs")
+      error.add_note(
+        f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} inputs"
+      )
       raise
     if subject.record.stateful:
       state = result[0]
     if subject.name not in precisions:
-      precisions[subject.name] = _precisions(subject, arguments, run.inputs) if subject.only_jax else {}
+      precisions[subject.name] = (
+        _precisions(subject, arguments, run.inputs) if subject.only_jax else {}
+      )
     measure = measures.setdefault(subject.name, Measure(subject.reference))
-    rounding = functools.cache(functools.partial(_rounding, measure, subject, arguments, run.inputs)) if subject.only_jax else None
+    rounding = (
+      functools.cache(functools.partial(_rounding, measure, subject, arguments, run.inputs))
+      if subject.only_jax
+      else None
+    )
     seconds = median_seconds(call) if run.timed else None
     yield Expected(outputs, precisions[subject.name], seconds, rounding=rounding)
     progress.update()
 
 
-def _precisions(subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, np.dtype[Any]]:
+def _precisions(
+  subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]
+) -> Mapping[str, np.dtype[Any]]:
   try:
     zeros = precision_of_results(subject.reference, *arguments)
   except jax.errors.JAXTypeError:  # for example a function in NumPy
@@ -103,14 +120,20 @@ def _precisions(subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping
   return {name: array.dtype for name, array in named.items()}
 
 
-def _rounding(measure: Measure, subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, Rounding]:
+def _rounding(
+  measure: Measure, subject: plan.Subject, arguments: Sequence[Any], inputs: Mapping[str, Any]
+) -> Mapping[str, Rounding]:
   try:
     with contextlib.redirect_stdout(io.StringIO()):
       distances, terms = measure.of(*arguments)
     named = subject.named(distances, inputs)
   except Exception:  # a function that cannot be called again, or not with other inputs: the fixed tolerances remain
     return {}
-  return {name: Rounding(array, terms) for name, array in named.items() if name not in subject.record.passed_through}
+  return {
+    name: Rounding(array, terms)
+    for name, array in named.items()
+    if name not in subject.record.passed_through
+  }
 
 
 def rows(
@@ -129,12 +152,15 @@ def rows(
     for output, difference in _differences(answer, right, rtol, atol, measured):
       key = (run.subject.name, *run.sizes.items(), run.values, output)
       joined[key] = difference.joined(
-        joined.get(key) or Row(run.subject.name, output, run.sizes, run.values, counts=run.values not in noted)
+        joined.get(key)
+        or Row(run.subject.name, output, run.sizes, run.values, counts=run.values not in noted)
       )
   yield from joined.values()
 
 
-def latencies(runs: Sequence[plan.Run], found: Sequence[Answer], expected: Sequence[Expected]) -> tuple[Latency, ...]:
+def latencies(
+  runs: Sequence[plan.Run], found: Sequence[Answer], expected: Sequence[Expected]
+) -> tuple[Latency, ...]:
   """The latencies of runs that were timed on both sides."""
   return tuple(
     Latency(run.subject.name, run.sizes, answer["seconds"], right.seconds)
@@ -165,15 +191,33 @@ class _Difference:
     for name in ("max_abs", "max_rel", "max_ulp", "of_tolerance"):
       both = [x for x in (getattr(row, name), getattr(self, name)) if x is not None]
       figures[name] = max(both) if both else None
-    return replace(row, dtype=row.dtype or self.dtype, samples=row.samples + 1, problem=row.problem or self.problem, **figures)
+    return replace(
+      row,
+      dtype=row.dtype or self.dtype,
+      samples=row.samples + 1,
+      problem=row.problem or self.problem,
+      **figures,
+    )
 
 
 def _differences(
-  answer: Answer, right: Expected, rtol: float | None, atol: float | None, measured: Callable[[], Mapping[str, Rounding]] | None = None
+  answer: Answer,
+  right: Expected,
+  rtol: float | None,
+  atol: float | None,
+  measured: Callable[[], Mapping[str, Rounding]] | None = None,
 ) -> Iterator[tuple[str, _Difference]]:
   found, expected = answer["outputs"], right.outputs
   if right.refuses:  # the model must fail too, with TensorFlow's message
-    yield "(a check)", _Difference("", "" if answer["error"] else f"the reference refuses, and the model does not: {right.refuses}")
+    yield (
+      "(a check)",
+      _Difference(
+        "",
+        ""
+        if answer["error"]
+        else f"the reference refuses, and the model does not: {right.refuses}",
+      ),
+    )
     return
   for name in dict.fromkeys([*expected, *found]):
     if answer["error"]:
@@ -181,9 +225,19 @@ def _differences(
     elif name not in found:
       yield name, _Difference("", f"the model has no output {name!r}; it has: {', '.join(found)}")
     elif name not in expected:
-      yield name, _Difference("", f"the reference has no output {name!r}; it has: {', '.join(expected)}")
+      yield (
+        name,
+        _Difference("", f"the reference has no output {name!r}; it has: {', '.join(expected)}"),
+      )
     else:
-      compared = functools.partial(_difference, draws.as_numpy(found[name]), expected[name], rtol, atol, right.precisions.get(name))
+      compared = functools.partial(
+        _difference,
+        draws.as_numpy(found[name]),
+        expected[name],
+        rtol,
+        atol,
+        right.precisions.get(name),
+      )
       difference = compared()
       if measured and difference.beyond_tolerance and (rounding := measured().get(name)):
         difference = compared(rounding)
@@ -208,29 +262,44 @@ def _difference(
   if found.dtype != expected.dtype:
     return _Difference(dtype, f"the model's dtype is {_dtype_name(found)}, the reference's {dtype}")
   if found.shape != expected.shape:
-    return _Difference(dtype, f"the model's shape is {found.shape}, the reference's {expected.shape}")
+    return _Difference(
+      dtype, f"the model's shape is {found.shape}, the reference's {expected.shape}"
+    )
   if jnp.issubdtype(expected.dtype, np.inexact):
     return _inexact_difference(found, expected, rtol, atol, precision or expected.dtype, rounding)
   wrong = np.asarray(found != expected)
   if dtype in ("string", "bool"):
     return _Difference(dtype, _places(wrong, found, expected))
-  largest = max((abs(int(x) - int(y)) for x, y in zip(found[wrong], expected[wrong], strict=True)), default=0)
+  largest = max(
+    (abs(int(x) - int(y)) for x, y in zip(found[wrong], expected[wrong], strict=True)), default=0
+  )
   return _Difference(dtype, _places(wrong, found, expected), float(largest))
 
 
 def _inexact_difference(
-  found: np.ndarray, expected: np.ndarray, rtol: float | None, atol: float | None, precision: np.dtype[Any], rounding: Rounding | None
+  found: np.ndarray,
+  expected: np.ndarray,
+  rtol: float | None,
+  atol: float | None,
+  precision: np.dtype[Any],
+  rounding: Rounding | None,
 ) -> _Difference:
   """Compares floating point and complex arrays. NaN equals NaN, and an infinity equals the same infinity."""
   info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
   x, y = _parts(found), _parts(expected)
-  size = np.abs(y).max(-1, keepdims=True)  # for a complex number, the larger part, because both parts share the error
+  size = np.abs(y).max(
+    -1, keepdims=True
+  )  # for a complex number, the larger part, because both parts share the error
   ordinary = np.where(np.isfinite(size), size, 0)
   largest = float(np.max(ordinary, initial=0.0))
   rtol = _RTOL_UNITS[allowed.bits // 8] * float(allowed.eps) if rtol is None else rtol
   if atol is None:
     finite = size[np.isfinite(size)]
-    atol = _ATOL_UNITS[allowed.bits // 8] * float(allowed.eps) * max(1.0, float(np.median(finite)) if finite.size else 0.0)
+    atol = (
+      _ATOL_UNITS[allowed.bits // 8]
+      * float(allowed.eps)
+      * max(1.0, float(np.median(finite)) if finite.size else 0.0)
+    )
   more = rounding.allowed(ordinary[..., 0])[..., None] if rounding else np.zeros_like(ordinary)
   apart = ~((x == y) | (np.isnan(x) & np.isnan(y))).all(-1)  # the other elements are equal
   x, y, size, ordinary, more = (array[apart] for array in (x, y, size, ordinary, more))
@@ -241,12 +310,17 @@ def _inexact_difference(
     share = np.where(difference == 0, 0, difference / (atol + rtol * ordinary + more))
     relative = np.where((difference == 0) | (size <= atol), 0, difference / size)
     exponent = np.maximum(np.frexp(ordinary)[1] - 1, info.minexp)
-    ulp = np.where((difference == 0) | (size <= atol), 0, difference / np.ldexp(1.0, exponent - info.nmant))
+    ulp = np.where(
+      (difference == 0) | (size <= atol), 0, difference / np.ldexp(1.0, exponent - info.nmant)
+    )
   if nan.any():
     problem = f"NaN at other places: {_places(_spread(nan, apart), found, expected)}"
   elif problem := _places(_spread((share > 1).any(-1), apart), found, expected):
     problem += _advice(difference, ordinary, share, rtol, largest)
-  figures = [float(np.where(np.isnan(a), np.inf, a).max(initial=0)) for a in (difference, relative, ulp, share)]
+  figures = [
+    float(np.where(np.isnan(a), np.inf, a).max(initial=0))
+    for a in (difference, relative, ulp, share)
+  ]
   return _Difference(_dtype_name(expected), problem, *figures)
 
 
@@ -257,14 +331,18 @@ def _spread(found: np.ndarray, places: np.ndarray) -> np.ndarray:
   return spread
 
 
-def _advice(difference: np.ndarray, ordinary: np.ndarray, share: np.ndarray, rtol: float, largest: float) -> str:
+def _advice(
+  difference: np.ndarray, ordinary: np.ndarray, share: np.ndarray, rtol: float, largest: float
+) -> str:
   """How far beyond the tolerance, and the tolerances that would accept it, unless that is far more than rounding."""
   worst = f"; the largest is {np.max(share):.3g} times the tolerance"
   needed = float(np.max(difference - rtol * ordinary))
   if not 0 < needed <= SHARE_OF_LARGEST * largest:
     return worst
   step = 10.0 ** (math.floor(math.log10(needed)) - 1)
-  return f"{worst}: atol={math.ceil(1.001 * needed / step) * step:.1e} with rtol={rtol:.1e} accepts it"
+  return (
+    f"{worst}: atol={math.ceil(1.001 * needed / step) * step:.1e} with rtol={rtol:.1e} accepts it"
+  )
 
 
 def _parts(array: np.ndarray) -> np.ndarray:

@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 # Prefixes of ops that write a variable. Rng ops are those of tf.random.Generator.
-_WRITERS = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign", "Rng")
+_WRITERS = (
+  "Assign",
+  "ResourceApply",
+  "ResourceScatter",
+  "ResourceSparseApply",
+  "ResourceStridedSliceAssign",
+  "Rng",
+)
 
 
 class Answer(TypedDict):
@@ -45,7 +52,10 @@ def sentence(error: Exception) -> str:
 
 def nodes(definition: Any) -> list[Any]:
   """The nodes of a GraphDef, those of its functions included."""
-  return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+  return [
+    *definition.node,
+    *(node for function in definition.library.function for node in function.node_def),
+  ]
 
 
 def writers(definition: Any) -> list[str]:

@@ -15,7 +15,14 @@ from .report import HOSTILE, SUBNORMAL
 UNKNOWN = 3  # for a size that the caller leaves open, in inputs of TensorFlow functions
 
 
-def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, sample: int, full: bool = False) -> np.ndarray:
+def draw(
+  rng: np.random.Generator,
+  shape: tuple[int, ...],
+  dtype: np.dtype[Any],
+  kind: str,
+  sample: int,
+  full: bool = False,
+) -> np.ndarray:
   """Normally distributed floats, or integers from 0 to 9; `full`: of the whole range of the dtype. In a hostile draw half of the rows have
   a special value at random places."""
   if dtype.kind == "b":
@@ -25,13 +32,18 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any],
     limits = jnp.iinfo(dtype)
     least, most = (int(limits.min), int(limits.max)) if full else (0, min(9, int(limits.max)))
     array = rng.integers(least, most, shape, endpoint=True).astype(dtype)
-    specials: list[Any] = [limits.min, limits.max, 0] + [-1] * (limits.min < 0) if kind == HOSTILE else []
+    specials: list[Any] = (
+      [limits.min, limits.max, 0] + [-1] * (limits.min < 0) if kind == HOSTILE else []
+    )
   else:
     array = rng.standard_normal(shape).astype(dtype)
     if jnp.issubdtype(dtype, np.complexfloating):
       array = (array + 1j * rng.standard_normal(shape)).astype(dtype)
     tiny = float(jnp.finfo(dtype).tiny)
-    specials = {HOSTILE: [np.nan, np.inf, -np.inf, -0.0, 0.0], SUBNORMAL: [tiny / 2, -tiny / 4]}.get(kind, [])
+    specials = {
+      HOSTILE: [np.nan, np.inf, -np.inf, -0.0, 0.0],
+      SUBNORMAL: [tiny / 2, -tiny / 4],
+    }.get(kind, [])
   if specials and array.size:
     rows = array.reshape(shape[0], -1) if array.ndim > 1 else array.reshape(-1, 1)
     for i in range(math.ceil(len(rows) / 2)):
@@ -41,7 +53,9 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any],
   return array
 
 
-def checked(name: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def checked(
+  name: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray:
   """The array that the caller gives for an input.
 
   Raises:
@@ -49,9 +63,13 @@ def checked(name: str, given: Any, rng: np.random.Generator, shape: tuple[int, .
   """
   array = np.asarray(given(rng, shape, dtype) if callable(given) else given)
   if array.dtype.kind in "iu" and dtype.kind in "iu" and np.array_equal(array.astype(dtype), array):
-    array = array.astype(dtype)  # NumPy makes int64 of Python's integers, and of those that it draws
+    array = array.astype(
+      dtype
+    )  # NumPy makes int64 of Python's integers, and of those that it draws
   if array.shape != shape or array.dtype != dtype:
-    raise ValueError(f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes {dtype}{list(shape)} here")
+    raise ValueError(
+      f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes {dtype}{list(shape)} here"
+    )
   return array
 
 
@@ -62,15 +80,21 @@ def countable(text: str) -> str:
   return str(Spec(np.dtype(bool) if spec.is_string else spec.dtype, dims))
 
 
-def tensor(name: str, text: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...] | None = None) -> np.ndarray:
+def tensor(
+  name: str, text: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...] | None = None
+) -> np.ndarray:
   """An input of TensorFlow functions, "string[?,2]": the caller's, or an arbitrary one if it is passed through."""
   spec = Spec.parse(text)
   if given is not None:
-    array = as_numpy(given(rng, shape or spec.sizes or (), spec.dtype) if callable(given) else given)
+    array = as_numpy(
+      given(rng, shape or spec.sizes or (), spec.dtype) if callable(given) else given
+    )
     if array.dtype != spec.dtype:
       raise ValueError(f"inputs[{name!r}] is {array.dtype}, and the signature takes {spec}")
     return array
-  known = shape if shape is not None else tuple(UNKNOWN if d is None else d for d in spec.sizes or ())
+  known = (
+    shape if shape is not None else tuple(UNKNOWN if d is None else d for d in spec.sizes or ())
+  )
   if spec.is_string:
     return np.array([rng.bytes(4) for _ in range(math.prod(known))], object).reshape(known)
   return draw(rng, known, spec.dtype, "ordinary", 0)
@@ -83,4 +107,6 @@ def as_numpy(x: Any) -> np.ndarray:
   array = np.asarray(x)
   if array.dtype.kind not in "SUO":
     return array
-  return np.array([s.encode() if isinstance(s, str) else bytes(s) for s in array.reshape(-1)], object).reshape(array.shape)
+  return np.array(
+    [s.encode() if isinstance(s, str) else bytes(s) for s in array.reshape(-1)], object
+  ).reshape(array.shape)

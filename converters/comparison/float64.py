@@ -17,7 +17,17 @@ import numpy as np
 from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 
 # Equations that only call their jaxpr, the first one among their parameters.
-CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+CALLS = {
+  "jit",
+  "pjit",
+  "closed_call",
+  "core_call",
+  "checkpoint",
+  "remat",
+  "custom_jvp_call",
+  "custom_vjp_call",
+  "custom_vjp_call_jaxpr",
+}
 # They keep their dtypes: what they compute depends on the bits, or a function of Python computes it.
 _AS_IT_IS = {"bitcast_convert_type", "nextafter", "pure_callback", "io_callback"}
 _SUMS = {"reduce_sum", "cumsum", "cumlogsumexp", "reduce_window_sum", "reduce_prod", "cumprod"}
@@ -48,7 +58,10 @@ class Wide:
     dtypes = [aval.dtype for aval in closed.in_avals]
 
     def run(constants: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-      cast = [x if _is_key(x) else x.astype(_wide_dtype(dtype)) for x, dtype in zip(leaves, dtypes, strict=True)]
+      cast = [
+        x if _is_key(x) else x.astype(_wide_dtype(dtype))
+        for x, dtype in zip(leaves, dtypes, strict=True)
+      ]
       return _evaluated(closed.jaxpr, constants, cast)
 
     return cls(jax.jit(run), closed.consts, longest_sum(closed.jaxpr))
@@ -91,7 +104,9 @@ def _terms(eqn: Any) -> Iterator[int]:
 
 def _evaluated(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
   """The results of the equations in float64. `constants` and `args` are wide already."""
-  known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *args], strict=True))
+  known: dict[Any, Any] = dict(
+    zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *args], strict=True)
+  )
 
   def of(atom: Any) -> Any:
     return _wide(atom.val) if isinstance(atom, Literal) else known[atom]
@@ -110,10 +125,14 @@ def _results(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     return _evaluated(*_opened(called), operands)
   if eqn.primitive.name not in _AS_IT_IS:
     try:
-      return _bound(eqn, operands, {name: _wide_parameter(value) for name, value in eqn.params.items()})
+      return _bound(
+        eqn, operands, {name: _wide_parameter(value) for name, value in eqn.params.items()}
+      )
     except Exception:  # no form in float64, for example a kernel or a callback: each such primitive has its own error
       pass
-  narrow = [x.astype(v.aval.dtype) if _is_wide(x) else x for x, v in zip(operands, eqn.invars, strict=True)]
+  narrow = [
+    x.astype(v.aval.dtype) if _is_wide(x) else x for x, v in zip(operands, eqn.invars, strict=True)
+  ]
   return [_wide(y) for y in _bound(eqn, narrow, eqn.params)]
 
 
@@ -165,11 +184,21 @@ def _wide(x: Any) -> Any:
   if dtype is None or _is_key(x):
     return np.float64(x) if isinstance(x, float) else x
   wide = _wide_dtype(dtype)
-  return x if wide == dtype else x.astype(wide) if isinstance(x, jax.Array) else np.asarray(x).astype(wide)
+  return (
+    x
+    if wide == dtype
+    else x.astype(wide)
+    if isinstance(x, jax.Array)
+    else np.asarray(x).astype(wide)
+  )
 
 
 def _is_wide(x: Any) -> bool:
-  return hasattr(x, "dtype") and not _is_key(x) and x.dtype in (np.dtype(np.float64), np.dtype(np.complex128))
+  return (
+    hasattr(x, "dtype")
+    and not _is_key(x)
+    and x.dtype in (np.dtype(np.float64), np.dtype(np.complex128))
+  )
 
 
 def _is_key(x: Any) -> bool:

@@ -14,7 +14,19 @@ from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 from .float64 import CALLS
 
 # Equations whose result has the values of their operand, or integers computed from them.
-_KEEP = {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "rev", "pad", "concatenate", "copy", "copy_p"}
+_KEEP = {
+  "reshape",
+  "transpose",
+  "squeeze",
+  "expand_dims",
+  "broadcast_in_dim",
+  "slice",
+  "rev",
+  "pad",
+  "concatenate",
+  "copy",
+  "copy_p",
+}
 _KEEP |= {"add", "sub", "mul", "convert_element_type"}
 
 
@@ -22,10 +34,15 @@ def of(fun: Callable[..., Any], lead: Sequence[Any], inputs: Sequence[Any]) -> l
   """For each of the `inputs`, arrays or specs that follow the arguments `lead`, whether it is levels. All False without a jaxpr."""
   try:
     jaxpr = jax.make_jaxpr(fun)(*lead, *inputs).jaxpr
-  except Exception:  # a function in TensorFlow or NumPy; an error of the function is raised where it is compared
+  except (
+    Exception
+  ):  # a function in TensorFlow or NumPy; an error of the function is raised where it is compared
     return [False] * len(inputs)
   own = jaxpr.invars[len(jaxpr.invars) - len(inputs) :]
-  return [is_8_bit(x.dtype) and _becomes_float(jaxpr, {variable}) for x, variable in zip(inputs, own, strict=True)]
+  return [
+    is_8_bit(x.dtype) and _becomes_float(jaxpr, {variable})
+    for x, variable in zip(inputs, own, strict=True)
+  ]
 
 
 def is_8_bit(dtype: Any) -> bool:
@@ -45,7 +62,11 @@ def _becomes_float(jaxpr: Jaxpr, known: set[Any]) -> bool:
       within = {variable for variable, has in zip(inner.invars, reached, strict=True) if has}
       if _becomes_float(inner, within):
         return True
-      known.update(outer for outer, variable in zip(eqn.outvars, inner.outvars, strict=True) if variable in within)
+      known.update(
+        outer
+        for outer, variable in zip(eqn.outvars, inner.outvars, strict=True)
+        if variable in within
+      )
     elif name in _KEEP:
       (aval,) = (x.aval for x in eqn.outvars)
       if isinstance(aval, ShapedArray) and jnp.issubdtype(aval.dtype, np.inexact):

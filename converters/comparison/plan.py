@@ -58,7 +58,10 @@ class Comparison:
   atol: float | None = None
 
   def __post_init__(self) -> None:
-    for name, of, value in (("sizes", "dimension variable: size", self.sizes), ("examples", "input: array", self.examples)):
+    for name, of, value in (
+      ("sizes", "dimension variable: size", self.sizes),
+      ("examples", "input: array", self.examples),
+    ):
       kinds.check_mapping(name, value, of)
     if not isinstance(self.samples, int | np.integer) or self.samples < 1:
       raise ValueError(f"samples = {self.samples!r}; at least one draw is needed")
@@ -72,7 +75,9 @@ class Comparison:
       ValueError: an option has another kind.
     """
     if unknown := [name for name in options if name not in Options.__annotations__]:
-      own = [p.name for p in inspect.signature(exporter).parameters.values() if p.kind is p.KEYWORD_ONLY]
+      own = [
+        p.name for p in inspect.signature(exporter).parameters.values() if p.kind is p.KEYWORD_ONLY
+      ]
       known = ", ".join(sorted([*own, *Options.__annotations__]))
       where = f"{exporter.__module__.split('.')[-2]}.{exporter.__name__}"
       raise TypeError(f"{where} has no option {unknown[0]!r}; its options are: {known}")
@@ -81,12 +86,19 @@ class Comparison:
   def key(self) -> Any:
     """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by identity."""
     sizes = {name: tuple(np.atleast_1d(size).tolist()) for name, size in (self.sizes or {}).items()}
-    examples = {name: given if callable(given) else _contents(draws.as_numpy(given)) for name, given in (self.examples or {}).items()}
+    examples = {
+      name: given if callable(given) else _contents(draws.as_numpy(given))
+      for name, given in (self.examples or {}).items()
+    }
     return frozenset(sizes.items()), self.samples, frozenset(examples.items())
 
 
 def _contents(array: np.ndarray) -> Any:
-  return array.dtype, array.shape, tuple(array.ravel()) if array.dtype == object else hash_of_arrays([array])
+  return (
+    array.dtype,
+    array.shape,
+    tuple(array.ravel()) if array.dtype == object else hash_of_arrays([array]),
+  )
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,9 @@ class Subject:
     elif len(leaves) == len(names):
       found = dict(zip(names, leaves, strict=True))
     else:
-      raise ValueError(f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: {', '.join(names)}")
+      raise ValueError(
+        f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: {', '.join(names)}"
+      )
     named = {name: draws.as_numpy(x) for name, x in found.items()} | {
       name: draws.as_numpy(inputs[name]) for name in self.record.passed_through
     }
@@ -146,17 +160,26 @@ class Run:
 
 
 def plan(
-  subjects: Sequence[Subject], constraints: Sequence[str], sizes: Mapping[str, Any], samples: int, inputs: Given, lead: Sequence[Any] = ()
+  subjects: Sequence[Subject],
+  constraints: Sequence[str],
+  sizes: Mapping[str, Any],
+  samples: int,
+  inputs: Given,
+  lead: Sequence[Any] = (),
 ) -> list[Run]:
   """All runs, with their inputs. `lead`: the arguments of the references before the inputs."""
   rng = np.random.default_rng(0)
   domains = {s.name: Domain(s.record, constraints) for s in subjects if not s.record.resets}
   known = sorted({name for domain in domains.values() for name in domain.variables})
   if unknown := [name for name in sizes if name not in known]:
-    raise ValueError(f"sizes names {unknown[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}")
+    raise ValueError(
+      f"sizes names {unknown[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}"
+    )
   wanted = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
   runs: list[Run] = []
-  for subject in sorted(subjects, key=lambda subject: subject.record.resets):  # so that a reset restores a state that other runs changed
+  for subject in sorted(
+    subjects, key=lambda subject: subject.record.resets
+  ):  # so that a reset restores a state that other runs changed
     if subject.record.resets:
       runs.append(Run(subject, {}, "given", {}, timed=False, continues=True))
     elif subject.only_jax:
@@ -167,7 +190,12 @@ def plan(
 
 
 def _processed_runs(
-  subject: Subject, domain: Domain, wanted: Mapping[str, list[int]], samples: int, inputs: Given, rng: np.random.Generator
+  subject: Subject,
+  domain: Domain,
+  wanted: Mapping[str, list[int]],
+  samples: int,
+  inputs: Given,
+  rng: np.random.Generator,
 ) -> Iterator[Run]:
   """Runs of a signature with processors, at the sizes that the caller asks for, and one size of each other variable."""
   record = subject.record
@@ -175,7 +203,10 @@ def _processed_runs(
   for sizes in domain.few(wanted, inputs):
     shapes = domain.shapes(sizes)
     for timed, continues in subject.series(samples if free else 1):
-      drawn = {name: draws.tensor(name, text, inputs.get(name), rng, shapes.get(name)) for name, text in record.inputs.items()}
+      drawn = {
+        name: draws.tensor(name, text, inputs.get(name), rng, shapes.get(name))
+        for name, text in record.inputs.items()
+      }
       named = {name: size for name, size in sizes.items() if name in domain.variables}
       yield Run(subject, named, "given", drawn, timed, continues)
 
@@ -194,11 +225,15 @@ def _drawn_runs(
   kinds = ["ordinary" if drawn else "given"]
   kinds += [HOSTILE] * any(dtype.kind != "b" for dtype in dtypes)
   kinds += [SUBNORMAL] * any(jnp.issubdtype(dtype, np.inexact) for dtype in dtypes)
-  repeats = samples if drawn or subject.record.stateful or any(map(callable, inputs.values())) else 1
+  repeats = (
+    samples if drawn or subject.record.stateful or any(map(callable, inputs.values())) else 1
+  )
   full: set[str] | None = None
   for sizes in domain.assignments(wanted, inputs):
     full = _levels(subject, domain, sizes, lead) if full is None else full
-    for kind, (sample, (timed, continues)) in itertools.product(kinds, enumerate(subject.series(repeats))):
+    for kind, (sample, (timed, continues)) in itertools.product(
+      kinds, enumerate(subject.series(repeats))
+    ):
       arrays = {}
       for name, shape in domain.shapes(sizes).items():
         dtype = np.dtype(domain.avals[name].dtype)
@@ -206,17 +241,28 @@ def _drawn_runs(
           arrays[name] = draws.checked(name, inputs[name], rng, shape, dtype)
         else:
           arrays[name] = draws.draw(rng, shape, dtype, kind, sample, name in full)
-      passed = {name: draws.tensor(name, subject.record.inputs[name], inputs.get(name), rng) for name in subject.record.passed_through}
+      passed = {
+        name: draws.tensor(name, subject.record.inputs[name], inputs.get(name), rng)
+        for name in subject.record.passed_through
+      }
       yield Run(subject, sizes, kind, arrays | passed, timed and kind == kinds[0], continues)
 
 
-def _levels(subject: Subject, domain: Domain, sizes: Mapping[str, int], lead: Sequence[Any]) -> set[str]:
+def _levels(
+  subject: Subject, domain: Domain, sizes: Mapping[str, int], lead: Sequence[Any]
+) -> set[str]:
   """The 8-bit inputs that the reference computes with as floats, such as pixels."""
-  if subject.record.stateful or not any(levels.is_8_bit(aval.dtype) for aval in domain.avals.values()):
+  if subject.record.stateful or not any(
+    levels.is_8_bit(aval.dtype) for aval in domain.avals.values()
+  ):
     return set()
   shapes = domain.shapes(sizes)
   specs = [jax.ShapeDtypeStruct(shapes[name], domain.avals[name].dtype) for name in subject.order]
-  return {name for name, found in zip(subject.order, levels.of(subject.reference, lead, specs), strict=True) if found}
+  return {
+    name
+    for name, found in zip(subject.order, levels.of(subject.reference, lead, specs), strict=True)
+    if found
+  }
 
 
 class Domain:
@@ -228,8 +274,14 @@ class Domain:
   """
 
   def __init__(self, record: manifest.SignatureRecord, constraints: Sequence[str]):
-    self._texts = {name: record.declared.get(name, record.inputs[name]) for name in record.own_inputs}
-    specs = {name: draws.countable(text) for name, text in self._texts.items()} if record.preprocessed else self._texts
+    self._texts = {
+      name: record.declared.get(name, record.inputs[name]) for name in record.own_inputs
+    }
+    specs = (
+      {name: draws.countable(text) for name, text in self._texts.items()}
+      if record.preprocessed
+      else self._texts
+    )
     scope = export.SymbolicScope(constraints)
     self.avals = dict(zip(specs, Arguments.of(specs, {}, scope).avals, strict=True))
     shapes = [aval.shape for aval in self.avals.values()]
@@ -245,16 +297,27 @@ class Domain:
     """{input: shape}. Raises ValueError for sizes that break a constraint."""
     if self._exported is None:
       return {name: aval.shape for name, aval in self.avals.items()}
-    return dict(zip(self.avals, _shapes_at(self._exported, [sizes[name] for name in self._all]), strict=True))
+    return dict(
+      zip(self.avals, _shapes_at(self._exported, [sizes[name] for name in self._all]), strict=True)
+    )
 
   def assignments(self, wanted: Mapping[str, Sequence[int]], inputs: Given) -> list[dict[str, int]]:
     """Combinations of sizes that use each wanted size, and several sizes of the other variables."""
-    wanted = {name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all}
+    wanted = {
+      name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all
+    }
     if not self._all:
       return [{}]
-    if bad := [name for name, sizes in wanted.items() if not sizes or not all(isinstance(s, int) and s >= 1 for s in sizes)]:
+    if bad := [
+      name
+      for name, sizes in wanted.items()
+      if not sizes or not all(isinstance(s, int) and s >= 1 for s in sizes)
+    ]:
       raise ValueError(f"sizes[{bad[0]!r}] = {wanted[bad[0]]}; give one or more positive integers")
-    pools = [list(wanted.get(name) or itertools.islice(self._feasible(name), len(_SIZES))) for name in self._all]
+    pools = [
+      list(wanted.get(name) or itertools.islice(self._feasible(name), len(_SIZES)))
+      for name in self._all
+    ]
     pairs = {(name, size) for name, pool in zip(self._all, pools, strict=True) for size in pool}
     chosen: list[dict[str, int]] = []
     seen: set[tuple[str, int]] = set()
@@ -274,15 +337,21 @@ class Domain:
     conditions = ", ".join(self._constraints)
     if lost := sorted({(name, size) for name, sizes in wanted.items() for size in sizes} - seen):
       name, size = lost[0]
-      raise ValueError(f"sizes: {name} = {size} breaks the constraints {conditions}; choose another ({reason})")
+      raise ValueError(
+        f"sizes: {name} = {size} breaks the constraints {conditions}; choose another ({reason})"
+      )
     if not chosen:
       why = f" ({reason})" if reason else ""
-      raise ValueError(f"no sizes were found that meet {conditions}; give some: sizes={{{self._all[0]!r}: 5}}{why}")
+      raise ValueError(
+        f"no sizes were found that meet {conditions}; give some: sizes={{{self._all[0]!r}: 5}}{why}"
+      )
     return chosen
 
   def few(self, wanted: Mapping[str, Sequence[int]], inputs: Given) -> list[dict[str, int]]:
     """As `assignments`, but with one size of each variable that is not wanted: 3, if the constraints allow it."""
-    fixed = {name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all}
+    fixed = {
+      name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all
+    }
     try:
       return self.assignments({name: [draws.UNKNOWN] for name in self._all} | fixed, inputs)
     except ValueError:
@@ -292,22 +361,37 @@ class Domain:
   def _feasible(self, name: str) -> Iterator[int]:
     """Sizes that satisfy the constraints on this variable alone, the usual sizes first."""
     own = [text for text in self._constraints if variables([text]) == [name]]
-    numbers = [int(n) for text in self._constraints if name in variables([text]) for n in re.findall(r"\d+", text)]
-    wider = sorted({*_WIDER, *(n + shift for n in numbers for shift in (0, 1) if 0 < n <= _LARGEST)})
+    numbers = [
+      int(n)
+      for text in self._constraints
+      if name in variables([text])
+      for n in re.findall(r"\d+", text)
+    ]
+    wider = sorted(
+      {*_WIDER, *(n + shift for n in numbers for shift in (0, 1) if 0 < n <= _LARGEST)}
+    )
     exported = _exported([name], [], export.SymbolicScope(own))
     for size in dict.fromkeys([*_SIZES, *wider]):
       with contextlib.suppress(ValueError):
         _shapes_at(exported, [size])
         yield size
 
-  def _candidates(self, pools: Sequence[Sequence[int]], chosen: Sequence[dict[str, int]]) -> Iterator[dict[str, int]]:
+  def _candidates(
+    self, pools: Sequence[Sequence[int]], chosen: Sequence[dict[str, int]]
+  ) -> Iterator[dict[str, int]]:
     """First combinations of different sizes, then all combinations, and then less usual sizes while few are `chosen`."""
     if all(pools):
       for i in range(max(map(len, pools))):
-        yield {name: pool[(i + j) % len(pool)] for j, (name, pool) in enumerate(zip(self._all, pools, strict=True))}
+        yield {
+          name: pool[(i + j) % len(pool)]
+          for j, (name, pool) in enumerate(zip(self._all, pools, strict=True))
+        }
       for combination in itertools.product(*pools):
         yield dict(zip(self._all, combination, strict=True))
-      wider = [pool if len(pool) < len(_SIZES) else [*self._feasible(name)] for name, pool in zip(self._all, pools, strict=True)]
+      wider = [
+        pool if len(pool) < len(_SIZES) else [*self._feasible(name)]
+        for name, pool in zip(self._all, pools, strict=True)
+      ]
       rng = np.random.default_rng(0)
       while len(chosen) < len(_SIZES):
         yield {name: int(rng.choice(sizes)) for name, sizes in zip(self._all, wider, strict=True)}
@@ -319,20 +403,28 @@ class Domain:
       if name in inputs and not callable(inputs[name]):
         shape = np.shape(inputs[name])
         if len(shape) != len(aval.shape):
-          raise ValueError(f"inputs[{name!r}] has the shape {shape}, and the signature takes {self._texts[name]}")
+          raise ValueError(
+            f"inputs[{name!r}] has the shape {shape}, and the signature takes {self._texts[name]}"
+          )
         for dim, size in zip(map(str, aval.shape), shape, strict=True):
           if dim in self.variables and list(fixed.get(dim, [size])) != [size]:
-            raise ValueError(f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; use the same size")
+            raise ValueError(
+              f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; use the same size"
+            )
           if dim in self.variables:
             fixed[dim] = [size]
     return fixed
 
 
-def _exported(names: Sequence[str], shapes: Sequence[Any], scope: export.SymbolicScope) -> export.Exported:
+def _exported(
+  names: Sequence[str], shapes: Sequence[Any], scope: export.SymbolicScope
+) -> export.Exported:
   """JAX's solver of dimensions, through its public API: an exported function checks the constraints when it is called."""
   probe = jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(names), scope=scope), np.bool_)
   return export.export(jax.jit(lambda _: [jnp.zeros(shape, np.bool_) for shape in shapes]))(probe)
 
 
 def _shapes_at(exported: export.Exported, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-  return [x.shape for x in jax.eval_shape(exported.call, jax.ShapeDtypeStruct(tuple(sizes), np.bool_))]
+  return [
+    x.shape for x in jax.eval_shape(exported.call, jax.ShapeDtypeStruct(tuple(sizes), np.bool_))
+  ]

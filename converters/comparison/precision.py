@@ -52,9 +52,14 @@ def _coarsest_of_each(jaxpr: Jaxpr, operands: Sequence[Dtype | None]) -> list[Dt
     if eqn.primitive.name in ("jit", "pjit"):
       results = _coarsest_of_each(inner[0], [of(x) for x in eqn.invars])
     else:  # every result may depend on every operand and on every inner equation
-      reached = _coarsest([*(of(x) for x in eqn.invars), *(dtype for one in inner for dtype in _made(one))])
+      reached = _coarsest(
+        [*(of(x) for x in eqn.invars), *(dtype for one in inner for dtype in _made(one))]
+      )
       results = [reached] * len(eqn.outvars)
-    known.update((x, _coarsest([_float(x.aval), result])) for x, result in zip(eqn.outvars, results, strict=True))
+    known.update(
+      (x, _coarsest([_float(x.aval), result]))
+      for x, result in zip(eqn.outvars, results, strict=True)
+    )
   return [of(x) for x in jaxpr.outvars]
 
 
@@ -71,4 +76,8 @@ def _float(aval: Any) -> Dtype | None:
 
 
 def _coarsest(dtypes: Iterable[Dtype | None]) -> Dtype | None:
-  return max((dtype for dtype in dtypes if dtype is not None), key=lambda dtype: float(jnp.finfo(dtype).eps), default=None)
+  return max(
+    (dtype for dtype in dtypes if dtype is not None),
+    key=lambda dtype: float(jnp.finfo(dtype).eps),
+    default=None,
+  )

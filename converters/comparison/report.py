@@ -20,19 +20,37 @@ from .. import extras, stages
 from ..saved_model import publish
 
 SUBNORMAL, HOSTILE, REPRESENTATIVE = "subnormal", "hostile", "representative"
-_WORDS = {HOSTILE: "hostile inputs (NaN, infinities, extreme numbers)", SUBNORMAL: "subnormal inputs"}
+_WORDS = {
+  HOSTILE: "hostile inputs (NaN, infinities, extreme numbers)",
+  SUBNORMAL: "subnormal inputs",
+}
 _NOTE = (
   "Rows that are noted do not count: those of hostile inputs (NaN, infinities, extreme numbers), unless they were asked for, and those of "
   "subnormal inputs, which XLA and TensorFlow's kernels take for zero in different places (jax2tf's docs/limitations.md). "
   "Relative errors and units in the last place (ulp) are of elements above atol."
 )
-_ROW_TITLES = ("signature", "output", "sizes", "inputs", "dtype", "samples", "max abs", "max rel", "max ulp", "of tolerance", "agrees")
+_ROW_TITLES = (
+  "signature",
+  "output",
+  "sizes",
+  "inputs",
+  "dtype",
+  "samples",
+  "max abs",
+  "max rel",
+  "max ulp",
+  "of tolerance",
+  "agrees",
+)
 _LATENCY_TITLES = ("signature", "sizes", "SavedModel ms", "reference ms", "ratio")
 
 
 # A gray with contrast on white and on black, because a picture cannot follow the theme of the page.
 _GRAY = "#7d8590"
-_STYLE = {f"{part}.color": _GRAY for part in ("text", "xtick", "ytick")} | {"axes.labelcolor": _GRAY, "axes.edgecolor": _GRAY}
+_STYLE = {f"{part}.color": _GRAY for part in ("text", "xtick", "ytick")} | {
+  "axes.labelcolor": _GRAY,
+  "axes.edgecolor": _GRAY,
+}
 _MOST_PICTURED = 40
 
 
@@ -128,7 +146,9 @@ class Report:
   skipped: Mapping[str, str]
   versions: Mapping[str, str]
   machine: str = field(default_factory=machine)
-  created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+  created: str = field(
+    default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+  )
   remark: str = ""
 
   @property
@@ -139,14 +159,19 @@ class Report:
   @property
   def verdict(self) -> str:
     """One sentence."""
-    wrong, agree = [row for row in self.rows if not row.ok], sum(not row.problem for row in self.rows)
+    wrong, agree = (
+      [row for row in self.rows if not row.ok],
+      sum(not row.problem for row in self.rows),
+    )
     skipped = "".join(f"; skipped: {name}" for name in self.skipped)
     if wrong:
       only = f", all of {_WORDS[HOSTILE]}" if {row.values for row in wrong} == {HOSTILE} else ""
       return f"NOT verified: {len(wrong)} of {len(self.rows)} comparisons differ{only}{skipped}"
     how = "verified" if self.ok else "verified in part" if self.rows else "NOT verified"
     noted = collections.Counter(row.values for row in self.rows if row.problem)
-    differ = "".join(f", and {noted[kind]} of {words} differ" for kind, words in _WORDS.items() if noted[kind])
+    differ = "".join(
+      f", and {noted[kind]} of {words} differ" for kind, words in _WORDS.items() if noted[kind]
+    )
     remark = f"; {self.remark}" if self.remark else ""
     return f"{how}: {agree} comparisons agree{differ}{skipped}{remark}"
 
@@ -168,7 +193,9 @@ class Report:
       ImportError: tabulate is missing, a package of jax2tf[verify].
     """
     table = extra("tabulate").tabulate
-    problems = [f"{'' if row.ok else 'WRONG: '}{row.place}: {row.problem}" for row in self.rows if row.problem]
+    problems = [
+      f"{'' if row.ok else 'WRONG: '}{row.place}: {row.problem}" for row in self.rows if row.problem
+    ]
     problems += [f"SKIPPED: {name}: {why}" for name, why in self.skipped.items()]
     parts = [
       f"{self.model}: {self.verdict}",
@@ -177,13 +204,26 @@ class Report:
       *problems,
     ]
     if self.latencies:
-      parts += [self.machine, table([_latency_cells(x) for x in self.latencies], _LATENCY_TITLES, disable_numparse=True)]
+      parts += [
+        self.machine,
+        table([_latency_cells(x) for x in self.latencies], _LATENCY_TITLES, disable_numparse=True),
+      ]
     return "\n\n".join(parts) + "\n"
 
   def json(self) -> str:
     """All figures as JSON. Non-finite numbers are the strings "inf", "-inf" and "nan"."""
-    rows = [{key: _json_number(value) for key, value in asdict(row).items()} | {"ok": row.ok} for row in self.rows]
-    return json.dumps(asdict(self) | {"ok": self.ok, "verdict": self.verdict, "rows": rows}, indent=2, allow_nan=False) + "\n"
+    rows = [
+      {key: _json_number(value) for key, value in asdict(row).items()} | {"ok": row.ok}
+      for row in self.rows
+    ]
+    return (
+      json.dumps(
+        asdict(self) | {"ok": self.ok, "verdict": self.verdict, "rows": rows},
+        indent=2,
+        allow_nan=False,
+      )
+      + "\n"
+    )
 
   def html(self) -> str:
     """The report as one HTML page with embedded pictures.
@@ -192,7 +232,9 @@ class Report:
       ImportError: a package of jax2tf[verify] is missing.
     """
     template = (
-      extra("jinja2").Environment(autoescape=True).from_string(Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8"))
+      extra("jinja2")
+      .Environment(autoescape=True)
+      .from_string(Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8"))
     )
     return template.render(
       report=self,
@@ -201,7 +243,10 @@ class Report:
       parts=self._parts(),
       latency_titles=_LATENCY_TITLES,
       latencies=[_latency_cells(x) for x in self.latencies],
-      pictures={"errors": _errors_picture(self.rows), "latencies": _latencies_picture(self.latencies)},
+      pictures={
+        "errors": _errors_picture(self.rows),
+        "latencies": _latencies_picture(self.latencies),
+      },
     )
 
   def _parts(self) -> list[tuple[str, list[tuple[Row, list[str]]], bool]]:
@@ -211,7 +256,11 @@ class Report:
       "Noted": [row for row in self.rows if row.ok and row.problem],
       "Agree": [row for row in self.rows if not row.problem],
     }
-    return [(title, [(row, _cells(row)) for row in rows], title != "Agree") for title, rows in kinds.items() if rows]
+    return [
+      (title, [(row, _cells(row)) for row in rows], title != "Agree")
+      for title, rows in kinds.items()
+      if rows
+    ]
 
   def write(self, folder: str | os.PathLike[str]) -> Path:
     """Writes verification.txt, .json and .html. They replace those of an earlier report when all are complete.
@@ -247,13 +296,31 @@ def _text(sizes: Mapping[str, int]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-  figures = ["" if x is None else f"{x:.2g}" for x in (row.max_abs, row.max_rel, row.max_ulp, row.of_tolerance)]
+  figures = [
+    "" if x is None else f"{x:.2g}"
+    for x in (row.max_abs, row.max_rel, row.max_ulp, row.of_tolerance)
+  ]
   agrees = "NO" if not row.ok else "noted" if row.problem else "yes"
-  return [row.signature, row.output, _text(row.sizes), row.values, row.dtype, str(row.samples), *figures, agrees]
+  return [
+    row.signature,
+    row.output,
+    _text(row.sizes),
+    row.values,
+    row.dtype,
+    str(row.samples),
+    *figures,
+    agrees,
+  ]
 
 
 def _latency_cells(x: Latency) -> list[str]:
-  return [x.signature, _text(x.sizes), f"{1e3 * x.model:.3g}", f"{1e3 * x.reference:.3g}", f"{x.model / x.reference:.2f}"]
+  return [
+    x.signature,
+    _text(x.sizes),
+    f"{1e3 * x.model:.3g}",
+    f"{1e3 * x.reference:.3g}",
+    f"{x.model / x.reference:.2f}",
+  ]
 
 
 def _json_number(x: Any) -> Any:
@@ -265,9 +332,13 @@ def _errors_picture(rows: Sequence[Row]) -> str:
   shown: dict[str, dict[str, float]] = {}  # {line: {kind of inputs: share}}, the largest first
   for row in sorted(rows, key=lambda row: -(row.of_tolerance or 0.0)):
     if row.of_tolerance is not None:
-      shown.setdefault(f"{row.signature}: {row.output}, {_text(row.sizes)}", {})[row.values] = row.of_tolerance
+      shown.setdefault(f"{row.signature}: {row.output}, {_text(row.sizes)}", {})[row.values] = (
+        row.of_tolerance
+      )
   lines = [*shown][:_MOST_PICTURED]
-  edge = 10 * max([10.0, *(share for line in lines for share in shown[line].values() if math.isfinite(share))])
+  edge = 10 * max(
+    [10.0, *(share for line in lines for share in shown[line].values() if math.isfinite(share))]
+  )
   kinds = {
     "ordinary": ("tab:blue", -0.2),
     "given": ("tab:blue", -0.2),
@@ -294,9 +365,18 @@ def _errors_picture(rows: Sequence[Row]) -> str:
 def _latencies_picture(latencies: Sequence[Latency]) -> str:
   def draw(axes: Any) -> None:
     for shift, side, label in ((-0.2, "model", "model"), (0.2, "reference", "reference, JAX")):
-      axes.barh([i + shift for i in range(len(latencies))], [1e3 * getattr(x, side) for x in latencies], 0.4, label=label)
+      axes.barh(
+        [i + shift for i in range(len(latencies))],
+        [1e3 * getattr(x, side) for x in latencies],
+        0.4,
+        label=label,
+      )
     axes.set_xlabel("median latency of a call, milliseconds")
-    axes.set_yticks(range(len(latencies)), [_short(f"{x.signature}, {_text(x.sizes)}") for x in latencies], fontsize=8)
+    axes.set_yticks(
+      range(len(latencies)),
+      [_short(f"{x.signature}, {_text(x.sizes)}") for x in latencies],
+      fontsize=8,
+    )
 
   return _picture(draw, 2 * len(latencies)) if latencies else ""
 
@@ -308,7 +388,9 @@ def _short(text: str) -> str:
 def _picture(draw: Callable[[Any], None], lines: int) -> str:
   """Draws on a pair of axes, and returns an SVG image as a data URL."""
   with extra("matplotlib").rc_context(_STYLE):
-    figure = extra("matplotlib.figure").Figure(figsize=(11, 1.3 + 0.2 * lines), layout="constrained")
+    figure = extra("matplotlib.figure").Figure(
+      figsize=(11, 1.3 + 0.2 * lines), layout="constrained"
+    )
     axes = figure.add_subplot()
     draw(axes)
     axes.invert_yaxis()

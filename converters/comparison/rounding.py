@@ -65,7 +65,9 @@ class Measure:
     moved = [_moved(args, rng) for _ in range(_SAMPLES - 1)]
     first = self._function(*args)
     found = [jax.tree.leaves(x) for x in (first, *(self._function(*each) for each in moved))]
-    double = any(getattr(x, "dtype", None) in (np.dtype(np.float64), np.dtype(np.complex128)) for x in found[0])  # there is nothing wider
+    double = any(
+      getattr(x, "dtype", None) in (np.dtype(np.float64), np.dtype(np.complex128)) for x in found[0]
+    )  # there is nothing wider
     try:
       exact = [wide(*each) for each in (args, *moved)] if wide and not double else []
     except Exception:  # XLA does not compile each op for float64; each failure has its own error
@@ -74,7 +76,9 @@ class Measure:
     pairs = zip(found, exact, strict=True) if exact else ((found[0], each) for each in found[1:])
     distances = [[_distance(x, y) for x, y in zip(*pair, strict=True)] for pair in pairs]
     largest = [functools.reduce(np.maximum, each) for each in zip(*distances, strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(first), largest), wide.terms if wide else _UNKNOWN_TERMS
+    return jax.tree.unflatten(
+      jax.tree.structure(first), largest
+    ), wide.terms if wide else _UNKNOWN_TERMS
 
   def _wide(self, args: Sequence[Any]) -> Wide | None:
     key = tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in jax.tree.leaves(args))

@@ -15,14 +15,20 @@ from ..saved_model.state import Layout
 from . import plan
 
 
-def chosen(record: manifest.Manifest, signatures: Sequence[str] | None, inputs: plan.Given) -> dict[str, manifest.SignatureRecord]:
+def chosen(
+  record: manifest.Manifest, signatures: Sequence[str] | None, inputs: plan.Given
+) -> dict[str, manifest.SignatureRecord]:
   kinds.check_names("signatures", signatures)
   kinds.check_mapping("inputs", inputs, "input: array")
   names = list(record.signatures) if signatures is None else list(signatures)
   if unknown := [name for name in names if name not in record.signatures]:
-    raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(record.signatures)}")
+    raise ValueError(
+      f"signatures names {unknown[0]!r}, but the model has: {', '.join(record.signatures)}"
+    )
   if not names:
-    raise ValueError(f"signatures = {signatures!r} selects no signature; the model has: {', '.join(record.signatures)}")
+    raise ValueError(
+      f"signatures = {signatures!r} selects no signature; the model has: {', '.join(record.signatures)}"
+    )
   chosen = {name: record.signatures[name] for name in names}
   known = {name: None for signature in chosen.values() for name in signature.inputs}
   if strange := [name for name in inputs if name not in known]:
@@ -40,11 +46,21 @@ def subjects(
   """(signatures to compare, {signature: why it is skipped}). `state` is the layout of the state and its stored initial values."""
   subjects, skipped = [], {}
   if not callable(reference) and not isinstance(reference, Mapping):
-    raise ValueError(f"reference = {reference!r} is neither a function nor {{signature: function}}; pass the function that was saved")
-  if isinstance(reference, Mapping) and (unknown := [name for name in reference if name not in chosen]):
-    raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to compare are: {', '.join(chosen)}")
+    raise ValueError(
+      f"reference = {reference!r} is neither a function nor {{signature: function}}; pass the function that was saved"
+    )
+  if isinstance(reference, Mapping) and (
+    unknown := [name for name in reference if name not in chosen]
+  ):
+    raise ValueError(
+      f"reference has a function for {unknown[0]!r}, but the signatures to compare are: {', '.join(chosen)}"
+    )
   resets = [name for name, record in chosen.items() if record.resets]
-  plain = [name for name, record in chosen.items() if not (record.preprocessed or record.postprocessed or record.resets)]
+  plain = [
+    name
+    for name, record in chosen.items()
+    if not (record.preprocessed or record.postprocessed or record.resets)
+  ]
   sole = plain if len(chosen) - len(resets) > 1 else list(chosen)
   if callable(reference) and len(plain) > 1:
     raise ValueError(
@@ -55,22 +71,36 @@ def subjects(
   for name, record in chosen.items():
     own = record.own_inputs
     if record.resets and layout:
-      subjects.append(plan.Subject(name, record, lambda *_: (initial, {"reset": jnp.int32(len(initial))}), [], layout.paths))
+      subjects.append(
+        plan.Subject(
+          name, record, lambda *_: (initial, {"reset": jnp.int32(len(initial))}), [], layout.paths
+        )
+      )
       continue
     missing = [x for x in own if x not in inputs] if name not in plain else []
     if name in plain and name not in functions:
-      raise ValueError(f"reference has no function for signature {name!r}; add one, or leave it out with signatures=")
+      raise ValueError(
+        f"reference has no function for signature {name!r}; add one, or leave it out with signatures="
+      )
     if name not in functions or missing:
-      what = " and ".join(step for step in ("preprocess", "postprocess") if getattr(record, f"{step}ed"))
-      needed = [f"inputs for {', '.join(missing)}"] * bool(missing) + [f"reference[{name!r}]"] * (name not in functions)
-      skipped[name] = f"it has a {what} step, which is not JAX's, so it needs your own {' and '.join(needed)}"
+      what = " and ".join(
+        step for step in ("preprocess", "postprocess") if getattr(record, f"{step}ed")
+      )
+      needed = [f"inputs for {', '.join(missing)}"] * bool(missing) + [f"reference[{name!r}]"] * (
+        name not in functions
+      )
+      skipped[name] = (
+        f"it has a {what} step, which is not JAX's, so it needs your own {' and '.join(needed)}"
+      )
       continue
     fun = functions[name]
     order = _order(name, record, fun, own, ["params"] * has_params + ["state"] * record.stateful)
     remembered = layout if record.stateful else None
     fun = remembered.of_stored(fun, lead=int(has_params)) if remembered else fun
     paths = remembered.paths if remembered else ()
-    subjects.append(plan.Subject(name, record, _jitted(fun) if name in plain else fun, order, paths))
+    subjects.append(
+      plan.Subject(name, record, _jitted(fun) if name in plain else fun, order, paths)
+    )
   return subjects, skipped
 
 
@@ -94,7 +124,13 @@ def _jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
   return run
 
 
-def _order(name: str, record: manifest.SignatureRecord, fun: Callable[..., Any], own: Sequence[str], lead: list[str]) -> Sequence[str]:
+def _order(
+  name: str,
+  record: manifest.SignatureRecord,
+  fun: Callable[..., Any],
+  own: Sequence[str],
+  lead: list[str],
+) -> Sequence[str]:
   """The order in which the reference takes the inputs."""
   try:
     signature = inspect.signature(fun)
@@ -104,11 +140,15 @@ def _order(name: str, record: manifest.SignatureRecord, fun: Callable[..., Any],
     bound = signature.bind(*[None] * (len(lead) + len(own)))
   except TypeError as error:
     takes = ", ".join([*lead, *own])
-    raise ValueError(f"reference of {name!r} cannot be called with ({takes}): {error}; wrap it: lambda {takes}: ...") from None
+    raise ValueError(
+      f"reference of {name!r} cannot be called with ({takes}): {error}; wrap it: lambda {takes}: ..."
+    ) from None
   if not record.defaults or len(own) == 1:
     return own
   # The manifest lists optional inputs last, wherever the saved function takes them.
   names = list(bound.arguments)[len(lead) :]
   if set(names) != set(own):
-    raise ValueError(f"reference of {name!r} takes {', '.join(names)}; with optional inputs, name them as the signature: {', '.join(own)}")
+    raise ValueError(
+      f"reference of {name!r} takes {', '.join(names)}; with optional inputs, name them as the signature: {', '.join(own)}"
+    )
   return names

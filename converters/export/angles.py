@@ -43,7 +43,9 @@ def _table() -> np.ndarray:
   inverse = (1 << (2 * bits)) // (2 * pi) >> (bits - _BITS * places)
   digits = {k: inverse >> (_BITS * (places - k)) & (2**_BITS - 1) for k in range(1, places + 1)}
   scales = range(_LOWEST, _HIGHEST + 1)
-  return np.array([[digits.get(b + j, 0) for j in range(1, _DIGITS + _PARTS)] for b in scales], np.float32)
+  return np.array(
+    [[digits.get(b + j, 0) for j in range(1, _DIGITS + _PARTS)] for b in scales], np.float32
+  )
 
 
 def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -79,14 +81,19 @@ def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
   odd = tf.floor(first * np.float32(2 / _BASE))
   first -= odd * np.float32(_BASE / 2)
   beyond = first >= _BASE / 4
-  digits = [tf.where(beyond, _BASE / 2 - 1 - first, first), *(tf.where(beyond, _BASE - 1 - d, d) for d in digits[1:])]
+  digits = [
+    tf.where(beyond, _BASE / 2 - 1 - first, first),
+    *(tf.where(beyond, _BASE - 1 - d, d) for d in digits[1:]),
+  ]
   turns = tf.zeros_like(size)
   for digit in reversed(digits):
     turns = (turns + digit) * np.float32(1 / _BASE)
   return 1 - 2 * odd, turns * np.float32(2 * math.pi)
 
 
-def _of_float32(kernel: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[Callable[[tf.Tensor], tf.Tensor]], Callable[[tf.Tensor], tf.Tensor]]:
+def _of_float32(
+  kernel: Callable[[tf.Tensor], tf.Tensor],
+) -> Callable[[Callable[[tf.Tensor], tf.Tensor]], Callable[[tf.Tensor], tf.Tensor]]:
   """Extends a function of float32 to float16 and bfloat16. Other dtypes use the kernel."""
 
   def of(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:

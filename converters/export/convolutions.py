@@ -16,47 +16,73 @@ from .replay import again, sizes_of, with_shape
 _Size: TypeAlias = Any  # int | tf.Tensor, i32[]
 
 
-def input_gradient(op: Any, sizes: tf.Tensor, kernel: tf.Tensor, cotangent: tf.Tensor) -> list[tf.Tensor]:
+def input_gradient(
+  op: Any, sizes: tf.Tensor, kernel: tf.Tensor, cotangent: tf.Tensor
+) -> list[tf.Tensor]:
   """Conv2DBackpropInput, Conv3DBackpropInputV2: cotangent f32[n,*t,o], kernel f32[*k,i,o] -> f32[n,*s,i].
 
   No target reads `explicit_paddings`, and in ONNX the windows must fill the image. So the op gives the image that they fill, of which
   a part is cut; zeros are appended.
   """
   image, shape, lengths = _known(op.outputs[0])[1:-1], _known(kernel)[:-2], _known(cotangent)[1:-1]
-  if not _is_plain(op) or None in (*image, *shape, *lengths) or not len(image) == len(shape) == len(lengths) > 0:
+  if (
+    not _is_plain(op)
+    or None in (*image, *shape, *lengths)
+    or not len(image) == len(shape) == len(lengths) > 0
+  ):
     return again(op, [sizes, kernel, cotangent])
   strides = op.get_attr("strides")[1:-1]
   full = [(t - 1) * stride + k for t, stride, k in zip(lengths, strides, shape, strict=True)]
-  if op.get_attr("padding") != b"EXPLICIT" and all(n <= f for n, f in zip(image, full, strict=True)):
+  if op.get_attr("padding") != b"EXPLICIT" and all(
+    n <= f for n, f in zip(image, full, strict=True)
+  ):
     return again(op, [sizes, kernel, cotangent])
   low = [lo for lo, _ in _padding(op, image, shape, strides)]
   whole = tf.stack([sizes_of(cotangent)[0], *full, kernel.shape[-2]])
-  attributes = {"strides": op.get_attr("strides"), "padding": "VALID", "data_format": op.get_attr("data_format").decode()}
-  filled = getattr(tf.raw_ops, op.type)(input_sizes=whole, filter=kernel, out_backprop=cotangent, **attributes)
+  attributes = {
+    "strides": op.get_attr("strides"),
+    "padding": "VALID",
+    "data_format": op.get_attr("data_format").decode(),
+  }
+  filled = getattr(tf.raw_ops, op.type)(
+    input_sizes=whole, filter=kernel, out_backprop=cotangent, **attributes
+  )
   found = filled[(slice(None), *(slice(lo, lo + n) for lo, n in zip(low, image, strict=True)))]
   missing = [n - size for n, size in zip(image, found.shape.as_list()[1:-1], strict=True)]
-  return [tf.pad(found, [[0, 0], *([0, more] for more in missing), [0, 0]]) if any(missing) else found]
+  return [
+    tf.pad(found, [[0, 0], *([0, more] for more in missing), [0, 0]]) if any(missing) else found
+  ]
 
 
-def filter_gradient(op: Any, image: tf.Tensor, sizes: tf.Tensor, cotangent: tf.Tensor) -> list[tf.Tensor]:
+def filter_gradient(
+  op: Any, image: tf.Tensor, sizes: tf.Tensor, cotangent: tf.Tensor
+) -> list[tf.Tensor]:
   """Conv2DBackpropFilter, Conv3DBackpropFilterV2: image f32[n,*s,i], cotangent f32[n,*t,o] -> f32[*k,i,o]."""
 
   def product(window: tf.Tensor, inputs: int, outputs: int) -> tf.Tensor:
-    return tf.matmul(tf.reshape(window, [-1, inputs]), tf.reshape(cotangent, [-1, outputs]), transpose_a=True)
+    return tf.matmul(
+      tf.reshape(window, [-1, inputs]), tf.reshape(cotangent, [-1, outputs]), transpose_a=True
+    )
 
   return _by_places(op, image, sizes, cotangent, product)
 
 
-def depthwise_filter_gradient(op: Any, image: tf.Tensor, sizes: tf.Tensor, cotangent: tf.Tensor) -> list[tf.Tensor]:
+def depthwise_filter_gradient(
+  op: Any, image: tf.Tensor, sizes: tf.Tensor, cotangent: tf.Tensor
+) -> list[tf.Tensor]:
   """DepthwiseConv2dNativeBackpropFilter: image f32[n,h,w,i], cotangent f32[n,h',w',i*m] -> f32[kh,kw,i,m]."""
 
   def product(window: tf.Tensor, inputs: int, outputs: int) -> tf.Tensor:
-    return tf.reduce_sum(tf.reshape(window, [-1, inputs, 1]) * tf.reshape(cotangent, [-1, inputs, outputs]), 0)
+    return tf.reduce_sum(
+      tf.reshape(window, [-1, inputs, 1]) * tf.reshape(cotangent, [-1, inputs, outputs]), 0
+    )
 
   return _by_places(op, image, sizes, cotangent, product)
 
 
-def depthwise_input_gradient(op: Any, sizes: tf.Tensor, kernel: tf.Tensor, cotangent: tf.Tensor) -> list[tf.Tensor]:
+def depthwise_input_gradient(
+  op: Any, sizes: tf.Tensor, kernel: tf.Tensor, cotangent: tf.Tensor
+) -> list[tf.Tensor]:
   """DepthwiseConv2dNativeBackpropInput: cotangent f32[n,h',w',i*m], kernel f32[kh,kw,i,m] -> f32[n,h,w,i].
 
   A depthwise convolution by the reversed kernel of the cotangent with zeros between its elements.
@@ -71,19 +97,29 @@ def depthwise_input_gradient(op: Any, sizes: tf.Tensor, kernel: tf.Tensor, cotan
     spread = _with_zeros_between(spread, axis, stride)
   # The image that it convolves begins `before` pixels ahead of the first element. What is behind that image is cut.
   before = [k - 1 - lo for k, lo in zip(shape[:2], low, strict=True)]
-  spread = tf.pad(spread, [[0, 0], *([_positive(lo), k - 1] for k, lo in zip(shape[:2], before, strict=True)), [0, 0]])
+  spread = tf.pad(
+    spread,
+    [[0, 0], *([_positive(lo), k - 1] for k, lo in zip(shape[:2], before, strict=True)), [0, 0]],
+  )
   lengths = [n + k - 1 for n, k in zip(image, shape[:2], strict=True)]
   spread = _of_sizes(
-    tf.slice(spread, [0, *(_positive(-lo) for lo in before), 0], [-1, *lengths, -1]), [None, *lengths, shape[2] * shape[3]]
+    tf.slice(spread, [0, *(_positive(-lo) for lo in before), 0], [-1, *lengths, -1]),
+    [None, *lengths, shape[2] * shape[3]],
   )
-  turned = tf.reshape(tf.reverse(tf.reverse(kernel, [0]), [1]), [*shape[:2], shape[2] * shape[3], 1])
-  parts = tf.raw_ops.DepthwiseConv2dNative(input=spread, filter=turned, strides=[1, 1, 1, 1], padding="VALID")
+  turned = tf.reshape(
+    tf.reverse(tf.reverse(kernel, [0]), [1]), [*shape[:2], shape[2] * shape[3], 1]
+  )
+  parts = tf.raw_ops.DepthwiseConv2dNative(
+    input=spread, filter=turned, strides=[1, 1, 1, 1], padding="VALID"
+  )
   if shape[3] != 1:
     parts = tf.reduce_sum(tf.reshape(parts, [-1, *image, *shape[2:]]), -1)
   return [with_shape(parts, op.outputs[0].shape)]
 
 
-def max_pool_gradient(op: Any, image: tf.Tensor, pooled: tf.Tensor, cotangent: tf.Tensor) -> list[tf.Tensor]:
+def max_pool_gradient(
+  op: Any, image: tf.Tensor, pooled: tf.Tensor, cotangent: tf.Tensor
+) -> list[tf.Tensor]:
   """MaxPoolGrad: image f32[n,h,w,i], pooled and cotangent f32[n,h',w',i] -> f32[n,h,w,i].
 
   The first of the largest elements of a window gets its cotangent.
@@ -101,7 +137,10 @@ def max_pool_gradient(op: Any, image: tf.Tensor, pooled: tf.Tensor, cotangent: t
     free &= ~here
     for axis, stride in enumerate(strides, 1):
       part = _with_zeros_between(part, axis, stride)
-    part = tf.pad(part, [[0, 0], *([first, size - 1] for first, size in zip(place, window, strict=True)), [0, 0]])
+    part = tf.pad(
+      part,
+      [[0, 0], *([first, size - 1] for first, size in zip(place, window, strict=True)), [0, 0]],
+    )
     total += tf.slice(part, [0] * 4, [-1, *sizes, -1])
   cut = tf.slice(total, [0, *(lo for lo, _ in pads), 0], [-1, *sizes_of(image)[1:-1], -1])
   return [with_shape(cut, op.outputs[0].shape)]
@@ -112,12 +151,19 @@ def _with_zeros_between(x: tf.Tensor, axis: int, stride: int) -> tf.Tensor:
   if stride == 1:
     return x
   sizes = sizes_of(x)
-  apart = tf.pad(tf.expand_dims(x, axis + 1), [[0, (stride - 1) * (d == axis + 1)] for d in range(len(sizes) + 1)])
+  apart = tf.pad(
+    tf.expand_dims(x, axis + 1),
+    [[0, (stride - 1) * (d == axis + 1)] for d in range(len(sizes) + 1)],
+  )
   return tf.reshape(apart, [*sizes[:axis], sizes[axis] * stride, *sizes[axis + 1 :]])
 
 
 def _by_places(
-  op: Any, image: tf.Tensor, sizes: tf.Tensor, cotangent: tf.Tensor, product: Callable[[tf.Tensor, int, int], tf.Tensor]
+  op: Any,
+  image: tf.Tensor,
+  sizes: tf.Tensor,
+  cotangent: tf.Tensor,
+  product: Callable[[tf.Tensor, int, int], tf.Tensor],
 ) -> list[tf.Tensor]:
   """A kernel from the product of each of its places: of what it meets in the image, and the cotangent."""
   shape = op.outputs[0].shape.as_list()
@@ -136,11 +182,16 @@ def _windows(
 ) -> Iterator[tuple[tuple[int, ...], tf.Tensor]]:
   """Each place of a kernel, and what it meets in the image, f32[n,*lengths,i]."""
   for place in itertools.product(*map(range, kernel)):
-    cut = [slice(first, first + (n - 1) * stride + 1, stride) for first, n, stride in zip(place, lengths, strides, strict=True)]
+    cut = [
+      slice(first, first + (n - 1) * stride + 1, stride)
+      for first, n, stride in zip(place, lengths, strides, strict=True)
+    ]
     yield place, image[(slice(None), *cut)]
 
 
-def _padding(op: Any, image: Sequence[_Size], kernel: Sequence[int], strides: Sequence[int]) -> list[tuple[_Size, _Size]]:
+def _padding(
+  op: Any, image: Sequence[_Size], kernel: Sequence[int], strides: Sequence[int]
+) -> list[tuple[_Size, _Size]]:
   """The padding of each spatial dimension."""
   if op.get_attr("padding") == b"EXPLICIT":
     return _pairs(op.get_attr("explicit_paddings"))[1:-1]
@@ -173,4 +224,8 @@ def _of_sizes(x: tf.Tensor, sizes: Sequence[_Size | None]) -> tf.Tensor:
 
 
 def _is_plain(op: Any) -> bool:
-  return op.get_attr("data_format") in (b"NHWC", b"NDHWC") and set(op.get_attr("dilations")) == {1} and op.outputs[0].dtype.is_floating
+  return (
+    op.get_attr("data_format") in (b"NHWC", b"NDHWC")
+    and set(op.get_attr("dilations")) == {1}
+    and op.outputs[0].dtype.is_floating
+  )

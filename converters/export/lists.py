@@ -8,7 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 
-def item_of(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, element_shape: tf.Tensor) -> Sequence[Any]:
+def item_of(
+  op: tf.Operation, items: tf.Tensor, index: tf.Tensor, element_shape: tf.Tensor
+) -> Sequence[Any]:
   """An element."""
   item = tf.gather(items, index)
   item.set_shape(op.outputs[0].shape)

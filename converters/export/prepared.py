@@ -14,7 +14,9 @@ from .replay import Replacement
 Passes = Sequence[tuple[Mapping[str, Replacement], Mapping[tf.DType, tf.DType]]]
 
 
-def prepared(concrete: Any, passes: Passes, finish: Callable[[tf.Tensor], tf.Tensor] = lambda x: x) -> Any:
+def prepared(
+  concrete: Any, passes: Passes, finish: Callable[[tf.Tensor], tf.Tensor] = lambda x: x
+) -> Any:
   """The same function as a ConcreteFunction without variables or calls: its arguments, their names, and the structure of its results.
 
   Args:
@@ -32,10 +34,15 @@ def prepared(concrete: Any, passes: Passes, finish: Callable[[tf.Tensor], tf.Ten
 
 
 def _replayed(
-  concrete: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType], finish: Callable[[tf.Tensor], tf.Tensor]
+  concrete: Any,
+  replacements: Mapping[str, Replacement],
+  held: Mapping[tf.DType, tf.DType],
+  finish: Callable[[tf.Tensor], tf.Tensor],
 ) -> Any:
   names = iter([tensor.op.name for tensor in replay.own_inputs(concrete)])
-  args, kwargs = tf.nest.map_structure(lambda spec: _named(spec, names), concrete.structured_input_signature)
+  args, kwargs = tf.nest.map_structure(
+    lambda spec: _named(spec, names), concrete.structured_input_signature
+  )
   structure = concrete.structured_outputs
 
   def function(*args: Any, **kwargs: Any) -> Any:
@@ -48,4 +55,6 @@ def _replayed(
 
 
 def _named(spec: Any, names: Any) -> Any:
-  return tf.TensorSpec(spec.shape, spec.dtype, next(names)) if isinstance(spec, tf.TensorSpec) else spec
+  return (
+    tf.TensorSpec(spec.shape, spec.dtype, next(names)) if isinstance(spec, tf.TensorSpec) else spec
+  )

@@ -48,7 +48,9 @@ def replaces(*ops: str, on: str, because: str) -> Callable[[_R], _R]:
 
   def register(replacement: _R) -> _R:
     if twice := [op for op in ops if op in TABLES[on]]:
-      raise ValueError(f"{twice[0]} already has a replacement on {on}, because {REASONS[on][twice[0]]}")
+      raise ValueError(
+        f"{twice[0]} already has a replacement on {on}, because {REASONS[on][twice[0]]}"
+      )
     for op in ops:
       TABLES[on][op], REASONS[on][op] = replacement, because
     return replacement

@@ -24,7 +24,9 @@ _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
 _ASSIGN = "AssignVariableOp"
 # Types of ops that the replay handles itself.
-REPLAYED = frozenset((*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp", "EnsureShape", "DeviceIndex"))
+REPLAYED = frozenset(
+  (*_SAME, *_CALLS, *_CONDITIONS, *_LOOPS, "ReadVariableOp", "EnsureShape", "DeviceIndex")
+)
 
 
 def frozen(
@@ -45,19 +47,31 @@ def frozen(
     ValueError: it writes a variable outside of `state`, or in a loop or a branch.
   """
   held, state = held or {}, state or {}
-  specs = signature.structured_input_signature[1] or {spec.name: spec for spec in signature.structured_input_signature[0]}
+  specs = signature.structured_input_signature[1] or {
+    spec.name: spec for spec in signature.structured_input_signature[0]
+  }
   # The placeholders are in the order of the function's arguments, which here is the order of their names.
   names = [tensor.op.name for tensor in own_inputs(signature)]
   outputs = sorted(signature.structured_outputs)  # TensorFlow sorts a dict by its keys
 
   def function(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     before = {id(variable): tensors[name] for name, variable in state.items()}
-    results, after = replayed(signature, [tensors[name] for name in names], replacements, held, before)
-    found = {name: tf.identity(result, op_name(name)) for name, result in zip(outputs, results, strict=True)}
+    results, after = replayed(
+      signature, [tensors[name] for name in names], replacements, held, before
+    )
+    found = {
+      name: tf.identity(result, op_name(name))
+      for name, result in zip(outputs, results, strict=True)
+    }
     return found | {name: tf.identity(after[id(variable)]) for name, variable in state.items()}
 
-  ordered = {name: tf.TensorSpec(specs[name].shape, held.get(specs[name].dtype, specs[name].dtype), name) for name in names}
-  ordered |= {name: tf.TensorSpec(variable.shape, variable.dtype, name) for name, variable in state.items()}
+  ordered = {
+    name: tf.TensorSpec(specs[name].shape, held.get(specs[name].dtype, specs[name].dtype), name)
+    for name in names
+  }
+  ordered |= {
+    name: tf.TensorSpec(variable.shape, variable.dtype, name) for name, variable in state.items()
+  }
   return tf.function(function, autograph=False).get_concrete_function(**ordered)
 
 
@@ -89,7 +103,9 @@ def replayed(
   captured = [variables.get(id(outer), outer) for outer, _ in concrete.graph.captures]
   inner = [inside for _, inside in concrete.graph.captures]
   replay = _Replay(definition.library, replacements, held, dict(state))
-  values = replay.run(concrete.graph, [*own_inputs(concrete), *inner], [*given, *map(replay.constant, captured)])
+  values = replay.run(
+    concrete.graph, [*own_inputs(concrete), *inner], [*given, *map(replay.constant, captured)]
+  )
   return [values(tensor) for tensor in concrete.graph.outputs], replay.state
 
 
@@ -117,7 +133,13 @@ class _Replay:
     state: {id of a writable variable: its current value}.
   """
 
-  def __init__(self, library: Any, replacements: Mapping[str, Replacement], held: Mapping[tf.DType, tf.DType], state: dict[int, tf.Tensor]):
+  def __init__(
+    self,
+    library: Any,
+    replacements: Mapping[str, Replacement],
+    held: Mapping[tf.DType, tf.DType],
+    state: dict[int, tf.Tensor],
+  ):
     self._library = {function.signature.name: function for function in library.function}
     self._home = tf.Graph()  # in which functions of the library find each other
     with self._home.as_default():
@@ -126,12 +148,16 @@ class _Replay:
     self._graphs: dict[str, Any] = {}
     self._constants: dict[int, tf.Tensor] = {}
 
-  def run(self, graph: Any, inputs: Sequence[tf.Tensor], given: Sequence[Any]) -> Callable[[tf.Tensor], Any]:
+  def run(
+    self, graph: Any, inputs: Sequence[tf.Tensor], given: Sequence[Any]
+  ) -> Callable[[tf.Tensor], Any]:
     """Replays `graph` with `given` in place of `inputs`. Returns a function that maps its tensors to the new ones."""
     values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
     writes = [op for op in graph.get_operations() if op.type == _ASSIGN]
     needed = _needed([*graph.outputs, *(op.inputs[1] for op in writes)])
-    for op in graph.get_operations():  # in program order, because reads and writes of a variable do not commute
+    for op in (
+      graph.get_operations()
+    ):  # in program order, because reads and writes of a variable do not commute
       # Pure ops need no control dependencies. No target has assertions or prints, so ops that only these use are left out.
       if op in needed and not all(y.ref() in values for y in op.outputs):
         results = self._op(op, [values[x.ref()] for x in op.inputs])
@@ -147,9 +173,13 @@ class _Replay:
       return operands
     if op.type == "ReadVariableOp":
       return [self._value(operands[0])]
-    if op.type == "EnsureShape":  # the function without its checks, which TF.js and LiteRT cannot run
+    if (
+      op.type == "EnsureShape"
+    ):  # the function without its checks, which TF.js and LiteRT cannot run
       return [with_shape(operands[0], op.outputs[0].shape)]
-    if op.type == "DeviceIndex":  # the default branch, as in XLA, because a target is none of these devices
+    if (
+      op.type == "DeviceIndex"
+    ):  # the default branch, as in XLA, because a target is none of these devices
       return [tf.constant(len(op.get_attr("device_names")))]
     if op.type in _CALLS:
       return self._function(op.get_attr("f"))(operands)
@@ -165,11 +195,15 @@ class _Replay:
     except (TypeError, ValueError) as error:
       if all(not isinstance(x, tf.Tensor) or x.shape.rank is not None for x in operands):
         raise
-      raise ValueError(f"{op.type} {op.name!r} has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code") from error
+      raise ValueError(
+        f"{op.type} {op.name!r} has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code"
+      ) from error
 
   def _write(self, variable: Any, value: tf.Tensor) -> None:
     if id(variable) not in self.state or graph() is not outermost():
-      raise ValueError(f"it writes variable {variable.name!r} in a loop or a branch, or one that is not state")
+      raise ValueError(
+        f"it writes variable {variable.name!r} in a loop or a branch, or one that is not state"
+      )
     self.state[id(variable)] = value
 
   def _value(self, variable: Any) -> tf.Tensor:
@@ -178,8 +212,12 @@ class _Replay:
       return self.state[id(variable)]
     if id(variable) not in self._constants:
       with tf.init_scope():
-        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)  # unlike numpy(), the graph does not record it
-        value = read.numpy().astype(self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False)
+        read = tf.raw_ops.ReadVariableOp(
+          resource=variable.handle, dtype=variable.dtype
+        )  # unlike numpy(), the graph does not record it
+        value = read.numpy().astype(
+          self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False
+        )
       with outermost().as_default(), tf.control_dependencies(None):
         self._constants[id(variable)] = tf.constant(value, name=variable.name.split(":")[0])
     return self._constants[id(variable)]
@@ -210,7 +248,10 @@ class _Replay:
     """Keeps If. Case, which no target has, becomes nested If ops; an out-of-range index takes the last branch, as in TensorFlow."""
     first, *rest = operands
     if op.type in ("If", "StatelessIf"):
-      branches = [self._function(op.get_attr("else_branch")), self._function(op.get_attr("then_branch"))]
+      branches = [
+        self._function(op.get_attr("else_branch")),
+        self._function(op.get_attr("then_branch")),
+      ]
       predicate = first if first.dtype == tf.bool else tf.cast(first, tf.bool)
       return _condition(predicate, lambda: branches[1](rest), lambda: branches[0](rest))
     branches = [self._function(name) for name in op.get_attr("branches")]
@@ -228,7 +269,9 @@ class _Replay:
   def _loop(self, op: tf.Operation, operands: list[Any]) -> list[Any]:
     """A loop that carries its tensors. Variables and tables are loop-invariant, so it does not carry them."""
     predicate, body = self._function(op.get_attr("cond")), self._function(op.get_attr("body"))
-    carried = [i for i, x in enumerate(operands) if isinstance(x, tf.Tensor) and x.dtype != tf.resource]
+    carried = [
+      i for i, x in enumerate(operands) if isinstance(x, tf.Tensor) and x.dtype != tf.resource
+    ]
 
     def whole(carry: Sequence[tf.Tensor]) -> list[Any]:
       full = list(operands)
@@ -261,7 +304,9 @@ def _needed(tensors: Sequence[tf.Tensor]) -> set[tf.Operation]:
   return found
 
 
-def _condition(predicate: tf.Tensor, true: Callable[[], list[Any]], false: Callable[[], list[Any]]) -> list[Any]:
+def _condition(
+  predicate: tf.Tensor, true: Callable[[], list[Any]], false: Callable[[], list[Any]]
+) -> list[Any]:
   return list(tf.cond(predicate, lambda: tuple(true()), lambda: tuple(false())))
 
 
@@ -272,7 +317,9 @@ def graph() -> Any:
   return found
 
 
-def again(op: tf.Operation, operands: Sequence[Any], dtypes: Mapping[tf.DType, tf.DType] | None = None) -> list[tf.Tensor]:
+def again(
+  op: tf.Operation, operands: Sequence[Any], dtypes: Mapping[tf.DType, tf.DType] | None = None
+) -> list[tf.Tensor]:
   """Copies the op into the graph under construction.
 
   Args:
@@ -295,7 +342,9 @@ def again(op: tf.Operation, operands: Sequence[Any], dtypes: Mapping[tf.DType, t
       del new.list.type[:]
       new.list.type.extend(held.get(t, t).as_datatype_enum for t in types)
   results = [held.get(y.dtype, y.dtype) for y in op.outputs]
-  return list(graph().create_op(op.type, list(operands), results, attrs=attributes, name=op.name).outputs)
+  return list(
+    graph().create_op(op.type, list(operands), results, attrs=attributes, name=op.name).outputs
+  )
 
 
 def outermost() -> Any:

@@ -34,7 +34,9 @@ class Rows:
     sizes, inner = shape[:depth], shape[depth:]
     places = tf.reduce_prod(sizes)
     inside = tf.reduce_all((indices >= tf.constant(0)) & (indices < sizes), -1)
-    numbers = tf.reshape(tf.where(inside, tf.reduce_sum(indices * _steps(shape, depth), -1), places), [-1])
+    numbers = tf.reshape(
+      tf.where(inside, tf.reduce_sum(indices * _steps(shape, depth), -1), places), [-1]
+    )
     return cls(shape, places, inner, numbers, tf.reshape(updates, tf.concat([[-1], inner], 0)))
 
   @property
@@ -74,7 +76,11 @@ def drops(op: tf.Operation, indices: tf.Tensor) -> bool:
   if op.get_attr("bad_indices_policy") != b"IGNORE":
     return False
   known, sizes = tf.get_static_value(indices), op.outputs[0].shape[: indices.shape[-1]]
-  return known is None or not sizes.is_fully_defined() or not bool(np.all((known >= 0) & (known < np.array(sizes))))
+  return (
+    known is None
+    or not sizes.is_fully_defined()
+    or not bool(np.all((known >= 0) & (known < np.array(sizes))))
+  )
 
 
 def _steps(shape: tf.Tensor, depth: int) -> tf.Tensor:

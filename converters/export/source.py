@@ -48,11 +48,25 @@ class ExportError(RuntimeError):
     gaps: the same, with the reasons.
   """
 
-  def __init__(self, target: str, message: str, uses: Sequence[survey.Use] = (), reasons: Mapping[str, str] | None = None):
-    super().__init__("\n".join([message, *(f"  {use.op} (of '{use.primitive}') at {use.where}" for use in uses)]))
+  def __init__(
+    self,
+    target: str,
+    message: str,
+    uses: Sequence[survey.Use] = (),
+    reasons: Mapping[str, str] | None = None,
+  ):
+    super().__init__(
+      "\n".join([message, *(f"  {use.op} (of '{use.primitive}') at {use.where}" for use in uses)])
+    )
     self.target, self.uses = target, tuple(uses)
-    why, advice = reasons or {}, "rewrite this line with other JAX functions, or choose another target"
-    self.gaps = [Gap(use.primitive, why.get(use.op) or f"{target} has no such op", advice, use.where, use.op) for use in uses]
+    why, advice = (
+      reasons or {},
+      "rewrite this line with other JAX functions, or choose another target",
+    )
+    self.gaps = [
+      Gap(use.primitive, why.get(use.op) or f"{target} has no such op", advice, use.where, use.op)
+      for use in uses
+    ]
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,9 @@ class Signature:
   owner: Any
   state: State | None = None
 
-  def frozen(self, table: Mapping[str, replay.Replacement], held: Mapping[tf.DType, tf.DType] | None = None) -> Any:
+  def frozen(
+    self, table: Mapping[str, replay.Replacement], held: Mapping[tf.DType, tf.DType] | None = None
+  ) -> Any:
     """The function with constant parameters and a target's replacements; see `replay.frozen`."""
     return replay.frozen(self.function, table, held)
 
@@ -90,9 +106,21 @@ class Signature:
     """The error for ops {type: why}, with the source lines that use them."""
     found = [use for use in self.uses if use.op in ops]
     unknown = [op for op in ops if op not in {use.op for use in found}]
-    found += [survey.Use(op, "?", "an unknown line: the model has no JAX function, or another function created this op") for op in unknown]
+    found += [
+      survey.Use(
+        op,
+        "?",
+        "an unknown line: the model has no JAX function, or another function created this op",
+      )
+      for op in unknown
+    ]
     why = "; ".join(dict.fromkeys(reason for reason in ops.values() if reason))
-    return ExportError(target, f"{runtime} cannot take signature {self.name!r}{f' ({why})' if why else ''}, which needs", found, ops)
+    return ExportError(
+      target,
+      f"{runtime} cannot take signature {self.name!r}{f' ({why})' if why else ''}, which needs",
+      found,
+      ops,
+    )
 
 
 @dataclass(frozen=True)
@@ -139,12 +167,16 @@ class Source:
       return model
     if isinstance(model, Model):
       if reference is not None or params is not None:
-        raise ValueError("reference and params are for a saved model; this Model has its own functions and parameters")
+        raise ValueError(
+          "reference and params are for a saved model; this Model has its own functions and parameters"
+        )
       _check_idioms(idioms, model.idioms, "this builder")
       found = _of_builder(model, _chosen(model.records, signatures))
       return cls(_warned(found), model.polymorphic_constraints, "the model", model.idioms)
     if (place := publish.saved_model_in(paths.of(model, "model"))) is None:
-      raise FileNotFoundError(f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
+      raise FileNotFoundError(
+        f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a model there first"
+      )
     with contextlib.ExitStack() as stack:
       directory = stack.enter_context(paths.fetched(place))
       record = manifest.read(directory)
@@ -153,13 +185,18 @@ class Source:
       functions = _functions(reference, chosen)
       loaded = tf.saved_model.load(str(directory))
       weakref.finalize(loaded, stack.pop_all().close)  # the model may read its assets later
-    found = {name: _of_loaded(loaded, name, one, functions.get(name), params) for name, one in chosen.items()}
+    found = {
+      name: _of_loaded(loaded, name, one, functions.get(name), params)
+      for name, one in chosen.items()
+    }
     return cls(_warned(found), record.constraints, str(place), record.idioms)
 
   def refuse_writers(self, target: str, runtime: str, has_state: bool = False) -> None:
     """Raises ExportError for a signature that writes variables, whose values the file would lose. A target may support a state."""
     for name, signature in self.signatures.items():
-      if not (has_state and signature.state) and (found := calls.writers(signature.function.graph.as_graph_def())):
+      if not (has_state and signature.state) and (
+        found := calls.writers(signature.function.graph.as_graph_def())
+      ):
         raise ExportError(
           target,
           f"{runtime} cannot keep what signature {name!r} writes ({', '.join(found)}); leave it out with signatures=, or export a function "
@@ -174,7 +211,9 @@ class Source:
   def subjects(self) -> list[plan.Subject]:
     """The signatures with their references."""
     return [
-      plan.Subject(s.name, s.record, s.reference, s.record.own_inputs, s.state.layout.paths if s.state else ())
+      plan.Subject(
+        s.name, s.record, s.reference, s.record.own_inputs, s.state.layout.paths if s.state else ()
+      )
       for s in self.signatures.values()
     ]
 
@@ -209,19 +248,34 @@ class Source:
     with stages.stage(f"compare in {runtime}"):
       if (key := options.key()) not in self._asked:
         asked = self.runs(options)
-        with tqdm.tqdm(total=len(asked), desc=f"compare {target}", leave=False, disable=None) as progress:
+        with tqdm.tqdm(
+          total=len(asked), desc=f"compare {target}", leave=False, disable=None
+        ) as progress:
           initial = next((s.state.stored() for s in self.signatures.values() if s.state), ())
           self._asked[key] = asked, list(compare.reference_answers(asked, (), progress, initial))
       runs, expected = self._asked[key]
       found = answer([replace(run, timed=run.timed and timed) for run in runs])
-      rows = tuple(compare.rows(runs, found, expected, options.rtol, options.atol, noted=(SUBNORMAL, HOSTILE)))
-    report = Report(f"{self.label} in {runtime}", rows, compare.latencies(runs, found, expected), {}, {"jax": jax.__version__, **versions})
+      rows = tuple(
+        compare.rows(runs, found, expected, options.rtol, options.atol, noted=(SUBNORMAL, HOSTILE))
+      )
+    report = Report(
+      f"{self.label} in {runtime}",
+      rows,
+      compare.latencies(runs, found, expected),
+      {},
+      {"jax": jax.__version__, **versions},
+    )
     if wrong := [row for row in rows if not row.ok]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
-      raise ExportError(target, f"{runtime} computes different outputs than the reference, so nothing was written:\n{lines}")
+      raise ExportError(
+        target,
+        f"{runtime} computes different outputs than the reference, so nothing was written:\n{lines}",
+      )
     if noted := [row for row in rows if row.problem and row.values == HOSTILE]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
-      warn_user(f"{runtime} computes different outputs than JAX for NaN, infinities or extreme numbers:\n{lines}")
+      warn_user(
+        f"{runtime} computes different outputs than JAX for NaN, infinities or extreme numbers:\n{lines}"
+      )
     return report
 
 
@@ -254,10 +308,14 @@ class Exported:
     return cls(path, report, sum(file.stat().st_size for file in files))
 
 
-def single(answer: Runner, inputs: Mapping[str, Any], signature: str = "serving_default") -> dict[str, np.ndarray]:
+def single(
+  answer: Runner, inputs: Mapping[str, Any], signature: str = "serving_default"
+) -> dict[str, np.ndarray]:
   """{output: array} of one call. Raises RuntimeError, which quotes the runtime, if the call fails."""
   subject = plan.Subject(signature, manifest.SignatureRecord({}, {}), lambda: None, [])
-  (found,) = answer([plan.Run(subject, {}, "given", {name: np.asarray(x) for name, x in inputs.items()}, False)])
+  (found,) = answer(
+    [plan.Run(subject, {}, "given", {name: np.asarray(x) for name, x in inputs.items()}, False)]
+  )
   if found["error"]:
     raise RuntimeError(found["error"])
   return found["outputs"]
@@ -267,23 +325,33 @@ def _functions(reference: Any, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
   """{signature: its JAX function, or None}."""
   functions = reference if isinstance(reference, Mapping) else dict.fromkeys(chosen, reference)
   if unknown := [name for name in functions if name not in chosen]:
-    raise ValueError(f"reference has a function for {unknown[0]!r}, but the signatures to export are: {', '.join(chosen)}")
+    raise ValueError(
+      f"reference has a function for {unknown[0]!r}, but the signatures to export are: {', '.join(chosen)}"
+    )
   return functions
 
 
-def _of_loaded(loaded: Any, name: str, record: manifest.SignatureRecord, fun: Any, params: Any) -> Signature:
+def _of_loaded(
+  loaded: Any, name: str, record: manifest.SignatureRecord, fun: Any, params: Any
+) -> Signature:
   function = loaded.signatures[name]
   called = _closed if record.preprocessed or record.postprocessed else _jitted
-  against = _tensorflow(loaded, name, record) if fun is None else called(_unchecked(fun, function), params)
+  against = (
+    _tensorflow(loaded, name, record) if fun is None else called(_unchecked(fun, function), params)
+  )
   return Signature(name, record, function, against, None, loaded)
 
 
 def _check_idioms(asked: str | None, made: str, what: str) -> None:
   if asked is not None and fused.names_of(asked) != fused.names_of(made):
-    raise ValueError(f"idioms = {asked!r}, and {what} was made with {made!r}; omit it, or create a Model(params, idioms={asked!r})")
+    raise ValueError(
+      f"idioms = {asked!r}, and {what} was made with {made!r}; omit it, or create a Model(params, idioms={asked!r})"
+    )
 
 
-def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None) -> dict[str, manifest.SignatureRecord]:
+def _chosen(
+  records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[str] | None
+) -> dict[str, manifest.SignatureRecord]:
   kinds.check_names("signatures", wanted)
   if unknown := [name for name in wanted or () if name not in records]:
     raise ValueError(f"signatures names {unknown[0]!r}, but the model has: {', '.join(records)}")
@@ -291,7 +359,9 @@ def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[st
     return {name: records[name] for name in wanted}
   first: dict[str, str] = {}
   for name, record in records.items():
-    processed = record.preprocessed or record.postprocessed  # records of different processors may be equal
+    processed = (
+      record.preprocessed or record.postprocessed
+    )  # records of different processors may be equal
     first.setdefault(name if processed else repr(record), name)
   return {name: records[name] for name in first.values()}
 
@@ -299,7 +369,9 @@ def _chosen(records: Mapping[str, manifest.SignatureRecord], wanted: Sequence[st
 def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
   """The signatures. Warns once of all prints and checks, which the replay leaves out."""
   definitions = [one.function.graph.as_graph_def() for one in signatures.values()]
-  if found := dict.fromkeys(callback for definition in definitions for callback in callbacks.callbacks_in(definition)):
+  if found := dict.fromkeys(
+    callback for definition in definitions for callback in callbacks.callbacks_in(definition)
+  ):
     callbacks.refuse(found)
     lines = "".join(f"\n  {callback}" for callback in found)
     warn_user(f"the export omits prints and checks, which only TensorFlow can run:{lines}")
@@ -308,14 +380,22 @@ def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
 
 def _unchecked(fun: Callable[..., Any], function: Any) -> Callable[..., Any]:
   """The JAX function, without its checks if the graph `function` has any, because jax.jit refuses checks."""
-  checks = [found for found in callbacks.callbacks_in(function.graph.as_graph_def()) if found.what == "check"]
+  checks = [
+    found
+    for found in callbacks.callbacks_in(function.graph.as_graph_def())
+    if found.what == "check"
+  ]
   return (lambda *args: checkify.checkify(fun)(*args)[1]) if checks else fun
 
 
-def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) -> dict[str, Signature]:
+def _of_builder(
+  model: Model, chosen: Mapping[str, manifest.SignatureRecord]
+) -> dict[str, Signature]:
   found = {}
   params = jax.tree.map(jnp.asarray, model.values())
-  specs = pytrees.Leaves.of(params, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(params)])
+  specs = pytrees.Leaves.of(
+    params, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(params)]
+  )
   for name, record in chosen.items():
     function, concrete = model.functions.get(name), model.signatures[name].get_concrete_function()
     if record.preprocessed or record.postprocessed:
@@ -324,11 +404,22 @@ def _of_builder(model: Model, chosen: Mapping[str, manifest.SignatureRecord]) ->
     state = model.remembered if record.stateful else None
     if function is None:
       assert state  # a reset has no JAX function
-      found[name] = Signature(name, record, concrete, functools.partial(_reset, state.first()), None, model, state)
+      found[name] = Signature(
+        name, record, concrete, functools.partial(_reset, state.first()), None, model, state
+      )
       continue
-    arguments, fun = function.arguments, state.layout.of_stored(function.fun) if state else function.fun
+    arguments, fun = (
+      function.arguments,
+      state.layout.of_stored(function.fun) if state else function.fun,
+    )
 
-    def reference(params: Any, *leaves: Any, fun: Any = fun, arguments: Any = arguments, order: Any = record.own_inputs) -> Any:
+    def reference(
+      params: Any,
+      *leaves: Any,
+      fun: Any = fun,
+      arguments: Any = arguments,
+      order: Any = record.own_inputs,
+    ) -> Any:
       before, inputs = leaves[: len(leaves) - len(order)], leaves[len(leaves) - len(order) :]
       named = dict(zip(order, inputs, strict=True))
       return fun(params, *before, *arguments.unflatten([named[n] for n in arguments.names]))
@@ -358,13 +449,19 @@ def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Call
   """The signature run by TensorFlow, as the reference."""
 
   def run(*arrays: Any) -> dict[str, np.ndarray]:
-    tensors = {n: tf.constant(np.asarray(x)) for n, x in zip(record.own_inputs, arrays, strict=True)}
+    tensors = {
+      n: tf.constant(np.asarray(x)) for n, x in zip(record.own_inputs, arrays, strict=True)
+    }
     try:
       return {n: y.numpy() for n, y in model.signatures[name](**tensors).items()}
     except tf.errors.InvalidArgumentError as error:
       given = ", ".join(f"{n} {list(x.shape)}" for n, x in tensors.items())
       lines = [line.strip() for line in error.message.splitlines()]
-      reason = next(re.sub(r"\{\{.*?\}\} ", "", line) for line in reversed(lines) if line and not line.startswith("[["))
+      reason = next(
+        re.sub(r"\{\{.*?\}\} ", "", line)
+        for line in reversed(lines)
+        if line and not line.startswith("[[")
+      )
       raise ValueError(
         f"signature {name!r} fails in TensorFlow with the inputs {given} ({reason}); give sizes={{variable: size}} or "
         "examples={input: array} that it takes"

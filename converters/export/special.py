@@ -56,7 +56,9 @@ def erfcx(x: float) -> float:
 
 
 _LIMIT = 11.0  # from here on erfc is below the least float32
-_LOG = round(math.log(math.pi) / 2 * 2**16) / 2**16  # of sqrt pi, as a multiple of 2**-16: so are squares of multiples of 2**-8
+_LOG = (
+  round(math.log(math.pi) / 2 * 2**16) / 2**16
+)  # of sqrt pi, as a multiple of 2**-16: so are squares of multiples of 2**-8
 
 
 @functools.cache
@@ -67,7 +69,11 @@ def _tail() -> tuple[float, ...]:
     return np.array([(math.exp(-_LOG) / erfcx(x) - x) * (x + 2) for x in 1 / t - 2])
 
   found = np.polynomial.Chebyshev.interpolate(h, 5, [1 / (_LIMIT + 2), 1 / 3])
-  return tuple(reversed(found.convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef.tolist()))
+  return tuple(
+    reversed(
+      found.convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef.tolist()
+    )
+  )
 
 
 def _coarse(x: tf.Tensor) -> tf.Tensor:
@@ -76,7 +82,11 @@ def _coarse(x: tf.Tensor) -> tf.Tensor:
 
 
 def erfc_from_one(
-  x: tf.Tensor, *, rounded: Function = _coarse, exp: Function = tf.exp, inverse: Function = tf.math.reciprocal
+  x: tf.Tensor,
+  *,
+  rounded: Function = _coarse,
+  exp: Function = tf.exp,
+  inverse: Function = tf.math.reciprocal,
 ) -> tf.Tensor:
   """x f32[...] -> f32[...], erfc(x) where x >= 1: exp(-x**2) is exp(-r**2) exp(r**2 - x**2) with r = rounded(x), whose square is exact."""
   size = tf.minimum(x, like(_LIMIT, x))
@@ -89,7 +99,10 @@ def erfc_from_one(
 def erf_inv(x: tf.Tensor, log1p: Function) -> tf.Tensor:
   """x f32[...] -> f32[...], the inverse of erf within ]-1, 1[, to the precision of float32."""
   w = -log1p(-x * x)
-  centre, tail = polynomial(ERF_INV_CENTRE, w - like(2.5, x)), polynomial(ERF_INV_TAIL, tf.sqrt(w) - like(3, x))
+  centre, tail = (
+    polynomial(ERF_INV_CENTRE, w - like(2.5, x)),
+    polynomial(ERF_INV_TAIL, tf.sqrt(w) - like(3, x)),
+  )
   return x * tf.where(w < like(5, x), centre, tail)
 
 
@@ -123,9 +136,17 @@ def lgamma(x: tf.Tensor, log_shifted: Function) -> tf.Tensor:
   z = tf.where(left, -x, x - like(1, x))
   total, _ = lanczos(z)
   t, log_t = z + like(LANCZOS_G + 0.5, x), log_shifted(z)
-  right = (z + like(0.5, x) - t / log_t) * log_t + like(0.5 * math.log(2 * math.pi), x) + tf.math.log(total)
+  right = (
+    (z + like(0.5, x) - t / log_t) * log_t
+    + like(0.5 * math.log(2 * math.pi), x)
+    + tf.math.log(total)
+  )
   fraction = tf.abs(x) - tf.floor(tf.abs(x))
   fraction = tf.where(fraction > like(0.5, x), like(1, x) - fraction, fraction)
-  found = tf.where(left, like(math.log(math.pi), x) - tf.math.log(tf.sin(like(math.pi, x) * fraction)) - right, right)
+  found = tf.where(
+    left,
+    like(math.log(math.pi), x) - tf.math.log(tf.sin(like(math.pi, x) * fraction)) - right,
+    right,
+  )
   pole = (x <= like(0, x)) & tf.equal(x, tf.floor(x))
   return tf.where(pole | tf.equal(tf.abs(x), like(math.inf, x)), like(math.inf, x), found)

@@ -3,4 +3,14 @@
 from .exporter import IDIOMS, Exported, ExportError, run, save, save_model
 from .scripts import Prepared, custom_op_handlers, prepared
 
-__all__ = ["IDIOMS", "ExportError", "Exported", "Prepared", "custom_op_handlers", "prepared", "run", "save", "save_model"]
+__all__ = [
+  "IDIOMS",
+  "ExportError",
+  "Exported",
+  "Prepared",
+  "custom_op_handlers",
+  "prepared",
+  "run",
+  "save",
+  "save_model",
+]

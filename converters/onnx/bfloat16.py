@@ -22,7 +22,17 @@ _BFLOAT16 = tf.bfloat16.as_numpy_dtype
 ROUNDING = "FakeQuantWithMinMaxArgs"
 OUTPUTS = "jax2tf.bfloat16"  # key in the model's metadata: the outputs, separated by spaces, whose float32 stands for bfloat16
 # Ops whose results are copies of operands, or not bfloat16: they need no rounding.
-_EXACT = MOVES | {"Abs", "Max", "Maximum", "Min", "Minimum", "Neg", "TensorListGetItem", "TensorListStack", "TopKV2"}
+_EXACT = MOVES | {
+  "Abs",
+  "Max",
+  "Maximum",
+  "Min",
+  "Minimum",
+  "Neg",
+  "TensorListGetItem",
+  "TensorListStack",
+  "TopKV2",
+}
 
 
 def held(function: Any) -> Any:
@@ -32,7 +42,9 @@ def held(function: Any) -> Any:
 
 def is_in(function: Any) -> bool:
   """Whether an op of the ConcreteFunction has it."""
-  values = (value for node in calls.nodes(function.graph.as_graph_def()) for value in node.attr.values())
+  values = (
+    value for node in calls.nodes(function.graph.as_graph_def()) for value in node.attr.values()
+  )
   return any(tf.bfloat16.as_datatype_enum in (value.type, *value.list.type) for value in values)
 
 
@@ -69,7 +81,10 @@ class _Table(Mapping[str, Replacement]):
 
 def _computed(op: tf.Operation, *operands: tf.Tensor) -> list[tf.Tensor]:
   results = replay.again(op, operands, HELD)
-  return [_rounded(y) if z.dtype == tf.bfloat16 and op.type not in _EXACT else y for y, z in zip(results, op.outputs, strict=True)]
+  return [
+    _rounded(y) if z.dtype == tf.bfloat16 and op.type not in _EXACT else y
+    for y, z in zip(results, op.outputs, strict=True)
+  ]
 
 
 def _rounded(x: tf.Tensor) -> tf.Tensor:
@@ -105,8 +120,14 @@ def _bitcast(op: tf.Operation, x: tf.Tensor) -> list[tf.Tensor]:
     return _as_it_is(op, x)
   half = tf.constant(16, tf.uint32)
   if before == tf.bfloat16:
-    return [tf.bitcast(tf.cast(tf.bitwise.right_shift(tf.bitcast(x, tf.uint32), half), tf.uint16), after)]
-  return [tf.bitcast(tf.bitwise.left_shift(tf.cast(tf.bitcast(x, tf.uint16), tf.uint32), half), tf.float32)]
+    return [
+      tf.bitcast(tf.cast(tf.bitwise.right_shift(tf.bitcast(x, tf.uint32), half), tf.uint16), after)
+    ]
+  return [
+    tf.bitcast(
+      tf.bitwise.left_shift(tf.cast(tf.bitcast(x, tf.uint16), tf.uint32), half), tf.float32
+    )
+  ]
 
 
 def _as_it_is(op: tf.Operation, *operands: tf.Tensor) -> list[tf.Tensor]:

@@ -15,7 +15,9 @@ _SIGNED = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
 
-@replaces("TruncateDiv", on="onnx", because="ONNX Runtime 1.31: dies of the smallest integer over -1")
+@replaces(
+  "TruncateDiv", on="onnx", because="ONNX Runtime 1.31: dies of the smallest integer over -1"
+)
 def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y i32[...] -> i32[...]; the smallest integer over -1 aborts ONNX Runtime, and wraps in XLA."""
   del op
@@ -24,7 +26,9 @@ def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   return [quotient if minus is None else tf.where(minus, -x, quotient)]
 
 
-@replaces("TruncateMod", on="onnx", because="tf2onnx 1.17: no handler; ONNX Runtime 1.31: int64 in float64")
+@replaces(
+  "TruncateMod", on="onnx", because="tf2onnx 1.17: no handler; ONNX Runtime 1.31: int64 in float64"
+)
 def truncate_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y i32[...] or f32[...] -> the same, with the sign of x; ONNX Runtime computes int64 in float64."""
   if x.dtype.is_floating:
@@ -47,7 +51,11 @@ def floor_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   """x, y i32[...] or f32[...] -> the same, with the sign of y."""
   (remainder,) = truncate_mod(op, x, y)
   crosses = _crosses(remainder, y)
-  return [remainder + tf.cast(crosses, x.dtype) * y if x.dtype.is_integer else tf.where(crosses, remainder + y, remainder)]
+  return [
+    remainder + tf.cast(crosses, x.dtype) * y
+    if x.dtype.is_integer
+    else tf.where(crosses, remainder + y, remainder)
+  ]
 
 
 def _crosses(remainder: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -65,7 +73,9 @@ def _without_minus_one(y: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
   return minus, tf.where(minus, tf.ones_like(y), y)
 
 
-def _shifted(shift: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+def _shifted(
+  shift: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x: tf.Tensor, count: tf.Tensor
+) -> tf.Tensor:
   """x, count u32[...] -> u32[...]; ONNX Runtime has no BitShift of uint16."""
   if x.dtype != tf.uint16:
     return shift(x, count)
@@ -77,7 +87,11 @@ def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
   """x, count i32[...] -> i32[...]; BitShift takes unsigned integers only, so the bits are shifted as unsigned."""
   del op
   unsigned = _UNSIGNED[x.dtype.size]
-  return [tf.cast(_shifted(tf.bitwise.left_shift, tf.cast(x, unsigned), tf.cast(count, unsigned)), x.dtype)]
+  return [
+    tf.cast(
+      _shifted(tf.bitwise.left_shift, tf.cast(x, unsigned), tf.cast(count, unsigned)), x.dtype
+    )
+  ]
 
 
 @replaces("RightShift", on="onnx", because="ONNX: BitShift is of unsigned integers")
@@ -88,8 +102,12 @@ def right_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
     return [_shifted(tf.bitwise.right_shift, x, count)]
   unsigned = _UNSIGNED[x.dtype.size]
   count = tf.cast(count, unsigned)
-  sign = _shifted(tf.bitwise.right_shift, tf.constant(1 << (8 * x.dtype.size - 1), unsigned), count)  # the sign bit after the shift
-  return [tf.cast((_shifted(tf.bitwise.right_shift, tf.cast(x, unsigned), count) ^ sign) - sign, x.dtype)]
+  sign = _shifted(
+    tf.bitwise.right_shift, tf.constant(1 << (8 * x.dtype.size - 1), unsigned), count
+  )  # the sign bit after the shift
+  return [
+    tf.cast((_shifted(tf.bitwise.right_shift, tf.cast(x, unsigned), count) ^ sign) - sign, x.dtype)
+  ]
 
 
 @replaces("PopulationCount", on="onnx", because="tf2onnx 1.17: no handler")
@@ -147,12 +165,16 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(wide)
   finite = size < tf.constant(math.inf, tf.float64)
   size = tf.where(finite, size, tf.zeros_like(size))
-  lift = 64 if x.dtype == tf.float64 else 0  # scaled, so that the logarithm of a subnormal is that of a normal number
+  lift = (
+    64 if x.dtype == tf.float64 else 0
+  )  # scaled, so that the logarithm of a subnormal is that of a normal number
   subnormal = size < tf.constant(2.0 ** (1 - bias), tf.float64)
   raised = tf.where(subnormal, size * tf.constant(2.0**lift, tf.float64), size)
   lowest, highest = 1 - bias, bias
   guess = tf.floor(tf.math.log(raised) * tf.constant(1 / math.log(2), tf.float64))
-  guess = tf.minimum(tf.maximum(guess, tf.constant(lowest, tf.float64)), tf.constant(highest, tf.float64))
+  guess = tf.minimum(
+    tf.maximum(guess, tf.constant(lowest, tf.float64)), tf.constant(highest, tf.float64)
+  )
   guess = tf.cast(guess, tf.int64)
   guess = tf.where(subnormal, tf.constant(lowest, tf.int64), guess)
   powers = tf.constant([2.0**e for e in range(lowest, highest + 1)], tf.float64)
@@ -160,13 +182,23 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
   exponent = guess + tf.cast(size / power >= tf.constant(2.0, tf.float64), tf.int64)
   below = ~subnormal & (size < power)
   exponent = exponent - tf.cast(below, tf.int64)
-  significand = size / tf.gather(powers, exponent - tf.constant(lowest, tf.int64))  # [1, 2), or [0, 1) if subnormal
+  significand = size / tf.gather(
+    powers, exponent - tf.constant(lowest, tf.int64)
+  )  # [1, 2), or [0, 1) if subnormal
   fraction = tf.cast(significand * tf.constant(2.0**digits, tf.float64), tf.int64)
-  biased = exponent + tf.constant(bias - 1, tf.int64)  # one less, because the fraction includes the leading digit
+  biased = exponent + tf.constant(
+    bias - 1, tf.int64
+  )  # one less, because the fraction includes the leading digit
   bits = fraction + biased * tf.constant(2**digits, tf.int64)
   infinity = (2 * bias + 1) << digits
   nan = tf.not_equal(x, x)
-  bits = tf.where(finite, bits, tf.where(nan, tf.constant(infinity | 1 << (digits - 1), tf.int64), tf.constant(infinity, tf.int64)))
+  bits = tf.where(
+    finite,
+    bits,
+    tf.where(
+      nan, tf.constant(infinity | 1 << (digits - 1), tf.int64), tf.constant(infinity, tf.int64)
+    ),
+  )
   # A comparison ignores the sign of a zero; the reciprocal shows it.
   one, zero = tf.constant(1, x.dtype), tf.constant(0, x.dtype)
   negative = (x < zero) | (tf.equal(x, zero) & (one / x < zero))
@@ -185,8 +217,12 @@ def _float(bits: tf.Tensor, to: tf.DType) -> tf.Tensor:
     for table in ([*powers, 1.0], [0.0, *powers[1:], math.inf])
   )
   # In two steps, because 2 ** -1074 is subnormal.
-  fraction = tf.cast(word & tf.constant(2**digits - 1, word.dtype), tf.float64) * tf.constant(2.0**-digits, tf.float64)
-  nan = (fraction > tf.constant(0, tf.float64)) & tf.equal(tf.abs(offset), tf.constant(math.inf, tf.float64))
+  fraction = tf.cast(word & tf.constant(2**digits - 1, word.dtype), tf.float64) * tf.constant(
+    2.0**-digits, tf.float64
+  )
+  nan = (fraction > tf.constant(0, tf.float64)) & tf.equal(
+    tf.abs(offset), tf.constant(math.inf, tf.float64)
+  )
   return tf.cast(tf.where(nan, tf.constant(math.nan, tf.float64), fraction * scale + offset), to)
 
 
@@ -199,7 +235,9 @@ def next_after(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   smallest = tf.constant(-(2 ** (8 * x.dtype.size - 1)), tf.int64)
   bits = tf.where(place < tf.constant(0, tf.int64), smallest - place, place)
   found = _float(bits, x.dtype)
-  return [tf.where(tf.not_equal(x, x) | tf.not_equal(y, y), x + y, tf.where(tf.equal(x, y), y, found))]
+  return [
+    tf.where(tf.not_equal(x, x) | tf.not_equal(y, y), x + y, tf.where(tf.equal(x, y), y, found))
+  ]
 
 
 def _place(x: tf.Tensor) -> tf.Tensor:

@@ -72,9 +72,18 @@ def save(
   """
   plan.Comparison.of(comparison, save)
   _check(paths.of(path), overwrite, opset)
-  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
+  model = Model(
+    params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms
+  )
   model.add(fun, inputs=inputs, outputs=outputs)
-  return save_model(model, path, overwrite=overwrite, opset=opset, external_data_threshold=external_data_threshold, **comparison)
+  return save_model(
+    model,
+    path,
+    overwrite=overwrite,
+    opset=opset,
+    external_data_threshold=external_data_threshold,
+    **comparison,
+  )
 
 
 def save_model(
@@ -127,13 +136,20 @@ def save_model(
   """
   path, options = paths.of(path), plan.Comparison.of(comparison, save_model)
   _check(path, overwrite, opset)
-  source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
+  source = Source.of(
+    model, signatures=signatures, reference=reference, params=params, idioms=idioms
+  )
   if len(source.signatures) != 1:
-    raise ValueError(f"an ONNX model has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]")
+    raise ValueError(
+      f"an ONNX model has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]"
+    )
   source.refuse_writers("onnx", RUNTIME)
   (signature,) = source.signatures.values()
   within = (
-    sum(v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size for v in signature.function.graph.variables)
+    sum(
+      v.shape.num_elements() * bfloat16.HELD.get(v.dtype, v.dtype).size
+      for v in signature.function.graph.variables
+    )
     <= external_data_threshold
   )
   with publish.beside(path.parent) as place:
@@ -185,7 +201,9 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
     for data in _data_files(paths.of(path)):
       if isinstance(data, paths.Address):
         data.fetch(file.parent)
-    session = extra("onnxruntime").InferenceSession(os.fspath(file), quiet_options(), providers=["CPUExecutionProvider"])
+    session = extra("onnxruntime").InferenceSession(
+      os.fspath(file), quiet_options(), providers=["CPUExecutionProvider"]
+    )
     return single(functools.partial(_answers, session), inputs)
 
 
@@ -196,7 +214,9 @@ def _check(path: Path, overwrite: bool, opset: int) -> None:
     extra(module)
   newest = extra("onnx.defs").onnx_opset_version()
   if not OPSET <= opset <= newest:
-    raise ValueError(f"opset = {opset}; give one from {OPSET} to {newest}, the newest of the onnx that is installed")
+    raise ValueError(
+      f"opset = {opset}; give one from {OPSET} to {newest}, the newest of the onnx that is installed"
+    )
 
 
 def _write(model: Translated, place: Path, path: Path) -> tuple[list[Path], Path]:
@@ -222,7 +242,9 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
     for name, variable in model.weights.items():
       value = np.ascontiguousarray(bfloat16.as_held(variable.numpy()))
       dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-      tensor = onnx.TensorProto(name=name, data_type=dtype, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL)
+      tensor = onnx.TensorProto(
+        name=name, data_type=dtype, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL
+      )
       stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
       for key, number in (("offset", stream.tell()), ("length", value.nbytes)):
         tensor.external_data.add(key=key, value=str(number))
@@ -246,19 +268,32 @@ def _data_files(path: Path) -> set[Path]:
       proto = extra("onnx").load_model(str(file), load_external_data=False)
   except extra("google.protobuf.message").DecodeError:
     return set()
-  found = {entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"}
-  return {path.parent / name for name in found if name.startswith(f"{path.stem}-") and name.endswith(".data")}
+  found = {
+    entry.value
+    for tensor in proto.graph.initializer
+    for entry in tensor.external_data
+    if entry.key == "location"
+  }
+  return {
+    path.parent / name
+    for name in found
+    if name.startswith(f"{path.stem}-") and name.endswith(".data")
+  }
 
 
 def _opened(model: Translated, file: Path, signature: Signature) -> Any:
   """Opens the file in ONNX Runtime, after ONNX's checker."""
   try:
     extra("onnx.checker").check_model(str(file), full_check=True)
-    return extra("onnxruntime").InferenceSession(str(file), quiet_options(), providers=["CPUExecutionProvider"])
+    return extra("onnxruntime").InferenceSession(
+      str(file), quiet_options(), providers=["CPUExecutionProvider"]
+    )
   except Exception as error:
     if lacking := lacking_kernels(model):
       raise signature.refuse("onnx", RUNTIME, lacking) from error
-    raise ExportError("onnx", f"{RUNTIME} cannot open the model of signature {signature.name!r}: {error}") from error
+    raise ExportError(
+      "onnx", f"{RUNTIME} cannot open the model of signature {signature.name!r}: {error}"
+    ) from error
 
 
 def _answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
@@ -272,5 +307,7 @@ def _answers(session: Any, runs: Sequence[plan.Run]) -> list[calls.Answer]:
 
   found = [calls.answered(functools.partial(prepared, run), run.timed) for run in runs]
   for answer in found:
-    answer["outputs"] |= {name: bfloat16.from_held(y) for name, y in answer["outputs"].items() if name in narrow}
+    answer["outputs"] |= {
+      name: bfloat16.from_held(y) for name, y in answer["outputs"].items() if name in narrow
+    }
   return found

@@ -34,11 +34,18 @@ def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   dtype = graph.get_dtype(node.output[1])
   count = graph.make_node("Cast", [node.input[1]], attr={"to": _INT64})
   axes = graph.make_const(f"{name}__axes", np.array([0], "int64"))
-  graph.replace_input(node, node.input[1], graph.make_node("Unsqueeze", [count.output[0], axes.output[0]]).output[0], 1)
+  graph.replace_input(
+    node,
+    node.input[1],
+    graph.make_node("Unsqueeze", [count.output[0], axes.output[0]]).output[0],
+    1,
+  )
   graph.set_dtype(node.output[1], _INT64)
   if dtype != _INT64:
     shape = graph.get_shape(node.output[1])
-    cast = graph.insert_new_node_on_output("Cast", node.output[1], name=f"{name}__positions", to=dtype)
+    cast = graph.insert_new_node_on_output(
+      "Cast", node.output[1], name=f"{name}__positions", to=dtype
+    )
     graph.set_dtype(cast.output[0], dtype)
     graph.set_shape(cast.output[0], shape)
 
@@ -47,19 +54,37 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
   """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]; segment -1 goes to an extra last row, which is cut off."""
   data, segments, count = node.input
   outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
-  first, last, axis = (_const(graph, name, label, [value]) for label, value in (("first", 0), ("last", -1), ("axis", 0)))
+  first, last, axis = (
+    _const(graph, name, label, [value])
+    for label, value in (("first", 0), ("last", -1), ("axis", 0))
+  )
 
   def made(op: str, inputs: list[str], **attributes: Any) -> str:
     return str(graph.make_node(op, inputs, attr=attributes).output[0])
 
-  rows = made("Add", [made("Unsqueeze", [made("Cast", [count], to=_INT64), axis]), _const(graph, name, "one", [1])])
-  row = made("Slice", [made("Shape", [data]), _const(graph, name, "second", [1]), _const(graph, name, "end", [_END]), axis])
+  rows = made(
+    "Add",
+    [made("Unsqueeze", [made("Cast", [count], to=_INT64), axis]), _const(graph, name, "one", [1])],
+  )
+  row = made(
+    "Slice",
+    [
+      made("Shape", [data]),
+      _const(graph, name, "second", [1]),
+      _const(graph, name, "end", [_END]),
+      axis,
+    ],
+  )
   unit = made("Cast", [_const(graph, name, "unit", 1)], to=dtypes[0])
   ones = made("Expand", [unit, made("Concat", [rows, row], axis=0)])
-  places = made("Unsqueeze", [made("Cast", [segments], to=_INT64), _const(graph, name, "inner", [1])])
+  places = made(
+    "Unsqueeze", [made("Cast", [segments], to=_INT64), _const(graph, name, "inner", [1])]
+  )
   products = made("ScatterND", [ones, places, data], reduction="mul")
   graph.remove_node(name)
-  graph.make_node("Slice", [products, first, last, axis], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
+  graph.make_node(
+    "Slice", [products, first, last, axis], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes
+  )
 
 
 def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
@@ -68,16 +93,28 @@ def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   if place.is_graph_input():
     return
   if not (place.type == "Sub" and _source(place, 1).is_graph_input()):
-    raise ValueError("a list is written at an index other than the loop counter, or the counter from the end")
+    raise ValueError(
+      "a list is written at an index other than the loop counter, or the counter from the end"
+    )
   node.set_attr(_BACKWARDS, 1)
 
 
 def _rounding(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
   """f32[...] -> f32[...], rounded to bfloat16."""
   outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
-  rounded = graph.make_node("Cast", [node.input[0]], attr={"to": _BFLOAT16}, shapes=shapes, dtypes=[_BFLOAT16])
+  rounded = graph.make_node(
+    "Cast", [node.input[0]], attr={"to": _BFLOAT16}, shapes=shapes, dtypes=[_BFLOAT16]
+  )
   graph.remove_node(name)
-  graph.make_node("Cast", rounded.output, attr={"to": dtypes[0]}, name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
+  graph.make_node(
+    "Cast",
+    rounded.output,
+    attr={"to": dtypes[0]},
+    name=name,
+    outputs=outputs,
+    shapes=shapes,
+    dtypes=dtypes,
+  )
 
 
 def _source(node: Any, i: int) -> Any:
@@ -102,8 +139,12 @@ def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
       continue
     del write.attr[_BACKWARDS]
     shape, dtype = graph.get_shape(rows), graph.get_dtype(rows)
-    places = {label: _const(graph, f"{name}__{row}", label, [value]) for label, value in _REVERSED.items()}
-    turned = graph.insert_new_node_on_output("Slice", rows, name=f"{name}__{row}__turned", inputs=[rows, *places.values()])
+    places = {
+      label: _const(graph, f"{name}__{row}", label, [value]) for label, value in _REVERSED.items()
+    }
+    turned = graph.insert_new_node_on_output(
+      "Slice", rows, name=f"{name}__{row}__turned", inputs=[rows, *places.values()]
+    )
     graph.set_shape(turned.output[0], shape)
     graph.set_dtype(turned.output[0], dtype)
 

@@ -23,7 +23,10 @@ from .replacements import TABLE
 
 OPSET = 18  # the newest opset of tf2onnx 1.17
 RUNTIME = "ONNX Runtime"
-_DTYPES = {tf.dtypes.as_dtype(name).as_datatype_enum: name for name in ("bfloat16", "complex64", "complex128")}
+_DTYPES = {
+  tf.dtypes.as_dtype(name).as_datatype_enum: name
+  for name in ("bfloat16", "complex64", "complex128")
+}
 _PASSES = (
   "TransposeOptimizer",
   "ConstFoldOptimizer",
@@ -79,9 +82,13 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   """
   taken = [*signature.record.inputs, *signature.record.outputs]
   if both := sorted({name for name in taken if taken.count(name) > 1}):
-    raise ValueError(f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the output in outputs=")
+    raise ValueError(
+      f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the output in outputs="
+    )
   weights = _Weights(taken)
-  table = dict(fused.TABLE if idioms != "exact" else TABLE) | ({} if with_weights else {"ReadVariableOp": weights.read})
+  table = dict(fused.TABLE if idioms != "exact" else TABLE) | (
+    {} if with_weights else {"ReadVariableOp": weights.read}
+  )
   concrete = replay.frozen(bfloat16.held(signature.function), table, bfloat16.HELD)
   definition = _own_names(concrete.graph.as_graph_def())
   ops = {node.name: node.op for node in _nodes(definition)}
@@ -154,8 +161,15 @@ def _refuse_dtypes(signature: Signature, definition: Any) -> None:
     for value in node.attr.values():
       for dtype in (value.type, *value.list.type):
         if dtype in _DTYPES:
-          found[node.op] = f"ONNX Runtime on a CPU computes nothing in {_DTYPES[dtype]}; convert to float32"
-  for op in ("Placeholder", "Const", "Identity", "Cast"):  # ops that only move elements; other ops name the cause better
+          found[node.op] = (
+            f"ONNX Runtime on a CPU computes nothing in {_DTYPES[dtype]}; convert to float32"
+          )
+  for op in (
+    "Placeholder",
+    "Const",
+    "Identity",
+    "Cast",
+  ):  # ops that only move elements; other ops name the cause better
     if len(found) > 1:
       found.pop(op, None)
   if found:
@@ -163,7 +177,11 @@ def _refuse_dtypes(signature: Signature, definition: Any) -> None:
 
 
 def _by_tf2onnx(
-  signature: Signature, definition: Any, ops: Mapping[str, str], inputs: Mapping[str, str], outputs: Mapping[str, str]
+  signature: Signature,
+  definition: Any,
+  ops: Mapping[str, str],
+  inputs: Mapping[str, str],
+  outputs: Mapping[str, str],
 ) -> Any:
   """Translates the graph. tf2onnx only logs ops that it cannot translate, and leaves them unchanged."""
   tfonnx = extra("tf2onnx.tfonnx")
@@ -196,7 +214,11 @@ def _by_tf2onnx(
   if lacking:  # raised outside of the graph, because finding the lines traces the function again
     raise signature.refuse("onnx", RUNTIME, lacking)
   known = {schema.name for schema in extra("onnx.defs").get_all_schemas()}
-  if strange := {node.op_type: "tf2onnx did not translate it" for node in _all_nodes(proto.graph) if node.op_type not in known}:
+  if strange := {
+    node.op_type: "tf2onnx did not translate it"
+    for node in _all_nodes(proto.graph)
+    if node.op_type not in known
+  }:
     raise signature.refuse("onnx", RUNTIME, strange)
   return proto
 
@@ -232,10 +254,14 @@ def _joining() -> Iterator[None]:
 
 def _failure(signature: Signature, error: Exception, log: Sequence[logging.LogRecord]) -> str:
   said = [record.getMessage().splitlines()[0] for record in log[-5:]]
-  return "\n  ".join([f"tf2onnx fails on signature {signature.name!r}: {type(error).__name__}: {error}", *said])
+  return "\n  ".join(
+    [f"tf2onnx fails on signature {signature.name!r}: {type(error).__name__}: {error}", *said]
+  )
 
 
-def _not_translated(log: Sequence[logging.LogRecord], ops: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _not_translated(
+  log: Sequence[logging.LogRecord], ops: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
   """(TensorFlow op, why) for each failure in the log."""
   for record in log:
     arguments = record.args if isinstance(record.args, tuple) else ()
@@ -244,7 +270,10 @@ def _not_translated(log: Sequence[logging.LogRecord], ops: Mapping[str, str]) ->
     elif record.msg.startswith("Failed to convert node") and arguments:
       why = str(record.exc_info[1]) if record.exc_info and record.exc_info[1] else "no reason given"
       name = str(arguments[0])
-      yield ops.get(name, ops.get(re.sub(r"__\d+$", "", name), name)), f"tf2onnx: {why.splitlines()[0] if why else 'no reason given'}"
+      yield (
+        ops.get(name, ops.get(re.sub(r"__\d+$", "", name), name)),
+        f"tf2onnx: {why.splitlines()[0] if why else 'no reason given'}",
+      )
 
 
 class _Log(logging.Handler):
@@ -290,10 +319,14 @@ def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _We
   by_name = {tensor.op.name: tensor for tensor in concrete.inputs}
   if narrow := [name for name, text in record.outputs.items() if text.startswith("bf16[")]:
     proto.metadata_props.add(key=bfloat16.OUTPUTS, value=" ".join(narrow))
-  inputs = [_value_info(name, by_name[name], Spec.parse(text)) for name, text in record.inputs.items()]
+  inputs = [
+    _value_info(name, by_name[name], Spec.parse(text)) for name, text in record.inputs.items()
+  ]
   inputs += [_value_info(name, variable) for name, variable in weights.variables.items()]
   results = concrete.structured_outputs
-  outputs = [_value_info(name, results[name], Spec.parse(text)) for name, text in record.outputs.items()]
+  outputs = [
+    _value_info(name, results[name], Spec.parse(text)) for name, text in record.outputs.items()
+  ]
   del proto.graph.input[:], proto.graph.output[:]
   proto.graph.input.extend(inputs)
   proto.graph.output.extend(outputs)
@@ -307,7 +340,9 @@ def _value_info(name: str, tensor: Any, spec: Spec | None = None) -> Any:
     if i < len(sizes) and sizes[i] is None and dim != "?":
       sizes[i] = dim
   dtype = (
-    onnx.TensorProto.STRING if tensor.dtype == tf.string else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype.as_numpy_dtype))
+    onnx.TensorProto.STRING
+    if tensor.dtype == tf.string
+    else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype.as_numpy_dtype))
   )
   return onnx.helper.make_tensor_value_info(name, dtype, sizes)
 
@@ -318,7 +353,9 @@ def _at_opset(proto: Any, opset: int) -> Any:
     try:
       proto = extra("onnx.version_converter").convert_version(proto, opset)
     except RuntimeError as error:
-      raise ValueError(f"opset = {opset}: onnx cannot convert the model from opset {OPSET} ({error}); give another opset") from error
+      raise ValueError(
+        f"opset = {opset}: onnx cannot convert the model from opset {OPSET} ({error}); give another opset"
+      ) from error
   proto.ir_version = helper.find_min_ir_version_for(proto.opset_import)
   return proto
 
@@ -334,7 +371,9 @@ def lacking_kernels(model: Translated) -> dict[str, str]:
 
   def visit(graph: Any, outer: Mapping[str, int]) -> None:
     types = dict(outer) | {t.name: t.data_type for t in graph.initializer}
-    types |= {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
+    types |= {
+      v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)
+    }
     for node in graph.node:
       graphs = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
       for inner in graphs:
@@ -344,13 +383,18 @@ def lacking_kernels(model: Translated) -> dict[str, str]:
         continue
       tried.add(kinds)
       ends = [
-        [onnx.helper.make_tensor_value_info(n, types[n], None) for n in dict.fromkeys(names) if n] for names in (node.input, node.output)
+        [onnx.helper.make_tensor_value_info(n, types[n], None) for n in dict.fromkeys(names) if n]
+        for names in (node.input, node.output)
       ]
       alone = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "one", *ends), opset_imports=inferred.opset_import, ir_version=inferred.ir_version
+        onnx.helper.make_graph([node], "one", *ends),
+        opset_imports=inferred.opset_import,
+        ir_version=inferred.ir_version,
       )
       try:
-        runtime.InferenceSession(alone.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        runtime.InferenceSession(
+          alone.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
       except Exception:
         dtype = onnx.TensorProto.DataType.Name(kinds[1]).lower()
         found[model.asked_by(node)] = f"no kernel of {node.op_type} for {dtype}"

@@ -19,7 +19,10 @@ _SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16)
 _Wider = Mapping[tf.DType, tf.DType]
 
 # A cast to a narrower integer keeps the lower bits, in ONNX and TensorFlow. So sums and products may wrap in the wider dtype.
-_PRODUCTS: dict[tf.DType, tf.DType] = dict.fromkeys(_SMALL, tf.int32) | {tf.uint32: tf.int64, tf.uint64: tf.int64}
+_PRODUCTS: dict[tf.DType, tf.DType] = dict.fromkeys(_SMALL, tf.int32) | {
+  tf.uint32: tf.int64,
+  tf.uint64: tf.int64,
+}
 _ORDERED: _Wider = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64}
 _CARRIED: dict[tf.DType, tf.DType] = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint64: tf.int64}
 _PADDED: _Wider = _PRODUCTS | {tf.bool: tf.int32, tf.float16: tf.float32}
@@ -30,8 +33,16 @@ _WIDENED: dict[str, _Wider] = {
   **dict.fromkeys(("ArgMax", "ArgMin", "TopKV2"), _ORDERED),
   "MatrixDiagPartV3": _PADDED,
   "UnsortedSegmentProd": {tf.float16: tf.float32},
-  "Range": {tf.uint8: tf.int32, tf.int8: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64, tf.float16: tf.float32},
-  "SelectV2": {tf.bool: tf.uint8, tf.uint32: tf.int64} | _CARRIED,  # of uint32 from ONNX Runtime 1.31 on
+  "Range": {
+    tf.uint8: tf.int32,
+    tf.int8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+    tf.float16: tf.float32,
+  },
+  "SelectV2": {tf.bool: tf.uint8, tf.uint32: tf.int64}
+  | _CARRIED,  # of uint32 from ONNX Runtime 1.31 on
   **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _PADDED),
 }
 
@@ -83,10 +94,18 @@ def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
   known = op.outputs[0].shape
   if known.rank is None or 0 not in known.as_list():
     return same(op, x, shape)
-  return [tf.zeros(known, x.dtype) if known.is_fully_defined() else tf.broadcast_to(tf.zeros([], x.dtype), shape)]
+  return [
+    tf.zeros(known, x.dtype)
+    if known.is_fully_defined()
+    else tf.broadcast_to(tf.zeros([], x.dtype), shape)
+  ]
 
 
-@replaces("Slice", on="onnx", because="tf2onnx 1.17: adds the largest int32 to a start that is no constant, for a slice to the end")
+@replaces(
+  "Slice",
+  on="onnx",
+  because="tf2onnx 1.17: adds the largest int32 to a start that is no constant, for a slice to the end",
+)
 def _slice(op: Any, x: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
   known = tf.get_static_value(size)
   if known is not None and -1 in known and tf.get_static_value(begin) is None:
@@ -94,10 +113,18 @@ def _slice(op: Any, x: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> list[tf.
   return same(op, x, begin, size)
 
 
-@replaces("ScatterNd", on="onnx", because="tf2onnx 1.17: one of the updates of a place stays, and not their sum")
-def _scatter_nd(op: Any, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
+@replaces(
+  "ScatterNd",
+  on="onnx",
+  because="tf2onnx 1.17: one of the updates of a place stays, and not their sum",
+)
+def _scatter_nd(
+  op: Any, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor
+) -> list[tf.Tensor]:
   """Adds updates at equal indices; tf2onnx keeps one of them."""
-  return _scattered("TensorScatterAdd", op, tf.broadcast_to(tf.constant(0, updates.dtype), shape), indices, updates)
+  return _scattered(
+    "TensorScatterAdd", op, tf.broadcast_to(tf.constant(0, updates.dtype), shape), indices, updates
+  )
 
 
 @replaces(
@@ -115,11 +142,15 @@ def _scatter(op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> l
     return _scattered("TensorScatterAdd", op, x, indices, tf.constant(0, x.dtype) - updates)
   (found,) = _scattered(op.type, op, x, indices, updates)
   if x.dtype.is_floating and op.type in ("TensorScatterMax", "TensorScatterMin"):
-    found = tf.where(tf.not_equal(x, x), x, found)  # ONNX Runtime loses NaN; the lowering rule handles a NaN in the updates
+    found = tf.where(
+      tf.not_equal(x, x), x, found
+    )  # ONNX Runtime loses NaN; the lowering rule handles a NaN in the updates
   return [found]
 
 
-def _scattered(kind: str, op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> list[tf.Tensor]:
+def _scattered(
+  kind: str, op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
+) -> list[tf.Tensor]:
   """Out-of-bounds rows go to an extra row, which is cut off: ONNX reads -1 as the last row, ONNX Runtime fails at others."""
   shape, dtype = tf.shape(x, indices.dtype), x.dtype
   ignored = op.get_attr("bad_indices_policy") == b"IGNORE"
@@ -130,11 +161,17 @@ def _scattered(kind: str, op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf
     indices = tf.where(tf.reduce_all(inside, -1, keepdims=True), indices, spare)
     x = tf.concat([x, tf.zeros(tf.concat([tf.constant([1], shape.dtype), shape[1:]], 0), dtype)], 0)
   wide = tf.float32 if dtype == tf.float16 else dtype  # ONNX Runtime cannot combine float16
-  found = getattr(tf.raw_ops, kind)(tensor=tf.cast(x, wide), indices=indices, updates=tf.cast(updates, wide))
+  found = getattr(tf.raw_ops, kind)(
+    tensor=tf.cast(x, wide), indices=indices, updates=tf.cast(updates, wide)
+  )
   return [tf.cast(found[: shape[0]] if ignored else found, dtype)]
 
 
-@replaces("MatrixBandPart", on="onnx", because="tf2onnx 1.17: a product with a mask, which makes NaN of infinities")
+@replaces(
+  "MatrixBandPart",
+  on="onnx",
+  because="tf2onnx 1.17: a product with a mask, which makes NaN of infinities",
+)
 def _band(op: Any, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> list[tf.Tensor]:
   """Selects by a mask; tf2onnx multiplies by one, which makes NaN of infinities."""
   del op
@@ -155,8 +192,12 @@ def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> l
     return same(op, x, diagonal, k)
   sizes = tf.shape(x, tf.int64)
   rows, columns = tf.expand_dims(tf.range(sizes[-2]), 1), tf.expand_dims(tf.range(sizes[-1]), 0)
-  places = tf.minimum(tf.range(sizes[-1]), tf.minimum(sizes[-2], sizes[-1]) - tf.constant(1, tf.int64))
-  return [_where(tf.equal(rows, columns), tf.expand_dims(tf.gather(diagonal, places, axis=-1), -2), x)]
+  places = tf.minimum(
+    tf.range(sizes[-1]), tf.minimum(sizes[-2], sizes[-1]) - tf.constant(1, tf.int64)
+  )
+  return [
+    _where(tf.equal(rows, columns), tf.expand_dims(tf.gather(diagonal, places, axis=-1), -2), x)
+  ]
 
 
 @replaces("Sum", on="onnx", because="ONNX Runtime 1.31: adds integers in float64")
@@ -167,7 +208,11 @@ def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
     return same(op, x, axes)
   wide = tf.cast(x, tf.int64)
   known = tf.get_static_value(axes)
-  if known is not None and known.size == 1 and 0 < (size := x.shape[axis := int(known.item())] or 0) <= _UNROLLED:
+  if (
+    known is not None
+    and known.size == 1
+    and 0 < (size := x.shape[axis := int(known.item())] or 0) <= _UNROLLED
+  ):
     total = functools.reduce(tf.add, tf.split(wide, size, axis))
     return [tf.cast(total if op.get_attr("keep_dims") else tf.squeeze(total, axis), x.dtype)]
   if x.dtype.size < 8:
@@ -189,12 +234,19 @@ def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
       result = functools.reduce(tf.multiply, tf.split(result, size, axis))
     else:
       padding = [[int(i == axis), 0] for i in range(x.shape.rank)]  # an empty product is 1
-      result = tf.math.cumprod(tf.pad(result, padding, constant_values=tf.constant(1, result.dtype)), axis)
+      result = tf.math.cumprod(
+        tf.pad(result, padding, constant_values=tf.constant(1, result.dtype)), axis
+      )
       result = tf.gather(result, [tf.shape(result)[axis] - 1], axis=axis)
   return [tf.cast(result if op.get_attr("keep_dims") else tf.squeeze(result, reduced), x.dtype)]
 
 
-@replaces("Max", "Min", on="onnx", because="ONNX Runtime 1.31: loses NaN, and compares 64-bit integers wrongly")
+@replaces(
+  "Max",
+  "Min",
+  on="onnx",
+  because="ONNX Runtime 1.31: loses NaN, and compares 64-bit integers wrongly",
+)
 def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   """Keeps NaN, which ONNX Runtime loses. The identity of a wider dtype does not fit the narrower one."""
   if x.dtype.is_floating:
@@ -240,7 +292,11 @@ def _smaller(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return _where(x < y, x, y)
 
 
-@replaces("Sign", on="onnx", because="ONNX Runtime 1.31: takes the sign of int64 from its lower half, and makes 0 of a NaN of float16")
+@replaces(
+  "Sign",
+  on="onnx",
+  because="ONNX Runtime 1.31: takes the sign of int64 from its lower half, and makes 0 of a NaN of float16",
+)
 def _sign(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """ONNX Runtime reads the sign of int64 from its lower half, and returns 0 for a float16 NaN."""
   if x.dtype == tf.float16:
@@ -263,7 +319,9 @@ def _power(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
     odd = tf.equal(exponent & one, one)
     return tf.where(odd, result * base, result), base * base, bits.right_shift(op, exponent, one)[0]
 
-  result, *_ = tf.while_loop(lambda _, __, rest: tf.reduce_any(rest > zero), step, (tf.ones_like(base), base, exponent))
+  result, *_ = tf.while_loop(
+    lambda _, __, rest: tf.reduce_any(rest > zero), step, (tf.ones_like(base), base, exponent)
+  )
   return [tf.cast(result, x.dtype)]
 
 
@@ -287,14 +345,20 @@ def _matmul(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 def _unsigned_top(op: Any, x: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:
   """TopK of u64[...] as signed integers: flipping the upper bit keeps the order."""
   flip = tf.constant(-(2**63), tf.int64)
-  values, indices = tf.math.top_k(tf.cast(x, tf.int64) ^ flip, k, sorted=True, index_type=op.outputs[1].dtype)
+  values, indices = tf.math.top_k(
+    tf.cast(x, tf.int64) ^ flip, k, sorted=True, index_type=op.outputs[1].dtype
+  )
   return [tf.cast(values ^ flip, x.dtype), indices]
 
 
 def _unsigned_argument(op: Any, x: tf.Tensor, axis: tf.Tensor) -> list[tf.Tensor]:
   """ArgMax and ArgMin of u64[...]; see `_unsigned_top`."""
   flipped = tf.cast(x, tf.int64) ^ tf.constant(-(2**63), tf.int64)
-  return [(tf.argmax if op.type == "ArgMax" else tf.argmin)(flipped, axis, output_type=op.outputs[0].dtype)]
+  return [
+    (tf.argmax if op.type == "ArgMax" else tf.argmin)(
+      flipped, axis, output_type=op.outputs[0].dtype
+    )
+  ]
 
 
 @replaces("IsInf", on="onnx", because="ONNX 18: of float32 and float64 only")
@@ -305,7 +369,9 @@ def _is_inf(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 def _or_unsigned(unsigned: Replacement, op: str) -> Callable[..., Any]:
   ordinary = functools.partial(_widened, _WIDENED[op])
-  return lambda node, *operands: (unsigned if operands[0].dtype == tf.uint64 else ordinary)(node, *operands)
+  return lambda node, *operands: (unsigned if operands[0].dtype == tf.uint64 else ordinary)(
+    node, *operands
+  )
 
 
 _replaces_each = functools.partial(replaces_each, on="onnx")
@@ -316,7 +382,10 @@ _replaces_each(
   because="ONNX Runtime 1.31: no kernel for some narrow or unsigned dtypes",
 )
 _replaces_each(
-  {"Maximum": _only_for(_COMPARED, lambda op, x, y: [_larger(x, y)]), "Minimum": _only_for(_COMPARED, lambda op, x, y: [_smaller(x, y)])},
+  {
+    "Maximum": _only_for(_COMPARED, lambda op, x, y: [_larger(x, y)]),
+    "Minimum": _only_for(_COMPARED, lambda op, x, y: [_smaller(x, y)]),
+  },
   because="ONNX Runtime 1.31: compares the lower halves of 64-bit integers as if they had signs, and uint32 likewise",
 )
 _replaces_each(
@@ -333,7 +402,12 @@ _replaces_each(
 _replaces_each(
   {
     op: _only_for(_F64, function)
-    for op, function in {"Erf": special.erf, "Sinh": special.sinh, "Cosh": special.cosh, "Tan": special.tan}.items()
+    for op, function in {
+      "Erf": special.erf,
+      "Sinh": special.sinh,
+      "Cosh": special.cosh,
+      "Tan": special.tan,
+    }.items()
   },
   because="ONNX Runtime 1.31: no kernel for float64",
 )
@@ -343,7 +417,9 @@ _replaces_each(
 )
 _replaces_each(
   {
-    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), convolutions.filter_gradient),
+    **dict.fromkeys(
+      ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), convolutions.filter_gradient
+    ),
     "MaxPoolGrad": convolutions.max_pool_gradient,
     "DepthwiseConv2dNativeBackpropFilter": convolutions.depthwise_filter_gradient,
     "DepthwiseConv2dNativeBackpropInput": convolutions.depthwise_input_gradient,
@@ -351,7 +427,8 @@ _replaces_each(
   because="tf2onnx 1.17: no handler",
 )
 _replaces_each(
-  {"Cast": lambda op, x: [tf.cast(x, op.outputs[0].dtype)]}, because="the operand may be held in another dtype: see `bfloat16`"
+  {"Cast": lambda op, x: [tf.cast(x, op.outputs[0].dtype)]},
+  because="the operand may be held in another dtype: see `bfloat16`",
 )
 
 TABLE = registry.TABLES["onnx"]

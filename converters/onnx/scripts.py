@@ -85,14 +85,18 @@ def prepared(function: Any) -> Prepared:
     >>> [tensor.name for tensor in model.graph.input]
     ['x']
   """
-  is_tensorflow = hasattr(function, "get_concrete_function") or hasattr(function, "structured_input_signature")
+  is_tensorflow = hasattr(function, "get_concrete_function") or hasattr(
+    function, "structured_input_signature"
+  )
   return Prepared(function if is_tensorflow else tf.function(function, autograph=False))
 
 
 def _cast(op: Any, x: tf.Tensor) -> Sequence[tf.Tensor]:
   """Keeps a rounding: of two successive Casts tf2onnx, which the exporter lets run in part, removes the first."""
   (y,) = TABLE["Cast"](op, x)
-  if np.can_cast(x.dtype.as_numpy_dtype, y.dtype.as_numpy_dtype) or not any(use.type in _PASSING for use in op.outputs[0].consumers()):
+  if np.can_cast(x.dtype.as_numpy_dtype, y.dtype.as_numpy_dtype) or not any(
+    use.type in _PASSING for use in op.outputs[0].consumers()
+  ):
     return [y]
   return [tf.squeeze(tf.expand_dims(y, 0), 0)]
 
@@ -104,4 +108,6 @@ def _marked(x: tf.Tensor) -> tf.Tensor:
 def _refuse_bfloat16(concrete: Any) -> None:
   for kind, tensors in (("input", concrete.inputs), ("output", concrete.outputs)):
     if found := [tensor.op.name for tensor in tensors if tensor.dtype == tf.bfloat16]:
-      raise ValueError(f"{kind} {found[0]!r} is bfloat16, which ONNX Runtime does not take; convert to float32 in the function")
+      raise ValueError(
+        f"{kind} {found[0]!r} is bfloat16, which ONNX Runtime does not take; convert to float32 in the function"
+      )

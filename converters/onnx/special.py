@@ -34,7 +34,9 @@ def _in_single(single: _Function, double: _Function) -> Callable[..., list[tf.Te
 
   def replacement(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
     del op
-    return [double(x) if x.dtype == tf.float64 else tf.cast(single(tf.cast(x, tf.float32)), x.dtype)]
+    return [
+      double(x) if x.dtype == tf.float64 else tf.cast(single(tf.cast(x, tf.float32)), x.dtype)
+    ]
 
   return replacement
 
@@ -51,7 +53,9 @@ def _expm1(x: tf.Tensor) -> tf.Tensor:
   """(u - 1) x / log u where u = exp x: its rounding error cancels (Kahan; Higham, Accuracy and Stability, 1.14.1)."""
   u = tf.exp(x)
   ordinary = (u - _f64(1)) * (x / tf.math.log(u))
-  return tf.where(tf.equal(u, _f64(1)), x, tf.where((u < _f64(1e-30)) | (u > _f64(1e30)), u - _f64(1), ordinary))
+  return tf.where(
+    tf.equal(u, _f64(1)), x, tf.where((u < _f64(1e-30)) | (u > _f64(1e30)), u - _f64(1), ordinary)
+  )
 
 
 def _log1p(x: tf.Tensor) -> tf.Tensor:
@@ -173,7 +177,11 @@ def is_finite(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   return [tf.abs(x) < tf.constant(math.inf, x.dtype)]
 
 
-@replaces("Atan2", on="onnx", because="tf2onnx 1.17: a formula that loses the signs of zeros and the corners of infinity")
+@replaces(
+  "Atan2",
+  on="onnx",
+  because="tf2onnx 1.17: a formula that loses the signs of zeros and the corners of infinity",
+)
 def atan2(op: Any, y: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
   """y, x f32[...] -> f32[...], right for signed zeros and infinities, which tf2onnx's formula loses."""
   del op

@@ -7,4 +7,14 @@ from .libraries import from_equinox, from_flax_linen, from_flax_nnx, from_haiku
 from .saving import save
 from .state import refs_as_state
 
-__all__ = ["Added", "Batching", "Model", "from_equinox", "from_flax_linen", "from_flax_nnx", "from_haiku", "refs_as_state", "save"]
+__all__ = [
+  "Added",
+  "Batching",
+  "Model",
+  "from_equinox",
+  "from_flax_linen",
+  "from_flax_nnx",
+  "from_haiku",
+  "refs_as_state",
+  "save",
+]

@@ -58,7 +58,12 @@ class Whole:
   may_stay: Callable[[str], bool] = lambda path: False
 
 
-def adapted(whole: Whole, inputs: Mapping[str, Any], constraints: Sequence[str] = (), inference: Whole | None = None) -> Adapted:
+def adapted(
+  whole: Whole,
+  inputs: Mapping[str, Any],
+  constraints: Sequence[str] = (),
+  inference: Whole | None = None,
+) -> Adapted:
   """The model as a function of parameters, and of a state if a call with these inputs changes an array.
 
   Args:
@@ -73,15 +78,29 @@ def adapted(whole: Whole, inputs: Mapping[str, Any], constraints: Sequence[str] 
   leaves, tree = tree_util.tree_flatten(whole.tree)
   paths = parameters.paths(whole.tree)
   with errors.hints():
-    traced = jax.jit(whole.call).trace(whole.tree, *arguments.unflatten(arguments.avals)).jaxpr.jaxpr
-  owns, afters, results = traced.invars[: len(leaves)], traced.outvars[: len(leaves)], traced.outvars[len(leaves) :]
+    traced = (
+      jax.jit(whole.call).trace(whole.tree, *arguments.unflatten(arguments.avals)).jaxpr.jaxpr
+    )
+  owns, afters, results = (
+    traced.invars[: len(leaves)],
+    traced.outvars[: len(leaves)],
+    traced.outvars[len(leaves) :],
+  )
   stays = [whole.may_stay(path) for path in paths]
-  used = _needed_by(traced.eqns, [*results, *(after for after, stay in zip(afters, stays, strict=True) if not stay)])
-  changes = [not (after is own or (stay and own not in used)) for own, after, stay in zip(owns, afters, stays, strict=True)]
+  used = _needed_by(
+    traced.eqns, [*results, *(after for after, stay in zip(afters, stays, strict=True) if not stay)]
+  )
+  changes = [
+    not (after is own or (stay and own not in used))
+    for own, after, stay in zip(owns, afters, stays, strict=True)
+  ]
 
   def part(x: Any, of_state: bool) -> Any:
     """The tree with these leaves only. None replaces the others, because None has no leaves."""
-    found = [leaf if changed == of_state else None for leaf, changed in zip(tree_util.tree_leaves(x), changes, strict=True)]
+    found = [
+      leaf if changed == of_state else None
+      for leaf, changed in zip(tree_util.tree_leaves(x), changes, strict=True)
+    ]
     return tree_util.tree_unflatten(tree, found)
 
   def joined(*parts: Any) -> Any:
@@ -98,17 +117,36 @@ def adapted(whole: Whole, inputs: Mapping[str, Any], constraints: Sequence[str] 
     after, outputs = mode(training).call(joined(params, state), *inputs)
     return part(after, True) if mode(training) is whole else state, outputs
 
-  last = [] if inference is None else [inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY)]
-  fun = _named(of_state, whole, "params", "state", last=last) if any(changes) else _named(of_parameters, whole, "params", last=last)
-  trainable = {path for path, changed in zip(paths, changes, strict=True) if whole.is_parameter(path) and not changed}
-  return Adapted(fun, part(whole.tree, False), part(whole.tree, True) if any(changes) else None, trainable.__contains__)
+  last = (
+    [] if inference is None else [inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY)]
+  )
+  fun = (
+    _named(of_state, whole, "params", "state", last=last)
+    if any(changes)
+    else _named(of_parameters, whole, "params", last=last)
+  )
+  trainable = {
+    path
+    for path, changed in zip(paths, changes, strict=True)
+    if whole.is_parameter(path) and not changed
+  }
+  return Adapted(
+    fun,
+    part(whole.tree, False),
+    part(whole.tree, True) if any(changes) else None,
+    trainable.__contains__,
+  )
 
 
-def _named(fun: Any, whole: Whole, *leading: str, last: Sequence[inspect.Parameter] = ()) -> Callable[..., Any]:
+def _named(
+  fun: Any, whole: Whole, *leading: str, last: Sequence[inspect.Parameter] = ()
+) -> Callable[..., Any]:
   """Gives the function the model's name, and a signature of `leading`, the model's inputs and `last`."""
   fun.__name__ = whole.name
   # The prefix avoids clashes with the model's own argument names.
-  first = [inspect.Parameter(f"jax2tf_{name}", inspect.Parameter.POSITIONAL_ONLY) for name in leading]
+  first = [
+    inspect.Parameter(f"jax2tf_{name}", inspect.Parameter.POSITIONAL_ONLY) for name in leading
+  ]
   fun.__signature__ = inspect.Signature([*first, *whole.takes, *last])
   return fun
 
@@ -125,18 +163,24 @@ def with_values(whole: Whole, values: Any, what: str) -> Whole:
   layout = parameters.Layout.of(whole.tree)
   found, wrong = [], []
   for path, leaf in zip(layout.paths, tree_util.tree_leaves(whole.tree), strict=True):
-    key = next((key for key in (path, f"{path}/value", path.removeprefix("model/")) if key in given), path)
+    key = next(
+      (key for key in (path, f"{path}/value", path.removeprefix("model/")) if key in given), path
+    )
     own, new = parameters.words(leaf), given.pop(key, None)
     if new is None:
       wrong += [f"{path} is missing"] * whole.is_parameter(path)
     elif parameters.key_of(new) not in (None, parameters.key_of(leaf)):
-      wrong.append(f"{path} is a key of {parameters.key_of(new)}, the model has {parameters.key_of(leaf) or Spec.of(own)}")
+      wrong.append(
+        f"{path} is a key of {parameters.key_of(new)}, the model has {parameters.key_of(leaf) or Spec.of(own)}"
+      )
     elif parameters.words(new).shape != own.shape:
       wrong.append(f"{path} has shape {parameters.words(new).shape}, the model has {own.shape}")
     found.append(own if new is None else parameters.words(new))
   wrong += [f"{path} is not in the model" for path in given]
   if wrong:
-    raise ValueError(f"{what} does not fit {whole.name}: {', '.join(wrong[:5])}{' ...' * (len(wrong) > 5)}")
+    raise ValueError(
+      f"{what} does not fit {whole.name}: {', '.join(wrong[:5])}{' ...' * (len(wrong) > 5)}"
+    )
   return dataclasses.replace(whole, tree=layout.restored(found))
 
 

@@ -36,7 +36,9 @@ class Arguments:
   tree: Any
 
   @classmethod
-  def of(cls, inputs: Mapping[str, Any], renamed: Mapping[str, str], scope: export.SymbolicScope) -> Arguments:
+  def of(
+    cls, inputs: Mapping[str, Any], renamed: Mapping[str, str], scope: export.SymbolicScope
+  ) -> Arguments:
     """From a spec or a pytree of specs for each argument, in order. A leaf of a pytree is named by its path, `batch_ids`.
 
     Raises:
@@ -47,19 +49,31 @@ class Arguments:
     leaves, tree = tree_util.tree_flatten(args, is_leaf=lambda x: x is not args and _is_no_spec(x))
     for name, arg in inputs.items():
       _check_classes(f"input {name!r}", arg)
-    names = ["_".join(filter(None, (name, path))) for name, arg in inputs.items() for path in leaf_names(arg, "_", _is_no_spec)]
+    names = [
+      "_".join(filter(None, (name, path)))
+      for name, arg in inputs.items()
+      for path in leaf_names(arg, "_", _is_no_spec)
+    ]
     if unknown := renamed.keys() - set(names):
-      raise ValueError(f"input_names renames {', '.join(sorted(unknown))}, but the inputs are {', '.join(names)}")
+      raise ValueError(
+        f"input_names renames {', '.join(sorted(unknown))}, but the inputs are {', '.join(names)}"
+      )
     names = [renamed.get(name, name) for name in names]
     for name in names:
       check_name(name)
     if len(set(names)) != len(names):
-      raise ValueError(f"two inputs would have one name: {', '.join(names)}; give each its own in input_names")
-    return cls(tuple(names), tuple(_aval(*item, scope) for item in zip(names, leaves, strict=True)), tree)
+      raise ValueError(
+        f"two inputs would have one name: {', '.join(names)}; give each its own in input_names"
+      )
+    return cls(
+      tuple(names), tuple(_aval(*item, scope) for item in zip(names, leaves, strict=True)), tree
+    )
 
   def polymorphic_shapes(self) -> list[Any]:
     """For `jax2tf.convert`: f32[b,2*b + 1] -> "b, 2*b + 1"."""
-    return list(tree_util.tree_unflatten(self.tree, [", ".join(map(str, aval.shape)) for aval in self.avals]))
+    return list(
+      tree_util.tree_unflatten(self.tree, [", ".join(map(str, aval.shape)) for aval in self.avals])
+    )
 
   def concerned_by(self, constraints: Sequence[str]) -> tuple[str, ...]:
     """The constraints on dimension variables of these arguments. JAX refuses constraints on other variables."""
@@ -69,7 +83,9 @@ class Arguments:
   def specs(self) -> dict[str, tf.TensorSpec]:
     """{name: tf.TensorSpec}. Symbolic dimensions become None."""
     return {
-      name: tf.TensorSpec([d if isinstance(d, int) else None for d in aval.shape], np.dtype(aval.dtype), name)
+      name: tf.TensorSpec(
+        [d if isinstance(d, int) else None for d in aval.shape], np.dtype(aval.dtype), name
+      )
       for name, aval in zip(self.names, self.avals, strict=True)
     }
 
@@ -123,16 +139,24 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
   try:
     own = list(signature.bind(*leading, *names).arguments)[len(leading) :]
   except TypeError as error:
-    own = [parameter.removeprefix("jax2tf_") for parameter in signature.parameters]  # of a model of a library
-    if len(own) == len(names) and own[:1] != list(leading[:1]):  # perhaps the function of the inputs alone
+    own = [
+      parameter.removeprefix("jax2tf_") for parameter in signature.parameters
+    ]  # of a model of a library
+    if len(own) == len(names) and own[:1] != list(
+      leading[:1]
+    ):  # perhaps the function of the inputs alone
       called = ", ".join([*leading, *names])
       raise ValueError(
         f"inputs = {given}: '{name}' takes ({', '.join(own)}), and it is called with ({called}); name an input for each argument after "
         f"{leading[-1]}; if it takes no {leading[-1]}, pass lambda {called}: fun({given})"
       ) from None
-    raise ValueError(f"inputs = {given}: '{name}' takes ({takes}): {error}; name an input for each argument after {leading[-1]}") from None
+    raise ValueError(
+      f"inputs = {given}: '{name}' takes ({takes}): {error}; name an input for each argument after {leading[-1]}"
+    ) from None
   if own != list(names) and set(own) == set(names):
-    raise ValueError(f"inputs = {given}: '{name}' takes ({takes}), in this order; name the inputs in the order of the arguments")
+    raise ValueError(
+      f"inputs = {given}: '{name}' takes ({takes}), in this order; name the inputs in the order of the arguments"
+    )
 
 
 def check_name(name: str) -> None:
@@ -146,17 +170,25 @@ def check_name(name: str) -> None:
 
 def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:
   if _is_no_spec(given):
-    raise ValueError(f"input {name!r} is {given!r}; write its dtype and shape as in {_suggested(given)!r}")
+    raise ValueError(
+      f"input {name!r} is {given!r}; write its dtype and shape as in {_suggested(given)!r}"
+    )
   if not isinstance(given, str):
     dtype = given.dtype.as_numpy_dtype if isinstance(given.dtype, tf.DType) else given.dtype
     _check_dtype(name, dtype, given)
     return jax.ShapeDtypeStruct(given.shape, dtype)
   spec = Spec.parse(given, f"input {name!r}")
   _check_dtype(name, spec.dtype, given)
-  if strange := [dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))]:
-    raise ValueError(f"input {name!r} is {given!r}, and {strange[0]} is not a size; use a letter for a varying size, as in 'f32[b,784]'")
+  if strange := [
+    dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))
+  ]:
+    raise ValueError(
+      f"input {name!r} is {given!r}, and {strange[0]} is not a size; use a letter for a varying size, as in 'f32[b,784]'"
+    )
   try:
-    shape = export.symbolic_shape("..." if spec.dims is None else ", ".join(map(str, spec.dims)), scope=scope)
+    shape = export.symbolic_shape(
+      "..." if spec.dims is None else ", ".join(map(str, spec.dims)), scope=scope
+    )
   except ValueError as error:
     raise ValueError(f"input {name!r} is {given!r}: {error}") from error
   return jax.ShapeDtypeStruct(shape, spec.dtype)
@@ -165,7 +197,9 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
 def _check_dtype(name: str, dtype: Any, given: Given) -> None:
   text = given if isinstance(given, str) else str(Spec.of(given))
   if dtype == np.dtype(object):
-    raise ValueError(f"input {name!r} is {text!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through")
+    raise ValueError(
+      f"input {name!r} is {text!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through"
+    )
   if jax.dtypes.canonicalize_dtype(dtype) != dtype:
     raise ValueError(
       f"input {name!r} is {text}, which JAX narrows here; set jax.config.update('jax_enable_x64', True), or "
@@ -177,7 +211,9 @@ def _is_no_spec(x: Any) -> bool:
   """Whether it is neither a spec nor a pytree of specs: None, a dtype, a shape alone, or a TensorSpec with unknown sizes."""
   if isinstance(x, tuple | list):
     return any(d is None or isinstance(d, int) for d in x)
-  if isinstance(x, str | Mapping) or not (x is None or isinstance(x, int | type | tf.DType | tf.TensorShape | tf.TensorSpec)):
+  if isinstance(x, str | Mapping) or not (
+    x is None or isinstance(x, int | type | tf.DType | tf.TensorShape | tf.TensorSpec)
+  ):
     return False
   return not (isinstance(x, tf.TensorSpec) and x.shape.is_fully_defined())
 
@@ -185,7 +221,9 @@ def _is_no_spec(x: Any) -> bool:
 def _suggested(given: Any) -> str:
   """A spec to suggest in the message: (None, 4) -> "f32[b,4]"."""
   shape = getattr(given, "shape", given)
-  sizes = tf.TensorShape([d if isinstance(d, int) else None for d in shape] if isinstance(shape, tuple | list) else None)
+  sizes = tf.TensorShape(
+    [d if isinstance(d, int) else None for d in shape] if isinstance(shape, tuple | list) else None
+  )
   sizes = shape if isinstance(shape, tf.TensorShape) else sizes
   if sizes.rank is None:
     return "f32[b,784]"
@@ -206,9 +244,14 @@ def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:
   return found
 
 
-def leaf_names(tree: Any, separator: str, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+def leaf_names(
+  tree: Any, separator: str, is_leaf: Callable[[Any], bool] | None = None
+) -> list[str]:
   """The path of each leaf, as `encoder/layer/0/bias`; empty for a tree that is one leaf."""
-  return [tree_util.keystr(path, simple=True, separator=separator) for path, _ in tree_util.tree_flatten_with_path(tree, is_leaf)[0]]
+  return [
+    tree_util.keystr(path, simple=True, separator=separator)
+    for path, _ in tree_util.tree_flatten_with_path(tree, is_leaf)[0]
+  ]
 
 
 def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None) -> list[str]:
@@ -221,14 +264,20 @@ def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None)
   found = [f"output_{name}" if name[:1].isdigit() else name or "output" for name in found]
   if isinstance(outputs, Mapping):
     if unknown := outputs.keys() - set(found):
-      raise ValueError(f"outputs renames {', '.join(sorted(unknown))}, but the results are {', '.join(found)}")
+      raise ValueError(
+        f"outputs renames {', '.join(sorted(unknown))}, but the results are {', '.join(found)}"
+      )
     names = [outputs.get(name, name) for name in found]
   else:
     names = list(outputs) if outputs is not None else found
   if len(names) != len(found):
-    raise ValueError(f"{len(names)} names for {len(found)} results; outputs = {names} should name: {', '.join(found)}")
+    raise ValueError(
+      f"{len(names)} names for {len(found)} results; outputs = {names} should name: {', '.join(found)}"
+    )
   if len(set(names)) != len(names):
-    raise ValueError(f"two results would have one name: {', '.join(names)}; give each its own in `outputs`")
+    raise ValueError(
+      f"two results would have one name: {', '.join(names)}; give each its own in `outputs`"
+    )
   return names
 
 

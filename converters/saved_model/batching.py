@@ -54,7 +54,10 @@ class Batching:
   low_priority_allowed_batch_sizes: tuple[int, ...] = ()
   low_priority_max_enqueued_batches: int = 0
   mixed_priority_policy: Literal[
-    "low_priority_padding_with_max_batch_size", "low_priority_padding_with_next_allowed_batch_size", "priority_isolation", "priority_merge"
+    "low_priority_padding_with_max_batch_size",
+    "low_priority_padding_with_next_allowed_batch_size",
+    "priority_isolation",
+    "priority_merge",
   ] = "low_priority_padding_with_max_batch_size"
 
   def __post_init__(self) -> None:
@@ -66,9 +69,14 @@ class Batching:
         f"max_request_size = {self.max_request_size}; requests are split only with allowed_batch_sizes, which end with max_batch_size"
       )
     for prefix in ("", "low_priority_"):
-      sizes, largest = getattr(self, f"{prefix}allowed_batch_sizes"), getattr(self, f"{prefix}max_batch_size")
+      sizes, largest = (
+        getattr(self, f"{prefix}allowed_batch_sizes"),
+        getattr(self, f"{prefix}max_batch_size"),
+      )
       if sizes and (list(sizes) != sorted(set(sizes)) or sizes[-1] != largest):
-        raise ValueError(f"{prefix}allowed_batch_sizes = {sizes} must grow, and end with {prefix}max_batch_size = {largest}")
+        raise ValueError(
+          f"{prefix}allowed_batch_sizes = {sizes} must grow, and end with {prefix}max_batch_size = {largest}"
+        )
 
   def batched(self, function: Any, name: str) -> Callable[..., dict[str, tf.Tensor]]:
     """Puts a queue in front of a function; requests that wait together are one batch.
@@ -84,7 +92,10 @@ class Batching:
     def call(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
       concrete = function.get_concrete_function()
       # If requests are split, BatchFunction's max_batch_size limits a request; the last of allowed_batch_sizes then limits a batch.
-      options = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+      options = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(self).items()
+      }
       del options["max_request_size"]
       options["max_batch_size"] = max(self.max_request_size, self.max_batch_size)
       results = tf.raw_ops.BatchFunction(
@@ -97,7 +108,10 @@ class Batching:
         **options,
       )
       names = sorted(concrete.structured_outputs)  # TensorFlow sorts a dict by its keys
-      return {output: tf.ensure_shape(y, like.shape) for output, y, like in zip(names, results, concrete.outputs, strict=True)}
+      return {
+        output: tf.ensure_shape(y, like.shape)
+        for output, y, like in zip(names, results, concrete.outputs, strict=True)
+      }
 
     return call
 

@@ -111,7 +111,12 @@ class Model(tf.__internal__.tracking.AutoTrackable):
   def values(self) -> Any:
     """The pytree of parameters as arrays: the current values of the variables, in the dtypes that the functions take."""
     layout = self._layout.value
-    return layout.restored([v.numpy().astype(dtype, copy=False) for v, dtype in zip(self.variables, layout.dtypes, strict=True)])
+    return layout.restored(
+      [
+        v.numpy().astype(dtype, copy=False)
+        for v, dtype in zip(self.variables, layout.dtypes, strict=True)
+      ]
+    )
 
   def state(self) -> Any:
     """The pytree of the state as JAX arrays: the current values of the variables. None for a model without state."""
@@ -182,10 +187,19 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
     """
     state = self._checked_state(batching) if stateful else None
-    kinds.check_added(inputs, outputs, input_names=input_names, defaults=defaults, raw_inputs=raw_inputs, pass_through=pass_through)
+    kinds.check_added(
+      inputs,
+      outputs,
+      input_names=input_names,
+      defaults=defaults,
+      raw_inputs=raw_inputs,
+      pass_through=pass_through,
+    )
     names = self._checked_names(signatures, method)
     resources = [*resources, preprocess, postprocess]  # processors may be trackables themselves
-    around = signature.Around(raw_inputs, preprocess, postprocess, pass_through, defaults, batching, examples)
+    around = signature.Around(
+      raw_inputs, preprocess, postprocess, pass_through, defaults, batching, examples
+    )
     owner = signature.Owner(self._layout.value, self.variables, state, *self._options.value)
     made = signature.made(owner, fun, inputs, outputs, input_names or {}, around, names[0])
     # Up to here the model is unchanged, and from here on nothing fails: a function that is refused leaves nothing behind.
@@ -195,12 +209,20 @@ class Model(tf.__internal__.tracking.AutoTrackable):
   def _checked_names(self, signatures: str | Iterable[str], method: str | None) -> list[str]:
     names = kinds.signature_names(signatures)
     if taken := [name for name in names if name in self._signatures.value]:
-      raise ValueError(f"signature {taken[0]!r} already exists; choose another name in `signatures`")
-    if method is not None and (hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)):
-      raise ValueError(f"method {method!r} is already an attribute of the model, or not a valid name; choose another")
+      raise ValueError(
+        f"signature {taken[0]!r} already exists; choose another name in `signatures`"
+      )
+    if method is not None and (
+      hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)
+    ):
+      raise ValueError(
+        f"method {method!r} is already an attribute of the model, or not a valid name; choose another"
+      )
     return names
 
-  def _keep(self, made: signature.Made, names: Sequence[str], method: str | None, resources: Sequence[Any]) -> None:
+  def _keep(
+    self, made: signature.Made, names: Sequence[str], method: str | None, resources: Sequence[Any]
+  ) -> None:
     known = {v.ref() for v in (*self.variables, *self.captured_variables, *self.state_variables)}
     captured = [v for v in made.variables if v.ref() not in known]
     self.captured_variables += captured
@@ -218,7 +240,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     if self._state is None:
       raise ValueError("stateful=True needs a model with state: Model(params, state=...)")
     if batching:
-      raise ValueError("batching and stateful=True exclude each other, because a stateful signature runs requests one by one")
+      raise ValueError(
+        "batching and stateful=True exclude each other, because a stateful signature runs requests one by one"
+      )
     return self._state
 
   def add_reset(self, name: str = "reset") -> Model:
@@ -238,8 +262,12 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     if name in self._signatures.value:
       raise ValueError(f"signature {name!r} already exists; choose another name")
     self._state.keep_initial()
-    self._signatures.value[name] = tf.function(self._state.reset, autograph=False, input_signature=[])
-    self._records.value[name] = manifest.SignatureRecord({}, {"reset": "i32[]"}, stateful=True, resets=True)
+    self._signatures.value[name] = tf.function(
+      self._state.reset, autograph=False, input_signature=[]
+    )
+    self._records.value[name] = manifest.SignatureRecord(
+      {}, {"reset": "i32[]"}, stateful=True, resets=True
+    )
     return self
 
   def update(self, params: Any) -> None:
@@ -257,7 +285,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     """The manifest that `save` writes."""
     paths = sorted(self.parameters)
     # TF 2.21: NumPy cannot view the memory of a scalar tensor of bfloat16 or float8.
-    values = [v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.__getitem__, paths)]
+    values = [
+      v.value() if v.shape.rank else v.numpy() for v in map(self.parameters.__getitem__, paths)
+    ]
     return manifest.Manifest(
       signatures=self.records,
       constraints=list(self.polymorphic_constraints),
@@ -266,11 +296,18 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       with_gradient=self._options.value[1]["with_gradient"],
       idioms=self.idioms,
       state=self._state.specs() if self._state else {},
-      state_values=manifest.hash_of_arrays(v.numpy() for v in self.state_variables) if self._state else "",
+      state_values=manifest.hash_of_arrays(v.numpy() for v in self.state_variables)
+      if self._state
+      else "",
     )
 
   def save(
-    self, path: str | os.PathLike[str], *, version: int | None = None, overwrite: bool = False, warmup_requests: warmup.Requests = ()
+    self,
+    path: str | os.PathLike[str],
+    *,
+    version: int | None = None,
+    overwrite: bool = False,
+    warmup_requests: warmup.Requests = (),
   ) -> Path:
     """Saves as `path/<version>/`. TF Serving can watch `path`: a version appears by a rename, once it is complete and on the disk.
 
@@ -302,10 +339,20 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     if not self._signatures.value:
       raise ValueError("the model has no function; add one with Model.add")
     if self._state and not any(added.stateful for added in self.functions.values()):
-      raise ValueError("the model has a state, and no signature takes it: add(..., stateful=True), or leave out the state")
-    publish.check_version(folder := paths.of(path), version, overwrite)  # checked before the work; `publish` checks again after it
-    requests = warmup.prepared(warmup_requests, self.signatures, [name for name, record in self.records.items() if record.stateful])
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=self._options.value[1]["with_gradient"])
+      raise ValueError(
+        "the model has a state, and no signature takes it: add(..., stateful=True), or leave out the state"
+      )
+    publish.check_version(
+      folder := paths.of(path), version, overwrite
+    )  # checked before the work; `publish` checks again after it
+    requests = warmup.prepared(
+      warmup_requests,
+      self.signatures,
+      [name for name, record in self.records.items() if record.stateful],
+    )
+    options = tf.saved_model.SaveOptions(
+      experimental_custom_gradients=self._options.value[1]["with_gradient"]
+    )
     with stages.stage("save"), collector.paused(), publish.beside(folder) as written:
       tf.saved_model.save(self, str(written), signatures=self.signatures, options=options)
       self.manifest().write(written)

@@ -15,8 +15,12 @@ def check_mapping(name: str, value: Any, form: str) -> None:
 def check_names(name: str, value: Any) -> None:
   """Raises ValueError unless `value` is an iterable of strings, a mapping of them, or None."""
   if isinstance(value, str):
-    raise ValueError(f"{name} = {value!r} is a string, which would be taken letter by letter; give a list: {name}=[{value!r}]")
-  if value is not None and (not isinstance(value, Iterable) or not all(isinstance(one, str) for one in value)):
+    raise ValueError(
+      f"{name} = {value!r} is a string, which would be taken letter by letter; give a list: {name}=[{value!r}]"
+    )
+  if value is not None and (
+    not isinstance(value, Iterable) or not all(isinstance(one, str) for one in value)
+  ):
     raise ValueError(f"{name} = {shown(value)} is not a list of strings")
 
 

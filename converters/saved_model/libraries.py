@@ -20,7 +20,14 @@ from .adapted import Whole, adapted
 from .builder import Model
 
 # Arguments of Flax, Haiku and Equinox models that choose between training and inference, and whether True means training.
-_MODES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False, "inference": False}
+_MODES = {
+  "train": True,
+  "training": True,
+  "is_training": True,
+  "deterministic": False,
+  "use_running_average": False,
+  "inference": False,
+}
 
 # Library: the module of its models, their classes there, the package to install, and the function that takes them.
 _LIBRARIES = {
@@ -107,7 +114,19 @@ def from_flax_linen(
     >>> model.records["serving_default"].outputs
     {'y': 'f32[b,3]'}
   """
-  return _built(linen(module, variables, training=training, rngs=rngs, mutable=mutable, call=call, arguments=arguments), inputs, options)
+  return _built(
+    linen(
+      module,
+      variables,
+      training=training,
+      rngs=rngs,
+      mutable=mutable,
+      call=call,
+      arguments=arguments,
+    ),
+    inputs,
+    options,
+  )
 
 
 def from_haiku(
@@ -144,7 +163,11 @@ def from_haiku(
     >>> model.records["serving_default"].outputs
     {'y': 'f32[b,3]'}
   """
-  return _built(haiku(transformed, params, state, training=training, rng=rng, arguments=arguments), inputs, options)
+  return _built(
+    haiku(transformed, params, state, training=training, rng=rng, arguments=arguments),
+    inputs,
+    options,
+  )
 
 
 def from_equinox(
@@ -183,18 +206,28 @@ def from_equinox(
     >>> model.records["serving_default"].outputs
     {'y': 'f32[b,3]'}
   """
-  whole = equinox(model, state, training=training, rng=rng, batched=batched, call=call, arguments=arguments)
+  whole = equinox(
+    model, state, training=training, rng=rng, batched=batched, call=call, arguments=arguments
+  )
   return _built(whole, inputs, options)
 
 
-def nnx(model: Any, *, training: bool = False, call: str = "__call__", arguments: Mapping[str, Any] | None = None) -> Whole:
+def nnx(
+  model: Any,
+  *,
+  training: bool = False,
+  call: str = "__call__",
+  arguments: Mapping[str, Any] | None = None,
+) -> Whole:
   """A Flax nnx module as a function of its arrays."""
   flax_nnx = _checked("nnx", model)
   model = flax_nnx.clone(model)  # the modes are attributes of the copy
   (model.train if training else model.eval)()
   graph, variables = flax_nnx.split(model)
   trainable = _paths_of(flax_nnx, variables, flax_nnx.Param)
-  drawn = set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)  # a recurrent cell draws a key for its zeros
+  drawn = (
+    set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)
+  )  # a recurrent cell draws a key for its zeros
   method = _method(model, call)
   given = _given(method, training, arguments)
 
@@ -206,7 +239,14 @@ def nnx(model: Any, *, training: bool = False, call: str = "__call__", arguments
     return _like(tree, flax_nnx.to_pure_dict(flax_nnx.state(merged))), outputs
 
   tree = flax_nnx.to_pure_dict(variables)
-  return Whole(type(model).__name__, whole, tree, trainable.__contains__, _takes(method, given), drawn.__contains__)
+  return Whole(
+    type(model).__name__,
+    whole,
+    tree,
+    trainable.__contains__,
+    _takes(method, given),
+    drawn.__contains__,
+  )
 
 
 def linen(
@@ -222,8 +262,13 @@ def linen(
   """A Flax linen module and its variables as a function of arrays."""
   flax_linen = _checked("linen", module)
   collections = dict(flax_linen.unbox(variables))
-  if any(not isinstance(collection, Mapping) for collection in collections.values()) or not collections:
-    raise TypeError("from_flax_linen: variables are what module.init gives, a dict of collections: {'params': {...}}")
+  if (
+    any(not isinstance(collection, Mapping) for collection in collections.values())
+    or not collections
+  ):
+    raise TypeError(
+      "from_flax_linen: variables are what module.init gives, a dict of collections: {'params': {...}}"
+    )
   may_change = [name for name in collections if name != "params"] if training else []
   may_change = may_change if mutable is None else list(mutable)
   bound, method = _method(module, call), getattr(type(module), call)
@@ -232,40 +277,75 @@ def linen(
   def whole(tree: Any, *inputs: Any) -> Any:
     now = dict(tree)
     after, used = _split(now.pop("rngs", {}))
-    outputs = module.apply(now, *inputs, rngs=used or None, mutable=may_change or False, method=method, **given)
+    outputs = module.apply(
+      now, *inputs, rngs=used or None, mutable=may_change or False, method=method, **given
+    )
     outputs, changed = outputs if may_change else (outputs, {})
     return _like(tree, now | dict(changed) | {"rngs": after}), outputs
 
   tree = collections | ({"rngs": dict(rngs)} if rngs else {})
-  return Whole(type(module).__name__, whole, tree, lambda path: path.startswith("params/"), _takes(bound, given))
+  return Whole(
+    type(module).__name__,
+    whole,
+    tree,
+    lambda path: path.startswith("params/"),
+    _takes(bound, given),
+  )
 
 
 def haiku(
-  transformed: Any, params: Any, state: Any = None, *, training: bool = False, rng: Any = None, arguments: Mapping[str, Any] | None = None
+  transformed: Any,
+  params: Any,
+  state: Any = None,
+  *,
+  training: bool = False,
+  rng: Any = None,
+  arguments: Mapping[str, Any] | None = None,
 ) -> Whole:
   """A Haiku transform as a function of arrays."""
   hk = _checked("haiku", transformed)
   with_state = isinstance(transformed, hk.TransformedWithState)
   if with_state == (state is None):
-    asked = "the state that its init gives beside the parameters" if with_state else "no state; hk.transform_with_state makes one that has"
+    asked = (
+      "the state that its init gives beside the parameters"
+      if with_state
+      else "no state; hk.transform_with_state makes one that has"
+    )
     raise TypeError(f"from_haiku: this {type(transformed).__name__} takes {asked}")
   given = _given(transformed.apply, training, arguments)
   # `init` takes a key and the inputs, `apply` the parameters, the state, the key (not after hk.without_apply_rng) and the inputs.
-  takes = {name: len(inspect.signature(getattr(transformed, name)).parameters) for name in ("init", "apply")}
+  takes = {
+    name: len(inspect.signature(getattr(transformed, name)).parameters)
+    for name in ("init", "apply")
+  }
   with_key = takes["apply"] - with_state > takes["init"]
   if rng is not None and not with_key:
-    raise TypeError("from_haiku: rng is given, and hk.without_apply_rng made a function that takes none; leave out one of the two")
+    raise TypeError(
+      "from_haiku: rng is given, and hk.without_apply_rng made a function that takes none; leave out one of the two"
+    )
 
   def whole(tree: Any, *inputs: Any) -> Any:
     after, used = _split({"rng": tree["rng"]} if "rng" in tree else {})
     key = [used.get("rng")] * with_key
     if not with_state:
-      return {"params": tree["params"], **after}, transformed.apply(tree["params"], *key, *inputs, **given)
+      return {"params": tree["params"], **after}, transformed.apply(
+        tree["params"], *key, *inputs, **given
+      )
     outputs, changed = transformed.apply(tree["params"], tree["state"], *key, *inputs, **given)
     return {"params": tree["params"], "state": changed, **after}, outputs
 
-  tree = {"params": params, **({"state": state} if with_state else {}), **({} if rng is None else {"rng": rng})}
-  return Whole("haiku", whole, tree, lambda path: path.startswith("params/"), _takes(transformed.apply, given)[1 + with_state + with_key :])
+  tree = {
+    "params": params,
+    **({"state": state} if with_state else {}),
+    **({} if rng is None else {"rng": rng}),
+  }
+  return Whole(
+    "haiku",
+    whole,
+    tree,
+    lambda path: path.startswith("params/"),
+    _takes(transformed.apply, given)[1 + with_state + with_key :],
+  )
 
 
 def equinox(
@@ -287,7 +367,9 @@ def equinox(
 
   def one(merged: Any, key: Any, remembered: Any, *inputs: Any) -> Any:
     keys = {} if key is None else {"key": key}
-    found = getattr(merged, call)(*inputs, *([] if state is None else [remembered]), **keys, **given)
+    found = getattr(merged, call)(
+      *inputs, *([] if state is None else [remembered]), **keys, **given
+    )
     return found if state is not None else (found, None)
 
   def whole(tree: Any, *inputs: Any) -> Any:
@@ -298,17 +380,40 @@ def equinox(
     else:
       keys = None if key is None else jax.random.split(key, inputs[0].shape[0])
       over = [None, None if key is None else 0, None, *[0] * len(inputs)]
-      outputs, remembered = jax.vmap(one, in_axes=over, out_axes=(0, None), axis_name="batch")(merged, keys, remembered, *inputs)
-    return {"model": tree["model"], **({} if state is None else {"state": remembered}), **after}, outputs
+      outputs, remembered = jax.vmap(one, in_axes=over, out_axes=(0, None), axis_name="batch")(
+        merged, keys, remembered, *inputs
+      )
+    return {
+      "model": tree["model"],
+      **({} if state is None else {"state": remembered}),
+      **after,
+    }, outputs
 
   takes = [p for p in _takes(method, given) if p.name != "key"]
-  tree = {"model": arrays, **({} if state is None else {"state": state}), **({} if rng is None else {"rng": rng})}
-  return Whole(type(model).__name__, whole, tree, lambda path: path.startswith("model/"), takes[: len(takes) - (state is not None)])
+  tree = {
+    "model": arrays,
+    **({} if state is None else {"state": state}),
+    **({} if rng is None else {"rng": rng}),
+  }
+  return Whole(
+    type(model).__name__,
+    whole,
+    tree,
+    lambda path: path.startswith("model/"),
+    takes[: len(takes) - (state is not None)],
+  )
 
 
 def library_of(model: Any) -> str | None:
   """The name of the library that defines the model, or None. Imports no library."""
-  return next((name for name, (module, *_) in _LIBRARIES.items() if module in sys.modules and _is_of(name, model)), None)
+  return next(
+    (
+      name
+      for name, (module, *_) in _LIBRARIES.items()
+      if module in sys.modules and _is_of(name, model)
+    ),
+    None,
+  )
 
 
 def _is_of(library: str, model: Any) -> bool:
@@ -323,9 +428,15 @@ def _checked(library: str, model: Any) -> Any:
   try:
     found = importlib.import_module(module)
   except ImportError as error:
-    raise ImportError(f"a model of {module} needs {module.partition('.')[0]}: pip install {package}") from error
+    raise ImportError(
+      f"a model of {module} needs {module.partition('.')[0]}: pip install {package}"
+    ) from error
   if not _is_of(library, model):
-    what = f"a class, {model.__name__}; make one" if isinstance(model, type) else f"of type {type(model).__name__}"
+    what = (
+      f"a class, {model.__name__}; make one"
+      if isinstance(model, type)
+      else f"of type {type(model).__name__}"
+    )
     other = library_of(model)
     advice = f", which is a model of {other}; use {_LIBRARIES[other][-1]}" if other else ""
     raise TypeError(f"{function} takes a {module}.{classes[0]}, and this is {what}{advice}")
@@ -334,41 +445,76 @@ def _checked(library: str, model: Any) -> Any:
 
 def _method(model: Any, call: str) -> Callable[..., Any]:
   if not callable(found := getattr(model, call, None)):
-    known = [name for name, value in vars(type(model)).items() if callable(value) and (name == "__call__" or not name.startswith("_"))]
-    raise ValueError(f"call = {call!r}: {type(model).__name__} has no such method; it has {', '.join(known)}")
+    known = [
+      name
+      for name, value in vars(type(model)).items()
+      if callable(value) and (name == "__call__" or not name.startswith("_"))
+    ]
+    raise ValueError(
+      f"call = {call!r}: {type(model).__name__} has no such method; it has {', '.join(known)}"
+    )
   return found
 
 
-def _given(call: Callable[..., Any], training: bool, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+def _given(
+  call: Callable[..., Any], training: bool, arguments: Mapping[str, Any] | None
+) -> dict[str, Any]:
   """The keyword arguments of a call: `arguments`, and those that set the mode."""
-  modes = {name: training == means for name, means in _MODES.items() if name in inspect.signature(call).parameters}
+  modes = {
+    name: training == means
+    for name, means in _MODES.items()
+    if name in inspect.signature(call).parameters
+  }
   return modes | dict(arguments or {})
 
 
 def _takes(call: Callable[..., Any], given: Mapping[str, Any]) -> list[inspect.Parameter]:
   parameters = inspect.signature(call).parameters.values()
-  return [p.replace(annotation=p.empty) for p in parameters if p.name not in given and p.kind is not p.KEYWORD_ONLY]
+  return [
+    p.replace(annotation=p.empty)
+    for p in parameters
+    if p.name not in given and p.kind is not p.KEYWORD_ONLY
+  ]
 
 
 def _split(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
   """(keys for the next call, keys for this one)."""
   both = {name: jax.random.split(key) for name, key in keys.items()}
-  return {name: pair[0] for name, pair in both.items()}, {name: pair[1] for name, pair in both.items()}
+  return {name: pair[0] for name, pair in both.items()}, {
+    name: pair[1] for name, pair in both.items()
+  }
 
 
 def _paths_of(flax_nnx: Any, variables: Any, kind: type) -> set[str]:
-  return {"/".join(map(str, path)) for path, variable in flax_nnx.to_flat_state(variables) if isinstance(variable, kind)}
+  return {
+    "/".join(map(str, path))
+    for path, variable in flax_nnx.to_flat_state(variables)
+    if isinstance(variable, kind)
+  }
 
 
 def _like(tree: Any, after: Any) -> Any:
   """Nested dicts without the entries that a call added, such as sown values."""
-  return {name: _like(value, after[name]) for name, value in tree.items()} if isinstance(tree, Mapping) else after
+  return (
+    {name: _like(value, after[name]) for name, value in tree.items()}
+    if isinstance(tree, Mapping)
+    else after
+  )
 
 
 def _built(whole: Whole, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Model:
-  of_model = {"trainable", "stored_dtype", "polymorphic_constraints", "with_gradient", "gradient_orders", "idioms"}
+  of_model = {
+    "trainable",
+    "stored_dtype",
+    "polymorphic_constraints",
+    "with_gradient",
+    "gradient_orders",
+    "idioms",
+  }
   found = adapted(whole, inputs, options.get("polymorphic_constraints", ()))
-  settings = {"trainable": found.trainable} | {name: value for name, value in options.items() if name in of_model}
+  settings = {"trainable": found.trainable} | {
+    name: value for name, value in options.items() if name in of_model
+  }
   model = Model(found.params, state=found.state, **settings)
   rest = {name: value for name, value in options.items() if name not in of_model}
   return model.add(found.fun, inputs=inputs, stateful=found.state is not None, **rest)

@@ -95,7 +95,9 @@ class Manifest:
   idioms: str = "exact"
   state: Mapping[str, str] = field(default_factory=dict)
   state_values: str = ""
-  created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+  created: str = field(
+    default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+  )
   versions: Mapping[str, str] = field(default_factory=_versions)
 
   def write(self, directory: Path) -> None:
@@ -109,7 +111,9 @@ class Manifest:
     """
     file = directory / FILE
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"format": _FORMAT} | asdict(self), indent=2) + "\n", encoding="utf-8")
+    file.write_text(
+      json.dumps({"format": _FORMAT} | asdict(self), indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def read(directory: paths.Given) -> Manifest:
@@ -136,17 +140,23 @@ def read(directory: paths.Given) -> Manifest:
   """
   place = paths.of(directory, "directory") / FILE
   if not place.exists():
-    raise FileNotFoundError(f"{directory} has no {FILE}: jax2tf.converters.saved_model did not save it")
+    raise FileNotFoundError(
+      f"{directory} has no {FILE}: jax2tf.converters.saved_model did not save it"
+    )
   with paths.fetched(place) as file:
     text = file.read_bytes()
   try:
     found = json.loads(text)
     if found.pop("format") != _FORMAT:
       raise ValueError("of another format")
-    found["signatures"] = {name: SignatureRecord(**record) for name, record in found["signatures"].items()}
+    found["signatures"] = {
+      name: SignatureRecord(**record) for name, record in found["signatures"].items()
+    }
     return Manifest(**found)
   except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-    raise ValueError(f"{place} cannot be read by this jax2tf ({error}); save the model again") from error
+    raise ValueError(
+      f"{place} cannot be read by this jax2tf ({error}); save the model again"
+    ) from error
 
 
 def hash_of_arrays(arrays: Iterable[Any]) -> str:
@@ -162,5 +172,7 @@ def hash_of_jaxpr(jaxpr: Any) -> str:
   try:
     text = str(jaxpr)
   except KeyError:  # JAX 0.12 cannot print an equation that was bound without out_dtype, for example by lax.mul_p.bind(x, y)
-    text = "\n".join(f"{eqn.primitive} {[str(v.aval) for v in (*eqn.invars, *eqn.outvars)]}" for eqn in jaxpr.eqns)
+    text = "\n".join(
+      f"{eqn.primitive} {[str(v.aval) for v in (*eqn.invars, *eqn.outvars)]}" for eqn in jaxpr.eqns
+    )
   return hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", text).encode()).hexdigest()

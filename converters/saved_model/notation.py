@@ -43,18 +43,30 @@ class Spec:
         raise TypeError
       return cls(_dtype(match["dtype"]), _dims(match["dims"]))
     except TypeError:
-      raise ValueError(f"{what} is {text!r}; write its dtype and shape as in 'f32[b,784]'") from None
+      raise ValueError(
+        f"{what} is {text!r}; write its dtype and shape as in 'f32[b,784]'"
+      ) from None
 
   @classmethod
   def of(cls, array: Any) -> Spec:
     """The spec of anything with a shape and a dtype."""
     if not isinstance(array.shape, tf.TensorShape):
-      return cls(np.dtype(array.dtype), tuple(int(d) if isinstance(d, int | np.integer) else str(d) for d in array.shape))
+      return cls(
+        np.dtype(array.dtype),
+        tuple(int(d) if isinstance(d, int | np.integer) else str(d) for d in array.shape),
+      )
     dtype = np.dtype(array.dtype.as_numpy_dtype)
-    return cls(dtype, None if array.shape.rank is None else tuple("?" if d is None else d for d in array.shape))
+    return cls(
+      dtype,
+      None if array.shape.rank is None else tuple("?" if d is None else d for d in array.shape),
+    )
 
   def __str__(self) -> str:
-    name = "string" if self.dtype == _STRING else re.sub(r"^([a-z]+)(?=\d+$)", lambda m: _LETTERS.get(m[1], m[1]), self.dtype.name)
+    name = (
+      "string"
+      if self.dtype == _STRING
+      else re.sub(r"^([a-z]+)(?=\d+$)", lambda m: _LETTERS.get(m[1], m[1]), self.dtype.name)
+    )
     return f"{name}[{'...' if self.dims is None else ','.join(map(str, self.dims))}]"
 
   @property
@@ -64,7 +76,9 @@ class Spec:
   @property
   def sizes(self) -> tuple[int | None, ...] | None:
     """The sizes for TensorFlow: dimensions that are not numbers become None."""
-    return None if self.dims is None else tuple(d if isinstance(d, int) else None for d in self.dims)
+    return (
+      None if self.dims is None else tuple(d if isinstance(d, int) else None for d in self.dims)
+    )
 
   def tensor(self, name: str) -> tf.TensorSpec:
     """The tf.TensorSpec of this name."""
@@ -115,7 +129,9 @@ def check_constraint(text: str, known: Sequence[str]) -> None:
   try:
     export.SymbolicScope([text])
   except ValueError as error:
-    raise ValueError(f"polymorphic_constraints = {text!r}: {str(error).rpartition('parsing error: ')[2]}") from error
+    raise ValueError(
+      f"polymorphic_constraints = {text!r}: {str(error).rpartition('parsing error: ')[2]}"
+    ) from error
   if strange := [name for name in variables([text]) if name not in known]:
     raise ValueError(
       f"polymorphic_constraints = {text!r} names {strange[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}"

@@ -14,10 +14,15 @@ from .notation import Spec
 Tensors = dict[str, tf.Tensor]
 
 
-def named(serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping[str, tf.Tensor]) -> Callable[..., Tensors]:
+def named(
+  serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping[str, tf.Tensor]
+) -> Callable[..., Tensors]:
   """`serve` with named arguments. TensorFlow takes the signature's defaults from the function's, whose arguments come last."""
   kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-  parameters = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+  parameters = [
+    inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty))
+    for name in names
+  ]
 
   def signature(*args: tf.Tensor, **kwargs: tf.Tensor) -> Tensors:
     return serve(*args, *kwargs.values())
@@ -26,7 +31,9 @@ def named(serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping
   return signature
 
 
-def defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments) -> dict[str, tf.Tensor]:
+def defaults(
+  given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments
+) -> dict[str, tf.Tensor]:
   """The defaults as tensors of their specs. Moves these specs to the end, because Python's optional arguments come last."""
   found = {}
   for name, value in given.items():
@@ -38,7 +45,9 @@ def defaults(given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], argument
     aval = dict(zip(arguments.names, arguments.avals, strict=True)).get(name)
     sizes = [1 if d is None else d for d in specs[name].shape]
     if tensor.shape != sizes and aval is not None:
-      raise ValueError(f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs {tuple(sizes)}")
+      raise ValueError(
+        f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs {tuple(sizes)}"
+      )
     found[name] = tensor
     specs[name] = specs.pop(name)
   return found
@@ -53,8 +62,15 @@ def repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
   for axis, d in enumerate(avals[name].shape):
     if isinstance(d, int):
       continue
-    other = next(((n, a.shape.index(d)) for n, a in avals.items() if n != name and n in given and d in a.shape), None)
+    other = next(
+      (
+        (n, a.shape.index(d)) for n, a in avals.items() if n != name and n in given and d in a.shape
+      ),
+      None,
+    )
     if other is None:
-      raise ValueError(f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known without this one")
+      raise ValueError(
+        f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known without this one"
+      )
     sizes[axis] = tf.shape(given[other[0]])[other[1]]
   return tf.broadcast_to(given[name], sizes)

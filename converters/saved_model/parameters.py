@@ -55,7 +55,9 @@ class Layout:
 
   def restored(self, stored: Sequence[Any]) -> Any:
     """Rebuilds the pytree from stored leaves."""
-    return tree_util.tree_unflatten(self.tree, [wrapped(*item) for item in zip(stored, self.keys, strict=True)])
+    return tree_util.tree_unflatten(
+      self.tree, [wrapped(*item) for item in zip(stored, self.keys, strict=True)]
+    )
 
   def argument(self, stored: Sequence[Any]) -> Any:
     """The argument for `of_stored`, from anything in place of the stored leaves: JAX rebuilds the pytree from its tracers."""
@@ -67,7 +69,9 @@ class Layout:
     """`fun(params, ...)` as a function of the stored parameters."""
     if not any(self.keys):
       return fun
-    return functools.wraps(fun)(lambda params, *rest: fun(self.restored(tree_util.tree_leaves(params)), *rest))
+    return functools.wraps(fun)(
+      lambda params, *rest: fun(self.restored(tree_util.tree_leaves(params)), *rest)
+    )
 
 
 def is_key(leaf: Any) -> bool:
@@ -138,7 +142,9 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
     stored_dtype: the dtype that stores wider floating point leaves.
   """
   if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
-    raise ValueError(f"stored_dtype = {stored_dtype!r} is not a floating point dtype; give jnp.bfloat16 or jnp.float16")
+    raise ValueError(
+      f"stored_dtype = {stored_dtype!r} is not a floating point dtype; give jnp.bfloat16 or jnp.float16"
+    )
   names = paths(params)
   leaves = [*map(words, tree_util.tree_leaves(params))]
   trainables = flags(params, names, trainable)
@@ -155,8 +161,12 @@ def variable(path: str, array: Any, *, trainable: bool) -> tf.Variable:
 
 def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
   """Iterates over the arrays, with a progress bar in bytes if they are large."""
-  sizes = [np.asarray(a).nbytes for a in arrays]  # NumPy views the memory of JAX and TensorFlow without a copy
-  with tqdm.tqdm(total=sum(sizes), unit="B", unit_scale=True, desc=what, disable=sum(sizes) < _LARGE) as report:
+  sizes = [
+    np.asarray(a).nbytes for a in arrays
+  ]  # NumPy views the memory of JAX and TensorFlow without a copy
+  with tqdm.tqdm(
+    total=sum(sizes), unit="B", unit_scale=True, desc=what, disable=sum(sizes) < _LARGE
+  ) as report:
     for array, size in zip(arrays, sizes, strict=True):
       yield array
       report.update(size)
@@ -178,7 +188,11 @@ def _shared(leaf: Any) -> Any:
 
 
 def _narrowed(leaf: Any, stored: Any) -> Any:
-  if stored is None or not jax.numpy.issubdtype(leaf.dtype, np.floating) or leaf.dtype.itemsize <= np.dtype(stored).itemsize:
+  if (
+    stored is None
+    or not jax.numpy.issubdtype(leaf.dtype, np.floating)
+    or leaf.dtype.itemsize <= np.dtype(stored).itemsize
+  ):
     return leaf
   return np.asarray(leaf).astype(stored)
 
@@ -189,8 +203,14 @@ def flags(params: Any, names: Sequence[str], trainable: Trainable) -> list[bool]
   Raises:
     ValueError: `trainable` is not a pytree prefix of the parameters.
   """
-  inexact = [bool(jax.numpy.issubdtype(np.asarray(words(leaf)).dtype, np.inexact)) for leaf in tree_util.tree_leaves(params)]
-  return [bool(flag) and is_inexact for flag, is_inexact in zip(_spread(params, names, trainable), inexact, strict=True)]
+  inexact = [
+    bool(jax.numpy.issubdtype(np.asarray(words(leaf)).dtype, np.inexact))
+    for leaf in tree_util.tree_leaves(params)
+  ]
+  return [
+    bool(flag) and is_inexact
+    for flag, is_inexact in zip(_spread(params, names, trainable), inexact, strict=True)
+  ]
 
 
 def _spread(params: Any, names: Sequence[str], trainable: Trainable) -> list[Any]:
@@ -210,7 +230,11 @@ def _spread(params: Any, names: Sequence[str], trainable: Trainable) -> list[Any
 
 
 # Names of the two statistics of a BatchNorm in Flax, Haiku and Keras.
-_MEANS = {"mean": ("var",), "running_mean": ("running_var",), "moving_mean": ("moving_variance", "moving_var")}
+_MEANS = {
+  "mean": ("var",),
+  "running_mean": ("running_var",),
+  "moving_mean": ("moving_variance", "moving_var"),
+}
 _VARIANCES = {variance: (mean,) for mean, variances in _MEANS.items() for variance in variances}
 
 
@@ -218,7 +242,9 @@ def is_statistic(path: str, paths: Collection[str]) -> bool:
   """Whether the path of a leaf is that of a normalisation statistic: `batch_stats/...`, `mean` beside `var`, `mean_ema/average`."""
   *folders, name = path.split("/")
   others = _MEANS.get(name, ()) + _VARIANCES.get(name, ())
-  return not {"batch_stats", "mean_ema", "var_ema"}.isdisjoint(folders) or any("/".join([*folders, other]) in paths for other in others)
+  return not {"batch_stats", "mean_ema", "var_ema"}.isdisjoint(folders) or any(
+    "/".join([*folders, other]) in paths for other in others
+  )
 
 
 def assign(targets: Mapping[str, tf.Variable], params: Any, taken: Sequence[Any]) -> None:

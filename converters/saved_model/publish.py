@@ -57,7 +57,9 @@ def beside(directory: Path) -> Iterator[Path]:
 def recover(directory: Path, *, clear: bool) -> None:
   """What an ended process had moved aside, and not replaced, gets its name back. `clear`: also removes what such processes left."""
   for place in directory.glob(f"{_PREFIX}*"):
-    if (clear or any(place.glob(f"{_REPLACED}/*"))) and (lock := _lock(place, wait=False)) is not None:
+    if (clear or any(place.glob(f"{_REPLACED}/*"))) and (
+      lock := _lock(place, wait=False)
+    ) is not None:
       _clear(place) if clear else _give_back(place)
       os.close(lock)
 
@@ -136,7 +138,9 @@ def replace_folder(written: Path, target: Path) -> None:
     return
   aside = written.with_name(_REPLACED)
   durable.make_folder(aside)
-  target.rename(aside / target.name)  # until `target` is there again, `beside` or `recover` gives it back
+  target.rename(
+    aside / target.name
+  )  # until `target` is there again, `beside` or `recover` gives it back
   written.rename(target)
   durable.sync_names(target.parent)
   aside.rename(aside.with_name("removed"))
@@ -149,7 +153,11 @@ def next_version(directory: Path) -> int:
 
 def versions(directory: Path) -> list[int]:
   """The version numbers that a server would find, in order."""
-  return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal()) if directory.exists() else []
+  return (
+    sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
+    if directory.exists()
+    else []
+  )
 
 
 def saved_model_in(path: Path) -> Path | None:
@@ -160,7 +168,11 @@ def saved_model_in(path: Path) -> Path | None:
   if (path / SAVED_MODEL).exists():
     return path
   found = path.iterdir() if path.is_dir() else ()
-  return max((p for p in found if p.name.isdecimal() and (p / SAVED_MODEL).exists()), key=lambda p: int(p.name), default=None)
+  return max(
+    (p for p in found if p.name.isdecimal() and (p / SAVED_MODEL).exists()),
+    key=lambda p: int(p.name),
+    default=None,
+  )
 
 
 def meta_graph(directory: Path) -> Any:
@@ -185,7 +197,9 @@ def check_version(directory: Path, version: int | None, overwrite: bool) -> None
     FileExistsError: the version exists without `overwrite`, or `directory` is a version itself.
     OSError: the folder cannot be written.
   """
-  if version is not None and (isinstance(version, bool) or not isinstance(version, Integral) or version < 0):
+  if version is not None and (
+    isinstance(version, bool) or not isinstance(version, Integral) or version < 0
+  ):
     raise ValueError(f"version = {version!r} is not a nonnegative integer, which servers require")
   refuse_version(directory)
   if version is not None and not overwrite:
@@ -197,8 +211,14 @@ def check_version(directory: Path, version: int | None, overwrite: bool) -> None
 
 def refuse_version(directory: Path) -> None:
   """Raises FileExistsError for a folder that is, or would be, a version: servers find no version in a version."""
-  others = directory.parent.iterdir() if directory.name.isdecimal() and not directory.exists() and directory.parent.is_dir() else ()
-  if (directory / SAVED_MODEL).exists() or any(each.name.isdecimal() and (each / SAVED_MODEL).exists() for each in others):
+  others = (
+    directory.parent.iterdir()
+    if directory.name.isdecimal() and not directory.exists() and directory.parent.is_dir()
+    else ()
+  )
+  if (directory / SAVED_MODEL).exists() or any(
+    each.name.isdecimal() and (each / SAVED_MODEL).exists() for each in others
+  ):
     raise FileExistsError(
       f"{directory} is a version of a model, and not its folder; pass {directory.parent} with version={directory.name}, or another folder"
     )
@@ -213,7 +233,9 @@ def check_file(path: Path, overwrite: bool, example: str) -> None:
     OSError: the folder of the file cannot be written.
   """
   if path.is_dir():
-    raise IsADirectoryError(f"path = {str(path)!r} is a folder; name a file in it, such as {str(path / example)!r}")
+    raise IsADirectoryError(
+      f"path = {str(path)!r} is a folder; name a file in it, such as {str(path / example)!r}"
+    )
   if not overwrite:
     refuse_existing(path, "or another path")
   check_writable(path.parent)
@@ -234,13 +256,19 @@ def check_writable(folder: Path) -> None:
     return
   there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
   try:
-    with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):  # access(2) answers yes for the superuser even where writes fail
+    with tempfile.TemporaryDirectory(
+      prefix=".writable-", dir=there
+    ):  # access(2) answers yes for the superuser even where writes fail
       pass
   except OSError as error:
-    raise OSError(error.errno, f"cannot write there ({error.strerror}: {there})", str(folder)) from error
+    raise OSError(
+      error.errno, f"cannot write there ({error.strerror}: {there})", str(folder)
+    ) from error
 
 
-def refuse_existing(target: Path, otherwise: str = "another version, or none to take the next free one") -> None:
+def refuse_existing(
+  target: Path, otherwise: str = "another version, or none to take the next free one"
+) -> None:
   """Raises FileExistsError if the target exists. `otherwise` names the alternative to overwrite=True."""
   if target.exists():
     raise FileExistsError(f"{target} exists already; pass overwrite=True, {otherwise}")

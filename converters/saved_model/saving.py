@@ -60,7 +60,13 @@ def save(
     TensorShape([3, 2])
   """
   publish.check_version(paths.of(path), version, overwrite)
-  options: dict[str, Any] = {"with_gradient": with_gradient, "gradient_orders": gradient_orders, "idioms": idioms}
-  model = Model(params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, **options)
+  options: dict[str, Any] = {
+    "with_gradient": with_gradient,
+    "gradient_orders": gradient_orders,
+    "idioms": idioms,
+  }
+  model = Model(
+    params, trainable=trainable, polymorphic_constraints=polymorphic_constraints, **options
+  )
   model.add(fun, inputs=inputs, outputs=outputs)
   return model.save(path, version=version, overwrite=overwrite, warmup_requests=warmup_requests)

@@ -11,14 +11,25 @@ from .optional import Tensors
 
 EXAMPLES = "examples"
 # {input dtype: the dtype of an Example that holds its values exactly}.
-_CARRIERS = {"float16": tf.float32, "bfloat16": tf.float32, "float32": tf.float32, "string": tf.string}
-_CARRIERS |= dict.fromkeys(("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), tf.int64)
+_CARRIERS = {
+  "float16": tf.float32,
+  "bfloat16": tf.float32,
+  "float32": tf.float32,
+  "string": tf.string,
+}
+_CARRIERS |= dict.fromkeys(
+  ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), tf.int64
+)
 
 Preprocess = Callable[[Tensors], Tensors]
 
 
 def processed(
-  raw_inputs: Mapping[str, Given] | None, preprocess: Preprocess | None, arguments: Arguments, examples: bool, others: Collection[str]
+  raw_inputs: Mapping[str, Given] | None,
+  preprocess: Preprocess | None,
+  arguments: Arguments,
+  examples: bool,
+  others: Collection[str],
 ) -> tuple[Mapping[str, Given] | None, Preprocess | None]:
   """(raw inputs, preprocess) of a signature. With `examples` it takes serialized examples, and parses its inputs from them.
 
@@ -32,11 +43,15 @@ def processed(
     ValueError: only one of `raw_inputs` and `preprocess` is given; an Example cannot hold an input as a row of known shape.
   """
   if (preprocess is None) != (raw_inputs is None):
-    raise ValueError("preprocess and raw_inputs must be given together: the function, and its inputs")
+    raise ValueError(
+      "preprocess and raw_inputs must be given together: the function, and its inputs"
+    )
   if not examples:
     return raw_inputs, preprocess
   if others:
-    raise ValueError(f"examples=True gives the signature one input, {EXAMPLES!r}, so it excludes {', '.join(others)}")
+    raise ValueError(
+      f"examples=True gives the signature one input, {EXAMPLES!r}, so it excludes {', '.join(others)}"
+    )
   specs = arguments.specs() if raw_inputs is None else tensor_specs(raw_inputs)
   features = {name: _feature(spec) for name, spec in specs.items()}
 
@@ -54,8 +69,12 @@ def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return values
   narrow = tf.cast(values, dtype)
   pair = (tf.cast(narrow, values.dtype), values)
-  same = pair if values.dtype == tf.int64 else tuple(map(tf.math.is_finite, pair))  # floats may be rounded
-  with tf.control_dependencies([tf.debugging.assert_equal(*same, f"feature {name} is not {dtype.name}")]):
+  same = (
+    pair if values.dtype == tf.int64 else tuple(map(tf.math.is_finite, pair))
+  )  # floats may be rounded
+  with tf.control_dependencies(
+    [tf.debugging.assert_equal(*same, f"feature {name} is not {dtype.name}")]
+  ):
     return tf.identity(narrow)
 
 
@@ -67,5 +86,7 @@ def _feature(spec: tf.TensorSpec) -> tf.io.FixedLenFeature:
       "parse rows of several lengths in a preprocess of your own, with raw_inputs={'examples': 'string[b]'}"
     )
   if (carrier := _CARRIERS.get(spec.dtype.name)) is None:
-    raise ValueError(f"examples=True: input {spec.name!r} is {spec.dtype.name}, but an Example holds only float32, int64 and bytes")
+    raise ValueError(
+      f"examples=True: input {spec.name!r} is {spec.dtype.name}, but an Example holds only float32, int64 and bytes"
+    )
   return tf.io.FixedLenFeature(spec.shape[1:], carrier)

@@ -15,7 +15,16 @@ from jax2tf import _tf_compat, errors
 
 from .. import collector, stages
 from . import manifest, optional, parameters, serialized
-from .arguments import Added, Arguments, Given, check_order, checked_results, name_of, output_names, tensor_specs
+from .arguments import (
+  Added,
+  Arguments,
+  Given,
+  check_order,
+  checked_results,
+  name_of,
+  output_names,
+  tensor_specs,
+)
 from .batching import Batching, check_rows
 from .notation import Spec
 from .optional import Tensors
@@ -94,15 +103,30 @@ def made(
   arguments = Arguments.of(inputs, input_names, export.SymbolicScope(owner.constraints))
   check_order(fun, list(inputs), ["params", *["state"] * (owner.state is not None)])
   others = [*(around.pass_through or ()), *(around.defaults or ())]
-  raw, preprocess = serialized.processed(around.raw_inputs, around.preprocess, arguments, around.examples, others)
+  raw, preprocess = serialized.processed(
+    around.raw_inputs, around.preprocess, arguments, around.examples, others
+  )
   pure = owner.layout.of_stored(owner.state.layout.of_stored(fun) if owner.state else fun)
   call = _call(owner, fun, pure, arguments)
   specs = tensor_specs(raw) if raw is not None else arguments.specs()
   passed = tensor_specs(around.pass_through or {})
   if twice := specs.keys() & passed.keys():
-    raise ValueError(f"pass_through: {', '.join(sorted(twice))} is already an input; choose another name")
-  defaults = optional.defaults(around.defaults or {}, specs, arguments)  # moves these specs to the end
-  run = _run(_named_results(call, arguments, outputs), arguments, fun, preprocess, around, [*specs], [*passed], name)
+    raise ValueError(
+      f"pass_through: {', '.join(sorted(twice))} is already an input; choose another name"
+    )
+  defaults = optional.defaults(
+    around.defaults or {}, specs, arguments
+  )  # moves these specs to the end
+  run = _run(
+    _named_results(call, arguments, outputs),
+    arguments,
+    fun,
+    preprocess,
+    around,
+    [*specs],
+    [*passed],
+    name,
+  )
 
   def serve(*tensors: tf.Tensor) -> Tensors:
     given = dict(zip([*specs, *passed], tensors, strict=True))
@@ -110,34 +134,63 @@ def made(
     return run(given)
 
   types = [*specs.values(), *passed.values()]
-  signature = tf.function(optional.named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types)
+  signature = tf.function(
+    optional.named(serve, [*specs, *passed], defaults), autograph=False, input_signature=types
+  )
   traced = _traced(owner, pure, arguments)
   with stages.stage("lower"), collector.paused():
     concrete = _tf_compat.traced_for_saving(signature)
   if around.batching:
-    results = zip(output_names(traced.out_info, outputs), tree_util.tree_leaves(traced.out_info), strict=True)
+    results = zip(
+      output_names(traced.out_info, outputs), tree_util.tree_leaves(traced.out_info), strict=True
+    )
     check_rows(arguments.notation(), {output: str(Spec.of(y)) for output, y in results}, name)
-  record = _record(concrete, traced, arguments, around, raw, [*passed], [*defaults], owner.state is not None)
-  return Made(signature, call, record, Added(fun, arguments, owner.state is not None), concrete.graph.variables)
+  record = _record(
+    concrete, traced, arguments, around, raw, [*passed], [*defaults], owner.state is not None
+  )
+  return Made(
+    signature,
+    call,
+    record,
+    Added(fun, arguments, owner.state is not None),
+    concrete.graph.variables,
+  )
 
 
-def _call(owner: Owner, fun: Callable[..., Any], pure: Callable[..., Any], arguments: Arguments) -> Any:
+def _call(
+  owner: Owner, fun: Callable[..., Any], pure: Callable[..., Any], arguments: Arguments
+) -> Any:
   """tf.function of the inputs of `fun`. Signatures and methods share it, because each function holds its gradients."""
   layout, state = owner.layout, owner.state
   shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
   constraints = arguments.concerned_by(owner.constraints)
-  converted = jax2tf.convert(pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **owner.options)
+  converted = jax2tf.convert(
+    pure, polymorphic_shapes=shapes, polymorphic_constraints=constraints, **owner.options
+  )
   checked = checked_results(name_of(fun), converted)
 
   def of_parameters(*args: Any) -> Any:
-    leaves = [v if v.dtype == dtype else tf.cast(v, dtype) for v, dtype in zip(owner.variables, layout.dtypes, strict=True)]
+    leaves = [
+      v if v.dtype == dtype else tf.cast(v, dtype)
+      for v, dtype in zip(owner.variables, layout.dtypes, strict=True)
+    ]
     params = layout.argument(leaves)
-    return state.updated(lambda stored: checked(params, stored, *args)) if state else checked(params, *args)
+    return (
+      state.updated(lambda stored: checked(params, stored, *args))
+      if state
+      else checked(params, *args)
+    )
 
-  return tf.function(of_parameters, autograph=False, input_signature=arguments.unflatten(list(arguments.specs().values())))
+  return tf.function(
+    of_parameters,
+    autograph=False,
+    input_signature=arguments.unflatten(list(arguments.specs().values())),
+  )
 
 
-def _named_results(call: Any, arguments: Arguments, outputs: Sequence[str] | Mapping[str, str] | None) -> Callable[..., Tensors]:
+def _named_results(
+  call: Any, arguments: Arguments, outputs: Sequence[str] | Mapping[str, str] | None
+) -> Callable[..., Tensors]:
   """`call` of the leaves of its inputs, with a name for each leaf of its result."""
 
   def named(*leaves: tf.Tensor) -> Tensors:
@@ -164,21 +217,32 @@ def _run(
   postprocess = around.postprocess
   if around.batching:
     types = list(arguments.specs().values())
-    compute = around.batching.batched(tf.function(compute, autograph=False, input_signature=types), name)
-    if preprocess:  # a function checks the dtypes and shapes of what that gives; BatchFunction does not
+    compute = around.batching.batched(
+      tf.function(compute, autograph=False, input_signature=types), name
+    )
+    if (
+      preprocess
+    ):  # a function checks the dtypes and shapes of what that gives; BatchFunction does not
       compute = tf.function(compute, autograph=False, input_signature=types)
 
   def run(given: Tensors) -> Tensors:
     through = {each: tf.identity(given.pop(each)) for each in passed}
     made = dict(preprocess(given)) if preprocess else given
     if missing := [each for each in arguments.names if each not in made]:
-      raise ValueError(f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{name_of(fun)}' takes")
+      raise ValueError(
+        f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{name_of(fun)}' takes"
+      )
     shapes = {spec.name: spec.shape for spec in arguments.specs().values()}
-    leaves = [tf.ensure_shape(made[each], shapes[each]) if preprocess else made[each] for each in arguments.names]
+    leaves = [
+      tf.ensure_shape(made[each], shapes[each]) if preprocess else made[each]
+      for each in arguments.names
+    ]
     found = dict(compute(*leaves))
     found = dict(postprocess(found)) if postprocess else found
     if twice := found.keys() & through.keys():
-      raise ValueError(f"pass_through: {', '.join(sorted(twice))} is already an output; choose another name")
+      raise ValueError(
+        f"pass_through: {', '.join(sorted(twice))} is already an output; choose another name"
+      )
     return found | through
 
   return run
@@ -187,10 +251,18 @@ def _run(
 def _traced(owner: Owner, pure: Callable[..., Any], arguments: Arguments) -> Any:
   """The traced JAX function. Tracing it here reports its errors early."""
   dtypes = map(jax.dtypes.canonicalize_dtype, owner.layout.dtypes)
-  params = [jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(owner.variables, dtypes, strict=True)]
-  state = [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in owner.state.variables]] if owner.state else []
+  params = [
+    jax.ShapeDtypeStruct(v.shape, dtype) for v, dtype in zip(owner.variables, dtypes, strict=True)
+  ]
+  state = (
+    [[jax.ShapeDtypeStruct(v.shape, v.dtype.as_numpy_dtype) for v in owner.state.variables]]
+    if owner.state
+    else []
+  )
   with stages.stage("trace"), collector.paused(), errors.hints():
-    return jax.jit(pure).trace(owner.layout.argument(params), *state, *arguments.unflatten(arguments.avals))
+    return jax.jit(pure).trace(
+      owner.layout.argument(params), *state, *arguments.unflatten(arguments.avals)
+    )
 
 
 def _record(
@@ -203,11 +275,16 @@ def _record(
   defaults: list[str],
   stateful: bool,
 ) -> manifest.SignatureRecord:
-  inputs = {spec.name: str(Spec.of(spec)) for spec in tree_util.tree_leaves(concrete.structured_input_signature)}
+  inputs = {
+    spec.name: str(Spec.of(spec))
+    for spec in tree_util.tree_leaves(concrete.structured_input_signature)
+  }
   results = concrete.structured_outputs
   if not around.postprocess:
     avals = tree_util.tree_leaves(traced.out_info[1] if stateful else traced.out_info)
-    results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {name: results[name] for name in passed}
+    results = dict(zip([name for name in results if name not in passed], avals, strict=True)) | {
+      name: results[name] for name in passed
+    }
   return manifest.SignatureRecord(
     inputs=inputs if raw is not None else inputs | arguments.notation(),
     outputs={name: str(Spec.of(y)) for name, y in results.items()},
@@ -217,5 +294,7 @@ def _record(
     preprocessed=raw is not None,
     postprocessed=around.postprocess is not None,
     stateful=stateful,
-    declared={each: str(Spec.parse(given)) for each, given in (raw or {}).items() if isinstance(given, str)},
+    declared={
+      each: str(Spec.parse(given)) for each, given in (raw or {}).items() if isinstance(given, str)
+    },
   )

@@ -50,8 +50,15 @@ class Layout:
     """
     leaves, tree = tree_util.tree_flatten(state)
     if not leaves:
-      raise ValueError(f"state = {state!r} has no leaves, so there is nothing to keep; leave it out")
-    return cls(tree, tuple(parameters.paths(state, "state")), tuple(map(_aval, leaves)), tuple(map(key_of, leaves)))
+      raise ValueError(
+        f"state = {state!r} has no leaves, so there is nothing to keep; leave it out"
+      )
+    return cls(
+      tree,
+      tuple(parameters.paths(state, "state")),
+      tuple(map(_aval, leaves)),
+      tuple(map(key_of, leaves)),
+    )
 
   def stored(self, state: Any, what: str = "this state") -> list[jax.Array]:
     """The leaves in stored form.
@@ -64,15 +71,30 @@ class Layout:
       paths = parameters.paths(state, "state")
       found = [f"  {path}: not in the model" for path in paths if path not in self.paths]
       found += [f"  {path}: missing" for path in self.paths if path not in paths]
-      raise ValueError("\n".join([f"{what} has another structure than the model's:", *(found or [f"  {tree}\n  {self.tree}"])]))
+      raise ValueError(
+        "\n".join(
+          [
+            f"{what} has another structure than the model's:",
+            *(found or [f"  {tree}\n  {self.tree}"]),
+          ]
+        )
+      )
     pairs = zip(self.paths, map(_text, map(_aval, leaves)), map(_text, self.avals), strict=True)
-    if found := [f"  {path}: {after}, the model has {before}" for path, after, before in pairs if after != before]:
-      raise ValueError("\n".join([f"{what} has other shapes or dtypes than the model's, which are fixed:", *found]))
+    if found := [
+      f"  {path}: {after}, the model has {before}"
+      for path, after, before in pairs
+      if after != before
+    ]:
+      raise ValueError(
+        "\n".join([f"{what} has other shapes or dtypes than the model's, which are fixed:", *found])
+      )
     return [words(jnp.asarray(leaf)) for leaf in leaves]
 
   def restored(self, stored: Sequence[Any]) -> Any:
     """Rebuilds the pytree from stored leaves."""
-    return tree_util.tree_unflatten(self.tree, [wrapped(jnp.asarray(x), key) for x, key in zip(stored, self.keys, strict=True)])
+    return tree_util.tree_unflatten(
+      self.tree, [wrapped(jnp.asarray(x), key) for x, key in zip(stored, self.keys, strict=True)]
+    )
 
   def of_stored(self, fun: Callable[..., Any], lead: int = 1) -> Callable[..., Any]:
     """`fun(params, state, *inputs) -> (state, outputs)` as a function that takes and returns the stored state.
@@ -87,7 +109,9 @@ class Layout:
       result = fun(*args[:lead], self.restored(args[lead]), *args[lead + 1 :])
       name = name_of(fun)
       if not (isinstance(result, tuple) and len(result) == 2):
-        raise ValueError(f"'{name}' is stateful, so it returns a pair: (state, outputs); it returns {type(result).__name__}")
+        raise ValueError(
+          f"'{name}' is stateful, so it returns a pair: (state, outputs); it returns {type(result).__name__}"
+        )
       return self.stored(result[0], f"the state that '{name}' returns"), result[1]
 
     return of_stored
@@ -105,7 +129,9 @@ class State(tf.__internal__.tracking.AutoTrackable):
   def __init__(self, state: Any):
     super().__init__()
     self.layout = layout = Layout.of(state)
-    stored = [(f"state/{path}", x) for path, x in zip(layout.paths, layout.stored(state), strict=True)]
+    stored = [
+      (f"state/{path}", x) for path, x in zip(layout.paths, layout.stored(state), strict=True)
+    ]
     self.variables = [parameters.variable(path, x, trainable=False) for path, x in stored]
     self.initial: list[Any] = []
     # TF 2.21: tf.CriticalSection makes its mutex outside the graph, so a SavedModel cannot hold it. A mutex in the graph is found by its
@@ -119,16 +145,29 @@ class State(tf.__internal__.tracking.AutoTrackable):
   def first(self) -> list[jax.Array]:
     """The values that `reset` restores."""
     pairs = zip(self.initial, self.variables, strict=True)
-    return [jnp.asarray(x.numpy()) if isinstance(x, tf.Variable) else jnp.full(v.shape, x, v.dtype.as_numpy_dtype) for x, v in pairs]
+    return [
+      jnp.asarray(x.numpy())
+      if isinstance(x, tf.Variable)
+      else jnp.full(v.shape, x, v.dtype.as_numpy_dtype)
+      for x, v in pairs
+    ]
 
   def specs(self) -> dict[str, str]:
     """{path: dtype and shape in jaxpr notation} of the stored leaves."""
-    return {path: str(Spec.of(variable)) for path, variable in zip(self.layout.paths, self.variables, strict=True)}
+    return {
+      path: str(Spec.of(variable))
+      for path, variable in zip(self.layout.paths, self.variables, strict=True)
+    }
 
   def keep_initial(self) -> None:
     """Makes `reset` restore the present values. A leaf whose elements are all equal, such as a cache of zeros, needs no copy."""
     values = [np.asarray(variable.numpy()) for variable in self.variables]
-    self.initial = [x.reshape(-1)[0] if _is_of_one_value(x) else tf.Variable(x, trainable=False, name="initial_state") for x in values]
+    self.initial = [
+      x.reshape(-1)[0]
+      if _is_of_one_value(x)
+      else tf.Variable(x, trainable=False, name="initial_state")
+      for x in values
+    ]
 
   def updated(self, call: Callable[[list[tf.Tensor]], tuple[Sequence[tf.Tensor], Any]]) -> Any:
     """Passes the state to `call` and stores the new state, under the mutex. A call that fails writes nothing.
@@ -145,7 +184,10 @@ class State(tf.__internal__.tracking.AutoTrackable):
     after, outputs = tf.nest.map_structure(_tf_compat.anchored, call(before))
     # Write all leaves together, after everything that can fail: the other leaves and the outputs.
     with tf.control_dependencies([lock, *after, *tf.nest.flatten(outputs)]):
-      written = [variable.assign(x, read_value=False) for variable, x in zip(self.variables, after, strict=True)]
+      written = [
+        variable.assign(x, read_value=False)
+        for variable, x in zip(self.variables, after, strict=True)
+      ]
     with tf.control_dependencies(written):
       unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     with tf.control_dependencies([unlocked]):
@@ -199,7 +241,9 @@ def _is_of_one_value(array: np.ndarray) -> bool:
 
 def _aval(leaf: Any) -> jax.ShapeDtypeStruct:
   leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if is_key(leaf) else jax.dtypes.canonicalize_dtype(leaf.dtype))
+  return jax.ShapeDtypeStruct(
+    leaf.shape, leaf.dtype if is_key(leaf) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+  )
 
 
 def _text(aval: jax.ShapeDtypeStruct) -> str:

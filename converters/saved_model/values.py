@@ -32,7 +32,9 @@ def readers(directory: Path, graph: Any) -> dict[str, Callable[[], np.ndarray]]:
       raise _damaged(place.parent, str(error).splitlines()[0]) from error
 
   if not Path(f"{place}.index").exists():
-    if any(node.HasField("variable") for node in graph.object_graph_def.nodes) or any(n.op in _VARIABLES for n in graph.graph_def.node):
+    if any(node.HasField("variable") for node in graph.object_graph_def.nodes) or any(
+      n.op in _VARIABLES for n in graph.graph_def.node
+    ):
       raise _damaged(place.parent, f"there is no {place.name}.index")
     return {}
   try:
@@ -42,10 +44,18 @@ def readers(directory: Path, graph: Any) -> dict[str, Callable[[], np.ndarray]]:
   if _GRAPH not in keys:  # written by TensorFlow 1
     return {key: functools.partial(read, key) for key in sorted(keys)}
   objects = trackable_object_graph_pb2.TrackableObjectGraph.FromString(read(_GRAPH))
-  found = sorted((a.full_name, a.checkpoint_key) for node in objects.nodes for a in node.attributes if a.name == _VALUE)
+  found = sorted(
+    (a.full_name, a.checkpoint_key)
+    for node in objects.nodes
+    for a in node.attributes
+    if a.name == _VALUE
+  )
   names = collections.Counter(name for name, _ in found)
   # The model chooses the names; several variables may share one.
-  return {name if name and names[name] == 1 else f"{name} ({key})": functools.partial(read, key) for name, key in found}
+  return {
+    name if name and names[name] == 1 else f"{name} ({key})": functools.partial(read, key)
+    for name, key in found
+  }
 
 
 def check(directory: Path, graph: Any) -> None:

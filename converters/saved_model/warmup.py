@@ -24,7 +24,9 @@ Request = Mapping[str, Any]
 Requests = Sequence[Request] | Mapping[str, Sequence[Request]]
 
 
-def prepared(requests: Requests, signatures: Mapping[str, Any], stateful: Sequence[str] = ()) -> list[tuple[str, dict[str, tf.Tensor]]]:
+def prepared(
+  requests: Requests, signatures: Mapping[str, Any], stateful: Sequence[str] = ()
+) -> list[tuple[str, dict[str, tf.Tensor]]]:
   """Checks the requests: [(signature, {input: tensor})]. A plain list is for serving_default, or else for the first signature.
 
   Raises:
@@ -32,17 +34,25 @@ def prepared(requests: Requests, signatures: Mapping[str, Any], stateful: Sequen
       requests; a request is for a stateful signature.
   """
   if not isinstance(requests, Mapping):
-    name = "serving_default" if "serving_default" in signatures or not signatures else next(iter(signatures))
+    name = (
+      "serving_default"
+      if "serving_default" in signatures or not signatures
+      else next(iter(signatures))
+    )
     requests = {name: requests} if requests else {}
   found = [(name, request) for name, of_signature in requests.items() for request in of_signature]
   if moving := [name for name, _ in found if name in stateful]:
-    raise ValueError(f"warm-up of signature {moving[0]!r} would change the state before the first request; omit its requests")
+    raise ValueError(
+      f"warm-up of signature {moving[0]!r} would change the state before the first request; omit its requests"
+    )
   if len(found) > MOST:
     raise ValueError(f"{len(found)} warm-up requests; TF Serving takes at most {MOST}")
   return [(name, _tensors(i, name, request, signatures)) for i, (name, request) in enumerate(found)]
 
 
-def _tensors(i: int, name: str, request: Request, signatures: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+def _tensors(
+  i: int, name: str, request: Request, signatures: Mapping[str, Any]
+) -> dict[str, tf.Tensor]:
   where = f"warm-up request {i} of signature {name!r}"
   if name not in signatures:
     raise ValueError(f"{where}: there is no such signature, only {', '.join(signatures)}")
@@ -56,9 +66,15 @@ def _tensors(i: int, name: str, request: Request, signatures: Mapping[str, Any])
     if key not in parameters:
       raise ValueError(f"{where}: {key!r} is not an input; the inputs are {', '.join(parameters)}")
     spec = specs[key]
-    tensor = tf.convert_to_tensor(value) if hasattr(value, "dtype") else tf.convert_to_tensor(value, spec.dtype)
+    tensor = (
+      tf.convert_to_tensor(value)
+      if hasattr(value, "dtype")
+      else tf.convert_to_tensor(value, spec.dtype)
+    )
     if tensor.dtype != spec.dtype or not spec.shape.is_compatible_with(tensor.shape):
-      raise ValueError(f"{where}: {key!r} is {tensor.dtype.name}{tensor.shape}, and {spec.dtype.name}{spec.shape} is needed")
+      raise ValueError(
+        f"{where}: {key!r} is {tensor.dtype.name}{tensor.shape}, and {spec.dtype.name}{spec.shape} is needed"
+      )
     tensors[key] = tensor
   return tensors
 
@@ -91,17 +107,24 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
     if signature.stateful:
       continue
     if signature.preprocessed or signature.passed_through:
-      raise ValueError(f"signature {name!r} has inputs of TensorFlow's own, so requests cannot be generated; pass some")
+      raise ValueError(
+        f"signature {name!r} has inputs of TensorFlow's own, so requests cannot be generated; pass some"
+      )
     domain, rng = plan.Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)
     sizes = itertools.islice(itertools.cycle(domain.assignments({}, {})), count)
     requests[name] = [
-      {key: draws.draw(rng, shape, np.dtype(domain.avals[key].dtype), "ordinary", 0) for key, shape in domain.shapes(of).items()}
+      {
+        key: draws.draw(rng, shape, np.dtype(domain.avals[key].dtype), "ordinary", 0)
+        for key, shape in domain.shapes(of).items()
+      }
       for of in sizes
     ]
   return requests
 
 
-def write(requests: Sequence[tuple[str, dict[str, tf.Tensor]]], directory: Path, model_name: str) -> None:
+def write(
+  requests: Sequence[tuple[str, dict[str, tf.Tensor]]], directory: Path, model_name: str
+) -> None:
   """Writes the file into a SavedModel, if there are requests.
 
   Raises:
@@ -112,7 +135,9 @@ def write(requests: Sequence[tuple[str, dict[str, tf.Tensor]]], directory: Path,
   try:
     from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # noqa: PLC0415  (the serving extra)
   except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("warm-up requests need tensorflow-serving-api: pip install 'jax2tf[serving]'") from error
+    raise ModuleNotFoundError(
+      "warm-up requests need tensorflow-serving-api: pip install 'jax2tf[serving]'"
+    ) from error
   file = directory / FILE
   file.parent.mkdir(exist_ok=True)
   with tf.io.TFRecordWriter(str(file)) as writer:
@@ -121,5 +146,7 @@ def write(requests: Sequence[tuple[str, dict[str, tf.Tensor]]], directory: Path,
       request.model_spec.name, request.model_spec.signature_name = model_name, name
       for key, tensor in tensors.items():
         request.inputs[key].CopyFrom(tf.make_tensor_proto(tensor))
-      log = prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=request))
+      log = prediction_log_pb2.PredictionLog(
+        predict_log=prediction_log_pb2.PredictLog(request=request)
+      )
       writer.write(log.SerializeToString())

@@ -3,4 +3,14 @@
 from .exporter import BACKENDS, IDIOMS, Exported, ExportError, packages, run, save, save_model
 from .page import Page
 
-__all__ = ["BACKENDS", "IDIOMS", "ExportError", "Exported", "Page", "packages", "run", "save", "save_model"]
+__all__ = [
+  "BACKENDS",
+  "IDIOMS",
+  "ExportError",
+  "Exported",
+  "Page",
+  "packages",
+  "run",
+  "save",
+  "save_model",
+]

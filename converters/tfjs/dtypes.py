@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 HELD: Mapping[tf.DType, tf.DType] = {
-  **dict.fromkeys((tf.int8, tf.uint8, tf.int16, tf.uint16, tf.uint32, tf.int64, tf.uint64), tf.int32),
+  **dict.fromkeys(
+    (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.uint32, tf.int64, tf.uint64), tf.int32
+  ),
   **dict.fromkeys((tf.float16, tf.bfloat16, tf.float64), tf.float32),
 }
 WIDE = (tf.int64, tf.uint64)
@@ -40,8 +42,29 @@ def is_size(tensor: tf.Tensor) -> bool:
   sources = ("Shape", "ShapeN", "Size", "Rank", "Const")
   if tensor.op.type in sources:
     return True
-  through = ("StridedSlice", "Pack", "Unpack", "ConcatV2", "Prod", "Mul", "AddV2", "Add", "Sub", "Cast", "Reshape", "Maximum", "Minimum")
-  return tensor.op.type in (*through, "FloorDiv", "GatherV2", "Identity", "Squeeze", "ExpandDims") and all(map(is_size, tensor.op.inputs))
+  through = (
+    "StridedSlice",
+    "Pack",
+    "Unpack",
+    "ConcatV2",
+    "Prod",
+    "Mul",
+    "AddV2",
+    "Add",
+    "Sub",
+    "Cast",
+    "Reshape",
+    "Maximum",
+    "Minimum",
+  )
+  return tensor.op.type in (
+    *through,
+    "FloorDiv",
+    "GatherV2",
+    "Identity",
+    "Squeeze",
+    "ExpandDims",
+  ) and all(map(is_size, tensor.op.inputs))
 
 
 def is_exact(tensor: tf.Tensor) -> bool:
@@ -52,10 +75,22 @@ def is_exact(tensor: tf.Tensor) -> bool:
     return bool(np.all((value >= _LEAST) & (value <= 2**31 - 1)))
   if op.type == "Cast":
     source = op.inputs[0].dtype
-    return source == tf.bool or (source.is_integer and source != tf.uint32 and (source not in WIDE or is_exact(op.inputs[0])))
+    return source == tf.bool or (
+      source.is_integer and source != tf.uint32 and (source not in WIDE or is_exact(op.inputs[0]))
+    )
   if op.type in ("ArgMax", "ArgMin", "Shape", "Size", "Rank"):
     return True
-  if op.type in ("Reshape", "ExpandDims", "Squeeze", "StridedSlice", "GatherV2", "Identity", "BroadcastTo", "Transpose", "RightShift"):
+  if op.type in (
+    "Reshape",
+    "ExpandDims",
+    "Squeeze",
+    "StridedSlice",
+    "GatherV2",
+    "Identity",
+    "BroadcastTo",
+    "Transpose",
+    "RightShift",
+  ):
     return all(is_exact(x) for x in op.inputs if x.dtype in WIDE)
   if op.type == "Range":  # a limit beyond int32 exceeds the number of elements of any TF.js tensor
     start, _, delta = op.inputs
@@ -72,7 +107,9 @@ def _known(x: tf.Tensor, test: Callable[[Any], Any]) -> bool:
 
 def multiply(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType = tf.int32) -> tf.Tensor:
   """The low 32 bits of the product. The cpu backend multiplies in float64, which is exact below 2**53."""
-  if dtype.size < 4 or any(_known(a, lambda v: np.abs(v.astype(np.int64)) <= 2**21) for a in (x, y)):
+  if dtype.size < 4 or any(
+    _known(a, lambda v: np.abs(v.astype(np.int64)) <= 2**21) for a in (x, y)
+  ):
     return tf.multiply(x, y)
   high, low = _halves(x)
   return tf.multiply(tf.multiply(high, y), 2**16) + tf.multiply(low, y)
@@ -108,8 +145,16 @@ def bitwise_and(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """x & y, by FloorMod for masks 2**k - 1, otherwise bit by bit."""
   for one, other in ((x, y), (y, x)):
     value = tf.get_static_value(one)
-    if value is not None and value.size == 1 and (mask := int(value.flat[0])) > 0 and mask & (mask + 1) == 0 and mask < 2**30:
-      return tf.broadcast_to(_low_bits(other, mask.bit_length()), tf.broadcast_dynamic_shape(tf.shape(x), tf.shape(y)))
+    if (
+      value is not None
+      and value.size == 1
+      and (mask := int(value.flat[0])) > 0
+      and mask & (mask + 1) == 0
+      and mask < 2**30
+    ):
+      return tf.broadcast_to(
+        _low_bits(other, mask.bit_length()), tf.broadcast_dynamic_shape(tf.shape(x), tf.shape(y))
+      )
   return _of_bits(_bits(x) * _bits(y))
 
 
@@ -139,7 +184,9 @@ def shift_right(x: tf.Tensor, count: tf.Tensor, logical: bool) -> tf.Tensor:
   if logical:
     high = _low_bits(high, 16)
   far = tf.math.floordiv(high, _power(tf.maximum(count - 16, 0)))
-  near = tf.multiply(high, _power(tf.maximum(16 - count, 0))) + tf.math.floordiv(low, _power(tf.minimum(count, 16)))
+  near = tf.multiply(high, _power(tf.maximum(16 - count, 0))) + tf.math.floordiv(
+    low, _power(tf.minimum(count, 16))
+  )
   value = tf.get_static_value(count)
   if value is not None and value.size and np.all(value.flat[0] == value):
     return far if value.flat[0] > 16 else near
@@ -148,7 +195,11 @@ def shift_right(x: tf.Tensor, count: tf.Tensor, logical: bool) -> tf.Tensor:
 
 def _power(count: tf.Tensor) -> tf.Tensor:
   value = tf.get_static_value(count)
-  return tf.gather(_POWERS, tf.clip_by_value(count, 0, 31)) if value is None else tf.constant(_POWERS[np.clip(value, 0, 31)])
+  return (
+    tf.gather(_POWERS, tf.clip_by_value(count, 0, 31))
+    if value is None
+    else tf.constant(_POWERS[np.clip(value, 0, 31)])
+  )
 
 
 def divide(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
@@ -158,7 +209,9 @@ def divide(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.T
   """
   if dtype == tf.uint32:
     return _divide_unsigned(x, y)
-  y = y if _known(y, lambda v: v != 0) else tf.where(tf.equal(y, 0), 1, y)  # wasm fails for a divisor of zero
+  y = (
+    y if _known(y, lambda v: v != 0) else tf.where(tf.equal(y, 0), 1, y)
+  )  # wasm fails for a divisor of zero
   rest = tf.math.floormod(x, y)
   short = tf.logical_and(tf.not_equal(rest, 0), tf.not_equal(x < 0, y < 0))
   whole = x - tf.where(short, rest - y, rest)  # towards zero, where it fits
@@ -193,13 +246,21 @@ def bits_of_float(x: tf.Tensor) -> tf.Tensor:
   ordinary = tf.logical_and(size >= 2.0**-126, size < np.inf)
   safe = tf.where(ordinary, size, 1.0)
   # The integer part of the logarithm may be off by one near a power of two.
-  exponent = tf.clip_by_value(tf.cast(tf.floor(tf.math.log(safe) * np.float32(1 / np.log(2))), tf.int32), -126, 127)
+  exponent = tf.clip_by_value(
+    tf.cast(tf.floor(tf.math.log(safe) * np.float32(1 / np.log(2))), tf.int32), -126, 127
+  )
   exponent = tf.where(safe < tf.gather(_FLOAT_POWERS, exponent + 127), exponent - 1, exponent)
   exponent = tf.where(
-    tf.logical_and(exponent < 127, safe >= tf.gather(_FLOAT_POWERS, tf.minimum(exponent + 1, 127) + 127)), exponent + 1, exponent
+    tf.logical_and(
+      exponent < 127, safe >= tf.gather(_FLOAT_POWERS, tf.minimum(exponent + 1, 127) + 127)
+    ),
+    exponent + 1,
+    exponent,
   )
   half = tf.math.floordiv(exponent, 2)  # in two steps, because 2**-127 is subnormal
-  fraction = safe * tf.gather(_FLOAT_POWERS, 127 - half) * tf.gather(_FLOAT_POWERS, 127 - (exponent - half))
+  fraction = (
+    safe * tf.gather(_FLOAT_POWERS, 127 - half) * tf.gather(_FLOAT_POWERS, 127 - (exponent - half))
+  )
   bits = tf.multiply(exponent + 127, 2**23) + tf.cast((fraction - 1.0) * 2.0**23, tf.int32)
   # Abs prevents Grappler from multiplying the constants: 2**149 is infinite, 2**-149 is subnormal.
   small = tf.cast(tf.abs(tf.where(size < 2.0**-126, size, 0.0) * 2.0**100) * 2.0**49, tf.int32)
@@ -218,6 +279,12 @@ def float_of_bits(x: tf.Tensor) -> tf.Tensor:
   mantissa = _low_bits(x, 23)
   size = tf.cast(mantissa, tf.float32)
   power = tf.gather(_FLOAT_POWERS, tf.clip_by_value(exponent, 0, 254))
-  value = tf.where(tf.equal(exponent, 0), tf.abs(size * 2.0**-126) * 2.0**-23, (size * 2.0**-23 + 1.0) * power)
-  value = tf.where(tf.equal(exponent, 255), tf.where(tf.equal(mantissa, 0), np.float32(np.inf), np.float32(np.nan)), value)
+  value = tf.where(
+    tf.equal(exponent, 0), tf.abs(size * 2.0**-126) * 2.0**-23, (size * 2.0**-23 + 1.0) * power
+  )
+  value = tf.where(
+    tf.equal(exponent, 255),
+    tf.where(tf.equal(mantissa, 0), np.float32(np.inf), np.float32(np.nan)),
+    value,
+  )
   return tf.where(x < 0, -value, value)

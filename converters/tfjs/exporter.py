@@ -87,9 +87,19 @@ def save(
   """
   plan.Comparison.of(comparison, save)
   _check(paths.of(path), overwrite, quantization, backends)
-  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
+  model = Model(
+    params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms
+  )
   model.add(fun, inputs=inputs, outputs=outputs)
-  return save_model(model, path, overwrite=overwrite, quantization=quantization, page=page, backends=backends, **comparison)
+  return save_model(
+    model,
+    path,
+    overwrite=overwrite,
+    quantization=quantization,
+    page=page,
+    backends=backends,
+    **comparison,
+  )
 
 
 def save_model(
@@ -148,12 +158,18 @@ def save_model(
   if page:
     # Raise errors about the page before the conversion.
     template()
-    page = dataclasses.replace(page if isinstance(page, Page) else Page(), title=getattr(page, "title", "") or path.name)
+    page = dataclasses.replace(
+      page if isinstance(page, Page) else Page(), title=getattr(page, "title", "") or path.name
+    )
     page.read_tokenizer()
   folder_of_tfjs = packages()
-  source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
+  source = Source.of(
+    model, signatures=signatures, reference=reference, params=params, idioms=idioms
+  )
   if len(source.signatures) != 1:
-    raise ValueError(f"a model of TF.js has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]")
+    raise ValueError(
+      f"a model of TF.js has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]"
+    )
   source.refuse_writers("tfjs", RUNTIME)
   (signature,) = source.signatures.values()
   _check_dtypes(signature)
@@ -164,7 +180,11 @@ def save_model(
   if files.missing(graph):  # ops that only a refused op used are no longer in `graph`
     raise signature.refuse("tfjs", RUNTIME, files.missing(concrete.graph.as_graph_def()))
   runs_in = [*BACKENDS] if files.needs_whole_int32(graph) else ["webgl", *BACKENDS]
-  metadata = {"asynchronous": files.is_asynchronous(graph), "backends": runs_in, "inputs": signature.record.inputs}
+  metadata = {
+    "asynchronous": files.is_asynchronous(graph),
+    "backends": runs_in,
+    "inputs": signature.record.inputs,
+  }
   metadata["outputs"] = signature.record.outputs
 
   compared_runs: list[plan.Run] = []
@@ -197,7 +217,9 @@ def save_model(
   with publish.beside(path.parent) as place:
     written = place
     files.write(graph, described, place, quantization=None, metadata=metadata)
-    report = compared(place, dataclasses.replace(options, rtol=None, atol=None) if quantization else options)
+    report = compared(
+      place, dataclasses.replace(options, rtol=None, atol=None) if quantization else options
+    )
     if quantization:
       written = place.with_name("quantized")
       files.write(graph, described, written, quantization=quantization, metadata=metadata)
@@ -205,7 +227,14 @@ def save_model(
       rtol, atol = (usual if given is None else given for given in (options.rtol, options.atol))
       report = compared(written, dataclasses.replace(options, rtol=rtol, atol=atol))
     if isinstance(page, Page):
-      write_page(written, folder_of_tfjs, page, verified=backends, constraints=source.constraints, runs=compared_runs)
+      write_page(
+        written,
+        folder_of_tfjs,
+        page,
+        verified=backends,
+        constraints=source.constraints,
+        runs=compared_runs,
+      )
     _check_path(path, overwrite)  # again, because the comparison may have taken minutes
     size = sum(file.stat().st_size for file in written.iterdir())
     if path.exists():
@@ -215,7 +244,9 @@ def save_model(
   return Exported(path, report, size)
 
 
-def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str = "wasm") -> dict[str, np.ndarray]:
+def run(
+  path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str = "wasm"
+) -> dict[str, np.ndarray]:
   """Runs a model once in TF.js on Node.js.
 
   Args:
@@ -242,8 +273,12 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, backend: str
   """
   with paths.fetched(paths.of(path)) as folder:
     if not (folder / _MODEL).is_file():
-      raise FileNotFoundError(f"path = {os.fspath(path)!r} holds no {_MODEL}; pass the folder of a TF.js model")
-    outputs = json.loads((folder / _MODEL).read_text(encoding="utf-8"))["userDefinedMetadata"]["outputs"]
+      raise FileNotFoundError(
+        f"path = {os.fspath(path)!r} holds no {_MODEL}; pass the folder of a TF.js model"
+      )
+    outputs = json.loads((folder / _MODEL).read_text(encoding="utf-8"))["userDefinedMetadata"][
+      "outputs"
+    ]
     return single(functools.partial(runtime.answers, packages(), folder, backend, outputs), inputs)
 
 
@@ -251,15 +286,25 @@ def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequ
   """Raises the errors that need no conversion."""
   _check_path(path, overwrite)
   if quantization is not None and quantization not in files.QUANTIZED:
-    raise ValueError(f"quantization = {quantization!r}; give one of {', '.join(files.QUANTIZED)}, or None")
+    raise ValueError(
+      f"quantization = {quantization!r}; give one of {', '.join(files.QUANTIZED)}, or None"
+    )
   if not backends or set(backends) - set(BACKENDS):
-    raise ValueError(f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed for the comparison")
+    raise ValueError(
+      f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed for the comparison"
+    )
 
 
 def _check_path(path: Path, overwrite: bool) -> None:
   """Raises FileExistsError if the export would replace a TF.js model without `overwrite`, or anything else but an empty folder."""
-  if path.exists() and not (path / _MODEL).is_file() and not (path.is_dir() and not any(path.iterdir())):
-    raise FileExistsError(f"{path} exists, and it is not a TF.js model (model.json), so it is not replaced; choose another path")
+  if (
+    path.exists()
+    and not (path / _MODEL).is_file()
+    and not (path.is_dir() and not any(path.iterdir()))
+  ):
+    raise FileExistsError(
+      f"{path} exists, and it is not a TF.js model (model.json), so it is not replaced; choose another path"
+    )
   if not overwrite:
     publish.refuse_existing(path, "or another path")
   publish.check_replaceable(path)
@@ -274,10 +319,15 @@ def _check_dtypes(signature: Signature) -> None:
     for kind, specs in (("input", record.inputs), ("output", record.outputs))
     for name, text in specs.items()
   }
-  listed |= {f"parameter {v.name.removesuffix(':0')}: {v.dtype.name}": v.dtype for v in signature.function.graph.variables}
+  listed |= {
+    f"parameter {v.name.removesuffix(':0')}: {v.dtype.name}": v.dtype
+    for v in signature.function.graph.variables
+  }
   wrong = [f"  {text}" for text, dtype in listed.items() if not files.is_held(dtype)]
   if wrong:
-    raise ExportError("tfjs", "\n".join([f"{RUNTIME} has no dtype for these; take float32, int32 or bool:", *wrong]))
+    raise ExportError(
+      "tfjs", "\n".join([f"{RUNTIME} has no dtype for these; take float32, int32 or bool:", *wrong])
+    )
 
 
 def _joined(reports: Sequence[Report], backends: Sequence[str]) -> Report:

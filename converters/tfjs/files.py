@@ -23,15 +23,23 @@ SHARD = 4 << 20  # bytes: a size that browsers cache
 _QUANTIZED_FROM = 1024  # elements; smaller weights save little, and rounded scales, biases and tables cost most accuracy
 QUANTIZED = ("uint8", "uint16", "float16")
 _WITH_TWO_RESULTS = "TopKV2"  # the only op of SUPPORTED with named results
-_LARGEST_INT_OF_WEBGL = 2**16  # webgl holds int32 in float32; graphs that work on bits contain this constant
+_LARGEST_INT_OF_WEBGL = (
+  2**16
+)  # webgl holds int32 in float32; graphs that work on bits contain this constant
 
 
 def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
   """(GraphDef with folded constants, {"inputs"|"outputs": {name: {"name", "dtype", "tensorShape"}}})."""
-  inputs = {spec.name: tensor for spec, tensor in zip(concrete.structured_input_signature[1].values(), concrete.inputs, strict=True)}
+  inputs = {
+    spec.name: tensor
+    for spec, tensor in zip(
+      concrete.structured_input_signature[1].values(), concrete.inputs, strict=True
+    )
+  }
   outputs = dict(zip(sorted(concrete.structured_outputs), concrete.outputs, strict=True))
   signature = {
-    kind: {name: _described(tensor) for name, tensor in tensors.items()} for kind, tensors in (("inputs", inputs), ("outputs", outputs))
+    kind: {name: _described(tensor) for name, tensor in tensors.items()}
+    for kind, tensors in (("inputs", inputs), ("outputs", outputs))
   }
   graph = concrete.graph.as_graph_def()
   # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused activations lose NaN.
@@ -40,7 +48,11 @@ def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _described(tensor: tf.Tensor) -> dict[str, Any]:
-  sizes = {"unknownRank": True} if tensor.shape.rank is None else {"dim": [{"size": str(-1 if d is None else d)} for d in tensor.shape]}
+  sizes = (
+    {"unknownRank": True}
+    if tensor.shape.rank is None
+    else {"dim": [{"size": str(-1 if d is None else d)} for d in tensor.shape]}
+  )
   return {"name": tensor.name, "dtype": f"DT_{_NAMES[tensor.dtype]}", "tensorShape": sizes}
 
 
@@ -78,10 +90,21 @@ def needs_whole_int32(graph: Any) -> bool:
 
 def _is_large(node: Any) -> bool:
   value = tf.make_ndarray(node.attr["value"].tensor)
-  return value.dtype == np.int32 and bool(value.size) and int(np.abs(value.astype(np.int64)).max()) >= _LARGEST_INT_OF_WEBGL
+  return (
+    value.dtype == np.int32
+    and bool(value.size)
+    and int(np.abs(value.astype(np.int64)).max()) >= _LARGEST_INT_OF_WEBGL
+  )
 
 
-def write(graph: Any, signature: Mapping[str, Any], folder: Path, *, quantization: str | None, metadata: Mapping[str, Any]) -> None:
+def write(
+  graph: Any,
+  signature: Mapping[str, Any],
+  folder: Path,
+  *,
+  quantization: str | None,
+  metadata: Mapping[str, Any],
+) -> None:
   """Writes model.json and group1-shard1of1.bin ..."""
   graph = _own_names(graph)
   specs, blobs = [], []
@@ -127,8 +150,16 @@ def _own_names(graph: Any) -> Any:
   copy = type(graph)()
   copy.CopyFrom(graph)
   for function in copy.library.function:
-    names = {node.name: f"{function.signature.name}/{node.name}" for node in function.node_def if node.op == "Const"}
-    names |= {f"{node.name}:indices:0": f"{node.name}:1" for node in function.node_def if node.op == _WITH_TWO_RESULTS}
+    names = {
+      node.name: f"{function.signature.name}/{node.name}"
+      for node in function.node_def
+      if node.op == "Const"
+    }
+    names |= {
+      f"{node.name}:indices:0": f"{node.name}:1"
+      for node in function.node_def
+      if node.op == _WITH_TWO_RESULTS
+    }
     for node in function.node_def:
       node.name = names.get(node.name, node.name)
       for i, operand in enumerate(node.input):
@@ -148,21 +179,41 @@ def _renamed(operand: str, names: Mapping[str, str]) -> str:
 
 def _weight(name: str, value: np.ndarray, quantization: str | None) -> tuple[dict[str, Any], bytes]:
   """(entry in the weights manifest, bytes)."""
-  spec: dict[str, Any] = {"name": name, "shape": list(value.shape), "dtype": "bool" if value.dtype == bool else value.dtype.name}
-  if quantization is None or value.dtype != np.float32 or value.size < _QUANTIZED_FROM or not np.isfinite(value).all():
+  spec: dict[str, Any] = {
+    "name": name,
+    "shape": list(value.shape),
+    "dtype": "bool" if value.dtype == bool else value.dtype.name,
+  }
+  if (
+    quantization is None
+    or value.dtype != np.float32
+    or value.size < _QUANTIZED_FROM
+    or not np.isfinite(value).all()
+  ):
     return spec, value.tobytes()
   if quantization == "float16":
     with np.errstate(over="ignore"):
       half = value.astype(np.float16)
     if np.isinf(half).any():
       return spec, value.tobytes()
-    return spec | {"quantization": {"dtype": "float16", "original_dtype": "float32"}}, half.tobytes()
+    return spec | {
+      "quantization": {"dtype": "float16", "original_dtype": "float32"}
+    }, half.tobytes()
   least, most, steps = float(value.min()), float(value.max()), np.iinfo(quantization).max
   scale = (most - least) / steps or 1.0
   if least < 0 < most:  # zero stays exact, as padding needs
     least = -round(-least / scale) * scale
-  levels = np.clip(np.round((value.astype(np.float64) - least) / scale), 0, steps).astype(quantization)
-  return spec | {"quantization": {"dtype": quantization, "scale": scale, "min": least, "original_dtype": "float32"}}, levels.tobytes()
+  levels = np.clip(np.round((value.astype(np.float64) - least) / scale), 0, steps).astype(
+    quantization
+  )
+  return spec | {
+    "quantization": {
+      "dtype": quantization,
+      "scale": scale,
+      "min": least,
+      "original_dtype": "float32",
+    }
+  }, levels.tobytes()
 
 
 def weights(folder: Path) -> bytes:

@@ -22,7 +22,9 @@ def _extreme(x: tf.Tensor, y: tf.Tensor, first: object) -> tf.Tensor:
   assert callable(first)
   for one, other in ((x, y), (y, x)):
     value = tf.get_static_value(other)
-    if value is not None and not np.isnan(value).any():  # only the operand that is not a constant can be NaN
+    if (
+      value is not None and not np.isnan(value).any()
+    ):  # only the operand that is not a constant can be NaN
       return tf.where(first(other, one), other, one)
   return tf.where(tf.logical_or(first(x, y), tf.math.is_nan(x)), x, y)
 
@@ -45,7 +47,11 @@ def power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   """1 to any power is 1; in JavaScript 1 to the power NaN is NaN."""
   result = tf.pow(x, y)
   value = tf.get_static_value(y)
-  return result if value is not None and np.isfinite(value).all() else tf.where(tf.equal(x, 1.0), 1.0, result)
+  return (
+    result
+    if value is not None and np.isfinite(value).all()
+    else tf.where(tf.equal(x, 1.0), 1.0, result)
+  )
 
 
 def truncate_mod(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

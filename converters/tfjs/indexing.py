@@ -26,14 +26,23 @@ def scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement
   return one(function)
 
 
-def scattered_rows(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+def scattered_rows(
+  op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
+) -> tf.Tensor:
   """At an out-of-bounds row cpu fails, and wasm writes outside the tensor. cpu also overwrites the operand, even a parameter."""
   dtype = tf.int32 if x.dtype == tf.bool else x.dtype  # wasm slices bools wrongly
   rows = Rows.of(indices, tf.cast(updates, dtype), tf.shape(x))
-  return tf.cast(rows.cut(tf.tensor_scatter_nd_update(rows.extended(tf.cast(x, dtype)), rows.vectors, rows.updates)), x.dtype)
+  return tf.cast(
+    rows.cut(
+      tf.tensor_scatter_nd_update(rows.extended(tf.cast(x, dtype)), rows.vectors, rows.updates)
+    ),
+    x.dtype,
+  )
 
 
-def summed_rows(op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+def summed_rows(
+  op: tf.Operation, indices: tf.Tensor, updates: tf.Tensor, shape: tf.Tensor
+) -> tf.Tensor:
   found = summed(op, indices, updates, shape)
   return ints.wrapped(found, op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else found
 
@@ -104,7 +113,10 @@ def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) 
   sizes = tf.shape(rows)
   joined = tf.reduce_prod(sizes[:batch])
   flat = tf.reshape(rows, tf.concat([[joined * sizes[batch]], sizes[batch + 1 :]], 0))
-  first = tf.reshape(tf.range(joined) * sizes[batch], tf.concat([sizes[:batch], tf.ones([count - batch], tf.int32)], 0))
+  first = tf.reshape(
+    tf.range(joined) * sizes[batch],
+    tf.concat([sizes[:batch], tf.ones([count - batch], tf.int32)], 0),
+  )
   found = tf.gather(flat, indices + first)
   between = range(count, count + at - batch)
   after = range(count + at - batch, count + rank - batch - 1)
@@ -113,24 +125,36 @@ def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) 
   return [result]
 
 
-def with_list_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor) -> Sequence[Any]:
+def with_list_item(
+  op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor
+) -> Sequence[Any]:
   """The list with one element replaced."""
   index = tf.reshape(index, [1, 1])
-  if op.inputs[2].shape.is_fully_defined() and items.shape[1:].is_compatible_with(op.inputs[2].shape):
+  if op.inputs[2].shape.is_fully_defined() and items.shape[1:].is_compatible_with(
+    op.inputs[2].shape
+  ):
     return [tf.tensor_scatter_nd_update(items, index, item[None])]
   here = tf.equal(tf.range(tf.shape(items)[0]), index[0])
   return [tf.where(tf.reshape(here, [-1] + [1] * item.shape.rank), item[None], items)]
 
 
-@replaces("MatrixBandPart", on="tfjs", because="TF.js 4.22: a product with a mask, which makes NaN of infinities")
+@replaces(
+  "MatrixBandPart",
+  on="tfjs",
+  because="TF.js 4.22: a product with a mask, which makes NaN of infinities",
+)
 @one
 def band(op: tf.Operation, x: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor) -> tf.Tensor:
   return tf.where(masks.band(x, lower, upper, tf.int32), x, tf.zeros([], x.dtype))
 
 
-@replaces("OneHot", on="tfjs", because="TF.js 4.22: wasm has NaN where the number for `off` is not 0")
+@replaces(
+  "OneHot", on="tfjs", because="TF.js 4.22: wasm has NaN where the number for `off` is not 0"
+)
 @one
-def one_hot(op: tf.Operation, indices: tf.Tensor, depth: tf.Tensor, on: tf.Tensor, off: tf.Tensor) -> tf.Tensor:
+def one_hot(
+  op: tf.Operation, indices: tf.Tensor, depth: tf.Tensor, on: tf.Tensor, off: tf.Tensor
+) -> tf.Tensor:
   axis = op.get_attr("axis") % (indices.shape.rank + 1)
   places = tf.reshape(tf.range(depth), [-1] + [1] * (indices.shape.rank - axis))
   return tf.where(tf.equal(tf.expand_dims(indices, axis), places), on, off)

@@ -63,7 +63,9 @@ class Page:
     except ValueError as error:
       raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is not JSON: {error}") from error
     if not isinstance(found, dict) or "model" not in found:
-      raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is not a tokenizer.json; save it by `tokenizers.Tokenizer.save`")
+      raise ValueError(
+        f"tokenizer = {os.fspath(self.tokenizer)!r} is not a tokenizer.json; save it by `tokenizers.Tokenizer.save`"
+      )
     return found
 
   def check(self, signature: Mapping[str, Any]) -> None:
@@ -75,14 +77,31 @@ class Page:
     Raises:
       ValueError: no output of floats has as many classes as there are labels; there is a tokenizer, and no input for tokens.
     """
-    sizes = {name: _sizes(tensor) for name, tensor in signature["outputs"].items() if tensor["dtype"] == "DT_FLOAT"}
+    sizes = {
+      name: _sizes(tensor)
+      for name, tensor in signature["outputs"].items()
+      if tensor["dtype"] == "DT_FLOAT"
+    }
     classes = {name: found[-1] for name, found in sizes.items() if found}
     if self.labels and len(self.labels) not in classes.values():
-      widths = ", ".join(f"{name!r} has {size if size >= 0 else 'a varying number'}" for name, size in classes.items()) or "none has any"
-      raise ValueError(f"labels: there are {len(self.labels)} names of classes, and of the outputs {widths}; give one for each class")
-    takes_tokens = any(tensor["dtype"] == "DT_INT32" and len(_sizes(tensor)) in (1, 2) for tensor in signature["inputs"].values())
+      widths = (
+        ", ".join(
+          f"{name!r} has {size if size >= 0 else 'a varying number'}"
+          for name, size in classes.items()
+        )
+        or "none has any"
+      )
+      raise ValueError(
+        f"labels: there are {len(self.labels)} names of classes, and of the outputs {widths}; give one for each class"
+      )
+    takes_tokens = any(
+      tensor["dtype"] == "DT_INT32" and len(_sizes(tensor)) in (1, 2)
+      for tensor in signature["inputs"].values()
+    )
     if self.tokenizer is not None and not takes_tokens:
-      raise ValueError(f"tokenizer: none of the inputs {', '.join(signature['inputs'])} is int32 of rank 1 or 2, for tokens; leave it out")
+      raise ValueError(
+        f"tokenizer: none of the inputs {', '.join(signature['inputs'])} is int32 of rank 1 or 2, for tokens; leave it out"
+      )
 
 
 def _sizes(tensor: Mapping[str, Any]) -> list[int]:
@@ -96,11 +115,21 @@ def template() -> Any:
     ImportError: jinja2 is missing.
   """
   text = (_HERE / "page.html.j2").read_text(encoding="utf-8")
-  return extras.module("jinja2", "tfjs", "a page for TF.js").Environment(autoescape=True).from_string(text)
+  return (
+    extras.module("jinja2", "tfjs", "a page for TF.js")
+    .Environment(autoescape=True)
+    .from_string(text)
+  )
 
 
 def write(
-  folder: Path, packages: Path, given: Page, *, verified: Sequence[str], constraints: Sequence[str] = (), runs: Sequence[Run] = ()
+  folder: Path,
+  packages: Path,
+  given: Page,
+  *,
+  verified: Sequence[str],
+  constraints: Sequence[str] = (),
+  runs: Sequence[Run] = (),
 ) -> Path:
   """Writes `folder`/page.html for the model in `folder`.
 
@@ -123,7 +152,10 @@ def write(
   bounds = (re.fullmatch(r"\s*(\w+)\s*<=\s*(\d+)\s*", constraint) for constraint in constraints)
   page = template().render(
     # Escape end tags inside the script.
-    scripts=[_script(scope / "tfjs" / "dist" / "tf.min.js"), _script(wasm / "tf-backend-wasm.min.js")],
+    scripts=[
+      _script(scope / "tfjs" / "dist" / "tf.min.js"),
+      _script(wasm / "tf-backend-wasm.min.js"),
+    ],
     wasm=_base64((wasm / "tfjs-backend-wasm-simd.wasm").read_bytes()),
     model=model | {"weightSpecs": specs},
     weights=_base64(files.weights(folder)),
@@ -141,7 +173,9 @@ def write(
       "examples": _example(runs),
       "verified": [*verified],
       "compared": f"jax2tf compared its answers with the original's on {' and '.join(verified)}.",
-      "backends": sorted(model["userDefinedMetadata"]["backends"], key=lambda name: [*verified, name].index(name)),
+      "backends": sorted(
+        model["userDefinedMetadata"]["backends"], key=lambda name: [*verified, name].index(name)
+      ),
     },
   )
   file = folder / "page.html"
@@ -154,7 +188,12 @@ def _example(runs: Sequence[Run]) -> Mapping[str, Any]:
   ordinary = [run.inputs for run in runs if run.values in ("ordinary", "given")]
   if not ordinary:
     return {}
-  arrays = {name: np.asarray(x) for name, x in min(ordinary, key=lambda inputs: sum(np.size(x) for x in inputs.values())).items()}
+  arrays = {
+    name: np.asarray(x)
+    for name, x in min(
+      ordinary, key=lambda inputs: sum(np.size(x) for x in inputs.values())
+    ).items()
+  }
   return {name: _listed(x) for name, x in arrays.items() if x.size <= _LARGEST_EXAMPLE}
 
 
@@ -177,5 +216,9 @@ def _base64(data: bytes) -> str:
 
 def _script(file: Path) -> str:
   # Not splitlines(): strings in TF.js contain characters that Python treats as line ends.
-  lines = [line for line in file.read_text(encoding="utf-8").split("\n") if not line.startswith("//# sourceMappingURL")]
+  lines = [
+    line
+    for line in file.read_text(encoding="utf-8").split("\n")
+    if not line.startswith("//# sourceMappingURL")
+  ]
   return "\n".join(lines).replace("</script", "<\\/script")

@@ -33,13 +33,23 @@ def _moved(op: tf.Operation, *operands: Any) -> Sequence[Any]:
 
 @guarded
 def _of_plain_dtypes(op: tf.Operation, *operands: Any) -> Sequence[Any]:
-  narrow = [x.dtype for x in op.inputs if x.dtype.is_integer and x.dtype != tf.int32 and not (x.dtype in ints.WIDE and ints.is_exact(x))]
+  narrow = [
+    x.dtype
+    for x in op.inputs
+    if x.dtype.is_integer
+    and x.dtype != tf.int32
+    and not (x.dtype in ints.WIDE and ints.is_exact(x))
+  ]
   return refused(op, f"{op.type} of {narrow[0].name}") if narrow else same(op, *operands)
 
 
 def _modular(op: tf.Operation, *operands: tf.Tensor) -> tf.Tensor:
   """For ops whose low bits are right whatever the upper bits of the operands are: wraps the result."""
-  return ints.wrapped(same(op, *operands)[0], op.outputs[0].dtype) if op.outputs[0].dtype.is_integer else same(op, *operands)[0]
+  return (
+    ints.wrapped(same(op, *operands)[0], op.outputs[0].dtype)
+    if op.outputs[0].dtype.is_integer
+    else same(op, *operands)[0]
+  )
 
 
 def _sum_of(op: tf.Operation, *terms: tf.Tensor) -> tf.Tensor:
@@ -62,7 +72,10 @@ def _ordered(result_too: bool) -> Replacement:
     dtype = op.inputs[0].dtype
     if is_wide(op):
       return refused(op, TOO_WIDE)
-    turned = [ints.in_order(x, dtype) if y.dtype == dtype else x for x, y in zip(operands, op.inputs, strict=True)]
+    turned = [
+      ints.in_order(x, dtype) if y.dtype == dtype else x
+      for x, y in zip(operands, op.inputs, strict=True)
+    ]
     first_result, *others = same(op, *turned)
     return [ints.in_order(first_result, dtype) if result_too else first_result, *others]
 
@@ -74,12 +87,18 @@ def _range(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
   dtype = op.outputs[0].dtype
   if dtype == tf.uint32:
     return refused(op, f"{op.type} of {dtype.name}")
-  return refused(op, TOO_WIDE) if dtype in ints.WIDE and not ints.is_exact(op.outputs[0]) else same(op, *operands)
+  return (
+    refused(op, TOO_WIDE)
+    if dtype in ints.WIDE and not ints.is_exact(op.outputs[0])
+    else same(op, *operands)
+  )
 
 
 def _extreme(of_floats: Callable[..., tf.Tensor]) -> Replacement:
   on_integers = _ordered(True)
-  return lambda op, *operands: [of_floats(*operands)] if held(op.inputs[0].dtype).is_floating else on_integers(op, *operands)
+  return lambda op, *operands: (
+    [of_floats(*operands)] if held(op.inputs[0].dtype).is_floating else on_integers(op, *operands)
+  )
 
 
 def _reduction(empty: float, modular: bool) -> Replacement:
@@ -92,7 +111,11 @@ def _reduction(empty: float, modular: bool) -> Replacement:
     if shape.rank and 0 in shape.as_list() and op.outputs[0].shape.is_fully_defined():
       dtype = op.outputs[0].dtype
       value = max(min(empty, dtype.max), dtype.min) if dtype.is_integer else empty
-      return [tf.fill(op.outputs[0].shape, tf.constant(value, dtype))] if dtype in (tf.float32, tf.int32) else refused(op, "of nothing")
+      return (
+        [tf.fill(op.outputs[0].shape, tf.constant(value, dtype))]
+        if dtype in (tf.float32, tf.int32)
+        else refused(op, "of nothing")
+      )
     return on_integers(op, x, axes) if op.inputs[0].dtype.is_integer else same(op, x, axes)
 
   return replacement
@@ -114,7 +137,9 @@ def _matrix_product(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[An
 
 
 def _turned(op: tf.Operation, i: int) -> bool:
-  return op.get_attr(f"{'transpose' if op.type == 'MatMul' else 'adj'}_{'ab'[i] if op.type == 'MatMul' else 'xy'[i]}")
+  return op.get_attr(
+    f"{'transpose' if op.type == 'MatMul' else 'adj'}_{'ab'[i] if op.type == 'MatMul' else 'xy'[i]}"
+  )
 
 
 def _division(part: Callable[..., tf.Tensor], of_floats: Callable[..., tf.Tensor]) -> Replacement:
@@ -144,7 +169,9 @@ def _short(x: tf.Tensor, y: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
 
 
 def _constant(op: tf.Operation) -> list[tf.Tensor]:
-  if op.outputs[0].dtype == tf.string:  # the message of an assertion, which is dropped; other string ops are refused
+  if (
+    op.outputs[0].dtype == tf.string
+  ):  # the message of an assertion, which is dropped; other string ops are refused
     return [tf.zeros([], tf.int32)]
   value = tf.get_static_value(op.outputs[0])
   if (dtype := strange(op)) is not None:
@@ -202,7 +229,11 @@ def _right_shift(op: tf.Operation, x: tf.Tensor, count: tf.Tensor) -> Sequence[A
 
 
 def _convolution(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
-  if not all(held(x.dtype).is_floating for x in op.inputs if x.dtype != tf.int32 or op.type != "Conv2DBackpropInput"):
+  if not all(
+    held(x.dtype).is_floating
+    for x in op.inputs
+    if x.dtype != tf.int32 or op.type != "Conv2DBackpropInput"
+  ):
     return refused(op, "a convolution of integers")
   if max(op.get_attr("strides")) > 1 and max(op.get_attr("dilations")) > 1:
     return refused(op, "strides and dilations at once")
@@ -221,13 +252,21 @@ def _convolution(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
 @guarded
 def _max_pool(op: tf.Operation, x: tf.Tensor) -> Sequence[Any]:
   """x f32[n,d,h,w,c] -> f32[n,d',h',w',c], first along h and w, then along d."""
-  window, strides, padding = op.get_attr("ksize"), op.get_attr("strides"), op.get_attr("padding").decode()
+  window, strides, padding = (
+    op.get_attr("ksize"),
+    op.get_attr("strides"),
+    op.get_attr("padding").decode(),
+  )
   if op.get_attr("data_format") != b"NDHWC":
     return refused(op, "channels that are not last")
   n, d, _, _, c = tf.unstack(tf.shape(x))
-  planes = tf.nn.max_pool2d(tf.reshape(x, tf.concat([[n * d], tf.shape(x)[2:]], 0)), window[2:4], strides[2:4], padding)
+  planes = tf.nn.max_pool2d(
+    tf.reshape(x, tf.concat([[n * d], tf.shape(x)[2:]], 0)), window[2:4], strides[2:4], padding
+  )
   _, h, w, _ = tf.unstack(tf.shape(planes))
-  columns = tf.nn.max_pool2d(tf.reshape(planes, [n, d, h * w, c]), [window[1], 1], [strides[1], 1], padding)
+  columns = tf.nn.max_pool2d(
+    tf.reshape(planes, [n, d, h * w, c]), [window[1], 1], [strides[1], 1], padding
+  )
   return [with_shape(tf.reshape(columns, [n, -1, h, w, c]), op.outputs[0].shape)]
 
 
@@ -237,14 +276,20 @@ def _clip(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf
   return tf.minimum(tf.maximum(x, low), high)
 
 
-def _on_floats(function: Callable[..., tf.Tensor], on_integers: Callable[..., tf.Tensor] | None = None) -> Replacement:
+def _on_floats(
+  function: Callable[..., tf.Tensor], on_integers: Callable[..., tf.Tensor] | None = None
+) -> Replacement:
   """Applies to floats. Integers use `on_integers`, or keep the op: wasm's Abs and Neg compute them in float32."""
 
   @guarded
   def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
     if held(op.inputs[0].dtype).is_floating:
       return [function(*operands)]
-    return [ints.wrapped(on_integers(*operands), op.outputs[0].dtype)] if on_integers else _of_plain_dtypes(op, *operands)
+    return (
+      [ints.wrapped(on_integers(*operands), op.outputs[0].dtype)]
+      if on_integers
+      else _of_plain_dtypes(op, *operands)
+    )
 
   return replacement
 
@@ -260,28 +305,46 @@ def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor)
   """A TensorList as one tensor of its rows."""
   dtype = held(op.get_attr("element_dtype"))
   if dtype not in (tf.float32, tf.int32, tf.bool) or element_shape.shape.rank != 1:
-    return refused(op, f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known")
+    return refused(
+      op,
+      f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known",
+    )
   # A size that is unknown before the first element is set, -1, becomes 1; setting the element broadcasts it.
   sizes = tf.where(element_shape < 0, 1, tf.cast(element_shape, tf.int32))
   return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
 
 
 _replaces_each = functools.partial(replaces_each, on="tfjs")
-_replaces_each({"Const": _constant, "Cast": _cast}, because="TF.js 4.22: has float32, int32 and bool; wasm makes 2 of a bool from 2")
+_replaces_each(
+  {"Const": _constant, "Cast": _cast},
+  because="TF.js 4.22: has float32, int32 and bool; wasm makes 2 of a bool from 2",
+)
 _replaces_each(
   dict.fromkeys(("Add", "AddV2", "Sub", "Cumsum"), one(_modular))
   | {"AddN": one(_sum_of), "Mul": one(_product), "Square": one(lambda op, x: _product(op, x, x))}
-  | {"Sum": _reduction(0, True), "Prod": _reduction(1, True), "Max": _reduction(-math.inf, False), "Min": _reduction(math.inf, False)}
+  | {
+    "Sum": _reduction(0, True),
+    "Prod": _reduction(1, True),
+    "Max": _reduction(-math.inf, False),
+    "Min": _reduction(math.inf, False),
+  }
   | dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), guarded(_matrix_product)),
   because="TF.js 4.22: does not wrap integers as their dtypes do, multiplies them in float64, and wasm reduces nothing to anything",
 )
 _replaces_each(
-  dict.fromkeys(("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "ArgMax", "ArgMin"), _ordered(False))
+  dict.fromkeys(
+    ("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "ArgMax", "ArgMin"),
+    _ordered(False),
+  )
   | {"TopKV2": _ordered(True), "Range": _range},
   because="TF.js 4.22: has no uint32, and numbers of 64 bits only where they fit in 32",
 )
 _replaces_each(
-  {"Maximum": guarded(_extreme(floats.maximum)), "Minimum": guarded(_extreme(floats.minimum)), "ClipByValue": one(_clip)}
+  {
+    "Maximum": guarded(_extreme(floats.maximum)),
+    "Minimum": guarded(_extreme(floats.minimum)),
+    "ClipByValue": one(_clip),
+  }
   | {"Relu6": one(lambda op, x: _clip(op, x, tf.constant(0, x.dtype), tf.constant(6, x.dtype)))},
   because="TF.js 4.22: wasm takes the number where one operand is NaN",
 )
@@ -326,12 +389,21 @@ _replaces_each(
   because="TF.js 4.22: no such op",
 )
 _replaces_each(
-  dict.fromkeys(("Conv2D", "DepthwiseConv2dNative", "Conv3D", "Conv2DBackpropInput"), guarded(_convolution)),
+  dict.fromkeys(
+    ("Conv2D", "DepthwiseConv2dNative", "Conv3D", "Conv2DBackpropInput"), guarded(_convolution)
+  ),
   because="TF.js 4.22: no groups",
 )
-_replaces_each({"GatherV2": indexing.gather}, because="TF.js 4.22: with batch dimensions wasm reads other rows, or beyond its memory")
 _replaces_each(
-  {"ReverseV2": indexing.moved_as_int32, "StridedSlice": indexing.moved_as_int32, "SelectV2": indexing.select},
+  {"GatherV2": indexing.gather},
+  because="TF.js 4.22: with batch dimensions wasm reads other rows, or beyond its memory",
+)
+_replaces_each(
+  {
+    "ReverseV2": indexing.moved_as_int32,
+    "StridedSlice": indexing.moved_as_int32,
+    "SelectV2": indexing.select,
+  },
   because="TF.js 4.22: wasm takes a bool for four bytes",
 )
 _replaces_each(
@@ -346,27 +418,49 @@ _replaces_each(
   because="TF.js 4.22: in a loop it disposes of the elements that it has just set",
 )
 _replaces_each({"Sign": _sign}, because="TF.js 4.22: makes 0 of NaN")
-_replaces_each({"Log1p": _on_floats(floats.log1p)}, because="TF.js 4.22: wasm computes log(1 + x), which has no digit left for small x")
-_replaces_each({"Pow": _on_floats(floats.power)}, because="TF.js 4.22: 1 to the power NaN is NaN, as JavaScript has it")
+_replaces_each(
+  {"Log1p": _on_floats(floats.log1p)},
+  because="TF.js 4.22: wasm computes log(1 + x), which has no digit left for small x",
+)
+_replaces_each(
+  {"Pow": _on_floats(floats.power)},
+  because="TF.js 4.22: 1 to the power NaN is NaN, as JavaScript has it",
+)
 _replaces_each(
   {"Cos": _on_floats(angles.cos), "Sin": _on_floats(angles.sin), "Tan": _on_floats(angles.tan)},
   because="TF.js 4.22: wasm loses digits of angles from 1e4 on",
 )
 _replaces_each(
-  {"Erfc": _on_floats(floats.erfc), "Erfinv": _on_floats(floats.erfinv), "Lgamma": _on_floats(floats.lgamma)},
+  {
+    "Erfc": _on_floats(floats.erfc),
+    "Erfinv": _on_floats(floats.erfinv),
+    "Lgamma": _on_floats(floats.lgamma),
+  },
   because="TF.js 4.22: no such op",
 )
 
 
-def _batch_norm(op: Any, x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Sequence[Any]:
+def _batch_norm(
+  op: Any, x: Any, scale: Any, offset: Any, mean: Any, variance: Any
+) -> Sequence[Any]:
   """Inference over the last axis, the only form that the fused idioms emit."""
   if op.get_attr("is_training") or op.get_attr("data_format") != b"NHWC":
     return _lacking(op, x, scale, offset, mean, variance)
   factor = scale * tf.math.rsqrt(variance + op.get_attr("epsilon"))
-  return [x * factor + (offset - mean * factor), mean, variance, mean, variance, tf.zeros_like(mean)]
+  return [
+    x * factor + (offset - mean * factor),
+    mean,
+    variance,
+    mean,
+    variance,
+    tf.zeros_like(mean),
+  ]
 
 
-_replaces_each({"FusedBatchNormV3": _batch_norm}, because="TF.js 4.22: not among the ops that its converter lists")
+_replaces_each(
+  {"FusedBatchNormV3": _batch_norm},
+  because="TF.js 4.22: not among the ops that its converter lists",
+)
 
 
 class Table(Mapping[str, Replacement]):

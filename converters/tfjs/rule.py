@@ -37,7 +37,11 @@ def refused(op: tf.Operation, why: str) -> list[tf.Tensor]:
       "shape": tf.compat.v1.AttrValue(shape=y.shape.as_proto()),
       REFUSED: tf.compat.v1.AttrValue(s=f"{op.type}:{why}".encode()),
     }
-    results += replay.graph().create_op("PlaceholderWithDefault", [tf.zeros(sizes, dtype)], [dtype], attrs=attributes).outputs
+    results += (
+      replay.graph()
+      .create_op("PlaceholderWithDefault", [tf.zeros(sizes, dtype)], [dtype], attrs=attributes)
+      .outputs
+    )
   return results
 
 
@@ -49,7 +53,10 @@ def same(op: tf.Operation, *operands: Any) -> list[tf.Tensor]:
 def strange(op: tf.Operation) -> tf.DType | None:
   """A dtype of the op that TF.js cannot hold, or None."""
   tensors = [*op.inputs, *op.outputs]
-  return next((x.dtype for x in tensors if held(x.dtype) not in (tf.float32, tf.int32, tf.bool, tf.variant)), None)
+  return next(
+    (x.dtype for x in tensors if held(x.dtype) not in (tf.float32, tf.int32, tf.bool, tf.variant)),
+    None,
+  )
 
 
 def guarded(replacement: Replacement) -> Replacement:

@@ -45,7 +45,10 @@ def packages() -> Path:
   """
   npm = _program("npm")
   cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jax2tf")
-  folder = cache / f"tfjs-{VERSION}-{hashlib.sha256((_HERE / 'package-lock.json').read_bytes()).hexdigest()[:8]}"
+  folder = (
+    cache
+    / f"tfjs-{VERSION}-{hashlib.sha256((_HERE / 'package-lock.json').read_bytes()).hexdigest()[:8]}"
+  )
   if folder.is_dir():
     return folder
   cache.mkdir(parents=True, exist_ok=True)
@@ -55,9 +58,13 @@ def packages() -> Path:
       shutil.copy(_HERE / name, place / name)
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
     environment = {**os.environ, "PATH": _path()}  # npm looks for node on PATH
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+      command, cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
-      raise ImportError(f"exporting to TF.js needs its packages, and npm ci failed:\n{done.stderr.strip()[-1000:]}")
+      raise ImportError(
+        f"exporting to TF.js needs its packages, and npm ci failed:\n{done.stderr.strip()[-1000:]}"
+      )
     try:
       durable.move(place, folder)
     except OSError:  # another process installed it first
@@ -80,7 +87,9 @@ def _program(name: str) -> str:
   return found
 
 
-def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str], runs: Sequence[plan.Run]) -> Sequence[Answer]:
+def answers(
+  folder: Path, model: Path, backend: str, outputs: Mapping[str, str], runs: Sequence[plan.Run]
+) -> Sequence[Answer]:
   """The answers of the model to the runs, in one Node.js process.
 
   Args:
@@ -96,18 +105,33 @@ def answers(folder: Path, model: Path, backend: str, outputs: Mapping[str, str],
   with tempfile.TemporaryDirectory(prefix="jax2tf-tfjs-") as name:
     exchange = Path(name)
     _write_runs(exchange, list(outputs), runs)
-    command = [_program("node"), str(_HERE / "run.cjs"), str(folder), str(model), str(exchange), backend]
+    command = [
+      _program("node"),
+      str(_HERE / "run.cjs"),
+      str(folder),
+      str(model),
+      str(exchange),
+      backend,
+    ]
     try:
-      done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=compare.PATIENCE)
+      done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=compare.PATIENCE
+      )
     except subprocess.TimeoutExpired as error:
-      raise RuntimeError(f"TF.js {VERSION} ({backend}) did not answer within {compare.PATIENCE} s") from error
+      raise RuntimeError(
+        f"TF.js {VERSION} ({backend}) did not answer within {compare.PATIENCE} s"
+      ) from error
     if done.returncode:
-      raise RuntimeError(f"TF.js {VERSION} ({backend}) cannot load the model: {done.stderr.strip()[-2000:]}")
+      raise RuntimeError(
+        f"TF.js {VERSION} ({backend}) cannot load the model: {done.stderr.strip()[-2000:]}"
+      )
     found: list[Answer] = json.loads((exchange / "answers.json").read_text(encoding="utf-8"))
     data = (exchange / "answers.bin").read_bytes()
   for answer in found:
     arrays = {key: _array(data, spec) for key, spec in answer["outputs"].items()}
-    answer["outputs"] = {key: _of_dtype(array, Spec.parse(outputs[key]).dtype) for key, array in arrays.items()}
+    answer["outputs"] = {
+      key: _of_dtype(array, Spec.parse(outputs[key]).dtype) for key, array in arrays.items()
+    }
   return found
 
 
@@ -121,7 +145,9 @@ def _write_runs(exchange: Path, outputs: Sequence[str], runs: Sequence[plan.Run]
         inputs[name] = {"dtype": array.dtype.name, "shape": array.shape, "offset": offset}
         offset += stream.write(array.tobytes())
       listed.append({"inputs": inputs, "timed": run.timed})
-  (exchange / "runs.json").write_text(json.dumps({"runs": listed, "outputs": outputs}), encoding="utf-8")
+  (exchange / "runs.json").write_text(
+    json.dumps({"runs": listed, "outputs": outputs}), encoding="utf-8"
+  )
 
 
 def as_held(array: np.ndarray) -> np.ndarray:
@@ -131,7 +157,9 @@ def as_held(array: np.ndarray) -> np.ndarray:
 
 def _array(data: bytes, spec: Mapping[str, Any]) -> np.ndarray:
   dtype, shape = np.dtype(spec["dtype"]), spec["shape"]
-  return np.frombuffer(data, dtype, int(np.prod(shape, dtype=np.int64)), spec["offset"]).reshape(shape)
+  return np.frombuffer(data, dtype, int(np.prod(shape, dtype=np.int64)), spec["offset"]).reshape(
+    shape
+  )
 
 
 def _of_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

@@ -33,7 +33,9 @@ class Agreement:
   rows: int = 0
 
   @classmethod
-  def of(cls, found: Sequence[np.ndarray], expected: Sequence[np.ndarray], scores: bool | None) -> Agreement:
+  def of(
+    cls, found: Sequence[np.ndarray], expected: Sequence[np.ndarray], scores: bool | None
+  ) -> Agreement:
     """From arrays of equal shapes, one for each sample. `scores`: None to decide by the reference; see `are_probabilities`."""
     x, y = (np.concatenate([np.asarray(a).ravel() for a in arrays]) for arrays in (found, expected))
     if not jnp.issubdtype(expected[0].dtype, np.inexact):
@@ -54,7 +56,9 @@ class Agreement:
     least = least_variation(least_cosine)
     if self.variation is not None and least > 0 and not self.variation >= least:
       return f"the outputs vary otherwise than the reference's: a cosine of {self.variation:.4f} without their mean, less than {least:.4g}"
-    if self.top_1 is not None and round(self.top_1 * self.rows) < math.floor(least_top_1 * self.rows):
+    if self.top_1 is not None and round(self.top_1 * self.rows) < math.floor(
+      least_top_1 * self.rows
+    ):
       return f"{self.top_1:.1%} of {self.rows} rows have the reference's first class, less than least_top_1 = {least_top_1}"
     return ""
 
@@ -72,7 +76,9 @@ def least_variation(least_cosine: float) -> float:
 def are_probabilities(arrays: Sequence[np.ndarray]) -> bool:
   """Whether the elements along the last axis of each array are at least 0 and have the sum 1."""
   return all(
-    array.ndim > 0 and array.shape[-1] > 1 and bool((array >= 0).all() and (np.abs(array.sum(-1) - 1) < _CLOSE_TO_ONE).all())
+    array.ndim > 0
+    and array.shape[-1] > 1
+    and bool((array >= 0).all() and (np.abs(array.sum(-1) - 1) < _CLOSE_TO_ONE).all())
     for array in (np.asarray(a).astype(np.float64) for a in arrays)
   )
 

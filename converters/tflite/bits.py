@@ -41,11 +41,19 @@ def disjunction(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Ten
 
 def _is_rotation(op: tf.Operation) -> bool:
   """Whether it is x << n | y >> (bits - n) of unsigned integers, as in the rounds of threefry."""
-  shifts = {x.op.type: tf.get_static_value(x.op.inputs[1]) for x in op.inputs if x.op.type in ("LeftShift", "RightShift")}
+  shifts = {
+    x.op.type: tf.get_static_value(x.op.inputs[1])
+    for x in op.inputs
+    if x.op.type in ("LeftShift", "RightShift")
+  }
   dtype = op.inputs[0].dtype
   if len(shifts) < 2 or not dtype.is_unsigned or any(places is None for places in shifts.values()):
     return False
-  return bool(np.all(shifts["LeftShift"].astype(np.int64) + shifts["RightShift"].astype(np.int64) >= 8 * dtype.size))
+  return bool(
+    np.all(
+      shifts["LeftShift"].astype(np.int64) + shifts["RightShift"].astype(np.int64) >= 8 * dtype.size
+    )
+  )
 
 
 def inverted(x: tf.Tensor) -> tf.Tensor:
@@ -61,7 +69,14 @@ def right_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[t
   shift = logical_shift if op.inputs[0].dtype in (tf.uint32, tf.uint64) else _arithmetic
   if x.dtype.size < 8:
     return [shift(x, places)]
-  return [_shifted(x, places, functools.partial(_right_near, shift=shift), functools.partial(_right_far, shift=shift))]
+  return [
+    _shifted(
+      x,
+      places,
+      functools.partial(_right_near, shift=shift),
+      functools.partial(_right_far, shift=shift),
+    )
+  ]
 
 
 def _left(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
@@ -81,7 +96,9 @@ def _arithmetic(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 def logical_shift(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
   """The logical shift x >> n, by LiteRT's uint32 kernel on the same bits."""
   x, places = _of_one_shape(x, places)
-  return tf.cast(tf.bitwise.right_shift(tf.cast(x, tf.uint32), tf.cast(places, tf.uint32)), tf.int32)
+  return tf.cast(
+    tf.bitwise.right_shift(tf.cast(x, tf.uint32), tf.cast(places, tf.uint32)), tf.int32
+  )
 
 
 def _of_one_shape(x: tf.Tensor, y: tf.Tensor) -> _Words:
@@ -92,7 +109,9 @@ def _of_one_shape(x: tf.Tensor, y: tf.Tensor) -> _Words:
   return tf.broadcast_to(x, shape), tf.broadcast_to(y, shape)
 
 
-def _shifted(x: tf.Tensor, places: tf.Tensor, near: Callable[..., _Words], far: Callable[..., _Words]) -> tf.Tensor:
+def _shifted(
+  x: tf.Tensor, places: tf.Tensor, near: Callable[..., _Words], far: Callable[..., _Words]
+) -> tf.Tensor:
   """A shift of 64-bit integers.
 
   Args:
@@ -104,7 +123,9 @@ def _shifted(x: tf.Tensor, places: tf.Tensor, near: Callable[..., _Words], far: 
     n = int(np.clip(known, 0, 63))
     word, count = tf.constant(n % 32), None
   else:
-    count = tf.minimum(tf.maximum(tf.bitcast(places, tf.int32)[..., 0], tf.constant(0)), tf.constant(63))
+    count = tf.minimum(
+      tf.maximum(tf.bitcast(places, tf.int32)[..., 0], tf.constant(0)), tf.constant(63)
+    )
     n, word = 0, tf.where(count < tf.constant(32), count, count - tf.constant(32))
   low, high = tf.unstack(tf.bitcast(x, tf.int32), axis=-1)
   if count is None:
@@ -119,18 +140,26 @@ def _shifted(x: tf.Tensor, places: tf.Tensor, near: Callable[..., _Words], far: 
 
 
 def _left_near(low: tf.Tensor, high: tf.Tensor, n: tf.Tensor) -> _Words:
-  return _left(low, n), _left(high, n) + logical_shift(logical_shift(low, tf.constant(1)), tf.constant(31) - n)
+  return _left(low, n), _left(high, n) + logical_shift(
+    logical_shift(low, tf.constant(1)), tf.constant(31) - n
+  )
 
 
 def _left_far(low: tf.Tensor, high: tf.Tensor, n: tf.Tensor) -> _Words:
   return tf.zeros_like(low), _left(low, n)
 
 
-def _right_near(low: tf.Tensor, high: tf.Tensor, n: tf.Tensor, shift: Callable[..., tf.Tensor]) -> _Words:
-  return logical_shift(low, n) + _left(_left(high, tf.constant(1)), tf.constant(31) - n), shift(high, n)
+def _right_near(
+  low: tf.Tensor, high: tf.Tensor, n: tf.Tensor, shift: Callable[..., tf.Tensor]
+) -> _Words:
+  return logical_shift(low, n) + _left(_left(high, tf.constant(1)), tf.constant(31) - n), shift(
+    high, n
+  )
 
 
-def _right_far(low: tf.Tensor, high: tf.Tensor, n: tf.Tensor, shift: Callable[..., tf.Tensor]) -> _Words:
+def _right_far(
+  low: tf.Tensor, high: tf.Tensor, n: tf.Tensor, shift: Callable[..., tf.Tensor]
+) -> _Words:
   sign = tf.zeros_like(high) if shift is logical_shift else shift(high, tf.constant(31))
   return shift(high, n), sign
 

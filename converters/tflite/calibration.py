@@ -53,11 +53,21 @@ class Dataset:
     given = given() if callable(given) and not isinstance(given, tf.data.Dataset) else given
     if not isinstance(given, Mapping):
       return cls({"": _read(given, "representative_dataset")})
-    if arrays := [name for name, value in given.items() if hasattr(value, "dtype") or isinstance(value, int | float)]:
-      raise ValueError(f"representative_dataset is one mapping of arrays, with {arrays[0]!r}; {_FORM}")
-    return cls({name: _read(value, f"representative_dataset[{name!r}]") for name, value in given.items()})
+    if arrays := [
+      name
+      for name, value in given.items()
+      if hasattr(value, "dtype") or isinstance(value, int | float)
+    ]:
+      raise ValueError(
+        f"representative_dataset is one mapping of arrays, with {arrays[0]!r}; {_FORM}"
+      )
+    return cls(
+      {name: _read(value, f"representative_dataset[{name!r}]") for name, value in given.items()}
+    )
 
-  def checked(self, records: Mapping[str, manifest.SignatureRecord], narrow: Sequence[str] = ()) -> Dataset:
+  def checked(
+    self, records: Mapping[str, manifest.SignatureRecord], narrow: Sequence[str] = ()
+  ) -> Dataset:
     """The samples in the dtypes of the signatures.
 
     Args:
@@ -69,12 +79,19 @@ class Dataset:
         the range of images.
     """
     kinds.check_names("narrow_inputs", narrow)
-    by_signature = {next(iter(records)): self.samples[""]} if "" in self.samples and len(records) == 1 else self.samples
+    by_signature = (
+      {next(iter(records)): self.samples[""]}
+      if "" in self.samples and len(records) == 1
+      else self.samples
+    )
     if set(by_signature) != set(records):
       raise ValueError(
         f"representative_dataset is not for the signatures {', '.join(records)}; give {{signature: [{{input: array}}, ...]}}"
       )
-    found = {name: [_fitting(sample, name, records[name], i) for i, sample in enumerate(given)] for name, given in by_signature.items()}
+    found = {
+      name: [_fitting(sample, name, records[name], i) for i, sample in enumerate(given)]
+      for name, given in by_signature.items()
+    }
     for name, samples in found.items():
       _check_values(samples, name, narrow)
     return Dataset(found)
@@ -82,14 +99,22 @@ class Dataset:
   def calibrating(self) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Yields (signature, inputs) of each sample that calibrates."""
     for name, samples in self.samples.items():
-      kept = [sample for i, sample in enumerate(samples) if len(samples) < HELD_BACK or not _is_held_back(i)]
+      kept = [
+        sample
+        for i, sample in enumerate(samples)
+        if len(samples) < HELD_BACK or not _is_held_back(i)
+      ]
       for sample in tqdm.tqdm(kept, desc=f"calibrate {name}", leave=False, disable=None):
         yield name, dict(sample)
 
   def compared(self, calibrated: bool) -> dict[str, Sequence[Sample]]:
     """{signature: the samples to compare}. After a calibration those that were held back, or all if there are fewer than `HELD_BACK`."""
     return {
-      name: [sample for i, sample in enumerate(samples) if not calibrated or len(samples) < HELD_BACK or _is_held_back(i)]
+      name: [
+        sample
+        for i, sample in enumerate(samples)
+        if not calibrated or len(samples) < HELD_BACK or _is_held_back(i)
+      ]
       for name, samples in self.samples.items()
     }
 
@@ -108,14 +133,21 @@ def _is_held_back(index: int) -> bool:
 
 
 def _read(given: Any, what: str) -> list[Sample]:
-  if isinstance(given, tf.data.Dataset) and given.cardinality().numpy() == tf.data.INFINITE_CARDINALITY:
-    raise ValueError(f"{what} is a tf.data.Dataset without an end; give a part of it, such as dataset.take(200)")
+  if (
+    isinstance(given, tf.data.Dataset)
+    and given.cardinality().numpy() == tf.data.INFINITE_CARDINALITY
+  ):
+    raise ValueError(
+      f"{what} is a tf.data.Dataset without an end; give a part of it, such as dataset.take(200)"
+    )
   if not isinstance(given, Iterable) or isinstance(given, str | bytes) or hasattr(given, "dtype"):
     raise ValueError(f"{what} is {_kind(given)}, not an iterable of samples; {_FORM}")
   samples: list[Sample] = []
   for i, sample in enumerate(tqdm.tqdm(given, desc=what, leave=False, disable=None)):
     if not isinstance(sample, Mapping):
-      raise ValueError(f"{what}: sample {i} is {_kind(sample)}, not a mapping; {_FORM}, which names the inputs")
+      raise ValueError(
+        f"{what}: sample {i} is {_kind(sample)}, not a mapping; {_FORM}, which names the inputs"
+      )
     samples.append({str(name): np.asarray(value) for name, value in sample.items()})
   if not samples:
     raise ValueError(f"{what} has no sample; pass a list, or an iterator that is not exhausted")
@@ -123,19 +155,27 @@ def _read(given: Any, what: str) -> list[Sample]:
 
 
 def _kind(value: Any) -> str:
-  described = f", {value.dtype}{list(value.shape)}" if hasattr(value, "dtype") and hasattr(value, "shape") else ""
+  described = (
+    f", {value.dtype}{list(value.shape)}"
+    if hasattr(value, "dtype") and hasattr(value, "shape")
+    else ""
+  )
   many = f" of {len(value)}" if isinstance(value, tuple | list) else ""
   return f"a {type(value).__name__}{many}{described}"
 
 
-def _fitting(sample: Sample, signature: str, record: manifest.SignatureRecord, index: int) -> Sample:
+def _fitting(
+  sample: Sample, signature: str, record: manifest.SignatureRecord, index: int
+) -> Sample:
   if sample.keys() != record.inputs.keys():
     raise ValueError(
       f"representative_dataset has a sample of {', '.join(sample)}, and signature {signature!r} takes {', '.join(record.inputs)}"
     )
   sizes: dict[str, int] = {}
   return {
-    name: _array(sample[name], Spec.parse(spec), f"representative_dataset: sample {index}, {name!r}", sizes)
+    name: _array(
+      sample[name], Spec.parse(spec), f"representative_dataset: sample {index}, {name!r}", sizes
+    )
     for name, spec in record.inputs.items()
   }
 
@@ -144,15 +184,23 @@ def _array(array: np.ndarray, spec: Spec, what: str, sizes: dict[str, int]) -> n
   """The array in the dtype of its input. `sizes` has the sizes of symbolic dimensions in this sample."""
   given = f"{array.dtype}{list(array.shape)}"
   if not _is_cast(array, spec.dtype):
-    advice = "; give the values that the model gets, such as pixels from 0 to 255" if array.dtype.kind == "f" else ""
+    advice = (
+      "; give the values that the model gets, such as pixels from 0 to 255"
+      if array.dtype.kind == "f"
+      else ""
+    )
     raise ValueError(f"{what} is {given}, and the input is {spec}{advice}")
   dims = [*(spec.dims or array.shape)]
   fits = len(dims) == array.ndim and all(
-    sizes.setdefault(str(dim), size) == size if str(dim).isidentifier() else not isinstance(dim, int) or dim == size
+    sizes.setdefault(str(dim), size) == size
+    if str(dim).isidentifier()
+    else not isinstance(dim, int) or dim == size
     for dim, size in zip(dims, array.shape, strict=True)
   )
   if not fits:
-    raise ValueError(f"{what} has the shape {list(array.shape)}, and the input is {spec}; add or remove the axis of the batch")
+    raise ValueError(
+      f"{what} has the shape {list(array.shape)}, and the input is {spec}; add or remove the axis of the batch"
+    )
   return array.astype(spec.dtype, copy=False)
 
 
@@ -173,8 +221,12 @@ def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[st
   ranges = {}
   for name in samples[0]:
     arrays = [sample[name] for sample in samples if sample[name].size]
-    if any(jnp.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all() for array in arrays):
-      raise ValueError(f"representative_dataset has NaN or an infinity in input {name!r} of signature {signature!r}; give finite numbers")
+    if any(
+      jnp.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all() for array in arrays
+    ):
+      raise ValueError(
+        f"representative_dataset has NaN or an infinity in input {name!r} of signature {signature!r}; give finite numbers"
+      )
     if sum(array.size for array in arrays) > 1:
       ranges[name] = min(array.min() for array in arrays), max(array.max() for array in arrays)
   constant = {name: least for name, (least, most) in ranges.items() if least == most}
@@ -190,7 +242,11 @@ def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[st
         "of its calibrated range"
       )
   for name, (least, most) in ranges.items():
-    if _is_image(samples[0][name]) and int(most) - int(least) < _NARROW and name not in [*narrow, *constant]:
+    if (
+      _is_image(samples[0][name])
+      and int(most) - int(least) < _NARROW
+      and name not in [*narrow, *constant]
+    ):
       dtype = samples[0][name].dtype
       limits = np.iinfo(dtype)
       raise ValueError(

@@ -28,7 +28,11 @@ def main(request_file: str, response_file: str) -> None:
     for run in request["runs"]:
       if run["anew"]:
         runners = _opened(request["model"])
-      answers.append(_calls["answered"](functools.partial(_prepared, runners.get(run["signature"]), run), run["timed"]))
+      answers.append(
+        _calls["answered"](
+          functools.partial(_prepared, runners.get(run["signature"]), run), run["timed"]
+        )
+      )
       print("done", flush=True)
   except Exception as error:  # the file cannot be opened
     answers = [_calls["failed"](_calls["sentence"](error))] * len(request["runs"])
@@ -39,10 +43,16 @@ def _prepared(runner: Any, run: Mapping[str, Any]) -> Callable[[], Mapping[str, 
   if run["floats"] is None:
     return functools.partial(runner, **run["inputs"])
   takes, gives = runner.get_input_details(), runner.get_output_details()
-  inputs = {name: _quantized(x, takes[name]) if name in run["floats"] else x for name, x in run["inputs"].items()}
+  inputs = {
+    name: _quantized(x, takes[name]) if name in run["floats"] else x
+    for name, x in run["inputs"].items()
+  }
 
   def call() -> dict[str, Any]:
-    return {name: _dequantized(y, gives[name]) if name in run["floats"] else y for name, y in runner(**inputs).items()}
+    return {
+      name: _dequantized(y, gives[name]) if name in run["floats"] else y
+      for name, y in runner(**inputs).items()
+    }
 
   return call
 
@@ -52,12 +62,18 @@ def _quantized(x: Any, tensor: Mapping[str, Any]) -> Any:
   if not scale or tensor["dtype"] not in (np.int8, np.uint8):
     return x
   limits = np.iinfo(tensor["dtype"])
-  return np.clip(np.round(x / np.float32(scale)) + zero_point, limits.min, limits.max).astype(tensor["dtype"])
+  return np.clip(np.round(x / np.float32(scale)) + zero_point, limits.min, limits.max).astype(
+    tensor["dtype"]
+  )
 
 
 def _dequantized(y: Any, tensor: Mapping[str, Any]) -> Any:
   scale, zero_point = tensor["quantization"]
-  return np.float32(scale) * (y.astype(np.float32) - zero_point) if scale and y.dtype in (np.int8, np.uint8) else y
+  return (
+    np.float32(scale) * (y.astype(np.float32) - zero_point)
+    if scale and y.dtype in (np.int8, np.uint8)
+    else y
+  )
 
 
 def _opened(path: str) -> dict[str, Any]:

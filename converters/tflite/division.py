@@ -30,7 +30,9 @@ def _unsigned_divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return tf.where(large, tf.cast(flipped(x) >= flipped(y), tf.int32), quotient)
 
 
-@replaces("TruncateDiv", on="tflite", because="LiteRT 2.3: saturates -2**31 / -1, and has none of uint32")
+@replaces(
+  "TruncateDiv", on="tflite", because="LiteRT 2.3: saturates -2**31 / -1, and has none of uint32"
+)
 @widened
 def _truncate_div(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   if op.inputs[0].dtype == tf.uint32:
@@ -48,7 +50,11 @@ def _truncate_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.T
   return [x - _divided(x, y) * y] if x.dtype == tf.int32 else again(op, (x, y))
 
 
-@replaces("FloorDiv", on="tflite", because="LiteRT 2.3: refuses a float divisor of 0, and has none of uint32")
+@replaces(
+  "FloorDiv",
+  on="tflite",
+  because="LiteRT 2.3: refuses a float divisor of 0, and has none of uint32",
+)
 @widened
 def _floor_div(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """LiteRT's kernel refuses a float divisor of 0."""
@@ -57,7 +63,11 @@ def _floor_div(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tens
   return [tf.floor(x / y)] if x.dtype.is_floating else again(op, (x, y), WIDER)
 
 
-@replaces("FloorMod", on="tflite", because="LiteRT 2.3: ends the process for -2**31 mod -1, and has none of uint32")
+@replaces(
+  "FloorMod",
+  on="tflite",
+  because="LiteRT 2.3: ends the process for -2**31 mod -1, and has none of uint32",
+)
 @widened
 def _floor_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """LiteRT's kernel aborts the process for -2**31 mod -1 (SIGFPE)."""

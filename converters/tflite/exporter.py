@@ -90,7 +90,9 @@ def save(
     inference_input_type=inference_input_type,
     inference_output_type=inference_output_type,
   )
-  model = Model(params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms)
+  model = Model(
+    params, trainable=False, polymorphic_constraints=polymorphic_constraints, idioms=idioms
+  )
   model.add(fun, inputs=inputs, outputs=outputs)
   return _saved(Source.of(model), path, overwrite, asked, quantized_so)
 
@@ -183,13 +185,19 @@ def save_model(
     inference_input_type=inference_input_type,
     inference_output_type=inference_output_type,
   )
-  source = Source.of(model, signatures=signatures, reference=reference, params=params, idioms=idioms)
+  source = Source.of(
+    model, signatures=signatures, reference=reference, params=params, idioms=idioms
+  )
   return _saved(source, path, overwrite, asked, quantized_so)
 
 
-def _saved(source: Source, path: Path, overwrite: bool, asked: plan.Comparison, quantization: Quantization) -> Exported:
+def _saved(
+  source: Source, path: Path, overwrite: bool, asked: plan.Comparison, quantization: Quantization
+) -> Exported:
   scheme = quantization.scheme
-  source.refuse_writers(TARGET, f"{RUNTIME} with quantization={scheme!r}" if scheme else RUNTIME, has_state=not scheme)
+  source.refuse_writers(
+    TARGET, f"{RUNTIME} with quantization={scheme!r}" if scheme else RUNTIME, has_state=not scheme
+  )
   _refuse_empty(source)
   quantization = quantization.fitting(source)
   if from_float := quantized.FROM_FLOAT.get(scheme or ""):
@@ -205,7 +213,9 @@ def _saved(source: Source, path: Path, overwrite: bool, asked: plan.Comparison, 
   return Exported(path, report, len(contents))
 
 
-def run(path: str | os.PathLike[str], inputs: Mapping[str, Any], *, signature: str = "serving_default") -> dict[str, np.ndarray]:
+def run(
+  path: str | os.PathLike[str], inputs: Mapping[str, Any], *, signature: str = "serving_default"
+) -> dict[str, np.ndarray]:
   """Runs a signature once in LiteRT on CPU, in a separate process.
 
   Args:
@@ -303,12 +313,20 @@ def save_training(
   return Exported(path, report, len(contents))
 
 
-def _asked(exporter: Callable[..., Any], path: Path, overwrite: bool, scheme: str | None, comparison: Mapping[str, Any]) -> plan.Comparison:
+def _asked(
+  exporter: Callable[..., Any],
+  path: Path,
+  overwrite: bool,
+  scheme: str | None,
+  comparison: Mapping[str, Any],
+) -> plan.Comparison:
   """The comparison that the caller asks for. Raises the errors about it, the path and missing packages."""
   asked = plan.Comparison.of(comparison, exporter)
   _check(path, overwrite, scheme)
   if scheme is not None and (asked.rtol is not None or asked.atol is not None):
-    raise ValueError(f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by least_cosine")
+    raise ValueError(
+      f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by least_cosine"
+    )
   return asked
 
 
@@ -325,10 +343,18 @@ def _converted(source: Source, quantization: Quantization) -> bytes:
   if remembered := state.of(source):
     return state.converted(source, remembered, TABLE, functools.partial(_refuse, source))
   functions = None
-  if any(op in FUSED for signature in source.signatures.values() for op in replay.op_types(signature.function)):
-    fused = _frozen(source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED})
+  if any(
+    op in FUSED
+    for signature in source.signatures.values()
+    for op in replay.op_types(signature.function)
+  ):
+    fused = _frozen(
+      source, {op: replacement for op, replacement in TABLE.items() if op not in FUSED}
+    )
     with contextlib.suppress(ExportError):
-      contents = runtime.converted(fused, Quantization().configure, functools.partial(_refuse, source))
+      contents = runtime.converted(
+        fused, Quantization().configure, functools.partial(_refuse, source)
+      )
       if quantization.scheme is None:
         return contents
       functions = fused
@@ -347,7 +373,8 @@ def _refuse_empty(source: Source) -> None:
       if 0 in (output.shape.as_list() if output.shape.rank is not None else ()):
         spec = signature.record.outputs[name]
         raise ExportError(
-          TARGET, f"{RUNTIME} cannot return output {name!r}, {spec}, of signature {signature.name!r}: it has no elements; leave it out"
+          TARGET,
+          f"{RUNTIME} cannot return output {name!r}, {spec}, of signature {signature.name!r}: it has no elements; leave it out",
         )
 
 
@@ -359,7 +386,10 @@ def _refuse(source: Source, lacking: Mapping[str, str]) -> ExportError:
 
 
 def _versions() -> dict[str, str]:
-  return {"tensorflow": tf.__version__, "ai-edge-litert": runtime.extra("ai_edge_litert").__version__}
+  return {
+    "tensorflow": tf.__version__,
+    "ai-edge-litert": runtime.extra("ai_edge_litert").__version__,
+  }
 
 
 @contextlib.contextmanager

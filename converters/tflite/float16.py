@@ -29,11 +29,16 @@ def half_precision(model: bytes) -> bytes:
   """The .tflite model with all large float32 constants in float16, except those outside its range."""
   tools = runtime.extra("ai_edge_litert.tools.flatbuffer_utils")
   made = tools.read_model_from_bytearray(bytearray(model))
-  halves: dict[int, int | None] = {}  # {buffer of float32: that of float16, or None if it does not fit}
+  halves: dict[
+    int, int | None
+  ] = {}  # {buffer of float32: that of float16, or None if it does not fit}
   for graph in made.subgraphs:
     dequantized = []
     for i, tensor in enumerate(list(graph.tensors)):
-      if tensor.type != tools.TensorType.FLOAT32 or (data := made.buffers[tensor.buffer].data) is None:
+      if (
+        tensor.type != tools.TensorType.FLOAT32
+        or (data := made.buffers[tensor.buffer].data) is None
+      ):
         continue
       source = int(tensor.buffer)
       if source not in halves:
@@ -42,14 +47,25 @@ def half_precision(model: bytes) -> bytes:
           halves[source] = len(made.buffers)
           made.buffers.append(tools.BufferT(data=half.view(np.uint8)))
       if (buffer := halves[source]) is not None:
-        weights = tools.TensorT(shape=tensor.shape, type=tools.TensorType.FLOAT16, buffer=buffer, name=tensor.name + b"/float16")
+        weights = tools.TensorT(
+          shape=tensor.shape,
+          type=tools.TensorType.FLOAT16,
+          buffer=buffer,
+          name=tensor.name + b"/float16",
+        )
         weights.hasRank, tensor.buffer = tensor.hasRank, 0
-        dequantized.append(tools.OperatorT(opcodeIndex=len(made.operatorCodes), inputs=[len(graph.tensors)], outputs=[i]))
+        dequantized.append(
+          tools.OperatorT(
+            opcodeIndex=len(made.operatorCodes), inputs=[len(graph.tensors)], outputs=[i]
+          )
+        )
         graph.tensors.append(weights)
     graph.operators = dequantized + graph.operators
   if any(buffer is not None for buffer in halves.values()):
     op = tools.BuiltinOperator.DEQUANTIZE
-    made.operatorCodes.append(tools.OperatorCodeT(builtinCode=op, deprecatedBuiltinCode=op, version=_DEQUANTIZE_FLOAT16))
+    made.operatorCodes.append(
+      tools.OperatorCodeT(builtinCode=op, deprecatedBuiltinCode=op, version=_DEQUANTIZE_FLOAT16)
+    )
   used = {int(tensor.buffer) for graph in made.subgraphs for tensor in graph.tensors}
   for source, buffer in halves.items():
     if buffer is not None and source not in used:
@@ -66,5 +82,8 @@ def _rounded(weights: np.ndarray) -> np.ndarray | None:
   with np.errstate(over="ignore", under="ignore"):
     half = weights.astype(np.float16)
   finite = np.abs(weights[np.isfinite(weights)])
-  lost = np.isinf(half).sum() > np.isinf(weights).sum() or 0 < finite.max(initial=0) < np.finfo(np.float16).tiny
+  lost = (
+    np.isinf(half).sum() > np.isinf(weights).sum()
+    or 0 < finite.max(initial=0) < np.finfo(np.float16).tiny
+  )
   return None if lost else half

@@ -15,7 +15,9 @@ from ..export import lists, replay
 from ..export.replay import Replacement
 
 
-def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, tf.DType]) -> dict[str, Replacement]:
+def replacements(
+  same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, tf.DType]
+) -> dict[str, Replacement]:
   """The replacements of the TensorList ops.
 
   Args:
@@ -25,18 +27,30 @@ def replacements(same: Callable[..., list[tf.Tensor]], wider: Mapping[tf.DType, 
 
   def reserved(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
     if element_shape.shape.rank != 1:
-      return same(op, (element_shape, count))  # the reserved list of a TensorArray that takes its rows from a tensor; nothing uses it
+      return same(
+        op, (element_shape, count)
+      )  # the reserved list of a TensorArray that takes its rows from a tensor; nothing uses it
     dtype = op.get_attr("element_dtype")
     # A size that is unknown before the first row is written, -1, becomes 1.
     known = tf.get_static_value(element_shape)
-    sizes = tf.where(element_shape < 0, 1, element_shape) if known is None else tf.constant(np.where(known < 0, 1, known))
-    return [tf.zeros(tf.concat([tf.reshape(count, [1]), tf.cast(sizes, tf.int32)], 0), wider.get(dtype, dtype))]
+    sizes = (
+      tf.where(element_shape < 0, 1, element_shape)
+      if known is None
+      else tf.constant(np.where(known < 0, 1, known))
+    )
+    return [
+      tf.zeros(
+        tf.concat([tf.reshape(count, [1]), tf.cast(sizes, tf.int32)], 0), wider.get(dtype, dtype)
+      )
+    ]
 
   def held(op: tf.Operation, x: tf.Tensor, element_shape: tf.Tensor) -> Sequence[Any]:
     return [apart(tf.cast(x, wider.get(x.dtype, x.dtype)))]
 
   def taken(function: Replacement) -> Replacement:
-    return lambda op, *operands: [tf.cast(x, y.dtype) for x, y in zip(function(op, *operands), op.outputs, strict=True)]
+    return lambda op, *operands: [
+      tf.cast(x, y.dtype) for x, y in zip(function(op, *operands), op.outputs, strict=True)
+    ]
 
   return {
     "TensorListReserve": reserved,
@@ -58,13 +72,23 @@ def apart(x: tf.Tensor) -> tf.Tensor:
   return tf.squeeze(tf.cast(tf.expand_dims(x.op.inputs[0], -1), x.dtype), -1)
 
 
-def _with_item(op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor) -> Sequence[Any]:
+def _with_item(
+  op: tf.Operation, items: tf.Tensor, index: tf.Tensor, item: tf.Tensor
+) -> Sequence[Any]:
   """Writes a row by DynamicUpdateSlice, which LiteRT can run in place. Other ops copy all rows."""
   row = tf.cast(item, items.dtype)[None]
   if not op.inputs[2].shape.is_fully_defined():
     shape = tf.concat([tf.shape(items)[:1], tf.shape(item)], 0)
-    items = tf.cond(tf.reduce_all(tf.equal(tf.shape(items), shape)), lambda: items, lambda: tf.zeros(shape, items.dtype))
+    items = tf.cond(
+      tf.reduce_all(tf.equal(tf.shape(items), shape)),
+      lambda: items,
+      lambda: tf.zeros(shape, items.dtype),
+    )
   start = tf.concat([tf.reshape(index, [1]), tf.zeros([item.shape.rank], tf.int32)], 0)
-  written = replay.graph().create_op("XlaDynamicUpdateSlice", [items, row, start], [items.dtype], name=op.name).outputs[0]
+  written = (
+    replay.graph()
+    .create_op("XlaDynamicUpdateSlice", [items, row, start], [items.dtype], name=op.name)
+    .outputs[0]
+  )
   written.set_shape([None, *item.shape])
   return [written]

@@ -29,7 +29,12 @@ from .runtime import RUNTIME, TARGET
 # proportional to the largest weight of its row, so the relative error of a small output can be large. The values leave a margin below
 # those that tests/converters/test_tflite_quantized.py measures: 1 - cosine grows with the square of the step, 2**-11, 2**-8 and 2**-4 of
 # the range.
-LEAST_COSINE: Mapping[str, float] = {"float16": 0.9999, "dynamic_int8": 0.99, "int8": 0.98, "int4": 0.9}
+LEAST_COSINE: Mapping[str, float] = {
+  "float16": 0.9999,
+  "dynamic_int8": 0.99,
+  "int8": 0.98,
+  "int4": 0.9,
+}
 
 
 # The least share of rows with the reference's first class, for outputs that are scores; of few rows, rounded down to whole rows.
@@ -73,23 +78,33 @@ class Quantization:
       ValueError: the scheme is unknown; an option does not apply to it, or has another kind; the samples are missing, or not samples.
     """
     if scheme is not None and scheme not in LEAST_COSINE:
-      raise ValueError(f"quantization = {scheme!r}; give None, or one of: {', '.join(LEAST_COSINE)}")
+      raise ValueError(
+        f"quantization = {scheme!r}; give None, or one of: {', '.join(LEAST_COSINE)}"
+      )
     if scheme == "int8" and representative_dataset is None:
       raise ValueError(
         f"quantization = {scheme!r} with representative_dataset missing; it needs typical inputs of the model, [{{input: array}}, ...]"
       )
     if scheme is None and representative_dataset is not None:
-      raise ValueError("quantization = None with representative_dataset given; name a scheme, or give examples= for the comparison")
+      raise ValueError(
+        "quantization = None with representative_dataset given; name a scheme, or give examples= for the comparison"
+      )
     given = cls(scheme, **options)
     given._check()
-    return given if representative_dataset is None else replace(given, dataset=Dataset.of(representative_dataset))
+    return (
+      given
+      if representative_dataset is None
+      else replace(given, dataset=Dataset.of(representative_dataset))
+    )
 
   def _check(self) -> None:
     kinds.check_names("scores", self.scores)
     kinds.check_names("narrow_inputs", self.narrow_inputs)
     for name, least in (("least_cosine", self.least_cosine), ("least_top_1", self.least_top_1)):
       if least is not None and self.scheme is None:
-        raise ValueError(f"{name} = {least} is for a quantised model; this one is compared with rtol and atol")
+        raise ValueError(
+          f"{name} = {least} is for a quantised model; this one is compared with rtol and atol"
+        )
       if least is not None and not 0 <= least <= 1:
         raise ValueError(f"{name} = {least}; give a number from 0 to 1")
     types = {name: vars(self)[name] for name in ("inference_input_type", "inference_output_type")}
@@ -118,7 +133,9 @@ class Quantization:
     records = {name: signature.record for name, signature in source.signatures.items()}
     outputs = {name for record in records.values() for name in record.outputs}
     if strange := [name for name in self.scores or () if name not in outputs]:
-      raise ValueError(f"scores names {strange[0]!r}, but the outputs are: {', '.join(sorted(outputs))}")
+      raise ValueError(
+        f"scores names {strange[0]!r}, but the outputs are: {', '.join(sorted(outputs))}"
+      )
     dataset = self.dataset.checked(records, self.narrow_inputs) if self.dataset else None
     return replace(self, dataset=dataset)
 
@@ -130,7 +147,10 @@ class Quantization:
     if self.scheme == "int8":
       assert self.dataset
       # Ops without an int8 kernel stay float32.
-      converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, tf.lite.OpsSet.TFLITE_BUILTINS]
+      converter.target_spec.supported_ops = [
+        tf.lite.OpsSet.TFLITE_BUILTINS_INT8,
+        tf.lite.OpsSet.TFLITE_BUILTINS,
+      ]
       converter.representative_dataset = self.dataset.calibrating
     if self.inference_input_type:
       converter.inference_input_type = _INTEGERS[self.inference_input_type]
@@ -140,7 +160,10 @@ class Quantization:
 
 def four_bits(model: bytes) -> bytes:
   """The float model with 4-bit weights, and 8-bit activations in ops that LiteRT computes in int8."""
-  recipe, quantizer = runtime.extra("ai_edge_quantizer.recipe"), runtime.extra("ai_edge_quantizer.quantizer")
+  recipe, quantizer = (
+    runtime.extra("ai_edge_quantizer.recipe"),
+    runtime.extra("ai_edge_quantizer.quantizer"),
+  )
   with runtime.quiet():
     return bytes(quantizer.Quantizer(model, recipe.dynamic_wi4_afp32()).quantize().quantized_model)
 
@@ -149,7 +172,14 @@ def four_bits(model: bytes) -> bytes:
 FROM_FLOAT: Mapping[str, Callable[[bytes], bytes]] = {"float16": half_precision, "int4": four_bits}
 
 
-def compared(source: Source, file: Path, asked: plan.Comparison, quantization: Quantization, *, versions: Mapping[str, str]) -> Report:
+def compared(
+  source: Source,
+  file: Path,
+  asked: plan.Comparison,
+  quantization: Quantization,
+  *,
+  versions: Mapping[str, str],
+) -> Report:
   """Compares the quantised file with the reference: on the representative samples, and on the inputs of the caller.
 
   Without calibration also on random ordinary inputs, which may be outside of a calibrated range. NaN, infinities and extreme numbers are
@@ -167,7 +197,9 @@ def compared(source: Source, file: Path, asked: plan.Comparison, quantization: Q
   found = runtime.answers(file, runs, dequantized=True)
   agreements = _agreements(runs, found, expected, quantization.scores)
   rows = [
-    _judged(row, agreements.get(_key(row.signature, row.sizes, row.values, row.output)), quantization)
+    _judged(
+      row, agreements.get(_key(row.signature, row.sizes, row.values, row.output)), quantization
+    )
     for row in compare.rows(runs, found, expected, 0.0, float("inf"))
   ]
   report = Report(
@@ -182,7 +214,8 @@ def compared(source: Source, file: Path, asked: plan.Comparison, quantization: Q
     lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
     accepted = "least_cosine= and least_top_1= set the limits"
     raise ExportError(
-      TARGET, f"{RUNTIME} with quantization={scheme!r} is too far from the reference, so nothing was written ({accepted}):\n{lines}"
+      TARGET,
+      f"{RUNTIME} with quantization={scheme!r} is too far from the reference, so nothing was written ({accepted}):\n{lines}",
     )
   return report
 
@@ -201,19 +234,26 @@ def _key(signature: str, sizes: Mapping[str, int], values: str, output: str) -> 
 
 
 def _agreements(
-  runs: Sequence[plan.Run], found: Sequence[Any], expected: Sequence[compare.Expected], scores: Sequence[str] | None
+  runs: Sequence[plan.Run],
+  found: Sequence[Any],
+  expected: Sequence[compare.Expected],
+  scores: Sequence[str] | None,
 ) -> dict[tuple[Any, ...], Agreement]:
   """{key of a row: the agreement}, for outputs of the right shapes."""
   pairs: dict[tuple[Any, ...], list[tuple[np.ndarray, np.ndarray]]] = {}
   for run, answer, right in zip(runs, found, expected, strict=True):
     for name, y in right.outputs.items():
       if name in answer["outputs"] and answer["outputs"][name].shape == y.shape:
-        pairs.setdefault(_key(run.subject.name, run.sizes, run.values, name), []).append((answer["outputs"][name], y))
+        pairs.setdefault(_key(run.subject.name, run.sizes, run.values, name), []).append(
+          (answer["outputs"][name], y)
+        )
   agreements = {}
   for key, both in pairs.items():
     if key[-2] == REPRESENTATIVE:
       outputs, references = zip(*both, strict=True)
-      agreements[key] = Agreement.of(outputs, references, None if scores is None else key[-1] in scores)
+      agreements[key] = Agreement.of(
+        outputs, references, None if scores is None else key[-1] in scores
+      )
     else:
       agreements[key] = Agreement(min(cosine(x, y) for x, y in both))
   return agreements
@@ -224,14 +264,25 @@ def _judged(row: Row, agreement: Agreement | None, quantization: Quantization) -
   wanted = quantization.cosine_limit
   agreement = agreement or Agreement(0.0)
   share = (1 - agreement.cosine) / (1 - wanted) if wanted < 1 else None
-  figures = asdict(row) | {"cosine": agreement.cosine, "variation": agreement.variation, "top_1": agreement.top_1, "of_tolerance": share}
+  figures = asdict(row) | {
+    "cosine": agreement.cosine,
+    "variation": agreement.variation,
+    "top_1": agreement.top_1,
+    "of_tolerance": share,
+  }
   if not row.problem or (row.max_abs is not None and "NaN" not in row.problem):
     integers = not jnp.issubdtype(jnp.dtype(row.dtype), np.inexact) and row.values == REPRESENTATIVE
-    figures["problem"] = agreement.problem(-math.inf if integers else wanted, quantization.top_1_limit)
+    figures["problem"] = agreement.problem(
+      -math.inf if integers else wanted, quantization.top_1_limit
+    )
   return QuantizedRow(**figures)
 
 
-def _remark(rows: Sequence[QuantizedRow], agreements: Mapping[tuple[Any, ...], Agreement], quantization: Quantization) -> str:
+def _remark(
+  rows: Sequence[QuantizedRow],
+  agreements: Mapping[tuple[Any, ...], Agreement],
+  quantization: Quantization,
+) -> str:
   """The agreement on the representative samples, in words."""
   own = [key for key in agreements if key[-2] == REPRESENTATIVE]
   if not quantization.dataset or not own:

@@ -18,7 +18,10 @@ from .rule import WIDER, of_operands, widened
 
 
 @replaces(
-  "Maximum", "Minimum", on="tflite", because="LiteRT 2.3: loses NaN; TensorFlow 2.21's converter: makes Relu6 of integers, without a kernel"
+  "Maximum",
+  "Minimum",
+  on="tflite",
+  because="LiteRT 2.3: loses NaN; TensorFlow 2.21's converter: makes Relu6 of integers, without a kernel",
 )
 @functools.partial(widened, ordered=True)
 def _larger(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -41,7 +44,9 @@ def _rectified(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   if not x.dtype.is_integer:
     return again(op, (x,), WIDER)
   positive = _extreme("Maximum", x, tf.constant(0, x.dtype))
-  return [_extreme("Minimum", positive, tf.constant(6, x.dtype)) if op.type == "Relu6" else positive]
+  return [
+    _extreme("Minimum", positive, tf.constant(6, x.dtype)) if op.type == "Relu6" else positive
+  ]
 
 
 def _is_number(x: tf.Tensor) -> bool:
@@ -50,7 +55,9 @@ def _is_number(x: tf.Tensor) -> bool:
 
 @replaces("ClipByValue", on="tflite", because="TensorFlow 2.21's converter: no kernel")
 @functools.partial(widened, ordered=True)
-def _clipped(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> Sequence[tf.Tensor]:
+def _clipped(
+  op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor
+) -> Sequence[tf.Tensor]:
   del op
   return [_extreme("Maximum", _extreme("Minimum", x, high), low)]
 
@@ -82,13 +89,21 @@ def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Ten
     product = y[distance:] * y[: size - distance]
     return distance * 2, with_shape(tf.concat([y[:distance], product], 0), shape)
 
-  _, y = tf.while_loop(lambda distance, _: distance < size, turn, (tf.constant(1), y), shape_invariants=(tf.TensorShape([]), shape))
+  _, y = tf.while_loop(
+    lambda distance, _: distance < size,
+    turn,
+    (tf.constant(1), y),
+    shape_invariants=(tf.TensorShape([]), shape),
+  )
   y = tf.reverse(y, [0]) if op.get_attr("reverse") else y
   return [tf.transpose(y, np.argsort(order))]
 
 
 @replaces(
-  "MatMul", "BatchMatMulV2", on="tflite", because="LiteRT 2.3: no kernel for integers, nor for a vector whose Reshape the converter drops"
+  "MatMul",
+  "BatchMatMulV2",
+  on="tflite",
+  because="LiteRT 2.3: no kernel for integers, nor for a vector whose Reshape the converter drops",
 )
 @widened
 def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -101,16 +116,29 @@ def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf
   return [tf.reduce_sum(tf.expand_dims(x, -1) * tf.expand_dims(y, -3), -2)]
 
 
-@replaces("RealDiv", on="tflite", because="TensorFlow 2.21's converter: has x / constant for constant / x behind a transposition")
+@replaces(
+  "RealDiv",
+  on="tflite",
+  because="TensorFlow 2.21's converter: has x / constant for constant / x behind a transposition",
+)
 @widened
 def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   """Replaces the division that ends a softmax by Softmax: in int8, exp and its sum lose too many digits."""
   if _ends_softmax(op, x):
     return [tf.nn.softmax(x.op.inputs[1].op.inputs[0])]
-  return [special.divided(x, y)] if _is_constant(x) and y.dtype == tf.float32 else again(op, (x, y), WIDER)
+  return (
+    [special.divided(x, y)]
+    if _is_constant(x) and y.dtype == tf.float32
+    else again(op, (x, y), WIDER)
+  )
 
 
-@replaces("Rsqrt", "Sqrt", on="tflite", because="LiteRT 2.3: XNNPACK's kernels have NaN for rsqrt(0), and are wrong from 2**126 on")
+@replaces(
+  "Rsqrt",
+  "Sqrt",
+  on="tflite",
+  because="LiteRT 2.3: XNNPACK's kernels have NaN for rsqrt(0), and are wrong from 2**126 on",
+)
 @widened
 def _root(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   """Keeps the op for variance + epsilon, which is never 0: a division would have a divisor of 0 in int8 if the variance is small. A
@@ -120,7 +148,11 @@ def _root(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   return [(special.sqrt if op.type == "Sqrt" else special.rsqrt)(x)]
 
 
-@replaces("Sub", on="tflite", because="TensorFlow 2.21's converter: has x - constant for constant - x behind a transposition")
+@replaces(
+  "Sub",
+  on="tflite",
+  because="TensorFlow 2.21's converter: has x - constant for constant - x behind a transposition",
+)
 @widened
 def _subtracted_from(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
   return [special.subtracted(x, y)] if _is_constant(x) else again(op, (x, y), WIDER)
@@ -139,19 +171,32 @@ def _is_constant(x: tf.Tensor) -> bool:
   return True
 
 
-@replaces("GatherV2", on="tflite", because="TensorFlow 2.21's converter: takes the Cast behind it, to a dtype without a kernel")
+@replaces(
+  "GatherV2",
+  on="tflite",
+  because="TensorFlow 2.21's converter: takes the Cast behind it, to a dtype without a kernel",
+)
 @widened
-def _gathered(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Tensor]:
+def _gathered(
+  op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor
+) -> Sequence[tf.Tensor]:
   return again(op, (lists.apart(x), indices, axis), WIDER)
 
 
-@replaces("BroadcastTo", on="tflite", because="TensorFlow 2.21's converter: takes the Cast behind it, to a dtype without a kernel")
+@replaces(
+  "BroadcastTo",
+  on="tflite",
+  because="TensorFlow 2.21's converter: takes the Cast behind it, to a dtype without a kernel",
+)
 @widened
 def _broadcast(op: tf.Operation, x: tf.Tensor, shape: tf.Tensor) -> Sequence[tf.Tensor]:
   if x.op.type != "Cast":
     return again(op, (x, shape), WIDER)
   # For the reason in `apart`, whose Reshape the converter removes here.
-  return [tf.squeeze(y, 0) for y in again(op, (x[None], tf.concat([tf.constant([1], shape.dtype), shape], 0)), WIDER)]
+  return [
+    tf.squeeze(y, 0)
+    for y in again(op, (x[None], tf.concat([tf.constant([1], shape.dtype), shape], 0)), WIDER)
+  ]
 
 
 @replaces("Atan2", on="tflite", because="LiteRT 2.3: does not broadcast")
@@ -169,11 +214,18 @@ def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def _ends_softmax(op: tf.Operation, x: tf.Tensor) -> bool:
   """Whether the op is e / sum(e) over the last axis, e = exp(z - max(z)), and `x` is the new e of `special.exp`."""
   e, total = op.inputs[0].op, _unshaped(op.inputs[1]).op
-  if e.type != "Exp" or total.type != "Sum" or total.inputs[0] is not op.inputs[0] or e.inputs[0].op.type != "Sub":
+  if (
+    e.type != "Exp"
+    or total.type != "Sum"
+    or total.inputs[0] is not op.inputs[0]
+    or e.inputs[0].op.type != "Sub"
+  ):
     return False
   z, shift = e.inputs[0].op.inputs
   most = _unshaped(shift).op
-  most = most.inputs[0].op if most.type == "Maximum" else most  # the operand -inf is for an empty row
+  most = (
+    most.inputs[0].op if most.type == "Maximum" else most
+  )  # the operand -inf is for an empty row
   if most.type != "Max" or most.inputs[0] is not z:
     return False
   axes = [tf.get_static_value(reduction.inputs[1]) for reduction in (total, most)]
@@ -183,7 +235,14 @@ def _ends_softmax(op: tf.Operation, x: tf.Tensor) -> bool:
 
 
 def _unshaped(x: tf.Tensor) -> tf.Tensor:
-  while x.op.type in ("Reshape", "ExpandDims", "BroadcastTo", "Identity", "StopGradient", "PreventGradient"):
+  while x.op.type in (
+    "Reshape",
+    "ExpandDims",
+    "BroadcastTo",
+    "Identity",
+    "StopGradient",
+    "PreventGradient",
+  ):
     x = x.op.inputs[0]
   return x
 
@@ -194,12 +253,17 @@ def _is_above_zero(x: tf.Tensor) -> bool:
   if total.type not in ("Add", "AddV2"):
     return False
   numbers = [tf.get_static_value(y) for y in total.inputs]
-  return any(n is not None and bool(np.all(n > 0)) and _is_of_squares(y) for n, y in zip(numbers, reversed(total.inputs), strict=True))
+  return any(
+    n is not None and bool(np.all(n > 0)) and _is_of_squares(y)
+    for n, y in zip(numbers, reversed(total.inputs), strict=True)
+  )
 
 
 def _is_of_squares(x: tf.Tensor) -> bool:
   while (op := _unshaped(x).op).type in ("Sum", "Mean", "RealDiv", "Mul"):
-    if op.type in ("RealDiv", "Mul") and not ((n := tf.get_static_value(op.inputs[1])) is not None and np.all(n > 0)):
+    if op.type in ("RealDiv", "Mul") and not (
+      (n := tf.get_static_value(op.inputs[1])) is not None and np.all(n > 0)
+    ):
       return False
     x = op.inputs[0]
   return op.type in ("Square", "SquaredDifference")
@@ -209,15 +273,25 @@ def _is_from_vector(op: tf.Operation) -> bool:
   """Whether an operand is a reshaped vector: the converter drops the Reshape, and then refuses the rank."""
   made = [x.op for x in op.inputs]
   known = any(tf.get_static_value(x) is not None for x in op.inputs)
-  return op.type == "MatMul" and not known and any(y.type == "Reshape" and y.inputs[0].shape.rank == 1 for y in made)
+  return (
+    op.type == "MatMul"
+    and not known
+    and any(y.type == "Reshape" and y.inputs[0].shape.rank == 1 for y in made)
+  )
 
 
 @replaces("Pad", "PadV2", on="tflite", because="LiteRT 2.3: of 4 dimensions at most")
 @widened
-def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tensor) -> Sequence[tf.Tensor]:
+def _padded(
+  op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tensor
+) -> Sequence[tf.Tensor]:
   """Pads tensors above rank 4 axis by axis, as [before, axis, after]."""
   if (sides := _dynamic_sides(paddings)) is not None and len(sides) == x.shape.rank:
-    return [with_shape(_appended(x, sides, value[0] if value else tf.zeros([], x.dtype)), op.outputs[0].shape)]
+    return [
+      with_shape(
+        _appended(x, sides, value[0] if value else tf.zeros([], x.dtype)), op.outputs[0].shape
+      )
+    ]
   made = paddings.op  # the lowering rule reshapes a constant
   known = tf.get_static_value(made.inputs[0] if made.type == "Reshape" else paddings)
   if known is None or known.size <= 2 * 4:
@@ -225,7 +299,9 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
   for axis, sides in enumerate(known.reshape(-1, 2).tolist()):
     if any(sides):
       shape = tf.shape(x)
-      flat = tf.reshape(x, tf.stack([tf.reduce_prod(shape[:axis]), shape[axis], tf.reduce_prod(shape[axis + 1 :])]))
+      flat = tf.reshape(
+        x, tf.stack([tf.reduce_prod(shape[:axis]), shape[axis], tf.reduce_prod(shape[axis + 1 :])])
+      )
       flat = tf.pad(flat, [[0, 0], sides, [0, 0]], constant_values=value[0] if value else 0)
       x = tf.reshape(flat, tf.concat([shape[:axis], tf.shape(flat)[1:2], shape[axis + 1 :]], 0))
   return [with_shape(x, op.outputs[0].shape)]
@@ -234,19 +310,31 @@ def _padded(op: tf.Operation, x: tf.Tensor, paddings: tf.Tensor, *value: tf.Tens
 def _dynamic_sides(paddings: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]] | None:
   """The scalars before and after each axis, if they are stacked and some are no constants."""
   packed = paddings.op.inputs[0].op if paddings.op.type == "Reshape" else paddings.op
-  if packed.type != "Pack" or packed.inputs[0].shape.rank != 0 or tf.get_static_value(packed.outputs[0]) is not None:
+  if (
+    packed.type != "Pack"
+    or packed.inputs[0].shape.rank != 0
+    or tf.get_static_value(packed.outputs[0]) is not None
+  ):
     return None
   return list(zip(packed.inputs[::2], packed.inputs[1::2], strict=True))
 
 
-def _appended(x: tf.Tensor, sides: Sequence[tuple[tf.Tensor, tf.Tensor]], value: tf.Tensor) -> tf.Tensor:
+def _appended(
+  x: tf.Tensor, sides: Sequence[tuple[tf.Tensor, tf.Tensor]], value: tf.Tensor
+) -> tf.Tensor:
   """Pads one axis at a time by concatenation. TF 2.21's converter forgets all sizes of a Pad by numbers that are no constants."""
   for axis, (before, after) in enumerate(sides):
     sizes = sizes_of(x)
 
     def filled(count: tf.Tensor, sizes: list[Any] = sizes, axis: int = axis) -> list[tf.Tensor]:
       known = tf.get_static_value(count)
-      return [] if known == 0 else [tf.fill(tf.stack([*sizes[:axis], tf.cast(count, tf.int32), *sizes[axis + 1 :]]), value)]
+      return (
+        []
+        if known == 0
+        else [
+          tf.fill(tf.stack([*sizes[:axis], tf.cast(count, tf.int32), *sizes[axis + 1 :]]), value)
+        ]
+      )
 
     parts = [*filled(before), x, *filled(after)]
     x = tf.concat(parts, axis) if len(parts) > 1 else x
@@ -264,7 +352,11 @@ def _reversed(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Te
   return [x]
 
 
-@replaces("Squeeze", on="tflite", because="LiteRT 2.3: of 8 dimensions at most, and the converter joins neighbours")
+@replaces(
+  "Squeeze",
+  on="tflite",
+  because="LiteRT 2.3: of 8 dimensions at most, and the converter joins neighbours",
+)
 @widened
 def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
   """Replaces Squeeze: its kernel takes 8 dimensions, and the converter merges neighbouring ops into a higher rank."""
@@ -273,10 +365,18 @@ def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
     return again(op, (x,), WIDER)
   if sum(size is None for size in shape) < 2:
     return [tf.reshape(x, [-1 if size is None else size for size in shape])]
-  gone = {axis % rank for axis in op.get_attr("squeeze_dims") or np.flatnonzero(np.equal(x.shape.as_list(), 1))}
+  gone = {
+    axis % rank
+    for axis in op.get_attr("squeeze_dims") or np.flatnonzero(np.equal(x.shape.as_list(), 1))
+  }
   if rank <= 5:  # as StridedSlice takes
     return [x[tuple(0 if axis in gone else slice(None) for axis in range(rank))]]
-  return [with_shape(tf.reshape(x, tf.gather(tf.shape(x), [axis for axis in range(rank) if axis not in gone])), shape)]
+  return [
+    with_shape(
+      tf.reshape(x, tf.gather(tf.shape(x), [axis for axis in range(rank) if axis not in gone])),
+      shape,
+    )
+  ]
 
 
 _MATH: Mapping[str, Callable[..., Any]] = {
@@ -315,30 +415,41 @@ _WIDENED = re.findall(
   ZerosLike
   """,
 )
-_ORDERED = re.findall(r"\w+", "Less LessEqual Greater GreaterEqual ArgMax ArgMin TopKV2 UnsortedSegmentMax UnsortedSegmentMin")
+_ORDERED = re.findall(
+  r"\w+",
+  "Less LessEqual Greater GreaterEqual ArgMax ArgMin TopKV2 UnsortedSegmentMax UnsortedSegmentMin",
+)
 # The converter fuses some formulas with these into GELU. The exporter tries them unchanged first, and then with replacements.
 FUSED = ("Erf", "Erfc")
 
 _replaces_each = functools.partial(replaces_each, on="tflite")
 _replaces_each(
-  lists.replacements(again, WIDER), because="TensorFlow 2.21's converter: needs rows of a static size, and copies all of them at each write"
+  lists.replacements(again, WIDER),
+  because="TensorFlow 2.21's converter: needs rows of a static size, and copies all of them at each write",
 )
 _replaces_each(
-  dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), widened(convolutions.input_gradient)),
+  dict.fromkeys(
+    ("Conv2DBackpropInput", "Conv3DBackpropInputV2"), widened(convolutions.input_gradient)
+  ),
   because="LiteRT 2.3: no explicit padding, nor narrow dtypes",
 )
 _replaces_each(
   {
-    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), widened(convolutions.filter_gradient)),
+    **dict.fromkeys(
+      ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), widened(convolutions.filter_gradient)
+    ),
     "MaxPoolGrad": widened(convolutions.max_pool_gradient),
     "DepthwiseConv2dNativeBackpropFilter": widened(convolutions.depthwise_filter_gradient),
     "DepthwiseConv2dNativeBackpropInput": widened(convolutions.depthwise_input_gradient),
   },
   because="LiteRT 2.3: no kernel",
 )
-_replaces_each({name: widened() for name in _WIDENED}, because="LiteRT 2.3: no kernel for some narrow dtypes")
 _replaces_each(
-  {name: widened(also=[tf.bool]) for name in ("MirrorPad", "Split")}, because="LiteRT 2.3: no kernel for some narrow dtypes and bool"
+  {name: widened() for name in _WIDENED}, because="LiteRT 2.3: no kernel for some narrow dtypes"
+)
+_replaces_each(
+  {name: widened(also=[tf.bool]) for name in ("MirrorPad", "Split")},
+  because="LiteRT 2.3: no kernel for some narrow dtypes and bool",
 )
 _replaces_each(
   {name: widened(ordered=True) for name in _ORDERED},

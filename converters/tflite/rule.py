@@ -26,7 +26,9 @@ WIDER = {
 _SIGN = -(2**31)
 
 
-def widened(inner: Replacement | None = None, *, ordered: bool = False, also: Sequence[tf.DType] = ()) -> Replacement:
+def widened(
+  inner: Replacement | None = None, *, ordered: bool = False, also: Sequence[tf.DType] = ()
+) -> Replacement:
   """A replacement that computes narrow dtypes in wide ones, by `inner` or by the op itself.
 
   Args:
@@ -49,7 +51,10 @@ def widened(inner: Replacement | None = None, *, ordered: bool = False, also: Se
       return inner(op, *operands) if inner else again(op, operands)
     given = [wide(x) for x in operands]
     results = inner(op, *given) if inner else again(op, given, wider)
-    return [narrow(x, y.dtype) if y.dtype in wider else x for x, y in zip(results, op.outputs, strict=True)]
+    return [
+      narrow(x, y.dtype) if y.dtype in wider else x
+      for x, y in zip(results, op.outputs, strict=True)
+    ]
 
   return replacement
 
@@ -61,4 +66,6 @@ def flipped(x: tf.Tensor) -> tf.Tensor:
 
 def of_operands(function: Callable[..., tf.Tensor]) -> Replacement:
   """A replacement by a function of the operands. 64-bit and complex dtypes keep the op, which the converter then refuses."""
-  return lambda op, *operands: again(op, operands) if operands[0].dtype.size >= 8 else [function(*operands)]
+  return lambda op, *operands: (
+    again(op, operands) if operands[0].dtype.size >= 8 else [function(*operands)]
+  )

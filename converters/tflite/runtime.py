@@ -63,9 +63,13 @@ def converted(
     try:
       return bytes(converter.convert())
     except Exception as error:
-      if lacking := {op: f"no kernel for {op} of {types}" for op, types in _LACKING.findall(str(error))}:
+      if lacking := {
+        op: f"no kernel for {op} of {types}" for op, types in _LACKING.findall(str(error))
+      }:
         raise refuse(lacking) from error
-      raise ExportError(TARGET, f"TensorFlow's TFLite converter fails: {_complaint(str(error))}") from error
+      raise ExportError(
+        TARGET, f"TensorFlow's TFLite converter fails: {_complaint(str(error))}"
+      ) from error
 
 
 def with_variables(converter: Any) -> None:
@@ -86,7 +90,9 @@ def _complaint(message: str) -> str:
   return re.sub(r"^loc\(.*\): ", "", (errors or lines)[0])
 
 
-def answers(model: Path, runs: Sequence[plan.Run], *, dequantized: bool = False) -> Sequence[Answer]:
+def answers(
+  model: Path, runs: Sequence[plan.Run], *, dequantized: bool = False
+) -> Sequence[Answer]:
   """The answers of the file to the runs, in order, in a separate process that keeps variables between runs.
 
   A run of a stateful signature that does not continue the previous run starts from the variables of the file. `dequantized`: quantise
@@ -106,9 +112,22 @@ def answers(model: Path, runs: Sequence[plan.Run], *, dequantized: bool = False)
     request, response = Path(folder, "request"), Path(folder, "response")
     request.write_bytes(pickle.dumps({"model": str(model), "runs": requests}))
     # -P keeps the script's folder, with modules of this package, off sys.path.
-    command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), str(request), str(response)]
+    command = [
+      sys.executable,
+      "-P",
+      str(Path(__file__).with_name("child.py")),
+      str(request),
+      str(response),
+    ]
     try:
-      child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=compare.PATIENCE)
+      child = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=compare.PATIENCE,
+      )
     except subprocess.TimeoutExpired:
       return [failed(f"{RUNTIME} did not answer within {compare.PATIENCE} s")] * len(runs)
     if response.exists():
@@ -123,14 +142,20 @@ def answers(model: Path, runs: Sequence[plan.Run], *, dequantized: bool = False)
 def _floats(record: SignatureRecord) -> list[str]:
   """The names of floating point inputs and outputs."""
   specs = {**record.inputs, **record.outputs}
-  return [name for name, text in specs.items() if jnp.issubdtype(Spec.parse(text).dtype, np.floating)]
+  return [
+    name for name, text in specs.items() if jnp.issubdtype(Spec.parse(text).dtype, np.floating)
+  ]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
   """Silences C++ libraries, which log to the stderr of the process, and Python's warnings."""
   kept = os.dup(2)
-  with tempfile.TemporaryFile() as log, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+  with (
+    tempfile.TemporaryFile() as log,
+    warnings.catch_warnings(),
+    contextlib.redirect_stdout(io.StringIO()),
+  ):
     warnings.simplefilter("ignore")
     sys.stderr.flush()
     os.dup2(log.fileno(), 2)

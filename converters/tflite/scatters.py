@@ -15,7 +15,9 @@ from .rule import widened
 
 def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
   """ScatterNd and similar ops. LiteRT fails at an out-of-bounds row."""
-  indices, updates, shape = operands if op.type == "ScatterNd" else (*operands[1:], tf.shape(operands[0]))
+  indices, updates, shape = (
+    operands if op.type == "ScatterNd" else (*operands[1:], tf.shape(operands[0]))
+  )
   if is_sum := op.type == "ScatterNd" or (op.type == "TensorScatterAdd" and is_zeros(op.inputs[0])):
     operands = indices, updates, shape
   if op.type in _SCATTERS and not drops(op, indices):
@@ -34,7 +36,9 @@ def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
 
 def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
   """Replaces each row by its last update. The converter would add all updates of a row, and subtract the row as often."""
-  last = tf.math.unsorted_segment_max(tf.range(tf.shape(rows.numbers)[0]), rows.numbers, rows.places + 1)[: rows.places]
+  last = tf.math.unsorted_segment_max(
+    tf.range(tf.shape(rows.numbers)[0]), rows.numbers, rows.places + 1
+  )[: rows.places]
   updated = tf.reshape(last >= 0, tf.concat([[rows.places], tf.ones_like(rows.inner)], 0))
   return tf.where(updated, tf.gather(rows.updates, tf.maximum(last, 0)), rows.of_tensor(x))
 
@@ -45,7 +49,9 @@ def _extreme(op: tf.Operation, x: tf.Tensor, rows: Rows) -> tf.Tensor:
   segment = tf.math.unsorted_segment_max if largest else tf.math.unsorted_segment_min
   found = rows.cut(segment(rows.updates, rows.numbers, rows.places + 1))
   none = tf.constant(x.dtype.min if largest else x.dtype.max, x.dtype)
-  return tf.where(tf.equal(found, none), x, tf.maximum(x, found) if largest else tf.minimum(x, found))
+  return tf.where(
+    tf.equal(found, none), x, tf.maximum(x, found) if largest else tf.minimum(x, found)
+  )
 
 
 def _subtracted(x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:

@@ -18,7 +18,12 @@ from .calibration import Dataset
 from .exporter import save_model
 from .quantized import LEAST_COSINE
 
-_OF_SCHEMES = ("least_cosine", "least_top_1", "scores", "narrow_inputs")  # which float32 does not take
+_OF_SCHEMES = (
+  "least_cosine",
+  "least_top_1",
+  "scores",
+  "narrow_inputs",
+)  # which float32 does not take
 
 
 @dataclass(frozen=True)
@@ -105,23 +110,44 @@ def quantization_report(
   """
   folder = paths.of(folder, "folder")
   if representative_dataset is not None:
-    representative_dataset = Dataset.of(representative_dataset)  # an iterator gives its samples once
+    representative_dataset = Dataset.of(
+      representative_dataset
+    )  # an iterator gives its samples once
   rows = []
   for scheme in schemes:
     if scheme == "int8" and representative_dataset is None and schemes == (None, *LEAST_COSINE):
       continue
-    rows.append(_measured(model, folder / f"{scheme or 'float32'}.tflite", scheme, representative_dataset, options))
+    rows.append(
+      _measured(
+        model, folder / f"{scheme or 'float32'}.tflite", scheme, representative_dataset, options
+      )
+    )
   return QuantizationReport(tuple(rows))
 
 
-def _measured(model: Any, path: Path, scheme: str | None, representative_dataset: Any, options: Mapping[str, Any]) -> Quantized:
+def _measured(
+  model: Any,
+  path: Path,
+  scheme: str | None,
+  representative_dataset: Any,
+  options: Mapping[str, Any],
+) -> Quantized:
   data = representative_dataset if scheme else None
   kept = {name: value for name, value in options.items() if scheme or name not in _OF_SCHEMES}
-  kept = {name: value for name, value in kept.items() if scheme == "int8" or not name.startswith("inference_")}
+  kept = {
+    name: value
+    for name, value in kept.items()
+    if scheme == "int8" or not name.startswith("inference_")
+  }
   try:
     made = save_model(model, path, quantization=scheme, representative_dataset=data, **kept)
   except ExportError as error:
     return Quantized(str(scheme), None, None, None, " ".join(str(error).split()))
   rows = [row for row in made.report.rows if row.values in ("ordinary", "given", REPRESENTATIVE)]
   cosines = [row.cosine for row in rows if isinstance(row, quantized.QuantizedRow)]
-  return Quantized(str(scheme), made.size, max((row.max_abs or 0.0 for row in rows), default=0.0), min(cosines, default=None))
+  return Quantized(
+    str(scheme),
+    made.size,
+    max((row.max_abs or 0.0 for row in rows), default=0.0),
+    min(cosines, default=None),
+  )

@@ -11,7 +11,9 @@ from ..export import prepared as export
 from .replacements import TABLE
 
 
-def converter(concrete_functions: Sequence[Any], trackable_obj: Any = None) -> tf.lite.TFLiteConverter:
+def converter(
+  concrete_functions: Sequence[Any], trackable_obj: Any = None
+) -> tf.lite.TFLiteConverter:
   """A TFLiteConverter, for LiteRT to compute as JAX does. It replaces `tf.lite.TFLiteConverter.from_concrete_functions`.
 
   That lacks some ops of converted functions, LiteRT computes others differently, and an infinity becomes the largest finite number.

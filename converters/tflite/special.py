@@ -37,7 +37,9 @@ _LN2 = math.log(2)
 
 def subtracted(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """constant - x. TF 2.21's converter moves a transposition of x after the op, and makes it x - constant."""
-  return constant + (tf.negative(x) if x.dtype.is_floating else x * tf.constant(-1, x.dtype))  # the converter makes constant - x of -x
+  return constant + (
+    tf.negative(x) if x.dtype.is_floating else x * tf.constant(-1, x.dtype)
+  )  # the converter makes constant - x of -x
 
 
 def divided(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -57,10 +59,14 @@ def sigmoid(x: tf.Tensor) -> tf.Tensor:
 
 def log(x: tf.Tensor) -> tf.Tensor:
   """log x; XNNPACK's kernel is inaccurate near 1, and for large numbers. With AVX2 it returns 88 for infinity and for NaN."""
-  far = tf.where(_at_least(_LARGE, x), tf.math.log(x * like(0.25, x)) + like(2 * _LN2, x), tf.math.log(x))
+  far = tf.where(
+    _at_least(_LARGE, x), tf.math.log(x * like(0.25, x)) + like(2 * _LN2, x), tf.math.log(x)
+  )
   near = (x > like(math.sqrt(0.5), x)) & (x < like(math.sqrt(2), x))
   found = tf.where(near, _log1p_near_zero(x - like(1.0, x)), far)
-  return tf.where(_at_least(math.inf, tf.abs(x)), tf.sqrt(x), found)  # the root of infinities and NaN is their logarithm
+  return tf.where(
+    _at_least(math.inf, tf.abs(x)), tf.sqrt(x), found
+  )  # the root of infinities and NaN is their logarithm
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:
@@ -82,7 +88,9 @@ def sqrt(x: tf.Tensor) -> tf.Tensor:
 
 def rsqrt(x: tf.Tensor) -> tf.Tensor:
   """1 / sqrt(x); XNNPACK's kernel returns NaN for 0, and with AVX2 too large numbers as in `sqrt`."""
-  found = tf.where(_at_least(_LARGE, x), like(0.5, x) * tf.math.rsqrt(x * like(0.25, x)), tf.math.rsqrt(x))
+  found = tf.where(
+    _at_least(_LARGE, x), like(0.5, x) * tf.math.rsqrt(x * like(0.25, x)), tf.math.rsqrt(x)
+  )
   return tf.where(tf.equal(x, like(0.0, x)), divided(like(1.0, x), x), found)
 
 
@@ -118,7 +126,11 @@ def sinh(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
   e = expm1(tf.minimum(size, like(80.0, x)))
   near = like(0.5, x) * (e + e / (e + like(1.0, x)))
-  return _keeping_nan(x, tf.where(x < like(0.0, x), like(-1.0, x), like(1.0, x)) * tf.where(size < like(80.0, x), near, _half_exp(size)))
+  return _keeping_nan(
+    x,
+    tf.where(x < like(0.0, x), like(-1.0, x), like(1.0, x))
+    * tf.where(size < like(80.0, x), near, _half_exp(size)),
+  )
 
 
 def cosh(x: tf.Tensor) -> tf.Tensor:
@@ -164,7 +176,12 @@ def erfc(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
   far = _erfc_from_one(size)
   near = subtracted(like(1.0, x), erf_to_one(x))
-  return _keeping_nan(x, tf.where(size < like(1.0, x), near, tf.where(x < like(0.0, x), subtracted(like(2.0, x), far), far)))
+  return _keeping_nan(
+    x,
+    tf.where(
+      size < like(1.0, x), near, tf.where(x < like(0.0, x), subtracted(like(2.0, x), far), far)
+    ),
+  )
 
 
 def next_after(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -173,7 +190,9 @@ def next_after(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   up = y > x
   step = tf.where(tf.equal(up, x > zero), tf.constant(1, tf.int32), tf.constant(-1, tf.int32))
   bits = tf.where(
-    tf.equal(x, zero), tf.where(up, tf.constant(1, tf.int32), tf.constant(-(2**31) + 1, tf.int32)), tf.bitcast(x, tf.int32) + step
+    tf.equal(x, zero),
+    tf.where(up, tf.constant(1, tf.int32), tf.constant(-(2**31) + 1, tf.int32)),
+    tf.bitcast(x, tf.int32) + step,
   )
   found = tf.where(tf.equal(x, y), y, tf.bitcast(bits, tf.float32))
   return tf.where(tf.math.is_nan(x), x, tf.where(tf.math.is_nan(y), y, found))
@@ -186,7 +205,9 @@ def remainder(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _erfc_from_one(x: tf.Tensor) -> tf.Tensor:
-  return erfc_from_one(tf.maximum(x, like(1.0, x)), exp=_precise_exp, inverse=lambda y: divided(like(1.0, y), y))
+  return erfc_from_one(
+    tf.maximum(x, like(1.0, x)), exp=_precise_exp, inverse=lambda y: divided(like(1.0, y), y)
+  )
 
 
 def _precise_exp(x: tf.Tensor) -> tf.Tensor:

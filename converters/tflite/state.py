@@ -28,28 +28,47 @@ _HELD = {d: d for d in (tf.float32, tf.int32, tf.int64, tf.bool)} | {tf.uint32: 
 
 def of(source: Source) -> State | None:
   """The state of the signatures. Raises ExportError if the file cannot hold it."""
-  state = next((signature.state for signature in source.signatures.values() if signature.state), None)
+  state = next(
+    (signature.state for signature in source.signatures.values() if signature.state), None
+  )
   if state is None:
     return None
-  if wrong := [f"{path}: {spec}" for (path, spec), v in zip(state.specs().items(), state.variables, strict=True) if v.dtype not in _HELD]:
-    raise ExportError(TARGET, f"{RUNTIME} has no variables for the state {', '.join(wrong)}; keep it in another dtype, such as float32")
+  if wrong := [
+    f"{path}: {spec}"
+    for (path, spec), v in zip(state.specs().items(), state.variables, strict=True)
+    if v.dtype not in _HELD
+  ]:
+    raise ExportError(
+      TARGET,
+      f"{RUNTIME} has no variables for the state {', '.join(wrong)}; keep it in another dtype, such as float32",
+    )
   if SIGNATURE in source.signatures:
-    raise ExportError(TARGET, f"signature {SIGNATURE!r} of the file returns the state; give yours another name")
+    raise ExportError(
+      TARGET, f"signature {SIGNATURE!r} of the file returns the state; give yours another name"
+    )
   return state
 
 
 def converted(
-  source: Source, state: State, table: Mapping[str, replay.Replacement], refuse: Callable[[Mapping[str, str]], Exception]
+  source: Source,
+  state: State,
+  table: Mapping[str, replay.Replacement],
+  refuse: Callable[[Mapping[str, str]], Exception],
 ) -> bytes:
   """Converts the signatures, and one that returns the state; see `runtime.converted`."""
   names = {f"jax2tf_state_{i}": variable for i, variable in enumerate(state.variables)}
   module = tf.Module()
-  module.kept = [tf.Variable(_bits(v.read_value(), _HELD[v.dtype]), name=v.name.split(":")[0]) for v in state.variables]
+  module.kept = [
+    tf.Variable(_bits(v.read_value(), _HELD[v.dtype]), name=v.name.split(":")[0])
+    for v in state.variables
+  ]
   kept = dict(zip(names, module.kept, strict=True))
 
   def stateful(frozen: Any) -> Callable[..., dict[str, tf.Tensor]]:
     def call(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-      before = {name: _bits(variable.read_value(), names[name].dtype) for name, variable in kept.items()}
+      before = {
+        name: _bits(variable.read_value(), names[name].dtype) for name, variable in kept.items()
+      }
       found = dict(frozen(**inputs, **before))
       for name, variable in kept.items():
         variable.assign(_bits(found.pop(name), variable.dtype))
@@ -64,12 +83,18 @@ def converted(
   found = {}
   for name, signature in source.signatures.items():
     frozen = replay.frozen(signature.function, table, state=names if signature.state else None)
-    specs = {key: spec for key, spec in frozen.structured_input_signature[1].items() if key not in names}
+    specs = {
+      key: spec for key, spec in frozen.structured_input_signature[1].items() if key not in names
+    }
     found[name] = runtime.concrete(stateful(frozen), specs) if signature.state else frozen
-  return runtime.converted(found | {SIGNATURE: runtime.concrete(present, {})}, runtime.with_variables, refuse, module)
+  return runtime.converted(
+    found | {SIGNATURE: runtime.concrete(present, {})}, runtime.with_variables, refuse, module
+  )
 
 
-def with_state(answers: Callable[[Sequence[plan.Run]], Sequence[Answer]]) -> Callable[[Sequence[plan.Run]], Sequence[Answer]]:
+def with_state(
+  answers: Callable[[Sequence[plan.Run]], Sequence[Answer]],
+) -> Callable[[Sequence[plan.Run]], Sequence[Answer]]:
   """`answers`, where each run of a stateful signature also has the state after it, read by an additional run."""
   subject = plan.Subject(SIGNATURE, manifest.SignatureRecord({}, {}), lambda: None, [])
 
@@ -79,7 +104,9 @@ def with_state(answers: Callable[[Sequence[plan.Run]], Sequence[Answer]]) -> Cal
       shown = plan.Run(subject, {}, run.values, {}, timed=False, continues=True)
       asked += [replace(run, timed=False), shown] if run.subject.paths else [run]
     found = iter(answers(asked))
-    return [_joined(run, next(found), next(found)) if run.subject.paths else next(found) for run in runs]
+    return [
+      _joined(run, next(found), next(found)) if run.subject.paths else next(found) for run in runs
+    ]
 
   return of_both
 
@@ -87,7 +114,11 @@ def with_state(answers: Callable[[Sequence[plan.Run]], Sequence[Answer]]) -> Cal
 def _joined(run: plan.Run, answer: Answer, after: Answer) -> Answer:
   paths = zip(run.subject.paths, _outputs(run.subject.paths), strict=True)
   state = {f"state/{path}": after["outputs"].get(output) for path, output in paths}
-  return {"outputs": answer["outputs"] | state, "error": answer["error"] or after["error"], "seconds": None}
+  return {
+    "outputs": answer["outputs"] | state,
+    "error": answer["error"] or after["error"],
+    "seconds": None,
+  }
 
 
 def _outputs(paths: Sequence[str]) -> list[str]:

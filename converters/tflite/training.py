@@ -63,12 +63,24 @@ class Training:
     """
     leaves, tree = tree_util.tree_flatten(params)
     specs = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]
-    arguments = Arguments.of({"params": tree_util.tree_unflatten(tree, specs)}, {}, jax.export.SymbolicScope())
+    arguments = Arguments.of(
+      {"params": tree_util.tree_unflatten(tree, specs)}, {}, jax.export.SymbolicScope()
+    )
     names = tuple(name.removeprefix("params_") for name in arguments.names)
-    if wrong := [f"{name} is {spec.dtype}" for name, spec in zip(names, specs, strict=True) if spec.dtype != np.float32]:
-      raise ValueError(f"params: {wrong[0]}; LiteRT trains float32, so cast it, or close over what is not to be trained")
-    if twice := sorted({*names, "loss"} & {*batch, *inputs}) or (["loss"] if "loss" in names else []):
-      raise ValueError(f"{twice[0]!r} is the name of two tensors; rename the argument or the parameter")
+    if wrong := [
+      f"{name} is {spec.dtype}"
+      for name, spec in zip(names, specs, strict=True)
+      if spec.dtype != np.float32
+    ]:
+      raise ValueError(
+        f"params: {wrong[0]}; LiteRT trains float32, so cast it, or close over what is not to be trained"
+      )
+    if twice := sorted({*names, "loss"} & {*batch, *inputs}) or (
+      ["loss"] if "loss" in names else []
+    ):
+      raise ValueError(
+        f"{twice[0]!r} is the name of two tensors; rename the argument or the parameter"
+      )
 
     def step(params: Any, *arguments: Any) -> dict[str, Any]:
       value, gradient = jax.value_and_grad(loss)(params, *arguments)
@@ -79,10 +91,14 @@ class Training:
     of_leaves = dict(zip(names, specs, strict=True))
 
     def taking_leaves(function: Callable[..., Any]) -> Callable[..., Any]:
-      return lambda _, *args: function(tree_util.tree_unflatten(tree, args[: len(names)]), *args[len(names) :])
+      return lambda _, *args: function(
+        tree_util.tree_unflatten(tree, args[: len(names)]), *args[len(names) :]
+      )
 
     model.add(taking_leaves(step), inputs={**of_leaves, **batch}, signatures="step")
-    model.add(taking_leaves(fun), inputs={**of_leaves, **inputs}, outputs=outputs, signatures="infer")
+    model.add(
+      taking_leaves(fun), inputs={**of_leaves, **inputs}, outputs=outputs, signatures="infer"
+    )
     return cls(params, names, jax.jit(step), jax.jit(fun), Source.of(model))
 
   def converted(self) -> bytes:
@@ -92,7 +108,10 @@ class Training:
       ExportError: LiteRT lacks ops.
     """
     module = tf.Module()
-    module.parameters = [tf.Variable(x, name=name) for name, x in zip(self.names, jax.tree.leaves(self.params), strict=True)]
+    module.parameters = [
+      tf.Variable(x, name=name)
+      for name, x in zip(self.names, jax.tree.leaves(self.params), strict=True)
+    ]
     variables = dict(zip(self.names, module.parameters, strict=True))
     frozen = {name: one.frozen(TABLE) for name, one in self.source.signatures.items()}
 
@@ -118,7 +137,9 @@ class Training:
       "train": runtime.concrete(train, self._own_specs(frozen["step"])),
       "infer": runtime.concrete(infer, self._own_specs(frozen["infer"])),
       "parameters": runtime.concrete(parameters, {"unused": tf.TensorSpec([], tf.int32, "unused")}),
-      "restore": runtime.concrete(restore, {name: tf.TensorSpec(v.shape, v.dtype, name) for name, v in variables.items()}),
+      "restore": runtime.concrete(
+        restore, {name: tf.TensorSpec(v.shape, v.dtype, name) for name, v in variables.items()}
+      ),
     }
 
     def refuse(lacking: Mapping[str, str]) -> ExportError:
@@ -128,7 +149,11 @@ class Training:
 
   def _own_specs(self, frozen: Any) -> dict[str, tf.TensorSpec]:
     """The specs of the inputs that are not parameters."""
-    return {name: spec for name, spec in frozen.structured_input_signature[1].items() if name not in self.names}
+    return {
+      name: spec
+      for name, spec in frozen.structured_input_signature[1].items()
+      if name not in self.names
+    }
 
   def compared(
     self,
@@ -149,19 +174,27 @@ class Training:
     with tqdm.tqdm(total=1, desc="compare training", leave=False, disable=None) as progress:
       found = runtime.answers(file, runs)
       progress.update()
-    rows = tuple(compare.rows(runs, found, [compare.Expected(outputs) for outputs in expected], rtol, atol))
+    rows = tuple(
+      compare.rows(runs, found, [compare.Expected(outputs) for outputs in expected], rtol, atol)
+    )
     report = Report(f"training in {RUNTIME}", rows, (), {}, {"jax": jax.__version__, **versions})
     if wrong := [row for row in rows if row.problem]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
-      raise ExportError(TARGET, f"{RUNTIME} trains differently from JAX, so nothing was written:\n{lines}")
+      raise ExportError(
+        TARGET, f"{RUNTIME} trains differently from JAX, so nothing was written:\n{lines}"
+      )
     return report
 
-  def _runs(self, steps: int, sizes: Mapping[str, int], examples: plan.Given) -> Iterator[tuple[plan.Run, dict[str, np.ndarray]]]:
+  def _runs(
+    self, steps: int, sizes: Mapping[str, int], examples: plan.Given
+  ) -> Iterator[tuple[plan.Run, dict[str, np.ndarray]]]:
     """The runs, each with the results of JAX."""
     rng = np.random.default_rng(0)
     params = self.params
 
-    def run(signature: str, number: int, inputs: dict[str, np.ndarray], result: Mapping[str, Any]) -> Any:
+    def run(
+      signature: str, number: int, inputs: dict[str, np.ndarray], result: Mapping[str, Any]
+    ) -> Any:
       outputs = {name: np.asarray(x) for name, x in result.items()}
       record = manifest.SignatureRecord({}, dict.fromkeys(outputs, ""), [], [], "", False, False)
       subject = plan.Subject(signature, record, self.step, list(inputs))
@@ -170,10 +203,17 @@ class Training:
     def infer(number: int, inputs: dict[str, np.ndarray]) -> Any:
       one = self.source.signatures["infer"]
       results = list(one.record.outputs)
-      return run("infer", number, inputs, dict(zip(results, jax.tree.leaves(self.fun(params, *inputs.values())), strict=True)))
+      return run(
+        "infer",
+        number,
+        inputs,
+        dict(zip(results, jax.tree.leaves(self.fun(params, *inputs.values())), strict=True)),
+      )
 
     def named(params: Any) -> dict[str, np.ndarray]:
-      return {name: np.asarray(x) for name, x in zip(self.names, jax.tree.leaves(params), strict=True)}
+      return {
+        name: np.asarray(x) for name, x in zip(self.names, jax.tree.leaves(params), strict=True)
+      }
 
     inputs = self._drawn("infer", rng, sizes, examples)
     yield infer(0, inputs)
@@ -181,14 +221,18 @@ class Training:
       batch = self._drawn("step", rng, sizes, examples)
       result = self.step(params, *batch.values())
       yield run("train", number, batch, {"loss": result["loss"]})
-      params = tree_util.tree_unflatten(tree_util.tree_structure(params), [result[name] for name in self.names])
+      params = tree_util.tree_unflatten(
+        tree_util.tree_structure(params), [result[name] for name in self.names]
+      )
     yield infer(steps, inputs)
     yield run("parameters", steps, {"unused": np.zeros((), np.int32)}, named(params))
     params = self.params
     yield run("restore", steps + 1, named(params), {"restored": np.int32(len(self.names))})
     yield infer(steps + 1, inputs)
 
-  def _drawn(self, signature: str, rng: np.random.Generator, sizes: Mapping[str, int], examples: plan.Given) -> dict[str, np.ndarray]:
+  def _drawn(
+    self, signature: str, rng: np.random.Generator, sizes: Mapping[str, int], examples: plan.Given
+  ) -> dict[str, np.ndarray]:
     """Random inputs of a signature, without the parameters."""
     record = self.source.signatures[signature].record
     domain = plan.Domain(record, self.source.constraints)
@@ -200,5 +244,7 @@ class Training:
       dtype = np.dtype(domain.avals[name].dtype)
       given = examples.get(name)
       drawn = given(rng, shape, dtype) if callable(given) else given
-      found[name] = draws.draw(rng, shape, dtype, "ordinary", 0) if drawn is None else np.asarray(drawn, dtype)
+      found[name] = (
+        draws.draw(rng, shape, dtype, "ordinary", 0) if drawn is None else np.asarray(drawn, dtype)
+      )
     return found

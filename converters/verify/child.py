@@ -35,7 +35,10 @@ def main(request_file: str, response_file: str) -> None:
   except Exception as error:
     response["error"] = _calls["sentence"](error)
   packages = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
-  response |= {"packages": sorted(packages), "versions": {"python": sys.version.split()[0], "tensorflow": tf.__version__}}
+  response |= {
+    "packages": sorted(packages),
+    "versions": {"python": sys.version.split()[0], "tensorflow": tf.__version__},
+  }
   Path(response_file).write_bytes(pickle.dumps(response))
 
 
@@ -64,7 +67,9 @@ def _written(model: Any) -> list[Any]:
   """The variables of a model whose signatures write variables, such as a training step."""
   for signature in model.signatures.values():
     if _calls["writers"](signature.graph.as_graph_def()):
-      return list({v.handle.ref(): v for s in model.signatures.values() for v in s.variables}.values())
+      return list(
+        {v.handle.ref(): v for s in model.signatures.values() for v in s.variables}.values()
+      )
   return []
 
 

@@ -102,21 +102,48 @@ def verify(
     remembered = _state(record, chosen, state)
     compared, skipped = subjects.subjects(chosen, reference, params is not None, inputs, remembered)
     for text in polymorphic_constraints:
-      notation.check_constraint(text, notation.dimensions({name: spec for one in chosen.values() for name, spec in one.inputs.items()}))
+      notation.check_constraint(
+        text,
+        notation.dimensions(
+          {name: spec for one in chosen.values() for name, spec in one.inputs.items()}
+        ),
+      )
     with stages.stage("read the graph"):  # fails early if a file is damaged
       graph = publish.meta_graph(directory)
       values.readers(directory, graph)
-    runs = plan.plan(compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs, lead)
-    with stages.stage("compare"), tqdm.tqdm(total=2 * len(runs), desc=f"verify {place.name}", leave=False, disable=None) as progress:
-      expected = list(compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ()))
+    runs = plan.plan(
+      compared, [*record.constraints, *polymorphic_constraints], sizes or {}, samples, inputs, lead
+    )
+    with (
+      stages.stage("compare"),
+      tqdm.tqdm(
+        total=2 * len(runs), desc=f"verify {place.name}", leave=False, disable=None
+      ) as progress,
+    ):
+      expected = list(
+        compare.reference_answers(runs, lead, progress, remembered[1] if remembered else ())
+      )
       response = _run_without_jax(directory, runs, progress)
     if not response["runs"]:  # the model was not loaded
       values.check(directory, graph)
-    found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(runs)
-    rows = list(compare.rows(runs, found, expected, rtol, atol, noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE)))
+    found = response["runs"] or [calls.failed(f"no answer without JAX: {response['error']}")] * len(
+      runs
+    )
+    rows = list(
+      compare.rows(
+        runs, found, expected, rtol, atol, noted=(SUBNORMAL,) if hostile else (SUBNORMAL, HOSTILE)
+      )
+    )
     if signatures is None:
-      unknown = [name for name in response["signatures"] if name not in record.signatures and not name.startswith("__")]
-      skipped |= dict.fromkeys(unknown, f"the manifest does not know it; save the model again, or leave it out: signatures={list(chosen)}")
+      unknown = [
+        name
+        for name in response["signatures"]
+        if name not in record.signatures and not name.startswith("__")
+      ]
+      skipped |= dict.fromkeys(
+        unknown,
+        f"the manifest does not know it; save the model again, or leave it out: signatures={list(chosen)}",
+      )
     latencies = compare.latencies(runs, found, expected)
     versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
     result = Report(str(place), tuple(rows), latencies, skipped, versions)
@@ -128,28 +155,40 @@ def verify(
 def _directory(path: Path) -> Path:
   """The directory of the version."""
   if not path.is_dir():
-    raise FileNotFoundError(f"path = {str(path)!r} is not a directory; pass a SavedModel, or the directory of its versions")
+    raise FileNotFoundError(
+      f"path = {str(path)!r} is not a directory; pass a SavedModel, or the directory of its versions"
+    )
   if (found := publish.saved_model_in(path)) is None:
-    raise FileNotFoundError(f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model there first")
+    raise FileNotFoundError(
+      f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model there first"
+    )
   return found
 
 
-def _state(record: manifest.Manifest, chosen: Mapping[str, manifest.SignatureRecord], state: Any) -> tuple[Layout, list[Any]] | None:
+def _state(
+  record: manifest.Manifest, chosen: Mapping[str, manifest.SignatureRecord], state: Any
+) -> tuple[Layout, list[Any]] | None:
   """The layout of the state and its initial values; None if no chosen signature is stateful."""
   stateful = [name for name, signature in chosen.items() if signature.stateful]
   if not stateful:
     return None
   if state is None:
-    raise ValueError(f"signature {stateful[0]!r} is stateful; pass state=, the initial state, or choose others with signatures=")
+    raise ValueError(
+      f"signature {stateful[0]!r} is stateful; pass state=, the initial state, or choose others with signatures="
+    )
   layout = Layout.of(state)
   initial = layout.stored(state)
   found = {path: str(Spec.of(x)) for path, x in zip(layout.paths, initial, strict=True)}
   if found != dict(record.state):
-    raise ValueError(f"state has {found}, and the model has {dict(record.state)}; pass the state that the model was created with")
+    raise ValueError(
+      f"state has {found}, and the model has {dict(record.state)}; pass the state that the model was created with"
+    )
   return layout, initial
 
 
-def _run_without_jax(directory: Path, runs: Sequence[plan.Run], progress: tqdm.tqdm) -> dict[str, Any]:
+def _run_without_jax(
+  directory: Path, runs: Sequence[plan.Run], progress: tqdm.tqdm
+) -> dict[str, Any]:
   """The answers of the model, from a separate process; see `child`."""
   request = {
     "directory": str(directory),
@@ -169,11 +208,24 @@ def _run_without_jax(directory: Path, runs: Sequence[plan.Run], progress: tqdm.t
     # Otherwise TensorFlow on a GPU, which multiplies in TF32, is compared with JAX on a CPU.
     environment["CUDA_VISIBLE_DEVICES"] = "-1"
   with tempfile.TemporaryDirectory(prefix="jax2tf-verify-") as folder:
-    request_file, response_file, log = (Path(folder, name) for name in ("request", "response", "log"))
+    request_file, response_file, log = (
+      Path(folder, name) for name in ("request", "response", "log")
+    )
     request_file.write_bytes(pickle.dumps(request))
     # -P keeps the script's folder, with modules of this package, off sys.path.
-    command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), str(request_file), str(response_file)]
-    with log.open("wb") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True) as child:
+    command = [
+      sys.executable,
+      "-P",
+      str(Path(__file__).with_name("child.py")),
+      str(request_file),
+      str(response_file),
+    ]
+    with (
+      log.open("wb") as stderr,
+      subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True
+      ) as child,
+    ):
       try:
         for line in child.stdout or ():
           progress.update(line == "done\n")
@@ -183,4 +235,10 @@ def _run_without_jax(directory: Path, runs: Sequence[plan.Run], progress: tqdm.t
     if response_file.exists():
       return dict(pickle.loads(response_file.read_bytes()))
     last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-    return {"error": f"its process ended with {child.returncode}: {last[0]}", "signatures": [], "runs": [], "packages": [], "versions": {}}
+    return {
+      "error": f"its process ended with {child.returncode}: {last[0]}",
+      "signatures": [],
+      "runs": [],
+      "packages": [],
+      "versions": {},
+    }

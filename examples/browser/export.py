@@ -47,15 +47,27 @@ def main(build: Path = BUILD) -> tfjs.Exported:
   )
   (latency,) = exported.report.latencies
   largest = np.max([row.max_abs for row in exported.report.rows])
-  print(f"{exported.path}: {exported.size / 1e6:.1f} MB, within {largest:.1e} of JAX on {ids.shape[0]} sentences")
+  print(
+    f"{exported.path}: {exported.size / 1e6:.1f} MB, within {largest:.1e} of JAX on {ids.shape[0]} sentences"
+  )
   print(f"{1e3 * latency.model:.0f} ms on wasm in node, {1e3 * latency.reference:.0f} ms in JAX")
-  for name in ("index.html", "app.js", "search.html", "search.js", "embed.js", "package.json", "package-lock.json"):
+  for name in (
+    "index.html",
+    "app.js",
+    "search.html",
+    "search.js",
+    "embed.js",
+    "package.json",
+    "package-lock.json",
+  ):
     shutil.copy(HERE / name, build / name)
   for name in ("tokenizer.json", "tokenizer_config.json"):
     shutil.copy(Path(minilm_text.DIRECTORY) / name, build / name)
   for name in _SCRIPTS:
     shutil.copy(tfjs.packages() / "node_modules" / "@tensorflow" / name, build)
-  subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], cwd=build, check=True)
+  subprocess.run(
+    ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], cwd=build, check=True
+  )
   shutil.copy(build / "node_modules/@huggingface/tokenizers/dist/tokenizers.min.mjs", build)
   return exported
 
@@ -74,7 +86,9 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 if __name__ == "__main__":
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("build", nargs="?", type=Path, default=BUILD)
-  parser.add_argument("--serve", action="store_true", help="serve the page on http://127.0.0.1:8000")
+  parser.add_argument(
+    "--serve", action="store_true", help="serve the page on http://127.0.0.1:8000"
+  )
   options = parser.parse_args()
   main(options.build)
   if options.serve:

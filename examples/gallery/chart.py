@@ -16,14 +16,25 @@ BUILD = Path("build", "gallery")
 
 def parser(description: str, name: str) -> argparse.ArgumentParser:
   """A parser with the option --picture, whose default is build/gallery/NAME.png."""
-  made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-  made.add_argument("--picture", type=Path, default=BUILD / f"{name}.png", help="the picture to make")
+  made = argparse.ArgumentParser(
+    description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+  )
+  made.add_argument(
+    "--picture", type=Path, default=BUILD / f"{name}.png", help="the picture to make"
+  )
   return made
 
 
 def subplots(*grid: int, size: tuple[float, float] = (9, 4), **options: Any) -> tuple[Any, Any]:
   """A figure of `size` inches, and its axes without upper and right spines."""
-  with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "axes.titlesize": "medium"}):
+  with plt.rc_context(
+    {
+      "axes.spines.top": False,
+      "axes.spines.right": False,
+      "legend.frameon": False,
+      "axes.titlesize": "medium",
+    }
+  ):
     return plt.subplots(*grid, figsize=size, layout="constrained", **options)
 
 

@@ -31,7 +31,10 @@ def init(width: int) -> Params:
   shapes = {"labels": (10, width), "times": (17, width), "in": (64, width), "out": (width, 64)}
   shapes |= {f"{part}_{i}": (width, width) for i in range(3) for part in ("up", "down")}
   keys = jax.random.split(jax.random.key(0), len(shapes))
-  made = {name: jax.random.normal(key, shape) / np.sqrt(shape[0]) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+  made = {
+    name: jax.random.normal(key, shape) / np.sqrt(shape[0])
+    for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+  }
   return made | {"out": jnp.zeros((width, 64))}
 
 
@@ -57,20 +60,37 @@ def sample_step(params: Params, x: jax.Array, labels: jax.Array, step: jax.Array
   velocity = denoise(params, x, labels, time)
   here, noise_here = signal(time)
   there, noise_there = signal(time - 1 / SAMPLING)
-  return there * (here * x - noise_here * velocity) + noise_there * (noise_here * x + here * velocity)
+  return there * (here * x - noise_here * velocity) + noise_there * (
+    noise_here * x + here * velocity
+  )
 
 
 def train(pictures: np.ndarray, labels: np.ndarray, width: int, steps: int) -> Params:
   def loss(params: Params, batch: dict[str, jax.Array]) -> jax.Array:
     x, of_noise = all_pictures[batch["rows"]], jax.random.key(batch["seed"])
-    noise, time = jax.random.normal(of_noise, x.shape), jax.random.uniform(jax.random.fold_in(of_noise, 1), x.shape[:1])
+    noise, time = (
+      jax.random.normal(of_noise, x.shape),
+      jax.random.uniform(jax.random.fold_in(of_noise, 1), x.shape[:1]),
+    )
     a, b = signal(time)
-    return jnp.mean((denoise(params, a * x + b * noise, all_labels[batch["rows"]], time) - (a * noise - b * x)) ** 2)
+    return jnp.mean(
+      (denoise(params, a * x + b * noise, all_labels[batch["rows"]], time) - (a * noise - b * x))
+      ** 2
+    )
 
   params, optimiser = init(width), optax.adam(optax.cosine_decay_schedule(2e-3, steps))
-  batches = {"rows": np.random.default_rng(0).integers(0, len(pictures), (steps, 128)), "seed": np.arange(steps)}
+  batches = {
+    "rows": np.random.default_rng(0).integers(0, len(pictures), (steps, 128)),
+    "seed": np.arange(steps),
+  }
   all_pictures, all_labels = jnp.array(pictures), jnp.array(labels)
-  params, _, losses = train_step.train(train_step.make_step(loss, optimiser), params, optimiser.init(params), batches, "training in JAX")
+  params, _, losses = train_step.train(
+    train_step.make_step(loss, optimiser),
+    params,
+    optimiser.init(params),
+    batches,
+    "training in JAX",
+  )
   print(f"loss {np.mean(losses[:10]):.3f} -> {np.mean(losses[-50:]):.3f}")
   return params
 
@@ -80,22 +100,37 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
   parser = chart.parser(__doc__, "diffusion_in_tfjs")
   parser.add_argument("--width", type=int, default=384)
   parser.add_argument("--steps", type=int, default=6000, help="of training")
-  parser.add_argument("--sampling", type=int, default=SAMPLING, help=f"steps of sampling, at most {SAMPLING}")
+  parser.add_argument(
+    "--sampling", type=int, default=SAMPLING, help=f"steps of sampling, at most {SAMPLING}"
+  )
   options = parser.parse_args(arguments)
   pictures, labels = load_digits(return_X_y=True)
-  params = train((pictures / 8 - 1).astype(np.float32), labels.astype(np.int32), options.width, options.steps)
+  params = train(
+    (pictures / 8 - 1).astype(np.float32), labels.astype(np.int32), options.width, options.steps
+  )
 
   specs = {"x": "f32[b,64]", "labels": "i32[b]", "step": "i32[]"}
   numbers = {"step": lambda rng, shape, dtype: rng.integers(0, SAMPLING, shape, dtype)}
   folder = options.picture.with_suffix("")
-  exported = tfjs.save(sample_step, params, folder, inputs=specs, outputs=["x"], examples=numbers, backends=["wasm"], overwrite=True)
+  exported = tfjs.save(
+    sample_step,
+    params,
+    folder,
+    inputs=specs,
+    outputs=["x"],
+    examples=numbers,
+    backends=["wasm"],
+    overwrite=True,
+  )
   print(f"{exported.path}: {exported.size / 1e6:.1f} MB")
 
   digits, in_jax = np.arange(10, dtype=np.int32), jax.jit(sample_step)
   x = np.random.default_rng(2).standard_normal((10, 64), np.float32)
   drawn, expected = [x], [x]
   for i in tqdm(range(options.sampling), "sampling in TF.js"):
-    drawn.append(tfjs.run(exported.path, {"x": drawn[-1], "labels": digits, "step": np.int32(i)})["x"])
+    drawn.append(
+      tfjs.run(exported.path, {"x": drawn[-1], "labels": digits, "step": np.int32(i)})["x"]
+    )
     expected.append(np.asarray(in_jax(params, expected[-1], digits, np.int32(i))))
   print(
     f"after {options.sampling} steps the pictures are within {np.abs(drawn[-1] - expected[-1]).max():.1e} of JAX's, black to white is 2"
@@ -103,10 +138,18 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
 
   shown = np.unique(np.linspace(0, options.sampling, 9, dtype=int))
   tiles = np.stack([drawn[i] for i in shown]).reshape(len(shown), 10, 8, 8)
-  whole = np.pad(tiles, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1).swapaxes(1, 2).reshape(10 * len(shown), 100)
+  whole = (
+    np.pad(tiles, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1)
+    .swapaxes(1, 2)
+    .reshape(10 * len(shown), 100)
+  )
   figure, axes = chart.subplots(size=(7, 0.62 * len(shown) + 0.8))
   axes.imshow(whole, cmap="gray_r", vmin=-1, vmax=1)
-  axes.set(title="Ten digits, from noise to a picture, in TF.js", xlabel="the digit that is asked for", ylabel="steps of sampling")
+  axes.set(
+    title="Ten digits, from noise to a picture, in TF.js",
+    xlabel="the digit that is asked for",
+    ylabel="steps of sampling",
+  )
   axes.set_xticks(4.5 + 10 * digits, digits)
   axes.set_yticks(4.5 + 10 * np.arange(len(shown)), shown)
   axes.tick_params(length=0)

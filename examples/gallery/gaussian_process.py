@@ -38,7 +38,9 @@ def kernel(params: Params, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def factor(params: Params, x: jax.Array) -> jax.Array:
-  return jnp.linalg.cholesky(kernel(params, x, x) + (jnp.exp(2 * params["log_noise"]) + 1e-5) * jnp.eye(x.shape[0]))
+  return jnp.linalg.cholesky(
+    kernel(params, x, x) + (jnp.exp(2 * params["log_noise"]) + 1e-5) * jnp.eye(x.shape[0])
+  )
 
 
 def loss(params: Params, x: Any, y: Any) -> jax.Array:
@@ -48,7 +50,9 @@ def loss(params: Params, x: Any, y: Any) -> jax.Array:
   return (white @ white / 2 + jnp.log(jnp.diag(lower)).sum()) / x.shape[0] + jnp.log(2 * jnp.pi) / 2
 
 
-def predict(params: Params, x: jax.Array, y: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+def predict(
+  params: Params, x: jax.Array, y: jax.Array, new: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   """The mean and standard deviation f32[m] at `new` f32[m]."""
   lower, across = factor(params, x), kernel(params, x, new)
   mean = across.T @ jax.scipy.linalg.cho_solve((lower, True), y)
@@ -58,7 +62,10 @@ def predict(params: Params, x: jax.Array, y: jax.Array, new: jax.Array) -> tuple
 
 def fit_in_tensorflow(x: np.ndarray, y: np.ndarray, steps: int) -> tuple[Params, list[float]]:
   variables = {name: tf.Variable(value) for name, value in START.items()}
-  optimiser, loss_tf = tf.keras.optimizers.Adam(0.05), tf.function(jax2tf.convert(loss), autograph=False)
+  optimiser, loss_tf = (
+    tf.keras.optimizers.Adam(0.05),
+    tf.function(jax2tf.convert(loss), autograph=False),
+  )
   losses = []
   for _ in range(steps):
     with tf.GradientTape() as tape:
@@ -72,7 +79,9 @@ def fit_in_tensorflow(x: np.ndarray, y: np.ndarray, steps: int) -> tuple[Params,
 def fit_in_jax(x: np.ndarray, y: np.ndarray, steps: int) -> np.ndarray:
   optimiser = optax.adam(0.05, eps=1e-7)  # Keras' default for epsilon
   step = train_step.make_step(lambda params, _: loss(params, x, y), optimiser)
-  *_, losses = train_step.train(step, START, optimiser.init(START), {"unused": np.zeros(steps)}, "fitting in JAX")
+  *_, losses = train_step.train(
+    step, START, optimiser.init(START), {"unused": np.zeros(steps)}, "fitting in JAX"
+  )
   return losses
 
 
@@ -84,7 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
   options = parser.parse_args(arguments)
   rng = np.random.default_rng(1)
   x = np.sort(rng.uniform(-4, 4, options.observations)).astype(np.float32)
-  y, new = (truth(x) + 0.2 * rng.standard_normal(x.shape)).astype(np.float32), np.linspace(-5, 5, 201, dtype=np.float32)
+  y, new = (
+    (truth(x) + 0.2 * rng.standard_normal(x.shape)).astype(np.float32),
+    np.linspace(-5, 5, 201, dtype=np.float32),
+  )
 
   params, losses = fit_in_tensorflow(x, y, options.steps)
   in_jax = fit_in_jax(x, y, options.steps)
@@ -93,10 +105,20 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
     tape.watch(at)
     mean, deviation = predict_tf(params, x, y, at)
   slope = tape.gradient(mean, at)
-  print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; at most {np.abs(np.subtract(losses, in_jax)).max():.1e} from optax and jax.grad")
+  print(
+    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; at most {np.abs(np.subtract(losses, in_jax)).max():.1e} from optax and jax.grad"
+  )
 
   figure, (values, slopes, fit) = chart.subplots(1, 3, size=(12, 3.8))
-  values.fill_between(new, mean - 2 * deviation, mean + 2 * deviation, color=COLOURS["native"], alpha=0.35, lw=0, label="± 2 deviations")
+  values.fill_between(
+    new,
+    mean - 2 * deviation,
+    mean + 2 * deviation,
+    color=COLOURS["native"],
+    alpha=0.35,
+    lw=0,
+    label="± 2 deviations",
+  )
   values.plot(new, mean, COLOURS["ours"], label="prediction")
   values.plot(new, truth(new), COLOURS["hand"], ls="--", label="truth")
   values.plot(x, y, "k.", label="observations")
@@ -111,7 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
   ):
     axes.set(title=title, xlabel=names[0], ylabel=names[1])
     axes.set_ylim(axes.get_ylim()[0], axes.get_ylim()[1] + 0.3 * np.ptp(axes.get_ylim()))
-    axes.legend(fontsize="small", loc="upper left" if axes is not fit else "upper right", ncols=2 if axes is values else 1)
+    axes.legend(
+      fontsize="small",
+      loc="upper left" if axes is not fit else "upper right",
+      ncols=2 if axes is values else 1,
+    )
   chart.save(figure, options.picture)
   return np.array(losses), in_jax
 

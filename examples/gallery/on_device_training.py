@@ -30,7 +30,10 @@ Params = dict[str, dict[str, Any]]
 
 def init(rng: np.random.Generator) -> Params:
   def layer(n: int, m: int) -> dict[str, np.ndarray]:
-    return {"kernel": (rng.standard_normal((n, m)) * np.sqrt(2 / n)).astype(np.float32), "bias": np.zeros(m, np.float32)}
+    return {
+      "kernel": (rng.standard_normal((n, m)) * np.sqrt(2 / n)).astype(np.float32),
+      "bias": np.zeros(m, np.float32),
+    }
 
   return {"first": layer(64, 64), "last": layer(64, 10)}
 
@@ -38,7 +41,10 @@ def init(rng: np.random.Generator) -> Params:
 def scores(params: Params, images: jax.Array) -> jax.Array:
   """images f32[b,8,8] -> f32[b,10]."""
   first, last = params["first"], params["last"]
-  return jax.nn.relu(images.reshape(-1, 64) @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
+  return (
+    jax.nn.relu(images.reshape(-1, 64) @ first["kernel"] + first["bias"]) @ last["kernel"]
+    + last["bias"]
+  )
 
 
 def loss(params: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
@@ -95,17 +101,33 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
     in_jax.append(float(value))
     if i % every == 0:
       accuracies.append(accuracy())
-  print(f"right on new images: {accuracies[0]:.1%} before, {accuracies[-1]:.1%} after {options.steps} steps on the device")
-  print(f"the losses differ from JAX's by {np.abs(np.subtract(on_device, in_jax)).max():.1e} at most")
+  print(
+    f"right on new images: {accuracies[0]:.1%} before, {accuracies[-1]:.1%} after {options.steps} steps on the device"
+  )
+  print(
+    f"the losses differ from JAX's by {np.abs(np.subtract(on_device, in_jax)).max():.1e} at most"
+  )
 
   figure, (losses, right, shown) = chart.subplots(1, 3, size=(12, 3.8), width_ratios=(3, 3, 1.5))
   losses.plot(in_jax, COLOURS["jax"], lw=4, alpha=0.25, label="JAX, to compare")
   losses.plot(on_device, COLOURS["tflite"], lw=1, label="LiteRT, on the device")
-  losses.set(title="The same steps on the same batches", xlabel="step", ylabel="loss (nats)", yscale="log")
+  losses.set(
+    title="The same steps on the same batches", xlabel="step", ylabel="loss (nats)", yscale="log"
+  )
   losses.legend()
-  right.plot(every * np.arange(len(accuracies)), 100 * np.array(accuracies), COLOURS["tflite"], marker=".")
-  right.set(title="New images of this user", xlabel="steps on the device", ylabel="right (%)", ylim=(0, 100))
-  shown.imshow(np.pad(sideways[1200:1221], ((0, 0), (1, 1), (1, 1))).reshape(7, 3, 10, 10).swapaxes(1, 2).reshape(70, 30), cmap="gray_r")
+  right.plot(
+    every * np.arange(len(accuracies)), 100 * np.array(accuracies), COLOURS["tflite"], marker="."
+  )
+  right.set(
+    title="New images of this user", xlabel="steps on the device", ylabel="right (%)", ylim=(0, 100)
+  )
+  shown.imshow(
+    np.pad(sideways[1200:1221], ((0, 0), (1, 1), (1, 1)))
+    .reshape(7, 3, 10, 10)
+    .swapaxes(1, 2)
+    .reshape(70, 30),
+    cmap="gray_r",
+  )
   shown.set_title("Some of them")
   shown.axis("off")
   chart.save(figure, options.picture)

@@ -65,7 +65,9 @@ def simulate(angles: jax.Array, steps: int) -> jax.Array:
 
 def starts(size: int) -> np.ndarray:
   """The grid of both angles, f32[size*size,2], in radians."""
-  side = np.linspace(-np.pi, np.pi, size, endpoint=False, dtype=np.float32) + np.float32(np.pi / size)
+  side = np.linspace(-np.pi, np.pi, size, endpoint=False, dtype=np.float32) + np.float32(
+    np.pi / size
+  )
   return np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
 
 
@@ -77,26 +79,44 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
   options = parser.parse_args(arguments)
   angles = starts(options.size)
 
-  simulate_tf = jax2tf.convert(lambda angles: simulate(angles, options.steps), polymorphic_shapes="b, _", with_gradient=False)
+  simulate_tf = jax2tf.convert(
+    lambda angles: simulate(angles, options.steps), polymorphic_shapes="b, _", with_gradient=False
+  )
   rows = tf.data.Dataset.from_tensor_slices(angles).batch(-(-len(angles) // 8))
   seconds = rows.map(simulate_tf, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
   start = time.perf_counter()
   found = np.concatenate(list(tqdm(seconds.as_numpy_iterator(), "batches of tf.data", total=8)))
-  print(f"{len(angles):,} pendulums, {options.steps} steps of each, in {time.perf_counter() - start:.1f} s")
+  print(
+    f"{len(angles):,} pendulums, {options.steps} steps of each, in {time.perf_counter() - start:.1f} s"
+  )
 
   expected = np.asarray(jax.jit(simulate, static_argnums=1)(angles, options.steps))
-  print(f"{np.mean((found == expected) | np.isnan(found) & np.isnan(expected)):.1%} have the time of jax.jit; the others are chaotic")
+  print(
+    f"{np.mean((found == expected) | np.isnan(found) & np.isnan(expected)):.1%} have the time of jax.jit; the others are chaotic"
+  )
 
   figure, axes = chart.subplots(size=(7, 5.6))
   sides = (-180, 180, -180, 180)
   image = axes.imshow(
-    found.reshape(options.size, -1), origin="lower", extent=sides, norm=LogNorm(0.4, None), cmap="magma_r", interpolation="nearest"
+    found.reshape(options.size, -1),
+    origin="lower",
+    extent=sides,
+    norm=LogNorm(0.4, None),
+    cmap="magma_r",
+    interpolation="nearest",
   )
   ticks = range(-180, 181, 90)
-  axes.set(xlabel="first angle at the start (degrees)", ylabel="second angle at the start (degrees)", xticks=ticks, yticks=ticks)
+  axes.set(
+    xlabel="first angle at the start (degrees)",
+    ylabel="second angle at the start (degrees)",
+    xticks=ticks,
+    yticks=ticks,
+  )
   axes.set_title("When does a rod of the double pendulum turn over?")
   bar = figure.colorbar(image, extend="min", label="seconds; white: not in this time")
-  bar.set_ticks([t for t in (0.5, 1, 2, 5, 10) if np.nanmin(found) <= t <= np.nanmax(found)], labels=None)
+  bar.set_ticks(
+    [t for t in (0.5, 1, 2, 5, 10) if np.nanmin(found) <= t <= np.nanmax(found)], labels=None
+  )
   bar.ax.yaxis.set_major_formatter("{x:g}")
   bar.ax.yaxis.set_minor_formatter("")
   chart.save(figure, options.picture)

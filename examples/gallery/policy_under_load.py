@@ -57,10 +57,23 @@ def train(updates: int, width: int = 32) -> Any:
 
     return jax.lax.scan(step, batch["states"], length=100)[1].mean()
 
-  rng, optimiser = np.random.default_rng(0), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
-  params = {"in": rng.standard_normal((4, width)), "bias": np.zeros(width), "out": rng.standard_normal(width) / width}
+  rng, optimiser = (
+    np.random.default_rng(0),
+    optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
+  )
+  params = {
+    "in": rng.standard_normal((4, width)),
+    "bias": np.zeros(width),
+    "out": rng.standard_normal(width) / width,
+  }
   params, batches = jax.tree.map(np.float32, params), {"states": starts(rng, updates, 64)}
-  params, _, losses = train_step.train(train_step.make_step(loss, optimiser), params, optimiser.init(params), batches, "training in JAX")
+  params, _, losses = train_step.train(
+    train_step.make_step(loss, optimiser),
+    params,
+    optimiser.init(params),
+    batches,
+    "training in JAX",
+  )
   print(f"loss {losses[0]:.5f} -> {losses[-1]:.5f}")
   return params
 
@@ -71,7 +84,9 @@ def balance(port: int, start: np.ndarray, steps: int) -> np.ndarray:
   with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
     for _ in range(steps):
       begin = time.perf_counter()
-      connection.request("POST", "/v1/models/policy:predict", json.dumps({"instances": [state.tolist()]}))
+      connection.request(
+        "POST", "/v1/models/policy:predict", json.dumps({"instances": [state.tolist()]})
+      )
       (push,) = json.load(connection.getresponse())["predictions"]
       latency = time.perf_counter() - begin
       state = np.asarray(step(state, np.float32(push)))
@@ -87,7 +102,15 @@ def main(arguments: Sequence[str] | None = None) -> dict[int, np.ndarray]:
   parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
   options = parser.parse_args(arguments)
   model, found = options.picture.parent / "policy", {}
-  saved_model.save(policy, train(options.updates), model, inputs={"state": "f32[b,4]"}, outputs=["push"], version=1, overwrite=True)
+  saved_model.save(
+    policy,
+    train(options.updates),
+    model,
+    inputs={"state": "f32[b,4]"},
+    outputs=["push"],
+    version=1,
+    overwrite=True,
+  )
   grpc_port, port = processes.free_ports()
   flags = (f"--grpc_port={grpc_port}", f"--http_port={port}", "--replicas=1", "--batch_wait_ms=1")
   with processes.started("-m", "jax2tf.tools.cli", "serve", str(model), *flags):
@@ -95,23 +118,47 @@ def main(arguments: Sequence[str] | None = None) -> dict[int, np.ndarray]:
     for count in options.clients:
       begin = time.perf_counter()
       with ThreadPoolExecutor(count) as pool:
-        carts = pool.map(lambda start: balance(port, start, options.steps), starts(np.random.default_rng(count), count))
+        carts = pool.map(
+          lambda start: balance(port, start, options.steps),
+          starts(np.random.default_rng(count), count),
+        )
         found[count] = np.stack([*carts])
-      rate, (middle, most) = count * options.steps / (time.perf_counter() - begin), np.percentile(found[count][..., 0], (50, 99))
-      print(f"{count:3} clients: {rate:5.0f} requests/s, median {middle:.1f} ms, 99% within {most:.1f} ms")
+      rate, (middle, most) = (
+        count * options.steps / (time.perf_counter() - begin),
+        np.percentile(found[count][..., 0], (50, 99)),
+      )
+      print(
+        f"{count:3} clients: {rate:5.0f} requests/s, median {middle:.1f} ms, 99% within {most:.1f} ms"
+      )
 
   figure, (times, poles) = chart.subplots(1, 2, size=(10, 3.8))
   for percent, colour in ((99, COLOURS["onnx"]), (95, COLOURS["tflite"]), (50, COLOURS["ours"])):
     values = [np.percentile(x[..., 0], percent) for x in found.values()]
     times.plot([*found], values, color=colour, marker="o", label=f"{percent} % are faster")
-  times.set(title="An answer of the policy, by HTTP", xlabel="clients at once", ylabel="milliseconds", xscale="log", yscale="log")
+  times.set(
+    title="An answer of the policy, by HTTP",
+    xlabel="clients at once",
+    ylabel="milliseconds",
+    xscale="log",
+    yscale="log",
+  )
   times.set_xticks([*found], map(str, found))
   times.set_yticks(ticks := [2, 5, 10, 20, 50, 100, 200, 500, 1000], map(str, ticks))
   times.minorticks_off()
   times.set_ylim(min(values) / 2, None)  # of the fastest
   times.legend(loc="lower right")
-  poles.plot(SECONDS_A_STEP * np.arange(options.steps), found[max(found)][..., 1].T, COLOURS["ours"], lw=0.7, alpha=0.6)
-  poles.set(title=f"The poles of {max(found)} clients", xlabel="time of the simulation (s)", ylabel="angle (degrees)")
+  poles.plot(
+    SECONDS_A_STEP * np.arange(options.steps),
+    found[max(found)][..., 1].T,
+    COLOURS["ours"],
+    lw=0.7,
+    alpha=0.6,
+  )
+  poles.set(
+    title=f"The poles of {max(found)} clients",
+    xlabel="time of the simulation (s)",
+    ylabel="angle (degrees)",
+  )
   chart.save(figure, options.picture)
   return found
 

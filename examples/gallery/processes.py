@@ -13,7 +13,9 @@ from collections.abc import Iterator
 def started(*arguments: str) -> Iterator[str]:
   """Starts a process of this Python. Yields it with the first line that it prints, and ends it afterwards."""
   command = [sys.executable, *arguments]
-  with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+  with subprocess.Popen(
+    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+  ) as process:
     assert process.stdout
     try:
       if not (line := process.stdout.readline()):
@@ -25,5 +27,8 @@ def started(*arguments: str) -> Iterator[str]:
 
 def free_ports() -> tuple[int, int]:
   """Two free ports."""
-  with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+  with (
+    socket.create_server(("127.0.0.1", 0)) as one,
+    socket.create_server(("127.0.0.1", 0)) as other,
+  ):
     return one.getsockname()[1], other.getsockname()[1]

@@ -18,7 +18,11 @@ from typing import Any
 from jax2tf.examples.browser import export
 from jax2tf.examples.gallery import chart
 
-QUERIES = ("measure how long my code takes", "send a message to somebody's mailbox", "read a compressed archive")
+QUERIES = (
+  "measure how long my code takes",
+  "send a message to somebody's mailbox",
+  "read a compressed archive",
+)
 
 
 def modules() -> list[tuple[str, str]]:
@@ -44,8 +48,12 @@ def ask(page: Any, address: str, queries: Sequence[str]) -> dict[str, list[str]]
   found = {}
   for query in queries:
     page.fill("#query", query)
-    page.wait_for_function("query => document.getElementById('results').dataset.query === query", arg=query)
-    found[query] = page.evaluate("[...document.querySelectorAll('#results b')].map(title => title.textContent)")
+    page.wait_for_function(
+      "query => document.getElementById('results').dataset.query === query", arg=query
+    )
+    found[query] = page.evaluate(
+      "[...document.querySelectorAll('#results b')].map(title => title.textContent)"
+    )
   return found
 
 
@@ -54,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[str]]:
   from playwright import sync_api  # noqa: PLC0415  (only this example needs it)
 
   parser = chart.parser(__doc__, "sentence_search")
-  parser.add_argument("--site", type=Path, default=export.BUILD, help="where the page and the model are, or will be")
+  parser.add_argument(
+    "--site", type=Path, default=export.BUILD, help="where the page and the model are, or will be"
+  )
   parser.add_argument("--serve", action="store_true", help="leave the page open")
   options = parser.parse_args(arguments)
   if not (options.site / "model").exists():
@@ -62,11 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[str]]:
   write_texts(options.site)
   options.picture.parent.mkdir(parents=True, exist_ok=True)
 
-  with export.server(options.site, 8000 if options.serve else 0) as server, sync_api.sync_playwright() as playwright:
+  with (
+    export.server(options.site, 8000 if options.serve else 0) as server,
+    sync_api.sync_playwright() as playwright,
+  ):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}/"
-    chromium = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("google-chrome"), args=["--no-sandbox"])
+    chromium = playwright.chromium.launch(
+      executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
+      args=["--no-sandbox"],
+    )
     page = chromium.new_page(viewport={"width": 900, "height": 600})
     found = ask(page, address, QUERIES)
     page.screenshot(path=options.picture)

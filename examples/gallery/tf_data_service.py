@@ -48,7 +48,9 @@ def filters() -> np.ndarray:
   edges = 700 * (10 ** (np.linspace(0, top, MELS + 2) / 2595) - 1)
   hertz = np.fft.rfftfreq(FRAME, 1 / RATE)[:, None]
   low, peak, high = edges[:-2], edges[1:-1], edges[2:]
-  return np.maximum(0, np.minimum((hertz - low) / (peak - low), (high - hertz) / (high - peak))).astype(np.float32)
+  return np.maximum(
+    0, np.minimum((hertz - low) / (peak - low), (high - hertz) / (high - peak))
+  ).astype(np.float32)
 
 
 def spectrogram(sounds: jax.Array) -> jax.Array:
@@ -62,7 +64,11 @@ def spectrogram(sounds: jax.Array) -> jax.Array:
 def chirps(count: int, seconds: float) -> np.ndarray:
   """Sounds f32[count,n] with three overtones whose pitch rises and falls."""
   rng, t = np.random.default_rng(0), np.arange(int(seconds * RATE)) / RATE
-  start, depth, speed = rng.uniform(200, 900, (count, 1)), rng.uniform(50, 180, (count, 1)), rng.uniform(1, 5, (count, 1))
+  start, depth, speed = (
+    rng.uniform(200, 900, (count, 1)),
+    rng.uniform(50, 180, (count, 1)),
+    rng.uniform(1, 5, (count, 1)),
+  )
   phase = 2 * np.pi * (start * t + depth / speed * np.sin(2 * np.pi * speed * t) / (2 * np.pi))
   sound = sum(np.sin(k * phase) / k for k in (1, 2, 4)) * np.sin(np.pi * t / seconds)
   return (sound + 0.01 * rng.standard_normal(sound.shape)).astype(np.float32)
@@ -75,7 +81,11 @@ def read(dataset: tf.data.Dataset, address: str) -> tuple[np.ndarray, np.ndarray
   found, start = [next(batches)], time.perf_counter()
   found += batches
   seconds = time.perf_counter() - start
-  return np.concatenate([i for i, _ in found]), np.concatenate([x for _, x in found]), seconds / (len(found) - 1) * len(found)
+  return (
+    np.concatenate([i for i, _ in found]),
+    np.concatenate([x for _, x in found]),
+    seconds / (len(found) - 1) * len(found),
+  )
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -95,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
     with contextlib.ExitStack() as stack:
       address = stack.enter_context(processes.started("-c", SERVER))
       for worker in range(workers):
-        stack.enter_context(processes.started("-c", SERVER, address, str(cores[worker % len(cores)])))
+        stack.enter_context(
+          processes.started("-c", SERVER, address, str(cores[worker % len(cores)]))
+        )
       numbers, found, seconds = read(dataset, address)
     rates.append(len(sounds) / seconds)
     print(f"{workers} worker{'s'[: workers - 1]}: {rates[-1]:,.0f} sounds/s")
@@ -106,7 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
   figure, axes = chart.subplots(1, 4, size=(12, 3.4), width_ratios=(3, 3, 3, 2))
   for i, panel in enumerate(axes[:3]):
     extent = (0, options.seconds, 0, MELS)
-    image = panel.imshow(found[i].T, origin="lower", aspect="auto", extent=extent, vmin=-60, vmax=0, cmap="magma")
+    image = panel.imshow(
+      found[i].T, origin="lower", aspect="auto", extent=extent, vmin=-60, vmax=0, cmap="magma"
+    )
     panel.set(title=f"sound {i}", xlabel="time (s)", ylabel="mel band" if i == 0 else "")
   figure.colorbar(image, ax=axes[2], label="dB below the loudest")
   bars = axes[3].bar(["1 worker", "2 workers"], rates, color=(COLOURS["native"], COLOURS["ours"]))

@@ -73,7 +73,9 @@ else:
 
 def optional_primitive(name: str, *modules: Any) -> Primitive | None:
   """The primitive `name` of `jax.extend.core.primitives` or of `modules`; None where this JAX has none."""
-  return next((p for m in (_primitives, *modules) if (p := getattr(m, name, None)) is not None), None)
+  return next(
+    (p for m in (_primitives, *modules) if (p := getattr(m, name, None)) is not None), None
+  )
 
 
 def is_tracing() -> bool:
@@ -83,7 +85,11 @@ def is_tracing() -> bool:
 
 def named_scopes(eqn: Any) -> str:
   """The user's name scopes around an equation, such as `attention/softmax`, without JAX's transformations."""
-  return "/".join(part.name for part in eqn.source_info.name_stack.stack if isinstance(part, _source_info_util.Scope))
+  return "/".join(
+    part.name
+    for part in eqn.source_info.name_stack.stack
+    if isinstance(part, _source_info_util.Scope)
+  )
 
 
 def in_place_of(call: Any, eqn: Any) -> Any:
@@ -108,7 +114,11 @@ else:  # JAX 0.12: the values of constants, if any, belong to a jaxpr
 
   def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
     n = len(consts)
-    return jaxpr.replace(constvars=jaxpr.all_invars[:n], invars=jaxpr.all_invars[n:], consts=consts) if n else jaxpr
+    return (
+      jaxpr.replace(constvars=jaxpr.all_invars[:n], invars=jaxpr.all_invars[n:], consts=consts)
+      if n
+      else jaxpr
+    )
 
   def replaced(jaxpr: Any, **parts: Any) -> Any:
     return jaxpr.replace(**parts)
@@ -212,7 +222,9 @@ def default_device_of(eqn: Any) -> str | None:
 def explicit_sharding(aval: Any) -> Sharding | None:
   """The sharding that is part of the type of a value (f32[8@x,4]), or None."""
   sharding = getattr(aval, "sharding", None)
-  return sharding if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types else None
+  return (
+    sharding if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types else None
+  )
 
 
 def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], bool] | None:
@@ -220,7 +232,11 @@ def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], b
   hlo = sharding._to_xla_hlo_sharding(rank)
   if hlo.is_replicated():
     return None
-  return list(hlo.tile_assignment_dimensions()), list(hlo.tile_assignment_devices()), hlo.replicate_on_last_tile_dim()
+  return (
+    list(hlo.tile_assignment_dimensions()),
+    list(hlo.tile_assignment_devices()),
+    hlo.replicate_on_last_tile_dim(),
+  )
 
 
 def forget_lowering(jaxpr: Any) -> None:
@@ -246,11 +262,17 @@ def call_effect(name: str, *, ordered: bool) -> Any:
   """An effect that control flow, rematerialisation and custom derivatives allow, and that has a lowering."""
   members = {
     "__str__": lambda _: name,
-    "__eq__": lambda self, other: type(self) is type(other),  # an exported function is read with effects of its own
+    "__eq__": lambda self, other: (
+      type(self) is type(other)
+    ),  # an exported function is read with effects of its own
     "__hash__": lambda _: hash(name),
   }
   kind = type(name, (_effects.Effect,), members)
-  allowed = _effects.control_flow_allowed_effects, _effects.remat_allowed_effects, _effects.custom_derivatives_allowed_effects
+  allowed = (
+    _effects.control_flow_allowed_effects,
+    _effects.remat_allowed_effects,
+    _effects.custom_derivatives_allowed_effects,
+  )
   for allowing in (_effects.lowerable_effects, *allowed):
     allowing.add_type(kind)
   if ordered:
@@ -269,7 +291,10 @@ def varying_like(aval: Any, operands: Sequence[Any]) -> Any:
   first = next((x for x in operands if x.mat.varying), None)
   if first is None:
     return aval
-  return aval.update(sharding=NamedSharding(first.sharding.mesh, PartitionSpec(*[None] * aval.ndim)), manual_axis_type=first.mat)
+  return aval.update(
+    sharding=NamedSharding(first.sharding.mesh, PartitionSpec(*[None] * aval.ndim)),
+    manual_axis_type=first.mat,
+  )
 
 
 pure_callback_p = _callback.pure_callback_p
@@ -280,12 +305,20 @@ io_callback_p = _callback.io_callback_p
 
 def pure_callback(callback: Any) -> Callable[..., Sequence[Any]]:
   """Arrays -> results, as JAX itself calls the function of an equation."""
-  return functools.partial(_callback.pure_callback_impl, callback=callback, result_avals=(), sharding=None, vmap_method=None)
+  return functools.partial(
+    _callback.pure_callback_impl,
+    callback=callback,
+    result_avals=(),
+    sharding=None,
+    vmap_method=None,
+  )
 
 
 def io_callback(callback: Any) -> Callable[..., Sequence[Any]]:
   """Arrays -> results, as JAX itself calls the function of an equation."""
-  return functools.partial(_callback.io_callback_impl, callback=callback, result_avals=(), sharding=None, ordered=False)
+  return functools.partial(
+    _callback.io_callback_impl, callback=callback, result_avals=(), sharding=None, ordered=False
+  )
 
 
 debug_print_p, debug_callback_p = _debugging.debug_print_p, _debugging.debug_callback_p
@@ -294,7 +327,10 @@ DEBUG_EFFECTS = (_debugging.DebugEffect, _debugging.OrderedDebugEffect)
 
 def debug(primitive: str, params: dict[str, Any]) -> Callable[..., Any]:
   """Arrays -> None: prints or calls back as JAX does for this equation."""
-  impls = {"debug_print": _debugging.debug_print_impl, "debug_callback": _debugging.debug_callback_impl}
+  impls = {
+    "debug_print": _debugging.debug_print_impl,
+    "debug_callback": _debugging.debug_callback_impl,
+  }
   return functools.partial(impls[primitive], **params)
 
 
@@ -311,7 +347,11 @@ def printed_text(holes: Sequence[Any], params: dict[str, Any]) -> str:
   fmt = params["fmt"]
 
   def text(*args: Any, **kwargs: Any) -> str:
-    return fmt.format(*args, **kwargs) if params["has_placeholders"] else " ".join((fmt, *map(str, args)))
+    return (
+      fmt.format(*args, **kwargs)
+      if params["has_placeholders"]
+      else " ".join((fmt, *map(str, args)))
+    )
 
   found: list[str] = []
   callback = lambda *args, **kwargs: found.append(text(*args, **kwargs))  # noqa: E731
@@ -352,7 +392,9 @@ remat_opt_p = _custom_derivatives.remat_opt_p
 xla_metadata_call_p = getattr(_xla_metadata, "xla_metadata_call_p", None)  # JAX 0.12
 xla_metadata_value_p = getattr(_xla_metadata, "xla_metadata_value_p", None)  # JAX 0.12
 relayout_p = getattr(_pjit, "relayout_p", None)  # JAX 0.12
-with_memory_space_constraint_p = getattr(_state_primitives, "with_memory_space_constraint_p", None)  # JAX 0.12
+with_memory_space_constraint_p = getattr(
+  _state_primitives, "with_memory_space_constraint_p", None
+)  # JAX 0.12
 dce_sink_p = _lax.dce_sink_p
 tie_p = _lax.tie_p
 stage_p = _lax.stage_p
@@ -371,7 +413,11 @@ random_wrap_p, random_unwrap_p = _prng.random_wrap_p, _prng.random_unwrap_p
 random_clone_p = _random.random_clone_p
 iota_2x32_shape_p = _prng.iota_2x32_shape_p
 random_gamma_impl = _random._gamma_impl
-philox2x32_p, philox4x32_p, threefry4x32_p = _philox2x32.philox2x32_p, _philox4x32.philox4x32_p, _threefry4x32.threefry4x32_p
+philox2x32_p, philox4x32_p, threefry4x32_p = (
+  _philox2x32.philox2x32_p,
+  _philox4x32.philox4x32_p,
+  _threefry4x32.threefry4x32_p,
+)
 
 # elementwise and casts: not exported by jax.extend.
 to_edtype_p, from_edtype_p = _lax.to_edtype_p, _lax.from_edtype_p

@@ -23,7 +23,11 @@ def predicates(err_tree: Any, operands: Sequence[Any]) -> list[Any]:
 
 def array(x: Any, dtype: Any) -> Any:
   """Converts a NumPy array to a JAX array, because JAX formats the two differently; typed keys have their own dtype."""
-  return jax.random.wrap_key_data(x, dtype=dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x)
+  return (
+    jax.random.wrap_key_data(x, dtype=dtype)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    else jnp.asarray(x)
+  )
 
 
 def raise_error(err_tree: Any, operands: Iterable[Any]) -> None:
@@ -41,7 +45,10 @@ def words(err_tree: Any, operands: Sequence[Any]) -> str:
   if len(error._metadata) == len(error._payload) == 1:
     ((_, kind),), ((_, payload),) = error._metadata.items(), error._payload.items()
     return str(tree_util.tree_unflatten(kind, payload))
-  return "\nor ".join(str(tree_util.tree_unflatten(kind, [_Unknown()] * kind.num_leaves)) for kind in error._metadata.values())
+  return "\nor ".join(
+    str(tree_util.tree_unflatten(kind, [_Unknown()] * kind.num_leaves))
+    for kind in error._metadata.values()
+  )
 
 
 class _Unknown:
@@ -63,7 +70,11 @@ _get_exception, check_error = _Error.get_exception, _checkify._check_error
 
 @functools.wraps(_get_exception)
 def _exception_of(error: Any) -> Any:
-  if any(not isinstance(x, tf.__internal__.EagerTensor) for x in tree_util.tree_leaves(error) if isinstance(x, tf.Tensor | tf.TypeSpec)):
+  if any(
+    not isinstance(x, tf.__internal__.EagerTensor)
+    for x in tree_util.tree_leaves(error)
+    if isinstance(x, tf.Tensor | tf.TypeSpec)
+  ):
     raise ValueError(
       "a checkify error in a graph has no value yet: return it from the tf.function and read it there, or call err.throw(), which is an "
       "assertion in a graph. A SavedModel holds no such object: return jax.tree.leaves(err), or call err.throw()"
@@ -93,4 +104,6 @@ def _flatten(error: Any) -> tuple[Any, Any]:
 _Error.get_exception, _checkify._check_error = _exception_of, _check_error
 # TensorFlow's protocol for objects of other libraries in nested structures, for example as results of a tf.function.
 _Error.__tf_flatten__ = _flatten
-_Error.__tf_unflatten__ = classmethod(lambda cls, metadata, leaves: tree_util.tree_unflatten(metadata[0], leaves))
+_Error.__tf_unflatten__ = classmethod(
+  lambda cls, metadata, leaves: tree_util.tree_unflatten(metadata[0], leaves)
+)

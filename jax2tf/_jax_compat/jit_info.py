@@ -31,4 +31,6 @@ def shardings(jitted: Any) -> bool:
   """Whether a `jax.jit`-ed function has shardings of arguments or results."""
   info = getattr(jitted, "_jit_info", None)
   # JAX resolves a PartitionSpec or None when it traces, by the mesh of the context.
-  return info is not None and any(s is not UNSPECIFIED for s in (*info.in_shardings_leaves, *info.out_shardings_leaves))
+  return info is not None and any(
+    s is not UNSPECIFIED for s in (*info.in_shardings_leaves, *info.out_shardings_leaves)
+  )

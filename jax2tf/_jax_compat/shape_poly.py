@@ -17,7 +17,9 @@ dim_as_value_p = _shape_poly.dim_as_value_p
 dimension_size_p = _shape_poly.dimension_size_p
 
 
-def solve_dimension_variables(avals: Sequence[Any], in_tree: Any) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]]:
+def solve_dimension_variables(
+  avals: Sequence[Any], in_tree: Any
+) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]]:
   """({variable: expression over dimension sizes}, constraints, [(size name, argument index, axis)]).
 
   Uses JAX's solver if it succeeds. That supports constant factors only; ours also supports known factors, so `(a, a*b)` determines b.
@@ -33,13 +35,20 @@ def solve_dimension_variables(avals: Sequence[Any], in_tree: Any) -> tuple[dict[
     return found
 
 
-def _solve_products(avals: Sequence[Any], in_tree: Any, refusal: str) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]] | None:
+def _solve_products(
+  avals: Sequence[Any], in_tree: Any, refusal: str
+) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]] | None:
   """As `solve_dimension_variables`, for expressions linear in each variable once the previous ones are known; otherwise None.
 
   If sizes do not fit, the error also contains `refusal`, the error that JAX's solver raises for all sizes.
   """
   describe = _shape_poly.pretty_print_dimension_descriptor
-  places = [(i, axis, d) for i, aval in enumerate(avals) for axis, d in enumerate(aval.shape) if is_symbolic_dim(d)]
+  places = [
+    (i, axis, d)
+    for i, aval in enumerate(avals)
+    for axis, d in enumerate(aval.shape)
+    if is_symbolic_dim(d)
+  ]
   sizes = [(describe(in_tree, i, axis), i, axis) for i, axis, _ in places]
   scope = places[0][2].scope
   refusal = refusal.replace("{", "{{").replace("}", "}}")  # JAX formats the message
@@ -69,28 +78,46 @@ def _solve_products(avals: Sequence[Any], in_tree: Any, refusal: str) -> tuple[d
     size, unknown = variable(name), dimension_variables(d) - solution.keys()
     if not unknown:
       value = evaluate_dimension(d, solution)
-      words = [f"{intro}polymorphic shapes specification. Found inconsistency between dimension size {name} (= ", size, ") and the "]
-      constraints.add_constraint(equal, size, value, [*words, f"specification '{d}' (= ", value, f"){outro}"])
+      words = [
+        f"{intro}polymorphic shapes specification. Found inconsistency between dimension size {name} (= ",
+        size,
+        ") and the ",
+      ]
+      constraints.add_constraint(
+        equal, size, value, [*words, f"specification '{d}' (= ", value, f"){outro}"]
+      )
       continue
     (v,) = unknown
     factor, rest = (evaluate_dimension(part, solution) for part in _linear_in(d, v) or ())
     value, remainder = divmod(size - rest, factor)
-    words = [f"{intro}polymorphic shapes specification. Division had remainder ", remainder, f" when computing the value of '{v}'{outro}"]
+    words = [
+      f"{intro}polymorphic shapes specification. Division had remainder ",
+      remainder,
+      f" when computing the value of '{v}'{outro}",
+    ]
     constraints.add_constraint(equal, remainder, 0, words)
-    words = [f"{intro}polymorphic shapes specification. Expected value >= 1 for dimension variable '{v}'{outro}"]
+    words = [
+      f"{intro}polymorphic shapes specification. Expected value >= 1 for dimension variable '{v}'{outro}"
+    ]
     constraints.add_constraint(at_least, value, 1, words)
     solution[v] = value
   for comparator, difference, text in explicit_constraints(scope):
     value = evaluate_dimension(difference, solution)
     relation = "equal" if comparator == "==" else "greater or equal"
-    words = [f"{intro}symbolic shape constraint {text}. Expected '{difference}' to be {relation} to 0, but found ", value, outro]
+    words = [
+      f"{intro}symbolic shape constraint {text}. Expected '{difference}' to be {relation} to 0, but found ",
+      value,
+      outro,
+    ]
     constraints.add_constraint(equal if comparator == "==" else at_least, value, 0, words)
   return solution, constraints, sizes
 
 
 def _linear_in(dim: Any, v: str) -> tuple[Any, Any] | None:
   """(factor, rest), free of the variable `v`, with dim = factor * v + rest and factor > 0; or None."""
-  others = {name: _shape_poly._DimExpr._from_var(name, dim.scope) for name in dimension_variables(dim)}
+  others = {
+    name: _shape_poly._DimExpr._from_var(name, dim.scope) for name in dimension_variables(dim)
+  }
   try:
     rest = evaluate_dimension(dim, others | {v: 0})
     factor = evaluate_dimension(dim, others | {v: 1}) - rest
@@ -110,7 +137,10 @@ def root_in(dim: Any, v: str) -> Any:
 
 def explicit_constraints(scope: Any) -> list[tuple[str, Any, str]]:
   """("==" or ">=", difference that is compared with 0, the user's text) of each constraint of a scope."""
-  return [("==" if c.cmp == _shape_poly.Comparator.EQ else ">=", c.diff, c.debug_str) for c in scope._explicit_constraints]
+  return [
+    ("==" if c.cmp == _shape_poly.Comparator.EQ else ">=", c.diff, c.debug_str)
+    for c in scope._explicit_constraints
+  ]
 
 
 def check_same_scope(scope: Any, dim: Any, when: str) -> None:

@@ -29,7 +29,9 @@ from tensorflow.python.trackable import data_structures as _data_structures
 
 from jax2tf._tf_compat import autograph as _autograph  # noqa: F401  (AutoGraph leaves us alone)
 
-_WRAPPERS = _data_structures.ListWrapper | _data_structures._DictWrapper | _data_structures._TupleWrapper
+_WRAPPERS = (
+  _data_structures.ListWrapper | _data_structures._DictWrapper | _data_structures._TupleWrapper
+)
 
 
 def unwrapped(tree: Any) -> Any:
@@ -65,7 +67,9 @@ def traced_for_saving(function: Any) -> Any:
 
 def is_watched(tensor: tf.Tensor) -> bool:
   """True where an active GradientTape or ForwardAccumulator watches this eager tensor, or what it was computed from."""
-  return _record.should_record_backprop([tensor]) or bool(_forwardprop.pack_tangents([tensor]).tangents)
+  return _record.should_record_backprop([tensor]) or bool(
+    _forwardprop.pack_tangents([tensor]).tangents
+  )
 
 
 @contextlib.contextmanager
@@ -112,10 +116,15 @@ def take_last_in_pfor(index: tf.Tensor) -> None:
 LAST_IN_PFOR = "_jax2tf_last_in_pfor"
 _TRUE = tf.compat.v1.AttrValue(b=True)
 # The attributes of the two, which copies of an op keep.
-AS_WRITTEN = (_ORDERED, _WITH_CONSTANT) = ("_grappler_ArithmeticOptimizer_AddOpsRewriteStage", "_jax2tf_tpu_as_written")
+AS_WRITTEN = (_ORDERED, _WITH_CONSTANT) = (
+  "_grappler_ArithmeticOptimizer_AddOpsRewriteStage",
+  "_jax2tf_tpu_as_written",
+)
 
 
-def asserted(condition: tf.Tensor, data: Sequence[Any], message: str, summarize: int | None = None) -> tf.Operation:
+def asserted(
+  condition: tf.Tensor, data: Sequence[Any], message: str, summarize: int | None = None
+) -> tf.Operation:
   """An op that fails if the condition does not hold: with `data` when it runs, with `message` when XLA compiles it.
 
   XLA drops Asserts. So behind one there is an op that XLA compiles only if the condition holds, which may depend on sizes: they
@@ -238,7 +247,10 @@ def with_derivatives(
 
 
 def without_derivatives(
-  results: Callable[[], list[tf.Tensor]], operands: Sequence[tf.Tensor], reason: str, has_effects: bool = False
+  results: Callable[[], list[tf.Tensor]],
+  operands: Sequence[tf.Tensor],
+  reason: str,
+  has_effects: bool = False,
 ) -> list[tf.Tensor]:
   """The results of `results()` for `operands`. Their derivatives raise a LookupError, in a loaded model too."""
   with _record.stop_recording():
@@ -254,7 +266,9 @@ def without_derivatives(
   return tensors
 
 
-EFFECTS = "_jax2tf_effects"  # an attribute of the ops that have the results of a function with effects
+EFFECTS = (
+  "_jax2tf_effects"  # an attribute of the ops that have the results of a function with effects
+)
 
 
 def _note_effects(results: Sequence[tf.Tensor], has_effects: bool) -> None:
@@ -262,7 +276,9 @@ def _note_effects(results: Sequence[tf.Tensor], has_effects: bool) -> None:
     op._set_attr(EFFECTS, _TRUE)
 
 
-def _register_gradient(graph: tf.Graph, gradient_type: str, gradient: Callable[..., list[tf.Tensor | None]]) -> None:
+def _register_gradient(
+  graph: tf.Graph, gradient_type: str, gradient: Callable[..., list[tf.Tensor | None]]
+) -> None:
   """Registers the gradient function of one op of `graph`, for as long as the graph lives.
 
   TensorFlow's registry never forgets a function, which holds tensors and thus the graph and its weights. So the graph holds it instead.
@@ -320,7 +336,11 @@ def xla_call_module(
   return list(results)
 
 
-def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], bool] | None, free: Sequence[int] = ()) -> tf.Tensor:
+def xla_sharding(
+  operand: tf.Tensor,
+  tiles: tuple[Sequence[int], Sequence[int], bool] | None,
+  free: Sequence[int] = (),
+) -> tf.Tensor:
   """The operand with an annotation for XLA's partitioner; `tiles` as of `_jax_compat.hlo_sharding`, `free` dimensions are left to it."""
   from tensorflow.compiler.xla import xla_data_pb2  # noqa: PLC0415  (for shardings only)
 
@@ -333,7 +353,9 @@ def xla_sharding(operand: tf.Tensor, tiles: tuple[Sequence[int], Sequence[int], 
       tile_assignment_devices=tiles[1],
       replicate_on_last_tile_dim=tiles[2],
     )
-  return _xla_ops.xla_sharding(operand, sharding=proto.SerializeToString(), unspecified_dims=sorted(free))
+  return _xla_ops.xla_sharding(
+    operand, sharding=proto.SerializeToString(), unspecified_dims=sorted(free)
+  )
 
 
 def current_graph() -> tf.Graph | None:
@@ -358,7 +380,9 @@ def anchored(x: tf.Tensor) -> tf.Tensor:
   # TF 2.21: a ForwardAccumulator in a graph cannot differentiate the op, whose attribute has no TraceType.
   with _record.stop_recording():
     same = tf.ensure_shape(x, x.shape)
-  _record.record_operation("Jax2tf", [same], [x], lambda cotangent: [cotangent], lambda tangent: [tangent])
+  _record.record_operation(
+    "Jax2tf", [same], [x], lambda cotangent: [cotangent], lambda tangent: [tangent]
+  )
   return same
 
 

@@ -62,7 +62,10 @@ _raised: collections.deque[Exception] = collections.deque(maxlen=8)
 
 
 def call_python(
-  function: Callable[..., Any], operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], of: Callback
+  function: Callable[..., Any],
+  operands: Sequence[tf.Tensor],
+  dtypes: Sequence[tf.DType],
+  of: Callback,
 ) -> Sequence[tf.Tensor]:
   """The results of `function` for `operands` as NumPy arrays, when the graph runs.
 
@@ -76,7 +79,9 @@ def call_python(
     try:
       return function(*arrays)
     except Exception as error:
-      if (note := f"called back by {of}") not in getattr(error, "__notes__", ()):  # it may be raised again
+      if (note := f"called back by {of}") not in getattr(
+        error, "__notes__", ()
+      ):  # it may be raised again
         error.add_note(note)
       _raised.appendleft(error)
       raise
@@ -99,7 +104,9 @@ def as_raised(error: tf.errors.OpError) -> Exception:
 
 def callbacks_in(definition: Any) -> list[Callback]:
   """The callbacks of ours in a GraphDef, and the ops that replaced some when it was saved: each once."""
-  return sorted({found for nodes, _ in _bodies(definition) for node in nodes if (found := _callback(node))})
+  return sorted(
+    {found for nodes, _ in _bodies(definition) for node in nodes if (found := _callback(node))}
+  )
 
 
 def refuse(callbacks: Iterable[Callback]) -> None:
@@ -113,8 +120,16 @@ def refuse(callbacks: Iterable[Callback]) -> None:
 def gap(callback: Callback) -> errors.Gap:
   """The gap of a callback for a target. A target may omit a callback that only prints or checks."""
   if callback.text is not None:
-    return errors.Gap(callback.what, "only TensorFlow prints", "nothing to do: the results are the same", callback.where, "PrintV2")
-  return errors.Gap(callback.what, "no file can hold a Python function", _ADVICE, callback.where, "PyFunc")
+    return errors.Gap(
+      callback.what,
+      "only TensorFlow prints",
+      "nothing to do: the results are the same",
+      callback.where,
+      "PrintV2",
+    )
+  return errors.Gap(
+    callback.what, "no file can hold a Python function", _ADVICE, callback.where, "PyFunc"
+  )
 
 
 def say_in_tensorflow(definition: Any) -> None:
@@ -144,7 +159,11 @@ def _callback(node: Any) -> Callback | None:
   token = node.attr["token"].s.decode() if node.op == "PyFunc" else ""
   if token in _known:
     return _known[token][1]
-  return Callback(token.removeprefix(_PYTHON), "a line of another process") if token.startswith(_PYTHON) else None
+  return (
+    Callback(token.removeprefix(_PYTHON), "a line of another process")
+    if token.startswith(_PYTHON)
+    else None
+  )
 
 
 def _say(found: Callback, text: Text, node: Any, nodes: Any, first_result: str) -> None:

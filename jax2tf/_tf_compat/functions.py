@@ -14,7 +14,9 @@ from tensorflow.python.ops import gradients_util as _gradients
 from jax2tf._tf_compat.of_values import of_values
 
 
-def flat_call(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
+def flat_call(
+  concrete: Any, given: Mapping[int, tf.Variable]
+) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
   """A concrete function of a flat signature, without the checks of its arguments, which take longer than a small function.
 
   Args:
@@ -43,20 +45,34 @@ def gradient_apart(
     ValueError: it captures more than values.
   """
   here = tf.compat.v1.get_default_graph()
-  graph = _func_graph.func_graph_from_py_func("gradient", lambda *c: list(gradients(*c)), [], {}, signature=list(cotangents))
+  graph = _func_graph.func_graph_from_py_func(
+    "gradient", lambda *c: list(gradients(*c)), [], {}, signature=list(cotangents)
+  )
   given = {id(inner): outer for outer, inner in here.captures}  # what the function itself captures
   used = [given.get(id(x), x) for x, _ in graph.captures]
   kept = [x for x in used if tf.is_symbolic_tensor(x)]
   if odd := sorted({x.dtype.name for x in kept if x.dtype in (tf.resource, tf.variant, tf.string)}):
-    raise ValueError(f"its gradient needs values of the dtype {', '.join(odd)}, which JAX does not have; loops and branches do")
-  if reads := sorted({op.type for op in graph.get_operations()} & {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}):
+    raise ValueError(
+      f"its gradient needs values of the dtype {', '.join(odd)}, which JAX does not have; loops and branches do"
+    )
+  if reads := sorted(
+    {op.type for op in graph.get_operations()}
+    & {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
+  ):
     raise ValueError(f"its gradient has {', '.join(reads)}")
-  kind = _function_type.from_structured_signature(((), {}), graph.structured_outputs, graph.function_captures.capture_types)
+  kind = _function_type.from_structured_signature(
+    ((), {}), graph.structured_outputs, graph.function_captures.capture_types
+  )
   concrete = _concrete_function.ConcreteFunction.from_func_graph(graph, kind, {})
 
   def call(values: Sequence[tf.Tensor], cotangents: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     rest = iter(values)
-    return concrete._call_flat(list(cotangents), [next(rest) if tf.is_symbolic_tensor(x) else x for x in used]) or ()
+    return (
+      concrete._call_flat(
+        list(cotangents), [next(rest) if tf.is_symbolic_tensor(x) else x for x in used]
+      )
+      or ()
+    )
 
   return call, kept
 
@@ -77,8 +93,24 @@ def vectorized(function: Callable[..., Any], stacked: Any) -> Any:
 # TF 2.21 registers them as not differentiable, which means a gradient of zero, although their results depend on their operands.
 _UNKNOWN_TO_GRADIENTS = frozenset(
   {
-    *("PyFunc", "PyFuncStateless", "HSVToRGB", "ResizeBilinearGrad", "LinSpace", "RandomShuffle", "RandomCrop", "ExtractGlimpse"),
-    *("DrawBoundingBoxes", "SparseAddGrad", "StatelessShuffle", "StatelessRandomShuffle", "CTCBeamSearchDecoder", "CTCGreedyDecoder"),
+    *(
+      "PyFunc",
+      "PyFuncStateless",
+      "HSVToRGB",
+      "ResizeBilinearGrad",
+      "LinSpace",
+      "RandomShuffle",
+      "RandomCrop",
+      "ExtractGlimpse",
+    ),
+    *(
+      "DrawBoundingBoxes",
+      "SparseAddGrad",
+      "StatelessShuffle",
+      "StatelessRandomShuffle",
+      "CTCBeamSearchDecoder",
+      "CTCGreedyDecoder",
+    ),
   }
 )
 _CUT = ("StopGradient", "PreventGradient")
@@ -96,7 +128,11 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
     inputs = list(op.inputs)
     if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
       # As tf.custom_gradient makes it, of results and arguments: the gradient goes to the arguments, which no later op reads.
-      inputs = [x for x, y in zip(inputs, op.outputs, strict=True) if not (y.consumers() or id(y) in results)]
+      inputs = [
+        x
+        for x, y in zip(inputs, op.outputs, strict=True)
+        if not (y.consumers() or id(y) in results)
+      ]
     waiting += [x.op for x in inputs]
   if not any(op.type in _UNKNOWN_TO_GRADIENTS or called(op) for op in behind):
     return None
@@ -109,11 +145,15 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
       return op.type
     for function in called(op):
       inputs = (
-        function.inputs if len(function.inputs) != len(moved) else [x for x, is_in in zip(function.inputs, moved, strict=True) if is_in]
+        function.inputs
+        if len(function.inputs) != len(moved)
+        else [x for x, is_in in zip(function.inputs, moved, strict=True) if is_in]
       )
       if found := undifferentiated(function.outputs, inputs):
         return found
-    moving |= {id(y) for y in op.outputs if not (y.dtype.is_integer or y.dtype in (tf.bool, tf.string))}
+    moving |= {
+      id(y) for y in op.outputs if not (y.dtype.is_integer or y.dtype in (tf.bool, tf.string))
+    }
   return None
 
 
@@ -121,9 +161,15 @@ def called(op: tf.Operation) -> list[Any]:
   """The graphs of the functions that an op calls, as branches, bodies or otherwise."""
   attributes = op.node_def.attr.values()
   names = [f.name for value in attributes for f in (value.func, *value.list.func) if f.name]
-  return [function.graph for name in names if (function := op.graph._functions.get(name)) is not None and function.graph is not None]
+  return [
+    function.graph
+    for name in names
+    if (function := op.graph._functions.get(name)) is not None and function.graph is not None
+  ]
 
 
-def gradients_of(ys: Sequence[tf.Tensor], xs: Sequence[Any], seeds: Sequence[tf.Tensor], graph: tf.Graph | None) -> list[Any]:
+def gradients_of(
+  ys: Sequence[tf.Tensor], xs: Sequence[Any], seeds: Sequence[tf.Tensor], graph: tf.Graph | None
+) -> list[Any]:
   """tf.gradients of a `graph`, by default that under construction."""
   return _gradients._GradientsHelper(ys, xs, seeds, src_graph=graph)

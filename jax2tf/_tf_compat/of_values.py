@@ -37,7 +37,9 @@ _numbers = itertools.count()
 Values = Mapping[int, tf.TensorSpec]
 
 
-def of_values(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]:
+def of_values(
+  concrete: Any, given: Mapping[int, tf.Variable]
+) -> Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]:
   """A concrete function that takes the values of some variables, and does not read these.
 
   Args:
@@ -50,11 +52,16 @@ def of_values(concrete: Any, given: Mapping[int, tf.Variable]) -> Callable[[Sequ
   function, captured = concrete.inference_fn, concrete.captured_inputs
   places = {id(v.handle): i for i, v in given.items()}
   first = len(function.cached_definition.signature.input_arg) - len(captured)
-  values = {first + j: _spec(given[places[id(x)]]) for j, x in enumerate(captured) if id(x) in places}
+  values = {
+    first + j: _spec(given[places[id(x)]]) for j, x in enumerate(captured) if id(x) in places
+  }
   found, _ = _Copies(function).copy(function.name.decode(), values)
 
   def call(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    rest = [_value(tensors[places[id(x)]], given[places[id(x)]].dtype) if id(x) in places else x for x in captured]
+    rest = [
+      _value(tensors[places[id(x)]], given[places[id(x)]].dtype) if id(x) in places else x
+      for x in captured
+    ]
     return found.call_flat(*tensors, *rest) or ()
 
   return call
@@ -95,13 +102,17 @@ class _Copies:
     for name in definition.attr.keys() - _KEPT:
       del definition.attr[name]
     _take(definition, values)
-    edited = _Edited(self, {definition.signature.input_arg[i].name: spec for i, spec in values.items()})
+    edited = _Edited(
+      self, {definition.signature.input_arg[i].name: spec for i, spec in values.items()}
+    )
     for node in definition.node_def:
       edited.node(node)
     definition.node_def.extend(edited.added)
     results = dict[int, tf.TensorSpec]()
     for i, result in enumerate(definition.signature.output_arg):
-      definition.ret[result.name] = source = edited.renamed.get(definition.ret[result.name], definition.ret[result.name])
+      definition.ret[result.name] = source = edited.renamed.get(
+        definition.ret[result.name], definition.ret[result.name]
+      )
       if source in edited.values:
         results[i] = edited.values[source]
         result.type = results[i].dtype.as_datatype_enum
@@ -124,7 +135,9 @@ class _Copies:
     runtime, name = _context.context(), definition.signature.name
     runtime.add_function_def(definition)
     options = _atomic_function.CallOptions(is_stateful=any(is_stateful(node.op) for node in nodes))
-    self._functions[name] = _atomic_function.AtomicFunction(name, runtime, kind, [*children.values()], options)
+    self._functions[name] = _atomic_function.AtomicFunction(
+      name, runtime, kind, [*children.values()], options
+    )
     return self._functions[name]
 
 
@@ -169,9 +182,13 @@ class _Edited:
       f.name = _name(copy)
     # The condition of a loop has a result of its own.
     given = taken if results == operands else found[0][1]
-    bodies = [node.attr["body"].func.name] if node.op in _LOOPS else [f.name for f in _functions(node)]
+    bodies = (
+      [node.attr["body"].func.name] if node.op in _LOOPS else [f.name for f in _functions(node)]
+    )
     if any(dict(y) != dict(given) for copy, y in found if _name(copy) in bodies):
-      raise ValueError(f"an op {node.op} returns one of several variables, or a variable of a loop changes")
+      raise ValueError(
+        f"an op {node.op} returns one of several variables, or a variable of a loop changes"
+      )
     for attribute, of in ((operands, taken), (results, given)):
       for i, spec in of.items():
         node.attr[attribute].list.type[i] = spec.dtype.as_datatype_enum
@@ -201,7 +218,9 @@ class _Edited:
       _set(self.added[-1].attr, {"dtype": tf.int32, "value": 0})
       node.input.insert(2, f"{axis}:output:0")
       batch_dims = attr["batch_dims"].i
-      _become(node, "GatherV2", {"Tparams": dtype, "Tindices": attr["Tindices"].type, "Taxis": tf.int32})
+      _become(
+        node, "GatherV2", {"Tparams": dtype, "Tindices": attr["Tindices"].type, "Taxis": tf.int32}
+      )
       attr["batch_dims"].i = batch_dims
     elif kind == "ResourceGatherNd":
       _become(node, "GatherNd", {"Tparams": dtype, "Tindices": attr["Tindices"].type})
@@ -261,7 +280,9 @@ def _extra(node: Any) -> range | None:
   start = 0
   for argument in _op_defs.get(node.op).input_arg:
     lengths = [len(node.attr[name].list.type) for name in [argument.type_list_attr] if name]
-    count = lengths[0] if lengths else node.attr[argument.number_attr].i if argument.number_attr else 1
+    count = (
+      lengths[0] if lengths else node.attr[argument.number_attr].i if argument.number_attr else 1
+    )
     if argument.name == "other_arguments":
       return range(start, start + count)
     start += count

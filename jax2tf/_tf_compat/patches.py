@@ -45,8 +45,13 @@ def _filling(make_zeros: Callable[..., Any]) -> Callable[..., Any]:
 def _replace_code(function: Any, new: Callable[[Any], Callable[..., Any]]) -> None:
   """Replaces a function of Python where others hold it, by `new` of a copy of it."""
   if not hasattr(function, "__wrapped__"):
-    function.__wrapped__ = types.FunctionType(function.__code__, function.__globals__, function.__name__)
-    function.__code__, function.__kwdefaults__ = _calling.__code__, {"_new": new(function.__wrapped__)}
+    function.__wrapped__ = types.FunctionType(
+      function.__code__, function.__globals__, function.__name__
+    )
+    function.__code__, function.__kwdefaults__ = (
+      _calling.__code__,
+      {"_new": new(function.__wrapped__)},
+    )
 
 
 def _calling(*args: Any, _new: Callable[..., Any]) -> Any:
@@ -89,7 +94,12 @@ _pfor._pfor_converter_registry["IdentityN"] = _vectorized_identity_n
 @_pfor.RegisterPFor("PreventGradient")  # TF 2.21 has none, and would loop over the rows
 def _vectorized_prevent_gradient(pfor_input: Any) -> Any:
   _refuse_effects(pfor_input)
-  return _pfor.wrap(tf.raw_ops.PreventGradient(input=pfor_input.stacked_input(0), message=pfor_input.get_attr("message")), True)
+  return _pfor.wrap(
+    tf.raw_ops.PreventGradient(
+      input=pfor_input.stacked_input(0), message=pfor_input.get_attr("message")
+    ),
+    True,
+  )
 
 
 @_pfor.RegisterPFor("DeviceIndex")  # TF 2.21 has none; with a number for each row, Case fails
@@ -128,7 +138,10 @@ class _Saved:
     self.name, self.outer_graph = function.name, function.graph.outer_graph
     self.captured = {id(inner): outer for outer, inner in function.graph.captures}
     definition = function.cached_definition
-    self._arguments = {id(x): f"{y.name}:0" for x, y in zip(function.graph.inputs, definition.signature.input_arg, strict=True)}
+    self._arguments = {
+      id(x): f"{y.name}:0"
+      for x, y in zip(function.graph.inputs, definition.signature.input_arg, strict=True)
+    }
     self._results = {op: result.split(":")[0] for op, result in definition.ret.items()}
 
   def saved_name(self, x: tf.Tensor) -> str:
@@ -155,17 +168,25 @@ def _trace_gradient_functions(graph: tf.Graph, view: Any) -> None:
   Raises:
     ValueError: a gradient function fails, or captures what a SavedModel cannot hold.
   """
-  if not any(GRADIENT.encode() in kind for f in graph._functions.values() for kind, _ in _save._iterate_op_types(f)):
+  if not any(
+    GRADIENT.encode() in kind
+    for f in graph._functions.values()
+    for kind, _ in _save._iterate_op_types(f)
+  ):
     return _traced(graph, view)
   saved: dict[tf.Graph, _Saved] = {}
   names: set[str] = set()
   types: set[str] = set()
   while new := [function for name, function in graph._functions.items() if name not in names]:
     names.update(graph._functions)
-    saved.update((function.graph, _Saved(function)) for function in new if hasattr(function, "graph"))
+    saved.update(
+      (function.graph, _Saved(function)) for function in new if hasattr(function, "graph")
+    )
     for function in new:
       for encoded, op in _save._iterate_op_types(function):
-        if (gradient_type := encoded.decode()) not in types and gradient_type in _ops.gradient_registry.list():
+        if (
+          gradient_type := encoded.decode()
+        ) not in types and gradient_type in _ops.gradient_registry.list():
           _save_gradient(graph, view, saved, gradient_type, op)
         types.add(gradient_type)
 
@@ -175,10 +196,14 @@ _saved_gradient = contextvars.ContextVar("_saved_gradient", default=False)
 is_saved_gradient = _saved_gradient.get
 
 
-def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gradient_type: str, op: tf.Operation) -> None:
+def _save_gradient(
+  graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gradient_type: str, op: tf.Operation
+) -> None:
   token = _saved_gradient.set(True)
   try:
-    gradient = tf.function(_ops.gradient_registry.lookup(gradient_type)).get_concrete_function(None, *op.inputs)
+    gradient = tf.function(_ops.gradient_registry.lookup(gradient_type)).get_concrete_function(
+      None, *op.inputs
+    )
   except Exception as error:
     raise ValueError(
       f"Error when tracing gradients for SavedModel: that of op {op.name!r} raises {type(error).__name__}: {error}. Fix it, or save "
@@ -191,7 +216,9 @@ def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gr
       if capture.dtype in _save._UNCOPIABLE_DTYPES:
         continue
       outer, place = capture, op.graph
-      while (of := saved.get(place)) is not None and not isinstance(outer, tf.__internal__.EagerTensor):
+      while (of := saved.get(place)) is not None and not isinstance(
+        outer, tf.__internal__.EagerTensor
+      ):
         if outer.graph is place:
           if id(outer) not in of.captured:
             break
@@ -203,10 +230,14 @@ def _save_gradient(graph: tf.Graph, view: Any, saved: dict[tf.Graph, _Saved], gr
       elif outer in view.captured_tensor_node_ids:
         view.captured_tensor_node_ids[capture] = view.captured_tensor_node_ids[outer]
       else:
-        raise ValueError(f"Found invalid capture {outer} when saving custom gradients: that of op {op.name!r} cannot reach it")
+        raise ValueError(
+          f"Found invalid capture {outer} when saving custom gradients: that of op {op.name!r} cannot reach it"
+        )
     gradient.add_to_graph(graph)
   view.gradient_functions.append(gradient)
-  view.gradient_defs.append(_RegisteredGradient(gradient_func=gradient.name, registered_op_type=gradient_type))
+  view.gradient_defs.append(
+    _RegisteredGradient(gradient_func=gradient.name, registered_op_type=gradient_type)
+  )
 
 
 _save._trace_gradient_functions = _trace_gradient_functions

@@ -17,7 +17,16 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
-from jax2tf.idioms import bias_add, broadcasts, conv_gradient, loop_hoist, loop_rows, loop_sink, moves, products
+from jax2tf.idioms import (
+  bias_add,
+  broadcasts,
+  conv_gradient,
+  loop_hoist,
+  loop_rows,
+  loop_sink,
+  moves,
+  products,
+)
 from jax2tf.idioms._dataflow import Dataflow, Equations
 
 Idiom = Callable[[Dataflow, Any], Equations | None]
@@ -25,7 +34,9 @@ Idiom = Callable[[Dataflow, Any], Equations | None]
 _MODULES = (moves, products, conv_gradient, bias_add, broadcasts, loop_rows, loop_hoist, loop_sink)
 _TABLES: Sequence[Mapping[Any, Idiom]] = [module.IDIOMS for module in _MODULES]
 _IDIOMS: dict[Primitive, list[Idiom]] = {
-  primitive: [table[primitive] for table in _TABLES if primitive in table] for table in _TABLES for primitive in table
+  primitive: [table[primitive] for table in _TABLES if primitive in table]
+  for table in _TABLES
+  for primitive in table
 }
 
 

@@ -34,7 +34,9 @@ def _counter(ctx: RuleContext, *, first: int, step: int, length: int, dtype: Any
   del dtype
   end = first + step * length
   wide = tf.int32 if max(abs(first), abs(end)) < 2**31 else tf.int64
-  numbers = tf.range(first, end, step, wide) if step else tf.fill([length], tf.constant(first, wide))
+  numbers = (
+    tf.range(first, end, step, wide) if step else tf.fill([length], tf.constant(first, wide))
+  )
   numbers = tf.cast(numbers, ctx.dtype_out)
   ctx.notes.counters[numbers.op] = first, step
   return numbers
@@ -45,12 +47,28 @@ def _select(which: Numbers, *cases: Numbers) -> Numbers:
 
 
 _ARITHMETIC: dict[Any, Callable[..., Numbers]] = {
-  **{P.add_p: np.add, P.sub_p: np.subtract, P.mul_p: np.multiply, P.neg_p: np.negative, P.max_p: np.maximum, P.min_p: np.minimum},
-  **{P.eq_p: np.equal, P.ne_p: np.not_equal, P.lt_p: np.less, P.le_p: np.less_equal, P.gt_p: np.greater, P.ge_p: np.greater_equal},
+  **{
+    P.add_p: np.add,
+    P.sub_p: np.subtract,
+    P.mul_p: np.multiply,
+    P.neg_p: np.negative,
+    P.max_p: np.maximum,
+    P.min_p: np.minimum,
+  },
+  **{
+    P.eq_p: np.equal,
+    P.ne_p: np.not_equal,
+    P.lt_p: np.less,
+    P.le_p: np.less_equal,
+    P.gt_p: np.greater,
+    P.ge_p: np.greater_equal,
+  },
   **{P.and_p: np.bitwise_and, P.or_p: np.bitwise_or, P.not_p: np.invert},
   P.select_n_p: _select,
   # Of one element each.
-  **dict.fromkeys((P.convert_element_type_p, P.broadcast_in_dim_p, P.reshape_p, P.squeeze_p), lambda x: x),
+  **dict.fromkeys(
+    (P.convert_element_type_p, P.broadcast_in_dim_p, P.reshape_p, P.squeeze_p), lambda x: x
+  ),
 }
 
 
@@ -61,11 +79,15 @@ def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any
   steps = np.arange(scan.length)
   turns = steps[::-1] if scan.eqn.params["reverse"] else steps
   maker = {v: eqn for eqn in scan.body.eqns for v in eqn.outvars}
-  for v, operand, out in zip(scan.carry, operands[scan.n_consts : scan.n_outer], scan.carried, strict=True):
+  for v, operand, out in zip(
+    scan.carry, operands[scan.n_consts : scan.n_outer], scan.carried, strict=True
+  ):
     if isinstance(operand, Literal) and _is_number(v) and (by := _added(maker, v, out)) is not None:
       first, step = (int(np.asarray(number).astype(np.int64)) for number in (operand.val, by))
       exact = first + step * turns
-      if (exact.astype(v.aval.dtype).astype(np.int64) == exact).all():  # otherwise it wraps, and remains carried
+      if (
+        exact.astype(v.aval.dtype).astype(np.int64) == exact
+      ).all():  # otherwise it wraps, and remains carried
         known[v] = exact.astype(v.aval.dtype)
         counters[v] = np.asarray(first + step * scan.length).astype(v.aval.dtype)
   for v, operand in zip(scan.xs, operands[scan.n_outer :], strict=True):
@@ -74,7 +96,10 @@ def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any
   eqns: list[Any] = list(scan.body.eqns)
   for eqn in eqns:
     if _is_arithmetic(eqn) and known.keys() >= {*variables(eqn.invars)}:
-      numbers = [np.full(scan.length, a.val, a.aval.dtype) if isinstance(a, Literal) else known[a] for a in eqn.invars]  # type: ignore[attr-defined]
+      numbers = [
+        np.full(scan.length, a.val, a.aval.dtype) if isinstance(a, Literal) else known[a]
+        for a in eqn.invars
+      ]  # type: ignore[attr-defined]
       result: Any = eqn.outvars[0]
       known[result] = _ARITHMETIC[eqn.primitive](*numbers).astype(result.aval.dtype)
   return known, counters
@@ -118,4 +143,8 @@ def _is_number(v: Any) -> bool:
 
 def _is_arithmetic(eqn: Any) -> bool:
   """Whether NumPy computes the same."""
-  return eqn.primitive in _ARITHMETIC and _is_number(eqn.outvars[0]) and eqn.params.get("out_dtype") is None
+  return (
+    eqn.primitive in _ARITHMETIC
+    and _is_number(eqn.outvars[0])
+    and eqn.params.get("out_dtype") is None
+  )

@@ -92,4 +92,6 @@ def is_array(atom: Any) -> bool:
 
 def same(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
   """Whether two shapes are known to be equal."""
-  return len(sizes) == len(others) and all(a is b or a == b for a, b in zip(sizes, others, strict=True))
+  return len(sizes) == len(others) and all(
+    a is b or a == b for a, b in zip(sizes, others, strict=True)
+  )

@@ -19,14 +19,45 @@ from jax2tf.jaxprs import ClosedJaxpr, closed, part, variables
 
 # Primitives that are one op for one step, and one op for all steps.
 ELEMENTWISE = {
-  *(P.add_p, P.sub_p, P.mul_p, P.div_p, P.max_p, P.min_p, P.neg_p, P.sign_p, P.abs_p, P.integer_pow_p, P.square_p, P.sqrt_p, P.rsqrt_p),
-  *(P.exp_p, P.sin_p, P.cos_p, P.tanh_p, P.logistic_p, P.eq_p, P.ne_p, P.lt_p, P.le_p, P.gt_p, P.ge_p, P.convert_element_type_p),
+  *(
+    P.add_p,
+    P.sub_p,
+    P.mul_p,
+    P.div_p,
+    P.max_p,
+    P.min_p,
+    P.neg_p,
+    P.sign_p,
+    P.abs_p,
+    P.integer_pow_p,
+    P.square_p,
+    P.sqrt_p,
+    P.rsqrt_p,
+  ),
+  *(
+    P.exp_p,
+    P.sin_p,
+    P.cos_p,
+    P.tanh_p,
+    P.logistic_p,
+    P.eq_p,
+    P.ne_p,
+    P.lt_p,
+    P.le_p,
+    P.gt_p,
+    P.ge_p,
+    P.convert_element_type_p,
+  ),
   *(P.add_jaxvals_p, P.select_n_p, P.and_p, P.or_p, P.not_p, P.xor_p),
   _jax_compat.optional_primitive("one_minus_square_p"),  # JAX 0.12
 }
 # Those that compute nothing.
 SHAPES = {P.reshape_p, P.squeeze_p, P.broadcast_in_dim_p}
-MAPPED = ELEMENTWISE | SHAPES | {P.dot_general_p, P.transpose_p, P.rev_p, P.slice_p, P.reduce_sum_p, P.reduce_max_p}
+MAPPED = (
+  ELEMENTWISE
+  | SHAPES
+  | {P.dot_general_p, P.transpose_p, P.rev_p, P.slice_p, P.reduce_sum_p, P.reduce_max_p}
+)
 
 _LONGEST = 2**20
 # Bytes of all values that are held for all steps; of one product, at any size of the rows.
@@ -83,12 +114,16 @@ class Scan:
     """The values that the loop stacks."""
     return list(self.body.outvars[self.n_carry :])
 
-  def again(self, step: Callable[..., Any], init: Sequence[Any], xs: Sequence[Any], operands: Sequence[Any]) -> Any:
+  def again(
+    self, step: Callable[..., Any], init: Sequence[Any], xs: Sequence[Any], operands: Sequence[Any]
+  ) -> Any:
     """`lax.scan` of another body over the same steps; `operands` are those of this one."""
     how = {name: self.eqn.params[name] for name in ("reverse", "unroll")}
     if isinstance(self.length, int):
       return lax.scan(step, init, xs, self.length, **how)
-    spare = () if xs else operands[self.n_outer : self.n_outer + 1]  # lax.scan takes no symbolic length
+    spare = (
+      () if xs else operands[self.n_outer : self.n_outer + 1]
+    )  # lax.scan takes no symbolic length
     return lax.scan(lambda carry, x: step(carry, x[0]), init, (xs, spare), **how)
 
 
@@ -98,7 +133,12 @@ def taken_apart(eqn: Any) -> Scan | None:
   length = params["length"]
   if body.effects or (isinstance(length, int) and not 2 <= length <= _LONGEST):
     return None
-  return Scan(eqn, length, body, *_jax_compat.scan_split(params.get("num_consts"), params.get("num_carry"), params.get("ft_in")))
+  return Scan(
+    eqn,
+    length,
+    body,
+    *_jax_compat.scan_split(params.get("num_consts"), params.get("num_carry"), params.get("ft_in")),
+  )
 
 
 def call_of(eqn: Any, fun: Callable[..., Sequence[Any]]) -> Equations:
@@ -107,13 +147,17 @@ def call_of(eqn: Any, fun: Callable[..., Sequence[Any]]) -> Equations:
   def scan(*operands: Any) -> Sequence[Any]:
     return fun(*operands)
 
-  specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars]
+  specs = [
+    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in eqn.invars
+  ]
   with eqn.ctx.manager:
     [called] = jax.make_jaxpr(jax.jit(scan))(*specs).eqns
   return [eqn.replace(primitive=called.primitive, params=called.params, effects=called.effects)]
 
 
-def for_all_steps(body: ClosedJaxpr, eqns: Sequence[Any], rows: dict[Any, Any], fixed: dict[Any, Any]) -> None:
+def for_all_steps(
+  body: ClosedJaxpr, eqns: Sequence[Any], rows: dict[Any, Any], fixed: dict[Any, Any]
+) -> None:
   """Computes equations of one result each for all steps at once.
 
   Args:
@@ -150,7 +194,11 @@ class Room:
     if not fits and not (of_product and self._is_below(size, _SMALL)):
       return False
     taken = self._taken + size
-    if not (self._is_below(taken, _MOST_BYTES) if self._is_known(taken) else _at_most(taken, _IN_ALL * self._all)):
+    if not (
+      self._is_below(taken, _MOST_BYTES)
+      if self._is_known(taken)
+      else _at_most(taken, _IN_ALL * self._all)
+    ):
       return False
     self._taken = taken
     if of_product:  # elementwise functions of it are as large

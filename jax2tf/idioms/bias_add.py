@@ -43,7 +43,9 @@ def bias_add(flow: Dataflow, eqn: Any) -> Equations | None:
     bias = vector(flow, broadcast, shape[-1])
     if bias is None or not same(value.aval.shape, shape):
       continue
-    if (product := flow.sole(value, P.dot_general_p, P.conv_general_dilated_p, conv_of_reversed_p)) is None:
+    if (
+      product := flow.sole(value, P.dot_general_p, P.conv_general_dilated_p, conv_of_reversed_p)
+    ) is None:
       continue
     if product.primitive is P.dot_general_p:
       return _behind_matmul(eqn, product, bias)
@@ -56,11 +58,20 @@ def vector(flow: Dataflow, atom: Any, size: Any) -> Any:
   """The f32[n] that `atom` repeats along all dimensions but the last, or None."""
   while (eqn := flow.maker(atom, P.broadcast_in_dim_p, P.reshape_p)) is not None:
     operand = eqn.invars[0]
-    if len(eqn.invars) != 1 or not same(operand.aval.shape[-1:], [size]) or not all(map(is_one, operand.aval.shape[:-1])):
+    if (
+      len(eqn.invars) != 1
+      or not same(operand.aval.shape[-1:], [size])
+      or not all(map(is_one, operand.aval.shape[:-1]))
+    ):
       return None
-    if eqn.primitive is P.broadcast_in_dim_p and eqn.params["broadcast_dimensions"][-1] != len(atom.aval.shape) - 1:
+    if (
+      eqn.primitive is P.broadcast_in_dim_p
+      and eqn.params["broadcast_dimensions"][-1] != len(atom.aval.shape) - 1
+    ):
       return None
-    if eqn.primitive is P.reshape_p and not (same(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1]))):
+    if eqn.primitive is P.reshape_p and not (
+      same(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1]))
+    ):
       return None
     if len(operand.aval.shape) == 1:
       return operand
@@ -80,11 +91,17 @@ def _behind_matmul(eqn: Any, dot: Any, bias: Any) -> Equations | None:
   if rank < 2 or lhs_contract[0] != rank - 1:
     return None
   rows, features = math.prod(lhs.aval.shape[:-1]), out.aval.shape[-1]
-  flat, product, total = new_var(lhs, [rows, lhs.aval.shape[-1]]), new_var(out, [rows, features]), new_var(out, [rows, features])
+  flat, product, total = (
+    new_var(lhs, [rows, lhs.aval.shape[-1]]),
+    new_var(out, [rows, features]),
+    new_var(out, [rows, features]),
+  )
   numbers = ((1,), rhs_contract), ((), ())
   return [
     reshape(dot, lhs, flat),
-    dot.replace(invars=[flat, rhs], outvars=[product], params=dot.params | {"dimension_numbers": numbers}),
+    dot.replace(
+      invars=[flat, rhs], outvars=[product], params=dot.params | {"dimension_numbers": numbers}
+    ),
     eqn.replace(primitive=bias_add_p, invars=[product, bias], outvars=[total], params={}),
     reshape(eqn, total, out),
   ]

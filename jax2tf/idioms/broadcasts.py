@@ -22,9 +22,28 @@ _ELEMENTWISE = (
 _REPEATING = {primitive: variant(primitive, repeated_avals) for primitive in _ELEMENTWISE}
 # What else takes operands with sizes 1 where others have more.
 _OTHERS = (
-  *(P.rem_p, P.pow_p, P.atan2_p, P.nextafter_p, P.complex_p, P.and_p, P.or_p, P.xor_p, P.eq_to_p, P.lt_to_p, P.le_to_p),
+  *(
+    P.rem_p,
+    P.pow_p,
+    P.atan2_p,
+    P.nextafter_p,
+    P.complex_p,
+    P.and_p,
+    P.or_p,
+    P.xor_p,
+    P.eq_to_p,
+    P.lt_to_p,
+    P.le_to_p,
+  ),
   *(P.shift_left_p, P.shift_right_arithmetic_p, P.shift_right_logical_p, mulhi_p),
-  *(P.igamma_p, P.igammac_p, P.igamma_grad_a_p, P.polygamma_p, P.zeta_p, P.regularized_incomplete_beta_p),
+  *(
+    P.igamma_p,
+    P.igammac_p,
+    P.igamma_grad_a_p,
+    P.polygamma_p,
+    P.zeta_p,
+    P.regularized_incomplete_beta_p,
+  ),
 )
 _FLOATS_ONLY = (P.div_p, P.max_p, P.min_p)
 
@@ -42,11 +61,21 @@ def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
   if eqn.primitive in _FLOATS_ONLY and eqn.outvars[0].aval.dtype.kind != "f":
     return None
   makers = [flow.maker(v, P.broadcast_in_dim_p) for v in eqn.invars]
-  found = [i for i, maker in enumerate(makers) if maker is not None and len(maker.invars) == 1 and is_array(maker.invars[0])]
-  if eqn.primitive is P.select_n_p:  # the predicate stays, it is a scalar or of the shape of the cases
+  found = [
+    i
+    for i, maker in enumerate(makers)
+    if maker is not None and len(maker.invars) == 1 and is_array(maker.invars[0])
+  ]
+  if (
+    eqn.primitive is P.select_n_p
+  ):  # the predicate stays, it is a scalar or of the shape of the cases
     found = [i for i in found if i]
   # One operand at least has the shape of the result, and keeps it.
-  if not found or not any(i not in found and same(v.aval.shape, shape) for i, v in enumerate(eqn.invars) if not isinstance(v, Literal)):
+  if not found or not any(
+    i not in found and same(v.aval.shape, shape)
+    for i, v in enumerate(eqn.invars)
+    if not isinstance(v, Literal)
+  ):
     return None
   operands, eqns = list(eqn.invars), []
   for i in found:
@@ -76,13 +105,19 @@ def repeated(flow: Dataflow, eqn: Any) -> Equations | None:
   del flow
   shape = eqn.outvars[0].aval.shape
   apart = [i for i, v in enumerate(eqn.invars) if v.aval.shape and not same(v.aval.shape, shape)]
-  if not apart or _alternations([v.aval.shape for v in eqn.invars if v.aval.shape]) <= _LIMITS.get(eqn.primitive, _BROADCAST):
+  if not apart or _alternations([v.aval.shape for v in eqn.invars if v.aval.shape]) <= _LIMITS.get(
+    eqn.primitive, _BROADCAST
+  ):
     return None
   operands, eqns = list(eqn.invars), []
   for i in apart:
     operands[i] = new_var(eqn.invars[i], shape)
     params = {"shape": shape, "broadcast_dimensions": tuple(range(len(shape))), "sharding": None}
-    eqns.append(eqn.replace(primitive=P.broadcast_in_dim_p, invars=[eqn.invars[i]], outvars=[operands[i]], params=params))
+    eqns.append(
+      eqn.replace(
+        primitive=P.broadcast_in_dim_p, invars=[eqn.invars[i]], outvars=[operands[i]], params=params
+      )
+    )
   return [*eqns, eqn.replace(invars=operands)]
 
 
@@ -99,7 +134,10 @@ def _either(flow: Dataflow, eqn: Any) -> Equations | None:
 def _is_product(flow: Dataflow, atom: Any) -> bool:
   """Whether it comes from dot_general, perhaps times a number."""
   scaled = flow.maker(atom, P.mul_p, P.div_p, _REPEATING[P.mul_p], _REPEATING[P.div_p])
-  return any(flow.maker(v, P.dot_general_p) is not None for v in (atom, *(scaled.invars if scaled is not None else ())))
+  return any(
+    flow.maker(v, P.dot_general_p) is not None
+    for v in (atom, *(scaled.invars if scaled is not None else ()))
+  )
 
 
 def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
@@ -118,7 +156,11 @@ def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
     if len(sizes) == 4 and is_one(sizes[1]) and not is_one(sizes[2]) and not same(sizes, rows):
       operands[i] = new_var(v, rows)
       params = {"shape": rows, "broadcast_dimensions": (0, 1, 2, 3), "sharding": None}
-      repeats.append(eqn.replace(primitive=P.broadcast_in_dim_p, invars=[v], outvars=[operands[i]], params=params))
+      repeats.append(
+        eqn.replace(
+          primitive=P.broadcast_in_dim_p, invars=[v], outvars=[operands[i]], params=params
+        )
+      )
   return [*eqns, *repeats, total.replace(invars=operands)] if repeats else found
 
 

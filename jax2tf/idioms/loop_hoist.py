@@ -28,7 +28,11 @@ def hoisted(flow: Dataflow, eqn: Any) -> Equations | None:
   wanted, rest = _divided(scan, early)
   used = {v for e in early for v in variables(e.invars)}
   # While has a counter anyway, so counters are spared without gain. A value that is the same in each step costs nothing inside.
-  rows = [v for v, operand in zip(scan.xs, eqn.invars[scan.n_outer :], strict=True) if flow.maker(operand, counter_p) is None]
+  rows = [
+    v
+    for v, operand in zip(scan.xs, eqn.invars[scan.n_outer :], strict=True)
+    if flow.maker(operand, counter_p) is None
+  ]
   spared = [v for v in rows if v in used and v not in rest]
   work = [e for e in early if e.primitive not in SHAPES or _repeats(e)]
   inside = [v for v in wanted if v in rest]
@@ -51,7 +55,11 @@ def _varying(scan: Scan, early: Sequence[Any]) -> set[Any]:
 def _repeats(eqn: Any) -> bool:
   """Whether it repeats an array."""
   operand, (out,) = eqn.invars[0].aval, eqn.outvars
-  return eqn.primitive is P.broadcast_in_dim_p and bool(operand.shape) and not same(_wide(operand.shape), _wide(out.aval.shape))
+  return (
+    eqn.primitive is P.broadcast_in_dim_p
+    and bool(operand.shape)
+    and not same(_wide(operand.shape), _wide(out.aval.shape))
+  )
 
 
 def _wide(shape: Sequence[Any]) -> list[Any]:
@@ -64,12 +72,19 @@ def _early(scan: Scan) -> list[Any]:
   fixed, varying, early = {*scan.consts, *body.constvars}, {*scan.xs}, []
   for eqn in body.eqns:
     of = {*variables(eqn.invars)}
-    if eqn.primitive not in MAPPED or not of or not of <= fixed | varying or not all(map(is_array, of)):
+    if (
+      eqn.primitive not in MAPPED
+      or not of
+      or not of <= fixed | varying
+      or not all(map(is_array, of))
+    ):
       continue
     is_product = eqn.primitive is P.dot_general_p
     if of <= fixed:
       fixed.add(eqn.outvars[0])
-    elif (is_product and of <= varying) or not room.for_all_steps(eqn.outvars[0], of_product=is_product):
+    elif (is_product and of <= varying) or not room.for_all_steps(
+      eqn.outvars[0], of_product=is_product
+    ):
       continue
     else:
       varying.add(eqn.outvars[0])
@@ -83,12 +98,22 @@ def _left_to_ops(scan: Scan, early: Sequence[Any]) -> set[Any]:
   ids = {id(eqn) for eqn in early}
   eqns = [eqn for eqn in scan.body.eqns if id(eqn) not in ids]
   products = {eqn.outvars[0] for eqn in eqns if eqn.primitive is P.dot_general_p}
-  adds = [eqn for eqn in eqns if eqn.primitive is P.add_p and not products.isdisjoint(variables(eqn.invars))]
+  adds = [
+    eqn
+    for eqn in eqns
+    if eqn.primitive is P.add_p and not products.isdisjoint(variables(eqn.invars))
+  ]
   others = [eqn for eqn in eqns if all(eqn is not add for add in adds)]
-  biases = {v for eqn in adds for v in variables(eqn.invars)} - {v for eqn in others for v in variables(eqn.invars)}
+  biases = {v for eqn in adds for v in variables(eqn.invars)} - {
+    v for eqn in others for v in variables(eqn.invars)
+  }
   needed = {*variables(scan.body.outvars), *(v for eqn in early for v in variables(eqn.invars))}
-  broadcasts = [eqn for eqn in early if eqn.primitive is P.broadcast_in_dim_p and eqn.outvars[0] not in needed]
-  return {eqn.outvars[0] for eqn in broadcasts if not eqn.invars[0].aval.shape or eqn.outvars[0] in biases}
+  broadcasts = [
+    eqn for eqn in early if eqn.primitive is P.broadcast_in_dim_p and eqn.outvars[0] not in needed
+  ]
+  return {
+    eqn.outvars[0] for eqn in broadcasts if not eqn.invars[0].aval.shape or eqn.outvars[0] in biases
+  }
 
 
 def _divided(scan: Scan, early: Sequence[Any]) -> tuple[list[Any], set[Any]]:
@@ -101,20 +126,37 @@ def _divided(scan: Scan, early: Sequence[Any]) -> tuple[list[Any], set[Any]]:
   return [v for v in made if v in rest or v in stacked], rest
 
 
-def _call(scan: Scan, early: Sequence[Any], wanted: Sequence[Any], inside: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+def _call(
+  scan: Scan,
+  early: Sequence[Any],
+  wanted: Sequence[Any],
+  inside: Sequence[Any],
+  operands: Sequence[Any],
+) -> Sequence[Any]:
   """The results of the scan."""
   body, ids = scan.body, set(map(id, early))
   consts, init = scan.consts, list(operands[scan.n_consts : scan.n_outer])
-  fixed = dict(zip([*consts, *body.constvars], [*operands[: scan.n_consts], *body.consts], strict=True))
+  fixed = dict(
+    zip([*consts, *body.constvars], [*operands[: scan.n_consts], *body.consts], strict=True)
+  )
   rows = dict(zip(scan.xs, operands[scan.n_outer :], strict=True))
   for_all_steps(body, early, rows, fixed)
   stacked = scan.ys
-  rows |= {v: jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape)) for v in variables(stacked) if v in fixed}
+  rows |= {
+    v: jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape))
+    for v in variables(stacked)
+    if v in fixed
+  }
   outvars = [*scan.carried, *(v for v in stacked if isinstance(v, Literal) or v not in rows)]
   eqns = live([e for e in body.eqns if id(e) not in ids], outvars)
   used = {*variables(outvars), *(v for e in eqns for v in variables(e.invars))}
-  consts, xs = [v for v in (*consts, *inside) if v in used and v in fixed], [v for v in rows if v in used and v not in fixed]
-  lean = jaxpr_as_fun(replaced(body, eqns=eqns, invars=[*consts, *scan.carry, *xs], outvars=outvars))
+  consts, xs = (
+    [v for v in (*consts, *inside) if v in used and v in fixed],
+    [v for v in rows if v in used and v not in fixed],
+  )
+  lean = jaxpr_as_fun(
+    replaced(body, eqns=eqns, invars=[*consts, *scan.carry, *xs], outvars=outvars)
+  )
 
   def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
     results = [*lean(*(fixed[v] for v in consts), *carry, *x)]
@@ -122,7 +164,10 @@ def _call(scan: Scan, early: Sequence[Any], wanted: Sequence[Any], inside: Seque
 
   last, ys = scan.again(step, init, [rows[v] for v in xs], operands) if outvars else ([], [])
   left = iter(ys)
-  return [*last, *(next(left) if isinstance(v, Literal) or v not in rows else rows[v] for v in stacked)]
+  return [
+    *last,
+    *(next(left) if isinstance(v, Literal) or v not in rows else rows[v] for v in stacked),
+  ]
 
 
 IDIOMS = {P.scan_p: hoisted}

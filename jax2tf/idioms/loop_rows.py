@@ -24,7 +24,12 @@ from jax2tf.idioms._loops import Scan, call_of, taken_apart
 from jax2tf.jaxprs import BODIES, contains, live, map_inner, replaced, transformation, variables
 
 # Combines the old row and the update; None takes the update.
-_WRITES = {P.dynamic_update_slice_p: None, P.scatter_p: None, P.scatter_add_p: P.add_p, P.scatter_mul_p: P.mul_p}
+_WRITES = {
+  P.dynamic_update_slice_p: None,
+  P.scatter_p: None,
+  P.scatter_add_p: P.add_p,
+  P.scatter_mul_p: P.mul_p,
+}
 
 
 _ADDS = (P.add_p, P.add_jaxvals_p)
@@ -47,7 +52,9 @@ class Rows:
     """The array with stacked ys as its rows."""
     rows, size = self._turned(jnp.moveaxis(ys, 0, self.axis)), array.shape[self.axis]
     parts = ((0, self.start), (self.start + len(ys), size))
-    before, after = ([lax.slice_in_dim(array, *part, axis=self.axis)] * (part[0] < part[1]) for part in parts)
+    before, after = (
+      [lax.slice_in_dim(array, *part, axis=self.axis)] * (part[0] < part[1]) for part in parts
+    )
     return lax.concatenate([*before, rows, *after], self.axis) if before or after else rows
 
   def variable(self, array: Any) -> Any:
@@ -82,8 +89,16 @@ def by_rows(flow: Dataflow, eqn: Any) -> Equations | None:
   if (scan := taken_apart(eqn)) is None or not isinstance(scan.length, int):
     return None
   loop = _Loop(flow, scan)
-  flow.numbers |= {y: loop.known[v] for v, y in zip(scan.ys, eqn.outvars[scan.n_carry :], strict=True) if _hashed(v) in loop.known}
-  return call_of(eqn, loop.call) if loop.counters or loop.taken or loop.written or loop.counted_xs else None
+  flow.numbers |= {
+    y: loop.known[v]
+    for v, y in zip(scan.ys, eqn.outvars[scan.n_carry :], strict=True)
+    if _hashed(v) in loop.known
+  }
+  return (
+    call_of(eqn, loop.call)
+    if loop.counters or loop.taken or loop.written or loop.counted_xs
+    else None
+  )
 
 
 @transformation
@@ -121,7 +136,11 @@ class _Loop:
     self.written: dict[Any, tuple[Rows, Any]] = {}
     self._even = {v: found for v, numbers in self.known.items() if (found := even(v, numbers))}
     xs = zip(scan.xs, scan.eqn.invars[scan.n_outer :], strict=True)
-    self.counted_xs = [v for v, operand in xs if v in self._even and not v.aval.shape and flow.maker(operand, counter_p) is None]
+    self.counted_xs = [
+      v
+      for v, operand in xs
+      if v in self._even and not v.aval.shape and flow.maker(operand, counter_p) is None
+    ]
     self._results = variables(body.outvars)
     self._maker = {v: eqn for eqn in body.eqns for v in eqn.outvars}
     self._users = collections.defaultdict[Any, list[Any]](list)
@@ -140,8 +159,15 @@ class _Loop:
   def _rows(self, operand: Any, sizes: Sequence[Any], starts: Sequence[Any]) -> Rows | None:
     """The rows of these sizes at these starts, if the loop takes one after the other and all are inside."""
     shape = operand.aval.shape
-    apart = [d for d, (size, n) in enumerate(zip(sizes, shape, strict=True)) if not same([size], [n])]
-    if len(apart) != 1 or sizes[apart[0]] != 1 or starts[apart[0]] not in self.known or not isinstance(shape[apart[0]], int):
+    apart = [
+      d for d, (size, n) in enumerate(zip(sizes, shape, strict=True)) if not same([size], [n])
+    ]
+    if (
+      len(apart) != 1
+      or sizes[apart[0]] != 1
+      or starts[apart[0]] not in self.known
+      or not isinstance(shape[apart[0]], int)
+    ):
       return None
     numbers = self.known[starts[apart[0]]].astype(np.int64)
     step, first, last = numbers[1] - numbers[0], numbers.min(), numbers.max()
@@ -156,7 +182,13 @@ class _Loop:
       rows = self._rows(operand, eqn.params["slice_sizes"], [_hashed(a) for a in eqn.invars[1:]])
     elif eqn.primitive is P.gather_p and eqn.params["mode"] != lax.GatherScatterMode.ONE_HOT:
       numbers = eqn.params["dimension_numbers"]
-      rows = self._rows_of_vector(operand, eqn.params["slice_sizes"], eqn.invars[1], numbers.start_index_map, numbers.operand_batching_dims)
+      rows = self._rows_of_vector(
+        operand,
+        eqn.params["slice_sizes"],
+        eqn.invars[1],
+        numbers.start_index_map,
+        numbers.operand_batching_dims,
+      )
     else:
       return None
     return Access(operand, rows, [eqn]) if rows else None
@@ -165,7 +197,9 @@ class _Loop:
     """What an equation writes, if that is one row of an array."""
     if eqn.primitive in _ADDS:
       return self._added_row(eqn, *eqn.invars) or self._added_row(eqn, *eqn.invars[::-1])
-    if eqn.primitive not in _WRITES or (eqn.primitive is P.scatter_p and eqn.params["update_jaxpr"] is not None):
+    if eqn.primitive not in _WRITES or (
+      eqn.primitive is P.scatter_p and eqn.params["update_jaxpr"] is not None
+    ):
       return None
     if eqn.primitive is P.dynamic_update_slice_p:
       operand, update, *starts = eqn.invars
@@ -177,13 +211,20 @@ class _Loop:
       sizes = list(update.aval.shape)
       for d in sorted(numbers.inserted_window_dims):
         sizes.insert(d, 1)
-      rows = self._rows_of_vector(operand, sizes, vector, numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims)
+      rows = self._rows_of_vector(
+        operand, sizes, vector, numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims
+      )
     return Access(operand, rows, [eqn], update, _WRITES[eqn.primitive]) if rows else None
 
   def _added_row(self, eqn: Any, operand: Any, other: Any) -> Access | None:
     """operand + zeros with one row, as in JAX's derivative of a row that is read. 0.0 is not added elsewhere, so -0.0 may remain."""
     maker = self._maker.get(_hashed(other))
-    if maker is None or maker.primitive in _ADDS or self._users[other] != [eqn] or other in self._results:
+    if (
+      maker is None
+      or maker.primitive in _ADDS
+      or self._users[other] != [eqn]
+      or other in self._results
+    ):
       return None
     found = self._write(maker)
     if found is None or found.combine is P.mul_p or not self._is_zero(found.array):
@@ -192,12 +233,31 @@ class _Loop:
 
   def _is_zero(self, atom: Any) -> bool:
     eqn = self._maker.get(_hashed(atom))
-    return eqn is not None and eqn.primitive is P.broadcast_in_dim_p and isinstance(eqn.invars[0], Literal) and eqn.invars[0].val == 0
+    return (
+      eqn is not None
+      and eqn.primitive is P.broadcast_in_dim_p
+      and isinstance(eqn.invars[0], Literal)
+      and eqn.invars[0].val == 0
+    )
 
-  def _rows_of_vector(self, operand: Any, sizes: Sequence[Any], vector: Any, dims: Sequence[int], batching: Sequence[int]) -> Rows | None:
-    if len(dims) != 1 or batching or len(sizes) != len(operand.aval.shape) or vector.aval.shape != (1,):
+  def _rows_of_vector(
+    self,
+    operand: Any,
+    sizes: Sequence[Any],
+    vector: Any,
+    dims: Sequence[int],
+    batching: Sequence[int],
+  ) -> Rows | None:
+    if (
+      len(dims) != 1
+      or batching
+      or len(sizes) != len(operand.aval.shape)
+      or vector.aval.shape != (1,)
+    ):
       return None
-    return self._rows(operand, sizes, [_hashed(vector) if d == dims[0] else None for d in range(len(sizes))])
+    return self._rows(
+      operand, sizes, [_hashed(vector) if d == dims[0] else None for d in range(len(sizes))]
+    )
 
   def _row(self, operand: Any, rows: Rows) -> Any:
     """The variable of one of these rows."""
@@ -212,7 +272,11 @@ class _Loop:
       found = [self._read(eqn) or self._write(eqn) for eqn in self._users[array]]
       known = [access for access in found if access is not None and access.array is array]
       writes = [access for access in known if access.update is not None]
-      if len(known) < len(found) or len(writes) != (array is not out) or self._results.count(array) != (array is out):
+      if (
+        len(known) < len(found)
+        or len(writes) != (array is not out)
+        or self._results.count(array) != (array is out)
+      ):
         return
       accesses += [*(access for access in known if access.update is None), *writes]
       if not writes:
@@ -226,7 +290,9 @@ class _Loop:
     rows, row = accesses[0].rows, None
     for access in accesses:
       *others, last = access.eqns
-      before = self._row(v, rows) if row is None and (access.update is None or access.combine) else row
+      before = (
+        self._row(v, rows) if row is None and (access.update is None or access.combine) else row
+      )
       if access.update is None:
         self._replaced[id(last)] = [reshape(last, before, last.outvars[0])]
         continue
@@ -234,7 +300,14 @@ class _Loop:
       eqns = [reshape(last, access.update, row)]
       if access.combine:
         params = {"out_dtype": None} if access.combine is P.mul_p else {}
-        eqns.append(last.replace(primitive=access.combine, invars=[before, row], outvars=[row := rows.variable(v)], params=params))
+        eqns.append(
+          last.replace(
+            primitive=access.combine,
+            invars=[before, row],
+            outvars=[row := rows.variable(v)],
+            params=params,
+          )
+        )
       self._replaced |= {id(eqn): [] for eqn in others} | {id(last): eqns}
     self.written[v] = rows, row
 
@@ -244,17 +317,31 @@ class _Loop:
     given = dict(zip(body.invars, operands, strict=True))
     gone = {*self.counters, *self.written}
     carries = [(v, out) for v, out in zip(scan.carry, scan.carried, strict=True) if v not in gone]
-    stacked = [*(v for v in scan.ys if _hashed(v) not in even), *(row for _, row in self.written.values())]
+    stacked = [
+      *(v for v in scan.ys if _hashed(v) not in even),
+      *(row for _, row in self.written.values()),
+    ]
     outvars = [*(out for _, out in carries), *stacked]
-    eqns = [e for eqn in body.eqns for e in self._replaced.get(id(eqn), [eqn]) if not self._is_counted(eqn)]
+    eqns = [
+      e
+      for eqn in body.eqns
+      for e in self._replaced.get(id(eqn), [eqn])
+      if not self._is_counted(eqn)
+    ]
     needed = live(eqns, outvars)
     used = {*variables(outvars), *(v for eqn in needed for v in variables(eqn.invars))}
     made = {v for eqn in needed for v in eqn.outvars}
-    xs = {row: rows.read(given[v], scan.length) for (v, rows), row in self.taken.items() if row in used}
+    xs = {
+      row: rows.read(given[v], scan.length) for (v, rows), row in self.taken.items() if row in used
+    }
     xs |= {v: self._counter(v) for v in even if v in used - made and not v.aval.shape}
     xs |= {v: given[v] for v in scan.xs if v in used and v not in xs}
     consts = [v for v in scan.consts if v in used]
-    lean = jaxpr_as_fun(replaced(body, eqns=list(needed), invars=[*consts, *(v for v, _ in carries), *xs], outvars=outvars))
+    lean = jaxpr_as_fun(
+      replaced(
+        body, eqns=list(needed), invars=[*consts, *(v for v, _ in carries), *xs], outvars=outvars
+      )
+    )
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
       results = [*lean(*(given[v] for v in consts), *carry, *x)]
@@ -266,7 +353,10 @@ class _Loop:
     rows_of = zip(self.written.items(), ys[len(ys) - len(self.written) :], strict=True)
     after |= {v: rows.written(given[v], y) for (v, (rows, _)), y in rows_of}
     left = iter(ys)
-    return [*(after[v] for v in scan.carry), *(self._counter(v) if _hashed(v) in even else next(left) for v in scan.ys)]
+    return [
+      *(after[v] for v in scan.carry),
+      *(self._counter(v) if _hashed(v) in even else next(left) for v in scan.ys),
+    ]
 
   def _counter(self, v: Any) -> Any:
     """The values of an evenly growing number in all steps."""
@@ -276,7 +366,9 @@ class _Loop:
 
   def _is_counted(self, eqn: Any) -> bool:
     """Whether a counter replaces an equation; TensorFlow folds what depends on literals alone."""
-    return any(v in self._even and not v.aval.shape for v in eqn.outvars) and bool(variables(eqn.invars))
+    return any(v in self._even and not v.aval.shape for v in eqn.outvars) and bool(
+      variables(eqn.invars)
+    )
 
 
 def _hashed(atom: Any) -> Any:

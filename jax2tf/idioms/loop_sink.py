@@ -74,11 +74,17 @@ class _Late:
       room = Room(scan)
       self.eqns = self._not_waited_for(stays, room)
       operands = self._operands()
-      after = {v: out for v, out in zip(scan.carry, scan.carried, strict=True) if out in self.stacked and v not in self.stacked}
+      after = {
+        v: out
+        for v, out in zip(scan.carry, scan.carried, strict=True)
+        if out in self.stacked and v not in self.stacked
+      }
       self.shifted = {v: after[v] for v in operands if v in after}
       free = {*scan.consts, *scan.body.constvars, *scan.xs, *self.stacked, *self.shifted}
       self.extra = [v for v in operands if v not in free]
-      refused = {v for v in self.extra if not (stacks_more and room.for_all_steps(v, of_product=operands[v]))}
+      refused = {
+        v for v in self.extra if not (stacks_more and room.for_all_steps(v, of_product=operands[v]))
+      }
       if not refused:
         return
       stays |= {id(eqn) for eqn in self._after() if not refused.isdisjoint(variables(eqn.invars))}
@@ -114,7 +120,9 @@ class _Late:
     scan, late = self.scan, Equations()
     fixed = {*scan.consts, *scan.body.constvars}
     summed = {id(eqn) for found in self.sums.values() for eqn in found.eqns}
-    waited_for = {*variables(out for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums)}
+    waited_for = {
+      *variables(out for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums)
+    }
     asked_for = {*scan.ys, *(v for found in self.sums.values() for v in variables(found.of.invars))}
     for eqn in reversed(scan.body.eqns):
       if id(eqn) in summed:
@@ -126,7 +134,9 @@ class _Late:
         and out not in waited_for
         and all(map(is_array, (out, *variables(eqn.invars))))
         and not (is_product and fixed.isdisjoint(variables(eqn.invars)))
-        and (out in scan.ys or out not in asked_for or room.for_all_steps(out, of_product=is_product))
+        and (
+          out in scan.ys or out not in asked_for or room.for_all_steps(out, of_product=is_product)
+        )
       ):
         if out in asked_for:
           late.append(eqn)
@@ -139,12 +149,21 @@ class _Late:
     """The results of the scan."""
     scan, body, stacks = self.scan, self.scan.body, [*self.stacked, *self.extra]
     given = dict(zip(body.invars, operands, strict=True))
-    gone = {id(eqn) for eqn in self.eqns} | {id(eqn) for found in self.sums.values() for eqn in found.eqns}
-    carries = [(v, out) for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums]
-    outvars, eqns = [*(out for _, out in carries), *stacks], [eqn for eqn in body.eqns if id(eqn) not in gone]
+    gone = {id(eqn) for eqn in self.eqns} | {
+      id(eqn) for found in self.sums.values() for eqn in found.eqns
+    }
+    carries = [
+      (v, out) for v, out in zip(scan.carry, scan.carried, strict=True) if v not in self.sums
+    ]
+    outvars, eqns = (
+      [*(out for _, out in carries), *stacks],
+      [eqn for eqn in body.eqns if id(eqn) not in gone],
+    )
     used = {*variables(outvars), *(v for eqn in eqns for v in variables(eqn.invars))}
     consts, xs = ([v for v in some if v in used] for some in (scan.consts, scan.xs))
-    lean = jaxpr_as_fun(replaced(body, eqns=eqns, invars=[*consts, *(v for v, _ in carries), *xs], outvars=outvars))
+    lean = jaxpr_as_fun(
+      replaced(body, eqns=eqns, invars=[*consts, *(v for v, _ in carries), *xs], outvars=outvars)
+    )
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
       results = [*lean(*(given[v] for v in consts), *carry, *x)]
@@ -161,7 +180,10 @@ class _Late:
       return rows[v] if v in rows else jnp.broadcast_to(fixed[v], (scan.length, *v.aval.shape))
 
     after = {v: x for (v, _), x in zip(carries, kept, strict=True)}
-    after |= {v: given[v] + _summed(body, found, [*map(stack, found.of.invars)]) for v, found in self.sums.items()}
+    after |= {
+      v: given[v] + _summed(body, found, [*map(stack, found.of.invars)])
+      for v, found in self.sums.items()
+    }
     return [*(after[v] for v in scan.carry), *map(stack, scan.ys)]
 
   def _shifted(self, first: Any, after: Any) -> Any:
@@ -175,20 +197,35 @@ def _sums(scan: Scan) -> dict[Any, Sum]:
   """{carried variable: its sum}."""
   body, found = scan.body, dict[Any, Sum]()
   maker = {v: eqn for eqn in body.eqns for v in eqn.outvars}
-  uses = collections.Counter([*variables(body.outvars), *(v for eqn in body.eqns for v in variables(eqn.invars))])
+  uses = collections.Counter(
+    [*variables(body.outvars), *(v for eqn in body.eqns for v in variables(eqn.invars))]
+  )
   fixed = {*scan.consts, *body.constvars}
   for v, out in zip(scan.carry, scan.carried, strict=True):
     add = None if isinstance(out, Literal) else maker.get(out)
-    if add is None or add.primitive not in (P.add_p, P.add_jaxvals_p) or v not in add.invars or uses[v] != 1 or uses[out] != 1:
+    if (
+      add is None
+      or add.primitive not in (P.add_p, P.add_jaxvals_p)
+      or v not in add.invars
+      or uses[v] != 1
+      or uses[out] != 1
+    ):
       continue
     (term,), moves = [a for a in add.invars if a is not v], Equations()
     eqn: Any = None if isinstance(term, Literal) else maker.get(term)
-    while eqn is not None and eqn.primitive in _LINEAR and uses[eqn.outvars[0]] == 1 and variables(eqn.invars):
+    while (
+      eqn is not None
+      and eqn.primitive in _LINEAR
+      and uses[eqn.outvars[0]] == 1
+      and variables(eqn.invars)
+    ):
       moves.append(eqn)
       eqn = maker.get(eqn.invars[0])
     if eqn is None or eqn.outvars[0].aval.dtype not in _DTYPES or uses[eqn.outvars[0]] != 1:
       continue
-    if eqn.primitive in (P.reduce_sum_p, P.dot_general_p) and fixed.isdisjoint(variables(eqn.invars)):
+    if eqn.primitive in (P.reduce_sum_p, P.dot_general_p) and fixed.isdisjoint(
+      variables(eqn.invars)
+    ):
       found[v] = Sum(eqn, moves[::-1], add)
   return found
 
@@ -199,7 +236,9 @@ def _summed(body: Any, found: Sum, operands: Sequence[Any]) -> Any:
   if found.of.primitive is P.reduce_sum_p:
     total = jnp.sum(operands[0], axis=(0, *(axis + 1 for axis in params["axes"])))
   else:
-    (contract, batch) = ([tuple(axis + 1 for axis in axes) for axes in sides] for sides in params["dimension_numbers"])
+    (contract, batch) = (
+      [tuple(axis + 1 for axis in axes) for axes in sides] for sides in params["dimension_numbers"]
+    )
     numbers = (tuple((0, *axes) for axes in contract), tuple(batch))
     total = P.dot_general_p.bind(*operands, **params | {"dimension_numbers": numbers})
   if not found.moves:

@@ -25,7 +25,11 @@ def merged(flow: Dataflow, eqn: Any) -> Equations | None:
   while (first := flow.sole(source, *_MOVES)) is not None and (inner := _dims(first)) is not None:
     dims, source = [d if d is None else inner[d] for d in dims], first.invars[0]
     chain.append(first.primitive)
-  return _moved(eqn, source, dims) if len(chain) > 1 and P.transpose_p in chain else _one_reshape(flow, eqn)
+  return (
+    _moved(eqn, source, dims)
+    if len(chain) > 1 and P.transpose_p in chain
+    else _one_reshape(flow, eqn)
+  )
 
 
 def _one_reshape(flow: Dataflow, eqn: Any) -> Equations | None:
@@ -60,7 +64,9 @@ def _is_reshape(eqn: Any) -> bool:
     return False
   if eqn.primitive is P.reduce_sum_p:
     return all(is_one(eqn.invars[0].aval.shape[axis]) for axis in eqn.params["axes"])
-  return eqn.params["dimensions"] is None if eqn.primitive is P.reshape_p else _dims(eqn) is not None
+  return (
+    eqn.params["dimensions"] is None if eqn.primitive is P.reshape_p else _dims(eqn) is not None
+  )
 
 
 def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
@@ -76,10 +82,21 @@ def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
   if len(kept) < len(shape):
     squeezed = new_var(source, [shape[d] for d in kept])
     dropped = tuple(d for d in range(len(shape)) if d not in kept)
-    eqns.append(eqn.replace(primitive=P.squeeze_p, invars=[source], outvars=[squeezed], params={"dimensions": dropped}))
+    eqns.append(
+      eqn.replace(
+        primitive=P.squeeze_p, invars=[source], outvars=[squeezed], params={"dimensions": dropped}
+      )
+    )
     source = squeezed
   target = new_var(source, [source.aval.shape[p] for p in permutation]) if inserts else out
-  eqns.append(eqn.replace(primitive=P.transpose_p, invars=[source], outvars=[target], params={"permutation": tuple(permutation)}))
+  eqns.append(
+    eqn.replace(
+      primitive=P.transpose_p,
+      invars=[source],
+      outvars=[target],
+      params={"permutation": tuple(permutation)},
+    )
+  )
   return [*eqns, reshape(eqn, target, out)] if inserts else eqns
 
 
@@ -94,8 +111,13 @@ def _dims(eqn: Any) -> Dims | None:
   if eqn.primitive is P.squeeze_p:
     return [d for d in range(len(shape)) if d not in params["dimensions"]]
   if eqn.primitive is P.broadcast_in_dim_p:
-    from_dim: dict[int, int] = {int(axis): d for d, axis in enumerate(params["broadcast_dimensions"])}
-    plain = all(same([size], [shape[from_dim[i]]]) if i in from_dim else is_one(size) for i, size in enumerate(out))
+    from_dim: dict[int, int] = {
+      int(axis): d for d, axis in enumerate(params["broadcast_dimensions"])
+    }
+    plain = all(
+      same([size], [shape[from_dim[i]]]) if i in from_dim else is_one(size)
+      for i, size in enumerate(out)
+    )
     return [from_dim.get(i) for i in range(len(out))] if plain else None
   return _dims_of_reshape(shape, out) if params["dimensions"] is None else None
 

@@ -16,18 +16,32 @@ def swapped(flow: Dataflow, eqn: Any) -> Equations | None:
   (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dot.params["dimension_numbers"]
   n_batch, rank = len(lhs_batch), len(eqn.params["permutation"])
   n_lhs = len(dot.invars[0].aval.shape) - n_batch - len(lhs_contract)
-  if list(eqn.params["permutation"]) != [*range(n_batch), *range(n_batch + n_lhs, rank), *range(n_batch, n_batch + n_lhs)]:
+  if list(eqn.params["permutation"]) != [
+    *range(n_batch),
+    *range(n_batch + n_lhs, rank),
+    *range(n_batch, n_batch + n_lhs),
+  ]:
     return None
   numbers = (rhs_contract, lhs_contract), (rhs_batch, lhs_batch)
   params = dot.params | {"dimension_numbers": numbers}
   if not isinstance(params["precision"], tuple):
     return [dot.replace(invars=dot.invars[::-1], outvars=eqn.outvars, params=params)]
-  return [dot.replace(invars=dot.invars[::-1], outvars=eqn.outvars, params=params | {"precision": params["precision"][::-1]})]
+  return [
+    dot.replace(
+      invars=dot.invars[::-1],
+      outvars=eqn.outvars,
+      params=params | {"precision": params["precision"][::-1]},
+    )
+  ]
 
 
 def untransposed(flow: Dataflow, eqn: Any) -> Equations | None:
   """dot_general(transpose(x), y) -> dot_general(x, y), which contracts other dimensions."""
-  operands, numbers, found = list(eqn.invars), list(zip(*eqn.params["dimension_numbers"], strict=True)), False
+  operands, numbers, found = (
+    list(eqn.invars),
+    list(zip(*eqn.params["dimension_numbers"], strict=True)),
+    False,
+  )
   for side, operand in enumerate(operands):
     if (transpose := flow.sole(operand, P.transpose_p)) is not None and is_array(operand):
       permutation = transpose.params["permutation"]
@@ -39,7 +53,11 @@ def untransposed(flow: Dataflow, eqn: Any) -> Equations | None:
         operands[side], found = transpose.invars[0], True
   if not found:
     return None
-  return [eqn.replace(invars=operands, params=eqn.params | {"dimension_numbers": tuple(zip(*numbers, strict=True))})]
+  return [
+    eqn.replace(
+      invars=operands, params=eqn.params | {"dimension_numbers": tuple(zip(*numbers, strict=True))}
+    )
+  ]
 
 
 IDIOMS = {P.transpose_p: swapped, P.dot_general_p: untransposed}

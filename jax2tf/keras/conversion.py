@@ -24,7 +24,12 @@ _SAVED_ORDERS = 2
 
 
 def program(
-  fun: Callable[..., Any], params: Any, state: Any, inputs: Mapping[str, Any], trainable: parameters.Trainable, constraints: Sequence[str]
+  fun: Callable[..., Any],
+  params: Any,
+  state: Any,
+  inputs: Mapping[str, Any],
+  trainable: parameters.Trainable,
+  constraints: Sequence[str],
 ) -> Program:
   """Converts `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`.
 
@@ -41,31 +46,62 @@ def program(
   def of(training: bool, draws: bool) -> Call:
     given = {"training": training} if "training" in options else {}
 
-    def call(leaves: list[Any], stored: list[Any], seed: list[Any], tensors: list[Any]) -> tuple[Sequence[Any], Any]:
-      key = {"key": jax.random.wrap_key_data(seed[0], impl=_KEYS) if draws else None} if "key" in options else {}
+    def call(
+      leaves: list[Any], stored: list[Any], seed: list[Any], tensors: list[Any]
+    ) -> tuple[Sequence[Any], Any]:
+      key = (
+        {"key": jax.random.wrap_key_data(seed[0], impl=_KEYS) if draws else None}
+        if "key" in options
+        else {}
+      )
       bound = functools.wraps(fun)(functools.partial(fun, **given, **key))
       args = arguments.unflatten(tensors)
       params = own.restored(leaves)
-      return layout.of_stored(bound)(params, stored, *args) if layout else ([], bound(params, *args))
+      return (
+        layout.of_stored(bound)(params, stored, *args) if layout else ([], bound(params, *args))
+      )
 
     call.__name__ = getattr(fun, "__name__", type(fun).__name__)
     shapes = [None, None, None, [", ".join(map(str, aval.shape)) for aval in arguments.avals]]
-    return jax2tf.convert(call, polymorphic_shapes=shapes, polymorphic_constraints=constraints, gradient_orders=_SAVED_ORDERS)
+    return jax2tf.convert(
+      call,
+      polymorphic_shapes=shapes,
+      polymorphic_constraints=constraints,
+      gradient_orders=_SAVED_ORDERS,
+    )
 
   # As in Keras' JaxLayer: a function with an argument `training` gets a key in training only, any other one always.
   draws = ("key" in options and "training" not in options, "key" in options)
   inference = of(training=False, draws=draws[0])
   training = of(training=True, draws=draws[1]) if "training" in options else inference
   flags = parameters.flags(params, own.paths, trainable)
-  weights = tuple(_weight(*leaf) for leaf in zip(own.paths, map(parameters.words, tree_util.tree_leaves(params)), flags, strict=True))
-  kept = tuple(_weight(f"state/{path}", x, False) for path, x in zip(layout.paths, layout.stored(state), strict=True)) if layout else ()
+  weights = tuple(
+    _weight(*leaf)
+    for leaf in zip(
+      own.paths, map(parameters.words, tree_util.tree_leaves(params)), flags, strict=True
+    )
+  )
+  kept = (
+    tuple(
+      _weight(f"state/{path}", x, False)
+      for path, x in zip(layout.paths, layout.stored(state), strict=True)
+    )
+    if layout
+    else ()
+  )
   return Program(arguments.specs(), weights, kept, draws, (inference, training))
 
 
 def _weight(path: str, leaf: Any, trainable: bool) -> Weight:
   value = np.asarray(leaf)
   value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
-  return Weight("/".join(map(parameters.scope, path.split("/"))), value.shape, value.dtype.name, trainable, value)
+  return Weight(
+    "/".join(map(parameters.scope, path.split("/"))),
+    value.shape,
+    value.dtype.name,
+    trainable,
+    value,
+  )
 
 
 def _options(fun: Callable[..., Any]) -> set[str]:
@@ -76,7 +112,9 @@ def _options(fun: Callable[..., Any]) -> set[str]:
     return set()
 
 
-def _check_order(fun: Callable[..., Any], names: list[str], leading: list[str], options: set[str]) -> None:
+def _check_order(
+  fun: Callable[..., Any], names: list[str], leading: list[str], options: set[str]
+) -> None:
   bound = functools.partial(fun, **dict.fromkeys(options)) if options else fun
   if options:
     bound.__name__ = getattr(fun, "__name__", type(fun).__name__)

@@ -71,13 +71,19 @@ class Layer(keras.layers.Layer):
   ):
     from jax2tf.keras import conversion  # noqa: PLC0415  (JAX)
 
-    self._set_up(conversion.program(fun, params, state, inputs, trainable, polymorphic_constraints), seed, options)
+    self._set_up(
+      conversion.program(fun, params, state, inputs, trainable, polymorphic_constraints),
+      seed,
+      options,
+    )
 
   def _set_up(self, program: Program, seed: int | None, options: dict[str, Any]) -> None:
     super().__init__(**options)
     self._program = program.without_values()
     with keras.name_scope(self.name, caller=self):
-      self.parameter_weights = [self._variable(w, autocast=w.dtype == "float32") for w in program.params]
+      self.parameter_weights = [
+        self._variable(w, autocast=w.dtype == "float32") for w in program.params
+      ]
       self.state_weights = [self._variable(w, autocast=False) for w in program.state]
     self.seed_generator = keras.random.SeedGenerator(seed) if any(program.draws) else None
     self.built = True
@@ -112,8 +118,15 @@ class Layer(keras.layers.Layer):
       ValueError: an input has another name or shape.
     """
     training = bool(training)
-    seed = [tf.cast(self.seed_generator.next(), tf.uint32)] if self.seed_generator and self._program.draws[training] else []
-    params, state = ([tf.convert_to_tensor(v.value) for v in weights] for weights in (self.parameter_weights, self.state_weights))
+    seed = (
+      [tf.cast(self.seed_generator.next(), tf.uint32)]
+      if self.seed_generator and self._program.draws[training]
+      else []
+    )
+    params, state = (
+      [tf.convert_to_tensor(v.value) for v in weights]
+      for weights in (self.parameter_weights, self.state_weights)
+    )
     after, outputs = self._program.calls[training](params, state, seed, self._tensors(inputs))
     if training:
       for variable, value in zip(self.state_weights, after, strict=True):
@@ -129,19 +142,34 @@ class Layer(keras.layers.Layer):
       listed = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
       given = dict(zip(specs, listed, strict=len(listed) == len(specs)))
     if given.keys() != specs.keys():
-      raise ValueError(f"layer {self.name!r} takes {', '.join(specs)}, and is given {', '.join(given) or 'nothing'}")
-    return [self._tensor(name, given[name], computed(spec.dtype.name, self.compute_dtype), spec.shape) for name, spec in specs.items()]
+      raise ValueError(
+        f"layer {self.name!r} takes {', '.join(specs)}, and is given {', '.join(given) or 'nothing'}"
+      )
+    return [
+      self._tensor(name, given[name], computed(spec.dtype.name, self.compute_dtype), spec.shape)
+      for name, spec in specs.items()
+    ]
 
   def _tensor(self, name: str, given: Any, dtype: str, shape: tf.TensorShape) -> tf.Tensor:
     tensor, wanted = tf.convert_to_tensor(given), tf.as_dtype(dtype)
-    if not ((tensor.dtype.is_floating and wanted.is_floating) or (tensor.dtype.is_integer and wanted.is_integer) or tensor.dtype == wanted):
+    if not (
+      (tensor.dtype.is_floating and wanted.is_floating)
+      or (tensor.dtype.is_integer and wanted.is_integer)
+      or tensor.dtype == wanted
+    ):
       raise TypeError(
         f"layer {self.name!r}: input {name!r} is {tensor.dtype.name}, and the function takes {dtype}; cast it before the layer"
       )
     if not shape.is_compatible_with(tensor.shape):
-      raise ValueError(f"layer {self.name!r}: input {name!r} has shape {tensor.shape}, and the function takes {shape}")
+      raise ValueError(
+        f"layer {self.name!r}: input {name!r} has shape {tensor.shape}, and the function takes {shape}"
+      )
     # In Keras' fit the size of a batch is unknown, though the function may fix it.
-    return tf.ensure_shape(tf.cast(tensor, wanted), shape) if shape.is_fully_defined() else tf.cast(tensor, wanted)
+    return (
+      tf.ensure_shape(tf.cast(tensor, wanted), shape)
+      if shape.is_fully_defined()
+      else tf.cast(tensor, wanted)
+    )
 
   def get_config(self) -> dict[str, Any]:
     """Returns the config of the layer.
@@ -150,7 +178,11 @@ class Layer(keras.layers.Layer):
       a dict that JSON can hold, with the graphs as text.
     """
     seed = self.seed_generator.get_config()["seed"] if self.seed_generator else None
-    return {**super().get_config(), "seed": seed, "program": self._program.config(self.compute_dtype)}
+    return {
+      **super().get_config(),
+      "seed": seed,
+      "program": self._program.config(self.compute_dtype),
+    }
 
   @classmethod
   def from_config(cls, config: dict[str, Any]) -> Layer:

@@ -12,7 +12,12 @@ from jax2tf.keras.layer import Layer
 
 
 def from_flax_nnx(
-  model: Any, *, inputs: Mapping[str, Any], call: str = "__call__", arguments: Mapping[str, Any] | None = None, **options: Any
+  model: Any,
+  *,
+  inputs: Mapping[str, Any],
+  call: str = "__call__",
+  arguments: Mapping[str, Any] | None = None,
+  **options: Any,
 ) -> Layer:
   """Makes a `Layer` of a Flax nnx module. The module runs in training mode when Keras trains, otherwise in inference mode.
 
@@ -87,7 +92,13 @@ def from_flax_linen(
     >>> layer(np.ones((3, 4), np.float32)).shape
     TensorShape([3, 2])
   """
-  return _layer("linen", (module, variables), {"rngs": rngs, "mutable": mutable, "call": call, "arguments": arguments}, inputs, **options)
+  return _layer(
+    "linen",
+    (module, variables),
+    {"rngs": rngs, "mutable": mutable, "call": call, "arguments": arguments},
+    inputs,
+    **options,
+  )
 
 
 def from_haiku(
@@ -129,7 +140,9 @@ def from_haiku(
     >>> layer(x).shape
     TensorShape([3, 2])
   """
-  return _layer("haiku", (transformed, params, state), {"rng": rng, "arguments": arguments}, inputs, **options)
+  return _layer(
+    "haiku", (transformed, params, state), {"rng": rng, "arguments": arguments}, inputs, **options
+  )
 
 
 def from_equinox(
@@ -176,13 +189,27 @@ def from_equinox(
 
 
 def _layer(
-  library: str, model: tuple[Any, ...], given: Mapping[str, Any], inputs: Mapping[str, Any], *, trainable: Any = None, **options: Any
+  library: str,
+  model: tuple[Any, ...],
+  given: Mapping[str, Any],
+  inputs: Mapping[str, Any],
+  *,
+  trainable: Any = None,
+  **options: Any,
 ) -> Layer:
   from jax2tf.converters.saved_model import libraries  # noqa: PLC0415  (JAX)
   from jax2tf.converters.saved_model.adapted import adapted  # noqa: PLC0415
 
   whole: Callable[..., Any] = getattr(libraries, library)
   constraints = options.get("polymorphic_constraints", ())
-  found = adapted(whole(*model, training=True, **given), inputs, constraints, inference=whole(*model, training=False, **given))
-  settings = {"state": found.state, "trainable": found.trainable if trainable is None else trainable}
+  found = adapted(
+    whole(*model, training=True, **given),
+    inputs,
+    constraints,
+    inference=whole(*model, training=False, **given),
+  )
+  settings = {
+    "state": found.state,
+    "trainable": found.trainable if trainable is None else trainable,
+  }
   return Layer(found.fun, found.params, inputs=inputs, **settings, **options)

@@ -40,7 +40,9 @@ class Weight:
     if self.value is not None:
       return self.value
     dtype = tf.as_dtype(self.dtype)
-    return np.full(self.shape, np.nan if dtype.is_floating or dtype.is_complex else 0, dtype.as_numpy_dtype)
+    return np.full(
+      self.shape, np.nan if dtype.is_floating or dtype.is_complex else 0, dtype.as_numpy_dtype
+    )
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Program:
 
   def without_values(self) -> Program:
     """The program without initial values, because the layer's variables hold them now."""
-    params, state = (tuple(replace(w, value=None) for w in weights) for weights in (self.params, self.state))
+    params, state = (
+      tuple(replace(w, value=None) for w in weights) for weights in (self.params, self.state)
+    )
     return replace(self, params=params, state=state)
 
   def config(self, compute_dtype: str) -> dict[str, Any]:
@@ -74,7 +78,9 @@ class Program:
       return [{k: v for k, v in asdict(w).items() if k != "value"} for w in weights]
 
     return {
-      "inputs": {name: [spec.shape.as_list(), spec.dtype.name] for name, spec in self.inputs.items()},
+      "inputs": {
+        name: [spec.shape.as_list(), spec.dtype.name] for name, spec in self.inputs.items()
+      },
       "params": described(self.params),
       "state": described(self.state),
       "draws": list(self.draws),
@@ -93,11 +99,17 @@ class Program:
         [tf.TensorSpec(w.shape, computed(w.dtype, compute_dtype)) for w in self.params],
         [tf.TensorSpec(w.shape, w.dtype) for w in self.state],
         [tf.TensorSpec([2], tf.uint32)] * draws,
-        [tf.TensorSpec(x.shape, computed(x.dtype.name, compute_dtype), name) for name, x in self.inputs.items()],
+        [
+          tf.TensorSpec(x.shape, computed(x.dtype.name, compute_dtype), name)
+          for name, x in self.inputs.items()
+        ],
       )
       setattr(module, name, tf.function(call, input_signature=signature, autograph=False))
     packed = io.BytesIO()
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    with (
+      tempfile.TemporaryDirectory() as folder,
+      zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
       tf.saved_model.save(module, folder)
       for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
         archive.write(file, file.relative_to(folder))
@@ -115,6 +127,18 @@ def loaded(config: dict[str, Any]) -> Program:
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(config["graphs"]))) as archive:
       archive.extractall(folder)
     module = tf.saved_model.load(folder)
-  params, state = (tuple(Weight(**{**w, "shape": tuple(w["shape"])}) for w in config[kind]) for kind in ("params", "state"))
-  inputs = {name: tf.TensorSpec(shape, dtype, name) for name, (shape, dtype) in config["inputs"].items()}
-  return Program(inputs, params, state, tuple(config["draws"]), (module.inference, module.training), config["graphs"])
+  params, state = (
+    tuple(Weight(**{**w, "shape": tuple(w["shape"])}) for w in config[kind])
+    for kind in ("params", "state")
+  )
+  inputs = {
+    name: tf.TensorSpec(shape, dtype, name) for name, (shape, dtype) in config["inputs"].items()
+  }
+  return Program(
+    inputs,
+    params,
+    state,
+    tuple(config["draws"]),
+    (module.inference, module.training),
+    config["graphs"],
+  )

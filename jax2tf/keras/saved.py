@@ -38,4 +38,6 @@ class TFSMLayer(keras.layers.TFSMLayer):
 
   def _add_existing_weight(self, weight: Any) -> None:
     name = weight.name.partition(":")[0].replace("/", "_")
-    self._track_variable(keras.Variable(weight, dtype=weight.dtype, trainable=weight.trainable, name=name))
+    self._track_variable(
+      keras.Variable(weight, dtype=weight.dtype, trainable=weight.trainable, name=name)
+    )

@@ -25,7 +25,9 @@ def as_written(op: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     result = op(x, y)
     if not tf.executing_eagerly():
       makers = _maker(x).type, _maker(y).type
-      is_grouped = any(result.op.type in kinds and not kinds.isdisjoint(makers) for kinds in (_SUMS, _PRODUCTS))
+      is_grouped = any(
+        result.op.type in kinds and not kinds.isdisjoint(makers) for kinds in (_SUMS, _PRODUCTS)
+      )
       if is_grouped and (not result.dtype.is_integer or _ends_a_chain(result, x, y)):
         _tf_compat.keep_order(result.op)
       if not result.dtype.is_integer and _loses_its_constant(result.op.type, (x, y), makers):
@@ -37,12 +39,16 @@ def as_written(op: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
 def apart(x: tf.Tensor, *kinds: str) -> tf.Tensor:
   """`x`; if an op of one of these kinds computes it, Grappler does not merge that op with the next one."""
-  return tf.ensure_shape(x, x.shape) if not tf.executing_eagerly() and _maker(x).type in kinds else x
+  return (
+    tf.ensure_shape(x, x.shape) if not tf.executing_eagerly() and _maker(x).type in kinds else x
+  )
 
 
 def extrema_apart(x: tf.Tensor) -> tf.Tensor:
   """The operand of a maximum or minimum over axes, which Grappler would put before a monotonic function."""
-  return apart(x, *(("Neg",) if x.dtype.is_integer else _PARTIAL))  # the least integer is its own negative
+  return apart(
+    x, *(("Neg",) if x.dtype.is_integer else _PARTIAL)
+  )  # the least integer is its own negative
 
 
 def _ends_a_chain(result: tf.Tensor, *operands: tf.Tensor) -> bool:

@@ -32,7 +32,13 @@ WIDER = {
   tf.bfloat16: tf.float32,
 }
 
-_SIGNED_OF = {_UINT4: _INT4, tf.uint8: tf.int8, tf.uint16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+_SIGNED_OF = {
+  _UINT4: _INT4,
+  tf.uint8: tf.int8,
+  tf.uint16: tf.int16,
+  tf.uint32: tf.int32,
+  tf.uint64: tf.int64,
+}
 _UNSIGNED_OF = {signed: unsigned for unsigned, signed in _SIGNED_OF.items()}
 
 
@@ -60,7 +66,9 @@ def is_known(condition: Callable[[np.ndarray], Any], tensor: tf.Tensor) -> bool:
     return False
   try:
     with np.errstate(all="ignore"), warnings.catch_warnings():  # it folds casts with NumPy
-      warnings.simplefilter("ignore", DeprecationWarning)  # TF 2.21 reads f16 and bf16 in a way that NumPy 2.5 deprecates
+      warnings.simplefilter(
+        "ignore", DeprecationWarning
+      )  # TF 2.21 reads f16 and bf16 in a way that NumPy 2.5 deprecates
       value = tf.get_static_value(tensor)
   except TypeError:  # NumPy has no cast between 4-bit integers
     return False
@@ -74,7 +82,11 @@ def where(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   # TF 2.21: SelectV2 takes at most 8 dimensions. Select takes more, but broadcasts nothing.
   shape = tf.shape(x if x.shape.rank == rank else y)
   condition = tf.logical_or(condition, tf.fill(shape, False))
-  return tf.raw_ops.Select(condition=condition, x=x if x.shape.rank else tf.fill(shape, x), y=y if y.shape.rank else tf.fill(shape, y))
+  return tf.raw_ops.Select(
+    condition=condition,
+    x=x if x.shape.rank else tf.fill(shape, x),
+    y=y if y.shape.rank else tf.fill(shape, y),
+  )
 
 
 def bit_width(dtype: tf.DType) -> int:
@@ -101,7 +113,11 @@ def saturating_cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     x = tf.cast(x, tf.float32)  # so that the bounds below have values
   least, most = dtype.min, dtype.max
   zero = scalar(0, x)  # NaN > 0 is False
-  x = where(x > zero, x, zero) if least == 0 else tf.maximum(where(tf.math.is_nan(x), zero, x), scalar(least, x))
+  x = (
+    where(x > zero, x, zero)
+    if least == 0
+    else tf.maximum(where(tf.math.is_nan(x), zero, x), scalar(least, x))
+  )
   if int(x.dtype.as_numpy_dtype(most)) == most:
     return cast(tf.minimum(x, scalar(most, x)), dtype)
   # most + 1 is a power of two, the first value that does not fit.

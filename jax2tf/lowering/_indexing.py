@@ -42,7 +42,11 @@ class Windows:
   @cached_property
   def addressed(self) -> list[int]:
     """The dimensions of the operand that a window does not fill, so that it matters where it starts."""
-    return [d for d, (n, size) in enumerate(zip(self.shape, self.sizes, strict=True)) if d in self.batching or size != n]
+    return [
+      d
+      for d, (n, size) in enumerate(zip(self.shape, self.sizes, strict=True))
+      if d in self.batching or size != n
+    ]
 
   @cached_property
   def are_rows(self) -> bool:
@@ -63,9 +67,13 @@ class Windows:
   def clamped(self, ctx: RuleContext, vectors: tf.Tensor) -> tf.Tensor:
     """The vectors, moved so that the windows are inside the operand."""
     lasts = ctx.shape([self.shape[d] - self.sizes[d] for d in self.columns])
-    return clamped(vectors, lasts[0] if len(self.columns) == 1 else lasts) if self.columns else vectors
+    return (
+      clamped(vectors, lasts[0] if len(self.columns) == 1 else lasts) if self.columns else vectors
+    )
 
-  def inside(self, ctx: RuleContext, vectors: tf.Tensor, starts: tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
+  def inside(
+    self, ctx: RuleContext, vectors: tf.Tensor, starts: tf.Tensor, shape: Sequence[Any]
+  ) -> tf.Tensor:
     """Whether clamping had nothing to move, bool[*batch] in this shape."""
     inside = tf.equal(vectors, starts)
     inside = inside if len(self.columns) == 1 else tf.reduce_all(inside, -1)
@@ -79,7 +87,9 @@ class Windows:
       starts = tf.cast(starts, tf.int64)
     strides = {d: math.prod(self.shape[d + 1 : last + 1]) for d in dims}
     windows = [d for d in self.kept if d in dims]
-    index = self._dot(ctx, starts, [strides[d] if d in strides and d in self.addressed else 0 for d in self.columns])
+    index = self._dot(
+      ctx, starts, [strides[d] if d in strides and d in self.addressed else 0 for d in self.columns]
+    )
     index = ctx.reshape(index, [*self.batch, *[1] * len(windows)]) if windows else index
     counted = [(d, axis, self.batch[axis]) for d, axis in self.batching.items() if d in dims]
     counted += [(d, len(self.batch) + i, self.sizes[d]) for i, d in enumerate(windows)]
@@ -110,7 +120,9 @@ def clamped(indices: tf.Tensor, last: Any) -> tf.Tensor:
   """The indices, in int32 or int64, moved into [0, last]."""
   indices = wide(indices)
   # TF 2.21: of max(min(x, 6), 0) the TFLite converter makes Relu6, which has no kernel for integers; not with the 0 first.
-  return tf.maximum(tf.constant(0, indices.dtype), tf.minimum(indices, tf.cast(last, indices.dtype)))
+  return tf.maximum(
+    tf.constant(0, indices.dtype), tf.minimum(indices, tf.cast(last, indices.dtype))
+  )
 
 
 def _multiples(ctx: RuleContext, count: Any, step: Any, dtype: tf.DType) -> tf.Tensor:

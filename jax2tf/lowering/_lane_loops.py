@@ -28,7 +28,9 @@ def may_run_by_lanes(ctx: RuleContext) -> bool:
   return ctx.inside is not None and ctx.compiled is not True and not ctx.destination.spreads
 
 
-def run_by_lanes(ctx: RuleContext, loop: LaneLoop, whole: Callable[..., Tensors], *operands: tf.Tensor) -> Tensors:
+def run_by_lanes(
+  ctx: RuleContext, loop: LaneLoop, whole: Callable[..., Tensors], *operands: tf.Tensor
+) -> Tensors:
   """(test consts, body consts, carry) -> carry.
 
   Args:
@@ -52,7 +54,9 @@ def run_by_lanes(ctx: RuleContext, loop: LaneLoop, whole: Callable[..., Tensors]
       return _run(by_kernels, loop, operands)
     return list(tf.cond(size > _FEW_LANES, lambda: _run(by_kernels, loop, operands), all_lanes))
 
-  return by_size() if ctx.compiled is False else list(unless_compiled(by_size, all_lanes, by_pfor=False))
+  return (
+    by_size() if ctx.compiled is False else list(unless_compiled(by_size, all_lanes, by_pfor=False))
+  )
 
 
 def _run(ctx: RuleContext, loop: LaneLoop, operands: Sequence[tf.Tensor]) -> Tensors:
@@ -78,11 +82,18 @@ def _run(ctx: RuleContext, loop: LaneLoop, operands: Sequence[tf.Tensor]) -> Ten
   first = ctx.lower(loop.whole_test, *consts[:n_test], *carry)[0]
   going = tf.where(_any(first))[:, 0]
   shapes = (tf.TensorShape([None]), *(x.shape for x in carry))
-  return list(tf.while_loop(lambda going, *_: tf.size(going) > 0, turn, (going, *carry), shapes))[1:]
+  return list(tf.while_loop(lambda going, *_: tf.size(going) > 0, turn, (going, *carry), shapes))[
+    1:
+  ]
 
 
 def _steps(
-  ctx: RuleContext, loop: LaneLoop, consts: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], is_real: tf.Tensor, fewest: tf.Tensor
+  ctx: RuleContext,
+  loop: LaneLoop,
+  consts: Sequence[tf.Tensor],
+  rows: Sequence[tf.Tensor],
+  is_real: tf.Tensor,
+  fewest: tf.Tensor,
 ) -> tuple[tf.Tensor, Tensors]:
   """Steps until no more than `fewest` lanes go on -> which do, and their rows."""
   assert ctx.inside is not None
@@ -100,7 +111,9 @@ def _steps(
   for _ in first.shape[1:]:
     is_real = tf.expand_dims(is_real, -1)
   active, *results = tf.while_loop(
-    lambda active, *_: tf.reduce_sum(tf.cast(_any(active), tf.int32)) > fewest, lambda *state: tuple(step(*state)), (is_real & first, *rows)
+    lambda active, *_: tf.reduce_sum(tf.cast(_any(active), tf.int32)) > fewest,
+    lambda *state: tuple(step(*state)),
+    (is_real & first, *rows),
   )
   return active, results
 

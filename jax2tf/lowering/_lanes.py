@@ -86,7 +86,9 @@ def lane_loop(body: Any, test: Any, n_test: int, n_body: int) -> LaneLoop | None
 _MOST_UNSURE = 4
 
 
-def _by_lane(lanes: _Lanes, jaxpr: ClosedJaxpr, n_consts: int) -> tuple[ClosedJaxpr | None, tuple[bool, ...]]:
+def _by_lane(
+  lanes: _Lanes, jaxpr: ClosedJaxpr, n_consts: int
+) -> tuple[ClosedJaxpr | None, tuple[bool, ...]]:
   """The jaxpr for any number of lanes, and which of its consts have rows; all that is carried has."""
   rows = [lanes.are_rows(aval) for aval in jaxpr.in_avals]
   sure = sum(rows[:n_consts]) > _MOST_UNSURE
@@ -107,7 +109,11 @@ _FUNCTIONS = [P.exp_p, P.log_p, P.log1p_p, P.expm1_p, P.sin_p, P.cos_p, P.tan_p,
 _FUNCTIONS += [P.erf_p, P.erf_inv_p, P.logistic_p]
 _SPECIAL = [P.lgamma_p, P.digamma_p, P.igamma_p, P.igammac_p, P.regularized_incomplete_beta_p]
 _HASHES = [P.random_bits_p, P.random_split_p, P.random_fold_in_p, P.threefry2x32_p]
-_WORK = {**dict.fromkeys(_FUNCTIONS, 8), **dict.fromkeys(_SPECIAL, 30), **dict.fromkeys(_HASHES, 100)}
+_WORK = {
+  **dict.fromkeys(_FUNCTIONS, 8),
+  **dict.fromkeys(_SPECIAL, 30),
+  **dict.fromkeys(_HASHES, 100),
+}
 
 
 def _work(body: ClosedJaxpr) -> int:
@@ -170,7 +176,9 @@ class _Lanes:
 
   def _run(self, jaxpr: ClosedJaxpr, operands: Sequence[_Value]) -> list[_Value]:
     consts = [_Value(c, False) for c in jaxpr.consts]
-    env: dict[Any, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+    env: dict[Any, _Value] = dict(
+      zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True)
+    )
 
     def read(atom: Any) -> _Value:
       return _Value(atom.val, False) if isinstance(atom, Literal) else env[atom]
@@ -245,7 +253,10 @@ def _require(condition: bool) -> None:
 
 
 # Primitives that call a jaxpr with their operands -> the param that holds it.
-_CALLS = {P.jit_p: "jaxpr", **dict.fromkeys((P.closed_call_p, P.custom_jvp_call_p, P.custom_vjp_call_p), "call_jaxpr")}
+_CALLS = {
+  P.jit_p: "jaxpr",
+  **dict.fromkeys((P.closed_call_p, P.custom_jvp_call_p, P.custom_vjp_call_p), "call_jaxpr"),
+}
 # Those that JAX batches with rules of their own.
 _ELEMENTWISE = {P.select_n_p, P.clamp_p, P.convert_element_type_p, _jax_compat.random_wrap_p}
 

@@ -17,7 +17,12 @@ BLOCK = 64
 
 
 def call(
-  ctx: RuleContext, body: Callable[..., Any], *operands: tf.Tensor, batch: int, shapes: Any = None, **static: Any
+  ctx: RuleContext,
+  body: Callable[..., Any],
+  *operands: tf.Tensor,
+  batch: int,
+  shapes: Any = None,
+  **static: Any,
 ) -> list[tf.Tensor]:
   """`body(*operands)` on one batch dimension, as a function of the graph that equal calls share.
 
@@ -32,14 +37,21 @@ def call(
   shapes = shapes or [aval.shape for aval in (*ctx.avals_in, *ctx.avals_out)]
   inputs, outputs = shapes[: len(operands)], shapes[len(operands) :]
   if batch != 1:
-    operands = tuple(ctx.reshape(x, (math.prod(shape[:batch]), *shape[batch:])) for x, shape in zip(operands, inputs, strict=True))
+    operands = tuple(
+      ctx.reshape(x, (math.prod(shape[:batch]), *shape[batch:]))
+      for x, shape in zip(operands, inputs, strict=True)
+    )
   specs = tuple(tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in operands)
   results = _function(body, specs, tuple(static.items()))(*operands)
-  return [y if batch == 1 else ctx.reshape(y, shape) for y, shape in zip(results, outputs, strict=True)]
+  return [
+    y if batch == 1 else ctx.reshape(y, shape) for y, shape in zip(results, outputs, strict=True)
+  ]
 
 
 @functools.lru_cache(maxsize=256)
-def _function(body: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], static: tuple[tuple[str, Any], ...]) -> Any:
+def _function(
+  body: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], static: tuple[tuple[str, Any], ...]
+) -> Any:
   def function(*operands: tf.Tensor) -> Any:
     return body(*operands, **dict(static))
 
@@ -52,7 +64,9 @@ def shared(body: Callable[..., Any], *operands: tf.Tensor) -> Any:
   return _function(body, tuple(tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in operands), ())
 
 
-def unless_compiled(by_kernels: Callable[[], Any], by_xla: Callable[[], Any], by_pfor: bool = True) -> Any:
+def unless_compiled(
+  by_kernels: Callable[[], Any], by_xla: Callable[[], Any], by_pfor: bool = True
+) -> Any:
   """`by_kernels()`, whose ops XLA need not know, and `by_xla()` where XLA compiles the graph.
 
   Without `by_pfor`, TensorFlow's pfor takes the latter too.
@@ -82,7 +96,9 @@ def loop(steps: Any, body: Callable[..., Any], *state: tf.Tensor) -> tuple[tf.Te
     return (k + 1, *results)
 
   limit = steps if isinstance(steps, int) else None
-  return tuple(tf.while_loop(lambda k, *_: k < steps, step, (0, *state), maximum_iterations=limit))[1:]
+  return tuple(tf.while_loop(lambda k, *_: k < steps, step, (0, *state), maximum_iterations=limit))[
+    1:
+  ]
 
 
 def size(x: tf.Tensor, axis: int) -> Any:

@@ -22,8 +22,12 @@ def any_dtype(rule: Callable[..., Any]) -> Callable[..., Any]:
     if dtype not in NARROW:
       return rule(ctx, *operands, **params)
     # TF 2.21: few data-moving ops have a CPU kernel for float8, none for int4. The casts are exact.
-    results = rule(ctx, *(tf.cast(x, WIDER[dtype]) if x.dtype == dtype else x for x in operands), **params)
-    return [tf.cast(x, dtype) for x in results] if isinstance(results, list) else tf.cast(results, dtype)
+    results = rule(
+      ctx, *(tf.cast(x, WIDER[dtype]) if x.dtype == dtype else x for x in operands), **params
+    )
+    return (
+      [tf.cast(x, dtype) for x in results] if isinstance(results, list) else tf.cast(results, dtype)
+    )
 
   return carried
 
@@ -39,10 +43,14 @@ def keeps_order(sizes: Sequence[Any], order: Sequence[int]) -> bool:
   return wide == sorted(wide)
 
 
-def resized(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], target: Sequence[Any]) -> tf.Tensor:
+def resized(
+  ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], target: Sequence[Any]
+) -> tf.Tensor:
   """`x` of these sizes, reshaped. If only sizes of 1 come and go, no symbolic size is computed in the graph."""
   several = sum(not isinstance(size, int) for size in target) > 1
-  if not several or [size for size in sizes if not is_one(size)] != [size for size in target if not is_one(size)]:
+  if not several or [size for size in sizes if not is_one(size)] != [
+    size for size in target if not is_one(size)
+  ]:
     return ctx.reshape(x, target)
   if list(sizes) == list(target):
     return x
@@ -54,14 +62,18 @@ def resized(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], target: Sequen
   return x
 
 
-def broadcast(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], shape: Sequence[Any]) -> tf.Tensor:
+def broadcast(
+  ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], shape: Sequence[Any]
+) -> tf.Tensor:
   """`x` of these sizes, each 1 or that of `shape`, with the sizes 1 repeated."""
   if tuple(sizes) == tuple(shape):
     return x
   if len(shape) <= 5:
     return tf.broadcast_to(x, ctx.shape(shape))
   # TF 2.21: BroadcastTo on CPU takes at most 5 dimensions, Tile has no limit.
-  return tiled(x, ctx.shape([1 if old == new else new for old, new in zip(sizes, shape, strict=True)]))
+  return tiled(
+    x, ctx.shape([1 if old == new else new for old, new in zip(sizes, shape, strict=True)])
+  )
 
 
 def as_three(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], axis: int) -> tf.Tensor:
@@ -76,25 +88,38 @@ def turned_kernel(kernel: tf.Tensor, spatial: Sequence[int]) -> tf.Tensor:
     return tf.reverse(kernel, spatial)
   # Adjacent dimensions are merged, because OpenVINO 2026.4 supports ReverseV2 of one dimension only.
   first, sizes = min(spatial), kernel.shape.as_list()
-  merged = tf.reshape(kernel, [*sizes[:first], math.prod(sizes[first : first + rank]), *sizes[first + rank :]])
+  merged = tf.reshape(
+    kernel, [*sizes[:first], math.prod(sizes[first : first + rank]), *sizes[first + rank :]]
+  )
   return tf.reshape(tf.reverse(merged, [first]), sizes)
 
 
 def tiled(x: tf.Tensor, repeats: list[int] | tf.Tensor) -> tf.Tensor:
   """`x` repeated along each axis."""
   # TF 2.21: Tile on CPU has no uint16 kernel.
-  return tf.cast(tf.tile(tf.cast(x, tf.int32), repeats), x.dtype) if x.dtype == tf.uint16 else tf.tile(x, repeats)
+  return (
+    tf.cast(tf.tile(tf.cast(x, tf.int32), repeats), x.dtype)
+    if x.dtype == tf.uint16
+    else tf.tile(x, repeats)
+  )
 
 
-def sliced(ctx: RuleContext, x: tf.Tensor, shape: Sequence[Any], begin: Sequence[Any], sizes: Sequence[Any]) -> tf.Tensor:
+def sliced(
+  ctx: RuleContext, x: tf.Tensor, shape: Sequence[Any], begin: Sequence[Any], sizes: Sequence[Any]
+) -> tf.Tensor:
   """`x[begin:begin + sizes]` of an `x` of this shape; `begin` may hold int32 scalars."""
   if not shape:
     return x
   starts = [b if isinstance(b, tf.Tensor) else ctx.dim(b) for b in begin]
   # -1 is "to the end", so most slices need no size computed in the graph. Static sizes are given: if another start is a
   # tensor, XLA treats all starts as dynamic, and TF 2.21 then pads and masks every dimension with -1.
-  ends = [not isinstance(b, tf.Tensor) and b + size == n for b, size, n in zip(begin, sizes, shape, strict=True)]
-  counts = [-1 if end and not isinstance(size, int) else size for end, size in zip(ends, sizes, strict=True)]
+  ends = [
+    not isinstance(b, tf.Tensor) and b + size == n
+    for b, size, n in zip(begin, sizes, shape, strict=True)
+  ]
+  counts = [
+    -1 if end and not isinstance(size, int) else size for end, size in zip(ends, sizes, strict=True)
+  ]
   if len(shape) <= 8:
     return tf.slice(x, starts, ctx.shape(counts))
   for axis, (start, end) in enumerate(zip(starts, ends, strict=True)):

@@ -44,7 +44,12 @@ class Conv:
   @property
   def is_depthwise(self) -> bool:
     """Each feature has its own kernels. TF 2.21: no dilation and one stride for both dimensions in the op."""
-    return 1 != self.groups == self.features and self.rank == 2 and len(set(self.strides)) == 1 and set(self.rhs_dilation) == {1}
+    return (
+      1 != self.groups == self.features
+      and self.rank == 2
+      and len(set(self.strides)) == 1
+      and set(self.rhs_dilation) == {1}
+    )
 
 
 def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -54,12 +59,20 @@ def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor
     spatial = list(range(conv.rank))
     return tf.transpose(turned_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
 
-  if set(conv.lhs_dilation) != {1} and (out := input_gradient(ctx, conv, image, turned)) is not None:
+  if (
+    set(conv.lhs_dilation) != {1} and (out := input_gradient(ctx, conv, image, turned)) is not None
+  ):
     return out
   pads = _padding_attribute(conv)
   if pads is None:
-    config = ((0, 0, 0), *((lo, hi, d - 1) for (lo, hi), d in zip(conv.padding, conv.lhs_dilation, strict=True)), (0, 0, 0))
-    aval = jax.ShapeDtypeStruct((conv.batch, *conv.image, conv.features), image.dtype.as_numpy_dtype)
+    config = (
+      (0, 0, 0),
+      *((lo, hi, d - 1) for (lo, hi), d in zip(conv.padding, conv.lhs_dilation, strict=True)),
+      (0, 0, 0),
+    )
+    aval = jax.ShapeDtypeStruct(
+      (conv.batch, *conv.image, conv.features), image.dtype.as_numpy_dtype
+    )
     image = ctx.lower_fun(functools.partial(_zero_padded, config), image, avals=[aval])
     pads = {"padding": "VALID"}
   strides = [1, *conv.strides, 1]
@@ -67,7 +80,9 @@ def plain_conv(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: tf.Tensor
     kernel = ctx.reshape(kernel, (*conv.kernel, conv.features, conv.outputs // conv.groups))
     return tf.raw_ops.DepthwiseConv2dNative(input=image, filter=kernel, strides=strides, **pads)
   op = tf.raw_ops.Conv2D if conv.rank == 2 else tf.raw_ops.Conv3D
-  return op(input=image, filter=kernel, strides=strides, dilations=[1, *conv.rhs_dilation, 1], **pads)
+  return op(
+    input=image, filter=kernel, strides=strides, dilations=[1, *conv.rhs_dilation, 1], **pads
+  )
 
 
 def _zero_padded(config: Any, x: Any) -> Any:
@@ -86,18 +101,24 @@ def _padding_attribute(conv: Conv) -> dict[str, Any] | None:
   return _explicit(conv.padding)
 
 
-def _same(image: Sequence[Any], kernel: Sequence[Any], strides: Sequence[int]) -> tuple[tuple[Any, Any], ...]:
+def _same(
+  image: Sequence[Any], kernel: Sequence[Any], strides: Sequence[int]
+) -> tuple[tuple[Any, Any], ...]:
   return tuple((low, high) for low, high in lax.padtype_to_pads(image, kernel, strides, "SAME"))
 
 
 def _explicit(padding: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:
   numbers = [p for pads in ((0, 0), *padding, (0, 0)) for p in pads]
-  if len(padding) != 2 or not all(isinstance(p, int) and p >= 0 for p in numbers):  # TF 2.21: Conv3D takes SAME and VALID only
+  if len(padding) != 2 or not all(
+    isinstance(p, int) and p >= 0 for p in numbers
+  ):  # TF 2.21: Conv3D takes SAME and VALID only
     return None
   return {"padding": "EXPLICIT", "explicit_paddings": numbers}
 
 
-def input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: Callable[[], tf.Tensor]) -> tf.Tensor | None:
+def input_gradient(
+  ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: Callable[[], tf.Tensor]
+) -> tf.Tensor | None:
   """The convolution as the gradient of another one with respect to its image, if it is exactly that; else None.
 
   `lhs_dilation` are the strides of that other convolution, and `kernel` gives its kernel, f32[*kernel,outputs,features/groups]:
@@ -105,7 +126,9 @@ def input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: Calla
   """
   if not image.dtype.is_floating or set(conv.strides) != {1} or set(conv.rhs_dilation) != {1}:
     return None
-  depthwise = 1 != conv.groups == conv.outputs and conv.rank == 2 and len(set(conv.lhs_dilation)) == 1
+  depthwise = (
+    1 != conv.groups == conv.outputs and conv.rank == 2 and len(set(conv.lhs_dilation)) == 1
+  )
   if conv.groups != 1 and not depthwise:
     return None
   before = [k - 1 - lo for k, (lo, _) in zip(conv.kernel, conv.padding, strict=True)]
@@ -122,9 +145,19 @@ def input_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: Calla
   # times as long. tf2onnx 1.17 does not read explicit padding, and LiteRT 2.3 has no such op.
   numbers = pads["explicit_paddings"][2:-2]
   margins = list(zip(numbers[::2], numbers[1::2], strict=True))
-  padded = ctx.shape((conv.batch, *(n + lo + hi for n, (lo, hi) in zip(conv.out, margins, strict=True)), conv.outputs))
-  whole = op(input_sizes=padded, filter=kernel(), out_backprop=image, strides=strides, padding="VALID")
-  return tf.slice(whole, [0, *(lo for lo, _ in margins), 0], ctx.shape((conv.batch, *conv.out, conv.outputs)))
+  padded = ctx.shape(
+    (
+      conv.batch,
+      *(n + lo + hi for n, (lo, hi) in zip(conv.out, margins, strict=True)),
+      conv.outputs,
+    )
+  )
+  whole = op(
+    input_sizes=padded, filter=kernel(), out_backprop=image, strides=strides, padding="VALID"
+  )
+  return tf.slice(
+    whole, [0, *(lo for lo, _ in margins), 0], ctx.shape((conv.batch, *conv.out, conv.outputs))
+  )
 
 
 def is_filter_gradient(conv: Conv) -> bool:
@@ -133,10 +166,14 @@ def is_filter_gradient(conv: Conv) -> bool:
     return False
   if set(conv.lhs_dilation) != {1}:
     return conv.batch_groups == 1 and set(conv.rhs_dilation) == {1}
-  return conv.batch_groups == 1 or (conv.batch_groups == conv.batch and conv.rank == 2 and len(set(conv.rhs_dilation)) == 1)
+  return conv.batch_groups == 1 or (
+    conv.batch_groups == conv.batch and conv.rank == 2 and len(set(conv.rhs_dilation)) == 1
+  )
 
 
-def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor | None:
+def filter_gradient(
+  ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor
+) -> tf.Tensor | None:
   """image f32[n,*image,batch], cotangent f32[n,*kernel,outputs] -> f32[*out,batch,outputs], or None.
 
   The convolution, whose features are the images of a batch, as the gradient of another one with respect to its kernel;
@@ -144,7 +181,9 @@ def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: t
   """
   if set(conv.lhs_dilation) != {1}:
     return _transposed_filter_gradient(ctx, conv, image, cotangent)
-  pads = _forward_padding(conv.image, conv.out, conv.kernel, conv.rhs_dilation, [lo for lo, _ in conv.padding])
+  pads = _forward_padding(
+    conv.image, conv.out, conv.kernel, conv.rhs_dilation, [lo for lo, _ in conv.padding]
+  )
   if pads is None or not image.dtype.is_floating:
     return None
   strides = [1, *conv.rhs_dilation, 1]
@@ -157,14 +196,24 @@ def filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: t
     kernel = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
       input=image, filter_sizes=sizes, out_backprop=cotangent, strides=strides, **pads
     )
-    if tf.compat.dimension_value(image.shape[0]) is None:  # TF 2.21: without oneDNN the op does not write its result if there are no images
+    if (
+      tf.compat.dimension_value(image.shape[0]) is None
+    ):  # TF 2.21: without oneDNN the op does not write its result if there are no images
       kernel = tf.where(tf.shape(image)[0] > 0, kernel, tf.zeros([], kernel.dtype))
     return ctx.reshape(kernel, (*conv.out, 1, conv.outputs))
   op = tf.raw_ops.Conv2DBackpropFilter if conv.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2
-  return op(input=image, filter_sizes=ctx.shape((*conv.out, conv.batch, conv.outputs)), out_backprop=cotangent, strides=strides, **pads)
+  return op(
+    input=image,
+    filter_sizes=ctx.shape((*conv.out, conv.batch, conv.outputs)),
+    out_backprop=cotangent,
+    strides=strides,
+    **pads,
+  )
 
 
-def _transposed_filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor) -> tf.Tensor | None:
+def _transposed_filter_gradient(
+  ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor
+) -> tf.Tensor | None:
   """As `filter_gradient`, of a transposed convolution: out[k] = sum over s of image[s] cotangent[s * dilation + low - k].
 
   With k counted from the other end these are the sums of the convolution from the cotangent to the image.
@@ -181,20 +230,31 @@ def _transposed_filter_gradient(ctx: RuleContext, conv: Conv, image: tf.Tensor, 
   )
   kernel = filter_gradient(ctx, flipped, cotangent, image)
   spatial = list(range(conv.rank))
-  return None if kernel is None else tf.transpose(turned_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
+  return (
+    None
+    if kernel is None
+    else tf.transpose(turned_kernel(kernel, spatial), [*spatial, conv.rank + 1, conv.rank])
+  )
 
 
-def _forward_padding(image: Sizes, kernel: Sizes, out: Sizes, strides: Sequence[int], before: Sequence[Any]) -> dict[str, Any] | None:
+def _forward_padding(
+  image: Sizes, kernel: Sizes, out: Sizes, strides: Sequence[int], before: Sequence[Any]
+) -> dict[str, Any] | None:
   """The padding, `before` each dimension of the image, that gives `out`; None if there is none."""
   sizes = list(zip(image, kernel, out, strides, before, strict=True))
   if all(lo == 0 and o == (n - k) // s + 1 for n, k, o, s, lo in sizes):
     return {"padding": "VALID"}
-  if all(o == -(-n // s) for n, _, o, s, _ in sizes) and tuple(before) == tuple(lo for lo, _ in _same(image, kernel, strides)):
+  if all(o == -(-n // s) for n, _, o, s, _ in sizes) and tuple(before) == tuple(
+    lo for lo, _ in _same(image, kernel, strides)
+  ):
     return {"padding": "SAME"}
   if not all(isinstance(d, int) for size in sizes for d in size):
     return None
   padding = [(lo, max(0, (o - 1) * s + k - n - lo)) for n, k, o, s, lo in sizes]
-  if any((n + lo + hi - k) // s + 1 != o for (n, k, o, s, _), (lo, hi) in zip(sizes, padding, strict=True)):
+  if any(
+    (n + lo + hi - k) // s + 1 != o
+    for (n, k, o, s, _), (lo, hi) in zip(sizes, padding, strict=True)
+  ):
     return None
   return _explicit(padding)
 

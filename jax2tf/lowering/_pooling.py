@@ -39,14 +39,25 @@ class Axis:
   @property
   def is_whole(self) -> bool:
     """The only window is the whole axis."""
-    return self.window == self.size and self.out == self.base_dilation == self.window_dilation == 1 and self.padding == (0, 0)
+    return (
+      self.window == self.size
+      and self.out == self.base_dilation == self.window_dilation == 1
+      and self.padding == (0, 0)
+    )
 
   @property
   def is_pooling(self) -> bool:
     """TensorFlow's pooling has such windows, there are any, and each of them meets the operand."""
     lo, hi = self.padding
-    meets = not (isinstance(lo, int) and isinstance(hi, int)) or (0 <= lo < self.window and 0 <= hi < self.window)
-    return isinstance(self.window, int) and self.base_dilation == self.window_dilation == 1 and meets and not is_zero(self.out)
+    meets = not (isinstance(lo, int) and isinstance(hi, int)) or (
+      0 <= lo < self.window and 0 <= hi < self.window
+    )
+    return (
+      isinstance(self.window, int)
+      and self.base_dilation == self.window_dilation == 1
+      and meets
+      and not is_zero(self.out)
+    )
 
   @property
   def with_a_window(self) -> Axis:
@@ -54,7 +65,9 @@ class Axis:
     if dimension_bounds(self.out)[0] >= 1:
       return self
     (lo, hi), span = self.padding, (self.window - 1) * self.window_dilation + 1
-    return replace(self, padding=(lo, hi + max_dim(span - lo - self._dilated - hi, 0)), out=max_dim(self.out, 1))
+    return replace(
+      self, padding=(lo, hi + max_dim(span - lo - self._dilated - hi, 0)), out=max_dim(self.out, 1)
+    )
 
   @property
   def ending_with_a_window(self) -> Axis:
@@ -115,7 +128,12 @@ class Images:
   def of(cls, axes: Sequence[Axis], dtype: tf.DType) -> Images | None:
     """None if TensorFlow cannot pool like this."""
     windowed = [i for i, axis in enumerate(axes) if not axis.is_trivial]
-    if not dtype.is_floating or not windowed or len(windowed) > 2 or not all(axis.is_pooling for axis in axes):
+    if (
+      not dtype.is_floating
+      or not windowed
+      or len(windowed) > 2
+      or not all(axis.is_pooling for axis in axes)
+    ):
       return None
     if len(axes) == 3:
       at = 1 if windowed == [1] else 0
@@ -134,8 +152,12 @@ class Images:
   @property
   def is_same(self) -> bool:
     """The padding is TensorFlow's SAME."""
-    size, window, stride = ([getattr(axis, name) for axis in self.axes] for name in ("size", "window", "stride"))
-    return [tuple(pads) for pads in lax.padtype_to_pads(size, window, stride, "SAME")] == [axis.padding for axis in self.axes]
+    size, window, stride = (
+      [getattr(axis, name) for axis in self.axes] for name in ("size", "window", "stride")
+    )
+    return [tuple(pads) for pads in lax.padtype_to_pads(size, window, stride, "SAME")] == [
+      axis.padding for axis in self.axes
+    ]
 
   @property
   def is_explicit(self) -> bool:
@@ -154,7 +176,9 @@ class Images:
 
   def seen(self, x: tf.Tensor) -> tf.Tensor:
     """`x` as images."""
-    return transposed(x if self.inserted is None else tf.expand_dims(x, self.inserted), self.permutation)
+    return transposed(
+      x if self.inserted is None else tf.expand_dims(x, self.inserted), self.permutation
+    )
 
   def back(self, x: tf.Tensor) -> tf.Tensor:
     """The inverse of `seen`."""
@@ -163,26 +187,40 @@ class Images:
 
   def pooled(self, ctx: RuleContext, y: tf.Tensor) -> tf.Tensor:
     """The result of the op on `padded` images, as JAX has it."""
-    return self.back(y if self.has_windows else tf.slice(y, [0] * 4, ctx.shape([axis.out for axis in self.axes])))
+    return self.back(
+      y if self.has_windows else tf.slice(y, [0] * 4, ctx.shape([axis.out for axis in self.axes]))
+    )
 
-  def padded(self, ctx: RuleContext, x: tf.Tensor, value: float) -> tuple[tf.Tensor, dict[str, Any]]:
+  def padded(
+    self, ctx: RuleContext, x: tf.Tensor, value: float
+  ) -> tuple[tf.Tensor, dict[str, Any]]:
     """(images with what the op cannot pad, the attributes of the op)."""
-    attributes = {"ksize": [axis.window for axis in self.axes], "strides": [axis.stride for axis in self.axes]}
+    attributes = {
+      "ksize": [axis.window for axis in self.axes],
+      "strides": [axis.stride for axis in self.axes],
+    }
     if self.has_windows and self.is_valid:
       return x, {**attributes, "padding": "VALID"}
     if self.has_windows and self.is_same and value != 0:
       return x, {**attributes, "padding": "SAME"}
     # TF 2.21: XLA has no MaxPool with explicit padding
-    return _padded(ctx, x, [axis.with_a_window.padding for axis in self.axes], value), {**attributes, "padding": "VALID"}
+    return _padded(ctx, x, [axis.with_a_window.padding for axis in self.axes], value), {
+      **attributes,
+      "padding": "VALID",
+    }
 
 
-def _padded(ctx: RuleContext, x: tf.Tensor, padding: Sequence[tuple[Any, Any]], value: float) -> tf.Tensor:
+def _padded(
+  ctx: RuleContext, x: tf.Tensor, padding: Sequence[tuple[Any, Any]], value: float
+) -> tf.Tensor:
   sizes = ctx.shape([size for pair in padding for size in pair])
   pairs = np.reshape(sizes, (-1, 2)) if isinstance(sizes, list) else tf.reshape(sizes, (-1, 2))
   return tf.pad(x, pairs, constant_values=scalar(value, x))
 
 
-def max_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: int, *, plain: bool = False) -> tf.Tensor | None:
+def max_pool(
+  ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: int, *, plain: bool = False
+) -> tf.Tensor | None:
   """The maxima of the windows, or with sign -1 their minima; None if TensorFlow cannot pool like this.
 
   TF 2.21: MaxPool on CPU ignores NaN, and returns the least finite number for a window of nothing but -inf. A second
@@ -195,15 +233,21 @@ def max_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: i
   if plain:
     return images.pooled(ctx, tf.raw_ops.MaxPool(input=x, **attributes))
   zero, one = scalar(0, x), scalar(1, x)
-  kinds = tf.where(tf.math.is_nan(x), scalar(2, x), tf.where(tf.equal(x, scalar(float("-inf"), x)), zero, one))
+  kinds = tf.where(
+    tf.math.is_nan(x), scalar(2, x), tf.where(tf.equal(x, scalar(float("-inf"), x)), zero, one)
+  )
   y, kind = (tf.raw_ops.MaxPool(input=z, **attributes) for z in (x, kinds))
   # Each selects a constant that is not finite: tf2onnx 1.17 computes other selections as c * x + (1 - c) * y, here NaN.
-  y = tf.where(kind > one, scalar(float("nan"), x), tf.where(tf.equal(kind, zero), scalar(float("-inf"), x), y))
+  y = tf.where(
+    kind > one, scalar(float("nan"), x), tf.where(tf.equal(kind, zero), scalar(float("-inf"), x), y)
+  )
   y = images.pooled(ctx, y)
   return y if sign > 0 else -y
 
 
-def max_pool_gradient(ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, axes: Sequence[Axis], sign: int) -> tf.Tensor | None:
+def max_pool_gradient(
+  ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, axes: Sequence[Axis], sign: int
+) -> tf.Tensor | None:
   """`source` added up where the maxima of `operand` stand, the first of equals; None as in `max_pool`."""
   images = Images.of(axes, operand.dtype)
   if images is None or source.dtype != operand.dtype:
@@ -211,11 +255,17 @@ def max_pool_gradient(ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, a
   x, attributes = images.padded(ctx, images.seen(operand if sign > 0 else -operand), float("-inf"))
   source = images.seen(source)
   if not images.has_windows:  # TF 2.21: oneDNN's MaxPoolGrad ends the process for an empty operand
-    source = _padded(ctx, source, [(0, axis.with_a_window.out - axis.out) for axis in images.axes], 0)
+    source = _padded(
+      ctx, source, [(0, axis.with_a_window.out - axis.out) for axis in images.axes], 0
+    )
   pooled = tf.raw_ops.MaxPool(input=x, **attributes)
   gradient = tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=pooled, grad=source, **attributes)
   if attributes["padding"] == "VALID" and not (images.has_windows and images.is_valid):
-    gradient = tf.slice(gradient, [ctx.dim(axis.padding[0]) for axis in images.axes], ctx.shape([axis.size for axis in images.axes]))
+    gradient = tf.slice(
+      gradient,
+      [ctx.dim(axis.padding[0]) for axis in images.axes],
+      ctx.shape([axis.size for axis in images.axes]),
+    )
   return images.back(gradient)
 
 
@@ -233,11 +283,20 @@ def sum_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis]) -> tf.T
   _, *strides, _ = (axis.stride for axis in images.axes)
   channels = images.axes[-1].size
   # A mean times the size of its window is not the exact sum of integers. XLA on CPU has no fast convolution of each channel by itself.
-  exact = isinstance(channels, int) and strides[0] == strides[1] and not _tf_compat.is_compiled_by_xla()
-  return _pooled(ctx, operand, images, functools.partial(_sum_by_convolution, channels) if exact else _sum_by_mean)
+  exact = (
+    isinstance(channels, int) and strides[0] == strides[1] and not _tf_compat.is_compiled_by_xla()
+  )
+  return _pooled(
+    ctx,
+    operand,
+    images,
+    functools.partial(_sum_by_convolution, channels) if exact else _sum_by_mean,
+  )
 
 
-def _pooled(ctx: RuleContext, operand: tf.Tensor, images: Images, op: Callable[..., tf.Tensor]) -> tf.Tensor:
+def _pooled(
+  ctx: RuleContext, operand: tf.Tensor, images: Images, op: Callable[..., tf.Tensor]
+) -> tf.Tensor:
   wide = tf.cast(operand, tf.float32) if operand.dtype in HALF else operand
   x, attributes = images.padded(ctx, images.seen(wide), 0.0)
   return tf.cast(images.pooled(ctx, op(x, **attributes)), operand.dtype)
@@ -251,6 +310,10 @@ def _sum_by_mean(x: tf.Tensor, *, ksize: Sequence[int], **attributes: Any) -> tf
   return tf.raw_ops.AvgPool(value=x, ksize=ksize, **attributes) * scalar(math.prod(ksize), x)
 
 
-def _sum_by_convolution(channels: int, x: tf.Tensor, *, ksize: Sequence[int], **attributes: Any) -> tf.Tensor:
+def _sum_by_convolution(
+  channels: int, x: tf.Tensor, *, ksize: Sequence[int], **attributes: Any
+) -> tf.Tensor:
   _, height, width, _ = ksize
-  return tf.raw_ops.DepthwiseConv2dNative(input=x, filter=tf.ones([height, width, channels, 1], x.dtype), **attributes)
+  return tf.raw_ops.DepthwiseConv2dNative(
+    input=x, filter=tf.ones([height, width, channels, 1], x.dtype), **attributes
+  )

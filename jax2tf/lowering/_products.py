@@ -48,7 +48,9 @@ def _is_float8(dtype: np.dtype) -> bool:
 
 def multiplicands(ctx: RuleContext, operands: Sequence[tf.Tensor], dtype: Any) -> list[tf.Tensor]:
   """The operands of a rule, lhs and rhs, in the dtype of `multiplied_in`."""
-  return [converted(ctx, x, aval.shape, dtype) for x, aval in zip(operands, ctx.avals_in, strict=True)]
+  return [
+    converted(ctx, x, aval.shape, dtype) for x, aval in zip(operands, ctx.avals_in, strict=True)
+  ]
 
 
 def converted(ctx: RuleContext, x: tf.Tensor, shape: Sequence[Any], dtype: Any) -> tf.Tensor:
@@ -70,7 +72,9 @@ def product_as_result(ctx: RuleContext, product: tf.Tensor, dtype: Any) -> tf.Te
   out, own = ctx.aval_out.dtype, tf_dtype(dtype)
   if own in HALF and product.dtype.is_floating and own != ctx.dtype_out:
     info = jnp.finfo(dtype)
-    rounded = functools.partial(lax.reduce_precision, exponent_bits=int(info.nexp), mantissa_bits=int(info.nmant))
+    rounded = functools.partial(
+      lax.reduce_precision, exponent_bits=int(info.nexp), mantissa_bits=int(info.nmant)
+    )
     aval = jax.ShapeDtypeStruct(ctx.aval_out.shape, product.dtype.as_numpy_dtype)
     # XLA may leave out a cast to a narrow float and back.
     product = ctx.lower_fun(rounded, product, avals=[aval])

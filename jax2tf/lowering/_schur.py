@@ -192,7 +192,12 @@ def _negligible(main: jax.Array, left: jax.Array, above: jax.Array, n: int) -> j
 
 
 def _starts(
-  main: jax.Array, left: jax.Array, above: jax.Array, top: jax.Array, bottom: jax.Array, since: jax.Array
+  main: jax.Array,
+  left: jax.Array,
+  above: jax.Array,
+  top: jax.Array,
+  bottom: jax.Array,
+  since: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Where each matrix' sweep starts, i32[b], and the first columns of shifted products f32[b,3,m].
 
@@ -221,7 +226,14 @@ def _starts(
   return first, jnp.stack([x, y, z], 1)
 
 
-def _shifts(main: jax.Array, left: jax.Array, above: jax.Array, top: jax.Array, bottom: jax.Array, since: jax.Array) -> Arrays:
+def _shifts(
+  main: jax.Array,
+  left: jax.Array,
+  above: jax.Array,
+  top: jax.Array,
+  bottom: jax.Array,
+  since: jax.Array,
+) -> Arrays:
   """The mean of two shifts for each matrix and half their difference, without the i, f32[b,1] twice.
 
   They are the eigenvalues of the last block of size 2, but others after many sweeps: permutations and
@@ -255,7 +267,14 @@ def _of_block(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> Arrays:
   return jnp.where(square > 0, closer, (a + d) / 2), jnp.where(square > 0, 0, root)
 
 
-def _chased(k: jax.Array, work: jax.Array, first: jax.Array, bottom: jax.Array, vectors: jax.Array, form: _Form) -> jax.Array:
+def _chased(
+  k: jax.Array,
+  work: jax.Array,
+  first: jax.Array,
+  bottom: jax.Array,
+  vectors: jax.Array,
+  form: _Form,
+) -> jax.Array:
   """A step of a sweep: a reflection of rows and columns k, k + 1 and k + 2.
 
   Only matrices whose sweep is there take part: first <= k < bottom.

@@ -32,7 +32,9 @@ def eigenvectors(facts: jax.Array, a: jax.Array, c: jax.Array, d: jax.Array) -> 
   return first / length, c / length
 
 
-def rotations(facts: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+def rotations(
+  facts: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array
+) -> tuple[list[jax.Array], list[jax.Array]]:
   """Blocks [[a, b], [c, d]] -> cosines and sines of rotations, and the elements after them.
 
   A rotation is [[cos, -sin], [sin, cos]].

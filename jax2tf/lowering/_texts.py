@@ -26,13 +26,17 @@ class _Hole:
     return repr(self)
 
 
-def text_of(words: Callable[[Sequence[Any]], str], operands: Sequence[tf.Tensor], end: str, stream: str) -> Text | None:
+def text_of(
+  words: Callable[[Sequence[Any]], str], operands: Sequence[tf.Tensor], end: str, stream: str
+) -> Text | None:
   """The TensorFlow text for `words(operands)` and `end`; None if the format accesses parts of an operand, such as "{x.shape}"."""
   used: list[int] = []
   try:
     template = words([_Hole(i, used) for i in range(len(operands))]) + end
   except (AttributeError, IndexError, KeyError, TypeError, ValueError):
     return None
-  sizes = [math.prod(operands[i].shape) if operands[i].shape.is_fully_defined() else math.inf for i in used]
+  sizes = [
+    math.prod(operands[i].shape) if operands[i].shape.is_fully_defined() else math.inf for i in used
+  ]
   few = sum(sizes) <= np.get_printoptions()["threshold"]
   return Text(template, tuple(used), -1 if few else 3, stream)

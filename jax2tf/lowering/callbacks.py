@@ -21,27 +21,51 @@ _ADVICE = "leave out jit_compile=True, or this line; Equinox' error_if makes no 
 
 
 @lowers(_jax_compat.pure_callback_p, on_keys=True)
-def _pure_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, vmap_method: Any) -> Sequence[tf.Tensor]:
+def _pure_callback(
+  ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, vmap_method: Any
+) -> Sequence[tf.Tensor]:
   """operands -> the results of a Python function; it gets typed keys as their words, as in JAX."""
   del result_avals, vmap_method  # the former are in the context, the latter was applied by JAX
-  return _results(ctx, operands, callback, _jax_compat.pure_callback(callback)) if ctx.avals_out else []
+  return (
+    _results(ctx, operands, callback, _jax_compat.pure_callback(callback)) if ctx.avals_out else []
+  )
 
 
 @lowers(_jax_compat.io_callback_p, on_keys=True)
-def _io_callback(ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, ordered: bool) -> Sequence[tf.Tensor]:
+def _io_callback(
+  ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, ordered: bool
+) -> Sequence[tf.Tensor]:
   """operands -> the results of a Python function that is called for its effects; all calls of a graph are in order."""
   del result_avals, ordered
   return _results(ctx, operands, callback, _jax_compat.io_callback(callback))
 
 
-def _results(ctx: RuleContext, operands: Sequence[tf.Tensor], callback: Any, function: Callable[..., Sequence[Any]]) -> Sequence[tf.Tensor]:
+def _results(
+  ctx: RuleContext,
+  operands: Sequence[tf.Tensor],
+  callback: Any,
+  function: Callable[..., Sequence[Any]],
+) -> Sequence[tf.Tensor]:
   name = _name({"callback": callback})
   if _tf_compat.is_compiled_by_xla():
-    ctx.refuse(f"it calls back into Python ({name}), which TensorFlow's XLA cannot compile", _ADVICE)
+    ctx.refuse(
+      f"it calls back into Python ({name}), which TensorFlow's XLA cannot compile", _ADVICE
+    )
   avals = [physical(aval) for aval in ctx.avals_out]
-  sizes = tf.concat([tf.convert_to_tensor(ctx.shape(shape), tf.int32) for shape, _ in avals], 0) if avals else tf.zeros([0], tf.int32)
-  checked = _on_host(function, [len(shape) for shape, _ in avals], [dtype.as_numpy_dtype for _, dtype in avals])
-  return call_python(checked, [sizes, *operands], [dtype for _, dtype in avals], Callback(f"{ctx.primitive} ({name})", ctx.where()))
+  sizes = (
+    tf.concat([tf.convert_to_tensor(ctx.shape(shape), tf.int32) for shape, _ in avals], 0)
+    if avals
+    else tf.zeros([0], tf.int32)
+  )
+  checked = _on_host(
+    function, [len(shape) for shape, _ in avals], [dtype.as_numpy_dtype for _, dtype in avals]
+  )
+  return call_python(
+    checked,
+    [sizes, *operands],
+    [dtype for _, dtype in avals],
+    Callback(f"{ctx.primitive} ({name})", ctx.where()),
+  )
 
 
 @lowers(_jax_compat.debug_print_p, _jax_compat.debug_callback_p, on_keys=True)
@@ -49,12 +73,21 @@ def _debug(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> list[tf.Ten
   """operands -> nothing; TensorFlow's control dependencies keep the op, and its order."""
   is_print = "fmt" in params
   what = Callback(
-    ctx.primitive if is_print else f"{ctx.primitive} ({_name(params)})", ctx.where(), _text(operands, params) if is_print else None
+    ctx.primitive if is_print else f"{ctx.primitive} ({_name(params)})",
+    ctx.where(),
+    _text(operands, params) if is_print else None,
   )
   if _tf_compat.is_compiled_by_xla():
     ctx.notes.left_out.append(str(what))
   else:
-    call_python(functools.partial(_print, _jax_compat.debug(ctx.primitive, params), jax.config.jax_enable_x64), operands, [], what)
+    call_python(
+      functools.partial(
+        _print, _jax_compat.debug(ctx.primitive, params), jax.config.jax_enable_x64
+      ),
+      operands,
+      [],
+      what,
+    )
   return []
 
 
@@ -78,7 +111,9 @@ def _print(callback: Callable[..., Any], x64: bool, *operands: np.ndarray) -> li
   return []
 
 
-def _on_host(callback: Callable[..., Sequence[Any]], ranks: Sequence[int], dtypes: Sequence[Any]) -> Callable[..., list[np.ndarray]]:
+def _on_host(
+  callback: Callable[..., Sequence[Any]], ranks: Sequence[int], dtypes: Sequence[Any]
+) -> Callable[..., list[np.ndarray]]:
   """(sizes of the results in a row, operands) -> results, of these shapes and dtypes or a RuntimeError in JAX's words."""
   x64 = jax.config.jax_enable_x64  # of this thread; TensorFlow calls back in another one
 
@@ -86,13 +121,22 @@ def _on_host(callback: Callable[..., Sequence[Any]], ranks: Sequence[int], dtype
     with jax.enable_x64(x64):
       results = [_jax_compat.canonical(x) for x in callback(*operands)]
     if len(results) != len(ranks):
-      raise RuntimeError(f"Mismatched number of outputs from callback. Expected: {len(ranks)}, Actual: {len(results)}")
+      raise RuntimeError(
+        f"Mismatched number of outputs from callback. Expected: {len(ranks)}, Actual: {len(results)}"
+      )
     ends = np.cumsum(ranks)
-    shapes = [tuple(sizes[end - rank : end].tolist()) for rank, end in zip(ranks, ends, strict=True)]
+    shapes = [
+      tuple(sizes[end - rank : end].tolist()) for rank, end in zip(ranks, ends, strict=True)
+    ]
     for i, (result, shape, dtype) in enumerate(zip(results, shapes, dtypes, strict=True)):
-      for what, expected, actual in (("shape", shape, result.shape), ("dtype", np.dtype(dtype), result.dtype)):
+      for what, expected, actual in (
+        ("shape", shape, result.shape),
+        ("dtype", np.dtype(dtype), result.dtype),
+      ):
         if actual != expected:
-          raise RuntimeError(f"Incorrect output {what} for return value #{i}: Expected: {expected}, Actual: {actual}")
+          raise RuntimeError(
+            f"Incorrect output {what} for return value #{i}: Expected: {expected}, Actual: {actual}"
+          )
     return results
 
   return call

@@ -46,7 +46,9 @@ def _jit(
 
 
 @lowers(P.closed_call_p, _jax_compat.core_call_p, on_keys=True)
-def _call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any = None, call_jaxpr: Any = None, name: str = "") -> Tensors:
+def _call(
+  ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any = None, call_jaxpr: Any = None, name: str = ""
+) -> Tensors:
   """The inner function."""
   inner = closed(call_jaxpr if jaxpr is None else jaxpr)
   if not name:
@@ -56,7 +58,14 @@ def _call(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any = None, call_jaxpr:
 
 
 @lowers(P.remat_p, on_keys=True)
-def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, prevent_cse: Any, differentiated: bool, policy: Any) -> Tensors:
+def _remat(
+  ctx: RuleContext,
+  *operands: tf.Tensor,
+  jaxpr: Any,
+  prevent_cse: Any,
+  differentiated: bool,
+  policy: Any,
+) -> Tensors:
   """The inner function; in a backward pass behind a barrier, so that it is computed once more, and not before it is needed."""
   del policy  # it has decided what is among the operands
   # In the body of a scan prevent_cse is False, because neither XLA nor Grappler merges ops across loop boundaries.
@@ -68,17 +77,25 @@ def _remat(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, prevent_cse: Any,
 # were applied when the gradient was traced; only the function itself remains to be lowered.
 _FUNCTIONS = {
   P.custom_jvp_call_p: ("call_jaxpr", {"jvp_jaxpr_fun", "num_consts", "symbolic_zeros"}),
-  P.custom_vjp_call_p: ("call_jaxpr", {"fwd_jaxpr_thunk", "num_consts", "bwd", "out_trees", "symbolic_zeros"}),
+  P.custom_vjp_call_p: (
+    "call_jaxpr",
+    {"fwd_jaxpr_thunk", "num_consts", "bwd", "out_trees", "symbolic_zeros"},
+  ),
   _jax_compat.custom_vmap_p: ("call", {"rule", "in_tree", "out_tree"}),
   _jax_compat.linear_call_p: ("callee", {"transpose_thunk", "num_callee_consts", "num_res"}),
   _jax_compat.remat_opt_p: ("fwd_jaxpr", {"num_consts", "num_res", "fun_jaxpr_thunk"}),
   _jax_compat.xla_metadata_call_p: ("jaxpr", {"xla_metadata", "ad_metadata"}),
   # The interpreter has placed it already.
-  _jax_compat.compute_on_p: ("jaxpr", {"compute_type", "out_memory_spaces", "compiler_options_json"}),
+  _jax_compat.compute_on_p: (
+    "jaxpr",
+    {"compute_type", "out_memory_spaces", "compiler_options_json"},
+  ),
 }
 
 
-def _function(function: str, ignored: set[str], ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Tensors:
+def _function(
+  function: str, ignored: set[str], ctx: RuleContext, *operands: tf.Tensor, **params: Any
+) -> Tensors:
   if unknown := params.keys() - ignored - {function}:
     raise TypeError(f"unknown params {sorted(unknown)} of '{ctx.primitive}'")
   return ctx.lower(closed(params[function]), *operands)
@@ -90,7 +107,13 @@ for _primitive, _params in _FUNCTIONS.items():
 
 @lowers(_jax_compat.composite_p, on_keys=True)
 def _composite(
-  ctx: RuleContext, *operands: tf.Tensor, name: str, version: int, attributes: Any, jaxpr: Any = None, call_jaxpr: Any = None
+  ctx: RuleContext,
+  *operands: tf.Tensor,
+  name: str,
+  version: int,
+  attributes: Any,
+  jaxpr: Any = None,
+  call_jaxpr: Any = None,
 ) -> Tensors:
   """The decomposition of a StableHLO composite, `call_jaxpr` in JAX >= 0.12."""
   del version, attributes
@@ -121,4 +144,10 @@ def _name(ctx: RuleContext, operand: tf.Tensor, *, name: str) -> tf.Tensor:
   return operand
 
 
-lower_directly({P.stop_gradient_p: lambda x: x, P.copy_p: lambda x: x, _jax_compat.optimization_barrier_p: _barrier})
+lower_directly(
+  {
+    P.stop_gradient_p: lambda x: x,
+    P.copy_p: lambda x: x,
+    _jax_compat.optimization_barrier_p: _barrier,
+  }
+)

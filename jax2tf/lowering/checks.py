@@ -24,9 +24,13 @@ def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -
   if debug:
     return []
   where = ctx.where()
-  function = functools.partial(_run, err_tree, jax.config.jax_enable_x64, [aval.dtype for aval in ctx.avals_in])
+  function = functools.partial(
+    _run, err_tree, jax.config.jax_enable_x64, [aval.dtype for aval in ctx.avals_in]
+  )
   # JAX's text in this process; a file has TensorFlow's.
-  text = text_of(functools.partial(checkify.words, err_tree), operands, f"\n  at {where}", Text.ASSERTION)
+  text = text_of(
+    functools.partial(checkify.words, err_tree), operands, f"\n  at {where}", Text.ASSERTION
+  )
   what = Callback(ctx.primitive, where, text)
   if _tf_compat.is_compiled_by_xla():
     ctx.notes.left_out.append(str(what))
@@ -40,7 +44,9 @@ def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -
   return []
 
 
-def _run(err_tree: Any, x64: bool, dtypes: Sequence[Any], *operands: np.ndarray) -> Sequence[np.ndarray]:
+def _run(
+  err_tree: Any, x64: bool, dtypes: Sequence[Any], *operands: np.ndarray
+) -> Sequence[np.ndarray]:
   with jax.enable_x64(x64):
     checkify.raise_error(err_tree, map(checkify.array, operands, dtypes))
   return []

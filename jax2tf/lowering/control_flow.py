@@ -36,9 +36,18 @@ def _any_dtype_inside(rule: Callable[..., Any]) -> Callable[..., Any]:
       return rule(ctx, *operands, **params)
     # TF 2.21: neither Switch nor the ops of lists have a CPU kernel for int4; those of float8 are few.
     params = {name: _with_wide_ends(value) for name, value in params.items()}
-    wide_ctx = replace(ctx, avals_in=[_wide(a) for a in ctx.avals_in], avals_out=[_wide(a) for a in ctx.avals_out])
-    results = rule(wide_ctx, *(tf.cast(x, WIDER[x.dtype]) if x.dtype in NARROW else x for x in operands), **params)
-    return [tf.cast(x, tf_dtype(aval.dtype)) if aval.dtype in _WIDER else x for x, aval in zip(results, ctx.avals_out, strict=True)]
+    wide_ctx = replace(
+      ctx, avals_in=[_wide(a) for a in ctx.avals_in], avals_out=[_wide(a) for a in ctx.avals_out]
+    )
+    results = rule(
+      wide_ctx,
+      *(tf.cast(x, WIDER[x.dtype]) if x.dtype in NARROW else x for x in operands),
+      **params,
+    )
+    return [
+      tf.cast(x, tf_dtype(aval.dtype)) if aval.dtype in _WIDER else x
+      for x, aval in zip(results, ctx.avals_out, strict=True)
+    ]
 
   return carried
 
@@ -60,24 +69,39 @@ def _with_wide_ends(param: Any) -> Any:
   jaxpr = closed(param)
 
   def run(*operands: Any) -> list[Any]:
-    inside = [x.astype(aval.dtype) if aval.dtype in _WIDER else x for x, aval in zip(operands, jaxpr.in_avals, strict=True)]
-    return [x.astype(_WIDER[x.dtype]) if x.dtype in _WIDER else x for x in jaxpr_as_fun(jaxpr)(*inside)]
+    inside = [
+      x.astype(aval.dtype) if aval.dtype in _WIDER else x
+      for x, aval in zip(operands, jaxpr.in_avals, strict=True)
+    ]
+    return [
+      x.astype(_WIDER[x.dtype]) if x.dtype in _WIDER else x for x in jaxpr_as_fun(jaxpr)(*inside)
+    ]
 
   return jax.make_jaxpr(run)(*map(_wide, jaxpr.in_avals))
 
 
 @lowers(P.cond_p, on_keys=True)
-def _cond(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any], branches_platforms: Any = None) -> Tensors:
+def _cond(
+  ctx: RuleContext,
+  index: tf.Tensor,
+  *operands: tf.Tensor,
+  branches: Sequence[Any],
+  branches_platforms: Any = None,
+) -> Tensors:
   """index i32[] or bool[], operands -> results of branches[index]; of a platform_dependent, the branch for the destination."""
   if branches_platforms is not None:
     chosen = ctx.destination.branch(branches_platforms)
-    (branch,) = [branches[i] for i in chosen if i is not None]  # platform_index has refused if there is not one
+    (branch,) = [
+      branches[i] for i in chosen if i is not None
+    ]  # platform_index has refused if there is not one
     branches = [branch]
   return _branch(ctx, index, *operands, branches=branches)
 
 
 @_any_dtype_inside
-def _branch(ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any]) -> Tensors:
+def _branch(
+  ctx: RuleContext, index: tf.Tensor, *operands: tf.Tensor, branches: Sequence[Any]
+) -> Tensors:
   """As `_cond`; an index out of range takes the last branch, as in XLA."""
   bodies = [lambda b=branch: ctx.lower(closed(b), *operands) for branch in branches]
   if len(bodies) == 1:
@@ -93,7 +117,11 @@ def _switch(index: tf.Tensor, bodies: Sequence[Callable[[], Tensors]], first: in
   if len(bodies) == 1:
     return bodies[0]()
   half = len(bodies) // 2
-  return _if(index < first + half, lambda: _switch(index, bodies[:half], first), lambda: _switch(index, bodies[half:], first + half))
+  return _if(
+    index < first + half,
+    lambda: _switch(index, bodies[:half], first),
+    lambda: _switch(index, bodies[half:], first + half),
+  )
 
 
 def _if(predicate: tf.Tensor, true: Callable[[], Tensors], false: Callable[[], Tensors]) -> Tensors:
@@ -108,24 +136,50 @@ def _platform_index(ctx: RuleContext, *, platforms: Sequence[Sequence[str] | Non
   where = ", ".join(ctx.destination.platforms) or "this machine"
   names = ", ".join("default" if names is None else "/".join(names) for names in platforms)
   if None in chosen:
-    ctx.refuse(f"its branches ({names}) have none for {where}", "add a default to lax.platform_dependent, or name another of platforms=")
+    ctx.refuse(
+      f"its branches ({names}) have none for {where}",
+      "add a default to lax.platform_dependent, or name another of platforms=",
+    )
   if len(chosen) > 1:
-    ctx.refuse(f"its branches ({names}) differ for {where}, and a graph has one", "convert once for each of platforms=")
+    ctx.refuse(
+      f"its branches ({names}) differ for {where}, and a graph has one",
+      "convert once for each of platforms=",
+    )
   return tf.constant(chosen.pop(), tf.int32)
 
 
 @lowers(P.while_p, on_keys=True)
 @_any_dtype_inside
-def _while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any) -> Tensors:
+def _while(
+  ctx: RuleContext,
+  *operands: tf.Tensor,
+  cond_nconsts: int,
+  cond_jaxpr: Any,
+  body_nconsts: int,
+  body_jaxpr: Any,
+) -> Tensors:
   """(cond consts, body consts, carry) -> carry. A batched predicate, from vmap, stops each element on its own."""
   whole = functools.partial(
-    _whole_while, cond_nconsts=cond_nconsts, cond_jaxpr=cond_jaxpr, body_nconsts=body_nconsts, body_jaxpr=body_jaxpr
+    _whole_while,
+    cond_nconsts=cond_nconsts,
+    cond_jaxpr=cond_jaxpr,
+    body_nconsts=body_nconsts,
+    body_jaxpr=body_jaxpr,
   )
-  loop = lane_loop(body_jaxpr, cond_jaxpr, cond_nconsts, body_nconsts) if may_run_by_lanes(ctx) else None
+  loop = (
+    lane_loop(body_jaxpr, cond_jaxpr, cond_nconsts, body_nconsts) if may_run_by_lanes(ctx) else None
+  )
   return run_by_lanes(ctx, loop, whole, *operands) if loop is not None else whole(ctx, *operands)
 
 
-def _whole_while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any) -> Tensors:
+def _whole_while(
+  ctx: RuleContext,
+  *operands: tf.Tensor,
+  cond_nconsts: int,
+  cond_jaxpr: Any,
+  body_nconsts: int,
+  body_jaxpr: Any,
+) -> Tensors:
   """As `_while`; all elements are computed until the last one stops."""
   cond_consts = operands[:cond_nconsts]
   body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
@@ -139,27 +193,46 @@ def _whole_while(ctx: RuleContext, *operands: tf.Tensor, cond_nconsts: int, cond
     return _loop(ctx, predicate, lambda *c: ctx.lower(body, *body_consts, *c), carry, ctx.avals_out)
 
   def step(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
-    return [select_lanes(active, after, before) for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)]
+    return [
+      select_lanes(active, after, before)
+      for after, before in zip(ctx.lower(body, *body_consts, *carry), carry, strict=True)
+    ]
 
   if test.effects:  # as often as in JAX, which evaluates the predicate in the body too
-    return _loop(ctx, lambda *c: tf.reduce_any(predicate(*c)), lambda *c: step(predicate(*c), *c), carry, ctx.avals_out)
+    return _loop(
+      ctx,
+      lambda *c: tf.reduce_any(predicate(*c)),
+      lambda *c: step(predicate(*c), *c),
+      carry,
+      ctx.avals_out,
+    )
 
   def step_and_test(active: tf.Tensor, *carry: tf.Tensor) -> Tensors:
     new = step(active, *carry)
     return [predicate(*new), *new]
 
   avals = [test.out_avals[0], *ctx.avals_out]
-  return _loop(ctx, lambda active, *_: tf.reduce_any(active), step_and_test, [predicate(*carry), *carry], avals)[1:]
+  return _loop(
+    ctx, lambda active, *_: tf.reduce_any(active), step_and_test, [predicate(*carry), *carry], avals
+  )[1:]
 
 
 def _loop(
-  ctx: RuleContext, predicate: Callable[..., tf.Tensor], body: Callable[..., Tensors], carry: Sequence[tf.Tensor], avals: Sequence[Any]
+  ctx: RuleContext,
+  predicate: Callable[..., tf.Tensor],
+  body: Callable[..., Tensors],
+  carry: Sequence[tf.Tensor],
+  avals: Sequence[Any],
 ) -> Tensors:
   """While, with the carry set to JAX's shapes: an initial value may have a more specific static shape than the body keeps."""
   if not carry:
     return []
   shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in avals]
-  return list(tf.while_loop(predicate, lambda *c: tuple(body(*c)), tuple(carry), shape_invariants=tuple(shapes)))
+  return list(
+    tf.while_loop(
+      predicate, lambda *c: tuple(body(*c)), tuple(carry), shape_invariants=tuple(shapes)
+    )
+  )
 
 
 @lowers(P.scan_p, on_keys=True)
@@ -179,7 +252,11 @@ def _scan(
   """(consts, carry, xs f32[n,...]) -> (carry, ys f32[n,...])."""
   del ft_out
   n_consts, n_carry = _jax_compat.scan_split(num_consts, num_carry, ft_in)
-  consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+  consts, carry, xs = (
+    operands[:n_consts],
+    operands[n_consts : n_consts + n_carry],
+    operands[n_consts + n_carry :],
+  )
   body = closed(jaxpr)
   if xs and not n_carry and _is_scalar(body) and not _has_nested_while(body):
     return list(ctx.lower_fun(functools.partial(_mapped, body, n_consts), *operands))
@@ -197,11 +274,20 @@ def _scan(
 
 def _is_scalar(jaxpr: Any) -> bool:
   """Whether a jaxpr and those inside it have scalars only: then all steps of a map cost little more than one, and no more memory."""
-  if any(eqn.primitive is _jax_compat.pure_callback_p for eqn in jaxpr.eqns):  # vmap makes a scan of a sequential one, and so on
+  if any(
+    eqn.primitive is _jax_compat.pure_callback_p for eqn in jaxpr.eqns
+  ):  # vmap makes a scan of a sequential one, and so on
     return False
-  avals: list[Any] = [x.aval for x in (*jaxpr.invars, *jaxpr.constvars, *(y for eqn in jaxpr.eqns for y in eqn.outvars))]
+  avals: list[Any] = [
+    x.aval
+    for x in (*jaxpr.invars, *jaxpr.constvars, *(y for eqn in jaxpr.eqns for y in eqn.outvars))
+  ]
   inner = (j for eqn in jaxpr.eqns for j in inner_jaxprs(eqn))
-  return not jaxpr.effects and all(a.shape == () and isinstance(a.dtype, np.dtype) for a in avals) and all(map(_is_scalar, inner))
+  return (
+    not jaxpr.effects
+    and all(a.shape == () and isinstance(a.dtype, np.dtype) for a in avals)
+    and all(map(_is_scalar, inner))
+  )
 
 
 def _has_nested_while(jaxpr: Any) -> bool:
@@ -212,18 +298,32 @@ def _has_nested_while(jaxpr: Any) -> bool:
 
 def _mapped(body: ClosedJaxpr, n_consts: int, *operands: Any) -> Any:
   """A scan without carry, as where JAX differentiates random.gamma on CPU: a loop would run one scalar op after the other."""
-  return jax.vmap(jaxpr_as_fun(body), [None] * n_consts + [0] * (len(operands) - n_consts))(*operands)
+  return jax.vmap(jaxpr_as_fun(body), [None] * n_consts + [0] * (len(operands) - n_consts))(
+    *operands
+  )
 
 
 # The equations that a turn of a loop has at most, where it makes several steps; and those that become many ops each.
 _TURN = 40
-_LARGE = {P.scan_p, P.while_p, P.random_split_p, P.random_bits_p, P.random_fold_in_p, P.random_gamma_p}
+_LARGE = {
+  P.scan_p,
+  P.while_p,
+  P.random_split_p,
+  P.random_bits_p,
+  P.random_fold_in_p,
+  P.random_gamma_p,
+}
 
 Step = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], tuple[Tensors, Tensors]]
 
 
 def _unrolled(
-  ctx: RuleContext, step: Step, size: int, reverse: bool, carry: Sequence[tf.Tensor], xs: Sequence[tf.Tensor]
+  ctx: RuleContext,
+  step: Step,
+  size: int,
+  reverse: bool,
+  carry: Sequence[tf.Tensor],
+  xs: Sequence[tf.Tensor],
 ) -> tuple[Sequence[tf.Tensor], Tensors]:
   """The steps one after another, without a loop; also the scan over nothing."""
   rows, columns = [], [tf.unstack(x, size) if size else [] for x in xs]
@@ -262,28 +362,46 @@ def _scan_loop(
   block = [] if turn == 1 else [turn]
   inputs = [_rows(ctx, x, turns, block) for x in xs]
   rows = [physical(aval) for aval in row_avals]
-  outputs = [tf.TensorArray(dtype, turns, element_shape=[*block, *ctx.dimensions.static_shape(shape)]) for shape, dtype in rows]
+  outputs = [
+    tf.TensorArray(dtype, turns, element_shape=[*block, *ctx.dimensions.static_shape(shape)])
+    for shape, dtype in rows
+  ]
   turned = reverse and _is_turned(len(block) + len(shape) for shape, _ in rows)
 
   def body(i: tf.Tensor, carry: Sequence[tf.Tensor], outputs: Sequence[tf.TensorArray]) -> Any:
     row = turns - 1 - i if reverse else i
     x = [read(row) for read in inputs]
     carry, ys = _unrolled(ctx, step, turn, reverse, carry, x) if block else step(carry, x)
-    return i + 1, tuple(carry), tuple(o.write(i if turned else row, y) for o, y in zip(outputs, ys, strict=True))
+    return (
+      i + 1,
+      tuple(carry),
+      tuple(o.write(i if turned else row, y) for o, y in zip(outputs, ys, strict=True)),
+    )
 
-  shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in ctx.avals_out[: len(carry)]]
+  shapes = [
+    tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0]))
+    for aval in ctx.avals_out[: len(carry)]
+  ]
   _, carry, outputs = tf.while_loop(
     lambda i, *_: i < turns,
     body,
     (tf.constant(0), tuple(carry), tuple(outputs)),
-    shape_invariants=(tf.TensorShape([]), tuple(shapes), tuple(tf.TensorShape(None) for _ in outputs)),
+    shape_invariants=(
+      tf.TensorShape([]),
+      tuple(shapes),
+      tuple(tf.TensorShape(None) for _ in outputs),
+    ),
   )
-  stacks = [_stacked(ctx, o, turns, [*block, *shape]) for o, (shape, _) in zip(outputs, rows, strict=True)]
+  stacks = [
+    _stacked(ctx, o, turns, [*block, *shape]) for o, (shape, _) in zip(outputs, rows, strict=True)
+  ]
   if turned:
     stacks = [tf.reverse(y, [0]) for y in stacks]
   if block:
     stacks = [ctx.reshape(y, [size, *shape]) for y, (shape, _) in zip(stacks, rows, strict=True)]
-  ctx.notes.stacked.update((y.op, (block, turned, o.flow)) for y, o in zip(stacks, outputs, strict=True))
+  ctx.notes.stacked.update(
+    (y.op, (block, turned, o.flow)) for y, o in zip(stacks, outputs, strict=True)
+  )
   return [*carry, *stacks]
 
 
@@ -296,15 +414,24 @@ def _is_turned(ranks: Iterable[int]) -> bool:
   return all(rank < 8 for rank in ranks) and not _tf_compat.is_compiled_by_xla()
 
 
-def _stacked(ctx: RuleContext, array: tf.TensorArray, turns: int | tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
+def _stacked(
+  ctx: RuleContext, array: tf.TensorArray, turns: int | tf.Tensor, shape: Sequence[Any]
+) -> tf.Tensor:
   """The rows of these dimensions as one tensor f32[n,...]."""
   if isinstance(turns, int) or None not in ctx.dimensions.static_shape(shape):
     return array.stack()
   # Of no rows, the list does not know the sizes.
-  return tf.raw_ops.TensorListStack(input_handle=array.flow, element_shape=ctx.shape(shape), element_dtype=array.dtype, num_elements=-1)
+  return tf.raw_ops.TensorListStack(
+    input_handle=array.flow,
+    element_shape=ctx.shape(shape),
+    element_dtype=array.dtype,
+    num_elements=-1,
+  )
 
 
-def _rows(ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[int]) -> Callable[[tf.Tensor], tf.Tensor]:
+def _rows(
+  ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[int]
+) -> Callable[[tf.Tensor], tf.Tensor]:
   """f32[n,...] -> its rows, or blocks of rows, by number.
 
   Counters are computed from this number. What a loop of this graph has stacked in the same blocks, as residuals, is read from its list.
@@ -322,7 +449,9 @@ def _rows(ctx: RuleContext, x: tf.Tensor, turns: int | tf.Tensor, block: list[in
 
   def read(i: tf.Tensor) -> tf.Tensor:
     place = turns - 1 - i if turned else i
-    return tf.raw_ops.TensorListGetItem(input_handle=rows, index=place, element_shape=shape, element_dtype=x.dtype)
+    return tf.raw_ops.TensorListGetItem(
+      input_handle=rows, index=place, element_shape=shape, element_dtype=x.dtype
+    )
 
   return read
 

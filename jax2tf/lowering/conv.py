@@ -16,7 +16,14 @@ from jax import lax
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast
 from jax2tf.lowering._movement import transposed, turned_kernel
-from jax2tf.lowering._plain_conv import Conv, filter_gradient, input_gradient, is_filter_gradient, plain_conv, without_batch_groups
+from jax2tf.lowering._plain_conv import (
+  Conv,
+  filter_gradient,
+  input_gradient,
+  is_filter_gradient,
+  plain_conv,
+  without_batch_groups,
+)
 from jax2tf.lowering._pooling import Axis
 from jax2tf.lowering._products import multiplicands, multiplied_in, product_as_result
 from jax2tf.registry import lowers
@@ -40,8 +47,12 @@ def _conv_general_dilated(
   """
   del precision, preferred_element_type
   conv = _conv((*ctx.avals_in, ctx.aval_out), dimension_numbers, **geometry)
-  if any(isinstance(d, int) and d == 0 for aval in (*ctx.avals_in, ctx.aval_out) for d in aval.shape):
-    return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)  # TF 2.21: Conv2D refuses empty filters and images
+  if any(
+    isinstance(d, int) and d == 0 for aval in (*ctx.avals_in, ctx.aval_out) for d in aval.shape
+  ):
+    return tf.zeros(
+      ctx.shape(ctx.aval_out.shape), ctx.dtype_out
+    )  # TF 2.21: Conv2D refuses empty filters and images
 
   some = _with_results(conv)
 
@@ -50,8 +61,12 @@ def _conv_general_dilated(
       return _laid_out(ctx, conv, lhs, rhs, dimension_numbers, reversed_kernel)
     if some.batch is not conv.batch:
       at = dimension_numbers.lhs_spec[0]
-      lhs = tf.pad(lhs, [[0, ctx.dim(some.batch - conv.batch) if d == at else 0] for d in range(conv.rank + 2)])
-      lhs = tf.ensure_shape(lhs, lhs.shape)  # TF 2.21: Grappler fuses Pad and Conv2D into an op that pads no batch
+      lhs = tf.pad(
+        lhs, [[0, ctx.dim(some.batch - conv.batch) if d == at else 0] for d in range(conv.rank + 2)]
+      )
+      lhs = tf.ensure_shape(
+        lhs, lhs.shape
+      )  # TF 2.21: Grappler fuses Pad and Conv2D into an op that pads no batch
     result = _laid_out(ctx, some, lhs, rhs, dimension_numbers, reversed_kernel)
     return tf.slice(result, [0] * (conv.rank + 2), ctx.shape(ctx.aval_out.shape))
 
@@ -101,13 +116,27 @@ def _with_results(conv: Conv) -> Conv:
 
   TF 2.21: without it, oneDNN's Conv2D returns its operand, of any shape, or fails.
   """
-  sizes = zip(conv.image, conv.kernel, conv.strides, conv.padding, conv.lhs_dilation, conv.rhs_dilation, conv.out, strict=True)
+  sizes = zip(
+    conv.image,
+    conv.kernel,
+    conv.strides,
+    conv.padding,
+    conv.lhs_dilation,
+    conv.rhs_dilation,
+    conv.out,
+    strict=True,
+  )
   axes = [Axis(conv.batch, 1, 1, (0, 0), 1, 1, conv.batch), *(Axis(*axis) for axis in sizes)]
   some = [axis.with_a_window for axis in axes]
   if all(a is b for a, b in zip(axes, some, strict=True)):
     return conv
   batch, *spatial = some
-  return replace(conv, batch=batch.out, padding=tuple(axis.padding for axis in spatial), out=tuple(axis.out for axis in spatial))
+  return replace(
+    conv,
+    batch=batch.out,
+    padding=tuple(axis.padding for axis in spatial),
+    out=tuple(axis.out for axis in spatial),
+  )
 
 
 def _computed_in(dtype: tf.DType) -> tf.DType:
@@ -117,7 +146,9 @@ def _computed_in(dtype: tf.DType) -> tf.DType:
   return dtype if dtype.size > 1 else tf.float32
 
 
-def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, specs: Any, reversed_kernel: bool) -> tf.Tensor:
+def _laid_out(
+  ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, specs: Any, reversed_kernel: bool
+) -> tf.Tensor:
   """The convolution in TensorFlow's layouts. One dimension is two, the first of size 1."""
   if conv.rank == 1 and lhs.dtype != tf.int64:
     conv = replace(
@@ -131,20 +162,31 @@ def _laid_out(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor, spec
       rhs_dilation=(1, *conv.rhs_dilation),
     )
     lhs, rhs = tf.expand_dims(lhs, specs[0][2]), tf.expand_dims(rhs, specs[1][2])
-    return tf.squeeze(_laid_out(ctx, conv, lhs, rhs, [_with_height(spec) for spec in specs], reversed_kernel), specs[2][2])
+    return tf.squeeze(
+      _laid_out(ctx, conv, lhs, rhs, [_with_height(spec) for spec in specs], reversed_kernel),
+      specs[2][2],
+    )
   lhs_spec, rhs_spec, out_spec = specs
   if reversed_kernel:
     if conv.rank in (2, 3) and conv.batch_groups == 1:
-      image, kernel = transposed(lhs, _axes(lhs_spec, "bsf")), transposed(rhs, _axes(rhs_spec, "sbf"))
+      image, kernel = (
+        transposed(lhs, _axes(lhs_spec, "bsf")),
+        transposed(rhs, _axes(rhs_spec, "sbf")),
+      )
       if (out := input_gradient(ctx, conv, image, lambda: kernel)) is not None:
         return _from(out, _axes(out_spec, "bsf"))
     rhs = turned_kernel(rhs, rhs_spec[2:])
   # In the gradient of a kernel, JAX takes the batch, which leads in memory, for the features that are summed over.
   if lhs_spec[1] == rhs_spec[1] == 0 and is_filter_gradient(conv):
-    image, cotangent = transposed(lhs, _axes(lhs_spec, "fsb")), transposed(rhs, _axes(rhs_spec, "fsb"))
+    image, cotangent = (
+      transposed(lhs, _axes(lhs_spec, "fsb")),
+      transposed(rhs, _axes(rhs_spec, "fsb")),
+    )
     if (kernel := filter_gradient(ctx, conv, image, cotangent)) is not None:
       return _from(kernel, _axes(out_spec, "sbf"))
-  out = _convolved(ctx, conv, transposed(lhs, _axes(lhs_spec, "bsf")), transposed(rhs, _axes(rhs_spec, "sfb")))
+  out = _convolved(
+    ctx, conv, transposed(lhs, _axes(lhs_spec, "bsf")), transposed(rhs, _axes(rhs_spec, "sfb"))
+  )
   return _from(out, _axes(out_spec, "bsf"))
 
 
@@ -171,14 +213,22 @@ def _convolved(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> 
   if conv.rank == 0:
     return _grouped_matmul(ctx, conv, lhs, rhs)
   # TF 2.21: no convolution of int64, and on CPU no Conv3D with groups or dilation.
-  plain = conv.rank == 2 or (conv.rank == 3 and conv.groups == 1 and set(conv.rhs_dilation) == {1} and lhs.dtype.is_floating)
-  return plain_conv(ctx, conv, lhs, rhs) if plain and lhs.dtype != tf.int64 else _by_taps(ctx, conv, lhs, rhs)
+  plain = conv.rank == 2 or (
+    conv.rank == 3 and conv.groups == 1 and set(conv.rhs_dilation) == {1} and lhs.dtype.is_floating
+  )
+  return (
+    plain_conv(ctx, conv, lhs, rhs)
+    if plain and lhs.dtype != tf.int64
+    else _by_taps(ctx, conv, lhs, rhs)
+  )
 
 
 def _by_taps(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
   """A convolution with one dimension less: what the first dimension of the kernel meets becomes features."""
   if not isinstance(conv.kernel[0], int) and isinstance(conv.groups, int) and conv.groups > 1:
-    group = replace(conv, features=conv.features // conv.groups, outputs=conv.outputs // conv.groups, groups=1)
+    group = replace(
+      conv, features=conv.features // conv.groups, outputs=conv.outputs // conv.groups, groups=1
+    )
     parts = zip(tf.split(lhs, conv.groups, -1), tf.split(rhs, conv.groups, -1), strict=True)
     return tf.concat([_convolved(ctx, group, x, kernel) for x, kernel in parts], -1)
   if not isinstance(conv.kernel[0], int):
@@ -198,15 +248,31 @@ def _unrolled(conv: Conv, lhs: Any, rhs: Any) -> Any:
   (size, *kernel), (out, *_), (lo, hi), rank = conv.kernel, conv.out, conv.padding[0], conv.rank - 1
   stride, dilation = conv.strides[0], conv.rhs_dilation[0]
   unpadded = (0, 0, 0)
-  lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), (unpadded, (lo, hi, conv.lhs_dilation[0] - 1), *[unpadded] * (rank + 1)))
+  lhs = lax.pad(
+    lhs,
+    jnp.zeros((), lhs.dtype),
+    (unpadded, (lo, hi, conv.lhs_dilation[0] - 1), *[unpadded] * (rank + 1)),
+  )
   lhs = lhs.reshape((*lhs.shape[:-1], conv.groups, -1))
-  taps = [lax.slice_in_dim(lhs, i * dilation, i * dilation + (out - 1) * stride + 1, stride, axis=1) for i in range(size)]
+  taps = [
+    lax.slice_in_dim(lhs, i * dilation, i * dilation + (out - 1) * stride + 1, stride, axis=1)
+    for i in range(size)
+  ]
   lhs = lax.reshape(jnp.stack(taps, -2), (conv.batch * out, *conv.image[1:], size * conv.features))
   rhs = lax.reshape(jnp.moveaxis(rhs, 0, -3), (*kernel, size * rhs.shape[-2], conv.outputs))
   spatial = range(1, rank + 1)
-  specs = lax.ConvDimensionNumbers((0, rank + 1, *spatial), (rank + 1, rank, *range(rank)), (0, rank + 1, *spatial))
+  specs = lax.ConvDimensionNumbers(
+    (0, rank + 1, *spatial), (rank + 1, rank, *range(rank)), (0, rank + 1, *spatial)
+  )
   result = lax.conv_general_dilated(
-    lhs, rhs, conv.strides[1:], conv.padding[1:], conv.lhs_dilation[1:], conv.rhs_dilation[1:], specs, feature_group_count=conv.groups
+    lhs,
+    rhs,
+    conv.strides[1:],
+    conv.padding[1:],
+    conv.lhs_dilation[1:],
+    conv.rhs_dilation[1:],
+    specs,
+    feature_group_count=conv.groups,
   )
   return lax.reshape(result, (conv.batch, *conv.out, conv.outputs))
 

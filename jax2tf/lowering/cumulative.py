@@ -36,7 +36,9 @@ def _cumsum(ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool) -
   cumsum = functools.partial(tf.cumsum, axis=axis, reverse=reverse)
   if operand.dtype.is_complex:  # TF 2.21: XLA has no Cumsum of complex numbers
     return tf.complex(cumsum(tf.math.real(operand)), cumsum(tf.math.imag(operand)))
-  return tf.cast(cumsum(tf.cast(operand, _COMPUTED_IN.get(operand.dtype, operand.dtype))), operand.dtype)
+  return tf.cast(
+    cumsum(tf.cast(operand, _COMPUTED_IN.get(operand.dtype, operand.dtype))), operand.dtype
+  )
 
 
 @lowers(P.cumprod_p)
@@ -49,7 +51,9 @@ def _cumprod(ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool) 
   return tf.cast(tf.math.cumprod(wide, axis, reverse=reverse), operand.dtype)
 
 
-def _doubled(combine: Callable[..., Any], ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool) -> tf.Tensor:
+def _doubled(
+  combine: Callable[..., Any], ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool
+) -> tf.Tensor:
   """operand f32[b,n] -> f32[b,n]; after step k an element stands for the 2**k before it."""
   return ctx.lower_fun(functools.partial(_double, combine, axis, reverse), operand)
 
@@ -60,8 +64,15 @@ def _double(combine: Callable[..., Any], axis: int, reverse: bool, x: Any) -> An
     return _double_in_loop(combine, axis, reverse, x)
   shift = 1
   while shift < size:
-    early, late = lax.slice_in_dim(x, 0, -shift, axis=axis), lax.slice_in_dim(x, shift, None, axis=axis)
-    ends = [lax.slice_in_dim(x, -shift, None, axis=axis)] if reverse else [lax.slice_in_dim(x, 0, shift, axis=axis)]
+    early, late = (
+      lax.slice_in_dim(x, 0, -shift, axis=axis),
+      lax.slice_in_dim(x, shift, None, axis=axis),
+    )
+    ends = (
+      [lax.slice_in_dim(x, -shift, None, axis=axis)]
+      if reverse
+      else [lax.slice_in_dim(x, 0, shift, axis=axis)]
+    )
     both = [combine(early, late)]
     x = lax.concatenate(both + ends if reverse else ends + both, axis)
     shift *= 2
@@ -77,7 +88,9 @@ def _double_in_loop(combine: Callable[..., Any], axis: int, reverse: bool, x: An
     shift, x = state
     partners = positions + shift if reverse else positions - shift
     inside = ((partners >= 0) & (partners < size)).reshape(column)
-    return 2 * shift, jnp.where(inside, combine(jnp.take(x, partners, axis=axis, mode="clip"), x), x)
+    return 2 * shift, jnp.where(
+      inside, combine(jnp.take(x, partners, axis=axis, mode="clip"), x), x
+    )
 
   return lax.while_loop(lambda state: state[0] < size, step, (jnp.int32(1), x))[1]
 
@@ -90,5 +103,7 @@ lowers(P.cummin_p)(functools.partial(_doubled, lax.min))
 def _cumlogsumexp(ctx: RuleContext, operand: tf.Tensor, *, axis: int, reverse: bool) -> tf.Tensor:
   """operand f32[b,n] -> f32[b,n]; JAX traces integers, but cannot compile them."""
   if operand.dtype.is_integer:
-    ctx.refuse("JAX itself cannot compile it for integers", "convert the operand to a floating dtype")
+    ctx.refuse(
+      "JAX itself cannot compile it for integers", "convert the operand to a floating dtype"
+    )
   return _doubled(jnp.logaddexp, ctx, operand, axis=axis, reverse=reverse)

@@ -26,7 +26,13 @@ _DIRECT = frozenset({tf.float32, tf.float64, tf.complex64, tf.complex128, tf.int
 
 @lowers(P.dot_general_p)
 def _dot_general(
-  ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, *, dimension_numbers: Any, precision: Any, preferred_element_type: Any
+  ctx: RuleContext,
+  lhs: tf.Tensor,
+  rhs: tf.Tensor,
+  *,
+  dimension_numbers: Any,
+  precision: Any,
+  preferred_element_type: Any,
 ) -> tf.Tensor:
   """lhs f32[batch, m, k], rhs f32[batch, k, n] in any order of dimensions -> f32[batch, m, n]."""
   del preferred_element_type  # it is the dtype of the result
@@ -60,7 +66,9 @@ def _dot_general(
 class _Side:
   """One operand, with its dimensions by kind: batch, free, contracted."""
 
-  def __init__(self, operand: tf.Tensor, shape: Sequence[Any], batch: Sequence[int], contract: Sequence[int]):
+  def __init__(
+    self, operand: tf.Tensor, shape: Sequence[Any], batch: Sequence[int], contract: Sequence[int]
+  ):
     self.operand = operand
     self.shape = shape
     self.batch = list(batch)
@@ -75,7 +83,11 @@ class _Side:
     order, operand, sizes = [*self.batch, *rows, *columns], self.operand, self.shape
     if not keeps_order(sizes, order):
       operand, sizes = tf.transpose(operand, order), [sizes[i] for i in order]
-    target = [*(self.shape[i] for i in self.batch), _product(self.shape, rows), _product(self.shape, columns)]
+    target = [
+      *(self.shape[i] for i in self.batch),
+      _product(self.shape, rows),
+      _product(self.shape, columns),
+    ]
     return operand if list(sizes) == target else resized(ctx, operand, sizes, target), swap
 
   def _swapped(self, rows: Sequence[int], columns: Sequence[int]) -> bool:
@@ -84,7 +96,10 @@ class _Side:
     if self.operand.dtype.is_complex or not rows or not columns:
       return False
     plain, turned = [*self.batch, *rows, *columns], [*self.batch, *columns, *rows]
-    for costs_nothing in (lambda order: order == sorted(order), lambda order: keeps_order(self.shape, order)):
+    for costs_nothing in (
+      lambda order: order == sorted(order),
+      lambda order: keeps_order(self.shape, order),
+    ):
       if costs_nothing(plain) or costs_nothing(turned):
         return not costs_nothing(plain)
     # A transpose that leaves the last dimension in place moves whole rows.
@@ -99,15 +114,30 @@ def _product(shape: Sequence[Any], dims: Sequence[int]) -> Any:
   return size
 
 
-def _outer(ctx: RuleContext, lhs: tf.Tensor, rhs: tf.Tensor, lhs_batch: Sequence[int], rhs_batch: Sequence[int]) -> tf.Tensor:
+def _outer(
+  ctx: RuleContext,
+  lhs: tf.Tensor,
+  rhs: tf.Tensor,
+  lhs_batch: Sequence[int],
+  rhs_batch: Sequence[int],
+) -> tf.Tensor:
   """No contraction: a product of every free dimension of one with every one of the other."""
   x = _Side(lhs, ctx.avals_in[0].shape, lhs_batch, [])
   y = _Side(rhs, ctx.avals_in[1].shape, rhs_batch, [])
-  a, b = (s.operand if [*s.batch, *s.free] == list(range(len(s.shape))) else tf.transpose(s.operand, [*s.batch, *s.free]) for s in (x, y))
+  a, b = (
+    s.operand
+    if [*s.batch, *s.free] == list(range(len(s.shape)))
+    else tf.transpose(s.operand, [*s.batch, *s.free])
+    for s in (x, y)
+  )
   if x.free and y.free:
-    b = ctx.reshape(b, [*(y.shape[i] for i in y.batch), *[1] * len(x.free), *(y.shape[i] for i in y.free)])
+    b = ctx.reshape(
+      b, [*(y.shape[i] for i in y.batch), *[1] * len(x.free), *(y.shape[i] for i in y.free)]
+    )
   if y.free:
-    a = ctx.reshape(a, [*(x.shape[i] for i in x.batch), *(x.shape[i] for i in x.free), *[1] * len(y.free)])
+    a = ctx.reshape(
+      a, [*(x.shape[i] for i in x.batch), *(x.shape[i] for i in x.free), *[1] * len(y.free)]
+    )
   elif x.free:
     b = ctx.reshape(b, [*(y.shape[i] for i in y.batch), *[1] * len(x.free)])
   return tf.multiply(a, b)
@@ -131,10 +161,16 @@ def _product_dtype(ctx: RuleContext, precision: Any) -> Any:
   TensorFlow is at least as precise as the plain precisions require.
   """
   lhs, rhs, out = (aval.dtype for aval in (*ctx.avals_in, ctx.aval_out))
-  refused = f"Unsupported precision in dot_general: {precision}", "use jax.lax.Precision, or lower natively"
+  refused = (
+    f"Unsupported precision in dot_general: {precision}",
+    "use jax.lax.Precision, or lower natively",
+  )
   if isinstance(precision, lax.DotAlgorithm):
     ctx.refuse(*refused)
-  if isinstance(precision, lax.DotAlgorithmPreset) and precision is not lax.DotAlgorithmPreset.DEFAULT:
+  if (
+    isinstance(precision, lax.DotAlgorithmPreset)
+    and precision is not lax.DotAlgorithmPreset.DEFAULT
+  ):
     sides = (lhs, precision.supported_lhs_types), (rhs, precision.supported_rhs_types)
     if any(types is not None and dtype not in _dtypes(types) for dtype, types in sides):
       ctx.refuse(*refused)

@@ -14,20 +14,34 @@ import tensorflow as tf
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._as_written import apart, as_written
-from jax2tf.lowering._common import HALF, NARROW, UNSIGNED, WIDER, cast, is_known, scalar, where, widened
+from jax2tf.lowering._common import (
+  HALF,
+  NARROW,
+  UNSIGNED,
+  WIDER,
+  cast,
+  is_known,
+  scalar,
+  where,
+  widened,
+)
 from jax2tf.lowering._kernels import negative, subtract
 from jax2tf.registry import lower_directly, lowers
 
 _add = as_written(tf.add)
 _multiply = widened(as_written(tf.multiply), *NARROW)
-_subtract = as_written(lambda x, y: subtract(apart(x, "Exp"), y))  # Grappler rewrites exp(x) - 1 to expm1(x)
+_subtract = as_written(
+  lambda x, y: subtract(apart(x, "Exp"), y)
+)  # Grappler rewrites exp(x) - 1 to expm1(x)
 
 
 def _square(x: tf.Tensor) -> tf.Tensor:
   if not x.dtype.is_complex:
     return tf.square(x)
   re, im = tf.math.real(x), tf.math.imag(x)
-  return tf.complex(_multiply(_subtract(re, im), _add(re, im)), _multiply(scalar(2, re), _multiply(re, im)))
+  return tf.complex(
+    _multiply(_subtract(re, im), _add(re, im)), _multiply(scalar(2, re), _multiply(re, im))
+  )
 
 
 def _log(x: tf.Tensor) -> tf.Tensor:
@@ -50,7 +64,9 @@ def _expm1(x: tf.Tensor) -> tf.Tensor:
   # TF 2.21: the kernel is NaN where exp is infinite.
   re, im = tf.math.real(x), tf.math.imag(x)
   half = tf.sin(scalar(0.5, im) * im)
-  real = _subtract(_multiply(tf.math.expm1(re), tf.cos(im)), _multiply(scalar(2, half), tf.square(half)))
+  real = _subtract(
+    _multiply(tf.math.expm1(re), tf.cos(im)), _multiply(scalar(2, half), tf.square(half))
+  )
   return tf.complex(real, where(tf.equal(im, scalar(0, im)), im, _multiply(tf.exp(re), tf.sin(im))))
 
 
@@ -118,7 +134,9 @@ def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
       size = tf.abs(x)
       parts = (tf.math.divide_no_nan(part, size) for part in (tf.math.real(x), tf.math.imag(x)))
       return tf.complex(*parts)
-    return tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)  # TF 2.21: no unsigned kernel for Sign
+    return (
+      tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)
+    )  # TF 2.21: no unsigned kernel for Sign
 
   return widened(sign, *NARROW)(x)
 
@@ -133,7 +151,9 @@ def _round(ctx: RuleContext, x: tf.Tensor, *, rounding_method: Any) -> tf.Tensor
 
   def away_from_zero(x: tf.Tensor) -> tf.Tensor:
     nearest = tf.round(x)
-    return where(tf.equal(tf.abs(x - nearest), scalar(0.5, x)), x + tf.sign(x) * scalar(0.5, x), nearest)
+    return where(
+      tf.equal(tf.abs(x - nearest), scalar(0.5, x)), x + tf.sign(x) * scalar(0.5, x), nearest
+    )
 
   return widened(away_from_zero, *NARROW)(x)
 
@@ -151,7 +171,9 @@ def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   del ctx
   if x.dtype.is_complex:  # part by part: an infinite part must not meet a zero
     log = _log(x)
-    return tf.complex(*(part * scalar(1 / math.log(2), part) for part in (tf.math.real(log), tf.math.imag(log))))
+    return tf.complex(
+      *(part * scalar(1 / math.log(2), part) for part in (tf.math.real(log), tf.math.imag(log)))
+    )
   return widened(lambda x: _log(x) * scalar(1 / math.log(2), x), *NARROW)(x)
 
 
@@ -159,11 +181,15 @@ def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 def _log1p(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], log(1 + x) without cancellation."""
   del ctx
-  if x.dtype.is_complex:  # TF 2.21: the complex kernel loses the real part of small imaginary x, and is NaN at -1
+  if (
+    x.dtype.is_complex
+  ):  # TF 2.21: the complex kernel loses the real part of small imaginary x, and is NaN at -1
     re, im = tf.math.real(x), tf.math.imag(x)
     near = scalar(0.5, re) * tf.math.log1p(_distance_from_circle(re, im))
     far = _log_of_size(_add(re, scalar(1, re)), im)
-    return tf.complex(where(tf.abs(x) < scalar(2, re), near, far), tf.atan2(im, _add(re, scalar(1, re))))
+    return tf.complex(
+      where(tf.abs(x) < scalar(2, re), near, far), tf.atan2(im, _add(re, scalar(1, re)))
+    )
   return widened(tf.math.log1p, *NARROW)(x)
 
 
@@ -205,7 +231,9 @@ def _cbrt(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   if x.dtype == tf.float64:  # one Newton step for the last digits; not from zero or infinity
     better = root - (root - size / (root * root)) / scalar(3, wide)
     root = where(tf.math.is_finite(better), better, root)
-  return tf.cast(where(root > scalar(0, root), tf.sign(wide) * root, wide), x.dtype)  # TF 2.21: sign(-0.0) is 0.0
+  return tf.cast(
+    where(root > scalar(0, root), tf.sign(wide) * root, wide), x.dtype
+  )  # TF 2.21: sign(-0.0) is 0.0
 
 
 @lowers(P.atan2_p)
@@ -219,7 +247,9 @@ def _atan2(ctx: RuleContext, y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 @lowers(P.conj_p)
-def _conj(ctx: RuleContext, x: tf.Tensor, *, input_dtype: Any = None, _input_dtype: Any = None) -> tf.Tensor:
+def _conj(
+  ctx: RuleContext, x: tf.Tensor, *, input_dtype: Any = None, _input_dtype: Any = None
+) -> tf.Tensor:
   """x c64[...] or f32[...] -> c64[...]; the params are for JAX's transpose rule, and it lets callers omit them."""
   del input_dtype, _input_dtype
   return tf.math.conj(x) if x.dtype.is_complex else tf.cast(x, ctx.dtype_out)
@@ -231,10 +261,15 @@ def _pow(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   y = cast(y, x.dtype)
   if x.dtype.is_complex:  # TF 2.21: 0 ** 0 is NaN
     return where(tf.equal(y, scalar(0, y)), scalar(1, x), tf.pow(x, y))
-  roots: tuple[tuple[float, Callable[[tf.Tensor], tf.Tensor]], ...] = ((0.5, tf.sqrt), (-0.5, tf.math.rsqrt))
+  roots: tuple[tuple[float, Callable[[tf.Tensor], tf.Tensor]], ...] = (
+    (0.5, tf.sqrt),
+    (-0.5, tf.math.rsqrt),
+  )
   for power, root in roots:
     # TF 2.21: Grappler makes it a root, which is -0.0 for -0.0, and NaN for -inf.
-    if x.shape.rank == len(ctx.aval_out.shape) and is_known(functools.partial(operator.eq, power), y):
+    if x.shape.rank == len(ctx.aval_out.shape) and is_known(
+      functools.partial(operator.eq, power), y
+    ):
       return widened(functools.partial(_root, root), *NARROW)(x)
   return widened(tf.pow, *NARROW)(x, y)
 
@@ -248,7 +283,9 @@ def _root(root: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
 def _integer_pow(ctx: RuleContext, x: tf.Tensor, *, y: int) -> tf.Tensor:
   """x f32[...] -> f32[...], by repeated squaring; integers wrap, a negative y is for floats only."""
   if y == 0:
-    return cast(tf.fill(ctx.shape(ctx.aval_out.shape), tf.constant(1, WIDER.get(x.dtype, x.dtype))), x.dtype)
+    return cast(
+      tf.fill(ctx.shape(ctx.aval_out.shape), tf.constant(1, WIDER.get(x.dtype, x.dtype))), x.dtype
+    )
   power, result, rest = x, None, abs(y)
   while rest:
     if rest & 1:
@@ -267,7 +304,9 @@ def _one_minus_square(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 
 @lowers(_jax_compat.optional_primitive("polynomial_p"))  # JAX 0.12
-def _polynomial(ctx: RuleContext, x: tf.Tensor, *coefficients: tf.Tensor, unroll: int | None = None) -> tf.Tensor:
+def _polynomial(
+  ctx: RuleContext, x: tf.Tensor, *coefficients: tf.Tensor, unroll: int | None = None
+) -> tf.Tensor:
   """x f32[...], coefficients f32[...] from the constant term up -> f32[...], by Horner's rule."""
   del unroll
   add = widened(tf.add, *NARROW)
@@ -364,7 +403,9 @@ def _ordinal(x: tf.Tensor) -> tf.Tensor:
   if not x.dtype.is_floating:
     return x
   bits = tf.bitcast(x, {2: tf.int16, 4: tf.int32, 8: tf.int64}[x.dtype.size])
-  return where(bits < scalar(0, bits), tf.bitwise.bitwise_xor(bits, scalar(bits.dtype.max, bits)), bits)
+  return where(
+    bits < scalar(0, bits), tf.bitwise.bitwise_xor(bits, scalar(bits.dtype.max, bits)), bits
+  )
 
 
 @lowers(P.nextafter_p)
@@ -376,7 +417,13 @@ def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     ctx.refuse(f"TensorFlow cannot access the bits of {x.dtype.name}", "use another dtype")
   # TF 2.21: NextAfter has kernels for float32 and float64 only.
   start, end = (tf.cast(_ordinal(z), tf.int32) for z in (x, y))
-  start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))  # -0.0 and 0.0 count as one
+  start, end = (
+    place + tf.cast(place < 0, tf.int32) for place in (start, end)
+  )  # -0.0 and 0.0 count as one
   place = start + tf.sign(end - start)
   bits = where(place < 0, -(2**15) - place, place)
-  return where(tf.math.is_nan(x) | tf.math.is_nan(y), x + y, where(tf.equal(start, end), y, tf.bitcast(tf.cast(bits, tf.int16), x.dtype)))
+  return where(
+    tf.math.is_nan(x) | tf.math.is_nan(y),
+    x + y,
+    where(tf.equal(start, end), y, tf.bitcast(tf.cast(bits, tf.int16), x.dtype)),
+  )

@@ -21,11 +21,18 @@ _TRANSFORMS = {
 
 
 @lowers(P.fft_p)
-def _fft(ctx: RuleContext, operand: tf.Tensor, *, fft_type: FftType, fft_lengths: Sequence[Any]) -> tf.Tensor:
+def _fft(
+  ctx: RuleContext, operand: tf.Tensor, *, fft_type: FftType, fft_lengths: Sequence[Any]
+) -> tf.Tensor:
   """operand c64[b,n,m], fft_lengths=(n, m) -> c64[b,n,m]; RFFT takes f32[b,n,m] to c64[b,n,m//2+1], IRFFT the way back."""
   if len(fft_lengths) > 3:
-    ctx.refuse("XLA does not support transforms of more than three axes either", "use jnp.fft, which takes them three at a time")
+    ctx.refuse(
+      "XLA does not support transforms of more than three axes either",
+      "use jnp.fft, which takes them three at a time",
+    )
   if 0 in ctx.aval_out.shape:  # TF 2.21 aborts the process for a length of 0
     return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)
   transform = _TRANSFORMS[fft_type][len(fft_lengths) - 1]
-  return transform(operand, ctx.shape(fft_lengths)) if fft_type == FftType.IRFFT else transform(operand)
+  return (
+    transform(operand, ctx.shape(fft_lengths)) if fft_type == FftType.IRFFT else transform(operand)
+  )

@@ -42,19 +42,27 @@ def _gather(
   """
   del indices_are_sorted, unique_indices  # hints
   if mode == lax.GatherScatterMode.ONE_HOT:
-    ctx.refuse("JAX itself has no lowering of gather with mode 'one_hot'", "use mode 'clip' or 'fill'")
-  if 0 in ctx.dimensions.static_shape(ctx.aval_out.shape):  # TensorFlow refuses indices into an empty tensor
+    ctx.refuse(
+      "JAX itself has no lowering of gather with mode 'one_hot'", "use mode 'clip' or 'fill'"
+    )
+  if 0 in ctx.dimensions.static_shape(
+    ctx.aval_out.shape
+  ):  # TensorFlow refuses indices into an empty tensor
     return tf.zeros(ctx.shape(ctx.aval_out.shape), operand.dtype)
   numbers, shape, batch = dimension_numbers, ctx.avals_in[0].shape, ctx.avals_in[1].shape[:-1]
   fill = mode == lax.GatherScatterMode.FILL_OR_DROP and len(numbers.start_index_map) > 0
   if fill and all(isinstance(n, int) and n < 2**31 for n in shape):
     indices = tf.cast(indices, tf.int32)  # wraps, as in JAX's own lowering
   movable = {*numbers.start_index_map, *numbers.operand_batching_dims}
-  sizes = [n if d in movable else size for d, (n, size) in enumerate(zip(shape, slice_sizes, strict=True))]
+  sizes = [
+    n if d in movable else size for d, (n, size) in enumerate(zip(shape, slice_sizes, strict=True))
+  ]
   if tuple(sizes) != tuple(shape):  # a window without an index starts at 0
     operand = sliced(ctx, operand, shape, [0] * len(shape), sizes)
   dropped = frozenset((*numbers.collapsed_slice_dims, *numbers.operand_batching_dims))
-  batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+  batching = dict(
+    zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+  )
   windows = Windows(sizes, slice_sizes, dropped, tuple(numbers.start_index_map), batch, batching)
   starts = windows.clamped(ctx, vectors := windows.vectors(indices))
   gathered, axes = _windows_at(ctx, operand, starts, windows)
@@ -62,7 +70,9 @@ def _gather(
   result = transposed(gathered, [axes.index(axis) for axis in wanted])
   if not fill:
     return result
-  inside = windows.inside(ctx, vectors, starts, [1 if kind == "window" else batch[i] for kind, i in wanted])
+  inside = windows.inside(
+    ctx, vectors, starts, [1 if kind == "window" else batch[i] for kind, i in wanted]
+  )
   return where(inside, result, _filling(ctx, fill_value, result.dtype))
 
 
@@ -77,25 +87,51 @@ def _interleaved(kept: dict[int, int], rank: int) -> list[_Axis]:
   return [("window", kept[i]) if i in kept else ("batch", next(batch_axes)) for i in range(rank)]
 
 
-def _windows_at(ctx: RuleContext, operand: tf.Tensor, starts: tf.Tensor, windows: Windows) -> tuple[tf.Tensor, list[_Axis]]:
+def _windows_at(
+  ctx: RuleContext, operand: tf.Tensor, starts: tf.Tensor, windows: Windows
+) -> tuple[tf.Tensor, list[_Axis]]:
   """(the windows that start there, their axes)."""
   shape, batch, kept = windows.shape, windows.batch, windows.kept
   batch_axes, sizes = _axes("batch", range(len(batch))), [windows.sizes[d] for d in kept]
   if not windows.addressed:
     ones = [*[1] * len(batch), *sizes]
-    return broadcast(ctx, ctx.reshape(operand, ones), ones, [*batch, *sizes]), batch_axes + _axes("window", kept)
-  if windows.are_rows and 1 < len(windows.columns) <= 7:  # TF 2.21: GatherNd on CPU takes 7 components
+    return broadcast(ctx, ctx.reshape(operand, ones), ones, [*batch, *sizes]), batch_axes + _axes(
+      "window", kept
+    )
+  if (
+    windows.are_rows and 1 < len(windows.columns) <= 7
+  ):  # TF 2.21: GatherNd on CPU takes 7 components
     rows = tf.gather_nd(operand, starts)
-    return rows if windows.dropped == {*windows.columns} else ctx.reshape(rows, [*batch, *sizes]), batch_axes + _axes("window", kept)
+    return rows if windows.dropped == {*windows.columns} else ctx.reshape(
+      rows, [*batch, *sizes]
+    ), batch_axes + _axes("window", kept)
   aligned = 0  # leading dimensions that operand and indices share: batch_dims of Gather
   while windows.batching.get(aligned) == aligned and windows.addressed[-1] > aligned:
     aligned += 1
   first, last = min(d for d in windows.addressed if d >= aligned), windows.addressed[-1]
-  before, inner, after = ([d for d in kept if d in dims] for dims in (range(first), range(first, last + 1), range(last + 1, len(shape))))
-  flat = [*shape[:aligned], *(shape[d] for d in before), math.prod(shape[first : last + 1]), *(shape[d] for d in after)]
+  before, inner, after = (
+    [d for d in kept if d in dims]
+    for dims in (range(first), range(first, last + 1), range(last + 1, len(shape)))
+  )
+  flat = [
+    *shape[:aligned],
+    *(shape[d] for d in before),
+    math.prod(shape[first : last + 1]),
+    *(shape[d] for d in after),
+  ]
   operand = operand if len(flat) == len(shape) else ctx.reshape(operand, flat)
-  gathered = tf.gather(operand, windows.linear(ctx, starts, first, last), axis=aligned + len(before), batch_dims=aligned)
-  return gathered, [*batch_axes[:aligned], *_axes("window", before), *batch_axes[aligned:], *_axes("window", [*inner, *after])]
+  gathered = tf.gather(
+    operand,
+    windows.linear(ctx, starts, first, last),
+    axis=aligned + len(before),
+    batch_dims=aligned,
+  )
+  return gathered, [
+    *batch_axes[:aligned],
+    *_axes("window", before),
+    *batch_axes[aligned:],
+    *_axes("window", [*inner, *after]),
+  ]
 
 
 def _axes(kind: str, dims: Sequence[int]) -> list[_Axis]:

@@ -11,7 +11,18 @@ import tensorflow as tf
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._as_written import as_written
-from jax2tf.lowering._common import HALF, NARROW, as_signed, as_unsigned, bit_width, cast, is_known, scalar, where, widened
+from jax2tf.lowering._common import (
+  HALF,
+  NARROW,
+  as_signed,
+  as_unsigned,
+  bit_width,
+  cast,
+  is_known,
+  scalar,
+  where,
+  widened,
+)
 from jax2tf.lowering._kernels import subtract
 from jax2tf.registry import lowers
 
@@ -78,18 +89,25 @@ def _mulhi_64(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   b_high, b_low = tf.bitwise.right_shift(b, half), tf.bitwise.bitwise_and(b, mask)
   middle = a_high * b_low + tf.bitwise.right_shift(a_low * b_low, half)
   carry = a_low * b_high + tf.bitwise.bitwise_and(middle, mask)
-  high = cast(a_high * b_high + tf.bitwise.right_shift(middle, half) + tf.bitwise.right_shift(carry, half), x.dtype)
+  high = cast(
+    a_high * b_high + tf.bitwise.right_shift(middle, half) + tf.bitwise.right_shift(carry, half),
+    x.dtype,
+  )
   if not x.dtype.min:
     return high
   zero = scalar(0, x)  # a negative factor was read as 2**64 too much
   return high - where(x < zero, y, zero) - where(y < zero, x, zero)
 
 
-def _logic(on_bools: Callable[..., tf.Tensor], on_bits: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def _logic(
+  on_bools: Callable[..., tf.Tensor], on_bits: Callable[..., tf.Tensor]
+) -> Callable[..., tf.Tensor]:
   def rule(ctx: RuleContext, *operands: tf.Tensor) -> tf.Tensor:
     """bool[...] or i32[...], logical or bit by bit."""
     del ctx
-    return on_bools(*operands) if operands[0].dtype == tf.bool else widened(on_bits, *NARROW)(*operands)
+    return (
+      on_bools(*operands) if operands[0].dtype == tf.bool else widened(on_bits, *NARROW)(*operands)
+    )
 
   return rule
 

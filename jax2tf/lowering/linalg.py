@@ -40,7 +40,9 @@ from jax2tf.registry import lowers
 
 
 @lowers(P.linear_solve_p, inner=lambda params: [params["jaxprs"].solve])
-def _linear_solve(ctx: RuleContext, *operands: tf.Tensor, const_lengths: Any, jaxprs: Any) -> list[tf.Tensor]:
+def _linear_solve(
+  ctx: RuleContext, *operands: tf.Tensor, const_lengths: Any, jaxprs: Any
+) -> list[tf.Tensor]:
   """(constants of four jaxprs, b) -> x, by the user's own `solve`."""
   *constants, b = _split(operands, list(const_lengths))
   return ctx.lower(jaxprs.solve, *constants[list(const_lengths._fields).index("solve")], *b)
@@ -54,7 +56,15 @@ def _split(items: Any, lengths: list[int]) -> list[Any]:
 
 @lowers(P.triangular_solve_p)
 def _triangular_solve(
-  ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, *, left_side: bool, lower: bool, transpose_a: bool, conjugate_a: bool, unit_diagonal: bool
+  ctx: RuleContext,
+  a: tf.Tensor,
+  b: tf.Tensor,
+  *,
+  left_side: bool,
+  lower: bool,
+  transpose_a: bool,
+  conjugate_a: bool,
+  unit_diagonal: bool,
 ) -> tf.Tensor:
   """a f32[n,n], b f32[n,k] -> f32[n,k], the x of `op(a) x = b`; or b f32[k,n] -> the x of `x op(a) = b`.
 
@@ -64,7 +74,9 @@ def _triangular_solve(
   if 0 in (*shape_a, *shape_b):
     return b
   # TF 2.21: "'tf.MatrixDiagPartV3' op does not implement layout propagation". The derivative of cholesky solves such systems.
-  ctx.refuse_under_dtensor("DTensor has no layout for triangular systems", "convert without dtensor_mesh")
+  ctx.refuse_under_dtensor(
+    "DTensor has no layout for triangular systems", "convert without dtensor_mesh"
+  )
   if a.dtype in HALF:  # TF 2.21: no MatrixTriangularSolve for 16 bits
     a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
   if not left_side:  # the transposed system
@@ -73,22 +85,41 @@ def _triangular_solve(
   if conjugate_a != transpose_a:  # the op takes the matrix itself or its adjoint
     a = conj(a)
   if unit_diagonal:
-    x = tf.linalg.triangular_solve(tf.linalg.set_diag(a, tf.ones(ctx.shape(shape_a[:-1]), a.dtype)), b, lower, transpose_a)
+    x = tf.linalg.triangular_solve(
+      tf.linalg.set_diag(a, tf.ones(ctx.shape(shape_a[:-1]), a.dtype)), b, lower, transpose_a
+    )
   else:
-    (x,) = call(ctx, triangular_solve, a, b, batch=len(shape_a) - 2, shapes=[shape_a, shape_b, shape_b], lower=lower, adjoint=transpose_a)
+    (x,) = call(
+      ctx,
+      triangular_solve,
+      a,
+      b,
+      batch=len(shape_a) - 2,
+      shapes=[shape_a, shape_b, shape_b],
+      lower=lower,
+      adjoint=transpose_a,
+    )
   return tf.cast(x if left_side else tf.linalg.matrix_transpose(x), ctx.dtype_out)
 
 
 def triangular_solve(a: tf.Tensor, b: tf.Tensor, *, lower: bool, adjoint: bool) -> tuple[tf.Tensor]:
   """a[batch,n,n], b[batch,n,k] -> [batch,n,k]; TensorFlow's op where it would not raise."""
   regular = tf.reduce_all(tf.abs(tf.linalg.diag_part(a)) > 0)  # not so for NaN
-  return (tf.cond(regular, lambda: tf.linalg.triangular_solve(a, b, lower, adjoint), lambda: _substitute(a, b, lower, adjoint)),)
+  return (
+    tf.cond(
+      regular,
+      lambda: tf.linalg.triangular_solve(a, b, lower, adjoint),
+      lambda: _substitute(a, b, lower, adjoint),
+    ),
+  )
 
 
 def _substitute(a: tf.Tensor, b: tf.Tensor, lower: bool, adjoint: bool) -> tf.Tensor:
   """Row by row, through zeros on the diagonal: x / 0 is an infinity, as in LAPACK."""
   n, diagonal = size(a, -1), tf.linalg.diag_part(a)
-  a = tf.linalg.set_diag(tf.linalg.band_part(a, *((-1, 0) if lower else (0, -1))), tf.zeros_like(diagonal))
+  a = tf.linalg.set_diag(
+    tf.linalg.band_part(a, *((-1, 0) if lower else (0, -1))), tf.zeros_like(diagonal)
+  )
   if adjoint:
     a, diagonal, lower = tf.linalg.adjoint(a), conj(diagonal), not lower
 
@@ -102,19 +133,30 @@ def _substitute(a: tf.Tensor, b: tf.Tensor, lower: bool, adjoint: bool) -> tf.Te
 
 @lowers(P.tridiagonal_solve_p)
 def _tridiagonal_solve(
-  ctx: RuleContext, lower: tf.Tensor, diagonal: tf.Tensor, upper: tf.Tensor, b: tf.Tensor, *, perturb_singular: bool = False
+  ctx: RuleContext,
+  lower: tf.Tensor,
+  diagonal: tf.Tensor,
+  upper: tf.Tensor,
+  b: tf.Tensor,
+  *,
+  perturb_singular: bool = False,
 ) -> tf.Tensor:
   """lower f32[n], diagonal f32[n], upper f32[n], b f32[n,k] -> f32[n,k]; lower[0] and upper[n-1] are not read."""
   if 0 in ctx.aval_out.shape:
     return b
   refuse_xla(ctx, "tridiagonal systems")
   return tf.raw_ops.TridiagonalSolve(
-    diagonals=tf.stack([upper, diagonal, lower], -2), rhs=b, partial_pivoting=True, perturb_singular=perturb_singular
+    diagonals=tf.stack([upper, diagonal, lower], -2),
+    rhs=b,
+    partial_pivoting=True,
+    perturb_singular=perturb_singular,
   )
 
 
 @lowers(_jax_compat.symmetric_product_p)
-def _symmetric_product(ctx: RuleContext, a: tf.Tensor, c: tf.Tensor, *, alpha: float, beta: float) -> tf.Tensor:
+def _symmetric_product(
+  ctx: RuleContext, a: tf.Tensor, c: tf.Tensor, *, alpha: float, beta: float
+) -> tf.Tensor:
   """a f32[n,k], c f32[n,n] -> f32[n,n], alpha a a^T + beta c."""
   return tf.cast(alpha, a.dtype) * tf.matmul(a, a, transpose_b=True) + tf.cast(beta, a.dtype) * c
 
@@ -130,7 +172,9 @@ def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
   # TF 2.21: Cholesky fills the lower triangle with NaN where it fails. A NaN of the operand is not a failure, as in OpenBLAS.
   factor = tf.linalg.cholesky(operand)
   rows = tf.range(ctx.dim(ctx.aval_out.shape[-1]))
-  failed = tf.reduce_any(tf.math.is_nan(real(factor[..., :1, :1])), [-2, -1])  # also where a symbolic n is 0
+  failed = tf.reduce_any(
+    tf.math.is_nan(real(factor[..., :1, :1])), [-2, -1]
+  )  # also where a symbolic n is 0
   return nan_unless(~failed, tf.where(rows[:, tf.newaxis] >= rows, factor, operand))
 
 
@@ -166,7 +210,11 @@ def _lu(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
   aval, pivots, permutation = ctx.avals_out
   if 0 in aval.shape:
     rows = tf.range(ctx.dim(permutation.shape[-1]))
-    return [operand, tf.zeros(ctx.shape(pivots.shape), tf.int32), tf.broadcast_to(rows, ctx.shape(permutation.shape))]
+    return [
+      operand,
+      tf.zeros(ctx.shape(pivots.shape), tf.int32),
+      tf.broadcast_to(rows, ctx.shape(permutation.shape)),
+    ]
   *batch, m, n = aval.shape
   return call(ctx, lu, operand, batch=len(batch), square=m == n)
 
@@ -184,9 +232,13 @@ def lu(a: tf.Tensor, square: bool = False) -> tuple[tf.Tensor, tf.Tensor, tf.Ten
 def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
   """a f32[batch,n,n] by TensorFlow's Lu, which takes LAPACK's pivots; `otherwise(a)` where it would raise: for a zero pivot."""
   # By the factorisation of Lu: finite if that does not raise. Lu takes a subnormal pivot for zero, the logarithm does not.
-  _, log = tf.linalg.slogdet(tf.where(tf.abs(a) < np.finfo(a.dtype.as_numpy_dtype).tiny, tf.zeros_like(a), a))
+  _, log = tf.linalg.slogdet(
+    tf.where(tf.abs(a) < np.finfo(a.dtype.as_numpy_dtype).tiny, tf.zeros_like(a), a)
+  )
   regular = tf.math.is_finite(log)
-  found, permutation = tf.linalg.lu(tf.where(regular[:, tf.newaxis, tf.newaxis], a, tf.eye(size(a, -1), dtype=a.dtype)))
+  found, permutation = tf.linalg.lu(
+    tf.where(regular[:, tf.newaxis, tf.newaxis], a, tf.eye(size(a, -1), dtype=a.dtype))
+  )
   sure = tf.reduce_all(regular) & tf.reduce_all(all_finite(found))
   return tf.cond(sure, lambda: (found, permutation), lambda: otherwise(a))
 
@@ -221,14 +273,20 @@ def _lu_blocks(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   for start in range(0, min(m, n), BLOCK):
     end = min(start + BLOCK, m, n)
     panel, order = _lu_columns(a[:, start:, start:end], end - start)
-    below: Any = tf.gather(a[:, start:], order, axis=1, batch_dims=1) if (start or end < n) else None
+    below: Any = (
+      tf.gather(a[:, start:], order, axis=1, batch_dims=1) if (start or end < n) else None
+    )
     parts = [panel]
     if start:
       parts = [below[:, :, :start], *parts]
     if end < n:
       unit = tf.linalg.set_diag(panel[:, : end - start], tf.ones_like(panel[:, 0]))
       upper = tf.linalg.triangular_solve(unit, below[:, : end - start, end:])
-      parts.append(tf.concat([upper, below[:, end - start :, end:] - tf.matmul(panel[:, end - start :], upper)], 1))
+      parts.append(
+        tf.concat(
+          [upper, below[:, end - start :, end:] - tf.matmul(panel[:, end - start :], upper)], 1
+        )
+      )
     a = tf.concat([a[:, :start], tf.concat(parts, 2)], 1) if len(parts) > 1 else panel
     rest = order if permutation is None else _of(permutation[:, start:], order)
     permutation = rest if permutation is None else tf.concat([permutation[:, :start], rest], 1)
@@ -254,7 +312,9 @@ def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @lowers(_jax_compat.lu_pivots_to_permutation_p)
-def _lu_pivots_to_permutation(ctx: RuleContext, pivots: tf.Tensor, *, permutation_size: Any) -> tf.Tensor:
+def _lu_pivots_to_permutation(
+  ctx: RuleContext, pivots: tf.Tensor, *, permutation_size: Any
+) -> tf.Tensor:
   """pivots i32[k] -> i32[permutation_size], what these exchanges of rows make of 0, 1 ..."""
   rows = tf.range(ctx.dim(permutation_size))
   start = tf.broadcast_to(rows, ctx.shape(ctx.aval_out.shape))

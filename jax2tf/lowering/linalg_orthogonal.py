@@ -13,20 +13,45 @@ from jax.extend.core import primitives as P
 
 from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
-from jax2tf.lowering._matrices import adjoint, call, conj, largest, loop, outer, powers_of_two, real, size
+from jax2tf.lowering._matrices import (
+  adjoint,
+  call,
+  conj,
+  largest,
+  loop,
+  outer,
+  powers_of_two,
+  real,
+  size,
+)
 from jax2tf.registry import lowers
 
 # --- QR ---
 
 
 @lowers(P.qr_p)
-def _qr(ctx: RuleContext, operand: tf.Tensor, *, pivoting: bool, full_matrices: bool, use_magma: Any = None) -> list[tf.Tensor]:
+def _qr(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  *,
+  pivoting: bool,
+  full_matrices: bool,
+  use_magma: Any = None,
+) -> list[tf.Tensor]:
   """operand f32[m,n] -> q f32[m,k], r f32[k,n] and, with pivoting, the order of columns i32[n]; k = min(m, n), or m for full matrices."""
   aval, q_aval = ctx.avals_in[0], ctx.avals_out[0]
   m, k = q_aval.shape[-2:]
   if 0 in aval.shape:
-    q = tf.broadcast_to(tf.eye(ctx.dim(m), ctx.dim(k), dtype=operand.dtype), ctx.shape(q_aval.shape))
-    return [q, *(tf.zeros(ctx.shape(a.shape), t) for a, t in zip(ctx.avals_out[1:], (operand.dtype, tf.int32), strict=False))]
+    q = tf.broadcast_to(
+      tf.eye(ctx.dim(m), ctx.dim(k), dtype=operand.dtype), ctx.shape(q_aval.shape)
+    )
+    return [
+      q,
+      *(
+        tf.zeros(ctx.shape(a.shape), t)
+        for a, t in zip(ctx.avals_out[1:], (operand.dtype, tf.int32), strict=False)
+      ),
+    ]
   if not pivoting:  # Eigen's reflections have LAPACK's signs
     # TF 2.21: Eigen squares the elements, so the columns are scaled to their size; Q stays the same.
     scales = powers_of_two(tf.reduce_max(tf.abs(operand), -2, keepdims=True))
@@ -35,7 +60,14 @@ def _qr(ctx: RuleContext, operand: tf.Tensor, *, pivoting: bool, full_matrices: 
   n, taus_size = aval.shape[-1], min(aval.shape[-2:])
   batch = aval.shape[:-2]
   shapes = [aval.shape, (*batch, n), aval.shape, (*batch, n), (*batch, taus_size)]
-  packed, order, taus = call(ctx, householder_qr, operand, tf.zeros(ctx.shape(shapes[1]), tf.int32), batch=len(batch), shapes=shapes)
+  packed, order, taus = call(
+    ctx,
+    householder_qr,
+    operand,
+    tf.zeros(ctx.shape(shapes[1]), tf.int32),
+    batch=len(batch),
+    shapes=shapes,
+  )
   q = _product(packed[..., : ctx.dim(taus_size)], taus, ctx.dim(k))
   return [q, tf.linalg.band_part(packed, 0, -1)[..., : ctx.dim(k), :], order - 1]
 
@@ -49,7 +81,9 @@ def _geqrf(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
 
 
 @lowers(_jax_compat.geqp3_p)
-def _geqp3(ctx: RuleContext, operand: tf.Tensor, fixed: tf.Tensor, *, use_magma: Any = None) -> list[tf.Tensor]:
+def _geqp3(
+  ctx: RuleContext, operand: tf.Tensor, fixed: tf.Tensor, *, use_magma: Any = None
+) -> list[tf.Tensor]:
   """operand f32[m,n], fixed i32[n] -> packed f32[m,n], order of columns i32[n] from 1, taus f32[min(m,n)].
 
   Columns with `fixed` != 0 come first, the others by largest rest.
@@ -70,7 +104,9 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
     a = tf.gather(a, order, axis=2, batch_dims=1)
     frozen = tf.math.count_nonzero(fixed, 1, keepdims=True, dtype=tf.int32)
 
-  def reflect(k: tf.Tensor, a: tf.Tensor, order: tf.Tensor, taus: tf.Tensor) -> tuple[tf.Tensor, ...]:
+  def reflect(
+    k: tf.Tensor, a: tf.Tensor, order: tf.Tensor, taus: tf.Tensor
+  ) -> tuple[tf.Tensor, ...]:
     if fixed is not None:
       sizes = tf.where((rows >= k)[:, tf.newaxis], tf.abs(a), 0)
       rest = tf.norm(sizes / powers_of_two(tf.reduce_max(sizes, [1, 2], keepdims=True)), axis=1)
@@ -91,7 +127,9 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
   return (a, taus) if fixed is None else (a, order + 1, taus)
 
 
-def _reflection(x: tf.Tensor, k: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _reflection(
+  x: tf.Tensor, k: tf.Tensor, rows: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """x[batch,m] -> (v [batch,m], tau [batch,1], x with beta at k and v packed below it): H^H x is beta at k and zero below."""
   one = tf.ones([], x.dtype)
   alpha, below = tf.gather(x, [k], axis=1), tf.where(rows > k, x, 0)
@@ -100,11 +138,17 @@ def _reflection(x: tf.Tensor, k: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor,
   scale = tf.reduce_max(sizes, 1, keepdims=True)
   length = scale * tf.norm(tf.math.divide_no_nan(sizes, scale), axis=1, keepdims=True)
   beta = tf.cast(tf.where(real(alpha) >= 0, -length, length), x.dtype)
-  trivial = tf.reduce_all(tf.equal(below, 0), 1, keepdims=True) & tf.equal(alpha, tf.cast(real(alpha), x.dtype))
+  trivial = tf.reduce_all(tf.equal(below, 0), 1, keepdims=True) & tf.equal(
+    alpha, tf.cast(real(alpha), x.dtype)
+  )
   tau = tf.where(trivial, 0 * one, (beta - alpha) / tf.where(trivial, one, beta))
   tail = below / tf.where(trivial, one, alpha - beta)
   at_k = tf.equal(rows, k)
-  return tf.where(at_k, one, tail), tau, tf.where(rows > k, tail, tf.where(at_k & ~trivial, beta, x))
+  return (
+    tf.where(at_k, one, tail),
+    tau,
+    tf.where(rows > k, tail, tf.where(at_k & ~trivial, beta, x)),
+  )
 
 
 def _row_times(v: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
@@ -118,16 +162,25 @@ def _row_times(v: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
 @lowers(P.householder_product_p)
 def _householder_product(ctx: RuleContext, a: tf.Tensor, taus: tf.Tensor) -> tf.Tensor:
   """a f32[m,n], taus f32[k] -> f32[m,n], the first columns of Q = H_0 H_1 ... H_(k-1)."""
-  return _product(a[..., : ctx.dim(ctx.avals_in[1].shape[-1])], taus, ctx.dim(ctx.aval_out.shape[-1]))
+  return _product(
+    a[..., : ctx.dim(ctx.avals_in[1].shape[-1])], taus, ctx.dim(ctx.aval_out.shape[-1])
+  )
 
 
 @lowers(_jax_compat.ormqr_p)
-def _ormqr(ctx: RuleContext, a: tf.Tensor, taus: tf.Tensor, c: tf.Tensor, *, left: bool, transpose: bool) -> tf.Tensor:
+def _ormqr(
+  ctx: RuleContext, a: tf.Tensor, taus: tf.Tensor, c: tf.Tensor, *, left: bool, transpose: bool
+) -> tf.Tensor:
   """a f32[m,n], taus f32[k], c f32[m,p] -> Q c or Q^H c; without `left` c Q or c Q^H."""
   v = _vectors(a[..., : ctx.dim(ctx.avals_in[1].shape[-1])])
   if left:
     return c - tf.matmul(v, _middle(v, taus, tf.matmul(v, c, adjoint_a=True), transpose))
-  return c - tf.matmul(_middle(v, taus, tf.matmul(v, c, adjoint_a=True, adjoint_b=True), not transpose), v, adjoint_a=True, adjoint_b=True)
+  return c - tf.matmul(
+    _middle(v, taus, tf.matmul(v, c, adjoint_a=True, adjoint_b=True), not transpose),
+    v,
+    adjoint_a=True,
+    adjoint_b=True,
+  )
 
 
 def _product(a: tf.Tensor, taus: tf.Tensor, columns: Any) -> tf.Tensor:
@@ -191,12 +244,20 @@ def _tridiagonal(ctx: RuleContext, operand: tf.Tensor, *, lower: bool) -> list[t
   flip = (lambda x, *axes: x) if lower else tf.reverse
   a = flip(operand, [-2, -1])
   strict = tf.linalg.band_part(a, -1, 0) - tf.linalg.band_part(a, 0, 0)
-  full = tf.linalg.set_diag(strict + adjoint(strict), tf.cast(real(tf.linalg.diag_part(a)), a.dtype))
+  full = tf.linalg.set_diag(
+    strict + adjoint(strict), tf.cast(real(tf.linalg.diag_part(a)), a.dtype)
+  )
   aval, *_, taus_aval = ctx.avals_out
   if aval.shape[-1] == 1:
     packed, taus = full, tf.zeros(ctx.shape(taus_aval.shape), a.dtype)
   else:
-    packed, taus = call(ctx, hessenberg, full, batch=len(aval.shape) - 2, shapes=[aval.shape, aval.shape, taus_aval.shape])
+    packed, taus = call(
+      ctx,
+      hessenberg,
+      full,
+      batch=len(aval.shape) - 2,
+      shapes=[aval.shape, aval.shape, taus_aval.shape],
+    )
   # TF 2.21: a matrix of size 1 has no diagonal -1, the empty one below its first row has a diagonal 0.
   diagonal, beside = (real(tf.linalg.diag_part(x)) for x in (packed, packed[..., 1:, :-1]))
   packed = tf.linalg.band_part(packed, -1, 0) + (a - tf.linalg.band_part(a, -1, 0))

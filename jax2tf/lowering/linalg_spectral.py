@@ -28,7 +28,10 @@ def _eigh(
 ) -> list[tf.Tensor]:
   """operand f32[n,n] -> vectors f32[n,k], values f32[k] in ascending order; reads one triangle. NaN if that is not finite."""
   if 0 in ctx.avals_in[0].shape:
-    return [tf.zeros(ctx.shape(aval.shape), dtype) for aval, dtype in zip(ctx.avals_out, (operand.dtype, real(operand).dtype), strict=True)]
+    return [
+      tf.zeros(ctx.shape(aval.shape), dtype)
+      for aval, dtype in zip(ctx.avals_out, (operand.dtype, real(operand).dtype), strict=True)
+    ]
   a = tf.linalg.band_part(operand, *((-1, 0) if lower else (0, -1)))
   ok = all_finite(a)
   values, vectors = tf.raw_ops.SelfAdjointEigV2(input=_zero_unless(ok, a if lower else adjoint(a)))
@@ -53,7 +56,10 @@ def _eig(
   The order of the values is Eigen's. As in LAPACK, a vector has length 1 and its largest element is real.
   """
   if 0 in ctx.avals_in[0].shape:
-    return [tf.zeros(ctx.shape(aval.shape), dtype) for aval, dtype in zip(ctx.avals_out, 3 * [_complex(operand)], strict=False)]
+    return [
+      tf.zeros(ctx.shape(aval.shape), dtype)
+      for aval, dtype in zip(ctx.avals_out, 3 * [_complex(operand)], strict=False)
+    ]
   refuse_xla(ctx, "eigenvalues of general matrices")
   ok = all_finite(operand)
   a = _zero_unless(ok, operand)
@@ -82,7 +88,12 @@ def _normalised(vectors: jax.Array) -> jax.Array:
 
 @lowers(P.schur_p)
 def _schur_form(
-  ctx: RuleContext, operand: tf.Tensor, *, compute_schur_vectors: bool, sort_eig_vals: bool, select_callable: Any
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  *,
+  compute_schur_vectors: bool,
+  sort_eig_vals: bool,
+  select_callable: Any,
 ) -> list[tf.Tensor]:
   """operand f32[n,n] -> its Schur form f32[n,n] and, if wanted, vectors f32[n,n]; NaN if not finite.
 
@@ -125,7 +136,12 @@ def _svd(
 def _empty_svd(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
   """Identities for what full matrices leave."""
   values, *vectors = ctx.avals_out
-  eyes = [tf.broadcast_to(tf.eye(*map(ctx.dim, aval.shape[-2:]), dtype=operand.dtype), ctx.shape(aval.shape)) for aval in vectors]
+  eyes = [
+    tf.broadcast_to(
+      tf.eye(*map(ctx.dim, aval.shape[-2:]), dtype=operand.dtype), ctx.shape(aval.shape)
+    )
+    for aval in vectors
+  ]
   return [tf.zeros(ctx.shape(values.shape), real(operand).dtype), *eyes]
 
 

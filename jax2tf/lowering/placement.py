@@ -14,7 +14,9 @@ from jax2tf.registry import lower_directly, lowers
 
 
 @lowers(P.device_put_p, on_keys=True)
-def _device_put(ctx: RuleContext, *operands: tf.Tensor, devices: Any, srcs: Any, copy_semantics: Any) -> list[tf.Tensor]:
+def _device_put(
+  ctx: RuleContext, *operands: tf.Tensor, devices: Any, srcs: Any, copy_semantics: Any
+) -> list[tf.Tensor]:
   """operands -> operands, each on its device: an Identity on that device transfers the value."""
   del srcs, copy_semantics
   return [_put(ctx, x, target) for x, target in zip(operands, devices, strict=True)]
@@ -30,42 +32,54 @@ def _put(ctx: RuleContext, operand: tf.Tensor, target: Any) -> tf.Tensor:
 
 
 @lowers(P.sharding_constraint_p)
-def _sharding_constraint(ctx: RuleContext, operand: tf.Tensor, *, layout: Any, context_mesh: Any, unconstrained_dims: Any) -> tf.Tensor:
+def _sharding_constraint(
+  ctx: RuleContext, operand: tf.Tensor, *, layout: Any, context_mesh: Any, unconstrained_dims: Any
+) -> tf.Tensor:
   """operand -> operand; the interpreter shards the result."""
   del ctx, layout, context_mesh, unconstrained_dims
   return operand
 
 
 @lowers(_jax_compat.reshard_p)
-def _reshard(ctx: RuleContext, operand: tf.Tensor, *, dst_sharding: Any, concrete_mesh: Any) -> tf.Tensor:
+def _reshard(
+  ctx: RuleContext, operand: tf.Tensor, *, dst_sharding: Any, concrete_mesh: Any
+) -> tf.Tensor:
   """operand -> operand; the interpreter shards the result, whose aval has the sharding."""
   del ctx, dst_sharding, concrete_mesh
   return operand
 
 
 @lowers(_jax_compat.layout_constraint_p, _jax_compat.relayout_p)
-def _layout(ctx: RuleContext, operand: tf.Tensor, *, layout: Any = None, dst_layout: Any = None) -> tf.Tensor:
+def _layout(
+  ctx: RuleContext, operand: tf.Tensor, *, layout: Any = None, dst_layout: Any = None
+) -> tf.Tensor:
   """operand -> operand."""
   del ctx, layout, dst_layout
   return operand
 
 
 @lowers(_jax_compat.with_memory_space_constraint_p)
-def _with_memory_space_constraint(ctx: RuleContext, operand: tf.Tensor, *, memory_space: Any) -> tf.Tensor:
+def _with_memory_space_constraint(
+  ctx: RuleContext, operand: tf.Tensor, *, memory_space: Any
+) -> tf.Tensor:
   """operand -> operand."""
   del ctx, memory_space
   return operand
 
 
 @lowers(_jax_compat.xla_metadata_value_p)
-def _xla_metadata_value(ctx: RuleContext, operand: tf.Tensor, *, xla_metadata_kvs: Any) -> tf.Tensor:
+def _xla_metadata_value(
+  ctx: RuleContext, operand: tf.Tensor, *, xla_metadata_kvs: Any
+) -> tf.Tensor:
   """operand -> operand; only XLA uses the metadata."""
   del ctx, xla_metadata_kvs
   return operand
 
 
 @lowers(_jax_compat.dce_sink_p)
-def _dce_sink(ctx: RuleContext, operand: tf.Tensor, *, prevent_mlir_dce: Any = None) -> list[tf.Tensor]:
+def _dce_sink(
+  ctx: RuleContext, operand: tf.Tensor, *, prevent_mlir_dce: Any = None
+) -> list[tf.Tensor]:
   """operand -> (); XLA keeps such an unused value, TensorFlow drops it."""
   del ctx, operand, prevent_mlir_dce
   return []

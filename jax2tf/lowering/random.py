@@ -63,12 +63,20 @@ def _random_bits(ctx: RuleContext, keys: tf.Tensor, *, bit_width: int, shape: Di
 
 
 @lowers(P.random_gamma_p, on_keys=True)
-def _random_gamma(ctx: RuleContext, keys: tf.Tensor, alpha: tf.Tensor, *, log_space: bool) -> tf.Tensor:
+def _random_gamma(
+  ctx: RuleContext, keys: tf.Tensor, alpha: tf.Tensor, *, log_space: bool
+) -> tf.Tensor:
   """keys key<fry>[3], alpha f32[3,4] -> f32[3,4]; rejection sampling of all elements at once."""
-  return ctx.lower_fun(functools.partial(_jax_compat.random_gamma_impl, log_space=log_space, use_vmap=True), keys, alpha)
+  return ctx.lower_fun(
+    functools.partial(_jax_compat.random_gamma_impl, log_space=log_space, use_vmap=True),
+    keys,
+    alpha,
+  )
 
 
-def _on_words(ctx: RuleContext, fun: functools.partial[Any], keys: tf.Tensor, *operands: tf.Tensor) -> tf.Tensor:
+def _on_words(
+  ctx: RuleContext, fun: functools.partial[Any], keys: tf.Tensor, *operands: tf.Tensor
+) -> tf.Tensor:
   """Lowers a function of raw key data, batched over all keys; it gets the implementation as an argument."""
   keys_aval, *others = ctx.avals_in
   fun = functools.partial(fun.func, impl=keys_aval.dtype._impl, ndim=keys_aval.ndim, **fun.keywords)
@@ -91,7 +99,9 @@ def _bits(keys: jax.Array, *, bit_width: int, shape: Dims, impl: Any, ndim: int)
   return _vmap(lambda key: impl.random_bits(key, bit_width, shape), ndim)(keys)
 
 
-def _fold_in(keys: jax.Array, messages: jax.Array, *, shape: Dims, impl: Any, ndim: int) -> jax.Array:
+def _fold_in(
+  keys: jax.Array, messages: jax.Array, *, shape: Dims, impl: Any, ndim: int
+) -> jax.Array:
   keys = jnp.broadcast_to(keys, (*shape, *impl.key_shape))
   return _vmap(impl.fold_in, len(shape))(keys, jnp.broadcast_to(messages, shape))
 
@@ -113,7 +123,11 @@ def _iota_2x32_shape(ctx: RuleContext, *, shape: Dims) -> list[tf.Tensor]:
 
 def _size64(ctx: RuleContext, shape: Dims) -> tf.Tensor:
   sizes = ctx.shape(shape)
-  return tf.constant(math.prod(sizes), tf.int64) if isinstance(sizes, list) else tf.reduce_prod(tf.cast(sizes, tf.int64))
+  return (
+    tf.constant(math.prod(sizes), tf.int64)
+    if isinstance(sizes, list)
+    else tf.reduce_prod(tf.cast(sizes, tf.int64))
+  )
 
 
 # --- hashes: each body is one function of the graph, however often it is called ---
@@ -126,23 +140,37 @@ def _hash(words: int) -> Callable[..., Any]:
 
 
 @lowers(P.threefry2x32_p)
-def _threefry2x32(ctx: RuleContext, key0: tf.Tensor, key1: tf.Tensor, x0: tf.Tensor, x1: tf.Tensor) -> list[tf.Tensor]:
+def _threefry2x32(
+  ctx: RuleContext, key0: tf.Tensor, key1: tf.Tensor, x0: tf.Tensor, x1: tf.Tensor
+) -> list[tf.Tensor]:
   """key0 u32[], key1 u32[], x0 u32[n], x1 u32[n] -> u32[n], u32[n]."""
   return list(_threefry2x32_hash(key0, key1, x0, x1))
 
 
 @_hash(words=4)
-def _threefry2x32_hash(key0: tf.Tensor, key1: tf.Tensor, x0: tf.Tensor, x1: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _threefry2x32_hash(
+  key0: tf.Tensor, key1: tf.Tensor, x0: tf.Tensor, x1: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
   keys = [key0, key1, key0 ^ key1 ^ 0x1BD11BDA]
-  rotations = [[tf.constant(r, tf.uint32) for r in group] for group in ((13, 15, 26, 6), (17, 29, 16, 24))]
+  rotations = [
+    [tf.constant(r, tf.uint32) for r in group] for group in ((13, 15, 26, 6), (17, 29, 16, 24))
+  ]
   x0, x1 = x0 + keys[0], x1 + keys[1]
   for i in range(5):
-    x0, x1 = _four_rounds(x0, x1, keys[(i + 1) % 3], keys[(i + 2) % 3] + tf.constant(i + 1, tf.uint32), *rotations[i % 2])
+    x0, x1 = _four_rounds(
+      x0,
+      x1,
+      keys[(i + 1) % 3],
+      keys[(i + 2) % 3] + tf.constant(i + 1, tf.uint32),
+      *rotations[i % 2],
+    )
   return x0, x1
 
 
 @_hash(words=8)
-def _four_rounds(x0: tf.Tensor, x1: tf.Tensor, key0: tf.Tensor, key1: tf.Tensor, *rotations: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _four_rounds(
+  x0: tf.Tensor, x1: tf.Tensor, key0: tf.Tensor, key1: tf.Tensor, *rotations: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
   for rotation in rotations:
     x0, x1 = _round(x0, x1, rotation)
   return x0 + key0, x1 + key1
@@ -171,7 +199,9 @@ def _threefry4x32_hash(*words: tf.Tensor) -> list[tf.Tensor]:
   rotations = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10), (18, 20))
   x = [word + key for word, key in zip(words[4:], keys, strict=False)]
   for i in range(20):
-    for (a, b), rotation in zip([(0, 1), (2, 3)] if i % 2 == 0 else [(0, 3), (2, 1)], rotations[i % 8], strict=True):
+    for (a, b), rotation in zip(
+      [(0, 1), (2, 3)] if i % 2 == 0 else [(0, 3), (2, 1)], rotations[i % 8], strict=True
+    ):
       x[a] = x[a] + x[b]
       x[b] = _rotate_left(x[b], tf.constant(rotation, tf.uint32)) ^ x[a]
     if i % 4 == 3:
@@ -196,7 +226,9 @@ def _philox2x32_hash(key: tf.Tensor, x0: tf.Tensor, x1: tf.Tensor) -> tuple[tf.T
 
 
 @lowers(_jax_compat.philox4x32_p)
-def _philox4x32(ctx: RuleContext, key0: tf.Tensor, key1: tf.Tensor, *x: tf.Tensor) -> list[tf.Tensor]:
+def _philox4x32(
+  ctx: RuleContext, key0: tf.Tensor, key1: tf.Tensor, *x: tf.Tensor
+) -> list[tf.Tensor]:
   """key u32[] * 2, x u32[n] * 4 -> u32[n] * 4."""
   return list(_philox4x32_hash(key0, key1, *_broadcast(ctx, *x)))
 
@@ -229,7 +261,9 @@ def _broadcast(ctx: RuleContext, *words: tf.Tensor) -> list[tf.Tensor]:
 
 
 @lowers(P.rng_bit_generator_p)
-def _rng_bit_generator(ctx: RuleContext, key: tf.Tensor, *, shape: Dims, dtype: Any, algorithm: int) -> list[tf.Tensor]:
+def _rng_bit_generator(
+  ctx: RuleContext, key: tf.Tensor, *, shape: Dims, dtype: Any, algorithm: int
+) -> list[tf.Tensor]:
   """key u32[4] or u64[2] -> (the next key, bits u8|u16|u32|u64[shape]).
 
   Bits of 8 and 16 are the low ones of 32. RNG_DEFAULT is Philox, as on XLA's CPU and GPU backends.
@@ -245,16 +279,24 @@ def _rng_bit_generator(ctx: RuleContext, key: tf.Tensor, *, shape: Dims, dtype: 
   return [following, tf.cast(bits, dtype)]
 
 
-def _philox_bits(ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+def _philox_bits(
+  ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DType
+) -> tuple[tf.Tensor, tf.Tensor]:
   """Philox 4x32-10 on the counters state[1], state[1] + 1 ...: TensorFlow's own generator. One counter is 128 bits."""
   bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-    shape=ctx.shape(shape), key=state[:1], counter=state[::-1], alg=tf.random.Algorithm.PHILOX.value, dtype=dtype
+    shape=ctx.shape(shape),
+    key=state[:1],
+    counter=state[::-1],
+    alg=tf.random.Algorithm.PHILOX.value,
+    dtype=dtype,
   )
   per_block = 16 // dtype.size
   return bits, (_size64(ctx, shape) + (per_block - 1)) // per_block
 
 
-def _threefry_bits(ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+def _threefry_bits(
+  ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DType
+) -> tuple[tf.Tensor, tf.Tensor]:
   """Threefry 2x32-20 on the counters state[1], state[1] + 1 ...; one counter is 64 bits.
 
   For 32-bit results XLA halves the first even dimension, or else the largest (xla/hlo/builder/lib/prng.cc):
@@ -267,14 +309,23 @@ def _threefry_bits(ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DT
   before, size, after = _split_for_halves(ctx, shape)
   half = (size + 1) // 2
   blocks = before * half * after
-  halves = [tf.reshape(word, tf.stack([before, half, 1, after])) for word in _threefry_words(state, blocks)]
+  halves = [
+    tf.reshape(word, tf.stack([before, half, 1, after])) for word in _threefry_words(state, blocks)
+  ]
   bits = tf.reshape(tf.concat(halves, 2), tf.stack([before, 2 * half, after]))
   return tf.reshape(bits[:, :size], ctx.shape(shape)), blocks
 
 
 def _threefry_words(state: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
   key, counters = tf.bitcast(state[0], tf.uint32), state[1] + tf.cast(tf.range(count), tf.uint64)
-  return list(_threefry2x32_hash(key[0], key[1], tf.cast(counters, tf.uint32), tf.cast(tf.bitwise.right_shift(counters, 32), tf.uint32)))
+  return list(
+    _threefry2x32_hash(
+      key[0],
+      key[1],
+      tf.cast(counters, tf.uint32),
+      tf.cast(tf.bitwise.right_shift(counters, 32), tf.uint32),
+    )
+  )
 
 
 def _split_for_halves(ctx: RuleContext, shape: Dims) -> list[Any]:
@@ -285,7 +336,9 @@ def _split_for_halves(ctx: RuleContext, shape: Dims) -> list[Any]:
     return [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
   sizes = tf.cast(sizes, tf.int64)
   rank = len(shape)  # of equal values the first: tf.argmax does not specify which
-  axis = tf.argmax(tf.where(tf.equal(sizes % 2, 0), sizes.dtype.max, sizes * rank) - tf.range(rank, dtype=tf.int64))
+  axis = tf.argmax(
+    tf.where(tf.equal(sizes % 2, 0), sizes.dtype.max, sizes * rank) - tf.range(rank, dtype=tf.int64)
+  )
   return [tf.reduce_prod(sizes[:axis]), sizes[axis], tf.reduce_prod(sizes[axis + 1 :])]
 
 
@@ -294,5 +347,7 @@ def _rng_uniform(ctx: RuleContext, low: tf.Tensor, high: tf.Tensor, *, shape: Di
   """low f32[], high f32[] -> f32[shape] in [low, high); the numbers are the platform's own, as XLA documents."""
   if low.dtype.is_floating or low.dtype in (tf.int32, tf.int64):
     return tf.random.uniform(ctx.shape(shape), low, high, low.dtype)
-  wide = tf.random.uniform(ctx.shape(shape), tf.cast(low, tf.int64), tf.cast(high, tf.int64), tf.int64)
+  wide = tf.random.uniform(
+    ctx.shape(shape), tf.cast(low, tf.int64), tf.cast(high, tf.int64), tf.int64
+  )
   return tf.cast(wide, low.dtype)

@@ -27,7 +27,9 @@ from jax2tf.registry import lowers
 def _reduce_sum(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]."""
   if all(is_one(ctx.avals_in[0].shape[axis]) for axis in axes):
-    return ctx.reshape(operand, ctx.aval_out.shape)  # JAX sums what it has broadcast along a size of 1
+    return ctx.reshape(
+      operand, ctx.aval_out.shape
+    )  # JAX sums what it has broadcast along a size of 1
   return _sum(operand, list(axes))
 
 
@@ -71,14 +73,22 @@ def _reduce_min(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
 @any_dtype
 def _reduce_and(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand bool[b,n] -> bool[b]; of integers, bit by bit."""
-  return tf.reduce_all(operand, list(axes)) if operand.dtype == tf.bool else _reduced_by(ctx, lax.bitwise_and, operand, axes)
+  return (
+    tf.reduce_all(operand, list(axes))
+    if operand.dtype == tf.bool
+    else _reduced_by(ctx, lax.bitwise_and, operand, axes)
+  )
 
 
 @lowers(P.reduce_or_p)
 @any_dtype
 def _reduce_or(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand bool[b,n] -> bool[b]; of integers, bit by bit."""
-  return tf.reduce_any(operand, list(axes)) if operand.dtype == tf.bool else _reduced_by(ctx, lax.bitwise_or, operand, axes)
+  return (
+    tf.reduce_any(operand, list(axes))
+    if operand.dtype == tf.bool
+    else _reduced_by(ctx, lax.bitwise_or, operand, axes)
+  )
 
 
 @lowers(P.reduce_xor_p)
@@ -87,7 +97,9 @@ def _reduce_xor(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
   """operand bool[b,n] -> bool[b], true where an odd number is true; of integers, bit by bit."""
   if operand.dtype != tf.bool:
     return _reduced_by(ctx, lax.bitwise_xor, operand, axes)
-  odd = tf.bitwise.bitwise_and(tf.reduce_sum(tf.cast(operand, tf.int32), list(axes)), 1)  # a wrapped sum keeps its parity
+  odd = tf.bitwise.bitwise_and(
+    tf.reduce_sum(tf.cast(operand, tf.int32), list(axes)), 1
+  )  # a wrapped sum keeps its parity
   return tf.cast(odd, tf.bool)
 
 
@@ -117,18 +129,24 @@ def _mapped_axes(ctx: RuleContext, *, axes: Sequence[Any], axis_index_groups: An
 
 
 @lowers(P.argmax_p)
-def _argmax(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_dtype: Any) -> tf.Tensor:
+def _argmax(
+  ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_dtype: Any
+) -> tf.Tensor:
   """operand f32[b,n] -> i32[b], the first of equals; the first NaN before all others."""
   return _position(ctx, tf.argmax, operand, axes)
 
 
 @lowers(P.argmin_p)
-def _argmin(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_dtype: Any) -> tf.Tensor:
+def _argmin(
+  ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int], index_dtype: Any
+) -> tf.Tensor:
   """operand f32[b,n] -> i32[b], the first of equals; the first NaN before all others."""
   return _position(ctx, tf.argmin, operand, axes)
 
 
-def _position(ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+def _position(
+  ctx: RuleContext, extremum: Callable[..., tf.Tensor], operand: tf.Tensor, axes: Sequence[int]
+) -> tf.Tensor:
   axis = int(axes[0])  # JAX batches with NumPy integers, of 64 bits, which ArgMax refuses
   sizes = ctx.avals_in[0].shape
   if len(sizes) > 7:  # TF 2.21: ArgMax takes at most 7 dimensions
@@ -165,7 +183,13 @@ _LOGICAL_MONOIDS = {
 
 
 @lowers(P.reduce_p)
-def _reduce(ctx: RuleContext, *operands: tf.Tensor, computation: Any, jaxpr: ClosedJaxpr, dimensions: Sequence[int]) -> list[tf.Tensor]:
+def _reduce(
+  ctx: RuleContext,
+  *operands: tf.Tensor,
+  computation: Any,
+  jaxpr: ClosedJaxpr,
+  dimensions: Sequence[int],
+) -> list[tf.Tensor]:
   """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b] ..., by the reducer `jaxpr`.
 
   One known equation is TensorFlow's own reduction. The others combine neighbours in a tree of log n steps; a
@@ -180,10 +204,14 @@ def _reduce(ctx: RuleContext, *operands: tf.Tensor, computation: Any, jaxpr: Clo
   return ctx.lower_fun(functools.partial(_reduce_by_jaxpr, jaxpr, tuple(dimensions)), *operands)
 
 
-def _reduced_by(ctx: RuleContext, combine: Callable[..., Any], operand: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+def _reduced_by(
+  ctx: RuleContext, combine: Callable[..., Any], operand: tf.Tensor, axes: Sequence[int]
+) -> tf.Tensor:
   """A reduction that TensorFlow has only between two tensors; `operand` need not have the dtype of its aval."""
   aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
-  return ctx.lower_fun(functools.partial(_reduce_by_monoid, combine, tuple(axes)), operand, avals=[aval])
+  return ctx.lower_fun(
+    functools.partial(_reduce_by_monoid, combine, tuple(axes)), operand, avals=[aval]
+  )
 
 
 def _reduce_by_monoid(combine: Callable[..., Any], axes: tuple[int, ...], x: Any) -> Any:

@@ -3,7 +3,10 @@
 from jax2tf.errors import ACROSS_DEVICES
 from jax2tf.registry import UNSUPPORTED
 
-_KERNEL = ("its body is a compiled kernel, not JAX equations", "give the function a plain JAX path for export, or lower natively")
+_KERNEL = (
+  "its body is a compiled kernel, not JAX equations",
+  "give the function a plain JAX path for export, or lower natively",
+)
 _HOST = (
   "it calls back into Python, which a TensorFlow graph cannot save",
   "remove this line, or do this in TensorFlow outside the converted function",
@@ -12,7 +15,10 @@ _STATE = (
   "it uses a mutable array created outside the function",
   "make it an argument of the function, and pass jax2tf.Ref(variable) there",
 )
-_TOKEN = ("it orders side effects, which the graph lowering does not support", "remove the ordered effect before conversion")
+_TOKEN = (
+  "it orders side effects, which the graph lowering does not support",
+  "remove the ordered effect before conversion",
+)
 
 UNSUPPORTED.update(
   {
@@ -93,7 +99,17 @@ UNSUPPORTED.update(
       ],
       _KERNEL,
     ),
-    **dict.fromkeys(["outside_call", "host_local_array_to_global_array", "inspect_sharding", "callback", "infeed", "outfeed"], _HOST),
+    **dict.fromkeys(
+      [
+        "outside_call",
+        "host_local_array_to_global_array",
+        "inspect_sharding",
+        "callback",
+        "infeed",
+        "outfeed",
+      ],
+      _HOST,
+    ),
     **dict.fromkeys(
       [
         "get",

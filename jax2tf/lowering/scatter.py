@@ -46,28 +46,44 @@ def _scatter(
   Updates that leave the operand are moved inside (clip) or dropped (other modes). Those of one element are applied in order.
   """
   del indices_are_sorted
-  shape, batch, update_sizes = ctx.avals_in[0].shape, ctx.avals_in[1].shape[:-1], ctx.avals_in[2].shape
+  shape, batch, update_sizes = (
+    ctx.avals_in[0].shape,
+    ctx.avals_in[1].shape[:-1],
+    ctx.avals_in[2].shape,
+  )
   if any(0 in ctx.dimensions.static_shape(sizes) for sizes in (shape, update_sizes)):
     return operand  # TensorFlow refuses indices into an empty tensor
   numbers = dimension_numbers
   dropped = frozenset((*numbers.inserted_window_dims, *numbers.operand_batching_dims))
   window_sizes = (update_sizes[d] for d in numbers.update_window_dims)
   sizes = [1 if d in dropped else next(window_sizes) for d in range(len(shape))]
-  batching = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
-  windows = Windows(shape, sizes, dropped, tuple(numbers.scatter_dims_to_operand_dims), batch, batching)
-  if update_jaxpr is not None and (combine is _replaced or (operand.dtype.is_complex and combine in (_minimum, _maximum))):
+  batching = dict(
+    zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+  )
+  windows = Windows(
+    shape, sizes, dropped, tuple(numbers.scatter_dims_to_operand_dims), batch, batching
+  )
+  if update_jaxpr is not None and (
+    combine is _replaced or (operand.dtype.is_complex and combine in (_minimum, _maximum))
+  ):
     function = functools.partial(_elementwise, closed(update_jaxpr, update_consts))
-    combine = functools.partial(_applied, function=function, unique=unique_indices or all(map(is_one, batch)))
+    combine = functools.partial(
+      _applied, function=function, unique=unique_indices or all(map(is_one, batch))
+    )
   elif combine is _multiplied and all(map(is_one, batch)):
     combine = functools.partial(_applied, function=lax.mul, unique=True)
   in_batch = [d for d in range(len(update_sizes)) if d not in numbers.update_window_dims]
   updates = transposed(updates, [*in_batch, *numbers.update_window_dims])
-  return _scattered(ctx, operand, indices, updates, windows, combine, clip=mode == lax.GatherScatterMode.CLIP)
+  return _scattered(
+    ctx, operand, indices, updates, windows, combine, clip=mode == lax.GatherScatterMode.CLIP
+  )
 
 
 @lowers(P.dynamic_update_slice_p)
 @any_dtype
-def _dynamic_update_slice(ctx: RuleContext, operand: tf.Tensor, update: tf.Tensor, *start_indices: tf.Tensor) -> tf.Tensor:
+def _dynamic_update_slice(
+  ctx: RuleContext, operand: tf.Tensor, update: tf.Tensor, *start_indices: tf.Tensor
+) -> tf.Tensor:
   """operand f32[n,m], update f32[k,l], a scalar index per dimension -> f32[n,m]; starts are clamped so that the update fits.
 
   TensorStridedSliceUpdate would be the plain op and update in place, but XLA wants its bounds constant and no exporter knows it.
@@ -81,20 +97,32 @@ def _dynamic_update_slice(ctx: RuleContext, operand: tf.Tensor, update: tf.Tenso
   windows = Windows(shape, sizes, frozenset(), moved, (), {})
   if not windows.are_rows:  # TF 2.21: a segmentation fault, for replicated operands too
     ctx.refuse_under_dtensor(
-      "DTensor crashes when a part of a row is updated", "update whole rows, or slice with constant bounds, as x[:, 1:3]"
+      "DTensor crashes when a part of a row is updated",
+      "update whole rows, or slice with constant bounds, as x[:, 1:3]",
     )
-  return _scattered(ctx, operand, stacked([start_indices[d] for d in moved]), update, windows, _replaced, clip=True)
+  return _scattered(
+    ctx, operand, stacked([start_indices[d] for d in moved]), update, windows, _replaced, clip=True
+  )
 
 
 def _scattered(
-  ctx: RuleContext, operand: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, windows: Windows, combine: _Combine, *, clip: bool
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  indices: tf.Tensor,
+  updates: tf.Tensor,
+  windows: Windows,
+  combine: _Combine,
+  *,
+  clip: bool,
 ) -> tf.Tensor:
   """updates f32[*batch,*window] -> the operand with them."""
   if not windows.batch:  # TF 2.21: the scatters on CPU need at least one dimension of indices
     windows = dataclasses.replace(windows, batch=(1,))
     indices, updates = tf.expand_dims(indices, 0), tf.expand_dims(updates, 0)
   shape, batch, policy = windows.shape, windows.batch, "" if clip else "IGNORE"
-  if combine in _TAKE_VECTORS and windows.are_rows and 0 < len(windows.columns) <= 5:  # TF 2.21: the scatters on CPU take 5 components
+  if (
+    combine in _TAKE_VECTORS and windows.are_rows and 0 < len(windows.columns) <= 5
+  ):  # TF 2.21: the scatters on CPU take 5 components
     rows = wide(indices)
     if clip:
       rows = windows.clamped(ctx, windows.vectors(indices))
@@ -111,14 +139,18 @@ def _scattered(
     inside = windows.inside(ctx, vectors, starts, [*batch, *[1] * len(row_windows)])
     rows = where(inside, rows, tf.constant(-1, rows.dtype))
   if any(d >= flat for d in windows.dropped):
-    updates = ctx.reshape(updates, [*batch, *(windows.sizes[d] for d in row_windows), *shape[flat:]])
+    updates = ctx.reshape(
+      updates, [*batch, *(windows.sizes[d] for d in row_windows), *shape[flat:]]
+    )
   sizes = [math.prod(shape[:flat]), *shape[flat:]]
   operand = operand if flat == 1 else ctx.reshape(operand, sizes)
   result = combine(ctx, operand, tf.expand_dims(rows, -1), updates, sizes, policy)
   return result if flat == 1 else ctx.reshape(result, shape)
 
 
-def _into_some(operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+def _into_some(
+  operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any]
+) -> tuple[tf.Tensor, tf.Tensor]:
   """(rows, updates), or none of them where the operand is empty: TF 2.21 refuses indices into an empty tensor."""
   if all(dimension_bounds(n)[0] >= 1 for n in sizes):
     return rows, updates
@@ -127,7 +159,14 @@ def _into_some(operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: S
 
 
 def _tensor_scatter(op: Callable[..., tf.Tensor]) -> _Combine:
-  def combine(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
+  def combine(
+    ctx: RuleContext,
+    operand: tf.Tensor,
+    rows: tf.Tensor,
+    updates: tf.Tensor,
+    sizes: Sequence[Any],
+    policy: str,
+  ) -> tf.Tensor:
     del ctx
     rows, updates = _into_some(operand, rows, updates, sizes)
     return op(tensor=operand, indices=rows, updates=updates, bad_indices_policy=policy)
@@ -141,10 +180,19 @@ _subtracted = _tensor_scatter(tf.raw_ops.TensorScatterSub)
 
 
 def _extremal(op: Callable[..., tf.Tensor]) -> _Combine:
-  def combine(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
+  def combine(
+    ctx: RuleContext,
+    operand: tf.Tensor,
+    rows: tf.Tensor,
+    updates: tf.Tensor,
+    sizes: Sequence[Any],
+    policy: str,
+  ) -> tf.Tensor:
     scatter = functools.partial(_tensor_scatter(op), ctx, rows=rows, sizes=sizes, policy=policy)
     if operand.dtype == tf.bool:
-      return tf.cast(scatter(tf.cast(operand, tf.uint8), updates=tf.cast(updates, tf.uint8)), tf.bool)
+      return tf.cast(
+        scatter(tf.cast(operand, tf.uint8), updates=tf.cast(updates, tf.uint8)), tf.bool
+      )
     result = scatter(operand, updates=updates)
     if not operand.dtype.is_floating:
       return result
@@ -158,11 +206,20 @@ def _extremal(op: Callable[..., tf.Tensor]) -> _Combine:
 _minimum, _maximum = _extremal(tf.raw_ops.TensorScatterMin), _extremal(tf.raw_ops.TensorScatterMax)
 
 
-def _multiplied(ctx: RuleContext, operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any], policy: str) -> tf.Tensor:
+def _multiplied(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  rows: tf.Tensor,
+  updates: tf.Tensor,
+  sizes: Sequence[Any],
+  policy: str,
+) -> tf.Tensor:
   """TensorFlow has no TensorScatterMul: the product of each row and its updates, in order. Rows -1 are skipped."""
   del policy
   count, *row = sizes
-  rows, updates = _into_some(operand, tf.reshape(rows, [-1]), tf.reshape(updates, ctx.shape([-1, *row])), sizes)
+  rows, updates = _into_some(
+    operand, tf.reshape(rows, [-1]), tf.reshape(updates, ctx.shape([-1, *row])), sizes
+  )
   ids = tf.concat([tf.cast(tf.range(ctx.dim(count)), rows.dtype), rows], 0)
   factors = tf.concat([operand, updates], 0)
   return tf.math.unsorted_segment_prod(factors, ids, ctx.dim(count))
@@ -188,7 +245,9 @@ def _applied(
   def update(operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, count: Any) -> tf.Tensor:
     aval = jax.ShapeDtypeStruct((count, *row), operand.dtype.as_numpy_dtype)
     old = tf.gather(_with_a_row(operand, sizes), tf.maximum(tf.squeeze(rows, -1), 0))
-    return _replaced(ctx, operand, rows, ctx.lower_fun(function, old, updates, avals=[aval, aval]), sizes, "IGNORE")
+    return _replaced(
+      ctx, operand, rows, ctx.lower_fun(function, old, updates, avals=[aval, aval]), sizes, "IGNORE"
+    )
 
   def step(i: tf.Tensor, operand: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return i + 1, update(operand, tf.gather(rows, [i]), tf.gather(updates, [i]), 1)
@@ -200,7 +259,11 @@ def _applied(
 
 def _with_a_row(operand: tf.Tensor, sizes: Sequence[Any]) -> tf.Tensor:
   """The operand, and one row more where it may have none: TF 2.21 refuses to gather from an empty tensor."""
-  return operand if dimension_bounds(sizes[0])[0] >= 1 else tf.pad(operand, [[0, 1], *[[0, 0]] * (len(sizes) - 1)])
+  return (
+    operand
+    if dimension_bounds(sizes[0])[0] >= 1
+    else tf.pad(operand, [[0, 1], *[[0, 0]] * (len(sizes) - 1)])
+  )
 
 
 def _elementwise(jaxpr: ClosedJaxpr, old: Any, update: Any) -> Any:

@@ -21,11 +21,17 @@ from jax2tf.registry import lowers
 
 
 @lowers(P.select_and_scatter_add_p)
-def _select_and_scatter_add(ctx: RuleContext, source: tf.Tensor, operand: tf.Tensor, *, select_prim: Any, **geometry: Any) -> tf.Tensor:
+def _select_and_scatter_add(
+  ctx: RuleContext, source: tf.Tensor, operand: tf.Tensor, *, select_prim: Any, **geometry: Any
+) -> tf.Tensor:
   """source f32[b,h',w',c], operand f32[b,h,w,c] -> f32[b,h,w,c]: each source added where its window has its first maximum."""
   axes = window_axes(ctx.avals_in[1], ctx.avals_in[0], **geometry)
   gradient = max_pool_gradient(ctx, operand, source, axes, 1 if select_prim is P.ge_p else -1)
-  return ctx.lower_fun(functools.partial(_scattered, select_prim is P.ge_p, axes), source, operand) if gradient is None else gradient
+  return (
+    ctx.lower_fun(functools.partial(_scattered, select_prim is P.ge_p, axes), source, operand)
+    if gradient is None
+    else gradient
+  )
 
 
 @lowers(P.select_and_scatter_p)
@@ -44,22 +50,38 @@ def _select_and_scatter(
   """operand f32[b,n], source f32[b,n'], init_value f32[] -> f32[b,n]; the reducers are those of select_and_scatter_add."""
   del select_consts, scatter_consts
   select = binary_primitive(select_jaxpr)
-  if select not in (P.ge_p, P.le_p) or binary_primitive(scatter_jaxpr) not in (P.add_p, P.add_jaxvals_p):
-    ctx.refuse("only `>=` and `<=` select, and only `+` scatters", "write it with gather and scatter, or lower natively")
+  if select not in (P.ge_p, P.le_p) or binary_primitive(scatter_jaxpr) not in (
+    P.add_p,
+    P.add_jaxvals_p,
+  ):
+    ctx.refuse(
+      "only `>=` and `<=` select, and only `+` scatters",
+      "write it with gather and scatter, or lower natively",
+    )
   axes = window_axes(ctx.avals_in[0], ctx.avals_in[1], **geometry)
   avals = [ctx.avals_in[1], ctx.avals_in[0]]
-  return ctx.lower_fun(functools.partial(_scattered, select is P.ge_p, axes), source, operand, avals=avals) + init_value
+  return (
+    ctx.lower_fun(
+      functools.partial(_scattered, select is P.ge_p, axes), source, operand, avals=avals
+    )
+    + init_value
+  )
 
 
 @lowers(P.select_and_gather_add_p)
-def _select_and_gather_add(ctx: RuleContext, tangents: tf.Tensor, operand: tf.Tensor, *, select_prim: Any, **geometry: Any) -> tf.Tensor:
+def _select_and_gather_add(
+  ctx: RuleContext, tangents: tf.Tensor, operand: tf.Tensor, *, select_prim: Any, **geometry: Any
+) -> tf.Tensor:
   """tangents f32[b,n], operand f32[b,n] -> f32[b,n'], the tangent of the first maximum of each window."""
   axes = window_axes(ctx.avals_in[1], ctx.aval_out, **geometry)
   return ctx.lower_fun(functools.partial(_gathered, select_prim is P.ge_p, axes), tangents, operand)
 
 
 def _scattered(greatest: bool, axes: Sequence[Axis], source: Any, operand: Any) -> Any:
-  if 0 in (*operand.shape, *source.shape):  # an empty operand or source, for which `_selected` has no shape
+  if 0 in (
+    *operand.shape,
+    *source.shape,
+  ):  # an empty operand or source, for which `_selected` has no shape
     return jnp.zeros(operand.shape, source.dtype)
   positions, _ = _selected(greatest, axes, operand)
   if source.dtype == bool:  # whose sum is `or`
@@ -73,7 +95,11 @@ def _gathered(greatest: bool, axes: Sequence[Axis], tangents: Any, operand: Any)
     return jnp.zeros(out, tangents.dtype)
   positions, beats_nothing = _selected(greatest, axes, operand)
   # JAX takes nothing from an axis that may be empty; with one zero more it is not.
-  some = lax.pad(tangents, jnp.zeros((), tangents.dtype), [(0, int(dimension_bounds(axis.size)[0] < 1), 0) for axis in axes])
+  some = lax.pad(
+    tangents,
+    jnp.zeros((), tangents.dtype),
+    [(0, int(dimension_bounds(axis.size)[0] < 1), 0) for axis in axes],
+  )
   selected = some.at[positions].get(mode="fill", fill_value=0)
   return jnp.where(beats_nothing, jnp.zeros((), tangents.dtype), selected)
 
@@ -90,11 +116,19 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
   view, inside = operand, jnp.ones((), bool)
   for i in reversed(range(rank)):
     position, valid = places[i]
-    view = jnp.expand_dims(view, i + 1) if axes[i].is_trivial else jnp.take(view, position, axis=i, mode="clip")
+    view = (
+      jnp.expand_dims(view, i + 1)
+      if axes[i].is_trivial
+      else jnp.take(view, position, axis=i, mode="clip")
+    )
     inside = inside & valid.reshape([1] * (2 * i) + list(valid.shape) + [1] * (2 * (rank - 1 - i)))
   interleaved = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
   view = view.transpose(interleaved).reshape((*out, -1))
-  inside = jnp.broadcast_to(inside, [d for pair in zip(out, windows, strict=True) for d in pair]).transpose(interleaved).reshape(view.shape)
+  inside = (
+    jnp.broadcast_to(inside, [d for pair in zip(out, windows, strict=True) for d in pair])
+    .transpose(interleaved)
+    .reshape(view.shape)
+  )
   steps = lax.broadcasted_iota(jnp.int32, view.shape, rank)
   last_nan = jnp.max(jnp.where(inside & (view != view), steps, -1), -1, keepdims=True)
   eligible = inside & (steps > last_nan)
@@ -114,7 +148,10 @@ def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple
 def _places(axis: Axis) -> tuple[Any, Any]:
   """([out, window] positions in the operand, whether an element stands there)."""
   window, within = (lax.broadcasted_iota(jnp.int32, (axis.out, axis.window), d) for d in (0, 1))
-  position, valid = _position(axis, window, within), _dilated(axis, window, within) % axis.base_dilation == 0
+  position, valid = (
+    _position(axis, window, within),
+    _dilated(axis, window, within) % axis.base_dilation == 0,
+  )
   return position, valid & (position >= 0) & (position < axis.size)
 
 

@@ -15,13 +15,29 @@ from jax2tf import _jax_compat
 from jax2tf.context import RuleContext
 from jax2tf.lowering._common import cast, is_known
 from jax2tf.lowering._kernels import stacked
-from jax2tf.lowering._movement import any_dtype, as_three, broadcast, is_zero, keeps_order, resized, sliced, tiled, transposed
+from jax2tf.lowering._movement import (
+  any_dtype,
+  as_three,
+  broadcast,
+  is_zero,
+  keeps_order,
+  resized,
+  sliced,
+  tiled,
+  transposed,
+)
 from jax2tf.registry import lowers
 
 
 @lowers(P.reshape_p)
 @any_dtype
-def _reshape(ctx: RuleContext, operand: tf.Tensor, *, new_sizes: Sequence[Any], dimensions: Sequence[int] | None) -> tf.Tensor:
+def _reshape(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  *,
+  new_sizes: Sequence[Any],
+  dimensions: Sequence[int] | None,
+) -> tf.Tensor:
   """operand f32[a,b] -> f32[*new_sizes], in the order of `dimensions` when that is given."""
   if dimensions is not None:
     operand = transposed(operand, dimensions)
@@ -30,7 +46,9 @@ def _reshape(ctx: RuleContext, operand: tf.Tensor, *, new_sizes: Sequence[Any], 
 
 @lowers(P.broadcast_in_dim_p)
 @any_dtype
-def _broadcast_in_dim(ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any], broadcast_dimensions: Sequence[int]) -> tf.Tensor:
+def _broadcast_in_dim(
+  ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any], broadcast_dimensions: Sequence[int]
+) -> tf.Tensor:
   """operand f32[a,1], broadcast_dimensions (0,2) -> f32[a,n,b]: sizes 1 and new dimensions are repeated."""
   sizes = ctx.avals_in[0].shape
   if not sizes:
@@ -93,7 +111,9 @@ def _rev(ctx: RuleContext, operand: tf.Tensor, *, dimensions: Sequence[int]) -> 
 
 @lowers(lax.split_p)
 @any_dtype
-def _split(ctx: RuleContext, operand: tf.Tensor, *, sizes: Sequence[Any], axis: int) -> list[tf.Tensor]:
+def _split(
+  ctx: RuleContext, operand: tf.Tensor, *, sizes: Sequence[Any], axis: int
+) -> list[tf.Tensor]:
   """operand f32[a+b,n], sizes (a,b), axis 0 -> f32[a,n], f32[b,n]."""
   if len(sizes) < 2:
     return [operand] * len(sizes)
@@ -148,7 +168,13 @@ def _empty2(ctx: RuleContext, *, dtype: Any, memory_space: Any) -> tf.Tensor:
 
 @lowers(P.pad_p)
 @any_dtype
-def _pad(ctx: RuleContext, operand: tf.Tensor, padding_value: tf.Tensor, *, padding_config: Sequence[tuple[Any, Any, int]]) -> tf.Tensor:
+def _pad(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  padding_value: tf.Tensor,
+  *,
+  padding_config: Sequence[tuple[Any, Any, int]],
+) -> tf.Tensor:
   """operand f32[n], padding_value f32[], (low, high, interior) per dimension -> f32[low + n + (n-1)*interior + high].
 
   Negative `low` and `high` cut, after the interior padding.
@@ -160,7 +186,10 @@ def _pad(ctx: RuleContext, operand: tf.Tensor, padding_value: tf.Tensor, *, padd
   begin = [max_dim(-low, 0) for low, _, _ in padding_config]
   lows = [max_dim(low, 0) for low, _, _ in padding_config]
   # What is missing at the end; negative where `high`, or the last element's interior padding, is cut.
-  missing = [out + cut - low - size for out, cut, low, size in zip(out_sizes, begin, lows, sizes, strict=True)]
+  missing = [
+    out + cut - low - size
+    for out, cut, low, size in zip(out_sizes, begin, lows, sizes, strict=True)
+  ]
   highs = [max_dim(high, 0) for high in missing]
   operand = _padded(ctx, operand, padding_value, sizes, lows, highs)
   if all(is_zero(b) for b in begin) and highs == missing:
@@ -170,33 +199,60 @@ def _pad(ctx: RuleContext, operand: tf.Tensor, padding_value: tf.Tensor, *, padd
 
 
 def _with_interiors(
-  ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Sequence[Any], interiors: Sequence[int]
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  value: tf.Tensor,
+  sizes: Sequence[Any],
+  interiors: Sequence[int],
 ) -> tuple[tf.Tensor, list[Any]]:
   """Each element followed by its padding, the last one too: f32[n] -> f32[n*(1+interior)], and the sizes."""
-  columns = [column for n, interior in zip(sizes, interiors, strict=True) for column in ([(n, 0), (1, interior)] if interior else [(n, 0)])]
+  columns = [
+    column
+    for n, interior in zip(sizes, interiors, strict=True)
+    for column in ([(n, 0), (1, interior)] if interior else [(n, 0)])
+  ]
   split = [size for size, _ in columns]
-  operand = _padded(ctx, ctx.reshape(operand, split), value, split, [0] * len(split), [pad for _, pad in columns])
+  operand = _padded(
+    ctx, ctx.reshape(operand, split), value, split, [0] * len(split), [pad for _, pad in columns]
+  )
   sizes = [n * (1 + interior) for n, interior in zip(sizes, interiors, strict=True)]
   return ctx.reshape(operand, sizes), sizes
 
 
 def _padded(
-  ctx: RuleContext, operand: tf.Tensor, value: tf.Tensor, sizes: Sequence[Any], lows: Sequence[Any], highs: Sequence[Any]
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  value: tf.Tensor,
+  sizes: Sequence[Any],
+  lows: Sequence[Any],
+  highs: Sequence[Any],
 ) -> tf.Tensor:
   """The operand with `lows` and `highs` padding values around it."""
-  axes = [axis for axis, pads in enumerate(zip(lows, highs, strict=True)) if not all(map(is_zero, pads))]
+  axes = [
+    axis for axis, pads in enumerate(zip(lows, highs, strict=True)) if not all(map(is_zero, pads))
+  ]
   if not axes:
     return operand
   if len(sizes) <= 6:
-    paddings = tf.reshape(ctx.shape([pad for pads in zip(lows, highs, strict=True) for pad in pads]), [-1, 2])
+    paddings = tf.reshape(
+      ctx.shape([pad for pads in zip(lows, highs, strict=True) for pad in pads]), [-1, 2]
+    )
     # TF 2.21: Grappler fuses Pad with the Conv3D after it, ignores the padding in the shape of the result,
     # and so infers sizes of 1 and removes transposes; it does not fuse PadV2.
-    return tf.pad(operand, paddings, constant_values=value if len(sizes) == 5 else _padding_constant(value))
+    return tf.pad(
+      operand, paddings, constant_values=value if len(sizes) == 5 else _padding_constant(value)
+    )
   sizes = list(sizes)
   for axis in axes:  # TF 2.21: Pad on CPU takes at most 6 dimensions
-    operand = ctx.reshape(operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])
+    operand = ctx.reshape(
+      operand, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
+    )
     sizes[axis] += lows[axis] + highs[axis]
-    operand = tf.pad(operand, [[0, 0], [ctx.dim(lows[axis]), ctx.dim(highs[axis])], [0, 0]], constant_values=_padding_constant(value))
+    operand = tf.pad(
+      operand,
+      [[0, 0], [ctx.dim(lows[axis]), ctx.dim(highs[axis])], [0, 0]],
+      constant_values=_padding_constant(value),
+    )
   return ctx.reshape(operand, sizes)
 
 

@@ -22,7 +22,10 @@ def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
   value = ctx.dimensions.wide(dim)
   if isinstance(value, int):
     if value > dtype.max:
-      ctx.refuse(f"the size {dim} = {value} does not fit into {dtype.name}", "set jax_enable_x64, or compute in floating point")
+      ctx.refuse(
+        f"the size {dim} = {value} does not fit into {dtype.name}",
+        "set jax_enable_x64, or compute in floating point",
+      )
     return tf.constant(value, dtype)
   if value.dtype.size <= dtype.size:
     return tf.cast(value, dtype)
@@ -45,7 +48,9 @@ def _dimension_size(ctx: RuleContext, operand: tf.Tensor, *, dimension: int) -> 
 
 
 @lowers(shape_poly.shape_assertion_p)
-def _shape_assertion(ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_message: str) -> list[tf.Tensor]:
+def _shape_assertion(
+  ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_message: str
+) -> list[tf.Tensor]:
   """ok bool[], the numbers for the message -> nothing; raises InvalidArgumentError when the graph runs, or when XLA compiles it."""
   parts = [(words, index) for words, index, *_ in string.Formatter().parse(error_message)]
   data: list[Any] = []

@@ -17,7 +17,12 @@ from jax2tf.registry import lowers
 @lowers(P.slice_p)
 @any_dtype
 def _slice(
-  ctx: RuleContext, operand: tf.Tensor, *, start_indices: Sequence[Any], limit_indices: Sequence[Any], strides: Sequence[int] | None
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  *,
+  start_indices: Sequence[Any],
+  limit_indices: Sequence[Any],
+  strides: Sequence[int] | None,
 ) -> tf.Tensor:
   """operand f32[n] -> f32[(limit - start + stride - 1) // stride]."""
   shape = ctx.avals_in[0].shape
@@ -30,12 +35,16 @@ def _slice(
   ends = [limit == size for limit, size in zip(limit_indices, shape, strict=True)]
   limits = [0 if end else limit for end, limit in zip(ends, limit_indices, strict=True)]
   end_mask = sum(end << axis for axis, end in enumerate(ends))
-  return tf.strided_slice(operand, ctx.shape(start_indices), ctx.shape(limits), strides, end_mask=end_mask)
+  return tf.strided_slice(
+    operand, ctx.shape(start_indices), ctx.shape(limits), strides, end_mask=end_mask
+  )
 
 
 @lowers(P.dynamic_slice_p)
 @any_dtype
-def _dynamic_slice(ctx: RuleContext, operand: tf.Tensor, *start_indices: tf.Tensor, slice_sizes: Sequence[Any]) -> tf.Tensor:
+def _dynamic_slice(
+  ctx: RuleContext, operand: tf.Tensor, *start_indices: tf.Tensor, slice_sizes: Sequence[Any]
+) -> tf.Tensor:
   """operand f32[n,m], a scalar index per dimension -> f32[*slice_sizes]; starts are clamped so that the slice fits."""
   shape = ctx.avals_in[0].shape
   starts = [

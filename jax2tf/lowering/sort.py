@@ -20,12 +20,16 @@ _SORTED_AS = {tf.bool: tf.int8, tf.uint16: tf.int32, **{dtype: WIDER[dtype] for 
 
 
 @lowers(P.top_k_p)
-def _top_k(ctx: RuleContext, operand: tf.Tensor, *, k: Any, axis: int | None = None, is_stable: bool = True) -> list[tf.Tensor]:
+def _top_k(
+  ctx: RuleContext, operand: tf.Tensor, *, k: Any, axis: int | None = None, is_stable: bool = True
+) -> list[tf.Tensor]:
   """operand f32[b,n] -> f32[b,k], i32[b,k]; equals in their order, NaN > inf > ... > 0.0 > -0.0 > ... > -inf > -NaN."""
   del is_stable
   rank = len(ctx.avals_in[0].shape)
   axis = rank - 1 if axis is None else axis % rank
-  return [_swapped(x, axis, rank) for x in top_k_last(_swapped(operand, axis, rank), ctx.dim(k), rank)]
+  return [
+    _swapped(x, axis, rank) for x in top_k_last(_swapped(operand, axis, rank), ctx.dim(k), rank)
+  ]
 
 
 def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -68,7 +72,9 @@ def _approx_top_k(
 
 
 @lowers(P.sort_p)
-def _sort(ctx: RuleContext, *operands: tf.Tensor, dimension: int, is_stable: bool, num_keys: int) -> list[tf.Tensor]:
+def _sort(
+  ctx: RuleContext, *operands: tf.Tensor, dimension: int, is_stable: bool, num_keys: int
+) -> list[tf.Tensor]:
   """operands f32[b,n] ..., the first `num_keys` of them keys -> the same, sorted stably; NaN last, -0.0 equal to 0.0.
 
   Complex numbers go by their real and then by their imaginary part.
@@ -78,7 +84,11 @@ def _sort(ctx: RuleContext, *operands: tf.Tensor, dimension: int, is_stable: boo
   operands = tuple(_swapped(x, dimension, rank) for x in operands)
   size = ctx.dim(ctx.avals_in[0].shape[dimension])
   keys = [key for operand in operands[:num_keys] for key in _descending_keys(operand)]
-  if len(operands) == 1 and keys[0].dtype == (wide := _SORTED_AS.get(operands[0].dtype, operands[0].dtype)) and wide.is_integer:
+  if (
+    len(operands) == 1
+    and keys[0].dtype == (wide := _SORTED_AS.get(operands[0].dtype, operands[0].dtype))
+    and wide.is_integer
+  ):
     results = [cast(tf.bitwise.invert(tf.math.top_k(keys[0], size).values), operands[0].dtype)]
   else:
     order = _order(keys, size, rank)
@@ -94,7 +104,9 @@ def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
   if not operand.dtype.is_floating:
     return [tf.bitwise.invert(operand)]
   bits = tf.bitcast(operand, _BITS[operand.dtype])
-  descending = where(bits < 0, bits ^ bits.dtype.min, negative(bits))  # bits are sign and magnitude, so both zeros become 0
+  descending = where(
+    bits < 0, bits ^ bits.dtype.min, negative(bits)
+  )  # bits are sign and magnitude, so both zeros become 0
   return [where(tf.not_equal(operand, operand), scalar(bits.dtype.min, bits), descending)]
 
 

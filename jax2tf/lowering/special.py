@@ -18,14 +18,20 @@ from jax2tf.registry import lower_directly, lowers
 
 
 def _bessel_i1e(x: tf.Tensor) -> tf.Tensor:
-  return where(tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x))  # TF 2.21: the kernel has 0.0 at -0.0
+  return where(
+    tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x)
+  )  # TF 2.21: the kernel has 0.0 at -0.0
 
 
 # TF 2.21: these have no bfloat16 kernel on CPU, and most have no float16 kernel.
 lower_directly(
   {
     primitive: widened(op, *NARROW, *HALF)
-    for primitive, op in {P.bessel_i0e_p: tf.math.bessel_i0e, P.bessel_i1e_p: _bessel_i1e, P.lgamma_p: tf.math.lgamma}.items()
+    for primitive, op in {
+      P.bessel_i0e_p: tf.math.bessel_i0e,
+      P.bessel_i1e_p: _bessel_i1e,
+      P.lgamma_p: tf.math.lgamma,
+    }.items()
   }
 )
 
@@ -34,7 +40,10 @@ def _bernoulli_over_factorial(count: int) -> list[float]:
   """B(2k) / (2k)! for k = 1, ..., count."""
   numbers = [Fraction(1)]
   for m in range(1, 2 * count + 1):
-    numbers.append(-sum((math.comb(m + 1, k) * number for k, number in enumerate(numbers)), Fraction(0)) / (m + 1))
+    numbers.append(
+      -sum((math.comb(m + 1, k) * number for k, number in enumerate(numbers)), Fraction(0))
+      / (m + 1)
+    )
   return [float(numbers[2 * k] / math.factorial(2 * k)) for k in range(1, count + 1)]
 
 
@@ -45,7 +54,9 @@ _ZETA_COEFFICIENTS = _bernoulli_over_factorial(12)
 def _erf(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]."""
   del ctx
-  if x.dtype == tf.float64:  # TF 2.21: the float64 kernel is NaN at infinity; at 6 it is 1 to the last digit
+  if (
+    x.dtype == tf.float64
+  ):  # TF 2.21: the float64 kernel is NaN at infinity; at 6 it is 1 to the last digit
     x = tf.maximum(tf.minimum(x, scalar(6, x)), scalar(-6, x))
   return widened(tf.math.erf, *NARROW)(x)
 
@@ -72,21 +83,28 @@ def _erf_inv_32(x: tf.Tensor) -> tf.Tensor:
   # Both polynomials and one select: TF 2.21 broadcasts the scalars of a select one element at a time.
   middle = scalar(2.5, x)
   near = w - middle
-  centre, tail = _polynomial(ERF_INV_CENTRE, near), _polynomial(ERF_INV_TAIL, tf.sqrt(w) - scalar(3, x))
+  centre, tail = (
+    _polynomial(ERF_INV_CENTRE, near),
+    _polynomial(ERF_INV_TAIL, tf.sqrt(w) - scalar(3, x)),
+  )
   root = where(near < middle, centre, tail)
   return x * where(tf.equal(w, infinity), infinity, root)
 
 
 def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
   """The highest power first."""
-  return functools.reduce(lambda sum, coefficient: sum * x + coefficient, [scalar(c, x) for c in coefficients])
+  return functools.reduce(
+    lambda sum, coefficient: sum * x + coefficient, [scalar(c, x) for c in coefficients]
+  )
 
 
 def _erf_inv_64(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(x)
   root = tf.math.erfinv(size)
   # One Newton step. Near 1, erfc gives the error, because 1 - x is exact there.
-  error = where(size < scalar(0.5, x), size - tf.math.erf(root), tf.math.erfc(root) - (scalar(1, x) - size))
+  error = where(
+    size < scalar(0.5, x), size - tf.math.erf(root), tf.math.erfc(root) - (scalar(1, x) - size)
+  )
   better = root + error * scalar(math.sqrt(math.pi) / 2, x) * tf.exp(tf.square(root))
   root = where(size < scalar(1, x), better, root)
   return where(tf.equal(x, scalar(0, x)), x, where(x < scalar(0, x), -root, root))
@@ -130,7 +148,9 @@ def _zeta_32(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
 
   TF 2.21: the kernel is far off for q < 0 (trigamma(-8.28) = -3e8), where JAX's is right to some digits.
   """
-  zero, half, one, two, inf, nan = (scalar(value, x) for value in (0, 0.5, 1, 2, math.inf, math.nan))
+  zero, half, one, two, inf, nan = (
+    scalar(value, x) for value in (0, 0.5, 1, 2, math.inf, math.nan)
+  )
   a, initial = q, tf.pow(q, -x)
   for _ in range(9):
     a += one
@@ -165,7 +185,9 @@ def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   return widened(igamma, *NARROW, *HALF)(a, x)
 
 
-def _at_infinity(value: tf.Tensor, a: tf.Tensor, x: tf.Tensor, known: tuple[float, float]) -> tf.Tensor:
+def _at_infinity(
+  value: tf.Tensor, a: tf.Tensor, x: tf.Tensor, known: tuple[float, float]
+) -> tf.Tensor:
   """value, a, x f32[...] -> f32[...], with the known values where a is infinite, and x >= 1 finite or infinite."""
   of_finite, of_infinite = (scalar(one, x) for one in known)
   inf = scalar(math.inf, x)
@@ -203,7 +225,9 @@ def _igamma_grad_a(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 @lowers(P.regularized_incomplete_beta_p)
-def _regularized_incomplete_beta(ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+def _regularized_incomplete_beta(
+  ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, x: tf.Tensor
+) -> tf.Tensor:
   """a, b, x f32[...] -> f32[...]; a step at 0 for a = 0 or b infinite, a step at 1 for b = 0 or a infinite, NaN for both."""
   del ctx
 
@@ -213,7 +237,13 @@ def _regularized_incomplete_beta(ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, x
     step_at_1 = tf.equal(b, zero) | tf.equal(a, inf)
     value = where(step_at_1, where(x < one, zero, one), tf.math.betainc(a, b, x))
     value = where(step_at_0, where(x > zero, one, zero), value)
-    defined = (a >= zero) & (b >= zero) & (x >= zero) & (x <= one) & tf.math.logical_not(step_at_0 & step_at_1)
+    defined = (
+      (a >= zero)
+      & (b >= zero)
+      & (x >= zero)
+      & (x <= one)
+      & tf.math.logical_not(step_at_0 & step_at_1)
+    )
     return where(defined, value, nan)
 
   return widened(betainc, *NARROW, *HALF)(a, b, x)

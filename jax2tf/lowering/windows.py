@@ -25,7 +25,9 @@ from jax2tf.registry import lowers
 
 @lowers(P.reduce_window_max_p)
 @any_dtype
-def _reduce_window_max(ctx: RuleContext, operand: tf.Tensor, *, plain: bool = False, **geometry: Any) -> tf.Tensor:
+def _reduce_window_max(
+  ctx: RuleContext, operand: tf.Tensor, *, plain: bool = False, **geometry: Any
+) -> tf.Tensor:
   """operand f32[b,h,w,c] -> f32[b,h',w',c], the maxima; what is outside does not count. `plain` is MaxPool alone, for a fused idiom."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   if operand.dtype != tf.bool and (whole := whole_axes(axes)):
@@ -47,7 +49,9 @@ def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
 
 @lowers(P.reduce_window_sum_p)
 @any_dtype
-def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, *, mean: bool = False, **geometry: Any) -> tf.Tensor:
+def _reduce_window_sum(
+  ctx: RuleContext, operand: tf.Tensor, *, mean: bool = False, **geometry: Any
+) -> tf.Tensor:
   """operand f32[b,h,w,c] -> f32[b,h',w',c], the sums, or with `mean`, for a fused idiom, the means."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   size = math.prod(axis.window for axis in axes)
@@ -60,22 +64,40 @@ def _reduce_window_sum(ctx: RuleContext, operand: tf.Tensor, *, mean: bool = Fal
 
 
 @lowers(P.reduce_window_p)
-def _reduce_window(ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any) -> list[tf.Tensor]:
+def _reduce_window(
+  ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any
+) -> list[tf.Tensor]:
   """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b,n'] ..., by an associative reducer."""
   axes = window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry)
   reducer = closed(jaxpr, consts)
   return ctx.lower_fun(functools.partial(_windows_by_jaxpr, reducer, axes), *operands)
 
 
-def _by_monoid(ctx: RuleContext, operand: tf.Tensor, axes: tuple[Axis, ...], combine: Callable[..., Any], fill: float) -> tf.Tensor:
+def _by_monoid(
+  ctx: RuleContext,
+  operand: tf.Tensor,
+  axes: tuple[Axis, ...],
+  combine: Callable[..., Any],
+  fill: float,
+) -> tf.Tensor:
   aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
-  return ctx.lower_fun(functools.partial(_windows_by_monoid, combine, fill, axes), operand, avals=[aval])
+  return ctx.lower_fun(
+    functools.partial(_windows_by_monoid, combine, fill, axes), operand, avals=[aval]
+  )
 
 
-def _windows_by_monoid(combine: Callable[..., Any], fill: float, axes: Sequence[Axis], x: Any) -> Any:
+def _windows_by_monoid(
+  combine: Callable[..., Any], fill: float, axes: Sequence[Axis], x: Any
+) -> Any:
   outside = fill
   if np.isinf(fill) and not jnp.issubdtype(x.dtype, np.inexact):
-    outside = fill > 0 if x.dtype == bool else jnp.iinfo(x.dtype).max if fill > 0 else jnp.iinfo(x.dtype).min
+    outside = (
+      fill > 0
+      if x.dtype == bool
+      else jnp.iinfo(x.dtype).max
+      if fill > 0
+      else jnp.iinfo(x.dtype).min
+    )
   return _windows(lambda a, b: [combine(*a, *b)], [x], [jnp.array(outside, x.dtype)], axes)[0]
 
 
@@ -90,9 +112,17 @@ def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any
   def combine_elements(lefts: Sequence[Any], rights: Sequence[Any]) -> list[Any]:
     (*ls, left), (*rs, right) = lefts, rights  # the last ones mark where there is an element
     both = combine(ls, rs)
-    return [*(jnp.where(left & right, z, jnp.where(left, x, y)) for x, y, z in zip(ls, rs, both, strict=True)), left | right]
+    return [
+      *(
+        jnp.where(left & right, z, jnp.where(left, x, y))
+        for x, y, z in zip(ls, rs, both, strict=True)
+      ),
+      left | right,
+    ]
 
-  *results, found = _windows(combine_elements, [*xs, jnp.ones(xs[0].shape, bool)], [*inits, jnp.zeros((), bool)], axes)
+  *results, found = _windows(
+    combine_elements, [*xs, jnp.ones(xs[0].shape, bool)], [*inits, jnp.zeros((), bool)], axes
+  )
   inits = tuple(jnp.broadcast_to(init, found.shape) for init in inits)
   return [jnp.where(found, y, init) for y, init in zip(combine(inits, results), inits, strict=True)]
 
@@ -100,10 +130,14 @@ def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any
 _IDENTITIES = {P.add_p: 0, P.mul_p: 1, P.max_p: -np.inf, P.min_p: np.inf}
 
 
-def _windows(combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
+def _windows(
+  combine: Combine, xs: Sequence[Any], outside: Sequence[Any], axes: Sequence[Axis]
+) -> list[Any]:
   """The reduced windows, innermost axis first, so that elements meet in their order."""
   shape = [axis.out for axis in axes]
-  if any(map(is_zero, shape)):  # no window fits, and the spans of `_windows_along` would be of negative size
+  if any(
+    map(is_zero, shape)
+  ):  # no window fits, and the spans of `_windows_along` would be of negative size
     return [jnp.zeros(shape, x.dtype) for x in xs]
   axes = [axis.with_a_window.ending_with_a_window for axis in axes]
   config = [(*axis.padding, axis.base_dilation - 1) for axis in axes]
@@ -142,6 +176,11 @@ def _symbolic_windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: A
 
   def part(k: Any) -> list[Any]:
     span = (axis.out - 1) * axis.stride + 1
-    return [lax.slice_in_dim(lax.dynamic_slice_in_dim(x, k * axis.window_dilation, span, i), 0, None, axis.stride, i) for x in xs]
+    return [
+      lax.slice_in_dim(
+        lax.dynamic_slice_in_dim(x, k * axis.window_dilation, span, i), 0, None, axis.stride, i
+      )
+      for x in xs
+    ]
 
   return lax.fori_loop(1, axis.window, lambda k, result: list(combine(result, part(k))), part(0))

@@ -66,7 +66,10 @@ class Destination:
 
   def branch(self, platforms: Sequence[Sequence[str] | None]) -> set[int | None]:
     """The entries for the platforms of the destination: for each, the first that names it or is a default; None if there is none."""
-    chosen = [[i for i, names in enumerate(platforms) if names is None or here in names] for here in self.platforms or _here()]
+    chosen = [
+      [i for i, names in enumerate(platforms) if names is None or here in names]
+      for here in self.platforms or _here()
+    ]
     return {indices[0] if indices else None for indices in chosen}
 
   def missing(self, place: Place) -> str | None:
@@ -91,4 +94,7 @@ def _here() -> tuple[str, ...]:
 
 def _fits(wanted: Any, name: str) -> bool:
   device = tf.DeviceSpec.from_string(name)
-  return all(getattr(wanted, part) in (None, getattr(device, part)) for part in ("job", "replica", "task", "device_type", "device_index"))
+  return all(
+    getattr(wanted, part) in (None, getattr(device, part))
+    for part in ("job", "replica", "task", "device_type", "device_index")
+  )

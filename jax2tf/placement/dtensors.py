@@ -21,11 +21,16 @@ def layout(sharding: Any, rank: int, mesh: Any, free: Sequence[int] = ()) -> Any
     ValueError: another kind of sharding; an axis that the mesh does not have, or in another size; a dimension over several axes.
   """
   if not isinstance(sharding, NamedSharding):
-    raise ValueError(f"{type(sharding).__name__} names no axes, and DTensor needs those of a NamedSharding")
+    raise ValueError(
+      f"{type(sharding).__name__} names no axes, and DTensor needs those of a NamedSharding"
+    )
   spec = [*sharding.spec, *[None] * (rank - len(sharding.spec))]
   kept = {*free, *(i for i, axes in enumerate(spec) if axes is PartitionSpec.UNCONSTRAINED)}
   found = [
-    tf.experimental.dtensor.MATCH if i in kept else _axis(() if axes is None else axes, sharding, mesh) for i, axes in enumerate(spec)
+    tf.experimental.dtensor.MATCH
+    if i in kept
+    else _axis(() if axes is None else axes, sharding, mesh)
+    for i, axes in enumerate(spec)
   ]
   return tf.experimental.dtensor.Layout(found, mesh)
 
@@ -36,9 +41,15 @@ def _axis(axes: str | tuple[str, ...], sharding: NamedSharding, mesh: Any) -> st
   if not names:
     return tf.experimental.dtensor.UNSHARDED
   if len(names) > 1:
-    raise ValueError(f"{sharding.spec} spreads a dimension over {len(names)} axes, and DTensor over one")
+    raise ValueError(
+      f"{sharding.spec} spreads a dimension over {len(names)} axes, and DTensor over one"
+    )
   if names[0] not in mesh.dim_names:
-    raise ValueError(f"{sharding.spec} names the axis {names[0]!r}, and the DTensor mesh has {', '.join(mesh.dim_names)}")
+    raise ValueError(
+      f"{sharding.spec} names the axis {names[0]!r}, and the DTensor mesh has {', '.join(mesh.dim_names)}"
+    )
   if (ours := mesh.dim_size(names[0])) != (theirs := sharding.mesh.shape[names[0]]):
-    raise ValueError(f"the axis {names[0]!r} has {theirs} devices in JAX's mesh, and {ours} in the DTensor mesh")
+    raise ValueError(
+      f"the axis {names[0]!r} has {theirs} devices in JAX's mesh, and {ours} in the DTensor mesh"
+    )
   return names[0]

@@ -62,15 +62,22 @@ def _names_place(eqn: Any) -> bool:
   return bool(places_named_by(eqn)) or any(map(_places_any, inner_jaxprs(eqn)))
 
 
-def propagate(invars: Sequence[Any], eqns: Sequence[Any], operands: Sequence[Place | None]) -> Placement:
+def propagate(
+  invars: Sequence[Any], eqns: Sequence[Any], operands: Sequence[Place | None]
+) -> Placement:
   """As `placement`, of equations."""
   if not any(operands) and not any(map(_names_place, eqns)):
     return NOWHERE
-  found = Placement(runs := {}, values := {v: p for v, p in zip(invars, operands, strict=False) if p})
+  found = Placement(
+    runs := {}, values := {v: p for v, p in zip(invars, operands, strict=False) if p}
+  )
   for eqn in eqns:
     places = found.of(eqn.invars)
     if eqn.primitive is P.device_put_p:
-      results: Sequence[Place | None] = [_place_after(*put) for put in zip(eqn.params["devices"], eqn.params["srcs"], places, strict=True)]
+      results: Sequence[Place | None] = [
+        _place_after(*put)
+        for put in zip(eqn.params["devices"], eqn.params["srcs"], places, strict=True)
+      ]
     else:
       inner = function_of(eqn)  # whose place takes precedence over that of the equation
       committed = None if inner else _common(eqn, places)
@@ -109,7 +116,9 @@ def _common(eqn: Any, places: Sequence[Place | None]) -> Place | None:
   return distinct[0] if distinct else None
 
 
-def _results(eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]) -> Sequence[Place | None]:
+def _results(
+  eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]
+) -> Sequence[Place | None]:
   """The places of the results of an equation whose operands have no place: those on which its inner jaxprs agree."""
   if inner:
     return placement(inner, places).of(inner.outvars)

@@ -11,13 +11,26 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax2tf import _jax_compat
 from jax2tf.jaxprs import function_of, variables
 
-_SHARDINGS = {"sharding", "out_sharding", "dst_sharding", "layout", "devices", "in_shardings", "out_shardings", "mesh"}
+_SHARDINGS = {
+  "sharding",
+  "out_sharding",
+  "dst_sharding",
+  "layout",
+  "devices",
+  "in_shardings",
+  "out_shardings",
+  "mesh",
+}
 
 
 def has_sharding(eqn: Any) -> bool:
   """Whether an equation shards a value over several devices."""
   values = (eqn.params[name] for name in _SHARDINGS.intersection(eqn.params))
-  return any(map(is_sharded, itertools.chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in values)))
+  return any(
+    map(
+      is_sharded, itertools.chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in values)
+    )
+  )
 
 
 def is_sharded(sharding: Any) -> bool:
@@ -29,18 +42,34 @@ def is_sharded(sharding: Any) -> bool:
 
 def operand_shardings(jaxpr: Any) -> dict[Any, Any]:
   """Variable -> sharding, for the arguments, intermediate values and results of a jaxpr."""
-  found = {v: s for v in variables((*jaxpr.invars, *jaxpr.outvars)) if is_sharded(s := _jax_compat.explicit_sharding(v.aval))}
+  found = {
+    v: s
+    for v in variables((*jaxpr.invars, *jaxpr.outvars))
+    if is_sharded(s := _jax_compat.explicit_sharding(v.aval))
+  }
   for eqn in jaxpr.eqns:
     params = eqn.params
     befores, afters = params.get("in_shardings", ()), params.get("out_shardings", ())
     if "in_specs" in params and isinstance(params.get("mesh"), Mesh | AbstractMesh):
-      befores, afters = ([NamedSharding(params["mesh"], spec) for spec in params[specs]] for specs in ("in_specs", "out_specs"))
+      befores, afters = (
+        [NamedSharding(params["mesh"], spec) for spec in params[specs]]
+        for specs in ("in_specs", "out_specs")
+      )
     elif inner := function_of(eqn):
       of = operand_shardings(inner)
-      befores = [s if is_sharded(s) else of.get(v) for s, v in zip(befores or [None] * len(inner.invars), inner.invars, strict=True)]
+      befores = [
+        s if is_sharded(s) else of.get(v)
+        for s, v in zip(befores or [None] * len(inner.invars), inner.invars, strict=True)
+      ]
       results = [None if isinstance(v, Literal) else of.get(v) for v in inner.outvars]
-      afters = [s if is_sharded(s) else r for s, r in zip(afters or [None] * len(results), results, strict=True)]
-    for v, sharding in (*zip(eqn.invars, befores, strict=False), *zip(eqn.outvars, afters, strict=False)):
+      afters = [
+        s if is_sharded(s) else r
+        for s, r in zip(afters or [None] * len(results), results, strict=True)
+      ]
+    for v, sharding in (
+      *zip(eqn.invars, befores, strict=False),
+      *zip(eqn.outvars, afters, strict=False),
+    ):
       if is_sharded(sharding) and not isinstance(v, Literal):
         found.setdefault(v, sharding)
   return found

@@ -19,7 +19,15 @@ from jax2tf.pytrees import argument_paths
 from jax2tf.tf_calls.function import Options, TfFunction, WithVariables, tensor_spec
 from jax2tf.tf_calls.primitives import call_tf_p
 
-_VMAP_METHODS = (None, "sequential", "sequential_unrolled", "expand_dims", "broadcast_all", "legacy_vectorized", "vectorized")
+_VMAP_METHODS = (
+  None,
+  "sequential",
+  "sequential_unrolled",
+  "expand_dims",
+  "broadcast_all",
+  "legacy_vectorized",
+  "vectorized",
+)
 _MODES = ("auto", "inline", "callback")
 _MAX_SIGNATURES = 512
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply")
@@ -77,16 +85,26 @@ def call_tf(
     (12.0, [0.0, 1.0, 8.0])
   """
   if not callable(callable_tf):
-    raise TypeError(f"Expected a callable value, got {callable_tf!r} of type {type(callable_tf).__name__}")
+    raise TypeError(
+      f"Expected a callable value, got {callable_tf!r} of type {type(callable_tf).__name__}"
+    )
   if vmap_method not in _VMAP_METHODS:
     raise ValueError(f"vmap_method = {vmap_method!r} is not one of {_VMAP_METHODS}")
   if under_jit not in _MODES:
     raise ValueError(f"under_jit = {under_jit!r} is not one of {_MODES}")
   options = Options(has_side_effects, ordered, vmap_method, under_jit, call_tf_graph)
   calls = _Calls(callable_tf, options, output_shape_dtype)
-  wrap = functools.wraps(callable_tf, assigned=[n for n in ("__name__", "__doc__", "__qualname__") if hasattr(callable_tf, n)], updated=())
+  wrap = functools.wraps(
+    callable_tf,
+    assigned=[n for n in ("__name__", "__doc__", "__qualname__") if hasattr(callable_tf, n)],
+    updated=(),
+  )
 
-  if (fun_jax := jax_function_of(callable_tf)) is not None and options == Options() and output_shape_dtype is UNSPECIFIED:
+  if (
+    (fun_jax := jax_function_of(callable_tf)) is not None
+    and options == Options()
+    and output_shape_dtype is UNSPECIFIED
+  ):
     return jax.jit(fun_jax)
 
   @wrap
@@ -97,7 +115,9 @@ def call_tf(
   return called
 
 
-def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., Any], list[jax.Array]]:
+def functional(
+  fun_tf: Callable[..., Any], *specs: Any
+) -> tuple[Callable[..., Any], list[jax.Array]]:
   """Returns a TensorFlow function as a JAX function of its trainable variables, and the values of these.
 
   `apply(variables, *args)` computes `fun_tf(*args)` with these values in place of those of its tf.Variables, which stay unchanged. It
@@ -130,17 +150,25 @@ def functional(fun_tf: Callable[..., Any], *specs: Any) -> tuple[Callable[..., A
   function = calls(specs, {})[0].function
   variables = [v for v in function.variables if v.trainable]
   if not variables:
-    raise ValueError(f"functional: '{function.name}' captures no trainable tf.Variable; use call_tf")
+    raise ValueError(
+      f"functional: '{function.name}' captures no trainable tf.Variable; use call_tf"
+    )
   if unknown := [v.name for v in variables if not v.shape.is_fully_defined()]:
-    raise ValueError(f"functional: the shapes of {', '.join(unknown)} are not known; set them, or trainable=False")
+    raise ValueError(
+      f"functional: the shapes of {', '.join(unknown)} are not known; set them, or trainable=False"
+    )
 
   def apply(values: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     shapes = [tuple(jax.numpy.shape(x)) for x in values]
     if shapes != (expected := [tuple(v.shape.as_list()) for v in variables]):
-      raise ValueError(f"functional: the variables of '{function.name}' have the shapes {expected}, not {shapes}")
+      raise ValueError(
+        f"functional: the variables of '{function.name}' have the shapes {expected}, not {shapes}"
+      )
     call, leaves = calls(args, kwargs)
     if writes := sorted(kind for kind in call.function.stateful if kind.startswith(_WRITES)):
-      raise ValueError(f"functional: '{function.name}' writes variables ({', '.join(writes)}); return what it writes instead")
+      raise ValueError(
+        f"functional: '{function.name}' writes variables ({', '.join(writes)}); return what it writes instead"
+      )
     return call(leaves, dict(zip(variables_by_reference, values, strict=True)))
 
   variables_by_reference = {v.ref(): v for v in variables}
@@ -153,7 +181,9 @@ class _Calls:
 
   def __init__(self, fun: Callable[..., Any], options: Options, declared: Any):
     self._make = functools.partial(_Call, fun, options, declared)
-    self._made: BoundedCache[Any, _Call] = BoundedCache(_MAX_SIGNATURES, functools.partial(_warn_of_many_signatures, fun))
+    self._made: BoundedCache[Any, _Call] = BoundedCache(
+      _MAX_SIGNATURES, functools.partial(_warn_of_many_signatures, fun)
+    )
 
   def __call__(self, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
     leaves, tree = tree_util.tree_flatten((args, kwargs))
@@ -168,36 +198,55 @@ class _Calls:
 class _Call:
   """A call of the user's function with arguments of one structure, of some shapes and dtypes."""
 
-  def __init__(self, fun: Callable[..., Any], options: Options, declared: Any, tree: Any, described: Any):
+  def __init__(
+    self, fun: Callable[..., Any], options: Options, declared: Any, tree: Any, described: Any
+  ):
     self._fun, self._tree = fun, tree
     self._dtypes = [dtype for _, dtype, _ in described]
     self._out: tuple[Any, list[Any]] | None = None
-    self._declared: tuple[Any, Any] | None = None if declared is UNSPECIFIED else tree_util.tree_flatten(declared)
-    avals = [_jax_compat.physical_aval(jax.core.ShapedArray(shape, dtype)) for shape, dtype, _ in described]
+    self._declared: tuple[Any, Any] | None = (
+      None if declared is UNSPECIFIED else tree_util.tree_flatten(declared)
+    )
+    avals = [
+      _jax_compat.physical_aval(jax.core.ShapedArray(shape, dtype)) for shape, dtype, _ in described
+    ]
     name = getattr(fun, "__name__", None) or getattr(fun, "name", None) or type(fun).__name__
     # The name of a wrapped graph is bytes.
-    self.function = TfFunction(tf.compat.as_str(name), self._run, avals, options, self._declared and self._declared[0])
+    self.function = TfFunction(
+      tf.compat.as_str(name), self._run, avals, options, self._declared and self._declared[0]
+    )
 
   def __call__(self, leaves: list[Any], values: Mapping[Any, Any] | None = None) -> Any:
     """The results; `values` are those of some variables, by reference."""
-    arrays = [jax.random.key_data(x) if is_key(d) else _array(x) for x, d in zip(leaves, self._dtypes, strict=True)]
+    arrays = [
+      jax.random.key_data(x) if is_key(d) else _array(x)
+      for x, d in zip(leaves, self._dtypes, strict=True)
+    ]
     function, bound = self.function, values is not None
     if found := values or (shadows.current() if _jax_compat.inside_trace() else {}):
       variables = [v for v in function.variables if v.ref() in found]
       function = function.kept(
-        (bound, *(v.ref() for v in variables)), lambda: WithVariables(self.function, variables, shadowed=True, held=bound)
+        (bound, *(v.ref() for v in variables)),
+        lambda: WithVariables(self.function, variables, shadowed=True, held=bound),
       )
       arrays += [_array(found[v.ref()]) for v in variables]
     results = _jax_compat.bind_over_devices(call_tf_p, *arrays, function=function)
     assert self._out is not None  # a call, or its trace, has run `_run`
     tree, keys = self._out
     return tree_util.tree_unflatten(
-      tree, [y if k is None else jax.random.wrap_key_data(y, impl=k) for y, k in zip(results, keys, strict=True)]
+      tree,
+      [
+        y if k is None else jax.random.wrap_key_data(y, impl=k)
+        for y, k in zip(results, keys, strict=True)
+      ],
     )
 
   def _run(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """The flat results of the user's function."""
-    marked = [mark_keys(tf.identity(x), d) if is_key(d) else x for x, d in zip(tensors, self._dtypes, strict=True)]
+    marked = [
+      mark_keys(tf.identity(x), d) if is_key(d) else x
+      for x, d in zip(tensors, self._dtypes, strict=True)
+    ]
     args, kwargs = tree_util.tree_unflatten(self._tree, marked)
     with shadows.given({}):
       outs, tree = tree_util.tree_flatten(_tf_compat.unwrapped(self._fun(*args, **kwargs)))
@@ -232,7 +281,9 @@ class _Call:
 
 def _of_any_size(spec: Any) -> Any:
   """A spec with a symbolic dimension for each size that TensorFlow does not know."""
-  if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape.is_fully_defined():
+  if (
+    not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape.is_fully_defined()
+  ):
     return spec
   shape, dtype, _ = describe(spec)
   names = [f"n{i}" if n is None else str(n) for i, n in enumerate(shape)]

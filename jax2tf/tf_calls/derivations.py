@@ -17,7 +17,18 @@ import tensorflow as tf
 
 from jax2tf import _tf_compat
 from jax2tf._tf_compat import functions
-from jax2tf.tf_calls.function import READING, REPEATABLE, Options, Reads, Run, TfFunction, WithVariables, is_packed, packed, tensor_spec
+from jax2tf.tf_calls.function import (
+  READING,
+  REPEATABLE,
+  Options,
+  Reads,
+  Run,
+  TfFunction,
+  WithVariables,
+  is_packed,
+  packed,
+  tensor_spec,
+)
 from jax2tf.tf_calls.shapes import Shape
 
 Pullback = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
@@ -110,7 +121,9 @@ def _recorded(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
   """
   forward = Recorded(function, wrt)
   residuals = forward.avals_out[len(function.avals_out) :]
-  return Derivative(None, forward, _linear(function, residuals, wrt, forward.at, apart=True), is_recorded=True)
+  return Derivative(
+    None, forward, _linear(function, residuals, wrt, forward.at, apart=True), is_recorded=True
+  )
 
 
 def _of_each(function: _Mapped, wrt: tuple[int, ...]) -> Derivative:
@@ -122,12 +135,21 @@ def _of_each(function: _Mapped, wrt: tuple[int, ...]) -> Derivative:
     in_batch = (True,) * inner.linear.n_residuals
   tangents = tuple(function.batched[i] for i in wrt)
   push = vmapped(inner.linear.forward, (*in_batch, *tangents), size)
-  pull = vmapped(inner.linear.backward, (*in_batch, *(True for _ in function.inexact_results)), size)
+  pull = vmapped(
+    inner.linear.backward, (*in_batch, *(True for _ in function.inexact_results)), size
+  )
   pull = _summed(pull, [k for k, is_in in enumerate(tangents) if not is_in])
   return Derivative(inner.reads, forward, Linear(push, pull, len(in_batch)), inner.is_recorded)
 
 
-def _linear(function: TfFunction, residuals: Sequence[Any], wrt: tuple[int, ...], at: At, *, apart: bool = False) -> Linear:
+def _linear(
+  function: TfFunction,
+  residuals: Sequence[Any],
+  wrt: tuple[int, ...],
+  at: At,
+  *,
+  apart: bool = False,
+) -> Linear:
   """The linear map and its transpose, from `at`. With `apart` it does not share the variables and shadows of the function."""
   n = len(residuals)
 
@@ -147,7 +169,14 @@ def _linear(function: TfFunction, residuals: Sequence[Any], wrt: tuple[int, ...]
   options = replace(function.options, has_side_effects=False, ordered=False, vmap_method=None)
 
   def derived(name: str, run: Run, given: Sequence[Any], found: Sequence[Any]) -> TfFunction:
-    return _Derived(None if apart else function, f"the {name} of {function.name}", run, (*residuals, *given), options, found)
+    return _Derived(
+      None if apart else function,
+      f"the {name} of {function.name}",
+      run,
+      (*residuals, *given),
+      options,
+      found,
+    )
 
   return Linear(derived("jvp", push, sources, results), derived("vjp", pull, results, sources), n)
 
@@ -156,7 +185,13 @@ class _Derived(TfFunction):
   """A derived function, which exists in graphs only; the arguments of the original come first."""
 
   def __init__(
-    self, function: TfFunction | None, name: str, run: Run, avals_in: Sequence[Any], options: Options, avals_out: Sequence[Any] | None
+    self,
+    function: TfFunction | None,
+    name: str,
+    run: Run,
+    avals_in: Sequence[Any],
+    options: Options,
+    avals_out: Sequence[Any] | None,
   ):
     super().__init__(name, run, avals_in, options, avals_out)
     self.captured = function.captured if function else []
@@ -200,15 +235,24 @@ class Recorded(_Derived):
     return list(functions.flat_call(self.concrete, {})(list(primals)))
 
   def _trace(self, *operands: tf.Tensor) -> list[tf.Tensor]:
-    function, graph, primals = self._function, _tf_compat.current_graph(), [tf.identity(x) for x in operands]
+    function, graph, primals = (
+      self._function,
+      _tf_compat.current_graph(),
+      [tf.identity(x) for x in operands],
+    )
     outs = function.run(*primals)
     inexact = [outs[i] for i in function.inexact_results]
 
     def pullback(*cotangents: tf.Tensor) -> list[tf.Tensor]:
       return _cotangents(function, primals, self._wrt, inexact, cotangents, graph)
 
-    call, kept = functions.gradient_apart(pullback, [tf.TensorSpec(y.shape, y.dtype) for y in inexact])
-    dtypes, unsized = [x.dtype for x in kept], [y for y in inexact if not y.shape.is_fully_defined()]
+    call, kept = functions.gradient_apart(
+      pullback, [tf.TensorSpec(y.shape, y.dtype) for y in inexact]
+    )
+    dtypes, unsized = (
+      [x.dtype for x in kept],
+      [y for y in inexact if not y.shape.is_fully_defined()],
+    )
     if any((x.dtype.is_floating or x.dtype.is_complex) and is_packed(x.dtype) for x in kept):
       raise ValueError("it computes in 64-bit dtypes, which JAX has only with jax_enable_x64")
     self._apart[graph] = call, dtypes, [y.shape for y in inexact], [y.dtype for y in inexact]
@@ -217,7 +261,9 @@ class Recorded(_Derived):
 
   def _infer(self, shapes: list[Shape]) -> list[Shape]:
     """As `TfFunction._infer`. A gradient at static shapes takes fewer sizes from the graph, so its tensors are found by name."""
-    specs = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)]
+    specs = [
+      tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)
+    ]
     graph = self._traced(specs).graph
     found: list[Shape] = []
     for name, y in zip(self._names, self.concrete.outputs, strict=True):
@@ -233,9 +279,15 @@ class Recorded(_Derived):
   def at(self, residuals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Pullback]:
     """As of `At`."""
     call, kinds, shapes, dtypes = self._apart[self.concrete.graph]
-    kept = [x if x.dtype == dtype else tf.bitcast(x, dtype) for x, dtype in zip(residuals, kinds, strict=False)]
+    kept = [
+      x if x.dtype == dtype else tf.bitcast(x, dtype)
+      for x, dtype in zip(residuals, kinds, strict=False)
+    ]
     unsized = iter(residuals[len(kept) :])
-    like = [tf.zeros(s, dtype) if s.is_fully_defined() else next(unsized) for s, dtype in zip(shapes, dtypes, strict=True)]
+    like = [
+      tf.zeros(s, dtype) if s.is_fully_defined() else next(unsized)
+      for s, dtype in zip(shapes, dtypes, strict=True)
+    ]
     return like, lambda cotangents: list(call(kept, cotangents))
 
   @functools.cached_property
@@ -246,7 +298,10 @@ class Recorded(_Derived):
     if None in kept:
       raise ValueError("the shapes of what its gradient takes depend on values")
     dtypes = [y.dtype.as_numpy_dtype for y in self.concrete.outputs[len(own) :]]
-    return (*own, *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(kept, dtypes, strict=True)))
+    return (
+      *own,
+      *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(kept, dtypes, strict=True)),
+    )
 
 
 class _Mapped(_Derived):
@@ -254,13 +309,19 @@ class _Mapped(_Derived):
 
   def __init__(self, inner: TfFunction, batched: tuple[bool, ...], size: int):
     self.inner, self.batched, self.size = inner, batched, size
-    avals = [_with_batch(a, size) if is_in else a for a, is_in in zip(inner.avals_in, batched, strict=True)]
+    avals = [
+      _with_batch(a, size) if is_in else a for a, is_in in zip(inner.avals_in, batched, strict=True)
+    ]
     results = [_with_batch(a, size) for a in inner.avals_out]
     super().__init__(inner, f"the vmap of {inner.name}", self._run, avals, inner.options, results)
     self._one, self._method = inner.run, inner.options.vmap_method
-    if any(batched[i] for i in inner.held):  # each element calls the copy of the graph that takes values
+    if any(
+      batched[i] for i in inner.held
+    ):  # each element calls the copy of the graph that takes values
       self.held, self._method = {}, "sequential"
-      self._one = lambda *elements: list(functions.flat_call(inner.concrete, inner.held)(list(elements)))
+      self._one = lambda *elements: list(
+        functions.flat_call(inner.concrete, inner.held)(list(elements))
+      )
 
   def _run(self, *operands: tf.Tensor) -> list[tf.Tensor]:
     method = self._method
@@ -271,15 +332,25 @@ class _Mapped(_Derived):
 
     def one(elements: Sequence[tf.Tensor]) -> list[tf.Tensor]:
       rows = iter(elements)
-      return self._one(*[next(rows) if is_in else x for x, is_in in zip(operands, self.batched, strict=True)])
+      return self._one(
+        *[next(rows) if is_in else x for x, is_in in zip(operands, self.batched, strict=True)]
+      )
 
     stacked = [x for x, is_in in zip(operands, self.batched, strict=True) if is_in]
     if method == "vectorized":
       return list(tf.vectorized_map(one, stacked))
-    if method is None and not self.inner.stateful - {"ReadVariableOp"} and (found := functions.vectorized(one, stacked)) is not None:
+    if (
+      method is None
+      and not self.inner.stateful - {"ReadVariableOp"}
+      and (found := functions.vectorized(one, stacked)) is not None
+    ):
       return list(found)
     signature = [tensor_spec(a) for a in self.inner.avals_out]
-    return list(tf.map_fn(one, stacked, fn_output_signature=signature, parallel_iterations=1)) if signature else []
+    return (
+      list(tf.map_fn(one, stacked, fn_output_signature=signature, parallel_iterations=1))
+      if signature
+      else []
+    )
 
   def _at_once(self, operands: Sequence[tf.Tensor], method: str) -> list[tf.Tensor]:
     rows = next(tf.shape(x)[:1] for x, is_in in zip(operands, self.batched, strict=True) if is_in)
@@ -288,7 +359,11 @@ class _Mapped(_Derived):
       if is_in or method == "legacy_vectorized":
         whole.append(x)
       else:
-        whole.append(tf.broadcast_to(x, tf.concat([rows, tf.shape(x)], 0)) if method == "broadcast_all" else x[None])
+        whole.append(
+          tf.broadcast_to(x, tf.concat([rows, tf.shape(x)], 0))
+          if method == "broadcast_all"
+          else x[None]
+        )
     return self.inner.run(*whole)
 
 
@@ -301,7 +376,10 @@ def _summed(function: TfFunction, over: Sequence[int]) -> TfFunction:
   """The function with some of its results summed over their batch: cotangents of what the elements of a batch share."""
   if not over:
     return function
-  avals = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) if i in over else a for i, a in enumerate(function.avals_out)]
+  avals = [
+    jax.ShapeDtypeStruct(a.shape[1:], a.dtype) if i in over else a
+    for i, a in enumerate(function.avals_out)
+  ]
 
   def run(*operands: tf.Tensor) -> list[tf.Tensor]:
     return [tf.reduce_sum(y, 0) if i in over else y for i, y in enumerate(function.run(*operands))]
@@ -309,7 +387,13 @@ def _summed(function: TfFunction, over: Sequence[int]) -> TfFunction:
   return _Derived(function, function.name, run, function.avals_in, function.options, avals)
 
 
-def gradients(function: TfFunction, ys: Sequence[Any], xs: Sequence[Any], seeds: Sequence[Any], graph: Any = None) -> list[Any]:
+def gradients(
+  function: TfFunction,
+  ys: Sequence[Any],
+  xs: Sequence[Any],
+  seeds: Sequence[Any],
+  graph: Any = None,
+) -> list[Any]:
   """tf.gradients, whose refusals are LookupErrors; of another graph than that under construction if one is given."""
   try:
     found = functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
@@ -328,7 +412,9 @@ def _inexact(function: TfFunction, primals: Sequence[tf.Tensor]) -> list[tf.Tens
   return [results[i] for i in function.inexact_results]
 
 
-def _cotangents(function: TfFunction, primals: Any, wrt: Any, outs: Any, cotangents: Any, graph: Any = None) -> list[tf.Tensor]:
+def _cotangents(
+  function: TfFunction, primals: Any, wrt: Any, outs: Any, cotangents: Any, graph: Any = None
+) -> list[tf.Tensor]:
   """The cotangents of the primals in `wrt`, or of the variables that these stand for."""
   sources = [function.shadows.get(i, primals[i]) for i in wrt]
   if graph is not None:  # which identifies a variable by its captured handle

@@ -29,14 +29,41 @@ Run = Callable[..., list[tf.Tensor]]
 # Stateful ops that are safe to run again: a derivative may run the function a second time.
 REPEATABLE = frozenset(
   {
-    *("ReadVariableOp", "VarHandleOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape", "Placeholder"),
-    *("Assert", "PrintV2", "StringFormat", "HashTableV2", "LookupTableFindV2", "LookupTableSizeV2", "AnonymousHashTable"),
+    *(
+      "ReadVariableOp",
+      "VarHandleOp",
+      "ResourceGather",
+      "ResourceGatherNd",
+      "VarIsInitializedOp",
+      "VariableShape",
+      "Placeholder",
+    ),
+    *(
+      "Assert",
+      "PrintV2",
+      "StringFormat",
+      "HashTableV2",
+      "LookupTableFindV2",
+      "LookupTableSizeV2",
+      "AnonymousHashTable",
+    ),
     *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
   }
 )
 # The subset that only reads: a call with unused results may be removed.
 READING = REPEATABLE - {"Assert", "PrintV2", "PyFunc", "EagerPyFunc"}
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case", "StatelessWhile", "StatelessIf", "StatelessCase"})
+_CALLS = frozenset(
+  {
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "While",
+    "If",
+    "Case",
+    "StatelessWhile",
+    "StatelessIf",
+    "StatelessCase",
+  }
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +100,14 @@ class TfFunction:
   shadows: Mapping[int, tf.Variable] = MappingProxyType({})
   held: Mapping[int, tf.Variable] = MappingProxyType({})
 
-  def __init__(self, name: str, run: Run, avals_in: Sequence[Any], options: Options, declared: Sequence[Any] | None = None):
+  def __init__(
+    self,
+    name: str,
+    run: Run,
+    avals_in: Sequence[Any],
+    options: Options,
+    declared: Sequence[Any] | None = None,
+  ):
     self.name, self.run, self.avals_in, self.options = name, run, tuple(avals_in), options
     self._declared = declared
     self._dtypes = [aval.dtype for aval in self.avals_in]
@@ -100,7 +134,9 @@ class TfFunction:
     try:
       return functions.flat_call(self.concrete, self.held)
     except ValueError as error:
-      raise ValueError(f"'{self.name}' cannot take values in place of its variables: {error}. Read the variable before") from error
+      raise ValueError(
+        f"'{self.name}' cannot take values in place of its variables: {error}. Read the variable before"
+      ) from error
 
   def compiled(self, jit_compile: bool | None) -> Any:
     """The function as a tf.function."""
@@ -121,7 +157,9 @@ class TfFunction:
     outs = self.concrete.outputs
     if self._declared is not None:
       declared = [declared_aval(aval) for aval in self._declared]
-      shapes_in, shapes_out = ([aval.shape for aval in avals] for avals in (self.avals_in, declared))
+      shapes_in, shapes_out = (
+        [aval.shape for aval in avals] for avals in (self.avals_in, declared)
+      )
       if found := contradiction(shapes_in, shapes_out, self._infer):
         i, sizes, other = found
         raise self.contradicts(outs[i].dtype, other, declared[i], f" for {sizes}")
@@ -133,7 +171,11 @@ class TfFunction:
           f"call_tf cannot call functions whose output has dynamic shape: '{self.name}' returns {y.dtype.name}{y.shape}. "
           "Declare the shape of the result with output_shape_dtype"
         )
-    return tuple(jax.ShapeDtypeStruct(shape, y.dtype.as_numpy_dtype) for y, shape in zip(outs, shapes, strict=True) if shape is not None)
+    return tuple(
+      jax.ShapeDtypeStruct(shape, y.dtype.as_numpy_dtype)
+      for y, shape in zip(outs, shapes, strict=True)
+      if shape is not None
+    )
 
   def as_declared(self, y: tf.Tensor, aval: Any) -> tf.Tensor:
     """A result with the declared shape, where TensorFlow does not know it. A running graph raises if it has another.
@@ -162,13 +204,20 @@ class TfFunction:
   def shapes(self) -> Sequence[tuple[Any, ...] | None]:
     """Those of the results, as TensorFlow infers them; None for one that it cannot."""
     shapes: Sequence[tuple[Any, ...] | None]
-    shapes = [tuple(y.shape.as_list()) if y.shape.is_fully_defined() else None for y in self.concrete.outputs]
-    if None in shapes and any(shape_poly.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape):
+    shapes = [
+      tuple(y.shape.as_list()) if y.shape.is_fully_defined() else None
+      for y in self.concrete.outputs
+    ]
+    if None in shapes and any(
+      shape_poly.is_symbolic_dim(d) for aval in self.avals_in for d in aval.shape
+    ):
       shapes = symbolic_shapes([aval.shape for aval in self.avals_in], self._infer)
     return shapes
 
   def _infer(self, shapes: list[Shape]) -> list[Shape]:
-    specs = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)]
+    specs = [
+      tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)
+    ]
     return [tuple(y.shape.as_list()) for y in self._traced(specs).outputs]
 
   def eagerly(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -194,7 +243,9 @@ class TfFunction:
   def stateful(self) -> frozenset[str]:
     """Types of the stateful ops, in the functions that it calls too."""
     definition = self.concrete.graph.as_graph_def()
-    nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
+    nodes = itertools.chain(
+      definition.node, *(function.node_def for function in definition.library.function)
+    )
     return frozenset(filter(_tf_compat.is_stateful, {node.op for node in nodes} - _CALLS))
 
   @property
@@ -249,10 +300,17 @@ class WithVariables(TfFunction):
     held: a call uses these arguments in place of what it would read from the variables.
   """
 
-  def __init__(self, function: TfFunction, variables: Sequence[tf.Variable], *, shadowed: bool, held: bool):
+  def __init__(
+    self, function: TfFunction, variables: Sequence[tf.Variable], *, shadowed: bool, held: bool
+  ):
     n = len(function.avals_in)
     avals = [_canonical(v) if shadowed else packed_aval(v) for v in variables]
-    super().__init__(function.name, lambda *tensors: function.run(*tensors[:n]), (*function.avals_in, *avals), function.options)
+    super().__init__(
+      function.name,
+      lambda *tensors: function.run(*tensors[:n]),
+      (*function.avals_in, *avals),
+      function.options,
+    )
     own = dict(enumerate(variables, n))
     self.function = function
     self.shadows = {**function.shadows, **own} if shadowed else function.shadows
@@ -285,7 +343,12 @@ class Reads(TfFunction):
   def __init__(self, name: str, variables: Sequence[tf.Variable], options: Options):
     # With an effect, so that rematerialisation keeps the values.
     options = replace(options, has_side_effects=True, vmap_method=None)
-    super().__init__(f"the variables of {name}", lambda *_: [packed(v.read_value()) for v in variables], (), options)
+    super().__init__(
+      f"the variables of {name}",
+      lambda *_: [packed(v.read_value()) for v in variables],
+      (),
+      options,
+    )
 
   def called_back(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """As `TfFunction.called_back`; no array is copied."""
@@ -303,7 +366,11 @@ def is_packed(dtype: tf.DType) -> bool:
 
 def packed_aval(v: tf.Variable) -> jax.ShapeDtypeStruct:
   """The aval of a value of which JAX only keeps the bits."""
-  return jax.ShapeDtypeStruct((*v.shape, v.dtype.size // 4), np.uint32) if is_packed(v.dtype) else _canonical(v)
+  return (
+    jax.ShapeDtypeStruct((*v.shape, v.dtype.size // 4), np.uint32)
+    if is_packed(v.dtype)
+    else _canonical(v)
+  )
 
 
 def packed(y: tf.Tensor) -> tf.Tensor:
@@ -320,12 +387,18 @@ def declared_aval(aval: Any) -> jax.ShapeDtypeStruct:
 
 def tensor_spec(aval: Any) -> tf.TensorSpec:
   """The aval as TensorFlow writes it."""
-  return tf.TensorSpec([None if shape_poly.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype))
+  return tf.TensorSpec(
+    [None if shape_poly.is_symbolic_dim(d) else d for d in aval.shape], tf_dtype(aval.dtype)
+  )
 
 
 def tensor(array: Any, dtype: Any) -> tf.Tensor:
   """The array, or the Python scalar, as an eager tensor, which shares its memory where TensorFlow can."""
-  if isinstance(array, jax.Array) and array.dtype.name in _SHARED and len(array.sharding.device_set) == 1:
+  if (
+    isinstance(array, jax.Array)
+    and array.dtype.name in _SHARED
+    and len(array.sharding.device_set) == 1
+  ):
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
   return tf.constant(np.asarray(array, dtype))
 
@@ -339,4 +412,6 @@ def jax_array(y: tf.Tensor) -> jax.Array:
 
 # TF 2.21 and JAX exchange neither 4-bit nor 8-bit floating point dtypes.
 _INTEGERS = (f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64))
-_SHARED = frozenset({*_INTEGERS, "float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
+_SHARED = frozenset(
+  {*_INTEGERS, "float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+)

@@ -50,7 +50,9 @@ def tf_module(fun_tf: Callable[..., Any], *specs: Any, library: str) -> Any:
   return (_nnx_module if library == "nnx" else _equinox_module)(apply, assign, values)
 
 
-def _nnx_module(apply: Callable[..., Any], assign: Callable[..., Any], values: list[jax.Array]) -> Any:
+def _nnx_module(
+  apply: Callable[..., Any], assign: Callable[..., Any], values: list[jax.Array]
+) -> Any:
   from flax import nnx  # noqa: PLC0415  (for those who have it)
 
   class TfModule(nnx.Module):
@@ -69,7 +71,9 @@ def _nnx_module(apply: Callable[..., Any], assign: Callable[..., Any], values: l
   return TfModule()
 
 
-def _equinox_module(apply: Callable[..., Any], assign: Callable[..., Any], values: list[jax.Array]) -> Any:
+def _equinox_module(
+  apply: Callable[..., Any], assign: Callable[..., Any], values: list[jax.Array]
+) -> Any:
   import equinox  # noqa: PLC0415  (for those who have it)
 
   class TfModule(equinox.Module):

@@ -50,9 +50,13 @@ def _shaped(avals: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
   return [_jax_compat.varying_like(ShapedArray(a.shape, a.dtype), operands) for a in avals]
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
+def _jvp(
+  primals: Sequence[Any], tangents: Sequence[Any], *, function: TfFunction
+) -> tuple[Any, Any]:
   n, of = len(function.avals_out), function.inexact_results
-  wrt = tuple(i for i, (x, t) in enumerate(zip(primals, tangents, strict=True)) if _moves(jax.typeof(x), t))
+  wrt = tuple(
+    i for i, (x, t) in enumerate(zip(primals, tangents, strict=True)) if _moves(jax.typeof(x), t)
+  )
   if isinstance(function, Reads) or not (of and wrt):
     outs = _bind(call_tf_p, *primals, function=function)
     return outs, [_zero(y) for y in outs]
@@ -60,11 +64,19 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: TfFunctio
   operands = [*primals, *(_bind(call_tf_p, *primals, function=found.reads) if found.reads else ())]
   results = _bind(call_tf_p, *operands, function=found.forward)
   outs, residuals = results[:n], results[n:] if found.is_recorded else operands
-  pushed = dict(zip(of, _bind(call_tf_linear_p, *residuals, *[tangents[i] for i in wrt], linear=found.linear), strict=True))
+  pushed = dict(
+    zip(
+      of,
+      _bind(call_tf_linear_p, *residuals, *[tangents[i] for i in wrt], linear=found.linear),
+      strict=True,
+    )
+  )
   return outs, [pushed[i] if i in pushed else _zero(y) for i, y in enumerate(outs)]
 
 
-def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, linear: Linear) -> tuple[Any, Any]:
+def _linear_jvp(
+  primals: Sequence[Any], tangents: Sequence[Any], *, linear: Linear
+) -> tuple[Any, Any]:
   """At fixed primals the map is its own derivative; otherwise as for any function."""
   n = linear.n_residuals
   outs = _bind(call_tf_linear_p, *primals, linear=linear)
@@ -91,7 +103,9 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, linear: Linear) -> lis
   n = linear.n_residuals
   given = map(ad.instantiate_zeros, cotangents)
   found = _bind(call_tf_p, *operands[:n], *given, function=linear.backward)
-  return [None] * n + [c if ad.is_undefined_primal(x) else None for x, c in zip(operands[n:], found, strict=True)]
+  return [None] * n + [
+    c if ad.is_undefined_primal(x) else None for x, c in zip(operands[n:], found, strict=True)
+  ]
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, function: TfFunction) -> tuple[Any, Any]:
@@ -107,24 +121,36 @@ def _linear_batch(arrays: Sequence[Any], dims: Sequence[Any], *, linear: Linear)
   arrays, batched, size = _in_front(arrays, dims)
   n, of = linear.n_residuals, len(linear.forward.avals_out)
   arrays = [
-    x if i < n or is_in else jax.numpy.broadcast_to(x, (size, *x.shape)) for i, (x, is_in) in enumerate(zip(arrays, batched, strict=True))
+    x if i < n or is_in else jax.numpy.broadcast_to(x, (size, *x.shape))
+    for i, (x, is_in) in enumerate(zip(arrays, batched, strict=True))
   ]
   primals, tangents = batched[:n], (True,) * (len(arrays) - n)
   mapped = linear.forward.kept(
     ("batch", primals, size),
     lambda: Linear(
-      vmapped(linear.forward, (*primals, *tangents), size), vmapped(linear.backward, (*primals, *(True for _ in range(of))), size), n
+      vmapped(linear.forward, (*primals, *tangents), size),
+      vmapped(linear.backward, (*primals, *(True for _ in range(of))), size),
+      n,
     ),
   )
   outs = _bind(call_tf_linear_p, *arrays, linear=mapped)
   return outs, [0] * len(outs)
 
 
-def _in_front(arrays: Sequence[Any], dims: Sequence[Any]) -> tuple[list[Any], tuple[bool, ...], int]:
+def _in_front(
+  arrays: Sequence[Any], dims: Sequence[Any]
+) -> tuple[list[Any], tuple[bool, ...], int]:
   """(the arrays with the batch in front, which of them have it, its size)."""
   batched = tuple(d is not None for d in dims)
   size = next(x.shape[d] for x, d in zip(arrays, dims, strict=True) if d is not None)
-  return [jax.numpy.moveaxis(x, d, 0) if is_in else x for x, d, is_in in zip(arrays, dims, batched, strict=True)], batched, size
+  return (
+    [
+      jax.numpy.moveaxis(x, d, 0) if is_in else x
+      for x, d, is_in in zip(arrays, dims, batched, strict=True)
+    ],
+    batched,
+    size,
+  )
 
 
 def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: Any) -> Any:
@@ -140,11 +166,21 @@ def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: An
     its equation in the forward pass, that in the backward pass, and for each result whether it is unknown and whether it is there in the
     backward pass; the operands to keep.
   """
-  n, missing = len(eqn.outvars), [x for x, is_here in zip(eqn.invars, here, strict=True) if not is_here]
+  n, missing = (
+    len(eqn.outvars),
+    [x for x, is_here in zip(eqn.invars, here, strict=True) if not is_here],
+  )
   if any(unknown):
     return None, eqn, [True] * n, [True] * n, missing
-  keep = bool(eqn.params["function"].stateful) or saveable(eqn.primitive, *[x.aval for x in eqn.invars], **eqn.params) is True
-  return (eqn, None, [False] * n, [False] * n, []) if keep else (eqn, eqn, [False] * n, [True] * n, missing)
+  keep = (
+    bool(eqn.params["function"].stateful)
+    or saveable(eqn.primitive, *[x.aval for x in eqn.invars], **eqn.params) is True
+  )
+  return (
+    (eqn, None, [False] * n, [False] * n, [])
+    if keep
+    else (eqn, eqn, [False] * n, [True] * n, missing)
+  )
 
 
 partial_eval.partial_eval_jaxpr_custom_rules[call_tf_p] = _known
@@ -154,8 +190,12 @@ ad.primitive_transposes[call_tf_linear_p] = _transpose
 batching.primitive_batchers[call_tf_p] = _batch
 batching.primitive_batchers[call_tf_linear_p] = _linear_batch
 mlir.register_lowering(call_tf_p, lambda ctx, *xs, function: under_jit.lower(ctx, function, xs))
-mlir.register_lowering(call_tf_linear_p, lambda ctx, *xs, linear: under_jit.lower(ctx, linear.forward, xs))
-stays_in_tensorflow({call_tf_p: lambda function: function.read, call_tf_linear_p: lambda linear: linear.forward.read})
+mlir.register_lowering(
+  call_tf_linear_p, lambda ctx, *xs, linear: under_jit.lower(ctx, linear.forward, xs)
+)
+stays_in_tensorflow(
+  {call_tf_p: lambda function: function.read, call_tf_linear_p: lambda linear: linear.forward.read}
+)
 
 
 @lowers(call_tf_p)

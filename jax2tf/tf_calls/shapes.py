@@ -17,7 +17,9 @@ _SIZES = (3, 257, 10, 4099, 7, 64, 1021, 16, 35, 513)
 _DIVISORS = range(2, 17)
 
 
-def symbolic_shapes(shapes_in: Sequence[Sequence[Any]], infer: Callable[[list[Shape]], list[Shape]]) -> list[tuple[Any, ...] | None]:
+def symbolic_shapes(
+  shapes_in: Sequence[Sequence[Any]], infer: Callable[[list[Shape]], list[Shape]]
+) -> list[tuple[Any, ...] | None]:
   """The shapes of the results for symbolic shapes of the arguments; None for one that fits no formula.
 
   Args:
@@ -28,7 +30,10 @@ def symbolic_shapes(shapes_in: Sequence[Sequence[Any]], infer: Callable[[list[Sh
   names = sorted(frozenset().union(*map(shape_poly.dimension_variables, dims)))
   variables = [export.symbolic_shape(name, scope=dims[0].scope)[0] for name in names]
   count = min(len(_SIZES), 4 + len(names) * (len(names) + 1) // 2)
-  sizes = [[_SIZES[(s * (2 * i + 1) + 3 * i) % len(_SIZES)] for i in range(len(names))] for s in range(count)]
+  sizes = [
+    [_SIZES[(s * (2 * i + 1) + 3 * i) % len(_SIZES)] for i in range(len(names))]
+    for s in range(count)
+  ]
   found = []
   for sample in sizes:
     values = dict(zip(names, sample, strict=True))
@@ -45,7 +50,9 @@ _TRIED = (4, 24, 240)
 
 
 def contradiction(
-  shapes_in: Sequence[Sequence[Any]], declared: Sequence[Sequence[Any]], infer: Callable[[list[Shape]], list[Shape]]
+  shapes_in: Sequence[Sequence[Any]],
+  declared: Sequence[Sequence[Any]],
+  infer: Callable[[list[Shape]], list[Shape]],
 ) -> tuple[int, str, Shape] | None:
   """(position of a result that has another shape than is declared at all sizes tried, such sizes, its shape); None without one.
 
@@ -54,7 +61,9 @@ def contradiction(
     declared: of the results.
     infer: as for `symbolic_shapes`.
   """
-  names = sorted(frozenset().union(*(shape_poly.dimension_variables(d) for shape in shapes_in for d in shape)))
+  names = sorted(
+    frozenset().union(*(shape_poly.dimension_variables(d) for shape in shapes_in for d in shape))
+  )
   found = None
   for size in _TRIED if names else ():
     values = {name: size * (i + 1) for i, name in enumerate(names)}
@@ -66,7 +75,11 @@ def contradiction(
     others = [i for i, shape in enumerate(shapes) if _differs(shape, _at(declared[i], values))]
     if not others:
       return None
-    found = found or (others[0], ", ".join(f"{name} = {n}" for name, n in values.items()), shapes[others[0]])
+    found = found or (
+      others[0],
+      ", ".join(f"{name} = {n}" for name, n in values.items()),
+      shapes[others[0]],
+    )
   return found
 
 
@@ -86,10 +99,14 @@ def _fit(found: Sequence[Any], sizes: Sequence[Sequence[int]], variables: Sequen
     return found[0]
   pairs = list(itertools.combinations(range(len(variables)), 2))
   terms = np.array([[1, *s, *(s[i] * s[j] for i, j in pairs)] for s in sizes], np.int64)
-  solution = np.rint(np.linalg.lstsq(terms.astype(np.float64), np.array(found, np.float64), rcond=None)[0]).astype(np.int64)
+  solution = np.rint(
+    np.linalg.lstsq(terms.astype(np.float64), np.array(found, np.float64), rcond=None)[0]
+  ).astype(np.int64)
   if len(sizes) > terms.shape[1] and np.array_equal(terms @ solution, found):
     symbols = [1, *variables, *(variables[i] * variables[j] for i, j in pairs)]
-    return sum(int(factor) * symbol for factor, symbol in zip(solution, symbols, strict=True) if factor)
+    return sum(
+      int(factor) * symbol for factor, symbol in zip(solution, symbols, strict=True) if factor
+    )
   for i, q in itertools.product(range(len(variables)), _DIVISORS):
     # q * found <= size + k < q * found + q, at all sizes
     low = max(q * n - s[i] for n, s in zip(found, sizes, strict=True))

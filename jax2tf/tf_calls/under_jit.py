@@ -16,7 +16,10 @@ from jax2tf._jax_compat import shape_poly
 from jax2tf.dtypes import tf_dtype
 from jax2tf.tf_calls.function import TfFunction
 
-EFFECT, ORDERED = _jax_compat.call_effect("CallTf", ordered=False), _jax_compat.call_effect("OrderedCallTf", ordered=True)
+EFFECT, ORDERED = (
+  _jax_compat.call_effect("CallTf", ordered=False),
+  _jax_compat.call_effect("OrderedCallTf", ordered=True),
+)
 
 # What the ops do whose variables are arguments of XLA's code.
 _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
@@ -41,34 +44,52 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
     raise ValueError(
       f"call_tf_graph=True only support exporting by jax2tf.convert currently: '{function.name}' is under jax.jit. Leave it out"
     )
-  if any(shape_poly.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape):
+  if any(
+    shape_poly.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape
+  ):
     raise ValueError(
       f"jax.export has no symbolic shapes for the TensorFlow function '{function.name}': use jax2tf.convert, or fixed shapes"
     )
   if options.under_jit != "callback":
     reason = _why_not_inlined(function)
     platform = _PLATFORMS[ctx.module_context.platforms[0]]
-    code = function.kept(("hlo", platform), lambda: _hlo(function, platform)) if reason is None else reason
+    code = (
+      function.kept(("hlo", platform), lambda: _hlo(function, platform))
+      if reason is None
+      else reason
+    )
     if isinstance(code, bytes):
       module = ir.Module.parse(_jax_compat.hlo_to_stablehlo(code))
       main: Any = ir.SymbolTable(module.operation)["main"]
       found = ir.FunctionType(main.type).results
-      if [tuple(ir.RankedTensorType(y).shape) for y in found] == [aval.shape for aval in ctx.avals_out]:
+      if [tuple(ir.RankedTensorType(y).shape) for y in found] == [
+        aval.shape for aval in ctx.avals_out
+      ]:
         return _inlined(ctx, function, module, main, operands)
       # XLA bounds a size that depends on values, and knows better than a shape function that is wrong.
-      in_xla, in_tensorflow = ", ".join(map(str, found)), ", ".join(str(a.shape) for a in ctx.avals_out)
+      in_xla, in_tensorflow = (
+        ", ".join(map(str, found)),
+        ", ".join(str(a.shape) for a in ctx.avals_out),
+      )
       code = f"its results in XLA are {in_xla}, and TensorFlow's shapes are {in_tensorflow}"
     if options.under_jit == "inline":
-      raise ValueError(f"Error compiling TensorFlow function '{function.name}' with under_jit='inline': {code}. Leave under_jit out")
+      raise ValueError(
+        f"Error compiling TensorFlow function '{function.name}' with under_jit='inline': {code}. Leave under_jit out"
+      )
   return _called_back(ctx, function, operands)
 
 
 def _why_not_inlined(function: TfFunction) -> str | None:
   """Why inlining would change the meaning: variables would become constants, writes and asserts would be dropped."""
-  if (function.has_effects and function.options.has_side_effects is None) or function.options.ordered:
+  if (
+    function.has_effects and function.options.has_side_effects is None
+  ) or function.options.ordered:
     return "it has side effects"
   bound = _bound(function)
-  if any(x.dtype in (tf.resource, tf.variant) and id(x) not in bound for x in function.concrete.captured_inputs):
+  if any(
+    x.dtype in (tf.resource, tf.variant) and id(x) not in bound
+    for x in function.concrete.captured_inputs
+  ):
     return "it has variables or tables, which are read at each call"
   if not all(x.shape.is_fully_defined() for x in function.concrete.outputs):
     return "the shapes of its results depend on values"
@@ -96,11 +117,18 @@ def _hlo(function: TfFunction, platform: str) -> bytes | str:
     return str(error)
 
 
-def _inlined(ctx: Any, function: TfFunction, module: Any, main: Any, operands: Sequence[Any]) -> Sequence[Any]:
+def _inlined(
+  ctx: Any, function: TfFunction, module: Any, main: Any, operands: Sequence[Any]
+) -> Sequence[Any]:
   kind = ir.FunctionType(main.type)
-  name = mlir.merge_mlir_modules(ctx.module_context.module, "call_tf", module, dst_symtab=ctx.module_context.symbol_table)
+  name = mlir.merge_mlir_modules(
+    ctx.module_context.module, "call_tf", module, dst_symtab=ctx.module_context.symbol_table
+  )
   bound = _bound(function)
-  captured = [operands[bound[id(x)]] if id(x) in bound else mlir.ir_constant(np.asarray(x)) for x in function.concrete.captured_inputs]
+  captured = [
+    operands[bound[id(x)]] if id(x) in bound else mlir.ir_constant(np.asarray(x))
+    for x in function.concrete.captured_inputs
+  ]
   return func.CallOp(kind.results, ir.FlatSymbolRefAttr.get(name), [*operands, *captured]).results
 
 

@@ -34,7 +34,9 @@ def test_values_and_gradients(native):
   for call in (f, tf.function(f)):
     np.testing.assert_allclose(call(X), in_jax(X), rtol=1e-5)
     np.testing.assert_allclose(gradient(call, X), jax.grad(lambda x: in_jax(x).sum())(X), rtol=1e-5)
-    second = gradient(lambda x, call=call: gradient(call, x), X) if not native and call is f else None
+    second = (
+      gradient(lambda x, call=call: gradient(call, x), X) if not native and call is f else None
+    )
     if second is not None:
       np.testing.assert_allclose(second, jax.vmap(jax.grad(jax.grad(in_jax)))(X), rtol=1e-4)
 
@@ -53,7 +55,14 @@ def test_a_function_of_tensorflow_alone_is_itself():
   v = tf.Variable(2.0)
   f = jax2tf.convert(call_tf(lambda x: tf.sin(x) * v))
   graph = tf.function(f).get_concrete_function(tf.TensorSpec([3])).graph
-  assert {op.type for op in graph.get_operations()} == {"Placeholder", "Identity", "Sin", "ReadVariableOp", "Mul", "NoOp"}
+  assert {op.type for op in graph.get_operations()} == {
+    "Placeholder",
+    "Identity",
+    "Sin",
+    "ReadVariableOp",
+    "Mul",
+    "NoOp",
+  }
   with tf.GradientTape() as tape:
     y = f(X)
   np.testing.assert_allclose(tape.gradient(y, v), jnp.sin(X).sum(), rtol=1e-5)
@@ -107,9 +116,13 @@ def test_polymorphic_gradients_of_a_variable():
   np.testing.assert_allclose(by_x, 2 * jnp.cos(2 * X), rtol=1e-5)
   np.testing.assert_allclose(by_v, (X * jnp.cos(2 * X)).sum(), rtol=1e-5)
   graph = tf.function(f).get_concrete_function(tf.TensorSpec([None])).graph.as_graph_def()
-  assert "VarHandleOp" not in str(graph)  # an exported or compiled graph has no variables of a call's own
+  assert "VarHandleOp" not in str(
+    graph
+  )  # an exported or compiled graph has no variables of a call's own
 
 
 def test_polymorphic_gradients():
-  f = jax2tf.convert(jax.vmap(jax.grad(lambda x: call_tf(tf.sin)(x).sum())), polymorphic_shapes=["b, _"])
+  f = jax2tf.convert(
+    jax.vmap(jax.grad(lambda x: call_tf(tf.sin)(x).sum())), polymorphic_shapes=["b, _"]
+  )
   np.testing.assert_allclose(f(X[None]), jnp.cos(X[None]), rtol=1e-5)

@@ -38,13 +38,17 @@ def test_a_result_of_unknown_rank(function, way):
 def test_a_result_of_unknown_rank_in_a_batch():
   f = call_tf(by_python, output_shape_dtype=declared(2))
   np.testing.assert_allclose(jax.vmap(f)(X), np.sin(X), rtol=1e-6)
-  gradient = jax.jit(jax.grad(lambda x: call_tf(by_python, output_shape_dtype=declared(3, 2))(x).sum()))
+  gradient = jax.jit(
+    jax.grad(lambda x: call_tf(by_python, output_shape_dtype=declared(3, 2))(x).sum())
+  )
   np.testing.assert_allclose(gradient(X), np.cos(X), rtol=1e-6)
 
 
 @pytest.mark.parametrize("function", [by_numpy, by_python, tf.sin])
 def test_another_shape_is_an_error_eagerly(function):
-  with pytest.raises(ValueError, match=rf"{OTHER}.*returns float32\(3, 2\), declared is float32\(4, 2\)"):
+  with pytest.raises(
+    ValueError, match=rf"{OTHER}.*returns float32\(3, 2\), declared is float32\(4, 2\)"
+  ):
     call_tf(function, output_shape_dtype=declared(4, 2))(X)
 
 
@@ -71,7 +75,9 @@ def test_another_symbolic_size_is_one_error(native, graph):
 
   converted = jax2tf.convert(fun, polymorphic_shapes="b, _", native_serialization=native)
   run = tf.function(converted, autograph=False) if graph else converted
-  with pytest.raises(ValueError, match=r"returns float32\(4, 2\) for b = 4, declared is float32\(b \+ 5, 2\)"):
+  with pytest.raises(
+    ValueError, match=r"returns float32\(4, 2\) for b = 4, declared is float32\(b \+ 5, 2\)"
+  ):
     run(X)
 
 

@@ -17,7 +17,10 @@ def test_a_variable_is_read_at_each_call():
   v.assign(10.0)
   assert f(1.0) == 10
   assert jax.jit(jax.grad(call_tf(lambda x: x * v)))(1.0) == 10
-  with pytest.raises(ValueError, match=r"(?s)Error compiling TensorFlow function.*variables or tables.*Leave under_jit out"):
+  with pytest.raises(
+    ValueError,
+    match=r"(?s)Error compiling TensorFlow function.*variables or tables.*Leave under_jit out",
+  ):
     jax.jit(call_tf(lambda x: x * v, under_jit="inline"))(1.0)
 
 
@@ -59,7 +62,9 @@ def test_a_variable_moves_inside_a_loop():
   v = tf.Variable(1.0)
   double = call_tf(lambda x: v.assign(2 * v) + 0 * x, ordered=True)
   read = call_tf(lambda x: v + 0 * x, ordered=True)
-  _, reads = jax.jit(lambda: jax.lax.scan(lambda c, _: (c, [read(c), double(c)][0]), 0.0, None, 4))()
+  _, reads = jax.jit(
+    lambda: jax.lax.scan(lambda c, _: (c, [read(c), double(c)][0]), 0.0, None, 4)
+  )()
   assert reads.tolist() == [1, 2, 4, 8]
 
 
@@ -84,11 +89,18 @@ def test_an_assert_raises():
     jax.jit(call_tf(f))(7.0).block_until_ready()
 
 
-WORDS = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["1", "22"], tf.constant([10.0, 20.0])), -1.0)
+WORDS = tf.lookup.StaticHashTable(
+  tf.lookup.KeyValueTensorInitializer(["1", "22"], tf.constant([10.0, 20.0])), -1.0
+)
 
 
 def test_what_xla_does_not_compile():
-  f = call_tf(lambda i: (WORDS.lookup(tf.strings.as_string(i)), tf.ensure_shape(tf.numpy_function(np.negative, [i], tf.int32), [])))
+  f = call_tf(
+    lambda i: (
+      WORDS.lookup(tf.strings.as_string(i)),
+      tf.ensure_shape(tf.numpy_function(np.negative, [i], tf.int32), []),
+    )
+  )
   for mapped in (jax.vmap(f), jax.jit(jax.vmap(f))):
     looked_up, negative = mapped(jnp.array([1, 22, 333]))
     assert looked_up.tolist() == [10, 20, -1]
@@ -101,19 +113,29 @@ def test_dynamic_shapes_need_a_declaration():
 
   x = jnp.array([1, 2, 3])
   assert call_tf(f)(x).tolist() == [2, 3]
-  with pytest.raises(ValueError, match=r"cannot call functions whose output has dynamic shape.*output_shape_dtype"):
+  with pytest.raises(
+    ValueError, match=r"cannot call functions whose output has dynamic shape.*output_shape_dtype"
+  ):
     jax.jit(call_tf(f))(x)
-  assert jax.jit(call_tf(f, output_shape_dtype=jax.ShapeDtypeStruct((2,), np.int32)))(x).tolist() == [2, 3]
+  assert jax.jit(call_tf(f, output_shape_dtype=jax.ShapeDtypeStruct((2,), np.int32)))(
+    x
+  ).tolist() == [2, 3]
   with pytest.raises(ValueError, match="do not match the declared output_shape_dtype"):
     jax.jit(call_tf(f, output_shape_dtype=jax.ShapeDtypeStruct((2,), np.float32)))(x)
   with pytest.raises(ValueError, match="pytree of the TensorFlow function results does not match"):
     call_tf(f, output_shape_dtype=(jax.ShapeDtypeStruct((2,), np.int32), None, 1))(x)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int4", "uint8", "bfloat16", "float8_e4m3fn", "complex64"])
+@pytest.mark.parametrize(
+  "dtype", ["bool", "int4", "uint8", "bfloat16", "float8_e4m3fn", "complex64"]
+)
 def test_dtypes(dtype):
   x = jnp.array([0, 1, 1]).astype(dtype)
-  for f in (call_tf(tf.identity), jax.jit(call_tf(tf.identity)), jax.jit(call_tf(tf.identity, under_jit="callback"))):
+  for f in (
+    call_tf(tf.identity),
+    jax.jit(call_tf(tf.identity)),
+    jax.jit(call_tf(tf.identity, under_jit="callback")),
+  ):
     y = f(x)
     assert y.dtype == x.dtype
     np.testing.assert_array_equal(np.asarray(y), np.asarray(x))
@@ -134,10 +156,26 @@ def test_pytrees():
     (TypeError, "Expected a callable value", lambda: call_tf(3)),
     (ValueError, "vmap_method", lambda: call_tf(tf.sin, vmap_method="x")),
     (ValueError, "under_jit", lambda: call_tf(tf.sin, under_jit="x")),
-    (TypeError, r"Argument args\[1\].* is not a valid JAX type", lambda: call_tf(tf.add)(1.0, object())),
-    (TypeError, "is not a valid JAX array type", lambda: call_tf(tf.strings.length)(tf.constant("a"))),
-    (ValueError, "returns a result that is not convertible to JAX", lambda: call_tf(tf.strings.as_string)(1)),
-    (ValueError, "call_tf_graph=True only support exporting", lambda: jax.jit(call_tf(tf.sin, call_tf_graph=True))(1.0)),
+    (
+      TypeError,
+      r"Argument args\[1\].* is not a valid JAX type",
+      lambda: call_tf(tf.add)(1.0, object()),
+    ),
+    (
+      TypeError,
+      "is not a valid JAX array type",
+      lambda: call_tf(tf.strings.length)(tf.constant("a")),
+    ),
+    (
+      ValueError,
+      "returns a result that is not convertible to JAX",
+      lambda: call_tf(tf.strings.as_string)(1),
+    ),
+    (
+      ValueError,
+      "call_tf_graph=True only support exporting",
+      lambda: jax.jit(call_tf(tf.sin, call_tf_graph=True))(1.0),
+    ),
   ],
 )
 def test_refusals(error, words, call):
@@ -152,6 +190,10 @@ def test_large_arrays_behind_asynchronous_work():
 
 def test_exported():
   exported = export.export(jax.jit(call_tf(tf.sin)))(jnp.ones(3))
-  np.testing.assert_allclose(export.deserialize(exported.serialize()).call(jnp.ones(3)), np.sin(np.ones(3)), rtol=1e-6)
+  np.testing.assert_allclose(
+    export.deserialize(exported.serialize()).call(jnp.ones(3)), np.sin(np.ones(3)), rtol=1e-6
+  )
   with pytest.raises(ValueError, match=r"no symbolic shapes for the TensorFlow function 'sin'"):
-    export.export(jax.jit(call_tf(tf.sin)))(jax.ShapeDtypeStruct(export.symbolic_shape("b"), jnp.float32))
+    export.export(jax.jit(call_tf(tf.sin)))(
+      jax.ShapeDtypeStruct(export.symbolic_shape("b"), jnp.float32)
+    )

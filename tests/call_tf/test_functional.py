@@ -70,8 +70,12 @@ def test_optax_trains_a_saved_model(directory, tmp_path, without_jax):
   tf.saved_model.save(model, str(tmp_path))
   np.testing.assert_allclose(tf.saved_model.load(str(tmp_path))(X), in_jax(variables, X), rtol=1e-5)
   code = f"import tensorflow as tf; print(tf.saved_model.load({str(tmp_path)!r})({X.tolist()}).numpy().tolist())"
-  done = subprocess.run([without_jax, "-c", code], check=True, capture_output=True, text=True, timeout=300)
-  np.testing.assert_allclose(ast.literal_eval(done.stdout.splitlines()[-1]), in_jax(variables, X), rtol=1e-5)
+  done = subprocess.run(
+    [without_jax, "-c", code], check=True, capture_output=True, text=True, timeout=300
+  )
+  np.testing.assert_allclose(
+    ast.literal_eval(done.stdout.splitlines()[-1]), in_jax(variables, X), rtol=1e-5
+  )
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["inlined", "callback"])
@@ -107,13 +111,17 @@ def test_converted(directory):
     y = f(tensors, X)
   np.testing.assert_allclose(y, 2 * in_jax(other, X), rtol=1e-5)
   expected = jax.grad(lambda v: 2 * in_jax(v, X).sum())(other)
-  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), tape.gradient(y, tensors), expected)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5), tape.gradient(y, tensors), expected
+  )
 
 
 def test_a_dtype_that_jax_has_not():
   v = tf.Variable([1.0, 2.0], dtype=tf.float64)
   apply, variables = functional(lambda x: tf.cast(x, tf.float64) * v, X[0])
-  np.testing.assert_allclose(jax.jit(jax.grad(lambda v, x: apply(v, x).sum()))(variables, X[0])[0], X[0])
+  np.testing.assert_allclose(
+    jax.jit(jax.grad(lambda v, x: apply(v, x).sum()))(variables, X[0])[0], X[0]
+  )
 
 
 def test_refusals(directory):

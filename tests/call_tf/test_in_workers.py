@@ -16,7 +16,9 @@ def work(n):
   from jax2tf import call_tf  # noqa: PLC0415
 
   v = tf.Variable(2.0)
-  return float(jax.jit(jax.grad(lambda x: call_tf(lambda x: v * x * x)(x) + call_tf(tf.identity)(x)))(float(n)))
+  return float(
+    jax.jit(jax.grad(lambda x: call_tf(lambda x: v * x * x)(x) + call_tf(tf.identity)(x)))(float(n))
+  )
 
 
 def test_of_a_fork_server():
@@ -25,7 +27,9 @@ def test_of_a_fork_server():
 
 
 # Ray forks to start its own processes, which run none of this one's threads.
-@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning", "ignore:.*use of fork\\(\\):DeprecationWarning")
+@pytest.mark.filterwarnings(
+  r"ignore:os\.fork\(\) was called:RuntimeWarning", "ignore:.*use of fork\\(\\):DeprecationWarning"
+)
 def test_of_ray():
   import ray  # noqa: PLC0415
 

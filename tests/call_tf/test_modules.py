@@ -16,7 +16,14 @@ Y = np.sin(2 * X[:, :1])
 
 def keras_model():
   keras.utils.set_random_seed(0)
-  return keras.Sequential([keras.Input((3,)), keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+  return keras.Sequential(
+    [
+      keras.Input((3,)),
+      keras.layers.Dense(8, "tanh"),
+      keras.layers.BatchNormalization(),
+      keras.layers.Dense(1),
+    ]
+  )
 
 
 def loss(module, x):
@@ -81,7 +88,9 @@ def test_a_saved_model(tmp_path):
   losses, module = trained_by_equinox(module)
   assert losses[-1] < losses[0]
   tf.saved_model.save(module.assigned(), str(tmp_path / "after"))
-  np.testing.assert_allclose(tf.saved_model.load(str(tmp_path / "after"))(X), eqx.filter_jit(module)(X), rtol=1e-5)
+  np.testing.assert_allclose(
+    tf.saved_model.load(str(tmp_path / "after"))(X), eqx.filter_jit(module)(X), rtol=1e-5
+  )
 
 
 def test_refusals():

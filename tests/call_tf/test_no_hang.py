@@ -65,15 +65,23 @@ def test_threads():
 
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     found = list(pool.map(work, range(8)))
-  np.testing.assert_allclose(found, [1e4 * np.sin(1e-4 * n * n) * 1e-3 for n in range(8)], rtol=1e-4)
+  np.testing.assert_allclose(
+    found, [1e4 * np.sin(1e-4 * n * n) * 1e-3 for n in range(8)], rtol=1e-4
+  )
 
 
 @limited
 def test_inside_tf_data():
   """JAX under a py_function, and a converted function."""
-  jitted, converted = jax.jit(lambda x: by_callback(x) + 1), jax2tf.convert(lambda x: by_callback(x) + 1)
+  jitted, converted = (
+    jax.jit(lambda x: by_callback(x) + 1),
+    jax2tf.convert(lambda x: by_callback(x) + 1),
+  )
   rows = tf.data.Dataset.from_tensor_slices(np.ones((16, 1000), np.float32))
-  from_python = rows.map(lambda x: tf.numpy_function(lambda x: np.asarray(jitted(x)), [x], tf.float32), num_parallel_calls=4)
+  from_python = rows.map(
+    lambda x: tf.numpy_function(lambda x: np.asarray(jitted(x)), [x], tf.float32),
+    num_parallel_calls=4,
+  )
   for dataset in (from_python, rows.map(converted, num_parallel_calls=4)):
     for row in dataset:
       np.testing.assert_allclose(row, np.sin(1.0) * 1e-3 + 1, rtol=1e-6)

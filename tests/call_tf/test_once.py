@@ -49,7 +49,9 @@ READING = {
 
 
 def written_between(f, x, jit):
-  pull = (jax.jit if jit else lambda g: g)(lambda x: jax.vjp(f, x)[1](call_tf(write)(f(x) * 0 + 1))[0])
+  pull = (jax.jit if jit else lambda g: g)(
+    lambda x: jax.vjp(f, x)[1](call_tf(write)(f(x) * 0 + 1))[0]
+  )
   restored()
   return pull(x)
 
@@ -60,7 +62,9 @@ def test_a_write_after_the_call(name, jit):
   f, factor = call_tf(READING[name]), 8 if name == "loop" else 2
   np.testing.assert_array_equal(written_between(f, X, jit), [factor] * 3)
   np.testing.assert_array_equal(written_between(jax.vmap(f), X, jit), [factor] * 3)
-  np.testing.assert_array_equal(written_between(jax.checkpoint(lambda x: jnp.sin(f(x))), 0 * X, jit), [factor] * 3)
+  np.testing.assert_array_equal(
+    written_between(jax.checkpoint(lambda x: jnp.sin(f(x))), 0 * X, jit), [factor] * 3
+  )
 
 
 @pytest.mark.parametrize("name", ["variable", "loop"])
@@ -132,7 +136,9 @@ def test_writes_are_done_once(jit):
     found = (jax.jit if jit else lambda f: f)(transform(lambda x: call_tf(centred)(x).sum()))(X)
     jax.effects_barrier()
     # TensorFlow has no derivative through a write.
-    np.testing.assert_allclose(found, transform(lambda x: jnp.sum((x - x.mean()) ** 3) * mean.numpy())(X), rtol=1e-5)
+    np.testing.assert_allclose(
+      found, transform(lambda x: jnp.sum((x - x.mean()) ** 3) * mean.numpy())(X), rtol=1e-5
+    )
     np.testing.assert_allclose(mean, 0.5 + 0.5 * X.mean(), rtol=1e-6)
 
 
@@ -140,7 +146,9 @@ def test_python_is_called_once():
   calls = []
 
   def f(x):
-    return x * tf.ensure_shape(tf.numpy_function(lambda: (calls.append(1), np.float32(len(calls)))[1], [], tf.float32), [])
+    return x * tf.ensure_shape(
+      tf.numpy_function(lambda: (calls.append(1), np.float32(len(calls)))[1], [], tf.float32), []
+    )
 
   assert jax.grad(call_tf(f))(3.0) == jax.jit(jax.grad(lambda x: call_tf(f)(x) - x))(3.0) == 1
   assert len(calls) == 2
@@ -148,9 +156,13 @@ def test_python_is_called_once():
 
 def test_what_cannot_be_kept():
   def f(x):
-    return tf.while_loop(lambda i, c: i < 3, lambda i, c: (i + 1, c * tf.random.uniform([])), [0, x])[1]
+    return tf.while_loop(
+      lambda i, c: i < 3, lambda i, c: (i + 1, c * tf.random.uniform([])), [0, x]
+    )[1]
 
-  with pytest.raises(LookupError, match=r"(?s)'f' has no derivative.*RandomUniform.*variant, which JAX does not have"):
+  with pytest.raises(
+    LookupError, match=r"(?s)'f' has no derivative.*RandomUniform.*variant, which JAX does not have"
+  ):
     jax.grad(call_tf(f))(1.0)
 
 

@@ -5,8 +5,14 @@ import pytest
 from jax2tf.tools.sweeps import call_tf_table as table
 from jax2tf.tools.sweeps.call_tf_rows import ROWS
 
-WITHOUT_DERIVATIVES = {"tf.image.adjust_contrast": "No gradient defined", "tf.numpy_function": "PyFunc has no gradient"}
-WITHOUT_TANGENTS = {"tf.image.resize, bicubic": "No gradient defined", "tf.image.resize, bilinear": "ResizeBilinearGrad has no gradient"}
+WITHOUT_DERIVATIVES = {
+  "tf.image.adjust_contrast": "No gradient defined",
+  "tf.numpy_function": "PyFunc has no gradient",
+}
+WITHOUT_TANGENTS = {
+  "tf.image.resize, bicubic": "No gradient defined",
+  "tf.image.resize, bilinear": "ResizeBilinearGrad has no gradient",
+}
 
 
 @pytest.mark.sampled
@@ -19,4 +25,7 @@ def test_row(name):
       table.answers(name, "eager", ["jvp 1"])
   expected = table.expected(name, sorted({d for derivatives in ways.values() for d in derivatives}))
   for way, derivatives in ways.items():
-    assert table.difference(table.answers(name, way, derivatives), {d: expected[d] for d in derivatives}) < table.TOLERANCE
+    assert (
+      table.difference(table.answers(name, way, derivatives), {d: expected[d] for d in derivatives})
+      < table.TOLERANCE
+    )

@@ -39,7 +39,9 @@ def tangent(f):
 def doubled(f):
   """The function, in a custom_vjp of twice its gradient."""
   rule = jax.custom_vjp(lambda x: f(x, Y))
-  rule.defvjp(lambda x: jax.vjp(lambda x: f(x, Y), x), lambda pull, c: tuple(2 * g for g in pull(c)))
+  rule.defvjp(
+    lambda x: jax.vjp(lambda x: f(x, Y), x), lambda pull, c: tuple(2 * g for g in pull(c))
+  )
   return rule
 
 
@@ -48,16 +50,28 @@ TRANSFORMED = {
   "grad4": lambda f: jax.grad(lambda x: jax.hessian(jax.grad(summed(f)))(x).sum()),
   "value_and_grad": lambda f: jax.value_and_grad(lambda x, y: f(x, y).sum(), argnums=(0, 1)),
   "jvp3": lambda f: tangent(tangent(tangent(summed(f)))),
-  "jacobians": lambda f: lambda x: (jax.jacfwd(lambda x: f(x, Y))(x), jax.jacrev(lambda x: f(x, Y))(x)),
+  "jacobians": lambda f: (
+    lambda x: (jax.jacfwd(lambda x: f(x, Y))(x), jax.jacrev(lambda x: f(x, Y))(x))
+  ),
   "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x, Y), x)[1](Y[0] * x),
   "remat": lambda f: jax.grad(jax.checkpoint(summed(f))),
-  "vmap": lambda f: lambda x: jax.vmap(jax.vmap(f, (None, 0)), (0, None))(jnp.stack([x, -x]), jnp.stack([Y, 3 * Y, Y])),
-  "grad of vmap, by what the batch shares": lambda f: jax.grad(lambda x: jax.vmap(f, (None, 0))(x, jnp.stack([Y, 3 * Y])).sum()),
+  "vmap": lambda f: (
+    lambda x: jax.vmap(jax.vmap(f, (None, 0)), (0, None))(
+      jnp.stack([x, -x]), jnp.stack([Y, 3 * Y, Y])
+    )
+  ),
+  "grad of vmap, by what the batch shares": lambda f: jax.grad(
+    lambda x: jax.vmap(f, (None, 0))(x, jnp.stack([Y, 3 * Y])).sum()
+  ),
   "loops": lambda f: jax.grad(
-    lambda x: jax.lax.scan(lambda c, _: (jax.lax.cond(c[0] > 0, lambda c: f(c, Y), jnp.sin, c), None), x, None, 2)[0].sum()
+    lambda x: jax.lax.scan(
+      lambda c, _: (jax.lax.cond(c[0] > 0, lambda c: f(c, Y), jnp.sin, c), None), x, None, 2
+    )[0].sum()
   ),
   "custom_vjp around": lambda f: jax.jacrev(doubled(f)),
-  "a mixture": lambda f: jax.jacfwd(jax.checkpoint(jax.grad(lambda x: jax.lax.map(doubled(f), jnp.stack([x, 2 * x])).sum()))),
+  "a mixture": lambda f: jax.jacfwd(
+    jax.checkpoint(jax.grad(lambda x: jax.lax.map(doubled(f), jnp.stack([x, 2 * x])).sum()))
+  ),
   "complex": lambda f: jax.grad(lambda x: f(x + 0.5j, Y.astype(complex)).sum().imag),
 }
 ARGUMENTS = {"value_and_grad": (X, Y)}
@@ -73,14 +87,25 @@ def test_eagerly_and_inlined(name):
 
 @pytest.mark.parametrize("name", ["value", "jvp3", "jacobians", "vmap", "loops", "complex"])
 def test_called_back(name):
-  close(jax.jit(TRANSFORMED[name](call_tf(in_tensorflow, under_jit="callback")))(X), TRANSFORMED[name](in_jax)(X))
+  close(
+    jax.jit(TRANSFORMED[name](call_tf(in_tensorflow, under_jit="callback")))(X),
+    TRANSFORMED[name](in_jax)(X),
+  )
 
 
-@pytest.mark.xfail(strict=True, reason="TF 2.21: its gradients of a complex determinant and of a complex cumprod lack a conjugate")
-@pytest.mark.parametrize(("of_tensorflow", "of_jax"), [(tf.linalg.det, jnp.linalg.det), (tf.math.cumprod, jnp.cumprod)])
+@pytest.mark.xfail(
+  strict=True,
+  reason="TF 2.21: its gradients of a complex determinant and of a complex cumprod lack a conjugate",
+)
+@pytest.mark.parametrize(
+  ("of_tensorflow", "of_jax"), [(tf.linalg.det, jnp.linalg.det), (tf.math.cumprod, jnp.cumprod)]
+)
 def test_complex_derivatives_that_tensorflow_has_wrong(of_tensorflow, of_jax):
   x = jnp.asarray([[2.0, 0.5j], [0.3 + 1j, 1.0]])
-  close(jax.grad(lambda x: call_tf(of_tensorflow)(x).sum().imag)(x), jax.grad(lambda x: of_jax(x).sum().imag)(x))
+  close(
+    jax.grad(lambda x: call_tf(of_tensorflow)(x).sum().imag)(x),
+    jax.grad(lambda x: of_jax(x).sum().imag)(x),
+  )
 
 
 def test_derivatives_of_a_tf_function_under_vmap():
@@ -97,7 +122,9 @@ def test_custom_gradient():
   assert jax.grad(f)(1.0) == jax.jvp(f, (1.0,), (1.0,))[1] == jax.jit(jax.grad(f))(1.0) == 1.5
 
 
-@pytest.mark.parametrize("method", [None, "sequential", "expand_dims", "broadcast_all", "vectorized"])
+@pytest.mark.parametrize(
+  "method", [None, "sequential", "expand_dims", "broadcast_all", "vectorized"]
+)
 def test_vmap_method(method):
   f = jax.vmap(call_tf(lambda x, y: tf.sin(x) * y, vmap_method=method), (0, None))
   close(f(X, 2.0), 2 * jnp.sin(X))
@@ -106,14 +133,36 @@ def test_vmap_method(method):
 @pytest.mark.parametrize(
   ("f", "reason"),
   [
-    (lambda x: tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []), "PyFunc has no gradient"),
-    (lambda x: x * tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []), "PyFunc has no gradient"),
-    (lambda x: tf.cast(tf.raw_ops.Bincount(arr=[1], size=2, weights=x[None]), tf.float32)[0], "No gradient defined for operation"),
+    (
+      lambda x: tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []),
+      "PyFunc has no gradient",
+    ),
+    (
+      lambda x: x * tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []),
+      "PyFunc has no gradient",
+    ),
+    (
+      lambda x: tf.cast(tf.raw_ops.Bincount(arr=[1], size=2, weights=x[None]), tf.float32)[0],
+      "No gradient defined for operation",
+    ),
     (lambda x: x + tf.image.hsv_to_rgb(tf.stack([x, x, x]))[0], "HSVToRGB has no gradient"),
-    (lambda x: x + tf.function(lambda y: tf.image.hsv_to_rgb(tf.stack([y, y, y])))(x)[0], "HSVToRGB has no gradient"),
-    (lambda x: tf.image.resize(tf.reshape(x, [1, 1, 1, 1]), [2, 2])[0, 0, 0, 0], "ResizeBilinearGrad has no gradient"),
+    (
+      lambda x: x + tf.function(lambda y: tf.image.hsv_to_rgb(tf.stack([y, y, y])))(x)[0],
+      "HSVToRGB has no gradient",
+    ),
+    (
+      lambda x: tf.image.resize(tf.reshape(x, [1, 1, 1, 1]), [2, 2])[0, 0, 0, 0],
+      "ResizeBilinearGrad has no gradient",
+    ),
   ],
-  ids=["numpy", "a part of it", "no gradient", "registered without", "in a function", "not by tangents"],
+  ids=[
+    "numpy",
+    "a part of it",
+    "no gradient",
+    "registered without",
+    "in a function",
+    "not by tangents",
+  ],
 )
 def test_no_derivative(f, reason):
   with pytest.raises(LookupError, match=reason):
@@ -123,10 +172,16 @@ def test_no_derivative(f, reason):
 def test_a_gradient_around_what_has_none():
   @tf.custom_gradient
   def f(x):
-    return tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), []), lambda dy: dy * tf.cos(x)
+    return tf.ensure_shape(
+      tf.numpy_function(np.sin, [x], tf.float32), []
+    ), lambda dy: dy * tf.cos(x)
 
   assert (
-    jax.grad(call_tf(f))(0.0) == jax.jit(jax.grad(call_tf(lambda x: f(x) + tf.stop_gradient(tf.image.hsv_to_rgb([x, x, x])[0]))))(0.0) == 1
+    jax.grad(call_tf(f))(0.0)
+    == jax.jit(
+      jax.grad(call_tf(lambda x: f(x) + tf.stop_gradient(tf.image.hsv_to_rgb([x, x, x])[0])))
+    )(0.0)
+    == 1
   )
 
 

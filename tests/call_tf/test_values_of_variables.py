@@ -58,7 +58,9 @@ def by_tensorflow(apply, values, folder):
   module = tf.Module()
   module.values = [tf.Variable(v) for v in values]
   converted = jax2tf.convert(lambda p, x: 2 * apply(p, x))
-  module.f = tf.function(lambda x: converted([*module.values], x), autograph=False, input_signature=[SPEC])
+  module.f = tf.function(
+    lambda x: converted([*module.values], x), autograph=False, input_signature=[SPEC]
+  )
   tf.saved_model.save(module, str(folder))
   loaded = tf.saved_model.load(str(folder))
   return loaded.f, loaded.values
@@ -135,7 +137,10 @@ def kinds(a, b, c):
   yield "calls", deeper
   yield "compiled", tf.function(lambda x: deeper(x) @ a, autograph=False, jit_compile=True)
   yield "branches", lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: deeper(x), lambda: x @ a)
-  yield "switch", lambda x: tf.switch_case(tf.size(x) % 5, [lambda: x @ a, lambda: loop(x) @ b, lambda: x @ c])
+  yield (
+    "switch",
+    lambda x: tf.switch_case(tf.size(x) % 5, [lambda: x @ a, lambda: loop(x) @ b, lambda: x @ c]),
+  )
   yield "gather", lambda x: x * tf.gather(a, rows) @ b + tf.nn.embedding_lookup(c, rows)
   yield "gather_nd", lambda x: x * a.gather_nd([[r] for r in rows]) + x @ b @ c
   yield "shapes", lambda x: x @ b + tf.cast(tf.shape(a)[0], tf.float32) + tf.gather(c, rows)
@@ -192,7 +197,9 @@ def test_an_op_that_does_more_than_read():
   v = tf.Variable([1.0, 2.0])
 
   def windows(x):
-    groups = tf.data.Dataset.range(2).group_by_window(lambda i: tf.cast(v[0], tf.int64), lambda _, rows: rows, window_size=2)
+    groups = tf.data.Dataset.range(2).group_by_window(
+      lambda i: tf.cast(v[0], tf.int64), lambda _, rows: rows, window_size=2
+    )
     return groups.reduce(x, lambda total, i: total + tf.cast(i, tf.float32))
 
   apply, values = functional(windows, tf.TensorSpec([2]))

@@ -32,8 +32,15 @@ def kept(x):  # JAX keeps its trace
 
 
 def between(x):
-  looped, _ = jax.lax.scan(lambda total, row: (total + kept(row), None), jnp.zeros(3), jnp.stack([x, 2 * x]))
-  return jnp.cos(kept(x)) + looped + jax.checkpoint(kept)(x) + jax.vmap(call_tf(lambda x: tf.sin(x * SCALED.w[0])))(x)
+  looped, _ = jax.lax.scan(
+    lambda total, row: (total + kept(row), None), jnp.zeros(3), jnp.stack([x, 2 * x])
+  )
+  return (
+    jnp.cos(kept(x))
+    + looped
+    + jax.checkpoint(kept)(x)
+    + jax.vmap(call_tf(lambda x: tf.sin(x * SCALED.w[0])))(x)
+  )
 
 
 def in_tensorflow(x):
@@ -57,7 +64,9 @@ def test_gradients(native):
     np.testing.assert_allclose(call(X), in_tensorflow(X), rtol=1e-5)
     for found, g in zip(gradients(call, X, [SCALED.w, SCALED.scale]), expected, strict=True):
       np.testing.assert_allclose(found, g, rtol=1e-5)
-  np.testing.assert_allclose(jax.jit(between)(X), in_tensorflow(X), rtol=1e-5)  # no trace with shadows is left
+  np.testing.assert_allclose(
+    jax.jit(between)(X), in_tensorflow(X), rtol=1e-5
+  )  # no trace with shadows is left
 
 
 def test_gradients_of_gradients():
@@ -86,7 +95,9 @@ def test_rows_of_an_embedding_of_a_loaded_model(tmp_path):
   tf.saved_model.save(Embedding(), str(tmp_path))
   model = tf.saved_model.load(str(tmp_path))
   ids = np.array([1, 1, 3], np.int32)
-  f = jax2tf.convert(lambda ids: 2 * call_tf(model, output_shape_dtype=jax.ShapeDtypeStruct((3, 2), np.float32))(ids))
+  f = jax2tf.convert(
+    lambda ids: 2 * call_tf(model, output_shape_dtype=jax.ShapeDtypeStruct((3, 2), np.float32))(ids)
+  )
   with tf.GradientTape() as tape:
     y = f(ids)
   np.testing.assert_array_equal(tape.gradient(y, model.table), [[0, 0], [4, 4], [0, 0], [2, 2]])
@@ -133,5 +144,7 @@ def test_a_saved_model_has_them(tmp_path):
     return tf.cos(other(x)) * X
 
   np.testing.assert_allclose(loaded(X), expected(X), rtol=1e-5)
-  for found, g in zip(gradients(loaded, X, [w, scale]), gradients(expected, X, [other.w, other.scale]), strict=True):
+  for found, g in zip(
+    gradients(loaded, X, [w, scale]), gradients(expected, X, [other.w, other.scale]), strict=True
+  ):
     np.testing.assert_allclose(found, g, rtol=1e-5)

@@ -120,7 +120,9 @@ def _reference(program: Program, seeds: Seeds, tangents: Any, arrays: Any) -> li
 
 def _distance(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
   """The largest difference; NaN where either has one."""
-  return float(max(np.abs(a.astype(np.float64) - b).max() for a, b in zip(ours, theirs, strict=True)))
+  return float(
+    max(np.abs(a.astype(np.float64) - b).max() for a, b in zip(ours, theirs, strict=True))
+  )
 
 
 def _base(theirs: Sequence[np.ndarray]) -> float:

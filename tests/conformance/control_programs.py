@@ -106,12 +106,16 @@ def _root(x: Any) -> Any:
   def solve(f: Callable[..., Any], start: Any) -> Any:
     return lax.fori_loop(0, 6, lambda _, y: y - f(y) / (1 + jnp.cos(y) / 3), start)
 
-  return lax.custom_root(lambda y: y + jnp.sin(y) / 3 - x, x, solve, lambda g, y: y / g(jnp.ones_like(y)))
+  return lax.custom_root(
+    lambda y: y + jnp.sin(y) / 3 - x, x, solve, lambda g, y: y / g(jnp.ones_like(y))
+  )
 
 
 def _solved(x: Any, y: Any) -> Any:
   """The solution z of (1 + tanh(x) / 4) z = y."""
-  return lax.custom_linear_solve(lambda z: z + jnp.tanh(x) / 4 * z, y, lambda f, y: y / f(jnp.ones_like(y)), symmetric=True)
+  return lax.custom_linear_solve(
+    lambda z: z + jnp.tanh(x) / 4 * z, y, lambda f, y: y / f(jnp.ones_like(y)), symmetric=True
+  )
 
 
 def _det(x: Any) -> Any:
@@ -185,7 +189,9 @@ def _while(most: int, bodies: Sequence[Any], x: Any) -> Any:
   def goes_on(state: Any) -> Any:
     return (state[0] < most) & (test(state[1])[0] < 0.7312)
 
-  return lax.while_loop(goes_on, lambda state: (state[0] + 1, jnp.sin(body(state[1]) + 1)), (0, lax.stop_gradient(x)))[1]
+  return lax.while_loop(
+    goes_on, lambda state: (state[0] + 1, jnp.sin(body(state[1]) + 1)), (0, lax.stop_gradient(x))
+  )[1]
 
 
 def _remat(policy: str, bodies: Sequence[Any], *operands: Any) -> Any:
@@ -204,14 +210,19 @@ def _mapped(is_loop: bool, bodies: Sequence[Any], x: Any, y: Any) -> Any:
 def _custom_jvp(_: Any, bodies: Sequence[Any], x: Any, y: Any) -> Any:
   value, factor = bodies
   f = jax.custom_jvp(value)
-  f.defjvp(lambda primals, tangents: (f(*primals), factor(*primals) * tangents[0] + 0.5 * tangents[1]))
+  f.defjvp(
+    lambda primals, tangents: (f(*primals), factor(*primals) * tangents[0] + 0.5 * tangents[1])
+  )
   return f(x, y)
 
 
 def _custom_vjp(_: Any, bodies: Sequence[Any], x: Any, y: Any) -> Any:
   value, residual, backward = bodies
   f = jax.custom_vjp(value)
-  f.defvjp(lambda x, y: (f(x, y), (x, residual(x, y))), lambda kept, ct: (backward(*kept) * ct, kept[1] * jnp.cos(ct)))
+  f.defvjp(
+    lambda x, y: (f(x, y), (x, residual(x, y))),
+    lambda kept, ct: (backward(*kept) * ct, kept[1] * jnp.cos(ct)),
+  )
   return f(x, y)
 
 
@@ -276,7 +287,15 @@ class Generator:
     dtype = str(self._rng.choice(["float32", "float64"], p=[0.6, 0.4]))
     program = Program(block, inputs, size, dtype, "tape", symbolic)
     backwards_only = any(node.kind == "custom_vjp" for node in program.nodes())
-    ways = {"tape": 10, "second": 2, "around": 2, "jit_compile": 2, "eager": 1, "forward": 3, "hvp": 1}
+    ways = {
+      "tape": 10,
+      "second": 2,
+      "around": 2,
+      "jit_compile": 2,
+      "eager": 1,
+      "forward": 3,
+      "hvp": 1,
+    }
     if backwards_only:
       ways |= {"forward": 0, "hvp": 0}
     weights = np.array([*ways.values()]) / sum(ways.values())

@@ -45,23 +45,42 @@ def check(program: Program) -> list[Mismatch]:
       concrete = _concrete(program, arrays, with_gradient=False)
       values = [as_numpy(y) for y in jax.tree.leaves(concrete(*map(tf.constant, arrays)))]
     except Exception as error:
-      mismatch = Mismatch("error", program.steps[-1].name, f"{type(error).__name__}: {error}"[:1500], program)
+      mismatch = Mismatch(
+        "error", program.steps[-1].name, f"{type(error).__name__}: {error}"[:1500], program
+      )
       return _errors_alone(program, arrays) or [mismatch]
     operands = [operands_of(step, arrays, values) for step in program.steps]
-    expected, whole = jax.tree.map(np.asarray, jax.jit(functools.partial(_by_jax, program))(arrays, operands))
-    found = [Mismatch("xla", "program", str(xla), program)] if (xla := xla_ops(concrete.graph)) else []
+    expected, whole = jax.tree.map(
+      np.asarray, jax.jit(functools.partial(_by_jax, program))(arrays, operands)
+    )
+    found = (
+      [Mismatch("xla", "program", str(xla), program)] if (xla := xla_ops(concrete.graph)) else []
+    )
     if len(values) != len(jax.tree.leaves(expected)):
       return [*found, Mismatch("aval", "program", f"{len(values)} results", program)]
     solid: list[bool] = []
     start = 0
     for k, step in enumerate(program.steps):
       row, ours = ROWS[step.name], values[start : start + len(expected[k])]
-      settled = all(solid[i] for i in step.operands if i >= 0) and not np.any(_skipped(row, step.params, operands[k]))
-      settled &= not (step.name in ("div", "rem") and kind_of(operands[k][1].dtype) in "iu" and (operands[k][1] == 0).any())
+      settled = all(solid[i] for i in step.operands if i >= 0) and not np.any(
+        _skipped(row, step.params, operands[k])
+      )
+      settled &= not (
+        step.name in ("div", "rem")
+        and kind_of(operands[k][1].dtype) in "iu"
+        and (operands[k][1] == 0).any()
+      )
       for y, theirs, from_start in zip(ours, expected[k], whole[k], strict=True):
         solid.append(settled and (row.moves or kind_of(theirs.dtype) in "biu"))
         if detail := difference(row, step.params, operands[k], y, theirs):
-          found.append(Mismatch("aval" if detail.startswith("aval") else "value", step.name, detail, program.alone(operands[k], k)))
+          found.append(
+            Mismatch(
+              "aval" if detail.startswith("aval") else "value",
+              step.name,
+              detail,
+              program.alone(operands[k], k),
+            )
+          )
         elif solid[-1] and not _same(y, from_start, signs=True).all():
           found.append(Mismatch("chain", step.name, _few(y, from_start), program))
       start += len(ours)
@@ -73,11 +92,15 @@ def _errors_alone(program: Program, arrays: Sequence[np.ndarray]) -> list[Mismat
   if len(program.steps) == 1:
     return []
   values = jax.tree.map(np.asarray, jax.tree.leaves(jax.jit(program)(*arrays)))
-  alone = [program.alone(operands_of(step, arrays, values), k) for k, step in enumerate(program.steps)]
+  alone = [
+    program.alone(operands_of(step, arrays, values), k) for k, step in enumerate(program.steps)
+  ]
   return [m for p in alone for m in check(p) if m.kind == "error"]
 
 
-def _by_jax(program: Program, arrays: Sequence[Any], operands: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+def _by_jax(
+  program: Program, arrays: Sequence[Any], operands: Sequence[Sequence[Any]]
+) -> tuple[Any, Any]:
   """(every step on its own operands, the whole program)."""
   return [step(*xs) for step, xs in zip(program.steps, operands, strict=True)], program(*arrays)
 
@@ -87,7 +110,9 @@ def _concrete(fun: Any, arrays: Sequence[np.ndarray], **options: Any) -> Any:
   return tf.function(jax2tf.convert(fun, **options), autograph=False).get_concrete_function(*specs)
 
 
-def difference(row: Row, params: Any, operands: Sequence[np.ndarray], ours: np.ndarray, theirs: np.ndarray) -> str:
+def difference(
+  row: Row, params: Any, operands: Sequence[np.ndarray], ours: np.ndarray, theirs: np.ndarray
+) -> str:
   """Where a result is further from JAX's than its row allows, or nothing."""
   if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
     return f"aval {ours.dtype}{list(ours.shape)}, JAX has {theirs.dtype}{list(theirs.shape)}"
@@ -145,18 +170,32 @@ def _largest(x: np.ndarray) -> float:
 
 def near(ours: np.ndarray, theirs: np.ndarray, units: float, scale: float) -> np.ndarray:
   """Where |ours - theirs| is at most `units` machine epsilons of |theirs| or of `scale`; NaN and infinities in the same places."""
-  if np.iscomplexobj(theirs):  # each part, relative to the number: a complex product rounds like that
+  if np.iscomplexobj(
+    theirs
+  ):  # each part, relative to the number: a complex product rounds like that
     size = np.abs(theirs)
-    return _near(ours.real, theirs.real, units, scale, size) & _near(ours.imag, theirs.imag, units, scale, size)
+    return _near(ours.real, theirs.real, units, scale, size) & _near(
+      ours.imag, theirs.imag, units, scale, size
+    )
   return _near(ours, theirs, units, scale, np.abs(theirs))
 
 
-def _near(ours: np.ndarray, theirs: np.ndarray, units: float, scale: float, size: np.ndarray) -> np.ndarray:
+def _near(
+  ours: np.ndarray, theirs: np.ndarray, units: float, scale: float, size: np.ndarray
+) -> np.ndarray:
   info = jnp.finfo(theirs.dtype)
-  ours, theirs, size = ours.astype(np.float64), theirs.astype(np.float64), np.asarray(size).astype(np.float64)
+  ours, theirs, size = (
+    ours.astype(np.float64),
+    theirs.astype(np.float64),
+    np.asarray(size).astype(np.float64),
+  )
   with np.errstate(invalid="ignore", over="ignore"):
-    close = np.abs(ours - theirs) <= units * float(info.eps) * np.maximum(np.where(np.isfinite(size), size, 0.0), scale) + float(info.tiny)
-  return np.where(np.isfinite(theirs), close, (ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
+    close = np.abs(ours - theirs) <= units * float(info.eps) * np.maximum(
+      np.where(np.isfinite(size), size, 0.0), scale
+    ) + float(info.tiny)
+  return np.where(
+    np.isfinite(theirs), close, (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+  )
 
 
 def _few(ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -167,7 +206,11 @@ def _few(ours: np.ndarray, theirs: np.ndarray) -> str:
 _GRADIENT_UNITS = 64.0
 
 
-def _check_gradients(program: Program, operands: Sequence[Sequence[np.ndarray]], results: Sequence[Sequence[np.ndarray]]) -> list[Mismatch]:
+def _check_gradients(
+  program: Program,
+  operands: Sequence[Sequence[np.ndarray]],
+  results: Sequence[Sequence[np.ndarray]],
+) -> list[Mismatch]:
   """The VJP of each step on its own operands, all in one conversion; where everything is finite and no operand is large."""
   chosen = [
     k for k, step in enumerate(program.steps)
@@ -199,7 +242,9 @@ def _check_gradients(program: Program, operands: Sequence[Sequence[np.ndarray]],
     actual = [as_numpy(x) for x in gradient(*tensors)]
   except Exception as error:
     return [Mismatch("error", "gradient", f"{type(error).__name__}: {error}"[:1500], program)]
-  found = [Mismatch("xla", "gradient", str(ops), program)] if (ops := xla_ops(concrete.graph)) else []
+  found = (
+    [Mismatch("xla", "gradient", str(ops), program)] if (ops := xla_ops(concrete.graph)) else []
+  )
   ours, theirs = list(actual), [np.asarray(x) for x in expected]
   for k, group in zip(chosen, xs, strict=True):
     row, name = ROWS[program.steps[k].name], program.steps[k].name
@@ -208,9 +253,20 @@ def _check_gradients(program: Program, operands: Sequence[Sequence[np.ndarray]],
       # Halves: XLA computes the VJP in f32 and rounds in the end, TensorFlow rounds 1 - y and its like.
       scale = max(_largest(e), row.least, 1.0 if row.largest or a.dtype.itemsize == 2 else 0.0)
       if a.dtype != e.dtype or a.shape != e.shape:
-        found.append(Mismatch("gradient", name, f"aval {a.dtype}{a.shape} for {x.dtype}{x.shape}", program.alone(operands[k], k)))
-      elif not (good := near(a, e, max(row.units, _GRADIENT_UNITS) if a.dtype.itemsize > 2 else 8.0, scale)).all():
-        found.append(Mismatch("gradient", name, _few(a[~good], e[~good]), program.alone(operands[k], k)))
+        found.append(
+          Mismatch(
+            "gradient",
+            name,
+            f"aval {a.dtype}{a.shape} for {x.dtype}{x.shape}",
+            program.alone(operands[k], k),
+          )
+        )
+      elif not (
+        good := near(a, e, max(row.units, _GRADIENT_UNITS) if a.dtype.itemsize > 2 else 8.0, scale)
+      ).all():
+        found.append(
+          Mismatch("gradient", name, _few(a[~good], e[~good]), program.alone(operands[k], k))
+        )
   return found
 
 
@@ -233,4 +289,6 @@ def _is_inexact(x: Any) -> bool:
 
 
 def _is_mild(x: np.ndarray) -> bool:
-  return not _is_inexact(x) or bool(np.isfinite(x).all() and _largest(x) < 1e3 and not is_subnormal(x).any())
+  return not _is_inexact(x) or bool(
+    np.isfinite(x).all() and _largest(x) < 1e3 and not is_subnormal(x).any()
+  )

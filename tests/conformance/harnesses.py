@@ -23,7 +23,15 @@ import tensorflow as tf
 
 import jax2tf
 from tests.case import as_numpy, xla_ops
-from tests.conformance.tolerances import CUSTOM_CHECKS, DERIVATIVES, LIMITATIONS, OF_THE_LARGEST, WELL_DEFINED, coarsest_epsilon, tolerance
+from tests.conformance.tolerances import (
+  CUSTOM_CHECKS,
+  DERIVATIVES,
+  LIMITATIONS,
+  OF_THE_LARGEST,
+  WELL_DEFINED,
+  coarsest_epsilon,
+  tolerance,
+)
 from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
 X64 = "@x64"
@@ -63,7 +71,11 @@ def load() -> dict[str, Any]:
   finally:
     sys.argv = argv
   harnesses = {h.fullname: h for h in test_harnesses.all_harnesses if h.filter("cpu")}
-  narrow = {name: h for name, h in harnesses.items() if not (_SPEAKS_OF_64_BITS.search(name) or h.params.get("enable_xla64"))}
+  narrow = {
+    name: h
+    for name, h in harnesses.items()
+    if not (_SPEAKS_OF_64_BITS.search(name) or h.params.get("enable_xla64"))
+  }
   return narrow | {name + X64: h for name, h in harnesses.items()}
 
 
@@ -144,7 +156,10 @@ def _check_derivative(harness: Any, args: Any, expected: Any, outcome: Any, orde
   fun = restricted(lambda *args: well_defined(harness, harness.dyn_fun(*args)), args, wrt, results)
   rng = np.random.RandomState(1)
   primals = [jnp.asarray(leaves[i]) for i in wrt]
-  seeds = [[random_like(rng, outs[i]) for i in results], *[[random_like(rng, x) for x in primals]] * (order - 1)]
+  seeds = [
+    [random_like(rng, outs[i]) for i in results],
+    *[[random_like(rng, x) for x in primals]] * (order - 1),
+  ]
   try:
     expected = list(_by_jax(functools.partial(jax_pullback, fun), seeds, *primals))
   except Exception as error:  # JAX has no such derivative
@@ -155,7 +170,15 @@ def _check_derivative(harness: Any, args: Any, expected: Any, outcome: Any, orde
   _no_xla_ops(gradient.get_concrete_function(*operands))
   # A cotangent of float64 that comes by way of a float32 result is no better than that.
   coarsest = max(float(jnp.finfo(s.dtype).eps) for s in seeds[0])
-  return compare(harness, args, gradient(*operands), expected, outcome, "gradient" if order == 1 else "second", coarsest)
+  return compare(
+    harness,
+    args,
+    gradient(*operands),
+    expected,
+    outcome,
+    "gradient" if order == 1 else "second",
+    coarsest,
+  )
 
 
 def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
@@ -171,7 +194,9 @@ def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcom
     """The results, and the cotangents if there is anything to differentiate."""
     return lambda *batch: (
       fun(*batch),
-      pullback(restricted(fun, batch, wrt, results), seeds, *(batch[i] for i in wrt)) if wrt and results else (),
+      pullback(restricted(fun, batch, wrt, results), seeds, *(batch[i] for i in wrt))
+      if wrt and results
+      else (),
     )
 
   try:
@@ -179,8 +204,15 @@ def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcom
     wrt, results = inexact(batch), inexact(leaves := jax.tree.leaves(shapes))
     seeds = [[np.zeros(leaves[i].shape, leaves[i].dtype) for i in results]]
     reference = _by_jax(whole(jax_pullback, rest), *batch)
-    specs = jax.export.symbolic_args_specs([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in batch], [_BATCH] * len(batch))
-    jax.eval_shape(lambda *batch: _pulled(*jax.vjp(restricted(rest, batch, wrt, results), *(batch[i] for i in wrt))), *specs)
+    specs = jax.export.symbolic_args_specs(
+      [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in batch], [_BATCH] * len(batch)
+    )
+    jax.eval_shape(
+      lambda *batch: _pulled(
+        *jax.vjp(restricted(rest, batch, wrt, results), *(batch[i] for i in wrt))
+      ),
+      *specs,
+    )
   except Exception as error:  # JAX cannot batch it, or has no such derivative
     return outcome("skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
   for poly in (None, [_BATCH] * len(batch)):
@@ -190,7 +222,9 @@ def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcom
       autograph=False,
       input_signature=[tf.TensorSpec([None if poly else 1, *x.shape[1:]], x.dtype) for x in batch],
     )
-    result = compare(harness, args, function(*map(tf.constant, batch)), reference, outcome, "gradient")
+    result = compare(
+      harness, args, function(*map(tf.constant, batch)), reference, outcome, "gradient"
+    )
     if result.status == "fail":
       return result
   return result
@@ -216,13 +250,20 @@ def _no_xla_ops(concrete: Any) -> None:
     raise AssertionError(f"Xla ops in the graph: {found}")
 
 
-def compare(harness: Any, args: Any, actual: Any, expected: Any, outcome: Any, way: str, coarsest: float = 0.0) -> Outcome:
+def compare(
+  harness: Any, args: Any, actual: Any, expected: Any, outcome: Any, way: str, coarsest: float = 0.0
+) -> Outcome:
   actual, expected = jax.tree.map(as_numpy, actual), jax.tree.map(as_numpy, expected)
   if jax.tree.structure(actual) != jax.tree.structure(expected):
-    return outcome("fail", detail=f"structure {jax.tree.structure(actual)}, JAX has {jax.tree.structure(expected)}")
+    return outcome(
+      "fail",
+      detail=f"structure {jax.tree.structure(actual)}, JAX has {jax.tree.structure(expected)}",
+    )
   for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-      return outcome("fail", detail=f"{ours.dtype}{ours.shape}, JAX has {theirs.dtype}{theirs.shape}")
+      return outcome(
+        "fail", detail=f"{ours.dtype}{ours.shape}, JAX has {theirs.dtype}{theirs.shape}"
+      )
   custom = CUSTOM_CHECKS.get(harness.group_name)
   derivative = way in DERIVATIVES
   if custom and not derivative:
@@ -230,8 +271,13 @@ def compare(harness: Any, args: Any, actual: Any, expected: Any, outcome: Any, w
   coarsest = max(coarsest, coarsest_epsilon(harness, args))
   worst, allowed = 0.0, 0.0
   for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    floor = 1.0 if derivative or harness.group_name in OF_THE_LARGEST else 2.0**-10  # a cotangent is a sum of products
-    error, limit = error_in_ulp(ours, theirs, floor, coarsest), tolerance(harness, theirs.dtype, way)
+    floor = (
+      1.0 if derivative or harness.group_name in OF_THE_LARGEST else 2.0**-10
+    )  # a cotangent is a sum of products
+    error, limit = (
+      error_in_ulp(ours, theirs, floor, coarsest),
+      tolerance(harness, theirs.dtype, way),
+    )
     if error - limit > worst - allowed or allowed == 0.0:
       worst, allowed = error, limit
   detail = "" if worst <= allowed else _mismatch(actual, expected)
@@ -240,7 +286,8 @@ def compare(harness: Any, args: Any, actual: Any, expected: Any, outcome: Any, w
 
 def _mismatch(actual: Any, expected: Any) -> str:
   return "; ".join(
-    f"{a.ravel()[:6]} JAX has {e.ravel()[:6]}" for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    f"{a.ravel()[:6]} JAX has {e.ravel()[:6]}"
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
   )[:600]
 
 
@@ -254,19 +301,37 @@ def error_in_ulp(actual: Any, expected: Any, floor: float, coarsest: float = 0.0
   if actual.size == 0:
     return 0.0
   if not jnp.issubdtype(expected.dtype, np.inexact):
-    return 0.0 if actual.tobytes() == expected.tobytes() or np.array_equal(actual.astype(object), expected.astype(object)) else np.inf
+    return (
+      0.0
+      if actual.tobytes() == expected.tobytes()
+      or np.array_equal(actual.astype(object), expected.astype(object))
+      else np.inf
+    )
   info = jnp.finfo(expected.dtype)
   size = np.abs(expected.astype(np.complex128 if np.iscomplexobj(expected) else np.float64))
-  if np.iscomplexobj(expected):  # each part, relative to the number: a complex product rounds like that
-    actual, expected, size = (np.stack(parts) for parts in ((actual.real, actual.imag), (expected.real, expected.imag), (size, size)))
+  if np.iscomplexobj(
+    expected
+  ):  # each part, relative to the number: a complex product rounds like that
+    actual, expected, size = (
+      np.stack(parts)
+      for parts in ((actual.real, actual.imag), (expected.real, expected.imag), (size, size))
+    )
   actual, expected = actual.astype(np.float64), expected.astype(np.float64)
   finite = np.isfinite(expected)
-  if not (np.isfinite(actual) == finite).all() or not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
+  if not (np.isfinite(actual) == finite).all() or not np.array_equal(
+    actual[~finite], expected[~finite], equal_nan=True
+  ):
     return np.inf
-  actual, expected, size = actual[finite], expected[finite], np.where(np.isfinite(size), size, 0.0)[finite]
+  actual, expected, size = (
+    actual[finite],
+    expected[finite],
+    np.where(np.isfinite(size), size, 0.0)[finite],
+  )
   if not expected.size:
     return 0.0
   magnitude = np.maximum(size, floor * size.max())
   # TensorFlow's CPU kernels flush subnormals to zero.
   difference = np.maximum(np.abs(actual - expected) - float(info.tiny), 0.0)
-  return float(np.max(difference / np.maximum(max(float(info.eps), coarsest) * magnitude, float(info.tiny))))
+  return float(
+    np.max(difference / np.maximum(max(float(info.eps), coarsest) * magnitude, float(info.tiny)))
+  )

@@ -87,7 +87,9 @@ def full_axis(draw: Draw, x: Aval) -> tuple[Any, ...] | None:
 
 def one_of(*strategies: Any) -> Callable[..., Any]:
   """Params drawn without a look at the operand."""
-  return lambda draw, x: tuple(draw(s if isinstance(s, st.SearchStrategy) else st.sampled_from(s)) for s in strategies)
+  return lambda draw, x: tuple(
+    draw(s if isinstance(s, st.SearchStrategy) else st.sampled_from(s)) for s in strategies
+  )
 
 
 def both(*drawers: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +125,10 @@ def overflows(p: Any, *operands: Any) -> bool:
 
 def product_overflows(p: Any, *operands: Any) -> bool:
   """A product in another order may overflow, or underflow to zero, elsewhere; complex infinities are open anyway."""
-  return any(_exponents(x).sum() > _room(x) - 2 or (np.iscomplexobj(x) and not np.isfinite(x).all()) for x in operands)
+  return any(
+    _exponents(x).sum() > _room(x) - 2 or (np.iscomplexobj(x) and not np.isfinite(x).all())
+    for x in operands
+  )
 
 
 def _exponents(x: Any) -> np.ndarray:
@@ -143,11 +148,22 @@ def any_nan(p: Any, *operands: Any) -> bool:
 
 
 def _unary(names: str, kinds: str, units: float, module: Any = lax, **options: Any) -> list[Row]:
-  return [Row(n, kinds, lambda p, x, n=n: getattr(module, n)(x), units=units, **options) for n in names.split() if hasattr(module, n)]
+  return [
+    Row(n, kinds, lambda p, x, n=n: getattr(module, n)(x), units=units, **options)
+    for n in names.split()
+    if hasattr(module, n)
+  ]
 
 
-def _binary(names: str, kinds: str, units: float = EXACT, module: Any = lax, **options: Any) -> list[Row]:
-  return [Row(n, kinds, lambda p, x, y, n=n: getattr(module, n)(x, y), more=same(1), units=units, **options) for n in names.split()]
+def _binary(
+  names: str, kinds: str, units: float = EXACT, module: Any = lax, **options: Any
+) -> list[Row]:
+  return [
+    Row(
+      n, kinds, lambda p, x, y, n=n: getattr(module, n)(x, y), more=same(1), units=units, **options
+    )
+    for n in names.split()
+  ]
 
 
 ELEMENTWISE = [
@@ -204,7 +220,19 @@ ELEMENTWISE = [
   ),
 ]  # fmt: skip
 
-_CASTS = ["float32", "int32", "bool", "int8", "int16", "uint8", "uint16", "uint32", "bfloat16", "float16", "complex64"]
+_CASTS = [
+  "float32",
+  "int32",
+  "bool",
+  "int8",
+  "int16",
+  "uint8",
+  "uint16",
+  "uint32",
+  "bfloat16",
+  "float16",
+  "complex64",
+]
 _CASTS += ["float64", "int64", "uint64", "complex128"]
 _BITS = [d for d in _CASTS if d not in ("bool", "complex64", "complex128")]
 CASTS = [

@@ -99,7 +99,12 @@ MOVEMENT = [
 def _index(draw: Draw, x: Aval) -> tuple[Any, ...]:
   """(axis, mode, index dtype, index shape)."""
   mode = draw(st.sampled_from(["clip", "fill", "drop", "wrap"]))
-  return *axis(draw, x), mode, draw(st.sampled_from(INDICES)), draw(st.sampled_from([(2,), (), (1,), (0,), (3,), (2, 2)]))
+  return (
+    *axis(draw, x),
+    mode,
+    draw(st.sampled_from(INDICES)),
+    draw(st.sampled_from([(2,), (), (1,), (0,), (3,), (2, 2)])),
+  )
 
 
 def _at(p: Any, x: Any, i: Any) -> Any:
@@ -153,7 +158,13 @@ def _windows(draw: Draw, x: Aval) -> tuple[Any, ...]:
   """(dimensions, strides, padding, base dilation, window dilation)."""
   rank = len(x.shape)
   padding = tuple((0, 0) if draw(st.booleans()) else _integers(draw, 0, 2, 2) for _ in range(rank))
-  return (_integers(draw, 1, 2, rank), _integers(draw, 1, 2, rank), padding, _integers(draw, 1, 2, rank), _integers(draw, 1, 2, rank))
+  return (
+    _integers(draw, 1, 2, rank),
+    _integers(draw, 1, 2, rank),
+    padding,
+    _integers(draw, 1, 2, rank),
+    _integers(draw, 1, 2, rank),
+  )
 
 
 def _window(operator: Any, start: Any) -> Any:
@@ -167,13 +178,24 @@ def _highest(dtype: Any) -> Any:
 def _conv_params(draw: Draw, x: Aval) -> tuple[Any, ...] | None:
   """(stride, padding, lhs dilation, rhs dilation, groups, kernel size)"""
   groups = draw(st.sampled_from([1, *([x.shape[1]] if x.shape[1] else [])]))
-  stride, low, high, lhs, rhs = (draw(st.integers(*r)) for r in ((1, 2), (-1, 2), (0, 2), (1, 2), (1, 2)))
+  stride, low, high, lhs, rhs = (
+    draw(st.integers(*r)) for r in ((1, 2), (-1, 2), (0, 2), (1, 2), (1, 2))
+  )
   return (stride, low, high, lhs, rhs, groups, draw(st.integers(1, 3))) if all(x.shape) else None
 
 
 def _conv(p: Any, x: Any, kernel: Any) -> Any:
   stride, low, high, lhs, rhs, groups, _ = p
-  return lax.conv_general_dilated(x, kernel, (stride,), [(low, high)], (lhs,), (rhs,), ("NCH", "OIH", "NCH"), feature_group_count=groups)
+  return lax.conv_general_dilated(
+    x,
+    kernel,
+    (stride,),
+    [(low, high)],
+    (lhs,),
+    (rhs,),
+    ("NCH", "OIH", "NCH"),
+    feature_group_count=groups,
+  )
 
 
 CONTRACTIONS = [
@@ -205,7 +227,9 @@ def _scan(p: Any, x: Any) -> Any:
 
 def _count_down(p: Any, x: Any) -> Any:
   return lax.while_loop(
-    lambda s: jnp.any(s[0] > 1), lambda s: (lax.shift_right_logical(s[0], jnp.ones_like(s[0])), s[1] + 1), (x, jnp.int32(0))
+    lambda s: jnp.any(s[0] > 1),
+    lambda s: (lax.shift_right_logical(s[0], jnp.ones_like(s[0])), s[1] + 1),
+    (x, jnp.int32(0)),
   )
 
 

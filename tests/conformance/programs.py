@@ -24,7 +24,19 @@ from tests.conformance.program_rows_arrays import ROWS
 
 nan, inf = float("nan"), float("inf")  # the names that a pasted repr needs
 
-DTYPES = ["float32", "int32", "bool", "int8", "int16", "uint8", "uint16", "uint32", "bfloat16", "float16", "complex64"]
+DTYPES = [
+  "float32",
+  "int32",
+  "bool",
+  "int8",
+  "int16",
+  "uint8",
+  "uint16",
+  "uint32",
+  "bfloat16",
+  "float16",
+  "complex64",
+]
 DTYPES_X64 = [*DTYPES, "float64", "int64", "uint64", "complex128"]
 SIZES = [2, 1, 3, 0, 5]
 
@@ -33,7 +45,25 @@ HOSTILE: dict[str, list[Any]] = {
   "b": [False, True],
   "i": ["min", "max", 0, 1, -1, 2, -2, 3, 5, -7, 31, 32, 100],
   "u": ["max", 0, 1, 2, 3, 5, 7, 31, 32, 100],
-  "f": [0.0, 1.0, -1.0, -0.0, 0.5, -2.0, 3.0, 7.25, -0.1, 1e-3, 1e3, nan, inf, -inf, "max", "min", "tiny"],
+  "f": [
+    0.0,
+    1.0,
+    -1.0,
+    -0.0,
+    0.5,
+    -2.0,
+    3.0,
+    7.25,
+    -0.1,
+    1e-3,
+    1e3,
+    nan,
+    inf,
+    -inf,
+    "max",
+    "min",
+    "tiny",
+  ],
 }
 # For gradients: distinct, moderate, away from kinks and poles.
 TAME: dict[str, list[Any]] = {
@@ -57,7 +87,10 @@ class Input:
     dtype = jnp.dtype(self.dtype)
     if dtype.kind == "c":
       parts = np.array(self.values, np.finfo(dtype).dtype).reshape(-1, 2)
-      return np.resize(parts[:, 0] + np.zeros((), dtype) if not len(parts) else parts.reshape(-1).view(dtype), self.shape)
+      return np.resize(
+        parts[:, 0] + np.zeros((), dtype) if not len(parts) else parts.reshape(-1).view(dtype),
+        self.shape,
+      )
     return np.resize(np.array(self.values, dtype), self.shape)
 
 
@@ -124,7 +157,11 @@ def inputs(draw: Any, dtype: str, shape: tuple[int, ...], tame: bool) -> Input:
   kind = kind_of(jnp.dtype(dtype))
   table = (TAME if tame else HOSTILE)["f" if kind == "c" else kind]
   info = None if kind == "b" else jnp.finfo(dtype) if kind in "fc" else jnp.iinfo(dtype)
-  limits = {name: (float if kind in "fc" else int)(getattr(info, name)) for name in ("min", "max", "tiny") if hasattr(info, name)}
+  limits = {
+    name: (float if kind in "fc" else int)(getattr(info, name))
+    for name in ("min", "max", "tiny")
+    if hasattr(info, name)
+  }
   value = st.sampled_from(table).map(lambda v: limits[v] if isinstance(v, str) else v)
   value = st.tuples(value, value) if kind == "c" else value
   return Input(dtype, shape, tuple(draw(value) for _ in range(count)))
@@ -141,11 +178,21 @@ class _Pool:
 
   def aval(self, i: int) -> jax.ShapeDtypeStruct:
     """The aval of value i."""
-    return self.values[i] if i >= 0 else jax.ShapeDtypeStruct(self.inputs[~i].shape, jnp.dtype(self.inputs[~i].dtype))
+    return (
+      self.values[i]
+      if i >= 0
+      else jax.ShapeDtypeStruct(self.inputs[~i].shape, jnp.dtype(self.inputs[~i].dtype))
+    )
 
-  def operand(self, suits: Callable[[Any], bool], new: Callable[[], tuple[str, tuple[int, ...]]], reuse: int) -> int:
+  def operand(
+    self, suits: Callable[[Any], bool], new: Callable[[], tuple[str, tuple[int, ...]]], reuse: int
+  ) -> int:
     """The number of an operand that suits: with `reuse` of 8 chances an earlier value, of these half the newest."""
-    numbers = [i for i in [*reversed(range(len(self.values))), *(~i for i in range(len(self.inputs)))] if suits(self.aval(i))]
+    numbers = [
+      i
+      for i in [*reversed(range(len(self.values))), *(~i for i in range(len(self.inputs)))]
+      if suits(self.aval(i))
+    ]
     choice = self.draw(st.integers(0, 7))
     if numbers and choice < reuse:
       return numbers[0] if choice < reuse // 2 else self.draw(st.sampled_from(numbers))
@@ -161,7 +208,9 @@ class _Pool:
 
     def new() -> tuple[str, tuple[int, ...]]:
       rank = self.draw(st.sampled_from(ranks))
-      return self.draw(st.sampled_from(dtypes)), tuple(self.draw(st.sampled_from(SIZES)) for _ in range(rank))
+      return self.draw(st.sampled_from(dtypes)), tuple(
+        self.draw(st.sampled_from(SIZES)) for _ in range(rank)
+      )
 
     before = len(self.inputs)
     first = self.operand(lambda a: row.takes(a.dtype) and len(a.shape) in ranks, new, 6)
@@ -173,15 +222,24 @@ class _Pool:
     operands = [first]
     for like in [(jnp.dtype(dtype).name, tuple(shape)) for dtype, shape in row.more(x, params)]:
       operands.append(
-        self.operand(lambda a, like=like: (a.dtype.name, a.shape) == like, lambda like=like: like, 3)
+        self.operand(
+          lambda a, like=like: (a.dtype.name, a.shape) == like, lambda like=like: like, 3
+        )
       )  # seldom the same twice
     step = Step(row.name, tuple(operands), params)
     try:
       results = jax.eval_shape(step, *map(self.aval, operands))
-    except (TypeError, ValueError, IndexError, NotImplementedError):  # not of this dtype, or not in this JAX
+    except (
+      TypeError,
+      ValueError,
+      IndexError,
+      NotImplementedError,
+    ):  # not of this dtype, or not in this JAX
       del self.inputs[before:]
       return
-    if sum(int(np.prod(r.shape)) for r in results) <= 400 and all(len(r.shape) <= 4 for r in results):
+    if sum(int(np.prod(r.shape)) for r in results) <= 400 and all(
+      len(r.shape) <= 4 for r in results
+    ):
       self.steps.append(step)
       self.values += [jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results]
     else:

@@ -32,7 +32,10 @@ def cases() -> dict[str, str]:
   of_group: dict[str, list[str]] = {}
   for name, harness in sorted(load().items()):
     of_group.setdefault(harness.group_name, []).append(name)
-  return {group: random.Random(group).choice(list(filter(_is_floating, names)) or names) for group, names in sorted(of_group.items())}
+  return {
+    group: random.Random(group).choice(list(filter(_is_floating, names)) or names)
+    for group, names in sorted(of_group.items())
+  }
 
 
 def _is_floating(name: str) -> bool:
@@ -43,7 +46,9 @@ def _is_floating(name: str) -> bool:
 def run(name: str, sizes: Sequence[int] = SIZES) -> Outcome:
   """One harness: passed, failed, or skipped with JAX's own reason; never raises."""
   harness = load()[name]
-  outcome = functools.partial(Outcome, name, harness.group_name, str(harness.dtype and np.dtype(harness.dtype)), WAY)
+  outcome = functools.partial(
+    Outcome, name, harness.group_name, str(harness.dtype and np.dtype(harness.dtype)), WAY
+  )
   with jax.enable_x64(name.endswith("@x64")), warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
@@ -58,7 +63,9 @@ def run(name: str, sizes: Sequence[int] = SIZES) -> Outcome:
       if found := xla_ops(concrete.graph):
         return outcome("fail", detail=f"Xla ops in the graph: {found}")
       for batch, reference in zip(batches, references, strict=True):
-        result = compare(harness, batch, concrete(*map(tf.constant, batch)), reference, outcome, "graph")
+        result = compare(
+          harness, batch, concrete(*map(tf.constant, batch)), reference, outcome, "graph"
+        )
         if result.status == "fail":
           break
       return result
@@ -69,13 +76,19 @@ def run(name: str, sizes: Sequence[int] = SIZES) -> Outcome:
 def _batched(name: str, harness: Any, sizes: Sequence[int]) -> tuple[Any, list[list[Any]]]:
   """(the vmapped function, its arguments for each size); every row of a batch has its own values."""
   seed = zlib.crc32(name.encode())
-  rows = [harness.dyn_args_maker(np.random.RandomState((seed + i) % 2**32)) for i in range(max(sizes))]
+  rows = [
+    harness.dyn_args_maker(np.random.RandomState((seed + i) % 2**32)) for i in range(max(sizes))
+  ]
   if not rows[0]:
     return jax.vmap(lambda _: harness.dyn_fun()), [[np.zeros(size, np.float32)] for size in sizes]
-  return jax.vmap(harness.dyn_fun), [[np.asarray(jnp.stack(xs)) for xs in zip(*rows[:size], strict=True)] for size in sizes]
+  return jax.vmap(harness.dyn_fun), [
+    [np.asarray(jnp.stack(xs)) for xs in zip(*rows[:size], strict=True)] for size in sizes
+  ]
 
 
 def _concrete_function(fun: Any, batch: Sequence[Any]) -> Any:
   """The graph of the conversion of `fun`, which does not know the batch size."""
   converted = jax2tf.convert(fun, polymorphic_shapes=[_SPEC] * len(batch))
-  return tf.function(converted, autograph=False).get_concrete_function(*[tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in batch])
+  return tf.function(converted, autograph=False).get_concrete_function(
+    *[tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in batch]
+  )

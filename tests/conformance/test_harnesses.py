@@ -12,17 +12,30 @@ import pytest
 from tests.conformance.harnesses import load, run, sample
 
 NAMES = sample(400, seed=0)
-DIFFERENTIABLE = [name for name in NAMES if load()[name].dtype is not None and jnp.issubdtype(load()[name].dtype, np.inexact)]
-SAMPLES = {"graph": NAMES, "eager": NAMES[::8], "xla": NAMES[3::6], "gradient": DIFFERENTIABLE[::2], "second": DIFFERENTIABLE[1::10]}
+DIFFERENTIABLE = [
+  name
+  for name in NAMES
+  if load()[name].dtype is not None and jnp.issubdtype(load()[name].dtype, np.inexact)
+]
+SAMPLES = {
+  "graph": NAMES,
+  "eager": NAMES[::8],
+  "xla": NAMES[3::6],
+  "gradient": DIFFERENTIABLE[::2],
+  "second": DIFFERENTIABLE[1::10],
+}
 
 # What does not pass, counted, so that no case is lost in silence: skips, where JAX refuses the reference, and limits of tolerances.py.
-OTHERS = {"0.10": {"gradient": {"skip": 19}, "second": {"skip": 3, "limit": 1}}, "0.12": {"gradient": {"skip": 18}, "second": {"skip": 3}}}[
-  ".".join(jax.__version__.split(".")[:2])
-]
+OTHERS = {
+  "0.10": {"gradient": {"skip": 19}, "second": {"skip": 3, "limit": 1}},
+  "0.12": {"gradient": {"skip": 18}, "second": {"skip": 3}},
+}[".".join(jax.__version__.split(".")[:2])]
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in SAMPLES.items() for name in names])
+@pytest.mark.parametrize(
+  ("way", "name"), [(way, name) for way, names in SAMPLES.items() for name in names]
+)
 def test_harness(way, name):
   outcome = run(name, way)
   if outcome.status == "skip":

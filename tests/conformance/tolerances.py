@@ -20,12 +20,35 @@ DERIVATIVES = {"gradient": 4.0, "second": 16.0}
 # group -> (units, why); these are relative to the largest value of the array: their errors are those of its terms.
 OF_THE_LARGEST: dict[str, tuple[float, str]] = {
   **dict.fromkeys(
-    ["conv_general_dilated", "dot_general", "cumsum", "cumprod", "cumlogsumexp", "reduce_sum", "reduce", "reduce_window_add", "fft"],
+    [
+      "conv_general_dilated",
+      "dot_general",
+      "cumsum",
+      "cumprod",
+      "cumlogsumexp",
+      "reduce_sum",
+      "reduce",
+      "reduce_window_add",
+      "fft",
+    ],
     (32.0, "terms in another order"),
   ),
   **dict.fromkeys(
-    ["eigh", "svd", "eig", "lu", "qr", "cholesky", "triangular_solve", "custom_linear_solve", "tridiagonal_solve"],
-    (1024.0, "another factorisation (LAPACK against Eigen): bounded by the condition of the matrix"),
+    [
+      "eigh",
+      "svd",
+      "eig",
+      "lu",
+      "qr",
+      "cholesky",
+      "triangular_solve",
+      "custom_linear_solve",
+      "tridiagonal_solve",
+    ],
+    (
+      1024.0,
+      "another factorisation (LAPACK against Eigen): bounded by the condition of the matrix",
+    ),
   ),
 }
 
@@ -35,11 +58,21 @@ TOLERANCES: dict[str, tuple[float, str]] = {
     ["igamma", "igammac", "igamma_grad_a", "lgamma", "digamma", "random_gamma"],
     (2048.0, "another series; lgamma and digamma are relative to 1 near their zeros"),
   ),
-  **dict.fromkeys(["polygamma", "zeta"], (64.0, "a sum of ten powers, which round differently and cancel for negative arguments")),
-  **dict.fromkeys(["erf_inv", "regularized_incomplete_beta"], (64.0, "another series; erf_inv is steep near 1")),
-  **dict.fromkeys(["bessel_i1e", "cosh", "sinh"], (8.0, "another polynomial, or exp, of the two math libraries")),
+  **dict.fromkeys(
+    ["polygamma", "zeta"],
+    (64.0, "a sum of ten powers, which round differently and cancel for negative arguments"),
+  ),
+  **dict.fromkeys(
+    ["erf_inv", "regularized_incomplete_beta"], (64.0, "another series; erf_inv is steep near 1")
+  ),
+  **dict.fromkeys(
+    ["bessel_i1e", "cosh", "sinh"], (8.0, "another polynomial, or exp, of the two math libraries")
+  ),
   "erfc": (40.0, "another polynomial: 35 units apart in the tail of float32, near 8.36"),
-  "log1p": (128.0, "JAX 0.10 in float64 is 120 units off near -0.414, where JAX 0.12, NumPy and TensorFlow agree to 2"),
+  "log1p": (
+    128.0,
+    "JAX 0.10 in float64 is 120 units off near -0.414, where JAX 0.12, NumPy and TensorFlow agree to 2",
+  ),
   "integer_pow": (8.0, "complex products in another order"),
   "atanh": (128.0, "JAX 0.10 subtracts two logarithms, which cancel for small operands"),
   "log": (256.0, "the real part of a complex logarithm cancels near |z| = 1"),
@@ -56,24 +89,43 @@ GRADIENT_TOLERANCES: dict[str, tuple[float, str]] = {
 # (does it concern this harness in this way?, reason); each has a line in docs/limitations.md.
 LIMITATIONS: list[tuple[Callable[[Any, str], bool], str]] = [
   (
-    lambda harness, way: way in DERIVATIVES and harness.group_name == "approx_top_k" and np.dtype(harness.dtype).itemsize == 2,
+    lambda harness, way: (
+      way in DERIVATIVES
+      and harness.group_name == "approx_top_k"
+      and np.dtype(harness.dtype).itemsize == 2
+    ),
     "of equal values any may be chosen, and the cotangent goes with it",
   ),
   (
-    lambda harness, way: way == "second" and harness.group_name == "integer_pow" and harness.dtype == np.float16,
+    lambda harness, way: (
+      way == "second" and harness.group_name == "integer_pow" and harness.dtype == np.float16
+    ),
     "XLA on CPU keeps intermediate values in float32, of which some overflow float16",
   ),
-  (lambda harness, way: way == "xla" and harness.group_name == "eig", "TensorFlow's XLA has no kernel"),
   (
-    lambda harness, way: way == "xla" and harness.group_name == "svd" and np.dtype(harness.dtype).kind == "c",
+    lambda harness, way: way == "xla" and harness.group_name == "eig",
     "TensorFlow's XLA has no kernel",
   ),
   (
-    lambda harness, way: way == "xla" and harness.group_name == "eigh" and np.finfo(harness.dtype).bits == 64,
+    lambda harness, way: (
+      way == "xla" and harness.group_name == "svd" and np.dtype(harness.dtype).kind == "c"
+    ),
+    "TensorFlow's XLA has no kernel",
+  ),
+  (
+    lambda harness, way: (
+      way == "xla" and harness.group_name == "eigh" and np.finfo(harness.dtype).bits == 64
+    ),
     "XLA's Jacobi sweeps stop early",
   ),
-  (lambda harness, way: way == "xla" and "_inf_nan_" in harness.fullname, "TensorFlow runs XLA with fast min/max, which loses NaN"),
-  (lambda harness, way: way == "xla" and harness.group_name == "tridiagonal_solve", "TensorFlow's XLA has no kernel"),
+  (
+    lambda harness, way: way == "xla" and "_inf_nan_" in harness.fullname,
+    "TensorFlow runs XLA with fast min/max, which loses NaN",
+  ),
+  (
+    lambda harness, way: way == "xla" and harness.group_name == "tridiagonal_solve",
+    "TensorFlow's XLA has no kernel",
+  ),
 ]
 
 
@@ -122,7 +174,12 @@ def _eig_gradient(harness: Any, results: Any) -> Any:
     return sums
   if harness.params["compute_left_eigenvectors"]:
     return results  # JAX has no derivative of these, and says so
-  return [*sums, jnp.linalg.solve(jnp.matrix_transpose(vectors[0]), jnp.matrix_transpose(vectors[0] * jnp.sin(w)[..., None, :]))]
+  return [
+    *sums,
+    jnp.linalg.solve(
+      jnp.matrix_transpose(vectors[0]), jnp.matrix_transpose(vectors[0] * jnp.sin(w)[..., None, :])
+    ),
+  ]
 
 
 def _eig(harness: Any, args: Any, actual: Any, expected: Any) -> tuple[Any, Any]:
@@ -186,7 +243,9 @@ CUSTOM_CHECKS: dict[str, Callable[[Any, Any, Any, Any], tuple[Any, Any]]] = {
 def coarsest_epsilon(harness: Any, args: Any) -> float:
   """The machine epsilon below which an error means nothing, whatever the dtype of the result."""
   if harness.group_name == "conv_general_dilated" and all(x.dtype == np.complex64 for x in args):
-    return float(np.finfo(np.complex64).eps)  # XLA on CPU adds such products in complex64 also where complex128 is preferred
+    return float(
+      np.finfo(np.complex64).eps
+    )  # XLA on CPU adds such products in complex64 also where complex128 is preferred
   return 0.0
 
 
@@ -205,9 +264,15 @@ def tolerance(harness: Any, dtype: Any, way: str) -> float:
   units, _ = units_and_reason(harness.group_name)
   if way not in DERIVATIVES:
     return units
-  of_gradient, _ = GRADIENT_TOLERANCES.get(harness.group_name, (DERIVATIVES["gradient"] * units, ""))
+  of_gradient, _ = GRADIENT_TOLERANCES.get(
+    harness.group_name, (DERIVATIVES["gradient"] * units, "")
+  )
   return of_gradient * DERIVATIVES[way] / DERIVATIVES["gradient"]
 
 
 # group -> (harness, results) -> the functions of them to differentiate instead, of JAX arrays: the same freedoms.
-WELL_DEFINED: dict[str, Callable[[Any, Any], Any]] = {"eigh": _eigh_gradient, "svd": _svd_gradient, "eig": _eig_gradient}
+WELL_DEFINED: dict[str, Callable[[Any, Any], Any]] = {
+  "eigh": _eigh_gradient,
+  "svd": _svd_gradient,
+  "eig": _eig_gradient,
+}

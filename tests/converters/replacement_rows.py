@@ -14,7 +14,10 @@ F = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1, -1, 0.3, -2.5, 1e-6, 30, -7
 TABLE = F.reshape(3, 4)
 PLAIN = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 I = np.array([-(2**31), 2**31 - 1, -1, 0, 1, 7, -8, 12345, 65536, -300, 3, 31], np.int32)  # noqa: E741
-LARGE = np.array([3.4e38, 2.0**126, 2.0**125, 1e38, -1e38, 88.6, 88.8, 87, -87, np.inf, -np.inf, np.nan], np.float32)
+LARGE = np.array(
+  [3.4e38, 2.0**126, 2.0**125, 1e38, -1e38, 88.6, 88.8, 87, -87, np.inf, -np.inf, np.nan],
+  np.float32,
+)
 DIVISORS = np.array([3, -7, -1, 5, -2, 7, 3, -11, 255, 7, 100000, 2], np.int32)
 COUNTS = np.arange(12, dtype=np.int32) * 2
 RNG = np.random.default_rng(0)
@@ -117,7 +120,10 @@ def _clamps(least: int, most: int) -> Iterator[tuple[str, Callable[..., Any]]]:
   yield "Minimum", lambda x: tf.minimum(tf.maximum(x, least), most)
   yield "Maximum", lambda x: tf.maximum(tf.minimum(x, tf.fill([12], most)), tf.fill([12], least))
   yield "Relu", lambda x: tf.nn.relu(tf.minimum(x, most))
-  yield "ClipByValue", lambda x: tf.raw_ops.ClipByValue(t=x, clip_value_min=least, clip_value_max=most)
+  yield (
+    "ClipByValue",
+    lambda x: tf.raw_ops.ClipByValue(t=x, clip_value_min=least, clip_value_max=most),
+  )
 
 
 def _matrices() -> Iterator[Row]:
@@ -126,7 +132,9 @@ def _matrices() -> Iterator[Row]:
   for op in ("BatchMatMul", "BatchMatMulV2"):
     yield row(op, PLAIN[None], PLAIN[None], adj_y=True)
   yield row("BatchMatMulV3", PLAIN[None], PLAIN[None], Tout=tf.float32, adj_y=True)
-  yield Row("Einsum", lambda x, y: tf.raw_ops.Einsum(inputs=[x, y], equation="ij,kj->ik"), (PLAIN, PLAIN))
+  yield Row(
+    "Einsum", lambda x, y: tf.raw_ops.Einsum(inputs=[x, y], equation="ij,kj->ik"), (PLAIN, PLAIN)
+  )
   yield row("MatrixBandPart", TABLE, 1, 0)
   yield row("MatrixDiagPartV3", PLAIN, 0, 0.0)
   yield row("MatrixDiagV3", PLAIN, 0, -1, -1, 0.0)
@@ -182,11 +190,15 @@ def _moves() -> Iterator[Row]:
   def listed(x: tf.Tensor) -> tf.Tensor:
     rows = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=[4])
     count = tf.cast(tf.raw_ops.TensorListLength(input_handle=rows), tf.float32)
-    item = tf.raw_ops.TensorListGetItem(input_handle=rows, index=1, element_shape=[4], element_dtype=tf.float32)
+    item = tf.raw_ops.TensorListGetItem(
+      input_handle=rows, index=1, element_shape=[4], element_dtype=tf.float32
+    )
     made = tf.raw_ops.TensorListReserve(element_shape=[4], num_elements=2, element_dtype=tf.float32)
     for i in range(2):
       made = tf.raw_ops.TensorListSetItem(input_handle=made, index=i, item=item * count)
-    return tf.raw_ops.TensorListStack(input_handle=made, element_shape=[4], element_dtype=tf.float32, num_elements=2)
+    return tf.raw_ops.TensorListStack(
+      input_handle=made, element_shape=[4], element_dtype=tf.float32, num_elements=2
+    )
 
   for op in ("Reserve", "FromTensor", "SetItem", "GetItem", "Stack", "Length"):
     yield Row(f"TensorList{op}", listed, (PLAIN,))
@@ -198,7 +210,13 @@ def _scatters() -> Iterator[Row]:
   for kind in ("Update", "Add", "Sub", "Max", "Min"):
     yield row(f"TensorScatter{kind}", PLAIN[:2].copy(), INDICES[:2].copy(), PLAIN[1:].copy())
     outside = np.array([[5], [1]], np.int32)
-    yield row(f"TensorScatter{kind}", PLAIN[:2].copy(), outside, PLAIN[1:].copy(), bad_indices_policy="IGNORE")
+    yield row(
+      f"TensorScatter{kind}",
+      PLAIN[:2].copy(),
+      outside,
+      PLAIN[1:].copy(),
+      bad_indices_policy="IGNORE",
+    )
   ids = np.array([0, 2, 2], np.int32)
   yield row("SegmentSum", PLAIN, np.array([0, 1, 1], np.int32))  # LiteRT refuses gaps
   for kind in ("Sum", "Max", "Min", "Prod"):
@@ -211,7 +229,14 @@ def _layers() -> Iterator[Row]:
   yield row("AvgPool", IMAGE, **window)
   yield row("MaxPool", IMAGE, **window)
   yield row("Conv2D", IMAGE, kernel, strides=[1, 1, 1, 1], padding="SAME")
-  yield row("Conv2DBackpropInput", [2, 4, 4, 2], kernel, IMAGE[..., :1].copy(), strides=[1, 1, 1, 1], padding="SAME")
+  yield row(
+    "Conv2DBackpropInput",
+    [2, 4, 4, 2],
+    kernel,
+    IMAGE[..., :1].copy(),
+    strides=[1, 1, 1, 1],
+    padding="SAME",
+  )
   yield from _gradients_of_convolutions()
   yield row("DepthwiseConv2dNative", IMAGE, kernel, strides=[1, 1, 1, 1], padding="SAME")
   yield row("Conv3D", IMAGE[None], kernel[None], strides=[1, 1, 1, 1, 1], padding="VALID")
@@ -226,16 +251,25 @@ def _layers() -> Iterator[Row]:
   channels = np.float32([0.5, 2]), np.float32([1, -1]), np.float32([0.1, -0.2]), np.float32([1, 0])
 
   def batch_norm(x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> tf.Tensor:
-    return tf.raw_ops.FusedBatchNormV3(x=x, scale=scale, offset=offset, mean=mean, variance=variance, is_training=False)[0]
+    return tf.raw_ops.FusedBatchNormV3(
+      x=x, scale=scale, offset=offset, mean=mean, variance=variance, is_training=False
+    )[0]
 
   yield Row("FusedBatchNormV3", batch_norm, (IMAGE, *channels))
 
 
 def _gradients_of_convolutions() -> Iterator[Row]:
-  image, kernel = RNG.standard_normal((2, 5, 6, 3)).astype("f"), RNG.standard_normal((3, 2, 3, 4)).astype("f")
+  image, kernel = (
+    RNG.standard_normal((2, 5, 6, 3)).astype("f"),
+    RNG.standard_normal((3, 2, 3, 4)).astype("f"),
+  )
   explicit = [0, 0, 1, 2, 2, 0, 0, 0]
   for stride, padding in ((1, "SAME"), (2, "VALID"), (2, "SAME"), (2, explicit)):
-    pads = {"padding": padding} if isinstance(padding, str) else {"padding": "EXPLICIT", "explicit_paddings": padding}
+    pads = (
+      {"padding": padding}
+      if isinstance(padding, str)
+      else {"padding": "EXPLICIT", "explicit_paddings": padding}
+    )
     attributes = {"strides": [1, stride, stride, 1], **pads}
     for kind in ("Conv2D", "DepthwiseConv2dNative"):
       forward = getattr(tf.raw_ops, kind)(input=image, filter=kernel, **attributes)
@@ -243,10 +277,22 @@ def _gradients_of_convolutions() -> Iterator[Row]:
       yield row(f"{kind}BackpropInput", list(image.shape), kernel, cotangent, **attributes)
       yield row(f"{kind}BackpropFilter", image, list(kernel.shape), cotangent, **attributes)
   for size, stride, padding in ((2, 2, "VALID"), (3, 2, "SAME"), (3, 1, "VALID")):
-    attributes = {"ksize": [1, size, size, 1], "strides": [1, stride, stride, 1], "padding": padding}
+    attributes = {
+      "ksize": [1, size, size, 1],
+      "strides": [1, stride, stride, 1],
+      "padding": padding,
+    }
     pooled = tf.raw_ops.MaxPool(input=np.round(image), **attributes).numpy()  # of equal elements
-    yield row("MaxPoolGrad", np.round(image), pooled, RNG.standard_normal(pooled.shape).astype("f"), **attributes)
+    yield row(
+      "MaxPoolGrad",
+      np.round(image),
+      pooled,
+      RNG.standard_normal(pooled.shape).astype("f"),
+      **attributes,
+    )
   volume, part = IMAGE[None], IMAGE[None, :, :2, :2, :1].copy()
   strides = {"strides": [1, 1, 2, 2, 1], "padding": "SAME"}
   yield row("Conv3DBackpropFilterV2", volume, [1, 2, 2, 2, 1], part, **strides)
-  yield row("Conv3DBackpropInputV2", list(volume.shape), kernel[None, :2, :, :2, :1].copy(), part, **strides)
+  yield row(
+    "Conv3DBackpropInputV2", list(volume.shape), kernel[None, :2, :, :2, :1].copy(), part, **strides
+  )

@@ -17,7 +17,9 @@ from jax2tf.converters.export import angles
 LARGEST = np.finfo(np.float32).max
 
 
-@pytest.mark.parametrize(("ours", "exact"), [(angles.sin, np.sin), (angles.cos, np.cos), (angles.tan, np.tan)])
+@pytest.mark.parametrize(
+  ("ours", "exact"), [(angles.sin, np.sin), (angles.cos, np.cos), (angles.tan, np.tan)]
+)
 def test_every_size_of_angle(ours: Callable[..., Any], exact: Callable[..., np.ndarray]) -> None:
   rng = np.random.default_rng(0)
   x = np.concatenate([
@@ -43,14 +45,22 @@ def test_what_is_no_angle_and_zeros(ours: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("target", ["tflite", "tfjs"])
-def test_in_the_runtimes_themselves(target: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_in_the_runtimes_themselves(
+  target: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
   """Each loses digits of large angles by its own kernels, and TF.js lacks ops that TensorFlow makes of short sums."""
   if target == "tfjs":
     request.getfixturevalue("tfjs_packages")
   rng = np.random.default_rng(1)
   x = (rng.uniform(-1, 1, 500) * 10.0 ** rng.uniform(-3, 38, 500)).astype(np.float32)
   exporter = importlib.import_module(f"jax2tf.converters.{target}")
-  exporter.save(lambda _, x: [jnp.sin(x), jnp.cos(x), jnp.tan(x)], {}, tmp_path / "m", inputs={"x": "f32[500]"}, examples={"x": x})
+  exporter.save(
+    lambda _, x: [jnp.sin(x), jnp.cos(x), jnp.tan(x)],
+    {},
+    tmp_path / "m",
+    inputs={"x": "f32[500]"},
+    examples={"x": x},
+  )
   found = exporter.run(tmp_path / "m", {"x": x})
   for name, exact in (("output_0", np.sin), ("output_1", np.cos)):
     # Four units of 1: what TF.js' wasm makes of sines of small angles; it was off by up to 2 before.

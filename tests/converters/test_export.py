@@ -21,7 +21,10 @@ from jax2tf.converters.export import replay
 from jax2tf.converters.export.source import ExportError, Runner, Signature, Source
 from jax2tf.converters.onnx.replacements import TABLE
 
-PARAMS = {"w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5), "v": np.eye(5, dtype=np.float32) * 0.5}
+PARAMS = {
+  "w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5),
+  "v": np.eye(5, dtype=np.float32) * 0.5,
+}
 
 
 def network(params: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
@@ -29,13 +32,17 @@ def network(params: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
   y = jnp.tanh(x @ params["w"])
 
   def step(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-    carry = jax.lax.cond(carry[0] > row[0], lambda c: c @ params["v"], lambda c: jax.scipy.special.erfc(c), carry)
+    carry = jax.lax.cond(
+      carry[0] > row[0], lambda c: c @ params["v"], lambda c: jax.scipy.special.erfc(c), carry
+    )
     return carry, carry.sum()
 
   last, sums = jax.lax.scan(step, jnp.ones(5, x.dtype), y)
   branches = [lambda v: v + 1, lambda v: v * 2, lambda v: v - params["v"][1]]
   _, turned = jax.lax.while_loop(
-    lambda state: state[0] < n, lambda state: (state[0] + 1, jax.lax.switch(state[0] - 1, branches, state[1])), (jnp.int32(0), last)
+    lambda state: state[0] < n,
+    lambda state: (state[0] + 1, jax.lax.switch(state[0] - 1, branches, state[1])),
+    (jnp.int32(0), last),
   )
   return {"sums": sums, "turned": turned, "same": x}
 
@@ -48,7 +55,9 @@ def source(tmp_path: Path, kind: str) -> Source:
   if kind == "builder":
     return Source.of(model)
   path = model.save(tmp_path)
-  return Source.of(path) if kind == "directory" else Source.of(path, reference=network, params=PARAMS)
+  return (
+    Source.of(path) if kind == "directory" else Source.of(path, reference=network, params=PARAMS)
+  )
 
 
 def in_tensorflow(signature: Signature, replacements: Any = None) -> Runner:
@@ -57,7 +66,11 @@ def in_tensorflow(signature: Signature, replacements: Any = None) -> Runner:
   def answer(runs: Any) -> Any:
     def one(run: Any) -> Any:
       outputs = function(**{name: tf.constant(array) for name, array in run.inputs.items()})
-      return {"outputs": {name: y.numpy() for name, y in outputs.items()}, "error": "", "seconds": None}
+      return {
+        "outputs": {name: y.numpy() for name, y in outputs.items()},
+        "error": "",
+        "seconds": None,
+      }
 
     return [one(run) for run in runs]
 
@@ -73,11 +86,21 @@ def test_the_frozen_graph_computes_the_same(tmp_path: Path, kind: str) -> None:
   assert sorted(frozen.structured_outputs) == ["same", "sums", "turned"]
   types = set(replay.op_types(frozen))
   assert types.isdisjoint(
-    {"ReadVariableOp", "VarHandleOp", "PartitionedCall", "StatefulPartitionedCall", "Case", "StatelessCase", "Assert"}
+    {
+      "ReadVariableOp",
+      "VarHandleOp",
+      "PartitionedCall",
+      "StatefulPartitionedCall",
+      "Case",
+      "StatelessCase",
+      "Assert",
+    }
   )
   assert not frozen.graph.captures
   examples = {"n": np.int32(5)}
-  report = found.compared(in_tensorflow(signature), "onnx", "TensorFlow", Comparison(examples=examples), versions={})
+  report = found.compared(
+    in_tensorflow(signature), "onnx", "TensorFlow", Comparison(examples=examples), versions={}
+  )
   assert {row.sizes["b"] for row in report.rows} == {1, 3, 7, 32}
   assert all(row.of_tolerance is not None for row in report.rows)
 
@@ -87,11 +110,16 @@ def test_case_becomes_nested_ifs_of_the_same_branches(index: int) -> None:
   # JAX clamps before it switches; TensorFlow's own Case sends every index that is out of range to the last branch.
   @tf.function(input_signature=[tf.TensorSpec([], tf.int32, "i")])
   def function(i: tf.Tensor) -> dict[str, tf.Tensor]:
-    return {"y": tf.switch_case(i, [lambda: 2 * i, lambda: tf.constant(10), lambda: tf.constant(20)])}
+    return {
+      "y": tf.switch_case(i, [lambda: 2 * i, lambda: tf.constant(10), lambda: tf.constant(20)])
+    }
 
   concrete = function.get_concrete_function()
   assert "StatelessCase" in {op.type for op in concrete.graph.get_operations()}
-  assert replay.frozen(concrete, {})(i=tf.constant(index))["y"].numpy() == concrete(i=tf.constant(index))["y"].numpy()
+  assert (
+    replay.frozen(concrete, {})(i=tf.constant(index))["y"].numpy()
+    == concrete(i=tf.constant(index))["y"].numpy()
+  )
 
 
 def test_a_target_takes_what_xla_compiles() -> None:
@@ -102,7 +130,9 @@ def test_a_target_takes_what_xla_compiles() -> None:
   found = replay.frozen(signature.function, {})
   assert not {"Lu", "DeviceIndex", "Case", "StatelessCase"} & set(replay.op_types(found))
   x = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 10]], np.float32)
-  np.testing.assert_allclose(next(iter(found(x=tf.constant(x)).values())), jax.lax.linalg.lu(x)[0], rtol=1e-6)
+  np.testing.assert_allclose(
+    next(iter(found(x=tf.constant(x)).values())), jax.lax.linalg.lu(x)[0], rtol=1e-6
+  )
 
 
 def test_a_parameter_is_one_constant_however_deep_it_is_used(tmp_path: Path) -> None:
@@ -127,26 +157,41 @@ def test_a_replacement_is_used_inside_of_loops_and_branches(tmp_path: Path) -> N
   signature = found.signatures["serving_default"]
   replacements = {"Erfc": lambda op, x: [1 - tf.math.erf(x)]}
   assert "Erfc" not in set(replay.op_types(replay.frozen(signature.function, replacements)))
-  found.compared(in_tensorflow(signature, replacements), "onnx", "TensorFlow", Comparison(examples={"n": np.int32(2)}), versions={})
+  found.compared(
+    in_tensorflow(signature, replacements),
+    "onnx",
+    "TensorFlow",
+    Comparison(examples={"n": np.int32(2)}),
+    versions={},
+  )
 
 
 def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
   found = source(tmp_path, "builder")
-  wrong = in_tensorflow(found.signatures["serving_default"], {"Erfc": lambda op, x: [tf.math.erfc(x) * 1.001]})
+  wrong = in_tensorflow(
+    found.signatures["serving_default"], {"Erfc": lambda op, x: [tf.math.erfc(x) * 1.001]}
+  )
   with pytest.raises(
-    ExportError, match=r"(?s)TensorFlow computes different outputs than the reference, so nothing was written.*sums"
+    ExportError,
+    match=r"(?s)TensorFlow computes different outputs than the reference, so nothing was written.*sums",
   ) as caught:
-    found.compared(wrong, "onnx", "TensorFlow", Comparison(examples={"n": np.int32(2)}), versions={})
+    found.compared(
+      wrong, "onnx", "TensorFlow", Comparison(examples={"n": np.int32(2)}), versions={}
+    )
   assert caught.value.target == "onnx"
 
 
 def test_an_answer_that_differs_for_hostile_numbers_is_a_warning() -> None:
-  found = Source.of(saved_model.Model({}).add(lambda p, x: jnp.maximum(x, 0), inputs={"x": "f32[b]"}))
+  found = Source.of(
+    saved_model.Model({}).add(lambda p, x: jnp.maximum(x, 0), inputs={"x": "f32[b]"})
+  )
   wrong = in_tensorflow(
-    found.signatures["serving_default"], {"Maximum": lambda op, x, y: [tf.where(tf.math.is_nan(x), 0.0, tf.maximum(x, y))]}
+    found.signatures["serving_default"],
+    {"Maximum": lambda op, x, y: [tf.where(tf.math.is_nan(x), 0.0, tf.maximum(x, y))]},
   )
   with pytest.warns(
-    UserWarning, match=r"(?s)computes different outputs than JAX for NaN, infinities or extreme numbers.*NaN at other places"
+    UserWarning,
+    match=r"(?s)computes different outputs than JAX for NaN, infinities or extreme numbers.*NaN at other places",
   ):
     found.compared(wrong, "onnx", "TensorFlow", versions={})
 
@@ -159,7 +204,11 @@ def test_what_is_refused_has_its_line(tmp_path: Path) -> None:
   assert lines[0] == "LiteRT cannot take signature 'serving_default' (no kernel), which needs"
   assert "Tanh (of 'tanh') at " in lines[1]
   assert f"{Path(__file__).name}:" in lines[1]
-  unknown = source(tmp_path, "directory").signatures["serving_default"].refuse("tflite", "LiteRT", {"Erfc": ""})
+  unknown = (
+    source(tmp_path, "directory")
+    .signatures["serving_default"]
+    .refuse("tflite", "LiteRT", {"Erfc": ""})
+  )
   assert "an unknown line" in str(unknown)
 
 
@@ -178,7 +227,9 @@ def test_ops_of_a_function_that_a_rule_makes_have_its_line() -> None:
   def step(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.sin(carry), solve_triangular(x, x, lower=True)
 
-  found = survey.ops_of(lambda x: jax.lax.scan(step, x[0, 0], x), jax.ShapeDtypeStruct((99, 2, 2), jnp.float32))
+  found = survey.ops_of(
+    lambda x: jax.lax.scan(step, x[0, 0], x), jax.ShapeDtypeStruct((99, 2, 2), jnp.float32)
+  )
   first = step.__code__.co_firstlineno + 1
   for op, (primitive, line) in WHOSE.items():
     (use,) = (use for use in found if use.op == op)
@@ -190,7 +241,11 @@ def test_conditions_on_sizes_are_left_out() -> None:
   model = saved_model.Model({}).add(lambda p, x: jnp.sin(x), inputs={"x": "f32[b,b]"})
   signature = Source.of(model).signatures["serving_default"]
   assert {"Assert", "Range"} <= set(replay.op_types(signature.function))
-  assert set(replay.op_types(replay.frozen(signature.function, {}))) == {"Placeholder", "Sin", "Identity"}
+  assert set(replay.op_types(replay.frozen(signature.function, {}))) == {
+    "Placeholder",
+    "Sin",
+    "Identity",
+  }
 
 
 def test_what_cannot_be_a_source(tmp_path: Path) -> None:
@@ -211,13 +266,22 @@ def test_what_cannot_be_a_source(tmp_path: Path) -> None:
 def test_the_reference_is_asked_once_for_what_is_the_same() -> None:
   asked = []
   found = Source.of(saved_model.Model({}).add(lambda p, x: x + 1, inputs={"x": "f32[2]"}))
-  signature = dataclasses.replace(found.signatures["serving_default"], reference=lambda x: asked.append(x) or x + 1)
+  signature = dataclasses.replace(
+    found.signatures["serving_default"], reference=lambda x: asked.append(x) or x + 1
+  )
   found = dataclasses.replace(found, signatures={"serving_default": signature})
   x = np.ones(2, np.float32)
   examples = {"x": x}
 
   def compared(**options: Any) -> Any:
-    return found.compared(in_tensorflow(signature), "onnx", "TensorFlow", Comparison(**options), versions={}, timed=False).rows
+    return found.compared(
+      in_tensorflow(signature),
+      "onnx",
+      "TensorFlow",
+      Comparison(**options),
+      versions={},
+      timed=False,
+    ).rows
 
   compared(examples=examples)
   count = len(asked)
@@ -230,14 +294,24 @@ def test_the_reference_is_asked_once_for_what_is_the_same() -> None:
 
 def test_a_replay_keeps_the_marks_of_ops_that_an_optimizer_must_not_change() -> None:
   x = np.array([0.3, 1.7, -2.4, 1e8], np.float32)
-  found = Source.of(saved_model.Model({}).add(lambda _, x: (x + 12582912.0) - 12582912.0, inputs={"x": "f32[4]"}))
+  found = Source.of(
+    saved_model.Model({}).add(lambda _, x: (x + 12582912.0) - 12582912.0, inputs={"x": "f32[4]"})
+  )
   function = replay.frozen(found.signatures["serving_default"].function, {})
-  np.testing.assert_array_equal(function(x=tf.constant(x))["output"], (x + np.float32(12582912)) - np.float32(12582912))
-  marked = {op.type for op in function.graph.get_operations() if any(name in op.node_def.attr for name in _tf_compat.AS_WRITTEN)}
+  np.testing.assert_array_equal(
+    function(x=tf.constant(x))["output"], (x + np.float32(12582912)) - np.float32(12582912)
+  )
+  marked = {
+    op.type
+    for op in function.graph.get_operations()
+    if any(name in op.node_def.attr for name in _tf_compat.AS_WRITTEN)
+  }
   assert marked == {"Sub"}
 
 
-@pytest.mark.parametrize("given", [{"examples": [np.ones(4)]}, {"sizes": ["b=4"]}], ids=["examples", "sizes"])
+@pytest.mark.parametrize(
+  "given", [{"examples": [np.ones(4)]}, {"sizes": ["b=4"]}], ids=["examples", "sizes"]
+)
 def test_a_comparison_takes_mappings(given: Any) -> None:
   (name,) = given
   with pytest.raises(ValueError, match=rf"{name} = \[.*\] is not a mapping \{{"):
@@ -245,7 +319,11 @@ def test_a_comparison_takes_mappings(given: Any) -> None:
 
 
 WRONG_KINDS = {
-  "inputs as a list": ({"inputs": ["f32[b]"]}, ValueError, r"inputs = \['f32\[b\]'\] is not a mapping \{input: spec\}"),
+  "inputs as a list": (
+    {"inputs": ["f32[b]"]},
+    ValueError,
+    r"inputs = \['f32\[b\]'\] is not a mapping \{input: spec\}",
+  ),
   "no inputs": ({"inputs": None}, ValueError, "inputs = None is not a mapping"),
   "outputs as a string": (
     {"outputs": "scores"},
@@ -253,15 +331,27 @@ WRONG_KINDS = {
     r"outputs = 'scores' is a string, .*letter by letter; give a list: outputs=\['scores'\]",
   ),
   "outputs of numbers": ({"outputs": [1]}, ValueError, r"outputs = \[1\] is not a list of strings"),
-  "constraints as a string": ({"polymorphic_constraints": "b >= 1"}, ValueError, r"polymorphic_constraints=\['b >= 1'\]"),
+  "constraints as a string": (
+    {"polymorphic_constraints": "b >= 1"},
+    ValueError,
+    r"polymorphic_constraints=\['b >= 1'\]",
+  ),
   "no samples": ({"samples": 0}, ValueError, "samples = 0; at least one draw"),
-  "an unknown option": ({"quantisation": "int8"}, TypeError, r"\w+\.save has no option 'quantisation'; its options are: atol, .*overwrite"),
+  "an unknown option": (
+    {"quantisation": "int8"},
+    TypeError,
+    r"\w+\.save has no option 'quantisation'; its options are: atol, .*overwrite",
+  ),
 }
 
 
-@pytest.mark.parametrize("module", [onnx, tflite, tfjs], ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+  "module", [onnx, tflite, tfjs], ids=lambda module: module.__name__.split(".")[-1]
+)
 @pytest.mark.parametrize("kind", WRONG_KINDS)
-def test_arguments_of_a_wrong_kind_are_named_before_any_work(module: Any, kind: str, tmp_path: Path) -> None:
+def test_arguments_of_a_wrong_kind_are_named_before_any_work(
+  module: Any, kind: str, tmp_path: Path
+) -> None:
   def untraced(params: Any, x: Any) -> Any:
     raise AssertionError("the function is traced")
 
@@ -272,7 +362,9 @@ def test_arguments_of_a_wrong_kind_are_named_before_any_work(module: Any, kind: 
 
 def test_names_are_not_taken_letter_by_letter(tmp_path: Path) -> None:
   model = saved_model.Model({}).add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures="a")
-  with pytest.raises(ValueError, match=r"signatures = 'a' is a string.*give a list: signatures=\['a'\]"):
+  with pytest.raises(
+    ValueError, match=r"signatures = 'a' is a string.*give a list: signatures=\['a'\]"
+  ):
     Source.of(model, signatures="a")
   for name in ("raw_inputs", "pass_through", "defaults", "input_names"):
     wrong: Any = {name: ["x"]}

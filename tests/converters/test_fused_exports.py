@@ -23,19 +23,27 @@ from jax2tf.idioms.fused import NAMES, names_of
 
 N = 8
 RNG = np.random.default_rng(0)
-PARAMS = {"w": RNG.normal(size=(N, N)).astype("f"), "b": RNG.normal(size=N).astype("f"), "scale": np.linspace(0.5, 2, N, dtype="f")}
+PARAMS = {
+  "w": RNG.normal(size=(N, N)).astype("f"),
+  "b": RNG.normal(size=N).astype("f"),
+  "scale": np.linspace(0.5, 2, N, dtype="f"),
+}
 X = RNG.normal(size=(3, N)).astype("f")
 INPUTS = {"x": f"f32[b,{N}]"}
 
 
 def conv(p: Any, images: jax.Array) -> jax.Array:
   """f32[b,h,w,N] -> f32[b,h,w,N], by a kernel of one pixel."""
-  return jax.lax.conv_general_dilated(images, p["w"][None, None], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+  return jax.lax.conv_general_dilated(
+    images, p["w"][None, None], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
 
 
 def features_first(p: Any, images: jax.Array) -> jax.Array:
   """f32[b,h,w,N] -> f32[b,N,h,w], likewise."""
-  return jax.lax.conv_general_dilated(images, p["w"][None, None], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NCHW"))
+  return jax.lax.conv_general_dilated(
+    images, p["w"][None, None], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NCHW")
+  )
 
 
 def attention(x: jax.Array) -> jax.Array:
@@ -61,7 +69,9 @@ def ops(target: str, path: Path) -> list[str]:
     return [node.op_type for node in onnx_library.load(path).graph.node]
   if target == "tflite":
     return [op["op_name"] for op in Interpreter(str(path))._get_ops_details()]
-  return [node["op"] for node in json.loads((path / "model.json").read_text())["modelTopology"]["node"]]
+  return [
+    node["op"] for node in json.loads((path / "model.json").read_text())["modelTopology"]["node"]
+  ]
 
 
 @pytest.mark.usefixtures("tfjs_packages")
@@ -80,10 +90,25 @@ def test_the_runtimes_own_ops(target: str, expected: set[str], most: int, tmp_pa
     path = tmp_path / f"{idioms}.{target}"
     options: dict[str, Any] = {"backends": ["wasm"]} if target == "tfjs" else {}
     with warnings.catch_warnings():
-      warnings.filterwarnings("ignore" if target == "tfjs" else "error", message="TF.js .* computes different outputs than JAX for NaN")
-      exporter.save(mlp, PARAMS, path, inputs=INPUTS, outputs=["y"], idioms=idioms, samples=1, examples={"x": X}, **options)
+      warnings.filterwarnings(
+        "ignore" if target == "tfjs" else "error",
+        message="TF.js .* computes different outputs than JAX for NaN",
+      )
+      exporter.save(
+        mlp,
+        PARAMS,
+        path,
+        inputs=INPUTS,
+        outputs=["y"],
+        idioms=idioms,
+        samples=1,
+        examples={"x": X},
+        **options,
+      )
     found[idioms] = ops(target, path)
-  assert expected <= set(found["fused"]) and len(found["fused"]) <= most < len(found["exact"]), found
+  assert expected <= set(found["fused"]) and len(found["fused"]) <= most < len(found["exact"]), (
+    found
+  )
 
 
 @pytest.mark.usefixtures("tfjs_packages")
@@ -94,7 +119,12 @@ def test_batch_norm_in_tfjs(tmp_path: Path) -> None:
     return jax.nn.relu(conv(p, x) * p["scale"] + p["b"])
 
   example = {"x": RNG.normal(size=(1, 2, 2, N)).astype("f")}
-  options: dict[str, Any] = {"idioms": "fused", "samples": 1, "backends": ["wasm"], "examples": example}
+  options: dict[str, Any] = {
+    "idioms": "fused",
+    "samples": 1,
+    "backends": ["wasm"],
+    "examples": example,
+  }
   path = tfjs.save(net, PARAMS, tmp_path / "m", inputs={"x": f"f32[1,2,2,{N}]"}, **options).path
   assert not {"FusedBatchNormV3"} & set(ops("tfjs", path))
 
@@ -104,7 +134,14 @@ def test_onnx_runtime_makes_gelu_of_it(tmp_path: Path) -> None:
   options.optimized_model_filepath = str(tmp_path / "opened.onnx")
   options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
   options.log_severity_level = 4
-  path = onnx.save(lambda _, x: jax.nn.gelu(x, approximate=False), {}, tmp_path / "m.onnx", inputs=INPUTS, idioms="fused", samples=1).path
+  path = onnx.save(
+    lambda _, x: jax.nn.gelu(x, approximate=False),
+    {},
+    tmp_path / "m.onnx",
+    inputs=INPUTS,
+    idioms="fused",
+    samples=1,
+  ).path
   onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
   assert ops("onnx", tmp_path / "opened.onnx") == ["Gelu"]
 
@@ -124,9 +161,15 @@ def test_layer_normalizations_that_are_near(tmp_path: Path) -> None:
 
   inputs = {"x": f"f32[{N},{N}]", "rows": f"f32[{N},1]"}
   path = onnx.save(fun, PARAMS, tmp_path / "m.onnx", inputs=inputs, idioms="fused", samples=1).path
-  found = [node.attribute for node in onnx_library.load(path).graph.node if node.op_type == "LayerNormalization"]
+  found = [
+    node.attribute
+    for node in onnx_library.load(path).graph.node
+    if node.op_type == "LayerNormalization"
+  ]
   assert len(found) == 3
-  assert all(attribute.name == "epsilon" and attribute.f == np.float32(1e-5) for (attribute,) in found)
+  assert all(
+    attribute.name == "epsilon" and attribute.f == np.float32(1e-5) for (attribute,) in found
+  )
 
 
 # Rows in which each runtime by default has JAX's values, NaN for NaN: with one of these, all of one, and all of two by turns.
@@ -142,7 +185,8 @@ IMAGES = np.concatenate([HOSTILE, HOSTILE[::-1], HOSTILE, HOSTILE[::-1]]).reshap
 
 
 _ACTIVATIONS: dict[str, Any] = {
-  name: getattr(jax.nn, name) for name in ("elu", "gelu", "hard_swish", "leaky_relu", "relu", "relu6", "selu", "silu")
+  name: getattr(jax.nn, name)
+  for name in ("elu", "gelu", "hard_swish", "leaky_relu", "relu", "relu6", "selu", "silu")
 }
 # {idiom: functions of parameters, rows and images}
 FORMS: dict[str, list[Any]] = {
@@ -156,11 +200,16 @@ FORMS: dict[str, list[Any]] = {
   },
   "softmax": [lambda p, x, images: jax.nn.softmax(x)],
   "log_softmax": [lambda p, x, images: jax.nn.log_softmax(x)],
-  "layer_norm": [lambda p, x, images: normalized(x), lambda p, x, images: normalized(x) * p["scale"] + p["b"]],
+  "layer_norm": [
+    lambda p, x, images: normalized(x),
+    lambda p, x, images: normalized(x) * p["scale"] + p["b"],
+  ],
   "attention": [lambda p, x, images: attention(x)],
   "batch_norm": [
     lambda p, x, images: jax.nn.relu6(conv(p, images) * p["scale"] + p["b"]),
-    lambda p, x, images: jax.nn.silu(features_first(p, images) * p["scale"][:, None, None] + p["b"][:, None, None]),
+    lambda p, x, images: jax.nn.silu(
+      features_first(p, images) * p["scale"][:, None, None] + p["b"][:, None, None]
+    ),
     lambda p, x, images: jnp.tanh(conv(p, images) * p["scale"] + p["b"]),
   ],
   "max_pool": [lambda p, x, images: linen.max_pool(images, (2, 2), (2, 2))],
@@ -183,7 +232,17 @@ def test_default_idioms_have_jax_values(target: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"backends": ["wasm"]} if target == "tfjs" else {}
     inputs = {"x": f"f32[{len(HOSTILE)},{N}]", "images": f"f32[{len(IMAGES)},4,4,{N}]"}
     examples = {"x": HOSTILE, "images": IMAGES}
-    exporter.save(forms, PARAMS, tmp_path / f"m.{target}", inputs=inputs, samples=1, examples=examples, overwrite=True, **options, **idioms)
+    exporter.save(
+      forms,
+      PARAMS,
+      tmp_path / f"m.{target}",
+      inputs=inputs,
+      samples=1,
+      examples=examples,
+      overwrite=True,
+      **options,
+      **idioms,
+    )
 
   # LiteRT 2.3 and TF.js 4.22: a mean pool has no NaN, with exact idioms neither, which are of the same op.
   save(sorted(chosen - ({"mean_pool"} if target != "onnx" else set())))
@@ -197,5 +256,8 @@ def test_another_choice_than_the_models_is_an_error(tmp_path: Path) -> None:
   model = saved_model.Model({}, idioms="fused").add(lambda _, x: jax.nn.softmax(x), inputs=INPUTS)
   saved = model.save(tmp_path / "saved")
   for exporter, given in ((onnx, model), (tflite, saved), (tfjs, saved)):
-    with pytest.raises(ValueError, match=r"idioms = 'exact', and .* was made with 'fused'; omit it, or create a Model"):
+    with pytest.raises(
+      ValueError,
+      match=r"idioms = 'exact', and .* was made with 'fused'; omit it, or create a Model",
+    ):
       exporter.save_model(given, tmp_path / "file", idioms="exact")

@@ -41,10 +41,16 @@ class Text(nnx.Module):
 def test_a_model_by_its_library(library: str, training: bool, tmp_path: Path) -> None:
   case = of(library)
   rngs, shape = (case.rngs, "f32[3,4]") if training else ({}, "f32[b,4]")
-  model = getattr(saved_model, library)(*case.model, inputs={"x": shape}, training=training, **rngs, **case.options)
+  model = getattr(saved_model, library)(
+    *case.model, inputs={"x": shape}, training=training, **rngs, **case.options
+  )
   loaded = tf.saved_model.load(str(model.save(tmp_path)))
-  np.testing.assert_allclose(loaded.signatures["serving_default"](x=X)["output"], case.expected(training), **CLOSE)
-  assert {path for path, variable in model.parameters.items() if variable.trainable} == case.trainable
+  np.testing.assert_allclose(
+    loaded.signatures["serving_default"](x=X)["output"], case.expected(training), **CLOSE
+  )
+  assert {
+    path for path, variable in model.parameters.items() if variable.trainable
+  } == case.trainable
   # In training the statistics and keys change, so they are state; in inference nothing does.
   assert bool(loaded.state_variables) == training
   assert len(loaded.variables) > len(case.trainable) or training
@@ -53,15 +59,22 @@ def test_a_model_by_its_library(library: str, training: bool, tmp_path: Path) ->
 def test_values_of_a_checkpoint_of_the_state() -> None:
   """`nnx.state(model)` in an Orbax checkpoint has each array as the `value` of a variable."""
   whole = libraries.nnx(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
-  tree = {"kernel": {"value": np.ones((2, 1), np.float32)}, "bias": {"value": np.zeros(1, np.float32)}}
+  tree = {
+    "kernel": {"value": np.ones((2, 1), np.float32)},
+    "bias": {"value": np.zeros(1, np.float32)},
+  }
   assert adapted.with_values(whole, tree, "it").tree["kernel"].tolist() == [[1], [1]]
-  with pytest.raises(ValueError, match=r"it does not fit Linear: bias is missing, bias/values is not in the model"):
+  with pytest.raises(
+    ValueError, match=r"it does not fit Linear: bias is missing, bias/values is not in the model"
+  ):
     adapted.with_values(whole, {"kernel": tree["kernel"], "bias": {"values": X}}, "it")
 
 
 def test_typed_keys_of_a_checkpoint() -> None:
   whole = libraries.nnx(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), training=True)
-  found = adapted.with_values(whole, {"rngs": {"key": jax.random.key(7), "count": np.uint32(3)}}, "it").tree["rngs"]
+  found = adapted.with_values(
+    whole, {"rngs": {"key": jax.random.key(7), "count": np.uint32(3)}}, "it"
+  ).tree["rngs"]
   assert jax.random.key_data(found["key"]).tolist() == [0, 7] and found["count"] == 3
   for key, words in (
     (jax.random.key(7, impl="rbg"), "is a key of rbg, the model has threefry2x32"),
@@ -73,13 +86,19 @@ def test_typed_keys_of_a_checkpoint() -> None:
 
 @pytest.mark.parametrize("with_state", [False, True])
 def test_a_haiku_transform_without_a_key(with_state: bool) -> None:
-  transform = hk.without_apply_rng((hk.transform_with_state if with_state else hk.transform)(lambda x: hk.Linear(3)(x)))
+  transform = hk.without_apply_rng(
+    (hk.transform_with_state if with_state else hk.transform)(lambda x: hk.Linear(3)(x))
+  )
   made = transform.init(KEY, X)
   given = made if with_state else (made,)
   model = saved_model.from_haiku(transform, *given, inputs={"x": "f32[b,4]"})
   result = transform.apply(*given, X)
-  np.testing.assert_allclose(model.signatures["serving_default"](x=X)["output"], result[0] if with_state else result, **CLOSE)
-  with pytest.raises(TypeError, match=r"rng is given, and hk.without_apply_rng made a function that takes none"):
+  np.testing.assert_allclose(
+    model.signatures["serving_default"](x=X)["output"], result[0] if with_state else result, **CLOSE
+  )
+  with pytest.raises(
+    TypeError, match=r"rng is given, and hk.without_apply_rng made a function that takes none"
+  ):
     saved_model.from_haiku(transform, *given, inputs={"x": "f32[b,4]"}, rng=KEY)
 
 
@@ -91,9 +110,13 @@ def test_a_method_that_is_not_there(library: str) -> None:
     getattr(saved_model, library)(*of(library).model, inputs={"x": "f32[b,4]"}, call="foo")
 
 
-@pytest.mark.parametrize("spec", [tf.TensorSpec([2], tf.float64), jax.ShapeDtypeStruct((2,), np.int64)], ids=str)
+@pytest.mark.parametrize(
+  "spec", [tf.TensorSpec([2], tf.float64), jax.ShapeDtypeStruct((2,), np.int64)], ids=str
+)
 def test_64_bits_need_x64_however_they_are_given(spec: Any) -> None:
-  with pytest.raises(ValueError, match=r"input 'x' is [fi]64\[2\], which JAX narrows here; set jax"):
+  with pytest.raises(
+    ValueError, match=r"input 'x' is [fi]64\[2\], which JAX narrows here; set jax"
+  ):
     saved_model.Model({}).add(lambda p, x: x, inputs={"x": spec})
   with jax.enable_x64(True):
     saved_model.Model({}).add(lambda p, x: x, inputs={"x": spec})
@@ -111,12 +134,21 @@ def test_what_is_drawn_for_nothing_is_no_state() -> None:
   assert model.remembered is None
   assert "layers/1/kernel" in model.parameters
   assert {"layers/0/kernel", "last/kernel"} - model.parameters.keys()  # shared, so it is there once
-  np.testing.assert_allclose(model.signatures["serving_default"](ids=IDS)["output"], net(IDS), **CLOSE)
+  np.testing.assert_allclose(
+    model.signatures["serving_default"](ids=IDS)["output"], net(IDS), **CLOSE
+  )
 
 
 def test_a_method_other_arguments_and_options() -> None:
   net = Vision(nnx.Rngs(0))
-  model = saved_model.from_flax_nnx(net, inputs={"x": "f32[b,4]"}, call="features", outputs=["y"], signatures="features", trainable=False)
+  model = saved_model.from_flax_nnx(
+    net,
+    inputs={"x": "f32[b,4]"},
+    call="features",
+    outputs=["y"],
+    signatures="features",
+    trainable=False,
+  )
   np.testing.assert_allclose(model.signatures["features"](x=X)["y"], net.features(X), **CLOSE)
   assert not model.trainable_variables
   module = nn.Dense(3)
@@ -137,10 +169,19 @@ def test_a_random_haiku_function_draws_anew_at_each_call() -> None:
 @pytest.mark.parametrize(
   ("make", "words"),
   [
-    (lambda: saved_model.from_flax_nnx(Linen(), inputs={}), r"flax.nnx.Module.*Linen, which is a model of linen; use from_flax_linen"),
+    (
+      lambda: saved_model.from_flax_nnx(Linen(), inputs={}),
+      r"flax.nnx.Module.*Linen, which is a model of linen; use from_flax_linen",
+    ),
     (lambda: saved_model.from_flax_linen(Vision, {}, inputs={}), "a class, Vision; make one"),
-    (lambda: saved_model.from_flax_linen(Linen(), {"Dense_0": X}, inputs={}), r"a dict of collections: \{'params'"),
-    (lambda: saved_model.from_haiku(hk.transform(lambda x: x), {}, {"a": 1}, inputs={}), "takes no state; hk.transform_with_state"),
+    (
+      lambda: saved_model.from_flax_linen(Linen(), {"Dense_0": X}, inputs={}),
+      r"a dict of collections: \{'params'",
+    ),
+    (
+      lambda: saved_model.from_haiku(hk.transform(lambda x: x), {}, {"a": 1}, inputs={}),
+      "takes no state; hk.transform_with_state",
+    ),
     (lambda: saved_model.from_equinox(3, inputs={}), "equinox.Module, and this is of type int"),
   ],
 )
@@ -155,12 +196,19 @@ def test_a_typed_key_among_the_parameters() -> None:
 
   params = {"key": KEY, "w": jnp.float32(2)}
   model = saved_model.Model(params).add(noisy, inputs={"x": "f32[3,4]"})
-  assert {path: (v.dtype.name, v.trainable) for path, v in model.parameters.items()} == {"key": ("uint32", False), "w": ("float32", True)}
-  np.testing.assert_allclose(model.signatures["serving_default"](x=X)["output"], noisy(params, X), **CLOSE)
+  assert {path: (v.dtype.name, v.trainable) for path, v in model.parameters.items()} == {
+    "key": ("uint32", False),
+    "w": ("float32", True),
+  }
+  np.testing.assert_allclose(
+    model.signatures["serving_default"](x=X)["output"], noisy(params, X), **CLOSE
+  )
   assert model.values()["key"] == KEY
   other = {"key": jax.random.key(9), "w": jnp.float32(3)}
   model.update(other)
-  np.testing.assert_allclose(model.signatures["serving_default"](x=X)["output"], noisy(other, X), **CLOSE)
+  np.testing.assert_allclose(
+    model.signatures["serving_default"](x=X)["output"], noisy(other, X), **CLOSE
+  )
 
 
 def test_statistics_are_not_trainable_unless_asked() -> None:
@@ -171,7 +219,9 @@ def test_statistics_are_not_trainable_unless_asked() -> None:
     "gauss": {"mean": X[0], "scale": X[0]},  # a parameter of that name
     "keras": {"moving_mean": X[0], "moving_variance": X[0]},
   }
-  names = lambda **how: sorted(v.name.removesuffix(":0") for v in saved_model.Model(params, **how).trainable_variables)  # noqa: E731
+  names = lambda **how: sorted(
+    v.name.removesuffix(":0") for v in saved_model.Model(params, **how).trainable_variables
+  )  # noqa: E731
   assert names() == ["gauss/mean", "gauss/scale", "params/w"]
   assert len(names(trainable=True)) == 8
 

@@ -23,7 +23,11 @@ import jax2tf
 from jax2tf.converters import saved_model
 from jax2tf.converters.saved_model import manifest, publish, warmup
 
-PARAMS = {"w": np.arange(8, dtype=np.float32).reshape(4, 2), "steps": np.int32(3), "scale": np.ones(2, ml_dtypes.bfloat16)}
+PARAMS = {
+  "w": np.arange(8, dtype=np.float32).reshape(4, 2),
+  "steps": np.int32(3),
+  "scale": np.ones(2, ml_dtypes.bfloat16),
+}
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
@@ -32,7 +36,10 @@ def predict(params: Any, x: Any) -> Any:
 
 
 def embed(params: Any, batch: Any, temperature: Any) -> Any:
-  return {"scores": (batch["ids"] @ params["w"]) / temperature[:, None], "n": batch["mask"].sum(1) * params["steps"]}
+  return {
+    "scores": (batch["ids"] @ params["w"]) / temperature[:, None],
+    "n": batch["mask"].sum(1) * params["steps"],
+  }
 
 
 EMBED = {"batch": {"ids": "f32[b,4]", "mask": "i32[b,s]"}, "temperature": "f32[b]"}
@@ -40,17 +47,29 @@ EMBED = {"batch": {"ids": "f32[b,4]", "mask": "i32[b,s]"}, "temperature": "f32[b
 
 def both() -> saved_model.Model:
   model = saved_model.Model(PARAMS, polymorphic_constraints=["b <= 8"])
-  model.add(predict, inputs={"x": "f32[b,4]"}, outputs=["y"], signatures=["serving_default", "predict"], method="predict")
-  return model.add(embed, inputs=EMBED, signatures="embed", method="embed", defaults={"temperature": 2.0})
+  model.add(
+    predict,
+    inputs={"x": "f32[b,4]"},
+    outputs=["y"],
+    signatures=["serving_default", "predict"],
+    method="predict",
+  )
+  return model.add(
+    embed, inputs=EMBED, signatures="embed", method="embed", defaults={"temperature": 2.0}
+  )
 
 
 def test_constraints_concern_the_functions_that_have_their_variables() -> None:
   model = saved_model.Model(PARAMS, polymorphic_constraints=["b <= 8", "s >= 2"])
-  model.add(predict, inputs={"x": "f32[b,4]"}, signatures="predict").add(embed, inputs=EMBED, signatures="embed")
+  model.add(predict, inputs={"x": "f32[b,4]"}, signatures="predict").add(
+    embed, inputs=EMBED, signatures="embed"
+  )
   with pytest.raises(tf.errors.InvalidArgumentError, match="b <= 8"):
     model.signatures["predict"](x=tf.zeros([9, 4]))
   with pytest.raises(tf.errors.InvalidArgumentError, match=">= 2"):
-    model.signatures["embed"](batch_ids=X, batch_mask=np.ones((3, 1), np.int32), temperature=np.ones(3, np.float32))
+    model.signatures["embed"](
+      batch_ids=X, batch_mask=np.ones((3, 1), np.int32), temperature=np.ones(3, np.float32)
+    )
 
 
 def signature_def(path: Path, name: str) -> Any:
@@ -65,11 +84,15 @@ def test_several_signatures_aliases_and_methods(tmp_path: Path) -> None:
   mask, ones = np.ones((3, 5), np.int32), np.ones(3, np.float32)
   expected = embed(PARAMS, {"ids": X, "mask": mask}, ones)
   for name in ("serving_default", "predict"):
-    np.testing.assert_allclose(loaded.signatures[name](x=tf.constant(X))["y"], predict(PARAMS, X), rtol=1e-6)
+    np.testing.assert_allclose(
+      loaded.signatures[name](x=tf.constant(X))["y"], predict(PARAMS, X), rtol=1e-6
+    )
   found = loaded.signatures["embed"](batch_ids=X, batch_mask=mask, temperature=ones)
   np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-6)
   np.testing.assert_array_equal(found["n"], expected["n"])
-  np.testing.assert_allclose(loaded.embed({"ids": X, "mask": mask}, ones)["scores"], expected["scores"], rtol=1e-6)
+  np.testing.assert_allclose(
+    loaded.embed({"ids": X, "mask": mask}, ones)["scores"], expected["scores"], rtol=1e-6
+  )
   np.testing.assert_allclose(loaded(X), loaded.predict(X))
   assert len(loaded.variables) == 3  # shared
 
@@ -82,7 +105,9 @@ def test_optional_inputs_have_the_size_of_the_others(tmp_path: Path) -> None:
   mask = np.ones((3, 5), np.int32)
   expected = embed(PARAMS, {"ids": X, "mask": mask}, np.full(3, 2.0, np.float32))
   # As TF Serving does it: the default of the signature in place of what is missing.
-  found = tf.saved_model.load(str(path)).signatures["embed"](batch_ids=X, batch_mask=mask, temperature=np.float32([2.0]))
+  found = tf.saved_model.load(str(path)).signatures["embed"](
+    batch_ids=X, batch_mask=mask, temperature=np.float32([2.0])
+  )
   np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-6)
 
 
@@ -99,14 +124,21 @@ def test_processors_their_tables_and_what_passes_through(tmp_path: Path) -> None
   vocabulary.write_text("the\ncat\nsat\n")
   table = tf.lookup.StaticVocabularyTable(
     tf.lookup.TextFileInitializer(
-      str(vocabulary), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+      str(vocabulary),
+      tf.string,
+      tf.lookup.TextFileIndex.WHOLE_LINE,
+      tf.int64,
+      tf.lookup.TextFileIndex.LINE_NUMBER,
     ),
     1,
   )
   labels = tf.constant(["even", "odd"])
 
   def tokenize(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    return {"ids": tf.cast(table.lookup(tf.strings.split(raw["text"]).to_tensor("")), tf.int32), "bias": raw["bias"]}
+    return {
+      "ids": tf.cast(table.lookup(tf.strings.split(raw["text"]).to_tensor("")), tf.int32),
+      "bias": raw["bias"],
+    }
 
   def name_classes(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return found | {"label": tf.gather(labels, found["sum"] % 2)}
@@ -125,7 +157,11 @@ def test_processors_their_tables_and_what_passes_through(tmp_path: Path) -> None
   vocabulary.unlink()  # the model has its own
   assert (path / "assets" / "vocabulary.txt").exists()
   served = tf.saved_model.load(str(path)).signatures["serving_default"]
-  found = served(text=tf.constant(["the cat sat", "the dog sat"]), bias=tf.constant(0), request=tf.constant(["a", "b"]))
+  found = served(
+    text=tf.constant(["the cat sat", "the dog sat"]),
+    bias=tf.constant(0),
+    request=tf.constant(["a", "b"]),
+  )
   np.testing.assert_array_equal(found["sum"], [1 + 2 + 3, 1 + 4 + 3])
   assert found["label"].numpy().tolist() == [b"even", b"even"]
   assert found["request"].numpy().tolist() == [b"a", b"b"]
@@ -138,12 +174,19 @@ def test_processors_their_tables_and_what_passes_through(tmp_path: Path) -> None
 
 def test_an_image_is_decoded_in_front_of_the_function(tmp_path: Path) -> None:
   def decode(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    decoded = tf.map_fn(lambda s: tf.io.decode_png(s, channels=3), raw["png"], fn_output_signature=tf.TensorSpec([None, None, 3], tf.uint8))
+    decoded = tf.map_fn(
+      lambda s: tf.io.decode_png(s, channels=3),
+      raw["png"],
+      fn_output_signature=tf.TensorSpec([None, None, 3], tf.uint8),
+    )
     return {"image": tf.cast(tf.ensure_shape(decoded, [None, 4, 5, 3]), tf.float32) / 255}
 
   model = saved_model.Model({"w": np.ones(3, np.float32)})
   model.add(
-    lambda p, image: (image * p["w"]).mean((1, 2, 3)), inputs={"image": "f32[b,4,5,3]"}, raw_inputs={"png": "string[b]"}, preprocess=decode
+    lambda p, image: (image * p["w"]).mean((1, 2, 3)),
+    inputs={"image": "f32[b,4,5,3]"},
+    raw_inputs={"png": "string[b]"},
+    preprocess=decode,
   )
   image = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
   served = tf.saved_model.load(str(model.save(tmp_path))).signatures["serving_default"]
@@ -152,10 +195,16 @@ def test_an_image_is_decoded_in_front_of_the_function(tmp_path: Path) -> None:
 
 
 def test_which_parameters_are_trainable() -> None:
-  tree = {"encoder": {"w": np.ones(2, np.float32)}, "head": np.ones(2, np.float32), "n": np.int32(1)}
+  tree = {
+    "encoder": {"w": np.ones(2, np.float32)},
+    "head": np.ones(2, np.float32),
+    "n": np.int32(1),
+  }
 
   def trainable(flag: Any) -> set[str]:
-    return {v.name.removesuffix(":0") for v in saved_model.Model(tree, trainable=flag).trainable_variables}
+    return {
+      v.name.removesuffix(":0") for v in saved_model.Model(tree, trainable=flag).trainable_variables
+    }
 
   assert trainable(True) == {"encoder/w", "head"}
   assert trainable(False) == set()
@@ -167,15 +216,23 @@ def test_which_parameters_are_trainable() -> None:
 
 def test_paths_that_tensorflow_cannot_name_an_op_by(tmp_path: Path) -> None:
   """Haiku's nested modules are `mlp/~/linear_0`."""
-  params = {"mlp/~/linear_0": {"w": np.float32(2)}, "~": np.float32(3), "größe [0]": np.float32(5), "größe {0}": np.float32(7)}
+  params = {
+    "mlp/~/linear_0": {"w": np.float32(2)},
+    "~": np.float32(3),
+    "größe [0]": np.float32(5),
+    "größe {0}": np.float32(7),
+  }
   model = saved_model.Model(params).add(
-    lambda p, x: x * p["mlp/~/linear_0"]["w"] * p["~"] + p["größe [0]"] - p["größe {0}"], inputs={"x": "f32[b]"}
+    lambda p, x: x * p["mlp/~/linear_0"]["w"] * p["~"] + p["größe [0]"] - p["größe {0}"],
+    inputs={"x": "f32[b]"},
   )
   assert set(model.parameters) == {"mlp/~/linear_0/w", "~", "größe [0]", "größe {0}"}
   path = model.save(tmp_path)
   assert set(manifest.read(path).parameters) == set(model.parameters)
   loaded = tf.saved_model.load(str(path))
-  np.testing.assert_array_equal(loaded.signatures["serving_default"](x=tf.ones([2]))["output"], [4, 4])
+  np.testing.assert_array_equal(
+    loaded.signatures["serving_default"](x=tf.ones([2]))["output"], [4, 4]
+  )
   model.update(params | {"~": np.float32(4)})
   np.testing.assert_array_equal(model.signatures["serving_default"](tf.ones([2]))["output"], [6, 6])
 
@@ -192,11 +249,11 @@ def test_update_traces_nothing_anew_and_takes_all_or_none() -> None:
   serve = model.signatures["serving_default"]
   before, count = serve(x=X)["y"], len(traces)
   model.update(params | {"w": params["w"] + 1})
-  np.testing.assert_allclose(serve(x=X)["y"], predict(params | {"w": params["w"] + 1}, X), rtol=1e-6)
-  assert len(traces) == count
-  differences = (
-    r"(?s)  scale: missing\n.*  steps: f32\[\], the model has i32\[\]\n  v: not in the model\n  w: f32\[2,4\], the model has f32\[4,2\]"
+  np.testing.assert_allclose(
+    serve(x=X)["y"], predict(params | {"w": params["w"] + 1}, X), rtol=1e-6
   )
+  assert len(traces) == count
+  differences = r"(?s)  scale: missing\n.*  steps: f32\[\], the model has i32\[\]\n  v: not in the model\n  w: f32\[2,4\], the model has f32\[4,2\]"
   with pytest.raises(ValueError, match=differences):
     model.update({"w": PARAMS["w"].T, "steps": np.float32(3), "v": 1.0})
   assert np.any(serve(x=X)["y"] != before)
@@ -214,18 +271,36 @@ def test_variables_share_the_memory_of_arrays_and_never_write_into_it() -> None:
 
 
 def test_dtypes_of_parameters(tmp_path: Path) -> None:
-  dtypes = [np.bool_, np.int8, np.uint16, np.int32, np.float16, ml_dtypes.bfloat16, np.float32, np.complex64, ml_dtypes.float8_e4m3fn]
+  dtypes = [
+    np.bool_,
+    np.int8,
+    np.uint16,
+    np.int32,
+    np.float16,
+    ml_dtypes.bfloat16,
+    np.float32,
+    np.complex64,
+    ml_dtypes.float8_e4m3fn,
+  ]
   params = {np.dtype(d).name: jnp.ones((3,), d) for d in dtypes}
   model = saved_model.Model(params).add(lambda p, x: p, inputs={"x": "f32[]"})
-  found = tf.saved_model.load(str(model.save(tmp_path))).signatures["serving_default"](x=tf.constant(0.0))
-  assert {name: y.dtype.as_numpy_dtype for name, y in found.items()} == {np.dtype(d).name: d for d in dtypes}
+  found = tf.saved_model.load(str(model.save(tmp_path))).signatures["serving_default"](
+    x=tf.constant(0.0)
+  )
+  assert {name: y.dtype.as_numpy_dtype for name, y in found.items()} == {
+    np.dtype(d).name: d for d in dtypes
+  }
 
 
 def test_the_manifest(tmp_path: Path) -> None:
   model = both()
   path = model.save(tmp_path)
   record = manifest.read(path)
-  assert record.signatures["embed"].inputs == {"batch_ids": "f32[b,4]", "batch_mask": "i32[b,s]", "temperature": "f32[b]"}
+  assert record.signatures["embed"].inputs == {
+    "batch_ids": "f32[b,4]",
+    "batch_mask": "i32[b,s]",
+    "temperature": "f32[b]",
+  }
   assert record.signatures["embed"].outputs == {"n": "i32[b]", "scores": "f32[b,2]"}
   assert record.signatures["embed"].defaults == ["temperature"]
   assert record.signatures["predict"] == record.signatures["serving_default"]
@@ -250,16 +325,24 @@ def test_a_manifest_that_is_not_there_or_not_ours(tmp_path: Path) -> None:
 
 
 def test_warm_up_requests(tmp_path: Path) -> None:
-  requests = {"predict": [{"x": X}, {"x": X[:1]}], "embed": [{"batch_ids": X, "batch_mask": np.ones((3, 2), np.int32)}]}
+  requests = {
+    "predict": [{"x": X}, {"x": X[:1]}],
+    "embed": [{"batch_ids": X, "batch_mask": np.ones((3, 2), np.int32)}],
+  }
   path = both().save(tmp_path / "encoder", warmup_requests=requests)
   logs = [
-    prediction_log_pb2.PredictionLog.FromString(r.numpy()).predict_log.request for r in tf.data.TFRecordDataset(str(path / warmup.FILE))
+    prediction_log_pb2.PredictionLog.FromString(r.numpy()).predict_log.request
+    for r in tf.data.TFRecordDataset(str(path / warmup.FILE))
   ]
-  assert [(r.model_spec.name, r.model_spec.signature_name) for r in logs] == [("encoder", "predict")] * 2 + [("encoder", "embed")]
+  assert [(r.model_spec.name, r.model_spec.signature_name) for r in logs] == [
+    ("encoder", "predict")
+  ] * 2 + [("encoder", "embed")]
   np.testing.assert_array_equal(tf.make_ndarray(logs[0].inputs["x"]), X)
   loaded = tf.saved_model.load(str(path))
   for request in logs[:2]:
-    loaded.signatures["predict"](**{name: tf.constant(tf.make_ndarray(t)) for name, t in request.inputs.items()})
+    loaded.signatures["predict"](
+      **{name: tf.constant(tf.make_ndarray(t)) for name, t in request.inputs.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,7 +350,10 @@ def test_warm_up_requests(tmp_path: Path) -> None:
   [
     ({"other": [{"x": X}]}, "there is no such signature, only serving_default, predict, embed"),
     ([{}], "request 0 of signature 'serving_default': x is missing"),
-    ([{"x": X}, {"x": X, "z": 1}], "request 1 of signature 'serving_default': 'z' is not an input; the inputs are x"),
+    (
+      [{"x": X}, {"x": X, "z": 1}],
+      "request 1 of signature 'serving_default': 'z' is not an input; the inputs are x",
+    ),
     ([{"x": X.astype(np.float64)}], r"'x' is float64\(3, 4\), and float32\(None, 4\) is needed"),
     ([{"x": X.T}], r"'x' is float32\(4, 3\), and float32\(None, 4\) is needed"),
     ([{"x": X}] * 1001, "1001 warm-up requests; TF Serving takes at most 1000"),
@@ -283,17 +369,26 @@ def test_warm_up_requests_that_do_not_fit(requests: Any, words: str, tmp_path: P
   ("options", "words"),
   [
     ({"defaults": {"z": 1.0}}, "defaults names 'z', but the inputs are x"),
-    ({"defaults": {"x": np.ones((3, 4))}}, r"defaults\['x'\] has the shape \(3, 4\), and f32\[b,4\] needs \(1, 4\)"),
+    (
+      {"defaults": {"x": np.ones((3, 4))}},
+      r"defaults\['x'\] has the shape \(3, 4\), and f32\[b,4\] needs \(1, 4\)",
+    ),
     ({"defaults": {"x": np.ones((1, 4))}}, r"defaults\['x'\]: no other input has the dimension b"),
     ({"preprocess": lambda raw: raw}, "preprocess and raw_inputs must be given together"),
-    ({"preprocess": lambda raw: {}, "raw_inputs": {"t": "string[b]"}}, "preprocess gives nothing, and not x, which 'predict' takes"),
+    (
+      {"preprocess": lambda raw: {}, "raw_inputs": {"t": "string[b]"}},
+      "preprocess gives nothing, and not x, which 'predict' takes",
+    ),
     ({"pass_through": {"x": "f32[b]"}}, "pass_through: x is already an input"),
     ({"pass_through": {"output": "f32[b]"}}, "pass_through: output is already an output"),
     ({"input_names": {"z": "y"}}, "input_names renames z, but the inputs are x"),
     ({"input_names": {"x": "a b"}}, "input name 'a b' is not an identifier"),
     ({"outputs": {"z": "y"}}, "outputs renames z, but the results are output"),
     ({"inputs": {"x": "string[b]"}}, "JAX has no strings; let preprocess take it"),
-    ({"inputs": {"x": {"a": "f32[b,4]"}, "x_a": "f32[b]"}}, "two inputs would have one name: x_a, x_a"),
+    (
+      {"inputs": {"x": {"a": "f32[b,4]"}, "x_a": "f32[b]"}},
+      "two inputs would have one name: x_a, x_a",
+    ),
   ],
 )
 def test_what_does_not_fit_is_refused_at_once(options: dict[str, Any], words: str) -> None:
@@ -329,11 +424,18 @@ print(losses[0], losses[-1])
 
 
 def test_fine_tuned_by_keras_without_jax(tmp_path: Path, without_jax: str) -> None:
-  params = {"w": np.random.default_rng(1).standard_normal((4, 2)).astype(np.float32), "scale": np.ones(2, np.float32)}
+  params = {
+    "w": np.random.default_rng(1).standard_normal((4, 2)).astype(np.float32),
+    "scale": np.ones(2, np.float32),
+  }
   model = saved_model.Model(params, with_gradient=True, trainable={"w": True, "scale": False})
   path = model.add(predict, inputs={"x": "f32[b,4]"}).save(tmp_path)
   run = subprocess.run(
-    [without_jax, "-c", FINE_TUNE, str(path)], capture_output=True, text=True, check=False, env=os.environ | {"KERAS_BACKEND": "tensorflow"}
+    [without_jax, "-c", FINE_TUNE, str(path)],
+    capture_output=True,
+    text=True,
+    check=False,
+    env=os.environ | {"KERAS_BACKEND": "tensorflow"},
   )
   assert run.returncode == 0, run.stderr[-2000:]
   first, last = map(float, run.stdout.split())
@@ -343,7 +445,9 @@ def test_fine_tuned_by_keras_without_jax(tmp_path: Path, without_jax: str) -> No
 def test_scalar_parameters_of_any_dtype(tmp_path: Path) -> None:
   """TF 2.21: NumPy cannot look at a scalar tensor of bfloat16."""
   model = saved_model.Model({"scale": jnp.bfloat16(2), "bias": jnp.asarray(1, jnp.float8_e5m2)})
-  model.add(lambda params, x: x * params["scale"].astype(x.dtype), inputs={"x": "f32[b]"}, outputs=["y"])
+  model.add(
+    lambda params, x: x * params["scale"].astype(x.dtype), inputs={"x": "f32[b]"}, outputs=["y"]
+  )
   loaded = tf.saved_model.load(model.save(tmp_path))
   np.testing.assert_array_equal(loaded.signatures["serving_default"](tf.ones(2))["y"], [2, 2])
 
@@ -351,7 +455,9 @@ def test_scalar_parameters_of_any_dtype(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["../escaped", -1, True, 1.5, "1"])
 def test_a_version_is_a_number(version: Any, tmp_path: Path) -> None:
   with pytest.raises(ValueError, match="is not a nonnegative integer"):
-    saved_model.save(lambda params, x: x, {}, tmp_path / "m", inputs={"x": "f32[]"}, version=version)
+    saved_model.save(
+      lambda params, x: x, {}, tmp_path / "m", inputs={"x": "f32[]"}, version=version
+    )
   assert not list(tmp_path.iterdir())
 
 
@@ -408,10 +514,18 @@ def test_the_garbage_collector_is_as_before(is_on: bool, tmp_path: Path) -> None
 def refused_functions() -> dict[str, dict[str, Any]]:
   x = {"inputs": {"x": "f32[b,2]"}}
   return {
-    "batching": {**x, "fun": lambda w, x: (x @ w).sum(), "batching": saved_model.Batching(max_batch_size=4)},
+    "batching": {
+      **x,
+      "fun": lambda w, x: (x @ w).sum(),
+      "batching": saved_model.Batching(max_batch_size=4),
+    },
     "names of outputs": {**x, "fun": lambda w, x: x @ w, "outputs": ["y", "z"]},
     "an error of the function": {**x, "fun": lambda w, x: x @ w[0, 0, 0]},
-    "a postprocess that fails": {**x, "fun": lambda w, x: x @ w, "postprocess": lambda found: found["none"]},
+    "a postprocess that fails": {
+      **x,
+      "fun": lambda w, x: x @ w,
+      "postprocess": lambda found: found["none"],
+    },
     "a preprocess without the input": {
       **x,
       "fun": lambda w, x: x @ w,
@@ -425,7 +539,12 @@ def refused_functions() -> dict[str, dict[str, Any]]:
       "batching": saved_model.Batching(max_batch_size=4),
       "method": "m",
     },
-    "a state that is returned with another shape": {**x, "fun": lambda w, state, x: (state[None], x @ w), "stateful": True, "method": "m"},
+    "a state that is returned with another shape": {
+      **x,
+      "fun": lambda w, state, x: (state[None], x @ w),
+      "stateful": True,
+      "method": "m",
+    },
     "a default of an unknown input": {**x, "fun": lambda w, x: x @ w, "defaults": {"y": 1}},
   }
 

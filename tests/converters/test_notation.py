@@ -20,7 +20,11 @@ from jax2tf.converters.saved_model.notation import Spec
     ("f32[]", np.float32, ()),
     ("i8[b,784]", np.int8, ("b", 784)),
     ("f32[b,max(a, 2)]", np.float32, ("b", "max(a, 2)")),
-    ("bf16[floordiv(2*b + 1, max(a, 2)),3]", ml_dtypes.bfloat16, ("floordiv(2*b + 1, max(a, 2))", 3)),
+    (
+      "bf16[floordiv(2*b + 1, max(a, 2)),3]",
+      ml_dtypes.bfloat16,
+      ("floordiv(2*b + 1, max(a, 2))", 3),
+    ),
     ("string[?,2]", object, ("?", 2)),
     ("c64[...]", np.complex64, None),
     ("bool[0]", np.bool_, (0,)),
@@ -36,7 +40,9 @@ def test_read_and_written(text: str, dtype: type, dims: tuple[int | str, ...] | 
 
 @pytest.mark.parametrize("text", ["f32", "f32[", "float[b]", "f32[a,,b]", "f33[b]", ""])
 def test_what_is_no_spec_is_refused(text: str) -> None:
-  with pytest.raises(ValueError, match=r"input 'x' is .*; write its dtype and shape as in 'f32\[b,784\]'"):
+  with pytest.raises(
+    ValueError, match=r"input 'x' is .*; write its dtype and shape as in 'f32\[b,784\]'"
+  ):
     Spec.parse(text, "input 'x'")
 
 

@@ -104,10 +104,14 @@ def test_savers_side_by_side_make_a_version_each(tmp_path: Path) -> None:
 
 
 def test_replacing_a_version_there_is_one_at_every_moment(tmp_path: Path) -> None:
-  saver = run("for _ in range(7): print(save(sys.argv[1], version=7, overwrite=True), flush=True)", tmp_path)
+  saver = run(
+    "for _ in range(7): print(save(sys.argv[1], version=7, overwrite=True), flush=True)", tmp_path
+  )
   assert saver.stdout and saver.stdout.readline() == "saving\n"
   first = Path(saver.stdout.readline().rstrip())
-  held: dict[int, int] = {}  # an open descriptor of each folder seen: the file system gives its inode to no other
+  held: dict[
+    int, int
+  ] = {}  # an open descriptor of each folder seen: the file system gives its inode to no other
   while saver.poll() is None:
     descriptor = os.open(first, os.O_RDONLY)  # raises where it is not there
     if (inode := os.fstat(descriptor).st_ino) in held:
@@ -148,7 +152,9 @@ print(json.dumps({"extra": extra, "bytes": sum(f.stat().st_size for f in files),
 def test_a_model_above_two_gigabytes_with_one_parameter_of_extra_memory(tmp_path: Path) -> None:
   found = json.loads(output(run(LARGE, tmp_path)).splitlines()[-1])
   assert found["bytes"] > 2.25 * 2**30
-  assert found["extra"] < 1.3 * 256  # MB: one copy of the largest parameter, and what the saver itself takes
+  assert (
+    found["extra"] < 1.3 * 256
+  )  # MB: one copy of the largest parameter, and what the saver itself takes
   assert found["answer"] == [2 * sum(range(9))] * 2
 
 

@@ -24,8 +24,51 @@ from jax2tf.converters.onnx.replacements import TABLE
 from jax2tf.tools.sweeps import measure
 
 NORMAL = np.random.default_rng(0)
-FLOATS = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-30, -1e-7, 0.3, -0.5, 0.9999, 1, -1, 2.5, -7.25, 9.5, -20, 88, -103, 1e10], "f")
-INTS = np.array([-(2**31), 1 - 2**31, -(2**24) - 1, -8, -7, -3, -1, 0, 1, 2, 3, 7, 2**24 + 1, 2**24 + 3, 2**31 - 2, 2**31 - 1], "i")
+FLOATS = np.array(
+  [
+    np.nan,
+    np.inf,
+    -np.inf,
+    -0.0,
+    0.0,
+    1e-30,
+    -1e-7,
+    0.3,
+    -0.5,
+    0.9999,
+    1,
+    -1,
+    2.5,
+    -7.25,
+    9.5,
+    -20,
+    88,
+    -103,
+    1e10,
+  ],
+  "f",
+)
+INTS = np.array(
+  [
+    -(2**31),
+    1 - 2**31,
+    -(2**24) - 1,
+    -8,
+    -7,
+    -3,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    2**24 + 1,
+    2**24 + 3,
+    2**31 - 2,
+    2**31 - 1,
+  ],
+  "i",
+)
 
 
 def answers(path: Path, **inputs: Any) -> dict[str, np.ndarray]:
@@ -34,19 +77,42 @@ def answers(path: Path, **inputs: Any) -> dict[str, np.ndarray]:
   return dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def exported(tmp_path: Path, fun: Callable[..., Any], inputs: Mapping[str, str], params: Any = None, **options: Any) -> Path:
+def exported(
+  tmp_path: Path,
+  fun: Callable[..., Any],
+  inputs: Mapping[str, str],
+  params: Any = None,
+  **options: Any,
+) -> Path:
   options = {"samples": 1} | options
   path = tmp_path / "model.onnx"
-  made = onnx.save((lambda _, *xs: fun(*xs)) if params is None else fun, {} if params is None else params, path, inputs=inputs, **options)
+  made = onnx.save(
+    (lambda _, *xs: fun(*xs)) if params is None else fun,
+    {} if params is None else params,
+    path,
+    inputs=inputs,
+    **options,
+  )
   assert made.path == path and made.report.rows and all(row.ok for row in made.report.rows)
   return path
 
 
-def check(tmp_path: Path, fun: Callable[..., Any], rtol: float = 1e-5, atol: float = 1e-6, **inputs: np.ndarray) -> None:
+def check(
+  tmp_path: Path,
+  fun: Callable[..., Any],
+  rtol: float = 1e-5,
+  atol: float = 1e-6,
+  **inputs: np.ndarray,
+) -> None:
   """Exports a function of inputs of these shapes, and runs it on these values."""
-  specs = {name: f"{'bool' if x.dtype == bool else x.dtype.name}[{','.join(map(str, x.shape))}]" for name, x in inputs.items()}
+  specs = {
+    name: f"{'bool' if x.dtype == bool else x.dtype.name}[{','.join(map(str, x.shape))}]"
+    for name, x in inputs.items()
+  }
   with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message="ONNX Runtime computes different outputs than JAX for NaN")
+    warnings.filterwarnings(
+      "ignore", message="ONNX Runtime computes different outputs than JAX for NaN"
+    )
     path = exported(tmp_path, fun, specs)
   expected = jax.tree.leaves(jax.jit(fun)(*inputs.values()))
   for found, y in zip(answers(path, **inputs).values(), expected, strict=True):
@@ -62,26 +128,57 @@ def mlp(params: Any, x: jax.Array) -> dict[str, jax.Array]:
   return {"probs": jax.nn.softmax(hidden), "twice": jnp.concatenate([x, x])}
 
 
-MLP = {"dense": {"kernel": NORMAL.standard_normal((4, 8)).astype("f"), "bias": NORMAL.standard_normal(8).astype("f")}}
+MLP = {
+  "dense": {
+    "kernel": NORMAL.standard_normal((4, 8)).astype("f"),
+    "bias": NORMAL.standard_normal(8).astype("f"),
+  }
+}
 
 
-@pytest.mark.parametrize(("opset", "threshold"), [(18, 2**30), (21, 16)], ids=["inside", "newer-beside"])
+@pytest.mark.parametrize(
+  ("opset", "threshold"), [(18, 2**30), (21, 16)], ids=["inside", "newer-beside"]
+)
 def test_names_dimensions_and_weights(tmp_path: Path, opset: int, threshold: int) -> None:
-  made = onnx.save(mlp, MLP, tmp_path / "m.onnx", inputs={"x": "f32[b,4]"}, opset=opset, external_data_threshold=threshold)
+  made = onnx.save(
+    mlp,
+    MLP,
+    tmp_path / "m.onnx",
+    inputs={"x": "f32[b,4]"},
+    opset=opset,
+    external_data_threshold=threshold,
+  )
   proto = onnx_library.load_model(str(made.path), load_external_data=False)
   onnx_library.checker.check_model(str(made.path), full_check=True)
   assert [(o.domain, o.version) for o in proto.opset_import] == [("", opset)]
   assert [v.name for v in proto.graph.input] == ["x"]
-  dims = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*proto.graph.input, *proto.graph.output)}
+  dims = {
+    v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+    for v in (*proto.graph.input, *proto.graph.output)
+  }
   assert dims == {"x": ["b", 4], "probs": ["b", 8], "twice": ["2*b", 4]}
   files = sorted(f.name for f in tmp_path.iterdir())
-  assert len(files) == (1 if threshold > 16 else 2) and made.size == sum(f.stat().st_size for f in tmp_path.iterdir())
+  assert len(files) == (1 if threshold > 16 else 2) and made.size == sum(
+    f.stat().st_size for f in tmp_path.iterdir()
+  )
   if threshold == 16:
-    outside = {t.name for t in proto.graph.initializer if t.data_location == onnx_library.TensorProto.EXTERNAL}
+    outside = {
+      t.name
+      for t in proto.graph.initializer
+      if t.data_location == onnx_library.TensorProto.EXTERNAL
+    }
     assert outside == {"dense/kernel", "dense/bias"}
-    onnx.save(lambda p, x: mlp(p, -x), jax.tree.map(lambda p: p + 1, MLP), made.path, inputs={"x": "f32[b,4]"}, overwrite=True)
+    onnx.save(
+      lambda p, x: mlp(p, -x),
+      jax.tree.map(lambda p: p + 1, MLP),
+      made.path,
+      inputs={"x": "f32[b,4]"},
+      overwrite=True,
+    )
     assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"]
-    assert not any(t.external_data for t in onnx_library.load_model(str(made.path)).graph.initializer)
+    assert not any(
+      t.external_data for t in onnx_library.load_model(str(made.path)).graph.initializer
+    )
 
 
 def attention(params: Any, x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -94,21 +191,38 @@ def attention(params: Any, x: jax.Array, mask: jax.Array) -> jax.Array:
 
 def test_attention_of_any_batch_and_length(tmp_path: Path) -> None:
   params = {n: NORMAL.standard_normal((8, 8)).astype("f") for n in "qkv"}
-  mask = {"mask": lambda rng, shape, dtype: np.arange(shape[1]) < rng.integers(1, shape[1] + 1, (shape[0], 1))}
+  mask = {
+    "mask": lambda rng, shape, dtype: (
+      np.arange(shape[1]) < rng.integers(1, shape[1] + 1, (shape[0], 1))
+    )
+  }
   inputs = {"x": "f32[b,seq,8]", "mask": "bool[b,seq]"}
-  path = exported(tmp_path, attention, inputs, params, examples=mask, sizes={"b": [1, 3], "seq": [1, 5, 16]})
+  path = exported(
+    tmp_path, attention, inputs, params, examples=mask, sizes={"b": [1, 3], "seq": [1, 5, 16]}
+  )
   proto = onnx_library.load_model(str(path))
-  assert [d.dim_param or d.dim_value for d in proto.graph.output[0].type.tensor_type.shape.dim] == ["b", "seq", 8]
+  assert [d.dim_param or d.dim_value for d in proto.graph.output[0].type.tensor_type.shape.dim] == [
+    "b",
+    "seq",
+    8,
+  ]
 
 
 def test_convolutions(tmp_path: Path) -> None:
-  params = {"a": NORMAL.standard_normal((3, 3, 3, 4)).astype("f"), "d": NORMAL.standard_normal((3, 3, 1, 4)).astype("f")}
+  params = {
+    "a": NORMAL.standard_normal((3, 3, 3, 4)).astype("f"),
+    "d": NORMAL.standard_normal((3, 3, 1, 4)).astype("f"),
+  }
 
   def net(p: Any, x: jax.Array) -> jax.Array:
     dims = ("NHWC", "HWIO", "NHWC")
     x = jax.nn.relu(jax.lax.conv_general_dilated(x, p["a"], (2, 2), "SAME", dimension_numbers=dims))
-    x = jax.lax.conv_general_dilated(x, p["d"], (1, 1), "VALID", rhs_dilation=(2, 2), dimension_numbers=dims, feature_group_count=4)
-    return jnp.mean(jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 1, 1, 1), "SAME"), (1, 2))
+    x = jax.lax.conv_general_dilated(
+      x, p["d"], (1, 1), "VALID", rhs_dilation=(2, 2), dimension_numbers=dims, feature_group_count=4
+    )
+    return jnp.mean(
+      jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 1, 1, 1), "SAME"), (1, 2)
+    )
 
   exported(tmp_path, net, {"x": "f32[b,15,16,3]"}, params, sizes={"b": [1, 3]})
 
@@ -135,7 +249,11 @@ def test_rows_are_written_from_the_end_too(tmp_path: Path) -> None:
       return c + row.sum(), jax.lax.scan(lambda d, v: (d * v + c, d), c, row, reverse=True)[1]
 
     rows = jax.lax.scan(lambda c, row: (c * 0.5 + row, c + row), jnp.zeros(3), x, reverse=True)[1]
-    return rows, jax.lax.scan(inner, jnp.zeros(()), x), jax.grad(lambda x: jax.lax.scan(inner, jnp.ones(()), x)[1].sum())(x)
+    return (
+      rows,
+      jax.lax.scan(inner, jnp.zeros(()), x),
+      jax.grad(lambda x: jax.lax.scan(inner, jnp.ones(()), x)[1].sum())(x),
+    )
 
   path = exported(tmp_path, fun, {"x": "f32[b,3]"}, sizes={"b": [1, 4]})
   x = NORMAL.standard_normal((5, 3)).astype("f")
@@ -145,7 +263,9 @@ def test_rows_are_written_from_the_end_too(tmp_path: Path) -> None:
 
 def test_constants_of_a_loop_are_its_own(tmp_path: Path) -> None:
   def step(v: jax.Array) -> jax.Array:
-    pairs = jax.nn.sigmoid(v.reshape(-1, 2)) + jnp.log1p(v.reshape(-1, 2) ** 2)  # 2 * b is computed outside, by constants too
+    pairs = jax.nn.sigmoid(v.reshape(-1, 2)) + jnp.log1p(
+      v.reshape(-1, 2) ** 2
+    )  # 2 * b is computed outside, by constants too
     return (pairs * jnp.arange(pairs.size).reshape(pairs.shape)).reshape(v.shape)
 
   fun = lambda x: jax.lax.while_loop(lambda v: jnp.all(v < 9), step, x)  # noqa: E731
@@ -155,7 +275,11 @@ def test_constants_of_a_loop_are_its_own(tmp_path: Path) -> None:
 def test_empty_tensors_have_a_shape(tmp_path: Path) -> None:
   def fun(x: jax.Array) -> Any:
     none = x[:, :0]
-    return none.reshape(0, 3, x.shape[0]), jnp.concatenate([none.reshape(x.shape[0], 2, 0).sum(-1), x], 1), none.reshape(4, 0)
+    return (
+      none.reshape(0, 3, x.shape[0]),
+      jnp.concatenate([none.reshape(x.shape[0], 2, 0).sum(-1), x], 1),
+      none.reshape(4, 0),
+    )
 
   exported(tmp_path, fun, {"x": "f32[b,3]"}, sizes={"b": [1, 4]})
 
@@ -163,8 +287,24 @@ def test_empty_tensors_have_a_shape(tmp_path: Path) -> None:
 def test_sorting_and_indexing(tmp_path: Path) -> None:
   def fun(x: jax.Array, n: jax.Array, i: jax.Array) -> Any:
     top = jax.lax.top_k(x, 4)
-    places = x.at[i].set(7.0).at[i, 1].add(2.0), x.at[i].max(0.5), n.at[i].multiply(3), jnp.zeros((4, 2)).at[i].add(1.0)
-    return jnp.sort(x), jnp.argsort(n), *top, jnp.argmax(n), jnp.cumsum(n), jnp.cumprod(n), jnp.max(n), jnp.min(n), x[i], *places
+    places = (
+      x.at[i].set(7.0).at[i, 1].add(2.0),
+      x.at[i].max(0.5),
+      n.at[i].multiply(3),
+      jnp.zeros((4, 2)).at[i].add(1.0),
+    )
+    return (
+      jnp.sort(x),
+      jnp.argsort(n),
+      *top,
+      jnp.argmax(n),
+      jnp.cumsum(n),
+      jnp.cumprod(n),
+      jnp.max(n),
+      jnp.min(n),
+      x[i],
+      *places,
+    )
 
   x = np.concatenate([FLOATS[:10], FLOATS[2:12]]).reshape(4, 5)
   check(tmp_path, fun, x=x, n=INTS[[0, 1, 14, 15]], i=np.array([3, 0, 3], "i"))
@@ -173,32 +313,68 @@ def test_sorting_and_indexing(tmp_path: Path) -> None:
 def test_rows_outside_are_dropped(tmp_path: Path) -> None:
   def fun(x: jax.Array, i: jax.Array) -> Any:
     at = x.at[i]
-    return at.set(9, mode="drop"), at.add(1, mode="drop"), at.max(9, mode="drop"), at.multiply(3, mode="drop"), at.subtract(1, mode="clip")
+    return (
+      at.set(9, mode="drop"),
+      at.add(1, mode="drop"),
+      at.max(9, mode="drop"),
+      at.multiply(3, mode="drop"),
+      at.subtract(1, mode="clip"),
+    )
 
   check(tmp_path, fun, x=NORMAL.standard_normal((4, 3)).astype("f"), i=np.array([7, 1, -9, 3], "i"))
 
 
 def test_nan_does_not_leak(tmp_path: Path) -> None:
-  check(tmp_path, lambda x: (jnp.where(x > 0, jnp.log(x), 0), jnp.isfinite(x), jnp.isinf(x), jnp.isnan(x), jnp.max(x)), x=FLOATS)
+  check(
+    tmp_path,
+    lambda x: (
+      jnp.where(x > 0, jnp.log(x), 0),
+      jnp.isfinite(x),
+      jnp.isinf(x),
+      jnp.isnan(x),
+      jnp.max(x),
+    ),
+    x=FLOATS,
+  )
 
 
 def test_integer_division(tmp_path: Path) -> None:
   x, y = (z.ravel() for z in np.meshgrid(INTS, INTS))
-  check(tmp_path, lambda x, y: (x // y, x % y, jax.lax.div(x, y), jax.lax.rem(x, y), x < y, jnp.maximum(x, y), x >> 3), x=x, y=y)
+  check(
+    tmp_path,
+    lambda x, y: (
+      x // y,
+      x % y,
+      jax.lax.div(x, y),
+      jax.lax.rem(x, y),
+      x < y,
+      jnp.maximum(x, y),
+      x >> 3,
+    ),
+    x=x,
+    y=y,
+  )
 
 
 def test_special_functions_are_good_in_their_tails(tmp_path: Path) -> None:
   names = "erf", "erfc", "log1p", "expm1", "erf_inv", "logistic"
-  fun = lambda x: [*(getattr(jax.lax, name)(x) for name in names), jax.lax.digamma(jnp.abs(x) + 0.5)]  # noqa: E731
+  fun = lambda x: [
+    *(getattr(jax.lax, name)(x) for name in names),
+    jax.lax.digamma(jnp.abs(x) + 0.5),
+  ]  # noqa: E731
   check(tmp_path, fun, rtol=3e-5, atol=1e-37, x=FLOATS)
   (tmp_path / "model.onnx").unlink()
-  check(tmp_path, jax.lax.lgamma, rtol=3e-5, atol=2e-6, x=FLOATS)  # JAX 0.10 is off by that much around its zeros
+  check(
+    tmp_path, jax.lax.lgamma, rtol=3e-5, atol=2e-6, x=FLOATS
+  )  # JAX 0.10 is off by that much around its zeros
 
 
 def test_erfc_is_good_to_some_ulp(tmp_path: Path) -> None:
   path = exported(tmp_path, jax.lax.erfc, {"x": "f32[b]"})
   every = np.arange(0, np.float32(np.inf).view("i"), 9973, "i").view("f")  # from 0 to the largest
-  dense = np.concatenate([np.linspace(a, b, 100_000, dtype="f") for a, b in ((0, 0.99), (0.99, 1.1), (1.1, 3), (3, 12))])
+  dense = np.concatenate(
+    [np.linspace(a, b, 100_000, dtype="f") for a, b in ((0, 0.99), (0.99, 1.1), (1.1, 3), (3, 12))]
+  )
   x = np.concatenate([every, dense, FLOATS, np.array([1e-45, 10], "f")])
   x = np.concatenate([x, -x])
   (y,) = answers(path, x=x).values()
@@ -223,7 +399,18 @@ def test_erfc_of_other_dtypes(tmp_path: Path, dtype: str, rtol: float) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "uint32", "float16"])
 def test_dtypes(tmp_path: Path, dtype: str) -> None:
   def fun(x: jax.Array, y: jax.Array) -> Any:
-    return x + y, x - y, x * y, jnp.maximum(x, y), jnp.sum(x, dtype=x.dtype), jnp.max(x), jnp.sort(x), x < y, jnp.where(x > y, x, y), -x
+    return (
+      x + y,
+      x - y,
+      x * y,
+      jnp.maximum(x, y),
+      jnp.sum(x, dtype=x.dtype),
+      jnp.max(x),
+      jnp.sort(x),
+      x < y,
+      jnp.where(x > y, x, y),
+      -x,
+    )
 
   if dtype == "float16":
     x, y = NORMAL.standard_normal((2, 16)).astype(dtype)
@@ -234,14 +421,30 @@ def test_dtypes(tmp_path: Path, dtype: str) -> None:
 
 def test_sixty_four_bits(tmp_path: Path) -> None:
   with jax.enable_x64(True):
-    wide = np.array([2**62 + 1, 2**62 + 2, 2**32 - 2, 5, -(2**63), 2**63 - 1, -1, -(2**32) + 1], "int64")
-    check(tmp_path, lambda n: (jnp.sort(n), jnp.max(n), jnp.maximum(n, n[::-1]), jnp.sign(n)), n=wide)
+    wide = np.array(
+      [2**62 + 1, 2**62 + 2, 2**32 - 2, 5, -(2**63), 2**63 - 1, -1, -(2**32) + 1], "int64"
+    )
+    check(
+      tmp_path, lambda n: (jnp.sort(n), jnp.max(n), jnp.maximum(n, n[::-1]), jnp.sign(n)), n=wide
+    )
     (tmp_path / "model.onnx").unlink()
     few, many = jnp.s_[1:4], jnp.tile(jnp.arange(8), 3)
-    check(tmp_path, lambda n: [f(x) for f in (jnp.sum, jnp.prod) for x in (n[few], n, n[many], n[:0], n.reshape(2, 4))], n=wide)
+    check(
+      tmp_path,
+      lambda n: [
+        f(x) for f in (jnp.sum, jnp.prod) for x in (n[few], n, n[many], n[:0], n.reshape(2, 4))
+      ],
+      n=wide,
+    )
     (tmp_path / "model.onnx").unlink()
     x = np.array([-3, -0.1, 1e-9, 0.3, 2, 25.0])
-    check(tmp_path, lambda x: (jnp.exp(x), jnp.log(jnp.abs(x)), jax.lax.erfc(x), jnp.sort(x), jnp.expm1(x)), rtol=1e-12, atol=0, x=x)
+    check(
+      tmp_path,
+      lambda x: (jnp.exp(x), jnp.log(jnp.abs(x)), jax.lax.erfc(x), jnp.sort(x), jnp.expm1(x)),
+      rtol=1e-12,
+      atol=0,
+      x=x,
+    )
 
 
 def test_shifts_by_every_count(tmp_path: Path) -> None:
@@ -251,13 +454,17 @@ def test_shifts_by_every_count(tmp_path: Path) -> None:
     limits = np.iinfo(name)
     numbers = NORMAL.integers(limits.min, limits.max, 9, name, endpoint=True)
     counts = np.arange(limits.bits + 3)
-    x, count = np.meshgrid(np.array([*numbers, limits.min, limits.max, 0, 1], name), counts.astype(name))
+    x, count = np.meshgrid(
+      np.array([*numbers, limits.min, limits.max, 0, 1], name), counts.astype(name)
+    )
     inputs |= {f"x_{name}": x.ravel(), f"by_{name}": count.ravel()}
 
   def fun(*arrays: jax.Array) -> Any:
     shifts = jax.lax.shift_left, jax.lax.shift_right_logical, jax.lax.shift_right_arithmetic
     pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
-    return [shift(x, by) for x, by in pairs for shift in shifts], [(x << 3, x >> 3) for x, _ in pairs]
+    return [shift(x, by) for x, by in pairs for shift in shifts], [
+      (x << 3, x >> 3) for x, _ in pairs
+    ]
 
   with jax.enable_x64(True):
     check(tmp_path, fun, **inputs)
@@ -266,12 +473,26 @@ def test_shifts_by_every_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_floats_of_bits(tmp_path: Path, dtype: str) -> None:
   words = f"uint{8 * np.dtype(dtype).itemsize}"
-  special = np.array([0, 1, np.inf, np.nan, np.finfo(dtype).max, np.finfo(dtype).tiny, np.finfo(dtype).smallest_subnormal], dtype)
+  special = np.array(
+    [
+      0,
+      1,
+      np.inf,
+      np.nan,
+      np.finfo(dtype).max,
+      np.finfo(dtype).tiny,
+      np.finfo(dtype).smallest_subnormal,
+    ],
+    dtype,
+  )
   special = np.concatenate([special, -special]).view(words)
   near = np.concatenate([special, special + np.ones(1, words), special - np.ones(1, words)])
   x = np.concatenate([near, NORMAL.integers(0, np.iinfo(words).max, 4000, words, endpoint=True)])
   with jax.enable_x64(True):
-    (y,) = answers(exported(tmp_path, lambda x: jax.lax.bitcast_convert_type(x, dtype), {"x": f"{words}[b]"}), x=x).values()
+    (y,) = answers(
+      exported(tmp_path, lambda x: jax.lax.bitcast_convert_type(x, dtype), {"x": f"{words}[b]"}),
+      x=x,
+    ).values()
   expected = x.view(dtype)
   np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
   np.testing.assert_array_equal(y.view(words)[~np.isnan(y)], x[~np.isnan(y)])
@@ -281,7 +502,12 @@ def test_random_bits_are_those_of_jax(tmp_path: Path) -> None:
   def fun(seed: jax.Array) -> Any:
     key = jax.random.key(seed)
     bits = jax.random.bits(key, (33,)), jax.random.bits(jax.random.fold_in(key, 7), (33,), "uint16")
-    return bits, jax.random.uniform(key, (9,)), jax.random.randint(key, (9,), -5, 5), jax.random.permutation(key, 7)
+    return (
+      bits,
+      jax.random.uniform(key, (9,)),
+      jax.random.randint(key, (9,), -5, 5),
+      jax.random.permutation(key, 7),
+    )
 
   check(tmp_path, fun, rtol=0, atol=0, seed=np.array(123, "uint32"))
 
@@ -291,7 +517,9 @@ def test_saved_model(tmp_path: Path) -> None:
   made = onnx.save_model(tmp_path / "saved", tmp_path / "m.onnx", reference=mlp, params=MLP)
   onnx.save_model(directory, made.path, overwrite=True)  # compared with TensorFlow
   x = NORMAL.standard_normal((3, 4)).astype("f")
-  np.testing.assert_allclose(answers(made.path, x=x)["probs"], mlp(MLP, x)["probs"], rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    answers(made.path, x=x)["probs"], mlp(MLP, x)["probs"], rtol=1e-5, atol=1e-6
+  )
 
 
 def test_what_is_missing_is_said_at_once(tmp_path: Path) -> None:
@@ -306,7 +534,10 @@ def test_what_is_missing_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_a_dtype_that_onnx_runtime_lacks(tmp_path: Path) -> None:
-  with pytest.raises(onnx.ExportError, match=r"computes nothing in complex64[^\n]*\n +Mul .of 'mul'. at .*test_onnx.py"):
+  with pytest.raises(
+    onnx.ExportError,
+    match=r"computes nothing in complex64[^\n]*\n +Mul .of 'mul'. at .*test_onnx.py",
+  ):
     exported(tmp_path, lambda x: x * x, {"x": "c64[b]"})
   assert not list(tmp_path.iterdir())
 
@@ -314,7 +545,9 @@ def test_a_dtype_that_onnx_runtime_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("threshold", [2**30, 16], ids=["inside", "beside"])
 def test_bfloat16(tmp_path: Path, threshold: int) -> None:
   """Held in float32, and rounded after each op; from run() it comes as it is in JAX."""
-  w, table = (jnp.asarray(NORMAL.standard_normal(shape), jnp.bfloat16) for shape in ((4, 4), (9, 4)))
+  w, table = (
+    jnp.asarray(NORMAL.standard_normal(shape), jnp.bfloat16) for shape in ((4, 4), (9, 4))
+  )
 
   def fun(p: Any, ids: jax.Array, x: jax.Array) -> Any:
     rows = p["table"][ids]
@@ -323,32 +556,60 @@ def test_bfloat16(tmp_path: Path, threshold: int) -> None:
       c = jnp.tanh(c @ p["w"] + row)
       return c, c * 2
 
-    last, every = jax.lax.scan(step, jnp.zeros((rows.shape[0], 4), jnp.bfloat16), rows.swapaxes(0, 1))
-    bits = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.uint16) ^ 1, jnp.bfloat16)
+    last, every = jax.lax.scan(
+      step, jnp.zeros((rows.shape[0], 4), jnp.bfloat16), rows.swapaxes(0, 1)
+    )
+    bits = jax.lax.bitcast_convert_type(
+      jax.lax.bitcast_convert_type(x, jnp.uint16) ^ 1, jnp.bfloat16
+    )
     chosen = jax.lax.cond(x[0] > 0, lambda x: x * x, lambda x: -x, x)
-    return {"last": last, "every": every.astype(jnp.float32), "bits": bits, "chosen": chosen, "sorted": jnp.sort(x)}
+    return {
+      "last": last,
+      "every": every.astype(jnp.float32),
+      "bits": bits,
+      "chosen": chosen,
+      "sorted": jnp.sort(x),
+    }
 
   params, inputs = {"w": w, "table": table}, {"ids": "i32[b,s]", "x": "bf16[n]"}
   path = exported(tmp_path, fun, inputs, params, external_data_threshold=threshold)
-  given = {"ids": np.array([[1, 2, 8], [0, 1, 1]], "i"), "x": np.asarray(NORMAL.standard_normal(9), jnp.bfloat16)}
+  given = {
+    "ids": np.array([[1, 2, 8], [0, 1, 1]], "i"),
+    "x": np.asarray(NORMAL.standard_normal(9), jnp.bfloat16),
+  }
   found = onnx.run(path, given)
   for name, y in jax.jit(fun)(params, **given).items():
     assert found[name].dtype == y.dtype, name
     exact = name not in ("last", "every")  # XLA leaves out some of the roundings within a fusion
-    np.testing.assert_allclose(found[name].astype("f"), y.astype("f"), rtol=0 if exact else 2**-7, atol=0 if exact else 2**-7)
+    np.testing.assert_allclose(
+      found[name].astype("f"), y.astype("f"), rtol=0 if exact else 2**-7, atol=0 if exact else 2**-7
+    )
 
 
 def test_a_float_is_rounded_where_jax_rounds_it(tmp_path: Path) -> None:
   x = np.concatenate([FLOATS, NORMAL.standard_normal(999).astype("f") * 100])
-  check(tmp_path, lambda x: [x.astype(dtype).astype("f") for dtype in (jnp.float16, jnp.bfloat16)], rtol=0, atol=0, x=x)
+  check(
+    tmp_path,
+    lambda x: [x.astype(dtype).astype("f") for dtype in (jnp.float16, jnp.bfloat16)],
+    rtol=0,
+    atol=0,
+    x=x,
+  )
 
 
 def test_a_kernel_that_is_missing_is_found(tmp_path: Path) -> None:
-  with jax.enable_x64(True), pytest.raises(onnx.ExportError, match=r"no kernel of Asin for double.*\n.*Asin .of 'asin'. at .*test_onnx"):
+  with (
+    jax.enable_x64(True),
+    pytest.raises(
+      onnx.ExportError, match=r"no kernel of Asin for double.*\n.*Asin .of 'asin'. at .*test_onnx"
+    ),
+  ):
     exported(tmp_path, jnp.arcsin, {"x": "f64[b]"})
 
 
-def test_a_pass_of_tf2onnx_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_of_tf2onnx_that_fails_is_left_out(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   def fails(*_: Any) -> None:
     raise KeyError("a pass")
 
@@ -360,10 +621,14 @@ def test_a_pass_of_tf2onnx_that_fails_is_left_out(tmp_path: Path, monkeypatch: p
 def test_memory_of_large_parameters() -> None:
   """tf2onnx copies all constants before and after each of its passes, if it may."""
   params = {f"w{i}": np.full((2048, 2048), i / 2048, np.float32) for i in range(4)}  # 64 MB
-  builder = saved_model.Model(params).add(lambda p, x: sum(jnp.tanh(x @ w) for w in p.values()), inputs={"x": "f32[b,2048]"})
+  builder = saved_model.Model(params).add(
+    lambda p, x: sum(jnp.tanh(x @ w) for w in p.values()), inputs={"x": "f32[b,2048]"}
+  )
   (signature,) = Source.of(builder).signatures.values()
   # 1,080 MB, of which TensorFlow takes the most; with those copies 2,810 MB.
-  assert measure.peak_megabytes(lambda: model.translated(signature, 17, True, idioms="fused")) < 1_600
+  assert (
+    measure.peak_megabytes(lambda: model.translated(signature, 17, True, idioms="fused")) < 1_600
+  )
 
 
 def test_another_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,16 +636,33 @@ def test_another_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
   path = tmp_path / "model.onnx"
   path.write_bytes(b"before")
   with pytest.raises(onnx.ExportError, match="computes different outputs than the reference"):
-    onnx.save(lambda _, x: jnp.log1p(x * x), None, path, inputs={"x": "f32[b]"}, overwrite=True, idioms="exact")
+    onnx.save(
+      lambda _, x: jnp.log1p(x * x),
+      None,
+      path,
+      inputs={"x": "f32[b]"},
+      overwrite=True,
+      idioms="exact",
+    )
   assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
-  onnx.save(lambda _, x: jnp.sin(x), None, path, inputs={"x": "f32[b]"}, outputs=["y"], overwrite=True, samples=1)  # over what is no model
+  onnx.save(
+    lambda _, x: jnp.sin(x),
+    None,
+    path,
+    inputs={"x": "f32[b]"},
+    outputs=["y"],
+    overwrite=True,
+    samples=1,
+  )  # over what is no model
   assert onnx.run(path, {"x": np.zeros(1, "f")})["y"] == [0.0]
 
 
 def test_arguments(tmp_path: Path) -> None:
   path = tmp_path / "m.onnx"
   model = (
-    saved_model.Model(MLP).add(mlp, inputs={"x": "f32[b,4]"}, signatures="a").add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures="c")
+    saved_model.Model(MLP)
+    .add(mlp, inputs={"x": "f32[b,4]"}, signatures="a")
+    .add(lambda p, x: x, inputs={"x": "f32[b]"}, signatures="c")
   )
   with pytest.raises(ValueError, match=r"has a, c; choose: signatures="):
     onnx.save_model(model, path)
@@ -394,7 +676,12 @@ def test_arguments(tmp_path: Path) -> None:
 
 
 def test_slices_to_the_end_of_a_dynamic_size(tmp_path: Path) -> None:
-  exported(tmp_path, lambda x: (jnp.roll(x, 1, 0), jnp.roll(x, (-3, 1), (0, 1))), {"x": "f32[n,m]"}, sizes={"n": [2, 5], "m": [3]})
+  exported(
+    tmp_path,
+    lambda x: (jnp.roll(x, 1, 0), jnp.roll(x, (-3, 1), (0, 1))),
+    {"x": "f32[n,m]"},
+    sizes={"n": [2, 5], "m": [3]},
+  )
 
 
 def test_older_runtimes_select_no_uint32(tmp_path: Path) -> None:
@@ -402,21 +689,35 @@ def test_older_runtimes_select_no_uint32(tmp_path: Path) -> None:
   inferred = onnx_library.shape_inference.infer_shapes(onnx_library.load(path)).graph
   dtypes = {info.name: info.type.tensor_type.elem_type for info in inferred.value_info}
   # ONNX Runtime 1.30, the newest on npm, has no Where of uint32.
-  assert [dtypes[node.output[0]] for node in inferred.node if node.op_type == "Where"] == [onnx_library.TensorProto.INT64]
+  assert [dtypes[node.output[0]] for node in inferred.node if node.op_type == "Where"] == [
+    onnx_library.TensorProto.INT64
+  ]
 
 
-def test_blocks_of_convolution_normalization_and_relu_have_no_more_ops_than_they_need(tmp_path: Path) -> None:
-  kernel, scale = NORMAL.standard_normal((3, 3, 4, 4)).astype("f"), NORMAL.standard_normal(4).astype("f")
+def test_blocks_of_convolution_normalization_and_relu_have_no_more_ops_than_they_need(
+  tmp_path: Path,
+) -> None:
+  kernel, scale = (
+    NORMAL.standard_normal((3, 3, 4, 4)).astype("f"),
+    NORMAL.standard_normal(4).astype("f"),
+  )
 
   def fun(x: jax.Array) -> jax.Array:
     for _ in range(2):
-      x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+      x = jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+      )
       x = jax.nn.relu((x - scale) * scale + 1 / scale)
     return x
 
-  nodes = [node.op_type for node in onnx_library.load(exported(tmp_path, fun, {"x": "f32[1,8,8,4]"})).graph.node]
+  nodes = [
+    node.op_type
+    for node in onnx_library.load(exported(tmp_path, fun, {"x": "f32[1,8,8,4]"})).graph.node
+  ]
   assert nodes.count("Transpose") == 2 and "BatchNormalization" not in nodes, nodes
 
 
 def test_a_rounding_to_float16_is_kept(tmp_path: Path) -> None:
-  check(tmp_path, lambda x: x.astype(jnp.float16).astype(jnp.float32), x=np.array([1.0003, 2049.0], "f"))
+  check(
+    tmp_path, lambda x: x.astype(jnp.float16).astype(jnp.float32), x=np.array([1.0003, 2049.0], "f")
+  )

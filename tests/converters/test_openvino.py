@@ -10,7 +10,9 @@ import pytest
 from jax2tf.converters.export.source import ExportError
 from jax2tf.tools.sweeps import runtimes
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="the extra `test` has OpenVINO")
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec("openvino") is None, reason="the extra `test` has OpenVINO"
+)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 def mixed(params: Any, x: jax.Array) -> dict[str, jax.Array]:
   """As models in mixed precision: bfloat16 within, float32 outside."""
-  narrow = jax.jit(lambda x: jax.nn.gelu(x.astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16)))(x)
+  narrow = jax.jit(
+    lambda x: jax.nn.gelu(x.astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16))
+  )(x)
   _, sums = jax.lax.scan(lambda c, row: (c + row, c), jnp.zeros(4, jnp.bfloat16), narrow)
   return {
     "narrow": narrow,
@@ -35,8 +37,17 @@ def mixed(params: Any, x: jax.Array) -> dict[str, jax.Array]:
 
 def test_of_results() -> None:
   found = of_results(mixed, {"w": np.eye(4, dtype=np.float32)}, X)
-  expected = {"narrow": "bfloat16", "wide": "bfloat16", "summed": "bfloat16", "apart": "float32", "half": "float16", "count": "bfloat16"}
-  assert {name: dtype.name for name, dtype in ((name, x.dtype) for name, x in found.items())} == expected
+  expected = {
+    "narrow": "bfloat16",
+    "wide": "bfloat16",
+    "summed": "bfloat16",
+    "apart": "float32",
+    "half": "float16",
+    "count": "bfloat16",
+  }
+  assert {
+    name: dtype.name for name, dtype in ((name, x.dtype) for name, x in found.items())
+  } == expected
 
 
 def test_a_difference_is_measured_by_the_precision() -> None:
@@ -61,11 +72,15 @@ def test_mixed_precision_is_verified(tmp_path: Path) -> None:
 
 
 def test_a_reference_in_tensorflow_has_the_precision_of_its_results(tmp_path: Path) -> None:
-  directory = saved_model.save(lambda _, x: x.astype(jnp.bfloat16).astype(jnp.float32), {}, tmp_path, inputs={"x": "f32[b]"})
+  directory = saved_model.save(
+    lambda _, x: x.astype(jnp.bfloat16).astype(jnp.float32), {}, tmp_path, inputs={"x": "f32[b]"}
+  )
   source = Source.of(directory)
   (signature,) = source.signatures.values()
   (run, *_) = source.runs(Comparison(samples=1))
   with tqdm.tqdm(disable=True) as progress:
     (expected,) = compare.reference_answers([run], (), progress)
   assert not expected.precisions
-  np.testing.assert_array_equal(expected.outputs["output"], signature.function(**run.inputs)["output"])
+  np.testing.assert_array_equal(
+    expected.outputs["output"], signature.function(**run.inputs)["output"]
+  )

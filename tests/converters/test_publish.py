@@ -29,7 +29,9 @@ ONCE: dict[str, Any] = {"sizes": {"b": 1}, "samples": 1}
 
 @pytest.fixture(scope="module")
 def model() -> saved_model.Model:
-  return saved_model.Model(W, trainable=False).add(lambda w, x: x @ w, inputs={"x": "f32[b,2]"}, outputs=["y"])
+  return saved_model.Model(W, trainable=False).add(
+    lambda w, x: x @ w, inputs={"x": "f32[b,2]"}, outputs=["y"]
+  )
 
 
 class Calls:
@@ -58,7 +60,9 @@ class Calls:
   def _name(self, original: Callable[..., Any]) -> Callable[..., Any]:
     def name(source: Any, target: Any) -> Any:
       contents = [Path(source), *Path(source).rglob("*")]
-      self.made.append(("name", [each.stat().st_ino for each in contents], Path(target).parent.stat().st_ino))
+      self.made.append(
+        ("name", [each.stat().st_ino for each in contents], Path(target).parent.stat().st_ino)
+      )
       return original(source, target)
 
     return name
@@ -67,8 +71,14 @@ class Calls:
     """The files and folders were synced, then named; their folder was synced after that."""
     for each in published:
       inodes = {path.stat().st_ino for path in (each, *each.rglob("*"))}
-      at, folder = [(i, call[2]) for i, call in enumerate(self.made) if call[0] == "name" and {*call[1]} == inodes][-1]
-      assert inodes <= {call[1] for call in self.made[:at] if call[0] == "sync"}, f"{each} has its name before it is on the disk"
+      at, folder = [
+        (i, call[2])
+        for i, call in enumerate(self.made)
+        if call[0] == "name" and {*call[1]} == inodes
+      ][-1]
+      assert inodes <= {call[1] for call in self.made[:at] if call[0] == "sync"}, (
+        f"{each} has its name before it is on the disk"
+      )
       assert ("sync", folder) in self.made[at:], f"the name of {each} is not on the disk"
 
 
@@ -108,7 +118,9 @@ WRITERS: dict[str, Callable[[saved_model.Model, Path], list[Path]]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_files_are_synced_then_named_then_their_folder_is(writer: str, model: saved_model.Model, tmp_path: Path) -> None:
+def test_files_are_synced_then_named_then_their_folder_is(
+  writer: str, model: saved_model.Model, tmp_path: Path
+) -> None:
   calls = Calls()
   with calls.watched():
     published = WRITERS[writer](model, tmp_path)
@@ -132,15 +144,24 @@ def test_a_version_is_replaced(exchanges: bool, model: saved_model.Model, tmp_pa
   before = model.save(tmp_path, version=1)
   (before / "old").touch()
   calls = Calls()
-  with calls.watched(), contextlib.nullcontext() if exchanges else mock.patch.object(durable, "_swapped", cannot_exchange):
+  with (
+    calls.watched(),
+    contextlib.nullcontext()
+    if exchanges
+    else mock.patch.object(durable, "_swapped", cannot_exchange),
+  ):
     assert model.save(tmp_path, version=1, overwrite=True) == before
   calls.check(before)
   assert [path.name for path in tmp_path.iterdir()] == ["1"]
   assert not (before / "old").exists()
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
-def test_a_version_that_cannot_be_replaced_is_still_there(error: BaseException, model: saved_model.Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+  "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"]
+)
+def test_a_version_that_cannot_be_replaced_is_still_there(
+  error: BaseException, model: saved_model.Model, tmp_path: Path
+) -> None:
   before = model.save(tmp_path, version=1)
   (before / "old").touch()
   rename = Path.rename
@@ -150,7 +171,11 @@ def test_a_version_that_cannot_be_replaced_is_still_there(error: BaseException, 
       raise error
     return rename(path, target)
 
-  with mock.patch.object(durable, "_swapped", cannot_exchange), mock.patch.object(Path, "rename", fails), pytest.raises(type(error)):
+  with (
+    mock.patch.object(durable, "_swapped", cannot_exchange),
+    mock.patch.object(Path, "rename", fails),
+    pytest.raises(type(error)),
+  ):
     model.save(tmp_path, version=1, overwrite=True)
   assert [path.name for path in tmp_path.iterdir()] == ["1"]
   assert (before / "old").exists()
@@ -201,15 +226,25 @@ _OTHER_NAMES = {"config.py", "child.py", "durable.py", "publish.py", "exporter.p
 def test_files_get_their_names_at_one_address() -> None:
   """Any other rename could leave an empty file."""
   found = []
-  for file in (path for folder in ("jax2tf", "converters", "tools") for path in (REPOSITORY / folder).rglob("*.py")):
+  for file in (
+    path
+    for folder in ("jax2tf", "converters", "tools")
+    for path in (REPOSITORY / folder).rglob("*.py")
+  ):
     text = file.read_text(encoding="utf-8")
-    if "sweeps" in file.parts or file.name in _OTHER_NAMES or not re.search(r"\.(rename|replace|move)\(", text):
+    if (
+      "sweeps" in file.parts
+      or file.name in _OTHER_NAMES
+      or not re.search(r"\.(rename|replace|move)\(", text)
+    ):
       continue
     for node in ast.walk(ast.parse(text)):
       if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         continue
       called = ast.unparse(node.func)
-      names = node.func.attr == "rename" or (node.func.attr == "replace" and len(node.args) == 1 and not node.keywords)
+      names = node.func.attr == "rename" or (
+        node.func.attr == "replace" and len(node.args) == 1 and not node.keywords
+      )
       if names or called in ("os.replace", "os.rename", "shutil.move"):
         found.append(f"{file.relative_to(REPOSITORY)}:{node.lineno}: {called}")
   assert found == []

@@ -41,7 +41,9 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 
 def packed(chosen: list[Row]) -> tuple[Source, dict[str, np.ndarray]]:
   """One signature of all the rows, and its inputs."""
-  inputs = {f"x{i}_{k}": array for i, row in enumerate(chosen) for k, array in enumerate(row.operands)}
+  inputs = {
+    f"x{i}_{k}": array for i, row in enumerate(chosen) for k, array in enumerate(row.operands)
+  }
 
   def call(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     found = {}
@@ -59,7 +61,10 @@ def packed(chosen: list[Row]) -> tuple[Source, dict[str, np.ndarray]]:
     {name: str(Spec.of(y)) for name, y in concrete.structured_outputs.items()},
     preprocessed=True,  # so that the reference is called as it is
   )
-  reference = lambda *arrays: {name: y.numpy() for name, y in function(**dict(zip(inputs, map(tf.constant, arrays), strict=True))).items()}  # noqa: E731
+  reference = lambda *arrays: {
+    name: y.numpy()
+    for name, y in function(**dict(zip(inputs, map(tf.constant, arrays), strict=True))).items()
+  }  # noqa: E731
   return Source({"s": Signature("s", record, concrete, reference, None, None)}, [], "rows"), inputs
 
 
@@ -95,7 +100,9 @@ NOT_REPLACED_AGAIN = {
 
 
 @pytest.mark.parametrize("target", TABLES)
-def test_replacements_equal_tensorflow(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacements_equal_tensorflow(
+  target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   table, emitted = registry.TABLES[target], set[str]()
 
   def watched(replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +119,9 @@ def test_replacements_equal_tensorflow(target: str, tmp_path: Path, monkeypatch:
   monkeypatch.setattr(exporter_of_tflite, "FUSED", ())
   for op, replacement in list(table.items()):
     monkeypatch.setitem(table, op, watched(replacement))
-  source, inputs = packed([row for row in ROWS if row.op in OPS[target] and row.op not in LEFT_OUT[target]])
+  source, inputs = packed(
+    [row for row in ROWS if row.op in OPS[target] and row.op not in LEFT_OUT[target]]
+  )
   exporter = {"onnx": onnx, "tflite": tflite, "tfjs": tfjs}[target]
   assert exporter.save_model(source, tmp_path / "model", examples=inputs).report.ok
   assert emitted & table.keys() == set(NOT_REPLACED_AGAIN[target].split())
@@ -128,17 +137,21 @@ def test_litert_divides_by_no_variance(epsilon: float, divides: bool) -> None:
   def normalized(x: tf.Tensor) -> dict[str, tf.Tensor]:
     return {"y": tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + epsilon)}
 
-  function = tf.function(normalized, autograph=False).get_concrete_function(x=tf.TensorSpec([2, 3], name="x"))
-  assert ("RealDiv" in [op.type for op in replay.frozen(function, TFLITE).graph.get_operations()]) == divides
+  function = tf.function(normalized, autograph=False).get_concrete_function(
+    x=tf.TensorSpec([2, 3], name="x")
+  )
+  assert (
+    "RealDiv" in [op.type for op in replay.frozen(function, TFLITE).graph.get_operations()]
+  ) == divides
 
 
 # The ops whose replacements need the rank of an operand.
-_GRADIENTS = (
-  "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput MaxPoolGrad "
-)
+_GRADIENTS = "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput MaxPoolGrad "
 NEEDS_RANK = {
-  "onnx": _GRADIENTS + "Prod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
-  "tflite": _GRADIENTS + "Cumprod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
+  "onnx": _GRADIENTS
+  + "Prod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
+  "tflite": _GRADIENTS
+  + "Cumprod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
   "tfjs": "GatherV2 MatMul MaxPool3D OneHot TensorScatterAdd TensorScatterSub TensorScatterUpdate",
 }
 
@@ -169,11 +182,16 @@ def functions_without_ranks() -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", TABLES)
 def test_an_operand_of_unknown_rank_is_kept_or_refused(target: str) -> None:
-  refused, table = set(), {**registry.TABLES[target], "PlaceholderWithDefault": lambda op, x: [unknown(x)]}
+  refused, table = (
+    set(),
+    {**registry.TABLES[target], "PlaceholderWithDefault": lambda op, x: [unknown(x)]},
+  )
   for op, function in functions_without_ranks().items():
     try:
       replay.frozen(function, table, HELD_BY_TFJS if target == "tfjs" else None)
     except ValueError as error:
-      assert str(error).endswith("has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code"), op
+      assert str(error).endswith(
+        "has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code"
+      ), op
       refused.add(op)
   assert refused == set(NEEDS_RANK[target].split())

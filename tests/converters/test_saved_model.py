@@ -15,7 +15,11 @@ import tensorflow as tf
 from jax2tf.converters import saved_model
 from jax2tf.converters.saved_model import manifest
 
-PARAMS = {"dense": [{"kernel": np.arange(8, dtype=np.float32).reshape(4, 2), "bias": np.ones(2, np.float32)}]}
+PARAMS = {
+  "dense": [
+    {"kernel": np.arange(8, dtype=np.float32).reshape(4, 2), "bias": np.ones(2, np.float32)}
+  ]
+}
 INPUTS = {"x": "f32[b,4]"}
 
 
@@ -33,16 +37,24 @@ def test_values_and_names_after_reload(tmp_path: Path) -> None:
   assert path == tmp_path / "model" / "1"
   loaded = tf.saved_model.load(str(path))
   signature = loaded.signatures["serving_default"]
-  assert signature.structured_input_signature == ((), {"x": tf.TensorSpec([None, 4], tf.float32, name="x")})
+  assert signature.structured_input_signature == (
+    (),
+    {"x": tf.TensorSpec([None, 4], tf.float32, name="x")},
+  )
   for b in (1, 3, 10):
     x = _inputs(b)
-    np.testing.assert_allclose(signature(x=tf.constant(x))["y"], affine(PARAMS, x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+      signature(x=tf.constant(x))["y"], affine(PARAMS, x), rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_allclose(loaded(tf.constant(x)), affine(PARAMS, x), rtol=1e-5, atol=1e-6)
 
 
 def test_parameters_are_variables_named_by_their_path(tmp_path: Path) -> None:
   model = saved_model.Model(PARAMS).add(affine, inputs=INPUTS)
-  assert {name: tuple(v.shape) for name, v in model.parameters.items()} == {"dense/0/bias": (2,), "dense/0/kernel": (4, 2)}
+  assert {name: tuple(v.shape) for name, v in model.parameters.items()} == {
+    "dense/0/bias": (2,),
+    "dense/0/kernel": (4, 2),
+  }
   assert len(model.trainable_variables) == 2
   path = model.save(tmp_path)
   assert {name for name, _ in tf.train.list_variables(str(path / "variables" / "variables"))} >= {
@@ -68,7 +80,10 @@ def test_output_names(fun: Any, outputs: list[str] | None, names: set[str]) -> N
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    ({"inputs": {"x": "float32"}}, "input 'x' is 'float32'; write its dtype and shape as in 'f32[b,784]'"),
+    (
+      {"inputs": {"x": "float32"}},
+      "input 'x' is 'float32'; write its dtype and shape as in 'f32[b,784]'",
+    ),
     ({"inputs": {"x": "q9[b]"}}, "input 'x' is 'q9[b]'"),
     ({"inputs": {"x y": "f32[b]"}}, "input name 'x y' is not an identifier"),
     ({"inputs": INPUTS, "outputs": ["a", "b"]}, "2 names for 1 results"),
@@ -136,7 +151,9 @@ def test_gradient_after_reload(tmp_path: Path) -> None:
     np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-5)
 
 
-def test_disabled_gradient_is_refused_after_reload_and_nothing_warns_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_disabled_gradient_is_refused_after_reload_and_nothing_warns_before(
+  tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
   path = saved_model.save(affine, PARAMS, tmp_path, inputs=INPUTS)
   with caplog.at_level("WARNING"):
     loaded = tf.saved_model.load(str(path))
@@ -146,7 +163,9 @@ def test_disabled_gradient_is_refused_after_reload_and_nothing_warns_before(tmp_
 
 
 def test_polymorphic_constraint_holds_after_reload(tmp_path: Path) -> None:
-  path = saved_model.save(affine, PARAMS, tmp_path, inputs=INPUTS, polymorphic_constraints=["b <= 4"])
+  path = saved_model.save(
+    affine, PARAMS, tmp_path, inputs=INPUTS, polymorphic_constraints=["b <= 4"]
+  )
   signature = tf.saved_model.load(str(path)).signatures["serving_default"]
   assert signature(x=tf.ones([4, 4]))
   with pytest.raises(tf.errors.InvalidArgumentError, match="Input shapes do not match"):
@@ -159,7 +178,10 @@ def test_a_model_of_an_earlier_day_still_loads() -> None:
   record = manifest.read(directory)
   assert record.signatures["serving_default"].inputs == {"x": "f32[b,4]"}
   assert record.constraints == ["b<=64"]
-  params = {"w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5), "b": np.arange(5, dtype=np.float32)}
+  params = {
+    "w": np.linspace(-1, 1, 20, dtype=np.float32).reshape(4, 5),
+    "b": np.arange(5, dtype=np.float32),
+  }
 
   def forward(params: Any, x: Any) -> dict[str, jax.Array]:
     h = jax.nn.gelu(x @ params["w"] + params["b"])
@@ -171,10 +193,14 @@ def test_a_model_of_an_earlier_day_still_loads() -> None:
     found = loaded(tf.constant(x))
     loss = tf.reduce_sum(found["probabilities"] ** 2)
   expected = jax.jit(forward)(params, x)
-  np.testing.assert_allclose(found["probabilities"], expected["probabilities"], rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    found["probabilities"], expected["probabilities"], rtol=1e-5, atol=1e-6
+  )
   np.testing.assert_array_equal(found["order"], expected["order"])
   gradient = jax.grad(lambda p: (forward(p, x)["probabilities"] ** 2).sum())(params)
-  variables = {variable.name.removesuffix(":0"): variable for variable in loaded.trainable_variables}
+  variables = {
+    variable.name.removesuffix(":0"): variable for variable in loaded.trainable_variables
+  }
   for path, dy in tape.gradient(loss, variables).items():
     np.testing.assert_allclose(dy, gradient[path], rtol=1e-4, atol=1e-6)
 
@@ -188,5 +214,8 @@ def test_python_numbers_among_the_parameters(tmp_path: Path) -> None:
   model.update({"f": 0.5, "i": 4, "b": True})
   served = tf.saved_model.load(str(model.save(tmp_path))).signatures["serving_default"]
   assert served(x=tf.ones(2))["y"].numpy().tolist() == [4.5, 4.5]
-  with pytest.raises(ValueError, match="params: the leaf 'n' = 3000000000 does not fit JAX's int32; set jax_enable_x64, or pass an array"):
+  with pytest.raises(
+    ValueError,
+    match="params: the leaf 'n' = 3000000000 does not fit JAX's int32; set jax_enable_x64, or pass an array",
+  ):
     saved_model.Model({"n": 3_000_000_000})

@@ -47,9 +47,14 @@ def test_names_of_the_user_stay_inside_of_their_element(tmp_path: Path) -> None:
     (scope / file).write_text("")
   spec = {"dtype": "DT_FLOAT", "tensorShape": {}}
   names = {"inputs": {"x": spec}, "outputs": {HOSTILE: spec, "</script>": spec}}
-  model = {"signature": names, "userDefinedMetadata": {"inputs": {HOSTILE: "f32[]"}, "backends": ["cpu"]}}
+  model = {
+    "signature": names,
+    "userDefinedMetadata": {"inputs": {HOSTILE: "f32[]"}, "backends": ["cpu"]},
+  }
   (tmp_path / "model.json").write_text(json.dumps(model | {"weightsManifest": []}))
-  html = page.write(tmp_path, tmp_path, page.Page(HOSTILE, labels=["</script>"]), verified=["cpu"]).read_text()
+  html = page.write(
+    tmp_path, tmp_path, page.Page(HOSTILE, labels=["</script>"]), verified=["cpu"]
+  ).read_text()
   scripts = Scripts()
   scripts.feed(html)
   assert "<" not in scripts.texts["model"] + scripts.texts["page"]
@@ -64,8 +69,14 @@ def spec(dtype: str, *sizes: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
   ("given", "words"),
   [
-    (page.Page(labels=["a", "b"]), r"labels: there are 2 names of classes, and of the outputs 'scores' has 3, 'rows' has a varying number"),
-    (page.Page(tokenizer="tokenizer.json"), "tokenizer: none of the inputs image, n is int32 of rank 1 or 2, for tokens"),
+    (
+      page.Page(labels=["a", "b"]),
+      r"labels: there are 2 names of classes, and of the outputs 'scores' has 3, 'rows' has a varying number",
+    ),
+    (
+      page.Page(tokenizer="tokenizer.json"),
+      "tokenizer: none of the inputs image, n is int32 of rank 1 or 2, for tokens",
+    ),
   ],
   ids=["labels", "tokenizer"],
 )
@@ -75,16 +86,25 @@ def test_what_the_page_could_not_show_is_an_error(given: page.Page, words: str) 
   with pytest.raises(ValueError, match=words):
     given.check({"inputs": inputs, "outputs": outputs})
   page.Page(labels=["a", "b", "c"]).check({"inputs": inputs, "outputs": outputs})
-  page.Page(tokenizer="tokenizer.json").check({"inputs": {"ids": spec("INT32", -1, 8)}, "outputs": outputs})
+  page.Page(tokenizer="tokenizer.json").check(
+    {"inputs": {"ids": spec("INT32", -1, 8)}, "outputs": outputs}
+  )
 
 
 def test_an_example_has_names_for_the_numbers_that_json_lacks() -> None:
-  assert page._listed(np.float32([[np.nan, 1 / 3], [-np.inf, np.inf]])) == [["NaN", 0.3333], ["-Infinity", "Infinity"]]
+  assert page._listed(np.float32([[np.nan, 1 / 3], [-np.inf, np.inf]])) == [
+    ["NaN", 0.3333],
+    ["-Infinity", "Infinity"],
+  ]
 
 
-def test_a_missing_package_is_that_of_the_tfjs_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_that_of_the_tfjs_extra(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
   monkeypatch.setitem(sys.modules, "jinja2", None)
-  with pytest.raises(ImportError, match=r"a page for TF.js needs jinja2: pip install 'jax2tf\[tfjs\]'"):
+  with pytest.raises(
+    ImportError, match=r"a page for TF.js needs jinja2: pip install 'jax2tf\[tfjs\]'"
+  ):
     tfjs.save(lambda _, x: x, {}, tmp_path / "m", inputs={"x": "f32[2]"}, page=True)
   assert not [*tmp_path.iterdir()]
 
@@ -92,4 +112,10 @@ def test_a_missing_package_is_that_of_the_tfjs_extra(tmp_path: Path, monkeypatch
 def test_a_file_that_is_no_tokenizer_is_said_before_the_work(tmp_path: Path) -> None:
   (tmp_path / "tokenizer.json").write_text("[]")
   with pytest.raises(ValueError, match=r"tokenizer.json' is not a tokenizer.json; save it by"):
-    tfjs.save(lambda _, x: x, {}, tmp_path / "m", inputs={"x": "f32[2]"}, page=tfjs.Page(tokenizer=tmp_path / "tokenizer.json"))
+    tfjs.save(
+      lambda _, x: x,
+      {},
+      tmp_path / "m",
+      inputs={"x": "f32[2]"},
+      page=tfjs.Page(tokenizer=tmp_path / "tokenizer.json"),
+    )

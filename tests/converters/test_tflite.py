@@ -29,7 +29,9 @@ MLP = {
   "w2": RNG.standard_normal((128, 10)).astype(np.float32) / 11,
 }
 INPUTS = {"x": "f32[b,64]"}
-HOSTILE = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 30.0, -90.0, 1e10, np.inf, -np.inf, np.nan], np.float32)
+HOSTILE = np.array(
+  [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 30.0, -90.0, 1e10, np.inf, -np.inf, np.nan], np.float32
+)
 INTEGERS = np.array([0, 1, -1, 2, -7, 7, 31, 100, 2**31 - 1, -(2**31)], np.int32)
 
 
@@ -45,8 +47,16 @@ def runners(path: Path) -> Any:
 def in_litert(path: Path, fun: Callable[..., Any], *args: np.ndarray) -> Any:
   """The results of the exported function of these very shapes, named by their number; `args` are also what the export compares."""
   names = [f"x{i}" for i in range(len(args))]
-  inputs = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zip(names, args, strict=True)}
-  made = tflite.save(lambda _, *xs: fun(*xs), {}, path / "m.tflite", inputs=inputs, examples=dict(zip(names, args, strict=True)))
+  inputs = {
+    name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zip(names, args, strict=True)
+  }
+  made = tflite.save(
+    lambda _, *xs: fun(*xs),
+    {},
+    path / "m.tflite",
+    inputs=inputs,
+    examples=dict(zip(names, args, strict=True)),
+  )
   assert made.report.ok
   return runners(made.path)("serving_default")(**dict(zip(names, args, strict=True)))
 
@@ -65,7 +75,9 @@ def test_names_and_dynamic_sizes(tmp_path: Path) -> None:
   for b in (1, 5):
     x = RNG.standard_normal((b, 64)).astype(np.float32)
     np.testing.assert_allclose(runner(x=x)["probs"], mlp(MLP, x)["probs"], atol=1e-6)
-  ops = {op["op_name"] for op in interpreter.Interpreter(model_path=str(made.path))._get_ops_details()}
+  ops = {
+    op["op_name"] for op in interpreter.Interpreter(model_path=str(made.path))._get_ops_details()
+  }
   assert {"GELU", "SOFTMAX", "FULLY_CONNECTED"} <= ops, "the converter no longer fuses these"
 
 
@@ -75,14 +87,21 @@ def test_signatures_share_the_file(tmp_path: Path) -> None:
   directory = model.save(tmp_path / "saved")
   made = tflite.save_model(directory, tmp_path / "m.tflite")
   listed = interpreter.Interpreter(model_path=str(made.path)).get_signature_list()
-  assert {name: (s["inputs"], s["outputs"]) for name, s in listed.items()} == {"predict": (["x"], ["probs"]), "embed": (["x"], ["hidden"])}
+  assert {name: (s["inputs"], s["outputs"]) for name, s in listed.items()} == {
+    "predict": (["x"], ["probs"]),
+    "embed": (["x"], ["hidden"]),
+  }
   weights = sum(x.nbytes for x in MLP.values())
   assert made.size < 1.5 * weights, "the signatures do not share their weights"
 
 
 def test_dynamic_sequence_and_loops(tmp_path: Path) -> None:
   def fun(params: Any, x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
-    state, steps = lax.scan(lambda h, row: (jnp.tanh(h @ params + row), h.sum()), jnp.zeros(x.shape[0::2]), x.swapaxes(0, 1))
+    state, steps = lax.scan(
+      lambda h, row: (jnp.tanh(h @ params + row), h.sum()),
+      jnp.zeros(x.shape[0::2]),
+      x.swapaxes(0, 1),
+    )
     grown = lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.5), (0, state))[1]
     chosen = lax.switch(n, [lambda y: y, lambda y: -y, jnp.cos], grown)
     return {"nested": {"state": lax.cond(n > 1, jnp.sin, jnp.exp, chosen)}, "steps": steps}
@@ -100,25 +119,39 @@ def test_dynamic_sequence_and_loops(tmp_path: Path) -> None:
   x = RNG.standard_normal((2, 9, 8)).astype(np.float32)
   for n in range(4):
     found = runners(made.path)("serving_default")(x=x, n=np.int32(n))
-    np.testing.assert_allclose(found["nested_state"], fun(params, x, n)["nested"]["state"], rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(
+      found["nested_state"], fun(params, x, n)["nested"]["state"], rtol=2e-5, atol=1e-6
+    )
 
 
 def test_missing_ops_are_named_with_their_lines(tmp_path: Path) -> None:
   def fun(_: Any, x: jax.Array) -> jax.Array:
     return jax.scipy.special.digamma(x) + lax.linalg.cholesky(x @ x.T)
 
-  with pytest.raises(tflite.ExportError, match=r"LiteRT cannot take signature 'serving_default'") as caught:
+  with pytest.raises(
+    tflite.ExportError, match=r"LiteRT cannot take signature 'serving_default'"
+  ) as caught:
     tflite.save(fun, {}, tmp_path / "m.tflite", inputs={"x": "f32[4,4]"})
   assert {use.op for use in caught.value.uses} >= {"Digamma", "Cholesky"}
-  assert all("test_tflite.py" in use.where for use in caught.value.uses if use.op in ("Digamma", "Cholesky"))
+  assert all(
+    "test_tflite.py" in use.where for use in caught.value.uses if use.op in ("Digamma", "Cholesky")
+  )
   assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
   ("fun", "x", "message"),
   [
-    (lambda x: x[:0] * 2, np.ones((2, 3), np.float32), r"cannot return output '.*', f32\[0,3\], of signature 'serving_default'"),
-    (lax.population_count, np.ones(3, np.int64), r"no kernel for PopulationCount of tensor<3xui64>"),
+    (
+      lambda x: x[:0] * 2,
+      np.ones((2, 3), np.float32),
+      r"cannot return output '.*', f32\[0,3\], of signature 'serving_default'",
+    ),
+    (
+      lax.population_count,
+      np.ones(3, np.int64),
+      r"no kernel for PopulationCount of tensor<3xui64>",
+    ),
   ],
 )
 def test_refused(fun: Callable[..., Any], x: np.ndarray, message: str, tmp_path: Path) -> None:
@@ -130,7 +163,8 @@ def test_refused(fun: Callable[..., Any], x: np.ndarray, message: str, tmp_path:
 def test_a_wrong_answer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(special, "_ERF", (*special._ERF[:-1], 1.2))
   with pytest.raises(
-    tflite.ExportError, match=r"(?s)computes different outputs than the reference, so nothing was written.*elements differ"
+    tflite.ExportError,
+    match=r"(?s)computes different outputs than the reference, so nothing was written.*elements differ",
   ):
     tflite.save(lambda _, x: lax.erf(x), {}, tmp_path / "m.tflite", inputs=INPUTS)
   assert list(tmp_path.iterdir()) == []
@@ -138,7 +172,10 @@ def test_a_wrong_answer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_runtime_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(sys, "executable", "/bin/false")
-  with pytest.raises(tflite.ExportError, match=r"LiteRT ended its process with 1 in run 0 of signature 'serving_default'"):
+  with pytest.raises(
+    tflite.ExportError,
+    match=r"LiteRT ended its process with 1 in run 0 of signature 'serving_default'",
+  ):
     tflite.save(lambda _, x: x + 1, {}, tmp_path / "m.tflite", inputs=INPUTS)
   assert list(tmp_path.iterdir()) == []
 
@@ -180,10 +217,15 @@ def test_elementary_functions(tmp_path: Path) -> None:
 
 
 def test_exponentials_near_the_largest_float(tmp_path: Path) -> None:
-  x = np.concatenate([np.linspace(-87, 88.72, 2000), [88.73, 1e4, np.inf, -np.inf, np.nan]]).astype(np.float32)
+  x = np.concatenate([np.linspace(-87, 88.72, 2000), [88.73, 1e4, np.inf, -np.inf, np.nan]]).astype(
+    np.float32
+  )
   answers = in_litert(tmp_path, lambda x: {"exp": jnp.exp(x), "softplus": jax.nn.softplus(x)}, x)
   with np.errstate(over="ignore", invalid="ignore"):
-    expected = {"exp": np.exp(x.astype(np.float64)), "softplus": np.logaddexp(0, x.astype(np.float64))}
+    expected = {
+      "exp": np.exp(x.astype(np.float64)),
+      "softplus": np.logaddexp(0, x.astype(np.float64)),
+    }
     for name, y in expected.items():  # the error of XNNPACK's exp is 2**-24 of its argument
       np.testing.assert_allclose(answers[name], y.astype(np.float32), rtol=6e-6, err_msg=name)
 
@@ -203,16 +245,49 @@ def pairs(values: np.ndarray) -> list[np.ndarray]:
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint32"])
 def test_integers(dtype: str, tmp_path: Path) -> None:
   info = np.iinfo(dtype)
-  values = np.array([v for v in {*INTEGERS.tolist(), info.min, info.max, info.max // 2 + 1} if info.min <= v <= info.max], dtype)
+  values = np.array(
+    [
+      v
+      for v in {*INTEGERS.tolist(), info.min, info.max, info.max // 2 + 1}
+      if info.min <= v <= info.max
+    ],
+    dtype,
+  )
 
   def fun(x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
     places = y & jnp.asarray(info.bits - 1, dtype)
     named = {
-      "arithmetic": [x + y, x - y, x * y, lax.div(x, y), lax.rem(x, y), x // y, x % y, lax.max(x, y), lax.min(x, y)],
+      "arithmetic": [
+        x + y,
+        x - y,
+        x * y,
+        lax.div(x, y),
+        lax.rem(x, y),
+        x // y,
+        x % y,
+        lax.max(x, y),
+        lax.min(x, y),
+      ],
       "order": [x < y, x >= y, x == y],
-      "bits": [x & y, x | y, x ^ y, ~x, lax.shift_left(x, places), lax.shift_right_logical(x, places), x >> places],
+      "bits": [
+        x & y,
+        x | y,
+        x ^ y,
+        ~x,
+        lax.shift_left(x, places),
+        lax.shift_right_logical(x, places),
+        x >> places,
+      ],
       "counts": [lax.population_count(x), lax.clz(x)],
-      "reductions": [x.sum(dtype=x.dtype), x.max(), x.min(), jnp.sort(x), jnp.argmax(x), jnp.cumsum(x, dtype=x.dtype), jnp.cumprod(x[:5])],
+      "reductions": [
+        x.sum(dtype=x.dtype),
+        x.max(),
+        x.min(),
+        jnp.sort(x),
+        jnp.argmax(x),
+        jnp.cumsum(x, dtype=x.dtype),
+        jnp.cumprod(x[:5]),
+      ],
     }
     return named
 
@@ -249,11 +324,16 @@ def test_hostile_floats(dtype: str, tmp_path: Path) -> None:
   found, expected = in_litert(tmp_path, fun, x, y), jax.jit(fun)(x, y)
   for i, result in enumerate(expected):
     wide = np.float32 if jnp.issubdtype(result.dtype, np.floating) else result.dtype
-    np.testing.assert_allclose(found[f"output_{i}"].astype(wide), np.asarray(result).astype(wide), rtol=1e-2, err_msg=str(i))
+    np.testing.assert_allclose(
+      found[f"output_{i}"].astype(wide), np.asarray(result).astype(wide), rtol=1e-2, err_msg=str(i)
+    )
 
 
 def test_indexing_outside(tmp_path: Path) -> None:
-  x, i = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 3, 4, -1, 99, -99, 2], np.int32)
+  x, i = (
+    np.arange(12, dtype=np.float32).reshape(4, 3),
+    np.array([0, 3, 4, -1, 99, -99, 2], np.int32),
+  )
 
   def fun(x: jax.Array, i: jax.Array) -> list[jax.Array]:
     rows = jnp.ones((7, 3), x.dtype)
@@ -291,20 +371,33 @@ def test_random_bits_are_those_of_jax(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [tf.int64, tf.uint64])
 def test_bits_of_64(dtype: tf.DType, tmp_path: Path) -> None:
-  numbers = np.array([0, 1, -1, 5, -7, 2**31, 2**32 - 1, -(2**33) + 3, 2**63 - 1, -(2**63)], np.int64)
+  numbers = np.array(
+    [0, 1, -1, 5, -7, 2**31, 2**32 - 1, -(2**33) + 3, 2**63 - 1, -(2**63)], np.int64
+  )
   x, n = (side.ravel() for side in np.meshgrid(numbers, np.array([0, 1, 31, 32, 33, 63])))
 
   def fun(x: tf.Tensor, n: tf.Tensor) -> dict[str, tf.Tensor]:
     x, n = tf.bitcast(x, dtype), tf.bitcast(n, dtype)
     places = [n, *(tf.constant(k, dtype) for k in (0, 7, 32, 63))]
-    shifts = [shift(x, k) for shift in (tf.bitwise.left_shift, tf.bitwise.right_shift) for k in places]
-    pairs = [tf.bitwise.bitwise_and(x, n), tf.bitwise.bitwise_or(x, n), tf.bitwise.bitwise_xor(x, n), tf.bitwise.invert(x)]
+    shifts = [
+      shift(x, k) for shift in (tf.bitwise.left_shift, tf.bitwise.right_shift) for k in places
+    ]
+    pairs = [
+      tf.bitwise.bitwise_and(x, n),
+      tf.bitwise.bitwise_or(x, n),
+      tf.bitwise.bitwise_xor(x, n),
+      tf.bitwise.invert(x),
+    ]
     return {f"y{k}": tf.bitcast(y, tf.int64) for k, y in enumerate([*shifts, *pairs])}
 
   specs = {name: tf.TensorSpec([None], tf.int64, name) for name in ("x", "n")}
   frozen = replay.frozen(tf.function(fun, autograph=False).get_concrete_function(**specs), TABLE)
   file = tmp_path / "m.tflite"
-  file.write_bytes(runtime.converted({"serving_default": frozen}, lambda converter: None, lambda lacking: ValueError(lacking)))
+  file.write_bytes(
+    runtime.converted(
+      {"serving_default": frozen}, lambda converter: None, lambda lacking: ValueError(lacking)
+    )
+  )
   found, expected = runners(file)("serving_default")(x=x, n=n), fun(tf.constant(x), tf.constant(n))
   for name, result in expected.items():
     np.testing.assert_array_equal(found[name], result, err_msg=name)
@@ -317,9 +410,16 @@ def test_scans_of_rows_of_a_dynamic_size(dtype: str, tmp_path: Path) -> None:
       c = jnp.logical_xor(c, row) if dtype == "bool" else c + row
       return c, c
 
-    return [lax.scan(turn, jnp.zeros_like(x[0]), x, reverse=reverse)[1] for reverse in (False, True)]
+    return [
+      lax.scan(turn, jnp.zeros_like(x[0]), x, reverse=reverse)[1] for reverse in (False, True)
+    ]
 
-  made = tflite.save(fun, {}, tmp_path / "m.tflite", inputs={"x": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, b, 3"), dtype)})
+  made = tflite.save(
+    fun,
+    {},
+    tmp_path / "m.tflite",
+    inputs={"x": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, b, 3"), dtype)},
+  )
   for shape in ((1, 1, 3), (7, 4, 3), (2, 5, 3)):
     x = RNG.integers(0, 2 if dtype == "bool" else 9, shape).astype(dtype)
     found = runners(made.path)("serving_default")(x=x)
@@ -330,7 +430,9 @@ def test_scans_of_rows_of_a_dynamic_size(dtype: str, tmp_path: Path) -> None:
 def test_draws_with_a_constant_key(tmp_path: Path) -> None:
   """Whether a difference is of constants is asked once for each op, not once for each path through 20 rounds of sums."""
   logits = RNG.standard_normal((3, 8), np.float32)
-  drawn = in_litert(tmp_path, lambda x: {"drawn": jax.random.categorical(jax.random.key(0), x)}, logits)
+  drawn = in_litert(
+    tmp_path, lambda x: {"drawn": jax.random.categorical(jax.random.key(0), x)}, logits
+  )
   np.testing.assert_array_equal(drawn["drawn"], jax.random.categorical(jax.random.key(0), logits))
 
 
@@ -343,7 +445,9 @@ def test_random_numbers_of_a_dynamic_shape(tmp_path: Path) -> None:
 
 def test_squeezed_convolutions(tmp_path: Path) -> None:
   """The converter joins Squeeze with its neighbours until it has more dimensions than LiteRT takes."""
-  first, second = (RNG.standard_normal(shape).astype(np.float32) for shape in ((8, 4, 3), (8, 8, 3)))
+  first, second = (
+    RNG.standard_normal(shape).astype(np.float32) for shape in ((8, 4, 3), (8, 8, 3))
+  )
 
   def one(x: jax.Array) -> jax.Array:
     for kernel in (first, second):
@@ -386,7 +490,10 @@ def test_moves_of_narrow_dtypes(dtype: Any, tmp_path: Path) -> None:
       "broadcast": jnp.broadcast_to(x[:, None], (3, 2, 4)),
     }
 
-  x, i = (RNG.standard_normal((3, 4)) * 100).astype(np.int32).astype(dtype), np.array([2, 0, 1], np.int32)
+  x, i = (
+    (RNG.standard_normal((3, 4)) * 100).astype(np.int32).astype(dtype),
+    np.array([2, 0, 1], np.int32),
+  )
   found = in_litert(tmp_path, moved, x, i)
   for name, expected in jax.jit(moved)(x, i).items():
     np.testing.assert_array_equal(found[name], expected, err_msg=name)
@@ -397,17 +504,32 @@ def test_convolutions_of_images_of_a_dynamic_size(tmp_path: Path) -> None:
 
   def fun(_: Any, x: jax.Array) -> jax.Array:
     for padding in ("VALID", "SAME", "SAME"):
-      x = lax.conv_general_dilated(x, kernel, (2, 2), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+      x = lax.conv_general_dilated(
+        x, kernel, (2, 2), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+      )
     return x
 
-  made = tflite.save(fun, {}, tmp_path / "m.tflite", inputs={"x": "f32[1,h,w,2]"}, samples=1, sizes={"h": [5, 12], "w": [9]})
+  made = tflite.save(
+    fun,
+    {},
+    tmp_path / "m.tflite",
+    inputs={"x": "f32[1,h,w,2]"},
+    samples=1,
+    sizes={"h": [5, 12], "w": [9]},
+  )
   assert made.report.ok
 
 
 def test_a_plain_converter_takes_indices_of_seven_rows() -> None:
-  function = tf.function(jax2tf.convert(lambda x, i: x[i] + jnp.maximum(jnp.minimum(i, 6), 0)[:, None]), autograph=False)
-  concrete = function.get_concrete_function(tf.TensorSpec([7, 4], name="x"), tf.TensorSpec([9], tf.int32, name="i"))
-  assert tf.lite.TFLiteConverter.from_concrete_functions([concrete], function).convert()[4:8] == b"TFL3"
+  function = tf.function(
+    jax2tf.convert(lambda x, i: x[i] + jnp.maximum(jnp.minimum(i, 6), 0)[:, None]), autograph=False
+  )
+  concrete = function.get_concrete_function(
+    tf.TensorSpec([7, 4], name="x"), tf.TensorSpec([9], tf.int32, name="i")
+  )
+  assert (
+    tf.lite.TFLiteConverter.from_concrete_functions([concrete], function).convert()[4:8] == b"TFL3"
+  )
 
 
 def test_high_ranks(tmp_path: Path) -> None:
@@ -431,11 +553,21 @@ def test_training_on_the_device(tmp_path: Path) -> None:
     return -jnp.mean(jnp.log(mlp(params, x)["probs"])[jnp.arange(x.shape[0]), label])
 
   made = tflite.save_training(
-    loss, mlp, MLP, tmp_path / "m.tflite", batch={"x": "f32[b,64]", "label": "i32[b]"}, inputs=INPUTS, learning_rate=0.5, sizes={"b": 16}
+    loss,
+    mlp,
+    MLP,
+    tmp_path / "m.tflite",
+    batch={"x": "f32[b,64]", "label": "i32[b]"},
+    inputs=INPUTS,
+    learning_rate=0.5,
+    sizes={"b": 16},
   )
   runner = runners(made.path)
   train, infer, restore = runner("train"), runner("infer"), runner("restore")
-  x, label = RNG.standard_normal((16, 64)).astype(np.float32), RNG.integers(0, 10, 16).astype(np.int32)
+  x, label = (
+    RNG.standard_normal((16, 64)).astype(np.float32),
+    RNG.integers(0, 10, 16).astype(np.int32),
+  )
   params, losses = MLP, []
   for _ in range(5):
     value, gradient = jax.value_and_grad(loss)(params, x, label)
@@ -469,5 +601,7 @@ def test_training_that_differs_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_missing_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-  with pytest.raises(ImportError, match=r"exporting to TFLite needs ai_edge_litert: pip install 'jax2tf\[tflite\]'"):
+  with pytest.raises(
+    ImportError, match=r"exporting to TFLite needs ai_edge_litert: pip install 'jax2tf\[tflite\]'"
+  ):
     tflite.save(mlp, MLP, tmp_path / "m.tflite", inputs=INPUTS)

@@ -24,7 +24,9 @@ def test_quantization(tmp_path: Path) -> None:
   for scheme, least in tflite.LEAST_COSINE.items():
     assert least < rows[scheme].cosine <= 1 + 1e-12  # type: ignore[operator]
   assert "dynamic_int8" in report.text()
-  assert {p.name for p in tmp_path.iterdir()} == {f"{s}.tflite" for s in ("float32", *tflite.LEAST_COSINE)}
+  assert {p.name for p in tmp_path.iterdir()} == {
+    f"{s}.tflite" for s in ("float32", *tflite.LEAST_COSINE)
+  }
 
 
 def test_float16_rounds_weights_alone(tmp_path: Path) -> None:
@@ -53,17 +55,23 @@ def test_float16_rounds_weights_alone(tmp_path: Path) -> None:
   for name, sign in (("first", 1), ("second", -1)):
     found = runners(made.path)(name)(x=sign * x)
     for output, expected in fun(rounded, x).items():
-      np.testing.assert_allclose(found[output], expected, rtol=2e-5, atol=1e-5 * np.abs(expected).max(), err_msg=output)
+      np.testing.assert_allclose(
+        found[output], expected, rtol=2e-5, atol=1e-5 * np.abs(expected).max(), err_msg=output
+      )
   contents = made.path.read_bytes()
   for kept in (w.T.astype(np.float16), params["wide"].T, params["tiny"].T, w[0]):
     buffer = kept.tobytes()
-    assert contents.count(buffer) == 1 and contents.index(buffer) % 16 == 0, "weights are shared, and aligned"
+    assert contents.count(buffer) == 1 and contents.index(buffer) % 16 == 0, (
+      "weights are shared, and aligned"
+    )
   assert w.T.tobytes() not in contents
 
 
 def test_too_coarse_a_quantization_is_an_error(tmp_path: Path) -> None:
   with pytest.raises(tflite.ExportError, match=r"(?s)too far from the reference.*cosine"):
-    tflite.save(mlp, MLP, tmp_path / "m.tflite", inputs=INPUTS, quantization="int4", least_cosine=0.99999)
+    tflite.save(
+      mlp, MLP, tmp_path / "m.tflite", inputs=INPUTS, quantization="int4", least_cosine=0.99999
+    )
   assert list(tmp_path.iterdir()) == []
 
 

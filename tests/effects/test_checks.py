@@ -48,12 +48,18 @@ def _scan(x, i):
 
 
 def _cond(x, i):
-  jax.lax.cond(i > 0, lambda: checkify.check(x[0] < 2, "first"), lambda: checkify.check(x[0] < 2, "second {}", x))
+  jax.lax.cond(
+    i > 0,
+    lambda: checkify.check(x[0] < 2, "first"),
+    lambda: checkify.check(x[0] < 2, "second {}", x),
+  )
   return x
 
 
 def _mapped(x, i):
-  return jax.vmap(lambda y: (checkify.check(y < i + 1, "{y} is not below {i}", y=y, i=i), y * 2)[1])(x)
+  return jax.vmap(
+    lambda y: (checkify.check(y < i + 1, "{y} is not below {i}", y=y, i=i), y * 2)[1]
+  )(x)
 
 
 def _key(x, i):
@@ -111,13 +117,18 @@ def test_an_error_value_of_a_graph_is_thrown_by_an_assertion():
     return y
 
   function(X, tf.constant(1))
-  with pytest.raises(checkify.JaxRuntimeError, match=r"^index -1 of Array\(\[inf,  1.,  2.\], dtype=float32\)"):
+  with pytest.raises(
+    checkify.JaxRuntimeError, match=r"^index -1 of Array\(\[inf,  1.,  2.\], dtype=float32\)"
+  ):
     function(X, tf.constant(-1))
   with pytest.raises(ValueError, match=r"return it from the tf\.function"):
     tf.function(lambda x, i: converted(x, i)[0].get(), autograph=False)(X, tf.constant(1))
 
 
-@pytest.mark.parametrize(("fun", "i"), [(_f, -1), (_loop, 1), (_while, 3), (_scan, 3), (_cond, -1), (_mapped, 0), (_key, 0)])
+@pytest.mark.parametrize(
+  ("fun", "i"),
+  [(_f, -1), (_loop, 1), (_while, 3), (_scan, 3), (_cond, -1), (_mapped, 0), (_key, 0)],
+)
 def test_assertions(fun, i):
   converted, args = jax2tf.convert(fun), (X, tf.constant(i))
   expected = jax.jit(checkify.checkify(fun))(X, np.int32(i))[0].get()
@@ -126,7 +137,10 @@ def test_assertions(fun, i):
   assert (type(raised.value).__name__, str(raised.value)) == ("JaxRuntimeError", expected)
   assert f"({fun.__name__}" in raised.value.__notes__[0]
   # JAX's derivative of a loop has no checks.
-  for call in (tf.function(converted, autograph=False), *([tf.function(_gradient(converted), autograph=False)] if fun is _loop else [])):
+  for call in (
+    tf.function(converted, autograph=False),
+    *([tf.function(_gradient(converted), autograph=False)] if fun is _loop else []),
+  ):
     with pytest.raises(checkify.JaxRuntimeError) as raised:
       call(*args)
     assert str(raised.value) == expected
@@ -202,11 +216,19 @@ def test_checks_are_saved(tmp_path, without_jax):
   module = tf.Module()
   module.f = tf.function(jax2tf.convert(_f), autograph=False, input_signature=SPECS)
   tf.saved_model.save(module, str(tmp_path))
-  done = subprocess.run([without_jax, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, text=True, timeout=300)
+  done = subprocess.run(
+    [without_jax, "-c", RELOAD, str(tmp_path)],
+    check=True,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   assert done.stdout.startswith("-0.84147")
   assert "assertion failed: [index -1 of [5 1 2] (`check` failed)\\n  at " in done.stdout
   assert "test_checks.py" in done.stdout
-  module.f = tf.function(jax2tf.convert(checkify.checkify(_f)), autograph=False, input_signature=SPECS)
+  module.f = tf.function(
+    jax2tf.convert(checkify.checkify(_f)), autograph=False, input_signature=SPECS
+  )
   with pytest.raises(ValueError, match=r"jax\.tree\.leaves\(err\)"):
     tf.saved_model.save(module, str(tmp_path / "error"))
 
@@ -227,5 +249,7 @@ def test_graphs_of_tensorflow_1():
 
 def test_xla_leaves_checks_out():
   function = tf.function(jax2tf.convert(_f, with_gradient=False), autograph=False, jit_compile=True)
-  with pytest.warns(UserWarning, match=r"omits prints and checks:\n.*check at .*test_checks\.py:\d+:\d+ \(_f\)$"):
+  with pytest.warns(
+    UserWarning, match=r"omits prints and checks:\n.*check at .*test_checks\.py:\d+:\d+ \(_f\)$"
+  ):
     function(X, tf.constant(1))

@@ -40,7 +40,9 @@ def _scan(x):
 
 
 def _branch(x):
-  jax.lax.cond(x.sum() > 0, lambda: jax.debug.print("positive {}", x), lambda: jax.debug.print("negative"))
+  jax.lax.cond(
+    x.sum() > 0, lambda: jax.debug.print("positive {}", x), lambda: jax.debug.print("negative")
+  )
   return jax.lax.cond(x.sum() > 9, lambda x: x, _first, x).sum()
 
 
@@ -75,11 +77,18 @@ def _rule(x):
   return jnp.sin(x).sum()
 
 
-_rule.defjvp(lambda x, t: (jax.debug.print("rule {}", x[0]), (jnp.sin(x[0]).sum(), (jnp.cos(x[0]) * t[0]).sum()))[1])
+_rule.defjvp(
+  lambda x, t: (
+    jax.debug.print("rule {}", x[0]),
+    (jnp.sin(x[0]).sum(), (jnp.cos(x[0]) * t[0]).sum()),
+  )[1]
+)
 
 
 def _rows(x):
-  jax.lax.scan(lambda c, row: (jax.debug.print("{}", row), (c, None))[1], None, x)  # nothing is carried, nothing results
+  jax.lax.scan(
+    lambda c, row: (jax.debug.print("{}", row), (c, None))[1], None, x
+  )  # nothing is carried, nothing results
   return (x**3).sum()
 
 
@@ -89,7 +98,11 @@ def _same(x):
 
 
 def _predicate(x):
-  return jax.vmap(lambda y: jax.lax.while_loop(lambda c: (jax.debug.print("{}", c), c < 3)[1], lambda c: c + 1.5, y))(x).sum()
+  return jax.vmap(
+    lambda y: jax.lax.while_loop(
+      lambda c: (jax.debug.print("{}", c), c < 3)[1], lambda c: c + 1.5, y
+    )
+  )(x).sum()
 
 
 FUNCTIONS = {
@@ -123,7 +136,11 @@ def test_text(name, capsys):
 
   expected = _lines(capsys, lambda: jax.jit(jax.grad(fun))(X))
   inside = tf.function(functools.partial(_gradient, converted), autograph=False)
-  for call in (functools.partial(_gradient, converted), inside, functools.partial(_gradient, function)):
+  for call in (
+    functools.partial(_gradient, converted),
+    inside,
+    functools.partial(_gradient, function),
+  ):
     assert _lines(capsys, lambda call=call: call(tf.constant(X))) == expected
 
 
@@ -165,10 +182,15 @@ def test_graphs_of_tensorflow_1(fun, capsys):
 def test_derivatives_print_as_often_as_those_of_jax(fun, capsys):
   """What is computed once more is silent; derivative rules print what they do."""
   converted = jax2tf.convert(fun)
-  first, second = functools.partial(_gradient, converted), functools.partial(_gradient, functools.partial(_gradient, converted))
+  first, second = (
+    functools.partial(_gradient, converted),
+    functools.partial(_gradient, functools.partial(_gradient, converted)),
+  )
   pairs = [(jax.grad(fun), first), (jax.grad(lambda x: jax.grad(fun)(x).sum()), second)]
   if fun not in (_own, _same):  # the one has no tangents in JAX, those of the other are refused
-    pairs.append((lambda x: jax.jvp(fun, (x,), (jnp.ones_like(x),)), functools.partial(_tangents, converted)))
+    pairs.append(
+      (lambda x: jax.jvp(fun, (x,), (jnp.ones_like(x),)), functools.partial(_tangents, converted))
+    )
   for of_jax, ours in pairs:
     expected = _lines(capsys, lambda of_jax=of_jax: jax.jit(of_jax)(X))
     assert expected
@@ -181,27 +203,41 @@ def test_what_the_derivative_prints_alone_wants_its_tape_inside(fun, capsys):
   """The graph of the function prints one thing or the other; which, only a tape inside of it can say."""
   function = tf.function(jax2tf.convert(fun), autograph=False)
   assert _text(capsys, lambda: function(X)) == _text(capsys, lambda: jax.jit(fun)(X))
-  with pytest.raises(jax2tf.LoweringError, match=r"(?s)other effects than the function.*test_debug\.py:.*the tape inside"):
+  with pytest.raises(
+    jax2tf.LoweringError,
+    match=r"(?s)other effects than the function.*test_debug\.py:.*the tape inside",
+  ):
     _gradient(function, tf.constant(X))
 
 
 def test_tangents_of_other_effects_than_the_results(capsys):
   """JAX's gradients print once here, its tangents in each turn; a tape may ask for the one and an accumulator for the other."""
-  with pytest.raises(jax2tf.LoweringError, match=r"(?s)other effects than the results.*test_debug\.py:.*jax.jvp before convert"):
+  with pytest.raises(
+    jax2tf.LoweringError,
+    match=r"(?s)other effects than the results.*test_debug\.py:.*jax.jvp before convert",
+  ):
     _tangents(jax2tf.convert(_same), tf.constant(X))
 
 
-@pytest.mark.xfail(strict=True, reason="TensorFlow runs the backward pass once more, with cotangents of zeros")
+@pytest.mark.xfail(
+  strict=True, reason="TensorFlow runs the backward pass once more, with cotangents of zeros"
+)
 def test_tapes_of_tapes_outside_of_a_function_whose_backward_pass_prints(capsys):
   expected = _lines(capsys, lambda: jax.jit(jax.grad(lambda x: jax.grad(_remat)(x).sum()))(X))
   function = tf.function(jax2tf.convert(_remat), autograph=False)
-  assert _lines(capsys, lambda: _gradient(functools.partial(_gradient, function), tf.constant(X))) == expected
+  assert (
+    _lines(capsys, lambda: _gradient(functools.partial(_gradient, function), tf.constant(X)))
+    == expected
+  )
 
 
 @pytest.mark.parametrize("with_gradient", [True, False])
 def test_vectorized_map_is_refused(with_gradient):
   converted = jax2tf.convert(_prints, with_gradient=with_gradient)
-  with pytest.raises(ValueError, match=r"tf\.vectorized_map.*once, for one of the rows\. Use jax\.vmap before convert"):
+  with pytest.raises(
+    ValueError,
+    match=r"tf\.vectorized_map.*once, for one of the rows\. Use jax\.vmap before convert",
+  ):
     tf.vectorized_map(converted, tf.constant([X, X]))
 
 
@@ -241,4 +277,6 @@ def test_breakpoints(capsys):
     assert _text(capsys, lambda run=run: run(X)) == ""
     said.append(_text(capsys, lambda run=run: run(X * np.inf)))
   assert said[0] == said[1]
-  assert said[0].startswith("Entering jdb:\n(jdb) Array([ inf, -inf,  inf], dtype=float32)\n(jdb) Traceback:")
+  assert said[0].startswith(
+    "Entering jdb:\n(jdb) Array([ inf, -inf,  inf], dtype=float32)\n(jdb) Traceback:"
+  )

@@ -131,7 +131,9 @@ def _greets(x):
 def _bessel(v, z):
   of_scipy = lambda v, z: scipy.special.jv(v, z).astype(z.dtype)  # noqa: E731
   shape = jnp.broadcast_shapes(jnp.shape(v), z.shape)
-  return jax.pure_callback(of_scipy, jax.ShapeDtypeStruct(shape, z.dtype), v, z, vmap_method="broadcast_all")
+  return jax.pure_callback(
+    of_scipy, jax.ShapeDtypeStruct(shape, z.dtype), v, z, vmap_method="broadcast_all"
+  )
 
 
 @_bessel.defjvp
@@ -159,7 +161,11 @@ ROWS = [
   Row("debugging: breakpoint", _stops, (np.float32(2),)),
   Row("debugging: breakpoint never reached", _stops_if_nonfinite, (np.float32(2), ONE)),
   Row("debugging: breakpoint reached", _stops_if_nonfinite, (np.float32(2), np.float32(0))),
-  Row("callbacks: print", lambda x: (jax.debug.print("between: {}", x + 1), (x + 1) * 2)[1], (np.int32(2),)),
+  Row(
+    "callbacks: print",
+    lambda x: (jax.debug.print("between: {}", x + 1), (x + 1) * 2)[1],
+    (np.int32(2),),
+  ),
   Row("callbacks: pure", _sine, (X,)),
   Row("callbacks: pure in scan", _rows(_sine), (X,)),
   Row("callbacks: pure under vmap", jax.vmap(_sine), (X,)),
@@ -168,11 +174,16 @@ ROWS = [
   Row("callbacks: not used", _says_for_nothing, ()),
   Row("callbacks: does not raise", _not_negative, (ONE,)),
   Row("callbacks: raises", _not_negative, (-ONE,), error="this is -1.0"),
-  Row("callbacks: raises under vmap", jax.vmap(_not_negative), (X,), error="this is "),  # any of them
+  Row(
+    "callbacks: raises under vmap", jax.vmap(_not_negative), (X,), error="this is "
+  ),  # any of them
   Row("callbacks: io", _draws, (X,)),
   Row("callbacks: io under vmap", jax.vmap(_draws), (X,)),
   Row(
-    "callbacks: ordered io under vmap", jax.vmap(functools.partial(_draws, ordered=True)), (X,), error="Cannot `vmap` ordered IO callback"
+    "callbacks: ordered io under vmap",
+    jax.vmap(functools.partial(_draws, ordered=True)),
+    (X,),
+    error="Cannot `vmap` ordered IO callback",
   ),
   Row("callbacks: ordered io in scan", _rows(functools.partial(_draws, ordered=True)), (X,)),
   Row("callbacks: io under grad", lambda x: _draws(x).sum(), (X,), order=1, error=NO_IO_JVP),
@@ -226,7 +237,9 @@ def test_program(row, capsys):
     rng.bit_generator.state = np.random.default_rng(0).bit_generator.state
     result, error = None, ""
     try:
-      result = jax.tree.map(np.asarray, call(*row.args) if way == "JAX" else call(*map(tf.constant, row.args)))
+      result = jax.tree.map(
+        np.asarray, call(*row.args) if way == "JAX" else call(*map(tf.constant, row.args))
+      )
     except Exception as raised:
       error = f"{type(raised).__name__}: {raised}"
     jax.effects_barrier()

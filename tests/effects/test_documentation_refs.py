@@ -67,7 +67,12 @@ def _of_sine(x):
 
 
 def _indexing(ref):
-  row, value, column, values = ref[0], ref[1, 2], ref[:, 1], ref[jnp.array([0, 0, 1]), jnp.array([1, 2, 3])]
+  row, value, column, values = (
+    ref[0],
+    ref[1, 2],
+    ref[:, 1],
+    ref[jnp.array([0, 0, 1]), jnp.array([1, 2, 3])],
+  )
   ref[1] = row + 1
   ref[2, 3] = value
   ref[0, :3] = column
@@ -200,7 +205,9 @@ ROWS = [
   Row("refs: impure, arguments", _pure(_copies), (_Ref(X), _Ref(X + 1))),
   Row("refs: impure, closed over", _is_set, (ONE,)),
   Row("refs: pure", _pure(jax.jit(_doubles)), (X,)),
-  Row("refs: gradient of pure", _pure(jax.grad(lambda x: _doubles(x).sum())), (X,), differentiable=NEW),
+  Row(
+    "refs: gradient of pure", _pure(jax.grad(lambda x: _doubles(x).sum())), (X,), differentiable=NEW
+  ),
   Row("refs: returned", _pure(jax.jit(_returns_it)), (_Ref(ZERO),), raises=True),
   Row("refs: frozen elsewhere", _pure(_freezes), (_Ref(ZERO),), raises=True),
   Row("refs: passed and closed over", _closes_over_its_argument, raises=True),
@@ -208,13 +215,23 @@ ROWS = [
   Row("refs: vmap of what is closed over", _mapped_over_what_it_closes_over, (X,), raises=True),
   Row("autodiff: plumbing", _pure(_plumbing), (ONE, _Ref(ONE))),
   Row("autodiff: stashed gradient", _pure(_stashed), (ONE, _Ref(ZERO))),
-  Row("autodiff: by a ref", _pure(_by_a_ref), (np.float32(2), _Ref(np.float32(100))), raises=not NEW),
-  Row("autodiff: one gradient of several calls", _pure(_one_gradient_of_several), (X, _Ref(np.zeros(3, np.float32)))),
+  Row(
+    "autodiff: by a ref", _pure(_by_a_ref), (np.float32(2), _Ref(np.float32(100))), raises=not NEW
+  ),
+  Row(
+    "autodiff: one gradient of several calls",
+    _pure(_one_gradient_of_several),
+    (X, _Ref(np.zeros(3, np.float32))),
+  ),
   Row("autodiff: scan in any order", _pure(_rows_in_any_order), (X, ORDER)),
   Row("state: threaded", _pure(_threaded), ((ONE, ZERO), X)),
   Row("state: refs", _pure(_counted), (_Ref(ZERO), _Ref(ONE), X), times=3),
-  Row("state: steps of SGD", _pure(_sgd), ({"w": _Ref(ZERO), "b": _Ref(ZERO)}, X, 2 * X + 1), times=3),
-  Row("keys: a stateful key", _pure(_draws), (_Ref(jax.random.key_data(jax.random.key(0))),), times=2),
+  Row(
+    "state: steps of SGD", _pure(_sgd), ({"w": _Ref(ZERO), "b": _Ref(ZERO)}, X, 2 * X + 1), times=3
+  ),
+  Row(
+    "keys: a stateful key", _pure(_draws), (_Ref(jax.random.key_data(jax.random.key(0))),), times=2
+  ),
 ]
 
 
@@ -241,17 +258,29 @@ def _run(row: Row, way: str) -> Any:
   """(the results of each call, what the refs hold then)."""
   fun, closed_over = row.make()
   fun = _of_words(fun) if row.name.startswith("keys") else fun
-  args = _given(row.args, jax.new_ref if way == "JAX" else lambda value: jax2tf.Ref(tf.Variable(value)))
+  args = _given(
+    row.args, jax.new_ref if way == "JAX" else lambda value: jax2tf.Ref(tf.Variable(value))
+  )
   if way == "a tape outside":  # which asks about what is a variable
-    args = jax.tree.map(lambda x: tf.Variable(x) if isinstance(x, np.ndarray) else x, args, is_leaf=lambda x: isinstance(x, jax2tf.Ref))
+    args = jax.tree.map(
+      lambda x: tf.Variable(x) if isinstance(x, np.ndarray) else x,
+      args,
+      is_leaf=lambda x: isinstance(x, jax2tf.Ref),
+    )
   run = jax.jit(fun) if way == "JAX" else jax2tf.convert(fun)
   if way in ("graph", "a tape outside"):
     run = tf.function(run, autograph=False)
   with tf.GradientTape() if way == "a tape outside" else contextlib.nullcontext():
     found = [jax.tree.map(np.asarray, run(*args)) for _ in range(row.times)]
   leaves = jax.tree.leaves(args, is_leaf=lambda x: isinstance(x, jax2tf.Ref))
-  refs = [x.variable if isinstance(x, jax2tf.Ref) else x[...] for x in leaves if isinstance(x, jax2tf.Ref | jax.Ref)]
-  return found, [np.asarray(x) for x in refs] + [np.asarray(r[...] if way == "JAX" else jax2tf.variable_of(r)) for r in closed_over]
+  refs = [
+    x.variable if isinstance(x, jax2tf.Ref) else x[...]
+    for x in leaves
+    if isinstance(x, jax2tf.Ref | jax.Ref)
+  ]
+  return found, [np.asarray(x) for x in refs] + [
+    np.asarray(r[...] if way == "JAX" else jax2tf.variable_of(r)) for r in closed_over
+  ]
 
 
 def _in_a_graph_of_tensorflow_1(row: Row) -> Any:
@@ -262,8 +291,14 @@ def _in_a_graph_of_tensorflow_1(row: Row) -> Any:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_program(row: Row) -> None:
-  ways: dict[str, Callable[[], Any]] = {way: functools.partial(_run, row, way) for way in WAYS if row.differentiable or "tape" not in way}
-  if not (row.make()[1] or any(isinstance(x, _Ref) for x in jax.tree.leaves(row.args))):  # there TensorFlow keeps no order of writes
+  ways: dict[str, Callable[[], Any]] = {
+    way: functools.partial(_run, row, way)
+    for way in WAYS
+    if row.differentiable or "tape" not in way
+  }
+  if not (
+    row.make()[1] or any(isinstance(x, _Ref) for x in jax.tree.leaves(row.args))
+  ):  # there TensorFlow keeps no order of writes
     ways["TensorFlow 1"] = functools.partial(_in_a_graph_of_tensorflow_1, row)
   if row.raises:
     said = {}

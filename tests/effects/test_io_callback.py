@@ -26,7 +26,9 @@ def _count(x):
 
 def _draws(x):
   """Two calls of the same operands give two numbers; a third has no results."""
-  first, second = (io_callback(_count, NUMBER, jax.lax.stop_gradient(x), ordered=True) for _ in range(2))
+  first, second = (
+    io_callback(_count, NUMBER, jax.lax.stop_gradient(x), ordered=True) for _ in range(2)
+  )
   io_callback(lambda x: counted.append(float(x)), None, jax.lax.stop_gradient(x[0]), ordered=True)
   return first * jnp.sin(x) - second
 
@@ -44,7 +46,9 @@ FUNCTIONS = {
   "loop": _loop,
   "branch": _branch,
   "vmap": jax.vmap(lambda x: io_callback(lambda x: (counted.append(float(x)), x)[1], NUMBER, x)),
-  "same": lambda x: jax.lax.fori_loop(0, 3, lambda i, c: c * 2 + io_callback(_count, NUMBER, jax.lax.stop_gradient(x)), x),
+  "same": lambda x: jax.lax.fori_loop(
+    0, 3, lambda i, c: c * 2 + io_callback(_count, NUMBER, jax.lax.stop_gradient(x)), x
+  ),
   "unused": lambda x: (io_callback(_count, NUMBER, x), x)[1],
 }
 
@@ -60,7 +64,10 @@ def test_values_and_calls(name):
   expected, calls = _run(lambda: jax.jit(fun)(X))
   assert calls
   converted = jax2tf.convert(fun)
-  function, native = (tf.function(f, autograph=False) for f in (converted, jax2tf.convert(fun, native_serialization=True)))
+  function, native = (
+    tf.function(f, autograph=False)
+    for f in (converted, jax2tf.convert(fun, native_serialization=True))
+  )
   wrapped = tf.compat.v1.wrap_function(converted, [tf.TensorSpec([3])])
   for call in (converted, function, function, native, wrapped):
     found, made = _run(lambda call=call: call(tf.constant(X)))
@@ -79,7 +86,11 @@ def test_gradients_call_once():
   expected, calls = _run(lambda: jax.grad(lambda x: _draws(x).sum())(X))
   converted = jax2tf.convert(_draws)
   outside = functools.partial(_gradient, tf.function(converted, autograph=False))
-  for call in (functools.partial(_gradient, converted), tf.function(functools.partial(_gradient, converted), autograph=False), outside):
+  for call in (
+    functools.partial(_gradient, converted),
+    tf.function(functools.partial(_gradient, converted), autograph=False),
+    outside,
+  ):
     found, made = _run(lambda call=call: call(tf.constant(X)))
     close(found, expected)
     assert made == calls
@@ -93,7 +104,9 @@ def test_what_would_call_again_is_refused():
     _gradient(functools.partial(_gradient, converted), x)
   with pytest.raises(jax2tf.LoweringError, match=words), tf.autodiff.ForwardAccumulator(x, x):
     converted(x)
-  with pytest.raises(jax2tf.LoweringError, match=r"(?s)'io_callback'.*XLA cannot compile.*test_io_callback\.py:\d+"):
+  with pytest.raises(
+    jax2tf.LoweringError, match=r"(?s)'io_callback'.*XLA cannot compile.*test_io_callback\.py:\d+"
+  ):
     tf.function(jax2tf.convert(_draws, with_gradient=False), autograph=False, jit_compile=True)(X)
 
 

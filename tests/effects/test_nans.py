@@ -26,7 +26,15 @@ def _hidden(x):
   return jnp.where(x < 0, 0, jnp.log(x))  # what is no result, JAX's jit does not see
 
 
-@pytest.mark.parametrize("fun", [_log, _loop, lambda x: jnp.sqrt(x).astype(jnp.bfloat16), lambda x: jnp.sqrt(x).astype(jnp.float8_e5m2)])
+@pytest.mark.parametrize(
+  "fun",
+  [
+    _log,
+    _loop,
+    lambda x: jnp.sqrt(x).astype(jnp.bfloat16),
+    lambda x: jnp.sqrt(x).astype(jnp.float8_e5m2),
+  ],
+)
 def test_nan(fun):
   converted = jax2tf.convert(fun)
   converted(X)  # a trace made without the setting serves with it
@@ -39,7 +47,10 @@ def test_nan(fun):
       assert str(raised.value) == str(expected.value)
     converted(np.array([3, 4, 5], np.float32))
     function = tf.function(converted, autograph=False)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"FloatingPointError: invalid value \(nan\) encountered in"):
+    with pytest.raises(
+      tf.errors.InvalidArgumentError,
+      match=r"FloatingPointError: invalid value \(nan\) encountered in",
+    ):
       function(X)
   converted(X)
 
@@ -59,9 +70,13 @@ def test_nan_of_a_gradient():
   with jax.debug_nans(True):
     with pytest.raises(FloatingPointError, match=r"^invalid value \(nan\) encountered in "):
       jax.grad(_root)(0.0)
-    with pytest.raises(FloatingPointError, match=r"^invalid value \(nan\) encountered in the gradient of '_root'$"):
+    with pytest.raises(
+      FloatingPointError, match=r"^invalid value \(nan\) encountered in the gradient of '_root'$"
+    ):
       gradient()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"invalid value \(nan\) encountered in the gradient of"):
+    with pytest.raises(
+      tf.errors.InvalidArgumentError, match=r"invalid value \(nan\) encountered in the gradient of"
+    ):
       tf.function(gradient, autograph=False)()
     x.assign(1.0)
     assert gradient() == 0.5
@@ -70,7 +85,10 @@ def test_nan_of_a_gradient():
 
 
 def test_inf():
-  with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"^invalid value \(inf\) encountered in log"):
+  with (
+    jax.debug_infs(True),
+    pytest.raises(FloatingPointError, match=r"^invalid value \(inf\) encountered in log"),
+  ):
     jax2tf.convert(_log)(np.float32(0))
 
 
@@ -80,6 +98,11 @@ def test_what_is_no_result_is_not_checked():
 
 
 def test_what_xla_leaves_out():
-  function = tf.function(jax2tf.convert(_log, with_gradient=False), autograph=False, jit_compile=True)
-  with jax.debug_nans(True), pytest.warns(UserWarning, match=r"omits the assertions of jax_debug_nans .* on '_log'$"):
+  function = tf.function(
+    jax2tf.convert(_log, with_gradient=False), autograph=False, jit_compile=True
+  )
+  with (
+    jax.debug_nans(True),
+    pytest.warns(UserWarning, match=r"omits the assertions of jax_debug_nans .* on '_log'$"),
+  ):
     function(X)

@@ -60,7 +60,13 @@ def _module(fun):
 def test_prints_are_saved(tmp_path, without_jax, capsys):
   module = _module(_prints)
   tf.saved_model.save(module, str(tmp_path))
-  done = subprocess.run([without_jax, "-c", RELOAD, str(tmp_path)], check=True, capture_output=True, text=True, timeout=300)
+  done = subprocess.run(
+    [without_jax, "-c", RELOAD, str(tmp_path)],
+    check=True,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   text, _, rest = done.stdout.partition("gradient\n")
   assert text == ""
   gradient = rest.removeprefix(TEXT * 2)
@@ -68,7 +74,9 @@ def test_prints_are_saved(tmp_path, without_jax, capsys):
   jax.effects_barrier()
   capsys.readouterr()
   module.f(X)
-  assert capsys.readouterr().out.startswith("x = [1.  2.5 3. ] 1.000 {} {'a': Array([1. , 2.5, 3. ]")  # here it is JAX's
+  assert capsys.readouterr().out.startswith(
+    "x = [1.  2.5 3. ] 1.000 {} {'a': Array([1. , 2.5, 3. ]"
+  )  # here it is JAX's
 
 
 def test_exporters_leave_prints_out(tmp_path, capfd):
@@ -76,12 +84,22 @@ def test_exporters_leave_prints_out(tmp_path, capfd):
     jax.debug.print("{}", x)
     return jax.lax.fori_loop(0, 2, _loop, x)
 
-  with pytest.warns(UserWarning, match=r"omits prints.*\n.*debug_print at .*\(_loop\)\n.*debug_print at .*\(.*fun\)$") as warned:
+  with pytest.warns(
+    UserWarning,
+    match=r"omits prints.*\n.*debug_print at .*\(_loop\)\n.*debug_print at .*\(.*fun\)$",
+  ) as warned:
     onnx.save(fun, {}, tmp_path / "f.onnx", inputs={"x": "f32[3]"})
   assert len(warned) == 1
   assert capfd.readouterr().out == ""  # nor does the reference, to which the file is compared
-  with pytest.raises(ValueError, match=r"(?s)cannot save.*debug_callback \(print\) at .*test_saved\.py"):
-    onnx.save(lambda _, x: (jax.debug.callback(print, x), x)[1], {}, tmp_path / "g.onnx", inputs={"x": "f32[3]"})
+  with pytest.raises(
+    ValueError, match=r"(?s)cannot save.*debug_callback \(print\) at .*test_saved\.py"
+  ):
+    onnx.save(
+      lambda _, x: (jax.debug.callback(print, x), x)[1],
+      {},
+      tmp_path / "g.onnx",
+      inputs={"x": "f32[3]"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +107,12 @@ def test_exporters_leave_prints_out(tmp_path, capfd):
   [
     (lambda x: (jax.debug.callback(print, x), x)[1], r"debug_callback \(print\)"),
     (lambda x: (jax.debug.print("{x[0]}", x=x), x)[1], "debug_print"),
-    (lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((3,), np.float32), jax.lax.stop_gradient(x)), r"pure_callback \(sin\)"),
+    (
+      lambda x: jax.pure_callback(
+        np.sin, jax.ShapeDtypeStruct((3,), np.float32), jax.lax.stop_gradient(x)
+      ),
+      r"pure_callback \(sin\)",
+    ),
   ],
 )
 def test_what_no_file_can_hold_is_refused(fun, what, tmp_path):
@@ -97,6 +120,8 @@ def test_what_no_file_can_hold_is_refused(fun, what, tmp_path):
     lambda path: tf.saved_model.save(_module(fun), path),
     lambda path: saved_model.save(lambda _, x: fun(x), {}, path, inputs={"x": "f32[3]"}),
   ):
-    with pytest.raises(ValueError, match=rf"(?s)cannot save.*{what} at .*test_saved\.py:\d+:\d+ \("):
+    with pytest.raises(
+      ValueError, match=rf"(?s)cannot save.*{what} at .*test_saved\.py:\d+:\d+ \("
+    ):
       save(str(tmp_path / "model"))
     assert not (tmp_path / "model").exists()

@@ -11,7 +11,9 @@ HERE = "JAX2TF_FOUR_DEVICES" in os.environ
 if HERE:
   import tensorflow as tf
 
-  tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4)
+  tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+  )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

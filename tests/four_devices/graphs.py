@@ -21,4 +21,8 @@ def graph_of(fun: Callable[..., Any], *args: Any, gradient: bool = False, **opti
     return y, tape.gradient(y, args)
 
   specs = [tf.TensorSpec.from_tensor(tf.constant(a)) for a in args]
-  return tf.function(value_and_gradient if gradient else converted, autograph=False).get_concrete_function(*specs).graph
+  return (
+    tf.function(value_and_gradient if gradient else converted, autograph=False)
+    .get_concrete_function(*specs)
+    .graph
+  )

@@ -27,7 +27,9 @@ FUNCTIONS = {
 def spread(transform):
   return {
     "jit": jax.jit(transform, in_shardings=NamedSharding(MESH, PartitionSpec("x"))),
-    "shard_map": jax.jit(jax.shard_map(transform, mesh=MESH, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"))),
+    "shard_map": jax.jit(
+      jax.shard_map(transform, mesh=MESH, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"))
+    ),
     "pmap": lambda x: jax.pmap(transform)(x.reshape(4, 2, 2)).reshape(x.shape),
   }
 
@@ -46,7 +48,10 @@ def test_summed_over_devices():
   """By what the devices share, too."""
   f = call_tf(lambda x, w: tf.sin(x * w), under_jit="callback")
   total = jax.shard_map(
-    lambda x, w: jax.lax.psum(f(x, w).sum(), "x"), mesh=MESH, in_specs=(PartitionSpec("x"), PartitionSpec()), out_specs=PartitionSpec()
+    lambda x, w: jax.lax.psum(f(x, w).sum(), "x"),
+    mesh=MESH,
+    in_specs=(PartitionSpec("x"), PartitionSpec()),
+    out_specs=PartitionSpec(),
   )
   by_x, by_w = jax.jit(jax.grad(total, (0, 1)))(X + 0.5, 2.0)
   np.testing.assert_allclose(by_x, 2 * np.cos(2 * X + 1), rtol=1e-5)

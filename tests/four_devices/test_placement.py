@@ -37,7 +37,11 @@ def devices(graph: Any) -> dict[str, set[str]]:
 def runs_as_in_jax(fun: Callable[..., Any]) -> None:
   converted = jax2tf.convert(fun)
   expected, pull = jax.vjp(fun, X)
-  for call in (converted, tf.function(converted, autograph=False), tf.function(converted, autograph=False, jit_compile=True)):
+  for call in (
+    converted,
+    tf.function(converted, autograph=False),
+    tf.function(converted, autograph=False, jit_compile=True),
+  ):
     x = tf.constant(X)
     with tf.GradientTape() as tape:
       tape.watch(x)
@@ -52,7 +56,12 @@ def test_computation_follows_data() -> None:
     z = jnp.cos(jax.device_put(y, CPU[1])) * 2
     return jnp.tanh(jax.device_put(z, CPU[2]))
 
-  assert devices(graph_of(fun, X)) == {"Sin": {""}, "Cos": {"CPU:1"}, "Mul": {"CPU:1"}, "Tanh": {"CPU:2"}}
+  assert devices(graph_of(fun, X)) == {
+    "Sin": {""},
+    "Cos": {"CPU:1"},
+    "Mul": {"CPU:1"},
+    "Tanh": {"CPU:2"},
+  }
   assert fun(X).devices() == {CPU[2]}
   runs_as_in_jax(fun)
 
@@ -62,7 +71,9 @@ def test_callbacks_on_other_devices(capsys: Any) -> None:
     jax.debug.print("{}", x[0, 0])
     y = jax.device_put(x, CPU[1]) * 2
     jax.debug.print("{}", y[0, 0])
-    return y * jax.pure_callback(np.sign, jax.ShapeDtypeStruct((), np.float32), lax.stop_gradient(y[1, 2]))
+    return y * jax.pure_callback(
+      np.sign, jax.ShapeDtypeStruct((), np.float32), lax.stop_gradient(y[1, 2])
+    )
 
   for call in (jax2tf.convert(fun), tf.function(jax2tf.convert(fun), autograph=False)):
     np.testing.assert_allclose(call(X), fun(X), rtol=1e-6)
@@ -82,7 +93,9 @@ def test_the_backward_pass_stays_with_the_residuals() -> None:
 
 
 def test_the_ops_run_there() -> None:
-  fun = jax2tf.convert(lambda x: jnp.tanh(jax.device_put(jnp.cos(jax.device_put(x, CPU[1])), CPU[2])))
+  fun = jax2tf.convert(
+    lambda x: jnp.tanh(jax.device_put(jnp.cos(jax.device_put(x, CPU[1])), CPU[2]))
+  )
 
   @tf.function(autograph=False)
   def gradient(x: tf.Tensor) -> Any:
@@ -95,15 +108,23 @@ def test_the_ops_run_there() -> None:
   gradient(tf.constant(X))
   partitions = context.export_run_metadata().partition_graphs
   context.disable_run_metadata()
-  ran = {(node.name.split("/")[0], node.op): node.device[-5:] for graph in partitions for node in graph.node}
+  ran = {
+    (node.name.split("/")[0], node.op): node.device[-5:]
+    for graph in partitions
+    for node in graph.node
+  }
   forward, backward = "jax2tf_lambda_", "jax2tf_vjp"
-  assert ran[forward, "Sin"] == ran[backward, "Neg"] == ran[backward, "Mul"] == "CPU:1"  # all of cos
+  assert (
+    ran[forward, "Sin"] == ran[backward, "Neg"] == ran[backward, "Mul"] == "CPU:1"
+  )  # all of cos
   assert ran[forward, "Sub"] == "CPU:2"  # 1 - tanh ** 2
 
 
 def test_a_transfer_is_an_identity_on_the_device() -> None:
   graph = graph_of(lambda x: jax.device_put(x, CPU[1]), X)
-  assert [op.device for op in graph.get_operations() if op.type == "Identity" and op.device] == ["/device:CPU:1"]
+  assert [op.device for op in graph.get_operations() if op.type == "Identity" and op.device] == [
+    "/device:CPU:1"
+  ]
 
 
 def test_device_put_of_a_tree_with_a_device_for_each_leaf() -> None:
@@ -135,7 +156,12 @@ def test_default_device_does_not_move_what_was_put_elsewhere() -> None:
     with jax.default_device(CPU[2]):
       return jnp.sin(y) * jnp.cos(x).sum()
 
-  assert devices(graph_of(fun, X)) == {"Sin": {"CPU:1"}, "Mul": {"CPU:1"}, "Cos": {"CPU:2"}, "Sum": {"CPU:2"}}
+  assert devices(graph_of(fun, X)) == {
+    "Sin": {"CPU:1"},
+    "Mul": {"CPU:1"},
+    "Cos": {"CPU:2"},
+    "Sum": {"CPU:2"},
+  }
 
 
 def test_default_device_around_the_call_is_not_the_functions() -> None:
@@ -146,7 +172,9 @@ def test_default_device_around_the_call_is_not_the_functions() -> None:
 def computed_on_host(f: Callable[..., Any]) -> Callable[..., Any]:
   if hasattr(compute_on_module, "compute_on2") or jax.version.__version_info__ < (0, 12):
     return compute_on_module.compute_on("device_host")(jax.jit(f))
-  return compute_on_module.compute_on(f, compute_type="device_host", out_memory_spaces=jax.memory.Space.Device)
+  return compute_on_module.compute_on(
+    f, compute_type="device_host", out_memory_spaces=jax.memory.Space.Device
+  )
 
 
 def test_compute_on_the_host() -> None:
@@ -194,12 +222,17 @@ def test_operands_on_two_devices_are_refused_in_the_words_of_jax() -> None:
 
   with pytest.raises(ValueError, match="Received incompatible devices"):
     fun(X)
-  with pytest.raises(ValueError, match=r"Received incompatible devices for 'add': .* cpu:1 and cpu:2, at .*test_placement.py"):
+  with pytest.raises(
+    ValueError,
+    match=r"Received incompatible devices for 'add': .* cpu:1 and cpu:2, at .*test_placement.py",
+  ):
     jax2tf.convert(fun)(X)
 
 
 def test_tf_device_around_the_call_holds_for_the_rest() -> None:
-  converted = jax2tf.convert(lambda x: jnp.cos(jax.device_put(jnp.sin(x), CPU[1])), with_gradient=False)
+  converted = jax2tf.convert(
+    lambda x: jnp.cos(jax.device_put(jnp.sin(x), CPU[1])), with_gradient=False
+  )
 
   @tf.function(autograph=False)
   def around(x: tf.Tensor) -> tf.Tensor:
@@ -215,17 +248,26 @@ def test_device_map() -> None:
     return jnp.cos(jax.device_put(jnp.sin(x), CPU[1]))
 
   for key in (CPU[1], "cpu:1", "cpu"):
-    assert devices(graph_of(fun, X, device_map={key: "/device:CPU:3"})) == {"Sin": {""}, "Cos": {"CPU:3"}}
+    assert devices(graph_of(fun, X, device_map={key: "/device:CPU:3"})) == {
+      "Sin": {""},
+      "Cos": {"CPU:3"},
+    }
   assert devices(graph_of(fun, X, device_map={CPU[1]: None})) == {"Sin": {""}, "Cos": {""}}
 
 
-@pytest.mark.parametrize("device_map", [{CPU[1]: "GPU:0"}, {"cpu:1": "/device:CPU:7"}, {"cpu": "/job:worker/task:3/device:CPU:0"}])
+@pytest.mark.parametrize(
+  "device_map",
+  [{CPU[1]: "GPU:0"}, {"cpu:1": "/device:CPU:7"}, {"cpu": "/job:worker/task:3/device:CPU:0"}],
+)
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: tf.function(f, autograph=False)])
 def test_a_device_that_tensorflow_does_not_have(device_map: Any, wrap: Any) -> None:
   def fun(x: jax.Array) -> jax.Array:
     return jnp.cos(jax.device_put(x, CPU[1]))
 
-  with pytest.raises(ValueError, match=r"(?s)'fun' runs on devices .* only CPU:0, .*cpu:1 \(.* at .*test_placement.py:\d+.*device_map"):
+  with pytest.raises(
+    ValueError,
+    match=r"(?s)'fun' runs on devices .* only CPU:0, .*cpu:1 \(.* at .*test_placement.py:\d+.*device_map",
+  ):
     wrap(jax2tf.convert(fun, device_map=device_map))(X)
 
 
@@ -233,7 +275,9 @@ def test_a_graph_for_another_machine_may_name_its_devices() -> None:
   def fun(x: jax.Array) -> jax.Array:
     return jnp.cos(jax.device_put(x, CPU[1]))
 
-  assert devices(graph_of(fun, X, device_map={"cpu:1": "GPU:5"}, platforms=["cuda"])) == {"Cos": {"GPU:5"}}
+  assert devices(graph_of(fun, X, device_map={"cpu:1": "GPU:5"}, platforms=["cuda"])) == {
+    "Cos": {"GPU:5"}
+  }
 
 
 def test_a_saved_model_keeps_the_devices(tmp_path: Any) -> None:
@@ -241,14 +285,18 @@ def test_a_saved_model_keeps_the_devices(tmp_path: Any) -> None:
     return jnp.cos(jax.device_put(jnp.sin(x), CPU[1])) * 3
 
   module = tf.Module()
-  module.f = tf.function(jax2tf.convert(fun), autograph=False, input_signature=[tf.TensorSpec([2, 3])])
+  module.f = tf.function(
+    jax2tf.convert(fun), autograph=False, input_signature=[tf.TensorSpec([2, 3])]
+  )
   tf.saved_model.save(module, str(tmp_path))
   loaded = tf.saved_model.load(str(tmp_path))
   [concrete] = loaded.f.concrete_functions
   found = devices(concrete.graph)
   # The derivatives of sin (unplaced) and of cos (placed) are there as well, cut off from TensorFlow's own gradients where they are.
   both = {"", "CPU:1"}
-  assert found == {"Sin": both, "Cos": both, "StopGradient": both, "Mul": {"CPU:1"}} | {k: found[k] for k in ("Neg",) if k in found}
+  assert found == {"Sin": both, "Cos": both, "StopGradient": both, "Mul": {"CPU:1"}} | {
+    k: found[k] for k in ("Neg",) if k in found
+  }
   x = tf.constant(X)
   with tf.GradientTape() as tape:
     tape.watch(x)

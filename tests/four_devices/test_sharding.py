@@ -40,8 +40,15 @@ def modules(graph: Any) -> list[str]:
 
 def shardings(graph: Any) -> list[Any]:
   """The dimensions of the tiles of each XlaSharding op; None for a replicated value."""
-  protos = [xla_data_pb2.OpSharding.FromString(op.get_attr("sharding")) for op in graph.get_operations() if op.type == "XlaSharding"]
-  return [None if p.type == xla_data_pb2.OpSharding.REPLICATED else list(p.tile_assignment_dimensions) for p in protos]
+  protos = [
+    xla_data_pb2.OpSharding.FromString(op.get_attr("sharding"))
+    for op in graph.get_operations()
+    if op.type == "XlaSharding"
+  ]
+  return [
+    None if p.type == xla_data_pb2.OpSharding.REPLICATED else list(p.tile_assignment_dimensions)
+    for p in protos
+  ]
 
 
 @functools.partial(jax.jit, in_shardings=(ROWS, None), out_shardings=EVERYWHERE)
@@ -50,7 +57,9 @@ def sharded(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 @jax.jit
-@functools.partial(jax.shard_map, mesh=MESH, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"))
+@functools.partial(
+  jax.shard_map, mesh=MESH, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x")
+)
 def across(x: jax.Array) -> jax.Array:
   total = lax.psum(x, "x")
   neighbour = lax.ppermute(x, "x", [(i, (i + 1) % 4) for i in range(4)])
@@ -77,7 +86,13 @@ def test_native_lowering_keeps_the_shardings_of_gradients() -> None:
 
 def test_collectives_are_lowered_natively() -> None:
   [module] = modules(graph_of(across, X, native_serialization=True))
-  for op in ("all_reduce", "collective_permute", "all_gather", "SPMDFullToShardShape", "SPMDShardToFullShape"):
+  for op in (
+    "all_reduce",
+    "collective_permute",
+    "all_gather",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+  ):
     assert op in module
   assert "source_target_pairs = dense<[[0, 1], [1, 2], [2, 3], [3, 0]]>" in module
   assert "replica_groups = dense<[[0, 1, 2, 3]]>" in module
@@ -86,7 +101,9 @@ def test_collectives_are_lowered_natively() -> None:
 
 def test_gradients_of_collectives_are_lowered_natively() -> None:
   _, backward = modules(graph_of(across, X, gradient=True, native_serialization=True))
-  assert "source_target_pairs = dense<[[1, 0], [2, 1], [3, 2], [0, 3]]>" in backward  # the other way round
+  assert (
+    "source_target_pairs = dense<[[1, 0], [2, 1], [3, 2], [0, 3]]>" in backward
+  )  # the other way round
   assert "reduce_scatter" in backward or "all_reduce" in backward
 
 
@@ -99,14 +116,20 @@ def test_older_readers_are_served(version: str) -> None:
 
 def test_annotations_alone_run_on_one_device() -> None:
   converted = jax2tf.convert(sharded, native_serialization=True)
-  np.testing.assert_allclose(tf.function(converted, autograph=False, jit_compile=True)(X, W), sharded(X, W), rtol=1e-6, atol=1e-6)
+  np.testing.assert_allclose(
+    tf.function(converted, autograph=False, jit_compile=True)(X, W),
+    sharded(X, W),
+    rtol=1e-6,
+    atol=1e-6,
+  )
 
 
 @pytest.mark.parametrize("fun", [sharded, across])
 def test_eagerly_refused_in_the_words_of_jax2tf(fun: Any) -> None:
   args = (X, W) if fun is sharded else (X,)
   with pytest.raises(
-    ValueError, match=r"function with sharded arguments or results must be used under a `tf.function` context: '\w+' runs"
+    ValueError,
+    match=r"function with sharded arguments or results must be used under a `tf.function` context: '\w+' runs",
   ):
     jax2tf.convert(fun, native_serialization=True)(*args)
 
@@ -115,9 +138,14 @@ def test_lapack_on_several_cpus_is_refused_by_name_and_line() -> None:
   def fun(x: jax.Array) -> jax.Array:
     return jnp.linalg.cholesky(lax.with_sharding_constraint(x @ x.T, ROWS) + 9 * jnp.eye(8))
 
-  with pytest.raises(NotImplementedError, match=r"(?s)'cholesky'.* several devices.*test_sharding.py:\d+.*native_serialization_platforms"):
+  with pytest.raises(
+    NotImplementedError,
+    match=r"(?s)'cholesky'.* several devices.*test_sharding.py:\d+.*native_serialization_platforms",
+  ):
     graph_of(fun, X, native_serialization=True)
-  [module] = modules(graph_of(fun, X, native_serialization=True, native_serialization_platforms=["tpu"]))
+  [module] = modules(
+    graph_of(fun, X, native_serialization=True, native_serialization_platforms=["tpu"])
+  )
   assert "cholesky" in module
 
 
@@ -126,18 +154,27 @@ def test_callbacks_on_several_devices_are_refused_by_name_and_line() -> None:
     jax.debug.print("{}", x)
     return lax.with_sharding_constraint(x, ROWS)
 
-  with pytest.raises(NotImplementedError, match=r"(?s)'debug_print'.*calls back into Python.* several devices.*test_sharding.py:\d+"):
+  with pytest.raises(
+    NotImplementedError,
+    match=r"(?s)'debug_print'.*calls back into Python.* several devices.*test_sharding.py:\d+",
+  ):
     graph_of(fun, X, native_serialization=True, native_serialization_platforms=["tpu"])
 
 
 def test_the_graph_lowering_refuses_collectives_with_the_line() -> None:
-  with pytest.raises(NotImplementedError, match=r"(?s)'shard_map' not implemented.*test_sharding.py:\d+.*lower natively"):
+  with pytest.raises(
+    NotImplementedError,
+    match=r"(?s)'shard_map' not implemented.*test_sharding.py:\d+.*lower natively",
+  ):
     graph_of(across, X)
 
 
 def test_the_graph_lowering_warns_once_of_what_it_leaves_out() -> None:
   converted = jax2tf.convert(sharded)
-  with pytest.warns(UserWarning, match=r"sharding annotations of 'sharded' \(at .*test_sharding.py.*keep_shardings=True") as caught:
+  with pytest.warns(
+    UserWarning,
+    match=r"sharding annotations of 'sharded' \(at .*test_sharding.py.*keep_shardings=True",
+  ) as caught:
     for _ in range(3):
       y = converted(X, W)
   assert len(caught) == 1

@@ -42,7 +42,11 @@ def turned(x: jax.Array) -> jax.Array:
 def constrained(spec: Any, nested: bool, jit: Any = jax.jit) -> Callable[..., Any]:
   def fun(x: jax.Array) -> jax.Array:
     y = jnp.concatenate([x, x], axis=1)
-    y = jit(lambda y: y, in_shardings=spec, out_shardings=spec)(y) if nested else lax.with_sharding_constraint(y, spec)
+    y = (
+      jit(lambda y: y, in_shardings=spec, out_shardings=spec)(y)
+      if nested
+      else lax.with_sharding_constraint(y, spec)
+    )
     return jnp.concatenate([y, y], axis=1)
 
   return fun
@@ -74,19 +78,41 @@ FORMS = {
   "argument None, result": Form(lambda: jax.jit(turned, in_shardings=None, out_shardings=ROWS)),
   "both None": Form(lambda: jax.jit(turned, in_shardings=None, out_shardings=None)),
   "replicated": Form(lambda: jax.jit(turned, in_shardings=P(), out_shardings=P())),
-  "NamedSharding": Form(lambda: jax.jit(turned, in_shardings=named(COLUMNS), out_shardings=named(ROWS)), None),
-  "constant": Form(lambda: jax.jit(lambda x: (x * CONST).T, in_shardings=(P("x"),), out_shardings=None)),
-  "polymorphic": Form(lambda: jax.jit(turned, in_shardings=COLUMNS, out_shardings=ROWS), MESH, "b, 2*c"),
+  "NamedSharding": Form(
+    lambda: jax.jit(turned, in_shardings=named(COLUMNS), out_shardings=named(ROWS)), None
+  ),
+  "constant": Form(
+    lambda: jax.jit(lambda x: (x * CONST).T, in_shardings=(P("x"),), out_shardings=None)
+  ),
+  "polymorphic": Form(
+    lambda: jax.jit(turned, in_shardings=COLUMNS, out_shardings=ROWS), MESH, "b, 2*c"
+  ),
   "constraint": Form(lambda: constrained(ROWS, nested=False)),
   "constraint in a jit": Form(lambda: jax.jit(constrained(ROWS, nested=False))),
   "constraint, NamedSharding": Form(lambda: constrained(named(ROWS), nested=False), None),
   "constraint, unconstrained": Form(lambda: constrained(P(P.UNCONSTRAINED, "x"), nested=False)),
-  "nested jit": Form(lambda: jax.jit(constrained(ROWS, nested=True), in_shardings=COLUMNS, out_shardings=P())),
-  "pjit": Form(lambda: pjit(constrained(ROWS, nested=True, jit=pjit), in_shardings=None, out_shardings=None), OLD),
-  "pjit, None": Form(lambda: pjit(constrained(None, nested=True, jit=pjit), in_shardings=None, out_shardings=None), OLD),
-  "pjit, constraint": Form(lambda: pjit(constrained(ROWS, nested=False), in_shardings=None, out_shardings=None), OLD),
-  "pjit, constraint None": Form(lambda: pjit(constrained(None, nested=False), in_shardings=None, out_shardings=None), OLD, "2*b, c"),
-  "explicit, argument": Form(lambda: jax.jit(turned, in_shardings=COLUMNS, out_shardings=ROWS), EXPLICIT),
+  "nested jit": Form(
+    lambda: jax.jit(constrained(ROWS, nested=True), in_shardings=COLUMNS, out_shardings=P())
+  ),
+  "pjit": Form(
+    lambda: pjit(constrained(ROWS, nested=True, jit=pjit), in_shardings=None, out_shardings=None),
+    OLD,
+  ),
+  "pjit, None": Form(
+    lambda: pjit(constrained(None, nested=True, jit=pjit), in_shardings=None, out_shardings=None),
+    OLD,
+  ),
+  "pjit, constraint": Form(
+    lambda: pjit(constrained(ROWS, nested=False), in_shardings=None, out_shardings=None), OLD
+  ),
+  "pjit, constraint None": Form(
+    lambda: pjit(constrained(None, nested=False), in_shardings=None, out_shardings=None),
+    OLD,
+    "2*b, c",
+  ),
+  "explicit, argument": Form(
+    lambda: jax.jit(turned, in_shardings=COLUMNS, out_shardings=ROWS), EXPLICIT
+  ),
   "explicit, reshard": Form(lambda: lambda x: turned(jax.sharding.reshard(x, COLUMNS)), EXPLICIT),
 }
 
@@ -117,13 +143,20 @@ def said_by_jax(fun: Any, *args: Any) -> Counter[tuple[str, str]]:
     jax.config.update("jax_use_shardy_partitioner", True)
   attributes = re.findall(r'tensor<([\dx]*)f32> \{[^{}]*mhlo.sharding = "(\{.*?\})"', text)
   calls = re.findall(r'@Sharding\(.*?mhlo.sharding = "(\{.*?\})".*-> tensor<([\dx]*)f32>', text)
-  return Counter((shape.rstrip("x").replace("x", ","), _tiling(t)) for shape, t in (*attributes, *((s, t) for t, s in calls)))
+  return Counter(
+    (shape.rstrip("x").replace("x", ","), _tiling(t))
+    for shape, t in (*attributes, *((s, t) for t, s in calls))
+  )
 
 
 def compiled(function: Any, *args: Any) -> Counter[tuple[str, str]]:
   """The same of the HLO that TensorFlow gives to XLA."""
-  hlo = tf.function(function, autograph=False, jit_compile=True).experimental_get_compiler_ir(*args)(stage="hlo")
-  found = re.findall(r'f32\[([\d,]*)\]\S* custom-call\(.*custom_call_target="Sharding".*sharding=(\{.*?\})', hlo)
+  hlo = tf.function(function, autograph=False, jit_compile=True).experimental_get_compiler_ir(
+    *args
+  )(stage="hlo")
+  found = re.findall(
+    r'f32\[([\d,]*)\]\S* custom-call\(.*custom_call_target="Sharding".*sharding=(\{.*?\})', hlo
+  )
   return Counter((shape, _tiling(t)) for shape, t in found)
 
 
@@ -139,14 +172,26 @@ def test_shardings_are_those_of_jax(name: str, lowering: str) -> None:
     fun = form.make()
     expected = said_by_jax(fun, X)
     assert expected or name == "both None"
-    found = compiled(jax2tf.convert(fun, with_gradient=False, polymorphic_shapes=form.poly, **options(lowering)), tf.constant(X))
+    found = compiled(
+      jax2tf.convert(fun, with_gradient=False, polymorphic_shapes=form.poly, **options(lowering)),
+      tf.constant(X),
+    )
   if form.mesh is EXPLICIT:  # JAX repeats them at each call, and the result's at its last equation
     assert found.keys() == expected.keys()
   else:
     assert found == expected
 
 
-GRADIENTS = ["argument", "result", "argument and result", "polymorphic", "nested jit", "pjit", "explicit, argument", "explicit, reshard"]
+GRADIENTS = [
+  "argument",
+  "result",
+  "argument and result",
+  "polymorphic",
+  "nested jit",
+  "pjit",
+  "explicit, argument",
+  "explicit, reshard",
+]
 
 
 @pytest.mark.parametrize("lowering", ["graph", "native"])
@@ -170,8 +215,15 @@ def test_shardings_of_gradients_are_those_of_jax(name: str, lowering: str) -> No
 
 def test_unconstrained_dimensions_are_left_to_the_partitioner() -> None:
   with jax.set_mesh(MESH):
-    fun = tf.function(jax2tf.convert(FORMS["constraint, unconstrained"].make(), keep_shardings=True), autograph=False)
-    [op] = [op for op in fun.get_concrete_function(tf.TensorSpec([10, 20])).graph.get_operations() if op.type == "XlaSharding"]
+    fun = tf.function(
+      jax2tf.convert(FORMS["constraint, unconstrained"].make(), keep_shardings=True),
+      autograph=False,
+    )
+    [op] = [
+      op
+      for op in fun.get_concrete_function(tf.TensorSpec([10, 20])).graph.get_operations()
+      if op.type == "XlaSharding"
+    ]
   assert op.get_attr("unspecified_dims") == [0]
 
 

@@ -55,13 +55,21 @@ def checked(x):
 
 CASES = [
   Case("jit", jax.jit(lambda x: jnp.sin(x) + 1), [X], poly="b, _"),
-  Case("jit_nested_and_repeated", lambda x: jax.jit(jnp.sin)(jax.jit(lambda y: jax.jit(jnp.sin)(y))(x)), [X], poly="b, _"),
+  Case(
+    "jit_nested_and_repeated",
+    lambda x: jax.jit(jnp.sin)(jax.jit(lambda y: jax.jit(jnp.sin)(y))(x)),
+    [X],
+    poly="b, _",
+  ),
   Case("jit_donated", jax.jit(lambda x: x * 2, donate_argnums=0), [X]),
   Case("inlined", jax.jit(lambda x: x * 2, inline=True), [X]),
   Case("checkpoint", jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))), [X], poly="b, _"),
   Case(
     "checkpoint_policy",
-    jax.checkpoint(lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "keep")), policy=jax.checkpoint_policies.save_only_these_names("keep")),
+    jax.checkpoint(
+      lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "keep")),
+      policy=jax.checkpoint_policies.save_only_these_names("keep"),
+    ),
     [X],
   ),
   Case("custom_jvp", with_jvp, [X], poly="b, _"),
@@ -69,7 +77,11 @@ CASES = [
   Case("custom_vjp_optimize_remat", lambda x: jax.checkpoint(lambda x: with_vjp(3.0, x))(x), [X]),
   Case("custom_vmap", with_vmap, [X], grad=False),
   Case("custom_vmap_vmapped", jax.vmap(with_vmap), [X], grad=False),
-  Case("linear_call", lambda x: jax.custom_derivatives.linear_call(lambda r, x: x / r, lambda r, y: y / r, 2.0, x), [X]),
+  Case(
+    "linear_call",
+    lambda x: jax.custom_derivatives.linear_call(lambda r, x: x / r, lambda r, y: y / r, 2.0, x),
+    [X],
+  ),
   Case("composite", lambda x: composed(x, 2.0), [X], poly="b, _", grad=False),
   Case("composite_in_jit", jax.jit(lambda x: composed(x, x)[0] + 1), [X], grad=False),
   Case("stop_gradient", lambda x: jax.lax.stop_gradient(x) * x, [X]),
@@ -80,6 +92,8 @@ CASES = [
   Case("checkify", lambda x: checkify.checkify(checked)(x)[1], [X]),
   Case("grad_inside", jax.grad(lambda x: jnp.sum(jnp.sin(x) ** 2)), [X]),
   Case("hessian_inside", jax.hessian(lambda x: jnp.sum(jnp.sin(x) ** 3)), [X[0]]),
-  Case("jvp_inside", lambda x: jax.jvp(jnp.tanh, (x,), (x,)), [X], poly="b, _", rtol=1e-5),  # 1 - tanh(x)**2 cancels
+  Case(
+    "jvp_inside", lambda x: jax.jvp(jnp.tanh, (x,), (x,)), [X], poly="b, _", rtol=1e-5
+  ),  # 1 - tanh(x)**2 cancels
 ]
 test_case, saved = run(CASES)

@@ -54,7 +54,9 @@ BOUNDS = np.array(
     np.nan,
   ]
 )
-HALFWAY = np.concatenate([HOSTILE_F32, np.float32([65519, 65520, 6.1e-5, 6.104e-5, 1.00048828, 449, 1e5])])
+HALFWAY = np.concatenate(
+  [HOSTILE_F32, np.float32([65519, 65520, 6.1e-5, 6.104e-5, 1.00048828, 449, 1e5])]
+)
 
 
 def quantized(x):
@@ -84,13 +86,18 @@ def quantized_in_a_branch(x, here):
 def to(*dtypes):
   def fun(x):
     # The primitive itself: lax.convert_element_type warns about complex numbers.
-    return [P.convert_element_type_p.bind(x, new_dtype=jnp.dtype(dtype), weak_type=False, sharding=None) for dtype in dtypes]
+    return [
+      P.convert_element_type_p.bind(x, new_dtype=jnp.dtype(dtype), weak_type=False, sharding=None)
+      for dtype in dtypes
+    ]
 
   return fun
 
 
 def reduced(x):
-  return [lax.reduce_precision(x, e, m) for e, m in ((5, 10), (8, 7), (5, 2), (4, 3), (8, 23), (3, 0))]
+  return [
+    lax.reduce_precision(x, e, m) for e, m in ((5, 10), (8, 7), (5, 2), (4, 3), (8, 23), (3, 0))
+  ]
 
 
 def narrow_floats(x):
@@ -119,8 +126,20 @@ with np.errstate(all="ignore"):
       )
       for dtype in FLOATS
     ),
-    Case("complex to integers", to(*INTEGERS, "bool"), [BOUNDS.astype(np.complex64) + 1j], grad=False, x64=True, skip=QUICK),
-    Case("int32 wraps", to("int8", "int16", "uint8", "uint32", "bool", "float32", "bfloat16", "complex64"), [HOSTILE_I32], poly="b"),
+    Case(
+      "complex to integers",
+      to(*INTEGERS, "bool"),
+      [BOUNDS.astype(np.complex64) + 1j],
+      grad=False,
+      x64=True,
+      skip=QUICK,
+    ),
+    Case(
+      "int32 wraps",
+      to("int8", "int16", "uint8", "uint32", "bool", "float32", "bfloat16", "complex64"),
+      [HOSTILE_I32],
+      poly="b",
+    ),
     *(
       Case(
         f"{dtype} to all",
@@ -132,39 +151,101 @@ with np.errstate(all="ignore"):
       for dtype in (*INTEGERS, "bool")
     ),
     Case("float32 to floats", to(*FLOATS, "complex64"), [HOSTILE_F32], x64=True),
-    Case("float64 to floats", to(*FLOATS), [np.array([1 + 2**-8, 1 + 2**-8 + 2**-40, 1e300, -np.inf, np.nan, 65519.9, 65520.0])], x64=True),
-    Case("complex to real", to("float32", "float16"), [np.array([1 + 2j, -3j, np.inf], np.complex64)]),
+    Case(
+      "float64 to floats",
+      to(*FLOATS),
+      [np.array([1 + 2**-8, 1 + 2**-8 + 2**-40, 1e300, -np.inf, np.nan, 65519.9, 65520.0])],
+      x64=True,
+    ),
+    Case(
+      "complex to real", to("float32", "float16"), [np.array([1 + 2j, -3j, np.inf], np.complex64)]
+    ),
     Case("float32 to complex", to("complex64"), [np.arange(3.0, dtype=np.float32)]),
-    Case("float8", narrow_floats, [np.array([0, 1, -1.06, 448, 465, 480, 57344, 61440, 1e-3, np.inf, np.nan], np.float32)], grad=False),
+    Case(
+      "float8",
+      narrow_floats,
+      [np.array([0, 1, -1.06, 448, 465, 480, 57344, 61440, 1e-3, np.inf, np.nan], np.float32)],
+      grad=False,
+    ),
     Case("int4 from integers", narrow_integers, [HOSTILE_I32]),
     Case(
-      "int4 from floats", narrow_integers, [np.array([0.5, -7.9, 7.5, 8, 15.5, 16, -9, np.inf, -np.inf, np.nan], np.float32)], grad=False
+      "int4 from floats",
+      narrow_integers,
+      [np.array([0.5, -7.9, 7.5, 8, 15.5, 16, -9, np.inf, -np.inf, np.nan], np.float32)],
+      grad=False,
     ),
     Case(
       "float8 from int4",
-      lambda x: [x.astype(t).astype(u).astype(np.float32) for t in (jnp.int4, jnp.uint4) for u in (jnp.float8_e4m3fn, jnp.float8_e5m2)],
+      lambda x: [
+        x.astype(t).astype(u).astype(np.float32)
+        for t in (jnp.int4, jnp.uint4)
+        for u in (jnp.float8_e4m3fn, jnp.float8_e5m2)
+      ],
       [np.arange(-8, 16, dtype=np.int32)],
     ),
     Case("int4 from bool", narrow_integers, [np.array([True, False])]),
     Case("float8 from integers", narrow_floats, [np.arange(-4, 40, 5, dtype=np.int32)]),
-    Case("bitcast same width", lambda x: lax.bitcast_convert_type(x, jnp.uint32), [HOSTILE_F32], poly="b", grad=False),
-    Case("bitcast to narrower", lambda x: lax.bitcast_convert_type(x, jnp.uint8), [HOSTILE_F32], poly="b", grad=False),
+    Case(
+      "bitcast same width",
+      lambda x: lax.bitcast_convert_type(x, jnp.uint32),
+      [HOSTILE_F32],
+      poly="b",
+      grad=False,
+    ),
+    Case(
+      "bitcast to narrower",
+      lambda x: lax.bitcast_convert_type(x, jnp.uint8),
+      [HOSTILE_F32],
+      poly="b",
+      grad=False,
+    ),
     Case(
       "bitcast to wider",
       lambda x: lax.bitcast_convert_type(x, jnp.float32),
       [np.arange(24, dtype=np.int16).reshape(3, 4, 2)],
       poly="b, ...",
     ),
-    Case("bitcast f64", lambda x: lax.bitcast_convert_type(x, jnp.int32), [np.array([1.5, -0.0, np.pi])], grad=False, x64=True),
-    Case("bitcast bf16", lambda x: lax.bitcast_convert_type(x, jnp.int16), [HOSTILE_F32.astype(ml_dtypes.bfloat16)], grad=False),
+    Case(
+      "bitcast f64",
+      lambda x: lax.bitcast_convert_type(x, jnp.int32),
+      [np.array([1.5, -0.0, np.pi])],
+      grad=False,
+      x64=True,
+    ),
+    Case(
+      "bitcast bf16",
+      lambda x: lax.bitcast_convert_type(x, jnp.int16),
+      [HOSTILE_F32.astype(ml_dtypes.bfloat16)],
+      grad=False,
+    ),
     Case("view of bool", lambda x: x.view(jnp.uint8), [np.array([True, False])]),
     *(
-      Case(f"reduce_precision {dtype}", reduced, [HALFWAY.astype(dtype)], x64=dtype == "float64", skip={} if dtype == "float32" else QUICK)
+      Case(
+        f"reduce_precision {dtype}",
+        reduced,
+        [HALFWAY.astype(dtype)],
+        x64=dtype == "float64",
+        skip={} if dtype == "float32" else QUICK,
+      )
       for dtype in FLOATS
     ),
-    Case("weak type only", functools.partial(lax.convert_element_type, new_dtype=jnp.float32), [np.arange(3.0, dtype=np.float32)]),
-    Case("int8 with tangents of f32", quantized, [np.linspace(-3, 3, 12, dtype=np.float32)], poly="b", rtol=1e-5),
-    Case("int8 with tangents of f32, in a branch", quantized_in_a_branch, [np.linspace(-3, 3, 12, dtype=np.float32), np.array(True)]),
+    Case(
+      "weak type only",
+      functools.partial(lax.convert_element_type, new_dtype=jnp.float32),
+      [np.arange(3.0, dtype=np.float32)],
+    ),
+    Case(
+      "int8 with tangents of f32",
+      quantized,
+      [np.linspace(-3, 3, 12, dtype=np.float32)],
+      poly="b",
+      rtol=1e-5,
+    ),
+    Case(
+      "int8 with tangents of f32, in a branch",
+      quantized_in_a_branch,
+      [np.linspace(-3, 3, 12, dtype=np.float32), np.array(True)],
+    ),
     Case("keys", through_keys, [np.array([[1, 2], [3, 4]], np.uint32)]),
     Case("empty", to("int8", "float16"), [np.zeros((0, 2), np.float32)], grad=False),
   ]
@@ -179,14 +260,18 @@ class _Largest(ExtendedDType):
     physical_element_aval=lambda _: jax.core.ShapedArray((), np.dtype("float32")),
     allow_conversion=True,
     tangent_dtype=lambda dtype: dtype,
-    add=lambda dtype, x, y: lax.convert_element_type(jnp.maximum(x.astype("float32"), y.astype("float32")), dtype),
+    add=lambda dtype, x, y: lax.convert_element_type(
+      jnp.maximum(x.astype("float32"), y.astype("float32")), dtype
+    ),
   )
 
 
 def test_refuses_sums_of_extended_dtypes():
   def with_cotangents_of(dtype):
     identity = jax.custom_vjp(lambda x: x)
-    identity.defvjp(lambda x: (x, None), lambda _, cotangent: (lax.convert_element_type(cotangent, dtype),))
+    identity.defvjp(
+      lambda x: (x, None), lambda _, cotangent: (lax.convert_element_type(cotangent, dtype),)
+    )
     return identity
 
   largest, numbers = with_cotangents_of(_Largest()), with_cotangents_of(np.float32)
@@ -197,7 +282,9 @@ def test_refuses_sums_of_extended_dtypes():
 
   gradient = jax.grad(twice)
   assert jax.jit(gradient)(np.float32(3)) == 1
-  with pytest.raises(NotImplementedError, match=r"'add_any' not implemented: .* is an extended dtype"):
+  with pytest.raises(
+    NotImplementedError, match=r"'add_any' not implemented: .* is an extended dtype"
+  ):
     jax2tf.convert(gradient)(np.float32(3))
 
 
@@ -205,7 +292,10 @@ class _Pair(ExtendedDType):
   """An extended dtype whose elements are two numbers, and no key."""
 
   name, type = "pair", jax.dtypes.extended
-  _rules = types.SimpleNamespace(physical_element_aval=lambda _: jax.core.ShapedArray((2,), np.dtype("uint32")), allow_conversion=True)
+  _rules = types.SimpleNamespace(
+    physical_element_aval=lambda _: jax.core.ShapedArray((2,), np.dtype("uint32")),
+    allow_conversion=True,
+  )
 
 
 def test_refuses_extended_dtypes_of_arrays():
@@ -213,7 +303,10 @@ def test_refuses_extended_dtypes_of_arrays():
     return lax.convert_element_type(lax.convert_element_type(x, _Pair()).T, np.uint32)
 
   x = np.zeros((2, 3, 2), np.uint32)
-  with pytest.raises(NotImplementedError, match=r"'transpose' not implemented: .* is an extended dtype, whose elements are arrays"):
+  with pytest.raises(
+    NotImplementedError,
+    match=r"'transpose' not implemented: .* is an extended dtype, whose elements are arrays",
+  ):
     jax2tf.convert(fun)(x)
 
 

@@ -15,7 +15,13 @@ from tests.case import Case, run
 QUICK = {"eager": "as in a graph", "saved": "as in a graph"}
 X = np.array([[3, -7, 2, 5, 2, -8, 1], [1, 9, -9, 0, 4, 1, -3]])
 INTS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
-OPS = {"cumsum": lax.cumsum, "cumprod": lax.cumprod, "cummax": lax.cummax, "cummin": lax.cummin, "cumlogsumexp": lax.cumlogsumexp}
+OPS = {
+  "cumsum": lax.cumsum,
+  "cumprod": lax.cumprod,
+  "cummax": lax.cummax,
+  "cummin": lax.cummin,
+  "cumlogsumexp": lax.cumlogsumexp,
+}
 INFINITE = np.array([-np.inf, -np.inf, 1, np.inf, 2, -np.inf, -0.0, 0.0], np.float32)
 NAN = np.array([-np.inf, 2, np.nan, 3, np.inf], np.float32)
 
@@ -32,7 +38,13 @@ CASES = [
     for reverse in (False, True)
   ],
   *[
-    Case(f"{name}_infinite", functools.partial(op, axis=0), [INFINITE], poly="b", grad=name != "cumlogsumexp" and name != "cumprod")
+    Case(
+      f"{name}_infinite",
+      functools.partial(op, axis=0),
+      [INFINITE],
+      poly="b",
+      grad=name != "cumlogsumexp" and name != "cumprod",
+    )
     for name, op in OPS.items()
   ],
   *[
@@ -42,7 +54,9 @@ CASES = [
       [NAN],
       skip=QUICK,
       grad=False,
-      xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"} if name in ("cummax", "cummin") else {},
+      xfail={"xla": "TensorFlow's XLA compiles with fast min and max, which lose NaN"}
+      if name in ("cummax", "cummin")
+      else {},
     )
     for name, op in OPS.items()
   ],
@@ -53,13 +67,22 @@ CASES = [
     if not (name == "cumprod" and dtype == "int16")
   ],
   *[
-    Case(f"{name}_{dtype.__name__}", functools.partial(op, axis=1), [X.astype(dtype)], skip=QUICK, grad=False)
+    Case(
+      f"{name}_{dtype.__name__}",
+      functools.partial(op, axis=1),
+      [X.astype(dtype)],
+      skip=QUICK,
+      grad=False,
+    )
     for name, op in OPS.items()
     for dtype in (np.float16, ml_dtypes.bfloat16)
   ],
   *[
     Case(
-      f"{name}_c64", functools.partial(OPS[name], axis=1), [(X * (1 + 2j) / 5).astype(np.complex64)], rtol=2e-5
+      f"{name}_c64",
+      functools.partial(OPS[name], axis=1),
+      [(X * (1 + 2j) / 5).astype(np.complex64)],
+      rtol=2e-5,
     )  # one by one, not in a tree
     for name in ("cumsum", "cumprod")
   ],
@@ -71,7 +94,12 @@ CASES = [
   ),
   Case("long_half", lax.cumsum, [np.ones(3000, np.float16)], grad=False),
   Case("empty", lambda x: [op(x, axis=0) for op in OPS.values()], [np.zeros((0, 3), np.float32)]),
-  Case("one", lambda x: [op(x, axis=0) for op in OPS.values()], [np.ones((1, 3), np.float32)], poly="n, _"),
+  Case(
+    "one",
+    lambda x: [op(x, axis=0) for op in OPS.values()],
+    [np.ones((1, 3), np.float32)],
+    poly="n, _",
+  ),
 ]
 test_case, saved = run(CASES)
 

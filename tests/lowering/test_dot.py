@@ -16,7 +16,9 @@ from tests.case import Case, op_types, run
 def of(*shape, dtype=np.float32):
   rng = np.random.default_rng(len(shape))
   values = rng.standard_normal(shape) * 4
-  return (values + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else values).astype(dtype)
+  return (
+    values + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else values
+  ).astype(dtype)
 
 
 # Sums of products of both signs: relative to the largest entry.
@@ -86,7 +88,10 @@ def products(x, y):
   floats = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2]
   later = [np.int8, np.int32, np.uint16, np.bool_]
   sooner = [(np.int8, np.float16), (np.int32, np.uint32), (np.float16, ml_dtypes.bfloat16)]
-  mixed = dot(x.astype(np.int8), y, preferred_element_type=np.int32), dot(x, y.astype(np.float16), preferred_element_type=np.int32)
+  mixed = (
+    dot(x.astype(np.int8), y, preferred_element_type=np.int32),
+    dot(x, y.astype(np.float16), preferred_element_type=np.int32),
+  )
   return [
     *(dot(x.astype(t), y.astype(t), preferred_element_type=out) for t in floats for out in later),
     *(dot(x.astype(t), y.astype(t), preferred_element_type=out) for t, out in sooner),
@@ -101,7 +106,11 @@ def products(x, y):
 CASES = [
   *[
     Case(
-      name, lambda x, y, spec=spec: jnp.einsum(spec, x, y), [of(*a), of(*b)], poly=None if 0 in (*a, *b) else poly_of(spec, a, b), **CLOSE
+      name,
+      lambda x, y, spec=spec: jnp.einsum(spec, x, y),
+      [of(*a), of(*b)],
+      poly=None if 0 in (*a, *b) else poly_of(spec, a, b),
+      **CLOSE,
     )
     for name, (spec, a, b) in EINSUMS.items()
   ],
@@ -120,7 +129,9 @@ CASES = [
   Case("int_wraps", dot, [np.full((2, 3), 2**30, np.int32), np.full((3, 2), 7, np.int32)]),
   Case("uint32_wraps", dot, [np.full((2, 3), 2**31 + 1, np.uint32), np.full((3, 2), 7, np.uint32)]),
   Case(
-    "int8_to_int32", lambda x, y: dot(x, y, preferred_element_type=np.int32), [of(3, 5, dtype=np.int8) * 9, of(5, 4, dtype=np.int8) * 9]
+    "int8_to_int32",
+    lambda x, y: dot(x, y, preferred_element_type=np.int32),
+    [of(3, 5, dtype=np.int8) * 9, of(5, 4, dtype=np.int8) * 9],
   ),
   Case(
     "bf16_to_f32",
@@ -128,9 +139,24 @@ CASES = [
     [of(3, 5, dtype=ml_dtypes.bfloat16), of(5, 4, dtype=ml_dtypes.bfloat16)],
     **CLOSE,
   ),
-  Case("precision_highest", lambda x, y: dot(x, y, precision=lax.Precision.HIGHEST), [of(3, 5), of(5, 4)], **CLOSE),
-  Case("algorithm_f32", lambda x, y: dot(x, y, precision=lax.DotAlgorithmPreset.F32_F32_F32), [of(3, 5), of(5, 4)], **CLOSE),
-  Case("nothing_and_bias", lambda x, y, b: x @ y + b, [of(2, 0), of(0, 4), of(4)], skip={"eager": "as in a graph"}),
+  Case(
+    "precision_highest",
+    lambda x, y: dot(x, y, precision=lax.Precision.HIGHEST),
+    [of(3, 5), of(5, 4)],
+    **CLOSE,
+  ),
+  Case(
+    "algorithm_f32",
+    lambda x, y: dot(x, y, precision=lax.DotAlgorithmPreset.F32_F32_F32),
+    [of(3, 5), of(5, 4)],
+    **CLOSE,
+  ),
+  Case(
+    "nothing_and_bias",
+    lambda x, y, b: x @ y + b,
+    [of(2, 0), of(0, 4), of(4)],
+    skip={"eager": "as in a graph"},
+  ),
   Case(
     "nothing_and_bias_symbolic",
     lambda x, y, b: (x[:, 1:] @ y[1:] + b, x @ y[:, 4:] + b[4:]),
@@ -138,18 +164,41 @@ CASES = [
     poly=["a, k", "k, n", "n"],
     skip=dict.fromkeys(["eager", "graph", "xla", "saved"], "the row before"),
   ),
-  Case("nan_and_inf", dot, [np.array([[np.nan, 1], [np.inf, 2], [0, -np.inf]], np.float32), np.ones((2, 2), np.float32)]),
   Case(
-    "complex_transposed", lambda x, y: jnp.einsum("ji,kj->ik", x, y), [of(3, 2, dtype=np.complex64), of(4, 3, dtype=np.complex64)], **CLOSE
+    "nan_and_inf",
+    dot,
+    [np.array([[np.nan, 1], [np.inf, 2], [0, -np.inf]], np.float32), np.ones((2, 2), np.float32)],
   ),
-  Case("products_of_another_dtype", products, [halves(3, 5), halves(5, 4)], poly=["a, b", "b, c"], rtol=2e-3),
-  Case("large_times_small_as_f16", lambda x, y: dot(x, y, preferred_element_type=np.float16), [of(3, 5) * 1e5, of(5, 4) / 1e5], atol=1e-2),
   Case(
-    "f16_rounds_before_i32", lambda x, y: dot(x, y, preferred_element_type=np.int32), [np.full((2, 2), 45.25, np.float16)] * 2, grad=False
+    "complex_transposed",
+    lambda x, y: jnp.einsum("ji,kj->ik", x, y),
+    [of(3, 2, dtype=np.complex64), of(4, 3, dtype=np.complex64)],
+    **CLOSE,
+  ),
+  Case(
+    "products_of_another_dtype",
+    products,
+    [halves(3, 5), halves(5, 4)],
+    poly=["a, b", "b, c"],
+    rtol=2e-3,
+  ),
+  Case(
+    "large_times_small_as_f16",
+    lambda x, y: dot(x, y, preferred_element_type=np.float16),
+    [of(3, 5) * 1e5, of(5, 4) / 1e5],
+    atol=1e-2,
+  ),
+  Case(
+    "f16_rounds_before_i32",
+    lambda x, y: dot(x, y, preferred_element_type=np.int32),
+    [np.full((2, 2), 45.25, np.float16)] * 2,
+    grad=False,
   ),
   Case(
     "algorithm_with_i32",
-    lambda x, y: dot(x, y, precision=lax.DotAlgorithmPreset.F32_F32_F32, preferred_element_type=np.int32),
+    lambda x, y: dot(
+      x, y, precision=lax.DotAlgorithmPreset.F32_F32_F32, preferred_element_type=np.int32
+    ),
     [halves(3, 5), halves(5, 4)],
     grad=False,
   ),
@@ -164,9 +213,21 @@ CASES = [
 test_case, saved = run(CASES)
 
 
-@pytest.mark.parametrize(("name", "transposes"), [("one_query", 1), ("one_query_and_group", 1), ("one_row_behind", 0), ("attention", 2)])
+@pytest.mark.parametrize(
+  ("name", "transposes"),
+  [("one_query", 1), ("one_query_and_group", 1), ("one_row_behind", 0), ("attention", 2)],
+)
 def test_dimensions_of_size_one_move_without_a_transpose(name, transposes):
   spec, *shapes = EINSUMS[name]
-  fun = jax2tf.convert(lambda x, y: jnp.einsum(spec, x, y), polymorphic_shapes=poly_of(spec, *shapes), with_gradient=False)
+  fun = jax2tf.convert(
+    lambda x, y: jnp.einsum(spec, x, y),
+    polymorphic_shapes=poly_of(spec, *shapes),
+    with_gradient=False,
+  )
   specs = [tf.TensorSpec([size if size == 1 else None for size in shape]) for shape in shapes]
-  assert op_types(tf.function(fun, autograph=False).get_concrete_function(*specs).graph).count("Transpose") == transposes
+  assert (
+    op_types(tf.function(fun, autograph=False).get_concrete_function(*specs).graph).count(
+      "Transpose"
+    )
+    == transposes
+  )

@@ -17,11 +17,26 @@ NEAR = {"atol": 2e-6}
 
 CASES = [
   *[
-    Case(f"{kind} rank {rank}", lambda x, kind=kind, rank=rank: lax.fft(x, kind, x.shape[-rank:]), [COMPLEX], skip=ONCE, **NEAR)
+    Case(
+      f"{kind} rank {rank}",
+      lambda x, kind=kind, rank=rank: lax.fft(x, kind, x.shape[-rank:]),
+      [COMPLEX],
+      skip=ONCE,
+      **NEAR,
+    )
     for kind in ("fft", "ifft")
     for rank in (1, 2, 3)
   ],
-  *[Case(f"rfft rank {rank}", lambda x, rank=rank: lax.fft(x, "rfft", x.shape[-rank:]), [REAL], skip=ONCE, **NEAR) for rank in (1, 2, 3)],
+  *[
+    Case(
+      f"rfft rank {rank}",
+      lambda x, rank=rank: lax.fft(x, "rfft", x.shape[-rank:]),
+      [REAL],
+      skip=ONCE,
+      **NEAR,
+    )
+    for rank in (1, 2, 3)
+  ],
   # Without the symmetry of a real array's transform: the last axis goes last, as in NumPy.
   *[
     Case(
@@ -35,17 +50,43 @@ CASES = [
     for n in (8, 9)
   ],
   *[
-    Case(f"lengths {n}", lambda x: (jnp.fft.fft(x), jnp.fft.rfft(x.real), jnp.fft.irfft(x)), [COMPLEX.reshape(-1)[:n]], skip=ONCE, **NEAR)
+    Case(
+      f"lengths {n}",
+      lambda x: (jnp.fft.fft(x), jnp.fft.rfft(x.real), jnp.fft.irfft(x)),
+      [COMPLEX.reshape(-1)[:n]],
+      skip=ONCE,
+      **NEAR,
+    )
     for n in (2, 7, 16, 101)
   ],
-  Case("length 1", lambda x: (jnp.fft.fft(x), jnp.fft.rfft(x.real), jnp.fft.irfft(x, 1)), [COMPLEX[0, 0, :, :1]]),
-  Case("length 0", lambda x: (jnp.fft.irfft(x), lax.fft(x[:, :0], "ifft", (0,))), [COMPLEX[0, 0, :, :1]], grad=False),
+  Case(
+    "length 1",
+    lambda x: (jnp.fft.fft(x), jnp.fft.rfft(x.real), jnp.fft.irfft(x, 1)),
+    [COMPLEX[0, 0, :, :1]],
+  ),
+  Case(
+    "length 0",
+    lambda x: (jnp.fft.irfft(x), lax.fft(x[:, :0], "ifft", (0,))),
+    [COMPLEX[0, 0, :, :1]],
+    grad=False,
+  ),
   Case("five axes", jnp.fft.fftn, [COMPLEX[:, None]], **NEAR),
   Case(
-    "c128", lambda x: (jnp.fft.fftn(x), jnp.fft.irfft2(x), jnp.fft.rfftn(x.real)), [COMPLEX.astype(np.complex128)], x64=True, atol=1e-14
+    "c128",
+    lambda x: (jnp.fft.fftn(x), jnp.fft.irfft2(x), jnp.fft.rfftn(x.real)),
+    [COMPLEX.astype(np.complex128)],
+    x64=True,
+    atol=1e-14,
   ),
   Case("batch of any size", lambda x: jnp.fft.fft2(x), [COMPLEX[0]], poly="b, _, _", **NEAR),
-  Case("length of any size", lambda x: lax.fft(x, "rfft", x.shape[-2:]), [REAL[0]], poly="_, n, m", grad=False, **NEAR),
+  Case(
+    "length of any size",
+    lambda x: lax.fft(x, "rfft", x.shape[-2:]),
+    [REAL[0]],
+    poly="_, n, m",
+    grad=False,
+    **NEAR,
+  ),
   Case("empty batch", lambda x: (jnp.fft.fft(x), jnp.fft.rfft(x.real)), [COMPLEX[:0]]),
   Case(
     "infinities",

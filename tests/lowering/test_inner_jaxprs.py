@@ -37,7 +37,9 @@ ELSEWHERE = jax.devices("cpu")[0]
 
 
 def looped(x):
-  return lax.fori_loop(0, 3, lambda i, y: lax.platform_dependent(y, tpu=on_tpu, default=jnp.cos) + i, x)
+  return lax.fori_loop(
+    0, 3, lambda i, y: lax.platform_dependent(y, tpu=on_tpu, default=jnp.cos) + i, x
+  )
 
 
 FUNCTIONS = {
@@ -45,13 +47,19 @@ FUNCTIONS = {
   "kernel and default": lambda x: lax.platform_dependent(x, tpu=kernel_on_tpu, default=jnp.sin),
   "primitive and cpu": lambda x: lax.platform_dependent(x, cpu=jnp.sin, tpu=on_tpu),
   "primitive as default": lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=on_tpu),
-  "primitive and default": lambda x: lax.platform_dependent(x, tpu=on_tpu, cuda=on_tpu, default=jnp.sin),
-  "in jit": jax.jit(lambda x: lax.platform_dependent(x, cpu=jax.jit(jnp.sin), tpu=jax.jit(on_tpu)) * 2),
+  "primitive and default": lambda x: lax.platform_dependent(
+    x, tpu=on_tpu, cuda=on_tpu, default=jnp.sin
+  ),
+  "in jit": jax.jit(
+    lambda x: lax.platform_dependent(x, cpu=jax.jit(jnp.sin), tpu=jax.jit(on_tpu)) * 2
+  ),
   "in a loop": looped,
   "in a branch for this platform": lambda x: lax.platform_dependent(
     x, cpu=lambda x: lax.platform_dependent(x, tpu=on_tpu, cpu=jnp.sin), tpu=on_tpu
   ),
-  "mapped": jax.vmap(lambda x: lax.platform_dependent(x, cpu=jnp.sin, tpu=lambda x: on_tpu(x) if x.ndim else x)),
+  "mapped": jax.vmap(
+    lambda x: lax.platform_dependent(x, cpu=jnp.sin, tpu=lambda x: on_tpu(x) if x.ndim else x)
+  ),
 }
 
 
@@ -81,7 +89,9 @@ def test_the_branch_of_the_destination_needs_rules():
 def test_it_is_saved(tmp_path):
   fun = lambda params, x: lax.platform_dependent(x * params, tpu=kernel_on_tpu, default=jnp.sin)  # noqa: E731
   folder = saved_model.save(fun, np.float32(2), tmp_path, inputs={"x": "f32[3]"})
-  close(tf.saved_model.load(str(folder)).signatures["serving_default"](x=X)["output"], np.sin(X * 2))
+  close(
+    tf.saved_model.load(str(folder)).signatures["serving_default"](x=X)["output"], np.sin(X * 2)
+  )
 
 
 def test_a_device_in_a_branch_for_another_platform_need_not_exist():
@@ -114,13 +124,17 @@ def test_a_rule_says_which_jaxprs_it_lowers():
 
   def fun(x, y):
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return pl.pallas_call(two, out_shape=shape, grid=(2,), in_specs=[block] * 2, out_specs=block, interpret=True)(x, y)
+    return pl.pallas_call(
+      two, out_shape=shape, grid=(2,), in_specs=[block] * 2, out_specs=block, interpret=True
+    )(x, y)
 
   def rule(ctx, *operands, **params):
     given = {name: value for name, value in params.items() if name in names}
     return ctx.lower_fun(functools.partial(interpret, **given), *operands)
 
-  (pallas_call_p,) = {e.primitive for e in jax.make_jaxpr(kernel_on_tpu)(X).eqns if e.primitive.name == "pallas_call"}
+  (pallas_call_p,) = {
+    e.primitive for e in jax.make_jaxpr(kernel_on_tpu)(X).eqns if e.primitive.name == "pallas_call"
+  }
   x, y = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
   try:
     jax2tf.lowers(pallas_call_p, inner=lambda params: [])(rule)

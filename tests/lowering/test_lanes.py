@@ -108,12 +108,26 @@ ONCE = {"eager": "as in a graph", "saved": "as in a graph"}
 CASES = [
   Case("values of all kinds", jax.vmap(counted), [COUNTS, F32], poly=("n", "n"), skip=ONCE, **NEAR),
   Case("nested", jax.vmap(nested), [COUNTS, F32], **NEAR),
-  Case("of two axes", jax.vmap(jax.vmap(nested)), [COUNTS.reshape(8, 6), F32.reshape(8, 6)], skip=ONCE, **NEAR),
+  Case(
+    "of two axes",
+    jax.vmap(jax.vmap(nested)),
+    [COUNTS.reshape(8, 6), F32.reshape(8, 6)],
+    skip=ONCE,
+    **NEAR,
+  ),
   Case("constants", jax.vmap(shared, (0, 0, None)), [COUNTS, F32, F32], skip=ONCE, **NEAR),
   Case("no lane goes on", jax.vmap(nested), [0 * COUNTS, F32], skip=ONCE, **NEAR),
   Case("lanes that see each other", jax.vmap(largest, axis_name="lanes"), [F32], skip=ONCE, **NEAR),
   Case("products", jax.vmap(of_products), [COUNTS, F32], skip=ONCE, **NEAR),
-  Case("gamma", gamma, [KEY, F32 / 10], poly=(None, "n"), skip={"eager": "as in a graph"}, rtol=1e-4, atol=1e-5),
+  Case(
+    "gamma",
+    gamma,
+    [KEY, F32 / 10],
+    poly=(None, "n"),
+    skip={"eager": "as in a graph"},
+    rtol=1e-4,
+    atol=1e-5,
+  ),
 ]
 
 test_case, saved = run(CASES)
@@ -128,7 +142,9 @@ def ops_of(fun: Any, *args: Any) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_which_loops_pick_lanes(case: Case) -> None:
-  assert ("Where" in ops_of(case.fun, *case.args)) == (case.name not in ("lanes that see each other", "products"))
+  assert ("Where" in ops_of(case.fun, *case.args)) == (
+    case.name not in ("lanes that see each other", "products")
+  )
 
 
 def test_what_is_little_work_picks_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +174,8 @@ def test_pfor_takes_all_lanes() -> None:
   fun, numbers = jax.vmap(nested), F32.reshape(2, -1)
   rows = COUNTS.reshape(2, -1)
   assert "Where" in ops_of(fun, rows[0], numbers[0])
-  found = tf.vectorized_map(lambda args: jax2tf.convert(fun, with_gradient=False)(*args), (rows, numbers))
+  found = tf.vectorized_map(
+    lambda args: jax2tf.convert(fun, with_gradient=False)(*args), (rows, numbers)
+  )
   for x, y in zip(found, jax.vmap(fun)(rows, numbers), strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)

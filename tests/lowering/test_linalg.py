@@ -36,11 +36,25 @@ def adjoint(x: Any) -> Any:
   return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
-SQUARE, WIDE, TALL, POSITIVE = matrices(2, 5, 5), matrices(2, 3, 5), matrices(2, 5, 3), positive(2, 5, 5)
+SQUARE, WIDE, TALL, POSITIVE = (
+  matrices(2, 5, 5),
+  matrices(2, 3, 5),
+  matrices(2, 5, 3),
+  positive(2, 5, 5),
+)
 DOMINANT = SQUARE + 5 * np.eye(5, dtype=np.float32)  # well conditioned, for solutions to agree
 EXTREME = np.array([[1, 1], [2, 2], [3, -1]], np.float32)
-NOT_POSITIVE = np.stack([np.eye(3), np.diag([1, 0, 1]), np.diag([1, -1, 1]), np.full((3, 3), np.nan)]).astype(np.float32)
-SINGULAR = np.array([[[1, 2, 3], [2, 4, 6], [1, 0, 1]], [[0, 0, 0], [0, 0, 0], [0, 0, 0]], [[0, 1, 0], [1, 0, 0], [0, 0, 2]]], np.float32)
+NOT_POSITIVE = np.stack(
+  [np.eye(3), np.diag([1, 0, 1]), np.diag([1, -1, 1]), np.full((3, 3), np.nan)]
+).astype(np.float32)
+SINGULAR = np.array(
+  [
+    [[1, 2, 3], [2, 4, 6], [1, 0, 1]],
+    [[0, 0, 0], [0, 0, 0], [0, 0, 0]],
+    [[0, 1, 0], [1, 0, 0], [0, 0, 2]],
+  ],
+  np.float32,
+)
 # Rounding errors of a factorisation are relative to the largest element and grow with the size.
 NEAR = {"rtol": 1e-5, "atol": 1e-5}
 ONCE = {"eager": "as in a graph", "saved": "as in a graph"}
@@ -61,13 +75,20 @@ def eigen(a: Any, **params: Any) -> Any:
 def singular(a: Any, **params: Any) -> Any:
   u, s, vh = linalg.svd(a, **params)
   k = s.shape[-1]
-  return s, (u[..., :k] * s[..., None, :]) @ vh[..., :k, :], jnp.abs(adjoint(u) @ u), jnp.abs(vh @ adjoint(vh))
+  return (
+    s,
+    (u[..., :k] * s[..., None, :]) @ vh[..., :k, :],
+    jnp.abs(adjoint(u) @ u),
+    jnp.abs(vh @ adjoint(vh)),
+  )
 
 
 def general_eigen(a: Any) -> Any:
   """Residuals (zeros), lengths (ones) and the values in an order of their own."""
   w, left, right = linalg.eig(a, compute_left_eigenvectors=True)
-  residuals = jnp.stack([a @ right - right * w[..., None, :], adjoint(a) @ left - left * jnp.conj(w)[..., None, :]])
+  residuals = jnp.stack(
+    [a @ right - right * w[..., None, :], adjoint(a) @ left - left * jnp.conj(w)[..., None, :]]
+  )
   lengths = jnp.stack([jnp.linalg.norm(left, axis=-2), jnp.linalg.norm(right, axis=-2)])
   return jnp.sort_complex(jnp.round(w, 3)), jnp.abs(residuals) < 1e-4, lengths
 
@@ -91,7 +112,13 @@ def tridiagonal_of(a: Any, *, lower: bool) -> Any:
 
 
 TRIANGULAR = [
-  {"left_side": left, "lower": lower, "transpose_a": transpose, "conjugate_a": conjugate, "unit_diagonal": unit}
+  {
+    "left_side": left,
+    "lower": lower,
+    "transpose_a": transpose,
+    "conjugate_a": conjugate,
+    "unit_diagonal": unit,
+  }
   for left in (True, False)
   for lower in (True, False)
   for transpose in (True, False)
@@ -144,14 +171,24 @@ CASES = [
     grad=False,
     skip={"xla": "XLA multiplies infinities otherwise"},
   ),
-  Case("solve", jnp.linalg.solve, [DOMINANT, matrices(2, 5, 3)], poly=["b, n, n", "b, n, k"], **NEAR),
-  Case("solve c64", jnp.linalg.solve, [matrices(4, 4, dtype=C64) + 4 * np.eye(4, dtype=C64), matrices(4, 2, dtype=C64)], skip=ONCE, **NEAR),
+  Case(
+    "solve", jnp.linalg.solve, [DOMINANT, matrices(2, 5, 3)], poly=["b, n, n", "b, n, k"], **NEAR
+  ),
+  Case(
+    "solve c64",
+    jnp.linalg.solve,
+    [matrices(4, 4, dtype=C64) + 4 * np.eye(4, dtype=C64), matrices(4, 2, dtype=C64)],
+    skip=ONCE,
+    **NEAR,
+  ),
   Case("inv of singular", jnp.linalg.inv, [SINGULAR[:1]], grad=False, skip=NO_XLA),
   Case("det of singular", jnp.linalg.det, [SINGULAR], grad=False),
   Case("slogdet", jnp.linalg.slogdet, [SQUARE], poly="b, _, _", **NEAR),
   Case(
     "custom solve",
-    lambda a, b: lax.custom_linear_solve(lambda x: a @ x, b, lambda _, y: jnp.linalg.solve(a, y), lambda _, y: jnp.linalg.solve(a.T, y)),
+    lambda a, b: lax.custom_linear_solve(
+      lambda x: a @ x, b, lambda _, y: jnp.linalg.solve(a, y), lambda _, y: jnp.linalg.solve(a.T, y)
+    ),
     [DOMINANT[0], matrices(5)],
     **NEAR,
   ),
@@ -174,7 +211,13 @@ CASES = [
   # factorisations
   Case("cholesky", linalg.cholesky, [POSITIVE], poly="b, n, n", **NEAR),
   Case("cholesky c64", linalg.cholesky, [positive(4, 4, dtype=C64)], skip=ONCE, **NEAR),
-  Case("cholesky f64 in blocks", linalg.cholesky, [positive(130, 130, dtype=np.float64)], grad=False, **X64),
+  Case(
+    "cholesky f64 in blocks",
+    linalg.cholesky,
+    [positive(130, 130, dtype=np.float64)],
+    grad=False,
+    **X64,
+  ),
   Case("cholesky of not positive", linalg.cholesky, [NOT_POSITIVE], poly="b, n, n", grad=False),
   Case(
     "cholesky of some NaN",
@@ -184,7 +227,13 @@ CASES = [
     skip={"xla": "XLA's Cholesky makes it NaN from the first column on"},
     **NEAR,
   ),
-  Case("cholesky of what may be nothing", lambda a: linalg.cholesky(a[1:, 1:]), [np.ones((1, 1), np.float32)], poly="n, n", grad=False),
+  Case(
+    "cholesky of what may be nothing",
+    lambda a: linalg.cholesky(a[1:, 1:]),
+    [np.ones((1, 1), np.float32)],
+    poly="n, n",
+    grad=False,
+  ),
   Case("cholesky of nothing", linalg.cholesky, [np.zeros((2, 0, 0), np.float32)], grad=False),
   Case(
     "cholesky update",
@@ -196,22 +245,61 @@ CASES = [
   Case("lu", linalg.lu, [SQUARE], poly="b, n, n", **NEAR),
   Case("lu wide", linalg.lu, [WIDE], poly="b, 3, 5", skip=ONCE, **NEAR),
   Case("lu tall c64", linalg.lu, [matrices(2, 2, 5, 3, dtype=C64)], skip=ONCE, **NEAR),
-  Case("lu with ties", linalg.lu, [np.array([[1, 2, 3], [-1, 2, 0], [1, 1, 5], [0, 4, 4]], np.float32)], grad=False),
+  Case(
+    "lu with ties",
+    linalg.lu,
+    [np.array([[1, 2, 3], [-1, 2, 0], [1, 1, 5], [0, 4, 4]], np.float32)],
+    grad=False,
+  ),
   Case("lu singular", linalg.lu, [SINGULAR], poly="b, n, n", grad=False),
-  Case("lu with ties, square", linalg.lu, [np.array([[1, 2, 3], [-1, 2, 0], [1, 1, 5]], np.float32)], poly="n, n", skip=ONCE, grad=False),
-  Case("lu, one of a batch singular", linalg.lu, [np.concatenate([SINGULAR, matrices(1, *SINGULAR.shape[1:])])], grad=False, **NEAR),
+  Case(
+    "lu with ties, square",
+    linalg.lu,
+    [np.array([[1, 2, 3], [-1, 2, 0], [1, 1, 5]], np.float32)],
+    poly="n, n",
+    skip=ONCE,
+    grad=False,
+  ),
+  Case(
+    "lu, one of a batch singular",
+    linalg.lu,
+    [np.concatenate([SINGULAR, matrices(1, *SINGULAR.shape[1:])])],
+    grad=False,
+    **NEAR,
+  ),
   Case("lu f64 in blocks", linalg.lu, [matrices(150, 140, dtype=np.float64)], grad=False, **X64),
-  Case("lu f64 in blocks, wide", linalg.lu, [matrices(2, 70, 140, dtype=np.float64)], grad=False, **X64),
-  Case("lu with a subnormal pivot", linalg.lu, [np.array([[[1e-40]], [[2]], [[0]]], np.float32)], grad=False),
+  Case(
+    "lu f64 in blocks, wide", linalg.lu, [matrices(2, 70, 140, dtype=np.float64)], grad=False, **X64
+  ),
+  Case(
+    "lu with a subnormal pivot",
+    linalg.lu,
+    [np.array([[[1e-40]], [[2]], [[0]]], np.float32)],
+    grad=False,
+  ),
   Case("lu of nothing", linalg.lu, [np.zeros((2, 3, 0), np.float32)], grad=False),
   Case(
-    "pivots", lambda p: linalg.lu_pivots_to_permutation(p, p.shape[-1] + 2), [np.array([[1, 1, 2, 5], [3, 3, 3, 3]], np.int32)], poly="b, k"
+    "pivots",
+    lambda p: linalg.lu_pivots_to_permutation(p, p.shape[-1] + 2),
+    [np.array([[1, 1, 2, 5], [3, 3, 3, 3]], np.int32)],
+    poly="b, k",
   ),
-  Case("pivots of nothing", lambda p: linalg.lu_pivots_to_permutation(p, 3), [np.zeros((2, 0), np.int32)], skip=ONCE),
+  Case(
+    "pivots of nothing",
+    lambda p: linalg.lu_pivots_to_permutation(p, 3),
+    [np.zeros((2, 0), np.int32)],
+    skip=ONCE,
+  ),
   # orthogonal
   *[
     Case(
-      f"qr {name} {full}", functools.partial(linalg.qr, full_matrices=full), [a], poly=poly, grad=False if full else None, skip=skip, **NEAR
+      f"qr {name} {full}",
+      functools.partial(linalg.qr, full_matrices=full),
+      [a],
+      poly=poly,
+      grad=False if full else None,
+      skip=skip,
+      **NEAR,
     )
     for name, a, poly, skip in (
       ("square", SQUARE, "b, n, n", {}),
@@ -223,13 +311,25 @@ CASES = [
   ],
   *[
     Case(
-      f"qr with pivots {name} {full}", functools.partial(linalg.qr, pivoting=True, full_matrices=full), [a], grad=False, skip=ONCE, **NEAR
+      f"qr with pivots {name} {full}",
+      functools.partial(linalg.qr, pivoting=True, full_matrices=full),
+      [a],
+      grad=False,
+      skip=ONCE,
+      **NEAR,
     )
     for name, a in (("tall", TALL), ("wide", WIDE), ("c64", matrices(4, 3, dtype=C64)))
     for full in (False, True)
   ],
   *[
-    Case(f"qr extreme {name}", functools.partial(linalg.qr, full_matrices=False, **options), [a], grad=False, skip=ONCE, atol=1e-6)
+    Case(
+      f"qr extreme {name}",
+      functools.partial(linalg.qr, full_matrices=False, **options),
+      [a],
+      grad=False,
+      skip=ONCE,
+      atol=1e-6,
+    )
     for name, a, options in (
       ("huge", EXTREME * np.float32([1e20, 1]), {}),
       ("tiny", EXTREME * np.float32([1, 1e-30]), {}),
@@ -239,7 +339,12 @@ CASES = [
       ("with pivots", EXTREME * np.float32([1e20, 3e20]), {"pivoting": True}),
     )
   ],
-  Case("qr of nothing", lambda a: (linalg.qr(a), linalg.qr(a.mT, full_matrices=False)), [np.zeros((2, 3, 0), np.float32)], grad=False),
+  Case(
+    "qr of nothing",
+    lambda a: (linalg.qr(a), linalg.qr(a.mT, full_matrices=False)),
+    [np.zeros((2, 3, 0), np.float32)],
+    grad=False,
+  ),
   *[
     Case(f"packed qr {name}", packed_qr, [a], grad=False, poly=poly, **NEAR)
     for name, a, poly in (
@@ -250,7 +355,14 @@ CASES = [
     )
   ],
   Case("pivoted qr, fixed columns", pivoted_qr, [matrices(2, 4, 5), FIXED], grad=False, **NEAR),
-  Case("householder product", linalg.householder_product, [TALL, matrices(2, 3)], poly=["b, _, _", "b, _"], grad=False, **NEAR),
+  Case(
+    "householder product",
+    linalg.householder_product,
+    [TALL, matrices(2, 3)],
+    poly=["b, _, _", "b, _"],
+    grad=False,
+    **NEAR,
+  ),
   Case(
     "householder product c64",
     linalg.householder_product,
@@ -297,9 +409,16 @@ CASES = [
     )
     for lower in (True, False)
   ],
-  Case("cholesky update of nothing", linalg.cholesky_update, [np.zeros((0, 0), np.float32), np.zeros(0, np.float32)], grad=False),
+  Case(
+    "cholesky update of nothing",
+    linalg.cholesky_update,
+    [np.zeros((0, 0), np.float32), np.zeros(0, np.float32)],
+    grad=False,
+  ),
   # spectral
-  Case("eigh", eigen, [POSITIVE], poly="b, n, n", rtol=1e-4, atol=1e-4),  # the gradient divides by gaps between values
+  Case(
+    "eigh", eigen, [POSITIVE], poly="b, n, n", rtol=1e-4, atol=1e-4
+  ),  # the gradient divides by gaps between values
   *[
     Case(
       f"eigh of a triangle {lower}",
@@ -318,11 +437,26 @@ CASES = [
     grad=False,
   ),
   *[
-    Case(f"svd {name} {full}", functools.partial(singular, full_matrices=full), [a], grad=False, skip=ONCE, poly=poly, **NEAR)
+    Case(
+      f"svd {name} {full}",
+      functools.partial(singular, full_matrices=full),
+      [a],
+      grad=False,
+      skip=ONCE,
+      poly=poly,
+      **NEAR,
+    )
     for name, a, poly in (("square", SQUARE, "b, n, n"), ("tall", TALL, None), ("wide", WIDE, None))
     for full in (False, True)
   ],
-  Case("svd c64", functools.partial(singular, full_matrices=False), [matrices(4, 3, dtype=C64)], grad=False, skip=NO_XLA, **NEAR),
+  Case(
+    "svd c64",
+    functools.partial(singular, full_matrices=False),
+    [matrices(4, 3, dtype=C64)],
+    grad=False,
+    skip=NO_XLA,
+    **NEAR,
+  ),
   Case(
     "svd f64",
     functools.partial(singular, full_matrices=False),
@@ -330,26 +464,73 @@ CASES = [
     grad=False,
     **{**X64, "skip": {"xla": "XLA's iteration stops at 1e-8"}},
   ),
-  Case("singular values", functools.partial(linalg.svd, compute_uv=False), [TALL], poly="b, n, _", **NEAR),
-  Case("svd with NaN", lambda a: linalg.svd(a)[1], [np.stack([np.eye(3), np.full((3, 3), np.nan)]).astype(np.float32)], grad=False),
+  Case(
+    "singular values",
+    functools.partial(linalg.svd, compute_uv=False),
+    [TALL],
+    poly="b, n, _",
+    **NEAR,
+  ),
+  Case(
+    "svd with NaN",
+    lambda a: linalg.svd(a)[1],
+    [np.stack([np.eye(3), np.full((3, 3), np.nan)]).astype(np.float32)],
+    grad=False,
+  ),
   *[
-    Case(f"svd of nothing {full}", functools.partial(linalg.svd, full_matrices=full), [np.zeros((2, 3, 0), np.float32)], grad=False)
+    Case(
+      f"svd of nothing {full}",
+      functools.partial(linalg.svd, full_matrices=full),
+      [np.zeros((2, 3, 0), np.float32)],
+      grad=False,
+    )
     for full in (False, True)
   ],
-  Case("eig", general_eigen, [SQUARE], grad=False, skip=NO_XLA, rtol=1e-3, atol=1e-3),  # values are rounded to sort them
-  Case("eig c64", general_eigen, [matrices(4, 4, dtype=C64)], grad=False, skip={**NO_XLA, **ONCE}, rtol=1e-3, atol=1e-3),
-  Case("eig with NaN", lambda a: linalg.eig(a)[0], [np.full((3, 3), np.nan, np.float32)], grad=False, skip=NO_XLA),
+  Case(
+    "eig", general_eigen, [SQUARE], grad=False, skip=NO_XLA, rtol=1e-3, atol=1e-3
+  ),  # values are rounded to sort them
+  Case(
+    "eig c64",
+    general_eigen,
+    [matrices(4, 4, dtype=C64)],
+    grad=False,
+    skip={**NO_XLA, **ONCE},
+    rtol=1e-3,
+    atol=1e-3,
+  ),
+  Case(
+    "eig with NaN",
+    lambda a: linalg.eig(a)[0],
+    [np.full((3, 3), np.nan, np.float32)],
+    grad=False,
+    skip=NO_XLA,
+  ),
   # users' functions
-  Case("least squares", lambda a, b: jnp.linalg.lstsq(a, b)[0], [TALL[0], matrices(5)], grad=False, **NEAR),
+  Case(
+    "least squares",
+    lambda a, b: jnp.linalg.lstsq(a, b)[0],
+    [TALL[0], matrices(5)],
+    grad=False,
+    **NEAR,
+  ),
   Case("expm", jax.scipy.linalg.expm, [SQUARE[0] / 4], grad=False, **NEAR),
   Case("pinv", jnp.linalg.pinv, [TALL[0]], grad=False, **NEAR),
-  Case("cho_solve", lambda a, b: jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), b), [POSITIVE[0], matrices(5)], **NEAR),
+  Case(
+    "cho_solve",
+    lambda a, b: jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), b),
+    [POSITIVE[0], matrices(5)],
+    **NEAR,
+  ),
 ]
 
 test_case, saved = run(CASES)
 
 
-@pytest.mark.parametrize("strict", [jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")], ids=["dtype", "rank"])
+@pytest.mark.parametrize(
+  "strict",
+  [jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")],
+  ids=["dtype", "rank"],
+)
 def test_promotion_in_rules_is_not_the_users(strict: Any) -> None:
   """`eig` divides complex vectors by real lengths."""
 
@@ -360,14 +541,20 @@ def test_promotion_in_rules_is_not_the_users(strict: Any) -> None:
     gradient = jax2tf.convert(jax.grad(fun))(SQUARE[0])
     values, vectors = jax2tf.convert(jnp.linalg.eig)(SQUARE[0])
   np.testing.assert_allclose(gradient, jax.grad(fun)(SQUARE[0]), rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(SQUARE[0] @ vectors.numpy(), vectors.numpy() * values.numpy(), atol=1e-5)
+  np.testing.assert_allclose(
+    SQUARE[0] @ vectors.numpy(), vectors.numpy() * values.numpy(), atol=1e-5
+  )
 
 
 def test_equal_factorisations_share_their_body() -> None:
   """A second Cholesky of the same size is one more call, not one more loop."""
 
   def nodes(fun: Any) -> int:
-    graph = tf.function(jax2tf.convert(fun, with_gradient=False)).get_concrete_function(tf.TensorSpec((5, 5))).graph
+    graph = (
+      tf.function(jax2tf.convert(fun, with_gradient=False))
+      .get_concrete_function(tf.TensorSpec((5, 5)))
+      .graph
+    )
     return sum(len(f.node_def) for f in graph.as_graph_def().library.function)
 
   factor = linalg.cholesky_p.bind
@@ -378,11 +565,23 @@ def test_equal_factorisations_share_their_body() -> None:
 def test_nan_stays_nan(compiled: bool) -> None:
   """A NaN or an infinity in each place of a matrix: what is NaN in JAX is NaN, and rows and columns are exchanged, not lost."""
   matrix = matrices(4, 4)
-  bad = np.stack([np.where(np.arange(16).reshape(4, 4) == i, value, matrix) for i in range(16) for value in (np.nan, np.inf)])
+  bad = np.stack(
+    [
+      np.where(np.arange(16).reshape(4, 4) == i, value, matrix)
+      for i in range(16)
+      for value in (np.nan, np.inf)
+    ]
+  )
 
   def fun(a: Any) -> Any:
     orders = linalg.lu(a)[2], linalg.qr(a, pivoting=True)[2]
-    return jnp.linalg.det(a), jnp.linalg.slogdet(a)[1], jnp.linalg.inv(a), jnp.linalg.solve(a, matrix), jnp.sort(jnp.stack(orders))
+    return (
+      jnp.linalg.det(a),
+      jnp.linalg.slogdet(a)[1],
+      jnp.linalg.inv(a),
+      jnp.linalg.solve(a, matrix),
+      jnp.sort(jnp.stack(orders)),
+    )
 
   *found, orders = tf.function(jax2tf.convert(fun), autograph=False, jit_compile=compiled)(bad)
   *expected, _ = jax.jit(fun)(bad)
@@ -397,8 +596,13 @@ def test_what_xla_has_no_kernel_of_is_refused(name):
   funs = {
     "eig": lambda x: jnp.linalg.eigvals(square * x),
     "svd": lambda x: jnp.linalg.svd((1j * x) * square),
-    "tridiagonal_solve": lambda x: lax.linalg.tridiagonal_solve(rows, 4 * rows, rows, x * rows[:, None]),
+    "tridiagonal_solve": lambda x: lax.linalg.tridiagonal_solve(
+      rows, 4 * rows, rows, x * rows[:, None]
+    ),
   }
   fun = tf.function(jax2tf.convert(funs[name]), autograph=False, jit_compile=True)
-  with pytest.raises(jax2tf.LoweringError, match=r"XLA has no kernel of .*\n  at .*test_linalg.py.*\n  leave out jit_compile"):
+  with pytest.raises(
+    jax2tf.LoweringError,
+    match=r"XLA has no kernel of .*\n  at .*test_linalg.py.*\n  leave out jit_compile",
+  ):
     fun(tf.constant(1.0))

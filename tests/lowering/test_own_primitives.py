@@ -27,7 +27,9 @@ def like_operand(x: Any, **_: Any) -> Any:
   return ShapedArray(x.shape, x.dtype)
 
 
-def primitive(name: str, impl: Any = None, lowering: Any = None, abstract: Any = like_operand) -> Primitive:
+def primitive(
+  name: str, impl: Any = None, lowering: Any = None, abstract: Any = like_operand
+) -> Primitive:
   """A primitive as a library defines one."""
   p = Primitive(name)
   p.def_abstract_eval(abstract)
@@ -51,14 +53,32 @@ scaled_sine_p = primitive("scaled_sine", lowering=lower_fun(scaled_sine))
 ad.defjvp(scaled_sine_p, lambda t, x, *, factor: t * 7)
 batching.defvectorized(scaled_sine_p)
 
-any_p = primitive("any_nan", jnp.any, lower_fun(lambda x: jnp.any(jnp.isnan(x))), lambda x: ShapedArray((), np.dtype(bool)))
-cholesky_p = primitive("own_cholesky", lowering=lower_fun(lambda x: jnp.linalg.cholesky(x + TABLE[: x.shape[0], :3])))
+any_p = primitive(
+  "any_nan",
+  jnp.any,
+  lower_fun(lambda x: jnp.any(jnp.isnan(x))),
+  lambda x: ShapedArray((), np.dtype(bool)),
+)
+cholesky_p = primitive(
+  "own_cholesky", lowering=lower_fun(lambda x: jnp.linalg.cholesky(x + TABLE[: x.shape[0], :3]))
+)
 TABLE = np.zeros((50, 3), np.float32)  # a constant that is no literal
-bits_p = primitive("bits", lowering=lower_fun(jax.random.bits), abstract=lambda k: ShapedArray(k.shape, np.dtype("uint32")))
+bits_p = primitive(
+  "bits",
+  lowering=lower_fun(jax.random.bits),
+  abstract=lambda k: ShapedArray(k.shape, np.dtype("uint32")),
+)
 parts_p = primitive("parts", lowering=mlir.lower_fun(lambda x: (x[0], jnp.sin(x[1:]))))
 parts_p.multiple_results = True
-parts_p.def_abstract_eval(lambda x: (ShapedArray(x.shape[1:], x.dtype), ShapedArray((x.shape[0] - 1, *x.shape[1:]), x.dtype)))
-outer_p = primitive("outer", lowering=lower_fun(lambda x: scaled_sine_p.bind(x, factor=2.0) + parts_p.bind(x)[0]))
+parts_p.def_abstract_eval(
+  lambda x: (
+    ShapedArray(x.shape[1:], x.dtype),
+    ShapedArray((x.shape[0] - 1, *x.shape[1:]), x.dtype),
+  )
+)
+outer_p = primitive(
+  "outer", lowering=lower_fun(lambda x: scaled_sine_p.bind(x, factor=2.0) + parts_p.bind(x)[0])
+)
 
 
 def nested(x: Any) -> Any:
@@ -81,7 +101,13 @@ CASES = [
   Case("several_results", parts_p.bind, [X], poly=["b + 1, _"], grad=False, skip=IN_GRAPHS),
   Case("in_each_other", outer_p.bind, [X], grad=False, skip=IN_GRAPHS),
   Case("constants", cholesky_p.bind, [SQUARE], grad=False, skip=IN_GRAPHS),
-  Case("keys", lambda data: bits_p.bind(jax.random.wrap_key_data(data)), [np.array([3, 4], np.uint32)], grad=False, skip=IN_GRAPHS),
+  Case(
+    "keys",
+    lambda data: bits_p.bind(jax.random.wrap_key_data(data)),
+    [np.array([3, 4], np.uint32)],
+    grad=False,
+    skip=IN_GRAPHS,
+  ),
 ]
 test_case, saved = run(CASES)
 
@@ -92,8 +118,12 @@ def graph(fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def test_impl_where_there_is_no_lowering() -> None:
   """Outside of jit, impl gets constants as they are: `pick` would not know which branch to take of a traced one."""
-  steps_p = primitive("steps", lambda x, *, n: jax.lax.fori_loop(0, n, lambda i, y: y + jnp.sin(y), x))
-  pick_p = primitive("pick", lambda x, i: [x, -x][i.item()], abstract=lambda x, i: ShapedArray(x.shape, x.dtype))
+  steps_p = primitive(
+    "steps", lambda x, *, n: jax.lax.fori_loop(0, n, lambda i, y: y + jnp.sin(y), x)
+  )
+  pick_p = primitive(
+    "pick", lambda x, i: [x, -x][i.item()], abstract=lambda x, i: ShapedArray(x.shape, x.dtype)
+  )
   fun = lambda x: pick_p.bind(steps_p.bind(x, n=3), np.int32(1))  # noqa: E731
   np.testing.assert_allclose(graph(fun, X), fun(X), rtol=2e-6)
 
@@ -101,7 +131,9 @@ def test_impl_where_there_is_no_lowering() -> None:
 def test_natively() -> None:
   """`jax.export` knows the primitive itself; LAPACK inside is still lowered by its graph rule."""
   fun = lambda x: scaled_sine_p.bind(cholesky_p.bind(x), factor=2.0)  # noqa: E731
-  np.testing.assert_allclose(graph(fun, SQUARE, native_serialization=True), jax.jit(fun)(SQUARE), rtol=2e-6)
+  np.testing.assert_allclose(
+    graph(fun, SQUARE, native_serialization=True), jax.jit(fun)(SQUARE), rtol=2e-6
+  )
 
 
 def with_itself(p: Primitive) -> Primitive:
@@ -120,14 +152,35 @@ def leak(x: Any) -> Any:
 jax.jit(leak)(X)
 
 REFUSED = {
-  "nothing": (primitive("nothing"), "its impl is not a JAX function: NotImplementedError: Evaluation rule for 'nothing' not implemented"),
-  "numpy": (primitive("numpy", lambda x: np.sin(np.asarray(x))), "its impl is not a JAX function: TracerArrayConversionError: "),
-  "values": (primitive("values", lambda x: x if x.sum() > 0 else -x), "its impl is not a JAX function: TracerBoolConversionError: "),
-  "shape": (primitive("shape", lambda x: x[0]), "its impl gives float32[3] where its abstract evaluation says float32[4,3]"),
-  "dtype": (primitive("dtype", lowering=lower_fun(lambda x: x > 0)), "its lowering gives bool[4,3] where its abstract evaluation says"),
+  "nothing": (
+    primitive("nothing"),
+    "its impl is not a JAX function: NotImplementedError: Evaluation rule for 'nothing' not implemented",
+  ),
+  "numpy": (
+    primitive("numpy", lambda x: np.sin(np.asarray(x))),
+    "its impl is not a JAX function: TracerArrayConversionError: ",
+  ),
+  "values": (
+    primitive("values", lambda x: x if x.sum() > 0 else -x),
+    "its impl is not a JAX function: TracerBoolConversionError: ",
+  ),
+  "shape": (
+    primitive("shape", lambda x: x[0]),
+    "its impl gives float32[3] where its abstract evaluation says float32[4,3]",
+  ),
+  "dtype": (
+    primitive("dtype", lowering=lower_fun(lambda x: x > 0)),
+    "its lowering gives bool[4,3] where its abstract evaluation says",
+  ),
   "itself": (with_itself(primitive("itself")), "its impl is not a JAX function\n"),
-  "leaked": (primitive("leaked", lambda x: x + LEAKED[0]), "its impl holds a tracer of another trace"),
-  "leaked_constant": (primitive("leaked_constant", lambda x: LEAKED[0]), "its impl holds a tracer of another trace"),
+  "leaked": (
+    primitive("leaked", lambda x: x + LEAKED[0]),
+    "its impl holds a tracer of another trace",
+  ),
+  "leaked_constant": (
+    primitive("leaked_constant", lambda x: LEAKED[0]),
+    "its impl holds a tracer of another trace",
+  ),
 }
 
 
@@ -149,12 +202,16 @@ def test_side_effects_are_refused() -> None:
   effect_p = Primitive("effect")
   effect_p.def_effectful_abstract_eval(lambda x: (ShapedArray(x.shape, x.dtype), {Something()}))
   effect_p.def_impl(jnp.sin)
-  with pytest.raises(jax2tf.LoweringError, match="no lowering rule is registered, and it has side effects"):
+  with pytest.raises(
+    jax2tf.LoweringError, match="no lowering rule is registered, and it has side effects"
+  ):
     jax2tf.convert(effect_p.bind)(X)
 
 
 def test_effects_of_the_function_behind_a_primitive(capsys: Any) -> None:
-  printing_p = primitive("printing", lowering=lower_fun(lambda x: (jax.experimental.io_callback(print, None, x), x)[1]))
+  printing_p = primitive(
+    "printing", lowering=lower_fun(lambda x: (jax.experimental.io_callback(print, None, x), x)[1])
+  )
   jax2tf.convert(printing_p.bind)(np.float32(2.5))
   assert capsys.readouterr().out == "2.5\n"
 
@@ -184,9 +241,14 @@ def test_a_rule_of_the_users() -> None:
 def test_rules_that_cannot_be_registered() -> None:
   p = primitive("twice")
   jax2tf.lowers(p)(lambda ctx, x: x)
-  with pytest.raises(ValueError, match=r"primitive 'twice' already has a lowering rule: .*test_own_primitives"):
+  with pytest.raises(
+    ValueError, match=r"primitive 'twice' already has a lowering rule: .*test_own_primitives"
+  ):
     jax2tf.lowers(p)(lambda ctx, x: -x)
   with pytest.raises(ValueError, match="primitive 'sin' already has a lowering rule"):
     jax2tf.lowers(primitive("other"), jax.lax.sin_p)(lambda ctx, x: x)
-  with pytest.raises(TypeError, match=r"lowers takes primitives \(jax.extend.core.Primitive\), not <PjitFunction of <function sin"):
+  with pytest.raises(
+    TypeError,
+    match=r"lowers takes primitives \(jax.extend.core.Primitive\), not <PjitFunction of <function sin",
+  ):
     jax2tf.lowers(jnp.sin)

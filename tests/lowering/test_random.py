@@ -39,7 +39,14 @@ def all_of_an_impl(seed: Any, *, impl: str) -> Any:
   folded = jax.vmap(random.fold_in, (None, 0))(key, jnp.arange(3, dtype=jnp.uint32))
   bits = [random.bits(key, (3,), dtype) for dtype in (jnp.uint8, jnp.uint16, jnp.uint32)]
   batch = jax.vmap(lambda k: random.bits(k, (2,)))(keys[0])
-  return random.key_data(keys), random.key_data(folded), random.key_data(random.clone(key)), bits, batch, random.bits(key, ())
+  return (
+    random.key_data(keys),
+    random.key_data(folded),
+    random.key_data(random.clone(key)),
+    bits,
+    batch,
+    random.bits(key, ()),
+  )
 
 
 def original(fun: Any) -> Any:
@@ -55,7 +62,13 @@ def original(fun: Any) -> Any:
 def compared(data: Any) -> Any:
   keys = random.split(random.wrap_key_data(data), 3)
   others = keys.at[1].set(random.key(7))
-  return keys == others, keys != others, keys[0] == keys, jnp.isclose(keys, others), jnp.array_equal(keys[0], others[0])
+  return (
+    keys == others,
+    keys != others,
+    keys[0] == keys,
+    jnp.isclose(keys, others),
+    jnp.array_equal(keys[0], others[0]),
+  )
 
 
 def bits_like(x: Any, key: Any, dtype: Any) -> Any:
@@ -89,28 +102,61 @@ ONCE = {"eager": "as in a graph", "saved": "as in a graph"}
 
 CASES = [
   *[Case(f"key {impl}", functools.partial(all_of_an_impl, impl=impl), [SEED]) for impl in IMPLS],
-  *[Case(f"key {impl} original", original(functools.partial(all_of_an_impl, impl=impl)), [SEED]) for impl in IMPLS[:2]],
+  *[
+    Case(f"key {impl} original", original(functools.partial(all_of_an_impl, impl=impl)), [SEED])
+    for impl in IMPLS[:2]
+  ],
   *[
     Case(
       f"key {impl} x64",
-      lambda s, impl=impl: (random.bits(key_of(s, impl), (3,), jnp.uint64), random.key_data(key_of(s, impl))),
+      lambda s, impl=impl: (
+        random.bits(key_of(s, impl), (3,), jnp.uint64),
+        random.key_data(key_of(s, impl)),
+      ),
       [np.int64(-(2**40) + 3)],
       x64=True,
       skip=ONCE,
     )
     for impl in IMPLS
   ],
-  Case("key original x64", original(lambda s: random.bits(random.key(s), (3,), jnp.uint64)), [SEED], x64=True, skip=ONCE),
-  Case("seeds", lambda s: random.key_data(jax.vmap(random.key)(s)), [np.array([0, -1, 2**31 - 1], np.int32)], poly="b"),
-  Case("raw keys", lambda k: (random.split(k), random.fold_in(k, np.uint32(2**32 - 1)), random.bits(random.wrap_key_data(k), (3,))), [KEY]),
+  Case(
+    "key original x64",
+    original(lambda s: random.bits(random.key(s), (3,), jnp.uint64)),
+    [SEED],
+    x64=True,
+    skip=ONCE,
+  ),
+  Case(
+    "seeds",
+    lambda s: random.key_data(jax.vmap(random.key)(s)),
+    [np.array([0, -1, 2**31 - 1], np.int32)],
+    poly="b",
+  ),
+  Case(
+    "raw keys",
+    lambda k: (
+      random.split(k),
+      random.fold_in(k, np.uint32(2**32 - 1)),
+      random.bits(random.wrap_key_data(k), (3,)),
+    ),
+    [KEY],
+  ),
   Case("keys compared", compared, [KEY], poly="..."),
   Case(
     "key array is data",
-    lambda k: random.key_data(jnp.where(jnp.array([True, False, True]), random.split(random.wrap_key_data(k), 3), random.key(0))),
+    lambda k: random.key_data(
+      jnp.where(
+        jnp.array([True, False, True]), random.split(random.wrap_key_data(k), 3), random.key(0)
+      )
+    ),
     [KEY],
   ),
   Case(
-    "bits of symbolic size", lambda x, k: bits_like(x, k, jnp.uint32), [np.zeros((3, 4), np.float32), KEY], poly=["b, c", None], grad=False
+    "bits of symbolic size",
+    lambda x, k: bits_like(x, k, jnp.uint32),
+    [np.zeros((3, 4), np.float32), KEY],
+    poly=["b, c", None],
+    grad=False,
   ),
   Case(
     "bits of symbolic size, original",
@@ -119,7 +165,9 @@ CASES = [
     poly=["b, c", None],
     grad=False,
   ),
-  Case("bits of size 0", lambda k: (random.bits(k, (0,)), random.bits(k, (3, 0))), [KEY], skip=ONCE),
+  Case(
+    "bits of size 0", lambda k: (random.bits(k, (0,)), random.bits(k, (3, 0))), [KEY], skip=ONCE
+  ),
   *[
     Case(
       f"generator {name} {np.dtype(dtype)}",
@@ -132,7 +180,12 @@ CASES = [
     for dtype in (jnp.uint8, jnp.uint16, jnp.uint32, jnp.uint64)
   ],
   *[
-    Case(f"generator {name} {shape}", functools.partial(generate, shape=shape, algorithm=name), [STATE], skip=ONCE)
+    Case(
+      f"generator {name} {shape}",
+      functools.partial(generate, shape=shape, algorithm=name),
+      [STATE],
+      skip=ONCE,
+    )
     for name in ("threefry", "philox")
     for shape in [(), (7,), (5, 3, 4), (3, 0)]
   ],
@@ -146,11 +199,23 @@ CASES = [
     )
     for name in ("threefry", "philox")
   ],
-  Case("generator u64 key", functools.partial(generate, shape=(5,), algorithm="threefry"), [np.array([1, 2**64 - 2], np.uint64)], x64=True),
-  *[Case(name, fun, [KEY], skip=ONCE, rtol=1e-5) for name, fun in SAMPLERS.items()],  # logarithms of neighbours
+  Case(
+    "generator u64 key",
+    functools.partial(generate, shape=(5,), algorithm="threefry"),
+    [np.array([1, 2**64 - 2], np.uint64)],
+    x64=True,
+  ),
+  *[
+    Case(name, fun, [KEY], skip=ONCE, rtol=1e-5) for name, fun in SAMPLERS.items()
+  ],  # logarithms of neighbours
   # The gradient is JAX's series; its terms round differently.
   Case("gamma", lambda k, a: random.gamma(k, a), [KEY, GAMMA], rtol=1e-4, poly=[None, "b"]),
-  Case("loggamma of a batch of keys", lambda k, a: jax.vmap(random.loggamma)(random.split(k, 5), a), [KEY, GAMMA], rtol=1e-4),
+  Case(
+    "loggamma of a batch of keys",
+    lambda k, a: jax.vmap(random.loggamma)(random.split(k, 5), a),
+    [KEY, GAMMA],
+    rtol=1e-4,
+  ),
 ]
 
 test_case, saved = run(CASES)
@@ -167,9 +232,15 @@ def test_rng_uniform_is_in_range(dtype: Any) -> None:
 
 def test_config_is_part_of_the_trace() -> None:
   """The same function, converted under both settings of jax_threefry_partitionable."""
-  for context in (contextlib.nullcontext(), jax.threefry_partitionable(False), contextlib.nullcontext()):
+  for context in (
+    contextlib.nullcontext(),
+    jax.threefry_partitionable(False),
+    contextlib.nullcontext(),
+  ):
     with context:
-      np.testing.assert_array_equal(jax2tf.convert(lambda k: random.split(k, 3))(KEY), random.split(KEY, 3))
+      np.testing.assert_array_equal(
+        jax2tf.convert(lambda k: random.split(k, 3))(KEY), random.split(KEY, 3)
+      )
 
 
 def test_inside_a_dataset() -> None:
@@ -181,7 +252,15 @@ def test_inside_a_dataset() -> None:
 
 def test_normal_is_small() -> None:
   """Bodies of functions are counted once."""
-  graph = tf.function(jax2tf.convert(lambda k: random.normal(k, (8,)))).get_concrete_function(tf.TensorSpec((2,), tf.uint32)).graph
+  graph = (
+    tf.function(jax2tf.convert(lambda k: random.normal(k, (8,))))
+    .get_concrete_function(tf.TensorSpec((2,), tf.uint32))
+    .graph
+  )
   definition = graph.as_graph_def()
-  ops = collections.Counter(node.op for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for node in nodes)
+  ops = collections.Counter(
+    node.op
+    for nodes in (definition.node, *(f.node_def for f in definition.library.function))
+    for node in nodes
+  )
   assert sum(ops.values()) <= 150, ops

@@ -25,13 +25,28 @@ OPS = {
   "min": lax.scatter_min,
   "max": lax.scatter_max,
 }
-DTYPES = ["int8", "int16", "int64", "uint8", "uint16", "uint32", "uint64", "bfloat16", "float16", "float64", "complex64", "complex128"]
+DTYPES = [
+  "int8",
+  "int16",
+  "int64",
+  "uint8",
+  "uint16",
+  "uint32",
+  "uint64",
+  "bfloat16",
+  "float16",
+  "float64",
+  "complex64",
+  "complex128",
+]
 NARROW = ["int4", "uint4", "float8_e5m2"]
 FEW = {"saved": "a sweep", "eager": "a sweep"}
 NAN, INF = np.nan, np.inf
 
 
-def scatter(op="add", *, window=(), inserted=(), start, batching=((), ()), mode="drop", unique=False):
+def scatter(
+  op="add", *, window=(), inserted=(), start, batching=((), ()), mode="drop", unique=False
+):
   """One of OPS with all its numbers."""
   numbers = lax.ScatterDimensionNumbers(window, inserted, start, *batching)
   return lambda x, i, u: OPS[op](x, i, u, numbers, mode=mode, unique_indices=unique)
@@ -66,25 +81,54 @@ CASES = [
       [TABLE, FAR[:, None], ROWS],
       poly=["a, b", "c, 1", "c, b"],
       grad=op != "mul",
-      atol=1e-6 if op in ("min", "max") else 0,  # JAX's own gradient divides ties and subtracts: zeros come out as 1e-8
+      atol=1e-6
+      if op in ("min", "max")
+      else 0,  # JAX's own gradient divides ties and subtracts: zeros come out as 1e-8
       skip=FEW if op in ("sub", "min") else {},
     )
     for op in OPS
     for mode in MODES
   ],
   *[
-    Case(f"one-{op}-{mode}-{i}", rows(op, mode=mode), [TABLE, np.array([[i]], np.int32), ROWS[:1]], grad=op != "mul", skip=FEW)
+    Case(
+      f"one-{op}-{mode}-{i}",
+      rows(op, mode=mode),
+      [TABLE, np.array([[i]], np.int32), ROWS[:1]],
+      grad=op != "mul",
+      skip=FEW,
+    )
     for op in OPS
     for mode, i in (("clip", 7), ("drop", 2), ("drop", -1))
   ],
   Case("segment-sum", lambda x, i: jax.ops.segment_sum(x, i, 4), [ROWS, FAR], poly=["a, b", "a"]),
   Case("segment-max", lambda x, i: jax.ops.segment_max(x, i, 4), [ROWS, FAR], poly=["a, b", "a"]),
-  Case("segment-prod", lambda x, i: jax.ops.segment_prod(x, i, 4), [ROWS, FAR], poly=["a, b", "a"], grad=False),
+  Case(
+    "segment-prod",
+    lambda x, i: jax.ops.segment_prod(x, i, 4),
+    [ROWS, FAR],
+    poly=["a, b", "a"],
+    grad=False,
+  ),
   Case("bincount", lambda i: jnp.bincount(i, length=4), [np.array([0, 3, 3, 9, 1], np.int32)]),
-  Case("columns", at(lambda i: (slice(None), i)), [CUBE, FAR[:3], CUBE[:, :3]], poly=["a, b, c", "_", "a, _, c"]),
+  Case(
+    "columns",
+    at(lambda i: (slice(None), i)),
+    [CUBE, FAR[:3], CUBE[:, :3]],
+    poly=["a, b, c", "_", "a, _, c"],
+  ),
   Case("points", at(lambda i: (i, i)), [CUBE, FAR[:4], CUBE[0]], poly=["a, b, c", "_", "_, c"]),
-  Case("points-apart", at(lambda i: (i, slice(None), i)), [CUBE, FAR[:4], CUBE[0, :, :4]], poly=["a, b, c", "_", "_, b"]),
-  Case("points-set", at(lambda i: (slice(None), i, 1), "set"), [CUBE, FAR[:4], CUBE[:, :, 4]], poly=["a, b, c", "_", "a, _"]),
+  Case(
+    "points-apart",
+    at(lambda i: (i, slice(None), i)),
+    [CUBE, FAR[:4], CUBE[0, :, :4]],
+    poly=["a, b, c", "_", "_, b"],
+  ),
+  Case(
+    "points-set",
+    at(lambda i: (slice(None), i, 1), "set"),
+    [CUBE, FAR[:4], CUBE[:, :, 4]],
+    poly=["a, b, c", "_", "a, _"],
+  ),
   Case(
     "points-multiply",
     at(lambda i: (i, slice(None), i), "multiply"),
@@ -92,21 +136,48 @@ CASES = [
     poly=["a, b, c", "_", "_, b"],
     grad=False,
   ),
-  Case("slice-set", at(lambda i: (slice(1, 3), slice(None, None, 2)), "set"), [CUBE, FAR, CUBE[1:, ::2] * 2]),
-  Case("scalar-index", at(lambda i: i, "set"), [TABLE, np.int32(-2), ROWS[0]], poly=["a, b", "", "b"]),
-  Case("scalar-indices", at(lambda i: (i, i + 1), "multiply"), [TABLE, np.int32(1), np.float32(3)], poly=["a, b", "", ""], grad=False),
+  Case(
+    "slice-set",
+    at(lambda i: (slice(1, 3), slice(None, None, 2)), "set"),
+    [CUBE, FAR, CUBE[1:, ::2] * 2],
+  ),
+  Case(
+    "scalar-index", at(lambda i: i, "set"), [TABLE, np.int32(-2), ROWS[0]], poly=["a, b", "", "b"]
+  ),
+  Case(
+    "scalar-indices",
+    at(lambda i: (i, i + 1), "multiply"),
+    [TABLE, np.int32(1), np.float32(3)],
+    poly=["a, b", "", ""],
+    grad=False,
+  ),
   Case("everything", at(lambda i: ..., "max"), [TABLE, FAR, ROWS[:5]]),
   Case("loop", loop, [TABLE, ROWS[:5]]),
   Case("empty-indices", rows("set"), [TABLE, FAR[:0, None], ROWS[:0]]),
   Case("empty-updates", at(lambda i: i), [TABLE[:, :0], FAR, ROWS[:, :0]]),
   Case("empty-operand", at(lambda i: i, "set"), [TABLE[:0], FAR, ROWS], grad=False),
   *[
-    Case(f"{how}-operand-that-may-be-empty", lambda x, how=how: getattr(x[1:].at[FAR], how)(1.0), [TABLE[:1]], poly="b, _", grad=False)
+    Case(
+      f"{how}-operand-that-may-be-empty",
+      lambda x, how=how: getattr(x[1:].at[FAR], how)(1.0),
+      [TABLE[:1]],
+      poly="b, _",
+      grad=False,
+    )
     for how in ("set", "add", "max", "mul")
   ],
   *[
-    Case(f"{name}-{part}-that-may-be-empty", lambda x, f=f, cut=cut: f(x[cut].at), [table], poly=poly, grad=False)
-    for part, cut, table, poly in (("operand", np.s_[1:], TABLE[:1], "b, _"), ("row", np.s_[:, 1:], TABLE[:, :1], "_, b"))
+    Case(
+      f"{name}-{part}-that-may-be-empty",
+      lambda x, f=f, cut=cut: f(x[cut].at),
+      [table],
+      poly=poly,
+      grad=False,
+    )
+    for part, cut, table, poly in (
+      ("operand", np.s_[1:], TABLE[:1], "b, _"),
+      ("row", np.s_[:, 1:], TABLE[:, :1], "_, b"),
+    )
     for name, f in {
       "mul-one": lambda at: at[FAR[:1]].multiply(3.0),
       "mul-some": lambda at: at[FAR[:2]].multiply(3.0),
@@ -114,7 +185,12 @@ CASES = [
       "apply-repeats": lambda at: at[FAR].apply(jnp.cos),
     }.items()
   ],
-  Case("kept", scatter(window=(1, 2), start=(0,)), [TABLE, FAR[:, None], ROWS[:, None]], poly=["a, b", "c, 1", "c, 1, b"]),
+  Case(
+    "kept",
+    scatter(window=(1, 2), start=(0,)),
+    [TABLE, FAR[:, None], ROWS[:, None]],
+    poly=["a, b", "c, 1", "c, 1, b"],
+  ),
   *[
     Case(
       f"windows-{op}-{mode}",
@@ -135,12 +211,31 @@ CASES = [
     poly=["a + 1, b + 1", "c, 1", "c, _, _"],
   ),
   Case(
-    "whole", scatter(window=(1, 2), start=(0, 1)), [TABLE, np.array([[0, 0], [0, 1], [0, 0]], np.int32), np.ones((3, 5, 4), np.float32)]
+    "whole",
+    scatter(window=(1, 2), start=(0, 1)),
+    [TABLE, np.array([[0, 0], [0, 1], [0, 0]], np.int32), np.ones((3, 5, 4), np.float32)],
   ),
-  Case("no-index", scatter(window=(1, 2), start=()), [TABLE, np.zeros((3, 0), np.int32), np.ones((3, 2, 3), np.float32)]),
-  Case("swapped", scatter(inserted=(0, 1), start=(1, 0)), [TABLE, PAIRS, ROWS[:6, 0]], poly=["a, b", "c, 2", "c"]),
-  Case("window-first", scatter("set", window=(0,), inserted=(1,), start=(1,)), [TABLE, FAR[:, None], ROWS.T[:, :8].repeat(2, 0)[:5]]),
-  Case("inserted-without-index", scatter(inserted=(0, 1), start=(0,)), [TABLE, FAR[:, None], ROWS[:, 0]]),
+  Case(
+    "no-index",
+    scatter(window=(1, 2), start=()),
+    [TABLE, np.zeros((3, 0), np.int32), np.ones((3, 2, 3), np.float32)],
+  ),
+  Case(
+    "swapped",
+    scatter(inserted=(0, 1), start=(1, 0)),
+    [TABLE, PAIRS, ROWS[:6, 0]],
+    poly=["a, b", "c, 2", "c"],
+  ),
+  Case(
+    "window-first",
+    scatter("set", window=(0,), inserted=(1,), start=(1,)),
+    [TABLE, FAR[:, None], ROWS.T[:, :8].repeat(2, 0)[:5]],
+  ),
+  Case(
+    "inserted-without-index",
+    scatter(inserted=(0, 1), start=(0,)),
+    [TABLE, FAR[:, None], ROWS[:, 0]],
+  ),
   Case(
     "batching",
     scatter(window=(2,), inserted=(1,), start=(1,), batching=((0,), (0,))),
@@ -154,7 +249,12 @@ CASES = [
     poly=["a, b, _", "b, a, 1", "b, a"],
     atol=1e-6,
   ),
-  Case("vmap", jax.vmap(lambda x, i, u: x.at[i].add(u)), [CUBE, FAR[:6].reshape(3, 2), CUBE[:, :2]], poly=["a, b, c", "a, 2", "a, 2, c"]),
+  Case(
+    "vmap",
+    jax.vmap(lambda x, i, u: x.at[i].add(u)),
+    [CUBE, FAR[:6].reshape(3, 2), CUBE[:, :2]],
+    poly=["a, b, c", "a, 2", "a, 2, c"],
+  ),
   Case(
     "vmap-set",
     lambda x, i, u: jax.vmap(lambda x, i: x.at[i].set(u), (1, 0), 1)(x, i),
@@ -174,12 +274,21 @@ CASES = [
     Case(
       f"hostile-{op}",
       lambda x, u, op=op: getattr(x.at[np.array([0, 1, 2, 3, 4, 4, 5, 9])], op)(u),
-      [np.array([NAN, 1, INF, -INF, 0, 5], np.float32), np.array([1, NAN, -INF, INF, -0.0, 2, 5, NAN], np.float32)],
+      [
+        np.array([NAN, 1, INF, -INF, 0, 5], np.float32),
+        np.array([1, NAN, -INF, INF, -0.0, 2, 5, NAN], np.float32),
+      ],
       grad=False,
     )
     for op in ("max", "min", "add")
   ],
-  Case("apply", lambda x, i: x.at[i, 1].apply(jnp.sin), [TABLE, FAR[:4]], grad=False, poly=["a, b", "c"]),
+  Case(
+    "apply",
+    lambda x, i: x.at[i, 1].apply(jnp.sin),
+    [TABLE, FAR[:4]],
+    grad=False,
+    poly=["a, b", "c"],
+  ),
   Case(
     "apply-repeats",
     lambda x, i: x.at[:, i].apply(lambda x: 2 * x + 1),
@@ -187,8 +296,20 @@ CASES = [
     grad=False,
     poly=["a, b, c", "d"],
   ),
-  Case("apply-one", lambda x, i: x.at[i].apply(jnp.square), [TABLE, np.int32(3)], grad=False, poly=["a, b", ""]),
-  Case("apply-unique", lambda x, i: x.at[i].apply(jnp.square, unique_indices=True), [TABLE, FAR[:4]], grad=False, poly=["a, b", "c"]),
+  Case(
+    "apply-one",
+    lambda x, i: x.at[i].apply(jnp.square),
+    [TABLE, np.int32(3)],
+    grad=False,
+    poly=["a, b", ""],
+  ),
+  Case(
+    "apply-unique",
+    lambda x, i: x.at[i].apply(jnp.square, unique_indices=True),
+    [TABLE, FAR[:4]],
+    grad=False,
+    poly=["a, b", "c"],
+  ),
   Case(
     "complex-max",
     lambda x, u: [x.at[np.array([0, 0, 1])].max(u), x.at[np.array([0, 0, 1])].min(u)],
@@ -199,7 +320,11 @@ CASES = [
     Case(
       f"indices-{dtype}",
       lambda x, i, u: [rows("add", mode=mode)(x, i, u) for mode in MODES],
-      [np.zeros((300, 4), np.float32), np.array([[np.iinfo(dtype).min], [np.iinfo(dtype).max], [100], [7]], dtype), ROWS[:4]],
+      [
+        np.zeros((300, 4), np.float32),
+        np.array([[np.iinfo(dtype).min], [np.iinfo(dtype).max], [100], [7]], dtype),
+        ROWS[:4],
+      ],
       x64=True,
       skip=FEW,
     )
@@ -216,7 +341,11 @@ CASES = [
     Case(
       f"dtype-{dtype}",
       every_op,
-      [TABLE.astype(getattr(ml_dtypes, dtype, dtype)), FAR[:, None], np.abs(ROWS).astype(getattr(ml_dtypes, dtype, dtype))],
+      [
+        TABLE.astype(getattr(ml_dtypes, dtype, dtype)),
+        FAR[:, None],
+        np.abs(ROWS).astype(getattr(ml_dtypes, dtype, dtype)),
+      ],
       x64="64" in dtype or dtype == "complex128",
       skip=FEW,
       grad=False,
@@ -226,7 +355,12 @@ CASES = [
   *[
     Case(
       f"dtype-{dtype}",
-      partial(lambda x, i, u, dtype: [y.astype(x.dtype) for y in every_op(x.astype(dtype), i, u.astype(dtype))], dtype=dtype),
+      partial(
+        lambda x, i, u, dtype: [
+          y.astype(x.dtype) for y in every_op(x.astype(dtype), i, u.astype(dtype))
+        ],
+        dtype=dtype,
+      ),
       [TABLE % 4, FAR[:, None], np.ones_like(ROWS)],
       grad=False,
       skip=FEW,
@@ -243,7 +377,11 @@ test_case, saved = run(CASES)
   [
     (lambda x, i: jax.ops.segment_sum(x, i, 4), [ROWS, FAR], "TensorScatterAdd"),
     (rows("set"), [TABLE, FAR[:, None], ROWS], "TensorScatterUpdate"),
-    (lambda x, i, u: x.at[i].set(u, mode="drop", wrap_negative_indices=False), [TABLE, FAR, ROWS], "TensorScatterUpdate"),
+    (
+      lambda x, i, u: x.at[i].set(u, mode="drop", wrap_negative_indices=False),
+      [TABLE, FAR, ROWS],
+      "TensorScatterUpdate",
+    ),
   ],
 )
 def test_plain_op(fun, args, op):

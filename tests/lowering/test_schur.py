@@ -82,7 +82,9 @@ def through_complex(a: Any) -> Any:
 SQUARE = RNG.standard_normal((5, 5)).astype(np.float32)
 SPD = SQUARE @ SQUARE.T + np.eye(5, dtype=np.float32)
 COUNTED = np.arange(9.0, dtype=np.float32).reshape(3, 3)
-NOT_FINITE = np.stack([np.where(i == COUNTED, bad, COUNTED) for i in (1, 4) for bad in (np.nan, np.inf)])
+NOT_FINITE = np.stack(
+  [np.where(i == COUNTED, bad, COUNTED) for i in (1, 4) for bad in (np.nan, np.inf)]
+)
 
 
 SPARSE = np.where(RNG.uniform(size=(7, 7)) < 0.4, RNG.standard_normal((7, 7)), 0) + 3 * np.eye(7)

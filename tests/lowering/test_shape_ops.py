@@ -15,7 +15,9 @@ FEW = {"saved": "a sweep over dtypes", "eager": "a sweep over dtypes"}
 
 
 def of(dtype, x=X):
-  return np.abs(x).astype(dtype) if dtype.startswith("u") else x.astype(getattr(ml_dtypes, dtype, dtype))
+  return (
+    np.abs(x).astype(dtype) if dtype.startswith("u") else x.astype(getattr(ml_dtypes, dtype, dtype))
+  )
 
 
 def every_move(x):
@@ -53,10 +55,27 @@ CASES = [
   Case("reshape-empty", lambda x: x.reshape(4, 0), [np.ones((0, 3), np.float32)]),
   Case("reshape-dimensions", lambda x: lax.reshape(x, (6, 2), dimensions=(1, 0)), [X]),
   Case("broadcast-scalar", lambda x: lax.full((2, 3), x), [np.float32(-0.0)]),
-  Case("broadcast-new", lambda x: lax.broadcast_in_dim(x, (x.shape[0], 2, x.shape[1]), (0, 2)), [X], poly=["a, b"]),
-  Case("broadcast-one", lambda x, y: jnp.broadcast_to(x, y.shape), [X[:1], X], poly=["1, b", "a, b"]),
-  Case("broadcast-to-symbolic", lambda x, y: lax.full(y.shape, 2.0) * x, [np.float32(3), X], poly=["", "a, b"]),
-  Case("broadcast-expand", lambda x: lax.broadcast_in_dim(x, (1, x.shape[0], 1, x.shape[1]), (1, 3)), [X], poly=["a, b"]),
+  Case(
+    "broadcast-new",
+    lambda x: lax.broadcast_in_dim(x, (x.shape[0], 2, x.shape[1]), (0, 2)),
+    [X],
+    poly=["a, b"],
+  ),
+  Case(
+    "broadcast-one", lambda x, y: jnp.broadcast_to(x, y.shape), [X[:1], X], poly=["1, b", "a, b"]
+  ),
+  Case(
+    "broadcast-to-symbolic",
+    lambda x, y: lax.full(y.shape, 2.0) * x,
+    [np.float32(3), X],
+    poly=["", "a, b"],
+  ),
+  Case(
+    "broadcast-expand",
+    lambda x: lax.broadcast_in_dim(x, (1, x.shape[0], 1, x.shape[1]), (1, 3)),
+    [X],
+    poly=["a, b"],
+  ),
   Case(
     "broadcast-six",
     lambda x: jnp.broadcast_to(x, (x.shape[0], 3, x.shape[2], 3, x.shape[4], 3)),
@@ -68,14 +87,26 @@ CASES = [
   Case("transpose-ones-of-a-size", lambda x: x[:, :, None].transpose(2, 0, 1), [X], poly=["a, _"]),
   Case("reshape-ones", lambda x: x.reshape(1, x.shape[0], 1, x.shape[1]), [X], poly=["a, b"]),
   Case("transpose-identity", lambda x: lax.transpose(x, (0, 1)), [X]),
-  Case("squeeze", lambda x: lax.squeeze(x, (0, 2)), [np.ones((1, 3, 1, 1), np.float32)], poly=["1, b, 1, 1"]),
+  Case(
+    "squeeze",
+    lambda x: lax.squeeze(x, (0, 2)),
+    [np.ones((1, 3, 1, 1), np.float32)],
+    poly=["1, b, 1, 1"],
+  ),
   Case("expand-dims", lambda x: lax.expand_dims(x, (0, 2)), [X], poly=["a, b"]),
-  Case("concatenate", lambda x, y: jnp.concatenate([x, y, x], 1), [X, X[:, :1]], poly=["a, b", "a, 1"]),
+  Case(
+    "concatenate", lambda x, y: jnp.concatenate([x, y, x], 1), [X, X[:, :1]], poly=["a, b", "a, 1"]
+  ),
   Case("concatenate-one", lambda x: lax.concatenate([x], 0), [X]),
   Case("concatenate-empty", lambda x: jnp.concatenate([x[:0], x, x[:0]]), [X]),
   Case("pad", pad((1, 2, 0), (0, 3, 0)), [X], poly=["a, b"]),
   Case("pad-zero", lambda x: jnp.pad(x, 1), [X]),
-  Case("pad-minus-zero", lambda x: jnp.copysign(1.0, lax.pad(x, np.float32(-0.0), [(1, 1, 0)])), [HOSTILE_F32], grad=False),
+  Case(
+    "pad-minus-zero",
+    lambda x: jnp.copysign(1.0, lax.pad(x, np.float32(-0.0), [(1, 1, 0)])),
+    [HOSTILE_F32],
+    grad=False,
+  ),
   Case("pad-nan", lambda x: lax.pad(x, np.float32(np.nan), [(1, 1, 1)]), [HOSTILE_F32]),
   Case("pad-interior", pad((0, 0, 2), (0, 0, 1)), [X], poly=["a, b"]),
   Case("pad-interior-negative", pad((-2, -1, 2), (3, -4, 3)), [X], poly=["a + 1, b"]),
@@ -84,16 +115,33 @@ CASES = [
   Case("pad-all-away", pad((-1, -2, 0), (0, 0, 0)), [X]),
   Case("pad-one-element", pad((0, 0, 5)), [X[0, :1]]),
   Case("pad-empty", pad((1, 2, 3)), [X[0, :0]]),
-  Case("pad-symbolic", lambda x: lax.pad(x, np.float32(1), [(x.shape[1], 0, 0), (0, x.shape[0], 0)]), [X], poly=["a, b"]),
-  Case("pad-symbolic-sign", lambda x: lax.pad(x, np.float32(1), [(x.shape[0] - 3, 5 - x.shape[0], 1)]), [X[0]], poly=["a"]),
+  Case(
+    "pad-symbolic",
+    lambda x: lax.pad(x, np.float32(1), [(x.shape[1], 0, 0), (0, x.shape[0], 0)]),
+    [X],
+    poly=["a, b"],
+  ),
+  Case(
+    "pad-symbolic-sign",
+    lambda x: lax.pad(x, np.float32(1), [(x.shape[0] - 3, 5 - x.shape[0], 1)]),
+    [X[0]],
+    poly=["a"],
+  ),
   Case(
     "pad-symbolic-sign-negative",
     lambda x: lax.pad(x, np.float32(1), [(2 - x.shape[0], x.shape[0] - 4, 0)]),
     [np.ones(5, np.float32)],
     poly=["a + 2"],
   ),
-  Case("pad-symbolic-empty", lambda x: lax.pad(x[1:], np.float32(1), [(0, 1, 2)]), [X[0, :1]], poly=["a"]),
-  Case("pad-value-gradient", lambda x, v: lax.pad(x, v, [(1, 1, 1), (-1, 1, 0)]), [X, np.float32(2)]),
+  Case(
+    "pad-symbolic-empty",
+    lambda x: lax.pad(x[1:], np.float32(1), [(0, 1, 2)]),
+    [X[0, :1]],
+    poly=["a"],
+  ),
+  Case(
+    "pad-value-gradient", lambda x, v: lax.pad(x, v, [(1, 1, 1), (-1, 1, 0)]), [X, np.float32(2)]
+  ),
   Case(
     "pad-nine-dimensions",
     pad(*[(1, 0, 0), (0, 0, 1), (0, -1, 0)] * 3),
@@ -110,14 +158,24 @@ CASES = [
   ),
   Case(
     "where-nine-dimensions",
-    lambda x: (jnp.where(x > 3, x, -x), jnp.where(x[:1] > 3, 0.0, x), jnp.sort(x, 3), lax.top_k(x, 1), jnp.clip(x, 3, 9)),
+    lambda x: (
+      jnp.where(x > 3, x, -x),
+      jnp.where(x[:1] > 3, 0.0, x),
+      jnp.sort(x, 3),
+      lax.top_k(x, 1),
+      jnp.clip(x, 3, 9),
+    ),
     [np.arange(2**9, dtype=np.float32).reshape([2] * 9)],
     skip={"saved": "the same graph"},
   ),
   Case("iota-float8", lambda: lax.iota(ml_dtypes.float8_e5m2, 6).astype(np.float32), []),
   Case("iota", lambda: jnp.arange(5), []),
   Case(
-    "iota-symbolic", lambda x: [jnp.arange(x.shape[0]), lax.broadcasted_iota(np.int32, (2, *x.shape), 2)], [X], poly=["a, b"], grad=False
+    "iota-symbolic",
+    lambda x: [jnp.arange(x.shape[0]), lax.broadcasted_iota(np.int32, (2, *x.shape), 2)],
+    [X],
+    poly=["a, b"],
+    grad=False,
   ),
   Case("iota-inside", lambda: lax.broadcasted_iota(np.float32, (2, 3, 4), 1), []),
   Case("iota-empty", lambda: jnp.arange(0), []),
@@ -135,7 +193,12 @@ CASES = [
   Case("rev-nothing", lambda x: lax.rev(x, ()), [X]),
   Case("split-equal", lambda x: jnp.split(x, 2, 1), [X], poly=["a, _"]),
   Case("split-unequal", lambda x: lax.split(x, (1, 0, 3), 1), [X], poly=["a, _"]),
-  Case("split-symbolic", lambda x, y: lax.split(jnp.concatenate([x, y]), (x.shape[0], y.shape[0])), [X[0], X[:, 0]], poly=["a", "b"]),
+  Case(
+    "split-symbolic",
+    lambda x, y: lax.split(jnp.concatenate([x, y]), (x.shape[0], y.shape[0])),
+    [X[0], X[:, 0]],
+    poly=["a", "b"],
+  ),
   Case("split-one", lambda x: lax.split(x, (4,), 1), [X]),
   Case("stack", lambda x, y: jnp.stack([x, y, x], 1), [X, -X], poly=["a, b", "a, b"]),
   Case("unstack", lambda x: jnp.unstack(x, axis=1), [X], poly=["a, _"]),

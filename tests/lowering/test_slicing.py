@@ -49,7 +49,9 @@ def last_rows(x):
 
 
 def loop(x):
-  return lax.fori_loop(0, x.shape[0], lambda i, x: lax.dynamic_update_index_in_dim(x, x[i] * 2 + i, i, 0), x)
+  return lax.fori_loop(
+    0, x.shape[0], lambda i, x: lax.dynamic_update_index_in_dim(x, x[i] * 2 + i, i, 0), x
+  )
 
 
 CASES = [
@@ -60,18 +62,38 @@ CASES = [
   Case("slice-stride-over-all", lambda x: lax.slice(x, (0, 0), (4, 5), (9, 9)), [X]),
   Case("slice-symbolic", last_rows, [X], poly=["a, b"]),
   Case("slice-scalar-nothing", lambda x: lax.slice(x, (), ()), [np.float32(3)]),
-  Case("slice-nine-dimensions", lambda x: [x[:, 1:, :, :1], x[..., ::2]], [HIGH], grad=False, skip={"saved": "the same graph"}),
+  Case(
+    "slice-nine-dimensions",
+    lambda x: [x[:, 1:, :, :1], x[..., ::2]],
+    [HIGH],
+    grad=False,
+    skip={"saved": "the same graph"},
+  ),
   Case("dynamic-slice", read(2, 3), [X, i32(1)], poly=["a + 1, b + 2", ""]),
-  *[Case(f"dynamic-slice-clamps-{i}", read(2, 3), [X, i32(i)], poly=["a + 1, _", ""], skip=FEW) for i in (-(2**31), -1, 3, 9, 2**31 - 1)],
+  *[
+    Case(f"dynamic-slice-clamps-{i}", read(2, 3), [X, i32(i)], poly=["a + 1, _", ""], skip=FEW)
+    for i in (-(2**31), -1, 3, 9, 2**31 - 1)
+  ],
   Case("dynamic-slice-whole", read(4, 5), [X, i32(3)]),
   Case("dynamic-slice-empty", read(0, 5), [X, i32(9)]),
   Case(
-    "dynamic-slice-symbolic-sizes", lambda x, i: lax.dynamic_slice(x, (i, 0), (x.shape[0] - 1, x.shape[1])), [X, i32(7)], poly=["a, b", ""]
+    "dynamic-slice-symbolic-sizes",
+    lambda x, i: lax.dynamic_slice(x, (i, 0), (x.shape[0] - 1, x.shape[1])),
+    [X, i32(7)],
+    poly=["a, b", ""],
   ),
   Case(
-    "dynamic-slice-index", lambda x, i: [x[i], x[:, i], lax.dynamic_index_in_dim(x, i, 1, keepdims=False)], [X, i32(-2)], poly=["a, b", ""]
+    "dynamic-slice-index",
+    lambda x, i: [x[i], x[:, i], lax.dynamic_index_in_dim(x, i, 1, keepdims=False)],
+    [X, i32(-2)],
+    poly=["a, b", ""],
   ),
-  Case("dynamic-slice-vmap", jax.vmap(read(2, 3), (None, 0)), [X, np.array([-3, 0, 1, 9], np.int32)], poly=["a + 1, b + 2", "c"]),
+  Case(
+    "dynamic-slice-vmap",
+    jax.vmap(read(2, 3), (None, 0)),
+    [X, np.array([-3, 0, 1, 9], np.int32)],
+    poly=["a + 1, b + 2", "c"],
+  ),
   Case(
     "dynamic-slice-vmap-both",
     jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (2,)), (1, 0), 1),
@@ -79,15 +101,24 @@ CASES = [
     poly=["a + 1, b", "b"],
   ),
   *[
-    Case(f"starts-{dtype}", reads_and_writes, [X, *bounds_of(dtype)], x64=True, skip=FEW, grad=False)
+    Case(
+      f"starts-{dtype}", reads_and_writes, [X, *bounds_of(dtype)], x64=True, skip=FEW, grad=False
+    )
     for dtype in ("int8", "int16", "int64", "uint8", "uint16", "uint32", "uint64")
   ],
   Case("update", write, [X, -X[:2, :2], i32(1)], poly=["a + 1, b + 1", "_, _", ""]),
   *[
-    Case(f"update-clamps-{i}", write, [X, -X[:2, :2], i32(i)], poly=["a + 1, _", "_, _", ""], skip=FEW)
+    Case(
+      f"update-clamps-{i}", write, [X, -X[:2, :2], i32(i)], poly=["a + 1, _", "_, _", ""], skip=FEW
+    )
     for i in (-(2**31), -1, 3, 2**31 - 1)
   ],
-  Case("update-symbolic", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), [X, -X[:2], i32(9)], poly=["a + 1, b", "2, b", ""]),
+  Case(
+    "update-symbolic",
+    lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
+    [X, -X[:2], i32(9)],
+    poly=["a + 1, b", "2, b", ""],
+  ),
   Case("update-whole", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), [X, -X, i32(1)]),
   Case("update-empty", lambda x, i: lax.dynamic_update_slice(x, x[:0], (i, i)), [X, i32(1)]),
   Case(
@@ -104,11 +135,22 @@ CASES = [
     grad=False,
     skip={"saved": "the same graph"},
   ),
-  *[Case(f"every-slice-{dtype}", every_slice, [of(dtype)], x64="64" in dtype or dtype == "complex128", skip=FEW) for dtype in DTYPES],
   *[
     Case(
       f"every-slice-{dtype}",
-      partial(lambda x, dtype: [y.astype(x.dtype) for y in every_slice(x.astype(dtype))], dtype=dtype),
+      every_slice,
+      [of(dtype)],
+      x64="64" in dtype or dtype == "complex128",
+      skip=FEW,
+    )
+    for dtype in DTYPES
+  ],
+  *[
+    Case(
+      f"every-slice-{dtype}",
+      partial(
+        lambda x, dtype: [y.astype(x.dtype) for y in every_slice(x.astype(dtype))], dtype=dtype
+      ),
       [X % 5],
       grad=False,
       skip=FEW,

@@ -17,8 +17,30 @@ MILD = np.array([0.1, 0.5, 0.9, 2.0, 3.7, 10.0, 0.25], np.float32)
 EDGES = np.array([0.0, 0.5, 1.0, 2.5, 30.0, -1.0, -0.5, np.nan], np.float32)
 SHAPES = np.array([0.0, 0.5, 3.0, -1.0, np.inf], np.float32)
 ORDERS = np.array([1.5, 2.0, 5.0, 1.0, 0.0, -0.5, -2.0, 100.0, np.inf, np.nan], np.float32)
-LEFT = np.array([0.1, 2.0, 10.0, 0.0, -0.5, -1.0, -8.28, -9.125, -40.25, -3e38, 1e5, np.inf, -np.inf, np.nan], np.float32)
-UNIT = np.array([0.0, -0.0, 1e-30, -1e-8, 0.1, -0.5, 0.9, 0.999, -0.99999, 0.9999999, 1.0, -1.0, 1.1, -np.inf, np.nan], np.float32)
+LEFT = np.array(
+  [0.1, 2.0, 10.0, 0.0, -0.5, -1.0, -8.28, -9.125, -40.25, -3e38, 1e5, np.inf, -np.inf, np.nan],
+  np.float32,
+)
+UNIT = np.array(
+  [
+    0.0,
+    -0.0,
+    1e-30,
+    -1e-8,
+    0.1,
+    -0.5,
+    0.9,
+    0.999,
+    -0.99999,
+    0.9999999,
+    1.0,
+    -1.0,
+    1.1,
+    -np.inf,
+    np.nan,
+  ],
+  np.float32,
+)
 INFINITE = np.array([0.0, 1.0, 2.0, 30.0, -1.0, np.inf, -np.inf, np.nan], np.float32)
 
 
@@ -49,9 +71,18 @@ HALVES = (np.float16, ml_dtypes.bfloat16)
 CASES = [
   Case("erf and erfc", errors, [HOSTILE_F32], poly="b", rtol=RTOL, grad=False),
   Case("erf gradient", errors, [MILD], rtol=RTOL, skip=QUICK),
-  Case("erf f64 at infinity", errors, [np.array([np.inf, -np.inf, 1e300, 5.9, -0.3, 0.0, np.nan])], x64=True, rtol=RTOL_64, grad=False),
+  Case(
+    "erf f64 at infinity",
+    errors,
+    [np.array([np.inf, -np.inf, 1e300, 5.9, -0.3, 0.0, np.nan])],
+    x64=True,
+    rtol=RTOL_64,
+    grad=False,
+  ),
   Case("erf_inv", lax.erf_inv, [UNIT], poly="b"),
-  Case("erf_inv gradient", lax.erf_inv, [np.array([0.1, -0.5, 0.9], np.float32)], skip=QUICK, rtol=RTOL),
+  Case(
+    "erf_inv gradient", lax.erf_inv, [np.array([0.1, -0.5, 0.9], np.float32)], skip=QUICK, rtol=RTOL
+  ),
   Case(
     "erf_inv f64",
     lax.erf_inv,
@@ -82,17 +113,53 @@ CASES = [
   ),
   Case("digamma gradient", lax.digamma, [MILD], rtol=RTOL, skip=QUICK),
   Case("igamma", gammas, grid(EDGES, EDGES), rtol=RTOL_GAMMA, grad=False, poly="b"),
-  Case("igamma at infinities", gammas, grid(INFINITE, INFINITE), rtol=RTOL_GAMMA, grad=False, skip=QUICK),
-  Case("igamma_grad_a at infinities", lax.igamma_grad_a, grid(INFINITE, INFINITE), rtol=1e-3, grad=False, skip=QUICK),
+  Case(
+    "igamma at infinities",
+    gammas,
+    grid(INFINITE, INFINITE),
+    rtol=RTOL_GAMMA,
+    grad=False,
+    skip=QUICK,
+  ),
+  Case(
+    "igamma_grad_a at infinities",
+    lax.igamma_grad_a,
+    grid(INFINITE, INFINITE),
+    rtol=1e-3,
+    grad=False,
+    skip=QUICK,
+  ),
   Case("igamma gradient", lax.igamma, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
   Case("igammac gradient", lax.igammac, grid(MILD, MILD), rtol=1e-3, atol=1e-5, skip=QUICK),
   Case("igamma_grad_a", lax.igamma_grad_a, grid(EDGES, EDGES), rtol=1e-3, atol=1e-6, grad=False),
-  Case("igamma f64", gammas, [x.astype(np.float64) for x in grid(EDGES, EDGES)], x64=True, rtol=RTOL_64, grad=False, skip=QUICK),
+  Case(
+    "igamma f64",
+    gammas,
+    [x.astype(np.float64) for x in grid(EDGES, EDGES)],
+    x64=True,
+    rtol=RTOL_64,
+    grad=False,
+    skip=QUICK,
+  ),
   Case("polygamma", lax.polygamma, grid(ORDERS, LEFT), rtol=RTOL, poly="b", grad=False),
-  Case("polygamma gradient", lambda x: lax.polygamma(jnp.full_like(x, 1), x), [MILD], rtol=RTOL, skip=QUICK),
+  Case(
+    "polygamma gradient",
+    lambda x: lax.polygamma(jnp.full_like(x, 1), x),
+    [MILD],
+    rtol=RTOL,
+    skip=QUICK,
+  ),
   Case("zeta", lax.zeta, grid(ORDERS, LEFT), rtol=RTOL, grad=False, poly="b"),
   # The corrections cancel each other for q < 0: zeta(100, -40.25) keeps eleven digits.
-  Case("zeta f64", lax.zeta, [x.astype(np.float64) for x in grid(ORDERS, LEFT)], x64=True, rtol=1e-10, grad=False, skip=QUICK),
+  Case(
+    "zeta f64",
+    lax.zeta,
+    [x.astype(np.float64) for x in grid(ORDERS, LEFT)],
+    x64=True,
+    rtol=1e-10,
+    grad=False,
+    skip=QUICK,
+  ),
   Case(
     "betainc",
     lax.betainc,
@@ -110,8 +177,16 @@ CASES = [
   ),
   Case(
     "betainc of sizes 1 and n",
-    lambda a, b, x: [lax.betainc(a, b, x), lax.betainc(x, b, a), jax.scipy.stats.beta.cdf(x, a, 2.0)],
-    [np.array([2.0], np.float32), np.array([0.5], np.float32), np.array([0.1, 0.4, 0.8], np.float32)],
+    lambda a, b, x: [
+      lax.betainc(a, b, x),
+      lax.betainc(x, b, a),
+      jax.scipy.stats.beta.cdf(x, a, 2.0),
+    ],
+    [
+      np.array([2.0], np.float32),
+      np.array([0.5], np.float32),
+      np.array([0.1, 0.4, 0.8], np.float32),
+    ],
     poly=[None, "1", "n"],
     rtol=RTOL_GAMMA,
     grad=False,
@@ -124,25 +199,62 @@ CASES = [
     rtol=RTOL_GAMMA,
     grad=False,
   ),
-  Case("random_gamma_grad", lax.random_gamma_grad, grid(MILD, MILD), rtol=1e-3, atol=1e-5, grad=False),
+  Case(
+    "random_gamma_grad", lax.random_gamma_grad, grid(MILD, MILD), rtol=1e-3, atol=1e-5, grad=False
+  ),
   *(
     Case(f"{name} {dtype.__name__}", fun, [MILD.astype(dtype) / dtype(11)], skip=QUICK, grad=False)
-    for name, fun in (("erf", errors), ("erf_inv", lax.erf_inv), ("bessel", bessel), ("lgamma", lax.lgamma), ("digamma", lax.digamma))
+    for name, fun in (
+      ("erf", errors),
+      ("erf_inv", lax.erf_inv),
+      ("bessel", bessel),
+      ("lgamma", lax.lgamma),
+      ("digamma", lax.digamma),
+    )
     for dtype in HALVES
   ),
   *(
-    Case(f"{name} {dtype.__name__}", fun, [MILD.astype(dtype), MILD[::-1].astype(dtype)], skip=QUICK, grad=False)
-    for name, fun in (("igamma", gammas), ("zeta", zeta_above_1), ("igamma_grad_a", lax.igamma_grad_a))
+    Case(
+      f"{name} {dtype.__name__}",
+      fun,
+      [MILD.astype(dtype), MILD[::-1].astype(dtype)],
+      skip=QUICK,
+      grad=False,
+    )
+    for name, fun in (
+      ("igamma", gammas),
+      ("zeta", zeta_above_1),
+      ("igamma_grad_a", lax.igamma_grad_a),
+    )
     for dtype in HALVES
   ),
-  Case("scipy", lambda x: [f(x) for f in (special.ndtr, special.ndtri, special.entr, special.expit)], [MILD / 11], rtol=RTOL),
+  Case(
+    "scipy",
+    lambda x: [f(x) for f in (special.ndtr, special.ndtri, special.entr, special.expit)],
+    [MILD / 11],
+    rtol=RTOL,
+  ),
 ]
 test_case, saved = run(CASES)
 
 
 def test_zeros_keep_their_sign() -> None:
   """Each function in f32 and in f64."""
-  functions = (lax.bessel_i1e, lax.cbrt, lax.erf, lax.erf_inv, lax.asinh, lax.expm1, lax.log1p, lax.tan)
+  functions = (
+    lax.bessel_i1e,
+    lax.cbrt,
+    lax.erf,
+    lax.erf_inv,
+    lax.asinh,
+    lax.expm1,
+    lax.log1p,
+    lax.tan,
+  )
   with jax.enable_x64(True):
-    converted = jax2tf.convert(lambda x: [f(x.astype(t)) for f in functions for t in (jnp.float32, jnp.float64)], with_gradient=False)
-    assert all(np.signbit(y.numpy()).tolist() == [False, True] for y in converted(np.array([0.0, -0.0])))
+    converted = jax2tf.convert(
+      lambda x: [f(x.astype(t)) for f in functions for t in (jnp.float32, jnp.float64)],
+      with_gradient=False,
+    )
+    assert all(
+      np.signbit(y.numpy()).tolist() == [False, True] for y in converted(np.array([0.0, -0.0]))
+    )

@@ -24,7 +24,10 @@ class Agent(eqx.Module):
 
   def __init__(self, key: Any):
     keys = jax.random.split(key, 5)
-    self.convolutions = [eqx.nn.Conv2d(4, 8, 4, stride=2, key=keys[0]), eqx.nn.Conv2d(8, 16, 3, stride=2, key=keys[1])]
+    self.convolutions = [
+      eqx.nn.Conv2d(4, 8, 4, stride=2, key=keys[0]),
+      eqx.nn.Conv2d(8, 16, 3, stride=2, key=keys[1]),
+    ]
     self.hidden = eqx.nn.Linear(16 * 5 * 5, 64, key=keys[2])
     self.policy = eqx.nn.Linear(64, ACTIONS, key=keys[3])
     self.value = eqx.nn.Linear(64, "scalar", key=keys[4])
@@ -35,7 +38,12 @@ class Agent(eqx.Module):
       x = jax.nn.relu(convolution(x))
     x = jax.nn.relu(self.hidden(x.ravel()))
     log_probs = jax.nn.log_softmax(self.policy(x))
-    return log_probs, self.value(x), jnp.argmax(log_probs).astype(jnp.int32), -jnp.sum(jnp.exp(log_probs) * log_probs)
+    return (
+      log_probs,
+      self.value(x),
+      jnp.argmax(log_probs).astype(jnp.int32),
+      -jnp.sum(jnp.exp(log_probs) * log_probs),
+    )
 
 
 def build() -> tuple[Function, Any]:

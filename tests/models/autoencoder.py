@@ -28,4 +28,11 @@ def build() -> tuple[Function, Any]:
   return of_haiku(autoencoder, np.zeros((1, 16, 16, 1), np.float32))
 
 
-ENTRY = Entry("autoencoder", "Haiku", build, {"image": "f32[b,16,16,1]"}, ["reconstruction", "code"], {"b": (1, 3)})
+ENTRY = Entry(
+  "autoencoder",
+  "Haiku",
+  build,
+  {"image": "f32[b,16,16,1]"},
+  ["reconstruction", "code"],
+  {"b": (1, 3)},
+)

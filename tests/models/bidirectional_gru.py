@@ -40,4 +40,11 @@ def build() -> tuple[Function, Any]:
   return of_equinox(Tagger(KEY))
 
 
-ENTRY = Entry("bidirectional_gru", "Equinox", build, {"xs": f"f32[b,s,{FEATURES}]"}, ["scores"], {"b": (1, 3), "s": (6, 9)})
+ENTRY = Entry(
+  "bidirectional_gru",
+  "Equinox",
+  build,
+  {"xs": f"f32[b,s,{FEATURES}]"},
+  ["scores"],
+  {"b": (1, 3), "s": (6, 9)},
+)

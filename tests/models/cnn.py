@@ -5,4 +5,11 @@ from __future__ import annotations
 from tests.models.entry import Entry
 from tests.models.zoo import MODELS
 
-ENTRY = Entry("cnn", "Flax linen", MODELS["linen_cnn_nhwc"].build, {"image": "f32[b,16,16,3]"}, ["logits"], {"b": (1, 3)})
+ENTRY = Entry(
+  "cnn",
+  "Flax linen",
+  MODELS["linen_cnn_nhwc"].build,
+  {"image": "f32[b,16,16,3]"},
+  ["logits"],
+  {"b": (1, 3)},
+)

@@ -23,7 +23,9 @@ class Denoiser(nn.Module):
   def __call__(self, x: Any, t: Any) -> Any:
     frequencies = jnp.exp(-jnp.log(1e4) * jnp.arange(8) / 8)
     angles = t[:, None] * frequencies
-    time = nn.Dense(16)(nn.swish(nn.Dense(16)(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1))))
+    time = nn.Dense(16)(
+      nn.swish(nn.Dense(16)(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)))
+    )
     y = nn.Conv(16, (3, 3))(x)
     for _ in range(2):
       z = nn.Conv(16, (3, 3))(nn.swish(nn.GroupNorm(4)(y)))
@@ -37,7 +39,9 @@ def build() -> tuple[Function, Any]:
   def step(params: Any, x: Any, t: Any) -> tuple[Any, Any]:
     noise = apply(params, x, t)
     now = jnp.asarray(REMAINING)[t][:, None, None, None]
-    before = jnp.where(t > 0, jnp.asarray(REMAINING)[jnp.maximum(t - 1, 0)], 1.0)[:, None, None, None]
+    before = jnp.where(t > 0, jnp.asarray(REMAINING)[jnp.maximum(t - 1, 0)], 1.0)[
+      :, None, None, None
+    ]
     image = jnp.clip((x - jnp.sqrt(1 - now) * noise) / jnp.sqrt(now), -3, 3)
     return jnp.sqrt(before) * image + jnp.sqrt(1 - before) * noise, noise
 

@@ -41,8 +41,14 @@ class Entry:
   why: str = ""
 
   def __post_init__(self) -> None:
-    if undrawn := [name for name, spec in self.inputs.items() if not spec.startswith("f") and name not in self.draws]:
-      raise ValueError(f"{self.name}: draws says nothing of {undrawn[0]!r}, {self.inputs[undrawn[0]]}; say which values make sense")
+    if undrawn := [
+      name
+      for name, spec in self.inputs.items()
+      if not spec.startswith("f") and name not in self.draws
+    ]:
+      raise ValueError(
+        f"{self.name}: draws says nothing of {undrawn[0]!r}, {self.inputs[undrawn[0]]}; say which values make sense"
+      )
     if (self.rtol, self.atol) != (None, None) and not self.why:
       raise ValueError(f"{self.name}: why are its tolerances not the usual ones?")
 

@@ -16,7 +16,12 @@ class Generator(nnx.Module):
   def __init__(self, rngs: nnx.Rngs):
     self.dense = nnx.Linear(32, 4 * 4 * 32, rngs=rngs)
     self.norm = nnx.BatchNorm(32, use_running_average=True, rngs=rngs)
-    self.ups = nnx.List([nnx.ConvTranspose(i, o, (4, 4), strides=(2, 2), padding="SAME", rngs=rngs) for i, o in ((32, 16), (16, 3))])
+    self.ups = nnx.List(
+      [
+        nnx.ConvTranspose(i, o, (4, 4), strides=(2, 2), padding="SAME", rngs=rngs)
+        for i, o in ((32, 16), (16, 3))
+      ]
+    )
 
   def __call__(self, z: Any) -> Any:
     x = nnx.relu(self.norm(self.dense(z).reshape(-1, 4, 4, 32)))

@@ -27,12 +27,20 @@ def predict(params: Any, observed_x: Any, observed_y: Any, x: Any) -> tuple[Any,
   across = _covariance(params, observed_x, x)
   explained = solve_triangular(factor, across, lower=True)
   variance = jnp.exp(2 * params["log_scale"]) - jnp.sum(explained**2, 0)
-  log_likelihood = -0.5 * observed_y @ weights - jnp.sum(jnp.log(jnp.diag(factor))) - 0.5 * OBSERVED * jnp.log(2 * jnp.pi)
+  log_likelihood = (
+    -0.5 * observed_y @ weights
+    - jnp.sum(jnp.log(jnp.diag(factor)))
+    - 0.5 * OBSERVED * jnp.log(2 * jnp.pi)
+  )
   return across.T @ weights, variance, log_likelihood
 
 
 def build() -> tuple[Function, Any]:
-  return predict, {"log_length": np.log(np.float32([0.8, 1.2])), "log_scale": np.float32(0.1), "log_noise": np.float32(-1.0)}
+  return predict, {
+    "log_length": np.log(np.float32([0.8, 1.2])),
+    "log_scale": np.float32(0.1),
+    "log_noise": np.float32(-1.0),
+  }
 
 
 ENTRY = Entry(

@@ -28,8 +28,15 @@ def graph_network(params: Any, nodes: Any, senders: Any, receivers: Any) -> tupl
 
 def build() -> tuple[Function, Any]:
   keys = iter(jax.random.split(KEY, 6))
-  layers = [{name: weights(next(keys), 2 * WIDTH, WIDTH) for name in ("message", "update")} for _ in range(2)]
-  return graph_network, {"in": weights(next(keys), FEATURES, WIDTH), "out": weights(next(keys), WIDTH, CLASSES), "layers": layers}
+  layers = [
+    {name: weights(next(keys), 2 * WIDTH, WIDTH) for name in ("message", "update")}
+    for _ in range(2)
+  ]
+  return graph_network, {
+    "in": weights(next(keys), FEATURES, WIDTH),
+    "out": weights(next(keys), WIDTH, CLASSES),
+    "layers": layers,
+  }
 
 
 ENTRY = Entry(

@@ -44,4 +44,11 @@ def build() -> tuple[Function, Any]:
   return of_equinox(Spotter(KEY))
 
 
-ENTRY = Entry("keyword_spotting", "Equinox", build, {"spectrogram": f"f32[b,t,{BANDS}]"}, ["log_probs"], {"b": (1, 3), "t": (25, 40)})
+ENTRY = Entry(
+  "keyword_spotting",
+  "Equinox",
+  build,
+  {"spectrogram": f"f32[b,t,{BANDS}]"},
+  ["log_probs"],
+  {"b": (1, 3), "t": (25, 40)},
+)

@@ -20,7 +20,9 @@ Function = Callable[..., Any]
 
 def of_linen(module: nn.Module, *inputs: Any, **kwargs: Any) -> tuple[Function, Any]:
   """(apply, variables) of a Flax linen module; `inputs` are of the shapes that it is made for."""
-  return functools.partial(module.apply, **kwargs), _initial(functools.partial(module.init, **kwargs), KEY, *inputs)
+  return functools.partial(module.apply, **kwargs), _initial(
+    functools.partial(module.init, **kwargs), KEY, *inputs
+  )
 
 
 def of_nnx(module: nnx.Module) -> tuple[Function, Any]:

@@ -31,5 +31,11 @@ def build() -> tuple[Function, Any]:
 
 
 ENTRY = Entry(
-  "lstm_language_model", "Flax nnx", build, {"ids": "i32[b,s]"}, ["log_probs"], {"b": (1, 3), "s": (5, 9)}, draws={"ids": below(VOCABULARY)}
+  "lstm_language_model",
+  "Flax nnx",
+  build,
+  {"ids": "i32[b,s]"},
+  ["log_probs"],
+  {"b": (1, 3), "s": (5, 9)},
+  draws={"ids": below(VOCABULARY)},
 )

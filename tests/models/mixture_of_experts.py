@@ -35,4 +35,11 @@ def build() -> tuple[Function, Any]:
   return of_linen(MixtureOfExperts(), np.zeros((1, 4, WIDTH), np.float32))
 
 
-ENTRY = Entry("mixture_of_experts", "Flax linen", build, {"x": f"f32[b,s,{WIDTH}]"}, ["y", "load"], {"b": (1, 3), "s": (4, 7)})
+ENTRY = Entry(
+  "mixture_of_experts",
+  "Flax linen",
+  build,
+  {"x": f"f32[b,s,{WIDTH}]"},
+  ["y", "load"],
+  {"b": (1, 3), "s": (4, 7)},
+)

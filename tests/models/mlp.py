@@ -15,7 +15,12 @@ class MLP(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs):
     self.layers = nnx.Sequential(
-      nnx.Linear(784, 128, rngs=rngs), nnx.relu, nnx.Linear(128, 64, rngs=rngs), nnx.gelu, nnx.Linear(64, 10, rngs=rngs), nnx.softmax
+      nnx.Linear(784, 128, rngs=rngs),
+      nnx.relu,
+      nnx.Linear(128, 64, rngs=rngs),
+      nnx.gelu,
+      nnx.Linear(64, 10, rngs=rngs),
+      nnx.softmax,
     )
 
   def __call__(self, x: Any) -> Any:

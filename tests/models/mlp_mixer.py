@@ -38,4 +38,6 @@ def build() -> tuple[Function, Any]:
   return of_linen(Mixer(), np.zeros((1, 32, 32, 3), np.float32))
 
 
-ENTRY = Entry("mlp_mixer", "Flax linen", build, {"image": "f32[b,32,32,3]"}, ["logits"], {"b": (1, 3)})
+ENTRY = Entry(
+  "mlp_mixer", "Flax linen", build, {"image": "f32[b,32,32,3]"}, ["logits"], {"b": (1, 3)}
+)

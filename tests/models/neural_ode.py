@@ -33,12 +33,16 @@ def solve(field: Any, y: Any) -> tuple[Any, Any]:
     time = jnp.where(accepted, time + length, time)
     return time, y, length * jnp.clip(0.9 / jnp.sqrt(error + 1e-6), 0.2, 4.0), steps + 1
 
-  _, y, _, steps = lax.while_loop(unfinished, step, (jnp.float32(0), y, jnp.float32(0.1), jnp.int32(0)))
+  _, y, _, steps = lax.while_loop(
+    unfinished, step, (jnp.float32(0), y, jnp.float32(0.1), jnp.int32(0))
+  )
   return y, steps
 
 
 def build() -> tuple[Function, Any]:
-  arrays, static = eqx.partition(eqx.nn.MLP(SIZE, SIZE, 16, 1, activation=jnp.tanh, key=KEY), eqx.is_array)
+  arrays, static = eqx.partition(
+    eqx.nn.MLP(SIZE, SIZE, 16, 1, activation=jnp.tanh, key=KEY), eqx.is_array
+  )
 
   def flow(arrays: Any, y: Any) -> tuple[Any, Any]:
     return solve(lambda y: 3 * jax.vmap(eqx.combine(arrays, static))(y), y)
@@ -46,4 +50,6 @@ def build() -> tuple[Function, Any]:
   return flow, arrays
 
 
-ENTRY = Entry("neural_ode", "Equinox", build, {"y": f"f32[b,{SIZE}]"}, ["y_end", "steps"], {"b": (1, 3)})
+ENTRY = Entry(
+  "neural_ode", "Equinox", build, {"y": f"f32[b,{SIZE}]"}, ["y_end", "steps"], {"b": (1, 3)}
+)

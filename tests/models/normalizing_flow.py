@@ -21,7 +21,10 @@ class RealNVP(eqx.Module):
   couplings: list[eqx.nn.MLP]
 
   def __init__(self, key: Any):
-    self.couplings = [eqx.nn.MLP(SIZE // 2, SIZE, 16, 1, activation=jnp.tanh, key=k) for k in jax.random.split(key, COUPLINGS)]
+    self.couplings = [
+      eqx.nn.MLP(SIZE // 2, SIZE, 16, 1, activation=jnp.tanh, key=k)
+      for k in jax.random.split(key, COUPLINGS)
+    ]
 
   def __call__(self, x: Any) -> tuple[Any, Any, Any]:
     z, log_determinant = x, jnp.zeros(())
@@ -45,4 +48,11 @@ def build() -> tuple[Function, Any]:
   return of_equinox(RealNVP(KEY))
 
 
-ENTRY = Entry("normalizing_flow", "Equinox", build, {"x": f"f32[b,{SIZE}]"}, ["z", "log_density", "x_again"], {"b": (1, 5)})
+ENTRY = Entry(
+  "normalizing_flow",
+  "Equinox",
+  build,
+  {"x": f"f32[b,{SIZE}]"},
+  ["z", "log_density", "x_again"],
+  {"b": (1, 5)},
+)

@@ -35,4 +35,11 @@ def build() -> tuple[Function, Any]:
   return of_linen(PointNet(), np.zeros((1, 8, 3), np.float32))
 
 
-ENTRY = Entry("pointnet", "Flax linen", build, {"points": "f32[b,n,3]"}, ["log_probs"], {"b": (1, 3), "n": (16, 25)})
+ENTRY = Entry(
+  "pointnet",
+  "Flax linen",
+  build,
+  {"points": "f32[b,n,3]"},
+  ["log_probs"],
+  {"b": (1, 3), "n": (16, 25)},
+)

@@ -5,4 +5,11 @@ from __future__ import annotations
 from tests.models.entry import Entry
 from tests.models.zoo import MODELS
 
-ENTRY = Entry("resnet", "Flax linen", MODELS["linen_resnet"].build, {"image": "f32[b,32,32,3]"}, ["logits"], {"b": (1, 3)})
+ENTRY = Entry(
+  "resnet",
+  "Flax linen",
+  MODELS["linen_resnet"].build,
+  {"image": "f32[b,32,32,3]"},
+  ["logits"],
+  {"b": (1, 3)},
+)

@@ -19,7 +19,13 @@ def rotated(x: Any) -> Any:
   frequencies = 1e4 ** (-jnp.arange(0, SIZE, 2) / SIZE)
   angles = (jnp.arange(x.shape[1])[:, None] * frequencies)[:, None, :]
   left, right = jnp.split(x, 2, -1)
-  return jnp.concatenate([left * jnp.cos(angles) - right * jnp.sin(angles), right * jnp.cos(angles) + left * jnp.sin(angles)], -1)
+  return jnp.concatenate(
+    [
+      left * jnp.cos(angles) - right * jnp.sin(angles),
+      right * jnp.cos(angles) + left * jnp.sin(angles),
+    ],
+    -1,
+  )
 
 
 class Layer(nnx.Module):
@@ -36,7 +42,9 @@ class Layer(nnx.Module):
 
   def __call__(self, x: Any) -> Any:
     y = self.norms[0](x)
-    attended = jax.nn.dot_product_attention(rotated(self.query(y)), rotated(self.key(y)), self.value(y), is_causal=True)
+    attended = jax.nn.dot_product_attention(
+      rotated(self.query(y)), rotated(self.key(y)), self.value(y), is_causal=True
+    )
     x = x + self.out(attended)
     y = self.norms[1](x)
     return x + self.down(nnx.silu(self.gate(y)) * self.up(y))
@@ -62,5 +70,11 @@ def build() -> tuple[Function, Any]:
 
 
 ENTRY = Entry(
-  "rotary_decoder", "Flax nnx", build, {"ids": "i32[b,s]"}, ["logits"], {"b": (1, 3), "s": (5, 9)}, draws={"ids": below(VOCABULARY)}
+  "rotary_decoder",
+  "Flax nnx",
+  build,
+  {"ids": "i32[b,s]"},
+  ["logits"],
+  {"b": (1, 3), "s": (5, 9)},
+  draws={"ids": below(VOCABULARY)},
 )

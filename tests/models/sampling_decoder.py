@@ -26,7 +26,9 @@ def _step(params: Any, cache: Any, token: Any, position: Any) -> tuple[Any, Any]
   visible = jnp.arange(LENGTH) <= position
   for i, layer in enumerate(params["layers"]):
     q, k, v = (_norm(x) @ layer["qkv"]).reshape(3, -1, HEADS, WIDTH // HEADS)
-    cache = lax.dynamic_update_slice(cache, jnp.stack([k, v])[None, :, :, None], (i, 0, 0, position, 0, 0))
+    cache = lax.dynamic_update_slice(
+      cache, jnp.stack([k, v])[None, :, :, None], (i, 0, 0, position, 0, 0)
+    )
     keys, values = cache[i]
     scores = jnp.where(visible, jnp.einsum("bhd,bthd->bht", q, keys) / np.sqrt(q.shape[-1]), -1e9)
     attended = jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores), values)
@@ -51,12 +53,22 @@ def generate(params: Any, prompt: Any, key: Any) -> tuple[Any, Any]:
     position, tokens, cache, done, total = state
     current = lax.dynamic_index_in_dim(tokens, position, 1, keepdims=False)
     cache, logits = _step(params, cache, current, position)
-    drawn = jax.random.categorical(jax.random.fold_in(key, position), logits / 0.8).astype(jnp.int32)
+    drawn = jax.random.categorical(jax.random.fold_in(key, position), logits / 0.8).astype(
+      jnp.int32
+    )
     likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), drawn[:, None], 1)[:, 0]
     free = (position + 1 >= PROMPT) & ~done
-    following = jnp.where(free, drawn, lax.dynamic_index_in_dim(tokens, position + 1, 1, keepdims=False))
+    following = jnp.where(
+      free, drawn, lax.dynamic_index_in_dim(tokens, position + 1, 1, keepdims=False)
+    )
     tokens = lax.dynamic_update_slice(tokens, following[:, None], (0, position + 1))
-    return position + 1, tokens, cache, done | (free & (drawn == END)), total + jnp.where(free, likelihood, 0)
+    return (
+      position + 1,
+      tokens,
+      cache,
+      done | (free & (drawn == END)),
+      total + jnp.where(free, likelihood, 0),
+    )
 
   tokens = jnp.concatenate([prompt, jnp.full((b, LENGTH - PROMPT), END, jnp.int32)], 1)
   cache = jnp.zeros((LAYERS, 2, b, LENGTH, HEADS, WIDTH // HEADS))
@@ -76,7 +88,10 @@ def build() -> tuple[Function, Any]:
     }
     for _ in range(LAYERS)
   ]
-  tables = {"tokens": weights(next(keys), VOCABULARY, WIDTH), "positions": weights(next(keys), LENGTH, WIDTH)}
+  tables = {
+    "tokens": weights(next(keys), VOCABULARY, WIDTH),
+    "positions": weights(next(keys), LENGTH, WIDTH),
+  }
   return generate, {**tables, "layers": layers}
 
 

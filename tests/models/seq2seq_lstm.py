@@ -20,7 +20,9 @@ def translate(source: Any) -> tuple[Any, Any]:
   embed, head = hk.Embed(VOCABULARY, WIDTH), hk.Linear(VOCABULARY)
   reader, writer = hk.LSTM(WIDTH), hk.LSTM(WIDTH)
   b = source.shape[0]
-  state, _ = hk.scan(lambda state, x: reader(x, state)[::-1], reader.initial_state(b), embed(source).swapaxes(0, 1))
+  state, _ = hk.scan(
+    lambda state, x: reader(x, state)[::-1], reader.initial_state(b), embed(source).swapaxes(0, 1)
+  )
 
   def write(carry: Any, _: Any) -> Any:
     token, state = carry
@@ -38,5 +40,11 @@ def build() -> tuple[Function, Any]:
 
 
 ENTRY = Entry(
-  "seq2seq_lstm", "Haiku", build, {"source": f"i32[b,{READ}]"}, ["tokens", "logits"], {"b": (1, 3)}, draws={"source": below(VOCABULARY)}
+  "seq2seq_lstm",
+  "Haiku",
+  build,
+  {"source": f"i32[b,{READ}]"},
+  ["tokens", "logits"],
+  {"b": (1, 3)},
+  draws={"source": below(VOCABULARY)},
 )

@@ -36,4 +36,11 @@ def build() -> tuple[Function, Any]:
   return of_haiku(similarity, image, image)
 
 
-ENTRY = Entry("siamese", "Haiku", build, {"left": "f32[b,16,16,1]", "right": "f32[b,16,16,1]"}, ["similarity"], {"b": (1, 3)})
+ENTRY = Entry(
+  "siamese",
+  "Haiku",
+  build,
+  {"left": "f32[b,16,16,1]", "right": "f32[b,16,16,1]"},
+  ["similarity"],
+  {"b": (1, 3)},
+)

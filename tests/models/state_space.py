@@ -34,7 +34,15 @@ def build() -> tuple[Function, Any]:
   square = {name: weights(next(keys), WIDTH, WIDTH) for name in ("step", "gate", "out")}
   narrow = {name: weights(next(keys), WIDTH, STATE) for name in ("read", "write")}
   rates = np.log(np.tile(np.arange(1, STATE + 1, dtype=np.float32), (WIDTH, 1)))
-  return state_space, {**square, **narrow, "log_rates": rates, "bias": np.full(WIDTH, -2, np.float32), "skip": np.ones(WIDTH, np.float32)}
+  return state_space, {
+    **square,
+    **narrow,
+    "log_rates": rates,
+    "bias": np.full(WIDTH, -2, np.float32),
+    "skip": np.ones(WIDTH, np.float32),
+  }
 
 
-ENTRY = Entry("state_space", "plain JAX", build, {"x": f"f32[b,{LENGTH},{WIDTH}]"}, ["y"], {"b": (1, 3)})
+ENTRY = Entry(
+  "state_space", "plain JAX", build, {"x": f"f32[b,{LENGTH},{WIDTH}]"}, ["y"], {"b": (1, 3)}
+)

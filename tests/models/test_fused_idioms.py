@@ -24,7 +24,13 @@ def test_fused_idioms(name: str) -> None:
   runs = Source.of(model).runs(Comparison(sizes=entry.sizes, samples=1, examples=entry.examples))
   assert {run.values for run in runs} == {"given"}
   for run in runs:
-    found = model.signatures["serving_default"](**{key: tf.constant(x) for key, x in run.inputs.items()})
-    expected = run.subject.named(run.subject.reference(*(run.inputs[key] for key in run.subject.order)), run.inputs)
+    found = model.signatures["serving_default"](
+      **{key: tf.constant(x) for key, x in run.inputs.items()}
+    )
+    expected = run.subject.named(
+      run.subject.reference(*(run.inputs[key] for key in run.subject.order)), run.inputs
+    )
     for output, e in expected.items():
-      np.testing.assert_allclose(np.asarray(found[output], np.float64), np.asarray(e, np.float64), **tolerances)
+      np.testing.assert_allclose(
+        np.asarray(found[output], np.float64), np.asarray(e, np.float64), **tolerances
+      )

@@ -20,7 +20,12 @@ import tensorflow as tf
 import jax2tf
 from jax2tf.tools.sweeps import library_rows
 
-ROWS = {"lineax": ["LU, vmap"], "optimistix": ["root_find, Newton"], "diffrax": ["Euler"], "numpyro": ["log_density"]}
+ROWS = {
+  "lineax": ["LU, vmap"],
+  "optimistix": ["root_find, Newton"],
+  "diffrax": ["Euler"],
+  "numpyro": ["log_density"],
+}
 NAMES = [(library, name) for library, names in ROWS.items() for name in names]
 
 
@@ -32,7 +37,9 @@ def equinox() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     def body(carry: Any) -> Any:
       return carry[0] + 1, sine(carry[1]) * factor
 
-    return eqxi.while_loop(lambda carry: carry[0] < 3, body, (0, x), max_steps=4, kind="checkpointed")[1]
+    return eqxi.while_loop(
+      lambda carry: carry[0] < 3, body, (0, x), max_steps=4, kind="checkpointed"
+    )[1]
 
   return fun, (np.array([0.1, 0.2, 0.3]), 1.5)
 
@@ -63,7 +70,9 @@ def pull(function: Callable[..., Any], *args: tf.Tensor) -> Any:
 def test_value_and_gradient(library: str, name: str, tmp_path: Any) -> None:
   with jax.enable_x64(True):
     fun, args = (
-      equinox() if library == "equinox" else next((f, args) for found, f, args in library_rows.LIBRARIES[library]() if found == name)
+      equinox()
+      if library == "equinox"
+      else next((f, args) for found, f, args in library_rows.LIBRARIES[library]() if found == name)
     )
     specs = [tf.TensorSpec(np.shape(x), tf.float64) for x in args]
     expected = with_gradient(fun)(*args)
@@ -73,5 +82,9 @@ def test_value_and_gradient(library: str, name: str, tmp_path: Any) -> None:
       module.f = function
       tf.saved_model.save(module, str(tmp_path))
       function = tf.saved_model.load(str(tmp_path)).f
-    actual = tf.function(pull, autograph=False)(function, *(tf.constant(x, tf.float64) for x in args))
-    jax.tree.map(lambda y, wanted: np.testing.assert_allclose(y, wanted, rtol=1e-9), actual, expected)
+    actual = tf.function(pull, autograph=False)(
+      function, *(tf.constant(x, tf.float64) for x in args)
+    )
+    jax.tree.map(
+      lambda y, wanted: np.testing.assert_allclose(y, wanted, rtol=1e-9), actual, expected
+    )

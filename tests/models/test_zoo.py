@@ -41,7 +41,9 @@ def test_forward(name):
   params = as_arrays(params)
   variables = jax.tree.map(tf.Variable, params)
   converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec])
-  concrete = tf.function(lambda x: converted(variables, x), autograph=False).get_concrete_function(specs(model.inputs(1), model.spec))
+  concrete = tf.function(lambda x: converted(variables, x), autograph=False).get_concrete_function(
+    specs(model.inputs(1), model.spec)
+  )
   assert not xla_ops(concrete.graph)
   for batch in model.batches:
     x = model.inputs(batch)
@@ -74,8 +76,14 @@ def test_gradient(name):
     value, grads = concrete(jax.tree.map(tf.constant, x))
     expected_value, expected = jax.jit(jax.value_and_grad(loss, allow_int=True))(params, x)
     # A mean of values of both signs, which may cancel to the precision of values about 1.
-    np.testing.assert_allclose(value, expected_value, rtol=10 * model.rtol, atol=float(np.finfo(np.float32).eps))
-    pairs = [(g, e) for g, e in zip(grads, jax.tree.leaves(expected), strict=True) if e.dtype != jax.dtypes.float0]
+    np.testing.assert_allclose(
+      value, expected_value, rtol=10 * model.rtol, atol=float(np.finfo(np.float32).eps)
+    )
+    pairs = [
+      (g, e)
+      for g, e in zip(grads, jax.tree.leaves(expected), strict=True)
+      if e.dtype != jax.dtypes.float0
+    ]
     # Some parameters, such as the bias of attention keys, have the gradient 0 up to rounding: compare with the largest of all.
     largest = max(np.max(np.abs(e), initial=0.0) for _, e in pairs)
     for ours, theirs in pairs:

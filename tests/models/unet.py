@@ -21,7 +21,9 @@ def _block(x: Any, channels: int) -> Any:
 
 def _up(x: Any, channels: int) -> Any:
   b, height, width, _ = x.shape
-  return hk.Conv2D(channels, 1)(jax.image.resize(x, (b, 2 * height, 2 * width, x.shape[-1]), "nearest"))
+  return hk.Conv2D(channels, 1)(
+    jax.image.resize(x, (b, 2 * height, 2 * width, x.shape[-1]), "nearest")
+  )
 
 
 def unet(image: Any) -> Any:

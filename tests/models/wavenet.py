@@ -34,4 +34,6 @@ def build() -> tuple[Function, Any]:
   return of_haiku(wavenet, np.zeros((1, 20, 1), np.float32))
 
 
-ENTRY = Entry("wavenet", "Haiku", build, {"wave": "f32[b,t,1]"}, ["log_probs"], {"b": (1, 3), "t": (20, 33)})
+ENTRY = Entry(
+  "wavenet", "Haiku", build, {"wave": "f32[b,t,1]"}, ["log_probs"], {"b": (1, 3), "t": (20, 33)}
+)

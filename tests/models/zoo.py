@@ -49,12 +49,16 @@ class Model:
 
 def floats(*shape: int) -> Callable[[int], np.ndarray]:
   """batch -> f32[batch, *shape]."""
-  return lambda batch: np.random.default_rng(batch).standard_normal((batch, *shape)).astype(np.float32)
+  return lambda batch: (
+    np.random.default_rng(batch).standard_normal((batch, *shape)).astype(np.float32)
+  )
 
 
 def tokens(length: int, vocabulary: int = 11) -> Callable[[int], np.ndarray]:
   """batch -> i32[batch, length]."""
-  return lambda batch: np.random.default_rng(batch).integers(0, vocabulary, (batch, length), np.int32)
+  return lambda batch: np.random.default_rng(batch).integers(
+    0, vocabulary, (batch, length), np.int32
+  )
 
 
 MODELS: dict[str, Model] = {}
@@ -127,7 +131,9 @@ def linen_resnet():
   return of_linen(LinenResNet(), floats(32, 32, 3)(1))
 
 
-@model(floats(32, 32, 3), batches=(2, 3), rtol=1e-4)  # batch statistics of few samples divide by small variances
+@model(
+  floats(32, 32, 3), batches=(2, 3), rtol=1e-4
+)  # batch statistics of few samples divide by small variances
 def linen_resnet_training():
   apply, variables = of_linen(LinenResNet(), floats(32, 32, 3)(1))
 
@@ -148,7 +154,10 @@ class EncoderLayer(nn.Module):
 class LinenEncoder(nn.Module):
   @nn.compact
   def __call__(self, ids):
-    x = nn.Embed(11, 16)(ids) + self.param("positions", nn.initializers.normal(), (64, 16))[: ids.shape[1]]
+    x = (
+      nn.Embed(11, 16)(ids)
+      + self.param("positions", nn.initializers.normal(), (64, 16))[: ids.shape[1]]
+    )
     for _ in range(2):
       x = EncoderLayer()(x, nn.make_attention_mask(ids > 0, ids > 0))
     return nn.LayerNorm()(x)
@@ -343,7 +352,9 @@ def plain_control_flow():
   def apply(params, x):
     x = jax.lax.switch(jnp.int32(x.shape[0] % 3), [jnp.sin, jnp.cos, jnp.tanh], x * params)
     x = jax.lax.cond(jnp.sum(x) > 0, lambda x: x + 1, lambda x: x - 1, x)
-    halved = jax.vmap(lambda v: jax.lax.while_loop(lambda v: jnp.max(jnp.abs(v)) > 0.5, lambda v: v / 2, v))(x)
+    halved = jax.vmap(
+      lambda v: jax.lax.while_loop(lambda v: jnp.max(jnp.abs(v)) > 0.5, lambda v: v / 2, v)
+    )(x)
     return halved, jax.lax.fori_loop(0, 5, lambda i, v: v + i, x)
 
   return apply, np.float32(2)
@@ -363,12 +374,18 @@ def plain_dropout_with_typed_key():
 def plain_noise_with_raw_key():
   def apply(params, x):
     key = jax.random.PRNGKey(5)
-    return x @ params + jax.random.uniform(key, (8,)) + jax.random.truncated_normal(key, -1, 1, (8,))
+    return (
+      x @ params + jax.random.uniform(key, (8,)) + jax.random.truncated_normal(key, -1, 1, (8,))
+    )
 
   return apply, normal(KEY, 8, 8)
 
 
-@model(lambda batch: (floats(8)(batch), tokens(1, 4)(batch)[:, 0]), spec=("b, _", "b"), differentiable=False)
+@model(
+  lambda batch: (floats(8)(batch), tokens(1, 4)(batch)[:, 0]),
+  spec=("b, _", "b"),
+  differentiable=False,
+)
 def plain_adam_step():
   optimizer = optax.adam(1e-2)
   params = {"w": normal(KEY, 8, 4), "b": np.zeros(4, np.float32)}

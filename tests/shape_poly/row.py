@@ -62,7 +62,9 @@ def spd(shape: str) -> Arg:
 
   def make(rng: np.random.Generator, sizes: tuple[int, ...]) -> np.ndarray:
     x = rng.standard_normal(sizes)
-    return (x @ np.swapaxes(x, -1, -2) + np.eye(sizes[-1]) * range(1, sizes[-1] + 1)).astype(np.float32)
+    return (x @ np.swapaxes(x, -1, -2) + np.eye(sizes[-1]) * range(1, sizes[-1] + 1)).astype(
+      np.float32
+    )
 
   return Arg(shape, make)
 
@@ -117,7 +119,10 @@ class Row:
     """The arguments as jax.ShapeDtypeStruct with symbolic dimensions."""
     scope = export.SymbolicScope(self.constraints)
     avals = [
-      jax.ShapeDtypeStruct(export.symbolic_shape(a.shape, scope=scope), a.make(np.random.default_rng(0), (1, 1, 1, 1)).dtype)
+      jax.ShapeDtypeStruct(
+        export.symbolic_shape(a.shape, scope=scope),
+        a.make(np.random.default_rng(0), (1, 1, 1, 1)).dtype,
+      )
       for a in jax.tree.leaves(self.arguments, is_leaf=_is_arg)
     ]
     return jax.tree.unflatten(jax.tree.structure(self.arguments, is_leaf=_is_arg), avals)
@@ -128,24 +133,45 @@ class Row:
     if self.sizes:
       columns = [column.split("=") for column in self.sizes.split(";")]
       return [
-        dict(zip((c[0].strip() for c in columns), map(int, n), strict=True)) for n in zip(*(c[1].split() for c in columns), strict=True)
+        dict(zip((c[0].strip() for c in columns), map(int, n), strict=True))
+        for n in zip(*(c[1].split() for c in columns), strict=True)
       ]
-    variables = sorted({v for x in jax.tree.leaves(self.specs) for d in x.shape if not isinstance(d, int) for v in dimension_variables(d)})
+    variables = sorted(
+      {
+        v
+        for x in jax.tree.leaves(self.specs)
+        for d in x.shape
+        if not isinstance(d, int)
+        for v in dimension_variables(d)
+      }
+    )
     return [dict(zip(variables, n, strict=False)) for n in _SIZES]
 
   def operands(self, run: dict[str, int]) -> tuple[Any, ...]:
     """The arguments at one run."""
     rng = np.random.default_rng(zlib.crc32(f"{self.name} {run}".encode()))
-    return jax.tree.map(lambda a: a.make(rng, _evaluated(a.shape, run)), self.arguments, is_leaf=_is_arg)
+    return jax.tree.map(
+      lambda a: a.make(rng, _evaluated(a.shape, run)), self.arguments, is_leaf=_is_arg
+    )
 
   def converted(self) -> Callable[..., Any]:
     """The function, converted with the row's specs."""
-    poly = jax.tree.map(lambda a: a.shape, list(self.arguments), is_leaf=_is_arg) if self.poly is None else self.poly
-    return jax2tf.convert(self.fun, polymorphic_shapes=poly, polymorphic_constraints=self.constraints)
+    poly = (
+      jax.tree.map(lambda a: a.shape, list(self.arguments), is_leaf=_is_arg)
+      if self.poly is None
+      else self.poly
+    )
+    return jax2tf.convert(
+      self.fun, polymorphic_shapes=poly, polymorphic_constraints=self.constraints
+    )
 
   def config(self) -> contextlib.AbstractContextManager[Any]:
     """The JAX configuration of the row."""
-    return contextlib.nullcontext() if self.partitionable is None else jax.threefry_partitionable(self.partitionable)
+    return (
+      contextlib.nullcontext()
+      if self.partitionable is None
+      else jax.threefry_partitionable(self.partitionable)
+    )
 
 
 def _is_arg(x: Any) -> bool:
@@ -179,14 +205,19 @@ class Derivative:
   def seeds(self, args: Any, outs: Any) -> list[list[np.ndarray]]:
     """Cotangents of the results, then of the cotangents of the arguments."""
     rng, leaves, ys = np.random.default_rng(0), jax.tree.leaves(args), jax.tree.leaves(outs)
-    return [[random_like(rng, ys[i]) for i in self.results], *[[random_like(rng, leaves[i]) for i in self.wrt]] * (self.orders - 1)]
+    return [
+      [random_like(rng, ys[i]) for i in self.results],
+      *[[random_like(rng, leaves[i]) for i in self.wrt]] * (self.orders - 1),
+    ]
 
   def pullback(self, tape: Callable[..., Any], fun: Callable[..., Any]) -> Callable[..., Any]:
     """(args, seeds) -> cotangents."""
 
     def pull(args: Any, seeds: Any) -> list[Any]:
       leaves = jax.tree.leaves(args)
-      return list(tape(restricted(fun, args, self.wrt, self.results), seeds, *[leaves[i] for i in self.wrt]))
+      return list(
+        tape(restricted(fun, args, self.wrt, self.results), seeds, *[leaves[i] for i in self.wrt])
+      )
 
     return pull
 
@@ -198,11 +229,15 @@ def _out_avals(row_: Row) -> Any:
 
 def _tensor_specs(avals: Any) -> Any:
   """TensorSpecs in which every symbolic size is unknown."""
-  return jax.tree.map(lambda a: tf.TensorSpec([d if isinstance(d, int) else None for d in a.shape], a.dtype), avals)
+  return jax.tree.map(
+    lambda a: tf.TensorSpec([d if isinstance(d, int) else None for d in a.shape], a.dtype), avals
+  )
 
 
 def _concrete(fun: Callable[..., Any], *avals: Any, **options: Any) -> Any:
-  concrete = tf.function(fun, autograph=False, **options).get_concrete_function(*_tensor_specs(avals))
+  concrete = tf.function(fun, autograph=False, **options).get_concrete_function(
+    *_tensor_specs(avals)
+  )
   assert not xla_ops(concrete.graph)
   return concrete
 
@@ -212,12 +247,20 @@ def _reference(row: Row, derivative: Derivative | None) -> Callable[..., Any]:
   """(args, seeds) -> JAX's results and cotangents: one compilation for each run, which serves all ways."""
 
   def reference(args: Any, seeds: Any) -> Any:
-    return row.fun(*args), derivative.pullback(jax_pullback, row.fun)(args, seeds) if derivative else None
+    return row.fun(*args), derivative.pullback(jax_pullback, row.fun)(
+      args, seeds
+    ) if derivative else None
 
   return jax.jit(reference)
 
 
-def _compare(row: Row, runs: Any, values: Callable[..., Any] | None, gradient: Callable[..., Any] | None = None, orders: int = 1) -> None:
+def _compare(
+  row: Row,
+  runs: Any,
+  values: Callable[..., Any] | None,
+  gradient: Callable[..., Any] | None = None,
+  orders: int = 1,
+) -> None:
   """The functions against JAX's at each run."""
   derivative = None if row.no_gradient else Derivative.of(row, orders)
   for run in runs:
@@ -229,7 +272,12 @@ def _compare(row: Row, runs: Any, values: Callable[..., Any] | None, gradient: C
       if values:
         close(values(*tensors), expected, rtol=row.rtol, of_the_largest=True)
       if gradient:
-        close(gradient(tensors, jax.tree.map(tf.constant, seeds)), cotangents, rtol=row.rtol, of_the_largest=True)
+        close(
+          gradient(tensors, jax.tree.map(tf.constant, seeds)),
+          cotangents,
+          rtol=row.rtol,
+          of_the_largest=True,
+        )
     except Exception as error:
       error.add_note(f"at {run}")
       raise
@@ -256,15 +304,21 @@ def check_sizes(row: Row) -> None:
 
 def _check_static_shapes(concrete: Any, avals: Any) -> None:
   """What is constant for JAX is static for TensorFlow."""
-  for aval, y in zip(jax.tree.leaves(avals), jax.tree.leaves(concrete.structured_outputs), strict=True):
-    assert all(n == m for n, m in zip(aval.shape, y.shape, strict=True) if isinstance(n, int)), f"static shape {y.shape}, JAX has {aval}"
+  for aval, y in zip(
+    jax.tree.leaves(avals), jax.tree.leaves(concrete.structured_outputs), strict=True
+  ):
+    assert all(n == m for n, m in zip(aval.shape, y.shape, strict=True) if isinstance(n, int)), (
+      f"static shape {y.shape}, JAX has {aval}"
+    )
 
 
 def check_second(row: Row) -> None:
   """The VJP of the VJP, in a graph without a known size, at an odd size."""
   derivative = Derivative.of(row, orders=2)
   assert derivative, "nothing to differentiate"
-  gradient = _concrete(derivative.pullback(tf_pullback, row.converted()), row.specs, derivative.avals(row))
+  gradient = _concrete(
+    derivative.pullback(tf_pullback, row.converted()), row.specs, derivative.avals(row)
+  )
   _compare(row, row.runs[1:2], None, gradient, orders=2)
 
 

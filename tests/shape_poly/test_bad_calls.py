@@ -152,7 +152,9 @@ def without_numbers(words):
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_unknown_sizes(name):
-  function = tf.function(converted(name), autograph=False).get_concrete_function(*unknown_specs(name))
+  function = tf.function(converted(name), autograph=False).get_concrete_function(
+    *unknown_specs(name)
+  )
   with pytest.raises(tf.errors.InvalidArgumentError) as error:
     function(*map(tf.constant, arguments(name)))
   assert "Input shapes do not match the " in error.value.message
@@ -166,7 +168,9 @@ def loaded(tmp_path_factory):
   """All functions of unknown sizes, through one SavedModel; what they return is not what is used."""
   module = tf.Module()
   for name in DYNAMIC:
-    sizes = functools.partial(lambda function, *xs: [tf.size(y) for y in function(*xs)], converted(name))
+    sizes = functools.partial(
+      lambda function, *xs: [tf.size(y) for y in function(*xs)], converted(name)
+    )
     setattr(module, name, tf.function(sizes, autograph=False, input_signature=unknown_specs(name)))
   path = str(tmp_path_factory.mktemp("bad_calls"))
   tf.saved_model.save(module, path)
@@ -179,7 +183,9 @@ def test_after_reload(name, loaded):
     getattr(loaded, name)(*map(tf.constant, arguments(name)))
 
 
-@pytest.mark.parametrize("name", ["remainder_behind_repeated", "two_arguments", "zero", "mod_constraint"])
+@pytest.mark.parametrize(
+  "name", ["remainder_behind_repeated", "two_arguments", "zero", "mod_constraint"]
+)
 def test_in_a_session(name, tmp_path):
   """As TensorFlow Serving loads a model and runs its signature."""
   module = tf.Module()
@@ -197,20 +203,28 @@ def test_in_a_session(name, tmp_path):
 def signature_of(function):
   """The concrete function, with results that have names."""
   specs = function.input_signature
-  named = tf.function(lambda *xs: {f"y{i}": y for i, y in enumerate(function(*xs))}, autograph=False)
-  return named.get_concrete_function(*[tf.TensorSpec(spec.shape, spec.dtype, f"x{i}") for i, spec in enumerate(specs)])
+  named = tf.function(
+    lambda *xs: {f"y{i}": y for i, y in enumerate(function(*xs))}, autograph=False
+  )
+  return named.get_concrete_function(
+    *[tf.TensorSpec(spec.shape, spec.dtype, f"x{i}") for i, spec in enumerate(specs)]
+  )
 
 
 def test_checks_run_when_nobody_uses_the_values():
   function = jax2tf.convert(lambda x: np.float32(1), polymorphic_shapes=["b, b"])
-  concrete = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([None, None]))
+  concrete = tf.function(function, autograph=False).get_concrete_function(
+    tf.TensorSpec([None, None])
+  )
   assert concrete(tf.ones([2, 2])).numpy() == 1
   with pytest.raises(tf.errors.InvalidArgumentError, match="Found inconsistency"):
     concrete(tf.ones([2, 3]))
 
 
 def test_the_gradient_is_checked_too():
-  function = jax2tf.convert(lambda x: x.sum(), polymorphic_shapes=["b"], polymorphic_constraints=["mod(b, 2) == 0"])
+  function = jax2tf.convert(
+    lambda x: x.sum(), polymorphic_shapes=["b"], polymorphic_constraints=["mod(b, 2) == 0"]
+  )
 
   @tf.function(autograph=False, input_signature=[tf.TensorSpec([None])])
   def gradient(x):
@@ -263,19 +277,50 @@ def test_grammar(spec):
 
 
 @pytest.mark.parametrize(
-  "specs", [["a", "b"], ["a"] * 3, {"x": "a"}, [{"x": "a"}, None], [("a", "b"), "c"], [3, None], [None, 1.5]], ids=str
+  "specs",
+  [
+    ["a", "b"],
+    ["a"] * 3,
+    {"x": "a"},
+    [{"x": "a"}, None],
+    [("a", "b"), "c"],
+    [3, None],
+    [None, 1.5],
+  ],
+  ids=str,
 )
 def test_trees_that_do_not_fit(specs):
   x = np.ones(3, np.float32)
-  args = [(x, x, x), x] if isinstance(specs, list) and isinstance(specs[0], tuple) else [x, x] if specs != ["a", "b"] else [x]
+  args = (
+    [(x, x, x), x]
+    if isinstance(specs, list) and isinstance(specs[0], tuple)
+    else [x, x]
+    if specs != ["a", "b"]
+    else [x]
+  )
   with pytest.raises(ValueError, match=r"polymorphic.shape"):
     jax2tf.convert(lambda *args: x, polymorphic_shapes=specs)(*args)
 
 
-@pytest.mark.parametrize("spec", ["a*b, c", "a*a", "mod(a, 2)", "max(a, 2)", "floordiv(a, 2)", "a*b, b*c, c*a", "a*b+a*c, a", "a-a*a"])
+@pytest.mark.parametrize(
+  "spec",
+  [
+    "a*b, c",
+    "a*a",
+    "mod(a, 2)",
+    "max(a, 2)",
+    "floordiv(a, 2)",
+    "a*b, b*c, c*a",
+    "a*b+a*c, a",
+    "a-a*a",
+  ],
+)
 def test_variables_that_cannot_be_solved(spec):
   x = np.ones((4,) * (1 + spec.count(",") - spec.count("(")), np.float32)
-  with pytest.raises(ValueError, match=r"Cannot solve for values of dimension variables \{.*We can only solve linear uni-variate") as ours:
+  with pytest.raises(
+    ValueError,
+    match=r"Cannot solve for values of dimension variables \{.*We can only solve linear uni-variate",
+  ) as ours:
     jax2tf.convert(doubled, polymorphic_shapes=[spec])(x)
   assert "args[0].shape" in str(ours.value)
 
@@ -283,9 +328,16 @@ def test_variables_that_cannot_be_solved(spec):
 def test_a_variable_that_is_in_no_argument():
   (unknown,) = export.symbolic_shape("unknown")
   with pytest.raises(ValueError, match="Invalid mixing of symbolic scopes"):
-    jax2tf.convert(lambda x: x.reshape(unknown, -1), polymorphic_shapes=["b"])(np.ones(4, np.float32))
-  with pytest.raises(Exception, match="Encountered dimension variable 'b' that is not appearing in the shapes of the function arguments"):
-    jax2tf.convert(doubled, polymorphic_shapes=["a"], polymorphic_constraints=["b >= 2"])(np.ones(4, np.float32))
+    jax2tf.convert(lambda x: x.reshape(unknown, -1), polymorphic_shapes=["b"])(
+      np.ones(4, np.float32)
+    )
+  with pytest.raises(
+    Exception,
+    match="Encountered dimension variable 'b' that is not appearing in the shapes of the function arguments",
+  ):
+    jax2tf.convert(doubled, polymorphic_shapes=["a"], polymorphic_constraints=["b >= 2"])(
+      np.ones(4, np.float32)
+    )
 
 
 CONTRADICTIONS = [
@@ -324,7 +376,9 @@ def test_constraints_that_can_be_met(constraints):
   jax2tf.convert(doubled, polymorphic_shapes=["b"], polymorphic_constraints=constraints)
 
 
-@pytest.mark.parametrize("constraint", ["b > 2", "b", "b >= ", "b >= x!", "2 >= 3", "b + 1 == b", "mod(b) == 0"])
+@pytest.mark.parametrize(
+  "constraint", ["b > 2", "b", "b >= ", "b >= x!", "2 >= 3", "b + 1 == b", "mod(b) == 0"]
+)
 def test_bad_constraints(constraint):
   with pytest.raises((ValueError, tokenize.TokenError)):
     export.SymbolicScope([constraint])
@@ -350,7 +404,9 @@ def test_scopes():
   with pytest.raises(ValueError, match="constraint a >= 2"):
     function(np.ones((1, 4), np.float32), x[:1])
   with pytest.raises(ValueError, match="Contradictory"):
-    jax2tf.convert(doubled, polymorphic_shapes=[export.symbolic_shape("a", constraints=["a >= 2", "a <= 1"])])
+    jax2tf.convert(
+      doubled, polymorphic_shapes=[export.symbolic_shape("a", constraints=["a >= 2", "a <= 1"])]
+    )
 
 
 # ------------------------------------------------------------------------------- what JAX cannot decide
@@ -376,5 +432,10 @@ def test_what_jax_cannot_decide_names_the_constraint_that_would(name):
   with pytest.raises(type(theirs.value)) as ours:
     jax2tf.convert(fun, polymorphic_shapes=[spec])(x)
   assert str(ours.value) == str(theirs.value)
-  assert any(f'polymorphic_constraints=["{constraint}"]' in note or f'["{constraint}"]' in note for note in ours.value.__notes__)
-  np.testing.assert_array_equal(jax2tf.convert(fun, polymorphic_shapes=[spec], polymorphic_constraints=[constraint])(x), fun(x))
+  assert any(
+    f'polymorphic_constraints=["{constraint}"]' in note or f'["{constraint}"]' in note
+    for note in ours.value.__notes__
+  )
+  np.testing.assert_array_equal(
+    jax2tf.convert(fun, polymorphic_shapes=[spec], polymorphic_constraints=[constraint])(x), fun(x)
+  )

@@ -20,7 +20,12 @@ X = np.ones(300, np.float32)
 
 def graph_of(fun, spec, *shapes, **options):
   converted = jax2tf.convert(fun, polymorphic_shapes=spec)
-  return tf.function(converted, autograph=False, input_signature=[tf.TensorSpec(s, tf.float32) for s in shapes], **options)
+  return tf.function(
+    converted,
+    autograph=False,
+    input_signature=[tf.TensorSpec(s, tf.float32) for s in shapes],
+    **options,
+  )
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["graph", "xla"])
@@ -53,7 +58,10 @@ def test_a_value_that_does_not_fit_is_an_error(n):
   if n == 215:
     assert fun(x)[0] == np.float32(215**4)
     return
-  with pytest.raises(tf.errors.InvalidArgumentError, match=r"a size, b\^4, does not fit into int32; enable jax_enable_x64"):
+  with pytest.raises(
+    tf.errors.InvalidArgumentError,
+    match=r"a size, b\^4, does not fit into int32; enable jax_enable_x64",
+  ):
     fun(x)
   compiled = graph_of(lambda x: x * (x.shape[0] ** 4), "b", [None], jit_compile=True)
   with pytest.raises(tf.errors.InvalidArgumentError, match=r"a_size_b_4_does_not_fit_into_int32"):
@@ -61,20 +69,33 @@ def test_a_value_that_does_not_fit_is_an_error(n):
 
 
 def test_a_value_beyond_all_numbers_is_an_error():
-  with pytest.raises(tf.errors.InvalidArgumentError, match=r"a size, b\^10, does not fit into int32"):
-    graph_of(lambda x: x * (x.shape[0] ** 10), "b", [None])(tf.ones(65536))  # 2**160, infinite in f32, and 0 in 32 and 64 bits
+  with pytest.raises(
+    tf.errors.InvalidArgumentError, match=r"a size, b\^10, does not fit into int32"
+  ):
+    graph_of(lambda x: x * (x.shape[0] ** 10), "b", [None])(
+      tf.ones(65536)
+    )  # 2**160, infinite in f32, and 0 in 32 and 64 bits
 
 
 def test_a_known_size_that_does_not_fit_is_an_error_with_the_line():
   converted = jax2tf.convert(lambda x: x * (x.shape[0] ** 4), polymorphic_shapes="b")
-  with pytest.raises(jax2tf.LoweringError, match=r"size b\^4 = 8100000000 does not fit into int32(.|\n)*test_large_sizes"):
+  with pytest.raises(
+    jax2tf.LoweringError,
+    match=r"size b\^4 = 8100000000 does not fit into int32(.|\n)*test_large_sizes",
+  ):
     tf.function(converted, autograph=False)(X)
-  with pytest.raises(tf.errors.InvalidArgumentError, match=r"a size, b\^4, does not fit into int32"):
+  with pytest.raises(
+    tf.errors.InvalidArgumentError, match=r"a size, b\^4, does not fit into int32"
+  ):
     converted(X)
 
 
 def test_a_constraint_on_a_product_beyond_32_bits():
-  fun = jax2tf.convert(lambda x, y: x.sum() + y.sum(), polymorphic_shapes=["a", "b"], polymorphic_constraints=["a*b <= 1000"])
+  fun = jax2tf.convert(
+    lambda x, y: x.sum() + y.sum(),
+    polymorphic_shapes=["a", "b"],
+    polymorphic_constraints=["a*b <= 1000"],
+  )
   signature = [tf.TensorSpec([None]), tf.TensorSpec([None])]
   concrete = tf.function(fun, autograph=False).get_concrete_function(*signature)
   assert concrete(tf.ones(10), tf.ones(100)) == 110
@@ -100,7 +121,9 @@ def test_formulas_of_64_bits(formula):
   dim, *variables = jax.export.symbolic_shape(f"{formula}, a, b, t")
   for _ in range(20):
     sizes = [int(size) for size in random.integers(1, 40_000, len(variables))]
-    values = DimensionValues({str(v): tf.constant(size) for v, size in zip(variables, sizes, strict=True)}, lower)
+    values = DimensionValues(
+      {str(v): tf.constant(size) for v, size in zip(variables, sizes, strict=True)}, lower
+    )
     assert int(values.wide(dim)) == FORMULAS[formula](*sizes)
 
 
@@ -117,18 +140,31 @@ def test_products_of_quotients_divide_in_32_bits():
     y = x[:, ::2].reshape(-1)
     return y.sum() / y.size
 
-  types = {op.outputs[0].dtype for op in _operations(graph_of(fun, "b, t", [None, None])) if re.search("Div|Mod|Sign", op.type)}
+  types = {
+    op.outputs[0].dtype
+    for op in _operations(graph_of(fun, "b, t", [None, None]))
+    if re.search("Div|Mod|Sign", op.type)
+  }
   assert types == {tf.int32, tf.float32}
 
 
 def _operations(function):
   graph = function.get_concrete_function().graph
-  return [op for each in [graph, *(f.graph for f in graph._functions.values())] for op in each.get_operations()]
+  return [
+    op
+    for each in [graph, *(f.graph for f in graph._functions.values())]
+    for op in each.get_operations()
+  ]
 
 
 @pytest.mark.parametrize(
   ("formula", "is_wide"),
-  [("(2*floordiv(h + 1, 2) - h)//2", False), ("floordiv(h, 2)*3//2", True), ("floordiv(-h, 2)", False), ("(2*h)//3", True)],
+  [
+    ("(2*floordiv(h + 1, 2) - h)//2", False),
+    ("floordiv(h, 2)*3//2", True),
+    ("floordiv(-h, 2)", False),
+    ("(2*h)//3", True),
+  ],
 )
 def test_a_product_of_a_quotient_fits_where_the_size_does(formula: str, is_wide: bool) -> None:
   (h,) = jax.export.symbolic_shape("h")

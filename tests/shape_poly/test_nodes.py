@@ -21,10 +21,15 @@ def layer(p, x, causal):
   """A transformer's layer, x f32[b,s,32] -> f32[b,s,32]."""
 
   def norm(x):
-    return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+    return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * p[
+      "scale"
+    ] + p["bias"]
 
   y, length = norm(x), x.shape[1]
-  q, k, v = ((y @ p[name] + p["bias"]).reshape(*x.shape[:2], HEADS, -1).transpose(0, 2, 1, 3) for name in "qkv")
+  q, k, v = (
+    (y @ p[name] + p["bias"]).reshape(*x.shape[:2], HEADS, -1).transpose(0, 2, 1, 3)
+    for name in "qkv"
+  )
   scores = q @ k.swapaxes(-1, -2) / np.sqrt(WIDTH // HEADS)
   if causal:
     scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
@@ -34,9 +39,18 @@ def layer(p, x, causal):
 
 def params():
   random = np.random.default_rng(0)
-  shapes = {"scale": [WIDTH], "bias": [WIDTH], "wide_bias": [4 * WIDTH], "up": [WIDTH, 4 * WIDTH], "down": [4 * WIDTH, WIDTH]}
+  shapes = {
+    "scale": [WIDTH],
+    "bias": [WIDTH],
+    "wide_bias": [4 * WIDTH],
+    "up": [WIDTH, 4 * WIDTH],
+    "down": [4 * WIDTH, WIDTH],
+  }
   shapes |= {name: [WIDTH, WIDTH] for name in ("q", "k", "v", "out")}
-  return {name: tf.Variable(random.standard_normal(shape).astype(np.float32)) for name, shape in shapes.items()}
+  return {
+    name: tf.Variable(random.standard_normal(shape).astype(np.float32))
+    for name, shape in shapes.items()
+  }
 
 
 def ops(spec, shape, causal, gradient):
@@ -50,7 +64,11 @@ def ops(spec, shape, causal, gradient):
       y = converted(variables, x)
     return tape.gradient(y, variables)
 
-  return collections.Counter(op_types(tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec(shape)).graph))
+  return collections.Counter(
+    op_types(
+      tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec(shape)).graph
+    )
+  )
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
@@ -61,7 +79,9 @@ def test_a_transformer_layer_of_any_size_has_few_more_nodes(causal, gradient):
   # The sizes, the shapes made of them and their two assertions; with a gradient at most a tenth. The function alone has no residuals.
   extra = symbolic - static
   assert extra.total() - extra["Const"] <= (24 if gradient else 20), extra
-  assert symbolic.total() <= (506 if gradient else 218)  # known shapes have fewer constants: equal ones share one
+  assert symbolic.total() <= (
+    506 if gradient else 218
+  )  # known shapes have fewer constants: equal ones share one
   assert not gradient or extra.total() <= 0.1 * static.total(), extra
   assert symbolic["StridedSlice"] - static["StridedSlice"] == 2  # b and s, once each
   assert symbolic["Shape"] <= 2 + gradient
@@ -74,7 +94,11 @@ def test_equal_shapes_are_one_constant_of_each_graph():
   def function(x):
     return lax.while_loop(lambda c: c.sum() < 9, rows, rows(x))
 
-  graph = tf.function(jax2tf.convert(function), autograph=False).get_concrete_function(tf.TensorSpec([2, 3])).graph
+  graph = (
+    tf.function(jax2tf.convert(function), autograph=False)
+    .get_concrete_function(tf.TensorSpec([2, 3]))
+    .graph
+  )
   graphs = [graph, *(f.graph for f in graph._functions.values() if "body" in f.graph.name)]
   assert len(graphs) == 2
   for each in graphs:

@@ -36,7 +36,9 @@ def test_five_sizes(spec):
   logits = jax2tf.convert(apply, polymorphic_shapes=[None, spec])
   converted_loss = jax2tf.convert(functools.partial(loss, apply), polymorphic_shapes=[None, spec])
 
-  @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None, None if "w" in spec else 40, 3])])
+  @tf.function(
+    autograph=False, input_signature=[tf.TensorSpec([None, None, None if "w" in spec else 40, 3])]
+  )
   def in_tf(x):
     with tf.GradientTape() as tape:
       tape.watch(x)
@@ -51,4 +53,6 @@ def test_five_sizes(spec):
     assert len(flat) == len(jax.tree.leaves(expected))
     for e, f in zip(jax.tree.leaves(expected), flat, strict=True):
       # Sums over all pixels in another order: relative to the largest entry, as for the zoo.
-      np.testing.assert_allclose(f, e, rtol=3e-5, atol=3e-5 * max(float(jnp.abs(e).max()), 1e-3), err_msg=f"{b, h, w}")
+      np.testing.assert_allclose(
+        f, e, rtol=3e-5, atol=3e-5 * max(float(jnp.abs(e).max()), 1e-3), err_msg=f"{b, h, w}"
+      )

@@ -7,7 +7,11 @@ import pytest
 from tests.shape_poly import rows_arrays, rows_control, rows_indexing, rows_math, rows_models
 from tests.shape_poly.row import CHECKS, Row
 
-ROWS = [row for table in (rows_arrays, rows_indexing, rows_math, rows_control, rows_models) for row in table.ROWS]
+ROWS = [
+  row
+  for table in (rows_arrays, rows_indexing, rows_math, rows_control, rows_models)
+  for row in table.ROWS
+]
 
 
 @pytest.mark.sampled
@@ -15,7 +19,10 @@ ROWS = [row for table in (rows_arrays, rows_indexing, rows_math, rows_control, r
   ("row", "way"),
   [
     pytest.param(
-      row, way, id=f"{row.name}-{way}", marks=[pytest.mark.xfail(reason=row.xfail[way], strict=True)] if way in row.xfail else []
+      row,
+      way,
+      id=f"{row.name}-{way}",
+      marks=[pytest.mark.xfail(reason=row.xfail[way], strict=True)] if way in row.xfail else [],
     )
     for row in ROWS
     for way in row.ways

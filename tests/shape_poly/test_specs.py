@@ -41,7 +41,10 @@ def test_poly_shape(dims):
 
 
 def test_poly_shape_in_a_tree():
-  function = tf.function(jax2tf.convert(lambda p: p["w"] * 2, polymorphic_shapes=[{"w": poly_shape("b", 4)}]), autograph=False)
+  function = tf.function(
+    jax2tf.convert(lambda p: p["w"] * 2, polymorphic_shapes=[{"w": poly_shape("b", 4)}]),
+    autograph=False,
+  )
   function.get_concrete_function({"w": UNKNOWN})
   close(function({"w": X}), X * 2)
   with pytest.raises(ValueError, match="different size 5 for known dimension"):
@@ -72,9 +75,13 @@ def test_by_name(name):
 
 
 def test_a_keyword_of_unknown_size():
-  converted = jax2tf.convert(lambda x, *, mask: jnp.where(mask, x, 0), polymorphic_shapes={"x": "b", "mask": "b"})
+  converted = jax2tf.convert(
+    lambda x, *, mask: jnp.where(mask, x, 0), polymorphic_shapes={"x": "b", "mask": "b"}
+  )
 
-  @tf.function(autograph=False, input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None], tf.bool)])
+  @tf.function(
+    autograph=False, input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None], tf.bool)]
+  )
   def function(x, mask):
     return converted(x, mask=mask)
 
@@ -85,7 +92,9 @@ def test_a_keyword_of_unknown_size():
 def test_a_tree_by_name_and_its_leaves_in_a_list():
   fun = lambda p, x: p["w"] @ x.T  # noqa: E731
   for shapes in ({"p": {"w": "a, _"}, "x": "b, _"}, [{"w": "a, _"}, "b, _"]):
-    assert graph(fun, {"w": UNKNOWN}, UNKNOWN, polymorphic_shapes=shapes).structured_outputs.shape.as_list() == [None, None]
+    assert graph(
+      fun, {"w": UNKNOWN}, UNKNOWN, polymorphic_shapes=shapes
+    ).structured_outputs.shape.as_list() == [None, None]
 
 
 def test_static_arguments():
@@ -93,7 +102,10 @@ def test_static_arguments():
   for shapes in (["b, _"], [None, "b, _"], {"x": "b, _"}):
     converted = jax2tf.convert(fun, static_argnums=0, polymorphic_shapes=shapes)
     close(converted(2, X), X * 2)
-  with pytest.raises(ValueError, match=r"polymorphic_shapes\[0\] = 'n' is for a static argument of '<lambda>'.*give None"):
+  with pytest.raises(
+    ValueError,
+    match=r"polymorphic_shapes\[0\] = 'n' is for a static argument of '<lambda>'.*give None",
+  ):
     jax2tf.convert(fun, static_argnums=0, polymorphic_shapes=["n", "b, _"])(2, X)
 
 
@@ -103,16 +115,28 @@ def test_a_number_for_an_unknown_size_is_checked_when_it_runs(spec, options):
   fun = lambda x: x @ x.T  # noqa: E731
   for compiled in (False, True):
     converted = jax2tf.convert(fun, polymorphic_shapes=spec, **options)
-    function = tf.function(converted, autograph=False, jit_compile=compiled, input_signature=[tf.TensorSpec([None, None])])
+    function = tf.function(
+      converted,
+      autograph=False,
+      jit_compile=compiled,
+      input_signature=[tf.TensorSpec([None, None])],
+    )
     close(function(X), fun(X))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Shape of tensor .* \[3,3\] is not compatible with expected shape"):
+    with pytest.raises(
+      tf.errors.InvalidArgumentError,
+      match=r"Shape of tensor .* \[3,3\] is not compatible with expected shape",
+    ):
       function(X[:, :3])
 
 
 def test_it_has_gradients_and_is_saved(tmp_path):
   fun = lambda x: jnp.sin(x).sum(1)  # noqa: E731
   module = tf.Module()
-  module.call = tf.function(jax2tf.convert(fun, polymorphic_shapes="b, 4"), autograph=False, input_signature=[tf.TensorSpec([None, None])])
+  module.call = tf.function(
+    jax2tf.convert(fun, polymorphic_shapes="b, 4"),
+    autograph=False,
+    input_signature=[tf.TensorSpec([None, None])],
+  )
   x = tf.constant(X)
   with tf.GradientTape() as tape:
     tape.watch(x)
@@ -157,7 +181,9 @@ REFUSED = {
     "with a string or None at each leaf (pytree structure error: different types at key path polymorphic_shapes[0]",
   ),
   "of another key": (
-    lambda: jax2tf.convert(lambda *, p: p["w"], polymorphic_shapes={"p": {"v": "b, _"}})(p={"w": X}),
+    lambda: jax2tf.convert(lambda *, p: p["w"], polymorphic_shapes={"p": {"v": "b, _"}})(
+      p={"w": X}
+    ),
     "polymorphic_shapes['p'] = {'v': 'b, _'} does not fit kwargs['p'] of '<lambda>', which is a dict; give one string",
   ),
   "too many of the rest": (

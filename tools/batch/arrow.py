@@ -29,7 +29,11 @@ def table(carried: Any, answer: Answer) -> Any:
     ValueError: a carried column has the name of an output.
   """
   check_names(carried.schema.names, answer.outputs)
-  found = carried.take(pa.array(answer.rows)) if carried.num_columns and len(answer.rows) < carried.num_rows else carried
+  found = (
+    carried.take(pa.array(answer.rows))
+    if carried.num_columns and len(answer.rows) < carried.num_rows
+    else carried
+  )
   for name, array in answer.outputs.items():
     column = _arrow(array, *answer.types[name])
     found = found.append_column(name, column) if found.num_columns else pa.table({name: column})
@@ -42,11 +46,15 @@ def _numpy(column: Any) -> np.ndarray:
   if isinstance(array, pa.ChunkedArray):  # without chunks
     array = pa.array([], array.type)
   if pa.types.is_decimal(array.type):
-    array = array.cast(pa.int64() if array.type.scale == 0 and array.type.precision <= 18 else pa.float64())
+    array = array.cast(
+      pa.int64() if array.type.scale == 0 and array.type.precision <= 18 else pa.float64()
+    )
   kind = array.type
   if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
     return _lists(array)
-  if array.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+  if array.null_count or not (
+    pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+  ):
     return objects(array.to_pylist())
   return array.to_numpy(zero_copy_only=False)
 
@@ -54,7 +62,11 @@ def _numpy(column: Any) -> np.ndarray:
 def _lists(array: Any) -> np.ndarray:
   if array.null_count or not len(array):
     return objects(array.to_pylist())
-  lengths = np.asarray(array.value_lengths()) if not pa.types.is_fixed_size_list(array.type) else np.full(len(array), array.type.list_size)
+  lengths = (
+    np.asarray(array.value_lengths())
+    if not pa.types.is_fixed_size_list(array.type)
+    else np.full(len(array), array.type.list_size)
+  )
   values = _numpy(array.flatten())
   if values.dtype.kind == "O":
     return objects(array.to_pylist())
@@ -71,7 +83,9 @@ def _arrow(array: np.ndarray, dtype: np.dtype[Any], dims: Sequence[str]) -> Any:
     found = pa.array(array.astype(dtype, copy=False).ravel())
     for axis in reversed(range(1, array.ndim)):  # Spark 4.3 cannot read FixedSizeList
       rows = int(np.prod(array.shape[:axis], dtype=np.int64))
-      found = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1) * array.shape[axis], pa.int32()), found)
+      found = pa.ListArray.from_arrays(
+        pa.array(np.arange(rows + 1) * array.shape[axis], pa.int32()), found
+      )
     return found
   for _ in dims:
     kind = pa.list_(kind)

@@ -46,12 +46,16 @@ def is_fixed(dims: Sequence[str]) -> bool:
 def check_names(carried: Iterable[str], outputs: Iterable[str]) -> None:
   """Raises ValueError if a carried column has the name of an output."""
   if twice := set(outputs).intersection(carried):
-    raise ValueError(f"{min(twice)!r} is the name of a column and of an output; remove the column from the file")
+    raise ValueError(
+      f"{min(twice)!r} is the name of a column and of an output; remove the column from the file"
+    )
 
 
 def _as_str(array: np.ndarray) -> np.ndarray:
   """Decodes TensorFlow's strings, which are bytes."""
-  return np.array([v.decode() if isinstance(v, bytes) else v for v in array.ravel()] + [None], object)[:-1].reshape(array.shape)
+  return np.array(
+    [v.decode() if isinstance(v, bytes) else v for v in array.ravel()] + [None], object
+  )[:-1].reshape(array.shape)
 
 
 def objects(rows: Sequence[Any]) -> np.ndarray:
@@ -67,7 +71,9 @@ def plain(value: Any) -> Any:
   return _as_str(array).tolist() if array.dtype.kind in "OS" else array.tolist()
 
 
-def convert(name: str, column: np.ndarray, dtype: np.dtype[Any], dims: Sequence[str]) -> tuple[np.ndarray, Faults]:
+def convert(
+  name: str, column: np.ndarray, dtype: np.dtype[Any], dims: Sequence[str]
+) -> tuple[np.ndarray, Faults]:
   """Converts a column to an array of all rows, or to an object array of arrays if a dimension is symbolic. Also returns {row: fault}.
 
   Args:
@@ -79,7 +85,11 @@ def convert(name: str, column: np.ndarray, dtype: np.dtype[Any], dims: Sequence[
   fixed = is_fixed(dims)
   if fixed and (dense := _dense(column, dtype)) is not None:
     shape = tuple(map(int, dims))
-    if dense.ndim <= 2 and dense.shape[1:] != shape and math.prod(dense.shape[1:]) == math.prod(shape):
+    if (
+      dense.ndim <= 2
+      and dense.shape[1:] != shape
+      and math.prod(dense.shape[1:]) == math.prod(shape)
+    ):
       dense = dense.reshape(len(dense), *shape)  # TFRecord and CSV have flat rows
     if dense.shape[1:] == shape:
       values, wrong = _cast(dense, dtype)
@@ -114,7 +124,11 @@ def _dense(column: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
   if not _is_numeric(found.dtype, dtype):
     return None
   # NumPy makes floats of a mix of integers and floats, and floats do not represent all integers. Such rows are checked one by one.
-  return None if found.dtype.kind == "f" and (np.abs(found) >= _INTEGERS.get(dtype.name, 0)).any() else found
+  return (
+    None
+    if found.dtype.kind == "f" and (np.abs(found) >= _INTEGERS.get(dtype.name, 0)).any()
+    else found
+  )
 
 
 def _is_numeric(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
@@ -136,11 +150,16 @@ def _row(name: str, value: Any, dtype: np.dtype[Any], dims: Sequence[str]) -> np
   if array.ndim <= 1 and is_fixed(dims) and array.size == math.prod(map(int, dims)):
     array = array.reshape(tuple(map(int, dims)))
   if not _fits(array, dims):
-    raise ValueError(f"{name!r} has the shape {list(array.shape)}, where [{','.join(dims)}] is expected")
+    raise ValueError(
+      f"{name!r} has the shape {list(array.shape)}, where [{','.join(dims)}] is expected"
+    )
   if isinstance(value, list) and array.dtype == np.float64 and (np.abs(array) >= 2**53).any():
     # NumPy made floats of integers beside floats, and has rounded those of 2**53 or more.
     array = np.asarray(value, object).reshape(array.shape)
-    values, wrong = (np.reshape(found, array.shape) for found in zip(*(_cast(np.asarray(x), dtype) for x in array.ravel()), strict=True))
+    values, wrong = (
+      np.reshape(found, array.shape)
+      for found in zip(*(_cast(np.asarray(x), dtype) for x in array.ravel()), strict=True)
+    )
   else:
     values, wrong = _cast(array, dtype)
   if wrong.any():
@@ -149,7 +168,9 @@ def _row(name: str, value: Any, dtype: np.dtype[Any], dims: Sequence[str]) -> np
 
 
 def _fits(array: np.ndarray, dims: Sequence[str]) -> bool:
-  return array.ndim == len(dims) and all(not dim.isdecimal() or int(dim) == size for dim, size in zip(dims, array.shape, strict=True))
+  return array.ndim == len(dims) and all(
+    not dim.isdecimal() or int(dim) == size for dim, size in zip(dims, array.shape, strict=True)
+  )
 
 
 def _texts(name: str, value: Any, dims: Sequence[str]) -> np.ndarray:
@@ -159,7 +180,9 @@ def _texts(name: str, value: Any, dims: Sequence[str]) -> np.ndarray:
   if array.ndim == 1 and array.size == 1 and not dims:
     array = array.reshape(())
   if not _fits(array, dims):
-    raise ValueError(f"{name!r} has the shape {list(array.shape)}, where [{','.join(dims)}] is expected")
+    raise ValueError(
+      f"{name!r} has the shape {list(array.shape)}, where [{','.join(dims)}] is expected"
+    )
   if strange := [each for each in array.ravel() if not is_text(each)]:
     raise ValueError(f"{name!r} is {strange[0]!r}, where a text is expected")
   return array
@@ -180,7 +203,11 @@ def parsed(value: Any) -> Any:
     return value
   if value in _BOOLS:
     return _BOOLS[value]
-  for parse in (read_json, int, float):  # int reads "+5" and "007", which are no JSON, without rounding
+  for parse in (
+    read_json,
+    int,
+    float,
+  ):  # int reads "+5" and "007", which are no JSON, without rounding
     with contextlib.suppress(ValueError, RecursionError):
       return parse(value)
   return value

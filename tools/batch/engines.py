@@ -109,7 +109,9 @@ class Rows:
     answer = self.runner(table)
     if answer.faults:
       first = min(answer.faults)
-      raise ValueError(f"row {first} of a block of {len(next(iter(table.values())))}: {answer.faults[first]}")
+      raise ValueError(
+        f"row {first} of a block of {len(next(iter(table.values())))}: {answer.faults[first]}"
+      )
     return answer
 
 

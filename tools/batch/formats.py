@@ -63,7 +63,9 @@ def of(path: str | Path) -> Format:
     ImportError: the format needs a package that is not installed.
   """
   name = Path(path).name.lower()
-  whole = re.sub(r"-\d+-of-\d+$", "", name.removesuffix(".gz"))  # of the shards x.tfrecord-00000-of-00010
+  whole = re.sub(
+    r"-\d+-of-\d+$", "", name.removesuffix(".gz")
+  )  # of the shards x.tfrecord-00000-of-00010
   form = _FORMATS.get(Path(whole).suffix)
   if form is None or (name.endswith(".gz") and not issubclass(form, _Lines)):
     raise ValueError(f"{path} has an unknown format; a name ends in {', '.join(_FORMATS)}")
@@ -140,9 +142,16 @@ class _Lines:
     raise NotImplementedError
 
 
-def _window(rows: list[dict[str, Any]], columns: Sequence[str], done: float, faults: Mapping[int, str]) -> Window:
+def _window(
+  rows: list[dict[str, Any]], columns: Sequence[str], done: float, faults: Mapping[int, str]
+) -> Window:
   found = {name: objects([row.get(name) for row in rows]) for name in columns}
-  return Window(found, [{key: value for key, value in row.items() if key not in columns} for row in rows], done, faults)
+  return Window(
+    found,
+    [{key: value for key, value in row.items() if key not in columns} for row in rows],
+    done,
+    faults,
+  )
 
 
 class _LinesWriter:
@@ -164,7 +173,9 @@ class _LinesWriter:
 class JsonLines(_Lines):
   def columns(self, path: Path) -> list[str]:
     """Those of the first hundred rows, since a row need not have them all."""
-    return list(dict.fromkeys(name for row, _, _ in itertools.islice(self.rows(path), 100) for name in row))
+    return list(
+      dict.fromkeys(name for row, _, _ in itertools.islice(self.rows(path), 100) for name in row)
+    )
 
   def rows(self, path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
     with _open(path) as (binary, content):
@@ -179,7 +190,11 @@ class JsonLines(_Lines):
         except ValueError as error:
           yield {}, f"is not JSON: {error}", binary.tell()
           continue
-        yield (row, "", binary.tell()) if isinstance(row, dict) else ({}, "is no JSON object", binary.tell())
+        yield (
+          (row, "", binary.tell())
+          if isinstance(row, dict)
+          else ({}, "is no JSON object", binary.tell())
+        )
 
   def writer(self, path: Path) -> Writer:
     return _LinesWriter(_text(path))
@@ -188,7 +203,10 @@ class JsonLines(_Lines):
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[tuple[Any, Any]]:
   """(the file, whose position tells how much of it has been read, its content without compression)."""
-  with path.open("rb") as binary, gzip.GzipFile(fileobj=binary) if path.suffix == ".gz" else binary as content:
+  with (
+    path.open("rb") as binary,
+    gzip.GzipFile(fileobj=binary) if path.suffix == ".gz" else binary as content,
+  ):
     yield binary, content
 
 
@@ -206,7 +224,9 @@ class _Gzip(gzip.GzipFile):
 
 def _text(path: Path) -> Any:
   """A new text file, compressed if its name says so."""
-  return io.TextIOWrapper(_Gzip(path) if path.suffix == ".gz" else path.open("wb"), encoding="utf-8", newline="")
+  return io.TextIOWrapper(
+    _Gzip(path) if path.suffix == ".gz" else path.open("wb"), encoding="utf-8", newline=""
+  )
 
 
 class Csv(_Lines):
@@ -215,7 +235,9 @@ class Csv(_Lines):
   carried: Sequence[str] = ()  # of the file that was read last
 
   def __init__(self) -> None:
-    csv.field_size_limit(2**31 - 1)  # of Python's parser; its 131,072 characters are less than a long list
+    csv.field_size_limit(
+      2**31 - 1
+    )  # of Python's parser; its 131,072 characters are less than a long list
 
   def columns(self, path: Path) -> list[str]:
     with _open(path) as (_, content), self._decoded(content) as text:
@@ -238,7 +260,11 @@ class Csv(_Lines):
       for cells in lines:
         if not cells:
           continue  # an empty line
-        fault = "" if len(cells) == len(names) else f"has {len(cells)} cells, and the header has {len(names)}"
+        fault = (
+          ""
+          if len(cells) == len(names)
+          else f"has {len(cells)} cells, and the header has {len(names)}"
+        )
         if not all(map(is_text, cells)):
           fault = "is not UTF-8"
         yield {} if fault else dict(zip(names, cells, strict=True)), fault, binary.tell()
@@ -261,7 +287,9 @@ class _CsvWriter(_LinesWriter):
     super().write(carried, answer)
 
   def put(self, row: dict[str, Any]) -> None:
-    self._rows.writerow([value if isinstance(value, str) else _cell(value) for value in row.values()])
+    self._rows.writerow(
+      [value if isinstance(value, str) else _cell(value) for value in row.values()]
+    )
 
 
 def _cell(value: Any) -> str:
@@ -280,7 +308,9 @@ class TfRecord(_Lines):
 
     place = 0
     try:
-      for record in tf.data.TFRecordDataset(str(path), _COMPRESSION.get(path.suffix)).as_numpy_iterator():
+      for record in tf.data.TFRecordDataset(
+        str(path), _COMPRESSION.get(path.suffix)
+      ).as_numpy_iterator():
         place += len(record) + 16  # the length and two checksums
         try:
           features = tf.train.Example.FromString(record).features.feature
@@ -291,7 +321,9 @@ class TfRecord(_Lines):
     except tf.errors.DataLossError as error:
       if place:
         raise
-      raise ValueError(f"{path} has no TFRecord at its beginning; if it is compressed by gzip, let its name end in .gz") from error
+      raise ValueError(
+        f"{path} has no TFRecord at its beginning; if it is compressed by gzip, let its name end in .gz"
+      ) from error
 
   def writer(self, path: Path) -> Writer:
     return _TfRecordWriter(path)
@@ -304,7 +336,10 @@ def _feature(feature: Any) -> np.ndarray | None:
   kind = feature.WhichOneof("kind")
   if kind is None:
     return None
-  return np.array(getattr(feature, kind).value, {"bytes_list": object, "float_list": np.float32, "int64_list": np.int64}[kind])
+  return np.array(
+    getattr(feature, kind).value,
+    {"bytes_list": object, "float_list": np.float32, "int64_list": np.int64}[kind],
+  )
 
 
 class _TfRecordWriter(_LinesWriter):
@@ -321,11 +356,17 @@ class _TfRecordWriter(_LinesWriter):
       if value is None:
         features[name] = train.Feature()  # as it was read
       elif array.dtype.kind in "OSU":
-        features[name] = train.Feature(bytes_list=train.BytesList(value=[v if isinstance(v, bytes) else str(v).encode() for v in array]))
+        features[name] = train.Feature(
+          bytes_list=train.BytesList(
+            value=[v if isinstance(v, bytes) else str(v).encode() for v in array]
+          )
+        )
       elif array.dtype.kind in "biu":
         features[name] = train.Feature(int64_list=train.Int64List(value=array.tolist()))
       elif array.dtype == np.float64:
-        raise ValueError(f"{name!r} is float64, and tf.train.Example holds only float32; write another format")
+        raise ValueError(
+          f"{name!r} is float64, and tf.train.Example holds only float32; write another format"
+        )
       else:
         features[name] = train.Feature(float_list=train.FloatList(value=array.astype(np.float32)))
     self._file.write(train.Example(features=train.Features(feature=features)).SerializeToString())
@@ -357,9 +398,13 @@ class _NpyWriter:
     del carried
     [(name, array)] = answer.outputs.items()
     if answer.faults:
-      raise ValueError(f"row {min(answer.faults)} {answer.faults[min(answer.faults)]}; .npy cannot hold missing rows")
+      raise ValueError(
+        f"row {min(answer.faults)} {answer.faults[min(answer.faults)]}; .npy cannot hold missing rows"
+      )
     if array.dtype.kind == "O":
-      raise ValueError(f"output {name!r} has rows of several sizes or texts, which .npy does not hold; read and write another format")
+      raise ValueError(
+        f"output {name!r} has rows of several sizes or texts, which .npy does not hold; read and write another format"
+      )
     if self._file is None:
       self._file, self._kind = self._path.open("wb"), array
       self._header()
@@ -368,7 +413,11 @@ class _NpyWriter:
 
   def _header(self) -> None:
     assert self._kind is not None
-    header = {"descr": np.lib.format.dtype_to_descr(self._kind.dtype), "fortran_order": False, "shape": (self._rows, *self._kind.shape[1:])}
+    header = {
+      "descr": np.lib.format.dtype_to_descr(self._kind.dtype),
+      "fortran_order": False,
+      "shape": (self._rows, *self._kind.shape[1:]),
+    }
     self._file.seek(0)
     np.lib.format.write_array_header_1_0(self._file, header)
 
@@ -379,4 +428,11 @@ class _NpyWriter:
       self._file.close()
 
 
-_FORMATS: dict[str, Any] = {".parquet": Parquet, ".tfrecord": TfRecord, ".csv": Csv, ".jsonl": JsonLines, ".ndjson": JsonLines, ".npy": Npy}
+_FORMATS: dict[str, Any] = {
+  ".parquet": Parquet,
+  ".tfrecord": TfRecord,
+  ".csv": Csv,
+  ".jsonl": JsonLines,
+  ".ndjson": JsonLines,
+  ".npy": Npy,
+}

@@ -55,18 +55,30 @@ class Runner:
     self.batch_size = min(batch_size, self.contract.max_rows or batch_size)
     directory = self.contract.directory
     [graph] = outside.check(directory, allow_ops)
-    self._loaded = tf.saved_model.load(str(directory))  # kept alive, because its functions do not keep its variables alive
+    self._loaded = tf.saved_model.load(
+      str(directory)
+    )  # kept alive, because its functions do not keep its variables alive
     self._function = self._loaded.signatures[signature]
     stored = graph.signature_def[signature]
     self._defaults = {name: tf.make_ndarray(value) for name, value in stored.defaults.items()}
-    self._dtypes = {name: np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype) for name, info in stored.inputs.items()}
-    dtypes = {name: np.dtype(tf.as_dtype(stored.outputs[name].dtype).as_numpy_dtype) for name in self.outputs}
+    self._dtypes = {
+      name: np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype) for name, info in stored.inputs.items()
+    }
+    dtypes = {
+      name: np.dtype(tf.as_dtype(stored.outputs[name].dtype).as_numpy_dtype)
+      for name in self.outputs
+    }
     if strange := [name for name, dtype in dtypes.items() if dtype.kind == "c"]:
-      raise ValueError(f"output {strange[0]!r} is {dtypes[strange[0]].name}, which no file format can hold; return its parts")
+      raise ValueError(
+        f"output {strange[0]!r} is {dtypes[strange[0]].name}, which no file format can hold; return its parts"
+      )
     self._types = {name: (dtype, self.contract.outputs[name]) for name, dtype in dtypes.items()}
 
   def __call__(
-    self, table: Mapping[str, np.ndarray], faults: cells.Faults | None = None, ran: Callable[[int], None] = lambda rows: None
+    self,
+    table: Mapping[str, np.ndarray],
+    faults: cells.Faults | None = None,
+    ran: Callable[[int], None] = lambda rows: None,
   ) -> cells.Answer:
     """Runs rows, in batches of equal or similar lengths.
 
@@ -80,13 +92,25 @@ class Runner:
     for name, sources in self.columns.items():
       if missing := [source for source in sources if source not in table]:
         if name in self.contract.needed:
-          raise ValueError(f"there is no column {missing[0]!r} for input {name!r}; name another one by --column {name}=COLUMN")
+          raise ValueError(
+            f"there is no column {missing[0]!r} for input {name!r}; name another one by --column {name}=COLUMN"
+          )
         continue  # the mask
       numeric = self._dtypes[name].kind != "O"
-      column = table[sources[0]] if len(sources) == 1 else _side_by_side([table[source] for source in sources], numeric)
-      if name == self.contract.mask and column.dtype.kind == "O" and not any(value is not None for value in column):
+      column = (
+        table[sources[0]]
+        if len(sources) == 1
+        else _side_by_side([table[source] for source in sources], numeric)
+      )
+      if (
+        name == self.contract.mask
+        and column.dtype.kind == "O"
+        and not any(value is not None for value in column)
+      ):
         continue  # no row has a mask, so it is computed
-      values[name], found = cells.convert(name, column, self._dtypes[name], self.contract.inputs[name])
+      values[name], found = cells.convert(
+        name, column, self._dtypes[name], self.contract.inputs[name]
+      )
       faults = found | faults
     total = len(next(iter(table.values()))) if table else 0
     sizes = self._sizes(values, total, faults)
@@ -98,7 +122,9 @@ class Runner:
     outputs = {name: self._joined(name, parts, done, total) for name in self.outputs}
     return cells.Answer(done, outputs, self._types, faults)
 
-  def _sizes(self, values: Mapping[str, np.ndarray], total: int, faults: cells.Faults) -> dict[str, np.ndarray]:
+  def _sizes(
+    self, values: Mapping[str, np.ndarray], total: int, faults: cells.Faults
+  ) -> dict[str, np.ndarray]:
     """{dimension: its size in each row}. Rows in which two inputs disagree become faults."""
     sizes: dict[str, np.ndarray] = {}
     for name, array in values.items():
@@ -108,7 +134,9 @@ class Runner:
         found = np.array([0 if row is None else row.shape[axis] for row in array], int)
         first = sizes.setdefault(f"{name}.{axis}" if dim == "?" else dim, found)
         for i in np.flatnonzero(found != first):
-          faults.setdefault(int(i), f"dimension {dim} is {first[i]} in one input and {found[i]} in {name!r}")
+          faults.setdefault(
+            int(i), f"dimension {dim} is {first[i]} in one input and {found[i]} in {name!r}"
+          )
     # JAX needs sizes of 1 or more. Padded beside a longer row, an empty one would run.
     for i in np.flatnonzero(sizes.get(self.contract.padded, np.ones(0)) == 0):
       faults.setdefault(int(i), f"dimension {self.contract.padded} is 0, and has to be 1 or more")
@@ -119,12 +147,22 @@ class Runner:
     exact = [size for dim, size in sizes.items() if dim != self.contract.padded]
     keys = [size for dim, size in sizes.items() if dim == self.contract.padded] + exact
     order = rows[np.lexsort([key[rows] for key in keys])] if keys else rows
-    ends: Any = np.flatnonzero(np.any([np.diff(size[order]) != 0 for size in exact], axis=0)) + 1 if exact and len(order) else []
+    ends: Any = (
+      np.flatnonzero(np.any([np.diff(size[order]) != 0 for size in exact], axis=0)) + 1
+      if exact and len(order)
+      else []
+    )
     for group in np.split(order, ends):
-      lengths = sizes[self.contract.padded][group] if self.contract.padded in sizes else np.zeros(len(group), int)
+      lengths = (
+        sizes[self.contract.padded][group]
+        if self.contract.padded in sizes
+        else np.zeros(len(group), int)
+      )
       i = 0
       while i < len(group):
-        alike = int(np.searchsorted(lengths, _STRETCH * lengths[i], "right"))  # longer rows would pad the others too much
+        alike = int(
+          np.searchsorted(lengths, _STRETCH * lengths[i], "right")
+        )  # longer rows would pad the others too much
         end = min(max(alike, i + _FEW), i + self.batch_size)
         yield group[i:end]
         i = end
@@ -144,38 +182,59 @@ class Runner:
       lengths = sizes[self.contract.padded][rows]
       feeds[mask] = (np.arange(lengths.max()) < lengths[:, None]).astype(self._dtypes[mask])
     try:
-      found = self._function(**{name: tf.constant(x, tf.as_dtype(self._dtypes[name])) for name, x in feeds.items()})
+      found = self._function(
+        **{name: tf.constant(x, tf.as_dtype(self._dtypes[name])) for name, x in feeds.items()}
+      )
     except tf.errors.InvalidArgumentError as error:
       ran(0)
       if len(rows) > 1:
-        return [part for half in np.array_split(rows, 2) for part in self._run(values, sizes, half, faults, ran)]
+        return [
+          part
+          for half in np.array_split(rows, 2)
+          for part in self._run(values, sizes, half, faults, ran)
+        ]
       faults[int(rows[0])] = f"the model refuses it: {quiet.sentence(error.message)}"
       return []
     outputs = {name: found[name].numpy() for name in self.outputs}
     ran(len(rows))
     for name, array in outputs.items():
       if array.shape[:1] != rows.shape:
-        raise ValueError(f"output {name!r} has the shape {list(array.shape)} for {len(rows)} rows, so it has no batch dimension")
+        raise ValueError(
+          f"output {name!r} has the shape {list(array.shape)} for {len(rows)} rows, so it has no batch dimension"
+        )
     return [(rows, {name: self._cut(name, array, sizes, rows) for name, array in outputs.items()})]
 
   def _gathered(self, name: str, array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     if cells.is_fixed(self.contract.inputs[name]):
       return array[rows]
     shape = np.max([array[i].shape for i in rows], axis=0)
-    padded = np.full((len(rows), *shape), b"" if self._dtypes[name].kind == "O" else 0, self._dtypes[name])
+    padded = np.full(
+      (len(rows), *shape), b"" if self._dtypes[name].kind == "O" else 0, self._dtypes[name]
+    )
     for place, i in zip(padded, rows, strict=True):
       place[tuple(map(slice, array[i].shape))] = array[i]
     return padded
 
-  def _cut(self, name: str, array: np.ndarray, sizes: Mapping[str, np.ndarray], rows: np.ndarray) -> Any:
+  def _cut(
+    self, name: str, array: np.ndarray, sizes: Mapping[str, np.ndarray], rows: np.ndarray
+  ) -> Any:
     """The rows without padding; one array if all rows have the same size."""
     dims = self.contract.outputs[name]
     if cells.is_fixed(dims):
       return array
     lengths = [sizes[dim][rows] if dim in sizes else None for dim in dims]
-    return [row[tuple(slice(None if size is None else size[i]) for size in lengths)] for i, row in enumerate(array)]
+    return [
+      row[tuple(slice(None if size is None else size[i]) for size in lengths)]
+      for i, row in enumerate(array)
+    ]
 
-  def _joined(self, name: str, parts: Sequence[tuple[np.ndarray, dict[str, Any]]], rows: np.ndarray, total: int) -> np.ndarray:
+  def _joined(
+    self,
+    name: str,
+    parts: Sequence[tuple[np.ndarray, dict[str, Any]]],
+    rows: np.ndarray,
+    total: int,
+  ) -> np.ndarray:
     dtype, dims = self._types[name]
     fixed = cells.is_fixed(dims)
     found = np.empty((total, *map(int, dims)), dtype) if fixed else np.empty(total, object)
@@ -192,4 +251,9 @@ def _side_by_side(columns: Sequence[np.ndarray], numeric: bool) -> np.ndarray:
   if all(column.dtype.kind != "O" for column in columns):
     return np.stack(columns, axis=1)
   read = cells.parsed if numeric else lambda value: value
-  return cells.objects([None if any(v is None for v in row) else [read(v) for v in row] for row in zip(*columns, strict=True)])
+  return cells.objects(
+    [
+      None if any(v is None for v in row) else [read(v) for v in row]
+      for row in zip(*columns, strict=True)
+    ]
+  )

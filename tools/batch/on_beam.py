@@ -63,12 +63,16 @@ def handler(model: str, *, min_batch: int = 32, max_batch: int = 256, **options:
       _ = rows.runner
       return rows
 
-    def run_inference(self, batch: Sequence[Mapping[str, Any]], model: Rows, inference_args: Any = None) -> Iterable[Any]:
+    def run_inference(
+      self, batch: Sequence[Mapping[str, Any]], model: Rows, inference_args: Any = None
+    ) -> Iterable[Any]:
       del inference_args
       names = [column for columns in model.runner.columns.values() for column in columns]
       outputs = model({name: objects([element.get(name) for element in batch]) for name in names})
       for i, element in enumerate(batch):
-        yield base.PredictionResult(element, {name: outputs[name][i] for name in model.runner.outputs})
+        yield base.PredictionResult(
+          element, {name: outputs[name][i] for name in model.runner.outputs}
+        )
 
     def batch_elements_kwargs(self) -> dict[str, int]:
       return {"min_batch_size": min_batch, "max_batch_size": max_batch}

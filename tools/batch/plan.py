@@ -96,7 +96,9 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
   for shard in shards:
     _check(shard.source, found, columns, outputs)
   fingerprint = contract.fingerprint(found.directory)
-  made = json.loads(json.dumps(asdict(asked) | {"model": fingerprint}))  # comparable with the ledger
+  made = json.loads(
+    json.dumps(asdict(asked) | {"model": fingerprint})
+  )  # comparable with the ledger
   del made["allow_ops"]  # which determines whether the model runs, not its results
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"{folder} is not a directory; name one for the results")
@@ -131,7 +133,9 @@ def _locked(folder: Path) -> Iterator[None]:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
       if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
-        raise ValueError(f"another jax2tf batch is running in {folder}; wait until it finishes") from error
+        raise ValueError(
+          f"another jax2tf batch is running in {folder}; wait until it finishes"
+        ) from error
       warnings.warn_explicit(  # a command has no line of the user's
         f"{folder} is on a file system without locks ({error.strerror}); run one jax2tf batch at a time there",
         category=UserWarning,
@@ -150,14 +154,20 @@ def _locked(folder: Path) -> Iterator[None]:
 def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
   paths: list[Path] = []
   for pattern in patterns:
-    matching = [Path(pattern)] if Path(pattern).exists() else sorted(map(Path, glob.glob(pattern, recursive=True)))
+    matching = (
+      [Path(pattern)]
+      if Path(pattern).exists()
+      else sorted(map(Path, glob.glob(pattern, recursive=True)))
+    )
     if not matching:
       raise ValueError(f"{pattern!r} names no file")
     paths += [path for path in matching if path not in paths]
   shards: dict[str, Shard] = {}
   for path in paths:
     if not path.is_file():
-      raise ValueError(f"{path} is not a file; name the files in it, as {str(path / '*.parquet')!r}")
+      raise ValueError(
+        f"{path} is not a file; name the files in it, as {str(path / '*.parquet')!r}"
+      )
     worker.check_name(path)
     if path.name in shards:
       raise ValueError(
@@ -166,18 +176,28 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
       )
     target = folder / path.name
     if target.resolve() == path.resolve():
-      raise ValueError(f"{path} is in {folder}, where its results would overwrite it; name another folder")
+      raise ValueError(
+        f"{path} is in {folder}, where its results would overwrite it; name another folder"
+      )
     shards[path.name] = Shard(path.absolute(), target.absolute(), worker.State.of(path))
   return list(shards.values())
 
 
-def _check(path: Path, found: contract.Contract, columns: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> None:
+def _check(
+  path: Path, found: contract.Contract, columns: Mapping[str, Sequence[str]], outputs: Sequence[str]
+) -> None:
   """Raises ValueError for a file that cannot fit, if its format tells before reading."""
   form = formats.of(path)
-  if isinstance(form, formats.Npy) and (len(found.needed) != 1 or len(columns[found.needed[0]]) != 1):
-    raise ValueError(f"{path} holds one array, and the model takes {', '.join(found.needed)}; give files that name their columns")
+  if isinstance(form, formats.Npy) and (
+    len(found.needed) != 1 or len(columns[found.needed[0]]) != 1
+  ):
+    raise ValueError(
+      f"{path} holds one array, and the model takes {', '.join(found.needed)}; give files that name their columns"
+    )
   if isinstance(form, formats.Npy) and len(outputs) != 1:
-    raise ValueError(f"{path} holds one array, and the model returns {', '.join(outputs)}; choose one by --output")
+    raise ValueError(
+      f"{path} holds one array, and the model returns {', '.join(outputs)}; choose one by --output"
+    )
   try:
     names = form.columns(path)
   except Exception:  # each format has its own errors; an unreadable file fails later, in a worker
@@ -206,12 +226,17 @@ def _begin(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], exist
     known = ledger.setdefault(shard.target.name, now)
     if (known["size"], known["changed"]) != (now["size"], now["changed"]):
       if shard.target.exists():
-        raise ValueError(f"{shard.source} has changed since {folder} was started; name a new directory")
+        raise ValueError(
+          f"{shard.source} has changed since {folder} was started; name a new directory"
+        )
       known.update(now)  # nothing of its former rows was kept
     shard.rows, shard.bad = known.get("rows"), known.get("bad")
   temporary = worker.temporary(file, os.getpid())
   with _writing(temporary, "w") as written:
-    for line in ({"format": _FORMAT, "made": made}, *({"shard": name, **known} for name, known in ledger.items())):
+    for line in (
+      {"format": _FORMAT, "made": made},
+      *({"shard": name, **known} for name, known in ledger.items()),
+    ):
       written.write(json.dumps(line) + "\n")
   durable.move(temporary, file)
 
@@ -231,6 +256,10 @@ def _read(file: Path, made: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   if format_ != _FORMAT:
     raise ValueError(f"{file} was written by another version of jax2tf; name a new directory")
   if other := [key for key, value in made.items() if before.get(key) != value]:
-    what = "another model" if other[0] == "model" else f"another --{other[0].removesuffix('s') if other[0] != 'batch_size' else other[0]}"
+    what = (
+      "another model"
+      if other[0] == "model"
+      else f"another --{other[0].removesuffix('s') if other[0] != 'batch_size' else other[0]}"
+    )
     raise ValueError(f"{file.parent} has results of {what}; name a new folder")
   return ledger

@@ -20,7 +20,12 @@ import tqdm
 from jax2tf.tools.batch import THREADS, worker
 from jax2tf.tools.batch.plan import Plan, Shard
 
-_COMMAND = [sys.executable, "-P", "-m", "jax2tf.tools.batch.worker"]  # -P: the working directory is not on the module path
+_COMMAND = [
+  sys.executable,
+  "-P",
+  "-m",
+  "jax2tf.tools.batch.worker",
+]  # -P: the working directory is not on the module path
 _ATTEMPTS = 3
 _TELL_SECONDS = 10.0  # between two lines of progress if stderr is no terminal
 _LOOK_SECONDS = 1.0  # the longest wait for messages
@@ -67,10 +72,20 @@ class _Worker:
     self._heard = b""  # the beginning of a line
     self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in `end`)
     # A new session: Ctrl-C goes to the command only.
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **dict.fromkeys(THREADS, str(threads))}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._said}
+    environment = {
+      "TF_CPP_MIN_LOG_LEVEL": "3",
+      **os.environ,
+      **dict.fromkeys(THREADS, str(threads)),
+    }
+    pipes: dict[str, Any] = {
+      "stdin": subprocess.PIPE,
+      "stdout": subprocess.PIPE,
+      "stderr": self._said,
+    }
     # Unbuffered, because `select` does not see lines in a buffer of this process.
-    self.process = subprocess.Popen(_COMMAND, bufsize=0, start_new_session=True, env=environment, **pipes)
+    self.process = subprocess.Popen(
+      _COMMAND, bufsize=0, start_new_session=True, env=environment, **pipes
+    )
     self._send(options)
 
   def give(self, shard: Shard, attempt: int) -> None:
@@ -96,7 +111,9 @@ class _Worker:
     self.process.kill()
     try:
       how = f"ended with {self.process.wait(_END_SECONDS)}"
-    except subprocess.TimeoutExpired:  # the system holds it, for example in a read from a server that is gone
+    except (
+      subprocess.TimeoutExpired
+    ):  # the system holds it, for example in a read from a server that is gone
       how = "was killed and has not ended yet"
     assert self.process.stdin is not None and self.process.stdout is not None
     with contextlib.suppress(BrokenPipeError):
@@ -135,7 +152,12 @@ class _Run:
   """Gives shards to workers until none is left."""
 
   def __init__(self, plan: Plan, crew: _Crew, progress: _Progress, stall_seconds: float):
-    self._plan, self._crew, self._progress, self._stall_seconds = plan, crew, progress, stall_seconds
+    self._plan, self._crew, self._progress, self._stall_seconds = (
+      plan,
+      crew,
+      progress,
+      stall_seconds,
+    )
     self._left = collections.deque((shard, 1) for shard in plan.left)
     self._outcome, self._began = Outcome(), time.monotonic()
     self._deaths = 0  # consecutive deaths of workers that had not loaded the model
@@ -198,7 +220,9 @@ class _Run:
       self._progress.over(shard.state.size)
 
   def _show(self) -> None:
-    under_way = [(each.shard.state.size * each.part, each.rows) for each in self._crew.busy if each.shard]
+    under_way = [
+      (each.shard.state.size * each.part, each.rows) for each in self._crew.busy if each.shard
+    ]
     rows = self._outcome.rows + sum(rows for _, rows in under_way)
     self._progress.show(sum(size for size, _ in under_way), rows)
 
@@ -246,7 +270,9 @@ class _Crew:
 
   def silent_for(self, seconds: float) -> list[_Worker]:
     """The workers that load the model or run a shard and have reported nothing for so long."""
-    return [each for each in self._members if (each.shard or not each.ready) and each.silent > seconds]
+    return [
+      each for each in self._members if (each.shard or not each.ready) and each.silent > seconds
+    ]
 
   def renew(self, each: _Worker) -> str:
     """Replaces a worker that ended, and returns how it ended."""
@@ -270,7 +296,9 @@ class _Progress:
     self._began = self._told = time.monotonic()
     on_terminal = sys.stderr.isatty()
     form = "jax2tf batch: {percentage:3.0f} % |{bar}| {desc}, {remaining} left"
-    self._bar = tqdm.tqdm(total=max(1, size), bar_format=form, leave=False, disable=not on_terminal, file=sys.stderr)
+    self._bar = tqdm.tqdm(
+      total=max(1, size), bar_format=form, leave=False, disable=not on_terminal, file=sys.stderr
+    )
 
   def __enter__(self) -> _Progress:
     return self

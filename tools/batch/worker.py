@@ -70,7 +70,9 @@ def check_name(path: Path) -> None:
 _OWN_NAMES = re.compile(r"_.*\.bad\.jsonl|\..*\.writing\..*", re.IGNORECASE | re.DOTALL)
 
 
-def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None, state: State | None = None) -> dict[str, int]:
+def run(
+  runner: Any, source: Path, target: Path, tell: Any = lambda **_: None, state: State | None = None
+) -> dict[str, int]:
   """Writes the outputs of one file to a temporary file, and renames it when it is complete.
 
   Bad rows are left out; `_<name>.bad.jsonl` beside the results lists them.
@@ -113,7 +115,10 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None, s
   reason, progress = "", _Progress(tell)
   path, bad_path = (temporary(each, os.getpid()) for each in (target, bad_rows(target)))
   try:
-    with contextlib.closing(form.writer(path)) as writer, bad_path.open("w", encoding="utf-8") as bad_file:
+    with (
+      contextlib.closing(form.writer(path)) as writer,
+      bad_path.open("w", encoding="utf-8") as bad_file,
+    ):
       for window in form.read(source, columns, runner.contract.window(runner.batch_size)):
         answer: Answer = runner(window.columns, window.faults, progress.ran)
         writer.write(window.carried, answer)
@@ -140,7 +145,9 @@ def run(runner: Any, source: Path, target: Path, tell: Any = lambda **_: None, s
 
 def _check_unchanged(source: Path, state: State) -> None:
   if State.of(source) != state:
-    raise ValueError(f"{source} has changed since the command began, so it gets no results; run the command again")
+    raise ValueError(
+      f"{source} has changed since the command began, so it gets no results; run the command again"
+    )
 
 
 class _Progress:
@@ -179,8 +186,12 @@ def load(options: Mapping[str, Any]) -> Any:
   from jax2tf.tools.batch import model  # noqa: PLC0415  (TensorFlow)
 
   runner = model.Runner(**{name: value for name, value in options.items() if name != "fingerprint"})
-  if contract.fingerprint(runner.contract.directory) != options["fingerprint"]:  # after loading, so it is that of what was loaded
-    raise ValueError(f"{runner.contract.directory} has changed since the command began; run the command again")
+  if (
+    contract.fingerprint(runner.contract.directory) != options["fingerprint"]
+  ):  # after loading, so it is that of what was loaded
+    raise ValueError(
+      f"{runner.contract.directory} has changed since the command began; run the command again"
+    )
   return runner
 
 
@@ -220,7 +231,11 @@ def main() -> None:
 def _reason(error: Exception, written: str = "") -> str:
   """One line. An error of the system that names no file is one of writing."""
   words = quiet.sentence(str(error)) if str(error) else type(error).__name__
-  return f"{written}: {words}" if isinstance(error, OSError) and not error.filename and written else words
+  return (
+    f"{written}: {words}"
+    if isinstance(error, OSError) and not error.filename and written
+    else words
+  )
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ class Target:
     if not (self.ca or self.cert or self.key):
       return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    certificates.load(context, {"--tls_cert": self.cert, "--tls_key": self.key, "--tls_ca": self.ca}, "--tls_ca")
+    certificates.load(
+      context, {"--tls_cert": self.cert, "--tls_key": self.key, "--tls_ca": self.ca}, "--tls_ca"
+    )
     return context
 
 
@@ -71,13 +73,26 @@ def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     ValueError: a certificate cannot be used, the server cannot be reached, or it rejects the request.
   """
   path = f"/v1/models/{quote(target.model, safe='')}"
-  path += f"/versions/{target.version}" if target.version is not None else f"/labels/{quote(target.label, safe='')}" if target.label else ""
+  path += (
+    f"/versions/{target.version}"
+    if target.version is not None
+    else f"/labels/{quote(target.label, safe='')}"
+    if target.label
+    else ""
+  )
   signatures = _http(target, f"{path}/metadata")["metadata"]["signature_def"]["signature_def"]
   if target.signature not in signatures:
-    raise ValueError(f"--signature is {target.signature!r}; {target.model!r} has {', '.join(map(repr, sorted(signatures)))}")
+    raise ValueError(
+      f"--signature is {target.signature!r}; {target.model!r} has {', '.join(map(repr, sorted(signatures)))}"
+    )
   known = signatures[target.signature]
-  values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in _named(inputs, known["inputs"]).items()}
-  body = json.dumps({"signature_name": target.signature, "inputs": values}, default=_base64).encode()
+  values = {
+    name: value.tolist() if isinstance(value, np.ndarray) else value
+    for name, value in _named(inputs, known["inputs"]).items()
+  }
+  body = json.dumps(
+    {"signature_name": target.signature, "inputs": values}, default=_base64
+  ).encode()
   outputs, dtypes = _http(target, f"{path}:predict", body)["outputs"], known["outputs"]
   if len(dtypes) == 1:  # TF Serving omits the name of a single output
     outputs = {next(iter(dtypes)): outputs}
@@ -89,7 +104,9 @@ def _named(inputs: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, 
   if inputs.keys() != {""}:
     return inputs
   if len(known) != 1:
-    raise ValueError(f"the signature has {len(known)} inputs; name them: {', '.join(sorted(known))}")
+    raise ValueError(
+      f"the signature has {len(known)} inputs; name them: {', '.join(sorted(known))}"
+    )
   return {next(iter(known)): inputs[""]}
 
 
@@ -113,7 +130,9 @@ def _base64(value: object) -> dict[str, str]:
 def _http(target: Target, path: str, body: bytes | None = None) -> Any:
   url = f"{'https' if target.ca else 'http'}://{target.address}{path}"
   request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-  handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=target.context())]
+  handlers: list[urllib.request.BaseHandler] = [
+    urllib.request.HTTPSHandler(context=target.context())
+  ]
   if target.local:
     handlers.append(urllib.request.ProxyHandler({}))
   try:
@@ -125,7 +144,9 @@ def _http(target: Target, path: str, body: bytes | None = None) -> Any:
   except (OSError, ValueError, http.client.HTTPException) as error:
     reason = getattr(error, "reason", error)
     if any(isinstance(each, ssl.SSLError | ConnectionResetError) for each in (error, reason)):
-      raise ValueError(f"{url} ends the connection: {reason}; if the server uses TLS, check --tls_ca, --tls_cert, --tls_key") from error
+      raise ValueError(
+        f"{url} ends the connection: {reason}; if the server uses TLS, check --tls_ca, --tls_cert, --tls_key"
+      ) from error
     raise ValueError(f"{url} does not answer: {reason}; is the server running?") from error
 
 
@@ -141,7 +162,9 @@ def import_tensorflow() -> None:
   from jax2tf.tools import quiet  # noqa: PLC0415
 
   if None in map(importlib.util.find_spec, ("tensorflow_serving", "grpc")):
-    raise ModuleNotFoundError("--grpc needs more packages: pip install 'jax2tf[serving]'; --rest needs none")
+    raise ModuleNotFoundError(
+      "--grpc needs more packages: pip install 'jax2tf[serving]'; --rest needs none"
+    )
   with quiet.startup():
     import tensorflow  # noqa: F401, PLC0415
 
@@ -150,7 +173,11 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The outputs by name, after `import_tensorflow`. Raises the errors of `by_rest`."""
   import grpc  # noqa: PLC0415
   import tensorflow as tf  # noqa: PLC0415
-  from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc  # noqa: PLC0415
+  from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+  )  # noqa: PLC0415
 
   with _channel(target) as channel:
     stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
@@ -166,14 +193,24 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     try:
       found = get_model_metadata_pb2.SignatureDefMap()
       stub.GetModelMetadata(asked, timeout=target.seconds).metadata["signature_def"].Unpack(found)
-      known = found.signature_def[target.signature].inputs if target.signature in found.signature_def else {}
+      known = (
+        found.signature_def[target.signature].inputs
+        if target.signature in found.signature_def
+        else {}
+      )
       for name, value in _named(inputs, known).items():
         dtype = known[name].dtype if name in known else None  # the server then rejects it by name
-        given = value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else _unpacked(value)
-        request.inputs[name].CopyFrom(tf.make_tensor_proto(given, dtype if given is not value else None))
+        given = (
+          value if isinstance(value, np.ndarray) and value.dtype.kind != "O" else _unpacked(value)
+        )
+        request.inputs[name].CopyFrom(
+          tf.make_tensor_proto(given, dtype if given is not value else None)
+        )
       answer = stub.Predict(request, timeout=target.seconds)
     except grpc.RpcError as error:
-      raise ValueError(f"{target.address} refuses ({error.code().name}): {error.details()}") from error
+      raise ValueError(
+        f"{target.address} refuses ({error.code().name}): {error.details()}"
+      ) from error
     except (TypeError, OverflowError) as error:
       raise ValueError(f"input {name!r} is not a valid tensor for the model: {error}") from error
   return {name: _plain(tf.make_ndarray(proto)) for name, proto in answer.outputs.items()}
@@ -191,7 +228,9 @@ def _channel(target: Target) -> Any:
   options.append(("grpc.enable_http_proxy", int(not target.local)))
   if not target.ca:
     return grpc.insecure_channel(target.address, options)
-  files = [Path(file).read_bytes() if file else None for file in (target.ca, target.key, target.cert)]
+  files = [
+    Path(file).read_bytes() if file else None for file in (target.ca, target.key, target.cert)
+  ]
   return grpc.secure_channel(target.address, grpc.ssl_channel_credentials(*files), options)
 
 

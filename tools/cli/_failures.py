@@ -30,7 +30,9 @@ class Failure(click.ClickException):
     parts: those of `PARTS` that are known. By default the reason is the whole line.
   """
 
-  def __init__(self, line: str, exit_code: int, gaps: Sequence[dict[str, Any]] = (), **parts: str | None):
+  def __init__(
+    self, line: str, exit_code: int, gaps: Sequence[dict[str, Any]] = (), **parts: str | None
+  ):
     super().__init__(line)
     vars(self)["exit_code"] = exit_code  # click has it of the class
     self.gaps, self.ctx = list(gaps), click.get_current_context(silent=True)
@@ -39,8 +41,15 @@ class Failure(click.ClickException):
 
 def described(error: click.ClickException) -> dict[str, Any]:
   """The failure as JSON values. Unknown parts are None."""
-  parts = dict.fromkeys(PARTS) | (error.parts if isinstance(error, Failure) else {"reason": error.format_message()})
-  return {"verdict": error.format_message(), "exit_code": error.exit_code, **parts, "gaps": getattr(error, "gaps", [])}
+  parts = dict.fromkeys(PARTS) | (
+    error.parts if isinstance(error, Failure) else {"reason": error.format_message()}
+  )
+  return {
+    "verdict": error.format_message(),
+    "exit_code": error.exit_code,
+    **parts,
+    "gaps": getattr(error, "gaps", []),
+  }
 
 
 def interrupted() -> Failure:
@@ -70,7 +79,9 @@ def warnings_as_lines() -> Iterator[None]:
   """Prints each warning as one line on stderr, with the flags of the command in place of Python's arguments."""
   path = click.get_current_context().command_path
   with warnings.catch_warnings():
-    warnings.showwarning = lambda message, *_: print(f"{path}: warning: {as_flags(one_line(str(message)))}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(
+      f"{path}: warning: {as_flags(one_line(str(message)))}", file=sys.stderr
+    )
     yield
 
 
@@ -84,7 +95,9 @@ def say(text: str) -> None:
   try:
     click.echo(text)
   except OSError as error:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails again when it flushes at exit
+    os.dup2(
+      os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+    )  # otherwise Python fails again when it flushes at exit
     if isinstance(error, BrokenPipeError):
       raise click.exceptions.Exit(NO) from error
     raise Failure(f"stdout: {error.strerror}", CANNOT) from error
@@ -96,22 +109,40 @@ def _failure(error: BaseException, without_params: bool) -> Failure:
     return Failure(_of_gaps(str(error), gaps), NO, gaps, **{part: gaps[0][part] for part in PARTS})
   place = _user_place(error)
   if isinstance(error, SystemExit):
-    return _at(place, f"the module ends the program (exit {error.code or 0})", "put that under `if __name__ == '__main__'`")
+    return _at(
+      place,
+      f"the module ends the program (exit {error.code or 0})",
+      "put that under `if __name__ == '__main__'`",
+    )
   if place:
-    return _at(place, f"{type(error).__name__}: {_first_line(error)}", _advice(error, without_params))
+    return _at(
+      place, f"{type(error).__name__}: {_first_line(error)}", _advice(error, without_params)
+    )
   if isinstance(error, OSError) and error.strerror:
-    return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror, CANNOT)
+    return Failure(
+      f"{error.filename}: {error.strerror}" if error.filename else error.strerror, CANNOT
+    )
   line = as_flags(one_line(str(error)))
   if line and isinstance(error, ValueError | OSError | ImportError):
     return _split(line, CANNOT, error)
   if line and _is_ours(error) and isinstance(error, TypeError | RuntimeError | NotImplementedError):
-    return _split(line, NO if isinstance(error, NotImplementedError) or hasattr(error, "gaps") else CANNOT, error)
+    return _split(
+      line,
+      NO if isinstance(error, NotImplementedError) or hasattr(error, "gaps") else CANNOT,
+      error,
+    )
   return Failure(f"{type(error).__name__}: {_first_line(error)}; --debug shows where", CANNOT)
 
 
 def _at(place: str, reason: str, advice: str) -> Failure:
   words = f"{reason.rstrip('.')}; {advice}" if advice else reason
-  return Failure(f"{place}: {words}" if place else words, CANNOT, reason=reason, advice=advice or None, where=place or None)
+  return Failure(
+    f"{place}: {words}" if place else words,
+    CANNOT,
+    reason=reason,
+    advice=advice or None,
+    where=place or None,
+  )
 
 
 def _split(line: str, exit_code: int, error: BaseException) -> Failure:
@@ -125,7 +156,9 @@ def _of_gaps(message: str, gaps: list[dict[str, Any]]) -> str:
   named = []
   for gap in gaps[:_MOST]:
     why = "" if gap["reason"] in head else f": {gap['reason']}"
-    named.append(f"{gap['op'] or 'no lowering'} (of '{gap['primitive']}') at {gap['where']}{why}; {gap['advice']}")
+    named.append(
+      f"{gap['op'] or 'no lowering'} (of '{gap['primitive']}') at {gap['where']}{why}; {gap['advice']}"
+    )
   more = f"; and {len(gaps) - _MOST} more, which --json lists" if len(gaps) > _MOST else ""
   return f"{head}: {'; '.join(named)}{more}"
 
@@ -134,8 +167,14 @@ def _user_place(error: BaseException) -> str:
   """`file:line (function)` of the user's code that raised the error; empty if this package or a library raised it."""
   if isinstance(error, SyntaxError) and error.filename:
     return f"{error.filename}:{error.lineno}"
-  frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)]
-  return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]} ({frames[-1][0].f_code.co_name})" if frames else ""
+  frames = [
+    (frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)
+  ]
+  return (
+    f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]} ({frames[-1][0].f_code.co_name})"
+    if frames
+    else ""
+  )
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -154,14 +193,23 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def _advice(error: BaseException, without_params: bool) -> str:
-  if "jax2tf.errors" in sys.modules and (found := sys.modules["jax2tf.errors"].settling_constraints(error)):
+  if "jax2tf.errors" in sys.modules and (
+    found := sys.modules["jax2tf.errors"].settling_constraints(error)
+  ):
     holds, fails = found
     return f'give --constraint "{holds}" if it holds for all sizes that you use' + (
       f', --constraint "{fails}" if for none' if fails else ""
     )
   # Errors of Python for a missing leaf.
-  missing = isinstance(error, LookupError | AttributeError | TypeError) and type(error).__module__ == "builtins"
-  return "--params was not given, so the parameters are an empty tree" if without_params and missing else ""
+  missing = (
+    isinstance(error, LookupError | AttributeError | TypeError)
+    and type(error).__module__ == "builtins"
+  )
+  return (
+    "--params was not given, so the parameters are an empty tree"
+    if without_params and missing
+    else ""
+  )
 
 
 def _first_line(error: BaseException) -> str:

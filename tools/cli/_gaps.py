@@ -43,10 +43,14 @@ def gaps(
     ImportError: the extra of a target is not installed.
   """
   if unknown := [target for target in targets if target not in TARGETS]:
-    raise UsageError(f"--for={','.join(targets)}: {unknown[0]!r} is not a target; choose from {', '.join(TARGETS)}")
+    raise UsageError(
+      f"--for={','.join(targets)}: {unknown[0]!r} is not a target; choose from {', '.join(TARGETS)}"
+    )
 
   def model_with(idioms: str) -> saved_model.Model:
-    model = saved_model.Model(given.params, state=given.state, polymorphic_constraints=constraints, idioms=idioms)
+    model = saved_model.Model(
+      given.params, state=given.state, polymorphic_constraints=constraints, idioms=idioms
+    )
     return model.add(given.fun, inputs=inputs, stateful=given.state is not None)
 
   try:
@@ -55,20 +59,35 @@ def gaps(
     return {target: [dataclasses.asdict(gap) for gap in error.gaps] for target in targets}
   graphs = (function.get_concrete_function().graph for function in model.signatures.values())
   callbacks = sorted({one for graph in graphs for one in callbacks_in(graph.as_graph_def())})
-  if lost := [dataclasses.asdict(gap_of(one)) for one in callbacks if one.text is None]:  # no target can store one in a file
+  if lost := [
+    dataclasses.asdict(gap_of(one)) for one in callbacks if one.text is None
+  ]:  # no target can store one in a file
     return dict.fromkeys(targets, lost)
   left_out = [dataclasses.asdict(gap_of(one)) | {"left_out": True} for one in callbacks]
-  return {target: [] if target == "serving" else left_out + ([] if quick else _gaps(model_with, target, sizes)) for target in targets}
+  return {
+    target: []
+    if target == "serving"
+    else left_out + ([] if quick else _gaps(model_with, target, sizes))
+    for target in targets
+  }
 
 
-def _gaps(model_with: Callable[[str], saved_model.Model], target: str, sizes: Mapping[str, Sequence[int]]) -> list[Found]:
-  with stages.stage(f"convert to {target}"), tempfile.TemporaryDirectory(prefix="jax2tf-check-") as folder, warnings.catch_warnings():
+def _gaps(
+  model_with: Callable[[str], saved_model.Model], target: str, sizes: Mapping[str, Sequence[int]]
+) -> list[Found]:
+  with (
+    stages.stage(f"convert to {target}"),
+    tempfile.TemporaryDirectory(prefix="jax2tf-check-") as folder,
+    warnings.catch_warnings(),
+  ):
     warnings.simplefilter("ignore")  # about NaN and infinities; `convert --to` shows it
     try:
       exporter = importlib.import_module(f"jax2tf.converters.{target}")
       exporter.save_model(model_with(exporter.IDIOMS), Path(folder, "model"), sizes=sizes)
     except ExportError as error:
-      return [dataclasses.asdict(gap) for gap in error.gaps or [Gap("", "", "", as_flags(str(error)))]]
+      return [
+        dataclasses.asdict(gap) for gap in error.gaps or [Gap("", "", "", as_flags(str(error)))]
+      ]
   return []
 
 
@@ -80,7 +99,9 @@ def missing(gaps: Sequence[Found]) -> list[Found]:
 def verdict(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
   """The verdict in one sentence."""
   lacking = [target for target, gaps in found.items() if missing(gaps)]
-  return f"gaps in {', '.join(lacking)}" if lacking else f"nothing is missing{_UNTRIED if quick else ''}"
+  return (
+    f"gaps in {', '.join(lacking)}" if lacking else f"nothing is missing{_UNTRIED if quick else ''}"
+  )
 
 
 def text(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
@@ -88,7 +109,9 @@ def text(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
   lines = []
   for target, gaps in found.items():
     untried = _UNTRIED if quick and target != "serving" else ""
-    lines.append(f"{target}: {f'{len(missing(gaps))} gaps' if missing(gaps) else f'nothing is missing{untried}'}")
+    lines.append(
+      f"{target}: {f'{len(missing(gaps))} gaps' if missing(gaps) else f'nothing is missing{untried}'}"
+    )
     for gap in gaps:
       asked = f" (of '{gap['primitive']}') at " if gap["primitive"] else ""
       what = "left out" if gap.get("left_out") else gap["op"] or ("no lowering" if asked else "")

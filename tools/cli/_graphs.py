@@ -25,20 +25,28 @@ def of_functions(meta: Any) -> dict[str, str]:
   nodes = functions.of_nodes(meta.graph_def.node, _of_graph)
   found: dict[str, list[str]] = collections.defaultdict(list)
   for name, signature in meta.signature_def.items():
-    results = [f"{key}={_of_graph(info.name, nodes)}" for key, info in sorted(signature.outputs.items())]
+    results = [
+      f"{key}={_of_graph(info.name, nodes)}" for key, info in sorted(signature.outputs.items())
+    ]
     found[f"signature {name}"].append(_digest(*sorted(signature.inputs), *results))
   captures = _captures(meta, lambda name: nodes.get(name, ""))
   for name, function in meta.object_graph_def.concrete_functions.items():
     what = re.sub(r"^__inference_|_\d+$", "", name)
     if not what.startswith("signature_wrapper_"):
       found[what].append(_digest(functions.of(name), *(captures[i] for i in function.bound_inputs)))
-  return {name: " ".join(sorted(digest[:12] for digest in digests)) for name, digests in sorted(found.items())}
+  return {
+    name: " ".join(sorted(digest[:12] for digest in digests))
+    for name, digests in sorted(found.items())
+  }
 
 
 def of_assets(directory: Path) -> dict[str, str]:
   """{file: hash} of the assets of a version's directory."""
   files = sorted(file for file in (directory / "assets").rglob("*") if file.is_file())
-  return {str(file.relative_to(directory / "assets")): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
+  return {
+    str(file.relative_to(directory / "assets")): hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    for file in files
+  }
 
 
 def _captures(meta: Any, node: Callable[[str], str]) -> list[str]:
@@ -47,7 +55,9 @@ def _captures(meta: Any, node: Callable[[str], str]) -> list[str]:
   found = []
   for saved in meta.object_graph_def.nodes:
     kind = saved.WhichOneof("kind") or ""
-    text = {"variable": saved.variable.name, "constant": node(saved.constant.operation)}.get(kind, "")
+    text = {"variable": saved.variable.name, "constant": node(saved.constant.operation)}.get(
+      kind, ""
+    )
     seen[text] += kind == "variable"
     found.append(f"{kind} {text} {seen[text]}")
   return found
@@ -82,16 +92,26 @@ class _Functions:
 
     nodes = self.of_nodes(function.node_def, reference)
     results = [reference(function.ret[arg.name], nodes) for arg in function.signature.output_arg]
-    return _digest(*results, "effects", *sorted(nodes[name] for name in function.control_ret.values()), "nodes", *sorted(nodes.values()))
+    return _digest(
+      *results,
+      "effects",
+      *sorted(nodes[name] for name in function.control_ret.values()),
+      "nodes",
+      *sorted(nodes.values()),
+    )
 
-  def of_nodes(self, nodes: Iterable[Any], reference: Callable[[str, Mapping[str, str]], str]) -> dict[str, str]:
+  def of_nodes(
+    self, nodes: Iterable[Any], reference: Callable[[str, Mapping[str, str]], str]
+  ) -> dict[str, str]:
     """{node: hash of its op, its attributes, and all that it depends on}."""
     by_name = {node.name: node for node in nodes}
     ops = {name: self._op(node) for name, node in by_name.items()}
     # TensorFlow 1 has loops in the graph itself. Each pass takes what closes them from the one before, so it sees one more nested loop.
     closing = {name for name, node in by_name.items() if node.op.endswith("NextIteration")}
     order = [
-      *graphlib.TopologicalSorter({n: {*map(_node, node.input)} & by_name.keys() - closing for n, node in by_name.items()}).static_order()
+      *graphlib.TopologicalSorter(
+        {n: {*map(_node, node.input)} & by_name.keys() - closing for n, node in by_name.items()}
+      ).static_order()
     ]
     found = dict.fromkeys(closing, "")
     for _ in range(_PASSES if closing else 1):
@@ -104,7 +124,12 @@ class _Functions:
   def _op(self, node: Any) -> str:
     op = self.of(node.op) if node.op in self._library else node.op
     kept = sorted(key for key in node.attr if not key.startswith("_") and key not in _IGNORED)
-    return _digest(op, node.device, node.name if node.op in _NAMED else "", *(f"{key}={self._attribute(node.attr[key])}" for key in kept))
+    return _digest(
+      op,
+      node.device,
+      node.name if node.op in _NAMED else "",
+      *(f"{key}={self._attribute(node.attr[key])}" for key in kept),
+    )
 
   def _attribute(self, attribute: Any) -> str:
     if attribute.HasField("tensor"):

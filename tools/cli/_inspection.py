@@ -27,7 +27,9 @@ def version_directory(directory: str | Path) -> Path:
     FileNotFoundError: the folder is neither of the two.
   """
   if (found := publish.saved_model_in(paths.of(directory, "DIR"))) is None:
-    raise FileNotFoundError(f"{directory} is neither a SavedModel nor a directory of versions: there is no saved_model.pb")
+    raise FileNotFoundError(
+      f"{directory} is neither a SavedModel nor a directory of versions: there is no saved_model.pb"
+    )
   return found
 
 
@@ -53,15 +55,22 @@ def _contents(path: Path) -> dict[str, Any]:
       name: {
         "inputs": {key: _info(value) for key, value in sorted(signature.inputs.items())},
         "outputs": {key: _info(value) for key, value in sorted(signature.outputs.items())},
-        "defaults": {key: tf.make_ndarray(value).tolist() for key, value in sorted(signature.defaults.items())},
+        "defaults": {
+          key: tf.make_ndarray(value).tolist() for key, value in sorted(signature.defaults.items())
+        },
       }
       for name, signature in sorted(graph.signature_def.items())
       if not name.startswith("__saved_model")
     },
     "variables": _variables(graph),
     "functions": functions,
-    "ops": dict(sorted(collections.Counter(n.op for n in nodes).items(), key=lambda item: (-item[1], item[0]))),
-    "outside": {op: {"effect": each.effect, "in": list(each.places)} for op, each in outside.in_graph(graph).items()},
+    "ops": dict(
+      sorted(collections.Counter(n.op for n in nodes).items(), key=lambda item: (-item[1], item[0]))
+    ),
+    "outside": {
+      op: {"effect": each.effect, "in": list(each.places)}
+      for op, each in outside.in_graph(graph).items()
+    },
     "devices": sorted({n.device for n in nodes if n.device}),
     "gradients": len(graph.graph_def.library.registered_gradients),
     "assets": _graphs.of_assets(path),
@@ -80,7 +89,12 @@ def _contents(path: Path) -> dict[str, Any]:
       "state": dict(record.state),
       "state_values": record.state_values,
       "signatures": {
-        name: {"inputs": dict(s.inputs), "outputs": dict(s.outputs), "jaxpr": s.jaxpr, "stateful": s.stateful}
+        name: {
+          "inputs": dict(s.inputs),
+          "outputs": dict(s.outputs),
+          "jaxpr": s.jaxpr,
+          "stateful": s.stateful,
+        }
         for name, s in record.signatures.items()
       },
     }
@@ -91,10 +105,18 @@ def _contents(path: Path) -> dict[str, Any]:
 
 def _variables(graph: Any) -> dict[str, dict[str, Any]]:
   found: dict[str, dict[str, Any]] = {}
-  for variable in (node.variable for node in graph.object_graph_def.nodes if node.HasField("variable")):
-    same = sum(name.partition(" ")[0] == variable.name for name in found)  # several variables may share a name
+  for variable in (
+    node.variable for node in graph.object_graph_def.nodes if node.HasField("variable")
+  ):
+    same = sum(
+      name.partition(" ")[0] == variable.name for name in found
+    )  # several variables may share a name
     name = f"{variable.name} ({same + 1})" if same else variable.name
-    found[name] = {"dtype": tf.as_dtype(variable.dtype).name, "shape": _shape(variable.shape), "trainable": variable.trainable}
+    found[name] = {
+      "dtype": tf.as_dtype(variable.dtype).name,
+      "shape": _shape(variable.shape),
+      "trainable": variable.trainable,
+    }
   return found
 
 
@@ -119,12 +141,20 @@ def text(found: Mapping[str, Any]) -> str:
   head = f"{found['path']}: {size:.1f} MB, written by TensorFlow {found['tensorflow']}, {found['gradients']} gradient functions, "
   head += f"{found['warmup_requests']} warm-up requests"
   rows = [
-    (name, key, what, str(spec) + (f" = {signature['defaults'][key]}" if key in signature["defaults"] else ""))
+    (
+      name,
+      key,
+      what,
+      str(spec) + (f" = {signature['defaults'][key]}" if key in signature["defaults"] else ""),
+    )
     for name, signature in found["signatures"].items()
     for what, specs in (("input", signature["inputs"]), ("output", signature["outputs"]))
     for key, spec in specs.items()
   ]
-  parameters = [(n, v["dtype"], str(v["shape"]), "yes" if v["trainable"] else "") for n, v in found["variables"].items()]
+  parameters = [
+    (n, v["dtype"], str(v["shape"]), "yes" if v["trainable"] else "")
+    for n, v in found["variables"].items()
+  ]
   parts = [
     head,
     _table(("signature", "tensor", "", "dtype and shape"), rows),
@@ -142,7 +172,9 @@ def text(found: Mapping[str, Any]) -> str:
   if record := found["manifest"]:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     if record["state"]:
-      stateful = ", ".join(name for name, signature in record["signatures"].items() if signature["stateful"])
+      stateful = ", ".join(
+        name for name, signature in record["signatures"].items() if signature["stateful"]
+      )
       parts.insert(3, _table((f"state of {stateful}", "dtype and shape"), record["state"].items()))
     parts.append(
       f"converted {record['created']} by {versions}; constraints: {', '.join(record['constraints']) or 'none'}; idioms: {record['idioms']}"
@@ -155,7 +187,9 @@ def text(found: Mapping[str, Any]) -> str:
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   made = table.Table(*header, box=box.SIMPLE)
   for row in rows:
-    made.add_row(*(rich_text.Text(_visible(cell)) for cell in row))  # no markup, because a model may have any names
+    made.add_row(
+      *(rich_text.Text(_visible(cell)) for cell in row)
+    )  # no markup, because a model may have any names
   out = io.StringIO()
   console.Console(file=out, width=140).print(made)
   return out.getvalue().rstrip()
@@ -170,7 +204,9 @@ def _visible(said: str) -> str:
 _OF_EACH = {"path", "bytes"}
 
 
-def diff(before: str | Path, after: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def diff(
+  before: str | Path, after: str | Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
   """([{"what": path in the result of `inspect`, "before": ..., "after": ...}], differences of variables); both empty for equal models.
 
   Raises:
@@ -181,10 +217,20 @@ def diff(before: str | Path, after: str | Path) -> tuple[list[dict[str, Any]], l
   for found in (old, new):
     if found["manifest"]:
       del found["manifest"]["created"]
-  with stages.stage("read the variables"), paths.fetched(paths.of(old["path"])) as one, paths.fetched(paths.of(new["path"])) as other:
+  with (
+    stages.stage("read the variables"),
+    paths.fetched(paths.of(old["path"])) as one,
+    paths.fetched(paths.of(new["path"])) as other,
+  ):
     weights = _weights.differences(one, other)
-  said = _differences("", {k: v for k, v in old.items() if k not in _OF_EACH}, {k: v for k, v in new.items() if k not in _OF_EACH})
-  values = [{"what": f"values/{d['path']}", "before": d["before"], "after": d["after"]} for d in weights]
+  said = _differences(
+    "",
+    {k: v for k, v in old.items() if k not in _OF_EACH},
+    {k: v for k, v in new.items() if k not in _OF_EACH},
+  )
+  values = [
+    {"what": f"values/{d['path']}", "before": d["before"], "after": d["after"]} for d in weights
+  ]
   return [*said, *values], weights
 
 
@@ -198,10 +244,15 @@ def _differences(place: str, before: Any, after: Any) -> Iterable[dict[str, Any]
 
 def weights_text(differences: Iterable[Mapping[str, Any]]) -> str:
   """The differences of variables as a table for a terminal, the largest first."""
-  return _table(("variable", "elements that differ", "max abs", "max rel"), _weights.rows(differences))
+  return _table(
+    ("variable", "elements that differ", "max abs", "max rel"), _weights.rows(differences)
+  )
 
 
 def diff_text(differences: Iterable[Mapping[str, Any]]) -> str:
   """The differences as a table for a terminal."""
-  rows = [(d["what"], *("-" if d[side] is None else str(d[side]) for side in ("before", "after"))) for d in differences]
+  rows = [
+    (d["what"], *("-" if d[side] is None else str(d[side]) for side in ("before", "after")))
+    for d in differences
+  ]
   return _table(("what", "before", "after"), rows) if rows else "no difference"

@@ -47,17 +47,31 @@ def attribute(name: str) -> Any:
   if "/" in module_name or module_name.endswith(".py"):
     file = Path(module_name)
     folder = "that holds it" if file.parent == Path() else str(file.parent)
-    raise UsageError(f"{name!r} names a file; name the module, from the folder {folder}: {file.stem}:{path}")
+    raise UsageError(
+      f"{name!r} names a file; name the module, from the folder {folder}: {file.stem}:{path}"
+    )
   try:
     found = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
     if f"{module_name}.".startswith(f"{error.name}."):
-      raise UsageError(f"there is no module {error.name!r} (for {name!r}) here in {os.getcwd()} nor installed") from error
-    raise UsageError(f"module {module_name!r} imports {error.name!r}, which is not installed") from error
+      raise UsageError(
+        f"there is no module {error.name!r} (for {name!r}) here in {os.getcwd()} nor installed"
+      ) from error
+    raise UsageError(
+      f"module {module_name!r} imports {error.name!r}, which is not installed"
+    ) from error
   for part in path.split("."):
     if not hasattr(found, part):
-      known = [known for known in getattr(found, "__dict__", None) or dir(found) if not known.startswith("_")]
-      what = f"module {module_name!r}" if inspect.ismodule(found) else f"{name!r}: {type(found).__name__}"
+      known = [
+        known
+        for known in getattr(found, "__dict__", None) or dir(found)
+        if not known.startswith("_")
+      ]
+      what = (
+        f"module {module_name!r}"
+        if inspect.ismodule(found)
+        else f"{name!r}: {type(found).__name__}"
+      )
       raise UsageError(f"{what} has no {part!r}; it has {', '.join(known)[:200]}")
     found = getattr(found, part)
   return found
@@ -95,10 +109,16 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
     _check_function(found, name)
     return Adapted(function(name), parameters(params), state(named.state))
   if library in ("nnx", "equinox"):
-    whole = libraries.nnx(found) if library == "nnx" else libraries.equinox(*_with_state(found), batched=named.batched)
+    whole = (
+      libraries.nnx(found)
+      if library == "nnx"
+      else libraries.equinox(*_with_state(found), batched=named.batched)
+    )
     whole = with_values(whole, parameters(params), f"--params={params}") if params else whole
   elif params is None:
-    raise UsageError(f"{name} is a model of {library}, which holds no parameters; give the result of its init as --params")
+    raise UsageError(
+      f"{name} is a model of {library}, which holds no parameters; give the result of its init as --params"
+    )
   elif library == "linen":
     variables = parameters(params)
     whole = libraries.linen(found, variables if "params" in variables else {"params": variables})
@@ -110,7 +130,9 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
 def _check_function(found: Any, name: str) -> None:
   """Raises UsageError for what makes a model, where a function of parameters and inputs is expected."""
   if inspect.isclass(found):
-    raise UsageError(f"{name} is a class; name a model, or a function without arguments that makes one, with --library")
+    raise UsageError(
+      f"{name} is a class; name a model, or a function without arguments that makes one, with --library"
+    )
   if not callable(found):
     return  # `function` says what it is
   try:
@@ -137,7 +159,9 @@ def _made(factory: Callable[..., Any], what: str) -> Any:
   try:
     inspect.signature(factory).bind()
   except TypeError as error:
-    raise UsageError(f"{what} is called without arguments, and {error}; name a function without arguments") from error
+    raise UsageError(
+      f"{what} is called without arguments, and {error}; name a function without arguments"
+    ) from error
   return factory()
 
 
@@ -156,7 +180,9 @@ def parameters(source: str | None, option: str = "--params", *, haiku: bool = Fa
     return _made(function(source), f"{option}={source}")
   place = paths.of(source, option)
   if not place.exists():
-    raise UsageError(f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+    raise UsageError(
+      f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory"
+    )
   with paths.fetched(place) as path:
     return _read(path, option, source, haiku)
 
@@ -167,7 +193,10 @@ def _read(path: Path, option: str, source: str, haiku: bool) -> Any:
     if path.is_dir():
       return _orbax(path)
     if path.suffix == ".npz":
-      with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # NumPy 2.4 does not close a file that is no archive
+      with (
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+      ):  # NumPy 2.4 does not close a file that is no archive
         return nested(dict(arrays), haiku)
     if path.suffix == ".safetensors":
       return nested(_safetensors(path), haiku)
@@ -175,7 +204,9 @@ def _read(path: Path, option: str, source: str, haiku: bool) -> Any:
     raise
   except Exception as error:  # each format has its own errors
     raise UsageError(f"{option}={source} cannot be read: {error}") from error
-  raise UsageError(f"{option}={source}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or module:factory")
+  raise UsageError(
+    f"{option}={source}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or module:factory"
+  )
 
 
 def state(source: str | None, *, haiku: bool = False) -> Any:
@@ -187,7 +218,9 @@ def _safetensors(path: Path) -> dict[str, Any]:
   try:
     from safetensors.numpy import load_file  # noqa: PLC0415  (an extra)
   except ModuleNotFoundError as error:
-    raise UsageError("reading .safetensors needs a package: pip install 'jax2tf[examples]'") from error
+    raise UsageError(
+      "reading .safetensors needs a package: pip install 'jax2tf[examples]'"
+    ) from error
   return dict(load_file(path))
 
 
@@ -195,7 +228,9 @@ def _orbax(path: Path) -> Any:
   try:
     import orbax.checkpoint  # noqa: PLC0415  (an extra)
   except ModuleNotFoundError as error:
-    raise UsageError("reading an Orbax checkpoint needs a package: pip install orbax-checkpoint") from error
+    raise UsageError(
+      "reading an Orbax checkpoint needs a package: pip install orbax-checkpoint"
+    ) from error
   return orbax.checkpoint.PyTreeCheckpointer().restore(_orbax_item(path).absolute())
 
 
@@ -203,13 +238,19 @@ def _orbax_item(path: Path) -> Path:
   """The folder that holds the arrays: the checkpoint itself, or the only tree of a step of a CheckpointManager, of its newest step."""
   if _is_tree(path):
     return path
-  numbered = [(match, each) for each in path.iterdir() if each.is_dir() and (match := re.fullmatch(r"(?:.*[_-])?(\d+)", each.name))]
+  numbered = [
+    (match, each)
+    for each in path.iterdir()
+    if each.is_dir() and (match := re.fullmatch(r"(?:.*[_-])?(\d+)", each.name))
+  ]
   step = max(numbered, key=lambda pair: int(pair[0][1]))[1] if numbered else path
   if _is_tree(step):
     return step
   items = sorted(each for each in step.iterdir() if _is_tree(each))
   if len(items) > 1:
-    raise UsageError(f"{step} holds {', '.join(each.name for each in items)}; name one, as in {items[0]}")
+    raise UsageError(
+      f"{step} holds {', '.join(each.name for each in items)}; name one, as in {items[0]}"
+    )
   return items[0] if items else path
 
 
@@ -224,7 +265,9 @@ def nested(flat: dict[str, Any], haiku: bool = False) -> Any:
   Raises:
     ValueError: a name is a prefix of another one.
   """
-  haiku = haiku or any("~" in name.split("/") for name in flat)  # Haiku's mark for modules that __init__ makes
+  haiku = haiku or any(
+    "~" in name.split("/") for name in flat
+  )  # Haiku's mark for modules that __init__ makes
   separator = r"[/.](?=[^/.]*$)" if haiku else "/" if any("/" in name for name in flat) else r"\."
   tree: dict[str, Any] = {}
   for name, array in flat.items():
@@ -259,7 +302,9 @@ def inputs(texts: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, s
   for text in texts:
     name, equals, spec = text.partition("=")
     if not (name and equals and spec):
-      raise UsageError(f'--input={text!r} is not of the form name=dtype[shape], as in --input "x=f32[b,784]"')
+      raise UsageError(
+        f'--input={text!r} is not of the form name=dtype[shape], as in --input "x=f32[b,784]"'
+      )
     if name in found:
       raise UsageError(f"--input names {name!r} twice")
     found[name] = spec

@@ -59,7 +59,9 @@ class Progress:
           line.set_description_str(f"{self._command}: {stages[0][0]} ({now - self._started:.0f} s)")
         elif stages[0] not in told:  # a stage continues after those within it
           told.add(stages[0])
-          print(f"{self._command}: {now - self._started:.1f} s: {stages[0][0]}", file=file, flush=True)
+          print(
+            f"{self._command}: {now - self._started:.1f} s: {stages[0][0]}", file=file, flush=True
+          )
 
 
 @contextlib.contextmanager

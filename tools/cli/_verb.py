@@ -34,8 +34,13 @@ def verb(function: Callable[..., Answer]) -> click.Command:
   @functools.wraps(function)
   def command(as_json: bool, debug: bool, **arguments: Any) -> int:
     progress = Progress(click.get_current_context().command_path)
-    with failures(debug=debug, without_params=arguments.get("params", "") is None), progress.shown():
-      with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints; stdout has the result alone
+    with (
+      failures(debug=debug, without_params=arguments.get("params", "") is None),
+      progress.shown(),
+    ):
+      with contextlib.redirect_stdout(
+        sys.stderr
+      ):  # what the user's code prints; stdout has the result alone
         value, text, code = _answer(function, arguments, progress)
       say(dumps(value) if as_json else text)
     return code
@@ -43,7 +48,9 @@ def verb(function: Callable[..., Answer]) -> click.Command:
   return command
 
 
-def _answer(function: Callable[..., Answer], arguments: Mapping[str, Any], progress: Progress) -> Answer:
+def _answer(
+  function: Callable[..., Answer], arguments: Mapping[str, Any], progress: Progress
+) -> Answer:
   with progress.stage("import TensorFlow and JAX"), quiet.startup():
     import tensorflow  # noqa: F401, PLC0415
   from absl import logging as absl_logging  # noqa: PLC0415  (TensorFlow's and JAX's)
@@ -77,12 +84,29 @@ def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
     return function(named=named, **given)
 
   for decorate in (
-    click.option("--constraint", "constraints", multiple=True, help='A condition on dimension variables, "b<=512"; may be repeated.'),
-    click.option("--batched", is_flag=True, help="For a model of equinox that takes one example: map it over dimension 0 of the inputs."),
-    click.option("--state", help="Sources as for --params; for a function (params, state, *inputs) -> (state, outputs)."),
-    click.option("--params", help=".npz, .safetensors, an Orbax checkpoint, or module:factory; by default an empty tree."),
     click.option(
-      "--library", type=click.Choice(["nnx", "linen", "haiku", "equinox"]), help="The library of a model; by default found from its type."
+      "--constraint",
+      "constraints",
+      multiple=True,
+      help='A condition on dimension variables, "b<=512"; may be repeated.',
+    ),
+    click.option(
+      "--batched",
+      is_flag=True,
+      help="For a model of equinox that takes one example: map it over dimension 0 of the inputs.",
+    ),
+    click.option(
+      "--state",
+      help="Sources as for --params; for a function (params, state, *inputs) -> (state, outputs).",
+    ),
+    click.option(
+      "--params",
+      help=".npz, .safetensors, an Orbax checkpoint, or module:factory; by default an empty tree.",
+    ),
+    click.option(
+      "--library",
+      type=click.Choice(["nnx", "linen", "haiku", "equinox"]),
+      help="The library of a model; by default found from its type.",
     ),
     click.argument("function", metavar="MODULE:FUNCTION"),
   ):
@@ -91,8 +115,15 @@ def takes_function(function: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 takes_inputs = click.option(
-  "--input", "inputs", multiple=True, required=True, help='The name, dtype and shape of an input, "x=f32[b,784]"; may be repeated.'
+  "--input",
+  "inputs",
+  multiple=True,
+  required=True,
+  help='The name, dtype and shape of an input, "x=f32[b,784]"; may be repeated.',
 )
 takes_sizes = click.option(
-  "--size", "sizes", multiple=True, help='A size of a dimension variable at which to compare, "b=8"; may be repeated.'
+  "--size",
+  "sizes",
+  multiple=True,
+  help='A size of a dimension variable at which to compare, "b=8"; may be repeated.',
 )

@@ -20,7 +20,9 @@ def differences(before: Path, after: Path) -> list[dict[str, Any]]:
   Each is {"path", "before", "after", "differing", "max_abs", "max_rel"}: the hashes, the number of elements whose bytes differ, the largest
   differences. None stands for what cannot be compared.
   """
-  old, new = (values.readers(directory, publish.meta_graph(directory)) for directory in (before, after))
+  old, new = (
+    values.readers(directory, publish.meta_graph(directory)) for directory in (before, after)
+  )
   found = []
   for name in dict.fromkeys([*old, *new]):  # reads all of them, to detect truncated files
     x, y = (of[name]() if name in of else None for of in (old, new))
@@ -30,19 +32,25 @@ def differences(before: Path, after: Path) -> list[dict[str, Any]]:
       continue
     else:
       figures = _figures(x, y)
-    hashes = [None if array is None else hashlib.sha256(_bytes(array)).hexdigest()[:12] for array in (x, y)]
+    hashes = [
+      None if array is None else hashlib.sha256(_bytes(array)).hexdigest()[:12] for array in (x, y)
+    ]
     found.append({"path": name, "before": hashes[0], "after": hashes[1], **figures})
   return sorted(found, key=lambda d: -(d["max_abs"] or 0))
 
 
 def _bytes(x: np.ndarray) -> bytes:
-  return repr(x.tolist()).encode() if x.dtype == object else x.tobytes()  # an array of strings holds pointers
+  return (
+    repr(x.tolist()).encode() if x.dtype == object else x.tobytes()
+  )  # an array of strings holds pointers
 
 
 def _figures(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
   if x.dtype.kind in "OSU":
     return {"differing": int(np.count_nonzero(x != y)), "max_abs": None, "max_rel": None}
-  same = (x.reshape(-1).view(np.uint8) == y.reshape(-1).view(np.uint8)).reshape(x.size, -1).all(1)  # tells -0.0 from 0.0
+  same = (
+    (x.reshape(-1).view(np.uint8) == y.reshape(-1).view(np.uint8)).reshape(x.size, -1).all(1)
+  )  # tells -0.0 from 0.0
   figures = {"differing": int(np.count_nonzero(~same)), "max_abs": None, "max_rel": None}
   if x.dtype.kind == "b":
     return figures
@@ -54,7 +62,9 @@ def _figures(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
   else:
     x, y = (a.astype(np.complex128 if a.dtype.kind == "c" else np.float64) for a in (x, y))
     with np.errstate(invalid="ignore"):
-      apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, np.nan_to_num(np.abs(x - y), nan=np.inf))
+      apart = np.where(
+        (x == y) | (np.isnan(x) & np.isnan(y)), 0, np.nan_to_num(np.abs(x - y), nan=np.inf)
+      )
     size = np.abs(x)
   with np.errstate(invalid="ignore", divide="ignore"):
     share = np.where(apart == 0, 0, apart.astype(np.float64) / size)
@@ -64,4 +74,7 @@ def _figures(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 def rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
   """The rows of a table: path, elements that differ, largest difference, largest relative difference."""
   figures = ("differing", "max_abs", "max_rel")
-  return [(d["path"], *("-" if d[key] is None else f"{d[key]:.4g}" for key in figures)) for d in list(found)[:_MOST]]
+  return [
+    (d["path"], *("-" if d[key] is None else f"{d[key]:.4g}" for key in figures))
+    for d in list(found)[:_MOST]
+  ]

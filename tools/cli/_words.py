@@ -9,16 +9,37 @@ from collections.abc import Mapping
 from typing import Any
 
 # Argument in the messages of the Python API -> flag of the command.
-_FLAGS = {"inputs": "input", "outputs": "output", "signatures": "signature", "polymorphic_constraints": "constraint", "sizes": "size"}
+_FLAGS = {
+  "inputs": "input",
+  "outputs": "output",
+  "signatures": "signature",
+  "polymorphic_constraints": "constraint",
+  "sizes": "size",
+}
 _OF_THAT_NAME = (
-  *("overwrite", "version", "quantization", "opset", "samples", "params", "state", "report", "with_gradient", "tokenizer", "labels"),
+  *(
+    "overwrite",
+    "version",
+    "quantization",
+    "opset",
+    "samples",
+    "params",
+    "state",
+    "report",
+    "with_gradient",
+    "tokenizer",
+    "labels",
+  ),
   *("idioms", "hostile"),
 )
 _FLAGS |= dict(zip(_OF_THAT_NAME, _OF_THAT_NAME, strict=True))
 # What no flag says: a pattern in a message of the Python API -> the words of the command.
 _PHRASES = (
   (r"\b(?:path|model) = (?=')", ""),
-  (r"let preprocess take it \(raw_inputs\), or pass_through", "a model with string inputs is saved from Python, with preprocess"),
+  (
+    r"let preprocess take it \(raw_inputs\), or pass_through",
+    "a model with string inputs is saved from Python, with preprocess",
+  ),
   (r"give None, or one of", "give one of"),
   (r", or narrow_inputs=\[.*\] if all are so", ""),
   (r" \(least_cosine= and least_top_1= set the limits\)", ""),
@@ -42,7 +63,9 @@ _ARGUMENT = re.compile(
 
 def one_line(text: str) -> str:
   """Joins the lines of a message with semicolons, except after a colon."""
-  return re.sub(r":; |\.; ", lambda m: f"{m[0][0]} ", "; ".join(filter(None, map(str.strip, text.splitlines()))))
+  return re.sub(
+    r":; |\.; ", lambda m: f"{m[0][0]} ", "; ".join(filter(None, map(str.strip, text.splitlines())))
+  )
 
 
 def as_flags(text: str) -> str:
@@ -69,4 +92,8 @@ def _plain(value: Any) -> Any:
     return [*map(_plain, value)]
   if isinstance(value, bytes):
     return value.decode(errors="backslashreplace")
-  return str(value) if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)) else value
+  return (
+    str(value)
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value))
+    else value
+  )

@@ -18,17 +18,36 @@ from jax2tf.tools.cli._words import dumps
 @click.argument("model")
 @click.argument("inputs", metavar="FILES...", nargs=-1, required=True)
 @click.argument("directory", metavar="DIR")
-@click.option("--workers", type=click.IntRange(1), help="The number of processes; by default the number of cores.", show_default=False)
 @click.option(
-  "--threads", type=click.IntRange(1), default=1, help="The number of TensorFlow threads in each process, within ops and between them."
+  "--workers",
+  type=click.IntRange(1),
+  help="The number of processes; by default the number of cores.",
+  show_default=False,
+)
+@click.option(
+  "--threads",
+  type=click.IntRange(1),
+  default=1,
+  help="The number of TensorFlow threads in each process, within ops and between them.",
 )
 @click.option("--signature", default="serving_default", help="The signature of the model to run.")
-@click.option("--column", "columns", multiple=True, help="INPUT=COLUMN, or INPUT=A,B,C to stack columns; may be repeated.")
-@click.option("--output", "outputs", multiple=True, help="An output to write; may be repeated. By default all.")
 @click.option(
-  "--mask", default="", help="The input that marks the valid elements of a padded row by 1, or none; by default mask or attention_mask."
+  "--column",
+  "columns",
+  multiple=True,
+  help="INPUT=COLUMN, or INPUT=A,B,C to stack columns; may be repeated.",
 )
-@click.option("--batch_size", type=click.IntRange(1), default=256, help="The largest number of rows in a call.")
+@click.option(
+  "--output", "outputs", multiple=True, help="An output to write; may be repeated. By default all."
+)
+@click.option(
+  "--mask",
+  default="",
+  help="The input that marks the valid elements of a padded row by 1, or none; by default mask or attention_mask.",
+)
+@click.option(
+  "--batch_size", type=click.IntRange(1), default=256, help="The largest number of rows in a call."
+)
 @click.option(
   "--stall_seconds",
   type=click.IntRange(10),

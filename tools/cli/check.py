@@ -12,10 +12,18 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, 
 @verb
 @takes_function
 @takes_inputs
-@click.option("--for", "targets", default="serving", show_default=True, help="Some of serving, tflite, onnx, tfjs, separated by commas.")
+@click.option(
+  "--for",
+  "targets",
+  default="serving",
+  show_default=True,
+  help="Some of serving, tflite, onnx, tfjs, separated by commas.",
+)
 @click.option("--quick", is_flag=True, help="Only lower the function, without an export.")
 @takes_sizes
-def check(named: Named, inputs: Sequence[str], targets: str, quick: bool, sizes: Sequence[str]) -> Answer:
+def check(
+  named: Named, inputs: Sequence[str], targets: str, quick: bool, sizes: Sequence[str]
+) -> Answer:
   """Lists what each target lacks for a function, by file and line; writes nothing.
 
   \b
@@ -26,6 +34,12 @@ def check(named: Named, inputs: Sequence[str], targets: str, quick: bool, sizes:
 
   specs = _loading.inputs(inputs, named.constraints)
   model = _loading.model(named, lambda: specs)
-  found = _gaps.gaps(model, specs, named.constraints, targets.split(","), quick, _loading.sizes(sizes))
+  found = _gaps.gaps(
+    model, specs, named.constraints, targets.split(","), quick, _loading.sizes(sizes)
+  )
   code = int(any(map(_gaps.missing, found.values())))
-  return {"verdict": _gaps.verdict(found, quick), "exported": not quick, "targets": found}, _gaps.text(found, quick), code
+  return (
+    {"verdict": _gaps.verdict(found, quick), "exported": not quick, "targets": found},
+    _gaps.text(found, quick),
+    code,
+  )

@@ -15,10 +15,19 @@ from jax2tf.tools.cli._verb import Answer, Named, takes_function, takes_inputs, 
 _OF_PAGE = ("title", "labels", "tokenizer")
 _FILE = click.Path(exists=True, dir_okay=False)
 _INTEGERS = click.Choice(["int8", "uint8"])
-_SCHEMES = {"tflite": ("float16", "dynamic_int8", "int8", "int4"), "tfjs": ("float16", "uint8", "uint16")}
+_SCHEMES = {
+  "tflite": ("float16", "dynamic_int8", "int8", "int4"),
+  "tfjs": ("float16", "uint8", "uint16"),
+}
 _OPTIONS_OF = {
   "saved_model": ("version", "warmup", "with_gradient", "gradient_orders"),
-  "tflite": ("size", "quantization", "representative_dataset", "inference_input_type", "inference_output_type"),
+  "tflite": (
+    "size",
+    "quantization",
+    "representative_dataset",
+    "inference_input_type",
+    "inference_output_type",
+  ),
   "tfjs": ("size", "quantization", "page", *_OF_PAGE),
   "onnx": ("size", "opset"),
 }
@@ -28,23 +37,47 @@ _OPTIONS_OF = {
 @takes_function
 @takes_inputs
 @click.option(
-  "--to", type=click.Choice(["saved_model", "onnx", "tflite", "tfjs"]), default="saved_model", show_default=True, help="The format."
+  "--to",
+  type=click.Choice(["saved_model", "onnx", "tflite", "tfjs"]),
+  default="saved_model",
+  show_default=True,
+  help="The format.",
 )
-@click.option("--out", required=True, metavar="PATH", help="The folder of the model's versions; the .onnx or .tflite file; TF.js' folder.")
+@click.option(
+  "--out",
+  required=True,
+  metavar="PATH",
+  help="The folder of the model's versions; the .onnx or .tflite file; TF.js' folder.",
+)
 @click.option("--output", "outputs", multiple=True, help="Name of a result; may be repeated.")
-@click.option("--signature", default="serving_default", show_default=True, help="Name of the signature.")
-@click.option("--version", type=click.IntRange(0), help="The version to write; by default the next free one.")
+@click.option(
+  "--signature", default="serving_default", show_default=True, help="Name of the signature."
+)
+@click.option(
+  "--version", type=click.IntRange(0), help="The version to write; by default the next free one."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the file, or the SavedModel's --version.")
 @takes_sizes
-@click.option("--quantization", help="For tflite float16, dynamic_int8, int8 or int4; for tfjs float16, uint8 or uint16.")
+@click.option(
+  "--quantization",
+  help="For tflite float16, dynamic_int8, int8 or int4; for tfjs float16, uint8 or uint16.",
+)
 @click.option(
   "--representative_dataset",
   metavar="SOURCE",
   help="Typical inputs, for --quantization=int8: an .npz file with an array for each input, whose first axis counts the samples; or "
   "module:function, which returns an iterable of {input: array}.",
 )
-@click.option("--inference_input_type", type=_INTEGERS, help="For int8: the dtype of the file's floating point inputs.")
-@click.option("--inference_output_type", type=_INTEGERS, help="For int8: the dtype of the file's floating point outputs.")
+@click.option(
+  "--inference_input_type",
+  type=_INTEGERS,
+  help="For int8: the dtype of the file's floating point inputs.",
+)
+@click.option(
+  "--inference_output_type",
+  type=_INTEGERS,
+  help="For int8: the dtype of the file's floating point outputs.",
+)
 @click.option(
   "--idioms",
   metavar="NAMES",
@@ -53,12 +86,30 @@ _OPTIONS_OF = {
 )
 @click.option("--opset", type=click.IntRange(1), help="For onnx: the opset version, 18 by default.")
 @click.option("--page", is_flag=True, help="For tfjs: also write a web page that runs the model.")
-@click.option("--title", help="The name of the model on the page. This option and the next two imply --page.")
-@click.option("--labels", type=_FILE, help="For the page: a file with the names of the classes, one per line.")
-@click.option("--tokenizer", type=_FILE, help="For the page: a tokenizer.json, with which the page converts typed text to tokens.")
+@click.option(
+  "--title", help="The name of the model on the page. This option and the next two imply --page."
+)
+@click.option(
+  "--labels", type=_FILE, help="For the page: a file with the names of the classes, one per line."
+)
+@click.option(
+  "--tokenizer",
+  type=_FILE,
+  help="For the page: a tokenizer.json, with which the page converts typed text to tokens.",
+)
 @click.option("--with_gradient", is_flag=True, help="Store first derivatives.")
-@click.option("--gradient_orders", type=click.IntRange(1), metavar="N", help="With --with_gradient: store derivatives up to this order.")
-@click.option("--warmup", type=click.IntRange(0, 1000), metavar="N", help="Store N warm-up requests for TF Serving.")
+@click.option(
+  "--gradient_orders",
+  type=click.IntRange(1),
+  metavar="N",
+  help="With --with_gradient: store derivatives up to this order.",
+)
+@click.option(
+  "--warmup",
+  type=click.IntRange(0, 1000),
+  metavar="N",
+  help="Store N warm-up requests for TF Serving.",
+)
 def convert(
   named: Named,
   inputs: Sequence[str],
@@ -82,15 +133,23 @@ def convert(
   from jax2tf.converters.saved_model import publish, warmup  # noqa: PLC0415
   from jax2tf.tools.cli import _loading, _samples  # noqa: PLC0415
 
-  given = {name: value for name, value in others.items() if value is not None and value is not False}
+  given = {
+    name: value for name, value in others.items() if value is not None and value is not False
+  }
   if sizes:
     given["size"] = _loading.sizes(sizes)
   for name in given.keys() - _OPTIONS_OF[to]:
     if name in _OPTIONS_OF["saved_model"]:
-      raise _loading.UsageError(f"--{name} is for a SavedModel, and --to={to} makes none; leave it out")
-    raise _loading.UsageError(f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}")
+      raise _loading.UsageError(
+        f"--{name} is for a SavedModel, and --to={to} makes none; leave it out"
+      )
+    raise _loading.UsageError(
+      f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}"
+    )
   if overwrite and to == "saved_model" and "version" not in given:
-    raise _loading.UsageError("--overwrite replaces a version of a SavedModel; name it as --version, or leave out --overwrite to add one")
+    raise _loading.UsageError(
+      "--overwrite replaces a version of a SavedModel; name it as --version, or leave out --overwrite to add one"
+    )
   place = paths.of(out, "--out")
   if to in ("onnx", "tflite"):
     publish.check_file(place, overwrite, f"model.{to}")
@@ -99,21 +158,36 @@ def convert(
   else:
     publish.check_writable(place.parent)
   specs = _loading.inputs(inputs, named.constraints)
-  data = _samples.samples(given["representative_dataset"], specs) if "representative_dataset" in given else None
+  data = (
+    _samples.samples(given["representative_dataset"], specs)
+    if "representative_dataset" in given
+    else None
+  )
   found = _loading.model(named, lambda: specs)
   with stages.stage(f"import what --to={to} needs"):
     exporter: Any = importlib.import_module(f"jax2tf.converters.{to}")
-  gradient = {"with_gradient": "with_gradient" in given, "gradient_orders": given.get("gradient_orders", 1)}
+  gradient = {
+    "with_gradient": "with_gradient" in given,
+    "gradient_orders": given.get("gradient_orders", 1),
+  }
   options: dict[str, Any] = {
     "polymorphic_constraints": named.constraints,
     "idioms": idioms or getattr(exporter, "IDIOMS", "exact"),  # a SavedModel's are exact
     **gradient,
   }
   model = saved_model.Model(found.params, state=found.state, trainable=found.trainable, **options)
-  model.add(found.fun, inputs=specs, outputs=outputs or None, signatures=signature, stateful=found.state is not None)
+  model.add(
+    found.fun,
+    inputs=specs,
+    outputs=outputs or None,
+    signatures=signature,
+    stateful=found.state is not None,
+  )
   if to == "saved_model":
     requests = warmup.from_specs(model, given["warmup"]) if "warmup" in given else ()
-    path = model.save(out, version=given.get("version"), overwrite=overwrite, warmup_requests=requests)
+    path = model.save(
+      out, version=given.get("version"), overwrite=overwrite, warmup_requests=requests
+    )
     return {"verdict": "saved", "path": str(path)}, f"saved {path}", 0
   with stages.stage(f"convert to {to}"):
     if shown := {name: given.pop(name) for name in _OF_PAGE if name in given}:
@@ -122,7 +196,9 @@ def convert(
       given["page"] = exporter.Page(**shown)
     if "representative_dataset" in given:
       given["representative_dataset"] = data
-    made = exporter.save_model(model, out, overwrite=overwrite, sizes=given.pop("size", None), **given)
+    made = exporter.save_model(
+      model, out, overwrite=overwrite, sizes=given.pop("size", None), **given
+    )
   value = {"verdict": made.report.verdict, "path": str(made.path), "bytes": made.size}
   return value, f"saved {made.path} ({made.size:,} bytes); {made.report.verdict}", 0
 
@@ -133,8 +209,12 @@ def _check_quantization(to: str, options: Mapping[str, Any]) -> None:
   if to not in _SCHEMES:
     return
   if scheme is None and data is not None:
-    raise click.UsageError("--representative_dataset is for a quantised model; name a scheme as --quantization")
-  if scheme != "int8" and (named := [name for name in ("inference_input_type", "inference_output_type") if options[name]]):
+    raise click.UsageError(
+      "--representative_dataset is for a quantised model; name a scheme as --quantization"
+    )
+  if scheme != "int8" and (
+    named := [name for name in ("inference_input_type", "inference_output_type") if options[name]]
+  ):
     raise click.UsageError(f"--{named[0]} is for --quantization=int8; leave it out")
   if scheme is not None and scheme not in _SCHEMES[to]:
     raise click.UsageError(f"--quantization={scheme!r}; give one of: {', '.join(_SCHEMES[to])}")

@@ -22,5 +22,11 @@ def diff(before: str, after: str, weights: bool) -> Answer:
 
   found, values = _inspection.diff(before, after)
   verdict = f"{len(found)} differences" if found else "no difference"
-  text = _inspection.diff_text(found) + (f"\n{_inspection.weights_text(values)}" if weights and values else "")
-  return {"verdict": verdict, "differences": found} | ({"weights": values} if weights else {}), text, int(bool(found))
+  text = _inspection.diff_text(found) + (
+    f"\n{_inspection.weights_text(values)}" if weights and values else ""
+  )
+  return (
+    {"verdict": verdict, "differences": found} | ({"weights": values} if weights else {}),
+    text,
+    int(bool(found)),
+  )

@@ -21,14 +21,25 @@ def command() -> None:
   """Converts JAX functions to TensorFlow, checks them and serves them."""
 
 
-for _verb in (convert.convert, inspect.inspect, check.check, verify.verify, serve.serve, query.query, diff.diff, batch.batch):
+for _verb in (
+  convert.convert,
+  inspect.inspect,
+  check.check,
+  verify.verify,
+  serve.serve,
+  query.query,
+  diff.diff,
+  batch.batch,
+):
   command.add_command(_verb)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The entry point of the `jax2tf` command. Raises SystemExit with its exit code."""
   error: click.ClickException
-  if sys.stderr is None:  # closed by the caller; another file must not get its number, because TensorFlow writes there
+  if (
+    sys.stderr is None
+  ):  # closed by the caller; another file must not get its number, because TensorFlow writes there
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.stderr = os.fdopen(2, "w")
   try:

@@ -28,18 +28,43 @@ _SHOWN = 6  # values in a row of the table
 @click.argument("model")
 @click.argument("inputs", metavar="INPUTS")
 @click.option("--rest", default="127.0.0.1:8501", help="HOST:PORT of the REST API.")
-@click.option("--grpc", "grpc_address", help="HOST:PORT of PredictionService, to use gRPC in place of REST.")
-@click.option("--version", type=click.IntRange(0), help="The version of the model; the newest if neither this nor --label is given.")
+@click.option(
+  "--grpc", "grpc_address", help="HOST:PORT of PredictionService, to use gRPC in place of REST."
+)
+@click.option(
+  "--version",
+  type=click.IntRange(0),
+  help="The version of the model; the newest if neither this nor --label is given.",
+)
 @click.option("--label", help="The label of a version.")
 @click.option("--signature", default="serving_default", help="The signature of the model to call.")
-@click.option("--tls_ca", type=_FILE, help="The authority behind the server's certificate, in PEM; encrypts the request.")
-@click.option("--tls_cert", type=_FILE, help="The client's certificate, in PEM, for a server that requires one.")
+@click.option(
+  "--tls_ca",
+  type=_FILE,
+  help="The authority behind the server's certificate, in PEM; encrypts the request.",
+)
+@click.option(
+  "--tls_cert", type=_FILE, help="The client's certificate, in PEM, for a server that requires one."
+)
 @click.option("--tls_key", type=_FILE, help="The key of --tls_cert, in PEM.")
-@click.option("--seconds", type=click.FloatRange(0.001), default=60.0, help="The time limit for the answer.")
-@click.option("--out", type=click.Path(dir_okay=False), help="An .npz file to write the outputs to.")
+@click.option(
+  "--seconds", type=click.FloatRange(0.001), default=60.0, help="The time limit for the answer."
+)
+@click.option(
+  "--out", type=click.Path(dir_okay=False), help="An .npz file to write the outputs to."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug
-def query(model: str, inputs: str, rest: str, grpc_address: str | None, out: str | None, as_json: bool, debug: bool, **options: Any) -> int:
+def query(
+  model: str,
+  inputs: str,
+  rest: str,
+  grpc_address: str | None,
+  out: str | None,
+  as_json: bool,
+  debug: bool,
+  **options: Any,
+) -> int:
   """Sends a request for MODEL to a server, by REST or gRPC, and prints the outputs.
 
   INPUTS is an .npz file with an array for each input, a .json file, or - for JSON on standard input. The JSON is an object with a value
@@ -86,11 +111,17 @@ def _read(inputs: str) -> dict[str, Any]:
     except Exception as error:  # zipfile, zlib, pickle and NumPy have their own errors
       raise ValueError(f"{inputs} is not a readable .npz file: {error}") from error
   try:
-    found = json.load(sys.stdin) if inputs == "-" else json.loads(Path(inputs).read_text(encoding="utf-8"))
+    found = (
+      json.load(sys.stdin)
+      if inputs == "-"
+      else json.loads(Path(inputs).read_text(encoding="utf-8"))
+    )
   except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
     raise ValueError(f"{inputs} is neither .npz nor JSON: {error}") from error
   if not isinstance(found, dict) or not found:
-    raise ValueError(f'{inputs} must have an object with a value for each input, such as {{"x": [[0.5, 1.0]]}}')
+    raise ValueError(
+      f'{inputs} must have an object with a value for each input, such as {{"x": [[0.5, 1.0]]}}'
+    )
   if found.keys() == {"instances"}:
     return _columns(found["instances"])
   if found.keys() == {"inputs"}:
@@ -137,13 +168,22 @@ def _storable(name: str, array: Any) -> Any:
     return array
   found = array.astype(bytes)
   if (found != array).any():
-    raise ValueError(f"output {name!r} has a string that ends in a zero byte, which .npz cannot store; use --json")
+    raise ValueError(
+      f"output {name!r} has a string that ends in a zero byte, which .npz cannot store; use --json"
+    )
   return found
 
 
 def _described(model: str, outputs: dict[str, Any], seconds: float) -> dict[str, Any]:
-  found = {name: {"dtype": _type(array), "shape": array.shape, "values": _shown(array.tolist())} for name, array in outputs.items()}
-  return {"verdict": f"{model!r} answered in {seconds:.3g} s", "outputs": found, "seconds": round(seconds, 4)}
+  found = {
+    name: {"dtype": _type(array), "shape": array.shape, "values": _shown(array.tolist())}
+    for name, array in outputs.items()
+  }
+  return {
+    "verdict": f"{model!r} answered in {seconds:.3g} s",
+    "outputs": found,
+    "seconds": round(seconds, 4),
+  }
 
 
 def _shown(value: Any) -> Any:
@@ -168,8 +208,14 @@ def _table(outputs: dict[str, Any]) -> str:
   found = table.Table("output", "type", "values", box=box.SIMPLE_HEAD)
   for name, array in outputs.items():
     first = _shown(array.ravel()[:_SHOWN].tolist())
-    values = ", ".join(f"{value:.6g}" if array.dtype.kind == "f" else repr(value) for value in first)
-    found.add_row(name, f"{_type(array)}[{','.join(map(str, array.shape))}]", values + (", ..." if array.size > _SHOWN else ""))
+    values = ", ".join(
+      f"{value:.6g}" if array.dtype.kind == "f" else repr(value) for value in first
+    )
+    found.add_row(
+      name,
+      f"{_type(array)}[{','.join(map(str, array.shape))}]",
+      values + (", ..." if array.size > _SHOWN else ""),
+    )
   screen = console.Console(width=140, color_system=None)
   with screen.capture() as captured:
     screen.print(found)

@@ -16,20 +16,66 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 @click.command(context_settings={"show_default": True})
 @click.argument("directory", metavar="[DIR]", required=False)
-@click.option("--model_config_file", help="A ModelServerConfig of TF Serving, which names the models in place of DIR.")
-@click.option("--model_name", help="The name of the one model in DIR for clients; by default the name of the folder.")
-@click.option("--replicas", type=click.IntRange(1), default=2, help="The number of processes that run the models.")
-@click.option("--host", default="127.0.0.1", help="The address to listen on; 0.0.0.0 is all addresses of this machine.")
+@click.option(
+  "--model_config_file",
+  help="A ModelServerConfig of TF Serving, which names the models in place of DIR.",
+)
+@click.option(
+  "--model_name",
+  help="The name of the one model in DIR for clients; by default the name of the folder.",
+)
+@click.option(
+  "--replicas",
+  type=click.IntRange(1),
+  default=2,
+  help="The number of processes that run the models.",
+)
+@click.option(
+  "--host",
+  default="127.0.0.1",
+  help="The address to listen on; 0.0.0.0 is all addresses of this machine.",
+)
 @click.option("--grpc_port", type=_PORT, default=8500, help="The port of PredictionService.")
 @click.option("--http_port", type=_PORT, default=8501, help="The port of the REST API.")
-@click.option("--tls_cert", type=_FILE, help="The server's certificate chain, in PEM; both ports then use TLS.")
+@click.option(
+  "--tls_cert", type=_FILE, help="The server's certificate chain, in PEM; both ports then use TLS."
+)
 @click.option("--tls_key", type=_FILE, help="The key of the certificate, in PEM.")
-@click.option("--tls_client_ca", type=_FILE, help="An authority, in PEM; clients without a certificate from it are rejected.")
-@click.option("--max_batch_size", type=click.IntRange(1), default=256, help="The largest number of rows in a batch; 1 disables batching.")
-@click.option("--batch_wait_ms", type=click.FloatRange(0), default=2.0, help="How long the first request of a batch waits.")
-@click.option("--max_request_mb", type=click.IntRange(1, 2047), default=64, help="The size limit of a request in MB.")
-@click.option("--max_queued_requests", type=click.IntRange(1), default=1000, help="The limit of requests in progress in a proxy.")
-@click.option("--client_seconds", type=click.FloatRange(0.1), default=30.0, help="The time limit for a client to send a request.")
+@click.option(
+  "--tls_client_ca",
+  type=_FILE,
+  help="An authority, in PEM; clients without a certificate from it are rejected.",
+)
+@click.option(
+  "--max_batch_size",
+  type=click.IntRange(1),
+  default=256,
+  help="The largest number of rows in a batch; 1 disables batching.",
+)
+@click.option(
+  "--batch_wait_ms",
+  type=click.FloatRange(0),
+  default=2.0,
+  help="How long the first request of a batch waits.",
+)
+@click.option(
+  "--max_request_mb",
+  type=click.IntRange(1, 2047),
+  default=64,
+  help="The size limit of a request in MB.",
+)
+@click.option(
+  "--max_queued_requests",
+  type=click.IntRange(1),
+  default=1000,
+  help="The limit of requests in progress in a proxy.",
+)
+@click.option(
+  "--client_seconds",
+  type=click.FloatRange(0.1),
+  default=30.0,
+  help="The time limit for a client to send a request.",
+)
 @click.option("--allow-ops", multiple=True, metavar="OP,OP", help=ALLOW_OPS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")
 @takes_debug

@@ -16,13 +16,36 @@ from jax2tf.tools.cli._words import as_flags
 @verb
 @click.argument("directory", metavar="DIR")
 @takes_function
-@click.option("--report", metavar="FOLDER", help="The folder for the report as text, JSON and HTML.")
-@click.option("--samples", type=click.IntRange(1), default=3, show_default=True, help="The number of random inputs for each size.")
-@click.option("--signature", "signatures", multiple=True, help="A signature to compare; may be repeated. By default all.")
-@click.option("--hostile", is_flag=True, help="Differences for NaN, infinities and extreme numbers make the model wrong too.")
+@click.option(
+  "--report", metavar="FOLDER", help="The folder for the report as text, JSON and HTML."
+)
+@click.option(
+  "--samples",
+  type=click.IntRange(1),
+  default=3,
+  show_default=True,
+  help="The number of random inputs for each size.",
+)
+@click.option(
+  "--signature",
+  "signatures",
+  multiple=True,
+  help="A signature to compare; may be repeated. By default all.",
+)
+@click.option(
+  "--hostile",
+  is_flag=True,
+  help="Differences for NaN, infinities and extreme numbers make the model wrong too.",
+)
 @takes_sizes
 def verify(
-  directory: str, named: Named, report: str | None, samples: int, signatures: Sequence[str], hostile: bool, sizes: Sequence[str]
+  directory: str,
+  named: Named,
+  report: str | None,
+  samples: int,
+  signatures: Sequence[str],
+  hostile: bool,
+  sizes: Sequence[str],
 ) -> Answer:
   """Compares a SavedModel with the JAX function, in a process without JAX.
 
@@ -48,7 +71,9 @@ def verify(
     report=report,
     polymorphic_constraints=named.constraints,
   )
-  found = dataclasses.replace(found, skipped={name: as_flags(why) for name, why in found.skipped.items()})
+  found = dataclasses.replace(
+    found, skipped={name: as_flags(why) for name, why in found.skipped.items()}
+  )
   return json.loads(found.json()), found.text(), int(not found.ok)
 
 

@@ -14,9 +14,16 @@ from jax2tf.tools.serving import child
 from jax2tf.tools.serving.child import DRAIN_SECONDS
 
 # The gRPC methods that proxies forward without parsing.
-SERVICES = {"tensorflow.serving.PredictionService": ("Predict", "GetModelMetadata"), "tensorflow.serving.ModelService": ("GetModelStatus",)}
+SERVICES = {
+  "tensorflow.serving.PredictionService": ("Predict", "GetModelMetadata"),
+  "tensorflow.serving.ModelService": ("GetModelStatus",),
+}
 REST, REST_SERVICE = "Ask", "jax2tf.Rest"
-UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.max_concurrent_streams", 2**31 - 1)]
+UNLIMITED = [
+  ("grpc.max_send_message_length", -1),
+  ("grpc.max_receive_message_length", -1),
+  ("grpc.max_concurrent_streams", 2**31 - 1),
+]
 _POLL_SECONDS = 0.1
 # How long a request waits for a replica while none is ready.
 _PATIENCE_SECONDS = 60.0
@@ -43,8 +50,18 @@ class Served:
   @classmethod
   def of(cls, metadata: grpc.aio.Metadata | None) -> Served:
     """The reverse of `metadata`."""
-    found = {field.name: metadata.get(f"{field.name}-bin", b"") for field in fields(cls)} if metadata else {}
-    return cls(**{name: value.decode(errors="replace") for name, value in found.items() if isinstance(value, bytes)})
+    found = (
+      {field.name: metadata.get(f"{field.name}-bin", b"") for field in fields(cls)}
+      if metadata
+      else {}
+    )
+    return cls(
+      **{
+        name: value.decode(errors="replace")
+        for name, value in found.items()
+        if isinstance(value, bytes)
+      }
+    )
 
 
 UNKNOWN = Served()
@@ -69,7 +86,10 @@ class Queue:
   def place(self) -> Iterator[None]:
     """Counts one request during the block. Raises RefusedError at the limit."""
     if self.taken >= self._limit:
-      raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._limit} requests are in progress, which is the limit; send it later")
+      raise RefusedError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"{self._limit} requests are in progress, which is the limit; send it later",
+      )
     self.taken += 1
     try:
       yield
@@ -119,7 +139,9 @@ class Replicas:
         if not self._under_way:
           self._some.clear()
 
-  async def ask(self, service: str, method: str, data: bytes, seconds: float | None) -> tuple[bytes, Served]:
+  async def ask(
+    self, service: str, method: str, data: bytes, seconds: float | None
+  ) -> tuple[bytes, Served]:
     """Sends a request to the replica with the fewest requests. Returns the answer, and what answered.
 
     Raises:
@@ -128,15 +150,22 @@ class Replicas:
     try:
       await asyncio.wait_for(self._some.wait(), _PATIENCE_SECONDS)
     except TimeoutError:
-      raise RefusedError(grpc.StatusCode.UNAVAILABLE, "no replica is ready; send it again later") from None
+      raise RefusedError(
+        grpc.StatusCode.UNAVAILABLE, "no replica is ready; send it again later"
+      ) from None
     channel = min(self._under_way, key=lambda channel: self._under_way[channel])
-    self._under_way[channel] = self._under_way.pop(channel) + 1  # last of those that have as many, so that they take turns
+    self._under_way[channel] = (
+      self._under_way.pop(channel) + 1
+    )  # last of those that have as many, so that they take turns
     try:
       call = channel.unary_unary(f"/{service}/{method}")(data, timeout=seconds)
       return await call, Served.of(await call.trailing_metadata())
     except grpc.aio.AioRpcError as error:
       served = Served.of(error.trailing_metadata())
-      if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # killed, or ended by Ray
+      if error.code() in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+      ):  # killed, or ended by Ray
         raise RefusedError(grpc.StatusCode.UNAVAILABLE, _LOST, served) from error
       raise RefusedError(error.code(), error.details() or "", served) from error
     finally:

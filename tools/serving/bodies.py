@@ -50,7 +50,9 @@ class Bodies:
   def take(self, size: int) -> None:
     """Counts bytes. Raises RefusedError if they are more than what is left."""
     if self.held + size > self._limit:
-      raise refused(f"the bodies of the requests in progress have {self.held} bytes, and the limit is {self._limit}")
+      raise refused(
+        f"the bodies of the requests in progress have {self.held} bytes, and the limit is {self._limit}"
+      )
     self.held += size
 
   @contextlib.asynccontextmanager
@@ -78,7 +80,9 @@ class Bodies:
         yield
     except TimeoutError:
       if crowded:
-        raise refused(f"{_LARGEST_TOGETHER} clients are slow to send a request, and that is the limit") from None
+        raise refused(
+          f"{_LARGEST_TOGETHER} clients are slow to send a request, and that is the limit"
+        ) from None
       reason = f"the request did not arrive within {self._seconds:g} s"
       raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
     finally:
@@ -119,7 +123,9 @@ def refused(reason: str) -> RefusedError:
 def decompressed(body: bytes, most: int) -> bytes | None:
   """The decompressed body, of all its gzip members; None if it is larger than `most` bytes. Raises zlib.error for other bytes."""
   reader, found, members = zlib.decompressobj(_GZIP), bytearray(), 1
-  for start in range(0, len(body), _PIECE_BYTES):  # the rest after a member is copied, so it has to be short
+  for start in range(
+    0, len(body), _PIECE_BYTES
+  ):  # the rest after a member is copied, so it has to be short
     piece = body[start : start + _PIECE_BYTES]
     while piece:
       if reader.eof:

@@ -50,7 +50,11 @@ class Service:
     """Handles TF Serving's services."""
     return tuple(
       grpc.method_handlers_generic_handler(
-        service, {method: grpc.stream_unary_rpc_method_handler(self._answer_for(service, method)) for method in methods}
+        service,
+        {
+          method: grpc.stream_unary_rpc_method_handler(self._answer_for(service, method))
+          for method in methods
+        },
       )
       for service, methods in SERVICES.items()
     )
@@ -61,14 +65,18 @@ class Service:
       start, served, code, reason = time.monotonic(), UNKNOWN, grpc.StatusCode.CANCELLED, ""
       try:
         if self._ends:
-          raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; send it again")
+          raise RefusedError(
+            grpc.StatusCode.UNAVAILABLE, "the server is shutting down; send it again"
+          )
         with self._queue.place(), self._bodies.share() as share:
           async with self._bodies.reading_message():
             request = await anext(aiter(requests), None)
           if request is None:
             raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
           share.take(len(request))
-          data, served = await self._replicas.ask(service, method, request, context.time_remaining())
+          data, served = await self._replicas.ask(
+            service, method, request, context.time_remaining()
+          )
         code = grpc.StatusCode.OK
         return data
       except RefusedError as refusal:
@@ -83,7 +91,11 @@ class Service:
     """Keeps the status of the health service: the services are there while a replica is ready."""
     last = None
     while True:
-      status = health_pb2.HealthCheckResponse.SERVING if self._replicas.count else health_pb2.HealthCheckResponse.NOT_SERVING
+      status = (
+        health_pb2.HealthCheckResponse.SERVING
+        if self._replicas.count
+        else health_pb2.HealthCheckResponse.NOT_SERVING
+      )
       if status != last:
         for service in ("", *SERVICES):
           await self.health.set(service, status)

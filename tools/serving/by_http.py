@@ -18,7 +18,15 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jax2tf.tools.serving import bodies, metrics
-from jax2tf.tools.serving.balance import REST, REST_SERVICE, UNKNOWN, Queue, RefusedError, Replicas, Served
+from jax2tf.tools.serving.balance import (
+  REST,
+  REST_SERVICE,
+  UNKNOWN,
+  Queue,
+  RefusedError,
+  Replicas,
+  Served,
+)
 from jax2tf.tools.serving.child import Options
 
 # The second path is TF Serving's.
@@ -31,7 +39,14 @@ _PLAIN, _GZIPPED = ("", "identity"), ("gzip", "x-gzip")
 class Application:
   """The ASGI application."""
 
-  def __init__(self, replicas: Replicas, queue: Queue, held: bodies.Bodies, counted: metrics.Metrics, options: Options):
+  def __init__(
+    self,
+    replicas: Replicas,
+    queue: Queue,
+    held: bodies.Bodies,
+    counted: metrics.Metrics,
+    options: Options,
+  ):
     self._replicas, self._queue, self._bodies, self._metrics = replicas, queue, held, counted
     self._options = options
 
@@ -46,7 +61,11 @@ class Application:
   async def _answer(self, request: Request) -> Response:
     path = request.scope["raw_path"].decode("ascii")
     if _has_two_lengths(request):
-      return _error(400, "the request has Content-Length and Transfer-Encoding; send one of them", {"connection": "close"})
+      return _error(
+        400,
+        "the request has Content-Length and Transfer-Encoding; send one of them",
+        {"connection": "close"},
+      )
     if path == "/-/healthz":
       return Response("success") if self._replicas.count else Response("no replica is ready", 503)
     if path in _METRICS:
@@ -72,26 +91,38 @@ class Application:
       try:
         async with asyncio.timeout(seconds):
           body = await _all_of(request, most, share)
-        if body is not None and (coding := _coding(request)) in _GZIPPED:  # TF Serving accepts gzip too
+        if (
+          body is not None and (coding := _coding(request)) in _GZIPPED
+        ):  # TF Serving accepts gzip too
           body = await asyncio.to_thread(bodies.decompressed, body, most)
           share.take(len(body or b""))
       except TimeoutError:
-        return _error(408, f"the body did not arrive within {seconds:g} s", {"connection": "close"}), UNKNOWN
+        return _error(
+          408, f"the body did not arrive within {seconds:g} s", {"connection": "close"}
+        ), UNKNOWN
       except zlib.error as error:
-        return _error(400, f"the body is not gzip, although its Content-Encoding says so: {error}"), UNKNOWN
+        return _error(
+          400, f"the body is not gzip, although its Content-Encoding says so: {error}"
+        ), UNKNOWN
       except RefusedError as refusal:
         return _later(refusal), UNKNOWN
       if body is None:
         return _error(413, f"the body has more than {most} bytes; send fewer rows"), UNKNOWN
       if coding not in (*_PLAIN, *_GZIPPED):
-        return _error(415, f"the Content-Encoding of the body is {coding[:100]!r}; send gzip, or none"), UNKNOWN
+        return _error(
+          415, f"the Content-Encoding of the body is {coding[:100]!r}; send gzip, or none"
+        ), UNKNOWN
       return await self._asked(request.method, path, body)
 
   async def _asked(self, method: str, path: str, body: bytes) -> tuple[Response, Served]:
     try:
-      answer, served = await self._replicas.ask(REST_SERVICE, REST, f"{method} {path}\n".encode() + body, None)
+      answer, served = await self._replicas.ask(
+        REST_SERVICE, REST, f"{method} {path}\n".encode() + body, None
+      )
     except RefusedError as refusal:
-      return _error(503 if refusal.code == grpc.StatusCode.UNAVAILABLE else 500, refusal.reason), refusal.served
+      return _error(
+        503 if refusal.code == grpc.StatusCode.UNAVAILABLE else 500, refusal.reason
+      ), refusal.served
     status, _, content = answer.partition(b"\n")
     return Response(content, int(status), media_type="application/json"), served
 
@@ -171,9 +202,14 @@ def protocol(client_seconds: float) -> type[H11Protocol]:
 
     def connection_lost(self, exc: Exception | None) -> None:
       super().connection_lost(exc)
-      self._head, self._answer = self._restarted(self._head, False), self._restarted(self._answer, False)
+      self._head, self._answer = (
+        self._restarted(self._head, False),
+        self._restarted(self._answer, False),
+      )
 
-    def _restarted(self, timer: asyncio.TimerHandle | None, again: bool) -> asyncio.TimerHandle | None:
+    def _restarted(
+      self, timer: asyncio.TimerHandle | None, again: bool
+    ) -> asyncio.TimerHandle | None:
       if timer:
         timer.cancel()
       return self.loop.call_later(client_seconds, self.transport.abort) if again else None

@@ -23,9 +23,13 @@ def load(context: ssl.SSLContext, files: Mapping[str, str | None], authority: st
   flags = "--tls_cert and --tls_key"
   try:
     if cert:
-      context.load_cert_chain(cert, key, password=lambda: "")  # otherwise OpenSSL would ask for it on the terminal
+      context.load_cert_chain(
+        cert, key, password=lambda: ""
+      )  # otherwise OpenSSL would ask for it on the terminal
     flags = authority
     if ca:
       context.load_verify_locations(ca)
   except OSError as error:  # includes SSLError
-    raise ValueError(f"{flags} cannot be used: {error}; give files in PEM, and a key without a password") from error
+    raise ValueError(
+      f"{flags} cannot be used: {error}; give files in PEM, and a key without a password"
+    ) from error

@@ -83,7 +83,13 @@ def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
   if kind == "cluster":
     environment = ray_settings.environment(environment, options.run)
   # Only the server writes to stdout. Ray (2.60) would too, where a replica dies.
-  process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=environment)
+  process = subprocess.Popen(
+    command,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.DEVNULL,
+    start_new_session=True,
+    env=environment,
+  )
   assert process.stdin is not None
   process.stdin.write(json.dumps(asdict(options)).encode() + b"\n")
   process.stdin.flush()
@@ -93,7 +99,9 @@ def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
 def options() -> Options:
   """The options that `start` got. The started process calls it once."""
   line = b""
-  while not line.endswith(b"\n"):  # not sys.stdin, which would read ahead and hide the end of the input
+  while not line.endswith(
+    b"\n"
+  ):  # not sys.stdin, which would read ahead and hide the end of the input
     line += os.read(0, 1) or b"\n"
   return Options(**json.loads(line))
 
@@ -131,7 +139,9 @@ def held(host: str, port: int) -> socket.socket:
   If two servers start at once, only one can listen without SO_REUSEPORT. It then sets the option, for the sockets of its own processes.
   """
   with _socket(host) as first:
-    first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else closed connections of an earlier server block it for a minute
+    first.setsockopt(
+      socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+    )  # else closed connections of an earlier server block it for a minute
     first.bind((host, port))
     first.listen(0)
     first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -145,4 +155,6 @@ def held(host: str, port: int) -> socket.socket:
 def _socket(host: str) -> socket.socket:
   # Python 3.12: asyncio sets TCP_NODELAY only if the socket names its protocol. Without it the body of an answer waits about 40 ms for
   # the client's acknowledgement of the head.
-  return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+  return socket.socket(
+    socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+  )

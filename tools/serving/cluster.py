@@ -32,10 +32,15 @@ def main(options: Options) -> int:
   _start_ray(options.replicas)
   ending = threading.Event()
   threading.Thread(target=_end_with_ray, args=[options, ending], daemon=True).start()
-  serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
+  serve.start(
+    proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False}
+  )
   # The server's watchdog finds replicas that hang, sooner. Ray Serve learns by this check that a replica has died.
   deployment = serve.deployment(
-    num_replicas=options.replicas, health_check_period_s=1, health_check_timeout_s=30, graceful_shutdown_timeout_s=10
+    num_replicas=options.replicas,
+    health_check_period_s=1,
+    health_check_timeout_s=30,
+    graceful_shutdown_timeout_s=10,
   )
   serve.run(deployment(Replica).bind(options, os.getpid()), name="models", route_prefix=None)
   asyncio.run(_until_the_input_ends(Path(options.run)))
@@ -45,7 +50,9 @@ def main(options: Options) -> int:
     time.sleep(0.05)
   ray.shutdown()
   deaths.end_sessions({os.getsid(0)})
-  if not any(map(child.is_alive, Path(options.run).glob("*.server"))):  # a killed server cannot do it
+  if not any(
+    map(child.is_alive, Path(options.run).glob("*.server"))
+  ):  # a killed server cannot do it
     place.remove(Path(options.run))
   return 0
 
@@ -83,7 +90,9 @@ def _death(pid: int, name: str) -> str:
     return ""
   by_signal = state.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
   return f"{name} of Ray " + (
-    f"was killed by {signal.Signals(state.si_status).name}" if by_signal else f"ended with code {state.si_status}"
+    f"was killed by {signal.Signals(state.si_status).name}"
+    if by_signal
+    else f"ended with code {state.si_status}"
   )
 
 

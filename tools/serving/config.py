@@ -58,7 +58,9 @@ def _numbered(folder: Path) -> tuple[list[Path], dict[Path, str]]:
   for directory in sorted(numbered, key=lambda each: (len(each.name), each.name)):  # 1 is before 01
     number = int(directory.name)
     if number > LARGEST_VERSION:
-      skipped[directory] = f"a version is at most {LARGEST_VERSION}; give the folder a smaller number"
+      skipped[directory] = (
+        f"a version is at most {LARGEST_VERSION}; give the folder a smaller number"
+      )
     elif number in chosen:
       skipped[directory] = f"{chosen[number].name} is the same version; remove one of the folders"
     else:
@@ -86,7 +88,9 @@ def read(run: Path) -> dict[str, Source]:
   """The models that `write` wrote last."""
   values = json.loads((run / "models.json").read_text(encoding="utf-8"))
   return {
-    name: Source(Path(folder), latest, None if only is None else frozenset(only), labels, frozenset(allow_ops))
+    name: Source(
+      Path(folder), latest, None if only is None else frozenset(only), labels, frozenset(allow_ops)
+    )
     for name, (folder, latest, only, labels, allow_ops) in values.items()
   }
 
@@ -108,19 +112,29 @@ def _sources(options: Options) -> dict[str, Source]:
   folder = Path(options.folder)
   if options.name:
     return {options.name: Source(folder)}
-  return {each.name: Source(each) for each in sorted(folder.iterdir()) if each.is_dir() and each.name[0] != "."}
+  return {
+    each.name: Source(each)
+    for each in sorted(folder.iterdir())
+    if each.is_dir() and each.name[0] != "."
+  }
 
 
 def _from_file(file: Path) -> dict[str, Source]:
   from tensorflow_serving.config import model_server_config_pb2  # noqa: PLC0415  (an extra)
 
   try:
-    config = text_format.Parse(file.read_text(encoding="utf-8"), model_server_config_pb2.ModelServerConfig())
+    config = text_format.Parse(
+      file.read_text(encoding="utf-8"), model_server_config_pb2.ModelServerConfig()
+    )
   except (text_format.ParseError, UnicodeDecodeError) as error:
-    raise ValueError(f"{file} is not a text proto of tensorflow.serving.ModelServerConfig: {error}") from error
+    raise ValueError(
+      f"{file} is not a text proto of tensorflow.serving.ModelServerConfig: {error}"
+    ) from error
   models = config.model_config_list.config
   if not models:
-    raise ValueError(f"{file} names no model; write model_config_list {{ config {{ name: ... base_path: ... }} }}")
+    raise ValueError(
+      f"{file} names no model; write model_config_list {{ config {{ name: ... base_path: ... }} }}"
+    )
   found: dict[str, Source] = {}
   for model in models:
     if model.name in found:

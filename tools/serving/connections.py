@@ -54,7 +54,9 @@ def bounded(protocol: type[H11Protocol], most: int) -> type[H11Protocol]:
       self._sort()
 
     def _sort(self) -> None:
-      is_asked = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+      is_asked = self.cycle is not None and not (
+        self.cycle.more_body or self.cycle.response_complete
+      )
       if is_asked or self.transport.is_closing():
         idle.pop(self, None)
       else:

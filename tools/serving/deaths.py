@@ -24,7 +24,9 @@ _FAILED, _CRASH, _REPLICA = "failed", "crash", "replica"
 _TELL_AFTER_SECONDS = 1.0
 # How long a killed process may take to end.
 _END_SECONDS = 5.0
-_MEMORY = "the kernel killed a process because the memory of the machine or of the container was used up"
+_MEMORY = (
+  "the kernel killed a process because the memory of the machine or of the container was used up"
+)
 
 
 def fail(options: Options, reason: str) -> None:
@@ -53,7 +55,11 @@ def end_sessions(leaders: Set[int]) -> None:
 
   The processes of Ray that outlive their parent are in the session of the cluster that they belonged to.
   """
-  processes = [each for each in psutil.process_iter() if each.pid != os.getpid() and _session(each.pid) in leaders]
+  processes = [
+    each
+    for each in psutil.process_iter()
+    if each.pid != os.getpid() and _session(each.pid) in leaders
+  ]
   for process in processes:
     with contextlib.suppress(psutil.NoSuchProcess):
       process.kill()
@@ -106,7 +112,11 @@ class Deaths:
       if math.isinf(replica.died) and not _runs(replica.process):
         replica.died = time.monotonic()
     told = time.monotonic() - _TELL_AFTER_SECONDS
-    dead = [pid for pid, replica in self._replicas.items() if replica.died < (told if _runs(replica.cluster) else math.inf)]
+    dead = [
+      pid
+      for pid, replica in self._replicas.items()
+      if replica.died < (told if _runs(replica.cluster) else math.inf)
+    ]
     return [(pid, self._of_replica(pid)) for pid in dead]
 
   def _enter(self, file: Path) -> None:
@@ -124,10 +134,17 @@ class Deaths:
     """Why a process died. `code` is the exit code as `subprocess` gives it, or None if it is not known."""
     said, crash = self._run / f"{pid}.{_FAILED}", self._run / f"{pid}.{_CRASH}"
     before, self._memory = self._memory, _memory_kills()
-    found = self._killed.pop(pid, "") or _one_line(said) or _text(crash).partition("\n")[0] or _by_code(code)
+    found = (
+      self._killed.pop(pid, "")
+      or _one_line(said)
+      or _text(crash).partition("\n")[0]
+      or _by_code(code)
+    )
     for file in (said, crash):
       file.unlink(missing_ok=True)
-    return f"{found}; {_MEMORY}" if self._memory > before and code in (None, -signal.SIGKILL) else found
+    return (
+      f"{found}; {_MEMORY}" if self._memory > before and code in (None, -signal.SIGKILL) else found
+    )
 
 
 def _process(pid: int) -> psutil.Process | None:
@@ -148,7 +165,11 @@ def _by_code(code: int | None) -> str:
   """Why a process died, by its exit code."""
   if code is None:
     return "it was killed, or ended without a word"
-  return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
+  return (
+    f"it was killed by {signal.Signals(-code).name}"
+    if code < 0
+    else f"it ended with exit code {code}"
+  )
 
 
 def _one_line(file: Path) -> str:

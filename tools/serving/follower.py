@@ -52,7 +52,11 @@ class Follower:
     self._fault = fault
 
   def _say_what_is_ignored(self, models: Mapping[str, Source]) -> None:
-    ignored = {folder: reason for source in models.values() for folder, reason in config.ignored_in(source.folder).items()}
+    ignored = {
+      folder: reason
+      for source in models.values()
+      for folder, reason in config.ignored_in(source.folder).items()
+    }
     for folder, reason in ignored.items():
       if folder not in self._ignored:
         say(f"not served: {folder}: {reason}")

@@ -18,7 +18,9 @@ class Metrics:
   """The metrics of one proxy, in files in `folder`."""
 
   def __init__(self, folder: Path, under_way: Callable[[], int], replicas: Callable[[], int]):
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client (0.26) reads it at import
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(
+      folder
+    )  # prometheus_client (0.26) reads it at import
     import prometheus_client  # noqa: PLC0415
     from prometheus_client import multiprocess  # noqa: PLC0415
 
@@ -28,14 +30,25 @@ class Metrics:
     multiprocess.MultiProcessCollector(self._registry, str(folder))
     own = prometheus_client.CollectorRegistry()
     labels = ("interface", "method", "model", "version", "signature")
-    self._requests = prometheus_client.Counter("jax2tf_requests", "Requests by what became of them.", (*labels, "code"), registry=own)
+    self._requests = prometheus_client.Counter(
+      "jax2tf_requests", "Requests by what became of them.", (*labels, "code"), registry=own
+    )
     self._seconds = prometheus_client.Histogram(
-      "jax2tf_request_seconds", "Time from a request to its answer.", labels, registry=own, buckets=_SECONDS
+      "jax2tf_request_seconds",
+      "Time from a request to its answer.",
+      labels,
+      registry=own,
+      buckets=_SECONDS,
     )
     self._under_way = prometheus_client.Gauge(
-      "jax2tf_requests_under_way", "Requests that were taken and are not answered.", registry=own, multiprocess_mode="livesum"
+      "jax2tf_requests_under_way",
+      "Requests that were taken and are not answered.",
+      registry=own,
+      multiprocess_mode="livesum",
     )
-    self._replicas = prometheus_client.Gauge("jax2tf_replicas", "Replicas that can be reached.", registry=own, multiprocess_mode="livemax")
+    self._replicas = prometheus_client.Gauge(
+      "jax2tf_replicas", "Replicas that can be reached.", registry=own, multiprocess_mode="livemax"
+    )
     self._read = {self._under_way: under_way, self._replicas: replicas}
 
   def count(self, interface: str, method: str, served: Served, code: str, seconds: float) -> None:

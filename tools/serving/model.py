@@ -90,19 +90,33 @@ class Signature:
     inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **given}
     if inputs.keys() != self.inputs.keys():
       missing, unknown = self.inputs.keys() - inputs.keys(), inputs.keys() - self.inputs.keys()
-      faults = [f"{word} {', '.join(map(repr, sorted(names)))}" for word, names in (("misses", missing), ("has", unknown)) if names]
-      raise invalid(f"the request {' and '.join(faults)}; signature {self.name!r} takes {_written(self.inputs)}")
+      faults = [
+        f"{word} {', '.join(map(repr, sorted(names)))}"
+        for word, names in (("misses", missing), ("has", unknown))
+        if names
+      ]
+      raise invalid(
+        f"the request {' and '.join(faults)}; signature {self.name!r} takes {_written(self.inputs)}"
+      )
     for name, found in inputs.items():
       spec = self.inputs[name]
       if found.dtype != spec.dtype or not spec.shape.is_compatible_with(found.shape):
-        raise invalid(f"input {name!r} is {type_of(found)}; signature {self.name!r} takes {_written(self.inputs)}")
+        raise invalid(
+          f"input {name!r} is {type_of(found)}; signature {self.name!r} takes {_written(self.inputs)}"
+        )
     sizes: dict[str, tuple[str, int]] = {}
     for name, dims in self.dimensions.items():
-      symbols = [(dim, size) for dim, size in zip(dims, inputs[name].shape, strict=True) if dim.isidentifier()]
+      symbols = [
+        (dim, size)
+        for dim, size in zip(dims, inputs[name].shape, strict=True)
+        if dim.isidentifier()
+      ]
       for dim, size in symbols:
         first, expected = sizes.setdefault(dim, (name, size))
         if size != expected:
-          raise invalid(f"dimension {dim} is {expected} in input {first!r} and {size} in input {name!r}; make them equal")
+          raise invalid(
+            f"dimension {dim} is {expected} in input {first!r} and {size} in input {name!r}; make them equal"
+          )
 
 
 @dataclass(frozen=True)
@@ -119,7 +133,9 @@ class Call:
   @property
   def group(self) -> tuple[object, ...]:
     """Requests with equal keys may run in one batch."""
-    if not self.signature.batched or not self.rows:  # most models reject a request without rows; in a batch it would pass
+    if (
+      not self.signature.batched or not self.rows
+    ):  # most models reject a request without rows; in a batch it would pass
       return (id(self),)
     return (id(self.signature), *sorted((name, x.shape[1:]) for name, x in self.inputs.items()))
 
@@ -152,7 +168,10 @@ def _run_together(calls: Sequence[Call]) -> list[Arrays | RefusedError]:
   signature = calls[0].signature
   if len(calls) > 1:
     try:
-      outputs = _run_one(signature, {name: np.concatenate([call.inputs[name] for call in calls]) for name in signature.inputs})
+      outputs = _run_one(
+        signature,
+        {name: np.concatenate([call.inputs[name] for call in calls]) for name in signature.inputs},
+      )
     except RefusedError:
       pass  # one of them is bad, or the batch is too large: running each alone finds out
     else:
@@ -171,11 +190,15 @@ def _outcome(call: Call) -> Arrays | RefusedError:
 
 def _run_one(signature: Signature, inputs: Arrays) -> Arrays:
   try:
-    outputs = signature.function(**{name: tf.constant(x, signature.inputs[name].dtype) for name, x in inputs.items()})
+    outputs = signature.function(
+      **{name: tf.constant(x, signature.inputs[name].dtype) for name, x in inputs.items()}
+    )
     return {name: tensor.numpy() for name, tensor in outputs.items()}
   except tf.errors.OpError as error:
     code = next(code for code in grpc.StatusCode if code.value[0] == error.error_code)
-    raise RefusedError(code, f"signature {signature.name!r} refused the inputs: {quiet.sentence(error.message)}") from error
+    raise RefusedError(
+      code, f"signature {signature.name!r} refused the inputs: {quiet.sentence(error.message)}"
+    ) from error
 
 
 def spec_of(array: np.ndarray) -> tf.TensorSpec:
@@ -183,7 +206,9 @@ def spec_of(array: np.ndarray) -> tf.TensorSpec:
 
 
 def type_of(spec: tf.TensorSpec) -> str:
-  dims = "..." if spec.shape.rank is None else ",".join("?" if d is None else str(d) for d in spec.shape)
+  dims = (
+    "..." if spec.shape.rank is None else ",".join("?" if d is None else str(d) for d in spec.shape)
+  )
   return f"{spec.dtype.name}[{dims}]"
 
 
@@ -208,12 +233,24 @@ class Model:
     """
     self.version = int(directory.name)
     [meta_graph] = outside.check(directory, allow_ops)
-    self._loaded = tf.saved_model.load(str(directory))  # kept alive, because its functions do not keep its variables alive
+    self._loaded = tf.saved_model.load(
+      str(directory)
+    )  # kept alive, because its functions do not keep its variables alive
     self.signature_defs = dict(meta_graph.signature_def)
     manifest = directory / MANIFEST
-    recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {"signatures": {}, "constraints": []}
+    recorded = (
+      json.loads(manifest.read_text(encoding="utf-8"))
+      if manifest.exists()
+      else {"signatures": {}, "constraints": []}
+    )
     self.signatures = {
-      name: _signature(name, function, self.signature_defs[name], recorded["signatures"].get(name), recorded["constraints"])
+      name: _signature(
+        name,
+        function,
+        self.signature_defs[name],
+        recorded["signatures"].get(name),
+        recorded["constraints"],
+      )
       for name, function in self._loaded.signatures.items()
     }
 
@@ -233,11 +270,21 @@ def _signature(
   record: Mapping[str, Any] | None,
   constraints: Sequence[str],
 ) -> Signature:
-  inputs = {key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype) for key, info in stored.inputs.items()}
-  outputs = {key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype) for key, info in stored.outputs.items()}
+  inputs = {
+    key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype)
+    for key, info in stored.inputs.items()
+  }
+  outputs = {
+    key: tf.TensorSpec(tf.TensorShape(info.tensor_shape), info.dtype)
+    for key, info in stored.outputs.items()
+  }
   defaults = {key: tf.make_ndarray(proto) for key, proto in stored.defaults.items()}
-  dims_in = {key: dimensions.of(written) for key, written in record["inputs"].items()} if record else {}
-  dims_out = {key: dimensions.of(written) for key, written in record["outputs"].items()} if record else {}
+  dims_in = (
+    {key: dimensions.of(written) for key, written in record["inputs"].items()} if record else {}
+  )
+  dims_out = (
+    {key: dimensions.of(written) for key, written in record["outputs"].items()} if record else {}
+  )
   stateful = bool(record and record.get("stateful"))
   batched = not stateful and bool(dims_in) and not dimensions.fault(dims_in, dims_out, constraints)
   return Signature(name, function, inputs, outputs, defaults, dims_in, batched, stateful)

@@ -36,7 +36,10 @@ class Models:
     self._known: Mapping[tuple[str, Path], Versions] = {}
     self._refresh(_START_PATIENCE_SECONDS, complete=True)
     if not any(versions.served for versions in self._models.values()):
-      raise RuntimeError("; ".join(f"{name!r}: {fault}" for name, fault in self.faults.items()) or "there is no model to serve")
+      raise RuntimeError(
+        "; ".join(f"{name!r}: {fault}" for name, fault in self.faults.items())
+        or "there is no model to serve"
+      )
     self._watcher = threading.Thread(target=self._watch, name="models", daemon=True)
     self._watcher.start()
 
@@ -64,7 +67,10 @@ class Models:
   def _versions(self, name: str) -> Versions:
     models = self._models
     if name not in models:
-      raise RefusedError(grpc.StatusCode.NOT_FOUND, f"no model {name!r} here; this server has {', '.join(map(repr, sorted(models)))}")
+      raise RefusedError(
+        grpc.StatusCode.NOT_FOUND,
+        f"no model {name!r} here; this server has {', '.join(map(repr, sorted(models)))}",
+      )
     return models[name]
 
   def _watch(self) -> None:

@@ -27,11 +27,15 @@ _REMOVAL_SECONDS = 5.0
 def parents() -> list[Path]:
   """Where the folder may be: the temporary directory, and short ones for systems where that has a long path."""
   given = (tempfile.gettempdir(), "/tmp", "/var/tmp", os.environ.get("XDG_RUNTIME_DIR", ""))
-  return [Path(each) for each in dict.fromkeys(given) if each and os.access(each, os.W_OK | os.X_OK)]
+  return [
+    Path(each) for each in dict.fromkeys(given) if each and os.access(each, os.W_OK | os.X_OK)
+  ]
 
 
 def _fits(parent: Path) -> bool:
-  return len(os.fsencode(parent)) + len("/") + len(_PREFIX) + _RANDOM + len(_LONGEST) <= _SOCKET_BYTES
+  return (
+    len(os.fsencode(parent)) + len("/") + len(_PREFIX) + _RANDOM + len(_LONGEST) <= _SOCKET_BYTES
+  )
 
 
 @contextlib.contextmanager
@@ -40,7 +44,9 @@ def private() -> Iterator[str]:
   parent = next(filter(_fits, parents()), None)
   if parent is None:
     longest = _SOCKET_BYTES - len("/") - len(_PREFIX) - _RANDOM - len(_LONGEST)
-    raise ValueError(f"{tempfile.gettempdir()} is too long a path for Unix sockets; set TMPDIR to a folder of at most {longest} bytes")
+    raise ValueError(
+      f"{tempfile.gettempdir()} is too long a path for Unix sockets; set TMPDIR to a folder of at most {longest} bytes"
+    )
   folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
   try:
     yield folder

@@ -14,7 +14,13 @@ from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signat
 
 # After TensorFlow was imported without JAX, because these import TensorFlow.
 from tensorflow.core.framework import tensor_pb2  # isort: skip
-from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2, prediction_log_pb2  # isort: skip
+from tensorflow_serving.apis import (
+  get_model_metadata_pb2,
+  get_model_status_pb2,
+  model_pb2,
+  predict_pb2,
+  prediction_log_pb2,
+)  # isort: skip
 
 # Memory of a string besides its characters: a pointer in NumPy, and TensorFlow's string object (TF 2.21: 24 bytes).
 _STRING_BYTES = 32
@@ -34,9 +40,13 @@ def parse_metadata(data: bytes) -> get_model_metadata_pb2.GetModelMetadataReques
   try:
     request = get_model_metadata_pb2.GetModelMetadataRequest.FromString(data)
   except message.DecodeError as error:
-    raise invalid(f"the request is not a tensorflow.serving.GetModelMetadataRequest: {error}") from error
+    raise invalid(
+      f"the request is not a tensorflow.serving.GetModelMetadataRequest: {error}"
+    ) from error
   if list(request.metadata_field) != ["signature_def"]:
-    raise invalid(f"metadata_field is {list(request.metadata_field)}; there is one: 'signature_def'")
+    raise invalid(
+      f"metadata_field is {list(request.metadata_field)}; there is one: 'signature_def'"
+    )
   return request
 
 
@@ -50,15 +60,21 @@ def parse_status(data: bytes) -> get_model_status_pb2.GetModelStatusRequest:
   try:
     return get_model_status_pb2.GetModelStatusRequest.FromString(data)
   except message.DecodeError as error:
-    raise invalid(f"the request is not a tensorflow.serving.GetModelStatusRequest: {error}") from error
+    raise invalid(
+      f"the request is not a tensorflow.serving.GetModelStatusRequest: {error}"
+    ) from error
 
 
 def status_response(states: list[dict[str, object]]) -> get_model_status_pb2.GetModelStatusResponse:
   """The response for the states of `Versions.status`."""
-  return json_format.ParseDict({"model_version_status": states}, get_model_status_pb2.GetModelStatusResponse())
+  return json_format.ParseDict(
+    {"model_version_status": states}, get_model_status_pb2.GetModelStatusResponse()
+  )
 
 
-def check(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> tuple[Signature, int]:
+def check(
+  model: Model, request: predict_pb2.PredictRequest, max_bytes: int
+) -> tuple[Signature, int]:
   """(the requested signature, the size of the inputs in bytes), before any tensor is parsed.
 
   Raises:
@@ -67,19 +83,27 @@ def check(model: Model, request: predict_pb2.PredictRequest, max_bytes: int) -> 
   signature = model.signature(request.model_spec.signature_name)
   unknown = sorted(set(request.output_filter) - signature.outputs.keys())
   if unknown:
-    raise invalid(f"output_filter names {unknown}; signature {signature.name!r} returns {sorted(signature.outputs)}")
+    raise invalid(
+      f"output_filter names {unknown}; signature {signature.name!r} returns {sorted(signature.outputs)}"
+    )
   if len({*request.output_filter}) < len(request.output_filter):
     raise invalid(f"output_filter names an output twice: {list(request.output_filter)}")
   signature.check({name: _spec_of(name, proto) for name, proto in request.inputs.items()})
   size = sum(map(_size, request.inputs.values()))
   if size > max_bytes:  # a few bytes of a request can hold one value and a large shape
-    raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the inputs would have {size} bytes; at most {max_bytes} are served")
+    raise RefusedError(
+      grpc.StatusCode.RESOURCE_EXHAUSTED,
+      f"the inputs would have {size} bytes; at most {max_bytes} are served",
+    )
   return signature, size
 
 
 def call(signature: Signature, request: predict_pb2.PredictRequest) -> Call:
   """The inputs of a checked request. Raises RefusedError for a damaged tensor."""
-  return Call(signature, {**signature.defaults, **{name: _array(name, proto) for name, proto in request.inputs.items()}})
+  return Call(
+    signature,
+    {**signature.defaults, **{name: _array(name, proto) for name, proto in request.inputs.items()}},
+  )
 
 
 def _spec_of(name: str, proto: tensor_pb2.TensorProto) -> tf.TensorSpec:
@@ -106,20 +130,32 @@ def _size(proto: tensor_pb2.TensorProto) -> int:
 def _array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
   try:
     if proto.tensor_content and len(proto.tensor_content) != _size(proto):
-      raise ValueError(f"tensor_content has {len(proto.tensor_content)} bytes, its dtype and shape have {_size(proto)}")
+      raise ValueError(
+        f"tensor_content has {len(proto.tensor_content)} bytes, its dtype and shape have {_size(proto)}"
+      )
     return tf.make_ndarray(proto)
   except (TypeError, ValueError, IndexError, OverflowError) as error:
     raise _unreadable(name, error) from error
 
 
 def _unreadable(name: str, error: Exception) -> RefusedError:
-  return invalid(f"input {name!r} is not a readable tensor ({error}); make it with tf.make_tensor_proto")
+  return invalid(
+    f"input {name!r} is not a readable tensor ({error}); make it with tf.make_tensor_proto"
+  )
 
 
-def predict_response(name: str, model: Model, call: Call, outputs: Arrays, output_filter: Sequence[str]) -> predict_pb2.PredictResponse:
+def predict_response(
+  name: str, model: Model, call: Call, outputs: Arrays, output_filter: Sequence[str]
+) -> predict_pb2.PredictResponse:
   """The response with all outputs, or with those in `output_filter`."""
-  kept = {key: tf.make_tensor_proto(array) for key, array in outputs.items() if not output_filter or key in output_filter}
-  return predict_pb2.PredictResponse(model_spec=_spec(name, model, call.signature.name), outputs=kept)
+  kept = {
+    key: tf.make_tensor_proto(array)
+    for key, array in outputs.items()
+    if not output_filter or key in output_filter
+  }
+  return predict_pb2.PredictResponse(
+    model_spec=_spec(name, model, call.signature.name), outputs=kept
+  )
 
 
 def metadata_response(name: str, model: Model) -> get_model_metadata_pb2.GetModelMetadataResponse:
@@ -139,7 +175,10 @@ def warm_up_calls(model: Model, directory: Path) -> list[Call]:
   file = directory / WARM_UP
   if not file.exists():
     return []
-  logs = (prediction_log_pb2.PredictionLog.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(file)))
+  logs = (
+    prediction_log_pb2.PredictionLog.FromString(record.numpy())
+    for record in tf.data.TFRecordDataset(str(file))
+  )
   requests = [log.predict_log.request for log in logs if log.HasField("predict_log")]
   return [call(check(model, request, 2**31)[0], request) for request in requests]
 

@@ -51,14 +51,18 @@ def _grpc_server(service: by_grpc.Service, options: Options) -> grpc.aio.Server:
     return server
   pair = (Path(options.tls_key).read_bytes(), Path(options.tls_cert).read_bytes())
   clients = Path(options.tls_client_ca).read_bytes() if options.tls_client_ca else None
-  server.add_secure_port(address, grpc.ssl_server_credentials([pair], clients, require_client_auth=bool(clients)))
+  server.add_secure_port(
+    address, grpc.ssl_server_credentials([pair], clients, require_client_auth=bool(clients))
+  )
   return server
 
 
 def _http_server(application: Any, options: Options) -> by_http.Server:
   if ipaddress.ip_address(options.host).is_loopback:
     # A web page that resolves its own name to 127.0.0.1 (DNS rebinding) sends that name as the host.
-    application = TrustedHostMiddleware(application, ["127.0.0.1", "localhost", options.url_host], www_redirect=False)
+    application = TrustedHostMiddleware(
+      application, ["127.0.0.1", "localhost", options.url_host], www_redirect=False
+    )
   return by_http.Server(
     uvicorn.Config(
       application,
@@ -89,9 +93,13 @@ async def _serve(options: Options) -> None:
   metrics = Metrics(Path(options.run), lambda: queue.taken, lambda: replicas.count)
   bodies = Bodies(options.max_bytes, options.client_seconds)
   service = by_grpc.Service(replicas, queue, bodies, metrics)
-  looking = [asyncio.create_task(each) for each in (replicas.look(), _count(metrics), service.watch_health())]
+  looking = [
+    asyncio.create_task(each) for each in (replicas.look(), _count(metrics), service.watch_health())
+  ]
   grpc_server = _grpc_server(service, options)
-  http_server = _http_server(by_http.Application(replicas, queue, bodies, metrics, options), options)
+  http_server = _http_server(
+    by_http.Application(replicas, queue, bodies, metrics, options), options
+  )
   listener = child.bound(options.host, options.http_port)
   loop, stop = asyncio.get_running_loop(), asyncio.Event()
   loop.add_reader(0, stop.set)
@@ -102,7 +110,9 @@ async def _serve(options: Options) -> None:
   ready = Path(options.run, f"{os.getpid()}.ready")
   ready.touch()
   for task in looking:
-    task.add_done_callback(lambda _: stop.set())  # without this task the proxy would not find new replicas; the server restarts it
+    task.add_done_callback(
+      lambda _: stop.set()
+    )  # without this task the proxy would not find new replicas; the server restarts it
   await stop.wait()
   loop.remove_reader(0)
   child.note(options, "ending", str(queue.taken))

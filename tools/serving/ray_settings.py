@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 # Private names that the server replaces -> why.
-IDLE = (
-  "a single node does not need these services, which scale clusters, forward logs and show pages: each takes a second of CPU and 100 MB"
-)
+IDLE = "a single node does not need these services, which scale clusters, forward logs and show pages: each takes a second of CPU and 100 MB"
 LOOPBACK = "Ray Serve opens a port on all interfaces for calls between deployments, and unpickles what arrives; nothing here needs it"
 PRIVATE: Mapping[tuple[str, str], str] = {
   ("ray._private.node", "Node.start_monitor"): IDLE,
@@ -69,7 +67,9 @@ def listen_on_loopback() -> None:
   """The ports that Ray Serve opens in this process are on 127.0.0.1 alone. Raises RuntimeError if this Ray has another way to open them."""
   [(module, path)] = [name for name, reason in PRIVATE.items() if reason is LOOPBACK]
   if not _replace(module, path, lambda server, _: server.add_insecure_port("127.0.0.1:0")):
-    raise RuntimeError(f"this Ray has no {module}.{path}, so a port would be open to other machines: pip install 'ray[serve-grpc]==2.60.*'")
+    raise RuntimeError(
+      f"this Ray has no {module}.{path}, so a port would be open to other machines: pip install 'ray[serve-grpc]==2.60.*'"
+    )
 
 
 def missing() -> list[str]:

@@ -67,15 +67,26 @@ class Replica:
     await asyncio.to_thread(self._load)
     child.note(options, "faults", json.dumps(self._models.faults))
     batch: Any = serve.batch(
-      max_batch_size=options.max_batch_size, batch_wait_timeout_s=options.batch_wait_ms / 1e3, max_concurrent_batches=2
+      max_batch_size=options.max_batch_size,
+      batch_wait_timeout_s=options.batch_wait_ms / 1e3,
+      max_concurrent_batches=2,
     )
     self._run_batch = batch(self._run_all)
     self._memory = self._model.Memory(_LARGEST_TOGETHER * options.max_bytes)
-    methods = {"Predict": self._predict, "GetModelMetadata": self._metadata, "GetModelStatus": self._status}
-    served = {service: {name: self._unary(methods[name]) for name in names} for service, names in SERVICES.items()}
+    methods = {
+      "Predict": self._predict,
+      "GetModelMetadata": self._metadata,
+      "GetModelStatus": self._status,
+    }
+    served = {
+      service: {name: self._unary(methods[name]) for name in names}
+      for service, names in SERVICES.items()
+    }
     served[REST_SERVICE] = {REST: self._unary(self._rest)}
     self._server = grpc.aio.server(options=UNLIMITED)
-    self._server.add_generic_rpc_handlers(tuple(grpc.method_handlers_generic_handler(*each) for each in served.items()))
+    self._server.add_generic_rpc_handlers(
+      tuple(grpc.method_handlers_generic_handler(*each) for each in served.items())
+    )
     self._server.add_insecure_port(f"unix:{Path(options.run, f'{os.getpid()}.sock')}")
     await self._server.start()
     self._health = await watchdog.answer(Path(options.run))
@@ -101,7 +112,10 @@ class Replica:
         code, reason = refusal.code, refusal.reason
       except Exception:
         _LOG.exception("a request failed")
-        code, reason = grpc.StatusCode.INTERNAL, "the server failed at this request; its log says why"
+        code, reason = (
+          grpc.StatusCode.INTERNAL,
+          "the server failed at this request; its log says why",
+        )
       return await context.abort(code, reason)  # which raises
 
     return grpc.unary_unary_rpc_method_handler(answer)
@@ -111,8 +125,12 @@ class Replica:
     self._say_who_answers(context, name, model)
     return model
 
-  def _say_who_answers(self, context: _Context, name: str, model: Model, signature: str = "") -> None:
-    context.set_trailing_metadata(Served(name, str(model.version), signature).metadata)  # for the proxy's metrics
+  def _say_who_answers(
+    self, context: _Context, name: str, model: Model, signature: str = ""
+  ) -> None:
+    context.set_trailing_metadata(
+      Served(name, str(model.version), signature).metadata
+    )  # for the proxy's metrics
 
   async def _predict(self, data: bytes, context: _Context) -> bytes:
     """Answers a PredictRequest with a PredictResponse."""
@@ -125,7 +143,9 @@ class Replica:
     async with self._memory.hold(size):
       call = protobuf.call(signature, request)
       outputs = await self._run(call)
-      return protobuf.predict_response(spec.name, model, call, outputs, request.output_filter).SerializeToString()
+      return protobuf.predict_response(
+        spec.name, model, call, outputs, request.output_filter
+      ).SerializeToString()
 
   async def _metadata(self, data: bytes, context: _Context) -> bytes:
     """Answers a GetModelMetadataRequest with a GetModelMetadataResponse."""
@@ -136,7 +156,9 @@ class Replica:
   async def _status(self, data: bytes, context: _Context) -> bytes:
     """Answers a GetModelStatusRequest with a GetModelStatusResponse."""
     del context
-    states = self._models.status(*self._protobuf.asked(self._protobuf.parse_status(data).model_spec))
+    states = self._models.status(
+      *self._protobuf.asked(self._protobuf.parse_status(data).model_spec)
+    )
     return self._protobuf.status_response(states).SerializeToString()
 
   async def _rest(self, data: bytes, context: _Context) -> bytes:
@@ -153,23 +175,36 @@ class Replica:
     match = _PATH.fullmatch(path)
     if match is None:
       reason = f"no such path: {path[:200]}; there are /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
-      raise refuse(grpc.StatusCode.INVALID_ARGUMENT if path.lower().startswith("/v1/") else grpc.StatusCode.NOT_FOUND, reason)
+      raise refuse(
+        grpc.StatusCode.INVALID_ARGUMENT
+        if path.lower().startswith("/v1/")
+        else grpc.StatusCode.NOT_FOUND,
+        reason,
+      )
     if len(match["version"] or "") > 19:
-      raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "the version in the path has more than 19 digits")
+      raise refuse(
+        grpc.StatusCode.INVALID_ARGUMENT, "the version in the path has more than 19 digits"
+      )
     verb = (match["verb"] or "").lower()
     expected = "POST" if verb.startswith(":") else "GET"
     if method != expected:
       raise refuse(grpc.StatusCode.INVALID_ARGUMENT, f"{method[:20]} {path[:200]}: send {expected}")
     if verb in (":classify", ":regress"):
       raise refuse(grpc.StatusCode.UNIMPLEMENTED, f"{verb} is not implemented; send :predict")
-    asked = unquote(match["name"]), int(match["version"]) if match["version"] else None, unquote(match["label"] or "")
+    asked = (
+      unquote(match["name"]),
+      int(match["version"]) if match["version"] else None,
+      unquote(match["label"] or ""),
+    )
     if not verb:
       return self._json.status_body(self._models.status(*asked))
     model = self._find(context, *asked)
     if verb == "/metadata":
       return self._json.metadata_body(asked[0], model)
     async with self._memory.hold(_JSON_GROWTH * len(body)):
-      parsed = await asyncio.to_thread(self._json.parse_predict, model, body)  # parsing a large body would block other requests
+      parsed = await asyncio.to_thread(
+        self._json.parse_predict, model, body
+      )  # parsing a large body would block other requests
       self._say_who_answers(context, asked[0], model, parsed.call.signature.name)
       outputs = await self._run(parsed.call)
       return await asyncio.to_thread(self._json.predict_body, parsed, outputs)

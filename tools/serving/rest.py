@@ -17,11 +17,26 @@ import numpy as np
 from google.protobuf import json_format
 
 from jax2tf.tools.serving import protobuf
-from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signature, invalid, spec_of, tf, type_of
+from jax2tf.tools.serving.model import (
+  Arrays,
+  Call,
+  Model,
+  RefusedError,
+  Signature,
+  invalid,
+  spec_of,
+  tf,
+  type_of,
+)
 
 _RAGGED = "lists side by side must have one length, and nest to a depth of 64 at most"
 _MAX_RANK = 64  # NumPy's
-_KINDS = {bool: "true or false", int: "integers", float: "numbers with a fraction or exponent", str: "strings"}
+_KINDS = {
+  bool: "true or false",
+  int: "integers",
+  float: "numbers with a fraction or exponent",
+  str: "strings",
+}
 
 
 @dataclass(frozen=True)
@@ -48,14 +63,18 @@ def parse_predict(model: Model, body: bytes) -> Request:
   except (ValueError, RecursionError) as error:
     raise invalid(f"the body is not JSON: {error}") from error
   if not isinstance(found, dict) or ("instances" in found) == ("inputs" in found):
-    raise invalid('the body must be an object with either "instances" (a list of rows) or "inputs" (whole tensors)')
+    raise invalid(
+      'the body must be an object with either "instances" (a list of rows) or "inputs" (whole tensors)'
+    )
   name = found.get("signature_name", "")
   if not isinstance(name, str):
     raise invalid(f"signature_name is {_shown(name)}; it must be a string")
   signature = model.signature(name)
   unknown = sorted(found.keys() - {"signature_name", "instances", "inputs"})
   if unknown:
-    raise invalid(f"the body has {unknown}; it may have signature_name and either instances or inputs")
+    raise invalid(
+      f"the body has {unknown}; it may have signature_name and either instances or inputs"
+    )
   if "inputs" in found:
     return Request(_call(signature, _named(signature, found["inputs"])), None)
   rows = found["instances"]
@@ -100,14 +119,19 @@ def _named(signature: Signature, value: Any) -> dict[str, Any]:
   required = signature.inputs.keys() - signature.defaults.keys()
   names = required or signature.inputs.keys()
   if len(names) != 1:
-    raise invalid(f"signature {signature.name!r} has {len(signature.inputs)} inputs; name them: {sorted(signature.inputs)}")
+    raise invalid(
+      f"signature {signature.name!r} has {len(signature.inputs)} inputs; name them: {sorted(signature.inputs)}"
+    )
   return {next(iter(names)): value}
 
 
 def _call(signature: Signature, columns: dict[str, Any]) -> Call:
   known = {name: spec.dtype for name, spec in signature.inputs.items()}
   # The error for an unknown name lists the known names.
-  given = {name: _array(name, value, known[name]) if name in known else np.zeros(0) for name, value in columns.items()}
+  given = {
+    name: _array(name, value, known[name]) if name in known else np.zeros(0)
+    for name, value in columns.items()
+  }
   signature.check({name: spec_of(array) for name, array in given.items()})
   return Call(signature, {**signature.defaults, **given})
 
@@ -146,17 +170,31 @@ def _flattened(name: str, value: Any) -> tuple[list[int], list[Any]]:
 
 def _check_kinds(name: str, leaves: list[Any], dtype: tf.DType) -> None:
   # By the types of the elements: NumPy would take true for 1, and make floats of integers on both sides of 2**63.
-  allowed = {bool} if dtype.is_bool else {int} if dtype.is_integer else {int, float} if dtype.is_floating else set()
+  allowed = (
+    {bool}
+    if dtype.is_bool
+    else {int}
+    if dtype.is_integer
+    else {int, float}
+    if dtype.is_floating
+    else set()
+  )
   if others := {type(leaf) for leaf in leaves} - allowed:
     kinds = sorted(_KINDS.get(kind, "null or objects") for kind in others)
-    raise invalid(f"input {name!r} is a tensor of {dtype.name}; the JSON holds {' and '.join(dict.fromkeys(kinds))}")
+    raise invalid(
+      f"input {name!r} is a tensor of {dtype.name}; the JSON holds {' and '.join(dict.fromkeys(kinds))}"
+    )
 
 
 def _integers(name: str, leaves: list[int], dtype: tf.DType) -> np.ndarray:
   if leaves and not dtype.min <= min(leaves) <= max(leaves) <= dtype.max:
     least, most = _shown(min(leaves)), _shown(max(leaves))
-    raise invalid(f"input {name!r} is a tensor of {dtype.name}; {least} to {most} is outside of its range")
-  return np.array(leaves, np.uint64 if dtype == tf.uint64 else np.int64).astype(dtype.as_numpy_dtype)
+    raise invalid(
+      f"input {name!r} is a tensor of {dtype.name}; {least} to {most} is outside of its range"
+    )
+  return np.array(leaves, np.uint64 if dtype == tf.uint64 else np.int64).astype(
+    dtype.as_numpy_dtype
+  )
 
 
 def _floats(name: str, leaves: list[float], dtype: tf.DType) -> np.ndarray:
@@ -172,7 +210,9 @@ def _floats(name: str, leaves: list[float], dtype: tf.DType) -> np.ndarray:
 
 
 def _too_large(name: str, dtype: tf.DType) -> RefusedError:
-  return invalid(f"input {name!r} is a tensor of {dtype.name}; a finite value is outside of its range")
+  return invalid(
+    f"input {name!r} is a tensor of {dtype.name}; a finite value is outside of its range"
+  )
 
 
 def _string(name: str, value: Any) -> bytes:
@@ -181,12 +221,16 @@ def _string(name: str, value: Any) -> bytes:
   if isinstance(value, dict) and isinstance(value.get("b64"), str):
     text = "".join(value["b64"].split())
     try:
-      return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)  # TF Serving does not require padding either
+      return base64.b64decode(
+        text + "=" * (-len(text) % 4), validate=True
+      )  # TF Serving does not require padding either
     except (binascii.Error, ValueError) as error:
       raise invalid(f"input {name!r} has a b64 string that is not valid base64: {error}") from error
   if isinstance(value, list):
     raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
-  raise invalid(f'input {name!r} is a tensor of strings; the JSON holds {_shown(value)}, write "..." or {{"b64": "..."}}')
+  raise invalid(
+    f'input {name!r} is a tensor of strings; the JSON holds {_shown(value)}, write "..." or {{"b64": "..."}}'
+  )
 
 
 def _shown(value: Any) -> str:
@@ -212,7 +256,13 @@ def predict_body(request: Request, outputs: Arrays) -> bytes:
       )
   if len(columns) == 1:
     return _dumps({"predictions": next(iter(columns.values()))})
-  return _dumps({"predictions": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]})
+  return _dumps(
+    {
+      "predictions": [
+        dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+      ]
+    }
+  )
 
 
 def _dumps(value: object) -> bytes:
@@ -224,7 +274,9 @@ def _json_values(name: str, array: np.ndarray) -> Any:
     raise invalid(f"output {name!r} is complex, which JSON cannot represent; use gRPC")
   if array.dtype.kind in "OS":
     as_bytes = name.endswith("_bytes")  # TF Serving's convention
-    return np.vectorize(lambda value: _json_string(value, as_bytes), otypes=[object])(array).tolist()
+    return np.vectorize(lambda value: _json_string(value, as_bytes), otypes=[object])(
+      array
+    ).tolist()
   return array.tolist()
 
 
@@ -241,7 +293,9 @@ def metadata_body(name: str, model: Model) -> bytes:
   """The result of GetModelMetadata in the JSON of TF Serving."""
   spec = {"name": name, "signature_name": "", "version": str(model.version)}
   signatures = json_format.MessageToDict(
-    protobuf.signature_def_map(model), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    protobuf.signature_def_map(model),
+    preserving_proto_field_name=True,
+    always_print_fields_with_no_presence=True,
   )
   return _dumps({"model_spec": spec, "metadata": {"signature_def": signatures}})
 

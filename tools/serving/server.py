@@ -24,11 +24,25 @@ from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, held
 from jax2tf.tools.serving.signals import Signals, say
 
 # What the extra brings.
-_PACKAGES = ("ray", "tensorflow_serving", "prometheus_client", "uvicorn", "starlette", "grpc", "grpc_health", "psutil")
+_PACKAGES = (
+  "ray",
+  "tensorflow_serving",
+  "prometheus_client",
+  "uvicorn",
+  "starlette",
+  "grpc",
+  "grpc_health",
+  "psutil",
+)
 
 
 def run(
-  directory: str | None, model_name: str | None, model_config_file: str | None, host: str, as_json: bool = False, **rest: Any
+  directory: str | None,
+  model_name: str | None,
+  model_config_file: str | None,
+  host: str,
+  as_json: bool = False,
+  **rest: Any,
 ) -> None:
   """Serves until SIGTERM or SIGINT. Prints one line when it is ready, JSON with `as_json`.
 
@@ -47,7 +61,9 @@ def run(
   """
   missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
   if missing:
-    raise ModuleNotFoundError(f"the server needs {' and '.join(missing)}: pip install 'jax2tf[serving]'")
+    raise ModuleNotFoundError(
+      f"the server needs {' and '.join(missing)}: pip install 'jax2tf[serving]'"
+    )
   from jax2tf.tools.serving import supervisor  # noqa: PLC0415  (an extra)
 
   signals = Signals()
@@ -58,7 +74,9 @@ def run(
     options = Options(*what, host=_address(host), run=folder, of_all=given["replicas"], **given)
     sources = config.sources(options)
     if not any(config.versions_in(source.folder) for source in sources.values()):
-      raise ValueError(f"{directory or model_config_file} has no version to serve; {_where_versions_are(directory)}")
+      raise ValueError(
+        f"{directory or model_config_file} has no version to serve; {_where_versions_are(directory)}"
+      )
     _check_certificates(options)
     ports = (options.grpc_port, options.http_port)
     for port in ports:
@@ -69,22 +87,30 @@ def run(
     supervisor.serve(options, signals, as_json)
 
 
-def _what(directory: str | None, model_name: str | None, model_config_file: str | None) -> tuple[str, str, str]:
+def _what(
+  directory: str | None, model_name: str | None, model_config_file: str | None
+) -> tuple[str, str, str]:
   """The first three fields of `Options`."""
   if (directory is None) == (model_config_file is None):
     raise ValueError("name either DIR or --model_config_file")
   folder = Path(directory or "").resolve()
   if directory is not None and not folder.is_dir():
-    raise ValueError(f"{directory} is not a directory; name the one with the versions of the model, as --out of `jax2tf convert`")
+    raise ValueError(
+      f"{directory} is not a directory; name the one with the versions of the model, as --out of `jax2tf convert`"
+    )
   if directory is not None and config.versions_in(folder):
     return str(folder), model_name or folder.name, ""
   if model_name:
-    raise ValueError("--model_name is for one model; several have the names of their folders, or those of the file")
+    raise ValueError(
+      "--model_name is for one model; several have the names of their folders, or those of the file"
+    )
   if model_config_file is None:
     return str(folder), "", ""
   file = Path(model_config_file).resolve()
   if not file.is_file():
-    raise ValueError(f"{model_config_file} is not a file; name a ModelServerConfig file of TF Serving")
+    raise ValueError(
+      f"{model_config_file} is not a file; name a ModelServerConfig file of TF Serving"
+    )
   return "", "", str(file)
 
 
@@ -111,7 +137,11 @@ def _no_address(host: str, error: OSError) -> ValueError:
 def _check_certificates(options: Options) -> None:
   if options.tls_client_ca and not options.tls_cert:
     raise ValueError("TLS needs both --tls_cert and --tls_key")
-  files = {"--tls_cert": options.tls_cert, "--tls_key": options.tls_key, "--tls_client_ca": options.tls_client_ca}
+  files = {
+    "--tls_cert": options.tls_cert,
+    "--tls_key": options.tls_key,
+    "--tls_client_ca": options.tls_client_ca,
+  }
   certificates.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files, "--tls_client_ca")
 
 
@@ -125,7 +155,9 @@ def _held(host: str, port: int, signals: Signals) -> socket.socket:
       if error.errno == errno.EADDRNOTAVAIL:
         raise _no_address(host, error) from error
       if port not in place.ports_of_killed() or time.monotonic() > end:
-        raise ValueError(f"port {port} of {host} cannot be used ({error.strerror}); give --grpc_port and --http_port") from error
+        raise ValueError(
+          f"port {port} of {host} cannot be used ({error.strerror}); give --grpc_port and --http_port"
+        ) from error
     if not told:
       say(f"waiting for port {port}: a killed server is finishing accepted requests")
       told = True

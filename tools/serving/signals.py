@@ -23,7 +23,9 @@ class Signals:
   @contextlib.contextmanager
   def noted(self) -> Iterator[None]:
     """Notes the signals that arrive during the block."""
-    before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+      number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
       yield
     finally:

@@ -55,9 +55,13 @@ class Child:
       return
     lived = time.monotonic() - self._started
     if not self._told:
-      say(f"a {self.kind} (process {self.process.pid}) ended and restarts: {seen.reason(self.process.pid, code)}")
+      say(
+        f"a {self.kind} (process {self.process.pid}) ended and restarts: {seen.reason(self.process.pid, code)}"
+      )
       self._told = True
-      self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS) if lived < _SOON_SECONDS else _PAUSE_SECONDS
+      self._pause = (
+        min(2 * self._pause, _LONGEST_PAUSE_SECONDS) if lived < _SOON_SECONDS else _PAUSE_SECONDS
+      )
     if lived > self._pause:  # a process that cannot start must not take all the CPU
       self._start()
 
@@ -76,12 +80,20 @@ class Child:
 
 def serve(options: Options, signals: Signals, as_json: bool) -> None:
   """Serves until a signal comes; prints one line when it is ready. Raises ValueError with the reason if the server cannot start."""
-  shares = [options.replicas // _CLUSTERS + (i < options.replicas % _CLUSTERS) for i in range(_CLUSTERS)]
+  shares = [
+    options.replicas // _CLUSTERS + (i < options.replicas % _CLUSTERS) for i in range(_CLUSTERS)
+  ]
   clusters = [dataclasses.replace(options, replicas=share) for share in shares if share]
-  seen, dog, follower = deaths.Deaths(Path(options.run)), watchdog.Watchdog(Path(options.run)), Follower(options)
+  seen, dog, follower = (
+    deaths.Deaths(Path(options.run)),
+    watchdog.Watchdog(Path(options.run)),
+    Follower(options),
+  )
   follower.look()
   # The proxies are first, because they end first.
-  children = [Child("proxy", options) for _ in range(_PROXIES)] + [Child("cluster", each) for each in clusters]
+  children = [Child("proxy", options) for _ in range(_PROXIES)] + [
+    Child("cluster", each) for each in clusters
+  ]
   ready = False
   try:
     _wait(options, children, signals, seen)
@@ -98,7 +110,9 @@ def serve(options: Options, signals: Signals, as_json: bool) -> None:
 
 def _look_after(children: Sequence[Child], seen: deaths.Deaths, dog: watchdog.Watchdog) -> None:
   """Kills the processes that hang, says which have died, and starts proxies and clusters again; Ray Serve starts replicas."""
-  limits = {child.process.pid: watchdog.CLUSTER_SECONDS for child in children if child.kind == "cluster"}
+  limits = {
+    child.process.pid: watchdog.CLUSTER_SECONDS for child in children if child.kind == "cluster"
+  }
   for pid, seconds in dog.look(limits).items():
     seen.kill(pid, f"it did not answer health calls for {seconds:.0f} s, so the server killed it")
   for child in children:
@@ -143,13 +157,18 @@ def _report(options: Options, as_json: bool) -> None:
   names = [name for name in config.read(Path(options.run)) if name not in faults]
   scheme = "https" if options.tls_cert else "http"
   path = f"/v1/models/{names[0] if len(names) == 1 else 'NAME'}"
-  grpc, rest = f"{options.url_host}:{options.grpc_port}", f"{scheme}://{options.url_host}:{options.http_port}"
+  grpc, rest = (
+    f"{options.url_host}:{options.grpc_port}",
+    f"{scheme}://{options.url_host}:{options.http_port}",
+  )
   verdict = f"serving {', '.join(map(repr, names))}: gRPC {grpc}, REST {rest}{path}"
   value = {"verdict": verdict, "models": names, "not served": faults, "grpc": grpc, "rest": rest}
   print(json.dumps(value) if as_json else verdict, flush=True)
 
 
-def _wait(options: Options, children: Sequence[Child], signals: Signals, seen: deaths.Deaths) -> None:
+def _wait(
+  options: Options, children: Sequence[Child], signals: Signals, seen: deaths.Deaths
+) -> None:
   """Waits for all processes. Raises ValueError with the reason if one cannot start."""
   run, begin, told, died = Path(options.run), time.monotonic(), 0.0, 0
   say(
@@ -170,11 +189,15 @@ def _wait(options: Options, children: Sequence[Child], signals: Signals, seen: d
       died += 1
       say(f"a replica (process {pid}) ended while it started: {reason}")
       if died == _DEATHS_OF_A_START:
-        raise ValueError(f"the server cannot start: {died} replicas ended while they started: {reason}{_last_words(run)}")
+        raise ValueError(
+          f"the server cannot start: {died} replicas ended while they started: {reason}{_last_words(run)}"
+        )
     seconds = time.monotonic() - begin
     if seconds > told + _PROGRESS_SECONDS:
       told = seconds
-      say(f"starting: {seconds:.0f} s, {proxies} of {_PROXIES} proxies, {replicas} of {options.replicas} replicas are ready")
+      say(
+        f"starting: {seconds:.0f} s, {proxies} of {_PROXIES} proxies, {replicas} of {options.replicas} replicas are ready"
+      )
     signals.pause()
 
 

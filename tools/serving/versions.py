@@ -48,7 +48,10 @@ class Failure:
 
 def _stamps(folder: Path) -> dict[Path, Stamp]:
   """The stamps of the versions that have a saved_model.pb, newest first."""
-  return {directory: _stamp(directory) for directory in sorted(versions_in(folder), key=_number, reverse=True)}
+  return {
+    directory: _stamp(directory)
+    for directory in sorted(versions_in(folder), key=_number, reverse=True)
+  }
 
 
 def _number(directory: Path) -> int:
@@ -62,7 +65,9 @@ def _stamp(directory: Path) -> Stamp:
       status = file.stat()
     except OSError:  # removed meanwhile
       continue
-    found.append((str(file.relative_to(directory)), status.st_ino, status.st_size, status.st_mtime_ns))
+    found.append(
+      (str(file.relative_to(directory)), status.st_ino, status.st_size, status.st_mtime_ns)
+    )
   return tuple(found)
 
 
@@ -94,22 +99,34 @@ class Versions:
     if label:
       version = self._labelled(label, labels)
     if not served:
-      raise RefusedError(grpc.StatusCode.NOT_FOUND, f"no version of {self.name!r} is served; {self.fault}")
+      raise RefusedError(
+        grpc.StatusCode.NOT_FOUND, f"no version of {self.name!r} is served; {self.fault}"
+      )
     if version is not None and version not in served:
-      others = f"versions {', '.join(map(str, sorted(served)))} are" if len(served) > 1 else f"version {next(iter(served))} is"
-      raise RefusedError(grpc.StatusCode.NOT_FOUND, f"version {version} of {self.name!r} is not served; {others}")
+      others = (
+        f"versions {', '.join(map(str, sorted(served)))} are"
+        if len(served) > 1
+        else f"version {next(iter(served))} is"
+      )
+      raise RefusedError(
+        grpc.StatusCode.NOT_FOUND, f"version {version} of {self.name!r} is not served; {others}"
+      )
     return served[max(served) if version is None else version][1]
 
   def _labelled(self, label: str, labels: Mapping[str, int]) -> int:
     """The version of a label: of the last one that is served, until the one that it names now is."""
     named = self.source.labels
     if label not in named:
-      raise invalid(f"{self.name!r} has no version_label {label!r}; it has {sorted(named) or 'none'}")
+      raise invalid(
+        f"{self.name!r} has no version_label {label!r}; it has {sorted(named) or 'none'}"
+      )
     return labels.get(label, named[label])
 
   def status(self, version: int | None, label: str) -> list[dict[str, object]]:
     """The states of the versions, newest first, as in TF Serving's REST API. Raises the errors of `get`."""
-    failed = {_number(directory): failure.reason for directory, failure in list(self._failed.items())}
+    failed = {
+      _number(directory): failure.reason for directory, failure in list(self._failed.items())
+    }
     served, labels = self._state
     numbers = served.keys() | failed.keys()
     if label or version is not None:
@@ -117,7 +134,9 @@ class Versions:
     if not numbers:
       self.get(version, label)  # it raises RefusedError
     return [
-      _state(number, "AVAILABLE", "OK", failed.get(number, "")) if number in served else _state(number, "END", "UNKNOWN", failed[number])
+      _state(number, "AVAILABLE", "OK", failed.get(number, ""))
+      if number in served
+      else _state(number, "END", "UNKNOWN", failed[number])
       for number in sorted(numbers, reverse=True)
     ]
 
@@ -132,7 +151,9 @@ class Versions:
       return f"version {directory.name} in {self.source.folder} cannot be loaded: {failure.reason}"
     if self._is_busy:
       return f"{self.source.folder} is still being read"
-    return f"{self.source.folder} has no version to serve: put a SavedModel into {self.source.folder}/1/"
+    return (
+      f"{self.source.folder} has no version to serve: put a SavedModel into {self.source.folder}/1/"
+    )
 
   @property
   def _is_busy(self) -> bool:
@@ -145,7 +166,9 @@ class Versions:
     """
     if self._is_busy:
       return
-    self._thread = threading.Thread(target=self._refresh, name=f"versions of {self.name}", daemon=True)
+    self._thread = threading.Thread(
+      target=self._refresh, name=f"versions of {self.name}", daemon=True
+    )
     self._thread.start()
     self._thread.join(seconds)
 
@@ -158,9 +181,17 @@ class Versions:
   def _serve_newest(self) -> None:
     source, (served_before, labels_before) = self.source, self._state
     only, labelled = source.only, {*source.labels.values()}
-    found = {directory: stamp for directory, stamp in _stamps(source.folder).items() if only is None or _number(directory) in only}
+    found = {
+      directory: stamp
+      for directory, stamp in _stamps(source.folder).items()
+      if only is None or _number(directory) in only
+    }
     before, self._seen = found if self._seen is None else self._seen, found
-    self._failed = {directory: failure for directory, failure in self._failed.items() if found.get(directory) == failure.stamp}
+    self._failed = {
+      directory: failure
+      for directory, failure in self._failed.items()
+      if found.get(directory) == failure.stamp
+    }
     kept: dict[int, tuple[Stamp, Model]] = {}
     for directory, stamp in found.items():
       number = _number(directory)
@@ -193,7 +224,9 @@ class Versions:
       _LOG.exception("cannot load %s", directory)
       tries = failure.tries + 1 if failure else 1
       again = time.monotonic() + min(2.0**tries, _LONGEST_PAUSE)
-      self._failed[directory] = Failure(stamp, f"{type(error).__name__}: {error}"[:500], tries, again)
+      self._failed[directory] = Failure(
+        stamp, f"{type(error).__name__}: {error}"[:500], tries, again
+      )
       return None
     self._failed.pop(directory, None)
     return stamp, model
@@ -208,7 +241,9 @@ def _warm(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Model:
   """
   _check_files(directory)
   model = Model(directory, allow_ops)
-  if replicas > 1 and (stateful := [name for name, signature in model.signatures.items() if signature.stateful]):
+  if replicas > 1 and (
+    stateful := [name for name, signature in model.signatures.items() if signature.stateful]
+  ):
     raise ValueError(
       f"signature {stateful[0]!r} keeps a state, and each of {replicas} replicas would have its own; serve with --replicas=1"
     )
@@ -224,8 +259,14 @@ def _check_files(directory: Path) -> None:
     mode = file.stat().st_mode if file.exists() else stat.S_IFREG  # removed meanwhile
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
       kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket or a device"
-      raise ValueError(f"{file.relative_to(directory)} is {kind}; a version has files and folders only")
+      raise ValueError(
+        f"{file.relative_to(directory)} is {kind}; a version has files and folders only"
+      )
 
 
 def _state(version: int, state: str, code: str, message: str) -> dict[str, object]:
-  return {"version": str(version), "state": state, "status": {"error_code": code, "error_message": message}}
+  return {
+    "version": str(version),
+    "state": state,
+    "status": {"error_code": code, "error_message": message},
+  }

@@ -89,7 +89,12 @@ class Watchdog:
     cpu: Callable[[int], float] | None = None,
     waits: Callable[[int], bool] | None = None,
   ):
-    self._run, self._clock, self._cpu, self._waits = run, clock, cpu or _cpu_seconds, waits or _waits_for_machine
+    self._run, self._clock, self._cpu, self._waits = (
+      run,
+      clock,
+      cpu or _cpu_seconds,
+      waits or _waits_for_machine,
+    )
     self._known: dict[int, _Asked] = {}
     self._last = clock()
 
@@ -129,7 +134,9 @@ class Watchdog:
       return
     self._known[pid] = _Asked(connection, now)
 
-  def _hung(self, now: float, passed: float, limits: Mapping[int, float]) -> Iterator[tuple[int, float]]:
+  def _hung(
+    self, now: float, passed: float, limits: Mapping[int, float]
+  ) -> Iterator[tuple[int, float]]:
     for pid, process in list(self._known.items()):
       if process.waits is not None:
         process.waits += passed

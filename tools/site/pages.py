@@ -15,13 +15,19 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 # Files of the repository's root that become pages of the site.
-PAGES = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+  "README.md": "readme.md",
+  "CONTRIBUTING.md": "contributing.md",
+  "CHANGELOG.md": "changelog.md",
+}
 ASSETS = ("site.css", "worker.js")
 # Material's script for search without a server needs the network; worker.js does not.
 _SHIM = re.compile(r"https://unpkg\.com/iframe-worker/shim")
 
 # A public name in the reference, and the heading that it has instead.
-_ENTRY = re.compile(r"^::: (?P<name>\S+)$(\n    options:\n      heading: (?P<heading>\S+)$)?", re.MULTILINE)
+_ENTRY = re.compile(
+  r"^::: (?P<name>\S+)$(\n    options:\n      heading: (?P<heading>\S+)$)?", re.MULTILINE
+)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[#)])")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {
@@ -41,7 +47,9 @@ def on_files(files: Files, *, config: Any) -> Files:
   for name, uri in PAGES.items():
     files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
   for asset in ASSETS:
-    files.append(File.generated(config, f"assets/{asset}", abs_src_path=str(Path(__file__).with_name(asset))))
+    files.append(
+      File.generated(config, f"assets/{asset}", abs_src_path=str(Path(__file__).with_name(asset)))
+    )
   linked = {path for page in files.documentation_pages() for path in _linked(page) if path.exists()}
   inside = {path: sorted(_files(path)) for path in linked if path.is_dir()}
   for path in sorted(linked.union(*inside.values())):
@@ -55,7 +63,10 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_post_build(*, config: Any) -> None:
   """Raises PluginError if a public name is not in the index that search reads without a server."""
   index = Path(config.site_dir, "search", "search_index.js").read_text(encoding="utf-8")
-  entries = (_ENTRY.finditer(page.read_text(encoding="utf-8")) for page in (ROOT / "docs/reference/api").glob("*.md"))
+  entries = (
+    _ENTRY.finditer(page.read_text(encoding="utf-8"))
+    for page in (ROOT / "docs/reference/api").glob("*.md")
+  )
   named = {entry["heading"] or entry["name"] for page in entries for entry in page}
   if missing := sorted(name for name in named if f'"title":"{name}' not in index):
     raise PluginError(f"search does not find {', '.join(missing)}")
@@ -103,14 +114,22 @@ def expanded(nav: Iterable[Any], pages: Iterable[str]) -> list[Any]:
       return [{title: inner if isinstance(inner, str) else found}] if found else []
     if "*" not in entry:
       return [entry] if entry in pages else []
-    return [page for page in pages if fnmatch.fnmatchcase(page, entry) and page not in named and page.count("/") == entry.count("/")]
+    return [
+      page
+      for page in pages
+      if fnmatch.fnmatchcase(page, entry)
+      and page not in named
+      and page.count("/") == entry.count("/")
+    ]
 
   return section(nav)
 
 
 def _leaves(nav: Iterable[Any]) -> list[str]:
   inner = [next(iter(entry.values())) if isinstance(entry, dict) else entry for entry in nav]
-  return [leaf for entry in inner for leaf in ([entry] if isinstance(entry, str) else _leaves(entry))]
+  return [
+    leaf for entry in inner for leaf in ([entry] if isinstance(entry, str) else _leaves(entry))
+  ]
 
 
 def _linked(page: File) -> Iterable[Path]:
@@ -131,7 +150,10 @@ def _page(path: Path, files: Iterable[Path] | None) -> str:
   if files is None:
     body = f"````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8')}\n````"
   else:
-    body = "\n".join(f"- [{file.relative_to(path)}]({os.path.relpath(_uri(file), PurePosixPath(_uri(path)).parent)})" for file in files)
+    body = "\n".join(
+      f"- [{file.relative_to(path)}]({os.path.relpath(_uri(file), PurePosixPath(_uri(path)).parent)})"
+      for file in files
+    )
   return f"---\nsearch: {{exclude: true}}\n---\n# {path.relative_to(ROOT).as_posix()}\n\n{body}\n"
 
 

@@ -35,7 +35,9 @@ def mlp(x: jax.Array) -> jax.Array:
 
 def graph_of_unknown_size(converted: Callable[..., Any], x: tf.Tensor, checks: bool) -> Any:
   """A concrete function of any batch size. Without checks, TensorFlow's debug stripper removes the assertions."""
-  concrete = tf.function(converted, autograph=False).get_concrete_function(tf.TensorSpec([None, *x.shape[1:]]))
+  concrete = tf.function(converted, autograph=False).get_concrete_function(
+    tf.TensorSpec([None, *x.shape[1:]])
+  )
   tf.config.optimizer.set_experimental_options({"debug_stripper": not checks})
   concrete(x)  # the first call optimises the graph
   tf.config.optimizer.set_experimental_options({"debug_stripper": False})
@@ -60,7 +62,12 @@ def calls_of(fun: Callable[..., Any], shape: Sequence[int]) -> dict[str, Callabl
 
 
 @click.command
-@click.option("--seconds", type=click.FloatRange(0.01), default=5.0, help="Seconds of measurement for each function.")
+@click.option(
+  "--seconds",
+  type=click.FloatRange(0.01),
+  default=5.0,
+  help="Seconds of measurement for each function.",
+)
 def main(seconds: float) -> None:
   """Prints one line for each function."""
   logging.set_verbosity(logging.WARNING)  # JAX logs the accelerators that it did not find

@@ -39,24 +39,56 @@ def rows() -> Iterator[Row]:
     yield f"inlined {name}", 1.1, call(jax.jit(ours), x), call(jax.jit(theirs), x)
   # includes the conversions of tf.function and NumPy
   function, scalar = tf.function(f, autograph=False), jnp.float32(1)
-  bare = jax.jit(lambda x: jax.pure_callback(lambda x: function(x).numpy(), jax.ShapeDtypeStruct(x.shape, x.dtype), x))
-  yield "callback f32[]", 0.7, call(jax.jit(jax2tf.call_tf(f, under_jit="callback")), scalar), call(bare, scalar)
+  bare = jax.jit(
+    lambda x: jax.pure_callback(
+      lambda x: function(x).numpy(), jax.ShapeDtypeStruct(x.shape, x.dtype), x
+    )
+  )
+  yield (
+    "callback f32[]",
+    0.7,
+    call(jax.jit(jax2tf.call_tf(f, under_jit="callback")), scalar),
+    call(bare, scalar),
+  )
   batch = jnp.ones((256, 8))
   sequential = jax.jit(
     jax.vmap(
-      lambda x: jax.pure_callback(lambda x: function(x).numpy(), jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
+      lambda x: jax.pure_callback(
+        lambda x: function(x).numpy(),
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
+        x,
+        vmap_method="sequential",
+      )
     )
   )
-  yield "vmap of 256 by callback", 0.1, call(jax.jit(jax.vmap(jax2tf.call_tf(f, under_jit="callback"))), batch), call(sequential, batch)
+  yield (
+    "vmap of 256 by callback",
+    0.1,
+    call(jax.jit(jax.vmap(jax2tf.call_tf(f, under_jit="callback"))), batch),
+    call(sequential, batch),
+  )
 
 
 def main() -> None:
   """Measures all rows and prints them."""
-  table = Table("Row", "Ours, us", "Theirs, us", "Ratio", "Asked", title=f"JAX {jax.__version__}, TensorFlow {tf.__version__}")
+  table = Table(
+    "Row",
+    "Ours, us",
+    "Theirs, us",
+    "Ratio",
+    "Asked",
+    title=f"JAX {jax.__version__}, TensorFlow {tf.__version__}",
+  )
   for name, asked, ours, theirs in rows():
     found = measure.milliseconds({"ours": ours, "theirs": theirs}, _SECONDS, of=min)
     ratio = found["ours"] / found["theirs"]
-    table.add_row(name, f"{1e3 * found['ours']:.0f}", f"{1e3 * found['theirs']:.0f}", f"{ratio:.2f}", f"<= {asked}")
+    table.add_row(
+      name,
+      f"{1e3 * found['ours']:.0f}",
+      f"{1e3 * found['theirs']:.0f}",
+      f"{ratio:.2f}",
+      f"<= {asked}",
+    )
   Console(width=100).print(table)
 
 

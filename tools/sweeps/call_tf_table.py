@@ -65,7 +65,9 @@ def _saved(fun: Fun, x: Any, tracked: Any) -> Any:
   """The function of a SavedModel that was saved and loaded again."""
   module = tf.Module()
   converted = jax2tf.convert(fun, with_gradient=False)
-  module.f = tf.function(converted, autograph=False, input_signature=[tf.TensorSpec(x.shape, x.dtype)])
+  module.f = tf.function(
+    converted, autograph=False, input_signature=[tf.TensorSpec(x.shape, x.dtype)]
+  )
   module.tracked = tracked
   with tempfile.TemporaryDirectory() as folder:
     tf.saved_model.save(module, folder)
@@ -82,7 +84,9 @@ def answers(name: str, way: str, derivatives: Sequence[str]) -> Any:
     return all_of(jax2tf.call_tf(f), derivatives)(x)
   if way == "vmap":
     batch = np.stack([x, 1.1 * x])
-    return jax.tree.map(lambda y: y[0], jax.jit(jax.vmap(all_of(jax2tf.call_tf(f), derivatives)))(batch))
+    return jax.tree.map(
+      lambda y: y[0], jax.jit(jax.vmap(all_of(jax2tf.call_tf(f), derivatives)))(batch)
+    )
   return jax.jit(all_of(jax2tf.call_tf(f, under_jit=way), derivatives))(x)
 
 
@@ -97,7 +101,9 @@ def difference(found: Any, expected: Any) -> float:
 
   def one(a: Any, b: Any) -> float:
     a, b = np.asarray(a), np.asarray(b)
-    return float("inf") if a.shape != b.shape else float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))
+    return (
+      float("inf") if a.shape != b.shape else float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))
+    )
 
   return max(one(found[name], b) for name, b in expected.items())
 
@@ -150,13 +156,19 @@ def report(data: dict[str, Any]) -> str:
     "a batch; `saved`, a SavedModel of `convert` after loading. If some derivatives are missing, the column `Derivatives` lists those that",
     "exist, with TensorFlow's reason.",
     "",
-    "| Function | Derivatives | " + " | ".join(f"{way}, JAX {v}" for v in versions for way in WAYS) + " |",
+    "| Function | Derivatives | "
+    + " | ".join(f"{way}, JAX {v}" for v in versions for way in WAYS)
+    + " |",
     "|---|---|" + "---|" * (len(versions) * len(WAYS)),
   ]
   for name in ROWS:
     known = [data[v].get(name, {}) for v in versions]
     said = next((k["derivatives"] for k in known if k), "")
-    lines.append(f"| {name} | {said} | " + " | ".join(k.get(way, "not run") for k in known for way in WAYS) + " |")
+    lines.append(
+      f"| {name} | {said} | "
+      + " | ".join(k.get(way, "not run") for k in known for way in WAYS)
+      + " |"
+    )
   return "\n".join(lines) + "\n"
 
 

@@ -67,7 +67,11 @@ class Server:
   @property
   def ready(self) -> int:
     """The number of replicas that have loaded the model, from their sockets in /proc/net/unix."""
-    names = {line.split()[-1] for line in pathlib.Path("/proc/net/unix").read_text().splitlines() if "/jax2tf-serve-" in line}
+    names = {
+      line.split()[-1]
+      for line in pathlib.Path("/proc/net/unix").read_text().splitlines()
+      if "/jax2tf-serve-" in line
+    }
     return sum(any(name.endswith(f"/{pid}.sock") for name in names) for pid in self.pids("replica"))
 
   @property
@@ -77,7 +81,9 @@ class Server:
     for pid, title in self.processes.items():
       with contextlib.suppress(psutil.NoSuchProcess):
         times = psutil.Process(pid).cpu_times()
-        found[next((kind for kind in ("proxy", "replica") if KINDS[kind] in title), "Ray")] += times.user + times.system
+        found[next((kind for kind in ("proxy", "replica") if KINDS[kind] in title), "Ray")] += (
+          times.user + times.system
+        )
     return found
 
   @property
@@ -99,7 +105,9 @@ class Server:
         if folder.name.isdecimal():
           stat = (folder / "stat").read_text().rpartition(")")[2].split()
           children.setdefault(int(stat[1]), []).append(int(folder.name))
-          titles[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+          titles[int(folder.name)] = (
+            (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+          )
     found, queue = {}, [self.process.pid]
     while queue:
       pid = queue.pop()
@@ -110,7 +118,11 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-  model: pathlib.Path, *arguments: str, seconds: float = 240.0, ports: Sequence[int] = (), prefix: Sequence[str] = ()
+  model: pathlib.Path,
+  *arguments: str,
+  seconds: float = 240.0,
+  ports: Sequence[int] = (),
+  prefix: Sequence[str] = (),
 ) -> Iterator[Server]:
   """Starts the server, waits until it is ready, and ends it with SIGTERM.
 
@@ -126,9 +138,19 @@ def serving(
   """
   grpc_port, http_port = ports or free_ports(2)
   what = f"--model_config_file={model}" if model.is_file() else str(model)
-  command = [*prefix, *COMMAND, what, f"--grpc_port={grpc_port}", f"--http_port={http_port}", *arguments]
+  command = [
+    *prefix,
+    *COMMAND,
+    what,
+    f"--grpc_port={grpc_port}",
+    f"--http_port={http_port}",
+    *arguments,
+  ]
   start = time.perf_counter()
-  with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+  with (
+    tempfile.TemporaryFile("w+") as errors,
+    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+  ):
     try:
       _wait_for_line(process, seconds, errors)
       yield Server(process, grpc_port, http_port, time.perf_counter() - start, errors)
@@ -149,7 +171,9 @@ def _wait_for_line(process: subprocess.Popen[str], seconds: float, errors: Any) 
   line = process.stdout.readline() if ready else ""
   if not line.startswith("serving "):
     errors.seek(0)
-    raise RuntimeError(f"{process.args!r} was not ready within {seconds} s: {line}{errors.read()[-4000:]}")
+    raise RuntimeError(
+      f"{process.args!r} was not ready within {seconds} s: {line}{errors.read()[-4000:]}"
+    )
 
 
 def free_ports(count: int) -> list[int]:
@@ -172,7 +196,9 @@ class Question:
   def wrong(self, response: predict_pb2.PredictResponse) -> bool:
     """Whether outputs differ from the answer."""
     found = tf.make_ndarray(response.outputs[self.output])
-    return found.shape != self.expected.shape or not np.allclose(found, self.expected, rtol=1e-4, atol=1e-5)
+    return found.shape != self.expected.shape or not np.allclose(
+      found, self.expected, rtol=1e-4, atol=1e-5
+    )
 
 
 @dataclass
@@ -216,7 +242,9 @@ class Tally:
     }
 
 
-async def load(port: int, questions: Sequence[Question], concurrency: int, seconds: float, progress: bool = False) -> Tally:
+async def load(
+  port: int, questions: Sequence[Question], concurrency: int, seconds: float, progress: bool = False
+) -> Tally:
   """Keeps `concurrency` requests in progress for `seconds`, in random order, and waits for the last answers."""
   tally, start = Tally(), time.perf_counter()
   end = start + seconds
@@ -225,7 +253,10 @@ async def load(port: int, questions: Sequence[Question], concurrency: int, secon
     # Each channel has its own connection, because a connection carries about 100 concurrent requests at most.
     options = [("grpc.use_local_subchannel_pool", 1)]
     address, count = f"127.0.0.1:{port}", -(-concurrency // _CLIENTS_OF_A_CHANNEL)
-    channels = [await stack.enter_async_context(grpc.aio.insecure_channel(address, options)) for _ in range(count)]
+    channels = [
+      await stack.enter_async_context(grpc.aio.insecure_channel(address, options))
+      for _ in range(count)
+    ]
 
     async def client(number: int) -> None:
       predict = prediction_service_pb2_grpc.PredictionServiceStub(channels[number % count]).Predict
@@ -246,7 +277,10 @@ async def _ask(predict: Any, question: Question, tally: Tally) -> None:
     try:
       response = await predict(question.request, timeout=PATIENCE_SECONDS)
     except grpc.aio.AioRpcError as error:
-      if error.code() != grpc.StatusCode.UNAVAILABLE or time.perf_counter() > start + PATIENCE_SECONDS:
+      if (
+        error.code() != grpc.StatusCode.UNAVAILABLE
+        or time.perf_counter() > start + PATIENCE_SECONDS
+      ):
         tally.errors.append(f"{error.code().name}: {error.details()}")
         return
       tally.retries += 1
@@ -267,10 +301,15 @@ def mlp(params: Any, x: jax.Array) -> jax.Array:
 def save_mlp(folder: pathlib.Path, max_rows: int) -> list[Question]:
   """Saves the model and computes JAX's answers: two questions for each number of rows from 1 to `max_rows`."""
   random = np.random.default_rng(0)
-  params = {name: random.normal(0, 0.05, shape).astype(np.float32) for name, shape in (("hidden", (784, 512)), ("out", (512, 10)))}
+  params = {
+    name: random.normal(0, 0.05, shape).astype(np.float32)
+    for name, shape in (("hidden", (784, 512)), ("out", (512, 10)))
+  }
   saved_model.save(mlp, params, folder, inputs={"x": "f32[b,784]"}, outputs=["y"])
   return [
-    _question(folder.name, params, random.normal(size=(rows, 784)).astype(np.float32)) for rows in range(1, max_rows + 1) for _ in "12"
+    _question(folder.name, params, random.normal(size=(rows, 784)).astype(np.float32))
+    for rows in range(1, max_rows + 1)
+    for _ in "12"
   ]
 
 

@@ -41,15 +41,43 @@ def read_results() -> dict[tuple[str, str], dict[str, object]]:
 
 
 @click.command
-@click.option("--workers", "processes", type=click.IntRange(1), default=2, help="The number of parallel processes.")
-@click.option("--groups", default="", callback=commas, help="Run only these groups (primitives); by default all.")
 @click.option(
-  "--ways", default="graph,gradient", callback=commas, help="The ways to run every case: graph, eager, xla, gradient, second, empty."
+  "--workers",
+  "processes",
+  type=click.IntRange(1),
+  default=2,
+  help="The number of parallel processes.",
 )
-@click.option("--sampled_ways", default="eager,xla,second", callback=commas, help="The ways in which to run a seeded sample of the cases.")
-@click.option("--fresh/--nofresh", default=False, help="Discard earlier results of the chosen cases.")
+@click.option(
+  "--groups",
+  default="",
+  callback=commas,
+  help="Run only these groups (primitives); by default all.",
+)
+@click.option(
+  "--ways",
+  default="graph,gradient",
+  callback=commas,
+  help="The ways to run every case: graph, eager, xla, gradient, second, empty.",
+)
+@click.option(
+  "--sampled_ways",
+  default="eager,xla,second",
+  callback=commas,
+  help="The ways in which to run a seeded sample of the cases.",
+)
+@click.option(
+  "--fresh/--nofresh", default=False, help="Discard earlier results of the chosen cases."
+)
 @click.option("--sample", type=click.IntRange(1), default=1000, help="The size of the sample.")
-def main(processes: int, groups: list[str], ways: list[str], sampled_ways: list[str], fresh: bool, sample: int) -> None:
+def main(
+  processes: int,
+  groups: list[str],
+  ways: list[str],
+  sampled_ways: list[str],
+  fresh: bool,
+  sample: int,
+) -> None:
   """Runs the missing cases and writes the report."""
   from tests.conformance import harnesses  # noqa: PLC0415
 
@@ -57,9 +85,15 @@ def main(processes: int, groups: list[str], ways: list[str], sampled_ways: list[
   everything = harnesses.load()
   cases_of = [(sorted(everything), ways), (harnesses.sample(sample, seed=0), sampled_ways)]
   chosen = [(name, way) for names, ways in cases_of for name in names for way in ways]
-  chosen = [(name, way) for name, way in chosen if not groups or everything[name].group_name in groups]
+  chosen = [
+    (name, way) for name, way in chosen if not groups or everything[name].group_name in groups
+  ]
   done = {} if fresh else read_results()
-  missing = [case for case in chosen if case not in done or done[case]["status"] == "fail" or _MIXED_UP in str(done[case]["detail"])]
+  missing = [
+    case
+    for case in chosen
+    if case not in done or done[case]["status"] == "fail" or _MIXED_UP in str(done[case]["detail"])
+  ]
   with (
     tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} harnesses", unit="case") as report,
     results_file().open("a", encoding="utf-8", buffering=1) as file,
@@ -73,7 +107,9 @@ def main(processes: int, groups: list[str], ways: list[str], sampled_ways: list[
   for row in failed[:50]:
     print(f"FAILED {row['harness']} ({row['way']}): {str(row['detail'])[:300]}")
   coverage.write(row for row in results.values() if row["harness"] in everything)
-  counts = {s: sum(results[c]["status"] == s for c in chosen) for s in ("pass", "limit", "skip", "fail")}
+  counts = {
+    s: sum(results[c]["status"] == s for c in chosen) for s in ("pass", "limit", "skip", "fail")
+  }
   print(", ".join(f"{n} {status}" for status, n in counts.items()))
   sys.exit(bool(failed))
 

@@ -44,7 +44,9 @@ def _loss(fun: Callable[..., Any]) -> Callable[..., jax.Array]:
   return loss
 
 
-def _gradients(fun: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _gradients(
+  fun: Callable[..., Any], args: Sequence[Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
   """(gradient by a GradientTape, by jax.grad), with respect to all floating point arguments."""
   argnums = tuple(i for i, x in enumerate(args) if jnp.issubdtype(x.dtype, jnp.inexact))
   converted = jax2tf.convert(_loss(fun))
@@ -62,11 +64,19 @@ def _gradients(fun: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[.
 def _calls(row: Row, n: int, gradient: bool) -> tuple[int, Callable[[], Any], Callable[[], Any]]:
   """(number of nodes in the graph and its functions, a call in TensorFlow, a call in JAX)."""
   args = row.args(n)
-  in_tf, in_jax = _gradients(row.fun, args) if gradient else (jax2tf.convert(row.fun, with_gradient=False), row.fun)
+  in_tf, in_jax = (
+    _gradients(row.fun, args)
+    if gradient
+    else (jax2tf.convert(row.fun, with_gradient=False), row.fun)
+  )
   tensors, arrays = [tf.constant(x) for x in args], [jnp.asarray(x) for x in args]
   concrete = tf.function(in_tf, autograph=False).get_concrete_function(*tensors)
   jitted = jax.jit(in_jax)
-  return len(measure.nodes(concrete.graph)), lambda: concrete(*tensors), lambda: jax.block_until_ready(jitted(*arrays))
+  return (
+    len(measure.nodes(concrete.graph)),
+    lambda: concrete(*tensors),
+    lambda: jax.block_until_ready(jitted(*arrays)),
+  )
 
 
 def measured(row: Row, gradient: bool, seconds: float) -> Numbers:
@@ -74,8 +84,13 @@ def measured(row: Row, gradient: bool, seconds: float) -> Numbers:
   built = [_calls(row, n, gradient) for n in (row.n, _GROWTH * row.n)]
   runs = []
   for _ in range(2):
-    ms = [measure.milliseconds({"tf_ms": in_tf, "jax_ms": in_jax}, seconds, warmup=1, least=3) for _, in_tf, in_jax in built]
-    numbers: Numbers = {"nodes": [nodes for nodes, *_ in built]} | {who: [times[who] for times in ms] for who in ms[0]}
+    ms = [
+      measure.milliseconds({"tf_ms": in_tf, "jax_ms": in_jax}, seconds, warmup=1, least=3)
+      for _, in_tf, in_jax in built
+    ]
+    numbers: Numbers = {"nodes": [nodes for nodes, *_ in built]} | {
+      who: [times[who] for times in ms] for who in ms[0]
+    }
     runs.append(numbers | {"flags": _flags(numbers)})
     if not set(runs[0]["flags"]) - {"nodes"}:
       break
@@ -96,7 +111,8 @@ def exponent(times: Sequence[float]) -> float:
 def _flags(numbers: Numbers) -> list[str]:
   matters = numbers["tf_ms"][1] > _MATTERS_MS
   found = {
-    "growth": matters and exponent(numbers["tf_ms"]) > exponent(numbers["jax_ms"]) + _WORSE_EXPONENT,
+    "growth": matters
+    and exponent(numbers["tf_ms"]) > exponent(numbers["jax_ms"]) + _WORSE_EXPONENT,
     "slow": matters and ratio(numbers, 1) > _SLOW,
     "nodes": numbers["nodes"][1] > numbers["nodes"][0],
   }
@@ -121,9 +137,19 @@ def _markdown(report: dict[str, Any]) -> str:
   ]
   for version, section in sorted(report.items()):
     lines += [f"## JAX {version}", ""]
-    lines += ["| function | n | way | nodes | TF ms | JAX ms | ratio | grows, TF | grows, JAX | flags |", "|---" * 10 + "|"]
-    lines += [_line(row, way, section[row.name][way]) for row in ROWS if row.name in section for way in section[row.name]]
-    flagged = [name for name, ways in section.items() if any(numbers["flags"] for numbers in ways.values())]
+    lines += [
+      "| function | n | way | nodes | TF ms | JAX ms | ratio | grows, TF | grows, JAX | flags |",
+      "|---" * 10 + "|",
+    ]
+    lines += [
+      _line(row, way, section[row.name][way])
+      for row in ROWS
+      if row.name in section
+      for way in section[row.name]
+    ]
+    flagged = [
+      name for name, ways in section.items() if any(numbers["flags"] for numbers in ways.values())
+    ]
     lines += ["", *(f"- **{name}**: {reasons[name] or 'no reason known'}" for name in flagged), ""]
   return "\n".join([*lines, "![ratios](cost.png)", ""])
 
@@ -148,14 +174,26 @@ def picture(report: dict[str, Any]) -> None:
   """Plots the ratio at the larger size, a dot for each row and version, forward and gradient."""
   pyplot = measure.pyplot()
   names = [row.name for row in ROWS if any(row.name in section for section in report.values())]
-  figure, panels = pyplot.subplots(1, 2, figsize=(11, 2 + 0.19 * len(names)), layout="constrained", sharey=True)
+  figure, panels = pyplot.subplots(
+    1, 2, figsize=(11, 2 + 0.19 * len(names)), layout="constrained", sharey=True
+  )
   for axes, way in zip(panels, _WAYS, strict=True):
     for (colour, marker), (version, section) in zip(VERSIONS, sorted(report.items()), strict=False):
-      shown = [(ratio(section[name][way], 1), i) for i, name in enumerate(names) if way in section.get(name, {})]
-      axes.plot(*zip(*shown, strict=True), marker, color=colour, markersize=4.5, label=f"JAX {version}") if shown else None
+      shown = [
+        (ratio(section[name][way], 1), i)
+        for i, name in enumerate(names)
+        if way in section.get(name, {})
+      ]
+      axes.plot(
+        *zip(*shown, strict=True), marker, color=colour, markersize=4.5, label=f"JAX {version}"
+      ) if shown else None
     axes.axvline(1, color="gray", linewidth=1, label="as fast as JAX")
     axes.axvline(_SLOW, color="gray", linewidth=1, linestyle=":", label=f"{_SLOW:g} times as long")
-    axes.set(xscale="log", xlabel="time of a call in TensorFlow, in times of JAX's", title=f"{way}, the larger size")
+    axes.set(
+      xscale="log",
+      xlabel="time of a call in TensorFlow, in times of JAX's",
+      title=f"{way}, the larger size",
+    )
     axes.grid(axis="both", alpha=0.3)
   panels[0].set_yticks(range(len(names)), names, fontsize=8)
   panels[0].margins(y=0.01)
@@ -166,8 +204,17 @@ def picture(report: dict[str, Any]) -> None:
 
 
 @click.command
-@click.option("--rows", default="", help="Measure only rows whose name matches this regular expression; the others keep their numbers.")
-@click.option("--seconds", type=click.FloatRange(0.01), default=0.4, help="Seconds of measurement for each function at each size.")
+@click.option(
+  "--rows",
+  default="",
+  help="Measure only rows whose name matches this regular expression; the others keep their numbers.",
+)
+@click.option(
+  "--seconds",
+  type=click.FloatRange(0.01),
+  default=0.4,
+  help="Seconds of measurement for each function at each size.",
+)
 def main(rows: str, seconds: float) -> None:
   """Measures the chosen rows and writes the report."""
   logging.set_verbosity(logging.WARNING)  # JAX logs the accelerators that it did not find
@@ -177,7 +224,9 @@ def main(rows: str, seconds: float) -> None:
   try:
     for row in progress:
       progress.set_postfix_str(row.name)
-      section[row.name] = {way: measured(row, way == "gradient", seconds) for way in _WAYS[: 1 + row.differentiable]}
+      section[row.name] = {
+        way: measured(row, way == "gradient", seconds) for way in _WAYS[: 1 + row.differentiable]
+      }
       for way, numbers in section[row.name].items():
         progress.write(_line(row, way, numbers))
       jax.clear_caches()

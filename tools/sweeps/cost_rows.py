@@ -71,9 +71,17 @@ def _square(n: int) -> list[np.ndarray]:
   return [_normal(n, n)]
 
 
-def _window(reducer: Any, init: float, window: Sequence[int], strides: Sequence[int] | None = None, **dilations: Any) -> Callable[..., Any]:
+def _window(
+  reducer: Any,
+  init: float,
+  window: Sequence[int],
+  strides: Sequence[int] | None = None,
+  **dilations: Any,
+) -> Callable[..., Any]:
   strides = strides or (1,) * len(window)
-  return lambda x: lax.reduce_window(x, np.float32(init), reducer, window, strides, "SAME" if not dilations else "VALID", **dilations)
+  return lambda x: lax.reduce_window(
+    x, np.float32(init), reducer, window, strides, "SAME" if not dilations else "VALID", **dilations
+  )
 
 
 def _pooled_back(window: Sequence[int], strides: Sequence[int]) -> Callable[..., Any]:
@@ -82,7 +90,9 @@ def _pooled_back(window: Sequence[int], strides: Sequence[int]) -> Callable[...,
   return lambda x: jax.vjp(pool, x)[1](pool(x))[0]
 
 
-def _conv(rank: int, groups: int = 1, batch_groups: int = 1, stride: int = 1, lhs: int = 1, rhs: int = 1) -> Callable[..., Any]:
+def _conv(
+  rank: int, groups: int = 1, batch_groups: int = 1, stride: int = 1, lhs: int = 1, rhs: int = 1
+) -> Callable[..., Any]:
   spatial = "XYZ"[:rank]
   return functools.partial(
     lax.conv_general_dilated,
@@ -102,7 +112,9 @@ def _image(*rest: int, kernel: Sequence[int], batch: int = 2) -> Callable[[int],
 
 def _set_rows(x: jax.Array, steps: int | None = None) -> jax.Array:
   """Updates one element after another, `steps` of them or all if it is None."""
-  return lax.fori_loop(0, steps or x.shape[0], lambda i, x: lax.dynamic_update_slice(x, jnp.ones(1) * i, (i,)), x)
+  return lax.fori_loop(
+    0, steps or x.shape[0], lambda i, x: lax.dynamic_update_slice(x, jnp.ones(1) * i, (i,)), x
+  )
 
 
 def _linear_recurrence(a: jax.Array, b: jax.Array) -> Any:
@@ -114,7 +126,9 @@ def _householder(a: jax.Array) -> jax.Array:
 
 
 # Reasons why a flagged row cannot be better.
-_GATHER = "TensorFlow's Gather checks and copies one element after another; its gradient is a scatter"
+_GATHER = (
+  "TensorFlow's Gather checks and copies one element after another; its gradient is a scatter"
+)
 _SCATTER = "TensorFlow's scatter kernels process the indices in one thread, at about 50 ns each"
 _TWO_SCATTERS = _SCATTER + "; a second scatter propagates the NaNs that the first ignores"
 _NO_SCATTER_MUL = "TensorFlow has no multiplying scatter: segment products run over the operand and the updates in one array"
@@ -123,19 +137,37 @@ _KEYS = "floats are compared as integers, because TensorFlow's TopKV2 does not o
 _LOG_STEPS = "the log n steps are separate ops, and TensorFlow does not fuse them"
 _NAN_POOL = "TensorFlow's MaxPool ignores NaN, so a second one finds NaNs"
 _NO_POOL = "TensorFlow pools images only, so the windows are materialised and reduced"
-_NO_FUSION = "a hash or a rejection loop has some hundred ops, each a pass over memory; XLA fuses them"
-_COPIES = "each step of TensorFlow's While costs about 20 us, and its scatter copies the operand"
-_COLUMNS = (
-  "TensorFlow's Lu raises for singular matrices, and XLA lacks it. A loop eliminates the columns in panels of 64, each a part of the graph"
+_NO_FUSION = (
+  "a hash or a rejection loop has some hundred ops, each a pass over memory; XLA fuses them"
 )
+_COPIES = "each step of TensorFlow's While costs about 20 us, and its scatter copies the operand"
+_COLUMNS = "TensorFlow's Lu raises for singular matrices, and XLA lacks it. A loop eliminates the columns in panels of 64, each a part of the graph"
 _EIGEN = "TensorFlow's kernel (Eigen) works column by column; JAX's (LAPACK) works in blocks"
 _LOG_WINDOW = "sums over spans of 1, 2, 4 ... elements are log w passes over memory; XLA makes one"
 _LEVEL_2 = "TensorFlow has no such kernel, so a loop applies one reflection after another"
 
 ROWS = (
-  Row("gather: rows", lambda x, i: x[i], lambda n: [_normal(n, 32), _integers(n, n)], 8192, reason=_GATHER),
-  Row("gather: elements", lambda x, i: x[i], lambda n: [_normal(n), _integers(n, n)], 65536, reason=_GATHER),
-  Row("gather: filled outside", lambda x, i: x.at[i].get(mode="fill"), lambda n: [_normal(n), _integers(2 * n, n)], 65536, reason=_GATHER),
+  Row(
+    "gather: rows",
+    lambda x, i: x[i],
+    lambda n: [_normal(n, 32), _integers(n, n)],
+    8192,
+    reason=_GATHER,
+  ),
+  Row(
+    "gather: elements",
+    lambda x, i: x[i],
+    lambda n: [_normal(n), _integers(n, n)],
+    65536,
+    reason=_GATHER,
+  ),
+  Row(
+    "gather: filled outside",
+    lambda x, i: x.at[i].get(mode="fill"),
+    lambda n: [_normal(n), _integers(2 * n, n)],
+    65536,
+    reason=_GATHER,
+  ),
   Row(
     "gather: along the last axis",
     lambda x, i: jnp.take_along_axis(x, i, -1),
@@ -151,10 +183,26 @@ ROWS = (
     reason=_GATHER,
   ),
   Row(
-    "scatter: add rows", lambda x, i, y: x.at[i].add(y), lambda n: [_normal(n, 32), _integers(n, n), _normal(n, 32)], 8192, reason=_SCATTER
+    "scatter: add rows",
+    lambda x, i, y: x.at[i].add(y),
+    lambda n: [_normal(n, 32), _integers(n, n), _normal(n, 32)],
+    8192,
+    reason=_SCATTER,
   ),
-  Row("scatter: add elements", lambda x, i, y: x.at[i].add(y), lambda n: [_normal(n), _integers(n, n), _normal(n)], 65536, reason=_SCATTER),
-  Row("scatter: set elements", lambda x, i, y: x.at[i].set(y), lambda n: [_normal(n), _integers(n, n), _normal(n)], 65536, reason=_SCATTER),
+  Row(
+    "scatter: add elements",
+    lambda x, i, y: x.at[i].add(y),
+    lambda n: [_normal(n), _integers(n, n), _normal(n)],
+    65536,
+    reason=_SCATTER,
+  ),
+  Row(
+    "scatter: set elements",
+    lambda x, i, y: x.at[i].set(y),
+    lambda n: [_normal(n), _integers(n, n), _normal(n)],
+    65536,
+    reason=_SCATTER,
+  ),
   Row(
     "scatter: max of elements",
     lambda x, i, y: x.at[i].max(y),
@@ -171,7 +219,14 @@ ROWS = (
     False,
     reason=_NO_SCATTER_MUL,
   ),
-  Row("scatter: apply", lambda x, i: x.at[i].apply(jnp.sin), lambda n: [_normal(n), _integers(n, n)], 1024, False, reason=_IN_ORDER),
+  Row(
+    "scatter: apply",
+    lambda x, i: x.at[i].apply(jnp.sin),
+    lambda n: [_normal(n), _integers(n, n)],
+    1024,
+    False,
+    reason=_IN_ORDER,
+  ),
   Row("sort: f32", jnp.sort, _vector, 16384),
   Row("sort: i32", jnp.sort, lambda n: [_integers(1 << 30, n)], 16384, False),
   Row("sort: rows", jnp.sort, lambda n: [_normal(64, n)], 512),
@@ -190,13 +245,42 @@ ROWS = (
   Row("cumulative: sum, first axis", lambda x: lax.cumsum(x, 0), _columns, 8192),
   Row("cumulative: prod", jnp.cumprod, lambda n: [1 + _normal(n) / n], 65536, reason=_LOG_STEPS),
   Row("cumulative: max", lax.cummax, _vector, 65536, reason=_LOG_STEPS),
-  Row("cumulative: max, reverse", lambda x: lax.cummax(x, reverse=True), _vector, 65536, reason=_LOG_STEPS),
+  Row(
+    "cumulative: max, reverse",
+    lambda x: lax.cummax(x, reverse=True),
+    _vector,
+    65536,
+    reason=_LOG_STEPS,
+  ),
   Row("cumulative: max, first axis", lambda x: lax.cummax(x, 0), _columns, 8192, reason=_LOG_STEPS),
   Row("cumulative: logsumexp", lax.cumlogsumexp, _vector, 65536, reason=_LOG_STEPS),
-  Row("cumulative: logsumexp, first axis", lambda x: lax.cumlogsumexp(x, 0), _columns, 8192, reason=_LOG_STEPS),
-  Row("associative_scan: add", lambda x: lax.associative_scan(jnp.add, x), _vector, 65536, reason=_LOG_STEPS),
-  Row("associative_scan: linear recurrence", _linear_recurrence, lambda n: [_normal(n), _normal(n)], 32768, reason=_LOG_STEPS),
-  Row("reduce_window: mean of images", _window(lax.add, 0, (1, 3, 3, 1)), lambda n: [_normal(4, n, 32, 16)], 16),
+  Row(
+    "cumulative: logsumexp, first axis",
+    lambda x: lax.cumlogsumexp(x, 0),
+    _columns,
+    8192,
+    reason=_LOG_STEPS,
+  ),
+  Row(
+    "associative_scan: add",
+    lambda x: lax.associative_scan(jnp.add, x),
+    _vector,
+    65536,
+    reason=_LOG_STEPS,
+  ),
+  Row(
+    "associative_scan: linear recurrence",
+    _linear_recurrence,
+    lambda n: [_normal(n), _normal(n)],
+    32768,
+    reason=_LOG_STEPS,
+  ),
+  Row(
+    "reduce_window: mean of images",
+    _window(lax.add, 0, (1, 3, 3, 1)),
+    lambda n: [_normal(4, n, 32, 16)],
+    16,
+  ),
   Row(
     "reduce_window: max of images, stride",
     _window(lax.max, -np.inf, (1, 2, 2, 1), (1, 2, 2, 1)),
@@ -206,11 +290,41 @@ ROWS = (
   ),
   Row("reduce_window: add, rank 1", _window(lax.add, 0, (33,)), _vector, 32768, reason=_LOG_WINDOW),
   Row("reduce_window: max, rank 1, stride", _window(lax.max, -np.inf, (33,), (4,)), _vector, 65536),
-  Row("reduce_window: window dilation", _window(lax.max, -np.inf, (5, 3), window_dilation=(2, 3)), lambda n: [_normal(n, 64)], 512, False),
-  Row("reduce_window: base dilation", _window(lax.add, 0, (5, 3), base_dilation=(2, 3)), lambda n: [_normal(n, 32)], 256),
-  Row("reduce_window: reducer a+b+ab", _window(lambda a, b: a + b + a * b, 0, (5, 3)), lambda n: [_normal(n, 64) / 9], 512, False),
-  Row("select_and_scatter_add: images", _pooled_back((1, 2, 2, 1), (1, 2, 2, 1)), lambda n: [_normal(4, n, 32, 16)], 16, False),
-  Row("select_and_scatter_add: rank 1", _pooled_back((8,), (4,)), _vector, 16384, False, reason=_NO_POOL),
+  Row(
+    "reduce_window: window dilation",
+    _window(lax.max, -np.inf, (5, 3), window_dilation=(2, 3)),
+    lambda n: [_normal(n, 64)],
+    512,
+    False,
+  ),
+  Row(
+    "reduce_window: base dilation",
+    _window(lax.add, 0, (5, 3), base_dilation=(2, 3)),
+    lambda n: [_normal(n, 32)],
+    256,
+  ),
+  Row(
+    "reduce_window: reducer a+b+ab",
+    _window(lambda a, b: a + b + a * b, 0, (5, 3)),
+    lambda n: [_normal(n, 64) / 9],
+    512,
+    False,
+  ),
+  Row(
+    "select_and_scatter_add: images",
+    _pooled_back((1, 2, 2, 1), (1, 2, 2, 1)),
+    lambda n: [_normal(4, n, 32, 16)],
+    16,
+    False,
+  ),
+  Row(
+    "select_and_scatter_add: rank 1",
+    _pooled_back((8,), (4,)),
+    _vector,
+    16384,
+    False,
+    reason=_NO_POOL,
+  ),
   Row("conv: 1-D", _conv(1), _image(16, kernel=(5, 16, 32)), 512),
   Row("conv: 2-D", _conv(2), _image(32, 16, kernel=(3, 3, 16, 32)), 16),
   Row("conv: 3-D", _conv(3), _image(16, 16, 8, kernel=(3, 3, 3, 8, 16)), 8),
@@ -225,13 +339,37 @@ ROWS = (
   Row("dot: matrix, matrix", jnp.matmul, lambda n: [_normal(n, n), _normal(n, n)], 64),
   Row("dot: matrix, vector", jnp.matmul, lambda n: [_normal(n, 512), _normal(512)], 512),
   Row("dot: batched", jnp.matmul, lambda n: [_normal(n, 32, 32), _normal(n, 32, 32)], 64),
-  Row("dot: transposed batch", lambda x, y: jnp.einsum("ibk,bjk->jbi", x, y), lambda n: [_normal(n, 16, 32), _normal(16, n, 32)], 32),
-  Row("dot: 2 contracted", lambda x, y: jnp.einsum("iab,abj->ij", x, y), lambda n: [_normal(n, 16, 32), _normal(16, 32, 64)], 64),
+  Row(
+    "dot: transposed batch",
+    lambda x, y: jnp.einsum("ibk,bjk->jbi", x, y),
+    lambda n: [_normal(n, 16, 32), _normal(16, n, 32)],
+    32,
+  ),
+  Row(
+    "dot: 2 contracted",
+    lambda x, y: jnp.einsum("iab,abj->ij", x, y),
+    lambda n: [_normal(n, 16, 32), _normal(16, 32, 64)],
+    64,
+  ),
   Row("dot: i32", jnp.matmul, lambda n: [_integers(99, n, n), _integers(99, n, n)], 32, False),
-  Row("dynamic_update_slice: 64 times", lambda x: _set_rows(x, 64), _vector, 16384, False, reason=_COPIES),
+  Row(
+    "dynamic_update_slice: 64 times",
+    lambda x: _set_rows(x, 64),
+    _vector,
+    16384,
+    False,
+    reason=_COPIES,
+  ),
   Row("dynamic_update_slice: every element", _set_rows, _vector, 512, False, reason=_COPIES),
-  Row("linalg: cholesky", lambda a: lax.linalg.cholesky(a, symmetrize_input=False), _only(_definite), 64),
-  Row("linalg: cholesky, batch", jnp.linalg.cholesky, lambda n: [np.stack([_definite(8)] * n)], 256),
+  Row(
+    "linalg: cholesky",
+    lambda a: lax.linalg.cholesky(a, symmetrize_input=False),
+    _only(_definite),
+    64,
+  ),
+  Row(
+    "linalg: cholesky, batch", jnp.linalg.cholesky, lambda n: [np.stack([_definite(8)] * n)], 256
+  ),
   Row(
     "linalg: triangular_solve",
     lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True),
@@ -239,22 +377,64 @@ ROWS = (
     64,
   ),
   Row("linalg: lu", lambda a: lax.linalg.lu(a)[0], _square, 64, reason=_COLUMNS),
-  Row("linalg: lu, batch", lambda a: lax.linalg.lu(a)[0], lambda n: [_normal(n, 8, 8)], 256, reason=_COLUMNS),
+  Row(
+    "linalg: lu, batch",
+    lambda a: lax.linalg.lu(a)[0],
+    lambda n: [_normal(n, 8, 8)],
+    256,
+    reason=_COLUMNS,
+  ),
   Row("linalg: solve", jnp.linalg.solve, lambda n: [_definite(n), _normal(n)], 64, reason=_COLUMNS),
   Row("linalg: qr", lambda a: lax.linalg.qr(a, full_matrices=False), _square, 32),
-  Row("linalg: qr, pivoting", lambda a: lax.linalg.qr(a, pivoting=True, full_matrices=False), _square, 32, False, reason=_LEVEL_2),
+  Row(
+    "linalg: qr, pivoting",
+    lambda a: lax.linalg.qr(a, pivoting=True, full_matrices=False),
+    _square,
+    32,
+    False,
+    reason=_LEVEL_2,
+  ),
   Row("linalg: householder_product", _householder, _square, 64, False),
   Row("linalg: hessenberg", lax.linalg.hessenberg, _square, 32, False, reason=_LEVEL_2),
   Row("linalg: eigh", lax.linalg.eigh, _only(_definite), 32),
   Row("linalg: svd", lambda a: lax.linalg.svd(a, full_matrices=False), _square, 32),
-  Row("linalg: eig", lambda a: lax.linalg.eig(a, compute_left_eigenvectors=False), _square, 32, False, _EIGEN),
   Row(
-    "linalg: tridiagonal_solve", lax.linalg.tridiagonal_solve, lambda n: [_normal(n), 4 + _normal(n) ** 2, _normal(n), _normal(n, 4)], 16384
+    "linalg: eig",
+    lambda a: lax.linalg.eig(a, compute_left_eigenvectors=False),
+    _square,
+    32,
+    False,
+    _EIGEN,
+  ),
+  Row(
+    "linalg: tridiagonal_solve",
+    lax.linalg.tridiagonal_solve,
+    lambda n: [_normal(n), 4 + _normal(n) ** 2, _normal(n), _normal(n, 4)],
+    16384,
   ),
   Row("fft: complex", jnp.fft.fft, _vector, 32768),
   Row("fft: real", jnp.fft.rfft, _vector, 32768),
   Row("fft: 2-D", jnp.fft.fft2, lambda n: [_normal(n, 256)], 32),
-  Row("random: normal", lambda key, x: jax.random.normal(key, x.shape), lambda n: [_KEY, _normal(n)], 16384, False, reason=_NO_FUSION),
-  Row("random: gamma", lambda key, a: jax.random.gamma(key, jnp.abs(a) + 1), lambda n: [_KEY, _normal(n)], 4096, reason=_NO_FUSION),
-  Row("random: permutation", jax.random.permutation, lambda n: [_KEY, _normal(n)], 16384, reason=_NO_FUSION),
+  Row(
+    "random: normal",
+    lambda key, x: jax.random.normal(key, x.shape),
+    lambda n: [_KEY, _normal(n)],
+    16384,
+    False,
+    reason=_NO_FUSION,
+  ),
+  Row(
+    "random: gamma",
+    lambda key, a: jax.random.gamma(key, jnp.abs(a) + 1),
+    lambda n: [_KEY, _normal(n)],
+    4096,
+    reason=_NO_FUSION,
+  ),
+  Row(
+    "random: permutation",
+    jax.random.permutation,
+    lambda n: [_KEY, _normal(n)],
+    16384,
+    reason=_NO_FUSION,
+  ),
 )

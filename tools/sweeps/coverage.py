@@ -21,7 +21,11 @@ from jax2tf.tools.sweeps import measure, reports
 def without_rule() -> tuple[int, dict[str, str]]:
   """(number of public primitives, {primitive without a rule: reason})."""
   known = {p.name: p for p in vars(primitives).values() if isinstance(p, Primitive)}
-  return len(known), {name: UNSUPPORTED.get(name, ("no rule", ""))[0] for name, p in sorted(known.items()) if rule_for(p) is None}
+  return len(known), {
+    name: UNSUPPORTED.get(name, ("no rule", ""))[0]
+    for name, p in sorted(known.items())
+    if rule_for(p) is None
+  }
 
 
 def write(rows: Iterable[dict[str, Any]]) -> None:
@@ -29,13 +33,19 @@ def write(rows: Iterable[dict[str, Any]]) -> None:
   rows = list(rows)
   groups: dict[str, dict[str, dict[str, float]]] = collections.defaultdict(dict)
   for row in rows:
-    counts = groups[row["group"]].setdefault(row["way"], {"pass": 0, "limit": 0, "skip": 0, "fail": 0, "worst": 0.0})
+    counts = groups[row["group"]].setdefault(
+      row["way"], {"pass": 0, "limit": 0, "skip": 0, "fail": 0, "worst": 0.0}
+    )
     counts[row["status"]] += 1
     if row["status"] == "pass":
       counts["worst"] = max(counts["worst"], round(row["error"], 2))
   total, missing = without_rule()
   report = reports.read("coverage")
-  report[jax.__version__] = {"primitives": total, "without_rule": missing, "groups": dict(sorted(groups.items()))}
+  report[jax.__version__] = {
+    "primitives": total,
+    "without_rule": missing,
+    "groups": dict(sorted(groups.items())),
+  }
   reports.keep("coverage", report, _markdown)
   picture(report)
 
@@ -67,8 +77,13 @@ def _markdown(report: dict[str, Any]) -> str:
     ]
     ways = sorted({way for counts in entry["groups"].values() for way in counts})
     for way in ways:
-      sums = {s: sum(c[way][s] for c in entry["groups"].values() if way in c) for s in ("pass", "limit", "fail", "skip")}
-      lines.append(f"| {way} | {sums['pass']} | {sums['limit']} | {sums['fail']} | {sums['skip']} |")
+      sums = {
+        s: sum(c[way][s] for c in entry["groups"].values() if way in c)
+        for s in ("pass", "limit", "fail", "skip")
+      }
+      lines.append(
+        f"| {way} | {sums['pass']} | {sums['limit']} | {sums['fail']} | {sums['skip']} |"
+      )
     lines += [
       "",
       "| harness group | " + " | ".join(f"{way}: passed, worst" for way in ways) + " | tolerance |",
@@ -77,7 +92,9 @@ def _markdown(report: dict[str, Any]) -> str:
     for group, counts in entry["groups"].items():
       units, why = units_and_reason(group)
       cells = [_cell(counts.get(way)) for way in ways]
-      lines.append(f"| {group} | " + " | ".join(cells) + f" | {units:g}{' (' + why + ')' if why else ''} |")
+      lines.append(
+        f"| {group} | " + " | ".join(cells) + f" | {units:g}{' (' + why + ')' if why else ''} |"
+      )
     lines.append("")
   return "\n".join([*lines, "![errors of the harness groups](reports/coverage.png)", ""])
 
@@ -92,17 +109,34 @@ def _cell(counts: dict[str, float] | None) -> str:
 def picture(report: dict[str, Any]) -> None:
   """Plots the worst error of each group of harnesses, the largest first: a line for each way, a panel for each version."""
   pyplot = measure.pyplot()
-  ways = sorted({way for entry in report.values() for counts in entry["groups"].values() for way in counts})
-  figure, panels = pyplot.subplots(1, len(report), figsize=(6.5 * len(report), 4.4), layout="constrained", sharey=True, squeeze=False)
+  ways = sorted(
+    {way for entry in report.values() for counts in entry["groups"].values() for way in counts}
+  )
+  figure, panels = pyplot.subplots(
+    1,
+    len(report),
+    figsize=(6.5 * len(report), 4.4),
+    layout="constrained",
+    sharey=True,
+    squeeze=False,
+  )
   for axes, (version, entry) in zip(panels[0], sorted(report.items()), strict=True):
     for i, way in enumerate(ways):
-      worst = sorted((counts[way]["worst"] for counts in entry["groups"].values() if way in counts), reverse=True)
+      worst = sorted(
+        (counts[way]["worst"] for counts in entry["groups"].values() if way in counts), reverse=True
+      )
       inexact = [x for x in worst if x > 0]
       axes.plot(range(1, 1 + len(inexact)), inexact, "o-", color=f"C{i}", markersize=3, label=way)
-    axes.set(yscale="log", title=f"JAX {version}, {len(entry['groups'])} groups", xlabel="groups that are not exact, the worst first")
+    axes.set(
+      yscale="log",
+      title=f"JAX {version}, {len(entry['groups'])} groups",
+      xlabel="groups that are not exact, the worst first",
+    )
     axes.grid(alpha=0.3)
   panels[0][0].set_ylabel("largest error, in machine epsilons")
-  figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways))
+  figure.legend(
+    *panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways)
+  )
   figure.savefig(reports.picture("coverage.png"), dpi=110)
   pyplot.close(figure)
 
@@ -111,7 +145,9 @@ def main() -> None:
   """Prints the primitives without a rule, each with its reason if there is one, and the counts."""
   total, missing = without_rule()
   print(*(f"{name:32} {reason}" for name, reason in missing.items()), sep="\n")
-  print(f"JAX {jax.__version__}: {total - len(missing)} of {total} public primitives have a lowering rule")
+  print(
+    f"JAX {jax.__version__}: {total - len(missing)} of {total} public primitives have a lowering rule"
+  )
 
 
 if __name__ == "__main__":

@@ -66,15 +66,25 @@ class _Drills:
       os.kill(victim, signal.SIGSTOP)
       begin = time.monotonic()
       gone = await _seconds_until(lambda: not pathlib.Path("/proc", str(victim)).exists(), begin)
-      whole = await _seconds_until(lambda: {each: len(server.pids(each)) for each in before} == before and server.ready == 2, begin)
+      whole = await _seconds_until(
+        lambda: {each: len(server.pids(each)) for each in before} == before and server.ready == 2,
+        begin,
+      )
       stop.set()
       return await running, gone, whole
 
     tally, gone, whole = asyncio.run(run())
     summary = tally.summary()
-    figures = {name: summary[name] for name in ("requests", "retries", "wrong", "errors", "longest outage s")}
-    reason = next((line for line in server.said().splitlines() if f"(process {victim})" in line), "")
-    self.keep(f"{kind} stopped", {"gone after s": round(gone, 1), "whole again s": round(whole, 1), **figures})
+    figures = {
+      name: summary[name] for name in ("requests", "retries", "wrong", "errors", "longest outage s")
+    }
+    reason = next(
+      (line for line in server.said().splitlines() if f"(process {victim})" in line), ""
+    )
+    self.keep(
+      f"{kind} stopped",
+      {"gone after s": round(gone, 1), "whole again s": round(whole, 1), **figures},
+    )
     self.faults += [*tally.errors, *["a wrong answer"] * tally.wrong]
     if owner == kind and "did not answer health calls" not in reason:
       self.faults.append(f"the end of the {kind} has the reason {reason!r}")
@@ -104,16 +114,25 @@ class _Drills:
 
     tally, silent, answered = asyncio.run(run())
     summary = tally.summary()
-    figures = {each: summary[each] for each in ("requests", "retries", "wrong", "errors", "longest outage s")}
-    self.keep(f"{_SILENT} silent connections by {name}", {"opened": silent, "of 100 new by REST answered": answered, **figures})
+    figures = {
+      each: summary[each] for each in ("requests", "retries", "wrong", "errors", "longest outage s")
+    }
+    self.keep(
+      f"{_SILENT} silent connections by {name}",
+      {"opened": silent, "of 100 new by REST answered": answered, **figures},
+    )
     self.faults += [*tally.errors, *["a wrong answer"] * tally.wrong]
     if server.pids("proxy") != proxies:
       self.faults.append(f"a proxy died of silent connections by {name}")
     if answered < 100:
-      self.faults.append(f"{100 - answered} of 100 requests by REST had no answer beside silent connections by {name}")
+      self.faults.append(
+        f"{100 - answered} of 100 requests by REST had no answer beside silent connections by {name}"
+      )
 
   def in_one_server(self) -> None:
-    with clients.serving(self._model, "--replicas=2", prefix=("prlimit", f"--nofile={_FILES}:{_FILES}")) as server:
+    with clients.serving(
+      self._model, "--replicas=2", prefix=("prlimit", f"--nofile={_FILES}:{_FILES}")
+    ) as server:
       for kind in ("replica", "proxy", "cluster", "controller", "GCS", "raylet"):
         self.stop(server, kind)
       self.flood(server, "REST", server.http_port, b"")
@@ -128,7 +147,14 @@ class _Drills:
       body = f'{{"inputs": {{"x": {np.zeros((256, 1024)).tolist()}, "n": {count}}}}}'
       status = _post(server.http_port, "/v1/models/slow:predict", body)
       seconds = time.monotonic() - begin
-      self.keep("a slow predict", {"seconds": round(seconds, 1), "status": status, "replica lives": server.pids("replica") == replicas})
+      self.keep(
+        "a slow predict",
+        {
+          "seconds": round(seconds, 1),
+          "status": status,
+          "replica lives": server.pids("replica") == replicas,
+        },
+      )
       if status != 200 or server.pids("replica") != replicas or seconds < 5:
         self.faults.append(f"a predict of {seconds:.0f} s got {status}")
 
@@ -136,11 +162,17 @@ class _Drills:
     """Other processes use more memory than the monitor of Ray allows."""
     with clients.serving(self._model, "--replicas=1", prefix=_MONITOR) as server:
       time.sleep(10)
-      self.keep("memory above Ray's threshold, as delivered", {"replicas": server.ready, "start s": round(server.start_seconds, 1)})
+      self.keep(
+        "memory above Ray's threshold, as delivered",
+        {"replicas": server.ready, "start s": round(server.start_seconds, 1)},
+      )
       if server.ready != 1:
         self.faults.append("Ray's memory monitor killed a replica")
     code, said = _start(self._model, (*_MONITOR, "RAY_memory_monitor_refresh_ms=250"))
-    self.keep("memory above Ray's threshold, monitor on", {"exit code": code, "stderr ends with": said[:200]})
+    self.keep(
+      "memory above Ray's threshold, monitor on",
+      {"exit code": code, "stderr ends with": said[:200]},
+    )
     if code != 2:
       self.faults.append(f"a start that cannot succeed has exit code {code}")
 
@@ -154,11 +186,22 @@ class _Drills:
         self.faults += [] if code in (expected, -number) else [f"{name}: exit code {code}"]
 
 
-def _start(model: pathlib.Path, prefix: tuple[str, ...], number: int = 0, seconds: float = 0.0) -> tuple[int, str]:
+def _start(
+  model: pathlib.Path, prefix: tuple[str, ...], number: int = 0, seconds: float = 0.0
+) -> tuple[int, str]:
   """Starts a server, which gets a signal unless `number` is 0. Returns its exit code and its last line; raises if anything is left."""
   ports = clients.free_ports(2)
-  command = [*prefix, *clients.COMMAND, str(model), "--replicas=1", f"--grpc_port={ports[0]}", f"--http_port={ports[1]}"]
-  with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+  command = [
+    *prefix,
+    *clients.COMMAND,
+    str(model),
+    "--replicas=1",
+    f"--grpc_port={ports[0]}",
+    f"--http_port={ports[1]}",
+  ]
+  with subprocess.Popen(
+    command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+  ) as process:
     if number:
       time.sleep(seconds)
       process.send_signal(number)
@@ -170,7 +213,11 @@ def _start(model: pathlib.Path, prefix: tuple[str, ...], number: int = 0, second
 
 def _left(what: str, pid: int) -> list[str]:
   """What is left of a server: its folder, which is removed after its processes have ended."""
-  folders = [str(path.parent) for parent in place.parents() for path in parent.glob(f"jax2tf-serve-*/{pid}.server")]
+  folders = [
+    str(path.parent)
+    for parent in place.parents()
+    for path in parent.glob(f"jax2tf-serve-*/{pid}.server")
+  ]
   return [f"{what} left {folders}"] if folders else []
 
 

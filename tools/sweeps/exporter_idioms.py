@@ -64,7 +64,9 @@ def _onnx(files: Mapping[str, pathlib.Path], inputs: Mapping[str, np.ndarray]) -
     given = dict(zip([value.name for value in session.get_inputs()], inputs.values(), strict=True))
     calls[name] = functools.partial(session.run, None, given)
     model = onnx.load(str(file))
-    ops[name] = [node.op_type for node in (*model.graph.node, *(n for f in model.functions for n in f.node))]
+    ops[name] = [
+      node.op_type for node in (*model.graph.node, *(n for f in model.functions for n in f.node))
+    ]
   return _figures(ops, measure.milliseconds(calls, 6, of=min))
 
 
@@ -73,18 +75,33 @@ def _tfjs(files: Mapping[str, pathlib.Path], inputs: Mapping[str, np.ndarray]) -
   from jax2tf.converters.saved_model import manifest  # noqa: PLC0415
   from jax2tf.converters.tfjs import runtime  # noqa: PLC0415
 
-  run = plan.Run(plan.Subject("serving_default", manifest.SignatureRecord({}, {}), lambda: None, []), {}, "given", dict(inputs), timed=True)
+  run = plan.Run(
+    plan.Subject("serving_default", manifest.SignatureRecord({}, {}), lambda: None, []),
+    {},
+    "given",
+    dict(inputs),
+    timed=True,
+  )
   times = collections.defaultdict(list)
   for _ in range(_ROUNDS):
     for name, file in files.items():
       (answer,) = runtime.answers(runtime.packages(), file, "wasm", {"y": "f32[?]"}, [run])
       times[name].append(1e3 * (answer["seconds"] or 0.0))
-  nodes = {name: json.loads((file / "model.json").read_text(encoding="utf-8"))["modelTopology"]["node"] for name, file in files.items()}
-  return _figures({name: [node["op"] for node in found] for name, found in nodes.items()}, {name: min(t) for name, t in times.items()})
+  nodes = {
+    name: json.loads((file / "model.json").read_text(encoding="utf-8"))["modelTopology"]["node"]
+    for name, file in files.items()
+  }
+  return _figures(
+    {name: [node["op"] for node in found] for name, found in nodes.items()},
+    {name: min(t) for name, t in times.items()},
+  )
 
 
 def _figures(ops: Mapping[str, list[str]], milliseconds: Mapping[str, float]) -> dict[str, Any]:
-  return {name: {"ops": sum(op not in _NO_OPS for op in found), "ms": milliseconds[name]} for name, found in ops.items()}
+  return {
+    name: {"ops": sum(op not in _NO_OPS for op in found), "ms": milliseconds[name]}
+    for name, found in ops.items()
+  }
 
 
 _MEASURED = {"tflite": _tflite, "onnx": _onnx, "tfjs": _tfjs}
@@ -94,7 +111,10 @@ def measured(name: str, target: str, jax2onnx: str) -> dict[str, Any]:
   """{"exact" | "fused" | "jax2onnx": {"ops", "ms", "bytes"}, "hostile": the fused file's differences for NaN and infinity}."""
   fun, params, inputs = MODELS[name](np.random.default_rng(0))
   exporter = importlib.import_module(f"jax2tf.converters.{target}")
-  specs = {key: f"{'i32' if x.dtype == np.int32 else 'f32'}[{','.join(map(str, x.shape))}]" for key, x in inputs.items()}
+  specs = {
+    key: f"{'i32' if x.dtype == np.int32 else 'f32'}[{','.join(map(str, x.shape))}]"
+    for key, x in inputs.items()
+  }
   more = {"backends": ["wasm"]} if target == "tfjs" else {}
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
@@ -102,18 +122,38 @@ def measured(name: str, target: str, jax2onnx: str) -> dict[str, Any]:
     for idioms in _IDIOMS:
       said.clear()
       path = pathlib.Path(folder, f"{idioms}.{target}")
-      made = exporter.save(fun, params, path, inputs=specs, outputs=["y"], idioms=idioms, samples=1, examples=inputs, **more)
+      made = exporter.save(
+        fun,
+        params,
+        path,
+        inputs=specs,
+        outputs=["y"],
+        idioms=idioms,
+        samples=1,
+        examples=inputs,
+        **more,
+      )
       files[idioms], sizes[idioms] = path, made.size
       hostile[idioms] = sum("computes different" in str(warning.message) for warning in said)
     if target == "onnx" and jax2onnx:
       path = pathlib.Path(folder, "jax2onnx.onnx")
-      done = subprocess.run([jax2onnx, "-c", _JAX2ONNX, name, str(path)], check=False, capture_output=True, text=True)
+      done = subprocess.run(
+        [jax2onnx, "-c", _JAX2ONNX, name, str(path)], check=False, capture_output=True, text=True
+      )
       if done.returncode:
         print(f"jax2onnx fails for {name}: {done.stderr.splitlines()[-1]}")
       else:
-        files["jax2onnx"], sizes["jax2onnx"] = path, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+        files["jax2onnx"], sizes["jax2onnx"] = (
+          path,
+          sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")),
+        )
     found = _MEASURED[target](files, inputs)
-  return {kind: row | {"bytes": sizes[kind]} | ({"hostile": bool(hostile[kind])} if kind in hostile else {}) for kind, row in found.items()}
+  return {
+    kind: row
+    | {"bytes": sizes[kind]}
+    | ({"hostile": bool(hostile[kind])} if kind in hostile else {})
+    for kind, row in found.items()
+  }
 
 
 def markdown(report: Mapping[str, Mapping[str, Any]]) -> str:
@@ -131,26 +171,40 @@ def markdown(report: Mapping[str, Mapping[str, Any]]) -> str:
   ]
   for version, section in sorted(report.items()):
     lines += ["", f"## JAX {version}", "", section["machine"], ""]
-    lines += ["| model | runtime | file | ops | bytes | ms | NaN |", "|---|---|---|---:|---:|---:|---|"]
+    lines += [
+      "| model | runtime | file | ops | bytes | ms | NaN |",
+      "|---|---|---|---:|---:|---:|---|",
+    ]
     for name, row in section.items():
       if name != "machine":
         model, target, kind = name.split("/")
         nan = {False: "as JAX", True: "otherwise"}.get(row.get("hostile"), "")
-        lines.append(f"| {model} | {_TITLES[target]} | {kind} | {row['ops']} | {row['bytes']:,} | {row['ms']:.3g} | {nan} |")
+        lines.append(
+          f"| {model} | {_TITLES[target]} | {kind} | {row['ops']} | {row['bytes']:,} | {row['ms']:.3g} | {nan} |"
+        )
   return "\n".join([*lines, ""])
 
 
 @click.command
-@click.option("--jax2onnx", default="", metavar="PYTHON", help="Of an environment that has jax2onnx.")
-@click.option("--only", default="", callback=commas, help="Of the rows, such as MLP/onnx; all by default.")
+@click.option(
+  "--jax2onnx", default="", metavar="PYTHON", help="Of an environment that has jax2onnx."
+)
+@click.option(
+  "--only", default="", callback=commas, help="Of the rows, such as MLP/onnx; all by default."
+)
 def main(jax2onnx: str, only: list[str]) -> None:
   """Exports, measures, and writes the document."""
   for name in MODELS:
     for target in _MEASURED:
       if only and f"{name}/{target}" not in only:
         continue
-      rows = {f"{name}/{target}/{kind}": row for kind, row in measured(name, target, jax2onnx).items()}
-      order = ["machine", *(f"{m}/{t}/{kind}" for m in MODELS for t in _MEASURED for kind in (*_IDIOMS, "jax2onnx"))]
+      rows = {
+        f"{name}/{target}/{kind}": row for kind, row in measured(name, target, jax2onnx).items()
+      }
+      order = [
+        "machine",
+        *(f"{m}/{t}/{kind}" for m in MODELS for t in _MEASURED for kind in (*_IDIOMS, "jax2onnx")),
+      ]
       reports.update("fused", {"machine": machine(), **rows}, order, markdown, lambda report: None)
 
 

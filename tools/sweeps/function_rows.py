@@ -73,7 +73,9 @@ def _solve_tf(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 def _bits_tf(key: tf.Tensor, number: int = _NUMBERS) -> tf.Tensor:
   """As `jax.random.bits` with `jax_threefry_partitionable`: one counter for each number."""
-  first, second = loop_models.threefry_tf(key, tf.zeros([number], tf.uint32), tf.cast(tf.range(number), tf.uint32))
+  first, second = loop_models.threefry_tf(
+    key, tf.zeros([number], tf.uint32), tf.cast(tf.range(number), tf.uint32)
+  )
   return first ^ second
 
 
@@ -97,7 +99,9 @@ def _dropout_tf(key: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   return tf.where(tf.reshape(keep, x.shape), x / 0.9, 0.0)
 
 
-def _scanned_tf(step: Callable[..., tuple[Any, tf.Tensor]], start: Any, xs: tf.Tensor) -> tuple[Any, tf.Tensor]:
+def _scanned_tf(
+  step: Callable[..., tuple[Any, tf.Tensor]], start: Any, xs: tf.Tensor
+) -> tuple[Any, tf.Tensor]:
   """A scan as one writes it with tf.while_loop and TensorArrays."""
   length = xs.shape[0]
   rows = tf.TensorArray(xs.dtype, length).unstack(xs)
@@ -107,7 +111,9 @@ def _scanned_tf(step: Callable[..., tuple[Any, tf.Tensor]], start: Any, xs: tf.T
     return i + 1, carry, ys.write(i, y)
 
   ys = tf.TensorArray(start.dtype, length, element_shape=start.shape)
-  _, carry, ys = tf.while_loop(lambda i, *_: i < length, turn, (tf.constant(0), start, ys), maximum_iterations=length)
+  _, carry, ys = tf.while_loop(
+    lambda i, *_: i < length, turn, (tf.constant(0), start, ys), maximum_iterations=length
+  )
   return carry, ys.stack()
 
 
@@ -143,7 +149,9 @@ def _write_rows_tf(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
   def turn(i: tf.Tensor, x: tf.Tensor) -> Any:
     return i + 1, tf.tensor_scatter_nd_update(x, [[i]], [rows[i] * 2])
 
-  return tf.while_loop(lambda i, _: i < number, turn, (tf.constant(0), x), maximum_iterations=number)[1]
+  return tf.while_loop(
+    lambda i, _: i < number, turn, (tf.constant(0), x), maximum_iterations=number
+  )[1]
 
 
 def _scan_rows() -> list[Row]:
@@ -153,7 +161,13 @@ def _scan_rows() -> list[Row]:
   in_tf = lambda c, xs, w: _scanned_tf(_same(_recurrent(w), tf), c, xs)  # noqa: E731
   turn = "TensorFlow's executor takes about 1.8 µs for a turn of six ops, jax.jit 0.2 µs"
   return [
-    Row("loop: scan of 1,000 rows, c * 0.9 + x", decay, lambda c, xs: _scanned_tf(_same(_decay, tf), c, xs), [start, xs], turn),
+    Row(
+      "loop: scan of 1,000 rows, c * 0.9 + x",
+      decay,
+      lambda c, xs: _scanned_tf(_same(_decay, tf), c, xs),
+      [start, xs],
+      turn,
+    ),
     Row("loop: scan of 1,000 rows, tanh(c @ w + x)", in_jax, in_tf, [start, xs, w]),
   ]
 
@@ -167,26 +181,65 @@ def _loop_models() -> list[Row]:
   xs = _normal(64, 8, 128)
   threefry = "Threefry has 20 rounds, each of which waits for the one before: 121 ops a turn, of 0.35 µs each, which XLA makes one loop"
   return [
-    Row("loop: GRU, 64 steps, d128, batch 8", gru(loop_models.gru_jax), gru(loop_models.gru_tf), [xs, *params.values()]),
-    Row("loop: 100 steps that split a key", loop_models.keys_jax, loop_models.keys_tf, [_KEY], threefry),
+    Row(
+      "loop: GRU, 64 steps, d128, batch 8",
+      gru(loop_models.gru_jax),
+      gru(loop_models.gru_tf),
+      [xs, *params.values()],
+    ),
+    Row(
+      "loop: 100 steps that split a key",
+      loop_models.keys_jax,
+      loop_models.keys_tf,
+      [_KEY],
+      threefry,
+    ),
   ]
 
 
 ROWS = [
   Row("softmax", jax.nn.softmax, tf.nn.softmax, [_normal(1000, 1000)], _NAN, with_idioms=True),
   Row("layer norm", _layer_norm, _layer_norm_tf, [_normal(1000, 1000)], with_idioms=True),
-  Row("max pool", _max_pool, lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"), [_normal(32, 56, 56, 64)], _NAN, with_idioms=True),
-  Row("top_k", lambda x: lax.top_k(x, 10), lambda x: tuple(tf.math.top_k(x, 10)), [_normal(1000, 1000)], _NAN),
+  Row(
+    "max pool",
+    _max_pool,
+    lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"),
+    [_normal(32, 56, 56, 64)],
+    _NAN,
+    with_idioms=True,
+  ),
+  Row(
+    "top_k",
+    lambda x: lax.top_k(x, 10),
+    lambda x: tuple(tf.math.top_k(x, 10)),
+    [_normal(1000, 1000)],
+    _NAN,
+  ),
   Row("sort", jnp.sort, tf.sort, [_normal(256, 1000)], _NAN),
   Row("lu", lambda x: lax.linalg.lu(x)[::2], _lu_tf, [_MATRIX], _SINGULAR),
   Row("solve", jnp.linalg.solve, _solve_tf, [_MATRIX, _normal(256, 8)], _SINGULAR),
   Row("cumsum", lambda x: jnp.cumsum(x, -1), lambda x: tf.cumsum(x, -1), [_normal(1000, 1000)]),
-  Row("cumprod", lambda x: jnp.cumprod(x, -1), lambda x: tf.math.cumprod(x, -1), [_normal(1000, 1000)]),
-  Row("cumlogsumexp", lambda x: lax.cumlogsumexp(x, axis=1), lambda x: tf.math.cumulative_logsumexp(x, -1), [_normal(256, 1000)], _LOST),
+  Row(
+    "cumprod", lambda x: jnp.cumprod(x, -1), lambda x: tf.math.cumprod(x, -1), [_normal(1000, 1000)]
+  ),
+  Row(
+    "cumlogsumexp",
+    lambda x: lax.cumlogsumexp(x, axis=1),
+    lambda x: tf.math.cumulative_logsumexp(x, -1),
+    [_normal(256, 1000)],
+    _LOST,
+  ),
   Row("random bits, 1e6", lambda key: jax.random.bits(key, (_NUMBERS,)), _bits_tf, [_KEY]),
-  Row("normal, 1e6", lambda key: jax.random.normal(key, (_NUMBERS,)), _normal_tf, [_KEY], rtol=1e-3),  # TensorFlow's erfinv near 1
+  Row(
+    "normal, 1e6", lambda key: jax.random.normal(key, (_NUMBERS,)), _normal_tf, [_KEY], rtol=1e-3
+  ),  # TensorFlow's erfinv near 1
   Row("dropout", _dropout, _dropout_tf, [_KEY, _normal(1000, 1000)]),
-  Row("loop: 200 writes of rows into 512 x 512", _write_rows, _write_rows_tf, [_normal(512, 512), _normal(200, 512)]),
+  Row(
+    "loop: 200 writes of rows into 512 x 512",
+    _write_rows,
+    _write_rows_tf,
+    [_normal(512, 512), _normal(200, 512)],
+  ),
   *_scan_rows(),
   *_loop_models(),
 ]

@@ -26,7 +26,13 @@ from jax2tf.tools.sweeps.function_rows import ROWS, Row
 # The aims: ours over hand-written TensorFlow, and with jit_compile over jax.jit.
 _BY_HAND, _COMPILED = 1.5, 3.0
 # The columns of ratios: a way over another.
-_RATIOS = (("ours", "hand"), ("fused", "hand"), ("ours", "jax"), ("hand", "jax"), ("compiled", "jax"))
+_RATIOS = (
+  ("ours", "hand"),
+  ("fused", "hand"),
+  ("ours", "jax"),
+  ("hand", "jax"),
+  ("compiled", "jax"),
+)
 
 # {way: medians of five runs in milliseconds}
 Numbers = dict[str, list[float]]
@@ -36,16 +42,23 @@ def measured(row: Row, seconds: float) -> Numbers:
   """The times of a row. Raises if values differ from JAX's."""
   tensors, arrays = [tf.constant(x) for x in row.args], [jnp.asarray(x) for x in row.args]
   converted = jax2tf.convert(row.in_jax, with_gradient=False)
-  functions = {"hand": tf.function(row.in_tf, autograph=False), "ours": tf.function(converted, autograph=False)}
+  functions = {
+    "hand": tf.function(row.in_tf, autograph=False),
+    "ours": tf.function(converted, autograph=False),
+  }
   functions["compiled"] = tf.function(converted, autograph=False, jit_compile=True)
   if row.with_idioms:
-    functions["fused"] = tf.function(jax2tf.convert(row.in_jax, with_gradient=False, idioms="fused"), autograph=False)
+    functions["fused"] = tf.function(
+      jax2tf.convert(row.in_jax, with_gradient=False, idioms="fused"), autograph=False
+    )
   graphs = {way: function.get_concrete_function(*tensors) for way, function in functions.items()}
   jitted = jax.jit(row.in_jax)
   expected = jax.tree.leaves(jitted(*arrays))
   for way, graph in graphs.items():
     for a, e in zip(tf.nest.flatten(graph(*tensors)), expected, strict=True):
-      np.testing.assert_allclose(a.numpy(), np.asarray(e), rtol=row.rtol, atol=1e-4, err_msg=f"{row.name}, {way}")
+      np.testing.assert_allclose(
+        a.numpy(), np.asarray(e), rtol=row.rtol, atol=1e-4, err_msg=f"{row.name}, {way}"
+      )
   calls: dict[str, Callable[[], Any]] = {"jax": lambda: jax.block_until_ready(jitted(*arrays))}
   calls |= {way: functools.partial(graph, *tensors) for way, graph in graphs.items()}
   return measure.runs(calls, seconds)
@@ -65,28 +78,45 @@ def _markdown(report: Mapping[str, Mapping[str, Numbers]]) -> str:
   reasons = {row.name: row.reason for row in ROWS}
   for version, section in sorted(report.items()):
     lines += [f"## JAX {version}, TensorFlow {tf.__version__}", ""]
-    lines += ["| function | jax.jit ms | ours/hand | fused/hand | ours/jax.jit | hand/jax.jit | compiled/jax.jit |", "|---" * 7 + "|"]
+    lines += [
+      "| function | jax.jit ms | ours/hand | fused/hand | ours/jax.jit | hand/jax.jit | compiled/jax.jit |",
+      "|---" * 7 + "|",
+    ]
     lines += [line(name, numbers) for name, numbers in section.items()]
     above = [name for name, numbers in section.items() if _above(numbers)]
-    lines += ["", *(f"- **{name}** is above an aim: {reasons[name] or 'no reason known'}." for name in above), ""]
+    lines += [
+      "",
+      *(f"- **{name}** is above an aim: {reasons[name] or 'no reason known'}." for name in above),
+      "",
+    ]
   return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _above(numbers: Numbers) -> bool:
   """Whether a ratio is above its aim in all runs."""
-  by_hand, compiled = (measure.ratios(numbers, *pair)[0] for pair in (("ours", "hand"), ("compiled", "jax")))
+  by_hand, compiled = (
+    measure.ratios(numbers, *pair)[0] for pair in (("ours", "hand"), ("compiled", "jax"))
+  )
   return by_hand > _BY_HAND or compiled > _COMPILED
 
 
 def line(name: str, numbers: Numbers) -> str:
   """One row of the table."""
-  found = [measure.spread(measure.ratios(numbers, a, b)) if a in numbers else "" for a, b in _RATIOS]
+  found = [
+    measure.spread(measure.ratios(numbers, a, b)) if a in numbers else "" for a, b in _RATIOS
+  ]
   return "| " + " | ".join([name, f"{statistics.median(numbers['jax']):.3g}", *found]) + " |"
 
 
 @click.command
-@click.option("--rows", default="", help="Measure only rows whose name matches this regular expression; the others keep their numbers.")
-@click.option("--seconds", type=click.FloatRange(0.01), default=4.0, help="Seconds of measurement for each row.")
+@click.option(
+  "--rows",
+  default="",
+  help="Measure only rows whose name matches this regular expression; the others keep their numbers.",
+)
+@click.option(
+  "--seconds", type=click.FloatRange(0.01), default=4.0, help="Seconds of measurement for each row."
+)
 def main(rows: str, seconds: float) -> None:
   """Measures the chosen rows and writes the report."""
   logging.set_verbosity(logging.WARNING)  # JAX logs the accelerators that it did not find

@@ -40,7 +40,11 @@ def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -
   from tests.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415  (only a checkout has them)
 
   names = tuple(functions_of or program_rows_arrays.ROWS)
-  options: dict[str, Any] = {"database": None, "deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
+  options: dict[str, Any] = {
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(hypothesis.HealthCheck),
+  }
   functions: collections.Counter[str] = collections.Counter()
   ran, found = [0], dict[tuple[str, str], Any]()
 
@@ -58,7 +62,10 @@ def _run_batch(count: int, seed: int, functions_of: Sequence[str], steps: int) -
   collect()
   faulthandler.cancel_dump_traceback_later()
   print(f"{ran[0]} programs, {len(found)} mismatches to shrink", file=sys.stderr)
-  failures = [(m.kind, m.name, m.detail, repr(m.program)) for m in (_shrunk(m, options) for m in found.values())]
+  failures = [
+    (m.kind, m.name, m.detail, repr(m.program))
+    for m in (_shrunk(m, options) for m in found.values())
+  ]
   return {"programs": ran[0], "functions": functions, "failures": failures}
 
 
@@ -107,40 +114,88 @@ def _shrunk(mismatch: Any, options: dict[str, Any]) -> Any:
     calls += 1
     if calls > _SHRINK:
       raise _EnoughError
-    same = [m for m in differential.check(program) if (m.kind, m.name) == (mismatch.kind, mismatch.name)]
+    same = [
+      m for m in differential.check(program) if (m.kind, m.name) == (mismatch.kind, mismatch.name)
+    ]
     if same and len(repr(same[0].program)) <= len(repr(best.program)):
       best = same[0]
     return bool(same)
 
   if mismatch.name in program_rows_arrays.ROWS:
     with contextlib.suppress(_EnoughError, hypothesis.errors.NoSuchExample):
-      hypothesis.find(programs.programs((mismatch.name,), 1), fails, settings=hypothesis.settings(max_examples=_SHRINK, **options))
+      hypothesis.find(
+        programs.programs((mismatch.name,), 1),
+        fails,
+        settings=hypothesis.settings(max_examples=_SHRINK, **options),
+      )
   return best
 
 
 def _lost(error: workers.LostError, _: int, seed: int, *__: Any) -> dict[str, Any]:
   """The result of a batch whose process died: a failure."""
   culprit = [line for line in error.said.splitlines() if line.startswith("Program(")][-1:]
-  return {"programs": 0, "functions": {}, "failures": [("crash", f"seed {seed}", error.said[-1000:] or str(error), *(culprit or [""]))]}
+  return {
+    "programs": 0,
+    "functions": {},
+    "failures": [("crash", f"seed {seed}", error.said[-1000:] or str(error), *(culprit or [""]))],
+  }
 
 
 @click.command
 @click.option("--programs", type=click.IntRange(1), default=2000, help="The number of programs.")
-@click.option("--seed", type=int, default=0, help="The seed of the first batch; each batch takes the next one.")
-@click.option("--workers", "processes", type=click.IntRange(1), default=1, help="The number of parallel processes.")
-@click.option("--functions", "functions_of", default="", callback=commas, help="Use only these functions; by default all.")
-@click.option("--steps", type=click.IntRange(1), default=8, help="The largest number of functions in a program.")
-@click.option("--control/--nocontrol", default=False, help="Programs with control flow and derivatives, in place of straight lines.")
-@click.option("--record/--norecord", default=True, help="Write docs/reports/data/fuzz.json, or fuzz-control.json.")
-def main(programs: int, seed: int, processes: int, functions_of: list[str], steps: int, control: bool, record: bool) -> None:
+@click.option(
+  "--seed", type=int, default=0, help="The seed of the first batch; each batch takes the next one."
+)
+@click.option(
+  "--workers",
+  "processes",
+  type=click.IntRange(1),
+  default=1,
+  help="The number of parallel processes.",
+)
+@click.option(
+  "--functions",
+  "functions_of",
+  default="",
+  callback=commas,
+  help="Use only these functions; by default all.",
+)
+@click.option(
+  "--steps", type=click.IntRange(1), default=8, help="The largest number of functions in a program."
+)
+@click.option(
+  "--control/--nocontrol",
+  default=False,
+  help="Programs with control flow and derivatives, in place of straight lines.",
+)
+@click.option(
+  "--record/--norecord",
+  default=True,
+  help="Write docs/reports/data/fuzz.json, or fuzz-control.json.",
+)
+def main(
+  programs: int,
+  seed: int,
+  processes: int,
+  functions_of: list[str],
+  steps: int,
+  control: bool,
+  record: bool,
+) -> None:
   """Runs all batches, prints the mismatches and records the counts."""
   whole, rest = divmod(programs, _PROGRAMS_PER_WORKER)
   counts = [_PROGRAMS_PER_WORKER] * whole + [rest] * bool(rest)
-  total, functions, failures = 0, collections.Counter[str](), dict[tuple[str, str], tuple[str, ...]]()
+  total, functions, failures = (
+    0,
+    collections.Counter[str](),
+    dict[tuple[str, str], tuple[str, ...]](),
+  )
   run: Any = _run_control_batch if control else _run_batch
   more = () if control else (functions_of, steps)
   batches = [(count, seed + i, *more) for i, count in enumerate(counts)]
-  with tqdm.tqdm(total=programs, desc=f"JAX {jax.__version__} random programs", unit="program") as report:
+  with tqdm.tqdm(
+    total=programs, desc=f"JAX {jax.__version__} random programs", unit="program"
+  ) as report:
     for result in workers.each(run, batches, _lost, processes=processes, renewed_after=1):
       total += result["programs"]
       functions.update(result["functions"])
@@ -151,11 +206,19 @@ def main(programs: int, seed: int, processes: int, functions_of: list[str], step
       report.update(result["programs"])
   if record and not functions_of:
     _record("fuzz-control" if control else "fuzz", total, seed, functions, failures)
-  print(f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, {len(failures)} mismatches")
+  print(
+    f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, {len(failures)} mismatches"
+  )
   sys.exit(bool(failures))
 
 
-def _record(name: str, total: int, seed: int, functions: dict[str, int], failures: dict[tuple[str, str], tuple[str, ...]]) -> None:
+def _record(
+  name: str,
+  total: int,
+  seed: int,
+  functions: dict[str, int],
+  failures: dict[tuple[str, str], tuple[str, ...]],
+) -> None:
   rows = reports.read(name)
   rows[jax.__version__] = {
     "programs": total,

@@ -43,7 +43,9 @@ def op_counts(model: Any) -> dict[str, int]:
   variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
   converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec], with_gradient=False)
   specs = jax.tree.map(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), model.inputs(1))
-  concrete = tf.function(lambda x: converted(variables, x), autograph=False).get_concrete_function(specs)
+  concrete = tf.function(lambda x: converted(variables, x), autograph=False).get_concrete_function(
+    specs
+  )
   return dict(sorted(collections.Counter(op_types(concrete.graph)).items()))
 
 
@@ -53,7 +55,9 @@ def main() -> None:
 
   counts = {name: op_counts(MODELS[name]) for name in GOLDEN_MODELS}
   pathlib.Path(golden_file()).write_text(json.dumps(counts, indent=1) + "\n")
-  print(f"wrote {golden_file()}: {sum(sum(c.values()) for c in counts.values())} ops in {len(counts)} models")
+  print(
+    f"wrote {golden_file()}: {sum(sum(c.values()) for c in counts.values())} ops in {len(counts)} models"
+  )
 
 
 if __name__ == "__main__":

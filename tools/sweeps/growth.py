@@ -83,7 +83,10 @@ def chain(who: str, n: int) -> Numbers:
   build(jax2tf.convert(jnp.sin))  # excludes what JAX and TensorFlow do once per process
   if who == "ours":
     timed("trace", lambda: jax.make_jaxpr(_chain(n, jnp.sin))(np.ones(8, np.float32)))
-    timed("trace vjp", lambda: jax.make_jaxpr(lambda x: jax.vjp(_chain(n, jnp.sin), x))(np.ones(8, np.float32)))
+    timed(
+      "trace vjp",
+      lambda: jax.make_jaxpr(lambda x: jax.vjp(_chain(n, jnp.sin), x))(np.ones(8, np.float32)),
+    )
   timed("inference", lambda: build(convert(with_gradient=False)))
   converted = convert()
   numbers["peak MB"] = measure.peak_megabytes(everything)
@@ -116,13 +119,19 @@ def transformer(who: str, remat: bool) -> Numbers:
 
   random = np.random.default_rng(0)
   shapes = [*[(_WIDTH, _WIDTH)] * 4, (_WIDTH, 4 * _WIDTH), (4 * _WIDTH, _WIDTH)]
-  weights = [random.standard_normal((_LAYERS, *shape), np.float32) * np.float32(0.05) for shape in shapes]
+  weights = [
+    random.standard_normal((_LAYERS, *shape), np.float32) * np.float32(0.05) for shape in shapes
+  ]
   x = random.standard_normal((_BATCH, _LENGTH, _WIDTH), np.float32)
   if who == "jax":
     arrays = jax.tree.map(jnp.asarray, (weights, x))
     compiled = jax.jit(jax.value_and_grad(loss)).lower(*arrays).compile()
     return _first_run(lambda: jax.block_until_ready(compiled(*arrays)))
-  variables, tensor, converted = [tf.Variable(w) for w in weights], tf.constant(x), jax2tf.convert(loss)
+  variables, tensor, converted = (
+    [tf.Variable(w) for w in weights],
+    tf.constant(x),
+    jax2tf.convert(loss),
+  )
 
   def value_and_grad(x: tf.Tensor) -> Any:
     with tf.GradientTape() as tape:
@@ -145,7 +154,11 @@ def _first_run(call: Callable[[], Any]) -> Numbers:
 
 
 def _row(what: str, who: str, argument: Any) -> str:
-  return f"{what} {argument}, {who}" if what == "chain" else f"{what}{' with jax.checkpoint' * argument}, {who}"
+  return (
+    f"{what} {argument}, {who}"
+    if what == "chain"
+    else f"{what}{' with jax.checkpoint' * argument}, {who}"
+  )
 
 
 _ROWS = [_row(*measurement) for measurement in _MEASUREMENTS]
@@ -169,19 +182,37 @@ def _markdown(report: dict[str, Any]) -> str:
   ]
   for version, section in sorted(report.items()):
     lines += [f"## JAX {version}, TensorFlow {tf.__version__}", ""]
-    lines += ["| n | who | " + " | ".join(f"{name} µs" for name in _CHAIN_COLUMNS) + " | nodes | peak MB |", "|---" * 9 + "|"]
+    lines += [
+      "| n | who | " + " | ".join(f"{name} µs" for name in _CHAIN_COLUMNS) + " | nodes | peak MB |",
+      "|---" * 9 + "|",
+    ]
     for what, who, n in _MEASUREMENTS:
       if what == "chain" and (numbers := section.get(_row(what, who, n))):
-        cells = [f"{1e6 * numbers[name] / n:.0f}" if name in numbers else "" for name in _CHAIN_COLUMNS]
-        lines += [f"| {n:,} | {who} | " + " | ".join(cells) + f" | {numbers['nodes']:,.0f} | {numbers['peak MB']:.0f} |"]
-    lines += ["", "| gradient of the transformer | peak MB, jax.jit | peak MB, ours | ratio | seconds, jax.jit | seconds, ours |"]
+        cells = [
+          f"{1e6 * numbers[name] / n:.0f}" if name in numbers else "" for name in _CHAIN_COLUMNS
+        ]
+        lines += [
+          f"| {n:,} | {who} | "
+          + " | ".join(cells)
+          + f" | {numbers['nodes']:,.0f} | {numbers['peak MB']:.0f} |"
+        ]
+    lines += [
+      "",
+      "| gradient of the transformer | peak MB, jax.jit | peak MB, ours | ratio | seconds, jax.jit | seconds, ours |",
+    ]
     lines += ["|---" * 6 + "|"]
     for remat in (False, True):
       jaxs, ours = (section.get(_row("transformer", who, remat)) for who in ("jax", "ours"))
       if jaxs and ours:
-        cells = [f"{jaxs['peak MB']:.0f}", f"{ours['peak MB']:.0f}", f"**{ours['peak MB'] / jaxs['peak MB']:.2f}**"]
+        cells = [
+          f"{jaxs['peak MB']:.0f}",
+          f"{ours['peak MB']:.0f}",
+          f"**{ours['peak MB'] / jaxs['peak MB']:.2f}**",
+        ]
         cells += [f"{jaxs['seconds']:.2f}", f"{ours['seconds']:.2f}"]
-        lines += [f"| {'with' if remat else 'without'} jax.checkpoint | " + " | ".join(cells) + " |"]
+        lines += [
+          f"| {'with' if remat else 'without'} jax.checkpoint | " + " | ".join(cells) + " |"
+        ]
     lines += [""]
   return "\n".join([*lines, "![growth](growth.png)", ""])
 
@@ -189,14 +220,28 @@ def _markdown(report: dict[str, Any]) -> str:
 def picture(report: dict[str, Any]) -> None:
   """Plots seconds against the length of the chain: a panel for each step, a colour for each runtime, a style for each version."""
   pyplot = measure.pyplot()
-  steps = {"inference": "to make the graph", "gradient": "to make its gradient", "first run": "to run it the first time"}
-  figure, panels = pyplot.subplots(1, len(steps), figsize=(13, 4.4), layout="constrained", sharey=True)
+  steps = {
+    "inference": "to make the graph",
+    "gradient": "to make its gradient",
+    "first run": "to run it the first time",
+  }
+  figure, panels = pyplot.subplots(
+    1, len(steps), figsize=(13, 4.4), layout="constrained", sharey=True
+  )
   for axes, (step, title) in zip(panels, steps.items(), strict=True):
     for (version, section), style in zip(sorted(report.items()), ("--", "-"), strict=False):
       for who, label in (("ours", "jax2tf"), ("hand", "TensorFlow by hand")):
         lengths = [n for n in _LENGTHS if _row("chain", who, n) in section]
         seconds = [section[_row("chain", who, n)][step] for n in lengths]
-        axes.loglog(lengths, seconds, style, color=COLOURS[who], marker="o", markersize=5, label=f"{label}, JAX {version}")
+        axes.loglog(
+          lengths,
+          seconds,
+          style,
+          color=COLOURS[who],
+          marker="o",
+          markersize=5,
+          label=f"{label}, JAX {version}",
+        )
     axes.set(xlabel="equations of the function", title=title)
     axes.grid(alpha=0.3)
   panels[0].set_ylabel("seconds")
@@ -206,7 +251,9 @@ def picture(report: dict[str, Any]) -> None:
 
 
 @click.command
-@click.option("--one", default="", help="Internal: the single measurement of this process, as JSON.")
+@click.option(
+  "--one", default="", help="Internal: the single measurement of this process, as JSON."
+)
 def main(one: str) -> None:
   """Measures everything and writes the report."""
   logging.set_verbosity(logging.WARNING)  # JAX logs the accelerators that it did not find
@@ -218,8 +265,15 @@ def main(one: str) -> None:
   progress = tqdm.tqdm(_MEASUREMENTS, unit="measurement")
   for measurement in progress:
     progress.set_postfix_str(_row(*measurement))
-    command = [sys.executable, "-m", "jax2tf.tools.sweeps.growth", f"--one={json.dumps(measurement)}"]
-    section[_row(*measurement)] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+    command = [
+      sys.executable,
+      "-m",
+      "jax2tf.tools.sweeps.growth",
+      f"--one={json.dumps(measurement)}",
+    ]
+    section[_row(*measurement)] = json.loads(
+      subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+    )
   reports.update("growth", section, _ROWS, _markdown, picture)
 
 

@@ -20,13 +20,18 @@ def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 def _mlp(rng: np.random.Generator) -> tuple[Callable[..., Any], Params, dict[str, np.ndarray]]:
   """Four layers of 512 with LayerNorm and GELU, then softmax of 256."""
-  params = [{"w": _normal(rng, 512, n), **{name: _normal(rng, n) for name in ("b", "scale", "offset")}} for n in (512, 512, 512, 256)]
+  params = [
+    {"w": _normal(rng, 512, n), **{name: _normal(rng, n) for name in ("b", "scale", "offset")}}
+    for n in (512, 512, 512, 256)
+  ]
 
   def predict(params: Params, x: jax.Array) -> jax.Array:
     for layer in params[:-1]:
       x = jax.nn.gelu(x @ layer["w"] + layer["b"], approximate=False)
       centred = x - jnp.mean(x, -1, keepdims=True)
-      x = centred * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-6) * layer["scale"] + layer["offset"]
+      x = (
+        centred * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-6) * layer["scale"] + layer["offset"]
+      )
     return jax.nn.softmax(x @ params[-1]["w"] + params[-1]["b"])
 
   return predict, params, {"x": rng.normal(size=(32, 512)).astype(np.float32)}
@@ -37,13 +42,21 @@ def _convnet(rng: np.random.Generator) -> tuple[Callable[..., Any], Params, dict
   channels = (3, 32, 32, 64, 64)
   layers = []
   for before, after in itertools.pairwise(channels):
-    statistics = {"scale": rng.uniform(0.5, 1.5, after), "offset": rng.normal(size=after), "mean": rng.normal(size=after)}
-    layers.append({"w": _normal(rng, 3, 3, before, after), "var": rng.uniform(0.5, 1.5, after), **statistics})
+    statistics = {
+      "scale": rng.uniform(0.5, 1.5, after),
+      "offset": rng.normal(size=after),
+      "mean": rng.normal(size=after),
+    }
+    layers.append(
+      {"w": _normal(rng, 3, 3, before, after), "var": rng.uniform(0.5, 1.5, after), **statistics}
+    )
   params = jax.tree.map(np.float32, {"layers": layers, "dense": _normal(rng, 64, 10)})
 
   def predict(params: Params, x: jax.Array) -> jax.Array:
     for k, p in enumerate(params["layers"]):
-      x = lax.conv_general_dilated(x, p["w"], (1 + k % 2,) * 2, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+      x = lax.conv_general_dilated(
+        x, p["w"], (1 + k % 2,) * 2, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+      )
       x = (x - p["mean"]) * (lax.rsqrt(p["var"] + 1e-5) * p["scale"]) + p["offset"]
       x = jax.nn.relu(x) if k % 2 else jax.nn.hard_swish(x)
     return jax.nn.softmax(jnp.mean(x, (1, 2)) @ params["dense"])

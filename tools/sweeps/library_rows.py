@@ -32,8 +32,16 @@ def lineax() -> Iterator[Row]:
   yield "SVD", solve(lx.SVD()), (_MATRIX, _VECTOR)
   yield "CG", solve(lx.CG(1e-9, 1e-9), lx.positive_semidefinite_tag), (_MATRIX, _VECTOR)
   yield "GMRES", solve(lx.GMRES(1e-9, 1e-9)), (_MATRIX, _VECTOR)
-  yield "tridiagonal", lambda d, b: lx.linear_solve(lx.TridiagonalLinearOperator(d, d[1:] / 4, d[1:] / 5), b).value, (_VECTOR + 2, _VECTOR)
-  yield "LU, vmap", jax.vmap(solve(lx.LU())), (np.stack([_MATRIX, _MATRIX + 1]), np.stack([_VECTOR, -_VECTOR]))
+  yield (
+    "tridiagonal",
+    lambda d, b: lx.linear_solve(lx.TridiagonalLinearOperator(d, d[1:] / 4, d[1:] / 5), b).value,
+    (_VECTOR + 2, _VECTOR),
+  )
+  yield (
+    "LU, vmap",
+    jax.vmap(solve(lx.LU())),
+    (np.stack([_MATRIX, _MATRIX + 1]), np.stack([_VECTOR, -_VECTOR])),
+  )
 
 
 def optimistix() -> Iterator[Row]:
@@ -53,12 +61,32 @@ def optimistix() -> Iterator[Row]:
 
   two = (np.array([1.0, 0.1]),)
   bounds = {"lower": 0.0, "upper": 4.0}
-  yield "root_find, Newton", lambda a: optx.root_find(cubic, optx.Newton(**tolerance), 1.5, a).value, (3.0,)
-  yield "root_find, Bisection", lambda a: optx.root_find(cubic, optx.Bisection(**tolerance), 1.5, a, options=bounds).value, (3.0,)
+  yield (
+    "root_find, Newton",
+    lambda a: optx.root_find(cubic, optx.Newton(**tolerance), 1.5, a).value,
+    (3.0,),
+  )
+  yield (
+    "root_find, Bisection",
+    lambda a: optx.root_find(cubic, optx.Bisection(**tolerance), 1.5, a, options=bounds).value,
+    (3.0,),
+  )
   fixed = optx.FixedPointIteration(**tolerance)
-  yield "fixed_point", lambda a: optx.fixed_point(lambda y, a: jnp.cos(a * y), fixed, 0.5, a).value, (0.8,)
-  yield "least_squares, LM", lambda a: optx.least_squares(residuals, optx.LevenbergMarquardt(**tolerance), start, a).value, two
-  yield "minimise, BFGS", lambda a: optx.minimise(quartic, optx.BFGS(**tolerance), start, a).value, two
+  yield (
+    "fixed_point",
+    lambda a: optx.fixed_point(lambda y, a: jnp.cos(a * y), fixed, 0.5, a).value,
+    (0.8,),
+  )
+  yield (
+    "least_squares, LM",
+    lambda a: optx.least_squares(residuals, optx.LevenbergMarquardt(**tolerance), start, a).value,
+    two,
+  )
+  yield (
+    "minimise, BFGS",
+    lambda a: optx.minimise(quartic, optx.BFGS(**tolerance), start, a).value,
+    two,
+  )
 
 
 def diffrax() -> Iterator[Row]:
@@ -67,18 +95,30 @@ def diffrax() -> Iterator[Row]:
   term = dfx.ODETerm(lambda t, y, k: -k * y + jnp.sin(t))
 
   def ode(solver: Any, term: Any = term, **options: Any) -> Any:
-    return lambda y, k: dfx.diffeqsolve(term, solver, 0.0, 1.0, 0.25, y, k, max_steps=64, **options).ys
+    return lambda y, k: (
+      dfx.diffeqsolve(term, solver, 0.0, 1.0, 0.25, y, k, max_steps=64, **options).ys
+    )
 
   def noise(y: Any, k: Any) -> Any:
-    path = dfx.VirtualBrownianTree(0.0, 1.0, 1e-2, (3,), jax.random.wrap_key_data(jnp.asarray(_KEY)))
+    path = dfx.VirtualBrownianTree(
+      0.0, 1.0, 1e-2, (3,), jax.random.wrap_key_data(jnp.asarray(_KEY))
+    )
     control = dfx.ControlTerm(lambda t, y, k: 0.1 * jnp.eye(3), path)
     return ode(dfx.Euler(), dfx.MultiTerm(dfx.ODETerm(lambda t, y, k: -k * y), control))(y, k)
 
   args = (_VECTOR, 0.7)
   adaptive = dfx.PIDController(1e-6, 1e-6)
   yield "Euler", ode(dfx.Euler()), args
-  yield "Tsit5, adaptive, at times", ode(dfx.Tsit5(), stepsize_controller=adaptive, saveat=dfx.SaveAt(ts=np.linspace(0, 1, 5))), args
-  yield "Kvaerno3, implicit", ode(dfx.Kvaerno3(), stepsize_controller=dfx.PIDController(1e-4, 1e-4)), args
+  yield (
+    "Tsit5, adaptive, at times",
+    ode(dfx.Tsit5(), stepsize_controller=adaptive, saveat=dfx.SaveAt(ts=np.linspace(0, 1, 5))),
+    args,
+  )
+  yield (
+    "Kvaerno3, implicit",
+    ode(dfx.Kvaerno3(), stepsize_controller=dfx.PIDController(1e-4, 1e-4)),
+    args,
+  )
   yield "Dopri5, backsolve", ode(dfx.Dopri5(), adjoint=dfx.BacksolveAdjoint()), args
   yield "Heun, direct adjoint", ode(dfx.Heun(), adjoint=dfx.DirectAdjoint()), args
   yield "Euler, Brownian tree", noise, args
@@ -117,7 +157,9 @@ def numpyro() -> Iterator[Row]:
     return Predictive(schools, samples)(jax.random.PRNGKey(1), None)["obs"]
 
   def mixture(x: Any, w: Any) -> Any:
-    parts = dist.MixtureSameFamily(dist.Categorical(logits=w), dist.StudentT(4.0, jnp.arange(3.0), 1.0))
+    parts = dist.MixtureSameFamily(
+      dist.Categorical(logits=w), dist.StudentT(4.0, jnp.arange(3.0), 1.0)
+    )
     return parts.log_prob(x) + dist.Gamma(jnp.exp(w), 1.0).log_prob(jnp.exp(x)).sum()
 
   def sampler(algorithm: str) -> Any:
@@ -125,7 +167,15 @@ def numpyro() -> Iterator[Row]:
 
     def step(z: Any, key: Any) -> Any:
       more = {"max_tree_depth": 3} if algorithm == "NUTS" else {"num_steps": 4}
-      state = init(z, num_warmup=0, step_size=0.2, adapt_step_size=False, adapt_mass_matrix=False, rng_key=key, **more)
+      state = init(
+        z,
+        num_warmup=0,
+        step_size=0.2,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+        rng_key=key,
+        **more,
+      )
       return sample(state).z
 
     return step
@@ -185,7 +235,11 @@ def brax() -> Iterator[Row]:
       state = env.pipeline_step(env.pipeline_init(q, qd), action)
       return state.q, state.qd
 
-    yield f"pipeline_step, {backend}", step, (np.array([0.1, 0.05]), np.array([0.2, -0.1]), np.array([0.3]))
+    yield (
+      f"pipeline_step, {backend}",
+      step,
+      (np.array([0.1, 0.05]), np.array([0.2, -0.1]), np.array([0.3])),
+    )
 
 
 LIBRARIES: dict[str, Callable[[], Iterator[Row]]] = {

@@ -41,7 +41,9 @@ def rows_of(library: str) -> list[str]:
 def cells(library: str, name: str) -> tuple[str, str, Cells]:
   """{way: the largest difference from JAX, relative to its largest value, or the reason why there is none}."""
   with jax.enable_x64(True):
-    [(fun, given)] = [(fun, args) for found, fun, args in library_rows.LIBRARIES[library]() if found == name]
+    [(fun, given)] = [
+      (fun, args) for found, fun, args in library_rows.LIBRARIES[library]() if found == name
+    ]
     args = [np.asarray(x) for x in given]
     return library, name, dict(zip(_WAYS, _measure(fun, args), strict=True))
 
@@ -94,7 +96,11 @@ def _cell(measured: Callable[[], float]) -> str:
 
 def _words(error: Exception) -> str:
   lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-  return f"{type(error).__name__}: {lines[1] if isinstance(error, jax2tf.LoweringError) else lines[0]}"[:160].replace("|", "/")
+  return (
+    f"{type(error).__name__}: {lines[1] if isinstance(error, jax2tf.LoweringError) else lines[0]}"[
+      :160
+    ].replace("|", "/")
+  )
 
 
 def _difference(actual: Any, expected: Any) -> float:
@@ -117,7 +123,9 @@ def report(data: dict[str, Any]) -> str:
   """The document in Markdown."""
   versions = sorted(data)
   used = "; ".join(
-    f"JAX {jax_version}: " + ", ".join(f"{name} {v}" for name, v in data[jax_version]["versions"].items()) for jax_version in versions
+    f"JAX {jax_version}: "
+    + ", ".join(f"{name} {v}" for name, v in data[jax_version]["versions"].items())
+    for jax_version in versions
   )
   lines = [
     "# Scientific libraries",
@@ -128,18 +136,31 @@ def report(data: dict[str, Any]) -> str:
     "",
     f"{used}.",
     "",
-    "| Library | Function | " + " | ".join(f"{way}, JAX {v}" for v in versions for way in _WAYS) + " |",
+    "| Library | Function | "
+    + " | ".join(f"{way}, JAX {v}" for v in versions for way in _WAYS)
+    + " |",
     "|---|---|" + "---|" * (len(versions) * len(_WAYS)),
   ]
-  rows = dict.fromkeys((library, name) for v in versions for library, found in data[v]["rows"].items() for name in found)
+  rows = dict.fromkeys(
+    (library, name)
+    for v in versions
+    for library, found in data[v]["rows"].items()
+    for name in found
+  )
   for library, name in rows:
-    found = [data[v]["rows"].get(library, {}).get(name, {}).get(way, "not run") for v in versions for way in _WAYS]
+    found = [
+      data[v]["rows"].get(library, {}).get(name, {}).get(way, "not run")
+      for v in versions
+      for way in _WAYS
+    ]
     lines.append(f"| {library} | {name} | " + " | ".join(found) + " |")
   return "\n".join(lines) + "\n"
 
 
 @click.command
-@click.option("--only", default=",".join(library_rows.LIBRARIES), callback=commas, help="Libraries.")
+@click.option(
+  "--only", default=",".join(library_rows.LIBRARIES), callback=commas, help="Libraries."
+)
 def main(only: list[str]) -> None:
   """Measures all rows, and writes the report after each."""
   os.environ.setdefault("EQX_ON_ERROR", "nan")  # before the processes that import Equinox

@@ -35,28 +35,41 @@ class _Load:
     self.report: dict[str, Any] = about | serving_report.machine()
     self.faults: list[str] = []
 
-  def serving(self, replicas: int, **options: Any) -> contextlib.AbstractContextManager[clients.Server]:
+  def serving(
+    self, replicas: int, **options: Any
+  ) -> contextlib.AbstractContextManager[clients.Server]:
     return clients.serving(self._model, f"--replicas={replicas}", **options)
 
   def measure(self, name: str, server: clients.Server) -> None:
     """Measures a run without faults, and the CPU time that a request takes."""
-    asyncio.run(clients.load(server.grpc_port, self._questions, self._concurrency, 1.0))  # the first requests optimise the graph
+    asyncio.run(
+      clients.load(server.grpc_port, self._questions, self._concurrency, 1.0)
+    )  # the first requests optimise the graph
     before = server.cpu_seconds | {"client": time.process_time()}
     self.run(name, server)
     after = server.cpu_seconds | {"client": time.process_time()}
     count = self.report[name]["requests"]
-    costs = {f"{kind} CPU ms": round(1e3 * (after[kind] - before[kind]) / count, 3) for kind in before}
+    costs = {
+      f"{kind} CPU ms": round(1e3 * (after[kind] - before[kind]) / count, 3) for kind in before
+    }
     self.report[name] |= {"start s": round(server.start_seconds, 1), **costs}
 
-  def run(self, name: str, server: clients.Server, attack: Callable[[], object] = lambda: None) -> None:
+  def run(
+    self, name: str, server: clients.Server, attack: Callable[[], object] = lambda: None
+  ) -> None:
     """Loads the server; the attack comes after a third of the time."""
     tally = asyncio.run(self._run(server.grpc_port, attack))
     self.report[name] = tally.summary()
     self.faults += [*tally.errors, *["a wrong answer"] * tally.wrong]
-    print(f"{name:34}" + ", ".join(f"{key} {value}" for key, value in self.report[name].items()), flush=True)
+    print(
+      f"{name:34}" + ", ".join(f"{key} {value}" for key, value in self.report[name].items()),
+      flush=True,
+    )
 
   async def _run(self, port: int, attack: Callable[[], object]) -> clients.Tally:
-    running = asyncio.create_task(clients.load(port, self._questions, self._concurrency, self._seconds, progress=True))
+    running = asyncio.create_task(
+      clients.load(port, self._questions, self._concurrency, self._seconds, progress=True)
+    )
     await asyncio.sleep(self._seconds / 3)
     await asyncio.to_thread(attack)
     return await running
@@ -67,7 +80,9 @@ class _Load:
     for kind in clients.KINDS:
       [victim, *_] = server.pids(kind)
       self.run(f"{kind} killed", server, lambda: _kill(victim))  # noqa: B023  (called at once)
-      self.report[f"{kind} killed"]["whole again s"] = round(self._seconds * 2 / 3 + _wait_until_whole(server, whole), 1)
+      self.report[f"{kind} killed"]["whole again s"] = round(
+        self._seconds * 2 / 3 + _wait_until_whole(server, whole), 1
+      )
     with contextlib.ExitStack() as stack:
 
       def restart() -> None:
@@ -77,7 +92,9 @@ class _Load:
 
       self.run("server killed and started again", server, restart)
     runs = [run for name, run in self.report.items() if isinstance(run, dict) and "killed" in name]
-    self.report["with kills"] = {key: sum(run[key] for run in runs) for key in ("requests", "retries", "wrong", "errors")}
+    self.report["with kills"] = {
+      key: sum(run[key] for run in runs) for key in ("requests", "retries", "wrong", "errors")
+    }
 
 
 def _kill(pid: int) -> None:
@@ -99,10 +116,24 @@ def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
 
 
 @click.command
-@click.option("--seconds", type=click.FloatRange(1.0), default=15.0, help="How long each run sends requests, in seconds.")
-@click.option("--concurrency", type=click.IntRange(1), default=200, help="The number of requests in progress at any time.")
-@click.option("--max_rows", type=click.IntRange(1), default=32, help="The largest number of rows in a request.")
-@click.option("--kills/--no_kills", default=True, help="Whether to kill processes; without, nothing is written.")
+@click.option(
+  "--seconds",
+  type=click.FloatRange(1.0),
+  default=15.0,
+  help="How long each run sends requests, in seconds.",
+)
+@click.option(
+  "--concurrency",
+  type=click.IntRange(1),
+  default=200,
+  help="The number of requests in progress at any time.",
+)
+@click.option(
+  "--max_rows", type=click.IntRange(1), default=32, help="The largest number of rows in a request."
+)
+@click.option(
+  "--kills/--no_kills", default=True, help="Whether to kill processes; without, nothing is written."
+)
 def main(seconds: float, concurrency: int, max_rows: int, kills: bool) -> None:
   """Prints and writes the figures of each run. Raises SystemExit if an answer was lost or wrong, or a start took too long."""
   logging.set_verbosity(logging.WARNING)
@@ -116,10 +147,14 @@ def main(seconds: float, concurrency: int, max_rows: int, kills: bool) -> None:
   report, one = load.report, load.report[serving_report.RUNS[1]]
   for count, name in serving_report.RUNS.items():
     expected = serving_report.predicted(one, count, report["cores"])
-    print(f"{name}: {report[name]['requests per second']:.0f} requests per second, predicted {expected:.0f}; {report[name]}")
+    print(
+      f"{name}: {report[name]['requests per second']:.0f} requests per second, predicted {expected:.0f}; {report[name]}"
+    )
   if kills:
     serving_report.keep(serving_report.LOAD, report)
-  faults = load.faults + serving_report.late([report[name]["start s"] for name in serving_report.RUNS.values()])
+  faults = load.faults + serving_report.late(
+    [report[name]["start s"] for name in serving_report.RUNS.values()]
+  )
   if faults:
     raise SystemExit(f"{len(faults)} faults, such as: {faults[0]}")
 

@@ -16,8 +16,13 @@ from jax import lax
 def gru_params(size: int) -> dict[str, np.ndarray]:
   """Weights of inputs, of the state, and biases of the three gates."""
   rng = np.random.default_rng(0)
-  weights = {name: rng.standard_normal((size, 3 * size), np.float32) / np.float32(size**0.5) for name in "wu"}
-  return weights | {"b": rng.standard_normal(3 * size, np.float32) / 10, "c": rng.standard_normal(size, np.float32) / 10}
+  weights = {
+    name: rng.standard_normal((size, 3 * size), np.float32) / np.float32(size**0.5) for name in "wu"
+  }
+  return weights | {
+    "b": rng.standard_normal(3 * size, np.float32) / 10,
+    "c": rng.standard_normal(size, np.float32) / 10,
+  }
 
 
 def gru_jax(params: Any, xs: Any) -> Any:

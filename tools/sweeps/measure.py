@@ -42,7 +42,9 @@ def milliseconds(
   return {name: 1e3 * of(series) for name, series in times.items()}
 
 
-def runs(calls: Mapping[str, Callable[[], Any]], seconds: float, number: int = 5) -> dict[str, list[float]]:
+def runs(
+  calls: Mapping[str, Callable[[], Any]], seconds: float, number: int = 5
+) -> dict[str, list[float]]:
   """The median time of each call in each of several runs of `milliseconds`, which take `seconds` together."""
   found = [milliseconds(calls, seconds / number) for _ in range(number)]
   return {name: [run[name] for run in found] for name in calls}
@@ -61,7 +63,11 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 def nodes(graph: Any) -> list[Any]:
   """The NodeDefs of a tf.Graph and of all functions that it calls."""
   definition = graph.as_graph_def()
-  return [node for part in (definition.node, *(f.node_def for f in definition.library.function)) for node in part]
+  return [
+    node
+    for part in (definition.node, *(f.node_def for f in definition.library.function))
+    for node in part
+  ]
 
 
 def op_types(graph: Any) -> list[str]:

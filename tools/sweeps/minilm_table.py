@@ -43,12 +43,17 @@ TITLES = {"onnx": "ONNX Runtime", "tflite": "LiteRT", "tfjs": "TF.js, wasm in No
 
 def sentences() -> list[str]:
   """The first hundred sentences of the documents with 4 to 60 words."""
-  text = " ".join((reports.DOCS / name).read_text(encoding="utf-8") for name in ("architecture.md", "limitations.md", "guide/serving.md"))
+  text = " ".join(
+    (reports.DOCS / name).read_text(encoding="utf-8")
+    for name in ("architecture.md", "limitations.md", "guide/serving.md")
+  )
   found = [s.strip() for s in re.split(r"(?<=[.:])\s+", re.sub(r"[|`#*\n]+", " ", text))]
   return [s for s in found if 4 <= len(s.split()) <= 60][:_SENTENCES]
 
 
-def batches(tokenize: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+def batches(
+  tokenize: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]],
+) -> Iterator[dict[str, np.ndarray]]:
   """The sentences as {input: array}, in batches of several sizes. A batch is as long as its longest sentence."""
   rest, k = sentences(), 0
   while rest:
@@ -59,10 +64,14 @@ def batches(tokenize: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]) 
 
 def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
   """Of each row."""
-  return (found * expected).sum(-1) / (np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1))
+  return (found * expected).sum(-1) / (
+    np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
+  )
 
 
-def measured(row: str, params: Any, given: Sequence[Mapping[str, np.ndarray]], expected: Sequence[np.ndarray]) -> dict[str, Any]:
+def measured(
+  row: str, params: Any, given: Sequence[Mapping[str, np.ndarray]], expected: Sequence[np.ndarray]
+) -> dict[str, Any]:
   """{"bytes", "max_abs", "cosine", "ratio", "seconds"} of one export with default idioms, or {"refused": reason}."""
   from jax2tf.examples import minilm, minilm_text  # noqa: PLC0415  (behind the flags: it imports JAX)
 
@@ -70,12 +79,18 @@ def measured(row: str, params: Any, given: Sequence[Mapping[str, np.ndarray]], e
   exporter = importlib.import_module(f"jax2tf.converters.{target}")
   more: dict[str, Any] = {"representative_dataset": given[:4]} if row == "tflite-int8" else {}
   specs = {"input_ids": "i32[b,s]", "attention_mask": "i32[b,s]"}
-  common = {"inputs": specs, "outputs": ["embedding"], "polymorphic_constraints": [f"s <= {minilm_text.MAX_TOKENS}"]}
+  common = {
+    "inputs": specs,
+    "outputs": ["embedding"],
+    "polymorphic_constraints": [f"s <= {minilm_text.MAX_TOKENS}"],
+  }
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, f"minilm.{target}")
     start = time.perf_counter()
     try:
-      made = exporter.save(minilm.encode, params, path, **common, examples=dict(given[2]), samples=1, **options, **more)
+      made = exporter.save(
+        minilm.encode, params, path, **common, examples=dict(given[2]), samples=1, **options, **more
+      )
     except exporter.ExportError as error:
       return {"refused": str(error).splitlines()[-1].strip()}
     seconds = time.perf_counter() - start
@@ -84,13 +99,20 @@ def measured(row: str, params: Any, given: Sequence[Mapping[str, np.ndarray]], e
     "bytes": made.size,
     "max_abs": max(float(np.abs(y - z).max()) for y, z in zip(found, expected, strict=True)),
     "cosine": min(float(cosines(y, z).min()) for y, z in zip(found, expected, strict=True)),
-    "ratio": statistics.median(x.model / x.reference for x in made.report.latencies) if made.report.latencies else None,
+    "ratio": statistics.median(x.model / x.reference for x in made.report.latencies)
+    if made.report.latencies
+    else None,
     "seconds": seconds,
   }
 
 
 @click.command
-@click.option("--only", default="", callback=commas, help="Names of rows, such as onnx or tflite-int8; by default all.")
+@click.option(
+  "--only",
+  default="",
+  callback=commas,
+  help="Names of rows, such as onnx or tflite-int8; by default all.",
+)
 def main(only: list[str]) -> None:
   """Exports and measures the rows, and writes the document."""
   from jax2tf.examples import minilm, minilm_text  # noqa: PLC0415  (behind the flags: it imports JAX)
@@ -100,22 +122,38 @@ def main(only: list[str]) -> None:
   encode = jax.jit(minilm.encode)
   expected = [np.asarray(encode(params, **one)) for one in tqdm.tqdm(given, desc="JAX")]
   for row in tqdm.tqdm(only or list(ROWS), desc="targets"):
-    reports.update("minilm", {row: measured(row, params, given, expected)}, list(ROWS), markdown, picture)
+    reports.update(
+      "minilm", {row: measured(row, params, given, expected)}, list(ROWS), markdown, picture
+    )
 
 
 def picture(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
   """Plots sizes against errors for the newest version: a colour for each runtime, a marker for each scheme."""
   pyplot = measure.pyplot()
   version, found = max(report.items(), key=lambda item: [int(part) for part in item[0].split(".")])
-  rows = {tuple(f"{name}-none".split("-")[:2]): row for name, row in found.items() if "refused" not in row}
+  rows = {
+    tuple(f"{name}-none".split("-")[:2]): row for name, row in found.items() if "refused" not in row
+  }
   markers = dict(zip(dict.fromkeys(scheme for _, scheme in rows), "osD^vP", strict=False))
   figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
   for (target, scheme), row in rows.items():
     place = row["bytes"] / 1e6, row["max_abs"]
     label = TITLES[target] if scheme == "none" else f"{TITLES[target]}, {scheme}"
-    hollow = "none" if target == "tfjs" else COLOURS[target]  # shows both of two markers at one place
-    axes.plot(*place, markers[scheme], color=COLOURS[target], markerfacecolor=hollow, markersize=8, linestyle="", label=label)
-  axes.set(xlabel="size, MB", ylabel="largest difference from JAX\n(embeddings of length 1)", yscale="log")
+    hollow = (
+      "none" if target == "tfjs" else COLOURS[target]
+    )  # shows both of two markers at one place
+    axes.plot(
+      *place,
+      markers[scheme],
+      color=COLOURS[target],
+      markerfacecolor=hollow,
+      markersize=8,
+      linestyle="",
+      label=label,
+    )
+  axes.set(
+    xlabel="size, MB", ylabel="largest difference from JAX\n(embeddings of length 1)", yscale="log"
+  )
   axes.set_title(f"MiniLM, {_SENTENCES} sentences, JAX {version}")
   axes.grid(alpha=0.3)
   figure.legend(loc="outside right center")
@@ -145,10 +183,23 @@ def markdown(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         refused.append(f"{TITLES[target]} refuses {scheme}: {row['refused']}")
         continue
       ratio = f"{row['ratio']:.2g}" if row["ratio"] else ""
-      figures = [f"{row['bytes'] / 1e6:.1f}", f"{row['max_abs']:.1e}", f"{row['cosine']:.5f}", ratio, f"{row['seconds']:.0f}"]
+      figures = [
+        f"{row['bytes'] / 1e6:.1f}",
+        f"{row['max_abs']:.1e}",
+        f"{row['cosine']:.5f}",
+        ratio,
+        f"{row['seconds']:.0f}",
+      ]
       table.append([TITLES[target], scheme or "none", *figures])
     titles = ["runtime", "quantization", "MB", "max abs", "cosine", "latency / jax.jit", "export s"]
-    lines += [f"## JAX {version}", "", tabulate.tabulate(table, titles, tablefmt="github", disable_numparse=True), "", *refused, ""]
+    lines += [
+      f"## JAX {version}",
+      "",
+      tabulate.tabulate(table, titles, tablefmt="github", disable_numparse=True),
+      "",
+      *refused,
+      "",
+    ]
   return "\n".join(lines)
 
 

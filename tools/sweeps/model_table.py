@@ -73,11 +73,25 @@ def row(model: str, target: str, folder: str) -> Row:
       warnings.simplefilter("ignore")
       exported = runtimes.TARGETS[target][1](_case(model, folder))
   except Exception as error:
-    text = str(error) if isinstance(error, ExportError | verify.VerificationError) else f"{type(error).__name__}: {error}"
-    return Row(model, target, text.replace(f"{runtimes.REPOSITORY}/", "")[:8000], seconds=time.perf_counter() - start)
+    text = (
+      str(error)
+      if isinstance(error, ExportError | verify.VerificationError)
+      else f"{type(error).__name__}: {error}"
+    )
+    return Row(
+      model,
+      target,
+      text.replace(f"{runtimes.REPOSITORY}/", "")[:8000],
+      seconds=time.perf_counter() - start,
+    )
   rows, latencies = exported.report.rows, exported.report.latencies
-  ratio = sum(x.model for x in latencies) / sum(x.reference for x in latencies) if latencies else None
-  worst, share = (max((x for r in rows if (x := getattr(r, key)) is not None), default=None) for key in ("max_abs", "of_tolerance"))
+  ratio = (
+    sum(x.model for x in latencies) / sum(x.reference for x in latencies) if latencies else None
+  )
+  worst, share = (
+    max((x for r in rows if (x := getattr(r, key)) is not None), default=None)
+    for key in ("max_abs", "of_tolerance")
+  )
   return Row(model, target, "", worst, share, exported.size, ratio, time.perf_counter() - start)
 
 
@@ -102,7 +116,10 @@ def _names() -> Sequence[str]:
 
 def _stored(rows: Mapping[tuple[str, str], Row]) -> dict[str, Any]:
   """Rows as the report stores them."""
-  return {f"{row.model} {row.target}": asdict(row) | {"reason": "\n".join(_brief(row.reason))} for row in rows.values()}
+  return {
+    f"{row.model} {row.target}": asdict(row) | {"reason": "\n".join(_brief(row.reason))}
+    for row in rows.values()
+  }
 
 
 def _rows(section: Mapping[str, Any]) -> dict[tuple[str, str], Row]:
@@ -190,19 +207,43 @@ def picture(report: Mapping[str, Mapping[str, Any]]) -> None:
   names, version = _names(), max(report)
   rows = _rows(report[version])
   with pyplot.rc_context({"svg.hashsalt": "model-table", "svg.fonttype": "none"}):
-    figure, panels = pyplot.subplots(1, 2, figsize=(12, 1.5 + 0.26 * len(names)), layout="constrained", sharey=True)
+    figure, panels = pyplot.subplots(
+      1, 2, figsize=(12, 1.5 + 0.26 * len(names)), layout="constrained", sharey=True
+    )
     for shift, (target, (title, _)) in enumerate(runtimes.TARGETS.items()):
-      found = [(i + (shift - len(runtimes.TARGETS) / 2) / 10, row) for i, name in enumerate(names) if (row := rows.get((name, target)))]
+      found = [
+        (i + (shift - len(runtimes.TARGETS) / 2) / 10, row)
+        for i, name in enumerate(names)
+        if (row := rows.get((name, target)))
+      ]
       colour = palette.COLOURS[target]
-      shares = [(row.of_tolerance, y) for y, row in found if not row.reason and row.of_tolerance is not None]
+      shares = [
+        (row.of_tolerance, y) for y, row in found if not row.reason and row.of_tolerance is not None
+      ]
       errors = [(max(share, 1e-5), y) for share, y in shares if math.isfinite(share)]
-      panels[0].plot(*(zip(*errors, strict=True) if errors else ([], [])), "o", color=colour, markersize=4, label=title)
+      panels[0].plot(
+        *(zip(*errors, strict=True) if errors else ([], [])),
+        "o",
+        color=colour,
+        markersize=4,
+        label=title,
+      )
       missed = [(3.0, y) for y, row in found if row.reason]
-      panels[0].plot(*(zip(*missed, strict=True) if missed else ([], [])), "x", color=colour, markersize=5)
+      panels[0].plot(
+        *(zip(*missed, strict=True) if missed else ([], [])), "x", color=colour, markersize=5
+      )
       times = [(row.latency, y) for y, row in found if row.latency]
-      panels[1].plot(*(zip(*times, strict=True) if times else ([], [])), "o", color=colour, markersize=4)
-    panels[0].set(xscale="log", xlabel="largest error, as a share of the tolerance; crosses are misses", title=f"JAX {version}")
-    panels[1].set(xscale="log", xlabel="time of a call, in times of jax.jit's", title=f"JAX {version}")
+      panels[1].plot(
+        *(zip(*times, strict=True) if times else ([], [])), "o", color=colour, markersize=4
+      )
+    panels[0].set(
+      xscale="log",
+      xlabel="largest error, as a share of the tolerance; crosses are misses",
+      title=f"JAX {version}",
+    )
+    panels[1].set(
+      xscale="log", xlabel="time of a call, in times of jax.jit's", title=f"JAX {version}"
+    )
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     panels[0].invert_yaxis()
     for axes in panels:
@@ -214,26 +255,58 @@ def picture(report: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 @click.command
-@click.option("--models", default="", help="Run only models whose name matches this regular expression; the others keep their rows.")
-@click.option("--targets", default="", callback=commas, help="Run only these targets; the others keep their rows.")
-@click.option("--again", type=click.Choice(["none", "missed", "all"]), default="none", help="Which existing rows to run again.")
-@click.option("--seconds", type=click.IntRange(1), default=300, help="The time limit of one model on one target.")
+@click.option(
+  "--models",
+  default="",
+  help="Run only models whose name matches this regular expression; the others keep their rows.",
+)
+@click.option(
+  "--targets",
+  default="",
+  callback=commas,
+  help="Run only these targets; the others keep their rows.",
+)
+@click.option(
+  "--again",
+  type=click.Choice(["none", "missed", "all"]),
+  default="none",
+  help="Which existing rows to run again.",
+)
+@click.option(
+  "--seconds",
+  type=click.IntRange(1),
+  default=300,
+  help="The time limit of one model on one target.",
+)
 def main(models: str, targets: list[str], again: str, seconds: int) -> None:
   """Runs the missing rows and writes the report of all."""
   names = _names()
   targets = targets or list(runtimes.TARGETS)
   if unknown := [target for target in targets if target not in runtimes.TARGETS]:
-    raise click.UsageError(f"--targets={','.join(targets)}: {unknown[0]!r} is none of {', '.join(runtimes.TARGETS)}")
+    raise click.UsageError(
+      f"--targets={','.join(targets)}: {unknown[0]!r} is none of {', '.join(runtimes.TARGETS)}"
+    )
   runtimes.CACHE.mkdir(parents=True, exist_ok=True)
   file = runtimes.CACHE / f"jax-{jax.__version__}.jsonl"
-  kept = {"none": lambda row: True, "missed": lambda row: not row.reason, "all": lambda row: False}[again]
+  kept = {"none": lambda row: True, "missed": lambda row: not row.reason, "all": lambda row: False}[
+    again
+  ]
   known = {key for key, row in known_rows(file).items() if kept(row)}
-  wanted = {name: [t for t in targets if (name, t) not in known] for name in names if re.search(models, name)}
+  wanted = {
+    name: [t for t in targets if (name, t) not in known]
+    for name in names
+    if re.search(models, name)
+  }
   with tqdm.tqdm(total=sum(map(len, wanted.values())), unit="row") as progress:
     for name, missing in wanted.items():
       progress.set_postfix_str(name)
-      with tempfile.TemporaryDirectory(prefix="jax2tf-zoo-") as folder, file.open("a", encoding="utf-8", buffering=1) as stream:
-        for found in workers.each(row, [(name, target, folder) for target in missing], _lost, seconds=seconds):
+      with (
+        tempfile.TemporaryDirectory(prefix="jax2tf-zoo-") as folder,
+        file.open("a", encoding="utf-8", buffering=1) as stream,
+      ):
+        for found in workers.each(
+          row, [(name, target, folder) for target in missing], _lost, seconds=seconds
+        ):
           stream.write(json.dumps(asdict(found)) + "\n")
           progress.update()
   order = [f"{name} {target}" for name in names for target in runtimes.TARGETS]

@@ -49,7 +49,11 @@ def parameters(name: str) -> Any:
 
   if name == "encoder":
     layers = [
-      {"attention": [weights(_WIDTH, _WIDTH) for _ in range(3)], "up": weights(_WIDTH, 4 * _WIDTH), "down": weights(4 * _WIDTH, _WIDTH)}
+      {
+        "attention": [weights(_WIDTH, _WIDTH) for _ in range(3)],
+        "up": weights(_WIDTH, 4 * _WIDTH),
+        "down": weights(4 * _WIDTH, _WIDTH),
+      }
       for _ in range(_LAYERS)
     ]
     return {"embedding": weights(1000, _WIDTH), "layers": layers}
@@ -61,7 +65,13 @@ def save(name: str, folder: pathlib.Path) -> None:
   """Saves a model."""
   params = parameters(name)
   if name == "encoder":
-    saved_model.save(encode, params, folder, inputs={"ids": "i32[b,s]", "attention_mask": "i32[b,s]"}, outputs=["y"])
+    saved_model.save(
+      encode,
+      params,
+      folder,
+      inputs={"ids": "i32[b,s]", "attention_mask": "i32[b,s]"},
+      outputs=["y"],
+    )
   else:
     saved_model.save(mlp, params, folder, inputs={"x": f"f32[b,{len(params[0])}]"}, outputs=["y"])
 
@@ -84,7 +94,9 @@ def write(name: str, folder: pathlib.Path, rows: int, files: int = _FILES) -> No
 
 def batch(model: str, source: str, target: pathlib.Path, workers: int) -> supervisor.Outcome:
   """Runs `jax2tf batch` with one thread for each worker."""
-  with plan.opened([f"{source}/*.parquet"], target, plan.Asked(model, "serving_default", {}, [], "", 256)) as found:
+  with plan.opened(
+    [f"{source}/*.parquet"], target, plan.Asked(model, "serving_default", {}, [], "", 256)
+  ) as found:
     return supervisor.run(found, workers, 1)
 
 
@@ -98,7 +110,9 @@ def answers(rows: int, target: pathlib.Path) -> np.ndarray:
   ids, column = table["id"].to_numpy(), table["y"].combine_chunks()
   order = np.argsort(ids)
   if not np.array_equal(ids[order], np.arange(rows)):
-    raise ValueError(f"{rows:,} rows went in, and {len(ids):,} came out, {len(np.unique(ids)):,} of them different")
+    raise ValueError(
+      f"{rows:,} rows went in, and {len(ids):,} came out, {len(np.unique(ids)):,} of them different"
+    )
   lists = column.storage if isinstance(column, pa.ExtensionArray) else column  # Ray writes tensors
   return lists.flatten().to_numpy().reshape(rows, -1)[order]
 
@@ -106,13 +120,17 @@ def answers(rows: int, target: pathlib.Path) -> np.ndarray:
 def check_files(each: int, target: pathlib.Path) -> None:
   """Raises ValueError if a file has not its rows, each once. For more rows than `answers` can hold."""
   for k, file in enumerate(sorted(target.glob("*.parquet"))):
-    if not np.array_equal(pq.read_table(file, columns=["id"])["id"].to_numpy(), np.arange(k * each, (k + 1) * each)):
+    if not np.array_equal(
+      pq.read_table(file, columns=["id"])["id"].to_numpy(), np.arange(k * each, (k + 1) * each)
+    ):
       raise ValueError(f"{file.name} has other rows than went in")
 
 
 def compare(found: np.ndarray, expected: np.ndarray) -> None:
   """Raises ValueError if outputs differ by more than 1e-5 of the largest."""
-  apart = float(np.max(np.abs(found - expected), initial=0)) if found.shape == expected.shape else np.inf
+  apart = (
+    float(np.max(np.abs(found - expected), initial=0)) if found.shape == expected.shape else np.inf
+  )
   if not apart <= 1e-5 * np.max(np.abs(expected), initial=1):
     raise ValueError(f"its outputs differ by {apart:.2g}")
 

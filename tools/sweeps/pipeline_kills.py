@@ -20,7 +20,9 @@ _ROWS, _FILES = 1_600_000, 4
 _MODEL, _SOURCE = "small-model", "small-rows"
 NEVER, WRITE, MIDDLE = MOMENTS = ("never", "write", "middle")
 Run = Callable[[pathlib.Path], None]
-Victim = Callable[[pathlib.Path, str], int | None]  # (target, moment) -> the process to kill, as soon as there is one
+Victim = Callable[
+  [pathlib.Path, str], int | None
+]  # (target, moment) -> the process to kill, as soon as there is one
 
 
 class RunError(Exception):
@@ -63,7 +65,14 @@ def kills(work: pathlib.Path, run: Run, victim: Victim) -> dict[str, Any]:
     names = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
     results = [name for name in names if _is_result(name)]
     left = [name for name in names if name not in results and name != "_jax2tf_batch.json"]
-    report[moment] = {"killed": len(killed), "after": killed, "failed": failed, "wrong": wrong, "files": len(results), "temporary": left}
+    report[moment] = {
+      "killed": len(killed),
+      "after": killed,
+      "failed": failed,
+      "wrong": wrong,
+      "files": len(results),
+      "temporary": left,
+    }
   return report | {"rows": _ROWS, "one_checksum": len(digests) == 1}
 
 
@@ -92,7 +101,9 @@ def process_of(called: str, busy: Callable[[psutil.Process], bool]) -> Victim:
   def find(target: pathlib.Path, moment: str) -> int | None:
     for process in psutil.Process().children(recursive=True):
       with contextlib.suppress(psutil.Error):
-        if called in " ".join(process.cmdline()) and (busy(process) if moment == MIDDLE else has_open(process, str(target))):
+        if called in " ".join(process.cmdline()) and (
+          busy(process) if moment == MIDDLE else has_open(process, str(target))
+        ):
           return process.pid
     return None
 
@@ -110,7 +121,14 @@ def named_by_file(target: pathlib.Path, moment: str) -> int | None:
   least = done // 2 if moment == MIDDLE and done else 1
   if moment == MIDDLE and not done:
     return None
-  return next((int(path.name.split(".")[1]) for path in target.glob(".*.writing.*.parquet") if _size(path) >= least), None)
+  return next(
+    (
+      int(path.name.split(".")[1])
+      for path in target.glob(".*.writing.*.parquet")
+      if _size(path) >= least
+    ),
+    None,
+  )
 
 
 @contextlib.contextmanager

@@ -12,7 +12,12 @@ from jax2tf.tools.sweeps import pipeline_kills
 # (a way, another way, smallest accepted ratio of their rates)
 _ASKED: dict[str, list[tuple[str, str, float]]] = {
   "mlp": [("ray", "bare 2", 0.6), ("beam tables", "bare 1", 0.8)],
-  "encoder": [("batch 2", "batch 1", 1.8), ("batch 2", "bare 2", 0.95), ("ray", "bare 2", 0.95), ("beam tables", "bare 1", 0.8)],
+  "encoder": [
+    ("batch 2", "batch 1", 1.8),
+    ("batch 2", "bare 2", 0.95),
+    ("ray", "bare 2", 0.95),
+    ("beam tables", "bare 1", 0.8),
+  ],
 }
 _SHARE = 0.4  # of the rows, for each of two Ray actors
 _LAST_BY_FIRST, _GROWTH, _WINDOW = 0.9, 1.1, 60.0
@@ -86,7 +91,11 @@ def _rates(title: str, found: Mapping[str, Any]) -> Iterator[str]:
   per_second, start = found["rows_per_second"], found["start_seconds"]
   rounds = max(map(len, per_second.values()), default=0)
   yield f"### {title}, {found['rows']:,} rows, {rounds} rounds (load average {found['load_at_end']:.1f})"
-  yield from ("", "| Way | rows/s, median | rows/s, best | Start-up apart, s, median |", "|---|---|---|---|")
+  yield from (
+    "",
+    "| Way | rows/s, median | rows/s, best | Start-up apart, s, median |",
+    "|---|---|---|---|",
+  )
   for way, rates in per_second.items():
     yield f"| {way} | {statistics.median(rates):,.0f} | {max(rates):,.0f} | {statistics.median(start[way]):.1f} |"
 
@@ -95,7 +104,11 @@ def _bounds(part: str, found: Mapping[str, Any]) -> Iterator[str]:
   yield from ("", "| Ratio | Median | Smallest to largest | Required |", "|---|---|---|---|")
   for way, other, least in _ASKED[part]:
     ratios = _ratios(found["rows_per_second"], way, other)
-    text = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f}" if ratios else "not run | "
+    text = (
+      f"{statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f}"
+      if ratios
+      else "not run | "
+    )
     yield f"| {way} / {other} | {text} | >= {least} |"
   yield f"| smallest share of a Ray actor | {min(found['ray_shares'], default=0):.2f} | | >= {_SHARE} |"
 
@@ -109,9 +122,16 @@ def _by_name(kills: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kills(found: Mapping[str, Any]) -> Iterator[str]:
-  yield from ("### Kills", "", "In one run a process is killed (`kill -9`) during the first write, in another one in the middle:")
+  yield from (
+    "### Kills",
+    "",
+    "In one run a process is killed (`kill -9`) during the first write, in another one in the middle:",
+  )
   yield from ("for files, after the first result and half of another one.", "")
-  yield from ("| What | Rows | Killed | Lost or duplicate | Same checksum | Temporary files left |", "|---|---|---|---|---|---|")
+  yield from (
+    "| What | Rows | Killed | Lost or duplicate | Same checksum | Temporary files left |",
+    "|---|---|---|---|---|---|",
+  )
   for name, each in found.items():
     moments = [each[moment] for moment in pipeline_kills.MOMENTS]
     killed, left = sum(m["killed"] for m in moments), sum(len(m["temporary"]) for m in moments)

@@ -39,7 +39,9 @@ def _bare(name: str, model: str, files: Sequence[str], target: str, ready: Any) 
     begin, table = time.time(), pq.read_table(file)
     if name == "mlp":
       x = table["x"].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1)
-      y = np.concatenate([function(x=tf.constant(x[i : i + 256]))["y"].numpy() for i in range(0, len(x), 256)])
+      y = np.concatenate(
+        [function(x=tf.constant(x[i : i + 256]))["y"].numpy() for i in range(0, len(x), 256)]
+      )
     else:
       rows = table["ids"].to_pylist()
       order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -48,10 +50,14 @@ def _bare(name: str, model: str, files: Sequence[str], target: str, ready: Any) 
         part = order[begin_row : begin_row + 256]
         longest = len(rows[part[-1]])
         ids = np.array([rows[i] + [0] * (longest - len(rows[i])) for i in part], np.int32)
-        mask = np.array([[1] * len(rows[i]) + [0] * (longest - len(rows[i])) for i in part], np.int32)
+        mask = np.array(
+          [[1] * len(rows[i]) + [0] * (longest - len(rows[i])) for i in part], np.int32
+        )
         y[part] = function(ids=tf.constant(ids), attention_mask=tf.constant(mask))["y"].numpy()
     values = pa.FixedSizeListArray.from_arrays(pa.array(y.ravel()), y.shape[1])
-    pq.write_table(pa.table({"id": table["id"], "y": values}), f"{target}/{pathlib.Path(file).name}")
+    pq.write_table(
+      pa.table({"id": table["id"], "y": values}), f"{target}/{pathlib.Path(file).name}"
+    )
     spans.append((os.getpid(), begin, time.time(), len(y)))
   return spans
 
@@ -59,7 +65,10 @@ def _bare(name: str, model: str, files: Sequence[str], target: str, ready: Any) 
 def bare(processes: int) -> Callable[..., list[Span]]:
   def run(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager, concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
+    with (
+      context.Manager() as manager,
+      concurrent.futures.ProcessPoolExecutor(processes, context) as pool,
+    ):
       ready = manager.Barrier(processes)
       tasks = [(name, model, files[i::processes], target, ready) for i in range(processes)]
       return list(itertools.chain.from_iterable(pool.map(_bare, *zip(*tasks, strict=True))))
@@ -72,7 +81,9 @@ def _file(model: str, file: str, target: str) -> Span:
 
   runner = engines.Rows(model).runner
   begin = time.time()
-  rows = worker.run(runner, pathlib.Path(file), pathlib.Path(target, pathlib.Path(file).name))["rows"]
+  rows = worker.run(runner, pathlib.Path(file), pathlib.Path(target, pathlib.Path(file).name))[
+    "rows"
+  ]
   return os.getpid(), begin, time.time(), rows
 
 
@@ -84,7 +95,10 @@ def dask(name: str, model: str, files: Sequence[str], target: str) -> list[Span]
 
   # Dask sets 64 KiB, at which glibc returns freed memory to the system; a quarter of the encoder's rate was lost.
   keep = {"distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None}
-  with config.set(keep), Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+  with (
+    config.set(keep),
+    Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client,
+  ):
     spans: list[Span] = client.gather([client.submit(_file, model, file, target) for file in files])
   worker.clean(pathlib.Path(target))  # after killed workers
   return spans
@@ -101,7 +115,11 @@ def ray(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
       begin = time.time()
       found = super().__call__(table)
       stamp = np.full(len(found["id"]), 1.0)
-      return found | {"pid": stamp * os.getpid(), "begin": stamp * begin, "end": stamp * time.time()}
+      return found | {
+        "pid": stamp * os.getpid(),
+        "begin": stamp * begin,
+        "end": stamp * time.time(),
+      }
 
   on_ray.Actor = Timed  # type: ignore[misc]
   # Logical CPUs, not cores: one for each actor, and some for the tasks that read and write.
@@ -133,7 +151,11 @@ def spark(name: str, model: str, files: Sequence[str], target: str) -> list[Span
       with open(f"{target}.spans", "a", encoding="utf-8") as file:
         file.write(json.dumps((os.getpid(), begin, time.time(), batch.num_rows)) + "\n")
 
-  session = pyspark.sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+  session = (
+    pyspark.sql.SparkSession.builder.master("local[2]")
+    .config("spark.ui.enabled", "false")
+    .getOrCreate()
+  )
   session.sparkContext.setLogLevel("ERROR")
   found = session.read.parquet(*files).mapInArrow(mapped, "id long, y array<float>")
   found.write.mode("append").parquet(f"file://{target}")
@@ -168,7 +190,13 @@ def beam_elements(name: str, model: str, files: Sequence[str], target: str) -> l
   schema = pa.schema({"id": pa.int64(), "y": pa.list_(pa.float32())})
   with apache_beam.Pipeline(runner="FnApiRunner") as pipeline:
     read = pipeline | apache_beam.io.ReadFromParquet(f"{pathlib.Path(files[0]).parent}/*.parquet")
-    rows = read | RunInference(Timed()) | apache_beam.Map(lambda found: {"id": found.example["id"], "y": found.inference["y"].tolist()})
+    rows = (
+      read
+      | RunInference(Timed())
+      | apache_beam.Map(
+        lambda found: {"id": found.example["id"], "y": found.inference["y"].tolist()}
+      )
+    )
     _ = rows | apache_beam.io.WriteToParquet(f"{target}/part", schema, file_name_suffix=".parquet")
   return _spans(target, time.time())
 
@@ -200,10 +228,16 @@ def beam(**options: Any) -> Callable[..., list[Span]]:
       return Timed()
 
     schema = Rows(model).arrow(pq.read_table(files[0]).slice(0, 1)).schema
-    with apache_beam.Pipeline(options=PipelineOptions([], runner="FnApiRunner", **options)) as pipeline:
-      read = pipeline | apache_beam.io.ReadFromParquetBatched(f"{pathlib.Path(files[0]).parent}/*.parquet")
+    with apache_beam.Pipeline(
+      options=PipelineOptions([], runner="FnApiRunner", **options)
+    ) as pipeline:
+      read = pipeline | apache_beam.io.ReadFromParquetBatched(
+        f"{pathlib.Path(files[0]).parent}/*.parquet"
+      )
       found = read | apache_beam.ParDo(tables())
-      _ = found | apache_beam.io.WriteToParquetBatched(f"{target}/part", schema, file_name_suffix=".parquet")
+      _ = found | apache_beam.io.WriteToParquetBatched(
+        f"{target}/part", schema, file_name_suffix=".parquet"
+      )
     return _spans(target, time.time())
 
   return run
@@ -233,7 +267,15 @@ def main(way: str, name: str, model: str, source: str, target: str) -> None:
       begins[process] = min(begin, begins.get(process, begin))
   first = sum(begins.values()) / len(begins)
   seconds = max(end for _, _, end, _ in spans) - first
-  print(json.dumps({"seconds": seconds, "start": first - started, "shares": [n / sum(rows.values()) for n in rows.values() if n]}))
+  print(
+    json.dumps(
+      {
+        "seconds": seconds,
+        "start": first - started,
+        "shares": [n / sum(rows.values()) for n in rows.values() if n],
+      }
+    )
+  )
 
 
 if __name__ == "__main__":

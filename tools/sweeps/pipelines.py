@@ -26,16 +26,32 @@ import numpy as np
 import psutil
 
 from jax2tf.tools.batch import THREADS
-from jax2tf.tools.sweeps import options, pipeline_data, pipeline_kills, pipeline_report, pipeline_runs, reports
+from jax2tf.tools.sweeps import (
+  options,
+  pipeline_data,
+  pipeline_kills,
+  pipeline_report,
+  pipeline_runs,
+  reports,
+)
 
 _PARTS = ("mlp", "encoder", "engines", "kills", "millions")
 _ENGINE_ROWS = 32_000
 _SECONDS = 180.0  # that `millions` is to last
 _EACH = 1_000_000  # rows of a file of `millions`
-Way = Callable[[pathlib.Path], Mapping[str, Any]]  # writes the results to a folder -> "seconds", "start" and "shares"
+Way = Callable[
+  [pathlib.Path], Mapping[str, Any]
+]  # writes the results to a folder -> "seconds", "start" and "shares"
 
 
-def rates(name: str, rows: int, ways: Mapping[str, Way], source: pathlib.Path, rounds: int, work: pathlib.Path) -> dict[str, Any]:
+def rates(
+  name: str,
+  rows: int,
+  ways: Mapping[str, Way],
+  source: pathlib.Path,
+  rounds: int,
+  work: pathlib.Path,
+) -> dict[str, Any]:
   """The rate and the start-up of each way in each round, what failed, and the smallest share of a Ray actor.
 
   The outputs of the first way are compared with JAX, those of the others with the first.
@@ -65,7 +81,13 @@ def rates(name: str, rows: int, ways: Mapping[str, Way], source: pathlib.Path, r
       if way == "ray":
         shares.append(min(said["shares"]) if len(said["shares"]) > 1 else 0.0)
       print(f"{name}, {way}: {rate[way][-1]:,.0f} rows/s after {start[way][-1]:.1f} s", flush=True)
-  return {"rows": rows, "rows_per_second": dict(rate), "start_seconds": dict(start), "ray_shares": shares, "faults": [*faults.values()]}
+  return {
+    "rows": rows,
+    "rows_per_second": dict(rate),
+    "start_seconds": dict(start),
+    "ray_shares": shares,
+    "faults": [*faults.values()],
+  }
 
 
 def models(name: str, work: pathlib.Path, rounds: int, beam: str | None) -> dict[str, Any]:
@@ -88,7 +110,11 @@ def engines(work: pathlib.Path, beam: str | None, spark: str | None) -> dict[str
   """Engines that handle elements, or batches as small as Spark's."""
   model, source = _prepared("mlp", _ENGINE_ROWS, work)
   engine = _engines("mlp", model, source)
-  ways = {"batch 2": _ours(model, source, 2), "beam elements": engine("beam-elements", beam), "spark": engine("spark", spark)}
+  ways = {
+    "batch 2": _ours(model, source, 2),
+    "beam elements": engine("beam-elements", beam),
+    "spark": engine("spark", spark),
+  }
   return rates("mlp", _ENGINE_ROWS, ways, source, 1, work)
 
 
@@ -130,14 +156,20 @@ def _run(python: str, *words: str) -> dict[str, Any]:
   """
   command = [python, "-m", pipeline_runs.__name__, *words]
   variables = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **dict.fromkeys(THREADS, "1")}
-  with tempfile.TemporaryFile() as errors:  # a pipe would wait for processes that an engine leaves behind
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, timeout=500, check=False, env=variables)
+  with (
+    tempfile.TemporaryFile() as errors
+  ):  # a pipe would wait for processes that an engine leaves behind
+    done = subprocess.run(
+      command, stdout=subprocess.PIPE, stderr=errors, timeout=500, check=False, env=variables
+    )
     errors.seek(0)
     last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
   if done.returncode:
     raise pipeline_kills.RunError(f"it ended with {done.returncode}: {''.join(last)[:300]}")
   # Ray and Beam also print to standard output.
-  found: dict[str, Any] = json.loads(done.stdout[done.stdout.rindex(b'{"seconds"') :].splitlines()[0])
+  found: dict[str, Any] = json.loads(
+    done.stdout[done.stdout.rindex(b'{"seconds"') :].splitlines()[0]
+  )
   return found
 
 
@@ -150,8 +182,12 @@ def kills(work: pathlib.Path, beam: str | None) -> dict[str, Any]:
     target.rmdir()
     pipeline_data.batch(model, source, target, 2)
 
-  of_ray = pipeline_kills.process_of("ray::", lambda process: ".submit" in " ".join(process.cmdline()))
-  of_beam = pipeline_kills.process_of("sdk_worker", lambda process: pipeline_kills.has_open(process, source))
+  of_ray = pipeline_kills.process_of(
+    "ray::", lambda process: ".submit" in " ".join(process.cmdline())
+  )
+  of_beam = pipeline_kills.process_of(
+    "sdk_worker", lambda process: pipeline_kills.has_open(process, source)
+  )
   ways: dict[str, tuple[Callable[[pathlib.Path], Any], pipeline_kills.Victim]] = {
     "jax2tf batch": (ours, pipeline_kills.named_by_file),
     "Dask": (engine("dask"), pipeline_kills.named_by_file),
@@ -186,7 +222,9 @@ def millions(work: pathlib.Path, rows: int) -> dict[str, Any]:
       for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has just ended
           memory.append(child.memory_info().rss)
-      series.append((time.monotonic() - begin, len(list(target.glob("part-*.parquet"))), max(memory)))
+      series.append(
+        (time.monotonic() - begin, len(list(target.glob("part-*.parquet"))), max(memory))
+      )
 
   watcher = threading.Thread(target=watch)
   watcher.start()
@@ -202,18 +240,42 @@ def millions(work: pathlib.Path, rows: int) -> dict[str, Any]:
   last = [each for each in running if each[0] >= running[-1][0] - span]
   speed = [(part[-1][1] - part[0][1]) / (part[-1][0] - part[0][0]) for part in (first, last)]
   memory = [max(each[2] for each in part) / 2**20 for part in (first, last)]
-  found = {"rows": outcome.rows, "seconds": outcome.seconds, "start_seconds": outcome.started, "window_seconds": span}
+  found = {
+    "rows": outcome.rows,
+    "seconds": outcome.seconds,
+    "start_seconds": outcome.started,
+    "window_seconds": span,
+  }
   return found | {"last_by_first": speed[1] / speed[0], "megabytes": memory}
 
 
 @click.command
-@click.option("--parts", callback=options.commas, default=",".join(_PARTS), help="The parts to measure.")
-@click.option("--rounds", type=click.IntRange(1), default=3, help="The number of measurements of each rate.")
-@click.option("--rows", type=click.IntRange(0), default=0, help="The number of rows in the part `millions`; 0 for about 180 seconds.")
-@click.option("--beam", type=click.Path(exists=True, dir_okay=False), help="The Python interpreter of an environment with Beam.")
-@click.option("--spark", type=click.Path(exists=True, dir_okay=False), help="The Python interpreter of an environment with Spark.")
+@click.option(
+  "--parts", callback=options.commas, default=",".join(_PARTS), help="The parts to measure."
+)
+@click.option(
+  "--rounds", type=click.IntRange(1), default=3, help="The number of measurements of each rate."
+)
+@click.option(
+  "--rows",
+  type=click.IntRange(0),
+  default=0,
+  help="The number of rows in the part `millions`; 0 for about 180 seconds.",
+)
+@click.option(
+  "--beam",
+  type=click.Path(exists=True, dir_okay=False),
+  help="The Python interpreter of an environment with Beam.",
+)
+@click.option(
+  "--spark",
+  type=click.Path(exists=True, dir_okay=False),
+  help="The Python interpreter of an environment with Spark.",
+)
 @click.option("--resume", is_flag=True, help="Skip the parts that the report has.")
-def main(parts: list[str], rounds: int, rows: int, beam: str | None, spark: str | None, resume: bool) -> None:
+def main(
+  parts: list[str], rounds: int, rows: int, beam: str | None, spark: str | None, resume: bool
+) -> None:
   """Measures all parts, and writes the report after each."""
   report = reports.read("pipelines").get(jax.__version__, {}) if resume else {}
   measure: dict[str, Callable[[pathlib.Path], dict[str, Any]]] = {

@@ -44,11 +44,15 @@ class Asked:
     fun, params = self._case.built
     specs = {name: Spec.parse(text) for name, text in self.entry.inputs.items()}
     shapes = [f"({', '.join(map(str, spec.dims or ()))})" for spec in specs.values()]
-    convert = jax2tf.convert(fun, polymorphic_shapes=[None, *shapes], polymorphic_constraints=self.entry.constraints)
+    convert = jax2tf.convert(
+      fun, polymorphic_shapes=[None, *shapes], polymorphic_constraints=self.entry.constraints
+    )
     variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
     names = list(self._case.signature.record.outputs)
 
-    @tf.function(autograph=False, input_signature=[spec.tensor(name) for name, spec in specs.items()])
+    @tf.function(
+      autograph=False, input_signature=[spec.tensor(name) for name, spec in specs.items()]
+    )
     def function(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
       return dict(zip(names, jax.tree.leaves(convert(variables, *inputs)), strict=True))
 
@@ -58,9 +62,13 @@ class Asked:
   def answers(self) -> tuple[list[plan.Run], list[answers.Expected]]:
     """Runs on ordinary inputs at two sizes of each dimension, and the answers of jax.jit."""
     options = plan.Comparison(samples=1, examples=self.entry.examples, **self._case.comparison)
-    runs = [run for run in self._case.source.runs(options) if run.values not in (HOSTILE, SUBNORMAL)]
+    runs = [
+      run for run in self._case.source.runs(options) if run.values not in (HOSTILE, SUBNORMAL)
+    ]
     with tqdm.tqdm(total=len(runs), disable=True) as progress:
-      return runs, list(answers.reference_answers([replace(run, timed=False) for run in runs], (), progress))
+      return runs, list(
+        answers.reference_answers([replace(run, timed=False) for run in runs], (), progress)
+      )
 
 
 def verdict(model: Asked, tool: str, with_call: bool) -> Verdict:
@@ -91,10 +99,14 @@ def _tf2onnx(function: Any, with_call: bool) -> Runner:
   with _silent("tf2onnx"):
     if with_call:
       prepared, handlers = onnx.prepared(function), onnx.custom_op_handlers()
-      model, _ = tf2onnx.convert.from_function(prepared, function.input_signature, opset=18, custom_op_handlers=handlers)
+      model, _ = tf2onnx.convert.from_function(
+        prepared, function.input_signature, opset=18, custom_op_handlers=handlers
+      )
     else:
       model, _ = tf2onnx.convert.from_function(function, function.input_signature, opset=18)
-  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  session = onnxruntime.InferenceSession(
+    model.SerializeToString(), providers=["CPUExecutionProvider"]
+  )
   names = [output.name for output in session.get_outputs()]
 
   return _each(lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True)))
@@ -109,11 +121,18 @@ def _tflite(function: Any, with_call: bool) -> Runner:
   with runtime.quiet():
     contents = converter.convert()
 
-  names = [tensor.op.name for tensor in concrete.inputs if tensor.dtype != tf.resource], sorted(concrete.structured_outputs)
-  return _each(functools.partial(_interpreted, interpreter.Interpreter(model_content=contents), *names))
+  names = (
+    [tensor.op.name for tensor in concrete.inputs if tensor.dtype != tf.resource],
+    sorted(concrete.structured_outputs),
+  )
+  return _each(
+    functools.partial(_interpreted, interpreter.Interpreter(model_content=contents), *names)
+  )
 
 
-def _interpreted(model: Any, inputs: Sequence[str], outputs: Sequence[str], given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _interpreted(
+  model: Any, inputs: Sequence[str], outputs: Sequence[str], given: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
   places = [detail["index"] for detail in model.get_input_details()]
   for place, name in zip(places, inputs, strict=True):
     model.resize_tensor_input(place, given[name].shape)
@@ -121,11 +140,16 @@ def _interpreted(model: Any, inputs: Sequence[str], outputs: Sequence[str], give
   for place, name in zip(places, inputs, strict=True):
     model.set_tensor(place, given[name])
   model.invoke()
-  return {name: model.get_tensor(detail["index"]) for name, detail in zip(outputs, model.get_output_details(), strict=True)}
+  return {
+    name: model.get_tensor(detail["index"])
+    for name, detail in zip(outputs, model.get_output_details(), strict=True)
+  }
 
 
 def _each(call: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]) -> Runner:
-  return lambda runs: [calls.answered(functools.partial(functools.partial, call, run.inputs), False) for run in runs]
+  return lambda runs: [
+    calls.answered(functools.partial(functools.partial, call, run.inputs), False) for run in runs
+  ]
 
 
 @contextlib.contextmanager
@@ -138,4 +162,7 @@ def _silent(name: str) -> Iterator[None]:
     logger.disabled = before
 
 
-TOOLS: Mapping[str, Callable[[Any, bool], Runner]] = {"tf2onnx": _tf2onnx, "TFLiteConverter": _tflite}
+TOOLS: Mapping[str, Callable[[Any, bool], Runner]] = {
+  "tf2onnx": _tf2onnx,
+  "TFLiteConverter": _tflite,
+}

@@ -42,12 +42,22 @@ def row(model: str) -> dict[str, Any]:
   with tempfile.TemporaryDirectory(prefix="jax2tf-plain-") as folder, warnings.catch_warnings():
     warnings.simplefilter("ignore")
     case = plain_runs.Asked(runtimes.Case(_entry(model), pathlib.Path(folder)))
-    found = {f"{tool}, {way}": plain_runs.verdict(case, tool, _WAYS[way]) for tool in plain_runs.TOOLS for way in _WAYS}
-    return {"library": case.entry.library, **{column: list(result) for column, result in found.items()}}
+    found = {
+      f"{tool}, {way}": plain_runs.verdict(case, tool, _WAYS[way])
+      for tool in plain_runs.TOOLS
+      for way in _WAYS
+    }
+    return {
+      "library": case.entry.library,
+      **{column: list(result) for column, result in found.items()},
+    }
 
 
 def _lost(error: workers.LostError, model: str) -> dict[str, Any]:
-  return {"library": _entry(model).library, **{column: [plain_runs.REFUSED, str(error)] for column in COLUMNS}}
+  return {
+    "library": _entry(model).library,
+    **{column: [plain_runs.REFUSED, str(error)] for column in COLUMNS},
+  }
 
 
 def markdown(report: Mapping[str, Mapping[str, Any]]) -> str:
@@ -73,7 +83,9 @@ def _table(section: Mapping[str, Any]) -> Iterator[str]:
   for model, found in section.items():
     yield f"| {model} | {found['library']} | {' | '.join(_cell(found[column][0]) for column in COLUMNS)} |"
   for verdict in (plain_runs.RIGHT, plain_runs.REFUSED, plain_runs.WRONG):
-    counts = collections.Counter(column for found in section.values() for column in COLUMNS if found[column][0] == verdict)
+    counts = collections.Counter(
+      column for found in section.values() for column in COLUMNS if found[column][0] == verdict
+    )
     yield f"| **{verdict}** | | {' | '.join(str(counts[column]) for column in COLUMNS)} |"
 
 
@@ -91,7 +103,11 @@ def _reasons(section: Mapping[str, Any]) -> Iterator[str]:
 
 
 @click.command
-@click.option("--models", default="", help="Run only models whose name matches this regular expression; the others keep their rows.")
+@click.option(
+  "--models",
+  default="",
+  help="Run only models whose name matches this regular expression; the others keep their rows.",
+)
 @click.option("--again", is_flag=True, help="Run models that have a row, too.")
 @click.option("--seconds", type=click.IntRange(1), default=900, help="The time limit of one model.")
 def main(models: str, again: bool, seconds: int) -> None:
@@ -103,7 +119,11 @@ def main(models: str, again: bool, seconds: int) -> None:
   for name, one in tqdm.tqdm(zip(wanted, found, strict=True), total=len(wanted), unit="model"):
     reports.update("plain-tools", {name: one}, MODELS, markdown)
   section = reports.read("plain-tools").get(jax.__version__, {})
-  if wrong := [name for name in section if any(section[name][c][0] == plain_runs.WRONG for c in COLUMNS if c.endswith("our call"))]:
+  if wrong := [
+    name
+    for name in section
+    if any(section[name][c][0] == plain_runs.WRONG for c in COLUMNS if c.endswith("our call"))
+  ]:
     raise click.ClickException(f"wrong with our call: {', '.join(wrong)}")
 
 

@@ -109,13 +109,24 @@ def kinds() -> list[Kind]:
   return [
     Kind("SavedModel, a new version", lambda model, folder: model.save(folder), _of_saved_model),
     Kind("SavedModel, overwrite=True", _overwrite, _of_saved_model),
-    Kind("SavedModel, overwrite=True, where folders cannot be exchanged", _overwrite, _of_saved_model, exchanges=False),
+    Kind(
+      "SavedModel, overwrite=True, where folders cannot be exchanged",
+      _overwrite,
+      _of_saved_model,
+      exchanges=False,
+    ),
     Kind(
       "ONNX with a data file",
-      lambda model, folder: onnx.save_model(model, folder / "model.onnx", external_data_threshold=0, **once),
+      lambda model, folder: onnx.save_model(
+        model, folder / "model.onnx", external_data_threshold=0, **once
+      ),
       _of_onnx,
     ),
-    Kind("LiteRT", lambda model, folder: tflite.save_model(model, folder / "model.tflite", **once), _of_tflite),
+    Kind(
+      "LiteRT",
+      lambda model, folder: tflite.save_model(model, folder / "model.tflite", **once),
+      _of_tflite,
+    ),
   ]
 
 
@@ -124,11 +135,15 @@ def _overwrite(model: saved_model.Model, folder: Path) -> Path:
 
 
 def _of_saved_model(folder: Path) -> float | None:
-  for version in publish.versions(folder):  # a half version would be seen by a server, also beside a newer one
+  for version in publish.versions(
+    folder
+  ):  # a half version would be seen by a server, also beside a newer one
     tf.saved_model.load(str(folder / str(version)))
   if (found := publish.saved_model_in(folder)) is None:
     return None
-  return float(tf.saved_model.load(str(found)).signatures["serving_default"](x=tf.ones([1, _WIDTH]))["y"][0, 0])
+  return float(
+    tf.saved_model.load(str(found)).signatures["serving_default"](x=tf.ones([1, _WIDTH]))["y"][0, 0]
+  )
 
 
 def _of_onnx(folder: Path) -> float | None:
@@ -145,7 +160,9 @@ _INPUT = {"x": np.ones((1, _WIDTH), np.float32)}
 
 
 def _model() -> saved_model.Model:
-  return saved_model.Model(_weights(0), trainable=False).add(lambda w, x: x @ w, inputs={"x": f"f32[b,{_WIDTH}]"}, outputs=["y"])
+  return saved_model.Model(_weights(0), trainable=False).add(
+    lambda w, x: x @ w, inputs={"x": f"f32[b,{_WIDTH}]"}, outputs=["y"]
+  )
 
 
 def _weights(number: int) -> np.ndarray:
@@ -172,7 +189,9 @@ def _calls(before: Callable[[], None], sync: bool, exchanges: bool) -> Iterator[
     stack.enter_context(mock.patch.object(os, "fsync", watched(os.fsync, sync)))
     for name in ("rename", "replace", "mkdir"):
       stack.enter_context(mock.patch.object(os, name, watched(getattr(os, name))))
-    stack.enter_context(mock.patch.object(durable, "exchange", watched(durable.exchange) if exchanges else cannot))
+    stack.enter_context(
+      mock.patch.object(durable, "exchange", watched(durable.exchange) if exchanges else cannot)
+    )
     yield
 
 
@@ -251,10 +270,15 @@ class Cutter:
     return "half" if found != self._before else "lost" if ended else "old"
 
 
-def outcomes(kind: Kind, cuts: int, sync: bool, seed: int, tick: Callable[[], None]) -> Counter[str]:
+def outcomes(
+  kind: Kind, cuts: int, sync: bool, seed: int, tick: Callable[[], None]
+) -> Counter[str]:
   """How often each outcome of `Cutter.cut` came."""
   found: Counter[str] = Counter()
-  with tempfile.TemporaryDirectory(prefix="jax2tf-power-") as folder, contextlib.closing(Disk(Path(folder))) as disk:
+  with (
+    tempfile.TemporaryDirectory(prefix="jax2tf-power-") as folder,
+    contextlib.closing(Disk(Path(folder))) as disk,
+  ):
     cutter = Cutter(disk, kind, sync, seed)
     for _ in range(cuts):
       found[cutter.cut()] += 1
@@ -303,7 +327,12 @@ def markdown(report: Mapping[str, Any]) -> str:
   ]
   for name, ways in report["cuts"].items():
     for way, found in ways.items():
-      cells = [name, way, str(sum(found.values())), *(str(found.get(column, 0)) for column in _COLUMNS)]
+      cells = [
+        name,
+        way,
+        str(sum(found.values())),
+        *(str(found.get(column, 0)) for column in _COLUMNS),
+      ]
       lines.append(f"| {' | '.join(cells)} |")
   lines += [
     "",
@@ -320,12 +349,19 @@ def markdown(report: Mapping[str, Any]) -> str:
   ]
   for name, seconds in report["cost"].items():
     ratio = float(np.median(seconds[_WITH]) / np.median(seconds[_WITHOUT]))
-    lines.append(f"| {name} | {measure.spread(seconds[_WITHOUT])} | {measure.spread(seconds[_WITH])} | {ratio:.1f} |")
+    lines.append(
+      f"| {name} | {measure.spread(seconds[_WITHOUT])} | {measure.spread(seconds[_WITH])} | {ratio:.1f} |"
+    )
   return "\n".join([*lines, ""])
 
 
 @click.command
-@click.option("--cuts", type=click.IntRange(5), default=100, help="How many saves to cut, with fsync and as often without.")
+@click.option(
+  "--cuts",
+  type=click.IntRange(5),
+  default=100,
+  help="How many saves to cut, with fsync and as often without.",
+)
 def main(cuts: int) -> None:
   """Cuts, measures the cost, and writes the report. Exits with 1 if a model was half, gone or lost."""
   if sys.platform != "linux" or os.geteuid() != 0:
@@ -334,12 +370,23 @@ def main(cuts: int) -> None:
   with tqdm.tqdm(total=2 * cuts, unit="cut") as progress:
     for i, kind in enumerate(ways):
       share = cuts // len(ways) + (i < cuts % len(ways))
-      found[kind.name] = {way: dict(outcomes(kind, share, way == _WITH, i, progress.update)) for way in (_WITH, _WITHOUT)}
+      found[kind.name] = {
+        way: dict(outcomes(kind, share, way == _WITH, i, progress.update))
+        for way in (_WITH, _WITHOUT)
+      }
       progress.write(f"{kind.name}: {found[kind.name]}")
   seconds = {"small, 0.25 MB": cost(0.25, 7), "500 MB": cost(500, 7)}
-  rounded = {name: {way: [float(f"{x:.4g}") for x in xs] for way, xs in by_way.items()} for name, by_way in seconds.items()}
+  rounded = {
+    name: {way: [float(f"{x:.4g}") for x in xs] for way, xs in by_way.items()}
+    for name, by_way in seconds.items()
+  }
   reports.keep("power-cut", {"cuts": found, "cost": rounded}, markdown)
-  wrong = {way: sum(by_way[way].get(bad, 0) for by_way in found.values() for bad in ("half", "none", "lost")) for way in (_WITH, _WITHOUT)}
+  wrong = {
+    way: sum(
+      by_way[way].get(bad, 0) for by_way in found.values() for bad in ("half", "none", "lost")
+    )
+    for way in (_WITH, _WITHOUT)
+  }
   print(f"{wrong[_WITH]} of {cuts} wrong with fsync, {wrong[_WITHOUT]} without")
   sys.exit(int(wrong[_WITH] > 0 or wrong[_WITHOUT] == 0))
 

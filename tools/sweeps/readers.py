@@ -37,7 +37,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
   "top_k": lambda x: lax.top_k(x, 2)[0],
   "erf, gelu": lambda x: lax.erf(x) + jax.nn.gelu(x, approximate=False),
   "random.normal": lambda x: jax.random.normal(jax.random.key(0), x.shape) * x,
-  "conv": lambda x: lax.conv_general_dilated(x[None, :, :, None], _KERNEL, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
+  "conv": lambda x: lax.conv_general_dilated(
+    x[None, :, :, None], _KERNEL, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+  ),
 }
 
 # This program runs in the other environment and prints {name: results} for the SavedModels in a folder.
@@ -62,16 +64,25 @@ def write(release: str, folder: pathlib.Path) -> dict[str, str]:
   np.save(folder / "x.npy", _X)
   for name, fun in FUNCTIONS.items():
     module = tf.Module()
-    options: dict[str, Any] = {"polymorphic_shapes": ["b, c"], "polymorphic_constraints": ["c >= 2"]}
+    options: dict[str, Any] = {
+      "polymorphic_shapes": ["b, c"],
+      "polymorphic_constraints": ["c >= 2"],
+    }
     converted = jax2tf.convert(fun, **options, native_serialization=True, stablehlo_version=release)
-    module.f = tf.function(converted, autograph=False, input_signature=[tf.TensorSpec([None, None])])
+    module.f = tf.function(
+      converted, autograph=False, input_signature=[tf.TensorSpec([None, None])]
+    )
     with tf.GradientTape() as tape:  # while saving, TensorFlow hides errors of gradient functions
       try:
         tape.gradient(module.f(x := tf.Variable(_X)), x)
       except NotImplementedError as error:
         refused[name] = str(error)
         continue
-    tf.saved_model.save(module, str(folder / name), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+    tf.saved_model.save(
+      module,
+      str(folder / name),
+      options=tf.saved_model.SaveOptions(experimental_custom_gradients=True),
+    )
   return refused
 
 
@@ -80,8 +91,21 @@ def read(release: str, folder: pathlib.Path, interpreter: str) -> dict[str, Any]
   environment = folder / "environment"
   python = environment / "bin" / "python"
   subprocess.run([interpreter, "-m", "venv", str(environment)], check=True)
-  subprocess.run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", f"tensorflow-cpu=={release}.*"], check=True)
-  run = subprocess.run([str(python), "-c", _READ, str(folder / "models")], capture_output=True, text=True, check=False)
+  subprocess.run(
+    [
+      str(python),
+      "-m",
+      "pip",
+      "install",
+      "-q",
+      "--disable-pip-version-check",
+      f"tensorflow-cpu=={release}.*",
+    ],
+    check=True,
+  )
+  run = subprocess.run(
+    [str(python), "-c", _READ, str(folder / "models")], capture_output=True, text=True, check=False
+  )
   if run.returncode:
     raise RuntimeError(f"TensorFlow {release} does not read them: {run.stderr[-1500:]}")
   return json.loads(run.stdout.splitlines()[-1])
@@ -93,13 +117,24 @@ def compare(found: dict[str, Any]) -> dict[str, float]:
   for name, result in found.items():
     fun = FUNCTIONS[name]
     expected = {"y": jax.jit(fun)(_X), "g": jax.jit(jax.grad(lambda x, fun=fun: fun(x).sum()))(_X)}
-    errors[name] = max(float(np.abs(np.asarray(result[key]) - expected[key]).max()) for key in expected)
+    errors[name] = max(
+      float(np.abs(np.asarray(result[key]) - expected[key]).max()) for key in expected
+    )
   return errors
 
 
 @click.command
-@click.option("--releases", default="2.14,2.15,2.16,2.17,2.18,2.19,2.20,2.21", callback=commas, help="Releases of TensorFlow.")
-@click.option("--python", default=sys.executable, help="A Python interpreter for which these releases have wheels.")
+@click.option(
+  "--releases",
+  default="2.14,2.15,2.16,2.17,2.18,2.19,2.20,2.21",
+  callback=commas,
+  help="Releases of TensorFlow.",
+)
+@click.option(
+  "--python",
+  default=sys.executable,
+  help="A Python interpreter for which these releases have wheels.",
+)
 def main(releases: list[str], python: str) -> None:
   """Writes and reads all modules, and writes the report."""
   lines = [
@@ -118,8 +153,15 @@ def main(releases: list[str], python: str) -> None:
       refused = write(release, folder / "models")
       answer = read(release, folder, python)
       errors = compare(answer["found"])
-      cells = [f"{errors[name]:.1e}" if name in errors else f"refused: {_word(refused[name])}" for name in FUNCTIONS]
-      lines.append(f"| {answer['tensorflow']} | {native.stablehlo_version(release)} | " + " | ".join(cells) + " |")
+      cells = [
+        f"{errors[name]:.1e}" if name in errors else f"refused: {_word(refused[name])}"
+        for name in FUNCTIONS
+      ]
+      lines.append(
+        f"| {answer['tensorflow']} | {native.stablehlo_version(release)} | "
+        + " | ".join(cells)
+        + " |"
+      )
       tqdm.tqdm.write(lines[-1])
   reports.page("readers").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

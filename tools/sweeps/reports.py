@@ -33,7 +33,9 @@ def read(name: str) -> dict[str, Any]:
   return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
-def keep(name: str, report: Mapping[str, Any], markdown: Callable[[Any], str] | None = None) -> None:
+def keep(
+  name: str, report: Mapping[str, Any], markdown: Callable[[Any], str] | None = None
+) -> None:
   """Writes the numbers, one row per line, and the page if it is given."""
   data(name).write_text(lines(report) + "\n", encoding="utf-8")
   if markdown:
@@ -67,11 +69,17 @@ def update(
 
 def lines(value: Any, indent: str = "") -> str:
   """JSON in which each value without a dict inside takes one line."""
-  members = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+  members = (
+    list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+  )
   if not any("{" in json.dumps(member) for member in members):
     return json.dumps(value)
   inner = indent + " "
   open_, close = "{}" if isinstance(value, dict) else "[]"
-  keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(members)
-  rows = ",\n".join(f"{inner}{key}{lines(member, inner)}" for key, member in zip(keys, members, strict=True))
+  keys = (
+    [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(members)
+  )
+  rows = ",\n".join(
+    f"{inner}{key}{lines(member, inner)}" for key, member in zip(keys, members, strict=True)
+  )
   return f"{open_}\n{rows}\n{indent}{close}"

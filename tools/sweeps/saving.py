@@ -39,7 +39,9 @@ Numbers = dict[str, Any]
 
 def saved(name: str, way: str, folder: str, runs: int) -> list[float]:
   """Seconds to build and save a model, each time with a new trace, as `folder/<run>`."""
-  _save(MODELS[0].name, way, f"{folder}/first", 0)  # excludes what JAX and TensorFlow do once per process
+  _save(
+    MODELS[0].name, way, f"{folder}/first", 0
+  )  # excludes what JAX and TensorFlow do once per process
   return [_seconds(_save, name, way, folder, run) for run in range(runs)]
 
 
@@ -53,12 +55,25 @@ def _save(name: str, way: str, folder: str, run: int) -> None:
     model, constraints = _OF_SPEED[name], []
     fun, params, inputs = model.in_jax, model.params(), {"x": str(Spec.of(model.x()))}
   if way != _HAND:
-    saved_model.save(fun, params, folder, inputs=inputs, outputs=["y"], version=run, polymorphic_constraints=constraints, **_OURS[way])
+    saved_model.save(
+      fun,
+      params,
+      folder,
+      inputs=inputs,
+      outputs=["y"],
+      version=run,
+      polymorphic_constraints=constraints,
+      **_OURS[way],
+    )
     return
   module, x = tf.Module(), model.x()
   module.params = tf.nest.map_structure(tf.Variable, params)
   call = tf.function(lambda x: {"y": model.in_tf(module.params, x)}, autograph=False)
-  tf.saved_model.save(module, f"{folder}/{run}", signatures=call.get_concrete_function(tf.TensorSpec(x.shape, x.dtype, name="x")))
+  tf.saved_model.save(
+    module,
+    f"{folder}/{run}",
+    signatures=call.get_concrete_function(tf.TensorSpec(x.shape, x.dtype, name="x")),
+  )
 
 
 def loaded(folder: str, runs: int) -> list[float]:
@@ -78,7 +93,11 @@ def measured(name: str, way: str, runs: int) -> Numbers:
   with tempfile.TemporaryDirectory(prefix="jax2tf-saving-") as folder:
     (save,) = workers.each(saved, [(name, way, folder, runs)], _lost)
     (load,) = workers.each(loaded, [(folder, runs)], _lost)
-    return {"save": save, "load": load, "kB": Path(folder, "0", "saved_model.pb").stat().st_size / 1e3}
+    return {
+      "save": save,
+      "load": load,
+      "kB": Path(folder, "0", "saved_model.pb").stat().st_size / 1e3,
+    }
 
 
 def _lost(error: workers.LostError, *task: Any) -> list[float]:
@@ -106,19 +125,31 @@ def markdown(report: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     for row, numbers in section.items():
       name, way = row.split(": ")
-      lines.append(f"| {name} | {way} | {measure.spread(numbers['save'])} | {measure.spread(numbers['load'])} | {numbers['kB']:,.0f} |")
+      lines.append(
+        f"| {name} | {way} | {measure.spread(numbers['save'])} | {measure.spread(numbers['load'])} | {numbers['kB']:,.0f} |"
+      )
     lines.append("")
   return "\n".join(lines)
 
 
 @click.command
-@click.option("--models", default="", help="Measure only models whose name matches this regular expression; the others keep their numbers.")
-@click.option("--runs", type=click.IntRange(1), default=5, help="How often to save and to load each model.")
+@click.option(
+  "--models",
+  default="",
+  help="Measure only models whose name matches this regular expression; the others keep their numbers.",
+)
+@click.option(
+  "--runs", type=click.IntRange(1), default=5, help="How often to save and to load each model."
+)
 def main(models: str, runs: int) -> None:
   """Measures the chosen models and writes the report."""
-  rows = [(name, way) for name in _OF_SPEED for way in (_HAND, *_OURS)] + [(_MINILM, way) for way in _OURS]
+  rows = [(name, way) for name in _OF_SPEED for way in (_HAND, *_OURS)] + [
+    (_MINILM, way) for way in _OURS
+  ]
   section = {}
-  for name, way in (progress := tqdm.tqdm([row for row in rows if re.search(models, row[0])], unit="row")):
+  for name, way in (
+    progress := tqdm.tqdm([row for row in rows if re.search(models, row[0])], unit="row")
+  ):
     progress.set_postfix_str(f"{name}, {way}")
     section[f"{name}: {way}"] = measured(name, way, runs)
   reports.update("saving", section, [f"{name}: {way}" for name, way in rows], markdown)

@@ -71,11 +71,15 @@ class _Rest:
 
   def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
     """The status and the body of the answer."""
-    connection = getattr(self._local, "connection", None) or http.client.HTTPConnection("127.0.0.1", self._port, timeout=_SECONDS)
+    connection = getattr(self._local, "connection", None) or http.client.HTTPConnection(
+      "127.0.0.1", self._port, timeout=_SECONDS
+    )
     self._local.connection = connection
     try:
       chunked = "Transfer-Encoding" in headers
-      parts: Any = iter([body[:7], body[7:]] if len(body) > 7 else [body] if body else []) if chunked else body
+      parts: Any = (
+        iter([body[:7], body[7:]] if len(body) > 7 else [body] if body else []) if chunked else body
+      )
       connection.request("POST", path, parts, dict(headers), encode_chunked=chunked)
       response = connection.getresponse()
       return response.status, response.read()
@@ -102,7 +106,9 @@ class _Grpc:
     return {name: tf.make_ndarray(proto) for name, proto in response.outputs.items()}
 
 
-def _run(make: Callable[[int], Case], ask: Callable[[Case], Arrays | None], seeds: range) -> dict[str, dict[str, Any]]:
+def _run(
+  make: Callable[[int], Case], ask: Callable[[Case], Arrays | None], seeds: range
+) -> dict[str, dict[str, Any]]:
   """{kind: numbers of requests, answers, refusals, wrong and lost ones}, with the first faults."""
   found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
   faults: list[str] = []
@@ -114,10 +120,16 @@ def _run(make: Callable[[int], Case], ask: Callable[[Case], Arrays | None], seed
     except (_LostError, KeyError, ValueError, TypeError) as error:
       return case.kind, "lost", f"seed {seed}, {case.kind}: {type(error).__name__}: {error}"
     fault = case.fault(outputs)
-    return case.kind, "wrong" if fault else "refused" if outputs is None else "answered", fault and f"seed {seed}, {case.kind}: {fault}"
+    return (
+      case.kind,
+      "wrong" if fault else "refused" if outputs is None else "answered",
+      fault and f"seed {seed}, {case.kind}: {fault}",
+    )
 
   with concurrent.futures.ThreadPoolExecutor(_CLIENTS) as pool:
-    for kind, what, fault in tqdm(pool.map(one, seeds), total=len(seeds), unit=" requests", leave=False, mininterval=5):
+    for kind, what, fault in tqdm(
+      pool.map(one, seeds), total=len(seeds), unit=" requests", leave=False, mininterval=5
+    ):
       found[kind].update(["requests", what])
       faults += [fault] * bool(fault)
   for fault in faults[:20]:
@@ -139,26 +151,43 @@ def _megabytes(server: clients.Server) -> dict[str, float]:
 def _configure(folder: pathlib.Path, versions: tuple[int, ...], stable: int) -> pathlib.Path:
   """Writes the config file of the server, with the versions of the model "rolled" and its label."""
   chosen = " ".join(f"versions: {version}" for version in versions)
-  models = [f'config {{ name: "{name}" base_path: "{name}" }}' for name in ("types", "linear", "strings")]
+  models = [
+    f'config {{ name: "{name}" base_path: "{name}" }}' for name in ("types", "linear", "strings")
+  ]
   policy = f"model_version_policy {{ specific {{ {chosen} }} }}"
-  models.append(f'config {{ name: "rolled" base_path: "rolled" {policy} version_labels {{ key: "stable" value: {stable} }} }}')
+  models.append(
+    f'config {{ name: "rolled" base_path: "rolled" {policy} version_labels {{ key: "stable" value: {stable} }} }}'
+  )
   (folder / "models.new").write_text(f"model_config_list {{ {' '.join(models)} }}")
   (folder / "models.new").rename(folder / "models.config")
   return folder / "models.config"
 
 
 def _save_rolled(folder: pathlib.Path, version: int) -> None:
-  saved_model.save(lambda w, x: w * x, np.float32(version), folder / "rolled", inputs={"x": "f32[b]"}, outputs=["y"], version=version)
+  saved_model.save(
+    lambda w, x: w * x,
+    np.float32(version),
+    folder / "rolled",
+    inputs={"x": "f32[b]"},
+    outputs=["y"],
+    version=version,
+  )
 
 
 def _roll(folder: pathlib.Path, rest: _Rest) -> dict[str, Any]:
   """Replaces version 1 by version 2 as docs/guide/serving.md says, while clients use the label."""
-  ended, answers, errors = threading.Event(), collections.Counter[float](), collections.Counter[str]()
+  ended, answers, errors = (
+    threading.Event(),
+    collections.Counter[float](),
+    collections.Counter[str](),
+  )
 
   def label() -> None:
     while not ended.is_set():
       try:
-        status, body = rest.send("/v1/models/rolled/labels/stable:predict", b'{"inputs": [1.0]}', {})
+        status, body = rest.send(
+          "/v1/models/rolled/labels/stable:predict", b'{"inputs": [1.0]}', {}
+        )
         answers[json.loads(body)["outputs"][0] if status == 200 else -status] += 1
       except (_LostError, KeyError, ValueError) as error:
         errors[f"{error}"] += 1
@@ -170,7 +199,9 @@ def _roll(folder: pathlib.Path, rest: _Rest) -> dict[str, Any]:
       status, body = rest.send(f"/v1/models/rolled{path}:predict", b'{"inputs": [1.0]}', {})
       in_a_row = in_a_row + 1 if status == 200 and json.loads(body)["outputs"] == [2.0] else 0
       if time.monotonic() > end:
-        raise SystemExit(f"version 2 of 'rolled' does not answer at {path} after {_SECONDS:g} s: {status} {body[:200]!r}")
+        raise SystemExit(
+          f"version 2 of 'rolled' does not answer at {path} after {_SECONDS:g} s: {status} {body[:200]!r}"
+        )
       time.sleep(0.02)
 
   threads = [threading.Thread(target=label) for _ in range(4)]
@@ -188,7 +219,9 @@ def _roll(folder: pathlib.Path, rest: _Rest) -> dict[str, Any]:
     ended.set()
     for thread in threads:
       thread.join()
-  missed = sum(errors.values()) + sum(count for value, count in answers.items() if value not in (1.0, 2.0))
+  missed = sum(errors.values()) + sum(
+    count for value, count in answers.items() if value not in (1.0, 2.0)
+  )
   return {"by version 1": answers[1.0], "by version 2": answers[2.0], "missed": missed}
 
 
@@ -200,7 +233,9 @@ def faults(report: Mapping[str, Any]) -> Iterator[str]:
   for name, (before, after) in report["MB after the warm-up and at the end"].items():
     if name in _WEIGHED and after > _GROWTH * before:
       yield f"{name}: {before} MB after the warm-up and {after} MB at the end, a growth by more than {_GROWTH - 1:.0%}"
-  if report["label"]["missed"] or not (report["label"]["by version 1"] and report["label"]["by version 2"]):
+  if report["label"]["missed"] or not (
+    report["label"]["by version 1"] and report["label"]["by version 2"]
+  ):
     yield f"the label: {report['label']}"
 
 
@@ -216,13 +251,29 @@ def markdown(report: Mapping[str, Any]) -> str:
     "",
   ]
   for version, section in sorted(report.items()):
-    lines += [f"## JAX {version}", "", "| | requests | answered | refused | wrong | lost |", "|---|---:|---:|---:|---:|---:|"]
+    lines += [
+      f"## JAX {version}",
+      "",
+      "| | requests | answered | refused | wrong | lost |",
+      "|---|---:|---:|---:|---:|---:|",
+    ]
     for interface in ("REST", "gRPC"):
       for kind, numbers in section[interface].items():
-        lines.append(f"| {interface}: {kind} | " + " | ".join(f"{n:,}" for n in numbers.values()) + " |")
-      total = {name: sum(each[name] for each in section[interface].values()) for name in next(iter(section[interface].values()))}
-      lines.append(f"| **{interface}** | " + " | ".join(f"**{n:,}**" for n in total.values()) + " |")
-    lines += ["", "| resident memory, MB | after the warm-up | at the end | ratio |", "|---|---:|---:|---:|"]
+        lines.append(
+          f"| {interface}: {kind} | " + " | ".join(f"{n:,}" for n in numbers.values()) + " |"
+        )
+      total = {
+        name: sum(each[name] for each in section[interface].values())
+        for name in next(iter(section[interface].values()))
+      }
+      lines.append(
+        f"| **{interface}** | " + " | ".join(f"**{n:,}**" for n in total.values()) + " |"
+      )
+    lines += [
+      "",
+      "| resident memory, MB | after the warm-up | at the end | ratio |",
+      "|---|---:|---:|---:|",
+    ]
     for name, (before, after) in section["MB after the warm-up and at the end"].items():
       lines.append(f"| {name} | {before:,} | {after:,} | {after / before:.3f} |")
     label = section["label"]
@@ -238,7 +289,12 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 @click.command
-@click.option("--requests", type=click.IntRange(10), default=4000, help="The number of requests by each interface.")
+@click.option(
+  "--requests",
+  type=click.IntRange(10),
+  default=4000,
+  help="The number of requests by each interface.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, help="The first seed.")
 @click.option("--keep/--no_keep", default=True, help="Whether to write the report.")
 def main(requests: int, seed: int, keep: bool) -> None:
@@ -251,15 +307,27 @@ def main(requests: int, seed: int, keep: bool) -> None:
     _save_rolled(folder, 1)
     config = _configure(folder, (1,), 1)
     options = ("--replicas=2", f"--max_request_mb={MAX_REQUEST_MB}")
-    with clients.serving(config, *options) as server, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+    with (
+      clients.serving(config, *options) as server,
+      grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
       rest = _Rest(server.http_port)
-      asked = {"REST": (server_requests.rest, rest.ask), "gRPC": (server_requests.by_grpc, _Grpc(channel).ask)}
+      asked = {
+        "REST": (server_requests.rest, rest.ask),
+        "gRPC": (server_requests.by_grpc, _Grpc(channel).ask),
+      }
       for make, ask in asked.values():
         _run(make, ask, warm_up)
       before = _megabytes(server)
-      report: dict[str, Any] = {name: _run(make, ask, range(seed, seed + requests)) for name, (make, ask) in asked.items()}
+      report: dict[str, Any] = {
+        name: _run(make, ask, range(seed, seed + requests)) for name, (make, ask) in asked.items()
+      }
       after = _megabytes(server)
-      report |= {"MB after the warm-up and at the end": {name: [size, after[name]] for name, size in before.items()}}
+      report |= {
+        "MB after the warm-up and at the end": {
+          name: [size, after[name]] for name, size in before.items()
+        }
+      }
       report |= {"label": _roll(folder, rest)} | serving_report.machine()
   print(reports.lines(report))
   if keep:

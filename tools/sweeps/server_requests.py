@@ -40,7 +40,10 @@ DTYPES: dict[str, Any] = {
   "bool": np.bool_,
   "c64": np.complex64,
 }
-_FLOATS, _INTEGERS = ("f32", "f64", "f16", "bf16"), ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+_FLOATS, _INTEGERS = (
+  ("f32", "f64", "f16", "bf16"),
+  ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"),
+)
 _WEIGHTS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 Arrays = Mapping[str, np.ndarray]
 
@@ -106,7 +109,11 @@ class Case:
       return "an invalid request was answered"
     if outputs.keys() != expected.keys():
       return f"outputs {sorted(outputs)} in place of {sorted(expected)}"
-    return "; ".join(f"{name} is wrong" for name in expected if not _equal(outputs[name], expected[name], self.model == "linear"))
+    return "; ".join(
+      f"{name} is wrong"
+      for name in expected
+      if not _equal(outputs[name], expected[name], self.model == "linear")
+    )
 
 
 def _equal(found: np.ndarray, expected: np.ndarray, rounded: bool) -> bool:
@@ -117,8 +124,14 @@ def _equal(found: np.ndarray, expected: np.ndarray, rounded: bool) -> bool:
   if found.dtype == object or found.dtype.kind in "iub":
     return bool(np.array_equal(found, expected))
   with np.errstate(invalid="ignore"):
-    wide_found, wide = (x if x.dtype.kind == "c" else x.astype(np.float64) for x in (found, expected))
-  signs = np.array_equal(np.signbit(wide_found.real), np.signbit(wide.real)) if not np.isnan(wide).any() else True
+    wide_found, wide = (
+      x if x.dtype.kind == "c" else x.astype(np.float64) for x in (found, expected)
+    )
+  signs = (
+    np.array_equal(np.signbit(wide_found.real), np.signbit(wide.real))
+    if not np.isnan(wide).any()
+    else True
+  )
   return bool(np.array_equal(wide_found, wide, equal_nan=True)) and signs
 
 
@@ -134,14 +147,23 @@ def answer(model: str, x: np.ndarray) -> Arrays:
 def read(case: Case, text: bytes) -> Arrays:
   """The outputs in the JSON of an answer. Raises KeyError or ValueError for another form."""
   found = json.loads(text)
-  names = ["y"] if case.model == "linear" else ["length", "same_bytes"] if case.model == "strings" else ["same", "twice"]
+  names = (
+    ["y"]
+    if case.model == "linear"
+    else ["length", "same_bytes"]
+    if case.model == "strings"
+    else ["same", "twice"]
+  )
   if case.rows:
     rows = found["predictions"]
     found = {name: [row if len(names) == 1 else row[name] for row in rows] for name in names}
   else:
     found = {names[0]: found["outputs"]} if len(names) == 1 else found["outputs"]
   dtypes = {"y": np.float32, "length": np.int32, "same_bytes": object}
-  return {name: _as_array(value, dtypes.get(name, DTYPES.get(case.signature))) for name, value in found.items()}
+  return {
+    name: _as_array(value, dtypes.get(name, DTYPES.get(case.signature)))
+    for name, value in found.items()
+  }
 
 
 def _as_array(value: Any, dtype: Any) -> np.ndarray:
@@ -160,21 +182,38 @@ def _draw(draw: random.Random, dtype: str) -> Any:
     low, high = int(info.min), int(info.max)
     return draw.choice([low, high, 0, 1, high // 2, draw.randint(low, high)])
   plain = draw.choice(
-    [0.0, -0.0, 1.0, 0.1, -2.5, draw.uniform(-100, 100), draw.randint(-200, 200), float("nan"), float("inf"), -float("inf")]
+    [
+      0.0,
+      -0.0,
+      1.0,
+      0.1,
+      -2.5,
+      draw.uniform(-100, 100),
+      draw.randint(-200, 200),
+      float("nan"),
+      float("inf"),
+      -float("inf"),
+    ]
   )
   if dtype == "f64" and draw.random() < 0.3:
-    return draw.choice([2**53 + 1, 10**25, -(10**300), 2**63, 2**64, 1e308, draw.uniform(-1e300, 1e300)])
+    return draw.choice(
+      [2**53 + 1, 10**25, -(10**300), 2**63, 2**64, 1e308, draw.uniform(-1e300, 1e300)]
+    )
   if dtype in ("f32", "bf16") and draw.random() < 0.2:
     return draw.choice([16_777_217, 10**25, -(2**64), 3e38])
   # TF 2.21 makes 2 * x of x + x, which is NaN for a complex infinity.
   return complex(draw.uniform(-9, 9), draw.uniform(-1, 1)) if dtype == "c64" else plain
 
 
-def _drawn(draw: random.Random, dtype: str, rows: int, columns: int) -> tuple[list[Any], np.ndarray]:
+def _drawn(
+  draw: random.Random, dtype: str, rows: int, columns: int
+) -> tuple[list[Any], np.ndarray]:
   """(nested lists, the array that they are)."""
   values = [[_draw(draw, dtype) for _ in range(columns)] for _ in range(rows)]
   wide = np.array(values, np.float64) if dtype in _FLOATS else values
-  return values, np.array(wide).astype(DTYPES[dtype]) if dtype in _FLOATS else np.array(wide, DTYPES[dtype])
+  return values, np.array(wide).astype(DTYPES[dtype]) if dtype in _FLOATS else np.array(
+    wide, DTYPES[dtype]
+  )
 
 
 _TEXTS = ("", "a", "größer", "漢字", "😀", "\0", '"\\', "\u2028", "x" * 300)
@@ -187,7 +226,11 @@ def _spelled(draw: random.Random, value: Any) -> str:
     comma = "," + draw.choice(_SPACES)
     return f"[{draw.choice(_SPACES)}{comma.join(_spelled(draw, each) for each in value)}]"
   if isinstance(value, dict):
-    return "{" + ", ".join(f"{json.dumps(key)}: {_spelled(draw, each)}" for key, each in value.items()) + "}"
+    return (
+      "{"
+      + ", ".join(f"{json.dumps(key)}: {_spelled(draw, each)}" for key, each in value.items())
+      + "}"
+    )
   if isinstance(value, float) and value.is_integer() and 0 < abs(value) < 1e15:
     return draw.choice([json.dumps(value), str(int(value)), f"{value:e}", f"{value:.3f}"])
   return json.dumps(value, ensure_ascii=draw.random() < 0.5)
@@ -196,11 +239,23 @@ def _spelled(draw: random.Random, value: Any) -> str:
 def rest(seed: int) -> Case:
   """A request by REST."""
   draw = random.Random(f"rest {seed}")
-  make = draw.choice([_rest_valid, _rest_valid, _rest_texts, _rest_linear, _rest_refused, _rest_values_refused, _rest_mutated])
+  make = draw.choice(
+    [
+      _rest_valid,
+      _rest_valid,
+      _rest_texts,
+      _rest_linear,
+      _rest_refused,
+      _rest_values_refused,
+      _rest_mutated,
+    ]
+  )
   return make(draw)
 
 
-def _written(draw: random.Random, kind: str, model: str, signature: str, x: Any, expected: Any) -> Case:
+def _written(
+  draw: random.Random, kind: str, model: str, signature: str, x: Any, expected: Any
+) -> Case:
   """The request for one input, in one of the forms that the API has for it."""
   rows, named = draw.random() < 0.5, draw.random() < 0.5
   name = "text" if model == "strings" else "x"
@@ -217,15 +272,23 @@ def _written(draw: random.Random, kind: str, model: str, signature: str, x: Any,
 
 def _sent(draw: random.Random, case: Case) -> Case:
   """The request with headers, perhaps compressed, perhaps in chunks."""
-  headers = {"Content-Type": draw.choice(["application/json", "text/plain", "application/octet-stream", ""])}
+  headers = {
+    "Content-Type": draw.choice(["application/json", "text/plain", "application/octet-stream", ""])
+  }
   body = case.body
   if draw.random() < 0.2:
     cut = draw.randrange(len(body) + 1)
-    body = gzip.compress(body) if draw.random() < 0.5 else gzip.compress(body[:cut]) + gzip.compress(body[cut:])
+    body = (
+      gzip.compress(body)
+      if draw.random() < 0.5
+      else gzip.compress(body[:cut]) + gzip.compress(body[cut:])
+    )
     headers["Content-Encoding"] = draw.choice(["gzip", "GZIP", "x-gzip"])
   if draw.random() < 0.2:
     headers["Transfer-Encoding"] = "chunked"
-  return Case(case.kind, case.model, case.signature, body, case.expected, case.rows, case.path, headers)
+  return Case(
+    case.kind, case.model, case.signature, body, case.expected, case.rows, case.path, headers
+  )
 
 
 def _rest_valid(draw: random.Random) -> Case:
@@ -245,7 +308,9 @@ def _rest_texts(draw: random.Random) -> Case:
 
 def _rest_linear(draw: random.Random) -> Case:
   values = [[draw.uniform(-3, 3) for _ in range(4)] for _ in range(draw.randint(1, 40))]
-  return _written(draw, "a product", "linear", "", values, answer("linear", np.array(values, np.float32)))
+  return _written(
+    draw, "a product", "linear", "", values, answer("linear", np.array(values, np.float32))
+  )
 
 
 def _rest_values_refused(draw: random.Random) -> Case:
@@ -268,12 +333,32 @@ def _rest_refused(draw: random.Random) -> Case:
   """What is no request."""
   good = '{"inputs": [[1, 2]], "signature_name": "f32"}'
   bodies = {
-    "not JSON": draw.choice([good[: draw.randrange(len(good))], good + "]", "{'inputs': 1}", "\x00", "[" * 10**5, "[" * 9000 + "]" * 9000]),
-    "another form": draw.choice(['{"instances": [[1]], "inputs": [[1]]}', "{}", "[]", "1", "null", '"x"', '{"instances": []}']),
-    "a name that is unknown": draw.choice([good.replace('"sig', '"x": 1, "sig'), '{"inputs": {"y": [[1]]}, "signature_name": "f32"}']),
+    "not JSON": draw.choice(
+      [
+        good[: draw.randrange(len(good))],
+        good + "]",
+        "{'inputs': 1}",
+        "\x00",
+        "[" * 10**5,
+        "[" * 9000 + "]" * 9000,
+      ]
+    ),
+    "another form": draw.choice(
+      ['{"instances": [[1]], "inputs": [[1]]}', "{}", "[]", "1", "null", '"x"', '{"instances": []}']
+    ),
+    "a name that is unknown": draw.choice(
+      [good.replace('"sig', '"x": 1, "sig'), '{"inputs": {"y": [[1]]}, "signature_name": "f32"}']
+    ),
     "a name that comes twice": '{"inputs": [[1]], "inputs": [[2]], "signature_name": "f32"}',
-    "an unknown signature": draw.choice(['{"inputs": [[1]]}', good.replace("f32", "f31"), good.replace('"f32"', "7")]),
-    "another shape": draw.choice([good.replace("[[1, 2]]", text) for text in ("1", "[1]", "[[[1]]]", "[[1], [2, 3]]", "[[1], 2]", "[]")]),
+    "an unknown signature": draw.choice(
+      ['{"inputs": [[1]]}', good.replace("f32", "f31"), good.replace('"f32"', "7")]
+    ),
+    "another shape": draw.choice(
+      [
+        good.replace("[[1, 2]]", text)
+        for text in ("1", "[1]", "[[[1]]]", "[[1], [2, 3]]", "[[1], 2]", "[]")
+      ]
+    ),
     "too large": " " * (5 << 20),
     "complex": '{"inputs": [[1]], "signature_name": "c64"}',
   }
@@ -282,20 +367,36 @@ def _rest_refused(draw: random.Random) -> Case:
   if draw.random() < 0.7:
     return case
   path = draw.choice(
-    ["/versions/7:predict", "/labels/none:predict", ":classify", ":regress", "/nothing", ":predict/", f"/versions/{9**30}:predict"]
+    [
+      "/versions/7:predict",
+      "/labels/none:predict",
+      ":classify",
+      ":regress",
+      "/nothing",
+      ":predict/",
+      f"/versions/{9**30}:predict",
+    ]
   )
-  body = draw.choice([(b"x" * 50, "gzip"), (gzip.compress(good.encode())[:-5], "gzip"), (good.encode(), "br")])
+  body = draw.choice(
+    [(b"x" * 50, "gzip"), (gzip.compress(good.encode())[:-5], "gzip"), (good.encode(), "br")]
+  )
   if draw.random() < 0.5:
     return Case("another path", "types", "f32", good.encode(), None, path=path)
-  return Case("another coding", "types", "f32", body[0], None, headers={"Content-Encoding": body[1]})
+  return Case(
+    "another coding", "types", "f32", body[0], None, headers={"Content-Encoding": body[1]}
+  )
 
 
 def _rest_mutated(draw: random.Random) -> Case:
   """A request with changed bytes: it is refused, or answered as Python reads it."""
-  text = bytearray(_spelled(draw, {"inputs": _drawn(draw, "f32", 2, 2)[0], "signature_name": "f32"}).encode())
+  text = bytearray(
+    _spelled(draw, {"inputs": _drawn(draw, "f32", 2, 2)[0], "signature_name": "f32"}).encode()
+  )
   for _ in range(draw.randint(1, 3)):
     place = draw.randrange(len(text))
-    text[place : place + draw.choice([0, 1])] = bytes([draw.choice(b'0123456789eE.-+,:[]{}" \x00\xff')])
+    text[place : place + draw.choice([0, 1])] = bytes(
+      [draw.choice(b'0123456789eE.-+,:[]{}" \x00\xff')]
+    )
   return Case("changed bytes", "types", "f32", bytes(text), _of_json)
 
 
@@ -303,7 +404,11 @@ def _of_json(body: bytes) -> Arrays | None:
   try:
     found = json.loads(body)
     x = np.array(found["inputs"], np.float64).astype(np.float32)
-    return answer("types", x) if found.get("signature_name") == "f32" and x.ndim == 2 and len(found) == 2 else None
+    return (
+      answer("types", x)
+      if found.get("signature_name") == "f32" and x.ndim == 2 and len(found) == 2
+      else None
+    )
   except Exception:
     return None
 
@@ -311,11 +416,23 @@ def _of_json(body: bytes) -> Arrays | None:
 def by_grpc(seed: int) -> Case:
   """A request by gRPC."""
   draw = random.Random(f"grpc {seed}")
-  return draw.choice([_grpc_valid, _grpc_valid, _grpc_texts, _grpc_linear, _grpc_refused, _grpc_refused, _grpc_mutated])(draw)
+  return draw.choice(
+    [
+      _grpc_valid,
+      _grpc_valid,
+      _grpc_texts,
+      _grpc_linear,
+      _grpc_refused,
+      _grpc_refused,
+      _grpc_mutated,
+    ]
+  )(draw)
 
 
 def _request(model: str, signature: str, **inputs: Any) -> predict_pb2.PredictRequest:
-  made = predict_pb2.PredictRequest(inputs={name: tf.make_tensor_proto(value) for name, value in inputs.items()})
+  made = predict_pb2.PredictRequest(
+    inputs={name: tf.make_tensor_proto(value) for name, value in inputs.items()}
+  )
   made.model_spec.name, made.model_spec.signature_name = model, signature
   return made
 
@@ -337,12 +454,22 @@ def _grpc_valid(draw: random.Random) -> Case:
 
 def _grpc_texts(draw: random.Random) -> Case:
   texts = np.array([draw.randbytes(draw.randint(0, 20)) for _ in range(draw.randint(1, 5))], object)
-  return Case("texts", "strings", "", _request("strings", "", text=texts).SerializeToString(), answer("strings", texts))
+  return Case(
+    "texts",
+    "strings",
+    "",
+    _request("strings", "", text=texts).SerializeToString(),
+    answer("strings", texts),
+  )
 
 
 def _grpc_linear(draw: random.Random) -> Case:
-  x = np.array([[draw.uniform(-3, 3) for _ in range(4)] for _ in range(draw.randint(1, 40))], np.float32)
-  return Case("a product", "linear", "", _request("linear", "", x=x).SerializeToString(), answer("linear", x))
+  x = np.array(
+    [[draw.uniform(-3, 3) for _ in range(4)] for _ in range(draw.randint(1, 40))], np.float32
+  )
+  return Case(
+    "a product", "linear", "", _request("linear", "", x=x).SerializeToString(), answer("linear", x)
+  )
 
 
 def _grpc_refused(draw: random.Random) -> Case:
@@ -350,19 +477,31 @@ def _grpc_refused(draw: random.Random) -> Case:
   request = _request("types", "f32", x=np.ones((2, 3), np.float32))
   tensor, spec = request.inputs["x"], request.model_spec
   faults: dict[str, Callable[[], object]] = {
-    "another model": lambda: setattr(spec, "name", draw.choice(["", "none", "types\0", "../types", "TYPES", "é", "a" * 5000])),
+    "another model": lambda: setattr(
+      spec, "name", draw.choice(["", "none", "types\0", "../types", "TYPES", "é", "a" * 5000])
+    ),
     "another version": lambda: setattr(spec.version, "value", draw.choice([0, 2, -1, 2**63 - 1])),
     "another label": lambda: setattr(spec, "version_label", draw.choice(["none", "\0", "é"])),
-    "another signature": lambda: setattr(spec, "signature_name", draw.choice(["", "f31", "\0", "__saved_model_init_op"])),
-    "another output": lambda: request.output_filter.extend(draw.choice([["y"], ["same", "same"], [""]])),
+    "another signature": lambda: setattr(
+      spec, "signature_name", draw.choice(["", "f31", "\0", "__saved_model_init_op"])
+    ),
+    "another output": lambda: request.output_filter.extend(
+      draw.choice([["y"], ["same", "same"], [""]])
+    ),
     "another input": lambda: request.inputs["y"].CopyFrom(tensor),
     "no input": request.inputs.clear,
-    "another dtype": lambda: setattr(tensor, "dtype", draw.choice([0, 2, 3, 7, 9, 14, 20, 21, 101, 9999])),
+    "another dtype": lambda: setattr(
+      tensor, "dtype", draw.choice([0, 2, 3, 7, 9, 14, 20, 21, 101, 9999])
+    ),
     "another rank": lambda: tensor.tensor_shape.dim.add(size=1),
     "an unknown rank": lambda: setattr(tensor.tensor_shape, "unknown_rank", True),
     "a negative size": lambda: setattr(tensor.tensor_shape.dim[0], "size", -draw.randint(1, 9)),
-    "a size without values": lambda: setattr(tensor.tensor_shape.dim[0], "size", draw.choice([3, 2**31, 2**62, 2**63 - 1])),
-    "half of the content": lambda: setattr(tensor, "tensor_content", tensor.tensor_content[: draw.randrange(1, 23)]),
+    "a size without values": lambda: setattr(
+      tensor.tensor_shape.dim[0], "size", draw.choice([3, 2**31, 2**62, 2**63 - 1])
+    ),
+    "half of the content": lambda: setattr(
+      tensor, "tensor_content", tensor.tensor_content[: draw.randrange(1, 23)]
+    ),
   }
   kind = draw.choice(["no message", *faults])
   if kind == "no message":

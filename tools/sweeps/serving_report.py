@@ -11,7 +11,12 @@ from jax2tf.tools.sweeps import reports
 LOAD, SOAK, DRILLS = "serving-load", "serving-soak", "serving-drills"
 RUNS = {1: "one replica", 2: "two replicas", 3: "three replicas"}
 # The CPU time of a request, by the processes that take it.
-COSTS = {"proxy CPU ms": "a proxy", "replica CPU ms": "the replica", "Ray CPU ms": "Ray", "client CPU ms": "the client"}
+COSTS = {
+  "proxy CPU ms": "a proxy",
+  "replica CPU ms": "the replica",
+  "Ray CPU ms": "Ray",
+  "client CPU ms": "the client",
+}
 # Seconds until the server is ready, on two idle cores.
 START_SECONDS = 30.0
 # The largest growth of the memory from the second to the last third of a long run.
@@ -26,7 +31,11 @@ def predicted(one: Mapping[str, float], replicas: int, cores: int) -> float:
 
 def late(starts: Sequence[float]) -> list[str]:
   """What is to be said of starts that take too long."""
-  return [f"the server was ready after {each:.0f} s; at most {START_SECONDS:.0f} s are allowed" for each in starts if each > START_SECONDS]
+  return [
+    f"the server was ready after {each:.0f} s; at most {START_SECONDS:.0f} s are allowed"
+    for each in starts
+    if each > START_SECONDS
+  ]
 
 
 def grown(soak: Mapping[str, Any]) -> list[str]:
@@ -34,7 +43,11 @@ def grown(soak: Mapping[str, Any]) -> list[str]:
   if soak["minutes"] < _FROM_MINUTES:
     return []
   thirds = {name: megabytes for name, megabytes in soak.items() if name.endswith("MB by thirds")}
-  return [f"{name}: {each}, a growth by more than {GROWTH - 1:.0%}" for name, each in thirds.items() if each[2] > GROWTH * each[1]]
+  return [
+    f"{name}: {each}, a growth by more than {GROWTH - 1:.0%}"
+    for name, each in thirds.items()
+    if each[2] > GROWTH * each[1]
+  ]
 
 
 def machine() -> dict[str, float]:
@@ -45,7 +58,9 @@ def machine() -> dict[str, float]:
 def keep(name: str, report: Mapping[str, Any]) -> None:
   """Writes the numbers of a run with the installed JAX, and the page."""
   reports.update(name, report, [*report])
-  reports.page("serving").write_text(markdown(reports.read(LOAD), reports.read(SOAK), reports.read(DRILLS)), encoding="utf-8")
+  reports.page("serving").write_text(
+    markdown(reports.read(LOAD), reports.read(SOAK), reports.read(DRILLS)), encoding="utf-8"
+  )
 
 
 def markdown(load: Mapping[str, Any], soak: Mapping[str, Any], drills: Mapping[str, Any]) -> str:
@@ -82,8 +97,16 @@ def _of_load(load: Mapping[str, Any]) -> list[str]:
   for count, name in RUNS.items():
     run, expected = load[name], predicted(one, count, cores)
     rate = run["requests per second"]
-    figures = [str(count), f"{run['start s']:.1f}", f"{rate:,.0f}", f"{expected:,.0f}", f"{rate / expected:.2f}"]
-    lines.append("| " + " | ".join([*figures, f"{run['p50 ms']:.0f}", f"{run['p99 ms']:.0f}"]) + " |")
+    figures = [
+      str(count),
+      f"{run['start s']:.1f}",
+      f"{rate:,.0f}",
+      f"{expected:,.0f}",
+      f"{rate / expected:.2f}",
+    ]
+    lines.append(
+      "| " + " | ".join([*figures, f"{run['p50 ms']:.0f}", f"{run['p99 ms']:.0f}"]) + " |"
+    )
   parts = ", ".join(f"{one[name]:.2f} ms in {words}" for name, words in COSTS.items())
   most = 1e3 * cores / sum(one[name] for name in COSTS)
   return [
@@ -108,7 +131,14 @@ def _of_load(load: Mapping[str, Any]) -> list[str]:
 
 def _of_kill(name: str, run: Mapping[str, Any]) -> str:
   whole = f"{run['whole again s']:.1f}" if "whole again s" in run else ""
-  figures = [f"{run['requests']:,}", f"{run['retries']:,}", str(run["wrong"]), str(run["errors"]), f"{run['longest outage s']:.1f}", whole]
+  figures = [
+    f"{run['requests']:,}",
+    f"{run['retries']:,}",
+    str(run["wrong"]),
+    str(run["errors"]),
+    f"{run['longest outage s']:.1f}",
+    whole,
+  ]
   return "| " + " | ".join([name, *figures]) + " |"
 
 
@@ -144,4 +174,10 @@ def _of_drills(drills: Mapping[str, Any]) -> list[str]:
 def _shown(value: Any) -> str:
   if isinstance(value, dict):
     return ", ".join(f"{name}: {_shown(each)}" for name, each in value.items())
-  return ", ".join(map(_shown, value)) if isinstance(value, list) else value if isinstance(value, str) else f"{value:,}"
+  return (
+    ", ".join(map(_shown, value))
+    if isinstance(value, list)
+    else value
+    if isinstance(value, str)
+    else f"{value:,}"
+  )

@@ -28,7 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from tensorflow_serving.apis import get_model_status_pb2, model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
+from tensorflow_serving.apis import (
+  get_model_status_pb2,
+  model_service_pb2_grpc,
+  predict_pb2,
+  prediction_service_pb2_grpc,
+)
 from tqdm import tqdm
 
 from jax2tf.converters import saved_model
@@ -85,10 +90,16 @@ class _Soak:
     self._expected = []
     for variant in range(_VARIANTS):
       shapes = {"hidden": (784, 512), "out": (512, 10)}
-      params = {name: random.normal(0, 0.05, shape).astype(np.float32) for name, shape in shapes.items()}
-      saved_model.save(clients.mlp, params, self._store / str(variant), inputs={"x": "f32[b,784]"}, outputs=["y"])
+      params = {
+        name: random.normal(0, 0.05, shape).astype(np.float32) for name, shape in shapes.items()
+      }
+      saved_model.save(
+        clients.mlp, params, self._store / str(variant), inputs={"x": "f32[b,784]"}, outputs=["y"]
+      )
       self._expected.append(np.asarray(clients.mlp(params, jnp.asarray(self._x))))
-    self.models = {name: _Model(self.models_folder / name) for name in ("steady", "replaced", "guest")}
+    self.models = {
+      name: _Model(self.models_folder / name) for name in ("steady", "replaced", "guest")
+    }
     self.tally = clients.Tally()
     self.events: collections.Counter[str] = collections.Counter()
     self.asked: collections.Counter[str] = collections.Counter()
@@ -101,7 +112,9 @@ class _Soak:
     model.variants[version] = (version + len(name)) % _VARIANTS
     model.live.add(version)
     model.folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(self._store / str(model.variants[version]) / "1", model.folder / ".saving" / "1")
+    shutil.copytree(
+      self._store / str(model.variants[version]) / "1", model.folder / ".saving" / "1"
+    )
     (model.folder / ".saving" / "1").rename(model.folder / str(version))
     return version
 
@@ -118,7 +131,11 @@ class _Soak:
     try:
       while True:
         try:
-          version, y = await (asyncio.to_thread(self._by_rest, name, http_port) if by_rest else self._by_grpc(name, stub))
+          version, y = await (
+            asyncio.to_thread(self._by_rest, name, http_port)
+            if by_rest
+            else self._by_grpc(name, stub)
+          )
         except _NotFoundError as error:
           if not gone:
             self.tally.errors.append(f"{name}: {error}")
@@ -132,7 +149,9 @@ class _Soak:
           pause = min(2 * pause, 2.0)
           continue
         expected = {model.variants[each] for each in ({version} if version else live | model.live)}
-        right = any(np.allclose(y, self._expected[variant], rtol=1e-4, atol=1e-5) for variant in expected)
+        right = any(
+          np.allclose(y, self._expected[variant], rtol=1e-4, atol=1e-5) for variant in expected
+        )
         self.tally.wrong += gone or not right
         break
       self.tally.answered.append(time.perf_counter())
@@ -150,7 +169,9 @@ class _Soak:
       response = await stub.Predict(request, timeout=clients.PATIENCE_SECONDS)
     except grpc.aio.AioRpcError as error:
       kinds = {grpc.StatusCode.UNAVAILABLE: _LostError, grpc.StatusCode.NOT_FOUND: _NotFoundError}
-      raise kinds.get(error.code(), RuntimeError)(f"{error.code().name}: {error.details()}") from error
+      raise kinds.get(error.code(), RuntimeError)(
+        f"{error.code().name}: {error.details()}"
+      ) from error
     return response.model_spec.version.value, tf.make_ndarray(response.outputs["y"])
 
   def _by_rest(self, name: str, port: int) -> tuple[int, np.ndarray]:
@@ -165,30 +186,45 @@ class _Soak:
     finally:
       connection.close()
     if response.status != 200:
-      raise {503: _LostError, 404: _NotFoundError}.get(response.status, RuntimeError)(f"{response.status}: {body}")
+      raise {503: _LostError, 404: _NotFoundError}.get(response.status, RuntimeError)(
+        f"{response.status}: {body}"
+      )
     return 0, np.array(body["outputs"], np.float32)
 
-  async def until(self, channel: grpc.aio.Channel, name: str, version: int, expected: Callable[[str, str], bool]) -> None:
+  async def until(
+    self, channel: grpc.aio.Channel, name: str, version: int, expected: Callable[[str, str], bool]
+  ) -> None:
     """Waits until every replica reports a state and a message of this version that are as expected; NOT_FOUND is a state too."""
     status = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus
-    request = get_model_status_pb2.GetModelStatusRequest(model_spec={"name": name, "version": {"value": version}})
+    request = get_model_status_pb2.GetModelStatusRequest(
+      model_spec={"name": name, "version": {"value": version}}
+    )
     end, seen, last = time.monotonic() + _PATIENCE_SECONDS, 0, ("", "")
     while seen < _IN_A_ROW:
       try:
         [found] = (await status(request, timeout=10)).model_version_status
-        last = get_model_status_pb2.ModelVersionStatus.State.Name(found.state), found.status.error_message
+        last = (
+          get_model_status_pb2.ModelVersionStatus.State.Name(found.state),
+          found.status.error_message,
+        )
       except grpc.aio.AioRpcError as error:
         last = error.code().name, error.details() or ""
       seen = seen + 1 if expected(*last) else 0
       if time.monotonic() > end:
-        raise SystemExit(f"version {version} of {name!r} is still {last} after {_PATIENCE_SECONDS:g} s")
+        raise SystemExit(
+          f"version {version} of {name!r} is still {last} after {_PATIENCE_SECONDS:g} s"
+        )
       await asyncio.sleep(0.05)
 
   async def served(self, channel: grpc.aio.Channel, name: str, version: int) -> None:
-    await self.until(channel, name, version, lambda state, message: (state, message) == ("AVAILABLE", ""))
+    await self.until(
+      channel, name, version, lambda state, message: (state, message) == ("AVAILABLE", "")
+    )
 
 
-def _events(soak: _Soak, server: clients.Server, channel: grpc.aio.Channel) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+def _events(
+  soak: _Soak, server: clients.Server, channel: grpc.aio.Channel
+) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
   """The events, in turn and without end."""
 
   async def replace() -> None:
@@ -205,7 +241,9 @@ def _events(soak: _Soak, server: clients.Server, channel: grpc.aio.Channel) -> I
         broken = model.folder / str(10**6)
         broken.mkdir()
         (broken / "saved_model.pb").write_bytes(os.urandom(1000))
-        await soak.until(channel, name, 10**6, lambda state, message: state == "END" and bool(message))
+        await soak.until(
+          channel, name, 10**6, lambda state, message: state == "END" and bool(message)
+        )
         shutil.rmtree(broken)
         soak.events[f"broken versions of {name}"] += 1
 
@@ -217,7 +255,9 @@ def _events(soak: _Soak, server: clients.Server, channel: grpc.aio.Channel) -> I
         file = model.folder / str(version) / next(damaged)
         good = file.read_bytes()
         file.write_bytes(os.urandom(len(good)))
-        await soak.until(channel, name, version, lambda state, message: state == "AVAILABLE" and bool(message))
+        await soak.until(
+          channel, name, version, lambda state, message: state == "AVAILABLE" and bool(message)
+        )
         file.write_bytes(good)
         await soak.served(channel, name, version)
         soak.events[f"served files of {name} damaged"] += 1
@@ -240,25 +280,50 @@ def _events(soak: _Soak, server: clients.Server, channel: grpc.aio.Channel) -> I
     await model.leave()
     shutil.rmtree(model.folder)
     model.live.clear()
-    await soak.until(channel, "guest", max(model.variants), lambda state, message: state == "NOT_FOUND")
+    await soak.until(
+      channel, "guest", max(model.variants), lambda state, message: state == "NOT_FOUND"
+    )
     model.state = "gone"
 
-  damaged = itertools.cycle(("saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index"))
-  named = {"replicas killed": kill, "versions replaced": replace, "models added": add, "models removed": remove}
-  order = ("models added", "versions replaced", corrupt, damage, "replicas killed", "versions replaced", "models removed")
-  yield from itertools.cycle((each, named[each]) if isinstance(each, str) else ("", each) for each in order)
+  damaged = itertools.cycle(
+    ("saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index")
+  )
+  named = {
+    "replicas killed": kill,
+    "versions replaced": replace,
+    "models added": add,
+    "models removed": remove,
+  }
+  order = (
+    "models added",
+    "versions replaced",
+    corrupt,
+    damage,
+    "replicas killed",
+    "versions replaced",
+    "models removed",
+  )
+  yield from itertools.cycle(
+    (each, named[each]) if isinstance(each, str) else ("", each) for each in order
+  )
 
 
 def _megabytes(server: clients.Server) -> tuple[float, float]:
   """The resident memory of the largest replica, and of all processes together."""
   sizes = server.megabytes
-  return max((sizes.get(pid, 0.0) for pid in server.pids("replica")), default=0.0), sum(sizes.values())
+  return max((sizes.get(pid, 0.0) for pid in server.pids("replica")), default=0.0), sum(
+    sizes.values()
+  )
 
 
-async def _run(soak: _Soak, server: clients.Server, seconds: float, requests: int, events: int) -> dict[str, Any]:
+async def _run(
+  soak: _Soak, server: clients.Server, seconds: float, requests: int, events: int
+) -> dict[str, Any]:
   begin = time.monotonic()
   memory: list[tuple[float, float, float]] = []
-  async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+  async with grpc.aio.insecure_channel(
+    f"127.0.0.1:{server.grpc_port}", [("grpc.use_local_subchannel_pool", 1)]
+  ) as channel:
     for name in ("steady", "replaced"):
       await soak.served(channel, name, 1)
       soak.models[name].state = "asked"
@@ -287,7 +352,11 @@ async def _run(soak: _Soak, server: clients.Server, seconds: float, requests: in
   soak.tally.seconds = time.monotonic() - begin
 
   def most(column: int, begins: float, ends: float) -> float:
-    return round(max((row[column] for row in memory if begins * seconds <= row[0] < ends * seconds), default=0.0))
+    return round(
+      max(
+        (row[column] for row in memory if begins * seconds <= row[0] < ends * seconds), default=0.0
+      )
+    )
 
   thirds = ((0.0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 2.0))
   return {
@@ -297,10 +366,20 @@ async def _run(soak: _Soak, server: clients.Server, seconds: float, requests: in
 
 
 @click.command
-@click.option("--minutes", type=click.FloatRange(0.1), default=30.0, help="The duration of the test.")
-@click.option("--requests", type=click.IntRange(100), default=20_000, help="The number of requests, at a constant rate.")
 @click.option(
-  "--events", type=click.IntRange(0), default=60, help="The number of additions, replacements, corruptions, kills and removals."
+  "--minutes", type=click.FloatRange(0.1), default=30.0, help="The duration of the test."
+)
+@click.option(
+  "--requests",
+  type=click.IntRange(100),
+  default=20_000,
+  help="The number of requests, at a constant rate.",
+)
+@click.option(
+  "--events",
+  type=click.IntRange(0),
+  default=60,
+  help="The number of additions, replacements, corruptions, kills and removals.",
 )
 @click.option("--keep/--no_keep", default=True, help="Whether to write the report.")
 def main(minutes: float, requests: int, events: int, keep: bool) -> None:
@@ -314,7 +393,9 @@ def main(minutes: float, requests: int, events: int, keep: bool) -> None:
     with clients.serving(soak.models_folder, "--replicas=2") as server:
       memory = asyncio.run(_run(soak, server, 60 * minutes, requests, events))
   about |= {"start s": round(server.start_seconds, 1)}
-  report = about | soak.tally.summary() | {"asked": dict(soak.asked), "events": dict(soak.events)} | memory
+  report = (
+    about | soak.tally.summary() | {"asked": dict(soak.asked), "events": dict(soak.events)} | memory
+  )
   print(reports.lines(report))
   if keep:
     serving_report.keep(serving_report.SOAK, report)

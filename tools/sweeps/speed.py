@@ -30,7 +30,14 @@ _WAYS = ("forward", "value and gradient")
 # The ways with ordinary ops, whose graphs show what runs.
 _OF_OPS = ("hand", "ours", "fused")
 # The columns of ratios: a way over another.
-_RATIOS = (("ours", "jax"), ("ours", "hand"), ("fused", "hand"), ("hand", "jax"), ("native", "jax"), ("native xla", "jax"))
+_RATIOS = (
+  ("ours", "jax"),
+  ("ours", "hand"),
+  ("fused", "hand"),
+  ("hand", "jax"),
+  ("native", "jax"),
+  ("native xla", "jax"),
+)
 _CONTRACTIONS = re.compile("MatMul|Conv[23]D|Conv2d|Einsum")
 
 # {"ms": {"jax", "hand", "ours", "fused", "native", "native xla": medians of five runs}, "nodes": {"hand", "ours", "fused"},
@@ -51,7 +58,9 @@ def _gradient_in_tf(loss: Callable[..., Any]) -> Callable[..., Any]:
   return value_and_gradient
 
 
-def functions(model: Model, gradient: bool) -> tuple[Callable[..., Any], dict[str, Callable[..., Any]]]:
+def functions(
+  model: Model, gradient: bool
+) -> tuple[Callable[..., Any], dict[str, Callable[..., Any]]]:
   """(in JAX, {hand-written, converted, with fused idioms, natively}): each a function (params, x) -> result, or value and gradient."""
   natively = functools.partial(jax2tf.convert, native_serialization=True)
   fused = functools.partial(jax2tf.convert, idioms="fused")
@@ -81,18 +90,28 @@ def measured(model: Model, gradient: bool, seconds: float) -> Numbers:
   variables, tensor = tf.nest.map_structure(tf.Variable, params), tf.constant(x)
   arrays = jax.tree.map(jnp.asarray, (params, x))
   jitted = jax.jit(in_jax)
-  in_tf = {name: tf.function(lambda x, f=f: f(variables, x), autograph=False) for name, f in ways.items()}
-  in_tf["native xla"] = tf.function(lambda x: ways["native"](variables, x), autograph=False, jit_compile=True)
+  in_tf = {
+    name: tf.function(lambda x, f=f: f(variables, x), autograph=False) for name, f in ways.items()
+  }
+  in_tf["native xla"] = tf.function(
+    lambda x: ways["native"](variables, x), autograph=False, jit_compile=True
+  )
   executed = {name: executed_op_types(in_tf[name], tensor) for name in _OF_OPS}
   graphs = {name: function.get_concrete_function(tensor) for name, function in in_tf.items()}
   expected = jax.tree.leaves(jitted(*arrays))
   for name, graph in graphs.items():
     _assert_close(tf.nest.flatten(graph(tensor)), expected, f"{name}, {model.name}")
-  calls = {"jax": lambda: jax.block_until_ready(jitted(*arrays))} | {n: lambda g=g: _finished(g(tensor)) for n, g in graphs.items()}
+  calls = {"jax": lambda: jax.block_until_ready(jitted(*arrays))} | {
+    n: lambda g=g: _finished(g(tensor)) for n, g in graphs.items()
+  }
   contractions = {"jax": _jaxpr_contractions(jax.make_jaxpr(in_jax)(*arrays).jaxpr)}
-  contractions |= {name: sum(bool(_CONTRACTIONS.search(op)) for op in ops) for name, ops in executed.items()}
+  contractions |= {
+    name: sum(bool(_CONTRACTIONS.search(op)) for op in ops) for name, ops in executed.items()
+  }
   if (most := max(contractions["ours"], contractions["fused"])) > contractions["jax"]:
-    raise AssertionError(f"{model.name}: {most} matmuls and convolutions run, JAX has {contractions['jax']}")
+    raise AssertionError(
+      f"{model.name}: {most} matmuls and convolutions run, JAX has {contractions['jax']}"
+    )
   return {
     "ms": measure.runs(calls, seconds),
     "nodes": {name: len(measure.nodes(graphs[name].graph)) for name in _OF_OPS},
@@ -110,12 +129,16 @@ def _assert_close(actual: Sequence[Any], expected: Sequence[Any], what: str) -> 
   """Raises unless values are equal up to rounding, relative to the largest value: some gradients, as of key biases, are only rounding."""
   largest = max(float(np.abs(e).max()) for e in map(np.asarray, expected))
   for a, e in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-4, atol=2e-5 * largest, err_msg=what)
+    np.testing.assert_allclose(
+      np.asarray(a), np.asarray(e), rtol=1e-4, atol=2e-5 * largest, err_msg=what
+    )
 
 
 def _jaxpr_contractions(jaxpr: Any) -> int:
   own = sum(eqn.primitive.name in ("dot_general", "conv_general_dilated") for eqn in jaxpr.eqns)
-  return own + sum(_jaxpr_contractions(inner) for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params))
+  return own + sum(
+    _jaxpr_contractions(inner) for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params)
+  )
 
 
 def _markdown(report: dict[str, Any]) -> str:
@@ -134,17 +157,25 @@ def _markdown(report: dict[str, Any]) -> str:
   ]
   for version, section in sorted(report.items()):
     lines += [f"## JAX {version}, TensorFlow {tf.__version__}", ""]
-    lines += ["| model | way | jax.jit ms | hand ms | ours ms | ours/jax.jit | ours/hand | fused/hand | hand/jax.jit |"]
-    lines[-1] += " native/jax.jit | with jit_compile | nodes: hand, ours, fused | that run | contractions: JAX, hand, ours, fused |"
+    lines += [
+      "| model | way | jax.jit ms | hand ms | ours ms | ours/jax.jit | ours/hand | fused/hand | hand/jax.jit |"
+    ]
+    lines[-1] += (
+      " native/jax.jit | with jit_compile | nodes: hand, ours, fused | that run | contractions: JAX, hand, ours, fused |"
+    )
     lines += ["|---" * 14 + "|"]
-    lines += [line(name, way, numbers) for name, ways in section.items() for way, numbers in ways.items()]
+    lines += [
+      line(name, way, numbers) for name, ways in section.items() for way, numbers in ways.items()
+    ]
     lines += [""]
   return "\n".join([*lines, "![ratios](speed.png)", ""])
 
 
 def line(name: str, way: str, numbers: Numbers) -> str:
   """One row of the table."""
-  ms, nodes, executed, contractions = (numbers[key] for key in ("ms", "nodes", "executed", "contractions"))
+  ms, nodes, executed, contractions = (
+    numbers[key] for key in ("ms", "nodes", "executed", "contractions")
+  )
   cells = [
     name,
     way,
@@ -158,15 +189,35 @@ def line(name: str, way: str, numbers: Numbers) -> str:
 def picture(report: dict[str, Any]) -> None:
   """Plots the times of hand-written TensorFlow and both lowerings relative to jax.jit: a panel for each version."""
   pyplot = measure.pyplot()
-  figure, panels = pyplot.subplots(1, len(report), figsize=(6.5 * len(report), 4.6), layout="constrained", sharey=True, squeeze=False)
+  figure, panels = pyplot.subplots(
+    1,
+    len(report),
+    figsize=(6.5 * len(report), 4.6),
+    layout="constrained",
+    sharey=True,
+    squeeze=False,
+  )
   for axes, (version, section) in zip(panels[0], sorted(report.items()), strict=True):
     rows = [
-      (f"{re.split('[ ,]', name)[0]}, {way}", {who: statistics.median(times) for who, times in numbers["ms"].items()})
+      (
+        f"{re.split('[ ,]', name)[0]}, {way}",
+        {who: statistics.median(times) for who, times in numbers["ms"].items()},
+      )
       for name, ways in section.items()
       for way, numbers in ways.items()
     ]
-    for offset, who, label in ((-0.27, "hand", "hand-written TensorFlow"), (0, "ours", "jax2tf"), (0.27, "native", "jax2tf, native")):
-      axes.barh([i + offset for i in range(len(rows))], [ms[who] / ms["jax"] for _, ms in rows], 0.26, color=COLOURS[who], label=label)
+    for offset, who, label in (
+      (-0.27, "hand", "hand-written TensorFlow"),
+      (0, "ours", "jax2tf"),
+      (0.27, "native", "jax2tf, native"),
+    ):
+      axes.barh(
+        [i + offset for i in range(len(rows))],
+        [ms[who] / ms["jax"] for _, ms in rows],
+        0.26,
+        color=COLOURS[who],
+        label=label,
+      )
     axes.axvline(1, color=COLOURS["jax"], linewidth=1, label="jax.jit")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set(xlabel="time of a call, in times of jax.jit's", title=f"JAX {version}")
@@ -177,8 +228,17 @@ def picture(report: dict[str, Any]) -> None:
 
 
 @click.command
-@click.option("--models", default="", help="Measure only models whose name matches this regular expression; the others keep their numbers.")
-@click.option("--seconds", type=click.FloatRange(0.01), default=10.0, help="Seconds of measurement for each model and way.")
+@click.option(
+  "--models",
+  default="",
+  help="Measure only models whose name matches this regular expression; the others keep their numbers.",
+)
+@click.option(
+  "--seconds",
+  type=click.FloatRange(0.01),
+  default=10.0,
+  help="Seconds of measurement for each model and way.",
+)
 def main(models: str, seconds: float) -> None:
   """Measures the chosen models and writes the report."""
   logging.set_verbosity(logging.WARNING)  # JAX logs the accelerators that it did not find

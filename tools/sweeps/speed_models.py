@@ -89,8 +89,15 @@ def _transformer_params() -> Params:
 
   def block() -> Params:
     layers = {name: weights.dense(_WIDTH, _WIDTH) for name in ("q", "k", "v", "o")}
-    norms = {name: {"g": weights.around_one(_WIDTH), "b": weights(_WIDTH)} for name in ("ln1", "ln2")}
-    return {**layers, **norms, "up": weights.dense(_WIDTH, 4 * _WIDTH), "down": weights.dense(4 * _WIDTH, _WIDTH)}
+    norms = {
+      name: {"g": weights.around_one(_WIDTH), "b": weights(_WIDTH)} for name in ("ln1", "ln2")
+    }
+    return {
+      **layers,
+      **norms,
+      "up": weights.dense(_WIDTH, 4 * _WIDTH),
+      "down": weights.dense(4 * _WIDTH, _WIDTH),
+    }
 
   return [block() for _ in range(_LAYERS)]
 
@@ -134,7 +141,9 @@ def _transformer_tf(params: Params, x: Any) -> Any:
     q, k, v = (heads(dense(p[name], y)) for name in "qkv")
     weights = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / math.sqrt(q.shape[-1]))
     x = x + dense(p["o"], tf.reshape(tf.transpose(tf.matmul(weights, v), [0, 2, 1, 3]), x.shape))
-    x = x + dense(p["down"], tf.nn.gelu(dense(p["up"], _layer_norm_tf(p["ln2"], x)), approximate=True))
+    x = x + dense(
+      p["down"], tf.nn.gelu(dense(p["up"], _layer_norm_tf(p["ln2"], x)), approximate=True)
+    )
   return x
 
 
@@ -148,7 +157,12 @@ def _resnet_params() -> Params:
 
   def conv(size: int, features: int, outputs: int) -> Params:
     # A gain below one at the end of each branch keeps activations bounded over eight blocks.
-    norm = {"g": weights.around_one(outputs), "b": weights(outputs), "mean": weights(outputs), "var": weights.around_one(outputs)}
+    norm = {
+      "g": weights.around_one(outputs),
+      "b": weights(outputs),
+      "mean": weights(outputs),
+      "var": weights.around_one(outputs),
+    }
     return {"w": weights(size, size, features, outputs), **norm}
 
   params: Params = {"stem": conv(7, 3, 64), "blocks": [], "head": weights.dense(512, 1000)}
@@ -162,7 +176,9 @@ def _resnet_params() -> Params:
 
 def _resnet_jax(params: Params, x: Any) -> Any:
   def conv(p: Params, x: Any, stride: int = 1) -> Any:
-    y = lax.conv_general_dilated(x, p["w"], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    y = lax.conv_general_dilated(
+      x, p["w"], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
     return (y - p["mean"]) * (lax.rsqrt(p["var"] + 1e-5) * p["g"]) + p["b"]  # as in flax
 
   x = jax.nn.relu(conv(params["stem"], x, 2))
@@ -183,7 +199,9 @@ def _resnet_tf(params: Params, x: Any) -> Any:
   for p, (_, stride) in zip(params["blocks"], _STAGES, strict=True):
     y = conv(p["b"], tf.nn.relu(conv(p["a"], x, stride)))
     x = tf.nn.relu(y + (conv(p["skip"], x, stride) if "skip" in p else x))
-  return tf.nn.bias_add(tf.matmul(tf.reduce_mean(x, [1, 2]), params["head"]["w"]), params["head"]["b"])
+  return tf.nn.bias_add(
+    tf.matmul(tf.reduce_mean(x, [1, 2]), params["head"]["w"]), params["head"]["b"]
+  )
 
 
 # ---------------------------------------------------------------------------------------------- LSTM
@@ -193,7 +211,11 @@ _STEPS, _CELLS = 64, 128
 
 def _lstm_params() -> Params:
   weights = _Weights()
-  return {"w": weights(_CELLS, 4 * _CELLS), "u": weights(_CELLS, 4 * _CELLS), "b": weights(4 * _CELLS)}
+  return {
+    "w": weights(_CELLS, 4 * _CELLS),
+    "u": weights(_CELLS, 4 * _CELLS),
+    "b": weights(4 * _CELLS),
+  }
 
 
 def _lstm_jax(params: Params, xs: Any) -> Any:
@@ -226,7 +248,13 @@ def _lstm_tf(params: Params, xs: Any) -> Any:
 
 
 MODELS = (
-  Model("MLP 784-512-512-10, batch 64", _mlp_params, functools.partial(_normal, 100, 64, 784), _mlp_jax, _mlp_tf),
+  Model(
+    "MLP 784-512-512-10, batch 64",
+    _mlp_params,
+    functools.partial(_normal, 100, 64, 784),
+    _mlp_jax,
+    _mlp_tf,
+  ),
   Model(
     "transformer, 4 layers d256 s128",
     _transformer_params,
@@ -234,6 +262,18 @@ MODELS = (
     _transformer_jax,
     _transformer_tf,
   ),
-  Model("ResNet-18-like, 96 px", _resnet_params, functools.partial(_normal, 100, 1, 96, 96, 3), _resnet_jax, _resnet_tf),
-  Model("LSTM, 64 steps d128", _lstm_params, functools.partial(_normal, 100, _STEPS, 1, _CELLS), _lstm_jax, _lstm_tf),
+  Model(
+    "ResNet-18-like, 96 px",
+    _resnet_params,
+    functools.partial(_normal, 100, 1, 96, 96, 3),
+    _resnet_jax,
+    _resnet_tf,
+  ),
+  Model(
+    "LSTM, 64 steps d128",
+    _lstm_params,
+    functools.partial(_normal, 100, _STEPS, 1, _CELLS),
+    _lstm_jax,
+    _lstm_tf,
+  ),
 )

@@ -57,9 +57,16 @@ def _markdown(report: Mapping[str, Any]) -> str:
     "",
   ]
   for version, found in sorted(report.items()):
-    lines += [f"## Random programs, JAX {version}", "", "| | " + " | ".join(TITLES.values()) + " |", "|---|" + "---:|" * len(TITLES)]
     lines += [
-      f"| {words} | " + " | ".join(str(found["programs"].get(target, {}).get(status, 0)) for target in TITLES) + " |"
+      f"## Random programs, JAX {version}",
+      "",
+      "| | " + " | ".join(TITLES.values()) + " |",
+      "|---|" + "---:|" * len(TITLES),
+    ]
+    lines += [
+      f"| {words} | "
+      + " | ".join(str(found["programs"].get(target, {}).get(status, 0)) for target in TITLES)
+      + " |"
       for status, words in _WORDS.items()
     ]
     lines += ["", "Missing ops, and the number of exports that need them:", ""]
@@ -91,7 +98,10 @@ def _markdown(report: Mapping[str, Any]) -> str:
     by_reason: dict[str, list[str]] = {}
     for op, because in registry.REASONS[target].items():
       by_reason.setdefault(because, []).append(f"`{op}`")
-    lines += [f"| {title} | {because} | {', '.join(sorted(ops))} |" for because, ops in sorted(by_reason.items())]
+    lines += [
+      f"| {title} | {because} | {', '.join(sorted(ops))} |"
+      for because, ops in sorted(by_reason.items())
+    ]
   return "\n".join(lines) + "\n"
 
 
@@ -99,7 +109,16 @@ def _cell(found: Mapping[str, Sequence[str]]) -> str:
   """A cell: whether a target supports a primitive, or for which dtypes."""
   if not found:
     return ""
-  short = {**_WORDS, "equal": "yes", "noted": "yes, but for NaN and infinities", "lacks": "no", "differs": "refused, differs"}
+  short = {
+    **_WORDS,
+    "equal": "yes",
+    "noted": "yes, but for NaN and infinities",
+    "lacks": "no",
+    "differs": "refused, differs",
+  }
   if len(found) == 1:
     return short[next(iter(found))]
-  return "; ".join(f"{short[status]}: {', '.join(sorted(set(dtypes) - {''}))}" for status, dtypes in sorted(found.items()))
+  return "; ".join(
+    f"{short[status]}: {', '.join(sorted(set(dtypes) - {''}))}"
+    for status, dtypes in sorted(found.items())
+  )

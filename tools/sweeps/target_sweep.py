@@ -36,7 +36,17 @@ _SUBJECTS_PER_WORKER = 100
 # An export that takes longer, in seconds, hangs.
 _PATIENCE = 180
 # The first dtypes for a primitive: those of models.
-_DTYPES = ("float32", "int32", "bool", "uint32", "float16", "int8", "bfloat16", "complex64", "uint8")
+_DTYPES = (
+  "float32",
+  "int32",
+  "bool",
+  "uint32",
+  "float16",
+  "int8",
+  "bfloat16",
+  "complex64",
+  "uint8",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +77,17 @@ def subjects(programs: int, most_cases: int) -> list[str]:
   groups: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
   for name, harness in sorted(harnesses.load().items()):
     if not name.endswith(harnesses.X64):
-      groups[harness.group_name].append((name, np.dtype(harness.dtype).name if harness.dtype is not None else ""))
+      groups[harness.group_name].append(
+        (name, np.dtype(harness.dtype).name if harness.dtype is not None else "")
+      )
   rng, chosen = random.Random(0), []
   for cases in groups.values():
     rng.shuffle(cases)
     cases.sort(key=lambda case: _DTYPES.index(case[1]) if case[1] in _DTYPES else len(_DTYPES))
     seen = collections.Counter[str]()
-    ranked: list[tuple[int, int, str]] = []  # the first case of each dtype, then the second, and so on
+    ranked: list[
+      tuple[int, int, str]
+    ] = []  # the first case of each dtype, then the second, and so on
     for name, dtype in cases:
       ranked.append((seen[dtype], len(ranked), name))
       seen[dtype] += 1
@@ -93,7 +107,11 @@ def _program(number: int, steps: int) -> Any:
 
   @hypothesis.seed(number)
   @hypothesis.settings(
-    max_examples=8, phases=[hypothesis.Phase.generate], database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=8,
+    phases=[hypothesis.Phase.generate],
+    database=None,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
   )
   @hypothesis.given(programs.programs(tuple(program_rows_arrays.ROWS), steps))
   def collect(program: Any) -> None:
@@ -117,7 +135,12 @@ def _function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.nda
   leaves, tree = jax.tree.flatten(args)
   dtype = np.dtype(harness.dtype).name if harness.dtype is not None else ""
   arrays = [np.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)) for x in leaves]
-  return lambda *xs: harness.dyn_fun(*jax.tree.unflatten(tree, xs)), arrays, harness.group_name, dtype
+  return (
+    lambda *xs: harness.dyn_fun(*jax.tree.unflatten(tree, xs)),
+    arrays,
+    harness.group_name,
+    dtype,
+  )
 
 
 def outcome(subject: str, target: str, steps: int) -> Outcome:
@@ -133,11 +156,15 @@ def outcome(subject: str, target: str, steps: int) -> Outcome:
     try:
       expected = [np.asarray(y) for y in jax.tree.leaves(jax.jit(fun)(*arrays))]
     except Exception as error:  # JAX itself cannot run it
-      return Outcome(subject, group, dtype, target, "skip", detail=f"JAX: {type(error).__name__}: {error}"[:200])
+      return Outcome(
+        subject, group, dtype, target, "skip", detail=f"JAX: {type(error).__name__}: {error}"[:200]
+      )
     if not arrays or not expected or all(y.size == 0 for y in expected):
       return Outcome(subject, group, dtype, target, "skip", detail="no inputs, or no results")
     with tempfile.TemporaryDirectory() as folder:
-      status, ops, detail = _exported(fun, arrays, expected, target, pathlib.Path(folder, "model"), drawn=group == "program")
+      status, ops, detail = _exported(
+        fun, arrays, expected, target, pathlib.Path(folder, "model"), drawn=group == "program"
+      )
   return Outcome(subject, group, dtype, target, status, ops, detail)
 
 
@@ -146,7 +173,12 @@ def _lost(error: workers.LostError, subject: str, target: str, _: int) -> Outcom
 
 
 def _exported(
-  fun: Callable[..., Any], arrays: Sequence[np.ndarray], expected: Sequence[np.ndarray], target: str, path: pathlib.Path, drawn: bool
+  fun: Callable[..., Any],
+  arrays: Sequence[np.ndarray],
+  expected: Sequence[np.ndarray],
+  target: str,
+  path: pathlib.Path,
+  drawn: bool,
 ) -> tuple[str, Sequence[str], str]:
   """(status, ops, detail). A program's own inputs are the ones that the exporter does not see; a primitive's are in its domain."""
   import importlib  # noqa: PLC0415
@@ -157,7 +189,9 @@ def _exported(
   from jax2tf.converters.export.source import ExportError  # noqa: PLC0415
 
   names = [f"x{i}" for i in range(len(arrays))]
-  inputs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(names, arrays, strict=True)}
+  inputs = {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(names, arrays, strict=True)
+  }
   given = dict(zip(names, arrays, strict=True))
   exporter = importlib.import_module(f"jax2tf.converters.{target}")
   with warnings.catch_warnings(record=True) as told:
@@ -167,7 +201,15 @@ def _exported(
       exporter.save_model(model, path, samples=1, examples={} if drawn else given)
     except ExportError as error:
       ops = sorted({use.op for use in error.uses})
-      return ("differs" if re.search("computes different outputs|did not answer", str(error)) else "lacks"), ops, str(error)[:600]
+      return (
+        (
+          "differs"
+          if re.search("computes different outputs|did not answer", str(error))
+          else "lacks"
+        ),
+        ops,
+        str(error)[:600],
+      )
     except Exception as error:
       return "fails", (), f"{type(error).__name__}: {error}"[:600]
   noted = any("extreme numbers" in str(warning.message) for warning in told)
@@ -185,11 +227,23 @@ def _exported(
 
 @click.command
 @click.option(
-  "--targets", default=",".join(_ALL), callback=commas, help="Some of onnx, tflite, tfjs; the report keeps the outcomes of the others."
+  "--targets",
+  default=",".join(_ALL),
+  callback=commas,
+  help="Some of onnx, tflite, tfjs; the report keeps the outcomes of the others.",
 )
-@click.option("--programs", type=click.IntRange(0), default=300, help="The number of random programs.")
-@click.option("--cases", type=click.IntRange(0), default=4, help="The number of cases for each primitive, of different dtypes.")
-@click.option("--steps", type=click.IntRange(1), default=4, help="The largest number of functions in a program.")
+@click.option(
+  "--programs", type=click.IntRange(0), default=300, help="The number of random programs."
+)
+@click.option(
+  "--cases",
+  type=click.IntRange(0),
+  default=4,
+  help="The number of cases for each primitive, of different dtypes.",
+)
+@click.option(
+  "--steps", type=click.IntRange(1), default=4, help="The largest number of functions in a program."
+)
 @click.option("--fresh/--nofresh", default=False, help="Discard earlier outcomes.")
 def main(targets: list[str], programs: int, cases: int, steps: int, fresh: bool) -> None:
   """Runs the missing subjects and writes the report."""
@@ -197,18 +251,30 @@ def main(targets: list[str], programs: int, cases: int, steps: int, fresh: bool)
   file = _FOLDER / f"jax-{jax.__version__}.jsonl"
   if fresh:
     file.unlink(missing_ok=True)
-  done = {(row["subject"], row["target"]) for row in map(json.loads, file.read_text().splitlines())} if file.exists() else set()
+  done = (
+    {(row["subject"], row["target"]) for row in map(json.loads, file.read_text().splitlines())}
+    if file.exists()
+    else set()
+  )
   chosen = subjects(programs, cases)
   missing = [(s, target, steps) for target in targets for s in chosen if (s, target) not in done]
   with (
-    tqdm.tqdm(total=len(missing), desc=f"JAX {jax.__version__} to other runtimes", unit="export") as report,
+    tqdm.tqdm(
+      total=len(missing), desc=f"JAX {jax.__version__} to other runtimes", unit="export"
+    ) as report,
     file.open("a", encoding="utf-8", buffering=1) as appended,
   ):
-    for found in workers.each(outcome, missing, _lost, renewed_after=_SUBJECTS_PER_WORKER, seconds=_PATIENCE):
+    for found in workers.each(
+      outcome, missing, _lost, renewed_after=_SUBJECTS_PER_WORKER, seconds=_PATIENCE
+    ):
       appended.write(json.dumps(dataclasses.asdict(found)) + "\n")
       report.update()
-  rows = {(row["subject"], row["target"]): row for row in map(json.loads, file.read_text().splitlines())}
-  known = [rows[subject, target] for target in _ALL for subject in chosen if (subject, target) in rows]
+  rows = {
+    (row["subject"], row["target"]): row for row in map(json.loads, file.read_text().splitlines())
+  }
+  known = [
+    rows[subject, target] for target in _ALL for subject in chosen if (subject, target) in rows
+  ]
   target_report.write(known)
   for row in known:
     if row["status"] in ("silent", "fails"):

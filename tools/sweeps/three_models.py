@@ -42,10 +42,19 @@ def markdown(report: Mapping[str, Mapping[str, Any]]) -> str:
   ]
   for version, section in sorted(report.items()):
     lines += ["", f"## JAX {version}", "", section["machine"], ""]
-    lines += ["| model | target | seconds | ms a call | jax.jit's ms | largest difference |", "|---|---|---:|---:|---:|---:|"]
+    lines += [
+      "| model | target | seconds | ms a call | jax.jit's ms | largest difference |",
+      "|---|---|---:|---:|---:|---:|",
+    ]
     for row in section["rows"]:
-      figures = ["no", "", ""] if "refused" in row else [f"{row['ms']:.2f}", f"{row['jax ms']:.2f}", f"{row['difference']:.1e}"]
-      lines.append("| " + " | ".join([row["model"], row["target"], f"{row['seconds']:.1f}", *figures]) + " |")
+      figures = (
+        ["no", "", ""]
+        if "refused" in row
+        else [f"{row['ms']:.2f}", f"{row['jax ms']:.2f}", f"{row['difference']:.1e}"]
+      )
+      lines.append(
+        "| " + " | ".join([row["model"], row["target"], f"{row['seconds']:.1f}", *figures]) + " |"
+      )
     for row in section["rows"]:
       if "refused" in row:
         lines += ["", f"{row['model']}, {row['target']}:", "", "```", row["refused"], "```"]
@@ -58,10 +67,16 @@ def main() -> None:
     place = Path(folder)
     python = wheels.installed(wheels.built(place), place / "venv", *_REQUIREMENTS)
     shutil.copy(Path(__file__).with_name("three_models_user.py"), place / "user.py")
-    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {
+      "TF_CPP_MIN_LOG_LEVEL": "3"
+    }
     command = [str(python), "user.py", str(place)]
-    done = subprocess.run(command, cwd=place, env=variables, check=True, stdout=subprocess.PIPE, text=True)
-    rows: Sequence[Any] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    done = subprocess.run(
+      command, cwd=place, env=variables, check=True, stdout=subprocess.PIPE, text=True
+    )
+    rows: Sequence[Any] = [
+      json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")
+    ]
   section = {"machine": f"TensorFlow {tf.__version__}. {machine()}", "rows": rows}
   reports.update("three-models", section, [*section], markdown)
 

@@ -45,7 +45,10 @@ class Vision(nnx.Module):
   """Convolution, BatchNorm, Dropout."""
 
   def __init__(self, rngs: nnx.Rngs):
-    self.conv, self.norm = nnx.Conv(1, 16, (3, 3), strides=2, rngs=rngs), nnx.BatchNorm(16, rngs=rngs)
+    self.conv, self.norm = (
+      nnx.Conv(1, 16, (3, 3), strides=2, rngs=rngs),
+      nnx.BatchNorm(16, rngs=rngs),
+    )
     self.dropout, self.out = nnx.Dropout(0.3, rngs=rngs), nnx.Linear(14 * 14 * 16, 10, rngs=rngs)
 
   def __call__(self, image: jax.Array) -> jax.Array:
@@ -62,15 +65,24 @@ def vision() -> Ready:
     model.eval()
     return model(image)
 
-  return Ready(saved_model.from_flax_nnx(module, inputs=inputs), fun, nnx.to_pure_dict(state), inputs, {"b": 4})
+  return Ready(
+    saved_model.from_flax_nnx(module, inputs=inputs), fun, nnx.to_pure_dict(state), inputs, {"b": 4}
+  )
 
 
 class Block(nnx.Module):
   """Attention over a key-value cache, then two dense layers."""
 
   def __init__(self, width: int, rngs: nnx.Rngs):
-    self.before, self.attend = nnx.LayerNorm(width, rngs=rngs), nnx.MultiHeadAttention(4, width, decode=True, rngs=rngs)
-    self.behind, self.up, self.down = nnx.LayerNorm(width, rngs=rngs), nnx.Linear(width, 512, rngs=rngs), nnx.Linear(512, width, rngs=rngs)
+    self.before, self.attend = (
+      nnx.LayerNorm(width, rngs=rngs),
+      nnx.MultiHeadAttention(4, width, decode=True, rngs=rngs),
+    )
+    self.behind, self.up, self.down = (
+      nnx.LayerNorm(width, rngs=rngs),
+      nnx.Linear(width, 512, rngs=rngs),
+      nnx.Linear(512, width, rngs=rngs),
+    )
 
   def __call__(self, x: jax.Array) -> jax.Array:
     x = x + self.attend(self.before(x))
@@ -96,7 +108,9 @@ class Gpt(nnx.Module):
 def gpt() -> Ready:
   graph, params, *rest = nnx.split(Gpt(nnx.Rngs(0)), nnx.Param, ...)
 
-  def generate(params: Any, prompt: jax.Array, seed: jax.Array, temperature: jax.Array) -> jax.Array:
+  def generate(
+    params: Any, prompt: jax.Array, seed: jax.Array, temperature: jax.Array
+  ) -> jax.Array:
     model, (batch, length) = nnx.merge(graph, params, *rest), prompt.shape
     for block in model.blocks:
       block.attend.init_cache((batch, model.room, model.width))
@@ -108,7 +122,11 @@ def gpt() -> Ready:
       logits = model(jax.lax.dynamic_slice_in_dim(tokens, i, 1, 1), jnp.full((1, 1), i))[:, 0]
       key, drawn = jax.random.split(key)
       given = jax.lax.dynamic_index_in_dim(tokens, i + 1, 1, keepdims=False)
-      token = jnp.where(i + 1 < length, given, jax.random.categorical(drawn, logits / temperature).astype(tokens.dtype))
+      token = jnp.where(
+        i + 1 < length,
+        given,
+        jax.random.categorical(drawn, logits / temperature).astype(tokens.dtype),
+      )
       tokens = jax.lax.dynamic_update_index_in_dim(tokens, token, i + 1, 1)
       return (nnx.state(model, nnx.Cache), tokens, key), None
 
@@ -122,7 +140,9 @@ def gpt() -> Ready:
     "temperature": np.float32(0.7),
   }
   leaves = nnx.to_pure_dict(params)
-  return Ready(_model(leaves, generate, inputs), generate, leaves, inputs, {"b": 2, "s": 5}, examples)
+  return Ready(
+    _model(leaves, generate, inputs), generate, leaves, inputs, {"b": 2, "s": 5}, examples
+  )
 
 
 @jax.custom_vjp
@@ -146,11 +166,18 @@ def ode() -> Ready:
     return jax.lax.scan(step, y, None, length=10)[0]
 
   rng, inputs = np.random.default_rng(0), {"y": "f32[b,2]"}
-  params = {"in": rng.standard_normal((2, 16), np.float32), "out": 0.1 * rng.standard_normal((16, 2), np.float32)}
-  model = keras.Sequential([keras.Input((2,)), layer := jax2tf.keras.Layer(fun, params, inputs=inputs)])
+  params = {
+    "in": rng.standard_normal((2, 16), np.float32),
+    "out": 0.1 * rng.standard_normal((16, 2), np.float32),
+  }
+  model = keras.Sequential(
+    [keras.Input((2,)), layer := jax2tf.keras.Layer(fun, params, inputs=inputs)]
+  )
   model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse")
   start = rng.standard_normal((256, 2), np.float32)
-  losses = model.fit(start, start[:, ::-1] * [1, -1], epochs=5, verbose=0).history["loss"]  # a quarter turn
+  losses = model.fit(start, start[:, ::-1] * [1, -1], epochs=5, verbose=0).history[
+    "loss"
+  ]  # a quarter turn
   assert losses[-1] < losses[0], losses
   params = {weight.path.rsplit("/", 1)[-1]: np.asarray(weight) for weight in layer.weights}
   return Ready(_model(params, fun, inputs), fun, params, inputs, {"b": 4})
@@ -164,24 +191,38 @@ def _model(params: Any, fun: Callable[..., Any], inputs: Mapping[str, str]) -> s
 
 def _of_report(report: Any) -> dict[str, Any]:
   report.raise_for_mismatch()
-  latency, rows = report.latencies[0], [row for row in report.rows if row.values in ("ordinary", "given")]
-  return {"ms": 1e3 * latency.model, "jax ms": 1e3 * latency.reference, "difference": max(row.max_abs or 0.0 for row in rows)}
+  latency, rows = (
+    report.latencies[0],
+    [row for row in report.rows if row.values in ("ordinary", "given")],
+  )
+  return {
+    "ms": 1e3 * latency.model,
+    "jax ms": 1e3 * latency.reference,
+    "difference": max(row.max_abs or 0.0 for row in rows),
+  }
 
 
 def _directly(ready: Ready, call: Callable[[dict[str, np.ndarray]], Any]) -> dict[str, Any]:
   """The same figures for a runtime that no exporter compares."""
   rng, given = np.random.default_rng(0), {}
   for name, text in ready.inputs.items():
-    dtype, dims = {"f32": np.float32, "i32": np.int32}[text[:3]], text[4:-1].split(",") if text[4:-1] else []
+    dtype, dims = (
+      {"f32": np.float32, "i32": np.int32}[text[:3]],
+      text[4:-1].split(",") if text[4:-1] else [],
+    )
     shape = tuple(ready.sizes.get(dim) or int(dim) for dim in dims)
-    drawn = ready.examples.get(name, lambda rng, shape, dtype: rng.standard_normal(shape).astype(dtype))
+    drawn = ready.examples.get(
+      name, lambda rng, shape, dtype: rng.standard_normal(shape).astype(dtype)
+    )
     given[name] = drawn(rng, shape, dtype) if callable(drawn) else np.asarray(drawn)
   reference = jax.jit(ready.fun)
   expected, found = np.asarray(reference(ready.params, *given.values())), np.asarray(call(given))
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
   return {
     "ms": _milliseconds(lambda: np.asarray(call(given))),
-    "jax ms": _milliseconds(lambda: jax.block_until_ready(reference(ready.params, *given.values()))),
+    "jax ms": _milliseconds(
+      lambda: jax.block_until_ready(reference(ready.params, *given.values()))
+    ),
     "difference": float(np.abs(found.astype(float) - expected).max()),
   }
 
@@ -199,32 +240,53 @@ def native(ready: Ready, place: Path) -> dict[str, Any]:
   shapes = [None, *(f"({text[text.index('[') + 1 : -1]})" for text in ready.inputs.values())]
   converted = jax2tf.convert(ready.fun, polymorphic_shapes=shapes, native_serialization=True)
   module = tf.Module()
-  module.f = tf.function(lambda **inputs: converted(ready.params, *(inputs[name] for name in ready.inputs)), autograph=False)
+  module.f = tf.function(
+    lambda **inputs: converted(ready.params, *(inputs[name] for name in ready.inputs)),
+    autograph=False,
+  )
   specs = {}
   for name, text in ready.inputs.items():
-    dims = [int(dim) if dim.isdigit() else None for dim in text[4:-1].split(",")] if text[4:-1] else []
+    dims = (
+      [int(dim) if dim.isdigit() else None for dim in text[4:-1].split(",")] if text[4:-1] else []
+    )
     specs[name] = tf.TensorSpec(dims, {"f": tf.float32, "i": tf.int32}[text[0]], name)
   tf.saved_model.save(module, str(place), signatures=module.f.get_concrete_function(**specs))
   loaded = tf.saved_model.load(str(place)).signatures["serving_default"]
-  return _directly(ready, lambda given: next(iter(loaded(**{name: tf.constant(x) for name, x in given.items()}).values())))
+  return _directly(
+    ready,
+    lambda given: next(
+      iter(loaded(**{name: tf.constant(x) for name, x in given.items()}).values())
+    ),
+  )
 
 
 def in_openvino(ready: Ready, place: Path) -> dict[str, Any]:
   core = openvino.Core()
   directory = ready.model.save(place)
-  compiled = core.compile_model(core.read_model(str(directory)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+  compiled = core.compile_model(
+    core.read_model(str(directory)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+  )
   return _directly(ready, lambda given: next(iter(compiled(given).values())))
 
 
 def in_tensorflow(ready: Ready, place: Path) -> dict[str, Any]:
   directory = ready.model.save(place)
-  report = verify.verify(directory, ready.fun, params=ready.params, sizes=ready.sizes, samples=1, inputs=dict(ready.examples))
+  report = verify.verify(
+    directory,
+    ready.fun,
+    params=ready.params,
+    sizes=ready.sizes,
+    samples=1,
+    inputs=dict(ready.examples),
+  )
   return _of_report(report)
 
 
 def _exported(module: Any, **options: Any) -> Callable[[Ready, Path], dict[str, Any]]:
   def export(ready: Ready, place: Path) -> dict[str, Any]:
-    made = module.save_model(ready.model, place, sizes=ready.sizes, samples=1, examples=dict(ready.examples), **options)
+    made = module.save_model(
+      ready.model, place, sizes=ready.sizes, samples=1, examples=dict(ready.examples), **options
+    )
     return _of_report(made.report)
 
   return export
@@ -249,7 +311,12 @@ def main(folder: Path) -> None:
         found = make(ready, folder / f"{build.__name__}-{target.replace(' ', '-')}")
       except Exception as error:  # the row has the error
         found = {"refused": f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]}
-      row = {"model": build.__name__, "target": target, "seconds": time.perf_counter() - start, **found}
+      row = {
+        "model": build.__name__,
+        "target": target,
+        "seconds": time.perf_counter() - start,
+        **found,
+      }
       print(json.dumps(row), flush=True)
 
 

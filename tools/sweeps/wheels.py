@@ -24,10 +24,19 @@ def built(place: Path) -> Path:
   """Builds the wheel in `place`, from a copy of the checkout, because setuptools writes files next to its sources."""
   source = place / "source"
   for folder in FOLDERS:
-    shutil.copytree(REPOSITORY / folder, source / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+      REPOSITORY / folder,
+      source / folder,
+      symlinks=True,
+      ignore=shutil.ignore_patterns("__pycache__"),
+    )
   for file in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
     shutil.copy(REPOSITORY / file, source)
-  subprocess.run([*_PIP, "wheel", *_ALONE, "--no-build-isolation", "-w", str(place), str(source)], check=True, timeout=120)
+  subprocess.run(
+    [*_PIP, "wheel", *_ALONE, "--no-build-isolation", "-w", str(place), str(source)],
+    check=True,
+    timeout=120,
+  )
   shutil.rmtree(source)
   [wheel] = place.glob("*.whl")
   return wheel
@@ -38,14 +47,29 @@ def installed(wheel: Path, place: Path, *requirements: str) -> Path:
 
   The packages are links to those of this process, so nothing is downloaded.
   """
-  subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
+  subprocess.run(
+    [sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60
+  )
   python = place / "bin" / "python"
   subprocess.run(
-    [*_PIP, "--python", str(python), "install", *_ALONE, "--no-compile", "--ignore-installed", str(wheel)], check=True, timeout=120
+    [
+      *_PIP,
+      "--python",
+      str(python),
+      "install",
+      *_ALONE,
+      "--no-compile",
+      "--ignore-installed",
+      str(wheel),
+    ],
+    check=True,
+    timeout=120,
   )
   [packages] = (place / "lib").glob("python*/site-packages")
   [own] = metadata.distributions(path=[str(packages)])
-  known: dict[str, metadata.Distribution] = {canonicalize_name(each.name): each for each in [*metadata.distributions(), own]}
+  known: dict[str, metadata.Distribution] = {
+    canonicalize_name(each.name): each for each in [*metadata.distributions(), own]
+  }
   _link(known, _closure(known, requirements) - {canonicalize_name(own.name)}, packages)
   return python
 
@@ -61,17 +85,27 @@ def _closure(known: Mapping[str, metadata.Distribution], requirements: Sequence[
       if key not in seen and key[0] in known:
         seen.add(key)
         parts = map(Requirement, known[key[0]].requires or ())
-        queue += [part for part in parts if part.marker is None or part.marker.evaluate({"extra": extra})]
+        queue += [
+          part for part in parts if part.marker is None or part.marker.evaluate({"extra": extra})
+        ]
   return {name for name, _ in seen}
 
 
-def _link(known: Mapping[str, metadata.Distribution], names: Collection[str], packages: Path) -> None:
+def _link(
+  known: Mapping[str, metadata.Distribution], names: Collection[str], packages: Path
+) -> None:
   """Links the files of distributions into a folder: whole folders of one distribution, and files where several share a folder."""
   files = {name: _files(each) for name, each in known.items()}
-  owners = Counter(top for each in files.values() for top in {path.partition("/")[0] for path in each})
+  owners = Counter(
+    top for each in files.values() for top in {path.partition("/")[0] for path in each}
+  )
   links: dict[Path, str] = {}
   for name in names:
-    paths = {path if owners[top] > 1 else top for path in files[name] if (top := path.partition("/")[0]) not in ("..", "__pycache__")}
+    paths = {
+      path if owners[top] > 1 else top
+      for path in files[name]
+      if (top := path.partition("/")[0]) not in ("..", "__pycache__")
+    }
     links |= {packages / path: str(known[name].locate_file(path)) for path in paths}
   for link, target in links.items():
     link.parent.mkdir(parents=True, exist_ok=True)

@@ -51,9 +51,13 @@ def each(
     renewed_after: the number of tasks after which a process is replaced; 0 for never.
     seconds: the time limit of a task; beyond it the task is lost.
   """
-  context = multiprocessing.get_context("spawn")  # a fork would copy TensorFlow's locks, but not its threads
+  context = multiprocessing.get_context(
+    "spawn"
+  )  # a fork would copy TensorFlow's locks, but not its threads
   with tempfile.TemporaryDirectory() as folder:
-    pool = pebble.ProcessPool(processes, max_tasks=renewed_after, initializer=_start, initargs=(folder,), context=context)
+    pool = pebble.ProcessPool(
+      processes, max_tasks=renewed_after, initializer=_start, initargs=(folder,), context=context
+    )
     try:
       futures: dict[concurrent.futures.Future[Result], tuple[Any, ...]]
       futures = {pool.schedule(function, args=task, timeout=seconds): task for task in tasks}
@@ -65,9 +69,17 @@ def each(
         except pebble.ProcessExpired as error:
           said = pathlib.Path(folder, str(error.pid)).read_text(errors="replace").strip()[-4000:]
           last = (said.splitlines() or ["nothing"])[-1][:300]
-          yield lost(LostError(f"its process ended with {error.exitcode}; it said last: {last}", said), *futures[future])
+          yield lost(
+            LostError(f"its process ended with {error.exitcode}; it said last: {last}", said),
+            *futures[future],
+          )
         except Exception as error:
-          yield lost(LostError(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))), *futures[future])
+          yield lost(
+            LostError(
+              f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+            ),
+            *futures[future],
+          )
     finally:
       pool.stop()
       pool.join()
@@ -77,7 +89,9 @@ def _start(folder: str) -> None:
   with pathlib.Path(folder, str(os.getpid())).open("wb") as stream:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
-  tqdm.tqdm.set_lock(threading.RLock())  # the default lock is a system semaphore, which would outlive this process
+  tqdm.tqdm.set_lock(
+    threading.RLock()
+  )  # the default lock is a system semaphore, which would outlive this process
   os.setpgrp()
   # The runtimes that this process waits for end with it.
   signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))

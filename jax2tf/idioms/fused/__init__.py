@@ -69,7 +69,11 @@ def entries() -> Sequence[Sequence[Entry]]:
       *activations.CLIPS,
     ),
     activations.IDIOMS,
-    [(primitive.name, primitive, idiom) for primitive in ELEMENTWISE for idiom in (products.flattened, features_first.activated)],
+    [
+      (primitive.name, primitive, idiom)
+      for primitive in ELEMENTWISE
+      for idiom in (products.flattened, features_first.activated)
+    ],
     batch_norm.LATER,
   )
 
@@ -78,7 +82,9 @@ def entries() -> Sequence[Sequence[Entry]]:
 def _tables(names: frozenset[str]) -> Sequence[Mapping[Primitive, Sequence[Idiom]]]:
   """The chosen idioms by the primitive of the last equation."""
   chosen = [[entry for entry in some if entry[0] in names] for some in entries()]
-  return [{root: [idiom for _, of, idiom in some if of is root] for _, root, _ in some} for some in chosen]
+  return [
+    {root: [idiom for _, of, idiom in some if of is root] for _, root, _ in some} for some in chosen
+  ]
 
 
 def with_composite_ops(jaxpr: ClosedJaxpr, names: frozenset[str] = NAMES) -> ClosedJaxpr:

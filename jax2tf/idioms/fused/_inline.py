@@ -64,29 +64,53 @@ class _Flat(normalise.Flat):
       shape, sizes = eqn.invars[0].aval.shape, eqn.params["new_sizes"]
       wide = tuple(d for d, size in enumerate(sizes) if not is_one(size))
       if len(shape) < len(sizes) and same(shape, [sizes[d] for d in wide]):
-        eqn = eqn.replace(primitive=P.broadcast_in_dim_p, params={"shape": sizes, "broadcast_dimensions": wide, "sharding": None})
+        eqn = eqn.replace(
+          primitive=P.broadcast_in_dim_p,
+          params={"shape": sizes, "broadcast_dimensions": wide, "sharding": None},
+        )
     if eqn.primitive is not P.broadcast_in_dim_p or isinstance(eqn.invars[0], Literal):
       return eqn
     before = self._maker.get(eqn.invars[0])
-    if before is None or before.primitive is not P.broadcast_in_dim_p or len(before.invars) > 1 or len(eqn.invars) > 1:
+    if (
+      before is None
+      or before.primitive is not P.broadcast_in_dim_p
+      or len(before.invars) > 1
+      or len(eqn.invars) > 1
+    ):
       return eqn
-    dims = tuple(int(eqn.params["broadcast_dimensions"][int(d)]) for d in before.params["broadcast_dimensions"])
+    dims = tuple(
+      int(eqn.params["broadcast_dimensions"][int(d)]) for d in before.params["broadcast_dimensions"]
+    )
     return eqn.replace(invars=before.invars, params=eqn.params | {"broadcast_dimensions": dims})
 
   def _before(self, eqn: Any) -> Any:
     """The value before a dimension was inserted that this squeeze removes, as `jax.vmap` of a convolution does; else None."""
-    inserted = self._maker.get(eqn.invars[0]) if eqn.primitive is P.squeeze_p and not isinstance(eqn.invars[0], Literal) else None
-    if inserted is None or inserted.primitive is not P.broadcast_in_dim_p or len(inserted.invars) > 1:
+    inserted = (
+      self._maker.get(eqn.invars[0])
+      if eqn.primitive is P.squeeze_p and not isinstance(eqn.invars[0], Literal)
+      else None
+    )
+    if (
+      inserted is None or inserted.primitive is not P.broadcast_in_dim_p or len(inserted.invars) > 1
+    ):
       return None
     (source,) = inserted.invars
-    kept = [d for d in range(len(inserted.outvars[0].aval.shape)) if d not in eqn.params["dimensions"]]
+    kept = [
+      d for d in range(len(inserted.outvars[0].aval.shape)) if d not in eqn.params["dimensions"]
+    ]
     alike = not isinstance(source, Literal) and same(source.aval.shape, eqn.outvars[0].aval.shape)
-    return source if alike and [int(d) for d in inserted.params["broadcast_dimensions"]] == kept else None
+    return (
+      source
+      if alike and [int(d) for d in inserted.params["broadcast_dimensions"]] == kept
+      else None
+    )
 
 
 def _number(eqn: Any) -> Literal | None:
   """The result of an equation whose operands are literals; else None."""
-  if eqn.primitive not in _OF_NUMBERS or not all(isinstance(v, Literal) and not np.shape(v.val) for v in eqn.invars):
+  if eqn.primitive not in _OF_NUMBERS or not all(
+    isinstance(v, Literal) and not np.shape(v.val) for v in eqn.invars
+  ):
     return None
   aval = eqn.outvars[0].aval
   if not isinstance(aval.dtype, np.dtype):

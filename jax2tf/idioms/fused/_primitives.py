@@ -50,30 +50,55 @@ def fused(
     elementwise: whether a reshape may come after it as well.
   """
   return [
-    (name, *_one(composite(name, template, op, tangent, elementwise=elementwise), template, vectors, tuple(holes), takes))
+    (
+      name,
+      *_one(
+        composite(name, template, op, tangent, elementwise=elementwise),
+        template,
+        vectors,
+        tuple(holes),
+        takes,
+      ),
+    )
     for template in templates
   ]
 
 
-def _one(primitive: Primitive, template: Any, vectors: int, holes: tuple[str, ...], takes: Callable[..., bool]) -> tuple[Primitive, Idiom]:
+def _one(
+  primitive: Primitive,
+  template: Any,
+  vectors: int,
+  holes: tuple[str, ...],
+  takes: Callable[..., bool],
+) -> tuple[Primitive, Idiom]:
   last, find = finding(template, vectors=vectors, holes=len(holes))
 
   def idiom(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
     found = find(flow, root, templates)
     if found is None or not takes(root.outvars[0].aval.dtype, *found[1]):
       return None
-    return [root.replace(primitive=primitive, invars=found[0], params=dict(zip(holes, found[1], strict=True)))]
+    return [
+      root.replace(
+        primitive=primitive, invars=found[0], params=dict(zip(holes, found[1], strict=True))
+      )
+    ]
 
   return last, idiom
 
 
-def finding(template: Callable[..., Any], *, vectors: int = 0, holes: int = 0) -> tuple[Primitive, Callable[..., Any]]:
+def finding(
+  template: Callable[..., Any], *, vectors: int = 0, holes: int = 0
+) -> tuple[Primitive, Callable[..., Any]]:
   """(the primitive of the last equation, what finds a template: the same arguments as an idiom -> (operands, numbers), or None)."""
   rough = Templates()(template, (2, 3), np.dtype(np.float32), vectors, holes)
 
   def find(flow: Dataflow, root: Any, templates: Templates) -> tuple[list[Any], list[float]] | None:
     aval = root.outvars[0].aval
-    if not aval.shape or aval.dtype not in DTYPES or matched(rough, root, flow.maker, roughly=True) is None:
+    if (
+      not aval.shape
+      or aval.dtype not in DTYPES
+      or matched(rough, root, flow.maker, roughly=True) is None
+    ):
       return None
     wanted = templates(template, aval.shape, aval.dtype, vectors, holes)
     found = matched(wanted, root, flow.maker)
@@ -85,7 +110,12 @@ def finding(template: Callable[..., Any], *, vectors: int = 0, holes: int = 0) -
 
 
 def composite(
-  name: str, definition: Callable[..., Any], op: Callable[..., Any], tangent: Callable[..., Any] | None = None, *, elementwise: bool = False
+  name: str,
+  definition: Callable[..., Any],
+  op: Callable[..., Any],
+  tangent: Callable[..., Any] | None = None,
+  *,
+  elementwise: bool = False,
 ) -> Primitive:
   """A primitive, whose result is like its first operand: JAX's definition, TensorFlow's op, and the tangent as `fused` has it."""
   primitive = Primitive(name)
@@ -97,7 +127,9 @@ def composite(
     moves = tuple(map(ad.instantiate_zeros, tangents))
     if tangent:
       return result, tangent(result, primals, moves, **params)
-    return result, jax.jvp(lambda *operands: definition(*operands, *params.values()), tuple(primals), moves)[1]
+    return result, jax.jvp(
+      lambda *operands: definition(*operands, *params.values()), tuple(primals), moves
+    )[1]
 
   ad.primitive_jvps[primitive] = jvp
   if elementwise:
@@ -111,7 +143,9 @@ def _alone(flow: Dataflow, root: Any, eqns: Any) -> bool:
   return all(flow.uses(v) == uses.count(v) for eqn in eqns if eqn is not root for v in eqn.outvars)
 
 
-def self_adjoint(name: str, definition: Callable[..., Any], op: Callable[..., Any]) -> Callable[..., Any]:
+def self_adjoint(
+  name: str, definition: Callable[..., Any], op: Callable[..., Any]
+) -> Callable[..., Any]:
   """(cotangent, value) -> cotangent as TensorFlow's gradient op computes it: linear in the first, and its own transpose.
 
   Args:
@@ -126,9 +160,15 @@ def self_adjoint(name: str, definition: Callable[..., Any], op: Callable[..., An
   def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: float) -> tuple[Any, Any]:
     cotangent, value = primals
     moved, moved_value = tangents
-    total = ad.Zero(jax.typeof(cotangent).to_tangent_aval()) if isinstance(moved, ad.Zero) else primitive.bind(moved, value, **params)
+    total = (
+      ad.Zero(jax.typeof(cotangent).to_tangent_aval())
+      if isinstance(moved, ad.Zero)
+      else primitive.bind(moved, value, **params)
+    )
     if not isinstance(moved_value, ad.Zero):
-      total = ad.add_tangents(total, jax.jvp(lambda v: definition(cotangent, v, **params), (value,), (moved_value,))[1])
+      total = ad.add_tangents(
+        total, jax.jvp(lambda v: definition(cotangent, v, **params), (value,), (moved_value,))[1]
+      )
     return primitive.bind(cotangent, value, **params), total
 
   def transpose(ct: Any, _: Any, value: Any, **params: float) -> list[Any]:

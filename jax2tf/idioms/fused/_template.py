@@ -38,7 +38,9 @@ class Match:
     return Match(self.maker, self.roughly, dict(self.atoms), list(self.holes), dict(self.eqns))
 
 
-def matched(template: ClosedJaxpr, root: Any, maker: Callable[[Any], Any], *, roughly: bool = False) -> Match | None:
+def matched(
+  template: ClosedJaxpr, root: Any, maker: Callable[[Any], Any], *, roughly: bool = False
+) -> Match | None:
   """How `root` computes the result of a template, with the equations before it, which `maker` finds; or None.
 
   With `roughly`, only the primitives are compared, so that a template of other sizes rejects most equations at once.
@@ -48,7 +50,11 @@ def matched(template: ClosedJaxpr, root: Any, maker: Callable[[Any], Any], *, ro
 
 
 def _equation(made_by: Mapping[Any, Any], of: Any, eqn: Any, match: Match) -> Match | None:
-  if of.primitive is not eqn.primitive or len(of.invars) != len(eqn.invars) or len(of.outvars) != len(eqn.outvars):
+  if (
+    of.primitive is not eqn.primitive
+    or len(of.invars) != len(eqn.invars)
+    or len(of.outvars) != len(eqn.outvars)
+  ):
     return None
   if not (match.roughly or _alike(of, eqn)):
     return None
@@ -70,7 +76,9 @@ def _atom(made_by: Mapping[Any, Any], wanted: Any, atom: Any, match: Match) -> M
     return _literal(wanted, atom, match)
   if wanted in match.atoms:
     return match if match.atoms[wanted] is atom else None
-  if not match.roughly and not (same(wanted.aval.shape, atom.aval.shape) and wanted.aval.dtype == atom.aval.dtype):
+  if not match.roughly and not (
+    same(wanted.aval.shape, atom.aval.shape) and wanted.aval.dtype == atom.aval.dtype
+  ):
     return None
   if wanted in made_by:
     eqn = match.maker(atom)
@@ -83,7 +91,11 @@ def _atom(made_by: Mapping[Any, Any], wanted: Any, atom: Any, match: Match) -> M
 
 
 def _literal(wanted: Any, atom: Any, match: Match) -> Match | None:
-  if type(atom) is not type(wanted) or wanted.aval.dtype != atom.aval.dtype or np.shape(wanted.val) != np.shape(atom.val):
+  if (
+    type(atom) is not type(wanted)
+    or wanted.aval.dtype != atom.aval.dtype
+    or np.shape(wanted.val) != np.shape(atom.val)
+  ):
     return None
   dtype = wanted.aval.dtype
   if dtype.kind == "f" and np.asarray(wanted.val, dtype) == np.asarray(HOLE, dtype):
@@ -96,7 +108,9 @@ def _alike(of: Any, eqn: Any) -> bool:
   if of.primitive is P.custom_jvp_call_p:
     return _same_function(of, eqn)
   keys = of.params.keys() - PLACEMENT_PARAMS
-  return keys == eqn.params.keys() - PLACEMENT_PARAMS and all(_equal(of.params[key], eqn.params[key]) for key in keys)
+  return keys == eqn.params.keys() - PLACEMENT_PARAMS and all(
+    _equal(of.params[key], eqn.params[key]) for key in keys
+  )
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -108,15 +122,22 @@ def _same_function(of: Any, eqn: Any) -> bool:
   if [v.aval.str_short() for v in of.invars] != [v.aval.str_short() for v in eqn.invars]:
     return False
   try:
-    return all(_same_dataflow(a, b) for a, b in zip(_function_and_rule(of), _function_and_rule(eqn), strict=True))
+    return all(
+      _same_dataflow(a, b)
+      for a, b in zip(_function_and_rule(of), _function_and_rule(eqn), strict=True)
+    )
   except Exception:  # of a custom rule, which JAX calls only to differentiate
     return False
 
 
 def _same_dataflow(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
   made_by = {v: eqn for eqn in b.eqns for v in eqn.outvars}
-  found = matched(a, made_by[b.outvars[0]], made_by.get) if b.outvars[0] in made_by and a.eqns else None
-  return found is not None and all(found.atoms.get(u, v) is v for u, v in zip(a.invars, b.invars, strict=True))
+  found = (
+    matched(a, made_by[b.outvars[0]], made_by.get) if b.outvars[0] in made_by and a.eqns else None
+  )
+  return found is not None and all(
+    found.atoms.get(u, v) is v for u, v in zip(a.invars, b.invars, strict=True)
+  )
 
 
 def _function_and_rule(eqn: Any) -> Iterator[ClosedJaxpr]:
@@ -125,7 +146,11 @@ def _function_and_rule(eqn: Any) -> Iterator[ClosedJaxpr]:
   yield inlined(body)
   whole = part(body, [eqn], eqn.outvars)
   specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in whole.in_avals]
-  yield inlined(jax.make_jaxpr(lambda primals, tangents: jax.jvp(jaxpr_as_fun(whole), primals, tangents)[1])(specs, specs))
+  yield inlined(
+    jax.make_jaxpr(lambda primals, tangents: jax.jvp(jaxpr_as_fun(whole), primals, tangents)[1])(
+      specs, specs
+    )
+  )
 
 
 class Templates:
@@ -134,10 +159,17 @@ class Templates:
   def __init__(self) -> None:
     self._traced: dict[Any, ClosedJaxpr] = {}
 
-  def __call__(self, function: Callable[..., Any], shape: tuple[Any, ...], dtype: Any, vectors: int, holes: int) -> ClosedJaxpr:
+  def __call__(
+    self, function: Callable[..., Any], shape: tuple[Any, ...], dtype: Any, vectors: int, holes: int
+  ) -> ClosedJaxpr:
     """The template of a function of an array like its result, of vectors along the last axis, and of numbers."""
     key = function, shape, dtype
     if key not in self._traced:
-      specs = [jax.ShapeDtypeStruct(shape, dtype), *[jax.ShapeDtypeStruct(shape[-1:], dtype)] * vectors]
-      self._traced[key] = inlined(jax.make_jaxpr(lambda *arrays: function(*arrays, *[HOLE] * holes))(*specs))
+      specs = [
+        jax.ShapeDtypeStruct(shape, dtype),
+        *[jax.ShapeDtypeStruct(shape[-1:], dtype)] * vectors,
+      ]
+      self._traced[key] = inlined(
+        jax.make_jaxpr(lambda *arrays: function(*arrays, *[HOLE] * holes))(*specs)
+      )
     return self._traced[key]

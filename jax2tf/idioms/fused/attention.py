@@ -28,13 +28,21 @@ _LEAST = -1e30
 _HEADS, _QUERIES = -3, -2
 
 biased_p = composite("biased", operator.add, tf.add)
-masked_p = composite("masked", operator.add, tf.add, lambda result, operands, tangents: jnp.where(operands[1] == 0, tangents[0], 0))
+masked_p = composite(
+  "masked",
+  operator.add,
+  tf.add,
+  lambda result, operands, tangents: jnp.where(operands[1] == 0, tangents[0], 0),
+)
 
 
 def biased(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """q @ k * f32[] + f32[b,h,q,k] -> biased(q @ k * f32[], f32[b,1,q,k]), of a bias that all heads share."""
   del templates
-  found = (_with(flow, root, x, y, lambda bias: bias, biased_p) for x, y in (root.invars, root.invars[::-1]))
+  found = (
+    _with(flow, root, x, y, lambda bias: bias, biased_p)
+    for x, y in (root.invars, root.invars[::-1])
+  )
   return next(filter(None, found), None)
 
 
@@ -43,7 +51,9 @@ def masked(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   del templates
   mask, *cases = root.invars
   numbers = [_number(flow, case) for case in cases]
-  number, at = next(((n, i) for i, n in enumerate(numbers) if n is not None and n <= _LEAST), (None, 0))
+  number, at = next(
+    ((n, i) for i, n in enumerate(numbers) if n is not None and n <= _LEAST), (None, 0)
+  )
   if number is None or len(cases) != 2 or mask.aval.dtype != np.bool_:
     return None
   addends = (number, 0) if at == 0 else (0, number)  # of False, of True
@@ -55,15 +65,29 @@ def masked(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   return _with(flow, root, cases[1 - at], mask, addend, masked_p)
 
 
-def _with(flow: Dataflow, root: Any, scores: Any, other: Any, addend: Callable[..., jax.Array], primitive: Primitive) -> Equations | None:
+def _with(
+  flow: Dataflow,
+  root: Any,
+  scores: Any,
+  other: Any,
+  addend: Callable[..., jax.Array],
+  primitive: Primitive,
+) -> Equations | None:
   """The scores, and what `addend` makes of the parts of `other`, as the operands of a primitive."""
   (out,) = root.outvars
   shape = list(out.aval.shape)
   if len(shape) not in (4, 5) or out.aval.dtype != np.float32 or is_one(shape[_HEADS]):
     return None
   parts = _parts(flow, other, range(len(shape)), len(shape))
-  sizes = [next((size for size in of if not is_one(size)), 1) for of in zip(*(sizes for _, sizes in parts), strict=True)]
-  if not is_one(sizes[_HEADS]) or all(map(is_one, sizes)) or (found := _product(flow, scores)) is None:
+  sizes = [
+    next((size for size in of if not is_one(size)), 1)
+    for of in zip(*(sizes for _, sizes in parts), strict=True)
+  ]
+  if (
+    not is_one(sizes[_HEADS])
+    or all(map(is_one, sizes))
+    or (found := _product(flow, scores)) is None
+  ):
     return None
   # TF 2.21: oneDNN's product takes hundreds of times as long with an addend that is repeated along b or k, but not along q.
   wide = sizes if is_one(sizes[_QUERIES]) else [*shape[:_HEADS], 1, *shape[_QUERIES:]]
@@ -73,10 +97,16 @@ def _with(flow: Dataflow, root: Any, scores: Any, other: Any, addend: Callable[.
     return jnp.broadcast_to(addend(*aligned), wide).reshape(wide[-4:])
 
   atoms = [atom for atom, _ in parts]
-  eqns, results = substituted(jax.make_jaxpr(added)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms)), atoms)
+  eqns, results = substituted(
+    jax.make_jaxpr(added)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms)), atoms
+  )
   eqns = [*found, *(eqn.replace(source_info=root.source_info) for eqn in eqns)]
   total = out if len(shape) == 4 else new_var(out, shape[1:])
-  eqns.append(root.replace(primitive=primitive, invars=[*found[-1].outvars, *results], outvars=[total], params={}))
+  eqns.append(
+    root.replace(
+      primitive=primitive, invars=[*found[-1].outvars, *results], outvars=[total], params={}
+    )
+  )
   return eqns if total is out else [*eqns, reshape(root, total, out)]
 
 
@@ -99,7 +129,11 @@ def _product(flow: Dataflow, atom: Any) -> Equations | None:
     atom = turn.invars[0]
   scores, factor = _times(flow, atom)
   dot = flow.sole(scores, P.dot_general_p)
-  if dot is None or len(scores.aval.shape) != 4 + grouped or not dot.params["dimension_numbers"][1][0]:
+  if (
+    dot is None
+    or len(scores.aval.shape) != 4 + grouped
+    or not dot.params["dimension_numbers"][1][0]
+  ):
     return None
   if any(v.aval.dtype != np.float32 for v in dot.invars):
     return None
@@ -115,7 +149,9 @@ def _product(flow: Dataflow, atom: Any) -> Equations | None:
     eqns, lhs = [reshape(dot, lhs, flat)], flat
     contract, batch = (tuple(d - (d > group) for d in dims) for dims in (contract, batch))
     params["dimension_numbers"] = (contract, rhs_contract), (batch, rhs_batch)
-  product = new_var(scores, [size for d, size in enumerate(scores.aval.shape) if not grouped or d != 3])
+  product = new_var(
+    scores, [size for d, size in enumerate(scores.aval.shape) if not grouped or d != 3]
+  )
   eqns.append(dot.replace(invars=[lhs, rhs], outvars=[product], params=params))
   if (factor := factor * of_lhs * of_rhs) == 1:
     return eqns
@@ -129,7 +165,9 @@ def _times(flow: Dataflow, atom: Any) -> tuple[Any, float]:
   eqn, factor = flow.sole(atom, P.mul_p, P.div_p), 1.0
   while eqn is not None and any(isinstance(v, Literal) for v in eqn.invars):
     if eqn.primitive is P.mul_p:
-      (number,), (atom,) = ([v for v in eqn.invars if isinstance(v, Literal) is one] for one in (True, False))
+      (number,), (atom,) = (
+        [v for v in eqn.invars if isinstance(v, Literal) is one] for one in (True, False)
+      )
       factor *= float(number.val)
     elif isinstance(eqn.invars[1], Literal) and eqn.invars[1].val != 0:
       atom, factor = eqn.invars[0], factor / float(eqn.invars[1].val)
@@ -139,7 +177,9 @@ def _times(flow: Dataflow, atom: Any) -> tuple[Any, float]:
   return atom, factor
 
 
-def _parts(flow: Dataflow, atom: Any, dims: Sequence[int], rank: int) -> list[tuple[Any, list[Any]]]:
+def _parts(
+  flow: Dataflow, atom: Any, dims: Sequence[int], rank: int
+) -> list[tuple[Any, list[Any]]]:
   """What a mask is the conjunction of, or a bias, each with its sizes in as many dimensions as scores have: 1 where it is repeated.
 
   `dims`: those of `atom` among those of the scores.
@@ -148,9 +188,13 @@ def _parts(flow: Dataflow, atom: Any, dims: Sequence[int], rank: int) -> list[tu
     return [part for v in eqn.invars for part in _parts(flow, v, dims, rank)]
   eqn = flow.maker(atom, P.broadcast_in_dim_p)
   if eqn is not None and len(eqn.invars) == 1:
-    return _parts(flow, eqn.invars[0], [dims[int(d)] for d in eqn.params["broadcast_dimensions"]], rank)
+    return _parts(
+      flow, eqn.invars[0], [dims[int(d)] for d in eqn.params["broadcast_dimensions"]], rank
+    )
   sizes: list[Any] = [1] * rank
-  for d, size in zip(dims if atom.aval.shape else (), atom.aval.shape, strict=True):  # a number has no dimensions
+  for d, size in zip(
+    dims if atom.aval.shape else (), atom.aval.shape, strict=True
+  ):  # a number has no dimensions
     sizes[d] = size
   return [(atom, sizes)]
 

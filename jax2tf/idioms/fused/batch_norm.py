@@ -22,13 +22,20 @@ from jax2tf.idioms.fused._template import Templates
 from jax2tf.lowering._movement import is_one
 
 _FACTORS = (operator.mul, operator.truediv)
-_DO = {P.add_p: operator.add, P.sub_p: operator.sub, P.mul_p: operator.mul, P.div_p: operator.truediv}
+_DO = {
+  P.add_p: operator.add,
+  P.sub_p: operator.sub,
+  P.mul_p: operator.mul,
+  P.div_p: operator.truediv,
+}
 
 
 def _in_tf(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
   # Grappler fuses no Mul with a convolution; of a mean of 0 and a variance of 1 FusedBatchNorm is one.
   zeros, ones = tf.zeros_like(scale), tf.ones_like(scale)
-  return tf.raw_ops.FusedBatchNormV3(x=x, scale=scale, offset=offset, mean=zeros, variance=ones, epsilon=0.0, is_training=False)[0]
+  return tf.raw_ops.FusedBatchNormV3(
+    x=x, scale=scale, offset=offset, mean=zeros, variance=ones, epsilon=0.0, is_training=False
+  )[0]
 
 
 batch_norm_p = composite("batch_norm", lambda x, scale, offset: x * scale + offset, _in_tf)
@@ -52,7 +59,9 @@ def batch_norm(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
   known: list[Any] = []
   if eqn.primitive is batch_norm_p:
     value, *known = eqn.invars
-  elif eqn.params["dimension_numbers"].out_spec[1] != 3 or not any(do in _FACTORS for do, _ in steps):
+  elif eqn.params["dimension_numbers"].out_spec[1] != 3 or not any(
+    do in _FACTORS for do, _ in steps
+  ):
     return None
 
   def folded(rows: Any, known: Any) -> tuple[Any, Any]:
@@ -68,7 +77,9 @@ def batch_norm(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
     return scale, jnp.zeros_like(scale) if offset is None else offset
 
   rows = [row for _, row in steps]
-  specs = [[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms] for atoms in (rows, known)]
+  specs = [
+    [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms] for atoms in (rows, known)
+  ]
   eqns, vectors = substituted(jax.make_jaxpr(folded)(*specs), [*rows, *known])
   return [
     *(e.replace(source_info=root.source_info) for e in eqns),
@@ -89,26 +100,43 @@ def _of_rows(flow: Dataflow, eqn: Any) -> tuple[Any, Any] | None:
   orders = (eqn.invars, eqn.invars[::-1]) if eqn.primitive in (P.add_p, P.mul_p) else (eqn.invars,)
   for value, other in orders:
     before = flow.sole(value, *_DO, P.conv_general_dilated_p, batch_norm_p)
-    if before is not None and same(value.aval.shape, shape) and (row := _row(flow, other, shape[-1])) is not None:
+    if (
+      before is not None
+      and same(value.aval.shape, shape)
+      and (row := _row(flow, other, shape[-1])) is not None
+    ):
       return value, row
   return None
 
 
 def _row(flow: Dataflow, atom: Any, size: Any) -> Any:
   """What `atom` repeats along all dimensions but the last, or None."""
-  while not all(map(is_one, atom.aval.shape[:-1])) and (eqn := flow.maker(atom, P.broadcast_in_dim_p)) is not None:
+  while (
+    not all(map(is_one, atom.aval.shape[:-1]))
+    and (eqn := flow.maker(atom, P.broadcast_in_dim_p)) is not None
+  ):
     operand, dims = eqn.invars[0], eqn.params["broadcast_dimensions"]
-    if len(eqn.invars) != 1 or not same(operand.aval.shape[-1:], [size]) or int(dims[-1]) != len(atom.aval.shape) - 1:
+    if (
+      len(eqn.invars) != 1
+      or not same(operand.aval.shape[-1:], [size])
+      or int(dims[-1]) != len(atom.aval.shape) - 1
+    ):
       return None
     atom = operand
-  return atom if same(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1])) else None
+  return (
+    atom if same(atom.aval.shape[-1:], [size]) and all(map(is_one, atom.aval.shape[:-1])) else None
+  )
 
 
 def depthwise(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """batch_norm of a convolution by groups as a factor of its kernel and a bias: Grappler fuses no FusedBatchNorm with it, but BiasAdd."""
   del templates
   conv = flow.sole(root.invars[0], P.conv_general_dilated_p)
-  return None if conv is None or conv.params["feature_group_count"] == 1 else _in_kernel(root, conv, root.outvars[0])
+  return (
+    None
+    if conv is None or conv.params["feature_group_count"] == 1
+    else _in_kernel(root, conv, root.outvars[0])
+  )
 
 
 def before_tanh(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
@@ -133,7 +161,12 @@ def _in_kernel(batch: Any, conv: Any, out: Any) -> Equations:
 
   before, factors = _traced(scaled, kernel, scale)
   *after, add = _traced(operator.add, product, offset)[0]
-  eqns = [*before, conv.replace(invars=[x, *factors], outvars=[product]), *after, add.replace(outvars=[out])]
+  eqns = [
+    *before,
+    conv.replace(invars=[x, *factors], outvars=[product]),
+    *after,
+    add.replace(outvars=[out]),
+  ]
   return [eqn.replace(source_info=batch.source_info) for eqn in eqns]
 
 

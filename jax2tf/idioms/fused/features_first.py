@@ -29,14 +29,20 @@ def turned(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
     return None
   b, c, h, w = out.aval.shape
   last = new_var(out, (b, h, w, c))
-  conv = root.replace(outvars=[last], params=root.params | {"dimension_numbers": numbers._replace(out_spec=(0, 3, 1, 2))})
+  conv = root.replace(
+    outvars=[last],
+    params=root.params | {"dimension_numbers": numbers._replace(out_spec=(0, 3, 1, 2))},
+  )
   return [conv, _transpose(root, last)]
 
 
 def combined(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
   """transpose(x f32[b,h,w,c]) * f32[1,c,1,1] -> transpose(x * f32[1,1,1,c])."""
   del templates
-  (out,), orders = root.outvars, [(0, 1), (1, 0)] if root.primitive in (P.add_p, P.mul_p) else [(0, 1)]
+  (out,), orders = (
+    root.outvars,
+    [(0, 1), (1, 0)] if root.primitive in (P.add_p, P.mul_p) else [(0, 1)],
+  )
   for i, other in orders:
     value, row = root.invars[i], root.invars[other]
     if (turn := _turn(flow, value)) is None or not same(value.aval.shape, out.aval.shape):
@@ -45,10 +51,16 @@ def combined(flow: Dataflow, root: Any, templates: Templates) -> Equations | Non
       continue
     (source,) = turn.invars
     spec = jax.ShapeDtypeStruct(vector.aval.shape, vector.aval.dtype)
-    eqns, rows = substituted(jax.make_jaxpr(lambda v: jnp.reshape(v, (1, 1, 1, -1)))(spec), [vector])
+    eqns, rows = substituted(
+      jax.make_jaxpr(lambda v: jnp.reshape(v, (1, 1, 1, -1)))(spec), [vector]
+    )
     last, operands = new_var(out, source.aval.shape), [source, *rows]
     operands = operands if i == 0 else operands[::-1]
-    return [*(e.replace(source_info=root.source_info) for e in eqns), root.replace(invars=operands, outvars=[last]), _transpose(root, last)]
+    return [
+      *(e.replace(source_info=root.source_info) for e in eqns),
+      root.replace(invars=operands, outvars=[last]),
+      _transpose(root, last),
+    ]
   return None
 
 
@@ -80,4 +92,7 @@ def _features(flow: Dataflow, atom: Any, size: Any) -> Any:
   return atom if [d for d, _ in wide] == [1] and same([wide[0][1]], [size]) else None
 
 
-IDIOMS = [("batch_norm", P.conv_general_dilated_p, turned), *(("batch_norm", primitive, combined) for primitive in _COMBINED)]
+IDIOMS = [
+  ("batch_norm", P.conv_general_dilated_p, turned),
+  *(("batch_norm", primitive, combined) for primitive in _COMBINED),
+]

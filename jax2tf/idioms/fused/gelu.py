@@ -65,6 +65,16 @@ def _erf_times(x: jax.Array) -> jax.Array:
 
 
 IDIOMS = [
-  *fused("gelu", _tanh, op=_tanh_in_tf, tangent=lambda result, operands, tangents: _tanh_grad(*tangents, *operands)),
-  *fused("gelu", *(_erfc, _erf, _erf_times), op=_erf_in_tf, tangent=lambda result, operands, tangents: _erf_grad(*tangents, *operands)),
+  *fused(
+    "gelu",
+    _tanh,
+    op=_tanh_in_tf,
+    tangent=lambda result, operands, tangents: _tanh_grad(*tangents, *operands),
+  ),
+  *fused(
+    "gelu",
+    *(_erfc, _erf, _erf_times),
+    op=_erf_in_tf,
+    tangent=lambda result, operands, tangents: _erf_grad(*tangents, *operands),
+  ),
 ]

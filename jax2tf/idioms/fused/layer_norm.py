@@ -21,14 +21,19 @@ _mean = functools.partial(jnp.mean, axis=-1, keepdims=True)
 
 def _in_tf(x: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
   mean = tf.reduce_mean(x, -1, keepdims=True)
-  inverse = tf.math.rsqrt(tf.reduce_mean(tf.math.squared_difference(x, mean), -1, keepdims=True) + tf.constant(epsilon, x.dtype))
+  inverse = tf.math.rsqrt(
+    tf.reduce_mean(tf.math.squared_difference(x, mean), -1, keepdims=True)
+    + tf.constant(epsilon, x.dtype)
+  )
   return (x - mean) * inverse, inverse
 
 
 def _grad_in_tf(g: tf.Tensor, x: tf.Tensor, epsilon: float) -> tf.Tensor:
   # Grappler reuses the equal ops of the forward pass.
   y, inverse = _in_tf(x, epsilon)
-  return (g - tf.reduce_mean(g, -1, keepdims=True) - y * tf.reduce_mean(g * y, -1, keepdims=True)) * inverse
+  return (
+    g - tf.reduce_mean(g, -1, keepdims=True) - y * tf.reduce_mean(g * y, -1, keepdims=True)
+  ) * inverse
 
 
 def _grad(g: jax.Array, x: jax.Array, epsilon: float) -> jax.Array:
@@ -45,7 +50,9 @@ normalize_p = composite(
   "normalize",
   _definition,
   lambda x, epsilon: _in_tf(x, epsilon)[0],
-  lambda result, operands, tangents, epsilon: _normalize_grad(tangents[0], operands[0], epsilon=epsilon),
+  lambda result, operands, tangents, epsilon: _normalize_grad(
+    tangents[0], operands[0], epsilon=epsilon
+  ),
 )
 
 
@@ -56,7 +63,9 @@ def _of_squares(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   return x - jnp.expand_dims(mean, -1), jnp.expand_dims(variance, -1)
 
 
-def _centred(variance: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+def _centred(
+  variance: Callable[[jax.Array], jax.Array],
+) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
   return lambda x: (x - _mean(x), variance(x))
 
 
@@ -66,16 +75,22 @@ _MOMENTS = (
   _centred(lambda x: jnp.var(x, -1, keepdims=True)),
   _centred(lambda x: jnp.maximum(0.0, jnp.var(x, -1, keepdims=True))),  # as in Equinox
   _centred(lambda x: _mean(jnp.square(x - _mean(x)))),
-  _centred(lambda x: jnp.clip(_mean(jnp.square(x)) - jnp.square(_mean(x)), 0)),  # as in jax.nn.standardize
+  _centred(
+    lambda x: jnp.clip(_mean(jnp.square(x)) - jnp.square(_mean(x)), 0)
+  ),  # as in jax.nn.standardize
 )
 _FORMS: Sequence[Callable[..., jax.Array]] = (
   lambda centred, variance: centred / jnp.sqrt(variance),
   lambda centred, variance: centred * jax.lax.rsqrt(variance),
-  lambda centred, variance, scale: centred * (jax.lax.rsqrt(variance) * jnp.expand_dims(scale, range(centred.ndim - 1))),
+  lambda centred, variance, scale: (
+    centred * (jax.lax.rsqrt(variance) * jnp.expand_dims(scale, range(centred.ndim - 1)))
+  ),
 )
 
 
-def _template(form: Callable[..., jax.Array], moments: Callable[..., Any], x: jax.Array, *others: Any) -> jax.Array:
+def _template(
+  form: Callable[..., jax.Array], moments: Callable[..., Any], x: jax.Array, *others: Any
+) -> jax.Array:
   *scale, epsilon = others
   centred, variance = moments(x)
   return form(centred, variance + epsilon, *scale)
@@ -90,14 +105,25 @@ def _idiom(find: Any, flow: Dataflow, root: Any, templates: Templates) -> Equati
   if not scale:
     return [normalize]
   (out,), rank = root.outvars, len(root.outvars[0].aval.shape)
-  rows, repeated = new_var(out, out.aval.shape), new_var(out, (*[1] * (rank - 1), out.aval.shape[-1]))
+  rows, repeated = (
+    new_var(out, out.aval.shape),
+    new_var(out, (*[1] * (rank - 1), out.aval.shape[-1])),
+  )
   params = {"shape": repeated.aval.shape, "broadcast_dimensions": (rank - 1,), "sharding": None}
-  broadcast = root.replace(primitive=P.broadcast_in_dim_p, invars=scale, outvars=[repeated], params=params)
-  return [normalize.replace(outvars=[rows]), broadcast, root.replace(primitive=P.mul_p, invars=[rows, repeated])]
+  broadcast = root.replace(
+    primitive=P.broadcast_in_dim_p, invars=scale, outvars=[repeated], params=params
+  )
+  return [
+    normalize.replace(outvars=[rows]),
+    broadcast,
+    root.replace(primitive=P.mul_p, invars=[rows, repeated]),
+  ]
 
 
 IDIOMS = [
   ("layer_norm", primitive, functools.partial(_idiom, find))
   for (n, form), moments in itertools.product(enumerate(_FORMS), _MOMENTS)
-  for primitive, find in [finding(functools.partial(_template, form, moments), vectors=n == 2, holes=1)]
+  for primitive, find in [
+    finding(functools.partial(_template, form, moments), vectors=n == 2, holes=1)
+  ]
 ]

@@ -25,7 +25,9 @@ def _pooling(primitive: Primitive, **fixed: Any) -> Primitive:
   def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
     scale = math.prod(params["window_dimensions"]) if fixed.get("mean") else 1
     result, moved = own.bind(*primals, **params), ad.instantiate_zeros(tangents[0])
-    return result, jax.jvp(lambda x: primitive.bind(x, **params), tuple(primals), (moved,))[1] / scale
+    return result, jax.jvp(lambda x: primitive.bind(x, **params), tuple(primals), (moved,))[
+      1
+    ] / scale
 
   ad.primitive_jvps[own] = jvp
   return own
@@ -57,18 +59,42 @@ def _mean_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
   places = [value, *(move.outvars[0] for move in moves)]
   results = [*(new_var(v, v.aval.shape) for v in places[:-1]), *root.outvars]
   means = _of_images(total.replace(outvars=results[:1]), mean_pool_p)
-  return [*means, *(move.replace(invars=[a], outvars=[b]) for move, a, b in zip(moves, results, results[1:], strict=False))]
+  return [
+    *means,
+    *(
+      move.replace(invars=[a], outvars=[b])
+      for move, a, b in zip(moves, results, results[1:], strict=False)
+    ),
+  ]
 
 
 def _of_images(root: Any, primitive: Primitive) -> Equations:
   """A pooling of f32[b,1,h,w,c], as `jax.vmap` has it, as one of images f32[b,h,w,c], which TensorFlow's ops take."""
   (operand,), (out,), params = root.invars, root.outvars, root.params
-  window = zip(operand.aval.shape, params["window_dimensions"], params["window_strides"], params["padding"], strict=True)
-  alone = next((d for d, (*sizes, padding) in enumerate(window) if all(map(is_one, sizes)) and tuple(padding) == (0, 0)), None)
+  window = zip(
+    operand.aval.shape,
+    params["window_dimensions"],
+    params["window_strides"],
+    params["padding"],
+    strict=True,
+  )
+  alone = next(
+    (
+      d
+      for d, (*sizes, padding) in enumerate(window)
+      if all(map(is_one, sizes)) and tuple(padding) == (0, 0)
+    ),
+    None,
+  )
   if len(operand.aval.shape) != 5 or alone is None:
     return [root.replace(primitive=primitive)]
-  image, pooled = (new_var(v, [size for d, size in enumerate(v.aval.shape) if d != alone]) for v in (operand, out))
-  params = {name: tuple(value for d, value in enumerate(values) if d != alone) for name, values in params.items()}
+  image, pooled = (
+    new_var(v, [size for d, size in enumerate(v.aval.shape) if d != alone]) for v in (operand, out)
+  )
+  params = {
+    name: tuple(value for d, value in enumerate(values) if d != alone)
+    for name, values in params.items()
+  }
   pool = root.replace(primitive=primitive, invars=[image], outvars=[pooled], params=params)
   return [reshape(root, operand, image), pool, reshape(root, pooled, out)]
 

@@ -19,7 +19,9 @@ def flattened(flow: Dataflow, root: Any, templates: Templates) -> Equations | No
   if (total := flow.sole(root.invars[0], P.add_p)) is None or len(shape) < 3:
     return None
   for value, other in (total.invars, total.invars[::-1]):
-    if (dot := flow.sole(value, P.dot_general_p)) is None or (bias := vector(flow, other, shape[-1])) is None:
+    if (dot := flow.sole(value, P.dot_general_p)) is None or (
+      bias := vector(flow, other, shape[-1])
+    ) is None:
       continue
     (lhs, rhs), numbers = dot.invars, dot.params["dimension_numbers"]
     (lhs_contract, rhs_contract), (lhs_batch, _) = numbers
@@ -31,8 +33,14 @@ def flattened(flow: Dataflow, root: Any, templates: Templates) -> Equations | No
     params = {"shape": product.aval.shape, "broadcast_dimensions": (1,), "sharding": None}
     return [
       reshape(dot, lhs, flat),
-      dot.replace(invars=[flat, rhs], outvars=[product], params=dot.params | {"dimension_numbers": (((1,), rhs_contract), ((), ()))}),
-      total.replace(primitive=P.broadcast_in_dim_p, invars=[bias], outvars=[repeated], params=params),
+      dot.replace(
+        invars=[flat, rhs],
+        outvars=[product],
+        params=dot.params | {"dimension_numbers": (((1,), rhs_contract), ((), ()))},
+      ),
+      total.replace(
+        primitive=P.broadcast_in_dim_p, invars=[bias], outvars=[repeated], params=params
+      ),
       total.replace(invars=[product, repeated], outvars=[summed]),
       root.replace(invars=[summed], outvars=[active]),
       reshape(root, active, out),

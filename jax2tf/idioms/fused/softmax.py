@@ -15,7 +15,9 @@ def _softmax_grad_in_tf(g: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   return (g - tf.reduce_sum(g * y, -1, keepdims=True)) * y
 
 
-_softmax_grad = self_adjoint("softmax_grad", lambda g, y: (g - jnp.sum(g * y, -1, keepdims=True)) * y, _softmax_grad_in_tf)
+_softmax_grad = self_adjoint(
+  "softmax_grad", lambda g, y: (g - jnp.sum(g * y, -1, keepdims=True)) * y, _softmax_grad_in_tf
+)
 
 
 def _by_hand(x: jax.Array) -> jax.Array:
@@ -36,5 +38,11 @@ IDIOMS = [
     elementwise=False,
     tangent=lambda result, operands, tangents: _softmax_grad(*tangents, result),
   ),
-  *fused("log_softmax", jax.nn.log_softmax, op=tf.nn.log_softmax, elementwise=False, tangent=_tangent_of_log),
+  *fused(
+    "log_softmax",
+    jax.nn.log_softmax,
+    op=tf.nn.log_softmax,
+    elementwise=False,
+    tangent=_tangent_of_log,
+  ),
 ]

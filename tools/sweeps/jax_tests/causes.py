@@ -16,7 +16,10 @@ _LINES: tuple[tuple[str, str], ...] = (
   ("is an extended dtype, whose elements", "Extended dtypes whose elements are arrays"),
   ("no lowering rule is registered, and its (lowering|impl)", "Primitives of libraries"),
   ("JAX cannot compare the symbolic sizes", "Symbolic sizes that a rule compares and JAX cannot"),
-  ("TensorFlow's XLA has no kernel of", "complex `svd` and `tridiagonal_solve` with `jit_compile=True`"),
+  (
+    "TensorFlow's XLA has no kernel of",
+    "complex `svd` and `tridiagonal_solve` with `jit_compile=True`",
+  ),
   ("TensorFlow has no cast", "int2, uint2, float4 and the `fnuz` float8 types"),
 )
 # Names and numbers.

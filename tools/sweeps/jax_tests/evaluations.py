@@ -69,8 +69,15 @@ def explain(want: Any, got: Any, others: Sequence[Any]) -> bool:
 
 def cancel(want: Any, got: Any, arguments: Sequence[Any]) -> bool:
   """Whether results that differ are what is left of arguments that cancel: JAX's and ours are some last bits of the largest argument."""
-  largest = max((float(np.abs(np.asarray(x, np.float64)).max(initial=0.0)) for x in arguments if _is_real(x)), default=0.0)
-  for x, y in zip(map(leaves.as_numpy, jax.tree.leaves(want)), map(leaves.as_numpy, jax.tree.leaves(got)), strict=True):
+  largest = max(
+    (float(np.abs(np.asarray(x, np.float64)).max(initial=0.0)) for x in arguments if _is_real(x)),
+    default=0.0,
+  )
+  for x, y in zip(
+    map(leaves.as_numpy, jax.tree.leaves(want)),
+    map(leaves.as_numpy, jax.tree.leaves(got)),
+    strict=True,
+  ):
     if not _is_real(x) or x.shape != y.shape:
       return False
     unequal = ~((x == y) | ((x != x) & (y != y)))

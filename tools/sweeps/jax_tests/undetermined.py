@@ -72,14 +72,20 @@ def _polynomial(values: np.ndarray) -> np.ndarray:
   Of a multiple eigenvalue half of the digits are open, or more; of these coefficients none are.
   """
   rows = values.reshape(-1, values.shape[-1])
-  polynomials = [np.poly(row) if np.isfinite(row).all() else np.full(len(row) + 1, np.nan) for row in rows]
+  polynomials = [
+    np.poly(row) if np.isfinite(row).all() else np.full(len(row) + 1, np.nan) for row in rows
+  ]
   return np.array(polynomials).reshape(*values.shape[:-1], -1)
 
 
 def _schur(operands: Arrays, results: Arrays, params: dict[str, Any]) -> list[np.ndarray]:
   """(t, q), or t alone: the product, and what is below the diagonal blocks of t."""
   t, *q = results
-  return [_polynomial(np.linalg.eigvals(t)), np.tril(t, -2), *(x for v in q for x in (v @ t @ _t(v), _t(v) @ v))]
+  return [
+    _polynomial(np.linalg.eigvals(t)),
+    np.tril(t, -2),
+    *(x for v in q for x in (v @ t @ _t(v), _t(v) @ v)),
+  ]
 
 
 def _tridiagonal(operands: Arrays, results: Arrays, params: dict[str, Any]) -> list[np.ndarray]:
