@@ -1,4 +1,5 @@
-"""Pauses Python's garbage collector: a full collection takes 0.3 s for the objects of JAX and TensorFlow."""
+"""Pauses Python's garbage collector: a full collection takes 0.3 s for the objects of JAX and
+TensorFlow."""
 
 from __future__ import annotations
 

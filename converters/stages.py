@@ -23,7 +23,8 @@ def stage(name: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def shown_by(show: Show) -> Iterator[None]:
-  """Calls `show` with the name of each stage. The context manager that it returns is active during the stage."""
+  """Calls `show` with the name of each stage. The context manager that it returns is active during
+  the stage."""
   token = _show.set(show)
   try:
     yield

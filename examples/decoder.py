@@ -1,6 +1,7 @@
 """A small transformer decoder in plain JAX with a key-value cache: prefill, decode, sampling.
 
-The layers are those of GPT-2 with rotary positions (https://arxiv.org/abs/2104.09864). Each slot of the cache holds one text.
+The layers are those of GPT-2 with rotary positions (https://arxiv.org/abs/2104.09864). Each slot of
+the cache holds one text.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def init(seed: int) -> Tree:
 
 
 def empty_cache(slots: int, length: int = LENGTH) -> Tree:
-  """An empty cache: keys and values f32[slots,length,h,d] of each layer, and the number of tokens in each slot, i32[slots]."""
+  """An empty cache: keys and values f32[slots,length,h,d] of each layer, and the number of tokens
+  in each slot, i32[slots]."""
   layers = [
     {name: np.zeros((slots, length, HEADS, HEAD), np.float32) for name in ("keys", "values")}
     for _ in range(LAYERS)
@@ -51,7 +53,8 @@ def empty_cache(slots: int, length: int = LENGTH) -> Tree:
 
 
 def logits(params: Tree, tokens: jax.Array) -> jax.Array:
-  """tokens i32[b,s] -> f32[b,s,v], without a cache: for training, and as the reference for the cache."""
+  """tokens i32[b,s] -> f32[b,s,v], without a cache: for training, and as the reference for the
+  cache."""
   positions = jnp.arange(tokens.shape[1])[None]
   seen = positions[:, None, :] <= positions[:, :, None]
   x = params["tokens"][tokens]
@@ -64,7 +67,8 @@ def logits(params: Tree, tokens: jax.Array) -> jax.Array:
 def prefill(
   params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array, lengths: jax.Array
 ) -> tuple[Tree, jax.Array]:
-  """Reads texts into empty slots: slots i32[b], tokens i32[b,s], lengths i32[b] <= s -> (cache, logits of the next tokens f32[b,v])."""
+  """Reads texts into empty slots: slots i32[b], tokens i32[b,s], lengths i32[b] <= s -> (cache,
+  logits of the next tokens f32[b,v])."""
   positions = jnp.arange(tokens.shape[1])[None]
   seen = positions[:, None, :] <= positions[:, :, None]
   x, layers = params["tokens"][tokens], []
@@ -86,7 +90,8 @@ def prefill(
 def decode(
   params: Tree, cache: Tree, slots: jax.Array, tokens: jax.Array
 ) -> tuple[Tree, jax.Array]:
-  """Appends a token to each slot: slots i32[b], tokens i32[b] -> (cache, logits of the next tokens f32[b,v])."""
+  """Appends a token to each slot: slots i32[b], tokens i32[b] -> (cache, logits of the next tokens
+  f32[b,v])."""
   position = cache["lengths"][slots]
   seen = jnp.arange(cache["layers"][0]["keys"].shape[1])[None, None] <= position[:, None, None]
   x, layers = params["tokens"][tokens][:, None], []
@@ -102,9 +107,11 @@ def decode(
 def sample(
   logits: jax.Array, seeds: jax.Array, positions: jax.Array, temperature: jax.Array
 ) -> jax.Array:
-  """Samples from the TOP_K most likely tokens: logits f32[b,v], seeds i32[b], positions i32[b], temperature f32[] -> i32[b].
+  """Samples from the TOP_K most likely tokens: logits f32[b,v], seeds i32[b], positions i32[b],
+  temperature f32[] -> i32[b].
 
-  The random key depends only on (seed, position), so a text is independent of its batch. Temperature 0 takes the most likely token.
+  The random key depends only on (seed, position), so a text is independent of its batch.
+  Temperature 0 takes the most likely token.
   """
 
   def of_row(logits: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
@@ -126,7 +133,8 @@ def generate(
   count: jax.Array,
   room: int = 512,
 ) -> jax.Array:
-  """Whole texts in one call: tokens i32[b,s], lengths i32[b], seeds i32[b], count i32[] <= room -> i32[b,room], `count` of them set."""
+  """Whole texts in one call: tokens i32[b,s], lengths i32[b], seeds i32[b], count i32[] <= room ->
+  i32[b,room], `count` of them set."""
   b, s = tokens.shape
   slots = jnp.arange(b)
   layer = {name: jnp.zeros((b, s + room, HEADS, HEAD)) for name in ("keys", "values")}

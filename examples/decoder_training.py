@@ -1,4 +1,5 @@
-"""Trains the decoder of decoder.py in a few minutes, on text that is part of Python: its language reference (pydoc_data.topics).
+"""Trains the decoder of decoder.py in a few minutes, on text that is part of Python: its language
+reference (pydoc_data.topics).
 
 The tokenizer is a byte-level BPE (https://arxiv.org/abs/1909.03341) of the same text.
 """
@@ -35,7 +36,8 @@ def tokenizer(of: str) -> tokenizers.Tokenizer:
 
 
 def train(tokens: np.ndarray, steps: int = STEPS, seed: int = 0) -> tuple[decoder.Tree, np.ndarray]:
-  """(parameters, the loss of each step in nats per token), by optax.adamw on random pieces of the text."""
+  """(parameters, the loss of each step in nats per token), by optax.adamw on random pieces of the
+  text."""
   params, rng = decoder.init(seed), np.random.default_rng(seed)
   optimiser = optax.adamw(
     optax.warmup_cosine_decay_schedule(0, 3e-3, steps // 10, steps), weight_decay=0.01
@@ -63,14 +65,16 @@ def train(tokens: np.ndarray, steps: int = STEPS, seed: int = 0) -> tuple[decode
 
 
 def load(directory: Path, steps: int = STEPS) -> tuple[decoder.Tree, tokenizers.Tokenizer]:
-  """The trained parameters and the tokenizer, read from `directory`, or trained and written there."""
+  """The trained parameters and the tokenizer, read from `directory`, or trained and written
+  there."""
   weights = directory / f"decoder_{steps}.safetensors"
   vocabulary = tokenizer(text())
   leaves, tree = jax.tree.flatten(decoder.init(0))
   if not weights.exists():
     params, losses = train(np.array(vocabulary.encode(text()).ids, np.int32), steps)
     print(
-      f"trained {sum(x.size for x in leaves):,} parameters: loss {losses[:10].mean():.2f} -> {losses[-50:].mean():.2f} nats a token"
+      f"trained {sum(x.size for x in leaves):,} parameters: loss {losses[:10].mean():.2f} -> "
+      f"{losses[-50:].mean():.2f} nats a token"
     )
     directory.mkdir(parents=True, exist_ok=True)
     beside = weights.with_suffix(".part")

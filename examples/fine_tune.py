@@ -1,7 +1,7 @@
 """How do I continue the training of a TensorFlow SavedModel with optax?
 
-`jax2tf.functional` makes a JAX function of the model's variables. Each step is one jitted function. Then the model's variables get the
-trained values.
+`jax2tf.functional` makes a JAX function of the model's variables. Each step is one jitted function.
+Then the model's variables get the trained values.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def main(folder: Path) -> list[float]:
   tf.saved_model.save(model, str(folder / "tuned"))
   tuned = tf.saved_model.load(str(folder / "tuned"))
   print(
-    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; {np.mean(np.argmax(tuned(x), 1) == labels):.0%} right after loading"
+    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; {np.mean(np.argmax(tuned(x), 1) == labels):.0%} "
+    "right after loading"
   )
   return losses
 

@@ -1,8 +1,9 @@
 """How does a text generator become a SavedModel with a key-value cache?
 
-Trains the decoder of decoder.py (once) and saves it with its key-value cache as build/generate/1/. It has three signatures: `prefill` reads
-texts into slots of the cache, `decode` appends a token to each, `generate` makes whole texts without the stored cache.
-generate_serve.py, which never imports JAX, then generates texts. The tokens must equal JAX's; build/generate/speed.png shows both times.
+Trains the decoder of decoder.py (once) and saves it with its key-value cache as build/generate/1/.
+It has three signatures: `prefill` reads texts into slots of the cache, `decode` appends a token to
+each, `generate` makes whole texts without the stored cache. generate_serve.py, which never imports
+JAX, then generates texts. The tokens must equal JAX's; build/generate/speed.png shows both times.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def request(vocabulary: Any, prompts: list[str] = PROMPTS) -> dict[str, np.ndarr
 
 
 def in_jax(params: Any, given: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
-  """(tokens i32[b,count], seconds of each), by prefill and decode under jax.jit with a donated cache."""
+  """(tokens i32[b,count], seconds of each), by prefill and decode under jax.jit with a donated
+  cache."""
   first, after = jax.jit(prefill, donate_argnums=1), jax.jit(decode, donate_argnums=1)
   seeds, temperature = given["seeds"], given["temperature"]
   slots, params = np.arange(len(seeds), dtype=np.int32), jax.device_put(params)
@@ -116,7 +118,8 @@ def in_jax(params: Any, given: dict[str, np.ndarray], count: int) -> tuple[np.nd
 
 
 def without_cache(params: Any, given: dict[str, np.ndarray], sizes: list[int]) -> np.ndarray:
-  """Seconds for one more token of texts of these lengths without a cache, which reads the whole text again."""
+  """Seconds for one more token of texts of these lengths without a cache, which reads the whole
+  text again."""
   scores, times = jax.jit(lambda params, tokens: decoder.logits(params, tokens)[:, -1]), []
   for size in tqdm(sizes, "JAX, without a cache"):
     tokens = np.resize(given["tokens"], (len(given["tokens"]), size))

@@ -1,4 +1,5 @@
-"""Loads the SavedModel of generate.py without JAX and generates texts: token by token with its cache, and in one call.
+"""Loads the SavedModel of generate.py without JAX and generates texts: token by token with its
+cache, and in one call.
 
 Usage: generate_serve.py build/generate
 """
@@ -38,7 +39,8 @@ def main(directory: str) -> None:
     :, : expected.shape[1]
   ]
   print(
-    f"{made.size / seconds.sum():,.0f} tokens/s by the cache, {made.size / (time.perf_counter() - start):,.0f} in one call"
+    f"{made.size / seconds.sum():,.0f} tokens/s by the cache, "
+    f"{made.size / (time.perf_counter() - start):,.0f} in one call"
   )
 
   vocabulary = tokenizers.Tokenizer.from_file(str(Path(directory, "tokenizer.json")))

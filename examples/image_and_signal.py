@@ -1,6 +1,7 @@
 """How do I use tf.image and tf.signal inside a jitted training step?
 
-TensorFlow resizes an image and computes a spectrogram; JAX computes the rest. The gradient passes through both.
+TensorFlow resizes an image and computes a spectrogram; JAX computes the rest. The gradient passes
+through both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def main() -> list[float]:
     params, value = step(params, images, sounds, jnp.full(4, 2.0))
     losses.append(float(value))
   print(
-    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, gain {params['gain']:.2f}, volume {params['volume']:.2f}"
+    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, gain {params['gain']:.2f}, volume "
+    f"{params['volume']:.2f}"
   )
   return losses
 

@@ -1,6 +1,7 @@
 """How do I save JAX and TensorFlow code together, as one SavedModel?
 
-TensorFlow normalises with its own variables, JAX computes the rest, and a process without JAX runs both.
+TensorFlow normalises with its own variables, JAX computes the rest, and a process without JAX runs
+both.
 """
 
 from __future__ import annotations

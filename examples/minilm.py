@@ -1,4 +1,5 @@
-"""The sentence encoder all-MiniLM-L6-v2 in plain JAX: a BERT of 6 layers, then the mean over tokens, scaled to length 1."""
+"""The sentence encoder all-MiniLM-L6-v2 in plain JAX: a BERT of 6 layers, then the mean over
+tokens, scaled to length 1."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ BATCHES = {"one": SENTENCES[:1], "three": SENTENCES[1:4], "long": SENTENCES[-1:]
 
 
 def tokenize(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-  """The tokens of sentences: input_ids i32[b,s], attention_mask i32[b,s], where s is the length of the longest, at most 256."""
+  """The tokens of sentences: input_ids i32[b,s], attention_mask i32[b,s], where s is the length of
+  the longest, at most 256."""
   tokenizer = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
   tokenizer.enable_truncation(MAX_TOKENS)
   tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")

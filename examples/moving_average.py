@@ -1,6 +1,7 @@
 """How do I keep a moving average in a tf.Variable from inside a lax.scan?
 
-The scan runs in XLA and writes the variable at each step, in order. TensorFlow can read it at any time.
+The scan runs in XLA and writes the variable at each step, in order. TensorFlow can read it at any
+time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def main() -> tuple[float, np.ndarray]:
   _, averages = walk(jnp.float32(0), jnp.ones(10))
   jax.effects_barrier()
   print(
-    f"the average after ten steps is {AVERAGE.numpy():.4f}, and the scan has seen {averages[-1]:.4f}"
+    f"the average after ten steps is {AVERAGE.numpy():.4f}, and the scan has seen "
+    f"{averages[-1]:.4f}"
   )
   return float(AVERAGE.numpy()), np.asarray(averages)
 

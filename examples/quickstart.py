@@ -1,7 +1,7 @@
 """How does a JAX model with real weights become a SavedModel that runs without JAX?
 
-Converts the sentence encoder all-MiniLM-L6-v2 to build/minilm/1/. Then it runs quickstart_serve.py, which
-never imports JAX, on the result. `make quickstart` installs the required packages.
+Converts the sentence encoder all-MiniLM-L6-v2 to build/minilm/1/. Then it runs quickstart_serve.py,
+which never imports JAX, on the result. `make quickstart` installs the required packages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def main(build: Path = BUILD) -> None:
   params = minilm.load(minilm_text.DIRECTORY)
   leaves = jax.tree.leaves(params)
   print(
-    f"all-MiniLM-L6-v2, {sum(x.size for x in leaves):,} parameters; JAX {jax.__version__}, TensorFlow {tf.__version__}"
+    f"all-MiniLM-L6-v2, {sum(x.size for x in leaves):,} parameters; JAX {jax.__version__}, "
+    f"TensorFlow {tf.__version__}"
   )
   expected = _embeddings(params)
 
@@ -48,7 +49,8 @@ def main(build: Path = BUILD) -> None:
   seconds = time.perf_counter() - start
   embeddings = graph(*map(tf.constant, minilm_text.tokenize(minilm_text.SENTENCES)))
   print(
-    f"converted in {seconds:.1f} s; within {np.abs(embeddings - expected['all']).max():.1e} of JAX in this process"
+    f"converted in {seconds:.1f} s; within {np.abs(embeddings - expected['all']).max():.1e} of "
+    "JAX in this process"
   )
 
   start = time.perf_counter()

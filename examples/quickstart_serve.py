@@ -1,4 +1,5 @@
-"""Loads the SavedModel of quickstart.py without JAX, encodes sentences and compares with JAX's embeddings.
+"""Loads the SavedModel of quickstart.py without JAX, encodes sentences and compares with JAX's
+embeddings.
 
 Usage: quickstart_serve.py build/minilm/1 build/minilm/jax.npz
 """

@@ -1,4 +1,5 @@
-"""Imports TensorFlow on the CPU without its start-up messages, which concern its build and not the user's model.
+"""Imports TensorFlow on the CPU without its start-up messages, which concern its build and not the
+user's model.
 
 This is not `jax2tf.tools.quiet`, because the serving examples run without JAX and jax2tf.
 """
@@ -17,7 +18,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 @contextlib.contextmanager
 def startup() -> Iterator[None]:
-  """Hides stderr while TensorFlow is imported; its C++ code writes there before any log level applies."""
+  """Hides stderr while TensorFlow is imported; its C++ code writes there before any log level
+  applies."""
   stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 2)
   try:

@@ -1,8 +1,9 @@
 """How do I continue a training in TensorFlow, without JAX?
 
-A small transformer learns to reverse its input with optax.adam. JAX takes the first 50 steps. Then the program converts the whole step
-(loss, gradient, update) as one function and saves it with the parameters and the optimiser state. train_step_serve.py, which never
-imports JAX, loads it and continues. JAX continues with the same batches, and build/train_step/loss.png shows both curves.
+A small transformer learns to reverse its input with optax.adam. JAX takes the first 50 steps. Then
+the program converts the whole step (loss, gradient, update) as one function and saves it with the
+parameters and the optimiser state. train_step_serve.py, which never imports JAX, loads it and
+continues. JAX continues with the same batches, and build/train_step/loss.png shows both curves.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def batches(rng: np.random.Generator, size: int = 32) -> Batch:
 
 
 def make_step(loss: Callable[[Any, Batch], Any], optimiser: optax.GradientTransformation) -> Step:
-  """One training step in JAX: (params, optimiser state, batch) -> (params, optimiser state, loss)."""
+  """One training step in JAX: (params, optimiser state, batch) -> (params, optimiser state,
+  loss)."""
 
   def train_step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any, Any]:
     value, gradient = jax.value_and_grad(loss)(params, batch)
@@ -167,7 +169,8 @@ def main(build: Path = BUILD) -> None:
     f"after {STEPS} steps the loss is {in_jax[-1]:.4f} in JAX, {without_jax[-1]:.4f} without it"
   )
   print(
-    f"largest relative difference of the losses: {difference[:20].max():.1e} in the first 20 steps, {difference.max():.1e} in all"
+    f"largest relative difference of the losses: {difference[:20].max():.1e} in the first 20 "
+    f"steps, {difference.max():.1e} in all"
   )
   draw(before, in_jax, without_jax, build / "loss.png")
   assert difference[:20].max() < 1e-5, "the first steps should agree to a few roundings"

@@ -1,6 +1,7 @@
 """How do I look up words between two JAX functions?
 
-JAX has no strings, so words are rows of bytes. TensorFlow converts them to strings and looks them up, under jit.
+JAX has no strings, so words are rows of bytes. TensorFlow converts them to strings and looks them
+up, under jit.
 """
 
 from __future__ import annotations

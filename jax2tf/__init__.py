@@ -1,6 +1,7 @@
 """jax2tf converts JAX functions to TensorFlow functions made of ordinary TensorFlow ops.
 
-Public names are imported on first access (PEP 562), so `jax2tf --help` and the servers load neither TensorFlow nor JAX.
+Public names are imported on first access (PEP 562), so `jax2tf --help` and the servers load neither
+TensorFlow nor JAX.
 """
 
 import importlib

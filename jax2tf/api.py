@@ -28,7 +28,8 @@ from jax2tf.trace import Traceable, TraceCache, TracedFunction
 DisabledSafetyCheck = export.DisabledSafetyCheck
 PolyShape = shape_poly.PolyShape
 
-# The default of `max_conversions`: bounds the memory of a long-lived process. A small conversion takes 1 MB.
+# The default of `max_conversions`: bounds the memory of a long-lived process. A small conversion
+# takes 1 MB.
 _MAX_CONVERSIONS = 512
 
 
@@ -53,61 +54,84 @@ def convert(
   static_argnames: str | Sequence[str] | None = None,
   max_conversions: int = _MAX_CONVERSIONS,
 ) -> Callable[..., Any]:
-  """Returns a TensorFlow function, made of ordinary TensorFlow ops, with the values and gradients of `fun_jax`.
+  """Returns a TensorFlow function, made of ordinary TensorFlow ops, with the values and gradients
+  of `fun_jax`.
 
-  The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in Keras layers. It traces `fun_jax` once for
-  each combination of argument structure, dtypes, (polymorphic) shapes and static values.
+  The result works eagerly, under tf.function (with and without jit_compile), in tf.data and in
+  Keras layers. It traces `fun_jax` once for each combination of argument structure, dtypes,
+  (polymorphic) shapes and static values.
 
-  A result that is a typed PRNG key array, key<fry>[3], becomes a tensor u32[3,2] of its physical data. The tensor's attribute `jax_dtype`
-  records the dtype, so a converted function takes it as a key array again. A SavedModel or a tf.function drops the attribute; then
-  uint32 data are a raw key of the implementation `jax_default_prng_impl`.
+  A result that is a typed PRNG key array, key<fry>[3], becomes a tensor u32[3,2] of its physical
+  data. The tensor's attribute `jax_dtype` records the dtype, so a converted function takes it as a
+  key array again. A SavedModel or a tf.function drops the attribute; then uint32 data are a raw key
+  of the implementation `jax_default_prng_impl`.
 
   Args:
-    fun_jax: a function that JAX can trace, of pytrees of arrays; `jax.jit` and its static arguments are honoured.
-    polymorphic_shapes: None, a string such as "b, _" for all positional arguments, or a pytree prefix of them with a string or
-      None at each leaf; the grammar is that of `jax.export.symbolic_shape`, whose result may stand in place of a string. Or a dict
-      from names of arguments, positional or keyword, to such prefixes: {"x": "b, _", "mask": "b"}. The shapes of one argument that
-      is a dict itself stand in a list: [{"w": "n, _"}]. An unknown size with a number, as in "b, 4", is checked when the graph runs.
-    polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) == 0" or "a*b == c".
+    fun_jax: a function that JAX can trace, of pytrees of arrays; `jax.jit` and its static arguments
+      are honoured.
+    polymorphic_shapes: None, a string such as "b, _" for all positional arguments, or a pytree
+      prefix of them with a string or None at each leaf; the grammar is that of
+      `jax.export.symbolic_shape`, whose result may stand in place of a string. Or a dict from names
+      of arguments, positional or keyword, to such prefixes: {"x": "b, _", "mask": "b"}. The shapes
+      of one argument that is a dict itself stand in a list: [{"w": "n, _"}]. An unknown size with a
+      number, as in "b, 4", is checked when the graph runs.
+    polymorphic_constraints: conditions on the dimension variables, such as "b >= 2", "mod(b, 4) ==
+      0" or "a*b == c".
     with_gradient: whether TensorFlow may differentiate the result; it uses JAX's VJP and JVP.
-    gradient_orders: the number of derivative orders in a SavedModel, each in its own graph; a loaded function raises for higher ones.
-    enable_xla: accepted for compatibility: the graph lowering emits no `Xla*` op either way, and native serialization refuses False.
-    native_serialization: lower to XlaCallModule ops, which XLA compiles when they run, instead of ordinary ops.
-    native_serialization_platforms: for native serialization: where the module may run, as `platforms`; by default on JAX's default backend.
-    native_serialization_disabled_checks: for native serialization: `DisabledSafetyCheck.platform()`, `.custom_call(target)`.
-    stablehlo_version: for native serialization: the reader's StableHLO version ("1.0.0") or TensorFlow release
-      ("2.16"); by default that of the installed TensorFlow.
-    platforms: where the graph will run, if not on this machine: a subset of cpu, cuda, rocm, tpu. It selects the branch of
-      `lax.platform_dependent`; devices that the function names need not exist here.
-    device_map: JAX device -> TensorFlow device, for the devices that `jax.device_put`, `jax.default_device` and `compute_on` name. A key
-      is a jax.Device, "gpu:1", a whole platform "gpu", or "host"; None leaves the placement to TensorFlow. By default "gpu:1" is
+    gradient_orders: the number of derivative orders in a SavedModel, each in its own graph; a
+      loaded function raises for higher ones.
+    enable_xla: accepted for compatibility: the graph lowering emits no `Xla*` op either way, and
+      native serialization refuses False.
+    native_serialization: lower to XlaCallModule ops, which XLA compiles when they run, instead of
+      ordinary ops.
+    native_serialization_platforms: for native serialization: where the module may run, as
+      `platforms`; by default on JAX's default backend.
+    native_serialization_disabled_checks: for native serialization:
+      `DisabledSafetyCheck.platform()`, `.custom_call(target)`.
+    stablehlo_version: for native serialization: the reader's StableHLO version ("1.0.0") or
+      TensorFlow release ("2.16"); by default that of the installed TensorFlow.
+    platforms: where the graph will run, if not on this machine: a subset of cpu, cuda, rocm, tpu.
+      It selects the branch of `lax.platform_dependent`; devices that the function names need not
+      exist here.
+    device_map: JAX device -> TensorFlow device, for the devices that `jax.device_put`,
+      `jax.default_device` and `compute_on` name. A key is a jax.Device, "gpu:1", a whole platform
+      "gpu", or "host"; None leaves the placement to TensorFlow. By default "gpu:1" is
       "/device:GPU:1", and "host" is "/device:CPU:0".
-    keep_shardings: whether sharding annotations become XlaSharding ops, for XLA's partitioner under jit_compile; by default they have no
-      effect, and a warning says so. Native serialization always keeps them.
-    idioms: "exact" for JAX's values; "fused" to use TensorFlow's composite ops too, such as Softmax, Relu and FusedBatchNorm, which are
-      faster and supported by other runtimes; or names of some, such as "softmax,gelu". NaN, infinity and rounding may differ
-      (docs/guide/fused.md).
-    dtensor_mesh: experimental: a tf.experimental.dtensor.Mesh with the axis names and sizes of JAX's mesh; sharding annotations become
-      layouts on it (docs/guide/dtensor.md).
-    static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as in `jax.jit`.
-    max_conversions: the number of cached combinations of structure, dtypes, (polymorphic) shapes and static values, each with its graphs.
-      Beyond it, the least recently used one is dropped; the first drop warns.
+    keep_shardings: whether sharding annotations become XlaSharding ops, for XLA's partitioner under
+      jit_compile; by default they have no effect, and a warning says so. Native serialization
+      always keeps them.
+    idioms: "exact" for JAX's values; "fused" to use TensorFlow's composite ops too, such as
+      Softmax, Relu and FusedBatchNorm, which are faster and supported by other runtimes; or names
+      of some, such as "softmax,gelu". NaN, infinity and rounding may differ (docs/guide/fused.md).
+    dtensor_mesh: experimental: a tf.experimental.dtensor.Mesh with the axis names and sizes of
+      JAX's mesh; sharding annotations become layouts on it (docs/guide/dtensor.md).
+    static_argnums, static_argnames: arguments that are hashable Python values instead of arrays, as
+      in `jax.jit`.
+    max_conversions: the number of cached combinations of structure, dtypes, (polymorphic) shapes
+      and static values, each with its graphs. Beyond it, the least recently used one is dropped;
+      the first drop warns.
 
   Returns:
-    a function of the arguments of `fun_jax`: pytrees of tf.Tensor, tf.Variable, NumPy and JAX arrays, Python scalars, and
-    `jax2tf.Ref(variable)` for a `jax.Ref`. It returns the pytree of `fun_jax`, with tf.Tensors of JAX's dtypes.
+    a function of the arguments of `fun_jax`: pytrees of tf.Tensor, tf.Variable, NumPy and JAX
+    arrays, Python scalars, and `jax2tf.Ref(variable)` for a `jax.Ref`. It returns the pytree of
+    `fun_jax`, with tf.Tensors of JAX's dtypes.
 
   Raises:
-    TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array, or a `Ref` holds no tf.Variable of a JAX dtype.
-    ValueError: an option is not valid, or excludes another one; no sizes meet the constraints. At a call: it is inside a JAX
-      transformation, shapes do not fit `polymorphic_shapes`, a rank is unknown, a static argument is not hashable, two `Ref`s have one
-      variable, TensorFlow lacks a device, operands are on several devices, or an eager call of a native function is sharded.
-    NotImplementedError: at a call: a `LoweringError` that lists all equations without a lowering; the reader's StableHLO or TensorFlow
-      is too old for the native module; the function writes variables in a graph that does not order writes (TF1).
+    TypeError: `fun_jax` is not callable; at a call, an argument is not a numeric array, or a `Ref`
+      holds no tf.Variable of a JAX dtype.
+    ValueError: an option is not valid, or excludes another one; no sizes meet the constraints. At a
+      call: it is inside a JAX transformation, shapes do not fit `polymorphic_shapes`, a rank is
+      unknown, a static argument is not hashable, two `Ref`s have one variable, TensorFlow lacks a
+      device, operands are on several devices, or an eager call of a native function is sharded.
+    NotImplementedError: at a call: a `LoweringError` that lists all equations without a lowering;
+      the reader's StableHLO or TensorFlow is too old for the native module; the function writes
+      variables in a graph that does not order writes (TF1).
     OverflowError: at a call, a Python int does not fit the dtype that JAX gives it.
-    FloatingPointError: at a call, a result is NaN or infinite under `jax_debug_nans` or `jax_debug_infs`.
-    LookupError: at a derivative, with `with_gradient=False`.
-    tf.errors.InvalidArgumentError: in a running graph, sizes do not meet `polymorphic_shapes`, or a derivative is above `gradient_orders`.
+    FloatingPointError: at a call, a result is NaN or infinite under `jax_debug_nans` or
+      `jax_debug_infs`.
+    LookupError: at a derivative, with `with_gradient=False`. tf.errors.InvalidArgumentError: in a
+    running graph, sizes do not meet `polymorphic_shapes`, or a derivative is above
+    `gradient_orders`.
 
   Examples:
     >>> import jax.numpy as jnp, tensorflow as tf, jax2tf
@@ -140,13 +164,15 @@ def convert(
   composites = fused.names_of(idioms)
   if target and composites:
     raise ValueError(
-      f"native_serialization is not supported with idioms = {idioms!r}: a module contains JAX's own equations; drop one of the two"
+      f"native_serialization is not supported with idioms = {idioms!r}: a module contains JAX's "
+      "own equations; drop one of the two"
     )
   orders = gradient_orders if with_gradient else 0
   destination = destination_of(platforms, device_map, keep_shardings, dtensor_mesh)
   if dtensor_mesh is not None and (keep_shardings or target):
     raise ValueError(
-      "dtensor_mesh makes layouts of sharding annotations, and keep_shardings and native_serialization XLA's; choose one"
+      "dtensor_mesh makes layouts of sharding annotations, and keep_shardings and "
+      "native_serialization XLA's; choose one"
     )
   traceable = Traceable.of(fun_jax, static_argnums, static_argnames)
   traces = TraceCache(traceable, polymorphic_shapes, polymorphic_constraints, max_conversions)
@@ -162,7 +188,8 @@ def convert(
   def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _jax_compat.inside_trace():
       raise ValueError(
-        f"convert must be used outside all JAX transformations: '{traceable.name}' is called inside one. "
+        f"convert must be used outside all JAX transformations: '{traceable.name}' is called "
+        "inside one. "
         "Call the converted function from TensorFlow, or the JAX function from JAX"
       )
     found = refs.refs_of((args, kwargs))
@@ -179,7 +206,8 @@ def convert(
       )
       traced, flat = values(refs.as_values(fun_jax), of_values, args, kwargs)
       tree, _ = traced.out_tree.children()
-    # The results, the values of the refs among the arguments, those of the refs that the function closes over.
+    # The results, the values of the refs among the arguments, those of the refs that the function
+    # closes over.
     results, after = flat[: tree.num_leaves], flat[tree.num_leaves :]
     if after:
       closed_over = traced.variables[len(traced.variables) - traced.n_refs :]
@@ -229,7 +257,8 @@ def _in_structure(tree: Any, tensors: Sequence[tf.Tensor], name: str) -> Any:
     return tree_util.tree_unflatten(tree, tensors)
   except Exception as error:
     error.add_note(
-      f"The result of '{name}' has the structure {tree}. A class in it raised this error when JAX built it from tf.Tensors; "
+      f"The result of '{name}' has the structure {tree}. A class in it raised this error when JAX "
+      "built it from tf.Tensors; "
       "let it take them, or return a tuple or dict of arrays"
     )
     raise
@@ -266,7 +295,8 @@ _ORIGIN = "_jax2tf_origin"
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-  """Marks a converted function that equals its JAX function, and holds both. A pickled copy has no mark."""
+  """Marks a converted function that equals its JAX function, and holds both. A pickled copy has no
+  mark."""
 
   itself: weakref.ref[Any] | None = None
   fun_jax: Callable[..., Any] | None = None
@@ -276,7 +306,8 @@ class _Origin:
 
 
 def jax_function_of(converted: Any) -> Callable[..., Any] | None:
-  """The JAX function of a converted one that adds no checks and has all derivatives; None for any other object."""
+  """The JAX function of a converted one that adds no checks and has all derivatives; None for any
+  other object."""
   origin = getattr(converted, _ORIGIN, _Origin())
   # functools.wraps copies the attributes of a function to others.
   return origin.fun_jax if origin.itself is not None and origin.itself() is converted else None
@@ -284,8 +315,10 @@ def jax_function_of(converted: Any) -> Callable[..., Any] | None:
 
 def _warn_of_many_conversions(name: str, count: int) -> None:
   warn_user(
-    f"'{name}' was called with more than {count} combinations of shapes, dtypes and static values; those that come back are traced "
-    'and built again. Make one graph for all sizes with polymorphic_shapes, such as ["b, ..."], or keep more with max_conversions'
+    f"'{name}' was called with more than {count} combinations of shapes, dtypes and static "
+    "values; those that come back are traced "
+    'and built again. Make one graph for all sizes with polymorphic_shapes, such as ["b, ..."], '
+    "or keep more with max_conversions"
   )
 
 
@@ -295,14 +328,16 @@ def eval_polymorphic_shape(
   polymorphic_shapes: Any = None,
   polymorphic_constraints: Sequence[str] = (),
 ) -> Callable[..., Any]:
-  """Returns a function from argument specs to the result's specs. It traces `fun_jax` and computes nothing.
+  """Returns a function from argument specs to the result's specs. It traces `fun_jax` and computes
+  nothing.
 
   Args:
     fun_jax, polymorphic_shapes, polymorphic_constraints: as for `convert`.
 
   Returns:
-    a function of the arguments of `fun_jax`, with specs (anything with a shape and a dtype) in place of arrays. It returns (pytree of
-    jax.ShapeDtypeStruct, pytree of strings such as "(2*b, 3)" for `polymorphic_shapes`).
+    a function of the arguments of `fun_jax`, with specs (anything with a shape and a dtype) in
+    place of arrays. It returns (pytree of jax.ShapeDtypeStruct, pytree of strings such as "(2*b,
+    3)" for `polymorphic_shapes`).
 
   Raises:
     TypeError: `fun_jax` is not callable; at a call, an argument has no numeric dtype.
@@ -353,17 +388,20 @@ class _ShapeText(str):
 def split_to_logical_devices(
   tensor: tf.Tensor, partition_dimensions: Sequence[int] | None
 ) -> tf.Tensor:
-  """Annotates a tensor of a graph for XLA's partitioner, with an XlaSharding op. Eagerly it returns the tensor without annotation.
+  """Annotates a tensor of a graph for XLA's partitioner, with an XlaSharding op. Eagerly it returns
+  the tensor without annotation.
 
   Args:
     tensor: any tensor, f32[n,m] for instance.
-    partition_dimensions: the number of parts of each dimension, whose product is the number of devices; None replicates.
+    partition_dimensions: the number of parts of each dimension, whose product is the number of
+      devices; None replicates.
 
   Returns:
     the tensor, of the same dtype and shape.
 
   Raises:
-    ValueError: `partition_dimensions` does not have one entry for each dimension, or has one below 1.
+    ValueError: `partition_dimensions` does not have one entry for each dimension, or has one below
+      1.
 
   Examples:
     >>> import tensorflow as tf, jax2tf
@@ -374,7 +412,8 @@ def split_to_logical_devices(
   if partition_dimensions is not None:
     if rank is not None and len(partition_dimensions) != rank:
       raise ValueError(
-        f"partition_dimensions = {partition_dimensions} has {len(partition_dimensions)} entries for a tensor of rank {rank}"
+        f"partition_dimensions = {partition_dimensions} has {len(partition_dimensions)} entries "
+        f"for a tensor of rank {rank}"
       )
     if any(n < 1 for n in partition_dimensions):
       raise ValueError(
@@ -389,7 +428,8 @@ def split_to_logical_devices(
 
 
 def _wraps(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-  """The user's name and docstring, but not the signature: TensorFlow would check its annotations."""
+  """The user's name and docstring, but not the signature: TensorFlow would check its
+  annotations."""
 
   def wrap(converted: Callable[..., Any]) -> Callable[..., Any]:
     functools.update_wrapper(

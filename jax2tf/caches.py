@@ -12,7 +12,8 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Key, Value]):
-  """A thread-safe cache that forgets the least recently used entry; each value is made once. Pickled, it is empty.
+  """A thread-safe cache that forgets the least recently used entry; each value is made once.
+  Pickled, it is empty.
 
   Args:
     maxsize: the number of entries.

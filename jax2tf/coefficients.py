@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), single precision, highest power first:
-# polynomials in w - 2.5 for w < 5 and in sqrt(w) - 3 beyond, where w = -log(1 - x**2).
+# Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), single precision, highest
+# power first: polynomials in w - 2.5 for w < 5 and in sqrt(w) - 3 beyond, where w = -log(1 - x**2).
 ERF_INV_CENTRE = (
   2.81022636e-08,
   3.43273939e-07,

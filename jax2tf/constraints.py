@@ -17,12 +17,14 @@ _MOST_TRIED = 2_000
 
 
 def refuse_contradictions(scope: export.SymbolicScope) -> None:
-  """Raises ValueError if no sizes meet the constraints: by JAX's bounds, or because none of a finite number of combinations does."""
+  """Raises ValueError if no sizes meet the constraints: by JAX's bounds, or because none of a
+  finite number of combinations does."""
   constraints = shape_poly.explicit_constraints(scope)
   if constraints and _are_contradictory(constraints, scope):
     texts = ", ".join(repr(text) for _, _, text in constraints if text)
     raise ValueError(
-      f"Contradictory polymorphic_constraints ({texts}): no dimension sizes >= 1 satisfy all of them; drop or change one"
+      f"Contradictory polymorphic_constraints ({texts}): no dimension sizes >= 1 satisfy all of "
+      "them; drop or change one"
     )
 
 
@@ -54,7 +56,8 @@ def _are_contradictory(
     (comparator, shape_poly.evaluate_dimension(difference, renamed))
     for comparator, difference, _ in constraints
   ]
-  # A variable that an equality defines, such as c in a*b == c, is computed; the others are enumerated.
+  # A variable that an equality defines, such as c in a*b == c, is computed; the others are
+  # enumerated.
   defined: dict[str, Any] = {}
   for comparator, difference in conditions:
     variables = shape_poly.dimension_variables(difference)

@@ -27,8 +27,10 @@ class Notes:
 
   Attributes:
     assertions: assertion ops; ops that rely on an assertion wait for them.
-    stacked: op that stacks the rows of a loop -> their block, whether the op is their reversal, and the TensorList that holds them.
-    counters: op that makes numbers with constant differences -> the first number and the difference.
+    stacked: op that stacks the rows of a loop -> their block, whether the op is their reversal, and
+      the TensorList that holds them.
+    counters: op that makes numbers with constant differences -> the first number and the
+      difference.
     left_out: prints and checks that the graph omits, each with its line.
   """
 
@@ -49,7 +51,8 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-  """The rule context: the equation's avals, and the services that lowering rules need. Rules read no global state.
+  """The rule context: the equation's avals, and the services that lowering rules need. Rules read
+  no global state.
 
   Attributes:
     avals_in: the avals of the operands, such as f32[b,4].
@@ -60,9 +63,10 @@ class RuleContext:
     where: a function that returns the user's `file:line:col (function)`.
     destination: where the graph will run.
     notes: facts that rules of the same lowering recorded.
-    compiled: whether XLA compiles the branch under construction; None if either it or kernels may run it.
-    inside: `inside(compiled, sizes)` is `lower` for such a branch; `sizes` has dimension variables of the
-      rule's own. None where inner jaxprs are lowered natively.
+    compiled: whether XLA compiles the branch under construction; None if either it or kernels may
+      run it.
+    inside: `inside(compiled, sizes)` is `lower` for such a branch; `sizes` has dimension variables
+      of the rule's own. None where inner jaxprs are lowered natively.
   """
 
   avals_in: Sequence[Any]
@@ -110,7 +114,8 @@ class RuleContext:
     return self.dimensions.shape(sizes)
 
   def reshape(self, operand: tf.Tensor, sizes: Sequence[Any]) -> tf.Tensor:
-    """Reshapes a tensor. One symbolic size among known ones becomes -1 and costs no shape arithmetic.
+    """Reshapes a tensor. One symbolic size among known ones becomes -1 and costs no shape
+    arithmetic.
 
     Args:
       operand: a tensor of any dtype and shape.
@@ -135,7 +140,8 @@ class RuleContext:
     """Lowers `fun(*operands)`, a JAX function on arrays, with the rules of its primitives.
 
     Args:
-      fun: a function defined at module level, or a `functools.partial` of one with jaxprs and hashable values. Equal ones share a trace.
+      fun: a function defined at module level, or a `functools.partial` of one with jaxprs and
+        hashable values. Equal ones share a trace.
       operands: tensors of the dtypes and shapes in `avals`.
       avals: the avals of the operands; by default `avals_in`.
 
@@ -155,7 +161,8 @@ class RuleContext:
     return jax.tree.unflatten(out_tree, self.lower(jaxpr, *operands))
 
   def sharded(self, operand: tf.Tensor, sharding: Any, free: Sequence[int] = ()) -> tf.Tensor:
-    """Annotates a tensor with a sharding, if `convert` was called with `keep_shardings` or `dtensor_mesh`.
+    """Annotates a tensor with a sharding, if `convert` was called with `keep_shardings` or
+    `dtensor_mesh`.
 
     Args:
       operand: a tensor of any dtype and shape.
@@ -192,7 +199,8 @@ class RuleContext:
       self.refuse(reason, advice)
 
   def refuse(self, reason: str, advice: str) -> NoReturn:
-    """Raises the error for a form of the primitive that has no lowering. The error says what, where, and what to do.
+    """Raises the error for a form of the primitive that has no lowering. The error says what,
+    where, and what to do.
 
     Args:
       reason: what cannot be lowered, and why.
@@ -205,18 +213,21 @@ class RuleContext:
 
 
 def scope_name(path: str) -> str:
-  """The name of a function, or a path of names, as a TensorFlow scope name: `<lambda>` -> `lambda`."""
+  """The name of a function, or a path of names, as a TensorFlow scope name: `<lambda>` ->
+  `lambda`."""
   return "/".join(
     re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") or "fun" for part in path.split("/")
   )
 
 
-# Config flags such as x64 and threefry_partitionable affect the trace of `fun`, so they are part of the key.
+# Config flags such as x64 and threefry_partitionable affect the trace of `fun`, so they are part of
+# the key.
 @_jax_compat.weakly_cached_by_all
 def _trace(
   fun: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], specs: tuple[Any, ...]
 ) -> tuple[ClosedJaxpr, Any]:
-  # `fun` is ours or JAX's. The user's strictness about promotion concerns the user's code, and has been applied to it.
+  # `fun` is ours or JAX's. The user's strictness about promotion concerns the user's code, and has
+  # been applied to it.
   with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
     jaxpr, out = jax.make_jaxpr(functools.partial(fun, *args, **keywords), return_shape=True)(
       *specs

@@ -33,8 +33,8 @@ _MOST_EAGER_FUNCTIONS = 256
 class Conversion:
   """A traced function, ready to be lowered.
 
-  Inside a tf.function, its ops join the caller's graph. Eagerly, the first call builds a separate tf.function, so that
-  later calls cost one op.
+  Inside a tf.function, its ops join the caller's graph. Eagerly, the first call builds a separate
+  tf.function, so that later calls cost one op.
   """
 
   def __init__(
@@ -133,7 +133,8 @@ class Conversion:
   def _eagerly(self, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if self._on_several_devices:
       raise ValueError(
-        "A lowered function with sharded arguments or results must be used under a `tf.function` context: "
+        "A lowered function with sharded arguments or results must be used under a `tf.function` "
+        "context: "
         f"'{self.traced.name}' runs on several devices"
       )
     self._dimensions.check([x.shape for x in operands])
@@ -176,7 +177,8 @@ class Conversion:
 
 
 def _argument(operand: tf.Tensor, aval: Any, number: int) -> tf.Tensor:
-  """The argument in the graph. A size of the specification that TensorFlow does not know is checked when the graph runs."""
+  """The argument in the graph. A size of the specification that TensorFlow does not know is checked
+  when the graph runs."""
   name = f"jax2tf_arg_{number}"
   sizes = [d if isinstance(d, int) else None for d in physical(aval)[0]]
   unknown = (size for size, known in zip(sizes, operand.shape, strict=True) if known is None)
@@ -186,7 +188,8 @@ def _argument(operand: tf.Tensor, aval: Any, number: int) -> tf.Tensor:
 
 
 def _check_placement(traced: TracedFunction, destination: Destination) -> None:
-  """Raises ValueError for devices that TensorFlow lacks; warns about shardings that the graph drops."""
+  """Raises ValueError for devices that TensorFlow lacks; warns about shardings that the graph
+  drops."""
   found = list(lowered_equations(traced.jaxpr, destination))
   missing = {
     f"  {place} ({device} in TensorFlow) at {where()}"
@@ -208,7 +211,8 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
   spread = dict.fromkeys(where() for eqn, where in found if has_sharding(eqn))
   if spread and not destination.spreads:
     warn_user(
-      f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in the graph: convert with keep_shardings=True "
+      f"the sharding annotations of '{traced.name}' (at {'; '.join(spread)}) have no effect in "
+      "the graph: convert with keep_shardings=True "
       "for XlaSharding ops, with dtensor_mesh, or natively"
     )
 

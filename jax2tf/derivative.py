@@ -1,9 +1,10 @@
 """A jaxpr and its derivatives by JAX's rules, each again a jaxpr, traced on first use.
 
-The pullback that `jax.vjp` returns is a pytree. The forward jaxpr returns its leaves, the residuals,
-next to the results; the backward jaxpr rebuilds it from them. The gradient of the gradient is again
-JAX's: the pullback, as a function of primals and cotangents, has derivatives like any other function, and
-so has the tangent function that `jax.jvp` makes for a tf.autodiff.ForwardAccumulator.
+The pullback that `jax.vjp` returns is a pytree. The forward jaxpr returns its leaves, the
+residuals, next to the results; the backward jaxpr rebuilds it from them. The gradient of the
+gradient is again JAX's: the pullback, as a function of primals and cotangents, has derivatives like
+any other function, and so has the tangent function that `jax.jvp` makes for a
+tf.autodiff.ForwardAccumulator.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from jax2tf.jaxprs import ClosedJaxpr, contains, equations, inner_jaxprs
 from jax2tf.program import Prepare, Program, with_sources
 from jax2tf.registry import IN_TENSORFLOW
 
-# Primitives that define their residuals, that JAX differentiates as a more expensive equation, or whose results differ from call to call.
+# Primitives that define their residuals, that JAX differentiates as a more expensive equation, or
+# whose results differ from call to call.
 _WITH_RESIDUALS: tuple[Any, ...] = (
   *(
     P.cond_p,
@@ -55,9 +57,11 @@ class Forward:
     program: primals -> results and residuals.
     residuals: their specs.
     structure: of the pullback, whose leaves they are.
-    refs: {position of a residual that is the value of a mutable array: whether the array's value is a result of the function}.
+    refs: {position of a residual that is the value of a mutable array: whether the array's value is
+      a result of the function}.
     reached: filled by each trace of the pullback with the primals that have a cotangent.
-    unless_asked: the error if it runs although no derivative was requested, because its effects differ from the function's; or None.
+    unless_asked: the error if it runs although no derivative was requested, because its effects
+      differ from the function's; or None.
   """
 
   program: Program
@@ -89,7 +93,8 @@ class Derivative:
     wrt: positions of the floating point or complex arguments to differentiate in.
     results: positions of the floating point and complex results.
     prepare: makes programs.
-    saved_orders: how many orders of derivatives a SavedModel holds; each one has a graph of its own there.
+    saved_orders: how many orders of derivatives a SavedModel holds; each one has a graph of its own
+      there.
     is_repeated: whether it recomputes its function, and thus must have no effects.
   """
 
@@ -127,7 +132,8 @@ class Derivative:
 
   @property
   def forward(self) -> Forward | Exception:
-    """The forward pass, or the error if the function has no reverse-mode derivative or no lowering."""
+    """The forward pass, or the error if the function has no reverse-mode derivative or no
+    lowering."""
     return self._made.get("forward", lambda: _or_error(self._trace_forward))
 
   def _trace_forward(self) -> Forward:
@@ -148,7 +154,8 @@ class Derivative:
       jaxpr, (_, residuals) = _trace(forward, *_specs(self.jaxpr.in_avals), return_shape=True)
     except TypeError as error:  # JAX 0.12: vmap of a custom_jvp with a constant result
       error.add_note(
-        f"JAX raised this when it differentiated '{self.function}' as traced, as jax.grad(jax.jit(f)) does. "
+        f"JAX raised this when it differentiated '{self.function}' as traced, as "
+        "jax.grad(jax.jit(f)) does. "
         "If jax.grad(f) is right, convert that: jax2tf.convert(jax.grad(f))"
       )
       raise
@@ -171,7 +178,8 @@ class Derivative:
   def backward(self, given: tuple[int, ...]) -> Backward | Exception:
     """The backward pass for cotangents of the results in `given`; or the error.
 
-    The other results get symbolic-zero cotangents: JAX prunes their transposes, so 0 * inf never arises.
+    The other results get symbolic-zero cotangents: JAX prunes their transposes, so 0 * inf never
+    arises.
     """
     return self._made.get(
       ("backward", given), lambda: _or_error(lambda: self._trace_backward(given))
@@ -205,8 +213,9 @@ class Derivative:
   def keeps_values(self) -> bool:
     """Whether the forward pass returns the same values as the function.
 
-    JAX's derivative rule of eigh symmetrises its operand, that of reduce starts from the identity of its monoid, that of
-    rematerialisation omits the barrier before the recomputation, and that of a loop drops the checks in its body.
+    JAX's derivative rule of eigh symmetrises its operand, that of reduce starts from the identity
+    of its monoid, that of rematerialisation omits the barrier before the recomputation, and that of
+    a loop drops the checks in its body.
     """
     barriers = (
       eqn.params["differentiated"] for eqn, _ in equations(self.jaxpr) if eqn.primitive is P.remat_p
@@ -217,7 +226,8 @@ class Derivative:
 
   @functools.cached_property
   def may_wait(self) -> bool:
-    """Whether the residuals can be computed later, from values of the function, when a tape needs them."""
+    """Whether the residuals can be computed later, from values of the function, when a tape needs
+    them."""
     plain = self.keeps_values and not self.jaxpr.effects and not self.program.placement.values
     return plain and not contains(self.jaxpr, (*_WITH_RESIDUALS, *IN_TENSORFLOW))
 
@@ -304,25 +314,30 @@ class Derivative:
     return _specs([self.jaxpr.out_avals[i] for i in given])
 
   def _with_zeros(self, given: Sequence[int], cotangents: Sequence[Any]) -> list[Any]:
-    """A cotangent for each differentiable result, JAX's symbolic zero for those that are not given."""
+    """A cotangent for each differentiable result, JAX's symbolic zero for those that are not
+    given."""
     found = dict(zip(given, cotangents, strict=True))
     return [found[i] if i in found else Zero(self.jaxpr.out_avals[i]) for i in self.results]
 
 
-# How many passes and derivatives of one function are kept, each for other results with a cotangent, or other watched arguments.
+# How many passes and derivatives of one function are kept, each for other results with a cotangent,
+# or other watched arguments.
 _MOST_DERIVATIVES = 64
 
 
 def derivatives_of(function: str, count: int | None = None) -> BoundedCache[Any, Any]:
-  """A cache of derivatives of `function`, or of what belongs to them; it warns when it first forgets one."""
+  """A cache of derivatives of `function`, or of what belongs to them; it warns when it first
+  forgets one."""
   count = count or _MOST_DERIVATIVES
   return BoundedCache(count, functools.partial(_warn_of_many_derivatives, function, count))
 
 
 def _warn_of_many_derivatives(function: str, count: int) -> None:
   warn_user(
-    f"'{function}' was differentiated for more than {count} combinations of watched arguments and of results with a cotangent; "
-    "those that come back are traced and built again. Differentiate inside a tf.function, which is built once, or use the same ones"
+    f"'{function}' was differentiated for more than {count} combinations of watched arguments and "
+    "of results with a cotangent; "
+    "those that come back are traced and built again. Differentiate inside a tf.function, which "
+    "is built once, or use the same ones"
   )
 
 
@@ -346,7 +361,8 @@ def differentiable(avals: Sequence[Any]) -> list[int]:
 
 
 def _noting(note: Callable[[list[int]], None]) -> Callable[..., Any]:
-  """The identity. Its backward pass calls `note` with which of the values have a cotangent that is not a symbolic zero."""
+  """The identity. Its backward pass calls `note` with which of the values have a cotangent that is
+  not a symbolic zero."""
 
   @jax.custom_vjp
   def same(*xs: Any) -> Any:
@@ -373,8 +389,10 @@ def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:
     isinstance(const, jax.core.Tracer) for const in jaxpr.consts
   ):  # JAX 0.10: scipy.special.expn
     raise ValueError(
-      "a custom derivative rule uses a value of an earlier trace, so JAX cannot differentiate the function as traced, as "
-      "jax.grad(jax.jit(f)) does. If jax.grad(f) is right, convert that: jax2tf.convert(jax.grad(f))"
+      "a custom derivative rule uses a value of an earlier trace, so JAX cannot differentiate the "
+      "function as traced, as "
+      "jax.grad(jax.jit(f)) does. If jax.grad(f) is right, convert that: "
+      "jax2tf.convert(jax.grad(f))"
     )
   return found
 
@@ -392,7 +410,8 @@ def _or_error(make: Callable[[], Any]) -> Any:
 
 
 def words_of(error: Exception) -> Exception:
-  """A copy of the exception without its traceback, whose frames hold arrays. The type's __init__ may need more arguments."""
+  """A copy of the exception without its traceback, whose frames hold arrays. The type's __init__
+  may need more arguments."""
   words = type(error).__new__(type(error), str(error))
   words.args = (str(error),)
   for note in getattr(error, "__notes__", ()):

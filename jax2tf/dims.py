@@ -1,8 +1,8 @@
 """Symbolic dimensions: their values in the graph.
 
-`Dimensions` computes the dimension variables from the sizes of the arguments, and their constraints; the formulas
-are jaxprs, lowered by the same rules as the user's equations. `DimensionValues` computes each
-symbolic dimension and each shape at most once per graph.
+`Dimensions` computes the dimension variables from the sizes of the arguments, and their
+constraints; the formulas are jaxprs, lowered by the same rules as the user's equations.
+`DimensionValues` computes each symbolic dimension and each shape at most once per graph.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Dimensions:
       _formula(self, self._known(shapes))
 
   def values(self, operands: Sequence[tf.Tensor], lower: Lower) -> DimensionValues:
-    """The dimension variables for these arguments: ints where the shapes are static, else graph scalars.
+    """The dimension variables for these arguments: ints where the shapes are static, else graph
+    scalars.
 
     Asserts the constraints: with SizeError for what is static, with InvalidArgumentError when the
     graph runs for the rest.
@@ -134,8 +135,8 @@ def _formula(
 class DimensionValues:
   """Values of symbolic dimensions in the graph of one lowering, each computed once.
 
-  They are computed in the outermost graph, which the bodies of loops and branches capture. Computed inside a body, they could
-  not be used outside.
+  They are computed in the outermost graph, which the bodies of loops and branches capture. Computed
+  inside a body, they could not be used outside.
 
   Attributes:
     variables: name -> value.
@@ -163,7 +164,8 @@ class DimensionValues:
     return self._dims[dim]
 
   def wide(self, dim: Any) -> Size:
-    """The value of a dimension as an int or i64[], for formulas such as `b**4` that may exceed 32 bits."""
+    """The value of a dimension as an int or i64[], for formulas such as `b**4` that may exceed 32
+    bits."""
     if not _has_product(dim):
       return self(dim)
     if dim not in self._wide:
@@ -171,7 +173,8 @@ class DimensionValues:
     return self._wide[dim]
 
   def wrapping(self, dim: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None:
-    """(a dimension in 32 bits, where it may wrap; whether it is right; the value in f32), without the 64 bits that TF.js does not have.
+    """(a dimension in 32 bits, where it may wrap; whether it is right; the value in f32), without
+    the 64 bits that TF.js does not have.
 
     None for an int, for a formula without a product, and for one that divides a product.
     """
@@ -198,7 +201,8 @@ class DimensionValues:
     return self._shapes[dims]
 
   def constant_shape(self, sizes: Sequence[int]) -> Sequence[int] | tf.Tensor:
-    """The operand of a Reshape: one constant for all of a graph, because graphs have many Reshapes and few shapes."""
+    """The operand of a Reshape: one constant for all of a graph, because graphs have many Reshapes
+    and few shapes."""
     graph, key = _tf_compat.current_graph(), tuple(sizes)
     if graph is None or max(sizes, default=0) > np.iinfo(np.int32).max:
       return sizes
@@ -275,7 +279,8 @@ def _dimension_jaxpr(dim: Any, names: tuple[str, ...], dtype: Any) -> ClosedJaxp
 
 
 def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
-  """The equations whose products, also inside, may be larger than sizes, or that compute with such products."""
+  """The equations whose products, also inside, may be larger than sizes, or that compute with such
+  products."""
   found, made = [], set[Any]()
   makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
   for eqn in jaxpr.eqns:
@@ -289,7 +294,8 @@ def _by_products(jaxpr: ClosedJaxpr) -> Sequence[Any]:
 
 
 def _is_within_sizes(eqn: Any, makers: dict[Any, Any]) -> bool:
-  """Whether the product is not larger than the size that it is made of: -1 times a size, or 2 times the half of one."""
+  """Whether the product is not larger than the size that it is made of: -1 times a size, or 2 times
+  the half of one."""
   if eqn.primitive.name != "mul" or sum(isinstance(v, Literal) for v in eqn.invars) != 1:
     return False
   size, factor = sorted(eqn.invars, key=lambda v: isinstance(v, Literal))
@@ -304,7 +310,8 @@ def _is_within_sizes(eqn: Any, makers: dict[Any, Any]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _primitives_by_products(dim: Any) -> frozenset[str]:
-  """The primitives that multiply, or compute with products, in the formula of a symbolic dimension."""
+  """The primitives that multiply, or compute with products, in the formula of a symbolic
+  dimension."""
   names = tuple(sorted(shape_poly.dimension_variables(dim)))
   return frozenset(
     eqn.primitive.name for eqn in _by_products(_dimension_jaxpr(dim, names, np.int32))
@@ -312,7 +319,8 @@ def _primitives_by_products(dim: Any) -> frozenset[str]:
 
 
 def _widened(jaxpr: ClosedJaxpr, dtype: Any) -> ClosedJaxpr:
-  """i32[]s -> i64[] or f32[], in this dtype from the first product on: LiteRT has no division of 64 bits."""
+  """i32[]s -> i64[] or f32[], in this dtype from the first product on: LiteRT has no division of 64
+  bits."""
   wide = {id(eqn) for eqn in _by_products(jaxpr)}
 
   def evaluate(*sizes: Any) -> Any:
@@ -344,7 +352,8 @@ def _has_product(dim: Any) -> bool:
 
 
 def _needs_products(dim: Any) -> bool:
-  """Whether a product that wraps would change the value of a dimension that fits in 32 bits; sums and products of it would wrap back."""
+  """Whether a product that wraps would change the value of a dimension that fits in 32 bits; sums
+  and products of it would wrap back."""
   return _has_product(dim) and not _primitives_by_products(dim) <= _WRAPPING
 
 
@@ -353,6 +362,7 @@ _WRAPPING = {"add", "sub", "neg", "mul", "integer_pow"}
 
 
 def _jaxpr_of_sizes(fun: Callable[..., Any], arity: int, dtype: Any = np.int32) -> ClosedJaxpr:
-  """The jaxpr of a function of sizes: by default of i32[] like TensorFlow's shapes, even if JAX would compute in 64 bits."""
+  """The jaxpr of a function of sizes: by default of i32[] like TensorFlow's shapes, even if JAX
+  would compute in 64 bits."""
   with jax.enable_x64(dtype is np.int64):
     return jax.make_jaxpr(fun)(*[jax.ShapeDtypeStruct((), dtype)] * arity)

@@ -29,7 +29,8 @@ def install() -> contextlib.ExitStack:
   """Makes later imports of `jax.experimental.jax2tf` return this package.
 
   Returns:
-    a context manager that restores JAX's own package on exit. Without `with`, the change is permanent.
+    a context manager that restores JAX's own package on exit. Without `with`, the change is
+    permanent.
 
   Examples:
     >>> import jax2tf

@@ -1,4 +1,5 @@
-"""JAX parameters on a DTensor mesh, for functions of `convert(..., dtensor_mesh=mesh)`. Experimental."""
+"""JAX parameters on a DTensor mesh, for functions of `convert(..., dtensor_mesh=mesh)`.
+Experimental."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ __all__ = ["tensor", "variables"]
 
 
 def variables(params: Any, mesh: Any) -> Any:
-  """Makes a dtensor.DVariable of each array of a pytree, in the layout of its NamedSharding. Arrays without one are replicated.
+  """Makes a dtensor.DVariable of each array of a pytree, in the layout of its NamedSharding. Arrays
+  without one are replicated.
 
   Args:
     params: a pytree of arrays of any dtype and shape.
@@ -42,12 +44,14 @@ def variables(params: Any, mesh: Any) -> Any:
 
 
 def tensor(array: Any, mesh: Any, *axes: str | None) -> tf.Tensor:
-  """Makes a DTensor of an array: sharded over the named axes, else as its NamedSharding says, else replicated.
+  """Makes a DTensor of an array: sharded over the named axes, else as its NamedSharding says, else
+  replicated.
 
   Args:
     array: a NumPy or JAX array of any dtype and shape.
     mesh: as for `variables`.
-    axes: the mesh axis for each leading dimension of the array, None for no sharding. The dimensions after them are not sharded.
+    axes: the mesh axis for each leading dimension of the array, None for no sharding. The
+      dimensions after them are not sharded.
 
   Returns:
     the DTensor, of the same dtype and shape.
@@ -87,7 +91,8 @@ def _shard(shape: Sequence[int], wanted: Any, place: Mapping[str, int]) -> tuple
     each, left = divmod(size, wanted.mesh.dim_size(axis))
     if left:
       raise ValueError(
-        f"a dimension of size {size} cannot be split over the {wanted.mesh.dim_size(axis)} devices of {axis!r}"
+        f"a dimension of size {size} cannot be split over the {wanted.mesh.dim_size(axis)} "
+        f"devices of {axis!r}"
       )
     return slice(place[axis] * each, (place[axis] + 1) * each)
 

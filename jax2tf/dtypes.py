@@ -24,7 +24,8 @@ def is_key(dtype: Any) -> bool:
 
 @functools.cache
 def data_of(dtype: Any) -> tuple[tuple[int, ...], Any] | None:
-  """(shape, dtype) of the data of one element of an extended dtype, such as those of `jax.experimental.primal_tangent_dtype`.
+  """(shape, dtype) of the data of one element of an extended dtype, such as those of
+  `jax.experimental.primal_tangent_dtype`.
 
   None for other dtypes and for typed PRNG keys.
   """
@@ -53,7 +54,8 @@ def tf_dtype(dtype: Any) -> tf.DType:
     return tf.bool if dtype == FLOAT0 else tf.as_dtype(np.dtype(dtype))
   except TypeError as error:
     raise TypeError(
-      f"TensorFlow has no dtype for JAX's {dtype}; cast arguments, results and intermediate values to another dtype"
+      f"TensorFlow has no dtype for JAX's {dtype}; cast arguments, results and intermediate "
+      "values to another dtype"
     ) from error
 
 
@@ -62,7 +64,8 @@ _KEY_DTYPE = "jax_dtype"
 
 
 def mark_keys(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
-  """Marks a tensor as the data of a key array, key<fry>, so that a converted function takes it as one."""
+  """Marks a tensor as the data of a key array, key<fry>, so that a converted function takes it as
+  one."""
   setattr(tensor, _KEY_DTYPE, dtype)
   return tensor
 
@@ -72,12 +75,14 @@ def key_dtype_of(tensor: Any) -> Any:
   return getattr(tensor, _KEY_DTYPE, None)
 
 
-# TF 2.21 keeps a value of 4 bits in a byte, and XLA two of them: what a function that XLA compiles takes or returns is garbled.
+# TF 2.21 keeps a value of 4 bits in a byte, and XLA two of them: what a function that XLA compiles
+# takes or returns is garbled.
 _IN_A_BYTE = {jnp.dtype(jnp.int4): jnp.dtype(jnp.int8), jnp.dtype(jnp.uint4): jnp.dtype(jnp.uint8)}
 
 
 def in_bytes(dtype: Any) -> Any:
-  """The dtype in which values cross the boundary of XLA's code: int8 for int4, uint8 for uint4, `dtype` for all others."""
+  """The dtype in which values cross the boundary of XLA's code: int8 for int4, uint8 for uint4,
+  `dtype` for all others."""
   return _IN_A_BYTE.get(dtype, dtype)
 
 
@@ -104,7 +109,8 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
     return (), _canonical(type(val)), type(val) is not bool
   if isinstance(val, jax.Ref):
     raise TypeError(
-      f"{path or 'the argument'} is a jax.Ref, and TensorFlow has variables: pass jax2tf.Ref(jax2tf.variable_of(ref)), which the function "
+      f"{path or 'the argument'} is a jax.Ref, and TensorFlow has variables: pass "
+      "jax2tf.Ref(jax2tf.variable_of(ref)), which the function "
       "reads and writes, or its value, ref[...]"
     )
   if isinstance(val, jax.Array | jax.ShapeDtypeStruct):
@@ -138,7 +144,8 @@ def describe(val: Any, path: str = "") -> tuple[tuple[int | None, ...], Any, boo
 
 
 def dtype_of_val(val: Any) -> tf.DType:
-  """Returns the dtype of a value in JAX, as a TensorFlow dtype. Without `jax_enable_x64`, JAX narrows 64-bit dtypes to 32 bits.
+  """Returns the dtype of a value in JAX, as a TensorFlow dtype. Without `jax_enable_x64`, JAX
+  narrows 64-bit dtypes to 32 bits.
 
   Args:
     val: a tf.Tensor, tf.Variable, NumPy or JAX array, or a Python scalar.
@@ -186,7 +193,8 @@ def _canonical(dtype: Any) -> np.dtype:
 
 def _not_an_array(path: str, val: Any) -> TypeError:
   return TypeError(
-    f"Argument {path} = {val!r} of type {type(val)} is not a valid JAX type: it should be NumPy array, scalar, tf.Variable, or tf.Tensor"
+    f"Argument {path} = {val!r} of type {type(val)} is not a valid JAX type: it should be NumPy "
+    "array, scalar, tf.Variable, or tf.Tensor"
   )
 
 

@@ -1,6 +1,8 @@
-"""Renames that a power cut cannot halve: the contents are on the disk before the new name is, and the name is before the call returns.
+"""Renames that a power cut cannot halve: the contents are on the disk before the new name is, and
+the name is before the call returns.
 
-Without this a file system may keep the rename and lose the data: ext4 writes names after 5 s, and data up to 30 s later.
+Without this a file system may keep the rename and lose the data: ext4 writes names after 5 s, and
+data up to 30 s later.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ _NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
 def move(written: Path, target: Path) -> None:
-  """Gives a file, or a folder with all in it, the name `target`. A file replaces a file, a folder only an empty folder.
+  """Gives a file, or a folder with all in it, the name `target`. A file replaces a file, a folder
+  only an empty folder.
 
   Raises:
     OSError: it cannot be written or renamed. What was at `target` is still there.
@@ -29,7 +32,8 @@ def move(written: Path, target: Path) -> None:
 
 
 def exchange(written: Path, target: Path) -> bool:
-  """Swaps two paths at once, after `written` is on the disk. False where the file system cannot, which changes nothing.
+  """Swaps two paths at once, after `written` is on the disk. False where the file system cannot,
+  which changes nothing.
 
   Raises:
     OSError: `written` cannot be written.

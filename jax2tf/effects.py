@@ -1,4 +1,5 @@
-"""Effects under differentiation: finds effects that would be repeated or differ, and removes prints from jaxprs."""
+"""Effects under differentiation: finds effects that would be repeated or differ, and removes prints
+from jaxprs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ CALLBACKS = (*_EFFECTFUL, _jax_compat.pure_callback_p)
 def differing(
   function: str, derivative: ClosedJaxpr, ran: ClosedJaxpr, otherwise: str, advice: str
 ) -> Exception | None:
-  """The error for a derivative whose effects differ from those of `ran`, with the lines; None if they are equal.
+  """The error for a derivative whose effects differ from those of `ran`, with the lines; None if
+  they are equal.
 
   `otherwise` ends the reason. For example, a custom rule may print other text than its function.
   """
@@ -50,7 +52,8 @@ def repeated(function: str, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _effects(jaxpr: Any) -> Counter[Any]:
-  """How often a jaxpr prints or calls back for its effects: {(what, in which loops): in how many places}.
+  """How often a jaxpr prints or calls back for its effects: {(what, in which loops): in how many
+  places}.
 
   JAX's derivatives hoist loop-invariant equations out of a scan, even callbacks.
   """

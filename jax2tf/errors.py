@@ -15,10 +15,12 @@ import tensorflow as tf
 
 
 class LoweringError(NotImplementedError):
-  """The function has equations without a lowering to TensorFlow ops. The message lists all of them with the user's lines.
+  """The function has equations without a lowering to TensorFlow ops. The message lists all of them
+  with the user's lines.
 
   Attributes:
-    gaps: one entry for each equation, with the attributes `primitive`, `reason`, `advice`, `where` and `op`.
+    gaps: one entry for each equation, with the attributes `primitive`, `reason`, `advice`, `where`
+      and `op`.
 
   Examples:
     >>> import jax, jax2tf
@@ -47,7 +49,8 @@ class CallbackError(ValueError):
 
 
 class SizeError(tf.errors.InvalidArgumentError, ValueError):
-  """Argument sizes do not fit. A ValueError, as `jax.export` raises, and an InvalidArgumentError, as a graph assertion raises."""
+  """Argument sizes do not fit. A ValueError, as `jax.export` raises, and an InvalidArgumentError,
+  as a graph assertion raises."""
 
   def __init__(self, message: str):
     super().__init__(None, None, message)
@@ -59,7 +62,8 @@ class InternalError(AssertionError):
 
 @dataclass(frozen=True)
 class Gap:
-  """One equation that cannot be lowered, or one op that a runtime lacks: what, where, and what the user can do."""
+  """One equation that cannot be lowered, or one op that a runtime lacks: what, where, and what the
+  user can do."""
 
   primitive: str
   reason: str
@@ -75,10 +79,12 @@ ACROSS_DEVICES = (
 
 
 def no_rule(why_not: str | None) -> tuple[str, str]:
-  """(reason, advice) for a primitive without a rule; `why_not` says why no JAX function can replace it."""
+  """(reason, advice) for a primitive without a rule; `why_not` says why no JAX function can replace
+  it."""
   return (
     f"no lowering rule is registered, and {why_not}",
-    "rewrite this line with other JAX functions, or register a rule with jax2tf.lowers (docs/developers/own-primitives.md)",
+    "rewrite this line with other JAX functions, or register a rule with jax2tf.lowers "
+    "(docs/developers/own-primitives.md)",
   )
 
 
@@ -120,7 +126,8 @@ _LIBRARIES = frozenset(
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-  """Issues a warning that names the line of the user's code from which the call came, whatever lies between."""
+  """Issues a warning that names the line of the user's code from which the call came, whatever lies
+  between."""
   frame = _user_frame(sys._getframe(1))
   namespace = frame.f_globals
   warnings.warn_explicit(
@@ -151,8 +158,8 @@ _REMAINDER = re.compile(r"(?:The remainder|rest is) (mod\(.+\))")
 
 
 def settling_constraints(error: Exception) -> tuple[str, str] | None:
-  """Constraints that decide an inconclusive comparison of symbolic dimensions: the one under which it holds, and the one under which it
-  does not, if there is one. None for other errors."""
+  """Constraints that decide an inconclusive comparison of symbolic dimensions: the one under which
+  it holds, and the one under which it does not, if there is one. None for other errors."""
   if found := _COMPARISON.search(str(error)):
     left, relation, right = found.groups()
     above, below = (
@@ -176,7 +183,8 @@ def settling_constraints(error: Exception) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def hints() -> Iterator[None]:
-  """Adds a note to tracing errors: the constraint that decides an inconclusive comparison of symbolic dimensions."""
+  """Adds a note to tracing errors: the constraint that decides an inconclusive comparison of
+  symbolic dimensions."""
   try:
     yield
   except Exception as error:
@@ -188,7 +196,8 @@ def hints() -> Iterator[None]:
 def _hint(holds: str, fails: str) -> str:
   if fails:
     return (
-      f'If it holds for all sizes that you use, pass polymorphic_constraints=["{holds}"]; if for none, ["{fails}"]. '
+      f'If it holds for all sizes that you use, pass polymorphic_constraints=["{holds}"]; if for '
+      f'none, ["{fails}"]. '
       "Or give the dimension a number"
     )
   return f'If it is 0 for all sizes that you use, pass polymorphic_constraints=["{holds}"], or write the dimension as a multiple, such as "4*b"'

@@ -1,9 +1,10 @@
 """Replaces primitives without a lowering rule by the JAX functions that define them.
 
-A library's primitive (Equinox' `unvmap_any`, Lineax' `linear_solve`) has its own derivative and batching rules, which JAX has already
-applied; only its value is left to compute. If `mlir.lower_fun` made its lowering, the equation becomes a call of that function.
-Otherwise its `impl` may be a JAX function. `_OURS` has functions for what JAX computes outside of XLA.
-An equation that cannot be traced stays, and preflight refuses it.
+A library's primitive (Equinox' `unvmap_any`, Lineax' `linear_solve`) has its own derivative and
+batching rules, which JAX has already applied; only its value is left to compute. If
+`mlir.lower_fun` made its lowering, the equation becomes a call of that function. Otherwise its
+`impl` may be a JAX function. `_OURS` has functions for what JAX computes outside of XLA. An
+equation that cannot be traced stays, and preflight refuses it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from jax2tf.registry import UNSUPPORTED, rule_for
 
 source_info_util.register_exclusion(__file__)
 
-# (module, name of a primitive in it) -> its definition. A function with the primitive has imported it.
+# (module, name of a primitive in it) -> its definition. A function with the primitive has imported
+# it.
 _OURS = {("jax.experimental.sparse.linalg", "spsolve_p"): sparse.spsolve}
 
 
@@ -56,7 +58,8 @@ def _call(eqn: Any) -> Any:
   """The equation as a call, `jit`, of the function that defines its primitive.
 
   Raises:
-    Exception: there is no such function, or it is not exactly this equation; str() of it follows "and".
+    Exception: there is no such function, or it is not exactly this equation; str() of it follows
+      "and".
   """
   if eqn.effects:
     raise ValueError("it has side effects")
@@ -81,7 +84,8 @@ def _call(eqn: Any) -> Any:
       [called] = traced.eqns
   except Exception as error:
     raise ValueError(
-      f"its {kind} is not a JAX function: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+      f"its {kind} is not a JAX function: {type(error).__name__}: "
+      f"{str(error).partition(chr(10))[0]}"
     ) from error
   if (called.invars, called.outvars) != (traced.invars, traced.outvars):
     raise ValueError(f"its {kind} holds a tracer of another trace")
@@ -107,7 +111,8 @@ def _constant(atom: Any) -> Any:
 
 
 def _same(eqn: Any, other: Any) -> bool:
-  """Whether the two equations are the same: an impl that only compiles its primitive does not define it."""
+  """Whether the two equations are the same: an impl that only compiles its primitive does not
+  define it."""
   of, and_of = (_types([v.aval for v in e.invars]) for e in (eqn, other))
   return eqn.primitive is other.primitive and of == and_of and eqn.params == other.params
 

@@ -1,7 +1,7 @@
 """Provides JAX's derivatives to TensorFlow's tapes and accumulators, without recomputation.
 
-Complex cotangents: TensorFlow's gradient is the conjugate of JAX's, so cotangents are conjugated on both sides.
-Tangents follow the same convention in both.
+Complex cotangents: TensorFlow's gradient is the conjugate of JAX's, so cotangents are conjugated on
+both sides. Tangents follow the same convention in both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _Residuals = Callable[[Emitter], Sequence[tf.Tensor]] | Exception
 def _forward(
   of: Derivative, run: Emitter, primals: Sequence[tf.Tensor], is_asked: bool
 ) -> tuple[list[tf.Tensor], _Residuals]:
-  """(results, residuals), both computed now; `is_asked` if a tape around is known to ask for derivatives."""
+  """(results, residuals), both computed now; `is_asked` if a tape around is known to ask for
+  derivatives."""
   if isinstance(forward := of.forward, Exception):  # which matters only if the derivative is used
     return run(of.program, *primals), forward
   if forward.unless_asked and not is_asked:
@@ -61,9 +62,11 @@ def _forward(
 def _results(
   of: Derivative, run: Memory, primals: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor], _Residuals]:
-  """(results, residuals). Residuals are computed when a tape needs them, in the same scope, reusing its tensors.
+  """(results, residuals). Residuals are computed when a tape needs them, in the same scope, reusing
+  its tensors.
 
-  The graph may still grow while TensorFlow builds gradients, which capture more of its tensors. A function that is saved is complete.
+  The graph may still grow while TensorFlow builds gradients, which capture more of its tensors. A
+  function that is saved is complete.
   """
   outs = run(of.program, *primals)
   here, device, name_scope = (
@@ -113,7 +116,8 @@ class _Differentiable:
   def call(
     self, compute: Callable[[], tuple[list[tf.Tensor], _Residuals]], of: ClosedJaxpr
   ) -> list[tf.Tensor]:
-    """The results, with derivatives; `compute`, which has the effects of `of`, gives them and the residuals."""
+    """The results, with derivatives; `compute`, which has the effects of `of`, gives them and the
+    residuals."""
     operands = [self.primals[i] for i in self.of.wrt]
     pull, push = _in_scope("jax2tf_vjp", self.pull), _in_scope("jax2tf_jvp", self.push)
     return _tf_compat.with_derivatives(compute, operands, pull, push, bool(of.effects))
@@ -155,19 +159,23 @@ class _Differentiable:
     ]
 
   def _refuse(self, error: Exception) -> Sequence[tf.Tensor]:
-    """Raises the error. In a SavedModel, where no Python runs, the cotangents raise an InvalidArgumentError with the same message."""
+    """Raises the error. In a SavedModel, where no Python runs, the cotangents raise an
+    InvalidArgumentError with the same message."""
     if not _tf_compat.is_saving():
       raise words_of(error)
     if not self.of.is_repeated:
       warn_user(
-        f"the SavedModel is written without the gradient of '{self.of.function}', which has none: {error}. To save it without "
+        f"the SavedModel is written without the gradient of '{self.of.function}', which has none: "
+        f"{error}. To save it without "
         "this warning, convert with with_gradient=False"
       )
-    # TensorFlow rejects a fill that is known to fail, so the condition has a value in the loaded graph only.
+    # TensorFlow rejects a fill that is known to fail, so the condition has a value in the loaded
+    # graph only.
     condition = tf.compat.v1.placeholder_with_default(False, [])
     with tf.control_dependencies([_tf_compat.asserted(condition, [str(error)], str(error))]):
       like = functools.cache(lambda shape, dtype: tf.fill(shape, tf.zeros([], dtype)))
-      # Built from shapes, not from the primals, which would become arguments of the saved function. The assertion fails first.
+      # Built from shapes, not from the primals, which would become arguments of the saved function.
+      # The assertion fails first.
       wrt = [self.primals[i] for i in self.of.wrt]
       return [
         like(tuple(x.shape.as_list()), x.dtype) if x.shape.is_fully_defined() else tf.identity(x)
@@ -187,7 +195,8 @@ class _Differentiable:
 
 
 def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, its ops in a TensorFlow scope, with the 64-bit types that JAX has now: a tape may ask for it later."""
+  """The function, its ops in a TensorFlow scope, with the 64-bit types that JAX has now: a tape may
+  ask for it later."""
   has_x64 = jax.config.jax_enable_x64
 
   def scoped(*args: Any) -> Any:
@@ -200,12 +209,13 @@ def _in_scope(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _cut(residuals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """The residuals, which have no derivatives: all derivatives go through the primals.
 
-  Otherwise TensorFlow differentiates the captures of a gradient function (under a persistent tape around a tf.function) by the gradients
-  of their ops, where 0 * inf is NaN.
+  Otherwise TensorFlow differentiates the captures of a gradient function (under a persistent tape
+  around a tf.function) by the gradients of their ops, where 0 * inf is NaN.
   """
   if tf.executing_eagerly():  # where recording is stopped
     return [*residuals]
-  # Outside the function's scope: the arguments of saved gradient functions have these names, so short ones make small files.
+  # Outside the function's scope: the arguments of saved gradient functions have these names, so
+  # short ones make small files.
   outer = tf.get_current_name_scope().rpartition("/")[0]
   cut = []
   with tf.name_scope(f"{outer}/" if outer else ""):

@@ -1,4 +1,5 @@
-"""`python -m jax2tf.install script.py ...` runs a script in which `jax.experimental.jax2tf` is this package."""
+"""`python -m jax2tf.install script.py ...` runs a script in which `jax.experimental.jax2tf` is this
+package."""
 
 from __future__ import annotations
 
@@ -25,5 +26,7 @@ def main() -> None:
 
 if __name__ == "__main__":
   main()
-else:  # Python makes an imported module the attribute `install` of jax2tf, in place of the function; it takes what it finds here
+# Python makes an imported module the attribute `install` of jax2tf, in place of the function; it
+# takes what it finds here
+else:
   sys.modules[__name__] = jax2tf.install  # type: ignore[assignment]

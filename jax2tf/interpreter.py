@@ -1,4 +1,5 @@
-"""Emits programs as ordinary TensorFlow ops: a loop over equations that applies the rule of each primitive."""
+"""Emits programs as ordinary TensorFlow ops: a loop over equations that applies the rule of each
+primitive."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _SMALL_CONSTANT = 16
 Lower = Callable[..., list[tf.Tensor]]
 
 
-# Context managers entered around each equation, with it and the line of its caller; `survey` records ops by them.
+# Context managers entered around each equation, with it and the line of its caller; `survey`
+# records ops by them.
 Watch = Callable[[Any, str], contextlib.AbstractContextManager[Any]]
 
 
@@ -98,11 +100,13 @@ class Lowering:
   compiled: bool | None = None
 
   def __call__(self, program: Program, *operands: tf.Tensor) -> list[tf.Tensor]:
-    """The results of a program; equations without a line have that of its function, or of the user's call."""
+    """The results of a program; equations without a line have that of its function, or of the
+    user's call."""
     return self.whole(program, lambda: self.emit(definition(program.jaxpr), program, *operands))
 
   def whole(self, program: Program, compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-    """Runs `compute` for an outermost program, and keeps its effects or warns that they are lost."""
+    """Runs `compute` for an outermost program, and keeps its effects or warns that they are
+    lost."""
     with _tf_compat.functional_control_flow():
       if not program.jaxpr.effects:
         return compute()
@@ -131,7 +135,8 @@ class Lowering:
     return self.emit(caller, program_of(jaxpr, places), *operands)
 
   def emit(self, caller: str, program: Program, *arguments: tf.Tensor) -> list[tf.Tensor]:
-    """The results of `program` for these tensors; `caller` is the line for equations without one."""
+    """The results of `program` for these tensors; `caller` is the line for equations without
+    one."""
     env, placed = self.environment(program.jaxpr, arguments), program.placement
     values = self.values and Naming(self.values, program.jaxpr, env)
     outer_scope = tf.get_current_name_scope()
@@ -175,7 +180,8 @@ class Lowering:
     places: Places = (),
     inner: Lower | None = None,
   ) -> Sequence[tf.Tensor]:
-    """The results of one equation by its rule, whose inner jaxprs `inner` lowers; by default this lowering."""
+    """The results of one equation by its rule, whose inner jaxprs `inner` lowers; by default this
+    lowering."""
     where = functools.partial(user_line, eqn, caller)
     avals_in, avals_out = [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars]
     operand_places = places if any(places) and function_of(eqn) else ()
@@ -223,7 +229,8 @@ class Lowering:
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype != dtype or not tensor.shape.is_compatible_with(shape):
       raise errors.InternalError(
-        f"the lowering rule of '{ctx.primitive}' gave {tensor.dtype.name}{tensor.shape} where JAX has {aval.str_short()}, "
+        f"the lowering rule of '{ctx.primitive}' gave {tensor.dtype.name}{tensor.shape} where JAX "
+        f"has {aval.str_short()}, "
         f"at {ctx.where()}; please report this line"
       )
     if not tensor.shape.is_fully_defined():
@@ -245,7 +252,8 @@ def _results(ctx: RuleContext, eqn: Any, operands: Sequence[tf.Tensor]) -> Seque
 
 
 def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-  """The results with the shardings of the equation or of their avals; calls, loops and branches did this inside."""
+  """The results with the shardings of the equation or of their avals; calls, loops and branches did
+  this inside."""
   if not ctx.destination.spreads or inner_jaxprs(eqn):
     return results
   said = (
@@ -263,7 +271,8 @@ def _sharded(ctx: RuleContext, eqn: Any, results: Sequence[tf.Tensor]) -> Sequen
 def dimension_values(
   of: Callable[[Callable[..., list[tf.Tensor]]], DimensionValues],
 ) -> tuple[DimensionValues, list[tf.Operation]]:
-  """The dimension variables that `of` makes, given a function that lowers jaxprs without symbolic shapes; and their assertions."""
+  """The dimension variables that `of` makes, given a function that lowers jaxprs without symbolic
+  shapes; and their assertions."""
   lowering = Lowering(DimensionValues({}, _no_dimensions))
   return of(functools.partial(lowering.lower, UNKNOWN)), lowering.notes.assertions
 

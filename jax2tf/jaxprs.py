@@ -1,7 +1,8 @@
 """Builds and traverses jaxprs.
 
-JAX 0.10 has jaxprs and closed jaxprs (a jaxpr and the values of its constants). In JAX 0.12 both are one class. Only this module
-handles the difference: elsewhere, a `ClosedJaxpr` has constants, `eqns`, `invars` and `outvars`.
+JAX 0.10 has jaxprs and closed jaxprs (a jaxpr and the values of its constants). In JAX 0.12 both
+are one class. Only this module handles the difference: elsewhere, a `ClosedJaxpr` has constants,
+`eqns`, `invars` and `outvars`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ BODIES = (P.scan_p, P.while_p, P.cond_p, P.remat_p, P.jit_p)
 
 
 def opened(jaxpr: Any) -> Jaxpr:
-  """A jaxpr without the values of its constants: one object for all closed jaxprs that share it, so caches can be keyed by it."""
+  """A jaxpr without the values of its constants: one object for all closed jaxprs that share it, so
+  caches can be keyed by it."""
   return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -58,7 +60,8 @@ def equations(
   inside: Callable[[Any], Sequence[Any]] = inner_jaxprs,
   of: Callable[[Jaxpr], Sequence[Any]] = lambda jaxpr: jaxpr.eqns,
 ) -> Iterator[tuple[Any, Callable[[], str]]]:
-  """(equation, a function that returns the user's line) for all equations, those of inner jaxprs included, each jaxpr once.
+  """(equation, a function that returns the user's line) for all equations, those of inner jaxprs
+  included, each jaxpr once.
 
   Args:
     jaxpr: open or closed.
@@ -81,9 +84,11 @@ def equations(
 
 
 def transformation(change: Callable[[Jaxpr], Jaxpr]) -> Callable[[Any], Any]:
-  """Makes a function of open jaxprs one of open or closed jaxprs, whose results are kept as long as its arguments.
+  """Makes a function of open jaxprs one of open or closed jaxprs, whose results are kept as long as
+  its arguments.
 
-  An argument that `change` returns is returned itself, and so is a result: `change` has nothing left to do there.
+  An argument that `change` returns is returned itself, and so is a result: `change` has nothing
+  left to do there.
   """
   results: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 
@@ -105,7 +110,8 @@ def transformation(change: Callable[[Jaxpr], Jaxpr]) -> Callable[[Any], Any]:
 
 
 def live(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-  """The equations that have effects, or whose values reach the results: what is left after dead-code elimination."""
+  """The equations that have effects, or whose values reach the results: what is left after
+  dead-code elimination."""
   used, kept = set(variables(results)), []
   for eqn in reversed(eqns):
     if eqn.effects or not used.isdisjoint(eqn.outvars):

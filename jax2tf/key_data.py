@@ -1,4 +1,5 @@
-"""Lowers primitives that move or compare typed PRNG keys: they move or compare the uint32 words of each key."""
+"""Lowers primitives that move or compare typed PRNG keys: they move or compare the uint32 words of
+each key."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def _on_key_data(
 
 
 def on_words(eqn: Any) -> Any:
-  """The equation; of a primitive that moves or compares keys, the same primitive for each uint32 word of the keys."""
+  """The equation; of a primitive that moves or compares keys, the same primitive for each uint32
+  word of the keys."""
   avals_in, avals_out = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
   if takes_keys(eqn.primitive) or not any(
     hasattr(a, "dtype") and is_key(a.dtype) for a in (*avals_in, *avals_out)

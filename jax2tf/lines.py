@@ -12,13 +12,15 @@ UNKNOWN = "unknown line"
 
 
 def user_line(eqn: Any, caller: str = UNKNOWN) -> str:
-  """`file:line:col (function)` of the user's code that made an equation, else that of its caller."""
+  """`file:line:col (function)` of the user's code that made an equation, else that of its
+  caller."""
   line = source_info_util.summarize(eqn.source_info)
   return line if line and not line.startswith("<unknown>") else caller
 
 
 def definition(jaxpr: Any) -> str:
-  """`file:line (function)` of the definition of the traced function, or of the user's call if a library defines it."""
+  """`file:line (function)` of the definition of the traced function, or of the user's call if a
+  library defines it."""
   name, _, place = jaxpr.debug_info.func_src_info.partition(" at ")
   if place and _jax_compat.is_user_file(place.rpartition(":")[0]):
     return f"{place} ({name})"

@@ -18,8 +18,8 @@ def checked(
   """The results of `what`, a function or its derivative; in a graph they wait for an assertion.
 
   Raises:
-    FloatingPointError: an eager result is NaN or infinite. If `again`, the JAX function on the same arguments, finds it too, it is
-      JAX's error, which names the primitive.
+    FloatingPointError: an eager result is NaN or infinite. If `again`, the JAX function on the same
+      arguments, finds it too, it is JAX's error, which names the primitive.
   """
   forbidden = list(_forbidden(results))
   if not forbidden:

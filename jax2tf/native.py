@@ -1,8 +1,10 @@
-"""Native lowering: emits a jaxpr as one XlaCallModule op, in a StableHLO version that the reader supports.
+"""Native lowering: emits a jaxpr as one XlaCallModule op, in a StableHLO version that the reader
+supports.
 
-`jax.export` makes the module. Here composites, which older readers cannot refine, become calls of their decompositions, and the module
-is serialised at the version of the TensorFlow that will read it. LAPACK equations, for which TensorFlow's XLA has no handler on CPU, are
-lowered by their graph rules between the modules.
+`jax.export` makes the module. Here composites, which older readers cannot refine, become calls of
+their decompositions, and the module is serialised at the version of the TensorFlow that will read
+it. LAPACK equations, for which TensorFlow's XLA has no handler on CPU, are lowered by their graph
+rules between the modules.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from jax2tf.placement.shardings import has_sharding, operand_shardings
 from jax2tf.program import Places, Program, equations, parts
 from jax2tf.registry import IN_TENSORFLOW
 
-# Primitives that JAX lowers to LAPACK on CPU; tests/test_native.py checks that the list is complete.
+# Primitives that JAX lowers to LAPACK on CPU; tests/test_native.py checks that the list is
+# complete.
 LAPACK = (
   *(
     P.cholesky_p,
@@ -59,8 +62,9 @@ LAPACK = (
 )
 
 
-# The StableHLO version that releases of TensorFlow report (last patches; each has read our modules: docs/reports/readers.md). 2.17 reports
-# 1.1.1, and reads scatters with batching dimensions, but its XLA refuses them.
+# The StableHLO version that releases of TensorFlow report (last patches; each has read our modules:
+# docs/reports/readers.md). 2.17 reports 1.1.1, and reads scatters with batching dimensions, but its
+# XLA refuses them.
 _OF_TENSORFLOW = {
   **{
     "2.14": "0.14.8",
@@ -76,7 +80,8 @@ _OF_TENSORFLOW = {
 
 
 def stablehlo_version(reader: str | None) -> str:
-  """The StableHLO version of a reader: that of the installed TensorFlow, of a release of TensorFlow ("2.16"), or the one given.
+  """The StableHLO version of a reader: that of the installed TensorFlow, of a release of TensorFlow
+  ("2.16"), or the one given.
 
   Raises:
     ValueError: no such version is known.
@@ -90,7 +95,8 @@ def stablehlo_version(reader: str | None) -> str:
     stablehlo.get_current_version()
   ):
     raise ValueError(
-      f"stablehlo_version = {reader!r} is neither a TensorFlow release among {', '.join(_OF_TENSORFLOW)} nor a StableHLO version "
+      f"stablehlo_version = {reader!r} is neither a TensorFlow release among "
+      f"{', '.join(_OF_TENSORFLOW)} nor a StableHLO version "
       f"from 0.9.0 to {stablehlo.get_current_version()}, the newest that this JAX writes"
     )
   return reader
@@ -117,7 +123,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Native:
-  """An emitter of XlaCallModule ops, one for each jaxpr, except for equations that the target does not support.
+  """An emitter of XlaCallModule ops, one for each jaxpr, except for equations that the target does
+  not support.
 
   Attributes:
     graph: emits these equations as ordinary ops.
@@ -141,7 +148,8 @@ class Native:
   def lower(
     self, caller: str, jaxpr: ClosedJaxpr, *operands: tf.Tensor, places: Places = ()
   ) -> list[tf.Tensor]:
-    """As `Lowering.lower`. Equations that no module can hold go to their graph rules; all between two of these is one module."""
+    """As `Lowering.lower`. Equations that no module can hold go to their graph rules; all between
+    two of these is one module."""
     del places  # JAX has them
     kinds = (*(LAPACK if "cpu" in self.target.platforms else ()), *CALLBACKS, *IN_TENSORFLOW)
     found = parts(opened(jaxpr), kinds)
@@ -175,7 +183,8 @@ class Native:
     operands = [tf.cast(x, dtype) for x, dtype in zip(operands, bytes_in, strict=True)]
     operands = _annotated(operands, [*map(shardings.get, jaxpr.invars)])
     if variables := dimensions.variables.values():
-      # No other argument need have the sizes of all variables: a backward pass may have none of its residuals.
+      # No other argument need have the sizes of all variables: a backward pass may have none of its
+      # residuals.
       operands = [tf.zeros([*variables, 0], tf.int8), *operands]
     avals = [physical(aval) for aval in jaxpr.out_avals]
     results = _tf_compat.xla_call_module(
@@ -192,7 +201,8 @@ class Native:
 
 
 def _annotated(tensors: Sequence[tf.Tensor], shardings: Sequence[Any]) -> list[tf.Tensor]:
-  """The module has the shardings of its arguments and results; TensorFlow needs them outside of it as well."""
+  """The module has the shardings of its arguments and results; TensorFlow needs them outside of it
+  as well."""
   return [
     x
     if sharding is None
@@ -205,7 +215,8 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
   """The program of a jaxpr, for `jax.export`, which rewrites and places by itself.
 
   Raises:
-    LoweringError: what `jax.export` does not refuse: LAPACK or callbacks on several devices, TensorFlow functions that a module only names.
+    LoweringError: what `jax.export` does not refuse: LAPACK or callbacks on several devices,
+      TensorFlow functions that a module only names.
   """
   del places
   graphs = [
@@ -255,7 +266,8 @@ def runs_on_several_devices(jaxpr: ClosedJaxpr) -> bool:
 @_jax_compat.weakly_cached
 @_tf_compat.recording_again()
 def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) -> tuple[int, bytes]:
-  """(version of the calling convention, module for the target); with variables, their sizes are those of a first argument."""
+  """(version of the calling convention, module for the target); with variables, their sizes are
+  those of a first argument."""
   specs = [jax.ShapeDtypeStruct(aval.shape, in_bytes(aval.dtype)) for aval in jaxpr.in_avals]
   inner, arguments, results = _without_call(jaxpr)
   fun: Any = functools.partial(_on_bytes, inner)
@@ -272,7 +284,8 @@ def _exported(jaxpr: ClosedJaxpr, variables: tuple[str, ...], target: Target) ->
       jitted, platforms=target.platforms, disabled_checks=target.disabled_checks
     )(*specs)
     _jax_compat.forget_lowering(jitted.trace(*specs).jaxpr)
-  # Version 10 of the convention adds whether shardings are in Shardy, and these are not; 9 adds tokens, and there are none here.
+  # Version 10 of the convention adds whether shardings are in Shardy, and these are not; 9 adds
+  # tokens, and there are none here.
   convention = 8 if _numbers(target.stablehlo_version) < _numbers(_OF_TENSORFLOW["2.16"]) else 9
   return convention, _serialized(exported.mlir_module(), target.stablehlo_version)
 
@@ -284,7 +297,8 @@ def _on_bytes(jaxpr: ClosedJaxpr, *operands: Any) -> list[Any]:
 
 
 def _without_call(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, Any, Any]:
-  """What a jaxpr that only calls a `jax.jit`-ed function calls, and how the module's arguments and results are sharded.
+  """What a jaxpr that only calls a `jax.jit`-ed function calls, and how the module's arguments and
+  results are sharded.
 
   In the call these would be custom calls, which TensorFlow's annotations around the module repeat.
   """
@@ -340,8 +354,10 @@ def _serialized(text: str, version: str) -> bytes:
         return artifact
       except ValueError as error:
         raise NotImplementedError(
-          f"StableHLO {version}, which the reader understands, cannot express this function: {'; '.join(problems) or error}. "
-          "Name a newer stablehlo_version if the reader has one, or lower to ordinary TensorFlow ops with native_serialization=False"
+          f"StableHLO {version}, which the reader understands, cannot express this function: "
+          f"{'; '.join(problems) or error}. "
+          "Name a newer stablehlo_version if the reader has one, or lower to ordinary TensorFlow "
+          "ops with native_serialization=False"
         ) from error
 
 
@@ -359,7 +375,8 @@ def _forget_accuracies(module: Any) -> None:
 
 
 def _call_decompositions(module: Any) -> None:
-  """Replaces composites by calls of their own decompositions: readers older than a composite cannot refine its shapes."""
+  """Replaces composites by calls of their own decompositions: readers older than a composite cannot
+  refine its shapes."""
   composites: list[Any] = []
 
   def visit(op: Any) -> Any:

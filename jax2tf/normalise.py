@@ -1,4 +1,5 @@
-"""Normalises jaxprs before anything looks at them: calls are inlined, equal equations merged, dead ones dropped.
+"""Normalises jaxprs before anything looks at them: calls are inlined, equal equations merged, dead
+ones dropped.
 
 What a user wraps in `jax.jit` costs nothing and hides nothing: a pass sees one jaxpr, and `jax.nn`,
 `jax.numpy` and `jax.lax` wrap many of their functions.
@@ -78,7 +79,8 @@ class Flat:
       self._atoms.update(zip(eqn.outvars, results, strict=True))
 
   def results(self, eqn: Any) -> list[Any]:
-    """The results of an equation, which is added unless an equal one is there, or its result is a number."""
+    """The results of an equation, which is added unless an equal one is there, or its result is a
+    number."""
     if (number := _converted(eqn)) is not None:
       return [number]
     key = key_of(eqn, [_key_of_atom(v) for v in eqn.invars])
@@ -101,7 +103,8 @@ class Flat:
 
 
 def _converted(eqn: Any) -> Literal | None:
-  """The result of the conversion of a number, as JAX computes it where it differentiates; else None."""
+  """The result of the conversion of a number, as JAX computes it where it differentiates; else
+  None."""
   if eqn.primitive is not P.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
     return None
   aval: Any = eqn.outvars[0].aval
@@ -124,7 +127,8 @@ def _is_real(dtype: Any) -> bool:
 
 
 def key_of(eqn: Any, operands: Sequence[Any]) -> Any:
-  """A key that equations with equal results share. One that has an effect or draws shares its key with none.
+  """A key that equations with equal results share. One that has an effect or draws shares its key
+  with none.
 
   Args:
     eqn: the equation.

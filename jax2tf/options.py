@@ -41,7 +41,8 @@ def destination_of(
     place = place_named(key) if isinstance(key, str) and _PLACE.fullmatch(key) else place_of(key)
     if place is None:
       raise ValueError(
-        f'device_map: {key!r} is not a JAX device; name one by a jax.Device, "gpu:1", "gpu" or "host"'
+        f'device_map: {key!r} is not a JAX device; name one by a jax.Device, "gpu:1", "gpu" or '
+        '"host"'
       )
     if device is not None and not (isinstance(device, str) and _TF_DEVICE.fullmatch(device)):
       raise ValueError(
@@ -63,7 +64,8 @@ def native_target(
     check_platforms("native_serialization_platforms", platforms)
     if not native:
       warn_user(
-        "using native_serialization_platforms without native_serialization has no effect: the graph lowering runs wherever TensorFlow does"
+        "using native_serialization_platforms without native_serialization has no effect: the "
+        "graph lowering runs wherever TensorFlow does"
       )
   if not native:
     return None

@@ -1,6 +1,8 @@
-"""Paths that users give: local ones, and addresses in TensorFlow's other file systems, such as `gs://bucket/model`.
+"""Paths that users give: local ones, and addresses in TensorFlow's other file systems, such as
+`gs://bucket/model`.
 
-Every function and command that takes a path asks `of` or `local` for it. `pathlib` would take an address for a local folder "gs:".
+Every function and command that takes a path asks `of` or `local` for it. `pathlib` would take an
+address for a local folder "gs:".
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _JOINED = re.compile(r"(gs|s3a?|hdfs|viewfs|ram|az|abfss?|https?|file):/", re.IG
 
 
 class Address(PurePosixPath):
-  """An address in another file system of TensorFlow. It has the names of a path; `tf.io.gfile` reads and writes what is there.
+  """An address in another file system of TensorFlow. It has the names of a path; `tf.io.gfile`
+  reads and writes what is there.
 
   Raises (all methods):
     OSError: the file system does not answer, or refuses.
@@ -69,8 +72,8 @@ class Address(PurePosixPath):
   def put(self, written: Path, last: str = "") -> None:
     """Copies a local file or folder to this address.
 
-    A file appears under its name once it is complete. Of a folder the file `last` is copied last: without it no reader takes the others for
-    a model. If the copy fails, the folder is removed.
+    A file appears under its name once it is complete. Of a folder the file `last` is copied last:
+    without it no reader takes the others for a model. If the copy fails, the folder is removed.
     """
     if written.is_dir():
       self._put_folder(written, last)
@@ -109,14 +112,16 @@ class Address(PurePosixPath):
 
 
 def of(path: Given, what: str = "path") -> Path:
-  """The path, or the `Address`, that a user gave. Its type says Path: an Address has the names of one, and few of its methods.
+  """The path, or the `Address`, that a user gave. Its type says Path: an Address has the names of
+  one, and few of its methods.
 
   Args:
     path: a path, or an address as text.
     what: the argument, for errors.
 
   Raises:
-    ValueError: TensorFlow has no such file system; the address names no place; or it has gone through pathlib, which joins its slashes.
+    ValueError: TensorFlow has no such file system; the address names no place; or it has gone
+      through pathlib, which joins its slashes.
     OSError: the file system does not answer.
   """
   text = os.fspath(path)
@@ -125,7 +130,8 @@ def of(path: Given, what: str = "path") -> Path:
     if _JOINED.match(text):
       whole = text.replace(":/", "://", 1)
       raise ValueError(
-        f"{what} = {text!r} has lost a slash, as pathlib joins them; pass the text {whole!r}, or ./{text} for a local file"
+        f"{what} = {text!r} has lost a slash, as pathlib joins them; pass the text {whole!r}, or "
+        f"./{text} for a local file"
       )
     return Path(text)
   if scheme == "file":
@@ -139,8 +145,10 @@ def of(path: Given, what: str = "path") -> Path:
   ]
   if scheme not in known:
     raise ValueError(
-      f"{what} = {text!r}: TensorFlow has no file system for {scheme}://, only for {', '.join(f'{name}://' for name in sorted(known))}; "
-      "import the package that adds it, such as tensorflow_io, or use a local path and copy the files"
+      f"{what} = {text!r}: TensorFlow has no file system for {scheme}://, only for "
+      f"{', '.join(f'{name}://' for name in sorted(known))}; "
+      "import the package that adds it, such as tensorflow_io, or use a local path and copy the "
+      "files"
     )
   if rest.startswith("/") or not rest:
     raise ValueError(f"{what} = {text!r} names no host or bucket; write {scheme}://NAME/folder")
@@ -159,14 +167,16 @@ def local(path: Given, what: str = "path") -> Path:
   scheme, mark, _ = text.partition("://")
   if mark and scheme != "file" and re.fullmatch(_SCHEME, scheme):
     raise ValueError(
-      f"{what} = {text!r} is not on this machine, and only local files are taken here; copy it first"
+      f"{what} = {text!r} is not on this machine, and only local files are taken here; copy it "
+      "first"
     )
   return of(path, what)
 
 
 @contextlib.contextmanager
 def fetched(path: Path) -> Iterator[Path]:
-  """A local file or folder: `path` itself, or a copy of what is at an `Address`, removed at the end."""
+  """A local file or folder: `path` itself, or a copy of what is at an `Address`, removed at the
+  end."""
   if not isinstance(path, Address):
     yield path
     return

@@ -1,4 +1,5 @@
-"""The stage between tracing and emission: the only one that rewrites a jaxpr. Its result can be emitted directly."""
+"""The stage between tracing and emission: the only one that rewrites a jaxpr. Its result can be
+emitted directly."""
 
 from __future__ import annotations
 
@@ -70,10 +71,12 @@ def prepare(
   """The program of a jaxpr, for ordinary ops that run at `destination`.
 
   Raises:
-    LoweringError: it lists every primitive without a rule, in inner jaxprs too, with the user's lines.
+    LoweringError: it lists every primitive without a rule, in inner jaxprs too, with the user's
+      lines.
     ValueError: an equation has operands in several places; JAX's words.
   """
-  # After differentiation: a custom_vjp whose refs are discharged before it would be differentiated without its own rule.
+  # After differentiation: a custom_vjp whose refs are discharged before it would be differentiated
+  # without its own rule.
   if jaxprs.contains(jaxpr, _jax_compat.NEW_REFS):
     # JAX has no rule to discharge it.
     _refuse(function, jaxpr, destination, lambda eqn: eqn.primitive.name == "custom_lin")
@@ -97,7 +100,8 @@ def _refuse(
 
 
 def program_of(jaxpr: ClosedJaxpr, places: Places = ()) -> Program:
-  """As `prepare`, for an inner jaxpr, or one that a rule made: gaps are found when it is emitted."""
+  """As `prepare`, for an inner jaxpr, or one that a rule made: gaps are found when it is
+  emitted."""
   jaxpr = normalised(jaxpr)
   return Program(jaxpr, *_ready(opened(jaxpr), tuple(places) if any(places) else ()))
 
@@ -111,7 +115,8 @@ def gap(eqn: Any) -> tuple[str, str]:
 
 
 def _foreign(eqn: Any) -> Any:
-  """An extended dtype of the equation, no typed PRNG key, whose data cannot stand for its elements; or None."""
+  """An extended dtype of the equation, no typed PRNG key, whose data cannot stand for its elements;
+  or None."""
   found = (getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars))
   adds = eqn.primitive.name == "add_any"  # of cotangents, by a rule of the dtype
   return next((dtype for dtype in found if (data := data_of(dtype)) and (data[0] or adds)), None)
@@ -127,7 +132,8 @@ def equations(
 def lowered_equations(
   jaxpr: Any, destination: Destination
 ) -> Iterator[tuple[Any, Callable[[], str]]]:
-  """As `equations`, those that become ops at `destination`: no branch for another platform, nothing that a rule leaves out."""
+  """As `equations`, those that become ops at `destination`: no branch for another platform, nothing
+  that a rule leaves out."""
 
   def inside(eqn: Any) -> Sequence[Any]:
     platforms = eqn.params.get("branches_platforms")
@@ -142,7 +148,8 @@ def lowered_equations(
 
 @_jax_compat.weakly_cached
 def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any], Placement]:
-  """The equations to emit and their placement, cached by jaxpr. The result must not hold the jaxpr, or it would never be freed."""
+  """The equations to emit and their placement, cached by jaxpr. The result must not hold the jaxpr,
+  or it would never be freed."""
   eqns = idioms.rewritten([key_data.on_words(eqn) for eqn in expanded(jaxpr)], jaxpr.outvars)
   if jax.config.jax_enable_checks:
     _jax_compat.check_jaxpr(jaxpr.replace(eqns=list(eqns)))
@@ -151,7 +158,8 @@ def _ready(jaxpr: Jaxpr, places: tuple[Place | None, ...]) -> tuple[Sequence[Any
 
 @_jax_compat.weakly_cached
 def parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[bool, ClosedJaxpr]]:
-  """(whether it contains one of these primitives, a run of consecutive equations as a jaxpr), in order; the runs alternate."""
+  """(whether it contains one of these primitives, a run of consecutive equations as a jaxpr), in
+  order; the runs alternate."""
 
   def holds(eqn: Any) -> bool:
     inner = (e for body in jaxprs.inner_jaxprs(eqn) for e, _ in equations(body))
@@ -175,7 +183,8 @@ def parts(jaxpr: Jaxpr, primitives: tuple[Primitive, ...]) -> Sequence[tuple[boo
 
 
 def with_sources(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """The same, to be differentiated: each device_put has the device of its operand, and its transpose moves the cotangent back there."""
+  """The same, to be differentiated: each device_put has the device of its operand, and its
+  transpose moves the cotangent back there."""
   placed = placement(jaxpr)
   puts = [eqn for eqn in jaxpr.eqns if eqn.primitive is P.device_put_p]
   targets = {

@@ -1,7 +1,8 @@
-"""Pytrees by their leaves. A node of a user is built from arrays, tensors and tracers only, as by JAX itself.
+"""Pytrees by their leaves. A node of a user is built from arrays, tensors and tracers only, as by
+JAX itself.
 
-A node may look at its children when it is built: at `.ndim`, `.dtype`, the length, or whether they are
-arrays. Specs, names, numbers and None have none of these.
+A node may look at its children when it is built: at `.ndim`, `.dtype`, the length, or whether they
+are arrays. Specs, names, numbers and None have none of these.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from jax import tree_util
 
 
 class Leaves:
-  """One pytree by its leaves, which may be anything. Where JAX puts tracers in their place, it rebuilds the pytree itself.
+  """One pytree by its leaves, which may be anything. Where JAX puts tracers in their place, it
+  rebuilds the pytree itself.
 
   Args:
     leaves: in order.
@@ -63,7 +65,8 @@ tree_util.register_pytree_with_keys(Leaves, _flatten_with_keys, _unflatten, _fla
 
 
 def unknown_class(tree: Any) -> type | None:
-  """The first class of a node in a treedef that TensorFlow does not take as a structure; None without one."""
+  """The first class of a node in a treedef that TensorFlow does not take as a structure; None
+  without one."""
   data = tree.node_data()
   if data is None:  # a leaf
     return None

@@ -1,4 +1,5 @@
-"""JAX's mutable arrays as tf.Variables that a converted function reads and writes: as arguments, or closed over."""
+"""JAX's mutable arrays as tf.Variables that a converted function reads and writes: as arguments, or
+closed over."""
 
 from __future__ import annotations
 
@@ -23,18 +24,23 @@ from jax2tf.lines import definition, user_line
 
 @dataclass(frozen=True, eq=False)
 class Ref:
-  """Marks a tf.Variable as the argument of a converted function whose JAX function takes a `jax.Ref`.
+  """Marks a tf.Variable as the argument of a converted function whose JAX function takes a
+  `jax.Ref`.
 
-  A tf.Variable without `Ref` passes its value. The wrapper is necessary because a function that only reads accepts both. It may be a leaf
-  of any argument; `polymorphic_shapes` applies to its variable.
+  A tf.Variable without `Ref` passes its value. The wrapper is necessary because a function that
+  only reads accepts both. It may be a leaf of any argument; `polymorphic_shapes` applies to its
+  variable.
 
   Args:
-    variable: a tf.Variable of any shape, of a dtype that JAX has; without `jax_enable_x64`, of at most 32 bits.
+    variable: a tf.Variable of any shape, of a dtype that JAX has; without `jax_enable_x64`, of at
+      most 32 bits.
 
   Raises:
     TypeError: at the call, `variable` is not a tf.Variable, or JAX has no such dtype.
-    ValueError: at the call, two arguments have one variable, or a `call_tf` inside the function uses it.
-    NotImplementedError: at the call, the graph does not order reads and writes (TF1, wrap_function).
+    ValueError: at the call, two arguments have one variable, or a `call_tf` inside the function
+      uses it.
+    NotImplementedError: at the call, the graph does not order reads and writes (TF1,
+      wrap_function).
 
   Examples:
     >>> import tensorflow as tf, jax2tf
@@ -63,7 +69,8 @@ def refs_of(arguments: Any) -> list[Ref]:
 
 
 def check(arguments: Any, name: str) -> None:
-  """Raises if refs in (args, kwargs) do not hold variables, share a variable, or would be written in no defined order."""
+  """Raises if refs in (args, kwargs) do not hold variables, share a variable, or would be written
+  in no defined order."""
   seen: dict[Any, str] = {}
   for path, x in tree_util.tree_flatten_with_path(arguments, is_leaf=_is_ref)[0]:
     if not _is_ref(x):
@@ -72,18 +79,22 @@ def check(arguments: Any, name: str) -> None:
     variable = x.variable
     if not isinstance(variable, tf.Variable):
       raise TypeError(
-        f"'{name}': jax2tf.Ref takes a tf.Variable, and {place} has a {type(variable).__name__}; pass jax2tf.Ref(variable)"
+        f"'{name}': jax2tf.Ref takes a tf.Variable, and {place} has a {type(variable).__name__}; "
+        "pass jax2tf.Ref(variable)"
       )
     dtype = variable.dtype.as_numpy_dtype
     if (canonical := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
       raise TypeError(
-        f"'{name}': the variable of {place} is {variable.dtype.name}, and JAX computes in {canonical} without jax_enable_x64; "
+        f"'{name}': the variable of {place} is {variable.dtype.name}, and JAX computes in "
+        f"{canonical} without jax_enable_x64; "
         f"pass a variable of {canonical}"
       )
     if (first := seen.setdefault(variable.ref(), place)) is not place:
       raise ValueError(
-        f"only one reference to a mutable array may be passed as an argument to a function, but when calling '{name}' "
-        f"the variable {variable.name} of shape {variable.shape} appeared at both {first} and {place}"
+        "only one reference to a mutable array may be passed as an argument to a function, but "
+        f"when calling '{name}' "
+        f"the variable {variable.name} of shape {variable.shape} appeared at both {first} and "
+        f"{place}"
       )
   if seen:
     check_order(name)
@@ -93,26 +104,31 @@ def check_order(name: str) -> None:
   """Raises where the writes of a function would have no order."""
   if not _tf_compat.orders_writes():
     raise NotImplementedError(
-      f"'{name}' writes variables, and in this graph (TF1, wrap_function) TensorFlow does not order reads and writes; "
+      f"'{name}' writes variables, and in this graph (TF1, wrap_function) TensorFlow does not "
+      "order reads and writes; "
       "call it in a tf.function"
     )
 
 
 def check_captured(arguments: Any, captured: Sequence[tf.Variable], name: str) -> None:
-  """Raises if a TensorFlow function inside (`call_tf`) captures the variable of a ref: it would not see the writes of this call."""
+  """Raises if a TensorFlow function inside (`call_tf`) captures the variable of a ref: it would not
+  see the writes of this call."""
   if captured and (
     both := {ref.variable.ref() for ref in refs_of(arguments)} & {v.ref() for v in captured}
   ):
     names = ", ".join(sorted(v.deref().name for v in both))
     raise ValueError(
-      f"'{name}' takes {names} as a jax2tf.Ref, and a TensorFlow function inside uses the same variable; pass its value"
+      f"'{name}' takes {names} as a jax2tf.Ref, and a TensorFlow function inside uses the same "
+      "variable; pass its value"
     )
 
 
 def as_values(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """The function on values in place of refs. It returns (its results, the final values of the refs).
+  """The function on values in place of refs. It returns (its results, the final values of the
+  refs).
 
-  The refs are made inside, so JAX differentiates first, and TensorFlow's repeated derivatives contain no writes.
+  The refs are made inside, so JAX differentiates first, and TensorFlow's repeated derivatives
+  contain no writes.
   """
 
   @functools.wraps(fun, updated=())
@@ -130,13 +146,16 @@ _variables: dict[int, tuple[weakref.ref[Any], tf.Variable]] = {}
 
 
 def variable_of(ref: jax.Ref) -> tf.Variable:
-  """Returns the tf.Variable that replaces a `jax.Ref` in the converted functions that close over it.
+  """Returns the tf.Variable that replaces a `jax.Ref` in the converted functions that close over
+  it.
 
-  The first call of `variable_of` or of such a function creates the variable with the current value of the ref. After that, the two are
-  independent: TensorFlow uses the variable, JAX the ref. To save it, make it an attribute of the object that `tf.saved_model.save` saves.
+  The first call of `variable_of` or of such a function creates the variable with the current value
+  of the ref. After that, the two are independent: TensorFlow uses the variable, JAX the ref. To
+  save it, make it an attribute of the object that `tf.saved_model.save` saves.
 
   Args:
-    ref: the result of `jax.new_ref`, of any dtype and shape. Of key<fry>[n] the variable holds the physical data, u32[n,2].
+    ref: the result of `jax.new_ref`, of any dtype and shape. Of key<fry>[n] the variable holds the
+      physical data, u32[n,2].
 
   Returns:
     a variable that is not trainable; the same one for the same ref.
@@ -180,7 +199,8 @@ def closed_over(jaxpr: ClosedJaxpr) -> list[jax.Ref]:
 
 
 def of_closed_over(jaxpr: ClosedJaxpr) -> Callable[..., Any]:
-  """(leaves of its arguments, values of the refs it closes over) -> (its results, the values of the refs after it)."""
+  """(leaves of its arguments, values of the refs it closes over) -> (its results, the values of the
+  refs after it)."""
 
   def pure(leaves: Sequence[Any], values: Sequence[Any]) -> Any:
     made = [jax.new_ref(value) for value in values]
@@ -196,7 +216,8 @@ def of_closed_over(jaxpr: ClosedJaxpr) -> Callable[..., Any]:
 def written(
   variables: Sequence[tf.Variable], jaxpr: ClosedJaxpr, values: Sequence[tf.Tensor], results: Any
 ) -> Any:
-  """The results, once the variables that the jaxpr of such a function writes have their new values."""
+  """The results, once the variables that the jaxpr of such a function writes have their new
+  values."""
   writes = _writes(opened(jaxpr), len(variables))
   changed = [
     (variable, value)
@@ -236,9 +257,11 @@ def _writes(jaxpr: Jaxpr, count: int) -> Sequence[bool]:
 
 
 def with_frozen(jaxpr: ClosedJaxpr, reads: Sequence[int]) -> tuple[ClosedJaxpr, dict[int, bool]]:
-  """A jaxpr some of whose results are reads of mutable arrays, at its end: {their positions: whether the value is another result too}.
+  """A jaxpr some of whose results are reads of mutable arrays, at its end: {their positions:
+  whether the value is another result too}.
 
-  It is one if the array is an argument, or closed over. Such an array is frozen, and no longer read.
+  It is one if the array is an argument, or closed over. Such an array is frozen, and no longer
+  read.
   """
   frozen: dict[Any, Any] = {
     e.invars[0]: e.outvars[0] for e in jaxpr.eqns if e.primitive is _jax_compat.freeze_p
@@ -253,7 +276,8 @@ def with_frozen(jaxpr: ClosedJaxpr, reads: Sequence[int]) -> tuple[ClosedJaxpr, 
 
 
 def check_backward(function: str, jaxpr: ClosedJaxpr, operands: Sequence[int]) -> None:
-  """Raises if a backward pass writes the mutable arrays whose values these operands are: TensorFlow's gradients write no variables."""
+  """Raises if a backward pass writes the mutable arrays whose values these operands are:
+  TensorFlow's gradients write no variables."""
   values = [opened(jaxpr).invars[i] for i in operands]
   made = {
     eqn.outvars[0]

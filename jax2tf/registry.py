@@ -1,7 +1,7 @@
 """The registry of lowering rules.
 
-A rule is `(ctx, *operands, **params) -> tensor or tensors`. It is registered at its definition, by primitive
-object, so a primitive that JAX renames fails at our import.
+A rule is `(ctx, *operands, **params) -> tensor or tensors`. It is registered at its definition, by
+primitive object, so a primitive that JAX renames fails at our import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ PLACEMENT_PARAMS = frozenset({"sharding", "out_sharding", "accuracy"})
 # name -> (reason, advice): primitives that are refused on purpose.
 UNSUPPORTED: dict[str, tuple[str, str]] = {}
 
-# Primitives that the native lowering leaves to their graph rules -> a function from their params to the tf.Variables that they capture.
+# Primitives that the native lowering leaves to their graph rules -> a function from their params to
+# the tf.Variables that they capture.
 IN_TENSORFLOW: dict[Primitive, Callable[..., Sequence[tf.Variable]]] = {}
 
 _RULES: dict[Primitive, Rule] = {}
@@ -35,17 +36,20 @@ def lowers(
   on_keys: bool = False,
   inner: Callable[[Mapping[str, Any]], Sequence[Any]] | None = None,
 ) -> Callable[[Rule], Rule]:
-  """Registers a lowering rule: `(ctx, *operands, **params) -> tensor`, or a list of tensors for a primitive with multiple results.
+  """Registers a lowering rule: `(ctx, *operands, **params) -> tensor`, or a list of tensors for a
+  primitive with multiple results.
 
-  The rule serves the graph lowering; the native lowering uses JAX's own rules. docs/developers/own-primitives.md has more.
+  The rule serves the graph lowering; the native lowering uses JAX's own rules.
+  docs/developers/own-primitives.md has more.
 
   Args:
-    primitives: the jax.extend.core.Primitives that the rule lowers. None stands for a primitive that the installed JAX does not have.
-    on_keys: whether the rule takes typed PRNG keys as their physical data, key<fry>[n] as u32[n,2]. For all other rules the interpreter
-      adds a vmap over the physical axis.
-    inner: gives the jaxprs that the rule lowers, from the params of an equation. Before anything is lowered, one error lists the
-      equations in them that have no rule. By default these are all jaxprs among the params; `lambda params: []` is for a rule that
-      lowers none of them.
+    primitives: the jax.extend.core.Primitives that the rule lowers. None stands for a primitive
+      that the installed JAX does not have.
+    on_keys: whether the rule takes typed PRNG keys as their physical data, key<fry>[n] as u32[n,2].
+      For all other rules the interpreter adds a vmap over the physical axis.
+    inner: gives the jaxprs that the rule lowers, from the params of an equation. Before anything is
+      lowered, one error lists the equations in them that have no rule. By default these are all
+      jaxprs among the params; `lambda params: []` is for a rule that lowers none of them.
 
   Returns:
     a decorator that registers a rule and returns it.
@@ -74,7 +78,8 @@ def lowers(
     for primitive in present:
       if (known := _RULES.get(primitive)) is not None:
         raise ValueError(
-          f"primitive '{primitive}' already has a lowering rule: {getattr(known, '__module__', '')} {known}"
+          f"primitive '{primitive}' already has a lowering rule: "
+          f"{getattr(known, '__module__', '')} {known}"
         )
     _RULES.update(dict.fromkeys(present, rule))
     if on_keys:
@@ -87,10 +92,12 @@ def lowers(
 
 
 def stays_in_tensorflow(table: Mapping[Primitive, Callable[..., Sequence[tf.Variable]]]) -> None:
-  """Makes the native lowering use the graph rules of these primitives: they call TensorFlow, which an XLA module cannot.
+  """Makes the native lowering use the graph rules of these primitives: they call TensorFlow, which
+  an XLA module cannot.
 
   Args:
-    table: primitive -> a function of its params that gives the floating point and complex tf.Variables that it captures.
+    table: primitive -> a function of its params that gives the floating point and complex
+      tf.Variables that it captures.
   """
   IN_TENSORFLOW.update(table)
 

@@ -1,7 +1,9 @@
-"""Makes tf.Variables that TensorFlow functions capture differentiable, by passing them as arguments of the JAX function.
+"""Makes tf.Variables that TensorFlow functions capture differentiable, by passing them as arguments
+of the JAX function.
 
-JAX has no variables. A function that captures some is traced again, with one argument (its shadow) for each. Calls take the shadows
-as operands: values come from the variables, derivatives go to the shadows.
+JAX has no variables. A function that captures some is traced again, with one argument (its shadow)
+for each. Calls take the shadows as operands: values come from the variables, derivatives go to the
+shadows.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ class _Shadows:
 
 
 def captured(jaxpr: ClosedJaxpr) -> list[tf.Variable]:
-  """The floating point and complex variables of the TensorFlow functions inside. Warns of those of unknown shape, and omits them."""
+  """The floating point and complex variables of the TensorFlow functions inside. Warns of those of
+  unknown shape, and omits them."""
   calls = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in IN_TENSORFLOW)
   variables = (v for eqn in calls for v in IN_TENSORFLOW[eqn.primitive](**eqn.params))
   found = list({v.ref(): v for v in variables}.values())
   if unknown := [v.name for v in found if v.trainable and not v.shape.is_fully_defined()]:
     warn_user(
-      f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. Set them, or trainable=False"
+      f"gradients by the variables {', '.join(unknown)} will be None: their shapes are not known. "
+      "Set them, or trainable=False"
     )
   return [v for v in found if v.shape.is_fully_defined()]
 

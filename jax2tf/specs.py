@@ -22,17 +22,20 @@ Described = tuple[tuple[int | None, ...], Any, bool]
 
 
 def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.SymbolicScope:
-  """The scope of all symbolic dimensions of a function: that of `jax.export.symbolic_shape` dimensions, else a new one.
+  """The scope of all symbolic dimensions of a function: that of `jax.export.symbolic_shape`
+  dimensions, else a new one.
 
   Raises:
-    ValueError: bad grammar, in JAX's words; constraints that no sizes can meet; constraints next to dimensions with a scope.
+    ValueError: bad grammar, in JAX's words; constraints that no sizes can meet; constraints next to
+      dimensions with a scope.
   """
   leaves = jax.tree.leaves(polymorphic_shapes, is_leaf=_is_shape)
   shapes = filter(_is_shape, leaves)
   scopes = [d.scope for shape in shapes for d in shape if shape_poly.is_symbolic_dim(d)]
   if scopes and constraints:
     raise ValueError(
-      f"polymorphic_constraints = {tuple(constraints)} next to dimensions of jax.export.symbolic_shape, which have a scope already: "
+      f"polymorphic_constraints = {tuple(constraints)} next to dimensions of "
+      "jax.export.symbolic_shape, which have a scope already: "
       "give the constraints to symbolic_shape or to its SymbolicScope"
     )
   try:
@@ -48,7 +51,8 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
 
 
 def _is_shape(x: Any) -> bool:
-  """Whether `x` is a shape: of `jax.export.symbolic_shape`, or a PolyShape, and not a tuple of the specifications of several arguments."""
+  """Whether `x` is a shape: of `jax.export.symbolic_shape`, or a PolyShape, and not a tuple of the
+  specifications of several arguments."""
   return isinstance(x, shape_poly.PolyShape) or (
     isinstance(x, tuple) and any(map(shape_poly.is_symbolic_dim, x))
   )
@@ -83,8 +87,8 @@ class Call:
     """The specs of the leaves of (args, kwargs), with symbolic dimensions.
 
     Raises:
-      ValueError: JAX's own, for bad grammar, a rank that does not fit or dimensions of several scopes; specifications that fit no
-        argument; an unknown size without a variable.
+      ValueError: JAX's own, for bad grammar, a rank that does not fit or dimensions of several
+        scopes; specifications that fit no argument; an unknown size without a variable.
     """
     shapes = self._of_leaves(polymorphic_shapes)
     found = []
@@ -115,13 +119,16 @@ class Call:
       except ValueError:
         words = _jax_compat.prefix_error(shapes, argument, _is_spec, title)
         raise ValueError(
-          f"{title} = {shapes!r} does not fit {path} of '{self.name}', which is a {type(argument).__name__}; give one string "
-          f"for all of it, or its structure with a string or None at each leaf ({words.partition(' so the diff')[0]})"
+          f"{title} = {shapes!r} does not fit {path} of '{self.name}', which is a "
+          f"{type(argument).__name__}; give one string "
+          "for all of it, or its structure with a string or None at each leaf "
+          f"({words.partition(' so the diff')[0]})"
         ) from None
     return found
 
   def _by_position(self, shapes: Any) -> Iterator[tuple[str, Any]]:
-    """(its name in messages, specification) for each argument, from one specification for all of them, or one for each."""
+    """(its name in messages, specification) for each argument, from one specification for all of
+    them, or one for each."""
     by_name = [(f"polymorphic_shapes for {name!r}", None) for name in sorted(self.kwargs)]
     if _is_spec(shapes) or not isinstance(shapes, list | tuple):
       return iter([*(("polymorphic_shapes", shapes) for _ in self.args), *by_name])
@@ -129,16 +136,20 @@ class Call:
       static = set(range(self.count)) - set(self.positions)
       if with_shape := [i for i in sorted(static) if shapes[i] is not None]:
         raise ValueError(
-          f"polymorphic_shapes[{with_shape[0]}] = {shapes[with_shape[0]]!r} is for a static argument of '{self.name}', which is no "
+          f"polymorphic_shapes[{with_shape[0]}] = {shapes[with_shape[0]]!r} is for a static "
+          f"argument of '{self.name}', which is no "
           "array; give None"
         )
       return iter([*((f"polymorphic_shapes[{i}]", shapes[i]) for i in self.positions), *by_name])
     if len(shapes) != len(self.args):
       _check_spelling(shapes)
       raise ValueError(
-        f"polymorphic_shapes = {shapes!r} has {_count(shapes, 'specification')}, and '{self.name}' is called with "
-        f"{_count(self.args, 'positional argument')} (pytree structure error: different lengths of tuple at polymorphic_shapes); "
-        'give one for each, one string for all, or a dict by the names of arguments, such as {"x": "b, _"}'
+        f"polymorphic_shapes = {shapes!r} has {_count(shapes, 'specification')}, and "
+        f"'{self.name}' is called with "
+        f"{_count(self.args, 'positional argument')} (pytree structure error: different lengths "
+        "of tuple at polymorphic_shapes); "
+        "give one for each, one string for all, or a dict by the names of arguments, such as "
+        '{"x": "b, _"}'
       )
     return iter([*((f"polymorphic_shapes[{i}]", part) for i, part in enumerate(shapes)), *by_name])
 
@@ -148,16 +159,20 @@ class Call:
     known = {*named, *([rest] if rest else ()), *self.kwargs}
     if (unknown := [name for name in shapes if name not in known]) and not takes_any:
       raise ValueError(
-        f"polymorphic_shapes names {unknown[0]!r}, and '{self.name}' has no such argument, only {', '.join(sorted(known)) or 'none'}; a "
-        "dict by itself is for arguments by name: put that of the leaves of an argument in a list, as in "
+        f"polymorphic_shapes names {unknown[0]!r}, and '{self.name}' has no such argument, only "
+        f"{', '.join(sorted(known)) or 'none'}; a "
+        "dict by itself is for arguments by name: put that of the leaves of an argument in a "
+        "list, as in "
         f"polymorphic_shapes=[{{{unknown[0]!r}: ...}}]"
       )
     several = shapes.get(rest) if rest else None  # of *args
     if isinstance(several, list | tuple) and not _is_spec(several):
       if len(several) != (count := max(0, self.count - len(named))):
         raise ValueError(
-          f"polymorphic_shapes[{rest!r}] = {several!r} has {_count(several, 'specification')}, and '{self.name}' is called with "
-          f"{_count(range(count), 'argument')} for *{rest}; give one for each, or one string for all"
+          f"polymorphic_shapes[{rest!r}] = {several!r} has {_count(several, 'specification')}, "
+          f"and '{self.name}' is called with "
+          f"{_count(range(count), 'argument')} for *{rest}; give one for each, or one string for "
+          "all"
         )
     else:
       several = [several] * max(0, self.count - len(named))
@@ -189,7 +204,8 @@ class Call:
       raise ValueError(self._unnamed(shape, like, scope, leaf))
     if dims is None or len(dims) != len(like):
       mismatch = ValueError(
-        f"Rank mismatch for {self._path(leaf)}: expected {shape if dims is None else dims} and called with {tuple(like)}"
+        f"Rank mismatch for {self._path(leaf)}: expected {shape if dims is None else dims} and "
+        f"called with {tuple(like)}"
       )
       mismatch.add_note(f"Give a size for {_count(like, 'dimension')}, such as {_example(like)!r}")
       raise mismatch
@@ -212,7 +228,8 @@ class Call:
       else f'"{example}"'
     )
     return (
-      f"{path} of '{self.name}' has shape {tuple(like)}, and polymorphic_shapes has {shape!r} for it, which names no "
+      f"{path} of '{self.name}' has shape {tuple(like)}, and polymorphic_shapes has {shape!r} for "
+      "it, which names no "
       f"dimension variable for its unknown size; give it {advice} ({words})"
     )
 
@@ -240,7 +257,8 @@ def _example(like: Sequence[int | None]) -> str:
 
 
 class _Unknown:
-  """A size that TensorFlow does not know, for JAX's parser: it may be any number of the specification, and is no size itself."""
+  """A size that TensorFlow does not know, for JAX's parser: it may be any number of the
+  specification, and is no size itself."""
 
   def __eq__(self, other: object) -> bool:
     return True
@@ -269,6 +287,7 @@ def _check_spelling(shapes: Any) -> None:
   for sizes in filter(_is_sizes, tree_util.tree_leaves(shapes, is_leaf=_is_sizes)):
     text = ", ".join("_" if size is None else str(size) for size in getattr(sizes, "shape", sizes))
     raise ValueError(
-      f"polymorphic_shapes has {sizes!r}; write the shape of an argument as one string, {text!r}, with a name for each size that varies "
+      f"polymorphic_shapes has {sizes!r}; write the shape of an argument as one string, {text!r}, "
+      "with a name for each size that varies "
       "and _ for one that is taken from the argument"
     )

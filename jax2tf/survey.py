@@ -31,7 +31,8 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
 
   Args:
     fun: a JAX function.
-    specs: a tree of jax.ShapeDtypeStruct for each positional argument, with dimensions of `jax.export.symbolic_shape` or without.
+    specs: a tree of jax.ShapeDtypeStruct for each positional argument, with dimensions of
+      `jax.export.symbolic_shape` or without.
 
   Raises:
     NotImplementedError: primitives that have no lowering, all at once.
@@ -72,7 +73,8 @@ def ops_of(fun: Callable[..., Any], *specs: Any) -> list[Use]:
 
 
 def _inside(op: tf.Operation, others: Collection[tf.Operation]) -> Iterator[tf.Operation]:
-  """The ops of the functions that an op calls, as a rule makes them, without the `others`, which equations in them made."""
+  """The ops of the functions that an op calls, as a rule makes them, without the `others`, which
+  equations in them made."""
   for graph in functions.called(op):
     for inner in graph.get_operations():
       if inner not in others and inner.type != "Placeholder":  # those are its arguments

@@ -27,7 +27,8 @@ from jax2tf.placement.devices import place_of
 from jax2tf.registry import IN_TENSORFLOW
 from jax2tf.specs import Call, scope_of
 
-# A user's line is outside of this package and of TensorFlow, whose frames are on the stack while it traces a tf.function.
+# A user's line is outside of this package and of TensorFlow, whose frames are on the stack while it
+# traces a tf.function.
 for _file in (__file__, tf.__file__):
   for _exclude in (source_info_util.register_exclusion, _jax_compat.leave_out_frames):
     _exclude(os.path.join(os.path.dirname(_file), ""))
@@ -42,10 +43,12 @@ class TracedFunction:
 
   Attributes:
     name: of the user's function, for errors and scopes.
-    jaxpr: its closed jaxpr; in_avals are the leaves of the dynamic arguments, and the shadows of the variables.
+    jaxpr: its closed jaxpr; in_avals are the leaves of the dynamic arguments, and the shadows of
+      the variables.
     in_tree: structure of `(args, kwargs)` without static arguments.
     out_tree: structure of the result.
-    variables: those that it captures, by TensorFlow functions inside, and behind these those of the refs that it closes over.
+    variables: those that it captures, by TensorFlow functions inside, and behind these those of the
+      refs that it closes over.
     n_refs: how many refs it closes over; their values after it are the last results of the jaxpr.
   """
 
@@ -127,10 +130,12 @@ class Traceable:
     )
 
   def __reduce__(self) -> Any:
-    """Pickled as the function without jax.jit, and its static arguments: JAX 0.12 can call a jitted copy, but not trace it."""
+    """Pickled as the function without jax.jit, and its static arguments: JAX 0.12 can call a jitted
+    copy, but not trace it."""
     if jit_info.shardings(self.fun):
       raise pickle.PicklingError(
-        f"'{self.name}' is jitted with shardings, which name devices of this process; convert it in the process that runs it"
+        f"'{self.name}' is jitted with shardings, which name devices of this process; convert it "
+        "in the process that runs it"
       )
     fun: Any = self.fun
     plain = fun.__wrapped__ if jit_info.is_jitted(fun) else fun
@@ -167,7 +172,8 @@ class Traceable:
   def _check_hashable(self, place: object, value: Any) -> None:
     if not isinstance(value, Hashable) or not _hashes(value):
       raise ValueError(
-        f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} of "
+        f"Non-hashable static arguments are used in '{self.name}': argument {place!r} = {value!r} "
+        "of "
         f"type {type(value).__name__}; pass a hashable value, for instance a tuple for a list"
       )
 
@@ -184,10 +190,12 @@ class Traceable:
   def trace(
     self, args: Sequence[Any], kwargs: dict[str, Any], static: dict[Any, Any]
   ) -> TracedFunction:
-    """The jaxpr for these trees of jax.ShapeDtypeStruct, or `pytrees.Leaves` of them. The user's Python runs here and only here.
+    """The jaxpr for these trees of jax.ShapeDtypeStruct, or `pytrees.Leaves` of them. The user's
+    Python runs here and only here.
 
     Raises:
-      what the user's function raises under a JAX trace; where a constraint would help, a note says which.
+      what the user's function raises under a JAX trace; where a constraint would help, a note says
+      which.
     """
     in_tree = tree_util.tree_structure((tuple(args), kwargs))
     joined, named = self.join(args, kwargs, static)
@@ -224,7 +232,8 @@ class Traceable:
 
 
 def unbound(fun: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-  """(function, arguments, keyword arguments) that a method, functools.partial or an object with a jitted `__call__` binds."""
+  """(function, arguments, keyword arguments) that a method, functools.partial or an object with a
+  jitted `__call__` binds."""
   if isinstance(fun, types.MethodType):
     inner, args, kwargs = unbound(fun.__func__)
     return inner, (*args, fun.__self__), kwargs
@@ -259,11 +268,13 @@ def _spec(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def is_tensorflows(jaxpr: ClosedJaxpr) -> bool:
-  """Whether the function only calls a TensorFlow function with its own arguments; then TensorFlow's derivatives apply."""
+  """Whether the function only calls a TensorFlow function with its own arguments; then TensorFlow's
+  derivatives apply."""
   if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive not in IN_TENSORFLOW:
     return False
   (eqn,) = jaxpr.eqns
-  # Where arguments have the values of its variables, the graph calls a copy, which TensorFlow cannot differentiate.
+  # Where arguments have the values of its variables, the graph calls a copy, which TensorFlow
+  # cannot differentiate.
   takes_values = any(getattr(param, "held", None) for param in eqn.params.values())
   return eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars and not takes_values
 
@@ -280,7 +291,8 @@ def _warn_of_large_constants(name: str, jaxpr: ClosedJaxpr) -> None:
   size = sum({id(c): getattr(c, "nbytes", 0) for c in jaxpr.consts}.values())
   if size > _LARGE_CONSTANTS:
     errors.warn_user(
-      f"'{name}' closes over {size / 2**20:.0f} MB of arrays, which become constants of the graph; a graph "
+      f"'{name}' closes over {size / 2**20:.0f} MB of arrays, which become constants of the "
+      "graph; a graph "
       "ends at 2 GB: pass them as arguments, for instance as tf.Variables"
     )
 
@@ -288,7 +300,8 @@ def _warn_of_large_constants(name: str, jaxpr: ClosedJaxpr) -> None:
 class TraceCache:
   """(args, kwargs) -> (dynamic leaves, TracedFunction), with a bounded cache of traces.
 
-  One scope serves all calls: equal polymorphic shapes give equal symbolic dimensions, and calls of different sizes share one trace.
+  One scope serves all calls: equal polymorphic shapes give equal symbolic dimensions, and calls of
+  different sizes share one trace.
   """
 
   def __init__(
@@ -297,7 +310,8 @@ class TraceCache:
     self._traceable = traceable
     self._polymorphic_shapes = polymorphic_shapes
     self._scope = scope_of(polymorphic_shapes, constraints)
-    # What these two forget costs little, or `max_conversions` warns of it: each trace has a conversion.
+    # What these two forget costs little, or `max_conversions` warns of it: each trace has a
+    # conversion.
     self._by_actual_shapes: BoundedCache[Any, TracedFunction] = BoundedCache(16 * size)
     self._by_specs: BoundedCache[Any, TracedFunction] = BoundedCache(size)
 

@@ -1,6 +1,8 @@
-"""Value numbering over jaxprs: finds tensors with equal values (https://en.wikipedia.org/wiki/Value_numbering).
+"""Value numbering over jaxprs: finds tensors with equal values
+(https://en.wikipedia.org/wiki/Value_numbering).
 
-An idiom may compute a value without the intermediate ones. So values are named by JAX's equations, whether or not a tensor exists.
+An idiom may compute a value without the intermediate ones. So values are named by JAX's equations,
+whether or not a tensor exists.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class Naming:
     self._keys: dict[Any, Any] = {}
 
   def has(self, eqn: Any) -> bool:
-    """Whether there are tensors of all results of an equation, which are then in the environment."""
+    """Whether there are tensors of all results of an equation, which are then in the
+    environment."""
     if not all(v in self._made_by for v in eqn.outvars):
       return False
     found = [self._values.tensor(self._key(v)) for v in eqn.outvars]

@@ -1,4 +1,5 @@
-"""One row, one behaviour: a `Case` is run in every way that a user may run it, and compared with JAX.
+"""One row, one behaviour: a `Case` is run in every way that a user may run it, and compared with
+JAX.
 
 A test file lists its rows and ends with `test_case = run(CASES)`:
 
@@ -27,8 +28,8 @@ from jax2tf.lowering._kernels import NO_KERNEL
 from jax2tf.tools.sweeps.measure import op_types
 from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
-# Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math libraries
-# round differently. Integers and bools are exact.
+# Relative tolerance by dtype: a few units in the last place, for XLA's and TensorFlow's math
+# libraries round differently. Integers and bools are exact.
 RTOL = {
   np.dtype(np.float64): 1e-13,
   np.dtype(np.float32): 2e-6,
@@ -91,12 +92,15 @@ class Case:
     fun: the JAX function, of positional array arguments (pytrees welcome).
     args: NumPy arrays; they should hold hostile values where the primitive has any to fear.
     poly: `polymorphic_shapes` for one more run with unknown sizes, or None.
-    grad: compare the VJP; None means whenever an argument is inexact, so a row of which no result is says False.
+    grad: compare the VJP; None means whenever an argument is inexact, so a row of which no result
+      is says False.
     rtol: replaces the dtype's tolerance; say why in a comment on the row.
     atol: absolute tolerance, relative to the largest finite magnitude of the reference array.
     x64: run under jax_enable_x64.
-    xfail: {way: reason} for the ways that are known to fail; strict. The reason is also in docs/limitations.md.
-    skip: {way: reason} for the ways that do not apply, for instance "xla" where TensorFlow's XLA has no kernel.
+    xfail: {way: reason} for the ways that are known to fail; strict. The reason is also in
+      docs/limitations.md.
+    skip: {way: reason} for the ways that do not apply, for instance "xla" where TensorFlow's XLA
+      has no kernel.
   """
 
   name: str
@@ -132,7 +136,8 @@ def close(
   atol: float | None = None,
   of_the_largest: bool = False,
 ) -> None:
-  """Same tree, dtypes, shapes; values equal within the tolerance, NaN and infinities in the same places.
+  """Same tree, dtypes, shapes; values equal within the tolerance, NaN and infinities in the same
+  places.
 
   `of_the_largest` takes the relative tolerance of the array's largest value.
   """
@@ -162,7 +167,8 @@ def _close(
   dtype = expected.dtype
   wide = np.complex128 if expected.dtype.kind == "c" else np.float64
   actual, expected = actual.astype(wide), expected.astype(wide)
-  # TensorFlow's CPU kernels run with subnormal numbers flushed to zero (docs/limitations.md); XLA's keep them.
+  # TensorFlow's CPU kernels run with subnormal numbers flushed to zero (docs/limitations.md); XLA's
+  # keep them.
   subnormal = float(jnp.finfo(dtype).tiny)
   finite = np.abs(expected[np.isfinite(expected)])
   np.testing.assert_allclose(
@@ -182,7 +188,8 @@ def as_numpy(x: Any) -> np.ndarray:
 
 def _marks(case: Case, way: str) -> list[pytest.MarkDecorator]:
   known = [pytest.mark.xfail(reason=case.xfail[way], strict=True)] if way in case.xfail else []
-  # They take two thirds of the time: they compile, or run ops or derivatives that rows share with others. A graph is made of every row.
+  # They take two thirds of the time: they compile, or run ops or derivatives that rows share with
+  # others. A graph is made of every row.
   return [*known, pytest.mark.sampled] if way in ("eager", "gradient", "xla", "tf1") else known
 
 
@@ -233,7 +240,8 @@ def check_xla(case: Case) -> None:
 
 
 def check_gradient(case: Case) -> None:
-  """GradientTape inside a tf.function against jax.vjp, with random cotangents; no Xla* op either."""
+  """GradientTape inside a tf.function against jax.vjp, with random cotangents; no Xla* op
+  either."""
   leaves, outs = jax.tree.leaves(case.args), jax.tree.leaves(reference(case))
   wrt, results = inexact(leaves), inexact(outs)
   assert wrt and results, "nothing to differentiate: say grad=False"

@@ -1,4 +1,5 @@
-"""What docs/reference/command-line-errors.md shows: the folder in which its commands are typed, and its rows."""
+"""What docs/reference/command-line-errors.md shows: the folder in which its commands are typed, and
+its rows."""
 
 from __future__ import annotations
 
@@ -21,13 +22,15 @@ from jax2tf.tools.cli.main import main
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line-errors.md"
 _ROW = re.compile(
-  r"\| (?:without `(?P<without>[\w.]+)` )?\| `(?P<command>jax2tf.*?)` \| `(?P<line>.*)` \| (?P<code>\d+) \|"
+  r"\| (?:without `(?P<without>[\w.]+)` )?\| `(?P<command>jax2tf.*?)` \| `(?P<line>.*)` \| "
+  r"(?P<code>\d+) \|"
 )
 
 
 @dataclass(frozen=True)
 class Row:
-  """A command, a package that is missing, the line on stderr ("..." stands for anything), the exit code."""
+  """A command, a package that is missing, the line on stderr ("..." stands for anything), the exit
+  code."""
 
   command: str
   without: str | None
@@ -50,7 +53,8 @@ def rows() -> list[Row]:
 
 
 def make(folder: Path) -> None:
-  """Writes what the commands name: the modules of the page, files of all kinds, a model and damaged copies of it."""
+  """Writes what the commands name: the modules of the page, files of all kinds, a model and damaged
+  copies of it."""
   for name, text in re.findall(
     r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
   ):
@@ -87,7 +91,8 @@ def run(
   out: io.StringIO | None = None,
   patience: float = float("inf"),
 ) -> tuple[int, str]:
-  """(exit code, stderr) of a command, without the name of the folder; in this process, for importing TensorFlow takes seconds."""
+  """(exit code, stderr) of a command, without the name of the folder; in this process, for
+  importing TensorFlow takes seconds."""
   said = io.StringIO()
   patient = mock.patch.object(
     _progress, "PATIENCE", patience

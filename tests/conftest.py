@@ -19,9 +19,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # Its default depends on the processor; the tests also hold with 0, but for what Grappler fuses.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-# JAX compiles each reference for one run: as JAX's own tests, without the optimisations, which take a third of that time.
+# JAX compiles each reference for one run: as JAX's own tests, without the optimisations, which take
+# a third of that time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# TensorFlow's XLA compiles for one run too: the optimisations of LLVM, behind all of XLA's own, take a third of its time.
+# TensorFlow's XLA compiles for one run too: the optimisations of LLVM, behind all of XLA's own,
+# take a third of its time.
 os.environ.setdefault(
   "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
@@ -29,7 +31,8 @@ os.environ.setdefault(
 os.environ.setdefault("EQX_ON_ERROR", "nan")
 
 
-# Tests that see neither JAX's version nor a lowering rule, by the beginning of their names: `.ci/run` has them on its first Python only.
+# Tests that see neither JAX's version nor a lowering rule, by the beginning of their names:
+# `.ci/run` has them on its first Python only.
 ONE_PYTHON = {
   "tests/call_tf/test_in_workers.py": "processes of a fork server and of Ray",
   "tests/converters/test_c_loader.py": "C code that loads a SavedModel",
@@ -50,7 +53,8 @@ ONE_PYTHON = {
   "tests/test_wheel.py": "what is packed, and where",
   "tests/test_workers.py": "processes",
 }
-# Tests of 10 to 80 s, and a file of 50 s, by the beginning of their names: `make every-row` and `.ci/run` have them.
+# Tests of 10 to 80 s, and a file of 50 s, by the beginning of their names: `make every-row` and
+# `.ci/run` have them.
 LONG = {
   "tests/call_tf/test_in_workers.py::test_of_ray": "other tests have workers of a fork server",
   "tests/conformance/test_harnesses.py::test_nothing_else_is_lost": "it runs the tables of its file whole",
@@ -76,8 +80,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-  """Marks what one Python is enough for; takes a sixth of the longest tables, another one with each JAX, and neither LONG nor pipelines,
-  unless told to take all."""
+  """Marks what one Python is enough for; takes a sixth of the longest tables, another one with each
+  JAX, and neither LONG nor pipelines, unless told to take all."""
   for item in items:
     if item.nodeid.startswith(tuple(ONE_PYTHON)):
       item.add_marker(pytest.mark.one_python)
@@ -100,7 +104,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="module")
 def what_is_left() -> None:
-  """Graphs and functions of earlier tests, which TensorFlow and JAX keep: LiteRT's converter would search them for garbage at each call."""
+  """Graphs and functions of earlier tests, which TensorFlow and JAX keep: LiteRT's converter would
+  search them for garbage at each call."""
   gc.collect()
   gc.freeze()
 
@@ -150,7 +155,8 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-  """Headless Chromium. Without it, tests are skipped; they fail if JAX2TF_BROWSER=required, which .ci/run sets where it can install it."""
+  """Headless Chromium. Without it, tests are skipped; they fail if JAX2TF_BROWSER=required, which
+  .ci/run sets where it can install it."""
   from playwright import sync_api  # noqa: PLC0415  (which few sessions need)
 
   chromium = next(

@@ -1,6 +1,8 @@
-"""The manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton, in an environment of theirs: `make deploy-schemas`.
+"""The manifests of examples/deploy by the schemas of Kubernetes, KServe and Triton, in an
+environment of theirs: `make deploy-schemas`.
 
-python tests/deploy_schemas.py kubernetes|kserve|triton: a process each, for KServe and Triton register one proto twice.
+python tests/deploy_schemas.py kubernetes|kserve|triton: a process each, for KServe and Triton
+register one proto twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Gradients on both sides of the bridge, in TensorFlow's convention: what every comparison of derivatives calls."""
+"""Gradients on both sides of the bridge, in TensorFlow's convention: what every comparison of
+derivatives calls."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def inexact(values: Sequence[Any]) -> list[int]:
 
 
 def restricted(fun: Fun, args: Any, wrt: Sequence[int], results: Sequence[int]) -> Fun:
-  """`fun` as a function of the leaves `wrt` of `args` alone, which returns the leaves `results`; a JAX or a converted function."""
+  """`fun` as a function of the leaves `wrt` of `args` alone, which returns the leaves `results`; a
+  JAX or a converted function."""
   leaves, tree = jax.tree.flatten(args)
 
   def of_some(*changing: Any) -> list[Any]:
@@ -41,7 +43,8 @@ def random_like(rng: np.random.Generator | np.random.RandomState, like: Any) -> 
 
 
 def jax_pullback(fun: Fun, seeds: Sequence[Sequence[Any]], *xs: Any) -> list[Any]:
-  """The VJP of `fun` at `xs`; of as many orders as there are `seeds`, each the cotangents of the one before.
+  """The VJP of `fun` at `xs`; of as many orders as there are `seeds`, each the cotangents of the
+  one before.
 
   TensorFlow's gradient is the conjugate of JAX's, on both ends.
   """
@@ -53,7 +56,8 @@ def jax_pullback(fun: Fun, seeds: Sequence[Sequence[Any]], *xs: Any) -> list[Any
 def tf_pullback(fun: Fun, seeds: Sequence[Sequence[Any]], *xs: tf.Tensor) -> list[tf.Tensor]:
   """The same by nested GradientTapes.
 
-  The cotangents should be arguments of a tf.function: Grappler multiplies constant ones into other factors, and overflows elsewhere.
+  The cotangents should be arguments of a tf.function: Grappler multiplies constant ones into other
+  factors, and overflows elsewhere.
   """
   *inner, last = seeds
   with tf.GradientTape() as tape:

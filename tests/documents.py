@@ -1,8 +1,10 @@
-"""Runs the code blocks of a document in order, as they stand: `python documents.py FILE [LANGUAGE ...]`, in the folder that they work in.
+"""Runs the code blocks of a document in order, as they stand: `python documents.py FILE [LANGUAGE
+...]`, in the folder that they work in.
 
-`python` blocks share one namespace, `sh` and `console` blocks one shell. What a `console` block shows below a command, or a `text` block
-below another, is compared with the output, where `...` stands for anything. A command that ends in `&` is waited for until its output is
-what is shown. A block is left out only behind a comment `<!-- not run: REASON -->`.
+`python` blocks share one namespace, `sh` and `console` blocks one shell. What a `console` block
+shows below a command, or a `text` block below another, is compared with the output, where `...`
+stands for anything. A command that ends in `&` is waited for until its output is what is shown. A
+block is left out only behind a comment `<!-- not run: REASON -->`.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def _compare(shown: str, said: str) -> None:
 
 
 class _Shell:
-  """One bash for all of a document; its standard error goes to the file `stderr.txt` of the folder."""
+  """One bash for all of a document; its standard error goes to the file `stderr.txt` of the
+  folder."""
 
   def __enter__(self) -> _Shell:
     commands, self._commands = os.pipe()

@@ -1,4 +1,5 @@
-"""Functions on four devices of DTensor, each in a process of its own, or two of two devices, which test_dtensor.py starts."""
+"""Functions on four devices of DTensor, each in a process of its own, or two of two devices, which
+test_dtensor.py starts."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def convolve(p: Any, x: Any) -> Any:
 
 
 def minilm_case(data_parallel: bool = False) -> Case:
-  """all-MiniLM-L6-v2; a quarter of each kernel of its layers is on a device, or a quarter of the rows."""
+  """all-MiniLM-L6-v2; a quarter of each kernel of its layers is on a device, or a quarter of the
+  rows."""
   leaves, tree = jax.tree_util.tree_flatten_with_path(minilm.parameters())
   params = {
     jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
@@ -158,7 +160,8 @@ CASES = {
   "bfloat16": lambda: Case(
     halved, {"w": (draw(4, 4), (None, "model"))}, draw(4, 4), "b, _", tolerance=3e-2
   ),
-  # What DTensor does not run. The layouts of arguments decide, so a jaxpr does not tell: test_dtensor.py has the errors.
+  # What DTensor does not run. The layouts of arguments decide, so a jaxpr does not tell:
+  # test_dtensor.py has the errors.
   "output channels": lambda: Case(
     convolve,
     {"k": (draw(3, 3, 2, 4), (None, None, None, "model"))},

@@ -1,4 +1,5 @@
-"""Programs in which the first converted function of a process is made while TensorFlow differentiates: `python first_calls.py`.
+"""Programs in which the first converted function of a process is made while TensorFlow
+differentiates: `python first_calls.py`.
 
 Each runs in a fork of a process that has imported JAX and TensorFlow, and not this package.
 """

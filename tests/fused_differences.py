@@ -1,4 +1,5 @@
-"""What fused idioms compute otherwise than JAX, as docs/guide/fused.md has it: for each idiom and kind of input, value and gradient."""
+"""What fused idioms compute otherwise than JAX, as docs/guide/fused.md has it: for each idiom and
+kind of input, value and gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ import jax2tf
 from tests.fused_layers import said
 
 Plain = Callable[[Any], Any]
-# Of rows and, where a layer comes first, its weights: ones of its own, because Grappler fuses no product that has two uses, and zeros.
+# Of rows and, where a layer comes first, its weights: ones of its own, because Grappler fuses no
+# product that has two uses, and zeros.
 Form = Callable[[Any, Any, Any], Any]
 Table = dict[tuple[str, str], dict[str, str]]
 
@@ -144,7 +146,8 @@ def table() -> list[str]:
 
 
 def _measured() -> Table:
-  """{(form, way): {kind: what differs}}; Grappler fuses nothing of float64, and no gradient with the layer before."""
+  """{(form, way): {kind: what differs}}; Grappler fuses nothing of float64, and no gradient with
+  the layer before."""
   plain = {name: _alone(f) for name, f in PLAIN.items()}
   single, double = _of_dtype(np.float32, plain), _of_dtype(np.float64, plain)
   found = {
@@ -228,7 +231,8 @@ _KINDS = {"NaN": np.isnan, "inf": np.isposinf, "-inf": np.isneginf, "number": np
 
 
 def _cell(found: np.ndarray, expected: np.ndarray) -> str:
-  """What differs: kinds of numbers, JAX's first, and by how much the largest number of a row, or 1, is missed."""
+  """What differs: kinds of numbers, JAX's first, and by how much the largest number of a row, or 1,
+  is missed."""
   said = [
     f"{a} → {b}"
     for a, of_jax in _KINDS.items()

@@ -1,4 +1,5 @@
-"""What Grappler makes of the forms that the lowering emits, as docs/guide/fused.md has it: each line is a row that runs."""
+"""What Grappler makes of the forms that the lowering emits, as docs/guide/fused.md has it: each
+line is a row that runs."""
 
 from __future__ import annotations
 
@@ -140,7 +141,8 @@ LINES = [
     {"_FusedConv2D": 1, "AddV2": 1, "Relu": 1},
   ),
   Line(
-    "Conv2D, FusedBatchNorm, Tanh: TensorFlow has no kernel for its own fusion, so the idiom multiplies the kernel",
+    "Conv2D, FusedBatchNorm, Tanh: TensorFlow has no kernel for its own fusion, so the idiom "
+    "multiplies the kernel",
     "Mul, `_FusedConv2D`, Tanh",
     "conv",
     [_normed(jnp.tanh)],

@@ -1,4 +1,5 @@
-"""Keras models of the JAX backend to SavedModels, unmodified; test_drop_in.py runs this, and loads them.
+"""Keras models of the JAX backend to SavedModels, unmodified; test_drop_in.py runs this, and loads
+them.
 
 KERAS_BACKEND=jax python -m jax2tf.install tests/keras_models.py FOLDER
 """
@@ -47,7 +48,8 @@ MODELS = {
 
 
 def export(folder: Path) -> None:
-  """Each model as Keras exports it, an input of another batch size, and what the model makes of it, with the gradient of its sum."""
+  """Each model as Keras exports it, an input of another batch size, and what the model makes of it,
+  with the gradient of its sum."""
   assert jax2tf.convert.__module__ == "jax2tf.api"
   for name, (build, shape) in MODELS.items():
     model = build()

@@ -1,6 +1,7 @@
 """The beginnings of the messages in the source, by its syntax trees: nothing is imported.
 
-A message is what an error, a warning, a refusal, an assertion in a graph, a bad row or a line on stderr says to a user.
+A message is what an error, a warning, a refusal, an assertion in a graph, a bad row or a line on
+stderr says to a user.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def reasons() -> dict[str, str]:
 
 
 def in_page() -> list[str]:
-  """The beginnings that the page lists: the code of the first column, in a table of reasons that of the second too."""
+  """The beginnings that the page lists: the code of the first column, in a table of reasons that of
+  the second too."""
   found: list[str] = []
   columns = 1
   for row in PAGE.read_text(encoding="utf-8").splitlines():
@@ -210,7 +212,8 @@ def _sentences(value: ast.expr, made: Made) -> Iterator[str]:
 
 
 def _texts(node: ast.expr, made: Made) -> list[str]:
-  """What an expression may say, with `...` for what is filled in; of lines that are joined the first."""
+  """What an expression may say, with `...` for what is filled in; of lines that are joined the
+  first."""
   match node:
     case ast.Constant(value=str(text)):
       return [text]
@@ -241,7 +244,8 @@ def _texts(node: ast.expr, made: Made) -> list[str]:
 
 
 def _filled(part: ast.AST, made: Made) -> str:
-  """A part of an f-string: the words of a local variable that has one value, and `...` for others."""
+  """A part of an f-string: the words of a local variable that has one value, and `...` for
+  others."""
   match part:
     case ast.FormattedValue(value=ast.Name(id=name)) if name.islower():
       match made.get(name, []):

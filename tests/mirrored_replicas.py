@@ -1,4 +1,5 @@
-"""Trains a converted function on four logical devices, or with a TF_CONFIG as one of several workers; each in a process of its own.
+"""Trains a converted function on four logical devices, or with a TF_CONFIG as one of several
+workers; each in a process of its own.
 
 test_gradient_training.py and test_strategies.py run this.
 """

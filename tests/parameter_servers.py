@@ -1,4 +1,5 @@
-"""Gradients of a converted function on the workers of a ParameterServerStrategy; test_strategies.py runs this with the cluster as JSON.
+"""Gradients of a converted function on the workers of a ParameterServerStrategy; test_strategies.py
+runs this with the cluster as JSON.
 
 The servers have neither JAX nor this package: what they run comes as a graph.
 """

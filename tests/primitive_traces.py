@@ -1,4 +1,5 @@
-"""The parameters that JAX's primitives bind, seen in traces: of JAX's own harnesses, of the rows of tests/lowering, and of `TRACES`."""
+"""The parameters that JAX's primitives bind, seen in traces: of JAX's own harnesses, of the rows of
+tests/lowering, and of `TRACES`."""
 
 from __future__ import annotations
 

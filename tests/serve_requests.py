@@ -1,4 +1,5 @@
-"""Requests for `encoder` of serve_models, right and wrong ones, with what `jax2tf serve` says to them."""
+"""Requests for `encoder` of serve_models, right and wrong ones, with what `jax2tf serve` says to
+them."""
 
 from __future__ import annotations
 

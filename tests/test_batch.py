@@ -79,7 +79,8 @@ def test_formats_bad_rows_and_a_second_run(
     "".join(json.dumps({"id": i, "ids": row}) + "\n" for i, row in enumerate(IDS))
   )
   (tmp_path / "bad.jsonl").write_text(
-    '{"id": 0, "ids": [1, 2.5]}\nnot JSON\n{"id": 2}\n{"id": 3, "ids": [1,1,1,1,1,1,1,1,1]}\n{"id": 4, "ids": [8]}\n'
+    '{"id": 0, "ids": [1, 2.5]}\nnot JSON\n{"id": 2}\n{"id": 3, "ids": '
+    '[1,1,1,1,1,1,1,1,1]}\n{"id": 4, "ids": [8]}\n'
   )
   with (tmp_path / "c.csv").open("w", newline="") as file:
     csv.writer(file).writerows([["id", "ids"], *([i, row] for i, row in enumerate(IDS))])
@@ -162,7 +163,8 @@ def test_formats_bad_rows_and_a_second_run(
 def test_killed_in_the_middle_and_in_a_write(
   encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-  """A shard of a killed worker is done again, from its beginning, by another; no row is lost or there twice."""
+  """A shard of a killed worker is done again, from its beginning, by another; no row is lost or
+  there twice."""
   rows = [{"id": i, "ids": [i % 50] * (1 + i % 8)} for i in range(3000)]
   for name in ("a", "b"):
     (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -421,7 +423,8 @@ def test_the_ledger_of_a_command_that_was_killed_while_it_wrote(
 def test_workers_without_jax_load_the_version_that_the_plan_named(
   tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-  """One thread is enough, for a BatchFunction around a loop too; a version that is published during the run is for later ones."""
+  """One thread is enough, for a BatchFunction around a loop too; a version that is published during
+  the run is for later ones."""
   for name in ("jax", "jaxlib"):
     (tmp_path / "none" / name).mkdir(parents=True)
     (tmp_path / "none" / name / "__init__.py").write_text("import os\nos._exit(7)\n")
@@ -503,7 +506,8 @@ def test_progress_is_a_line_every_ten_seconds(
 
 
 def test_rows_for_engines(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-  """Columns, tables and record batches with the same answers, from an object that was pickled; a bad row is an error."""
+  """Columns, tables and record batches with the same answers, from an object that was pickled; a
+  bad row is an error."""
   rows = pickle.loads(pickle.dumps(engines.Rows(encoder, outputs=["mean"])))
   expected = [EMBEDDING[ids].mean(0) for ids in IDS]
   table = pa.table({"id": range(len(IDS)), "ids": IDS})

@@ -1,4 +1,5 @@
-"""Files of rows as strangers write them, and the values in them: `tools/batch/formats.py` and `cells.py`."""
+"""Files of rows as strangers write them, and the values in them: `tools/batch/formats.py` and
+`cells.py`."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def test_a_name_that_hides_the_format(runner: Any, tmp_path: Path) -> None:
 
 
 def test_what_a_plan_finds_before_it_starts(doubled: Path, tmp_path: Path) -> None:
-  """A file that may be read later is no reason to refuse the command; an output that a column hides, and files of one name, are."""
+  """A file that may be read later is no reason to refuse the command; an output that a column
+  hides, and files of one name, are."""
   (tmp_path / "a.jsonl").write_text('{"id": 1}\n{"x": 2}\n')
   (tmp_path / "empty.csv").write_bytes(b"")
   asked = plan.Asked(str(doubled), "serving_default", {}, [], "", 4)

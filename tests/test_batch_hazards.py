@@ -1,4 +1,5 @@
-"""`jax2tf batch` and what happens on a machine: files that change, names that collide, workers that hang, full disks."""
+"""`jax2tf batch` and what happens on a machine: files that change, names that collide, workers that
+hang, full disks."""
 
 from __future__ import annotations
 
@@ -177,7 +178,8 @@ def test_a_full_disk_is_named(doubled: str, tmp_path: Path) -> None:
   assert worker._reason(full, "out/a.jsonl") == "out/a.jsonl: [Errno 28] No space left on device"
 
 
-# What `supervisor` starts, without TensorFlow. The first one of a shard named `stops` stops in the middle; `slow` takes 8 reports.
+# What `supervisor` starts, without TensorFlow. The first one of a shard named `stops` stops in the
+# middle; `slow` takes 8 reports.
 WORKER = """
 import json, os, pathlib, signal, sys, time
 def tell(**what): print(json.dumps(what), flush=True)

@@ -156,7 +156,8 @@ def test_one_file_holds_the_model_and_runs_it(page: Any, tmp_path: Path, backend
   page.context.set_offline(False)
   assert page.text_content("#status").endswith(backend)
   found = page.evaluate(
-    "[...document.querySelectorAll('section')].map(e => [e.dataset.name, e.querySelector('pre').textContent])"
+    "[...document.querySelectorAll('section')].map(e => [e.dataset.name, "
+    "e.querySelector('pre').textContent])"
   )
   expected = dict(zip(names, fun(weights, x, np.int32(2)), strict=True))
   assert {name for name, _ in found} == {*names}
@@ -196,7 +197,8 @@ def test_the_page_takes_images_and_text(page: Any, tmp_path: Path) -> None:
   page.click("#run")
   page.wait_for_function("document.getElementById('status').textContent.match(/ ms on |Input/)")
   answers = page.evaluate(
-    "Object.fromEntries([...document.querySelectorAll('section')].map(e => [e.dataset.name, e.querySelector('pre').textContent]))"
+    "Object.fromEntries([...document.querySelectorAll('section')].map(e => [e.dataset.name, "
+    "e.querySelector('pre').textContent]))"
   )
   np.testing.assert_allclose(np.array(answers["mean"].split(), np.float32), [1, 0.2, 0], atol=1e-6)
   ids, mask = minilm_text.tokenize([*SENTENCES[:2], *SENTENCES[-1:]])
@@ -274,10 +276,12 @@ def test_the_report_of_a_verification_shows_what_differs_first_and_cuts_nothing_
     "[...document.querySelectorAll('details')].map(e => [e.innerText.split('\\n')[0], e.open])"
   ) == [["Differ: 1", True], ["Agree: 9", False]]
   assert page.evaluate(
-    "[document.documentElement, ...document.querySelectorAll('.scroll, img')].every(e => e.scrollWidth <= e.clientWidth)"
+    "[document.documentElement, ...document.querySelectorAll('.scroll, img')].every(e => "
+    "e.scrollWidth <= e.clientWidth)"
   )
   assert page.evaluate(
-    "getComputedStyle(document.querySelector('tr.wrong td')).backgroundColor !== getComputedStyle(document.body).backgroundColor"
+    "getComputedStyle(document.querySelector('tr.wrong td')).backgroundColor !== "
+    "getComputedStyle(document.body).backgroundColor"
   )
   lightness = page.evaluate(
     "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"

@@ -529,7 +529,8 @@ def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsy
   run("check", "MODEL:prints", *inputs, "--for", "serving,onnx")
   line = r" at .*\.py:\d+:\d+ "
   assert re.fullmatch(
-    rf"serving: nothing is missing\nonnx: nothing is missing\n  left out \(of 'debug_print'\){line}\(prints\)\n",
+    r"serving: nothing is missing\nonnx: nothing is missing\n  left out \(of "
+    rf"'debug_print'\){line}\(prints\)\n",
     capsys.readouterr().out,
   )
   run("check", "MODEL:calls", *inputs, "--for", "serving,onnx", code=1)

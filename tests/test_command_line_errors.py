@@ -1,4 +1,5 @@
-"""Each mistake of docs/reference/command-line-errors.md: one line, its exit code, and nothing left behind."""
+"""Each mistake of docs/reference/command-line-errors.md: one line, its exit code, and nothing left
+behind."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def arguments() -> set[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.command)
 def test_the_words_are_those_of_the_command(row: errors.Row) -> None:
-  """No argument of a Python function: neither `name =`, nor a name with an underscore, unless it is a flag or the user's own."""
+  """No argument of a Python function: neither `name =`, nor a name with an underscore, unless it is
+  a flag or the user's own."""
   line = row.line.replace("as in --input", "").replace("name=dtype[shape]", "")
   for name in arguments():
     used = re.findall(rf"(?<![-\w.'/])`?{name}(?: ?=(?!=)|`)", line) + (
@@ -97,14 +99,19 @@ def test_the_words_are_those_of_the_command(row: errors.Row) -> None:
   [
     ("signature 's' is stateful; pass state=, the initial state, or choose others with signatures=",
      "signature 's' is stateful; pass --state, the initial state, or choose others with --signature"),
-    ("reference is one function for the signatures a, b; give {name: function}, or choose with signatures=",
+    ("reference is one function for the signatures a, b; give {name: function}, or choose with "
+      "signatures=",
      "reference is one function for the signatures a, b; give one of them as --signature"),
     ("two results would have one name: a; give each its own in `outputs`",
      "two results would have one name: a; give each its own in --output"),
-    ("it has a preprocess step, which is not JAX's, so it needs your own inputs for x and reference['s']",
-     "it has a preprocess step, which is not JAX's, so it is compared only from Python, with your own reference"),
-    ("from_flax_nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; use from_flax_linen",
-     "--library=nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; use --library=linen"),
+    ("it has a preprocess step, which is not JAX's, so it needs your own inputs for x and "
+      "reference['s']",
+     "it has a preprocess step, which is not JAX's, so it is compared only from Python, with your "
+     "own reference"),
+    ("from_flax_nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "
+      "use from_flax_linen",
+     "--library=nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "
+     "use --library=linen"),
     ("x exists already; pass overwrite=True, or another path", "x exists already; pass --overwrite, or another path"),
     ("sizes['b'] = [0]; give one or more positive integers", "--size b=0; give one or more positive integers"),
   ],

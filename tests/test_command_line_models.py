@@ -1,4 +1,5 @@
-"""What `--params` and `module:function` may name: checkpoints of Orbax, functions, and models without their library."""
+"""What `--params` and `module:function` may name: checkpoints of Orbax, functions, and models
+without their library."""
 
 from __future__ import annotations
 

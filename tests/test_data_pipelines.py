@@ -1,4 +1,5 @@
-"""Converted functions inside tf.data: in parallel, on ragged rows, kept in files, resumed, and on workers that have no JAX."""
+"""Converted functions inside tf.data: in parallel, on ragged rows, kept in files, resumed, and on
+workers that have no JAX."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def predict(params, x):
 
 
 def noisy(i, x):
-  """f32[n] -> f32[n]; the number of a row makes its random numbers, wherever and in whatever order they are drawn."""
+  """f32[n] -> f32[n]; the number of a row makes its random numbers, wherever and in whatever order
+  they are drawn."""
   return x + jax.random.normal(jax.random.fold_in(jax.random.key(0), i), x.shape)
 
 
@@ -47,7 +49,8 @@ def joined(dataset: Any) -> np.ndarray:
 
 
 def close_to_jax(found: Any, expected: Any = EXPECTED) -> None:
-  """Within the tolerance of the largest value: the products sum in another order than XLA's, and the small results cancel."""
+  """Within the tolerance of the largest value: the products sum in another order than XLA's, and
+  the small results cancel."""
   close(found, expected, of_the_largest=True)
 
 
@@ -142,7 +145,8 @@ def distributed(dataset: Any, workers: str) -> Any:
 
 
 def test_workers_without_jax_share_the_rows(workers):
-  # The numbers are in the source: those of `enumerate` belong to other rows here, for each worker counts for itself (TF 2.21).
+  # The numbers are in the source: those of `enumerate` belong to other rows here, for each worker
+  # counts for itself (TF 2.21).
   numbered = tf.data.Dataset.from_tensor_slices((np.arange(24, dtype=np.uint32), X))
   rows = distributed(
     numbered.map(lambda i, x: (i, CONVERTED(PARAMS, x[None])[0], NOISY(i, x))), workers

@@ -1,4 +1,5 @@
-"""The files of examples/deploy fit each other, the models that we write, and the programs that read them."""
+"""The files of examples/deploy fit each other, the models that we write, and the programs that read
+them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def yamls(path: str) -> list[Any]:
 
 
 def message(name: str, **fields: tuple[str, ...]) -> Any:
-  """A proto message as TF Serving documents it: tensorflow-serving-api 2.21 has none of batching and monitoring."""
+  """A proto message as TF Serving documents it: tensorflow-serving-api 2.21 has none of batching
+  and monitoring."""
   proto = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", syntax="proto3")
   for number, (kind, members) in enumerate(
     {"Part": fields.pop("part"), name: tuple(fields)}.items()

@@ -1,4 +1,5 @@
-"""What a derivative traces and keeps: each jaxpr when it is asked for, and of a refusal the words alone."""
+"""What a derivative traces and keeps: each jaxpr when it is asked for, and of a refusal the words
+alone."""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ def test_a_refusal_keeps_its_words_and_no_array(wrap):
 
 
 def test_a_rule_that_kept_a_tracer_is_no_derivative():
-  """JAX 0.10: the rule of expn holds its order as it was traced, so jax.grad(jax.jit(f)) fails too."""
+  """JAX 0.10: the rule of expn holds its order as it was traced, so jax.grad(jax.jit(f)) fails
+  too."""
   order, x = tf.constant(2), tf.constant(1.0)
   fun = jax2tf.convert(jax.scipy.special.expn)
   np.testing.assert_allclose(

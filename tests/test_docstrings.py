@@ -1,4 +1,5 @@
-"""The docstrings of the public names: their examples run, and their sections name every argument, result and error."""
+"""The docstrings of the public names: their examples run, and their sections name every argument,
+result and error."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def sections(value: Any) -> dict[str, str]:
 
 
 def raised(value: Any, depth: int = 2) -> set[str]:
-  """The exceptions that a function raises in its own source, and in functions of the package that it calls; of a class, its constructor."""
+  """The exceptions that a function raises in its own source, and in functions of the package that
+  it calls; of a class, its constructor."""
   if inspect.isclass(value):
     return set().union(
       *(
@@ -148,7 +150,8 @@ def named(func: ast.AST, scope: dict[str, Any]) -> Any:
 
 
 def undocumented(value: Any) -> list[str]:
-  """Arguments, results and errors that the sections of a docstring omit, and arguments that do not exist."""
+  """Arguments, results and errors that the sections of a docstring omit, and arguments that do not
+  exist."""
   documented = sections(value)
   described = documented.get(
     "Args", documented.get("Attributes", "") if inspect.isclass(value) else ""

@@ -1,4 +1,5 @@
-"""The documents: their links and anchors lead somewhere, the files they name are there, and the reference has every public name."""
+"""The documents: their links and anchors lead somewhere, the files they name are there, and the
+reference has every public name."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def text_of(page: Path) -> str:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-  """Those of the headings, as GitHub and MkDocs make them; both number a repetition, in different ways, so it has none here."""
+  """Those of the headings, as GitHub and MkDocs make them; both number a repetition, in different
+  ways, so it has none here."""
   headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
   plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
   return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in plain}
@@ -189,7 +191,8 @@ def test_the_reference_has_every_public_name() -> None:
     for page in pages
     for entry in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
   ]
-  # `jax2tf.install` is a module too, by which `python -m jax2tf.install` runs; MkDocs takes that one for it.
+  # `jax2tf.install` is a module too, by which `python -m jax2tf.install` runs; MkDocs takes that
+  # one for it.
   entries = ["jax2tf.install" if entry == "jax2tf.drop_in.install" else entry for entry in entries]
   names = {f"{module}.{name}" for module, file in PUBLIC.items() for name in exported(file)}
   assert sorted(entries) == sorted(names | {f"jax2tf.{name}" for name in jax2tf.__all__})

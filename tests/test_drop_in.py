@@ -62,7 +62,8 @@ def forever(x):
   return lax.while_loop(lambda y: jnp.sum(y) < 9, lambda y: y * 2, x)
 
 
-# What programs that were written for jax.experimental.jax2tf catch: the words are in both packages' messages, the types agree.
+# What programs that were written for jax.experimental.jax2tf catch: the words are in both packages'
+# messages, the types agree.
 REFUSED = {
   "not callable": (lambda package: package.convert(5.0), "Expected a callable value, got 5.0"),
   "evaluated, not callable": (
@@ -174,7 +175,8 @@ SIZES = {
   "inconsistent": (
     with_shapes("a, a"),
     re.escape(
-      "Found inconsistency between dimension size args[0].shape[1] (= 3) and the specification 'a' (= 2)"
+      "Found inconsistency between dimension size args[0].shape[1] (= 3) and the specification "
+      "'a' (= 2)"
     ),
   ),
   "constraint": (
@@ -349,7 +351,8 @@ def test_disabled_gradient_under_pfor():
   ids=["native", "graph"],
 )
 def test_rematerialisation_stays_behind_its_barrier(convert):
-  """In the forward pass of what has a gradient, too: else XLA merges what is computed twice, and keeps it in between."""
+  """In the forward pass of what has a gradient, too: else XLA merges what is computed twice, and
+  keeps it in between."""
   converted = convert(jax.grad(jax.checkpoint(lambda x: jnp.sum(jnp.sin(jnp.sin(x))))))
   hlo = in_graph(converted, jit_compile=True).experimental_get_compiler_ir(tf.constant(3.0))(
     stage="hlo"
@@ -419,7 +422,8 @@ def test_install_for_a_while():
 def test_as_a_command(tmp_path):
   script = tmp_path / "script.py"
   script.write_text(
-    "import sys\nfrom jax.experimental import jax2tf\nprint(jax2tf.convert.__module__, sys.argv[1:], __name__)\n"
+    "import sys\nfrom jax.experimental import jax2tf\nprint(jax2tf.convert.__module__, "
+    "sys.argv[1:], __name__)\n"
   )
   done = run("-m", "jax2tf.install", script, "--flag", "value")
   assert done.stdout.strip() == "jax2tf.api ['--flag', 'value'] __main__", done.stderr
@@ -453,7 +457,8 @@ def test_keras_exports_with_the_jax_backend(name, keras_folder):
 
 
 def test_orbax_export(tmp_path):
-  """Pre- and post-processors, several signatures and a polymorphic batch; values and gradients are compared there."""
+  """Pre- and post-processors, several signatures and a polymorphic batch; values and gradients are
+  compared there."""
   done = run("-m", "jax2tf.install", "tests/orbax_models.py", tmp_path / "model")
   assert done.returncode == 0, done.stderr[-3000:]
   assert done.stdout.split()[-1] == "equal"

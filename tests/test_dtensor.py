@@ -1,4 +1,5 @@
-"""Sharding annotations as layouts of DTensor; what runs on several devices, in processes of their own."""
+"""Sharding annotations as layouts of DTensor; what runs on several devices, in processes of their
+own."""
 
 from __future__ import annotations
 

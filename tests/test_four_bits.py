@@ -1,4 +1,5 @@
-"""Arguments and results of 4 bits: right wherever TensorFlow keeps them, refused where XLA's code would take or return them."""
+"""Arguments and results of 4 bits: right wherever TensorFlow keeps them, refused where XLA's code
+would take or return them."""
 
 from __future__ import annotations
 

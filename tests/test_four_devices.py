@@ -1,4 +1,5 @@
-"""Placement needs several devices, which a process makes once: the tests of tests/four_devices run in one of their own."""
+"""Placement needs several devices, which a process makes once: the tests of tests/four_devices run
+in one of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fused idioms: each matches what is written by hand, not a near miss, and has JAX's values and derivatives.
+"""Fused idioms: each matches what is written by hand, not a near miss, and has JAX's values and
+derivatives.
 
 tests/test_fused_page.py has the layers of libraries, and what differs.
 """
@@ -123,7 +124,8 @@ def _select_twice(primals: Any, tangents: Any) -> Any:
   return (y, 2 * y), (t, t)
 
 
-# Rules of the user's: for relu with another derivative, for two results, and one that JAX calls only to differentiate.
+# Rules of the user's: for relu with another derivative, for two results, and one that JAX calls
+# only to differentiate.
 RULES = {
   "another_derivative": _with_rule(
     lambda x: jnp.maximum(x, 0), lambda p, t: (jnp.maximum(*p, 0), 3 * t[0])
@@ -249,7 +251,8 @@ def test_attention_is_one_op(name: str) -> None:
 
 
 def test_scores_that_stay_as_they_are() -> None:
-  """Of halves, which a number moved behind the product would round otherwise; over 0; selected by an integer."""
+  """Of halves, which a number moved behind the product would round otherwise; over 0; selected by
+  an integer."""
   mask = _SEEN.astype(np.int32) - 1
   halves = TOKENS.astype(jnp.bfloat16)
 
@@ -288,7 +291,8 @@ def test_a_tanh_behind_batch_norm() -> None:
 
 
 def test_empty_arrays() -> None:
-  """Of each idiom, value and gradient. A size of 0 is that of a symbolic dimension less 1; JAX's own are 1 at least."""
+  """Of each idiom, value and gradient. A size of 0 is that of a symbolic dimension less 1; JAX's
+  own are 1 at least."""
   rows, images = np.zeros((0, 8), np.float32), np.zeros((0, 6, 6, 3), np.float32)
 
   def fun(x: Any, images: Any) -> Any:
@@ -329,7 +333,8 @@ def test_empty_arrays() -> None:
 
 @pytest.mark.parametrize("mean", [0, 100, 1e4])
 def test_the_variance_by_squares(mean: float) -> None:
-  """Where E[x^2] - E[x]^2 cancels, JAX has its rounding error: the exact graph is as far off as the idiom, which is nearer the truth."""
+  """Where E[x^2] - E[x]^2 cancels, JAX has its rounding error: the exact graph is as far off as the
+  idiom, which is nearer the truth."""
   x = np.float32(mean + np.random.default_rng(0).standard_normal((16, 64)))
   wide = x.astype(np.float64)
   truth = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)

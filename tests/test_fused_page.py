@@ -1,4 +1,5 @@
-"""docs/guide/fused.md says what is so: which layer of which library matches, what differs from JAX, what Grappler fuses."""
+"""docs/guide/fused.md says what is so: which layer of which library matches, what differs from JAX,
+what Grappler fuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The examples of docs/gallery on small settings, and their pages. tests/test_browser.py and test_generate.py run the other two."""
+"""The examples of docs/gallery on small settings, and their pages. tests/test_browser.py and
+test_generate.py run the other two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A model that generates text, trained for a few steps, saved with its cache, and run in a process without JAX."""
+"""A model that generates text, trained for a few steps, saved with its cache, and run in a process
+without JAX."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def test_the_example_runs_to_its_last_line(
 
 
 def test_a_cache_changes_no_token() -> None:
-  """Of two prompts of different lengths, in slots that are not the first, next to reading the whole text again."""
+  """Of two prompts of different lengths, in slots that are not the first, next to reading the whole
+  text again."""
   params = jax.device_put(decoder.init(0))
   tokens, lengths, slots = (
     np.array([[5, 6, 7], [9, 0, 0]], np.int32),

@@ -309,7 +309,8 @@ def test_second_and_third_orders_of_one_of_several_results(mode):
 
 @pytest.mark.parametrize(("dtype", "marked"), [(np.float32, 99), (np.int32, 3)])
 def test_long_chains_of_one_op_are_cut(dtype, marked):
-  """TensorFlow's optimiser takes a time quadratic in the length of a chain of products (docs/reports/growth.md)."""
+  """TensorFlow's optimiser takes a time quadratic in the length of a chain of products
+  (docs/reports/growth.md)."""
 
   def products(x):
     for _ in range(100):
@@ -358,7 +359,8 @@ def test_jacobian_and_persistent_tape():
 
 @pytest.mark.parametrize("checkpoint", [jax.checkpoint, lambda f: f], ids=["remat", "plain"])
 def test_as_many_products_run_as_jax_asks_for(checkpoint):
-  """TensorFlow's optimiser merges equal ops, but must not merge a recomputation with the forward pass."""
+  """TensorFlow's optimiser merges equal ops, but must not merge a recomputation with the forward
+  pass."""
   w, x = np.full((8, 8), 0.3, np.float32), np.ones((5, 8), np.float32)
 
   def loss(w, x):

@@ -1,7 +1,8 @@
 """Everywhere that TensorFlow differentiates, a converted function has JAX's gradients.
 
-test_gradient.py proves the orders and the conventions; here are the places (tapes, loops, Jacobians) and the functions (loops,
-sorts, linear algebra, custom rules); test_gradient_training.py has Keras, tf.data, loss scaling and replicas.
+test_gradient.py proves the orders and the conventions; here are the places (tapes, loops,
+Jacobians) and the functions (loops, sorts, linear algebra, custom rules); test_gradient_training.py
+has Keras, tf.data, loss scaling and replicas.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Row:
 
   Attributes:
     fun: the JAX function.
-    rtol: 1e-5 for the first order, of a chain of some ten roundings; the second order has ten times that.
+    rtol: 1e-5 for the first order, of a chain of some ten roundings; the second order has ten times
+      that.
     second: whether the second order is compared too; a few rows of each kind suffice.
   """
 
@@ -298,7 +300,8 @@ def test_hessian(name, mode):
 
 
 def penalty_gradient(converted, **options):
-  """The gradient of a penalty on a Jacobian; test_hessian is the other way round, the Jacobian of a gradient."""
+  """The gradient of a penalty on a Jacobian; test_hessian is the other way round, the Jacobian of a
+  gradient."""
 
   def gradient(x):
     with tf.GradientTape() as outer:
@@ -327,7 +330,8 @@ def test_derivative_of_a_jacobian(mode):
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_derivatives_through_pfor_are_refused(mode):
-  """TF 2.21: pfor makes a plain IdentityN of one with a gradient function, and would differentiate the ops behind it."""
+  """TF 2.21: pfor makes a plain IdentityN of one with a gradient function, and would differentiate
+  the ops behind it."""
   converted = jax2tf.convert(jnp.sin)
   for derivative in (
     penalty_gradient(converted),
@@ -501,7 +505,8 @@ def test_recompute_grad_finds_the_variables():
     nearly(wrap(gradients)(tf.constant(BATCH[0])), list(expected), 1e-5)
 
 
-# Functions with the same value in both languages: what the tape gives for the one, it gives for the other.
+# Functions with the same value in both languages: what the tape gives for the one, it gives for the
+# other.
 COMPLEX = {
   "cube": (lambda z: z**3, lambda z: z**3),
   "exp_over": (lambda z: jnp.exp(z) / (z + 3), lambda z: tf.exp(z) / (z + 3)),

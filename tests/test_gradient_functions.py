@@ -1,6 +1,8 @@
-"""Derivatives taken from outside of a tf.function that holds a converted function: TensorFlow then differentiates the function's graph.
+"""Derivatives taken from outside of a tf.function that holds a converted function: TensorFlow then
+differentiates the function's graph.
 
-A persistent tape, and a tape around a tape, ask for the derivatives of all that the gradient functions capture, residuals among it.
+A persistent tape, and a tape around a tape, ask for the derivatives of all that the gradient
+functions capture, residuals among it.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def test_orders(name, order, lowering):
 
 
 def test_saved_models(lowering, tmp_path):
-  """A function, and the second derivative of a nested one; both in JAX too, where call_tf has a persistent tape."""
+  """A function, and the second derivative of a nested one; both in JAX too, where call_tf has a
+  persistent tape."""
   call_tf = pytest.importorskip("jax.experimental.jax2tf").call_tf
   spec = tf.TensorSpec([None])
   module, f = tf.Module(), FUNCTIONS["pair"]
@@ -85,7 +88,8 @@ def test_saved_models(lowering, tmp_path):
 
 
 def test_call_tf_inside():
-  """Its gradient comes from a tape of its own, in what JAX traces and exports while ours is being made."""
+  """Its gradient comes from a tape of its own, in what JAX traces and exports while ours is being
+  made."""
   call_tf = pytest.importorskip("jax.experimental.jax2tf").call_tf
 
   def times_sine(x):
@@ -130,7 +134,8 @@ first.defvjp(lambda x, y: (2 * x, None), lambda _, g: (2 * g, jnp.zeros_like(g))
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_between_two_converted_functions(mode):
-  """What the second does not differentiate, the first leaves out, as JAX does; zeros from a rule of the user's are zeros."""
+  """What the second does not differentiate, the first leaves out, as JAX does; zeros from a rule of
+  the user's are zeros."""
   pair = jax2tf.convert(lambda x: (2 * x, jnp.log(x)))
   seconds = {
     f: jax2tf.convert(f)

@@ -1,4 +1,5 @@
-"""What trains in TensorFlow trains converted functions as JAX would: Keras, tf.data, loss scaling, replicas."""
+"""What trains in TensorFlow trains converted functions as JAX would: Keras, tf.data, loss scaling,
+replicas."""
 
 from __future__ import annotations
 
@@ -145,7 +146,8 @@ def half_loss(params: Any, x: Any, y: Any) -> Any:
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize("factor", [1.0, 1e-4], ids=["normal", "gradients_below_f16"])
 def test_loss_scaling_gives_jaxs_scaled_gradients(wrap, factor):
-  """The cotangents in f16 are those of the scaled loss; where a scale makes them overflow, the step is skipped and the scale halved."""
+  """The cotangents in f16 are those of the scaled loss; where a scale makes them overflow, the step
+  is skipped and the scale halved."""
   variables = [tf.Variable(PARAMS[name]) for name in ("w", "v", "b")]
   converted = jax2tf.convert(half_loss)
   optimiser = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=2.0**10)
@@ -181,7 +183,8 @@ def test_loss_scaling_gives_jaxs_scaled_gradients(wrap, factor):
 
 
 def test_keras_mixed_precision_policy():
-  """Under mixed_float16 the layer is called with f16 inputs and f16 views of its f32 weights, and its gradients are f32."""
+  """Under mixed_float16 the layer is called with f16 inputs and f16 views of its f32 weights, and
+  its gradients are f32."""
   layer = JaxLayer(lambda p, x: jnp.tanh(x @ p["w"]), {"w": PARAMS["w"]}, dtype="mixed_float16")
   with tf.GradientTape() as tape:
     y = layer(tf.constant(X))
@@ -195,7 +198,8 @@ def test_keras_mixed_precision_policy():
 
 
 def test_mirrored_replicas_average_to_jaxs_step():
-  """Four logical devices, which TensorFlow only makes before it starts: in a process of their own."""
+  """Four logical devices, which TensorFlow only makes before it starts: in a process of their
+  own."""
   here = Path(__file__).resolve().parent
   environment = {**os.environ, "PYTHONPATH": str(here.parent)}
   command = [sys.executable, "-m", "tests.mirrored_replicas"]

@@ -1,4 +1,5 @@
-"""The README, the guides and the pages for developers, run block by block as they stand, each in a process of its own (documents.py)."""
+"""The README, the guides and the pages for developers, run block by block as they stand, each in a
+process of its own (documents.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ PAGES = sorted(
   for pattern in ("*.md", "guide/*.md", "developers/*.md")
   for path in (ROOT / "docs").glob(pattern)
 )
-# What is typed into a new environment runs in one: tests/test_wheel.py, and for the README tests/test_quickstart.py.
+# What is typed into a new environment runs in one: tests/test_wheel.py, and for the README
+# tests/test_quickstart.py.
 LANGUAGES = {ROOT / "README.md": ["python"]} | {
   path: documents.RUN for path in PAGES if path.name != "start.md"
 }

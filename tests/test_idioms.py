@@ -1,4 +1,5 @@
-"""Idioms: each fires, does not fire on a near miss, and leaves values and gradients as JAX has them."""
+"""Idioms: each fires, does not fire on a near miss, and leaves values and gradients as JAX has
+them."""
 
 from __future__ import annotations
 
@@ -275,11 +276,13 @@ def test_a_scan_stacks_what_its_gradient_cannot_compute() -> None:
   # Forward: h and the h before it, and not the derivative of tanh; backward: the cotangents of xs.
   ops = graph_ops(rnn, SQUARE, _f32(53, 6), gradient=True)  # a prime number: one step in a turn
   assert ops.count("TensorListStack") == 3
-  # xs, and two kinds of cotangents; the residuals of the forward loop are read as it has written them.
+  # xs, and two kinds of cotangents; the residuals of the forward loop are read as it has written
+  # them.
   assert ops.count("TensorListFromTensor") == 3
 
 
-# Why these are no idioms: the day TensorFlow has JAX's values, an xfail passes and the idiom may come.
+# Why these are no idioms: the day TensorFlow has JAX's values, an xfail passes and the idiom may
+# come.
 NO_IDIOMS = [
   (
     "relu",
@@ -325,7 +328,8 @@ def _scan(w: Any, xs: Any) -> Any:
 
 
 _BINARY = (lax.sub, lax.pow, lax.atan2, lax.gt, lambda x, y: jnp.where(x > y, x, y))
-# Sums of products of hostile numbers cancel in another order than XLA's; see the rows of tests/lowering/test_dot.py.
+# Sums of products of hostile numbers cancel in another order than XLA's; see the rows of
+# tests/lowering/test_dot.py.
 _SUM = {"rtol": 2e-5}
 HOSTILE_ROWS, EYE = _hostile(18, 8), np.eye(8, dtype=np.float32)
 
@@ -460,7 +464,8 @@ test_case, saved = run(CASES)
 
 @pytest.mark.parametrize("shape", [(1, 1, 5, 5), (3, 1, 5, 1), (1, 1, 5, 1)])
 def test_an_addend_of_scores_is_repeated_along_batch_and_keys(shape: tuple[int, ...]) -> None:
-  """TF 2.21: the op that Grappler makes of product, number and sum takes hundreds of times as long otherwise."""
+  """TF 2.21: the op that Grappler makes of product, number and sum takes hundreds of times as long
+  otherwise."""
   x, bias = _f32(3, 5, 2, 4), _f32(*shape)
   scores = jax2tf.convert(
     lambda x, bias: jnp.einsum("bqhd,bkhd->bhqk", x, x) / 2 + bias, with_gradient=False

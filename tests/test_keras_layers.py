@@ -1,4 +1,5 @@
-"""jax2tf.keras: layers that train as optax does, whose files need no JAX; and Keras' own layers of JAX functions."""
+"""jax2tf.keras: layers that train as optax does, whose files need no JAX; and Keras' own layers of
+JAX functions."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ def test_jit_compile(by_optax):
 
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 8), ("float16", 11)])
 def test_mixed_precision(dtype, bits, by_optax):
-  """The function computes in a dtype that rounds to so many bits; weights and statistics are float32."""
+  """The function computes in a dtype that rounds to so many bits; weights and statistics are
+  float32."""
   optimizer = keras.optimizers.LossScaleOptimizer(
     keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=2.0**8
   )

@@ -1,4 +1,5 @@
-"""Layers of Keras from models of Flax, Haiku and Equinox: both modes, and a file that needs no library."""
+"""Layers of Keras from models of Flax, Haiku and Equinox: both modes, and a file that needs no
+library."""
 
 from __future__ import annotations
 

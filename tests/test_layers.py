@@ -1,4 +1,5 @@
-"""The house keeps its shape: layers, no cycles, private APIs at one address, files that a person can read."""
+"""The house keeps its shape: layers, no cycles, private APIs at one address, files that a person
+can read."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def test_no_import_goes_up_or_round() -> None:
 
 @pytest.mark.parametrize("folder", ["converters", "tools", "examples"])
 def test_mypy_finds_what_stands_beside_the_package(folder: str) -> None:
-  """Where the link is missing, `ignore_missing_imports = false` for jax2tf.* makes `mypy` fail: none of our own imports is Any."""
+  """Where the link is missing, `ignore_missing_imports = false` for jax2tf.* makes `mypy` fail:
+  none of our own imports is Any."""
   assert (REPOSITORY / "jax2tf" / folder).resolve() == REPOSITORY / folder
 
 
@@ -58,7 +60,8 @@ def test_rules_fit_on_a_screen() -> None:
 
 
 def test_jaxprs_are_closed_at_one_address() -> None:
-  """JAX 0.12 means to delete ClosedJaxpr with its constructor and the property `jaxpr` of a jaxpr."""
+  """JAX 0.12 means to delete ClosedJaxpr with its constructor and the property `jaxpr` of a
+  jaxpr."""
   pattern = re.compile(r"ClosedJaxpr\(|^from jax\..*\bClosedJaxpr|\bjaxpr\.jaxpr\b", re.MULTILINE)
   files = [f for f in (REPOSITORY / "jax2tf").rglob("*.py") if f.parent.name != "_jax_compat"]
   assert [str(f) for f in files if pattern.search(f.read_text(encoding="utf-8"))] == []

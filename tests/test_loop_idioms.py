@@ -1,4 +1,5 @@
-"""Loops: rows, counters, work before and after the loop, several steps in a turn. Each fires, not on a near miss, with JAX's values."""
+"""Loops: rows, counters, work before and after the loop, several steps in a turn. Each fires, not
+on a near miss, with JAX's values."""
 
 from typing import Any
 
@@ -130,7 +131,8 @@ LOOPS = {
   "carry_and_rows": (two_arrays, 1),
   "counted": (counted, 0),
   "counted_reversed": (lambda x: counted(x, reverse=True), 0),
-  # Near misses: rows outside, a row of an earlier step, part of a row, the array itself, one row again and again.
+  # Near misses: rows outside, a row of an earlier step, part of a row, the array itself, one row
+  # again and again.
   "outside": (loop(lambda i, c, x: c.at[i].set(c[i] * 2), 0, 9), 1),
   "clamped": (loop(windows, 3, 9), 1),
   "earlier": (loop(lambda i, c, x: c.at[i].set(c[i - 1] * 2), 1), 1),
@@ -317,7 +319,8 @@ def test_gradients_by_rows_have_no_loops(name: str) -> None:
 
 
 def test_counters_are_those_of_the_loop() -> None:
-  """Neither lists nor constants of numbers, however many steps there are; TF 2.21: a list of 2^20 numbers takes 1.7 GB."""
+  """Neither lists nor constants of numbers, however many steps there are; TF 2.21: a list of 2^20
+  numbers takes 1.7 GB."""
 
   def long(x: Any) -> Any:
     body = lambda i, c: (
@@ -378,7 +381,8 @@ def test_a_loop_runs_no_more_ops_than_one_by_hand(name: str) -> None:
 
 
 def test_xla_slices_where_a_start_is_computed() -> None:
-  """TF 2.21: XLA pads and masks what a size of -1 leaves open where any start is a tensor, in a loop 400 times as slow."""
+  """TF 2.21: XLA pads and masks what a size of -1 leaves open where any start is a tensor, in a
+  loop 400 times as slow."""
 
   def sums(x: Any, n: Any) -> Any:
     return lax.while_loop(

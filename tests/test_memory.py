@@ -1,4 +1,5 @@
-"""What dies with a converted function: the arrays that it closes over, its graphs, the parameters of a saved model."""
+"""What dies with a converted function: the arrays that it closes over, its graphs, the parameters
+of a saved model."""
 
 from __future__ import annotations
 

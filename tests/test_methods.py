@@ -1,4 +1,5 @@
-"""Methods and partials of functions that `jax.jit` wraps with `self`, or another bound argument, static."""
+"""Methods and partials of functions that `jax.jit` wraps with `self`, or another bound argument,
+static."""
 
 import functools
 import importlib

@@ -1,4 +1,5 @@
-"""Every model of tests/models: saved, loaded, and equal to jax.jit at two sizes of each of its dimensions."""
+"""Every model of tests/models: saved, loaded, and equal to jax.jit at two sizes of each of its
+dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Native lowering: values and gradients of JAX from XlaCallModule ops, for the reader that is named."""
+"""Native lowering: values and gradients of JAX from XlaCallModule ops, for the reader that is
+named."""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def test_static_shapes_and_constraints():
       call(tf.ones([1, 4]))
 
 
-# ------------------------------------------------------------------------------------------- readers
+# -------------------------------------------------------------------------------------------
+# readers
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,8 @@ def test_after_a_saved_model_without_jax(tmp_path, without_jax):
   np.testing.assert_allclose(found["g"], jax.grad(lambda x: f(x).sum())(X), rtol=1e-4, atol=1e-4)
 
 
-# ------------------------------------------------------------------------------------------- platforms
+# -------------------------------------------------------------------------------------------
+# platforms
 
 
 def test_platforms():
@@ -315,7 +318,8 @@ def test_a_module_for_another_machine(platform):
 
 
 def test_custom_calls_without_a_promise():
-  """JAX refuses targets that may change, unless told otherwise; the op then holds the same exception."""
+  """JAX refuses targets that may change, unless told otherwise; the op then holds the same
+  exception."""
   target = "annotate_device_placement_of_mine"
 
   def f(x):

@@ -1,4 +1,5 @@
-"""What a user wraps in `jax.jit` costs nothing and hides nothing; equal equations are computed once."""
+"""What a user wraps in `jax.jit` costs nothing and hides nothing; equal equations are computed
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""SavedModels are programs: which ops reach files, the network or Python, and that serve and batch refuse them before they run."""
+"""SavedModels are programs: which ops reach files, the network or Python, and that serve and batch
+refuse them before they run."""
 
 from __future__ import annotations
 
@@ -119,7 +120,8 @@ _HARMLESS = {
 
 
 def test_the_table_has_each_op_of_files_and_addresses() -> None:
-  """By the names of operands in TensorFlow's registry, so that an op of a new release is not overlooked."""
+  """By the names of operands in TensorFlow's registry, so that an op of a new release is not
+  overlooked."""
   known = op_def_pb2.OpList.FromString(
     pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
   )
@@ -156,7 +158,8 @@ class _Writes(tf.saved_model.experimental.TrackableResource):
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-  """(a model of jax2tf with a resource of another kind inside, the file that it writes when it is loaded)."""
+  """(a model of jax2tf with a resource of another kind inside, the file that it writes when it is
+  loaded)."""
   folder = tmp_path_factory.mktemp("evil")
   module, written = tf.Module(), folder / "written"
   module.resource = _Writes(written)
@@ -252,7 +255,8 @@ def test_an_op_that_nothing_refuses(verb: list[str], capsys: pytest.CaptureFixtu
 
 
 class _Assets(tf.Module):
-  """Looks words up in a file, and reads another one, both of which are copied into the SavedModel."""
+  """Looks words up in a file, and reads another one, both of which are copied into the
+  SavedModel."""
 
   def __init__(self, file: Path):
     super().__init__()

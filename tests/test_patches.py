@@ -1,4 +1,5 @@
-"""What jax2tf replaces inside TensorFlow and JAX: each has the signature that it was written for, and is called."""
+"""What jax2tf replaces inside TensorFlow and JAX: each has the signature that it was written for,
+and is called."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def test_signatures(name):
   )
   found = [*inspect.signature(function.__wrapped__).parameters]
   assert found == written_for, (
-    f"TensorFlow {tf.__version__}: {name} takes {found}; jax2tf/_tf_compat/patches.py replaces it for {written_for}"
+    f"TensorFlow {tf.__version__}: {name} takes {found}; jax2tf/_tf_compat/patches.py replaces it "
+    f"for {written_for}"
   )
 
 

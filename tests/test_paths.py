@@ -1,4 +1,5 @@
-"""Paths that users give: addresses of TensorFlow's file systems are written and read there, or refused before any work."""
+"""Paths that users give: addresses of TensorFlow's file systems are written and read there, or
+refused before any work."""
 
 from __future__ import annotations
 

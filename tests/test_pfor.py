@@ -1,4 +1,5 @@
-"""TensorFlow's pfor (tf.vectorized_map, Jacobians) over converted functions with an LU inside, whose kernel is a branch for CPU."""
+"""TensorFlow's pfor (tf.vectorized_map, Jacobians) over converted functions with an LU inside,
+whose kernel is a branch for CPU."""
 
 from __future__ import annotations
 

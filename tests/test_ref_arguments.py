@@ -1,4 +1,5 @@
-"""tf.Variables where a JAX function takes mutable arrays: read and written as JAX does with its own."""
+"""tf.Variables where a JAX function takes mutable arrays: read and written as JAX does with its
+own."""
 
 from __future__ import annotations
 

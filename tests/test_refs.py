@@ -1,4 +1,5 @@
-"""Mutable arrays that a function makes for itself: pure from outside, so TensorFlow sees values only."""
+"""Mutable arrays that a function makes for itself: pure from outside, so TensorFlow sees values
+only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Mutable arrays that a converted function closes over: variables, which begin with the value of the array."""
+"""Mutable arrays that a converted function closes over: variables, which begin with the value of
+the array."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_gradients_are_of_the_value_before_the_call() -> None:
 
 @pytest.mark.parametrize("with_gradient", [True, False])
 def test_two_refs_change_places(with_gradient: bool) -> None:
-  """TF 2.21 loses control dependencies on what comes out of a custom gradient, often but not always: hence the repetitions."""
+  """TF 2.21 loses control dependencies on what comes out of a custom gradient, often but not
+  always: hence the repetitions."""
   for _ in range(12):
     ref = jax.new_ref(jnp.float32(1))
 

@@ -1,4 +1,5 @@
-"""Mutable arrays that custom rules get as arguments, keep in residuals, and write in the backward pass."""
+"""Mutable arrays that custom rules get as arguments, keep in residuals, and write in the backward
+pass."""
 
 from __future__ import annotations
 

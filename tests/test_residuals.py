@@ -1,4 +1,5 @@
-"""Residuals in a graph are computed when a tape asks for them, from what the function itself has computed."""
+"""Residuals in a graph are computed when a tape asks for them, from what the function itself has
+computed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ W = np.random.default_rng(1).standard_normal((3, 8, 8)).astype(np.float32)
 
 
 def attention(w: Any, x: Any) -> Any:
-  """With duplicates (elu compares twice), with what idioms compute in one op (transposes before products), with inner calls."""
+  """With duplicates (elu compares twice), with what idioms compute in one op (transposes before
+  products), with inner calls."""
   query, key, value = (jnp.reshape(x @ m, (*x.shape[:2], 2, 4)) for m in w)
   mixed = jax.nn.dot_product_attention(query, key, jax.nn.elu(value))
   return jnp.var(jax.nn.gelu(mixed.reshape(x.shape)) + x, axis=-1)

@@ -1,4 +1,5 @@
-"""Every rule takes the parameters that its primitive binds in this JAX, by name: of JAX's own primitives, as traces show them."""
+"""Every rule takes the parameters that its primitive binds in this JAX, by name: of JAX's own
+primitives, as traces show them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from jax2tf import _jax_compat, registry
 from jax2tf.lowering import calls, conv, reductions, windows
 from tests.primitive_traces import PRIMITIVES, bound
 
-# A rule that takes **params -> the function that gets them, by name; or the primitive whose own `impl` does.
+# A rule that takes **params -> the function that gets them, by name; or the primitive whose own
+# `impl` does.
 PASSED_ON = {
   "conv_general_dilated": conv._conv,
   **dict.fromkeys(
@@ -33,7 +35,8 @@ PASSED_ON = {
 }
 # What the definition of a rule binds.
 BOUND_HERE = {"op", "combine"}
-# What a rule takes and no primitive binds: of variants and fused idioms of ours, or of a function that several rules share.
+# What a rule takes and no primitive binds: of variants and fused idioms of ours, or of a function
+# that several rules share.
 OURS = {
   *{
     ("conv_general_dilated", "reversed_kernel"),
@@ -91,7 +94,8 @@ def rule_of(primitive: Primitive) -> Callable[..., Any]:
 
 
 def misfits(name: str, rule: Callable[..., Any], params: frozenset[str]) -> set[str]:
-  """The names that the primitive binds and the rule does not take, and those that it requires and the primitive does not bind."""
+  """The names that the primitive binds and the rule does not take, and those that it requires and
+  the primitive does not bind."""
   given = params - registry.PLACEMENT_PARAMS
   required, optional = taken(name, rule)
   return (given - required - optional) | (required - given)
@@ -162,7 +166,8 @@ def test_a_renamed_parameter_is_found() -> None:
 
 
 def test_a_parameter_renamed_by_jax_is_found() -> None:
-  """As JAX 0.12 renamed `jaxpr` of composite: each parameter of each primitive that a rule takes, under another name."""
+  """As JAX 0.12 renamed `jaxpr` of composite: each parameter of each primitive that a rule takes,
+  under another name."""
   for primitive, sets in seen().items():
     for params in sets:
       for name in params - registry.PLACEMENT_PARAMS:

@@ -1,4 +1,5 @@
-"""The derivatives of a SavedModel that it was asked to hold, taken in a process without JAX, are JAX's; others are refused in words."""
+"""The derivatives of a SavedModel that it was asked to hold, taken in a process without JAX, are
+JAX's; others are refused in words."""
 
 from __future__ import annotations
 

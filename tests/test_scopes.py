@@ -1,7 +1,9 @@
-"""A value that a branch or a loop body computes is not used outside of it, though the same is computed there too.
+"""A value that a branch or a loop body computes is not used outside of it, though the same is
+computed there too.
 
-In a graph, residuals are computed when a tape asks for them, from the values that the function has computed already. These functions
-have no loops and branches, so that they wait, but the rules of their derivatives have.
+In a graph, residuals are computed when a tape asks for them, from the values that the function has
+computed already. These functions have no loops and branches, so that they wait, but the rules of
+their derivatives have.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ X = np.array([0.5, 2.0, 3.0], np.float32)
 
 
 def with_factor(factor: Callable[[Any], Any]) -> Callable[[Any], Any]:
-  """f32[n] -> f32[], the sum of x and of sin(x), which has `factor` as the derivative of the former."""
+  """f32[n] -> f32[], the sum of x and of sin(x), which has `factor` as the derivative of the
+  former."""
 
   @jax.custom_jvp
   def total(x: Any) -> Any:

@@ -1,4 +1,5 @@
-"""`jax2tf serve`: TF Serving's gRPC and REST interfaces in Ray Serve, asked by a stock client and by curl."""
+"""`jax2tf serve`: TF Serving's gRPC and REST interfaces in Ray Serve, asked by a stock client and
+by curl."""
 
 from __future__ import annotations
 
@@ -195,7 +196,8 @@ def test_status_and_health_by_grpc(channel: grpc.Channel) -> None:
   )
   request.model_spec.name = "other"
   assert refusal(lambda: status(request, timeout=30))[0] == NOT_FOUND
-  # grpc.health.v1: a name in field 1, and a status in field 1, of which 1 is SERVING and 3 SERVICE_UNKNOWN.
+  # grpc.health.v1: a name in field 1, and a status in field 1, of which 1 is SERVING and 3
+  # SERVICE_UNKNOWN.
   check = channel.unary_unary("/grpc.health.v1.Health/Check")
   service = b"tensorflow.serving.PredictionService"
   assert (
@@ -604,7 +606,8 @@ def test_strings_of_a_model_without_a_manifest(folder: Path, stub: Any, curl: An
 
 
 def _strings_claimed(stub: Any, count: int, value: bytes) -> str:
-  """How a request is refused that sends one string and says that there are so many; "" if it is answered."""
+  """How a request is refused that sends one string and says that there are so many; "" if it is
+  answered."""
   request = predict_pb2.PredictRequest(inputs={"text": tf.make_tensor_proto([value])})
   request.model_spec.name = "encoder"
   request.inputs["text"].tensor_shape.dim[0].size = count
@@ -618,7 +621,8 @@ def _strings_claimed(stub: Any, count: int, value: bytes) -> str:
 def test_what_hangs_and_what_ends_with_the_server(
   folder: Path, server: clients.Server, stub: Any
 ) -> None:
-  """The last test of this file, for it ends the server. Processes that hang are killed and replaced; the last answers are given."""
+  """The last test of this file, for it ends the server. Processes that hang are killed and
+  replaced; the last answers are given."""
   save(folder, 0, version=9)
   request = request_of(inputs_of(1, 1), version=9)
   hangs = server.pids("proxy")[0]

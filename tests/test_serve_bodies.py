@@ -1,4 +1,5 @@
-"""What a proxy of `jax2tf serve` reads: bodies of slow clients, compressed bodies, and requests whose end is not clear."""
+"""What a proxy of `jax2tf serve` reads: bodies of slow clients, compressed bodies, and requests
+whose end is not clear."""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ def test_how_a_body_may_be_sent(tmp_path: Path) -> None:
 
 
 def test_slow_clients_share_a_budget_of_memory(tmp_path: Path) -> None:
-  """Of 24 clients that send most of a large body, those fit that make 16 MB; small requests are answered all the time."""
+  """Of 24 clients that send most of a large body, those fit that make 16 MB; small requests are
+  answered all the time."""
 
   async def run() -> None:
     async with _proxy(tmp_path) as (port, held):

@@ -1,4 +1,5 @@
-"""Random requests for `jax2tf serve`, by REST and by gRPC, without a server: the parsers and the models of a replica."""
+"""Random requests for `jax2tf serve`, by REST and by gRPC, without a server: the parsers and the
+models of a replica."""
 
 from __future__ import annotations
 

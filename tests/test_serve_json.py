@@ -1,4 +1,5 @@
-"""JSON of the REST API as arrays, without a server: each value is exact, rounded as by NumPy, or refused."""
+"""JSON of the REST API as arrays, without a server: each value is exact, rounded as by NumPy, or
+refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rolling versions of `jax2tf serve`: a label that moves from a version to another one never misses."""
+"""Rolling versions of `jax2tf serve`: a label that moves from a version to another one never
+misses."""
 
 from __future__ import annotations
 

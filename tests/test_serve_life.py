@@ -1,4 +1,5 @@
-"""The processes of `jax2tf serve`, each without the others: which hang, why they died, what they may open, and the server's folder."""
+"""The processes of `jax2tf serve`, each without the others: which hang, why they died, what they
+may open, and the server's folder."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from tests.serve_models import options
 
 
 class Process:
-  """A process that answers health calls when it is told to. It stands for another one, which has another process id."""
+  """A process that answers health calls when it is told to. It stands for another one, which has
+  another process id."""
 
   def __init__(self, run: Path):
     self.pid, self.cpu = os.getpid(), 0.0
@@ -95,7 +97,8 @@ def _hangs_after(
   waits: bool = False,
   limits: Any = types.MappingProxyType({}),
 ) -> float:
-  """The seconds until the watchdog finds that a process hangs which answers for 5 s and then uses `share` of a core; at most 90."""
+  """The seconds until the watchdog finds that a process hangs which answers for 5 s and then uses
+  `share` of a core; at most 90."""
   now = 1000.0
   dog = watched(lambda: now, lambda _: process.cpu, lambda _: waits)
   for _ in range(50):
@@ -131,7 +134,8 @@ def _hangs_after(
   ],
 )
 def test_which_process_hangs(watched: Any, process: Process, expected: float, how: Any) -> None:
-  """One that does not answer and does not compute; one that computes may hold Python's lock, so it has more time."""
+  """One that does not answer and does not compute; one that computes may hold Python's lock, so it
+  has more time."""
   assert expected <= _hangs_after(watched, process, **how) <= expected + how.get("step", 1)
 
 
@@ -339,7 +343,8 @@ def test_nothing_of_a_session_is_left() -> None:
 
 
 def test_the_folder_of_a_server_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  """Nobody else can enter it, Unix sockets fit into it, and nothing is left, although a process still writes there."""
+  """Nobody else can enter it, Unix sockets fit into it, and nothing is left, although a process
+  still writes there."""
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
   (tmp_path / ("long" * 20)).mkdir()
   with place.private() as name:
@@ -372,7 +377,8 @@ def test_a_temporary_directory_with_a_long_path(
 
 @pytest.mark.filterwarnings("ignore")  # Ray imports what is deprecated
 def test_the_private_names_of_ray_are_there() -> None:
-  """If one is gone, see what this release of Ray does in its place, and change tools/serving/ray_settings.py."""
+  """If one is gone, see what this release of Ray does in its place, and change
+  tools/serving/ray_settings.py."""
   assert ray_settings.missing() == []
 
 
@@ -439,7 +445,8 @@ def _rest_status(port: int) -> int:
 
 
 def test_silent_connections_take_no_place_of_others(short: Path) -> None:
-  """Each of the proxy's ports has 32 places, and stays open to others by REST at once, by gRPC when there is one."""
+  """Each of the proxy's ports has 32 places, and stays open to others by REST at once, by gRPC when
+  there is one."""
   grpc_port, http_port = clients.free_ports(2)
   before = resource.getrlimit(resource.RLIMIT_NOFILE)
   resource.setrlimit(

@@ -1,4 +1,5 @@
-"""The parts of `jax2tf serve` without its processes: requests that run together, versions that come and go, slow clients."""
+"""The parts of `jax2tf serve` without its processes: requests that run together, versions that come
+and go, slow clients."""
 
 from __future__ import annotations
 
@@ -187,7 +188,8 @@ def _without_ray(_: child.Options) -> int:
     (types.SimpleNamespace(main=_without_ray), "cluster: RuntimeError: no Ray: no memory"),
     (
       None,
-      "cluster: ModuleNotFoundError: import of jax2tf.tools.serving.cluster halted; None in sys.modules",
+      "cluster: ModuleNotFoundError: import of jax2tf.tools.serving.cluster halted; None in "
+      "sys.modules",
     ),
   ],
   ids=["run", "import"],
@@ -237,11 +239,13 @@ def test_where_the_versions_are(
   for given, words in (
     (
       folder / "1",
-      f"has no version to serve; it is version 1 itself; name the directory of the versions, {name}\n",
+      "has no version to serve; it is version 1 itself; name the directory of the versions, "
+      f"{name}\n",
     ),
     (
       tmp_path / "plain",
-      f"has no version to serve; it is a SavedModel itself; move its files to {tmp_path / 'plain' / '1'}\n",
+      "has no version to serve; it is a SavedModel itself; move its files to "
+      f"{tmp_path / 'plain' / '1'}\n",
     ),
     (
       tmp_path / "plain" / "variables",
@@ -276,7 +280,8 @@ def test_a_signal_before_the_server_is_ready(
   started: list[subprocess.Popen[bytes]] = []
 
   def start(kind: str, options: child.Options) -> subprocess.Popen[bytes]:
-    """A process that is never ready, and ends when it is told to; the last one comes with the signal."""
+    """A process that is never ready, and ends when it is told to; the last one comes with the
+    signal."""
     del kind, options
     started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
     if len(started) == 3:

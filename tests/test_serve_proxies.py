@@ -1,4 +1,5 @@
-"""A proxy of `jax2tf serve` alone, before a replica of the test: slow clients, certificates, a full queue, what it counts, its end."""
+"""A proxy of `jax2tf serve` alone, before a replica of the test: slow clients, certificates, a full
+queue, what it counts, its end."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ def test_a_proxy_that_ends_cancels_no_call(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_ends_at_once(
   tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-  """The server says how many requests it still answers, and Ctrl-C then leaves them without an answer."""
+  """The server says how many requests it still answers, and Ctrl-C then leaves them without an
+  answer."""
   grpc_port, http_port = clients.free_ports(2)
   monkeypatch.setattr(supervisor, "_PROXIES", 1)
 
@@ -153,7 +155,8 @@ def test_a_second_ctrl_c_ends_at_once(
 
 
 def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
-  """Both ports ask clients for a certificate, and refuse what comes when one request is under way."""
+  """Both ports ask clients for a certificate, and refuse what comes when one request is under
+  way."""
   grpc_port, http_port = clients.free_ports(2)
   cert, key = certificate(tmp_path)
   with_tls = options(

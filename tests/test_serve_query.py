@@ -1,4 +1,5 @@
-"""`jax2tf query` through a proxy with certificates, before a replica of the test: strings and numbers of all kinds, files, and faults."""
+"""`jax2tf query` through a proxy with certificates, before a replica of the test: strings and
+numbers of all kinds, files, and faults."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def _rest(data: bytes, context: Any) -> bytes:
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
-  """The flags of a query by REST and by gRPC, for a server that demands a certificate of its clients."""
+  """The flags of a query by REST and by gRPC, for a server that demands a certificate of its
+  clients."""
   run = tmp_path_factory.mktemp("run")
   cert, key = certificate(run)
   grpc_port, http_port = clients.free_ports(2)

@@ -1,4 +1,5 @@
-"""What `jax2tf serve` serves: versions that come and go, models of a config file, and files that stop whoever opens them."""
+"""What `jax2tf serve` serves: versions that come and go, models of a config file, and files that
+stop whoever opens them."""
 
 from __future__ import annotations
 
@@ -268,7 +269,8 @@ def test_a_config_file_of_tf_serving(tmp_path: Path) -> None:
     "model_version_policy { all {} }",
   ]
   policies += [
-    'model_platform: "tensorflow" model_version_policy { specific { versions: 3 } } version_labels { key: "stable" value: 3 }'
+    'model_platform: "tensorflow" model_version_policy { specific { versions: 3 } } '
+    'version_labels { key: "stable" value: 3 }'
   ]
   file.write_text(
     _listed(*(f'name: "{i}" base_path: "{"/" * i}m" {policy}' for i, policy in enumerate(policies)))

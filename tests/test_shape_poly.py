@@ -63,7 +63,8 @@ BAD = [
   (
     "b, b, 2*d",
     (3, 4, 4),
-    r"Found inconsistency between dimension size args\[0\].shape\[1\] \(= 4\) and the specification 'b' \(= 3\)",
+    r"Found inconsistency between dimension size args\[0\].shape\[1\] \(= 4\) and the "
+    r"specification 'b' \(= 3\)",
   ),
   ("b+1", (1,), "Expected value >= 1 for dimension variable 'b'"),
 ]
@@ -95,7 +96,8 @@ def test_unknown_shapes_are_checked_when_the_graph_runs(spec, shape, words):
 
 @pytest.mark.parametrize("native", [False, True])
 def test_unknown_shapes_are_checked_when_xla_compiles(native, tmp_path):
-  # XLA drops assertions; an op whose name has the words of the condition does not compile where it does not hold.
+  # XLA drops assertions; an op whose name has the words of the condition does not compile where it
+  # does not hold.
   module = tf.Module()
   module.functions = []
   for spec, constraints, rank in [("b, b", (), 2), ("b+1", (), 1), ("b", ["mod(b, 2) == 0"], 1)]:

@@ -1,4 +1,5 @@
-"""The site of `make docs`, build/site, opened from the disk in headless Chromium without a network."""
+"""The site of `make docs`, build/site, opened from the disk in headless Chromium without a
+network."""
 
 from __future__ import annotations
 

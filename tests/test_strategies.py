@@ -1,4 +1,5 @@
-"""tf.distribute over processes: converted functions train as on one device, and no wait is without end."""
+"""tf.distribute over processes: converted functions train as on one device, and no wait is without
+end."""
 
 from __future__ import annotations
 

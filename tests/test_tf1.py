@@ -1,4 +1,5 @@
-"""Converted functions in what TensorFlow 1 has: its graphs and sessions, control flow, variables and shapes."""
+"""Converted functions in what TensorFlow 1 has: its graphs and sessions, control flow, variables
+and shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TF Serving itself answers what JAX answers, wherever `tensorflow_model_server` is installed; the guide compares the two servers fully."""
+"""TF Serving itself answers what JAX answers, wherever `tensorflow_model_server` is installed; the
+guide compares the two servers fully."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ SERVICES = [
 
 
 def _with_parts(messages: Iterable[Any]) -> dict[str, set[str]]:
-  """{message: its fields} of TF Serving's messages, those of their fields, and those that are declared in them."""
+  """{message: its fields} of TF Serving's messages, those of their fields, and those that are
+  declared in them."""
   found: dict[str, set[str]] = {}
   queue = list(messages)
   while queue:

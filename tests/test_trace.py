@@ -1,4 +1,5 @@
-"""When the user's Python runs, and what it may do: the behaviours that JAX's own documentation teaches."""
+"""When the user's Python runs, and what it may do: the behaviours that JAX's own documentation
+teaches."""
 
 from __future__ import annotations
 

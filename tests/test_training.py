@@ -1,8 +1,10 @@
-"""A whole step of training, converted, saved and run in a process without JAX: its loss curve is JAX's.
+"""A whole step of training, converted, saved and run in a process without JAX: its loss curve is
+JAX's.
 
-What may differ: XLA and TensorFlow round sums in another order, 1e-7 a step. SGD carries such a difference on and descent damps
-it. Adam divides by the root of the second moment, so that where a gradient is nearly 0 a rounding decides about a whole step.
-Measured with JAX 0.10 and 0.12, relative to the loss: 3e-6 in the first 20 steps, 1e-5 in all 200. Allowed: 1e-5 and 1e-4.
+What may differ: XLA and TensorFlow round sums in another order, 1e-7 a step. SGD carries such a
+difference on and descent damps it. Adam divides by the root of the second moment, so that where a
+gradient is nearly 0 a rounding decides about a whole step. Measured with JAX 0.10 and 0.12,
+relative to the loss: 3e-6 in the first 20 steps, 1e-5 in all 200. Allowed: 1e-5 and 1e-4.
 """
 
 from __future__ import annotations
@@ -134,7 +136,8 @@ def test_loss_curve_without_jax_is_jaxs(
 
   difference = np.abs(without_jax - in_jax) / in_jax
   print(
-    f"{name}: {in_jax[0]:.3f} -> {in_jax[-1]:.4f}; differs by {difference[:20].max():.1e} in 20, {difference.max():.1e} in all steps"
+    f"{name}: {in_jax[0]:.3f} -> {in_jax[-1]:.4f}; differs by {difference[:20].max():.1e} in 20, "
+    f"{difference.max():.1e} in all steps"
   )
   assert without_jax.shape == (STEPS,)
   assert in_jax[-20:].mean() < training.learns * in_jax[0]

@@ -1,4 +1,5 @@
-"""docs/reference/troubleshooting.md lists the messages of the source: none is missing, none is stale."""
+"""docs/reference/troubleshooting.md lists the messages of the source: none is missing, none is
+stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The wheel, installed away from the checkout: it has what users run, and the command does there what the docs show."""
+"""The wheel, installed away from the checkout: it has what users run, and the command does there
+what the docs show."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from jax2tf.tools.sweeps import clients, wheels
 from tests import documents
 from tests.certificates import certificate
 
-# In one process: importing TensorFlow for each would take longer than all that they do. The last ones need other extras.
+# In one process: importing TensorFlow for each would take longer than all that they do. The last
+# ones need other extras.
 VERBS = """
 import sys
 import jax2tf
@@ -94,7 +96,8 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_of_an_installed_wheel(wheel: Path, python: Path, tmp_path: Path) -> None:
-  """With two extras, in an environment without the other packages; then the server and a query, with certificates."""
+  """With two extras, in an environment without the other packages; then the server and a query,
+  with certificates."""
   (tmp_path / "model.py").write_text(MODEL)
   (tmp_path / "inputs.json").write_text('{"instances": [0.5, 1.0]}')
   (tmp_path / "no_jax").mkdir()
@@ -159,7 +162,8 @@ def test_the_command_of_an_installed_wheel(wheel: Path, python: Path, tmp_path: 
 
 
 def test_the_start_page_as_typed(wheel: Path, tmp_path: Path) -> None:
-  """From nothing to an answer over HTTP. pip takes the wheel alone; `make start` takes its requirements from PyPI."""
+  """From nothing to an answer over HTTP. pip takes the wheel alone; `make start` takes its
+  requirements from PyPI."""
   environment = {
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     "PYTHONPATH": os.pathsep.join(path for path in sys.path if Path(path).name == "site-packages"),

@@ -1,4 +1,5 @@
-"""A signature of serialized Examples under TFX-BSL and tf.Transform, in an environment of theirs: `make tfx`.
+"""A signature of serialized Examples under TFX-BSL and tf.Transform, in an environment of theirs:
+`make tfx`.
 
 python tests/tfx_examples.py save FOLDER    here, with JAX
 python tests/tfx_examples.py run FOLDER     there, where neither JAX nor jax2tf is installed
@@ -38,7 +39,8 @@ def save(folder: Path) -> None:
 
 
 def run(folder: Path) -> None:
-  """RunInference of TFX-BSL on Beam, and tf.Transform with the model inside of its preprocessing."""
+  """RunInference of TFX-BSL on Beam, and tf.Transform with the model inside of its
+  preprocessing."""
   import apache_beam as beam  # noqa: PLC0415
   import tensorflow_transform as tft  # noqa: PLC0415
   import tensorflow_transform.beam as tft_beam  # noqa: PLC0415

@@ -1,7 +1,9 @@
-"""A Python that has imported TensorFlow, and JAX too or can import none: what it is asked to run, it runs in a fork of itself.
+"""A Python that has imported TensorFlow, and JAX too or can import none: what it is asked to run,
+it runs in a fork of itself.
 
-The import takes longer than most of what tests run in a process of its own. `started` gives an executable that takes `-c program` or
-a script, with arguments; standard streams, environment and folder are the caller's.
+The import takes longer than most of what tests run in a process of its own. `started` gives an
+executable that takes `-c program` or a script, with arguments; standard streams, environment and
+folder are the caller's.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ sys.exit(int(server.recv(16) or 70))
 
 @contextlib.contextmanager
 def started(folder: Path, *, jax: bool = False) -> Iterator[str]:
-  """The executable, in `folder`, for as long as the context; with `jax` it has imported JAX and this package."""
+  """The executable, in `folder`, for as long as the context; with `jax` it has imported JAX and
+  this package."""
   address, client = str(folder / "socket"), folder / "python"
   client.write_text(CLIENT.format(python=sys.executable, address=address))
   client.chmod(0o700)

@@ -1,4 +1,5 @@
-"""Parses the dimensions in a manifest, and decides whether the rows of a signature are independent of each other."""
+"""Parses the dimensions in a manifest, and decides whether the rows of a signature are independent
+of each other."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def of(written: str) -> Dimensions:
 def fault(
   inputs: Mapping[str, Dimensions], outputs: Mapping[str, Dimensions], constraints: Sequence[str]
 ) -> str:
-  """Why rows of several requests cannot form one batch: dimension 0 is not one symbolic size everywhere, or it also occurs elsewhere."""
+  """Why rows of several requests cannot form one batch: dimension 0 is not one symbolic size
+  everywhere, or it also occurs elsewhere."""
   named = [(f"input {name!r}", dims) for name, dims in inputs.items()] + [
     (f"output {name!r}", dims) for name, dims in outputs.items()
   ]
@@ -30,7 +32,8 @@ def fault(
       return f"{what} is [{','.join(dims)}], and {named[0][0]} begins with {first}"
     if any(_has(first, dim) for dim in dims[1:]):
       return f"{what} is [{','.join(dims)}], where the batch dimension is not the first alone"
-  # A request that is rejected alone must be rejected in a batch. Only for an upper bound do more rows never make a bad request valid.
+  # A request that is rejected alone must be rejected in a batch. Only for an upper bound do more
+  # rows never make a bad request valid.
   others = [
     text
     for text in constraints

@@ -1,4 +1,5 @@
-"""The import graph: prints the layers of the project, and fails on a cycle or an import of a higher layer.
+"""The import graph: prints the layers of the project, and fails on a cycle or an import of a higher
+layer.
 
 Usage: python tools/import_graph.py [repository]
 """
@@ -20,7 +21,8 @@ FOLDERS = {
   "examples": "jax2tf.examples",
 }
 
-# A module imports only from its own layer or from one above it in this table. The first pattern that matches decides.
+# A module imports only from its own layer or from one above it in this table. The first pattern
+# that matches decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
   (
     "servers",
@@ -97,7 +99,8 @@ PRIVATE = {
   "ray.serve._private": "jax2tf.tools.serving.ray_settings",
 }
 
-# The public names, the coefficients, the gaps and ops with the user's lines (for errors of the exporters), and TensorFlow's private parts.
+# The public names, the coefficients, the gaps and ops with the user's lines (for errors of the
+# exporters), and TensorFlow's private parts.
 OPEN_TO_CONVERTERS = (
   "jax2tf",
   "jax2tf.coefficients",

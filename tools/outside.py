@@ -1,7 +1,9 @@
-"""Finds the ops of a SavedModel that reach outside of it, by reading saved_model.pb: nothing of the model runs.
+"""Finds the ops of a SavedModel that reach outside of it, by reading saved_model.pb: nothing of the
+model runs.
 
-A SavedModel is a program, and loading it runs a part of it. These ops are no reason for refusal: a table or a file that is read from an
-asset of the model, the nodes that save and restore its variables, and ops whose attributes switch the effect off.
+A SavedModel is a program, and loading it runs a part of it. These ops are no reason for refusal: a
+table or a file that is read from an asset of the model, the nodes that save and restore its
+variables, and ops whose attributes switch the effect off.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def check(directory: Path, allowed: Collection[str] = ()) -> list[Any]:
     return graphs
   said = "; ".join(f"{op} {each.effect} (in {each.places[0]!r})" for op, each in found.items())
   raise ValueError(
-    f"{directory} reaches outside of the model: {said}. A SavedModel is a program, and can do this when it is loaded; "
+    f"{directory} reaches outside of the model: {said}. A SavedModel is a program, and can do "
+    "this when it is loaded; "
     f"if you trust its author, give --allow-ops {','.join(found)}"
   )
 
@@ -62,7 +65,8 @@ def named(names: Iterable[str]) -> list[str]:
   found = [name.strip() for text in names for name in text.split(",") if name.strip()]
   if unknown := [name for name in found if name not in OPS]:
     raise ValueError(
-      f"--allow-ops has {unknown[0]!r}, which is no op that is refused; `jax2tf inspect` lists those of a model"
+      f"--allow-ops has {unknown[0]!r}, which is no op that is refused; `jax2tf inspect` lists "
+      "those of a model"
     )
   return found
 
@@ -91,7 +95,8 @@ def _in_graphs(graphs: Iterable[Any]) -> dict[str, Found]:
 
 
 def in_graph(meta: Any) -> dict[str, Found]:
-  """{op that reaches outside: where} of a MetaGraphDef, by name. All functions count, whether or not something calls them.
+  """{op that reaches outside: where} of a MetaGraphDef, by name. All functions count, whether or
+  not something calls them.
 
   Raises:
     ValueError: two nodes or functions have one name.
@@ -188,7 +193,8 @@ class _Graph:
     return found
 
   def reaches_outside(self, place: _Place, node: Any) -> bool:
-    """Whether this node of the table has the effect: not if it reads an asset, or if its operands switch the effect off."""
+    """Whether this node of the table has the effect: not if it reads an asset, or if its operands
+    switch the effect off."""
     if node.op in ASSET_INPUTS:
       return not self._is_asset(place, _data(node)[ASSET_INPUTS[node.op]])
     if node.op in ("CacheDataset", "CacheDatasetV2"):  # without a file name it caches in memory
@@ -230,12 +236,14 @@ class _Graph:
         if n.op == "AssignVariableOp" and _node(n.input[0]) == _node(node.input[0])
       ]
       return [(None, value) for value in assigned] or None
-    # The loader feeds the path. A signature is run without that feed, so a constant then has its own value.
+    # The loader feeds the path. A signature is run without that feed, so a constant then has its
+    # own value.
     fed = node.op == "Placeholder" or (node.op == "Const" and (True, name) not in self._asked)
     return [] if place is None and fed and _is_inside(self._assets.get(name, "")) else None
 
   def _of_argument(self, function: str, name: str) -> list[tuple[_Place, str]] | None:
-    """The same of an argument of a function: from its calls, and from what a loaded model binds to it."""
+    """The same of an argument of a function: from its calls, and from what a loaded model binds to
+    it."""
     arguments = [argument.name for argument in self._functions[function].signature.input_arg]
     if name not in arguments or function not in {*self._calls, *self._concrete}:
       return None
@@ -251,7 +259,8 @@ class _Graph:
     return found
 
   def _binds_asset(self, bound: list[int], i: int) -> bool:
-    """`i` counts from the end, where the bound inputs are; the ones before come from the caller of the loaded model."""
+    """`i` counts from the end, where the bound inputs are; the ones before come from the caller of
+    the loaded model."""
     captured = self._meta.object_graph_def.nodes[bound[i]] if -i <= len(bound) else None
     if captured is None or not captured.HasField("asset"):
       return False
@@ -296,7 +305,8 @@ def _by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
   for name, each in named:
     if found.setdefault(name, each) is not each:
       raise ValueError(
-        f"the graph has two nodes or functions named {name!r}, so it is damaged; save the model again"
+        f"the graph has two nodes or functions named {name!r}, so it is damaged; save the model "
+        "again"
       )
   return found
 

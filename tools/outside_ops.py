@@ -1,7 +1,9 @@
-"""The table of ops that reach outside of a model: files, the network, Python, the process itself, or a program that the graph hides.
+"""The table of ops that reach outside of a model: files, the network, Python, the process itself,
+or a program that the graph hides.
 
-Names of TensorFlow 2.21. The other ops compute values, keep state in the memory of the process, or run functions of the model's library,
-whose ops are looked up here as well. An op of a library that is not loaded cannot run.
+Names of TensorFlow 2.21. The other ops compute values, keep state in the memory of the process, or
+run functions of the model's library, whose ops are looked up here as well. An op of a library that
+is not loaded cannot run.
 """
 
 from __future__ import annotations

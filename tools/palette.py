@@ -1,4 +1,5 @@
-"""The colour of each runtime in every chart of docs/, from the colour-blind safe palette of Okabe and Ito."""
+"""The colour of each runtime in every chart of docs/, from the colour-blind safe palette of Okabe
+and Ito."""
 
 from __future__ import annotations
 

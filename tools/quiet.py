@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def startup(*, on_cpu: bool = False, without_jax: bool = False) -> Iterator[None]:
-  """Hides the process's stderr while TensorFlow is imported; its C++ (2.21) writes there before any log level applies.
+  """Hides the process's stderr while TensorFlow is imported; its C++ (2.21) writes there before any
+  log level applies.
 
   Args:
-    on_cpu: hides GPUs from TensorFlow, whose products there are less precise (TF32) than those of JAX on a CPU.
+    on_cpu: hides GPUs from TensorFlow, whose products there are less precise (TF32) than those of
+      JAX on a CPU.
     without_jax: TensorFlow does not import JAX, as it does for its TFLite converter where JAX is
       installed. Programs import JAX afterwards if they want to.
   """

@@ -22,15 +22,18 @@ from .precision import of_results as precision_of_results
 from .report import SUBNORMAL, Latency, Row
 from .rounding import SHARE_OF_LARGEST, Measure, Rounding
 
-# |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for float32); `precision` gives the dtype.
-# TensorFlow's kernels and XLA add in different orders and round different products. So a sum of n terms differs by about sqrt(n) units,
-# and the errors of layers add up. Narrow dtypes are summed in float32 and rounded only a few times. If terms cancel, the error is
-# relative to the terms: hence atol, which fits outputs of about 1 and grows with their median size. A difference beyond these tolerances is
-# compared with JAX's own rounding too; see `rounding`.
+# |model - reference| <= atol + rtol * |reference|, in units of the dtype's precision (2**-23 for
+# float32); `precision` gives the dtype. TensorFlow's kernels and XLA add in different orders and
+# round different products. So a sum of n terms differs by about sqrt(n) units, and the errors of
+# layers add up. Narrow dtypes are summed in float32 and rounded only a few times. If terms cancel,
+# the error is relative to the terms: hence atol, which fits outputs of about 1 and grows with their
+# median size. A difference beyond these tolerances is compared with JAX's own rounding too; see
+# `rounding`.
 _RTOL_UNITS = {8: 256, 4: 256, 2: 8, 1: 2}  # by itemsize
 _ATOL_UNITS = {8: 32, 4: 32, 2: 8, 1: 2}
 
-# Timeout in seconds for all answers of a runtime: with hostile inputs its loop may not end where the reference's does.
+# Timeout in seconds for all answers of a runtime: with hostile inputs its loop may not end where
+# the reference's does.
 PATIENCE = 900
 
 
@@ -40,10 +43,12 @@ class Expected:
 
   Attributes:
     outputs: {output: array}.
-    precisions: {output: the dtype that sets the tolerance}, where it differs from the dtype of the array.
+    precisions: {output: the dtype that sets the tolerance}, where it differs from the dtype of the
+      array.
     seconds: the median time of a timed call.
     refuses: the message of a failing `checkify.check`; empty without one.
-    rounding: measures the rounding of each output, at the first call; None where it cannot be measured.
+    rounding: measures the rounding of each output, at the first call; None where it cannot be
+      measured.
   """
 
   outputs: Mapping[str, np.ndarray]
@@ -56,7 +61,8 @@ class Expected:
 def reference_answers(
   runs: Sequence[plan.Run], lead: tuple[Any, ...], progress: tqdm.tqdm, initial: Sequence[Any] = ()
 ) -> Iterator[Expected]:
-  """Yields the answer of the reference to each run. A stateful run starts from the state of the previous one, or from `initial`."""
+  """Yields the answer of the reference to each run. A stateful run starts from the state of the
+  previous one, or from `initial`."""
   precisions: dict[
     str, Mapping[str, np.dtype[Any]]
   ] = {}  # by signature, because they are the same at all sizes
@@ -89,7 +95,8 @@ def reference_answers(
       continue
     except Exception as error:
       error.add_note(
-        f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} inputs"
+        f"in the reference of signature {subject.name!r}, at {dict(run.sizes)} with {run.values} "
+        "inputs"
       )
       raise
     if subject.record.stateful:
@@ -127,7 +134,8 @@ def _rounding(
     with contextlib.redirect_stdout(io.StringIO()):
       distances, terms = measure.of(*arguments)
     named = subject.named(distances, inputs)
-  except Exception:  # a function that cannot be called again, or not with other inputs: the fixed tolerances remain
+  # a function that cannot be called again, or not with other inputs: the fixed tolerances remain
+  except Exception:
     return {}
   return {
     name: Rounding(array, terms)
@@ -144,8 +152,8 @@ def rows(
   atol: float | None,
   noted: Sequence[str] = (SUBNORMAL,),
 ) -> Iterator[Row]:
-  """One row for each output, assignment of sizes and kind of inputs, in the order of the runs. Problems with inputs of the `noted`
-  kinds do not count."""
+  """One row for each output, assignment of sizes and kind of inputs, in the order of the runs.
+  Problems with inputs of the `noted` kinds do not count."""
   joined: dict[tuple[Any, ...], Row] = {}
   for run, answer, right in zip(runs, found, expected, strict=True):
     measured = right.rounding if run.values != SUBNORMAL and rtol is None and atol is None else None
@@ -182,7 +190,8 @@ class _Difference:
 
   @property
   def beyond_tolerance(self) -> bool:
-    """Whether it may be one of rounding, unlike one of dtypes, shapes, integers, NaN and infinities."""
+    """Whether it may be one of rounding, unlike one of dtypes, shapes, integers, NaN and
+    infinities."""
     return self.of_tolerance is not None and 1 < self.of_tolerance < float("inf")
 
   def joined(self, row: Row) -> Row:
@@ -284,7 +293,8 @@ def _inexact_difference(
   precision: np.dtype[Any],
   rounding: Rounding | None,
 ) -> _Difference:
-  """Compares floating point and complex arrays. NaN equals NaN, and an infinity equals the same infinity."""
+  """Compares floating point and complex arrays. NaN equals NaN, and an infinity equals the same
+  infinity."""
   info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
   x, y = _parts(found), _parts(expected)
   size = np.abs(y).max(
@@ -334,7 +344,8 @@ def _spread(found: np.ndarray, places: np.ndarray) -> np.ndarray:
 def _advice(
   difference: np.ndarray, ordinary: np.ndarray, share: np.ndarray, rtol: float, largest: float
 ) -> str:
-  """How far beyond the tolerance, and the tolerances that would accept it, unless that is far more than rounding."""
+  """How far beyond the tolerance, and the tolerances that would accept it, unless that is far more
+  than rounding."""
   worst = f"; the largest is {np.max(share):.3g} times the tolerance"
   needed = float(np.max(difference - rtol * ordinary))
   if not 0 < needed <= SHARE_OF_LARGEST * largest:

@@ -1,6 +1,7 @@
 """One call of a model: its answer, its time, and whether it writes variables.
 
-It imports only the standard library: processes without this package, and without JAX, load the file by its path.
+It imports only the standard library: processes without this package, and without JAX, load the file
+by its path.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def writers(definition: Any) -> list[str]:
 
 
 def median_seconds(call: Callable[[], Any]) -> float:
-  """The median time of 3 to 20 runs of `call`, in about a second. `call` must have run before, and must wait for its result."""
+  """The median time of 3 to 20 runs of `call`, in about a second. `call` must have run before, and
+  must wait for its result."""
   seconds: list[float] = []
   while len(seconds) < 20 and (len(seconds) < 3 or sum(seconds) < 1):
     start = time.perf_counter()

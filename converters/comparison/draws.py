@@ -23,8 +23,8 @@ def draw(
   sample: int,
   full: bool = False,
 ) -> np.ndarray:
-  """Normally distributed floats, or integers from 0 to 9; `full`: of the whole range of the dtype. In a hostile draw half of the rows have
-  a special value at random places."""
+  """Normally distributed floats, or integers from 0 to 9; `full`: of the whole range of the dtype.
+  In a hostile draw half of the rows have a special value at random places."""
   if dtype.kind == "b":
     return rng.integers(0, 2, shape).astype(bool)
   inexact = jnp.issubdtype(dtype, np.inexact)
@@ -68,7 +68,8 @@ def checked(
     )  # NumPy makes int64 of Python's integers, and of those that it draws
   if array.shape != shape or array.dtype != dtype:
     raise ValueError(
-      f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes {dtype}{list(shape)} here"
+      f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes "
+      f"{dtype}{list(shape)} here"
     )
   return array
 
@@ -83,7 +84,8 @@ def countable(text: str) -> str:
 def tensor(
   name: str, text: str, given: Any, rng: np.random.Generator, shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
-  """An input of TensorFlow functions, "string[?,2]": the caller's, or an arbitrary one if it is passed through."""
+  """An input of TensorFlow functions, "string[?,2]": the caller's, or an arbitrary one if it is
+  passed through."""
   spec = Spec.parse(text)
   if given is not None:
     array = as_numpy(

@@ -1,7 +1,7 @@
 """Evaluates the equations of a function in float64, whatever narrower dtypes they name.
 
-The function is traced as it is, and its equations are then computed in float64. `jax.enable_x64` alone would not do: the function
-may name float32, and JAX draws other random numbers in float64.
+The function is traced as it is, and its equations are then computed in float64. `jax.enable_x64`
+alone would not do: the function may name float32, and JAX draws other random numbers in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ CALLS = {
   "custom_vjp_call",
   "custom_vjp_call_jaxpr",
 }
-# They keep their dtypes: what they compute depends on the bits, or a function of Python computes it.
+# They keep their dtypes: what they compute depends on the bits, or a function of Python computes
+# it.
 _AS_IT_IS = {"bitcast_convert_type", "nextafter", "pure_callback", "io_callback"}
 _SUMS = {"reduce_sum", "cumsum", "cumlogsumexp", "reduce_window_sum", "reduce_prod", "cumprod"}
 
@@ -75,7 +76,8 @@ class Wide:
 
 
 def longest_sum(jaxpr: Jaxpr) -> int:
-  """The number of terms of the longest sum in a jaxpr: in a product, a convolution, a window, or along axes."""
+  """The number of terms of the longest sum in a jaxpr: in a product, a convolution, a window, or
+  along axes."""
   return max((terms for eqn in _equations(jaxpr) for terms in _terms(eqn)), default=1)
 
 
@@ -128,7 +130,8 @@ def _results(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
       return _bound(
         eqn, operands, {name: _wide_parameter(value) for name, value in eqn.params.items()}
       )
-    except Exception:  # no form in float64, for example a kernel or a callback: each such primitive has its own error
+    # no form in float64, for example a kernel or a callback: each such primitive has its own error
+    except Exception:
       pass
   narrow = [
     x.astype(v.aval.dtype) if _is_wide(x) else x for x, v in zip(operands, eqn.invars, strict=True)

@@ -1,4 +1,5 @@
-"""Which 8-bit inputs are levels, such as those of pixels, that a function computes with as floats. Others may be indices or categories."""
+"""Which 8-bit inputs are levels, such as those of pixels, that a function computes with as floats.
+Others may be indices or categories."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _KEEP |= {"add", "sub", "mul", "convert_element_type"}
 
 
 def of(fun: Callable[..., Any], lead: Sequence[Any], inputs: Sequence[Any]) -> list[bool]:
-  """For each of the `inputs`, arrays or specs that follow the arguments `lead`, whether it is levels. All False without a jaxpr."""
+  """For each of the `inputs`, arrays or specs that follow the arguments `lead`, whether it is
+  levels. All False without a jaxpr."""
   try:
     jaxpr = jax.make_jaxpr(fun)(*lead, *inputs).jaxpr
   except (
@@ -51,7 +53,8 @@ def is_8_bit(dtype: Any) -> bool:
 
 
 def _becomes_float(jaxpr: Jaxpr, known: set[Any]) -> bool:
-  """Whether a variable of `known` is cast to floats. Adds the variables that have its values to `known`."""
+  """Whether a variable of `known` is cast to floats. Adds the variables that have its values to
+  `known`."""
   for eqn in jaxpr.eqns:
     name = eqn.primitive.name
     reached = [not isinstance(x, Literal) and x in known for x in eqn.invars]

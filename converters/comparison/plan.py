@@ -48,7 +48,8 @@ class Comparison:
     sizes: {dimension variable: size or sizes} at which to compare.
     samples: the number of random inputs of each kind and size.
     examples: {input: array, or callable(rng, shape, dtype)}, in place of random inputs.
-    rtol, atol: |file - jax| <= atol + rtol * |jax|. By default, tolerances of the coarsest dtype that the computation uses.
+    rtol, atol: |file - jax| <= atol + rtol * |jax|. By default, tolerances of the coarsest dtype
+      that the computation uses.
   """
 
   sizes: Mapping[str, int | Sequence[int]] | None = None
@@ -84,7 +85,8 @@ class Comparison:
     return cls(**options)
 
   def key(self) -> Any:
-    """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by identity."""
+    """Equal for comparisons with equal runs of the reference. Arrays compare by value, callables by
+    identity."""
     sizes = {name: tuple(np.atleast_1d(size).tolist()) for name, size in (self.sizes or {}).items()}
     examples = {
       name: given if callable(given) else _contents(draws.as_numpy(given))
@@ -105,8 +107,8 @@ def _contents(array: np.ndarray) -> Any:
 class Subject:
   """A signature, its reference, and the names of the results.
 
-  The reference of a stateful signature takes the stored state before the inputs, and returns it before the results. The state is a list
-  of arrays, named by `paths`.
+  The reference of a stateful signature takes the stored state before the inputs, and returns it
+  before the results. The state is a list of arrays, named by `paths`.
   """
 
   name: str
@@ -120,12 +122,14 @@ class Subject:
     return not (self.record.preprocessed or self.record.postprocessed)
 
   def series(self, count: int) -> list[tuple[bool, bool]]:
-    """(timed, continues) for successive calls. One is timed; for a stateful signature the last, because timing repeats the call."""
+    """(timed, continues) for successive calls. One is timed; for a stateful signature the last,
+    because timing repeats the call."""
     stateful = self.record.stateful
     return [(i == (count - 1) * stateful, stateful and i > 0) for i in range(count)]
 
   def named(self, result: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """{output: array} of the results of the reference, the passed-through inputs, and the state after the call."""
+    """{output: array} of the results of the reference, the passed-through inputs, and the state
+    after the call."""
     if self.record.stateful:
       stored, result = result
       state = {f"state/{path}": np.asarray(x) for path, x in zip(self.paths, stored, strict=True)}
@@ -139,7 +143,8 @@ class Subject:
       found = dict(zip(names, leaves, strict=True))
     else:
       raise ValueError(
-        f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: {', '.join(names)}"
+        f"reference of {self.name!r} has {len(leaves)} results, and the signature {len(names)}: "
+        f"{', '.join(names)}"
       )
     named = {name: draws.as_numpy(x) for name, x in found.items()} | {
       name: draws.as_numpy(inputs[name]) for name in self.record.passed_through
@@ -149,7 +154,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Run:
-  """One call of a signature. `timed`: measure its latency. `continues`: start from the state after the previous run."""
+  """One call of a signature. `timed`: measure its latency. `continues`: start from the state after
+  the previous run."""
 
   subject: Subject
   sizes: Mapping[str, int]
@@ -173,7 +179,8 @@ def plan(
   known = sorted({name for domain in domains.values() for name in domain.variables})
   if unknown := [name for name in sizes if name not in known]:
     raise ValueError(
-      f"sizes names {unknown[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}"
+      f"sizes names {unknown[0]!r}, but the variables of the inputs are: "
+      f"{', '.join(known) or 'none'}"
     )
   wanted = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
   runs: list[Run] = []
@@ -197,7 +204,8 @@ def _processed_runs(
   inputs: Given,
   rng: np.random.Generator,
 ) -> Iterator[Run]:
-  """Runs of a signature with processors, at the sizes that the caller asks for, and one size of each other variable."""
+  """Runs of a signature with processors, at the sizes that the caller asks for, and one size of
+  each other variable."""
   record = subject.record
   free = record.stateful or any(callable(inputs[name]) for name in record.inputs if name in inputs)
   for sizes in domain.few(wanted, inputs):
@@ -269,7 +277,8 @@ class Domain:
   """The inputs of a signature, and their valid sizes.
 
   Attributes:
-    avals: {input: aval}, without passed-through inputs; strings of a `preprocess` count as bools, and its unknown sizes as 3.
+    avals: {input: aval}, without passed-through inputs; strings of a `preprocess` count as bools,
+      and its unknown sizes as 3.
     variables: the dimension variables of the inputs.
   """
 
@@ -348,7 +357,8 @@ class Domain:
     return chosen
 
   def few(self, wanted: Mapping[str, Sequence[int]], inputs: Given) -> list[dict[str, int]]:
-    """As `assignments`, but with one size of each variable that is not wanted: 3, if the constraints allow it."""
+    """As `assignments`, but with one size of each variable that is not wanted: 3, if the
+    constraints allow it."""
     fixed = {
       name: sizes for name, sizes in self._fixed(wanted, inputs).items() if name in self._all
     }
@@ -379,7 +389,8 @@ class Domain:
   def _candidates(
     self, pools: Sequence[Sequence[int]], chosen: Sequence[dict[str, int]]
   ) -> Iterator[dict[str, int]]:
-    """First combinations of different sizes, then all combinations, and then less usual sizes while few are `chosen`."""
+    """First combinations of different sizes, then all combinations, and then less usual sizes while
+    few are `chosen`."""
     if all(pools):
       for i in range(max(map(len, pools))):
         yield {
@@ -409,7 +420,8 @@ class Domain:
         for dim, size in zip(map(str, aval.shape), shape, strict=True):
           if dim in self.variables and list(fixed.get(dim, [size])) != [size]:
             raise ValueError(
-              f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; use the same size"
+              f"inputs[{name!r}] has the shape {shape}, so {dim} = {size}, and not {fixed[dim]}; "
+              "use the same size"
             )
           if dim in self.variables:
             fixed[dim] = [size]
@@ -419,7 +431,8 @@ class Domain:
 def _exported(
   names: Sequence[str], shapes: Sequence[Any], scope: export.SymbolicScope
 ) -> export.Exported:
-  """JAX's solver of dimensions, through its public API: an exported function checks the constraints when it is called."""
+  """JAX's solver of dimensions, through its public API: an exported function checks the constraints
+  when it is called."""
   probe = jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(names), scope=scope), np.bool_)
   return export.export(jax.jit(lambda _: [jnp.zeros(shape, np.bool_) for shape in shapes]))(probe)
 

@@ -1,7 +1,9 @@
-"""The precision of each result: that of its dtype, or of a coarser dtype that the computation rounds to.
+"""The precision of each result: that of its dtype, or of a coarser dtype that the computation
+rounds to.
 
-`(x.astype(bfloat16) * y).astype(float32)` has eight reliable bits: XLA may omit roundings within a fusion (its option
-xla_allow_excess_precision), and a float32 that differs in its last bit may round to the next bfloat16.
+`(x.astype(bfloat16) * y).astype(float32)` has eight reliable bits: XLA may omit roundings within a
+fusion (its option xla_allow_excess_precision), and a float32 that differs in its last bit may round
+to the next bfloat16.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ Dtype = np.dtype[Any]
 
 
 def of_results(fun: Callable[..., Any], *args: Any) -> Any:
-  """The results of `fun(*args)` as zeros of the coarsest floating point dtype that each depends on, or of its own dtype.
+  """The results of `fun(*args)` as zeros of the coarsest floating point dtype that each depends on,
+  or of its own dtype.
 
   Raises:
     JAXTypeError: JAX cannot trace `fun`.

@@ -25,8 +25,10 @@ _WORDS = {
   SUBNORMAL: "subnormal inputs",
 }
 _NOTE = (
-  "Rows that are noted do not count: those of hostile inputs (NaN, infinities, extreme numbers), unless they were asked for, and those of "
-  "subnormal inputs, which XLA and TensorFlow's kernels take for zero in different places (jax2tf's docs/limitations.md). "
+  "Rows that are noted do not count: those of hostile inputs (NaN, infinities, extreme numbers), "
+  "unless they were asked for, and those of "
+  "subnormal inputs, which XLA and TensorFlow's kernels take for zero in different places "
+  "(jax2tf's docs/limitations.md). "
   "Relative errors and units in the last place (ulp) are of elements above atol."
 )
 _ROW_TITLES = (
@@ -76,8 +78,8 @@ class Row:
     signature: of the SavedModel.
     output: its name.
     sizes: {symbolic dimension: its size}.
-    values: the kind of inputs: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers), "subnormal", "given" by the caller, or
-      "representative", of the data of a quantisation.
+    values: the kind of inputs: "ordinary", "hostile" (NaN, infinities, -0.0, extreme integers),
+      "subnormal", "given" by the caller, or "representative", of the data of a quantisation.
     dtype: of the output; empty if there is none to compare.
     samples: the number of inputs.
     counts: whether a problem makes the model wrong; otherwise it is only noted.
@@ -133,7 +135,8 @@ class Report:
     model: the SavedModel or the file.
     rows: one for each output, assignment of sizes and kind of inputs.
     latencies: one for each signature and assignment of sizes.
-    skipped: {signature: why it was not compared}. If it is not empty, the model is only verified in part.
+    skipped: {signature: why it was not compared}. If it is not empty, the model is only verified in
+      part.
     versions: {package: version}.
     machine: the cores of the machine, and their load after the latencies were measured.
     created: the time in UTC, as in ISO 8601.
@@ -179,7 +182,8 @@ class Report:
     """Returns if `ok` is true.
 
     Raises:
-      VerificationError: `ok` is false; the message lists each difference and each skipped signature.
+      VerificationError: `ok` is false; the message lists each difference and each skipped
+        signature.
     """
     if not self.ok:
       lines = [f"  {row.place}: {row.problem}" for row in self.rows if not row.ok]
@@ -250,7 +254,8 @@ class Report:
     )
 
   def _parts(self) -> list[tuple[str, list[tuple[Row, list[str]]], bool]]:
-    """(title, rows, whether they are expanded). Wrong rows come first; rows that agree are folded."""
+    """(title, rows, whether they are expanded). Wrong rows come first; rows that agree are
+    folded."""
     kinds = {
       "Differ": [row for row in self.rows if not row.ok],
       "Noted": [row for row in self.rows if row.ok and row.problem],
@@ -263,7 +268,8 @@ class Report:
     ]
 
   def write(self, folder: str | os.PathLike[str]) -> Path:
-    """Writes verification.txt, .json and .html. They replace those of an earlier report when all are complete.
+    """Writes verification.txt, .json and .html. They replace those of an earlier report when all
+    are complete.
 
     Args:
       folder: where to; it is made if it does not exist.
@@ -328,7 +334,8 @@ def _json_number(x: Any) -> Any:
 
 
 def _errors_picture(rows: Sequence[Row]) -> str:
-  """A chart of the largest differences as fractions of the tolerances; "" if there are none. Infinities are at the right edge."""
+  """A chart of the largest differences as fractions of the tolerances; "" if there are none.
+  Infinities are at the right edge."""
   shown: dict[str, dict[str, float]] = {}  # {line: {kind of inputs: share}}, the largest first
   for row in sorted(rows, key=lambda row: -(row.of_tolerance or 0.0)):
     if row.of_tolerance is not None:

@@ -1,7 +1,9 @@
-"""JAX's own rounding: how far the results of a function are from those of the same equations in float64.
+"""JAX's own rounding: how far the results of a function are from those of the same equations in
+float64.
 
-A right model differs from JAX by as much, because its runtime rounds elsewhere. The functions of most models stay within fixed tolerances.
-Long sums, deep networks and differences of large terms do not: for those `answers` measures the rounding, after a difference was found.
+A right model differs from JAX by as much, because its runtime rounds elsewhere. The functions of
+most models stay within fixed tolerances. Long sums, deep networks and differences of large terms do
+not: for those `answers` measures the rounding, after a difference was found.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ import numpy as np
 
 from .float64 import Wide
 
-# How much larger the rounding of a runtime may be than JAX's. A runtime may add n terms one by one, and XLA adds sums of some terms: the
-# ratio of their errors grows as sqrt(n). Measured: 5 for a running sum of 65,536 terms, 2.4 for products of 3,072, 1.5 for a GPT-2.
+# How much larger the rounding of a runtime may be than JAX's. A runtime may add n terms one by one,
+# and XLA adds sums of some terms: the ratio of their errors grows as sqrt(n). Measured: 5 for a
+# running sum of 65,536 terms, 2.4 for products of 3,072, 1.5 for a GPT-2.
 _LEAST_RATIO = 8.0
 _RATIO_OF_TERMS = 0.25  # times sqrt(n)
 _UNKNOWN_TERMS = 1024  # of a function without a jaxpr, such as a SavedModel
-SHARE_OF_LARGEST = 0.01  # the most that is allowed for rounding, so that an element that is off by 2 % of the largest is found
+# the most that is allowed for rounding, so that an element that is off by 2 % of the largest is
+# found
+SHARE_OF_LARGEST = 0.01
 _SAMPLES = 3
 
 
@@ -32,7 +37,8 @@ class Rounding:
   """The rounding of one result.
 
   Attributes:
-    distances: float64[...], the largest distance of each element from its value in float64, over a few samples.
+    distances: float64[...], the largest distance of each element from its value in float64, over a
+      few samples.
     terms: the number of terms of the longest sum.
   """
 
@@ -40,7 +46,8 @@ class Rounding:
   terms: int
 
   def allowed(self, expected: np.ndarray) -> np.ndarray:
-    """float64[...]: what a right model may differ by, for each element of the finite magnitudes `expected`, float64[...].
+    """float64[...]: what a right model may differ by, for each element of the finite magnitudes
+    `expected`, float64[...].
 
     Of N elements with random errors the largest error is about sqrt(2 log N) times the usual one.
     """
@@ -52,14 +59,16 @@ class Rounding:
 
 
 class Measure:
-  """Measures the rounding of a function of arrays. It traces and compiles the function once for each combination of shapes."""
+  """Measures the rounding of a function of arrays. It traces and compiles the function once for
+  each combination of shapes."""
 
   def __init__(self, function: Callable[..., Any]):
     self._function = function
     self._traced: dict[Any, Wide | None] = {}
 
   def of(self, *args: Any) -> tuple[Any, int]:
-    """(a tree like the result of the function with a float64 array of distances for each array, the terms of the longest sum)."""
+    """(a tree like the result of the function with a float64 array of distances for each array, the
+    terms of the longest sum)."""
     wide = self._wide(args)
     rng = np.random.default_rng(0)
     moved = [_moved(args, rng) for _ in range(_SAMPLES - 1)]
@@ -107,7 +116,8 @@ def _moved(args: Any, rng: np.random.Generator) -> Any:
 
 
 def _distance(x: Any, y: Any) -> np.ndarray:
-  """float64[...]; 0 for values that are not finite, and for results that are not numbers with a rounding."""
+  """float64[...]; 0 for values that are not finite, and for results that are not numbers with a
+  rounding."""
   if not (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, np.inexact)):
     return np.zeros(np.shape(x))
   kind = np.complex128 if jnp.issubdtype(x.dtype, np.complexfloating) else np.float64

@@ -27,7 +27,8 @@ def chosen(
     )
   if not names:
     raise ValueError(
-      f"signatures = {signatures!r} selects no signature; the model has: {', '.join(record.signatures)}"
+      f"signatures = {signatures!r} selects no signature; the model has: "
+      f"{', '.join(record.signatures)}"
     )
   chosen = {name: record.signatures[name] for name in names}
   known = {name: None for signature in chosen.values() for name in signature.inputs}
@@ -43,17 +44,20 @@ def subjects(
   inputs: plan.Given,
   state: tuple[Layout, Any] | None = None,
 ) -> tuple[list[plan.Subject], dict[str, str]]:
-  """(signatures to compare, {signature: why it is skipped}). `state` is the layout of the state and its stored initial values."""
+  """(signatures to compare, {signature: why it is skipped}). `state` is the layout of the state and
+  its stored initial values."""
   subjects, skipped = [], {}
   if not callable(reference) and not isinstance(reference, Mapping):
     raise ValueError(
-      f"reference = {reference!r} is neither a function nor {{signature: function}}; pass the function that was saved"
+      f"reference = {reference!r} is neither a function nor {{signature: function}}; pass the "
+      "function that was saved"
     )
   if isinstance(reference, Mapping) and (
     unknown := [name for name in reference if name not in chosen]
   ):
     raise ValueError(
-      f"reference has a function for {unknown[0]!r}, but the signatures to compare are: {', '.join(chosen)}"
+      f"reference has a function for {unknown[0]!r}, but the signatures to compare are: "
+      f"{', '.join(chosen)}"
     )
   resets = [name for name, record in chosen.items() if record.resets]
   plain = [
@@ -64,7 +68,8 @@ def subjects(
   sole = plain if len(chosen) - len(resets) > 1 else list(chosen)
   if callable(reference) and len(plain) > 1:
     raise ValueError(
-      f"reference is one function for the signatures {', '.join(plain)}; give {{name: function}}, or choose with signatures="
+      f"reference is one function for the signatures {', '.join(plain)}; give {{name: function}}, "
+      "or choose with signatures="
     )
   functions = dict(reference) if isinstance(reference, Mapping) else dict.fromkeys(sole, reference)
   layout, initial = state or (None, [])
@@ -80,7 +85,8 @@ def subjects(
     missing = [x for x in own if x not in inputs] if name not in plain else []
     if name in plain and name not in functions:
       raise ValueError(
-        f"reference has no function for signature {name!r}; add one, or leave it out with signatures="
+        f"reference has no function for signature {name!r}; add one, or leave it out with "
+        "signatures="
       )
     if name not in functions or missing:
       what = " and ".join(
@@ -105,7 +111,8 @@ def subjects(
 
 
 def _jitted(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """The function under jax.jit, with `checkify` if it has checks. A failing check raises, as in the model."""
+  """The function under jax.jit, with `checkify` if it has checks. A failing check raises, as in the
+  model."""
   plain, checked, has_checks = jax.jit(fun), jax.jit(checkify.checkify(fun)), False
 
   def run(*args: Any) -> Any:
@@ -141,7 +148,8 @@ def _order(
   except TypeError as error:
     takes = ", ".join([*lead, *own])
     raise ValueError(
-      f"reference of {name!r} cannot be called with ({takes}): {error}; wrap it: lambda {takes}: ..."
+      f"reference of {name!r} cannot be called with ({takes}): {error}; wrap it: lambda {takes}: "
+      "..."
     ) from None
   if not record.defaults or len(own) == 1:
     return own
@@ -149,6 +157,7 @@ def _order(
   names = list(bound.arguments)[len(lead) :]
   if set(names) != set(own):
     raise ValueError(
-      f"reference of {name!r} takes {', '.join(names)}; with optional inputs, name them as the signature: {', '.join(own)}"
+      f"reference of {name!r} takes {', '.join(names)}; with optional inputs, name them as the "
+      f"signature: {', '.join(own)}"
     )
   return names

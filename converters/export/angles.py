@@ -1,8 +1,10 @@
-"""sin, cos and tan of large angles. LiteRT and TF.js' wasm backend lose digits from 1e4 on, and all digits for larger angles.
+"""sin, cos and tan of large angles. LiteRT and TF.js' wasm backend lose digits from 1e4 on, and all
+digits for larger angles.
 
-The angle is reduced to half a turn by the method of Payne and Hanek (Radian reduction for trigonometric functions, SIGNUM Newsletter 18,
-1983): only those digits of 1/(2 pi) are multiplied that matter for the size of the angle. Digits have 11 bits, so each product and each sum
-of products is exact in float32.
+The angle is reduced to half a turn by the method of Payne and Hanek (Radian reduction for
+trigonometric functions, SIGNUM Newsletter 18, 1983): only those digits of 1/(2 pi) are multiplied
+that matter for the size of the angle. Digits have 11 bits, so each product and each sum of products
+is exact in float32.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def _table() -> np.ndarray:
 
 
 def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
-  """x f32[...] with |x| > 1/2 -> (sign, angle in [-pi / 2, pi / 2]), where sin(|x| + quarters pi / 2) = sign sin(angle)."""
+  """x f32[...] with |x| > 1/2 -> (sign, angle in [-pi / 2, pi / 2]), where sin(|x| + quarters pi /
+  2) = sign sin(angle)."""
   size = tf.abs(x)
   # t is the scaled angle / 2**22.
   down, up = np.float32(1 / _BASE), np.float32(_BASE)
@@ -75,7 +78,8 @@ def _half_turn(x: tf.Tensor, quarters: int) -> tuple[tf.Tensor, tf.Tensor]:
       total += part * columns[j + i]
     carry = tf.floor(total * np.float32(1 / _BASE))
     digits.insert(0, total - carry * np.float32(_BASE))
-  # The first bit of the first digit is half a turn, which flips the sign. The rest is reflected if it is above a half.
+  # The first bit of the first digit is half a turn, which flips the sign. The rest is reflected if
+  # it is above a half.
   first = digits[0] + quarters * np.float32(_BASE / 4)
   first -= tf.floor(first * np.float32(1 / _BASE)) * np.float32(_BASE)
   odd = tf.floor(first * np.float32(2 / _BASE))

@@ -1,6 +1,8 @@
-"""Gradients of convolutions and pools, and transposed convolutions with explicit padding, in ops that targets have.
+"""Gradients of convolutions and pools, and transposed convolutions with explicit padding, in ops
+that targets have.
 
-Kernels have static sizes, and channels are last. What differs stays as it is, and the target refuses it.
+Kernels have static sizes, and channels are last. What differs stays as it is, and the target
+refuses it.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ _Size: TypeAlias = Any  # int | tf.Tensor, i32[]
 def input_gradient(
   op: Any, sizes: tf.Tensor, kernel: tf.Tensor, cotangent: tf.Tensor
 ) -> list[tf.Tensor]:
-  """Conv2DBackpropInput, Conv3DBackpropInputV2: cotangent f32[n,*t,o], kernel f32[*k,i,o] -> f32[n,*s,i].
+  """Conv2DBackpropInput, Conv3DBackpropInputV2: cotangent f32[n,*t,o], kernel f32[*k,i,o] ->
+  f32[n,*s,i].
 
-  No target reads `explicit_paddings`, and in ONNX the windows must fill the image. So the op gives the image that they fill, of which
-  a part is cut; zeros are appended.
+  No target reads `explicit_paddings`, and in ONNX the windows must fill the image. So the op gives
+  the image that they fill, of which a part is cut; zeros are appended.
   """
   image, shape, lengths = _known(op.outputs[0])[1:-1], _known(kernel)[:-2], _known(cotangent)[1:-1]
   if (
@@ -57,7 +60,8 @@ def input_gradient(
 def filter_gradient(
   op: Any, image: tf.Tensor, sizes: tf.Tensor, cotangent: tf.Tensor
 ) -> list[tf.Tensor]:
-  """Conv2DBackpropFilter, Conv3DBackpropFilterV2: image f32[n,*s,i], cotangent f32[n,*t,o] -> f32[*k,i,o]."""
+  """Conv2DBackpropFilter, Conv3DBackpropFilterV2: image f32[n,*s,i], cotangent f32[n,*t,o] ->
+  f32[*k,i,o]."""
 
   def product(window: tf.Tensor, inputs: int, outputs: int) -> tf.Tensor:
     return tf.matmul(
@@ -70,7 +74,8 @@ def filter_gradient(
 def depthwise_filter_gradient(
   op: Any, image: tf.Tensor, sizes: tf.Tensor, cotangent: tf.Tensor
 ) -> list[tf.Tensor]:
-  """DepthwiseConv2dNativeBackpropFilter: image f32[n,h,w,i], cotangent f32[n,h',w',i*m] -> f32[kh,kw,i,m]."""
+  """DepthwiseConv2dNativeBackpropFilter: image f32[n,h,w,i], cotangent f32[n,h',w',i*m] ->
+  f32[kh,kw,i,m]."""
 
   def product(window: tf.Tensor, inputs: int, outputs: int) -> tf.Tensor:
     return tf.reduce_sum(
@@ -83,7 +88,8 @@ def depthwise_filter_gradient(
 def depthwise_input_gradient(
   op: Any, sizes: tf.Tensor, kernel: tf.Tensor, cotangent: tf.Tensor
 ) -> list[tf.Tensor]:
-  """DepthwiseConv2dNativeBackpropInput: cotangent f32[n,h',w',i*m], kernel f32[kh,kw,i,m] -> f32[n,h,w,i].
+  """DepthwiseConv2dNativeBackpropInput: cotangent f32[n,h',w',i*m], kernel f32[kh,kw,i,m] ->
+  f32[n,h,w,i].
 
   A depthwise convolution by the reversed kernel of the cotangent with zeros between its elements.
   """
@@ -95,7 +101,8 @@ def depthwise_input_gradient(
   spread = cotangent
   for axis, stride in enumerate(strides, 1):
     spread = _with_zeros_between(spread, axis, stride)
-  # The image that it convolves begins `before` pixels ahead of the first element. What is behind that image is cut.
+  # The image that it convolves begins `before` pixels ahead of the first element. What is behind
+  # that image is cut.
   before = [k - 1 - lo for k, lo in zip(shape[:2], low, strict=True)]
   spread = tf.pad(
     spread,
@@ -165,7 +172,8 @@ def _by_places(
   cotangent: tf.Tensor,
   product: Callable[[tf.Tensor, int, int], tf.Tensor],
 ) -> list[tf.Tensor]:
-  """A kernel from the product of each of its places: of what it meets in the image, and the cotangent."""
+  """A kernel from the product of each of its places: of what it meets in the image, and the
+  cotangent."""
   shape = op.outputs[0].shape.as_list()
   if not _is_plain(op) or None in shape:
     return again(op, [image, sizes, cotangent])

@@ -1,4 +1,5 @@
-"""A function for TensorFlow's own exporters, as a script calls them: replayed with a target's replacements."""
+"""A function for TensorFlow's own exporters, as a script calls them: replayed with a target's
+replacements."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Passes = Sequence[tuple[Mapping[str, Replacement], Mapping[tf.DType, tf.DType]]]
 def prepared(
   concrete: Any, passes: Passes, finish: Callable[[tf.Tensor], tf.Tensor] = lambda x: x
 ) -> Any:
-  """The same function as a ConcreteFunction without variables or calls: its arguments, their names, and the structure of its results.
+  """The same function as a ConcreteFunction without variables or calls: its arguments, their names,
+  and the structure of its results.
 
   Args:
     concrete: a ConcreteFunction.

@@ -1,10 +1,12 @@
-"""The registry of replacements for ops that a target lacks, or computes differently. Each replacement registers where it is defined.
+"""The registry of replacements for ops that a target lacks, or computes differently. Each
+replacement registers where it is defined.
 
   @replaces("Erfc", on="onnx", because="tf2onnx 1.17: no handler")
 
-A replacement takes the op, for its attributes, and its operands in the new graph, and returns the list of results. It uses ops that the
-target computes correctly, and keeps TensorFlow's values and dtypes. The ops that it emits are not replaced again. Lowering rules stay
-unchanged: docs/reports/targets.md lists the rules that each target supports thanks to its replacements.
+A replacement takes the op, for its attributes, and its operands in the new graph, and returns the
+list of results. It uses ops that the target computes correctly, and keeps TensorFlow's values and
+dtypes. The ops that it emits are not replaced again. Lowering rules stay unchanged:
+docs/reports/targets.md lists the rules that each target supports thanks to its replacements.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import TypeVar
 
 from .replay import Replacement
 
-# {target: {type of op: replacement}} and {target: {type of op: reason}}. The modules named `replacements` fill them.
+# {target: {type of op: replacement}} and {target: {type of op: reason}}. The modules named
+# `replacements` fill them.
 TABLES: Mapping[str, dict[str, Replacement]] = {"onnx": {}, "tflite": {}, "tfjs": {}}
 REASONS: Mapping[str, dict[str, str]] = {target: {} for target in TABLES}
 

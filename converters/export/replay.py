@@ -1,6 +1,8 @@
-"""Replays a signature as one graph for an exporter: calls are inlined, parameters become constants, and replacements are applied.
+"""Replays a signature as one graph for an exporter: calls are inlined, parameters become constants,
+and replacements are applied.
 
-The graph is not edited. TensorFlow builds it again op by op, so it infers shapes again, and replacements are plain TensorFlow code.
+The graph is not edited. TensorFlow builds it again op by op, so it infers shapes again, and
+replacements are plain TensorFlow code.
 """
 
 from __future__ import annotations
@@ -40,8 +42,10 @@ def frozen(
   Args:
     signature: a ConcreteFunction of a signature: named tensors in, a dict of named tensors out.
     replacements: {type of op: replacement}.
-    held: {dtype: the target's dtype that holds it}, for inputs and parameters. Replacements handle all other tensors.
-    state: {name: variable}. Each becomes an input and an output of this name: its values before and after the call.
+    held: {dtype: the target's dtype that holds it}, for inputs and parameters. Replacements handle
+      all other tensors.
+    state: {name: variable}. Each becomes an input and an output of this name: its values before and
+      after the call.
 
   Raises:
     ValueError: it writes a variable outside of `state`, or in a loop or a branch.
@@ -50,7 +54,8 @@ def frozen(
   specs = signature.structured_input_signature[1] or {
     spec.name: spec for spec in signature.structured_input_signature[0]
   }
-  # The placeholders are in the order of the function's arguments, which here is the order of their names.
+  # The placeholders are in the order of the function's arguments, which here is the order of their
+  # names.
   names = [tensor.op.name for tensor in own_inputs(signature)]
   outputs = sorted(signature.structured_outputs)  # TensorFlow sorts a dict by its keys
 
@@ -88,7 +93,8 @@ def replayed(
   held: Mapping[tf.DType, tf.DType],
   state: Mapping[int, tf.Tensor],
 ) -> tuple[list[Any], dict[int, tf.Tensor]]:
-  """Copies the ops of a ConcreteFunction into the graph under construction, with `given` in place of its inputs; see `frozen`.
+  """Copies the ops of a ConcreteFunction into the graph under construction, with `given` in place
+  of its inputs; see `frozen`.
 
   Args:
     state: {id of a variable that it may write: its value before}.
@@ -151,14 +157,16 @@ class _Replay:
   def run(
     self, graph: Any, inputs: Sequence[tf.Tensor], given: Sequence[Any]
   ) -> Callable[[tf.Tensor], Any]:
-    """Replays `graph` with `given` in place of `inputs`. Returns a function that maps its tensors to the new ones."""
+    """Replays `graph` with `given` in place of `inputs`. Returns a function that maps its tensors
+    to the new ones."""
     values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
     writes = [op for op in graph.get_operations() if op.type == _ASSIGN]
     needed = _needed([*graph.outputs, *(op.inputs[1] for op in writes)])
     for op in (
       graph.get_operations()
     ):  # in program order, because reads and writes of a variable do not commute
-      # Pure ops need no control dependencies. No target has assertions or prints, so ops that only these use are left out.
+      # Pure ops need no control dependencies. No target has assertions or prints, so ops that only
+      # these use are left out.
       if op in needed and not all(y.ref() in values for y in op.outputs):
         results = self._op(op, [values[x.ref()] for x in op.inputs])
         values.update((y.ref(), result) for y, result in zip(op.outputs, results, strict=True))
@@ -196,7 +204,8 @@ class _Replay:
       if all(not isinstance(x, tf.Tensor) or x.shape.rank is not None for x in operands):
         raise
       raise ValueError(
-        f"{op.type} {op.name!r} has an operand of unknown rank; set it by tf.ensure_shape in the TensorFlow code"
+        f"{op.type} {op.name!r} has an operand of unknown rank; set it by tf.ensure_shape in the "
+        "TensorFlow code"
       ) from error
 
   def _write(self, variable: Any, value: tf.Tensor) -> None:
@@ -207,7 +216,8 @@ class _Replay:
     self.state[id(variable)] = value
 
   def _value(self, variable: Any) -> tf.Tensor:
-    """The value of a variable: a constant in the outermost graph, which bodies of loops and branches capture."""
+    """The value of a variable: a constant in the outermost graph, which bodies of loops and
+    branches capture."""
     if id(variable) in self.state:
       return self.state[id(variable)]
     if id(variable) not in self._constants:
@@ -223,7 +233,8 @@ class _Replay:
     return self._constants[id(variable)]
 
   def constant(self, captured: Any) -> Any:
-    """A constant for a captured tensor of values, such as strings or a table of weights; variables and resources unchanged."""
+    """A constant for a captured tensor of values, such as strings or a table of weights; variables
+    and resources unchanged."""
     if not isinstance(captured, tf.Tensor) or captured.dtype in (tf.resource, tf.variant):
       return captured
     with tf.init_scope():
@@ -245,7 +256,8 @@ class _Replay:
     return call
 
   def _branches(self, op: tf.Operation, operands: list[Any]) -> list[Any]:
-    """Keeps If. Case, which no target has, becomes nested If ops; an out-of-range index takes the last branch, as in TensorFlow."""
+    """Keeps If. Case, which no target has, becomes nested If ops; an out-of-range index takes the
+    last branch, as in TensorFlow."""
     first, *rest = operands
     if op.type in ("If", "StatelessIf"):
       branches = [
@@ -267,7 +279,8 @@ class _Replay:
     return nested(0)
 
   def _loop(self, op: tf.Operation, operands: list[Any]) -> list[Any]:
-    """A loop that carries its tensors. Variables and tables are loop-invariant, so it does not carry them."""
+    """A loop that carries its tensors. Variables and tables are loop-invariant, so it does not
+    carry them."""
     predicate, body = self._function(op.get_attr("cond")), self._function(op.get_attr("body"))
     carried = [
       i for i, x in enumerate(operands) if isinstance(x, tf.Tensor) and x.dtype != tf.resource
@@ -323,7 +336,8 @@ def again(
   """Copies the op into the graph under construction.
 
   Args:
-    op: the op to copy, without the attributes that TensorFlow adds; with those that keep an optimizer from changing its values.
+    op: the op to copy, without the attributes that TensorFlow adds; with those that keep an
+      optimizer from changing its values.
     operands: its operands in that graph.
     dtypes: {dtype: its replacement} for the dtypes of the op.
   """
@@ -348,7 +362,8 @@ def again(
 
 
 def outermost() -> Any:
-  """Makes the graph of the whole function current while that of a loop or a branch is under construction."""
+  """Makes the graph of the whole function current while that of a loop or a branch is under
+  construction."""
   graph: Any = _tf_compat.current_graph()
   while getattr(outer := getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
     graph = outer
@@ -356,7 +371,8 @@ def outermost() -> Any:
 
 
 def _invariant(result: tf.Tensor, operand: tf.Tensor) -> tf.TensorShape:
-  """The loop-invariant shape. For a list that a target holds as a tensor, only the rank is invariant."""
+  """The loop-invariant shape. For a list that a target holds as a tensor, only the rank is
+  invariant."""
   is_list = result.dtype == tf.variant and operand.dtype != tf.variant
   return tf.TensorShape([None] * operand.shape.rank) if is_list else result.shape
 
@@ -365,7 +381,8 @@ def is_zeros(tensor: tf.Tensor) -> bool:
   """Whether a tensor of the replayed graph is known to be zeros, without -0.0."""
   while tensor.op.type in ("Reshape", "Identity"):
     tensor = tensor.op.inputs[0]
-  # For Fill read only the scalar: asking TensorFlow for the static value would allocate the whole tensor.
+  # For Fill read only the scalar: asking TensorFlow for the static value would allocate the whole
+  # tensor.
   value = tf.get_static_value(tensor.op.inputs[1] if tensor.op.type == "Fill" else tensor)
   return value is not None and not any(value.tobytes())
 

@@ -1,4 +1,5 @@
-"""Scatters for kernels that fail at out-of-bounds rows, or write outside of the tensor: these go to an extra row, which is cut off."""
+"""Scatters for kernels that fail at out-of-bounds rows, or write outside of the tensor: these go to
+an extra row, which is cut off."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Rows:
-  """A scatter into f32[*sizes, *inner] as a scatter into f32[places + 1, *inner], with places = prod(sizes).
+  """A scatter into f32[*sizes, *inner] as a scatter into f32[places + 1, *inner], with places =
+  prod(sizes).
 
   Attributes:
     shape: i32[r], the shape of the written tensor.

@@ -1,4 +1,5 @@
-"""Shared parts of the exporters: the source model, the refusals, and the comparison of the file with JAX."""
+"""Shared parts of the exporters: the source model, the refusals, and the comparison of the file
+with JAX."""
 
 from __future__ import annotations
 
@@ -77,10 +78,12 @@ class Signature:
     name: its name in the SavedModel.
     record: inputs and outputs in jaxpr notation, with symbolic dimensions.
     function: the ConcreteFunction.
-    reference: the function of the inputs to compare with: the JAX function, or else the SavedModel run by TensorFlow.
+    reference: the function of the inputs to compare with: the JAX function, or else the SavedModel
+      run by TensorFlow.
     traced: the JAX function and the specs of its arguments, if available.
     owner: the model, referenced here so that its variables stay alive.
-    state: the state of a stateful signature without TensorFlow processors. The reference then takes and returns it, as in `plan.Subject`.
+    state: the state of a stateful signature without TensorFlow processors. The reference then takes
+      and returns it, as in `plan.Subject`.
   """
 
   name: str
@@ -152,30 +155,35 @@ class Source:
     """From a builder, or from a SavedModel that one saved. A `Source` is returned unchanged.
 
     Args:
-      model: the builder, or the directory of a version, or that of a model, which stands for its newest version.
-      signatures: names of the signatures to export. By default all; of several names of one function, the first.
-      reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}. By default, the SavedModel itself.
+      model: the builder, or the directory of a version, or that of a model, which stands for its
+        newest version.
+      signatures: names of the signatures to export. By default all; of several names of one
+        function, the first.
+      reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}.
+        By default, the SavedModel itself.
       params: the parameters of `reference`. Without them it is `fun(*inputs)`.
       idioms: the idioms that the model must have. By default any.
 
     Raises:
       FileNotFoundError: `jax2tf.converters.saved_model` did not save this directory.
-      ValueError: a signature is unknown; a builder gets a reference, but has its own; the function calls back into Python; the model has
-        other idioms.
+      ValueError: a signature is unknown; a builder gets a reference, but has its own; the function
+        calls back into Python; the model has other idioms.
     """
     if isinstance(model, Source):
       return model
     if isinstance(model, Model):
       if reference is not None or params is not None:
         raise ValueError(
-          "reference and params are for a saved model; this Model has its own functions and parameters"
+          "reference and params are for a saved model; this Model has its own functions and "
+          "parameters"
         )
       _check_idioms(idioms, model.idioms, "this builder")
       found = _of_builder(model, _chosen(model.records, signatures))
       return cls(_warned(found), model.polymorphic_constraints, "the model", model.idioms)
     if (place := publish.saved_model_in(paths.of(model, "model"))) is None:
       raise FileNotFoundError(
-        f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a model there first"
+        f"model = {str(model)!r} holds neither saved_model.pb nor a numbered version; save a "
+        "model there first"
       )
     with contextlib.ExitStack() as stack:
       directory = stack.enter_context(paths.fetched(place))
@@ -192,20 +200,23 @@ class Source:
     return cls(_warned(found), record.constraints, str(place), record.idioms)
 
   def refuse_writers(self, target: str, runtime: str, has_state: bool = False) -> None:
-    """Raises ExportError for a signature that writes variables, whose values the file would lose. A target may support a state."""
+    """Raises ExportError for a signature that writes variables, whose values the file would lose. A
+    target may support a state."""
     for name, signature in self.signatures.items():
       if not (has_state and signature.state) and (
         found := calls.writers(signature.function.graph.as_graph_def())
       ):
         raise ExportError(
           target,
-          f"{runtime} cannot keep what signature {name!r} writes ({', '.join(found)}); leave it out with signatures=, or export a function "
+          f"{runtime} cannot keep what signature {name!r} writes ({', '.join(found)}); leave it "
+          "out with signatures=, or export a function "
           "that takes its state as an input and returns the new one",
         )
 
   @cached_property
   def _asked(self) -> dict[Any, tuple[list[plan.Run], list[compare.Expected]]]:
-    """{key of the comparison: (runs, answers of the reference)}, shared by several runtimes or forms of a file."""
+    """{key of the comparison: (runs, answers of the reference)}, shared by several runtimes or
+    forms of a file."""
     return {}
 
   def subjects(self) -> list[plan.Subject]:
@@ -218,12 +229,14 @@ class Source:
     ]
 
   def runs(self, options: plan.Comparison) -> list[plan.Run]:
-    """The runs of `compared`: ordinary, hostile and subnormal inputs of each signature, at several sizes."""
+    """The runs of `compared`: ordinary, hostile and subnormal inputs of each signature, at several
+    sizes."""
     given = dict(options.examples or {})
     for name in given:
       if not any(name in one.record.inputs for one in self.signatures.values()):
         raise ValueError(
-          f"examples names {name!r}, but the signatures take: {', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
+          f"examples names {name!r}, but the signatures take: "
+          f"{', '.join(n for s in self.signatures.values() for n in s.record.inputs)}"
         )
     return plan.plan(self.subjects(), self.constraints, options.sizes or {}, options.samples, given)
 
@@ -237,10 +250,12 @@ class Source:
     versions: Mapping[str, str],
     timed: bool = True,
   ) -> Report:
-    """Runs the file and the reference on the same inputs, as `verify` does. `timed`: measure latencies.
+    """Runs the file and the reference on the same inputs, as `verify` does. `timed`: measure
+    latencies.
 
-    Outputs for ordinary inputs, and for the caller's, must agree. For hostile inputs (NaN, infinities, extreme integers) the kernels of a
-    runtime may differ. Then one warning says so, and the report lists the differences.
+    Outputs for ordinary inputs, and for the caller's, must agree. For hostile inputs (NaN,
+    infinities, extreme integers) the kernels of a runtime may differ. Then one warning says so, and
+    the report lists the differences.
 
     Raises:
       ExportError: the file fails, or differs from the reference.
@@ -274,7 +289,8 @@ class Source:
     if noted := [row for row in rows if row.problem and row.values == HOSTILE]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
       warn_user(
-        f"{runtime} computes different outputs than JAX for NaN, infinities or extreme numbers:\n{lines}"
+        f"{runtime} computes different outputs than JAX for NaN, infinities or extreme "
+        f"numbers:\n{lines}"
       )
     return report
 
@@ -311,7 +327,8 @@ class Exported:
 def single(
   answer: Runner, inputs: Mapping[str, Any], signature: str = "serving_default"
 ) -> dict[str, np.ndarray]:
-  """{output: array} of one call. Raises RuntimeError, which quotes the runtime, if the call fails."""
+  """{output: array} of one call. Raises RuntimeError, which quotes the runtime, if the call
+  fails."""
   subject = plan.Subject(signature, manifest.SignatureRecord({}, {}), lambda: None, [])
   (found,) = answer(
     [plan.Run(subject, {}, "given", {name: np.asarray(x) for name, x in inputs.items()}, False)]
@@ -326,7 +343,8 @@ def _functions(reference: Any, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
   functions = reference if isinstance(reference, Mapping) else dict.fromkeys(chosen, reference)
   if unknown := [name for name in functions if name not in chosen]:
     raise ValueError(
-      f"reference has a function for {unknown[0]!r}, but the signatures to export are: {', '.join(chosen)}"
+      f"reference has a function for {unknown[0]!r}, but the signatures to export are: "
+      f"{', '.join(chosen)}"
     )
   return functions
 
@@ -345,7 +363,8 @@ def _of_loaded(
 def _check_idioms(asked: str | None, made: str, what: str) -> None:
   if asked is not None and fused.names_of(asked) != fused.names_of(made):
     raise ValueError(
-      f"idioms = {asked!r}, and {what} was made with {made!r}; omit it, or create a Model(params, idioms={asked!r})"
+      f"idioms = {asked!r}, and {what} was made with {made!r}; omit it, or create a Model(params, "
+      f"idioms={asked!r})"
     )
 
 
@@ -379,7 +398,8 @@ def _warned(signatures: dict[str, Signature]) -> dict[str, Signature]:
 
 
 def _unchecked(fun: Callable[..., Any], function: Any) -> Callable[..., Any]:
-  """The JAX function, without its checks if the graph `function` has any, because jax.jit refuses checks."""
+  """The JAX function, without its checks if the graph `function` has any, because jax.jit refuses
+  checks."""
   checks = [
     found
     for found in callbacks.callbacks_in(function.graph.as_graph_def())
@@ -436,7 +456,8 @@ def _reset(initial: Sequence[Any], *_: Any) -> Any:
 
 
 def _jitted(fun: Callable[..., Any], params: Any) -> Callable[..., Any]:
-  """The function of its inputs. Parameters are arguments, because XLA would fold constants, and NumPy arrays refuse tracer indices."""
+  """The function of its inputs. Parameters are arguments, because XLA would fold constants, and
+  NumPy arrays refuse tracer indices."""
   jitted = jax.jit(fun)
   return jitted if params is None else functools.partial(jitted, jax.tree.map(jnp.asarray, params))
 
@@ -463,7 +484,8 @@ def _tensorflow(model: Any, name: str, record: manifest.SignatureRecord) -> Call
         if line and not line.startswith("[[")
       )
       raise ValueError(
-        f"signature {name!r} fails in TensorFlow with the inputs {given} ({reason}); give sizes={{variable: size}} or "
+        f"signature {name!r} fails in TensorFlow with the inputs {given} ({reason}); give "
+        "sizes={variable: size} or "
         "examples={input: array} that it takes"
       ) from error
 

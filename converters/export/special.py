@@ -1,4 +1,5 @@
-"""Special functions that several targets lack. A target passes its own version of a simpler function whose kernel is inaccurate."""
+"""Special functions that several targets lack. A target passes its own version of a simpler
+function whose kernel is inaccurate."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ _LOG = (
 
 @functools.cache
 def _tail() -> tuple[float, ...]:
-  """Coefficients of h, interpolated once: exp(-x**2) / (sqrt pi erfc(x)) is x + t h(t) with t = 1 / (x + 2) for 1 <= x <= _LIMIT."""
+  """Coefficients of h, interpolated once: exp(-x**2) / (sqrt pi erfc(x)) is x + t h(t) with t = 1 /
+  (x + 2) for 1 <= x <= _LIMIT."""
 
   def h(t: Any) -> Any:
     return np.array([(math.exp(-_LOG) / erfcx(x) - x) * (x + 2) for x in 1 / t - 2])
@@ -88,7 +90,8 @@ def erfc_from_one(
   exp: Function = tf.exp,
   inverse: Function = tf.math.reciprocal,
 ) -> tf.Tensor:
-  """x f32[...] -> f32[...], erfc(x) where x >= 1: exp(-x**2) is exp(-r**2) exp(r**2 - x**2) with r = rounded(x), whose square is exact."""
+  """x f32[...] -> f32[...], erfc(x) where x >= 1: exp(-x**2) is exp(-r**2) exp(r**2 - x**2) with r
+  = rounded(x), whose square is exact."""
   size = tf.minimum(x, like(_LIMIT, x))
   r = rounded(size)
   power = exp(like(-_LOG, x) - r * r) * exp((r - size) * (r + size))
@@ -106,7 +109,8 @@ def erf_inv(x: tf.Tensor, log1p: Function) -> tf.Tensor:
   return x * tf.where(w < like(5, x), centre, tail)
 
 
-# C. Lanczos' approximation with g = 7 and nine terms (P. Godfrey); its relative error is 1e-15 for z >= 1/2.
+# C. Lanczos' approximation with g = 7 and nine terms (P. Godfrey); its relative error is 1e-15 for
+# z >= 1/2.
 LANCZOS_G = 7
 _LANCZOS = (
   0.99999999999980993,

@@ -1,7 +1,9 @@
-"""bfloat16 for ONNX Runtime, which only has Cast for it. Values are float32, rounded to bfloat16 after each op that computes.
+"""bfloat16 for ONNX Runtime, which only has Cast for it. Values are float32, rounded to bfloat16
+after each op that computes.
 
-XLA and TensorFlow do the same on a CPU. In ONNX a rounding is two Casts, float32 to bfloat16 and back. In the TensorFlow graph
-FakeQuantWithMinMaxArgs marks it, which no lowering emits: tf2onnx would make float16 of a cast to bfloat16.
+XLA and TensorFlow do the same on a CPU. In ONNX a rounding is two Casts, float32 to bfloat16 and
+back. In the TensorFlow graph FakeQuantWithMinMaxArgs marks it, which no lowering emits: tf2onnx
+would make float16 of a cast to bfloat16.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from ..export.replay import Replacement
 HELD = {tf.bfloat16: tf.float32}
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
 ROUNDING = "FakeQuantWithMinMaxArgs"
-OUTPUTS = "jax2tf.bfloat16"  # key in the model's metadata: the outputs, separated by spaces, whose float32 stands for bfloat16
+# key in the model's metadata: the outputs, separated by spaces, whose float32 stands for bfloat16
+OUTPUTS = "jax2tf.bfloat16"
 # Ops whose results are copies of operands, or not bfloat16: they need no rounding.
 _EXACT = MOVES | {
   "Abs",
@@ -36,7 +39,8 @@ _EXACT = MOVES | {
 
 
 def held(function: Any) -> Any:
-  """The ConcreteFunction without bfloat16, also in inputs and outputs; itself if it has none. Its variables are kept."""
+  """The ConcreteFunction without bfloat16, also in inputs and outputs; itself if it has none. Its
+  variables are kept."""
   return replay.frozen(function, TABLE, HELD) if is_in(function) else function
 
 

@@ -19,7 +19,8 @@ _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
   "TruncateDiv", on="onnx", because="ONNX Runtime 1.31: dies of the smallest integer over -1"
 )
 def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """x, y i32[...] -> i32[...]; the smallest integer over -1 aborts ONNX Runtime, and wraps in XLA."""
+  """x, y i32[...] -> i32[...]; the smallest integer over -1 aborts ONNX Runtime, and wraps in
+  XLA."""
   del op
   minus, divisor = _without_minus_one(y)
   quotient = tf.raw_ops.TruncateDiv(x=x, y=divisor)
@@ -30,7 +31,8 @@ def truncate_div(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
   "TruncateMod", on="onnx", because="tf2onnx 1.17: no handler; ONNX Runtime 1.31: int64 in float64"
 )
 def truncate_mod(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """x, y i32[...] or f32[...] -> the same, with the sign of x; ONNX Runtime computes int64 in float64."""
+  """x, y i32[...] or f32[...] -> the same, with the sign of x; ONNX Runtime computes int64 in
+  float64."""
   if x.dtype.is_floating:
     return [tf.raw_ops.TruncateMod(x=x, y=y)]
   (quotient,) = truncate_div(op, x, y)
@@ -84,7 +86,8 @@ def _shifted(
 
 @replaces("LeftShift", on="onnx", because="ONNX: BitShift is of unsigned integers")
 def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-  """x, count i32[...] -> i32[...]; BitShift takes unsigned integers only, so the bits are shifted as unsigned."""
+  """x, count i32[...] -> i32[...]; BitShift takes unsigned integers only, so the bits are shifted
+  as unsigned."""
   del op
   unsigned = _UNSIGNED[x.dtype.size]
   return [
@@ -96,7 +99,8 @@ def left_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("RightShift", on="onnx", because="ONNX: BitShift is of unsigned integers")
 def right_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-  """x, count i32[...] -> i32[...]; BitShift takes unsigned integers only and shifts in zeros, which become copies of the sign."""
+  """x, count i32[...] -> i32[...]; BitShift takes unsigned integers only and shifts in zeros, which
+  become copies of the sign."""
   del op
   if not x.dtype.min:
     return [_shifted(tf.bitwise.right_shift, x, count)]

@@ -1,7 +1,7 @@
 """Exports a function as an ONNX model, and compares its outputs in ONNX Runtime with JAX's.
 
-`replacements` replaces ops that tf2onnx or ONNX Runtime lacks or computes differently. tf2onnx then translates the graph op by op;
-`handlers` adds handlers to it.
+`replacements` replaces ops that tf2onnx or ONNX Runtime lacks or computes differently. tf2onnx then
+translates the graph op by op; `handlers` adds handlers to it.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ def save(
 
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
-    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's values (docs/guide/fused.md).
-    path, overwrite, opset, external_data_threshold, comparison: as for `save_model`.
+    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
+    values (docs/guide/fused.md). path, overwrite, opset, external_data_threshold, comparison: as
+    for `save_model`.
 
   Returns:
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as
+    `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
     TypeError: an option is unknown.
 
@@ -99,33 +101,38 @@ def save_model(
   external_data_threshold: int = _LARGEST,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
-  """Exports a signature. The file keeps the names of inputs and outputs; symbolic dimensions become `dim_param`.
+  """Exports a signature. The file keeps the names of inputs and outputs; symbolic dimensions become
+  `dim_param`.
 
   Args:
     model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
-    path: the file, `model.onnx`, or its address in another file system of TensorFlow. Large parameters go into a second file beside it,
-      `model-<hash>.data`, to which it refers.
+    path: the file, `model.onnx`, or its address in another file system of TensorFlow. Large
+      parameters go into a second file beside it, `model-<hash>.data`, to which it refers.
     signatures: [name], if the model has several signatures. An ONNX model has one.
-    reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel run by TensorFlow.
+    reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel
+      run by TensorFlow.
     params: the parameters of `reference`.
     idioms: the idioms that the model must have; they are those that it was made with.
     overwrite: whether to replace an existing file.
     opset: the version of ONNX's operators, 18 or newer.
-    external_data_threshold: the total size of the parameters in bytes above which they go into the second file.
-    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in `comparison.plan.Comparison`.
+    external_data_threshold: the total size of the parameters in bytes above which they go into the
+      second file.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in
+      `comparison.plan.Comparison`.
 
   Returns:
     the path of the file, the report of the comparison, and the total size of the files.
 
   Raises:
-    ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an output differs from the reference's.
+    ExportError: ONNX or ONNX Runtime lacks ops or dtypes, all listed with their source lines; or an
+      output differs from the reference's.
     FileExistsError: the file exists and `overwrite` is False.
     IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[onnx] is missing.
-    ValueError: there are several signatures; `signatures`, `opset` or an address is not valid; an input and an output have one name; the
-      function calls back into Python.
+    ValueError: there are several signatures; `signatures`, `opset` or an address is not valid; an
+      input and an output have one name; the function calls back into Python.
 
   Examples:
     >>> from jax2tf.converters import onnx, saved_model
@@ -141,7 +148,8 @@ def save_model(
   )
   if len(source.signatures) != 1:
     raise ValueError(
-      f"an ONNX model has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]"
+      f"an ONNX model has one signature, and this one has {', '.join(source.signatures)}; choose: "
+      "signatures=[...]"
     )
   source.refuse_writers("onnx", RUNTIME)
   (signature,) = source.signatures.values()
@@ -186,7 +194,8 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
     {output: array}.
 
   Raises:
-    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that TensorFlow does not have.
+    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that
+      TensorFlow does not have.
     ImportError: onnxruntime is missing.
     RuntimeError: ONNX Runtime fails. The message quotes it.
 
@@ -215,12 +224,14 @@ def _check(path: Path, overwrite: bool, opset: int) -> None:
   newest = extra("onnx.defs").onnx_opset_version()
   if not OPSET <= opset <= newest:
     raise ValueError(
-      f"opset = {opset}; give one from {OPSET} to {newest}, the newest of the onnx that is installed"
+      f"opset = {opset}; give one from {OPSET} to {newest}, the newest of the onnx that is "
+      "installed"
     )
 
 
 def _write(model: Translated, place: Path, path: Path) -> tuple[list[Path], Path]:
-  """Writes the model as `place/path.name`, and large weights beside it. Returns (data files, model file)."""
+  """Writes the model as `place/path.name`, and large weights beside it. Returns (data files, model
+  file)."""
   onnx = extra("onnx")
   proto, file = model.proto, place / path.name
   data = []
@@ -234,7 +245,8 @@ def _write(model: Translated, place: Path, path: Path) -> tuple[list[Path], Path
 
 
 def _write_weights(model: Translated, place: Path, stem: str) -> Path:
-  """Writes all weights to one file, and makes them initializers of the model. The file's name has their hash, so it is unique."""
+  """Writes all weights to one file, and makes them initializers of the model. The file's name has
+  their hash, so it is unique."""
   onnx = extra("onnx")
   digest, tensors = hashlib.sha256(), []
   written = place / "weights"
@@ -260,7 +272,8 @@ def _write_weights(model: Translated, place: Path, stem: str) -> Path:
 
 
 def _data_files(path: Path) -> set[Path]:
-  """The data files that this module wrote beside an existing model. None for a file that is no ONNX model."""
+  """The data files that this module wrote beside an existing model. None for a file that is no ONNX
+  model."""
   if not path.exists():
     return set()
   try:

@@ -1,8 +1,9 @@
-"""ONNX's LayerNormalization and HardSwish, and GELU as ONNX Runtime knows it, in models with fused idioms.
+"""ONNX's LayerNormalization and HardSwish, and GELU as ONNX Runtime knows it, in models with fused
+idioms.
 
-In the TensorFlow graph for tf2onnx, ops that take the same operands, and that no lowering emits, stand for the first two:
-FakeQuantWithMinMaxVarsPerChannel for LayerNormalization of rows f32[...,n], scale f32[n] and offset f32[n], and
-DebugGradientIdentity for HardSwish.
+In the TensorFlow graph for tf2onnx, ops that take the same operands, and that no lowering emits,
+stand for the first two: FakeQuantWithMinMaxVarsPerChannel for LayerNormalization of rows
+f32[...,n], scale f32[n] and offset f32[n], and DebugGradientIdentity for HardSwish.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _EPSILON = "_epsilon"  # an arbitrary attribute of an op
 
 
 def _erfc(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
-  """erfc(-x / sqrt 2) is 1 + erf(x / sqrt 2), from which ONNX Runtime 1.32 makes Gelu when it opens the file; of a product it does not."""
+  """erfc(-x / sqrt 2) is 1 + erf(x / sqrt 2), from which ONNX Runtime 1.32 makes Gelu when it opens
+  the file; of a product it does not."""
   if x.dtype == tf.float32 and x.op.type == "Mul" and x.op.inputs[0].op.type == "Neg":
     factor = tf.get_static_value(x.op.inputs[1])
     if (
@@ -37,7 +39,8 @@ def _erfc(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _product(op: Any, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-  """(x - mean) rsqrt(variance + epsilon) is a LayerNormalization of scale 1; a vector times that is its scale.
+  """(x - mean) rsqrt(variance + epsilon) is a LayerNormalization of scale 1; a vector times that is
+  its scale.
 
   x relu6(x + 3) / 6 is HardSwish.
   """

@@ -1,4 +1,5 @@
-"""Handlers for tf2onnx (`custom_op_handlers`), where its own lose digits by casts, or mishandle NaN.
+"""Handlers for tf2onnx (`custom_op_handlers`), where its own lose digits by casts, or mishandle
+NaN.
 
 A handler changes the node in its graph. The name beside the handler is that of the ONNX op.
 """
@@ -51,7 +52,8 @@ def _top(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
 
 
 def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]; segment -1 goes to an extra last row, which is cut off."""
+  """data f32[n,...], segments i32[n], count i32[] -> f32[count,...]; segment -1 goes to an extra
+  last row, which is cut off."""
   data, segments, count = node.input
   outputs, shapes, dtypes = list(node.output), node.output_shapes, node.output_dtypes
   first, last, axis = (
@@ -88,7 +90,8 @@ def _segment_product(graph: Any, node: Any, name: str, args: Sequence[Any]) -> N
 
 
 def _write(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """List writes of a loop become a scan output of Loop: one row for each iteration, in order, wherever the row is written."""
+  """List writes of a loop become a scan output of Loop: one row for each iteration, in order,
+  wherever the row is written."""
   place = _source(node, 1)
   if place.is_graph_input():
     return
@@ -126,7 +129,8 @@ def _source(node: Any, i: int) -> Any:
 
 
 def _loop(graph: Any, node: Any, name: str, args: Sequence[Any]) -> None:
-  """tf2onnx's handler of loops. Reverses rows that the loop wrote from last to first: Loop returns them in order of iteration."""
+  """tf2onnx's handler of loops. Reverses rows that the loop wrote from last to first: Loop returns
+  them in order of iteration."""
   # tf2onnx is optional, and its import takes seconds.
   from tf2onnx.onnx_opset import controlflow  # noqa: PLC0415
 

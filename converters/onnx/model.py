@@ -1,4 +1,5 @@
-"""Translates a signature to an onnx.ModelProto by tf2onnx, and raises the errors that tf2onnx only logs."""
+"""Translates a signature to an onnx.ModelProto by tf2onnx, and raises the errors that tf2onnx only
+logs."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def translated(signature: Signature, opset: int, with_weights: bool, *, idioms: 
   taken = [*signature.record.inputs, *signature.record.outputs]
   if both := sorted({name for name in taken if taken.count(name) > 1}):
     raise ValueError(
-      f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the output in outputs="
+      f"{both[0]!r} is an input and an output, and ONNX has one tensor of a name; rename the "
+      "output in outputs="
     )
   weights = _Weights(taken)
   table = dict(fused.TABLE if idioms != "exact" else TABLE) | (
@@ -113,7 +115,8 @@ class _Weights:
     self.variables: dict[str, Any] = {}
 
   def read(self, op: Any, variable: Any) -> list[tf.Tensor]:
-    """Reads a variable as a placeholder of the outermost graph, which bodies of loops and branches capture."""
+    """Reads a variable as a placeholder of the outermost graph, which bodies of loops and branches
+    capture."""
     del op
     if id(variable) not in self._tensors:
       name = stem = variable.name.split(":")[0]
@@ -135,7 +138,8 @@ def _nodes(definition: Any) -> Iterator[Any]:
 
 
 def _own_names(definition: Any) -> Any:
-  """Makes names of nodes and arguments unique across functions: tf2onnx confuses inner names with equal outer ones."""
+  """Makes names of nodes and arguments unique across functions: tf2onnx confuses inner names with
+  equal outer ones."""
   for i, function in enumerate(definition.library.function):
     nodes, values = function.node_def, function.ret
     names = {node.name: f"{node.name}__in{i}" for node in nodes}
@@ -183,7 +187,8 @@ def _by_tf2onnx(
   inputs: Mapping[str, str],
   outputs: Mapping[str, str],
 ) -> Any:
-  """Translates the graph. tf2onnx only logs ops that it cannot translate, and leaves them unchanged."""
+  """Translates the graph. tf2onnx only logs ops that it cannot translate, and leaves them
+  unchanged."""
   tfonnx = extra("tf2onnx.tfonnx")
   with tf.Graph().as_default() as graph:
     tf.graph_util.import_graph_def(definition, name="")
@@ -226,8 +231,9 @@ def _by_tf2onnx(
 def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
   """The graph after tf2onnx's passes; `translate` makes it anew.
 
-  tf2onnx copies the whole graph before each pass, to go on without a pass that fails, and all constants into messages after it, which
-  nothing reads before the last. A model of 90 MB took 10 s and 5 GB.
+  tf2onnx copies the whole graph before each pass, to go on without a pass that fails, and all
+  constants into messages after it, which nothing reads before the last. A model of 90 MB took 10 s
+  and 5 GB.
   """
   optimizer = extra("tf2onnx.optimizer")
   passes = {name: getattr(optimizer, name) for name in _PASSES}
@@ -243,7 +249,8 @@ def _optimized(translate: Callable[[], Any], graph: Any) -> Any:
 
 @contextlib.contextmanager
 def _joining() -> Iterator[None]:
-  """Limits tf2onnx's BackToBackOptimizer to `_JOINED`. tf2onnx 1.17 keeps its handlers in a table of the module."""
+  """Limits tf2onnx's BackToBackOptimizer to `_JOINED`. tf2onnx 1.17 keeps its handlers in a table
+  of the module."""
   table = extra("tf2onnx.optimizer.back_to_back_optimizer")._func_map
   left_out = {ops: table.pop(ops) for ops in set(table) - set(_JOINED)}
   try:
@@ -314,7 +321,8 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
 
 
 def _set_signature(proto: Any, signature: Signature, concrete: Any, weights: _Weights) -> None:
-  """Sets the order of inputs and outputs, their dtypes, their sizes, and the names of symbolic dimensions."""
+  """Sets the order of inputs and outputs, their dtypes, their sizes, and the names of symbolic
+  dimensions."""
   record = signature.record
   by_name = {tensor.op.name: tensor for tensor in concrete.inputs}
   if narrow := [name for name, text in record.outputs.items() if text.startswith("bf16[")]:
@@ -354,14 +362,16 @@ def _at_opset(proto: Any, opset: int) -> Any:
       proto = extra("onnx.version_converter").convert_version(proto, opset)
     except RuntimeError as error:
       raise ValueError(
-        f"opset = {opset}: onnx cannot convert the model from opset {OPSET} ({error}); give another opset"
+        f"opset = {opset}: onnx cannot convert the model from opset {OPSET} ({error}); give "
+        "another opset"
       ) from error
   proto.ir_version = helper.find_min_ir_version_for(proto.opset_import)
   return proto
 
 
 def lacking_kernels(model: Translated) -> dict[str, str]:
-  """{TensorFlow op: the missing kernel of ONNX Runtime}, found by opening a session for each node."""
+  """{TensorFlow op: the missing kernel of ONNX Runtime}, found by opening a session for each
+  node."""
   onnx, runtime = extra("onnx"), extra("onnxruntime")
   options = quiet_options()
   options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -404,7 +414,8 @@ def lacking_kernels(model: Translated) -> dict[str, str]:
 
 
 def quiet_options() -> Any:
-  """Session options without log output. Errors are raised; the warnings only concern optimisations."""
+  """Session options without log output. Errors are raised; the warnings only concern
+  optimisations."""
   options = extra("onnxruntime").SessionOptions()
   options.log_severity_level = 4
   return options

@@ -1,4 +1,5 @@
-"""Replacements for ops that tf2onnx or ONNX Runtime lacks, or computes differently, by TensorFlow ops that both compute correctly."""
+"""Replacements for ops that tf2onnx or ONNX Runtime lacks, or computes differently, by TensorFlow
+ops that both compute correctly."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from . import bits, special
 _SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16)
 _Wider = Mapping[tf.DType, tf.DType]
 
-# A cast to a narrower integer keeps the lower bits, in ONNX and TensorFlow. So sums and products may wrap in the wider dtype.
+# A cast to a narrower integer keeps the lower bits, in ONNX and TensorFlow. So sums and products
+# may wrap in the wider dtype.
 _PRODUCTS: dict[tf.DType, tf.DType] = dict.fromkeys(_SMALL, tf.int32) | {
   tf.uint32: tf.int64,
   tf.uint64: tf.int64,
@@ -90,7 +92,8 @@ def _fill(op: Any, dims: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
 
 @replaces("Reshape", on="onnx", because="ONNX: a size of 0 is that of the operand")
 def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
-  """Makes an empty tensor if a size is a constant 0: ONNX's Reshape reads 0 as the size of the operand."""
+  """Makes an empty tensor if a size is a constant 0: ONNX's Reshape reads 0 as the size of the
+  operand."""
   known = op.outputs[0].shape
   if known.rank is None or 0 not in known.as_list():
     return same(op, x, shape)
@@ -151,7 +154,8 @@ def _scatter(op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> l
 def _scattered(
   kind: str, op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
 ) -> list[tf.Tensor]:
-  """Out-of-bounds rows go to an extra row, which is cut off: ONNX reads -1 as the last row, ONNX Runtime fails at others."""
+  """Out-of-bounds rows go to an extra row, which is cut off: ONNX reads -1 as the last row, ONNX
+  Runtime fails at others."""
   shape, dtype = tf.shape(x, indices.dtype), x.dtype
   ignored = op.get_attr("bad_indices_policy") == b"IGNORE"
   if ignored:
@@ -202,7 +206,8 @@ def _set_diagonal(op: Any, x: tf.Tensor, diagonal: tf.Tensor, k: tf.Tensor) -> l
 
 @replaces("Sum", on="onnx", because="ONNX Runtime 1.31: adds integers in float64")
 def _sum(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
-  """Adds the halves of the words separately: ONNX Runtime adds integers in float64, and saturates."""
+  """Adds the halves of the words separately: ONNX Runtime adds integers in float64, and
+  saturates."""
   reduce = functools.partial(tf.reduce_sum, axis=axes, keepdims=op.get_attr("keep_dims"))
   if not x.dtype.is_integer:
     return same(op, x, axes)
@@ -248,7 +253,8 @@ def _product(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
   because="ONNX Runtime 1.31: loses NaN, and compares 64-bit integers wrongly",
 )
 def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
-  """Keeps NaN, which ONNX Runtime loses. The identity of a wider dtype does not fit the narrower one."""
+  """Keeps NaN, which ONNX Runtime loses. The identity of a wider dtype does not fit the narrower
+  one."""
   if x.dtype.is_floating:
     (found,) = same(op, x, axes)
     nan = tf.reduce_any(tf.not_equal(x, x), axes, keepdims=op.get_attr("keep_dims"))
@@ -265,7 +271,8 @@ def _extreme(op: Any, x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _extreme_of_words(op: Any, x: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:
-  """The extreme of 64-bit integers, by their upper and then their lower halves: ONNX Runtime compares them wrongly."""
+  """The extreme of 64-bit integers, by their upper and then their lower halves: ONNX Runtime
+  compares them wrongly."""
   flip = tf.constant(-(2**63) if x.dtype == tf.uint64 else 0, tf.int64)
   middle, width = tf.constant(2**31, tf.int64), tf.constant(32, tf.int64)
   wide = tf.cast(x, tf.int64) ^ flip

@@ -1,4 +1,5 @@
-"""Calls for scripts that use tf2onnx themselves: `prepared` for its function, and `custom_op_handlers` for its handlers."""
+"""Calls for scripts that use tf2onnx themselves: `prepared` for its function, and
+`custom_op_handlers` for its handlers."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from . import bfloat16
 from .handlers import HANDLERS, Handler, as_it_is
 from .replacements import TABLE
 
-# An op without a translation by tf2onnx marks each result, so that ONNX Runtime refuses a model made without our handlers.
+# An op without a translation by tf2onnx marks each result, so that ONNX Runtime refuses a model
+# made without our handlers.
 _PASSING = ("Cast", "Identity", "StopGradient", "PreventGradient")
 _MARK, _SAYS = "PreventGradient", "needs_custom_op_handlers_of_jax2tf_converters_onnx"
 
 
 def custom_op_handlers() -> dict[str, tuple[Handler, list[str]]]:
-  """Handlers of ops that tf2onnx mistranslates: for `custom_op_handlers` of `tf2onnx.convert`. They need `prepared`.
+  """Handlers of ops that tf2onnx mistranslates: for `custom_op_handlers` of `tf2onnx.convert`. They
+  need `prepared`.
 
   Returns:
     {type of op: (handler, [type of the ONNX node])}, a new dict.
@@ -47,7 +50,8 @@ class Prepared:
     """The prepared ConcreteFunction, as tf2onnx asks for it.
 
     Args:
-      args, kwargs: tf.TensorSpecs of the arguments. For a ConcreteFunction they are not used, because it has its own.
+      args, kwargs: tf.TensorSpecs of the arguments. For a ConcreteFunction they are not used,
+        because it has its own.
 
     Returns:
       a ConcreteFunction with the same names and structure of arguments and results.
@@ -65,13 +69,14 @@ class Prepared:
 def prepared(function: Any) -> Prepared:
   """The same function in ops that tf2onnx translates, and ONNX Runtime computes, as JAX does.
 
-  tf2onnx translates some ops of converted functions, such as Select, to other values, and lacks some. Write both calls:
-  `tf2onnx.convert.from_function(onnx.prepared(f), input_signature, opset=18, custom_op_handlers=onnx.custom_op_handlers())`.
-  Without the handlers ONNX Runtime refuses the model. Parameters become constants.
+  tf2onnx translates some ops of converted functions, such as Select, to other values, and lacks
+  some. Write both calls: `tf2onnx.convert.from_function(onnx.prepared(f), input_signature,
+  opset=18, custom_op_handlers=onnx.custom_op_handlers())`. Without the handlers ONNX Runtime
+  refuses the model. Parameters become constants.
 
   Args:
-    function: a tf.function, or a ConcreteFunction such as a signature of a SavedModel; or a Python function of tensors, which becomes
-      a tf.function.
+    function: a tf.function, or a ConcreteFunction such as a signature of a SavedModel; or a Python
+      function of tensors, which becomes a tf.function.
 
   Returns:
     a function with `get_concrete_function`, as tf2onnx takes it.
@@ -92,7 +97,8 @@ def prepared(function: Any) -> Prepared:
 
 
 def _cast(op: Any, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Keeps a rounding: of two successive Casts tf2onnx, which the exporter lets run in part, removes the first."""
+  """Keeps a rounding: of two successive Casts tf2onnx, which the exporter lets run in part, removes
+  the first."""
   (y,) = TABLE["Cast"](op, x)
   if np.can_cast(x.dtype.as_numpy_dtype, y.dtype.as_numpy_dtype) or not any(
     use.type in _PASSING for use in op.outputs[0].consumers()
@@ -109,5 +115,6 @@ def _refuse_bfloat16(concrete: Any) -> None:
   for kind, tensors in (("input", concrete.inputs), ("output", concrete.outputs)):
     if found := [tensor.op.name for tensor in tensors if tensor.dtype == tf.bfloat16]:
       raise ValueError(
-        f"{kind} {found[0]!r} is bfloat16, which ONNX Runtime does not take; convert to float32 in the function"
+        f"{kind} {found[0]!r} is bfloat16, which ONNX Runtime does not take; convert to float32 "
+        "in the function"
       )

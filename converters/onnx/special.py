@@ -1,7 +1,8 @@
 """Special functions for ONNX Runtime, composed of basic functions that it has.
 
-Most are computed in float64 and rounded once for narrower dtypes, so cancellation does no harm. ONNX Runtime passes through memory for
-each op, so functions that models apply to large tensors have a float32 form of few ops.
+Most are computed in float64 and rounded once for narrower dtypes, so cancellation does no harm.
+ONNX Runtime passes through memory for each op, so functions that models apply to large tensors have
+a float32 form of few ops.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def _f64(value: float) -> tf.Tensor:
 
 
 def _expm1(x: tf.Tensor) -> tf.Tensor:
-  """(u - 1) x / log u where u = exp x: its rounding error cancels (Kahan; Higham, Accuracy and Stability, 1.14.1)."""
+  """(u - 1) x / log u where u = exp x: its rounding error cancels (Kahan; Higham, Accuracy and
+  Stability, 1.14.1)."""
   u = tf.exp(x)
   ordinary = (u - _f64(1)) * (x / tf.math.log(u))
   return tf.where(
@@ -102,7 +104,8 @@ def _clenshaw(coefficients: tuple[float, ...], u: tf.Tensor) -> tf.Tensor:
 
 
 def _erfc_of(size: tf.Tensor) -> tf.Tensor:
-  """size f64[...] >= 0 -> f64[...]: t exp(p(t) - x**2), p a Chebyshev series (Numerical Recipes, 6.2.2)."""
+  """size f64[...] >= 0 -> f64[...]: t exp(p(t) - x**2), p a Chebyshev series (Numerical Recipes,
+  6.2.2)."""
   t = _f64(2) / (size + _f64(2))
   return t * tf.exp(_clenshaw(_chebyshev("erfc"), t + t - _f64(1)) - size * size)
 
@@ -164,7 +167,8 @@ erf, sinh, cosh, tan = map(_in_double, (_erf, _sinh, _cosh, lambda x: tf.sin(x) 
 
 @replaces("Sigmoid", on="onnx", because="ONNX Runtime 1.31: takes a number below -18 for -18")
 def sigmoid(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
-  """x f32[...] -> f32[...]; ONNX Runtime's kernel clamps x at -18, which changes log(sigmoid(x))."""
+  """x f32[...] -> f32[...]; ONNX Runtime's kernel clamps x at -18, which changes
+  log(sigmoid(x))."""
   del op
   one = tf.constant(1, x.dtype)
   return [one / (one + tf.exp(-x))]
@@ -183,7 +187,8 @@ def is_finite(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   because="tf2onnx 1.17: a formula that loses the signs of zeros and the corners of infinity",
 )
 def atan2(op: Any, y: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
-  """y, x f32[...] -> f32[...], right for signed zeros and infinities, which tf2onnx's formula loses."""
+  """y, x f32[...] -> f32[...], right for signed zeros and infinities, which tf2onnx's formula
+  loses."""
   del op
   zero, one = tf.constant(0, x.dtype), tf.constant(1, x.dtype)
 

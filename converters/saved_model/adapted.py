@@ -1,4 +1,5 @@
-"""A library model as a function of parameters and state: arrays that a call changes are state, all others are parameters."""
+"""A library model as a function of parameters and state: arrays that a call changes are state, all
+others are parameters."""
 
 from __future__ import annotations
 
@@ -24,11 +25,13 @@ class Adapted:
   """A model of a library as plain JAX.
 
   Attributes:
-    fun: `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`. A model with two modes also
-      takes `training`; `training=False` leaves the state unchanged.
+    fun: `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state,
+      outputs)`. A model with two modes also takes `training`; `training=False` leaves the state
+      unchanged.
     params: a pytree of arrays.
     state: a pytree of arrays, or None.
-    trainable: maps the path of a parameter to whether the library trains it; None if no library defines this.
+    trainable: maps the path of a parameter to whether the library trains it; None if no library
+      defines this.
   """
 
   fun: Callable[..., Any]
@@ -47,7 +50,8 @@ class Whole:
     tree: all arrays of the model.
     is_parameter: maps the path of a leaf to whether the library treats it as a parameter.
     takes: the inputs in the signature of the call.
-    may_stay: maps the path of a leaf to whether its update may be dropped if no result reads it, such as a count of drawn keys.
+    may_stay: maps the path of a leaf to whether its update may be dropped if no result reads it,
+      such as a count of drawn keys.
   """
 
   name: str
@@ -64,10 +68,12 @@ def adapted(
   constraints: Sequence[str] = (),
   inference: Whole | None = None,
 ) -> Adapted:
-  """The model as a function of parameters, and of a state if a call with these inputs changes an array.
+  """The model as a function of parameters, and of a state if a call with these inputs changes an
+  array.
 
   Args:
-    inference: the model in inference mode, if `whole` is in training mode and the function should support both.
+    inference: the model in inference mode, if `whole` is in training mode and the function should
+      support both.
 
   Raises:
     ValueError: the model does not take these inputs.
@@ -141,7 +147,8 @@ def adapted(
 def _named(
   fun: Any, whole: Whole, *leading: str, last: Sequence[inspect.Parameter] = ()
 ) -> Callable[..., Any]:
-  """Gives the function the model's name, and a signature of `leading`, the model's inputs and `last`."""
+  """Gives the function the model's name, and a signature of `leading`, the model's inputs and
+  `last`."""
   fun.__name__ = whole.name
   # The prefix avoids clashes with the model's own argument names.
   first = [
@@ -152,12 +159,15 @@ def _named(
 
 
 def with_values(whole: Whole, values: Any, what: str) -> Whole:
-  """The model with new arrays, matched by path. Every parameter must be given; other arrays keep their values if absent.
+  """The model with new arrays, matched by path. Every parameter must be given; other arrays keep
+  their values if absent.
 
-  A path may end in `/value`, as in a checkpoint of `nnx.state(model)`, and lack the leading `model/` of Equinox.
+  A path may end in `/value`, as in a checkpoint of `nnx.state(model)`, and lack the leading
+  `model/` of Equinox.
 
   Raises:
-    ValueError: a parameter is missing, an array is not in the model, or a shape differs. The message begins with `what` and lists paths.
+    ValueError: a parameter is missing, an array is not in the model, or a shape differs. The
+      message begins with `what` and lists paths.
   """
   given = dict(zip(parameters.paths(values), tree_util.tree_leaves(values), strict=True))
   layout = parameters.Layout.of(whole.tree)
@@ -171,7 +181,8 @@ def with_values(whole: Whole, values: Any, what: str) -> Whole:
       wrong += [f"{path} is missing"] * whole.is_parameter(path)
     elif parameters.key_of(new) not in (None, parameters.key_of(leaf)):
       wrong.append(
-        f"{path} is a key of {parameters.key_of(new)}, the model has {parameters.key_of(leaf) or Spec.of(own)}"
+        f"{path} is a key of {parameters.key_of(new)}, the model has "
+        f"{parameters.key_of(leaf) or Spec.of(own)}"
       )
     elif parameters.words(new).shape != own.shape:
       wrong.append(f"{path} has shape {parameters.words(new).shape}, the model has {own.shape}")

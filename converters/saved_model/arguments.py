@@ -1,4 +1,5 @@
-"""Named inputs and outputs: `{"x": "f32[b,784]"}` -> avals, TensorSpecs and names, also of trees."""
+"""Named inputs and outputs: `{"x": "f32[b,784]"}` -> avals, TensorSpecs and names, also of
+trees."""
 
 from __future__ import annotations
 
@@ -39,11 +40,12 @@ class Arguments:
   def of(
     cls, inputs: Mapping[str, Any], renamed: Mapping[str, str], scope: export.SymbolicScope
   ) -> Arguments:
-    """From a spec or a pytree of specs for each argument, in order. A leaf of a pytree is named by its path, `batch_ids`.
+    """From a spec or a pytree of specs for each argument, in order. A leaf of a pytree is named by
+    its path, `batch_ids`.
 
     Raises:
-      ValueError: a spec is not `dtype[dims]`; an input holds a class of the user; a name is used twice, or
-        TensorFlow would change it; `renamed` names an unknown input.
+      ValueError: a spec is not `dtype[dims]`; an input holds a class of the user; a name is used
+        twice, or TensorFlow would change it; `renamed` names an unknown input.
     """
     args = tuple(inputs.values())
     leaves, tree = tree_util.tree_flatten(args, is_leaf=lambda x: x is not args and _is_no_spec(x))
@@ -76,7 +78,8 @@ class Arguments:
     )
 
   def concerned_by(self, constraints: Sequence[str]) -> tuple[str, ...]:
-    """The constraints on dimension variables of these arguments. JAX refuses constraints on other variables."""
+    """The constraints on dimension variables of these arguments. JAX refuses constraints on other
+    variables."""
     own = {*variables(str(d) for aval in self.avals for d in aval.shape)}
     return tuple(text for text in constraints if own & {*variables([text])})
 
@@ -99,7 +102,8 @@ class Arguments:
 
 
 def checked_results(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
-  """The function `name`. Its calls raise ValueError for a result of a class that a SavedModel cannot return."""
+  """The function `name`. Its calls raise ValueError for a result of a class that a SavedModel
+  cannot return."""
 
   def call(*args: Any) -> Any:
     result = fun(*args)
@@ -112,7 +116,8 @@ def checked_results(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
 def _check_classes(what: str, tree: Any) -> None:
   if kind := pytrees.unknown_class(tree_util.tree_structure(tree)):
     raise ValueError(
-      f"{what} holds a {kind.__name__}, and the functions of a SavedModel take and return dicts, lists and tuples of arrays; use "
+      f"{what} holds a {kind.__name__}, and the functions of a SavedModel take and return dicts, "
+      "lists and tuples of arrays; use "
       f"these, and make the {kind.__name__} from them where it is needed"
     )
 
@@ -123,11 +128,13 @@ def name_of(fun: Callable[..., Any]) -> str:
 
 
 def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence[str]) -> None:
-  """Raises ValueError if `fun` does not take these inputs: too few, too many, or its own argument names in another order.
+  """Raises ValueError if `fun` does not take these inputs: too few, too many, or its own argument
+  names in another order.
 
   Args:
     fun: takes the `leading` arguments and then the inputs, by position.
-    names: the names of the inputs. Names that differ from those of the arguments are accepted as given.
+    names: the names of the inputs. Names that differ from those of the arguments are accepted as
+      given.
     leading: words for the leading arguments, for the message.
   """
   try:
@@ -147,23 +154,28 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
     ):  # perhaps the function of the inputs alone
       called = ", ".join([*leading, *names])
       raise ValueError(
-        f"inputs = {given}: '{name}' takes ({', '.join(own)}), and it is called with ({called}); name an input for each argument after "
+        f"inputs = {given}: '{name}' takes ({', '.join(own)}), and it is called with ({called}); "
+        "name an input for each argument after "
         f"{leading[-1]}; if it takes no {leading[-1]}, pass lambda {called}: fun({given})"
       ) from None
     raise ValueError(
-      f"inputs = {given}: '{name}' takes ({takes}): {error}; name an input for each argument after {leading[-1]}"
+      f"inputs = {given}: '{name}' takes ({takes}): {error}; name an input for each argument "
+      f"after {leading[-1]}"
     ) from None
   if own != list(names) and set(own) == set(names):
     raise ValueError(
-      f"inputs = {given}: '{name}' takes ({takes}), in this order; name the inputs in the order of the arguments"
+      f"inputs = {given}: '{name}' takes ({takes}), in this order; name the inputs in the order "
+      "of the arguments"
     )
 
 
 def check_name(name: str) -> None:
-  """Raises ValueError for a name that a SavedModel would change or refuse. tf.function takes `self` for a bound object."""
+  """Raises ValueError for a name that a SavedModel would change or refuse. tf.function takes `self`
+  for a bound object."""
   if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name) or name == "self":
     raise ValueError(
-      f"input name {name!r} is not an identifier that TensorFlow takes, so a SavedModel would rename or refuse it; begin with a letter "
+      f"input name {name!r} is not an identifier that TensorFlow takes, so a SavedModel would "
+      "rename or refuse it; begin with a letter "
       "(a-z), then letters, digits and _, and no word of Python"
     )
 
@@ -183,7 +195,8 @@ def _aval(name: str, given: Given, scope: export.SymbolicScope) -> jax.ShapeDtyp
     dim for dim in spec.dims or () if dim in ("None", "?") or re.fullmatch(r"-\d+", str(dim))
   ]:
     raise ValueError(
-      f"input {name!r} is {given!r}, and {strange[0]} is not a size; use a letter for a varying size, as in 'f32[b,784]'"
+      f"input {name!r} is {given!r}, and {strange[0]} is not a size; use a letter for a varying "
+      "size, as in 'f32[b,784]'"
     )
   try:
     shape = export.symbolic_shape(
@@ -198,17 +211,20 @@ def _check_dtype(name: str, dtype: Any, given: Given) -> None:
   text = given if isinstance(given, str) else str(Spec.of(given))
   if dtype == np.dtype(object):
     raise ValueError(
-      f"input {name!r} is {text!r}, and JAX has no strings; let preprocess take it (raw_inputs), or pass_through"
+      f"input {name!r} is {text!r}, and JAX has no strings; let preprocess take it (raw_inputs), "
+      "or pass_through"
     )
   if jax.dtypes.canonicalize_dtype(dtype) != dtype:
     raise ValueError(
-      f"input {name!r} is {text}, which JAX narrows here; set jax.config.update('jax_enable_x64', True), or "
+      f"input {name!r} is {text}, which JAX narrows here; set jax.config.update('jax_enable_x64', "
+      "True), or "
       "JAX_ENABLE_X64=1 in the environment"
     )
 
 
 def _is_no_spec(x: Any) -> bool:
-  """Whether it is neither a spec nor a pytree of specs: None, a dtype, a shape alone, or a TensorSpec with unknown sizes."""
+  """Whether it is neither a spec nor a pytree of specs: None, a dtype, a shape alone, or a
+  TensorSpec with unknown sizes."""
   if isinstance(x, tuple | list):
     return any(d is None or isinstance(d, int) for d in x)
   if isinstance(x, str | Mapping) or not (
@@ -233,7 +249,8 @@ def _suggested(given: Any) -> str:
 
 
 def tensor_specs(inputs: Mapping[str, Given]) -> dict[str, tf.TensorSpec]:
-  """Specs of inputs for TensorFlow functions, including "string[b]". Dimensions that are not numbers become None."""
+  """Specs of inputs for TensorFlow functions, including "string[b]". Dimensions that are not
+  numbers become None."""
   found = {}
   for name, given in inputs.items():
     check_name(name)
@@ -255,10 +272,12 @@ def leaf_names(
 
 
 def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None) -> list[str]:
-  """Names for the leaves of a result: the given names, or their paths. A single leaf without a path is named "output".
+  """Names for the leaves of a result: the given names, or their paths. A single leaf without a path
+  is named "output".
 
   Raises:
-    ValueError: the number of names is wrong, a name is used twice, or `outputs` renames an unknown output.
+    ValueError: the number of names is wrong, a name is used twice, or `outputs` renames an unknown
+      output.
   """
   found = [re.sub(r"\W", "_", name) for name in leaf_names(result, "_")]
   found = [f"output_{name}" if name[:1].isdigit() else name or "output" for name in found]
@@ -272,7 +291,8 @@ def output_names(result: Any, outputs: Sequence[str] | Mapping[str, str] | None)
     names = list(outputs) if outputs is not None else found
   if len(names) != len(found):
     raise ValueError(
-      f"{len(names)} names for {len(found)} results; outputs = {names} should name: {', '.join(found)}"
+      f"{len(names)} names for {len(found)} results; outputs = {names} should name: "
+      f"{', '.join(found)}"
     )
   if len(set(names)) != len(names):
     raise ValueError(

@@ -1,7 +1,8 @@
-"""Batches concurrent requests inside the model, by TensorFlow's BatchFunction in front of a signature.
+"""Batches concurrent requests inside the model, by TensorFlow's BatchFunction in front of a
+signature.
 
-Every server of the model then batches, including TF Serving without --enable_batching. The options are those of TensorFlow's op:
-https://www.tensorflow.org/api_docs/python/tf/raw_ops/BatchFunction
+Every server of the model then batches, including TF Serving without --enable_batching. The options
+are those of TensorFlow's op: https://www.tensorflow.org/api_docs/python/tf/raw_ops/BatchFunction
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ class Batching:
 
   Attributes:
     max_batch_size: the largest number of rows in a batch.
-    max_request_size: the largest number of rows in a request; larger requests are refused. 0 means max_batch_size. A larger value splits
-      requests, and needs allowed_batch_sizes.
+    max_request_size: the largest number of rows in a request; larger requests are refused. 0 means
+      max_batch_size. A larger value splits requests, and needs allowed_batch_sizes.
     batch_timeout_micros: how long the first request of a batch waits for others, in microseconds.
     num_batch_threads: how many batches run concurrently.
-    allowed_batch_sizes: each batch is padded to the next of these sizes. They increase and end with max_batch_size. Empty: no padding.
+    allowed_batch_sizes: each batch is padded to the next of these sizes. They increase and end with
+      max_batch_size. Empty: no padding.
     max_enqueued_batches: how many batches may wait; requests beyond them are refused.
-    low_priority_max_batch_size, low_priority_batch_timeout_micros, low_priority_allowed_batch_sizes, low_priority_max_enqueued_batches:
+    low_priority_max_batch_size, low_priority_batch_timeout_micros,
+    low_priority_allowed_batch_sizes, low_priority_max_enqueued_batches:
       the same for requests that the server marks as low priority.
     mixed_priority_policy: how requests of both priorities share a batch.
 
@@ -66,7 +69,8 @@ class Batching:
         raise ValueError(f"{name} = {getattr(self, name)}; at least 1 is needed")
     if self.max_request_size > self.max_batch_size and not self.allowed_batch_sizes:
       raise ValueError(
-        f"max_request_size = {self.max_request_size}; requests are split only with allowed_batch_sizes, which end with max_batch_size"
+        f"max_request_size = {self.max_request_size}; requests are split only with "
+        "allowed_batch_sizes, which end with max_batch_size"
       )
     for prefix in ("", "low_priority_"):
       sizes, largest = (
@@ -75,7 +79,8 @@ class Batching:
       )
       if sizes and (list(sizes) != sorted(set(sizes)) or sizes[-1] != largest):
         raise ValueError(
-          f"{prefix}allowed_batch_sizes = {sizes} must grow, and end with {prefix}max_batch_size = {largest}"
+          f"{prefix}allowed_batch_sizes = {sizes} must grow, and end with {prefix}max_batch_size "
+          f"= {largest}"
         )
 
   def batched(self, function: Any, name: str) -> Callable[..., dict[str, tf.Tensor]]:
@@ -91,7 +96,8 @@ class Batching:
 
     def call(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
       concrete = function.get_concrete_function()
-      # If requests are split, BatchFunction's max_batch_size limits a request; the last of allowed_batch_sizes then limits a batch.
+      # If requests are split, BatchFunction's max_batch_size limits a request; the last of
+      # allowed_batch_sizes then limits a batch.
       options = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in vars(self).items()
@@ -117,7 +123,8 @@ class Batching:
 
 
 def check_rows(inputs: Mapping[str, str], outputs: Mapping[str, str], name: str) -> None:
-  """Raises ValueError for a function that cannot be batched: some input or output does not begin with the same `b`.
+  """Raises ValueError for a function that cannot be batched: some input or output does not begin
+  with the same `b`.
 
   Args:
     inputs, outputs: {name: dtype and shape in jaxpr notation} of the JAX function.
@@ -130,6 +137,7 @@ def check_rows(inputs: Mapping[str, str], outputs: Mapping[str, str], name: str)
   if len(found) != 1 or not next(iter(found)).isidentifier() or others:
     listed = ", ".join(f"{tensor}: {spec}" for tensor, spec in shapes)
     raise ValueError(
-      f"batching: signature {name!r} has {listed}; to run requests together, each must begin with one dimension variable, and no other "
+      f"batching: signature {name!r} has {listed}; to run requests together, each must begin with "
+      "one dimension variable, and no other "
       "dimension may hold it"
     )

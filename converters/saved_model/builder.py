@@ -24,27 +24,34 @@ from .state import State
 class Model(tf.__internal__.tracking.AutoTrackable):
   """Parameters as tf.Variables, and functions of them: the builder of a SavedModel.
 
-  The result is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): it has `variables`, `trainable_variables` and
-  `__call__`, the first function added. `captured_variables` are those that a function captures through `jax2tf.call_tf`; trainable ones
-  are in `trainable_variables` too.
+  The result is a reusable SavedModel (https://www.tensorflow.org/hub/reusable_saved_models): it has
+  `variables`, `trainable_variables` and `__call__`, the first function added. `captured_variables`
+  are those that a function captures through `jax2tf.call_tf`; trainable ones are in
+  `trainable_variables` too.
 
   Args:
-    params: a pytree of arrays. Each becomes a tf.Variable named by its path, which shares the array's memory until it is written.
-    state: a pytree of arrays, which may include typed keys. Functions added with `stateful=True` share and update it. Each array becomes a
-      tf.Variable in `state_variables`.
-    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools. None trains all but the
-      statistics of normalisations (`mean` beside `var`, `batch_stats/...`). Only floating point and complex parameters are trainable.
-    stored_dtype: the dtype that stores wider floating point parameters, such as jnp.bfloat16, which halves float32's file and memory.
-      The model casts the rounded parameters back before use, and computes in its own dtypes.
-    polymorphic_constraints: conditions on dimension variables, such as "b <= 512". They apply to functions whose inputs have the variable.
+    params: a pytree of arrays. Each becomes a tf.Variable named by its path, which shares the
+      array's memory until it is written.
+    state: a pytree of arrays, which may include typed keys. Functions added with `stateful=True`
+      share and update it. Each array becomes a tf.Variable in `state_variables`.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params`
+      with bools. None trains all but the statistics of normalisations (`mean` beside `var`,
+      `batch_stats/...`). Only floating point and complex parameters are trainable.
+    stored_dtype: the dtype that stores wider floating point parameters, such as jnp.bfloat16, which
+      halves float32's file and memory. The model casts the rounded parameters back before use, and
+      computes in its own dtypes.
+    polymorphic_constraints: conditions on dimension variables, such as "b <= 512". They apply to
+      functions whose inputs have the variable.
     with_gradient: whether TensorFlow can differentiate the loaded model.
-    gradient_orders: with a gradient, how many orders of derivatives the file holds. The loaded model raises for a higher order.
-    idioms: as for `jax2tf.convert`: "exact", "fused" to allow TensorFlow's composite ops too, or names of some.
+    gradient_orders: with a gradient, how many orders of derivatives the file holds. The loaded
+      model raises for a higher order.
+    idioms: as for `jax2tf.convert`: "exact", "fused" to allow TensorFlow's composite ops too, or
+      names of some.
 
   Raises:
     TypeError: a leaf of `params` is not an array of numbers.
-    ValueError: two leaves have one path; `state` has no leaves; `trainable` does not fit `params`; `stored_dtype` is not a floating point
-      dtype.
+    ValueError: two leaves have one path; `state` has no leaves; `trainable` does not fit `params`;
+      `stored_dtype` is not a floating point dtype.
 
   Examples:
     >>> import numpy as np
@@ -70,7 +77,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     kinds.check_names("polymorphic_constraints", polymorphic_constraints)
     self._state = None if state is None else State(state)
     self._layout = _Untracked(parameters.Layout.of(params))
-    # Attributes, because a loaded model has no properties; lists, because TensorFlow tracks no other pytrees.
+    # Attributes, because a loaded model has no properties; lists, because TensorFlow tracks no
+    # other pytrees.
     self.variables = parameters.variables(params, trainable, stored_dtype)
     self.trainable_variables = [variable for variable in self.variables if variable.trainable]
     self.captured_variables: list[tf.Variable] = []
@@ -109,7 +117,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     return dict(self._functions.value)
 
   def values(self) -> Any:
-    """The pytree of parameters as arrays: the current values of the variables, in the dtypes that the functions take."""
+    """The pytree of parameters as arrays: the current values of the variables, in the dtypes that
+    the functions take."""
     layout = self._layout.value
     return layout.restored(
       [
@@ -119,7 +128,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     )
 
   def state(self) -> Any:
-    """The pytree of the state as JAX arrays: the current values of the variables. None for a model without state."""
+    """The pytree of the state as JAX arrays: the current values of the variables. None for a model
+    without state."""
     return self._state.layout.restored(self._state.stored()) if self._state else None
 
   @property
@@ -155,35 +165,38 @@ class Model(tf.__internal__.tracking.AutoTrackable):
 
     Args:
       fun: a JAX function of the parameters and the inputs.
-      inputs: {name: spec} for the arguments after `params`, in order. A spec is a dtype and shape in jaxpr notation, "f32[b,784]", a
-        jax.ShapeDtypeStruct, or a pytree of these. A leaf of a pytree is named by its path, `batch_ids`. Symbolic dimensions become None
-        in the signature.
-      outputs: names for the leaves of the result, or {path: name}. By default each is named by its path in the result.
+      inputs: {name: spec} for the arguments after `params`, in order. A spec is a dtype and shape
+        in jaxpr notation, "f32[b,784]", a jax.ShapeDtypeStruct, or a pytree of these. A leaf of a
+        pytree is named by its path, `batch_ids`. Symbolic dimensions become None in the signature.
+      outputs: names for the leaves of the result, or {path: name}. By default each is named by its
+        path in the result.
       signatures: the name of the signature, or several names for the same signature.
-      method: the name of an attribute of the loaded model that calls the function directly, without preprocess and postprocess. The first
-        function added is also `__call__`.
+      method: the name of an attribute of the loaded model that calls the function directly, without
+        preprocess and postprocess. The first function added is also `__call__`.
       input_names: {name: other name}, to rename inputs.
-      defaults: {input: value} for inputs that a request may omit. A default has size 1 in each symbolic dimension, and is repeated to
-        the size of the other inputs.
-      raw_inputs: {name: spec} for the inputs of `preprocess`, such as {"text": "string[b]"}. Include each input of `fun` that
-        `preprocess` does not compute.
+      defaults: {input: value} for inputs that a request may omit. A default has size 1 in each
+        symbolic dimension, and is repeated to the size of the other inputs.
+      raw_inputs: {name: spec} for the inputs of `preprocess`, such as {"text": "string[b]"}.
+        Include each input of `fun` that `preprocess` does not compute.
       preprocess: TensorFlow function {raw name: tensor} -> {input name: tensor}.
       postprocess: TensorFlow function {output name: tensor} -> {output name: tensor}.
-      pass_through: {name: spec} for inputs that the signature returns unchanged, such as {"id": "string[b]"}.
+      pass_through: {name: spec} for inputs that the signature returns unchanged, such as {"id":
+        "string[b]"}.
       resources: lookup tables, assets and other trackables that the processors use.
-      batching: batches concurrent requests, in any server. The rows of `fun` must be independent of each other. `preprocess` and
-        `postprocess` run for each request by itself.
-      stateful: whether `fun` is `fun(params, state, *inputs) -> (state, outputs)`. A call reads the model's state and stores the new one.
-        Calls of stateful signatures run one at a time.
-      examples: whether the signature takes serialized tf.train.Example protos, "examples", with one feature for each input.
+      batching: batches concurrent requests, in any server. The rows of `fun` must be independent of
+        each other. `preprocess` and `postprocess` run for each request by itself.
+      stateful: whether `fun` is `fun(params, state, *inputs) -> (state, outputs)`. A call reads the
+        model's state and stores the new one. Calls of stateful signatures run one at a time.
+      examples: whether the signature takes serialized tf.train.Example protos, "examples", with one
+        feature for each input.
 
     Returns:
       the model itself.
 
     Raises:
       TypeError: `fun` is not callable.
-      ValueError: specs, names, defaults, processors, batching or state do not fit each other; `fun` returns a state whose structure,
-        shapes or dtypes differ from the model's.
+      ValueError: specs, names, defaults, processors, batching or state do not fit each other; `fun`
+        returns a state whose structure, shapes or dtypes differ from the model's.
       NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
     """
     state = self._checked_state(batching) if stateful else None
@@ -202,7 +215,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     )
     owner = signature.Owner(self._layout.value, self.variables, state, *self._options.value)
     made = signature.made(owner, fun, inputs, outputs, input_names or {}, around, names[0])
-    # Up to here the model is unchanged, and from here on nothing fails: a function that is refused leaves nothing behind.
+    # Up to here the model is unchanged, and from here on nothing fails: a function that is refused
+    # leaves nothing behind.
     self._keep(made, names, method, resources)
     return self
 
@@ -216,7 +230,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       hasattr(self, method) or not re.fullmatch(r"[A-Za-z]\w*", method, re.ASCII)
     ):
       raise ValueError(
-        f"method {method!r} is already an attribute of the model, or not a valid name; choose another"
+        f"method {method!r} is already an attribute of the model, or not a valid name; choose "
+        "another"
       )
     return names
 
@@ -241,12 +256,14 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError("stateful=True needs a model with state: Model(params, state=...)")
     if batching:
       raise ValueError(
-        "batching and stateful=True exclude each other, because a stateful signature runs requests one by one"
+        "batching and stateful=True exclude each other, because a stateful signature runs "
+        "requests one by one"
       )
     return self._state
 
   def add_reset(self, name: str = "reset") -> Model:
-    """Adds a signature without inputs that restores the state as it is now. Its output "reset", i32[], is the number of arrays.
+    """Adds a signature without inputs that restores the state as it is now. Its output "reset",
+    i32[], is the number of arrays.
 
     Args:
       name: the name of the signature.
@@ -271,13 +288,15 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     return self
 
   def update(self, params: Any) -> None:
-    """Assigns new values to all parameters, without a new trace. On an error it assigns none. The state is unchanged.
+    """Assigns new values to all parameters, without a new trace. On an error it assigns none. The
+    state is unchanged.
 
     Args:
       params: a pytree of arrays with the structure, shapes and dtypes of the first parameters.
 
     Raises:
-      ValueError: the structure, a shape or a dtype differs. The message lists each difference by its path.
+      ValueError: the structure, a shape or a dtype differs. The message lists each difference by
+        its path.
     """
     parameters.assign(self.parameters, params, self._layout.value.dtypes)
 
@@ -309,14 +328,16 @@ class Model(tf.__internal__.tracking.AutoTrackable):
     overwrite: bool = False,
     warmup_requests: warmup.Requests = (),
   ) -> Path:
-    """Saves as `path/<version>/`. TF Serving can watch `path`: a version appears by a rename, once it is complete and on the disk.
+    """Saves as `path/<version>/`. TF Serving can watch `path`: a version appears by a rename, once
+    it is complete and on the disk.
 
     Args:
-      path: the model's directory, which holds its versions; or its address, `gs://bucket/model` (docs/guide/saved-models.md).
+      path: the model's directory, which holds its versions; or its address, `gs://bucket/model`
+        (docs/guide/saved-models.md).
       version: the number of the version. By default, the next free number.
       overwrite: whether to replace an existing version, atomically. Not at an address.
-      warmup_requests: requests that TF Serving runs before the model is ready: [{input name: array}], or {signature: [...]}.
-        `warmup.from_specs(model)` generates some.
+      warmup_requests: requests that TF Serving runs before the model is ready: [{input name:
+        array}], or {signature: [...]}. `warmup.from_specs(model)` generates some.
 
     Returns:
       the directory of the new version.
@@ -325,8 +346,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       FileExistsError: the version exists and `overwrite` is False.
       OSError: the folder cannot be written.
       ModuleNotFoundError: warm-up requests need tensorflow-serving-api, which is not installed.
-      ValueError: `version` is not a whole number from 0 on; the model has no signature, or none that takes the state; a warm-up request
-        does not fit its signature, or would change the state; a function calls back into Python (a CallbackError with the lines).
+      ValueError: `version` is not a whole number from 0 on; the model has no signature, or none
+        that takes the state; a warm-up request does not fit its signature, or would change the
+        state; a function calls back into Python (a CallbackError with the lines).
 
     Examples:
       >>> import numpy as np
@@ -340,7 +362,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       raise ValueError("the model has no function; add one with Model.add")
     if self._state and not any(added.stateful for added in self.functions.values()):
       raise ValueError(
-        "the model has a state, and no signature takes it: add(..., stateful=True), or leave out the state"
+        "the model has a state, and no signature takes it: add(..., stateful=True), or leave out "
+        "the state"
       )
     publish.check_version(
       folder := paths.of(path), version, overwrite

@@ -1,4 +1,5 @@
-"""Arguments of the wrong kind: a string for a list of names, which Python would take letter by letter, or a list for a mapping."""
+"""Arguments of the wrong kind: a string for a list of names, which Python would take letter by
+letter, or a list for a mapping."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 
 def check_mapping(name: str, value: Any, form: str) -> None:
-  """Raises ValueError unless `value` is a mapping or None. `form` is the form of one item, such as "input: array"."""
+  """Raises ValueError unless `value` is a mapping or None. `form` is the form of one item, such as
+  "input: array"."""
   if value is not None and not isinstance(value, Mapping):
     raise ValueError(f"{name} = {shown(value)} is not a mapping {{{form}}}")
 
@@ -16,7 +18,8 @@ def check_names(name: str, value: Any) -> None:
   """Raises ValueError unless `value` is an iterable of strings, a mapping of them, or None."""
   if isinstance(value, str):
     raise ValueError(
-      f"{name} = {value!r} is a string, which would be taken letter by letter; give a list: {name}=[{value!r}]"
+      f"{name} = {value!r} is a string, which would be taken letter by letter; give a list: "
+      f"{name}=[{value!r}]"
     )
   if value is not None and (
     not isinstance(value, Iterable) or not all(isinstance(one, str) for one in value)

@@ -1,7 +1,9 @@
-"""Builds a `Model` from a Flax, Haiku or Equinox model: `from_flax_nnx(model, inputs=...)` and similar functions.
+"""Builds a `Model` from a Flax, Haiku or Equinox model: `from_flax_nnx(model, inputs=...)` and
+similar functions.
 
-Each model becomes one pytree of arrays and a function `call(tree, *inputs) -> (tree, outputs)`. Arrays that a call changes are state; all
-others are parameters. A parameter is trainable if the library says so. Each library is imported on first use.
+Each model becomes one pytree of arrays and a function `call(tree, *inputs) -> (tree, outputs)`.
+Arrays that a call changes are state; all others are parameters. A parameter is trainable if the
+library says so. Each library is imported on first use.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from jax import tree_util
 from .adapted import Whole, adapted
 from .builder import Model
 
-# Arguments of Flax, Haiku and Equinox models that choose between training and inference, and whether True means training.
+# Arguments of Flax, Haiku and Equinox models that choose between training and inference, and
+# whether True means training.
 _MODES = {
   "train": True,
   "training": True,
@@ -29,7 +32,8 @@ _MODES = {
   "inference": False,
 }
 
-# Library: the module of its models, their classes there, the package to install, and the function that takes them.
+# Library: the module of its models, their classes there, the package to install, and the function
+# that takes them.
 _LIBRARIES = {
   "nnx": ("flax.nnx", ("Module",), "flax", "from_flax_nnx"),
   "linen": ("flax.linen", ("Module",), "flax", "from_flax_linen"),
@@ -51,11 +55,13 @@ def from_flax_nnx(
 
   Args:
     model: a flax.nnx.Module. Its `nnx.Param`s are trainable.
-    inputs: {name: spec} for the arguments of the call, in order, such as {"x": "f32[b,784]"}, as for `Model.add`.
-    training: whether the model runs in training mode. BatchNorm then updates its statistics and Dropout draws from its keys. The arrays
-      that a call changes become the state of the `Model`.
+    inputs: {name: spec} for the arguments of the call, in order, such as {"x": "f32[b,784]"}, as
+      for `Model.add`.
+    training: whether the model runs in training mode. BatchNorm then updates its statistics and
+      Dropout draws from its keys. The arrays that a call changes become the state of the `Model`.
     call: the method to convert.
-    arguments: {name: value} for its other arguments. `training` sets `train`, `deterministic` and similar arguments.
+    arguments: {name: value} for its other arguments. `training` sets `train`, `deterministic` and
+      similar arguments.
     options: options of `Model` and `Model.add`.
 
   Returns:
@@ -94,10 +100,13 @@ def from_flax_linen(
 
   Args:
     module: a flax.linen.Module.
-    variables: the result of `module.init`, {"params": ..., "batch_stats": ...}. The collection `params` is trainable.
+    variables: the result of `module.init`, {"params": ..., "batch_stats": ...}. The collection
+      `params` is trainable.
     inputs, training, call, arguments, options: as for `from_flax_nnx`.
-    rngs: {name: key}, such as {"dropout": jax.random.key(0)}. Each call splits the keys, so they are state.
-    mutable: the collections that a call may change. By default all but `params` in training, and none in inference.
+    rngs: {name: key}, such as {"dropout": jax.random.key(0)}. Each call splits the keys, so they
+      are state.
+    mutable: the collections that a call may change. By default all but `params` in training, and
+      none in inference.
 
   Returns:
     as `from_flax_nnx`.
@@ -143,7 +152,8 @@ def from_haiku(
   """A `Model` of a Haiku transform.
 
   Args:
-    transformed: the result of `hk.transform` or `hk.transform_with_state`, also of `hk.without_apply_rng` around one.
+    transformed: the result of `hk.transform` or `hk.transform_with_state`, also of
+      `hk.without_apply_rng` around one.
     params, state: the result of its `init`.
     inputs, training, arguments, options: as for `from_flax_nnx`.
     rng: a key if the model draws random numbers. Each call splits it, so it is state.
@@ -186,11 +196,12 @@ def from_equinox(
 
   Args:
     model: an equinox.Module. Its floating point arrays are trainable.
-    state: the equinox.nn.State of `eqx.nn.make_with_state`. The model takes it after the inputs and returns (output, state).
+    state: the equinox.nn.State of `eqx.nn.make_with_state`. The model takes it after the inputs and
+      returns (output, state).
     inputs, training, call, arguments, options: as for `from_flax_nnx`.
     rng: a key that the model takes as `key`. Each call splits it, so it is state.
-    batched: whether the inputs have a batch dimension that the model does not take. `jax.vmap` then maps the model over dimension 0,
-      with the axis name "batch".
+    batched: whether the inputs have a batch dimension that the model does not take. `jax.vmap` then
+      maps the model over dimension 0, with the axis name "batch".
 
   Returns:
     as `from_flax_nnx`.
@@ -267,7 +278,8 @@ def linen(
     or not collections
   ):
     raise TypeError(
-      "from_flax_linen: variables are what module.init gives, a dict of collections: {'params': {...}}"
+      "from_flax_linen: variables are what module.init gives, a dict of collections: {'params': "
+      "{...}}"
     )
   may_change = [name for name in collections if name != "params"] if training else []
   may_change = may_change if mutable is None else list(mutable)
@@ -313,7 +325,8 @@ def haiku(
     )
     raise TypeError(f"from_haiku: this {type(transformed).__name__} takes {asked}")
   given = _given(transformed.apply, training, arguments)
-  # `init` takes a key and the inputs, `apply` the parameters, the state, the key (not after hk.without_apply_rng) and the inputs.
+  # `init` takes a key and the inputs, `apply` the parameters, the state, the key (not after
+  # hk.without_apply_rng) and the inputs.
   takes = {
     name: len(inspect.signature(getattr(transformed, name)).parameters)
     for name in ("init", "apply")
@@ -321,7 +334,8 @@ def haiku(
   with_key = takes["apply"] - with_state > takes["init"]
   if rng is not None and not with_key:
     raise TypeError(
-      "from_haiku: rng is given, and hk.without_apply_rng made a function that takes none; leave out one of the two"
+      "from_haiku: rng is given, and hk.without_apply_rng made a function that takes none; leave "
+      "out one of the two"
     )
 
   def whole(tree: Any, *inputs: Any) -> Any:

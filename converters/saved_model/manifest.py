@@ -42,7 +42,8 @@ class SignatureRecord:
   """One signature.
 
   Attributes:
-    inputs: {name: dtype and shape in jaxpr notation}, "f32[b,784]". Inputs of TensorFlow functions are "string[?]".
+    inputs: {name: dtype and shape in jaxpr notation}, "f32[b,784]". Inputs of TensorFlow functions
+      are "string[?]".
     outputs: the same for the results.
     defaults: names of the inputs that a request may omit.
     passed_through: names of the inputs that the signature returns unchanged.
@@ -50,7 +51,8 @@ class SignatureRecord:
     preprocessed, postprocessed: whether TensorFlow functions run before and after the JAX function.
     stateful: whether a call reads and changes the state.
     resets: whether it only restores the initial state.
-    declared: the inputs of `preprocess` as they were given, with their dimension variables, "string[b]".
+    declared: the inputs of `preprocess` as they were given, with their dimension variables,
+      "string[b]".
   """
 
   inputs: Mapping[str, str]
@@ -171,7 +173,9 @@ def hash_of_jaxpr(jaxpr: Any) -> str:
   """SHA-256 of the text of a jaxpr, without parts that change from run to run."""
   try:
     text = str(jaxpr)
-  except KeyError:  # JAX 0.12 cannot print an equation that was bound without out_dtype, for example by lax.mul_p.bind(x, y)
+  # JAX 0.12 cannot print an equation that was bound without out_dtype, for example by
+  # lax.mul_p.bind(x, y)
+  except KeyError:
     text = "\n".join(
       f"{eqn.primitive} {[str(v.aval) for v in (*eqn.invars, *eqn.outvars)]}" for eqn in jaxpr.eqns
     )

@@ -1,4 +1,5 @@
-"""Dtypes and shapes in jaxpr notation: `f32[b,max(a, 2)]`. Only this module reads or writes the notation."""
+"""Dtypes and shapes in jaxpr notation: `f32[b,max(a, 2)]`. Only this module reads or writes the
+notation."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Spec:
 
   Attributes:
     dtype: a NumPy dtype; the object dtype stands for TensorFlow's strings.
-    dims: a size, an expression such as "2*b + 1", or "?" for an unknown size, for each dimension; None if the rank is unknown.
+    dims: a size, an expression such as "2*b + 1", or "?" for an unknown size, for each dimension;
+      None if the rank is unknown.
   """
 
   dtype: np.dtype[Any]
@@ -134,7 +136,8 @@ def check_constraint(text: str, known: Sequence[str]) -> None:
     ) from error
   if strange := [name for name in variables([text]) if name not in known]:
     raise ValueError(
-      f"polymorphic_constraints = {text!r} names {strange[0]!r}, but the variables of the inputs are: {', '.join(known) or 'none'}"
+      f"polymorphic_constraints = {text!r} names {strange[0]!r}, but the variables of the inputs "
+      f"are: {', '.join(known) or 'none'}"
     )
 
 

@@ -17,7 +17,8 @@ Tensors = dict[str, tf.Tensor]
 def named(
   serve: Callable[..., Tensors], names: Sequence[str], defaults: Mapping[str, tf.Tensor]
 ) -> Callable[..., Tensors]:
-  """`serve` with named arguments. TensorFlow takes the signature's defaults from the function's, whose arguments come last."""
+  """`serve` with named arguments. TensorFlow takes the signature's defaults from the function's,
+  whose arguments come last."""
   kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
   parameters = [
     inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty))
@@ -34,7 +35,8 @@ def named(
 def defaults(
   given: Mapping[str, Any], specs: dict[str, tf.TensorSpec], arguments: Arguments
 ) -> dict[str, tf.Tensor]:
-  """The defaults as tensors of their specs. Moves these specs to the end, because Python's optional arguments come last."""
+  """The defaults as tensors of their specs. Moves these specs to the end, because Python's optional
+  arguments come last."""
   found = {}
   for name, value in given.items():
     if name not in specs:
@@ -46,7 +48,8 @@ def defaults(
     sizes = [1 if d is None else d for d in specs[name].shape]
     if tensor.shape != sizes and aval is not None:
       raise ValueError(
-        f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs {tuple(sizes)}"
+        f"defaults[{name!r}] has the shape {tuple(tensor.shape)}, and {Spec.of(aval)} needs "
+        f"{tuple(sizes)}"
       )
     found[name] = tensor
     specs[name] = specs.pop(name)
@@ -70,7 +73,8 @@ def repeated(name: str, given: Tensors, arguments: Arguments) -> tf.Tensor:
     )
     if other is None:
       raise ValueError(
-        f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known without this one"
+        f"defaults[{name!r}]: no other input has the dimension {d}, so its size is not known "
+        "without this one"
       )
     sizes[axis] = tf.shape(given[other[0]])[other[1]]
   return tf.broadcast_to(given[name], sizes)

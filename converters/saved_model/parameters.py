@@ -27,7 +27,8 @@ _LARGE = 200 * 2**20
 
 @dataclass(frozen=True)
 class Layout:
-  """The structure of a pytree of parameters, and how its leaves are stored: typed keys as their words, others unchanged.
+  """The structure of a pytree of parameters, and how its leaves are stored: typed keys as their
+  words, others unchanged.
 
   Attributes:
     tree: the treedef.
@@ -60,7 +61,8 @@ class Layout:
     )
 
   def argument(self, stored: Sequence[Any]) -> Any:
-    """The argument for `of_stored`, from anything in place of the stored leaves: JAX rebuilds the pytree from its tracers."""
+    """The argument for `of_stored`, from anything in place of the stored leaves: JAX rebuilds the
+    pytree from its tracers."""
     if any(self.keys):
       return list(stored)
     return pytrees.Leaves.with_paths(stored, self.tree, [f"[{path!r}]" for path in self.paths])
@@ -80,7 +82,8 @@ def is_key(leaf: Any) -> bool:
 
 
 def words(leaf: Any) -> Any:
-  """The leaf as an array of numbers: typed keys become their words, Python numbers arrays of JAX's default dtype."""
+  """The leaf as an array of numbers: typed keys become their words, Python numbers arrays of JAX's
+  default dtype."""
   if type(leaf) in (bool, int, float, complex):
     return np.asarray(jax.numpy.asarray(leaf))
   return jax.random.key_data(leaf) if is_key(leaf) else leaf
@@ -101,11 +104,13 @@ def _dtype(path: str, leaf: Any) -> np.dtype[Any]:
     dtype = np.asarray(words(leaf)).dtype
   except OverflowError:
     raise ValueError(
-      f"params: the leaf {path or 'itself'!r} = {leaf} does not fit JAX's int32; set jax_enable_x64, or pass an array"
+      f"params: the leaf {path or 'itself'!r} = {leaf} does not fit JAX's int32; set "
+      "jax_enable_x64, or pass an array"
     ) from None
   if dtype.kind in "OSUMm":
     raise TypeError(
-      f"params: the leaf {path or 'itself'!r} is {type(leaf).__name__}, {str(leaf)[:40]!r}, and a tf.Variable holds arrays of numbers; "
+      f"params: the leaf {path or 'itself'!r} is {type(leaf).__name__}, {str(leaf)[:40]!r}, and a "
+      "tf.Variable holds arrays of numbers; "
       "leave it out, or close the function over it"
     )
   return dtype
@@ -121,13 +126,15 @@ def paths(params: Any, whole: str = "parameters") -> list[str]:
   if len(set(found)) != len(found):
     twice = sorted({name for name in found if found.count(name) > 1})
     raise ValueError(
-      f"two leaves of the {whole} would have one path: {', '.join(twice)}; rename one of them, because the path is the name of the variable"
+      f"two leaves of the {whole} would have one path: {', '.join(twice)}; rename one of them, "
+      "because the path is the name of the variable"
     )
   return found
 
 
 def scope(path: str) -> str:
-  """The path as a valid name of an op in a saved graph: Haiku's `mlp/~/linear/w` becomes `mlp/_/linear/w`."""
+  """The path as a valid name of an op in a saved graph: Haiku's `mlp/~/linear/w` becomes
+  `mlp/_/linear/w`."""
   name = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", path)
   return name if re.match(r"[A-Za-z0-9.]", name) else f".{name}"
 
@@ -137,13 +144,15 @@ def variables(params: Any, trainable: Trainable, stored_dtype: Any = None) -> li
 
   Args:
     params: a pytree of arrays, of dtypes that TensorFlow has.
-    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params` with bools. None trains all but the
-      statistics of normalisations. Only floating point and complex leaves are trainable.
+    trainable: a bool, a function of the path "encoder/0/kernel", or a pytree prefix of `params`
+      with bools. None trains all but the statistics of normalisations. Only floating point and
+      complex leaves are trainable.
     stored_dtype: the dtype that stores wider floating point leaves.
   """
   if stored_dtype is not None and not jax.numpy.issubdtype(stored_dtype, np.floating):
     raise ValueError(
-      f"stored_dtype = {stored_dtype!r} is not a floating point dtype; give jnp.bfloat16 or jnp.float16"
+      f"stored_dtype = {stored_dtype!r} is not a floating point dtype; give jnp.bfloat16 or "
+      "jnp.float16"
     )
   names = paths(params)
   leaves = [*map(words, tree_util.tree_leaves(params))]
@@ -173,7 +182,8 @@ def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
 
 
 def _shared(leaf: Any) -> Any:
-  """The array as a tensor that shares its memory. TensorFlow does not own the memory, so it copies before it writes."""
+  """The array as a tensor that shares its memory. TensorFlow does not own the memory, so it copies
+  before it writes."""
   if (
     isinstance(leaf, jax.Array)
     and leaf.is_fully_addressable
@@ -225,7 +235,8 @@ def _spread(params: Any, names: Sequence[str], trainable: Trainable) -> list[Any
     return pytrees.spread(trainable, params)
   except (ValueError, TypeError) as error:
     raise ValueError(
-      f"trainable = {trainable!r} is not a bool, a function of a path, or a pytree prefix of the parameters: {error}"
+      f"trainable = {trainable!r} is not a bool, a function of a path, or a pytree prefix of the "
+      f"parameters: {error}"
     ) from error
 
 
@@ -239,7 +250,8 @@ _VARIANCES = {variance: (mean,) for mean, variances in _MEANS.items() for varian
 
 
 def is_statistic(path: str, paths: Collection[str]) -> bool:
-  """Whether the path of a leaf is that of a normalisation statistic: `batch_stats/...`, `mean` beside `var`, `mean_ema/average`."""
+  """Whether the path of a leaf is that of a normalisation statistic: `batch_stats/...`, `mean`
+  beside `var`, `mean_ema/average`."""
   *folders, name = path.split("/")
   others = _MEANS.get(name, ()) + _VARIANCES.get(name, ())
   return not {"batch_stats", "mean_ema", "var_ema"}.isdisjoint(folders) or any(

@@ -1,4 +1,5 @@
-"""Publication of files and folders: written under a temporary name beside their target, then renamed, for good (`durable`).
+"""Publication of files and folders: written under a temporary name beside their target, then
+renamed, for good (`durable`).
 
 At an `Address` in another file system they are written to a local folder, then copied.
 """
@@ -22,15 +23,18 @@ from jax2tf import durable, paths
 # What readers look for. It is copied last.
 SAVED_MODEL = "saved_model.pb"
 _PREFIX = ".saving-"
-# The folder in a temporary place for a version that is moved aside where two paths cannot be exchanged; its name there is its own.
+# The folder in a temporary place for a version that is moved aside where two paths cannot be
+# exchanged; its name there is its own.
 _REPLACED = "replaced"
 
 
 @contextlib.contextmanager
 def beside(directory: Path) -> Iterator[Path]:
-  """A temporary place in `directory`, removed at the end. Servers do not take its name for a version. For an Address it is a local place.
+  """A temporary place in `directory`, removed at the end. Servers do not take its name for a
+  version. For an Address it is a local place.
 
-  First clears places that killed processes left. If nothing was published, also removes the folders that this call made.
+  First clears places that killed processes left. If nothing was published, also removes the folders
+  that this call made.
   """
   if isinstance(directory, paths.Address):
     with tempfile.TemporaryDirectory(prefix="jax2tf-") as local:
@@ -55,7 +59,8 @@ def beside(directory: Path) -> Iterator[Path]:
 
 
 def recover(directory: Path, *, clear: bool) -> None:
-  """What an ended process had moved aside, and not replaced, gets its name back. `clear`: also removes what such processes left."""
+  """What an ended process had moved aside, and not replaced, gets its name back. `clear`: also
+  removes what such processes left."""
   for place in directory.glob(f"{_PREFIX}*"):
     if (clear or any(place.glob(f"{_REPLACED}/*"))) and (
       lock := _lock(place, wait=False)
@@ -82,7 +87,8 @@ def _give_back(place: Path) -> bool:
 
 
 def _lock(place: Path, *, wait: bool) -> int | None:
-  """A lock on a directory, which the system releases when the process ends. None if it is taken, or not available here."""
+  """A lock on a directory, which the system releases when the process ends. None if it is taken, or
+  not available here."""
   try:
     import fcntl  # noqa: PLC0415  (Windows has none)
 
@@ -98,7 +104,8 @@ def _lock(place: Path, *, wait: bool) -> int | None:
 
 
 def publish(written: Path, directory: Path, version: int | None, overwrite: bool) -> Path:
-  """Gives `written` the name of its version. A rename onto an existing version fails, so concurrent savers get different versions.
+  """Gives `written` the name of its version. A rename onto an existing version fails, so concurrent
+  savers get different versions.
 
   Raises:
     FileExistsError: the version exists and `overwrite` is False.
@@ -120,7 +127,8 @@ def publish(written: Path, directory: Path, version: int | None, overwrite: bool
 
 
 def move(written: Path, target: Path, last: str = "") -> None:
-  """Gives a file or a folder its name, or copies it to its Address, of a folder the file `last` at the end.
+  """Gives a file or a folder its name, or copies it to its Address, of a folder the file `last` at
+  the end.
 
   Raises:
     OSError: it cannot be written. What was at `target` is still there.
@@ -132,7 +140,8 @@ def move(written: Path, target: Path, last: str = "") -> None:
 
 
 def replace_folder(written: Path, target: Path) -> None:
-  """Swaps the two folders. What `target` held is removed with the temporary place of `beside`, once the new one is on the disk."""
+  """Swaps the two folders. What `target` held is removed with the temporary place of `beside`, once
+  the new one is on the disk."""
   check_replaceable(target)
   if durable.exchange(written, target):
     return
@@ -210,7 +219,8 @@ def check_version(directory: Path, version: int | None, overwrite: bool) -> None
 
 
 def refuse_version(directory: Path) -> None:
-  """Raises FileExistsError for a folder that is, or would be, a version: servers find no version in a version."""
+  """Raises FileExistsError for a folder that is, or would be, a version: servers find no version in
+  a version."""
   others = (
     directory.parent.iterdir()
     if directory.name.isdecimal() and not directory.exists() and directory.parent.is_dir()
@@ -220,7 +230,8 @@ def refuse_version(directory: Path) -> None:
     each.name.isdecimal() and (each / SAVED_MODEL).exists() for each in others
   ):
     raise FileExistsError(
-      f"{directory} is a version of a model, and not its folder; pass {directory.parent} with version={directory.name}, or another folder"
+      f"{directory} is a version of a model, and not its folder; pass {directory.parent} with "
+      f"version={directory.name}, or another folder"
     )
 
 
@@ -242,10 +253,12 @@ def check_file(path: Path, overwrite: bool, example: str) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-  """Raises ValueError for a folder that exists at an Address, where no file system replaces a folder at once."""
+  """Raises ValueError for a folder that exists at an Address, where no file system replaces a
+  folder at once."""
   if isinstance(folder, paths.Address) and folder.exists():
     raise ValueError(
-      f"overwrite=True cannot replace {folder}, because {folder.scheme}:// exchanges no folders; choose another path or version"
+      f"overwrite=True cannot replace {folder}, because {folder.scheme}:// exchanges no folders; "
+      "choose another path or version"
     )
 
 
@@ -269,6 +282,7 @@ def check_writable(folder: Path) -> None:
 def refuse_existing(
   target: Path, otherwise: str = "another version, or none to take the next free one"
 ) -> None:
-  """Raises FileExistsError if the target exists. `otherwise` names the alternative to overwrite=True."""
+  """Raises FileExistsError if the target exists. `otherwise` names the alternative to
+  overwrite=True."""
   if target.exists():
     raise FileExistsError(f"{target} exists already; pass overwrite=True, {otherwise}")

@@ -35,7 +35,8 @@ def save(
     fun: a JAX function of the parameters and the inputs.
     params: a pytree of arrays, which become tf.Variables named by their paths.
     path: the model's directory, which holds its versions; or its address, as for `Model.save`.
-    inputs: {name: dtype and shape in jaxpr notation}, such as {"x": "f32[b,784]"}, as for `Model.add`.
+    inputs: {name: dtype and shape in jaxpr notation}, such as {"x": "f32[b,784]"}, as for
+      `Model.add`.
     outputs: names for the leaves of the result, as for `Model.add`.
     trainable, polymorphic_constraints, with_gradient, gradient_orders, idioms: as for `Model`.
     version, overwrite, warmup_requests: as for `Model.save`.

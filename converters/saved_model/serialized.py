@@ -31,7 +31,8 @@ def processed(
   examples: bool,
   others: Collection[str],
 ) -> tuple[Mapping[str, Given] | None, Preprocess | None]:
-  """(raw inputs, preprocess) of a signature. With `examples` it takes serialized examples, and parses its inputs from them.
+  """(raw inputs, preprocess) of a signature. With `examples` it takes serialized examples, and
+  parses its inputs from them.
 
   Args:
     raw_inputs, preprocess: as for `Model.add`.
@@ -40,7 +41,8 @@ def processed(
     others: names of the inputs with defaults and of those passed through.
 
   Raises:
-    ValueError: only one of `raw_inputs` and `preprocess` is given; an Example cannot hold an input as a row of known shape.
+    ValueError: only one of `raw_inputs` and `preprocess` is given; an Example cannot hold an input
+      as a row of known shape.
   """
   if (preprocess is None) != (raw_inputs is None):
     raise ValueError(
@@ -50,7 +52,8 @@ def processed(
     return raw_inputs, preprocess
   if others:
     raise ValueError(
-      f"examples=True gives the signature one input, {EXAMPLES!r}, so it excludes {', '.join(others)}"
+      f"examples=True gives the signature one input, {EXAMPLES!r}, so it excludes "
+      f"{', '.join(others)}"
     )
   specs = arguments.specs() if raw_inputs is None else tensor_specs(raw_inputs)
   features = {name: _feature(spec) for name, spec in specs.items()}
@@ -64,7 +67,8 @@ def processed(
 
 
 def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """Casts a feature to the dtype of the input. An integer that it does not have and a float beyond its range are errors of the request."""
+  """Casts a feature to the dtype of the input. An integer that it does not have and a float beyond
+  its range are errors of the request."""
   if dtype == values.dtype:
     return values
   narrow = tf.cast(values, dtype)
@@ -82,11 +86,14 @@ def _feature(spec: tf.TensorSpec) -> tf.io.FixedLenFeature:
   """The feature that holds one row of the input."""
   if spec.shape.rank is None or spec.shape[:1] != [None] or not spec.shape[1:].is_fully_defined():
     raise ValueError(
-      f"examples=True: input {spec.name!r} is {spec.dtype.name}{spec.shape}, and an Example holds one row of known shape, as of f32[b,4]; "
-      "parse rows of several lengths in a preprocess of your own, with raw_inputs={'examples': 'string[b]'}"
+      f"examples=True: input {spec.name!r} is {spec.dtype.name}{spec.shape}, and an Example holds "
+      "one row of known shape, as of f32[b,4]; "
+      "parse rows of several lengths in a preprocess of your own, with raw_inputs={'examples': "
+      "'string[b]'}"
     )
   if (carrier := _CARRIERS.get(spec.dtype.name)) is None:
     raise ValueError(
-      f"examples=True: input {spec.name!r} is {spec.dtype.name}, but an Example holds only float32, int64 and bytes"
+      f"examples=True: input {spec.name!r} is {spec.dtype.name}, but an Example holds only "
+      "float32, int64 and bytes"
     )
   return tf.io.FixedLenFeature(spec.shape[1:], carrier)

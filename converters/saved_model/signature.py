@@ -1,4 +1,5 @@
-"""Makes one signature of a `Model`: tf.functions and a record, whole before the model gets any of them."""
+"""Makes one signature of a `Model`: tf.functions and a record, whole before the model gets any of
+them."""
 
 from __future__ import annotations
 
@@ -160,7 +161,8 @@ def made(
 def _call(
   owner: Owner, fun: Callable[..., Any], pure: Callable[..., Any], arguments: Arguments
 ) -> Any:
-  """tf.function of the inputs of `fun`. Signatures and methods share it, because each function holds its gradients."""
+  """tf.function of the inputs of `fun`. Signatures and methods share it, because each function
+  holds its gradients."""
   layout, state = owner.layout, owner.state
   shapes = [None, *[None] * (state is not None), *arguments.polymorphic_shapes()]
   constraints = arguments.concerned_by(owner.constraints)
@@ -212,7 +214,8 @@ def _run(
 ) -> Callable[[Tensors], Tensors]:
   """{input: tensor} -> {output: tensor}, with the processors.
 
-  Each request runs the processors alone, so that one that they refuse fails no other. Only the JAX function takes batches of requests.
+  Each request runs the processors alone, so that one that they refuse fails no other. Only the JAX
+  function takes batches of requests.
   """
   postprocess = around.postprocess
   if around.batching:
@@ -230,7 +233,8 @@ def _run(
     made = dict(preprocess(given)) if preprocess else given
     if missing := [each for each in arguments.names if each not in made]:
       raise ValueError(
-        f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which '{name_of(fun)}' takes"
+        f"preprocess gives {', '.join(made) or 'nothing'}, and not {', '.join(missing)}, which "
+        f"'{name_of(fun)}' takes"
       )
     shapes = {spec.name: spec.shape for spec in arguments.specs().values()}
     leaves = [

@@ -1,6 +1,8 @@
-"""The state of a model between calls: a pytree of arrays as tf.Variables. A call reads it and writes the new state.
+"""The state of a model between calls: a pytree of arrays as tf.Variables. A call reads it and
+writes the new state.
 
-A mutex in the graph serialises the calls, so it also works in TF Serving and every other reader of the model.
+A mutex in the graph serialises the calls, so it also works in TF Serving and every other reader of
+the model.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from .parameters import is_key, key_of, words, wrapped
 
 @dataclass(frozen=True)
 class Layout:
-  """The structure of a state, and how its leaves are stored: typed keys as their words, others unchanged.
+  """The structure of a state, and how its leaves are stored: typed keys as their words, others
+  unchanged.
 
   Attributes:
     tree: the treedef.
@@ -64,7 +67,8 @@ class Layout:
     """The leaves in stored form.
 
     Raises:
-      ValueError: the structure, a shape or a dtype differs from the model's. The message begins with `what` and lists paths.
+      ValueError: the structure, a shape or a dtype differs from the model's. The message begins
+        with `what` and lists paths.
     """
     leaves, tree = tree_util.tree_flatten(state)
     if tree != self.tree:
@@ -97,7 +101,8 @@ class Layout:
     )
 
   def of_stored(self, fun: Callable[..., Any], lead: int = 1) -> Callable[..., Any]:
-    """`fun(params, state, *inputs) -> (state, outputs)` as a function that takes and returns the stored state.
+    """`fun(params, state, *inputs) -> (state, outputs)` as a function that takes and returns the
+    stored state.
 
     Args:
       fun: the JAX function.
@@ -110,7 +115,8 @@ class Layout:
       name = name_of(fun)
       if not (isinstance(result, tuple) and len(result) == 2):
         raise ValueError(
-          f"'{name}' is stateful, so it returns a pair: (state, outputs); it returns {type(result).__name__}"
+          f"'{name}' is stateful, so it returns a pair: (state, outputs); it returns "
+          f"{type(result).__name__}"
         )
       return self.stored(result[0], f"the state that '{name}' returns"), result[1]
 
@@ -134,8 +140,9 @@ class State(tf.__internal__.tracking.AutoTrackable):
     ]
     self.variables = [parameters.variable(path, x, trainable=False) for path, x in stored]
     self.initial: list[Any] = []
-    # TF 2.21: tf.CriticalSection makes its mutex outside the graph, so a SavedModel cannot hold it. A mutex in the graph is found by its
-    # name, which must be unique to the model. Two loaded copies of a model share the mutex, which only costs time.
+    # TF 2.21: tf.CriticalSection makes its mutex outside the graph, so a SavedModel cannot hold it.
+    # A mutex in the graph is found by its name, which must be unique to the model. Two loaded
+    # copies of a model share the mutex, which only costs time.
     self._mutex = f"jax2tf_state_{uuid.uuid4().hex}"
 
   def stored(self) -> list[jax.Array]:
@@ -160,7 +167,8 @@ class State(tf.__internal__.tracking.AutoTrackable):
     }
 
   def keep_initial(self) -> None:
-    """Makes `reset` restore the present values. A leaf whose elements are all equal, such as a cache of zeros, needs no copy."""
+    """Makes `reset` restore the present values. A leaf whose elements are all equal, such as a
+    cache of zeros, needs no copy."""
     values = [np.asarray(variable.numpy()) for variable in self.variables]
     self.initial = [
       x.reshape(-1)[0]
@@ -170,7 +178,8 @@ class State(tf.__internal__.tracking.AutoTrackable):
     ]
 
   def updated(self, call: Callable[[list[tf.Tensor]], tuple[Sequence[tf.Tensor], Any]]) -> Any:
-    """Passes the state to `call` and stores the new state, under the mutex. A call that fails writes nothing.
+    """Passes the state to `call` and stores the new state, under the mutex. A call that fails
+    writes nothing.
 
     Args:
       call: stored leaves -> (new stored leaves, outputs).
@@ -203,7 +212,8 @@ class State(tf.__internal__.tracking.AutoTrackable):
 
 
 def refs_as_state(fun: Callable[..., Any]) -> Callable[..., Any]:
-  """`fun(params, refs, *inputs) -> outputs`, which writes a tree of `jax.Ref`s, as `(params, state, *inputs) -> (state, outputs)`.
+  """`fun(params, refs, *inputs) -> outputs`, which writes a tree of `jax.Ref`s, as `(params, state,
+  *inputs) -> (state, outputs)`.
 
   Args:
     fun: a JAX function that writes its refs.

@@ -17,7 +17,8 @@ _VARIABLES = ("VarHandleOp", "VariableV2")
 
 
 def readers(directory: Path, graph: Any) -> dict[str, Callable[[], np.ndarray]]:
-  """{name of a variable: a function that reads its value}, of a version's directory and its MetaGraphDef.
+  """{name of a variable: a function that reads its value}, of a version's directory and its
+  MetaGraphDef.
 
   Raises:
     ValueError: the files are damaged or missing. Reading a value may raise it too.

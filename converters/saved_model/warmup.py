@@ -1,6 +1,8 @@
-"""Warm-up requests, which TF Serving runs before a model is ready: `assets.extra/tf_serving_warmup_requests`.
+"""Warm-up requests, which TF Serving runs before a model is ready:
+`assets.extra/tf_serving_warmup_requests`.
 
-A TFRecord file of PredictionLog protos (https://www.tensorflow.org/tfx/serving/saved_model_warmup), of at most 1,000 records.
+A TFRecord file of PredictionLog protos (https://www.tensorflow.org/tfx/serving/saved_model_warmup),
+of at most 1,000 records.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ Requests = Sequence[Request] | Mapping[str, Sequence[Request]]
 def prepared(
   requests: Requests, signatures: Mapping[str, Any], stateful: Sequence[str] = ()
 ) -> list[tuple[str, dict[str, tf.Tensor]]]:
-  """Checks the requests: [(signature, {input: tensor})]. A plain list is for serving_default, or else for the first signature.
+  """Checks the requests: [(signature, {input: tensor})]. A plain list is for serving_default, or
+  else for the first signature.
 
   Raises:
-    ValueError: a signature or an input is unknown; an input is missing; a dtype or a shape does not fit; there are more than 1,000
-      requests; a request is for a stateful signature.
+    ValueError: a signature or an input is unknown; an input is missing; a dtype or a shape does not
+      fit; there are more than 1,000 requests; a request is for a stateful signature.
   """
   if not isinstance(requests, Mapping):
     name = (
@@ -43,7 +46,8 @@ def prepared(
   found = [(name, request) for name, of_signature in requests.items() for request in of_signature]
   if moving := [name for name, _ in found if name in stateful]:
     raise ValueError(
-      f"warm-up of signature {moving[0]!r} would change the state before the first request; omit its requests"
+      f"warm-up of signature {moving[0]!r} would change the state before the first request; omit "
+      "its requests"
     )
   if len(found) > MOST:
     raise ValueError(f"{len(found)} warm-up requests; TF Serving takes at most {MOST}")
@@ -73,14 +77,16 @@ def _tensors(
     )
     if tensor.dtype != spec.dtype or not spec.shape.is_compatible_with(tensor.shape):
       raise ValueError(
-        f"{where}: {key!r} is {tensor.dtype.name}{tensor.shape}, and {spec.dtype.name}{spec.shape} is needed"
+        f"{where}: {key!r} is {tensor.dtype.name}{tensor.shape}, and "
+        f"{spec.dtype.name}{spec.shape} is needed"
       )
     tensors[key] = tensor
   return tensors
 
 
 def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarray]]]:
-  """Generates `count` warm-up requests for each signature of a model, at several sizes of its symbolic dimensions.
+  """Generates `count` warm-up requests for each signature of a model, at several sizes of its
+  symbolic dimensions.
 
   Stateful signatures get none, because a request would change the state.
 
@@ -92,7 +98,8 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
     {signature: [{input: array}]}, for `warmup_requests` of `Model.save`.
 
   Raises:
-    ValueError: a signature has a preprocessor or passed-through inputs, whose values the specs do not define.
+    ValueError: a signature has a preprocessor or passed-through inputs, whose values the specs do
+      not define.
 
   Examples:
     >>> import numpy as np
@@ -108,7 +115,8 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
       continue
     if signature.preprocessed or signature.passed_through:
       raise ValueError(
-        f"signature {name!r} has inputs of TensorFlow's own, so requests cannot be generated; pass some"
+        f"signature {name!r} has inputs of TensorFlow's own, so requests cannot be generated; "
+        "pass some"
       )
     domain, rng = plan.Domain(signature, model.polymorphic_constraints), np.random.default_rng(0)
     sizes = itertools.islice(itertools.cycle(domain.assignments({}, {})), count)

@@ -1,8 +1,10 @@
-"""Representation of dtypes that TF.js lacks, and integer arithmetic that is right on all its backends.
+"""Representation of dtypes that TF.js lacks, and integer arithmetic that is right on all its
+backends.
 
-TF.js has float32, int32 and bool. A narrower integer is held as an int32 of the same value, uint32 as the int32 of the same bits, and
-16-bit and 64-bit floats as float32. 64-bit integers occur only inside a graph, as sizes and indices. They are held as int32; ops whose
-result could differ are refused.
+TF.js has float32, int32 and bool. A narrower integer is held as an int32 of the same value, uint32
+as the int32 of the same bits, and 16-bit and 64-bit floats as float32. 64-bit integers occur only
+inside a graph, as sizes and indices. They are held as int32; ops whose result could differ are
+refused.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ def _known(x: tf.Tensor, test: Callable[[Any], Any]) -> bool:
 
 
 def multiply(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType = tf.int32) -> tf.Tensor:
-  """The low 32 bits of the product. The cpu backend multiplies in float64, which is exact below 2**53."""
+  """The low 32 bits of the product. The cpu backend multiplies in float64, which is exact below
+  2**53."""
   if dtype.size < 4 or any(
     _known(a, lambda v: np.abs(v.astype(np.int64)) <= 2**21) for a in (x, y)
   ):
@@ -116,12 +119,14 @@ def multiply(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType = tf.int32) -> tf.Tenso
 
 
 def _low_bits(x: tf.Tensor, count: int) -> tf.Tensor:
-  """The low `count` bits. FloorMod of integers is right on all backends; BitwiseAnd is on none in a graph model."""
+  """The low `count` bits. FloorMod of integers is right on all backends; BitwiseAnd is on none in a
+  graph model."""
   return tf.math.floormod(x, 1 << count)
 
 
 def _halves(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """x = 2**16 * high + low with 0 <= low. The wasm backend divides in float32, which is exact for the 16 upper bits."""
+  """x = 2**16 * high + low with 0 <= low. The wasm backend divides in float32, which is exact for
+  the 16 upper bits."""
   low = _low_bits(x, 16)
   return tf.math.floordiv(x - low, 2**16), low
 
@@ -179,7 +184,8 @@ def shift_left(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def shift_right(x: tf.Tensor, count: tf.Tensor, logical: bool) -> tf.Tensor:
-  """x >> count, for counts from 0 to 31. Shifts in zeros if `logical`, and otherwise copies of the sign."""
+  """x >> count, for counts from 0 to 31. Shifts in zeros if `logical`, and otherwise copies of the
+  sign."""
   high, low = _halves(x)
   if logical:
     high = _low_bits(high, 16)
@@ -205,7 +211,8 @@ def _power(count: tf.Tensor) -> tf.Tensor:
 def divide(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
   """(quotient rounded down, remainder). Unspecified where y is 0.
 
-  The wasm backend divides in float32: the quotient has an error of up to 2**8, which a second division corrects.
+  The wasm backend divides in float32: the quotient has an error of up to 2**8, which a second
+  division corrects.
   """
   if dtype == tf.uint32:
     return _divide_unsigned(x, y)
@@ -224,7 +231,8 @@ def divide(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.T
 
 
 def _divide_unsigned(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Divides half of x, which is nonnegative. For a divisor of 2**31 or more the quotient is 0 or 1."""
+  """Divides half of x, which is nonnegative. For a divisor of 2**31 or more the quotient is 0 or
+  1."""
   half, _ = divide(shift_right(x, tf.constant(1), True), y, tf.int32)
   quotient = tf.where(y < 0, 0, tf.multiply(half, 2))
   rest = x - multiply(quotient, y)

@@ -1,9 +1,11 @@
-"""Exports a function as a TF.js graph model, and compares its outputs in TF.js on Node.js with JAX's.
+"""Exports a function as a TF.js graph model, and compares its outputs in TF.js on Node.js with
+JAX's.
 
-The model is a folder for `tf.loadGraphModel("model.json")`: model.json, and the weights in group1-shard1of3.bin ... TF.js has only
-float32, int32 and bool. Inputs and outputs of other dtypes are float32 for floats, int32 of the same value for narrow integers, and
-int32 of the same bits for uint32. Loops and branches need `model.executeAsync`: `model.metadata.asynchronous` says whether there are
-any. `model.metadata.backends` lists the backends that can run the model.
+The model is a folder for `tf.loadGraphModel("model.json")`: model.json, and the weights in
+group1-shard1of3.bin ... TF.js has only float32, int32 and bool. Inputs and outputs of other dtypes
+are float32 for floats, int32 of the same value for narrow integers, and int32 of the same bits for
+uint32. Loops and branches need `model.executeAsync`: `model.metadata.asynchronous` says whether
+there are any. `model.metadata.backends` lists the backends that can run the model.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _MODEL = "model.json"
 # For outputs of about 1 and weights rounded to 8, 16 or 11 bits.
 _QUANTIZATION_TOLERANCES = {"uint8": 0.1, "uint16": 1e-3, "float16": 1e-2}
 
-# TF.js 4.22: its MaxPool ignores NaN, and so does Relu fused with the product before it. With the other fused idioms the values are JAX's.
+# TF.js 4.22: its MaxPool ignores NaN, and so does Relu fused with the product before it. With the
+# other fused idioms the values are JAX's.
 IDIOMS = fused_idioms.without("attention", "max_pool", "relu")
 
 
@@ -65,8 +68,9 @@ def save(
 
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
-    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's values (docs/guide/fused.md).
-    path, overwrite, quantization, page, backends, comparison: as for `save_model`.
+    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
+    values (docs/guide/fused.md). path, overwrite, quantization, page, backends, comparison: as for
+    `save_model`.
 
   Returns:
     as `save_model`.
@@ -122,29 +126,36 @@ def save_model(
     model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
     path: the folder of the TF.js model, or its address in another file system of TensorFlow.
     signatures: [name], if the model has several signatures. A TF.js model has one.
-    reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel run by TensorFlow.
+    reference: for a directory, the JAX function `fun(params, *inputs)`. By default, the SavedModel
+      run by TensorFlow.
     params: the parameters of `reference`.
     idioms: the idioms that the model must have; they are those that it was made with.
     overwrite: whether to replace the folder of an earlier TF.js model, at once. Not for an address.
-    quantization: the dtype that stores large weights: "uint8", "uint16" or "float16". TF.js computes in float32. The model is compared
-      twice: without quantisation within the usual tolerances, and with it.
-    page: whether to write page.html too, a single file that runs the model in a browser. A `Page` sets what it shows.
-    backends: the backends of the comparison, of "wasm" and "cpu". "cpu" is plain JavaScript, and slow.
-    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in `comparison.plan.Comparison`. rtol and atol apply to the written
-      model. With quantisation they default to 0.1 for uint8, 1e-3 for uint16, and 1e-2 for float16.
+    quantization: the dtype that stores large weights: "uint8", "uint16" or "float16". TF.js
+      computes in float32. The model is compared twice: without quantisation within the usual
+      tolerances, and with it.
+    page: whether to write page.html too, a single file that runs the model in a browser. A `Page`
+      sets what it shows.
+    backends: the backends of the comparison, of "wasm" and "cpu". "cpu" is plain JavaScript, and
+      slow.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in
+      `comparison.plan.Comparison`. rtol and atol apply to the written model. With quantisation they
+      default to 0.1 for uint8, 1e-3 for uint16, and 1e-2 for float16.
 
   Returns:
     the path of the folder, the report of the comparison, and the size.
 
   Raises:
-    ExportError: TF.js lacks ops or dtypes, all listed with their source lines; or an output differs from the reference's.
+    ExportError: TF.js lacks ops or dtypes, all listed with their source lines; or an output differs
+      from the reference's.
     FileExistsError: the folder exists and `overwrite` is False, or it holds no TF.js model.
     OSError: the folder cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     RuntimeError: TF.js does not load the model, or does not answer in time.
     ImportError: Node.js, npm, or jinja2 for `page` is missing; or npm cannot install TF.js.
-    ValueError: there are several signatures; `signatures`, `quantization` or `backends` is invalid; `Page.tokenizer` is not a tokenizer
-      file, or no input takes its tokens; `Page.labels` fit no output; the function calls back into Python.
+    ValueError: there are several signatures; `signatures`, `quantization` or `backends` is invalid;
+      `Page.tokenizer` is not a tokenizer file, or no input takes its tokens; `Page.labels` fit no
+      output; the function calls back into Python.
 
   Examples:
     >>> from jax2tf.converters import saved_model, tfjs
@@ -168,7 +179,8 @@ def save_model(
   )
   if len(source.signatures) != 1:
     raise ValueError(
-      f"a model of TF.js has one signature, and this one has {', '.join(source.signatures)}; choose: signatures=[...]"
+      f"a model of TF.js has one signature, and this one has {', '.join(source.signatures)}; "
+      "choose: signatures=[...]"
     )
   source.refuse_writers("tfjs", RUNTIME)
   (signature,) = source.signatures.values()
@@ -291,19 +303,22 @@ def _check(path: Path, overwrite: bool, quantization: str | None, backends: Sequ
     )
   if not backends or set(backends) - set(BACKENDS):
     raise ValueError(
-      f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed for the comparison"
+      f"backends = {backends!r}; node has {' and '.join(BACKENDS)}, at least one is needed for "
+      "the comparison"
     )
 
 
 def _check_path(path: Path, overwrite: bool) -> None:
-  """Raises FileExistsError if the export would replace a TF.js model without `overwrite`, or anything else but an empty folder."""
+  """Raises FileExistsError if the export would replace a TF.js model without `overwrite`, or
+  anything else but an empty folder."""
   if (
     path.exists()
     and not (path / _MODEL).is_file()
     and not (path.is_dir() and not any(path.iterdir()))
   ):
     raise FileExistsError(
-      f"{path} exists, and it is not a TF.js model (model.json), so it is not replaced; choose another path"
+      f"{path} exists, and it is not a TF.js model (model.json), so it is not replaced; choose "
+      "another path"
     )
   if not overwrite:
     publish.refuse_existing(path, "or another path")
@@ -331,7 +346,8 @@ def _check_dtypes(signature: Signature) -> None:
 
 
 def _joined(reports: Sequence[Report], backends: Sequence[str]) -> Report:
-  """Joins the reports of all backends. Rows name their backend; latencies are those of the first."""
+  """Joins the reports of all backends. Rows name their backend; latencies are those of the
+  first."""
   rows = [
     dataclasses.replace(row, signature=f"{row.signature} ({backend})")
     for report, backend in zip(reports, backends, strict=True)

@@ -1,6 +1,8 @@
-"""Writes a frozen graph in TF.js' format: model.json holds the graph, and files of 4 MB hold the weights.
+"""Writes a frozen graph in TF.js' format: model.json holds the graph, and files of 4 MB hold the
+weights.
 
-The format is that of `tf.loadGraphModel` (https://github.com/tensorflow/tfjs/tree/master/tfjs-converter).
+The format is that of `tf.loadGraphModel`
+(https://github.com/tensorflow/tfjs/tree/master/tfjs-converter).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from . import rule
 from .names import CONTROL, SUPPORTED
 
 SHARD = 4 << 20  # bytes: a size that browsers cache
-_QUANTIZED_FROM = 1024  # elements; smaller weights save little, and rounded scales, biases and tables cost most accuracy
+# elements; smaller weights save little, and rounded scales, biases and tables cost most accuracy
+_QUANTIZED_FROM = 1024
 QUANTIZED = ("uint8", "uint16", "float16")
 _WITH_TWO_RESULTS = "TopKV2"  # the only op of SUPPORTED with named results
 _LARGEST_INT_OF_WEBGL = (
@@ -29,7 +32,8 @@ _LARGEST_INT_OF_WEBGL = (
 
 
 def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
-  """(GraphDef with folded constants, {"inputs"|"outputs": {name: {"name", "dtype", "tensorShape"}}})."""
+  """(GraphDef with folded constants, {"inputs"|"outputs": {name: {"name", "dtype",
+  "tensorShape"}}})."""
   inputs = {
     spec.name: tensor
     for spec, tensor in zip(
@@ -42,7 +46,8 @@ def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:
     for kind, tensors in (("inputs", inputs), ("outputs", outputs))
   }
   graph = concrete.graph.as_graph_def()
-  # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused activations lose NaN.
+  # Not "arithmetic": it makes Log1p of log(1 + x) again. Not "remap": the wasm backend's fused
+  # activations lose NaN.
   kept = [tensor.op.name for tensor in (*inputs.values(), *outputs.values())]
   return _tf_compat.optimized(graph, kept, ["constfold", "dependency"]), signature
 
@@ -145,8 +150,8 @@ def _as_json(graph: Any) -> dict[str, Any]:
 
 
 def _own_names(graph: Any) -> Any:
-  """A copy in which names of constants are unique across functions, because TF.js finds weights by name alone. Second results are
-  numbered: TF.js 4.22 reads `top:indices:0` as the first result."""
+  """A copy in which names of constants are unique across functions, because TF.js finds weights by
+  name alone. Second results are numbered: TF.js 4.22 reads `top:indices:0` as the first result."""
   copy = type(graph)()
   copy.CopyFrom(graph)
   for function in copy.library.function:

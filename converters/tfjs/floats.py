@@ -35,7 +35,8 @@ def sign(x: tf.Tensor) -> tf.Tensor:
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:
-  """log(1 + x) without cancellation, unlike the wasm kernel: the rounding error of 1 + x cancels in the quotient."""
+  """log(1 + x) without cancellation, unlike the wasm kernel: the rounding error of 1 + x cancels in
+  the quotient."""
   one_more = x + 1.0
   far = tf.logical_or(tf.equal(one_more, 1.0), tf.logical_not(tf.math.is_finite(one_more)))
   log = tf.math.log(one_more)

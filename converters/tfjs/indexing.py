@@ -1,4 +1,5 @@
-"""Ops that move elements, in forms that TF.js' kernels support: gathers, scatters, diagonals. wasm reads bools as four bytes."""
+"""Ops that move elements, in forms that TF.js' kernels support: gathers, scatters, diagonals. wasm
+reads bools as four bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .rule import guarded, one, refused, same
 
 
 def scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement:
-  """Scatters the updates into zeros, then combines the result with the tensor, unless it adds to zeros."""
+  """Scatters the updates into zeros, then combines the result with the tensor, unless it adds to
+  zeros."""
 
   def function(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
     scattered = summed(op, indices, updates, tf.shape(x))
@@ -29,7 +31,8 @@ def scatter(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Replacement
 def scattered_rows(
   op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
 ) -> tf.Tensor:
-  """At an out-of-bounds row cpu fails, and wasm writes outside the tensor. cpu also overwrites the operand, even a parameter."""
+  """At an out-of-bounds row cpu fails, and wasm writes outside the tensor. cpu also overwrites the
+  operand, even a parameter."""
   dtype = tf.int32 if x.dtype == tf.bool else x.dtype  # wasm slices bools wrongly
   rows = Rows.of(indices, tf.cast(updates, dtype), tf.shape(x))
   return tf.cast(
@@ -101,7 +104,8 @@ def select(op: tf.Operation, predicate: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -
 
 @guarded
 def gather(op: tf.Operation, x: tf.Tensor, indices: tf.Tensor, axis: tf.Tensor) -> Sequence[Any]:
-  """Batch dimensions as indices of flattened rows: with batch dimensions the wasm kernel reads wrong rows or invalid memory."""
+  """Batch dimensions as indices of flattened rows: with batch dimensions the wasm kernel reads
+  wrong rows or invalid memory."""
   batch = op.get_attr("batch_dims") % (indices.shape.rank + 1)
   if not batch:
     return same(op, x, indices, axis)

@@ -9,7 +9,8 @@ def _names(text: str) -> frozenset[str]:
   return frozenset(text.split())
 
 
-# Ops of floats, int32 and bool that TF.js' converter knows, and that are correct on cpu, wasm and webgl.
+# Ops of floats, int32 and bool that TF.js' converter knows, and that are correct on cpu, wasm and
+# webgl.
 RUNS = _names("""
   Acos Acosh All Any Asin Asinh Atan Atan2 Atanh AvgPool AvgPool3D BatchMatMul BatchMatMulV2 BatchToSpaceND BiasAdd Ceil Conv2D
   Conv2DBackpropInput Conv3D Cos Cosh Cumprod DepthToSpace DepthwiseConv2dNative  DivNoNan Elu Erf Exp Expm1 Floor

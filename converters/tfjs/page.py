@@ -32,8 +32,9 @@ class Page:
   Attributes:
     title: the name of the model. By default, the name of its folder.
     labels: names of the classes, for outputs whose last dimension has this size.
-    tokenizer: the path of a tokenizer.json. The page then has a text field, and fills int32 inputs of rank 1 or 2 with the tokens of the
-      text: the attention mask for names with "mask", zeros for names with "type", and the tokens for others.
+    tokenizer: the path of a tokenizer.json. The page then has a text field, and fills int32 inputs
+      of rank 1 or 2 with the tokens of the text: the attention mask for names with "mask", zeros
+      for names with "type", and the tokens for others.
 
   Examples:
     >>> import jax
@@ -64,7 +65,8 @@ class Page:
       raise ValueError(f"tokenizer = {os.fspath(self.tokenizer)!r} is not JSON: {error}") from error
     if not isinstance(found, dict) or "model" not in found:
       raise ValueError(
-        f"tokenizer = {os.fspath(self.tokenizer)!r} is not a tokenizer.json; save it by `tokenizers.Tokenizer.save`"
+        f"tokenizer = {os.fspath(self.tokenizer)!r} is not a tokenizer.json; save it by "
+        "`tokenizers.Tokenizer.save`"
       )
     return found
 
@@ -75,7 +77,8 @@ class Page:
       signature: {"inputs"|"outputs": {name: {"dtype", "tensorShape"}}}, as in a model.json.
 
     Raises:
-      ValueError: no output of floats has as many classes as there are labels; there is a tokenizer, and no input for tokens.
+      ValueError: no output of floats has as many classes as there are labels; there is a tokenizer,
+        and no input for tokens.
     """
     sizes = {
       name: _sizes(tensor)
@@ -92,7 +95,8 @@ class Page:
         or "none has any"
       )
       raise ValueError(
-        f"labels: there are {len(self.labels)} names of classes, and of the outputs {widths}; give one for each class"
+        f"labels: there are {len(self.labels)} names of classes, and of the outputs {widths}; "
+        "give one for each class"
       )
     takes_tokens = any(
       tensor["dtype"] == "DT_INT32" and len(_sizes(tensor)) in (1, 2)
@@ -100,7 +104,8 @@ class Page:
     )
     if self.tokenizer is not None and not takes_tokens:
       raise ValueError(
-        f"tokenizer: none of the inputs {', '.join(signature['inputs'])} is int32 of rank 1 or 2, for tokens; leave it out"
+        f"tokenizer: none of the inputs {', '.join(signature['inputs'])} is int32 of rank 1 or 2, "
+        "for tokens; leave it out"
       )
 
 

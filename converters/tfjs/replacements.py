@@ -1,7 +1,7 @@
 """Replacements for ops that TF.js 4.22 lacks on some backend, or computes differently there.
 
-The table has every op of a graph, because dtypes change too (`dtypes`). An op is copied, composed of other ops, or marked as refused; the
-exporter then lists all refused ops.
+The table has every op of a graph, because dtypes change too (`dtypes`). An op is copied, composed
+of other ops, or marked as refused; the exporter then lists all refused ops.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _of_plain_dtypes(op: tf.Operation, *operands: Any) -> Sequence[Any]:
 
 
 def _modular(op: tf.Operation, *operands: tf.Tensor) -> tf.Tensor:
-  """For ops whose low bits are right whatever the upper bits of the operands are: wraps the result."""
+  """For ops whose low bits are right whatever the upper bits of the operands are: wraps the
+  result."""
   return (
     ints.wrapped(same(op, *operands)[0], op.outputs[0].dtype)
     if op.outputs[0].dtype.is_integer
@@ -279,7 +280,8 @@ def _clip(op: tf.Operation, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tf
 def _on_floats(
   function: Callable[..., tf.Tensor], on_integers: Callable[..., tf.Tensor] | None = None
 ) -> Replacement:
-  """Applies to floats. Integers use `on_integers`, or keep the op: wasm's Abs and Neg compute them in float32."""
+  """Applies to floats. Integers use `on_integers`, or keep the op: wasm's Abs and Neg compute them
+  in float32."""
 
   @guarded
   def replacement(op: tf.Operation, *operands: tf.Tensor) -> Sequence[Any]:
@@ -309,7 +311,8 @@ def _reserved_list(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor)
       op,
       f"a list of {op.get_attr('element_dtype').name}, or of elements of a rank that is not known",
     )
-  # A size that is unknown before the first element is set, -1, becomes 1; setting the element broadcasts it.
+  # A size that is unknown before the first element is set, -1, becomes 1; setting the element
+  # broadcasts it.
   sizes = tf.where(element_shape < 0, 1, tf.cast(element_shape, tf.int32))
   return [tf.fill(tf.concat([tf.reshape(count, [1]), sizes], 0), tf.zeros([], dtype))]
 

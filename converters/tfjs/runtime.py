@@ -30,7 +30,8 @@ _HERE = Path(__file__).parent
 def packages() -> Path:
   """Installs TF.js and its wasm backend, in the versions of package.json beside this file.
 
-  They are installed once, in the user's cache, in a folder named by the version of TF.js and a hash of package-lock.json.
+  They are installed once, in the user's cache, in a folder named by the version of TF.js and a hash
+  of package-lock.json.
 
   Returns:
     the folder that contains node_modules.
@@ -76,7 +77,8 @@ def packages() -> Path:
 
 
 def _path() -> str:
-  """The search path of programs: first the folder of Python, where jax2tf[tfjs] installs Node.js."""
+  """The search path of programs: first the folder of Python, where jax2tf[tfjs] installs
+  Node.js."""
   return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -151,7 +153,8 @@ def _write_runs(exchange: Path, outputs: Sequence[str], runs: Sequence[plan.Run]
 
 
 def as_held(array: np.ndarray) -> np.ndarray:
-  """The array in the dtype that the model takes: float32, int32 or bool. uint32 becomes the int32 of the same bits."""
+  """The array in the dtype that the model takes: float32, int32 or bool. uint32 becomes the int32
+  of the same bits."""
   return array.astype(rule.held_by_numpy(array.dtype))
 
 
@@ -163,5 +166,6 @@ def _array(data: bytes, spec: Mapping[str, Any]) -> np.ndarray:
 
 
 def _of_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-  """The array in the signature's dtype, if TF.js holds that dtype so. Otherwise unchanged, and the comparison reports it."""
+  """The array in the signature's dtype, if TF.js holds that dtype so. Otherwise unchanged, and the
+  comparison reports it."""
   return array.astype(dtype) if array.dtype == rule.held_by_numpy(dtype) else array

@@ -1,4 +1,5 @@
-"""How well a quantised model agrees with the reference: cosine, variation, and the first class of scores."""
+"""How well a quantised model agrees with the reference: cosine, variation, and the first class of
+scores."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ class Agreement:
 
   Attributes:
     cosine: of all elements, as two vectors.
-    variation: the same after the reference's mean of each feature, along the last axis, is taken from both. A model that always answers
-      the mean has a high cosine, and a variation of about 0. None if the reference does not vary.
-    top_1: the share of rows with the reference's largest element along the last axis; of an integer output, of equal elements. None if
-      the output is not scores.
+    variation: the same after the reference's mean of each feature, along the last axis, is taken
+      from both. A model that always answers the mean has a high cosine, and a variation of about 0.
+      None if the reference does not vary.
+    top_1: the share of rows with the reference's largest element along the last axis; of an integer
+      output, of equal elements. None if the output is not scores.
     rows: the number of rows of `top_1`.
   """
 
@@ -36,7 +38,8 @@ class Agreement:
   def of(
     cls, found: Sequence[np.ndarray], expected: Sequence[np.ndarray], scores: bool | None
   ) -> Agreement:
-    """From arrays of equal shapes, one for each sample. `scores`: None to decide by the reference; see `are_probabilities`."""
+    """From arrays of equal shapes, one for each sample. `scores`: None to decide by the reference;
+    see `are_probabilities`."""
     x, y = (np.concatenate([np.asarray(a).ravel() for a in arrays]) for arrays in (found, expected))
     if not jnp.issubdtype(expected[0].dtype, np.inexact):
       return cls(cosine(x, y), None, float(np.mean(x == y)) if x.size else None, x.size)
@@ -69,7 +72,8 @@ class Agreement:
 
 
 def least_variation(least_cosine: float) -> float:
-  """The least cosine without the mean. It is smaller than that with the mean, for which a large mean hides errors."""
+  """The least cosine without the mean. It is smaller than that with the mean, for which a large
+  mean hides errors."""
   return max(0.0, 1 - 10 * (1 - least_cosine))
 
 
@@ -84,7 +88,8 @@ def are_probabilities(arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _features(arrays: Sequence[Any]) -> np.ndarray:
-  """float64[rows, features], the last axis of all samples; of scalars one feature. Values that are not finite are 0."""
+  """float64[rows, features], the last axis of all samples; of scalars one feature. Values that are
+  not finite are 0."""
   wide = [np.asarray(a).astype(np.float64) for a in arrays]
   same = len({a.shape[-1:] for a in wide}) == 1
   rows = np.concatenate([a.reshape(-1, a.shape[-1] if same and a.ndim else 1) for a in wide])

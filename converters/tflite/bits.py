@@ -1,4 +1,5 @@
-"""Bitwise ops and shifts for LiteRT, which has only BitwiseXor and RightShift of int32. 64-bit integers are two words."""
+"""Bitwise ops and shifts for LiteRT, which has only BitwiseXor and RightShift of int32. 64-bit
+integers are two words."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def bitwise(function: Callable[..., tf.Tensor]) -> Replacement:
 
 
 def conjunction(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """x & y, from a + b = (a ^ b) + 2 (a & b). It applies to all bits but the lowest, so the sum cannot overflow."""
+  """x & y, from a + b = (a ^ b) + 2 (a & b). It applies to all bits but the lowest, so the sum
+  cannot overflow."""
   one = tf.constant(1, tf.int32)
   a, b = _arithmetic(x, one), _arithmetic(y, one)
   lowest = (x - (a + a)) * (y - (b + b))
@@ -65,7 +67,8 @@ def left_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[tf
 
 
 def right_shift(op: tf.Operation, x: tf.Tensor, places: tf.Tensor) -> Sequence[tf.Tensor]:
-  """x >> n: logical for unsigned integers. Those narrower than 32 bits are not negative in int32, so RightShift is right."""
+  """x >> n: logical for unsigned integers. Those narrower than 32 bits are not negative in int32,
+  so RightShift is right."""
   shift = logical_shift if op.inputs[0].dtype in (tf.uint32, tf.uint64) else _arithmetic
   if x.dtype.size < 8:
     return [shift(x, places)]

@@ -1,4 +1,5 @@
-"""Typical inputs of a model, `representative_dataset`: they calibrate a quantised model, and show how well it agrees with JAX.
+"""Typical inputs of a model, `representative_dataset`: they calibrate a quantised model, and show
+how well it agrees with JAX.
 
 All errors about the data are raised before the conversion.
 """
@@ -43,7 +44,8 @@ class Dataset:
     """Reads all samples.
 
     Args:
-      given: an iterable of {input: array}, {signature: iterable}, or a function without arguments that returns one of these.
+      given: an iterable of {input: array}, {signature: iterable}, or a function without arguments
+        that returns one of these.
 
     Raises:
       ValueError: it has another structure, is empty, or does not end.
@@ -75,8 +77,8 @@ class Dataset:
       narrow: inputs of images whose values may lie in a small part of their range.
 
     Raises:
-      ValueError: inputs, dtypes or shapes are not those of the signature; values are not finite, are all equal, or lie in a small part of
-        the range of images.
+      ValueError: inputs, dtypes or shapes are not those of the signature; values are not finite,
+        are all equal, or lie in a small part of the range of images.
     """
     kinds.check_names("narrow_inputs", narrow)
     by_signature = (
@@ -86,7 +88,8 @@ class Dataset:
     )
     if set(by_signature) != set(records):
       raise ValueError(
-        f"representative_dataset is not for the signatures {', '.join(records)}; give {{signature: [{{input: array}}, ...]}}"
+        f"representative_dataset is not for the signatures {', '.join(records)}; give "
+        "{signature: [{input: array}, ...]}"
       )
     found = {
       name: [_fitting(sample, name, records[name], i) for i, sample in enumerate(given)]
@@ -108,7 +111,8 @@ class Dataset:
         yield name, dict(sample)
 
   def compared(self, calibrated: bool) -> dict[str, Sequence[Sample]]:
-    """{signature: the samples to compare}. After a calibration those that were held back, or all if there are fewer than `HELD_BACK`."""
+    """{signature: the samples to compare}. After a calibration those that were held back, or all if
+    there are fewer than `HELD_BACK`."""
     return {
       name: [
         sample
@@ -169,7 +173,8 @@ def _fitting(
 ) -> Sample:
   if sample.keys() != record.inputs.keys():
     raise ValueError(
-      f"representative_dataset has a sample of {', '.join(sample)}, and signature {signature!r} takes {', '.join(record.inputs)}"
+      f"representative_dataset has a sample of {', '.join(sample)}, and signature {signature!r} "
+      f"takes {', '.join(record.inputs)}"
     )
   sizes: dict[str, int] = {}
   return {
@@ -181,7 +186,8 @@ def _fitting(
 
 
 def _array(array: np.ndarray, spec: Spec, what: str, sizes: dict[str, int]) -> np.ndarray:
-  """The array in the dtype of its input. `sizes` has the sizes of symbolic dimensions in this sample."""
+  """The array in the dtype of its input. `sizes` has the sizes of symbolic dimensions in this
+  sample."""
   given = f"{array.dtype}{list(array.shape)}"
   if not _is_cast(array, spec.dtype):
     advice = (
@@ -199,7 +205,8 @@ def _array(array: np.ndarray, spec: Spec, what: str, sizes: dict[str, int]) -> n
   )
   if not fits:
     raise ValueError(
-      f"{what} has the shape {list(array.shape)}, and the input is {spec}; add or remove the axis of the batch"
+      f"{what} has the shape {list(array.shape)}, and the input is {spec}; add or remove the axis "
+      "of the batch"
     )
   return array.astype(spec.dtype, copy=False)
 
@@ -217,7 +224,8 @@ def _is_cast(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[str]) -> None:
-  """Raises ValueError for values that calibrate nothing: of one value, not finite, or of a small part of the range of images."""
+  """Raises ValueError for values that calibrate nothing: of one value, not finite, or of a small
+  part of the range of images."""
   ranges = {}
   for name in samples[0]:
     arrays = [sample[name] for sample in samples if sample[name].size]
@@ -225,7 +233,8 @@ def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[st
       jnp.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all() for array in arrays
     ):
       raise ValueError(
-        f"representative_dataset has NaN or an infinity in input {name!r} of signature {signature!r}; give finite numbers"
+        f"representative_dataset has NaN or an infinity in input {name!r} of signature "
+        f"{signature!r}; give finite numbers"
       )
     if sum(array.size for array in arrays) > 1:
       ranges[name] = min(array.min() for array in arrays), max(array.max() for array in arrays)
@@ -233,12 +242,14 @@ def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[st
   if ranges and constant.keys() == ranges.keys():
     values = ", ".join(f"{value} in {name!r}" for name, value in constant.items())
     raise ValueError(
-      f"representative_dataset has one value in all samples of signature {signature!r}, {values}; give typical inputs that differ"
+      f"representative_dataset has one value in all samples of signature {signature!r}, {values}; "
+      "give typical inputs that differ"
     )
   for name, value in constant.items():
     if jnp.issubdtype(samples[0][name].dtype, np.inexact) or _is_image(samples[0][name]):
       warn_user(
-        f"representative_dataset has one value in all samples of input {name!r}, {value}; other values would be outside "
+        f"representative_dataset has one value in all samples of input {name!r}, {value}; other "
+        "values would be outside "
         "of its calibrated range"
       )
   for name, (least, most) in ranges.items():
@@ -250,8 +261,10 @@ def _check_values(samples: Sequence[Sample], signature: str, narrow: Sequence[st
       dtype = samples[0][name].dtype
       limits = np.iinfo(dtype)
       raise ValueError(
-        f"representative_dataset has values from {least} to {most} in input {name!r}, whose {dtype} has {limits.min} to "
-        f"{limits.max}; give images as the model gets them, or narrow_inputs=[{name!r}] if all are so"
+        f"representative_dataset has values from {least} to {most} in input {name!r}, whose "
+        f"{dtype} has {limits.min} to "
+        f"{limits.max}; give images as the model gets them, or narrow_inputs=[{name!r}] if all "
+        "are so"
       )
 
 

@@ -1,4 +1,5 @@
-"""Runs the signatures of a .tflite file in a separate process, because some LiteRT kernels abort the process.
+"""Runs the signatures of a .tflite file in a separate process, because some LiteRT kernels abort
+the process.
 
 It is a script that needs only LiteRT and NumPy.
 """
@@ -20,7 +21,8 @@ _calls = runpy.run_path(str(Path(__file__).parents[1] / "comparison" / "calls.py
 
 
 def main(request_file: str, response_file: str) -> None:
-  """{"model": path, "runs": [{"signature", "inputs", "timed", "anew", "floats"}]} -> the list of answers, in order."""
+  """{"model": path, "runs": [{"signature", "inputs", "timed", "anew", "floats"}]} -> the list of
+  answers, in order."""
   request = pickle.loads(Path(request_file).read_bytes())
   answers: list[dict[str, Any]] = []
   try:

@@ -1,4 +1,5 @@
-"""Division and remainder. LiteRT's kernels lack some dtypes, and refuse, saturate or abort for some operands."""
+"""Division and remainder. LiteRT's kernels lack some dtypes, and refuse, saturate or abort for some
+operands."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def _divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _unsigned_divided(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """The bits of a uint32 quotient (H. Warren, Hacker's Delight, 9-3): 2 * ((x >> 1) / y), corrected by at most one."""
+  """The bits of a uint32 quotient (H. Warren, Hacker's Delight, 9-3): 2 * ((x >> 1) / y), corrected
+  by at most one."""
   one = tf.constant(1, tf.int32)
   large = y < tf.constant(0, tf.int32)
   divisor = tf.where(large, one, y)

@@ -1,8 +1,9 @@
-"""Exports a function as a LiteRT (TFLite) model of builtin ops, and compares its outputs in LiteRT's interpreter with JAX's.
+"""Exports a function as a LiteRT (TFLite) model of builtin ops, and compares its outputs in
+LiteRT's interpreter with JAX's.
 
-`replacements` replaces ops that LiteRT lacks or computes differently. TensorFlow's converter then translates the graph op by op.
-Floating point models are compared within rtol and atol, quantised models by the cosine of each output with JAX's
-(`quantized.LEAST_COSINE`).
+`replacements` replaces ops that LiteRT lacks or computes differently. TensorFlow's converter then
+translates the graph op by op. Floating point models are compared within rtol and atol, quantised
+models by the cosine of each output with JAX's (`quantized.LEAST_COSINE`).
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ def save(
 
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
-    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's values (docs/guide/fused.md).
-    path, overwrite, quantization, representative_dataset, comparison: as for `save_model`.
-    least_cosine, least_top_1, scores, narrow_inputs, inference_input_type, inference_output_type: as for `save_model`.
+    idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
+    values (docs/guide/fused.md). path, overwrite, quantization, representative_dataset, comparison:
+    as for `save_model`. least_cosine, least_top_1, scores, narrow_inputs, inference_input_type,
+    inference_output_type: as for `save_model`.
 
   Returns:
     as `save_model`.
 
   Raises:
-    ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as `save_model`.
+    ExportError, FileExistsError, IsADirectoryError, OSError, ImportError, ValueError: as
+    `save_model`.
     NotImplementedError: a `jax2tf.LoweringError` that lists all primitives without a lowering.
     TypeError: an option is unknown.
 
@@ -116,52 +119,61 @@ def save_model(
   inference_output_type: str | None = None,
   **comparison: Unpack[plan.Options],
 ) -> Exported:
-  """Exports the signatures of a model as one file, which keeps the names of signatures, inputs and outputs.
+  """Exports the signatures of a model as one file, which keeps the names of signatures, inputs and
+  outputs.
 
-  Stateful signatures of a builder become signatures that share variables of the interpreter. The file gets a further signature, `state`,
-  which returns the variables.
+  Stateful signatures of a builder become signatures that share variables of the interpreter. The
+  file gets a further signature, `state`, which returns the variables.
 
   Args:
     model: a `saved_model.Model`, or the directory of a SavedModel that one saved.
     path: the file, `model.tflite`, or its address in another file system of TensorFlow.
-    signatures: names of the signatures to export. By default all; of several names of one function, the first.
-    reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}. By default, the SavedModel run by
-      TensorFlow.
+    signatures: names of the signatures to export. By default all; of several names of one function,
+      the first.
+    reference: for a directory, the JAX function `fun(params, *inputs)`, or {signature: function}.
+      By default, the SavedModel run by TensorFlow.
     params: the parameters of `reference`.
     idioms: the idioms that the model must have; they are those that it was made with.
     overwrite: whether to replace an existing file.
-    quantization: None; "float16": weights, dequantised to float32 when the model is loaded; "dynamic_int8": weights, and activations at
-      run time; "int8": weights and activations, calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer.
-    representative_dataset: typical inputs of the model, for "int8", which needs them, and for the comparison of the other schemes: an
-      iterable of {input: array}, {signature: iterable} for several signatures, or a function without arguments that returns one of them.
-      "int8" holds every fifth sample back from the calibration, and is compared with the reference on these. If there are fewer than five,
-      all calibrate and all are compared.
-    least_cosine: the least cosine between an output of a quantised model and the reference's. By default `LEAST_COSINE[quantization]`.
-      On representative samples the cosine without the mean of the outputs must be at least 1 - 10 * (1 - least_cosine).
-    least_top_1: the least share of representative rows for which the largest of an output's scores is the reference's, or for which an
-      integer output is equal. By default `LEAST_TOP_1[quantization]`.
-    scores: the outputs that are scores of classes, along the last axis. By default those whose values, in the reference, are at least 0
-      and have the sum 1.
-    narrow_inputs: the 8-bit inputs of rank 3 and more whose representative values may lie within 32 numbers, as those of masks do.
-    inference_input_type, inference_output_type: for "int8", "int8" or "uint8": the dtype of the floating point inputs or outputs of the
-      file. Its quantization parameters are in the file: `get_input_details()[name]["quantization"]` of a signature runner. By default
-      they keep their dtypes.
-    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in `comparison.plan.Comparison`. A quantised model takes neither
-      rtol nor atol.
+    quantization: None; "float16": weights, dequantised to float32 when the model is loaded;
+      "dynamic_int8": weights, and activations at run time; "int8": weights and activations,
+      calibrated, for ops with int8 kernels; "int4": weights, by ai-edge-quantizer.
+    representative_dataset: typical inputs of the model, for "int8", which needs them, and for the
+      comparison of the other schemes: an iterable of {input: array}, {signature: iterable} for
+      several signatures, or a function without arguments that returns one of them. "int8" holds
+      every fifth sample back from the calibration, and is compared with the reference on these. If
+      there are fewer than five, all calibrate and all are compared.
+    least_cosine: the least cosine between an output of a quantised model and the reference's. By
+      default `LEAST_COSINE[quantization]`. On representative samples the cosine without the mean of
+      the outputs must be at least 1 - 10 * (1 - least_cosine).
+    least_top_1: the least share of representative rows for which the largest of an output's scores
+      is the reference's, or for which an integer output is equal. By default
+      `LEAST_TOP_1[quantization]`.
+    scores: the outputs that are scores of classes, along the last axis. By default those whose
+      values, in the reference, are at least 0 and have the sum 1.
+    narrow_inputs: the 8-bit inputs of rank 3 and more whose representative values may lie within 32
+      numbers, as those of masks do.
+    inference_input_type, inference_output_type: for "int8", "int8" or "uint8": the dtype of the
+      floating point inputs or outputs of the file. Its quantization parameters are in the file:
+      `get_input_details()[name]["quantization"]` of a signature runner. By default they keep their
+      dtypes.
+    comparison: `sizes`, `samples`, `examples`, `rtol` and `atol`, as in
+      `comparison.plan.Comparison`. A quantised model takes neither rtol nor atol.
 
   Returns:
     the file, the report of the comparison and the size.
 
   Raises:
-    ExportError: LiteRT lacks ops, all listed with their source lines; or an output differs from the reference's.
+    ExportError: LiteRT lacks ops, all listed with their source lines; or an output differs from the
+      reference's.
     FileExistsError: the file exists and `overwrite` is False.
     IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
     FileNotFoundError: `model` is a path without a SavedModel of `jax2tf.converters.saved_model`.
     ImportError: a package of jax2tf[tflite] is missing.
-    ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an option does not apply to it;
-      `representative_dataset` does not fit the inputs, has one value everywhere, or images of few values; the function calls back into
-      Python.
+    ValueError: a signature or `quantization` is unknown; `quantization` lacks its data, or an
+      option does not apply to it; `representative_dataset` does not fit the inputs, has one value
+      everywhere, or images of few values; the function calls back into Python.
     TypeError: an option is unknown.
 
   Examples:
@@ -227,7 +239,8 @@ def run(
     {output: array}.
 
   Raises:
-    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that TensorFlow does not have.
+    FileNotFoundError, IsADirectoryError, ValueError: `path` is no file, or in a file system that
+      TensorFlow does not have.
     ImportError: ai-edge-litert is missing.
     RuntimeError: LiteRT fails. The message quotes it.
 
@@ -262,30 +275,35 @@ def save_training(
 ) -> Exported:
   """Exports a model for on-device training: its parameters are variables of the interpreter.
 
-  The file has four signatures. `train` runs one step of stochastic gradient descent on a batch, and returns the `loss` before the step.
-  `infer` runs `fun` with the current parameters. `parameters` returns the parameters, and `restore` sets them.
-  LiteRT's builtin ops neither read nor write files, so the application stores the parameters. A parameter tensor is named by its path,
-  `encoder_0_kernel`. A LiteRT signature needs an input, so `parameters` takes a number and ignores it.
+  The file has four signatures. `train` runs one step of stochastic gradient descent on a batch, and
+  returns the `loss` before the step. `infer` runs `fun` with the current parameters. `parameters`
+  returns the parameters, and `restore` sets them. LiteRT's builtin ops neither read nor write
+  files, so the application stores the parameters. A parameter tensor is named by its path,
+  `encoder_0_kernel`. A LiteRT signature needs an input, so `parameters` takes a number and ignores
+  it.
 
   Args:
     loss: `loss(params, *batch)` -> f32[], differentiable in JAX.
     fun: `fun(params, *inputs)`, the function to infer with.
     params: a pytree of float32 arrays, the initial parameters.
     path: the file, `model.tflite`.
-    batch, inputs: {name: spec} for the arguments of `loss` and of `fun`, as `inputs` of `saved_model.save`.
+    batch, inputs: {name: spec} for the arguments of `loss` and of `fun`, as `inputs` of
+      `saved_model.save`.
     learning_rate: a step adds -learning_rate times the gradient.
     outputs: names for the leaves of the result of `fun`.
     steps: how many steps to compare with JAX, on random batches.
     sizes: {dimension variable: size} for the comparison. By default 4.
     examples: {argument: array, or callable(rng, shape, dtype)}, in place of random values.
     overwrite: whether to replace an existing file.
-    rtol, atol: the tolerances of losses, parameters and outputs: |tflite - jax| <= atol + rtol * |jax|.
+    rtol, atol: the tolerances of losses, parameters and outputs: |tflite - jax| <= atol + rtol *
+      |jax|.
 
   Returns:
     the file, the report of the comparison and the size.
 
   Raises:
-    ExportError: LiteRT lacks ops; or losses, parameters or outputs differ from those of the same steps in JAX.
+    ExportError: LiteRT lacks ops; or losses, parameters or outputs differ from those of the same
+      steps in JAX.
     FileExistsError: the file exists and `overwrite` is False.
     IsADirectoryError: `path` is a folder.
     OSError: the file cannot be written.
@@ -320,12 +338,14 @@ def _asked(
   scheme: str | None,
   comparison: Mapping[str, Any],
 ) -> plan.Comparison:
-  """The comparison that the caller asks for. Raises the errors about it, the path and missing packages."""
+  """The comparison that the caller asks for. Raises the errors about it, the path and missing
+  packages."""
   asked = plan.Comparison.of(comparison, exporter)
   _check(path, overwrite, scheme)
   if scheme is not None and (asked.rtol is not None or asked.atol is not None):
     raise ValueError(
-      f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by least_cosine"
+      f"rtol and atol are not for quantization={scheme!r}, whose outputs are compared by "
+      "least_cosine"
     )
   return asked
 
@@ -374,7 +394,8 @@ def _refuse_empty(source: Source) -> None:
         spec = signature.record.outputs[name]
         raise ExportError(
           TARGET,
-          f"{RUNTIME} cannot return output {name!r}, {spec}, of signature {signature.name!r}: it has no elements; leave it out",
+          f"{RUNTIME} cannot return output {name!r}, {spec}, of signature {signature.name!r}: it "
+          "has no elements; leave it out",
         )
 
 

@@ -1,7 +1,8 @@
 """The float model with weights in float16, which LiteRT dequantises when it loads the model.
 
-TensorFlow 2.21's converter, with `supported_types = [tf.float16]`, also rounds each scalar of the program: it makes 65504 of 1e9 and of
-infinity, and 0 of an epsilon of 1e-12. It also allows the device to compute in float16. Here only weights are rounded.
+TensorFlow 2.21's converter, with `supported_types = [tf.float16]`, also rounds each scalar of the
+program: it makes 65504 of 1e9 and of infinity, and 0 of an epsilon of 1e-12. It also allows the
+device to compute in float16. Here only weights are rounded.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ _DEQUANTIZE_FLOAT16 = 3  # the version of the op
 
 
 class _Builder(flatbuffers.Builder):
-  """Aligns vectors of bytes, the weights, to 16 bytes, as LiteRT's schema requires. Its Python code does not."""
+  """Aligns vectors of bytes, the weights, to 16 bytes, as LiteRT's schema requires. Its Python code
+  does not."""
 
   def StartVector(self, size: int, count: int, alignment: int) -> Any:  # noqa: N802
     return super().StartVector(size, count, 16 if size == 1 else alignment)
 
 
 def half_precision(model: bytes) -> bytes:
-  """The .tflite model with all large float32 constants in float16, except those outside its range."""
+  """The .tflite model with all large float32 constants in float16, except those outside its
+  range."""
   tools = runtime.extra("ai_edge_litert.tools.flatbuffer_utils")
   made = tools.read_model_from_bytearray(bytearray(model))
   halves: dict[
@@ -76,7 +79,8 @@ def half_precision(model: bytes) -> bytes:
 
 
 def _rounded(weights: np.ndarray) -> np.ndarray | None:
-  """The weights in float16; None if they are few, if one becomes infinite, or if all are below the normal numbers."""
+  """The weights in float16; None if they are few, if one becomes infinite, or if all are below the
+  normal numbers."""
   if weights.size < _LEAST_SIZE:
     return None
   with np.errstate(over="ignore", under="ignore"):

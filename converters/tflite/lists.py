@@ -1,4 +1,5 @@
-"""TensorList ops as ops on one tensor of all rows. The converter's lists need static row sizes, and copy all rows at each write.
+"""TensorList ops as ops on one tensor of all rows. The converter's lists need static row sizes, and
+copy all rows at each write.
 
 The tensor has a dtype whose rows LiteRT can write.
 """
@@ -65,7 +66,8 @@ def replacements(
 def apart(x: tf.Tensor) -> tf.Tensor:
   """The same tensor, with a Reshape after the Cast that made it.
 
-  Otherwise the converter moves the Cast after an op that moves elements, and that op then has a dtype without a kernel.
+  Otherwise the converter moves the Cast after an op that moves elements, and that op then has a
+  dtype without a kernel.
   """
   if x.op.type != "Cast":
     return x

@@ -25,10 +25,11 @@ from .calibration import Dataset
 from .float16 import half_precision
 from .runtime import RUNTIME, TARGET
 
-# {scheme: the least cosine between an output and the reference's}. It does not bound single elements: the error of a quantised weight is
-# proportional to the largest weight of its row, so the relative error of a small output can be large. The values leave a margin below
-# those that tests/converters/test_tflite_quantized.py measures: 1 - cosine grows with the square of the step, 2**-11, 2**-8 and 2**-4 of
-# the range.
+# {scheme: the least cosine between an output and the reference's}. It does not bound single
+# elements: the error of a quantised weight is proportional to the largest weight of its row, so the
+# relative error of a small output can be large. The values leave a margin below those that
+# tests/converters/test_tflite_quantized.py measures: 1 - cosine grows with the square of the step,
+# 2**-11, 2**-8 and 2**-4 of the range.
 LEAST_COSINE: Mapping[str, float] = {
   "float16": 0.9999,
   "dynamic_int8": 0.99,
@@ -37,7 +38,8 @@ LEAST_COSINE: Mapping[str, float] = {
 }
 
 
-# The least share of rows with the reference's first class, for outputs that are scores; of few rows, rounded down to whole rows.
+# The least share of rows with the reference's first class, for outputs that are scores; of few
+# rows, rounded down to whole rows.
 LEAST_TOP_1: Mapping[str, float] = {"float16": 0.9, "dynamic_int8": 0.9, "int8": 0.9, "int4": 0.75}
 _INTEGERS = {"int8": tf.int8, "uint8": tf.uint8}
 
@@ -47,9 +49,12 @@ class QuantizedRow(Row):
   """A row of the report for a quantised model, which is compared by cosine.
 
   Attributes:
-    cosine: of representative samples, of all elements of all samples; of other inputs, the least of all samples.
-    variation: of representative samples, the cosine without the mean of the reference; see `agreement.Agreement`.
-    top_1: of representative samples, the share of rows with the reference's first class; None if the output is not scores.
+    cosine: of representative samples, of all elements of all samples; of other inputs, the least of
+      all samples.
+    variation: of representative samples, the cosine without the mean of the reference; see
+      `agreement.Agreement`.
+    top_1: of representative samples, the share of rows with the reference's first class; None if
+      the output is not scores.
   """
 
   cosine: float = 0.0
@@ -75,7 +80,8 @@ class Quantization:
     """Checks the options, which are the other fields, and reads the samples.
 
     Raises:
-      ValueError: the scheme is unknown; an option does not apply to it, or has another kind; the samples are missing, or not samples.
+      ValueError: the scheme is unknown; an option does not apply to it, or has another kind; the
+        samples are missing, or not samples.
     """
     if scheme is not None and scheme not in LEAST_COSINE:
       raise ValueError(
@@ -83,11 +89,13 @@ class Quantization:
       )
     if scheme == "int8" and representative_dataset is None:
       raise ValueError(
-        f"quantization = {scheme!r} with representative_dataset missing; it needs typical inputs of the model, [{{input: array}}, ...]"
+        f"quantization = {scheme!r} with representative_dataset missing; it needs typical inputs "
+        "of the model, [{input: array}, ...]"
       )
     if scheme is None and representative_dataset is not None:
       raise ValueError(
-        "quantization = None with representative_dataset given; name a scheme, or give examples= for the comparison"
+        "quantization = None with representative_dataset given; name a scheme, or give examples= "
+        "for the comparison"
       )
     given = cls(scheme, **options)
     given._check()
@@ -111,7 +119,8 @@ class Quantization:
     for name, dtype in types.items():
       if dtype is not None and (dtype not in _INTEGERS or self.scheme != "int8"):
         raise ValueError(
-          f"{name} = {dtype!r} with quantization = {self.scheme!r}; give 'int8' or 'uint8' with quantization=\"int8\", or None"
+          f"{name} = {dtype!r} with quantization = {self.scheme!r}; give 'int8' or 'uint8' with "
+          'quantization="int8", or None'
         )
 
   @property
@@ -128,7 +137,8 @@ class Quantization:
     """The same with samples in the dtypes of the signatures.
 
     Raises:
-      ValueError: the samples do not fit the signatures, or calibrate nothing; `scores` names an unknown output.
+      ValueError: the samples do not fit the signatures, or calibrate nothing; `scores` names an
+        unknown output.
     """
     records = {name: signature.record for name, signature in source.signatures.items()}
     outputs = {name for record in records.values() for name in record.outputs}
@@ -159,7 +169,8 @@ class Quantization:
 
 
 def four_bits(model: bytes) -> bytes:
-  """The float model with 4-bit weights, and 8-bit activations in ops that LiteRT computes in int8."""
+  """The float model with 4-bit weights, and 8-bit activations in ops that LiteRT computes in
+  int8."""
   recipe, quantizer = (
     runtime.extra("ai_edge_quantizer.recipe"),
     runtime.extra("ai_edge_quantizer.quantizer"),
@@ -180,13 +191,16 @@ def compared(
   *,
   versions: Mapping[str, str],
 ) -> Report:
-  """Compares the quantised file with the reference: on the representative samples, and on the inputs of the caller.
+  """Compares the quantised file with the reference: on the representative samples, and on the
+  inputs of the caller.
 
-  Without calibration also on random ordinary inputs, which may be outside of a calibrated range. NaN, infinities and extreme numbers are
-  left out, because they are outside the range of a quantised tensor.
+  Without calibration also on random ordinary inputs, which may be outside of a calibrated range.
+  NaN, infinities and extreme numbers are left out, because they are outside the range of a
+  quantised tensor.
 
   Raises:
-    ExportError: the file fails, has a NaN where the reference has none, or an output agrees too little.
+    ExportError: the file fails, has a NaN where the reference has none, or an output agrees too
+      little.
   """
   scheme = quantization.scheme
   kinds_of_inputs = ("given",) if scheme == "int8" else ("ordinary", "given")
@@ -203,7 +217,8 @@ def compared(
     for row in compare.rows(runs, found, expected, 0.0, float("inf"))
   ]
   report = Report(
-    f"{source.label} in {RUNTIME}, {scheme}: an output agrees from a cosine of {quantization.cosine_limit} on",
+    f"{source.label} in {RUNTIME}, {scheme}: an output agrees from a cosine of "
+    f"{quantization.cosine_limit} on",
     tuple(rows),
     compare.latencies(runs, found, expected),
     {},
@@ -215,7 +230,8 @@ def compared(
     accepted = "least_cosine= and least_top_1= set the limits"
     raise ExportError(
       TARGET,
-      f"{RUNTIME} with quantization={scheme!r} is too far from the reference, so nothing was written ({accepted}):\n{lines}",
+      f"{RUNTIME} with quantization={scheme!r} is too far from the reference, so nothing was "
+      f"written ({accepted}):\n{lines}",
     )
   return report
 
@@ -260,7 +276,8 @@ def _agreements(
 
 
 def _judged(row: Row, agreement: Agreement | None, quantization: Quantization) -> QuantizedRow:
-  """Judges a row by its agreement. Integers may differ, for example an argmax of almost equal values."""
+  """Judges a row by its agreement. Integers may differ, for example an argmax of almost equal
+  values."""
   wanted = quantization.cosine_limit
   agreement = agreement or Agreement(0.0)
   share = (1 - agreement.cosine) / (1 - wanted) if wanted < 1 else None

@@ -29,8 +29,10 @@ def _larger(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]
 
 
 def _extreme(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """Maximum and Minimum, which lose a NaN. With a constant number the op stays, because XNNPACK then clamps: relu, clip."""
-  # TF 2.21: of max(min(x, 6), 0) the converter makes Relu6, which has no kernel for integers; not with a constant first.
+  """Maximum and Minimum, which lose a NaN. With a constant number the op stays, because XNNPACK
+  then clamps: relu, clip."""
+  # TF 2.21: of max(min(x, 6), 0) the converter makes Relu6, which has no kernel for integers; not
+  # with a constant first.
   x, y = (y, x) if x.dtype.is_integer and _is_constant(y) else (x, y)
   found = getattr(tf.raw_ops, kind)(x=x, y=y)
   for operand in (x, y) if x.dtype.is_floating and not (_is_number(x) or _is_number(y)) else ():
@@ -76,7 +78,8 @@ def _largest(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Ten
 @replaces("Cumprod", on="tflite", because="LiteRT 2.3: no kernel")
 @widened
 def _cumprod(op: tf.Operation, x: tf.Tensor, axis: tf.Tensor) -> Sequence[tf.Tensor]:
-  """A prefix product in steps of distance 1, 2, 4 ... (D. Hillis and G. Steele, Data Parallel Algorithms, 1986)."""
+  """A prefix product in steps of distance 1, 2, 4 ... (D. Hillis and G. Steele, Data Parallel
+  Algorithms, 1986)."""
   if op.get_attr("exclusive"):
     return again(op, (x, axis), WIDER)
   place = int(tf.get_static_value(axis)) % x.shape.rank
@@ -123,7 +126,8 @@ def _integer_matmul(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf
 )
 @widened
 def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Replaces the division that ends a softmax by Softmax: in int8, exp and its sum lose too many digits."""
+  """Replaces the division that ends a softmax by Softmax: in int8, exp and its sum lose too many
+  digits."""
   if _ends_softmax(op, x):
     return [tf.nn.softmax(x.op.inputs[1].op.inputs[0])]
   return (
@@ -141,8 +145,8 @@ def _divided_float(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.
 )
 @widened
 def _root(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Keeps the op for variance + epsilon, which is never 0: a division would have a divisor of 0 in int8 if the variance is small. A
-  variance of 2**126 overflows in its sum of squares."""
+  """Keeps the op for variance + epsilon, which is never 0: a division would have a divisor of 0 in
+  int8 if the variance is small. A variance of 2**126 overflows in its sum of squares."""
   if _is_above_zero(op.inputs[0]):
     return again(op, (x,), WIDER)
   return [(special.sqrt if op.type == "Sqrt" else special.rsqrt)(x)]
@@ -212,7 +216,8 @@ def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _ends_softmax(op: tf.Operation, x: tf.Tensor) -> bool:
-  """Whether the op is e / sum(e) over the last axis, e = exp(z - max(z)), and `x` is the new e of `special.exp`."""
+  """Whether the op is e / sum(e) over the last axis, e = exp(z - max(z)), and `x` is the new e of
+  `special.exp`."""
   e, total = op.inputs[0].op, _unshaped(op.inputs[1]).op
   if (
     e.type != "Exp"
@@ -270,7 +275,8 @@ def _is_of_squares(x: tf.Tensor) -> bool:
 
 
 def _is_from_vector(op: tf.Operation) -> bool:
-  """Whether an operand is a reshaped vector: the converter drops the Reshape, and then refuses the rank."""
+  """Whether an operand is a reshaped vector: the converter drops the Reshape, and then refuses the
+  rank."""
   made = [x.op for x in op.inputs]
   known = any(tf.get_static_value(x) is not None for x in op.inputs)
   return (
@@ -322,7 +328,8 @@ def _dynamic_sides(paddings: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]] | N
 def _appended(
   x: tf.Tensor, sides: Sequence[tuple[tf.Tensor, tf.Tensor]], value: tf.Tensor
 ) -> tf.Tensor:
-  """Pads one axis at a time by concatenation. TF 2.21's converter forgets all sizes of a Pad by numbers that are no constants."""
+  """Pads one axis at a time by concatenation. TF 2.21's converter forgets all sizes of a Pad by
+  numbers that are no constants."""
   for axis, (before, after) in enumerate(sides):
     sizes = sizes_of(x)
 
@@ -359,7 +366,8 @@ def _reversed(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> Sequence[tf.Te
 )
 @widened
 def _squeezed(op: tf.Operation, x: tf.Tensor) -> Sequence[tf.Tensor]:
-  """Replaces Squeeze: its kernel takes 8 dimensions, and the converter merges neighbouring ops into a higher rank."""
+  """Replaces Squeeze: its kernel takes 8 dimensions, and the converter merges neighbouring ops into
+  a higher rank."""
   shape, rank = op.outputs[0].shape, x.shape.rank
   if shape.rank is None or rank is None:
     return again(op, (x,), WIDER)
@@ -419,7 +427,8 @@ _ORDERED = re.findall(
   r"\w+",
   "Less LessEqual Greater GreaterEqual ArgMax ArgMin TopKV2 UnsortedSegmentMax UnsortedSegmentMin",
 )
-# The converter fuses some formulas with these into GELU. The exporter tries them unchanged first, and then with replacements.
+# The converter fuses some formulas with these into GELU. The exporter tries them unchanged first,
+# and then with replacements.
 FUSED = ("Erf", "Erfc")
 
 _replaces_each = functools.partial(replaces_each, on="tflite")

@@ -1,8 +1,9 @@
 """Tools for replacements in LiteRT: they compute narrow dtypes in wider ones.
 
-LiteRT computes in float32, int32 and bool. Other dtypes have few kernels, and all but uint64 have a Cast. So an op of a narrow dtype is
-computed in a wider one and cast back. The result equals TensorFlow's, which also computes float16 and bfloat16 in float32, and wraps
-integers. A uint32 is computed as the int32 of the same bits.
+LiteRT computes in float32, int32 and bool. Other dtypes have few kernels, and all but uint64 have a
+Cast. So an op of a narrow dtype is computed in a wider one and cast back. The result equals
+TensorFlow's, which also computes float16 and bfloat16 in float32, and wraps integers. A uint32 is
+computed as the int32 of the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def widened(
   """A replacement that computes narrow dtypes in wide ones, by `inner` or by the op itself.
 
   Args:
-    ordered: whether the op compares numbers. The bits of a uint32 are then mapped to int32s in the same order.
+    ordered: whether the op compares numbers. The bits of a uint32 are then mapped to int32s in the
+      same order.
     also: further dtypes that the op lacks; they become int32.
   """
   wider = {**WIDER, **dict.fromkeys(also, tf.int32)}
@@ -65,7 +67,8 @@ def flipped(x: tf.Tensor) -> tf.Tensor:
 
 
 def of_operands(function: Callable[..., tf.Tensor]) -> Replacement:
-  """A replacement by a function of the operands. 64-bit and complex dtypes keep the op, which the converter then refuses."""
+  """A replacement by a function of the operands. 64-bit and complex dtypes keep the op, which the
+  converter then refuses."""
   return lambda op, *operands: (
     again(op, operands) if operands[0].dtype.size >= 8 else [function(*operands)]
   )

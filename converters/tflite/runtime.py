@@ -28,7 +28,8 @@ from ..saved_model.manifest import SignatureRecord
 from ..saved_model.notation import Spec
 
 TARGET, RUNTIME = "tflite", "LiteRT"
-# Matches the ops without a kernel, and the types of their operands, in the last lines of the converter's error.
+# Matches the ops without a kernel, and the types of their operands, in the last lines of the
+# converter's error.
 _LACKING = re.compile(r"^\s*tf\.(\w+)\((.*?)\) -> ", re.MULTILINE)
 
 
@@ -57,7 +58,8 @@ def converted(
   with tempfile.TemporaryDirectory(prefix="jax2tf-tflite-") as folder, quiet():
     tf.saved_model.save(module or tf.Module(), folder, signatures=dict(functions))
     converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
-    # Otherwise an infinity becomes the largest finite number: a comparison with it is folded to False, and 0 * inf to 0.
+    # Otherwise an infinity becomes the largest finite number: a comparison with it is folded to
+    # False, and 0 * inf to 0.
     converter.canonicalizing_inf_as_min_max_float = False
     configure(converter)
     try:
@@ -84,7 +86,8 @@ def concrete(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -
 
 
 def _complaint(message: str) -> str:
-  """MLIR's first error, or else the first line. Drops MLIR's locations, which refer to the graph and not to the user's program."""
+  """MLIR's first error, or else the first line. Drops MLIR's locations, which refer to the graph
+  and not to the user's program."""
   lines = message.splitlines() or ["no message"]
   errors = [line.partition("error:")[2].strip() for line in lines if "error:" in line]
   return re.sub(r"^loc\(.*\): ", "", (errors or lines)[0])
@@ -93,10 +96,12 @@ def _complaint(message: str) -> str:
 def answers(
   model: Path, runs: Sequence[plan.Run], *, dequantized: bool = False
 ) -> Sequence[Answer]:
-  """The answers of the file to the runs, in order, in a separate process that keeps variables between runs.
+  """The answers of the file to the runs, in order, in a separate process that keeps variables
+  between runs.
 
-  A run of a stateful signature that does not continue the previous run starts from the variables of the file. `dequantized`: quantise
-  floats for integer inputs of the file, and dequantise its integer outputs that are floats in the signature.
+  A run of a stateful signature that does not continue the previous run starts from the variables of
+  the file. `dequantized`: quantise floats for integer inputs of the file, and dequantise its
+  integer outputs that are floats in the signature.
   """
   requests = [
     {

@@ -35,7 +35,8 @@ def _scatter(op: tf.Operation, *operands: tf.Tensor) -> Sequence[tf.Tensor]:
 
 
 def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
-  """Replaces each row by its last update. The converter would add all updates of a row, and subtract the row as often."""
+  """Replaces each row by its last update. The converter would add all updates of a row, and
+  subtract the row as often."""
   last = tf.math.unsorted_segment_max(
     tf.range(tf.shape(rows.numbers)[0]), rows.numbers, rows.places + 1
   )[: rows.places]
@@ -44,7 +45,8 @@ def _last_of_each(x: tf.Tensor, rows: Rows) -> tf.Tensor:
 
 
 def _extreme(op: tf.Operation, x: tf.Tensor, rows: Rows) -> tf.Tensor:
-  """TensorScatterMax and -Min by segment ops over all rows. A segment without updates has the least (largest) number."""
+  """TensorScatterMax and -Min by segment ops over all rows. A segment without updates has the least
+  (largest) number."""
   largest = op.type == "TensorScatterMax"
   segment = tf.math.unsorted_segment_max if largest else tf.math.unsorted_segment_min
   found = rows.cut(segment(rows.updates, rows.numbers, rows.places + 1))

@@ -33,7 +33,8 @@ class Quantized:
   Attributes:
     size: the size of the file in bytes; None without a file.
     max_abs: the largest absolute difference of an output from the reference's.
-    cosine: the least cosine between an output and the reference's; None for a scheme without quantisation.
+    cosine: the least cosine between an output and the reference's; None for a scheme without
+      quantisation.
     problem: why there is no file; empty otherwise.
   """
 
@@ -84,14 +85,18 @@ def quantization_report(
   representative_dataset: Any = None,
   **options: Any,
 ) -> QuantizationReport:
-  """Exports a model once per quantisation scheme, and reports size and error of each. The scheme None means float32.
+  """Exports a model once per quantisation scheme, and reports size and error of each. The scheme
+  None means float32.
 
   Args:
     model: as for `save_model`.
-    folder: the folder of the files, `<scheme>.tflite`, and `float32.tflite` for None. If the export by a scheme fails, its row says why.
+    folder: the folder of the files, `<scheme>.tflite`, and `float32.tflite` for None. If the export
+      by a scheme fails, its row says why.
     schemes: values of `quantization`.
-    representative_dataset: as for `save_model`, for all schemes but None. Without it, the default schemes exclude "int8".
-    options: other arguments of `save_model`, except rtol and atol. Those of one scheme apply to this scheme alone.
+    representative_dataset: as for `save_model`, for all schemes but None. Without it, the default
+      schemes exclude "int8".
+    options: other arguments of `save_model`, except rtol and atol. Those of one scheme apply to
+      this scheme alone.
 
   Returns:
     one row for each scheme.

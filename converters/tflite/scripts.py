@@ -14,15 +14,18 @@ from .replacements import TABLE
 def converter(
   concrete_functions: Sequence[Any], trackable_obj: Any = None
 ) -> tf.lite.TFLiteConverter:
-  """A TFLiteConverter, for LiteRT to compute as JAX does. It replaces `tf.lite.TFLiteConverter.from_concrete_functions`.
+  """A TFLiteConverter, for LiteRT to compute as JAX does. It replaces
+  `tf.lite.TFLiteConverter.from_concrete_functions`.
 
-  That lacks some ops of converted functions, LiteRT computes others differently, and an infinity becomes the largest finite number.
-  Here the functions are made of builtin ops that LiteRT computes right, with constants for their parameters, and infinities stay.
+  That lacks some ops of converted functions, LiteRT computes others differently, and an infinity
+  becomes the largest finite number. Here the functions are made of builtin ops that LiteRT computes
+  right, with constants for their parameters, and infinities stay.
 
   Args:
     concrete_functions: ConcreteFunctions, or signatures of a SavedModel.
-    trackable_obj: as for `from_concrete_functions`. With a `tf.Module()` the file has signatures, but its outputs in any order; without
-      it they are in the order of the function's, and there is no signature.
+    trackable_obj: as for `from_concrete_functions`. With a `tf.Module()` the file has signatures,
+      but its outputs in any order; without it they are in the order of the function's, and there is
+      no signature.
 
   Returns:
     the converter. Its options, such as `optimizations`, are free.

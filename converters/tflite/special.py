@@ -1,8 +1,9 @@
 """Elementary functions that LiteRT lacks, or whose kernels lose digits, NaN or infinities.
 
-They are f32[...] -> f32[...], and accurate for all float32 values except subnormal ones. They consist of ops that are accurate in
-LiteRT 2.3, including XNNPACK's kernels. The comments below refer to that version. XNNPACK chooses its kernels by the processor: those for
-AVX-512 differ from those for AVX2.
+They are f32[...] -> f32[...], and accurate for all float32 values except subnormal ones. They
+consist of ops that are accurate in LiteRT 2.3, including XNNPACK's kernels. The comments below
+refer to that version. XNNPACK chooses its kernels by the processor: those for AVX-512 differ from
+those for AVX2.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import tensorflow as tf
 
 from ..export.special import erf_to_one, erfc_from_one, like, polynomial
 
-# Stephen L. Moshier, Cephes Mathematical Library, single/logf.c: (log(1 + x) - x + x**2 / 2) / x**3 in x between sqrt(1/2) - 1 and
-# sqrt(2) - 1; and log(2) in parts of few bits (single/expf.c).
+# Stephen L. Moshier, Cephes Mathematical Library, single/logf.c: (log(1 + x) - x + x**2 / 2) / x**3
+# in x between sqrt(1/2) - 1 and sqrt(2) - 1; and log(2) in parts of few bits (single/expf.c).
 _LOG = (
   7.0376836292e-2,
   -1.1514610310e-1,
@@ -36,19 +37,22 @@ _LN2 = math.log(2)
 
 
 def subtracted(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """constant - x. TF 2.21's converter moves a transposition of x after the op, and makes it x - constant."""
+  """constant - x. TF 2.21's converter moves a transposition of x after the op, and makes it x -
+  constant."""
   return constant + (
     tf.negative(x) if x.dtype.is_floating else x * tf.constant(-1, x.dtype)
   )  # the converter makes constant - x of -x
 
 
 def divided(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """constant / x, of which the converter makes x / constant, as in `subtracted`. A numerator that depends on x prevents that."""
+  """constant / x, of which the converter makes x / constant, as in `subtracted`. A numerator that
+  depends on x prevents that."""
   return tf.where(tf.math.is_nan(x), x, constant) / x
 
 
 def exp(x: tf.Tensor) -> tf.Tensor:
-  """e**x = (e**(x / 2))**2; XNNPACK's kernel returns 0 for NaN, and with AVX2 infinity from 88.42 on, where e**x is 2.5e38."""
+  """e**x = (e**(x / 2))**2; XNNPACK's kernel returns 0 for NaN, and with AVX2 infinity from 88.42
+  on, where e**x is 2.5e38."""
   return _keeping_nan(x, tf.square(tf.exp(x * like(0.5, x))))
 
 
@@ -58,7 +62,8 @@ def sigmoid(x: tf.Tensor) -> tf.Tensor:
 
 
 def log(x: tf.Tensor) -> tf.Tensor:
-  """log x; XNNPACK's kernel is inaccurate near 1, and for large numbers. With AVX2 it returns 88 for infinity and for NaN."""
+  """log x; XNNPACK's kernel is inaccurate near 1, and for large numbers. With AVX2 it returns 88
+  for infinity and for NaN."""
   far = tf.where(
     _at_least(_LARGE, x), tf.math.log(x * like(0.25, x)) + like(2 * _LN2, x), tf.math.log(x)
   )
@@ -70,7 +75,8 @@ def log(x: tf.Tensor) -> tf.Tensor:
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:
-  """log(1 + x) by series for small x. The converter makes log(1 + x) of Log1p, which loses all digits there."""
+  """log(1 + x) by series for small x. The converter makes log(1 + x) of Log1p, which loses all
+  digits there."""
   near = (x > like(math.sqrt(0.5) - 1, x)) & (x < like(math.sqrt(2) - 1, x))
   return tf.where(near, _log1p_near_zero(x), log(x + like(1.0, x)))
 
@@ -87,7 +93,8 @@ def sqrt(x: tf.Tensor) -> tf.Tensor:
 
 
 def rsqrt(x: tf.Tensor) -> tf.Tensor:
-  """1 / sqrt(x); XNNPACK's kernel returns NaN for 0, and with AVX2 too large numbers as in `sqrt`."""
+  """1 / sqrt(x); XNNPACK's kernel returns NaN for 0, and with AVX2 too large numbers as in
+  `sqrt`."""
   found = tf.where(
     _at_least(_LARGE, x), like(0.5, x) * tf.math.rsqrt(x * like(0.25, x)), tf.math.rsqrt(x)
   )
@@ -100,7 +107,8 @@ def softplus(x: tf.Tensor) -> tf.Tensor:
 
 
 def xlogy(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """x log y, and 0 where x is 0; the converter makes a product with the inaccurate kernel of Log."""
+  """x log y, and 0 where x is 0; the converter makes a product with the inaccurate kernel of
+  Log."""
   return tf.where(tf.equal(x, like(0.0, x)), like(0.0, x), x * log(y))
 
 
@@ -122,7 +130,8 @@ def acos(x: tf.Tensor) -> tf.Tensor:
 
 
 def sinh(x: tf.Tensor) -> tf.Tensor:
-  """(e + e / (e + 1)) / 2 with e = expm1(|x|); above 80, where that would overflow too early, exp(|x| / 2)**2 / 2."""
+  """(e + e / (e + 1)) / 2 with e = expm1(|x|); above 80, where that would overflow too early,
+  exp(|x| / 2)**2 / 2."""
   size = tf.abs(x)
   e = expm1(tf.minimum(size, like(80.0, x)))
   near = like(0.5, x) * (e + e / (e + like(1.0, x)))
@@ -211,7 +220,8 @@ def _erfc_from_one(x: tf.Tensor) -> tf.Tensor:
 
 
 def _precise_exp(x: tf.Tensor) -> tf.Tensor:
-  """e**x = e**r * 2**n. The error of XNNPACK's kernel, in ulp, grows with x. The result for NaN is unspecified."""
+  """e**x = e**r * 2**n. The error of XNNPACK's kernel, in ulp, grows with x. The result for NaN is
+  unspecified."""
   x = tf.minimum(tf.maximum(x, like(-104.0, x)), like(89.0, x))
   n = tf.round(x * like(1 / _LN2, x))
   rest = x - n * like(_LN2_PARTS[0], x) - n * like(_LN2_PARTS[1], x)
@@ -234,7 +244,8 @@ def _half_exp(size: tf.Tensor) -> tf.Tensor:
 
 
 def _at_least(bound: float, x: tf.Tensor) -> tf.Tensor:
-  """Whether x >= bound > 0, or x is a NaN without a sign. By the bits: float16 models cannot have a large bound as a constant."""
+  """Whether x >= bound > 0, or x is a NaN without a sign. By the bits: float16 models cannot have a
+  large bound as a constant."""
   return tf.bitcast(x, tf.int32) >= tf.constant(_bits(bound))
 
 

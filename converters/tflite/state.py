@@ -40,7 +40,8 @@ def of(source: Source) -> State | None:
   ]:
     raise ExportError(
       TARGET,
-      f"{RUNTIME} has no variables for the state {', '.join(wrong)}; keep it in another dtype, such as float32",
+      f"{RUNTIME} has no variables for the state {', '.join(wrong)}; keep it in another dtype, "
+      "such as float32",
     )
   if SIGNATURE in source.signatures:
     raise ExportError(
@@ -95,7 +96,8 @@ def converted(
 def with_state(
   answers: Callable[[Sequence[plan.Run]], Sequence[Answer]],
 ) -> Callable[[Sequence[plan.Run]], Sequence[Answer]]:
-  """`answers`, where each run of a stateful signature also has the state after it, read by an additional run."""
+  """`answers`, where each run of a stateful signature also has the state after it, read by an
+  additional run."""
   subject = plan.Subject(SIGNATURE, manifest.SignatureRecord({}, {}), lambda: None, [])
 
   def of_both(runs: Sequence[plan.Run]) -> list[Answer]:

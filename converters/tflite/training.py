@@ -1,4 +1,5 @@
-"""On-device training: a .tflite file whose parameters are variables of the interpreter, with a signature that runs a training step."""
+"""On-device training: a .tflite file whose parameters are variables of the interpreter, with a
+signature that runs a training step."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Training:
     """Makes "step" and "infer" functions without variables. JAX computes the gradient in "step".
 
     Raises:
-      ValueError: a parameter is not float32, two tensors have one name, or the loss is not a scalar.
+      ValueError: a parameter is not float32, two tensors have one name, or the loss is not a
+        scalar.
     """
     leaves, tree = tree_util.tree_flatten(params)
     specs = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]
@@ -73,7 +75,8 @@ class Training:
       if spec.dtype != np.float32
     ]:
       raise ValueError(
-        f"params: {wrong[0]}; LiteRT trains float32, so cast it, or close over what is not to be trained"
+        f"params: {wrong[0]}; LiteRT trains float32, so cast it, or close over what is not to be "
+        "trained"
       )
     if twice := sorted({*names, "loss"} & {*batch, *inputs}) or (
       ["loss"] if "loss" in names else []
@@ -165,7 +168,8 @@ class Training:
     rtol: float | None,
     atol: float | None,
   ) -> Report:
-    """Trains in LiteRT and in JAX: infers, runs steps, infers, reads the parameters, restores the initial ones, infers.
+    """Trains in LiteRT and in JAX: infers, runs steps, infers, reads the parameters, restores the
+    initial ones, infers.
 
     Raises:
       ExportError: a loss, a parameter or an output differs.

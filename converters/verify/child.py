@@ -1,8 +1,10 @@
-"""The process that `verify` starts: runs a SavedModel with TensorFlow and NumPy, and prevents imports of JAX.
+"""The process that `verify` starts: runs a SavedModel with TensorFlow and NumPy, and prevents
+imports of JAX.
 
 Usage: python -P child.py REQUEST RESPONSE
 
-Both files are pickles of plain containers and NumPy arrays. The process prints a line on stdout after each run.
+Both files are pickles of plain containers and NumPy arrays. The process prints a line on stdout
+after each run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ ABSENT = ("jax", "jaxlib", "jax2tf")
 
 
 def main(request_file: str, response_file: str) -> None:
-  """Loads the model, runs the request, and writes the answers. A failure of the model is an answer too."""
+  """Loads the model, runs the request, and writes the answers. A failure of the model is an answer
+  too."""
   for package in ABSENT:
     sys.modules[package] = None  # type: ignore[assignment]
   import tensorflow as tf  # noqa: PLC0415  (behind the lines that hide JAX: TensorFlow imports it where it finds it)

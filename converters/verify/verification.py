@@ -1,4 +1,5 @@
-"""Compares each signature of a SavedModel, run in a process without JAX, with jax.jit of its function."""
+"""Compares each signature of a SavedModel, run in a process without JAX, with jax.jit of its
+function."""
 
 from __future__ import annotations
 
@@ -42,26 +43,33 @@ def verify(
   report: str | os.PathLike[str] | None = None,
   polymorphic_constraints: Sequence[str] = (),
 ) -> Report:
-  """Runs every signature of a SavedModel in a new process without JAX, and compares the outputs with the JAX functions.
+  """Runs every signature of a SavedModel in a new process without JAX, and compares the outputs
+  with the JAX functions.
 
   Args:
     path: the directory of a version, or that of a model, which stands for its newest version.
-    reference: the JAX function `fun(params, *inputs)`, or {signature: function}. It takes the inputs of the signature one by one, in
-      order, without those passed through; wrap a function of a pytree in a lambda. If a signature has optional inputs, name the
-      function's arguments like the inputs. A signature with preprocess or postprocess needs its own entry, which does not run under
-      jax.jit.
+    reference: the JAX function `fun(params, *inputs)`, or {signature: function}. It takes the
+      inputs of the signature one by one, in order, without those passed through; wrap a function of
+      a pytree in a lambda. If a signature has optional inputs, name the function's arguments like
+      the inputs. A signature with preprocess or postprocess needs its own entry, which does not run
+      under jax.jit.
     params: the parameters. Without them the reference is `fun(*inputs)`.
-    state: the initial state of the model. The reference of a stateful signature is `fun(params, state, *inputs) -> (state, outputs)`.
-      It is called several times in a row, and the state is compared after each call. A reset needs no reference.
-    sizes: {dimension variable: size or sizes}. By default several sizes that satisfy the constraints. Every size is used, but not
-      every combination.
-    samples: the number of draws for each combination of sizes, of ordinary inputs and of hostile ones.
-    rtol, atol: tolerances of all floating point outputs, in place of those of their dtypes. Integers, bools and strings must be equal.
+    state: the initial state of the model. The reference of a stateful signature is `fun(params,
+      state, *inputs) -> (state, outputs)`. It is called several times in a row, and the state is
+      compared after each call. A reset needs no reference.
+    sizes: {dimension variable: size or sizes}. By default several sizes that satisfy the
+      constraints. Every size is used, but not every combination.
+    samples: the number of draws for each combination of sizes, of ordinary inputs and of hostile
+      ones.
+    rtol, atol: tolerances of all floating point outputs, in place of those of their dtypes.
+      Integers, bools and strings must be equal.
     signatures: the names of the signatures to compare. By default all.
-    inputs: {input: array, or callable(rng, shape, dtype)}, in place of normally distributed numbers, or integers from 0 to 9, or of the
-      whole range for 8-bit inputs that the function computes with as floats. An array fixes the sizes of its input.
-    hostile: whether differences for hostile inputs (NaN, infinities, extreme numbers) make the model wrong. By default the verdict and
-      the report list them, because kernels of TensorFlow and XLA may differ there.
+    inputs: {input: array, or callable(rng, shape, dtype)}, in place of normally distributed
+      numbers, or integers from 0 to 9, or of the whole range for 8-bit inputs that the function
+      computes with as floats. An array fixes the sizes of its input.
+    hostile: whether differences for hostile inputs (NaN, infinities, extreme numbers) make the
+      model wrong. By default the verdict and the report list them, because kernels of TensorFlow
+      and XLA may differ there.
     report: a folder for `Report.write`. It must be writable before the model runs.
     polymorphic_constraints: further conditions on the sizes, besides those of the model.
 
@@ -70,8 +78,9 @@ def verify(
 
   Raises:
     FileNotFoundError: `path` is not a SavedModel of `jax2tf.converters.saved_model`.
-    ValueError: the model lacks a signature, a variable or an input that is named; a reference is missing or takes other arguments;
-      sizes break a constraint; arrays do not fit the signature; the state is missing or does not fit the model; a file is damaged.
+    ValueError: the model lacks a signature, a variable or an input that is named; a reference is
+      missing or takes other arguments; sizes break a constraint; arrays do not fit the signature;
+      the state is missing or does not fit the model; a file is damaged.
     OSError: `report` is not writable.
     ImportError: `report` needs the packages of jax2tf[verify].
 
@@ -142,7 +151,8 @@ def verify(
       ]
       skipped |= dict.fromkeys(
         unknown,
-        f"the manifest does not know it; save the model again, or leave it out: signatures={list(chosen)}",
+        "the manifest does not know it; save the model again, or leave it out: "
+        f"signatures={list(chosen)}",
       )
     latencies = compare.latencies(runs, found, expected)
     versions = {"jax": jax.__version__, "numpy": np.__version__, **response["versions"]}
@@ -156,11 +166,13 @@ def _directory(path: Path) -> Path:
   """The directory of the version."""
   if not path.is_dir():
     raise FileNotFoundError(
-      f"path = {str(path)!r} is not a directory; pass a SavedModel, or the directory of its versions"
+      f"path = {str(path)!r} is not a directory; pass a SavedModel, or the directory of its "
+      "versions"
     )
   if (found := publish.saved_model_in(path)) is None:
     raise FileNotFoundError(
-      f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model there first"
+      f"path = {str(path)!r} holds neither saved_model.pb nor a numbered version; save a model "
+      "there first"
     )
   return found
 
@@ -174,14 +186,16 @@ def _state(
     return None
   if state is None:
     raise ValueError(
-      f"signature {stateful[0]!r} is stateful; pass state=, the initial state, or choose others with signatures="
+      f"signature {stateful[0]!r} is stateful; pass state=, the initial state, or choose others "
+      "with signatures="
     )
   layout = Layout.of(state)
   initial = layout.stored(state)
   found = {path: str(Spec.of(x)) for path, x in zip(layout.paths, initial, strict=True)}
   if found != dict(record.state):
     raise ValueError(
-      f"state has {found}, and the model has {dict(record.state)}; pass the state that the model was created with"
+      f"state has {found}, and the model has {dict(record.state)}; pass the state that the model "
+      "was created with"
     )
   return layout, initial
 

@@ -1,7 +1,7 @@
 """How does a JAX model run in a web page, without a model server?
 
-Exports the sentence encoder all-MiniLM-L6-v2 to TF.js and writes it to build/browser/ with a page that compares sentences.
-With --serve it serves the page on http://127.0.0.1:8000.
+Exports the sentence encoder all-MiniLM-L6-v2 to TF.js and writes it to build/browser/ with a page
+that compares sentences. With --serve it serves the page on http://127.0.0.1:8000.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def main(build: Path = BUILD) -> tfjs.Exported:
   (latency,) = exported.report.latencies
   largest = np.max([row.max_abs for row in exported.report.rows])
   print(
-    f"{exported.path}: {exported.size / 1e6:.1f} MB, within {largest:.1e} of JAX on {ids.shape[0]} sentences"
+    f"{exported.path}: {exported.size / 1e6:.1f} MB, within {largest:.1e} of JAX on "
+    f"{ids.shape[0]} sentences"
   )
   print(f"{1e3 * latency.model:.0f} ms on wasm in node, {1e3 * latency.reference:.0f} ms in JAX")
   for name in (

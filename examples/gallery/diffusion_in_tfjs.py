@@ -1,7 +1,8 @@
 """How does JavaScript sample from a diffusion model that is written in JAX?
 
-JAX trains a small network to remove noise from handwritten digits. The program exports one sampling step to TF.js. Node.js runs the steps
-from noise to an image of each digit. In a web page this is `model.execute({x, labels, step}, "x")` in a loop.
+JAX trains a small network to remove noise from handwritten digits. The program exports one sampling
+step to TF.js. Node.js runs the steps from noise to an image of each digit. In a web page this is
+`model.execute({x, labels, step}, "x")` in a loop.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def signal(time: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def denoise(params: Params, x: jax.Array, labels: jax.Array, time: jax.Array) -> jax.Array:
-  """x f32[b,64], labels i32[b], time f32[b] -> f32[b,64], the velocity, which separates image and noise in x."""
+  """x f32[b,64], labels i32[b], time f32[b] -> f32[b,64], the velocity, which separates image and
+  noise in x."""
   waves = time[:, None] * jnp.pi * 2.0 ** jnp.arange(8)
   known = jnp.concatenate([jnp.sin(waves), jnp.cos(waves), time[:, None]], axis=1)
   h = x @ params["in"] + known @ params["times"] + params["labels"][labels]
@@ -55,7 +57,8 @@ def denoise(params: Params, x: jax.Array, labels: jax.Array, time: jax.Array) ->
 
 
 def sample_step(params: Params, x: jax.Array, labels: jax.Array, step: jax.Array) -> jax.Array:
-  """One sampling step without new noise (DDIM, https://arxiv.org/abs/2010.02502): step i32[] from 0 to SAMPLING - 1."""
+  """One sampling step without new noise (DDIM, https://arxiv.org/abs/2010.02502): step i32[] from 0
+  to SAMPLING - 1."""
   time = jnp.broadcast_to(1 - step.astype(jnp.float32) / SAMPLING, labels.shape)
   velocity = denoise(params, x, labels, time)
   here, noise_here = signal(time)
@@ -133,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
     )
     expected.append(np.asarray(in_jax(params, expected[-1], digits, np.int32(i))))
   print(
-    f"after {options.sampling} steps the pictures are within {np.abs(drawn[-1] - expected[-1]).max():.1e} of JAX's, black to white is 2"
+    f"after {options.sampling} steps the pictures are within "
+    f"{np.abs(drawn[-1] - expected[-1]).max():.1e} of JAX's, black to white is 2"
   )
 
   shown = np.unique(np.linspace(0, options.sampling, 9, dtype=int))

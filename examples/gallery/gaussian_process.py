@@ -1,7 +1,9 @@
-"""How does TensorFlow fit a Gaussian process that is written in JAX, and differentiate its prediction?
+"""How does TensorFlow fit a Gaussian process that is written in JAX, and differentiate its
+prediction?
 
-A Keras optimiser fits the hyperparameters by the gradient of the marginal likelihood, through a Cholesky factorisation. Then a
-GradientTape computes the slope of the prediction. Both gradients are JAX's.
+A Keras optimiser fits the hyperparameters by the gradient of the marginal likelihood, through a
+Cholesky factorisation. Then a GradientTape computes the slope of the prediction. Both gradients are
+JAX's.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
     mean, deviation = predict_tf(params, x, y, at)
   slope = tape.gradient(mean, at)
   print(
-    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; at most {np.abs(np.subtract(losses, in_jax)).max():.1e} from optax and jax.grad"
+    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; at most "
+    f"{np.abs(np.subtract(losses, in_jax)).max():.1e} from optax and jax.grad"
   )
 
   figure, (values, slopes, fit) = chart.subplots(1, 3, size=(12, 3.8))

@@ -1,7 +1,8 @@
 """How do I fine-tune a JAX model in Keras?
 
-A convolutional network in plain JAX learns clean images of handwritten digits. A worse camera blurs images and adds noise. As a
-Keras layer the network trains on a few of these images: once from the parameters of JAX, once from random ones.
+A convolutional network in plain JAX learns clean images of handwritten digits. A worse camera blurs
+images and adds noise. As a Keras layer the network trains on a few of these images: once from the
+parameters of JAX, once from random ones.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def classifier(params: Params) -> keras.Model:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
-  """The accuracy on test images before the training and after each epoch, from the parameters of JAX and from random ones."""
+  """The accuracy on test images before the training and after each epoch, from the parameters of
+  JAX and from random ones."""
   parser = chart.parser(__doc__, "image_classifier")
   parser.add_argument("--steps", type=int, default=400, help="in JAX")
   parser.add_argument("--epochs", type=int, default=25, help="in Keras")
@@ -113,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     fitted = model.fit(images[few], labels[few], 10, options.epochs, verbose=0, **data)
     accuracies[name] = [before, *fitted.history["val_accuracy"]]
     print(
-      f"Keras, from {name}: {before:.1%} -> {accuracies[name][-1]:.1%} of {len(test)} test images are right"
+      f"Keras, from {name}: {before:.1%} -> {accuracies[name][-1]:.1%} of {len(test)} test images "
+      "are right"
     )
 
   figure, (curves, grid) = chart.subplots(1, 2, size=(10, 4), width_ratios=(3, 2))

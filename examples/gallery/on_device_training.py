@@ -1,8 +1,8 @@
 """How does a model train on the user's device?
 
-JAX trains a classifier of handwritten digits. The user holds the device sideways, so the images are rotated and the classifier fails.
-LiteRT continues the training with the user's images. The file contains the training step with JAX's gradient, so no image leaves the
-device.
+JAX trains a classifier of handwritten digits. The user holds the device sideways, so the images are
+rotated and the classifier fails. LiteRT continues the training with the user's images. The file
+contains the training step with JAX's gradient, so no image leaves the device.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
     if i % every == 0:
       accuracies.append(accuracy())
   print(
-    f"right on new images: {accuracies[0]:.1%} before, {accuracies[-1]:.1%} after {options.steps} steps on the device"
+    f"right on new images: {accuracies[0]:.1%} before, {accuracies[-1]:.1%} after {options.steps} "
+    "steps on the device"
   )
   print(
     f"the losses differ from JAX's by {np.abs(np.subtract(on_device, in_jax)).max():.1e} at most"

@@ -1,6 +1,7 @@
 """What does one JAX model cost in each runtime?
 
-The program exports an MLP-Mixer to every target, compares it with JAX in the target's runtime, and measures size and time of a call.
+The program exports an MLP-Mixer to every target, compares it with JAX in the target's runtime, and
+measures size and time of a call.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, float
     references.append(report.latencies[0].reference)
     largest = max(row.max_abs for row in report.rows)
     print(
-      f"{title:23} {found[title][0]:6.2f} MB {found[title][1]:8.2f} ms, within {largest:.0e} of JAX: {path}"
+      f"{title:23} {found[title][0]:6.2f} MB {found[title][1]:8.2f} ms, within {largest:.0e} of "
+      f"JAX: {path}"
     )
     colours.append(COLOURS[colour])
   found = {
@@ -157,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, float
     axes.set(xlabel=name, xlim=(0, 1.15 * max(values)))
   panels[0].invert_yaxis()
   figure.suptitle(
-    f"One MLP-Mixer of {sum(x.size for x in jax.tree.leaves(params)) / 1e6:.1f} million parameters in each runtime, on a CPU"
+    f"One MLP-Mixer of {sum(x.size for x in jax.tree.leaves(params)) / 1e6:.1f} million "
+    "parameters in each runtime, on a CPU"
   )
   chart.save(figure, options.picture)
   return found

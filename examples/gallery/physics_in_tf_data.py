@@ -1,7 +1,7 @@
 """How does tf.data compute elements with a simulation that is written in JAX?
 
-Each element is a double pendulum that starts at rest. The simulation runs until one of its rods turns over. JAX derives the equations of
-motion from the Lagrangian.
+Each element is a double pendulum that starts at rest. The simulation runs until one of its rods
+turns over. JAX derives the equations of motion from the Lagrangian.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ SECONDS_A_STEP, GRAVITY = 0.02, 9.81
 
 
 def lagrangian(angles: jax.Array, speeds: jax.Array) -> jax.Array:
-  """Kinetic minus potential energy of two rods of 1 m with 1 kg at their ends: angles f32[2], speeds f32[2] -> f32[]."""
+  """Kinetic minus potential energy of two rods of 1 m with 1 kg at their ends: angles f32[2],
+  speeds f32[2] -> f32[]."""
   across, up = jnp.cumsum(jnp.cos(angles) * speeds), jnp.cumsum(jnp.sin(angles) * speeds)
   heights = -jnp.cumsum(jnp.cos(angles))
   return jnp.sum(across**2 + up**2) / 2 - GRAVITY * jnp.sum(heights)
 
 
 def slope(state: jax.Array) -> jax.Array:
-  """The Euler-Lagrange equations: state f32[2,2], angles and speeds -> f32[2,2], speeds and accelerations."""
+  """The Euler-Lagrange equations: state f32[2,2], angles and speeds -> f32[2,2], speeds and
+  accelerations."""
   angles, speeds = state
   ((a, b), (c, d)) = jax.hessian(lagrangian, 1)(angles, speeds)
   momentum = jax.grad(lagrangian, 1)
@@ -44,7 +46,8 @@ def slope(state: jax.Array) -> jax.Array:
 
 
 def simulate(angles: jax.Array, steps: int) -> jax.Array:
-  """Initial angles f32[b,2] -> f32[b], the seconds until a rod turns over, or NaN; by the classic Runge-Kutta method."""
+  """Initial angles f32[b,2] -> f32[b], the seconds until a rod turns over, or NaN; by the classic
+  Runge-Kutta method."""
 
   def one(state: jax.Array) -> jax.Array:
     h = SECONDS_A_STEP
@@ -87,12 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray
   start = time.perf_counter()
   found = np.concatenate(list(tqdm(seconds.as_numpy_iterator(), "batches of tf.data", total=8)))
   print(
-    f"{len(angles):,} pendulums, {options.steps} steps of each, in {time.perf_counter() - start:.1f} s"
+    f"{len(angles):,} pendulums, {options.steps} steps of each, in "
+    f"{time.perf_counter() - start:.1f} s"
   )
 
   expected = np.asarray(jax.jit(simulate, static_argnums=1)(angles, options.steps))
   print(
-    f"{np.mean((found == expected) | np.isnan(found) & np.isnan(expected)):.1%} have the time of jax.jit; the others are chaotic"
+    f"{np.mean((found == expected) | np.isnan(found) & np.isnan(expected)):.1%} have the time of "
+    "jax.jit; the others are chaotic"
   )
 
   figure, axes = chart.subplots(size=(7, 5.6))

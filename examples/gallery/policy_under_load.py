@@ -1,7 +1,8 @@
 """How fast does a server answer many concurrent clients?
 
-JAX trains a policy that balances a pole on a cart, by the gradient through a simulation. `jax2tf serve` serves the SavedModel. Each
-client simulates a cart and requests every push from the server. The picture shows the latency and the angles of the poles.
+JAX trains a policy that balances a pole on a cart, by the gradient through a simulation. `jax2tf
+serve` serves the SavedModel. Each client simulates a cart and requests every push from the server.
+The picture shows the latency and the angles of the poles.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SECONDS_A_STEP, STRENGTH = 0.02, 10.0
 
 
 def move(state: Any, push: Any) -> Any:
-  """The cart-pole of Barto, Sutton and Anderson (1983): state [4] of position, speed, angle and angular speed; push [] in newtons."""
+  """The cart-pole of Barto, Sutton and Anderson (1983): state [4] of position, speed, angle and
+  angular speed; push [] in newtons."""
   _, speed, angle, turning = state
   sin, cos = jnp.sin(angle), jnp.cos(angle)
   force = (push + 0.05 * turning**2 * sin) / 1.1
@@ -79,7 +81,8 @@ def train(updates: int, width: int = 32) -> Any:
 
 
 def balance(port: int, start: np.ndarray, steps: int) -> np.ndarray:
-  """One client: requests a push, then simulates a step. Returns the latency in ms and the angle in degrees of each step, f64[steps,2]."""
+  """One client: requests a push, then simulates a step. Returns the latency in ms and the angle in
+  degrees of each step, f64[steps,2]."""
   state, found, step = start, [], jax.jit(move)
   with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
     for _ in range(steps):
@@ -128,7 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[int, np.ndarray]:
         np.percentile(found[count][..., 0], (50, 99)),
       )
       print(
-        f"{count:3} clients: {rate:5.0f} requests/s, median {middle:.1f} ms, 99% within {most:.1f} ms"
+        f"{count:3} clients: {rate:5.0f} requests/s, median {middle:.1f} ms, 99% within "
+        f"{most:.1f} ms"
       )
 
   figure, (times, poles) = chart.subplots(1, 2, size=(10, 3.8))

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def started(*arguments: str) -> Iterator[str]:
-  """Starts a process of this Python. Yields it with the first line that it prints, and ends it afterwards."""
+  """Starts a process of this Python. Yields it with the first line that it prints, and ends it
+  afterwards."""
   command = [sys.executable, *arguments]
   with subprocess.Popen(
     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,7 +1,8 @@
 """How do I search texts by meaning in a web page, without a search server?
 
-The page finds modules of Python's standard library by their purpose. The sentence encoder all-MiniLM-L6-v2 encodes the first lines of
-their documentation and each query, in the browser. Chromium runs three queries here; --serve serves the page for your own.
+The page finds modules of Python's standard library by their purpose. The sentence encoder
+all-MiniLM-L6-v2 encodes the first lines of their documentation and each query, in the browser.
+Chromium runs three queries here; --serve serves the page for your own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ QUERIES = (
 
 
 def modules() -> list[tuple[str, str]]:
-  """(name, first paragraph of the documentation) of the standard library's modules that are written in Python."""
+  """(name, first paragraph of the documentation) of the standard library's modules that are written
+  in Python."""
   place, found = Path(sysconfig.get_path("stdlib")), []
   for path in sorted([*place.glob("[a-z]*.py"), *place.glob("[a-z]*/__init__.py")]):
     words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8", errors="replace"))) or ""

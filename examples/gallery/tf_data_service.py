@@ -1,7 +1,8 @@
 """How do workers without JAX run a preprocessing step that is written in JAX?
 
-The step computes log-mel spectrograms of sounds. The tf.data service sends its graph to two workers, processes with TensorFlow only, and
-the trainer reads their results. Each worker has one core, so that the picture shows the gain of the second one.
+The step computes log-mel spectrograms of sounds. The tf.data service sends its graph to two
+workers, processes with TensorFlow only, and the trainer reads their results. Each worker has one
+core, so that the picture shows the gain of the second one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""All uses of `jax._src`, and all branches on the JAX version; `shape_poly` has those for symbolic dimensions, `checkify` those for checks.
+"""All uses of `jax._src`, and all branches on the JAX version; `shape_poly` has those for symbolic
+dimensions, `checkify` those for checks.
 
-The rest of the project is written as if there were only one JAX. Public names of JAX are used directly, not
-through this module.
+The rest of the project is written as if there were only one JAX. Public names of JAX are used
+directly, not through this module.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 trace_context = _config.trace_context
 is_user_file = _source_info_util.is_user_filename
 leave_out_frames = _traceback_util.register_exclusion  # of a folder, in what a debugger shows
-# Caches for facts about a jaxpr, which holds the arrays that its function closes over. The first is keyed by its first argument, the
-# second by all arguments, including jaxprs in tuples. Neither keeps a jaxpr alive, so no value may refer to its own key.
+# Caches for facts about a jaxpr, which holds the arrays that its function closes over. The first is
+# keyed by its first argument, the second by all arguments, including jaxprs in tuples. Neither
+# keeps a jaxpr alive, so no value may refer to its own key.
 weakly_cached = functools.partial(_util.weakref_lru_cache, trace_context_in_key=False)
 weakly_cached_by_all = _util.multi_weakref_lru_cache
 
@@ -72,7 +74,8 @@ else:
 
 
 def optional_primitive(name: str, *modules: Any) -> Primitive | None:
-  """The primitive `name` of `jax.extend.core.primitives` or of `modules`; None where this JAX has none."""
+  """The primitive `name` of `jax.extend.core.primitives` or of `modules`; None where this JAX has
+  none."""
   return next(
     (p for m in (_primitives, *modules) if (p := getattr(m, name, None)) is not None), None
   )
@@ -84,7 +87,8 @@ def is_tracing() -> bool:
 
 
 def named_scopes(eqn: Any) -> str:
-  """The user's name scopes around an equation, such as `attention/softmax`, without JAX's transformations."""
+  """The user's name scopes around an equation, such as `attention/softmax`, without JAX's
+  transformations."""
   return "/".join(
     part.name
     for part in eqn.source_info.name_stack.stack
@@ -93,7 +97,8 @@ def named_scopes(eqn: Any) -> str:
 
 
 def in_place_of(call: Any, eqn: Any) -> Any:
-  """An equation from inside a `jit`, inlined: in the scope of the call, and with its line if it has none."""
+  """An equation from inside a `jit`, inlined: in the scope of the call, and with its line if it has
+  none."""
   inner, outer = eqn.source_info, call.source_info
   scopes = outer.name_stack.extend(call.params["name"]) + inner.name_stack
   line = inner.traceback if _source_info_util.user_frame(inner.traceback) else outer.traceback
@@ -103,7 +108,8 @@ def in_place_of(call: Any, eqn: Any) -> Any:
 if ClosedJaxpr is not Jaxpr:
 
   def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
-    """Closes an inner jaxpr. Depending on the JAX version, primitives hold open or closed jaxprs."""
+    """Closes an inner jaxpr. Depending on the JAX version, primitives hold open or closed
+    jaxprs."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, consts)
 
   def replaced(jaxpr: Any, **parts: Any) -> Any:
@@ -128,7 +134,8 @@ check_jaxpr = _core.check_jaxpr
 
 
 def without_refs(jaxpr: Any) -> Any:
-  """A closed jaxpr with its own mutable arrays discharged. One that takes or closes over a mutable array is unchanged."""
+  """A closed jaxpr with its own mutable arrays discharged. One that takes or closes over a mutable
+  array is unchanged."""
   if any(isinstance(v.aval, _AbstractRef) for v in (*jaxpr.invars, *jaxpr.constvars)):
     return jaxpr
   return _discharge.discharge_state(jaxpr)
@@ -155,7 +162,8 @@ def physical_aval(aval: Any) -> Any:
 
 
 def lowered_function(primitive: Primitive) -> Callable[..., Any] | None:
-  """The JAX function from which `mlir.lower_fun` made the lowering of a primitive; None for other lowerings, or none."""
+  """The JAX function from which `mlir.lower_fun` made the lowering of a primitive; None for other
+  lowerings, or none."""
   tables = (_mlir._lowerings, _mlir._platform_specific_lowerings["cpu"])
   rule = next((table[primitive].rule for table in tables if primitive in table), None)
   # All of its closures share one code object, and it closes over its arguments only.
@@ -174,14 +182,15 @@ def prefix_error(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: s
 
 
 def check_leaked_tracers(traced: Any) -> None:
-  """Raises JAX's UnexpectedTracerError for a `jax.stages.Traced` that closes over a tracer of an earlier trace."""
+  """Raises JAX's UnexpectedTracerError for a `jax.stages.Traced` that closes over a tracer of an
+  earlier trace."""
   for const in traced._consts:
     if isinstance(const, _core.Tracer):
       raise _core.escaped_tracer_error(const)
 
 
-# A jaxpr does not record jax.default_device. During tracing, XLA metadata of this name record it: they stay with the
-# equations through differentiation, and XLA ignores unknown metadata.
+# A jaxpr does not record jax.default_device. During tracing, XLA metadata of this name record it:
+# they stay with the equations through differentiation, and XLA ignores unknown metadata.
 _DEFAULT_DEVICE = "jax2tf_default_device"
 _recording = threading.local()
 
@@ -209,7 +218,8 @@ def _on_default_device(device: Any) -> None:
   metadata.set_local(updated)
 
 
-# What JAX calls whenever a `jax.default_device` begins or ends in this thread; tests/test_patches.py guards it.
+# What JAX calls whenever a `jax.default_device` begins or ends in this thread;
+# tests/test_patches.py guards it.
 _replaced_hook = _config.default_device._update_thread_local_hook
 _config.default_device._update_thread_local_hook = _on_default_device
 
@@ -228,7 +238,8 @@ def explicit_sharding(aval: Any) -> Sharding | None:
 
 
 def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], bool] | None:
-  """(number of parts of each dimension, the device of each part, whether the last dimension only repeats); None if it is replicated."""
+  """(number of parts of each dimension, the device of each part, whether the last dimension only
+  repeats); None if it is replicated."""
   hlo = sharding._to_xla_hlo_sharding(rank)
   if hlo.is_replicated():
     return None
@@ -240,12 +251,14 @@ def hlo_sharding(sharding: Sharding, rank: int) -> tuple[list[int], list[int], b
 
 
 def forget_lowering(jaxpr: Any) -> None:
-  """Frees a jaxpr that was exported with all its arguments. JAX 0.12: its cache of lowerings holds the jaxpr itself."""
+  """Frees a jaxpr that was exported with all its arguments. JAX 0.12: its cache of lowerings holds
+  the jaxpr itself."""
   _pxla._dce_jaxpr.evict_weakref(jaxpr)
 
 
 def with_plain_shardings() -> contextlib.AbstractContextManager[Any]:
-  """Shardings as StableHLO custom calls, which are versioned and which every reader supports, instead of the Shardy dialect."""
+  """Shardings as StableHLO custom calls, which are versioned and which every reader supports,
+  instead of the Shardy dialect."""
   return _config.use_shardy_partitioner(False)
 
 
@@ -259,7 +272,8 @@ hlo_to_stablehlo = _jaxlib.mlir.hlo_to_stablehlo
 
 
 def call_effect(name: str, *, ordered: bool) -> Any:
-  """An effect that control flow, rematerialisation and custom derivatives allow, and that has a lowering."""
+  """An effect that control flow, rematerialisation and custom derivatives allow, and that has a
+  lowering."""
   members = {
     "__str__": lambda _: name,
     "__eq__": lambda self, other: (
@@ -282,12 +296,14 @@ def call_effect(name: str, *, ordered: bool) -> Any:
 
 
 def bind_over_devices(primitive: Primitive, *arrays: Any, **params: Any) -> Any:
-  """Binds one of our primitives. Inside jax.shard_map, its operands first vary over the same axes, as for JAX's own."""
+  """Binds one of our primitives. Inside jax.shard_map, its operands first vary over the same axes,
+  as for JAX's own."""
   return primitive.bind(*_core.auto_insert_reshard(*arrays), **params)
 
 
 def varying_like(aval: Any, operands: Sequence[Any]) -> Any:
-  """The aval of a result, which varies over the axes of a jax.shard_map that its operands vary over."""
+  """The aval of a result, which varies over the axes of a jax.shard_map that its operands vary
+  over."""
   first = next((x for x in operands if x.mat.varying), None)
   if first is None:
     return aval
@@ -360,7 +376,8 @@ def printed_text(holes: Sequence[Any], params: dict[str, Any]) -> str:
 
 
 def canonical(result: Any) -> Any:
-  """A result of a callback as an array of a dtype that JAX has: without x64 a Python float is f32."""
+  """A result of a callback as an array of a dtype that JAX has: without x64 a Python float is
+  f32."""
   return _dtypes.canonicalize_value(np.asarray(result))
 
 

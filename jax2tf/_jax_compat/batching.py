@@ -14,7 +14,8 @@ _ELEMENTWISE = (batching.vectorized_batcher, batching.broadcast_batcher)
 
 
 def is_elementwise(primitive: Primitive) -> bool:
-  """Whether vmap only adds an axis to all operands and results, so that no element depends on others.
+  """Whether vmap only adds an axis to all operands and results, so that no element depends on
+  others.
 
   An operand may also be a scalar. False for some primitives of this kind with a rule of their own.
   """

@@ -1,4 +1,5 @@
-"""All use of `jax.experimental.checkify`: error values made of tensors, and the message of a check."""
+"""All use of `jax.experimental.checkify`: error values made of tensors, and the message of a
+check."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def predicates(err_tree: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def array(x: Any, dtype: Any) -> Any:
-  """Converts a NumPy array to a JAX array, because JAX formats the two differently; typed keys have their own dtype."""
+  """Converts a NumPy array to a JAX array, because JAX formats the two differently; typed keys have
+  their own dtype."""
   return (
     jax.random.wrap_key_data(x, dtype=dtype)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
@@ -60,7 +62,8 @@ class _Unknown:
 
 
 def thrown_by(assertion: Callable[[Any], Any]) -> None:
-  """Has `err.throw()` and `checkify.check_error(err)` call `assertion` for an error value of a graph."""
+  """Has `err.throw()` and `checkify.check_error(err)` call `assertion` for an error value of a
+  graph."""
   _replaced.append(assertion)
 
 
@@ -76,8 +79,10 @@ def _exception_of(error: Any) -> Any:
     if isinstance(x, tf.Tensor | tf.TypeSpec)
   ):
     raise ValueError(
-      "a checkify error in a graph has no value yet: return it from the tf.function and read it there, or call err.throw(), which is an "
-      "assertion in a graph. A SavedModel holds no such object: return jax.tree.leaves(err), or call err.throw()"
+      "a checkify error in a graph has no value yet: return it from the tf.function and read it "
+      "there, or call err.throw(), which is an "
+      "assertion in a graph. A SavedModel holds no such object: return jax.tree.leaves(err), or "
+      "call err.throw()"
     )
   return _get_exception(_of_arrays(error))
 
@@ -102,7 +107,8 @@ def _flatten(error: Any) -> tuple[Any, Any]:
 
 # Patches of JAX; docs/architecture.md lists them, tests/effects/test_checks.py guards them.
 _Error.get_exception, _checkify._check_error = _exception_of, _check_error
-# TensorFlow's protocol for objects of other libraries in nested structures, for example as results of a tf.function.
+# TensorFlow's protocol for objects of other libraries in nested structures, for example as results
+# of a tf.function.
 _Error.__tf_flatten__ = _flatten
 _Error.__tf_unflatten__ = classmethod(
   lambda cls, metadata, leaves: tree_util.tree_unflatten(metadata[0], leaves)

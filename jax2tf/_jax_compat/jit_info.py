@@ -13,7 +13,8 @@ _JITTED = _jaxlib.PjitFunction
 
 
 def is_jitted(fun: Any) -> bool:
-  """Whether `fun` is the result of `jax.jit` itself. A bound method of one has its attributes, but not its arguments.
+  """Whether `fun` is the result of `jax.jit` itself. A bound method of one has its attributes, but
+  not its arguments.
 
   An unpickled copy is not: it can be called, but not traced.
   """

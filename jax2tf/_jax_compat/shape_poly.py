@@ -20,9 +20,11 @@ dimension_size_p = _shape_poly.dimension_size_p
 def solve_dimension_variables(
   avals: Sequence[Any], in_tree: Any
 ) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]]:
-  """({variable: expression over dimension sizes}, constraints, [(size name, argument index, axis)]).
+  """({variable: expression over dimension sizes}, constraints, [(size name, argument index,
+  axis)]).
 
-  Uses JAX's solver if it succeeds. That supports constant factors only; ours also supports known factors, so `(a, a*b)` determines b.
+  Uses JAX's solver if it succeeds. That supports constant factors only; ours also supports known
+  factors, so `(a, a*b)` determines b.
 
   Raises:
     ValueError: JAX's own, for a variable that cannot be solved.
@@ -38,9 +40,11 @@ def solve_dimension_variables(
 def _solve_products(
   avals: Sequence[Any], in_tree: Any, refusal: str
 ) -> tuple[dict[str, Any], Any, Sequence[tuple[str, int, int]]] | None:
-  """As `solve_dimension_variables`, for expressions linear in each variable once the previous ones are known; otherwise None.
+  """As `solve_dimension_variables`, for expressions linear in each variable once the previous ones
+  are known; otherwise None.
 
-  If sizes do not fit, the error also contains `refusal`, the error that JAX's solver raises for all sizes.
+  If sizes do not fit, the error also contains `refusal`, the error that JAX's solver raises for all
+  sizes.
   """
   describe = _shape_poly.pretty_print_dimension_descriptor
   places = [
@@ -56,7 +60,8 @@ def _solve_products(
   specs = ", ".join(f"{describe(in_tree, i, None)}.shape = {avals[i].shape}" for i in symbolic)
   intro, outro = (
     "Input shapes do not match the ",
-    f". Using the following polymorphic shapes specifications: {specs}. JAX's own solver: {refusal}.",
+    f". Using the following polymorphic shapes specifications: {specs}. JAX's own solver: "
+    f"{refusal}.",
   )
   solution: dict[str, Any] = {}
   constraints = _shape_poly.ShapeConstraints()
@@ -79,7 +84,8 @@ def _solve_products(
     if not unknown:
       value = evaluate_dimension(d, solution)
       words = [
-        f"{intro}polymorphic shapes specification. Found inconsistency between dimension size {name} (= ",
+        f"{intro}polymorphic shapes specification. Found inconsistency between dimension size "
+        f"{name} (= ",
         size,
         ") and the ",
       ]
@@ -97,7 +103,8 @@ def _solve_products(
     ]
     constraints.add_constraint(equal, remainder, 0, words)
     words = [
-      f"{intro}polymorphic shapes specification. Expected value >= 1 for dimension variable '{v}'{outro}"
+      f"{intro}polymorphic shapes specification. Expected value >= 1 for dimension variable "
+      f"'{v}'{outro}"
     ]
     constraints.add_constraint(at_least, value, 1, words)
     solution[v] = value
@@ -105,7 +112,8 @@ def _solve_products(
     value = evaluate_dimension(difference, solution)
     relation = "equal" if comparator == "==" else "greater or equal"
     words = [
-      f"{intro}symbolic shape constraint {text}. Expected '{difference}' to be {relation} to 0, but found ",
+      f"{intro}symbolic shape constraint {text}. Expected '{difference}' to be {relation} to 0, "
+      "but found ",
       value,
       outro,
     ]
@@ -114,7 +122,8 @@ def _solve_products(
 
 
 def _linear_in(dim: Any, v: str) -> tuple[Any, Any] | None:
-  """(factor, rest), free of the variable `v`, with dim = factor * v + rest and factor > 0; or None."""
+  """(factor, rest), free of the variable `v`, with dim = factor * v + rest and factor > 0; or
+  None."""
   others = {
     name: _shape_poly._DimExpr._from_var(name, dim.scope) for name in dimension_variables(dim)
   }
@@ -136,7 +145,8 @@ def root_in(dim: Any, v: str) -> Any:
 
 
 def explicit_constraints(scope: Any) -> list[tuple[str, Any, str]]:
-  """("==" or ">=", difference that is compared with 0, the user's text) of each constraint of a scope."""
+  """("==" or ">=", difference that is compared with 0, the user's text) of each constraint of a
+  scope."""
   return [
     ("==" if c.cmp == _shape_poly.Comparator.EQ else ">=", c.diff, c.debug_str)
     for c in scope._explicit_constraints
@@ -149,7 +159,8 @@ def check_same_scope(scope: Any, dim: Any, when: str) -> None:
 
 
 def dimension_bounds(dim: Any) -> tuple[float, float]:
-  """The least and greatest value of a symbolic dimension that JAX can prove from the constraints of its scope."""
+  """The least and greatest value of a symbolic dimension that JAX can prove from the constraints of
+  its scope."""
   return _shape_poly._bounds_decision(dim, _shape_poly.BoundsPrecision.BEST)
 
 
@@ -159,7 +170,8 @@ def evaluate_dimension(dim: Any, sizes: dict[str, Any]) -> Any:
 
 
 def check_constraints(constraints: Any, sizes: dict[str, Any]) -> None:
-  """Raises JAX's ValueError for a constraint that known `sizes` break; emits an assertion for the others."""
+  """Raises JAX's ValueError for a constraint that known `sizes` break; emits an assertion for the
+  others."""
   constraints.shape_assertions(_shape_poly.ShapeEvaluator(sizes))
 
 

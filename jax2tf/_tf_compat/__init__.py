@@ -1,4 +1,5 @@
-"""All uses of `tensorflow.python` and `tensorflow.compiler`: `functions` has those for `call_tf`, `patches` what we replace."""
+"""All uses of `tensorflow.python` and `tensorflow.compiler`: `functions` has those for `call_tf`,
+`patches` what we replace."""
 
 from __future__ import annotations
 
@@ -60,13 +61,15 @@ outside_graphs = _context.eager_mode
 
 
 def traced_for_saving(function: Any) -> Any:
-  """The concrete function of a tf.function with an input signature, which saving takes as it is: TensorFlow would trace it once more."""
+  """The concrete function of a tf.function with an input signature, which saving takes as it is:
+  TensorFlow would trace it once more."""
   with _save_context.save_context(tf.saved_model.SaveOptions()):
     return function.get_concrete_function()
 
 
 def is_watched(tensor: tf.Tensor) -> bool:
-  """True where an active GradientTape or ForwardAccumulator watches this eager tensor, or what it was computed from."""
+  """True where an active GradientTape or ForwardAccumulator watches this eager tensor, or what it
+  was computed from."""
   return _record.should_record_backprop([tensor]) or bool(
     _forwardprop.pack_tangents([tensor]).tangents
   )
@@ -74,7 +77,8 @@ def is_watched(tensor: tf.Tensor) -> bool:
 
 @contextlib.contextmanager
 def recording_again() -> Iterator[None]:
-  """Resumes recording of tapes, because a function that JAX traces may use its own tape, as a call_tf does."""
+  """Resumes recording of tapes, because a function that JAX traces may use its own tape, as a
+  call_tf does."""
   stopped = _pywrap_tfe.TFE_Py_TapeSetIsStopped()
   if stopped:
     _pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
@@ -93,7 +97,8 @@ def is_stateful(kind: str) -> bool:
 
 
 def keep_order(op: tf.Operation) -> None:
-  """Keeps Grappler from merging a sum or product with those of its operands, which changes where values round and overflow.
+  """Keeps Grappler from merging a sum or product with those of its operands, which changes where
+  values round and overflow.
 
   TF 2.21: the attribute is Grappler's own mark of the sums and products that it has rearranged.
   """
@@ -101,15 +106,18 @@ def keep_order(op: tf.Operation) -> None:
 
 
 def keep_constant(op: tf.Operation) -> None:
-  """Keeps Grappler from moving the constant operand of an op into another op, and from replacing the op.
+  """Keeps Grappler from moving the constant operand of an op into another op, and from replacing
+  the op.
 
-  TF 2.21: constant folding passes over nodes that have an attribute of a name with "_tpu_" in it, and needs no TPU for that.
+  TF 2.21: constant folding passes over nodes that have an attribute of a name with "_tpu_" in it,
+  and needs no TPU for that.
   """
   op._set_attr(_WITH_CONSTANT, _TRUE)
 
 
 def take_last_in_pfor(index: tf.Tensor) -> None:
-  """Makes pfor convert the last branch alone of the Case with this index: it may lack converters for the others."""
+  """Makes pfor convert the last branch alone of the Case with this index: it may lack converters
+  for the others."""
   index.op._set_attr(LAST_IN_PFOR, _TRUE)
 
 
@@ -125,11 +133,12 @@ AS_WRITTEN = (_ORDERED, _WITH_CONSTANT) = (
 def asserted(
   condition: tf.Tensor, data: Sequence[Any], message: str, summarize: int | None = None
 ) -> tf.Operation:
-  """An op that fails if the condition does not hold: with `data` when it runs, with `message` when XLA compiles it.
+  """An op that fails if the condition does not hold: with `data` when it runs, with `message` when
+  XLA compiles it.
 
-  XLA drops Asserts. So behind one there is an op that XLA compiles only if the condition holds, which may depend on sizes: they
-  are static for XLA. XLA's error contains the name of the op, which is the message. Without XLA, Grappler removes the op, because
-  its result is unused.
+  XLA drops Asserts. So behind one there is an op that XLA compiles only if the condition holds,
+  which may depend on sizes: they are static for XLA. XLA's error contains the name of the op, which
+  is the message. Without XLA, Grappler removes the op, because its result is unused.
   """
   name = re.sub(r"[^\w.]+", "_", message).strip("_")
   with tf.control_dependencies([tf.debugging.Assert(condition, data, summarize=summarize)]):
@@ -138,10 +147,11 @@ def asserted(
 
 
 def keeping_effects(compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-  """The results of `compute`, with control dependencies on all its effectful ops, which run in program order.
+  """The results of `compute`, with control dependencies on all its effectful ops, which run in
+  program order.
 
-  TensorFlow does this in a tf.function, but not in TF1 graphs, nor in a gradient requested by a tape outside of a
-  tf.function.
+  TensorFlow does this in a tf.function, but not in TF1 graphs, nor in a gradient requested by a
+  tape outside of a tf.function.
   """
   graph: Any = tf.compat.v1.get_default_graph()
   if graph._add_control_dependencies:
@@ -156,8 +166,9 @@ def keeping_effects(compute: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
 def functional_control_flow() -> Iterator[None]:
   """Makes loops and branches ops with functions, also after tf.compat.v1.disable_control_flow_v2.
 
-  TensorFlow 1 puts their ops into the graph itself, where a value that is computed in a branch cannot be used outside of it. This is
-  a setting of the whole process. TF 2.21 reads it in graphs of TensorFlow 1 only.
+  TensorFlow 1 puts their ops into the graph itself, where a value that is computed in a branch
+  cannot be used outside of it. This is a setting of the whole process. TF 2.21 reads it in graphs
+  of TensorFlow 1 only.
   """
   if tf.compat.v1.control_flow_v2_enabled():
     yield
@@ -170,16 +181,19 @@ def functional_control_flow() -> Iterator[None]:
 
 
 def is_compiled_by_xla() -> bool:
-  """Whether the graph under construction, or one around it, is of a tf.function with jit_compile=True."""
+  """Whether the graph under construction, or one around it, is of a tf.function with
+  jit_compile=True."""
   return _control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-# TF 2.21: XLA's code has two values of these dtypes in a byte, TensorFlow's tensors have one, and nothing converts between the two.
+# TF 2.21: XLA's code has two values of these dtypes in a byte, TensorFlow's tensors have one, and
+# nothing converts between the two.
 _PACKED = {tf.as_dtype("int4"): "int8", tf.as_dtype("uint4"): "uint8"}
 
 
 def at_the_boundary(x: tf.Tensor, what: str) -> tf.Tensor:
-  """An argument or result of a converted function. XLA does not compile it where it would garble it.
+  """An argument or result of a converted function. XLA does not compile it where it would garble
+  it.
 
   Args:
     x: a tensor of a graph; `what` names it in the error.
@@ -196,8 +210,8 @@ def at_the_boundary(x: tf.Tensor, what: str) -> tf.Tensor:
       f"{dtype} differently, so XLA would read or return other numbers. Take and return {wide}, "
       "with casts inside the JAX function, or leave out jit_compile=True"
     )
-  # Whether XLA will compile a graph is not always known, for instance that of a loaded model. TF 2.21: Copy has no XLA kernel, and the
-  # error says so with the name of the op.
+  # Whether XLA will compile a graph is not always known, for instance that of a loaded model. TF
+  # 2.21: Copy has no XLA kernel, and the error says so with the name of the op.
   name = f"jit_compile_garbles_{dtype}_take_and_return_{wide}_with_casts_inside_the_JAX_function"
   return tf.raw_ops.Copy(input=x, tensor_name="", debug_ops_spec=[], name=name)
 
@@ -215,15 +229,18 @@ def with_derivatives(
 ) -> list[tf.Tensor]:
   """The results of `compute(operands)`, with custom derivatives.
 
-  Like tf.custom_gradient, it uses an IdentityN with a gradient function. But tf.custom_gradient searches the
-  whole graph for variables at each call, and in a graph returns zero tangents to a ForwardAccumulator.
+  Like tf.custom_gradient, it uses an IdentityN with a gradient function. But tf.custom_gradient
+  searches the whole graph for variables at each call, and in a graph returns zero tangents to a
+  ForwardAccumulator.
 
   Args:
-    compute: -> results, residuals; without recording: TensorFlow would prepare a gradient of its own for every loop and branch inside.
+    compute: -> results, residuals; without recording: TensorFlow would prepare a gradient of its
+      own for every loop and branch inside.
     operands: floating point and complex tensors.
     pull: residuals, cotangents of the results -> those of the operands.
     push: tangents of the operands -> those of the results.
-    has_effects: whether `compute` has effects. `pull` then depends on them; a TF1 graph would prune them if no cotangent depends on them.
+    has_effects: whether `compute` has effects. `pull` then depends on them; a TF1 graph would prune
+      them if no cotangent depends on them.
   """
   graph = current_graph()
   with _record.stop_recording():
@@ -252,7 +269,8 @@ def without_derivatives(
   reason: str,
   has_effects: bool = False,
 ) -> list[tf.Tensor]:
-  """The results of `results()` for `operands`. Their derivatives raise a LookupError, in a loaded model too."""
+  """The results of `results()` for `operands`. Their derivatives raise a LookupError, in a loaded
+  model too."""
   with _record.stop_recording():
     tensors = [tf.raw_ops.PreventGradient(input=y, message=reason) for y in results()]
     if current_graph():
@@ -281,7 +299,8 @@ def _register_gradient(
 ) -> None:
   """Registers the gradient function of one op of `graph`, for as long as the graph lives.
 
-  TensorFlow's registry never forgets a function, which holds tensors and thus the graph and its weights. So the graph holds it instead.
+  TensorFlow's registry never forgets a function, which holds tensors and thus the graph and its
+  weights. So the graph holds it instead.
   """
   setattr(graph, gradient_type, gradient)
   alive = weakref.ref(graph)
@@ -311,14 +330,16 @@ def xla_call_module(
   dtypes: Sequence[tf.DType],
   disabled_checks: Sequence[str],
 ) -> list[tf.Tensor]:
-  """One XlaCallModule op: a StableHLO module that XLA compiles when it runs, for the shapes that it then has.
+  """One XlaCallModule op: a StableHLO module that XLA compiles when it runs, for the shapes that it
+  then has.
 
   Raises:
     NotImplementedError: this TensorFlow has an older calling convention.
   """
   if version > (newest := _xla.call_module_maximum_supported_version()):
     raise NotImplementedError(
-      f"XlaCallModule from your TensorFlow installation supports up to serialization version {newest}, not {version}"
+      "XlaCallModule from your TensorFlow installation supports up to serialization version "
+      f"{newest}, not {version}"
     )
   if not dtypes:
     return []
@@ -341,7 +362,8 @@ def xla_sharding(
   tiles: tuple[Sequence[int], Sequence[int], bool] | None,
   free: Sequence[int] = (),
 ) -> tf.Tensor:
-  """The operand with an annotation for XLA's partitioner; `tiles` as of `_jax_compat.hlo_sharding`, `free` dimensions are left to it."""
+  """The operand with an annotation for XLA's partitioner; `tiles` as of `_jax_compat.hlo_sharding`,
+  `free` dimensions are left to it."""
   from tensorflow.compiler.xla import xla_data_pb2  # noqa: PLC0415  (for shardings only)
 
   if tiles is None:
@@ -372,12 +394,14 @@ def captured(x: tf.Tensor) -> tf.Tensor:
 def anchored(x: tf.Tensor) -> tf.Tensor:
   """The tensor, as the result of an op that keeps control dependencies.
 
-  TF 2.21: Grappler loses control dependencies on results of IdentityN, which every custom gradient creates, even through Identity
-  and StopGradient. A variable could then be written before it is read. EnsureShape keeps them.
+  TF 2.21: Grappler loses control dependencies on results of IdentityN, which every custom gradient
+  creates, even through Identity and StopGradient. A variable could then be written before it is
+  read. EnsureShape keeps them.
   """
   if not isinstance(x, tf.Tensor) or tf.executing_eagerly():
     return x
-  # TF 2.21: a ForwardAccumulator in a graph cannot differentiate the op, whose attribute has no TraceType.
+  # TF 2.21: a ForwardAccumulator in a graph cannot differentiate the op, whose attribute has no
+  # TraceType.
   with _record.stop_recording():
     same = tf.ensure_shape(x, x.shape)
   _record.record_operation(
@@ -387,7 +411,8 @@ def anchored(x: tf.Tensor) -> tf.Tensor:
 
 
 def orders_writes() -> bool:
-  """Whether TensorFlow runs reads and writes of variables in the order in which they are made here."""
+  """Whether TensorFlow runs reads and writes of variables in the order in which they are made
+  here."""
   graph = current_graph()
   return graph is None or bool(getattr(graph, "_add_control_dependencies", False))
 
@@ -403,7 +428,8 @@ def errors_as_raised() -> Iterator[None]:
 
 
 def optimized(definition: Any, fetches: Sequence[str], optimizers: Sequence[str]) -> Any:
-  """A GraphDef after some of Grappler's optimizers: "constfold", "dependency", "remap" ...; the ops `fetches` keep their names."""
+  """A GraphDef after some of Grappler's optimizers: "constfold", "dependency", "remap" ...; the ops
+  `fetches` keep their names."""
   from tensorflow.python.grappler import tf_optimizer  # noqa: PLC0415  (for exports only)
 
   graph = tf.Graph()

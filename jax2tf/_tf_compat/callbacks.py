@@ -15,7 +15,8 @@ from jax2tf import _tf_compat, errors
 
 _PYTHON = "jax2tf "
 _ADVICE = "remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
-_LINE = "_jax2tf_line"  # an attribute of the PrintV2 and Assert ops that take the place of callbacks in a file
+# an attribute of the PrintV2 and Assert ops that take the place of callbacks in a file
+_LINE = "_jax2tf_line"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Text:
   Attributes:
     template: with a `HOLE` for each operand.
     operands: positions of these among the operands of the callback.
-    summarize: as of tf.strings.format: how many elements at both ends of each dimension, -1 for all.
+    summarize: as of tf.strings.format: how many elements at both ends of each dimension, -1 for
+      all.
     stream: as of tf.print; or `ASSERTION`, for the words of an assertion that fails.
   """
 
@@ -69,9 +71,9 @@ def call_python(
 ) -> Sequence[tf.Tensor]:
   """The results of `function` for `operands` as NumPy arrays, when the graph runs.
 
-  The op is stateful, because TF 2.21 would constant-fold a callback on constants. tf.numpy_function numbers its
-  functions, so a graph in another process would call an unrelated function of the same number. This op uses a unique name:
-  "jax2tf pure_callback (sin) at model.py:41:9 (encode) #...".
+  The op is stateful, because TF 2.21 would constant-fold a callback on constants. tf.numpy_function
+  numbers its functions, so a graph in another process would call an unrelated function of the same
+  number. This op uses a unique name: "jax2tf pure_callback (sin) at model.py:41:9 (encode) #...".
   """
 
   @functools.wraps(function)
@@ -94,7 +96,8 @@ def call_python(
 
 
 def as_raised(error: tf.errors.OpError) -> Exception:
-  """The original exception of a callback behind a TensorFlow error; the error itself if there is none."""
+  """The original exception of a callback behind a TensorFlow error; the error itself if there is
+  none."""
   found = next((e for e in list(_raised) if f"{type(e).__name__}: {e}" in error.message), None)
   if found is None:
     return error
@@ -103,7 +106,8 @@ def as_raised(error: tf.errors.OpError) -> Exception:
 
 
 def callbacks_in(definition: Any) -> list[Callback]:
-  """The callbacks of ours in a GraphDef, and the ops that replaced some when it was saved: each once."""
+  """The callbacks of ours in a GraphDef, and the ops that replaced some when it was saved: each
+  once."""
   return sorted(
     {found for nodes, _ in _bodies(definition) for node in nodes if (found := _callback(node))}
   )
@@ -146,7 +150,8 @@ def say_in_tensorflow(definition: Any) -> None:
 
 
 def _bodies(definition: Any) -> Iterator[tuple[Any, str]]:
-  """(nodes, how an input names the first result of another node) of the graph, and of each function."""
+  """(nodes, how an input names the first result of another node) of the graph, and of each
+  function."""
   yield definition.node, ""
   yield from ((function.node_def, ":output:0") for function in definition.library.function)
 
@@ -167,7 +172,8 @@ def _callback(node: Any) -> Callback | None:
 
 
 def _say(found: Callback, text: Text, node: Any, nodes: Any, first_result: str) -> None:
-  """Replaces a PyFunc without results by a StringFormat and a PrintV2 or Assert of the same name."""
+  """Replaces a PyFunc without results by a StringFormat and a PrintV2 or Assert of the same
+  name."""
   data = [x for x in node.input if not x.startswith("^")]
   form = nodes.add(name=f"{node.name}/text", op="StringFormat")
   form.attr["T"].list.SetInParent()  # also of no operands

@@ -1,4 +1,5 @@
-"""Calls of TensorFlow functions for `call_tf`: without checks, with values for variables, and without their gradients."""
+"""Calls of TensorFlow functions for `call_tf`: without checks, with values for variables, and
+without their gradients."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from jax2tf._tf_compat.of_values import of_values
 def flat_call(
   concrete: Any, given: Mapping[int, tf.Variable]
 ) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
-  """A concrete function of a flat signature, without the checks of its arguments, which take longer than a small function.
+  """A concrete function of a flat signature, without the checks of its arguments, which take longer
+  than a small function.
 
   Args:
     concrete: the function.
-    given: {position of an argument: the variable whose value it is, and which the call does not read}.
+    given: {position of an argument: the variable whose value it is, and which the call does not
+      read}.
   """
   if given:
     return of_values(concrete, given)
@@ -32,7 +35,8 @@ def flat_call(
 def gradient_apart(
   gradients: Callable[..., Sequence[tf.Tensor]], cotangents: Sequence[tf.TensorSpec]
 ) -> tuple[Callable[..., Sequence[tf.Tensor]], list[tf.Tensor]]:
-  """A function without captures, made of one that captures tensors of the current graph, as TensorFlow does for its tapes.
+  """A function without captures, made of one that captures tensors of the current graph, as
+  TensorFlow does for its tapes.
 
   Args:
     gradients: cotangents -> their results.
@@ -53,7 +57,8 @@ def gradient_apart(
   kept = [x for x in used if tf.is_symbolic_tensor(x)]
   if odd := sorted({x.dtype.name for x in kept if x.dtype in (tf.resource, tf.variant, tf.string)}):
     raise ValueError(
-      f"its gradient needs values of the dtype {', '.join(odd)}, which JAX does not have; loops and branches do"
+      f"its gradient needs values of the dtype {', '.join(odd)}, which JAX does not have; loops "
+      "and branches do"
     )
   if reads := sorted(
     {op.type for op in graph.get_operations()}
@@ -78,7 +83,8 @@ def gradient_apart(
 
 
 def vectorized(function: Callable[..., Any], stacked: Any) -> Any:
-  """tf.vectorized_map without its log lines; None where it fails, as TF 2.21 does for derivatives of loops and branches."""
+  """tf.vectorized_map without its log lines; None where it fails, as TF 2.21 does for derivatives
+  of loops and branches."""
   logger = tf.get_logger()
   level = logger.level
   logger.setLevel("CRITICAL")
@@ -90,7 +96,8 @@ def vectorized(function: Callable[..., Any], stacked: Any) -> Any:
     logger.setLevel(level)
 
 
-# TF 2.21 registers them as not differentiable, which means a gradient of zero, although their results depend on their operands.
+# TF 2.21 registers them as not differentiable, which means a gradient of zero, although their
+# results depend on their operands.
 _UNKNOWN_TO_GRADIENTS = frozenset(
   {
     *(
@@ -117,7 +124,8 @@ _CUT = ("StopGradient", "PreventGradient")
 
 
 def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
-  """The type of an op between `xs` and `ys` that passes no gradient on although its result may vary; None without one."""
+  """The type of an op between `xs` and `ys` that passes no gradient on although its result may
+  vary; None without one."""
   results = {id(y) for y in ys}
   behind: set[tf.Operation] = set()
   waiting = [y.op for y in ys]
@@ -127,7 +135,8 @@ def undifferentiated(ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> str | None:
     behind.add(op)
     inputs = list(op.inputs)
     if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
-      # As tf.custom_gradient makes it, of results and arguments: the gradient goes to the arguments, which no later op reads.
+      # As tf.custom_gradient makes it, of results and arguments: the gradient goes to the
+      # arguments, which no later op reads.
       inputs = [
         x
         for x, y in zip(inputs, op.outputs, strict=True)

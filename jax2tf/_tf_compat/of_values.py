@@ -1,7 +1,8 @@
 """Makes functions of values from functions that read variables.
 
-A variable that exists for one call has no name. TensorFlow gives it one when it loads a file, the same for all of them: they would
-share one value. So no function of ours makes a variable: copies of the functions take the value where they took the handle.
+A variable that exists for one call has no name. TensorFlow gives it one when it loads a file, the
+same for all of them: they would share one value. So no function of ours makes a variable: copies of
+the functions take the value where they took the handle.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from jax2tf._tf_compat import is_stateful
 _KEPT = frozenset({"_XlaMustCompile", "_noinline", "_input_shapes"})
 # Ops whose result is one of their operands: {type: names of the results}.
 _SAME = {"Identity": ["output"], "Enter": ["output"], "Switch": ["output_false", "output_true"]}
-# Ops with a list of operands: {type: (how many other operands come first, the attributes with the types of operands and results)}.
+# Ops with a list of operands: {type: (how many other operands come first, the attributes with the
+# types of operands and results)}.
 _LISTS = {
   **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall"], (0, "Tin", "Tout")),
   **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], (1, "Tin", "Tout")),
@@ -158,7 +160,8 @@ class _Edited:
   def node(self, node: Any) -> None:
     """Edits a node, whose operands have been edited."""
     node.input[:] = [self.renamed.get(name, name) for name in node.input]
-    # The gradient function belongs to the original, whose tensors it uses. Derivatives are JAX's here.
+    # The gradient function belongs to the original, whose tensors it uses. Derivatives are JAX's
+    # here.
     node.attr.pop("_gradient_op_type", None)
     taken = {i: self.values[name] for i, name in enumerate(node.input) if name in self.values}
     if not taken:

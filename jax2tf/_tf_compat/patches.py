@@ -1,4 +1,5 @@
-"""Patches of TensorFlow, each a wrapper of the original; docs/architecture.md lists them, tests/test_patches.py guards them."""
+"""Patches of TensorFlow, each a wrapper of the original; docs/architecture.md lists them,
+tests/test_patches.py guards them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from jax2tf._tf_compat import EFFECTS, GRADIENT, LAST_IN_PFOR, with_derivatives
 from jax2tf._tf_compat.callbacks import as_raised, say_in_tensorflow
 from jax2tf._tf_compat.sharing import share_constants
 
-# The zeros that stand for a missing cotangent, by id. TensorFlow caches eager zeros by shape and dtype, for this purpose only.
+# The zeros that stand for a missing cotangent, by id. TensorFlow caches eager zeros by shape and
+# dtype, for this purpose only.
 _missing: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -59,8 +61,9 @@ def _calling(*args: Any, _new: Callable[..., Any]) -> Any:
 
 
 # Two places replace missing cotangents by zeros: a tape, and the gradients of the ops of a graph.
-# TF 2.21: each ForwardAccumulator holds the structure in C++ that has the functions of a tape. Another structure deletes this one, and
-# the process dies when an accumulator that began before uses it.
+# TF 2.21: each ForwardAccumulator holds the structure in C++ that has the functions of a tape.
+# Another structure deletes this one, and the process dies when an accumulator that began before
+# uses it.
 _replace_code(_backprop._default_vspace.zeros_fn, _filling)
 _replace_code(_backprop._default_vspace.zeros_like_fn, _filling)
 _control_flow_state.ZerosLike = _filling(_control_flow_state.ZerosLike)
@@ -72,13 +75,15 @@ _vectorized = _pfor._pfor_converter_registry["IdentityN"]
 @functools.wraps(_vectorized)
 def _vectorized_identity_n(pfor_input: Any) -> Any:
   _refuse_effects(pfor_input)
-  # TF 2.21: pfor makes a plain IdentityN of it, and TensorFlow would silently differentiate the ops inside.
+  # TF 2.21: pfor makes a plain IdentityN of it, and TensorFlow would silently differentiate the ops
+  # inside.
   if not pfor_input.op.node_def.attr["_gradient_op_type"].s.startswith(GRADIENT.encode()):
     return _vectorized(pfor_input)
 
   def refuse(*_: tf.Tensor) -> Any:
     raise LookupError(
-      "TensorFlow's pfor (tf.vectorized_map, and jacobian with one more tape around it) leaves out the derivatives of a "
+      "TensorFlow's pfor (tf.vectorized_map, and jacobian with one more tape around it) leaves "
+      "out the derivatives of a "
       "jax2tf-converted function. Use jax.vmap before convert, or experimental_use_pfor=False"
     )
 
@@ -126,13 +131,15 @@ for _case in ("Case", "StatelessCase"):
 def _refuse_effects(pfor_input: Any) -> None:
   if EFFECTS in pfor_input.op.node_def.attr:
     raise ValueError(
-      "TensorFlow's pfor (tf.vectorized_map) would run the prints and callbacks of a jax2tf-converted function once, for one of the rows. "
+      "TensorFlow's pfor (tf.vectorized_map) would run the prints and callbacks of a "
+      "jax2tf-converted function once, for one of the rows. "
       "Use jax.vmap before convert"
     )
 
 
 class _Saved:
-  """A function of a graph that is being saved, whose captures and arguments are found by identity."""
+  """A function of a graph that is being saved, whose captures and arguments are found by
+  identity."""
 
   def __init__(self, function: Any):
     self.name, self.outer_graph = function.name, function.graph.outer_graph
@@ -146,13 +153,15 @@ class _Saved:
 
   def saved_name(self, x: tf.Tensor) -> str:
     """The name that a tensor of the function is saved with."""
-    # TF 2.21: an op after which a result of its function is named, as "jax2tf_arg_0" and "strided_slice" are, is saved as "jax2tf_arg_0_0".
+    # TF 2.21: an op after which a result of its function is named, as "jax2tf_arg_0" and
+    # "strided_slice" are, is saved as "jax2tf_arg_0_0".
     op, index = self._arguments.get(id(x), x.name).split(":")
     result = self._results.get(op, "")
     return f"{result if result.startswith(f'{op}_') else op}:{index}"
 
 
-# The names of ops that the gradient functions of a file refer to, which must not change; names of other files do not conflict.
+# The names of ops that the gradient functions of a file refer to, which must not change; names of
+# other files do not conflict.
 _CAPTURED: set[str] = set()
 
 _traced = _save._trace_gradient_functions
@@ -160,10 +169,12 @@ _traced = _save._trace_gradient_functions
 
 @functools.wraps(_traced)
 def _trace_gradient_functions(graph: tf.Graph, view: Any) -> None:
-  """Saves the gradient functions of the functions in `graph`, and those of gradient functions; without ours, as TensorFlow does.
+  """Saves the gradient functions of the functions in `graph`, and those of gradient functions;
+  without ours, as TensorFlow does.
 
-  TF 2.21 omits gradient functions of gradient functions, so a loaded model would have no second derivatives. It also compares each
-  capture with every other one, which takes minutes for 500 parameters.
+  TF 2.21 omits gradient functions of gradient functions, so a loaded model would have no second
+  derivatives. It also compares each capture with every other one, which takes minutes for 500
+  parameters.
 
   Raises:
     ValueError: a gradient function fails, or captures what a SavedModel cannot hold.
@@ -191,7 +202,8 @@ def _trace_gradient_functions(graph: tf.Graph, view: Any) -> None:
         types.add(gradient_type)
 
 
-# True while a gradient function of a file is traced; what else is traced for a file may take all derivatives.
+# True while a gradient function of a file is traced; what else is traced for a file may take all
+# derivatives.
 _saved_gradient = contextvars.ContextVar("_saved_gradient", default=False)
 is_saved_gradient = _saved_gradient.get
 
@@ -206,7 +218,8 @@ def _save_gradient(
     )
   except Exception as error:
     raise ValueError(
-      f"Error when tracing gradients for SavedModel: that of op {op.name!r} raises {type(error).__name__}: {error}. Fix it, or save "
+      f"Error when tracing gradients for SavedModel: that of op {op.name!r} raises "
+      f"{type(error).__name__}: {error}. Fix it, or save "
       "without gradients: tf.saved_model.SaveOptions(experimental_custom_gradients=False)"
     ) from error
   finally:
@@ -231,7 +244,8 @@ def _save_gradient(
         view.captured_tensor_node_ids[capture] = view.captured_tensor_node_ids[outer]
       else:
         raise ValueError(
-          f"Found invalid capture {outer} when saving custom gradients: that of op {op.name!r} cannot reach it"
+          f"Found invalid capture {outer} when saving custom gradients: that of op {op.name!r} "
+          "cannot reach it"
         )
     gradient.add_to_graph(graph)
   view.gradient_functions.append(gradient)
@@ -248,7 +262,8 @@ _verified = _save._verify_ops
 
 @functools.wraps(_verified)
 def _verify_ops(graph_def: Any, namespace_whitelist: Any) -> None:
-  """Replaces our prints by TensorFlow ops, refuses other callbacks, and shares constants. TensorFlow calls it before it writes a file."""
+  """Replaces our prints by TensorFlow ops, refuses other callbacks, and shares constants.
+  TensorFlow calls it before it writes a file."""
   say_in_tensorflow(graph_def)
   share_constants(graph_def, _CAPTURED)
   _verified(graph_def, namespace_whitelist)

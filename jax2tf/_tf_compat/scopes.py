@@ -1,4 +1,5 @@
-"""Where a tensor may be used: in the graph that made it, and in the branches and loop bodies that are built inside it."""
+"""Where a tensor may be used: in the graph that made it, and in the branches and loop bodies that
+are built inside it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Scope:
 
   Attributes:
     graph: that of the ops. A branch or loop body of TensorFlow 2 has a graph of its own.
-    context: the branch or loop body in this graph, if TensorFlow 1 makes it (`tf.compat.v1.disable_control_flow_v2`); else None.
+    context: the branch or loop body in this graph, if TensorFlow 1 makes it
+      (`tf.compat.v1.disable_control_flow_v2`); else None.
   """
 
   graph: tf.Graph

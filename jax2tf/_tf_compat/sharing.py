@@ -1,15 +1,18 @@
-"""Deduplicates constants in a saved file: TensorFlow creates a node for each shape of a Reshape and each axis of a Sum."""
+"""Deduplicates constants in a saved file: TensorFlow creates a node for each shape of a Reshape and
+each axis of a Sum."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_SMALL = 256  # bytes of a node; larger ones are parameters, which are rarely equal and expensive to compare
+# bytes of a node; larger ones are parameters, which are rarely equal and expensive to compare
+_SMALL = 256
 
 
 def share_constants(definition: Any, known: Iterable[str]) -> None:
-  """Merges equal small constants, except those of `known` names, in each function of a GraphDef that contains one of ours."""
+  """Merges equal small constants, except those of `known` names, in each function of a GraphDef
+  that contains one of ours."""
   functions = definition.library.function
   if any("jax2tf" in node.name for function in functions for node in function.node_def):
     for function in functions:

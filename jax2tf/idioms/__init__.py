@@ -1,13 +1,14 @@
 """Rewrites equations of a jaxpr into forms that map to fewer or faster TensorFlow ops.
 
-An idiom matches dataflow, not names. It is tried at each equation of its root primitive, and may absorb equations whose results only
-the root uses. It returns equations of JAX's primitives, or of its own primitives with rules, so the interpreter, its checks and the
-user's lines work unchanged. Values are preserved, including NaN and infinities.
+An idiom matches dataflow, not names. It is tried at each equation of its root primitive, and may
+absorb equations whose results only the root uses. It returns equations of JAX's primitives, or of
+its own primitives with rules, so the interpreter, its checks and the user's lines work unchanged.
+Values are preserved, including NaN and infinities.
 
 Rejected, because TensorFlow 2.21 returns other values than JAX (tests/test_idioms.py shows this):
-  Relu: behind a MatMul or Conv2D, Grappler makes one oneDNN kernel of it, for which max(NaN, 0) is 0.
-  ReluGrad: an infinite or NaN gradient gives NaN where the feature is not positive, JAX has 0 there.
-  Softmax: oneDNN's gives finite numbers for a row with NaN or +inf, JAX's is NaN.
+  Relu: behind a MatMul or Conv2D, Grappler makes one oneDNN kernel of it, for which max(NaN, 0) is
+  0. ReluGrad: an infinite or NaN gradient gives NaN where the feature is not positive, JAX has 0
+  there. Softmax: oneDNN's gives finite numbers for a row with NaN or +inf, JAX's is NaN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Computes the scalars of a loop that depend only on its counters, and defines a primitive for those with constant differences.
+"""Computes the scalars of a loop that depend only on its counters, and defines a primitive for
+those with constant differences.
 
-JAX's fori_loop with static bounds is a scan that carries its counter. The rule of scan has the counter of TensorFlow's While, and
-computes such scalars from it (jax2tf/lowering/control_flow.py). So they are neither carried nor read from a list.
+JAX's fori_loop with static bounds is a scan that carries its counter. The rule of scan has the
+counter of TensorFlow's While, and computes such scalars from it (jax2tf/lowering/control_flow.py).
+So they are neither carried nor read from a list.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ _ARITHMETIC: dict[Any, Callable[..., Numbers]] = {
 
 
 def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any, Any]]:
-  """({variable of the body with one element: its values, if they depend only on counters}, {carried counter: its value after the loop})."""
+  """({variable of the body with one element: its values, if they depend only on counters}, {carried
+  counter: its value after the loop})."""
   known, counters = dict[Any, Numbers](), dict[Any, Any]()
   operands = scan.eqn.invars
   steps = np.arange(scan.length)

@@ -37,7 +37,8 @@ class Dataflow:
     self._uses.update(variables(eqn.invars))
 
   def maker(self, atom: Any, *primitives: Primitive) -> Any:
-    """The equation that produces `atom`, if its primitive is among these (any, if none are given); otherwise None."""
+    """The equation that produces `atom`, if its primitive is among these (any, if none are given);
+    otherwise None."""
     if isinstance(atom, Literal) or atom not in self._maker:
       return None
     eqn = self._maker[atom][1]
@@ -53,7 +54,8 @@ class Dataflow:
     return self._uses[atom]
 
   def put(self, place: int, eqns: Equations) -> None:
-    """Replaces the equations at one position, and removes equations whose results are no longer used."""
+    """Replaces the equations at one position, and removes equations whose results are no longer
+    used."""
     old, self._equations[place] = self._equations[place], eqns
     for eqn in eqns:
       self._note(place, eqn)

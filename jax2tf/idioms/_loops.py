@@ -1,4 +1,5 @@
-"""Shared code of the loop idioms: decomposes a scan, rebuilds one as a call of a JAX function, and bounds what is held for all steps."""
+"""Shared code of the loop idioms: decomposes a scan, rebuilds one as a call of a JAX function, and
+bounds what is held for all steps."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ MAPPED = (
 _LONGEST = 2**20
 # Bytes of all values that are held for all steps; of one product, at any size of the rows.
 _MOST_BYTES, _SMALL = 2**26, 2**22
-# How many times larger than a row a product may be; than all rows of a step, all values together where sizes are symbolic.
+# How many times larger than a row a product may be; than all rows of a step, all values together
+# where sizes are symbolic.
 _LARGER, _IN_ALL = 4, 8
 
 
@@ -128,7 +130,8 @@ class Scan:
 
 
 def taken_apart(eqn: Any) -> Scan | None:
-  """The parts of a scan; None if its length is known and too small or far too large, or its body has effects."""
+  """The parts of a scan; None if its length is known and too small or far too large, or its body
+  has effects."""
   params, body = eqn.params, closed(eqn.params["jaxpr"])
   length = params["length"]
   if body.effects or (isinstance(length, int) and not 2 <= length <= _LONGEST):
@@ -177,8 +180,9 @@ def for_all_steps(
 class Room:
   """Decides which values of a step may be held for all steps at once.
 
-  A value may be as large as a row that the loop reads or stacks. A product may be larger by a factor, or small in total. The sum of
-  all values is bounded too. A symbolic size counts only if the bound holds for all its values.
+  A value may be as large as a row that the loop reads or stacks. A product may be larger by a
+  factor, or small in total. The sum of all values is bounded too. A symbolic size counts only if
+  the bound holds for all its values.
   """
 
   def __init__(self, scan: Scan):

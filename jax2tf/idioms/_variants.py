@@ -1,4 +1,5 @@
-"""Variants of JAX's primitives for operands that only TensorFlow's op accepts, so that the equations of idioms are well formed."""
+"""Variants of JAX's primitives for operands that only TensorFlow's op accepts, so that the
+equations of idioms are well formed."""
 
 from __future__ import annotations
 

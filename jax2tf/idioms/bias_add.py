@@ -1,4 +1,5 @@
-"""Replaces the addition of a vector to a matrix product or convolution by BiasAdd, which Grappler fuses with the previous op."""
+"""Replaces the addition of a vector to a matrix product or convolution by BiasAdd, which Grappler
+fuses with the previous op."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def _bias_add(ctx: RuleContext, value: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 def bias_add(flow: Dataflow, eqn: Any) -> Equations | None:
   """add(dot_general or conv, broadcast_in_dim(f32[n])) -> bias_add.
 
-  Grappler fuses a MatMul with the BiasAdd right behind it, so a product of more than two dimensions becomes one of two, and the
-  reshape to JAX's dimensions comes last.
+  Grappler fuses a MatMul with the BiasAdd right behind it, so a product of more than two dimensions
+  becomes one of two, and the reshape to JAX's dimensions comes last.
   """
   (out,), shape = eqn.outvars, eqn.outvars[0].aval.shape
   if out.aval.dtype not in _DTYPES or len(shape) < 2:
@@ -80,7 +81,8 @@ def vector(flow: Dataflow, atom: Any, size: Any) -> Any:
 
 
 def _behind_matmul(eqn: Any, dot: Any, bias: Any) -> Equations | None:
-  """The sum as MatMul, BiasAdd and, where JAX has more than two dimensions, reshapes around both."""
+  """The sum as MatMul, BiasAdd and, where JAX has more than two dimensions, reshapes around
+  both."""
   (lhs, rhs), (out,) = dot.invars, eqn.outvars
   (lhs_contract, rhs_contract), (lhs_batch, _) = dot.params["dimension_numbers"]
   rank = len(lhs.aval.shape)

@@ -1,4 +1,5 @@
-"""Removes explicit broadcasts before elementwise ops that broadcast implicitly, and adds them where TensorFlow cannot."""
+"""Removes explicit broadcasts before elementwise ops that broadcast implicitly, and adds them where
+TensorFlow cannot."""
 
 from __future__ import annotations
 
@@ -47,14 +48,15 @@ _OTHERS = (
 )
 _FLOATS_ONLY = (P.div_p, P.max_p, P.min_p)
 
-# TF 2.21: the binary ops broadcast in 5 dimensions on CPU, after neighbours that are repeated alike are made one; Betainc repeats scalars
-# only.
+# TF 2.21: the binary ops broadcast in 5 dimensions on CPU, after neighbours that are repeated alike
+# are made one; Betainc repeats scalars only.
 _BROADCAST = 5
 _LIMITS = {P.regularized_incomplete_beta_p: 0}
 
 
 def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
-  """add(x, broadcast_in_dim(y)) -> add(x, y), or add(x, reshape(y)) where y's dimensions are not the last ones of x."""
+  """add(x, broadcast_in_dim(y)) -> add(x, y), or add(x, reshape(y)) where y's dimensions are not
+  the last ones of x."""
   shape = eqn.outvars[0].aval.shape
   if not 0 < len(shape) <= _BROADCAST:
     return None
@@ -89,7 +91,8 @@ def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
 
 
 def _aligned(broadcast: Any) -> tuple[Any, list[Any] | None]:
-  """(what is repeated, the shape with sizes 1 in which TensorFlow repeats it, or None where that is its own)."""
+  """(what is repeated, the shape with sizes 1 in which TensorFlow repeats it, or None where that is
+  its own)."""
   source, shape = broadcast.invars[0], broadcast.outvars[0].aval.shape
   dims = [int(d) for d in broadcast.params["broadcast_dimensions"]]
   if dims == list(range(len(shape) - len(dims), len(shape))):
@@ -101,7 +104,8 @@ def _aligned(broadcast: Any) -> tuple[Any, list[Any] | None]:
 
 
 def repeated(flow: Dataflow, eqn: Any) -> Equations | None:
-  """mul(x f32[a,1,c,1,e,1], y f32[1,b,1,d,1,f]) -> mul of both, repeated to the shape of the result."""
+  """mul(x f32[a,1,c,1,e,1], y f32[1,b,1,d,1,f]) -> mul of both, repeated to the shape of the
+  result."""
   del flow
   shape = eqn.outvars[0].aval.shape
   apart = [i for i, v in enumerate(eqn.invars) if v.aval.shape and not same(v.aval.shape, shape)]
@@ -141,10 +145,11 @@ def _is_product(flow: Dataflow, atom: Any) -> bool:
 
 
 def _sum(flow: Dataflow, eqn: Any) -> Equations | None:
-  """As `_either`; what is added to scores f32[b,h,q,k] of a product, such as f32[1,1,q,k], as f32[b,1,q,k].
+  """As `_either`; what is added to scores f32[b,h,q,k] of a product, such as f32[1,1,q,k], as
+  f32[b,1,q,k].
 
-  TF 2.21: Grappler makes one op of product, number and sum, which takes hundreds of times as long with an addend that is repeated
-  along b or k, but not along q.
+  TF 2.21: Grappler makes one op of product, number and sum, which takes hundreds of times as long
+  with an addend that is repeated along b or k, but not along q.
   """
   found, shape = _either(flow, eqn), eqn.outvars[0].aval.shape
   if len(shape) != 4 or not any(_is_product(flow, v) for v in eqn.invars):

@@ -1,4 +1,5 @@
-"""Replaces a convolution with a reversed kernel by a convolution gradient, which does not need to reverse the kernel."""
+"""Replaces a convolution with a reversed kernel by a convolution gradient, which does not need to
+reverse the kernel."""
 
 from __future__ import annotations
 

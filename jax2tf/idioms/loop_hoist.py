@@ -1,7 +1,9 @@
-"""Computes values of a scan's body that depend only on xs and consts before the loop, for all steps at once.
+"""Computes values of a scan's body that depend only on xs and consts before the loop, for all steps
+at once.
 
-One matrix product replaces many, and one op on the stack replaces an op in each step. The results must not be larger
-than what the loop reads or stacks anyway, nor too large for all steps at once: the weights of many layers are cast one by one.
+One matrix product replaces many, and one op on the stack replaces an op in each step. The results
+must not be larger than what the loop reads or stacks anyway, nor too large for all steps at once:
+the weights of many layers are cast one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def hoisted(flow: Dataflow, eqn: Any) -> Equations | None:
   early = _early(scan)
   wanted, rest = _divided(scan, early)
   used = {v for e in early for v in variables(e.invars)}
-  # While has a counter anyway, so counters are spared without gain. A value that is the same in each step costs nothing inside.
+  # While has a counter anyway, so counters are spared without gain. A value that is the same in
+  # each step costs nothing inside.
   rows = [
     v
     for v, operand in zip(scan.xs, eqn.invars[scan.n_outer :], strict=True)
@@ -94,7 +97,8 @@ def _early(scan: Scan) -> list[Any]:
 
 
 def _left_to_ops(scan: Scan, early: Sequence[Any]) -> set[Any]:
-  """Repeated vectors and numbers that a step only adds to its own products, for BiasAdd, or repeated numbers: ops repeat these as fast."""
+  """Repeated vectors and numbers that a step only adds to its own products, for BiasAdd, or
+  repeated numbers: ops repeat these as fast."""
   ids = {id(eqn) for eqn in early}
   eqns = [eqn for eqn in scan.body.eqns if id(eqn) not in ids]
   products = {eqn.outvars[0] for eqn in eqns if eqn.primitive is P.dot_general_p}

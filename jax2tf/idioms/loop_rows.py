@@ -1,7 +1,9 @@
-"""Turns a loop that reads and writes rows of arrays at its counter into a scan over these rows, so that no array is carried or copied.
+"""Turns a loop that reads and writes rows of arrays at its counter into a scan over these rows, so
+that no array is carried or copied.
 
-Values that depend only on counters are computed here for all steps, so the row of each step is known. Rows inside the array need no
-clamping. Consecutive rows are distinct, so each step reads the value from before the loop.
+Values that depend only on counters are computed here for all steps, so the row of each step is
+known. Rows inside the array need no clamping. Consecutive rows are distinct, so each step reads the
+value from before the loop.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class Access:
 
 
 def by_rows(flow: Dataflow, eqn: Any) -> Equations | None:
-  """scan with a counter, and arrays read and written at it -> a scan over rows, and the arrays made of what it stacks."""
+  """scan with a counter, and arrays read and written at it -> a scan over rows, and the arrays made
+  of what it stacks."""
   if (scan := taken_apart(eqn)) is None or not isinstance(scan.length, int):
     return None
   loop = _Loop(flow, scan)
@@ -157,7 +160,8 @@ class _Loop:
       self._carried_by_rows(v, out)
 
   def _rows(self, operand: Any, sizes: Sequence[Any], starts: Sequence[Any]) -> Rows | None:
-    """The rows of these sizes at these starts, if the loop takes one after the other and all are inside."""
+    """The rows of these sizes at these starts, if the loop takes one after the other and all are
+    inside."""
     shape = operand.aval.shape
     apart = [
       d for d, (size, n) in enumerate(zip(sizes, shape, strict=True)) if not same([size], [n])
@@ -217,7 +221,8 @@ class _Loop:
     return Access(operand, rows, [eqn], update, _WRITES[eqn.primitive]) if rows else None
 
   def _added_row(self, eqn: Any, operand: Any, other: Any) -> Access | None:
-    """operand + zeros with one row, as in JAX's derivative of a row that is read. 0.0 is not added elsewhere, so -0.0 may remain."""
+    """operand + zeros with one row, as in JAX's derivative of a row that is read. 0.0 is not added
+    elsewhere, so -0.0 may remain."""
     maker = self._maker.get(_hashed(other))
     if (
       maker is None

@@ -1,7 +1,9 @@
-"""Computes values of a scan's body that the loop only stacks, or only sums, after the loop, for all steps at once.
+"""Computes values of a scan's body that the loop only stacks, or only sums, after the loop, for all
+steps at once.
 
-JAX's derivative of a step stacks `1 - tanh(x)**2` beside `tanh(x)`, and adds the product of the step to the gradient of each weight. After
-the loop these are one op each, and one product. A sum of products by one product rounds differently.
+JAX's derivative of a step stacks `1 - tanh(x)**2` beside `tanh(x)`, and adds the product of the
+step to the gradient of each weight. After the loop these are one op each, and one product. A sum of
+products by one product rounds differently.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class _Late:
     sums: {carried variable: its sum}.
     eqns: the other equations.
     extra: the values that the loop must stack for them.
-    shifted: {carried variable that they need: its value after the step, which the loop stacks anyway}.
+    shifted: {carried variable that they need: its value after the step, which the loop stacks
+      anyway}.
   """
 
   def __init__(self, scan: Scan, *, stacks_more: bool):
@@ -231,7 +234,8 @@ def _sums(scan: Scan) -> dict[Any, Sum]:
 
 
 def _summed(body: Any, found: Sum, operands: Sequence[Any]) -> Any:
-  """The sum of the products or sums of all steps, given their stacked operands: one product or sum, along one more dimension."""
+  """The sum of the products or sums of all steps, given their stacked operands: one product or sum,
+  along one more dimension."""
   params = found.of.params
   if found.of.primitive is P.reduce_sum_p:
     total = jnp.sum(operands[0], axis=(0, *(axis + 1 for axis in params["axes"])))

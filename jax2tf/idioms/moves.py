@@ -1,4 +1,5 @@
-"""Merges chains of transposes, squeezes and new axes into one transpose, and chains of reshapes into one. Einsum creates such chains."""
+"""Merges chains of transposes, squeezes and new axes into one transpose, and chains of reshapes
+into one. Einsum creates such chains."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Dims = list[int | None]
 
 
 def merged(flow: Dataflow, eqn: Any) -> Equations | None:
-  """operand -> transpose, squeeze, new axis ... -> transpose: one reshape, one transpose, one reshape at most."""
+  """operand -> transpose, squeeze, new axis ... -> transpose: one reshape, one transpose, one
+  reshape at most."""
   dims, source, chain = _dims(eqn), eqn.invars[0], [eqn.primitive]
   if dims is None:
     return _one_reshape(flow, eqn)
@@ -37,7 +39,8 @@ def _one_reshape(flow: Dataflow, eqn: Any) -> Equations | None:
   source, (out,) = eqn.invars[0], eqn.outvars
   if not _is_reshape(eqn) or _is_free(eqn):
     return None
-  # A squeeze or a new axis takes several symbolic sizes from its operand; a reshape would have to compute them.
+  # A squeeze or a new axis takes several symbolic sizes from its operand; a reshape would have to
+  # compute them.
   if eqn.primitive is not P.reshape_p and _has_several_symbols(out.aval.shape):
     return None
   while (first := flow.sole(source, *_RESHAPES)) is not None and _is_reshape(first):
@@ -51,7 +54,8 @@ def _has_several_symbols(shape: Sequence[Any]) -> bool:
 
 
 def _is_free(eqn: Any) -> bool:
-  """Whether it inserts leading dimensions alone, for which elementwise ops need no equation (broadcasts.py)."""
+  """Whether it inserts leading dimensions alone, for which elementwise ops need no equation
+  (broadcasts.py)."""
   if eqn.primitive is not P.broadcast_in_dim_p:
     return False
   rank, dims = len(eqn.outvars[0].aval.shape), eqn.params["broadcast_dimensions"]
@@ -59,7 +63,8 @@ def _is_free(eqn: Any) -> bool:
 
 
 def _is_reshape(eqn: Any) -> bool:
-  """Whether an equation only reshapes its operand; a sum over dimensions of size 1 does, as gradients of broadcasts have."""
+  """Whether an equation only reshapes its operand; a sum over dimensions of size 1 does, as
+  gradients of broadcasts have."""
   if eqn.primitive not in _RESHAPES or len(eqn.invars) != 1 or not is_array(eqn.invars[0]):
     return False
   if eqn.primitive is P.reduce_sum_p:
@@ -70,7 +75,8 @@ def _is_reshape(eqn: Any) -> bool:
 
 
 def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
-  """Equations from `source` to the result of `eqn`, in place of `eqn`; None if a reshape would have to compute sizes."""
+  """Equations from `source` to the result of `eqn`, in place of `eqn`; None if a reshape would have
+  to compute sizes."""
   shape, (out,) = source.aval.shape, eqn.outvars
   kept = sorted(d for d in dims if d is not None)
   permutation = [kept.index(d) for d in dims if d is not None]
@@ -101,7 +107,8 @@ def _moved(eqn: Any, source: Any, dims: Dims) -> Equations | None:
 
 
 def _dims(eqn: Any) -> Dims | None:
-  """How an equation moves dimensions; None if it does more than move them, insert or remove ones of size 1."""
+  """How an equation moves dimensions; None if it does more than move them, insert or remove ones of
+  size 1."""
   operand, params = eqn.invars[0], eqn.params
   if len(eqn.invars) != 1 or not is_array(operand):
     return None

@@ -10,7 +10,8 @@ from jax2tf.idioms._dataflow import Dataflow, Equations, is_array
 
 
 def swapped(flow: Dataflow, eqn: Any) -> Equations | None:
-  """transpose(dot_general(lhs, rhs)) -> dot_general(rhs, lhs): the gradient of each dense kernel is such a pair."""
+  """transpose(dot_general(lhs, rhs)) -> dot_general(rhs, lhs): the gradient of each dense kernel is
+  such a pair."""
   if (dot := flow.sole(eqn.invars[0], P.dot_general_p)) is None:
     return None
   (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dot.params["dimension_numbers"]

@@ -1,10 +1,12 @@
-"""JAX functions as layers of Keras 3 on the TensorFlow backend. Loading a layer from a file needs no JAX."""
+"""JAX functions as layers of Keras 3 on the TensorFlow backend. Loading a layer from a file needs
+no JAX."""
 
 import keras
 
 if keras.backend.backend() != "tensorflow":
   raise ImportError(
-    f"jax2tf.keras makes layers of TensorFlow graphs, and Keras runs on {keras.backend.backend()} here; set KERAS_BACKEND=tensorflow. "
+    f"jax2tf.keras makes layers of TensorFlow graphs, and Keras runs on {keras.backend.backend()} "
+    "here; set KERAS_BACKEND=tensorflow. "
     "Keras' own JaxLayer and FlaxLayer run on the JAX backend"
   )
 

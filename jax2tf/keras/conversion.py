@@ -31,10 +31,12 @@ def program(
   trainable: parameters.Trainable,
   constraints: Sequence[str],
 ) -> Program:
-  """Converts `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`.
+  """Converts `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) ->
+  (state, outputs)`.
 
   Raises:
-    TypeError, ValueError: the parameters, the state, the inputs and the function do not fit each other.
+    TypeError, ValueError: the parameters, the state, the inputs and the function do not fit each
+      other.
   """
   arguments = Arguments.of(inputs, {}, export.SymbolicScope(constraints))
   constraints = arguments.concerned_by(constraints)
@@ -70,7 +72,8 @@ def program(
       gradient_orders=_SAVED_ORDERS,
     )
 
-  # As in Keras' JaxLayer: a function with an argument `training` gets a key in training only, any other one always.
+  # As in Keras' JaxLayer: a function with an argument `training` gets a key in training only, any
+  # other one always.
   draws = ("key" in options and "training" not in options, "key" in options)
   inference = of(training=False, draws=draws[0])
   training = of(training=True, draws=draws[1]) if "training" in options else inference

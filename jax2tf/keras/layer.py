@@ -1,4 +1,5 @@
-"""A JAX function as a layer, new or loaded from a file. This module imports JAX only to make a new layer."""
+"""A JAX function as a layer, new or loaded from a file. This module imports JAX only to make a new
+layer."""
 
 from __future__ import annotations
 
@@ -18,35 +19,41 @@ from jax2tf.keras.program import Program, Weight, computed
 class Layer(keras.layers.Layer):
   """A JAX function as a layer of Keras on TensorFlow.
 
-  The parameters are the layer's weights. The layer takes its inputs as a tensor, as a list in the order of `inputs`, or as a dict by their
-  names. An input that is a pytree is given as the list or dict of its leaves.
+  The parameters are the layer's weights. The layer takes its inputs as a tensor, as a list in the
+  order of `inputs`, or as a dict by their names. An input that is a pytree is given as the list or
+  dict of its leaves.
 
-  If the function has an argument `training`, the layer passes a Python bool that says whether Keras trains. If it has an argument `key`,
-  the layer passes a new random key for each call, from a seed generator among the weights. If it has both, the key is None outside of
-  training.
+  If the function has an argument `training`, the layer passes a Python bool that says whether Keras
+  trains. If it has an argument `key`, the layer passes a new random key for each call, from a seed
+  generator among the weights. If it has both, the key is None outside of training.
 
-  A `.keras` file holds the TensorFlow graphs, with first and second derivatives, in the layer's config. To load it, import `jax2tf.keras`
-  and call `keras.models.load_model(path, safe_mode=False)`; this needs no JAX.
+  A `.keras` file holds the TensorFlow graphs, with first and second derivatives, in the layer's
+  config. To load it, import `jax2tf.keras` and call `keras.models.load_model(path,
+  safe_mode=False)`; this needs no JAX.
 
-  Under a mixed precision policy the function gets its float32 parameters and inputs in the policy's compute dtype. Its state keeps its
-  dtypes.
+  Under a mixed precision policy the function gets its float32 parameters and inputs in the policy's
+  compute dtype. Its state keeps its dtypes.
 
   Args:
-    fun: `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state, outputs)`, as for stateful
-      signatures of a SavedModel.
-    params: a pytree of arrays of any dtype and shape. Each is a weight, named by its path: "encoder/0/kernel".
+    fun: `fun(params, *inputs) -> outputs`, or with a state `fun(params, state, *inputs) -> (state,
+      outputs)`, as for stateful signatures of a SavedModel.
+    params: a pytree of arrays of any dtype and shape. Each is a weight, named by its path:
+      "encoder/0/kernel".
     inputs: {name: dtype and shape} as for `saved_model.Model.add`, such as {"x": "f32[b,784]"}.
-    state: a pytree of arrays and typed keys: non-trainable weights below "state/". Only calls with `training=True` write them.
-    trainable: a bool, a function from a path to a bool, or a pytree prefix of `params` with bools. By default all parameters are
-      trainable except statistics of normalisations, which are recognised by their paths.
+    state: a pytree of arrays and typed keys: non-trainable weights below "state/". Only calls with
+      `training=True` write them.
+    trainable: a bool, a function from a path to a bool, or a pytree prefix of `params` with bools.
+      By default all parameters are trainable except statistics of normalisations, which are
+      recognised by their paths.
     polymorphic_constraints: conditions on dimension variables, such as "b <= 512".
     seed: the seed of the seed generator.
     **options: of keras.layers.Layer, such as `name` and `dtype`.
 
   Raises:
-    TypeError: a leaf of `params` or `state` is not an array; at a call, the kind of an input's dtype does not fit.
-    ValueError: the parameters, the state, the inputs, the flags and the function do not fit each other; at a call, an input has another
-      name or shape.
+    TypeError: a leaf of `params` or `state` is not an array; at a call, the kind of an input's
+      dtype does not fit.
+    ValueError: the parameters, the state, the inputs, the flags and the function do not fit each
+      other; at a call, an input has another name or shape.
     NotImplementedError: a `LoweringError` that lists all equations without a lowering.
 
   Examples:
@@ -143,7 +150,8 @@ class Layer(keras.layers.Layer):
       given = dict(zip(specs, listed, strict=len(listed) == len(specs)))
     if given.keys() != specs.keys():
       raise ValueError(
-        f"layer {self.name!r} takes {', '.join(specs)}, and is given {', '.join(given) or 'nothing'}"
+        f"layer {self.name!r} takes {', '.join(specs)}, and is given "
+        f"{', '.join(given) or 'nothing'}"
       )
     return [
       self._tensor(name, given[name], computed(spec.dtype.name, self.compute_dtype), spec.shape)
@@ -158,11 +166,13 @@ class Layer(keras.layers.Layer):
       or tensor.dtype == wanted
     ):
       raise TypeError(
-        f"layer {self.name!r}: input {name!r} is {tensor.dtype.name}, and the function takes {dtype}; cast it before the layer"
+        f"layer {self.name!r}: input {name!r} is {tensor.dtype.name}, and the function takes "
+        f"{dtype}; cast it before the layer"
       )
     if not shape.is_compatible_with(tensor.shape):
       raise ValueError(
-        f"layer {self.name!r}: input {name!r} has shape {tensor.shape}, and the function takes {shape}"
+        f"layer {self.name!r}: input {name!r} has shape {tensor.shape}, and the function takes "
+        f"{shape}"
       )
     # In Keras' fit the size of a batch is unknown, though the function may fix it.
     return (
@@ -199,8 +209,10 @@ class Layer(keras.layers.Layer):
     """
     if serialization_lib.in_safe_mode() is not False:
       raise ValueError(
-        "a jax2tf.keras.Layer is made of TensorFlow graphs stored in the file, and Keras' safe mode refuses such a file. If you trust "
-        "its origin, load it with safe_mode=False, or call keras.config.enable_unsafe_deserialization()"
+        "a jax2tf.keras.Layer is made of TensorFlow graphs stored in the file, and Keras' safe "
+        "mode refuses such a file. If you trust "
+        "its origin, load it with safe_mode=False, or call "
+        "keras.config.enable_unsafe_deserialization()"
       )
     config = dict(config)  # it is the caller's, who may use it again
     program, seed = programs.loaded(config.pop("program")), config.pop("seed")

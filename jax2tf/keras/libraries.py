@@ -1,4 +1,5 @@
-"""Models of Flax, Haiku and Equinox as layers of Keras, with both modes, their state and their trainable parameters.
+"""Models of Flax, Haiku and Equinox as layers of Keras, with both modes, their state and their
+trainable parameters.
 
 Each function imports its library when it is called.
 """
@@ -19,16 +20,19 @@ def from_flax_nnx(
   arguments: Mapping[str, Any] | None = None,
   **options: Any,
 ) -> Layer:
-  """Makes a `Layer` of a Flax nnx module. The module runs in training mode when Keras trains, otherwise in inference mode.
+  """Makes a `Layer` of a Flax nnx module. The module runs in training mode when Keras trains,
+  otherwise in inference mode.
 
-  Variables that a call in training changes, such as the statistics of BatchNorm and the counts of Dropout's keys, are the layer's state.
-  The module itself stays unchanged.
+  Variables that a call in training changes, such as the statistics of BatchNorm and the counts of
+  Dropout's keys, are the layer's state. The module itself stays unchanged.
 
   Args:
     model: a flax.nnx.Module. Its `nnx.Param`s are trainable.
-    inputs: as for `Layer`: a name, dtype and shape for each argument of the call, in order, such as {"x": "f32[b,784]"}.
+    inputs: as for `Layer`: a name, dtype and shape for each argument of the call, in order, such as
+      {"x": "f32[b,784]"}.
     call: the name of the method to call.
-    arguments: its other arguments, by name. The layer passes `train`, `deterministic` and similar flags itself.
+    arguments: its other arguments, by name. The layer passes `train`, `deterministic` and similar
+      flags itself.
     options: of `Layer`, such as `name` and `trainable`.
 
   Returns:
@@ -68,7 +72,8 @@ def from_flax_linen(
   Args:
     module: a flax.linen.Module.
     variables: the result of `module.init`; the collection `params` is trainable.
-    rngs: keys by name, such as {"dropout": jax.random.key(0)}. They are state: each call in training splits them.
+    rngs: keys by name, such as {"dropout": jax.random.key(0)}. They are state: each call in
+      training splits them.
     mutable: the collections that a call in training may change; by default all except `params`.
     inputs, call, arguments, options: as for `from_flax_nnx`.
 
@@ -76,7 +81,8 @@ def from_flax_linen(
     the layer.
 
   Raises:
-    TypeError: `module` is not a flax.linen.Module, or `variables` no dict of collections; others as for `Layer`.
+    TypeError: `module` is not a flax.linen.Module, or `variables` no dict of collections; others as
+      for `Layer`.
     ImportError: Flax is not installed.
     ValueError: as for `Layer`.
     NotImplementedError: as for `Layer`.
@@ -116,15 +122,16 @@ def from_haiku(
   Args:
     transformed: the result of `hk.transform` or `hk.transform_with_state`.
     params, state: the result of its `init`.
-    rng: a key, u32[2] or key<fry>[], if the model draws random numbers; each call in training splits it.
+    rng: a key, u32[2] or key<fry>[], if the model draws random numbers; each call in training
+      splits it.
     inputs, arguments, options: as for `from_flax_nnx`.
 
   Returns:
     the layer.
 
   Raises:
-    TypeError: `transformed` is not a Haiku transform, or `state` is given to one without a state or missing for one with a state; others as
-      for `Layer`.
+    TypeError: `transformed` is not a Haiku transform, or `state` is given to one without a state or
+      missing for one with a state; others as for `Layer`.
     ImportError: Haiku is not installed.
     ValueError: as for `Layer`.
     NotImplementedError: as for `Layer`.
@@ -161,8 +168,10 @@ def from_equinox(
   Args:
     model: an equinox.Module; its floating point arrays are trainable.
     state: the equinox.nn.State of `eqx.nn.make_with_state`.
-    rng: a key, u32[2] or key<fry>[], that the model takes as `key`; each call in training splits it.
-    batched: whether the model takes one example and the inputs are batches; the layer then maps it over their dimension 0.
+    rng: a key, u32[2] or key<fry>[], that the model takes as `key`; each call in training splits
+      it.
+    batched: whether the model takes one example and the inputs are batches; the layer then maps it
+      over their dimension 0.
     inputs, call, arguments, options: as for `from_flax_nnx`.
 
   Returns:

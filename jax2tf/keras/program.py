@@ -1,4 +1,5 @@
-"""The program of a layer: serializable TensorFlow functions of its weights and inputs. Nothing here imports JAX."""
+"""The program of a layer: serializable TensorFlow functions of its weights and inputs. Nothing here
+imports JAX."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# (parameters, state, seed or nothing, inputs) -> (new state, outputs); all but the outputs are lists of tensors.
+# (parameters, state, seed or nothing, inputs) -> (new state, outputs); all but the outputs are
+# lists of tensors.
 Call = Callable[[list[Any], list[Any], list[Any], list[Any]], tuple[Sequence[Any], Any]]
 
 
@@ -117,7 +119,8 @@ class Program:
 
 
 def computed(dtype: str, compute_dtype: str) -> str:
-  """The dtype in which the function receives a value of `dtype`: for float32, that of Keras' policy."""
+  """The dtype in which the function receives a value of `dtype`: for float32, that of Keras'
+  policy."""
   return compute_dtype if dtype == "float32" else dtype
 
 

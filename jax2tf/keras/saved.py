@@ -11,8 +11,8 @@ import keras
 class TFSMLayer(keras.layers.TFSMLayer):
   """`keras.layers.TFSMLayer` whose weights have names that optimisers can extend.
 
-  Keras 3.15 gives a weight the name of its TensorFlow variable, `kernel:0`. The name of an optimiser's slot would be `kernel:0_momentum`,
-  which TensorFlow rejects.
+  Keras 3.15 gives a weight the name of its TensorFlow variable, `kernel:0`. The name of an
+  optimiser's slot would be `kernel:0_momentum`, which TensorFlow rejects.
 
   Args:
     filepath: the SavedModel.

@@ -1,4 +1,5 @@
-"""The lowering rules, one file per family of primitives; importing this package registers them all."""
+"""The lowering rules, one file per family of primitives; importing this package registers them
+all."""
 
 import importlib
 import pkgutil

@@ -1,7 +1,8 @@
-"""Arithmetic with JAX's values where Grappler, which optimises each graph before it runs, would change them.
+"""Arithmetic with JAX's values where Grappler, which optimises each graph before it runs, would
+change them.
 
-TF 2.21: it rewrites (x + 1e8) - 1e8 to x, log(1 + x) to log1p(x), and max(log(x)) to log(max(x)), which ignores NaN. It also rewrites
-x / c to x * (1 / c), but so does XLA.
+TF 2.21: it rewrites (x + 1e8) - 1e8 to x, log(1 + x) to log1p(x), and max(log(x)) to log(max(x)),
+which ignores NaN. It also rewrites x / c to x * (1 / c), but so does XLA.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _PARTIAL = ("Acos", "Acosh", "Asin", "Atanh", "Log", "Log1p", "Rsqrt", "Sqrt")
 
 
 def as_written(op: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-  """`op`, the sum, difference, product or quotient of two tensors, which Grappler then does not regroup with those of its operands."""
+  """`op`, the sum, difference, product or quotient of two tensors, which Grappler then does not
+  regroup with those of its operands."""
 
   def written(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     result = op(x, y)
@@ -38,21 +40,24 @@ def as_written(op: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
 
 def apart(x: tf.Tensor, *kinds: str) -> tf.Tensor:
-  """`x`; if an op of one of these kinds computes it, Grappler does not merge that op with the next one."""
+  """`x`; if an op of one of these kinds computes it, Grappler does not merge that op with the next
+  one."""
   return (
     tf.ensure_shape(x, x.shape) if not tf.executing_eagerly() and _maker(x).type in kinds else x
   )
 
 
 def extrema_apart(x: tf.Tensor) -> tf.Tensor:
-  """The operand of a maximum or minimum over axes, which Grappler would put before a monotonic function."""
+  """The operand of a maximum or minimum over axes, which Grappler would put before a monotonic
+  function."""
   return apart(
     x, *(("Neg",) if x.dtype.is_integer else _PARTIAL)
   )  # the least integer is its own negative
 
 
 def _ends_a_chain(result: tf.Tensor, *operands: tf.Tensor) -> bool:
-  """Whether it is one of many integers that wrap, in whatever order. TF 2.21: grouping them takes a time quadratic in their number."""
+  """Whether it is one of many integers that wrap, in whatever order. TF 2.21: grouping them takes a
+  time quadratic in their number."""
   result._jax2tf_chain = 1 + max(getattr(x, "_jax2tf_chain", 0) for x in operands)
   return result._jax2tf_chain % 32 == 0
 

@@ -1,4 +1,5 @@
-"""Shared helpers of lowering rules: casts between all dtypes, computation in a wider dtype, constants."""
+"""Shared helpers of lowering rules: casts between all dtypes, computation in a wider dtype,
+constants."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ NARROW = (_INT4, _UINT4, _E4M3, _E5M2)
 HALF = (tf.float16, tf.bfloat16)
 UNSIGNED = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
 
-# dtype -> one that holds all its values (and the products of two of them, for integers under 32 bits).
+# dtype -> one that holds all its values (and the products of two of them, for integers under 32
+# bits).
 WIDER = {
   tf.bool: tf.uint8,
   _INT4: tf.int8,
@@ -43,7 +45,8 @@ _UNSIGNED_OF = {signed: unsigned for unsigned, signed in _SIGNED_OF.items()}
 
 
 def widened(op: Callable[..., tf.Tensor], *lacking: tf.DType) -> Callable[..., tf.Tensor]:
-  """`op`, computed in a wider dtype for operands of the dtypes `lacking`; a bool result stays bool."""
+  """`op`, computed in a wider dtype for operands of the dtypes `lacking`; a bool result stays
+  bool."""
 
   def wide_op(*operands: tf.Tensor) -> tf.Tensor:
     dtype = operands[-1].dtype  # the first operand of a select is its predicate
@@ -61,7 +64,8 @@ def scalar(value: Any, like: tf.Tensor) -> tf.Tensor:
 
 
 def is_known(condition: Callable[[np.ndarray], Any], tensor: tf.Tensor) -> bool:
-  """True if `tensor` is a small constant of the graph and `condition` holds for all its elements."""
+  """True if `tensor` is a small constant of the graph and `condition` holds for all its
+  elements."""
   if (tensor.shape.num_elements() or 0) not in range(1, 65):
     return False
   try:
@@ -105,7 +109,8 @@ def as_unsigned(x: tf.Tensor) -> tf.Tensor:
 
 
 def saturating_cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """f32[...] -> i32[...] towards zero; what does not fit becomes the nearest bound and NaN becomes 0.
+  """f32[...] -> i32[...] towards zero; what does not fit becomes the nearest bound and NaN becomes
+  0.
 
   This is XLA's conversion; TensorFlow's Cast leaves these values undefined.
   """
@@ -125,7 +130,8 @@ def saturating_cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """tf.cast for all pairs of dtypes but float to integer; integers wrap, other values become bool by `x != 0`."""
+  """tf.cast for all pairs of dtypes but float to integer; integers wrap, other values become bool
+  by `x != 0`."""
   if x.dtype == dtype:
     return x
   # TF 2.21: no Cast between int4 and floats or bool, nor between float8 and integers or bool.

@@ -1,4 +1,5 @@
-"""Index vectors that point at windows of an operand: the arithmetic that gather and scatter share."""
+"""Index vectors that point at windows of an operand: the arithmetic that gather and scatter
+share."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Windows:
 
   @cached_property
   def addressed(self) -> list[int]:
-    """The dimensions of the operand that a window does not fill, so that it matters where it starts."""
+    """The dimensions of the operand that a window does not fill, so that it matters where it
+    starts."""
     return [
       d
       for d, (n, size) in enumerate(zip(self.shape, self.sizes, strict=True))
@@ -50,7 +52,8 @@ class Windows:
 
   @cached_property
   def are_rows(self) -> bool:
-    """Whether an index vector is the index of a row `operand[i, j, ...]`, which is what GatherNd and TensorScatterUpdate take."""
+    """Whether an index vector is the index of a row `operand[i, j, ...]`, which is what GatherNd
+    and TensorScatterUpdate take."""
     leading = range(len(self.columns))
     return (
       not self.batching
@@ -80,7 +83,8 @@ class Windows:
     return inside if len(shape) == len(self.batch) else ctx.reshape(inside, shape)
 
   def linear(self, ctx: RuleContext, starts: tf.Tensor, first: int, last: int) -> tf.Tensor:
-    """starts, clamped -> i32[*batch,*windows]: indices into dimensions first..last of the operand, flattened to one."""
+    """starts, clamped -> i32[*batch,*windows]: indices into dimensions first..last of the operand,
+    flattened to one."""
     dims = range(first, last + 1)
     size = math.prod(self.shape[d] for d in dims)
     if len(dims) > 1 and not (isinstance(size, int) and size < 2**31):
@@ -119,7 +123,8 @@ def wide(indices: tf.Tensor) -> tf.Tensor:
 def clamped(indices: tf.Tensor, last: Any) -> tf.Tensor:
   """The indices, in int32 or int64, moved into [0, last]."""
   indices = wide(indices)
-  # TF 2.21: of max(min(x, 6), 0) the TFLite converter makes Relu6, which has no kernel for integers; not with the 0 first.
+  # TF 2.21: of max(min(x, 6), 0) the TFLite converter makes Relu6, which has no kernel for
+  # integers; not with the 0 first.
   return tf.maximum(
     tf.constant(0, indices.dtype), tf.minimum(indices, tf.cast(last, indices.dtype))
   )

@@ -1,7 +1,7 @@
 """Runs a while loop on those of its lanes that still go on.
 
-TensorFlow's sizes are dynamic, XLA's are not. So a graph has the loop in this form and in that of all
-lanes; XLA, exporters and TensorFlow's pfor take the latter.
+TensorFlow's sizes are dynamic, XLA's are not. So a graph has the loop in this form and in that of
+all lanes; XLA, exporters and TensorFlow's pfor take the latter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Tensors = list[tf.Tensor]
 
 # Up to here no lanes are picked: launches of kernels take most of the time of a step.
 _FEW_LANES = 8192
-# TF 2.21: Eigen rounds functions of whole vectors of floats otherwise than those of a few at the end.
+# TF 2.21: Eigen rounds functions of whole vectors of floats otherwise than those of a few at the
+# end.
 _VECTOR = 16
 
 

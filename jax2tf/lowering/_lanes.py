@@ -89,7 +89,8 @@ _MOST_UNSURE = 4
 def _by_lane(
   lanes: _Lanes, jaxpr: ClosedJaxpr, n_consts: int
 ) -> tuple[ClosedJaxpr | None, tuple[bool, ...]]:
-  """The jaxpr for any number of lanes, and which of its consts have rows; all that is carried has."""
+  """The jaxpr for any number of lanes, and which of its consts have rows; all that is carried
+  has."""
   rows = [lanes.are_rows(aval) for aval in jaxpr.in_avals]
   sure = sum(rows[:n_consts]) > _MOST_UNSURE
   choices = [(True, False) if row and not sure else (row,) for row in rows[:n_consts]]
@@ -305,7 +306,8 @@ def _transpose(lanes: _Lanes, params: _Params, aval: Any) -> _Params:
 
 
 _EXACT = (P.reduce_max_p, P.reduce_min_p, P.reduce_and_p, P.reduce_or_p, P.reduce_xor_p)
-# Primitives that compute row by row, if not along the axis of the lanes -> the params for another number.
+# Primitives that compute row by row, if not along the axis of the lanes -> the params for another
+# number.
 _BY_ROWS: dict[Primitive | None, Callable[[_Lanes, _Params, Any], _Params]] = {
   P.broadcast_in_dim_p: _broadcast,
   P.reshape_p: _reshape,

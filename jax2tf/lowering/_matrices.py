@@ -1,4 +1,5 @@
-"""Shared helpers for linear algebra: batches as rank 3, bodies as functions, NaN where LAPACK reports a failure."""
+"""Shared helpers for linear algebra: batches as rank 3, bodies as functions, NaN where LAPACK
+reports a failure."""
 
 from __future__ import annotations
 
@@ -71,8 +72,9 @@ def unless_compiled(
 
   Without `by_pfor`, TensorFlow's pfor takes the latter too.
 
-  TF 2.21: the kernel of DeviceIndex tells where it runs, and XLA takes it for a constant outside of the range of indices, so it compiles
-  the default branch alone. Exporters do the same (converters/export/replay.py).
+  TF 2.21: the kernel of DeviceIndex tells where it runs, and XLA takes it for a constant outside of
+  the range of indices, so it compiles the default branch alone. Exporters do the same
+  (converters/export/replay.py).
   """
   index = tf.raw_ops.DeviceIndex(device_names=["CPU"])
   if not by_pfor:
@@ -81,7 +83,8 @@ def unless_compiled(
 
 
 def refuse_xla(ctx: RuleContext, what: str) -> None:
-  """Refuses what TensorFlow's XLA (2.21) has no kernel of, where it compiles the graph: its error would name neither line nor remedy."""
+  """Refuses what TensorFlow's XLA (2.21) has no kernel of, where it compiles the graph: its error
+  would name neither line nor remedy."""
   if _tf_compat.is_compiled_by_xla():
     ctx.refuse(f"TensorFlow's XLA has no kernel of {what}", "leave out jit_compile")
 
@@ -130,7 +133,8 @@ def modulus(x: tf.Tensor) -> tf.Tensor:
 
 
 def largest(sizes: tf.Tensor, positions: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
-  """sizes f32[batch,m], positions 0, 1 ... m - 1 -> i32[batch,1], where the largest from position k on is; NaN counts as infinite.
+  """sizes f32[batch,m], positions 0, 1 ... m - 1 -> i32[batch,1], where the largest from position k
+  on is; NaN counts as infinite.
 
   TF 2.21: ArgMax ignores NaN, and would return a position before k where there is nothing else.
   """
@@ -139,7 +143,8 @@ def largest(sizes: tf.Tensor, positions: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
 
 
 def powers_of_two(sizes: tf.Tensor) -> tf.Tensor:
-  """f32[...] -> the largest power of two that is not larger than each, by which a product is exact; 1 for zero and infinity."""
+  """f32[...] -> the largest power of two that is not larger than each, by which a product is exact;
+  1 for zero and infinity."""
   bits, exponent = (tf.int64, 0x7FF << 52) if sizes.dtype == tf.float64 else (tf.int32, 0xFF << 23)
   exponents = tf.bitwise.bitwise_and(tf.bitcast(sizes, bits), tf.constant(exponent, bits))
   in_range = (exponents > 0) & (exponents < exponent)

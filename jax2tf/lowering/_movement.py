@@ -1,4 +1,5 @@
-"""Shared helpers for data movement: reshapes and slices by aval, and dtypes that TensorFlow can hold but not move."""
+"""Shared helpers for data movement: reshapes and slices by aval, and dtypes that TensorFlow can
+hold but not move."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def transposed(x: tf.Tensor, permutation: Sequence[int]) -> tf.Tensor:
 
 
 def keeps_order(sizes: Sequence[Any], order: Sequence[int]) -> bool:
-  """Whether a permutation of dimensions of these sizes moves none but those of size 1, so that it moves no element."""
+  """Whether a permutation of dimensions of these sizes moves none but those of size 1, so that it
+  moves no element."""
   wide = [d for d in order if not is_one(sizes[d])]
   return wide == sorted(wide)
 
@@ -46,7 +48,8 @@ def keeps_order(sizes: Sequence[Any], order: Sequence[int]) -> bool:
 def resized(
   ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], target: Sequence[Any]
 ) -> tf.Tensor:
-  """`x` of these sizes, reshaped. If only sizes of 1 come and go, no symbolic size is computed in the graph."""
+  """`x` of these sizes, reshaped. If only sizes of 1 come and go, no symbolic size is computed in
+  the graph."""
   several = sum(not isinstance(size, int) for size in target) > 1
   if not several or [size for size in sizes if not is_one(size)] != [
     size for size in target if not is_one(size)
@@ -77,7 +80,8 @@ def broadcast(
 
 
 def as_three(ctx: RuleContext, x: tf.Tensor, sizes: Sequence[Any], axis: int) -> tf.Tensor:
-  """`x` of these sizes with `axis` as dimension 1, and what is before and after it as one dimension each."""
+  """`x` of these sizes with `axis` as dimension 1, and what is before and after it as one dimension
+  each."""
   return ctx.reshape(x, [math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])])
 
 
@@ -86,7 +90,8 @@ def turned_kernel(kernel: tf.Tensor, spatial: Sequence[int]) -> tf.Tensor:
   rank = len(spatial)
   if rank < 2 or max(spatial) - min(spatial) >= rank or not kernel.shape.is_fully_defined():
     return tf.reverse(kernel, spatial)
-  # Adjacent dimensions are merged, because OpenVINO 2026.4 supports ReverseV2 of one dimension only.
+  # Adjacent dimensions are merged, because OpenVINO 2026.4 supports ReverseV2 of one dimension
+  # only.
   first, sizes = min(spatial), kernel.shape.as_list()
   merged = tf.reshape(
     kernel, [*sizes[:first], math.prod(sizes[first : first + rank]), *sizes[first + rank :]]
@@ -111,8 +116,9 @@ def sliced(
   if not shape:
     return x
   starts = [b if isinstance(b, tf.Tensor) else ctx.dim(b) for b in begin]
-  # -1 is "to the end", so most slices need no size computed in the graph. Static sizes are given: if another start is a
-  # tensor, XLA treats all starts as dynamic, and TF 2.21 then pads and masks every dimension with -1.
+  # -1 is "to the end", so most slices need no size computed in the graph. Static sizes are given:
+  # if another start is a tensor, XLA treats all starts as dynamic, and TF 2.21 then pads and masks
+  # every dimension with -1.
   ends = [
     not isinstance(b, tf.Tensor) and b + size == n
     for b, size, n in zip(begin, sizes, shape, strict=True)

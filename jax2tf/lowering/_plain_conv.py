@@ -21,7 +21,8 @@ Sizes = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Conv:
-  """image f32[batch,*image,features], kernel f32[*kernel,features/groups,outputs] -> f32[batch,*out,outputs]."""
+  """image f32[batch,*image,features], kernel f32[*kernel,features/groups,outputs] ->
+  f32[batch,*out,outputs]."""
 
   batch: Any
   image: Sizes
@@ -33,7 +34,8 @@ class Conv:
   padding: tuple[tuple[Any, Any], ...]
   lhs_dilation: tuple[int, ...]
   rhs_dilation: tuple[int, ...]
-  groups: Any  # symbolic where JAX batches over the kernels: compare with != 1, which is decided, and not with >
+  # symbolic where JAX batches over the kernels: compare with != 1, which is decided, and not with >
+  groups: Any
   batch_groups: Any
 
   @property
@@ -43,7 +45,8 @@ class Conv:
 
   @property
   def is_depthwise(self) -> bool:
-    """Each feature has its own kernels. TF 2.21: no dilation and one stride for both dimensions in the op."""
+    """Each feature has its own kernels. TF 2.21: no dilation and one stride for both dimensions in
+    the op."""
     return (
       1 != self.groups == self.features
       and self.rank == 2
@@ -119,10 +122,11 @@ def _explicit(padding: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:
 def input_gradient(
   ctx: RuleContext, conv: Conv, image: tf.Tensor, kernel: Callable[[], tf.Tensor]
 ) -> tf.Tensor | None:
-  """The convolution as the gradient of another one with respect to its image, if it is exactly that; else None.
+  """The convolution as the gradient of another one with respect to its image, if it is exactly
+  that; else None.
 
-  `lhs_dilation` are the strides of that other convolution, and `kernel` gives its kernel, f32[*kernel,outputs,features/groups]:
-  that of this one, reversed.
+  `lhs_dilation` are the strides of that other convolution, and `kernel` gives its kernel,
+  f32[*kernel,outputs,features/groups]: that of this one, reversed.
   """
   if not image.dtype.is_floating or set(conv.strides) != {1} or set(conv.rhs_dilation) != {1}:
     return None
@@ -141,8 +145,9 @@ def input_gradient(
   if pads["padding"] != "EXPLICIT" or _tf_compat.is_compiled_by_xla():
     sizes = ctx.shape((conv.batch, *conv.out, conv.outputs))
     return op(input_sizes=sizes, filter=kernel(), out_backprop=image, strides=strides, **pads)
-  # The whole padded image, and then without its padding. TF 2.21: with explicit padding there is no op of oneDNN, and the other takes 1.4
-  # times as long. tf2onnx 1.17 does not read explicit padding, and LiteRT 2.3 has no such op.
+  # The whole padded image, and then without its padding. TF 2.21: with explicit padding there is no
+  # op of oneDNN, and the other takes 1.4 times as long. tf2onnx 1.17 does not read explicit
+  # padding, and LiteRT 2.3 has no such op.
   numbers = pads["explicit_paddings"][2:-2]
   margins = list(zip(numbers[::2], numbers[1::2], strict=True))
   padded = ctx.shape(
@@ -161,7 +166,8 @@ def input_gradient(
 
 
 def is_filter_gradient(conv: Conv) -> bool:
-  """Whether the kernel is the larger side, as where JAX sums over the images of a batch for the gradient of a kernel."""
+  """Whether the kernel is the larger side, as where JAX sums over the images of a batch for the
+  gradient of a kernel."""
   if conv.rank not in (2, 3) or conv.groups != 1 or set(conv.strides) != {1}:
     return False
   if set(conv.lhs_dilation) != {1}:
@@ -174,10 +180,11 @@ def is_filter_gradient(conv: Conv) -> bool:
 def filter_gradient(
   ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor
 ) -> tf.Tensor | None:
-  """image f32[n,*image,batch], cotangent f32[n,*kernel,outputs] -> f32[*out,batch,outputs], or None.
+  """image f32[n,*image,batch], cotangent f32[n,*kernel,outputs] -> f32[*out,batch,outputs], or
+  None.
 
-  The convolution, whose features are the images of a batch, as the gradient of another one with respect to its kernel;
-  `rhs_dilation` are the strides of that other convolution.
+  The convolution, whose features are the images of a batch, as the gradient of another one with
+  respect to its kernel; `rhs_dilation` are the strides of that other convolution.
   """
   if set(conv.lhs_dilation) != {1}:
     return _transposed_filter_gradient(ctx, conv, image, cotangent)
@@ -188,7 +195,8 @@ def filter_gradient(
     return None
   strides = [1, *conv.rhs_dilation, 1]
   if all(map(is_one, conv.out)) and set(strides) != {1} and pads["padding"] != "EXPLICIT":
-    # TF 2.21: oneDNN's op crashes for a kernel of one pixel and strides, as with 8 features, 16 outputs and 10 x 10 pixels.
+    # TF 2.21: oneDNN's op crashes for a kernel of one pixel and strides, as with 8 features, 16
+    # outputs and 10 x 10 pixels.
     image = image[tuple(slice(None, None, stride) for stride in strides)]
     strides = [1] * len(strides)
   if conv.batch_groups != 1:
@@ -214,9 +222,11 @@ def filter_gradient(
 def _transposed_filter_gradient(
   ctx: RuleContext, conv: Conv, image: tf.Tensor, cotangent: tf.Tensor
 ) -> tf.Tensor | None:
-  """As `filter_gradient`, of a transposed convolution: out[k] = sum over s of image[s] cotangent[s * dilation + low - k].
+  """As `filter_gradient`, of a transposed convolution: out[k] = sum over s of image[s] cotangent[s
+  * dilation + low - k].
 
-  With k counted from the other end these are the sums of the convolution from the cotangent to the image.
+  With k counted from the other end these are the sums of the convolution from the cotangent to the
+  image.
   """
   flipped = replace(
     conv,

@@ -61,7 +61,8 @@ class Axis:
 
   @property
   def with_a_window(self) -> Axis:
-    """Padded until one window fits, if only the graph can decide whether one does: TensorFlow's ops fail or crash for none."""
+    """Padded until one window fits, if only the graph can decide whether one does: TensorFlow's ops
+    fail or crash for none."""
     if dimension_bounds(self.out)[0] >= 1:
       return self
     (lo, hi), span = self.padding, (self.window - 1) * self.window_dilation + 1
@@ -71,7 +72,8 @@ class Axis:
 
   @property
   def ending_with_a_window(self) -> Axis:
-    """Padded or cut behind the last window. Sizes of slices then differ by numbers, and JAX can compare them."""
+    """Padded or cut behind the last window. Sizes of slices then differ by numbers, and JAX can
+    compare them."""
     if isinstance(self.out, int):
       return self
     end = (self.out - 1) * self.stride + (self.window - 1) * self.window_dilation + 1
@@ -118,7 +120,8 @@ def whole_axes(axes: Sequence[Axis]) -> list[int]:
 
 @dataclass(frozen=True)
 class Images:
-  """An operand seen as images [batch, height, width, channels] with windows over height and width."""
+  """An operand seen as images [batch, height, width, channels] with windows over height and
+  width."""
 
   axes: tuple[Axis, ...]
   inserted: int | None
@@ -221,10 +224,11 @@ def _padded(
 def max_pool(
   ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis], sign: int, *, plain: bool = False
 ) -> tf.Tensor | None:
-  """The maxima of the windows, or with sign -1 their minima; None if TensorFlow cannot pool like this.
+  """The maxima of the windows, or with sign -1 their minima; None if TensorFlow cannot pool like
+  this.
 
-  TF 2.21: MaxPool on CPU ignores NaN, and returns the least finite number for a window of nothing but -inf. A second
-  MaxPool, over the class of each element, finds these windows; `plain` omits it.
+  TF 2.21: MaxPool on CPU ignores NaN, and returns the least finite number for a window of nothing
+  but -inf. A second MaxPool, over the class of each element, finds these windows; `plain` omits it.
   """
   images = Images.of(axes, operand.dtype)
   if images is None:
@@ -237,7 +241,8 @@ def max_pool(
     tf.math.is_nan(x), scalar(2, x), tf.where(tf.equal(x, scalar(float("-inf"), x)), zero, one)
   )
   y, kind = (tf.raw_ops.MaxPool(input=z, **attributes) for z in (x, kinds))
-  # Each selects a constant that is not finite: tf2onnx 1.17 computes other selections as c * x + (1 - c) * y, here NaN.
+  # Each selects a constant that is not finite: tf2onnx 1.17 computes other selections as c * x + (1
+  # - c) * y, here NaN.
   y = tf.where(
     kind > one, scalar(float("nan"), x), tf.where(tf.equal(kind, zero), scalar(float("-inf"), x), y)
   )
@@ -248,7 +253,8 @@ def max_pool(
 def max_pool_gradient(
   ctx: RuleContext, operand: tf.Tensor, source: tf.Tensor, axes: Sequence[Axis], sign: int
 ) -> tf.Tensor | None:
-  """`source` added up where the maxima of `operand` stand, the first of equals; None as in `max_pool`."""
+  """`source` added up where the maxima of `operand` stand, the first of equals; None as in
+  `max_pool`."""
   images = Images.of(axes, operand.dtype)
   if images is None or source.dtype != operand.dtype:
     return None
@@ -282,7 +288,8 @@ def sum_pool(ctx: RuleContext, operand: tf.Tensor, axes: Sequence[Axis]) -> tf.T
     return None
   _, *strides, _ = (axis.stride for axis in images.axes)
   channels = images.axes[-1].size
-  # A mean times the size of its window is not the exact sum of integers. XLA on CPU has no fast convolution of each channel by itself.
+  # A mean times the size of its window is not the exact sum of integers. XLA on CPU has no fast
+  # convolution of each channel by itself.
   exact = (
     isinstance(channels, int) and strides[0] == strides[1] and not _tf_compat.is_compiled_by_xla()
   )

@@ -35,7 +35,8 @@ def multiplied_in(lhs: Any, rhs: Any, out: Any) -> np.dtype:
 
 
 def _order(dtype: np.dtype) -> tuple[bool, int, int]:
-  """XLA's order of precision: complex, largest exponent, bits of the mantissa. All integers are equal: they convert first."""
+  """XLA's order of precision: complex, largest exponent, bits of the mantissa. All integers are
+  equal: they convert first."""
   if not jnp.issubdtype(dtype, np.inexact):
     return False, -1, -1
   info = jnp.finfo(dtype)
@@ -68,7 +69,8 @@ def _convert(x: Any, *, dtype: np.dtype) -> Any:
 
 
 def product_as_result(ctx: RuleContext, product: tf.Tensor, dtype: Any) -> tf.Tensor:
-  """A product f32[...] of operands of `dtype`, rounded to it and then converted to the dtype of the result."""
+  """A product f32[...] of operands of `dtype`, rounded to it and then converted to the dtype of the
+  result."""
   out, own = ctx.aval_out.dtype, tf_dtype(dtype)
   if own in HALF and product.dtype.is_floating and own != ctx.dtype_out:
     info = jnp.finfo(dtype)

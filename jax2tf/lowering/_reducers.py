@@ -1,4 +1,5 @@
-"""Reducers `a, b -> a op b`: which ones are one primitive, and reductions by all the others, in JAX, for `lower_fun`."""
+"""Reducers `a, b -> a op b`: which ones are one primitive, and reductions by all the others, in
+JAX, for `lower_fun`."""
 
 from __future__ import annotations
 

@@ -234,10 +234,11 @@ def _shifts(
   bottom: jax.Array,
   since: jax.Array,
 ) -> Arrays:
-  """The mean of two shifts for each matrix and half their difference, without the i, f32[b,1] twice.
+  """The mean of two shifts for each matrix and half their difference, without the i, f32[b,1]
+  twice.
 
-  They are the eigenvalues of the last block of size 2, but others after many sweeps: permutations and
-  other orthogonal matrices do not change under the former.
+  They are the eigenvalues of the last block of size 2, but others after many sweeps: permutations
+  and other orthogonal matrices do not change under the former.
   """
 
   def at(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -256,7 +257,8 @@ def _shifts(
 
 
 def _of_block(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> Arrays:
-  """The eigenvalues of [[a, b], [c, d]] as `_shifts` has them; of two real ones that closer to d, twice."""
+  """The eigenvalues of [[a, b], [c, d]] as `_shifts` has them; of two real ones that closer to d,
+  twice."""
   size = or_one(jnp.abs(a) + jnp.abs(b) + jnp.abs(c) + jnp.abs(d))
   half = (a - d) / 2 / size
   square = half * half + (b / size) * (c / size)

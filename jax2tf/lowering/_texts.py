@@ -29,7 +29,8 @@ class _Hole:
 def text_of(
   words: Callable[[Sequence[Any]], str], operands: Sequence[tf.Tensor], end: str, stream: str
 ) -> Text | None:
-  """The TensorFlow text for `words(operands)` and `end`; None if the format accesses parts of an operand, such as "{x.shape}"."""
+  """The TensorFlow text for `words(operands)` and `end`; None if the format accesses parts of an
+  operand, such as "{x.shape}"."""
   used: list[int] = []
   try:
     template = words([_Hole(i, used) for i in range(len(operands))]) + end

@@ -35,7 +35,8 @@ def _pure_callback(
 def _io_callback(
   ctx: RuleContext, *operands: tf.Tensor, callback: Any, result_avals: Any, ordered: bool
 ) -> Sequence[tf.Tensor]:
-  """operands -> the results of a Python function that is called for its effects; all calls of a graph are in order."""
+  """operands -> the results of a Python function that is called for its effects; all calls of a
+  graph are in order."""
   del result_avals, ordered
   return _results(ctx, operands, callback, _jax_compat.io_callback(callback))
 
@@ -114,7 +115,8 @@ def _print(callback: Callable[..., Any], x64: bool, *operands: np.ndarray) -> li
 def _on_host(
   callback: Callable[..., Sequence[Any]], ranks: Sequence[int], dtypes: Sequence[Any]
 ) -> Callable[..., list[np.ndarray]]:
-  """(sizes of the results in a row, operands) -> results, of these shapes and dtypes or a RuntimeError in JAX's words."""
+  """(sizes of the results in a row, operands) -> results, of these shapes and dtypes or a
+  RuntimeError in JAX's words."""
   x64 = jax.config.jax_enable_x64  # of this thread; TensorFlow calls back in another one
 
   def call(sizes: np.ndarray, *operands: np.ndarray) -> list[np.ndarray]:
@@ -122,7 +124,8 @@ def _on_host(
       results = [_jax_compat.canonical(x) for x in callback(*operands)]
     if len(results) != len(ranks):
       raise RuntimeError(
-        f"Mismatched number of outputs from callback. Expected: {len(ranks)}, Actual: {len(results)}"
+        f"Mismatched number of outputs from callback. Expected: {len(ranks)}, Actual: "
+        f"{len(results)}"
       )
     ends = np.cumsum(ranks)
     shapes = [

@@ -66,15 +66,18 @@ def _remat(
   differentiated: bool,
   policy: Any,
 ) -> Tensors:
-  """The inner function; in a backward pass behind a barrier, so that it is computed once more, and not before it is needed."""
+  """The inner function; in a backward pass behind a barrier, so that it is computed once more, and
+  not before it is needed."""
   del policy  # it has decided what is among the operands
-  # In the body of a scan prevent_cse is False, because neither XLA nor Grappler merges ops across loop boundaries.
+  # In the body of a scan prevent_cse is False, because neither XLA nor Grappler merges ops across
+  # loop boundaries.
   fenced = _barrier(*operands) if differentiated and prevent_cse else operands
   return ctx.lower(closed(jaxpr), *fenced)
 
 
-# primitive -> (the param that holds the function, the params that concern JAX's transformations only). These
-# were applied when the gradient was traced; only the function itself remains to be lowered.
+# primitive -> (the param that holds the function, the params that concern JAX's transformations
+# only). These were applied when the gradient was traced; only the function itself remains to be
+# lowered.
 _FUNCTIONS = {
   P.custom_jvp_call_p: ("call_jaxpr", {"jvp_jaxpr_fun", "num_consts", "symbolic_zeros"}),
   P.custom_vjp_call_p: (
@@ -132,7 +135,8 @@ def _expand(primitive: Any, *operands: Any) -> list[Any]:
 
 
 def _barrier(*operands: tf.Tensor) -> Tensors:
-  """The operands behind a barrier that waits for all of them, so Grappler cannot merge the recomputation with the original."""
+  """The operands behind a barrier that waits for all of them, so Grappler cannot merge the
+  recomputation with the original."""
   with tf.control_dependencies(operands):
     return [tf.identity(x) for x in operands]
 

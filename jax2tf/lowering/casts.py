@@ -32,7 +32,8 @@ _BITS = {
 def _convert_element_type(
   ctx: RuleContext, operand: tf.Tensor, *, new_dtype: Any, weak_type: bool
 ) -> tf.Tensor:
-  """operand f32[...] -> i32[...]; floats saturate and NaN is 0, integers wrap, complex loses its imaginary part."""
+  """operand f32[...] -> i32[...]; floats saturate and NaN is 0, integers wrap, complex loses its
+  imaginary part."""
   del new_dtype, weak_type
   dtype = ctx.dtype_out
   if operand.dtype == dtype:
@@ -51,7 +52,8 @@ def _convert_element_type(
 
 @lowers(P.bitcast_convert_type_p)
 def _bitcast_convert_type(ctx: RuleContext, operand: tf.Tensor, *, new_dtype: Any) -> tf.Tensor:
-  """operand f32[...] -> u32[...], or u8[..., 4], or from i16[..., 2]: the same bits, least significant first."""
+  """operand f32[...] -> u32[...], or u8[..., 4], or from i16[..., 2]: the same bits, least
+  significant first."""
   del new_dtype
   dtype = ctx.dtype_out
   if operand.dtype == dtype:
@@ -68,7 +70,8 @@ def _bitcast_convert_type(ctx: RuleContext, operand: tf.Tensor, *, new_dtype: An
 def _reduce_precision(
   ctx: RuleContext, operand: tf.Tensor, *, exponent_bits: int, mantissa_bits: int
 ) -> tf.Tensor:
-  """operand f32[...] -> f32[...], rounded to a float of so many bits (ties to even), small exponents flushed to zero.
+  """operand f32[...] -> f32[...], rounded to a float of so many bits (ties to even), small
+  exponents flushed to zero.
 
   On the bits, not by a cast there and back: XLA may leave such pairs out.
   """

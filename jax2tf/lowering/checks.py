@@ -20,7 +20,8 @@ from jax2tf.registry import lowers
 
 @lowers(checkify.check_p, on_keys=True)
 def _check(ctx: RuleContext, *operands: tf.Tensor, err_tree: Any, debug: bool) -> list[tf.Tensor]:
-  """leaves of an error value -> nothing; raises JAX's error if it is one. A `debug_check` is for checkify alone, as in JAX."""
+  """leaves of an error value -> nothing; raises JAX's error if it is one. A `debug_check` is for
+  checkify alone, as in JAX."""
   if debug:
     return []
   where = ctx.where()

@@ -28,13 +28,15 @@ Tensors = list[tf.Tensor]
 
 
 def _any_dtype_inside(rule: Callable[..., Any]) -> Callable[..., Any]:
-  """The rule, with values of NARROW dtypes entering and leaving the inner jaxprs in a wider one. The casts are exact."""
+  """The rule, with values of NARROW dtypes entering and leaving the inner jaxprs in a wider one.
+  The casts are exact."""
 
   @functools.wraps(rule)
   def carried(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> Any:
     if not any(aval.dtype in _WIDER for aval in (*ctx.avals_in, *ctx.avals_out)):
       return rule(ctx, *operands, **params)
-    # TF 2.21: neither Switch nor the ops of lists have a CPU kernel for int4; those of float8 are few.
+    # TF 2.21: neither Switch nor the ops of lists have a CPU kernel for int4; those of float8 are
+    # few.
     params = {name: _with_wide_ends(value) for name, value in params.items()}
     wide_ctx = replace(
       ctx, avals_in=[_wide(a) for a in ctx.avals_in], avals_out=[_wide(a) for a in ctx.avals_out]
@@ -88,7 +90,8 @@ def _cond(
   branches: Sequence[Any],
   branches_platforms: Any = None,
 ) -> Tensors:
-  """index i32[] or bool[], operands -> results of branches[index]; of a platform_dependent, the branch for the destination."""
+  """index i32[] or bool[], operands -> results of branches[index]; of a platform_dependent, the
+  branch for the destination."""
   if branches_platforms is not None:
     chosen = ctx.destination.branch(branches_platforms)
     (branch,) = [
@@ -131,7 +134,8 @@ def _if(predicate: tf.Tensor, true: Callable[[], Tensors], false: Callable[[], T
 
 @lowers(_jax_compat.platform_index_p)
 def _platform_index(ctx: RuleContext, *, platforms: Sequence[Sequence[str] | None]) -> tf.Tensor:
-  """-> i32[], the first entry that names the platform on which the graph will run, or the default (None)."""
+  """-> i32[], the first entry that names the platform on which the graph will run, or the default
+  (None)."""
   chosen = ctx.destination.branch(platforms)
   where = ", ".join(ctx.destination.platforms) or "this machine"
   names = ", ".join("default" if names is None else "/".join(names) for names in platforms)
@@ -158,7 +162,8 @@ def _while(
   body_nconsts: int,
   body_jaxpr: Any,
 ) -> Tensors:
-  """(cond consts, body consts, carry) -> carry. A batched predicate, from vmap, stops each element on its own."""
+  """(cond consts, body consts, carry) -> carry. A batched predicate, from vmap, stops each element
+  on its own."""
   whole = functools.partial(
     _whole_while,
     cond_nconsts=cond_nconsts,
@@ -224,7 +229,8 @@ def _loop(
   carry: Sequence[tf.Tensor],
   avals: Sequence[Any],
 ) -> Tensors:
-  """While, with the carry set to JAX's shapes: an initial value may have a more specific static shape than the body keeps."""
+  """While, with the carry set to JAX's shapes: an initial value may have a more specific static
+  shape than the body keeps."""
   if not carry:
     return []
   shapes = [tf.TensorShape(ctx.dimensions.static_shape(physical(aval)[0])) for aval in avals]
@@ -273,7 +279,8 @@ def _scan(
 
 
 def _is_scalar(jaxpr: Any) -> bool:
-  """Whether a jaxpr and those inside it have scalars only: then all steps of a map cost little more than one, and no more memory."""
+  """Whether a jaxpr and those inside it have scalars only: then all steps of a map cost little more
+  than one, and no more memory."""
   if any(
     eqn.primitive is _jax_compat.pure_callback_p for eqn in jaxpr.eqns
   ):  # vmap makes a scan of a sequential one, and so on
@@ -291,19 +298,22 @@ def _is_scalar(jaxpr: Any) -> bool:
 
 
 def _has_nested_while(jaxpr: Any) -> bool:
-  """Whether a while loop is in a branch or another while loop: vmap runs it for all elements, and may never end for those not meant."""
+  """Whether a while loop is in a branch or another while loop: vmap runs it for all elements, and
+  may never end for those not meant."""
   outer = (eqn for eqn, _ in equations(jaxpr) if eqn.primitive in (P.cond_p, P.while_p))
   return any(contains(inner, (P.while_p,)) for eqn in outer for inner in inner_jaxprs(eqn))
 
 
 def _mapped(body: ClosedJaxpr, n_consts: int, *operands: Any) -> Any:
-  """A scan without carry, as where JAX differentiates random.gamma on CPU: a loop would run one scalar op after the other."""
+  """A scan without carry, as where JAX differentiates random.gamma on CPU: a loop would run one
+  scalar op after the other."""
   return jax.vmap(jaxpr_as_fun(body), [None] * n_consts + [0] * (len(operands) - n_consts))(
     *operands
   )
 
 
-# The equations that a turn of a loop has at most, where it makes several steps; and those that become many ops each.
+# The equations that a turn of a loop has at most, where it makes several steps; and those that
+# become many ops each.
 _TURN = 40
 _LARGE = {
   P.scan_p,
@@ -339,7 +349,8 @@ def _unrolled(
 
 
 def _steps_of_a_turn(body: ClosedJaxpr, size: int, unroll: int) -> int:
-  """How many steps one turn of the loop makes: TensorFlow's own work for a turn, some 20 nodes, is more than that of a few equations."""
+  """How many steps one turn of the loop makes: TensorFlow's own work for a turn, some 20 nodes, is
+  more than that of a few equations."""
   eqns = [eqn.primitive for eqn, _ in equations(body)]
   most = unroll if unroll > 1 else 1 if _LARGE.intersection(eqns) else _TURN // max(1, len(eqns))
   if size <= max(1, most):
@@ -357,7 +368,8 @@ def _scan_loop(
   xs: Sequence[tf.Tensor],
   row_avals: Sequence[Any],
 ) -> Tensors:
-  """A While with a counter; rows, or blocks of those of one turn, are read from and written to TensorArrays."""
+  """A While with a counter; rows, or blocks of those of one turn, are read from and written to
+  TensorArrays."""
   turns = size if turn == 1 else size // turn
   block = [] if turn == 1 else [turn]
   inputs = [_rows(ctx, x, turns, block) for x in xs]
@@ -406,10 +418,12 @@ def _scan_loop(
 
 
 def _is_turned(ranks: Iterable[int]) -> bool:
-  """Whether the rows of a reversed scan are written in the order of the turns, and reversed at last.
+  """Whether the rows of a reversed scan are written in the order of the turns, and reversed at
+  last.
 
-  ONNX's Loop has no other order, and tf2onnx 1.17 takes any for that. XLA writes them where they belong: there the reversal takes time, at
-  worst 1.4 times that of a loop that only copies. TF 2.21 reverses tensors of at most 8 dimensions.
+  ONNX's Loop has no other order, and tf2onnx 1.17 takes any for that. XLA writes them where they
+  belong: there the reversal takes time, at worst 1.4 times that of a loop that only copies. TF 2.21
+  reverses tensors of at most 8 dimensions.
   """
   return all(rank < 8 for rank in ranks) and not _tf_compat.is_compiled_by_xla()
 
@@ -434,7 +448,8 @@ def _rows(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
   """f32[n,...] -> its rows, or blocks of rows, by number.
 
-  Counters are computed from this number. What a loop of this graph has stacked in the same blocks, as residuals, is read from its list.
+  Counters are computed from this number. What a loop of this graph has stacked in the same blocks,
+  as residuals, is read from its list.
   """
   op = x.op
   while op.type in ("Identity", "StopGradient"):

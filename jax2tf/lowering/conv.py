@@ -1,4 +1,5 @@
-"""Convolutions: layouts, dtypes and forms that TensorFlow lacks become the plain ones of `_plain_conv`."""
+"""Convolutions: layouts, dtypes and forms that TensorFlow lacks become the plain ones of
+`_plain_conv`."""
 
 from __future__ import annotations
 
@@ -140,7 +141,8 @@ def _with_results(conv: Conv) -> Conv:
 
 
 def _computed_in(dtype: tf.DType) -> tf.DType:
-  """The dtype that holds the sums. TF 2.21: Conv2D takes floats and int32; integers that wrap agree in their low bits."""
+  """The dtype that holds the sums. TF 2.21: Conv2D takes floats and int32; integers that wrap agree
+  in their low bits."""
   if dtype.is_integer:
     return tf.int64 if dtype.size == 8 else tf.int32
   return dtype if dtype.size > 1 else tf.float32
@@ -176,7 +178,8 @@ def _laid_out(
       if (out := input_gradient(ctx, conv, image, lambda: kernel)) is not None:
         return _from(out, _axes(out_spec, "bsf"))
     rhs = turned_kernel(rhs, rhs_spec[2:])
-  # In the gradient of a kernel, JAX takes the batch, which leads in memory, for the features that are summed over.
+  # In the gradient of a kernel, JAX takes the batch, which leads in memory, for the features that
+  # are summed over.
   if lhs_spec[1] == rhs_spec[1] == 0 and is_filter_gradient(conv):
     image, cotangent = (
       transposed(lhs, _axes(lhs_spec, "fsb")),
@@ -196,7 +199,8 @@ def _with_height(spec: Sequence[int]) -> list[int]:
 
 
 def _axes(spec: Sequence[int], order: str) -> list[int]:
-  """The axes of a spec, in JAX's order (b)atch or outputs, (f)eatures, (s)patial, in the given order."""
+  """The axes of a spec, in JAX's order (b)atch or outputs, (f)eatures, (s)patial, in the given
+  order."""
   parts = {"b": spec[:1], "f": spec[1:2], "s": spec[2:]}
   return [axis for part in order for axis in parts[part]]
 
@@ -207,7 +211,8 @@ def _from(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
 
 def _convolved(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
-  """lhs f32[batch,*image,features], rhs f32[*kernel,features/groups,outputs] -> f32[batch,*out,outputs]."""
+  """lhs f32[batch,*image,features], rhs f32[*kernel,features/groups,outputs] ->
+  f32[batch,*out,outputs]."""
   if conv.batch_groups != 1:
     conv, lhs = without_batch_groups(ctx, conv, lhs)
   if conv.rank == 0:
@@ -224,7 +229,8 @@ def _convolved(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> 
 
 
 def _by_taps(ctx: RuleContext, conv: Conv, lhs: tf.Tensor, rhs: tf.Tensor) -> tf.Tensor:
-  """A convolution with one dimension less: what the first dimension of the kernel meets becomes features."""
+  """A convolution with one dimension less: what the first dimension of the kernel meets becomes
+  features."""
   if not isinstance(conv.kernel[0], int) and isinstance(conv.groups, int) and conv.groups > 1:
     group = replace(
       conv, features=conv.features // conv.groups, outputs=conv.outputs // conv.groups, groups=1

@@ -15,8 +15,8 @@ from jax2tf.context import RuleContext
 from jax2tf.lowering._movement import any_dtype
 from jax2tf.registry import lowers
 
-# TF 2.21: XLA has no Cumsum of these; int32 and int64 wrap to the same bits. f32 because TensorFlow adds halves one by one
-# in their own precision, where the error of XLA's tree grows with log n.
+# TF 2.21: XLA has no Cumsum of these; int32 and int64 wrap to the same bits. f32 because TensorFlow
+# adds halves one by one in their own precision, where the error of XLA's tree grows with log n.
 _COMPUTED_IN = {
   tf.int8: tf.int32,
   tf.int16: tf.int32,

@@ -47,7 +47,8 @@ def _dot_general(
   if not lhs_contract:
     product = _outer(ctx, lhs, rhs, lhs_batch, rhs_batch)
   else:
-    # Contracting dimensions in the order of whichever side has them adjacent, so that at least one side needs no transpose.
+    # Contracting dimensions in the order of whichever side has them adjacent, so that at least one
+    # side needs no transpose.
     order = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i])
     x = _Side(lhs, lhs_aval.shape, lhs_batch, [lhs_contract[i] for i in order])
     y = _Side(rhs, rhs_aval.shape, rhs_batch, [rhs_contract[i] for i in order])
@@ -55,7 +56,8 @@ def _dot_general(
     b, transpose_b = y.matrix(ctx, contract_last=False)
     product = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     if any(dimension_bounds(d)[0] < 1 for d in (*summed, *(rhs_aval.shape[i] for i in y.free))):
-      # TF 2.21: oneDNN's product with a bias ends the process for an empty rhs. An EnsureShape keeps Grappler from fusing the two.
+      # TF 2.21: oneDNN's product with a bias ends the process for an empty rhs. An EnsureShape
+      # keeps Grappler from fusing the two.
       product = tf.ensure_shape(product, product.shape)
     if len(x.free) != 1 or len(y.free) != 1:
       sizes = [*(x.shape[i] for i in x.batch), _product(x.shape, x.free), _product(y.shape, y.free)]
@@ -144,7 +146,8 @@ def _outer(
 
 
 def _accumulator(dtype: tf.DType) -> tf.DType:
-  """The type to multiply and add in. Integers wrap, so any wide enough signed type gives the bits of the result's."""
+  """The type to multiply and add in. Integers wrap, so any wide enough signed type gives the bits
+  of the result's."""
   if dtype in _DIRECT:
     return dtype
   if dtype == tf.bool:
@@ -156,7 +159,8 @@ def _accumulator(dtype: tf.DType) -> tf.DType:
 
 
 def _product_dtype(ctx: RuleContext, precision: Any) -> Any:
-  """The dtype of the product before its conversion to that of the result, which a named algorithm may say.
+  """The dtype of the product before its conversion to that of the result, which a named algorithm
+  may say.
 
   TensorFlow is at least as precise as the plain precisions require.
   """
@@ -186,7 +190,8 @@ def _dtypes(types: Sequence[Any]) -> list[Any]:
 
 @lowers(_jax_compat.ragged_dot_general_p)
 def _ragged_dot_general(ctx: RuleContext, *operands: tf.Tensor, **params: Any) -> tf.Tensor:
-  """lhs f32[m,k], rhs f32[g,k,n], group_sizes i32[g] -> f32[m,n]: JAX's own reference, a masked dot per group."""
+  """lhs f32[m,k], rhs f32[g,k,n], group_sizes i32[g] -> f32[m,n]: JAX's own reference, a masked dot
+  per group."""
   return ctx.lower_fun(functools.partial(_jax_compat.ragged_dot_general_impl, **params), *operands)
 
 

@@ -1,4 +1,5 @@
-"""Elementwise arithmetic, comparison and logic; integer arithmetic is in `integers`, special functions in `special`."""
+"""Elementwise arithmetic, comparison and logic; integer arithmetic is in `integers`, special
+functions in `special`."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ lower_directly({primitive: widened(op, *NARROW, tf.bool) for primitive, op in _O
 
 @lowers(P.mul_p)
 def _mul(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor, *, out_dtype: Any = None) -> tf.Tensor:
-  """x f32[...], y f32[...] -> f32[...]; integers wrap. With an `out_dtype` their types may differ."""
+  """x f32[...], y f32[...] -> f32[...]; integers wrap. With an `out_dtype` their types may
+  differ."""
   del out_dtype  # that of the result
   return _multiply(tf.cast(x, ctx.dtype_out), tf.cast(y, ctx.dtype_out))
 
@@ -194,7 +196,8 @@ def _log1p(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 
 def _distance_from_circle(re: tf.Tensor, im: tf.Tensor) -> tf.Tensor:
-  """|1 + re + i im|**2 - 1 = 2 re + re**2 + im**2, whose terms may cancel, as if in twice the precision."""
+  """|1 + re + i im|**2 - 1 = 2 re + re**2 + im**2, whose terms may cancel, as if in twice the
+  precision."""
   if re.dtype == tf.float32:
     re, im = tf.cast(re, tf.float64), tf.cast(im, tf.float64)
     return tf.cast(_add(_multiply(re, _add(scalar(2, re), re)), tf.square(im)), tf.float32)
@@ -213,7 +216,8 @@ def _exact_sum(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _exact_square(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """(x * x, its rounding error), of f64; Dekker, "A floating-point technique for extending the available precision", 1971."""
+  """(x * x, its rounding error), of f64; Dekker, "A floating-point technique for extending the
+  available precision", 1971."""
   square, scaled = tf.square(x), _multiply(x, scalar(2**27 + 1, x))
   high = _subtract(scaled, _subtract(scaled, x))
   low = _subtract(x, high)
@@ -250,7 +254,8 @@ def _atan2(ctx: RuleContext, y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def _conj(
   ctx: RuleContext, x: tf.Tensor, *, input_dtype: Any = None, _input_dtype: Any = None
 ) -> tf.Tensor:
-  """x c64[...] or f32[...] -> c64[...]; the params are for JAX's transpose rule, and it lets callers omit them."""
+  """x c64[...] or f32[...] -> c64[...]; the params are for JAX's transpose rule, and it lets
+  callers omit them."""
   del input_dtype, _input_dtype
   return tf.math.conj(x) if x.dtype.is_complex else tf.cast(x, ctx.dtype_out)
 
@@ -281,7 +286,8 @@ def _root(root: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.integer_pow_p)
 def _integer_pow(ctx: RuleContext, x: tf.Tensor, *, y: int) -> tf.Tensor:
-  """x f32[...] -> f32[...], by repeated squaring; integers wrap, a negative y is for floats only."""
+  """x f32[...] -> f32[...], by repeated squaring; integers wrap, a negative y is for floats
+  only."""
   if y == 0:
     return cast(
       tf.fill(ctx.shape(ctx.aval_out.shape), tf.constant(1, WIDER.get(x.dtype, x.dtype))), x.dtype
@@ -318,20 +324,23 @@ def _polynomial(
 
 @lowers(P.max_p)
 def _max(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool is `or`."""
+  """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool
+  is `or`."""
   del ctx
   if x.dtype == tf.bool:
     return tf.logical_or(x, y)
   if x.dtype.is_complex:
     return where(_complex_greater(x, y), x, y)
   x, y = _constant_last(x, y)
-  # TF 2.21: of max(min(x, 6), 0) the TFLite converter makes Relu6, which has no kernel for integers; not with the 0 first.
+  # TF 2.21: of max(min(x, 6), 0) the TFLite converter makes Relu6, which has no kernel for
+  # integers; not with the 0 first.
   return widened(tf.maximum, *NARROW)(*((y, x) if x.dtype.is_integer else (x, y)))
 
 
 @lowers(P.min_p)
 def _min(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool is `and`."""
+  """x, y f32[...] -> f32[...]; NaN wins, complex is ordered by real part, then imaginary part; bool
+  is `and`."""
   del ctx
   if x.dtype == tf.bool:
     return tf.logical_and(x, y)
@@ -360,7 +369,8 @@ def _complex_greater(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.select_n_p)
 def _select_n(ctx: RuleContext, which: tf.Tensor, *cases: tf.Tensor) -> tf.Tensor:
-  """which bool[...] or i32[...], a scalar or of the shape of the cases -> cases[which], element by element.
+  """which bool[...] or i32[...], a scalar or of the shape of the cases -> cases[which], element by
+  element.
 
   An index out of range selects the nearest case, as XLA's decision tree does.
   """

@@ -24,7 +24,8 @@ _TRANSFORMS = {
 def _fft(
   ctx: RuleContext, operand: tf.Tensor, *, fft_type: FftType, fft_lengths: Sequence[Any]
 ) -> tf.Tensor:
-  """operand c64[b,n,m], fft_lengths=(n, m) -> c64[b,n,m]; RFFT takes f32[b,n,m] to c64[b,n,m//2+1], IRFFT the way back."""
+  """operand c64[b,n,m], fft_lengths=(n, m) -> c64[b,n,m]; RFFT takes f32[b,n,m] to c64[b,n,m//2+1],
+  IRFFT the way back."""
   if len(fft_lengths) > 3:
     ctx.refuse(
       "XLA does not support transforms of more than three axes either",

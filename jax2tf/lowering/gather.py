@@ -1,4 +1,5 @@
-"""gather: a plain Gather or GatherNd where JAX's dimension numbers describe one, else a Gather with linear indices."""
+"""gather: a plain Gather or GatherNd where JAX's dimension numbers describe one, else a Gather with
+linear indices."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from jax2tf.lowering._indexing import Windows
 from jax2tf.lowering._movement import any_dtype, broadcast, sliced, transposed
 from jax2tf.registry import lowers
 
-# An axis of the gathered windows: ("batch", dimension of the indices) or ("window", dimension of the operand).
+# An axis of the gathered windows: ("batch", dimension of the indices) or ("window", dimension of
+# the operand).
 _Axis = tuple[str, int]
 
 
@@ -36,9 +38,11 @@ def _gather(
   mode: lax.GatherScatterMode,
   fill_value: Any,
 ) -> tf.Tensor:
-  """operand f32[n,m], indices i32[*batch,c] -> f32[*batch,*window], batch and window interleaved by `offset_dims`.
+  """operand f32[n,m], indices i32[*batch,c] -> f32[*batch,*window], batch and window interleaved by
+  `offset_dims`.
 
-  Windows that leave the operand are moved inside (clip; promise_in_bounds too, as on JAX's CPU) or filled (fill_or_drop).
+  Windows that leave the operand are moved inside (clip; promise_in_bounds too, as on JAX's CPU) or
+  filled (fill_or_drop).
   """
   del indices_are_sorted, unique_indices  # hints
   if mode == lax.GatherScatterMode.ONE_HOT:
@@ -82,7 +86,8 @@ def _filling(ctx: RuleContext, value: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _interleaved(kept: dict[int, int], rank: int) -> list[_Axis]:
-  """The axes of a result in their order: {where in it: dimension of the window}, and those of the batch between."""
+  """The axes of a result in their order: {where in it: dimension of the window}, and those of the
+  batch between."""
   batch_axes = itertools.count()
   return [("window", kept[i]) if i in kept else ("batch", next(batch_axes)) for i in range(rank)]
 

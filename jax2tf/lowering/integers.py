@@ -1,4 +1,5 @@
-"""Division, remainder, shifts and bits: what TensorFlow leaves undefined for some integers, XLA defines."""
+"""Division, remainder, shifts and bits: what TensorFlow leaves undefined for some integers, XLA
+defines."""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ lowers(P.not_p)(_logic(lambda x: tf.equal(x, tf.constant(False)), tf.bitwise.inv
 
 
 def _in_range(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor | None:
-  """count i32[...] -> bool[...]: is it less than the width of x, a negative one being huge; None if that is known."""
+  """count i32[...] -> bool[...]: is it less than the width of x, a negative one being huge; None if
+  that is known."""
   width = bit_width(x.dtype)
   if is_known(lambda value: (value >= 0) & (value < width), count):
     return None
@@ -182,7 +184,8 @@ def _clz(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 
 def _bits(x: tf.Tensor) -> tf.Tensor:
-  """x as an unsigned integer that TensorFlow computes with, without the sign extension of an int4."""
+  """x as an unsigned integer that TensorFlow computes with, without the sign extension of an
+  int4."""
   if x.dtype in NARROW:
     bits = tf.cast(x, tf.uint8)
     return tf.bitwise.bitwise_and(bits, scalar(15, bits))

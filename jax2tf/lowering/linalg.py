@@ -1,7 +1,8 @@
 """Linear systems and triangular factorisations.
 
-TensorFlow's Lu and MatrixTriangularSolve raise if a pivot or a diagonal element is zero; LAPACK continues, so JAX returns
-the LU of the singular matrix, or infinities. So the rules compute LU and triangular solutions of singular matrices with other ops.
+TensorFlow's Lu and MatrixTriangularSolve raise if a pivot or a diagonal element is zero; LAPACK
+continues, so JAX returns the LU of the singular matrix, or infinities. So the rules compute LU and
+triangular solutions of singular matrices with other ops.
 """
 
 from __future__ import annotations
@@ -66,14 +67,16 @@ def _triangular_solve(
   conjugate_a: bool,
   unit_diagonal: bool,
 ) -> tf.Tensor:
-  """a f32[n,n], b f32[n,k] -> f32[n,k], the x of `op(a) x = b`; or b f32[k,n] -> the x of `x op(a) = b`.
+  """a f32[n,n], b f32[n,k] -> f32[n,k], the x of `op(a) x = b`; or b f32[k,n] -> the x of `x op(a)
+  = b`.
 
   Reads one triangle of a.
   """
   shape_a, shape_b = ctx.avals_in[0].shape, ctx.avals_in[1].shape
   if 0 in (*shape_a, *shape_b):
     return b
-  # TF 2.21: "'tf.MatrixDiagPartV3' op does not implement layout propagation". The derivative of cholesky solves such systems.
+  # TF 2.21: "'tf.MatrixDiagPartV3' op does not implement layout propagation". The derivative of
+  # cholesky solves such systems.
   ctx.refuse_under_dtensor(
     "DTensor has no layout for triangular systems", "convert without dtensor_mesh"
   )
@@ -141,7 +144,8 @@ def _tridiagonal_solve(
   *,
   perturb_singular: bool = False,
 ) -> tf.Tensor:
-  """lower f32[n], diagonal f32[n], upper f32[n], b f32[n,k] -> f32[n,k]; lower[0] and upper[n-1] are not read."""
+  """lower f32[n], diagonal f32[n], upper f32[n], b f32[n,k] -> f32[n,k]; lower[0] and upper[n-1]
+  are not read."""
   if 0 in ctx.aval_out.shape:
     return b
   refuse_xla(ctx, "tridiagonal systems")
@@ -166,10 +170,12 @@ def _symmetric_product(
 
 @lowers(P.cholesky_p)
 def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
-  """operand f32[n,n] -> f32[n,n], its lower factor; NaN when it is not positive definite. Reads the lower triangle."""
+  """operand f32[n,n] -> f32[n,n], its lower factor; NaN when it is not positive definite. Reads the
+  lower triangle."""
   if 0 in ctx.aval_out.shape:
     return operand
-  # TF 2.21: Cholesky fills the lower triangle with NaN where it fails. A NaN of the operand is not a failure, as in OpenBLAS.
+  # TF 2.21: Cholesky fills the lower triangle with NaN where it fails. A NaN of the operand is not
+  # a failure, as in OpenBLAS.
   factor = tf.linalg.cholesky(operand)
   rows = tf.range(ctx.dim(ctx.aval_out.shape[-1]))
   failed = tf.reduce_any(
@@ -200,13 +206,15 @@ def _rotate_into(r: jax.Array, w: jax.Array) -> jax.Array:
 
 # --- LU ---
 
-# Rows of a matrix of unknown size: more than 2^20, and their square is more than TensorFlow's tensors hold.
+# Rows of a matrix of unknown size: more than 2^20, and their square is more than TensorFlow's
+# tensors hold.
 _MOST_ROWS_BITS = 20
 
 
 @lowers(P.lu_p)
 def _lu(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
-  """operand f32[m,n] -> L below and U above f32[m,n], row exchanges i32[min(m,n)], the permutation i32[m] that they make."""
+  """operand f32[m,n] -> L below and U above f32[m,n], row exchanges i32[min(m,n)], the permutation
+  i32[m] that they make."""
   aval, pivots, permutation = ctx.avals_out
   if 0 in aval.shape:
     rows = tf.range(ctx.dim(permutation.shape[-1]))
@@ -230,8 +238,10 @@ def lu(a: tf.Tensor, square: bool = False) -> tuple[tf.Tensor, tf.Tensor, tf.Ten
 
 
 def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
-  """a f32[batch,n,n] by TensorFlow's Lu, which takes LAPACK's pivots; `otherwise(a)` where it would raise: for a zero pivot."""
-  # By the factorisation of Lu: finite if that does not raise. Lu takes a subnormal pivot for zero, the logarithm does not.
+  """a f32[batch,n,n] by TensorFlow's Lu, which takes LAPACK's pivots; `otherwise(a)` where it would
+  raise: for a zero pivot."""
+  # By the factorisation of Lu: finite if that does not raise. Lu takes a subnormal pivot for zero,
+  # the logarithm does not.
   _, log = tf.linalg.slogdet(
     tf.where(tf.abs(a) < np.finfo(a.dtype.as_numpy_dtype).tiny, tf.zeros_like(a), a)
   )
@@ -244,9 +254,11 @@ def _lu_by_op(a: tf.Tensor, otherwise: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _exchanges(permutation: tf.Tensor) -> tf.Tensor:
-  """p i32[batch,m] -> i32[batch,m], the position e >= k with which step k exchanges: the first of p[k], p[p[k]] ... that is not below k.
+  """p i32[batch,m] -> i32[batch,m], the position e >= k with which step k exchanges: the first of
+  p[k], p[p[k]] ... that is not below k.
 
-  Row p[k] is at p[k] until the step of this number moves it to where that step's own exchange goes, and so on.
+  Row p[k] is at p[k] until the step of this number moves it to where that step's own exchange goes,
+  and so on.
   """
   m, start = size(permutation, -1), tf.zeros_like(permutation) + tf.range(size(permutation, -1))
   steps = [(permutation, permutation)]  # the 2^i-th successor of each, and the largest up to there
@@ -294,7 +306,8 @@ def _lu_blocks(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _lu_columns(a: tf.Tensor, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
-  """The first `steps` steps of Gaussian elimination with the pivot of largest modulus; a zero pivot is skipped."""
+  """The first `steps` steps of Gaussian elimination with the pivot of largest modulus; a zero pivot
+  is skipped."""
   batch, m = tf.shape(a)[0], size(a, -2)
   rows, columns = tf.range(m), tf.range(size(a, -1))
 

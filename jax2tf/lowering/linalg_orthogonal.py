@@ -1,7 +1,8 @@
-"""Householder reflections: QR, Hessenberg and tridiagonal forms, and products with their orthogonal factors.
+"""Householder reflections: QR, Hessenberg and tridiagonal forms, and products with their orthogonal
+factors.
 
-A reflection is H = I - tau v v^H with v[k] = 1 and zeros above, packed as LAPACK does: the rest of v
-below the diagonal of the result, tau aside. Signs are LAPACK's (xLARFG): beta = -sign(alpha) |x|.
+A reflection is H = I - tau v v^H with v[k] = 1 and zeros above, packed as LAPACK does: the rest of
+v below the diagonal of the result, tau aside. Signs are LAPACK's (xLARFG): beta = -sign(alpha) |x|.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _qr(
   full_matrices: bool,
   use_magma: Any = None,
 ) -> list[tf.Tensor]:
-  """operand f32[m,n] -> q f32[m,k], r f32[k,n] and, with pivoting, the order of columns i32[n]; k = min(m, n), or m for full matrices."""
+  """operand f32[m,n] -> q f32[m,k], r f32[k,n] and, with pivoting, the order of columns i32[n]; k =
+  min(m, n), or m for full matrices."""
   aval, q_aval = ctx.avals_in[0], ctx.avals_out[0]
   m, k = q_aval.shape[-2:]
   if 0 in aval.shape:
@@ -53,7 +55,8 @@ def _qr(
       ),
     ]
   if not pivoting:  # Eigen's reflections have LAPACK's signs
-    # TF 2.21: Eigen squares the elements, so the columns are scaled to their size; Q stays the same.
+    # TF 2.21: Eigen squares the elements, so the columns are scaled to their size; Q stays the
+    # same.
     scales = powers_of_two(tf.reduce_max(tf.abs(operand), -2, keepdims=True))
     q, r = tf.linalg.qr(operand / tf.cast(scales, operand.dtype), full_matrices)
     return [q, r * tf.cast(scales, r.dtype)]
@@ -84,7 +87,8 @@ def _geqrf(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
 def _geqp3(
   ctx: RuleContext, operand: tf.Tensor, fixed: tf.Tensor, *, use_magma: Any = None
 ) -> list[tf.Tensor]:
-  """operand f32[m,n], fixed i32[n] -> packed f32[m,n], order of columns i32[n] from 1, taus f32[min(m,n)].
+  """operand f32[m,n], fixed i32[n] -> packed f32[m,n], order of columns i32[n] from 1, taus
+  f32[min(m,n)].
 
   Columns with `fixed` != 0 come first, the others by largest rest.
   """
@@ -130,7 +134,8 @@ def householder_qr(a: tf.Tensor, fixed: tf.Tensor | None = None) -> tuple[tf.Ten
 def _reflection(
   x: tf.Tensor, k: tf.Tensor, rows: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """x[batch,m] -> (v [batch,m], tau [batch,1], x with beta at k and v packed below it): H^H x is beta at k and zero below."""
+  """x[batch,m] -> (v [batch,m], tau [batch,1], x with beta at k and v packed below it): H^H x is
+  beta at k and zero below."""
   one = tf.ones([], x.dtype)
   alpha, below = tf.gather(x, [k], axis=1), tf.where(rows > k, x, 0)
   # The largest modulus is taken out of the norm, so that squares neither overflow nor vanish.
@@ -198,8 +203,8 @@ def _vectors(a: tf.Tensor) -> tf.Tensor:
 def _middle(v: tf.Tensor, taus: tf.Tensor, x: tf.Tensor, transpose: bool) -> tf.Tensor:
   """T x or T^H x, where Q = I - v T v^H.
 
-  T is upper triangular with the inverse diag(1/tau) + (v^H v above the diagonal), so that
-  T = M^-1 diag(tau) with M = I + diag(tau) (v^H v above the diagonal), which a zero tau does no harm.
+  T is upper triangular with the inverse diag(1/tau) + (v^H v above the diagonal), so that T = M^-1
+  diag(tau) with M = I + diag(tau) (v^H v above the diagonal), which a zero tau does no harm.
   """
   taus = taus[..., tf.newaxis]
   gram = taus * tf.matmul(v, v, adjoint_a=True)
@@ -214,7 +219,8 @@ def _middle(v: tf.Tensor, taus: tf.Tensor, x: tf.Tensor, transpose: bool) -> tf.
 
 @lowers(P.hessenberg_p)
 def _hessenberg(ctx: RuleContext, operand: tf.Tensor) -> list[tf.Tensor]:
-  """operand f32[n,n] -> the Hessenberg form with the reflections below it f32[n,n], taus f32[n-1]."""
+  """operand f32[n,n] -> the Hessenberg form with the reflections below it f32[n,n], taus
+  f32[n-1]."""
   if ctx.avals_in[0].shape[-1] == 1 or 0 in ctx.avals_in[0].shape:
     return [operand, tf.zeros(ctx.shape(ctx.avals_out[1].shape), operand.dtype)]
   return call(ctx, hessenberg, operand, batch=len(ctx.avals_in[0].shape) - 2)
@@ -237,7 +243,8 @@ def hessenberg(a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 @lowers(P.tridiagonal_p)
 def _tridiagonal(ctx: RuleContext, operand: tf.Tensor, *, lower: bool) -> list[tf.Tensor]:
-  """operand f32[n,n] -> packed f32[n,n], diagonal f32[n], the one beside it f32[n-1], taus f32[n-1]; reads one triangle.
+  """operand f32[n,n] -> packed f32[n,n], diagonal f32[n], the one beside it f32[n-1], taus
+  f32[n-1]; reads one triangle.
 
   The upper form is the lower one of the matrix read backwards.
   """
@@ -258,7 +265,8 @@ def _tridiagonal(ctx: RuleContext, operand: tf.Tensor, *, lower: bool) -> list[t
       batch=len(aval.shape) - 2,
       shapes=[aval.shape, aval.shape, taus_aval.shape],
     )
-  # TF 2.21: a matrix of size 1 has no diagonal -1, the empty one below its first row has a diagonal 0.
+  # TF 2.21: a matrix of size 1 has no diagonal -1, the empty one below its first row has a diagonal
+  # 0.
   diagonal, beside = (real(tf.linalg.diag_part(x)) for x in (packed, packed[..., 1:, :-1]))
   packed = tf.linalg.band_part(packed, -1, 0) + (a - tf.linalg.band_part(a, -1, 0))
   return [flip(packed, [-2, -1]), flip(diagonal, [-1]), flip(beside, [-1]), flip(taus, [-1])]

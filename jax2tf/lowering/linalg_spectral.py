@@ -26,7 +26,8 @@ def _eigh(
   subset_by_index: tuple[int, int] | None,
   algorithm: Any = None,
 ) -> list[tf.Tensor]:
-  """operand f32[n,n] -> vectors f32[n,k], values f32[k] in ascending order; reads one triangle. NaN if that is not finite."""
+  """operand f32[n,n] -> vectors f32[n,k], values f32[k] in ascending order; reads one triangle. NaN
+  if that is not finite."""
   if 0 in ctx.avals_in[0].shape:
     return [
       tf.zeros(ctx.shape(aval.shape), dtype)
@@ -51,9 +52,11 @@ def _eig(
   enable_eigvec_derivs: bool = False,
   implementation: Any = None,
 ) -> list[tf.Tensor]:
-  """operand f32[n,n] -> values c64[n], left vectors c64[n,n], right vectors c64[n,n]; NaN if it is not finite.
+  """operand f32[n,n] -> values c64[n], left vectors c64[n,n], right vectors c64[n,n]; NaN if it is
+  not finite.
 
-  The order of the values is Eigen's. As in LAPACK, a vector has length 1 and its largest element is real.
+  The order of the values is Eigen's. As in LAPACK, a vector has length 1 and its largest element is
+  real.
   """
   if 0 in ctx.avals_in[0].shape:
     return [
@@ -95,7 +98,8 @@ def _schur_form(
   sort_eig_vals: bool,
   select_callable: Any,
 ) -> list[tf.Tensor]:
-  """operand f32[n,n] -> its Schur form f32[n,n] and, if wanted, vectors f32[n,n]; NaN if not finite.
+  """operand f32[n,n] -> its Schur form f32[n,n] and, if wanted, vectors f32[n,n]; NaN if not
+  finite.
 
   The order of the eigenvalues is that of QR steps of our own, not LAPACK's.
   """
@@ -117,7 +121,8 @@ def _svd(
   subset_by_index: tuple[int, int] | None,
   algorithm: Any = None,
 ) -> list[tf.Tensor]:
-  """operand f32[m,n] -> values f32[k] in descending order, u f32[m,k], v^H f32[k,n]; NaN if it is not finite."""
+  """operand f32[m,n] -> values f32[k] in descending order, u f32[m,k], v^H f32[k,n]; NaN if it is
+  not finite."""
   if 0 in ctx.avals_in[0].shape:
     return _empty_svd(ctx, operand)
   if operand.dtype.is_complex:

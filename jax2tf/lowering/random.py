@@ -77,7 +77,8 @@ def _random_gamma(
 def _on_words(
   ctx: RuleContext, fun: functools.partial[Any], keys: tf.Tensor, *operands: tf.Tensor
 ) -> tf.Tensor:
-  """Lowers a function of raw key data, batched over all keys; it gets the implementation as an argument."""
+  """Lowers a function of raw key data, batched over all keys; it gets the implementation as an
+  argument."""
   keys_aval, *others = ctx.avals_in
   fun = functools.partial(fun.func, impl=keys_aval.dtype._impl, ndim=keys_aval.ndim, **fun.keywords)
   return ctx.lower_fun(fun, keys, *operands, avals=[_jax_compat.physical_aval(keys_aval), *others])
@@ -183,7 +184,8 @@ def _round(x0: tf.Tensor, x1: tf.Tensor, rotation: tf.Tensor) -> tuple[tf.Tensor
 
 
 def _rotate_left(x: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
-  # The bits do not meet, so the sum is the union. TF 2.21: Add is one of Eigen's vectorised ops, BitwiseOr is not.
+  # The bits do not meet, so the sum is the union. TF 2.21: Add is one of Eigen's vectorised ops,
+  # BitwiseOr is not.
   return tf.bitwise.left_shift(x, by) + tf.bitwise.right_shift(x, 32 - by)
 
 
@@ -282,7 +284,8 @@ def _rng_bit_generator(
 def _philox_bits(
   ctx: RuleContext, state: tf.Tensor, shape: Dims, dtype: tf.DType
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Philox 4x32-10 on the counters state[1], state[1] + 1 ...: TensorFlow's own generator. One counter is 128 bits."""
+  """Philox 4x32-10 on the counters state[1], state[1] + 1 ...: TensorFlow's own generator. One
+  counter is 128 bits."""
   bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
     shape=ctx.shape(shape),
     key=state[:1],
@@ -299,8 +302,8 @@ def _threefry_bits(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Threefry 2x32-20 on the counters state[1], state[1] + 1 ...; one counter is 64 bits.
 
-  For 32-bit results XLA halves the first even dimension, or else the largest (xla/hlo/builder/lib/prng.cc):
-  both words of the hash are then neighbours along it.
+  For 32-bit results XLA halves the first even dimension, or else the largest
+  (xla/hlo/builder/lib/prng.cc): both words of the hash are then neighbours along it.
   """
   if dtype == tf.uint64:
     blocks = _size64(ctx, shape)
@@ -329,7 +332,8 @@ def _threefry_words(state: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _split_for_halves(ctx: RuleContext, shape: Dims) -> list[Any]:
-  """The sizes before, of and after the dimension that is halved: ints, or i64[] if any is symbolic."""
+  """The sizes before, of and after the dimension that is halved: ints, or i64[] if any is
+  symbolic."""
   sizes = ctx.shape(shape or (1,))
   if isinstance(sizes, list):
     axis = next((i for i, size in enumerate(sizes) if size % 2 == 0), sizes.index(max(sizes)))
@@ -344,7 +348,8 @@ def _split_for_halves(ctx: RuleContext, shape: Dims) -> list[Any]:
 
 @lowers(P.rng_uniform_p)
 def _rng_uniform(ctx: RuleContext, low: tf.Tensor, high: tf.Tensor, *, shape: Dims) -> tf.Tensor:
-  """low f32[], high f32[] -> f32[shape] in [low, high); the numbers are the platform's own, as XLA documents."""
+  """low f32[], high f32[] -> f32[shape] in [low, high); the numbers are the platform's own, as XLA
+  documents."""
   if low.dtype.is_floating or low.dtype in (tf.int32, tf.int64):
     return tf.random.uniform(ctx.shape(shape), low, high, low.dtype)
   wide = tf.random.uniform(

@@ -34,7 +34,8 @@ def _reduce_sum(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
 
 
 def _sum(operand: tf.Tensor, axes: list[int]) -> tf.Tensor:
-  """TF 2.21: Sum of f16 over leading axes adds one by one in f16, where 2048 + 1 is 2048. XLA adds partial sums."""
+  """TF 2.21: Sum of f16 over leading axes adds one by one in f16, where 2048 + 1 is 2048. XLA adds
+  partial sums."""
   if operand.dtype != tf.float16:
     return tf.reduce_sum(operand, axes)
   return tf.cast(tf.reduce_sum(tf.cast(operand, tf.float32), axes), tf.float16)
@@ -50,7 +51,8 @@ def _reduce_prod(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -
 @lowers(P.reduce_max_p)
 @any_dtype
 def _reduce_max(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
-  """operand f32[b,n] -> f32[b]; NaN wins, but not under jit_compile: TF's XLA compiles reductions with fast min and max."""
+  """operand f32[b,n] -> f32[b]; NaN wins, but not under jit_compile: TF's XLA compiles reductions
+  with fast min and max."""
   if operand.dtype == tf.bool:
     return tf.reduce_any(operand, list(axes))
   if operand.dtype.is_complex:
@@ -192,8 +194,8 @@ def _reduce(
 ) -> list[tf.Tensor]:
   """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b] ..., by the reducer `jaxpr`.
 
-  One known equation is TensorFlow's own reduction. The others combine neighbours in a tree of log n steps; a
-  symbolic n takes a loop, in the order of the elements.
+  One known equation is TensorFlow's own reduction. The others combine neighbours in a tree of log n
+  steps; a symbolic n takes a loop, in the order of the elements.
   """
   del computation
   primitive = binary_primitive(jaxpr)
@@ -207,7 +209,8 @@ def _reduce(
 def _reduced_by(
   ctx: RuleContext, combine: Callable[..., Any], operand: tf.Tensor, axes: Sequence[int]
 ) -> tf.Tensor:
-  """A reduction that TensorFlow has only between two tensors; `operand` need not have the dtype of its aval."""
+  """A reduction that TensorFlow has only between two tensors; `operand` need not have the dtype of
+  its aval."""
   aval = jax.ShapeDtypeStruct(ctx.avals_in[0].shape, operand.dtype.as_numpy_dtype)
   return ctx.lower_fun(
     functools.partial(_reduce_by_monoid, combine, tuple(axes)), operand, avals=[aval]

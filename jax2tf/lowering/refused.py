@@ -131,7 +131,8 @@ UNSUPPORTED.update(
     **dict.fromkeys(["after_all", "create_token"], _TOKEN),
     "call_tf": (
       "it is JAX's own call_tf, which only JAX's own convert takes into a graph",
-      "use jax2tf.call_tf, or jax2tf.install() before the import, or lower natively with native_serialization=True",
+      "use jax2tf.call_tf, or jax2tf.install() before the import, or lower natively with "
+      "native_serialization=True",
     ),
     "custom_lin": (
       "JAX can't apply forward-mode differentiation (jvp) to a custom_vjp function",

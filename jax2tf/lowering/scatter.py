@@ -1,4 +1,5 @@
-"""scatter, its variants and dynamic_update_slice: one TensorScatter op, on rows of the operand or with linear indices."""
+"""scatter, its variants and dynamic_update_slice: one TensorScatter op, on rows of the operand or
+with linear indices."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from jax2tf.lowering._kernels import stacked
 from jax2tf.lowering._movement import any_dtype, is_one, transposed
 from jax2tf.registry import lowers
 
-# (ctx, operand f32[*sizes], rows i32[*batch,c], updates f32[*batch,*sizes[c:]], sizes, policy for rows outside) -> f32[*sizes]
+# (ctx, operand f32[*sizes], rows i32[*batch,c], updates f32[*batch,*sizes[c:]], sizes, policy for
+# rows outside) -> f32[*sizes]
 _Combine = Callable[..., tf.Tensor]
 
 
@@ -43,7 +45,8 @@ def _scatter(
 ) -> tf.Tensor:
   """operand f32[n,m], indices i32[*batch,c], updates f32[*batch,*window] -> f32[n,m].
 
-  Updates that leave the operand are moved inside (clip) or dropped (other modes). Those of one element are applied in order.
+  Updates that leave the operand are moved inside (clip) or dropped (other modes). Those of one
+  element are applied in order.
   """
   del indices_are_sorted
   shape, batch, update_sizes = (
@@ -84,9 +87,11 @@ def _scatter(
 def _dynamic_update_slice(
   ctx: RuleContext, operand: tf.Tensor, update: tf.Tensor, *start_indices: tf.Tensor
 ) -> tf.Tensor:
-  """operand f32[n,m], update f32[k,l], a scalar index per dimension -> f32[n,m]; starts are clamped so that the update fits.
+  """operand f32[n,m], update f32[k,l], a scalar index per dimension -> f32[n,m]; starts are clamped
+  so that the update fits.
 
-  TensorStridedSliceUpdate would be the plain op and update in place, but XLA wants its bounds constant and no exporter knows it.
+  TensorStridedSliceUpdate would be the plain op and update in place, but XLA wants its bounds
+  constant and no exporter knows it.
   """
   shape, sizes = ctx.avals_in[0].shape, ctx.avals_in[1].shape
   if tuple(shape) == tuple(sizes):
@@ -151,7 +156,8 @@ def _scattered(
 def _into_some(
   operand: tf.Tensor, rows: tf.Tensor, updates: tf.Tensor, sizes: Sequence[Any]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """(rows, updates), or none of them where the operand is empty: TF 2.21 refuses indices into an empty tensor."""
+  """(rows, updates), or none of them where the operand is empty: TF 2.21 refuses indices into an
+  empty tensor."""
   if all(dimension_bounds(n)[0] >= 1 for n in sizes):
     return rows, updates
   count = tf.where(tf.size(operand) > 0, tf.shape(rows)[0], 0)
@@ -214,7 +220,8 @@ def _multiplied(
   sizes: Sequence[Any],
   policy: str,
 ) -> tf.Tensor:
-  """TensorFlow has no TensorScatterMul: the product of each row and its updates, in order. Rows -1 are skipped."""
+  """TensorFlow has no TensorScatterMul: the product of each row and its updates, in order. Rows -1
+  are skipped."""
   del policy
   count, *row = sizes
   rows, updates = _into_some(
@@ -236,7 +243,8 @@ def _applied(
   function: Callable[..., Any],
   unique: bool,
 ) -> tf.Tensor:
-  """operand[row] = function(operand[row], update): all rows at once if they are `unique`, else one after the other."""
+  """operand[row] = function(operand[row], update): all rows at once if they are `unique`, else one
+  after the other."""
   del policy
   row = sizes[1:]
   rows, updates = tf.reshape(rows, [-1, 1]), tf.reshape(updates, ctx.shape([-1, *row]))
@@ -258,7 +266,8 @@ def _applied(
 
 
 def _with_a_row(operand: tf.Tensor, sizes: Sequence[Any]) -> tf.Tensor:
-  """The operand, and one row more where it may have none: TF 2.21 refuses to gather from an empty tensor."""
+  """The operand, and one row more where it may have none: TF 2.21 refuses to gather from an empty
+  tensor."""
   return (
     operand
     if dimension_bounds(sizes[0])[0] >= 1

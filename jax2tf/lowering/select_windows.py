@@ -1,4 +1,5 @@
-"""Reductions over windows that select one element of each: the derivatives of pooling by max and by min."""
+"""Reductions over windows that select one element of each: the derivatives of pooling by max and by
+min."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from jax2tf.registry import lowers
 def _select_and_scatter_add(
   ctx: RuleContext, source: tf.Tensor, operand: tf.Tensor, *, select_prim: Any, **geometry: Any
 ) -> tf.Tensor:
-  """source f32[b,h',w',c], operand f32[b,h,w,c] -> f32[b,h,w,c]: each source added where its window has its first maximum."""
+  """source f32[b,h',w',c], operand f32[b,h,w,c] -> f32[b,h,w,c]: each source added where its window
+  has its first maximum."""
   axes = window_axes(ctx.avals_in[1], ctx.avals_in[0], **geometry)
   gradient = max_pool_gradient(ctx, operand, source, axes, 1 if select_prim is P.ge_p else -1)
   return (
@@ -47,7 +49,8 @@ def _select_and_scatter(
   scatter_consts: Sequence[Any],
   **geometry: Any,
 ) -> tf.Tensor:
-  """operand f32[b,n], source f32[b,n'], init_value f32[] -> f32[b,n]; the reducers are those of select_and_scatter_add."""
+  """operand f32[b,n], source f32[b,n'], init_value f32[] -> f32[b,n]; the reducers are those of
+  select_and_scatter_add."""
   del select_consts, scatter_consts
   select = binary_primitive(select_jaxpr)
   if select not in (P.ge_p, P.le_p) or binary_primitive(scatter_jaxpr) not in (
@@ -72,7 +75,8 @@ def _select_and_scatter(
 def _select_and_gather_add(
   ctx: RuleContext, tangents: tf.Tensor, operand: tf.Tensor, *, select_prim: Any, **geometry: Any
 ) -> tf.Tensor:
-  """tangents f32[b,n], operand f32[b,n] -> f32[b,n'], the tangent of the first maximum of each window."""
+  """tangents f32[b,n], operand f32[b,n] -> f32[b,n'], the tangent of the first maximum of each
+  window."""
   axes = window_axes(ctx.avals_in[1], ctx.aval_out, **geometry)
   return ctx.lower_fun(functools.partial(_gathered, select_prim is P.ge_p, axes), tangents, operand)
 
@@ -105,10 +109,12 @@ def _gathered(greatest: bool, axes: Sequence[Axis], tangents: Any, operand: Any)
 
 
 def _selected(greatest: bool, axes: Sequence[Axis], operand: Any) -> tuple[tuple[Any, ...], Any]:
-  """(by axis, the position of the element that each window selects; where that is no better than the initial value).
+  """(by axis, the position of the element that each window selects; where that is no better than
+  the initial value).
 
-  XLA scans a window and keeps its element only if that is `>=` the next one: so a NaN is selected and then replaced by
-  the element after it, and the first of equal elements wins. A window outside the operand selects a position past its end.
+  XLA scans a window and keeps its element only if that is `>=` the next one: so a NaN is selected
+  and then replaced by the element after it, and the first of equal elements wins. A window outside
+  the operand selects a position past its end.
   """
   rank, out = len(axes), tuple(axis.out for axis in axes)
   windows = tuple(axis.window for axis in axes)

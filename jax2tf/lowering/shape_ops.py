@@ -1,4 +1,5 @@
-"""Data movement without indices: reshape, broadcast, transpose, concatenate, pad, iota and similar."""
+"""Data movement without indices: reshape, broadcast, transpose, concatenate, pad, iota and
+similar."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def _reshape(
 def _broadcast_in_dim(
   ctx: RuleContext, operand: tf.Tensor, *, shape: Sequence[Any], broadcast_dimensions: Sequence[int]
 ) -> tf.Tensor:
-  """operand f32[a,1], broadcast_dimensions (0,2) -> f32[a,n,b]: sizes 1 and new dimensions are repeated."""
+  """operand f32[a,1], broadcast_dimensions (0,2) -> f32[a,n,b]: sizes 1 and new dimensions are
+  repeated."""
   sizes = ctx.avals_in[0].shape
   if not sizes:
     return tf.fill(ctx.shape(shape), operand) if shape else operand
@@ -175,7 +177,8 @@ def _pad(
   *,
   padding_config: Sequence[tuple[Any, Any, int]],
 ) -> tf.Tensor:
-  """operand f32[n], padding_value f32[], (low, high, interior) per dimension -> f32[low + n + (n-1)*interior + high].
+  """operand f32[n], padding_value f32[], (low, high, interior) per dimension -> f32[low + n +
+  (n-1)*interior + high].
 
   Negative `low` and `high` cut, after the interior padding.
   """
@@ -185,7 +188,8 @@ def _pad(
     operand, sizes = _with_interiors(ctx, operand, padding_value, sizes, interiors)
   begin = [max_dim(-low, 0) for low, _, _ in padding_config]
   lows = [max_dim(low, 0) for low, _, _ in padding_config]
-  # What is missing at the end; negative where `high`, or the last element's interior padding, is cut.
+  # What is missing at the end; negative where `high`, or the last element's interior padding, is
+  # cut.
   missing = [
     out + cut - low - size
     for out, cut, low, size in zip(out_sizes, begin, lows, sizes, strict=True)
@@ -205,7 +209,8 @@ def _with_interiors(
   sizes: Sequence[Any],
   interiors: Sequence[int],
 ) -> tuple[tf.Tensor, list[Any]]:
-  """Each element followed by its padding, the last one too: f32[n] -> f32[n*(1+interior)], and the sizes."""
+  """Each element followed by its padding, the last one too: f32[n] -> f32[n*(1+interior)], and the
+  sizes."""
   columns = [
     column
     for n, interior in zip(sizes, interiors, strict=True)
@@ -237,8 +242,8 @@ def _padded(
     paddings = tf.reshape(
       ctx.shape([pad for pads in zip(lows, highs, strict=True) for pad in pads]), [-1, 2]
     )
-    # TF 2.21: Grappler fuses Pad with the Conv3D after it, ignores the padding in the shape of the result,
-    # and so infers sizes of 1 and removes transposes; it does not fuse PadV2.
+    # TF 2.21: Grappler fuses Pad with the Conv3D after it, ignores the padding in the shape of the
+    # result, and so infers sizes of 1 and removes transposes; it does not fuse PadV2.
     return tf.pad(
       operand, paddings, constant_values=value if len(sizes) == 5 else _padding_constant(value)
     )
@@ -257,5 +262,6 @@ def _padded(
 
 
 def _padding_constant(value: tf.Tensor) -> Any:
-  """0 for a known zero other than -0.0: tf.pad then emits the op that every runtime has. Otherwise the value."""
+  """0 for a known zero other than -0.0: tf.pad then emits the op that every runtime has. Otherwise
+  the value."""
   return 0 if is_known(lambda known: not any(known.tobytes()), value) else value

@@ -15,7 +15,8 @@ from jax2tf.registry import lowers
 
 @lowers(shape_poly.dim_as_value_p)
 def _dim_as_value(ctx: RuleContext, *, dim: Any) -> tf.Tensor:
-  """-> i32[] (i64[] with x64), the value of a symbolic dimension; an error when the graph runs if it does not fit."""
+  """-> i32[] (i64[] with x64), the value of a symbolic dimension; an error when the graph runs if
+  it does not fit."""
   dtype = ctx.dtype_out
   if dtype == tf.int32 and (found := ctx.dimensions.wrapping(dim)):
     return _checked(dim, *found)
@@ -37,7 +38,8 @@ def _checked(dim: Any, value: tf.Tensor, fits: tf.Tensor, shown: tf.Tensor) -> t
   """The value of a dimension, or an error when the graph runs, which shows the number."""
   message = f"a size, {dim}, does not fit into {value.dtype.name}; enable jax_enable_x64"
   checked = _tf_compat.asserted(fits, [message, shown], message)
-  # The size is 0: XLA drops a control dependency of what it folds. TF.js 4.22 (wasm) has random numbers for the sum of no elements.
+  # The size is 0: XLA drops a control dependency of what it folds. TF.js 4.22 (wasm) has random
+  # numbers for the sum of no elements.
   return value + tf.size(checked.outputs[0], value.dtype)
 
 
@@ -51,7 +53,8 @@ def _dimension_size(ctx: RuleContext, operand: tf.Tensor, *, dimension: int) -> 
 def _shape_assertion(
   ctx: RuleContext, ok: tf.Tensor, *inputs: tf.Tensor, error_message: str
 ) -> list[tf.Tensor]:
-  """ok bool[], the numbers for the message -> nothing; raises InvalidArgumentError when the graph runs, or when XLA compiles it."""
+  """ok bool[], the numbers for the message -> nothing; raises InvalidArgumentError when the graph
+  runs, or when XLA compiles it."""
   parts = [(words, index) for words, index, *_ in string.Formatter().parse(error_message)]
   data: list[Any] = []
   for words, index in parts:

@@ -45,7 +45,8 @@ def _slice(
 def _dynamic_slice(
   ctx: RuleContext, operand: tf.Tensor, *start_indices: tf.Tensor, slice_sizes: Sequence[Any]
 ) -> tf.Tensor:
-  """operand f32[n,m], a scalar index per dimension -> f32[*slice_sizes]; starts are clamped so that the slice fits."""
+  """operand f32[n,m], a scalar index per dimension -> f32[*slice_sizes]; starts are clamped so that
+  the slice fits."""
   shape = ctx.avals_in[0].shape
   starts = [
     0 if size == n else tf.cast(clamped(index, ctx.dim(n - size)), tf.int32)

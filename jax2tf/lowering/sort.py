@@ -1,4 +1,5 @@
-"""Sorting: every order of JAX's is an order of integers, which TopKV2 sorts stably, the greatest first."""
+"""Sorting: every order of JAX's is an order of integers, which TopKV2 sorts stably, the greatest
+first."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _SORTED_AS = {tf.bool: tf.int8, tf.uint16: tf.int32, **{dtype: WIDER[dtype] for 
 def _top_k(
   ctx: RuleContext, operand: tf.Tensor, *, k: Any, axis: int | None = None, is_stable: bool = True
 ) -> list[tf.Tensor]:
-  """operand f32[b,n] -> f32[b,k], i32[b,k]; equals in their order, NaN > inf > ... > 0.0 > -0.0 > ... > -inf > -NaN."""
+  """operand f32[b,n] -> f32[b,k], i32[b,k]; equals in their order, NaN > inf > ... > 0.0 > -0.0 >
+  ... > -inf > -NaN."""
   del is_stable
   rank = len(ctx.avals_in[0].shape)
   axis = rank - 1 if axis is None else axis % rank
@@ -35,7 +37,8 @@ def _top_k(
 def top_k_last(operand: tf.Tensor, k: int | tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
   """The `k` greatest along the last axis and their positions."""
   wide = cast(operand, _SORTED_AS.get(operand.dtype, operand.dtype))
-  # XLA's own order of floats is JAX's; of f32 it has a kernel, where it sorts the whole array of integers.
+  # XLA's own order of floats is JAX's; of f32 it has a kernel, where it sorts the whole array of
+  # integers.
   if not wide.dtype.is_floating or _tf_compat.is_compiled_by_xla():
     values, indices = tf.math.top_k(wide, k)
     return cast(values, operand.dtype), indices
@@ -57,7 +60,8 @@ def _approx_top_k(
   reduction_input_size_override: int,
   aggregate_to_topk: bool,
 ) -> list[tf.Tensor]:
-  """operand f32[b,n] -> f32[b,k], i32[b,k]: the exact ones, as JAX gives on CPU; more than k if these are not aggregated."""
+  """operand f32[b,n] -> f32[b,k], i32[b,k]: the exact ones, as JAX gives on CPU; more than k if
+  these are not aggregated."""
   del k, recall_target, reduction_input_size_override, aggregate_to_topk
   rank = len(ctx.avals_in[0].shape)
   axis = reduction_dimension % rank
@@ -75,7 +79,8 @@ def _approx_top_k(
 def _sort(
   ctx: RuleContext, *operands: tf.Tensor, dimension: int, is_stable: bool, num_keys: int
 ) -> list[tf.Tensor]:
-  """operands f32[b,n] ..., the first `num_keys` of them keys -> the same, sorted stably; NaN last, -0.0 equal to 0.0.
+  """operands f32[b,n] ..., the first `num_keys` of them keys -> the same, sorted stably; NaN last,
+  -0.0 equal to 0.0.
 
   Complex numbers go by their real and then by their imaginary part.
   """
@@ -97,7 +102,8 @@ def _sort(
 
 
 def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
-  """Integers whose descending order is the ascending order of `operand`, the most significant first."""
+  """Integers whose descending order is the ascending order of `operand`, the most significant
+  first."""
   if operand.dtype.is_complex:
     return [*_descending_keys(tf.math.real(operand)), *_descending_keys(tf.math.imag(operand))]
   operand = cast(operand, _SORTED_AS.get(operand.dtype, operand.dtype))
@@ -111,7 +117,8 @@ def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _order(keys: Sequence[tf.Tensor], size: int | tf.Tensor, rank: int) -> tf.Tensor:
-  """i32[b,n], the positions of the sorted elements: stable sorts by each key, the least significant first."""
+  """i32[b,n], the positions of the sorted elements: stable sorts by each key, the least significant
+  first."""
   order = tf.math.top_k(keys[-1], size).indices
   for key in keys[-2::-1]:
     order = _along_last(order, tf.math.top_k(_along_last(key, order, rank), size).indices, rank)

@@ -80,7 +80,8 @@ def _erf_inv(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 
 def _erf_inv_32(x: tf.Tensor) -> tf.Tensor:
   w, infinity = -tf.math.log1p(-tf.square(x)), scalar(math.inf, x)
-  # Both polynomials and one select: TF 2.21 broadcasts the scalars of a select one element at a time.
+  # Both polynomials and one select: TF 2.21 broadcasts the scalars of a select one element at a
+  # time.
   middle = scalar(2.5, x)
   near = w - middle
   centre, tail = (
@@ -138,7 +139,8 @@ def _polygamma(ctx: RuleContext, n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.zeta_p)
 def _zeta(ctx: RuleContext, x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
-  """x, q f32[...] -> f32[...], the sum of (q + k)**-x over k >= 0; infinite at x = 1; NaN below, or for q <= 0 and broken x."""
+  """x, q f32[...] -> f32[...], the sum of (q + k)**-x over k >= 0; infinite at x = 1; NaN below, or
+  for q <= 0 and broken x."""
   del ctx
   return widened(_zeta_32, *NARROW, *HALF)(x, q)
 
@@ -146,7 +148,8 @@ def _zeta(ctx: RuleContext, x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
 def _zeta_32(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
   """Ten terms, and Euler-Maclaurin's formula for the rest (DLMF 25.11.5), as in XLA.
 
-  TF 2.21: the kernel is far off for q < 0 (trigamma(-8.28) = -3e8), where JAX's is right to some digits.
+  TF 2.21: the kernel is far off for q < 0 (trigamma(-8.28) = -3e8), where JAX's is right to some
+  digits.
   """
   zero, half, one, two, inf, nan = (
     scalar(value, x) for value in (0, 0.5, 1, 2, math.inf, math.nan)
@@ -174,7 +177,8 @@ def _zeta_32(x: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.igamma_p)
 def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """a, x f32[...] -> f32[...]; for a = 0 it is 1 from x = 1 on, else NaN; NaN for negative operands."""
+  """a, x f32[...] -> f32[...]; for a = 0 it is 1 from x = 1 on, else NaN; NaN for negative
+  operands."""
   del ctx
 
   def igamma(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -188,7 +192,8 @@ def _igamma(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def _at_infinity(
   value: tf.Tensor, a: tf.Tensor, x: tf.Tensor, known: tuple[float, float]
 ) -> tf.Tensor:
-  """value, a, x f32[...] -> f32[...], with the known values where a is infinite, and x >= 1 finite or infinite."""
+  """value, a, x f32[...] -> f32[...], with the known values where a is infinite, and x >= 1 finite
+  or infinite."""
   of_finite, of_infinite = (scalar(one, x) for one in known)
   inf = scalar(math.inf, x)
   value = where(tf.equal(a, inf) & (x >= scalar(1, x)), of_finite, value)
@@ -228,7 +233,8 @@ def _igamma_grad_a(ctx: RuleContext, a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def _regularized_incomplete_beta(
   ctx: RuleContext, a: tf.Tensor, b: tf.Tensor, x: tf.Tensor
 ) -> tf.Tensor:
-  """a, b, x f32[...] -> f32[...]; a step at 0 for a = 0 or b infinite, a step at 1 for b = 0 or a infinite, NaN for both."""
+  """a, b, x f32[...] -> f32[...]; a step at 0 for a = 0 or b infinite, a step at 1 for b = 0 or a
+  infinite, NaN for both."""
   del ctx
 
   def betainc(a: tf.Tensor, b: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,5 @@
-"""Reductions over sliding windows: TensorFlow's pooling where it fits, else one axis after the other."""
+"""Reductions over sliding windows: TensorFlow's pooling where it fits, else one axis after the
+other."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from jax2tf.registry import lowers
 def _reduce_window_max(
   ctx: RuleContext, operand: tf.Tensor, *, plain: bool = False, **geometry: Any
 ) -> tf.Tensor:
-  """operand f32[b,h,w,c] -> f32[b,h',w',c], the maxima; what is outside does not count. `plain` is MaxPool alone, for a fused idiom."""
+  """operand f32[b,h,w,c] -> f32[b,h',w',c], the maxima; what is outside does not count. `plain` is
+  MaxPool alone, for a fused idiom."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   if operand.dtype != tf.bool and (whole := whole_axes(axes)):
     return tf.reduce_max(extrema_apart(operand), whole, keepdims=True)
@@ -52,7 +54,8 @@ def _reduce_window_min(ctx: RuleContext, operand: tf.Tensor, **geometry: Any) ->
 def _reduce_window_sum(
   ctx: RuleContext, operand: tf.Tensor, *, mean: bool = False, **geometry: Any
 ) -> tf.Tensor:
-  """operand f32[b,h,w,c] -> f32[b,h',w',c], the sums, or with `mean`, for a fused idiom, the means."""
+  """operand f32[b,h,w,c] -> f32[b,h',w',c], the sums, or with `mean`, for a fused idiom, the
+  means."""
   axes = window_axes(ctx.avals_in[0], ctx.aval_out, **geometry)
   size = math.prod(axis.window for axis in axes)
   if whole := whole_axes(axes):
@@ -67,7 +70,8 @@ def _reduce_window_sum(
 def _reduce_window(
   ctx: RuleContext, *operands: tf.Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any
 ) -> list[tf.Tensor]:
-  """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b,n'] ..., by an associative reducer."""
+  """operands f32[b,n] ..., as many initial values f32[] ... -> f32[b,n'] ..., by an associative
+  reducer."""
   axes = window_axes(ctx.avals_in[0], ctx.avals_out[0], **geometry)
   reducer = closed(jaxpr, consts)
   return ctx.lower_fun(functools.partial(_windows_by_jaxpr, reducer, axes), *operands)
@@ -102,7 +106,8 @@ def _windows_by_monoid(
 
 
 def _windows_by_jaxpr(reducer: ClosedJaxpr, axes: Sequence[Axis], *operands: Any) -> list[Any]:
-  """The initial value comes first, once; what is outside does not count, even where the initial value is no identity."""
+  """The initial value comes first, once; what is outside does not count, even where the initial
+  value is no identity."""
   xs, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
   combine, primitive = combine_by(reducer, len(axes)), binary_primitive(reducer)
   if primitive in _IDENTITIES:
@@ -151,7 +156,8 @@ def _windows(
 
 
 def _windows_along(combine: Combine, xs: Sequence[Any], i: int, axis: Axis) -> Any:
-  """Spans of 1, 2, 4 ... elements, of which those in the binary digits of the window make it up: log w steps."""
+  """Spans of 1, 2, 4 ... elements, of which those in the binary digits of the window make it up:
+  log w steps."""
 
   def part(x: Any, start: Any, count: Any, stride: int = 1) -> Any:
     return lax.slice_in_dim(x, start, start + (count - 1) * stride + 1, stride, axis=i)

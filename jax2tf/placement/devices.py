@@ -65,7 +65,8 @@ class Destination:
     return "/device:CPU:0" if place == HOST else f"/device:{platform.upper()}:{index}"
 
   def branch(self, platforms: Sequence[Sequence[str] | None]) -> set[int | None]:
-    """The entries for the platforms of the destination: for each, the first that names it or is a default; None if there is none."""
+    """The entries for the platforms of the destination: for each, the first that names it or is a
+    default; None if there is none."""
     chosen = [
       [i for i, names in enumerate(platforms) if names is None or here in names]
       for here in self.platforms or _here()
@@ -73,7 +74,8 @@ class Destination:
     return {indices[0] if indices else None for indices in chosen}
 
   def missing(self, place: Place) -> str | None:
-    """The device of a place that this machine's TensorFlow does not have; None when it does, or when the graph runs elsewhere."""
+    """The device of a place that this machine's TensorFlow does not have; None when it does, or
+    when the graph runs elsewhere."""
     device = self.device(place)
     if device is None or self.platforms:
       return None

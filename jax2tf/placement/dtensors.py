@@ -15,10 +15,12 @@ def relayout(operand: tf.Tensor, sharding: Any, mesh: Any, free: Sequence[int] =
 
 
 def layout(sharding: Any, rank: int, mesh: Any, free: Sequence[int] = ()) -> Any:
-  """The dtensor.Layout of a NamedSharding. The axes of the two meshes must have equal names and sizes.
+  """The dtensor.Layout of a NamedSharding. The axes of the two meshes must have equal names and
+  sizes.
 
   Raises:
-    ValueError: another kind of sharding; an axis that the mesh does not have, or in another size; a dimension over several axes.
+    ValueError: another kind of sharding; an axis that the mesh does not have, or in another size; a
+      dimension over several axes.
   """
   if not isinstance(sharding, NamedSharding):
     raise ValueError(
@@ -46,7 +48,8 @@ def _axis(axes: str | tuple[str, ...], sharding: NamedSharding, mesh: Any) -> st
     )
   if names[0] not in mesh.dim_names:
     raise ValueError(
-      f"{sharding.spec} names the axis {names[0]!r}, and the DTensor mesh has {', '.join(mesh.dim_names)}"
+      f"{sharding.spec} names the axis {names[0]!r}, and the DTensor mesh has "
+      f"{', '.join(mesh.dim_names)}"
     )
   if (ours := mesh.dim_size(names[0])) != (theirs := sharding.mesh.shape[names[0]]):
     raise ValueError(

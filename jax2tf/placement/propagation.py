@@ -1,4 +1,5 @@
-"""Propagates placement through a jaxpr: from equations that specify a device to those that use their results."""
+"""Propagates placement through a jaxpr: from equations that specify a device to those that use
+their results."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def propagate(
 
 
 def _place_after(target: Any, source: Any, before: Place | None) -> Place | None:
-  """The place of a result of device_put. Without a target it stays, except for a transpose, which moves it back."""
+  """The place of a result of device_put. Without a target it stays, except for a transpose, which
+  moves it back."""
   if target is not None:
     return place_of(target)
   return before if source is None else None
@@ -110,7 +112,8 @@ def _common(eqn: Any, places: Sequence[Place | None]) -> Place | None:
   distinct = sorted({place for place in places if place})
   if len(distinct) > 1:
     raise ValueError(
-      f"Received incompatible devices for '{eqn.primitive}': its operands are on {' and '.join(distinct)}, at "
+      f"Received incompatible devices for '{eqn.primitive}': its operands are on "
+      f"{' and '.join(distinct)}, at "
       f"{user_line(eqn)}; move them to one device with jax.device_put"
     )
   return distinct[0] if distinct else None
@@ -119,7 +122,8 @@ def _common(eqn: Any, places: Sequence[Place | None]) -> Place | None:
 def _results(
   eqn: Any, inner: Jaxpr | None, places: Sequence[Place | None]
 ) -> Sequence[Place | None]:
-  """The places of the results of an equation whose operands have no place: those on which its inner jaxprs agree."""
+  """The places of the results of an equation whose operands have no place: those on which its inner
+  jaxprs agree."""
   if inner:
     return placement(inner, places).of(inner.outvars)
   bodies = [body for body in inner_jaxprs(eqn) if len(body.outvars) == len(eqn.outvars)]

@@ -53,29 +53,37 @@ def call_tf(
 ) -> Callable[..., Any]:
   """Returns a JAX function with the values and derivatives of a TensorFlow function.
 
-  The result works under jit, grad, jvp, vmap, scan, cond, remat and `jax2tf.convert`, in any combination. Eagerly it calls the TensorFlow
-  function. Under jit it inlines the function as XLA code if that is equivalent; otherwise it uses a callback, which reads and
-  writes tf.Variables when it runs.
+  The result works under jit, grad, jvp, vmap, scan, cond, remat and `jax2tf.convert`, in any
+  combination. Eagerly it calls the TensorFlow function. Under jit it inlines the function as XLA
+  code if that is equivalent; otherwise it uses a callback, which reads and writes tf.Variables when
+  it runs.
 
   Args:
-    callable_tf: a Python function of tensors, a tf.function or ConcreteFunction, a Keras layer or model, or a function of a loaded
-      SavedModel. Under transformations it is traced once for each combination of structure, shapes and dtypes.
-    has_side_effects: whether a call runs even if its results are unused; None derives it from the ops of its graph.
+    callable_tf: a Python function of tensors, a tf.function or ConcreteFunction, a Keras layer or
+      model, or a function of a loaded SavedModel. Under transformations it is traced once for each
+      combination of structure, shapes and dtypes.
+    has_side_effects: whether a call runs even if its results are unused; None derives it from the
+      ops of its graph.
     ordered: whether calls under jit run in program order.
-    output_shape_dtype: a pytree of jax.ShapeDtypeStruct for the results, if TensorFlow cannot infer their shapes; None for no results.
-    call_tf_graph: for compatibility: True forbids jit, so that only `convert` lowers the call. `convert` always inlines the graph.
-    vmap_method: how `jax.vmap` calls the function, as in `jax.pure_callback`. "vectorized" is tf.vectorized_map. None chooses
-      "vectorized" for functions without stateful ops, else "sequential".
-    under_jit: "auto"; "callback", which runs the function in TensorFlow; or "inline", which inlines XLA's code and raises if it cannot.
+    output_shape_dtype: a pytree of jax.ShapeDtypeStruct for the results, if TensorFlow cannot infer
+      their shapes; None for no results.
+    call_tf_graph: for compatibility: True forbids jit, so that only `convert` lowers the call.
+      `convert` always inlines the graph.
+    vmap_method: how `jax.vmap` calls the function, as in `jax.pure_callback`. "vectorized" is
+      tf.vectorized_map. None chooses "vectorized" for functions without stateful ops, else
+      "sequential".
+    under_jit: "auto"; "callback", which runs the function in TensorFlow; or "inline", which inlines
+      XLA's code and raises if it cannot.
 
   Returns:
-    a JAX function of pytrees of arrays, positional and by keyword. It returns jax.Arrays in the structure of the results of
-    `callable_tf`.
+    a JAX function of pytrees of arrays, positional and by keyword. It returns jax.Arrays in the
+    structure of the results of `callable_tf`.
 
   Raises:
     TypeError: `callable_tf` is not callable; at a call, an argument is not an array.
-    ValueError: an unknown `vmap_method` or `under_jit`; at a call, a result has an unknown shape, does not match `output_shape_dtype`, or
-      is not a numeric tensor; under jit, inlining is impossible, or `call_tf_graph` is set; under `jax.export`, shapes are symbolic.
+    ValueError: an unknown `vmap_method` or `under_jit`; at a call, a result has an unknown shape,
+      does not match `output_shape_dtype`, or is not a numeric tensor; under jit, inlining is
+      impossible, or `call_tf_graph` is set; under `jax.export`, shapes are symbolic.
     LookupError: at a derivative, TensorFlow has no gradient for the function.
 
   Examples:
@@ -118,23 +126,28 @@ def call_tf(
 def functional(
   fun_tf: Callable[..., Any], *specs: Any
 ) -> tuple[Callable[..., Any], list[jax.Array]]:
-  """Returns a TensorFlow function as a JAX function of its trainable variables, and the values of these.
+  """Returns a TensorFlow function as a JAX function of its trainable variables, and the values of
+  these.
 
-  `apply(variables, *args)` computes `fun_tf(*args)` with these values in place of those of its tf.Variables, which stay unchanged. It
-  supports all of JAX's transformations; a vmap over variables is sequential. Other captured tensors are read at each call.
+  `apply(variables, *args)` computes `fun_tf(*args)` with these values in place of those of its
+  tf.Variables, which stay unchanged. It supports all of JAX's transformations; a vmap over
+  variables is sequential. Other captured tensors are read at each call.
 
   Args:
     fun_tf: as for `call_tf`.
-    specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` also takes other shapes. A size may be None.
+    specs: its arguments, as jax.ShapeDtypeStruct, tf.TensorSpec or arrays; `apply` also takes other
+      shapes. A size may be None.
 
   Returns:
-    (apply, variables): a function, and a list of jax.Arrays in the order in which `fun_tf` first uses them. `apply.variables` is the list
-    of the tf.Variables, to which trained values can be assigned.
+    (apply, variables): a function, and a list of jax.Arrays in the order in which `fun_tf` first
+    uses them. `apply.variables` is the list of the tf.Variables, to which trained values can be
+    assigned.
 
   Raises:
     TypeError: `fun_tf` is not callable, or a spec is not an array.
-    ValueError: `fun_tf` captures no trainable variable, or one of unknown shape; a result as for `call_tf`. At a call of `apply`: the
-      values have other shapes than the variables, or `fun_tf` writes variables.
+    ValueError: `fun_tf` captures no trainable variable, or one of unknown shape; a result as for
+      `call_tf`. At a call of `apply`: the values have other shapes than the variables, or `fun_tf`
+      writes variables.
 
   Examples:
     >>> import jax, tensorflow as tf, jax2tf
@@ -167,7 +180,8 @@ def functional(
     call, leaves = calls(args, kwargs)
     if writes := sorted(kind for kind in call.function.stateful if kind.startswith(_WRITES)):
       raise ValueError(
-        f"functional: '{function.name}' writes variables ({', '.join(writes)}); return what it writes instead"
+        f"functional: '{function.name}' writes variables ({', '.join(writes)}); return what it "
+        "writes instead"
       )
     return call(leaves, dict(zip(variables_by_reference, values, strict=True)))
 
@@ -252,7 +266,8 @@ class _Call:
       outs, tree = tree_util.tree_flatten(_tf_compat.unwrapped(self._fun(*args, **kwargs)))
     if self._declared is not None and tree != (declared := self._declared[1]):
       raise ValueError(
-        f"The pytree of the TensorFlow function results does not match the declared output_shape_dtype: '{self.function.name}' returns "
+        "The pytree of the TensorFlow function results does not match the declared "
+        f"output_shape_dtype: '{self.function.name}' returns "
         f"{tree}, declared is {declared}"
       )
     declared = [None] * len(outs) if self._declared is None else self._declared[0]
@@ -269,7 +284,8 @@ class _Call:
       dtype = describe(y)[1]
     except (TypeError, ValueError) as error:
       raise ValueError(
-        f"The called TF function returns a result that is not convertible to JAX: '{self.function.name}' returns {y!r}. Return numeric "
+        "The called TF function returns a result that is not convertible to JAX: "
+        f"'{self.function.name}' returns {y!r}. Return numeric "
         "tensors of known rank; other values, such as strings, may only be used inside the function"
       ) from error
     y = tf.convert_to_tensor(y)
@@ -292,7 +308,8 @@ def _of_any_size(spec: Any) -> Any:
 
 def _warn_of_many_signatures(fun: Any) -> None:
   warn_user(
-    f"'{getattr(fun, '__name__', type(fun).__name__)}' was called from JAX with more than {_MAX_SIGNATURES} combinations of structure, "
+    f"'{getattr(fun, '__name__', type(fun).__name__)}' was called from JAX with more than "
+    f"{_MAX_SIGNATURES} combinations of structure, "
     "shapes and dtypes; those that come back are traced again. Pad the arguments to fewer sizes"
   )
 

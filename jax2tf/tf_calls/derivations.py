@@ -1,7 +1,8 @@
-"""Derives from a TensorFlow function its linear map, the transpose of that, and the batched function.
+"""Derives from a TensorFlow function its linear map, the transpose of that, and the batched
+function.
 
-Derivatives use tf.gradients inside a graph. A tape stops recording inside a converted function, and a
-ForwardAccumulator ignores tf.custom_gradient (TF 2.21).
+Derivatives use tf.gradients inside a graph. A tape stops recording inside a converted function, and
+a ForwardAccumulator ignores tf.custom_gradient (TF 2.21).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from jax2tf.tf_calls.function import (
 from jax2tf.tf_calls.shapes import Shape
 
 Pullback = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
-# residuals -> (tensors like the results, the cotangents of these -> those of the arguments, by TensorFlow's convention)
+# residuals -> (tensors like the results, the cotangents of these -> those of the arguments, by
+# TensorFlow's convention)
 At = Callable[[Sequence[tf.Tensor]], tuple[list[tf.Tensor], Pullback]]
 
 
@@ -53,7 +55,8 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-  """How JAX differentiates a function, so that the derivative uses the values that the call read, drew or wrote.
+  """How JAX differentiates a function, so that the derivative uses the values that the call read,
+  drew or wrote.
 
   Attributes:
     reads: the values of its variables, which come behind the arguments; None where nothing is read.
@@ -83,7 +86,8 @@ def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
   is_converted = function.shadows and not function.held
   if repeatable := function.stateful <= REPEATABLE and not function.captures_others:
     found = _repeated(function, wrt)
-    # Where `convert` reads variables, its graph has what the call computed, which saves a second run.
+    # Where `convert` reads variables, its graph has what the call computed, which saves a second
+    # run.
     if not (function.stateful - READING or (found.reads and is_converted)):
       return found
   try:
@@ -93,8 +97,10 @@ def _derivative(function: TfFunction, wrt: tuple[int, ...]) -> Derivative:
       return found
     kinds = ", ".join(sorted(function.stateful - REPEATABLE)) or "what it captures"
     raise LookupError(
-      f"'{function.name}' has no derivative. A second run would differ in results or state ({kinds}), and the first does not provide what "
-      f"the derivative needs: {error}. Take random numbers as arguments (tf.random.stateless_*), or write variables outside of what is "
+      f"'{function.name}' has no derivative. A second run would differ in results or state "
+      f"({kinds}), and the first does not provide what "
+      f"the derivative needs: {error}. Take random numbers as arguments (tf.random.stateless_*), "
+      "or write variables outside of what is "
       "differentiated"
     ) from error
 
@@ -150,12 +156,14 @@ def _linear(
   *,
   apart: bool = False,
 ) -> Linear:
-  """The linear map and its transpose, from `at`. With `apart` it does not share the variables and shadows of the function."""
+  """The linear map and its transpose, from `at`. With `apart` it does not share the variables and
+  shadows of the function."""
   n = len(residuals)
 
   def push(*operands: tf.Tensor) -> list[tf.Tensor]:
     outs, pullback = at([tf.identity(x) for x in operands[:n]])
-    # The transpose of the transpose. Identities, because a converted function takes TensorFlow's own zeros for a missing cotangent.
+    # The transpose of the transpose. Identities, because a converted function takes TensorFlow's
+    # own zeros for a missing cotangent.
     seeds = [tf.identity(_zeros(y)) for y in outs]
     return _dense(gradients(function, pullback(seeds), seeds, operands[n:]), outs)
 
@@ -209,7 +217,8 @@ class _Derived(TfFunction):
 
   @property
   def avals_out(self) -> Any:
-    """Known before the graph is made: JAX asks for those of a map that it then transposes, and TensorFlow may only have the transpose."""
+    """Known before the graph is made: JAX asks for those of a map that it then transposes, and
+    TensorFlow may only have the transpose."""
     return tuple(self._declared or ())
 
 
@@ -260,7 +269,8 @@ class Recorded(_Derived):
     return [*outs, *map(packed, kept), *unsized]
 
   def _infer(self, shapes: list[Shape]) -> list[Shape]:
-    """As `TfFunction._infer`. A gradient at static shapes takes fewer sizes from the graph, so its tensors are found by name."""
+    """As `TfFunction._infer`. A gradient at static shapes takes fewer sizes from the graph, so its
+    tensors are found by name."""
     specs = [
       tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(shapes, self.specs, strict=True)
     ]
@@ -368,12 +378,14 @@ class _Mapped(_Derived):
 
 
 def vmapped(function: TfFunction, batched: tuple[bool, ...], size: int) -> TfFunction:
-  """The function over a batch of `size`, in front of the arguments that are `batched` and of all results."""
+  """The function over a batch of `size`, in front of the arguments that are `batched` and of all
+  results."""
   return function.kept(("vmap", batched, size), lambda: _Mapped(function, batched, size))
 
 
 def _summed(function: TfFunction, over: Sequence[int]) -> TfFunction:
-  """The function with some of its results summed over their batch: cotangents of what the elements of a batch share."""
+  """The function with some of its results summed over their batch: cotangents of what the elements
+  of a batch share."""
   if not over:
     return function
   avals = [
@@ -394,14 +406,16 @@ def gradients(
   seeds: Sequence[Any],
   graph: Any = None,
 ) -> list[Any]:
-  """tf.gradients, whose refusals are LookupErrors; of another graph than that under construction if one is given."""
+  """tf.gradients, whose refusals are LookupErrors; of another graph than that under construction if
+  one is given."""
   try:
     found = functions.gradients_of(ys, xs, [tf.identity(s) for s in seeds], graph)
   except LookupError as error:
     raise LookupError(f"TensorFlow cannot differentiate '{function.name}': {error}") from error
   if blocked := functions.undifferentiated(ys, xs):
     raise LookupError(
-      f"TensorFlow cannot differentiate '{function.name}': {blocked} has no gradient. Give it one with tf.custom_gradient, or put "
+      f"TensorFlow cannot differentiate '{function.name}': {blocked} has no gradient. Give it one "
+      "with tf.custom_gradient, or put "
       "tf.stop_gradient around its result"
     )
   return [g if g is None else tf.convert_to_tensor(g) for g in found]

@@ -1,6 +1,7 @@
 """A TensorFlow function as JAX sees it: flat arrays of known shapes and dtypes in, flat arrays out.
 
-Its linear map, the transpose of that, and its batched version are again such functions, made of TensorFlow ops.
+Its linear map, the transpose of that, and its batched version are again such functions, made of
+TensorFlow ops.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ class TfFunction:
       return self._traced(self.specs)
 
   def _traced(self, specs: Sequence[tf.TensorSpec]) -> Any:
-    """The concrete function for these arguments. Tapes record: the function may have one, and `convert` has stopped them."""
+    """The concrete function for these arguments. Tapes record: the function may have one, and
+    `convert` has stopped them."""
     with _tf_compat.outside_graphs(), _jax_compat.eval_context(), _tf_compat.recording_again():
       return self.compiled(None).get_concrete_function(*specs)
 
@@ -135,7 +137,8 @@ class TfFunction:
       return functions.flat_call(self.concrete, self.held)
     except ValueError as error:
       raise ValueError(
-        f"'{self.name}' cannot take values in place of its variables: {error}. Read the variable before"
+        f"'{self.name}' cannot take values in place of its variables: {error}. Read the variable "
+        "before"
       ) from error
 
   def compiled(self, jit_compile: bool | None) -> Any:
@@ -168,7 +171,8 @@ class TfFunction:
     for y, shape in zip(outs, shapes, strict=True):
       if shape is None:
         raise ValueError(
-          f"call_tf cannot call functions whose output has dynamic shape: '{self.name}' returns {y.dtype.name}{y.shape}. "
+          f"call_tf cannot call functions whose output has dynamic shape: '{self.name}' returns "
+          f"{y.dtype.name}{y.shape}. "
           "Declare the shape of the result with output_shape_dtype"
         )
     return tuple(
@@ -178,7 +182,8 @@ class TfFunction:
     )
 
   def as_declared(self, y: tf.Tensor, aval: Any) -> tf.Tensor:
-    """A result with the declared shape, where TensorFlow does not know it. A running graph raises if it has another.
+    """A result with the declared shape, where TensorFlow does not know it. A running graph raises
+    if it has another.
 
     Raises:
       ValueError: it has another shape or dtype.
@@ -192,8 +197,10 @@ class TfFunction:
   def contradicts(self, dtype: tf.DType, shape: Any, aval: Any, sizes: str = "") -> ValueError:
     """The error for a result of another shape or dtype than is declared."""
     return ValueError(
-      "The shapes or dtypes returned by the TensorFlow function do not match the declared output_shape_dtype: "
-      f"'{self.name}' returns {dtype.name}{shape}{sizes}, declared is {aval.dtype}({', '.join(map(str, aval.shape))})"
+      "The shapes or dtypes returned by the TensorFlow function do not match the declared "
+      "output_shape_dtype: "
+      f"'{self.name}' returns {dtype.name}{shape}{sizes}, declared is "
+      f"{aval.dtype}({', '.join(map(str, aval.shape))})"
     )
 
   @property
@@ -235,7 +242,8 @@ class TfFunction:
 
   def called_back(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The results for the arrays of a callback."""
-    # TensorFlow's tensors share the memory of the arrays, and JAX's memory is used again after the call.
+    # TensorFlow's tensors share the memory of the arrays, and JAX's memory is used again after the
+    # call.
     keep = np.array if self.stateful else np.asarray
     return [y.numpy() for y in self.flat_call([tf.constant(keep(x)) for x in arrays])]
 
@@ -256,7 +264,8 @@ class TfFunction:
 
   @property
   def variables(self) -> list[tf.Variable]:
-    """The floating point and complex variables that it captures, in the order of their first use."""
+    """The floating point and complex variables that it captures, in the order of their first
+    use."""
     return [v for v in self.captured if v.dtype.is_floating or v.dtype.is_complex]
 
   @property
@@ -267,13 +276,15 @@ class TfFunction:
 
   @functools.cached_property
   def captured(self) -> list[tf.Variable]:
-    """All variables that it captures, in the order of their first use; TensorFlow has them in a set."""
+    """All variables that it captures, in the order of their first use; TensorFlow has them in a
+    set."""
     by_handle = {id(v.handle): v for v in self.concrete.graph.variables}
     return [by_handle[id(x)] for x in self.concrete.captured_inputs if id(x) in by_handle]
 
   @property
   def captures_others(self) -> bool:
-    """Whether it captures something that is not a JAX array: tables, string variables, or variables of unknown shape."""
+    """Whether it captures something that is not a JAX array: tables, string variables, or variables
+    of unknown shape."""
     arrays = sum(v.shape.is_fully_defined() and v.dtype != tf.string for v in self.captured)
     return sum(x.dtype in (tf.resource, tf.variant) for x in self.concrete.captured_inputs) > arrays
 
@@ -338,7 +349,8 @@ class WithVariables(TfFunction):
 
 
 class Reads(TfFunction):
-  """Reads variables. It takes, and ignores, the arguments of a function, so that it runs at the same time."""
+  """Reads variables. It takes, and ignores, the arguments of a function, so that it runs at the
+  same time."""
 
   def __init__(self, name: str, variables: Sequence[tf.Variable], options: Options):
     # With an effect, so that rematerialisation keeps the values.
@@ -360,7 +372,8 @@ def _canonical(v: tf.Variable) -> jax.ShapeDtypeStruct:
 
 
 def is_packed(dtype: tf.DType) -> bool:
-  """Whether JAX only keeps values of this dtype as bits: it has no 64-bit elements without jax_enable_x64."""
+  """Whether JAX only keeps values of this dtype as bits: it has no 64-bit elements without
+  jax_enable_x64."""
   return dtypes.canonicalize_dtype(dtype.as_numpy_dtype) != dtype.as_numpy_dtype
 
 
@@ -393,7 +406,8 @@ def tensor_spec(aval: Any) -> tf.TensorSpec:
 
 
 def tensor(array: Any, dtype: Any) -> tf.Tensor:
-  """The array, or the Python scalar, as an eager tensor, which shares its memory where TensorFlow can."""
+  """The array, or the Python scalar, as an eager tensor, which shares its memory where TensorFlow
+  can."""
   if (
     isinstance(array, jax.Array)
     and array.dtype.name in _SHARED

@@ -1,4 +1,5 @@
-"""A TensorFlow model as a module of Flax or Equinox. The model's trainable variables are the module's parameters."""
+"""A TensorFlow model as a module of Flax or Equinox. The model's trainable variables are the
+module's parameters."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ _LIBRARIES = ("nnx", "equinox")
 
 
 def tf_module(fun_tf: Callable[..., Any], *specs: Any, library: str) -> Any:
-  """Returns a `flax.nnx.Module` or an `equinox.Module` that computes what a TensorFlow model computes.
+  """Returns a `flax.nnx.Module` or an `equinox.Module` that computes what a TensorFlow model
+  computes.
 
-  The list `variables` of the module holds its parameters. The method `assigned()` assigns them to the tf.Variables and returns the
-  TensorFlow model, which `tf.saved_model.save` and Keras can save.
+  The list `variables` of the module holds its parameters. The method `assigned()` assigns them to
+  the tf.Variables and returns the TensorFlow model, which `tf.saved_model.save` and Keras can save.
 
   Args:
     fun_tf: a Keras model or layer, a loaded SavedModel, or any other function as for `call_tf`.

@@ -1,4 +1,5 @@
-"""The two primitives: `call_tf` calls a TensorFlow function, `call_tf_linear` its derivative, which JAX transposes."""
+"""The two primitives: `call_tf` calls a TensorFlow function, `call_tf_linear` its derivative, which
+JAX transposes."""
 
 from __future__ import annotations
 
@@ -163,8 +164,8 @@ def _known(saveable: Any, unknown: Sequence[bool], here: Sequence[bool], eqn: An
     eqn: the equation of the call.
 
   Returns:
-    its equation in the forward pass, that in the backward pass, and for each result whether it is unknown and whether it is there in the
-    backward pass; the operands to keep.
+    its equation in the forward pass, that in the backward pass, and for each result whether it is
+    unknown and whether it is there in the backward pass; the operands to keep.
   """
   n, missing = (
     len(eqn.outvars),
@@ -208,7 +209,8 @@ def call_tf(ctx: Any, *operands: Any, function: TfFunction) -> Any:
 
 
 def _sized(ctx: Any, function: TfFunction, y: Any, aval: Any) -> Any:
-  """A result of the declared symbolic sizes. Another one raises while the graph is built, or when it runs.
+  """A result of the declared symbolic sizes. Another one raises while the graph is built, or when
+  it runs.
 
   Raises:
     ValueError: it is known to have another shape.
@@ -234,6 +236,7 @@ def call_tf_linear(ctx: Any, *operands: Any, linear: Linear) -> Any:
 
 
 def _in_graph(function: TfFunction, operands: Sequence[Any]) -> Any:
-  # A function of the user may have a tape of its own, and tapes do not record inside of a converted function.
+  # A function of the user may have a tape of its own, and tapes do not record inside of a converted
+  # function.
   with _jax_compat.eval_context(), _tf_compat.recording_again():
     return function.flat_call(list(operands)) if function.held else function.run(*operands)

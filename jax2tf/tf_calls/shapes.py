@@ -1,4 +1,5 @@
-"""Symbolic shapes of results: fits formulas to the shapes that TensorFlow infers at several sizes."""
+"""Symbolic shapes of results: fits formulas to the shapes that TensorFlow infers at several
+sizes."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ _DIVISORS = range(2, 17)
 def symbolic_shapes(
   shapes_in: Sequence[Sequence[Any]], infer: Callable[[list[Shape]], list[Shape]]
 ) -> list[tuple[Any, ...] | None]:
-  """The shapes of the results for symbolic shapes of the arguments; None for one that fits no formula.
+  """The shapes of the results for symbolic shapes of the arguments; None for one that fits no
+  formula.
 
   Args:
     shapes_in: of the arguments.
-    infer: static shapes of the arguments -> those of the results, None where TensorFlow knows no size.
+    infer: static shapes of the arguments -> those of the results, None where TensorFlow knows no
+      size.
   """
   dims = [d for shape in shapes_in for d in shape if shape_poly.is_symbolic_dim(d)]
   names = sorted(frozenset().union(*map(shape_poly.dimension_variables, dims)))
@@ -45,7 +48,8 @@ def symbolic_shapes(
   return results
 
 
-# Multiples of small numbers, because of conditions such as mod(b, 8) == 0; small and large ones, because of bounds.
+# Multiples of small numbers, because of conditions such as mod(b, 8) == 0; small and large ones,
+# because of bounds.
 _TRIED = (4, 24, 240)
 
 
@@ -54,7 +58,8 @@ def contradiction(
   declared: Sequence[Sequence[Any]],
   infer: Callable[[list[Shape]], list[Shape]],
 ) -> tuple[int, str, Shape] | None:
-  """(position of a result that has another shape than is declared at all sizes tried, such sizes, its shape); None without one.
+  """(position of a result that has another shape than is declared at all sizes tried, such sizes,
+  its shape); None without one.
 
   Args:
     shapes_in: of the arguments; without symbolic dimensions nothing is tried.
@@ -92,7 +97,8 @@ def _differs(shape: Shape, expected: Shape) -> bool:
 
 
 def _fit(found: Sequence[Any], sizes: Sequence[Sequence[int]], variables: Sequence[Any]) -> Any:
-  """The formula with the values `found` at the `sizes`, or None: multiples of variables and of products of two, summed, or (b + k) // q."""
+  """The formula with the values `found` at the `sizes`, or None: multiples of variables and of
+  products of two, summed, or (b + k) // q."""
   if any(n is None for n in found):
     return None
   if len(set(found)) == 1:

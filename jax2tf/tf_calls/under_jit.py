@@ -1,4 +1,5 @@
-"""Runs a TensorFlow function under jit: inlined as XLA code if that is equivalent, otherwise by a callback."""
+"""Runs a TensorFlow function under jit: inlined as XLA code if that is equivalent, otherwise by a
+callback."""
 
 from __future__ import annotations
 
@@ -42,13 +43,15 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
   options = function.options
   if options.call_tf_graph:
     raise ValueError(
-      f"call_tf_graph=True only support exporting by jax2tf.convert currently: '{function.name}' is under jax.jit. Leave it out"
+      f"call_tf_graph=True only support exporting by jax2tf.convert currently: '{function.name}' "
+      "is under jax.jit. Leave it out"
     )
   if any(
     shape_poly.is_symbolic_dim(d) for aval in (*ctx.avals_in, *ctx.avals_out) for d in aval.shape
   ):
     raise ValueError(
-      f"jax.export has no symbolic shapes for the TensorFlow function '{function.name}': use jax2tf.convert, or fixed shapes"
+      f"jax.export has no symbolic shapes for the TensorFlow function '{function.name}': use "
+      "jax2tf.convert, or fixed shapes"
     )
   if options.under_jit != "callback":
     reason = _why_not_inlined(function)
@@ -66,7 +69,8 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
         aval.shape for aval in ctx.avals_out
       ]:
         return _inlined(ctx, function, module, main, operands)
-      # XLA bounds a size that depends on values, and knows better than a shape function that is wrong.
+      # XLA bounds a size that depends on values, and knows better than a shape function that is
+      # wrong.
       in_xla, in_tensorflow = (
         ", ".join(map(str, found)),
         ", ".join(str(a.shape) for a in ctx.avals_out),
@@ -74,13 +78,15 @@ def lower(ctx: Any, function: TfFunction, operands: Sequence[Any]) -> Sequence[A
       code = f"its results in XLA are {in_xla}, and TensorFlow's shapes are {in_tensorflow}"
     if options.under_jit == "inline":
       raise ValueError(
-        f"Error compiling TensorFlow function '{function.name}' with under_jit='inline': {code}. Leave under_jit out"
+        f"Error compiling TensorFlow function '{function.name}' with under_jit='inline': {code}. "
+        "Leave under_jit out"
       )
   return _called_back(ctx, function, operands)
 
 
 def _why_not_inlined(function: TfFunction) -> str | None:
-  """Why inlining would change the meaning: variables would become constants, writes and asserts would be dropped."""
+  """Why inlining would change the meaning: variables would become constants, writes and asserts
+  would be dropped."""
   if (
     function.has_effects and function.options.has_side_effects is None
   ) or function.options.ordered:

@@ -51,7 +51,8 @@ def test_variables_stay_variables(native):
 
 
 def test_a_function_of_tensorflow_alone_is_itself():
-  """No op is added but the named identities, and its derivatives are TensorFlow's, by its variables too."""
+  """No op is added but the named identities, and its derivatives are TensorFlow's, by its variables
+  too."""
   v = tf.Variable(2.0)
   f = jax2tf.convert(call_tf(lambda x: tf.sin(x) * v))
   graph = tf.function(f).get_concrete_function(tf.TensorSpec([3])).graph

@@ -1,4 +1,5 @@
-"""Shapes that the user declares, with `output_shape_dtype`: used where TensorFlow knows none, an error where it has another."""
+"""Shapes that the user declares, with `output_shape_dtype`: used where TensorFlow knows none, an
+error where it has another."""
 
 import jax
 import numpy as np

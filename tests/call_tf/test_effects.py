@@ -1,4 +1,5 @@
-"""Variables, tables, strings, asserts and the order of calls; arguments and results of every kind."""
+"""Variables, tables, strings, asserts and the order of calls; arguments and results of every
+kind."""
 
 import jax
 import jax.numpy as jnp

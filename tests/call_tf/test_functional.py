@@ -45,7 +45,8 @@ def directory(tmp_path_factory):
 
 
 def test_optax_trains_a_saved_model(directory, tmp_path, without_jax):
-  """In one jitted step of XLA's code alone; then its variables take the values, and it is saved again."""
+  """In one jitted step of XLA's code alone; then its variables take the values, and it is saved
+  again."""
   model = tf.saved_model.load(directory)
   apply, variables = functional(model, tf.TensorSpec([2, 2]))
   before = [v.numpy() for v in apply.variables]

@@ -1,4 +1,5 @@
-"""Calls of TensorFlow from JAX's threads end: TensorFlow and JAX wait for each other nowhere. Each test has a limit of time."""
+"""Calls of TensorFlow from JAX's threads end: TensorFlow and JAX wait for each other nowhere. Each
+test has a limit of time."""
 
 import concurrent.futures
 import functools

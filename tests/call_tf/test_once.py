@@ -1,4 +1,5 @@
-"""A derivative knows what the function read, drew and wrote when it was called: it neither asks nor does it again."""
+"""A derivative knows what the function read, drew and wrote when it was called: it neither asks nor
+does it again."""
 
 import functools
 

@@ -1,4 +1,5 @@
-"""The functions of docs/reports/call-tf-table.md: a few of their derivatives, each way in one jit. `make call-tf` has all."""
+"""The functions of docs/reports/call-tf-table.md: a few of their derivatives, each way in one jit.
+`make call-tf` has all."""
 
 import pytest
 

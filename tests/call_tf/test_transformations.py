@@ -1,4 +1,5 @@
-"""Values and derivatives of a TensorFlow function in JAX, against the same function written in JAX."""
+"""Values and derivatives of a TensorFlow function in JAX, against the same function written in
+JAX."""
 
 import functools
 import gc

@@ -96,7 +96,8 @@ def by_export(apply, values, folder):
 @pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize("saved", [by_tensorflow, by_parameters, by_keras, by_export])
 def test_each_variable_has_its_value_in_a_file(saved, n, tmp_path):
-  """TensorFlow names a variable that has no name when it loads a file: it was one variable for all."""
+  """TensorFlow names a variable that has no name when it loads a file: it was one variable for
+  all."""
   apply, values = functional(functools.partial(chain, variables_of(n)), SPEC)
   values = [3 * v for v in values]
   f, parameters = saved(apply, values, tmp_path)

@@ -1,4 +1,5 @@
-"""Derivatives by the tf.Variables that a TensorFlow function captures, under `convert` those of the same function in TensorFlow."""
+"""Derivatives by the tf.Variables that a TensorFlow function captures, under `convert` those of the
+same function in TensorFlow."""
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +129,8 @@ def test_variables_whose_shape_is_not_known():
 
 
 def test_a_saved_model_has_them(tmp_path):
-  """It saves the variables that call_tf captures; loaded, they can be written, and have gradients."""
+  """It saves the variables that call_tf captures; loaded, they can be written, and have
+  gradients."""
   other = Scaled()
   model = saved_model.Model({"k": X}, with_gradient=True)
   model.add(lambda params, x: jnp.cos(call_tf(other)(x)) * params["k"], inputs={"x": "f32[3]"})

@@ -1,7 +1,8 @@
 """A random program with control flow, converted and differentiated, against JAX.
 
-The value and the derivatives may differ by some machine epsilons of the largest number among them. Where a float32 program differs by
-more, JAX's own derivative in float64 decides: ours may be as far from it as a few times JAX's in float32.
+The value and the derivatives may differ by some machine epsilons of the largest number among them.
+Where a float32 program differs by more, JAX's own derivative in float64 decides: ours may be as far
+from it as a few times JAX's in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tests.derivatives import jax_pullback, random_like, tf_pullback
 
 # Some fifty roundings, each of a number of about 1.
 _UNITS = 64.0
-# A float32 program with cancellation has its own rounding error; another order of its operations has another one.
+# A float32 program with cancellation has its own rounding error; another order of its operations
+# has another one.
 _TIMES_JAXS_ERROR = 8.0
 
 Seeds = Sequence[Sequence[Any]]
@@ -61,7 +63,8 @@ def _by_jax(f: Any, way: str, seeds: Seeds, tangents: Sequence[Any], *xs: Any) -
   return [*f(*xs), *first(*xs)]
 
 
-# tape: a tape in a tf.function; around: a tape around a tf.function; hvp: an accumulator around a tape in a tf.function.
+# tape: a tape in a tf.function; around: a tape around a tf.function; hvp: an accumulator around a
+# tape in a tf.function.
 WAYS = ("tape", "second", "around", "jit_compile", "eager", "forward", "hvp")
 
 

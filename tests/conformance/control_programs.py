@@ -1,12 +1,14 @@
-"""Random programs with branches, loops, rematerialisation and custom rules: data that prints, and how it runs.
+"""Random programs with branches, loops, rematerialisation and custom rules: data that prints, and
+how it runs.
 
-Every value is a vector of the program's size and dtype, with entries of about -2 to 2, so that neither it nor a derivative grows.
-A block is nodes; its last value is its result. A node names its operands by their numbers: first the inputs, then the results of
-the nodes. The body of a node has the values before the node, then its own parameters, then the results of its nodes. The body of
-a custom rule, which closes over nothing, has its parameters and the results of its nodes.
+Every value is a vector of the program's size and dtype, with entries of about -2 to 2, so that
+neither it nor a derivative grows. A block is nodes; its last value is its result. A node names its
+operands by their numbers: first the inputs, then the results of the nodes. The body of a node has
+the values before the node, then its own parameters, then the results of its nodes. The body of a
+custom rule, which closes over nothing, has its parameters and the results of its nodes.
 
-    p = Program((Node("cond", (0,), ((Node("sin", (1,)),), (Node("cos", (0,)),))), Node("sin", (0,))))
-    check(p)
+    p = Program((Node("cond", (0,), ((Node("sin", (1,)),), (Node("cos", (0,)),))), Node("sin",
+    (0,)))) check(p)
 """
 
 from __future__ import annotations
@@ -165,7 +167,8 @@ def _switch(_: Any, bodies: Sequence[Any], x: Any) -> Any:
 
 
 def _scan(param: Any, bodies: Sequence[Any], x: Any, y: Any) -> Any:
-  """Over the rows of an array; or, of no length, over the entries of `y`, of which there may be a symbolic number."""
+  """Over the rows of an array; or, of no length, over the entries of `y`, of which there may be a
+  symbolic number."""
   length, is_reverse = param
   factors = np.linspace(1, 0.5, length or 1)
   rows = jnp.asarray(factors, y.dtype)[:, None] * y if length else y

@@ -1,10 +1,12 @@
 """A random program converted, against JAX: each step on the very operands that TensorFlow gave it.
 
-The whole program is converted once, with every intermediate value as a result. Then JAX computes each step from TensorFlow's own
-operands, so that a rounding difference of one step is never amplified by a later one, and a later step cannot hide a wrong one: by
-induction the program is right if every step is. A step may differ by its row's tolerance only (`program_rows.ROWS`), and that is
-nothing for integers, selections and single IEEE operations. Values that depend on no rounding at all are also compared with JAX's
-run of the whole program, from end to end; those behind an integer division by zero are not, for XLA makes 1 of x / x there.
+The whole program is converted once, with every intermediate value as a result. Then JAX computes
+each step from TensorFlow's own operands, so that a rounding difference of one step is never
+amplified by a later one, and a later step cannot hide a wrong one: by induction the program is
+right if every step is. A step may differ by its row's tolerance only (`program_rows.ROWS`), and
+that is nothing for integers, selections and single IEEE operations. Values that depend on no
+rounding at all are also compared with JAX's run of the whole program, from end to end; those behind
+an integer division by zero are not, for XLA makes 1 of x / x there.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from tests.derivatives import jax_pullback, random_like, tf_pullback
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-  """What went wrong: `kind` is value, aval, chain, gradient, xla or error; `name` the function, `program` the step alone."""
+  """What went wrong: `kind` is value, aval, chain, gradient, xla or error; `name` the function,
+  `program` the step alone."""
 
   kind: str
   name: str
@@ -88,7 +91,8 @@ def check(program: Program) -> list[Mismatch]:
 
 
 def _errors_alone(program: Program, arrays: Sequence[np.ndarray]) -> list[Mismatch]:
-  """The mismatches of each step alone, on JAX's values, for a program that cannot be converted or run."""
+  """The mismatches of each step alone, on JAX's values, for a program that cannot be converted or
+  run."""
   if len(program.steps) == 1:
     return []
   values = jax.tree.map(np.asarray, jax.tree.leaves(jax.jit(program)(*arrays)))
@@ -156,7 +160,8 @@ def _same(ours: np.ndarray, theirs: np.ndarray, signs: bool) -> np.ndarray:
 
 
 def _scale(row: Row, operands: Sequence[np.ndarray], theirs: np.ndarray) -> float:
-  """What the error is relative to, beside the value itself: a term of a sum, and a product of terms."""
+  """What the error is relative to, beside the value itself: a term of a sum, and a product of
+  terms."""
   if not row.largest:
     return 0.0
   sizes = [_largest(x) for x in operands if jnp.issubdtype(x.dtype, np.inexact)]
@@ -169,7 +174,8 @@ def _largest(x: np.ndarray) -> float:
 
 
 def near(ours: np.ndarray, theirs: np.ndarray, units: float, scale: float) -> np.ndarray:
-  """Where |ours - theirs| is at most `units` machine epsilons of |theirs| or of `scale`; NaN and infinities in the same places."""
+  """Where |ours - theirs| is at most `units` machine epsilons of |theirs| or of `scale`; NaN and
+  infinities in the same places."""
   if np.iscomplexobj(
     theirs
   ):  # each part, relative to the number: a complex product rounds like that
@@ -211,7 +217,8 @@ def _check_gradients(
   operands: Sequence[Sequence[np.ndarray]],
   results: Sequence[Sequence[np.ndarray]],
 ) -> list[Mismatch]:
-  """The VJP of each step on its own operands, all in one conversion; where everything is finite and no operand is large."""
+  """The VJP of each step on its own operands, all in one conversion; where everything is finite and
+  no operand is large."""
   chosen = [
     k for k, step in enumerate(program.steps)
     if ROWS[step.name].gradient and not np.any(_skipped(ROWS[step.name], step.params, operands[k]))
@@ -250,7 +257,8 @@ def _check_gradients(
     row, name = ROWS[program.steps[k].name], program.steps[k].name
     for x in group:
       a, e = ours.pop(0), theirs.pop(0)
-      # Halves: XLA computes the VJP in f32 and rounds in the end, TensorFlow rounds 1 - y and its like.
+      # Halves: XLA computes the VJP in f32 and rounds in the end, TensorFlow rounds 1 - y and its
+      # like.
       scale = max(_largest(e), row.least, 1.0 if row.largest or a.dtype.itemsize == 2 else 0.0)
       if a.dtype != e.dtype or a.shape != e.shape:
         found.append(

@@ -1,8 +1,8 @@
 """JAX's own test harnesses, run through the converter.
 
-`jax._src.internal_test_util.test_harnesses` ships in the JAX wheel: about 5,500 cases for 130 primitives, and 7,400 when it is
-imported with 64-bit types enabled. Here a harness is run with them (its name then ends in `@x64`), and once more without
-unless it speaks of 64-bit types.
+`jax._src.internal_test_util.test_harnesses` ships in the JAX wheel: about 5,500 cases for 130
+primitives, and 7,400 when it is imported with 64-bit types enabled. Here a harness is run with them
+(its name then ends in `@x64`), and once more without unless it speaks of 64-bit types.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Outcome:
 
   Attributes:
     harness, group, dtype, way: which; `harness` ends in @x64 if 64-bit types were enabled.
-    status: pass, limit (a listed limitation), skip (JAX itself refuses, or nothing to differentiate) or fail.
+    status: pass, limit (a listed limitation), skip (JAX itself refuses, or nothing to
+      differentiate) or fail.
     error: the largest error, in units of the dtype's machine epsilon relative to the value.
     allowed: the tolerance, in the same units.
     detail: the exception, or the reason of a limit or skip.
@@ -119,7 +120,8 @@ def lost(error: Exception, name: str, way: str) -> Outcome:
 
 
 def _by_jax(fun: Any, *args: Any) -> Any:
-  """The results of `jax.jit(fun)`; a function of its own for each run, for JAX's cache mixes up those that close over arrays."""
+  """The results of `jax.jit(fun)`; a function of its own for each run, for JAX's cache mixes up
+  those that close over arrays."""
   return jax.block_until_ready(jax.jit(lambda *args: fun(*args))(*args))
 
 
@@ -182,7 +184,8 @@ def _check_derivative(harness: Any, args: Any, expected: Any, outcome: Any, orde
 
 
 def _check_empty(harness: Any, args: Any, expected: Any, outcome: Any) -> Outcome:
-  """vmapped over an axis of size 0, with the gradient: a size that the graph is made for, then one that it learns when it runs."""
+  """vmapped over an axis of size 0, with the gradient: a size that the graph is made for, then one
+  that it learns when it runs."""
   del expected
   batch = [np.zeros((1, *x.shape), x.dtype) for x in map(np.asarray, args)]
   fun = jax.vmap(harness.dyn_fun)
@@ -292,10 +295,11 @@ def _mismatch(actual: Any, expected: Any) -> str:
 
 
 def error_in_ulp(actual: Any, expected: Any, floor: float, coarsest: float = 0.0) -> float:
-  """The largest |actual - expected| / (eps |expected|); infinite for a NaN or an infinity in another place.
+  """The largest |actual - expected| / (eps |expected|); infinite for a NaN or an infinity in
+  another place.
 
-  A value below the part `floor` of the largest in its array is measured against that part; integers and
-  bools are exact, or infinitely wrong. `eps` is that of the dtype, and at least `coarsest`.
+  A value below the part `floor` of the largest in its array is measured against that part; integers
+  and bools are exact, or infinitely wrong. `eps` is that of the dtype, and at least `coarsest`.
   """
   actual, expected = np.asarray(actual), np.asarray(expected)
   if actual.size == 0:

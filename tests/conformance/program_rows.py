@@ -1,4 +1,5 @@
-"""The functions that random programs are made of, and how close their results must be: one table, `ROWS`."""
+"""The functions that random programs are made of, and how close their results must be: one table,
+`ROWS`."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from jax import lax
 Aval = Any
 Draw = Callable[..., Any]
 
-# Units are those of `harnesses.error_in_ulp`: machine epsilons relative to the value.
-# EXACT: one IEEE operation, or a selection: the same bits but for the payload of NaN.
-# UNSIGNED_ZERO: the same value; the sign of a zero is open (docs/limitations.md: sign, max, min and what is made of them).
+# Units are those of `harnesses.error_in_ulp`: machine epsilons relative to the value. EXACT: one
+# IEEE operation, or a selection: the same bits but for the payload of NaN. UNSIGNED_ZERO: the same
+# value; the sign of a zero is open (docs/limitations.md: sign, max, min and what is made of them).
 EXACT, UNSIGNED_ZERO = -1.0, 0.0
 
 
@@ -33,9 +34,11 @@ class Row:
     params: (draw, first aval) -> static params, or None if none fit.
     more: (first aval, params) -> (dtype, shape) of the further operands.
     units: allowed error of a float result; see above.
-    largest: the error is relative to the largest operand, product of operands or result: terms in another order.
+    largest: the error is relative to the largest operand, product of operands or result: terms in
+      another order.
     least: and to this number, if the others are smaller; for gradients in any case.
-    skip: (params, *operands) -> True where the value is not compared, of the shape of the result or one for all.
+    skip: (params, *operands) -> True where the value is not compared, of the shape of the result or
+      one for all.
     moves: copies bits and looks at none, so subnormals are compared too.
     gradient: JAX has a derivative, and TAME values keep it away from kinks.
   """
@@ -109,7 +112,8 @@ def lowest(dtype: Any) -> Any:
 
 # What is not compared.
 def wild(p: Any, *operands: Any) -> Any:
-  """Complex functions at infinities, on the axes (zeros, branch cuts) and where a square overflows: two libraries' arithmetic."""
+  """Complex functions at infinities, on the axes (zeros, branch cuts) and where a square overflows:
+  two libraries' arithmetic."""
   skip = False
   for x in operands:
     if np.iscomplexobj(x):
@@ -124,7 +128,8 @@ def overflows(p: Any, *operands: Any) -> bool:
 
 
 def product_overflows(p: Any, *operands: Any) -> bool:
-  """A product in another order may overflow, or underflow to zero, elsewhere; complex infinities are open anyway."""
+  """A product in another order may overflow, or underflow to zero, elsewhere; complex infinities
+  are open anyway."""
   return any(
     _exponents(x).sum() > _room(x) - 2 or (np.iscomplexobj(x) and not np.isfinite(x).all())
     for x in operands
@@ -178,9 +183,11 @@ ELEMENTWISE = [
   *_unary("real imag conj", "c", EXACT),
   # Faithful, but rounded by other polynomials.
   *_unary("exp expm1 log log1p sin cos tan asin acos atan tanh asinh acosh atanh logistic rsqrt cbrt reciprocal", "f", 8.0),
-  *_unary("exp2 sinh cosh erf erfc", "f", 256.0),  # exp(x log 2): the error of the product grows with x
+  # exp(x log 2): the error of the product grows with x
+  *_unary("exp2 sinh cosh erf erfc", "f", 256.0),
   *_unary("erf_inv bessel_i0e bessel_i1e", "f", 64.0, least=1.0),  # JAX's derivative of i1e cancels
-  *_unary("lgamma digamma", "f", 2048.0, largest=True, least=1.0),  # another series; relative to 1 near their zeros
+  # another series; relative to 1 near their zeros
+  *_unary("lgamma digamma", "f", 2048.0, largest=True, least=1.0),
   *[dataclasses.replace(r, name=r.name + "_c") for r in _unary("exp log sin cos tanh sqrt log1p expm1 abs square", "c", 256.0, skip=wild)],
   Row("round", "f", lambda p, x: lax.round(x, lax.RoundingMethod(p[0])), params=one_of([0, 1]), gradient=False),
   Row("integer_pow", "iuf", lambda p, x: lax.integer_pow(x, p[0]), params=one_of([2, 0, 1, 3, 5]), units=8.0, skip=product_overflows),
@@ -202,10 +209,12 @@ ELEMENTWISE = [
   Row("pow_int", "f", lambda p, x, y: lax.pow(x, y), more=lambda x, p: [("int32", x.shape)], units=256.0, gradient=False),
   Row("complex", "f", lambda p, x, y: lax.complex(x, y), more=same(1), moves=True),
   *_binary("hypot", "f", 64.0, jnp),
-  *_binary("logaddexp logaddexp2", "f", 64.0, jnp, largest=True),  # max(x, y) + log(...) cancels near zero
+  # max(x, y) + log(...) cancels near zero
+  *_binary("logaddexp logaddexp2", "f", 64.0, jnp, largest=True),
   *_binary("floor_divide mod fmod", "iuf", UNSIGNED_ZERO, jnp, gradient=False),
   *_binary("copysign", "f", EXACT, jnp, gradient=False),
-  *_binary("gcd lcm", "u", EXACT, jnp, ranks=(0, 1)),  # JAX's own loop does not end for the smallest signed integer
+  # JAX's own loop does not end for the smallest signed integer
+  *_binary("gcd lcm", "u", EXACT, jnp, ranks=(0, 1)),
   *_unary("nan_to_num trunc", "f", EXACT, jnp, gradient=False),
   *_unary("sinc", "f", 64.0, jnp, gradient=False),
   Row("clamp", "biuf", lambda p, x, low, high: lax.clamp(low, x, high), more=same(2), units=UNSIGNED_ZERO),
@@ -283,7 +292,8 @@ REDUCTIONS = [
 
 
 def _larger_pair(a: Any, b: Any) -> Any:
-  # In order of both, so that the initial values are an identity: XLA leaves them out where no axis is reduced.
+  # In order of both, so that the initial values are an identity: XLA leaves them out where no axis
+  # is reduced.
   larger = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] >= b[1]))
   return lax.select(larger, a[0], b[0]), lax.select(larger, a[1], b[1])
 

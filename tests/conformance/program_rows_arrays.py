@@ -116,7 +116,8 @@ def _take(p: Any, x: Any, i: Any) -> Any:
 
 
 def _update(name: str) -> Any:
-  # Of duplicate indices the last wins in `set`: JAX leaves it open, both run one after another on CPU.
+  # Of duplicate indices the last wins in `set`: JAX leaves it open, both run one after another on
+  # CPU.
   return lambda p, x, i, y: getattr(_at(p, x, i), name)(y, mode="drop" if p[1] == "fill" else p[1])
 
 

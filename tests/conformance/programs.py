@@ -1,7 +1,8 @@
 """Random programs: a printable value, how it is drawn by hypothesis, and how it runs.
 
-A `Program` is made of inputs and steps. Its values are numbered: `~i` (that is -1, -2 ...) is input i, and k >= 0 is the k-th
-array that the steps returned, in their order. Pasted into a test with the names of this module it is the same program again:
+A `Program` is made of inputs and steps. Its values are numbered: `~i` (that is -1, -2 ...) is input
+i, and k >= 0 is the k-th array that the steps returned, in their order. Pasted into a test with the
+names of this module it is the same program again:
 
     p = Program((Input("float32", (3,), (nan, 1.0)),), (Step("exp", (-1,)),))
     Case("fuzz exp", p, p.arrays(), x64=p.x64)
@@ -40,7 +41,8 @@ DTYPES = [
 DTYPES_X64 = [*DTYPES, "float64", "int64", "uint64", "complex128"]
 SIZES = [2, 1, 3, 0, 5]
 
-# Hostile values by kind. Left out: subnormals, which TensorFlow's CPU kernels flush to zero (docs/limitations.md).
+# Hostile values by kind. Left out: subnormals, which TensorFlow's CPU kernels flush to zero
+# (docs/limitations.md).
 HOSTILE: dict[str, list[Any]] = {
   "b": [False, True],
   "i": ["min", "max", 0, 1, -1, 2, -2, 3, 5, -7, 31, 32, 100],
@@ -76,7 +78,8 @@ TAME: dict[str, list[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-  """dtype[shape], filled with `values` over and over; complex values are (real, imaginary), for their repr is no Python at NaN."""
+  """dtype[shape], filled with `values` over and over; complex values are (real, imaginary), for
+  their repr is no Python at NaN."""
 
   dtype: str
   shape: tuple[int, ...]
@@ -109,7 +112,8 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A straight line of steps; called with arrays it returns what every step returned, step by step."""
+  """A straight line of steps; called with arrays it returns what every step returned, step by
+  step."""
 
   inputs: tuple[Input, ...]
   steps: tuple[Step, ...]
@@ -168,7 +172,8 @@ def inputs(draw: Any, dtype: str, shape: tuple[int, ...], tame: bool) -> Input:
 
 
 class _Pool:
-  """The program under construction: every operand is an earlier value of the right aval, or a new input."""
+  """The program under construction: every operand is an earlier value of the right aval, or a new
+  input."""
 
   def __init__(self, draw: Callable[..., Any], x64: bool, tame: bool):
     self.draw, self.x64, self.tame = draw, x64, tame
@@ -187,7 +192,8 @@ class _Pool:
   def operand(
     self, suits: Callable[[Any], bool], new: Callable[[], tuple[str, tuple[int, ...]]], reuse: int
   ) -> int:
-    """The number of an operand that suits: with `reuse` of 8 chances an earlier value, of these half the newest."""
+    """The number of an operand that suits: with `reuse` of 8 chances an earlier value, of these
+    half the newest."""
     numbers = [
       i
       for i in [*reversed(range(len(self.values))), *(~i for i in range(len(self.inputs)))]

@@ -1,7 +1,8 @@
 """JAX's own harnesses, vmapped over a symbolic batch: converted once, run at several batch sizes.
 
-The leading axis of every dynamic argument is `b`; a harness without arguments is batched over one that it does not use.
-The reference is JAX at the concrete size, the tolerance that of the harness's group in `tolerances.py`.
+The leading axis of every dynamic argument is `b`; a harness without arguments is batched over one
+that it does not use. The reference is JAX at the concrete size, the tolerance that of the harness's
+group in `tolerances.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _SPEC = "b, ..."
 
 
 def cases() -> dict[str, str]:
-  """{group: a harness of it}: a seeded choice among those of a floating dtype, or among all where there is none."""
+  """{group: a harness of it}: a seeded choice among those of a floating dtype, or among all where
+  there is none."""
   of_group: dict[str, list[str]] = {}
   for name, harness in sorted(load().items()):
     of_group.setdefault(harness.group_name, []).append(name)
@@ -74,7 +76,8 @@ def run(name: str, sizes: Sequence[int] = SIZES) -> Outcome:
 
 
 def _batched(name: str, harness: Any, sizes: Sequence[int]) -> tuple[Any, list[list[Any]]]:
-  """(the vmapped function, its arguments for each size); every row of a batch has its own values."""
+  """(the vmapped function, its arguments for each size); every row of a batch has its own
+  values."""
   seed = zlib.crc32(name.encode())
   rows = [
     harness.dyn_args_maker(np.random.RandomState((seed + i) % 2**32)) for i in range(max(sizes))

@@ -25,7 +25,8 @@ SAMPLES = {
   "second": DIFFERENTIABLE[1::10],
 }
 
-# What does not pass, counted, so that no case is lost in silence: skips, where JAX refuses the reference, and limits of tolerances.py.
+# What does not pass, counted, so that no case is lost in silence: skips, where JAX refuses the
+# reference, and limits of tolerances.py.
 OTHERS = {
   "0.10": {"gradient": {"skip": 19}, "second": {"skip": 3, "limit": 1}},
   "0.12": {"gradient": {"skip": 18}, "second": {"skip": 3}},

@@ -1,7 +1,8 @@
-"""How close is close, per primitive; what is known not to work; and what is compared instead of raw values.
+"""How close is close, per primitive; what is known not to work; and what is compared instead of raw
+values.
 
-Tolerances are in units of the dtype's machine epsilon, relative to the value. The default is a few units;
-each exception says why. Integers and bools are always exact.
+Tolerances are in units of the dtype's machine epsilon, relative to the value. The default is a few
+units; each exception says why. Integers and bools are always exact.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy as np
 
 _DEFAULT = 4.0
 
-# Ways that compare derivatives, and what a tolerance is multiplied by there; they are relative to the largest value.
+# Ways that compare derivatives, and what a tolerance is multiplied by there; they are relative to
+# the largest value.
 DERIVATIVES = {"gradient": 4.0, "second": 16.0}
 
-# group -> (units, why); these are relative to the largest value of the array: their errors are those of its terms.
+# group -> (units, why); these are relative to the largest value of the array: their errors are
+# those of its terms.
 OF_THE_LARGEST: dict[str, tuple[float, str]] = {
   **dict.fromkeys(
     [
@@ -71,7 +74,8 @@ TOLERANCES: dict[str, tuple[float, str]] = {
   "erfc": (40.0, "another polynomial: 35 units apart in the tail of float32, near 8.36"),
   "log1p": (
     128.0,
-    "JAX 0.10 in float64 is 120 units off near -0.414, where JAX 0.12, NumPy and TensorFlow agree to 2",
+    "JAX 0.10 in float64 is 120 units off near -0.414, where JAX 0.12, NumPy and TensorFlow agree "
+    "to 2",
   ),
   "integer_pow": (8.0, "complex products in another order"),
   "atanh": (128.0, "JAX 0.10 subtracts two logarithms, which cancel for small operands"),
@@ -139,7 +143,8 @@ def _eigh(harness: Any, args: Any, actual: Any, expected: Any) -> tuple[Any, Any
 
 
 def _eigh_gradient(harness: Any, results: Any) -> Any:
-  """Differentiate the values, and V sin(w) V^H: vectors that are free up to phase have no comparable gradient."""
+  """Differentiate the values, and V sin(w) V^H: vectors that are free up to phase have no
+  comparable gradient."""
   v, w = results
   return [w, (v * jnp.sin(w)[..., None, :]) @ _adjoint(v)]
 
@@ -183,7 +188,8 @@ def _eig_gradient(harness: Any, results: Any) -> Any:
 
 
 def _eig(harness: Any, args: Any, actual: Any, expected: Any) -> tuple[Any, Any]:
-  """Eigenvalues come in any order, eigenvectors with any phase: compare sorted values, and A v with w v."""
+  """Eigenvalues come in any order, eigenvectors with any phase: compare sorted values, and A v with
+  w v."""
   matrix, actual, expected = args[0], list(actual), list(expected)
   ours, theirs = [_sorted(actual[0])], [_sorted(expected[0])]
   vectors = actual[1:]
@@ -198,12 +204,14 @@ def _eig(harness: Any, args: Any, actual: Any, expected: Any) -> tuple[Any, Any]
 
 
 def _cholesky(harness: Any, args: Any, actual: Any, expected: Any) -> tuple[Any, Any]:
-  """The bare primitive leaves the upper triangle undefined; its derivative rule, and every public function, clears it."""
+  """The bare primitive leaves the upper triangle undefined; its derivative rule, and every public
+  function, clears it."""
   return np.tril(actual), np.tril(expected)
 
 
 def _sort(harness: Any, args: Any, actual: Any, expected: Any) -> tuple[Any, Any]:
-  """An unstable sort may put rows with equal keys in any order: compare the keys, and the rows as a set."""
+  """An unstable sort may put rows with equal keys in any order: compare the keys, and the rows as a
+  set."""
   if harness.params.get("is_stable", True) or not isinstance(expected, list | tuple):
     return actual, expected
 
@@ -229,7 +237,8 @@ def _adjoint(a: Any) -> Any:
   return a.conj().swapaxes(-1, -2)
 
 
-# group -> (harness, args, actual, expected) -> (actual, expected) to compare instead: results that mathematics leaves open.
+# group -> (harness, args, actual, expected) -> (actual, expected) to compare instead: results that
+# mathematics leaves open.
 CUSTOM_CHECKS: dict[str, Callable[[Any, Any, Any, Any], tuple[Any, Any]]] = {
   "eigh": _eigh,
   "svd": _svd,
@@ -270,7 +279,8 @@ def tolerance(harness: Any, dtype: Any, way: str) -> float:
   return of_gradient * DERIVATIVES[way] / DERIVATIVES["gradient"]
 
 
-# group -> (harness, results) -> the functions of them to differentiate instead, of JAX arrays: the same freedoms.
+# group -> (harness, results) -> the functions of them to differentiate instead, of JAX arrays: the
+# same freedoms.
 WELL_DEFINED: dict[str, Callable[[Any, Any], Any]] = {
   "eigh": _eigh_gradient,
   "svd": _svd_gradient,

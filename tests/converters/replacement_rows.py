@@ -1,4 +1,5 @@
-"""Calls of the TensorFlow ops that some target has a replacement for, on what hurts; test_replacements.py runs them in each target."""
+"""Calls of the TensorFlow ops that some target has a replacement for, on what hurts;
+test_replacements.py runs them in each target."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Row:
 
 
 def row(op: str, *operands: Any, **attributes: Any) -> Row:
-  """Of a raw op, whose operands are arrays, or Python's own numbers and lists for constants of the graph."""
+  """Of a raw op, whose operands are arrays, or Python's own numbers and lists for constants of the
+  graph."""
   function = getattr(tf.raw_ops, op)
   names = list(inspect.signature(function).parameters)
   inputs = [i for i, x in enumerate(operands) if isinstance(x, np.ndarray)]
@@ -115,7 +117,8 @@ def rows() -> Iterator[Row]:
 
 
 def _clamps(least: int, most: int) -> Iterator[tuple[str, Callable[..., Any]]]:
-  """Clamps of integers, of which converters make Relu6, Relu0To1 and ReluN1To1 if they are floats."""
+  """Clamps of integers, of which converters make Relu6, Relu0To1 and ReluN1To1 if they are
+  floats."""
   yield "Maximum", lambda x: tf.maximum(tf.minimum(x, most), least)
   yield "Minimum", lambda x: tf.minimum(tf.maximum(x, least), most)
   yield "Maximum", lambda x: tf.maximum(tf.minimum(x, tf.fill([12], most)), tf.fill([12], least))

@@ -48,7 +48,8 @@ def test_what_is_no_angle_and_zeros(ours: Callable[..., Any]) -> None:
 def test_in_the_runtimes_themselves(
   target: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-  """Each loses digits of large angles by its own kernels, and TF.js lacks ops that TensorFlow makes of short sums."""
+  """Each loses digits of large angles by its own kernels, and TF.js lacks ops that TensorFlow makes
+  of short sums."""
   if target == "tfjs":
     request.getfixturevalue("tfjs_packages")
   rng = np.random.default_rng(1)
@@ -63,5 +64,6 @@ def test_in_the_runtimes_themselves(
   )
   found = exporter.run(tmp_path / "m", {"x": x})
   for name, exact in (("output_0", np.sin), ("output_1", np.cos)):
-    # Four units of 1: what TF.js' wasm makes of sines of small angles; it was off by up to 2 before.
+    # Four units of 1: what TF.js' wasm makes of sines of small angles; it was off by up to 2
+    # before.
     np.testing.assert_allclose(found[name], exact(x.astype(np.float64)), rtol=0, atol=5e-7)

@@ -24,7 +24,8 @@ PARAMS = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3), "steps": 
 
 
 def logits(params: Any, x: jax.Array) -> dict[str, jax.Array]:
-  # The second result tells how many rows ran together: what no function that is served in batches should do.
+  # The second result tells how many rows ran together: what no function that is served in batches
+  # should do.
   y = x @ params["w"] * params["steps"]
   return {"y": y, "rows": jnp.full(x.shape[:1], x.shape[0], jnp.int32)}
 

@@ -1,4 +1,5 @@
-"""Saved models in a program without Python: tests/c/run_saved_model.c, which loads them as TensorFlow Serving does.
+"""Saved models in a program without Python: tests/c/run_saved_model.c, which loads them as
+TensorFlow Serving does.
 
 Its answers are those of the same signature in Python to the last bit, and JAX's to 1e-5.
 """
@@ -143,7 +144,8 @@ def mlp(params: Any, x: jax.Array) -> jax.Array:
 
 
 def control_flow(scale: Any, xs: jax.Array) -> dict[str, jax.Array]:
-  """xs f32[t,n]: a scan over t, a branch that depends on the data, and as many rounds as the data need."""
+  """xs f32[t,n]: a scan over t, a branch that depends on the data, and as many rounds as the data
+  need."""
   carry, states = jax.lax.scan(
     lambda carry, x: (jnp.tanh(carry + scale * x),) * 2, jnp.zeros(xs.shape[1]), xs
   )
@@ -188,7 +190,8 @@ class Model:
   """A model to save, and the calls to make in one session.
 
   Attributes:
-    fun, params, inputs, outputs: as `saved_model.save` takes them; `params` is called for its value.
+    fun, params, inputs, outputs: as `saved_model.save` takes them; `params` is called for its
+      value.
     calls: the inputs of each call.
     options: more arguments of `saved_model.save`.
   """
@@ -295,7 +298,8 @@ def test_answers_are_pythons_and_jaxs(name: str, program: Path, tmp_path: Path) 
 
 
 def test_variables_live_as_long_as_the_session(program: Path, tmp_path: Path) -> None:
-  """The step of training of examples/train_step.py: each call reads what the one before it assigned."""
+  """The step of training of examples/train_step.py: each call reads what the one before it
+  assigned."""
   rng, optimiser = np.random.default_rng(1), optax.adam(3e-3)
   params, data = train_step.init(rng), train_step.batches(rng)
   step, opt_state = train_step.make_step(train_step.loss, optimiser), optimiser.init(params)

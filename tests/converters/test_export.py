@@ -1,4 +1,5 @@
-"""What the exporters share: one frozen graph with replacements, lines of what is refused, and the comparison with JAX."""
+"""What the exporters share: one frozen graph with replacements, lines of what is refused, and the
+comparison with JAX."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def test_the_frozen_graph_computes_the_same(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("index", [-2, -1, 0, 1, 2, 3, 2**31 - 1])
 def test_case_becomes_nested_ifs_of_the_same_branches(index: int) -> None:
-  # JAX clamps before it switches; TensorFlow's own Case sends every index that is out of range to the last branch.
+  # JAX clamps before it switches; TensorFlow's own Case sends every index that is out of range to
+  # the last branch.
   @tf.function(input_signature=[tf.TensorSpec([], tf.int32, "i")])
   def function(i: tf.Tensor) -> dict[str, tf.Tensor]:
     return {

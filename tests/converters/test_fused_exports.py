@@ -1,4 +1,5 @@
-"""Fused idioms in the files of other runtimes: each has the op that its runtime knows, and only where they are asked for."""
+"""Fused idioms in the files of other runtimes: each has the op that its runtime knows, and only
+where they are asked for."""
 
 from __future__ import annotations
 
@@ -172,7 +173,8 @@ def test_layer_normalizations_that_are_near(tmp_path: Path) -> None:
   )
 
 
-# Rows in which each runtime by default has JAX's values, NaN for NaN: with one of these, all of one, and all of two by turns.
+# Rows in which each runtime by default has JAX's values, NaN for NaN: with one of these, all of
+# one, and all of two by turns.
 _EXTREMES = np.float32([np.nan, np.inf, -np.inf, -0.0, 1e15, -1e15, 100, -100])
 HOSTILE = np.concatenate(
   [
@@ -244,7 +246,8 @@ def test_default_idioms_have_jax_values(target: str, tmp_path: Path) -> None:
       **idioms,
     )
 
-  # LiteRT 2.3 and TF.js 4.22: a mean pool has no NaN, with exact idioms neither, which are of the same op.
+  # LiteRT 2.3 and TF.js 4.22: a mean pool has no NaN, with exact idioms neither, which are of the
+  # same op.
   save(sorted(chosen - ({"mean_pool"} if target != "onnx" else set())))
   for name in NAMES - chosen:  # the day one has, it may come
     with pytest.raises(exporter.ExportError, match="computes different outputs than the reference"):

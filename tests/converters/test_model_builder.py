@@ -1,4 +1,5 @@
-"""jax2tf.converters.saved_model.Model: several functions of one set of parameters, and what stands around them."""
+"""jax2tf.converters.saved_model.Model: several functions of one set of parameters, and what stands
+around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is on disk, and when: savers that are killed, that run side by side, and models that are large."""
+"""What is on disk, and when: savers that are killed, that run side by side, and models that are
+large."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def save(folder, **options):
   return model.save(folder, **options)
 """
 
-# TensorFlow is imported once, and starts its threads in the children, of which each saves and is killed on the way.
+# TensorFlow is imported once, and starts its threads in the children, of which each saves and is
+# killed on the way.
 KILLED = """
 folder, moments, killed, whole = sys.argv[1], json.loads(sys.argv[2]), 0, None
 for moment in [None, None, *moments]:  # the first is slower
@@ -127,7 +129,8 @@ def test_replacing_a_version_there_is_one_at_every_moment(tmp_path: Path) -> Non
   assert_complete(first)
 
 
-# The model is loaded here too: the process of the tests would hold its memory as long as it holds the garbage.
+# The model is loaded here too: the process of the tests would hold its memory as long as it holds
+# the garbage.
 LARGE = """
 import pathlib
 import jax, tensorflow as tf

@@ -1,4 +1,5 @@
-"""Exports of signatures with TensorFlow functions around the JAX function: sizes, captured tensors, examples."""
+"""Exports of signatures with TensorFlow functions around the JAX function: sizes, captured tensors,
+examples."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_what_a_preprocess_gives_has_the_shape_of_the_input(tmp_path: Path) -> N
 
 
 def test_processors_that_capture_tensors_of_strings_and_large_ones(tmp_path: Path) -> None:
-  """TensorFlow makes constants of small tensors of numbers, and keeps others outside of the graph."""
+  """TensorFlow makes constants of small tensors of numbers, and keeps others outside of the
+  graph."""
   names, large = tf.constant(["a", "b", "c"]), tf.range(300, dtype=tf.int64)
   model = saved_model.Model(np.eye(3, dtype=np.float32))
   model.add(

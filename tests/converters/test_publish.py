@@ -35,7 +35,8 @@ def model() -> saved_model.Model:
 
 
 class Calls:
-  """The calls of the system, in order: ("sync", inode) and ("name", inodes of what gets a name, inode of the folder)."""
+  """The calls of the system, in order: ("sync", inode) and ("name", inodes of what gets a name,
+  inode of the folder)."""
 
   def __init__(self) -> None:
     self.made: list[tuple[Any, ...]] = []

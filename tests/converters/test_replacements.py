@@ -1,4 +1,5 @@
-"""Every replacement of an op, in the runtime of its target, against TensorFlow's own op: one export for each target."""
+"""Every replacement of an op, in the runtime of its target, against TensorFlow's own op: one export
+for each target."""
 
 from __future__ import annotations
 
@@ -79,8 +80,8 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
   return {op.type for op in found}
 
 
-# What replacements emit though it has a replacement itself, which is not applied: for these operands the target has it right.
-# To add an op here is to have asked whether that is so.
+# What replacements emit though it has a replacement itself, which is not applied: for these
+# operands the target has it right. To add an op here is to have asked whether that is so.
 NOT_REPLACED_AGAIN = {
   "onnx": """
     BatchMatMulV2 Cast Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape RightShift SelectV2 Sign Slice Sum TensorScatterAdd
@@ -151,7 +152,10 @@ NEEDS_RANK = {
   "onnx": _GRADIENTS
   + "Prod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
   "tflite": _GRADIENTS
-  + "Cumprod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",
+  + (
+    "Cumprod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub "
+    "TensorScatterUpdate"
+  ),
   "tfjs": "GatherV2 MatMul MaxPool3D OneHot TensorScatterAdd TensorScatterSub TensorScatterUpdate",
 }
 
@@ -161,7 +165,8 @@ def unknown(x: tf.Tensor) -> tf.Tensor:
 
 
 def without_ranks(row: Row) -> Any:
-  """A function of the op whose operands have an unknown rank. Raises ValueError or TypeError if TensorFlow asks for the rank."""
+  """A function of the op whose operands have an unknown rank. Raises ValueError or TypeError if
+  TensorFlow asks for the rank."""
 
   def call(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     results = row.call(*map(unknown, tensors.values()))

@@ -1,4 +1,5 @@
-"""Default tolerances: they accept what rounds elsewhere, and find one element in ten million that is wrong."""
+"""Default tolerances: they accept what rounds elsewhere, and find one element in ten million that
+is wrong."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def runner(name: str, fun: Callable[[np.ndarray], np.ndarray]) -> Runner:
 
 @functools.cache
 def wide_layer() -> tuple[Source, Any]:
-  """A layer of 32,768 inputs, and the same in another order of sums, which the fixed tolerances refuse."""
+  """A layer of 32,768 inputs, and the same in another order of sums, which the fixed tolerances
+  refuse."""
   w = (np.random.default_rng(3).standard_normal((32768, 24)) / 181).astype(np.float32)
   model = saved_model.Model(w, trainable=False).add(
     lambda w, x: x @ w, inputs={"x": "f32[128,32768]"}, outputs=["y"]

@@ -173,7 +173,8 @@ def test_polymorphic_constraint_holds_after_reload(tmp_path: Path) -> None:
 
 
 def test_a_model_of_an_earlier_day_still_loads() -> None:
-  """Saved on 2026-11-22 from JAX 0.10.2 with TensorFlow 2.21; docs/guide/saved-models.md promises that it can be read."""
+  """Saved on 2026-11-22 from JAX 0.10.2 with TensorFlow 2.21; docs/guide/saved-models.md promises
+  that it can be read."""
   directory = Path(__file__).parent / "saved" / "1"
   record = manifest.read(directory)
   assert record.signatures["serving_default"].inputs == {"x": "f32[b,4]"}

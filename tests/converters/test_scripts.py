@@ -1,4 +1,5 @@
-"""Scripts that call tf2onnx and TFLiteConverter themselves: what they get without our calls, and with them."""
+"""Scripts that call tf2onnx and TFLiteConverter themselves: what they get without our calls, and
+with them."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def of_plain_tools(x: Any, rows: Any, image: Any, i: Any) -> dict[str, Any]:
 
 
 def of_all(x: Any, rows: Any, image: Any, i: Any) -> dict[str, Any]:
-  """What needs our calls: one of the tools lacks an op, or has other values. `make plain-tools` also draws random numbers."""
+  """What needs our calls: one of the tools lacks an op, or has other values. `make plain-tools`
+  also draws random numbers."""
   return {
     **of_plain_tools(x, rows, image, i),
     "exact_gelu": jax.nn.gelu(x, approximate=False),

@@ -1,4 +1,5 @@
-"""The state of a SavedModel, in one process, in threads, in a session as TF Serving has it, and beside JAX."""
+"""The state of a SavedModel, in one process, in threads, in a session as TF Serving has it, and
+beside JAX."""
 
 from __future__ import annotations
 

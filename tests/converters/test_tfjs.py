@@ -270,7 +270,8 @@ def test_special_functions_and_sums_over_rows(tmp_path: Path) -> None:
 
 
 def test_parameters_that_are_written_to(tmp_path: Path) -> None:
-  """The cpu backend's kernel overwrites its operand, so that a second call would start from what the first one left."""
+  """The cpu backend's kernel overwrites its operand, so that a second call would start from what
+  the first one left."""
 
   def fun(p: Any, x: jax.Array, i: jax.Array) -> dict[str, jax.Array]:
     return {
@@ -322,7 +323,8 @@ def test_convolution_and_pooling(tmp_path: Path) -> None:
 
 
 def test_means_over_symbolic_sizes(tmp_path: Path) -> None:
-  """Their count is a product, which is checked without numbers of 64 bits, and without sums of no elements: wasm has random ones."""
+  """Their count is a product, which is checked without numbers of 64 bits, and without sums of no
+  elements: wasm has random ones."""
 
   def fun(scale: Any, x: Any) -> Any:
     y = x[:, ::2] * scale

@@ -71,7 +71,8 @@ def spec(dtype: str, *sizes: int) -> dict[str, Any]:
   [
     (
       page.Page(labels=["a", "b"]),
-      r"labels: there are 2 names of classes, and of the outputs 'scores' has 3, 'rows' has a varying number",
+      r"labels: there are 2 names of classes, and of the outputs 'scores' has 3, 'rows' has a "
+      r"varying number",
     ),
     (
       page.Page(tokenizer="tokenizer.json"),

@@ -45,7 +45,8 @@ def runners(path: Path) -> Any:
 
 
 def in_litert(path: Path, fun: Callable[..., Any], *args: np.ndarray) -> Any:
-  """The results of the exported function of these very shapes, named by their number; `args` are also what the export compares."""
+  """The results of the exported function of these very shapes, named by their number; `args` are
+  also what the export compares."""
   names = [f"x{i}" for i in range(len(args))]
   inputs = {
     name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zip(names, args, strict=True)
@@ -62,7 +63,8 @@ def in_litert(path: Path, fun: Callable[..., Any], *args: np.ndarray) -> Any:
 
 
 def ulps(found: np.ndarray, expected: np.ndarray) -> float:
-  """The largest distance, of results that are not subnormal, in units of the last place of what is expected."""
+  """The largest distance, of results that are not subnormal, in units of the last place of what is
+  expected."""
   normal = np.abs(expected) >= np.finfo(np.float32).tiny
   found, expected = found.astype(np.float64)[normal], expected.astype(np.float64)[normal]
   return float((np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))).max())
@@ -428,7 +430,8 @@ def test_scans_of_rows_of_a_dynamic_size(dtype: str, tmp_path: Path) -> None:
 
 
 def test_draws_with_a_constant_key(tmp_path: Path) -> None:
-  """Whether a difference is of constants is asked once for each op, not once for each path through 20 rounds of sums."""
+  """Whether a difference is of constants is asked once for each op, not once for each path through
+  20 rounds of sums."""
   logits = RNG.standard_normal((3, 8), np.float32)
   drawn = in_litert(
     tmp_path, lambda x: {"drawn": jax.random.categorical(jax.random.key(0), x)}, logits
@@ -444,7 +447,8 @@ def test_random_numbers_of_a_dynamic_shape(tmp_path: Path) -> None:
 
 
 def test_squeezed_convolutions(tmp_path: Path) -> None:
-  """The converter joins Squeeze with its neighbours until it has more dimensions than LiteRT takes."""
+  """The converter joins Squeeze with its neighbours until it has more dimensions than LiteRT
+  takes."""
   first, second = (
     RNG.standard_normal(shape).astype(np.float32) for shape in ((8, 4, 3), (8, 8, 3))
   )

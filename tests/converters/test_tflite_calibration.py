@@ -1,4 +1,5 @@
-"""int8 models of LiteRT: what calibrates them is checked first, and they are compared on what the user gave."""
+"""int8 models of LiteRT: what calibrates them is checked first, and they are compared on what the
+user gave."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ BAD: dict[str, tuple[Any, str]] = {
   ),
   "dark": (
     scaled(1 / 30, np.uint8),
-    r"has values from 0 to 7 in input 'image', whose uint8 has 0 to 255; .*narrow_inputs=\['image'\]",
+    r"has values from 0 to 7 in input 'image', whose uint8 has 0 to 255; "
+    r".*narrow_inputs=\['image'\]",
   ),
   "floats for integers": (
     scaled(1 / 255, np.float32),
@@ -189,8 +191,8 @@ def test_agreement_on_what_was_held_back(model: saved_model.Model, tmp_path: Pat
     and rows["p"].top_1 == rows["label"].top_1 == 1
   )  # type: ignore[attr-defined]
   assert (
-    "label: cosine 1.0000, top-1 100.0% of 4; p: cosine 1.0000, top-1 100.0% of 4 on 4 representative samples"
-    in made.report.verdict
+    "label: cosine 1.0000, top-1 100.0% of 4; p: cosine 1.0000, top-1 100.0% of 4 on 4 "
+    "representative samples" in made.report.verdict
   )
   assert "representative" in made.report.text() and '"top_1": 1.0' in made.report.json()
   right = sum(

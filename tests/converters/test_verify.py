@@ -64,7 +64,8 @@ def _wrong(report: verify.Report, signature: str) -> set[tuple[str, int, str]]:
 def _resaved(
   source: Path, target: Path, changes: dict[str, Callable[[Any], Any]], weight: float = 0.0
 ) -> Path:
-  """The model with `weight` added to its parameters, and for each change a signature that has it, under the manifest's old record."""
+  """The model with `weight` added to its parameters, and for each change a signature that has it,
+  under the manifest's old record."""
   loaded = tf.saved_model.load(str(source))
   serve = loaded.signatures["serving_default"]
   [variable] = serve.variables
@@ -171,7 +172,8 @@ def test_what_was_changed_after_saving(model: Path, tmp_path: Path) -> None:
     "name, output 'y', b=1, ordinary inputs: the model has no output 'y'; it has: z",
     "name, output 'z', b=3, hostile inputs: the reference has no output 'z'; it has: y",
     "dtype, output 'y', b=1, ordinary inputs: the model's dtype is float16, the reference's float32",
-    "shape, output 'y', b=3, ordinary inputs: the model's shape is (3, 1, 2), the reference's (3, 2)",
+    "shape, output 'y', b=3, ordinary inputs: the model's shape is (3, 1, 2), the reference's (3, "
+    "2)",
   ):
     assert words in str(error.value)
     assert words in report.text()
@@ -351,7 +353,8 @@ def test_preprocessing_against_the_callers_own_reference(processors: Path) -> No
 
 
 def test_a_training_step_starts_from_the_saved_variables(tmp_path: Path) -> None:
-  """A signature that writes its variable: each run, and each of those that are timed, would see another value."""
+  """A signature that writes its variable: each run, and each of those that are timed, would see
+  another value."""
   module = tf.Module()
   module.count = tf.Variable(1.0)
   module.step = tf.function(
@@ -515,12 +518,14 @@ def test_the_verdict_says_what_failed_and_what_is_noted() -> None:
   assert verdict(good, bad) == "NOT verified: 1 of 2 comparisons differ"
   assert (
     verdict(good, hostile)
-    == "NOT verified: 1 of 2 comparisons differ, all of hostile inputs (NaN, infinities, extreme numbers)"
+    == "NOT verified: 1 of 2 comparisons differ, all of hostile inputs (NaN, infinities, extreme "
+    "numbers)"
   )
   noted = dataclasses.replace(hostile, counts=False)  # as exports have it
   assert (
     verdict(good, noted)
-    == "verified: 1 comparisons agree, and 1 of hostile inputs (NaN, infinities, extreme numbers) differ"
+    == "verified: 1 comparisons agree, and 1 of hostile inputs (NaN, infinities, extreme numbers) "
+    "differ"
   )
   subnormal = verify.Row("s", "y", {}, "subnormal", problem="differs", counts=False)
   assert (

@@ -1,4 +1,5 @@
-"""checkify: error values of converted functions say what JAX's do, and a check that is no value is an assertion."""
+"""checkify: error values of converted functions say what JAX's do, and a check that is no value is
+an assertion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`jax.debug.print` and `jax.debug.callback`: the text of JAX, as often and in the order of the program."""
+"""`jax.debug.print` and `jax.debug.callback`: the text of JAX, as often and in the order of the
+program."""
 
 from __future__ import annotations
 
@@ -200,7 +201,8 @@ def test_derivatives_print_as_often_as_those_of_jax(fun, capsys):
 
 @pytest.mark.parametrize("fun", [_own, _rule, _same], ids=lambda fun: fun.__name__)
 def test_what_the_derivative_prints_alone_wants_its_tape_inside(fun, capsys):
-  """The graph of the function prints one thing or the other; which, only a tape inside of it can say."""
+  """The graph of the function prints one thing or the other; which, only a tape inside of it can
+  say."""
   function = tf.function(jax2tf.convert(fun), autograph=False)
   assert _text(capsys, lambda: function(X)) == _text(capsys, lambda: jax.jit(fun)(X))
   with pytest.raises(
@@ -211,7 +213,8 @@ def test_what_the_derivative_prints_alone_wants_its_tape_inside(fun, capsys):
 
 
 def test_tangents_of_other_effects_than_the_results(capsys):
-  """JAX's gradients print once here, its tangents in each turn; a tape may ask for the one and an accumulator for the other."""
+  """JAX's gradients print once here, its tangents in each turn; a tape may ask for the one and an
+  accumulator for the other."""
   with pytest.raises(
     jax2tf.LoweringError,
     match=r"(?s)other effects than the results.*test_debug\.py:.*jax.jvp before convert",

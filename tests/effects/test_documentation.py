@@ -1,4 +1,5 @@
-"""What JAX's pages "Debugging" and "External callbacks" show: a row for each program, with the text, values and errors of `jax.jit`."""
+"""What JAX's pages "Debugging" and "External callbacks" show: a row for each program, with the
+text, values and errors of `jax.jit`."""
 
 from __future__ import annotations
 

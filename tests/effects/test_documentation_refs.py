@@ -1,4 +1,5 @@
-"""What JAX's pages on refs, on autodiff with refs, on stateful computations and on key reuse show: values, refs and errors of `jax.jit`."""
+"""What JAX's pages on refs, on autodiff with refs, on stateful computations and on key reuse show:
+values, refs and errors of `jax.jit`."""
 
 from __future__ import annotations
 

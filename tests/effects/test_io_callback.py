@@ -1,4 +1,5 @@
-"""`jax.experimental.io_callback`, ordered or not, in every graph; and where it would be called again."""
+"""`jax.experimental.io_callback`, ordered or not, in every graph; and where it would be called
+again."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def test_gradients_call_once():
 
 
 def test_what_would_call_again_is_refused():
-  """A second derivative computes the function once more: with another number, were it called again."""
+  """A second derivative computes the function once more: with another number, were it called
+  again."""
   converted, x = jax2tf.convert(_draws), tf.constant(X)
   words = r"(?s)'io_callback'.*calls back for its effects, which derivatives of this order would repeat.*test_io_callback\.py:\d+"
   with pytest.raises(jax2tf.LoweringError, match=words):

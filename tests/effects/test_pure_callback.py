@@ -210,7 +210,8 @@ def test_refused():
 
 
 def test_without_its_process_a_graph_names_what_is_missing():
-  """A GraphDef that leaves the process by another way than a SavedModel calls no unrelated function."""
+  """A GraphDef that leaves the process by another way than a SavedModel calls no unrelated
+  function."""
   concrete = tf.function(jax2tf.convert(_sin), autograph=False).get_concrete_function(
     tf.TensorSpec([3])
   )

@@ -1,4 +1,5 @@
-"""Prints in a file: TensorFlow's own ops say them where there is no JAX, exporters leave them out; other callbacks are refused."""
+"""Prints in a file: TensorFlow's own ops say them where there is no JAX, exporters leave them out;
+other callbacks are refused."""
 
 from __future__ import annotations
 

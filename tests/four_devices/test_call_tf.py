@@ -1,4 +1,5 @@
-"""TensorFlow functions in JAX programs over several devices: as XLA's code, by callback, and with a variable."""
+"""TensorFlow functions in JAX programs over several devices: as XLA's code, by callback, and with a
+variable."""
 
 from __future__ import annotations
 

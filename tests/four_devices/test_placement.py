@@ -1,4 +1,5 @@
-"""Where the ops run: the device of every op, read from the graph, and the devices of the results."""
+"""Where the ops run: the device of every op, read from the graph, and the devices of the
+results."""
 
 from __future__ import annotations
 
@@ -292,7 +293,8 @@ def test_a_saved_model_keeps_the_devices(tmp_path: Any) -> None:
   loaded = tf.saved_model.load(str(tmp_path))
   [concrete] = loaded.f.concrete_functions
   found = devices(concrete.graph)
-  # The derivatives of sin (unplaced) and of cos (placed) are there as well, cut off from TensorFlow's own gradients where they are.
+  # The derivatives of sin (unplaced) and of cos (placed) are there as well, cut off from
+  # TensorFlow's own gradients where they are.
   both = {"", "CPU:1"}
   assert found == {"Sin": both, "Cos": both, "StopGradient": both, "Mul": {"CPU:1"}} | {
     k: found[k] for k in ("Neg",) if k in found

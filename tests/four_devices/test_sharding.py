@@ -1,4 +1,5 @@
-"""Shardings over four devices: lowered natively and inspected, kept or reported in the graph lowering."""
+"""Shardings over four devices: lowered natively and inspected, kept or reported in the graph
+lowering."""
 
 from __future__ import annotations
 

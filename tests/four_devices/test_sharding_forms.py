@@ -1,4 +1,5 @@
-"""Each form in which JAX takes a sharding, in the HLO that TensorFlow compiles: the shapes and tilings that JAX itself lowers it to."""
+"""Each form in which JAX takes a sharding, in the HLO that TensorFlow compiles: the shapes and
+tilings that JAX itself lowers it to."""
 
 from __future__ import annotations
 

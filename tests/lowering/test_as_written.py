@@ -1,4 +1,5 @@
-"""Rows for `jax2tf/lowering/_as_written.py`: what TensorFlow's graph optimiser, Grappler, would change."""
+"""Rows for `jax2tf/lowering/_as_written.py`: what TensorFlow's graph optimiser, Grappler, would
+change."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ CASES = [
 test_case, saved = run(CASES)
 
 
-# (function, arguments). The reference is JAX op by op: the XLA of JAX 0.10 moves constants too, that of 0.12 does not.
+# (function, arguments). The reference is JAX op by op: the XLA of JAX 0.10 moves constants too,
+# that of 0.12 does not.
 OP_BY_OP = {
   "sums": (rounded, [f32(0.3, 1.7, -2.4)]),
   "constant_minus_sums": (

@@ -250,7 +250,8 @@ CASES = [
     [IMAGE + 1j * IMAGE[::-1], KERNEL - 1j * KERNEL[::-1]],
     **CLOSE,
   ),
-  # TF 2.21: Grappler loses the transpose behind a Pad and a Conv3D whose unpadded result would have sizes of 1.
+  # TF 2.21: Grappler loses the transpose behind a Pad and a Conv3D whose unpadded result would have
+  # sizes of 1.
   Case(
     "conv3d_padded_transposed",
     lambda x, k: jnp.transpose(
@@ -320,7 +321,8 @@ test_case, saved = run(CASES)
 
 @pytest.mark.parametrize("images", [0, 2])
 def test_gradient_of_images_that_may_be_none(images: int) -> None:
-  """Their number is known when the graph runs. TensorFlow's Conv2D gives results of another shape for none."""
+  """Their number is known when the graph runs. TensorFlow's Conv2D gives results of another shape
+  for none."""
   function, fun = _gradient_of_rest()
   operands = IMAGE[: images + 1, :5], KERNEL
   close(function(*operands), fun(*operands), **CLOSE)

@@ -79,7 +79,8 @@ def dot(x, y, **options):
 
 
 def halves(*shape):
-  """Multiples of a half of both signs: float8 has them, and every sum of products is exact in f16."""
+  """Multiples of a half of both signs: float8 has them, and every sum of products is exact in
+  f16."""
   return (np.random.default_rng(len(shape)).integers(-7, 8, shape) / 2).astype(np.float32)
 
 

@@ -233,7 +233,8 @@ CASES = [
     )  # JAX's sinh loses digits near 0
     for family, names in UNARY.items()
   ),
-  # Large and small numbers, whose squares overflow and vanish; numbers whose squares or distances from the unit circle cancel.
+  # Large and small numbers, whose squares overflow and vanish; numbers whose squares or distances
+  # from the unit circle cancel.
   *(
     Case(
       f"{kind} complex {dtype.__name__}",
@@ -519,7 +520,8 @@ test_case, saved = run(CASES)
 
 
 def test_factors_of_two_types():
-  """The transpose of lax.mul with an `out_dtype` multiplies a cotangent of that type with a factor of another."""
+  """The transpose of lax.mul with an `out_dtype` multiplies a cotangent of that type with a factor
+  of another."""
   x, y = np.array([1.5, -2, np.inf], np.float32), np.array([3, 0.1, 2], np.float32)
   fun = functools.partial(lax.mul, out_dtype=jnp.bfloat16)
   cotangent = np.ones(3, jnp.bfloat16)

@@ -1,4 +1,5 @@
-"""Only what becomes ops needs rules: not the branches for other platforms, nor jaxprs that a rule leaves out."""
+"""Only what becomes ops needs rules: not the branches for other platforms, nor jaxprs that a rule
+leaves out."""
 
 from __future__ import annotations
 

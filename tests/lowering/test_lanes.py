@@ -1,4 +1,5 @@
-"""Loops that vmap makes of a while_loop, run on the lanes that go on: their numbers are those of all."""
+"""Loops that vmap makes of a while_loop, run on the lanes that go on: their numbers are those of
+all."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def counted(n: Any, x: Any) -> Any:
 
 
 def nested(n: Any, x: Any) -> Any:
-  """A loop in the body; a fixed number of steps, with a branch on the counter that all lanes share."""
+  """A loop in the body; a fixed number of steps, with a branch on the counter that all lanes
+  share."""
 
   def inner(state: Any) -> Any:
     i, j, x = state

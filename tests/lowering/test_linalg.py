@@ -563,7 +563,8 @@ def test_equal_factorisations_share_their_body() -> None:
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.sampled)])
 def test_nan_stays_nan(compiled: bool) -> None:
-  """A NaN or an infinity in each place of a matrix: what is NaN in JAX is NaN, and rows and columns are exchanged, not lost."""
+  """A NaN or an infinity in each place of a matrix: what is NaN in JAX is NaN, and rows and columns
+  are exchanged, not lost."""
   matrix = matrices(4, 4)
   bad = np.stack(
     [

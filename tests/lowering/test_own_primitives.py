@@ -1,4 +1,5 @@
-"""Primitives that are not JAX's: lowered through the JAX functions that define them, by a rule of the user's, or refused."""
+"""Primitives that are not JAX's: lowered through the JAX functions that define them, by a rule of
+the user's, or refused."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def graph(fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def test_impl_where_there_is_no_lowering() -> None:
-  """Outside of jit, impl gets constants as they are: `pick` would not know which branch to take of a traced one."""
+  """Outside of jit, impl gets constants as they are: `pick` would not know which branch to take of
+  a traced one."""
   steps_p = primitive(
     "steps", lambda x, *, n: jax.lax.fori_loop(0, n, lambda i, y: y + jnp.sin(y), x)
   )
@@ -154,7 +156,8 @@ jax.jit(leak)(X)
 REFUSED = {
   "nothing": (
     primitive("nothing"),
-    "its impl is not a JAX function: NotImplementedError: Evaluation rule for 'nothing' not implemented",
+    "its impl is not a JAX function: NotImplementedError: Evaluation rule for 'nothing' not "
+    "implemented",
   ),
   "numpy": (
     primitive("numpy", lambda x: np.sin(np.asarray(x))),

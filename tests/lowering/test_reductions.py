@@ -217,7 +217,8 @@ CASES = [
     for dtype in (*INTS, *FLOATS)
   ],
   Case("reduce_init", lambda x: lax.reduce(x, np.int32(5), lax.add, (0,)), [HOSTILE_I32], poly="b"),
-  # JAX's derivative of `reduce` asks for an initial value that is an identity; integers have no derivative.
+  # JAX's derivative of `reduce` asks for an initial value that is an identity; integers have no
+  # derivative.
   Case(
     "reduce_monoids",
     lambda x: [lax.reduce(x, np.int32(2), op, (1,)) for op in (lax.add, lax.mul, lax.max, lax.min)],

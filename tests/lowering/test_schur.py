@@ -27,7 +27,8 @@ NO_EIG = {**ONCE, "xla": "JAX's function calls eigvals, and TF's XLA has no such
 
 
 def determined(a: Any, output: str = "real") -> Any:
-  """The products of the factors, and of the vectors with their adjoint; whether the form is standard."""
+  """The products of the factors, and of the vectors with their adjoint; whether the form is
+  standard."""
   t, z = schur(a, output)
   adjoint = jnp.conj(jnp.swapaxes(z, -1, -2))
   size = jnp.maximum(jnp.abs(a).max((-2, -1), keepdims=True), jnp.finfo(t.dtype).tiny)

@@ -206,7 +206,8 @@ CASES = [
   Case("tile", lambda x: jnp.tile(x, (2, 1, 3)), [X], poly=["a, b"]),
   Case("copy", lambda x: [jnp.copy(x), jnp.array(x, copy=True)], [X]),
   Case("empty", lambda x: lax.empty((2, x.shape[0]), np.float32) * 0 + x[:, 0], [X], poly=["a, b"]),
-  # The gradient sums a dozen cotangents in the dtype: in half precision the roundings on the way show, and XLA skips some.
+  # The gradient sums a dozen cotangents in the dtype: in half precision the roundings on the way
+  # show, and XLA skips some.
   *[
     Case(
       f"every-move-{dtype}",

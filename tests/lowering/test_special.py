@@ -64,7 +64,8 @@ def gammas(a, x):
   return lax.igamma(a, x), lax.igammac(a, x)
 
 
-# Series and asymptotics differ in the last digits between XLA and Eigen, and between JAX 0.10 and 0.12.
+# Series and asymptotics differ in the last digits between XLA and Eigen, and between JAX 0.10 and
+# 0.12.
 RTOL, RTOL_GAMMA, RTOL_64 = 1e-5, 1e-4, 1e-9
 HALVES = (np.float16, ml_dtypes.bfloat16)
 

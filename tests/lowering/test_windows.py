@@ -298,7 +298,8 @@ CASES = [
     lambda x, y: lax.reduce_window((x, y), (1, 0), affine, (5,), (2,), "SAME"),
     [INTS.reshape(-1).astype("i")] * 2,
   ),
-  # With padding, XLA on CPU goes through a window in another order, and ends in another one of equals.
+  # With padding, XLA on CPU goes through a window in another order, and ends in another one of
+  # equals.
   Case(
     "gather_add_same",
     jvp(pool("max", (1, 3, 3, 1), SQUARE, "SAME")),
@@ -337,7 +338,8 @@ test_case, saved = run(CASES)
   "shape", [(1, 4, 4, 2), (3, 4, 4, 1), (3, 2, 4, 3), (3, 1, 4, 3), (3, 5, 6, 3)]
 )
 def test_gradient_of_what_may_be_empty(shape: Any, padding: Any) -> None:
-  """Sizes that only the graph knows: no image, no channel, no window, no row. It used to end the process."""
+  """Sizes that only the graph knows: no image, no channel, no window, no row. It used to end the
+  process."""
   converted, fun = _gradient_of_rest(padding)
   x = np.random.RandomState(0).permutation(math.prod(shape)).reshape(shape).astype(np.float32)
   close(converted(x), fun(x))

@@ -1,6 +1,7 @@
 """The zoo: one module for each model, named after it, with its `ENTRY`.
 
-`zoo.py` has more and smaller models, for what is compared on every change: gradients and golden op counts.
+`zoo.py` has more and smaller models, for what is compared on every change: gradients and golden op
+counts.
 """
 
 from __future__ import annotations

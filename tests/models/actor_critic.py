@@ -15,7 +15,8 @@ ACTIONS = 6
 
 
 class Agent(eqx.Module):
-  """frames u8[4,24,24] -> log probabilities f32[ACTIONS], value f32[], the best action i32[], entropy f32[]."""
+  """frames u8[4,24,24] -> log probabilities f32[ACTIONS], value f32[], the best action i32[],
+  entropy f32[]."""
 
   convolutions: list[eqx.nn.Conv2d]
   hidden: eqx.nn.Linear

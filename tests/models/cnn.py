@@ -1,4 +1,5 @@
-"""A convolutional classifier: convolution, batch norm, both kinds of pooling; the network is `LinenCNN` in zoo.py."""
+"""A convolutional classifier: convolution, batch norm, both kinds of pooling; the network is
+`LinenCNN` in zoo.py."""
 
 from __future__ import annotations
 

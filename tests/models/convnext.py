@@ -1,4 +1,5 @@
-"""ConvNeXt: depthwise convolutions of 7 x 7, layer norm over channels, a GELU between two dense layers, a learned scale."""
+"""ConvNeXt: depthwise convolutions of 7 x 7, layer norm over channels, a GELU between two dense
+layers, a learned scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One step of a diffusion model (DDIM): the noise that a network finds in an image at time t, and the image at time t - 1."""
+"""One step of a diffusion model (DDIM): the noise that a network finds in an image at time t, and
+the image at time t - 1."""
 
 from __future__ import annotations
 

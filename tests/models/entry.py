@@ -1,4 +1,5 @@
-"""What an entry of the zoo is: a model, its inputs, and how closely a target must agree with JAX."""
+"""What an entry of the zoo is: a model, its inputs, and how closely a target must agree with
+JAX."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ class Entry:
     inputs: names and types in jaxpr notation, with symbolic dimensions.
     outputs: the names of the results; their paths in the tree of the result if None.
     sizes: two of each dimension variable.
-    draws: how to draw the inputs for which normally distributed numbers will not do: all that are not floats.
+    draws: how to draw the inputs for which normally distributed numbers will not do: all that are
+      not floats.
     constraints: on the dimension variables.
-    rtol, atol: in place of those of `jax2tf.converters.verify`; `why` says what rounds more than usual.
+    rtol, atol: in place of those of `jax2tf.converters.verify`; `why` says what rounds more than
+      usual.
   """
 
   name: str
@@ -47,7 +50,8 @@ class Entry:
       if not spec.startswith("f") and name not in self.draws
     ]:
       raise ValueError(
-        f"{self.name}: draws says nothing of {undrawn[0]!r}, {self.inputs[undrawn[0]]}; say which values make sense"
+        f"{self.name}: draws says nothing of {undrawn[0]!r}, {self.inputs[undrawn[0]]}; say which "
+        "values make sense"
       )
     if (self.rtol, self.atol) != (None, None) and not self.why:
       raise ValueError(f"{self.name}: why are its tolerances not the usual ones?")

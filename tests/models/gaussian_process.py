@@ -1,4 +1,5 @@
-"""Regression by a Gaussian process: the Cholesky factor of the observations' covariance, two triangular solves."""
+"""Regression by a Gaussian process: the Cholesky factor of the observations' covariance, two
+triangular solves."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def _covariance(params: Any, left: Any, right: Any) -> Any:
 
 
 def predict(params: Any, observed_x: Any, observed_y: Any, x: Any) -> tuple[Any, Any, Any]:
-  """observed_x f32[OBSERVED,2], observed_y f32[OBSERVED], x f32[b,2] -> mean and variance at x f32[b], log likelihood f32[]."""
+  """observed_x f32[OBSERVED,2], observed_y f32[OBSERVED], x f32[b,2] -> mean and variance at x
+  f32[b], log likelihood f32[]."""
   noise = jnp.exp(2 * params["log_noise"]) * jnp.eye(OBSERVED)
   factor = jnp.linalg.cholesky(_covariance(params, observed_x, observed_x) + noise)
   weights = cho_solve((factor, True), observed_y)

@@ -1,4 +1,5 @@
-"""A graph network: messages along edges, summed at their receivers by `segment_sum`; a graph of any size."""
+"""A graph network: messages along edges, summed at their receivers by `segment_sum`; a graph of any
+size."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ NODES = (6, 10)
 
 
 def graph_network(params: Any, nodes: Any, senders: Any, receivers: Any) -> tuple[Any, Any]:
-  """nodes f32[n,FEATURES], senders and receivers i32[e] -> scores of the nodes f32[n,CLASSES], and of the graph f32[CLASSES]."""
+  """nodes f32[n,FEATURES], senders and receivers i32[e] -> scores of the nodes f32[n,CLASSES], and
+  of the graph f32[CLASSES]."""
   n = nodes.shape[0]
   degrees = jax.ops.segment_sum(jnp.ones(receivers.shape[0]), receivers, n)
   x = jnp.tanh(nodes @ params["in"])

@@ -1,4 +1,5 @@
-"""Keyword spotting: separable convolutions in time over a spectrogram of any length, and attention pooling."""
+"""Keyword spotting: separable convolutions in time over a spectrogram of any length, and attention
+pooling."""
 
 from __future__ import annotations
 

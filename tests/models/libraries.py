@@ -1,4 +1,5 @@
-"""Networks of each library as (fun(params, *inputs), params), with the parameters as a pytree of arrays."""
+"""Networks of each library as (fun(params, *inputs), params), with the parameters as a pytree of
+arrays."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def of_equinox(module: Any) -> tuple[Function, Any]:
 
 
 def _initial(init: Function, *args: Any) -> Any:
-  """What `init` returns. It runs once, so its compilation is what takes time: op by op, or optimised, five times as long."""
+  """What `init` returns. It runs once, so its compilation is what takes time: op by op, or
+  optimised, five times as long."""
   return jax.jit(init, compiler_options={"xla_backend_optimization_level": 0})(*args)
 
 

@@ -1,4 +1,5 @@
-"""The sentence encoder all-MiniLM-L6-v2 with its published weights; the model is examples/minilm.py."""
+"""The sentence encoder all-MiniLM-L6-v2 with its published weights; the model is
+examples/minilm.py."""
 
 from __future__ import annotations
 

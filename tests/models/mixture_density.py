@@ -1,4 +1,5 @@
-"""A mixture density network: the parameters of several normal distributions, and how likely an outcome is under them."""
+"""A mixture density network: the parameters of several normal distributions, and how likely an
+outcome is under them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ COMPONENTS = 5
 
 
 def log_likelihood(x: Any, y: Any) -> tuple[Any, Any, Any]:
-  """x f32[b,2], y f32[b] -> log likelihood of y given x f32[b], mean and standard deviation of the mixture f32[b]."""
+  """x f32[b,2], y f32[b] -> log likelihood of y given x f32[b], mean and standard deviation of the
+  mixture f32[b]."""
   hidden = hk.nets.MLP([32, 32], activation=jnp.tanh, activate_final=True)(x)
   log_shares = jax.nn.log_softmax(hk.Linear(COMPONENTS)(hidden))
   means, scales = (

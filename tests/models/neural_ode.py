@@ -16,7 +16,8 @@ SIZE, TOLERANCE, MOST_STEPS = 4, 1e-3, 200
 
 
 def solve(field: Any, y: Any) -> tuple[Any, Any]:
-  """y f32[b,SIZE] at time 0 -> y at time 1, and the number of steps, by Heun's method with Euler's as the estimate of its error."""
+  """y f32[b,SIZE] at time 0 -> y at time 1, and the number of steps, by Heun's method with Euler's
+  as the estimate of its error."""
 
   def unfinished(state: Any) -> Any:
     time, _, _, steps = state

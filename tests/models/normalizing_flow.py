@@ -1,4 +1,5 @@
-"""A normalizing flow (RealNVP): affine couplings with permutations between them, and the density of a point."""
+"""A normalizing flow (RealNVP): affine couplings with permutations between them, and the density of
+a point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PointNet: a classifier of point clouds of any size, which first turns the cloud by a matrix that it computes."""
+"""PointNet: a classifier of point clouds of any size, which first turns the cloud by a matrix that
+it computes."""
 
 from __future__ import annotations
 

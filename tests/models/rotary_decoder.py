@@ -1,4 +1,5 @@
-"""A decoder as in Llama: rotary embeddings, grouped-query attention under a causal mask, RMS norm, SwiGLU, tied embeddings."""
+"""A decoder as in Llama: rotary embeddings, grouped-query attention under a causal mask, RMS norm,
+SwiGLU, tied embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ VOCABULARY, WIDTH, HEADS, GROUPS, SIZE = 64, 32, 4, 2, 8
 
 
 def rotated(x: Any) -> Any:
-  """x f32[b,s,h,SIZE] with each pair of components turned by an angle that grows with its position."""
+  """x f32[b,s,h,SIZE] with each pair of components turned by an angle that grows with its
+  position."""
   frequencies = 1e4 ** (-jnp.arange(0, SIZE, 2) / SIZE)
   angles = (jnp.arange(x.shape[1])[:, None] * frequencies)[:, None, :]
   left, right = jnp.split(x, 2, -1)

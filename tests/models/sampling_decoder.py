@@ -1,4 +1,5 @@
-"""A decoder that writes on from a prompt: a loop of single steps over a cache of keys and values, each token drawn by jax.random."""
+"""A decoder that writes on from a prompt: a loop of single steps over a cache of keys and values,
+each token drawn by jax.random."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def _norm(x: Any) -> Any:
 
 
 def _step(params: Any, cache: Any, token: Any, position: Any) -> tuple[Any, Any]:
-  """cache f32[LAYERS,2,b,LENGTH,HEADS,d], token i32[b], position i32[] -> the cache with this token's, logits f32[b,VOCABULARY]."""
+  """cache f32[LAYERS,2,b,LENGTH,HEADS,d], token i32[b], position i32[] -> the cache with this
+  token's, logits f32[b,VOCABULARY]."""
   x = params["tokens"][token] + params["positions"][position]
   visible = jnp.arange(LENGTH) <= position
   for i, layer in enumerate(params["layers"]):
@@ -38,7 +40,8 @@ def _step(params: Any, cache: Any, token: Any, position: Any) -> tuple[Any, Any]
 
 
 def generate(params: Any, prompt: Any, key: Any) -> tuple[Any, Any]:
-  """prompt i32[b,PROMPT], key u32[2] -> tokens i32[b,LENGTH], the prompt first, and the log probability of what was drawn, f32[b].
+  """prompt i32[b,PROMPT], key u32[2] -> tokens i32[b,LENGTH], the prompt first, and the log
+  probability of what was drawn, f32[b].
 
   The loop ends early once every row has drawn END.
   """

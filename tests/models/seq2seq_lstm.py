@@ -1,4 +1,5 @@
-"""Sequence to sequence: an LSTM reads tokens, another one writes, each token the likeliest after the last."""
+"""Sequence to sequence: an LSTM reads tokens, another one writes, each token the likeliest after
+the last."""
 
 from __future__ import annotations
 

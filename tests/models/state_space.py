@@ -1,4 +1,5 @@
-"""A selective state space model as in Mamba: a linear recurrence whose rates depend on the input, by `lax.associative_scan`."""
+"""A selective state space model as in Mamba: a linear recurrence whose rates depend on the input,
+by `lax.associative_scan`."""
 
 from __future__ import annotations
 

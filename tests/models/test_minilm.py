@@ -1,4 +1,5 @@
-"""A real model with real weights: all-MiniLM-L6-v2 against JAX, before and after a SavedModel, with its gradient."""
+"""A real model with real weights: all-MiniLM-L6-v2 against JAX, before and after a SavedModel, with
+its gradient."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def test_values_over_a_hundred_sizes(
     # As many lengths of 1-2 as of 64-127.
     b, s = int(rng.integers(1, 5)), int(2 ** rng.uniform(0, 7))
     tokens = _tokens(rng, b, s)
-    # JAX gets tokens that its mask hides, and repeated sentences, so that it need not compile for each of the hundred.
+    # JAX gets tokens that its mask hides, and repeated sentences, so that it need not compile for
+    # each of the hundred.
     padded = [
       np.pad(np.resize(x, (4, s)), [(0, 0), (0, 2 ** int(np.ceil(np.log2(s))) - s)]) for x in tokens
     ]
@@ -185,8 +187,8 @@ def test_gradient_of_all_parameters(
   }
   assert found.keys() == expected.keys()
   sizes = {name: np.linalg.norm(g) for name, g in expected.items()}
-  # Softmax ignores what is added to all scores, so the derivative by the key's bias is zero, and all
-  # that comes out is rounding: it is measured by the query's.
+  # Softmax ignores what is added to all scores, so the derivative by the key's bias is zero, and
+  # all that comes out is rounding: it is measured by the query's.
   sizes = {name: sizes[name.replace("key/bias", "query/bias")] for name in sizes}
   relative = {
     name: np.linalg.norm(tf.convert_to_tensor(found[name]) - expected[name]) / sizes[name]
@@ -212,7 +214,8 @@ def test_the_gradient_recomputes_nothing(
 
 
 def test_natively(params: Any, batch: list[Any], by_jax: tuple[Any, Any]) -> None:
-  """Values and gradients of the whole encoder from XlaCallModule ops, in a graph of any batch and length, equal to jax.jit's."""
+  """Values and gradients of the whole encoder from XlaCallModule ops, in a graph of any batch and
+  length, equal to jax.jit's."""
   options = {
     "polymorphic_shapes": [None, "b, s", "b, s", "b, _"],
     "polymorphic_constraints": CONSTRAINTS,

@@ -1,8 +1,10 @@
-"""Functions of Lineax, Optimistix and Diffrax, whose primitives have no rule of ours, and of NumPyro.
+"""Functions of Lineax, Optimistix and Diffrax, whose primitives have no rule of ours, and of
+NumPyro.
 
 Value and gradient, those of two after a SavedModel.
 
-docs/reports/libraries.md has more of them, each after a SavedModel; these take little time to trace.
+docs/reports/libraries.md has more of them, each after a SavedModel; these take little time to
+trace.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ NAMES = [(library, name) for library, names in ROWS.items() for name in names]
 
 
 def equinox() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  """A loop that keeps checkpoints for its gradient, around a function that Equinox compiles on its own."""
+  """A loop that keeps checkpoints for its gradient, around a function that Equinox compiles on its
+  own."""
   sine = eqxi.noinline(jnp.sin)
 
   def fun(x: Any, factor: Any) -> Any:

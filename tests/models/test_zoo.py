@@ -84,7 +84,8 @@ def test_gradient(name):
       for g, e in zip(grads, jax.tree.leaves(expected), strict=True)
       if e.dtype != jax.dtypes.float0
     ]
-    # Some parameters, such as the bias of attention keys, have the gradient 0 up to rounding: compare with the largest of all.
+    # Some parameters, such as the bias of attention keys, have the gradient 0 up to rounding:
+    # compare with the largest of all.
     largest = max(np.max(np.abs(e), initial=0.0) for _, e in pairs)
     for ours, theirs in pairs:
       np.testing.assert_allclose(ours, theirs, rtol=10 * model.rtol, atol=10 * model.rtol * largest)
@@ -92,7 +93,8 @@ def test_gradient(name):
 
 @pytest.mark.parametrize("name", GOLDEN_MODELS)
 def test_op_counts_are_golden(name):
-  """A change of the graph is a decision: `make golden` writes the counts anew, and the diff is reviewed."""
+  """A change of the graph is a decision: `make golden` writes the counts anew, and the diff is
+  reviewed."""
   path = pathlib.Path(golden_file())
   assert path.exists(), f"no golden counts for JAX {jax.__version__}: run `make golden`"
   assert op_counts(MODELS[name]) == json.loads(path.read_text())[name]

@@ -1,4 +1,5 @@
-"""A whole step of training: the loss of a small transformer, its gradient, and AdamW under a clipped norm; see examples/train_step.py."""
+"""A whole step of training: the loss of a small transformer, its gradient, and AdamW under a
+clipped norm; see examples/train_step.py."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def build() -> tuple[Function, Any]:
 
   params, jitted = train_step.init(rng), jax.jit(step)
   state = params, optimiser.init(params)
-  # Adam divides by the size of the gradients so far: after one step that is a division of a number by itself.
+  # Adam divides by the size of the gradients so far: after one step that is a division of a number
+  # by itself.
   for _ in range(5):
     tokens = rng.integers(0, train_step.VOCABULARY, (8, train_step.LENGTH), np.int32)
     result = jitted(state, tokens, tokens[:, ::-1])

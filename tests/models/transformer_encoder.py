@@ -1,4 +1,5 @@
-"""A transformer encoder over tokens of which 0 is padding, with learned positions; the network is `LinenEncoder` in zoo.py."""
+"""A transformer encoder over tokens of which 0 is padding, with learned positions; the network is
+`LinenEncoder` in zoo.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A variational autoencoder that draws its latent vector with jax.random, from a key that the caller gives."""
+"""A variational autoencoder that draws its latent vector with jax.random, from a key that the
+caller gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A vision transformer: patches by a strided convolution, a class token, learned positions, pre-norm blocks."""
+"""A vision transformer: patches by a strided convolution, a class token, learned positions,
+pre-norm blocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Small models of the real architectures, in the five libraries whose users we serve.
 
-Each entry builds a function of (params, input) and its parameters; the tests convert it with a symbolic
-batch and compare with JAX. Networks are built when asked for, so that importing this file is quick.
+Each entry builds a function of (params, input) and its parameters; the tests convert it with a
+symbolic batch and compare with JAX. Networks are built when asked for, so that importing this file
+is quick.
 """
 
 from __future__ import annotations

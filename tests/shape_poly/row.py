@@ -1,4 +1,5 @@
-"""A `Row` is one function under one polymorphic spec: converted once, run at several sizes, compared with JAX at each of them."""
+"""A `Row` is one function under one polymorphic spec: converted once, run at several sizes,
+compared with JAX at each of them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from jax2tf._jax_compat.shape_poly import dimension_variables
 from tests.case import close, xla_ops
 from tests.derivatives import inexact, jax_pullback, random_like, restricted, tf_pullback
 
-# Sizes of the first, second ... dimension variable in the order of their names: all 1, then odd and even ones that differ.
+# Sizes of the first, second ... dimension variable in the order of their names: all 1, then odd and
+# even ones that differ.
 _SIZES = [(1, 1, 1, 1), (3, 4, 2, 5), (6, 5, 3, 4)]
 
 
@@ -76,12 +78,15 @@ class Row:
   Attributes:
     name: unique in the table.
     fun: the JAX function.
-    args: a pytree of `Arg`s for each argument; a string stands for `floats` of that shape, and a single one for the only argument.
-    sizes: "b=1 3 5; d=2 4 6", the dimension variables at each run; by default every variable is 1, then 3 to 6.
+    args: a pytree of `Arg`s for each argument; a string stands for `floats` of that shape, and a
+      single one for the only argument.
+    sizes: "b=1 3 5; d=2 4 6", the dimension variables at each run; by default every variable is 1,
+      then 3 to 6.
     poly: `polymorphic_shapes`, where these are not the shapes of `args`.
     constraints: `polymorphic_constraints`.
     partitionable: the value of jax_threefry_partitionable, or None for JAX's own.
-    no_gradient: JAX's own words where JAX has no derivative for symbolic sizes; the converted function has to say the same.
+    no_gradient: JAX's own words where JAX has no derivative for symbolic sizes; the converted
+      function has to say the same.
     rtol: relative to the largest value of each array; say why in a comment on the row.
     second: also compare the VJP of the VJP, at one size.
     eager: also run without a tf.function.
@@ -185,7 +190,8 @@ def _evaluated(shape: str, run: dict[str, int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Derivative:
-  """What a row is differentiated in: floating point arguments and results, from `orders` lists of random cotangents."""
+  """What a row is differentiated in: floating point arguments and results, from `orders` lists of
+  random cotangents."""
 
   wrt: tuple[int, ...]
   results: tuple[int, ...]
@@ -244,7 +250,8 @@ def _concrete(fun: Callable[..., Any], *avals: Any, **options: Any) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def _reference(row: Row, derivative: Derivative | None) -> Callable[..., Any]:
-  """(args, seeds) -> JAX's results and cotangents: one compilation for each run, which serves all ways."""
+  """(args, seeds) -> JAX's results and cotangents: one compilation for each run, which serves all
+  ways."""
 
   def reference(args: Any, seeds: Any) -> Any:
     return row.fun(*args), derivative.pullback(jax_pullback, row.fun)(
@@ -284,7 +291,8 @@ def _compare(
 
 
 def check_sizes(row: Row) -> None:
-  """One conversion, one graph for the values and one for the gradient, both without a known size, at all sizes."""
+  """One conversion, one graph for the values and one for the gradient, both without a known size,
+  at all sizes."""
   converted, derivative = row.converted(), Derivative.of(row)
   values = _concrete(converted, *row.specs)
   _check_static_shapes(values, _out_avals(row))

@@ -1,4 +1,5 @@
-"""Reshapes, concatenations, pads, slices, sizes as values, broadcasts, specs of arguments, dtypes."""
+"""Reshapes, concatenations, pads, slices, sizes as values, broadcasts, specs of arguments,
+dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reductions, cumulative reductions, softmax and norms, products of matrices, linear algebra, Fourier transforms."""
+"""Reductions, cumulative reductions, softmax and norms, products of matrices, linear algebra,
+Fourier transforms."""
 
 from __future__ import annotations
 
@@ -224,7 +225,8 @@ _PRODUCTS = [
 ]
 
 
-# Factorisations and their derivatives amplify the rounding errors of the matrices, which are well conditioned.
+# Factorisations and their derivatives amplify the rounding errors of the matrices, which are well
+# conditioned.
 def _sign_free_qr(x):
   q, r = jnp.linalg.qr(x)
   return q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :], r * jnp.sign(

@@ -21,8 +21,9 @@ def _conv(padding, strides=(1, 1), numbers=_NHWC, **options):
   )
 
 
-# JAX 0.12: the gradient of a convolution in its image calls `operator.index` on its padding, where strides leave a symbolic
-# remainder; the second derivative in the kernel pads by the symbolic size itself.
+# JAX 0.12: the gradient of a convolution in its image calls `operator.index` on its padding, where
+# strides leave a symbolic remainder; the second derivative in the kernel pads by the symbolic size
+# itself.
 _PADDING = "padding argument to conv_general_dilated should be a string"
 _CONVOLUTIONS = [
   Row(

@@ -1,4 +1,5 @@
-"""Calls that do not fit the polymorphic shapes: the right exception, in JAX's words, wherever the call is made."""
+"""Calls that do not fit the polymorphic shapes: the right exception, in JAX's words, wherever the
+call is made."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def words_of_jax(name):
 
 
 def unknown_specs(name):
-  """TensorSpecs that know the sizes that the polymorphic shapes know; None where the rank does not fit."""
+  """TensorSpecs that know the sizes that the polymorphic shapes know; None where the rank does not
+  fit."""
   specs, constraints, shapes = CALLS[name]
   avals = []
   for spec, shape in zip(specs, shapes, strict=True):
@@ -133,7 +135,8 @@ WAYS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_known_sizes(name):
-  """Where the sizes are known, the call itself raises, so that XLA, which drops assertions, refuses as well."""
+  """Where the sizes are known, the call itself raises, so that XLA, which drops assertions, refuses
+  as well."""
   function = converted(name)
   for way in WAYS.values():
     with pytest.raises(ValueError) as error:
@@ -165,7 +168,8 @@ def test_unknown_sizes(name):
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-  """All functions of unknown sizes, through one SavedModel; what they return is not what is used."""
+  """All functions of unknown sizes, through one SavedModel; what they return is not what is
+  used."""
   module = tf.Module()
   for name in DYNAMIC:
     sizes = functools.partial(
@@ -238,7 +242,8 @@ def test_the_gradient_is_checked_too():
     gradient(tf.ones(3))
 
 
-# ------------------------------------------------------------------------------- what cannot be converted
+# ------------------------------------------------------------------------------- what cannot be
+# converted
 
 # spec -> words of JAX
 GRAMMAR = [
@@ -409,7 +414,8 @@ def test_scopes():
     )
 
 
-# ------------------------------------------------------------------------------- what JAX cannot decide
+# ------------------------------------------------------------------------------- what JAX cannot
+# decide
 
 # name -> (function, spec, the constraint that the error proposes)
 UNDECIDED = {

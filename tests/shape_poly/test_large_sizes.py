@@ -1,4 +1,5 @@
-"""Formulas of sizes that do not fit into 32 bits: TensorFlow's shapes are i32[n], a value may be i64[]."""
+"""Formulas of sizes that do not fit into 32 bits: TensorFlow's shapes are i32[n], a value may be
+i64[]."""
 
 from __future__ import annotations
 

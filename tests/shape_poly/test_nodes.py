@@ -76,7 +76,8 @@ def ops(spec, shape, causal, gradient):
 def test_a_transformer_layer_of_any_size_has_few_more_nodes(causal, gradient):
   static = ops(None, [2, 8, WIDTH], causal, gradient)
   symbolic = ops("b, s, _", [None, None, WIDTH], causal, gradient)
-  # The sizes, the shapes made of them and their two assertions; with a gradient at most a tenth. The function alone has no residuals.
+  # The sizes, the shapes made of them and their two assertions; with a gradient at most a tenth.
+  # The function alone has no residuals.
   extra = symbolic - static
   assert extra.total() - extra["Const"] <= (24 if gradient else 20), extra
   assert symbolic.total() <= (

@@ -1,4 +1,5 @@
-"""A ResNet of symbolic batch, height and width, converted once: values and gradients at five sizes."""
+"""A ResNet of symbolic batch, height and width, converted once: values and gradients at five
+sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import jax2tf
 from tests.case import xla_ops
 from tests.models.zoo import MODELS
 
-# Multiples of what all strides divide together: of other sizes JAX cannot tell that both branches of a block fit.
+# Multiples of what all strides divide together: of other sizes JAX cannot tell that both branches
+# of a block fit.
 SIZES = {
   "b, 8*h, 8*w, 3": [(1, 8, 8), (3, 16, 24), (2, 32, 8), (1, 40, 48), (5, 24, 16)],
   "b, 16*h, 40, 3": [(1, 16, 40), (3, 32, 40), (2, 48, 40), (4, 64, 40), (7, 16, 40)],

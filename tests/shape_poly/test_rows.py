@@ -1,4 +1,5 @@
-"""The table of polymorphic rows: what a rule can do with static sizes it does with symbolic ones."""
+"""The table of polymorphic rows: what a rule can do with static sizes it does with symbolic
+ones."""
 
 from __future__ import annotations
 

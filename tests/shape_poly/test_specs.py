@@ -152,43 +152,53 @@ def test_it_has_gradients_and_is_saved(tmp_path):
 REFUSED = {
   "forgotten": (
     lambda: graph(jnp.sin, UNKNOWN),
-    "args[0] of 'sin' has shape (None, 4), and polymorphic_shapes has None for it, which names no dimension variable for its unknown "
-    'size; give it "b, _" (syntax error in symbolic shape None in dimension 0: unexpected placeholder for unknown dimension; '
+    "args[0] of 'sin' has shape (None, 4), and polymorphic_shapes has None for it, which names no "
+    "dimension variable for its unknown "
+    'size; give it "b, _" (syntax error in symbolic shape None in dimension 0: unexpected '
+    "placeholder for unknown dimension; "
     "like=(None, 4)",
   ),
   "forgotten in part": (
     lambda: graph(jnp.sin, tf.TensorSpec([None, None]), polymorphic_shapes="b, _"),
-    "args[0] of 'sin' has shape (None, None), and polymorphic_shapes has 'b, _' for it, which names no dimension variable for its "
+    "args[0] of 'sin' has shape (None, None), and polymorphic_shapes has 'b, _' for it, which "
+    "names no dimension variable for its "
     'unknown size; give it "b, c" (',
   ),
   "forgotten keyword": (
     lambda: keyword(),
-    "kwargs['x'] of '<lambda>' has shape (None, 4), and polymorphic_shapes has None for it, which names no dimension variable for its "
+    "kwargs['x'] of '<lambda>' has shape (None, 4), and polymorphic_shapes has None for it, which "
+    "names no dimension variable for its "
     'unknown size; give it polymorphic_shapes={"x": "b, _"} (',
   ),
   "two for one": (
     lambda: jax2tf.convert(lambda x: x, polymorphic_shapes=["b, _", None])(X),
-    "polymorphic_shapes = ['b, _', None] has 2 specifications, and '<lambda>' is called with 1 positional argument (",
+    "polymorphic_shapes = ['b, _', None] has 2 specifications, and '<lambda>' is called with 1 "
+    "positional argument (",
   ),
   "of no argument": (
     lambda: jax2tf.convert(lambda x: x, polymorphic_shapes={"y": "b, _"})(X),
-    "polymorphic_shapes names 'y', and '<lambda>' has no such argument, only x; a dict by itself is for arguments by name: put that of "
+    "polymorphic_shapes names 'y', and '<lambda>' has no such argument, only x; a dict by itself "
+    "is for arguments by name: put that of "
     "the leaves of an argument in a list, as in polymorphic_shapes=[{'y': ...}]",
   ),
   "of another tree": (
     lambda: jax2tf.convert(lambda p: p["w"], polymorphic_shapes=[["b"]])({"w": X}),
-    "polymorphic_shapes[0] = ['b'] does not fit args[0] of '<lambda>', which is a dict; give one string for all of it, or its structure "
-    "with a string or None at each leaf (pytree structure error: different types at key path polymorphic_shapes[0]",
+    "polymorphic_shapes[0] = ['b'] does not fit args[0] of '<lambda>', which is a dict; give one "
+    "string for all of it, or its structure "
+    "with a string or None at each leaf (pytree structure error: different types at key path "
+    "polymorphic_shapes[0]",
   ),
   "of another key": (
     lambda: jax2tf.convert(lambda *, p: p["w"], polymorphic_shapes={"p": {"v": "b, _"}})(
       p={"w": X}
     ),
-    "polymorphic_shapes['p'] = {'v': 'b, _'} does not fit kwargs['p'] of '<lambda>', which is a dict; give one string",
+    "polymorphic_shapes['p'] = {'v': 'b, _'} does not fit kwargs['p'] of '<lambda>', which is a "
+    "dict; give one string",
   ),
   "too many of the rest": (
     lambda: jax2tf.convert(scaled, polymorphic_shapes={"rest": [None, "r, _"]})(X, X),
-    "polymorphic_shapes['rest'] = [None, 'r, _'] has 2 specifications, and 'scaled' is called with 1 argument for *rest; give one",
+    "polymorphic_shapes['rest'] = [None, 'r, _'] has 2 specifications, and 'scaled' is called "
+    "with 1 argument for *rest; give one",
   ),
   "too long": (
     lambda: jax2tf.convert(lambda x: x, polymorphic_shapes="b, 4, 5")(X),

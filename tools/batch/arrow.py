@@ -41,7 +41,8 @@ def table(carried: Any, answer: Answer) -> Any:
 
 
 def _numpy(column: Any) -> np.ndarray:
-  """An array with dimension 0 for the rows; an object array if there are nulls, strings or rows of several lengths."""
+  """An array with dimension 0 for the rows; an object array if there are nulls, strings or rows of
+  several lengths."""
   array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
   if isinstance(array, pa.ChunkedArray):  # without chunks
     array = pa.array([], array.type)

@@ -17,7 +17,8 @@ Faults = dict[int, str]
 _BOOLS: dict[str | bytes, bool] = {"True": True, "False": False}  # as pandas writes them
 # The dtype represents all integers up to this magnitude.
 _INTEGERS = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
-# The deepest nesting of lists and objects in a row. Python's limit is 1,000 calls, and writing a row needs some as well.
+# The deepest nesting of lists and objects in a row. Python's limit is 1,000 calls, and writing a
+# row needs some as well.
 DEEPEST = 500
 
 
@@ -27,7 +28,8 @@ class Answer:
 
   Attributes:
     rows: the indices of the rows that ran, ascending.
-    outputs: name -> an array of these rows, or an object array with an array for each row if a dimension is symbolic.
+    outputs: name -> an array of these rows, or an object array with an array for each row if a
+      dimension is symbolic.
     types: name -> (dtype, dimensions of a row).
     faults: row -> why it did not run.
   """
@@ -64,7 +66,8 @@ def objects(rows: Sequence[Any]) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-  """A cell as a JSON value. Values other than arrays stay unchanged, because NumPy would give [1, "a"] one dtype."""
+  """A cell as a JSON value. Values other than arrays stay unchanged, because NumPy would give [1,
+  "a"] one dtype."""
   if not isinstance(value, np.ndarray | np.generic):
     return value.decode() if isinstance(value, bytes) else value
   array = np.asarray(value)
@@ -74,11 +77,13 @@ def plain(value: Any) -> Any:
 def convert(
   name: str, column: np.ndarray, dtype: np.dtype[Any], dims: Sequence[str]
 ) -> tuple[np.ndarray, Faults]:
-  """Converts a column to an array of all rows, or to an object array of arrays if a dimension is symbolic. Also returns {row: fault}.
+  """Converts a column to an array of all rows, or to an object array of arrays if a dimension is
+  symbolic. Also returns {row: fault}.
 
   Args:
     name: the name of the input, for messages.
-    column: dimension 0 is the rows; an object array if rows have several shapes, are strings or are missing (None).
+    column: dimension 0 is the rows; an object array if rows have several shapes, are strings or are
+      missing (None).
     dtype: the dtype of the input; object for strings.
     dims: the dimensions of a row. A number is a fixed size; anything else is any size.
   """
@@ -123,7 +128,8 @@ def _dense(column: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
     return None
   if not _is_numeric(found.dtype, dtype):
     return None
-  # NumPy makes floats of a mix of integers and floats, and floats do not represent all integers. Such rows are checked one by one.
+  # NumPy makes floats of a mix of integers and floats, and floats do not represent all integers.
+  # Such rows are checked one by one.
   return (
     None
     if found.dtype.kind == "f" and (np.abs(found) >= _INTEGERS.get(dtype.name, 0)).any()
@@ -132,7 +138,8 @@ def _dense(column: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
 
 
 def _is_numeric(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-  """Whether values of the one dtype are numbers for the other; dates are none, and complex numbers only for complex inputs."""
+  """Whether values of the one dtype are numbers for the other; dates are none, and complex numbers
+  only for complex inputs."""
   return given.kind in "biuf" or given.name == "bfloat16" or given.kind == dtype.kind == "c"
 
 
@@ -198,7 +205,8 @@ def is_text(value: Any) -> bool:
 
 
 def parsed(value: Any) -> Any:
-  """The value of a CSV cell that holds a number, a bool or a JSON list of them; any other value unchanged."""
+  """The value of a CSV cell that holds a number, a bool or a JSON list of them; any other value
+  unchanged."""
   if not isinstance(value, str | bytes):
     return value
   if value in _BOOLS:
@@ -218,7 +226,8 @@ def read_json(text: str | bytes) -> Any:
 
   Raises:
     ValueError: it is not JSON.
-    RecursionError: it is nested deeper than `DEEPEST`. Python's own limit depends on its version and on the calls under way.
+    RecursionError: it is nested deeper than `DEEPEST`. Python's own limit depends on its version
+      and on the calls under way.
   """
   if _nesting(text) > DEEPEST:
     raise RecursionError(f"is nested deeper than {DEEPEST} levels")
@@ -241,7 +250,8 @@ _NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
 
 
 def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-  """(the array in another dtype, a mask of the elements that this dtype does not represent). Floats may be rounded."""
+  """(the array in another dtype, a mask of the elements that this dtype does not represent). Floats
+  may be rounded."""
   if array.dtype == dtype:
     return array, np.zeros(array.shape, bool)
   with np.errstate(all="ignore"):

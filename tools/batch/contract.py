@@ -1,4 +1,5 @@
-"""The requirements of a signature on rows, read from its manifest alone, without TensorFlow and JAX."""
+"""The requirements of a signature on rows, read from its manifest alone, without TensorFlow and
+JAX."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _MANIFEST = Path("assets.extra", "jax2tf.json")
 # Inputs that mark valid elements by 1. Others, such as `key_padding_mask`, may mean the opposite.
 _MASKS = ("mask", "attention_mask")
 NO_MASK = "none"
-# The largest number of rows that are read, sorted by length and written together, and of their bytes.
+# The largest number of rows that are read, sorted by length and written together, and of their
+# bytes.
 _ROWS, _BYTES = 8192, 64 * 2**20
 _TYPICAL = 64  # what a symbolic dimension or a string counts for in a row's bytes
 
@@ -55,7 +57,8 @@ class Contract:
     return [name for name in self.inputs if name not in self.defaults and name != self.mask]
 
   def window(self, batch_size: int) -> int:
-    """The number of rows to read at a time: as many as fit into 64 MB, at most 8,192 and at least a batch."""
+    """The number of rows to read at a time: as many as fit into 64 MB, at most 8,192 and at least a
+    batch."""
     return max(batch_size, min(_ROWS, _BYTES // self.row_bytes))
 
 
@@ -80,7 +83,8 @@ def read(model: str | Path, signature: str = "serving_default", mask: str = "") 
     ) from error
   if signature not in signatures:
     raise ValueError(
-      f"{directory} has no signature {signature!r}; it has {', '.join(map(repr, sorted(signatures)))}"
+      f"{directory} has no signature {signature!r}; it has "
+      f"{', '.join(map(repr, sorted(signatures)))}"
     )
   return _contract(directory, signature, signatures[signature], constraints, mask)
 
@@ -134,7 +138,8 @@ def _contract(
 ) -> Contract:
   if record.get("stateful") or record.get("resets"):
     raise ValueError(
-      f"signature {signature!r} keeps a state between calls, so its rows are not independent; name another one"
+      f"signature {signature!r} keeps a state between calls, so its rows are not independent; "
+      "name another one"
     )
   inputs, outputs = (
     {name: dimensions.of(text) for name, text in record[kind].items()}
@@ -145,7 +150,8 @@ def _contract(
     for name in record.get("defaults", ())
     if inputs[name][:1] != ("?",) and not _is_symbol(inputs[name][:1])
   )
-  # Inputs and outputs that only TensorFlow code handles have unknown sizes in the manifest: "string[?]".
+  # Inputs and outputs that only TensorFlow code handles have unknown sizes in the manifest:
+  # "string[?]".
   known = {
     name: dims for name, dims in inputs.items() if dims[:1] != ("?",) and name not in defaults
   }
@@ -164,7 +170,8 @@ def _contract(
   padded = _padded(inner, rest, chosen, constraints)
   if asked and not padded:
     raise ValueError(
-      f"--mask={asked}: its rows must have one dimension, shared with another input, to which every output can be trimmed, "
+      f"--mask={asked}: its rows must have one dimension, shared with another input, to which "
+      "every output can be trimmed, "
       "and no constraint but an upper bound"
     )
   bound = dimensions.bound(symbol, constraints) if symbol else None
@@ -194,7 +201,8 @@ def _padded(
   mask: str,
   constraints: Sequence[str],
 ) -> str:
-  """The dimension of the mask, if padding it can be undone: no other dimension depends on it, and no constraint but an upper bound."""
+  """The dimension of the mask, if padding it can be undone: no other dimension depends on it, and
+  no constraint but an upper bound."""
   symbol = inputs[mask][0] if mask and len(inputs[mask]) == 1 else ""
   if not symbol.isidentifier() or all(
     symbol not in dims for name, dims in inputs.items() if name != mask
@@ -219,7 +227,8 @@ def _padded(
 
 
 def fingerprint(directory: Path) -> str:
-  """SHA-256 of the graph, of the checksums of the variables (from the index file) and of the other files."""
+  """SHA-256 of the graph, of the checksums of the variables (from the index file) and of the other
+  files."""
   digest = hashlib.sha256()
   for file in sorted(
     path for path in directory.rglob("*") if path.is_file() and ".data-" not in path.name

@@ -1,7 +1,8 @@
-"""A SavedModel as a function of columns, of Arrow tables and of iterators of them, for the engines of batch inference.
+"""A SavedModel as a function of columns, of Arrow tables and of iterators of them, for the engines
+of batch inference.
 
-`on_ray` and `on_beam` build on it; Spark and Dask use it directly (docs/guide/batch.md). A `Rows` object is pickled as its arguments;
-each process loads a model once.
+`on_ray` and `on_beam` build on it; Spark and Dask use it directly (docs/guide/batch.md). A `Rows`
+object is pickled as its arguments; each process loads a model once.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ def engine(name: str) -> Any:
 
 
 class Rows:
-  """Maps a dict of columns to the same dict with the model's outputs in place of its inputs, as `jax2tf batch` does.
+  """Maps a dict of columns to the same dict with the model's outputs in place of its inputs, as
+  `jax2tf batch` does.
 
   A call raises ValueError for a bad row. The model is loaded at the first call in a process.
 
   Args:
     model: a SavedModel of jax2tf, or the folder of its versions.
-    options: signature, columns, outputs, mask, batch_size and allow_ops, as for `jax2tf batch` (docs/guide/batch.md).
+    options: signature, columns, outputs, mask, batch_size and allow_ops, as for `jax2tf batch`
+      (docs/guide/batch.md).
 
   Examples:
     >>> import numpy as np

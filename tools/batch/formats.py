@@ -1,7 +1,9 @@
-"""Reads and writes files of rows in windows: Parquet, TFRecord of tf.train.Example, CSV, JSON lines and .npy.
+"""Reads and writes files of rows in windows: Parquet, TFRecord of tf.train.Example, CSV, JSON lines
+and .npy.
 
-CSV, JSON lines and TFRecord may be compressed by gzip, with a name that ends in .gz. A format is a class with `columns` (the column
-names, if the file has them), `read` and `writer`. `of` finds it by the suffix.
+CSV, JSON lines and TFRecord may be compressed by gzip, with a name that ends in .gz. A format is a
+class with `columns` (the column names, if the file has them), `read` and `writer`. `of` finds it by
+the suffix.
 """
 
 from __future__ import annotations
@@ -120,7 +122,8 @@ class _ParquetWriter:
 
 
 class _Lines:
-  """Formats in which a row is a dict, and a column that a row does not have is missing. Subclasses define `rows` and `writer`."""
+  """Formats in which a row is a dict, and a column that a row does not have is missing. Subclasses
+  define `rows` and `writer`."""
 
   def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]:
     rows: list[dict[str, Any]] = []
@@ -202,7 +205,8 @@ class JsonLines(_Lines):
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[tuple[Any, Any]]:
-  """(the file, whose position tells how much of it has been read, its content without compression)."""
+  """(the file, whose position tells how much of it has been read, its content without
+  compression)."""
   with (
     path.open("rb") as binary,
     gzip.GzipFile(fileobj=binary) if path.suffix == ".gz" else binary as content,
@@ -244,7 +248,8 @@ class Csv(_Lines):
       return next(csv.reader(text), [])
 
   def _decoded(self, content: Any) -> io.TextIOWrapper:
-    # Excel begins UTF-8 with a byte order mark. Bytes that are no UTF-8 become surrogates, so that only their row is bad.
+    # Excel begins UTF-8 with a byte order mark. Bytes that are no UTF-8 become surrogates, so that
+    # only their row is bad.
     return io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
   def read(self, path: Path, columns: Sequence[str], window: int) -> Iterator[Window]:
@@ -322,7 +327,8 @@ class TfRecord(_Lines):
       if place:
         raise
       raise ValueError(
-        f"{path} has no TFRecord at its beginning; if it is compressed by gzip, let its name end in .gz"
+        f"{path} has no TFRecord at its beginning; if it is compressed by gzip, let its name end "
+        "in .gz"
       ) from error
 
   def writer(self, path: Path) -> Writer:
@@ -399,11 +405,13 @@ class _NpyWriter:
     [(name, array)] = answer.outputs.items()
     if answer.faults:
       raise ValueError(
-        f"row {min(answer.faults)} {answer.faults[min(answer.faults)]}; .npy cannot hold missing rows"
+        f"row {min(answer.faults)} {answer.faults[min(answer.faults)]}; .npy cannot hold missing "
+        "rows"
       )
     if array.dtype.kind == "O":
       raise ValueError(
-        f"output {name!r} has rows of several sizes or texts, which .npy does not hold; read and write another format"
+        f"output {name!r} has rows of several sizes or texts, which .npy does not hold; read and "
+        "write another format"
       )
     if self._file is None:
       self._file, self._kind = self._path.open("wb"), array

@@ -1,4 +1,5 @@
-"""A SavedModel as a function of columns, for the workers and the engines. Imports TensorFlow, and never JAX."""
+"""A SavedModel as a function of columns, for the workers and the engines. Imports TensorFlow, and
+never JAX."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ for variable in THREADS:
 with quiet.startup(on_cpu=True, without_jax=True):
   import tensorflow as tf
 
-# The longest row of a padded batch is at most _STRETCH times as long as the shortest, except in batches of at most _FEW rows.
+# The longest row of a padded batch is at most _STRETCH times as long as the shortest, except in
+# batches of at most _FEW rows.
 _STRETCH, _FEW = 1.25, 32
 
 
@@ -28,14 +30,17 @@ class Runner:
   Args:
     model: the SavedModel, or the folder of its versions.
     signature: its name.
-    columns: input -> the names of its columns, if they differ from its own; several columns are stacked.
+    columns: input -> the names of its columns, if they differ from its own; several columns are
+      stacked.
     outputs: the names of the requested outputs; all if empty.
-    mask: the input that marks the valid elements of a padded row by 1; "mask" or "attention_mask" if empty, and "none" for no padding.
+    mask: the input that marks the valid elements of a padded row by 1; "mask" or "attention_mask"
+      if empty, and "none" for no padding.
     batch_size: the largest number of rows in a call.
     allow_ops: ops that the model may have although they reach outside of it.
 
   Raises:
-    ValueError: as for `contract.read` and `outside.check`; there is no such output or input, or an output is complex.
+    ValueError: as for `contract.read` and `outside.check`; there is no such output or input, or an
+      output is complex.
     FileNotFoundError: as for `contract.read`.
   """
 
@@ -70,7 +75,8 @@ class Runner:
     }
     if strange := [name for name, dtype in dtypes.items() if dtype.kind == "c"]:
       raise ValueError(
-        f"output {strange[0]!r} is {dtypes[strange[0]].name}, which no file format can hold; return its parts"
+        f"output {strange[0]!r} is {dtypes[strange[0]].name}, which no file format can hold; "
+        "return its parts"
       )
     self._types = {name: (dtype, self.contract.outputs[name]) for name, dtype in dtypes.items()}
 
@@ -83,7 +89,8 @@ class Runner:
     """Runs rows, in batches of equal or similar lengths.
 
     Args:
-      table: column -> its rows; an object array if rows have several shapes, are strings or are missing.
+      table: column -> its rows; an object array if rows have several shapes, are strings or are
+        missing.
       faults: row -> fault, of rows that are already known to be bad.
       ran: called after each call of the model, with the number of rows that it ran.
     """
@@ -93,7 +100,8 @@ class Runner:
       if missing := [source for source in sources if source not in table]:
         if name in self.contract.needed:
           raise ValueError(
-            f"there is no column {missing[0]!r} for input {name!r}; name another one by --column {name}=COLUMN"
+            f"there is no column {missing[0]!r} for input {name!r}; name another one by --column "
+            f"{name}=COLUMN"
           )
         continue  # the mask
       numeric = self._dtypes[name].kind != "O"
@@ -143,7 +151,8 @@ class Runner:
     return sizes
 
   def _batches(self, sizes: Mapping[str, np.ndarray], rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Batches of rows of equal length, or with a mask of similar lengths. Sorting by length keeps the padding small."""
+    """Batches of rows of equal length, or with a mask of similar lengths. Sorting by length keeps
+    the padding small."""
     exact = [size for dim, size in sizes.items() if dim != self.contract.padded]
     keys = [size for dim, size in sizes.items() if dim == self.contract.padded] + exact
     order = rows[np.lexsort([key[rows] for key in keys])] if keys else rows
@@ -175,7 +184,8 @@ class Runner:
     faults: cells.Faults,
     ran: Callable[[int], None],
   ) -> list[tuple[np.ndarray, dict[str, Any]]]:
-    """[(rows, their outputs)]. If the model rejects a batch, each half runs by itself, until the bad rows are found."""
+    """[(rows, their outputs)]. If the model rejects a batch, each half runs by itself, until the
+    bad rows are found."""
     feeds = {name: self._gathered(name, array, rows) for name, array in values.items()}
     feeds |= {name: array for name, array in self._defaults.items() if name not in feeds}
     if (mask := self.contract.mask) and mask not in feeds:
@@ -200,7 +210,8 @@ class Runner:
     for name, array in outputs.items():
       if array.shape[:1] != rows.shape:
         raise ValueError(
-          f"output {name!r} has the shape {list(array.shape)} for {len(rows)} rows, so it has no batch dimension"
+          f"output {name!r} has the shape {list(array.shape)} for {len(rows)} rows, so it has no "
+          "batch dimension"
         )
     return [(rows, {name: self._cut(name, array, sizes, rows) for name, array in outputs.items()})]
 

@@ -1,6 +1,8 @@
-"""Apache Beam: `beam.ParDo(tables("build/model"))` on Arrow tables, `RunInference(handler("build/model"))` on elements.
+"""Apache Beam: `beam.ParDo(tables("build/model"))` on Arrow tables,
+`RunInference(handler("build/model"))` on elements.
 
-The TensorFlow handlers of Beam 2.77 cannot load SavedModels: they import tensorflow_hub, and load with Keras 3, which rejects them.
+The TensorFlow handlers of Beam 2.77 cannot load SavedModels: they import tensorflow_hub, and load
+with Keras 3, which rejects them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ __all__ = ["handler", "tables"]
 
 
 def tables(model: str, **options: Any) -> Any:
-  """Makes a DoFn of Arrow tables or record batches, such as `beam.io.ReadFromParquetBatched` reads. It yields tables with the outputs.
+  """Makes a DoFn of Arrow tables or record batches, such as `beam.io.ReadFromParquetBatched` reads.
+  It yields tables with the outputs.
 
   Args:
     model: a SavedModel of jax2tf, or the folder of its versions.

@@ -32,7 +32,8 @@ class Actor:
 
 
 def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **options: Any) -> Any:
-  """Reads a dataset into Ray's object store, spreads its rows over blocks, and maps these to the same with the model's outputs.
+  """Reads a dataset into Ray's object store, spreads its rows over blocks, and maps these to the
+  same with the model's outputs.
 
   For more rows than the store holds (it writes the others to disk), map blocks as Ray reads them:
   `dataset.repartition(target_num_rows_per_block=4096).map_batches(Actor, ...)`.
@@ -41,7 +42,8 @@ def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **opti
     dataset: a ray.data.Dataset.
     model: a SavedModel of jax2tf, or the folder of its versions.
     actors: the number of processes that run the model.
-    blocks: the number of blocks of rows; 0 for 8 per actor. Ray 2.60 reads many small files as one block, which only one actor would run.
+    blocks: the number of blocks of rows; 0 for 8 per actor. Ray 2.60 reads many small files as one
+      block, which only one actor would run.
     options: as for `engines.Rows`.
 
   Returns:
@@ -55,7 +57,8 @@ def mapped(dataset: Any, model: str, *, actors: int = 1, blocks: int = 0, **opti
   data = engine("ray.data")
   strategy = data.ActorPoolStrategy(size=actors)
   spread = dataset.repartition(blocks or 8 * actors).materialize()
-  # Ray joins blocks until they fill a batch: batches larger than a block would leave actors without one.
+  # Ray joins blocks until they fill a batch: batches larger than a block would leave actors without
+  # one.
   asked = {name: options[name] for name in ("signature", "mask") if name in options}
   window = contract.read(model, **asked).window(options.get("batch_size", 256))
   rows = max(1, min(window, spread.count() // spread.num_blocks()))

@@ -1,6 +1,7 @@
 """The shards of a run and those that are left.
 
-A ledger in the results folder records model, options and files: lines of JSON, the first for the run and at least one for each shard.
+A ledger in the results folder records model, options and files: lines of JSON, the first for the
+run and at least one for each shard.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Plan:
 
   @property
   def left(self) -> list[Shard]:
-    """The shards without results. Results are always complete, because a worker renames a finished file to its name."""
+    """The shards without results. Results are always complete, because a worker renames a finished
+    file to its name."""
     return [shard for shard in self.shards if not shard.target.exists()]
 
   def note(self, shard: Shard, rows: int, bad: int) -> None:
@@ -87,7 +89,8 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
   """The plan for these files. It locks the folder against other commands until it is closed.
 
   Raises:
-    ValueError: the files or options do not fit the model, or the folder is locked or has results of another model or other files.
+    ValueError: the files or options do not fit the model, or the folder is locked or has results of
+      another model or other files.
   """
   found = contract.read(asked.model, asked.signature, asked.mask)
   columns = contract.columns(found, asked.columns)
@@ -122,10 +125,12 @@ def _writing(path: Path, mode: str) -> Iterator[IO[str]]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-  """Keeps other commands of this machine out of a folder, and removes incomplete files at the beginning and at the end.
+  """Keeps other commands of this machine out of a folder, and removes incomplete files at the
+  beginning and at the end.
 
-  A file system may lack locks (ENOLCK, ENOSYS, EOPNOTSUPP, of some network file systems). Two commands then repeat each other's work,
-  but lose nothing, because every file gets its name when it is complete.
+  A file system may lack locks (ENOLCK, ENOSYS, EOPNOTSUPP, of some network file systems). Two
+  commands then repeat each other's work, but lose nothing, because every file gets its name when it
+  is complete.
   """
   lock = os.open(folder, os.O_RDONLY)
   try:
@@ -137,7 +142,8 @@ def _locked(folder: Path) -> Iterator[None]:
           f"another jax2tf batch is running in {folder}; wait until it finishes"
         ) from error
       warnings.warn_explicit(  # a command has no line of the user's
-        f"{folder} is on a file system without locks ({error.strerror}); run one jax2tf batch at a time there",
+        f"{folder} is on a file system without locks ({error.strerror}); run one jax2tf batch at "
+        "a time there",
         category=UserWarning,
         filename="jax2tf batch",
         lineno=1,
@@ -171,7 +177,8 @@ def _shards(patterns: Sequence[str], folder: Path) -> list[Shard]:
     worker.check_name(path)
     if path.name in shards:
       raise ValueError(
-        f"{shards[path.name].source} and {path} have the same name, so their results would collide; "
+        f"{shards[path.name].source} and {path} have the same name, so their results would "
+        "collide; "
         "run one folder at a time, each into a folder of its own"
       )
     target = folder / path.name
@@ -192,7 +199,8 @@ def _check(
     len(found.needed) != 1 or len(columns[found.needed[0]]) != 1
   ):
     raise ValueError(
-      f"{path} holds one array, and the model takes {', '.join(found.needed)}; give files that name their columns"
+      f"{path} holds one array, and the model takes {', '.join(found.needed)}; give files that "
+      "name their columns"
     )
   if isinstance(form, formats.Npy) and len(outputs) != 1:
     raise ValueError(
@@ -209,12 +217,14 @@ def _check(
     for column in columns[name]:
       if column not in names:
         raise ValueError(
-          f"{path} has no column {column!r} for input {name!r}; it has {', '.join(map(repr, names[:20]))}; give --column {name}=COLUMN"
+          f"{path} has no column {column!r} for input {name!r}; it has "
+          f"{', '.join(map(repr, names[:20]))}; give --column {name}=COLUMN"
         )
 
 
 def _begin(folder: Path, made: Mapping[str, Any], shards: Sequence[Shard], existed: bool) -> None:
-  """Begins or continues the ledger of the folder. Shards that it knows get their numbers of rows from it."""
+  """Begins or continues the ledger of the folder. Shards that it knows get their numbers of rows
+  from it."""
   file = folder / LEDGER
   ledger: dict[str, dict[str, Any]] = {}
   if file.exists():

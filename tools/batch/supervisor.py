@@ -59,7 +59,8 @@ class _Worker:
   """A worker process and its current shard.
 
   Attributes:
-    shard, attempt: the shard that it runs, and how often this shard was begun; None if it waits for one.
+    shard, attempt: the shard that it runs, and how often this shard was begun; None if it waits for
+      one.
     rows, part: the progress of the shard, in rows and from 0 to 1.
     ready: whether it has loaded the model.
     silent: for how many seconds it has reported nothing while it had work.
@@ -134,7 +135,8 @@ def run(plan: Plan, workers: int, threads: int, stall_seconds: float = STALL_SEC
   Args:
     plan: the shards, with their files.
     workers, threads: the number of processes, and of TensorFlow's threads in each.
-    stall_seconds: how long a worker may run no batch of rows before it is killed, and its shard repeated.
+    stall_seconds: how long a worker may run no batch of rows before it is killed, and its shard
+      repeated.
 
   Raises:
     ValueError: the model cannot be loaded; the message is the worker's.
@@ -289,7 +291,8 @@ class _Crew:
 
 
 class _Progress:
-  """Shows rows per second and the remaining time: a progress bar on a terminal, otherwise a line every ten seconds."""
+  """Shows rows per second and the remaining time: a progress bar on a terminal, otherwise a line
+  every ten seconds."""
 
   def __init__(self, size: int):
     self._whole = 0

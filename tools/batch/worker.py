@@ -1,6 +1,7 @@
 """A worker: reads shards from standard input and answers on standard output, one line of JSON each.
 
-It exits when its input ends, even in the middle of a shard, so no worker outlives the command that started it.
+It exits when its input ends, even in the middle of a shard, so no worker outlives the command that
+started it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _TELL_SECONDS = 1.0  # between two reports of progress within a window
 
 
 class State(NamedTuple):
-  """What tells whether a file was changed: its size in bytes, modification time in nanoseconds, and inode."""
+  """What tells whether a file was changed: its size in bytes, modification time in nanoseconds, and
+  inode."""
 
   size: int
   changed: int
@@ -54,15 +56,18 @@ def clean(folder: Path) -> None:
 
 
 def bad_rows(path: Path) -> Path:
-  """The file that lists the rows of a shard that did not run. Readers of folders ignore names like this one."""
+  """The file that lists the rows of a shard that did not run. Readers of folders ignore names like
+  this one."""
   return path.with_name(f"_{path.name}.bad.jsonl")
 
 
 def check_name(path: Path) -> None:
-  """Raises ValueError for a file of rows whose results would have the name of another file that a worker writes."""
+  """Raises ValueError for a file of rows whose results would have the name of another file that a
+  worker writes."""
   if _OWN_NAMES.fullmatch(path.name):
     raise ValueError(
-      f"{path} has a name that jax2tf batch gives to its lists of bad rows or to incomplete files, which would replace its results; "
+      f"{path} has a name that jax2tf batch gives to its lists of bad rows or to incomplete "
+      "files, which would replace its results; "
       "leave it out, or rename it"
     )
 
@@ -81,16 +86,17 @@ def run(
     runner: the model, the `runner` of an `engines.Rows`.
     source: a file that `jax2tf batch` reads.
     target: the file of results, whose name has the same ending.
-    tell: called after each window of rows, and at most once a second within it, with the number of rows since the last call,
-      `rows`, and the part of the file that is done, `part`.
+    tell: called after each window of rows, and at most once a second within it, with the number of
+      rows since the last call, `rows`, and the part of the file that is done, `part`.
     state: the `State` that the file must have; by default the one that it has now.
 
   Returns:
     the numbers of rows that ran, "rows", and of those that did not, "bad".
 
   Raises:
-    ValueError: the file cannot be read or changes before it is read to its end, the model can run none of its rows, the target has a
-      name that the lists of bad rows have, or another process removed the temporary file.
+    ValueError: the file cannot be read or changes before it is read to its end, the model can run
+      none of its rows, the target has a name that the lists of bad rows have, or another process
+      removed the temporary file.
     OSError: the results cannot be written.
 
   Examples:

@@ -1,4 +1,5 @@
-"""The clients of `jax2tf query`: REST with the standard library alone, gRPC with TensorFlow's tensors."""
+"""The clients of `jax2tf query`: REST with the standard library alone, gRPC with TensorFlow's
+tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Target:
   Attributes:
     address: host:port.
     model, version, label, signature: the fields of the model_spec; only `model` is required.
-    ca: a PEM file with the certificate of the authority that signed the server's; without it the request is not encrypted.
+    ca: a PEM file with the certificate of the authority that signed the server's; without it the
+      request is not encrypted.
     cert, key: the client's certificate and key.
     seconds: the time limit for the answer.
   """
@@ -48,7 +50,8 @@ class Target:
 
   @property
   def local(self) -> bool:
-    """Whether the server runs on this machine. Then no proxy of the environment (http_proxy) is asked."""
+    """Whether the server runs on this machine. Then no proxy of the environment (http_proxy) is
+    asked."""
     host = self.address.rpartition(":")[0].strip("[]")
     try:
       return ipaddress.ip_address(host).is_loopback
@@ -70,7 +73,8 @@ def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The outputs by name.
 
   Raises:
-    ValueError: a certificate cannot be used, the server cannot be reached, or it rejects the request.
+    ValueError: a certificate cannot be used, the server cannot be reached, or it rejects the
+      request.
   """
   path = f"/v1/models/{quote(target.model, safe='')}"
   path += (
@@ -83,7 +87,8 @@ def by_rest(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   signatures = _http(target, f"{path}/metadata")["metadata"]["signature_def"]["signature_def"]
   if target.signature not in signatures:
     raise ValueError(
-      f"--signature is {target.signature!r}; {target.model!r} has {', '.join(map(repr, sorted(signatures)))}"
+      f"--signature is {target.signature!r}; {target.model!r} has "
+      f"{', '.join(map(repr, sorted(signatures)))}"
     )
   known = signatures[target.signature]
   values = {
@@ -145,7 +150,8 @@ def _http(target: Target, path: str, body: bytes | None = None) -> Any:
     reason = getattr(error, "reason", error)
     if any(isinstance(each, ssl.SSLError | ConnectionResetError) for each in (error, reason)):
       raise ValueError(
-        f"{url} ends the connection: {reason}; if the server uses TLS, check --tls_ca, --tls_cert, --tls_key"
+        f"{url} ends the connection: {reason}; if the server uses TLS, check --tls_ca, "
+        "--tls_cert, --tls_key"
       ) from error
     raise ValueError(f"{url} does not answer: {reason}; is the server running?") from error
 

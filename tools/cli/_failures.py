@@ -1,4 +1,5 @@
-"""How a command reports failure: one line, an exit code, and with --json the reason, the place and the gaps."""
+"""How a command reports failure: one line, an exit code, and with --json the reason, the place and
+the gaps."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def failures(*, debug: bool, without_params: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-  """Prints each warning as one line on stderr, with the flags of the command in place of Python's arguments."""
+  """Prints each warning as one line on stderr, with the flags of the command in place of Python's
+  arguments."""
   path = click.get_current_context().command_path
   with warnings.catch_warnings():
     warnings.showwarning = lambda message, *_: print(
@@ -157,14 +159,16 @@ def _of_gaps(message: str, gaps: list[dict[str, Any]]) -> str:
   for gap in gaps[:_MOST]:
     why = "" if gap["reason"] in head else f": {gap['reason']}"
     named.append(
-      f"{gap['op'] or 'no lowering'} (of '{gap['primitive']}') at {gap['where']}{why}; {gap['advice']}"
+      f"{gap['op'] or 'no lowering'} (of '{gap['primitive']}') at {gap['where']}{why}; "
+      f"{gap['advice']}"
     )
   more = f"; and {len(gaps) - _MOST} more, which --json lists" if len(gaps) > _MOST else ""
   return f"{head}: {'; '.join(named)}{more}"
 
 
 def _user_place(error: BaseException) -> str:
-  """`file:line (function)` of the user's code that raised the error; empty if this package or a library raised it."""
+  """`file:line (function)` of the user's code that raised the error; empty if this package or a
+  library raised it."""
   if isinstance(error, SyntaxError) and error.filename:
     return f"{error.filename}:{error.lineno}"
   frames = [

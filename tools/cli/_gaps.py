@@ -32,11 +32,13 @@ def gaps(
   quick: bool,
   sizes: Mapping[str, Sequence[int]],
 ) -> dict[str, list[Found]]:
-  """{target: [{"op", "primitive", "reason", "advice", "where"}]}, found by an export to a temporary folder; `quick` only lowers.
+  """{target: [{"op", "primitive", "reason", "advice", "where"}]}, found by an export to a temporary
+  folder; `quick` only lowers.
 
-  It exports because no table of ops predicts everything that a runtime lacks. A primitive without a lowering is a gap of every target,
-  with an empty op. If the target's answers differ from JAX's, the op is empty and `where` says how. An entry with "left_out" is an
-  equation that the export omits with a warning.
+  It exports because no table of ops predicts everything that a runtime lacks. A primitive without a
+  lowering is a gap of every target, with an empty op. If the target's answers differ from JAX's,
+  the op is empty and `where` says how. An entry with "left_out" is an equation that the export
+  omits with a warning.
 
   Raises:
     UsageError: an unknown target.
@@ -110,7 +112,8 @@ def text(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
   for target, gaps in found.items():
     untried = _UNTRIED if quick and target != "serving" else ""
     lines.append(
-      f"{target}: {f'{len(missing(gaps))} gaps' if missing(gaps) else f'nothing is missing{untried}'}"
+      f"{target}: "
+      f"{f'{len(missing(gaps))} gaps' if missing(gaps) else f'nothing is missing{untried}'}"
     )
     for gap in gaps:
       asked = f" (of '{gap['primitive']}') at " if gap["primitive"] else ""

@@ -1,4 +1,5 @@
-"""Hashes of the graphs of a SavedModel. Equal functions have equal hashes, whatever their nodes are called."""
+"""Hashes of the graphs of a SavedModel. Equal functions have equal hashes, whatever their nodes are
+called."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _PASSES = 4
 
 
 def of_functions(meta: Any) -> dict[str, str]:
-  """{function: hash} of a MetaGraphDef: its signatures, and the functions that a loaded model has, with the variables that they use."""
+  """{function: hash} of a MetaGraphDef: its signatures, and the functions that a loaded model has,
+  with the variables that they use."""
   functions = _Functions(meta.graph_def.library)
   nodes = functions.of_nodes(meta.graph_def.node, _of_graph)
   found: dict[str, list[str]] = collections.defaultdict(list)
@@ -50,7 +52,8 @@ def of_assets(directory: Path) -> dict[str, str]:
 
 
 def _captures(meta: Any, node: Callable[[str], str]) -> list[str]:
-  """What each object of the model is as a capture. Variables are told apart by their names, and by their order if several share one."""
+  """What each object of the model is as a capture. Variables are told apart by their names, and by
+  their order if several share one."""
   seen: collections.Counter[str] = collections.Counter()
   found = []
   for saved in meta.object_graph_def.nodes:
@@ -106,7 +109,8 @@ class _Functions:
     """{node: hash of its op, its attributes, and all that it depends on}."""
     by_name = {node.name: node for node in nodes}
     ops = {name: self._op(node) for name, node in by_name.items()}
-    # TensorFlow 1 has loops in the graph itself. Each pass takes what closes them from the one before, so it sees one more nested loop.
+    # TensorFlow 1 has loops in the graph itself. Each pass takes what closes them from the one
+    # before, so it sees one more nested loop.
     closing = {name for name, node in by_name.items() if node.op.endswith("NextIteration")}
     order = [
       *graphlib.TopologicalSorter(

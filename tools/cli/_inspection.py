@@ -1,4 +1,5 @@
-"""The contents of a SavedModel, and the differences of two: signatures, variables, functions, ops, gradients, assets, the manifest."""
+"""The contents of a SavedModel, and the differences of two: signatures, variables, functions, ops,
+gradients, assets, the manifest."""
 
 from __future__ import annotations
 
@@ -177,7 +178,8 @@ def text(found: Mapping[str, Any]) -> str:
       )
       parts.insert(3, _table((f"state of {stateful}", "dtype and shape"), record["state"].items()))
     parts.append(
-      f"converted {record['created']} by {versions}; constraints: {', '.join(record['constraints']) or 'none'}; idioms: {record['idioms']}"
+      f"converted {record['created']} by {versions}; constraints: "
+      f"{', '.join(record['constraints']) or 'none'}; idioms: {record['idioms']}"
     )
   else:
     parts.append("no manifest: not saved by jax2tf")
@@ -207,7 +209,8 @@ _OF_EACH = {"path", "bytes"}
 def diff(
   before: str | Path, after: str | Path
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-  """([{"what": path in the result of `inspect`, "before": ..., "after": ...}], differences of variables); both empty for equal models.
+  """([{"what": path in the result of `inspect`, "before": ..., "after": ...}], differences of
+  variables); both empty for equal models.
 
   Raises:
     FileNotFoundError: there is no SavedModel.

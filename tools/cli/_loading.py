@@ -1,4 +1,5 @@
-"""Loads the arguments of a command: `module:function`, parameters in files, inputs in jaxpr notation."""
+"""Loads the arguments of a command: `module:function`, parameters in files, inputs in jaxpr
+notation."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
-  """The function or model `module:object`, with its parameters and state. With `library` the object may be a function that makes a model.
+  """The function or model `module:object`, with its parameters and state. With `library` the object
+  may be a function that makes a model.
 
   Raises:
     UsageError: there is no such object, or no parameters are given for a model that holds none.
@@ -117,7 +119,8 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
     whole = with_values(whole, parameters(params), f"--params={params}") if params else whole
   elif params is None:
     raise UsageError(
-      f"{name} is a model of {library}, which holds no parameters; give the result of its init as --params"
+      f"{name} is a model of {library}, which holds no parameters; give the result of its init as "
+      "--params"
     )
   elif library == "linen":
     variables = parameters(params)
@@ -128,10 +131,12 @@ def _model(named: Named, inputs: Callable[[], Mapping[str, str]]) -> Adapted:
 
 
 def _check_function(found: Any, name: str) -> None:
-  """Raises UsageError for what makes a model, where a function of parameters and inputs is expected."""
+  """Raises UsageError for what makes a model, where a function of parameters and inputs is
+  expected."""
   if inspect.isclass(found):
     raise UsageError(
-      f"{name} is a class; name a model, or a function without arguments that makes one, with --library"
+      f"{name} is a class; name a model, or a function without arguments that makes one, with "
+      "--library"
     )
   if not callable(found):
     return  # `function` says what it is
@@ -141,7 +146,8 @@ def _check_function(found: Any, name: str) -> None:
     return
   if not takes:
     raise UsageError(
-      f"{name} takes no arguments, and a function to convert takes (params, *inputs); if it makes a model, give "
+      f"{name} takes no arguments, and a function to convert takes (params, *inputs); if it makes "
+      "a model, give "
       "--library nnx, linen, haiku or equinox"
     )
 
@@ -166,10 +172,12 @@ def _made(factory: Callable[..., Any], what: str) -> Any:
 
 
 def parameters(source: str | None, option: str = "--params", *, haiku: bool = False) -> Any:
-  """The pytree of parameters, from an .npz or .safetensors file, an Orbax checkpoint, or the function `module:factory`.
+  """The pytree of parameters, from an .npz or .safetensors file, an Orbax checkpoint, or the
+  function `module:factory`.
 
-  Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`. They become nested dicts, and lists if the keys are 0, 1, 2 ...
-  With `haiku` they are a module and a parameter, `mlp/~/linear_0/w`.
+  Names in flat files are paths, `encoder/0/kernel` or `encoder.0.kernel`. They become nested dicts,
+  and lists if the keys are 0, 1, 2 ... With `haiku` they are a module and a parameter,
+  `mlp/~/linear_0/w`.
 
   Raises:
     UsageError: there is no such file, or it cannot be read.
@@ -181,7 +189,8 @@ def parameters(source: str | None, option: str = "--params", *, haiku: bool = Fa
   place = paths.of(source, option)
   if not place.exists():
     raise UsageError(
-      f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax checkpoint, or module:factory"
+      f"{option}={source}: there is no such file or folder; name .npz, .safetensors, an Orbax "
+      "checkpoint, or module:factory"
     )
   with paths.fetched(place) as path:
     return _read(path, option, source, haiku)
@@ -205,7 +214,8 @@ def _read(path: Path, option: str, source: str, haiku: bool) -> Any:
   except Exception as error:  # each format has its own errors
     raise UsageError(f"{option}={source} cannot be read: {error}") from error
   raise UsageError(
-    f"{option}={source}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or module:factory"
+    f"{option}={source}: unknown file type; name .npz, .safetensors, an Orbax checkpoint, or "
+    "module:factory"
   )
 
 
@@ -235,7 +245,8 @@ def _orbax(path: Path) -> Any:
 
 
 def _orbax_item(path: Path) -> Path:
-  """The folder that holds the arrays: the checkpoint itself, or the only tree of a step of a CheckpointManager, of its newest step."""
+  """The folder that holds the arrays: the checkpoint itself, or the only tree of a step of a
+  CheckpointManager, of its newest step."""
   if _is_tree(path):
     return path
   numbered = [
@@ -255,12 +266,14 @@ def _orbax_item(path: Path) -> Path:
 
 
 def _is_tree(path: Path) -> bool:
-  """Whether Orbax wrote a tree of arrays there; `checkpoint` is the file of versions before `_METADATA`."""
+  """Whether Orbax wrote a tree of arrays there; `checkpoint` is the file of versions before
+  `_METADATA`."""
   return any((path / name).is_file() for name in ("_METADATA", "manifest.ocdbt", "checkpoint"))
 
 
 def nested(flat: dict[str, Any], haiku: bool = False) -> Any:
-  """{"a/b": x} -> {"a": {"b": x}}, {"a/0": x, "a/1": y} -> {"a": [x, y]}. Names of Haiku's modules keep their slashes.
+  """{"a/b": x} -> {"a": {"b": x}}, {"a/0": x, "a/1": y} -> {"a": [x, y]}. Names of Haiku's modules
+  keep their slashes.
 
   Raises:
     ValueError: a name is a prefix of another one.

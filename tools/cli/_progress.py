@@ -15,7 +15,8 @@ _MOMENT = 0.5
 
 
 class Progress:
-  """Shows the current stage of a command and the elapsed seconds, once the command has taken `PATIENCE` seconds.
+  """Shows the current stage of a command and the elapsed seconds, once the command has taken
+  `PATIENCE` seconds.
 
   On a terminal it updates one line; elsewhere it prints a line for each slow stage.
   """

@@ -16,8 +16,9 @@ def samples(source: str, inputs: Mapping[str, str]) -> Any:
   """The samples that `source` names.
 
   Args:
-    source: an .npz file with an array for each input, whose first axis counts the samples; or the function `module:function`, which
-      takes no arguments and returns an iterable of {input: array}.
+    source: an .npz file with an array for each input, whose first axis counts the samples; or the
+      function `module:function`, which takes no arguments and returns an iterable of {input:
+      array}.
     inputs: {input: its spec}.
 
   Returns:
@@ -31,7 +32,8 @@ def samples(source: str, inputs: Mapping[str, str]) -> Any:
   path = Path(source)
   if path.suffix != ".npz" or not path.is_file():
     raise _loading.UsageError(
-      f"--representative_dataset={source}: there is no such .npz file; name an .npz file, or module:function"
+      f"--representative_dataset={source}: there is no such .npz file; name an .npz file, or "
+      "module:function"
     )
   try:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
@@ -42,12 +44,14 @@ def samples(source: str, inputs: Mapping[str, str]) -> Any:
     ) from error
   if arrays.keys() != inputs.keys():
     raise _loading.UsageError(
-      f"--representative_dataset={source} has the arrays {', '.join(arrays) or 'none'}, and the inputs are {', '.join(inputs)}"
+      f"--representative_dataset={source} has the arrays {', '.join(arrays) or 'none'}, and the "
+      f"inputs are {', '.join(inputs)}"
     )
   if len(counts := {array.shape[:1] for array in arrays.values()}) != 1 or () in counts:
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
     raise _loading.UsageError(
-      f"--representative_dataset={source} has {shapes}; the first axis of each array counts the samples"
+      f"--representative_dataset={source} has {shapes}; the first axis of each array counts the "
+      "samples"
     )
   return [*_rows(arrays, {name: Spec.parse(text) for name, text in inputs.items()})]
 

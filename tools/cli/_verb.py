@@ -1,4 +1,5 @@
-"""Shared parts of the verbs: answers as text or JSON, errors in one line, and the options for a function and its inputs."""
+"""Shared parts of the verbs: answers as text or JSON, errors in one line, and the options for a
+function and its inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ takes_debug = click.option("--debug", is_flag=True, help="Show the traceback of 
 
 
 def verb(function: Callable[..., Answer]) -> click.Command:
-  """Makes a command of `function`: it prints the answer and returns its exit code. The function may import TensorFlow and JAX."""
+  """Makes a command of `function`: it prints the answer and returns its exit code. The function may
+  import TensorFlow and JAX."""
 
   @click.command
   @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")

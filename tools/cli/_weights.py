@@ -15,10 +15,11 @@ _MOST = 20  # rows of a table
 
 
 def differences(before: Path, after: Path) -> list[dict[str, Any]]:
-  """The variables that only one model has, or whose dtypes, shapes or bytes differ; the largest difference first.
+  """The variables that only one model has, or whose dtypes, shapes or bytes differ; the largest
+  difference first.
 
-  Each is {"path", "before", "after", "differing", "max_abs", "max_rel"}: the hashes, the number of elements whose bytes differ, the largest
-  differences. None stands for what cannot be compared.
+  Each is {"path", "before", "after", "differing", "max_abs", "max_rel"}: the hashes, the number of
+  elements whose bytes differ, the largest differences. None stands for what cannot be compared.
   """
   old, new = (
     values.readers(directory, publish.meta_graph(directory)) for directory in (before, after)
@@ -72,7 +73,8 @@ def _figures(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 def rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-  """The rows of a table: path, elements that differ, largest difference, largest relative difference."""
+  """The rows of a table: path, elements that differ, largest difference, largest relative
+  difference."""
   figures = ("differing", "max_abs", "max_rel")
   return [
     (d["path"], *("-" if d[key] is None else f"{d[key]:.4g}" for key in figures))

@@ -1,4 +1,5 @@
-"""The words of a command's output: messages on one line with flags in place of Python arguments, and results as JSON."""
+"""The words of a command's output: messages on one line with flags in place of Python arguments,
+and results as JSON."""
 
 from __future__ import annotations
 
@@ -54,9 +55,11 @@ _PHRASES = (
   (r"from_flax_(nnx|linen)\b|from_(haiku|equinox)\b", lambda m: f"--library={m[1] or m[2]}"),
 )
 _NAMES = "|".join(_FLAGS)
-# In backticks; before a value; before a value that is missing, or the True of a flag; before a colon or a verb.
+# In backticks; before a value; before a value that is missing, or the True of a flag; before a
+# colon or a verb.
 _ARGUMENT = re.compile(
-  rf"(?<![-\w.])(?:`(?P<quoted>{_NAMES})`|(?P<given>{_NAMES}) ?= ?(?!True\b|[,;]|$)|(?P<bare>{_NAMES}) ?= ?(?:True\b)?"
+  rf"(?<![-\w.])(?:`(?P<quoted>{_NAMES})`|(?P<given>{_NAMES}) ?= "
+  rf"?(?!True\b|[,;]|$)|(?P<bare>{_NAMES}) ?= ?(?:True\b)?"
   r"|(?P<subject>sizes|params|labels|signatures|tokenizer)(?=: | names )|polymorphic_constraints)"
 )
 
@@ -69,7 +72,8 @@ def one_line(text: str) -> str:
 
 
 def as_flags(text: str) -> str:
-  """Replaces arguments of the Python API in a message by flags: `samples = 0` becomes `--samples=0`."""
+  """Replaces arguments of the Python API in a message by flags: `samples = 0` becomes
+  `--samples=0`."""
   for pattern, words in _PHRASES:
     text = re.sub(pattern, words, text)
   return _ARGUMENT.sub(_flag, text)
@@ -81,7 +85,8 @@ def _flag(found: re.Match[str]) -> str:
 
 
 def dumps(value: Any) -> str:
-  """JSON of a result. Bytes become text; complex numbers and non-finite floats become their names, such as "inf"."""
+  """JSON of a result. Bytes become text; complex numbers and non-finite floats become their names,
+  such as "inf"."""
   return json.dumps(_plain(value), indent=2, allow_nan=False)
 
 

@@ -70,9 +70,11 @@ def batch(
   debug: bool,
   **asked: object,
 ) -> int:
-  """Runs every row of FILES (Parquet, TFRecord, CSV, JSON lines or .npy) and writes a file of the same name into DIR for each.
+  """Runs every row of FILES (Parquet, TFRecord, CSV, JSON lines or .npy) and writes a file of the
+  same name into DIR for each.
 
-  Columns that are not inputs are copied to the results. A second run continues where the first one ended.
+  Columns that are not inputs are copied to the results. A second run continues where the first one
+  ended.
 
   \b
   Example:

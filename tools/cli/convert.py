@@ -144,11 +144,13 @@ def convert(
         f"--{name} is for a SavedModel, and --to={to} makes none; leave it out"
       )
     raise _loading.UsageError(
-      f"--{name} is not for --to={to}; it is for {', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}"
+      f"--{name} is not for --to={to}; it is for "
+      f"{', '.join(t for t in _OPTIONS_OF if name in _OPTIONS_OF[t])}"
     )
   if overwrite and to == "saved_model" and "version" not in given:
     raise _loading.UsageError(
-      "--overwrite replaces a version of a SavedModel; name it as --version, or leave out --overwrite to add one"
+      "--overwrite replaces a version of a SavedModel; name it as --version, or leave out "
+      "--overwrite to add one"
     )
   place = paths.of(out, "--out")
   if to in ("onnx", "tflite"):
@@ -220,5 +222,6 @@ def _check_quantization(to: str, options: Mapping[str, Any]) -> None:
     raise click.UsageError(f"--quantization={scheme!r}; give one of: {', '.join(_SCHEMES[to])}")
   if scheme == "int8" and data is None:
     raise click.UsageError(
-      "--quantization=int8 needs typical inputs of the model; give --representative_dataset, an .npz file or module:function"
+      "--quantization=int8 needs typical inputs of the model; give --representative_dataset, an "
+      ".npz file or module:function"
     )

@@ -67,8 +67,9 @@ def query(
 ) -> int:
   """Sends a request for MODEL to a server, by REST or gRPC, and prints the outputs.
 
-  INPUTS is an .npz file with an array for each input, a .json file, or - for JSON on standard input. The JSON is an object with a value
-  for each input, or a body of the REST API with "inputs" or "instances".
+  INPUTS is an .npz file with an array for each input, a .json file, or - for JSON on standard
+  input. The JSON is an object with a value for each input, or a body of the REST API with "inputs"
+  or "instances".
 
   \b
   Example:
@@ -101,7 +102,8 @@ def query(
 
 
 def _read(inputs: str) -> dict[str, Any]:
-  """Values by the names of the inputs: arrays or JSON values. A value without a name in a body of the REST API gets the name ""."""
+  """Values by the names of the inputs: arrays or JSON values. A value without a name in a body of
+  the REST API gets the name ""."""
   if inputs.endswith(".npz"):
     import numpy as np  # noqa: PLC0415
 

@@ -82,8 +82,8 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 def serve(debug: bool, **arguments: Any) -> int:
   """Serves models by gRPC and REST with Ray Serve.
 
-  DIR holds the versions of a model (DIR/1/saved_model.pb), or a folder for each of several models. Models and versions may be added and
-  removed while the server runs.
+  DIR holds the versions of a model (DIR/1/saved_model.pb), or a folder for each of several models.
+  Models and versions may be added and removed while the server runs.
 
   \b
   Example:

@@ -1,4 +1,5 @@
-"""A process of the server: `python -m jax2tf.tools.serving KIND` runs `main` of the module KIND. `child.start` starts it."""
+"""A process of the server: `python -m jax2tf.tools.serving KIND` runs `main` of the module KIND.
+`child.start` starts it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from jax2tf.tools.serving import child, deaths
 
 
 def main(kind: str) -> int:
-  """Returns the exit code. An error, also of an import, is written to PID.failed for the server, which says it in one line."""
+  """Returns the exit code. An error, also of an import, is written to PID.failed for the server,
+  which says it in one line."""
   options = child.options()
   try:
     return int(importlib.import_module(f"{__package__}.{kind}").main(options))

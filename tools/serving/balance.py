@@ -1,4 +1,5 @@
-"""Balances the load of a proxy: each request goes to the replica with the fewest requests, and the number in progress is limited."""
+"""Balances the load of a proxy: each request goes to the replica with the fewest requests, and the
+number in progress is limited."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _LOST = "the replica that had this request died; send it again"
 
 @dataclass(frozen=True)
 class Served:
-  """What answered a request, for the metrics. The fields are empty unless this server has it: clients could make up any number of names.
+  """What answered a request, for the metrics. The fields are empty unless this server has it:
+  clients could make up any number of names.
 
   Attributes:
     model, version, signature: their names.
@@ -142,7 +144,8 @@ class Replicas:
   async def ask(
     self, service: str, method: str, data: bytes, seconds: float | None
   ) -> tuple[bytes, Served]:
-    """Sends a request to the replica with the fewest requests. Returns the answer, and what answered.
+    """Sends a request to the replica with the fewest requests. Returns the answer, and what
+    answered.
 
     Raises:
       RefusedError: the replica rejects the request or dies, or no replica is ready.

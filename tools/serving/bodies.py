@@ -1,4 +1,5 @@
-"""The request bodies that a proxy holds: a budget of bytes for all of them, limits for slow clients, and compressed bodies."""
+"""The request bodies that a proxy holds: a budget of bytes for all of them, limits for slow
+clients, and compressed bodies."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from jax2tf.tools.serving.balance import RefusedError
 
 # The budget of a proxy, in multiples of the largest request.
 _LARGEST_TOGETHER = 16
-# The first bytes of a body are free, so that slow clients with large bodies do not keep out small ones. The limit of requests in progress
-# bounds their sum.
+# The first bytes of a body are free, so that slow clients with large bodies do not keep out small
+# ones. The limit of requests in progress bounds their sum.
 _FREE_BYTES = 64 << 10
 # How long a client may take to send a request by gRPC before it counts as slow.
 _SLOW_SECONDS = 0.5
@@ -32,7 +33,8 @@ class Bodies:
   """
 
   def __init__(self, max_bytes: int, client_seconds: float):
-    """`max_bytes` is the size limit of one request, and `client_seconds` the time limit for a client to send it."""
+    """`max_bytes` is the size limit of one request, and `client_seconds` the time limit for a
+    client to send it."""
     self._limit = _LARGEST_TOGETHER * max_bytes
     self._seconds = client_seconds
     self._slow = 0
@@ -51,15 +53,18 @@ class Bodies:
     """Counts bytes. Raises RefusedError if they are more than what is left."""
     if self.held + size > self._limit:
       raise refused(
-        f"the bodies of the requests in progress have {self.held} bytes, and the limit is {self._limit}"
+        f"the bodies of the requests in progress have {self.held} bytes, and the limit is "
+        f"{self._limit}"
       )
     self.held += size
 
   @contextlib.asynccontextmanager
   async def reading_message(self) -> AsyncIterator[None]:
-    """Limits the time and the memory for reading a message by gRPC, which does not tell how much of it has arrived.
+    """Limits the time and the memory for reading a message by gRPC, which does not tell how much of
+    it has arrived.
 
-    Fast clients need no memory for long. So many slow ones may be read at once that their largest messages fit into the budget.
+    Fast clients need no memory for long. So many slow ones may be read at once that their largest
+    messages fit into the budget.
 
     Raises:
       RefusedError: the message did not arrive in time, or too many clients are slow.
@@ -121,7 +126,8 @@ def refused(reason: str) -> RefusedError:
 
 
 def decompressed(body: bytes, most: int) -> bytes | None:
-  """The decompressed body, of all its gzip members; None if it is larger than `most` bytes. Raises zlib.error for other bytes."""
+  """The decompressed body, of all its gzip members; None if it is larger than `most` bytes. Raises
+  zlib.error for other bytes."""
   reader, found, members = zlib.decompressobj(_GZIP), bytearray(), 1
   for start in range(
     0, len(body), _PIECE_BYTES

@@ -1,4 +1,5 @@
-"""The gRPC side of a proxy: forwards TF Serving's services as bytes, and says by gRPC's health service whether replicas are there."""
+"""The gRPC side of a proxy: forwards TF Serving's services as bytes, and says by gRPC's health
+service whether replicas are there."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ class Service:
   async def end(self) -> None:
     """Rejects new calls, and waits until the accepted ones are answered.
 
-    It does not use `stop` of the server: gRPC (1.85) then cancels calls that arrive before clients know of it, and clients do not retry
-    cancelled calls. They do retry a call that is rejected or whose connection closes.
+    It does not use `stop` of the server: gRPC (1.85) then cancels calls that arrive before clients
+    know of it, and clients do not retry cancelled calls. They do retry a call that is rejected or
+    whose connection closes.
     """
     self._ends = True
     await self.health.enter_graceful_shutdown()
@@ -60,7 +62,8 @@ class Service:
     )
 
   def _answer_for(self, service: str, method: str) -> Any:
-    # Handled as a stream, which is the same on the wire: a unary handler starts after the whole request, too late for a time limit.
+    # Handled as a stream, which is the same on the wire: a unary handler starts after the whole
+    # request, too late for a time limit.
     async def answer(requests: AsyncIterator[bytes], context: _Context) -> bytes:
       start, served, code, reason = time.monotonic(), UNKNOWN, grpc.StatusCode.CANCELLED, ""
       try:

@@ -1,4 +1,5 @@
-"""The HTTP side of a proxy: forwards the REST API as bytes, and serves /metrics and the health check."""
+"""The HTTP side of a proxy: forwards the REST API as bytes, and serves /metrics and the health
+check."""
 
 from __future__ import annotations
 
@@ -128,9 +129,11 @@ class Application:
 
 
 async def _all_of(request: Request, most: int, share: bodies.Share) -> bytes | None:
-  """The body of a request; None if it is larger than `most`. Raises RefusedError if the other bodies leave too few bytes for it."""
+  """The body of a request; None if it is larger than `most`. Raises RefusedError if the other
+  bodies leave too few bytes for it."""
   body, size, refusal = bytearray(), 0, None
-  async for part in request.stream():  # reads to the end, because a client that is disconnected while it sends does not see the answer
+  # reads to the end, because a client that is disconnected while it sends does not see the answer
+  async for part in request.stream():
     size += len(part)
     try:
       if size <= most and not refusal:
@@ -151,7 +154,8 @@ def _coding(request: Request) -> str:
 
 
 def _has_two_lengths(request: Request) -> bool:
-  """Whether a proxy before this server may see another end of the body, and so another next request (RFC 9112, 6.1)."""
+  """Whether a proxy before this server may see another end of the body, and so another next request
+  (RFC 9112, 6.1)."""
   return "transfer-encoding" in request.headers and "content-length" in request.headers
 
 
@@ -174,7 +178,8 @@ def protocol(client_seconds: float) -> type[H11Protocol]:
   """uvicorn's HTTP/1.1 with time limits for slow clients."""
 
   class Protocol(H11Protocol):
-    """Disconnects a client that is slow to send the head of a request or to read an answer. uvicorn (0.54) has no such limit."""
+    """Disconnects a client that is slow to send the head of a request or to read an answer. uvicorn
+    (0.54) has no such limit."""
 
     _head: asyncio.TimerHandle | None = None
     _answer: asyncio.TimerHandle | None = None

@@ -1,4 +1,5 @@
-"""Starts the processes of the server. They read their options from standard input and exit when it ends.
+"""Starts the processes of the server. They read their options from standard input and exit when it
+ends.
 
 It also ends when the server is killed, so no process outlives the server. `__main__` runs in them.
 """
@@ -27,18 +28,19 @@ class Options:
     replicas: the number of processes that run the models.
     host: the address on which the proxies listen.
     grpc_port, http_port: their ports.
-    tls_cert, tls_key, tls_client_ca: files in PEM. Without a certificate the ports use plain text; without the last one any client may
-      send requests.
+    tls_cert, tls_key, tls_client_ca: files in PEM. Without a certificate the ports use plain text;
+      without the last one any client may send requests.
     max_batch_size: the largest number of rows in a batch.
     batch_wait_ms: how long the first request of a batch waits for others.
     max_request_mb: the size limit of a request, also decompressed and as arrays.
     max_queued_requests: the limit of requests in progress in a proxy.
     client_seconds: the time limit for a client to send a request.
     allow_ops: ops that models may have although they reach outside of them.
-    run: the private folder of the processes' files. PID.server: the server's ports. PID.replica: the process of its cluster. PID.sock: the
-      socket of a replica. PID.health: a socket for health calls. PID.failed, PID.crash: why a process ended. PID.faults: JSON of what a
-      replica does not serve. PID.ready: a proxy is ready. PID.ending: the number of requests that a proxy still answers. Also the models,
-      the metrics, and Ray's sockets and logs.
+    run: the private folder of the processes' files. PID.server: the server's ports. PID.replica:
+      the process of its cluster. PID.sock: the socket of a replica. PID.health: a socket for health
+      calls. PID.failed, PID.crash: why a process ended. PID.faults: JSON of what a replica does not
+      serve. PID.ready: a proxy is ready. PID.ending: the number of requests that a proxy still
+      answers. Also the models, the metrics, and Ray's sockets and logs.
     of_all: the number of replicas in all clusters.
   """
 
@@ -75,7 +77,8 @@ DRAIN_SECONDS = 30.0
 
 
 def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
-  """Runs a module of this package, in a new session: only the server gets Ctrl-C, and then ends its processes in order."""
+  """Runs a module of this package, in a new session: only the server gets Ctrl-C, and then ends its
+  processes in order."""
   # -P: the working directory is not on the module path.
   command = [sys.executable, "-P", "-m", __package__, kind]
   # gRPC (1.85) logs each client whose handshake fails, so any client could fill the log.
@@ -134,9 +137,11 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def held(host: str, port: int) -> socket.socket:
-  """A socket that reserves a port for sockets of `bound` while it is open. Raises OSError if another process has the port.
+  """A socket that reserves a port for sockets of `bound` while it is open. Raises OSError if
+  another process has the port.
 
-  If two servers start at once, only one can listen without SO_REUSEPORT. It then sets the option, for the sockets of its own processes.
+  If two servers start at once, only one can listen without SO_REUSEPORT. It then sets the option,
+  for the sockets of its own processes.
   """
   with _socket(host) as first:
     first.setsockopt(
@@ -153,8 +158,8 @@ def held(host: str, port: int) -> socket.socket:
 
 
 def _socket(host: str) -> socket.socket:
-  # Python 3.12: asyncio sets TCP_NODELAY only if the socket names its protocol. Without it the body of an answer waits about 40 ms for
-  # the client's acknowledgement of the head.
+  # Python 3.12: asyncio sets TCP_NODELAY only if the socket names its protocol. Without it the body
+  # of an answer waits about 40 ms for the client's acknowledgement of the head.
   return socket.socket(
     socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
   )

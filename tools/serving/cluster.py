@@ -1,6 +1,7 @@
 """A Ray cluster: Ray Serve starts the replicas, checks their health, and replaces those that die.
 
-The server starts this process. It ends when Ray's own processes die, because only a new cluster can replace them.
+The server starts this process. It ends when Ray's own processes die, because only a new cluster can
+replace them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _VITAL = ("gcs_server", "raylet")
 
 
 def main(options: Options) -> int:
-  """Keeps the replicas alive until standard input ends and the proxies are done. Returns the exit code. Raises Ray's errors."""
+  """Keeps the replicas alive until standard input ends and the proxies are done. Returns the exit
+  code. Raises Ray's errors."""
   logging.getLogger("ray.serve").setLevel(logging.ERROR)
   ray_settings.without_idle_services()
   _start_ray(options.replicas)
@@ -35,7 +37,8 @@ def main(options: Options) -> int:
   serve.start(
     proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False}
   )
-  # The server's watchdog finds replicas that hang, sooner. Ray Serve learns by this check that a replica has died.
+  # The server's watchdog finds replicas that hang, sooner. Ray Serve learns by this check that a
+  # replica has died.
   deployment = serve.deployment(
     num_replicas=options.replicas,
     health_check_period_s=1,
@@ -65,7 +68,8 @@ async def _until_the_input_ends(run: Path) -> None:
 
 
 def _ask_ray() -> None:
-  """Returns if Ray answers: its store, its node and the controller of Ray Serve. Raises Ray's errors."""
+  """Returns if Ray answers: its store, its node and the controller of Ray Serve. Raises Ray's
+  errors."""
   if not all(each["Alive"] for each in ray.nodes()):
     raise RuntimeError("the node of Ray is dead")
   serve.status()
@@ -97,12 +101,14 @@ def _death(pid: int, name: str) -> str:
 
 
 def _start_ray(replicas: int, tries: int = 3) -> None:
-  # Ray (2.60) raises a bare Exception if its processes need more than 15 s to start, which happens on a busy machine.
+  # Ray (2.60) raises a bare Exception if its processes need more than 15 s to start, which happens
+  # on a busy machine.
   for left in reversed(range(tries)):
     try:
       ray.init(
         address="local",
-        # Logical CPUs, not cores: Ray needs one for each replica and some spare ones to start anything.
+        # Logical CPUs, not cores: Ray needs one for each replica and some spare ones to start
+        # anything.
         num_cpus=replicas + 3,
         include_dashboard=False,
         logging_level=logging.ERROR,

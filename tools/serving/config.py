@@ -1,7 +1,9 @@
-"""Finds the models to serve: one folder of versions, a folder of such folders, or a config file of TF Serving.
+"""Finds the models to serve: one folder of versions, a folder of such folders, or a config file of
+TF Serving.
 
-The file is a text proto of `tensorflow.serving.ModelServerConfig`. Unsupported settings are errors, not ignored. Only the server reads
-it; replicas read a copy of the last valid state, so a temporarily invalid file does not prevent a replica from starting.
+The file is a text proto of `tensorflow.serving.ModelServerConfig`. Unsupported settings are errors,
+not ignored. Only the server reads it; replicas read a copy of the last valid state, so a
+temporarily invalid file does not prevent a replica from starting.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ class Source:
     folder: holds the versions.
     latest: the number of newest versions to serve, besides those with a label.
     only: the versions that may be served; None for any.
-    labels: label -> version, for clients. A label that moves answers with its old version until the new one is loaded.
-    allow_ops: ops that a version may have although they reach outside of the model (`tools.outside`).
+    labels: label -> version, for clients. A label that moves answers with its old version until the
+      new one is loaded.
+    allow_ops: ops that a version may have although they reach outside of the model
+      (`tools.outside`).
   """
 
   folder: Path
@@ -41,7 +45,8 @@ class Source:
 
 
 def versions_in(folder: Path) -> list[Path]:
-  """The version folders: each has a number up to `LARGEST_VERSION` as its name and holds a SavedModel. One for each number."""
+  """The version folders: each has a number up to `LARGEST_VERSION` as its name and holds a
+  SavedModel. One for each number."""
   return _numbered(folder)[0]
 
 

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
 
 # More than a proxy can serve, and no more: each open connection costs memory.
 _MOST_FILES = 1 << 15
-# What a proxy opens beside connections of clients: Python's files, gRPC's, the sockets of replicas, metrics.
+# What a proxy opens beside connections of clients: Python's files, gRPC's, the sockets of replicas,
+# metrics.
 _OWN_FILES = 128
 
 
 def raise_limit() -> None:
-  """Raises the soft limit of open files of this process and of those that it starts, as far as the hard limit allows."""
+  """Raises the soft limit of open files of this process and of those that it starts, as far as the
+  hard limit allows."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
   if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -30,7 +32,8 @@ def most() -> int:
 
 
 def bounded(protocol: type[H11Protocol], most: int) -> type[H11Protocol]:
-  """`protocol` for at most so many connections. A new one takes the place of the one that has been without a whole request for longest."""
+  """`protocol` for at most so many connections. A new one takes the place of the one that has been
+  without a whole request for longest."""
   idle: dict[Any, None] = {}  # in the order in which they became idle
   count = 0
 

@@ -1,4 +1,5 @@
-"""Says why a process of the server ended: by its own words, by the signal, or by what the kernel did to it."""
+"""Says why a process of the server ended: by its own words, by the signal, or by what the kernel
+did to it."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ import psutil
 from jax2tf.tools.serving import child
 from jax2tf.tools.serving.child import Options
 
-# A process writes why it fails into PID.failed, and Python into PID.crash what it executed when a signal such as SIGSEGV came.
+# A process writes why it fails into PID.failed, and Python into PID.crash what it executed when a
+# signal such as SIGSEGV came.
 _FAILED, _CRASH, _REPLICA = "failed", "crash", "replica"
-# When a cluster dies, its replicas die at about the same time. So a replica's death is told a little later, with that reason.
+# When a cluster dies, its replicas die at about the same time. So a replica's death is told a
+# little later, with that reason.
 _TELL_AFTER_SECONDS = 1.0
 # How long a killed process may take to end.
 _END_SECONDS = 5.0
@@ -51,9 +54,11 @@ def failures(run: Path) -> list[tuple[int, str]]:
 
 
 def end_sessions(leaders: Set[int]) -> None:
-  """Kills the processes of sessions, except this one, so that none writes into the server's folder any more.
+  """Kills the processes of sessions, except this one, so that none writes into the server's folder
+  any more.
 
-  The processes of Ray that outlive their parent are in the session of the cluster that they belonged to.
+  The processes of Ray that outlive their parent are in the session of the cluster that they
+  belonged to.
   """
   processes = [
     each
@@ -131,7 +136,8 @@ class Deaths:
     return reason if _runs(replica.cluster) else "its cluster ended"
 
   def reason(self, pid: int, code: int | None) -> str:
-    """Why a process died. `code` is the exit code as `subprocess` gives it, or None if it is not known."""
+    """Why a process died. `code` is the exit code as `subprocess` gives it, or None if it is not
+    known."""
     said, crash = self._run / f"{pid}.{_FAILED}", self._run / f"{pid}.{_CRASH}"
     before, self._memory = self._memory, _memory_kills()
     found = (
@@ -185,7 +191,8 @@ def _text(file: Path) -> str:
 
 
 def _memory_kills() -> int:
-  """How many processes the kernel has killed because the memory was used up; 0 if it does not say."""
+  """How many processes the kernel has killed because the memory was used up; 0 if it does not
+  say."""
   try:
     lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
   except OSError:

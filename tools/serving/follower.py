@@ -1,4 +1,5 @@
-"""Follows the models on disk for the replicas. In a thread, because a file system that does not answer must not hold up the server."""
+"""Follows the models on disk for the replicas. In a thread, because a file system that does not
+answer must not hold up the server."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _POLL_SECONDS = 1.0
 
 
 class Follower:
-  """Writes the current models of a server for its replicas, and says what is wrong with them, once."""
+  """Writes the current models of a server for its replicas, and says what is wrong with them,
+  once."""
 
   def __init__(self, options: Options):
     self._options = options

@@ -1,4 +1,5 @@
-"""The metrics of the proxies, in Prometheus' text format. Each proxy writes its own files; the one that is asked adds them up."""
+"""The metrics of the proxies, in Prometheus' text format. Each proxy writes its own files; the one
+that is asked adds them up."""
 
 from __future__ import annotations
 

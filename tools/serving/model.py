@@ -41,7 +41,8 @@ def invalid(reason: str) -> RefusedError:
 
 
 class Memory:
-  """A budget of bytes for parsed requests. A request waits, still unparsed, while too few bytes are left."""
+  """A budget of bytes for parsed requests. A request waits, still unparsed, while too few bytes are
+  left."""
 
   def __init__(self, size: int):
     self._free = size
@@ -70,9 +71,10 @@ class Signature:
     function: takes keyword arguments and returns a dict of tensors.
     inputs, outputs: name -> dtype and shape; a size that varies is None.
     defaults: the values of optional inputs.
-    dimensions: the dimensions of each input in JAX, ("b", "784"); empty for a model without a manifest.
-    batched: whether dimension 0 of all inputs and outputs is the same symbolic size, which occurs nowhere else. Then rows of several
-      requests can form one batch.
+    dimensions: the dimensions of each input in JAX, ("b", "784"); empty for a model without a
+      manifest.
+    batched: whether dimension 0 of all inputs and outputs is the same symbolic size, which occurs
+      nowhere else. Then rows of several requests can form one batch.
     stateful: whether a call changes the results of later calls.
   """
 
@@ -86,7 +88,8 @@ class Signature:
   stateful: bool
 
   def check(self, given: Mapping[str, tf.TensorSpec]) -> None:
-    """Raises RefusedError for a name, dtype or shape that the signature does not have, or a dimension variable with two values."""
+    """Raises RefusedError for a name, dtype or shape that the signature does not have, or a
+    dimension variable with two values."""
     inputs = {**{name: spec_of(array) for name, array in self.defaults.items()}, **given}
     if inputs.keys() != self.inputs.keys():
       missing, unknown = self.inputs.keys() - inputs.keys(), inputs.keys() - self.inputs.keys()
@@ -102,7 +105,8 @@ class Signature:
       spec = self.inputs[name]
       if found.dtype != spec.dtype or not spec.shape.is_compatible_with(found.shape):
         raise invalid(
-          f"input {name!r} is {type_of(found)}; signature {self.name!r} takes {_written(self.inputs)}"
+          f"input {name!r} is {type_of(found)}; signature {self.name!r} takes "
+          f"{_written(self.inputs)}"
         )
     sizes: dict[str, tuple[str, int]] = {}
     for name, dims in self.dimensions.items():
@@ -115,7 +119,8 @@ class Signature:
         first, expected = sizes.setdefault(dim, (name, size))
         if size != expected:
           raise invalid(
-            f"dimension {dim} is {expected} in input {first!r} and {size} in input {name!r}; make them equal"
+            f"dimension {dim} is {expected} in input {first!r} and {size} in input {name!r}; make "
+            "them equal"
           )
 
 
@@ -141,7 +146,8 @@ class Call:
 
 
 def run(calls: Sequence[Call], max_rows: int) -> list[Arrays | RefusedError]:
-  """The outputs of each call, in order. A batch has at most `max_rows` rows, unless a single call has more."""
+  """The outputs of each call, in order. A batch has at most `max_rows` rows, unless a single call
+  has more."""
   outcomes: dict[int, Arrays | RefusedError] = {}
   for indices in _chunks(calls, max_rows):
     together = [calls[i] for i in indices]
@@ -226,10 +232,12 @@ class Model:
   """
 
   def __init__(self, directory: Path, allow_ops: Collection[str] = ()):
-    """Loads the model, unless it has ops that reach outside of it and that `allow_ops` does not name.
+    """Loads the model, unless it has ops that reach outside of it and that `allow_ops` does not
+    name.
 
     Raises:
-      ValueError: as `outside.check`. For a directory without a complete SavedModel TensorFlow has its own errors.
+      ValueError: as `outside.check`. For a directory without a complete SavedModel TensorFlow has
+        its own errors.
     """
     self.version = int(directory.name)
     [meta_graph] = outside.check(directory, allow_ops)

@@ -14,7 +14,8 @@ from jax2tf.tools.serving.model import Model, RefusedError
 from jax2tf.tools.serving.versions import Versions
 
 POLL_SECONDS = 1.0
-# How long a check of one model holds up those of the others: in a running replica, and at its start, where large models load.
+# How long a check of one model holds up those of the others: in a running replica, and at its
+# start, where large models load.
 _PATIENCE_SECONDS, _START_PATIENCE_SECONDS = 10.0, 300.0
 _LOG = logging.getLogger("ray.serve")
 
@@ -61,7 +62,8 @@ class Models:
     return self._versions(name).get(version, label)
 
   def status(self, name: str, version: int | None, label: str = "") -> list[dict[str, object]]:
-    """The states of the versions, newest first, as in TF Serving's REST API. Raises the errors of `get`."""
+    """The states of the versions, newest first, as in TF Serving's REST API. Raises the errors of
+    `get`."""
     return self._versions(name).status(version, label)
 
   def _versions(self, name: str) -> Versions:

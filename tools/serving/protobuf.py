@@ -1,4 +1,5 @@
-"""Converts TF Serving's gRPC messages: PredictRequest to checked inputs, outputs to PredictResponse."""
+"""Converts TF Serving's gRPC messages: PredictRequest to checked inputs, outputs to
+PredictResponse."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tensorflow_serving.apis import (
   prediction_log_pb2,
 )  # isort: skip
 
-# Memory of a string besides its characters: a pointer in NumPy, and TensorFlow's string object (TF 2.21: 24 bytes).
+# Memory of a string besides its characters: a pointer in NumPy, and TensorFlow's string object (TF
+# 2.21: 24 bytes).
 _STRING_BYTES = 32
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
@@ -36,7 +38,8 @@ def parse_predict(data: bytes) -> predict_pb2.PredictRequest:
 
 
 def parse_metadata(data: bytes) -> get_model_metadata_pb2.GetModelMetadataRequest:
-  """Parses a GetModelMetadataRequest. Raises RefusedError for other bytes, or for unknown metadata."""
+  """Parses a GetModelMetadataRequest. Raises RefusedError for other bytes, or for unknown
+  metadata."""
   try:
     request = get_model_metadata_pb2.GetModelMetadataRequest.FromString(data)
   except message.DecodeError as error:
@@ -78,13 +81,15 @@ def check(
   """(the requested signature, the size of the inputs in bytes), before any tensor is parsed.
 
   Raises:
-    RefusedError: the model has no such signature, name, dtype or shape, or the inputs are too large.
+    RefusedError: the model has no such signature, name, dtype or shape, or the inputs are too
+      large.
   """
   signature = model.signature(request.model_spec.signature_name)
   unknown = sorted(set(request.output_filter) - signature.outputs.keys())
   if unknown:
     raise invalid(
-      f"output_filter names {unknown}; signature {signature.name!r} returns {sorted(signature.outputs)}"
+      f"output_filter names {unknown}; signature {signature.name!r} returns "
+      f"{sorted(signature.outputs)}"
     )
   if len({*request.output_filter}) < len(request.output_filter):
     raise invalid(f"output_filter names an output twice: {list(request.output_filter)}")
@@ -118,7 +123,8 @@ def _spec_of(name: str, proto: tensor_pb2.TensorProto) -> tf.TensorSpec:
 
 
 def _size(proto: tensor_pb2.TensorProto) -> int:
-  """The size in memory, in bytes. If there are fewer values than elements, the last one is repeated, which matters for strings."""
+  """The size in memory, in bytes. If there are fewer values than elements, the last one is
+  repeated, which matters for strings."""
   count = math.prod(dim.size for dim in proto.tensor_shape.dim)
   if proto.dtype != tf.string.as_datatype_enum:
     return count * tf.as_dtype(proto.dtype).size
@@ -131,7 +137,8 @@ def _array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
   try:
     if proto.tensor_content and len(proto.tensor_content) != _size(proto):
       raise ValueError(
-        f"tensor_content has {len(proto.tensor_content)} bytes, its dtype and shape have {_size(proto)}"
+        f"tensor_content has {len(proto.tensor_content)} bytes, its dtype and shape have "
+        f"{_size(proto)}"
       )
     return tf.make_ndarray(proto)
   except (TypeError, ValueError, IndexError, OverflowError) as error:
@@ -171,7 +178,8 @@ def signature_def_map(model: Model) -> get_model_metadata_pb2.SignatureDefMap:
 
 
 def warm_up_calls(model: Model, directory: Path) -> list[Call]:
-  """The Predict requests in `assets.extra/tf_serving_warmup_requests`; an empty list if there is no such file."""
+  """The Predict requests in `assets.extra/tf_serving_warmup_requests`; an empty list if there is no
+  such file."""
   file = directory / WARM_UP
   if not file.exists():
     return []

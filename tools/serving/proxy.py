@@ -1,7 +1,7 @@
 """A proxy: listens on both ports and forwards each request to the replica with the fewest requests.
 
-The server starts two proxies, which share the ports (SO_REUSEPORT), so that one remains when the other dies. They import neither Ray
-nor TensorFlow, so a new one starts within a second.
+The server starts two proxies, which share the ports (SO_REUSEPORT), so that one remains when the
+other dies. They import neither Ray nor TensorFlow, so a new one starts within a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from jax2tf.tools.serving.child import DRAIN_SECONDS, Options
 from jax2tf.tools.serving.metrics import Metrics
 
 _LOOK_SECONDS = 1.0
-# A gRPC connection without a call is closed after this time, so that others can take its place. Clients open it again at their next call.
+# A gRPC connection without a call is closed after this time, so that others can take its place.
+# Clients open it again at their next call.
 _IDLE_SECONDS = 60.0
 
 
@@ -59,7 +60,8 @@ def _grpc_server(service: by_grpc.Service, options: Options) -> grpc.aio.Server:
 
 def _http_server(application: Any, options: Options) -> by_http.Server:
   if ipaddress.ip_address(options.host).is_loopback:
-    # A web page that resolves its own name to 127.0.0.1 (DNS rebinding) sends that name as the host.
+    # A web page that resolves its own name to 127.0.0.1 (DNS rebinding) sends that name as the
+    # host.
     application = TrustedHostMiddleware(
       application, ["127.0.0.1", "localhost", options.url_host], www_redirect=False
     )

@@ -1,7 +1,9 @@
-"""What the server sets in Ray: settings by the environment, and the private names of Ray that have no public setting instead.
+"""What the server sets in Ray: settings by the environment, and the private names of Ray that have
+no public setting instead.
 
-No other module may import a private module of Ray (tools/import_graph.py). If a name is gone in a new release of Ray,
-tests/test_serve_life.py says so: look up what the release does in its place, and change or delete the function here.
+No other module may import a private module of Ray (tools/import_graph.py). If a name is gone in a
+new release of Ray, tests/test_serve_life.py says so: look up what the release does in its place,
+and change or delete the function here.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
     run: the private folder of the server.
   """
   defaults = {
-    # The monitor kills replicas when the machine is short of memory, whoever uses it. The kernel then kills a process anyway, by size
-    # alone if Ray does not put replicas first. A dead replica is replaced.
+    # The monitor kills replicas when the machine is short of memory, whoever uses it. The kernel
+    # then kills a process anyway, by size alone if Ray does not put replicas first. A dead replica
+    # is replaced.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_worker_oom_score_adjustment": "0",
     # Ray lets its processes give way to every other process of the machine.
@@ -46,9 +49,11 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     # Its port for metrics would require none. `/metrics` has those of the server.
     "RAY_enable_metrics_collection": "0",
-    # They listen on 127.0.0.1 only, if Ray believes that this machine cannot be part of a larger cluster.
+    # They listen on 127.0.0.1 only, if Ray believes that this machine cannot be part of a larger
+    # cluster.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # After its store (GCS) dies, a node lives for a minute without replacing replicas; 3 s are enough here.
+    # After its store (GCS) dies, a node lives for a minute without replacing replicas; 3 s are
+    # enough here.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3",
     # Sockets and logs.
     "RAY_TMPDIR": run,
@@ -57,18 +62,21 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
 
 
 def without_idle_services() -> None:
-  """Ray starts no services that nothing here uses. A service that this Ray does not have is left out."""
+  """Ray starts no services that nothing here uses. A service that this Ray does not have is left
+  out."""
   for module, path in PRIVATE:
     if PRIVATE[module, path] is IDLE:
       _replace(module, path, lambda *_, **__: None)
 
 
 def listen_on_loopback() -> None:
-  """The ports that Ray Serve opens in this process are on 127.0.0.1 alone. Raises RuntimeError if this Ray has another way to open them."""
+  """The ports that Ray Serve opens in this process are on 127.0.0.1 alone. Raises RuntimeError if
+  this Ray has another way to open them."""
   [(module, path)] = [name for name, reason in PRIVATE.items() if reason is LOOPBACK]
   if not _replace(module, path, lambda server, _: server.add_insecure_port("127.0.0.1:0")):
     raise RuntimeError(
-      f"this Ray has no {module}.{path}, so a port would be open to other machines: pip install 'ray[serve-grpc]==2.60.*'"
+      f"this Ray has no {module}.{path}, so a port would be open to other machines: pip install "
+      "'ray[serve-grpc]==2.60.*'"
     )
 
 

@@ -43,17 +43,20 @@ _HTTP_STATUS = {
   grpc.StatusCode.UNIMPLEMENTED: 501,
   grpc.StatusCode.UNAVAILABLE: 503,
 }
-# Python's nested lists take about this many times the bytes of their JSON ("[]," becomes 64); arrays take fewer.
+# Python's nested lists take about this many times the bytes of their JSON ("[]," becomes 64);
+# arrays take fewer.
 _JSON_GROWTH = 24
 # The memory budget for parsed requests of a replica, in multiples of the largest request.
 _LARGEST_TOGETHER = 32
 
 
 class Replica:
-  """A replica. Ray Serve starts it and checks its health; the proxies send requests through a Unix socket."""
+  """A replica. Ray Serve starts it and checks its health; the proxies send requests through a Unix
+  socket."""
 
   async def __init__(self, options: Options, cluster: int):  # type: ignore[misc]  # Ray awaits it
-    """Loads the models. `cluster` is the process that started Ray. Raises the errors of `models.Models`."""
+    """Loads the models. `cluster` is the process that started Ray. Raises the errors of
+    `models.Models`."""
     self._options = options
     deaths.enter(options, cluster)
     try:
@@ -216,5 +219,6 @@ class Replica:
     return outcome
 
   async def _run_all(self, calls: list[Call]) -> Sequence[Arrays | RefusedError]:
-    # In a thread: TensorFlow releases Python's lock, so the replica reads the next requests meanwhile.
+    # In a thread: TensorFlow releases Python's lock, so the replica reads the next requests
+    # meanwhile.
     return await asyncio.to_thread(self._model.run, calls, self._options.max_batch_size)

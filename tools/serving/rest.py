@@ -1,6 +1,8 @@
-"""Converts between arrays and the JSON of TF Serving's REST API: rows are "instances", columns are "inputs".
+"""Converts between arrays and the JSON of TF Serving's REST API: rows are "instances", columns are
+"inputs".
 
-https://www.tensorflow.org/tfx/serving/api_rest; NaN, Infinity and -Infinity are values, {"b64": "..."} is a string of bytes.
+https://www.tensorflow.org/tfx/serving/api_rest; NaN, Infinity and -Infinity are values, {"b64":
+"..."} is a string of bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def parse_predict(model: Model, body: bytes) -> Request:
     raise invalid(f"the body is not JSON: {error}") from error
   if not isinstance(found, dict) or ("instances" in found) == ("inputs" in found):
     raise invalid(
-      'the body must be an object with either "instances" (a list of rows) or "inputs" (whole tensors)'
+      'the body must be an object with either "instances" (a list of rows) or "inputs" (whole '
+      "tensors)"
     )
   name = found.get("signature_name", "")
   if not isinstance(name, str):
@@ -120,7 +123,8 @@ def _named(signature: Signature, value: Any) -> dict[str, Any]:
   names = required or signature.inputs.keys()
   if len(names) != 1:
     raise invalid(
-      f"signature {signature.name!r} has {len(signature.inputs)} inputs; name them: {sorted(signature.inputs)}"
+      f"signature {signature.name!r} has {len(signature.inputs)} inputs; name them: "
+      f"{sorted(signature.inputs)}"
     )
   return {next(iter(names)): value}
 
@@ -137,7 +141,8 @@ def _call(signature: Signature, columns: dict[str, Any]) -> Call:
 
 
 def _array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
-  """Converts JSON to an array of a dtype. Integers stay exact; a float is the nearest one, also for an integer literal.
+  """Converts JSON to an array of a dtype. Integers stay exact; a float is the nearest one, also for
+  an integer literal.
 
   Raises:
     RefusedError: the lists are ragged, or a value is of another kind or out of range.
@@ -156,7 +161,8 @@ def _array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
 
 
 def _flattened(name: str, value: Any) -> tuple[list[int], list[Any]]:
-  """(the shape of nested lists, their elements in row-major order). Raises RefusedError if they are ragged or too deep."""
+  """(the shape of nested lists, their elements in row-major order). Raises RefusedError if they are
+  ragged or too deep."""
   shape: list[int] = []
   leaves = [value]
   while list in (kinds := set(map(type, leaves))):
@@ -169,7 +175,8 @@ def _flattened(name: str, value: Any) -> tuple[list[int], list[Any]]:
 
 
 def _check_kinds(name: str, leaves: list[Any], dtype: tf.DType) -> None:
-  # By the types of the elements: NumPy would take true for 1, and make floats of integers on both sides of 2**63.
+  # By the types of the elements: NumPy would take true for 1, and make floats of integers on both
+  # sides of 2**63.
   allowed = (
     {bool}
     if dtype.is_bool
@@ -182,7 +189,8 @@ def _check_kinds(name: str, leaves: list[Any], dtype: tf.DType) -> None:
   if others := {type(leaf) for leaf in leaves} - allowed:
     kinds = sorted(_KINDS.get(kind, "null or objects") for kind in others)
     raise invalid(
-      f"input {name!r} is a tensor of {dtype.name}; the JSON holds {' and '.join(dict.fromkeys(kinds))}"
+      f"input {name!r} is a tensor of {dtype.name}; the JSON holds "
+      f"{' and '.join(dict.fromkeys(kinds))}"
     )
 
 
@@ -229,7 +237,8 @@ def _string(name: str, value: Any) -> bytes:
   if isinstance(value, list):
     raise invalid(f"input {name!r} is no tensor: {_RAGGED}")
   raise invalid(
-    f'input {name!r} is a tensor of strings; the JSON holds {_shown(value)}, write "..." or {{"b64": "..."}}'
+    f'input {name!r} is a tensor of strings; the JSON holds {_shown(value)}, write "..." or '
+    '{"b64": "..."}'
   )
 
 
@@ -252,7 +261,8 @@ def predict_body(request: Request, outputs: Arrays) -> bytes:
   for name, array in outputs.items():
     if array.shape[:1] != (request.rows,):
       raise invalid(
-        f'output {name!r} is {type_of(spec_of(array))}, which is not one row for each of {request.rows} instances; send "inputs" instead'
+        f"output {name!r} is {type_of(spec_of(array))}, which is not one row for each of "
+        f'{request.rows} instances; send "inputs" instead'
       )
   if len(columns) == 1:
     return _dumps({"predictions": next(iter(columns.values()))})

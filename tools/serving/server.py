@@ -1,8 +1,9 @@
 """Serves models by gRPC and REST, and restarts processes that die.
 
-It implements TF Serving's interfaces, so clients of TF Serving need no change: tensorflow.serving.PredictionService (Predict,
-GetModelMetadata), ModelService (GetModelStatus) and /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]. This module checks the
-options before anything starts; `supervisor.py` starts the processes. docs/guide/serving.md has more.
+It implements TF Serving's interfaces, so clients of TF Serving need no change:
+tensorflow.serving.PredictionService (Predict, GetModelMetadata), ModelService (GetModelStatus) and
+/v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]. This module checks the options before
+anything starts; `supervisor.py` starts the processes. docs/guide/serving.md has more.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def run(
   """Serves until SIGTERM or SIGINT. Prints one line when it is ready, JSON with `as_json`.
 
   Args:
-    directory: holds the versions of a model, as `saved_model.save` writes them, or the folders of several models.
+    directory: holds the versions of a model, as `saved_model.save` writes them, or the folders of
+      several models.
     model_name: the name of the one model, for clients; None for the name of the folder.
     model_config_file: names the models in place of `directory`.
     host: the address to listen on.
@@ -55,9 +57,11 @@ def run(
     rest: the other fields of `Options`.
 
   Raises:
-    ValueError: there is nothing to serve, a port or a certificate cannot be used, or no model can be loaded.
+    ValueError: there is nothing to serve, a port or a certificate cannot be used, or no model can
+      be loaded.
     ModuleNotFoundError: the extra `serving` is not installed.
-    KeyboardInterrupt: SIGINT came before the server was ready, or again before the accepted requests were answered.
+    KeyboardInterrupt: SIGINT came before the server was ready, or again before the accepted
+      requests were answered.
   """
   missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
   if missing:
@@ -75,7 +79,8 @@ def run(
     sources = config.sources(options)
     if not any(config.versions_in(source.folder) for source in sources.values()):
       raise ValueError(
-        f"{directory or model_config_file} has no version to serve; {_where_versions_are(directory)}"
+        f"{directory or model_config_file} has no version to serve; "
+        f"{_where_versions_are(directory)}"
       )
     _check_certificates(options)
     ports = (options.grpc_port, options.http_port)
@@ -96,7 +101,8 @@ def _what(
   folder = Path(directory or "").resolve()
   if directory is not None and not folder.is_dir():
     raise ValueError(
-      f"{directory} is not a directory; name the one with the versions of the model, as --out of `jax2tf convert`"
+      f"{directory} is not a directory; name the one with the versions of the model, as --out of "
+      "`jax2tf convert`"
     )
   if directory is not None and config.versions_in(folder):
     return str(folder), model_name or folder.name, ""
@@ -156,7 +162,8 @@ def _held(host: str, port: int, signals: Signals) -> socket.socket:
         raise _no_address(host, error) from error
       if port not in place.ports_of_killed() or time.monotonic() > end:
         raise ValueError(
-          f"port {port} of {host} cannot be used ({error.strerror}); give --grpc_port and --http_port"
+          f"port {port} of {host} cannot be used ({error.strerror}); give --grpc_port and "
+          "--http_port"
         ) from error
     if not told:
       say(f"waiting for port {port}: a killed server is finishing accepted requests")

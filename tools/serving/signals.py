@@ -37,7 +37,8 @@ class Signals:
     self.ended.set()
 
   def pause(self) -> None:
-    """Waits for a moment of the start. Raises KeyboardInterrupt after SIGINT, and SystemExit after SIGTERM."""
+    """Waits for a moment of the start. Raises KeyboardInterrupt after SIGINT, and SystemExit after
+    SIGTERM."""
     if not self.ended.wait(0.1):
       return
     if self.interrupts:

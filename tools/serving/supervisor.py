@@ -1,7 +1,9 @@
-"""Starts the processes of the server, replaces those that die or hang, says why, and ends them in order.
+"""Starts the processes of the server, replaces those that die or hang, says why, and ends them in
+order.
 
-Ray Serve keeps the replicas alive. Two proxies share the ports and two Ray clusters share the replicas, so there is no single point of
-failure below the server. On SIGTERM or Ctrl-C it answers the accepted requests and exits.
+Ray Serve keeps the replicas alive. Two proxies share the ports and two Ray clusters share the
+replicas, so there is no single point of failure below the server. On SIGTERM or Ctrl-C it answers
+the accepted requests and exits.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Child:
   Attributes:
     kind: "proxy" or "cluster".
     process: the current one.
-    sessions: the process ids of all so far, each of which leads a session of the processes that it started.
+    sessions: the process ids of all so far, each of which leads a session of the processes that it
+      started.
   """
 
   def __init__(self, kind: str, options: Options):
@@ -56,7 +59,8 @@ class Child:
     lived = time.monotonic() - self._started
     if not self._told:
       say(
-        f"a {self.kind} (process {self.process.pid}) ended and restarts: {seen.reason(self.process.pid, code)}"
+        f"a {self.kind} (process {self.process.pid}) ended and restarts: "
+        f"{seen.reason(self.process.pid, code)}"
       )
       self._told = True
       self._pause = (
@@ -79,7 +83,8 @@ class Child:
 
 
 def serve(options: Options, signals: Signals, as_json: bool) -> None:
-  """Serves until a signal comes; prints one line when it is ready. Raises ValueError with the reason if the server cannot start."""
+  """Serves until a signal comes; prints one line when it is ready. Raises ValueError with the
+  reason if the server cannot start."""
   shares = [
     options.replicas // _CLUSTERS + (i < options.replicas % _CLUSTERS) for i in range(_CLUSTERS)
   ]
@@ -109,7 +114,8 @@ def serve(options: Options, signals: Signals, as_json: bool) -> None:
 
 
 def _look_after(children: Sequence[Child], seen: deaths.Deaths, dog: watchdog.Watchdog) -> None:
-  """Kills the processes that hang, says which have died, and starts proxies and clusters again; Ray Serve starts replicas."""
+  """Kills the processes that hang, says which have died, and starts proxies and clusters again; Ray
+  Serve starts replicas."""
   limits = {
     child.process.pid: watchdog.CLUSTER_SECONDS for child in children if child.kind == "cluster"
   }
@@ -130,7 +136,8 @@ def _end(options: Options, children: Sequence[Child], ready: bool, signals: Sign
     taken = _taken(Path(options.run))
     wait = f": {taken} accepted requests are answered first, for at most {DRAIN_SECONDS:g} s; Ctrl-C ends at once"
     say(f"ending{wait if taken else ''}")
-  # A cluster ends after the proxies, and one that is starting does not look: then nothing waits for it.
+  # A cluster ends after the proxies, and one that is starting does not look: then nothing waits for
+  # it.
   patience = {"proxy": DRAIN_SECONDS + 5, "cluster": 10.0 if ready else 1.0}
   for child in children:
     child.wait(patience[child.kind], lambda: signals.interrupts > interrupts)
@@ -148,7 +155,8 @@ def _taken(run: Path) -> int:
 
 
 def _report(options: Options, as_json: bool) -> None:
-  """Prints one line on stdout with the served models, and a line on stderr for each model that is not served."""
+  """Prints one line on stdout with the served models, and a line on stderr for each model that is
+  not served."""
   faults: dict[str, str] = {}
   for file in Path(options.run).glob("*.faults"):
     faults |= json.loads(file.read_text(encoding="utf-8"))
@@ -172,7 +180,8 @@ def _wait(
   """Waits for all processes. Raises ValueError with the reason if one cannot start."""
   run, begin, told, died = Path(options.run), time.monotonic(), 0.0, 0
   say(
-    f"starting {_PROXIES} proxies, Ray and {options.replicas} replicas, which load TensorFlow and the models; "
+    f"starting {_PROXIES} proxies, Ray and {options.replicas} replicas, which load TensorFlow and "
+    "the models; "
     f"logs: {run / 'ray/session_latest/logs'}"
   )
   while True:
@@ -190,13 +199,15 @@ def _wait(
       say(f"a replica (process {pid}) ended while it started: {reason}")
       if died == _DEATHS_OF_A_START:
         raise ValueError(
-          f"the server cannot start: {died} replicas ended while they started: {reason}{_last_words(run)}"
+          f"the server cannot start: {died} replicas ended while they started: "
+          f"{reason}{_last_words(run)}"
         )
     seconds = time.monotonic() - begin
     if seconds > told + _PROGRESS_SECONDS:
       told = seconds
       say(
-        f"starting: {seconds:.0f} s, {proxies} of {_PROXIES} proxies, {replicas} of {options.replicas} replicas are ready"
+        f"starting: {seconds:.0f} s, {proxies} of {_PROXIES} proxies, {replicas} of "
+        f"{options.replicas} replicas are ready"
       )
     signals.pause()
 

@@ -1,8 +1,10 @@
-"""The served versions of one model. A version is served once it is loaded and warm, until its successor is.
+"""The served versions of one model. A version is served once it is loaded and warm, until its
+successor is.
 
-As in TF Serving, a version is a folder with a number as its name. Folders that are still being written (`.saving-*`) do not count. A
-folder is loaded when it has not changed between two checks, and again whenever a file in it changes. Each model has a thread for this, so
-that a file system that does not answer stops no other model.
+As in TF Serving, a version is a folder with a number as its name. Folders that are still being
+written (`.saving-*`) do not count. A folder is loaded when it has not changed between two checks,
+and again whenever a file in it changes. Each model has a thread for this, so that a file system
+that does not answer stops no other model.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from jax2tf.tools.serving.model import Model, RefusedError, invalid, run
 _LONGEST_PAUSE = 60.0
 _LOG = logging.getLogger("ray.serve")
 
-# Path, inode, size and modification time of each file of a version. Any difference means another version.
+# Path, inode, size and modification time of each file of a version. Any difference means another
+# version.
 Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
@@ -37,7 +40,8 @@ class Failure:
     stamp: the stamp of its files at that time.
     reason: the error.
     tries: the number of attempts.
-    again: when to try again even if no file changed, since the disk or the memory may have caused the error.
+    again: when to try again even if no file changed, since the disk or the memory may have caused
+      the error.
   """
 
   stamp: Stamp
@@ -79,13 +83,15 @@ class Versions:
   """
 
   def __init__(self, name: str, source: Source, replicas: int, complete: bool):
-    """`replicas` serve the model. `complete`: the versions that are there at the first check are taken for complete."""
+    """`replicas` serve the model. `complete`: the versions that are there at the first check are
+    taken for complete."""
     self.name = name
     self.source = source
     self._seen: Mapping[Path, Stamp] | None = None if complete else {}
     self._replicas = replicas
     self._thread: threading.Thread | None = None
-    # The versions that are served, and the one that answers for each label. Replaced together, so that no label misses.
+    # The versions that are served, and the one that answers for each label. Replaced together, so
+    # that no label misses.
     self._state: tuple[Mapping[int, tuple[Stamp, Model]], Mapping[str, int]] = {}, {}
     self._failed: dict[Path, Failure] = {}
 
@@ -114,7 +120,8 @@ class Versions:
     return served[max(served) if version is None else version][1]
 
   def _labelled(self, label: str, labels: Mapping[str, int]) -> int:
-    """The version of a label: of the last one that is served, until the one that it names now is."""
+    """The version of a label: of the last one that is served, until the one that it names now
+    is."""
     named = self.source.labels
     if label not in named:
       raise invalid(
@@ -123,7 +130,8 @@ class Versions:
     return labels.get(label, named[label])
 
   def status(self, version: int | None, label: str) -> list[dict[str, object]]:
-    """The states of the versions, newest first, as in TF Serving's REST API. Raises the errors of `get`."""
+    """The states of the versions, newest first, as in TF Serving's REST API. Raises the errors of
+    `get`."""
     failed = {
       _number(directory): failure.reason for directory, failure in list(self._failed.items())
     }
@@ -160,9 +168,11 @@ class Versions:
     return self._thread is not None and self._thread.is_alive()
 
   def refresh(self, seconds: float) -> None:
-    """Serves the newest versions that are unchanged and load. If there are none, it keeps the previous ones.
+    """Serves the newest versions that are unchanged and load. If there are none, it keeps the
+    previous ones.
 
-    It works in a thread and waits for it, for at most `seconds`. While that thread works on, another call does nothing.
+    It works in a thread and waits for it, for at most `seconds`. While that thread works on,
+    another call does nothing.
     """
     if self._is_busy:
       return
@@ -236,8 +246,8 @@ def _warm(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Model:
   """Loads a model and runs its stored warm-up requests.
 
   Raises:
-    ValueError: the folder has a file that may block whoever opens it, the model reaches outside, or several replicas would each have a
-      state of their own.
+    ValueError: the folder has a file that may block whoever opens it, the model reaches outside, or
+      several replicas would each have a state of their own.
   """
   _check_files(directory)
   model = Model(directory, allow_ops)
@@ -245,7 +255,8 @@ def _warm(directory: Path, replicas: int, allow_ops: frozenset[str]) -> Model:
     stateful := [name for name, signature in model.signatures.items() if signature.stateful]
   ):
     raise ValueError(
-      f"signature {stateful[0]!r} keeps a state, and each of {replicas} replicas would have its own; serve with --replicas=1"
+      f"signature {stateful[0]!r} keeps a state, and each of {replicas} replicas would have its "
+      "own; serve with --replicas=1"
     )
   calls = protobuf.warm_up_calls(model, directory)
   for outcome in run(calls, max_rows=1):

@@ -1,7 +1,9 @@
-"""Finds processes that hang. A process answers health calls from its event loop, beside the work of the model.
+"""Finds processes that hang. A process answers health calls from its event loop, beside the work of
+the model.
 
-`answer` runs in each process and echoes what it is sent through the Unix socket PID.health of `Options.run`. `Watchdog` runs in the
-server. It keeps one connection to each process, so that a call needs no new descriptor.
+`answer` runs in each process and echoes what it is sent through the Unix socket PID.health of
+`Options.run`. `Watchdog` runs in the server. It keeps one connection to each process, so that a
+call needs no new descriptor.
 """
 
 from __future__ import annotations
@@ -22,19 +24,22 @@ from jax2tf.tools.serving import child
 SUFFIX = ".health"
 _LOG = logging.getLogger("ray.serve")
 _PERIOD_SECONDS = 0.5
-# How long a process may leave a call unanswered: one that sleeps, such as a stopped one or one in a deadlock, and one that computes
-# with Python's lock held, such as a parser of much JSON, or that waits for a processor or a disk.
+# How long a process may leave a call unanswered: one that sleeps, such as a stopped one or one in a
+# deadlock, and one that computes with Python's lock held, such as a parser of much JSON, or that
+# waits for a processor or a disk.
 _ASLEEP_SECONDS, _BUSY_SECONDS = 3.0, 60.0
 # Ray is slow on a busy machine, and a new cluster has to load all models again.
 CLUSTER_SECONDS = 60.0
 # The share of a core from which on a process computes.
 _BUSY = 0.05
-# The most that one look adds to the waiting time. If the server was stopped too, as in a paused container, the others get time to answer.
+# The most that one look adds to the waiting time. If the server was stopped too, as in a paused
+# container, the others get time to answer.
 _LONGEST_LOOK = 0.5
 
 
 async def answer(run: Path, check: Callable[[], None] | None = None) -> asyncio.Server:
-  """Answers health calls until the server that it returns is closed. `check` raises while there is no answer to give."""
+  """Answers health calls until the server that it returns is closed. `check` raises while there is
+  no answer to give."""
 
   async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(1):
@@ -99,10 +104,12 @@ class Watchdog:
     self._last = clock()
 
   def look(self, limits: Mapping[int, float]) -> dict[int, float]:
-    """Calls each process twice in a second and reads the answers, without waiting. It has to be called often.
+    """Calls each process twice in a second and reads the answers, without waiting. It has to be
+    called often.
 
     Args:
-      limits: process id -> seconds that the process may leave a call unanswered, where these are not the usual ones.
+      limits: process id -> seconds that the process may leave a call unanswered, where these are
+        not the usual ones.
 
     Returns:
       The process ids of those that hang -> for how many seconds.
@@ -147,7 +154,8 @@ class Watchdog:
         yield pid, process.waits
 
   def _is_gone(self, process: _Asked, pid: int, now: float) -> bool:
-    """Whether the connection ended, as with its process; otherwise reads an answer, and sends the next call if it is time."""
+    """Whether the connection ended, as with its process; otherwise reads an answer, and sends the
+    next call if it is time."""
     try:
       if process.waits is not None:
         if not process.connection.recv(16):

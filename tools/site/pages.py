@@ -1,4 +1,5 @@
-"""Hooks of MkDocs: pages from outside docs/, links to files outside docs/, and patterns in the nav."""
+"""Hooks of MkDocs: pages from outside docs/, links to files outside docs/, and patterns in the
+nav."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def outside_code(markdown: str, change: Callable[[str], str]) -> str:
 
 
 def expanded(nav: Iterable[Any], pages: Iterable[str]) -> list[Any]:
-  """Replaces each pattern in the nav by the pages that match it and that the nav does not name; drops missing pages."""
+  """Replaces each pattern in the nav by the pages that match it and that the nav does not name;
+  drops missing pages."""
   pages = sorted(pages)
   named = {page for page in _leaves(nav) if "*" not in page}
 
@@ -151,7 +153,8 @@ def _page(path: Path, files: Iterable[Path] | None) -> str:
     body = f"````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8')}\n````"
   else:
     body = "\n".join(
-      f"- [{file.relative_to(path)}]({os.path.relpath(_uri(file), PurePosixPath(_uri(path)).parent)})"
+      "- "
+      f"[{file.relative_to(path)}]({os.path.relpath(_uri(file), PurePosixPath(_uri(path)).parent)})"
       for file in files
     )
   return f"---\nsearch: {{exclude: true}}\n---\n# {path.relative_to(ROOT).as_posix()}\n\n{body}\n"

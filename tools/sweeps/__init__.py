@@ -1,1 +1,2 @@
-"""Tools of maintainers: `make conformance`, `speed`, `targets`, `load` and others. The wheel does not contain them."""
+"""Tools of maintainers: `make conformance`, `speed`, `targets`, `load` and others. The wheel does
+not contain them."""

@@ -1,4 +1,5 @@
-"""The cost of a call: in JAX, and of the converted function eagerly, in a tf.function, and in one with a symbolic batch size.
+"""The cost of a call: in JAX, and of the converted function eagerly, in a tf.function, and in one
+with a symbolic batch size.
 
 Usage: python -m jax2tf.tools.sweeps.bench [--seconds=5]
 """
@@ -34,7 +35,8 @@ def mlp(x: jax.Array) -> jax.Array:
 
 
 def graph_of_unknown_size(converted: Callable[..., Any], x: tf.Tensor, checks: bool) -> Any:
-  """A concrete function of any batch size. Without checks, TensorFlow's debug stripper removes the assertions."""
+  """A concrete function of any batch size. Without checks, TensorFlow's debug stripper removes the
+  assertions."""
   concrete = tf.function(converted, autograph=False).get_concrete_function(
     tf.TensorSpec([None, *x.shape[1:]])
   )

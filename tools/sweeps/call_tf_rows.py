@@ -1,4 +1,5 @@
-"""TensorFlow functions, each with its equivalent in JAX: the rows of docs/reports/call-tf-table.md."""
+"""TensorFlow functions, each with its equivalent in JAX: the rows of
+docs/reports/call-tf-table.md."""
 
 from __future__ import annotations
 
@@ -103,7 +104,9 @@ def _keras_in_jax(x: jax.Array, *, training: bool = False) -> jax.Array:
     v.numpy() for layer in (dense, norm, last) for v in layer.weights
   )
   x = jnp.tanh(x @ w + b)
-  if training:  # tf.nn.moments also omits the derivative by the mean inside the variance; it is zero in the first derivative
+  # tf.nn.moments also omits the derivative by the mean inside the variance; it is zero in the first
+  # derivative
+  if training:
     mean = x.mean(0)
     variance = ((x - jax.lax.stop_gradient(mean)) ** 2).mean(0)
   return ((x - mean) * jax.lax.rsqrt(variance + norm.epsilon) * gamma + beta) @ w2 + b2

@@ -1,6 +1,8 @@
-"""Compares the speed of `call_tf` with JAX's own and with bare callbacks: prints ratios of minimal times in one process.
+"""Compares the speed of `call_tf` with JAX's own and with bare callbacks: prints ratios of minimal
+times in one process.
 
-Usage: python -m jax2tf.tools.sweeps.call_tf_speed. The callables of a row run in turn, so that the machine's load affects both.
+Usage: python -m jax2tf.tools.sweeps.call_tf_speed. The callables of a row run in turn, so that the
+machine's load affects both.
 """
 
 from __future__ import annotations

@@ -245,12 +245,14 @@ class Tally:
 async def load(
   port: int, questions: Sequence[Question], concurrency: int, seconds: float, progress: bool = False
 ) -> Tally:
-  """Keeps `concurrency` requests in progress for `seconds`, in random order, and waits for the last answers."""
+  """Keeps `concurrency` requests in progress for `seconds`, in random order, and waits for the last
+  answers."""
   tally, start = Tally(), time.perf_counter()
   end = start + seconds
   async with contextlib.AsyncExitStack() as stack:
     bar = stack.enter_context(tqdm(unit=" requests", disable=not progress, leave=False))
-    # Each channel has its own connection, because a connection carries about 100 concurrent requests at most.
+    # Each channel has its own connection, because a connection carries about 100 concurrent
+    # requests at most.
     options = [("grpc.use_local_subchannel_pool", 1)]
     address, count = f"127.0.0.1:{port}", -(-concurrency // _CLIENTS_OF_A_CHANNEL)
     channels = [
@@ -299,7 +301,8 @@ def mlp(params: Any, x: jax.Array) -> jax.Array:
 
 
 def save_mlp(folder: pathlib.Path, max_rows: int) -> list[Question]:
-  """Saves the model and computes JAX's answers: two questions for each number of rows from 1 to `max_rows`."""
+  """Saves the model and computes JAX's answers: two questions for each number of rows from 1 to
+  `max_rows`."""
   random = np.random.default_rng(0)
   params = {
     name: random.normal(0, 0.05, shape).astype(np.float32)

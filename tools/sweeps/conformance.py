@@ -1,7 +1,7 @@
 """Runs every JAX harness through the converter and writes docs/coverage.md; needs a checkout.
 
-`make conformance` resumes where it stopped and repeats failures. Results are lines in build/conformance/, one file for each JAX version.
-A crash of a process fails only one harness.
+`make conformance` resumes where it stopped and repeats failures. Results are lines in
+build/conformance/, one file for each JAX version. A crash of a process fails only one harness.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from jax2tf.tools.sweeps import coverage, workers
 from jax2tf.tools.sweeps.options import commas
 
 _FOLDER = pathlib.Path("build/conformance")
-# JAX's error if its cache, after many cases, returns the executable of another function. In a fresh worker the case runs.
+# JAX's error if its cache, after many cases, returns the executable of another function. In a fresh
+# worker the case runs.
 _MIXED_UP = "RuntimeProgramInputMismatch"
 # Workers are renewed, because TensorFlow and JAX never free compiled functions.
 _CASES_PER_WORKER = 400

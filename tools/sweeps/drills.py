@@ -1,8 +1,10 @@
-"""Drills of the server: processes that hang, floods of silent connections, the memory monitor of Ray, and what is left of a server.
+"""Drills of the server: processes that hang, floods of silent connections, the memory monitor of
+Ray, and what is left of a server.
 
-  python -m jax2tf.tools.sweeps.drills. Each process is stopped (SIGSTOP) in turn under a load of requests, of which each answer is
-compared with JAX's. It fails if an answer is wrong or lost, if a proxy or a replica is not killed within 10 s, or if anything is left:
-docs/reports/serving.md.
+  python -m jax2tf.tools.sweeps.drills. Each process is stopped (SIGSTOP) in turn under a load of
+  requests, of which each answer is
+compared with JAX's. It fails if an answer is wrong or lost, if a proxy or a replica is not killed
+within 10 s, or if anything is left: docs/reports/serving.md.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from jax2tf.tools.sweeps import clients, reports, serving_report
 
 _CONCURRENCY = 8
 _PATIENCE_SECONDS = 240.0
-# A process that hangs has to be gone after so many seconds; a cluster, which has parts that hang, has more time.
+# A process that hangs has to be gone after so many seconds; a cluster, which has parts that hang,
+# has more time.
 _LIMITS = {"proxy": 10.0, "replica": 10.0}
 _SILENT = 2300
 _FILES = 1024
@@ -99,7 +102,8 @@ class _Drills:
     return found
 
   def flood(self, server: clients.Server, name: str, port: int, greeting: bytes) -> None:
-    """Opens silent connections and leaves them open for a while, under load by gRPC and with one new connection after another by REST."""
+    """Opens silent connections and leaves them open for a while, under load by gRPC and with one
+    new connection after another by REST."""
     proxies = server.pids("proxy")
 
     async def run() -> tuple[clients.Tally, int, int]:
@@ -126,7 +130,8 @@ class _Drills:
       self.faults.append(f"a proxy died of silent connections by {name}")
     if answered < 100:
       self.faults.append(
-        f"{100 - answered} of 100 requests by REST had no answer beside silent connections by {name}"
+        f"{100 - answered} of 100 requests by REST had no answer beside silent connections by "
+        f"{name}"
       )
 
   def in_one_server(self) -> None:
@@ -140,7 +145,8 @@ class _Drills:
     self.faults += _left("an end", server.process.pid)
 
   def slow(self, folder: pathlib.Path) -> None:
-    """A predict that takes long and keeps all cores busy: its replica is not taken for one that hangs."""
+    """A predict that takes long and keeps all cores busy: its replica is not taken for one that
+    hangs."""
     count = _save_slow(folder / "slow")
     with clients.serving(folder / "slow", "--replicas=1") as server:
       replicas, begin = server.pids("replica"), time.monotonic()
@@ -189,7 +195,8 @@ class _Drills:
 def _start(
   model: pathlib.Path, prefix: tuple[str, ...], number: int = 0, seconds: float = 0.0
 ) -> tuple[int, str]:
-  """Starts a server, which gets a signal unless `number` is 0. Returns its exit code and its last line; raises if anything is left."""
+  """Starts a server, which gets a signal unless `number` is 0. Returns its exit code and its last
+  line; raises if anything is left."""
   ports = clients.free_ports(2)
   command = [
     *prefix,
@@ -273,7 +280,8 @@ def _save_slow(folder: pathlib.Path) -> int:
 @click.command
 @click.option("--keep/--no_keep", default=True, help="Whether to write the report.")
 def main(keep: bool) -> None:
-  """Prints and writes the figures. Raises SystemExit if an answer was lost or wrong, or a drill failed."""
+  """Prints and writes the figures. Raises SystemExit if an answer was lost or wrong, or a drill
+  failed."""
   logging.set_verbosity(logging.WARNING)
   about = serving_report.machine()
   with tempfile.TemporaryDirectory() as folder:

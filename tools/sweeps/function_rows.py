@@ -1,4 +1,5 @@
-"""The functions that `functions` measures: each in JAX, and in TensorFlow as one writes it by hand for the same values."""
+"""The functions that `functions` measures: each in JAX, and in TensorFlow as one writes it by hand
+for the same values."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Row:
     in_jax: a function of arrays.
     in_tf: the same of tensors, written by hand.
     args: its arguments.
-    reason: why the time of ours over hand-written TensorFlow's, or of jit_compile over jax.jit, is above the aim.
+    reason: why the time of ours over hand-written TensorFlow's, or of jit_compile over jax.jit, is
+      above the aim.
     with_idioms: whether `idioms="fused"` has an idiom for it.
     rtol: the largest relative difference of a finite result from JAX's.
   """

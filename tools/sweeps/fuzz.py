@@ -1,10 +1,11 @@
 """Runs random programs through the converter and compares each step with JAX; needs a checkout.
 
-The same --seed and --programs give the same programs. Workers are renewed every few hundred programs. Hypothesis shrinks each mismatch,
-which is printed as Python for a `Case` row. docs/reports/data/fuzz.json holds the counts by JAX version.
+The same --seed and --programs give the same programs. Workers are renewed every few hundred
+programs. Hypothesis shrinks each mismatch, which is printed as Python for a `Case` row.
+docs/reports/data/fuzz.json holds the counts by JAX version.
 
-With --control the programs have branches, loops, rematerialisation and custom rules, and their derivatives are compared too. The
-counts are in docs/reports/data/fuzz-control.json.
+With --control the programs have branches, loops, rematerialisation and custom rules, and their
+derivatives are compared too. The counts are in docs/reports/data/fuzz-control.json.
 """
 
 from __future__ import annotations
@@ -98,11 +99,13 @@ def _run_control_batch(count: int, seed: int) -> dict[str, Any]:
 
 
 class _EnoughError(BaseException):
-  """Ends a search of hypothesis. It is no Exception, because hypothesis treats those as failures of the program."""
+  """Ends a search of hypothesis. It is no Exception, because hypothesis treats those as failures of
+  the program."""
 
 
 def _shrunk(mismatch: Any, options: dict[str, Any]) -> Any:
-  """The smallest program of the same function that hypothesis finds with the same failure; else the mismatch itself."""
+  """The smallest program of the same function that hypothesis finds with the same failure; else the
+  mismatch itself."""
   import hypothesis  # noqa: PLC0415
 
   from tests.conformance import differential, program_rows_arrays, programs  # noqa: PLC0415
@@ -207,7 +210,8 @@ def main(
   if record and not functions_of:
     _record("fuzz-control" if control else "fuzz", total, seed, functions, failures)
   print(
-    f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, {len(failures)} mismatches"
+    f"{total} programs, {sum(functions.values())} steps of {len(functions)} functions, "
+    f"{len(failures)} mismatches"
   )
   sys.exit(bool(failures))
 

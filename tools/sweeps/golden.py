@@ -1,6 +1,7 @@
 """Counts the op types of ten whole models: the golden files in `tests/golden`; needs a checkout.
 
-`make golden` rewrites the file of the installed JAX. A diff in these files is a change of users' graphs, so review it like code.
+`make golden` rewrites the file of the installed JAX. A diff in these files is a change of users'
+graphs, so review it like code.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def golden_file() -> str:
 
 
 def op_counts(model: Any) -> dict[str, int]:
-  """The number of ops of each type in the inference graph of a zoo model, including its function library."""
+  """The number of ops of each type in the inference graph of a zoo model, including its function
+  library."""
   fun, params = model.build()
   variables = jax.tree.map(lambda x: tf.Variable(np.asarray(x)), params)
   converted = jax2tf.convert(fun, polymorphic_shapes=[None, model.spec], with_gradient=False)
@@ -56,7 +58,8 @@ def main() -> None:
   counts = {name: op_counts(MODELS[name]) for name in GOLDEN_MODELS}
   pathlib.Path(golden_file()).write_text(json.dumps(counts, indent=1) + "\n")
   print(
-    f"wrote {golden_file()}: {sum(sum(c.values()) for c in counts.values())} ops in {len(counts)} models"
+    f"wrote {golden_file()}: {sum(sum(c.values()) for c in counts.values())} ops in {len(counts)} "
+    "models"
   )
 
 

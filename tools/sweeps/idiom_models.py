@@ -38,7 +38,8 @@ def _mlp(rng: np.random.Generator) -> tuple[Callable[..., Any], Params, dict[str
 
 
 def _convnet(rng: np.random.Generator) -> tuple[Callable[..., Any], Params, dict[str, np.ndarray]]:
-  """Four convolutions with BatchNorm in inference and ReLU or hard swish, a mean, and softmax of 10."""
+  """Four convolutions with BatchNorm in inference and ReLU or hard swish, a mean, and softmax of
+  10."""
   channels = (3, 32, 32, 64, 64)
   layers = []
   for before, after in itertools.pairwise(channels):

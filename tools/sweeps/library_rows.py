@@ -1,4 +1,5 @@
-"""Functions of scientific libraries, as (function, arguments): the rows of docs/reports/libraries.md. A row imports its library."""
+"""Functions of scientific libraries, as (function, arguments): the rows of
+docs/reports/libraries.md. A row imports its library."""
 
 # ruff: noqa: PLC0415
 

@@ -1,8 +1,11 @@
-"""Loads `jax2tf serve` with many concurrent clients and checks every answer: docs/reports/serving.md.
+"""Loads `jax2tf serve` with many concurrent clients and checks every answer:
+docs/reports/serving.md.
 
-Usage: python -m jax2tf.tools.sweeps.load [--seconds=15] [--concurrency=200]. It serves a model with one, three and two replicas, and
-compares the rates with those predicted from the CPU time of a request. With two replicas it kills (kill -9) one process of each kind in
-turn under load; the last is the server itself, which it restarts as a service manager would. Requests have mixed batch sizes and use gRPC.
+Usage: python -m jax2tf.tools.sweeps.load [--seconds=15] [--concurrency=200]. It serves a model with
+one, three and two replicas, and compares the rates with those predicted from the CPU time of a
+request. With two replicas it kills (kill -9) one process of each kind in turn under load; the last
+is the server itself, which it restarts as a service manager would. Requests have mixed batch sizes
+and use gRPC.
 """
 
 from __future__ import annotations
@@ -135,7 +138,8 @@ def _wait_until_whole(server: clients.Server, whole: dict[str, int]) -> float:
   "--kills/--no_kills", default=True, help="Whether to kill processes; without, nothing is written."
 )
 def main(seconds: float, concurrency: int, max_rows: int, kills: bool) -> None:
-  """Prints and writes the figures of each run. Raises SystemExit if an answer was lost or wrong, or a start took too long."""
+  """Prints and writes the figures of each run. Raises SystemExit if an answer was lost or wrong, or
+  a start took too long."""
   logging.set_verbosity(logging.WARNING)
   with tempfile.TemporaryDirectory() as folder:
     load = _Load(pathlib.Path(folder, "mlp"), seconds, concurrency, max_rows)
@@ -148,7 +152,8 @@ def main(seconds: float, concurrency: int, max_rows: int, kills: bool) -> None:
   for count, name in serving_report.RUNS.items():
     expected = serving_report.predicted(one, count, report["cores"])
     print(
-      f"{name}: {report[name]['requests per second']:.0f} requests per second, predicted {expected:.0f}; {report[name]}"
+      f"{name}: {report[name]['requests per second']:.0f} requests per second, predicted "
+      f"{expected:.0f}; {report[name]}"
     )
   if kills:
     serving_report.keep(serving_report.LOAD, report)

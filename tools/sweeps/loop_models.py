@@ -1,4 +1,5 @@
-"""Loops, each in plain JAX and in hand-written TensorFlow for the same values: a GRU, and a chain of split keys."""
+"""Loops, each in plain JAX and in hand-written TensorFlow for the same values: a GRU, and a chain
+of split keys."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 from jax import lax
 
-# ----------------------------------------------------------------------------------------------- GRU
+# -----------------------------------------------------------------------------------------------
+# GRU
 
 
 def gru_params(size: int) -> dict[str, np.ndarray]:
@@ -56,7 +58,8 @@ def gru_tf(params: Any, xs: Any) -> Any:
   return tf.while_loop(lambda t, *_: t < steps, step, start, maximum_iterations=steps)[-1].stack()
 
 
-# ---------------------------------------------------------------------------------------------- keys
+# ----------------------------------------------------------------------------------------------
+# keys
 
 KEYS = 100
 
@@ -85,7 +88,8 @@ def keys_tf(key: Any) -> Any:
 
 
 def threefry_tf(key: Any, first: Any, second: Any) -> Any:
-  """Threefry-2x32 of two counters, as in "Parallel random numbers: as easy as 1, 2, 3" (Salmon et al., 2011)."""
+  """Threefry-2x32 of two counters, as in "Parallel random numbers: as easy as 1, 2, 3" (Salmon et
+  al., 2011)."""
   keys = [key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)]
   first, second = first + keys[0], second + keys[1]
   for block in range(5):

@@ -20,7 +20,8 @@ def milliseconds(
   least: int = 5,
   of: Callable[[Sequence[float]], float] = statistics.median,
 ) -> dict[str, float]:
-  """The median time of each call. The calls are interleaved, so that noise of the machine affects all and ratios stay valid.
+  """The median time of each call. The calls are interleaved, so that noise of the machine affects
+  all and ratios stay valid.
 
   Args:
     calls: name -> a call that returns when its work is done.
@@ -45,7 +46,8 @@ def milliseconds(
 def runs(
   calls: Mapping[str, Callable[[], Any]], seconds: float, number: int = 5
 ) -> dict[str, list[float]]:
-  """The median time of each call in each of several runs of `milliseconds`, which take `seconds` together."""
+  """The median time of each call in each of several runs of `milliseconds`, which take `seconds`
+  together."""
   found = [milliseconds(calls, seconds / number) for _ in range(number)]
   return {name: [run[name] for run in found] for name in calls}
 
@@ -76,7 +78,8 @@ def op_types(graph: Any) -> list[str]:
 
 
 def peak_megabytes(call: Callable[[], Any]) -> float:
-  """The peak increase of the resident memory of this process during `call`; Linux with glibc only."""
+  """The peak increase of the resident memory of this process during `call`; Linux with glibc
+  only."""
   gc.collect()
   ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that free() kept would hide what `call` needs
   pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak, proc(5)
@@ -86,7 +89,8 @@ def peak_megabytes(call: Callable[[], Any]) -> float:
 
 
 def growth_megabytes(call: Callable[[], Any]) -> float:
-  """The increase of the resident memory of this process after `call` and garbage collection; Linux with glibc only."""
+  """The increase of the resident memory of this process after `call` and garbage collection; Linux
+  with glibc only."""
   before = _settled()
   call()
   return _settled() - before

@@ -28,7 +28,8 @@ def mlp(params: Any, x: jax.Array) -> jax.Array:
 
 
 def encode(params: Any, ids: jax.Array, attention_mask: jax.Array) -> jax.Array:
-  """ids i32[b,s], attention_mask i32[b,s] -> f32[b,384]; its speed is limited by its matrix products, which have MiniLM's sizes."""
+  """ids i32[b,s], attention_mask i32[b,s] -> f32[b,384]; its speed is limited by its matrix
+  products, which have MiniLM's sizes."""
   mask = attention_mask.astype(jnp.float32)
   x = params["embedding"][ids]
   for layer in params["layers"]:
@@ -118,7 +119,8 @@ def answers(rows: int, target: pathlib.Path) -> np.ndarray:
 
 
 def check_files(each: int, target: pathlib.Path) -> None:
-  """Raises ValueError if a file has not its rows, each once. For more rows than `answers` can hold."""
+  """Raises ValueError if a file has not its rows, each once. For more rows than `answers` can
+  hold."""
   for k, file in enumerate(sorted(target.glob("*.parquet"))):
     if not np.array_equal(
       pq.read_table(file, columns=["id"])["id"].to_numpy(), np.arange(k * each, (k + 1) * each)

@@ -1,4 +1,5 @@
-"""The effect of a killed process on a batch: lost rows, duplicate rows and leftover files, for `jax2tf batch` and engines."""
+"""The effect of a killed process on a batch: lost rows, duplicate rows and leftover files, for
+`jax2tf batch` and engines."""
 
 from __future__ import annotations
 
@@ -44,8 +45,9 @@ def kills(work: pathlib.Path, run: Run, victim: Victim) -> dict[str, Any]:
     victim: chooses the process.
 
   Returns:
-    for each moment the processes that were killed, the result files at that time, whether the run failed, what is wrong with its rows
-    (nothing if it failed), the result files and the temporary files at the end; and whether all results have one checksum.
+    for each moment the processes that were killed, the result files at that time, whether the run
+    failed, what is wrong with its rows (nothing if it failed), the result files and the temporary
+    files at the end; and whether all results have one checksum.
   """
   digests, report = set(), {}
   for moment in MOMENTS:
@@ -96,7 +98,8 @@ def faults(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def process_of(called: str, busy: Callable[[psutil.Process], bool]) -> Victim:
-  """A descendant process with `called` in its command that writes a file of the target or, in the middle, is busy."""
+  """A descendant process with `called` in its command that writes a file of the target or, in the
+  middle, is busy."""
 
   def find(target: pathlib.Path, moment: str) -> int | None:
     for process in psutil.Process().children(recursive=True):
@@ -116,7 +119,8 @@ def has_open(process: psutil.Process, folder: str) -> bool:
 
 
 def named_by_file(target: pathlib.Path, moment: str) -> int | None:
-  """The process id in the name of a temporary file: one that was just begun or, in the middle, half of one after the first result."""
+  """The process id in the name of a temporary file: one that was just begun or, in the middle, half
+  of one after the first result."""
   done = max(map(_size, target.glob("*.parquet")), default=0)
   least = done // 2 if moment == MIDDLE and done else 1
   if moment == MIDDLE and not done:

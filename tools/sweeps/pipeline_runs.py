@@ -1,6 +1,8 @@
-"""Runs files of rows in one way, in a process without JAX. Prints a line of JSON with the seconds of the rows and those of the start.
+"""Runs files of rows in one way, in a process without JAX. Prints a line of JSON with the seconds
+of the rows and those of the start.
 
-Usage: python -m jax2tf.tools.sweeps.pipeline_runs WAY (mlp|encoder|small) MODEL SOURCE TARGET. WAYS has the ways.
+Usage: python -m jax2tf.tools.sweeps.pipeline_runs WAY (mlp|encoder|small) MODEL SOURCE TARGET. WAYS
+has the ways.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ def dask(name: str, model: str, files: Sequence[str], target: str) -> list[Span]
 
   from jax2tf.tools.batch import worker  # noqa: PLC0415
 
-  # Dask sets 64 KiB, at which glibc returns freed memory to the system; a quarter of the encoder's rate was lost.
+  # Dask sets 64 KiB, at which glibc returns freed memory to the system; a quarter of the encoder's
+  # rate was lost.
   keep = {"distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None}
   with (
     config.set(keep),
@@ -133,7 +136,8 @@ def ray(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
 
 
 def spark(name: str, model: str, files: Sequence[str], target: str) -> list[Span]:
-  """Record batches through `mapInArrow`; Spark keeps its processes of Python, and they their model."""
+  """Record batches through `mapInArrow`; Spark keeps its processes of Python, and they their
+  model."""
   if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     raise SystemExit("Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless")
   import pyspark.sql  # noqa: PLC0415
@@ -256,7 +260,8 @@ WAYS: dict[str, Callable[..., list[Span]]] = {
 
 
 def main(way: str, name: str, model: str, source: str, target: str) -> None:
-  """Prints the seconds from the mean time of the processes' first rows to the last row, those before, and the share of each process."""
+  """Prints the seconds from the mean time of the processes' first rows to the last row, those
+  before, and the share of each process."""
   started = time.time()
   spans = WAYS[way](name, model, sorted(map(str, pathlib.Path(source).glob("*.parquet"))), target)
   rows: dict[int, int] = collections.Counter()

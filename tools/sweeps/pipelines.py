@@ -1,8 +1,10 @@
-"""Runs files of rows through models with `jax2tf batch`, bare processes and engines: the report pipelines.
+"""Runs files of rows through models with `jax2tf batch`, bare processes and engines: the report
+pipelines.
 
-Usage: python -m jax2tf.tools.sweeps.pipelines [--parts=mlp,encoder,engines,kills,millions] --beam PYTHON --spark PYTHON. With --resume it
-skips parts that the report has. All ways run once in each round; a ratio is of two rates of one round. What fails or misses its bound is
-listed at the end, with the exit code 1.
+Usage: python -m jax2tf.tools.sweeps.pipelines [--parts=mlp,encoder,engines,kills,millions] --beam
+PYTHON --spark PYTHON. With --resume it skips parts that the report has. All ways run once in each
+round; a ratio is of two rates of one round. What fails or misses its bound is listed at the end,
+with the exit code 1.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def rates(
   rounds: int,
   work: pathlib.Path,
 ) -> dict[str, Any]:
-  """The rate and the start-up of each way in each round, what failed, and the smallest share of a Ray actor.
+  """The rate and the start-up of each way in each round, what failed, and the smallest share of a
+  Ray actor.
 
   The outputs of the first way are compared with JAX, those of the others with the first.
   """
@@ -204,7 +207,8 @@ def kills(work: pathlib.Path, beam: str | None) -> dict[str, Any]:
 
 
 def millions(work: pathlib.Path, rows: int) -> dict[str, Any]:
-  """Many rows with a small model: memory of the workers, and the ratio of the last minute's rate to the first's."""
+  """Many rows with a small model: memory of the workers, and the ratio of the last minute's rate to
+  the first's."""
   model, target = str(work / "model"), work / "results"
   pipeline_data.save("small", pathlib.Path(model))
   if not rows:

@@ -1,4 +1,5 @@
-"""A model of the zoo in plain tf2onnx and plain TFLiteConverter, as a script calls them, without and with our published calls."""
+"""A model of the zoo in plain tf2onnx and plain TFLiteConverter, as a script calls them, without
+and with our published calls."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ def main() -> None:
   screen.print("[bold]$ make quickstart[/bold]")
   screen.print(said.strip(), markup=False)
   svg = screen.export_svg(title="jax2tf", unique_id="quickstart")
-  # Rich refers to fonts on a server. Without these references readers use their own fonts, and no page fetches anything.
+  # Rich refers to fonts on a server. Without these references readers use their own fonts, and no
+  # page fetches anything.
   (reports.DOCS / "quickstart.svg").write_text(
     re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8"
   )

@@ -1,4 +1,5 @@
-"""Reads and writes the reports: docs/reports, with their numbers in docs/reports/data, one row per line."""
+"""Reads and writes the reports: docs/reports, with their numbers in docs/reports/data, one row per
+line."""
 
 from __future__ import annotations
 
@@ -49,13 +50,15 @@ def update(
   markdown: Callable[[Any], str] | None = None,
   picture: Callable[[Any], None] | None = None,
 ) -> None:
-  """Writes the rows of the installed JAX to a report and its picture, which keep those of other versions.
+  """Writes the rows of the installed JAX to a report and its picture, which keep those of other
+  versions.
 
   Args:
     name: the name of the report.
     section: row -> its numbers; other rows keep theirs.
     order: the names of all rows; the report drops any other.
-    markdown: a function from {JAX version: section} to the text of the page, if the report has a page of its name.
+    markdown: a function from {JAX version: section} to the text of the page, if the report has a
+      page of its name.
     picture: a function that draws the picture, if the report has one.
   """
   report = read(name)

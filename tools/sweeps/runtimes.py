@@ -1,4 +1,5 @@
-"""Runs a model of the zoo (tests/models) in the runtime of each target, and compares the answers with jax.jit."""
+"""Runs a model of the zoo (tests/models) in the runtime of each target, and compares the answers
+with jax.jit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Random requests for `jax2tf serve`, valid and invalid ones, each with what JAX answers or with the fact that it has to be refused.
+"""Random requests for `jax2tf serve`, valid and invalid ones, each with what JAX answers or with
+the fact that it has to be refused.
 
-`server_fuzz` sends them to a server, and tests/test_serve_fuzz.py to the parsers. A request depends on its seed alone.
+`server_fuzz` sends them to a server, and tests/test_serve_fuzz.py to the parsers. A request depends
+on its seed alone.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class Case:
     model, signature: which are asked.
     path: the part of the URL between the model and the verb, with the verb.
     body: of REST the JSON, of gRPC the PredictRequest.
-    expected: the outputs; None if the request has to be refused, and a function of the body if that decides.
+    expected: the outputs; None if the request has to be refused, and a function of the body if that
+      decides.
     rows: whether the JSON has rows in place of columns.
     headers: of REST, with the body as they say.
   """

@@ -1,8 +1,11 @@
-"""A long test of the server: a constant rate of requests while models are added, replaced, removed and damaged and replicas killed.
+"""A long test of the server: a constant rate of requests while models are added, replaced, removed
+and damaged and replicas killed.
 
-  python -m jax2tf.tools.sweeps.soak [--minutes=30] [--requests=20000] [--events=60]. A quarter of the requests uses REST. It compares each
-answer with JAX's for the same version, expects NOT_FOUND (404) from a removed model, and measures the server's memory. It fails if a
-request has no answer within two minutes, or a wrong one, or if the memory grows: docs/reports/serving.md.
+  python -m jax2tf.tools.sweeps.soak [--minutes=30] [--requests=20000] [--events=60]. A quarter of
+  the requests uses REST. It compares each
+answer with JAX's for the same version, expects NOT_FOUND (404) from a removed model, and measures
+the server's memory. It fails if a request has no answer within two minutes, or a wrong one, or if
+the memory grows: docs/reports/serving.md.
 """
 
 from __future__ import annotations
@@ -194,7 +197,8 @@ class _Soak:
   async def until(
     self, channel: grpc.aio.Channel, name: str, version: int, expected: Callable[[str, str], bool]
   ) -> None:
-    """Waits until every replica reports a state and a message of this version that are as expected; NOT_FOUND is a state too."""
+    """Waits until every replica reports a state and a message of this version that are as expected;
+    NOT_FOUND is a state too."""
     status = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus
     request = get_model_status_pb2.GetModelStatusRequest(
       model_spec={"name": name, "version": {"value": version}}
@@ -248,7 +252,8 @@ def _events(
         soak.events[f"broken versions of {name}"] += 1
 
   async def damage() -> None:
-    """Overwrites a file of each served version in place, and then writes it as it was: the loaded version has to stay."""
+    """Overwrites a file of each served version in place, and then writes it as it was: the loaded
+    version has to stay."""
     for name, model in soak.models.items():
       if model.state == "asked":
         version = max(model.live)
@@ -383,7 +388,8 @@ async def _run(
 )
 @click.option("--keep/--no_keep", default=True, help="Whether to write the report.")
 def main(minutes: float, requests: int, events: int, keep: bool) -> None:
-  """Prints and writes the figures. Raises SystemExit if an answer was lost or wrong, the memory grew, or the start took too long."""
+  """Prints and writes the figures. Raises SystemExit if an answer was lost or wrong, the memory
+  grew, or the start took too long."""
   logging.set_verbosity(logging.WARNING)
   about = {"minutes": minutes} | serving_report.machine()
   with tempfile.TemporaryDirectory() as folder:

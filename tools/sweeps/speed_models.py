@@ -1,4 +1,5 @@
-"""Four models, each in plain JAX and in hand-written TensorFlow with the same weights; `speed` measures them."""
+"""Four models, each in plain JAX and in hand-written TensorFlow with the same weights; `speed`
+measures them."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class _Weights:
     return 1 + np.float32(0.1) * np.abs(_normal(next(self.seeds), size))
 
 
-# ----------------------------------------------------------------------------------------------- MLP
+# -----------------------------------------------------------------------------------------------
+# MLP
 
 
 def _mlp_params() -> Params:
@@ -79,7 +81,8 @@ def _mlp_tf(params: Params, x: Any) -> Any:
   return tf.nn.bias_add(tf.matmul(x, last["w"]), last["b"])
 
 
-# --------------------------------------------------------------------------------------- transformer
+# ---------------------------------------------------------------------------------------
+# transformer
 
 _LAYERS, _HEADS, _WIDTH, _LENGTH = 4, 4, 256, 128
 
@@ -147,7 +150,8 @@ def _transformer_tf(params: Params, x: Any) -> Any:
   return x
 
 
-# -------------------------------------------------------------------------------------------- ResNet
+# --------------------------------------------------------------------------------------------
+# ResNet
 
 _STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
 
@@ -204,7 +208,8 @@ def _resnet_tf(params: Params, x: Any) -> Any:
   )
 
 
-# ---------------------------------------------------------------------------------------------- LSTM
+# ----------------------------------------------------------------------------------------------
+# LSTM
 
 _STEPS, _CELLS = 64, 128
 

@@ -1,8 +1,10 @@
-"""Runs primitives and random programs through every exporter and writes docs/reports/targets.md; needs a checkout.
+"""Runs primitives and random programs through every exporter and writes docs/reports/targets.md;
+needs a checkout.
 
-`make targets` takes JAX's own harnesses, a few dtypes of each primitive, and 300 seeded programs of the fuzzer. It exports each to each
-target. The exporter compares it with JAX in the target's runtime before it writes a file; the sweep then runs the file on other inputs.
-It resumes where it stopped: outcomes are lines in build/targets/, one file for each JAX version.
+`make targets` takes JAX's own harnesses, a few dtypes of each primitive, and 300 seeded programs of
+the fuzzer. It exports each to each target. The exporter compares it with JAX in the target's
+runtime before it writes a file; the sweep then runs the file on other inputs. It resumes where it
+stopped: outcomes are lines in build/targets/, one file for each JAX version.
 """
 
 from __future__ import annotations
@@ -55,9 +57,10 @@ class Outcome:
 
   Attributes:
     subject: "harness:NAME" or "program:NUMBER".
-    status: "equal"; "noted": equal except for NaN, infinities or extreme numbers, with a warning; "lacks": refused, because the target
-      lacks ops or dtypes; "differs": refused, because its answers differ; "silent": a file was written and is wrong; "fails": another
-      error; "skip": JAX itself rejects it, or there is nothing to export.
+    status: "equal"; "noted": equal except for NaN, infinities or extreme numbers, with a warning;
+      "lacks": refused, because the target lacks ops or dtypes; "differs": refused, because its
+      answers differ; "silent": a file was written and is wrong; "fails": another error; "skip": JAX
+      itself rejects it, or there is nothing to export.
     ops: the ops that the target lacks.
   """
 
@@ -144,7 +147,8 @@ def _function(subject: str, steps: int) -> tuple[Callable[..., Any], list[np.nda
 
 
 def outcome(subject: str, target: str, steps: int) -> Outcome:
-  """The outcome of one subject at one target; never raises. `steps` limits the length of programs."""
+  """The outcome of one subject at one target; never raises. `steps` limits the length of
+  programs."""
   from jax2tf.converters.comparison import answers as compare  # noqa: PLC0415  (TensorFlow, which the waiting process does not need)
 
   compare.PATIENCE = _PATIENCE - 60
@@ -180,7 +184,8 @@ def _exported(
   path: pathlib.Path,
   drawn: bool,
 ) -> tuple[str, Sequence[str], str]:
-  """(status, ops, detail). A program's own inputs are the ones that the exporter does not see; a primitive's are in its domain."""
+  """(status, ops, detail). A program's own inputs are the ones that the exporter does not see; a
+  primitive's are in its domain."""
   import importlib  # noqa: PLC0415
 
   from jax2tf.converters import saved_model  # noqa: PLC0415

@@ -1,4 +1,5 @@
-"""Builds the wheel of the checkout, and makes an environment that has the wheel, its requirements, and not the checkout."""
+"""Builds the wheel of the checkout, and makes an environment that has the wheel, its requirements,
+and not the checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _ALONE = ("--no-deps", "--no-index")
 
 
 def built(place: Path) -> Path:
-  """Builds the wheel in `place`, from a copy of the checkout, because setuptools writes files next to its sources."""
+  """Builds the wheel in `place`, from a copy of the checkout, because setuptools writes files next
+  to its sources."""
   source = place / "source"
   for folder in FOLDERS:
     shutil.copytree(
@@ -43,7 +45,8 @@ def built(place: Path) -> Path:
 
 
 def installed(wheel: Path, place: Path, *requirements: str) -> Path:
-  """The interpreter of a new environment with a wheel, and with what requirements such as "jax2tf[all]" bring along, and nothing else.
+  """The interpreter of a new environment with a wheel, and with what requirements such as
+  "jax2tf[all]" bring along, and nothing else.
 
   The packages are links to those of this process, so nothing is downloaded.
   """
@@ -94,7 +97,8 @@ def _closure(known: Mapping[str, metadata.Distribution], requirements: Sequence[
 def _link(
   known: Mapping[str, metadata.Distribution], names: Collection[str], packages: Path
 ) -> None:
-  """Links the files of distributions into a folder: whole folders of one distribution, and files where several share a folder."""
+  """Links the files of distributions into a folder: whole folders of one distribution, and files
+  where several share a folder."""
   files = {name: _files(each) for name, each in known.items()}
   owners = Counter(
     top for each in files.values() for top in {path.partition("/")[0] for path in each}

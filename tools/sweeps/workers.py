@@ -1,4 +1,5 @@
-"""Runs tasks in separate processes, so that a crash or a hang costs one task and memory of TensorFlow and JAX is freed."""
+"""Runs tasks in separate processes, so that a crash or a hang costs one task and memory of
+TensorFlow and JAX is freed."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def each(
   """Yields `function(*task)` as tasks end. A single process runs them in order.
 
   Args:
-    function: a function at module level. Its arguments and results are pickled; its output is shown only if the task is lost.
+    function: a function at module level. Its arguments and results are pickled; its output is shown
+      only if the task is lost.
     tasks: the arguments of each call.
     lost: `lost(error, *task)`, with a `LostError`, gives the result of a lost task.
     processes: the number of parallel processes.

@@ -1,7 +1,8 @@
-"""Optional idioms that use TensorFlow's composite ops. NaN, infinity and rounding may differ from JAX; docs/guide/fused.md.
+"""Optional idioms that use TensorFlow's composite ops. NaN, infinity and rounding may differ from
+JAX; docs/guide/fused.md.
 
-They are inserted before differentiation. The derivative is TensorFlow's gradient op if there is one, and otherwise the
-derivative of the replaced JAX function.
+They are inserted before differentiation. The derivative is TensorFlow's gradient op if there is
+one, and otherwise the derivative of the replaced JAX function.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ NAMES = frozenset(
 
 
 def names_of(idioms: str) -> frozenset[str]:
-  """The idioms of "exact" (none), "fused" (all), or names separated by commas. Raises ValueError for unknown names."""
+  """The idioms of "exact" (none), "fused" (all), or names separated by commas. Raises ValueError
+  for unknown names."""
   if idioms in ("exact", "fused"):
     return NAMES if idioms == "fused" else frozenset()
   names = frozenset(name.strip() for name in idioms.split(","))
   if unknown := sorted(names - NAMES):
     raise ValueError(
-      f"idioms = {idioms!r}: choose 'exact', 'fused', or names of {', '.join(sorted(NAMES))}; {unknown[0]!r} is none of them"
+      f"idioms = {idioms!r}: choose 'exact', 'fused', or names of {', '.join(sorted(NAMES))}; "
+      f"{unknown[0]!r} is none of them"
     )
   return names
 
@@ -88,7 +91,8 @@ def _tables(names: frozenset[str]) -> Sequence[Mapping[Primitive, Sequence[Idiom
 
 
 def with_composite_ops(jaxpr: ClosedJaxpr, names: frozenset[str] = NAMES) -> ClosedJaxpr:
-  """The same function, with primitives for TensorFlow's composite ops where the dataflow matches; also in loops and branches.
+  """The same function, with primitives for TensorFlow's composite ops where the dataflow matches;
+  also in loops and branches.
 
   `names`: of the idioms.
   """

@@ -1,4 +1,5 @@
-"""Normalises a jaxpr for matching: as `jax2tf.normalise`, and folds constants and unifies inserted dimensions."""
+"""Normalises a jaxpr for matching: as `jax2tf.normalise`, and folds constants and unifies inserted
+dimensions."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _OF_NUMBERS: Mapping[Any, Callable[..., Any]] = {
 
 
 def inlined(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-  """The same function with plain `jit` calls inlined; functions with custom derivative rules stay calls."""
+  """The same function with plain `jit` calls inlined; functions with custom derivative rules stay
+  calls."""
   eqns, results = normalise.flattened(_Flat(), jaxpr.eqns, jaxpr.outvars)
   return replaced(jaxpr, eqns=eqns, outvars=results)
 
@@ -45,7 +47,8 @@ class _Flat(normalise.Flat):
     self._maker: dict[Any, Any] = {}
 
   def results(self, eqn: Any) -> list[Any]:
-    """The results of an equation. It is added only if it cannot be folded and no equal one is there."""
+    """The results of an equation. It is added only if it cannot be folded and no equal one is
+    there."""
     if (number := _number(eqn)) is not None:
       return [number]
     if eqn.primitive is P.select_n_p and isinstance(eqn.invars[0], Literal):
@@ -84,7 +87,8 @@ class _Flat(normalise.Flat):
     return eqn.replace(invars=before.invars, params=eqn.params | {"broadcast_dimensions": dims})
 
   def _before(self, eqn: Any) -> Any:
-    """The value before a dimension was inserted that this squeeze removes, as `jax.vmap` of a convolution does; else None."""
+    """The value before a dimension was inserted that this squeeze removes, as `jax.vmap` of a
+    convolution does; else None."""
     inserted = (
       self._maker.get(eqn.invars[0])
       if eqn.primitive is P.squeeze_p and not isinstance(eqn.invars[0], Literal)

@@ -1,4 +1,5 @@
-"""Primitives that replace the equations of a JAX function, and are lowered to TensorFlow's op for it."""
+"""Primitives that replace the equations of a JAX function, and are lowered to TensorFlow's op for
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 # Primitives that commute with a reshape.
 ELEMENTWISE: list[Primitive] = []
 
-# What JAX computes, and which primitive stands for it: (flow, equation that gives the result, templates) -> equations, or None.
+# What JAX computes, and which primitive stands for it: (flow, equation that gives the result,
+# templates) -> equations, or None.
 Idiom = Callable[[Dataflow, Any, Templates], Equations | None]
 # (name, as `idioms=` takes it; the primitive of the last equation; the idiom)
 Entry = tuple[str, Primitive, Idiom]
@@ -41,9 +43,11 @@ def fused(
 
   Args:
     name: of the idiom, and of the new primitive.
-    templates: the equivalent JAX functions, of an array like the result, of vectors along the last axis, and of numbers.
+    templates: the equivalent JAX functions, of an array like the result, of vectors along the last
+      axis, and of numbers.
     op: TensorFlow's, of the same operands.
-    tangent: (result, operands, their tangents) -> tangent of the result, in JAX; by default that of the template.
+    tangent: (result, operands, their tangents) -> tangent of the result, in JAX; by default that of
+      the template.
     vectors: how many there are.
     holes: names of the numbers, which the template uses in this order.
     takes: (dtype, numbers) -> whether the op takes these numbers as they are.
@@ -89,7 +93,8 @@ def _one(
 def finding(
   template: Callable[..., Any], *, vectors: int = 0, holes: int = 0
 ) -> tuple[Primitive, Callable[..., Any]]:
-  """(the primitive of the last equation, what finds a template: the same arguments as an idiom -> (operands, numbers), or None)."""
+  """(the primitive of the last equation, what finds a template: the same arguments as an idiom ->
+  (operands, numbers), or None)."""
   rough = Templates()(template, (2, 3), np.dtype(np.float32), vectors, holes)
 
   def find(flow: Dataflow, root: Any, templates: Templates) -> tuple[list[Any], list[float]] | None:
@@ -117,7 +122,8 @@ def composite(
   *,
   elementwise: bool = False,
 ) -> Primitive:
-  """A primitive, whose result is like its first operand: JAX's definition, TensorFlow's op, and the tangent as `fused` has it."""
+  """A primitive, whose result is like its first operand: JAX's definition, TensorFlow's op, and the
+  tangent as `fused` has it."""
   primitive = Primitive(name)
   primitive.def_abstract_eval(lambda operand, *others, **params: operand.update(weak_type=False))
   lowers(primitive)(lambda ctx, *operands, **params: op(*operands, **params))
@@ -146,7 +152,8 @@ def _alone(flow: Dataflow, root: Any, eqns: Any) -> bool:
 def self_adjoint(
   name: str, definition: Callable[..., Any], op: Callable[..., Any]
 ) -> Callable[..., Any]:
-  """(cotangent, value) -> cotangent as TensorFlow's gradient op computes it: linear in the first, and its own transpose.
+  """(cotangent, value) -> cotangent as TensorFlow's gradient op computes it: linear in the first,
+  and its own transpose.
 
   Args:
     name: of the primitive.

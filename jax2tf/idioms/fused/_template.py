@@ -1,6 +1,8 @@
-"""Whether equations compute the same as a JAX function: the function is traced for the same avals, and the two dataflows are compared.
+"""Whether equations compute the same as a JAX function: the function is traced for the same avals,
+and the two dataflows are compared.
 
-So an idiom is written as the JAX code that it replaces, and follows JAX when JAX changes the implementation.
+So an idiom is written as the JAX code that it replaces, and follows JAX when JAX changes the
+implementation.
 """
 
 from __future__ import annotations
@@ -41,9 +43,11 @@ class Match:
 def matched(
   template: ClosedJaxpr, root: Any, maker: Callable[[Any], Any], *, roughly: bool = False
 ) -> Match | None:
-  """How `root` computes the result of a template, with the equations before it, which `maker` finds; or None.
+  """How `root` computes the result of a template, with the equations before it, which `maker`
+  finds; or None.
 
-  With `roughly`, only the primitives are compared, so that a template of other sizes rejects most equations at once.
+  With `roughly`, only the primitives are compared, so that a template of other sizes rejects most
+  equations at once.
   """
   made_by: dict[Any, Any] = {v: eqn for eqn in template.eqns for v in eqn.outvars}
   return _equation(made_by, made_by[template.outvars[0]], root, Match(maker, roughly))
@@ -118,7 +122,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _same_function(of: Any, eqn: Any) -> bool:
-  """Whether two functions with custom derivative rules have the same dataflow, and their rules too."""
+  """Whether two functions with custom derivative rules have the same dataflow, and their rules
+  too."""
   if [v.aval.str_short() for v in of.invars] != [v.aval.str_short() for v in eqn.invars]:
     return False
   try:
@@ -154,7 +159,8 @@ def _function_and_rule(eqn: Any) -> Iterator[ClosedJaxpr]:
 
 
 class Templates:
-  """Templates, traced once for each type of a result, as long as one jaxpr is rewritten: sizes of two functions cannot be compared."""
+  """Templates, traced once for each type of a result, as long as one jaxpr is rewritten: sizes of
+  two functions cannot be compared."""
 
   def __init__(self) -> None:
     self._traced: dict[Any, ClosedJaxpr] = {}
@@ -162,7 +168,8 @@ class Templates:
   def __call__(
     self, function: Callable[..., Any], shape: tuple[Any, ...], dtype: Any, vectors: int, holes: int
   ) -> ClosedJaxpr:
-    """The template of a function of an array like its result, of vectors along the last axis, and of numbers."""
+    """The template of a function of an array like its result, of vectors along the last axis, and
+    of numbers."""
     key = function, shape, dtype
     if key not in self._traced:
       specs = [

@@ -1,4 +1,5 @@
-"""Activations that TensorFlow has as an op, and Grappler fuses with the product or convolution before them."""
+"""Activations that TensorFlow has as an op, and Grappler fuses with the product or convolution
+before them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ _selu_grad = self_adjoint(
 
 
 def _as_float32(dtype: Any, alpha: float) -> bool:
-  """Whether float32, the dtype of LeakyRelu's attribute, and the dtype of the operand hold the same number."""
+  """Whether float32, the dtype of LeakyRelu's attribute, and the dtype of the operand hold the same
+  number."""
   return float(np.float32(alpha)) == float(np.asarray(alpha, dtype))
 
 

@@ -1,7 +1,9 @@
-"""Attention with a mask as a product, times a number, plus an addend: Grappler fuses the three into one op, but not with a Select.
+"""Attention with a mask as a product, times a number, plus an addend: Grappler fuses the three into
+one op, but not with a Select.
 
-A number of -1e30 or less absorbs every score: in float32 the sum of both is that number, as long as the score is below 3e22.
-The derivative is that of the Select: a row that is masked as a whole has none, as in JAX.
+A number of -1e30 or less absorbs every score: in float32 the sum of both is that number, as long as
+the score is below 3e22. The derivative is that of the Select: a row that is masked as a whole has
+none, as in JAX.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ masked_p = composite(
 
 
 def biased(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
-  """q @ k * f32[] + f32[b,h,q,k] -> biased(q @ k * f32[], f32[b,1,q,k]), of a bias that all heads share."""
+  """q @ k * f32[] + f32[b,h,q,k] -> biased(q @ k * f32[], f32[b,1,q,k]), of a bias that all heads
+  share."""
   del templates
   found = (
     _with(flow, root, x, y, lambda bias: bias, biased_p)
@@ -47,7 +50,8 @@ def biased(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
 
 
 def masked(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
-  """select_n(bool[b,h,q,k], -1e30, q @ k * f32[]) -> masked(q @ k * f32[], f32[b,1,q,k]), of a mask that all heads share."""
+  """select_n(bool[b,h,q,k], -1e30, q @ k * f32[]) -> masked(q @ k * f32[], f32[b,1,q,k]), of a mask
+  that all heads share."""
   del templates
   mask, *cases = root.invars
   numbers = [_number(flow, case) for case in cases]
@@ -89,7 +93,8 @@ def _with(
     or (found := _product(flow, scores)) is None
   ):
     return None
-  # TF 2.21: oneDNN's product takes hundreds of times as long with an addend that is repeated along b or k, but not along q.
+  # TF 2.21: oneDNN's product takes hundreds of times as long with an addend that is repeated along
+  # b or k, but not along q.
   wide = sizes if is_one(sizes[_QUERIES]) else [*shape[:_HEADS], 1, *shape[_QUERIES:]]
 
   def added(*arrays: jax.Array) -> jax.Array:
@@ -118,7 +123,8 @@ def _number(flow: Dataflow, atom: Any) -> float | None:
 
 
 def _product(flow: Dataflow, atom: Any) -> Equations | None:
-  """What gives scores as f32[b,h,q,k]: a product, and what its operands or its result are multiplied by; None for anything else.
+  """What gives scores as f32[b,h,q,k]: a product, and what its operands or its result are
+  multiplied by; None for anything else.
 
   Those of `jax.nn` are f32[1,b,h,q,k], made of f32[b,h,q,1,k].
   """
@@ -180,7 +186,8 @@ def _times(flow: Dataflow, atom: Any) -> tuple[Any, float]:
 def _parts(
   flow: Dataflow, atom: Any, dims: Sequence[int], rank: int
 ) -> list[tuple[Any, list[Any]]]:
-  """What a mask is the conjunction of, or a bias, each with its sizes in as many dimensions as scores have: 1 where it is repeated.
+  """What a mask is the conjunction of, or a bias, each with its sizes in as many dimensions as
+  scores have: 1 where it is repeated.
 
   `dims`: those of `atom` among those of the scores.
   """

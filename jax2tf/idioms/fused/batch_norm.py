@@ -1,7 +1,8 @@
-"""Factors and offsets for each feature of a convolution: FusedBatchNorm, which Grappler fuses with the convolution.
+"""Factors and offsets for each feature of a convolution: FusedBatchNorm, which Grappler fuses with
+the convolution.
 
-BatchNorm in inference is this, in all forms: the mean, the variance and the parameters are such vectors. In training they follow from the
-result of the convolution, which something else uses then.
+BatchNorm in inference is this, in all forms: the mean, the variance and the parameters are such
+vectors. In training they follow from the result of the convolution, which something else uses then.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _DO = {
 
 
 def _in_tf(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
-  # Grappler fuses no Mul with a convolution; of a mean of 0 and a variance of 1 FusedBatchNorm is one.
+  # Grappler fuses no Mul with a convolution; of a mean of 0 and a variance of 1 FusedBatchNorm is
+  # one.
   zeros, ones = tf.zeros_like(scale), tf.ones_like(scale)
   return tf.raw_ops.FusedBatchNormV3(
     x=x, scale=scale, offset=offset, mean=zeros, variance=ones, epsilon=0.0, is_training=False
@@ -42,7 +44,8 @@ batch_norm_p = composite("batch_norm", lambda x, scale, offset: x * scale + offs
 
 
 def batch_norm(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
-  """((conv - f32[c]) * f32[c]) + f32[c] -> batch_norm(conv, f32[c], f32[c]); one equation after the other."""
+  """((conv - f32[c]) * f32[c]) + f32[c] -> batch_norm(conv, f32[c], f32[c]); one equation after the
+  other."""
   del templates
   steps: list[tuple[Any, Any]] = []
   eqn, (out,) = root, root.outvars
@@ -95,7 +98,8 @@ def _after(do: Any, vector: Any, by: Any) -> Any:
 
 
 def _of_rows(flow: Dataflow, eqn: Any) -> tuple[Any, Any] | None:
-  """(what is computed with, the f32[1,1,1,c] or f32[c] that it is combined with), in this order but for what commutes."""
+  """(what is computed with, the f32[1,1,1,c] or f32[c] that it is combined with), in this order but
+  for what commutes."""
   shape = eqn.outvars[0].aval.shape
   orders = (eqn.invars, eqn.invars[::-1]) if eqn.primitive in (P.add_p, P.mul_p) else (eqn.invars,)
   for value, other in orders:
@@ -129,7 +133,8 @@ def _row(flow: Dataflow, atom: Any, size: Any) -> Any:
 
 
 def depthwise(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
-  """batch_norm of a convolution by groups as a factor of its kernel and a bias: Grappler fuses no FusedBatchNorm with it, but BiasAdd."""
+  """batch_norm of a convolution by groups as a factor of its kernel and a bias: Grappler fuses no
+  FusedBatchNorm with it, but BiasAdd."""
   del templates
   conv = flow.sole(root.invars[0], P.conv_general_dilated_p)
   return (
@@ -140,7 +145,8 @@ def depthwise(flow: Dataflow, root: Any, templates: Templates) -> Equations | No
 
 
 def before_tanh(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
-  """tanh(batch_norm(conv)) likewise. TF 2.21: Grappler makes one op of Conv2D, FusedBatchNorm and Tanh without a kernel: the call fails."""
+  """tanh(batch_norm(conv)) likewise. TF 2.21: Grappler makes one op of Conv2D, FusedBatchNorm and
+  Tanh without a kernel: the call fails."""
   del templates
   batch = flow.sole(root.invars[0], batch_norm_p)
   conv = None if batch is None else flow.sole(batch.invars[0], P.conv_general_dilated_p)

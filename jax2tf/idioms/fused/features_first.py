@@ -1,7 +1,9 @@
-"""Convolutions with features first, such as Equinox', as those with features last and a transpose, which goes behind what follows.
+"""Convolutions with features first, such as Equinox', as those with features last and a transpose,
+which goes behind what follows.
 
-So the other idioms, which know features last, match there too, and so does Grappler. TensorFlow's convolutions on a CPU have features
-last anyway; the transpose is the one that the rule of convolutions emits otherwise.
+So the other idioms, which know features last, match there too, and so does Grappler. TensorFlow's
+convolutions on a CPU have features last anyway; the transpose is the one that the rule of
+convolutions emits otherwise.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ def _turn(flow: Dataflow, atom: Any) -> Any:
 
 
 def _features(flow: Dataflow, atom: Any, size: Any) -> Any:
-  """The vector with one number per feature, f32[c] up to sizes of 1, behind f32[1,c,1,1] or a broadcast to it; or None."""
+  """The vector with one number per feature, f32[c] up to sizes of 1, behind f32[1,c,1,1] or a
+  broadcast to it; or None."""
   dims = list(range(len(atom.aval.shape)))
   while (eqn := flow.maker(atom, P.broadcast_in_dim_p)) is not None and len(eqn.invars) == 1:
     atom, dims = eqn.invars[0], [dims[int(d)] for d in eqn.params["broadcast_dimensions"]]

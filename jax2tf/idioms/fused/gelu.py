@@ -1,4 +1,5 @@
-"""GELU, both forms, much as `tf.nn.gelu` writes them: behind MatMul and BiasAdd Grappler makes one op of all.
+"""GELU, both forms, much as `tf.nn.gelu` writes them: behind MatMul and BiasAdd Grappler makes one
+op of all.
 
 TF 2.21's `tf.nn.gelu` casts the numbers of float64 from float32.
 """
@@ -21,7 +22,8 @@ _tanh = functools.partial(jax.nn.gelu, approximate=True)
 _erfc = functools.partial(jax.nn.gelu, approximate=False)
 
 
-# TF 2.21: Grappler makes one op of MatMul, BiasAdd and this, but only if the name of x comes before that of its cube.
+# TF 2.21: Grappler makes one op of MatMul, BiasAdd and this, but only if the name of x comes before
+# that of its cube.
 def _tanh_of(x: tf.Tensor) -> tf.Tensor:
   with tf.name_scope(f"{x.op.name}_gelu/"):
     return tf.tanh(math.sqrt(2 / math.pi) * (x + tf.constant(0.044715, x.dtype) * tf.pow(x, 3)))

@@ -1,4 +1,5 @@
-"""Rows minus their mean, divided by their standard deviation: the part of LayerNorm that all its forms share."""
+"""Rows minus their mean, divided by their standard deviation: the part of LayerNorm that all its
+forms share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Maximum and mean of windows as MaxPool and AvgPool. MaxPool ignores NaN; for a window of -inf it gives the least number."""
+"""Maximum and mean of windows as MaxPool and AvgPool. MaxPool ignores NaN; for a window of -inf it
+gives the least number."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def _max_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | No
 
 
 def _mean_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
-  """reduce_window_sum(x) / the size of a window -> mean_pool(x), also with movements before the division, as `jax.vmap` has them."""
+  """reduce_window_sum(x) / the size of a window -> mean_pool(x), also with movements before the
+  division, as `jax.vmap` has them."""
   del templates
   value, size = root.invars
   if not isinstance(size, Literal) or value.aval.dtype not in DTYPES:
@@ -69,7 +71,8 @@ def _mean_pool(flow: Dataflow, root: Any, templates: Templates) -> Equations | N
 
 
 def _of_images(root: Any, primitive: Primitive) -> Equations:
-  """A pooling of f32[b,1,h,w,c], as `jax.vmap` has it, as one of images f32[b,h,w,c], which TensorFlow's ops take."""
+  """A pooling of f32[b,1,h,w,c], as `jax.vmap` has it, as one of images f32[b,h,w,c], which
+  TensorFlow's ops take."""
   (operand,), (out,), params = root.invars, root.outvars, root.params
   window = zip(
     operand.aval.shape,

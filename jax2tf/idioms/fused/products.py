@@ -1,4 +1,5 @@
-"""An activation behind a dense layer, right behind its BiasAdd: Grappler does not look behind the reshape to more than two dimensions."""
+"""An activation behind a dense layer, right behind its BiasAdd: Grappler does not look behind the
+reshape to more than two dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from jax2tf.idioms.fused._template import Templates
 
 
 def flattened(flow: Dataflow, root: Any, templates: Templates) -> Equations | None:
-  """gelu(f32[a,b,k] @ f32[k,n] + f32[n]) -> the same of f32[a*b,k], reshaped; before JAX differentiates, so the gradient is of this."""
+  """gelu(f32[a,b,k] @ f32[k,n] + f32[n]) -> the same of f32[a*b,k], reshaped; before JAX
+  differentiates, so the gradient is of this."""
   del templates
   (out,), shape = root.outvars, root.outvars[0].aval.shape
   if (total := flow.sole(root.invars[0], P.add_p)) is None or len(shape) < 3:

@@ -68,7 +68,8 @@ def explain(want: Any, got: Any, others: Sequence[Any]) -> bool:
 
 
 def cancel(want: Any, got: Any, arguments: Sequence[Any]) -> bool:
-  """Whether results that differ are what is left of arguments that cancel: JAX's and ours are some last bits of the largest argument."""
+  """Whether results that differ are what is left of arguments that cancel: JAX's and ours are some
+  last bits of the largest argument."""
   largest = max(
     (float(np.abs(np.asarray(x, np.float64)).max(initial=0.0)) for x in arguments if _is_real(x)),
     default=0.0,
