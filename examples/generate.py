@@ -161,9 +161,8 @@ def draw(
   for (name, seconds), colour in zip(
     with_cache.items(), (COLOURS["jax"], COLOURS["ours"]), strict=True
   ):
-    steady = np.median(
-      np.lib.stride_tricks.sliding_window_view(seconds, 9), axis=1
-    )  # other processes cause outliers
+    # other processes cause outliers
+    steady = np.median(np.lib.stride_tricks.sliding_window_view(seconds, 9), axis=1)
     axes.plot(4 + np.arange(len(steady)), 1e3 * steady, colour, label=f"{name}, with its cache")
   axes.plot(
     sizes, 1e3 * again, COLOURS["hand"], marker="o", label="JAX, reading the whole text again"

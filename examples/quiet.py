@@ -25,9 +25,8 @@ def startup() -> Iterator[None]:
   try:
     yield
     tf = sys.modules["tensorflow"]
-    tf.function(lambda x: x + 1)(
-      tf.constant(1)
-    )  # the first graph looks for a GPU driver, and says so
+    # the first graph looks for a GPU driver, and says so
+    tf.function(lambda x: x + 1)(tf.constant(1))
   finally:
     os.dup2(stderr, 2)
     os.close(stderr)

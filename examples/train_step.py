@@ -119,9 +119,8 @@ class Trainer(tf.Module):
   def __init__(self, step: Step, params: Any, opt_state: Any, batch: Batch):
     super().__init__()
     leaves, tree = jax.tree.flatten((params, opt_state))
-    self.state = [
-      tf.Variable(leaf) for leaf in leaves
-    ]  # a list, because tf.Module does not know optax's pytrees
+    # a list, because tf.Module does not know optax's pytrees
+    self.state = [tf.Variable(leaf) for leaf in leaves]
     # The gradient is inside; TensorFlow has nothing to differentiate.
     converted = jax2tf.convert(step, polymorphic_shapes=[None, None, "b, ..."], with_gradient=False)
     specs = {name: tf.TensorSpec([None, *x.shape[1:]], x.dtype, name) for name, x in batch.items()}
@@ -174,9 +173,8 @@ def main(build: Path = BUILD) -> None:
   )
   draw(before, in_jax, without_jax, build / "loss.png")
   assert difference[:20].max() < 1e-5, "the first steps should agree to a few roundings"
-  assert difference.max() < 1e-3, (
-    "the roundings should not grow beyond this"
-  )  # tests/test_training.py says why they grow
+  # tests/test_training.py says why they grow
+  assert difference.max() < 1e-3, "the roundings should not grow beyond this"
 
 
 def draw(before: np.ndarray, in_jax: np.ndarray, without_jax: np.ndarray, file: Path) -> None:

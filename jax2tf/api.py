@@ -139,8 +139,12 @@ def convert(
     >>> of_any_batch = tf.function(mean, input_signature=[tf.TensorSpec([None, 2])])
     >>> of_any_batch([[1.0, 2.0], [3.0, 6.0]]).numpy().tolist()
     [2.0, 4.0]
-    >>> select = jax2tf.convert(lambda x, *, mask: jnp.where(mask, x, 0), polymorphic_shapes={"x": "b", "mask": "b"})
-    >>> tf.function(lambda x: select(x, mask=x > 1), input_signature=[tf.TensorSpec([None])])([1.0, 2.0]).numpy().tolist()
+    >>> select = jax2tf.convert(
+    ...   lambda x, *, mask: jnp.where(mask, x, 0), polymorphic_shapes={"x": "b", "mask": "b"}
+    ... )
+    >>> tf.function(lambda x: select(x, mask=x > 1), input_signature=[tf.TensorSpec([None])])(
+    ...   [1.0, 2.0]
+    ... ).numpy().tolist()
     [0.0, 2.0]
     >>> x = tf.Variable(3.0)
     >>> with tf.GradientTape() as tape:
@@ -275,11 +279,12 @@ def _with_composite_ops(traced: TracedFunction, names: frozenset[str]) -> Traced
 def _run_by_jax(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
   """Calls the JAX function on the arguments of the converted function."""
   tensors = tf.Tensor | tf.Variable
-  of = lambda x: (
-    checkify.array(x.numpy(), key_dtype_of(x) or x.dtype.as_numpy_dtype)
-    if isinstance(x, tensors)
-    else x
-  )  # noqa: E731
+
+  def of(x: Any) -> Any:
+    if not isinstance(x, tensors):
+      return x
+    return checkify.array(x.numpy(), key_dtype_of(x) or x.dtype.as_numpy_dtype)
+
   args, kwargs = tree_util.tree_map(of, _tf_compat.unwrapped((args, kwargs)))
   return fun(*args, **kwargs)
 
@@ -345,7 +350,9 @@ def eval_polymorphic_shape(
 
   Examples:
     >>> import jax, jax.numpy as jnp, jax2tf
-    >>> specs = jax2tf.eval_polymorphic_shape(lambda x: jnp.concatenate([x, x]), polymorphic_shapes="b, 3")
+    >>> specs = jax2tf.eval_polymorphic_shape(
+    ...   lambda x: jnp.concatenate([x, x]), polymorphic_shapes="b, 3"
+    ... )
     >>> specs(jax.ShapeDtypeStruct((4, 3), jnp.float32))[1]
     '(2*b, 3)'
   """

@@ -78,9 +78,10 @@ def _are_contradictory(
   for sizes in itertools.islice(itertools.product(*ranges), _MOST_TRIED):
     if _all_hold(conditions, dict(zip(free, sizes, strict=True)), defined):
       return False
+  # else it is not proved
   return math.prod(map(len, ranges)) <= _MOST_TRIED and all(
     bounds[name][1] <= _MOST_TRIED for name in free
-  )  # else it is not proved
+  )
 
 
 def _all_hold(

@@ -114,7 +114,10 @@ class Conversion:
     self, run: Emitter, operands: Sequence[tf.Tensor], wrt: Sequence[int]
   ) -> list[tf.Tensor]:
     if not self._orders:
-      reason = "The jax2tf-converted function does not support gradients. Use `with_gradient` parameter to enable gradients"
+      reason = (
+        "The jax2tf-converted function does not support gradients. Use `with_gradient` "
+        "parameter to enable gradients"
+      )
       has_effects = bool(self.traced.jaxpr.effects)
       return _tf_compat.without_derivatives(
         lambda: run(self._program, *operands), [operands[i] for i in wrt], reason, has_effects
@@ -202,7 +205,9 @@ def _check_placement(traced: TracedFunction, destination: Destination) -> None:
     raise ValueError(
       f"'{traced.name}' runs on devices that TensorFlow does not have here, only {devices}:\n"
       + "\n".join(sorted(missing))
-      + "\n  name others with device_map, or with platforms the machine on which the graph will run"
+      + (
+        "\n  name others with device_map, or with platforms the machine on which the graph will run"
+      )
     )
   if destination.dtensor_mesh is not None and (
     gaps := [Gap("scan", *_STACKS, where()) for eqn, where in found if _stacks(eqn)]

@@ -385,9 +385,8 @@ def _trace(fun: Callable[..., Any], *specs: Any, **options: Any) -> Any:
   with _tf_compat.recording_again():
     found = jax.make_jaxpr(fun, **options)(*specs)
   jaxpr = found[0] if options else found
-  if any(
-    isinstance(const, jax.core.Tracer) for const in jaxpr.consts
-  ):  # JAX 0.10: scipy.special.expn
+  # JAX 0.10: scipy.special.expn
+  if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
     raise ValueError(
       "a custom derivative rule uses a value of an earlier trace, so JAX cannot differentiate the "
       "function as traced, as "

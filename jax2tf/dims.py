@@ -66,9 +66,8 @@ class Dimensions:
     shape_of = functools.cache(lambda argument: tf.shape(operands[argument]))
     vector = functools.cache(lambda n: tf.constant([n]))
 
-    def size_of(
-      argument: int, axis: int
-    ) -> tf.Tensor:  # shape_of(argument)[axis], whose constants serve all sizes
+    # shape_of(argument)[axis], whose constants serve all sizes
+    def size_of(argument: int, axis: int) -> tf.Tensor:
       return tf.strided_slice(
         shape_of(argument), vector(axis), vector(axis + 1), vector(1), shrink_axis_mask=1
       )

@@ -200,4 +200,7 @@ def _hint(holds: str, fails: str) -> str:
       f'none, ["{fails}"]. '
       "Or give the dimension a number"
     )
-  return f'If it is 0 for all sizes that you use, pass polymorphic_constraints=["{holds}"], or write the dimension as a multiple, such as "4*b"'
+  return (
+    f'If it is 0 for all sizes that you use, pass polymorphic_constraints=["{holds}"], or '
+    'write the dimension as a multiple, such as "4*b"'
+  )

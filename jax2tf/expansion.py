@@ -47,9 +47,8 @@ def why_not(eqn: Any) -> str | None:
 
 def _expanded(eqn: Any) -> Any:
   if rule_for(eqn.primitive) is None and eqn.primitive.name not in UNSUPPORTED:
-    with contextlib.suppress(
-      Exception
-    ):  # any exception of a library's code; preflight reports it by `why_not`
+    # any exception of a library's code; preflight reports it by `why_not`
+    with contextlib.suppress(Exception):
       return _call(eqn)
   return eqn
 

@@ -51,9 +51,8 @@ class Constants:
   def __init__(self) -> None:
     self._outermost = scopes.scope_here()
     self._name_scope = "/".join(filter(None, [tf.get_current_name_scope(), "constants/"]))
-    self._tensors: dict[
-      int, tuple[Any, tf.Tensor]
-    ] = {}  # keeps the array alive, so that its id stays unique
+    # keeps the array alive, so that its id stays unique
+    self._tensors: dict[int, tuple[Any, tf.Tensor]] = {}
     self._small: dict[tuple[scopes.Scope, bytes, str], tf.Tensor] = {}
 
   def __call__(self, value: Any, aval: Any) -> tf.Tensor:

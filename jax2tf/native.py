@@ -225,14 +225,16 @@ def prepare(target: Target, jaxpr: ClosedJaxpr, function: str, places: Places = 
     if eqn.primitive.name == "call_tf" and eqn.params.get("call_tf_graph")
   ]
   if graphs:
-    reason = "with call_tf_graph=True the module only refers to the function, which only JAX's own jax2tf.convert supports"
+    reason = (
+      "with call_tf_graph=True the module only refers to the function, which only JAX's "
+      "own jax2tf.convert supports"
+    )
     raise errors.lowering_error(
       function,
       [errors.Gap(name, reason, "leave call_tf_graph out", where) for name, where in graphs],
     )
-  if runs_on_several_devices(
-    jaxpr
-  ):  # between modules of several, nothing can be lowered to one device
+  # between modules of several, nothing can be lowered to one device
+  if runs_on_several_devices(jaxpr):
     _refuse_on_several(
       jaxpr, function, CALLBACKS, "it calls back into Python", "remove this line before conversion"
     )
@@ -346,9 +348,8 @@ def _serialized(text: str, version: str) -> bytes:
     with context.attach_diagnostic_handler(note):
       try:
         artifact = stablehlo.serialize_portable_artifact(module, version)
-        if _numbers(version) < _numbers(
-          _OLDER
-        ):  # with lines, for the error; without, because MLIR's ranges of lines are newer
+        # with lines, for the error; without, because MLIR's ranges of lines are newer
+        if _numbers(version) < _numbers(_OLDER):
           plain = ir.Module.parse(str(module.operation.get_asm(enable_debug_info=False)))
           artifact = stablehlo.serialize_portable_artifact(plain, version)
         return artifact

@@ -109,7 +109,10 @@ def program_of(jaxpr: ClosedJaxpr, places: Places = ()) -> Program:
 def gap(eqn: Any) -> tuple[str, str]:
   """(reason, advice) for an equation without a rule."""
   if foreign := _foreign(eqn):
-    reason = f"{foreign} is an extended dtype, whose elements are arrays, or are added in a way of their own"
+    reason = (
+      f"{foreign} is an extended dtype, whose elements are arrays, or are added in a way "
+      "of their own"
+    )
     return reason, "use arrays of numbers, or typed PRNG keys (jax.random.key)"
   return UNSUPPORTED.get(eqn.primitive.name) or errors.no_rule(why_not(eqn))
 

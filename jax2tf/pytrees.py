@@ -38,9 +38,8 @@ class Leaves:
   @classmethod
   def with_paths(cls, leaves: Sequence[Any], tree: Any, paths: Sequence[str]) -> Any:
     """As `of`, from the treedef and the name of each leaf."""
-    is_leaf = len(leaves) == 1 and tree_util.treedef_is_leaf(
-      tree
-    )  # None without leaves is a "leaf" too
+    # None without leaves is a "leaf" too
+    is_leaf = len(leaves) == 1 and tree_util.treedef_is_leaf(tree)
     return leaves[0] if is_leaf else cls(leaves, tree, paths)
 
 

@@ -287,7 +287,10 @@ def check_backward(function: str, jaxpr: ClosedJaxpr, operands: Sequence[int]) -
   reason = (
     "the gradient writes a jax.Ref of the caller, and a gradient of TensorFlow writes no variables"
   )
-  advice = "differentiate with JAX before convert, where jax.grad writes the Ref, or return what it writes as a cotangent"
+  advice = (
+    "differentiate with JAX before convert, where jax.grad writes the Ref, or return what "
+    "it writes as a cotangent"
+  )
   users = [(eqn, [v for v in variables(eqn.invars) if v in made]) for eqn in jaxpr.eqns]
   writers = [
     eqn for eqn, refs in users if not all(_jax_compat.only_reads(eqn, ref) for ref in refs)

@@ -43,9 +43,8 @@ def scope_of(polymorphic_shapes: Any, constraints: Sequence[str]) -> export.Symb
   except (ValueError, tokenize.TokenError) as error:
     if "onstraint" in str(error) or "syntax error" in str(error):
       raise
-    raise ValueError(
-      f"syntax error in polymorphic_constraints = {constraints}: {error}"
-    ) from None  # JAX's traceback adds nothing
+    # JAX's traceback adds nothing
+    raise ValueError(f"syntax error in polymorphic_constraints = {constraints}: {error}") from None
   refuse_contradictions(scope)
   return scope
 

@@ -36,9 +36,8 @@ class Values:
   def __init__(self) -> None:
     self._fresh = itertools.count()
     self._names: dict[Any, Name] = {}
-    self._of_tensor: dict[
-      int, tuple[tf.Tensor, Name]
-    ] = {}  # keeps the tensor alive, so that its id stays unique
+    # keeps the tensor alive, so that its id stays unique
+    self._of_tensor: dict[int, tuple[tf.Tensor, Name]] = {}
     self._tensors: dict[tuple[scopes.Scope, Name], tf.Tensor] = {}
 
   def name_of(self, key: Any) -> Name:
@@ -55,9 +54,8 @@ class Values:
 
   def add(self, key: Any, tensor: tf.Tensor) -> Name:
     """The value of a tensor, which `key` names too."""
-    if (
-      id(tensor) in self._of_tensor
-    ):  # a rule returned its operand, or an equation inside a call named it
+    # a rule returned its operand, or an equation inside a call named it
+    if id(tensor) in self._of_tensor:
       return self._names.setdefault(key, self._of_tensor[id(tensor)][1])
     self._add(tensor, name := self.name_of(key))
     return name

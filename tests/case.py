@@ -180,9 +180,8 @@ def as_numpy(x: Any) -> np.ndarray:
   """A leaf as NumPy; typed keys as their physical data, float0 as bool."""
   if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
-  x = np.asarray(
-    x.numpy() if isinstance(x, tf.Tensor) else x
-  )  # np.asarray of a scalar bf16 tensor fails in TF 2.21
+  # np.asarray of a scalar bf16 tensor fails in TF 2.21
+  x = np.asarray(x.numpy() if isinstance(x, tf.Tensor) else x)
   return np.zeros(x.shape, np.bool_) if x.dtype == jax.dtypes.float0 else x
 
 

@@ -58,9 +58,8 @@ def make(folder: Path) -> None:
   for name, text in re.findall(
     r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
   ):
-    (folder / f"{name}.py").write_text(
-      f"\n{text}"
-    )  # the line of the name, so that lines are those of the page
+    # the line of the name, so that lines are those of the page
+    (folder / f"{name}.py").write_text(f"\n{text}")
   (folder / "notes.txt").write_text("no model")
   (folder / "empty").mkdir()
   (folder / "rows.csv").write_text("id,values\n")
@@ -94,9 +93,8 @@ def run(
   """(exit code, stderr) of a command, without the name of the folder; in this process, for
   importing TensorFlow takes seconds."""
   said = io.StringIO()
-  patient = mock.patch.object(
-    _progress, "PATIENCE", patience
-  )  # a machine under load has stages of its own to tell of
+  # a machine under load has stages of its own to tell of
+  patient = mock.patch.object(_progress, "PATIENCE", patience)
   quiet = contextlib.redirect_stdout(out or io.StringIO())
   with (
     patient,

@@ -41,7 +41,8 @@ ONE_PYTHON = {
   "tests/converters/test_tfjs_page.py": "a page for the browser",
   "tests/test_batch": "processes without JAX, and files",
   "tests/test_browser.py": "a browser",
-  "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the file run them all, in one process",
+  "tests/test_command_line.py::test_the_docs_as_typed": "the commands; the other tests of the "
+  "file run them all, in one process",
   "tests/test_deploy.py": "files of other servers",
   "tests/test_documents.py": "links and names",
   "tests/test_gallery.py": "pictures; other tests run all that is in them",
@@ -57,10 +58,10 @@ ONE_PYTHON = {
 # `.ci/run` have them.
 LONG = {
   "tests/call_tf/test_in_workers.py::test_of_ray": "other tests have workers of a fork server",
-  "tests/conformance/test_harnesses.py::test_nothing_else_is_lost": "it runs the tables of its file whole",
+  "tests/conformance/test_harnesses.py::test_nothing_else_is_lost": "whole tables",
   "tests/converters/test_on_disk.py::test_a_model_above_two_gigabytes": "its size",
   "tests/models/test_minilm.py::test_values_over_a_hundred_sizes": "other tests have some sizes",
-  "tests/test_browser.py::test_the_page_computes_jaxs_embeddings[webgl]": "other pages run on WebGL too",
+  "tests/test_browser.py::test_the_page_computes_jaxs_embeddings[webgl]": "other pages have WebGL",
   "tests/test_command_line.py::test_the_docs_as_typed": "other tests have each command",
   "tests/test_gallery.py": "pictures; other tests run all that is in them",
   "tests/test_generate.py::test_the_example_runs_to_its_last_line": "other tests have its parts",

@@ -23,9 +23,8 @@ tf.config.set_logical_device_configuration(
   tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * _HERE
 )
 
-tf.config.threading.set_inter_op_parallelism_threads(
-  8
-)  # a device that waits for the others holds a thread
+# a device that waits for the others holds a thread
+tf.config.threading.set_inter_op_parallelism_threads(8)
 
 import jax2tf  # noqa: E402  (after the devices are made)
 import jax2tf.dtensor  # noqa: E402

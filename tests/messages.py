@@ -14,9 +14,8 @@ from typing import TypeGuard
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/reference/troubleshooting.md"
-TARGETS = (
-  ROOT / "docs/reports/targets.md"
-)  # has the reasons of replacements, which `make targets` writes
+# has the reasons of replacements, which `make targets` writes
+TARGETS = ROOT / "docs/reports/targets.md"
 
 # Calls whose first words are a message, beside names that end in Error.
 _FIRST = {

@@ -16,9 +16,8 @@ import tensorflow as tf
 
 WORKERS = "TF_CONFIG" in os.environ
 DEVICES = 1 if WORKERS else 4
-tf.config.threading.set_inter_op_parallelism_threads(
-  2 * DEVICES
-)  # a replica that waits for the others holds a thread
+# a replica that waits for the others holds a thread
+tf.config.threading.set_inter_op_parallelism_threads(2 * DEVICES)
 tf.config.set_logical_device_configuration(
   tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES
 )

@@ -118,9 +118,8 @@ def test_formats_bad_rows_and_a_second_run(
         np.float32(json.loads(row[key]) if isinstance(row[key], str) else row[key])
         for key in ("mean", "tokens")
       )
-      np.testing.assert_array_equal(
-        tokens.reshape(-1, 3), EMBEDDING[ids]
-      )  # without what padding added
+      # without what padding added
+      np.testing.assert_array_equal(tokens.reshape(-1, 3), EMBEDDING[ids])
       np.testing.assert_allclose(mean, EMBEDDING[ids].mean(0), rtol=1e-6, atol=1e-6)
   assert pq.read_schema(tmp_path / "out" / "empty.parquet") == pq.read_schema(
     tmp_path / "out" / "p.parquet"
@@ -224,16 +223,17 @@ def test_npy_in_and_out(tmp_path: Path) -> None:
 def test_strings_and_columns_side_by_side(tmp_path: Path) -> None:
   built = saved_model.Model(np.float32(3))
   raw = {"text": tf.TensorSpec([None, 2], tf.string), "pair": tf.TensorSpec([None, 2], tf.float32)}
-  to_inputs = lambda t: {
-    "x": tf.cast(tf.strings.length(t["text"])[:, 0], tf.float32) + tf.reduce_sum(t["pair"], 1)
-  }  # noqa: E731
+
+  def to_inputs(t: Any) -> Any:
+    lengths = tf.cast(tf.strings.length(t["text"])[:, 0], tf.float32)
+    return {"x": lengths + tf.reduce_sum(t["pair"], 1)}
+
   built.add(
     lambda p, x: p * x, inputs={"x": "f32[b]"}, outputs=["y"], raw_inputs=raw, preprocess=to_inputs
   )
   built.save(tmp_path / "m")
-  runner = model.Runner(
-    str(tmp_path / "m"), columns={"text": ["words", "u"], "pair": ["u", "v"]}
-  )  # text stays text
+  # text stays text
+  runner = model.Runner(str(tmp_path / "m"), columns={"text": ["words", "u"], "pair": ["u", "v"]})
   (tmp_path / "in.csv").write_text('words,u,v\n"a, b",1,2\n123,0.5,-0.5\nx,,1\n')
   assert worker.run(runner, tmp_path / "in.csv", tmp_path / "out.csv") == {"rows": 2, "bad": 1}
   assert (tmp_path / "out.csv").read_text() == "y\n21.0\n9.0\n"

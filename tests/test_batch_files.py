@@ -223,12 +223,8 @@ MASKS = [
   ("key_padding_mask", (), "", ("", "")),  # in Flax and PyTorch True means padding there
   ("key_padding_mask", (), "key_padding_mask", ("key_padding_mask", "s")),
   ("mask", (), "none", ("", "")),
-  (
-    "mask",
-    ("s>=2",),
-    "",
-    ("", ""),
-  ),  # a row of one element, refused alone, would run beside a longer one
+  # a row of one element, refused alone, would run beside a longer one
+  ("mask", ("s>=2",), "", ("", "")),
 ]
 
 
@@ -281,6 +277,5 @@ def test_rows_without_elements_are_bad_in_any_batch(tmp_path: Path) -> None:
   assert reason == "dimension s is 0, and has to be 1 or more"
   with pytest.raises(ValueError, match=reason):
     worker.run(found, tmp_path / "alone.parquet", tmp_path / "none.parquet")
-  assert jnp.isnan(mean(None, jnp.zeros((1, 2)), jnp.zeros((1, 2))))[
-    0
-  ]  # what such a row would give
+  # what such a row would give
+  assert jnp.isnan(mean(None, jnp.zeros((1, 2)), jnp.zeros((1, 2))))[0]

@@ -220,6 +220,7 @@ def test_a_worker_that_runs_nothing_is_replaced(
     if renewed:
       with pytest.raises(
         ValueError,
-        match=r"cannot start a worker: it ran no rows for 0 s \(--stall_seconds\), so its worker ended with -9",
+        match=r"cannot start a worker: it ran no rows for 0 s \(--stall_seconds\), so its worker "
+        r"ended with -9",
       ):
         supervisor.run(found, workers=1, threads=1, stall_seconds=0.2)

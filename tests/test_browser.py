@@ -72,7 +72,10 @@ def test_the_page_computes_jaxs_embeddings(page: Any, address: str, backend: str
   )
   page.goto(address)
   page.wait_for_function("document.getElementById('status').textContent.includes('sentences in')")
-  script = "async ([sentences, backend]) => [tf.getBackend(), (await embed(sentences, backend)).map(e => Array.from(e))]"
+  script = (
+    "async ([sentences, backend]) => [tf.getBackend(), (await embed(sentences, "
+    "backend)).map(e => Array.from(e))]"
+  )
   _, found = page.evaluate(script, [SENTENCES, backend])
   assert page.evaluate("tf.getBackend()") == backend
   np.testing.assert_allclose(np.array(found), expected, rtol=0, atol=1e-4)
@@ -87,9 +90,8 @@ def test_the_page_shows_which_sentences_are_alike(page: Any, address: str) -> No
   page.wait_for_function("document.getElementById('status').textContent.includes('8 sentences in')")
   cells = page.evaluate("[...document.querySelectorAll('td')].map(cell => +cell.textContent)")
   embeddings = np.asarray(minilm.encode(minilm.parameters(), *minilm_text.tokenize(SENTENCES[:8])))
-  np.testing.assert_allclose(
-    np.array(cells).reshape(8, 8), embeddings @ embeddings.T, atol=0.006
-  )  # two digits are shown
+  # two digits are shown
+  np.testing.assert_allclose(np.array(cells).reshape(8, 8), embeddings @ embeddings.T, atol=0.006)
   picture = REPOSITORY / "build" / "browser.png"
   picture.parent.mkdir(exist_ok=True)
   page.screenshot(path=str(picture), full_page=True)
@@ -202,9 +204,8 @@ def test_the_page_takes_images_and_text(page: Any, tmp_path: Path) -> None:
   )
   np.testing.assert_allclose(np.array(answers["mean"].split(), np.float32), [1, 0.2, 0], atol=1e-6)
   ids, mask = minilm_text.tokenize([*SENTENCES[:2], *SENTENCES[-1:]])
-  cut = np.concatenate(
-    [ids[:, :7], np.where(mask[:, 7:8] == 1, 102, 0)], axis=1
-  )  # 102: [SEP], which ends them all
+  # 102: [SEP], which ends them all
+  cut = np.concatenate([ids[:, :7], np.where(mask[:, 7:8] == 1, 102, 0)], axis=1)
   expected = np.where(mask[:, :8] == 1, cut, -1)
   np.testing.assert_array_equal(
     np.array(answers["tokens"].split(), np.int32).reshape(3, 8), expected

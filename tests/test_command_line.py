@@ -269,7 +269,10 @@ def test_models_of_libraries_by_name(here: Path, capsys: Any) -> None:
     )
     assert f"--state=state.npz {words}" in capsys.readouterr().err
   run("convert", "MODEL:linen", "--library", "nnx", "--input", "x=f32[b,4]", "--out", "out", code=2)
-  words = "--library=nnx takes a flax.nnx.Module, and this is of type Dense, which is a model of linen; use --library=linen"
+  words = (
+    "--library=nnx takes a flax.nnx.Module, and this is of type Dense, which is a model of "
+    "linen; use --library=linen"
+  )
   assert words in capsys.readouterr().err
 
 
@@ -507,9 +510,8 @@ def test_check_names_each_gap_with_the_line_and_writes_nothing(here: Path, capsy
   inputs = ("--input", "x=f32[b,4]", "--params", "MODEL:params")
   run("check", "MODEL:predict", *inputs, "--for", "serving")
   assert capsys.readouterr().out == "serving: nothing is missing\n"
-  run(
-    "check", "MODEL:predict", *inputs, "--for", "tflite,onnx,tfjs"
-  )  # though none of the three has Erfc
+  # though none of the three has Erfc
+  run("check", "MODEL:predict", *inputs, "--for", "tflite,onnx,tfjs")
   assert [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()] == [
     "nothing is missing"
   ] * 3

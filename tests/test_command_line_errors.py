@@ -97,25 +97,44 @@ def test_the_words_are_those_of_the_command(row: errors.Row) -> None:
 @pytest.mark.parametrize(
   ("message", "words"),
   [
-    ("signature 's' is stateful; pass state=, the initial state, or choose others with signatures=",
-     "signature 's' is stateful; pass --state, the initial state, or choose others with --signature"),
-    ("reference is one function for the signatures a, b; give {name: function}, or choose with "
+    (
+      "signature 's' is stateful; pass state=, the initial state, or choose others with "
       "signatures=",
-     "reference is one function for the signatures a, b; give one of them as --signature"),
-    ("two results would have one name: a; give each its own in `outputs`",
-     "two results would have one name: a; give each its own in --output"),
-    ("it has a preprocess step, which is not JAX's, so it needs your own inputs for x and "
+      "signature 's' is stateful; pass --state, the initial state, or choose others with "
+      "--signature",
+    ),
+    (
+      "reference is one function for the signatures a, b; give {name: function}, or choose with "
+      "signatures=",
+      "reference is one function for the signatures a, b; give one of them as --signature",
+    ),
+    (
+      "two results would have one name: a; give each its own in `outputs`",
+      "two results would have one name: a; give each its own in --output",
+    ),
+    (
+      "it has a preprocess step, which is not JAX's, so it needs your own inputs for x and "
       "reference['s']",
-     "it has a preprocess step, which is not JAX's, so it is compared only from Python, with your "
-     "own reference"),
-    ("from_flax_nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "
+      "it has a preprocess step, which is not JAX's, so it is compared only from Python, with "
+      "your "
+      "own reference",
+    ),
+    (
+      "from_flax_nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "
       "use from_flax_linen",
-     "--library=nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "
-     "use --library=linen"),
-    ("x exists already; pass overwrite=True, or another path", "x exists already; pass --overwrite, or another path"),
-    ("sizes['b'] = [0]; give one or more positive integers", "--size b=0; give one or more positive integers"),
+      "--library=nnx takes a flax.nnx.Module, and this is of type Net, which is a model of linen; "
+      "use --library=linen",
+    ),
+    (
+      "x exists already; pass overwrite=True, or another path",
+      "x exists already; pass --overwrite, or another path",
+    ),
+    (
+      "sizes['b'] = [0]; give one or more positive integers",
+      "--size b=0; give one or more positive integers",
+    ),
   ],
-)  # fmt: skip
+)
 def test_arguments_become_flags(message: str, words: str) -> None:
   assert _words.as_flags(message) == words
 
@@ -229,9 +248,15 @@ import os, signal, sys
 from jax2tf.tools.cli import _progress
 from jax2tf.tools.cli.main import main
 _progress.PATIENCE = float("inf")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what runs in the background
+# A shell lets what runs in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 opened, *words = sys.argv[1:]
-sys.addaudithook(lambda event, given: event == "open" and opened in str(given[0]) and os.kill(os.getpid(), signal.SIGINT))
+
+def hook(event, arguments):
+  if event == "open" and opened in str(arguments[0]):
+    os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(hook)
 if opened == "closed":
   os.close(2)
   sys.stderr = None

@@ -162,6 +162,5 @@ def test_workers_have_the_variables_of_when_the_dataset_was_made(workers):
   before = distributed(mapped(variables, 24), workers)
   variables["w"].assign(2 * variables["w"])
   found = within(60, lambda: joined(before))
-  close_to_jax(
-    found[np.argsort(found[:, 0])], EXPECTED[np.argsort(EXPECTED[:, 0])]
-  )  # the workers take turns as they like
+  # the workers take turns as they like
+  close_to_jax(found[np.argsort(found[:, 0])], EXPECTED[np.argsort(EXPECTED[:, 0])])

@@ -157,9 +157,8 @@ def test_triton_reads_our_onnx(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_openvino_reads_our_folder(tmp_path):
-  with mock.patch.dict(
-    os.environ, CI="true"
-  ):  # else its import forks, and calls its makers over the network
+  # else its import forks, and calls its makers over the network
+  with mock.patch.dict(os.environ, CI="true"):
     import openvino  # noqa: PLC0415
 
   saved_model.save(predict, PARAMS, tmp_path / "net", **SPECS)

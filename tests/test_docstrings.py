@@ -108,9 +108,8 @@ def raised(value: Any, depth: int = 2) -> set[str]:
       )
     )
   value = inspect.unwrap(value)
-  if (
-    not inspect.isfunction(value) or value.__code__.co_filename == "<string>"
-  ):  # the __init__ of a dataclass
+  # the __init__ of a dataclass
+  if not inspect.isfunction(value) or value.__code__.co_filename == "<string>":
     return set()
   [tree] = ast.parse(textwrap.dedent(inspect.getsource(value))).body
   errors = (

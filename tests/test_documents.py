@@ -148,9 +148,10 @@ def test_the_readme_is_short_and_its_table_says_yes_partly_or_no() -> None:
   rows = re.findall(r"^\| .+ \|$", readme, re.MULTILINE)[1:]
   cells = [cell for row in rows for cell in row.strip("| ").split(" | ")[1:]]
   assert len(cells) == 6 * len(rows) > 60
+  # a page says which part
   assert [
     cell for cell in cells if not re.fullmatch(r"yes|no|\[(yes|partly)\]\([^)]+\)", cell)
-  ] == []  # a page says which part
+  ] == []
 
 
 def test_the_largest_differences_are_those_of_the_report() -> None:

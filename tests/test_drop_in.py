@@ -51,7 +51,10 @@ def differentiated(converted, x=X):
 
 
 in_graph = functools.partial(tf.function, autograph=False)
-NO_GRADIENT = r"Gradient explicitly disabled.*The jax2tf-converted function does not support gradients. Use `with_gradient` parameter"
+NO_GRADIENT = (
+  r"Gradient explicitly disabled.*The jax2tf-converted function does not support "
+  r"gradients. Use `with_gradient` parameter"
+)
 
 
 def disabled(package, wrap=lambda f: f):

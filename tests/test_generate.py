@@ -44,9 +44,8 @@ def test_a_cache_changes_no_token() -> None:
     token = np.argmax(scores, axis=-1).astype(np.int32)
     for text, row, new in zip(texts, scores, token, strict=True):
       padded = np.array([text + [0] * (8 - len(text))])  # no token sees those behind it
-      np.testing.assert_allclose(
-        row, whole(params, padded)[0, len(text) - 1], atol=1e-5
-      )  # sums in another order
+      # sums in another order
+      np.testing.assert_allclose(row, whole(params, padded)[0, len(text) - 1], atol=1e-5)
       text.append(int(new))
     cache, scores = after(params, cache, slots, token)
   np.testing.assert_array_equal(cache["lengths"], [5, 0, 7])

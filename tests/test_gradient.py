@@ -252,9 +252,8 @@ def test_loss_and_gradient_of_an_mlp_recompute_nothing():
   loss, grads = loss_and_gradient(x)
   expected_loss, expected = jax.value_and_grad(mlp)(params, x)
   close(loss, expected_loss)
-  close(
-    grads, expected, rtol=1e-5, atol=1e-5
-  )  # sums of products of both signs: relative to the largest entry
+  # sums of products of both signs: relative to the largest entry
+  close(grads, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_unused_residuals_cost_an_inference_graph_nothing():

@@ -54,10 +54,8 @@ def _with_zeros_backward(residuals, cotangents):
     jnp.zeros(c.shape, c.dtype) if isinstance(c, jax.custom_derivatives.SymbolicZero) else c
     for c in cotangents
   )
-  return (
-    2 * product * y + sine,
-    3 * product * x,
-  )  # neither is the true derivative, so nothing else can have made it
+  # neither is the true derivative, so nothing else can have made it
+  return (2 * product * y + sine, 3 * product * x)
 
 
 with_zeros.defvjp(_with_zeros_forward, _with_zeros_backward, symbolic_zeros=True)
@@ -556,9 +554,8 @@ def test_integers_bools_and_keys_have_no_gradient(mode):
     assert plain[1:] == (None, None, None)
     return zeros
 
-  args[3] = (
-    key if mode is MODES["eager"] else args[3]
-  )  # a typed key keeps its dtype in eager calls only
+  # a typed key keeps its dtype in eager calls only
+  args[3] = key if mode is MODES["eager"] else args[3]
   used = jax.random.wrap_key_data(args[3].numpy())
   expected = jax.grad(lambda *args: fun(*args).sum())(
     X, np.array([1, 2, 3, 4]), np.array([True, False, True, True]), used

@@ -28,12 +28,10 @@ def lowering(request):
 
 FUNCTIONS = {
   "pair": lambda x: (x * x, x * jnp.sin(x))[1],
-  "without_a_gradient_in_tensorflow": lambda x: jax.scipy.special.gammainc(
-    x + 1, 2.0
-  ),  # a residual is an IgammaGradA
-  "infinite_residual": lambda x: (
-    jnp.sqrt(x) * jnp.where(x > 0, x, 1.0)
-  ),  # a cotangent of zeros for 1 / sqrt(0) would be NaN
+  # a residual is an IgammaGradA
+  "without_a_gradient_in_tensorflow": lambda x: jax.scipy.special.gammainc(x + 1, 2.0),
+  # a cotangent of zeros for 1 / sqrt(0) would be NaN
+  "infinite_residual": lambda x: jnp.sqrt(x) * jnp.where(x > 0, x, 1.0),
   "scan": lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c) * (x + 1), None), x, None, length=3)[0],
 }
 

@@ -95,9 +95,8 @@ def test_keras_fit_with_a_converted_layer_among_its_own(how):
 
   batches = [(X[i : i + 8], Y[i : i + 8]) for i in (0, 8, 16)] * 3
   params, losses = train_in_jax(start, optax.sgd(0.1, momentum=0.9), batches, whole)
-  np.testing.assert_allclose(
-    history, np.reshape(losses, (3, 3)).mean(1), rtol=1e-5
-  )  # Keras' epoch is the mean of its batches
+  # Keras' epoch is the mean of its batches
+  np.testing.assert_allclose(history, np.reshape(losses, (3, 3)).mean(1), rtol=1e-5)
   names = ["k", "c", "w", "v", "b"]
   assert len(model.trainable_variables) == len(names)
   for variable, name in zip(model.trainable_variables, names, strict=True):
@@ -169,9 +168,8 @@ def test_loss_scaling_gives_jaxs_scaled_gradients(wrap, factor):
   scale = np.float16(2.0**10 * factor)
   expected = jax.grad(lambda p: half_loss(p, X, Y) * scale)(PARAMS)
   for name, gradient, variable in zip(("w", "v", "b"), gradients, variables, strict=True):
-    close(
-      gradient, expected[name], rtol=5e-3, of_the_largest=True
-    )  # a few roundings of f16, 5e-4 each
+    # a few roundings of f16, 5e-4 each
+    close(gradient, expected[name], rtol=5e-3, of_the_largest=True)
     np.testing.assert_allclose(
       variable, PARAMS[name] - 0.5 * gradient / 2**10, rtol=1e-5, atol=1e-6
     )

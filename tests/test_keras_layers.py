@@ -207,9 +207,8 @@ def masked(params, ids, mask):
   return {"rows": params["~t"]["_w"][ids] * mask[..., None], "count": mask.sum(1)}
 
 
-TABLE = {
-  "~t": {"_w": np.arange(30, dtype=np.float32).reshape(10, 3)}
-}  # names that TensorFlow cannot make scopes of
+# names that TensorFlow cannot make scopes of
+TABLE = {"~t": {"_w": np.arange(30, dtype=np.float32).reshape(10, 3)}}
 
 
 def test_several_inputs_and_outputs_of_unknown_sizes(tmp_path):
@@ -240,9 +239,8 @@ def test_a_layer_without_its_weights_says_so_by_nan():
   )
   config = json.loads(json.dumps(made.get_config()))
   with serialization_lib.SafeModeScope(False):
-    again, _ = (
-      jax2tf.keras.Layer.from_config(config) for _ in range(2)
-    )  # which leaves the caller's config as it is
+    # which leaves the caller's config as it is
+    again, _ = (jax2tf.keras.Layer.from_config(config) for _ in range(2))
   assert np.isnan(again(X)).all()
   again.set_weights(made.get_weights())
   np.testing.assert_array_equal(again(X), made(X))

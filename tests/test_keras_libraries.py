@@ -42,9 +42,8 @@ def test_a_layer_by_its_library(library: str, tmp_path: Path) -> None:
   )
   model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
   before = [weight.numpy() for weight in layer.trainable_weights]
-  losses = model.fit(X, X[:, :3], epochs=4, verbose=0).history[
-    "loss"
-  ]  # not monotonic: another Dropout mask each step
+  # not monotonic: another Dropout mask each step
+  losses = model.fit(X, X[:, :3], epochs=4, verbose=0).history["loss"]
   assert np.isfinite(losses).all()
   unmoved = [
     weight.path

@@ -1,6 +1,7 @@
 """Loops: rows, counters, work before and after the loop, several steps in a turn. Each fires, not
 on a near miss, with JAX's values."""
 
+import functools
 from typing import Any
 
 import jax
@@ -253,10 +254,12 @@ def test_a_turn_of_a_short_loop_makes_several_steps() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 13])
 def test_a_loop_of_few_short_steps_is_unrolled(steps: int) -> None:
   x = np.tile(X, (2, 1))[:steps]
+
+  def step(c: Any, v: Any) -> Any:
+    return c * 0.5 + v, (v * c, c)
+
   for reverse in (False, True):
-    fun = lambda x: lax.scan(
-      lambda c, v: (c * 0.5 + v, (v * c, c)), np.ones(3, np.float32), x, reverse=reverse
-    )  # noqa: B023, E731
+    fun = functools.partial(lax.scan, step, np.ones(3, np.float32), reverse=reverse)
     function = tf.function(jax2tf.convert(fun), autograph=False)
     assert not bodies_of(function.get_concrete_function(tf.constant(x)).graph)
     for y, expected in zip(jax.tree.leaves(function(x)), jax.tree.leaves(fun(x)), strict=True):
@@ -264,9 +267,13 @@ def test_a_loop_of_few_short_steps_is_unrolled(steps: int) -> None:
 
 
 def test_a_loop_of_few_long_steps_stays() -> None:
-  long = lambda x: lax.scan(
-    lambda c, v: (jax.random.normal(jax.random.key(v[0].astype(int))) + c, None), x[0, 0], x
-  )[0]  # noqa: E731
+
+  def step(c: Any, v: Any) -> Any:
+    return jax.random.normal(jax.random.key(v[0].astype(int))) + c, None
+
+  def long(x: Any) -> Any:
+    return lax.scan(step, x[0, 0], x)[0]
+
   assert bodies_of(
     tf.function(jax2tf.convert(long), autograph=False).get_concrete_function(tf.constant(X)).graph
   )
@@ -323,9 +330,11 @@ def test_counters_are_those_of_the_loop() -> None:
   numbers takes 1.7 GB."""
 
   def long(x: Any) -> Any:
-    body = lambda i, c: (
-      jnp.tanh(c * i + (i * i % 7) + 2.0) * jnp.sin(c - i) / (c * c + 1.5) + jnp.cos(c + x) * i
-    )  # noqa: E731
+
+    def body(i: Any, c: Any) -> Any:
+      product = jnp.tanh(c * i + (i * i % 7) + 2.0) * jnp.sin(c - i)
+      return product / (c * c + 1.5) + jnp.cos(c + x) * i
+
     return lax.fori_loop(0, 500_000, body, x)
 
   graph = (

@@ -222,7 +222,8 @@ def test_the_module_is_written_for_its_reader(reader, version):
 def test_readers_that_are_not_known(version):
   with pytest.raises(
     ValueError,
-    match=f"stablehlo_version = '{version}' is neither a TensorFlow release .* nor a StableHLO version",
+    match=f"stablehlo_version = '{version}' is neither a TensorFlow release .* nor a StableHLO "
+    "version",
   ):
     jax2tf.convert(jnp.sin, native_serialization=True, stablehlo_version=version)
 
@@ -232,7 +233,10 @@ def test_what_a_reader_has_no_words_for():
     return jnp.tan(x * 2)
 
   converted = jax2tf.convert(user, native_serialization=True, stablehlo_version="0.9.0")
-  words = r"StableHLO 0\.9\.0, which the reader understands, cannot express this function: 'tan' at .*test_native.py:\d+:\d+ \(.*user\)"
+  words = (
+    r"StableHLO 0\.9\.0, which the reader understands, cannot express this function: 'tan' "
+    r"at .*test_native.py:\d+:\d+ \(.*user\)"
+  )
   with pytest.raises(NotImplementedError, match=words):
     converted(X)
 

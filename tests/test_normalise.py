@@ -100,10 +100,8 @@ def primitives(fun: Callable[..., Any], *args: Any) -> list[str]:
     (lambda x: doubled(x) * 0 + x.size, ["mul", "mul", "add"]),
     (lambda x: (jnp.cos(x), x)[1], []),
     (lambda x: x + jnp.float32(np.int32(3)), ["add"]),
-    (
-      lambda x: jax.jit(lambda x: jax.debug.print("{}", x) or x)(x),
-      ["jit"],
-    ),  # an effect stays where it is
+    # an effect stays where it is
+    (lambda x: jax.jit(lambda x: jax.debug.print("{}", x) or x)(x), ["jit"]),
   ],
   ids=["calls in calls", "twice", "used", "dead", "number", "effect"],
 )

@@ -68,21 +68,42 @@ SCALAR = tf.TensorSpec([], tf.string)
 REACHING: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
   "write": (lambda x: tf.raw_ops.WriteFile(filename="f", contents=x), {"WriteFile": WRITES}),
   "read a constant": (lambda _: tf.io.read_file("/etc/passwd"), {"ReadFile": READS}),
-  "read what a client names": (lambda x: tf.identity(tf.io.read_file(tf.identity(x))), {"ReadFile": READS}),
-  "read in a branch": (lambda x: tf.cond(x == "a", lambda: tf.io.read_file(x), lambda: x), {"ReadFile": READS}),
+  "read what a client names": (
+    lambda x: tf.identity(tf.io.read_file(tf.identity(x))),
+    {"ReadFile": READS},
+  ),
+  "read in a branch": (
+    lambda x: tf.cond(x == "a", lambda: tf.io.read_file(x), lambda: x),
+    {"ReadFile": READS},
+  ),
   "read in a loop": (_in_loop, {"ReadFile": READS}),
   "read in a dataset": (_from_data, {"TextLineDataset": READS}),
-  "checkpoint": (lambda x: tf.raw_ops.RestoreV2(prefix=x, dtypes=[tf.int32], **NAMES), {"RestoreV2": READS}),
+  "checkpoint": (
+    lambda x: tf.raw_ops.RestoreV2(prefix=x, dtypes=[tf.int32], **NAMES),
+    {"RestoreV2": READS},
+  ),
   "save": (lambda x: tf.raw_ops.SaveV2(prefix=x, tensors=[x], **NAMES), {"SaveV2": WRITES}),
-  "print into a file": (lambda x: tf.print(x, output_stream="file:///tmp/printed"), {"PrintV2": WRITES}),
-  "cache in a file": (lambda x: tf.data.Dataset.from_tensors(x).cache("/tmp/c").reduce(x, lambda a, b: a + b), {"CacheDatasetV2": WRITES}),
-  "debugger": (lambda x: tf.raw_ops.DebugIdentityV2(input=x, debug_urls=["file:///tmp/debug"]), {"DebugIdentityV2": WRITES}),
+  "print into a file": (
+    lambda x: tf.print(x, output_stream="file:///tmp/printed"),
+    {"PrintV2": WRITES},
+  ),
+  "cache in a file": (
+    lambda x: tf.data.Dataset.from_tensors(x).cache("/tmp/c").reduce(x, lambda a, b: a + b),
+    {"CacheDatasetV2": WRITES},
+  ),
+  "debugger": (
+    lambda x: tf.raw_ops.DebugIdentityV2(input=x, debug_urls=["file:///tmp/debug"]),
+    {"DebugIdentityV2": WRITES},
+  ),
   "Python": (lambda x: tf.py_function(lambda y: y, [x], tf.string), {"EagerPyFunc": PYTHON}),
   "NumPy": (lambda x: tf.numpy_function(lambda y: y, [x], tf.string), {"PyFunc": PYTHON}),
   "print": (lambda x: tf.print(x), {}),
-  "cache in memory": (lambda x: tf.data.Dataset.from_tensors(x).cache().reduce(x, lambda a, b: a + b), {}),
+  "cache in memory": (
+    lambda x: tf.data.Dataset.from_tensors(x).cache().reduce(x, lambda a, b: a + b),
+    {},
+  ),
   "no debugger": (lambda x: tf.raw_ops.DebugIdentityV2(input=x), {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REACHING)
@@ -184,7 +205,8 @@ def test_the_server_refuses_before_anything_runs(
   monkeypatch.setattr(models, "POLL_SECONDS", 1e9)
   with pytest.raises(
     RuntimeError,
-    match=r"reaches outside of the model: WriteFile writes files \(in '__inference__initializer_\d+'\)",
+    match=r"reaches outside of the model: WriteFile writes files \(in "
+    r"'__inference__initializer_\d+'\)",
   ):
     models.Models(lambda: {"m": config.Source(folder)})
   assert not written.exists()

@@ -57,7 +57,10 @@ def test_signatures(name):
 
 
 def called(name: str) -> str:
-  return f"TensorFlow {tf.__version__} calls {name} no more, which jax2tf/_tf_compat/patches.py replaces: find what it calls in its place"
+  return (
+    f"TensorFlow {tf.__version__} calls {name} no more, which jax2tf/_tf_compat/patches.py "
+    "replaces: find what it calls in its place"
+  )
 
 
 @tf.custom_gradient

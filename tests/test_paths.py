@@ -115,7 +115,9 @@ def test_what_is_at_an_address_is_not_overwritten(place: str, model: saved_model
   with pytest.raises(FileExistsError, match="exists already"):
     model.save(place, version=3)
   with pytest.raises(
-    ValueError, match=r"overwrite=True cannot replace ram://.*, because ram:// exchanges no folders"
+    ValueError,
+    match=r"overwrite=True cannot replace ram://.*, because ram:// exchanges no "
+    r"folders",
   ):
     model.save(place, version=3, overwrite=True)
   with pytest.raises(FileExistsError, match="is a version of a model, and not its folder"):
@@ -196,7 +198,8 @@ def test_an_unknown_file_system_is_refused_before_the_work(
     mock.patch.object(saved_model.Model, "add", side_effect=AssertionError("the work began")),
     pytest.raises(
       ValueError,
-      match=r"= 's3://bucket/x(/.*)?'(: TensorFlow has no file system for s3://| is not on this machine)",
+      match=r"= 's3://bucket/x(/.*)?'(: TensorFlow has no file system for s3://| is not on this "
+      r"machine)",
     ),
   ):
     CALLS[name]("s3://bucket/x")
@@ -290,7 +293,8 @@ def test_a_version_holds_no_versions(name: str, model: saved_model.Model, tmp_pa
   model.save(tmp_path / "net")
   with pytest.raises(
     FileExistsError,
-    match=f"net/{name} is a version of a model, and not its folder; pass .*/net with version={name}",
+    match=f"net/{name} is a version of a model, and not its folder; pass .*/net with "
+    f"version={name}",
   ):
     saved_model.save(f, W, tmp_path / "net" / name, **GIVEN)
   assert [path.name for path in (tmp_path / "net").iterdir()] == ["1"]

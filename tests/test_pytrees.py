@@ -83,9 +83,8 @@ class OfJax:
 NODES = [Ranked, Sized, OfFloats, OfArrays, Given, OfFlax, OfJax]
 
 
-@pytest.mark.parametrize(
-  "node", [n for n in NODES if n is not Sized]
-)  # a tf.Tensor of a graph has no len()
+# a tf.Tensor of a graph has no len()
+@pytest.mark.parametrize("node", [n for n in NODES if n is not Sized])
 def test_a_result(node):
   converted = jax2tf.convert(lambda x: {"y": node(x * 2), "z": jnp.sum(x)})
   found = converted(X)
@@ -110,9 +109,8 @@ def test_an_argument(node):
   close(gradient(argument)["p"].w, 2 * X)
 
 
-@pytest.mark.parametrize(
-  "node", [n for n in NODES if n is not Sized]
-)  # len() of a symbolic size is an error of JAX
+# len() of a symbolic size is an error of JAX
+@pytest.mark.parametrize("node", [n for n in NODES if n is not Sized])
 def test_symbolic_sizes(node):
   fun = lambda given, x: given["p"].w @ x  # noqa: E731
   shapes = [{"p": "b, 3"}, None]

@@ -181,7 +181,8 @@ def test_a_variable_that_call_tf_captures_too_is_refused() -> None:
 
   with pytest.raises(
     ValueError,
-    match=r"'fun' takes n:0 as a jax2tf\.Ref, and a TensorFlow function inside uses the same variable",
+    match=r"'fun' takes n:0 as a jax2tf\.Ref, and a TensorFlow function inside uses the same "
+    r"variable",
   ):
     jax2tf.convert(fun)(jax2tf.Ref(n), 2.0)
 
@@ -241,9 +242,8 @@ def test_the_refs_of_an_nnx_module():
   fun = lambda refs, x: nnx.merge(graph, refs)(x)  # noqa: E731
   variables = jax.tree.map(lambda ref: tf.Variable(np.asarray(ref[...])), refs)
   converted = jax2tf.convert(fun)
-  run = tf.function(
-    lambda x: converted(_given(variables), x), autograph=False
-  )  # tf.function takes no nnx.State
+  # tf.function takes no nnx.State
+  run = tf.function(lambda x: converted(_given(variables), x), autograph=False)
   for _ in range(2):  # each moves the statistics
     np.testing.assert_allclose(
       run(np.eye(3, dtype=np.float32)), jax.jit(fun)(refs, jnp.eye(3)), rtol=1e-5, atol=1e-6
@@ -269,7 +269,10 @@ def test_a_key_in_a_process_without_jax(tmp_path, without_jax):
   tf.saved_model.save(
     module, tmp_path / "m", signatures={"draw": module.draw.get_concrete_function()}
   )
-  script = "import sys, tensorflow as tf\nm = tf.saved_model.load(sys.argv[1])\nfor _ in range(3): print(repr(float(m.draw())))"
+  script = (
+    "import sys, tensorflow as tf\nm = tf.saved_model.load(sys.argv[1])\nfor _ in "
+    "range(3): print(repr(float(m.draw())))"
+  )
   command = [without_jax, "-c", script, str(tmp_path / "m")]
   found = subprocess.run(
     command, capture_output=True, text=True, check=True, timeout=120

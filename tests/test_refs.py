@@ -61,9 +61,8 @@ def _cube(x):
   return ref[...]
 
 
-_cube.defvjp(
-  lambda x: (_cube(x), x), lambda x, g: (g * 7 * x,)
-)  # not the derivative of a cube: JAX uses it all the same
+# not the derivative of a cube: JAX uses it all the same
+_cube.defvjp(lambda x: (_cube(x), x), lambda x, g: (g * 7 * x,))
 
 
 def _indexing(m):
@@ -128,9 +127,8 @@ def _stashed(x):
 def _sum_of_gradients(x):
   ref = jax.new_ref(jnp.zeros_like(x))
   for i in (0, 2, 0):
-    jax.vjp(lambda x, i=i: jnp.sin(x * i).sum(), x)[1].with_refs(ref)(
-      jnp.float32(1)
-    )  # of x[i] JAX 0.10.2 has none
+    # of x[i] JAX 0.10.2 has none
+    jax.vjp(lambda x, i=i: jnp.sin(x * i).sum(), x)[1].with_refs(ref)(jnp.float32(1))
   return ref[...]
 
 
@@ -209,6 +207,5 @@ def test_second_derivatives_are_those_that_jax_has(fun) -> None:
     with pytest.raises(AttributeError, match=re.escape(str(error).split()[-1])):
       outer.gradient(gradient, x, v)
     return
-  np.testing.assert_allclose(
-    outer.gradient(gradient, x, v), expected, rtol=1e-5, atol=1e-6
-  )  # float32 sums in another order
+  # float32 sums in another order
+  np.testing.assert_allclose(outer.gradient(gradient, x, v), expected, rtol=1e-5, atol=1e-6)

@@ -61,9 +61,8 @@ def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
   assert not {
     op: n for op, n in (late - early).items() if op not in ("Const", "Identity", "Transpose")
   }
-  assert (
-    late["Transpose"] <= early["Transpose"] + 1
-  )  # that of a residual, which an idiom did without
+  # that of a residual, which an idiom did without
+  assert late["Transpose"] <= early["Transpose"] + 1
 
 
 def test_a_graph_without_a_tape_traces_no_pullback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,14 +30,20 @@ def gradient(f, order):
     return tape.gradient(y, x)
   return first
 
-MODES = {"eager": lambda f: f, "graph": tf.function, "xla": lambda f: tf.function(f, jit_compile=True)}
+MODES = {
+  "eager": lambda f: f,
+  "graph": tf.function,
+  "xla": lambda f: tf.function(f, jit_compile=True),
+}
 module, results = tf.saved_model.load(sys.argv[1]), {}
 x = tf.constant(np.load(sys.argv[2])["x"])
 for name in dir(module):
   if isinstance(getattr(module, name), tf.types.experimental.PolymorphicFunction):
-    for order, way in itertools.product((1, 2, 3), MODES if name in ("sin_exp", "forever", "once") else ("eager", "graph")):
+    modes = MODES if name in ("sin_exp", "forever", "once") else ("eager", "graph")
+    for order, way in itertools.product((1, 2, 3), modes):
+      derivative = MODES[way](gradient(getattr(module, name), order))
       try:
-        results[f"{name} {order} {way}"] = MODES[way](gradient(getattr(module, name), order))(x).numpy()
+        results[f"{name} {order} {way}"] = derivative(x).numpy()
       except tf.errors.InvalidArgumentError as error:
         results[f"{name} {order} {way}"] = np.array(error.message)
 np.savez(sys.argv[3], **results)
@@ -103,9 +109,8 @@ def test_what_is_saved_takes_all_derivatives_itself(tmp_path):
     return outer.gradient(first, x)
 
   module = tf.Module()
-  module.f = tf.function(
-    second, autograph=False, input_signature=[tf.TensorSpec([len(X)])]
-  )  # which is traced by the save
+  # which is traced by the save
+  module.f = tf.function(second, autograph=False, input_signature=[tf.TensorSpec([len(X)])])
   tf.saved_model.save(
     module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
   )

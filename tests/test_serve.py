@@ -225,7 +225,10 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(
       check=False,
     )
     [taken] = {*ports} - {free}
-    words = f"jax2tf serve: port {taken} of 127.0.0.1 cannot be used (Address already in use); give --grpc_port and --http_port\n"
+    words = (
+      f"jax2tf serve: port {taken} of 127.0.0.1 cannot be used (Address already in use); "
+      "give --grpc_port and --http_port\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", words)
 
 
@@ -388,9 +391,8 @@ def test_slow_clients_are_cut(server: clients.Server) -> None:
   release = threading.Event()
   with contextlib.ExitStack() as stack:
     channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}"))
-    never = channel.stream_unary(PREDICT).future(
-      iter(release.wait, True), timeout=30
-    )  # has begun, and sends no request
+    # has begun, and sends no request
+    never = channel.stream_unary(PREDICT).future(iter(release.wait, True), timeout=30)
     stack.callback(release.set)
     connections = {
       name: stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -560,9 +562,8 @@ def test_a_new_version_takes_over_while_the_old_one_answers(folder: Path, stub: 
 
   _until(lambda: {served() for _ in range(8)} == {3})
   assert set(seen) <= {1, 3}
-  assert all(
-    is_answered(stub, request_of(inputs, version=1)) for _ in range(8)
-  )  # the label "first" names it
+  # the label "first" names it
+  assert all(is_answered(stub, request_of(inputs, version=1)) for _ in range(8))
 
 
 @needs_curl

@@ -59,9 +59,8 @@ def _grpc(
     return None
 
 
-@pytest.mark.filterwarnings(
-  "ignore:Setting the dtype on a NumPy array"
-)  # TF 2.21 does, for float16
+# TF 2.21 does, for float16
+@pytest.mark.filterwarnings("ignore:Setting the dtype on a NumPy array")
 @pytest.mark.parametrize("interface", ["rest", "grpc"])
 def test_random_requests(models: Mapping[str, model.Model], interface: str) -> None:
   made, asked = {"rest": (server_requests.rest, _rest), "grpc": (server_requests.by_grpc, _grpc)}[

@@ -203,7 +203,10 @@ def test_a_process_answers_beside_its_work_and_not_while_its_check_fails(short: 
   ids=["exit", "signal", "said", "crash"],
 )
 def test_why_a_process_died(tmp_path: Path, program: str, words: str) -> None:
-  start = "import os, signal, types; from jax2tf.tools.serving import deaths; options = types.SimpleNamespace(run='.'); "
+  start = (
+    "import os, signal, types; from jax2tf.tools.serving import deaths; options = "
+    "types.SimpleNamespace(run='.'); "
+  )
   done = subprocess.Popen(
     [sys.executable, "-c", start + program],
     cwd=tmp_path,
@@ -415,7 +418,8 @@ def test_a_private_name_that_is_gone(name: str, monkeypatch: pytest.MonkeyPatch)
   if name == "add_port_to_grpc_server":
     with pytest.raises(
       RuntimeError,
-      match=r"this Ray has no ray.serve._private.replica.add_port_to_grpc_server, so a port would be open",
+      match=r"this Ray has no ray.serve._private.replica.add_port_to_grpc_server, so a port would "
+      r"be open",
     ):
       ray_settings.listen_on_loopback()
 
@@ -449,9 +453,8 @@ def test_silent_connections_take_no_place_of_others(short: Path) -> None:
   there is one."""
   grpc_port, http_port = clients.free_ports(2)
   before = resource.getrlimit(resource.RLIMIT_NOFILE)
-  resource.setrlimit(
-    resource.RLIMIT_NOFILE, (connections._OWN_FILES + 64, before[1])
-  )  # which the process inherits
+  # which the process inherits
+  resource.setrlimit(resource.RLIMIT_NOFILE, (connections._OWN_FILES + 64, before[1]))
   process = child.start("proxy", options(short, grpc_port=grpc_port, http_port=http_port))
   resource.setrlimit(resource.RLIMIT_NOFILE, before)
   with process, contextlib.ExitStack() as stack:
@@ -472,8 +475,9 @@ def test_silent_connections_take_no_place_of_others(short: Path) -> None:
     for connection in (*silent, *half, *silent_grpc):
       connection.close()
     with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+      # NOT_SERVING
       assert (
         channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20, wait_for_ready=True)
         == b"\x08\x02"
-      )  # NOT_SERVING
+      )
     assert process.poll() is None

@@ -117,9 +117,8 @@ def test_a_port_is_of_one_server() -> None:
         own.listen()
       with socket.create_connection(("127.0.0.1", port)):
         own.accept()[0].close()
-  server._held(
-    "127.0.0.1", port, signals.Signals()
-  ).close()  # although a connection of before is in TIME_WAIT
+  # although a connection of before is in TIME_WAIT
+  server._held("127.0.0.1", port, signals.Signals()).close()
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
@@ -257,7 +256,10 @@ def test_where_the_versions_are(
 
 def test_an_address_of_another_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
   """192.0.2.0/24 is for documents, so no machine has an address of it."""
-  words = "jax2tf serve: --host 192.0.2.1 is not an address of this machine: Cannot assign requested address\n"
+  words = (
+    "jax2tf serve: --host 192.0.2.1 is not an address of this machine: Cannot assign "
+    "requested address\n"
+  )
   assert _serve(folder, capsys, "--host=192.0.2.1") == (2, "", words)
 
 
@@ -367,9 +369,8 @@ def test_a_cluster_ends_with_its_raylet_although_it_still_starts(tmp_path: Path)
 
 def test_what_a_load_is_expected_to_show() -> None:
   """Replicas add up until all cores are busy, and memory and starts have bounds."""
-  one = {"requests per second": 400.0} | dict.fromkeys(
-    serving_report.COSTS, 0.5
-  )  # 2 ms of CPU time for each request
+  # 2 ms of CPU time for each request
+  one = {"requests per second": 400.0} | dict.fromkeys(serving_report.COSTS, 0.5)
   assert [serving_report.predicted(one, count, cores=2) for count in (1, 2, 3)] == [400, 800, 1000]
   assert [len(serving_report.late(starts)) for starts in ([29.9, 8.0], [31.0, 8.0])] == [0, 1]
   soak = {"minutes": 30, "all processes MB by thirds": [1000, 2000, 2099]}

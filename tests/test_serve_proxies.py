@@ -206,9 +206,8 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
       assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
       code, body = await asyncio.to_thread(get, "/v1/models/m:predict", b"{}")
       assert (code, "1 requests are in progress" in body) == (429, True)
-      assert (await asyncio.to_thread(get, "/-/healthz"))[
-        0
-      ] == 200  # which is no request in this sense
+      # which is no request in this sense
+      assert (await asyncio.to_thread(get, "/-/healthz"))[0] == 200
       held[0].set()
       assert await first == (200, "{}")
       await channel.unary_unary(f"/{SERVICE}/Predict")(b"x", timeout=30)
@@ -218,7 +217,8 @@ def test_a_proxy_with_certificates_and_a_bounded_queue(tmp_path: Path) -> None:
       for line in body.splitlines()
       if line.startswith("jax2tf_requests_t")
     }
-    written = 'jax2tf_requests_total{{code="{}",interface="{}",method="{}",model="{}",signature="{}",version="{}"}}'.format
+    labels = 'code="{}",interface="{}",method="{}",model="{}",signature="{}",version="{}"'
+    written = f"jax2tf_requests_total{{{{{labels}}}}}".format
     served, unknown = ("m", "serving_default", "1"), ("", "", "")
     assert counted == {
       written("200", "rest", "predict", *served): 1,

@@ -3,6 +3,7 @@ stop whoever opens them."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import threading
@@ -126,15 +127,13 @@ def test_which_versions_are_served(
   (tmp_path / "5" / "saved_model.pb").write_bytes(b"broken")
   found = {"encoder": config.Source(tmp_path, labels={"old": 1, "gone": 9}, **source)}
   models = models_module.Models(lambda: found)
-  assert {
-    version
-    for version in range(9)
-    if _code(lambda: models.get("encoder", version)) == grpc.StatusCode.OK
-  } == served  # noqa: B023
+  codes = {
+    version: _code(functools.partial(models.get, "encoder", version)) for version in range(9)
+  }
+  assert {version for version, code in codes.items() if code == grpc.StatusCode.OK} == served
   assert models.get("encoder", None).version == max(served)
-  assert (
-    models.get("encoder", None, "old").version == 1
-  )  # the policy would not serve it, but a client may ask for it
+  # the policy would not serve it, but a client may ask for it
+  assert models.get("encoder", None, "old").version == 1
   assert _code(lambda: models.get("encoder", None, "gone")) == NOT_FOUND
   assert _code(lambda: models.get("encoder", None, "new")) == INVALID
 

@@ -117,9 +117,8 @@ def test_unknown_shapes_are_checked_when_xla_compiles(native, tmp_path):
     with tf.GradientTape() as tape:
       tape.watch(x)
       y = f(x)
-    return tape.gradient(
-      y, x, output_gradients=x
-    )  # for cotangents that do not come from the results
+    # for cotangents that do not come from the results
+    return tape.gradient(y, x, output_gradients=x)
 
   rows = [
     ((2, 2), (1, 3), "Found_inconsistency"),

@@ -19,10 +19,12 @@ pytestmark = pytest.mark.pipelines
 ROOT = Path(__file__).resolve().parent.parent
 SERVER = """
 import json, sys, tensorflow as tf
-# TF 2.21: a server runs a closure and answers requests by the same threads; with the two of a small machine it waits for itself.
+# TF 2.21: a server runs a closure and answers requests by the same threads. With the two of a small
+# machine it waits for itself.
 config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
 cluster, job, task = json.loads(sys.argv[1])
-server = tf.distribute.Server(tf.train.ClusterSpec(cluster), job, task, protocol="grpc", config=config)
+spec = tf.train.ClusterSpec(cluster)
+server = tf.distribute.Server(spec, job, task, protocol="grpc", config=config)
 assert sys.modules["jax"] is None
 sys.stdin.read()
 """

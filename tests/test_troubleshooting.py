@@ -97,12 +97,18 @@ def test_those_of_javascript_and_of_replacements_are_seen() -> None:
     "Input ... is bad.",
     "There is no text.",
   ]
-  registered = '@replaces("Erf", on="onnx", because="no handler")\ndef erf(x): ...\n_replaces_each({}, because="no kernel")'
+  registered = (
+    '@replaces("Erf", on="onnx", because="no handler")\ndef erf(x): '
+    '...\n_replaces_each({}, because="no kernel")'
+  )
   assert [text for _, text in messages.of_replacements(registered)] == ["no handler", "no kernel"]
 
 
 def test_names_and_other_strings_are_no_messages() -> None:
-  source = 'x = "some words in a variable"\ndef f():\n  """Some words of a docstring."""\n  return option("--x", help="some words of help")'
+  source = (
+    'x = "some words in a variable"\ndef f():\n  """Some words of a docstring."""\n  '
+    'return option("--x", help="some words of help")'
+  )
   assert list(messages.of_python(source)) == []
 
 

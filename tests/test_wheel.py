@@ -184,9 +184,8 @@ def test_the_examples_of_an_installed_wheel(python: Path, tmp_path: Path) -> Non
   )
   assert done.returncode == 0, done.stderr
   count, place = done.stdout.split()
-  assert (
-    int(count) == len(list((wheels.REPOSITORY / "examples").rglob("*.py"))) - 1
-  )  # and __init__.py is the package
+  # and __init__.py is the package
+  assert int(count) == len(list((wheels.REPOSITORY / "examples").rglob("*.py"))) - 1
   assert Path(place).is_relative_to(python.parent.parent)
 
 

@@ -42,8 +42,7 @@ def test_what_is_lost_costs_one_task(tmp_path: Path) -> None:
     "hang: not done after 5 s",
     "three",
   ]
-  child = Path(
-    "/proc", (tmp_path / "child").read_text(), "status"
-  )  # it went with the process that waited for it
+  # it went with the process that waited for it
+  child = Path("/proc", (tmp_path / "child").read_text(), "status")
   assert not child.exists() or "(zombie)" in child.read_text()
   assert list(workers.each(task, [], lost)) == []

@@ -24,7 +24,8 @@ CLIENT = """#!{python} -IS
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({address!r})
-socket.send_fds(server, [json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()], [0, 1, 2])
+request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()])
+socket.send_fds(server, [request.encode()], [0, 1, 2])
 sys.exit(int(server.recv(16) or 70))
 """
 

@@ -24,6 +24,7 @@ FOLDERS = {
 # A module imports only from its own layer or from one above it in this table. The first pattern
 # that matches decides.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+  # they import no module of ours that imports JAX
   (
     "servers",
     (
@@ -35,7 +36,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
       "jax2tf.durable",
       "jax2tf.paths",
     ),
-  ),  # they import no module of ours that imports JAX
+  ),
   (
     "compatibility",
     ("jax2tf.errors", "jax2tf.caches", "jax2tf._jax_compat*", "jax2tf._tf_compat*"),
@@ -148,9 +149,15 @@ def _objection(module: str, other: str) -> str | None:
       else f"{module} imports {other}; only {PRIVATE[other]} may"
     )
   if _layer(other) > _layer(module):
-    return f"{module} ({LAYERS[_layer(module)][0]}) imports {other} ({LAYERS[_layer(other)][0]}), which is below it"
+    return (
+      f"{module} ({LAYERS[_layer(module)][0]}) imports {other} ({LAYERS[_layer(other)][0]}), "
+      "which is below it"
+    )
   if _is_rules(module) and (_is_rules(other) or other == "jax2tf.interpreter"):
-    return f"{module} imports {other}; a family of rules sees neither another one nor the interpreter: use the context or a _helper"
+    return (
+      f"{module} imports {other}; a family of rules sees neither another one nor the "
+      "interpreter: use the context or a _helper"
+    )
   if (
     module.startswith("jax2tf.converters")
     and other not in OPEN_TO_CONVERTERS

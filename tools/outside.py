@@ -227,9 +227,8 @@ class _Graph:
       return None if place is None else self._of_argument(place, name)
     if node.op in ("Identity", "PlaceholderWithDefault"):
       return [(place, node.input[0])]
-    if (
-      node.op == "ReadVariableOp" and place is None
-    ):  # the graph assigns the paths of its assets to variables
+    # the graph assigns the paths of its assets to variables
+    if node.op == "ReadVariableOp" and place is None:
       assigned = [
         n.input[1]
         for n in nodes.values()

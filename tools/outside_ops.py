@@ -18,28 +18,29 @@ HIDDEN, PROCESS = "runs a program that the graph does not show", "ends or change
 
 _READS = """
   ReadFile MatchingFiles ImmutableConst RecordInput Skipgram FixedUnigramCandidateSampler
-  InitializeTableFromTextFile InitializeTableFromTextFileV2 GenerateVocabRemapping LoadAndRemapMatrix
-  Restore RestoreSlice RestoreV2 DTensorRestoreV2
-  FixedLengthRecordReader FixedLengthRecordReaderV2 LMDBReader TFRecordReader TFRecordReaderV2 TextLineReader TextLineReaderV2
-  WholeFileReader WholeFileReaderV2
-  CSVDataset CSVDatasetV2 ExperimentalCSVDataset FixedLengthRecordDataset FixedLengthRecordDatasetV2 LMDBDataset ExperimentalLMDBDataset
-  MatchingFilesDataset ExperimentalMatchingFilesDataset TFRecordDataset TFRecordDatasetV2 TextLineDataset
-  LoadDataset ListSnapshotChunksDataset SnapshotChunkDataset SnapshotDatasetReader SnapshotNestedDatasetReader
+  InitializeTableFromTextFile InitializeTableFromTextFileV2 GenerateVocabRemapping
+  LoadAndRemapMatrix Restore RestoreSlice RestoreV2 DTensorRestoreV2 FixedLengthRecordReader
+  FixedLengthRecordReaderV2 LMDBReader TFRecordReader TFRecordReaderV2 TextLineReader
+  TextLineReaderV2 WholeFileReader WholeFileReaderV2 CSVDataset CSVDatasetV2 ExperimentalCSVDataset
+  FixedLengthRecordDataset FixedLengthRecordDatasetV2 LMDBDataset ExperimentalLMDBDataset
+  MatchingFilesDataset ExperimentalMatchingFilesDataset TFRecordDataset TFRecordDatasetV2
+  TextLineDataset LoadDataset ListSnapshotChunksDataset SnapshotChunkDataset SnapshotDatasetReader
+  SnapshotNestedDatasetReader
 """
 
 _WRITES = """
-  WriteFile Save SaveSlices SaveV2 MergeV2Checkpoints
-  CreateSummaryFileWriter CreateSummaryDbWriter CalibrationStatisticsSaver DumpTensor PrintV2
-  CacheDataset CacheDatasetV2 SaveDataset SaveDatasetV2 SnapshotDataset SnapshotDatasetV2 DistributedSave
-  DatasetToTFRecord ExperimentalDatasetToTFRecord
-  DebugIdentity DebugIdentityV2 DebugIdentityV3 DebugNanCount DebugNumericSummary
+  WriteFile Save SaveSlices SaveV2 MergeV2Checkpoints CreateSummaryFileWriter CreateSummaryDbWriter
+  CalibrationStatisticsSaver DumpTensor PrintV2 CacheDataset CacheDatasetV2 SaveDataset
+  SaveDatasetV2 SnapshotDataset SnapshotDatasetV2 DistributedSave DatasetToTFRecord
+  ExperimentalDatasetToTFRecord DebugIdentity DebugIdentityV2 DebugIdentityV3 DebugNanCount
+  DebugNumericSummary
 """
 
 # Of databases, of the tf.data service, and of calls between processes.
 _NETWORK = """
-  SqlDataset ExperimentalSqlDataset
-  DataServiceDataset DataServiceDatasetV2 DataServiceDatasetV3 DataServiceDatasetV4 RegisterDataset RegisterDatasetV2
-  RpcClient RpcCall RpcServer RpcServerStart RpcServerRegister
+  SqlDataset ExperimentalSqlDataset DataServiceDataset DataServiceDatasetV2 DataServiceDatasetV3
+  DataServiceDatasetV4 RegisterDataset RegisterDatasetV2 RpcClient RpcCall RpcServer RpcServerStart
+  RpcServerRegister
 """
 
 _PYTHON = """

@@ -50,9 +50,8 @@ def _silent(on_cpu: bool) -> Iterator[None]:
   try:
     yield
     tf = sys.modules["tensorflow"]
-    tf.function(lambda x: x + 1, autograph=False)(
-      tf.constant(1)
-    )  # the first graph looks for a GPU driver, and says so
+    # the first graph looks for a GPU driver, and says so
+    tf.function(lambda x: x + 1, autograph=False)(tf.constant(1))
   finally:
     os.dup2(stderr, 2)
     os.close(stderr)

@@ -63,9 +63,8 @@ def reference_answers(
 ) -> Iterator[Expected]:
   """Yields the answer of the reference to each run. A stateful run starts from the state of the
   previous one, or from `initial`."""
-  precisions: dict[
-    str, Mapping[str, np.dtype[Any]]
-  ] = {}  # by signature, because they are the same at all sizes
+  # by signature, because they are the same at all sizes
+  precisions: dict[str, Mapping[str, np.dtype[Any]]] = {}
   measures: dict[str, Measure] = {}
   state = initial
   on_device = jax.tree.map(
@@ -297,9 +296,8 @@ def _inexact_difference(
   infinity."""
   info, allowed = jnp.finfo(expected.dtype), jnp.finfo(precision)
   x, y = _parts(found), _parts(expected)
-  size = np.abs(y).max(
-    -1, keepdims=True
-  )  # for a complex number, the larger part, because both parts share the error
+  # for a complex number, the larger part, because both parts share the error
+  size = np.abs(y).max(-1, keepdims=True)
   ordinary = np.where(np.isfinite(size), size, 0)
   largest = float(np.max(ordinary, initial=0.0))
   rtol = _RTOL_UNITS[allowed.bits // 8] * float(allowed.eps) if rtol is None else rtol
@@ -370,7 +368,10 @@ def _places(wrong: np.ndarray, found: np.ndarray, expected: np.ndarray) -> str:
     return ""
   first = tuple(int(i) for i in np.argwhere(wrong)[0])
   where = f"at {list(first)} " if first else ""
-  return f"{np.count_nonzero(wrong)} of {wrong.size} elements differ; {where}the model has {found[first]}, the reference {expected[first]}"
+  return (
+    f"{np.count_nonzero(wrong)} of {wrong.size} elements differ; {where}the model has "
+    f"{found[first]}, the reference {expected[first]}"
+  )
 
 
 def _dtype_name(array: np.ndarray) -> str:

@@ -63,9 +63,8 @@ def checked(
   """
   array = np.asarray(given(rng, shape, dtype) if callable(given) else given)
   if array.dtype.kind in "iu" and dtype.kind in "iu" and np.array_equal(array.astype(dtype), array):
-    array = array.astype(
-      dtype
-    )  # NumPy makes int64 of Python's integers, and of those that it draws
+    # NumPy makes int64 of Python's integers, and of those that it draws
+    array = array.astype(dtype)
   if array.shape != shape or array.dtype != dtype:
     raise ValueError(
       f"inputs[{name!r}] is {array.dtype}{list(array.shape)}, and the signature takes "

@@ -36,9 +36,8 @@ def of(fun: Callable[..., Any], lead: Sequence[Any], inputs: Sequence[Any]) -> l
   levels. All False without a jaxpr."""
   try:
     jaxpr = jax.make_jaxpr(fun)(*lead, *inputs).jaxpr
-  except (
-    Exception
-  ):  # a function in TensorFlow or NumPy; an error of the function is raised where it is compared
+  # a function in TensorFlow or NumPy; an error of the function is raised where it is compared
+  except Exception:
     return [False] * len(inputs)
   own = jaxpr.invars[len(jaxpr.invars) - len(inputs) :]
   return [

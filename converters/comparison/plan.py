@@ -184,9 +184,8 @@ def plan(
     )
   wanted = {name: np.atleast_1d(size).tolist() for name, size in sizes.items()}
   runs: list[Run] = []
-  for subject in sorted(
-    subjects, key=lambda subject: subject.record.resets
-  ):  # so that a reset restores a state that other runs changed
+  # so that a reset restores a state that other runs changed
+  for subject in sorted(subjects, key=lambda subject: subject.record.resets):
     if subject.record.resets:
       runs.append(Run(subject, {}, "given", {}, timed=False, continues=True))
     elif subject.only_jax:

@@ -74,9 +74,10 @@ class Measure:
     moved = [_moved(args, rng) for _ in range(_SAMPLES - 1)]
     first = self._function(*args)
     found = [jax.tree.leaves(x) for x in (first, *(self._function(*each) for each in moved))]
+    # there is nothing wider
     double = any(
       getattr(x, "dtype", None) in (np.dtype(np.float64), np.dtype(np.complex128)) for x in found[0]
-    )  # there is nothing wider
+    )
     try:
       exact = [wide(*each) for each in (args, *moved)] if wide and not double else []
     except Exception:  # XLA does not compile each op for float64; each failure has its own error

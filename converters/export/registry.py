@@ -27,8 +27,9 @@ MOVES = frozenset(
   re.findall(
     r"\w+",
     """
-    BroadcastArgs BroadcastTo ConcatV2 ExpandDims Fill GatherNd GatherV2 MirrorPad OnesLike Pack Pad PadV2 Rank Reshape
-    ReverseV2 Select SelectV2 Shape ShapeN Size Slice Split SplitV Squeeze StridedSlice TensorScatterUpdate Tile Transpose Unpack
+    BroadcastArgs BroadcastTo ConcatV2 ExpandDims Fill GatherNd GatherV2 MirrorPad OnesLike Pack Pad
+    PadV2 Rank Reshape ReverseV2 Select SelectV2 Shape ShapeN Size Slice Split SplitV Squeeze
+    StridedSlice TensorScatterUpdate Tile Transpose Unpack
     ZerosLike
     """,
   )

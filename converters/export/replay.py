@@ -162,9 +162,8 @@ class _Replay:
     values: dict[Any, Any] = {x.ref(): value for x, value in zip(inputs, given, strict=True)}
     writes = [op for op in graph.get_operations() if op.type == _ASSIGN]
     needed = _needed([*graph.outputs, *(op.inputs[1] for op in writes)])
-    for op in (
-      graph.get_operations()
-    ):  # in program order, because reads and writes of a variable do not commute
+    # in program order, because reads and writes of a variable do not commute
+    for op in graph.get_operations():
       # Pure ops need no control dependencies. No target has assertions or prints, so ops that only
       # these use are left out.
       if op in needed and not all(y.ref() in values for y in op.outputs):
@@ -181,13 +180,11 @@ class _Replay:
       return operands
     if op.type == "ReadVariableOp":
       return [self._value(operands[0])]
-    if (
-      op.type == "EnsureShape"
-    ):  # the function without its checks, which TF.js and LiteRT cannot run
+    # the function without its checks, which TF.js and LiteRT cannot run
+    if op.type == "EnsureShape":
       return [with_shape(operands[0], op.outputs[0].shape)]
-    if (
-      op.type == "DeviceIndex"
-    ):  # the default branch, as in XLA, because a target is none of these devices
+    # the default branch, as in XLA, because a target is none of these devices
+    if op.type == "DeviceIndex":
       return [tf.constant(len(op.get_attr("device_names")))]
     if op.type in _CALLS:
       return self._function(op.get_attr("f"))(operands)
@@ -222,9 +219,8 @@ class _Replay:
       return self.state[id(variable)]
     if id(variable) not in self._constants:
       with tf.init_scope():
-        read = tf.raw_ops.ReadVariableOp(
-          resource=variable.handle, dtype=variable.dtype
-        )  # unlike numpy(), the graph does not record it
+        # unlike numpy(), the graph does not record it
+        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
         value = read.numpy().astype(
           self._held.get(variable.dtype, variable.dtype).as_numpy_dtype, copy=False
         )

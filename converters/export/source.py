@@ -284,7 +284,8 @@ class Source:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in wrong[:8])
       raise ExportError(
         target,
-        f"{runtime} computes different outputs than the reference, so nothing was written:\n{lines}",
+        f"{runtime} computes different outputs than the reference, so nothing was "
+        f"written:\n{lines}",
       )
     if noted := [row for row in rows if row.problem and row.values == HOSTILE]:
       lines = "\n".join(f"  {row.place}: {row.problem}" for row in noted[:4])
@@ -378,9 +379,8 @@ def _chosen(
     return {name: records[name] for name in wanted}
   first: dict[str, str] = {}
   for name, record in records.items():
-    processed = (
-      record.preprocessed or record.postprocessed
-    )  # records of different processors may be equal
+    # records of different processors may be equal
+    processed = record.preprocessed or record.postprocessed
     first.setdefault(name if processed else repr(record), name)
   return {name: records[name] for name in first.values()}
 

@@ -57,9 +57,8 @@ def erfcx(x: float) -> float:
 
 
 _LIMIT = 11.0  # from here on erfc is below the least float32
-_LOG = (
-  round(math.log(math.pi) / 2 * 2**16) / 2**16
-)  # of sqrt pi, as a multiple of 2**-16: so are squares of multiples of 2**-8
+# of sqrt pi, as a multiple of 2**-16: so are squares of multiples of 2**-8
+_LOG = round(math.log(math.pi) / 2 * 2**16) / 2**16
 
 
 @functools.cache

@@ -106,9 +106,8 @@ def right_shift(op: Any, x: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
     return [_shifted(tf.bitwise.right_shift, x, count)]
   unsigned = _UNSIGNED[x.dtype.size]
   count = tf.cast(count, unsigned)
-  sign = _shifted(
-    tf.bitwise.right_shift, tf.constant(1 << (8 * x.dtype.size - 1), unsigned), count
-  )  # the sign bit after the shift
+  # the sign bit after the shift
+  sign = _shifted(tf.bitwise.right_shift, tf.constant(1 << (8 * x.dtype.size - 1), unsigned), count)
   return [
     tf.cast((_shifted(tf.bitwise.right_shift, tf.cast(x, unsigned), count) ^ sign) - sign, x.dtype)
   ]
@@ -169,9 +168,8 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
   size = tf.abs(wide)
   finite = size < tf.constant(math.inf, tf.float64)
   size = tf.where(finite, size, tf.zeros_like(size))
-  lift = (
-    64 if x.dtype == tf.float64 else 0
-  )  # scaled, so that the logarithm of a subnormal is that of a normal number
+  # scaled, so that the logarithm of a subnormal is that of a normal number
+  lift = 64 if x.dtype == tf.float64 else 0
   subnormal = size < tf.constant(2.0 ** (1 - bias), tf.float64)
   raised = tf.where(subnormal, size * tf.constant(2.0**lift, tf.float64), size)
   lowest, highest = 1 - bias, bias
@@ -186,13 +184,11 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
   exponent = guess + tf.cast(size / power >= tf.constant(2.0, tf.float64), tf.int64)
   below = ~subnormal & (size < power)
   exponent = exponent - tf.cast(below, tf.int64)
-  significand = size / tf.gather(
-    powers, exponent - tf.constant(lowest, tf.int64)
-  )  # [1, 2), or [0, 1) if subnormal
+  # [1, 2), or [0, 1) if subnormal
+  significand = size / tf.gather(powers, exponent - tf.constant(lowest, tf.int64))
   fraction = tf.cast(significand * tf.constant(2.0**digits, tf.float64), tf.int64)
-  biased = exponent + tf.constant(
-    bias - 1, tf.int64
-  )  # one less, because the fraction includes the leading digit
+  # one less, because the fraction includes the leading digit
+  biased = exponent + tf.constant(bias - 1, tf.int64)
   bits = fraction + biased * tf.constant(2**digits, tf.int64)
   infinity = (2 * bias + 1) << digits
   nan = tf.not_equal(x, x)

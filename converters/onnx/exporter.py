@@ -68,7 +68,9 @@ def save(
     >>> import jax.numpy as jnp, numpy as np
     >>> from jax2tf.converters import onnx
     >>> w = np.eye(2, dtype=np.float32)
-    >>> made = onnx.save(lambda w, x: jnp.tanh(x @ w), w, "model.onnx", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> made = onnx.save(
+    ...   lambda w, x: jnp.tanh(x @ w), w, "model.onnx", inputs={"x": "f32[b,2]"}, outputs=["y"]
+    ... )
     >>> onnx.run("model.onnx", {"x": np.zeros((1, 2), np.float32)})
     {'y': array([[0., 0.]], dtype=float32)}
   """
@@ -136,7 +138,9 @@ def save_model(
 
   Examples:
     >>> from jax2tf.converters import onnx, saved_model
-    >>> model = saved_model.Model({"w": 2.0}).add(lambda params, x: params["w"] * x, inputs={"x": "f32[b]"}, outputs=["y"])
+    >>> model = saved_model.Model({"w": 2.0}).add(
+    ...   lambda params, x: params["w"] * x, inputs={"x": "f32[b]"}, outputs=["y"]
+    ... )
     >>> made = onnx.save_model(model, "model.onnx", sizes={"b": [1, 8]})
     >>> made.path.name, made.report.ok
     ('model.onnx', True)
@@ -202,7 +206,9 @@ def run(path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> dict[str, np
   Examples:
     >>> import numpy as np
     >>> from jax2tf.converters import onnx
-    >>> made = onnx.save(lambda params, x: 2 * x, None, "model.onnx", inputs={"x": "f32[b]"}, outputs=["y"])
+    >>> made = onnx.save(
+    ...   lambda params, x: 2 * x, None, "model.onnx", inputs={"x": "f32[b]"}, outputs=["y"]
+    ... )
     >>> onnx.run("model.onnx", {"x": np.ones(3, np.float32)})
     {'y': array([2., 2., 2.], dtype=float32)}
   """

@@ -168,12 +168,8 @@ def _refuse_dtypes(signature: Signature, definition: Any) -> None:
           found[node.op] = (
             f"ONNX Runtime on a CPU computes nothing in {_DTYPES[dtype]}; convert to float32"
           )
-  for op in (
-    "Placeholder",
-    "Const",
-    "Identity",
-    "Cast",
-  ):  # ops that only move elements; other ops name the cause better
+  # ops that only move elements; other ops name the cause better
+  for op in ("Placeholder", "Const", "Identity", "Cast"):
     if len(found) > 1:
       found.pop(op, None)
   if found:

@@ -107,7 +107,8 @@ def _reshape(op: Any, x: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
 @replaces(
   "Slice",
   on="onnx",
-  because="tf2onnx 1.17: adds the largest int32 to a start that is no constant, for a slice to the end",
+  because="tf2onnx 1.17: adds the largest int32 to a start that is no constant, for a slice to "
+  "the end",
 )
 def _slice(op: Any, x: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
   known = tf.get_static_value(size)
@@ -137,7 +138,8 @@ def _scatter_nd(
   "TensorScatterMax",
   "TensorScatterMin",
   on="onnx",
-  because="ONNX: -1 is the last row; ONNX Runtime 1.31: fails of other rows outside, combines no float16, loses NaN",
+  because="ONNX: -1 is the last row; ONNX Runtime 1.31: fails of other rows outside, combines no "
+  "float16, loses NaN",
 )
 def _scatter(op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> list[tf.Tensor]:
   """Subtraction adds 0 - updates, because ONNX Runtime has no Neg of unsigned integers."""
@@ -145,9 +147,8 @@ def _scatter(op: Any, x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> l
     return _scattered("TensorScatterAdd", op, x, indices, tf.constant(0, x.dtype) - updates)
   (found,) = _scattered(op.type, op, x, indices, updates)
   if x.dtype.is_floating and op.type in ("TensorScatterMax", "TensorScatterMin"):
-    found = tf.where(
-      tf.not_equal(x, x), x, found
-    )  # ONNX Runtime loses NaN; the lowering rule handles a NaN in the updates
+    # ONNX Runtime loses NaN; the lowering rule handles a NaN in the updates
+    found = tf.where(tf.not_equal(x, x), x, found)
   return [found]
 
 
@@ -302,7 +303,8 @@ def _smaller(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 @replaces(
   "Sign",
   on="onnx",
-  because="ONNX Runtime 1.31: takes the sign of int64 from its lower half, and makes 0 of a NaN of float16",
+  because="ONNX Runtime 1.31: takes the sign of int64 from its lower half, and makes 0 of a NaN "
+  "of float16",
 )
 def _sign(op: Any, x: tf.Tensor) -> list[tf.Tensor]:
   """ONNX Runtime reads the sign of int64 from its lower half, and returns 0 for a float16 NaN."""
@@ -393,7 +395,8 @@ _replaces_each(
     "Maximum": _only_for(_COMPARED, lambda op, x, y: [_larger(x, y)]),
     "Minimum": _only_for(_COMPARED, lambda op, x, y: [_smaller(x, y)]),
   },
-  because="ONNX Runtime 1.31: compares the lower halves of 64-bit integers as if they had signs, and uint32 likewise",
+  because="ONNX Runtime 1.31: compares the lower halves of 64-bit integers as if they had signs, "
+  "and uint32 likewise",
 )
 _replaces_each(
   {
@@ -420,7 +423,8 @@ _replaces_each(
 )
 _replaces_each(
   dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), convolutions.input_gradient),
-  because="tf2onnx 1.17: splits explicit padding into halves, and pads with negative numbers where windows do not fill the image",
+  because="tf2onnx 1.17: splits explicit padding into halves, and pads with negative numbers "
+  "where windows do not fill the image",
 )
 _replaces_each(
   {

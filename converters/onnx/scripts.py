@@ -86,7 +86,9 @@ def prepared(function: Any) -> Prepared:
     >>> from jax2tf.converters import onnx
     >>> specs = [tf.TensorSpec([None, 2], tf.float32, "x")]
     >>> f = onnx.prepared(jax2tf.convert(lambda x: jnp.log1p(x), polymorphic_shapes=["b, _"]))
-    >>> model, _ = tf2onnx.convert.from_function(f, specs, opset=18, custom_op_handlers=onnx.custom_op_handlers())
+    >>> model, _ = tf2onnx.convert.from_function(
+    ...   f, specs, opset=18, custom_op_handlers=onnx.custom_op_handlers()
+    ... )
     >>> [tensor.name for tensor in model.graph.input]
     ['x']
   """

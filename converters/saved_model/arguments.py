@@ -146,12 +146,10 @@ def check_order(fun: Callable[..., Any], names: Sequence[str], leading: Sequence
   try:
     own = list(signature.bind(*leading, *names).arguments)[len(leading) :]
   except TypeError as error:
-    own = [
-      parameter.removeprefix("jax2tf_") for parameter in signature.parameters
-    ]  # of a model of a library
-    if len(own) == len(names) and own[:1] != list(
-      leading[:1]
-    ):  # perhaps the function of the inputs alone
+    # of a model of a library
+    own = [parameter.removeprefix("jax2tf_") for parameter in signature.parameters]
+    # perhaps the function of the inputs alone
+    if len(own) == len(names) and own[:1] != list(leading[:1]):
       called = ", ".join([*leading, *names])
       raise ValueError(
         f"inputs = {given}: '{name}' takes ({', '.join(own)}), and it is called with ({called}); "

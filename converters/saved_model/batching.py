@@ -41,7 +41,12 @@ class Batching:
     >>> from jax2tf.converters import saved_model
     >>> model = saved_model.Model({"w": 2.0})
     >>> batching = saved_model.Batching(max_batch_size=64, batch_timeout_micros=500)
-    >>> model = model.add(lambda params, x: params["w"] * x, inputs={"x": "f32[b]"}, outputs=["y"], batching=batching)
+    >>> model = model.add(
+    ...   lambda params, x: params["w"] * x,
+    ...   inputs={"x": "f32[b]"},
+    ...   outputs=["y"],
+    ...   batching=batching,
+    ... )
     >>> model.save("model").as_posix()
     'model/1'
   """

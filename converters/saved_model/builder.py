@@ -354,7 +354,9 @@ class Model(tf.__internal__.tracking.AutoTrackable):
       >>> import numpy as np
       >>> from jax2tf.converters import saved_model
       >>> model = saved_model.Model({"w": np.eye(2, dtype=np.float32)})
-      >>> model = model.add(lambda params, x: x @ params["w"], inputs={"x": "f32[b,2]"}, outputs=["y"])
+      >>> model = model.add(
+      ...   lambda params, x: x @ params["w"], inputs={"x": "f32[b,2]"}, outputs=["y"]
+      ... )
       >>> model.save("built").as_posix()
       'built/1'
     """
@@ -365,9 +367,8 @@ class Model(tf.__internal__.tracking.AutoTrackable):
         "the model has a state, and no signature takes it: add(..., stateful=True), or leave out "
         "the state"
       )
-    publish.check_version(
-      folder := paths.of(path), version, overwrite
-    )  # checked before the work; `publish` checks again after it
+    # checked before the work; `publish` checks again after it
+    publish.check_version(folder := paths.of(path), version, overwrite)
     requests = warmup.prepared(
       warmup_requests,
       self.signatures,

@@ -119,7 +119,9 @@ def from_flax_linen(
     >>> from jax2tf.converters import saved_model
     >>> module = nn.Dense(3)
     >>> variables = module.init(jax.random.key(0), jnp.zeros((1, 2)))
-    >>> model = saved_model.from_flax_linen(module, variables, inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> model = saved_model.from_flax_linen(
+    ...   module, variables, inputs={"x": "f32[b,2]"}, outputs=["y"]
+    ... )
     >>> model.records["serving_default"].outputs
     {'y': 'f32[b,3]'}
   """
@@ -236,9 +238,8 @@ def nnx(
   (model.train if training else model.eval)()
   graph, variables = flax_nnx.split(model)
   trainable = _paths_of(flax_nnx, variables, flax_nnx.Param)
-  drawn = (
-    set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)
-  )  # a recurrent cell draws a key for its zeros
+  # a recurrent cell draws a key for its zeros
+  drawn = set() if training else _paths_of(flax_nnx, variables, flax_nnx.RngState)
   method = _method(model, call)
   given = _given(method, training, arguments)
 

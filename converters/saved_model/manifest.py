@@ -136,7 +136,9 @@ def read(directory: paths.Given) -> Manifest:
     >>> from jax2tf.converters import saved_model
     >>> from jax2tf.converters.saved_model import manifest
     >>> w = np.eye(2, dtype=np.float32)
-    >>> path = saved_model.save(lambda w, x: x @ w, w, "described", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> path = saved_model.save(
+    ...   lambda w, x: x @ w, w, "described", inputs={"x": "f32[b,2]"}, outputs=["y"]
+    ... )
     >>> manifest.read(path).signatures["serving_default"].outputs
     {'y': 'f32[b,2]'}
   """

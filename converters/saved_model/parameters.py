@@ -170,9 +170,8 @@ def variable(path: str, array: Any, *, trainable: bool) -> tf.Variable:
 
 def with_progress(arrays: Sequence[Any], what: str) -> Iterator[Any]:
   """Iterates over the arrays, with a progress bar in bytes if they are large."""
-  sizes = [
-    np.asarray(a).nbytes for a in arrays
-  ]  # NumPy views the memory of JAX and TensorFlow without a copy
+  # NumPy views the memory of JAX and TensorFlow without a copy
+  sizes = [np.asarray(a).nbytes for a in arrays]
   with tqdm.tqdm(
     total=sum(sizes), unit="B", unit_scale=True, desc=what, disable=sum(sizes) < _LARGE
   ) as report:

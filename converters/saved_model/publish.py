@@ -147,9 +147,8 @@ def replace_folder(written: Path, target: Path) -> None:
     return
   aside = written.with_name(_REPLACED)
   durable.make_folder(aside)
-  target.rename(
-    aside / target.name
-  )  # until `target` is there again, `beside` or `recover` gives it back
+  # until `target` is there again, `beside` or `recover` gives it back
+  target.rename(aside / target.name)
   written.rename(target)
   durable.sync_names(target.parent)
   aside.rename(aside.with_name("removed"))
@@ -269,9 +268,8 @@ def check_writable(folder: Path) -> None:
     return
   there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
   try:
-    with tempfile.TemporaryDirectory(
-      prefix=".writable-", dir=there
-    ):  # access(2) answers yes for the superuser even where writes fail
+    # access(2) answers yes for the superuser even where writes fail
+    with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):
       pass
   except OSError as error:
     raise OSError(

@@ -53,7 +53,13 @@ def save(
     >>> import jax.numpy as jnp, numpy as np, tensorflow as tf
     >>> from jax2tf.converters import saved_model
     >>> params = {"w": np.eye(2, dtype=np.float32)}
-    >>> path = saved_model.save(lambda params, x: jnp.tanh(x @ params["w"]), params, "model", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> path = saved_model.save(
+    ...   lambda params, x: jnp.tanh(x @ params["w"]),
+    ...   params,
+    ...   "model",
+    ...   inputs={"x": "f32[b,2]"},
+    ...   outputs=["y"],
+    ... )
     >>> path.as_posix()
     'model/1'
     >>> serve = tf.saved_model.load("model/1").signatures["serving_default"]

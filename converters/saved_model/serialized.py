@@ -73,9 +73,8 @@ def _narrowed(name: str, values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return values
   narrow = tf.cast(values, dtype)
   pair = (tf.cast(narrow, values.dtype), values)
-  same = (
-    pair if values.dtype == tf.int64 else tuple(map(tf.math.is_finite, pair))
-  )  # floats may be rounded
+  # floats may be rounded
+  same = pair if values.dtype == tf.int64 else tuple(map(tf.math.is_finite, pair))
   with tf.control_dependencies(
     [tf.debugging.assert_equal(*same, f"feature {name} is not {dtype.name}")]
   ):

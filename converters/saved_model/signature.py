@@ -115,9 +115,8 @@ def made(
     raise ValueError(
       f"pass_through: {', '.join(sorted(twice))} is already an input; choose another name"
     )
-  defaults = optional.defaults(
-    around.defaults or {}, specs, arguments
-  )  # moves these specs to the end
+  # moves these specs to the end
+  defaults = optional.defaults(around.defaults or {}, specs, arguments)
   run = _run(
     _named_results(call, arguments, outputs),
     arguments,
@@ -223,9 +222,8 @@ def _run(
     compute = around.batching.batched(
       tf.function(compute, autograph=False, input_signature=types), name
     )
-    if (
-      preprocess
-    ):  # a function checks the dtypes and shapes of what that gives; BatchFunction does not
+    # a function checks the dtypes and shapes of what that gives; BatchFunction does not
+    if preprocess:
       compute = tf.function(compute, autograph=False, input_signature=types)
 
   def run(given: Tensors) -> Tensors:

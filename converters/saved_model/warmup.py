@@ -105,8 +105,13 @@ def from_specs(model: Any, count: int = 3) -> dict[str, list[dict[str, np.ndarra
     >>> import numpy as np
     >>> from jax2tf.converters import saved_model
     >>> from jax2tf.converters.saved_model import warmup
-    >>> model = saved_model.Model(np.eye(2, dtype=np.float32)).add(lambda w, x: x @ w, inputs={"x": "f32[b,2]"})
-    >>> [request["x"].dtype.name for request in warmup.from_specs(model, count=2)["serving_default"]]
+    >>> model = saved_model.Model(np.eye(2, dtype=np.float32)).add(
+    ...   lambda w, x: x @ w, inputs={"x": "f32[b,2]"}
+    ... )
+    >>> [
+    ...   request["x"].dtype.name
+    ...   for request in warmup.from_specs(model, count=2)["serving_default"]
+    ... ]
     ['float32', 'float32']
   """
   requests: dict[str, list[dict[str, np.ndarray]]] = {}

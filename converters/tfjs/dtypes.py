@@ -216,9 +216,8 @@ def divide(x: tf.Tensor, y: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.T
   """
   if dtype == tf.uint32:
     return _divide_unsigned(x, y)
-  y = (
-    y if _known(y, lambda v: v != 0) else tf.where(tf.equal(y, 0), 1, y)
-  )  # wasm fails for a divisor of zero
+  # wasm fails for a divisor of zero
+  y = y if _known(y, lambda v: v != 0) else tf.where(tf.equal(y, 0), 1, y)
   rest = tf.math.floormod(x, y)
   short = tf.logical_and(tf.not_equal(rest, 0), tf.not_equal(x < 0, y < 0))
   whole = x - tf.where(short, rest - y, rest)  # towards zero, where it fits

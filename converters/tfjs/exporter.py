@@ -85,7 +85,14 @@ def save(
     >>> from jax2tf.converters import tfjs
     >>> w = np.eye(2, dtype=np.float32)
     >>> options = {"backends": ["wasm"], "sizes": {"b": 2}, "samples": 1}
-    >>> made = tfjs.save(lambda w, x: jnp.tanh(x @ w), w, "tfjs", inputs={"x": "f32[b,2]"}, outputs=["y"], **options)
+    >>> made = tfjs.save(
+    ...   lambda w, x: jnp.tanh(x @ w),
+    ...   w,
+    ...   "tfjs",
+    ...   inputs={"x": "f32[b,2]"},
+    ...   outputs=["y"],
+    ...   **options,
+    ... )
     >>> sorted(file.name for file in made.path.iterdir())
     ['group1-shard1of1.bin', 'model.json']
   """
@@ -159,7 +166,9 @@ def save_model(
 
   Examples:
     >>> from jax2tf.converters import saved_model, tfjs
-    >>> model = saved_model.Model({"w": 2.0}).add(lambda params, x: params["w"] * x, inputs={"x": "f32[b]"}, outputs=["y"])
+    >>> model = saved_model.Model({"w": 2.0}).add(
+    ...   lambda params, x: params["w"] * x, inputs={"x": "f32[b]"}, outputs=["y"]
+    ... )
     >>> made = tfjs.save_model(model, "model", backends=["wasm"], samples=1)
     >>> made.path.name, made.report.ok
     ('model', True)

@@ -26,9 +26,8 @@ SHARD = 4 << 20  # bytes: a size that browsers cache
 _QUANTIZED_FROM = 1024
 QUANTIZED = ("uint8", "uint16", "float16")
 _WITH_TWO_RESULTS = "TopKV2"  # the only op of SUPPORTED with named results
-_LARGEST_INT_OF_WEBGL = (
-  2**16
-)  # webgl holds int32 in float32; graphs that work on bits contain this constant
+# webgl holds int32 in float32; graphs that work on bits contain this constant
+_LARGEST_INT_OF_WEBGL = 2**16
 
 
 def definition(concrete: Any) -> tuple[Any, dict[str, Any]]:

@@ -22,9 +22,8 @@ def _extreme(x: tf.Tensor, y: tf.Tensor, first: object) -> tf.Tensor:
   assert callable(first)
   for one, other in ((x, y), (y, x)):
     value = tf.get_static_value(other)
-    if (
-      value is not None and not np.isnan(value).any()
-    ):  # only the operand that is not a constant can be NaN
+    # only the operand that is not a constant can be NaN
+    if value is not None and not np.isnan(value).any():
       return tf.where(first(other, one), other, one)
   return tf.where(tf.logical_or(first(x, y), tf.math.is_nan(x)), x, y)
 

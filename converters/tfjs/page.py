@@ -40,7 +40,12 @@ class Page:
     >>> import jax
     >>> from jax2tf.converters import tfjs
     >>> page = tfjs.Page(title="Colours", labels=["red", "green", "blue"])
-    >>> options = {"inputs": {"x": "f32[b,3]"}, "outputs": ["y"], "backends": ["wasm"], "samples": 1}
+    >>> options = {
+    ...   "inputs": {"x": "f32[b,3]"},
+    ...   "outputs": ["y"],
+    ...   "backends": ["wasm"],
+    ...   "samples": 1,
+    ... }
     >>> made = tfjs.save(lambda params, x: jax.nn.softmax(x), None, "model", page=page, **options)
     >>> "<title>Colours" in (made.path / "page.html").read_text()
     True

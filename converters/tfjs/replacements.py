@@ -170,9 +170,8 @@ def _short(x: tf.Tensor, y: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
 
 
 def _constant(op: tf.Operation) -> list[tf.Tensor]:
-  if (
-    op.outputs[0].dtype == tf.string
-  ):  # the message of an assertion, which is dropped; other string ops are refused
+  # the message of an assertion, which is dropped; other string ops are refused
+  if op.outputs[0].dtype == tf.string:
     return [tf.zeros([], tf.int32)]
   value = tf.get_static_value(op.outputs[0])
   if (dtype := strange(op)) is not None:
@@ -332,7 +331,8 @@ _replaces_each(
     "Min": _reduction(math.inf, False),
   }
   | dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), guarded(_matrix_product)),
-  because="TF.js 4.22: does not wrap integers as their dtypes do, multiplies them in float64, and wasm reduces nothing to anything",
+  because="TF.js 4.22: does not wrap integers as their dtypes do, multiplies them in float64, and "
+  "wasm reduces nothing to anything",
 )
 _replaces_each(
   dict.fromkeys(
@@ -381,7 +381,8 @@ _replaces_each(
     "TensorScatterSub": indexing.scatter(tf.subtract),
     "TensorScatterUpdate": one(indexing.scattered_rows),
   },
-  because="TF.js 4.22: cpu stops at a row outside and writes into the operand, wasm writes past the tensor",
+  because="TF.js 4.22: cpu stops at a row outside and writes into the operand, wasm writes past "
+  "the tensor",
 )
 _replaces_each(
   {

@@ -58,11 +58,17 @@ class Agreement:
       return f"the cosine with the reference is {self.cosine:.6f}, less than {least_cosine}"
     least = least_variation(least_cosine)
     if self.variation is not None and least > 0 and not self.variation >= least:
-      return f"the outputs vary otherwise than the reference's: a cosine of {self.variation:.4f} without their mean, less than {least:.4g}"
+      return (
+        f"the outputs vary otherwise than the reference's: a cosine of {self.variation:.4f} "
+        f"without their mean, less than {least:.4g}"
+      )
     if self.top_1 is not None and round(self.top_1 * self.rows) < math.floor(
       least_top_1 * self.rows
     ):
-      return f"{self.top_1:.1%} of {self.rows} rows have the reference's first class, less than least_top_1 = {least_top_1}"
+      return (
+        f"{self.top_1:.1%} of {self.rows} rows have the reference's first class, less than "
+        f"least_top_1 = {least_top_1}"
+      )
     return ""
 
   def text(self) -> str:

@@ -128,7 +128,10 @@ class Dataset:
     if not calibrated:
       return f"on {count} representative samples"
     if any(len(samples) < HELD_BACK for samples in self.samples.values()):
-      return f"on {count} representative samples, some of which calibrated it, because fewer than {HELD_BACK} were given"
+      return (
+        f"on {count} representative samples, some of which calibrated it, because fewer than "
+        f"{HELD_BACK} were given"
+      )
     return f"on {count} representative samples, which were held back from the calibration"
 
 

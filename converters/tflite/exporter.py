@@ -77,7 +77,9 @@ def save(
     >>> import jax.numpy as jnp, numpy as np
     >>> from jax2tf.converters import tflite
     >>> w = np.eye(2, dtype=np.float32)
-    >>> made = tflite.save(lambda w, x: jnp.tanh(x @ w), w, "model.tflite", inputs={"x": "f32[1,2]"}, outputs=["y"])
+    >>> made = tflite.save(
+    ...   lambda w, x: jnp.tanh(x @ w), w, "model.tflite", inputs={"x": "f32[1,2]"}, outputs=["y"]
+    ... )
     >>> made.path.name
     'model.tflite'
   """
@@ -179,8 +181,18 @@ def save_model(
   Examples:
     >>> from jax2tf.converters import saved_model, tflite
     >>> model = saved_model.Model({"w": 2.0})
-    >>> model = model.add(lambda params, x: params["w"] * x, inputs={"x": "f32[4]"}, outputs=["y"], signatures=["scale"])
-    >>> model = model.add(lambda params, x: x - params["w"], inputs={"x": "f32[4]"}, outputs=["y"], signatures=["shift"])
+    >>> model = model.add(
+    ...   lambda params, x: params["w"] * x,
+    ...   inputs={"x": "f32[4]"},
+    ...   outputs=["y"],
+    ...   signatures=["scale"],
+    ... )
+    >>> model = model.add(
+    ...   lambda params, x: x - params["w"],
+    ...   inputs={"x": "f32[4]"},
+    ...   outputs=["y"],
+    ...   signatures=["shift"],
+    ... )
     >>> made = tflite.save_model(model, "model.tflite", samples=1)
     >>> made.path.name, made.report.ok
     ('model.tflite', True)
@@ -247,7 +259,9 @@ def run(
   Examples:
     >>> import numpy as np
     >>> from jax2tf.converters import tflite
-    >>> made = tflite.save(lambda params, x: 2 * x, None, "model.tflite", inputs={"x": "f32[b]"}, outputs=["y"])
+    >>> made = tflite.save(
+    ...   lambda params, x: 2 * x, None, "model.tflite", inputs={"x": "f32[b]"}, outputs=["y"]
+    ... )
     >>> tflite.run("model.tflite", {"x": np.ones(3, np.float32)})
     {'y': array([2., 2., 2.], dtype=float32)}
   """
@@ -318,7 +332,9 @@ def save_training(
     >>> loss = lambda params, x, y: jnp.mean((predict(params, x) - y) ** 2)
     >>> batch, inputs = {"x": "f32[b,2]", "y": "f32[b]"}, {"x": "f32[b,2]"}
     >>> params = {"w": np.zeros(2, np.float32)}
-    >>> made = tflite.save_training(loss, predict, params, "model.tflite", batch=batch, inputs=inputs, learning_rate=0.1)
+    >>> made = tflite.save_training(
+    ...   loss, predict, params, "model.tflite", batch=batch, inputs=inputs, learning_rate=0.1
+    ... )
     >>> made.report.ok
     True
   """

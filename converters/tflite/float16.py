@@ -32,9 +32,8 @@ def half_precision(model: bytes) -> bytes:
   range."""
   tools = runtime.extra("ai_edge_litert.tools.flatbuffer_utils")
   made = tools.read_model_from_bytearray(bytearray(model))
-  halves: dict[
-    int, int | None
-  ] = {}  # {buffer of float32: that of float16, or None if it does not fit}
+  # {buffer of float32: that of float16, or None if it does not fit}
+  halves: dict[int, int | None] = {}
   for graph in made.subgraphs:
     dequantized = []
     for i, tensor in enumerate(list(graph.tensors)):

@@ -28,9 +28,8 @@ def replacements(
 
   def reserved(op: tf.Operation, element_shape: tf.Tensor, count: tf.Tensor) -> Sequence[Any]:
     if element_shape.shape.rank != 1:
-      return same(
-        op, (element_shape, count)
-      )  # the reserved list of a TensorArray that takes its rows from a tensor; nothing uses it
+      # the reserved list of a TensorArray that takes its rows from a tensor; nothing uses it
+      return same(op, (element_shape, count))
     dtype = op.get_attr("element_dtype")
     # A size that is unknown before the first row is written, -1, becomes 1.
     known = tf.get_static_value(element_shape)

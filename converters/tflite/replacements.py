@@ -21,7 +21,8 @@ from .rule import WIDER, of_operands, widened
   "Maximum",
   "Minimum",
   on="tflite",
-  because="LiteRT 2.3: loses NaN; TensorFlow 2.21's converter: makes Relu6 of integers, without a kernel",
+  because="LiteRT 2.3: loses NaN; TensorFlow 2.21's converter: makes Relu6 of integers, without a "
+  "kernel",
 )
 @functools.partial(widened, ordered=True)
 def _larger(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -228,9 +229,8 @@ def _ends_softmax(op: tf.Operation, x: tf.Tensor) -> bool:
     return False
   z, shift = e.inputs[0].op.inputs
   most = _unshaped(shift).op
-  most = (
-    most.inputs[0].op if most.type == "Maximum" else most
-  )  # the operand -inf is for an empty row
+  # the operand -inf is for an empty row
+  most = most.inputs[0].op if most.type == "Maximum" else most
   if most.type != "Max" or most.inputs[0] is not z:
     return False
   axes = [tf.get_static_value(reduction.inputs[1]) for reduction in (total, most)]
@@ -415,11 +415,12 @@ _MATH: Mapping[str, Callable[..., Any]] = {
 _WIDENED = re.findall(
   r"\w+",
   """
-  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv3D Cumsum
-  DepthwiseConv2dNative DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
-  MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot OnesLike Pack Pow Prod
-  Range Reciprocal Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice Softmax SpaceToBatchND
-  SplitV Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack UnsortedSegmentProd UnsortedSegmentSum
+  Abs Add AddN AddV2 AvgPool BatchToSpaceND Ceil ConcatV2 Conv2D Conv3D Cumsum DepthwiseConv2dNative
+  DivNoNan Einsum Elu Equal ExpandDims Fill Floor GatherNd IsFinite IsNan LeakyRelu LogSoftmax
+  MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 MaxPool Mean Mul Neg NotEqual OneHot
+  OnesLike Pack Pow Prod Range Reciprocal Rint Roll Round SegmentSum Select SelectV2 Selu Sign Slice
+  Softmax SpaceToBatchND SplitV Square SquaredDifference StridedSlice Sum Tanh Tile Transpose Unpack
+  UnsortedSegmentProd UnsortedSegmentSum
   ZerosLike
   """,
 )
@@ -434,7 +435,8 @@ FUSED = ("Erf", "Erfc")
 _replaces_each = functools.partial(replaces_each, on="tflite")
 _replaces_each(
   lists.replacements(again, WIDER),
-  because="TensorFlow 2.21's converter: needs rows of a static size, and copies all of them at each write",
+  because="TensorFlow 2.21's converter: needs rows of a static size, and copies all of them at "
+  "each write",
 )
 _replaces_each(
   dict.fromkeys(

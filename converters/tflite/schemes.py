@@ -18,12 +18,8 @@ from .calibration import Dataset
 from .exporter import save_model
 from .quantized import LEAST_COSINE
 
-_OF_SCHEMES = (
-  "least_cosine",
-  "least_top_1",
-  "scores",
-  "narrow_inputs",
-)  # which float32 does not take
+# which float32 does not take
+_OF_SCHEMES = ("least_cosine", "least_top_1", "scores", "narrow_inputs")
 
 
 @dataclass(frozen=True)
@@ -108,16 +104,17 @@ def quantization_report(
     >>> import numpy as np
     >>> from jax2tf.converters import saved_model, tflite
     >>> w = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
-    >>> model = saved_model.Model(w).add(lambda w, x: x @ w, inputs={"x": "f32[1,256]"}, outputs=["y"])
+    >>> model = saved_model.Model(w).add(
+    ...   lambda w, x: x @ w, inputs={"x": "f32[1,256]"}, outputs=["y"]
+    ... )
     >>> report = tflite.quantization_report(model, ".", [None, "dynamic_int8"], samples=1)
     >>> [(row.scheme, row.size < 30_000) for row in report.rows]
     [('None', False), ('dynamic_int8', True)]
   """
   folder = paths.of(folder, "folder")
   if representative_dataset is not None:
-    representative_dataset = Dataset.of(
-      representative_dataset
-    )  # an iterator gives its samples once
+    # an iterator gives its samples once
+    representative_dataset = Dataset.of(representative_dataset)
   rows = []
   for scheme in schemes:
     if scheme == "int8" and representative_dataset is None and schemes == (None, *LEAST_COSINE):

@@ -36,7 +36,11 @@ def converter(
   Examples:
     >>> import jax.numpy as jnp, jax2tf, tensorflow as tf
     >>> from jax2tf.converters import tflite
-    >>> f = tf.function(jax2tf.convert(jnp.log1p), autograph=False, input_signature=[tf.TensorSpec([2], tf.float32, "x")])
+    >>> f = tf.function(
+    ...   jax2tf.convert(jnp.log1p),
+    ...   autograph=False,
+    ...   input_signature=[tf.TensorSpec([2], tf.float32, "x")],
+    ... )
     >>> tflite.converter([f.get_concrete_function()]).convert()[4:8]
     b'TFL3'
   """

@@ -39,9 +39,8 @@ _LN2 = math.log(2)
 def subtracted(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   """constant - x. TF 2.21's converter moves a transposition of x after the op, and makes it x -
   constant."""
-  return constant + (
-    tf.negative(x) if x.dtype.is_floating else x * tf.constant(-1, x.dtype)
-  )  # the converter makes constant - x of -x
+  # the converter makes constant - x of -x
+  return constant + (tf.negative(x) if x.dtype.is_floating else x * tf.constant(-1, x.dtype))
 
 
 def divided(constant: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -69,9 +68,8 @@ def log(x: tf.Tensor) -> tf.Tensor:
   )
   near = (x > like(math.sqrt(0.5), x)) & (x < like(math.sqrt(2), x))
   found = tf.where(near, _log1p_near_zero(x - like(1.0, x)), far)
-  return tf.where(
-    _at_least(math.inf, tf.abs(x)), tf.sqrt(x), found
-  )  # the root of infinities and NaN is their logarithm
+  # the root of infinities and NaN is their logarithm
+  return tf.where(_at_least(math.inf, tf.abs(x)), tf.sqrt(x), found)
 
 
 def log1p(x: tf.Tensor) -> tf.Tensor:

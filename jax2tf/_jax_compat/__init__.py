@@ -276,9 +276,8 @@ def call_effect(name: str, *, ordered: bool) -> Any:
   lowering."""
   members = {
     "__str__": lambda _: name,
-    "__eq__": lambda self, other: (
-      type(self) is type(other)
-    ),  # an exported function is read with effects of its own
+    # an exported function is read with effects of its own
+    "__eq__": lambda self, other: type(self) is type(other),
     "__hash__": lambda _: hash(name),
   }
   kind = type(name, (_effects.Effect,), members)
@@ -409,9 +408,8 @@ remat_opt_p = _custom_derivatives.remat_opt_p
 xla_metadata_call_p = getattr(_xla_metadata, "xla_metadata_call_p", None)  # JAX 0.12
 xla_metadata_value_p = getattr(_xla_metadata, "xla_metadata_value_p", None)  # JAX 0.12
 relayout_p = getattr(_pjit, "relayout_p", None)  # JAX 0.12
-with_memory_space_constraint_p = getattr(
-  _state_primitives, "with_memory_space_constraint_p", None
-)  # JAX 0.12
+# JAX 0.12
+with_memory_space_constraint_p = getattr(_state_primitives, "with_memory_space_constraint_p", None)
 dce_sink_p = _lax.dce_sink_p
 tie_p = _lax.tie_p
 stage_p = _lax.stage_p

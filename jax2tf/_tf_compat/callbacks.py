@@ -14,7 +14,10 @@ import tensorflow as tf
 from jax2tf import _tf_compat, errors
 
 _PYTHON = "jax2tf "
-_ADVICE = "remove these lines before conversion; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
+_ADVICE = (
+  "remove these lines before conversion; Equinox' error_if makes no callbacks with "
+  "EQX_ON_ERROR=nan in the environment"
+)
 # an attribute of the PrintV2 and Assert ops that take the place of callbacks in a file
 _LINE = "_jax2tf_line"
 
@@ -81,9 +84,8 @@ def call_python(
     try:
       return function(*arrays)
     except Exception as error:
-      if (note := f"called back by {of}") not in getattr(
-        error, "__notes__", ()
-      ):  # it may be raised again
+      # it may be raised again
+      if (note := f"called back by {of}") not in getattr(error, "__notes__", ()):
         error.add_note(note)
       _raised.appendleft(error)
       raise
@@ -117,7 +119,10 @@ def refuse(callbacks: Iterable[Callback]) -> None:
   """Raises CallbackError, with the source lines, for callbacks that no file can hold."""
   if lost := [found for found in callbacks if found.text is None]:
     lines = "".join(f"  {found}\n" for found in lost)
-    message = f"cannot save a function that calls back into Python, which no file can hold:\n{lines}  {_ADVICE}"
+    message = (
+      "cannot save a function that calls back into Python, which no file can "
+      f"hold:\n{lines}  {_ADVICE}"
+    )
     raise errors.CallbackError(message, map(gap, lost))
 
 

@@ -88,9 +88,8 @@ def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any
     if isinstance(operand, Literal) and _is_number(v) and (by := _added(maker, v, out)) is not None:
       first, step = (int(np.asarray(number).astype(np.int64)) for number in (operand.val, by))
       exact = first + step * turns
-      if (
-        exact.astype(v.aval.dtype).astype(np.int64) == exact
-      ).all():  # otherwise it wraps, and remains carried
+      # otherwise it wraps, and remains carried
+      if (exact.astype(v.aval.dtype).astype(np.int64) == exact).all():
         known[v] = exact.astype(v.aval.dtype)
         counters[v] = np.asarray(first + step * scan.length).astype(v.aval.dtype)
   for v, operand in zip(scan.xs, operands[scan.n_outer :], strict=True):

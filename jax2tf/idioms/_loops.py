@@ -123,9 +123,8 @@ class Scan:
     how = {name: self.eqn.params[name] for name in ("reverse", "unroll")}
     if isinstance(self.length, int):
       return lax.scan(step, init, xs, self.length, **how)
-    spare = (
-      () if xs else operands[self.n_outer : self.n_outer + 1]
-    )  # lax.scan takes no symbolic length
+    # lax.scan takes no symbolic length
+    spare = () if xs else operands[self.n_outer : self.n_outer + 1]
     return lax.scan(lambda carry, x: step(carry, x[0]), init, (xs, spare), **how)
 
 

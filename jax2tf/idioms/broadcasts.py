@@ -68,9 +68,8 @@ def unrepeated(flow: Dataflow, eqn: Any) -> Equations | None:
     for i, maker in enumerate(makers)
     if maker is not None and len(maker.invars) == 1 and is_array(maker.invars[0])
   ]
-  if (
-    eqn.primitive is P.select_n_p
-  ):  # the predicate stays, it is a scalar or of the shape of the cases
+  # the predicate stays, it is a scalar or of the shape of the cases
+  if eqn.primitive is P.select_n_p:
     found = [i for i in found if i]
   # One operand at least has the shape of the result, and keeps it.
   if not found or not any(

@@ -58,7 +58,9 @@ class Layer(keras.layers.Layer):
 
   Examples:
     >>> import keras, numpy as np, jax2tf.keras
-    >>> layer = jax2tf.keras.Layer(lambda w, x: x @ w, np.eye(2, dtype=np.float32), inputs={"x": "f32[b,2]"})
+    >>> layer = jax2tf.keras.Layer(
+    ...   lambda w, x: x @ w, np.eye(2, dtype=np.float32), inputs={"x": "f32[b,2]"}
+    ... )
     >>> model = keras.Sequential([keras.Input((2,)), layer])
     >>> model(np.ones((3, 2), np.float32)).shape
     TensorShape([3, 2])

@@ -49,7 +49,9 @@ def from_flax_nnx(
     >>> os.environ["KERAS_BACKEND"] = "tensorflow"
     >>> from flax import nnx
     >>> import jax2tf.keras
-    >>> layer = jax2tf.keras.from_flax_nnx(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), inputs={"x": "f32[b,4]"})
+    >>> layer = jax2tf.keras.from_flax_nnx(
+    ...   nnx.Linear(4, 2, rngs=nnx.Rngs(0)), inputs={"x": "f32[b,4]"}
+    ... )
     >>> [weight.path.rpartition("/")[2] for weight in layer.trainable_weights]
     ['bias', 'kernel']
   """
@@ -143,7 +145,9 @@ def from_haiku(
     >>> import jax2tf.keras
     >>> x = np.ones((3, 4), np.float32)
     >>> transformed = hk.transform(lambda x: hk.Linear(2)(x))
-    >>> layer = jax2tf.keras.from_haiku(transformed, transformed.init(jax.random.key(0), x), inputs={"x": "f32[b,4]"})
+    >>> layer = jax2tf.keras.from_haiku(
+    ...   transformed, transformed.init(jax.random.key(0), x), inputs={"x": "f32[b,4]"}
+    ... )
     >>> layer(x).shape
     TensorShape([3, 2])
   """

@@ -50,9 +50,8 @@ def apart(x: tf.Tensor, *kinds: str) -> tf.Tensor:
 def extrema_apart(x: tf.Tensor) -> tf.Tensor:
   """The operand of a maximum or minimum over axes, which Grappler would put before a monotonic
   function."""
-  return apart(
-    x, *(("Neg",) if x.dtype.is_integer else _PARTIAL)
-  )  # the least integer is its own negative
+  # the least integer is its own negative
+  return apart(x, *(("Neg",) if x.dtype.is_integer else _PARTIAL))
 
 
 def _ends_a_chain(result: tf.Tensor, *operands: tf.Tensor) -> bool:

@@ -70,9 +70,8 @@ def is_known(condition: Callable[[np.ndarray], Any], tensor: tf.Tensor) -> bool:
     return False
   try:
     with np.errstate(all="ignore"), warnings.catch_warnings():  # it folds casts with NumPy
-      warnings.simplefilter(
-        "ignore", DeprecationWarning
-      )  # TF 2.21 reads f16 and bf16 in a way that NumPy 2.5 deprecates
+      # TF 2.21 reads f16 and bf16 in a way that NumPy 2.5 deprecates
+      warnings.simplefilter("ignore", DeprecationWarning)
       value = tf.get_static_value(tensor)
   except TypeError:  # NumPy has no cast between 4-bit integers
     return False

@@ -112,9 +112,8 @@ def _same(
 
 def _explicit(padding: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:
   numbers = [p for pads in ((0, 0), *padding, (0, 0)) for p in pads]
-  if len(padding) != 2 or not all(
-    isinstance(p, int) and p >= 0 for p in numbers
-  ):  # TF 2.21: Conv3D takes SAME and VALID only
+  # TF 2.21: Conv3D takes SAME and VALID only
+  if len(padding) != 2 or not all(isinstance(p, int) and p >= 0 for p in numbers):
     return None
   return {"padding": "EXPLICIT", "explicit_paddings": numbers}
 
@@ -204,9 +203,8 @@ def filter_gradient(
     kernel = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
       input=image, filter_sizes=sizes, out_backprop=cotangent, strides=strides, **pads
     )
-    if (
-      tf.compat.dimension_value(image.shape[0]) is None
-    ):  # TF 2.21: without oneDNN the op does not write its result if there are no images
+    # TF 2.21: without oneDNN the op does not write its result if there are no images
+    if tf.compat.dimension_value(image.shape[0]) is None:
       kernel = tf.where(tf.shape(image)[0] > 0, kernel, tf.zeros([], kernel.dtype))
     return ctx.reshape(kernel, (*conv.out, 1, conv.outputs))
   op = tf.raw_ops.Conv2DBackpropFilter if conv.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2

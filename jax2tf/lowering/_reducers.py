@@ -43,9 +43,8 @@ def reduced(
 ) -> list[Any]:
   """`operands` reduced over `axes`, neighbours first, in log n steps; a symbolic n takes a loop."""
   rest = [d for axis, d in enumerate(operands[0].shape) if axis not in axes]
-  size = math.prod(
-    operands[0].shape[axis] for axis in axes
-  )  # not -1: beside an empty `rest` it could be anything
+  # not -1: beside an empty `rest` it could be anything
+  size = math.prod(operands[0].shape[axis] for axis in axes)
   xs = [jnp.moveaxis(x, axes, range(len(axes))).reshape((size, *rest)) for x in operands]
   accumulators = [jnp.broadcast_to(init, rest) for init in inits]
   if not isinstance(size, int):

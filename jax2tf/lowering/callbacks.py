@@ -17,7 +17,10 @@ from jax2tf.dtypes import physical
 from jax2tf.lowering._texts import text_of
 from jax2tf.registry import lowers
 
-_ADVICE = "leave out jit_compile=True, or this line; Equinox' error_if makes no callbacks with EQX_ON_ERROR=nan in the environment"
+_ADVICE = (
+  "leave out jit_compile=True, or this line; Equinox' error_if makes no callbacks with "
+  "EQX_ON_ERROR=nan in the environment"
+)
 
 
 @lowers(_jax_compat.pure_callback_p, on_keys=True)

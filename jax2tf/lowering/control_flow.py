@@ -94,9 +94,8 @@ def _cond(
   branch for the destination."""
   if branches_platforms is not None:
     chosen = ctx.destination.branch(branches_platforms)
-    (branch,) = [
-      branches[i] for i in chosen if i is not None
-    ]  # platform_index has refused if there is not one
+    # platform_index has refused if there is not one
+    (branch,) = [branches[i] for i in chosen if i is not None]
     branches = [branch]
   return _branch(ctx, index, *operands, branches=branches)
 
@@ -281,9 +280,8 @@ def _scan(
 def _is_scalar(jaxpr: Any) -> bool:
   """Whether a jaxpr and those inside it have scalars only: then all steps of a map cost little more
   than one, and no more memory."""
-  if any(
-    eqn.primitive is _jax_compat.pure_callback_p for eqn in jaxpr.eqns
-  ):  # vmap makes a scan of a sequential one, and so on
+  # vmap makes a scan of a sequential one, and so on
+  if any(eqn.primitive is _jax_compat.pure_callback_p for eqn in jaxpr.eqns):
     return False
   avals: list[Any] = [
     x.aval

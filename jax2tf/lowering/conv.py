@@ -51,9 +51,8 @@ def _conv_general_dilated(
   if any(
     isinstance(d, int) and d == 0 for aval in (*ctx.avals_in, ctx.aval_out) for d in aval.shape
   ):
-    return tf.zeros(
-      ctx.shape(ctx.aval_out.shape), ctx.dtype_out
-    )  # TF 2.21: Conv2D refuses empty filters and images
+    # TF 2.21: Conv2D refuses empty filters and images
+    return tf.zeros(ctx.shape(ctx.aval_out.shape), ctx.dtype_out)
 
   some = _with_results(conv)
 
@@ -65,9 +64,8 @@ def _conv_general_dilated(
       lhs = tf.pad(
         lhs, [[0, ctx.dim(some.batch - conv.batch) if d == at else 0] for d in range(conv.rank + 2)]
       )
-      lhs = tf.ensure_shape(
-        lhs, lhs.shape
-      )  # TF 2.21: Grappler fuses Pad and Conv2D into an op that pads no batch
+      # TF 2.21: Grappler fuses Pad and Conv2D into an op that pads no batch
+      lhs = tf.ensure_shape(lhs, lhs.shape)
     result = _laid_out(ctx, some, lhs, rhs, dimension_numbers, reversed_kernel)
     return tf.slice(result, [0] * (conv.rank + 2), ctx.shape(ctx.aval_out.shape))
 

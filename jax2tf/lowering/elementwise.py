@@ -31,9 +31,8 @@ from jax2tf.registry import lower_directly, lowers
 
 _add = as_written(tf.add)
 _multiply = widened(as_written(tf.multiply), *NARROW)
-_subtract = as_written(
-  lambda x, y: subtract(apart(x, "Exp"), y)
-)  # Grappler rewrites exp(x) - 1 to expm1(x)
+# Grappler rewrites exp(x) - 1 to expm1(x)
+_subtract = as_written(lambda x, y: subtract(apart(x, "Exp"), y))
 
 
 def _square(x: tf.Tensor) -> tf.Tensor:
@@ -136,9 +135,8 @@ def _sign(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
       size = tf.abs(x)
       parts = (tf.math.divide_no_nan(part, size) for part in (tf.math.real(x), tf.math.imag(x)))
       return tf.complex(*parts)
-    return (
-      tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)
-    )  # TF 2.21: no unsigned kernel for Sign
+    # TF 2.21: no unsigned kernel for Sign
+    return tf.minimum(x, scalar(1, x)) if x.dtype in UNSIGNED else tf.sign(x)
 
   return widened(sign, *NARROW)(x)
 
@@ -183,9 +181,8 @@ def _log2(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
 def _log1p(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...], log(1 + x) without cancellation."""
   del ctx
-  if (
-    x.dtype.is_complex
-  ):  # TF 2.21: the complex kernel loses the real part of small imaginary x, and is NaN at -1
+  # TF 2.21: the complex kernel loses the real part of small imaginary x, and is NaN at -1
+  if x.dtype.is_complex:
     re, im = tf.math.real(x), tf.math.imag(x)
     near = scalar(0.5, re) * tf.math.log1p(_distance_from_circle(re, im))
     far = _log_of_size(_add(re, scalar(1, re)), im)
@@ -235,9 +232,8 @@ def _cbrt(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   if x.dtype == tf.float64:  # one Newton step for the last digits; not from zero or infinity
     better = root - (root - size / (root * root)) / scalar(3, wide)
     root = where(tf.math.is_finite(better), better, root)
-  return tf.cast(
-    where(root > scalar(0, root), tf.sign(wide) * root, wide), x.dtype
-  )  # TF 2.21: sign(-0.0) is 0.0
+  # TF 2.21: sign(-0.0) is 0.0
+  return tf.cast(where(root > scalar(0, root), tf.sign(wide) * root, wide), x.dtype)
 
 
 @lowers(P.atan2_p)
@@ -427,9 +423,8 @@ def _nextafter(ctx: RuleContext, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     ctx.refuse(f"TensorFlow cannot access the bits of {x.dtype.name}", "use another dtype")
   # TF 2.21: NextAfter has kernels for float32 and float64 only.
   start, end = (tf.cast(_ordinal(z), tf.int32) for z in (x, y))
-  start, end = (
-    place + tf.cast(place < 0, tf.int32) for place in (start, end)
-  )  # -0.0 and 0.0 count as one
+  # -0.0 and 0.0 count as one
+  start, end = (place + tf.cast(place < 0, tf.int32) for place in (start, end))
   place = start + tf.sign(end - start)
   bits = where(place < 0, -(2**15) - place, place)
   return where(

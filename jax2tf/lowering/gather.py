@@ -49,9 +49,8 @@ def _gather(
     ctx.refuse(
       "JAX itself has no lowering of gather with mode 'one_hot'", "use mode 'clip' or 'fill'"
     )
-  if 0 in ctx.dimensions.static_shape(
-    ctx.aval_out.shape
-  ):  # TensorFlow refuses indices into an empty tensor
+  # TensorFlow refuses indices into an empty tensor
+  if 0 in ctx.dimensions.static_shape(ctx.aval_out.shape):
     return tf.zeros(ctx.shape(ctx.aval_out.shape), operand.dtype)
   numbers, shape, batch = dimension_numbers, ctx.avals_in[0].shape, ctx.avals_in[1].shape[:-1]
   fill = mode == lax.GatherScatterMode.FILL_OR_DROP and len(numbers.start_index_map) > 0
@@ -103,9 +102,8 @@ def _windows_at(
     return broadcast(ctx, ctx.reshape(operand, ones), ones, [*batch, *sizes]), batch_axes + _axes(
       "window", kept
     )
-  if (
-    windows.are_rows and 1 < len(windows.columns) <= 7
-  ):  # TF 2.21: GatherNd on CPU takes 7 components
+  # TF 2.21: GatherNd on CPU takes 7 components
+  if windows.are_rows and 1 < len(windows.columns) <= 7:
     rows = tf.gather_nd(operand, starts)
     return rows if windows.dropped == {*windows.columns} else ctx.reshape(
       rows, [*batch, *sizes]

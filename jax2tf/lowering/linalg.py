@@ -178,9 +178,8 @@ def _cholesky(ctx: RuleContext, operand: tf.Tensor) -> tf.Tensor:
   # a failure, as in OpenBLAS.
   factor = tf.linalg.cholesky(operand)
   rows = tf.range(ctx.dim(ctx.aval_out.shape[-1]))
-  failed = tf.reduce_any(
-    tf.math.is_nan(real(factor[..., :1, :1])), [-2, -1]
-  )  # also where a symbolic n is 0
+  # also where a symbolic n is 0
+  failed = tf.reduce_any(tf.math.is_nan(real(factor[..., :1, :1])), [-2, -1])
   return nan_unless(~failed, tf.where(rows[:, tf.newaxis] >= rows, factor, operand))
 
 

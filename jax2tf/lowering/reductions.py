@@ -27,9 +27,8 @@ from jax2tf.registry import lowers
 def _reduce_sum(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) -> tf.Tensor:
   """operand f32[b,n] -> f32[b]."""
   if all(is_one(ctx.avals_in[0].shape[axis]) for axis in axes):
-    return ctx.reshape(
-      operand, ctx.aval_out.shape
-    )  # JAX sums what it has broadcast along a size of 1
+    # JAX sums what it has broadcast along a size of 1
+    return ctx.reshape(operand, ctx.aval_out.shape)
   return _sum(operand, list(axes))
 
 
@@ -99,9 +98,8 @@ def _reduce_xor(ctx: RuleContext, operand: tf.Tensor, *, axes: Sequence[int]) ->
   """operand bool[b,n] -> bool[b], true where an odd number is true; of integers, bit by bit."""
   if operand.dtype != tf.bool:
     return _reduced_by(ctx, lax.bitwise_xor, operand, axes)
-  odd = tf.bitwise.bitwise_and(
-    tf.reduce_sum(tf.cast(operand, tf.int32), list(axes)), 1
-  )  # a wrapped sum keeps its parity
+  # a wrapped sum keeps its parity
+  odd = tf.bitwise.bitwise_and(tf.reduce_sum(tf.cast(operand, tf.int32), list(axes)), 1)
   return tf.cast(odd, tf.bool)
 
 

@@ -125,9 +125,8 @@ def _scattered(
     windows = dataclasses.replace(windows, batch=(1,))
     indices, updates = tf.expand_dims(indices, 0), tf.expand_dims(updates, 0)
   shape, batch, policy = windows.shape, windows.batch, "" if clip else "IGNORE"
-  if (
-    combine in _TAKE_VECTORS and windows.are_rows and 0 < len(windows.columns) <= 5
-  ):  # TF 2.21: the scatters on CPU take 5 components
+  # TF 2.21: the scatters on CPU take 5 components
+  if combine in _TAKE_VECTORS and windows.are_rows and 0 < len(windows.columns) <= 5:
     rows = wide(indices)
     if clip:
       rows = windows.clamped(ctx, windows.vectors(indices))

@@ -82,10 +82,8 @@ def _select_and_gather_add(
 
 
 def _scattered(greatest: bool, axes: Sequence[Axis], source: Any, operand: Any) -> Any:
-  if 0 in (
-    *operand.shape,
-    *source.shape,
-  ):  # an empty operand or source, for which `_selected` has no shape
+  # an empty operand or source, for which `_selected` has no shape
+  if 0 in (*operand.shape, *source.shape):
     return jnp.zeros(operand.shape, source.dtype)
   positions, _ = _selected(greatest, axes, operand)
   if source.dtype == bool:  # whose sum is `or`

@@ -110,9 +110,8 @@ def _descending_keys(operand: tf.Tensor) -> list[tf.Tensor]:
   if not operand.dtype.is_floating:
     return [tf.bitwise.invert(operand)]
   bits = tf.bitcast(operand, _BITS[operand.dtype])
-  descending = where(
-    bits < 0, bits ^ bits.dtype.min, negative(bits)
-  )  # bits are sign and magnitude, so both zeros become 0
+  # bits are sign and magnitude, so both zeros become 0
+  descending = where(bits < 0, bits ^ bits.dtype.min, negative(bits))
   return [where(tf.not_equal(operand, operand), scalar(bits.dtype.min, bits), descending)]
 
 

@@ -18,9 +18,8 @@ from jax2tf.registry import lower_directly, lowers
 
 
 def _bessel_i1e(x: tf.Tensor) -> tf.Tensor:
-  return where(
-    tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x)
-  )  # TF 2.21: the kernel has 0.0 at -0.0
+  # TF 2.21: the kernel has 0.0 at -0.0
+  return where(tf.equal(x, scalar(0, x)), x, tf.math.bessel_i1e(x))
 
 
 # TF 2.21: these have no bfloat16 kernel on CPU, and most have no float16 kernel.
@@ -54,9 +53,8 @@ _ZETA_COEFFICIENTS = _bernoulli_over_factorial(12)
 def _erf(ctx: RuleContext, x: tf.Tensor) -> tf.Tensor:
   """x f32[...] -> f32[...]."""
   del ctx
-  if (
-    x.dtype == tf.float64
-  ):  # TF 2.21: the float64 kernel is NaN at infinity; at 6 it is 1 to the last digit
+  # TF 2.21: the float64 kernel is NaN at infinity; at 6 it is 1 to the last digit
+  if x.dtype == tf.float64:
     x = tf.maximum(tf.minimum(x, scalar(6, x)), scalar(-6, x))
   return widened(tf.math.erf, *NARROW)(x)
 

@@ -140,9 +140,8 @@ def _windows(
 ) -> list[Any]:
   """The reduced windows, innermost axis first, so that elements meet in their order."""
   shape = [axis.out for axis in axes]
-  if any(
-    map(is_zero, shape)
-  ):  # no window fits, and the spans of `_windows_along` would be of negative size
+  # no window fits, and the spans of `_windows_along` would be of negative size
+  if any(map(is_zero, shape)):
     return [jnp.zeros(shape, x.dtype) for x in xs]
   axes = [axis.with_a_window.ending_with_a_window for axis in axes]
   config = [(*axis.padding, axis.base_dilation - 1) for axis in axes]

@@ -152,7 +152,9 @@ def functional(
   Examples:
     >>> import jax, tensorflow as tf, jax2tf
     >>> w = tf.Variable([1.0, 2.0])
-    >>> apply, variables = jax2tf.functional(lambda x: tf.reduce_sum(w * x), jax.ShapeDtypeStruct((2,), "float32"))
+    >>> apply, variables = jax2tf.functional(
+    ...   lambda x: tf.reduce_sum(w * x), jax.ShapeDtypeStruct((2,), "float32")
+    ... )
     >>> jax.grad(apply)(variables, jax.numpy.array([3.0, 4.0]))[0].tolist()
     [3.0, 4.0]
   """
@@ -286,7 +288,8 @@ class _Call:
       raise ValueError(
         "The called TF function returns a result that is not convertible to JAX: "
         f"'{self.function.name}' returns {y!r}. Return numeric "
-        "tensors of known rank; other values, such as strings, may only be used inside the function"
+        "tensors of known rank; other values, such as strings, may only be used inside the "
+        "function"
       ) from error
     y = tf.convert_to_tensor(y)
     if is_key(dtype):

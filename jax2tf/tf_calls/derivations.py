@@ -325,9 +325,8 @@ class _Mapped(_Derived):
     results = [_with_batch(a, size) for a in inner.avals_out]
     super().__init__(inner, f"the vmap of {inner.name}", self._run, avals, inner.options, results)
     self._one, self._method = inner.run, inner.options.vmap_method
-    if any(
-      batched[i] for i in inner.held
-    ):  # each element calls the copy of the graph that takes values
+    # each element calls the copy of the graph that takes values
+    if any(batched[i] for i in inner.held):
       self.held, self._method = {}, "sequential"
       self._one = lambda *elements: list(
         functions.flat_call(inner.concrete, inner.held)(list(elements))

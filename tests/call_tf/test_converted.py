@@ -117,9 +117,8 @@ def test_polymorphic_gradients_of_a_variable():
   np.testing.assert_allclose(by_x, 2 * jnp.cos(2 * X), rtol=1e-5)
   np.testing.assert_allclose(by_v, (X * jnp.cos(2 * X)).sum(), rtol=1e-5)
   graph = tf.function(f).get_concrete_function(tf.TensorSpec([None])).graph.as_graph_def()
-  assert "VarHandleOp" not in str(
-    graph
-  )  # an exported or compiled graph has no variables of a call's own
+  # an exported or compiled graph has no variables of a call's own
+  assert "VarHandleOp" not in str(graph)
 
 
 def test_polymorphic_gradients():

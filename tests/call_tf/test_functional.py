@@ -70,7 +70,10 @@ def test_optax_trains_a_saved_model(directory, tmp_path, without_jax):
     v.assign(value)
   tf.saved_model.save(model, str(tmp_path))
   np.testing.assert_allclose(tf.saved_model.load(str(tmp_path))(X), in_jax(variables, X), rtol=1e-5)
-  code = f"import tensorflow as tf; print(tf.saved_model.load({str(tmp_path)!r})({X.tolist()}).numpy().tolist())"
+  code = (
+    "import tensorflow as tf; "
+    f"print(tf.saved_model.load({str(tmp_path)!r})({X.tolist()}).numpy().tolist())"
+  )
   done = subprocess.run(
     [without_jax, "-c", code], check=True, capture_output=True, text=True, timeout=300
   )

@@ -162,7 +162,9 @@ def test_what_cannot_be_kept():
     )[1]
 
   with pytest.raises(
-    LookupError, match=r"(?s)'f' has no derivative.*RandomUniform.*variant, which JAX does not have"
+    LookupError,
+    match=r"(?s)'f' has no derivative.*RandomUniform.*variant, which JAX does not "
+    r"have",
   ):
     jax.grad(call_tf(f))(1.0)
 

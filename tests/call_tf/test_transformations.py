@@ -96,7 +96,8 @@ def test_called_back(name):
 
 @pytest.mark.xfail(
   strict=True,
-  reason="TF 2.21: its gradients of a complex determinant and of a complex cumprod lack a conjugate",
+  reason="TF 2.21: its gradients of a complex determinant and of a complex cumprod lack a "
+  "conjugate",
 )
 @pytest.mark.parametrize(
   ("of_tensorflow", "of_jax"), [(tf.linalg.det, jnp.linalg.det), (tf.math.cumprod, jnp.cumprod)]

@@ -68,9 +68,13 @@ def by_tensorflow(apply, values, folder):
 
 def by_parameters(apply, values, folder):
   path = saved_model.save(
-    lambda p, x: 2 * apply(p, x), values, folder, inputs={"x": "f32[b,2]"}, outputs=["y"],
+    lambda p, x: 2 * apply(p, x),
+    values,
+    folder,
+    inputs={"x": "f32[b,2]"},
+    outputs=["y"],
     with_gradient=True,
-  )  # fmt: skip
+  )
   loaded = tf.saved_model.load(str(path))
   return lambda x: loaded.signatures["serving_default"](x=x)["y"], []
 

@@ -65,9 +65,8 @@ def test_gradients(native):
     np.testing.assert_allclose(call(X), in_tensorflow(X), rtol=1e-5)
     for found, g in zip(gradients(call, X, [SCALED.w, SCALED.scale]), expected, strict=True):
       np.testing.assert_allclose(found, g, rtol=1e-5)
-  np.testing.assert_allclose(
-    jax.jit(between)(X), in_tensorflow(X), rtol=1e-5
-  )  # no trace with shadows is left
+  # no trace with shadows is left
+  np.testing.assert_allclose(jax.jit(between)(X), in_tensorflow(X), rtol=1e-5)
 
 
 def test_gradients_of_gradients():

@@ -176,9 +176,8 @@ def _largest(x: np.ndarray) -> float:
 def near(ours: np.ndarray, theirs: np.ndarray, units: float, scale: float) -> np.ndarray:
   """Where |ours - theirs| is at most `units` machine epsilons of |theirs| or of `scale`; NaN and
   infinities in the same places."""
-  if np.iscomplexobj(
-    theirs
-  ):  # each part, relative to the number: a complex product rounds like that
+  # each part, relative to the number: a complex product rounds like that
+  if np.iscomplexobj(theirs):
     size = np.abs(theirs)
     return _near(ours.real, theirs.real, units, scale, size) & _near(
       ours.imag, theirs.imag, units, scale, size
@@ -220,12 +219,15 @@ def _check_gradients(
   """The VJP of each step on its own operands, all in one conversion; where everything is finite and
   no operand is large."""
   chosen = [
-    k for k, step in enumerate(program.steps)
-    if ROWS[step.name].gradient and not np.any(_skipped(ROWS[step.name], step.params, operands[k]))
+    k
+    for k, step in enumerate(program.steps)
+    if ROWS[step.name].gradient
+    and not np.any(_skipped(ROWS[step.name], step.params, operands[k]))
     and all(_is_mild(x) for x in [*operands[k], *results[k]])
-    and any(_is_inexact(x) for x in operands[k]) and any(_is_inexact(y) for y in results[k])
+    and any(_is_inexact(x) for x in operands[k])
+    and any(_is_inexact(y) for y in results[k])
     and _has_derivative(step, operands[k])
-  ]  # fmt: skip
+  ]
   if not chosen:
     return []
   rng = np.random.default_rng(0)

@@ -274,9 +274,8 @@ def compare(
   coarsest = max(coarsest, coarsest_epsilon(harness, args))
   worst, allowed = 0.0, 0.0
   for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    floor = (
-      1.0 if derivative or harness.group_name in OF_THE_LARGEST else 2.0**-10
-    )  # a cotangent is a sum of products
+    # a cotangent is a sum of products
+    floor = 1.0 if derivative or harness.group_name in OF_THE_LARGEST else 2.0**-10
     error, limit = (
       error_in_ulp(ours, theirs, floor, coarsest),
       tolerance(harness, theirs.dtype, way),
@@ -313,9 +312,8 @@ def error_in_ulp(actual: Any, expected: Any, floor: float, coarsest: float = 0.0
     )
   info = jnp.finfo(expected.dtype)
   size = np.abs(expected.astype(np.complex128 if np.iscomplexobj(expected) else np.float64))
-  if np.iscomplexobj(
-    expected
-  ):  # each part, relative to the number: a complex product rounds like that
+  # each part, relative to the number: a complex product rounds like that
+  if np.iscomplexobj(expected):
     actual, expected, size = (
       np.stack(parts)
       for parts in ((actual.real, actual.imag), (expected.real, expected.imag), (size, size))

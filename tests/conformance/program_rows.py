@@ -182,23 +182,55 @@ ELEMENTWISE = [
   *_unary("sign", "iuf", UNSIGNED_ZERO),
   *_unary("real imag conj", "c", EXACT),
   # Faithful, but rounded by other polynomials.
-  *_unary("exp expm1 log log1p sin cos tan asin acos atan tanh asinh acosh atanh logistic rsqrt cbrt reciprocal", "f", 8.0),
+  *_unary(
+    "exp expm1 log log1p sin cos tan asin acos atan tanh asinh acosh atanh logistic rsqrt cbrt "
+    "reciprocal",
+    "f",
+    8.0,
+  ),
   # exp(x log 2): the error of the product grows with x
   *_unary("exp2 sinh cosh erf erfc", "f", 256.0),
   *_unary("erf_inv bessel_i0e bessel_i1e", "f", 64.0, least=1.0),  # JAX's derivative of i1e cancels
   # another series; relative to 1 near their zeros
   *_unary("lgamma digamma", "f", 2048.0, largest=True, least=1.0),
-  *[dataclasses.replace(r, name=r.name + "_c") for r in _unary("exp log sin cos tanh sqrt log1p expm1 abs square", "c", 256.0, skip=wild)],
-  Row("round", "f", lambda p, x: lax.round(x, lax.RoundingMethod(p[0])), params=one_of([0, 1]), gradient=False),
-  Row("integer_pow", "iuf", lambda p, x: lax.integer_pow(x, p[0]), params=one_of([2, 0, 1, 3, 5]), units=8.0, skip=product_overflows),
-  Row("reduce_precision", "f", lambda p, x: lax.reduce_precision(x, *p), params=one_of([5, 8], [7, 3, 10])),
+  *[
+    dataclasses.replace(r, name=r.name + "_c")
+    for r in _unary("exp log sin cos tanh sqrt log1p expm1 abs square", "c", 256.0, skip=wild)
+  ],
+  Row(
+    "round",
+    "f",
+    lambda p, x: lax.round(x, lax.RoundingMethod(p[0])),
+    params=one_of([0, 1]),
+    gradient=False,
+  ),
+  Row(
+    "integer_pow",
+    "iuf",
+    lambda p, x: lax.integer_pow(x, p[0]),
+    params=one_of([2, 0, 1, 3, 5]),
+    units=8.0,
+    skip=product_overflows,
+  ),
+  Row(
+    "reduce_precision",
+    "f",
+    lambda p, x: lax.reduce_precision(x, *p),
+    params=one_of([5, 8], [7, 3, 10]),
+  ),
   *_binary("add sub mul", "iuf"),
   *[dataclasses.replace(r, name=r.name + "_c") for r in _binary("add sub", "c")],
-  *[dataclasses.replace(r, name=r.name + "_c") for r in _binary("mul div pow", "c", 256.0, skip=wild)],
+  *[
+    dataclasses.replace(r, name=r.name + "_c")
+    for r in _binary("mul div pow", "c", 256.0, skip=wild)
+  ],
   *_binary("div", "iuf"),
   *_binary("rem", "iuf", gradient=False),
   *_binary("max min", "biuf", UNSIGNED_ZERO),
-  *[dataclasses.replace(r, name=r.name + "_c") for r in _binary("max min", "c", UNSIGNED_ZERO, skip=any_nan, gradient=False)],
+  *[
+    dataclasses.replace(r, name=r.name + "_c")
+    for r in _binary("max min", "c", UNSIGNED_ZERO, skip=any_nan, gradient=False)
+  ],
   *_binary("bitwise_and bitwise_or bitwise_xor", "biu"),
   *_binary("shift_left shift_right_logical shift_right_arithmetic", "iu"),
   *_binary("eq ne", "biufc"),
@@ -206,7 +238,14 @@ ELEMENTWISE = [
   *_binary("nextafter", "f", gradient=False),
   *_binary("pow", "f", 256.0),  # exp(y log x) in one of the two
   *_binary("atan2", "f", 8.0),
-  Row("pow_int", "f", lambda p, x, y: lax.pow(x, y), more=lambda x, p: [("int32", x.shape)], units=256.0, gradient=False),
+  Row(
+    "pow_int",
+    "f",
+    lambda p, x, y: lax.pow(x, y),
+    more=lambda x, p: [("int32", x.shape)],
+    units=256.0,
+    gradient=False,
+  ),
   Row("complex", "f", lambda p, x, y: lax.complex(x, y), more=same(1), moves=True),
   *_binary("hypot", "f", 64.0, jnp),
   # max(x, y) + log(...) cancels near zero
@@ -217,17 +256,42 @@ ELEMENTWISE = [
   *_binary("gcd lcm", "u", EXACT, jnp, ranks=(0, 1)),
   *_unary("nan_to_num trunc", "f", EXACT, jnp, gradient=False),
   *_unary("sinc", "f", 64.0, jnp, gradient=False),
-  Row("clamp", "biuf", lambda p, x, low, high: lax.clamp(low, x, high), more=same(2), units=UNSIGNED_ZERO),
   Row(
-    "clamp_scalar", "biuf", lambda p, x, low, high: lax.clamp(low, x, high), more=lambda x, p: [(x.dtype, ())] * 2, units=UNSIGNED_ZERO
+    "clamp",
+    "biuf",
+    lambda p, x, low, high: lax.clamp(low, x, high),
+    more=same(2),
+    units=UNSIGNED_ZERO,
   ),
-  Row("select", "biufc", lambda p, x, y, w: lax.select(w, x, y), more=lambda x, p: [(x.dtype, x.shape), (bool, x.shape)], moves=True),
-  Row("where_scalar", "biufc", lambda p, x, y, w: jnp.where(w, x, y), more=lambda x, p: [(x.dtype, ()), (bool, x.shape[-1:])], moves=True),
   Row(
-    "select_n", "biufc", lambda p, x, y, z, w: lax.select_n(w, x, y, z), moves=True,
+    "clamp_scalar",
+    "biuf",
+    lambda p, x, low, high: lax.clamp(low, x, high),
+    more=lambda x, p: [(x.dtype, ())] * 2,
+    units=UNSIGNED_ZERO,
+  ),
+  Row(
+    "select",
+    "biufc",
+    lambda p, x, y, w: lax.select(w, x, y),
+    more=lambda x, p: [(x.dtype, x.shape), (bool, x.shape)],
+    moves=True,
+  ),
+  Row(
+    "where_scalar",
+    "biufc",
+    lambda p, x, y, w: jnp.where(w, x, y),
+    more=lambda x, p: [(x.dtype, ()), (bool, x.shape[-1:])],
+    moves=True,
+  ),
+  Row(
+    "select_n",
+    "biufc",
+    lambda p, x, y, z, w: lax.select_n(w, x, y, z),
+    moves=True,
     more=lambda x, p: [(x.dtype, x.shape)] * 2 + [("int32", x.shape)],
   ),
-]  # fmt: skip
+]
 
 _CASTS = [
   "float32",
@@ -245,39 +309,126 @@ _CASTS = [
 _CASTS += ["float64", "int64", "uint64", "complex128"]
 _BITS = [d for d in _CASTS if d not in ("bool", "complex64", "complex128")]
 CASTS = [
-  Row("astype", "biufc", lambda p, x: lax.convert_element_type(x, p[0]), params=one_of(_CASTS), gradient=False),
+  Row(
+    "astype",
+    "biufc",
+    lambda p, x: lax.convert_element_type(x, p[0]),
+    params=one_of(_CASTS),
+    gradient=False,
+  ),
   # TensorFlow has no bitcast of bool (docs/limitations.md), XLA none of complex.
   Row(
-    "bitcast", "iuf", lambda p, x: lax.bitcast_convert_type(x, p[0]), params=one_of(_BITS), ranks=(0, 2), moves=True, gradient=False
+    "bitcast",
+    "iuf",
+    lambda p, x: lax.bitcast_convert_type(x, p[0]),
+    params=one_of(_BITS),
+    ranks=(0, 2),
+    moves=True,
+    gradient=False,
   ),
-]  # fmt: skip
+]
 
 _REDUCE = {"sum": 8.0, "prod": 64.0, "max": UNSIGNED_ZERO, "min": UNSIGNED_ZERO}
 _SKIP = {"sum": overflows, "prod": product_overflows}
 REDUCTIONS = [
   *[
     Row(
-      f"reduce_{n}", "iuf" if n in _SKIP else "biuf", lambda p, x, n=n: getattr(lax, f"reduce_{n}")(x, p[0]), params=axes, units=u,
-      largest=n == "sum", skip=_SKIP.get(n),
+      f"reduce_{n}",
+      "iuf" if n in _SKIP else "biuf",
+      lambda p, x, n=n: getattr(lax, f"reduce_{n}")(x, p[0]),
+      params=axes,
+      units=u,
+      largest=n == "sum",
+      skip=_SKIP.get(n),
     )
     for n, u in _REDUCE.items()
   ],
-  Row("reduce_sum_c", "c", lambda p, x: lax.reduce_sum(x, p[0]), params=axes, units=16.0, largest=True, skip=overflows),
-  Row("reduce_prod_c", "c", lambda p, x: lax.reduce_prod(x, p[0]), params=axes, units=64.0, largest=True, skip=product_overflows),
-  *[Row(f"reduce_{n}", "biu", lambda p, x, n=n: getattr(lax, f"reduce_{n}")(x, p[0]), params=axes) for n in ("and", "or", "xor")],
+  Row(
+    "reduce_sum_c",
+    "c",
+    lambda p, x: lax.reduce_sum(x, p[0]),
+    params=axes,
+    units=16.0,
+    largest=True,
+    skip=overflows,
+  ),
+  Row(
+    "reduce_prod_c",
+    "c",
+    lambda p, x: lax.reduce_prod(x, p[0]),
+    params=axes,
+    units=64.0,
+    largest=True,
+    skip=product_overflows,
+  ),
   *[
-    Row(n, "biuf", lambda p, x, n=n: getattr(lax, n)(x, *p), params=both(full_axis, one_of(["int32", "uint8", "int16"])), ranks=(1, 3))
+    Row(f"reduce_{n}", "biu", lambda p, x, n=n: getattr(lax, f"reduce_{n}")(x, p[0]), params=axes)
+    for n in ("and", "or", "xor")
+  ],
+  *[
+    Row(
+      n,
+      "biuf",
+      lambda p, x, n=n: getattr(lax, n)(x, *p),
+      params=both(full_axis, one_of(["int32", "uint8", "int16"])),
+      ranks=(1, 3),
+    )
     for n in ("argmax", "argmin")
   ],
-  Row("mean", "f", lambda p, x: jnp.mean(x, p[0]), params=full_axis, ranks=(1, 3), units=16.0, largest=True, skip=overflows),
-  Row("logsumexp", "f", lambda p, x: jax.nn.logsumexp(x, p[0]), params=full_axis, ranks=(1, 3), units=64.0, largest=True, skip=overflows),
-  Row("softmax", "f", lambda p, x: jax.nn.softmax(x, p[0]), params=full_axis, ranks=(1, 3), units=256.0, largest=True, skip=overflows),
-  Row("ptp", "iuf", lambda p, x: jnp.ptp(x, p[0]), params=full_axis, ranks=(1, 3), units=UNSIGNED_ZERO),
-  Row("reduce_of_two", "iuf", lambda p, x, y: lax.reduce((x, y), (lowest(x.dtype),) * 2, _larger_pair, p[0]),
-    params=axes, more=same(1), units=UNSIGNED_ZERO, skip=any_nan, gradient=False),
+  Row(
+    "mean",
+    "f",
+    lambda p, x: jnp.mean(x, p[0]),
+    params=full_axis,
+    ranks=(1, 3),
+    units=16.0,
+    largest=True,
+    skip=overflows,
+  ),
+  Row(
+    "logsumexp",
+    "f",
+    lambda p, x: jax.nn.logsumexp(x, p[0]),
+    params=full_axis,
+    ranks=(1, 3),
+    units=64.0,
+    largest=True,
+    skip=overflows,
+  ),
+  Row(
+    "softmax",
+    "f",
+    lambda p, x: jax.nn.softmax(x, p[0]),
+    params=full_axis,
+    ranks=(1, 3),
+    units=256.0,
+    largest=True,
+    skip=overflows,
+  ),
+  Row(
+    "ptp", "iuf", lambda p, x: jnp.ptp(x, p[0]), params=full_axis, ranks=(1, 3), units=UNSIGNED_ZERO
+  ),
+  Row(
+    "reduce_of_two",
+    "iuf",
+    lambda p, x, y: lax.reduce((x, y), (lowest(x.dtype),) * 2, _larger_pair, p[0]),
+    params=axes,
+    more=same(1),
+    units=UNSIGNED_ZERO,
+    skip=any_nan,
+    gradient=False,
+  ),
   *[
-    Row(n, k, lambda p, x, n=n: getattr(lax, n)(x, p[0], reverse=p[1]), params=both(axis, one_of([False, True])), ranks=(1, 3), units=u,
-      largest=n == "cumsum", skip=s)
+    Row(
+      n,
+      k,
+      lambda p, x, n=n: getattr(lax, n)(x, p[0], reverse=p[1]),
+      params=both(axis, one_of([False, True])),
+      ranks=(1, 3),
+      units=u,
+      largest=n == "cumsum",
+      skip=s,
+    )
     for n, k, u, s in [
       # f16 and bf16 round once, in the end (docs/limitations.md): 5 terms round to within 16 units.
       ("cumsum", "iuf", 16.0, overflows),
@@ -286,9 +437,17 @@ REDUCTIONS = [
       ("cummin", "iuf", UNSIGNED_ZERO, None),
     ]
   ],
-  Row("cumlogsumexp", "f", lambda p, x: lax.cumlogsumexp(x, p[0], reverse=p[1]), params=both(axis, one_of([False, True])), ranks=(1, 3),
-    units=64.0, largest=True, skip=overflows),
-]  # fmt: skip
+  Row(
+    "cumlogsumexp",
+    "f",
+    lambda p, x: lax.cumlogsumexp(x, p[0], reverse=p[1]),
+    params=both(axis, one_of([False, True])),
+    ranks=(1, 3),
+    units=64.0,
+    largest=True,
+    skip=overflows,
+  ),
+]
 
 
 def _larger_pair(a: Any, b: Any) -> Any:
@@ -304,15 +463,48 @@ def _sort_params(draw: Draw, x: Aval) -> tuple[Any, ...]:
 
 
 SORTS = [
-  Row("sort", "biuf", lambda p, x: lax.sort(x, dimension=p[0]), params=axis, ranks=(1, 3), units=UNSIGNED_ZERO),
-  Row("sort_two", "biuf", lambda p, x, y: lax.sort((x, y), dimension=p[0], num_keys=p[1]), params=_sort_params, ranks=(1, 3),
-    more=lambda x, p: [(p[2], x.shape)], units=UNSIGNED_ZERO),
-  Row("argsort", "biuf", lambda p, x: jnp.argsort(x, p[0], descending=p[1]), params=both(axis, one_of([False, True])), ranks=(1, 3)),
-  Row("top_k", "iuf", lambda p, x: lax.top_k(x, p[0]), ranks=(1, 3), units=UNSIGNED_ZERO,
-    params=lambda draw, x: (draw(st.integers(0, x.shape[-1])),)),
-  Row("searchsorted", "iuf", lambda p, x, y: jnp.searchsorted(x, y, side=p[0]), ranks=(1, 1), params=one_of(["left", "right"]),
-    more=same(1), skip=any_nan),
-]  # fmt: skip
+  Row(
+    "sort",
+    "biuf",
+    lambda p, x: lax.sort(x, dimension=p[0]),
+    params=axis,
+    ranks=(1, 3),
+    units=UNSIGNED_ZERO,
+  ),
+  Row(
+    "sort_two",
+    "biuf",
+    lambda p, x, y: lax.sort((x, y), dimension=p[0], num_keys=p[1]),
+    params=_sort_params,
+    ranks=(1, 3),
+    more=lambda x, p: [(p[2], x.shape)],
+    units=UNSIGNED_ZERO,
+  ),
+  Row(
+    "argsort",
+    "biuf",
+    lambda p, x: jnp.argsort(x, p[0], descending=p[1]),
+    params=both(axis, one_of([False, True])),
+    ranks=(1, 3),
+  ),
+  Row(
+    "top_k",
+    "iuf",
+    lambda p, x: lax.top_k(x, p[0]),
+    ranks=(1, 3),
+    units=UNSIGNED_ZERO,
+    params=lambda draw, x: (draw(st.integers(0, x.shape[-1])),),
+  ),
+  Row(
+    "searchsorted",
+    "iuf",
+    lambda p, x, y: jnp.searchsorted(x, y, side=p[0]),
+    ranks=(1, 1),
+    params=one_of(["left", "right"]),
+    more=same(1),
+    skip=any_nan,
+  ),
+]
 
 FAMILIES: list[list[Row]] = [ELEMENTWISE, CASTS, REDUCTIONS, SORTS]
 ROWS: dict[str, Row] = {}

@@ -227,20 +227,17 @@ class _Pool:
       return
     operands = [first]
     for like in [(jnp.dtype(dtype).name, tuple(shape)) for dtype, shape in row.more(x, params)]:
+      # seldom the same twice
       operands.append(
         self.operand(
           lambda a, like=like: (a.dtype.name, a.shape) == like, lambda like=like: like, 3
         )
-      )  # seldom the same twice
+      )
     step = Step(row.name, tuple(operands), params)
     try:
       results = jax.eval_shape(step, *map(self.aval, operands))
-    except (
-      TypeError,
-      ValueError,
-      IndexError,
-      NotImplementedError,
-    ):  # not of this dtype, or not in this JAX
+    # not of this dtype, or not in this JAX
+    except (TypeError, ValueError, IndexError, NotImplementedError):
       del self.inputs[before:]
       return
     if sum(int(np.prod(r.shape)) for r in results) <= 400 and all(

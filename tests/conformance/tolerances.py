@@ -252,9 +252,8 @@ CUSTOM_CHECKS: dict[str, Callable[[Any, Any, Any, Any], tuple[Any, Any]]] = {
 def coarsest_epsilon(harness: Any, args: Any) -> float:
   """The machine epsilon below which an error means nothing, whatever the dtype of the result."""
   if harness.group_name == "conv_general_dilated" and all(x.dtype == np.complex64 for x in args):
-    return float(
-      np.finfo(np.complex64).eps
-    )  # XLA on CPU adds such products in complex64 also where complex128 is preferred
+    # XLA on CPU adds such products in complex64 also where complex128 is preferred
+    return float(np.finfo(np.complex64).eps)
   return 0.0
 
 

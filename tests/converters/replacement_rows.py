@@ -60,20 +60,39 @@ def row(op: str, *operands: Any, **attributes: Any) -> Row:
 
 def rows() -> Iterator[Row]:
   """All of them."""
-  for op in """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan Lgamma Log Log1p Neg
-    Reciprocal Relu Relu6 Rint Round Rsqrt Sigmoid Sign Sin Sinh Sqrt Square Tan Tanh OnesLike ZerosLike""".split():  # noqa: SIM905
+  yield from _of_floats()
+  yield from _of_integers()
+  yield from _reductions()
+  yield from _others()
+  yield from _matrices()
+  yield from _moves()
+  yield from _scatters()
+  yield from _layers()
+
+
+def _of_floats() -> Iterator[Row]:
+  for op in """
+    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor IsFinite IsInf
+    IsNan Lgamma Log Log1p Neg Reciprocal Relu Relu6 Rint Round Rsqrt Sigmoid Sign Sin Sinh Sqrt
+    Square Tan Tanh OnesLike ZerosLike
+  """.split():  # noqa: SIM905
     yield row(op, F)
   for op in ("Exp", "Log", "Rsqrt", "Sqrt"):
     yield row(op, LARGE)
   for op in ("Selu", "Softplus", "LeakyRelu", "Digamma", "Erfinv"):
     yield row(op, PLAIN / 2.1)
-  for op in """AddV2 Sub Mul RealDiv Maximum Minimum SquaredDifference Atan2 TruncateMod Less LessEqual Greater GreaterEqual Equal NotEqual
-    NextAfter DivNoNan""".split():  # noqa: SIM905
+  for op in """
+    AddV2 Sub Mul RealDiv Maximum Minimum SquaredDifference Atan2 TruncateMod Less LessEqual Greater
+    GreaterEqual Equal NotEqual NextAfter DivNoNan
+  """.split():  # noqa: SIM905
     yield row(op, F, F[::-1].copy())
   yield row("Pow", np.abs(PLAIN), PLAIN)
   yield row("Xlogy", PLAIN, np.abs(PLAIN))
   for op in ("FloorDiv", "FloorMod"):
     yield row(op, PLAIN, PLAIN.T.reshape(3, 4) + np.float32(0.1))
+
+
+def _of_integers() -> Iterator[Row]:
   for op in "AddV2 Add Sub Mul Maximum Minimum BitwiseAnd BitwiseOr BitwiseXor Less Equal".split():  # noqa: SIM905
     yield row(op, I, I[::-1].copy())
     if op != "Add":  # none of unsigned integers
@@ -92,6 +111,9 @@ def rows() -> Iterator[Row]:
     yield row(op, I.view(np.uint32), COUNTS.view(np.uint32))
   for op in "Abs Neg Sign Invert PopulationCount Square".split():  # noqa: SIM905
     yield row(op, I)
+
+
+def _reductions() -> Iterator[Row]:
   for op in "Sum Prod Max Min Mean".split():  # noqa: SIM905
     yield row(op, TABLE if op in ("Max", "Min") else PLAIN, [1])
   for op in "Sum Prod Max Min".split():  # noqa: SIM905
@@ -104,16 +126,15 @@ def rows() -> Iterator[Row]:
   for op in ("Cumsum", "Cumprod"):
     yield row(op, PLAIN, 1, reverse=True)
     yield row(op, I.reshape(3, 4), 0)
+
+
+def _others() -> Iterator[Row]:
   yield Row("AddN", lambda x, y: tf.raw_ops.AddN(inputs=[x, y]), (PLAIN, PLAIN))
   for op in ("LogicalAnd", "LogicalOr"):
     yield row(op, BOOLS, BOOLS[::-1].copy())
   yield row("LogicalNot", BOOLS)
   yield row("ClipByValue", F, np.float32(-1), np.float32(1))
   yield row("LinSpace", np.float32(0), np.float32(1), 5)
-  yield from _matrices()
-  yield from _moves()
-  yield from _scatters()
-  yield from _layers()
 
 
 def _clamps(least: int, most: int) -> Iterator[tuple[str, Callable[..., Any]]]:

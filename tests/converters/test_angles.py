@@ -22,13 +22,25 @@ LARGEST = np.finfo(np.float32).max
 )
 def test_every_size_of_angle(ours: Callable[..., Any], exact: Callable[..., np.ndarray]) -> None:
   rng = np.random.default_rng(0)
-  x = np.concatenate([
-    rng.uniform(-1, 1, 50_000) * 10.0 ** rng.uniform(-3, 38.5, 50_000),
-    np.arange(1, 50_000) * np.pi,  # next to the zeros of one, and to the poles of another
-    np.arange(1, 50_000) * (np.pi / 2),
-    # next to a multiple of pi / 2 as no other float32 is (Kahan's and Muller's worst cases)
-    [16367173 * 2.0**72, 16367173 * -(2.0**72), LARGEST, -LARGEST, 4, -4, 2.0**13, 2.0**24, 2.0**35],
-  ]).astype(np.float32)  # fmt: skip
+  x = np.concatenate(
+    [
+      rng.uniform(-1, 1, 50_000) * 10.0 ** rng.uniform(-3, 38.5, 50_000),
+      np.arange(1, 50_000) * np.pi,  # next to the zeros of one, and to the poles of another
+      np.arange(1, 50_000) * (np.pi / 2),
+      # next to a multiple of pi / 2 as no other float32 is (Kahan's and Muller's worst cases)
+      [
+        16367173 * 2.0**72,
+        16367173 * -(2.0**72),
+        LARGEST,
+        -LARGEST,
+        4,
+        -4,
+        2.0**13,
+        2.0**24,
+        2.0**35,
+      ],
+    ]
+  ).astype(np.float32)
   expected = exact(x.astype(np.float64))
   found = ours(tf.constant(x)).numpy()
   units = np.abs(found - expected) / np.spacing(np.abs(expected).astype(np.float32))

@@ -192,12 +192,10 @@ def test_parameters_kept_in_fewer_bits(stored: Any, tmp_path: Path) -> None:
   loaded = tf.saved_model.load(str(half))
   rounded = params | {"w": params["w"].astype(stored).astype(np.float32)}
   answer = loaded.signatures["serving_default"](x=tf.constant(x))["output"]
-  np.testing.assert_allclose(
-    answer, jax.jit(fun)(rounded, x), rtol=1e-5, atol=1e-4
-  )  # sums of 256 products about 3
-  assert (
-    np.abs(answer - jax.jit(fun)(params, x)).max() > 1e-3
-  )  # and it is not the function of the wide ones
+  # sums of 256 products about 3
+  np.testing.assert_allclose(answer, jax.jit(fun)(rounded, x), rtol=1e-5, atol=1e-4)
+  # and it is not the function of the wide ones
+  assert np.abs(answer - jax.jit(fun)(params, x)).max() > 1e-3
   model.update(params | {"w": 2 * params["w"]})
   assert model.values()["w"].dtype == np.float32
   np.testing.assert_array_equal(

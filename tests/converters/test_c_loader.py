@@ -39,7 +39,8 @@ def compiled(program: Path, *options: str) -> Path:
     pytest.skip(reason="needs a C compiler, and there is no gcc or cc on PATH")
   if missing := [name for name in LIBRARIES if not (wheel / name).exists()]:
     pytest.skip(
-      reason=f"needs the C API, and the TensorFlow of this environment has no {' and no '.join(missing)} in {wheel}"
+      reason="needs the C API, and the TensorFlow of this environment has no "
+      f"{' and no '.join(missing)} in {wheel}"
     )
   # libtensorflow_cc has 1.1 GB of symbols: GNU's default linker reads them in 12 s, gold in 2 s.
   linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
@@ -279,9 +280,8 @@ def test_answers_are_pythons_and_jaxs(name: str, program: Path, tmp_path: Path) 
   )
   found = answers(program, directory, "serving_default", model.calls, tmp_path)
   in_python = answers_in_python(directory, "serving_default", model.calls)
-  if (
-    name == "minilm"
-  ):  # without oneDNN, the partial sums of a large product depend on the threads of its session
+  # without oneDNN, the partial sums of a large product depend on the threads of its session
+  if name == "minilm":
     for f, e in zip(found, in_python, strict=True):
       np.testing.assert_allclose(f["embedding"], e["embedding"], rtol=0, atol=1e-6)
   else:

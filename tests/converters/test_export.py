@@ -175,7 +175,8 @@ def test_an_answer_that_differs_is_an_error(tmp_path: Path) -> None:
   )
   with pytest.raises(
     ExportError,
-    match=r"(?s)TensorFlow computes different outputs than the reference, so nothing was written.*sums",
+    match=r"(?s)TensorFlow computes different outputs than the reference, so nothing was "
+    r"written.*sums",
   ) as caught:
     found.compared(
       wrong, "onnx", "TensorFlow", Comparison(examples={"n": np.int32(2)}), versions={}
@@ -193,7 +194,8 @@ def test_an_answer_that_differs_for_hostile_numbers_is_a_warning() -> None:
   )
   with pytest.warns(
     UserWarning,
-    match=r"(?s)computes different outputs than JAX for NaN, infinities or extreme numbers.*NaN at other places",
+    match=r"(?s)computes different outputs than JAX for NaN, infinities or extreme numbers.*NaN "
+    r"at other places",
   ):
     found.compared(wrong, "onnx", "TensorFlow", versions={})
 

@@ -219,9 +219,11 @@ def test_statistics_are_not_trainable_unless_asked() -> None:
     "gauss": {"mean": X[0], "scale": X[0]},  # a parameter of that name
     "keras": {"moving_mean": X[0], "moving_variance": X[0]},
   }
-  names = lambda **how: sorted(
-    v.name.removesuffix(":0") for v in saved_model.Model(params, **how).trainable_variables
-  )  # noqa: E731
+
+  def names(**how: Any) -> list[str]:
+    variables = saved_model.Model(params, **how).trainable_variables
+    return sorted(v.name.removesuffix(":0") for v in variables)
+
   assert names() == ["gauss/mean", "gauss/scale", "params/w"]
   assert len(names(trainable=True)) == 8
 

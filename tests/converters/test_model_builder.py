@@ -254,7 +254,10 @@ def test_update_traces_nothing_anew_and_takes_all_or_none() -> None:
     serve(x=X)["y"], predict(params | {"w": params["w"] + 1}, X), rtol=1e-6
   )
   assert len(traces) == count
-  differences = r"(?s)  scale: missing\n.*  steps: f32\[\], the model has i32\[\]\n  v: not in the model\n  w: f32\[2,4\], the model has f32\[4,2\]"
+  differences = (
+    r"(?s)  scale: missing\n.*  steps: f32\[\], the model has i32\[\]\n  v: not in "
+    r"the model\n  w: f32\[2,4\], the model has f32\[4,2\]"
+  )
   with pytest.raises(ValueError, match=differences):
     model.update({"w": PARAMS["w"].T, "steps": np.float32(3), "v": 1.0})
   assert np.any(serve(x=X)["y"] != before)
@@ -480,7 +483,10 @@ def test_methods_are_no_attributes_of_the_model(method: str) -> None:
 
 
 def test_what_a_killed_save_left_goes_with_the_next_one(tmp_path: Path) -> None:
-  imports = "import os, sys; from jax2tf.converters.saved_model.publish import beside; from pathlib import Path"
+  imports = (
+    "import os, sys; from jax2tf.converters.saved_model.publish import beside; from "
+    "pathlib import Path"
+  )
   writer = f"{imports}\nwith beside(Path(sys.argv[1])): "
   subprocess.run([sys.executable, "-c", writer + "os._exit(9)", str(tmp_path)], check=False)
   assert len(list(tmp_path.glob(".saving-*"))) == 1

@@ -23,7 +23,8 @@ import jax2tf.api  # else each child imports it
 from jax2tf.converters import saved_model
 
 def save(folder, **options):
-  model = saved_model.Model({"w": np.ones((300, 300), np.float32)}).add(lambda p, x: jnp.sin(x @ p["w"]), inputs={"x": "f32[b,300]"})
+  model = saved_model.Model({"w": np.ones((300, 300), np.float32)})
+  model = model.add(lambda p, x: jnp.sin(x @ p["w"]), inputs={"x": "f32[b,300]"})
   os.write(1, b"saving\\n")  # whole, also where Python does not buffer
   return model.save(folder, **options)
 """
@@ -111,9 +112,8 @@ def test_replacing_a_version_there_is_one_at_every_moment(tmp_path: Path) -> Non
   )
   assert saver.stdout and saver.stdout.readline() == "saving\n"
   first = Path(saver.stdout.readline().rstrip())
-  held: dict[
-    int, int
-  ] = {}  # an open descriptor of each folder seen: the file system gives its inode to no other
+  # an open descriptor of each folder seen: the file system gives its inode to no other
+  held: dict[int, int] = {}
   while saver.poll() is None:
     descriptor = os.open(first, os.O_RDONLY)  # raises where it is not there
     if (inode := os.fstat(descriptor).st_ino) in held:
@@ -141,7 +141,8 @@ jax.block_until_ready(params)
 save(sys.argv[1] + "/small")  # what saving anything takes
 
 def large():
-  model = saved_model.Model(params).add(lambda p, x: x + sum(w[:2].sum() for w in p.values()), inputs={"x": "f32[b]"})
+  model = saved_model.Model(params)
+  model = model.add(lambda p, x: x + sum(w[:2].sum() for w in p.values()), inputs={"x": "f32[b]"})
   return model.save(sys.argv[1] + "/large")
 
 extra = measure.peak_megabytes(large)
@@ -155,9 +156,8 @@ print(json.dumps({"extra": extra, "bytes": sum(f.stat().st_size for f in files),
 def test_a_model_above_two_gigabytes_with_one_parameter_of_extra_memory(tmp_path: Path) -> None:
   found = json.loads(output(run(LARGE, tmp_path)).splitlines()[-1])
   assert found["bytes"] > 2.25 * 2**30
-  assert (
-    found["extra"] < 1.3 * 256
-  )  # MB: one copy of the largest parameter, and what the saver itself takes
+  # MB: one copy of the largest parameter, and what the saver itself takes
+  assert found["extra"] < 1.3 * 256
   assert found["answer"] == [2 * sum(range(9))] * 2
 
 

@@ -263,9 +263,8 @@ def test_rows_are_written_from_the_end_too(tmp_path: Path) -> None:
 
 def test_constants_of_a_loop_are_its_own(tmp_path: Path) -> None:
   def step(v: jax.Array) -> jax.Array:
-    pairs = jax.nn.sigmoid(v.reshape(-1, 2)) + jnp.log1p(
-      v.reshape(-1, 2) ** 2
-    )  # 2 * b is computed outside, by constants too
+    # 2 * b is computed outside, by constants too
+    pairs = jax.nn.sigmoid(v.reshape(-1, 2)) + jnp.log1p(v.reshape(-1, 2) ** 2)
     return (pairs * jnp.arange(pairs.size).reshape(pairs.shape)).reshape(v.shape)
 
   fun = lambda x: jax.lax.while_loop(lambda v: jnp.all(v < 9), step, x)  # noqa: E731
@@ -358,15 +357,15 @@ def test_integer_division(tmp_path: Path) -> None:
 
 def test_special_functions_are_good_in_their_tails(tmp_path: Path) -> None:
   names = "erf", "erfc", "log1p", "expm1", "erf_inv", "logistic"
-  fun = lambda x: [
-    *(getattr(jax.lax, name)(x) for name in names),
-    jax.lax.digamma(jnp.abs(x) + 0.5),
-  ]  # noqa: E731
+
+  def fun(x: Any) -> list[Any]:
+    values = [getattr(jax.lax, name)(x) for name in names]
+    return [*values, jax.lax.digamma(jnp.abs(x) + 0.5)]
+
   check(tmp_path, fun, rtol=3e-5, atol=1e-37, x=FLOATS)
   (tmp_path / "model.onnx").unlink()
-  check(
-    tmp_path, jax.lax.lgamma, rtol=3e-5, atol=2e-6, x=FLOATS
-  )  # JAX 0.10 is off by that much around its zeros
+  # JAX 0.10 is off by that much around its zeros
+  check(tmp_path, jax.lax.lgamma, rtol=3e-5, atol=2e-6, x=FLOATS)
 
 
 def test_erfc_is_good_to_some_ulp(tmp_path: Path) -> None:
@@ -645,6 +644,7 @@ def test_another_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
       idioms="exact",
     )
   assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+  # over what is no model
   onnx.save(
     lambda _, x: jnp.sin(x),
     None,
@@ -653,7 +653,7 @@ def test_another_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outputs=["y"],
     overwrite=True,
     samples=1,
-  )  # over what is no model
+  )
   assert onnx.run(path, {"x": np.zeros(1, "f")})["y"] == [0.0]
 
 

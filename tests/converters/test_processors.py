@@ -55,7 +55,8 @@ def test_sizes_of_the_inputs_of_a_preprocess(tmp_path: Path) -> None:
 def test_what_a_preprocess_gives_has_the_shape_of_the_input(tmp_path: Path) -> None:
   with pytest.raises(
     ValueError,
-    match=r"fails in TensorFlow with the inputs image \[1, 3, 3\] \(Shape of tensor .*; give sizes=",
+    match=r"fails in TensorFlow with the inputs image \[1, 3, 3\] \(Shape of tensor .*; give "
+    r"sizes=",
   ):
     tflite.save_model(cropped(), tmp_path / "m.tflite")
   with pytest.raises(

@@ -62,10 +62,11 @@ def packed(chosen: list[Row]) -> tuple[Source, dict[str, np.ndarray]]:
     {name: str(Spec.of(y)) for name, y in concrete.structured_outputs.items()},
     preprocessed=True,  # so that the reference is called as it is
   )
-  reference = lambda *arrays: {
-    name: y.numpy()
-    for name, y in function(**dict(zip(inputs, map(tf.constant, arrays), strict=True))).items()
-  }  # noqa: E731
+
+  def reference(*arrays: np.ndarray) -> dict[str, np.ndarray]:
+    tensors = dict(zip(inputs, map(tf.constant, arrays), strict=True))
+    return {name: y.numpy() for name, y in function(**tensors).items()}
+
   return Source({"s": Signature("s", record, concrete, reference, None, None)}, [], "rows"), inputs
 
 
@@ -84,18 +85,20 @@ def between(results: Sequence[Any], operands: Sequence[Any]) -> set[str]:
 # operands the target has it right. To add an op here is to have asked whether that is so.
 NOT_REPLACED_AGAIN = {
   "onnx": """
-    BatchMatMulV2 Cast Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape RightShift SelectV2 Sign Slice Sum TensorScatterAdd
-    TruncateDiv TruncateMod
+    BatchMatMulV2 Cast Erf Fill MatMul Maximum Minimum Pad PadV2 Range Reshape RightShift SelectV2
+    Sign Slice Sum TensorScatterAdd TruncateDiv TruncateMod
   """,
   "tflite": """
-    Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos DepthwiseConv2dNative Equal Exp ExpandDims Fill Floor FloorMod GatherV2
-    Greater GreaterEqual IsNan Less Log MatMul Max Maximum Minimum Mul Neg Pack Pad PadV2 Prod Range RealDiv Relu ReverseV2
-    RightShift Round SelectV2 Sin Slice Sqrt Square StridedSlice Sub Sum TensorScatterAdd Transpose TruncateDiv Unpack
-    UnsortedSegmentMax UnsortedSegmentMin
+    Abs AddV2 Atan2 BitwiseXor BroadcastTo ConcatV2 Cos DepthwiseConv2dNative Equal Exp ExpandDims
+    Fill Floor FloorMod GatherV2 Greater GreaterEqual IsNan Less Log MatMul Max Maximum Minimum Mul
+    Neg Pack Pad PadV2 Prod Range RealDiv Relu ReverseV2 RightShift Round SelectV2 Sin Slice Sqrt
+    Square StridedSlice Sub Sum TensorScatterAdd Transpose TruncateDiv Unpack UnsortedSegmentMax
+    UnsortedSegmentMin
   """,
   "tfjs": """
-    Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual Max Maximum Minimum Mul Neg
-    NotEqual Prod Range ScatterNd SelectV2 Sin StridedSlice Sub Sum TensorScatterUpdate
+    Abs AddV2 Cast Const Cos Equal FloorDiv FloorMod GatherV2 Greater GreaterEqual Less LessEqual
+    Max Maximum Minimum Mul Neg NotEqual Prod Range ScatterNd SelectV2 Sin StridedSlice Sub Sum
+    TensorScatterUpdate
   """,
 }
 
@@ -147,7 +150,10 @@ def test_litert_divides_by_no_variance(epsilon: float, divides: bool) -> None:
 
 
 # The ops whose replacements need the rank of an operand.
-_GRADIENTS = "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput MaxPoolGrad "
+_GRADIENTS = (
+  "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter "
+  "DepthwiseConv2dNativeBackpropInput MaxPoolGrad "
+)
 NEEDS_RANK = {
   "onnx": _GRADIENTS
   + "Prod TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate",

@@ -144,16 +144,16 @@ def test_another_order_of_sums_is_accepted() -> None:
 def test_one_wrong_element_is_found_with_its_share_of_the_tolerance(by: float) -> None:
   with pytest.raises(
     ExportError,
-    match=r"output 'y'.*: 1 of 3072 elements differ; at \[3, 5\] .*; the largest is [\d.e+]+ times the tolerance$",
+    match=r"output 'y'.*: 1 of 3072 elements differ; at \[3, 5\] .*; the largest is [\d.e+]+ "
+    r"times the tolerance$",
   ):
     compared(lambda x: one_wrong(wide_layer()[1](x), by))
 
 
 def test_one_wrong_element_in_ten_million_is_found() -> None:
   y = RNG.standard_normal(10_000_000, np.float32)
-  rounding = Rounding(
-    np.full(y.shape, 1e-4), terms=10**9
-  )  # of a function that allows more than the limit
+  # of a function that allows more than the limit
+  rounding = Rounding(np.full(y.shape, 1e-4), terms=10**9)
   wrong = y.copy()
   wrong[7_654_321] += 0.02 * np.abs(y).max()
   found = compare._difference(wrong, y, None, None, rounding=rounding)

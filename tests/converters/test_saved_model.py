@@ -217,6 +217,7 @@ def test_python_numbers_among_the_parameters(tmp_path: Path) -> None:
   assert served(x=tf.ones(2))["y"].numpy().tolist() == [4.5, 4.5]
   with pytest.raises(
     ValueError,
-    match="params: the leaf 'n' = 3000000000 does not fit JAX's int32; set jax_enable_x64, or pass an array",
+    match="params: the leaf 'n' = 3000000000 does not fit JAX's int32; set jax_enable_x64, or "
+    "pass an array",
   ):
     saved_model.Model({"n": 3_000_000_000})

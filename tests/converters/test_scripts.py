@@ -233,6 +233,7 @@ def test_what_tools_cannot_keep_is_refused() -> None:
       prepare()
   with pytest.raises(
     ValueError,
-    match="input 'x' is bfloat16, which ONNX Runtime does not take; convert to float32 in the function",
+    match="input 'x' is bfloat16, which ONNX Runtime does not take; convert to float32 in the "
+    "function",
   ):
     onnx.prepared(lambda x: x).get_concrete_function(tf.TensorSpec([2], tf.bfloat16, "x"))

@@ -151,9 +151,8 @@ def test_sixteen_threads_lose_nothing_and_see_whole_states(
 def test_what_fails_writes_nothing_and_unlocks(tmp_path: Path) -> None:
   finite = jax2tf.call_tf(lambda y: tf.debugging.check_numerics(y, "not finite"))
 
-  def fun(
-    params: Any, n: Any, x: Any
-  ) -> Any:  # the new state is there long before the output fails
+  # the new state is there long before the output fails
+  def fun(params: Any, n: Any, x: Any) -> Any:
     return n + 1, finite(jax.lax.fori_loop(0, 2_000, lambda i, y: jnp.sin(y), x)) + n
 
   made = saved_model.Model({}, state=jnp.int32(0)).add(fun, inputs={"x": "f32[2]"}, stateful=True)
@@ -289,9 +288,8 @@ def test_litert_keeps_the_state(tmp_path: Path) -> None:
     .add(remembering, inputs={"x": "f32[1,4]"}, stateful=True)
     .add_reset()
   )
-  report = tflite.save_model(
-    made, tmp_path / "model.tflite", samples=3
-  ).report  # has run it in LiteRT, and raises where it differs
+  # has run it in LiteRT, and raises where it differs
+  report = tflite.save_model(made, tmp_path / "model.tflite", samples=3).report
   assert {
     ("serving_default", "state/cache"),
     ("serving_default", "state/key"),
@@ -380,9 +378,8 @@ def test_verify_compares_sequences_of_calls(
   } <= compared
   assert not report.skipped
 
-  def wrong(
-    params: Any, state: Any, x: Any
-  ) -> Any:  # from the third call on, and nowhere but in the state
+  # from the third call on, and nowhere but in the state
+  def wrong(params: Any, state: Any, x: Any) -> Any:
     after, outputs = noisy(params, state, x)
     return {**after, "n": after["n"] + (state["n"] > 1)}, outputs
 
@@ -449,9 +446,8 @@ class Nnx(nnx.Module):
 
 
 def test_flax_nnx(tmp_path: Path) -> None:
-  graph, params, state = nnx.split(
-    Nnx(nnx.Rngs(0)), nnx.Param, ...
-  )  # the rest: statistics, and the key and counter of Dropout
+  # the rest: statistics, and the key and counter of Dropout
+  graph, params, state = nnx.split(Nnx(nnx.Rngs(0)), nnx.Param, ...)
 
   def step(params: Any, state: Any, x: Any) -> Any:
     net = nnx.merge(graph, params, state)

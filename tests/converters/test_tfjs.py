@@ -459,9 +459,8 @@ def test_options_are_checked_before_the_work(
 
 def test_without_node_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setenv("PATH", str(tmp_path))
-  monkeypatch.setattr(
-    "sys.executable", str(tmp_path / "python")
-  )  # beside which the extra has its own
+  # beside which the extra has its own
+  monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
   with pytest.raises(
     ImportError, match=r"^exporting to TF.js needs npm of Node.js: pip install 'jax2tf\[tfjs\]'$"
   ):

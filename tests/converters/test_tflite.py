@@ -166,7 +166,8 @@ def test_a_wrong_answer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
   monkeypatch.setattr(special, "_ERF", (*special._ERF[:-1], 1.2))
   with pytest.raises(
     tflite.ExportError,
-    match=r"(?s)computes different outputs than the reference, so nothing was written.*elements differ",
+    match=r"(?s)computes different outputs than the reference, so nothing was written.*elements "
+    r"differ",
   ):
     tflite.save(lambda _, x: lax.erf(x), {}, tmp_path / "m.tflite", inputs=INPUTS)
   assert list(tmp_path.iterdir()) == []

@@ -50,7 +50,8 @@ def model() -> saved_model.Model:
 BAD: dict[str, tuple[Any, str]] = {
   "black": (
     scaled(0, np.uint8),
-    "has one value in all samples of signature 'serving_default', 0 in 'image'; give typical inputs",
+    "has one value in all samples of signature 'serving_default', 0 in 'image'; give typical "
+    "inputs",
   ),
   "dark": (
     scaled(1 / 30, np.uint8),

@@ -171,7 +171,8 @@ def test_what_was_changed_after_saving(model: Path, tmp_path: Path) -> None:
   for words in (
     "name, output 'y', b=1, ordinary inputs: the model has no output 'y'; it has: z",
     "name, output 'z', b=3, hostile inputs: the reference has no output 'z'; it has: y",
-    "dtype, output 'y', b=1, ordinary inputs: the model's dtype is float16, the reference's float32",
+    "dtype, output 'y', b=1, ordinary inputs: the model's dtype is float16, the reference's "
+    "float32",
     "shape, output 'y', b=3, ordinary inputs: the model's shape is (3, 1, 2), the reference's (3, "
     "2)",
   ):

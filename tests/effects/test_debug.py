@@ -87,9 +87,8 @@ _rule.defjvp(
 
 
 def _rows(x):
-  jax.lax.scan(
-    lambda c, row: (jax.debug.print("{}", row), (c, None))[1], None, x
-  )  # nothing is carried, nothing results
+  # nothing is carried, nothing results
+  jax.lax.scan(lambda c, row: (jax.debug.print("{}", row), (c, None))[1], None, x)
   return (x**3).sum()
 
 
@@ -254,7 +253,10 @@ def test_a_jacobian_prints_once(capsys):
 
 def test_xla_leaves_prints_out(capsys):
   function = tf.function(jax2tf.convert(_branch), autograph=False, jit_compile=True)
-  words = r"(?s)jit_compile=True omits prints and checks:\n.*debug_print at .*test_debug\.py:\d+.*debug_callback \(_first.*at .*\(_first\)$"
+  words = (
+    r"(?s)jit_compile=True omits prints and checks:\n.*debug_print at "
+    r".*test_debug\.py:\d+.*debug_callback \(_first.*at .*\(_first\)$"
+  )
   with pytest.warns(UserWarning, match=words) as warned:
     assert _text(capsys, lambda: function(X)) == ""
   assert len(warned) == 1

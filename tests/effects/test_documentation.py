@@ -175,9 +175,8 @@ ROWS = [
   Row("callbacks: not used", _says_for_nothing, ()),
   Row("callbacks: does not raise", _not_negative, (ONE,)),
   Row("callbacks: raises", _not_negative, (-ONE,), error="this is -1.0"),
-  Row(
-    "callbacks: raises under vmap", jax.vmap(_not_negative), (X,), error="this is "
-  ),  # any of them
+  # any of them
+  Row("callbacks: raises under vmap", jax.vmap(_not_negative), (X,), error="this is "),
   Row("callbacks: io", _draws, (X,)),
   Row("callbacks: io under vmap", jax.vmap(_draws), (X,)),
   Row(

@@ -297,9 +297,8 @@ def test_program(row: Row) -> None:
     for way in WAYS
     if row.differentiable or "tape" not in way
   }
-  if not (
-    row.make()[1] or any(isinstance(x, _Ref) for x in jax.tree.leaves(row.args))
-  ):  # there TensorFlow keeps no order of writes
+  # there TensorFlow keeps no order of writes
+  if not (row.make()[1] or any(isinstance(x, _Ref) for x in jax.tree.leaves(row.args))):
     ways["TensorFlow 1"] = functools.partial(_in_a_graph_of_tensorflow_1, row)
   if row.raises:
     said = {}

@@ -101,7 +101,10 @@ def test_what_would_call_again_is_refused():
   """A second derivative computes the function once more: with another number, were it called
   again."""
   converted, x = jax2tf.convert(_draws), tf.constant(X)
-  words = r"(?s)'io_callback'.*calls back for its effects, which derivatives of this order would repeat.*test_io_callback\.py:\d+"
+  words = (
+    r"(?s)'io_callback'.*calls back for its effects, which derivatives of this order would "
+    r"repeat.*test_io_callback\.py:\d+"
+  )
   with pytest.raises(jax2tf.LoweringError, match=words):
     _gradient(functools.partial(_gradient, converted), x)
   with pytest.raises(jax2tf.LoweringError, match=words), tf.autodiff.ForwardAccumulator(x, x):

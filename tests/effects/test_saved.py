@@ -75,9 +75,10 @@ def test_prints_are_saved(tmp_path, without_jax, capsys):
   jax.effects_barrier()
   capsys.readouterr()
   module.f(X)
+  # here it is JAX's
   assert capsys.readouterr().out.startswith(
     "x = [1.  2.5 3. ] 1.000 {} {'a': Array([1. , 2.5, 3. ]"
-  )  # here it is JAX's
+  )
 
 
 def test_exporters_leave_prints_out(tmp_path, capfd):

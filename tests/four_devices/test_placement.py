@@ -115,9 +115,8 @@ def test_the_ops_run_there() -> None:
     for node in graph.node
   }
   forward, backward = "jax2tf_lambda_", "jax2tf_vjp"
-  assert (
-    ran[forward, "Sin"] == ran[backward, "Neg"] == ran[backward, "Mul"] == "CPU:1"
-  )  # all of cos
+  # all of cos
+  assert ran[forward, "Sin"] == ran[backward, "Neg"] == ran[backward, "Mul"] == "CPU:1"
   assert ran[forward, "Sub"] == "CPU:2"  # 1 - tanh ** 2
 
 
@@ -267,7 +266,8 @@ def test_a_device_that_tensorflow_does_not_have(device_map: Any, wrap: Any) -> N
 
   with pytest.raises(
     ValueError,
-    match=r"(?s)'fun' runs on devices .* only CPU:0, .*cpu:1 \(.* at .*test_placement.py:\d+.*device_map",
+    match=r"(?s)'fun' runs on devices .* only CPU:0, .*cpu:1 \(.* at "
+    r".*test_placement.py:\d+.*device_map",
   ):
     wrap(jax2tf.convert(fun, device_map=device_map))(X)
 

@@ -102,9 +102,8 @@ def test_collectives_are_lowered_natively() -> None:
 
 def test_gradients_of_collectives_are_lowered_natively() -> None:
   _, backward = modules(graph_of(across, X, gradient=True, native_serialization=True))
-  assert (
-    "source_target_pairs = dense<[[1, 0], [2, 1], [3, 2], [0, 3]]>" in backward
-  )  # the other way round
+  # the other way round
+  assert "source_target_pairs = dense<[[1, 0], [2, 1], [3, 2], [0, 3]]>" in backward
   assert "reduce_scatter" in backward or "all_reduce" in backward
 
 
@@ -130,7 +129,8 @@ def test_eagerly_refused_in_the_words_of_jax2tf(fun: Any) -> None:
   args = (X, W) if fun is sharded else (X,)
   with pytest.raises(
     ValueError,
-    match=r"function with sharded arguments or results must be used under a `tf.function` context: '\w+' runs",
+    match=r"function with sharded arguments or results must be used under a `tf.function` "
+    r"context: '\w+' runs",
   ):
     jax2tf.convert(fun, native_serialization=True)(*args)
 

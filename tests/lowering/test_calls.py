@@ -92,8 +92,7 @@ CASES = [
   Case("checkify", lambda x: checkify.checkify(checked)(x)[1], [X]),
   Case("grad_inside", jax.grad(lambda x: jnp.sum(jnp.sin(x) ** 2)), [X]),
   Case("hessian_inside", jax.hessian(lambda x: jnp.sum(jnp.sin(x) ** 3)), [X[0]]),
-  Case(
-    "jvp_inside", lambda x: jax.jvp(jnp.tanh, (x,), (x,)), [X], poly="b, _", rtol=1e-5
-  ),  # 1 - tanh(x)**2 cancels
+  # 1 - tanh(x)**2 cancels
+  Case("jvp_inside", lambda x: jax.jvp(jnp.tanh, (x,), (x,)), [X], poly="b, _", rtol=1e-5),
 ]
 test_case, saved = run(CASES)

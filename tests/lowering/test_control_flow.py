@@ -93,12 +93,13 @@ CASES = [
     for i in (-7, 0, 1, 3, 4, 99)
   ],
   Case("switch_one_branch", lambda i, x: lax.switch(i, BRANCHES[:1], x), [np.int32(3), X]),
+  # 1 - tanh(x)**2 cancels
   Case(
     "switch_vmapped",
     lambda i, x: jax.vmap(lambda i, x: lax.switch(i, BRANCHES, x))(i, x),
     [np.array([4, 0, -1, 9, 2]), X],
     rtol=1e-5,
-  ),  # 1 - tanh(x)**2 cancels
+  ),
   *[Case(f"cond_unclamped_{i}", raw_cond, [np.int32(i), X], grad=False) for i in (-1, 2, 5)],
   # TensorFlow's loops, branches and lists have few kernels for these dtypes.
   *[
@@ -287,7 +288,8 @@ def test_the_branch_of_the_platform_that_the_graph_will_run_on(platforms, expect
 def test_platforms_of_different_branches_are_refused():
   with pytest.raises(
     NotImplementedError,
-    match=r"(?s)branches \(cpu, cuda, default\) differ for cpu, cuda.* at .*test_control_flow.py:\d+",
+    match=r"(?s)branches \(cpu, cuda, default\) differ for cpu, cuda.* at "
+    r".*test_control_flow.py:\d+",
   ):
     jax2tf.convert(by_platform, platforms=["cpu", "cuda"])(X)
 

@@ -224,6 +224,7 @@ CASES = [
     grad=False,
   ),
   *[
+    # a last place of the largest partial sum
     Case(
       f"dtype_{dtype.__name__}",
       conv(NHWC, (2, 1), "SAME"),
@@ -232,7 +233,7 @@ CASES = [
       grad=False,
       rtol=2e-2,
       atol=2e-2,
-    )  # a last place of the largest partial sum
+    )
     for dtype in (np.float16, ml_dtypes.bfloat16)
   ],
   *[

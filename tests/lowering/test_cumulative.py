@@ -27,13 +27,14 @@ NAN = np.array([-np.inf, 2, np.nan, 3, np.inf], np.float32)
 
 CASES = [
   *[
+    # the sums meet in another order
     Case(
       f"{name}_{'reverse' if reverse else 'forward'}",
       functools.partial(op, axis=reverse * 1, reverse=reverse),
       [X.astype(np.float32)],
       poly="b, n",
       rtol=1e-5 if name == "cumlogsumexp" else None,
-    )  # the sums meet in another order
+    )
     for name, op in OPS.items()
     for reverse in (False, True)
   ],
@@ -78,12 +79,13 @@ CASES = [
     for dtype in (np.float16, ml_dtypes.bfloat16)
   ],
   *[
+    # one by one, not in a tree
     Case(
       f"{name}_c64",
       functools.partial(OPS[name], axis=1),
       [(X * (1 + 2j) / 5).astype(np.complex64)],
       rtol=2e-5,
-    )  # one by one, not in a tree
+    )
     for name in ("cumsum", "cumprod")
   ],
   Case(

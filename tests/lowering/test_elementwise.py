@@ -224,13 +224,14 @@ CASES = [
     for dtype in (np.float64, np.float16, ml_dtypes.bfloat16)
   ),
   *(
+    # JAX's sinh loses digits near 0
     Case(
       f"{family} complex",
       unary(*(n for n in names if n not in ("cbrt", "floor", "ceil", "is_finite"))),
       [COMPLEX],
       grad=family in ("exponential", "trigonometric"),
       rtol=2e-5,
-    )  # JAX's sinh loses digits near 0
+    )
     for family, names in UNARY.items()
   ),
   # Large and small numbers, whose squares overflow and vanish; numbers whose squares or distances
@@ -270,19 +271,21 @@ CASES = [
     [np.array([-1, 1e-4j, -2, -0.5 + 0.5j], np.complex64)],
     grad=False,
   ),
+  # a complex power goes by way of log and exp
   Case(
     "complex arithmetic",
     lambda x, y: (x + y, x - y, x * y, x / y, lax.pow(x, y), x == y),
     [COMPLEX, COMPLEX[::-1].copy()],
     rtol=1e-5,
-  ),  # a complex power goes by way of log and exp
+  ),
+  # complex atan2 cancels in a log
   Case(
     "complex max, min and atan2",
     lambda x, y: (lax.max(x, y), lax.min(x, y), lax.atan2(x, y)),
     [COMPLEX, COMPLEX[::-1].copy()],
     rtol=5e-5,
     grad=False,
-  ),  # complex atan2 cancels in a log
+  ),
   Case(
     "complex parts",
     lambda x, y: (
@@ -502,9 +505,8 @@ CASES = [
   ),
   Case("select_n of one", lax.select_n, [np.zeros(9, np.int32), MILD]),
   Case("empty", integer_arithmetic, [np.zeros((0, 3), np.int32)] * 2, grad=False),
-  Case(
-    "not of a comparison with NaN", lambda x: jnp.logical_not(x > 0), [HOSTILE_F32], grad=False
-  ),  # Grappler rewrites LogicalNot of Greater
+  # Grappler rewrites LogicalNot of Greater
+  Case("not of a comparison with NaN", lambda x: jnp.logical_not(x > 0), [HOSTILE_F32], grad=False),
   # TF 2.21: Grappler makes a Neg of 0 - x, which has no unsigned kernel.
   *[
     Case(

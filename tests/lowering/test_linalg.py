@@ -416,9 +416,8 @@ CASES = [
     grad=False,
   ),
   # spectral
-  Case(
-    "eigh", eigen, [POSITIVE], poly="b, n, n", rtol=1e-4, atol=1e-4
-  ),  # the gradient divides by gaps between values
+  # the gradient divides by gaps between values
+  Case("eigh", eigen, [POSITIVE], poly="b, n, n", rtol=1e-4, atol=1e-4),
   *[
     Case(
       f"eigh of a triangle {lower}",
@@ -486,9 +485,8 @@ CASES = [
     )
     for full in (False, True)
   ],
-  Case(
-    "eig", general_eigen, [SQUARE], grad=False, skip=NO_XLA, rtol=1e-3, atol=1e-3
-  ),  # values are rounded to sort them
+  # values are rounded to sort them
+  Case("eig", general_eigen, [SQUARE], grad=False, skip=NO_XLA, rtol=1e-3, atol=1e-3),
   Case(
     "eig c64",
     general_eigen,

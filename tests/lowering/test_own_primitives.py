@@ -192,7 +192,8 @@ def test_refused(name: str) -> None:
   p, why = REFUSED[name]
   with pytest.raises(
     jax2tf.LoweringError,
-    match=rf"rule for '{name}' not implemented: no lowering rule is registered, and {re.escape(why)}(?s:.*)test_own_primitives.*"
+    match=rf"rule for '{name}' not implemented: no lowering rule is registered, and "
+    rf"{re.escape(why)}(?s:.*)test_own_primitives.*"
     r"\n  rewrite this line with other JAX functions, or register a rule with jax2tf.lowers",
   ):
     jax2tf.convert(lambda x: jnp.sin(p.bind(x)))(X)
@@ -252,6 +253,7 @@ def test_rules_that_cannot_be_registered() -> None:
     jax2tf.lowers(primitive("other"), jax.lax.sin_p)(lambda ctx, x: x)
   with pytest.raises(
     TypeError,
-    match=r"lowers takes primitives \(jax.extend.core.Primitive\), not <PjitFunction of <function sin",
+    match=r"lowers takes primitives \(jax.extend.core.Primitive\), not <PjitFunction of <function "
+    r"sin",
   ):
     jax2tf.lowers(jnp.sin)

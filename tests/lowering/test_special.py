@@ -84,6 +84,7 @@ CASES = [
   Case(
     "erf_inv gradient", lax.erf_inv, [np.array([0.1, -0.5, 0.9], np.float32)], skip=QUICK, rtol=RTOL
   ),
+  # the condition of erf_inv near 1 is 1e6
   Case(
     "erf_inv f64",
     lax.erf_inv,
@@ -91,7 +92,7 @@ CASES = [
     x64=True,
     grad=False,
     rtol=1e-11,
-  ),  # the condition of erf_inv near 1 is 1e6
+  ),
   Case("bessel", bessel, [HOSTILE_F32], poly="b", rtol=RTOL, grad=False),
   Case("bessel gradient", bessel, [MILD], rtol=RTOL, atol=1e-6, skip=QUICK),
   # JAX 0.10's lgamma is off by 5e-4 of itself near its zeros at 1 and 2.

@@ -232,6 +232,7 @@ CASES = [
     for dtype in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)
   ],
   *[
+    # a last place of the largest partial sum
     Case(
       f"{name}_{dtype.__name__}",
       pool(name, SQUARE, SQUARE, "SAME"),
@@ -240,7 +241,7 @@ CASES = [
       grad=False,
       rtol=2e-2,
       atol=1e-2,
-    )  # a last place of the largest partial sum
+    )
     for name in ("max", "min", "sum")
     for dtype in (np.float16, ml_dtypes.bfloat16)
   ],

@@ -242,9 +242,8 @@ def test_natively(params: Any, batch: list[Any], by_jax: tuple[Any, Any]) -> Non
     jax.tree.leaves(expected),
     strict=True,
   ):
-    np.testing.assert_allclose(
-      g, e, rtol=1e-4, atol=1e-6 * largest
-    )  # XLA of JAX and of TensorFlow sum in different orders
+    # XLA of JAX and of TensorFlow sum in different orders
+    np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6 * largest)
 
 
 def _products(jaxpr: Any) -> int:

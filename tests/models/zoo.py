@@ -132,9 +132,8 @@ def linen_resnet():
   return of_linen(LinenResNet(), floats(32, 32, 3)(1))
 
 
-@model(
-  floats(32, 32, 3), batches=(2, 3), rtol=1e-4
-)  # batch statistics of few samples divide by small variances
+# batch statistics of few samples divide by small variances
+@model(floats(32, 32, 3), batches=(2, 3), rtol=1e-4)
 def linen_resnet_training():
   apply, variables = of_linen(LinenResNet(), floats(32, 32, 3)(1))
 

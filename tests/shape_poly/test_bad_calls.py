@@ -83,7 +83,8 @@ CALLS = {
 PRODUCTS = {
   "solved_product_remainder": "Division had remainder 1 when computing the value of 'b'",
   "solved_product_zero": "Expected value >= 1 for dimension variable 'b'",
-  "solved_product_constraint": "constraint b >= 3. Expected 'b - 3' to be greater or equal to 0, but found -1",
+  "solved_product_constraint": "constraint b >= 3. Expected 'b - 3' to be greater or equal to 0, "
+  "but found -1",
 }
 
 
@@ -324,7 +325,8 @@ def test_variables_that_cannot_be_solved(spec):
   x = np.ones((4,) * (1 + spec.count(",") - spec.count("(")), np.float32)
   with pytest.raises(
     ValueError,
-    match=r"Cannot solve for values of dimension variables \{.*We can only solve linear uni-variate",
+    match=r"Cannot solve for values of dimension variables \{.*We can only solve linear "
+    r"uni-variate",
   ) as ours:
     jax2tf.convert(doubled, polymorphic_shapes=[spec])(x)
   assert "args[0].shape" in str(ours.value)
@@ -338,7 +340,8 @@ def test_a_variable_that_is_in_no_argument():
     )
   with pytest.raises(
     Exception,
-    match="Encountered dimension variable 'b' that is not appearing in the shapes of the function arguments",
+    match="Encountered dimension variable 'b' that is not appearing in the shapes of the function "
+    "arguments",
   ):
     jax2tf.convert(doubled, polymorphic_shapes=["a"], polymorphic_constraints=["b >= 2"])(
       np.ones(4, np.float32)

@@ -73,9 +73,8 @@ def test_a_value_beyond_all_numbers_is_an_error():
   with pytest.raises(
     tf.errors.InvalidArgumentError, match=r"a size, b\^10, does not fit into int32"
   ):
-    graph_of(lambda x: x * (x.shape[0] ** 10), "b", [None])(
-      tf.ones(65536)
-    )  # 2**160, infinite in f32, and 0 in 32 and 64 bits
+    # 2**160, infinite in f32, and 0 in 32 and 64 bits
+    graph_of(lambda x: x * (x.shape[0] ** 10), "b", [None])(tf.ones(65536))
 
 
 def test_a_known_size_that_does_not_fit_is_an_error_with_the_line():

@@ -80,9 +80,8 @@ def test_a_transformer_layer_of_any_size_has_few_more_nodes(causal, gradient):
   # The function alone has no residuals.
   extra = symbolic - static
   assert extra.total() - extra["Const"] <= (24 if gradient else 20), extra
-  assert symbolic.total() <= (
-    506 if gradient else 218
-  )  # known shapes have fewer constants: equal ones share one
+  # known shapes have fewer constants: equal ones share one
+  assert symbolic.total() <= (506 if gradient else 218)
   assert not gradient or extra.total() <= 0.1 * static.total(), extra
   assert symbolic["StridedSlice"] - static["StridedSlice"] == 2  # b and s, once each
   assert symbolic["Shape"] <= 2 + gradient

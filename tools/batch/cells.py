@@ -211,11 +211,8 @@ def parsed(value: Any) -> Any:
     return value
   if value in _BOOLS:
     return _BOOLS[value]
-  for parse in (
-    read_json,
-    int,
-    float,
-  ):  # int reads "+5" and "007", which are no JSON, without rounding
+  # int reads "+5" and "007", which are no JSON, without rounding
+  for parse in (read_json, int, float):
     with contextlib.suppress(ValueError, RecursionError):
       return parse(value)
   return value

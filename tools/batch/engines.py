@@ -48,7 +48,13 @@ class Rows:
     >>> import numpy as np
     >>> from jax2tf.converters import saved_model
     >>> from jax2tf.tools.batch import engines
-    >>> path = saved_model.save(lambda w, x: x @ w, np.ones(2, np.float32), "model", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> path = saved_model.save(
+    ...   lambda w, x: x @ w,
+    ...   np.ones(2, np.float32),
+    ...   "model",
+    ...   inputs={"x": "f32[b,2]"},
+    ...   outputs=["y"],
+    ... )
     >>> rows = engines.Rows(str(path))
     >>> rows({"id": np.arange(2), "x": np.ones((2, 2), np.float32)})
     {'id': array([0, 1]), 'y': array([2., 2.], dtype=float32)}

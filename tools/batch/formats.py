@@ -65,9 +65,8 @@ def of(path: str | Path) -> Format:
     ImportError: the format needs a package that is not installed.
   """
   name = Path(path).name.lower()
-  whole = re.sub(
-    r"-\d+-of-\d+$", "", name.removesuffix(".gz")
-  )  # of the shards x.tfrecord-00000-of-00010
+  # of the shards x.tfrecord-00000-of-00010
+  whole = re.sub(r"-\d+-of-\d+$", "", name.removesuffix(".gz"))
   form = _FORMATS.get(Path(whole).suffix)
   if form is None or (name.endswith(".gz") and not issubclass(form, _Lines)):
     raise ValueError(f"{path} has an unknown format; a name ends in {', '.join(_FORMATS)}")
@@ -239,9 +238,8 @@ class Csv(_Lines):
   carried: Sequence[str] = ()  # of the file that was read last
 
   def __init__(self) -> None:
-    csv.field_size_limit(
-      2**31 - 1
-    )  # of Python's parser; its 131,072 characters are less than a long list
+    # of Python's parser; its 131,072 characters are less than a long list
+    csv.field_size_limit(2**31 - 1)
 
   def columns(self, path: Path) -> list[str]:
     with _open(path) as (_, content), self._decoded(content) as text:

@@ -60,9 +60,8 @@ class Runner:
     self.batch_size = min(batch_size, self.contract.max_rows or batch_size)
     directory = self.contract.directory
     [graph] = outside.check(directory, allow_ops)
-    self._loaded = tf.saved_model.load(
-      str(directory)
-    )  # kept alive, because its functions do not keep its variables alive
+    # kept alive, because its functions do not keep its variables alive
+    self._loaded = tf.saved_model.load(str(directory))
     self._function = self._loaded.signatures[signature]
     stored = graph.signature_def[signature]
     self._defaults = {name: tf.make_ndarray(value) for name, value in stored.defaults.items()}
@@ -169,9 +168,8 @@ class Runner:
       )
       i = 0
       while i < len(group):
-        alike = int(
-          np.searchsorted(lengths, _STRETCH * lengths[i], "right")
-        )  # longer rows would pad the others too much
+        # longer rows would pad the others too much
+        alike = int(np.searchsorted(lengths, _STRETCH * lengths[i], "right"))
         end = min(max(alike, i + _FEW), i + self.batch_size)
         yield group[i:end]
         i = end

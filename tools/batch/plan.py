@@ -99,9 +99,8 @@ def opened(patterns: Sequence[str], folder: Path, asked: Asked) -> Iterator[Plan
   for shard in shards:
     _check(shard.source, found, columns, outputs)
   fingerprint = contract.fingerprint(found.directory)
-  made = json.loads(
-    json.dumps(asdict(asked) | {"model": fingerprint})
-  )  # comparable with the ledger
+  # comparable with the ledger
+  made = json.loads(json.dumps(asdict(asked) | {"model": fingerprint}))
   del made["allow_ops"]  # which determines whether the model runs, not its results
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"{folder} is not a directory; name one for the results")

@@ -20,12 +20,8 @@ import tqdm
 from jax2tf.tools.batch import THREADS, worker
 from jax2tf.tools.batch.plan import Plan, Shard
 
-_COMMAND = [
-  sys.executable,
-  "-P",
-  "-m",
-  "jax2tf.tools.batch.worker",
-]  # -P: the working directory is not on the module path
+# -P: the working directory is not on the module path
+_COMMAND = [sys.executable, "-P", "-m", "jax2tf.tools.batch.worker"]
 _ATTEMPTS = 3
 _TELL_SECONDS = 10.0  # between two lines of progress if stderr is no terminal
 _LOOK_SECONDS = 1.0  # the longest wait for messages
@@ -112,9 +108,8 @@ class _Worker:
     self.process.kill()
     try:
       how = f"ended with {self.process.wait(_END_SECONDS)}"
-    except (
-      subprocess.TimeoutExpired
-    ):  # the system holds it, for example in a read from a server that is gone
+    # the system holds it, for example in a read from a server that is gone
+    except subprocess.TimeoutExpired:
       how = "was killed and has not ended yet"
     assert self.process.stdin is not None and self.process.stdout is not None
     with contextlib.suppress(BrokenPipeError):

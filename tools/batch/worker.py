@@ -103,7 +103,13 @@ def run(
     >>> import numpy as np, pathlib
     >>> from jax2tf.converters import saved_model
     >>> from jax2tf.tools.batch import engines, worker
-    >>> path = saved_model.save(lambda w, x: x @ w, np.ones(2, np.float32), "model", inputs={"x": "f32[b,2]"}, outputs=["y"])
+    >>> path = saved_model.save(
+    ...   lambda w, x: x @ w,
+    ...   np.ones(2, np.float32),
+    ...   "model",
+    ...   inputs={"x": "f32[b,2]"},
+    ...   outputs=["y"],
+    ... )
     >>> source, target = pathlib.Path("rows.jsonl"), pathlib.Path("answers.jsonl")
     >>> _ = source.write_text('{"x": [1, 2]}\\n{"x": [3]}\\n')
     >>> worker.run(engines.Rows(str(path)).runner, source, target)
@@ -192,9 +198,8 @@ def load(options: Mapping[str, Any]) -> Any:
   from jax2tf.tools.batch import model  # noqa: PLC0415  (TensorFlow)
 
   runner = model.Runner(**{name: value for name, value in options.items() if name != "fingerprint"})
-  if (
-    contract.fingerprint(runner.contract.directory) != options["fingerprint"]
-  ):  # after loading, so it is that of what was loaded
+  # after loading, so it is that of what was loaded
+  if contract.fingerprint(runner.contract.directory) != options["fingerprint"]:
     raise ValueError(
       f"{runner.contract.directory} has changed since the command began; run the command again"
     )

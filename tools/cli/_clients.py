@@ -179,11 +179,11 @@ def by_grpc(target: Target, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The outputs by name, after `import_tensorflow`. Raises the errors of `by_rest`."""
   import grpc  # noqa: PLC0415
   import tensorflow as tf  # noqa: PLC0415
-  from tensorflow_serving.apis import (
+  from tensorflow_serving.apis import (  # noqa: PLC0415
     get_model_metadata_pb2,
     predict_pb2,
     prediction_service_pb2_grpc,
-  )  # noqa: PLC0415
+  )
 
   with _channel(target) as channel:
     stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)

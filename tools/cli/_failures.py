@@ -97,9 +97,8 @@ def say(text: str) -> None:
   try:
     click.echo(text)
   except OSError as error:
-    os.dup2(
-      os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-    )  # otherwise Python fails again when it flushes at exit
+    # otherwise Python fails again when it flushes at exit
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
       raise click.exceptions.Exit(NO) from error
     raise Failure(f"stdout: {error.strerror}", CANNOT) from error

@@ -61,9 +61,8 @@ def gaps(
     return {target: [dataclasses.asdict(gap) for gap in error.gaps] for target in targets}
   graphs = (function.get_concrete_function().graph for function in model.signatures.values())
   callbacks = sorted({one for graph in graphs for one in callbacks_in(graph.as_graph_def())})
-  if lost := [
-    dataclasses.asdict(gap_of(one)) for one in callbacks if one.text is None
-  ]:  # no target can store one in a file
+  # no target can store one in a file
+  if lost := [dataclasses.asdict(gap_of(one)) for one in callbacks if one.text is None]:
     return dict.fromkeys(targets, lost)
   left_out = [dataclasses.asdict(gap_of(one)) | {"left_out": True} for one in callbacks]
   return {
@@ -102,7 +101,9 @@ def verdict(found: Mapping[str, Sequence[Found]], quick: bool) -> str:
   """The verdict in one sentence."""
   lacking = [target for target, gaps in found.items() if missing(gaps)]
   return (
-    f"gaps in {', '.join(lacking)}" if lacking else f"nothing is missing{_UNTRIED if quick else ''}"
+    f"gaps in {', '.join(lacking)}"
+    if lacking
+    else (f"nothing is missing{_UNTRIED if quick else ''}")
   )
 
 

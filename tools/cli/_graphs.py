@@ -138,7 +138,10 @@ class _Functions:
   def _attribute(self, attribute: Any) -> str:
     if attribute.HasField("tensor"):
       value = tf.make_ndarray(attribute.tensor)
-      return f"{value.dtype} {value.shape} {_digest(repr(value.tolist()) if value.dtype == object else value.tobytes().hex())}"
+      return (
+        f"{value.dtype} {value.shape} "
+        f"{_digest(repr(value.tolist()) if value.dtype == object else value.tobytes().hex())}"
+      )
     copy = type(attribute)()
     copy.CopyFrom(attribute)
     for called in [copy.func] * copy.HasField("func") + [*copy.list.func]:

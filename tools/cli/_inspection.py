@@ -109,9 +109,8 @@ def _variables(graph: Any) -> dict[str, dict[str, Any]]:
   for variable in (
     node.variable for node in graph.object_graph_def.nodes if node.HasField("variable")
   ):
-    same = sum(
-      name.partition(" ")[0] == variable.name for name in found
-    )  # several variables may share a name
+    # several variables may share a name
+    same = sum(name.partition(" ")[0] == variable.name for name in found)
     name = f"{variable.name} ({same + 1})" if same else variable.name
     found[name] = {
       "dtype": tf.as_dtype(variable.dtype).name,
@@ -139,7 +138,10 @@ def _count(file: Path) -> int:
 def text(found: Mapping[str, Any]) -> str:
   """The contents as tables for a terminal."""
   size = found["bytes"] / 2**20
-  head = f"{found['path']}: {size:.1f} MB, written by TensorFlow {found['tensorflow']}, {found['gradients']} gradient functions, "
+  head = (
+    f"{found['path']}: {size:.1f} MB, written by TensorFlow {found['tensorflow']}, "
+    f"{found['gradients']} gradient functions, "
+  )
   head += f"{found['warmup_requests']} warm-up requests"
   rows = [
     (
@@ -189,9 +191,8 @@ def text(found: Mapping[str, Any]) -> str:
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   made = table.Table(*header, box=box.SIMPLE)
   for row in rows:
-    made.add_row(
-      *(rich_text.Text(_visible(cell)) for cell in row)
-    )  # no markup, because a model may have any names
+    # no markup, because a model may have any names
+    made.add_row(*(rich_text.Text(_visible(cell)) for cell in row))
   out = io.StringIO()
   console.Console(file=out, width=140).print(made)
   return out.getvalue().rstrip()

@@ -202,10 +202,8 @@ def _read(path: Path, option: str, source: str, haiku: bool) -> Any:
     if path.is_dir():
       return _orbax(path)
     if path.suffix == ".npz":
-      with (
-        path.open("rb") as file,
-        np.load(file, allow_pickle=False) as arrays,
-      ):  # NumPy 2.4 does not close a file that is no archive
+      # NumPy 2.4 does not close a file that is no archive
+      with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return nested(dict(arrays), haiku)
     if path.suffix == ".safetensors":
       return nested(_safetensors(path), haiku)
@@ -278,9 +276,8 @@ def nested(flat: dict[str, Any], haiku: bool = False) -> Any:
   Raises:
     ValueError: a name is a prefix of another one.
   """
-  haiku = haiku or any(
-    "~" in name.split("/") for name in flat
-  )  # Haiku's mark for modules that __init__ makes
+  # Haiku's mark for modules that __init__ makes
+  haiku = haiku or any("~" in name.split("/") for name in flat)
   separator = r"[/.](?=[^/.]*$)" if haiku else "/" if any("/" in name for name in flat) else r"\."
   tree: dict[str, Any] = {}
   for name, array in flat.items():

@@ -21,7 +21,10 @@ from jax2tf.tools.cli._words import dumps
 # (value for --json, with a verdict; text; exit code)
 Answer = tuple[Mapping[str, Any], str, int]
 
-ALLOW_OPS = "Ops that a model may have although they reach files, the network or Python; `jax2tf inspect` lists them. May be repeated."
+ALLOW_OPS = (
+  "Ops that a model may have although they reach files, the network or Python; `jax2tf "
+  "inspect` lists them. May be repeated."
+)
 
 takes_debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 
@@ -40,9 +43,8 @@ def verb(function: Callable[..., Answer]) -> click.Command:
       failures(debug=debug, without_params=arguments.get("params", "") is None),
       progress.shown(),
     ):
-      with contextlib.redirect_stdout(
-        sys.stderr
-      ):  # what the user's code prints; stdout has the result alone
+      # what the user's code prints; stdout has the result alone
+      with contextlib.redirect_stdout(sys.stderr):
         value, text, code = _answer(function, arguments, progress)
       say(dumps(value) if as_json else text)
     return code

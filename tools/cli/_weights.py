@@ -41,17 +41,15 @@ def differences(before: Path, after: Path) -> list[dict[str, Any]]:
 
 
 def _bytes(x: np.ndarray) -> bytes:
-  return (
-    repr(x.tolist()).encode() if x.dtype == object else x.tobytes()
-  )  # an array of strings holds pointers
+  # an array of strings holds pointers
+  return repr(x.tolist()).encode() if x.dtype == object else x.tobytes()
 
 
 def _figures(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
   if x.dtype.kind in "OSU":
     return {"differing": int(np.count_nonzero(x != y)), "max_abs": None, "max_rel": None}
-  same = (
-    (x.reshape(-1).view(np.uint8) == y.reshape(-1).view(np.uint8)).reshape(x.size, -1).all(1)
-  )  # tells -0.0 from 0.0
+  # tells -0.0 from 0.0
+  same = (x.reshape(-1).view(np.uint8) == y.reshape(-1).view(np.uint8)).reshape(x.size, -1).all(1)
   figures = {"differing": int(np.count_nonzero(~same)), "max_abs": None, "max_rel": None}
   if x.dtype.kind == "b":
     return figures

@@ -43,7 +43,8 @@ from jax2tf.tools.cli._words import dumps
 @click.option(
   "--mask",
   default="",
-  help="The input that marks the valid elements of a padded row by 1, or none; by default mask or attention_mask.",
+  help="The input that marks the valid elements of a padded row by 1, or none; by default mask or "
+  "attention_mask.",
 )
 @click.option(
   "--batch_size", type=click.IntRange(1), default=256, help="The largest number of rows in a call."
@@ -52,7 +53,8 @@ from jax2tf.tools.cli._words import dumps
   "--stall_seconds",
   type=click.IntRange(10),
   default=600,
-  help="Kill a process that runs no rows for so long, or does not load the model, and repeat its file.",
+  help="Kill a process that runs no rows for so long, or does not load the model, and repeat its "
+  "file.",
 )
 @click.option("--allow-ops", multiple=True, metavar="OP,OP", help=ALLOW_OPS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, also for a failure.")

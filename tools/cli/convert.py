@@ -65,7 +65,8 @@ _OPTIONS_OF = {
 @click.option(
   "--representative_dataset",
   metavar="SOURCE",
-  help="Typical inputs, for --quantization=int8: an .npz file with an array for each input, whose first axis counts the samples; or "
+  help="Typical inputs, for --quantization=int8: an .npz file with an array for each input, whose "
+  "first axis counts the samples; or "
   "module:function, which returns an iterable of {input: array}.",
 )
 @click.option(
@@ -81,7 +82,8 @@ _OPTIONS_OF = {
 @click.option(
   "--idioms",
   metavar="NAMES",
-  help="exact for JAX's values; fused for composite ops too, or names of some, such as softmax,gelu. By default exact for a SavedModel, "
+  help="exact for JAX's values; fused for composite ops too, or names of some, such as "
+  "softmax,gelu. By default exact for a SavedModel, "
   "for the others the fused idioms for which their runtime has JAX's values.",
 )
 @click.option("--opset", type=click.IntRange(1), help="For onnx: the opset version, 18 by default.")

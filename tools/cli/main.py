@@ -37,9 +37,8 @@ for _verb in (
 def main(argv: Sequence[str] | None = None) -> None:
   """The entry point of the `jax2tf` command. Raises SystemExit with its exit code."""
   error: click.ClickException
-  if (
-    sys.stderr is None
-  ):  # closed by the caller; another file must not get its number, because TensorFlow writes there
+  # closed by the caller; another file must not get its number, because TensorFlow writes there
+  if sys.stderr is None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.stderr = os.fdopen(2, "w")
   try:

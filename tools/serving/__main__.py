@@ -18,9 +18,8 @@ def main(kind: str) -> int:
   try:
     return int(importlib.import_module(f"{__package__}.{kind}").main(options))
   except Exception as error:
-    if not any(
-      Path(options.run).glob("*.failed")
-    ):  # such as the reason of a replica, of which Ray makes a traceback
+    # such as the reason of a replica, of which Ray makes a traceback
+    if not any(Path(options.run).glob("*.failed")):
       deaths.fail(options, f"{kind}: {type(error).__name__}: {error}")
     return 1
 

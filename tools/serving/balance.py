@@ -157,18 +157,15 @@ class Replicas:
         grpc.StatusCode.UNAVAILABLE, "no replica is ready; send it again later"
       ) from None
     channel = min(self._under_way, key=lambda channel: self._under_way[channel])
-    self._under_way[channel] = (
-      self._under_way.pop(channel) + 1
-    )  # last of those that have as many, so that they take turns
+    # last of those that have as many, so that they take turns
+    self._under_way[channel] = self._under_way.pop(channel) + 1
     try:
       call = channel.unary_unary(f"/{service}/{method}")(data, timeout=seconds)
       return await call, Served.of(await call.trailing_metadata())
     except grpc.aio.AioRpcError as error:
       served = Served.of(error.trailing_metadata())
-      if error.code() in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-      ):  # killed, or ended by Ray
+      # killed, or ended by Ray
+      if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         raise RefusedError(grpc.StatusCode.UNAVAILABLE, _LOST, served) from error
       raise RefusedError(error.code(), error.details() or "", served) from error
     finally:

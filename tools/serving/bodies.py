@@ -129,9 +129,8 @@ def decompressed(body: bytes, most: int) -> bytes | None:
   """The decompressed body, of all its gzip members; None if it is larger than `most` bytes. Raises
   zlib.error for other bytes."""
   reader, found, members = zlib.decompressobj(_GZIP), bytearray(), 1
-  for start in range(
-    0, len(body), _PIECE_BYTES
-  ):  # the rest after a member is copied, so it has to be short
+  # the rest after a member is copied, so it has to be short
+  for start in range(0, len(body), _PIECE_BYTES):
     piece = body[start : start + _PIECE_BYTES]
     while piece:
       if reader.eof:

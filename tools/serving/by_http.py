@@ -92,9 +92,8 @@ class Application:
       try:
         async with asyncio.timeout(seconds):
           body = await _all_of(request, most, share)
-        if (
-          body is not None and (coding := _coding(request)) in _GZIPPED
-        ):  # TF Serving accepts gzip too
+        # TF Serving accepts gzip too
+        if body is not None and (coding := _coding(request)) in _GZIPPED:
           body = await asyncio.to_thread(bodies.decompressed, body, most)
           share.take(len(body or b""))
       except TimeoutError:

@@ -23,9 +23,8 @@ def load(context: ssl.SSLContext, files: Mapping[str, str | None], authority: st
   flags = "--tls_cert and --tls_key"
   try:
     if cert:
-      context.load_cert_chain(
-        cert, key, password=lambda: ""
-      )  # otherwise OpenSSL would ask for it on the terminal
+      # otherwise OpenSSL would ask for it on the terminal
+      context.load_cert_chain(cert, key, password=lambda: "")
     flags = authority
     if ca:
       context.load_verify_locations(ca)

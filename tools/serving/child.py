@@ -102,9 +102,8 @@ def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
 def options() -> Options:
   """The options that `start` got. The started process calls it once."""
   line = b""
-  while not line.endswith(
-    b"\n"
-  ):  # not sys.stdin, which would read ahead and hide the end of the input
+  # not sys.stdin, which would read ahead and hide the end of the input
+  while not line.endswith(b"\n"):
     line += os.read(0, 1) or b"\n"
   return Options(**json.loads(line))
 
@@ -144,9 +143,8 @@ def held(host: str, port: int) -> socket.socket:
   for the sockets of its own processes.
   """
   with _socket(host) as first:
-    first.setsockopt(
-      socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-    )  # else closed connections of an earlier server block it for a minute
+    # else closed connections of an earlier server block it for a minute
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     first.bind((host, port))
     first.listen(0)
     first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -53,9 +53,8 @@ def main(options: Options) -> int:
     time.sleep(0.05)
   ray.shutdown()
   deaths.end_sessions({os.getsid(0)})
-  if not any(
-    map(child.is_alive, Path(options.run).glob("*.server"))
-  ):  # a killed server cannot do it
+  # a killed server cannot do it
+  if not any(map(child.is_alive, Path(options.run).glob("*.server"))):
     place.remove(Path(options.run))
   return 0
 

@@ -19,9 +19,8 @@ class Metrics:
   """The metrics of one proxy, in files in `folder`."""
 
   def __init__(self, folder: Path, under_way: Callable[[], int], replicas: Callable[[], int]):
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(
-      folder
-    )  # prometheus_client (0.26) reads it at import
+    # prometheus_client (0.26) reads it at import
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     import prometheus_client  # noqa: PLC0415
     from prometheus_client import multiprocess  # noqa: PLC0415
 

@@ -138,9 +138,8 @@ class Call:
   @property
   def group(self) -> tuple[object, ...]:
     """Requests with equal keys may run in one batch."""
-    if (
-      not self.signature.batched or not self.rows
-    ):  # most models reject a request without rows; in a batch it would pass
+    # most models reject a request without rows; in a batch it would pass
+    if not self.signature.batched or not self.rows:
       return (id(self),)
     return (id(self.signature), *sorted((name, x.shape[1:]) for name, x in self.inputs.items()))
 
@@ -241,9 +240,8 @@ class Model:
     """
     self.version = int(directory.name)
     [meta_graph] = outside.check(directory, allow_ops)
-    self._loaded = tf.saved_model.load(
-      str(directory)
-    )  # kept alive, because its functions do not keep its variables alive
+    # kept alive, because its functions do not keep its variables alive
+    self._loaded = tf.saved_model.load(str(directory))
     self.signature_defs = dict(meta_graph.signature_def)
     manifest = directory / MANIFEST
     recorded = (
@@ -266,7 +264,10 @@ class Model:
     """The signature of that name. Raises RefusedError if the model has none."""
     name = name or "serving_default"
     if name not in self.signatures:
-      reason = f"signature_name is {name!r}; version {self.version} has {', '.join(map(repr, sorted(self.signatures)))}"
+      reason = (
+        f"signature_name is {name!r}; version {self.version} has "
+        f"{', '.join(map(repr, sorted(self.signatures)))}"
+      )
       raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, reason)
     return self.signatures[name]
 

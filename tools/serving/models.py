@@ -97,7 +97,6 @@ class Models:
       versions.refresh(seconds)
       known[key] = versions
       before = self._models.get(name)
-      found[name] = (
-        before if before and before.served and not versions.served else versions
-      )  # a new folder, and no version of it is loaded yet
+      # a new folder, and no version of it is loaded yet
+      found[name] = before if before and before.served and not versions.served else versions
     self._models, self._known = found, known

@@ -15,13 +15,15 @@ from jax2tf.tools.serving.model import Arrays, Call, Model, RefusedError, Signat
 
 # After TensorFlow was imported without JAX, because these import TensorFlow.
 from tensorflow.core.framework import tensor_pb2  # isort: skip
+
+# isort: skip
 from tensorflow_serving.apis import (
   get_model_metadata_pb2,
   get_model_status_pb2,
   model_pb2,
   predict_pb2,
   prediction_log_pb2,
-)  # isort: skip
+)
 
 # Memory of a string besides its characters: a pointer in NumPy, and TensorFlow's string object (TF
 # 2.21: 24 bytes).

@@ -112,9 +112,8 @@ async def _serve(options: Options) -> None:
   ready = Path(options.run, f"{os.getpid()}.ready")
   ready.touch()
   for task in looking:
-    task.add_done_callback(
-      lambda _: stop.set()
-    )  # without this task the proxy would not find new replicas; the server restarts it
+    # without this task the proxy would not find new replicas; the server restarts it
+    task.add_done_callback(lambda _: stop.set())
   await stop.wait()
   loop.remove_reader(0)
   child.note(options, "ending", str(queue.taken))

@@ -14,8 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 # Private names that the server replaces -> why.
-IDLE = "a single node does not need these services, which scale clusters, forward logs and show pages: each takes a second of CPU and 100 MB"
-LOOPBACK = "Ray Serve opens a port on all interfaces for calls between deployments, and unpickles what arrives; nothing here needs it"
+IDLE = (
+  "a single node does not need these services, which scale clusters, forward logs and show "
+  "pages: each takes a second of CPU and 100 MB"
+)
+LOOPBACK = (
+  "Ray Serve opens a port on all interfaces for calls between deployments, and unpickles "
+  "what arrives; nothing here needs it"
+)
 PRIVATE: Mapping[tuple[str, str], str] = {
   ("ray._private.node", "Node.start_monitor"): IDLE,
   ("ray._private.node", "Node.start_log_monitor"): IDLE,

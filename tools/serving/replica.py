@@ -131,9 +131,8 @@ class Replica:
   def _say_who_answers(
     self, context: _Context, name: str, model: Model, signature: str = ""
   ) -> None:
-    context.set_trailing_metadata(
-      Served(name, str(model.version), signature).metadata
-    )  # for the proxy's metrics
+    # for the proxy's metrics
+    context.set_trailing_metadata(Served(name, str(model.version), signature).metadata)
 
   async def _predict(self, data: bytes, context: _Context) -> bytes:
     """Answers a PredictRequest with a PredictResponse."""
@@ -177,7 +176,10 @@ class Replica:
     refuse = self._model.RefusedError
     match = _PATH.fullmatch(path)
     if match is None:
-      reason = f"no such path: {path[:200]}; there are /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
+      reason = (
+        f"no such path: {path[:200]}; there are "
+        "/v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
+      )
       raise refuse(
         grpc.StatusCode.INVALID_ARGUMENT
         if path.lower().startswith("/v1/")
@@ -205,9 +207,8 @@ class Replica:
     if verb == "/metadata":
       return self._json.metadata_body(asked[0], model)
     async with self._memory.hold(_JSON_GROWTH * len(body)):
-      parsed = await asyncio.to_thread(
-        self._json.parse_predict, model, body
-      )  # parsing a large body would block other requests
+      # parsing a large body would block other requests
+      parsed = await asyncio.to_thread(self._json.parse_predict, model, body)
       self._say_who_answers(context, asked[0], model, parsed.call.signature.name)
       outputs = await self._run(parsed.call)
       return await asyncio.to_thread(self._json.predict_body, parsed, outputs)

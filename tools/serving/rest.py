@@ -229,9 +229,8 @@ def _string(name: str, value: Any) -> bytes:
   if isinstance(value, dict) and isinstance(value.get("b64"), str):
     text = "".join(value["b64"].split())
     try:
-      return base64.b64decode(
-        text + "=" * (-len(text) % 4), validate=True
-      )  # TF Serving does not require padding either
+      # TF Serving does not require padding either
+      return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
       raise invalid(f"input {name!r} has a b64 string that is not valid base64: {error}") from error
   if isinstance(value, list):

@@ -125,7 +125,10 @@ def _where_versions_are(directory: str | None) -> str:
   if directory is None or not (folder / "saved_model.pb").is_file():
     return "`jax2tf convert --out DIR` writes DIR/1/"
   if folder.name.isdecimal():
-    return f"it is version {int(folder.name)} itself; name the directory of the versions, {os.path.relpath(folder.parent)}"
+    return (
+      f"it is version {int(folder.name)} itself; name the directory of the versions, "
+      f"{os.path.relpath(folder.parent)}"
+    )
   return f"it is a SavedModel itself; move its files to {Path(directory, '1')}"
 
 

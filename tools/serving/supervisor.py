@@ -134,7 +134,10 @@ def _end(options: Options, children: Sequence[Child], ready: bool, signals: Sign
     child.end()
   if ready:
     taken = _taken(Path(options.run))
-    wait = f": {taken} accepted requests are answered first, for at most {DRAIN_SECONDS:g} s; Ctrl-C ends at once"
+    wait = (
+      f": {taken} accepted requests are answered first, for at most {DRAIN_SECONDS:g} s; "
+      "Ctrl-C ends at once"
+    )
     say(f"ending{wait if taken else ''}")
   # A cluster ends after the proxies, and one that is starting does not look: then nothing waits for
   # it.
@@ -218,4 +221,7 @@ def _last_words(run: Path) -> str:
   if not files:
     return ""
   newest = max(files, key=lambda file: file.stat().st_mtime)
-  return f"; {newest.name} of Ray ends with: {newest.read_text(encoding='utf-8', errors='replace').split(chr(10))[-2][:500]}"
+  return (
+    f"; {newest.name} of Ray ends with: "
+    f"{newest.read_text(encoding='utf-8', errors='replace').split(chr(10))[-2][:500]}"
+  )

@@ -215,7 +215,8 @@ def picture(report: dict[str, Any]) -> None:
 @click.option(
   "--rows",
   default="",
-  help="Measure only rows whose name matches this regular expression; the others keep their numbers.",
+  help="Measure only rows whose name matches this regular expression; the others keep their "
+  "numbers.",
 )
 @click.option(
   "--seconds",

@@ -131,8 +131,14 @@ _GATHER = (
 )
 _SCATTER = "TensorFlow's scatter kernels process the indices in one thread, at about 50 ns each"
 _TWO_SCATTERS = _SCATTER + "; a second scatter propagates the NaNs that the first ignores"
-_NO_SCATTER_MUL = "TensorFlow has no multiplying scatter: segment products run over the operand and the updates in one array"
-_IN_ORDER = "an index may occur twice, so a loop applies the updates in order; `unique_indices=True` takes a single step"
+_NO_SCATTER_MUL = (
+  "TensorFlow has no multiplying scatter: segment products run over the operand "
+  "and the updates in one array"
+)
+_IN_ORDER = (
+  "an index may occur twice, so a loop applies the updates in order; "
+  "`unique_indices=True` takes a single step"
+)
 _KEYS = "floats are compared as integers, because TensorFlow's TopKV2 does not order NaN"
 _LOG_STEPS = "the log n steps are separate ops, and TensorFlow does not fuse them"
 _NAN_POOL = "TensorFlow's MaxPool ignores NaN, so a second one finds NaNs"
@@ -141,7 +147,10 @@ _NO_FUSION = (
   "a hash or a rejection loop has some hundred ops, each a pass over memory; XLA fuses them"
 )
 _COPIES = "each step of TensorFlow's While costs about 20 us, and its scatter copies the operand"
-_COLUMNS = "TensorFlow's Lu raises for singular matrices, and XLA lacks it. A loop eliminates the columns in panels of 64, each a part of the graph"
+_COLUMNS = (
+  "TensorFlow's Lu raises for singular matrices, and XLA lacks it. A loop eliminates the "
+  "columns in panels of 64, each a part of the graph"
+)
 _EIGEN = "TensorFlow's kernel (Eigen) works column by column; JAX's (LAPACK) works in blocks"
 _LOG_WINDOW = "sums over spans of 1, 2, 4 ... elements are log w passes over memory; XLA makes one"
 _LEVEL_2 = "TensorFlow has no such kernel, so a loop applies one reflection after another"

@@ -38,7 +38,8 @@ import sys, numpy, jax, jax2onnx
 from tools.sweeps.idiom_models import MODELS
 fun, params, inputs = MODELS[sys.argv[1]](numpy.random.default_rng(0))
 specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs.values()]
-jax2onnx.to_onnx(lambda *args: fun(params, *args), specs, return_mode="file", output_path=sys.argv[2])
+model = lambda *args: fun(params, *args)
+jax2onnx.to_onnx(model, specs, return_mode="file", output_path=sys.argv[2])
 """
 
 

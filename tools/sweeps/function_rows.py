@@ -49,8 +49,14 @@ _KEY = np.array([0, 42], np.uint32)
 _MATRIX = _normal(256, 256) + 16 * np.eye(256, dtype=np.float32)
 _NUMBERS = 1_000_000
 _NAN = "TensorFlow's op loses NaN; the ops that keep it pass over the array again"
-_LOST = "TensorFlow's op takes NaN for -inf, and has NaN after two infinities, so the log2(n) steps are ops of their own"
-_SINGULAR = "TensorFlow's op raises for a singular matrix, so a log-determinant comes first; XLA has no LU, and compiles one by columns"
+_LOST = (
+  "TensorFlow's op takes NaN for -inf, and has NaN after two infinities, so the log2(n) "
+  "steps are ops of their own"
+)
+_SINGULAR = (
+  "TensorFlow's op raises for a singular matrix, so a log-determinant comes first; XLA "
+  "has no LU, and compiles one by columns"
+)
 
 
 def _layer_norm(x: jax.Array) -> jax.Array:
@@ -181,7 +187,10 @@ def _loop_models() -> list[Row]:
     return lambda xs, *values: function(dict(zip(params, values, strict=True)), xs)
 
   xs = _normal(64, 8, 128)
-  threefry = "Threefry has 20 rounds, each of which waits for the one before: 121 ops a turn, of 0.35 µs each, which XLA makes one loop"
+  threefry = (
+    "Threefry has 20 rounds, each of which waits for the one before: 121 ops a turn, of "
+    "0.35 µs each, which XLA makes one loop"
+  )
   return [
     Row(
       "loop: GRU, 64 steps, d128, batch 8",
@@ -232,9 +241,10 @@ ROWS = [
     _LOST,
   ),
   Row("random bits, 1e6", lambda key: jax.random.bits(key, (_NUMBERS,)), _bits_tf, [_KEY]),
+  # TensorFlow's erfinv near 1
   Row(
     "normal, 1e6", lambda key: jax.random.normal(key, (_NUMBERS,)), _normal_tf, [_KEY], rtol=1e-3
-  ),  # TensorFlow's erfinv near 1
+  ),
   Row("dropout", _dropout, _dropout_tf, [_KEY, _normal(1000, 1000)]),
   Row(
     "loop: 200 writes of rows into 512 x 512",

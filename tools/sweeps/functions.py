@@ -120,7 +120,8 @@ def line(name: str, numbers: Numbers) -> str:
 @click.option(
   "--rows",
   default="",
-  help="Measure only rows whose name matches this regular expression; the others keep their numbers.",
+  help="Measure only rows whose name matches this regular expression; the others keep their "
+  "numbers.",
 )
 @click.option(
   "--seconds", type=click.FloatRange(0.01), default=4.0, help="Seconds of measurement for each row."

@@ -204,8 +204,10 @@ def blackjax() -> Iterator[Row]:
 
 
 _PENDULUM = """<mujoco><option solver="Newton" iterations="4" ls_iterations="8"/><worldbody>
-<body pos="0 0 1"><joint name="j" type="hinge" axis="0 1 0" damping="0.1"/><geom type="capsule" size="0.05" fromto="0 0 0 0 0 -0.5"/>
-<body pos="0 0 -0.5"><joint type="hinge" axis="0 1 0"/><geom type="capsule" size="0.05" fromto="0 0 0 0 0 -0.4"/></body></body>
+<body pos="0 0 1"><joint name="j" type="hinge" axis="0 1 0" damping="0.1"/>
+<geom type="capsule" size="0.05" fromto="0 0 0 0 0 -0.5"/>
+<body pos="0 0 -0.5"><joint type="hinge" axis="0 1 0"/>
+<geom type="capsule" size="0.05" fromto="0 0 0 0 0 -0.4"/></body></body>
 </worldbody><actuator><motor joint="j"/></actuator></mujoco>"""
 
 

@@ -45,9 +45,8 @@ class _Load:
 
   def measure(self, name: str, server: clients.Server) -> None:
     """Measures a run without faults, and the CPU time that a request takes."""
-    asyncio.run(
-      clients.load(server.grpc_port, self._questions, self._concurrency, 1.0)
-    )  # the first requests optimise the graph
+    # the first requests optimise the graph
+    asyncio.run(clients.load(server.grpc_port, self._questions, self._concurrency, 1.0))
     before = server.cpu_seconds | {"client": time.process_time()}
     self.run(name, server)
     after = server.cpu_seconds | {"client": time.process_time()}

@@ -59,7 +59,10 @@ def ratios(ms: Mapping[str, Sequence[float]], way: str, other: str) -> list[floa
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
   """`**median** (least to most)`."""
-  return f"**{statistics.median(values):.{digits}f}** ({min(values):.{digits}f} to {max(values):.{digits}f})"
+  return (
+    f"**{statistics.median(values):.{digits}f}** ({min(values):.{digits}f} to "
+    f"{max(values):.{digits}f})"
+  )
 
 
 def nodes(graph: Any) -> list[Any]:

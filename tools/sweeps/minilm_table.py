@@ -144,9 +144,8 @@ def picture(report: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
   for (target, scheme), row in rows.items():
     place = row["bytes"] / 1e6, row["max_abs"]
     label = TITLES[target] if scheme == "none" else f"{TITLES[target]}, {scheme}"
-    hollow = (
-      "none" if target == "tfjs" else COLOURS[target]
-    )  # shows both of two markers at one place
+    # shows both of two markers at one place
+    hollow = "none" if target == "tfjs" else COLOURS[target]
     axes.plot(
       *place,
       markers[scheme],

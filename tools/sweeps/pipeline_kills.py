@@ -21,9 +21,8 @@ _ROWS, _FILES = 1_600_000, 4
 _MODEL, _SOURCE = "small-model", "small-rows"
 NEVER, WRITE, MIDDLE = MOMENTS = ("never", "write", "middle")
 Run = Callable[[pathlib.Path], None]
-Victim = Callable[
-  [pathlib.Path, str], int | None
-]  # (target, moment) -> the process to kill, as soon as there is one
+# (target, moment) -> the process to kill, as soon as there is one
+Victim = Callable[[pathlib.Path, str], int | None]
 
 
 class RunError(Exception):

@@ -29,20 +29,32 @@ def missed(part: str, found: Mapping[str, Any]) -> Iterator[str]:
   for way, other, least in _ASKED.get(part, ()):
     ratios = _ratios(found["rows_per_second"], way, other)
     if not ratios or statistics.median(ratios) < least:
-      yield f"{part}, {way} / {other}: {f'{statistics.median(ratios):.2f}' if ratios else 'not run'}, required >= {least}"
+      yield (
+        f"{part}, {way} / {other}: "
+        f"{f'{statistics.median(ratios):.2f}' if ratios else 'not run'}, required >= {least}"
+      )
   if part in _ASKED and min(found["ray_shares"], default=0) < _SHARE:
-    yield f"{part}, smallest share of a Ray actor: {min(found['ray_shares'], default=0):.2f}, required >= {_SHARE}"
+    yield (
+      f"{part}, smallest share of a Ray actor: {min(found['ray_shares'], default=0):.2f}, "
+      f"required >= {_SHARE}"
+    )
   if part == "kills":
     for name, each in _by_name(found).items():
       yield from pipeline_kills.faults(name, each)
   if part == "millions":
     first, last = found["megabytes"]
     if found["last_by_first"] < _LAST_BY_FIRST:
-      yield f"millions: the last rate is {found['last_by_first']:.2f} of the first, required >= {_LAST_BY_FIRST}"
+      yield (
+        f"millions: the last rate is {found['last_by_first']:.2f} of the first, required >= "
+        f"{_LAST_BY_FIRST}"
+      )
     if last > _GROWTH * first:
       yield f"millions: memory grew from {first:.0f} to {last:.0f} MB"
     if found["window_seconds"] < _WINDOW:
-      yield f"millions: the rates are of {found['window_seconds']:.0f} s, required >= {_WINDOW:.0f}; give more --rows"
+      yield (
+        f"millions: the rates are of {found['window_seconds']:.0f} s, required >= "
+        f"{_WINDOW:.0f}; give more --rows"
+      )
 
 
 def page(report: Mapping[str, Mapping[str, Any]]) -> str:
@@ -95,14 +107,20 @@ def _section(section: Mapping[str, Any]) -> list[str]:
 def _rates(title: str, found: Mapping[str, Any]) -> Iterator[str]:
   per_second, start = found["rows_per_second"], found["start_seconds"]
   rounds = max(map(len, per_second.values()), default=0)
-  yield f"### {title}, {found['rows']:,} rows, {rounds} rounds (load average {found['load_at_end']:.1f})"
+  yield (
+    f"### {title}, {found['rows']:,} rows, {rounds} rounds (load average "
+    f"{found['load_at_end']:.1f})"
+  )
   yield from (
     "",
     "| Way | rows/s, median | rows/s, best | Start-up apart, s, median |",
     "|---|---|---|---|",
   )
   for way, rates in per_second.items():
-    yield f"| {way} | {statistics.median(rates):,.0f} | {max(rates):,.0f} | {statistics.median(start[way]):.1f} |"
+    yield (
+      f"| {way} | {statistics.median(rates):,.0f} | {max(rates):,.0f} | "
+      f"{statistics.median(start[way]):.1f} |"
+    )
 
 
 def _bounds(part: str, found: Mapping[str, Any]) -> Iterator[str]:
@@ -115,7 +133,9 @@ def _bounds(part: str, found: Mapping[str, Any]) -> Iterator[str]:
       else "not run | "
     )
     yield f"| {way} / {other} | {text} | >= {least} |"
-  yield f"| smallest share of a Ray actor | {min(found['ray_shares'], default=0):.2f} | | >= {_SHARE} |"
+  yield (
+    f"| smallest share of a Ray actor | {min(found['ray_shares'], default=0):.2f} | | >= {_SHARE} |"
+  )
 
 
 def _ratios(per_second: Mapping[str, Sequence[float]], way: str, other: str) -> list[float]:
@@ -143,7 +163,13 @@ def _kills(found: Mapping[str, Any]) -> Iterator[str]:
     killed, left = sum(m["killed"] for m in moments), sum(len(m["temporary"]) for m in moments)
     if any(m["failed"] for m in moments):
       results = sum(m["files"] for m in moments if m["failed"])
-      yield f"| {name} | {each['rows']:,} | {killed} | the run fails, with {results} result files | | {left} |"
+      yield (
+        f"| {name} | {each['rows']:,} | {killed} | the run fails, with {results} result files "
+        f"| | {left} |"
+      )
     else:
       lost = "; ".join(m["wrong"] for m in moments if m["wrong"]) or "0"
-      yield f"| {name} | {each['rows']:,} | {killed} | {lost} | {'yes' if each['one_checksum'] else 'no'} | {left} |"
+      yield (
+        f"| {name} | {each['rows']:,} | {killed} | {lost} | "
+        f"{'yes' if each['one_checksum'] else 'no'} | {left} |"
+      )

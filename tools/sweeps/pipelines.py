@@ -41,9 +41,8 @@ _PARTS = ("mlp", "encoder", "engines", "kills", "millions")
 _ENGINE_ROWS = 32_000
 _SECONDS = 180.0  # that `millions` is to last
 _EACH = 1_000_000  # rows of a file of `millions`
-Way = Callable[
-  [pathlib.Path], Mapping[str, Any]
-]  # writes the results to a folder -> "seconds", "start" and "shares"
+# writes the results to a folder -> "seconds", "start" and "shares"
+Way = Callable[[pathlib.Path], Mapping[str, Any]]
 
 
 def rates(
@@ -159,9 +158,8 @@ def _run(python: str, *words: str) -> dict[str, Any]:
   """
   command = [python, "-m", pipeline_runs.__name__, *words]
   variables = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **dict.fromkeys(THREADS, "1")}
-  with (
-    tempfile.TemporaryFile() as errors
-  ):  # a pipe would wait for processes that an engine leaves behind
+  # a pipe would wait for processes that an engine leaves behind
+  with tempfile.TemporaryFile() as errors:
     done = subprocess.run(
       command, stdout=subprocess.PIPE, stderr=errors, timeout=500, check=False, env=variables
     )

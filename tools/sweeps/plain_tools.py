@@ -26,9 +26,11 @@ import tqdm
 from jax2tf.tools.sweeps import plain_runs, reports, runtimes, workers
 
 # Of tests.plain_models and tests.models.
-MODELS = """cnn transposed_unet bidirectional_lstm masked_encoder keras_cnn vae mlp autoencoder gan_generator mixture_of_experts
-  bidirectional_gru wavenet unet resnet convnext vit mlp_mixer transformer_encoder lstm_language_model seq2seq_lstm state_space
-  pointnet rotary_decoder mobilenet""".split()  # noqa: SIM905
+MODELS = """
+  cnn transposed_unet bidirectional_lstm masked_encoder keras_cnn vae mlp autoencoder gan_generator
+  mixture_of_experts bidirectional_gru wavenet unet resnet convnext vit mlp_mixer
+  transformer_encoder lstm_language_model seq2seq_lstm state_space pointnet rotary_decoder mobilenet
+""".split()  # noqa: SIM905
 _WAYS = {"plain": False, "with our call": True}
 COLUMNS = [f"{tool}, {way}" for tool in plain_runs.TOOLS for way in _WAYS]
 
@@ -86,7 +88,10 @@ def _table(section: Mapping[str, Any]) -> Iterator[str]:
   yield f"| model | library | {' | '.join(COLUMNS)} |"
   yield "|---" * (2 + len(COLUMNS)) + "|"
   for model, found in section.items():
-    yield f"| {model} | {found['library']} | {' | '.join(_cell(found[column][0]) for column in COLUMNS)} |"
+    yield (
+      f"| {model} | {found['library']} | "
+      f"{' | '.join(_cell(found[column][0]) for column in COLUMNS)} |"
+    )
   for verdict in (plain_runs.RIGHT, plain_runs.REFUSED, plain_runs.WRONG):
     counts = collections.Counter(
       column for found in section.values() for column in COLUMNS if found[column][0] == verdict

@@ -138,9 +138,8 @@ def _overwrite(model: saved_model.Model, folder: Path) -> Path:
 
 
 def _of_saved_model(folder: Path) -> float | None:
-  for version in publish.versions(
-    folder
-  ):  # a half version would be seen by a server, also beside a newer one
+  # a half version would be seen by a server, also beside a newer one
+  for version in publish.versions(folder):
     tf.saved_model.load(str(folder / str(version)))
   if (found := publish.saved_model_in(folder)) is None:
     return None

@@ -156,9 +156,8 @@ def _compiled(program: pathlib.Path) -> pathlib.Path:
   ]
   if not program.exists():
     source = REPOSITORY / "tests" / "c" / "run_saved_model.c"
-    linker = (
-      ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
-    )  # GNU's default linker takes six times as long for so many symbols
+    # GNU's default linker takes six times as long for so many symbols
+    linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
     command = [
       "cc",
       "-std=c11",

@@ -40,9 +40,8 @@ Numbers = dict[str, Any]
 
 def saved(name: str, way: str, folder: str, runs: int) -> list[float]:
   """Seconds to build and save a model, each time with a new trace, as `folder/<run>`."""
-  _save(
-    MODELS[0].name, way, f"{folder}/first", 0
-  )  # excludes what JAX and TensorFlow do once per process
+  # excludes what JAX and TensorFlow do once per process
+  _save(MODELS[0].name, way, f"{folder}/first", 0)
   return [_seconds(_save, name, way, folder, run) for run in range(runs)]
 
 
@@ -142,7 +141,8 @@ def markdown(report: Mapping[str, Mapping[str, Any]]) -> str:
 @click.option(
   "--models",
   default="",
-  help="Measure only models whose name matches this regular expression; the others keep their numbers.",
+  help="Measure only models whose name matches this regular expression; the others keep their "
+  "numbers.",
 )
 @click.option(
   "--runs", type=click.IntRange(1), default=5, help="How often to save and to load each model."

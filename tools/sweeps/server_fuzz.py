@@ -236,7 +236,10 @@ def faults(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{interface}, {kind}: {numbers['wrong']} wrong, {numbers['lost']} lost"
   for name, (before, after) in report["MB after the warm-up and at the end"].items():
     if name in _WEIGHED and after > _GROWTH * before:
-      yield f"{name}: {before} MB after the warm-up and {after} MB at the end, a growth by more than {_GROWTH - 1:.0%}"
+      yield (
+        f"{name}: {before} MB after the warm-up and {after} MB at the end, a growth by more "
+        f"than {_GROWTH - 1:.0%}"
+      )
   if report["label"]["missed"] or not (
     report["label"]["by version 1"] and report["label"]["by version 2"]
   ):

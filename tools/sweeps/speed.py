@@ -163,7 +163,8 @@ def _markdown(report: dict[str, Any]) -> str:
     "after TensorFlow's optimisation.",
     "*Contractions* counts matrix products and convolutions: equations in JAX's jaxpr, ops that "
     "run in TensorFlow. The gradient is that of",
-    "the mean of the squared results by all weights, in one `tf.function` with a `tf.GradientTape`.",
+    "the mean of the squared results by all weights, in one `tf.function` with a "
+    "`tf.GradientTape`.",
     "",
   ]
   for version, section in sorted(report.items()):
@@ -245,7 +246,8 @@ def picture(report: dict[str, Any]) -> None:
 @click.option(
   "--models",
   default="",
-  help="Measure only models whose name matches this regular expression; the others keep their numbers.",
+  help="Measure only models whose name matches this regular expression; the others keep their "
+  "numbers.",
 )
 @click.option(
   "--seconds",

@@ -88,9 +88,8 @@ def subjects(programs: int, most_cases: int) -> list[str]:
     rng.shuffle(cases)
     cases.sort(key=lambda case: _DTYPES.index(case[1]) if case[1] in _DTYPES else len(_DTYPES))
     seen = collections.Counter[str]()
-    ranked: list[
-      tuple[int, int, str]
-    ] = []  # the first case of each dtype, then the second, and so on
+    # the first case of each dtype, then the second, and so on
+    ranked: list[tuple[int, int, str]] = []
     for name, dtype in cases:
       ranked.append((seen[dtype], len(ranked), name))
       seen[dtype] += 1

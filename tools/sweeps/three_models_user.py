@@ -175,9 +175,8 @@ def ode() -> Ready:
   )
   model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse")
   start = rng.standard_normal((256, 2), np.float32)
-  losses = model.fit(start, start[:, ::-1] * [1, -1], epochs=5, verbose=0).history[
-    "loss"
-  ]  # a quarter turn
+  # a quarter turn
+  losses = model.fit(start, start[:, ::-1] * [1, -1], epochs=5, verbose=0).history["loss"]
   assert losses[-1] < losses[0], losses
   params = {weight.path.rsplit("/", 1)[-1]: np.asarray(weight) for weight in layer.weights}
   return Ready(_model(params, fun, inputs), fun, params, inputs, {"b": 4})

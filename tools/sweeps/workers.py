@@ -53,9 +53,8 @@ def each(
     renewed_after: the number of tasks after which a process is replaced; 0 for never.
     seconds: the time limit of a task; beyond it the task is lost.
   """
-  context = multiprocessing.get_context(
-    "spawn"
-  )  # a fork would copy TensorFlow's locks, but not its threads
+  # a fork would copy TensorFlow's locks, but not its threads
+  context = multiprocessing.get_context("spawn")
   with tempfile.TemporaryDirectory() as folder:
     pool = pebble.ProcessPool(
       processes, max_tasks=renewed_after, initializer=_start, initargs=(folder,), context=context
@@ -91,9 +90,8 @@ def _start(folder: str) -> None:
   with pathlib.Path(folder, str(os.getpid())).open("wb") as stream:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
-  tqdm.tqdm.set_lock(
-    threading.RLock()
-  )  # the default lock is a system semaphore, which would outlive this process
+  # the default lock is a system semaphore, which would outlive this process
+  tqdm.tqdm.set_lock(threading.RLock())
   os.setpgrp()
   # The runtimes that this process waits for end with it.
   signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))

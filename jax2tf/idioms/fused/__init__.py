@@ -20,7 +20,10 @@ from jax2tf.jaxprs import BODIES, ClosedJaxpr, map_inner, replaced
 
 # The names for `idioms=`. Listed here, because importing the modules is slow: they trace templates.
 NAMES = frozenset(
-  """attention batch_norm elu gelu hard_swish layer_norm leaky_relu log_softmax max_pool mean_pool relu relu6 selu silu softmax""".split()  # noqa: SIM905
+  """
+    attention batch_norm elu gelu hard_swish layer_norm leaky_relu log_softmax max_pool mean_pool
+    relu relu6 selu silu softmax
+  """.split()  # noqa: SIM905
 )
 
 

@@ -199,9 +199,8 @@ def _parts(
       flow, eqn.invars[0], [dims[int(d)] for d in eqn.params["broadcast_dimensions"]], rank
     )
   sizes: list[Any] = [1] * rank
-  for d, size in zip(
-    dims if atom.aval.shape else (), atom.aval.shape, strict=True
-  ):  # a number has no dimensions
+  # a number has no dimensions
+  for d, size in zip(dims if atom.aval.shape else (), atom.aval.shape, strict=True):
     sizes[d] = size
   return [(atom, sizes)]
 

@@ -76,9 +76,8 @@ _MOMENTS = (
   _centred(lambda x: jnp.var(x, -1, keepdims=True)),
   _centred(lambda x: jnp.maximum(0.0, jnp.var(x, -1, keepdims=True))),  # as in Equinox
   _centred(lambda x: _mean(jnp.square(x - _mean(x)))),
-  _centred(
-    lambda x: jnp.clip(_mean(jnp.square(x)) - jnp.square(_mean(x)), 0)
-  ),  # as in jax.nn.standardize
+  # as in jax.nn.standardize
+  _centred(lambda x: jnp.clip(_mean(jnp.square(x)) - jnp.square(_mean(x)), 0)),
 )
 _FORMS: Sequence[Callable[..., jax.Array]] = (
   lambda centred, variance: centred / jnp.sqrt(variance),

@@ -177,5 +177,6 @@ _AGAINST = {
   "what is determined": "JAX leaves signs, bases or the order of equal things open",
   "determined signs": "derivatives of vectors, after their signs are determined",
   "other last bits": "JAX's own result changes as much with the last bits of the arguments",
-  "the arguments": "terms as large as the arguments cancel to some of their last bits, in JAX and in ours",
+  "the arguments": "terms as large as the arguments cancel to some of their last bits, in JAX and "
+  "in ours",
 }
