@@ -3,7 +3,6 @@ can read."""
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 

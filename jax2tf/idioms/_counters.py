@@ -99,9 +99,9 @@ def numbers_of(flow: Dataflow, scan: Scan) -> tuple[dict[Any, Numbers], dict[Any
   for eqn in eqns:
     if _is_arithmetic(eqn) and known.keys() >= {*variables(eqn.invars)}:
       numbers = [
-        np.full(scan.length, a.val, a.aval.dtype) if isinstance(a, Literal) else known[a]
-        for a in eqn.invars
-      ]  # type: ignore[attr-defined]
+        _repeated(atom, scan.length) if isinstance(atom, Literal) else known[atom]
+        for atom in eqn.invars
+      ]
       result: Any = eqn.outvars[0]
       known[result] = _ARITHMETIC[eqn.primitive](*numbers).astype(result.aval.dtype)
   return known, counters
@@ -137,6 +137,10 @@ def _added(maker: dict[Any, Any], v: Any, out: Any) -> Any:
   if a is v and isinstance(b, Literal):
     return b.val if eqn.primitive is P.add_p else -np.asarray(b.val).astype(np.int64)
   return a.val if b is v and isinstance(a, Literal) and eqn.primitive is P.add_p else None
+
+
+def _repeated(literal: Any, count: int) -> np.ndarray:
+  return np.full(count, literal.val, literal.aval.dtype)
 
 
 def _is_number(v: Any) -> bool:
