@@ -310,6 +310,32 @@ def test_a_start_whose_replicas_die_fails(
   )
 
 
+def test_a_start_whose_workers_die_before_they_load_a_model_fails(
+  tmp_path: Path, sleeper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  """No file of the server has their names: Ray's memory monitor, for example, kills a worker that
+  imports."""
+  logs = tmp_path / "ray" / "session_2026" / "logs"
+  logs.mkdir(parents=True)
+  lives = sleeper()
+  (logs / f"worker-ab-01-{lives.pid}.err").write_text(":job_id:01\n")
+  for _ in range(supervisor._LOST_OF_A_START):
+    dead = sleeper()
+    dead.kill()
+    dead.wait()
+    assert deaths.lost_workers(tmp_path) < supervisor._LOST_OF_A_START
+    (logs / f"worker-cd-01-{dead.pid}.err").write_text(":job_id:01\n")
+  monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "250")
+  words = (
+    "10 processes of Ray ended before they loaded a model; RAY_memory_monitor_refresh_ms=250 .*"
+  )
+  with pytest.raises(ValueError, match=words + "unset it, or free memory$"):
+    supervisor._wait(options(tmp_path), [], signals.Signals(), deaths.Deaths(tmp_path))
+  monkeypatch.delenv("RAY_memory_monitor_refresh_ms")
+  with pytest.raises(ValueError, match=r"10 processes of Ray ended before they loaded a model$"):
+    supervisor._wait(options(tmp_path), [], signals.Signals(), deaths.Deaths(tmp_path))
+
+
 def test_a_start_fails_with_the_last_words_of_ray(
   tmp_path: Path, sleeper: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,19 @@ def failures(run: Path) -> list[tuple[int, str]]:
   return found
 
 
+def lost_workers(run: Path) -> int:
+  """How many processes of Ray ended before they could become a replica.
+
+  Ray starts each of its workers with a log file, worker-ID-JOB-PID.err. A replica enters itself
+  only after some seconds of imports, and whoever dies before is not in any file of the server.
+  """
+  started = {
+    int(file.stem.rpartition("-")[2]) for file in run.glob("ray/session_2*/logs/worker-*-*.err")
+  }
+  replicas = {int(file.stem) for file in run.glob(f"*.{_REPLICA}")}
+  return sum(not psutil.pid_exists(pid) for pid in started - replicas)
+
+
 def end_sessions(leaders: Set[int]) -> None:
   """Kills the processes of sessions, except this one, so that none writes into the server's folder
   any more.

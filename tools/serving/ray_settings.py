@@ -67,6 +67,17 @@ def environment(given: Mapping[str, str], run: str) -> dict[str, str]:
   }
 
 
+def memory_monitor(given: Mapping[str, str]) -> str:
+  """What to do if Ray's memory monitor is on, which kills processes; "" if it is off."""
+  period = given.get("RAY_memory_monitor_refresh_ms", "0")
+  if period == "0":
+    return ""
+  return (
+    f"; RAY_memory_monitor_refresh_ms={period} turns on Ray's memory monitor, which kills them "
+    "when the machine uses much memory: unset it, or free memory"
+  )
+
+
 def without_idle_services() -> None:
   """Ray starts no services that nothing here uses. A service that this Ray does not have is left
   out."""

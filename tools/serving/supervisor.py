@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jax2tf.tools.serving import config, deaths, watchdog
+from jax2tf.tools.serving import config, deaths, ray_settings, watchdog
 from jax2tf.tools.serving.child import DRAIN_SECONDS, Options, start
 from jax2tf.tools.serving.follower import Follower
 from jax2tf.tools.serving.signals import Signals, say
@@ -25,6 +26,9 @@ _CLUSTERS = 2
 _PROGRESS_SECONDS = 5.0
 # So many replicas that die during the start are no accident.
 _DEATHS_OF_A_START = 3
+# As many processes that die before they become replicas. Ray itself ends a few that it does not
+# need.
+_LOST_OF_A_START = 10
 # The pauses before a process starts again: longer ones if it dies soon after its start.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 _SOON_SECONDS = 10.0
@@ -205,6 +209,11 @@ def _wait(
           f"the server cannot start: {died} replicas ended while they started: "
           f"{reason}{_last_words(run)}"
         )
+    if (lost := deaths.lost_workers(run)) >= _LOST_OF_A_START:
+      raise ValueError(
+        f"the server cannot start: {lost} processes of Ray ended before they loaded a model"
+        f"{ray_settings.memory_monitor(os.environ)}{_last_words(run)}"
+      )
     seconds = time.monotonic() - begin
     if seconds > told + _PROGRESS_SECONDS:
       told = seconds
@@ -217,11 +226,10 @@ def _wait(
 
 def _last_words(run: Path) -> str:
   """What Ray wrote last into its logs of errors, which are removed with the folder."""
-  files = [file for file in run.glob("ray/session_2*/logs/*.err") if file.stat().st_size]
-  if not files:
-    return ""
-  newest = max(files, key=lambda file: file.stat().st_mtime)
-  return (
-    f"; {newest.name} of Ray ends with: "
-    f"{newest.read_text(encoding='utf-8', errors='replace').split(chr(10))[-2][:500]}"
-  )
+  files = sorted(run.glob("ray/session_2*/logs/*.err"), key=lambda file: -file.stat().st_mtime)
+  for file in files:
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    # Ray marks whose lines follow: ":job_id:01000000".
+    if words := [line for line in lines if line.strip() and not line.startswith(":")]:
+      return f"; {file.name} of Ray ends with: {words[-1][:500]}"
+  return ""
