@@ -129,9 +129,9 @@ def convert(
     OverflowError: at a call, a Python int does not fit the dtype that JAX gives it.
     FloatingPointError: at a call, a result is NaN or infinite under `jax_debug_nans` or
       `jax_debug_infs`.
-    LookupError: at a derivative, with `with_gradient=False`. tf.errors.InvalidArgumentError: in a
-    running graph, sizes do not meet `polymorphic_shapes`, or a derivative is above
-    `gradient_orders`.
+    LookupError: at a derivative, with `with_gradient=False`.
+    tf.errors.InvalidArgumentError: in a running graph, sizes do not meet `polymorphic_shapes`, or a
+      derivative is above `gradient_orders`.
 
   Examples:
     >>> import jax.numpy as jnp, tensorflow as tf, jax2tf

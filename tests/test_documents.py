@@ -142,9 +142,8 @@ def test_the_code_of_contributing_is_that_of_the_source() -> None:
   )
 
 
-def test_the_readme_is_short_and_its_table_says_yes_partly_or_no() -> None:
+def test_the_table_of_the_readme_says_yes_partly_or_no() -> None:
   readme = (ROOT / "README.md").read_text(encoding="utf-8")
-  assert readme.count("\n") <= 90
   rows = re.findall(r"^\| .+ \|$", readme, re.MULTILINE)[1:]
   cells = [cell for row in rows for cell in row.strip("| ").split(" | ")[1:]]
   assert len(cells) == 6 * len(rows) > 60

@@ -29,9 +29,9 @@ class Batching:
     allowed_batch_sizes: each batch is padded to the next of these sizes. They increase and end with
       max_batch_size. Empty: no padding.
     max_enqueued_batches: how many batches may wait; requests beyond them are refused.
-    low_priority_max_batch_size, low_priority_batch_timeout_micros,
-    low_priority_allowed_batch_sizes, low_priority_max_enqueued_batches:
-      the same for requests that the server marks as low priority.
+    low_priority_max_batch_size, low_priority_batch_timeout_micros: the same for requests that the
+      server marks as low priority.
+    low_priority_allowed_batch_sizes, low_priority_max_enqueued_batches: likewise.
     mixed_priority_policy: how requests of both priorities share a batch.
 
   Raises:

@@ -69,8 +69,8 @@ def save(
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
-    values (docs/guide/fused.md). path, overwrite, quantization, page, backends, comparison: as for
-    `save_model`.
+      values (docs/guide/fused.md).
+    path, overwrite, quantization, page, backends, comparison: as for `save_model`.
 
   Returns:
     as `save_model`.

@@ -60,9 +60,10 @@ def save(
   Args:
     fun, params, inputs, outputs, polymorphic_constraints: as for `saved_model.save`.
     idioms: as for `jax2tf.convert`. By default the fused idioms for which the runtime has JAX's
-    values (docs/guide/fused.md). path, overwrite, quantization, representative_dataset, comparison:
-    as for `save_model`. least_cosine, least_top_1, scores, narrow_inputs, inference_input_type,
-    inference_output_type: as for `save_model`.
+      values (docs/guide/fused.md).
+    path, overwrite, quantization, representative_dataset, comparison: as for `save_model`.
+    least_cosine, least_top_1, scores, narrow_inputs: as for `save_model`.
+    inference_input_type, inference_output_type: as for `save_model`.
 
   Returns:
     as `save_model`.

@@ -6,9 +6,11 @@ its own primitives with rules, so the interpreter, its checks and the user's lin
 Values are preserved, including NaN and infinities.
 
 Rejected, because TensorFlow 2.21 returns other values than JAX (tests/test_idioms.py shows this):
-  Relu: behind a MatMul or Conv2D, Grappler makes one oneDNN kernel of it, for which max(NaN, 0) is
-  0. ReluGrad: an infinite or NaN gradient gives NaN where the feature is not positive, JAX has 0
-  there. Softmax: oneDNN's gives finite numbers for a row with NaN or +inf, JAX's is NaN.
+  Relu: behind a MatMul or Conv2D, Grappler makes one oneDNN kernel of it, for which max(NaN, 0)
+    is 0.
+  ReluGrad: an infinite or NaN gradient gives NaN where the feature is not positive, JAX has 0
+    there.
+  Softmax: oneDNN's gives finite numbers for a row with NaN or +inf, JAX's is NaN.
 """
 
 from __future__ import annotations

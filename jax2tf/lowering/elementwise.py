@@ -282,8 +282,7 @@ def _root(root: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
 
 @lowers(P.integer_pow_p)
 def _integer_pow(ctx: RuleContext, x: tf.Tensor, *, y: int) -> tf.Tensor:
-  """x f32[...] -> f32[...], by repeated squaring; integers wrap, a negative y is for floats
-  only."""
+  """x f32[...] -> f32[...], by repeated squaring; integers wrap, a negative y is for floats."""
   if y == 0:
     return cast(
       tf.fill(ctx.shape(ctx.aval_out.shape), tf.constant(1, WIDER.get(x.dtype, x.dtype))), x.dtype
