@@ -74,6 +74,8 @@ class Options:
 
 # When the server ends: the time limit for the answers to accepted requests.
 DRAIN_SECONDS = 30.0
+# The size of buffers that a proxy returns to the system when it frees them.
+_RETURNED_BYTES = 1 << 20
 
 
 def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
@@ -83,6 +85,10 @@ def start(kind: str, options: Options) -> subprocess.Popen[bytes]:
   command = [sys.executable, "-P", "-m", __package__, kind]
   # gRPC (1.85) logs each client whose handshake fails, so any client could fill the log.
   environment = {"GRPC_VERBOSITY": "ERROR", **os.environ}
+  if kind == "proxy":
+    # glibc keeps the memory of the largest bodies that it has freed. With a fixed threshold it
+    # returns those, and any buffer as large, to the system.
+    environment = {"MALLOC_MMAP_THRESHOLD_": str(_RETURNED_BYTES), **environment}
   if kind == "cluster":
     environment = ray_settings.environment(environment, options.run)
   # Only the server writes to stdout. Ray (2.60) would too, where a replica dies.
