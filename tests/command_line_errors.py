@@ -1,5 +1,5 @@
-"""What docs/reference/command-line-errors.md shows: the folder in which its commands are typed, and
-its rows."""
+"""The failing commands of command_line_errors.md beside this file: the folder in which they are
+typed, and their rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from jax2tf.tools.cli import _progress
 from jax2tf.tools.cli.main import main
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line-errors.md"
+PAGE = Path(__file__).resolve().with_suffix(".md")
 _ROW = re.compile(
   r"\| (?:without `(?P<without>[\w.]+)` )?\| `(?P<command>jax2tf.*?)` \| `(?P<line>.*)` \| "
   r"(?P<code>\d+) \|"

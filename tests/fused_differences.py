@@ -1,11 +1,15 @@
-"""What fused idioms compute otherwise than JAX, as docs/guide/fused.md has it: for each idiom and
-kind of input, value and gradient."""
+"""What fused idioms compute otherwise than JAX: for each idiom and kind of input, value and
+gradient. docs/guide/fused.md shows the table.
+
+`python -m tests.fused_differences` measures it and writes tests/golden/fused_differences.md.
+"""
 
 from __future__ import annotations
 
 import collections
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import flax.linen as linen
@@ -17,6 +21,8 @@ from jax import lax
 
 import jax2tf
 from tests.fused_layers import said
+
+GOLDEN = Path(__file__).resolve().parent / "golden" / "fused_differences.md"
 
 Plain = Callable[[Any], Any]
 # Of rows and, where a layer comes first, its weights: ones of its own, because Grappler fuses no
@@ -251,3 +257,7 @@ def _cell(found: np.ndarray, expected: np.ndarray) -> str:
   if error > 64:
     said.append("to 1e5 eps" if error <= 1e5 else "another number")
   return ", ".join(said) or _SAME
+
+
+if __name__ == "__main__":
+  GOLDEN.write_text("\n".join([*table(), ""]), encoding="utf-8")

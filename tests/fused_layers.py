@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -254,32 +254,7 @@ NOT_TAKEN: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-def taken() -> list[str]:
-  """The lines of the table of layers."""
-  rows = [["layer", *LIBRARIES], ["---"] * (1 + len(LIBRARIES))]
-  rows += [
-    [said(layer), *("yes" if isinstance(cell, tuple) else cell for cell in cells.values())]
-    for layer, cells in LAYERS.items()
-  ]
-  return _lines(rows)
-
-
 def said(name: str) -> str:
   """The name of an idiom, and what is particular, as "`gelu` by erf"."""
   idiom, space, rest = name.partition(" ")
   return f"`{idiom}`{space}{rest}"
-
-
-def others() -> list[str]:
-  """The lines of the table of what is not taken."""
-  return _lines(
-    [
-      ["not taken", "because"],
-      ["---"] * 2,
-      *([layer, reason] for layer, (reason, *_) in NOT_TAKEN.items()),
-    ]
-  )
-
-
-def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
-  return [f"| {' | '.join(row)} |" for row in rows]

@@ -8,9 +8,4 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 ENABLED = os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0"
-only_with_onednn = pytest.mark.skipif(
-  not ENABLED, reason="TF_ENABLE_ONEDNN_OPTS=0: Grappler fuses this with oneDNN only"
-)

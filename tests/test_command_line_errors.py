@@ -1,4 +1,4 @@
-"""Each mistake of docs/reference/command-line-errors.md: one line, its exit code, and nothing left
+"""Each mistake of command_line_errors.md: one line, its exit code, and nothing left
 behind."""
 
 from __future__ import annotations

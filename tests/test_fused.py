@@ -1,7 +1,7 @@
 """Fused idioms: each matches what is written by hand, not a near miss, and has JAX's values and
 derivatives.
 
-tests/test_fused_page.py has the layers of libraries, and what differs.
+tests/test_fused_layers.py has the layers of libraries, and what differs.
 """
 
 from __future__ import annotations

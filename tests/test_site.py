@@ -13,7 +13,7 @@ PAGES = [
   "index.html",
   "guide/start.html",
   "guide/serving.html",
-  "reference/troubleshooting.html",
+  "reference/command-line.html",
   "reference/api/jax2tf.html",
 ]
 
